@@ -1,0 +1,43 @@
+# Every target sets up what it needs: see tools/setup for PYTHON=, TORCH= and CXX=.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+# Each recipe line runs in the environment that tools/setup left.
+ENV = . build/environment;
+export OMP_NUM_THREADS ?= 1
+RANKS ?= 4
+# The address: a host name may not resolve.
+TORCHRUN = python -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node
+
+.PHONY: help setup build test demo bench lint format clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+
+setup: ## system packages, Python environment, PyTorch: only what is missing
+	@tools/setup
+
+build: setup ## the extension module, installed editable; afterwards only what has changed
+	@tools/build
+
+test: setup ## C++ tests, then Python tests
+	@tools/build all
+	@$(ENV) ctest --test-dir build/release -j2 --output-on-failure --no-tests=error
+	@$(ENV) python -m pytest $(ARGS)
+
+demo: build ## trains a small GPT on 4 CPU ranks (RANKS=, ARGS=)
+	@$(ENV) $(TORCHRUN) $(RANKS) examples/train_gpt.py $(ARGS)
+
+bench: build ## step times on 1 x 4 and 2 x 2 ranks, and the host time of a step
+	@$(ENV) $(TORCHRUN) 4 bench/train_step.py --mesh 1x4 --json out/bench/1x4.json $(ARGS)
+	@$(ENV) $(TORCHRUN) 4 bench/train_step.py --mesh 2x2 --json out/bench/2x2.json $(ARGS)
+	@$(ENV) python bench/step_host_time.py
+
+lint: setup ## format, types, static analysis, file lengths
+	@$(ENV) tools/lint
+
+format: setup ## formats C++ and Python in place
+	@$(ENV) tools/lint --fix
+
+clean: ## removes what was built, keeps .venv
+	rm -rf build out .mypy_cache .ruff_cache .pytest_cache

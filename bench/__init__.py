@@ -1,0 +1,1 @@
+"""Benchmarks and the Muon-AG baseline."""

@@ -1,0 +1,234 @@
+"""One GPT, wrapped and optimised one way: AdamW, Muon-AG or dmuon, with a timed training step."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from bench.muon_ag import MuonAG
+from examples.gpt import GPT, GPTConfig
+from examples.text import Text
+
+T = TypeVar("T")
+
+NAMES = ("adamw", "muon_ag", "dmuon")
+LABELS = {"adamw": "AdamW", "muon_ag": "Muon-AG", "dmuon": "dmuon"}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where this process stands: its device, the mesh (None: no process group) and its rank in it."""
+
+    device: torch.device
+    mesh: DeviceMesh | None
+    rank: int
+    num_ranks: int
+
+    def barrier(self) -> None:
+        if self.mesh is not None:
+            dist.barrier()
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Of a tensor over all ranks."""
+        if self.mesh is not None:
+            dist.all_reduce(values)
+        return values / self.num_ranks
+
+    def gather(self, value: T) -> list[T]:
+        """One value a rank, on every rank."""
+        values = [value] * self.num_ranks
+        if self.mesh is not None:
+            dist.all_gather_object(values, value)
+        return values
+
+
+def open_cluster(mesh: str | None) -> Cluster:
+    """Under torchrun the mesh "G" or "RxG" (default: one row of all ranks); alone, no process group.
+
+    A mesh of one replica is made 1-D, so that nobody pays for collectives over groups of one.
+    """
+    kind = "cuda" if torch.cuda.is_available() else "cpu"
+    num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    sizes = [int(size) for size in mesh.split("x")] if mesh else [num_ranks]
+    if torch.Size(sizes).numel() != num_ranks or len(sizes) > 2:
+        raise SystemExit(f"--mesh: expected G or RxG with a product of {num_ranks} ranks; got {mesh}")
+    if num_ranks == 1:
+        return Cluster(torch.device(kind), None, 0, 1)
+    device = torch.device(kind)
+    if kind == "cuda":
+        device = torch.device(kind, int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo")
+    sizes = sizes[1:] if sizes[0] == 1 and len(sizes) == 2 else sizes
+    names = ("replicate", "shard")[-len(sizes) :]
+    return Cluster(
+        device, init_device_mesh(kind, tuple(sizes), mesh_dim_names=names), dist.get_rank(), num_ranks
+    )
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Peak learning rates; the other parameters of Muon-AG and dmuon train with AdamW's."""
+
+    adamw: float = 2e-3
+    muon: float = 2e-2
+    weight_decay: float = 0.1
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Seconds of one training step on this rank."""
+
+    forward: float
+    backward: float
+    optimizer: float
+
+    @property
+    def step(self) -> float:
+        return self.forward + self.backward + self.optimizer
+
+
+def mean_times(times: list[list[StepTimes]]) -> list[StepTimes]:
+    """[rank][step] to [step], each part the mean over the ranks."""
+    return [
+        StepTimes(*(statistics.fmean(parts) for parts in zip(*map(astuple, steps), strict=True)))
+        for steps in zip(*times, strict=True)
+    ]
+
+
+class Contender:
+    """A freshly seeded GPT with its optimizer; any two start from the same weights and read the same text."""
+
+    def __init__(
+        self,
+        name: str,
+        config: GPTConfig,
+        text: Text,
+        cluster: Cluster,
+        *,
+        dtype: str,
+        rates: Rates,
+        seed: int = 0,
+    ) -> None:
+        self.name, self.num_steps = name, 0
+        self._text, self._cluster = text, cluster
+        # Without a mesh there is no FSDP2 to cast for us.
+        self._autocast = dtype == "bf16" and cluster.mesh is None
+        mp_policy = MixedPrecisionPolicy()
+        if dtype == "bf16":
+            mp_policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        torch.manual_seed(seed)
+        self.model = GPT(config).to(cluster.device)
+        self.routing = ""
+        self.optimizer = self._build(mp_policy, rates)
+        self.scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
+
+    def _build(self, mp_policy: MixedPrecisionPolicy, rates: Rates) -> torch.optim.Optimizer:
+        model, mesh = self.model, self._cluster.mesh
+        betas, decay = (0.9, 0.95), rates.weight_decay
+        if self.name == "dmuon":
+            import dmuon
+
+            dmuon.dedicate_params(model, mesh, mp_policy=mp_policy)  # the one line before fully_shard
+        if mesh is not None:
+            for block in model.blocks:
+                fully_shard(block, mesh=mesh, mp_policy=mp_policy)
+            fully_shard(model, mesh=mesh, mp_policy=mp_policy)
+        match self.name:
+            case "adamw":
+                return torch.optim.AdamW(
+                    model.parameters(), lr=rates.adamw, betas=betas, weight_decay=decay, fused=True
+                )
+            case "muon_ag":
+                matrices = [weight for weight in model.blocks.parameters() if weight.ndim == 2]
+                chosen = set(matrices)
+                rest = [weight for weight in model.parameters() if weight not in chosen]
+                return MuonAG(
+                    matrices, rest, lr=rates.muon, weight_decay=decay, adamw_lr=rates.adamw, adamw_betas=betas
+                )
+            case "dmuon":
+                optimizer: torch.optim.Optimizer = dmuon.Muon(
+                    model, lr=rates.muon, weight_decay=decay, adamw_lr=rates.adamw, adamw_betas=betas
+                )
+                self.routing = str(dmuon.routing_table(model))
+                return optimizer
+        raise SystemExit(f"optimizer: expected one of {', '.join(NAMES)}; got {self.name}")
+
+    def train(self, num_steps: int) -> tuple[list[StepTimes], Tensor]:
+        """Trains on; the times of each step on this rank, and the losses, mean over ranks.
+
+        Ranks start together. Leave the first step out of a comparison: then an optimizer whose
+        communication outlives its `step()` has as much of it in flight at the start as at the end.
+        """
+        rank = self._cluster.rank
+        batches = [self._text.train_batch(self.num_steps + i, rank) for i in range(num_steps)]
+        self.num_steps += num_steps
+        self.model.train()
+        clock, losses = _Clock(self._cluster.device), []
+        self._cluster.barrier()
+        for tokens, targets in batches:
+            clock.mark()
+            loss = self._loss(tokens, targets)
+            clock.mark()
+            loss.backward()
+            clock.mark()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            clock.mark()
+            losses.append(loss.detach())
+            if self.scheduler is not None:
+                self.scheduler.step()
+        spans = clock.seconds()
+        times = [StepTimes(*spans[i : i + 3]) for i in range(0, len(spans), 4)]
+        return times, self._cluster.mean(torch.stack(losses))
+
+    @torch.no_grad()
+    def evaluate(self, num_batches: int) -> float:
+        """Mean validation loss over as many batches a rank, in nats a byte."""
+        self.model.eval()
+        batches = [self._text.validation_batch(i, self._cluster.rank) for i in range(num_batches)]
+        losses = torch.stack([self._loss(tokens, targets) for tokens, targets in batches])
+        return self._cluster.mean(losses.mean()).item()
+
+    def _loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        with torch.autocast(self._cluster.device.type, torch.bfloat16, enabled=self._autocast):
+            logits = self.model(tokens)
+        return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+
+
+class _Clock:
+    """Marks in time: on CUDA events on the compute stream, so that measuring does not serialise."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._events: list[torch.cuda.Event] = []
+        self._instants: list[float] = []
+
+    def mark(self) -> None:
+        if self._cuda:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._events.append(event)
+        else:
+            self._instants.append(time.perf_counter())
+
+    def seconds(self) -> list[float]:
+        """Between each mark and the one after."""
+        if self._cuda:
+            torch.cuda.synchronize()
+            pairs = zip(self._events, self._events[1:], strict=False)
+            return [before.elapsed_time(after) / 1e3 for before, after in pairs]
+        return [after - before for before, after in zip(self._instants, self._instants[1:], strict=False)]

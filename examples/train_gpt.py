@@ -1,0 +1,151 @@
+"""Trains one small GPT with AdamW, Muon-AG and dmuon side by side and compares them.
+
+    python examples/train_gpt.py                                        # one process
+    torchrun --nproc-per-node 4 examples/train_gpt.py --mesh 2x2        # HSDP: 2 replicas of 2 shards
+
+All contenders start from the same weights, see the same batches and take turns in random order, so
+that noise on the machine hits them alike. Figures, the plan and results.json go to --out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from bench.interleave import orders
+from examples import report
+from examples.contender import LABELS, NAMES, Cluster, Contender, Rates, mean_times, open_cluster
+from examples.gpt import GPTConfig
+from examples.memory import MemoryMeter
+from examples.text import Text, load_text
+
+# Before the first timed block: dmuon traces its first step, allocators and transports warm up.
+WARM_STEPS = 4
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--optimizers", default=",".join(NAMES), help="comma-separated, of: %(default)s")
+    add("--mesh", help="G shards or RxG (R replicas of G shards); default: all ranks one row")
+    add("--dtype", choices=("bf16", "fp32"), default="bf16", help="of weights in forward and backward")
+    add("--steps", type=int, default=104, help="training steps of each optimizer")
+    add("--block", type=int, default=10, help="steps in one turn")
+    add("--batch", type=int, default=4, help="sequences a rank")
+    add("--layers", type=int, default=4)
+    add("--width", type=int, default=192)
+    add("--heads", type=int, default=6)
+    add("--sequence", type=int, default=128)
+    add("--lr", type=float, default=Rates.adamw, help="AdamW's peak learning rate")
+    add("--muon-lr", type=float, default=Rates.muon, help="Muon's peak learning rate")
+    add("--seed", type=int, default=0)
+    add("--data", help="a text file; default: the sources of Python's standard library")
+    add("--out", type=Path, default=Path("out/demo"))
+    return parser.parse_args()
+
+
+def schedule(num_steps: int) -> Any:
+    """Warm-up over a tenth of the steps, then down to a tenth of the peak in a straight line."""
+    warm = max(1, num_steps // 10)
+
+    def factor(step: int) -> float:
+        remaining = (num_steps - step) / max(1, num_steps - warm)
+        return min((step + 1) / warm, max(0.1, min(1.0, remaining)))
+
+    return factor
+
+
+def build(name: str, options: argparse.Namespace, text: Text, cluster: Cluster) -> Contender:
+    config = GPTConfig(options.layers, options.width, options.heads, options.sequence)
+    rates = Rates(adamw=options.lr, muon=options.muon_lr)
+    contender = Contender(name, config, text, cluster, dtype=options.dtype, rates=rates, seed=options.seed)
+    contender.scheduler = torch.optim.lr_scheduler.LambdaLR(contender.optimizer, schedule(options.steps))
+    return contender
+
+
+def start(
+    names: list[str], options: argparse.Namespace, text: Text, cluster: Cluster
+) -> tuple[dict[str, Contender], dict[str, report.Record]]:
+    """Builds the contenders one after the other, measuring what each adds to the memory of a rank."""
+    build(names[0], options, text, cluster).train(1)  # the libraries' own one-time memory is nobody's
+    contenders, records = {}, {}
+    for name in names:
+        meter = MemoryMeter(cluster.device)
+        contender = contenders[name] = build(name, options, text, cluster)
+        record = records[name] = report.Record(name)
+        record.losses += contender.train(WARM_STEPS // 2)[1].tolist()
+        meter.settle()
+        record.losses += contender.train(WARM_STEPS - WARM_STEPS // 2)[1].tolist()
+        peaks = [peak for peak in cluster.gather(meter.peak_bytes()) if peak is not None]
+        record.peak_bytes = max(peaks, default=None)
+    return contenders, records
+
+
+def race(
+    contenders: dict[str, Contender],
+    records: dict[str, report.Record],
+    options: argparse.Namespace,
+    cluster: Cluster,
+    progress: Progress,
+) -> None:
+    """Block by block in random order, to the last step of each."""
+    bars = {
+        name: progress.add_task(LABELS[name], total=options.steps, completed=WARM_STEPS, loss="")
+        for name in contenders
+    }
+    num_rounds = max(1, -(-(options.steps - WARM_STEPS) // options.block))
+    for index, order in enumerate(orders(list(contenders), num_rounds, options.seed)):
+        for name in order:
+            contender, record = contenders[name], records[name]
+            times, losses = contender.train(min(options.block, max(2, options.steps - contender.num_steps)))
+            record.losses += losses.tolist()
+            record.blocks.append(mean_times(cluster.gather(times[1:])))
+            loss = contender.evaluate(8 if index + 1 == num_rounds else 2)
+            record.validation.append((contender.num_steps, loss))
+            progress.update(bars[name], completed=contender.num_steps, loss=f"validation loss {loss:.3f}")
+
+
+def main() -> None:
+    options = arguments()
+    cluster = open_cluster(options.mesh)
+    console = Console(quiet=cluster.rank != 0)
+    console.width = max(console.width, report.TABLE_WIDTH)
+    text = Text(load_text(options.data), options.batch, options.sequence, options.seed, cluster.device)
+    names = options.optimizers.split(",")
+    contenders, records = start(names, options, text, cluster)
+    columns = (TextColumn("{task.description:8}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, TextColumn("{task.fields[loss]}"), console=console) as progress:
+        race(contenders, records, options, cluster, progress)
+    if cluster.rank == 0:
+        options.out.mkdir(parents=True, exist_ok=True)
+        dmuon = contenders.get("dmuon")
+        if dmuon is not None:
+            plan = dmuon.optimizer.plan  # type: ignore[attr-defined]
+            (options.out / "routing.txt").write_text(dmuon.routing + "\n")
+            (options.out / "plan.json").write_text(plan.to_json() + "\n")
+            (options.out / "plan.txt").write_text(str(plan.table()) + "\n")
+        num_weights = sum(weight.numel() for weight in contenders[names[0]].model.parameters())
+        mesh = "x".join(map(str, cluster.mesh.shape)) if cluster.mesh else "one process"
+        title = f"GPT, {num_weights / 1e6:.1f} M weights, {cluster.device.type}, mesh {mesh}, {options.dtype}"
+        facts = {"title": title, "command": sys.argv, "torch": torch.__version__}
+        report.write(records, facts, options.out)
+        console.print(report.table(records, title))
+        console.print(
+            f"peak MB: of a rank, the largest over ranks; figures and results.json in {options.out}/"
+        )
+    if cluster.mesh is not None:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

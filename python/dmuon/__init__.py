@@ -1,0 +1,31 @@
+"""dmuon: distributed Muon for PyTorch FSDP2/HSDP.
+
+dedicate_params(model, mesh) -> fully_shard(...) -> Muon(model), then train as before.
+"""
+
+import torch as _torch  # noqa: F401  (its libraries must be loaded before the engine's)
+
+from dmuon.clip import clip_grad_norm_
+from dmuon.dedication import dedicate_params
+from dmuon.full_params import full_params
+from dmuon.muon import Muon
+from dmuon.orthogonalize import orthogonalize
+from dmuon.plan import Plan
+from dmuon.routing import Route, RoutingTable
+from dmuon.verify import Verification, routing_table, verify
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Muon",
+    "Plan",
+    "Route",
+    "RoutingTable",
+    "Verification",
+    "clip_grad_norm_",
+    "dedicate_params",
+    "full_params",
+    "orthogonalize",
+    "routing_table",
+    "verify",
+]

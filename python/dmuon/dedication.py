@@ -1,0 +1,242 @@
+"""The first call: takes matrices out of a model, so that fully_shard does not see them."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn as nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+from dmuon import _C, ranks
+from dmuon.routing import Matrix, RoutingTable, Select, route
+
+if TYPE_CHECKING:
+    from dmuon.runtime import Runtime
+
+_SENTINEL = "_dmuon_sentinel"
+
+
+@dataclasses.dataclass
+class Dedication:
+    """What dedicate_params remembers of a model until Muon, and Muon for as long as the model lives."""
+
+    ranks: ranks.Ranks
+    matrices: list[Matrix]
+    table: RoutingTable
+    mp_policy: MixedPrecisionPolicy
+    reshard_after_forward: bool
+    strategy: str
+    node_copy: bool
+    orders: dict[nn.Module, list[str]]  # the attributes of each module that lost some, as they were
+    groups: _C.Groups | None = None
+    guards: list[Any] = dataclasses.field(default_factory=list)  # handles of hooks that forbid early use
+    runtime: Runtime | None = None
+
+
+_dedications: weakref.WeakKeyDictionary[nn.Module, Dedication] = weakref.WeakKeyDictionary()
+
+
+def dedication_of(model: nn.Module, function: str) -> Dedication:
+    """What is known of a model.
+
+    Raises:
+        ValueError: dedicate_params was not called on it; names `function`.
+    """
+    plain = getattr(model, "_orig_mod", model)  # torch.compile's wrapper
+    found = _dedications.get(plain) if isinstance(plain, nn.Module) else None
+    if found is None:
+        raise ValueError(
+            f"{function}: model: expected a model on which dmuon.dedicate_params(model, ...) was called (the same "
+            f"module object), got {type(model).__name__} without"
+        )
+    return found
+
+
+def runtime_of(model: nn.Module, function: str) -> Runtime:
+    """The running engine of a model.
+
+    Raises:
+        ValueError: dedicate_params or Muon was not called on it; names `function`.
+    """
+    runtime = dedication_of(model, function).runtime
+    if runtime is None:
+        raise ValueError(f"{function}: model: expected a model with dmuon.Muon(model), got one without")
+    return runtime
+
+
+def dedicate_params(
+    model: nn.Module,
+    mesh: DeviceMesh | None = None,
+    *,
+    mp_policy: MixedPrecisionPolicy | None = None,
+    reshard_after_forward: bool | None = True,
+    select: Select | None = None,
+    strategy: str = "load_balance",
+    node_copy: bool = True,
+    timeout: datetime.timedelta | None = None,
+) -> RoutingTable:
+    """Gives every weight matrix of `model` to Muon; call it before `fully_shard`, then `dmuon.Muon(model)`.
+
+    Muon gets every trainable 2-D weight that is not an embedding, not tied to one and not the output head.
+    The rest stays with the host framework and AdamW. Collective over the mesh; no forward may
+    run before `Muon`.
+
+    Args:
+        model: on its device or on the CPU, initialised alike on all ranks; fp32, bf16 or fp16 matrices.
+        mesh: as for `fully_shard`: 1-D (shard) or 2-D (replicate, shard). None: all ranks, or one
+            device where no process group exists.
+        mp_policy: as for `fully_shard`; the same one.
+        reshard_after_forward: free a unit's matrices between its forward and backward. None means True.
+        select: `select(name, module, parameter)` returns True (Muon), False (AdamW) or None (by the rule).
+        strategy: how owners are chosen: "load_balance", "round_robin" or "rank0".
+        node_copy: with several nodes, keep what came from other nodes until the weights change, as HSDP
+            does, so that a step moves each weight between nodes once.
+        timeout: of dmuon's process groups; None: the default process group's.
+
+    Returns:
+        The routing table; print it.
+
+    Raises:
+        ValueError: on every rank, if any rank finds something wrong or the ranks differ.
+    """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"dedicate_params: model: expected a torch.nn.Module, got {type(model).__name__}")
+    device_type = ranks.default_device_type(list(model.parameters()))
+    place, problem = ranks.resolve_ranks(mesh, device_type, _checked_timeout(timeout))
+    matrices: list[Matrix] = []
+    table = RoutingTable()
+    try:
+        if problem is not None:
+            raise ValueError(problem)
+        _check_options(model, mp_policy, reshard_after_forward, strategy, node_copy)
+        matrices, table = route(model, select)
+    except ValueError as error:
+        problem = str(error)
+    policy = mp_policy or MixedPrecisionPolicy()
+    options = (policy, reshard_after_forward, strategy, node_copy, timeout, place.rows)
+    facts = [f"options {options}"]
+    facts += [f"{row} {matrix_dtype}" for row, matrix_dtype in zip(table, _dtypes(model), strict=False)]
+    ranks.agree_or_raise(place, "dedicate_params", problem, facts)
+
+    dedication = Dedication(
+        place, matrices, table, policy, reshard_after_forward is not False, strategy, node_copy, orders={}
+    )
+    dedication.groups = ranks.engine_groups(place)
+    _take_out(model, dedication)
+    _dedications[model] = dedication
+    return table
+
+
+def _dtypes(model: nn.Module) -> list[torch.dtype]:
+    return [parameter.dtype for parameter in model.parameters()]
+
+
+def _checked_timeout(timeout: datetime.timedelta | None) -> datetime.timedelta | None:
+    if timeout is None or (isinstance(timeout, datetime.timedelta) and timeout.total_seconds() > 0):
+        return timeout
+    raise ValueError(f"dedicate_params: timeout: expected a positive datetime.timedelta or None, got {timeout!r}")
+
+
+def _check_options(
+    model: nn.Module,
+    mp_policy: MixedPrecisionPolicy | None,
+    reshard_after_forward: bool | None,
+    strategy: str,
+    node_copy: bool,
+) -> None:
+    if model in _dedications:
+        raise ValueError("dedicate_params: model: expected one call a model, got a second one")
+    if mp_policy is not None and not isinstance(mp_policy, MixedPrecisionPolicy):
+        raise ValueError(
+            "dedicate_params: mp_policy: expected torch.distributed.fsdp.MixedPrecisionPolicy or None, got "
+            f"{type(mp_policy).__name__}"
+        )
+    for name in ("param_dtype", "reduce_dtype") if mp_policy is not None else ():
+        dtype = getattr(mp_policy, name)
+        if dtype not in (None, torch.float32, torch.bfloat16, torch.float16):
+            raise ValueError(
+                f"dedicate_params: mp_policy.{name}: expected float32, bfloat16, float16 or None, got {dtype}"
+            )
+    if reshard_after_forward is not None and not isinstance(reshard_after_forward, bool):
+        raise ValueError(
+            "dedicate_params: reshard_after_forward: expected True, False or None; resharding to a smaller world "
+            f"size (an int) has no meaning for owned matrices; got {reshard_after_forward!r}"
+        )
+    if strategy not in _C.strategy_names():
+        raise ValueError(
+            f"dedicate_params: strategy: expected one of {_C.strategy_names()}, got {strategy!r}"
+        )
+    if not isinstance(node_copy, bool):
+        raise ValueError(f"dedicate_params: node_copy: expected True or False, got {node_copy!r}")
+
+
+def _take_out(model: nn.Module, dedication: Dedication) -> None:
+    """Removes the matrices and guards the model until Muon puts placeholders in their places."""
+
+    def refuse_forward(module: nn.Module, args: Any) -> None:
+        raise ValueError(
+            "dedicate_params: a forward ran between dedicate_params and Muon. Expected: dedicate_params(model), "
+            "fully_shard, dmuon.Muon(model), then the first forward."
+        )
+
+    def refuse_state(module: nn.Module, *_: Any) -> None:
+        raise ValueError(
+            "dedicate_params: a state dict was taken or loaded between dedicate_params and Muon. Expected: load "
+            "weights before dedicate_params, or after Muon inside dmuon.full_params(model, writeback=True)."
+        )
+
+    holders = {module: None for matrix in dedication.matrices for _, module, _ in matrix.places}
+    for module in holders:
+        dedication.orders[module] = list(module._parameters)
+        # Follows .to(), .double() and the like, which no longer reach the matrices; see check_sentinels.
+        dtype = next(m.parameter.dtype for m in dedication.matrices for _, mod, _ in m.places if mod is module)
+        device = next(m.parameter.device for m in dedication.matrices for _, mod, _ in m.places if mod is module)
+        module.register_buffer(_SENTINEL, torch.zeros((), dtype=dtype, device=device), persistent=False)
+        dedication.guards += [
+            module.register_state_dict_pre_hook(refuse_state),
+            module.register_load_state_dict_pre_hook(refuse_state),
+        ]
+    for module in {model: None, **holders}:
+        dedication.guards.append(module.register_forward_pre_hook(refuse_forward))
+    for matrix in dedication.matrices:
+        for _, module, attribute in matrix.places:
+            del module._parameters[attribute]
+
+
+def check_sentinels(dedication: Dedication) -> torch.device | None:
+    """Where the model has been moved to since dedicate_params; removes the guards.
+
+    Returns:
+        The device of the matrices, None if there are none.
+
+    Raises:
+        ValueError: the model was cast, or moved to the meta device, in between.
+    """
+    device = None
+    for matrix in dedication.matrices:
+        module = matrix.places[0][1]
+        sentinel = module._buffers[_SENTINEL]
+        assert sentinel is not None
+        device = sentinel.device
+        if sentinel.dtype != matrix.parameter.dtype or sentinel.is_meta:
+            raise ValueError(
+                f"Muon: model: '{matrix.name}' was {matrix.parameter.dtype} on {matrix.parameter.device} at "
+                f"dedicate_params, and its module has become {sentinel.dtype} on {sentinel.device}. Expected: cast "
+                "the model before dedicate_params; mp_policy chooses the dtype of compute."
+            )
+    return device
+
+
+def remove_guards(dedication: Dedication) -> None:
+    """Ends the time between the two calls."""
+    for handle in dedication.guards:
+        handle.remove()
+    dedication.guards.clear()
+    for module in dedication.orders:
+        module._buffers.pop(_SENTINEL, None)
+        module._non_persistent_buffers_set.discard(_SENTINEL)

@@ -1,0 +1,112 @@
+"""Every weight whole, on every rank, for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn as nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from dmuon.dedication import runtime_of
+from dmuon.runtime import Runtime, fsdp_modules
+
+
+@contextmanager
+def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
+    """Inside, every parameter of `model` is whole on every rank: a plain nn.Parameter with the master's values.
+
+    Collective over the mesh on entry and exit. `state_dict()` and `load_state_dict()` work inside; a forward does
+    not. Owned matrices come in their original dtype, cast from the fp32 master. Memory: the whole model on every
+    rank.
+
+    Args:
+        model: with dmuon.Muon.
+        writeback: on leaving, keep what was changed: each owner and shard takes this rank's own values, so
+            change them alike on all ranks. Matrices left as they were keep their fp32 master.
+            Not if the block raises.
+
+    Raises:
+        ValueError: the model has no dmuon.Muon yet, or the context is entered twice.
+    """
+    runtime = runtime_of(model, "full_params")
+    if runtime.whole:
+        raise ValueError("full_params: model: expected one context at a time, got a nested one")
+    runtime.engine.settle()
+    for module in fsdp_modules(model):
+        module.reshard()
+    swapped = _sharded_places(model)
+    wholes = _whole_matrices(runtime)
+    originals = [whole.detach().clone() for whole in wholes] if writeback else []
+    shards = {id(p): nn.Parameter(p.detach().full_tensor(), p.requires_grad) for _, _, p in swapped}
+    runtime.whole = True
+    try:
+        for matrix, whole in zip(runtime.matrices, wholes, strict=True):
+            for _, module, attribute in matrix.places:
+                module._parameters[attribute] = whole
+        for module, attribute, parameter in swapped:
+            module._parameters[attribute] = shards[id(parameter)]
+        yield
+        if writeback:
+            edited = [
+                _current(module, attribute)
+                for module, attribute in ((m.places[0][1], m.places[0][2]) for m in runtime.matrices)
+            ]
+            _write_back(runtime, edited, originals)
+            for module, attribute, parameter in swapped:
+                _write_shard(parameter, _current(module, attribute))
+    finally:
+        runtime.whole = False
+        for matrix, placeholder in zip(runtime.matrices, runtime.placeholders, strict=True):
+            for _, module, attribute in matrix.places:
+                module._parameters[attribute] = placeholder
+        for module, attribute, parameter in swapped:
+            module._parameters[attribute] = parameter
+
+
+def _sharded_places(model: nn.Module) -> list[tuple[nn.Module, str, DTensor]]:
+    return [
+        (module, attribute, parameter)
+        for module in model.modules()
+        for attribute, parameter in module._parameters.items()
+        if isinstance(parameter, DTensor)
+    ]
+
+
+def _whole_matrices(runtime: Runtime) -> list[nn.Parameter]:
+    wholes = []
+    for index, placeholder in enumerate(runtime.placeholders):
+        values = runtime.engine.collect_master(index).to(placeholder.dtype)
+        wholes.append(nn.Parameter(values, requires_grad=placeholder.requires_grad))
+    return wholes
+
+
+def _current(module: nn.Module, attribute: str) -> torch.Tensor:
+    parameter = module._parameters[attribute]
+    assert parameter is not None
+    return parameter.detach()
+
+
+@torch.no_grad()
+def _write_back(runtime: Runtime, edited: list[torch.Tensor], originals: list[torch.Tensor]) -> None:
+    for index, (new, old) in enumerate(zip(edited, originals, strict=True)):
+        master = runtime.state.master(index)
+        if new.shape != old.shape:
+            raise ValueError(
+                f"full_params: '{runtime.matrices[index].name}': expected shape {tuple(old.shape)}, got "
+                f"{tuple(new.shape)}"
+            )
+        # A bf16 model's fp32 master holds more than the bf16 values shown: keep it where nothing was changed.
+        if master is not None and not torch.equal(new, old):
+            master.copy_(new)
+    runtime.engine.publish()
+
+
+@torch.no_grad()
+def _write_shard(parameter: DTensor, whole: torch.Tensor) -> None:
+    # src_data_rank=None: every rank cuts its shard from its own values, without communication.
+    cut = distribute_tensor(
+        whole.to(parameter.dtype), parameter.device_mesh, parameter.placements, src_data_rank=None
+    )
+    parameter.to_local().copy_(cut.to_local())

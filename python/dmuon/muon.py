@@ -1,0 +1,365 @@
+"""The second call: the optimizer."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, overload
+
+import torch
+import torch.nn as nn
+from torch.distributed.tensor import DTensor
+
+from dmuon import _C, ranks
+from dmuon.dedication import Dedication, check_sentinels, dedication_of, remove_guards
+from dmuon.placeholder import OwnedTensor
+from dmuon.plan import Plan, make_plan
+from dmuon.runtime import Runtime, fsdp_modules
+from dmuon.units import find_units
+
+logger = logging.getLogger("dmuon")
+
+NsCoefficients = str | Sequence[float] | Sequence[Sequence[float]]
+
+_MUON_KEYS = (
+    "lr",
+    "weight_decay",
+    "momentum",
+    "nesterov",
+    "ns_coefficients",
+    "eps",
+    "ns_steps",
+    "adjust_lr_fn",
+    "ns_dtype",
+)
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon for the matrices that `dedicate_params` took, AdamW for every other trainable parameter.
+
+    Call it after `fully_shard`; collective over the mesh. Semantics are torch.optim.Muon's, on the
+    gradient averaged over all ranks: momentum and master weights in fp32 at the owner alone. One object with one
+    group for each algorithm (`group["algorithm"]` is "muon" or "adamw"); hyperparameters are read at every step.
+
+    Where any rank has a gradient that is not finite, no rank changes anything: the step is counted in
+    `skipped_steps` and logged.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float | torch.Tensor = 1e-3,
+        weight_decay: float = 0.1,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_coefficients: NsCoefficients = "polar_express",
+        eps: float = 1e-7,
+        ns_steps: int = 5,
+        adjust_lr_fn: str | None = None,
+        *,
+        ns_dtype: torch.dtype | None = None,
+        adamw_lr: float | torch.Tensor | None = None,
+        adamw_betas: tuple[float, float] = (0.9, 0.95),
+        adamw_eps: float = 1e-8,
+        adamw_weight_decay: float | None = None,
+    ) -> None:
+        """Plans owners, moves master weights to them and hooks the model.
+
+        Args:
+            model: the model given to `dedicate_params`, by now under `fully_shard` or plain.
+            lr: of Muon, before `adjust_lr_fn`.
+            weight_decay: decoupled, with the unadjusted lr.
+            momentum: of the exponential mean of gradients.
+            nesterov: orthogonalise gradient and momentum mixed, rather than the momentum.
+            ns_coefficients: "polar_express", "quintic" (torch.optim.Muon's), "you", one (a, b, c), or a row
+                for each step.
+            eps: kept for torch.optim.Muon's signature; see `dmuon.orthogonalize`.
+            ns_steps: Newton-Schulz steps; steps past the given rows repeat the last.
+            adjust_lr_fn: None or "original": lr * sqrt(max(1, rows / cols)); "match_rms_adamw":
+                lr * 0.2 * sqrt(max(rows, cols)); "spectral_unclamped": lr * sqrt(rows / cols).
+            ns_dtype: of the iteration; None: float16 on CUDA, on CPUs bfloat16 where the hardware multiplies it,
+                else float32.
+            adamw_lr: None: `lr` with "match_rms_adamw", else 3e-4.
+            adamw_betas: of AdamW.
+            adamw_eps: of AdamW.
+            adamw_weight_decay: None: `weight_decay`.
+
+        Raises:
+            ValueError: on every rank, if any rank finds something wrong or the ranks differ.
+        """
+        dedication = dedication_of(model, "Muon")
+        if dedication.runtime is not None:
+            raise ValueError("Muon: model: expected one Muon a model, got a second one")
+        if adamw_lr is None:
+            adamw_lr = lr if adjust_lr_fn == "match_rms_adamw" else 3e-4
+        muon = dict(
+            zip(
+                _MUON_KEYS,
+                (lr, weight_decay, momentum, nesterov, ns_coefficients, eps, ns_steps, adjust_lr_fn, ns_dtype),
+                strict=True,
+            )
+        )
+        adamw = {
+            "lr": adamw_lr,
+            "betas": adamw_betas,
+            "eps": adamw_eps,
+            "weight_decay": weight_decay if adamw_weight_decay is None else adamw_weight_decay,
+        }
+        problem = None
+        device: torch.device | None = None
+        try:
+            _check_muon_group(muon)
+            _check_adamw_group(adamw)
+            _check_host_parameters(model, dedication)
+            device = check_sentinels(dedication)
+        except ValueError as error:
+            problem = str(error)
+        ranks.agree_or_raise(dedication.ranks, "Muon", problem, [f"Muon {muon}", f"AdamW {adamw}"])
+
+        self._runtime = _start(model, dedication, device)
+        self.skipped_steps = 0
+        owned = self._runtime.placeholders
+        host = [p for p in model.parameters() if p.requires_grad and not _is_owned(p)]
+        groups = [
+            {"params": owned, "algorithm": "muon", **muon},
+            {"params": host, "algorithm": "adamw", **adamw},
+        ]
+        groups = [group for group in groups if group["params"]]
+        if not groups:
+            raise ValueError("Muon: model: expected trainable parameters, got none")
+        self._matrix_of = {parameter: index for index, parameter in enumerate(owned)}
+        self._adamw: torch.optim.AdamW | None = None
+        super().__init__(groups, {**muon})
+        for parameter, index in self._matrix_of.items():
+            buffer = self._runtime.state.momentum(index)
+            if buffer is not None:
+                self.state[parameter]["momentum_buffer"] = buffer
+
+    # ---- groups ----
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group of parameters that AdamW updates ("algorithm": "adamw", the default).
+
+        Raises:
+            ValueError: the group asks for Muon; matrices are chosen by `dedicate_params(select=...)`.
+        """
+        algorithm = param_group.setdefault("algorithm", "adamw")
+        if algorithm not in ("muon", "adamw"):
+            raise ValueError(f"add_param_group: algorithm: expected 'muon' or 'adamw', got {algorithm!r}")
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        if algorithm == "muon":
+            strangers = [tuple(p.shape) for p in group["params"] if p not in self._matrix_of]
+            if strangers:
+                self.param_groups.pop()
+                raise ValueError(
+                    "add_param_group: params: expected matrices that dedicate_params took, got others of shapes "
+                    f"{strangers}; choose matrices with dedicate_params(select=...)"
+                )
+            return
+        for key in set(_MUON_KEYS) - {"lr", "eps", "weight_decay"}:
+            group.pop(key, None)
+        group.setdefault("betas", (0.9, 0.95))
+        if any(_is_owned(p) for p in group["params"]):
+            self.param_groups.pop()
+            raise ValueError("add_param_group: params: expected parameters for AdamW, got owned matrices")
+        self._add_to_adamw(group)
+
+    def _add_to_adamw(self, group: dict[str, Any]) -> None:
+        # The inner AdamW shares the group's dict and the state, so that there is one of each to read and change.
+        if self._adamw is not None:
+            self._adamw.add_param_group(group)
+            return
+        fused = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in group["params"])
+        self._adamw = torch.optim.AdamW([group], fused=fused or None)
+        self._adamw.state = self.state
+
+    # ---- the step ----
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One update of everything that had a gradient on any rank. Collective over the mesh."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        runtime = self._runtime
+        verdict = runtime.agree(self._host_parameters())
+        if verdict.finite:
+            groups, group_of = self._muon_groups(verdict.has_gradient)
+            runtime.state.update(groups, group_of)
+            runtime.engine.publish()
+            if self._adamw is not None:
+                self._adamw.step()
+        else:
+            self.skipped_steps += 1
+            if runtime.ranks.slot == 0:
+                logger.warning(
+                    "dmuon: a gradient is not finite on some rank; step skipped on all (%d so far)",
+                    self.skipped_steps,
+                )
+        runtime.engine.forget_verdict()
+        return loss
+
+    def _muon_groups(self, has_gradient: list[bool]) -> tuple[list[_C.MuonGroup], list[int]]:
+        groups: list[_C.MuonGroup] = []
+        group_of = [-1] * len(has_gradient)
+        for group in self.param_groups:
+            if group["algorithm"] != "muon":
+                continue
+            for parameter in group["params"]:
+                index = self._matrix_of[parameter]
+                if has_gradient[index] and parameter.grad is not None:
+                    group_of[index] = len(groups)
+            groups.append(native_group(group, self._runtime.device))
+        return groups, group_of
+
+    def _host_parameters(self) -> list[nn.Parameter]:
+        return [p for group in self.param_groups if group["algorithm"] == "adamw" for p in group["params"]]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears all gradients, the owners' accumulated ones too."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if set_to_none or parameter.grad is None:
+                    parameter.grad = None
+                else:
+                    parameter.grad.detach_()
+                    parameter.grad.zero_()
+
+    # ---- what it knows ----
+
+    @property
+    def plan(self) -> Plan:
+        """Who owns what."""
+        return self._runtime.plan
+
+    def stats(self) -> dict[str, float]:
+        """Counters of this rank since construction: seconds by part, messages, bytes sent, peak bytes."""
+        return self._runtime.engine.statistics()
+
+    def state_dict(self) -> NoReturn:
+        """Not supported yet.
+
+        Raises:
+            ValueError: always; says what to do instead.
+        """
+        raise ValueError(
+            "Muon.state_dict: owned state is not saved yet. Expected: save weights inside `with "
+            "dmuon.full_params(model)`; momentum is in opt.state[p]['momentum_buffer'] at its owner."
+        )
+
+    def load_state_dict(self, state_dict: Any) -> NoReturn:
+        """Not supported yet.
+
+        Raises:
+            ValueError: always; says what to do instead.
+        """
+        raise ValueError(
+            "Muon.load_state_dict: owned state is not loaded yet. Expected: load weights inside `with "
+            "dmuon.full_params(model, writeback=True)`."
+        )
+
+
+def _is_owned(parameter: torch.Tensor) -> bool:
+    return isinstance(parameter, OwnedTensor)
+
+
+def _start(model: nn.Module, dedication: Dedication, device: torch.device | None) -> Runtime:
+    place = dedication.ranks
+    units = find_units(model, [[path for path, _, _ in matrix.places] for matrix in dedication.matrices])
+    device = device or torch.device(dedication.ranks.device_type)
+    plan = make_plan(place, dedication.matrices, units, dedication.strategy, device)
+    remove_guards(dedication)
+    dedication.runtime = Runtime(model, dedication, plan, units, device)
+    return dedication.runtime
+
+
+def native_group(group: dict[str, Any], device: torch.device) -> _C.MuonGroup:
+    """The hyperparameters of a Muon group, as they are now."""
+    dtype = group["ns_dtype"] or _C.default_ns_dtype(device)
+    return _C.MuonGroup(
+        lr=float(group["lr"]),
+        weight_decay=float(group["weight_decay"]),
+        momentum=float(group["momentum"]),
+        nesterov=bool(group["nesterov"]),
+        coefficients=resolved_coefficients(group["ns_coefficients"], group["ns_steps"]),
+        eps=float(group["eps"]),
+        adjust_lr_fn=group["adjust_lr_fn"] or "original",
+        ns_dtype=dtype,
+    )
+
+
+def resolved_coefficients(given: NsCoefficients, steps: int) -> list[tuple[float, float, float]]:
+    """One (a, b, c) for each step."""
+    if isinstance(given, str):
+        return _C.resolve_coefficients(given, steps)
+    rows: Any = list(given)
+    if rows and not isinstance(rows[0], Sequence):
+        rows = [rows]
+    return _C.resolve_coefficients([tuple(map(float, row)) for row in rows], steps)
+
+
+def _number(where: str, name: str, value: Any, low: float, high: float = math.inf) -> None:
+    if isinstance(value, torch.Tensor) and value.numel() != 1:
+        raise ValueError(f"{where}: {name}: expected one element, got a tensor of shape {tuple(value.shape)}")
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{where}: {name}: expected a number, got {value!r}") from None
+    if not (low <= number < high):
+        raise ValueError(f"{where}: {name}: expected a number in [{low:g}, {high:g}), got {number:g}")
+
+
+def _check_muon_group(group: dict[str, Any]) -> None:
+    _number("Muon", "lr", group["lr"], 0)
+    _number("Muon", "weight_decay", group["weight_decay"], 0)
+    _number("Muon", "momentum", group["momentum"], 0, 1)
+    _number("Muon", "eps", group["eps"], 0)
+    if group["ns_dtype"] not in (None, torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        raise ValueError(f"Muon: ns_dtype: expected a floating dtype or None, got {group['ns_dtype']}")
+    try:
+        native_group({**group, "ns_dtype": torch.float32}, torch.device("cpu"))
+    except TypeError as error:
+        raise ValueError(f"Muon: a hyperparameter has the wrong type: {error}") from None
+
+
+def _check_adamw_group(group: dict[str, Any]) -> None:
+    _number("Muon", "adamw_lr", group["lr"], 0)
+    _number("Muon", "adamw_weight_decay", group["weight_decay"], 0)
+    _number("Muon", "adamw_eps", group["eps"], 0)
+    betas = group["betas"]
+    if not isinstance(betas, tuple | list) or len(betas) != 2:
+        raise ValueError(f"Muon: adamw_betas: expected two numbers, got {betas!r}")
+    for beta in betas:
+        _number("Muon", "adamw_betas", beta, 0, 1)
+
+
+def _check_host_parameters(model: nn.Module, dedication: Dedication) -> None:
+    """The mesh of fully_shard must be ours; compute dtypes need FSDP's casts."""
+    place, policy = dedication.ranks, dedication.mp_policy
+    for name, parameter in model.named_parameters():
+        if not isinstance(parameter, DTensor):
+            continue
+        rows = ranks.rows_of(parameter.device_mesh.mesh)
+        if rows != place.rows:
+            raise ValueError(
+                f"Muon: model: '{name}' is sharded over ranks {rows}, dedicate_params was given {place.rows}. "
+                "Expected: the same mesh for dedicate_params and fully_shard."
+            )
+    if policy.param_dtype is None or fsdp_modules(model):
+        return
+    for matrix in dedication.matrices:
+        if matrix.parameter.dtype != policy.param_dtype:
+            raise ValueError(
+                f"Muon: mp_policy.param_dtype: without fully_shard nothing casts activations; expected None or "
+                f"{matrix.parameter.dtype} (as '{matrix.name}' has), got {policy.param_dtype}"
+            )
+
+
+

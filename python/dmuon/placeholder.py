@@ -1,0 +1,100 @@
+"""What stands in a module for a weight that lives whole only at its owner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+
+_WAYS_OUT = (
+    "Read or change weights inside `with dmuon.full_params(model, writeback=...)`; clip with "
+    "dmuon.clip_grad_norm_(model, max_norm); train with dmuon.Muon(model)."
+)
+
+
+def refuse(name: str, what: str) -> NoReturn:
+    """Raises ValueError: `what` was tried on the placeholder of parameter `name`."""
+    if "_amp_" in what:
+        raise ValueError(
+            f"dmuon: {what} on '{name}': torch.amp.GradScaler is not supported yet. Expected: training in "
+            "bfloat16 or float32, which needs no loss scaling."
+        )
+    raise ValueError(f"dmuon: {what} on '{name}': this weight is whole only at its owner. {_WAYS_OUT}")
+
+
+class OwnedTensor(torch.Tensor):
+    """A weight, or its gradient, that this rank does not hold: true shape and dtype, no storage.
+
+    Metadata, `detach` and `zero_` (which clears the owner's accumulated gradient) work. Everything else raises
+    ValueError and names the way out, so that no clipping, averaging, initialising or saving passes over
+    a matrix in silence.
+    """
+
+    _name: str
+    _clear: Callable[[], None]
+
+    @staticmethod
+    def __new__(
+        cls,
+        name: str,
+        shape: torch.Size,
+        dtype: torch.dtype,
+        device: torch.device,
+        clear: Callable[[], None],
+    ) -> OwnedTensor:
+        """`clear` is called by `zero_`; `name` is the parameter's fully qualified name."""
+        # torch leaves this function untyped.
+        tensor: OwnedTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, shape, dtype=dtype, device=device
+        )
+        tensor._name = name
+        tensor._clear = clear
+        return tensor
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        owned = next(_owned_in(args), None)
+        if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
+            return owned._alias() if owned is not None else NotImplemented
+        if func is torch.ops.aten.zero_.default and owned is not None:
+            owned._clear()
+            return owned
+        if func is torch.ops.aten._foreach_zero_.default:
+            for tensor in args[0]:
+                tensor.zero_()
+            return None
+        refuse(owned._name if owned is not None else "?", str(func))
+
+    def _alias(self) -> OwnedTensor:
+        return OwnedTensor(self._name, self.shape, self.dtype, self.device, self._clear)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"OwnedTensor('{self._name}', shape={tuple(self.shape)}, dtype={self.dtype})"
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        refuse(self._name, "copy.deepcopy")
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        refuse(self._name, "pickling")
+
+    def share_memory_(self) -> NoReturn:
+        refuse(self._name, "share_memory_")
+
+    def untyped_storage(self) -> NoReturn:
+        refuse(self._name, "untyped_storage")
+
+    def data_ptr(self) -> NoReturn:
+        refuse(self._name, "data_ptr")
+
+
+def _owned_in(values: Any) -> Any:
+    for value in values:
+        if isinstance(value, OwnedTensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _owned_in(value)

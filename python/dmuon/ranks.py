@@ -1,0 +1,226 @@
+"""The ranks of a mesh, dmuon's private process groups over them, and agreement at set-up."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from dmuon import _C
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranks:
+    """The mesh as R replicates (rows) of G shards (columns) of global ranks, and this rank's place in it."""
+
+    rows: tuple[tuple[int, ...], ...]
+    replicate: int
+    shard: int
+    device_type: str
+    timeout: datetime.timedelta | None
+
+    @property
+    def num_replicates(self) -> int:
+        return len(self.rows)
+
+    @property
+    def num_shards(self) -> int:
+        return len(self.rows[0])
+
+    @property
+    def size(self) -> int:
+        return self.num_replicates * self.num_shards
+
+    @property
+    def slot(self) -> int:
+        return self.replicate * self.num_shards + self.shard
+
+    @property
+    def everyone(self) -> tuple[int, ...]:
+        return tuple(rank for row in self.rows for rank in row)
+
+    @property
+    def row(self) -> tuple[int, ...]:
+        return self.rows[self.replicate]
+
+    @property
+    def column(self) -> tuple[int, ...]:
+        return tuple(row[self.shard] for row in self.rows)
+
+
+def rows_of(table: torch.Tensor) -> tuple[tuple[int, ...], ...]:
+    """A mesh's table of ranks as rows; a 1-D one is one row."""
+    return tuple(tuple(int(rank) for rank in row) for row in table.reshape(-1, table.shape[-1]))
+
+
+def resolve_ranks(
+    mesh: DeviceMesh | None, device_type: str, timeout: datetime.timedelta | None
+) -> tuple[Ranks, str | None]:
+    """The ranks of `mesh`, and what is wrong with it, if anything: all its ranks can then say so together.
+
+    None means all ranks of the default process group as one node, or this process alone where there is none.
+    """
+    if mesh is None:
+        if not dist.is_initialized():
+            return Ranks(((0,),), 0, 0, device_type, timeout), None
+        world = tuple(range(dist.get_world_size()))
+        _level_group_names([dist.group.WORLD], device_type)
+        return Ranks((world,), 0, dist.get_rank(), device_type, timeout), None
+    if not isinstance(mesh, DeviceMesh):
+        raise ValueError(f"dedicate_params: mesh: expected a DeviceMesh or None, got {type(mesh).__name__}")
+    problem = None
+    table = mesh.mesh
+    if table.ndim not in (1, 2):
+        problem = (
+            f"dedicate_params: mesh: expected 1 dimension (shard) or 2 (replicate, shard), got {table.ndim}; "
+            "pass the data-parallel part of the mesh, e.g. mesh['replicate', 'shard']"
+        )
+        table = table.flatten()
+    _level_group_names([mesh.get_group(dim) for dim in range(mesh.mesh.ndim)], mesh.device_type)
+    rows = rows_of(table)
+    here = dist.get_rank()
+    for replicate, row in enumerate(rows):
+        if here in row:
+            return Ranks(rows, replicate, row.index(here), mesh.device_type, timeout), problem
+    raise ValueError(f"dedicate_params: mesh: expected a mesh that holds this rank ({here}), got {rows}")
+
+
+_groups: dict[tuple[Any, ...], dist.ProcessGroup] = {}
+
+
+def _level_group_names(groups: Sequence[dist.ProcessGroup | None], device_type: str) -> None:
+    """Makes `new_group(use_local_synchronization=True)` give one name on all ranks of the mesh.
+
+    PyTorch hashes into that name how many groups the process knows, and waits for ever where ranks know different
+    numbers (a rank of its own group, say). Groups of one rank, which cost nothing, make up the difference.
+    """
+    names = getattr(getattr(dist.distributed_c10d, "_world", None), "pg_names", None)
+    if names is None:
+        return
+    most = torch.tensor([len(names)], device=device_type)
+    for group in groups:
+        dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
+    for _ in range(int(most) - len(names)):
+        dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
+
+
+def _usable(group: dist.ProcessGroup) -> bool:
+    try:
+        dist.get_process_group_ranks(group)
+    except (KeyError, ValueError):
+        return False
+    return True
+
+
+def _group(purpose: str, members: tuple[int, ...], ranks: Ranks, host: bool) -> dist.ProcessGroup | None:
+    """One group a purpose, mesh and process; creating it involves its members only."""
+    if len(members) == 1:
+        return None
+    key = (purpose, members, ranks.rows, ranks.device_type, ranks.timeout)
+    group = _groups.get(key)
+    # A process group that was destroyed (between two runs in one process) is of no use.
+    if group is None or not _usable(group):
+        group = dist.new_group(
+            list(members),
+            timeout=ranks.timeout,
+            backend="gloo" if host else None,
+            use_local_synchronization=True,
+            group_desc=f"dmuon {purpose}",
+        )
+        _groups[key] = group
+    return group
+
+
+def row_group(ranks: Ranks) -> dist.ProcessGroup | None:
+    """The ranks of this node; None where it is one rank alone."""
+    return _group("row", ranks.row, ranks, host=False)
+
+
+def column_group(ranks: Ranks) -> dist.ProcessGroup | None:
+    """The ranks of this shard index over all nodes; None where it is one rank alone."""
+    return _group("column", ranks.column, ranks, host=False)
+
+
+def _verdict_group(ranks: Ranks) -> dist.ProcessGroup | None:
+    return _group("verdict", ranks.everyone, ranks, host=True)
+
+
+def engine_groups(ranks: Ranks) -> _C.Groups:
+    """The four groups of the engine, created in one order on every rank."""
+    verdict = _verdict_group(ranks)
+    order = _group("order", ranks.everyone, ranks, host=True)
+    row, column = row_group(ranks), column_group(ranks)
+    return _C.Groups(
+        row=_C.Group(row, "row", ranks.shard, ranks.num_shards),
+        column=_C.Group(column, "column", ranks.replicate, ranks.num_replicates),
+        order=_C.Group(order, "mesh", ranks.slot, ranks.size),
+        verdict=_C.Group(verdict, "mesh", ranks.slot, ranks.size),
+    )
+
+
+def all_gather(ranks: Ranks, value: T) -> list[T]:
+    """The value of every rank, by slot. Collective."""
+    group = _verdict_group(ranks)
+    if group is None:
+        return [value]
+    values: list[Any] = [None] * ranks.size
+    dist.all_gather_object(values, value, group=group)
+    return values
+
+
+def from_first(ranks: Ranks, make: Callable[[], T]) -> T:
+    """What `make` returns at slot 0. Collective; if it raises there, every rank raises ValueError."""
+    value: T | None = None
+    problem: str | None = None
+    if ranks.slot == 0:
+        try:
+            value = make()
+        except ValueError as error:
+            problem = str(error)
+    received = all_gather(ranks, (value, problem))[0]
+    if received[1] is not None:
+        raise ValueError(received[1])
+    return received[0]  # type: ignore[return-value]
+
+
+def agree_or_raise(ranks: Ranks, where: str, problem: str | None, facts: Sequence[str]) -> None:
+    """Raises ValueError on every rank if any rank has a problem or the facts differ. Collective.
+
+    Args:
+        ranks: the mesh.
+        where: the function, for messages.
+        problem: this rank's own error message, or None.
+        facts: one line each; equal on every rank if all is well.
+    """
+    digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()
+    answers = all_gather(ranks, (problem, digest))
+    if problem is not None:
+        raise ValueError(problem)
+    for slot, (other, _) in enumerate(answers):
+        if other is not None:
+            raise ValueError(f"{other} (on rank {ranks.everyone[slot]})")
+    if all(answer[1] == digest for answer in answers):
+        return
+    lines = all_gather(ranks, list(facts))
+    for slot, theirs in enumerate(lines):
+        for place in range(max(len(lines[0]), len(theirs))):
+            first = lines[0][place] if place < len(lines[0]) else "nothing"
+            other_line = theirs[place] if place < len(theirs) else "nothing"
+            if first != other_line:
+                raise ValueError(
+                    f"{where}: ranks differ. Expected: the same model and options on every rank. "
+                    f"Rank {ranks.everyone[0]} has: {first}; rank {ranks.everyone[slot]} has: {other_line}"
+                )
+
+
+def default_device_type(parameters: Sequence[torch.Tensor]) -> str:
+    """Where the model lies, for a mesh that is not given."""
+    return parameters[0].device.type if parameters else "cpu"

@@ -1,0 +1,208 @@
+"""Who updates a parameter, Muon or AdamW, and why."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import torch
+import torch.nn as nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from dmuon.placeholder import OwnedTensor
+
+Select = Callable[[str, nn.Module, nn.Parameter], bool | None]
+
+MATRIX_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_HEAD_NAMES = {"lm_head", "head", "output", "output_layer", "unembed", "embed_out", "classifier", "score"}
+_EMBEDDING_NAMES = ("embed", "emb", "wte", "wpe")
+# Modules that multiply by their weight whatever they are called (a projection inside "patch_embed", say).
+_PROJECTIONS = (nn.Linear, nn.MultiheadAttention)
+
+
+@dataclasses.dataclass
+class Matrix:
+    """A dedicated parameter: every place that holds it, and its values until owners take them."""
+
+    name: str
+    places: list[tuple[str, nn.Module, str]]  # (path of the module, the module, attribute), one an alias
+    parameter: nn.Parameter
+    order: int = 0
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.parameter.shape
+
+
+@dataclasses.dataclass(frozen=True)
+class Route:
+    """One row of the routing table; `owner` and `unit` are known once Muon has planned."""
+
+    name: str
+    shape: tuple[int, ...]
+    algorithm: str
+    why: str
+    owner: int | None = None
+    unit: str | None = None
+
+
+class RoutingTable(tuple[Route, ...]):
+    """A row for each parameter; prints as a table."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        header = ("parameter", "shape", "updated by", "owner slot", "unit", "why")
+        rows = [
+            (
+                route.name,
+                "x".join(map(str, route.shape)) or "scalar",
+                {"muon": "Muon", "adamw": "AdamW", "frozen": "nobody"}[route.algorithm],
+                "" if route.owner is None else str(route.owner),
+                "" if route.unit is None else route.unit or "(root)",
+                route.why,
+            )
+            for route in self
+        ]
+        widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+                 for row in [header, *rows]]
+        return "\n".join(lines)
+
+
+def _embedding_weights(model: nn.Module) -> dict[int, nn.Parameter]:
+    kinds = (nn.Embedding, nn.EmbeddingBag)
+    return {id(m.weight): m.weight for m in model.modules() if isinstance(m, kinds) and "weight" in m._parameters}
+
+
+def _output_heads(model: nn.Module) -> set[int]:
+    """Heads that the model itself names, as transformers models do."""
+    get = getattr(model, "get_output_embeddings", None)
+    head = get() if callable(get) else None
+    return {id(p) for p in head.parameters()} if isinstance(head, nn.Module) else set()
+
+
+class _Rules:
+    """The default routing, made once for a model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._embeddings = _embedding_weights(model)
+        self._heads = _output_heads(model)
+        self._vocabularies = {tuple(weight.shape) for weight in self._embeddings.values()}
+
+    def decide(self, matrix: Matrix) -> tuple[bool, str]:
+        """Whether Muon updates the parameter by default, and why."""
+        parameter, (path, module, attribute) = matrix.parameter, matrix.places[0]
+        names = [name for path, _, _ in matrix.places for name in path.split(".")]
+        if parameter.ndim != 2:
+            return False, f"{parameter.ndim}-D"
+        if type(parameter) is not nn.Parameter:
+            return False, f"a {type(parameter).__name__}"
+        if parameter.dtype not in MATRIX_DTYPES:
+            return False, f"dtype {parameter.dtype}"
+        if id(parameter) in self._embeddings:
+            return False, "embedding" if len(matrix.places) == 1 else "tied to an embedding"
+        if not isinstance(module, _PROJECTIONS) and any(
+            word in name.lower() for name in [*names[-1:], attribute] for word in _EMBEDDING_NAMES
+        ):
+            return False, f"embedding, by its name '{matrix.name}'"
+        if id(parameter) in self._heads:
+            return False, "output head, by get_output_embeddings()"
+        if path.rpartition(".")[2].lower() in _HEAD_NAMES:
+            return False, f"output head, by its name '{path}'"
+        if isinstance(module, nn.Linear) and tuple(parameter.shape) in self._vocabularies:
+            return False, "output head, by its shape: an embedding's"
+        return True, "matrix"
+
+
+def _find_parameters(model: nn.Module) -> list[Matrix]:
+    """Every parameter once, in the order of named_parameters(), with all its aliases."""
+    found: dict[int, Matrix] = {}
+    for path, module in model.named_modules():
+        for attribute, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            name = f"{path}.{attribute}" if path else attribute
+            entry = found.setdefault(id(parameter), Matrix(name, [], parameter))
+            entry.places.append((path, module, attribute))
+    return list(found.values())
+
+
+def _check_model(parameters: list[Matrix], model: nn.Module) -> None:
+    for path, module in model.named_modules():
+        if isinstance(module, FSDPModule):
+            raise ValueError(
+                f"dedicate_params: model: '{path or '(root)'}' is already under fully_shard. Expected: "
+                "dedicate_params first, then fully_shard, then Muon."
+            )
+    for entry in parameters:
+        parameter = entry.parameter
+        if isinstance(parameter.data if type(parameter) is nn.Parameter else parameter, OwnedTensor):
+            raise ValueError(
+                f"dedicate_params: model: '{entry.name}' is dedicated already. Expected: one call a model."
+            )
+        if isinstance(parameter, DTensor):
+            raise ValueError(
+                f"dedicate_params: model: '{entry.name}' is a DTensor. Tensor parallelism is not supported yet; "
+                "expected plain parameters."
+            )
+        if isinstance(parameter, nn.parameter.UninitializedTensorMixin) or parameter.is_meta:
+            raise ValueError(
+                f"dedicate_params: model: '{entry.name}' has no values yet (lazy or on the meta device). Expected: "
+                "materialise and initialise the model first."
+            )
+
+
+def _ask(select: Select | None, entry: Matrix, default: tuple[bool, str]) -> tuple[bool, str]:
+    parameter = entry.parameter
+    answer = None if select is None else select(entry.name, entry.places[0][1], parameter)
+    if answer is None:
+        return default
+    if not isinstance(answer, bool):
+        raise ValueError(
+            f"dedicate_params: select: expected True, False or None for '{entry.name}', got {answer!r}"
+        )
+    if not answer:
+        return False, "not selected by select()"
+    got = None
+    if parameter.ndim != 2:
+        got = f"a {parameter.ndim}-D one of shape {tuple(parameter.shape)}"
+    elif type(parameter) is not nn.Parameter:
+        got = f"a {type(parameter).__name__}"
+    elif parameter.dtype not in MATRIX_DTYPES:
+        got = f"dtype {parameter.dtype}"
+    elif not parameter.requires_grad:
+        got = "a frozen one"
+    elif parameter.numel() == 0:
+        got = "an empty one"
+    if got is not None:
+        raise ValueError(
+            f"dedicate_params: select: selected '{entry.name}'. Expected: a trainable 2-D parameter in float32, "
+            f"bfloat16 or float16; got {got}."
+        )
+    return True, "selected by select()"
+
+
+def route(model: nn.Module, select: Select | None) -> tuple[list[Matrix], RoutingTable]:
+    """The matrices to dedicate, in module order, and the table of all parameters.
+
+    Raises:
+        ValueError: the model cannot be dedicated, or `select` chose what cannot be orthogonalised.
+    """
+    parameters = _find_parameters(model)
+    _check_model(parameters, model)
+    rules = _Rules(model)
+    matrices: list[Matrix] = []
+    rows: list[Route] = []
+    for entry in parameters:
+        frozen = not entry.parameter.requires_grad
+        default = (False, "frozen") if frozen else rules.decide(entry)
+        if entry.parameter.numel() == 0:
+            default = (False, "empty")
+        chosen, why = _ask(select, entry, default)
+        if chosen:
+            matrices.append(entry)
+        algorithm = "muon" if chosen else "frozen" if frozen else "adamw"
+        rows.append(Route(entry.name, tuple(entry.parameter.shape), algorithm, why))
+    return matrices, RoutingTable(rows)

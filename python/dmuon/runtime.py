@@ -1,0 +1,280 @@
+"""The engine of one model, between its module hooks and its optimizer."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from dmuon import _C, ranks
+from dmuon.dedication import Dedication
+from dmuon.placeholder import OwnedTensor
+from dmuon.plan import Plan
+from dmuon.routing import Matrix, RoutingTable
+from dmuon.structures import map_tensors, tensors_requiring_grad
+from dmuon.units import Unit
+
+logger = logging.getLogger("dmuon")
+
+_LARGE_UNIT = 0.25  # of all matrix bytes
+
+
+@dataclasses.dataclass
+class _Site:
+    """One place in a module where a weight and its placeholder take turns."""
+
+    module: nn.Module
+    attribute: str
+    weight: nn.Parameter
+    placeholder: nn.Parameter
+
+
+class Runtime:
+    """Everything dmuon keeps of a model: engine, placeholders, hooks. One thread at a time."""
+
+    def __init__(
+        self, model: nn.Module, dedication: Dedication, plan: Plan, units: list[Unit], device: torch.device
+    ) -> None:
+        self.model = model
+        self.ranks = dedication.ranks
+        self.matrices: list[Matrix] = dedication.matrices
+        self.plan = plan
+        self.units = units
+        self.device = device
+        self.whole = False  # inside full_params
+        self.engine = self._make_engine(dedication)
+        self.state = _C.MuonState(self.engine)
+        self.placeholders = self._make_placeholders()
+        self._sites = [self._bind(index) for index in range(len(units))]
+        self._take_masters()
+        self._put_back(dedication)
+        self._hook()
+        self._warn_of_large_units()
+
+    # ---- construction ----
+
+    def _make_engine(self, dedication: Dedication) -> _C.Engine:
+        place, policy = self.ranks, dedication.mp_policy
+        options = _C.Options()
+        options.num_replicates, options.num_shards = place.num_replicates, place.num_shards
+        options.replicate, options.shard = place.replicate, place.shard
+        options.device = self.device
+        options.node_copy = dedication.node_copy
+        options.reshard_after_forward = dedication.reshard_after_forward
+        unit_of = {matrix: index for index, unit in enumerate(self.units) for matrix in unit.matrices}
+        specs = [
+            _C.MatrixSpec(*matrix.shape, unit=unit_of[index], owner=self.plan.owner[index])
+            for index, matrix in enumerate(self.matrices)
+        ]
+        unit_specs = []
+        for unit in self.units:
+            dtype = self.matrices[unit.matrices[0]].parameter.dtype
+            compute = policy.param_dtype or dtype
+            unit_specs.append(
+                _C.UnitSpec(unit.name or "(root)", list(unit.matrices), compute, policy.reduce_dtype or compute)
+            )
+        owned = [matrices for slot, matrices in self.plan.batches if slot == place.slot]
+        assert dedication.groups is not None
+        return _C.Engine(options, dedication.groups, specs, unit_specs, owned)
+
+    def _make_placeholders(self) -> list[nn.Parameter]:
+        placeholders, gradients = [], []
+        for index, matrix in enumerate(self.matrices):
+
+            def clear(index: int = index) -> None:
+                self.engine.clear_gradient(index)
+
+            def make(name: str = matrix.name, matrix: Matrix = matrix, clear: Any = clear) -> OwnedTensor:
+                return OwnedTensor(name, matrix.shape, matrix.parameter.dtype, self.device, clear)
+
+            placeholders.append(nn.Parameter(make()))
+            gradients.append(make())
+        self.engine.set_placeholders(placeholders, gradients)
+        return placeholders
+
+    def _bind(self, index: int) -> list[_Site]:
+        weights = [nn.Parameter(view) for view in self.engine.views(index)]
+        self.engine.bind(index, weights)
+        return [
+            _Site(module, attribute, weight, self.placeholders[matrix])
+            for matrix, weight in zip(self.engine.packed_order(index), weights, strict=True)
+            for _, module, attribute in self.matrices[matrix].places
+        ]
+
+    def _take_masters(self) -> None:
+        for index, matrix in enumerate(self.matrices):
+            master = self.state.master(index)
+            if master is not None:
+                master.copy_(matrix.parameter.detach())
+            # Only the owner keeps values from here on.
+            matrix.parameter = self.placeholders[index]
+
+    def _put_back(self, dedication: Dedication) -> None:
+        for index, matrix in enumerate(self.matrices):
+            for _, module, attribute in matrix.places:
+                module._parameters[attribute] = self.placeholders[index]
+        for module, order in dedication.orders.items():
+            # What the user has added since stays at the end.
+            for attribute in [*order, *(a for a in list(module._parameters) if a not in order)]:
+                if attribute in module._parameters:
+                    module._parameters[attribute] = module._parameters.pop(attribute)
+
+    def _warn_of_large_units(self) -> None:
+        sizes = [sum(self.matrices[m].shape.numel() for m in unit.matrices) for unit in self.units]
+        large = [
+            f"'{unit.name or '(root)'}' ({size / sum(sizes):.0%})"
+            for unit, size in zip(self.units, sizes, strict=True)
+            if size > _LARGE_UNIT * sum(sizes)
+        ]
+        if large and self.ranks.size > 1 and self.ranks.slot == 0:
+            logger.warning(
+                "dmuon moves a unit's matrices together, and these units hold more than %.0f %% of all matrix bytes: "
+                "%s. Memory and overlap suffer. Split them: call fully_shard on smaller modules (each transformer "
+                "block), or put blocks into a torch.nn.ModuleList.",
+                100 * _LARGE_UNIT,
+                ", ".join(large),
+            )
+
+    # ---- hooks ----
+
+    def _hook(self) -> None:
+        # Registered after fully_shard and prepended, ours run outside FSDP2's: what a skipped unit owes is issued
+        # before FSDP2 can block the host.
+        for index, unit in enumerate(self.units):
+            unit.module.register_forward_pre_hook(self._before(index), prepend=True, with_kwargs=True)
+            unit.module.register_forward_hook(self._after(index), prepend=True, always_call=True)
+        self.model.register_forward_pre_hook(self._begin(), prepend=True)
+        self.model.register_forward_hook(self._end(), prepend=True)
+        for module in {id(m): m for matrix in self.matrices for _, m, _ in matrix.places}.values():
+            module.register_state_dict_pre_hook(self._refuse_state_dict("state_dict()"))
+            module.register_load_state_dict_pre_hook(self._refuse_state_dict("load_state_dict()"))
+
+    def _refuse_state_dict(self, what: str) -> Any:
+        def hook(*_: Any) -> None:
+            if not self.whole:
+                raise ValueError(
+                    f"dmuon: {what} of a model whose matrices are owned is not supported yet. Expected: call it "
+                    "inside `with dmuon.full_params(model, writeback=...)`, where every weight is whole."
+                )
+
+        return hook
+
+    def _begin(self) -> Any:
+        @torch.compiler.disable
+        def begin(module: nn.Module, args: Any) -> None:
+            if self.whole:
+                raise ValueError("dmuon.full_params: a forward ran inside. Expected: leave the context first.")
+            self.engine.begin_forward()
+
+        return begin
+
+    def _end(self) -> Any:
+        @torch.compiler.disable
+        def end(module: nn.Module, args: Any, output: Any) -> None:
+            if torch.is_grad_enabled():
+                self.engine.watch_root_outputs(tensors_requiring_grad(output))
+
+        return end
+
+    def _before(self, index: int) -> Any:
+        @torch.compiler.disable
+        def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
+            if self.whole:
+                raise ValueError("dmuon.full_params: a forward ran inside. Expected: leave the context first.")
+            self.engine.before_forward(index)
+            for site in self._sites[index]:
+                if site.weight.requires_grad != site.placeholder.requires_grad:
+                    site.weight.requires_grad_(site.placeholder.requires_grad)
+                site.module._parameters[site.attribute] = site.weight
+            if not torch.is_grad_enabled():
+                return None
+            inputs = tensors_requiring_grad((args, kwargs))
+            if not inputs:
+                return None
+            watched = dict(zip(map(id, inputs), self.engine.watch_inputs(index, inputs), strict=True))
+            return map_tensors((args, kwargs), lambda tensor: watched.get(id(tensor), tensor))
+
+        return before
+
+    def _after(self, index: int) -> Any:
+        # Called even when the forward raises, as an early-stopped recomputation does.
+        @torch.compiler.disable
+        def after(module: nn.Module, args: Any, output: Any) -> None:
+            for site in self._sites[index]:
+                site.module._parameters[site.attribute] = site.placeholder
+            self.engine.after_forward(index)
+            if torch.is_grad_enabled():
+                self.engine.watch_outputs(index, tensors_requiring_grad(output))
+
+        return after
+
+    # ---- gradients that stay with the host framework ----
+
+    def agree(self, host_parameters: list[nn.Parameter]) -> _C.Verdict:
+        """The step's verdict over all gradients, owned and not. Collective unless it is kept already."""
+        self.engine.settle()
+        if self.engine.agreed():
+            return self.engine.agree(_C.HostNorms(0.0, 0.0))
+        self._average_replicas(host_parameters)
+        sharded, replicated = [], []
+        for parameter in host_parameters:
+            gradient = parameter.grad
+            if isinstance(gradient, DTensor):
+                sharded.append(gradient.to_local())
+            elif gradient is not None:
+                replicated.append(gradient)
+        return self.engine.agree(_C.HostNorms(_squared_norm(sharded), _squared_norm(replicated)))
+
+    def _average_replicas(self, host_parameters: list[nn.Parameter]) -> None:
+        """Averages gradients of parameters that no FSDP manages over all ranks, missing ones as zeros."""
+        plain = [p for p in host_parameters if p.requires_grad and not isinstance(p, DTensor)]
+        if self.ranks.size == 1 or not plain:
+            return
+        present = torch.tensor([float(p.grad is not None) for p in plain], device=plain[0].device)
+        pieces = [
+            p.new_zeros(p.numel(), dtype=torch.float32) if p.grad is None else p.grad.flatten().float()
+            for p in plain
+        ]
+        flat = torch.cat([present, *pieces])
+        for group in (ranks.row_group(self.ranks), ranks.column_group(self.ranks)):
+            if group is not None:
+                dist.all_reduce(flat, group=group)
+        means = (flat[len(plain) :] / self.ranks.size).split([p.numel() for p in plain])
+        for anywhere, parameter, mean in zip(flat[: len(plain)].tolist(), plain, means, strict=True):
+            if not anywhere:
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.empty_like(parameter)
+            parameter.grad.copy_(mean.view_as(parameter))
+
+    def table(self, first: RoutingTable) -> RoutingTable:
+        """The routing table with owners and units."""
+        known = {
+            self.matrices[m].name: (self.plan.owner[m], unit.name) for unit in self.units for m in unit.matrices
+        }
+        return RoutingTable(
+            dataclasses.replace(row, owner=known[row.name][0], unit=known[row.name][1])
+            if row.name in known
+            else row
+            for row in first
+        )
+
+
+def _squared_norm(tensors: list[torch.Tensor]) -> float:
+    tensors = [tensor for tensor in tensors if tensor.numel()]
+    if not tensors:
+        return 0.0
+    # fp64: the squares of small and of large gradients leave fp32's range.
+    norms = torch._foreach_norm(tensors, 2, dtype=torch.float64)
+    return float(torch.stack(list(norms)).square().sum())
+
+
+def fsdp_modules(model: nn.Module) -> list[FSDPModule]:
+    """The modules of `model` under fully_shard."""
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]

@@ -1,0 +1,164 @@
+"""Is it really Muon? The table, and a replay against a plain computation."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn as nn
+
+from dmuon import _C, ranks
+from dmuon.dedication import dedication_of, runtime_of
+from dmuon.muon import Muon, native_group, resolved_coefficients
+from dmuon.routing import RoutingTable
+from dmuon.runtime import Runtime
+
+
+def routing_table(model: nn.Module) -> RoutingTable:
+    """For every parameter who updates it and why, and, once Muon has planned, its owner slot and unit.
+
+    Raises:
+        ValueError: dedicate_params was not called on the model.
+    """
+    dedication = dedication_of(model, "routing_table")
+    return dedication.table if dedication.runtime is None else dedication.runtime.table(dedication.table)
+
+
+@dataclasses.dataclass(frozen=True)
+class Verification:
+    """Largest relative differences (Frobenius) over all matrices, and the matrix that has each; equal on every rank.
+
+    Attributes:
+        publication: weights as units see them, against the owner's master in the compute dtype; 0 if all is well.
+        routing: mean gradients at the owners, against the same mean computed by the owner alone; rounding
+            of the reduce dtype.
+        update: one Muon update in the iteration's dtype, against plain fp32; rounding of that dtype.
+    """
+
+    publication: float
+    publication_of: str
+    routing: float
+    routing_of: str
+    update: float
+    update_of: str
+
+
+def plain_muon_update(
+    weight: torch.Tensor, momentum: torch.Tensor, gradient: torch.Tensor, group: dict[str, object], rows: Sequence[Sequence[float]]
+) -> torch.Tensor:
+    """The change of one fp32 weight by Muon, as the formulas have it: no batches, no symmetry, no owner.
+
+    Shares nothing with the engine but the hyperparameters.
+    """
+    mu, lr = float(group["momentum"]), float(group["lr"])  # type: ignore[arg-type]
+    momentum = momentum + (1 - mu) * (gradient - momentum)
+    x = gradient + mu * (momentum - gradient) if group["nesterov"] else momentum
+    x = x.double()
+    x = (x / max(float(x.norm()), 1e-300)).float()
+    tall = x.shape[0] > x.shape[1]
+    x = x.T if tall else x
+    for a, b, c in rows:
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    x = x.T if tall else x
+    m, n = weight.shape
+    ratio = {
+        "original": math.sqrt(max(1.0, m / n)),
+        "match_rms_adamw": 0.2 * math.sqrt(max(m, n)),
+        "spectral_unclamped": math.sqrt(m / n),
+    }[str(group["adjust_lr_fn"] or "original")]
+    return -lr * float(group["weight_decay"]) * weight - lr * ratio * x  # type: ignore[arg-type]
+
+
+def verify(model: nn.Module, opt: Muon) -> Verification:
+    """Replays one publication, routing and update of every matrix and compares each with plain fp32.
+
+    Collective over the mesh. Gradients are synthetic, different on every rank and the same at every call; weights and
+    momentum are the present ones and stay as they are. Gradients that wait for a step are lost: call it after
+    `step()` or before the first backward.
+
+    Raises:
+        ValueError: the optimizer is not this model's.
+    """
+    runtime = runtime_of(model, "verify")
+    if not isinstance(opt, Muon) or opt._runtime is not runtime:
+        raise ValueError("verify: opt: expected the dmuon.Muon of this model, got another optimizer")
+    runtime.engine.settle()
+    with torch.no_grad():
+        found = [
+            _worst(runtime, _publication_differences(runtime)),
+            _worst(runtime, _routing_differences(runtime)),
+            _worst(runtime, _update_differences(runtime, opt)),
+        ]
+    for index in range(len(runtime.matrices)):
+        runtime.engine.clear_gradient(index)
+        runtime.placeholders[index].grad = None
+    return Verification(*found[0], *found[1], *found[2])
+
+
+def _worst(runtime: Runtime, differences: dict[int, float]) -> tuple[float, str]:
+    worst = max(((value, index) for index, value in differences.items()), default=(0.0, -1))
+    value, index = max(ranks.all_gather(runtime.ranks, worst))
+    return value, runtime.matrices[index].name if index >= 0 else ""
+
+
+def _relative(difference: torch.Tensor, of: torch.Tensor) -> float:
+    return float(difference.double().norm() / of.double().norm().clamp(min=1e-30))
+
+
+def _publication_differences(runtime: Runtime) -> dict[int, float]:
+    differences = {}
+    for unit in range(len(runtime.units)):
+        runtime.engine.unshard(unit)
+        for matrix, view in zip(runtime.engine.packed_order(unit), runtime.engine.views(unit), strict=True):
+            expected = runtime.engine.collect_master(matrix).to(view.dtype)
+            differences[matrix] = _relative(view.double() - expected.double(), expected)
+        runtime.engine.reshard(unit)
+    return differences
+
+
+def _synthetic(runtime: Runtime, matrix: int, slot: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(7919 * matrix + slot)
+    return torch.randn(runtime.matrices[matrix].shape, generator=generator)
+
+
+def _routing_differences(runtime: Runtime) -> dict[int, float]:
+    differences = {}
+    slots = range(runtime.ranks.size)
+    for index in range(len(runtime.matrices)):
+        runtime.engine.clear_gradient(index)
+    for unit in range(len(runtime.units)):
+        for matrix in runtime.units[unit].matrices:
+            gradient = _synthetic(runtime, matrix, runtime.ranks.slot)
+            runtime.engine.put_gradient(unit, matrix, gradient.to(runtime.device))
+        runtime.engine.route(unit)
+        for matrix in runtime.units[unit].matrices:
+            received = runtime.state.gradient(matrix)
+            if received is None:
+                continue
+            expected = torch.stack([_synthetic(runtime, matrix, slot) for slot in slots]).double().mean(0)
+            differences[matrix] = _relative(received.cpu().double() - expected, expected)
+    return differences
+
+
+def _update_differences(runtime: Runtime, opt: Muon) -> dict[int, float]:
+    differences = {}
+    for group in opt.param_groups:
+        if group["algorithm"] != "muon":
+            continue
+        native = native_group(group, runtime.device)
+        rows = resolved_coefficients(group["ns_coefficients"], group["ns_steps"])
+        for parameter in group["params"]:
+            matrix = opt._matrix_of[parameter]
+            master = runtime.state.master(matrix)
+            if master is None:
+                continue
+            momentum, gradient = runtime.state.momentum(matrix), runtime.state.gradient(matrix)
+            assert momentum is not None and gradient is not None
+            expected = plain_muon_update(master, momentum, gradient, group, rows)
+            updated = master.clone().unsqueeze(0)
+            _C.muon_update(updated, momentum.clone().unsqueeze(0), gradient.unsqueeze(0), native)
+            differences[matrix] = _relative(updated[0] - master - expected, expected)
+    return differences

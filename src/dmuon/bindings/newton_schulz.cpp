@@ -1,0 +1,68 @@
+#include <pybind11/stl.h>
+
+#include <array>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "dmuon/bindings/topics.h"
+#include "dmuon/newton_schulz/coefficients.h"
+#include "dmuon/newton_schulz/dtype.h"
+#include "dmuon/newton_schulz/orthogonalize.h"
+
+namespace dmuon::bindings {
+namespace {
+
+namespace py = pybind11;
+namespace ns = newton_schulz;
+
+using PyRow = std::array<double, 3>;
+using PyCoefficients = std::variant<std::string, std::vector<PyRow>>;
+
+ns::Coefficients resolve(const PyCoefficients& coefficients, int num_steps) {
+  if (const auto* name = std::get_if<std::string>(&coefficients)) {
+    return ns::resolve(*name, num_steps);
+  }
+  ns::Coefficients rows;
+  for (const auto& [a, b, c] : std::get<std::vector<PyRow>>(coefficients)) {
+    rows.push_back({a, b, c});
+  }
+  return ns::resolve(rows, num_steps);
+}
+
+std::vector<PyRow> resolve_coefficients(const PyCoefficients& coefficients, int num_steps) {
+  std::vector<PyRow> rows;
+  for (const auto& [a, b, c] : resolve(coefficients, num_steps)) rows.push_back({a, b, c});
+  return rows;
+}
+
+at::Tensor orthogonalize(const at::Tensor& x, const PyCoefficients& coefficients, int num_steps,
+                         double eps, std::optional<at::ScalarType> dtype,
+                         std::optional<ns::Form> form, std::optional<at::ScalarType> gram_dtype) {
+  ns::Options options{.coefficients = resolve(coefficients, num_steps),
+                      .eps = eps,
+                      .dtype = dtype.value_or(ns::default_dtype(x.device())),
+                      .form = form,
+                      .gram_dtype = gram_dtype};
+  return ns::orthogonalize(x, options);
+}
+
+}  // namespace
+
+void init_newton_schulz(py::module_& module) {
+  py::enum_<ns::Form>(module, "Form")
+      .value("DIRECT", ns::Form::kDirect)
+      .value("GRAM", ns::Form::kGram);
+  module.def("orthogonalize", &orthogonalize, py::arg("x"), py::arg("coefficients"),
+             py::arg("num_steps"), py::arg("eps"), py::arg("dtype"), py::kw_only(),
+             py::arg("form") = std::nullopt, py::arg("gram_dtype") = std::nullopt,
+             py::call_guard<py::gil_scoped_release>());
+  module.def("resolve_coefficients", &resolve_coefficients, py::arg("coefficients"),
+             py::arg("num_steps"));
+  module.def("default_ns_dtype", &ns::default_dtype, py::arg("device"));
+  module.def("choose_form", &ns::choose_form, py::arg("m"), py::arg("n"), py::arg("num_steps"),
+             py::arg("device"), py::arg("dtype"));
+}
+
+}  // namespace dmuon::bindings

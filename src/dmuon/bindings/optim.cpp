@@ -1,0 +1,42 @@
+#include <pybind11/stl.h>
+
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "dmuon/bindings/topics.h"
+#include "dmuon/optim/muon_state.h"
+
+namespace dmuon::bindings {
+namespace py = pybind11;
+using optim::MuonGroup;
+using optim::MuonState;
+
+void init_optim(py::module_& module) {
+  const py::call_guard<py::gil_scoped_release> no_gil;
+
+  py::class_<MuonGroup>(module, "MuonGroup")
+      .def(py::init([](double lr, double weight_decay, double momentum, bool nesterov,
+                       const std::vector<std::array<double, 3>>& coefficients, double eps,
+                       const std::string& adjust_lr_fn, at::ScalarType ns_dtype) {
+             newton_schulz::Coefficients rows;
+             for (const auto& [a, b, c] : coefficients) rows.push_back({a, b, c});
+             return MuonGroup{lr,  weight_decay, momentum, nesterov, rows,
+                              eps, optim::parse_adjust_lr(adjust_lr_fn), ns_dtype};
+           }),
+           py::arg("lr"), py::arg("weight_decay"), py::arg("momentum"), py::arg("nesterov"),
+           py::arg("coefficients"), py::arg("eps"), py::arg("adjust_lr_fn"), py::arg("ns_dtype"));
+
+  py::class_<MuonState>(module, "MuonState")
+      .def(py::init<std::shared_ptr<engine::Engine>>(), py::arg("engine"))
+      .def("update", &MuonState::update, py::arg("groups"), py::arg("group_of"), no_gil)
+      .def("scale_gradients", &MuonState::scale_gradients, py::arg("factor"), no_gil)
+      .def("momentum", &MuonState::momentum, py::arg("matrix"))
+      .def("master", &MuonState::master, py::arg("matrix"))
+      .def("gradient", &MuonState::gradient, py::arg("matrix"));
+
+  module.def("muon_update", &optim::muon_update, py::arg("master"), py::arg("momentum"),
+             py::arg("gradient"), py::arg("group"), no_gil);
+}
+
+}  // namespace dmuon::bindings

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace dmuon::core {
+
+/// Bad input: the caller can mend it. Python sees a ValueError.
+/// The message names the function, the argument (with the parameter's fully
+/// qualified name), what was expected and what came.
+struct InvalidArgument : std::invalid_argument {
+  using std::invalid_argument::invalid_argument;
+};
+
+/// The network or a peer failed. Python sees a RuntimeError.
+struct CommError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// A broken invariant: a bug in dmuon. Python sees a RuntimeError.
+struct InternalError : std::logic_error {
+  using std::logic_error::logic_error;
+};
+
+/// The parts, streamed one after the other.
+template <typename... Parts>
+std::string message(Parts&&... parts) {
+  std::ostringstream out;
+  (out << ... << std::forward<Parts>(parts));
+  return out.str();
+}
+
+/// @throws InvalidArgument with the streamed parts unless `condition` holds.
+template <typename... Parts>
+void require(bool condition, Parts&&... parts) {
+  if (!condition) throw InvalidArgument(message(std::forward<Parts>(parts)...));
+}
+
+/// @throws InternalError with the streamed parts unless `condition` holds.
+template <typename... Parts>
+void invariant(bool condition, Parts&&... parts) {
+  if (!condition) throw InternalError(message("dmuon bug: ", std::forward<Parts>(parts)...));
+}
+
+}  // namespace dmuon::core

@@ -1,0 +1,91 @@
+#include "dmuon/engine/autograd.h"
+
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+namespace dmuon::engine {
+namespace {
+
+using torch::autograd::variable_list;
+// A shared_ptr before PyTorch 2.13, an intrusive_ptr since.
+using NodePtr = decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
+
+class AfterAccumulation : public torch::autograd::FunctionPostHook {
+ public:
+  explicit AfterAccumulation(std::function<void()> callback) : callback_(std::move(callback)) {}
+
+  variable_list operator()(const variable_list& outputs, const variable_list& /*inputs*/) override {
+    callback_();
+    return outputs;
+  }
+
+ private:
+  std::function<void()> callback_;
+};
+
+class LeavingBackward : public torch::autograd::Node {
+ public:
+  explicit LeavingBackward(std::function<void()> callback) : callback_(std::move(callback)) {}
+
+  variable_list apply(variable_list&& gradients) override {
+    callback_();
+    return std::move(gradients);
+  }
+
+  std::string name() const override { return "DmuonLeavingBackward"; }
+
+ private:
+  std::function<void()> callback_;
+};
+
+template <typename Concrete, typename Argument>
+NodePtr make_node(Argument&& argument) {
+  if constexpr (std::is_same_v<NodePtr, std::shared_ptr<torch::autograd::Node>>) {
+    return std::make_shared<Concrete>(std::forward<Argument>(argument));
+  } else {
+    return c10::make_intrusive<Concrete>(std::forward<Argument>(argument));
+  }
+}
+
+}  // namespace
+
+bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
+
+std::any after_accumulation(const at::Tensor& parameter, std::function<void()> callback) {
+  NodePtr accumulator = torch::autograd::impl::grad_accumulator(parameter);
+  accumulator->add_post_hook(std::make_unique<AfterAccumulation>(std::move(callback)));
+  return accumulator;
+}
+
+std::vector<at::Tensor> before_leaving_backward(const std::vector<at::Tensor>& inputs,
+                                                std::function<void()> callback) {
+  NodePtr node = make_node<LeavingBackward>(std::move(callback));
+  node->set_next_edges(torch::autograd::collect_next_edges(inputs));
+  std::vector<at::Tensor> outputs;
+  outputs.reserve(inputs.size());
+  for (const at::Tensor& input : inputs) {
+    outputs.push_back(input.detach());
+    torch::autograd::set_history(outputs.back(), node);
+  }
+  return outputs;
+}
+
+void on_gradient_of(const at::Tensor& output, std::function<void()> callback) {
+  output.register_hook(
+      [callback = std::move(callback)](const at::Tensor& /*gradient*/) { callback(); });
+}
+
+void at_end_of_backward(std::function<void()> callback) {
+  torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
+}
+
+}  // namespace dmuon::engine

@@ -1,0 +1,34 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <any>
+#include <functional>
+#include <vector>
+
+namespace dmuon::engine {
+
+// The few places where the engine meets autograd. Callbacks run on the thread that runs the backward, without
+// the GIL; what they throw leaves through backward().
+
+/// Whether this thread is inside a backward (a recomputed forward, say).
+bool in_backward();
+
+/// Calls `callback` whenever autograd has accumulated into `parameter.grad()`.
+/// @return keeps the registration alive.
+std::any after_accumulation(const at::Tensor& parameter, std::function<void()> callback);
+
+/// Tensors equal to `inputs` whose gradients pass through a node that calls `callback`: by then every
+/// gradient that the consumers of these inputs compute has been accumulated, because autograd runs later
+/// nodes first and accumulation before all.
+std::vector<at::Tensor> before_leaving_backward(const std::vector<at::Tensor>& inputs,
+                                                std::function<void()> callback);
+
+/// Calls `callback` when the gradient of `output` has been computed and is about to be used.
+void on_gradient_of(const at::Tensor& output, std::function<void()> callback);
+
+/// Calls `callback` when the backward that runs on this thread is over; not if it raises, but then
+/// `callback` is destroyed.
+void at_end_of_backward(std::function<void()> callback);
+
+}  // namespace dmuon::engine

@@ -1,0 +1,88 @@
+#include "dmuon/engine/buffer.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace dmuon::engine {
+
+BufferPool::BufferPool(c10::Device device) : device_(device) {
+  const at::Tensor probe = at::empty({1}, at::TensorOptions().device(device));
+  allocator_ = probe.storage().allocator();
+}
+
+void BufferPool::count(std::int64_t num_bytes) {
+  current_bytes_ += num_bytes;
+  peak_bytes_ = std::max(peak_bytes_, current_bytes_);
+}
+
+c10::DataPtr BufferPool::take(std::int64_t num_bytes, std::int64_t* block_bytes) {
+  const auto found = idle_.lower_bound(num_bytes);
+  if (found != idle_.end() && found->first <= 2 * num_bytes) {
+    *block_bytes = found->first;
+    c10::DataPtr block = std::move(found->second);
+    idle_.erase(found);
+    return block;
+  }
+  for (const auto& [size, block] : idle_) current_bytes_ -= size;
+  idle_.clear();
+  *block_bytes = num_bytes;
+  count(num_bytes);
+  return allocator_->allocate(static_cast<std::size_t>(num_bytes));
+}
+
+void BufferPool::give(c10::DataPtr block, std::int64_t block_bytes) {
+  idle_.emplace(block_bytes, std::move(block));
+}
+
+PackedBuffer::PackedBuffer(std::shared_ptr<BufferPool> pool, std::int64_t num_elements,
+                           at::ScalarType dtype)
+    : pool_(std::move(pool)),
+      num_bytes_(num_elements * static_cast<std::int64_t>(c10::elementSize(dtype))),
+      flat_(at::empty({0}, at::TensorOptions().dtype(dtype).device(pool_->device()))) {
+  auto* storage = flat_.storage().unsafeGetStorageImpl();
+  storage->set_resizable(false);
+  flat_.unsafeGetTensorImpl()->set_sizes_contiguous({num_elements});
+  storage->set_nbytes(0);
+}
+
+PackedBuffer::~PackedBuffer() { release(); }
+
+void PackedBuffer::allocate() {
+  if (allocated_) return;
+  auto* storage = flat_.storage().unsafeGetStorageImpl();
+  storage->clear_data_ptr_access_error_msg_();
+  storage->set_data_ptr_noswap(pool_->take(num_bytes_, &block_bytes_));
+  storage->set_nbytes(static_cast<std::size_t>(num_bytes_));
+  allocated_ = true;
+}
+
+void PackedBuffer::release() {
+  if (!allocated_) return;
+  auto* storage = flat_.storage().unsafeGetStorageImpl();
+  c10::DataPtr block = storage->set_data_ptr(c10::DataPtr(nullptr, pool_->device()));
+  storage->set_nbytes(0);
+  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(
+      "dmuon: this weight is resharded; its values exist on this rank only while its unit computes. "
+      "Use dmuon.full_params(model) to read or change weights.");
+  pool_->give(std::move(block), block_bytes_);
+  allocated_ = false;
+}
+
+at::Tensor PackedBuffer::matrix(std::int64_t offset, std::int64_t rows, std::int64_t cols) const {
+  // as_strided checks against the storage's size, which is zero while the buffer is freed.
+  auto* storage = flat_.storage().unsafeGetStorageImpl();
+  const auto bytes = storage->nbytes();
+  storage->set_nbytes(static_cast<std::size_t>(num_bytes_));
+  at::Tensor view =
+      flat_.variable_data().as_strided({rows, cols}, {cols, 1}, offset).variable_data();
+  storage->set_nbytes(bytes);
+  return view;
+}
+
+at::Tensor PackedBuffer::slice(std::int64_t begin, std::int64_t end) const {
+  return flat_.narrow(0, begin, end - begin);
+}
+
+}  // namespace dmuon::engine

@@ -1,0 +1,125 @@
+#include "dmuon/engine/group.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+
+#include <utility>
+
+#include "dmuon/core/error.h"
+
+namespace dmuon::engine {
+namespace {
+
+[[noreturn]] void fail(const std::string& what, const std::exception& error) {
+  throw core::CommError(core::message(
+      "dmuon: ", what, " failed: a rank died, did not come within the timeout, or issued something else; ",
+      "training cannot go on with this process group. Reported: ", error.what()));
+}
+
+template <typename Call>
+auto issue(const std::string& what, Call&& call) {
+  try {
+    return Pending(call(), what);
+  } catch (const std::exception& error) {
+    fail(what, error);
+  }
+}
+
+}  // namespace
+
+void Pending::wait() {
+  if (!work_) return;
+  try {
+    work_->wait();
+  } catch (const std::exception& error) {
+    fail(what_, error);
+  }
+  work_.reset();
+}
+
+Group::Group(c10::intrusive_ptr<c10d::ProcessGroup> group, std::string name, int rank, int size)
+    : group_(std::move(group)), name_(std::move(name)), rank_(rank), size_(size) {
+  core::invariant(size_ == 1 || group_, "Group ", name_, ": no process group for ", size_, " ranks");
+  if (!group_) return;
+  core::invariant(group_->getRank() == rank_ && group_->getSize() == size_, "Group ", name_,
+                  ": rank or size differs from its process group's");
+  free_point_to_point_ = group_->getBackendName() == "gloo";
+}
+
+void Group::count(const at::Tensor& tensor) {
+  ++traffic_.num_messages;
+  traffic_.num_bytes += static_cast<std::int64_t>(tensor.nbytes());
+}
+
+Pending Group::broadcast(at::Tensor tensor, int root, const std::string& what) {
+  if (size_ == 1 || tensor.numel() == 0) return {};
+  if (root == rank_) count(tensor);
+  return issue(core::message("broadcast of ", what, " along the ", name_, " from ", root), [&] {
+    std::vector<at::Tensor> tensors{std::move(tensor)};
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    options.asyncOp = true;
+    return group_->broadcast(tensors, options);
+  });
+}
+
+Pending Group::reduce_sum(at::Tensor tensor, int root, const std::string& what) {
+  if (size_ == 1 || tensor.numel() == 0) return {};
+  if (root != rank_) count(tensor);
+  return issue(core::message("reduction of ", what, " along the ", name_, " to ", root), [&] {
+    std::vector<at::Tensor> tensors{std::move(tensor)};
+    c10d::ReduceOptions options;
+    options.rootRank = root;
+    options.asyncOp = true;
+    return group_->reduce(tensors, options);
+  });
+}
+
+Pending Group::send(at::Tensor tensor, int to, const std::string& what) {
+  if (tensor.numel() == 0) return {};
+  count(tensor);
+  return issue(core::message("sending ", what, " along the ", name_, " to ", to), [&] {
+    std::vector<at::Tensor> tensors{std::move(tensor)};
+    return group_->send(tensors, to, /*tag=*/0);
+  });
+}
+
+Pending Group::receive(at::Tensor tensor, int from, const std::string& what) {
+  if (tensor.numel() == 0) return {};
+  return issue(core::message("receiving ", what, " along the ", name_, " from ", from), [&] {
+    std::vector<at::Tensor> tensors{std::move(tensor)};
+    return group_->recv(tensors, from, /*tag=*/0);
+  });
+}
+
+void Group::all_reduce_max(at::Tensor tensor, const std::string& what) {
+  if (size_ == 1) return;
+  count(tensor);
+  issue(what, [&] {
+    std::vector<at::Tensor> tensors{std::move(tensor)};
+    c10d::AllreduceOptions options;
+    options.reduceOp = c10d::ReduceOp::MAX;
+    return group_->allreduce(tensors, options);
+  }).wait();
+}
+
+std::vector<std::array<std::int64_t, 4>> Group::all_gather(std::array<std::int64_t, 4> words,
+                                                           const std::string& what) {
+  std::vector<std::array<std::int64_t, 4>> all(static_cast<std::size_t>(size_), words);
+  if (size_ == 1) return all;
+  const auto options = at::TensorOptions().dtype(at::kLong);
+  at::Tensor mine = at::empty({4}, options);
+  std::copy(words.begin(), words.end(), mine.mutable_data_ptr<std::int64_t>());
+  std::vector<at::Tensor> inputs{mine};
+  std::vector<std::vector<at::Tensor>> outputs(1);
+  for (int i = 0; i < size_; ++i) outputs[0].push_back(at::empty({4}, options));
+  count(mine);
+  issue(what, [&] { return group_->allgather(outputs, inputs); }).wait();
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const auto* data = outputs[0][i].const_data_ptr<std::int64_t>();
+    std::copy(data, data + 4, all[i].begin());
+  }
+  return all;
+}
+
+}  // namespace dmuon::engine

@@ -1,0 +1,80 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace dmuon::engine {
+
+/// What a rank has sent, for benchmarks and tests. Bytes are payload; a broadcast counts once at its root,
+/// whatever tree the backend builds.
+struct Traffic {
+  std::int64_t num_messages = 0;
+  std::int64_t num_bytes = 0;
+};
+
+/// An operation in flight.
+class Pending {
+ public:
+  Pending() = default;
+  Pending(c10::intrusive_ptr<c10d::Work> work, std::string what)
+      : work_(std::move(work)), what_(std::move(what)) {}
+
+  /// Blocks the host on a CPU backend, the current stream on a CUDA one.
+  /// @throws CommError naming the operation if a peer died, or did not come within the timeout.
+  void wait();
+
+ private:
+  c10::intrusive_ptr<c10d::Work> work_;
+  std::string what_;
+};
+
+/// One private process group and the calls that the engine makes on it. A group of one has no process
+/// group and communicates nothing. Calls issue at once, on the current stream, in the caller's order, which
+/// must be the same on all members. Not thread-safe.
+class Group {
+ public:
+  /// @param name  "row", "column", ...: for messages.
+  Group(c10::intrusive_ptr<c10d::ProcessGroup> group, std::string name, int rank, int size);
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  const std::string& name() const { return name_; }
+  const Traffic& traffic() const { return traffic_; }
+
+  /// Whether send and receive may be in flight in any number and direction without being grouped, as on
+  /// gloo. NCCL serialises them by pair and may deadlock.
+  bool free_point_to_point() const { return free_point_to_point_; }
+
+  /// One message from `root`; log2(size) steps; every member but the root receives the payload once.
+  Pending broadcast(at::Tensor tensor, int root, const std::string& what);
+
+  /// The backend's own reduction (a sum) to `root`; contents of other members' tensors are lost.
+  Pending reduce_sum(at::Tensor tensor, int root, const std::string& what);
+
+  Pending send(at::Tensor tensor, int to, const std::string& what);
+  Pending receive(at::Tensor tensor, int from, const std::string& what);
+
+  /// Largest value of each element over the members, in place. Blocks.
+  void all_reduce_max(at::Tensor tensor, const std::string& what);
+
+  /// [size] the words of each member. Blocks.
+  std::vector<std::array<std::int64_t, 4>> all_gather(std::array<std::int64_t, 4> words,
+                                                      const std::string& what);
+
+ private:
+  void count(const at::Tensor& tensor);
+
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  std::string name_;
+  int rank_;
+  int size_;
+  bool free_point_to_point_ = true;
+  Traffic traffic_;
+};
+
+}  // namespace dmuon::engine

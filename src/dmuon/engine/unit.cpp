@@ -1,0 +1,110 @@
+#include "dmuon/engine/unit.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "dmuon/core/error.h"
+#include "dmuon/engine/autograd.h"
+
+namespace dmuon::engine {
+
+Unit::Unit(std::string name, const std::vector<MatrixSpec>& specs, Packing packing,
+           const std::shared_ptr<BufferPool>& pool, at::ScalarType compute_dtype,
+           at::ScalarType reduce_dtype)
+    : name_(std::move(name)),
+      packing_(std::move(packing)),
+      weights_(pool, packing_.num_elements, compute_dtype),
+      gradients_(pool, packing_.num_elements, reduce_dtype),
+      arrived_(packing_.matrices.size(), false) {
+  for (const int matrix : packing_.matrices) specs_.push_back(specs[static_cast<std::size_t>(matrix)]);
+}
+
+std::vector<at::Tensor> Unit::views() const {
+  std::vector<at::Tensor> views;
+  for (std::size_t i = 0; i < specs_.size(); ++i) {
+    views.push_back(weights_.matrix(packing_.offsets[i], specs_[i].rows, specs_[i].cols));
+  }
+  return views;
+}
+
+void Unit::bind(std::vector<at::Tensor> parameters, const std::function<void()>& on_gradient) {
+  core::invariant(parameters.size() == specs_.size() && registrations_.empty(), "Unit::bind: ", name_,
+                  " has ", specs_.size(), " matrices and is bound once");
+  parameters_ = std::move(parameters);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    registrations_.push_back(after_accumulation(parameters_[i], [this, i, on_gradient] {
+      on_gradient();
+      take_gradient(i);
+    }));
+  }
+}
+
+bool Unit::has_gradients() const {
+  return std::find(arrived_.begin(), arrived_.end(), true) != arrived_.end();
+}
+
+at::Tensor Unit::gradient(std::size_t place) const {
+  const MatrixSpec& spec = specs_[place];
+  const std::int64_t begin = packing_.offsets[place];
+  return gradients_.slice(begin, begin + spec.num_elements()).view({spec.rows, spec.cols});
+}
+
+void Unit::allocate_gradients() {
+  if (gradients_.allocated()) return;
+  gradients_.allocate();
+  // In-place accumulation starts from zero; a copy overwrites.
+  if (presets()) gradients_.flat().zero_();
+}
+
+void Unit::expect_gradients() {
+  if (!presets() || gradients_.allocated()) return;
+  allocate_gradients();
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (parameters_[i].requires_grad()) parameters_[i].mutable_grad() = gradient(i);
+  }
+}
+
+void Unit::take_gradient(std::size_t place) {
+  allocate_gradients();
+  at::Tensor& grad = parameters_[place].mutable_grad();
+  core::invariant(grad.defined(), "Unit::take_gradient: ", name_, ": no gradient to take");
+  at::Tensor packed = gradient(place);
+  if (grad.const_data_ptr() != packed.const_data_ptr()) {
+    const at::Tensor value = grad.detach();
+    // With a preset, autograd's own sum (create_graph) already holds what the buffer held.
+    if (arrived_[place] && !presets()) {
+      packed.add_(value);
+    } else {
+      packed.copy_(value);
+    }
+    ++num_gradient_copies_;
+    if (presets()) {
+      grad = packed;
+    } else {
+      grad.reset();
+    }
+  }
+  arrived_[place] = true;
+}
+
+void Unit::put_gradient(std::size_t place, const at::Tensor& value) {
+  allocate_gradients();
+  gradient(place).copy_(value);
+  arrived_[place] = true;
+}
+
+void Unit::fill_missing_gradients() {
+  allocate_gradients();
+  if (presets()) return;
+  for (std::size_t i = 0; i < arrived_.size(); ++i) {
+    if (!arrived_[i]) gradient(i).zero_();
+  }
+}
+
+void Unit::drop_gradients() {
+  for (at::Tensor& parameter : parameters_) parameter.mutable_grad().reset();
+  gradients_.release();
+  std::fill(arrived_.begin(), arrived_.end(), false);
+}
+
+}  // namespace dmuon::engine

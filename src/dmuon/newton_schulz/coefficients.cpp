@@ -1,0 +1,75 @@
+#include "dmuon/newton_schulz/coefficients.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <string>
+#include <utility>
+
+#include "dmuon/core/error.h"
+
+namespace dmuon::newton_schulz {
+namespace {
+
+constexpr int kMaxSteps = 99;
+
+// A table maps [0, 1] onto [~0, ~1]; rounding can lift a singular value past 1, where the next row
+// would throw it far off. Dividing the argument by s keeps a margin; the last row has no successor.
+Coefficients with_safety_factor(Coefficients rows, double s) {
+  for (std::size_t i = 0; i + 1 < rows.size(); ++i) {
+    rows[i].a /= s;
+    rows[i].b /= s * s * s;
+    rows[i].c /= s * s * s * s * s;
+  }
+  return rows;
+}
+
+const std::vector<std::pair<std::string_view, Coefficients>>& known_sets() {
+  static const std::vector<std::pair<std::string_view, Coefficients>> sets = {
+      {"polar_express",
+       with_safety_factor({{8.28721201814563, -23.595886519098837, 17.300387312530933},
+                           {4.107059111542203, -2.9478499167379106, 0.5448431082926601},
+                           {3.9486908534822946, -2.908902115962949, 0.5518191394370137},
+                           {3.3184196573706015, -2.488488024314874, 0.51004894012372},
+                           {2.300652019954817, -1.6689039845747493, 0.4188073119525673}},
+                          1.05)},
+      {"quintic", {{3.4445, -4.7750, 2.0315}}},
+      {"you",
+       {{4.0848, -6.8946, 2.9270},
+        {3.9505, -6.3029, 2.6377},
+        {3.7418, -5.5913, 2.3037},
+        {2.8769, -3.1427, 1.2046},
+        {2.8366, -3.0525, 1.2012}}},
+  };
+  return sets;
+}
+
+}  // namespace
+
+Coefficients resolve(std::string_view name, int num_steps) {
+  std::string known;
+  for (const auto& [set_name, rows] : known_sets()) {
+    if (set_name == name) return resolve(rows, num_steps);
+    known += (known.empty() ? "'" : ", '") + std::string(set_name) + "'";
+  }
+  throw core::InvalidArgument(core::message(
+      "resolve: coefficients must be rows (a, b, c) or one of ", known, "; got '", name, "'"));
+}
+
+Coefficients resolve(const Coefficients& rows, int num_steps) {
+  core::require(0 <= num_steps && num_steps <= kMaxSteps, "resolve: num_steps must be in [0, ",
+                kMaxSteps, "]; got ", num_steps);
+  core::require(!rows.empty() || num_steps == 0,
+                "resolve: coefficients must have at least one row (a, b, c); got none");
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const auto& [a, b, c] = rows[i];
+    core::require(std::isfinite(a) && std::isfinite(b) && std::isfinite(c),
+                  "resolve: coefficients[", i, "] must be finite; got (", a, ", ", b, ", ", c, ")");
+  }
+  Coefficients steps(rows.begin(),
+                     rows.begin() + std::min<std::ptrdiff_t>(std::ssize(rows), num_steps));
+  while (std::ssize(steps) < num_steps) steps.push_back(rows.back());
+  return steps;
+}
+
+}  // namespace dmuon::newton_schulz

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+namespace dmuon::newton_schulz {
+
+/// One step of the iteration: X <- a X + (b X X' + c (X X')^2) X, which maps
+/// every singular value s to a s + b s^3 + c s^5.
+struct Row {
+  double a;
+  double b;
+  double c;
+};
+
+/// One row a step.
+using Coefficients = std::vector<Row>;
+
+/// The rows of a named set for `num_steps` steps; steps past the set's table
+/// repeat its last row.
+///
+///   polar_express  five rows by minimax approximation, damped by a safety
+///                  factor 1.05 on all but the last (arXiv 2505.16932).
+///   quintic        one row for every step, as in torch.optim.Muon (Jordan).
+///   you            five rows (YouJiacheng).
+///
+/// @param num_steps  in [0, 100), torch.optim.Muon's own limit.
+/// @return           num_steps rows.
+/// @throws InvalidArgument for an unknown name, listing the known ones, or a
+///         bad num_steps.
+Coefficients resolve(std::string_view name, int num_steps);
+
+/// The same for rows of the user's own.
+///
+/// @param rows  at least one if num_steps > 0; finite. Rows past num_steps
+///              are dropped.
+/// @throws InvalidArgument naming the first bad argument.
+Coefficients resolve(const Coefficients& rows, int num_steps);
+
+}  // namespace dmuon::newton_schulz

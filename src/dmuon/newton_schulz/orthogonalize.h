@@ -1,0 +1,59 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+#include "dmuon/newton_schulz/coefficients.h"
+#include "dmuon/newton_schulz/flops.h"
+
+namespace dmuon::newton_schulz {
+
+struct Options {
+  Coefficients coefficients;  ///< one row a step; none: the normalised input comes back
+  double eps = 1e-7;          ///< in [0, 1]; see orthogonalize
+  at::ScalarType dtype = at::ScalarType::Float;  ///< fp64, fp32, bf16 or fp16
+  std::optional<Form> form;                      ///< unset: the cheaper one for the shape
+  /// dtype of the Gram form's R, Z and Q: fp32 or wider than dtype, or dtype
+  /// itself. Unset: gram_dtype(device, dtype).
+  std::optional<at::ScalarType> gram_dtype;
+};
+
+/// The dtype the Gram form keeps R = X X', Z and Q in.
+///
+/// On CPUs fp32 for 16-bit working dtypes: with a 16-bit R the error is up to
+/// 3 times the direct form's (square and ill-conditioned matrices), because R's
+/// rounding swamps the small eigenvalues that the iteration then amplifies.
+/// Elsewhere the working dtype, which tensor cores multiply ten times faster
+/// and which meets fp16's error bounds on rectangular matrices.
+at::ScalarType gram_dtype(c10::Device device, at::ScalarType dtype);
+
+/// The form `orthogonalize` takes for an m x n matrix when none is given.
+Form choose_form(std::int64_t m, std::int64_t n, int steps, c10::Device device,
+                 at::ScalarType dtype);
+
+/// Newton-Schulz: moves the singular values of every matrix of `x` towards 1
+/// and keeps its singular vectors. X = x / ||x||_F; then one step for each row
+/// (a, b, c): X <- a X + (b R + c R^2) X, R = X X' on the short side.
+///
+/// Direct form: as written. Gram form (Gram Newton-Schulz, Dao-AILab 2026): with
+/// R = X X' and Q = I, each step takes Z = b R + c R^2, Q <- Z Q + a Q,
+/// R <- (Z + a I) R (Z + a I); X <- Q X once before step kRestartStep, where R
+/// and Q start afresh, and once at the end.
+///
+/// A norm is never below eps times the largest entry. It is at least that entry,
+/// so eps, kept for torch.optim.Muon's signature, changes nothing: results do
+/// not depend on the scale of x (entries 1e-30 .. 1e30 and beyond), and a zero
+/// matrix gives zero. A NaN or infinity makes its whole matrix NaN.
+///
+/// Deterministic; a matrix's result is bitwise the same alone and in a batch
+/// (CPUs). Runs on x's device, on the current stream. Thread-safe. Records no
+/// autograd and leaves `x` alone.
+///
+/// @param x  [..., m, n] fp64, fp32, bf16 or fp16, any strides; any dimension
+///           may be 0.
+/// @return   x's shape, contiguous, in options.dtype.
+/// @throws InvalidArgument naming the first bad argument.
+at::Tensor orthogonalize(const at::Tensor& x, const Options& options);
+
+}  // namespace dmuon::newton_schulz

@@ -1,0 +1,58 @@
+#include "dmuon/plan/inventory.h"
+
+#include <map>
+#include <string_view>
+#include <unordered_set>
+#include <utility>
+
+#include "dmuon/core/error.h"
+
+namespace dmuon::plan {
+namespace {
+
+constexpr std::int64_t kMaxSide = (std::int64_t{1} << 31) - 1;
+// Keeps every count of bytes, and of all matrices together, inside 64 bits.
+constexpr std::int64_t kMaxElements = std::int64_t{1} << 56;
+
+}  // namespace
+
+void validate(const Inventory& inventory) {
+  core::require(inventory.size() <= static_cast<std::size_t>(kMaxSide),
+                "Inventory: expected fewer than 2^31 matrices; got ", inventory.size());
+  std::unordered_set<std::string_view> names;
+  std::int64_t num_elements = 0;
+  for (const Matrix& matrix : inventory) {
+    core::require(names.insert(matrix.name).second, "Inventory: matrix '", matrix.name,
+                  "' must occur once; it occurs again");
+    core::require(
+        matrix.rows >= 1 && matrix.rows <= kMaxSide && matrix.cols >= 1 && matrix.cols <= kMaxSide,
+        "Inventory: matrix '", matrix.name, "' must have rows and cols in [1, ", kMaxSide,
+        "]; got ", matrix.rows, " x ", matrix.cols);
+    core::require(matrix.unit >= 0, "Inventory: matrix '", matrix.name,
+                  "' must have a unit >= 0; got ", matrix.unit);
+    const std::int64_t left = kMaxElements - num_elements;
+    core::require(matrix.rows * matrix.cols <= left, "Inventory: matrix '", matrix.name,
+                  "' must not take all matrices past ", kMaxElements, " elements; got ",
+                  matrix.rows, " x ", matrix.cols);
+    num_elements += matrix.rows * matrix.cols;
+  }
+}
+
+ShapeGroups group_by_shape(const Inventory& inventory) {
+  ShapeGroups groups;
+  groups.shape_of.reserve(inventory.size());
+  std::map<std::pair<std::int64_t, std::int64_t>, int> index_of;
+  for (const Matrix& matrix : inventory) {
+    const auto next = static_cast<int>(groups.shapes.size());
+    const auto [found, is_new] = index_of.try_emplace({matrix.rows, matrix.cols}, next);
+    if (is_new) {
+      groups.shapes.push_back({matrix.rows, matrix.cols});
+      groups.num_matrices.push_back(0);
+    }
+    ++groups.num_matrices[found->second];
+    groups.shape_of.push_back(found->second);
+  }
+  return groups;
+}
+
+}  // namespace dmuon::plan

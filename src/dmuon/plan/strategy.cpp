@@ -1,0 +1,47 @@
+#include "dmuon/plan/strategy.h"
+
+#include "dmuon/core/error.h"
+
+// A new strategy is a file in strategies/ that defines dmuon::plan::strategies::<name>, and its
+// name here.
+#define DMUON_STRATEGIES(entry) entry(load_balance) entry(round_robin) entry(rank0)
+
+namespace dmuon::plan {
+namespace strategies {
+
+#define DMUON_DECLARE(name) std::vector<int> name(const Problem& problem);
+DMUON_STRATEGIES(DMUON_DECLARE)
+#undef DMUON_DECLARE
+
+}  // namespace strategies
+
+namespace {
+
+struct Entry {
+  std::string_view name;
+  Strategy strategy;
+};
+
+#define DMUON_ENTRY(name) Entry{#name, strategies::name},
+constexpr Entry kStrategies[] = {DMUON_STRATEGIES(DMUON_ENTRY)};
+#undef DMUON_ENTRY
+
+}  // namespace
+
+std::vector<std::string> strategy_names() {
+  std::vector<std::string> names;
+  for (const Entry& entry : kStrategies) names.emplace_back(entry.name);
+  return names;
+}
+
+Strategy find_strategy(std::string_view name) {
+  std::string known;
+  for (const Entry& entry : kStrategies) {
+    if (entry.name == name) return entry.strategy;
+    known += (known.empty() ? "" : ", ") + std::string(entry.name);
+  }
+  throw core::InvalidArgument(
+      core::message("find_strategy: strategy must be one of ", known, "; got '", name, "'"));
+}
+
+}  // namespace dmuon::plan

@@ -1,0 +1,79 @@
+"""Muon and AdamW on one process, as the formulas have them; shares no code with dmuon."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn as nn
+
+SAFETY = 1.05
+# Polar Express (arXiv 2505.16932); every row but the last is damped.
+_RAW = (
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+)
+POLAR_EXPRESS = [(a / SAFETY, b / SAFETY**3, c / SAFETY**5) for a, b, c in _RAW[:-1]] + [_RAW[-1]]
+QUINTIC = [(3.4445, -4.7750, 2.0315)] * 5
+
+
+def newton_schulz(x: torch.Tensor, rows: list[tuple[float, float, float]]) -> torch.Tensor:
+    norm = x.double().norm()
+    if norm == 0:
+        return torch.zeros_like(x)
+    x = (x.double() / norm).to(x.dtype)
+    transposed = x.shape[0] > x.shape[1]
+    x = x.T if transposed else x
+    for a, b, c in rows:
+        gram = x @ x.T
+        x = a * x + (b * gram + c * (gram @ gram)) @ x
+    return x.T if transposed else x
+
+
+class ReferenceMuon:
+    """Muon for the named parameters, torch.optim.AdamW for the others."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        names: list[str],
+        lr: float,
+        weight_decay: float,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        rows: list[tuple[float, float, float]] = POLAR_EXPRESS,
+        adamw_lr: float = 3e-4,
+    ) -> None:
+        parameters = dict(model.named_parameters())
+        self.matrices = {name: parameters[name] for name in names}
+        self.buffers = {name: torch.zeros_like(p) for name, p in self.matrices.items()}
+        self.lr, self.weight_decay, self.momentum, self.nesterov, self.rows = (
+            lr, weight_decay, momentum, nesterov, rows,
+        )
+        rest = [p for name, p in parameters.items() if name not in names and p.requires_grad]
+        self.adamw = (
+            torch.optim.AdamW(rest, lr=adamw_lr, betas=(0.9, 0.95), weight_decay=weight_decay) if rest else None
+        )
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for name, p in self.matrices.items():
+            if p.grad is None:
+                continue
+            buffer = self.buffers[name]
+            buffer += (1 - self.momentum) * (p.grad - buffer)
+            update = p.grad + self.momentum * (buffer - p.grad) if self.nesterov else buffer
+            orthogonal = newton_schulz(update, self.rows)
+            p *= 1 - self.lr * self.weight_decay
+            p -= self.lr * math.sqrt(max(1.0, p.shape[0] / p.shape[1])) * orthogonal
+        if self.adamw is not None:
+            self.adamw.step()
+
+    def zero_grad(self) -> None:
+        for p in self.matrices.values():
+            p.grad = None
+        if self.adamw is not None:
+            self.adamw.zero_grad()

@@ -1,0 +1,70 @@
+#include "dmuon/newton_schulz/coefficients.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <string>
+
+#include "dmuon/core/error.h"
+
+namespace dmuon::newton_schulz {
+namespace {
+
+TEST(Coefficients, PolarExpressIsDampedOnEveryRowButTheLast) {
+  const auto rows = resolve("polar_express", 5);
+  ASSERT_EQ(rows.size(), 5u);
+  EXPECT_NEAR(rows[0].a, 7.8925829, 5e-8);
+  EXPECT_NEAR(rows[0].b, -20.3830139, 5e-8);
+  EXPECT_NEAR(rows[0].c, 13.5553061, 5e-8);
+  EXPECT_DOUBLE_EQ(rows[3].a * 1.05, 3.3184196573706015);
+  EXPECT_DOUBLE_EQ(rows[4].a, 2.300652019954817);
+}
+
+// Independent of the table: five rows must carry any singular value in [1.2e-3, 1] near 1.
+TEST(Coefficients, PolarExpressCarriesSingularValuesNearOne) {
+  for (double start = 1.2e-3; start <= 1; start *= 1.01) {
+    double s = start;
+    for (const auto& [a, b, c] : resolve("polar_express", 5)) s = s * (a + s * s * (b + s * s * c));
+    EXPECT_GT(s, 0.83) << start;
+    EXPECT_LT(s, 1.14) << start;
+  }
+}
+
+TEST(Coefficients, StepsPastTheTableRepeatTheLastRow) {
+  const auto you = resolve("you", 7);
+  ASSERT_EQ(you.size(), 7u);
+  EXPECT_EQ(you[6].b, -3.0525);
+  EXPECT_EQ(you[5].a, 2.8366);
+  EXPECT_EQ(you[0].a, 4.0848);
+  EXPECT_EQ(resolve("quintic", 3)[2].c, 2.0315);
+  EXPECT_EQ(resolve(Coefficients{{1, 2, 3}, {4, 5, 6}}, 3)[2].a, 4);
+}
+
+TEST(Coefficients, RowsPastTheStepsAreDropped) {
+  EXPECT_EQ(resolve("you", 2).size(), 2u);
+  EXPECT_TRUE(resolve("you", 0).empty());
+  EXPECT_TRUE(resolve(Coefficients{}, 0).empty());
+}
+
+TEST(Coefficients, AnUnknownNameIsAnsweredWithTheKnownOnes) {
+  try {
+    resolve("polar", 5);
+    FAIL();
+  } catch (const core::InvalidArgument& error) {
+    for (const char* part : {"polar_express", "quintic", "you", "got 'polar'"}) {
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << part;
+    }
+  }
+}
+
+TEST(Coefficients, BadStepsAndRowsAreRejected) {
+  EXPECT_THROW(resolve("you", -1), core::InvalidArgument);
+  EXPECT_THROW(resolve("you", 100), core::InvalidArgument);
+  EXPECT_EQ(resolve("you", 99).size(), 99u);
+  EXPECT_THROW(resolve(Coefficients{}, 1), core::InvalidArgument);
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_THROW(resolve(Coefficients{{1, 2, 3}, {1, nan, 3}}, 1), core::InvalidArgument);
+}
+
+}  // namespace
+}  // namespace dmuon::newton_schulz

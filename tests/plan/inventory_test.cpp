@@ -1,0 +1,41 @@
+#include "dmuon/plan/inventory.h"
+
+#include <gtest/gtest.h>
+
+#include "dmuon/core/error.h"
+
+namespace dmuon::plan {
+namespace {
+
+TEST(Inventory, WithBadSidesUnitsOrRepeatedNamesIsRejectedByName) {
+  EXPECT_NO_THROW(validate(Inventory{}));
+  EXPECT_NO_THROW(validate(Inventory{{"a", 1, 1, 0}, {"b", 1, (std::int64_t{1} << 31) - 1, 3}}));
+  const Inventory bad[] = {
+      {{"ok", 1, 1, 0}, {"layer.w", 0, 4, 0}},
+      {{"layer.w", 4, -1, 0}},
+      {{"layer.w", std::int64_t{1} << 31, 1, 0}},
+      {{"layer.w", 4, 4, -1}},
+      {{"layer.w", (std::int64_t{1} << 31) - 1, (std::int64_t{1} << 31) - 1, 0}},
+      {{"ok", 1 << 28, 1 << 28, 0}, {"layer.w", 1, 1, 0}},
+      {{"layer.w", 4, 4, 0}, {"layer.w", 4, 4, 0}},
+  };
+  for (const Inventory& inventory : bad) {
+    try {
+      validate(inventory);
+      ADD_FAILURE() << "did not throw";
+    } catch (const core::InvalidArgument& error) {
+      EXPECT_NE(std::string(error.what()).find("layer.w"), std::string::npos) << error.what();
+    }
+  }
+}
+
+TEST(GroupByShape, TellsRowsFromColumnsAndOrdersByFirstAppearance) {
+  const ShapeGroups groups =
+      group_by_shape({{"a", 4, 8, 0}, {"b", 8, 4, 0}, {"c", 4, 8, 1}, {"d", 2, 2, 1}});
+  EXPECT_EQ(groups.shapes, (std::vector<Shape>{{4, 8}, {8, 4}, {2, 2}}));
+  EXPECT_EQ(groups.num_matrices, (std::vector<int>{2, 1, 1}));
+  EXPECT_EQ(groups.shape_of, (std::vector<int>{0, 1, 0, 2}));
+}
+
+}  // namespace
+}  // namespace dmuon::plan

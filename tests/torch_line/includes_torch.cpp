@@ -1,0 +1,3 @@
+#include <ATen/core/Tensor.h>
+
+#include "dmuon/core/error.h"
