@@ -132,9 +132,7 @@ class MuonAG(torch.optim.Optimizer):
         pack_bytes: int = 8 << 20,
     ) -> None:
         owned = list(matrices)
-        super().__init__(
-            owned, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov}
-        )
+        super().__init__(owned, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov})
         self._orthogonalize = orthogonalize or best_orthogonalize()[1]
         self._group = _shard_group(owned[0])
         self._num_shards = self._group.size() if self._group else 1
@@ -192,9 +190,7 @@ class MuonAG(torch.optim.Optimizer):
             torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
             updates = torch._foreach_lerp(grads, buffers, group["momentum"]) if group["nesterov"] else buffers
             slots = packed[shape.offset : shape.offset + shape.numel].view(-1, shape.chunk, shape.cols)
-            torch._foreach_copy_(
-                [slot[: len(grad)] for slot, grad in zip(slots, grads, strict=True)], updates
-            )
+            torch._foreach_copy_([slot[: len(grad)] for slot, grad in zip(slots, grads, strict=True)], updates)
         if self._num_shards == 1:
             return packed.unsqueeze(0), None
         gathered = packed.new_empty(self._num_shards, pack.numel)

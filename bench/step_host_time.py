@@ -80,9 +80,7 @@ def main() -> None:
             seconds[name].append(subjects[name].block(options.steps))
     ratio = paired_ratio(seconds["dmuon"], seconds["torch"])
     medians = {name: 1e3 * statistics.median(blocks) for name, blocks in seconds.items()}
-    print(
-        f"step() over {options.matrices} matrices of {options.side} x {options.side}, {options.rounds} rounds"
-    )
+    print(f"step() over {options.matrices} matrices of {options.side} x {options.side}, {options.rounds} rounds")
     print(f"torch.optim.Muon {medians['torch']:8.3f} ms")
     print(f"dmuon.Muon       {medians['dmuon']:8.3f} ms   x torch.optim.Muon: {ratio}")
     if options.json is not None:

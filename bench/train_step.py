@@ -62,9 +62,7 @@ class Samples:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--optim", default=",".join(NAMES), help="comma-separated, of: %(default)s")
     add("--mesh", help="RxG: R replicas of G shards; default: all ranks one row")
@@ -93,9 +91,7 @@ def is_level(name: str) -> bool:
     return name.startswith(("peak", "current"))
 
 
-def measure(
-    contenders: dict[str, Contender], options: argparse.Namespace, cluster: Cluster
-) -> dict[str, Samples]:
+def measure(contenders: dict[str, Contender], options: argparse.Namespace, cluster: Cluster) -> dict[str, Samples]:
     samples = {name: Samples() for name in contenders}
     for contender in contenders.values():
         contender.train(WARM_STEPS)
@@ -138,17 +134,12 @@ def summarise(samples: dict[str, Samples], num_local_ranks: int, steps_a_block: 
 
 def show(summary: dict[str, Any]) -> None:
     print(
-        f"{'':9}{'step':>9}{'forward':>9}{'backward':>9}{'optim':>9}  {'x AdamW':22}"
-        f"{'MB sent: intra':>15}{'inter':>8}"
+        f"{'':9}{'step':>9}{'forward':>9}{'backward':>9}{'optim':>9}  {'x AdamW':22}{'MB sent: intra':>15}{'inter':>8}"
     )
     for name, row in summary.items():
         ratio = str(Ratio(**row["ratio_to_adamw"])) if "ratio_to_adamw" in row and name != "adamw" else ""
         sent = f"{row['sent_intra_bytes'] / 1e6:15.2f}{row['sent_inter_bytes'] / 1e6:8.2f}"
-        print(
-            f"{LABELS[name]:9}"
-            + "".join(f"{row[f'{part}_ms']:9.1f}" for part in PARTS)
-            + f"  {ratio:22}{sent}"
-        )
+        print(f"{LABELS[name]:9}" + "".join(f"{row[f'{part}_ms']:9.1f}" for part in PARTS) + f"  {ratio:22}{sent}")
     for name, row in summary.items():
         if "above_adamw_ms" in row and name != "adamw":
             parts = ", ".join(f"{part} {value:+.1f}" for part, value in row["above_adamw_ms"].items())

@@ -74,9 +74,7 @@ def open_cluster(mesh: str | None) -> Cluster:
     dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo")
     sizes = sizes[1:] if sizes[0] == 1 and len(sizes) == 2 else sizes
     names = ("replicate", "shard")[-len(sizes) :]
-    return Cluster(
-        device, init_device_mesh(kind, tuple(sizes), mesh_dim_names=names), dist.get_rank(), num_ranks
-    )
+    return Cluster(device, init_device_mesh(kind, tuple(sizes), mesh_dim_names=names), dist.get_rank(), num_ranks)
 
 
 @dataclass(frozen=True)

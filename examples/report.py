@@ -50,9 +50,7 @@ class Record:
 
 def table(records: dict[str, Record], title: str) -> Table:
     """One row a contender, AdamW the unit of time."""
-    out = Table(
-        title=title, caption="times: median ms; x AdamW: median of paired blocks with its 95 % interval"
-    )
+    out = Table(title=title, caption="times: median ms; x AdamW: median of paired blocks with its 95 % interval")
     out.add_column("optimizer", no_wrap=True)
     for heading in ("step", *PARTS, "x AdamW", "train loss", "val. loss", "peak MB"):
         out.add_column(heading, justify="right", no_wrap=True)

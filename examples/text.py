@@ -37,9 +37,7 @@ class Text:
         split = len(content) * 9 // 10
         self._train, self._validation = content[:split], content[split:]
         if len(self._validation) <= sequence:
-            raise ValueError(
-                f"Text: content must be longer than {10 * (sequence + 1)} bytes; got {len(content)}"
-            )
+            raise ValueError(f"Text: content must be longer than {10 * (sequence + 1)} bytes; got {len(content)}")
         self._batch, self._sequence, self._seed, self._device = batch, sequence, seed, device
 
     def train_batch(self, step: int, rank: int) -> Batch:

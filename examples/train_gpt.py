@@ -32,9 +32,7 @@ WARM_STEPS = 4
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--optimizers", default=",".join(NAMES), help="comma-separated, of: %(default)s")
     add("--mesh", help="G shards or RxG (R replicas of G shards); default: all ranks one row")
@@ -100,8 +98,7 @@ def race(
 ) -> None:
     """Block by block in random order, to the last step of each."""
     bars = {
-        name: progress.add_task(LABELS[name], total=options.steps, completed=WARM_STEPS, loss="")
-        for name in contenders
+        name: progress.add_task(LABELS[name], total=options.steps, completed=WARM_STEPS, loss="") for name in contenders
     }
     num_rounds = max(1, -(-(options.steps - WARM_STEPS) // options.block))
     for index, order in enumerate(orders(list(contenders), num_rounds, options.seed)):
@@ -140,9 +137,7 @@ def main() -> None:
         facts = {"title": title, "command": sys.argv, "torch": torch.__version__}
         report.write(records, facts, options.out)
         console.print(report.table(records, title))
-        console.print(
-            f"peak MB: of a rank, the largest over ranks; figures and results.json in {options.out}/"
-        )
+        console.print(f"peak MB: of a rank, the largest over ranks; figures and results.json in {options.out}/")
     if cluster.mesh is not None:
         dist.destroy_process_group()
 

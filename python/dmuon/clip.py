@@ -14,7 +14,7 @@ from dmuon.placeholder import OwnedTensor
 
 @torch.no_grad()
 def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
-    """Scales all gradients of `model` so that their joint 2-norm is at most `max_norm`; as torch's function does.
+    """Scales all gradients of `model` so that their joint 2-norm is at most `max_norm`.
 
     Collective over the mesh: one message, which the next `step()` then does not send. The norm is of the mean
     gradient over all ranks. Where it is not finite, gradients stay as they are and `step()` skips.
@@ -32,9 +32,7 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
     verdict = runtime.agree(host)
     if not verdict.finite:
         return torch.tensor(math.nan)
-    squared = [
-        norm for norm, has in zip(verdict.squared_norms, verdict.has_gradient, strict=True) if has
-    ]
+    squared = [norm for norm, has in zip(verdict.squared_norms, verdict.has_gradient, strict=True) if has]
     norm = math.sqrt(sum(squared) + verdict.host_squared_norm)
     factor = float(max_norm) / (norm + 1e-6)
     if factor < 1:

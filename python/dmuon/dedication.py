@@ -168,9 +168,7 @@ def _check_options(
             f"size (an int) has no meaning for owned matrices; got {reshard_after_forward!r}"
         )
     if strategy not in _C.strategy_names():
-        raise ValueError(
-            f"dedicate_params: strategy: expected one of {_C.strategy_names()}, got {strategy!r}"
-        )
+        raise ValueError(f"dedicate_params: strategy: expected one of {_C.strategy_names()}, got {strategy!r}")
     if not isinstance(node_copy, bool):
         raise ValueError(f"dedicate_params: node_copy: expected True or False, got {node_copy!r}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -34,12 +35,12 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
     if runtime.whole:
         raise ValueError("full_params: model: expected one context at a time, got a nested one")
     runtime.engine.settle()
-    for module in fsdp_modules(model):
-        module.reshard()
+    for sharded in fsdp_modules(model):
+        sharded.reshard()
     swapped = _sharded_places(model)
     wholes = _whole_matrices(runtime)
     originals = [whole.detach().clone() for whole in wholes] if writeback else []
-    shards = {id(p): nn.Parameter(p.detach().full_tensor(), p.requires_grad) for _, _, p in swapped}
+    shards = {id(p): nn.Parameter(p.full_tensor().detach(), p.requires_grad) for _, _, p in swapped}
     runtime.whole = True
     try:
         for matrix, whole in zip(runtime.matrices, wholes, strict=True):
@@ -65,7 +66,8 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
             module._parameters[attribute] = parameter
 
 
-def _sharded_places(model: nn.Module) -> list[tuple[nn.Module, str, DTensor]]:
+def _sharded_places(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
+    # Any: a DTensor that is an nn.Parameter, which no type says.
     return [
         (module, attribute, parameter)
         for module in model.modules()
@@ -106,7 +108,5 @@ def _write_back(runtime: Runtime, edited: list[torch.Tensor], originals: list[to
 @torch.no_grad()
 def _write_shard(parameter: DTensor, whole: torch.Tensor) -> None:
     # src_data_rank=None: every rank cuts its shard from its own values, without communication.
-    cut = distribute_tensor(
-        whole.to(parameter.dtype), parameter.device_mesh, parameter.placements, src_data_rank=None
-    )
+    cut = distribute_tensor(whole.to(parameter.dtype), parameter.device_mesh, parameter.placements, src_data_rank=None)
     parameter.to_local().copy_(cut.to_local())

@@ -96,7 +96,17 @@ class Muon(torch.optim.Optimizer):
         muon = dict(
             zip(
                 _MUON_KEYS,
-                (lr, weight_decay, momentum, nesterov, ns_coefficients, eps, ns_steps, adjust_lr_fn, ns_dtype),
+                (
+                    lr,
+                    weight_decay,
+                    momentum,
+                    nesterov,
+                    ns_coefficients,
+                    eps,
+                    ns_steps,
+                    adjust_lr_fn,
+                    ns_dtype,
+                ),
                 strict=True,
             )
         )
@@ -121,7 +131,7 @@ class Muon(torch.optim.Optimizer):
         self.skipped_steps = 0
         owned = self._runtime.placeholders
         host = [p for p in model.parameters() if p.requires_grad and not _is_owned(p)]
-        groups = [
+        groups: list[dict[str, Any]] = [
             {"params": owned, "algorithm": "muon", **muon},
             {"params": host, "algorithm": "adamw", **adamw},
         ]
@@ -302,7 +312,9 @@ def resolved_coefficients(given: NsCoefficients, steps: int) -> list[tuple[float
     rows: Any = list(given)
     if rows and not isinstance(rows[0], Sequence):
         rows = [rows]
-    return _C.resolve_coefficients([tuple(map(float, row)) for row in rows], steps)
+    if any(len(row) != 3 for row in rows):
+        raise ValueError(f"Muon: ns_coefficients: expected rows (a, b, c) or a name, got {given!r}")
+    return _C.resolve_coefficients([(float(a), float(b), float(c)) for a, b, c in rows], steps)
 
 
 def _number(where: str, name: str, value: Any, low: float, high: float = math.inf) -> None:
@@ -360,6 +372,3 @@ def _check_host_parameters(model: nn.Module, dedication: Dedication) -> None:
                 f"Muon: mp_policy.param_dtype: without fully_shard nothing casts activations; expected None or "
                 f"{matrix.parameter.dtype} (as '{matrix.name}' has), got {policy.param_dtype}"
             )
-
-
-

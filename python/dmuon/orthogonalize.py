@@ -41,7 +41,6 @@ def orthogonalize(
 
     Raises:
         ValueError: an argument is outside the ranges above.
-
     """
     if x.ndim < 2:
         raise ValueError(f"orthogonalize: x must be [..., m, n]; got shape {tuple(x.shape)}")

@@ -45,9 +45,7 @@ class OwnedTensor(torch.Tensor):
     ) -> OwnedTensor:
         """`clear` is called by `zero_`; `name` is the parameter's fully qualified name."""
         # torch leaves this function untyped.
-        tensor: OwnedTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, shape, dtype=dtype, device=device
-        )
+        tensor: OwnedTensor = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
         tensor._name = name
         tensor._clear = clear
         return tensor
@@ -55,7 +53,7 @@ class OwnedTensor(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[assignment, override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         owned = next(_owned_in(args), None)
@@ -73,7 +71,7 @@ class OwnedTensor(torch.Tensor):
     def _alias(self) -> OwnedTensor:
         return OwnedTensor(self._name, self.shape, self.dtype, self.device, self._clear)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"OwnedTensor('{self._name}', shape={tuple(self.shape)}, dtype={self.dtype})"
 
     def __deepcopy__(self, memo: Any) -> NoReturn:
@@ -83,12 +81,15 @@ class OwnedTensor(torch.Tensor):
         refuse(self._name, "pickling")
 
     def share_memory_(self) -> NoReturn:
+        """Raises ValueError: there is no storage to share."""
         refuse(self._name, "share_memory_")
 
     def untyped_storage(self) -> NoReturn:
+        """Raises ValueError: there is none."""
         refuse(self._name, "untyped_storage")
 
     def data_ptr(self) -> NoReturn:
+        """Raises ValueError: there is no storage to point to."""
         refuse(self._name, "data_ptr")
 
 

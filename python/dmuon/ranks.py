@@ -29,30 +29,37 @@ class Ranks:
 
     @property
     def num_replicates(self) -> int:
+        """R, the number of nodes."""
         return len(self.rows)
 
     @property
     def num_shards(self) -> int:
+        """G, the number of ranks of a node."""
         return len(self.rows[0])
 
     @property
     def size(self) -> int:
+        """R * G."""
         return self.num_replicates * self.num_shards
 
     @property
     def slot(self) -> int:
+        """This rank's slot, as plans count them."""
         return self.replicate * self.num_shards + self.shard
 
     @property
     def everyone(self) -> tuple[int, ...]:
+        """Global ranks by slot."""
         return tuple(rank for row in self.rows for rank in row)
 
     @property
     def row(self) -> tuple[int, ...]:
+        """Global ranks of this node."""
         return self.rows[self.replicate]
 
     @property
     def column(self) -> tuple[int, ...]:
+        """Global ranks of this shard index."""
         return tuple(row[self.shard] for row in self.rows)
 
 

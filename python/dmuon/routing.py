@@ -32,6 +32,7 @@ class Matrix:
 
     @property
     def shape(self) -> torch.Size:
+        """[rows, cols]."""
         return self.parameter.shape
 
 
@@ -66,14 +67,17 @@ class RoutingTable(tuple[Route, ...]):
             for route in self
         ]
         widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-                 for row in [header, *rows]]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in [header, *rows]
+        ]
         return "\n".join(lines)
 
 
 def _embedding_weights(model: nn.Module) -> dict[int, nn.Parameter]:
     kinds = (nn.Embedding, nn.EmbeddingBag)
-    return {id(m.weight): m.weight for m in model.modules() if isinstance(m, kinds) and "weight" in m._parameters}
+    weights = (m._parameters.get("weight") for m in model.modules() if isinstance(m, kinds))
+    return {id(weight): weight for weight in weights if weight is not None}
 
 
 def _output_heads(model: nn.Module) -> set[int]:
@@ -147,7 +151,7 @@ def _check_model(parameters: list[Matrix], model: nn.Module) -> None:
                 f"dedicate_params: model: '{entry.name}' is a DTensor. Tensor parallelism is not supported yet; "
                 "expected plain parameters."
             )
-        if isinstance(parameter, nn.parameter.UninitializedTensorMixin) or parameter.is_meta:
+        if isinstance(parameter, nn.UninitializedParameter) or parameter.is_meta:
             raise ValueError(
                 f"dedicate_params: model: '{entry.name}' has no values yet (lazy or on the meta device). Expected: "
                 "materialise and initialise the model first."
@@ -160,9 +164,7 @@ def _ask(select: Select | None, entry: Matrix, default: tuple[bool, str]) -> tup
     if answer is None:
         return default
     if not isinstance(answer, bool):
-        raise ValueError(
-            f"dedicate_params: select: expected True, False or None for '{entry.name}', got {answer!r}"
-        )
+        raise ValueError(f"dedicate_params: select: expected True, False or None for '{entry.name}', got {answer!r}")
     if not answer:
         return False, "not selected by select()"
     got = None

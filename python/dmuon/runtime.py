@@ -17,22 +17,13 @@ from dmuon.dedication import Dedication
 from dmuon.placeholder import OwnedTensor
 from dmuon.plan import Plan
 from dmuon.routing import Matrix, RoutingTable
+from dmuon.sites import Site, UnitSites
 from dmuon.structures import map_tensors, tensors_requiring_grad
 from dmuon.units import Unit
 
 logger = logging.getLogger("dmuon")
 
 _LARGE_UNIT = 0.25  # of all matrix bytes
-
-
-@dataclasses.dataclass
-class _Site:
-    """One place in a module where a weight and its placeholder take turns."""
-
-    module: nn.Module
-    attribute: str
-    weight: nn.Parameter
-    placeholder: nn.Parameter
 
 
 class Runtime:
@@ -69,7 +60,7 @@ class Runtime:
         options.reshard_after_forward = dedication.reshard_after_forward
         unit_of = {matrix: index for index, unit in enumerate(self.units) for matrix in unit.matrices}
         specs = [
-            _C.MatrixSpec(*matrix.shape, unit=unit_of[index], owner=self.plan.owner[index])
+            _C.MatrixSpec(matrix.shape[0], matrix.shape[1], unit=unit_of[index], owner=self.plan.owner[index])
             for index, matrix in enumerate(self.matrices)
         ]
         unit_specs = []
@@ -98,14 +89,16 @@ class Runtime:
         self.engine.set_placeholders(placeholders, gradients)
         return placeholders
 
-    def _bind(self, index: int) -> list[_Site]:
+    def _bind(self, index: int) -> UnitSites:
         weights = [nn.Parameter(view) for view in self.engine.views(index)]
         self.engine.bind(index, weights)
-        return [
-            _Site(module, attribute, weight, self.placeholders[matrix])
-            for matrix, weight in zip(self.engine.packed_order(index), weights, strict=True)
-            for _, module, attribute in self.matrices[matrix].places
-        ]
+        return UnitSites(
+            [
+                Site(module, attribute, weight, self.placeholders[matrix])
+                for matrix, weight in zip(self.engine.packed_order(index), weights, strict=True)
+                for _, module, attribute in self.matrices[matrix].places
+            ]
+        )
 
     def _take_masters(self) -> None:
         for index, matrix in enumerate(self.matrices):
@@ -166,16 +159,20 @@ class Runtime:
         return hook
 
     def _begin(self) -> Any:
-        @torch.compiler.disable
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
         def begin(module: nn.Module, args: Any) -> None:
             if self.whole:
                 raise ValueError("dmuon.full_params: a forward ran inside. Expected: leave the context first.")
+            if not _C.in_backward():
+                # A backward that raised has left weights in their places.
+                for sites in self._sites:
+                    sites.show_placeholders()
             self.engine.begin_forward()
 
         return begin
 
     def _end(self) -> Any:
-        @torch.compiler.disable
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
         def end(module: nn.Module, args: Any, output: Any) -> None:
             if torch.is_grad_enabled():
                 self.engine.watch_root_outputs(tensors_requiring_grad(output))
@@ -183,15 +180,12 @@ class Runtime:
         return end
 
     def _before(self, index: int) -> Any:
-        @torch.compiler.disable
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
         def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
             if self.whole:
                 raise ValueError("dmuon.full_params: a forward ran inside. Expected: leave the context first.")
             self.engine.before_forward(index)
-            for site in self._sites[index]:
-                if site.weight.requires_grad != site.placeholder.requires_grad:
-                    site.weight.requires_grad_(site.placeholder.requires_grad)
-                site.module._parameters[site.attribute] = site.weight
+            self._sites[index].show_weights()
             if not torch.is_grad_enabled():
                 return None
             inputs = tensors_requiring_grad((args, kwargs))
@@ -203,14 +197,20 @@ class Runtime:
         return before
 
     def _after(self, index: int) -> Any:
+        def show_weights(gradient: torch.Tensor) -> None:
+            self._sites[index].show_weights()
+
         # Called even when the forward raises, as an early-stopped recomputation does.
-        @torch.compiler.disable
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
         def after(module: nn.Module, args: Any, output: Any) -> None:
-            for site in self._sites[index]:
-                site.module._parameters[site.attribute] = site.placeholder
+            self._sites[index].after_forward()
             self.engine.after_forward(index)
-            if torch.is_grad_enabled():
-                self.engine.watch_outputs(index, tensors_requiring_grad(output))
+            if not torch.is_grad_enabled():
+                return
+            outputs = tensors_requiring_grad(output)
+            for tensor in outputs:
+                tensor.register_hook(show_weights)
+            self.engine.watch_outputs(index, outputs)
 
         return after
 
@@ -238,8 +238,7 @@ class Runtime:
             return
         present = torch.tensor([float(p.grad is not None) for p in plain], device=plain[0].device)
         pieces = [
-            p.new_zeros(p.numel(), dtype=torch.float32) if p.grad is None else p.grad.flatten().float()
-            for p in plain
+            p.new_zeros(p.numel(), dtype=torch.float32) if p.grad is None else p.grad.flatten().float() for p in plain
         ]
         flat = torch.cat([present, *pieces])
         for group in (ranks.row_group(self.ranks), ranks.column_group(self.ranks)):
@@ -255,13 +254,9 @@ class Runtime:
 
     def table(self, first: RoutingTable) -> RoutingTable:
         """The routing table with owners and units."""
-        known = {
-            self.matrices[m].name: (self.plan.owner[m], unit.name) for unit in self.units for m in unit.matrices
-        }
+        known = {self.matrices[m].name: (self.plan.owner[m], unit.name) for unit in self.units for m in unit.matrices}
         return RoutingTable(
-            dataclasses.replace(row, owner=known[row.name][0], unit=known[row.name][1])
-            if row.name in known
-            else row
+            dataclasses.replace(row, owner=known[row.name][0], unit=known[row.name][1]) if row.name in known else row
             for row in first
         )
 

@@ -68,6 +68,5 @@ def find_units(root: nn.Module, module_paths: list[list[str]]) -> list[Unit]:
         members.setdefault(path, []).append(matrix)
     order = {name: place for place, (name, _) in enumerate(root.named_modules(remove_duplicate=False))}
     return [
-        Unit(path, root.get_submodule(path), tuple(members[path]))
-        for path in sorted(members, key=order.__getitem__)
+        Unit(path, root.get_submodule(path), tuple(members[path])) for path in sorted(members, key=order.__getitem__)
     ]

@@ -46,7 +46,11 @@ class Verification:
 
 
 def plain_muon_update(
-    weight: torch.Tensor, momentum: torch.Tensor, gradient: torch.Tensor, group: dict[str, object], rows: Sequence[Sequence[float]]
+    weight: torch.Tensor,
+    momentum: torch.Tensor,
+    gradient: torch.Tensor,
+    group: dict[str, object],
+    rows: Sequence[Sequence[float]],
 ) -> torch.Tensor:
     """The change of one fp32 weight by Muon, as the formulas have it: no batches, no symmetry, no owner.
 

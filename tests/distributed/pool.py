@@ -74,15 +74,19 @@ class RankPool:
         port = free_port()
         for rank in range(self._size):
             ours, theirs = context.Pipe()
-            process = context.Process(
-                target=_work, args=(rank, self._size, port, theirs, self._timeout_s), daemon=True
-            )
+            process = context.Process(target=_work, args=(rank, self._size, port, theirs, self._timeout_s), daemon=True)
             process.start()
             theirs.close()
             self._workers.append((process, ours))
 
-    def run(self, function: Any, mesh: tuple[int, ...], **kwargs: Any) -> list[Any]:
+    def run(self, function: Any, mesh: tuple[int, ...], may_die: tuple[int, ...] = (), **kwargs: Any) -> list[Any]:
         """The result of each rank of the mesh; `function(mesh, **kwargs)` must be importable by its module's name.
+
+        Args:
+            function: what to call.
+            mesh: its shape.
+            may_die: ranks that may exit without an answer.
+            **kwargs: of the function.
 
         Raises:
             RankFailed: if any rank raised or did not answer; the processes are then replaced.
@@ -97,7 +101,9 @@ class RankPool:
             try:
                 answered = connection.poll(max(0.0, deadline - time.monotonic()))
                 kind, value = connection.recv() if answered else ("error", "no answer in time")
-            except EOFError:
+            except (EOFError, ConnectionResetError):
+                if rank in may_die:
+                    continue
                 kind, value = "error", "the process died"
             if kind == "error":
                 errors.append(f"--- rank {rank} ---\n{value}")

@@ -51,7 +51,11 @@ class ReferenceMuon:
         self.matrices = {name: parameters[name] for name in names}
         self.buffers = {name: torch.zeros_like(p) for name, p in self.matrices.items()}
         self.lr, self.weight_decay, self.momentum, self.nesterov, self.rows = (
-            lr, weight_decay, momentum, nesterov, rows,
+            lr,
+            weight_decay,
+            momentum,
+            nesterov,
+            rows,
         )
         rest = [p for name, p in parameters.items() if name not in names and p.requires_grad]
         self.adamw = (

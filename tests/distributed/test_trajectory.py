@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 import trajectory_cases as cases
 from models import batch, loss_of, make_gpt
 from reference import POLAR_EXPRESS, ReferenceMuon
@@ -31,9 +30,7 @@ def reference():
 
 def worst(initial, expected, got):
     """Largest |W - W_ref| / |W_ref - W_0| over the parameters."""
-    return max(
-        (float((got[n] - w).norm() / (w - initial[n]).norm()), n) for n, w in expected.items()
-    )
+    return max((float((got[n] - w).norm() / (w - initial[n]).norm()), n) for n, w in expected.items())
 
 
 # A pairwise covering of mesh, strategy, reshard_after_forward and node_copy.

@@ -40,9 +40,7 @@ def with_singular_values(rows: int, cols: int, s: Tensor, seed: int = 0) -> Cons
 
 def gaussian(rows: int, cols: int, seed: int = 0) -> Constructed:
     g = torch.Generator().manual_seed(seed)
-    u, s, vt = torch.linalg.svd(
-        torch.randn(rows, cols, dtype=torch.float64, generator=g), full_matrices=False
-    )
+    u, s, vt = torch.linalg.svd(torch.randn(rows, cols, dtype=torch.float64, generator=g), full_matrices=False)
     return Constructed(u, s, vt.T)
 
 

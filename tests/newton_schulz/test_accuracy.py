@@ -76,9 +76,7 @@ def test_fp16_meets_the_kernels_error_bounds(gpu):
 def hard_spectra(size):
     yield torch.logspace(0, -7, size, dtype=torch.float64)
     yield torch.cat([torch.ones(10, dtype=torch.float64), torch.zeros(size - 10, dtype=torch.float64)])
-    yield torch.cat(
-        [torch.ones(2, dtype=torch.float64), torch.logspace(-4, -7, size - 2, dtype=torch.float64)]
-    )
+    yield torch.cat([torch.ones(2, dtype=torch.float64), torch.logspace(-4, -7, size - 2, dtype=torch.float64)])
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -137,9 +137,7 @@ def test_the_default_dtype_is_fp16_on_gpus_and_what_the_cpu_multiplies_elsewhere
 def test_the_python_face_takes_names_and_rows():
     x = torch.randn(6, 10)
     by_name = orthogonalize(x, ns_coefficients="quintic", ns_steps=4, ns_dtype=torch.float32)
-    by_rows = orthogonalize(
-        x, ns_coefficients=((3.4445, -4.7750, 2.0315),), ns_steps=4, ns_dtype=torch.float32
-    )
+    by_rows = orthogonalize(x, ns_coefficients=((3.4445, -4.7750, 2.0315),), ns_steps=4, ns_dtype=torch.float32)
     assert torch.equal(by_name, by_rows)
     assert not torch.equal(by_name, orthogonalize(x, ns_steps=4, ns_dtype=torch.float32))
 

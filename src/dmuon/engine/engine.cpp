@@ -130,7 +130,7 @@ void Engine::end_pass() {
 void Engine::settle() {
   // A backward that raised has left its pass open.
   if (order_.current() == Pass::kBackward) {
-    end_backward();
+    end_backward(/*complete=*/false);
   } else {
     end_pass();
   }
@@ -188,7 +188,7 @@ void Engine::open_backward() {
   issue(order_.begin_backward());
   auto alive = std::make_shared<bool>(true);
   backward_ = alive;
-  at_end_of_backward([this, alive] { end_backward(); });
+  at_end_of_backward([this, alive] { end_backward(/*complete=*/true); });
 }
 
 // Whether gradients add to earlier micro-steps' or replace them is said by the placeholder: model.zero_grad() takes
@@ -207,7 +207,7 @@ void Engine::before_backward(int index) {
   used.expect_gradients();
 }
 
-void Engine::end_backward() {
+void Engine::end_backward(bool complete) {
   backward_.reset();
   // Units whose inputs need no gradient, or whose gradients came without one, in the order of a backward. A unit
   // whose release is still owed is served by end_pass().
@@ -216,6 +216,8 @@ void Engine::end_backward() {
     if (open && !order_.owes({Action::kRelease, index})) request(Action::kRelease, index);
   }
   end_pass();
+  // What a raised backward left counts only where it adds to earlier gradients: zero_grad() may have come since.
+  if (!complete) return;
   for (std::size_t i = 0; i < placeholders_.size(); ++i) {
     if (placeholders_[i].requires_grad()) placeholders_[i].mutable_grad() = placeholder_gradients_[i];
   }

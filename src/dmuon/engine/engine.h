@@ -150,7 +150,7 @@ class Engine {
   void end_pass();
   void before_backward(int unit);
   void open_backward();
-  void end_backward();
+  void end_backward(bool complete);
   void request(schedule::Action action, int unit);
 
   // publish.cpp

@@ -1,0 +1,158 @@
+"""One training program run twice: on ranks by dmuon, and on one process by the reference optimizer."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import re
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.nn as nn
+from models import batch, loss_of, part
+from reference import ReferenceMuon
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from trajectory_cases import place_of, weights_of
+
+import dmuon
+
+LR = 2e-2
+WEIGHT_DECAY = 0.1
+LossOf = Callable[[nn.Module, int], "torch.Tensor | None"]
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    return list(model.blocks)
+
+
+class Session:
+    """What a scenario drives; the reference sees every rank's part of the batch, a rank its own."""
+
+    def __init__(self, mesh: Any, reference_size: int = 0) -> None:
+        self.mesh = mesh
+        self.reference = reference_size > 0
+        rank, size = place_of(mesh)
+        self.rank = None if self.reference else rank
+        self.size = reference_size or size
+        self.notes: list[Any] = []
+
+    def start(
+        self,
+        model: nn.Module,
+        units: Callable[[nn.Module], Sequence[nn.Module]] | None = blocks_of,
+        names: Callable[[str], bool] = lambda name: "embedding" not in name and "head" not in name,
+        dedicate: dict[str, Any] | None = None,
+        muon: dict[str, Any] | None = None,
+        mp_policy: MixedPrecisionPolicy | None = None,
+        prepare: Callable[[nn.Module], None] = lambda model: None,
+    ) -> nn.Module:
+        """Makes the optimizer. `units`: what fully_shard gets, besides the root; None: plain replicas."""
+        self.initial = {n: p.detach().clone() for n, p in model.named_parameters()}
+        self.model = model
+        prepare(model)
+        if self.reference:
+            chosen = [n for n, p in model.named_parameters() if p.ndim == 2 and p.requires_grad and names(n)]
+            self.opt: Any = ReferenceMuon(model, chosen, LR, WEIGHT_DECAY, **(muon or {}))
+            return model
+        policy = {"mp_policy": mp_policy} if mp_policy else {}
+        dmuon.dedicate_params(model, self.mesh, **(dedicate or {}), **policy)
+        if units is not None:
+            for module in units(model):
+                fully_shard(module, mesh=self.mesh, **policy)
+            fully_shard(model, mesh=self.mesh, **policy)
+        options = {"lr": LR, "weight_decay": WEIGHT_DECAY, "ns_dtype": torch.float32, **(muon or {})}
+        self.opt = dmuon.Muon(model, **options)
+        return model
+
+    def each_rank(self) -> range | list[int]:
+        return range(self.size) if self.reference else [self.rank]
+
+    def backward(self, loss: LossOf, scale: float = 1.0, **kwargs: Any) -> None:
+        """Backward of the mean over ranks of `loss(model, rank)`; a rank without a loss returns None."""
+        for rank in self.each_rank():
+            value = loss(self.model, rank)
+            if value is not None:
+                (value * scale / (self.size if self.reference else 1)).backward(**kwargs)
+
+    def train(self, *steps: int) -> None:
+        for step in steps:
+            self.backward(language_loss(step, self.size))
+            self.step()
+
+    def step(self) -> None:
+        self.opt.step()
+        self.opt.zero_grad()
+
+    def clip(self, max_norm: float) -> None:
+        if self.reference:
+            norm = nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
+        else:
+            norm = dmuon.clip_grad_norm_(self.model, max_norm)
+        self.notes.append(float(norm))
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        if self.reference:
+            return {n: p.detach().clone() for n, p in self.model.named_parameters()}
+        return weights_of(self.model)
+
+    def full(self) -> Any:
+        """For editing weights in place: full_params(writeback=True), or nothing on one process."""
+        return nullcontext() if self.reference else dmuon.full_params(self.model, writeback=True)
+
+
+def language_loss(step: int, size: int) -> LossOf:
+    tokens = batch(step)
+    return lambda model, rank: loss_of(model, part(tokens, rank, size))
+
+
+def run_scenario(mesh: Any, module: str, name: str, reference_size: int = 0, **kwargs: Any) -> Any:
+    """(initial weights, final weights, notes)."""
+    session = Session(mesh, reference_size)
+    getattr(importlib.import_module(module), name)(session, **kwargs)
+    return session.initial, session.weights(), copy.deepcopy(session.notes)
+
+
+def assert_equal_to_reference(
+    initial: dict[str, torch.Tensor],
+    expected: dict[str, torch.Tensor],
+    got: dict[str, torch.Tensor],
+    bound: float = 1e-3,
+    among: str = "",
+) -> None:
+    """|W - W_ref| <= bound |W_ref - W_0| for every parameter, so one that stays must stay exactly.
+
+    `among`: a regular expression; only parameters that match count.
+    """
+    assert expected.keys() == got.keys()
+    for name, weight in expected.items():
+        if not re.search(among, name):
+            continue
+        moved = float((weight - initial[name]).norm())
+        error = float((got[name].float() - weight).norm())
+        assert error <= bound * moved, f"{name}: |W - W_ref| = {error:.2e}, |W_ref - W_0| = {moved:.2e}"
+
+
+def check(
+    pool: Any,
+    scenario: Callable[..., None],
+    mesh: tuple[int, ...] = (2, 2),
+    bound: float = 1e-3,
+    among: str = "",
+    **kwargs: Any,
+) -> list[Any]:
+    """Asserts that every rank ends with the reference's weights; returns the ranks' notes, then the reference's."""
+    size = torch.Size(mesh).numel()
+    module, name = scenario.__module__, scenario.__name__
+    initial, expected, reference_notes = run_scenario(None, module, name, size, **kwargs)
+    notes = []
+    for _, got, note in pool.run(run_scenario, mesh, module=module, name=name, **kwargs):
+        assert_equal_to_reference(initial, expected, got, bound, among)
+        notes.append(note)
+    return [*notes, reference_notes]
+
+
+def host_shards(model: nn.Module) -> list[torch.Tensor]:
+    return [p.detach().to_local() for p in model.parameters() if isinstance(p, DTensor)]

@@ -1,0 +1,290 @@
+// The engine under hooks and autograd: whole steps of a small model on every mesh.
+
+#include "dmuon/engine/engine.h"
+
+#include <ATen/ops/ones.h>
+#include <c10/core/GradMode.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <stdexcept>
+
+#include "dmuon/core/error.h"
+#include "dmuon/engine/autograd.h"
+#include "tests/engine/mesh_engine.h"
+
+namespace dmuon::engine {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Units = std::vector<int>;
+
+constexpr int kNumUnits = 3;
+const Units kAll{0, 1, 2};
+
+// Each unit adds scale / 2 times the squares of its weights to what passes through it, so that the
+// gradient of a weight is scale times the weight itself, as its backward finds it.
+class Model {
+ public:
+  explicit Model(Engine& engine) : engine_(engine) {
+    for (int unit = 0; unit < kNumUnits; ++unit) {
+      std::vector<at::Tensor> parameters;
+      for (const at::Tensor& view : engine.unit(unit).views()) {
+        parameters.push_back(view.set_requires_grad(true));
+      }
+      engine.bind(unit, parameters);
+      parameters_.push_back(std::move(parameters));
+    }
+  }
+
+  at::Tensor use(int unit, const at::Tensor& input, double scale) {
+    engine_.before_forward(unit);
+    const bool training = c10::GradMode::is_enabled();
+    at::Tensor output = training ? engine_.watch_inputs(unit, {input})[0] : input;
+    for (const at::Tensor& parameter : parameters_[static_cast<std::size_t>(unit)]) {
+      output = output.add(parameter.square().sum(), scale / 2);
+    }
+    engine_.after_forward(unit);
+    if (training) engine_.watch_outputs(unit, {output});
+    return output;
+  }
+
+  at::Tensor forward(const Units& units, double scale) {
+    engine_.begin_forward();
+    at::Tensor x = at::ones({}).set_requires_grad(c10::GradMode::is_enabled());
+    for (const int unit : units) x = use(unit, x, scale);
+    if (c10::GradMode::is_enabled()) engine_.watch_root_outputs({x});
+    return x;
+  }
+
+  void step(const Units& units, double scale) { forward(units, scale).backward(); }
+
+ private:
+  Engine& engine_;
+  std::vector<std::vector<at::Tensor>> parameters_;
+};
+
+void clear_all(Engine& engine) {
+  for (std::size_t i = 0; i < engine.specs().size(); ++i)
+    engine.clear_gradient(static_cast<int>(i));
+}
+
+// Every owned gradient is `factors[unit]` times the weight of `seed`, to fp32's last bits.
+void expect_gradients(Engine& engine, int seed, const std::vector<double>& factors) {
+  for (int matrix = 0; matrix < static_cast<int>(engine.specs().size()); ++matrix) {
+    if (engine.place(matrix).batch < 0) continue;
+    const MatrixSpec& spec = engine.specs()[static_cast<std::size_t>(matrix)];
+    const at::Tensor expected =
+        integers(spec, seed + matrix).mul(factors[static_cast<std::size_t>(spec.unit)]);
+    const at::Tensor gradient = owned_gradient(engine, matrix);
+    ASSERT_TRUE(gradient.defined()) << "matrix " << matrix;
+    EXPECT_LE(gradient.sub(expected).abs().max().item<float>(), 2e-4F) << "matrix " << matrix;
+  }
+}
+
+Setting setting_on(Mesh mesh) {
+  Setting setting;
+  setting.mesh = mesh;
+  setting.specs = unbalanced_specs(mesh);
+  return setting;
+}
+
+class EngineOnMesh : public testing::TestWithParam<Mesh> {
+ protected:
+  // Calls `body(engine, model, rank)` on all ranks, with the masters of seed 1 published.
+  template <typename Body>
+  void run(const Setting& setting, Body body) {
+    run_ranks(setting.mesh.size(), [&](int rank, const StorePtr& store) {
+      const auto engine = make_engine(setting, store, rank);
+      set_masters(*engine, 1);
+      engine->publish();
+      Model model(*engine);
+      body(*engine, model, rank);
+    });
+  }
+
+  Setting setting() const { return setting_on(GetParam()); }
+  int size() const { return GetParam().size(); }
+  double mean_scale() const { return (size() + 1) / 2.0; }  // of rank + 1
+};
+
+TEST_P(EngineOnMesh, GivesOwnersTheMeanGradientOfEachStep) {
+  for (const bool reshard : {true, false}) {
+    Setting chosen = setting();
+    chosen.reshard_after_forward = reshard;
+    run(chosen, [&](Engine& engine, Model& model, int rank) {
+      for (int step = 0; step < 4; ++step) {
+        set_masters(engine, 1 + step);
+        engine.publish();
+        clear_all(engine);
+        model.step(kAll, rank + 1);
+        EXPECT_TRUE(engine.agree({}).finite);
+        expect_gradients(engine, 1 + step, {mean_scale(), mean_scale(), mean_scale()});
+        for (int unit = 0; unit < kNumUnits; ++unit) {
+          EXPECT_FALSE(engine.unit(unit).live());
+          EXPECT_FALSE(engine.unit(unit).gradients().allocated());
+        }
+      }
+      EXPECT_EQ(engine.statistics().at("gradient_copies"), 0);
+      EXPECT_EQ(engine.statistics().at("routes"), 4 * kNumUnits);
+    });
+  }
+}
+
+TEST_P(EngineOnMesh, FreesWeightsBetweenForwardAndBackwardUnlessAskedNotTo) {
+  for (const bool reshard : {true, false}) {
+    Setting chosen = setting();
+    chosen.reshard_after_forward = reshard;
+    run(chosen, [&](Engine& engine, Model& model, int) {
+      const at::Tensor loss = model.forward(kAll, 1);
+      for (int unit = 0; unit < kNumUnits; ++unit) EXPECT_EQ(engine.unit(unit).live(), !reshard);
+      loss.backward();
+      EXPECT_EQ(engine.statistics().at("unshards"), (reshard ? 2 : 1) * kNumUnits);
+    });
+  }
+}
+
+TEST_P(EngineOnMesh, AddsMicroSteps) {
+  run(setting(), [&](Engine& engine, Model& model, int rank) {
+    for (int micro = 0; micro < 3; ++micro) model.step(kAll, rank + 1);
+    expect_gradients(engine, 1, {3 * mean_scale(), 3 * mean_scale(), 3 * mean_scale()});
+  });
+}
+
+// What a rank skips in a replayed step it contributes as zeros.
+TEST_P(EngineOnMesh, LetsRanksSkipUnitsOnceTraced) {
+  run(setting(), [&](Engine& engine, Model& model, int rank) {
+    model.step(kAll, 1);
+    const std::vector<Units> parts{{0, 2}, {1}, {2}, {0, 1}};
+    std::vector<double> factors(kNumUnits, 0);
+    for (int other = 0; other < size(); ++other) {
+      for (const int unit : parts[static_cast<std::size_t>(other)]) {
+        factors[static_cast<std::size_t>(unit)] += 1.0 / size();
+      }
+    }
+    const double compared = engine.statistics().at("comparisons");
+    for (int step = 0; step < 3; ++step) {
+      clear_all(engine);
+      model.step(parts[static_cast<std::size_t>(rank)], 1);
+      engine.agree({});
+      expect_gradients(engine, 1, factors);
+      engine.forget_verdict();
+    }
+    EXPECT_EQ(engine.statistics().at("comparisons"), compared);
+  });
+}
+
+TEST_P(EngineOnMesh, RoutesAUnitThatIsUsedTwiceOnceInAReplay) {
+  run(setting(), [&](Engine& engine, Model& model, int rank) {
+    const Units twice{0, 1, 0, 2};
+    for (int step = 0; step < 3; ++step) {
+      clear_all(engine);
+      const double routes = engine.statistics().at("routes");
+      model.step(twice, rank + 1);
+      expect_gradients(engine, 1, {2 * mean_scale(), mean_scale(), mean_scale()});
+      if (step > 0) {
+        EXPECT_EQ(engine.statistics().at("routes"), routes + kNumUnits);
+      }
+    }
+  });
+}
+
+TEST_P(EngineOnMesh, FollowsANewOrderAfterComparingIt) {
+  run(setting(), [&](Engine& engine, Model& model, int rank) {
+    model.step({0, 1}, 1);
+    for (int step = 0; step < 4; ++step) {
+      const double compared = engine.statistics().at("comparisons");
+      clear_all(engine);
+      model.step({2, 1, 0}, rank + 1);
+      engine.agree({});
+      expect_gradients(engine, 1, {mean_scale(), mean_scale(), mean_scale()});
+      const bool compares = engine.statistics().at("comparisons") > compared;
+      EXPECT_EQ(compares, step < 2) << "step " << step;  // deviates, traces, replays, replays
+      engine.forget_verdict();
+    }
+  });
+}
+
+TEST_P(EngineOnMesh, EvaluatesWithoutRouting) {
+  run(setting(), [&](Engine& engine, Model& model, int rank) {
+    model.step(kAll, rank + 1);
+    const double routes = engine.statistics().at("routes");
+    double expected = 1;
+    for (int matrix = 0; matrix < static_cast<int>(engine.specs().size()); ++matrix) {
+      const MatrixSpec& spec = engine.specs()[static_cast<std::size_t>(matrix)];
+      expected += integers(spec, 1 + matrix).square().sum().item<double>() / 2;
+    }
+    for (int i = 0; i < 2; ++i) {
+      c10::AutoGradMode no_grad(false);
+      EXPECT_NEAR(model.forward(kAll, 1).item<double>(), expected, 1e-6 * expected);
+    }
+    engine.settle();
+    EXPECT_EQ(engine.statistics().at("routes"), routes);
+  });
+}
+
+TEST_P(EngineOnMesh, TrainsOnAfterABackwardThatRaised) {
+  run(setting(), [&](Engine& engine, Model& model, int rank) {
+    model.step(kAll, rank + 1);
+    const at::Tensor x = model.forward({0}, 1);
+    on_gradient_of(x, [] { throw std::runtime_error("from the user"); });
+    EXPECT_THROW(model.use(2, model.use(1, x, 1), 1).backward(), std::runtime_error);
+    engine.settle();
+    for (int step = 0; step < 2; ++step) {
+      clear_all(engine);
+      model.step(kAll, rank + 1);
+      engine.agree({});
+      expect_gradients(engine, 1, {mean_scale(), mean_scale(), mean_scale()});
+      engine.forget_verdict();
+    }
+  });
+}
+
+TEST_P(EngineOnMesh, RaisesOnEveryRankWhereATracedStepDiffers) {
+  if (size() == 1) return;
+  run(setting(), [&](Engine&, Model& model, int rank) {
+    try {
+      model.step(rank == size() - 1 ? Units{0, 2} : kAll, 1);
+      ADD_FAILURE() << "rank " << rank << " did not notice";
+    } catch (const core::InvalidArgument& error) {
+      const std::string message = error.what();
+      EXPECT_NE(message.find("unshard 'unit 1'"), std::string::npos) << message;
+      EXPECT_NE(message.find("unshard 'unit 2'"), std::string::npos) << message;
+    }
+  });
+}
+
+TEST_P(EngineOnMesh, TellsOfADeadRankWithinTheTimeout) {
+  if (size() == 1) return;
+  Setting chosen = setting();
+  chosen.timeout = std::chrono::milliseconds(1000);
+  const auto start = Clock::now();
+  run(chosen, [&](Engine&, Model& model, int rank) {
+    model.step(kAll, 1);
+    if (rank == size() - 1) return;  // its engine and process groups go with it
+    const auto try_on = [&] {
+      for (int step = 0; step < 3; ++step) model.step(kAll, 1);
+    };
+    EXPECT_THROW(try_on(), core::CommError);
+  });
+  EXPECT_LT(Clock::now() - start, std::chrono::milliseconds(3500));
+}
+
+INSTANTIATE_TEST_SUITE_P(Meshes, EngineOnMesh,
+                         testing::Values(Mesh{1, 1}, Mesh{1, 2}, Mesh{2, 2}, Mesh{1, 3},
+                                         Mesh{2, 1}),
+                         [](const auto& all) {
+                           return std::to_string(all.param.num_replicates) + "x" +
+                                  std::to_string(all.param.num_shards);
+                         });
+
+TEST(Engine, RefusesABatchOfWhatItDoesNotOwn) {
+  const Group alone(nullptr, "row", 0, 1);
+  const std::vector<MatrixSpec> specs{{2, 2, 0, 1}};
+  const std::vector<UnitSpec> units{{"unit", {0}, at::kFloat, at::kFloat}};
+  EXPECT_THROW(Engine(Options{}, {alone, alone, alone, alone}, specs, units, {{0}}),
+               core::InternalError);
+}
+
+}  // namespace
+}  // namespace dmuon::engine

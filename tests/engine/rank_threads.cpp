@@ -1,0 +1,57 @@
+#include "tests/engine/rank_threads.h"
+
+#include <gtest/gtest.h>
+
+#include <exception>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <vector>
+
+namespace dmuon::engine {
+
+void run_ranks(int num_ranks, const std::function<void(int, const StorePtr&)>& body) {
+  const StorePtr store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::string> failures(static_cast<std::size_t>(num_ranks));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        body(rank, store);
+      } catch (const std::exception& error) {
+        failures[static_cast<std::size_t>(rank)] = error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    const std::string& failure = failures[static_cast<std::size_t>(rank)];
+    EXPECT_EQ(failure, "") << "rank " << rank;
+  }
+}
+
+ProcessGroupPtr make_process_group(const StorePtr& store, const std::string& name, int rank,
+                                   int size, std::chrono::milliseconds timeout, bool disguise) {
+  const auto own_store = c10::make_intrusive<c10d::PrefixStore>(name, store);
+  auto options = c10d::ProcessGroupGloo::Options::create(timeout);
+  options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
+  const auto backend =
+      c10::make_intrusive<c10d::ProcessGroupGloo>(own_store, rank, size, std::move(options));
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(own_store, rank, size);
+  const auto type =
+      disguise ? c10d::ProcessGroup::BackendType::CUSTOM : c10d::ProcessGroup::BackendType::GLOO;
+  group->setBackend(c10::DeviceType::CPU, type, c10::intrusive_ptr<c10d::Backend>(backend));
+  group->setDefaultBackend(type);
+  group->setGroupName(name);
+  return group;
+}
+
+Group make_group(const StorePtr& store, const std::string& name, int rank, int size,
+                 std::chrono::milliseconds timeout, bool disguise) {
+  ProcessGroupPtr group;
+  if (size > 1) group = make_process_group(store, name, rank, size, timeout, disguise);
+  return {std::move(group), name, rank, size};
+}
+
+}  // namespace dmuon::engine

@@ -1,0 +1,195 @@
+#include "dmuon/engine/unit.h"
+
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "dmuon/core/error.h"
+#include "tests/engine/mesh_engine.h"
+
+namespace dmuon::engine {
+namespace {
+
+const std::vector<MatrixSpec> kSpecs{{2, 3, 0, 0}, {4, 2, 0, 0}};
+
+// A unit of two matrices whose parameters exist, with weights of ones.
+struct Bound {
+  std::shared_ptr<BufferPool> pool = std::make_shared<BufferPool>(c10::kCPU);
+  Unit unit;
+  std::vector<at::Tensor> parameters;
+  int num_gradients = 0;
+
+  Bound(at::ScalarType compute, at::ScalarType reduce)
+      : unit("block", kSpecs, pack(kSpecs, {0, 1}, 1, 1), pool, compute, reduce) {
+    for (const at::Tensor& view : unit.views()) {
+      parameters.push_back(view.set_requires_grad(true));
+    }
+    unit.bind(parameters, [this] { ++num_gradients; });
+    unit.weights().allocate();
+    unit.weights().flat().fill_(1);
+    // Buffers are handed out as they are: what a unit does not write must not be read.
+    PackedBuffer dirty(pool, unit.packing().num_elements, reduce);
+    dirty.allocate();
+    dirty.flat().fill_(std::numeric_limits<double>::quiet_NaN());
+  }
+
+  at::Tensor gradient(std::size_t place) {
+    const std::int64_t begin = unit.packing().offsets[place];
+    const MatrixSpec& spec = kSpecs[place];
+    return unit.gradients()
+        .slice(begin, begin + spec.num_elements())
+        .view({spec.rows, spec.cols})
+        .to(at::kFloat);
+  }
+
+  // d/dW sum(factor * W) = factor
+  void backward(std::size_t place, double factor) {
+    parameters[place].mul(factor).sum().backward();
+  }
+};
+
+at::Tensor all(std::size_t place, double value) {
+  return at::ones({kSpecs[place].rows, kSpecs[place].cols}).mul(value);
+}
+
+TEST(Unit, TakesGradientsWithoutCopiesWhereDtypesAgree) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    Bound bound(dtype, dtype);
+    bound.unit.expect_gradients();
+    bound.backward(0, 2);
+    bound.backward(1, 3);
+    EXPECT_TRUE(equal(bound.gradient(0), all(0, 2)));
+    EXPECT_TRUE(equal(bound.gradient(1), all(1, 3)));
+    EXPECT_EQ(bound.unit.num_gradient_copies(), 0);
+    EXPECT_EQ(bound.num_gradients, 2);
+  }
+}
+
+TEST(Unit, CastsGradientsToTheWireAndCountsThem) {
+  Bound bound(at::kBFloat16, at::kFloat);
+  bound.unit.expect_gradients();
+  bound.backward(0, 2);
+  EXPECT_EQ(bound.unit.num_gradient_copies(), 1);
+  bound.backward(1, 3);
+  EXPECT_EQ(bound.unit.num_gradient_copies(), 2);
+  EXPECT_TRUE(equal(bound.gradient(0), all(0, 2)));
+  EXPECT_TRUE(equal(bound.gradient(1), all(1, 3)));
+  // The parameter keeps no second copy.
+  EXPECT_FALSE(bound.parameters[0].grad().defined());
+}
+
+TEST(Unit, AddsASecondAccumulation) {
+  for (const at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
+    Bound bound(compute, at::kFloat);
+    bound.unit.expect_gradients();
+    bound.backward(0, 2);
+    bound.unit.expect_gradients();
+    bound.backward(0, 5);
+    EXPECT_TRUE(equal(bound.gradient(0), all(0, 7)));
+  }
+}
+
+// In bf16 256 + 1 is 256 again.
+TEST(Unit, AddsCastGradientsInTheWiresDtype) {
+  Bound bound(at::kBFloat16, at::kFloat);
+  bound.backward(0, 256);
+  bound.backward(0, 1);
+  EXPECT_TRUE(equal(bound.gradient(0), all(0, 257)));
+}
+
+TEST(Unit, TakesGradientsThatAutogradPutElsewhere) {
+  Bound bound(at::kFloat, at::kFloat);
+  bound.backward(0, 2);  // unannounced
+  EXPECT_EQ(bound.unit.num_gradient_copies(), 1);
+  bound.backward(0, 5);
+  EXPECT_EQ(bound.unit.num_gradient_copies(), 1);
+  EXPECT_TRUE(equal(bound.gradient(0), all(0, 7)));
+}
+
+TEST(Unit, TakesTheSumOfABackwardThatKeepsItsGraph) {
+  Bound bound(at::kFloat, at::kFloat);
+  bound.unit.expect_gradients();
+  for (int i = 0; i < 2; ++i) {
+    bound.parameters[0].mul(2).sum().backward({}, std::nullopt, /*create_graph=*/true);
+  }
+  EXPECT_TRUE(equal(bound.gradient(0), all(0, 4)));
+}
+
+TEST(Unit, CountsMissingGradientsAsZeros) {
+  for (const at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
+    for (const bool announced : {true, false}) {
+      Bound bound(compute, at::kFloat);
+      if (announced) bound.unit.expect_gradients();
+      bound.backward(1, 3);
+      EXPECT_FALSE(bound.unit.arrived(0));
+      EXPECT_TRUE(bound.unit.arrived(1));
+      bound.unit.fill_missing_gradients();
+      EXPECT_TRUE(equal(bound.gradient(0), all(0, 0)));
+      EXPECT_TRUE(equal(bound.gradient(1), all(1, 3)));
+    }
+  }
+}
+
+TEST(Unit, SendsZerosWhereNoGradientCame) {
+  for (const at::ScalarType compute : {at::kFloat, at::kBFloat16}) {
+    Bound bound(compute, at::kFloat);
+    EXPECT_FALSE(bound.unit.has_gradients());
+    bound.unit.fill_missing_gradients();
+    EXPECT_TRUE(equal(bound.gradient(0), all(0, 0)));
+    EXPECT_TRUE(equal(bound.gradient(1), all(1, 0)));
+  }
+}
+
+TEST(Unit, LeavesTheGradientOfAFrozenParameterAlone) {
+  Bound bound(at::kFloat, at::kFloat);
+  bound.parameters[0].set_requires_grad(false);
+  bound.unit.expect_gradients();
+  EXPECT_FALSE(bound.parameters[0].grad().defined());
+  bound.backward(1, 3);
+  bound.unit.fill_missing_gradients();
+  EXPECT_TRUE(equal(bound.gradient(0), all(0, 0)));
+}
+
+TEST(Unit, ForgetsGradientsThatItDrops) {
+  Bound bound(at::kFloat, at::kFloat);
+  bound.unit.expect_gradients();
+  bound.backward(0, 2);
+  bound.unit.drop_gradients();
+  EXPECT_FALSE(bound.unit.has_gradients());
+  EXPECT_FALSE(bound.unit.gradients().allocated());
+  EXPECT_FALSE(bound.parameters[0].grad().defined());
+  bound.unit.expect_gradients();
+  bound.backward(0, 5);
+  EXPECT_TRUE(equal(bound.gradient(0), all(0, 5)));
+}
+
+TEST(Unit, ComputesWithWeightsThatReturnedBeforeItsBackward) {
+  Bound bound(at::kFloat, at::kFloat);
+  const at::Tensor input = at::ones({3, 3}).set_requires_grad(true);
+  const at::Tensor output = bound.parameters[0].mm(input).sum();
+  bound.unit.weights().release();
+  bound.unit.weights().allocate();
+  bound.unit.weights().flat().fill_(4);
+  output.backward();
+  EXPECT_TRUE(equal(input.grad(), at::ones({3, 3}).mul(8)));  // two rows of fours
+}
+
+TEST(Unit, ThrowsWhereABackwardMeetsFreedWeights) {
+  Bound bound(at::kFloat, at::kFloat);
+  const at::Tensor input = at::ones({3, 3}).set_requires_grad(true);
+  const at::Tensor output = bound.parameters[0].mm(input).sum();
+  bound.unit.weights().release();
+  EXPECT_THROW(output.backward(), c10::Error);
+}
+
+TEST(Unit, IsBoundOnceToAllItsParameters) {
+  Bound bound(at::kFloat, at::kFloat);
+  EXPECT_THROW(bound.unit.bind(bound.parameters, [] {}), core::InternalError);
+  Unit other("block", kSpecs, pack(kSpecs, {0, 1}, 1, 1), bound.pool, at::kFloat, at::kFloat);
+  EXPECT_THROW(other.bind({bound.parameters[0]}, [] {}), core::InternalError);
+}
+
+}  // namespace
+}  // namespace dmuon::engine
