@@ -9,7 +9,6 @@ import torch.nn as nn
 from torch.distributed.tensor import DTensor
 
 from dmuon.dedication import runtime_of
-from dmuon.placeholder import OwnedTensor
 
 
 @torch.no_grad()
@@ -28,8 +27,7 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
     runtime = runtime_of(model, "clip_grad_norm_")
     if not isinstance(max_norm, int | float | torch.Tensor) or not float(max_norm) > 0:
         raise ValueError(f"clip_grad_norm_: max_norm: expected a positive number, got {max_norm!r}")
-    host = [p for p in model.parameters() if p.requires_grad and not isinstance(p, OwnedTensor)]
-    verdict = runtime.agree(host)
+    verdict = runtime.agree()
     if not verdict.finite:
         return torch.tensor(math.nan)
     squared = [norm for norm, has in zip(verdict.squared_norms, verdict.has_gradient, strict=True) if has]
@@ -37,7 +35,11 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
     factor = float(max_norm) / (norm + 1e-6)
     if factor < 1:
         runtime.state.scale_gradients(factor)
-        gradients = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in host if p.grad is not None]
+        gradients = [
+            p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad
+            for p in runtime.host_parameters()
+            if p.grad is not None
+        ]
         if gradients:
             torch._foreach_mul_(gradients, factor)
         runtime.engine.scale_verdict(factor)

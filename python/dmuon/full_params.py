@@ -41,6 +41,7 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
     wholes = _whole_matrices(runtime)
     originals = [whole.detach().clone() for whole in wholes] if writeback else []
     shards = {id(p): nn.Parameter(p.full_tensor().detach(), p.requires_grad) for _, _, p in swapped}
+    hooks = _suspend_load_hooks([module for module, _, _ in swapped])
     runtime.whole = True
     try:
         for matrix, whole in zip(runtime.matrices, wholes, strict=True):
@@ -64,6 +65,22 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
                 module._parameters[attribute] = placeholder
         for module, attribute, parameter in swapped:
             module._parameters[attribute] = parameter
+        for held, key, hook in hooks:
+            held[key] = hook
+
+
+def _suspend_load_hooks(modules: list[nn.Module]) -> list[tuple[dict[int, Any], int, Any]]:
+    """Takes FSDP2's hooks after load_state_dict away: they expect the shards that full_params has replaced.
+
+    Returns:
+        (the dict that held it, key, hook) of each.
+    """
+    taken: list[tuple[dict[int, Any], int, Any]] = []
+    for held in {id(module): module._load_state_dict_post_hooks for module in modules}.values():
+        for key, hook in list(held.items()):
+            if (getattr(hook, "__module__", None) or "").startswith("torch.distributed.fsdp"):
+                taken.append((held, key, held.pop(key)))
+    return taken
 
 
 def _sharded_places(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:

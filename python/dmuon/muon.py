@@ -16,7 +16,7 @@ from dmuon.dedication import Dedication, check_sentinels, dedication_of, remove_
 from dmuon.placeholder import OwnedTensor
 from dmuon.plan import Plan, make_plan
 from dmuon.runtime import Runtime, fsdp_modules
-from dmuon.units import find_units
+from dmuon.units import Unit, find_units
 
 logger = logging.getLogger("dmuon")
 
@@ -118,16 +118,20 @@ class Muon(torch.optim.Optimizer):
         }
         problem = None
         device: torch.device | None = None
+        units: list[Unit] = []
         try:
             _check_muon_group(muon)
             _check_adamw_group(adamw)
             _check_host_parameters(model, dedication)
             device = check_sentinels(dedication)
+            units = find_units(model, [[path for path, _, _ in matrix.places] for matrix in dedication.matrices])
+            _check_units(units, dedication)
         except ValueError as error:
             problem = str(error)
         ranks.agree_or_raise(dedication.ranks, "Muon", problem, [f"Muon {muon}", f"AdamW {adamw}"])
 
-        self._runtime = _start(model, dedication, device)
+        self._runtime = _start(model, dedication, units, device)
+        self._runtime.host_parameters = self._host_parameters
         self.skipped_steps = 0
         owned = self._runtime.placeholders
         host = [p for p in model.parameters() if p.requires_grad and not _is_owned(p)]
@@ -140,6 +144,7 @@ class Muon(torch.optim.Optimizer):
             raise ValueError("Muon: model: expected trainable parameters, got none")
         self._matrix_of = {parameter: index for index, parameter in enumerate(owned)}
         self._adamw: torch.optim.AdamW | None = None
+        self._adamw_defaults = adamw
         super().__init__(groups, {**muon})
         for parameter, index in self._matrix_of.items():
             buffer = self._runtime.state.momentum(index)
@@ -151,12 +156,17 @@ class Muon(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group of parameters that AdamW updates ("algorithm": "adamw", the default).
 
+        What the group does not say is as the `adamw_` arguments of Muon say.
+
         Raises:
             ValueError: the group asks for Muon; matrices are chosen by `dedicate_params(select=...)`.
         """
         algorithm = param_group.setdefault("algorithm", "adamw")
         if algorithm not in ("muon", "adamw"):
             raise ValueError(f"add_param_group: algorithm: expected 'muon' or 'adamw', got {algorithm!r}")
+        if algorithm == "adamw":
+            for key, value in self._adamw_defaults.items():
+                param_group.setdefault(key, value)
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         if algorithm == "muon":
@@ -170,7 +180,6 @@ class Muon(torch.optim.Optimizer):
             return
         for key in set(_MUON_KEYS) - {"lr", "eps", "weight_decay"}:
             group.pop(key, None)
-        group.setdefault("betas", (0.9, 0.95))
         if any(_is_owned(p) for p in group["params"]):
             self.param_groups.pop()
             raise ValueError("add_param_group: params: expected parameters for AdamW, got owned matrices")
@@ -199,7 +208,7 @@ class Muon(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         runtime = self._runtime
-        verdict = runtime.agree(self._host_parameters())
+        verdict = runtime.agree()
         if verdict.finite:
             groups, group_of = self._muon_groups(verdict.has_gradient)
             runtime.state.update(groups, group_of)
@@ -280,9 +289,8 @@ def _is_owned(parameter: torch.Tensor) -> bool:
     return isinstance(parameter, OwnedTensor)
 
 
-def _start(model: nn.Module, dedication: Dedication, device: torch.device | None) -> Runtime:
+def _start(model: nn.Module, dedication: Dedication, units: list[Unit], device: torch.device | None) -> Runtime:
     place = dedication.ranks
-    units = find_units(model, [[path for path, _, _ in matrix.places] for matrix in dedication.matrices])
     device = device or torch.device(dedication.ranks.device_type)
     plan = make_plan(place, dedication.matrices, units, dedication.strategy, device)
     remove_guards(dedication)
@@ -350,6 +358,21 @@ def _check_adamw_group(group: dict[str, Any]) -> None:
         raise ValueError(f"Muon: adamw_betas: expected two numbers, got {betas!r}")
     for beta in betas:
         _number("Muon", "adamw_betas", beta, 0, 1)
+
+
+def _check_units(units: list[Unit], dedication: Dedication) -> None:
+    """The matrices of a unit share one buffer, hence one dtype."""
+    if dedication.mp_policy.param_dtype is not None:
+        return
+    for unit in units:
+        first = dedication.matrices[unit.matrices[0]]
+        for matrix in (dedication.matrices[index] for index in unit.matrices):
+            if matrix.parameter.dtype != first.parameter.dtype:
+                raise ValueError(
+                    f"Muon: model: unit '{unit.name or '(root)'}' mixes dtypes: '{first.name}' is "
+                    f"{first.parameter.dtype}, '{matrix.name}' is {matrix.parameter.dtype}. Expected: one dtype a "
+                    "unit, or mp_policy with param_dtype."
+                )
 
 
 def _check_host_parameters(model: nn.Module, dedication: Dedication) -> None:

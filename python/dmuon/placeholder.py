@@ -26,13 +26,13 @@ def refuse(name: str, what: str) -> NoReturn:
 class OwnedTensor(torch.Tensor):
     """A weight, or its gradient, that this rank does not hold: true shape and dtype, no storage.
 
-    Metadata, `detach` and `zero_` (which clears the owner's accumulated gradient) work. Everything else raises
-    ValueError and names the way out, so that no clipping, averaging, initialising or saving passes over
+    Metadata, `detach` and, of a gradient, `zero_` (which clears what the owner has accumulated) work. Everything
+    else raises ValueError and names the way out, so that no clipping, averaging, initialising or saving passes over
     a matrix in silence.
     """
 
     _name: str
-    _clear: Callable[[], None]
+    _clear: Callable[[], None] | None
 
     @staticmethod
     def __new__(
@@ -41,28 +41,29 @@ class OwnedTensor(torch.Tensor):
         shape: torch.Size,
         dtype: torch.dtype,
         device: torch.device,
-        clear: Callable[[], None],
+        clear: Callable[[], None] | None,
     ) -> OwnedTensor:
-        """`clear` is called by `zero_`; `name` is the parameter's fully qualified name."""
+        """`clear` is called by a gradient's `zero_`, None in a weight; `name` is the fully qualified name."""
         # torch leaves this function untyped.
         tensor: OwnedTensor = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
         tensor._name = name
         tensor._clear = clear
         return tensor
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    # torch types its own as (Any, Any, Any, Any).
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[assignment, override]
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         owned = next(_owned_in(args), None)
         if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
             return owned._alias() if owned is not None else NotImplemented
-        if func is torch.ops.aten.zero_.default and owned is not None:
+        if func is torch.ops.aten.zero_.default and owned is not None and owned._clear is not None:
             owned._clear()
             return owned
-        if func is torch.ops.aten._foreach_zero_.default:
+        if func is torch.ops.aten._foreach_zero_.default and owned is not None and owned._clear is not None:
             for tensor in args[0]:
                 tensor.zero_()
             return None
@@ -70,6 +71,15 @@ class OwnedTensor(torch.Tensor):
 
     def _alias(self) -> OwnedTensor:
         return OwnedTensor(self._name, self.shape, self.dtype, self.device, self._clear)
+
+    @property
+    def data(self) -> OwnedTensor:
+        """As `detach`; assigning it raises ValueError, for training would not see the new values."""
+        return self._alias()
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        refuse(self._name, "assigning .data")
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"OwnedTensor('{self._name}', shape={tuple(self.shape)}, dtype={self.dtype})"

@@ -93,7 +93,16 @@ class _Rules:
     def __init__(self, model: nn.Module) -> None:
         self._embeddings = _embedding_weights(model)
         self._heads = _output_heads(model)
-        self._vocabularies = {tuple(weight.shape) for weight in self._embeddings.values()}
+        self._by_shape = self._head_by_shape(model)
+
+    def _head_by_shape(self, model: nn.Module) -> int | None:
+        """The one linear layer, if it is the last, that has the shape of an embedding; for heads of no known name."""
+        shapes = {tuple(weight.shape) for weight in self._embeddings.values()}
+        linear = [(path, m) for path, m in model.named_modules() if isinstance(m, nn.Linear)]
+        if self._heads or any(path.rpartition(".")[2].lower() in _HEAD_NAMES for path, _ in linear):
+            return None
+        alike = [m.weight for _, m in linear if "weight" in m._parameters and tuple(m.weight.shape) in shapes]
+        return id(alike[0]) if len(alike) == 1 and alike[0] is linear[-1][1].weight else None
 
     def decide(self, matrix: Matrix) -> tuple[bool, str]:
         """Whether Muon updates the parameter by default, and why."""
@@ -115,8 +124,8 @@ class _Rules:
             return False, "output head, by get_output_embeddings()"
         if path.rpartition(".")[2].lower() in _HEAD_NAMES:
             return False, f"output head, by its name '{path}'"
-        if isinstance(module, nn.Linear) and tuple(parameter.shape) in self._vocabularies:
-            return False, "output head, by its shape: an embedding's"
+        if id(parameter) == self._by_shape:
+            return False, "output head, by its shape: an embedding's, and no other matrix has it"
         return True, "matrix"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ class Runtime:
         self.units = units
         self.device = device
         self.whole = False  # inside full_params
+        self.host_parameters: Callable[[], list[nn.Parameter]] = list  # what AdamW updates; Muon says
         self.engine = self._make_engine(dedication)
         self.state = _C.MuonState(self.engine)
         self.placeholders = self._make_placeholders()
@@ -81,11 +83,9 @@ class Runtime:
             def clear(index: int = index) -> None:
                 self.engine.clear_gradient(index)
 
-            def make(name: str = matrix.name, matrix: Matrix = matrix, clear: Any = clear) -> OwnedTensor:
-                return OwnedTensor(name, matrix.shape, matrix.parameter.dtype, self.device, clear)
-
-            placeholders.append(nn.Parameter(make()))
-            gradients.append(make())
+            dtype = matrix.parameter.dtype
+            placeholders.append(nn.Parameter(OwnedTensor(matrix.name, matrix.shape, dtype, self.device, None)))
+            gradients.append(OwnedTensor(f"{matrix.name}.grad", matrix.shape, dtype, self.device, clear))
         self.engine.set_placeholders(placeholders, gradients)
         return placeholders
 
@@ -216,11 +216,12 @@ class Runtime:
 
     # ---- gradients that stay with the host framework ----
 
-    def agree(self, host_parameters: list[nn.Parameter]) -> _C.Verdict:
+    def agree(self) -> _C.Verdict:
         """The step's verdict over all gradients, owned and not. Collective unless it is kept already."""
         self.engine.settle()
         if self.engine.agreed():
             return self.engine.agree(_C.HostNorms(0.0, 0.0))
+        host_parameters = self.host_parameters()
         self._average_replicas(host_parameters)
         sharded, replicated = [], []
         for parameter in host_parameters:

@@ -37,6 +37,13 @@ class UnitSites:
         for site in self._sites:
             if site.weight.requires_grad != site.placeholder.requires_grad:
                 site.weight.requires_grad_(site.placeholder.requires_grad)
+            held = site.module._parameters.get(site.attribute)
+            if held is not site.placeholder and held is not site.weight:
+                raise ValueError(
+                    f"dmuon: '{site.attribute}' of a {type(site.module).__name__} was replaced after dmuon.Muon, and "
+                    "training would not see the new weight. Expected: write new values inside `with "
+                    "dmuon.full_params(model, writeback=True)`."
+                )
             site.module._parameters[site.attribute] = site.weight
         if _C.in_backward() and not self._until_end_of_backward:
             self._until_end_of_backward = True

@@ -49,8 +49,15 @@ def _common_ancestor(paths: list[str]) -> str:
 def _with_forward(root: nn.Module, path: str) -> str:
     """`path`, or its closest ancestor that is called: hooks of a bare container never run."""
     containers = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
-    while path and isinstance(root.get_submodule(path), containers):
-        path = path.rpartition(".")[0]
+    while path:
+        parent = path.rpartition(".")[0]
+        # MultiheadAttention reads its projection's weight without calling the projection.
+        if not (
+            isinstance(root.get_submodule(path), containers)
+            or isinstance(root.get_submodule(parent), nn.MultiheadAttention)
+        ):
+            break
+        path = parent
     return path
 
 

@@ -94,11 +94,13 @@ def allocations(profiler: profile, mark: str) -> tuple[int, int]:
     return largest, last
 
 
-def measure(mesh: Any, strategy: str, width: int = 192, depth: int = 4) -> dict[str, Any]:
-    """A step of a model that is nearly nothing but matrices, seen by PyTorch's allocator."""
+def measure(mesh: Any, strategy: str, width: int = 160, depth: int = 4) -> dict[str, Any]:
+    """A step of a model of nearly nothing but matrices, two a unit, as PyTorch's allocator sees it."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         torch.manual_seed(0)
-        model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(depth)))
+        model = nn.Sequential(
+            *(nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(2))) for _ in range(depth))
+        )
         dmuon.dedicate_params(model, mesh, strategy=strategy)
         optimizer = dmuon.Muon(model, ns_dtype=torch.float32)
         x = torch.ones(1, width)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +11,8 @@ import torch.nn as nn
 from models import Block, Gpt, make_gpt
 from scenario import Session, language_loss
 from torch.distributed.fsdp import MixedPrecisionPolicy
+
+import dmuon
 
 
 class _TwicePerForward(Gpt):
@@ -52,7 +55,7 @@ def tied_across_units(s: Session) -> None:
     s.start(model)
     s.train(0, 1, 2)
     if not s.reference:
-        unit = {row.name: row.unit for row in __import__("dmuon").routing_table(model)}
+        unit = {row.name: row.unit for row in dmuon.routing_table(model)}
         s.notes.append((unit["blocks.0.up.weight"], unit["blocks.0.down.weight"]))
 
 
@@ -155,9 +158,9 @@ def plain_replicas(s: Session) -> None:
 
 
 class _Matrices(nn.Module):
-    def __init__(self, sizes: list[int], final: bool = False) -> None:
+    def __init__(self, sizes: list[int]) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Linear(n, m, bias=False) for n, m in zip(sizes, sizes[1:], strict=False))
+        self.blocks = nn.ModuleList(nn.Linear(n, m, bias=False) for n, m in itertools.pairwise(sizes))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:

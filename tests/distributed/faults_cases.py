@@ -7,6 +7,7 @@ import os
 import time
 from typing import Any
 
+import torch
 import torch.nn as nn
 from models import make_gpt
 from scenario import Session
@@ -35,11 +36,15 @@ def rank_that_dies(mesh: Any, when: str, fsdp: bool) -> tuple[str, str, float]:
     raise AssertionError("the loss of a rank went unnoticed")
 
 
+def _plant(module: nn.Module, args: Any, output: torch.Tensor) -> None:
+    output.register_hook(_die)
+
+
 def _arm(model: nn.Module, s: Session, when: str) -> None:
     if when == "forward":
         model.blocks[1].register_forward_pre_hook(_die)
     elif when == "backward":
-        model.blocks[0].register_forward_hook(lambda module, args, output: output.register_hook(_die) and None)
+        model.blocks[0].register_forward_hook(_plant)
     elif when == "step":
         s.opt.register_step_pre_hook(_die)
     else:

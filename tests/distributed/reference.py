@@ -49,6 +49,7 @@ class ReferenceMuon:
     ) -> None:
         parameters = dict(model.named_parameters())
         self.matrices = {name: parameters[name] for name in names}
+        self.lrs: dict[str, float] = {}  # of matrices whose lr is not `lr`
         self.buffers = {name: torch.zeros_like(p) for name, p in self.matrices.items()}
         self.lr, self.weight_decay, self.momentum, self.nesterov, self.rows = (
             lr,
@@ -71,8 +72,9 @@ class ReferenceMuon:
             buffer += (1 - self.momentum) * (p.grad - buffer)
             update = p.grad + self.momentum * (buffer - p.grad) if self.nesterov else buffer
             orthogonal = newton_schulz(update, self.rows)
-            p *= 1 - self.lr * self.weight_decay
-            p -= self.lr * math.sqrt(max(1.0, p.shape[0] / p.shape[1])) * orthogonal
+            lr = self.lrs.get(name, self.lr)
+            p *= 1 - lr * self.weight_decay
+            p -= lr * math.sqrt(max(1.0, p.shape[0] / p.shape[1])) * orthogonal
         if self.adamw is not None:
             self.adamw.step()
 

@@ -10,6 +10,8 @@ from composition_cases import _Matrices, square_loss
 from models import batch, loss_of, make_gpt
 from scenario import LR, Session, language_loss
 
+import dmuon
+
 
 def evaluation(s: Session) -> None:
     model = s.start(make_gpt(depth=2))
@@ -60,6 +62,10 @@ class _Boom(Exception):
 
 def _explode(gradient: torch.Tensor) -> None:
     raise _Boom
+
+
+def _plant(module: nn.Module, args: Any, output: torch.Tensor) -> None:
+    output.register_hook(_explode)
 
 
 def raised_backward(s: Session, first: bool, clear: bool) -> None:
@@ -163,23 +169,6 @@ def gradient_of_the_input(s: Session) -> None:
         s.step()
 
 
-def gradient_penalty(s: Session) -> None:
-    """create_graph: the gradient of a gradient reaches the matrices."""
-    torch.manual_seed(0)
-    s.start(_Matrices([10, 8, 6, 1]), units=None)
-
-    for step in range(3):
-
-        def loss(model: nn.Module, rank: int, step: int = step) -> torch.Tensor:
-            x = torch.randn(4, 10, generator=torch.Generator().manual_seed(9 * step + rank), requires_grad=True)
-            y = model(x)
-            (gradient,) = torch.autograd.grad(y.sum(), x, create_graph=True)
-            return y.square().mean() + gradient.square().mean()
-
-        s.backward(loss)
-        s.step()
-
-
 def non_finite(s: Session, value: float, where: str) -> None:
     """A bad gradient on one rank in the second step, which then never was."""
     s.start(make_gpt(depth=2))
@@ -194,7 +183,7 @@ def non_finite(s: Session, value: float, where: str) -> None:
         module = s.model.get_submodule(parameter)
         handle = module.register_forward_hook(poison)
         s.backward(language_loss(5, s.size))
-        norm = float(__import__("dmuon").clip_grad_norm_(s.model, 1.0)) if where == "head" else float("nan")
+        norm = float(dmuon.clip_grad_norm_(s.model, 1.0)) if where == "head" else float("nan")
         s.step()
         handle.remove()
         after = s.weights()

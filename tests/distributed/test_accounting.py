@@ -99,8 +99,6 @@ def test_owners_alone_hold_state_and_a_rank_stays_below_its_bound(ranks, mesh, s
         for step, stats in enumerate(result["stats"][1:]):
             assert stats["peak_bytes"] <= bound, f"slot {slot}, step {step}"
             assert stats["peak_bytes"] >= kept + largest * weight, f"slot {slot}, step {step}"
-        # At rest: what is kept and at most the idle blocks of the largest unit.
-        assert result["stats"][-1]["current_bytes"] <= kept + 2 * largest * max(weight, gradient)
 
 
 @pytest.mark.parametrize("mesh", [(4,), (2, 2), (4, 1), (3,)])
@@ -109,7 +107,7 @@ def test_owners_alone_hold_state_and_a_rank_stays_below_its_bound(ranks, mesh, s
     ("dtypes", "node_copy", "micro_steps"),
     [
         ("float32", True, 1),
-        ("bfloat16, reduced in float32", True, 3),
+        ("bfloat16, reduced in float32", True, 2),
         ("bfloat16", False, 2),
     ],
 )
@@ -139,8 +137,16 @@ def test_each_rank_sends_exactly_the_formula(ranks, mesh, strategy, dtypes, node
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_allocator_sees_what_the_engine_counts(ranks, mesh, strategy):
     results = ranks.run(cases.measure, mesh, strategy=strategy)
+    sizes = Sizes(results[0], mesh)
+    matrix = FP32 * max(results[0]["elements"])
+    unit = FP32 * max(sizes.unit(index) for index in range(sizes.num_units))
+    # Activations of one row are small beside matrices of 160 x 160.
+    slack = matrix // 6
     for slot, result in enumerate(results):
-        # Activations of one row and placeholders are small beside matrices of 192 x 192.
-        slack = 0.02 * FP32 * sum(result["elements"])
-        assert abs(result["largest"] - result["stats"]["peak_bytes"]) <= slack, f"slot {slot}"
+        node_copies = FP32 * sizes.held_column(slot) if sizes.num_replicates > 1 else 0
+        kept = node_copies + 3 * FP32 * sizes.owned(slot)
+        # Beside the engine autograd computes one matrix's gradient, which it then adds to the packed buffer.
+        beside = result["largest"] - result["stats"]["peak_bytes"]
+        assert -slack <= beside <= matrix + slack, f"slot {slot}"
         assert abs(result["last"] - result["stats"]["current_bytes"]) <= slack, f"slot {slot}"
+        assert result["largest"] <= kept + 4 * unit + slack, f"slot {slot}"

@@ -60,10 +60,6 @@ def test_autograd_grad_of_the_input_alone(ranks):
             assert torch.allclose(got, expected, rtol=1e-3, atol=1e-5)
 
 
-def test_gradient_penalty(ranks):
-    check(ranks, cases.gradient_penalty)
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("where", ["blocks.1", "head"])
 def test_a_gradient_that_is_not_finite_skips_the_step_everywhere(ranks, value, where):

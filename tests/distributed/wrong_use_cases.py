@@ -180,7 +180,7 @@ def backward_differs_in_the_first_step(mesh: Any) -> None:
 
 
 def grad_scaler(mesh: Any, fsdp: bool) -> None:
-    model, opt = _with_gradients(mesh, fsdp)
+    _, opt = _with_gradients(mesh, fsdp)
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(torch.ones(()))
     scaler.step(opt)

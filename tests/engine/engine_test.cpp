@@ -273,10 +273,7 @@ TEST_P(EngineOnMesh, TellsOfADeadRankWithinTheTimeout) {
 INSTANTIATE_TEST_SUITE_P(Meshes, EngineOnMesh,
                          testing::Values(Mesh{1, 1}, Mesh{1, 2}, Mesh{2, 2}, Mesh{1, 3},
                                          Mesh{2, 1}),
-                         [](const auto& all) {
-                           return std::to_string(all.param.num_replicates) + "x" +
-                                  std::to_string(all.param.num_shards);
-                         });
+                         [](const auto& given) { return name_of(given.param); });
 
 TEST(Engine, RefusesABatchOfWhatItDoesNotOwn) {
   const Group alone(nullptr, "row", 0, 1);

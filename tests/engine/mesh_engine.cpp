@@ -7,9 +7,11 @@
 
 namespace dmuon::engine {
 
-void PrintTo(const Mesh& mesh, std::ostream* out) {
-  *out << mesh.num_replicates << 'x' << mesh.num_shards;
+std::string name_of(const Mesh& mesh) {
+  return std::to_string(mesh.num_replicates) + "x" + std::to_string(mesh.num_shards);
 }
+
+void PrintTo(const Mesh& mesh, std::ostream* out) { *out << name_of(mesh); }
 
 std::vector<MatrixSpec> unbalanced_specs(const Mesh& mesh) {
   const int last = mesh.size() - 1;
@@ -91,7 +93,7 @@ at::Tensor weight_at(Engine& engine, int unit, std::size_t place) {
   return engine.unit(unit).views()[place].to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
 }
 
-testing::AssertionResult equal(const at::Tensor& got, const at::Tensor& expected) {
+testing::AssertionResult same_values(const at::Tensor& got, const at::Tensor& expected) {
   if (!got.defined()) return testing::AssertionFailure() << "got an undefined tensor";
   if (got.sizes() != expected.sizes()) {
     return testing::AssertionFailure()

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <ostream>
+#include <string>
 #include <vector>
 
 #include "dmuon/engine/engine.h"
@@ -18,7 +19,9 @@ struct Mesh {
   int size() const { return num_replicates * num_shards; }
 };
 
+/// For messages and for names of tests, "2x2".
 void PrintTo(const Mesh& mesh, std::ostream* out);
+std::string name_of(const Mesh& mesh);
 
 /// What the engines of all ranks are made of.
 struct Setting {
@@ -55,6 +58,6 @@ at::Tensor owned_gradient(Engine& engine, int matrix);
 at::Tensor weight_at(Engine& engine, int unit, std::size_t place);
 
 /// Whether shapes and all values are equal; NaN equals nothing.
-testing::AssertionResult equal(const at::Tensor& got, const at::Tensor& expected);
+testing::AssertionResult same_values(const at::Tensor& got, const at::Tensor& expected);
 
 }  // namespace dmuon::engine

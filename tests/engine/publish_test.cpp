@@ -25,7 +25,7 @@ class Publish : public testing::TestWithParam<std::tuple<Mesh, at::ScalarType, b
     for (std::size_t i = 0; i < unit.packing().matrices.size(); ++i) {
       const int matrix = unit.packing().matrices[i];
       const MatrixSpec& spec = engine.specs()[static_cast<std::size_t>(matrix)];
-      EXPECT_TRUE(equal(weight_at(engine, index, i), integers(spec, seed + matrix)))
+      EXPECT_TRUE(same_values(weight_at(engine, index, i), integers(spec, seed + matrix)))
           << "matrix " << matrix;
     }
   }
@@ -112,22 +112,23 @@ TEST_P(Publish, CollectsAMasterInFp32OnEveryRank) {
     for (OwnedBatch& batch : engine->batches()) batch.master.add_(0.001);  // not exact in bf16
     for (int matrix = 0; matrix < static_cast<int>(setting_.specs.size()); ++matrix) {
       const MatrixSpec& spec = setting_.specs[static_cast<std::size_t>(matrix)];
-      EXPECT_TRUE(equal(engine->collect_master(matrix), integers(spec, 1 + matrix).add_(0.001)));
+      EXPECT_TRUE(
+          same_values(engine->collect_master(matrix), integers(spec, 1 + matrix).add_(0.001)));
     }
   });
+}
+
+std::string name_of(const testing::TestParamInfo<Publish::ParamType>& given) {
+  const auto& [mesh, dtype, node_copy] = given.param;
+  return name_of(mesh) + (dtype == at::kFloat ? "Float" : "Bfloat16") +
+         (node_copy ? "NodeCopy" : "");
 }
 
 INSTANTIATE_TEST_SUITE_P(Meshes, Publish,
                          testing::Combine(testing::ValuesIn(kMeshes),
                                           testing::Values(at::kFloat, at::kBFloat16),
                                           testing::Bool()),
-                         [](const auto& all) {
-                           const auto& [mesh, dtype, node_copy] = all.param;
-                           return std::to_string(mesh.num_replicates) + "x" +
-                                  std::to_string(mesh.num_shards) +
-                                  (dtype == at::kFloat ? "Float" : "Bfloat16") +
-                                  (node_copy ? "NodeCopy" : "");
-                         });
+                         [](const auto& given) { return name_of(given); });
 
 }  // namespace
 }  // namespace dmuon::engine

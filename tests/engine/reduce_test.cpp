@@ -52,7 +52,7 @@ TEST_P(ReduceSegments, LeavesEachSumAtItsMember) {
   const std::vector<Segment> segments = segments_of(shape.sizes);
   const std::int64_t total = segments.back().end;
   const int size = static_cast<int>(shape.sizes.size());
-  // std::function copies: structured bindings may not be captured.
+  // Structured bindings are captured by copies alone.
   run_ranks(size, [&, dtype = dtype, disguise = disguise](int rank, const StorePtr& store) {
     Group group = make_group(store, "g", rank, size, kTimeout, disguise);
     EXPECT_EQ(group.free_point_to_point(), !disguise);
@@ -83,16 +83,17 @@ TEST_P(ReduceSegments, LeavesEachSumAtItsMember) {
   });
 }
 
+std::string name_of(const testing::TestParamInfo<ReduceSegments::ParamType>& given) {
+  const auto& [shape, dtype, disguise] = given.param;
+  return std::string(shape.name) + (dtype == at::kFloat ? "Float" : "Bfloat16") +
+         (disguise ? "ByBackend" : "");
+}
+
 INSTANTIATE_TEST_SUITE_P(Cases, ReduceSegments,
                          testing::Combine(testing::ValuesIn(kCases),
                                           testing::Values(at::kFloat, at::kBFloat16),
                                           testing::Bool()),
-                         [](const auto& all) {
-                           const auto& [shape, dtype, disguise] = all.param;
-                           return std::string(shape.name) +
-                                  (dtype == at::kFloat ? "Float" : "Bfloat16") +
-                                  (disguise ? "ByBackend" : "");
-                         });
+                         [](const auto& given) { return name_of(given); });
 
 // In bf16 256 + 1 is 256 again.
 TEST(ReduceSegments, AddsABf16WireInFp32) {

@@ -144,15 +144,15 @@ TEST_P(Route, SendsEachPartOnce) {
   });
 }
 
+std::string name_of(const testing::TestParamInfo<Route::ParamType>& given) {
+  const auto& [mesh, dtype] = given.param;
+  return name_of(mesh) + (dtype == at::kFloat ? "Float" : "Bfloat16");
+}
+
 INSTANTIATE_TEST_SUITE_P(Meshes, Route,
                          testing::Combine(testing::ValuesIn(kMeshes),
                                           testing::Values(at::kFloat, at::kBFloat16)),
-                         [](const auto& all) {
-                           const auto& [mesh, dtype] = all.param;
-                           return std::to_string(mesh.num_replicates) + "x" +
-                                  std::to_string(mesh.num_shards) +
-                                  (dtype == at::kFloat ? "Float" : "Bfloat16");
-                         });
+                         [](const auto& given) { return name_of(given); });
 
 TEST(RouteErrors, RefusesAMatrixOfAnotherUnit) {
   Setting setting;

@@ -60,8 +60,8 @@ TEST(Unit, TakesGradientsWithoutCopiesWhereDtypesAgree) {
     bound.unit.expect_gradients();
     bound.backward(0, 2);
     bound.backward(1, 3);
-    EXPECT_TRUE(equal(bound.gradient(0), all(0, 2)));
-    EXPECT_TRUE(equal(bound.gradient(1), all(1, 3)));
+    EXPECT_TRUE(same_values(bound.gradient(0), all(0, 2)));
+    EXPECT_TRUE(same_values(bound.gradient(1), all(1, 3)));
     EXPECT_EQ(bound.unit.num_gradient_copies(), 0);
     EXPECT_EQ(bound.num_gradients, 2);
   }
@@ -74,8 +74,8 @@ TEST(Unit, CastsGradientsToTheWireAndCountsThem) {
   EXPECT_EQ(bound.unit.num_gradient_copies(), 1);
   bound.backward(1, 3);
   EXPECT_EQ(bound.unit.num_gradient_copies(), 2);
-  EXPECT_TRUE(equal(bound.gradient(0), all(0, 2)));
-  EXPECT_TRUE(equal(bound.gradient(1), all(1, 3)));
+  EXPECT_TRUE(same_values(bound.gradient(0), all(0, 2)));
+  EXPECT_TRUE(same_values(bound.gradient(1), all(1, 3)));
   // The parameter keeps no second copy.
   EXPECT_FALSE(bound.parameters[0].grad().defined());
 }
@@ -87,7 +87,7 @@ TEST(Unit, AddsASecondAccumulation) {
     bound.backward(0, 2);
     bound.unit.expect_gradients();
     bound.backward(0, 5);
-    EXPECT_TRUE(equal(bound.gradient(0), all(0, 7)));
+    EXPECT_TRUE(same_values(bound.gradient(0), all(0, 7)));
   }
 }
 
@@ -96,7 +96,7 @@ TEST(Unit, AddsCastGradientsInTheWiresDtype) {
   Bound bound(at::kBFloat16, at::kFloat);
   bound.backward(0, 256);
   bound.backward(0, 1);
-  EXPECT_TRUE(equal(bound.gradient(0), all(0, 257)));
+  EXPECT_TRUE(same_values(bound.gradient(0), all(0, 257)));
 }
 
 TEST(Unit, TakesGradientsThatAutogradPutElsewhere) {
@@ -105,7 +105,7 @@ TEST(Unit, TakesGradientsThatAutogradPutElsewhere) {
   EXPECT_EQ(bound.unit.num_gradient_copies(), 1);
   bound.backward(0, 5);
   EXPECT_EQ(bound.unit.num_gradient_copies(), 1);
-  EXPECT_TRUE(equal(bound.gradient(0), all(0, 7)));
+  EXPECT_TRUE(same_values(bound.gradient(0), all(0, 7)));
 }
 
 TEST(Unit, TakesTheSumOfABackwardThatKeepsItsGraph) {
@@ -114,7 +114,7 @@ TEST(Unit, TakesTheSumOfABackwardThatKeepsItsGraph) {
   for (int i = 0; i < 2; ++i) {
     bound.parameters[0].mul(2).sum().backward({}, std::nullopt, /*create_graph=*/true);
   }
-  EXPECT_TRUE(equal(bound.gradient(0), all(0, 4)));
+  EXPECT_TRUE(same_values(bound.gradient(0), all(0, 4)));
 }
 
 TEST(Unit, CountsMissingGradientsAsZeros) {
@@ -126,8 +126,8 @@ TEST(Unit, CountsMissingGradientsAsZeros) {
       EXPECT_FALSE(bound.unit.arrived(0));
       EXPECT_TRUE(bound.unit.arrived(1));
       bound.unit.fill_missing_gradients();
-      EXPECT_TRUE(equal(bound.gradient(0), all(0, 0)));
-      EXPECT_TRUE(equal(bound.gradient(1), all(1, 3)));
+      EXPECT_TRUE(same_values(bound.gradient(0), all(0, 0)));
+      EXPECT_TRUE(same_values(bound.gradient(1), all(1, 3)));
     }
   }
 }
@@ -137,8 +137,8 @@ TEST(Unit, SendsZerosWhereNoGradientCame) {
     Bound bound(compute, at::kFloat);
     EXPECT_FALSE(bound.unit.has_gradients());
     bound.unit.fill_missing_gradients();
-    EXPECT_TRUE(equal(bound.gradient(0), all(0, 0)));
-    EXPECT_TRUE(equal(bound.gradient(1), all(1, 0)));
+    EXPECT_TRUE(same_values(bound.gradient(0), all(0, 0)));
+    EXPECT_TRUE(same_values(bound.gradient(1), all(1, 0)));
   }
 }
 
@@ -149,7 +149,7 @@ TEST(Unit, LeavesTheGradientOfAFrozenParameterAlone) {
   EXPECT_FALSE(bound.parameters[0].grad().defined());
   bound.backward(1, 3);
   bound.unit.fill_missing_gradients();
-  EXPECT_TRUE(equal(bound.gradient(0), all(0, 0)));
+  EXPECT_TRUE(same_values(bound.gradient(0), all(0, 0)));
 }
 
 TEST(Unit, ForgetsGradientsThatItDrops) {
@@ -162,7 +162,7 @@ TEST(Unit, ForgetsGradientsThatItDrops) {
   EXPECT_FALSE(bound.parameters[0].grad().defined());
   bound.unit.expect_gradients();
   bound.backward(0, 5);
-  EXPECT_TRUE(equal(bound.gradient(0), all(0, 5)));
+  EXPECT_TRUE(same_values(bound.gradient(0), all(0, 5)));
 }
 
 TEST(Unit, ComputesWithWeightsThatReturnedBeforeItsBackward) {
@@ -173,7 +173,7 @@ TEST(Unit, ComputesWithWeightsThatReturnedBeforeItsBackward) {
   bound.unit.weights().allocate();
   bound.unit.weights().flat().fill_(4);
   output.backward();
-  EXPECT_TRUE(equal(input.grad(), at::ones({3, 3}).mul(8)));  // two rows of fours
+  EXPECT_TRUE(same_values(input.grad(), at::ones({3, 3}).mul(8)));  // two rows of fours
 }
 
 TEST(Unit, ThrowsWhereABackwardMeetsFreedWeights) {

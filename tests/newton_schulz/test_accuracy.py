@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from reference import (
+from exact import (
     QUINTIC,
     conditioned,
     gaussian,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from dmuon.orthogonalize import orthogonalize
-from reference import relative_error, rounding_bound, textbook
+from exact import relative_error, rounding_bound, textbook
 
 from dmuon import _C
 

@@ -120,11 +120,11 @@ TEST(Hash, ChangesWithEverythingThatMovesDataAndWithNothingElse) {
       [](Plan& p, Inventory&) {
         p.mesh = {1, 4};
       },
-      [](Plan& p, Inventory&) { p.strategy = "rank0"; },
+      [](Plan& p, Inventory&) { p.strategy = std::string("rank0"); },
       [](Plan& p, Inventory&) { p.owner[2] ^= 1; },
       [](Plan& p, Inventory&) { p.batches[0].slot ^= 1; },
       [](Plan& p, Inventory&) { p.batches[0].matrices[0] ^= 1; },
-      [](Plan&, Inventory& i) { i[0].name = "z"; },
+      [](Plan&, Inventory& i) { i[0].name = std::string("z"); },
       [](Plan&, Inventory& i) { i[0].rows = 5; },
       [](Plan&, Inventory& i) { i[0].cols = 5; },
       [](Plan&, Inventory& i) { i[0].unit = 1; },

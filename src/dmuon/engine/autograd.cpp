@@ -1,5 +1,6 @@
 #include "dmuon/engine/autograd.h"
 
+#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -12,10 +13,24 @@
 #include <type_traits>
 #include <utility>
 
+#include "dmuon/core/error.h"
+
 namespace dmuon::engine {
 namespace {
 
 using torch::autograd::variable_list;
+
+// What leaves a backward is translated for Python by torch, which knows its own exceptions alone.
+std::function<void()> as_torch_errors(std::function<void()> callback) {
+  return [callback = std::move(callback)] {
+    try {
+      callback();
+    } catch (const core::InvalidArgument& error) {
+      TORCH_CHECK_VALUE(false, error.what());
+    }
+  };
+}
+
 // A shared_ptr before PyTorch 2.13, an intrusive_ptr since.
 using NodePtr = decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
 
@@ -62,13 +77,14 @@ bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; 
 
 std::any after_accumulation(const at::Tensor& parameter, std::function<void()> callback) {
   NodePtr accumulator = torch::autograd::impl::grad_accumulator(parameter);
-  accumulator->add_post_hook(std::make_unique<AfterAccumulation>(std::move(callback)));
+  accumulator->add_post_hook(
+      std::make_unique<AfterAccumulation>(as_torch_errors(std::move(callback))));
   return accumulator;
 }
 
 std::vector<at::Tensor> before_leaving_backward(const std::vector<at::Tensor>& inputs,
                                                 std::function<void()> callback) {
-  NodePtr node = make_node<LeavingBackward>(std::move(callback));
+  NodePtr node = make_node<LeavingBackward>(as_torch_errors(std::move(callback)));
   node->set_next_edges(torch::autograd::collect_next_edges(inputs));
   std::vector<at::Tensor> outputs;
   outputs.reserve(inputs.size());
@@ -81,11 +97,12 @@ std::vector<at::Tensor> before_leaving_backward(const std::vector<at::Tensor>& i
 
 void on_gradient_of(const at::Tensor& output, std::function<void()> callback) {
   output.register_hook(
-      [callback = std::move(callback)](const at::Tensor& /*gradient*/) { callback(); });
+      [callback = as_torch_errors(std::move(callback))](const at::Tensor& /*gradient*/) { callback(); });
 }
 
 void at_end_of_backward(std::function<void()> callback) {
-  torch::autograd::Engine::get_default_engine().queue_callback(std::move(callback));
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      as_torch_errors(std::move(callback)));
 }
 
 }  // namespace dmuon::engine

@@ -156,6 +156,8 @@ void Engine::before_forward(int index) {
 
 void Engine::after_forward(int index) {
   if (in_backward() || !options_.reshard_after_forward || !unit(index).live()) return;
+  // A replay that does not owe it keeps the unit for the backward that follows.
+  if (!order_.on_demand() && !order_.owes({Action::kReshard, index})) return;
   request(Action::kReshard, index);
 }
 

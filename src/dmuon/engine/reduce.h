@@ -20,7 +20,7 @@ struct SegmentSum {
 
 /// Sums every segment of a packed buffer over the group, segment g at member g alone.
 ///
-/// Where the backend allows, each rank sends segment g straight to member g, which adds what comes in rank
+/// Where the backend allows, each rank sends segment g straight to member g, which adds what comes in ring
 /// order in fp32: one message to each other member, (size - 1)/size of the buffer sent and
 /// (size - 1) own segments received, the least that any algorithm sends; bitwise reproducible. Incoming
 /// segments wait in an inbox no larger than the buffer itself, so a segment that is the whole buffer is

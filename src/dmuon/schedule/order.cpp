@@ -61,6 +61,13 @@ std::vector<Issue> Order::Trace::finish() {
   return {};
 }
 
+void Order::Trace::keep_last_unit() {
+  if (!operations.empty() && operations.back().action == Action::kReshard) {
+    operations.pop_back();
+    last.pop_back();
+  }
+}
+
 std::vector<Issue> Order::begin(Pass pass) {
   std::vector<Issue> owed = end_pass();
   current_ = pass;
@@ -89,7 +96,9 @@ std::vector<Issue> Order::request(Operation operation) {
 
 std::vector<Issue> Order::end_pass() {
   if (!current_) return {};
+  const bool traced = on_demand();
   std::vector<Issue> owed = trace().finish();
+  if (traced && current_ == Pass::kTrainForward) trace().keep_last_unit();
   current_.reset();
   return owed;
 }

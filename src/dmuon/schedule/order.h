@@ -40,6 +40,9 @@ struct Issue {
 /// kind is traced again. Passes are traced separately for training forwards, evaluation forwards
 /// (gradients disabled) and backwards.
 ///
+/// A training forward's trace leaves out a reshard that ends it: the backward begins with that unit, so freeing it
+/// would only have it sent again.
+///
 /// A forward has no certain end (a model may be driven through its submodules), so a request that does
 /// not lie ahead but is in the trace starts the next forward.
 ///
@@ -83,6 +86,7 @@ class Order {
     bool lies_ahead(Operation operation) const;
     bool contains(Operation operation) const;
     std::vector<Issue> finish();
+    void keep_last_unit();
   };
 
   Trace& trace() { return traces_[static_cast<int>(*current_)]; }
