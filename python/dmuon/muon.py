@@ -15,6 +15,7 @@ from dmuon import _C, ranks
 from dmuon.dedication import Dedication, check_sentinels, dedication_of, remove_guards
 from dmuon.placeholder import OwnedTensor
 from dmuon.plan import Plan, make_plan
+from dmuon.routing import RoutingTable
 from dmuon.runtime import Runtime, fsdp_modules
 from dmuon.units import Unit, find_units
 
@@ -89,6 +90,7 @@ class Muon(torch.optim.Optimizer):
             ValueError: on every rank, if any rank finds something wrong or the ranks differ.
         """
         dedication = dedication_of(model, "Muon")
+        adamw_lr_rule = "" if adamw_lr is not None else ", by adamw_lr=None"
         if dedication.runtime is not None:
             raise ValueError("Muon: model: expected one Muon a model, got a second one")
         if adamw_lr is None:
@@ -110,7 +112,7 @@ class Muon(torch.optim.Optimizer):
                 strict=True,
             )
         )
-        adamw = {
+        adamw: dict[str, Any] = {
             "lr": adamw_lr,
             "betas": adamw_betas,
             "eps": adamw_eps,
@@ -131,6 +133,7 @@ class Muon(torch.optim.Optimizer):
         ranks.agree_or_raise(dedication.ranks, "Muon", problem, [f"Muon {muon}", f"AdamW {adamw}"])
 
         self._runtime = _start(model, dedication, units, device)
+        dedication.table = RoutingTable(dedication.table, f"AdamW: lr {float(adamw['lr']):g}{adamw_lr_rule}")
         self._runtime.host_parameters = self._host_parameters
         self.skipped_steps = 0
         owned = self._runtime.placeholders

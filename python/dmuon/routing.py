@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn as nn
@@ -49,9 +49,15 @@ class Route:
 
 
 class RoutingTable(tuple[Route, ...]):
-    """A row for each parameter; prints as a table."""
+    """A row for each parameter; prints as a table, with a note under it."""
 
-    __slots__ = ()
+    note: str
+
+    def __new__(cls, rows: Iterable[Route] = (), note: str = "") -> RoutingTable:
+        """`note` is printed under the rows."""
+        table = super().__new__(cls, rows)
+        table.note = note
+        return table
 
     def __str__(self) -> str:
         header = ("parameter", "shape", "updated by", "owner slot", "unit", "why")
@@ -71,7 +77,7 @@ class RoutingTable(tuple[Route, ...]):
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in [header, *rows]
         ]
-        return "\n".join(lines)
+        return "\n".join([*lines, self.note] if self.note else lines)
 
 
 def _embedding_weights(model: nn.Module) -> dict[int, nn.Parameter]:

@@ -256,10 +256,11 @@ class Runtime:
     def table(self, first: RoutingTable) -> RoutingTable:
         """The routing table with owners and units."""
         known = {self.matrices[m].name: (self.plan.owner[m], unit.name) for unit in self.units for m in unit.matrices}
-        return RoutingTable(
+        rows = (
             dataclasses.replace(row, owner=known[row.name][0], unit=known[row.name][1]) if row.name in known else row
             for row in first
         )
+        return RoutingTable(rows, first.note)
 
 
 def _squared_norm(tensors: list[torch.Tensor]) -> float:

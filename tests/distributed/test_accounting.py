@@ -1,15 +1,16 @@
 """Who holds what and who sends what, counted over all ranks.
 
 Of a unit u on R x G, c(u, j) elements lie in column j and p(u, s) at the owner of slot s; w and g are the bytes
-of an element of weights and of gradients on the wire. In a step with V unshards and T routes of each unit the rank
-at slot s = (i, j) sends:
+of an element of weights and of gradients on the wire. In a step with V(u) unshards and T routes the rank at slot
+s = (i, j) sends, of each unit:
 
     inside the node   V messages of w c(u, j), its column's weights as the broadcast's root
                       T messages of g c(u, k) to each other column k
     between nodes     S messages of w p(u, s), its own weights as the broadcast's root
                       T messages of g p(u, s') to each other slot s' of column j
 
-with S = 1 where there are node copies and V where not; nothing empty is sent.
+with S = 1 where there are node copies and V where not; nothing empty is sent. V is two a micro-step, and one for
+the last unit, which stays between its forward and its backward once the order is known.
 """
 
 from __future__ import annotations
@@ -58,9 +59,9 @@ class Sizes:
         intra, inter = [], []
         for unit in range(self.num_units):
             if self.num_shards > 1:
-                intra += unshards * [weight * self.column(unit, shard)]
+                intra += unshards[unit] * [weight * self.column(unit, shard)]
             if self.num_replicates > 1:
-                inter += (1 if copies else unshards) * [weight * self.part(unit, slot)]
+                inter += (1 if copies else unshards[unit]) * [weight * self.part(unit, slot)]
             for column in range(self.num_shards):
                 if column != shard:
                     intra += routes * [gradient * self.column(unit, column)]
@@ -117,15 +118,16 @@ def test_each_rank_sends_exactly_the_formula(ranks, mesh, strategy, dtypes, node
     )
     sizes = Sizes(results[0], mesh)
     for slot, result in enumerate(results):
-        # A forward and a backward use of each unit in each micro-step; the first, traced step too.
-        expected = sizes.sent(slot, dtypes, 2 * micro_steps, micro_steps, node_copy)
         for step, (before, after) in enumerate(zip(result["stats"], result["stats"][1:], strict=False)):
+            unshards = [2 * micro_steps] * sizes.num_units
+            unshards[-1] -= micro_steps if step > 0 else micro_steps - 1  # the first forward is traced
+            expected = sizes.sent(slot, dtypes, unshards, micro_steps, node_copy)
             for where, (messages, num_bytes) in expected.items():
                 sent = after[f"messages_{where}"] - before[f"messages_{where}"]
                 assert sent == messages, f"slot {slot}, step {step}, {where}"
                 sent = after[f"bytes_sent_{where}"] - before[f"bytes_sent_{where}"]
                 assert sent == num_bytes, f"slot {slot}, step {step}, {where}"
-            assert after["unshards"] - before["unshards"] == 2 * micro_steps * sizes.num_units
+            assert after["unshards"] - before["unshards"] == sum(unshards)
             assert after["routes"] - before["routes"] == micro_steps * sizes.num_units
         copies = 0
         if len(set(BYTES[dtypes])) > 1:

@@ -140,6 +140,13 @@ TEST_P(EngineOnMesh, FreesWeightsBetweenForwardAndBackwardUnlessAskedNotTo) {
       for (int unit = 0; unit < kNumUnits; ++unit) EXPECT_EQ(engine.unit(unit).live(), !reshard);
       loss.backward();
       EXPECT_EQ(engine.statistics().at("unshards"), (reshard ? 2 : 1) * kNumUnits);
+      // Once the order is known the last unit stays for the backward, which begins with it.
+      const at::Tensor next = model.forward(kAll, 1);
+      for (int unit = 0; unit < kNumUnits; ++unit) {
+        EXPECT_EQ(engine.unit(unit).live(), !reshard || unit == kNumUnits - 1);
+      }
+      next.backward();
+      EXPECT_EQ(engine.statistics().at("unshards"), reshard ? 4 * kNumUnits - 1 : 2 * kNumUnits);
     });
   }
 }

@@ -53,9 +53,14 @@ class OrderUnderSkips : public testing::TestWithParam<unsigned> {
   std::mt19937 random_;
 };
 
-// What one rank issues in a pass that `owed` opens.
+// What one rank issues in a pass that `owed` opens; as the engine does, it keeps a unit whose
+// reshard is not owed.
 std::vector<Issue> run_pass(Order* order, std::vector<Issue> owed, const Operations& requests) {
-  for (const Operation& operation : requests) append(&owed, order->request(operation));
+  for (const Operation& operation : requests) {
+    const bool kept =
+        operation.action == Action::kReshard && !order->on_demand() && !order->owes(operation);
+    if (!kept) append(&owed, order->request(operation));
+  }
   return owed;
 }
 
@@ -77,6 +82,12 @@ void expect_last_release_once(const std::vector<Issue>& issues) {
   }
 }
 
+// The last unit of a training forward is not freed.
+Operations replay_of(Operations forward) {
+  forward.pop_back();
+  return forward;
+}
+
 // A rank that skips one of several equal uses asks for an earlier one than it means; its sequence
 // must be the others' all the same.
 void OrderUnderSkips::check_ranks_with_equal_traces() {
@@ -91,7 +102,8 @@ void OrderUnderSkips::check_ranks_with_equal_traces() {
       std::vector<Issue> issued = run_pass(&order, order.begin_forward(true), draw_some(forward));
       const std::size_t before = issued.size();
       append(&issued, order.begin_backward());
-      EXPECT_EQ(operations_of(issued), forward) << before << " before the backward began";
+      EXPECT_EQ(operations_of(issued), replay_of(forward))
+          << before << " before the backward began";
       std::vector<Issue> back = run_pass(&order, {}, draw_some(backward));
       append(&back, order.end_pass());
       EXPECT_EQ(operations_of(back), backward);
@@ -107,15 +119,16 @@ void OrderUnderSkips::check_forwards_in_a_row() {
   const Operations forward = draw_pass(Action::kReshard);
   Order order;
   run_pass(&order, order.begin_forward(true), forward);
+  const Operations replay = replay_of(forward);
   std::vector<Issue> issued = order.begin_forward(true);
   for (int round = 0; round < 12; ++round) {
-    append(&issued, order.request(
-                        forward[static_cast<std::size_t>(draw(static_cast<int>(forward.size())))]));
+    const int place = draw(static_cast<int>(replay.size()));
+    append(&issued, order.request(replay[static_cast<std::size_t>(place)]));
   }
   append(&issued, order.end_pass());
-  ASSERT_EQ(issued.size() % forward.size(), 0U);
+  ASSERT_EQ(issued.size() % replay.size(), 0U);
   for (std::size_t i = 0; i < issued.size(); ++i) {
-    EXPECT_EQ(issued[i].operation, forward[i % forward.size()]);
+    EXPECT_EQ(issued[i].operation, replay[i % replay.size()]);
     EXPECT_FALSE(issued[i].compare);
   }
 }

@@ -12,6 +12,8 @@ using Operations = std::vector<Operation>;
 
 // Units 0, 1 and 2 in order, each freed after its use.
 const Operations kForward{unshard(0), reshard(0), unshard(1), reshard(1), unshard(2), reshard(2)};
+// What a replay issues of it: the backward begins with unit 2, so it stays.
+const Operations kReplay{unshard(0), reshard(0), unshard(1), reshard(1), unshard(2)};
 const Operations kBackward{unshard(2), release(2), unshard(1), release(1), unshard(0), release(0)};
 
 std::vector<Issue> request_all(Order* order, const Operations& operations) {
@@ -63,9 +65,11 @@ TEST(Order, ReplaysAPassWithoutComparison) {
   Order order = traced();
   std::vector<Issue> issues = order.begin_forward(true);
   EXPECT_FALSE(order.on_demand());
-  append(&issues, request_all(&order, kForward));
-  EXPECT_EQ(operations_of(issues), kForward);
+  append(&issues, request_all(&order, kReplay));
+  EXPECT_EQ(operations_of(issues), kReplay);
   EXPECT_TRUE(none_compares(issues));
+  EXPECT_FALSE(order.owes(reshard(2)));
+  EXPECT_TRUE(order.end_pass().empty());
 }
 
 TEST(Order, IssuesWhatWasSkippedBeforeTheRequest) {
@@ -83,15 +87,15 @@ TEST(Order, IssuesTheRestAtTheEndOfAPass) {
   order.begin_forward(true);
   order.request(unshard(1));
   const std::vector<Issue> rest = order.end_pass();
-  EXPECT_EQ(operations_of(rest), (Operations{reshard(1), unshard(2), reshard(2)}));
+  EXPECT_EQ(operations_of(rest), (Operations{reshard(1), unshard(2)}));
   EXPECT_TRUE(none_compares(rest));
 }
 
 TEST(Order, IssuesTheRestOfAForwardWhenItsBackwardBegins) {
   Order order = traced();
   order.begin_forward(true);
-  order.request(unshard(2));
-  EXPECT_EQ(operations_of(order.begin_backward()), Operations{reshard(2)});
+  order.request(unshard(1));
+  EXPECT_EQ(operations_of(order.begin_backward()), (Operations{reshard(1), unshard(2)}));
   EXPECT_EQ(order.current(), Pass::kBackward);
 }
 
@@ -107,7 +111,7 @@ TEST(Order, StartsTheNextForwardAtARequestThatLiesBehind) {
   request_all(&order, {unshard(0), reshard(0), unshard(1)});
   // The model is driven through its submodules: no begin_forward.
   const std::vector<Issue> issues = order.request(unshard(0));
-  const Operations expected{reshard(1), unshard(2), reshard(2), unshard(0)};
+  const Operations expected{reshard(1), unshard(2), unshard(0)};
   EXPECT_EQ(operations_of(issues), expected);
   EXPECT_TRUE(none_compares(issues));
   EXPECT_EQ(order.current(), Pass::kTrainForward);
@@ -188,11 +192,12 @@ TEST(Order, TracesTrainingAndEvaluationForwardsSeparately) {
   order.begin_forward(/*training=*/false);
   EXPECT_EQ(order.current(), Pass::kEvalForward);
   EXPECT_TRUE(order.on_demand());
-  EXPECT_TRUE(all_compare(order.request(unshard(1))));
+  EXPECT_TRUE(all_compare(request_all(&order, {unshard(1), reshard(1)})));
   order.begin_forward(/*training=*/true);
-  EXPECT_EQ(operations_of(order.end_pass()), kForward);
+  EXPECT_EQ(operations_of(order.end_pass()), kReplay);
+  // No backward follows an evaluation: its last unit is freed.
   order.begin_forward(/*training=*/false);
-  EXPECT_EQ(operations_of(order.end_pass()), Operations{unshard(1)});
+  EXPECT_EQ(operations_of(order.end_pass()), (Operations{unshard(1), reshard(1)}));
 }
 
 TEST(Order, OwesNothingWhereNoPassIsOpen) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// What c10d's ProcessGroupGloo.hpp needs of gloo, whose own headers PyTorch does not ship. Tests pass these
-// types around and never call them.
+// What c10d's ProcessGroupGloo.hpp needs of gloo, whose headers PyTorch does not ship. Tests
+// pass these types around and never call them.
 
 #include <chrono>
 #include <memory>
