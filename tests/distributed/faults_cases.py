@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn as nn
 from models import make_gpt
 from scenario import Session
@@ -23,6 +24,9 @@ def _die(*_: Any) -> None:
 def rank_that_dies(mesh: Any, when: str, fsdp: bool) -> tuple[str, str, float]:
     """(type, message, seconds) of what this rank raises after another has died in the second step."""
     timeout = datetime.timedelta(seconds=TIMEOUT_S)
+    # The mesh's own groups, which FSDP2 uses, wait half an hour by default.
+    for dim in range(mesh.ndim):
+        dist.distributed_c10d._set_pg_timeout(timeout, mesh.get_group(dim))
     s = Session(mesh)
     model = s.start(make_gpt(depth=2), dedicate={"timeout": timeout}, **({} if fsdp else {"units": None}))
     s.train(0, 1)
