@@ -76,6 +76,7 @@ def closure_and_hooks(s: Session) -> None:
     s.opt.register_step_post_hook(lambda *_: calls.append("after"))
 
     for step in (0, 1):
+
         def closure(step: int = step) -> float:
             s.opt.zero_grad()
             loss = language_loss(step, s.size)(s.model, s.rank)

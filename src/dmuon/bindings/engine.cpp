@@ -1,9 +1,9 @@
 #include "dmuon/engine/engine.h"
 
 #include <pybind11/stl.h>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <memory>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 
 #include "dmuon/bindings/topics.h"
@@ -35,8 +35,8 @@ void init_engine(py::module_& module) {
       .def_readwrite("reshard_after_forward", &Options::reshard_after_forward);
 
   py::class_<Group>(module, "Group")
-      .def(py::init<ProcessGroup, std::string, int, int>(), py::arg("group").none(true), py::arg("name"),
-           py::arg("rank"), py::arg("size"));
+      .def(py::init<ProcessGroup, std::string, int, int>(), py::arg("group").none(true),
+           py::arg("name"), py::arg("rank"), py::arg("size"));
 
   py::class_<Groups>(module, "Groups")
       .def(py::init([](Group row, Group column, Group order, Group verdict) {
@@ -58,7 +58,9 @@ void init_engine(py::module_& module) {
            py::arg("name"), py::arg("matrices"), py::arg("compute_dtype"), py::arg("reduce_dtype"));
 
   py::class_<HostNorms>(module, "HostNorms")
-      .def(py::init([](double sharded, double replicated) { return HostNorms{sharded, replicated}; }),
+      .def(py::init([](double sharded, double replicated) {
+             return HostNorms{sharded, replicated};
+           }),
            py::arg("sharded"), py::arg("replicated"));
 
   py::class_<Verdict>(module, "Verdict")
@@ -70,12 +72,16 @@ void init_engine(py::module_& module) {
   py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
       .def(py::init<Options, Groups, std::vector<MatrixSpec>, const std::vector<UnitSpec>&,
                     const std::vector<std::vector<int>>&>(),
-           py::arg("options"), py::arg("groups"), py::arg("specs"), py::arg("units"), py::arg("batches"))
-      .def("views", [](Engine& e, int unit) { return e.unit(unit).views(); }, py::arg("unit"))
-      .def("packed_order", [](Engine& e, int unit) { return e.unit(unit).packing().matrices; },
-           py::arg("unit"))
+           py::arg("options"), py::arg("groups"), py::arg("specs"), py::arg("units"),
+           py::arg("batches"))
+      .def(
+          "views", [](Engine& e, int unit) { return e.unit(unit).views(); }, py::arg("unit"))
+      .def(
+          "packed_order", [](Engine& e, int unit) { return e.unit(unit).packing().matrices; },
+          py::arg("unit"))
       .def("bind", &Engine::bind, py::arg("unit"), py::arg("parameters"))
-      .def("set_placeholders", &Engine::set_placeholders, py::arg("placeholders"), py::arg("gradients"))
+      .def("set_placeholders", &Engine::set_placeholders, py::arg("placeholders"),
+           py::arg("gradients"))
       .def("begin_forward", &Engine::begin_forward, no_gil)
       .def("before_forward", &Engine::before_forward, py::arg("unit"), no_gil)
       .def("after_forward", &Engine::after_forward, py::arg("unit"), no_gil)
@@ -90,15 +96,20 @@ void init_engine(py::module_& module) {
       .def("clear_gradient", &Engine::clear_gradient, py::arg("matrix"))
       .def("settle", &Engine::settle, no_gil)
       .def("collect_master", &Engine::collect_master, py::arg("matrix"), no_gil)
-      .def("unshard", [](Engine& e, int unit) { e.unshard(e.unit(unit)); }, py::arg("unit"), no_gil)
-      .def("reshard", [](Engine& e, int unit) { e.unit(unit).weights().release(); }, py::arg("unit"))
-      .def("route", [](Engine& e, int unit) { e.route(e.unit(unit)); }, py::arg("unit"), no_gil)
-      .def("put_gradient",
-           [](Engine& e, int unit, int matrix, const at::Tensor& value) {
-             e.put_gradient(e.unit(unit), matrix, value);
-           },
-           py::arg("unit"), py::arg("matrix"), py::arg("value"))
-      .def("live", [](Engine& e, int unit) { return e.unit(unit).live(); }, py::arg("unit"))
+      .def(
+          "unshard", [](Engine& e, int unit) { e.unshard(e.unit(unit)); }, py::arg("unit"), no_gil)
+      .def(
+          "reshard", [](Engine& e, int unit) { e.unit(unit).weights().release(); }, py::arg("unit"))
+      .def(
+          "route", [](Engine& e, int unit) { e.route(e.unit(unit)); }, py::arg("unit"), no_gil)
+      .def(
+          "put_gradient",
+          [](Engine& e, int unit, int matrix, const at::Tensor& value) {
+            e.put_gradient(e.unit(unit), matrix, value);
+          },
+          py::arg("unit"), py::arg("matrix"), py::arg("value"))
+      .def(
+          "live", [](Engine& e, int unit) { return e.unit(unit).live(); }, py::arg("unit"))
       .def("statistics", &Engine::statistics)
       .def("reset_peak", &Engine::reset_peak);
 

@@ -21,8 +21,14 @@ void init_optim(py::module_& module) {
                        const std::string& adjust_lr_fn, at::ScalarType ns_dtype) {
              newton_schulz::Coefficients rows;
              for (const auto& [a, b, c] : coefficients) rows.push_back({a, b, c});
-             return MuonGroup{lr,  weight_decay, momentum, nesterov, rows,
-                              eps, optim::parse_adjust_lr(adjust_lr_fn), ns_dtype};
+             return MuonGroup{lr,
+                              weight_decay,
+                              momentum,
+                              nesterov,
+                              rows,
+                              eps,
+                              optim::parse_adjust_lr(adjust_lr_fn),
+                              ns_dtype};
            }),
            py::arg("lr"), py::arg("weight_decay"), py::arg("momentum"), py::arg("nesterov"),
            py::arg("coefficients"), py::arg("eps"), py::arg("adjust_lr_fn"), py::arg("ns_dtype"));

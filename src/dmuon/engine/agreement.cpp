@@ -1,12 +1,13 @@
-// The agreement of a step: one message over all ranks, an elementwise maximum of fp64 words, because every word
-// is either a flag or is known to one rank alone:
+// The agreement of a step: one message over all ranks, an elementwise maximum of fp64 words,
+// because every word is either a flag or is known to one rank alone:
 //
 //   [0, 4)        the hash of what was issued, in 16-bit parts: the largest of each
 //   [4, 8)        the same negated: minus the smallest of each
 //   [8]           1 if this rank holds a gradient that is not finite
 //   [9, 9+n)      1 if this rank had a gradient of the matrix
 //   [9+n, 9+2n)   the squared norm of the matrix's mean gradient, at its owner; else 0
-//   then 2 words a slot: the squared norms of its share of the host's gradients, at that slot; else 0
+//   then 2 words a slot: the squared norms of its share of the host's gradients, at that slot; else
+//   0
 
 #include <ATen/ops/zeros.h>
 
@@ -66,8 +67,10 @@ const Verdict& Engine::agree(const HostNorms& host) {
   for (int part = 0; part < kHashParts; ++part) {
     if (words[part] == -words[kHashParts + part]) continue;
     throw core::InvalidArgument(
-        "dmuon: ranks have issued different operations in this step: some rank used modules in another order "
-        "or more often than the others. Expected: all ranks run the same modules in the same order (a rank may "
+        "dmuon: ranks have issued different operations in this step: some rank used modules in "
+        "another order "
+        "or more often than the others. Expected: all ranks run the same modules in the same order "
+        "(a rank may "
         "skip some).");
   }
   Verdict verdict;

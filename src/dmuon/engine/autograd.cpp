@@ -32,7 +32,8 @@ std::function<void()> as_torch_errors(std::function<void()> callback) {
 }
 
 // A shared_ptr before PyTorch 2.13, an intrusive_ptr since.
-using NodePtr = decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
+using NodePtr =
+    decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
 
 class AfterAccumulation : public torch::autograd::FunctionPostHook {
  public:
@@ -96,8 +97,8 @@ std::vector<at::Tensor> before_leaving_backward(const std::vector<at::Tensor>& i
 }
 
 void on_gradient_of(const at::Tensor& output, std::function<void()> callback) {
-  output.register_hook(
-      [callback = as_torch_errors(std::move(callback))](const at::Tensor& /*gradient*/) { callback(); });
+  output.register_hook([callback = as_torch_errors(std::move(callback))](
+                           const at::Tensor& /*gradient*/) { callback(); });
 }
 
 void at_end_of_backward(std::function<void()> callback) {

@@ -8,8 +8,8 @@
 
 namespace dmuon::engine {
 
-// The few places where the engine meets autograd. Callbacks run on the thread that runs the backward, without
-// the GIL; what they throw leaves through backward().
+// The few places where the engine meets autograd. Callbacks run on the thread that runs the
+// backward, without the GIL; what they throw leaves through backward().
 
 /// Whether this thread is inside a backward (a recomputed forward, say).
 bool in_backward();
@@ -18,9 +18,9 @@ bool in_backward();
 /// @return keeps the registration alive.
 std::any after_accumulation(const at::Tensor& parameter, std::function<void()> callback);
 
-/// Tensors equal to `inputs` whose gradients pass through a node that calls `callback`: by then every
-/// gradient that the consumers of these inputs compute has been accumulated, because autograd runs later
-/// nodes first and accumulation before all.
+/// Tensors equal to `inputs` whose gradients pass through a node that calls `callback`: by then
+/// every gradient that the consumers of these inputs compute has been accumulated, because autograd
+/// runs later nodes first and accumulation before all.
 std::vector<at::Tensor> before_leaving_backward(const std::vector<at::Tensor>& inputs,
                                                 std::function<void()> callback);
 

@@ -6,6 +6,13 @@
 #include <utility>
 
 namespace dmuon::engine {
+namespace {
+
+constexpr const char* kFreed =
+    "dmuon: this weight is resharded; its values exist on this rank only while its unit computes. "
+    "Use dmuon.full_params(model) to read or change weights.";
+
+}  // namespace
 
 BufferPool::BufferPool(c10::Device device) : device_(device) {
   const at::Tensor probe = at::empty({1}, at::TensorOptions().device(device));
@@ -45,6 +52,7 @@ PackedBuffer::PackedBuffer(std::shared_ptr<BufferPool> pool, std::int64_t num_el
   storage->set_resizable(false);
   flat_.unsafeGetTensorImpl()->set_sizes_contiguous({num_elements});
   storage->set_nbytes(0);
+  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(kFreed);
 }
 
 PackedBuffer::~PackedBuffer() { release(); }
@@ -63,9 +71,7 @@ void PackedBuffer::release() {
   auto* storage = flat_.storage().unsafeGetStorageImpl();
   c10::DataPtr block = storage->set_data_ptr(c10::DataPtr(nullptr, pool_->device()));
   storage->set_nbytes(0);
-  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(
-      "dmuon: this weight is resharded; its values exist on this rank only while its unit computes. "
-      "Use dmuon.full_params(model) to read or change weights.");
+  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(kFreed);
   pool_->give(std::move(block), block_bytes_);
   allocated_ = false;
 }

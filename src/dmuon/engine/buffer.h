@@ -18,8 +18,8 @@ class BufferPool {
  public:
   explicit BufferPool(c10::Device device);
 
-  /// At least `num_bytes`, uninitialised. Prefers an idle block of at most twice the size; otherwise frees
-  /// all idle blocks before it allocates, so that idle memory never adds to a peak.
+  /// At least `num_bytes`, uninitialised. Prefers an idle block of at most twice the size;
+  /// otherwise frees all idle blocks before it allocates, so that idle memory never adds to a peak.
   c10::DataPtr take(std::int64_t num_bytes, std::int64_t* block_bytes);
 
   /// Returns a block of `block_bytes`.
@@ -42,8 +42,8 @@ class BufferPool {
   std::int64_t peak_bytes_ = 0;
 };
 
-/// A flat tensor whose storage is freed and refilled while the tensor, and every view of it, lives on.
-/// Reading it while it is freed raises (c10::Error) instead of crashing.
+/// A flat tensor whose storage is freed and refilled while the tensor, and every view of it, lives
+/// on. Reading it while it is freed raises (c10::Error) instead of crashing.
 class PackedBuffer {
  public:
   PackedBuffer(std::shared_ptr<BufferPool> pool, std::int64_t num_elements, at::ScalarType dtype);
@@ -63,8 +63,8 @@ class PackedBuffer {
   /// [num_elements], of the constructor's dtype; always the same tensor.
   const at::Tensor& flat() const { return flat_; }
 
-  /// [rows, cols] view at `offset` with a version counter of its own: a parameter made from it does not
-  /// see writes to the buffer as in-place changes. May be called while the buffer is freed.
+  /// [rows, cols] view at `offset` with a version counter of its own: a parameter made from it does
+  /// not see writes to the buffer as in-place changes. May be called while the buffer is freed.
   at::Tensor matrix(std::int64_t offset, std::int64_t rows, std::int64_t cols) const;
 
   /// [end - begin] view that shares the buffer's version counter. Only while allocated.

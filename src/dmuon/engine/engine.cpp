@@ -16,8 +16,8 @@ using schedule::Action;
 using schedule::Issue;
 using schedule::Pass;
 
-// Stands for an action where a pass ends or gradients are agreed on: a rank that wants more operations than the
-// others then meets this one, and all of them can say so.
+// Stands for an action where a pass ends or gradients are agreed on: a rank that wants more
+// operations than the others then meets this one, and all of them can say so.
 constexpr int kEndOfPass = -1;
 
 std::string wish(std::int64_t action, std::int64_t unit,
@@ -27,7 +27,8 @@ std::string wish(std::int64_t action, std::int64_t unit,
   if (action == static_cast<int>(Action::kUnshard)) verb = "unshard";
   if (action == static_cast<int>(Action::kReshard)) verb = "reshard";
   const bool known = unit >= 0 && unit < static_cast<std::int64_t>(units.size());
-  return core::message(verb, " '", known ? units[static_cast<std::size_t>(unit)]->name() : "?", "'");
+  return core::message(verb, " '", known ? units[static_cast<std::size_t>(unit)]->name() : "?",
+                       "'");
 }
 
 }  // namespace
@@ -56,8 +57,9 @@ Engine::Engine(Options options, Groups groups, std::vector<MatrixSpec> specs,
   for (const std::vector<int>& batch : batches) {
     const MatrixSpec& first = specs_.at(static_cast<std::size_t>(batch.at(0)));
     for (std::size_t i = 0; i < batch.size(); ++i) {
-      core::invariant(is_owner(batch[i]), "Engine: matrix ", batch[i], " is in a batch of slot ", slot(),
-                      " and owned by slot ", specs_[static_cast<std::size_t>(batch[i])].owner);
+      core::invariant(is_owner(batch[i]), "Engine: matrix ", batch[i], " is in a batch of slot ",
+                      slot(), " and owned by slot ",
+                      specs_[static_cast<std::size_t>(batch[i])].owner);
       places_[static_cast<std::size_t>(batch[i])] = {static_cast<int>(batches_.size()), i};
     }
     batches_.emplace_back(batch, first.rows, first.cols, options_.device);
@@ -66,11 +68,13 @@ Engine::Engine(Options options, Groups groups, std::vector<MatrixSpec> specs,
 }
 
 void Engine::bind(int index, std::vector<at::Tensor> parameters) {
-  // A gradient may come without its unit's outputs having been watched; it too waits for the end of backward.
+  // A gradient may come without its unit's outputs having been watched; it too waits for the end of
+  // backward.
   unit(index).bind(std::move(parameters), [this] { open_backward(); });
 }
 
-void Engine::set_placeholders(std::vector<at::Tensor> placeholders, std::vector<at::Tensor> gradients) {
+void Engine::set_placeholders(std::vector<at::Tensor> placeholders,
+                              std::vector<at::Tensor> gradients) {
   core::invariant(placeholders.size() == specs_.size() && gradients.size() == specs_.size(),
                   "Engine::set_placeholders: expected ", specs_.size(), " of each");
   placeholders_ = std::move(placeholders);
@@ -82,16 +86,17 @@ void Engine::set_placeholders(std::vector<at::Tensor> placeholders, std::vector<
 void Engine::compare(int action, int unit) {
   Stopwatch watch(seconds_["compare_s"]);
   const auto pass = order_.current() ? static_cast<std::int64_t>(*order_.current()) : -1;
-  const auto all =
-      groups_.order.all_gather({pass, action, unit, num_compared_++}, "the comparison of a traced step");
+  const auto all = groups_.order.all_gather({pass, action, unit, num_compared_++},
+                                            "the comparison of a traced step");
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
-    throw core::InvalidArgument(core::message(
-        "dmuon: ranks disagree in a traced step: rank 0 of the mesh is at ",
-        wish(all[0][1], all[0][2], units_), ", rank ", rank, " is at ",
-        wish(all[rank][1], all[rank][2], units_),
-        ". Expected: in the first step, and in a step that uses modules in a new order, all ranks use the same "
-        "modules in the same order. Later a rank may skip modules."));
+    throw core::InvalidArgument(
+        core::message("dmuon: ranks disagree in a traced step: rank 0 of the mesh is at ",
+                      wish(all[0][1], all[0][2], units_), ", rank ", rank, " is at ",
+                      wish(all[rank][1], all[rank][2], units_),
+                      ". Expected: in the first step, and in a step that uses modules in a new "
+                      "order, all ranks use the same "
+                      "modules in the same order. Later a rank may skip modules."));
   }
 }
 
@@ -114,7 +119,8 @@ void Engine::perform(const Issue& issue) {
 void Engine::issue(const std::vector<Issue>& issues) {
   for (const Issue& next : issues) {
     if (next.compare) compare(static_cast<int>(next.operation.action), next.operation.unit);
-    issued_.add(static_cast<std::int64_t>(next.operation.action)).add(std::int64_t{next.operation.unit});
+    issued_.add(static_cast<std::int64_t>(next.operation.action))
+        .add(std::int64_t{next.operation.unit});
     perform(next);
   }
 }
@@ -174,7 +180,8 @@ void Engine::watch_outputs(int index, const std::vector<at::Tensor>& outputs) {
 }
 
 void Engine::watch_root_outputs(const std::vector<at::Tensor>& outputs) {
-  // The root's outputs come first in the outermost backward: nested ones (reentrant checkpoints) end earlier.
+  // The root's outputs come first in the outermost backward: nested ones (reentrant checkpoints)
+  // end earlier.
   for (const at::Tensor& output : outputs) {
     on_gradient_of(output, [this] { open_backward(); });
   }
@@ -193,8 +200,8 @@ void Engine::open_backward() {
   at_end_of_backward([this, alive] { end_backward(/*complete=*/true); });
 }
 
-// Whether gradients add to earlier micro-steps' or replace them is said by the placeholder: model.zero_grad() takes
-// its .grad away.
+// Whether gradients add to earlier micro-steps' or replace them is said by the placeholder:
+// model.zero_grad() takes its .grad away.
 void Engine::take_new_gradients() {
   for (std::size_t i = 0; i < placeholders_.size(); ++i) {
     if (!placeholders_[i].grad().defined()) clear_gradient(static_cast<int>(i));
@@ -211,17 +218,19 @@ void Engine::before_backward(int index) {
 
 void Engine::end_backward(bool complete) {
   backward_.reset();
-  // Units whose inputs need no gradient, or whose gradients came without one, in the order of a backward. A unit
-  // whose release is still owed is served by end_pass().
+  // Units whose inputs need no gradient, or whose gradients came without one, in the order of a
+  // backward. A unit whose release is still owed is served by end_pass().
   for (int index = num_units() - 1; index >= 0; --index) {
     const bool open = unit(index).live() || unit(index).has_gradients();
     if (open && !order_.owes({Action::kRelease, index})) request(Action::kRelease, index);
   }
   end_pass();
-  // What a raised backward left counts only where it adds to earlier gradients: zero_grad() may have come since.
+  // What a raised backward left counts only where it adds to earlier gradients: zero_grad() may
+  // have come since.
   if (!complete) return;
   for (std::size_t i = 0; i < placeholders_.size(); ++i) {
-    if (placeholders_[i].requires_grad()) placeholders_[i].mutable_grad() = placeholder_gradients_[i];
+    if (placeholders_[i].requires_grad())
+      placeholders_[i].mutable_grad() = placeholder_gradients_[i];
   }
 }
 

@@ -30,7 +30,8 @@ struct Options {
   bool reshard_after_forward = true;  ///< free weights between a unit's forward and its backward
 };
 
-/// The process groups of a mesh, private to dmuon. One total order over all of them holds on every rank.
+/// The process groups of a mesh, private to dmuon. One total order over all of them holds on every
+/// rank.
 struct Groups {
   Group row;      ///< the ranks of this node; members by shard index
   Group column;   ///< the ranks of this shard index; members by replicate index
@@ -47,10 +48,10 @@ struct UnitSpec {
 
 /// What all ranks agree on before gradients are used; equal on all ranks.
 struct Verdict {
-  bool finite = true;                ///< no gradient of any rank holds NaN or infinity
-  std::vector<bool> has_gradient;    ///< [matrices] on any rank, since it was cleared
-  std::vector<double> squared_norms; ///< [matrices] of the mean gradient, fp64
-  double host_squared_norm = 0;      ///< of the gradients that stay with the host framework, all ranks
+  bool finite = true;                 ///< no gradient of any rank holds NaN or infinity
+  std::vector<bool> has_gradient;     ///< [matrices] on any rank, since it was cleared
+  std::vector<double> squared_norms;  ///< [matrices] of the mean gradient, fp64
+  double host_squared_norm = 0;  ///< of the gradients that stay with the host framework, all ranks
 };
 
 /// The squared norms of this rank's share of the gradients that are not routed here.
@@ -65,20 +66,20 @@ struct Place {
   std::size_t index = 0;
 };
 
-/// Moves weights to where a unit computes and gradients to their owners. It knows nothing of Muon: owners'
-/// weights change between backward and forward by whoever holds `batches()`, who then calls
+/// Moves weights to where a unit computes and gradients to their owners. It knows nothing of Muon:
+/// owners' weights change between backward and forward by whoever holds `batches()`, who then calls
 /// `publish()`.
 ///
-/// A step, from hooks: begin_forward; before_forward and after_forward of each unit; from autograd: the
-/// unit's weights return before its backward and its gradients leave after it; end of backward. Then
-/// agree() and, once the owners have changed their weights, publish().
+/// A step, from hooks: begin_forward; before_forward and after_forward of each unit; from autograd:
+/// the unit's weights return before its backward and its gradients leave after it; end of backward.
+/// Then agree() and, once the owners have changed their weights, publish().
 ///
 /// Order: hooks request operations and schedule::Order says what to issue, so every rank issues one
 /// sequence whatever its own model skipped. Each operation completes before the next is issued.
 ///
-/// Streams: everything runs on the current stream of the calling thread. Threads: one at a time; the
-/// backward thread counts as the forward's continuation.
-/// Errors: CommError when a peer is lost; InvalidArgument, on all ranks, when ranks want different things.
+/// Streams: everything runs on the current stream of the calling thread. Threads: one at a time;
+/// the backward thread counts as the forward's continuation. Errors: CommError when a peer is lost;
+/// InvalidArgument, on all ranks, when ranks want different things.
 class Engine {
  public:
   /// @param specs    of every matrix.
@@ -94,8 +95,9 @@ class Engine {
   void bind(int unit, std::vector<at::Tensor> parameters);
   int num_units() const { return static_cast<int>(units_.size()); }
 
-  /// The placeholders that the user sees, by matrix, and what stands in for their gradients: set as `.grad` at
-  /// the end of each backward; a placeholder without `.grad` has had its gradient cleared.
+  /// The placeholders that the user sees, by matrix, and what stands in for their gradients: set as
+  /// `.grad` at the end of each backward; a placeholder without `.grad` has had its gradient
+  /// cleared.
   void set_placeholders(std::vector<at::Tensor> placeholders, std::vector<at::Tensor> gradients);
 
   /// This rank's matrices.
@@ -120,7 +122,8 @@ class Engine {
   bool agreed() const { return verdict_.has_value(); }
   void forget_verdict() { verdict_.reset(); }
 
-  /// All gradients, the host's too, have been multiplied by `factor` on all ranks; the verdict stays.
+  /// All gradients, the host's too, have been multiplied by `factor` on all ranks; the verdict
+  /// stays.
   void scale_verdict(double factor);
 
   /// The owners have new weights: every rank calls it, in the same place of its program.
@@ -161,7 +164,9 @@ class Engine {
   void take_new_gradients();
 
   int slot() const { return options_.replicate * options_.num_shards + options_.shard; }
-  bool is_owner(int matrix) const { return specs_[static_cast<std::size_t>(matrix)].owner == slot(); }
+  bool is_owner(int matrix) const {
+    return specs_[static_cast<std::size_t>(matrix)].owner == slot();
+  }
 
   Options options_;
   Groups groups_;
@@ -169,7 +174,7 @@ class Engine {
   std::shared_ptr<BufferPool> pool_;
   std::vector<std::unique_ptr<Unit>> units_;
   std::vector<std::unique_ptr<PackedBuffer>> node_copies_;  // [units], null where there is none
-  std::vector<std::int64_t> node_versions_;                 // [units] version that the node copy holds
+  std::vector<std::int64_t> node_versions_;  // [units] version that the node copy holds
   std::vector<OwnedBatch> batches_;
   std::vector<Place> places_;  // [matrices] in batches_
   std::vector<at::Tensor> placeholders_;

@@ -12,7 +12,8 @@ namespace {
 
 [[noreturn]] void fail(const std::string& what, const std::exception& error) {
   throw core::CommError(core::message(
-      "dmuon: ", what, " failed: a rank died, did not come within the timeout, or issued something else; ",
+      "dmuon: ", what,
+      " failed: a rank died, did not come within the timeout, or issued something else; ",
       "training cannot go on with this process group. Reported: ", error.what()));
 }
 
@@ -39,7 +40,8 @@ void Pending::wait() {
 
 Group::Group(c10::intrusive_ptr<c10d::ProcessGroup> group, std::string name, int rank, int size)
     : group_(std::move(group)), name_(std::move(name)), rank_(rank), size_(size) {
-  core::invariant(size_ == 1 || group_, "Group ", name_, ": no process group for ", size_, " ranks");
+  core::invariant(size_ == 1 || group_, "Group ", name_, ": no process group for ", size_,
+                  " ranks");
   if (!group_) return;
   core::invariant(group_->getRank() == rank_ && group_->getSize() == size_, "Group ", name_,
                   ": rank or size differs from its process group's");

@@ -1,17 +1,17 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <array>
 #include <cstdint>
 #include <string>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
 namespace dmuon::engine {
 
-/// What a rank has sent, for benchmarks and tests. Bytes are payload; a broadcast counts once at its root,
-/// whatever tree the backend builds.
+/// What a rank has sent, for benchmarks and tests. Bytes are payload; a broadcast counts once at
+/// its root, whatever tree the backend builds.
 struct Traffic {
   std::int64_t num_messages = 0;
   std::int64_t num_bytes = 0;
@@ -33,9 +33,9 @@ class Pending {
   std::string what_;
 };
 
-/// One private process group and the calls that the engine makes on it. A group of one has no process
-/// group and communicates nothing. Calls issue at once, on the current stream, in the caller's order, which
-/// must be the same on all members. Not thread-safe.
+/// One private process group and the calls that the engine makes on it. A group of one has no
+/// process group and communicates nothing. Calls issue at once, on the current stream, in the
+/// caller's order, which must be the same on all members. Not thread-safe.
 class Group {
  public:
   /// @param name  "row", "column", ...: for messages.
@@ -46,11 +46,12 @@ class Group {
   const std::string& name() const { return name_; }
   const Traffic& traffic() const { return traffic_; }
 
-  /// Whether send and receive may be in flight in any number and direction without being grouped, as on
-  /// gloo. NCCL serialises them by pair and may deadlock.
+  /// Whether send and receive may be in flight in any number and direction without being grouped,
+  /// as on gloo. NCCL serialises them by pair and may deadlock.
   bool free_point_to_point() const { return free_point_to_point_; }
 
-  /// One message from `root`; log2(size) steps; every member but the root receives the payload once.
+  /// One message from `root`; log2(size) steps; every member but the root receives the payload
+  /// once.
   Pending broadcast(at::Tensor tensor, int root, const std::string& what);
 
   /// The backend's own reduction (a sum) to `root`; contents of other members' tensors are lost.

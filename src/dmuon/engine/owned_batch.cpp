@@ -34,7 +34,8 @@ void OwnedBatch::accumulate(std::size_t place, const at::Tensor& values, double 
 std::vector<double> OwnedBatch::squared_norms() const {
   // fp64 throughout: squares of gradients as small as 1e-30 or as large as 1e30 leave fp32's range.
   const at::Tensor norms =
-      at::linalg_vector_norm(gradient, 2, at::IntArrayRef{1, 2}, /*keepdim=*/false, at::kDouble).cpu();
+      at::linalg_vector_norm(gradient, 2, at::IntArrayRef{1, 2}, /*keepdim=*/false, at::kDouble)
+          .cpu();
   const auto* data = norms.const_data_ptr<double>();
   std::vector<double> squared(matrices.size(), 0.0);
   for (std::size_t i = 0; i < squared.size(); ++i) {

@@ -7,8 +7,8 @@
 
 namespace dmuon::engine {
 
-/// What an owner holds of a batch of equally shaped matrices, contiguous, so that whole-batch operations are
-/// one kernel each. Only the owner of a batch has it.
+/// What an owner holds of a batch of equally shaped matrices, contiguous, so that whole-batch
+/// operations are one kernel each. Only the owner of a batch has it.
 struct OwnedBatch {
   std::vector<int> matrices;  ///< [b] global indices
   at::Tensor master;          ///< [b, rows, cols] fp32 weights

@@ -5,8 +5,8 @@
 
 namespace dmuon::engine {
 
-Packing pack(const std::vector<MatrixSpec>& specs, const std::vector<int>& matrices, int num_replicates,
-             int num_shards) {
+Packing pack(const std::vector<MatrixSpec>& specs, const std::vector<int>& matrices,
+             int num_replicates, int num_shards) {
   Packing packing;
   packing.matrices = matrices;
   const auto key = [&](int index) {
@@ -16,7 +16,8 @@ Packing pack(const std::vector<MatrixSpec>& specs, const std::vector<int>& matri
   std::sort(packing.matrices.begin(), packing.matrices.end(),
             [&](int a, int b) { return key(a) < key(b); });
   packing.columns.resize(static_cast<std::size_t>(num_shards));
-  packing.owners.resize(static_cast<std::size_t>(num_shards * num_replicates));
+  packing.owners.resize(static_cast<std::size_t>(num_shards) *
+                        static_cast<std::size_t>(num_replicates));
 
   std::size_t next = 0;
   std::int64_t offset = 0;

@@ -1,9 +1,9 @@
 // Publication: owner -> its column's members (stage 1, between nodes) -> the node (stage 2).
 //
-// Stage 1 sends each owner's part of a unit once along the column: one message an owner, log2(R) steps, and
-// (R - 1) x part bytes leave the owner's tree. With node copies it happens once a version, without at every
-// unshard. Stage 2 sends each column's part once inside the node: one message a column, at every
-// unshard. (The paper, sec:design-schedule.)
+// Stage 1 sends each owner's part of a unit once along the column: one message an owner, log2(R)
+// steps, and (R - 1) x part bytes leave the owner's tree. With node copies it happens once a
+// version, without at every unshard. Stage 2 sends each column's part once inside the node: one
+// message a column, at every unshard. (The paper, sec:design-schedule.)
 
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
@@ -16,7 +16,8 @@
 
 namespace dmuon::engine {
 
-// Casts this owner's matrices into its part of `target`, whose first element is `origin` of the packing.
+// Casts this owner's matrices into its part of `target`, whose first element is `origin` of the
+// packing.
 void Engine::write_owned(Unit& unit, const at::Tensor& target, std::int64_t origin) {
   const Packing& packing = unit.packing();
   for (std::size_t i = 0; i < packing.matrices.size(); ++i) {

@@ -67,7 +67,8 @@ class Inbox {
 
 }  // namespace
 
-SegmentSum reduce_segments(Group& group, const at::Tensor& packed, const std::vector<Segment>& segments,
+SegmentSum reduce_segments(Group& group, const at::Tensor& packed,
+                           const std::vector<Segment>& segments,
                            const std::shared_ptr<BufferPool>& pool, const std::string& what) {
   const Segment own = segments[static_cast<std::size_t>(group.rank())];
   if (group.size() == 1) return {part(packed, own), nullptr};
@@ -76,8 +77,7 @@ SegmentSum reduce_segments(Group& group, const at::Tensor& packed, const std::ve
   std::vector<Pending> sends;
   for (int i = 1; i < group.size(); ++i) {
     const int peer = (group.rank() + group.size() - i) % group.size();
-    sends.push_back(
-        group.send(part(packed, segments[static_cast<std::size_t>(peer)]), peer, what));
+    sends.push_back(group.send(part(packed, segments[static_cast<std::size_t>(peer)]), peer, what));
   }
   SegmentSum sum{part(packed, own), nullptr};
   if (own.size() > 0) {

@@ -1,5 +1,5 @@
-// Routing: gradients -> the node's column member (stage 1, inside the node) -> the owner (stage 2, between
-// nodes), averaged: stage 1 means over the G ranks of the node, stage 2 over the R nodes.
+// Routing: gradients -> the node's column member (stage 1, inside the node) -> the owner (stage 2,
+// between nodes), averaged: stage 1 means over the G ranks of the node, stage 2 over the R nodes.
 //
 // A rank sends each column's part of a unit once inside the node, and each owner's part of its own
 // column once between nodes: (G - 1)/G of the unit, then (R - 1)/R of a column's part, as much as a
@@ -24,8 +24,8 @@ void Engine::accumulate(Unit& unit, const at::Tensor& values, std::int64_t origi
     if (!is_owner(packing.matrices[i])) continue;
     const Place& place = places_[matrix];
     batches_[static_cast<std::size_t>(place.batch)].accumulate(
-        place.index,
-        values.narrow(0, packing.offsets[i] - origin, specs_[matrix].num_elements()), scale);
+        place.index, values.narrow(0, packing.offsets[i] - origin, specs_[matrix].num_elements()),
+        scale);
   }
 }
 
@@ -49,7 +49,8 @@ void Engine::route(Unit& unit) {
   SegmentSum node;
   {
     Stopwatch watch(seconds_["route_intra_s"]);
-    node = reduce_segments(groups_.row, unit.gradients().flat(), packing.columns, pool_, unit.name());
+    node =
+        reduce_segments(groups_.row, unit.gradients().flat(), packing.columns, pool_, unit.name());
   }
   Stopwatch watch(seconds_["route_inter_s"]);
   const double node_mean = 1.0 / options_.num_shards;
@@ -64,7 +65,8 @@ void Engine::route(Unit& unit) {
     std::vector<Segment> parts;
     for (int replicate = 0; replicate < options_.num_replicates; ++replicate) {
       const auto owner = static_cast<std::size_t>(replicate * options_.num_shards + options_.shard);
-      parts.push_back({packing.owners[owner].begin - own.begin, packing.owners[owner].end - own.begin});
+      parts.push_back(
+          {packing.owners[owner].begin - own.begin, packing.owners[owner].end - own.begin});
     }
     const SegmentSum mesh = reduce_segments(groups_.column, wire, parts, pool_, unit.name());
     accumulate(unit, mesh.values, packing.owners[static_cast<std::size_t>(slot())].begin,

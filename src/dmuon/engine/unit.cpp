@@ -16,7 +16,8 @@ Unit::Unit(std::string name, const std::vector<MatrixSpec>& specs, Packing packi
       weights_(pool, packing_.num_elements, compute_dtype),
       gradients_(pool, packing_.num_elements, reduce_dtype),
       arrived_(packing_.matrices.size(), false) {
-  for (const int matrix : packing_.matrices) specs_.push_back(specs[static_cast<std::size_t>(matrix)]);
+  for (const int matrix : packing_.matrices)
+    specs_.push_back(specs[static_cast<std::size_t>(matrix)]);
 }
 
 std::vector<at::Tensor> Unit::views() const {
@@ -28,8 +29,8 @@ std::vector<at::Tensor> Unit::views() const {
 }
 
 void Unit::bind(std::vector<at::Tensor> parameters, const std::function<void()>& on_gradient) {
-  core::invariant(parameters.size() == specs_.size() && registrations_.empty(), "Unit::bind: ", name_,
-                  " has ", specs_.size(), " matrices and is bound once");
+  core::invariant(parameters.size() == specs_.size() && registrations_.empty(),
+                  "Unit::bind: ", name_, " has ", specs_.size(), " matrices and is bound once");
   parameters_ = std::move(parameters);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     registrations_.push_back(after_accumulation(parameters_[i], [this, i, on_gradient] {

@@ -17,8 +17,8 @@ namespace dmuon::engine {
 /// The matrices of one module whose hooks move them together: a packed buffer of weights, one of
 /// gradients, and the parameters that autograd sees, which are leaves over the first.
 ///
-/// Weights exist between unshard and reshard, gradients between the first gradient of a backward and its
-/// route. Not thread-safe; forward and backward threads never run at once.
+/// Weights exist between unshard and reshard, gradients between the first gradient of a backward
+/// and its route. Not thread-safe; forward and backward threads never run at once.
 class Unit {
  public:
   /// @param specs          of all matrices of the engine.
@@ -48,8 +48,8 @@ class Unit {
   bool has_gradients() const;
   bool arrived(std::size_t place) const { return arrived_[place]; }
 
-  /// Before a backward use. Where the parameter's dtype is the wire's, presets every .grad to its place in the
-  /// (zeroed) packed buffer, where autograd then adds without a copy.
+  /// Before a backward use. Where the parameter's dtype is the wire's, presets every .grad to its
+  /// place in the (zeroed) packed buffer, where autograd then adds without a copy.
   void expect_gradients();
 
   /// As if autograd had accumulated `gradient` into the matrix at this place.
@@ -61,8 +61,8 @@ class Unit {
   /// Forgets gradients, arrived or not.
   void drop_gradients();
 
-  /// The gradients that had to be copied into the packed buffer, for a cast or because autograd put them
-  /// elsewhere, since construction.
+  /// The gradients that had to be copied into the packed buffer, for a cast or because autograd put
+  /// them elsewhere, since construction.
   std::int64_t num_gradient_copies() const { return num_gradient_copies_; }
 
  private:

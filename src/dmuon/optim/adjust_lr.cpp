@@ -10,9 +10,11 @@ namespace dmuon::optim {
 AdjustLr parse_adjust_lr(const std::string& name) {
   if (name == "original") return AdjustLr::kOriginal;
   if (name == "match_rms_adamw") return AdjustLr::kMatchRmsAdamw;
-  core::require(name == "spectral_unclamped",
-                "Muon: adjust_lr_fn: expected 'original', 'match_rms_adamw', 'spectral_unclamped' or None, "
-                "got '", name, "'");
+  core::require(
+      name == "spectral_unclamped",
+      "Muon: adjust_lr_fn: expected 'original', 'match_rms_adamw', 'spectral_unclamped' or None, "
+      "got '",
+      name, "'");
   return AdjustLr::kSpectralUnclamped;
 }
 

@@ -13,7 +13,8 @@ namespace dmuon::optim {
 void muon_update(at::Tensor master, at::Tensor momentum, const at::Tensor& gradient,
                  const MuonGroup& group) {
   momentum.lerp_(gradient, 1 - group.momentum);
-  const at::Tensor update = group.nesterov ? at::lerp(gradient, momentum, group.momentum) : momentum;
+  const at::Tensor update =
+      group.nesterov ? at::lerp(gradient, momentum, group.momentum) : momentum;
   newton_schulz::Options options;
   options.coefficients = group.coefficients;
   options.eps = group.eps;

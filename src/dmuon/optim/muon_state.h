@@ -24,11 +24,11 @@ struct MuonGroup {
   at::ScalarType ns_dtype;
 };
 
-/// One Muon update, in place, of a batch of equally shaped matrices (torch.optim.Muon's semantics; the
-/// paper, eq. muon-update):
+/// One Muon update, in place, of a batch of equally shaped matrices (torch.optim.Muon's semantics;
+/// the paper, eq. muon-update):
 ///
-///   momentum += (1 - mu) (gradient - momentum);  u = nesterov ? gradient + mu (momentum - gradient) : momentum
-///   master   <- (1 - lr weight_decay) master - adjusted_lr NewtonSchulz(u)
+///   momentum += (1 - mu) (gradient - momentum);  u = nesterov ? gradient + mu (momentum -
+///   gradient) : momentum master   <- (1 - lr weight_decay) master - adjusted_lr NewtonSchulz(u)
 ///
 /// @param master, momentum  [b, rows, cols] fp32, changed in place.
 /// @param gradient          [b, rows, cols] fp32, unchanged.
@@ -41,7 +41,8 @@ class MuonState {
  public:
   explicit MuonState(std::shared_ptr<engine::Engine> engine);
 
-  /// Updates what this rank owns. Collective only in that every rank should call it with equal arguments.
+  /// Updates what this rank owns. Collective only in that every rank should call it with equal
+  /// arguments.
   /// @param groups        by group index.
   /// @param group_of      [matrices] group index; -1 leaves the matrix alone.
   void update(const std::vector<MuonGroup>& groups, const std::vector<int>& group_of);

@@ -34,17 +34,17 @@ struct Issue {
 /// Collectives that two ranks issue in different order abort, hang or swap data silently, so hooks
 /// never issue what they please. They request an operation; the order answers with what to issue.
 /// The first pass of each kind is traced: each request is issued as it comes, after comparison with
-/// the other ranks. Later passes replay the trace: a request that lies ahead first issues everything
-/// before it, which is what a rank owes for units that it skipped. A request that does not lie ahead is
-/// a deviation: the rest of the pass is served on demand, with comparison, and the next pass of that
-/// kind is traced again. Passes are traced separately for training forwards, evaluation forwards
-/// (gradients disabled) and backwards.
+/// the other ranks. Later passes replay the trace: a request that lies ahead first issues
+/// everything before it, which is what a rank owes for units that it skipped. A request that does
+/// not lie ahead is a deviation: the rest of the pass is served on demand, with comparison, and the
+/// next pass of that kind is traced again. Passes are traced separately for training forwards,
+/// evaluation forwards (gradients disabled) and backwards.
 ///
-/// A training forward's trace leaves out a reshard that ends it: the backward begins with that unit, so freeing it
-/// would only have it sent again.
+/// A training forward's trace leaves out a reshard that ends it: the backward begins with that
+/// unit, so freeing it would only have it sent again.
 ///
-/// A forward has no certain end (a model may be driven through its submodules), so a request that does
-/// not lie ahead but is in the trace starts the next forward.
+/// A forward has no certain end (a model may be driven through its submodules), so a request that
+/// does not lie ahead but is in the trace starts the next forward.
 ///
 /// Deterministic: the issued sequence depends only on the requests. Not thread-safe.
 class Order {
