@@ -1,9 +1,15 @@
+#include <cstdint>
 #include <iomanip>
 #include <sstream>
 
 #include "dmuon/plan/plan.h"
 
 namespace dmuon::plan {
+namespace {
+
+constexpr std::int64_t kStateBytes = 8;  // of one element at its owner: fp32 master and momentum
+
+}  // namespace
 
 std::string table(const Plan& plan, const Inventory& inventory) {
   validate(plan, inventory);
@@ -12,7 +18,7 @@ std::string table(const Plan& plan, const Inventory& inventory) {
   std::vector<std::int64_t> state_bytes(num_slots, 0);
   for (std::size_t w = 0; w < inventory.size(); ++w) {
     ++num_matrices[plan.owner[w]];
-    state_bytes[plan.owner[w]] += 2 * 4 * inventory[w].rows * inventory[w].cols;
+    state_bytes[plan.owner[w]] += kStateBytes * inventory[w].rows * inventory[w].cols;
   }
 
   std::ostringstream out;
