@@ -29,7 +29,7 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
         raise ValueError(f"clip_grad_norm_: max_norm: expected a positive number, got {max_norm!r}")
     verdict = runtime.agree()
     if not verdict.finite:
-        return torch.tensor(math.nan)
+        return torch.tensor(math.nan, device=runtime.device)
     squared = [norm for norm, has in zip(verdict.squared_norms, verdict.has_gradient, strict=True) if has]
     norm = math.sqrt(sum(squared) + verdict.host_squared_norm)
     factor = float(max_norm) / (norm + 1e-6)
@@ -43,4 +43,4 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
         if gradients:
             torch._foreach_mul_(gradients, factor)
         runtime.engine.scale_verdict(factor)
-    return torch.tensor(norm)
+    return torch.tensor(norm, dtype=torch.float32, device=runtime.device)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,7 +37,13 @@ class Dedication:
     runtime: Runtime | None = None
 
 
-_dedications: weakref.WeakKeyDictionary[nn.Module, Dedication] = weakref.WeakKeyDictionary()
+# In the model's own __dict__, so that both are freed together.
+_ATTRIBUTE = "_dmuon_dedication"
+
+
+def _plain(model: nn.Module) -> nn.Module:
+    """The module under torch.compile's wrapper."""
+    return getattr(model, "_orig_mod", model)
 
 
 def dedication_of(model: nn.Module, function: str) -> Dedication:
@@ -47,8 +52,7 @@ def dedication_of(model: nn.Module, function: str) -> Dedication:
     Raises:
         ValueError: dedicate_params was not called on it; names `function`.
     """
-    plain = getattr(model, "_orig_mod", model)  # torch.compile's wrapper
-    found = _dedications.get(plain) if isinstance(plain, nn.Module) else None
+    found: Dedication | None = _plain(model).__dict__.get(_ATTRIBUTE) if isinstance(model, nn.Module) else None
     if found is None:
         raise ValueError(
             f"{function}: model: expected a model on which dmuon.dedicate_params(model, ...) was called (the same "
@@ -96,7 +100,7 @@ def dedicate_params(
         strategy: how owners are chosen: "load_balance", "round_robin" or "rank0".
         node_copy: with several nodes, keep what came from other nodes until the weights change, as HSDP
             does, so that a step moves each weight between nodes once.
-        timeout: of dmuon's process groups; None: the default process group's.
+        timeout: of dmuon's process groups; None: PyTorch's default for a new group (30 minutes on gloo).
 
     Returns:
         The routing table; print it.
@@ -106,6 +110,7 @@ def dedicate_params(
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"dedicate_params: model: expected a torch.nn.Module, got {type(model).__name__}")
+    model = _plain(model)
     device_type = ranks.default_device_type(list(model.parameters()))
     place, problem = ranks.resolve_ranks(mesh, device_type, _checked_timeout(timeout))
     matrices: list[Matrix] = []
@@ -115,8 +120,8 @@ def dedicate_params(
             raise ValueError(problem)
         _check_options(model, mp_policy, reshard_after_forward, strategy, node_copy)
         matrices, table = route(model, select)
-    except ValueError as error:
-        problem = str(error)
+    except Exception as error:  # whatever it is (select() is the user's), the other ranks must hear of it
+        problem = ranks.described(error)
     policy = mp_policy or MixedPrecisionPolicy()
     options = (policy, reshard_after_forward, strategy, node_copy, timeout, place.rows)
     facts = [f"options {options}"]
@@ -128,7 +133,7 @@ def dedicate_params(
     )
     dedication.groups = ranks.engine_groups(place)
     _take_out(model, dedication)
-    _dedications[model] = dedication
+    model.__dict__[_ATTRIBUTE] = dedication
     return table
 
 
@@ -149,7 +154,7 @@ def _check_options(
     strategy: str,
     node_copy: bool,
 ) -> None:
-    if model in _dedications:
+    if _ATTRIBUTE in model.__dict__:
         raise ValueError("dedicate_params: model: expected one call a model, got a second one")
     if mp_policy is not None and not isinstance(mp_policy, MixedPrecisionPolicy):
         raise ValueError(
@@ -207,7 +212,7 @@ def _take_out(model: nn.Module, dedication: Dedication) -> None:
 
 
 def check_sentinels(dedication: Dedication) -> torch.device | None:
-    """Where the model has been moved to since dedicate_params; removes the guards.
+    """Where the model has been moved to since dedicate_params.
 
     Returns:
         The device of the matrices, None if there are none.

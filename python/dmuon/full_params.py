@@ -10,6 +10,7 @@ import torch
 import torch.nn as nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from dmuon import ranks
 from dmuon.dedication import runtime_of
 from dmuon.runtime import Runtime, fsdp_modules
 
@@ -109,13 +110,13 @@ def _current(module: nn.Module, attribute: str) -> torch.Tensor:
 
 @torch.no_grad()
 def _write_back(runtime: Runtime, edited: list[torch.Tensor], originals: list[torch.Tensor]) -> None:
+    problem = None
+    for matrix, new, old in zip(runtime.matrices, edited, originals, strict=True):
+        if new.shape != old.shape:
+            problem = f"full_params: '{matrix.name}': expected shape {tuple(old.shape)}, got {tuple(new.shape)}"
+    ranks.agree_or_raise(runtime.ranks, "full_params", problem, [])
     for index, (new, old) in enumerate(zip(edited, originals, strict=True)):
         master = runtime.state.master(index)
-        if new.shape != old.shape:
-            raise ValueError(
-                f"full_params: '{runtime.matrices[index].name}': expected shape {tuple(old.shape)}, got "
-                f"{tuple(new.shape)}"
-            )
         # A bf16 model's fp32 master holds more than the bf16 values shown: keep it where nothing was changed.
         if master is not None and not torch.equal(new, old):
             master.copy_(new)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NoReturn, overload
 
 import torch
@@ -13,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from dmuon import _C, ranks
 from dmuon.dedication import Dedication, check_sentinels, dedication_of, remove_guards
+from dmuon.hyperparameters import NsCoefficients, check_adamw_group, check_muon_group, native_group, plain
 from dmuon.placeholder import OwnedTensor
 from dmuon.plan import Plan, make_plan
 from dmuon.routing import RoutingTable
@@ -20,20 +20,6 @@ from dmuon.runtime import Runtime, fsdp_modules
 from dmuon.units import Unit, find_units
 
 logger = logging.getLogger("dmuon")
-
-NsCoefficients = str | Sequence[float] | Sequence[Sequence[float]]
-
-_MUON_KEYS = (
-    "lr",
-    "weight_decay",
-    "momentum",
-    "nesterov",
-    "ns_coefficients",
-    "eps",
-    "ns_steps",
-    "adjust_lr_fn",
-    "ns_dtype",
-)
 
 
 class Muon(torch.optim.Optimizer):
@@ -89,29 +75,24 @@ class Muon(torch.optim.Optimizer):
         Raises:
             ValueError: on every rank, if any rank finds something wrong or the ranks differ.
         """
+        model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper
         dedication = dedication_of(model, "Muon")
         adamw_lr_rule = "" if adamw_lr is not None else ", by adamw_lr=None"
         if dedication.runtime is not None:
             raise ValueError("Muon: model: expected one Muon a model, got a second one")
         if adamw_lr is None:
             adamw_lr = lr if adjust_lr_fn == "match_rms_adamw" else 3e-4
-        muon = dict(
-            zip(
-                _MUON_KEYS,
-                (
-                    lr,
-                    weight_decay,
-                    momentum,
-                    nesterov,
-                    ns_coefficients,
-                    eps,
-                    ns_steps,
-                    adjust_lr_fn,
-                    ns_dtype,
-                ),
-                strict=True,
-            )
-        )
+        muon: dict[str, Any] = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "ns_coefficients": ns_coefficients,
+            "eps": eps,
+            "ns_steps": ns_steps,
+            "adjust_lr_fn": adjust_lr_fn,
+            "ns_dtype": ns_dtype,
+        }
         adamw: dict[str, Any] = {
             "lr": adamw_lr,
             "betas": adamw_betas,
@@ -122,15 +103,16 @@ class Muon(torch.optim.Optimizer):
         device: torch.device | None = None
         units: list[Unit] = []
         try:
-            _check_muon_group(muon)
-            _check_adamw_group(adamw)
+            check_muon_group(muon)
+            check_adamw_group(adamw)
             _check_host_parameters(model, dedication)
             device = check_sentinels(dedication)
             units = find_units(model, [[path for path, _, _ in matrix.places] for matrix in dedication.matrices])
             _check_units(units, dedication)
-        except ValueError as error:
-            problem = str(error)
-        ranks.agree_or_raise(dedication.ranks, "Muon", problem, [f"Muon {muon}", f"AdamW {adamw}"])
+        except Exception as error:  # whatever it is, the other ranks must hear of it
+            problem = ranks.described(error)
+        facts = [f"Muon {plain(muon)}", f"AdamW {plain(adamw)}"] if problem is None else []
+        ranks.agree_or_raise(dedication.ranks, "Muon", problem, facts)
 
         self._runtime = _start(model, dedication, units, device)
         dedication.table = RoutingTable(dedication.table, f"AdamW: lr {float(adamw['lr']):g}{adamw_lr_rule}")
@@ -138,9 +120,13 @@ class Muon(torch.optim.Optimizer):
         self.skipped_steps = 0
         owned = self._runtime.placeholders
         host = [p for p in model.parameters() if p.requires_grad and not _is_owned(p)]
+        # Fused AdamW takes plain tensors or DTensors, not both at once.
+        sharded = [p for p in host if isinstance(p, DTensor)]
+        replicated = [p for p in host if not isinstance(p, DTensor)]
         groups: list[dict[str, Any]] = [
             {"params": owned, "algorithm": "muon", **muon},
-            {"params": host, "algorithm": "adamw", **adamw},
+            {"params": sharded, "algorithm": "adamw", **adamw},
+            {"params": replicated, "algorithm": "adamw", **adamw},
         ]
         groups = [group for group in groups if group["params"]]
         if not groups:
@@ -148,6 +134,7 @@ class Muon(torch.optim.Optimizer):
         self._matrix_of = {parameter: index for index, parameter in enumerate(owned)}
         self._adamw: torch.optim.AdamW | None = None
         self._adamw_defaults = adamw
+        self._muon_defaults = muon
         super().__init__(groups, {**muon})
         for parameter, index in self._matrix_of.items():
             buffer = self._runtime.state.momentum(index)
@@ -167,9 +154,10 @@ class Muon(torch.optim.Optimizer):
         algorithm = param_group.setdefault("algorithm", "adamw")
         if algorithm not in ("muon", "adamw"):
             raise ValueError(f"add_param_group: algorithm: expected 'muon' or 'adamw', got {algorithm!r}")
-        if algorithm == "adamw":
-            for key, value in self._adamw_defaults.items():
-                param_group.setdefault(key, value)
+        defaults = self._muon_defaults if algorithm == "muon" else self._adamw_defaults
+        for key, value in defaults.items():
+            param_group.setdefault(key, value)
+        (check_muon_group if algorithm == "muon" else check_adamw_group)(param_group)
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         if algorithm == "muon":
@@ -181,7 +169,7 @@ class Muon(torch.optim.Optimizer):
                     f"{strangers}; choose matrices with dedicate_params(select=...)"
                 )
             return
-        for key in set(_MUON_KEYS) - {"lr", "eps", "weight_decay"}:
+        for key in self._muon_defaults.keys() - self._adamw_defaults.keys():
             group.pop(key, None)
         if any(_is_owned(p) for p in group["params"]):
             self.param_groups.pop()
@@ -190,12 +178,15 @@ class Muon(torch.optim.Optimizer):
 
     def _add_to_adamw(self, group: dict[str, Any]) -> None:
         # The inner AdamW shares the group's dict and the state, so that there is one of each to read and change.
-        if self._adamw is not None:
+        on_fused_device = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in group["params"])
+        one_kind = len({isinstance(p, DTensor) for p in group["params"]}) == 1
+        group.setdefault("fused", True if on_fused_device and one_kind else None)
+        group.setdefault("foreach", None if one_kind else False)
+        if self._adamw is None:
+            self._adamw = torch.optim.AdamW([group])
+            self._adamw.state = self.state
+        else:
             self._adamw.add_param_group(group)
-            return
-        fused = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in group["params"])
-        self._adamw = torch.optim.AdamW([group], fused=fused or None)
-        self._adamw.state = self.state
 
     # ---- the step ----
 
@@ -296,71 +287,15 @@ def _start(model: nn.Module, dedication: Dedication, units: list[Unit], device: 
     place = dedication.ranks
     device = device or torch.device(dedication.ranks.device_type)
     plan = make_plan(place, dedication.matrices, units, dedication.strategy, device)
-    remove_guards(dedication)
-    dedication.runtime = Runtime(model, dedication, plan, units, device)
+    problem = None
+    try:
+        remove_guards(dedication)
+        dedication.runtime = Runtime(model, dedication, plan, units, device)
+    except Exception as error:  # an owner out of memory, say
+        problem = ranks.described(error)
+    ranks.agree_or_raise(place, "Muon", problem, [])
+    assert dedication.runtime is not None
     return dedication.runtime
-
-
-def native_group(group: dict[str, Any], device: torch.device) -> _C.MuonGroup:
-    """The hyperparameters of a Muon group, as they are now."""
-    dtype = group["ns_dtype"] or _C.default_ns_dtype(device)
-    return _C.MuonGroup(
-        lr=float(group["lr"]),
-        weight_decay=float(group["weight_decay"]),
-        momentum=float(group["momentum"]),
-        nesterov=bool(group["nesterov"]),
-        coefficients=resolved_coefficients(group["ns_coefficients"], group["ns_steps"]),
-        eps=float(group["eps"]),
-        adjust_lr_fn=group["adjust_lr_fn"] or "original",
-        ns_dtype=dtype,
-    )
-
-
-def resolved_coefficients(given: NsCoefficients, steps: int) -> list[tuple[float, float, float]]:
-    """One (a, b, c) for each step."""
-    if isinstance(given, str):
-        return _C.resolve_coefficients(given, steps)
-    rows: Any = list(given)
-    if rows and not isinstance(rows[0], Sequence):
-        rows = [rows]
-    if any(len(row) != 3 for row in rows):
-        raise ValueError(f"Muon: ns_coefficients: expected rows (a, b, c) or a name, got {given!r}")
-    return _C.resolve_coefficients([(float(a), float(b), float(c)) for a, b, c in rows], steps)
-
-
-def _number(where: str, name: str, value: Any, low: float, high: float = math.inf) -> None:
-    if isinstance(value, torch.Tensor) and value.numel() != 1:
-        raise ValueError(f"{where}: {name}: expected one element, got a tensor of shape {tuple(value.shape)}")
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"{where}: {name}: expected a number, got {value!r}") from None
-    if not (low <= number < high):
-        raise ValueError(f"{where}: {name}: expected a number in [{low:g}, {high:g}), got {number:g}")
-
-
-def _check_muon_group(group: dict[str, Any]) -> None:
-    _number("Muon", "lr", group["lr"], 0)
-    _number("Muon", "weight_decay", group["weight_decay"], 0)
-    _number("Muon", "momentum", group["momentum"], 0, 1)
-    _number("Muon", "eps", group["eps"], 0)
-    if group["ns_dtype"] not in (None, torch.float32, torch.bfloat16, torch.float16, torch.float64):
-        raise ValueError(f"Muon: ns_dtype: expected a floating dtype or None, got {group['ns_dtype']}")
-    try:
-        native_group({**group, "ns_dtype": torch.float32}, torch.device("cpu"))
-    except TypeError as error:
-        raise ValueError(f"Muon: a hyperparameter has the wrong type: {error}") from None
-
-
-def _check_adamw_group(group: dict[str, Any]) -> None:
-    _number("Muon", "adamw_lr", group["lr"], 0)
-    _number("Muon", "adamw_weight_decay", group["weight_decay"], 0)
-    _number("Muon", "adamw_eps", group["eps"], 0)
-    betas = group["betas"]
-    if not isinstance(betas, tuple | list) or len(betas) != 2:
-        raise ValueError(f"Muon: adamw_betas: expected two numbers, got {betas!r}")
-    for beta in betas:
-        _number("Muon", "adamw_betas", beta, 0, 1)
 
 
 def _check_units(units: list[Unit], dedication: Dedication) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import hashlib
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -13,6 +14,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from dmuon import _C
+
+logger = logging.getLogger("dmuon")
 
 T = TypeVar("T")
 
@@ -111,6 +114,10 @@ def _level_group_names(groups: Sequence[dist.ProcessGroup | None], device_type: 
     """
     names = getattr(getattr(dist.distributed_c10d, "_world", None), "pg_names", None)
     if names is None:
+        logger.warning(
+            "dmuon: this PyTorch does not show how many process groups it knows; if ranks of a mesh know different "
+            "numbers, creating ours waits until the timeout"
+        )
         return
     most = torch.tensor([len(names)], device=device_type)
     for group in groups:
@@ -160,17 +167,23 @@ def _verdict_group(ranks: Ranks) -> dist.ProcessGroup | None:
     return _group("verdict", ranks.everyone, ranks, host=True)
 
 
+_engine_groups: dict[tuple[int, ...], _C.Groups] = {}
+
+
 def engine_groups(ranks: Ranks) -> _C.Groups:
-    """The four groups of the engine, created in one order on every rank."""
+    """The four groups of an engine, created in one order on every rank; models on one mesh share them."""
     verdict = _verdict_group(ranks)
     order = _group("order", ranks.everyone, ranks, host=True)
     row, column = row_group(ranks), column_group(ranks)
-    return _C.Groups(
-        row=_C.Group(row, "row", ranks.shard, ranks.num_shards),
-        column=_C.Group(column, "column", ranks.replicate, ranks.num_replicates),
-        order=_C.Group(order, "mesh", ranks.slot, ranks.size),
-        verdict=_C.Group(verdict, "mesh", ranks.slot, ranks.size),
-    )
+    key = (ranks.slot, *(id(group) for group in (verdict, order, row, column)))
+    if key not in _engine_groups:
+        _engine_groups[key] = _C.Groups(
+            row=_C.Group(row, "row", ranks.shard, ranks.num_shards),
+            column=_C.Group(column, "column", ranks.replicate, ranks.num_replicates),
+            order=_C.Group(order, "mesh (order)", ranks.slot, ranks.size),
+            verdict=_C.Group(verdict, "mesh (verdict)", ranks.slot, ranks.size),
+        )
+    return _engine_groups[key]
 
 
 def all_gather(ranks: Ranks, value: T) -> list[T]:
@@ -183,6 +196,11 @@ def all_gather(ranks: Ranks, value: T) -> list[T]:
     return values
 
 
+def described(error: Exception) -> str:
+    """The message of an error for all ranks; ours speak for themselves."""
+    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+
+
 def from_first(ranks: Ranks, make: Callable[[], T]) -> T:
     """What `make` returns at slot 0. Collective; if it raises there, every rank raises ValueError."""
     value: T | None = None
@@ -190,8 +208,8 @@ def from_first(ranks: Ranks, make: Callable[[], T]) -> T:
     if ranks.slot == 0:
         try:
             value = make()
-        except ValueError as error:
-            problem = str(error)
+        except Exception as error:  # whatever it is, the other ranks wait to hear of it
+            problem = described(error)
     received = all_gather(ranks, (value, problem))[0]
     if received[1] is not None:
         raise ValueError(received[1])
@@ -229,5 +247,7 @@ def agree_or_raise(ranks: Ranks, where: str, problem: str | None, facts: Sequenc
 
 
 def default_device_type(parameters: Sequence[torch.Tensor]) -> str:
-    """Where the model lies, for a mesh that is not given."""
+    """Where the model lies or will lie, for a mesh that is not given."""
+    if dist.is_initialized() and dist.get_backend() == "nccl":
+        return "cuda"
     return parameters[0].device.type if parameters else "cpu"

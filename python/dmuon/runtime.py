@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -78,10 +79,12 @@ class Runtime:
 
     def _make_placeholders(self) -> list[nn.Parameter]:
         placeholders, gradients = [], []
+        me = weakref.ref(self)
         for index, matrix in enumerate(self.matrices):
-
+            # Weakly: the engine holds these stand-ins, and a cycle through C++ is never collected.
             def clear(index: int = index) -> None:
-                self.engine.clear_gradient(index)
+                if (runtime := me()) is not None:
+                    runtime.engine.clear_gradient(index)
 
             dtype = matrix.parameter.dtype
             placeholders.append(nn.Parameter(OwnedTensor(matrix.name, matrix.shape, dtype, self.device, None)))
@@ -218,7 +221,7 @@ class Runtime:
 
     def agree(self) -> _C.Verdict:
         """The step's verdict over all gradients, owned and not. Collective unless it is kept already."""
-        self.engine.settle()
+        self.engine.settle_step()
         if self.engine.agreed():
             return self.engine.agree(_C.HostNorms(0.0, 0.0))
         host_parameters = self.host_parameters()

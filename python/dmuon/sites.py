@@ -58,4 +58,5 @@ class UnitSites:
         """Puts the placeholders back."""
         self._until_end_of_backward = False
         for site in self._sites:
-            site.module._parameters[site.attribute] = site.placeholder
+            if site.module._parameters.get(site.attribute) is site.weight:
+                site.module._parameters[site.attribute] = site.placeholder

@@ -11,7 +11,8 @@ import torch.nn as nn
 
 from dmuon import _C, ranks
 from dmuon.dedication import dedication_of, runtime_of
-from dmuon.muon import Muon, native_group, resolved_coefficients
+from dmuon.hyperparameters import native_group, resolved_coefficients
+from dmuon.muon import Muon
 from dmuon.routing import RoutingTable
 from dmuon.runtime import Runtime
 
@@ -109,7 +110,8 @@ def _worst(runtime: Runtime, differences: dict[int, float]) -> tuple[float, str]
 
 
 def _relative(difference: torch.Tensor, of: torch.Tensor) -> float:
-    return float(difference.double().norm() / of.double().norm().clamp(min=1e-30))
+    value = float(difference.double().norm() / of.double().norm().clamp(min=1e-30))
+    return value if math.isfinite(value) else math.inf  # a NaN would lose every comparison
 
 
 def _publication_differences(runtime: Runtime) -> dict[int, float]:

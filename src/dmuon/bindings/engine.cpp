@@ -95,6 +95,7 @@ void init_engine(py::module_& module) {
       .def("publish", &Engine::publish, no_gil)
       .def("clear_gradient", &Engine::clear_gradient, py::arg("matrix"))
       .def("settle", &Engine::settle, no_gil)
+      .def("settle_step", &Engine::settle_step, no_gil)
       .def("collect_master", &Engine::collect_master, py::arg("matrix"), no_gil)
       .def(
           "unshard", [](Engine& e, int unit) { e.unshard(e.unit(unit)); }, py::arg("unit"), no_gil)

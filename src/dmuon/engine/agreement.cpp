@@ -34,7 +34,8 @@ double finite_or_flag(double value, double* flag) {
 }  // namespace
 
 const Verdict& Engine::agree(const HostNorms& host) {
-  settle();
+  take_turn();
+  settle_step();
   if (verdict_) return *verdict_;
   Stopwatch watch(seconds_["agree_s"]);
   const auto num_matrices = static_cast<std::int64_t>(specs_.size());

@@ -1,6 +1,7 @@
 #include "dmuon/engine/buffer.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
 #include <utility>
@@ -36,6 +37,7 @@ c10::DataPtr BufferPool::take(std::int64_t num_bytes, std::int64_t* block_bytes)
   idle_.clear();
   *block_bytes = num_bytes;
   count(num_bytes);
+  const c10::OptionalDeviceGuard guard(device_);  // an allocator takes the current device
   return allocator_->allocate(static_cast<std::size_t>(num_bytes));
 }
 

@@ -142,10 +142,34 @@ void Engine::settle() {
   }
 }
 
+void Engine::settle_step() {
+  settle();
+  if (!order_.owes_backward()) return;
+  verdict_.reset();
+  take_new_gradients();
+  issue(order_.begin_backward());
+  end_backward(/*complete=*/true);
+}
+
+// Another engine's forward has no certain end: what it still owes goes before this engine's
+// operations, on every rank. (Its backward ends by itself.)
+void Engine::take_turn() {
+  Engine*& holder = *groups_.turn;
+  if (holder != nullptr && holder != this && holder->order_.current() != Pass::kBackward) {
+    holder->end_pass();
+  }
+  holder = this;
+}
+
+Engine::~Engine() {
+  if (*groups_.turn == this) *groups_.turn = nullptr;
+}
+
 // ---- forward ----
 
 void Engine::begin_forward() {
   if (in_backward()) return;
+  take_turn();
   settle();
   issue(order_.begin_forward(c10::GradMode::is_enabled()));
 }
@@ -191,6 +215,7 @@ void Engine::watch_root_outputs(const std::vector<at::Tensor>& outputs) {
 
 void Engine::open_backward() {
   if (order_.current() == Pass::kBackward && !backward_.expired()) return;
+  take_turn();
   settle();
   verdict_.reset();
   take_new_gradients();

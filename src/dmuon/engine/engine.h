@@ -37,6 +37,8 @@ struct Groups {
   Group column;   ///< the ranks of this shard index; members by replicate index
   Group order;    ///< all; compares operations that no trace confirms. Host memory.
   Group verdict;  ///< all; the agreement of a step. Host memory.
+  /// Whose pass is open: engines on one mesh share their groups, hence one order. Copies share it.
+  std::shared_ptr<class Engine*> turn = std::make_shared<class Engine*>(nullptr);
 };
 
 struct UnitSpec {
@@ -87,6 +89,7 @@ class Engine {
   /// @param batches  this rank's: global indices of equally shaped matrices that it owns.
   Engine(Options options, Groups groups, std::vector<MatrixSpec> specs,
          const std::vector<UnitSpec>& units, const std::vector<std::vector<int>>& batches);
+  ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -135,6 +138,10 @@ class Engine {
   /// Ends what a pass still owes; called before anything collective outside a pass.
   void settle();
 
+  /// Before a step's agreement: settles, and takes part in a backward that other ranks may have run
+  /// while this rank's loss touched nothing.
+  void settle_step();
+
   /// Collective: the fp32 weight, on every rank.
   at::Tensor collect_master(int matrix);
 
@@ -153,10 +160,12 @@ class Engine {
   void end_pass();
   void before_backward(int unit);
   void open_backward();
+  void take_turn();
   void end_backward(bool complete);
   void request(schedule::Action action, int unit);
 
   // publish.cpp
+  void fill(Unit& unit);
   void fill_column(Unit& unit, const at::Tensor& target, std::int64_t origin);
   void write_owned(Unit& unit, const at::Tensor& target, std::int64_t origin);
   // route.cpp

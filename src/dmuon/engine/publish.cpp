@@ -46,9 +46,18 @@ void Engine::fill_column(Unit& unit, const at::Tensor& target, std::int64_t orig
 
 void Engine::unshard(Unit& unit) {
   if (unit.live()) return;
+  unit.weights().allocate();
+  try {
+    fill(unit);
+  } catch (...) {
+    unit.weights().release();  // nobody may compute with half of it
+    throw;
+  }
+}
+
+void Engine::fill(Unit& unit) {
   c10::AutoGradMode no_grad(false);
   ++num_unshards_;
-  unit.weights().allocate();
   const Segment& own = unit.packing().columns[static_cast<std::size_t>(options_.shard)];
   const at::Tensor segment = unit.weights().slice(own.begin, own.end);
   const auto index = static_cast<std::size_t>(

@@ -71,6 +71,7 @@ void Order::Trace::keep_last_unit() {
 std::vector<Issue> Order::begin(Pass pass) {
   std::vector<Issue> owed = end_pass();
   current_ = pass;
+  if (pass != Pass::kEvalForward) unanswered_ = pass == Pass::kTrainForward;
   trace().begin();
   return owed;
 }
@@ -107,6 +108,10 @@ bool Order::owes(Operation operation) const {
   if (!current_) return false;
   const Trace& trace = traces_[static_cast<int>(*current_)];
   return trace.replaying() && trace.lies_ahead(operation);
+}
+
+bool Order::owes_backward() const {
+  return unanswered_ && traces_[static_cast<int>(Pass::kBackward)].replaying();
 }
 
 bool Order::on_demand() const {

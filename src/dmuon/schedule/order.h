@@ -62,6 +62,10 @@ class Order {
   /// Ends the current pass; returns what it still owed. Nothing where no pass is open.
   std::vector<Issue> end_pass();
 
+  /// Whether a training forward has come since the last backward, and a backward's trace is known:
+  /// other ranks may have run one.
+  bool owes_backward() const;
+
   /// The pass that is open, if any.
   std::optional<Pass> current() const { return current_; }
 
@@ -94,6 +98,7 @@ class Order {
 
   Trace traces_[3];
   std::optional<Pass> current_;
+  bool unanswered_ = false;  // a training forward without a backward since
 };
 
 }  // namespace dmuon::schedule

@@ -1,0 +1,82 @@
+"""Hyperparameters of both algorithms: what a group holds, whether it is good, and as the engine takes it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dmuon import _C
+
+NsCoefficients = str | Sequence[float] | Sequence[Sequence[float]]
+
+
+def plain(group: dict[str, Any]) -> dict[str, Any]:
+    """`group` with one-element tensors as numbers: a tensor prints its device, which differs between ranks."""
+    return {key: float(value) if isinstance(value, torch.Tensor) else value for key, value in group.items()}
+
+
+def native_group(group: dict[str, Any], device: torch.device) -> _C.MuonGroup:
+    """The hyperparameters of a Muon group, as they are now."""
+    dtype = group["ns_dtype"] or _C.default_ns_dtype(device)
+    return _C.MuonGroup(
+        lr=float(group["lr"]),
+        weight_decay=float(group["weight_decay"]),
+        momentum=float(group["momentum"]),
+        nesterov=bool(group["nesterov"]),
+        coefficients=resolved_coefficients(group["ns_coefficients"], group["ns_steps"]),
+        eps=float(group["eps"]),
+        adjust_lr_fn=group["adjust_lr_fn"] or "original",
+        ns_dtype=dtype,
+    )
+
+
+def resolved_coefficients(given: NsCoefficients, steps: int) -> list[tuple[float, float, float]]:
+    """One (a, b, c) for each step."""
+    if isinstance(given, str):
+        return _C.resolve_coefficients(given, steps)
+    rows: Any = list(given)
+    if rows and not isinstance(rows[0], Sequence):
+        rows = [rows]
+    if any(len(row) != 3 for row in rows):
+        raise ValueError(f"Muon: ns_coefficients: expected rows (a, b, c) or a name, got {given!r}")
+    return _C.resolve_coefficients([(float(a), float(b), float(c)) for a, b, c in rows], steps)
+
+
+def _number(where: str, name: str, value: Any, low: float, high: float = math.inf) -> None:
+    if isinstance(value, torch.Tensor) and value.numel() != 1:
+        raise ValueError(f"{where}: {name}: expected one element, got a tensor of shape {tuple(value.shape)}")
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{where}: {name}: expected a number, got {value!r}") from None
+    if not (low <= number < high):
+        raise ValueError(f"{where}: {name}: expected a number in [{low:g}, {high:g}), got {number:g}")
+
+
+def check_muon_group(group: dict[str, Any]) -> None:
+    """Raises ValueError naming the first bad hyperparameter of a Muon group."""
+    _number("Muon", "lr", group["lr"], 0)
+    _number("Muon", "weight_decay", group["weight_decay"], 0)
+    _number("Muon", "momentum", group["momentum"], 0, 1)
+    _number("Muon", "eps", group["eps"], 0)
+    if group["ns_dtype"] not in (None, torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        raise ValueError(f"Muon: ns_dtype: expected a floating dtype or None, got {group['ns_dtype']}")
+    try:
+        native_group({**group, "ns_dtype": torch.float32}, torch.device("cpu"))
+    except TypeError as error:
+        raise ValueError(f"Muon: a hyperparameter has the wrong type: {error}") from None
+
+
+def check_adamw_group(group: dict[str, Any]) -> None:
+    """Raises ValueError naming the first bad hyperparameter of an AdamW group."""
+    _number("Muon", "adamw_lr", group["lr"], 0)
+    _number("Muon", "adamw_weight_decay", group["weight_decay"], 0)
+    _number("Muon", "adamw_eps", group["eps"], 0)
+    betas = group["betas"]
+    if not isinstance(betas, tuple | list) or len(betas) != 2:
+        raise ValueError(f"Muon: adamw_betas: expected two numbers, got {betas!r}")
+    for beta in betas:
+        _number("Muon", "adamw_betas", beta, 0, 1)

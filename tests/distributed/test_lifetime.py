@@ -1,0 +1,60 @@
+"""One process: what is freed, what is refused, what verify sees."""
+
+from __future__ import annotations
+
+import gc
+import math
+import weakref
+
+import pytest
+import torch
+from models import batch, loss_of, make_gpt
+
+import dmuon
+
+
+def trained():
+    model = make_gpt(depth=1)
+    dmuon.dedicate_params(model)
+    optimizer = dmuon.Muon(model, lr=2e-2, ns_dtype=torch.float32)
+    loss_of(model, batch(0)).backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def test_a_model_and_its_optimizer_are_freed():
+    model, optimizer = trained()
+    alive = [weakref.ref(model), weakref.ref(optimizer), weakref.ref(optimizer._runtime)]
+    del model, optimizer
+    gc.collect()
+    assert [ref() for ref in alive] == [None, None, None]
+
+
+def test_verify_reports_nan_as_infinitely_wrong():
+    model, optimizer = trained()
+    assert dmuon.verify(model, optimizer).update < 1e-4
+    name = dmuon.verify(model, optimizer).update_of
+    parameter = dict(model.named_parameters())["blocks.0.out.weight"]
+    optimizer.state[parameter]["momentum_buffer"].fill_(math.nan)
+    found = dmuon.verify(model, optimizer)
+    assert math.isinf(found.update) and found.update_of == "blocks.0.out.weight", name
+
+
+def test_a_replaced_weight_is_refused():
+    model, _ = trained()
+    model.blocks[0].out.weight = torch.nn.Parameter(torch.zeros(24, 24))
+    with pytest.raises(ValueError, match=r"replaced after dmuon\.Muon.*full_params"):
+        loss_of(model, batch(1))
+
+
+def test_a_compiled_model_is_known_by_its_wrapper():
+    compiled = torch.compile(make_gpt(depth=1), backend="eager")
+    dmuon.dedicate_params(compiled)
+    assert dmuon.Muon(compiled).plan.owner == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("write", [torch.nn.init.zeros_, torch.nn.init.normal_, torch.Tensor.zero_])
+def test_writing_to_a_placeholder_is_refused(write):
+    model, _ = trained()
+    with pytest.raises(ValueError, match="full_params"), torch.no_grad():
+        write(model.blocks[0].out.weight)
