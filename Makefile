@@ -6,6 +6,7 @@ SHELL := /bin/bash
 ENV = . build/environment;
 export OMP_NUM_THREADS ?= 1
 RANKS ?= 4
+MESH ?= 2x2
 # The address: a host name may not resolve.
 TORCHRUN = python -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node
 
@@ -25,8 +26,8 @@ test: setup ## C++ tests, then Python tests
 	@$(ENV) ctest --test-dir build/release -j2 --output-on-failure --no-tests=error
 	@$(ENV) python -m pytest $(ARGS)
 
-demo: build ## trains a small GPT on 4 CPU ranks (RANKS=, ARGS=)
-	@$(ENV) $(TORCHRUN) $(RANKS) examples/train_gpt.py $(ARGS)
+demo: build ## trains a small GPT on 4 CPU ranks, 2 x 2 (RANKS=, MESH=, ARGS=)
+	@$(ENV) $(TORCHRUN) $(RANKS) examples/train_gpt.py --mesh $(MESH) $(ARGS)
 
 bench: build ## step times on 1 x 4 and 2 x 2 ranks, and the host time of a step
 	@$(ENV) $(TORCHRUN) 4 bench/train_step.py --mesh 1x4 --json out/bench/1x4.json $(ARGS)
