@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
     runtime = runtime_of(model, "full_params")
     if runtime.whole:
         raise ValueError("full_params: model: expected one context at a time, got a nested one")
+    ranks.agree_or_raise(runtime.ranks, "full_params", None, [f"writeback={bool(writeback)}"])
     runtime.engine.settle()
     for sharded in fsdp_modules(model):
         sharded.reshard()
@@ -43,14 +44,20 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
     originals = [whole.detach().clone() for whole in wholes] if writeback else []
     shards = {id(p): nn.Parameter(p.full_tensor().detach(), p.requires_grad) for _, _, p in swapped}
     hooks = _suspend_load_hooks([module for module, _, _ in swapped])
-    runtime.whole = True
+    runtime.whole, runtime.writes_back = True, bool(writeback)
     try:
         for matrix, whole in zip(runtime.matrices, wholes, strict=True):
             for _, module, attribute in matrix.places:
                 module._parameters[attribute] = whole
         for module, attribute, parameter in swapped:
             module._parameters[attribute] = shards[id(parameter)]
-        yield
+        try:
+            yield
+        except Exception as error:
+            if writeback:  # the other ranks are about to write back, and must not
+                with suppress(ValueError):
+                    ranks.agree_or_raise(runtime.ranks, "full_params", ranks.described(error), [])
+            raise
         if writeback:
             edited = [
                 _current(module, attribute)

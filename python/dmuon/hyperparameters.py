@@ -62,6 +62,11 @@ def check_muon_group(group: dict[str, Any]) -> None:
     _number("Muon", "weight_decay", group["weight_decay"], 0)
     _number("Muon", "momentum", group["momentum"], 0, 1)
     _number("Muon", "eps", group["eps"], 0)
+    steps = group["ns_steps"]
+    if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps < 100:
+        raise ValueError(f"Muon: ns_steps: expected an int in [1, 99], got {steps!r}")
+    if not isinstance(group["nesterov"], bool):
+        raise ValueError(f"Muon: nesterov: expected True or False, got {group['nesterov']!r}")
     if group["ns_dtype"] not in (None, torch.float32, torch.bfloat16, torch.float16, torch.float64):
         raise ValueError(f"Muon: ns_dtype: expected a floating dtype or None, got {group['ns_dtype']}")
     try:

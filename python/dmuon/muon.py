@@ -197,6 +197,9 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """One update of everything that had a gradient on any rank. Collective over the mesh."""
+        self._runtime.refuse_inside_full_params("step()")
+        for group in self.param_groups:
+            (check_muon_group if group["algorithm"] == "muon" else check_adamw_group)(group)
         loss = None
         if closure is not None:
             with torch.enable_grad():

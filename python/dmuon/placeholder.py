@@ -20,6 +20,8 @@ def refuse(name: str, what: str) -> NoReturn:
             f"dmuon: {what} on '{name}': torch.amp.GradScaler is not supported yet. Expected: training in "
             "bfloat16 or float32, which needs no loss scaling."
         )
+    if "split" in what or "chunk" in what:
+        what += " (is this fully_shard? call it before dmuon.Muon)"
     raise ValueError(f"dmuon: {what} on '{name}': this weight is whole only at its owner. {_WAYS_OUT}")
 
 

@@ -41,6 +41,7 @@ class Runtime:
         self.units = units
         self.device = device
         self.whole = False  # inside full_params
+        self.writes_back = False  # at the end of full_params
         self.host_parameters: Callable[[], list[nn.Parameter]] = list  # what AdamW updates; Muon says
         self.engine = self._make_engine(dedication)
         self.state = _C.MuonState(self.engine)
@@ -151,8 +152,18 @@ class Runtime:
             module.register_state_dict_pre_hook(self._refuse_state_dict("state_dict()"))
             module.register_load_state_dict_pre_hook(self._refuse_state_dict("load_state_dict()"))
 
+    def refuse_inside_full_params(self, what: str) -> None:
+        """Raises ValueError while every weight is whole."""
+        if self.whole:
+            raise ValueError(f"dmuon.full_params: {what} inside it. Expected: leave the context first.")
+
     def _refuse_state_dict(self, what: str) -> Any:
         def hook(*_: Any) -> None:
+            if self.whole and what == "load_state_dict()" and not self.writes_back:
+                raise ValueError(
+                    "dmuon.full_params: load_state_dict() inside it without writeback would be lost. Expected: `with "
+                    "dmuon.full_params(model, writeback=True)`."
+                )
             if not self.whole:
                 raise ValueError(
                     f"dmuon: {what} of a model whose matrices are owned is not supported yet. Expected: call it "
@@ -164,8 +175,7 @@ class Runtime:
     def _begin(self) -> Any:
         @torch.compiler.disable  # type: ignore[untyped-decorator]
         def begin(module: nn.Module, args: Any) -> None:
-            if self.whole:
-                raise ValueError("dmuon.full_params: a forward ran inside. Expected: leave the context first.")
+            self.refuse_inside_full_params("a forward")
             if not _C.in_backward():
                 # A backward that raised has left weights in their places.
                 for sites in self._sites:
@@ -185,8 +195,7 @@ class Runtime:
     def _before(self, index: int) -> Any:
         @torch.compiler.disable  # type: ignore[untyped-decorator]
         def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            if self.whole:
-                raise ValueError("dmuon.full_params: a forward ran inside. Expected: leave the context first.")
+            self.refuse_inside_full_params("a forward")
             self.engine.before_forward(index)
             self._sites[index].show_weights()
             if not torch.is_grad_enabled():
@@ -201,6 +210,7 @@ class Runtime:
 
     def _after(self, index: int) -> Any:
         def show_weights(gradient: torch.Tensor) -> None:
+            self.refuse_inside_full_params("a backward")
             self._sites[index].show_weights()
 
         # Called even when the forward raises, as an early-stopped recomputation does.

@@ -81,15 +81,21 @@ def verify(model: nn.Module, opt: Muon) -> Verification:
     """Replays one publication, routing and update of every matrix and compares each with plain fp32.
 
     Collective over the mesh. Gradients are synthetic, different on every rank and the same at every call; weights and
-    momentum are the present ones and stay as they are. Gradients that wait for a step are lost: call it after
-    `step()` or before the first backward.
+    momentum are the present ones and stay as they are. With the CPUs' bf16 iteration expect an `update` of some
+    hundredths (a tenth for a very thin matrix), with fp32 below 1e-3.
 
     Raises:
-        ValueError: the optimizer is not this model's.
+        ValueError: the optimizer is not this model's, or gradients wait for a step.
     """
     runtime = runtime_of(model, "verify")
     if not isinstance(opt, Muon) or opt._runtime is not runtime:
         raise ValueError("verify: opt: expected the dmuon.Muon of this model, got another optimizer")
+    waiting = [p for p in runtime.placeholders if p.grad is not None]
+    if waiting:
+        raise ValueError(
+            f"verify: model: expected no gradients that wait for a step, got {len(waiting)} matrices with some. Call "
+            "it before backward, or after step() and zero_grad()."
+        )
     runtime.engine.settle()
     with torch.no_grad():
         found = [

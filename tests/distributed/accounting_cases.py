@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import torch
@@ -96,6 +97,7 @@ def allocations(profiler: profile, mark: str) -> tuple[int, int]:
 
 def measure(mesh: Any, strategy: str, width: int = 160, depth: int = 4) -> dict[str, Any]:
     """A step of a model of nearly nothing but matrices, two a unit, as PyTorch's allocator sees it."""
+    gc.collect()  # what an earlier case left must not be freed while this one is measured
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         torch.manual_seed(0)
         model = nn.Sequential(

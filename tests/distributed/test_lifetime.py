@@ -19,6 +19,7 @@ def trained():
     optimizer = dmuon.Muon(model, lr=2e-2, ns_dtype=torch.float32)
     loss_of(model, batch(0)).backward()
     optimizer.step()
+    optimizer.zero_grad()
     return model, optimizer
 
 
@@ -38,6 +39,36 @@ def test_verify_reports_nan_as_infinitely_wrong():
     optimizer.state[parameter]["momentum_buffer"].fill_(math.nan)
     found = dmuon.verify(model, optimizer)
     assert math.isinf(found.update) and found.update_of == "blocks.0.out.weight", name
+
+
+def test_verify_refuses_while_gradients_wait():
+    model, optimizer = trained()
+    loss_of(model, batch(1)).backward()
+    with pytest.raises(ValueError, match="gradients that wait"):
+        dmuon.verify(model, optimizer)
+
+
+@pytest.mark.parametrize(("what", "writeback"), [("step", True), ("step", False), ("clip", False), ("load", False)])
+def test_what_would_be_lost_inside_full_params_is_refused(what, writeback):
+    model, optimizer = trained()
+    calls = {
+        "step": optimizer.step,
+        "clip": lambda: dmuon.clip_grad_norm_(model, 1.0),
+        "load": lambda: model.load_state_dict(model.state_dict()),
+    }
+    with pytest.raises(ValueError, match="full_params"), dmuon.full_params(model, writeback=writeback):
+        calls[what]()
+
+
+@pytest.mark.parametrize(("key", "value"), [("lr", float("nan")), ("lr", -1.0), ("momentum", 2.0), ("ns_steps", 2.5)])
+def test_a_bad_hyperparameter_is_refused_at_the_step(key, value):
+    model, optimizer = trained()
+    before = optimizer._runtime.state.master(0).clone()
+    optimizer.param_groups[0][key] = value
+    loss_of(model, batch(1)).backward()
+    with pytest.raises(ValueError, match=key):
+        optimizer.step()
+    assert torch.equal(before, optimizer._runtime.state.master(0))
 
 
 def test_a_replaced_weight_is_refused():
