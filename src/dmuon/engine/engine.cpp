@@ -152,10 +152,12 @@ void Engine::settle_step() {
 }
 
 // Another engine's forward has no certain end: what it still owes goes before this engine's
-// operations, on every rank. (Its backward ends by itself.)
+// operations, on every rank. Its backward ends by itself, and a pass on demand owes nothing: asking
+// the other ranks would hang where one of them has freed that engine already.
 void Engine::take_turn() {
   Engine*& holder = *groups_.turn;
-  if (holder != nullptr && holder != this && holder->order_.current() != Pass::kBackward) {
+  if (holder != nullptr && holder != this && holder->order_.current() != Pass::kBackward &&
+      !holder->order_.on_demand()) {
     holder->end_pass();
   }
   holder = this;
