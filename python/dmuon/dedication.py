@@ -41,7 +41,7 @@ class Dedication:
 _ATTRIBUTE = "_dmuon_dedication"
 
 
-def _plain(model: nn.Module) -> nn.Module:
+def plain_module(model: nn.Module) -> nn.Module:
     """The module under torch.compile's wrapper."""
     return getattr(model, "_orig_mod", model)
 
@@ -52,7 +52,7 @@ def dedication_of(model: nn.Module, function: str) -> Dedication:
     Raises:
         ValueError: dedicate_params was not called on it; names `function`.
     """
-    found: Dedication | None = _plain(model).__dict__.get(_ATTRIBUTE) if isinstance(model, nn.Module) else None
+    found: Dedication | None = plain_module(model).__dict__.get(_ATTRIBUTE) if isinstance(model, nn.Module) else None
     if found is None:
         raise ValueError(
             f"{function}: model: expected a model on which dmuon.dedicate_params(model, ...) was called (the same "
@@ -110,7 +110,7 @@ def dedicate_params(
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"dedicate_params: model: expected a torch.nn.Module, got {type(model).__name__}")
-    model = _plain(model)
+    model = plain_module(model)
     device_type = ranks.default_device_type(list(model.parameters()))
     place, problem = ranks.resolve_ranks(mesh, device_type, _checked_timeout(timeout))
     matrices: list[Matrix] = []

@@ -11,7 +11,7 @@ import torch.nn as nn
 from torch.distributed.tensor import DTensor
 
 from dmuon import _C, ranks
-from dmuon.dedication import Dedication, check_sentinels, dedication_of, remove_guards
+from dmuon.dedication import Dedication, check_sentinels, dedication_of, plain_module, remove_guards
 from dmuon.hyperparameters import NsCoefficients, check_adamw_group, check_muon_group, native_group, plain
 from dmuon.placeholder import OwnedTensor
 from dmuon.plan import Plan, make_plan
@@ -75,7 +75,7 @@ class Muon(torch.optim.Optimizer):
         Raises:
             ValueError: on every rank, if any rank finds something wrong or the ranks differ.
         """
-        model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper
+        model = plain_module(model)
         dedication = dedication_of(model, "Muon")
         adamw_lr_rule = "" if adamw_lr is not None else ", by adamw_lr=None"
         if dedication.runtime is not None:
