@@ -9,6 +9,7 @@ from dmuon.clip import clip_grad_norm_
 from dmuon.dedication import dedicate_params
 from dmuon.full_params import full_params
 from dmuon.muon import Muon
+from dmuon.no_sync import no_sync
 from dmuon.orthogonalize import orthogonalize
 from dmuon.plan import Plan
 from dmuon.routing import Route, RoutingTable
@@ -25,6 +26,7 @@ __all__ = [
     "clip_grad_norm_",
     "dedicate_params",
     "full_params",
+    "no_sync",
     "orthogonalize",
     "routing_table",
     "verify",

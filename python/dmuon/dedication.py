@@ -12,12 +12,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from dmuon import _C, ranks
+from dmuon.options import Schedule
 from dmuon.routing import Matrix, RoutingTable, Select, route
 
 if TYPE_CHECKING:
     from dmuon.runtime import Runtime
 
 _SENTINEL = "_dmuon_sentinel"
+_MOST_UNITS = 10**6  # more would leave the engine's integers
 
 
 @dataclasses.dataclass
@@ -30,7 +32,7 @@ class Dedication:
     mp_policy: MixedPrecisionPolicy
     reshard_after_forward: bool
     strategy: str
-    node_copy: bool
+    schedule: Schedule
     orders: dict[nn.Module, list[str]]  # the attributes of each module that lost some, as they were
     groups: _C.Groups | None = None
     guards: list[Any] = dataclasses.field(default_factory=list)  # handles of hooks that forbid early use
@@ -82,6 +84,8 @@ def dedicate_params(
     select: Select | None = None,
     strategy: str = "load_balance",
     node_copy: bool = True,
+    lookahead: int = 2,
+    max_units_in_flight: int | None = None,
     timeout: datetime.timedelta | None = None,
 ) -> RoutingTable:
     """Gives every weight matrix of `model` to Muon; call it before `fully_shard`, then `dmuon.Muon(model)`.
@@ -100,6 +104,10 @@ def dedicate_params(
         strategy: how owners are chosen: "load_balance", "round_robin" or "rank0".
         node_copy: with several nodes, keep what came from other nodes until the weights change, as HSDP
             does, so that a step moves each weight between nodes once.
+        lookahead: how many units ahead of their use weights travel between nodes; 0 sends everything when it is
+            needed. With 1 or more, a unit's weights also travel inside the node while the one before computes.
+        max_units_in_flight: the most units whose packed weights or gradients may be in memory at once, 2 or more;
+            None: lookahead + 2.
         timeout: of dmuon's process groups; None: PyTorch's default for a new group (30 minutes on gloo).
 
     Returns:
@@ -115,23 +123,24 @@ def dedicate_params(
     place, problem = ranks.resolve_ranks(mesh, device_type, _checked_timeout(timeout))
     matrices: list[Matrix] = []
     table = RoutingTable()
+    schedule = Schedule(node_copy, lookahead, max_units_in_flight)
     try:
         if problem is not None:
             raise ValueError(problem)
-        _check_options(model, mp_policy, reshard_after_forward, strategy, node_copy)
+        _check_options(model, mp_policy, reshard_after_forward, strategy)
+        _check_schedule(schedule)
         matrices, table = route(model, select)
     except Exception as error:  # whatever it is (select() is the user's), the other ranks must hear of it
         problem = ranks.described(error)
     policy = mp_policy or MixedPrecisionPolicy()
-    options = (policy, reshard_after_forward, strategy, node_copy, timeout, place.rows)
+    options = (policy, reshard_after_forward, strategy, schedule, timeout, place.rows)
     facts = [f"options {options}"]
     facts += [f"{row} {matrix_dtype}" for row, matrix_dtype in zip(table, _dtypes(model), strict=False)]
     ranks.agree_or_raise(place, "dedicate_params", problem, facts)
 
     dedication = Dedication(
-        place, matrices, table, policy, reshard_after_forward is not False, strategy, node_copy, orders={}
+        place, matrices, table, policy, reshard_after_forward is not False, strategy, schedule, orders={}
     )
-    dedication.groups = ranks.engine_groups(place)
     _take_out(model, dedication)
     model.__dict__[_ATTRIBUTE] = dedication
     return table
@@ -152,7 +161,6 @@ def _check_options(
     mp_policy: MixedPrecisionPolicy | None,
     reshard_after_forward: bool | None,
     strategy: str,
-    node_copy: bool,
 ) -> None:
     if _ATTRIBUTE in model.__dict__:
         raise ValueError("dedicate_params: model: expected one call a model, got a second one")
@@ -174,8 +182,20 @@ def _check_options(
         )
     if strategy not in _C.strategy_names():
         raise ValueError(f"dedicate_params: strategy: expected one of {_C.strategy_names()}, got {strategy!r}")
-    if not isinstance(node_copy, bool):
-        raise ValueError(f"dedicate_params: node_copy: expected True or False, got {node_copy!r}")
+
+
+def _check_schedule(schedule: Schedule) -> None:
+    if not isinstance(schedule.node_copy, bool):
+        raise ValueError(f"dedicate_params: node_copy: expected True or False, got {schedule.node_copy!r}")
+    for name, least in (("lookahead", 0), ("max_units_in_flight", 2)):
+        value = getattr(schedule, name)
+        if value is None and name == "max_units_in_flight":
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _MOST_UNITS:
+            raise ValueError(
+                f"dedicate_params: {name}: expected a number of units, {least} or more"
+                f"{' or None' if name != 'lookahead' else ''}, got {value!r}"
+            )
 
 
 def _take_out(model: nn.Module, dedication: Dedication) -> None:

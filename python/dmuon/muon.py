@@ -208,8 +208,7 @@ class Muon(torch.optim.Optimizer):
         verdict = runtime.agree()
         if verdict.finite:
             groups, group_of = self._muon_groups(verdict.has_gradient)
-            runtime.state.update(groups, group_of)
-            runtime.engine.publish()
+            runtime.state.step(groups, group_of)
             if self._adamw is not None:
                 self._adamw.step()
         else:
@@ -287,8 +286,11 @@ def _is_owned(parameter: torch.Tensor) -> bool:
 
 
 def _start(model: nn.Module, dedication: Dedication, units: list[Unit], device: torch.device | None) -> Runtime:
+    if dedication.schedule.one_stage:
+        dedication.ranks = dedication.ranks.as_one_node()
     place = dedication.ranks
     device = device or torch.device(dedication.ranks.device_type)
+    dedication.groups = ranks.engine_groups(place)
     plan = make_plan(place, dedication.matrices, units, dedication.strategy, device)
     problem = None
     try:
@@ -323,9 +325,9 @@ def _check_host_parameters(model: nn.Module, dedication: Dedication) -> None:
         if not isinstance(parameter, DTensor):
             continue
         rows = ranks.rows_of(parameter.device_mesh.mesh)
-        if rows != place.rows:
+        if rows != place.mesh_rows:
             raise ValueError(
-                f"Muon: model: '{name}' is sharded over ranks {rows}, dedicate_params was given {place.rows}. "
+                f"Muon: model: '{name}' is sharded over ranks {rows}, dedicate_params was given {place.mesh_rows}. "
                 "Expected: the same mesh for dedicate_params and fully_shard."
             )
     if policy.param_dtype is None or fsdp_modules(model):

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import hashlib
 import logging
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -29,6 +30,16 @@ class Ranks:
     shard: int
     device_type: str
     timeout: datetime.timedelta | None
+    mesh_rows: tuple[tuple[int, ...], ...]  # the mesh as given; a 1-D one is one row even where it spans hosts
+
+    @property
+    def host_replicates(self) -> int:
+        """How many replicas the host framework keeps of its parameters."""
+        return len(self.mesh_rows)
+
+    def as_one_node(self) -> Ranks:
+        """The same ranks in one row."""
+        return dataclasses.replace(self, rows=(self.everyone,), replicate=0, shard=self.slot)
 
     @property
     def num_replicates(self) -> int:
@@ -76,14 +87,15 @@ def resolve_ranks(
 ) -> tuple[Ranks, str | None]:
     """The ranks of `mesh`, and what is wrong with it, if anything: all its ranks can then say so together.
 
-    None means all ranks of the default process group as one node, or this process alone where there is none.
+    None means all ranks of the default process group, or this process alone where there is none. A 1-D mesh that
+    spans hosts (LOCAL_WORLD_SIZE) has a row for each, so that weights and gradients travel in two stages.
     """
     if mesh is None:
         if not dist.is_initialized():
-            return Ranks(((0,),), 0, 0, device_type, timeout), None
-        world = tuple(range(dist.get_world_size()))
-        _level_group_names([dist.group.WORLD], device_type)
-        return Ranks((world,), 0, dist.get_rank(), device_type, timeout), None
+            return Ranks(((0,),), 0, 0, device_type, timeout, ((0,),)), None
+        world = (tuple(range(dist.get_world_size())),)
+        local_size = _level_and_compare([dist.group.WORLD], device_type)
+        return _placed(world, local_size, device_type, timeout), None
     if not isinstance(mesh, DeviceMesh):
         raise ValueError(f"dedicate_params: mesh: expected a DeviceMesh or None, got {type(mesh).__name__}")
     problem = None
@@ -94,36 +106,63 @@ def resolve_ranks(
             "pass the data-parallel part of the mesh, e.g. mesh['replicate', 'shard']"
         )
         table = table.flatten()
-    _level_group_names([mesh.get_group(dim) for dim in range(mesh.mesh.ndim)], mesh.device_type)
     rows = rows_of(table)
+    if (here := dist.get_rank()) not in table.flatten().tolist():
+        raise ValueError(f"dedicate_params: mesh: expected a mesh that holds this rank ({here}), got {rows}")
+    local_size = _level_and_compare([mesh.get_group(dim) for dim in range(mesh.mesh.ndim)], mesh.device_type)
+    return _placed(rows, local_size, mesh.device_type, timeout), problem
+
+
+def _placed(
+    mesh_rows: tuple[tuple[int, ...], ...], local_size: int, device_type: str, timeout: datetime.timedelta | None
+) -> Ranks:
+    rows = _hosts(mesh_rows[0], local_size) if len(mesh_rows) == 1 else mesh_rows
     here = dist.get_rank()
-    for replicate, row in enumerate(rows):
-        if here in row:
-            return Ranks(rows, replicate, row.index(here), mesh.device_type, timeout), problem
-    raise ValueError(f"dedicate_params: mesh: expected a mesh that holds this rank ({here}), got {rows}")
+    replicate, shard = next((r, row.index(here)) for r, row in enumerate(rows) if here in row)
+    return Ranks(rows, replicate, shard, device_type, timeout, mesh_rows)
+
+
+def _hosts(row: tuple[int, ...], local_size: int) -> tuple[tuple[int, ...], ...]:
+    """A row by host, where it holds equally many of each, more than one, and they follow each other."""
+    if local_size <= 1:
+        return (row,)
+    hosts: dict[int, list[int]] = {}
+    for rank in row:
+        hosts.setdefault(rank // local_size, []).append(rank)
+    blocks = tuple(tuple(block) for block in hosts.values())
+    even = len({len(block) for block in blocks}) == 1 and len(blocks[0]) > 1
+    return blocks if even and tuple(rank for block in blocks for rank in block) == row else (row,)
 
 
 _groups: dict[tuple[Any, ...], dist.ProcessGroup] = {}
 
 
-def _level_group_names(groups: Sequence[dist.ProcessGroup | None], device_type: str) -> None:
-    """Makes `new_group(use_local_synchronization=True)` give one name on all ranks of the mesh.
+def _level_and_compare(groups: Sequence[dist.ProcessGroup | None], device_type: str) -> int:
+    """Prepares all ranks of the mesh for new groups, and says how many ranks a host has; 0 where hosts differ.
 
-    PyTorch hashes into that name how many groups the process knows, and waits for ever where ranks know different
-    numbers (a rank of its own group, say). Groups of one rank, which cost nothing, make up the difference.
+    Makes `new_group(use_local_synchronization=True)` give one name on all of them: PyTorch hashes into that name how
+    many groups the process knows, and waits for ever where ranks know different numbers (a rank of its own group, say).
+    Groups of one rank, which cost nothing, make up the difference.
     """
-    names = getattr(getattr(dist.distributed_c10d, "_world", None), "pg_names", None)
-    if names is None:
+    names = getattr(getattr(dist.distributed_c10d, "_world", None), "pg_names", {})
+    local_size = _local_world_size()
+    words = torch.tensor([len(names), local_size, -local_size], device=device_type)
+    for group in groups:
+        dist.all_reduce(words, op=dist.ReduceOp.MAX, group=group)
+    most, largest, minus_smallest = words.tolist()
+    if not names:
         logger.warning(
             "dmuon: this PyTorch does not show how many process groups it knows; if ranks of a mesh know different "
             "numbers, creating ours waits until the timeout"
         )
-        return
-    most = torch.tensor([len(names)], device=device_type)
-    for group in groups:
-        dist.all_reduce(most, op=dist.ReduceOp.MAX, group=group)
-    for _ in range(int(most) - len(names)):
+    for _ in range(most - len(names)):
         dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
+    return largest if largest == -minus_smallest else 0
+
+
+def _local_world_size() -> int:
+    value = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(value) if value.isdigit() else 0
 
 
 def _usable(group: dist.ProcessGroup) -> bool:

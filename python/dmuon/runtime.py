@@ -60,8 +60,9 @@ class Runtime:
         options.num_replicates, options.num_shards = place.num_replicates, place.num_shards
         options.replicate, options.shard = place.replicate, place.shard
         options.device = self.device
-        options.node_copy = dedication.node_copy
+        options.schedule = dedication.schedule.native()
         options.reshard_after_forward = dedication.reshard_after_forward
+        options.host_replicates = place.host_replicates
         unit_of = {matrix: index for index, unit in enumerate(self.units) for matrix in unit.matrices}
         specs = [
             _C.MatrixSpec(matrix.shape[0], matrix.shape[1], unit=unit_of[index], owner=self.plan.owner[index])

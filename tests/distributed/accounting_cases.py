@@ -21,6 +21,9 @@ DTYPES = {
 }
 
 
+LOOKAHEAD = 2
+
+
 def layout(optimizer: dmuon.Muon) -> dict[str, Any]:
     """The facts that figures are computed from: each matrix's elements, owner and unit."""
     runtime = optimizer._runtime
@@ -50,13 +53,19 @@ def storage_bytes(tensors: list[torch.Tensor]) -> int:
 
 
 def train(
-    mesh: Any, strategy: str, dtypes: str, node_copy: bool = True, steps: int = 3, micro_steps: int = 1
+    mesh: Any,
+    strategy: str,
+    dtypes: str,
+    node_copy: bool = True,
+    lookahead: int = 2,
+    steps: int = 3,
+    micro_steps: int = 1,
 ) -> dict[str, Any]:
     """Trains and returns the counters of each step beside what they are compared with."""
     compute, reduce = DTYPES[dtypes]
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce)
     model = make_gpt(width=32, hidden=56, depth=3)
-    dmuon.dedicate_params(model, mesh, mp_policy=policy, strategy=strategy, node_copy=node_copy)
+    dmuon.dedicate_params(model, mesh, mp_policy=policy, strategy=strategy, node_copy=node_copy, lookahead=lookahead)
     shard(model, mesh, mp_policy=policy)
     optimizer = dmuon.Muon(model, ns_dtype=torch.float32)
     rank, size = place_of(mesh)
@@ -67,6 +76,7 @@ def train(
             loss_of(model, micro).backward()
         optimizer.step()
         optimizer.zero_grad()
+        optimizer._runtime.engine.drain()  # what is on its way counts
         stats.append(optimizer.stats())
     runtime = optimizer._runtime
     state = [runtime.state.master(i) for i in range(len(runtime.matrices))]
@@ -103,7 +113,7 @@ def measure(mesh: Any, strategy: str, width: int = 160, depth: int = 4) -> dict[
         model = nn.Sequential(
             *(nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(2))) for _ in range(depth))
         )
-        dmuon.dedicate_params(model, mesh, strategy=strategy)
+        dmuon.dedicate_params(model, mesh, strategy=strategy, lookahead=LOOKAHEAD)
         optimizer = dmuon.Muon(model, ns_dtype=torch.float32)
         x = torch.ones(1, width)
         model(x).sum().backward()
@@ -112,6 +122,7 @@ def measure(mesh: Any, strategy: str, width: int = 160, depth: int = 4) -> dict[
         optimizer._runtime.engine.reset_peak()
         with record_function("measured"):
             model(x).sum().backward()
+            optimizer._runtime.engine.settle()
         stats = optimizer.stats()
     largest, last = allocations(profiler, "measured")
     return {**layout(optimizer), "largest": largest, "last": last, "stats": stats}

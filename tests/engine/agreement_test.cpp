@@ -26,8 +26,8 @@ Setting setting_on(Mesh mesh) {
 // Of every rank, the gradient of matrix 5, all elements equal, is routed.
 void route_constant(Engine& engine, double value) {
   const MatrixSpec& spec = engine.specs()[5];
-  engine.put_gradient(engine.unit(1), 5, at::full({spec.rows, spec.cols}, value));
-  engine.route(engine.unit(1));
+  engine.put_gradient(1, 5, at::full({spec.rows, spec.cols}, value));
+  engine.route(1);
 }
 
 class Agreement : public testing::TestWithParam<Mesh> {};
@@ -54,8 +54,8 @@ TEST_P(Agreement, KnowsAGradientThatOneRankAloneHad) {
   const int size = setting.mesh.size();
   run_ranks(size, [&](int rank, const StorePtr& store) {
     const auto engine = make_engine(setting, store, rank);
-    if (rank == size - 1) engine->put_gradient(engine->unit(0), 3, integers(setting.specs[3], 0));
-    engine->route(engine->unit(0));
+    if (rank == size - 1) engine->put_gradient(0, 3, integers(setting.specs[3], 0));
+    engine->route(0);
     const Verdict verdict = engine->agree({});
     EXPECT_TRUE(verdict.has_gradient[3]);
     EXPECT_FALSE(verdict.has_gradient[0]);

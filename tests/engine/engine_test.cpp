@@ -71,6 +71,7 @@ void clear_all(Engine& engine) {
 
 // Every owned gradient is `factors[unit]` times the weight of `seed`, to fp32's last bits.
 void expect_gradients(Engine& engine, int seed, const std::vector<double>& factors) {
+  engine.settle();  // what a backward sent last may still be on its way
   for (int matrix = 0; matrix < static_cast<int>(engine.specs().size()); ++matrix) {
     if (engine.place(matrix).batch < 0) continue;
     const MatrixSpec& spec = engine.specs()[static_cast<std::size_t>(matrix)];
@@ -121,7 +122,7 @@ TEST_P(EngineOnMesh, GivesOwnersTheMeanGradientOfEachStep) {
         EXPECT_TRUE(engine.agree({}).finite);
         expect_gradients(engine, 1 + step, {mean_scale(), mean_scale(), mean_scale()});
         for (int unit = 0; unit < kNumUnits; ++unit) {
-          EXPECT_FALSE(engine.unit(unit).live());
+          EXPECT_FALSE(engine.ready(unit));
           EXPECT_FALSE(engine.unit(unit).gradients().allocated());
         }
       }
@@ -137,13 +138,13 @@ TEST_P(EngineOnMesh, FreesWeightsBetweenForwardAndBackwardUnlessAskedNotTo) {
     chosen.reshard_after_forward = reshard;
     run(chosen, [&](Engine& engine, Model& model, int) {
       const at::Tensor loss = model.forward(kAll, 1);
-      for (int unit = 0; unit < kNumUnits; ++unit) EXPECT_EQ(engine.unit(unit).live(), !reshard);
+      for (int unit = 0; unit < kNumUnits; ++unit) EXPECT_EQ(engine.ready(unit), !reshard);
       loss.backward();
       EXPECT_EQ(engine.statistics().at("unshards"), (reshard ? 2 : 1) * kNumUnits);
       // Once the order is known the last unit stays for the backward, which begins with it.
       const at::Tensor next = model.forward(kAll, 1);
       for (int unit = 0; unit < kNumUnits; ++unit) {
-        EXPECT_EQ(engine.unit(unit).live(), !reshard || unit == kNumUnits - 1);
+        EXPECT_EQ(engine.ready(unit), !reshard || unit == kNumUnits - 1);
       }
       next.backward();
       EXPECT_EQ(engine.statistics().at("unshards"), reshard ? 4 * kNumUnits - 1 : 2 * kNumUnits);
@@ -255,8 +256,8 @@ TEST_P(EngineOnMesh, RaisesOnEveryRankWhereATracedStepDiffers) {
       ADD_FAILURE() << "rank " << rank << " did not notice";
     } catch (const core::InvalidArgument& error) {
       const std::string message = error.what();
-      EXPECT_NE(message.find("unshard 'unit 1'"), std::string::npos) << message;
-      EXPECT_NE(message.find("unshard 'unit 2'"), std::string::npos) << message;
+      EXPECT_NE(message.find("the use of 'unit 1'"), std::string::npos) << message;
+      EXPECT_NE(message.find("the use of 'unit 2'"), std::string::npos) << message;
     }
   });
 }

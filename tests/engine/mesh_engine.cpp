@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -36,7 +37,9 @@ std::unique_ptr<Engine> make_engine(const Setting& setting, const StorePtr& stor
   options.num_shards = mesh.num_shards;
   options.replicate = rank / mesh.num_shards;
   options.shard = rank % mesh.num_shards;
-  options.node_copy = setting.node_copy;
+  options.host_replicates = mesh.num_replicates;
+  options.schedule = setting.schedule;
+  options.schedule.node_copy = setting.node_copy;
   options.reshard_after_forward = setting.reshard_after_forward;
 
   const auto group = [&](const std::string& name, int member, int size) {
@@ -101,6 +104,14 @@ testing::AssertionResult same_values(const at::Tensor& got, const at::Tensor& ex
   }
   if (got.equal(expected)) return testing::AssertionSuccess();
   return testing::AssertionFailure() << "got\n" << got << "\nexpected\n" << expected;
+}
+
+std::int64_t pieces_of(std::int64_t size, std::int64_t room, int num_peers) {
+  if (size == 0) return 0;
+  std::int64_t pieces = 1;
+  while ((size + pieces - 1) / pieces * num_peers > std::max<std::int64_t>(room, num_peers))
+    ++pieces;
+  return pieces;
 }
 
 }  // namespace dmuon::engine

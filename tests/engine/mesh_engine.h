@@ -29,7 +29,8 @@ struct Setting {
   std::vector<MatrixSpec> specs;
   at::ScalarType compute_dtype = at::kFloat;
   at::ScalarType reduce_dtype = at::kFloat;
-  bool node_copy = true;
+  bool node_copy = true;  ///< overrides the schedule's
+  schedule::Options schedule;
   bool reshard_after_forward = true;
   std::chrono::milliseconds timeout = kTimeout;
 };
@@ -59,5 +60,9 @@ at::Tensor weight_at(Engine& engine, int unit, std::size_t place);
 
 /// Whether shapes and all values are equal; NaN equals nothing.
 testing::AssertionResult same_values(const at::Tensor& got, const at::Tensor& expected);
+
+/// In how many messages a gradient of `size` elements comes from each peer, so that one of each
+/// fits into `room`, at least one element of each.
+std::int64_t pieces_of(std::int64_t size, std::int64_t room, int num_peers);
 
 }  // namespace dmuon::engine

@@ -39,9 +39,9 @@ TEST_P(Publish, GivesEveryRankTheOwnersWeights) {
     set_masters(*engine, 1);
     engine->publish();
     for (const int unit : {0, 1, 2, 1, 0}) {
-      engine->unshard(engine->unit(unit));
+      engine->unshard(unit);
       expect_weights(*engine, unit, 1);
-      engine->unit(unit).weights().release();
+      engine->reshard(unit);
     }
   });
 }
@@ -51,12 +51,12 @@ TEST_P(Publish, ShowsNewWeightsFromTheNextVersionOn) {
     const auto engine = make_engine(setting_, store, rank);
     set_masters(*engine, 1);
     engine->publish();
-    for (int unit = 0; unit < kNumUnits; ++unit) engine->unshard(engine->unit(unit));
+    for (int unit = 0; unit < kNumUnits; ++unit) engine->unshard(unit);
     set_masters(*engine, 50);
     engine->publish();  // frees what is live
     for (int unit = 0; unit < kNumUnits; ++unit) {
-      EXPECT_FALSE(engine->unit(unit).live());
-      engine->unshard(engine->unit(unit));
+      EXPECT_FALSE(engine->ready(unit));
+      engine->unshard(unit);
       expect_weights(*engine, unit, 50);
     }
   });
@@ -91,9 +91,9 @@ TEST_P(Publish, SendsEachPartOnce) {
         inter_bytes += static_cast<double>(stage_1 * part * element);
       }
       for (int i = 0; i < kNumUnshards; ++i) {
-        engine->unshard(unit);
-        engine->unshard(unit);  // live already
-        unit.weights().release();
+        engine->unshard(index);
+        engine->unshard(index);  // live already
+        engine->reshard(index);
       }
     }
     const auto statistics = engine->statistics();

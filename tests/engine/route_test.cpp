@@ -37,9 +37,9 @@ class Route : public testing::TestWithParam<std::tuple<Mesh, at::ScalarType>> {
   void put_and_route(Engine& engine, int rank) {
     for (int unit = 0; unit < kNumUnits; ++unit) {
       for (const int matrix : matrices_of(setting_.specs, unit)) {
-        engine.put_gradient(engine.unit(unit), matrix, gradient_of(setting_, rank, matrix));
+        engine.put_gradient(unit, matrix, gradient_of(setting_, rank, matrix));
       }
-      engine.route(engine.unit(unit));
+      engine.route(unit);
     }
   }
 
@@ -91,9 +91,9 @@ TEST_P(Route, CountsRanksWithoutAGradientAsZeros) {
     for (int unit = 0; unit < kNumUnits; ++unit) {
       const int matrix = matrices_of(setting_.specs, unit)[0];
       if (rank == giver) {
-        engine->put_gradient(engine->unit(unit), matrix, gradient_of(setting_, giver, matrix));
+        engine->put_gradient(unit, matrix, gradient_of(setting_, giver, matrix));
       }
-      engine->route(engine->unit(unit));
+      engine->route(unit);
     }
     for (int unit = 0; unit < kNumUnits; ++unit) {
       for (const int matrix : matrices_of(setting_.specs, unit)) {
@@ -124,13 +124,14 @@ TEST_P(Route, SendsEachPartOnce) {
       for (int column = 0; column < setting_.mesh.num_shards; ++column) {
         const auto size = packing.columns[static_cast<std::size_t>(column)].size();
         if (column == shard || size == 0) continue;
-        ++intra;
+        intra += pieces_of(size, packing.num_elements, setting_.mesh.num_shards - 1);
         bytes_intra += static_cast<double>(size);
       }
       for (int slot = shard; slot < setting_.mesh.size(); slot += setting_.mesh.num_shards) {
         const auto size = packing.owners[static_cast<std::size_t>(slot)].size();
         if (slot == rank || size == 0) continue;
-        ++inter;
+        inter += pieces_of(size, packing.columns[static_cast<std::size_t>(shard)].size(),
+                           setting_.mesh.num_replicates - 1);
         bytes_inter += static_cast<double>(size);
       }
     }
@@ -160,8 +161,7 @@ TEST(RouteErrors, RefusesAMatrixOfAnotherUnit) {
   setting.specs = unbalanced_specs(setting.mesh);
   run_ranks(1, [&](int rank, const StorePtr& store) {
     const auto engine = make_engine(setting, store, rank);
-    EXPECT_THROW(engine->put_gradient(engine->unit(0), 5, integers(setting.specs[5], 0)),
-                 core::InternalError);
+    EXPECT_THROW(engine->put_gradient(0, 5, integers(setting.specs[5], 0)), core::InternalError);
   });
 }
 

@@ -156,7 +156,8 @@ TEST(Unit, ForgetsGradientsThatItDrops) {
   Bound bound(at::kFloat, at::kFloat);
   bound.unit.expect_gradients();
   bound.backward(0, 2);
-  bound.unit.drop_gradients();
+  bound.unit.hand_over_gradients();
+  bound.unit.gradients().release();
   EXPECT_FALSE(bound.unit.has_gradients());
   EXPECT_FALSE(bound.unit.gradients().allocated());
   EXPECT_FALSE(bound.parameters[0].grad().defined());

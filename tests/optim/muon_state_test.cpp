@@ -163,7 +163,7 @@ TEST(MuonState, UpdatesEachMatrixByItsGroup) {
                         plain_options(groups[static_cast<std::size_t>(index)], gradient.size(0),
                                       gradient.size(1)));
     }
-    owner.state->update(groups, of);
+    owner.state->step(groups, of);
     for (int matrix = 0; matrix < 5; ++matrix) {
       const auto i = static_cast<std::size_t>(matrix);
       // What is left alone is left bit by bit.

@@ -3,22 +3,25 @@
 #include <gtest/gtest.h>
 
 #include "dmuon/core/error.h"
-#include "tests/schedule/operations.h"
+#include "tests/schedule/triggers.h"
 
 namespace dmuon::schedule {
 namespace {
 
-using Operations = std::vector<Operation>;
+using Triggers = std::vector<Trigger>;
 
 // Units 0, 1 and 2 in order, each freed after its use.
-const Operations kForward{unshard(0), reshard(0), unshard(1), reshard(1), unshard(2), reshard(2)};
+const Triggers kForward{before_use(0),    after_forward(0), before_use(1),
+                        after_forward(1), before_use(2),    after_forward(2)};
 // What a replay issues of it: the backward begins with unit 2, so it stays.
-const Operations kReplay{unshard(0), reshard(0), unshard(1), reshard(1), unshard(2)};
-const Operations kBackward{unshard(2), release(2), unshard(1), release(1), unshard(0), release(0)};
+const Triggers kReplay{before_use(0), after_forward(0), before_use(1), after_forward(1),
+                       before_use(2)};
+const Triggers kBackward{before_use(2),     after_backward(2), before_use(1),
+                         after_backward(1), before_use(0),     after_backward(0)};
 
-std::vector<Issue> request_all(Order* order, const Operations& operations) {
-  std::vector<Issue> issues;
-  for (const Operation& operation : operations) append(&issues, order->request(operation));
+std::vector<Crossing> request_all(Order* order, const Triggers& triggers) {
+  std::vector<Crossing> issues;
+  for (const Trigger& trigger : triggers) append(&issues, order->request(trigger));
   return issues;
 }
 
@@ -33,16 +36,16 @@ Order traced() {
   return order;
 }
 
-bool all_compare(const std::vector<Issue>& issues) {
-  for (const Issue& issue : issues) {
-    if (!issue.compare) return false;
+bool all_compare(const std::vector<Crossing>& issues) {
+  for (const Crossing& issue : issues) {
+    if (!issue.compare()) return false;
   }
   return true;
 }
 
-bool none_compares(const std::vector<Issue>& issues) {
-  for (const Issue& issue : issues) {
-    if (issue.compare) return false;
+bool none_compares(const std::vector<Crossing>& issues) {
+  for (const Crossing& issue : issues) {
+    if (issue.compare()) return false;
   }
   return true;
 }
@@ -51,11 +54,11 @@ TEST(Order, ComparesEachRequestOfATracedPassAndIssuesNothingElse) {
   Order order;
   EXPECT_TRUE(order.begin_forward(true).empty());
   EXPECT_TRUE(order.on_demand());
-  for (const Operation& operation : kForward) {
-    const std::vector<Issue> issues = order.request(operation);
-    EXPECT_EQ(operations_of(issues), Operations{operation});
+  for (const Trigger& trigger : kForward) {
+    const std::vector<Crossing> issues = order.request(trigger);
+    EXPECT_EQ(triggers_of(issues), Triggers{trigger});
     EXPECT_TRUE(all_compare(issues));
-    EXPECT_FALSE(order.owes(operation));
+    EXPECT_FALSE(order.owes(trigger));
   }
   EXPECT_TRUE(order.end_pass().empty());
   EXPECT_FALSE(order.current().has_value());
@@ -63,76 +66,76 @@ TEST(Order, ComparesEachRequestOfATracedPassAndIssuesNothingElse) {
 
 TEST(Order, ReplaysAPassWithoutComparison) {
   Order order = traced();
-  std::vector<Issue> issues = order.begin_forward(true);
+  std::vector<Crossing> issues = order.begin_forward(true);
   EXPECT_FALSE(order.on_demand());
   append(&issues, request_all(&order, kReplay));
-  EXPECT_EQ(operations_of(issues), kReplay);
+  EXPECT_EQ(triggers_of(issues), kReplay);
   EXPECT_TRUE(none_compares(issues));
-  EXPECT_FALSE(order.owes(reshard(2)));
+  EXPECT_FALSE(order.owes(after_forward(2)));
   EXPECT_TRUE(order.end_pass().empty());
 }
 
 TEST(Order, IssuesWhatWasSkippedBeforeTheRequest) {
   Order order = traced();
   order.begin_forward(true);
-  EXPECT_EQ(operations_of(order.request(unshard(0))), Operations{unshard(0)});
-  EXPECT_TRUE(order.owes(reshard(1)));
-  const Operations expected{reshard(0), unshard(1), reshard(1), unshard(2)};
-  EXPECT_EQ(operations_of(order.request(unshard(2))), expected);
-  EXPECT_FALSE(order.owes(reshard(1)));
+  EXPECT_EQ(triggers_of(order.request(before_use(0))), Triggers{before_use(0)});
+  EXPECT_TRUE(order.owes(after_forward(1)));
+  const Triggers expected{after_forward(0), before_use(1), after_forward(1), before_use(2)};
+  EXPECT_EQ(triggers_of(order.request(before_use(2))), expected);
+  EXPECT_FALSE(order.owes(after_forward(1)));
 }
 
 TEST(Order, IssuesTheRestAtTheEndOfAPass) {
   Order order = traced();
   order.begin_forward(true);
-  order.request(unshard(1));
-  const std::vector<Issue> rest = order.end_pass();
-  EXPECT_EQ(operations_of(rest), (Operations{reshard(1), unshard(2)}));
+  order.request(before_use(1));
+  const std::vector<Crossing> rest = order.end_pass();
+  EXPECT_EQ(triggers_of(rest), (Triggers{after_forward(1), before_use(2)}));
   EXPECT_TRUE(none_compares(rest));
 }
 
 TEST(Order, IssuesTheRestOfAForwardWhenItsBackwardBegins) {
   Order order = traced();
   order.begin_forward(true);
-  order.request(unshard(1));
-  EXPECT_EQ(operations_of(order.begin_backward()), (Operations{reshard(1), unshard(2)}));
+  order.request(before_use(1));
+  EXPECT_EQ(triggers_of(order.begin_backward()), (Triggers{after_forward(1), before_use(2)}));
   EXPECT_EQ(order.current(), Pass::kBackward);
 }
 
 TEST(Order, IssuesAWholePassForARankThatUsedNothing) {
   Order order = traced();
   order.begin_backward();
-  EXPECT_EQ(operations_of(order.end_pass()), kBackward);
+  EXPECT_EQ(triggers_of(order.end_pass()), kBackward);
 }
 
 TEST(Order, StartsTheNextForwardAtARequestThatLiesBehind) {
   Order order = traced();
   order.begin_forward(true);
-  request_all(&order, {unshard(0), reshard(0), unshard(1)});
+  request_all(&order, {before_use(0), after_forward(0), before_use(1)});
   // The model is driven through its submodules: no begin_forward.
-  const std::vector<Issue> issues = order.request(unshard(0));
-  const Operations expected{reshard(1), unshard(2), unshard(0)};
-  EXPECT_EQ(operations_of(issues), expected);
+  const std::vector<Crossing> issues = order.request(before_use(0));
+  const Triggers expected{after_forward(1), before_use(2), before_use(0)};
+  EXPECT_EQ(triggers_of(issues), expected);
   EXPECT_TRUE(none_compares(issues));
   EXPECT_EQ(order.current(), Pass::kTrainForward);
-  EXPECT_TRUE(order.owes(unshard(1)));
+  EXPECT_TRUE(order.owes(before_use(1)));
 }
 
 TEST(Order, ServesADeviationOnDemandAndTracesTheNextPassAgain) {
   Order order = traced();
   order.begin_forward(true);
-  order.request(unshard(0));
-  const std::vector<Issue> stranger = order.request(unshard(7));
-  EXPECT_EQ(operations_of(stranger), Operations{unshard(7)});
+  order.request(before_use(0));
+  const std::vector<Crossing> stranger = order.request(before_use(7));
+  EXPECT_EQ(triggers_of(stranger), Triggers{before_use(7)});
   EXPECT_TRUE(all_compare(stranger));
   EXPECT_TRUE(order.on_demand());
   // The trace no longer holds: what it has ahead is neither issued early nor owed.
-  const std::vector<Issue> known = order.request(unshard(2));
-  EXPECT_EQ(operations_of(known), Operations{unshard(2)});
+  const std::vector<Crossing> known = order.request(before_use(2));
+  EXPECT_EQ(triggers_of(known), Triggers{before_use(2)});
   EXPECT_TRUE(all_compare(known));
   EXPECT_TRUE(order.end_pass().empty());
 
-  const Operations changed{unshard(2), unshard(0)};
+  const Triggers changed{before_use(2), before_use(0)};
   order.begin_forward(true);
   EXPECT_TRUE(order.on_demand());
   EXPECT_TRUE(all_compare(request_all(&order, changed)));
@@ -140,51 +143,26 @@ TEST(Order, ServesADeviationOnDemandAndTracesTheNextPassAgain) {
 
   order.begin_forward(true);
   EXPECT_FALSE(order.on_demand());
-  EXPECT_EQ(operations_of(order.end_pass()), changed);
+  EXPECT_EQ(triggers_of(order.end_pass()), changed);
 }
 
 TEST(Order, KeepsOtherTracesWhenOnePassDeviates) {
   Order order = traced();
   order.begin_forward(true);
-  order.request(unshard(7));
+  order.request(before_use(7));
   order.begin_backward();
   EXPECT_FALSE(order.on_demand());
-  EXPECT_EQ(operations_of(order.end_pass()), kBackward);
+  EXPECT_EQ(triggers_of(order.end_pass()), kBackward);
 }
 
 TEST(Order, TakesABackwardRequestThatLiesBehindForADeviation) {
   Order order = traced();
   order.begin_backward();
-  request_all(&order, {unshard(2), release(2)});
-  const std::vector<Issue> issues = order.request(unshard(2));
-  EXPECT_EQ(operations_of(issues), Operations{unshard(2)});
+  request_all(&order, {before_use(2), after_backward(2)});
+  const std::vector<Crossing> issues = order.request(before_use(2));
+  EXPECT_EQ(triggers_of(issues), Triggers{before_use(2)});
   EXPECT_TRUE(all_compare(issues));
   EXPECT_TRUE(order.on_demand());
-}
-
-TEST(Order, MarksTheLastReleaseOfEachUnitOnceInAReplay) {
-  const Operations backward{unshard(1), release(1), unshard(0), release(0),
-                            unshard(1), release(1), unshard(0), release(0)};
-  Order order;
-  order.begin_backward();
-  request_all(&order, backward);
-  order.end_pass();
-  order.begin_backward();
-  std::vector<Issue> issues = order.request(release(0));
-  append(&issues, order.end_pass());
-  std::vector<bool> last;
-  for (const Issue& issue : issues) last.push_back(issue.last);
-  EXPECT_EQ(operations_of(issues), backward);
-  EXPECT_EQ(last, (std::vector<bool>{false, false, false, false, false, true, false, true}));
-}
-
-TEST(Order, TakesEveryReleaseOfATracedPassForTheLast) {
-  Order order;
-  order.begin_backward();
-  for (const Operation& operation : {unshard(0), release(0), unshard(0), release(0)}) {
-    const bool is_release = operation.action == Action::kRelease;
-    EXPECT_EQ(order.request(operation).back().last, is_release);
-  }
 }
 
 TEST(Order, TracesTrainingAndEvaluationForwardsSeparately) {
@@ -192,24 +170,24 @@ TEST(Order, TracesTrainingAndEvaluationForwardsSeparately) {
   order.begin_forward(/*training=*/false);
   EXPECT_EQ(order.current(), Pass::kEvalForward);
   EXPECT_TRUE(order.on_demand());
-  EXPECT_TRUE(all_compare(request_all(&order, {unshard(1), reshard(1)})));
+  EXPECT_TRUE(all_compare(request_all(&order, {before_use(1), after_forward(1)})));
   order.begin_forward(/*training=*/true);
-  EXPECT_EQ(operations_of(order.end_pass()), kReplay);
+  EXPECT_EQ(triggers_of(order.end_pass()), kReplay);
   // No backward follows an evaluation: its last unit is freed.
   order.begin_forward(/*training=*/false);
-  EXPECT_EQ(operations_of(order.end_pass()), (Operations{unshard(1), reshard(1)}));
+  EXPECT_EQ(triggers_of(order.end_pass()), (Triggers{before_use(1), after_forward(1)}));
 }
 
 TEST(Order, OwesNothingWhereNoPassIsOpen) {
   Order order = traced();
-  EXPECT_FALSE(order.owes(unshard(0)));
+  EXPECT_FALSE(order.owes(before_use(0)));
   EXPECT_FALSE(order.on_demand());
   EXPECT_TRUE(order.end_pass().empty());
 }
 
 TEST(Order, RefusesARequestWhereNoPassIsOpen) {
   Order order;
-  EXPECT_THROW(order.request(unshard(0)), core::InternalError);
+  EXPECT_THROW(order.request(before_use(0)), core::InternalError);
 }
 
 }  // namespace

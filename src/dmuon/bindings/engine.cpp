@@ -24,6 +24,14 @@ void init_engine(py::module_& module) {
   using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroup>;
   const py::call_guard<py::gil_scoped_release> no_gil;
 
+  py::class_<schedule::Options>(module, "ScheduleOptions")
+      .def(py::init<>())
+      .def_readwrite("node_copy", &schedule::Options::node_copy)
+      .def_readwrite("lookahead", &schedule::Options::lookahead)
+      .def_readwrite("max_units_in_flight", &schedule::Options::max_units_in_flight)
+      .def_readwrite("broadcast_before_reduce", &schedule::Options::broadcast_before_reduce)
+      .def_readwrite("asynchronous", &schedule::Options::asynchronous);
+
   py::class_<Options>(module, "Options")
       .def(py::init<>())
       .def_readwrite("num_replicates", &Options::num_replicates)
@@ -31,7 +39,8 @@ void init_engine(py::module_& module) {
       .def_readwrite("replicate", &Options::replicate)
       .def_readwrite("shard", &Options::shard)
       .def_readwrite("device", &Options::device)
-      .def_readwrite("node_copy", &Options::node_copy)
+      .def_readwrite("host_replicates", &Options::host_replicates)
+      .def_readwrite("schedule", &Options::schedule)
       .def_readwrite("reshard_after_forward", &Options::reshard_after_forward);
 
   py::class_<Group>(module, "Group")
@@ -93,24 +102,18 @@ void init_engine(py::module_& module) {
       .def("forget_verdict", &Engine::forget_verdict)
       .def("scale_verdict", &Engine::scale_verdict, py::arg("factor"))
       .def("publish", &Engine::publish, no_gil)
-      .def("clear_gradient", &Engine::clear_gradient, py::arg("matrix"))
+      .def("clear_gradient", &Engine::clear_gradient, py::arg("matrix"), no_gil)
+      .def("drain", &Engine::drain, no_gil)
       .def("settle", &Engine::settle, no_gil)
       .def("settle_step", &Engine::settle_step, no_gil)
       .def("collect_master", &Engine::collect_master, py::arg("matrix"), no_gil)
-      .def(
-          "unshard", [](Engine& e, int unit) { e.unshard(e.unit(unit)); }, py::arg("unit"), no_gil)
-      .def(
-          "reshard", [](Engine& e, int unit) { e.unit(unit).weights().release(); }, py::arg("unit"))
-      .def(
-          "route", [](Engine& e, int unit) { e.route(e.unit(unit)); }, py::arg("unit"), no_gil)
-      .def(
-          "put_gradient",
-          [](Engine& e, int unit, int matrix, const at::Tensor& value) {
-            e.put_gradient(e.unit(unit), matrix, value);
-          },
-          py::arg("unit"), py::arg("matrix"), py::arg("value"))
-      .def(
-          "live", [](Engine& e, int unit) { return e.unit(unit).live(); }, py::arg("unit"))
+      .def("unshard", &Engine::unshard, py::arg("unit"), no_gil)
+      .def("reshard", &Engine::reshard, py::arg("unit"), no_gil)
+      .def("route", &Engine::route, py::arg("unit"), no_gil)
+      .def("put_gradient", &Engine::put_gradient, py::arg("unit"), py::arg("matrix"),
+           py::arg("value"))
+      .def("ready", &Engine::ready, py::arg("unit"))
+      .def("set_sync", &Engine::set_sync, py::arg("sync"))
       .def("statistics", &Engine::statistics)
       .def("reset_peak", &Engine::reset_peak);
 

@@ -35,7 +35,7 @@ void init_optim(py::module_& module) {
 
   py::class_<MuonState>(module, "MuonState")
       .def(py::init<std::shared_ptr<engine::Engine>>(), py::arg("engine"))
-      .def("update", &MuonState::update, py::arg("groups"), py::arg("group_of"), no_gil)
+      .def("step", &MuonState::step, py::arg("groups"), py::arg("group_of"), no_gil)
       .def("scale_gradients", &MuonState::scale_gradients, py::arg("factor"), no_gil)
       .def("momentum", &MuonState::momentum, py::arg("matrix"))
       .def("master", &MuonState::master, py::arg("matrix"))

@@ -38,8 +38,8 @@ const Verdict& Engine::agree(const HostNorms& host) {
   settle_step();
   if (verdict_) return *verdict_;
   Stopwatch watch(seconds_["agree_s"]);
-  const auto num_matrices = static_cast<std::int64_t>(specs_.size());
-  const std::int64_t num_slots = options_.num_replicates * options_.num_shards;
+  const auto num_matrices = static_cast<std::int64_t>(executor_.specs().size());
+  const std::int64_t num_slots = options().num_replicates * options().num_shards;
   const std::int64_t norms_at = kMatricesAt + num_matrices;
   const std::int64_t slots_at = norms_at + num_matrices;
   at::Tensor tensor = at::zeros({slots_at + 2 * num_slots}, at::TensorOptions().dtype(at::kDouble));
@@ -52,18 +52,18 @@ const Verdict& Engine::agree(const HostNorms& host) {
   for (std::int64_t i = 0; i < num_matrices; ++i) {
     const auto matrix = static_cast<std::size_t>(i);
     const bool kept = placeholders_.empty() || placeholders_[matrix].grad().defined();
-    words[kMatricesAt + i] = has_gradient_[matrix] && kept ? 1 : 0;
+    words[kMatricesAt + i] = executor_.has_gradient(static_cast<int>(i)) && kept ? 1 : 0;
   }
-  for (const OwnedBatch& batch : batches_) {
+  for (const OwnedBatch& batch : executor_.batches()) {
     const std::vector<double> squared = batch.squared_norms();
     for (std::size_t i = 0; i < squared.size(); ++i) {
       words[norms_at + batch.matrices[i]] = finite_or_flag(squared[i], &words[kFlagAt]);
     }
   }
-  words[slots_at + 2 * slot()] = finite_or_flag(host.sharded, &words[kFlagAt]);
-  words[slots_at + 2 * slot() + 1] = finite_or_flag(host.replicated, &words[kFlagAt]);
+  words[slots_at + 2 * options().slot()] = finite_or_flag(host.sharded, &words[kFlagAt]);
+  words[slots_at + 2 * options().slot() + 1] = finite_or_flag(host.replicated, &words[kFlagAt]);
 
-  groups_.verdict.all_reduce_max(tensor, "the agreement of a step");
+  groups().verdict.all_reduce_max(tensor, "the agreement of a step");
 
   for (int part = 0; part < kHashParts; ++part) {
     if (words[part] == -words[kHashParts + part]) continue;
@@ -80,7 +80,7 @@ const Verdict& Engine::agree(const HostNorms& host) {
     verdict.has_gradient.push_back(words[kMatricesAt + i] > 0);
     verdict.squared_norms.push_back(words[norms_at + i]);
   }
-  for (int shard = 0; shard < options_.num_shards; ++shard) {
+  for (std::int64_t shard = 0; shard < num_slots / options().host_replicates; ++shard) {
     verdict.host_squared_norm += words[slots_at + 2 * shard];
   }
   verdict.host_squared_norm += words[slots_at + 1];

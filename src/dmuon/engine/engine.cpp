@@ -1,5 +1,6 @@
 #include "dmuon/engine/engine.h"
 
+#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -12,125 +13,115 @@
 namespace dmuon::engine {
 namespace {
 
-using schedule::Action;
-using schedule::Issue;
+using schedule::Crossing;
+using schedule::Moment;
 using schedule::Pass;
 
 // Stands for an action where a pass ends or gradients are agreed on: a rank that wants more
 // operations than the others then meets this one, and all of them can say so.
 constexpr int kEndOfPass = -1;
 
-std::string wish(std::int64_t action, std::int64_t unit,
-                 const std::vector<std::unique_ptr<Unit>>& units) {
-  if (action == kEndOfPass) return "the end of the pass";
-  const char* verb = "release";
-  if (action == static_cast<int>(Action::kUnshard)) verb = "unshard";
-  if (action == static_cast<int>(Action::kReshard)) verb = "reshard";
-  const bool known = unit >= 0 && unit < static_cast<std::int64_t>(units.size());
-  return core::message(verb, " '", known ? units[static_cast<std::size_t>(unit)]->name() : "?",
-                       "'");
+std::string wish(std::int64_t moment, std::int64_t unit, Executor& executor) {
+  if (moment == kEndOfPass) return "the end of the pass";
+  constexpr const char* kMoments[] = {"the use of", "the end of the forward of",
+                                      "the end of the backward of"};
+  const bool known = unit >= 0 && unit < executor.num_units() && moment >= 0 && moment < 3;
+  if (!known) return "?";
+  return core::message(kMoments[moment], " '", executor.unit(static_cast<int>(unit)).name(), "'");
 }
 
 }  // namespace
 
 Engine::Engine(Options options, Groups groups, std::vector<MatrixSpec> specs,
                const std::vector<UnitSpec>& units, const std::vector<std::vector<int>>& batches)
-    : options_(options),
-      groups_(std::move(groups)),
-      specs_(std::move(specs)),
-      pool_(std::make_shared<BufferPool>(options.device)),
-      places_(specs_.size()),
-      has_gradient_(specs_.size(), false) {
-  for (const UnitSpec& spec : units) {
-    Packing packing = pack(specs_, spec.matrices, options_.num_replicates, options_.num_shards);
-    const Segment own = packing.columns[static_cast<std::size_t>(options_.shard)];
-    units_.push_back(std::make_unique<Unit>(spec.name, specs_, std::move(packing), pool_,
-                                            spec.compute_dtype, spec.reduce_dtype));
-    std::unique_ptr<PackedBuffer> copy;
-    if (options_.node_copy && options_.num_replicates > 1) {
-      copy = std::make_unique<PackedBuffer>(pool_, own.size(), spec.compute_dtype);
-      copy->allocate();
-    }
-    node_copies_.push_back(std::move(copy));
-    node_versions_.push_back(-1);
-  }
-  for (const std::vector<int>& batch : batches) {
-    const MatrixSpec& first = specs_.at(static_cast<std::size_t>(batch.at(0)));
-    for (std::size_t i = 0; i < batch.size(); ++i) {
-      core::invariant(is_owner(batch[i]), "Engine: matrix ", batch[i], " is in a batch of slot ",
-                      slot(), " and owned by slot ",
-                      specs_[static_cast<std::size_t>(batch[i])].owner);
-      places_[static_cast<std::size_t>(batch[i])] = {static_cast<int>(batches_.size()), i};
-    }
-    batches_.emplace_back(batch, first.rows, first.cols, options_.device);
-    pool_->count(batches_.back().num_bytes());
-  }
+    : executor_(options, std::move(groups), std::move(specs), units, batches) {
+  rebuild_schedule();
 }
 
 void Engine::bind(int index, std::vector<at::Tensor> parameters) {
   // A gradient may come without its unit's outputs having been watched; it too waits for the end of
   // backward.
-  unit(index).bind(std::move(parameters), [this] { open_backward(); });
+  unit(index).bind(std::move(parameters), [this, index] {
+    open_backward();
+    executor_.finish_route(index);
+  });
 }
 
 void Engine::set_placeholders(std::vector<at::Tensor> placeholders,
                               std::vector<at::Tensor> gradients) {
-  core::invariant(placeholders.size() == specs_.size() && gradients.size() == specs_.size(),
-                  "Engine::set_placeholders: expected ", specs_.size(), " of each");
+  core::invariant(placeholders.size() == num_matrices() && gradients.size() == num_matrices(),
+                  "Engine::set_placeholders: expected ", num_matrices(), " of each");
   placeholders_ = std::move(placeholders);
   placeholder_gradients_ = std::move(gradients);
 }
 
 // ---- operations ----
 
-void Engine::compare(int action, int unit) {
+void Engine::compare(int moment, int unit) {
   Stopwatch watch(seconds_["compare_s"]);
   const auto pass = order_.current() ? static_cast<std::int64_t>(*order_.current()) : -1;
-  const auto all = groups_.order.all_gather({pass, action, unit, num_compared_++},
-                                            "the comparison of a traced step");
+  const auto all = groups().order.all_gather({pass, moment, unit, num_compared_++},
+                                             "the comparison of a traced step");
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
     throw core::InvalidArgument(
         core::message("dmuon: ranks disagree in a traced step: rank 0 of the mesh is at ",
-                      wish(all[0][1], all[0][2], units_), ", rank ", rank, " is at ",
-                      wish(all[rank][1], all[rank][2], units_),
+                      wish(all[0][1], all[0][2], executor_), ", rank ", rank, " is at ",
+                      wish(all[rank][1], all[rank][2], executor_),
                       ". Expected: in the first step, and in a step that uses modules in a new "
                       "order, all ranks use the same "
                       "modules in the same order. Later a rank may skip modules."));
   }
 }
 
-void Engine::perform(const Issue& issue) {
-  Unit& unit = *units_.at(static_cast<std::size_t>(issue.operation.unit));
-  switch (issue.operation.action) {
-    case Action::kUnshard:
-      unshard(unit);
-      return;
-    case Action::kReshard:
-      unit.weights().release();
-      return;
-    case Action::kRelease:
-      unit.weights().release();
-      if (issue.last) route(unit);
-      return;
+void Engine::cross(const std::vector<Crossing>& crossings) {
+  for (const Crossing& crossing : crossings) {
+    if (crossing.compare())
+      compare(static_cast<int>(crossing.trigger.moment), crossing.trigger.unit);
+    issued_.add(static_cast<std::int64_t>(crossing.trigger.moment))
+        .add(std::int64_t{crossing.trigger.unit});
+    if (crossing.compare()) {
+      serve(crossing.trigger);
+      continue;
+    }
+    const schedule::PassSchedule* pass = &schedule_.forward;
+    if (crossing.pass == Pass::kEvalForward) pass = &evaluation_;
+    if (crossing.pass == Pass::kBackward)
+      pass = sync_ ? &schedule_.backward : &schedule_.backward_no_sync;
+    perform(pass->at.at(static_cast<std::size_t>(crossing.position)));
   }
 }
 
-void Engine::issue(const std::vector<Issue>& issues) {
-  for (const Issue& next : issues) {
-    if (next.compare) compare(static_cast<int>(next.operation.action), next.operation.unit);
-    issued_.add(static_cast<std::int64_t>(next.operation.action))
-        .add(std::int64_t{next.operation.unit});
-    perform(next);
-  }
+void Engine::perform(const std::vector<schedule::Operation>& operations) {
+  for (const schedule::Operation& operation : operations) executor_.perform(operation);
 }
 
-void Engine::request(Action action, int unit) { issue(order_.request({action, unit})); }
+void Engine::serve(schedule::Trigger trigger) {
+  perform(schedule::serve_on_demand(executor_.layout(), trigger, sync_));
+}
+
+void Engine::request(Moment moment, int unit) { cross(order_.request({moment, unit})); }
 
 void Engine::end_pass() {
   if (!order_.current()) return;
-  if (order_.on_demand()) compare(kEndOfPass, 0);
-  issue(order_.end_pass());
+  const bool traced = order_.on_demand();
+  if (traced) compare(kEndOfPass, 0);
+  cross(order_.end_pass());
+  if (traced) rebuild_schedule();
+}
+
+// Passes are traced one after the other, and the parts that a new trace does not touch come out as
+// they were.
+void Engine::rebuild_schedule() {
+  const schedule::Layout& layout = executor_.layout();
+  const schedule::Options& options = executor_.options().schedule;
+  const schedule::Trace& forward = order_.trace(Pass::kTrainForward);
+  const schedule::Trace& evaluation = order_.trace(Pass::kEvalForward);
+  schedule_ = schedule::build_step_schedule(layout, forward, order_.trace(Pass::kBackward),
+                                            executor_.units_of_batches(), options);
+  evaluation_ =
+      schedule::build_pass_schedule(layout, evaluation, evaluation, Pass::kEvalForward, options);
+  issued_.add(static_cast<std::int64_t>(schedule_.hash()));
 }
 
 void Engine::settle() {
@@ -140,22 +131,41 @@ void Engine::settle() {
   } else {
     end_pass();
   }
+  executor_.finish_routes();
 }
 
 void Engine::settle_step() {
+  executor_.profile().set_phase(Phase::kStep);
   settle();
-  if (!order_.owes_backward()) return;
-  verdict_.reset();
-  take_new_gradients();
-  issue(order_.begin_backward());
-  end_backward(/*complete=*/true);
+  const bool sync = sync_;
+  if (order_.owes_backward()) {
+    verdict_.reset();
+    take_new_gradients();
+    set_sync(forward_sync_);
+    begin_backward();
+    end_backward(/*complete=*/true);
+  }
+  // The last backward was under no_sync, or did not reach this unit: what is held goes on now.
+  set_sync(true);
+  for (int index = 0; index < num_units(); ++index) {
+    if (!executor_.held(index)) continue;
+    verdict_.reset();
+    serve({Moment::kAfterBackward, index});
+  }
+  set_sync(sync);
+  executor_.finish_routes();
+}
+
+void Engine::set_sync(bool sync) {
+  sync_ = sync;
+  executor_.hold_partial_sums(!sync);
 }
 
 // Another engine's forward has no certain end: what it still owes goes before this engine's
 // operations, on every rank. Its backward ends by itself, and a pass on demand owes nothing: asking
 // the other ranks would hang where one of them has freed that engine already.
 void Engine::take_turn() {
-  Engine*& holder = *groups_.turn;
+  Engine*& holder = *groups().turn;
   if (holder != nullptr && holder != this && holder->order_.current() != Pass::kBackward &&
       !holder->order_.on_demand()) {
     holder->end_pass();
@@ -164,7 +174,7 @@ void Engine::take_turn() {
 }
 
 Engine::~Engine() {
-  if (*groups_.turn == this) *groups_.turn = nullptr;
+  if (*groups().turn == this) *groups().turn = nullptr;
 }
 
 // ---- forward ----
@@ -173,7 +183,9 @@ void Engine::begin_forward() {
   if (in_backward()) return;
   take_turn();
   settle();
-  issue(order_.begin_forward(c10::GradMode::is_enabled()));
+  executor_.profile().set_phase(Phase::kForward);
+  if (c10::GradMode::is_enabled()) forward_sync_ = sync_;
+  cross(order_.begin_forward(c10::GradMode::is_enabled()));
 }
 
 void Engine::before_forward(int index) {
@@ -183,19 +195,25 @@ void Engine::before_forward(int index) {
   } else if (!order_.current() || order_.current() == Pass::kBackward) {
     begin_forward();
   }
-  if (!unit(index).live()) request(Action::kUnshard, index);
+  use(index);
+}
+
+// A unit that is ready already may still be what the schedule waits for, to send the next ones.
+void Engine::use(int index) {
+  if (!executor_.ready(index) || order_.is_next({Moment::kBeforeUse, index}))
+    request(Moment::kBeforeUse, index);
 }
 
 void Engine::after_forward(int index) {
-  if (in_backward() || !options_.reshard_after_forward || !unit(index).live()) return;
+  if (in_backward() || !options().reshard_after_forward || !executor_.ready(index)) return;
   // A replay that does not owe it keeps the unit for the backward that follows.
-  if (!order_.on_demand() && !order_.owes({Action::kReshard, index})) return;
-  request(Action::kReshard, index);
+  if (!order_.on_demand() && !order_.owes({Moment::kAfterForward, index})) return;
+  request(Moment::kAfterForward, index);
 }
 
 std::vector<at::Tensor> Engine::watch_inputs(int index, const std::vector<at::Tensor>& inputs) {
   return before_leaving_backward(inputs, [this, index] {
-    if (order_.current() == Pass::kBackward) request(Action::kRelease, index);
+    if (order_.current() == Pass::kBackward) request(Moment::kAfterBackward, index);
   });
 }
 
@@ -221,10 +239,16 @@ void Engine::open_backward() {
   settle();
   verdict_.reset();
   take_new_gradients();
-  issue(order_.begin_backward());
+  begin_backward();
   auto alive = std::make_shared<bool>(true);
   backward_ = alive;
   at_end_of_backward([this, alive] { end_backward(/*complete=*/true); });
+}
+
+void Engine::begin_backward() {
+  executor_.profile().set_phase(Phase::kBackward);
+  issued_.add(std::int64_t{sync_});
+  cross(order_.begin_backward());
 }
 
 // Whether gradients add to earlier micro-steps' or replace them is said by the placeholder:
@@ -237,10 +261,11 @@ void Engine::take_new_gradients() {
 
 void Engine::before_backward(int index) {
   open_backward();
-  Unit& used = unit(index);
-  if (!used.live()) request(Action::kUnshard, index);
+  use(index);
+  executor_.finish_route(
+      index);  // of an earlier use in this pass: its gradients lie where new ones come
   c10::AutoGradMode no_grad(false);
-  used.expect_gradients();
+  unit(index).expect_gradients();
 }
 
 void Engine::end_backward(bool complete) {
@@ -248,8 +273,9 @@ void Engine::end_backward(bool complete) {
   // Units whose inputs need no gradient, or whose gradients came without one, in the order of a
   // backward. A unit whose release is still owed is served by end_pass().
   for (int index = num_units() - 1; index >= 0; --index) {
-    const bool open = unit(index).live() || unit(index).has_gradients();
-    if (open && !order_.owes({Action::kRelease, index})) request(Action::kRelease, index);
+    const bool open = executor_.ready(index) || unit(index).has_gradients();
+    if (open && !order_.owes({Moment::kAfterBackward, index}))
+      request(Moment::kAfterBackward, index);
   }
   end_pass();
   // What a raised backward left counts only where it adds to earlier gradients: zero_grad() may
@@ -263,25 +289,49 @@ void Engine::end_backward(bool complete) {
 
 void Engine::clear_gradient(int matrix) {
   verdict_.reset();
-  has_gradient_.at(static_cast<std::size_t>(matrix)) = false;
-  const Place& place = places_[static_cast<std::size_t>(matrix)];
-  if (place.batch >= 0) batches_[static_cast<std::size_t>(place.batch)].filled[place.index] = false;
+  executor_.clear_gradient(matrix);
+}
+
+void Engine::put_gradient(int index, int matrix, const at::Tensor& value) {
+  const std::vector<int>& matrices = unit(index).packing().matrices;
+  const auto found = std::find(matrices.begin(), matrices.end(), matrix);
+  core::invariant(found != matrices.end(), "Engine::put_gradient: matrix ", matrix, " is not in ",
+                  unit(index).name());
+  unit(index).put_gradient(static_cast<std::size_t>(found - matrices.begin()), value);
+}
+
+// ---- step ----
+
+void Engine::step(const std::function<void(int)>& update) {
+  settle();
+  executor_.profile().set_phase(Phase::kStep);
+  executor_.new_version();
+  for (const schedule::Operation& operation : schedule_.step) executor_.perform(operation, update);
+  if (!options().schedule.asynchronous) executor_.drain();
+}
+
+at::Tensor Engine::collect_master(int matrix) {
+  c10::AutoGradMode no_grad(false);
+  executor_.drain();
+  const MatrixSpec& spec = executor_.specs().at(static_cast<std::size_t>(matrix));
+  at::Tensor whole = at::empty({spec.rows, spec.cols},
+                               at::TensorOptions().dtype(at::kFloat).device(options().device));
+  if (const Place place = executor_.place(matrix); place.batch >= 0) {
+    whole.copy_(executor_.batches()[static_cast<std::size_t>(place.batch)]
+                    .master[static_cast<std::int64_t>(place.index)]);
+  }
+  const int column = spec.owner % options().num_shards;
+  if (column == options().shard) {
+    groups().column.broadcast(whole, spec.owner / options().num_shards, "a whole weight").wait();
+  }
+  groups().row.broadcast(whole, column, "a whole weight").wait();
+  return whole;
 }
 
 std::map<std::string, double> Engine::statistics() const {
-  std::map<std::string, double> all = seconds_;
-  double copies = 0;
-  for (const auto& unit : units_) copies += static_cast<double>(unit->num_gradient_copies());
-  all["gradient_copies"] = copies;
-  all["unshards"] = static_cast<double>(num_unshards_);
-  all["routes"] = static_cast<double>(num_routes_);
+  std::map<std::string, double> all = executor_.statistics();
+  all.insert(seconds_.begin(), seconds_.end());
   all["comparisons"] = static_cast<double>(num_compared_);
-  all["current_bytes"] = static_cast<double>(pool_->current_bytes());
-  all["peak_bytes"] = static_cast<double>(pool_->peak_bytes());
-  all["messages_intra"] = static_cast<double>(groups_.row.traffic().num_messages);
-  all["messages_inter"] = static_cast<double>(groups_.column.traffic().num_messages);
-  all["bytes_sent_intra"] = static_cast<double>(groups_.row.traffic().num_bytes);
-  all["bytes_sent_inter"] = static_cast<double>(groups_.column.traffic().num_bytes);
   return all;
 }
 

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -10,43 +11,11 @@
 #include <vector>
 
 #include "dmuon/core/hash.h"
-#include "dmuon/engine/buffer.h"
-#include "dmuon/engine/group.h"
-#include "dmuon/engine/owned_batch.h"
-#include "dmuon/engine/packing.h"
-#include "dmuon/engine/unit.h"
+#include "dmuon/engine/executor.h"
 #include "dmuon/schedule/order.h"
+#include "dmuon/schedule/step_schedule.h"
 
 namespace dmuon::engine {
-
-/// What is the same for every unit. The mesh is R x G: R replicates (nodes) of G shards.
-struct Options {
-  int num_replicates = 1;
-  int num_shards = 1;
-  int replicate = 0;  ///< this rank's
-  int shard = 0;      ///< this rank's: its column
-  c10::Device device = c10::kCPU;
-  bool node_copy = true;              ///< keep what came from other nodes until the next version
-  bool reshard_after_forward = true;  ///< free weights between a unit's forward and its backward
-};
-
-/// The process groups of a mesh, private to dmuon. One total order over all of them holds on every
-/// rank.
-struct Groups {
-  Group row;      ///< the ranks of this node; members by shard index
-  Group column;   ///< the ranks of this shard index; members by replicate index
-  Group order;    ///< all; compares operations that no trace confirms. Host memory.
-  Group verdict;  ///< all; the agreement of a step. Host memory.
-  /// Whose pass is open: engines on one mesh share their groups, hence one order. Copies share it.
-  std::shared_ptr<class Engine*> turn = std::make_shared<class Engine*>(nullptr);
-};
-
-struct UnitSpec {
-  std::string name;
-  std::vector<int> matrices;  ///< ascending
-  at::ScalarType compute_dtype;
-  at::ScalarType reduce_dtype;
-};
 
 /// What all ranks agree on before gradients are used; equal on all ranks.
 struct Verdict {
@@ -62,24 +31,20 @@ struct HostNorms {
   double replicated = 0;  ///< of tensors that every rank holds alike: counts once
 };
 
-/// Where a matrix lies in this rank's batches; batch -1 at ranks that do not own it.
-struct Place {
-  int batch = -1;
-  std::size_t index = 0;
-};
-
-/// Moves weights to where a unit computes and gradients to their owners. It knows nothing of Muon:
-/// owners' weights change between backward and forward by whoever holds `batches()`, who then calls
-/// `publish()`.
+/// Runs a model's communication: hooks say how far a step has come, schedule::Order says which
+/// triggers are crossed, the schedule says what each issues, Executor does it. It knows nothing of
+/// Muon: owners' weights change in step(), by the function that it is given.
 ///
 /// A step, from hooks: begin_forward; before_forward and after_forward of each unit; from autograd:
 /// the unit's weights return before its backward and its gradients leave after it; end of backward.
-/// Then agree() and, once the owners have changed their weights, publish().
+/// Then agree() and step().
 ///
-/// Order: hooks request operations and schedule::Order says what to issue, so every rank issues one
-/// sequence whatever its own model skipped. Each operation completes before the next is issued.
+/// Order: every rank crosses one sequence of triggers whatever its own model skipped. The first
+/// pass of a kind is served on demand; from its trace the schedule is built. Messages travel while
+/// the model computes: gradients are with their owners when agree() returns, weights when their
+/// unit begins.
 ///
-/// Streams: everything runs on the current stream of the calling thread. Threads: one at a time;
+/// Streams: the calling thread's current stream, and the lanes beside it. Threads: one at a time;
 /// the backward thread counts as the forward's continuation. Errors: CommError when a peer is lost;
 /// InvalidArgument, on all ranks, when ranks want different things.
 class Engine {
@@ -94,9 +59,10 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   // Construction in two halves: parameters are made, by Python, of the unit's views.
-  Unit& unit(int index) { return *units_.at(static_cast<std::size_t>(index)); }
+  Unit& unit(int index) { return executor_.unit(index); }
   void bind(int unit, std::vector<at::Tensor> parameters);
-  int num_units() const { return static_cast<int>(units_.size()); }
+  int num_units() const { return executor_.num_units(); }
+  bool ready(int unit) const { return executor_.ready(unit); }  ///< its weights may be read
 
   /// The placeholders that the user sees, by matrix, and what stands in for their gradients: set as
   /// `.grad` at the end of each backward; a placeholder without `.grad` has had its gradient
@@ -104,12 +70,12 @@ class Engine {
   void set_placeholders(std::vector<at::Tensor> placeholders, std::vector<at::Tensor> gradients);
 
   /// This rank's matrices.
-  std::vector<OwnedBatch>& batches() { return batches_; }
-  Place place(int matrix) const { return places_.at(static_cast<std::size_t>(matrix)); }
-  const std::vector<MatrixSpec>& specs() const { return specs_; }
+  std::vector<OwnedBatch>& batches() { return executor_.batches(); }
+  Place place(int matrix) const { return executor_.place(matrix); }
+  const std::vector<MatrixSpec>& specs() const { return executor_.specs(); }
 
   /// Counts memory that the caller keeps beside the owned batches.
-  void count_bytes(std::int64_t num_bytes) { pool_->count(num_bytes); }
+  void count_bytes(std::int64_t num_bytes) { executor_.pool().count(num_bytes); }
 
   // Triggers, from module hooks.
   void begin_forward();
@@ -129,11 +95,24 @@ class Engine {
   /// stays.
   void scale_verdict(double factor);
 
-  /// The owners have new weights: every rank calls it, in the same place of its program.
-  void publish();
+  /// New weights, then their publication: `update(batch)` is called for each of this rank's
+  /// batches, in the order in which units are waited for, and the first units travel when this
+  /// returns. Every rank calls it, in the same place of its program.
+  void step(const std::function<void(int)>& update);
+
+  /// The owners' weights have been changed by other means, as step() does.
+  void publish() {
+    step([](int) {});
+  }
+
+  /// Under no_sync: gradients of the next backwards stay at the column members. Alike on all ranks.
+  void set_sync(bool sync);
 
   /// Clears a matrix's accumulated gradient, as zero_grad does.
   void clear_gradient(int matrix);
+
+  /// Waits for everything that is in flight. Local: it was issued on every rank.
+  void drain() { executor_.drain(); }
 
   /// Ends what a pass still owes; called before anything collective outside a pass.
   void settle();
@@ -146,59 +125,56 @@ class Engine {
   at::Tensor collect_master(int matrix);
 
   // For verification: one unit's operations by themselves, outside any pass. Collective.
-  void unshard(Unit& unit);
-  void route(Unit& unit);
-  void put_gradient(Unit& unit, int matrix, const at::Tensor& value);
+  void unshard(int unit) { serve({schedule::Moment::kBeforeUse, unit}); }
+  void reshard(int unit) { serve({schedule::Moment::kAfterForward, unit}); }
+  void route(int unit) { serve({schedule::Moment::kAfterBackward, unit}); }
+  void put_gradient(int unit, int matrix, const at::Tensor& value);
+
+  /// The schedule as it stands; passes that have not been traced are empty.
+  const schedule::StepSchedule& schedule() const { return schedule_; }
+  const schedule::Layout& layout() const { return executor_.layout(); }
+  const std::vector<schedule::Trigger>& trace(schedule::Pass pass) const {
+    return order_.trace(pass);
+  }
+  Profile& profile() { return executor_.profile(); }
 
   std::map<std::string, double> statistics() const;
-  void reset_peak() { pool_->reset_peak(); }
+  void reset_peak() { executor_.pool().reset_peak(); }
 
  private:
-  void issue(const std::vector<schedule::Issue>& issues);
-  void perform(const schedule::Issue& issue);
-  void compare(int action, int unit);
+  void cross(const std::vector<schedule::Crossing>& crossings);
+  void perform(const std::vector<schedule::Operation>& operations);
+  void serve(schedule::Trigger trigger);
+  void request(schedule::Moment moment, int unit);
+  void compare(int moment, int unit);
   void end_pass();
+  void rebuild_schedule();
+  void use(int unit);
   void before_backward(int unit);
   void open_backward();
+  void begin_backward();
   void take_turn();
   void end_backward(bool complete);
-  void request(schedule::Action action, int unit);
-
-  // publish.cpp
-  void fill(Unit& unit);
-  void fill_column(Unit& unit, const at::Tensor& target, std::int64_t origin);
-  void write_owned(Unit& unit, const at::Tensor& target, std::int64_t origin);
-  // route.cpp
-  void accumulate(Unit& unit, const at::Tensor& values, std::int64_t origin, double scale);
   void take_new_gradients();
 
-  int slot() const { return options_.replicate * options_.num_shards + options_.shard; }
-  bool is_owner(int matrix) const {
-    return specs_[static_cast<std::size_t>(matrix)].owner == slot();
-  }
+  const Options& options() const { return executor_.options(); }
+  Groups& groups() { return executor_.groups(); }
+  std::size_t num_matrices() const { return executor_.specs().size(); }
 
-  Options options_;
-  Groups groups_;
-  std::vector<MatrixSpec> specs_;
-  std::shared_ptr<BufferPool> pool_;
-  std::vector<std::unique_ptr<Unit>> units_;
-  std::vector<std::unique_ptr<PackedBuffer>> node_copies_;  // [units], null where there is none
-  std::vector<std::int64_t> node_versions_;  // [units] version that the node copy holds
-  std::vector<OwnedBatch> batches_;
-  std::vector<Place> places_;  // [matrices] in batches_
+  Executor executor_;
   std::vector<at::Tensor> placeholders_;
   std::vector<at::Tensor> placeholder_gradients_;
-  std::vector<bool> has_gradient_;  // [matrices] on this rank, since it was cleared
 
   schedule::Order order_;
+  schedule::StepSchedule schedule_;
+  schedule::PassSchedule evaluation_;
   std::weak_ptr<bool> backward_;  // alive while the backward that opened the pass is
-  std::int64_t version_ = 0;
+  bool sync_ = true;
+  bool forward_sync_ = true;  // as the last training forward found it
   std::int64_t num_compared_ = 0;
   core::Hasher issued_;
   std::optional<Verdict> verdict_;
   std::map<std::string, double> seconds_;
-  std::int64_t num_unshards_ = 0;
-  std::int64_t num_routes_ = 0;
 };
 
 }  // namespace dmuon::engine

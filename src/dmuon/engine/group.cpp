@@ -49,8 +49,8 @@ Group::Group(c10::intrusive_ptr<c10d::ProcessGroup> group, std::string name, int
 }
 
 void Group::count(const at::Tensor& tensor) {
-  ++traffic_.num_messages;
-  traffic_.num_bytes += static_cast<std::int64_t>(tensor.nbytes());
+  num_messages_.add(1);
+  num_bytes_.add(static_cast<std::int64_t>(tensor.nbytes()));
 }
 
 Pending Group::broadcast(at::Tensor tensor, int root, const std::string& what) {

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -12,9 +13,26 @@ namespace dmuon::engine {
 
 /// What a rank has sent, for benchmarks and tests. Bytes are payload; a broadcast counts once at
 /// its root, whatever tree the backend builds.
+/// Counted by the thread that sends, read by any.
 struct Traffic {
   std::int64_t num_messages = 0;
   std::int64_t num_bytes = 0;
+};
+
+/// A count that one thread raises while others read it.
+class Counter {
+ public:
+  Counter() = default;
+  Counter(const Counter& other) : value_(other) {}
+  Counter& operator=(const Counter& other) {
+    value_ = std::int64_t{other};
+    return *this;
+  }
+  operator std::int64_t() const { return value_; }  // NOLINT(google-explicit-constructor)
+  void add(std::int64_t amount) { value_ += amount; }
+
+ private:
+  std::atomic<std::int64_t> value_{0};
 };
 
 /// An operation in flight.
@@ -44,7 +62,7 @@ class Group {
   int rank() const { return rank_; }
   int size() const { return size_; }
   const std::string& name() const { return name_; }
-  const Traffic& traffic() const { return traffic_; }
+  Traffic traffic() const { return {num_messages_, num_bytes_}; }
 
   /// Whether send and receive may be in flight in any number and direction without being grouped,
   /// as on gloo. NCCL serialises them by pair and may deadlock.
@@ -75,7 +93,8 @@ class Group {
   int rank_;
   int size_;
   bool free_point_to_point_ = true;
-  Traffic traffic_;
+  Counter num_messages_;
+  Counter num_bytes_;
 };
 
 }  // namespace dmuon::engine

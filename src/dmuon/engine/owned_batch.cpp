@@ -18,8 +18,10 @@ OwnedBatch::OwnedBatch(std::vector<int> matrices_, std::int64_t rows, std::int64
   gradient = at::empty({batch, rows, cols}, options);
 }
 
-void OwnedBatch::accumulate(std::size_t place, const at::Tensor& values, double scale) {
-  at::Tensor target = gradient[static_cast<std::int64_t>(place)].view({-1});
+void OwnedBatch::accumulate(std::size_t place, std::int64_t begin, const at::Tensor& values,
+                            double scale) {
+  at::Tensor target =
+      gradient[static_cast<std::int64_t>(place)].view({-1}).narrow(0, begin, values.numel());
   if (filled[place]) {
     target.add_(values, scale);
   } else if (values.scalar_type() == at::kFloat) {
@@ -28,7 +30,6 @@ void OwnedBatch::accumulate(std::size_t place, const at::Tensor& values, double 
     target.copy_(values);
     target.mul_(scale);
   }
-  filled[place] = true;
 }
 
 std::vector<double> OwnedBatch::squared_norms() const {

@@ -17,9 +17,10 @@ struct OwnedBatch {
 
   OwnedBatch(std::vector<int> matrices, std::int64_t rows, std::int64_t cols, c10::Device device);
 
-  /// gradient[place] (+)= scale * values; overwrites where nothing is held.
-  /// @param values  [rows * cols], any floating dtype.
-  void accumulate(std::size_t place, const at::Tensor& values, double scale);
+  /// gradient[place] (+)= scale * values, from element `begin` on; overwrites where nothing is
+  /// held. Who has done so for all elements says so in `filled`.
+  /// @param values  [elements], any floating dtype.
+  void accumulate(std::size_t place, std::int64_t begin, const at::Tensor& values, double scale);
 
   /// [b] squared Frobenius norm of each gradient in fp64, 0 where nothing is held.
   std::vector<double> squared_norms() const;

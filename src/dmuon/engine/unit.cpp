@@ -102,9 +102,8 @@ void Unit::fill_missing_gradients() {
   }
 }
 
-void Unit::drop_gradients() {
+void Unit::hand_over_gradients() {
   for (at::Tensor& parameter : parameters_) parameter.mutable_grad().reset();
-  gradients_.release();
   std::fill(arrived_.begin(), arrived_.end(), false);
 }
 

@@ -42,7 +42,6 @@ class Unit {
 
   PackedBuffer& weights() { return weights_; }
   PackedBuffer& gradients() { return gradients_; }
-  bool live() const { return weights_.allocated(); }
 
   /// Whether any gradient came since the last route.
   bool has_gradients() const;
@@ -58,8 +57,9 @@ class Unit {
   /// Missing gradients count as zeros: the whole buffer may travel afterwards.
   void fill_missing_gradients();
 
-  /// Forgets gradients, arrived or not.
-  void drop_gradients();
+  /// The gradients that have come are the caller's, who frees the buffer before the next use;
+  /// autograd adds to it no more.
+  void hand_over_gradients();
 
   /// The gradients that had to be copied into the packed buffer, for a cast or because autograd put
   /// them elsewhere, since construction.

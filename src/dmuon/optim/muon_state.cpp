@@ -31,24 +31,27 @@ MuonState::MuonState(std::shared_ptr<engine::Engine> engine) : engine_(std::move
   }
 }
 
-void MuonState::update(const std::vector<MuonGroup>& groups, const std::vector<int>& group_of) {
+void MuonState::step(const std::vector<MuonGroup>& groups, const std::vector<int>& group_of) {
+  engine_->step([&](int batch) { update(static_cast<std::size_t>(batch), groups, group_of); });
+}
+
+void MuonState::update(std::size_t index, const std::vector<MuonGroup>& groups,
+                       const std::vector<int>& group_of) {
   c10::AutoGradMode no_grad(false);
-  for (std::size_t i = 0; i < momenta_.size(); ++i) {
-    engine::OwnedBatch& batch = engine_->batches()[i];
-    const auto group = [&](std::size_t place) {
-      return group_of.at(static_cast<std::size_t>(batch.matrices[place]));
-    };
-    // Neighbours of one group go together; mostly that is the whole batch.
-    std::size_t end = 0;
-    for (std::size_t begin = 0; begin < batch.matrices.size(); begin = end) {
-      for (end = begin + 1; end < batch.matrices.size() && group(end) == group(begin);) ++end;
-      if (group(begin) < 0) continue;
-      const auto first = static_cast<std::int64_t>(begin);
-      const auto count = static_cast<std::int64_t>(end - begin);
-      muon_update(batch.master.narrow(0, first, count), momenta_[i].narrow(0, first, count),
-                  batch.gradient.narrow(0, first, count),
-                  groups.at(static_cast<std::size_t>(group(begin))));
-    }
+  engine::OwnedBatch& batch = engine_->batches()[index];
+  const auto group = [&](std::size_t place) {
+    return group_of.at(static_cast<std::size_t>(batch.matrices[place]));
+  };
+  // Neighbours of one group go together; mostly that is the whole batch.
+  std::size_t end = 0;
+  for (std::size_t begin = 0; begin < batch.matrices.size(); begin = end) {
+    for (end = begin + 1; end < batch.matrices.size() && group(end) == group(begin);) ++end;
+    if (group(begin) < 0) continue;
+    const auto first = static_cast<std::int64_t>(begin);
+    const auto count = static_cast<std::int64_t>(end - begin);
+    muon_update(batch.master.narrow(0, first, count), momenta_[index].narrow(0, first, count),
+                batch.gradient.narrow(0, first, count),
+                groups.at(static_cast<std::size_t>(group(begin))));
   }
 }
 

@@ -41,11 +41,11 @@ class MuonState {
  public:
   explicit MuonState(std::shared_ptr<engine::Engine> engine);
 
-  /// Updates what this rank owns. Collective only in that every rank should call it with equal
+  /// Updates what this rank owns and publishes it (Engine::step). Every rank calls it, with equal
   /// arguments.
   /// @param groups        by group index.
   /// @param group_of      [matrices] group index; -1 leaves the matrix alone.
-  void update(const std::vector<MuonGroup>& groups, const std::vector<int>& group_of);
+  void step(const std::vector<MuonGroup>& groups, const std::vector<int>& group_of);
 
   /// Multiplies the gradients of what this rank owns.
   void scale_gradients(double factor);
@@ -56,6 +56,9 @@ class MuonState {
   at::Tensor gradient(int matrix) const;
 
  private:
+  void update(std::size_t batch, const std::vector<MuonGroup>& groups,
+              const std::vector<int>& group_of);
+
   std::shared_ptr<engine::Engine> engine_;
   std::vector<at::Tensor> momenta_;  // [batches] [b, rows, cols] fp32
 };

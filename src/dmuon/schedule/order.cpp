@@ -1,113 +1,117 @@
 #include "dmuon/schedule/order.h"
 
 #include <algorithm>
-#include <set>
 
 #include "dmuon/core/error.h"
 
 namespace dmuon::schedule {
 
+std::ostream& operator<<(std::ostream& out, const Trigger& trigger) {
+  constexpr const char* kMoments[] = {"before use", "after forward", "after backward"};
+  return out << kMoments[static_cast<int>(trigger.moment)] << " of " << trigger.unit;
+}
+
 void Order::Trace::begin() {
   cursor = 0;
   if (replaying()) return;
-  operations.clear();
-  last.clear();
+  triggers.clear();
   known = false;
   deviated = false;
 }
 
-bool Order::Trace::lies_ahead(Operation operation) const {
-  return std::find(operations.begin() + static_cast<std::ptrdiff_t>(cursor), operations.end(),
-                   operation) != operations.end();
+bool Order::Trace::lies_ahead(Trigger trigger) const {
+  return std::find(triggers.begin() + static_cast<std::ptrdiff_t>(cursor), triggers.end(),
+                   trigger) != triggers.end();
 }
 
-bool Order::Trace::contains(Operation operation) const {
-  return std::find(operations.begin(), operations.end(), operation) != operations.end();
+bool Order::Trace::contains(Trigger trigger) const {
+  return std::find(triggers.begin(), triggers.end(), trigger) != triggers.end();
 }
 
-std::vector<Issue> Order::Trace::take(std::size_t end) {
-  std::vector<Issue> issues;
+std::vector<Crossing> Order::Trace::take(std::size_t end, Pass pass) {
+  std::vector<Crossing> crossings;
   for (; cursor < end; ++cursor) {
-    issues.push_back({operations[cursor], /*compare=*/false, last[cursor]});
+    crossings.push_back({triggers[cursor], pass, static_cast<int>(cursor)});
   }
-  return issues;
+  return crossings;
 }
 
-std::vector<Issue> Order::Trace::advance(Operation operation) {
-  if (replaying() && lies_ahead(operation)) {
-    const auto found = std::find(operations.begin() + static_cast<std::ptrdiff_t>(cursor),
-                                 operations.end(), operation);
-    return take(static_cast<std::size_t>(found - operations.begin()) + 1);
+std::vector<Crossing> Order::Trace::advance(Trigger trigger, Pass pass) {
+  if (replaying() && lies_ahead(trigger)) {
+    const auto found =
+        std::find(triggers.begin() + static_cast<std::ptrdiff_t>(cursor), triggers.end(), trigger);
+    return take(static_cast<std::size_t>(found - triggers.begin()) + 1, pass);
   }
   if (known) {
     deviated = true;  // begin() forgets the trace
   } else {
-    operations.push_back(operation);
+    triggers.push_back(trigger);
   }
-  // Which release is the last is not known while tracing: each one routes what has arrived.
-  return {{operation, /*compare=*/true, operation.action == Action::kRelease}};
+  return {{trigger, pass, -1}};
 }
 
-std::vector<Issue> Order::Trace::finish() {
-  if (replaying()) return take(operations.size());
-  if (deviated) return {};
-  last.assign(operations.size(), false);
-  std::set<int> released;
-  for (std::size_t i = operations.size(); i-- > 0;) {
-    if (operations[i].action != Action::kRelease) continue;
-    last[i] = released.insert(operations[i].unit).second;
-  }
-  known = true;
+std::vector<Crossing> Order::Trace::finish(Pass pass) {
+  if (replaying()) return take(triggers.size(), pass);
+  if (!deviated) known = true;
   return {};
 }
 
 void Order::Trace::keep_last_unit() {
-  if (!operations.empty() && operations.back().action == Action::kReshard) {
-    operations.pop_back();
-    last.pop_back();
-  }
+  if (!triggers.empty() && triggers.back().moment == Moment::kAfterForward) triggers.pop_back();
 }
 
-std::vector<Issue> Order::begin(Pass pass) {
-  std::vector<Issue> owed = end_pass();
+std::vector<Crossing> Order::begin(Pass pass) {
+  std::vector<Crossing> owed = end_pass();
   current_ = pass;
   if (pass != Pass::kEvalForward) unanswered_ = pass == Pass::kTrainForward;
   trace().begin();
   return owed;
 }
 
-std::vector<Issue> Order::begin_forward(bool training) {
+std::vector<Crossing> Order::begin_forward(bool training) {
   return begin(training ? Pass::kTrainForward : Pass::kEvalForward);
 }
 
-std::vector<Issue> Order::begin_backward() { return begin(Pass::kBackward); }
+std::vector<Crossing> Order::begin_backward() { return begin(Pass::kBackward); }
 
-std::vector<Issue> Order::request(Operation operation) {
-  std::vector<Issue> issues;
+std::vector<Crossing> Order::request(Trigger trigger) {
+  std::vector<Crossing> crossings;
   core::invariant(current_.has_value(), "Order::request: no pass is open");
   const bool forward = *current_ != Pass::kBackward;
-  if (forward && trace().replaying() && !trace().lies_ahead(operation) &&
-      trace().contains(operation)) {
-    issues = begin(*current_);
+  if (forward && trace().replaying() && !trace().lies_ahead(trigger) && trace().contains(trigger)) {
+    crossings = begin(*current_);
   }
-  std::vector<Issue> more = trace().advance(operation);
-  issues.insert(issues.end(), more.begin(), more.end());
-  return issues;
+  std::vector<Crossing> more = trace().advance(trigger, *current_);
+  crossings.insert(crossings.end(), more.begin(), more.end());
+  return crossings;
 }
 
-std::vector<Issue> Order::end_pass() {
+std::vector<Crossing> Order::end_pass() {
   if (!current_) return {};
   const bool traced = on_demand();
-  std::vector<Issue> owed = trace().finish();
+  std::vector<Crossing> owed = trace().finish(*current_);
   if (traced && current_ == Pass::kTrainForward) trace().keep_last_unit();
   current_.reset();
   return owed;
 }
 
-bool Order::owes(Operation operation) const {
+bool Order::owes(Trigger trigger) const {
   if (!current_) return false;
   const Trace& trace = traces_[static_cast<int>(*current_)];
-  return trace.replaying() && trace.lies_ahead(operation);
+  return trace.replaying() && trace.lies_ahead(trigger);
+}
+
+bool Order::is_next(Trigger trigger) const {
+  if (!current_) return false;
+  const Trace& trace = traces_[static_cast<int>(*current_)];
+  return trace.replaying() && trace.cursor < trace.triggers.size() &&
+         trace.triggers[trace.cursor] == trigger;
+}
+
+const std::vector<Trigger>& Order::trace(Pass pass) const {
+  static const std::vector<Trigger> kNone;
+  const Trace& trace = traces_[static_cast<int>(pass)];
+  return trace.replaying() ? trace.triggers : kNone;
 }
 
 bool Order::owes_backward() const {

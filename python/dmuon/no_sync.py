@@ -1,0 +1,42 @@
+"""The context that postpones traffic between nodes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch.nn as nn
+
+from dmuon.dedication import runtime_of
+from dmuon.runtime import fsdp_modules
+
+
+@contextlib.contextmanager
+def no_sync(model: nn.Module) -> Iterator[None]:
+    """Keeps gradients inside the node while a micro-step's backward runs.
+
+    Backwards in this context route gradients to the node's column members alone, which add them up in fp32 (4 bytes
+    for 1/G of the weights); the next backward outside of it sends the sums to the owners. On a mesh of one
+    node it changes nothing. FSDP2's own gradients do alike (`set_requires_all_reduce`).
+
+        for micro_step in range(n):
+            with dmuon.no_sync(model) if micro_step < n - 1 else contextlib.nullcontext():
+                loss(model, batch).backward()
+
+    Every rank enters it around the same backwards. A step that comes without a synchronised backward
+    sends what was kept first; FSDP2's AdamW parameters would miss it, so end with one.
+
+    Raises:
+        ValueError: the model has no `dmuon.Muon` yet.
+    """
+    runtime = runtime_of(model, "no_sync")
+    modules = fsdp_modules(model)
+    runtime.engine.set_sync(False)
+    for module in modules:
+        module.set_requires_all_reduce(False, recurse=False)
+    try:
+        yield
+    finally:
+        runtime.engine.set_sync(True)
+        for module in modules:
+            module.set_requires_all_reduce(True, recurse=False)

@@ -1,0 +1,29 @@
+"""When messages go out."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from dmuon import _C
+
+
+@dataclasses.dataclass
+class Schedule:
+    """When messages go out; see `dedicate_params`. The fields after the first three are for ablations."""
+
+    node_copy: bool = True
+    lookahead: int = 2
+    max_units_in_flight: int | None = None
+    broadcast_before_reduce: bool = True  # in a backward: the next unit's weights before this one's gradients
+    asynchronous: bool = True  # step() returns while weights travel
+    one_stage: bool = False  # all ranks as one node
+
+    def native(self) -> _C.ScheduleOptions:
+        """For the engine."""
+        options = _C.ScheduleOptions()
+        options.node_copy = self.node_copy
+        options.lookahead = self.lookahead
+        options.max_units_in_flight = self.max_units_in_flight or 0
+        options.broadcast_before_reduce = self.broadcast_before_reduce
+        options.asynchronous = self.asynchronous
+        return options

@@ -1,0 +1,178 @@
+#include "dmuon/engine/executor.h"
+
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "dmuon/core/error.h"
+
+namespace dmuon::engine {
+
+using schedule::Kind;
+using schedule::Operation;
+
+Executor::Executor(Options options, Groups groups, std::vector<MatrixSpec> specs,
+                   const std::vector<UnitSpec>& units, const std::vector<std::vector<int>>& batches)
+    : options_(options),
+      groups_(std::move(groups)),
+      specs_(std::move(specs)),
+      pool_(std::make_shared<BufferPool>(options.device)),
+      states_(units.size()),
+      places_(specs_.size()),
+      has_gradient_(specs_.size(), false),
+      layout_{options.num_replicates, options.num_shards, {}} {
+  for (std::vector<Event>& events : done_) events.resize(units.size());
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    const UnitSpec& spec = units[i];
+    UnitState& state = states_[i];
+    state.unit = std::make_unique<Unit>(
+        spec.name, specs_,
+        pack(specs_, spec.matrices, options_.num_replicates, options_.num_shards), pool_,
+        spec.compute_dtype, spec.reduce_dtype);
+    state.partial_filled.assign(spec.matrices.size(), false);
+    if (options_.schedule.node_copy && has_inter()) {
+      state.node_copy =
+          std::make_unique<PackedBuffer>(pool_, own_column(state).size(), spec.compute_dtype);
+      state.node_copy->allocate();
+    }
+    schedule::UnitLayout& layout = layout_.units.emplace_back();
+    layout.name = spec.name;
+    for (const Segment& part : state.unit->packing().owners)
+      layout.owner_elements.push_back(part.size());
+    layout.weight_size = static_cast<int>(c10::elementSize(spec.compute_dtype));
+    layout.gradient_size = static_cast<int>(c10::elementSize(spec.reduce_dtype));
+  }
+  for (const std::vector<int>& batch : batches) {
+    const MatrixSpec& first = specs_.at(static_cast<std::size_t>(batch.at(0)));
+    for (std::size_t i = 0; i < batch.size(); ++i) {
+      core::invariant(is_owner(batch[i]), "Engine: matrix ", batch[i], " is in a batch of slot ",
+                      options_.slot(), " and owned by slot ",
+                      specs_[static_cast<std::size_t>(batch[i])].owner);
+      places_[static_cast<std::size_t>(batch[i])] = {static_cast<int>(batches_.size()), i};
+    }
+    batches_.emplace_back(batch, first.rows, first.cols, options_.device);
+    pool_->count(batches_.back().num_bytes());
+  }
+}
+
+// What travels uses this object's buffers.
+Executor::~Executor() {
+  for (const std::vector<Event>& events : done_) {
+    for (const Event& event : events) {
+      try {
+        event.wait();
+      } catch (const std::exception&) {  // a lost peer: whoever waited for this has heard of it
+      }
+    }
+  }
+}
+
+std::vector<std::vector<int>> Executor::units_of_batches() const {
+  std::vector<std::vector<int>> touched;
+  for (const OwnedBatch& batch : batches_) {
+    std::vector<int>& units = touched.emplace_back();
+    for (const int matrix : batch.matrices)
+      units.push_back(specs_[static_cast<std::size_t>(matrix)].unit);
+  }
+  return touched;
+}
+
+// ---- operations ----
+
+void Executor::enqueue(const Operation& operation, std::function<void()> work) {
+  const bool intra = schedule::lane_of(operation.kind) == schedule::Lane::kIntra;
+  std::vector<Event> after;
+  for (const schedule::Dependency& dependency : operation.after) {
+    after.push_back(done_[static_cast<std::size_t>(dependency.kind)]
+                         [static_cast<std::size_t>(dependency.unit)]);
+  }
+  const auto timed = [this, kind = operation.kind, unit = operation.unit, issued = Profile::now(),
+                      work = std::move(work)] {
+    const double started = Profile::now();
+    work();
+    profile_.add({kind, unit, issued, started, Profile::now()});
+  };
+  Lane& queue = intra ? groups_.lanes->intra : groups_.lanes->inter;
+  done_[static_cast<std::size_t>(operation.kind)][static_cast<std::size_t>(operation.unit)] =
+      queue.enqueue(options_.device, timed, std::move(after));
+}
+
+void Executor::await(const Operation& operation) {
+  const double started = Profile::now();
+  for (const schedule::Dependency& dependency : operation.after) {
+    done_[static_cast<std::size_t>(dependency.kind)][static_cast<std::size_t>(dependency.unit)]
+        .wait();
+  }
+  profile_.add({operation.kind, operation.unit, started, started, Profile::now()});
+}
+
+void Executor::perform(const Operation& operation, const std::function<void(int)>& update) {
+  if (operation.kind == Kind::kUpdate) {
+    if (update) update(operation.unit);
+    return;
+  }
+  const c10::AutoGradMode no_grad(false);
+  UnitState& state = states_.at(static_cast<std::size_t>(operation.unit));
+  switch (operation.kind) {
+    case Kind::kPublishInter:
+      return publish_inter(state, operation);
+    case Kind::kPublishIntra:
+      return publish_intra(state, operation);
+    case Kind::kAwaitWeights:
+      if (state.ready) return;
+      await(operation);
+      state.ready = true;
+      return;
+    case Kind::kReshard:
+      return reshard(state, operation);
+    case Kind::kRouteIntra:
+      return route_intra(state, operation);
+    case Kind::kRouteInter:
+      return route_inter(state, operation);
+    case Kind::kFinishRoute:
+      return finish_route(state, operation);
+    case Kind::kUpdate:
+    case Kind::kForward:
+    case Kind::kBackward:
+      return;  // the module's own affair
+  }
+}
+
+void Executor::drain() {
+  finish_routes();
+  for (const std::vector<Event>& events : done_) {
+    for (const Event& event : events) event.wait();
+  }
+}
+
+void Executor::clear_gradient(int matrix) {
+  finish_routes();  // what is on its way would come back
+  has_gradient_.at(static_cast<std::size_t>(matrix)) = false;
+  const Place& place = places_[static_cast<std::size_t>(matrix)];
+  if (place.batch >= 0) batches_[static_cast<std::size_t>(place.batch)].filled[place.index] = false;
+  UnitState& state =
+      states_[static_cast<std::size_t>(specs_[static_cast<std::size_t>(matrix)].unit)];
+  const std::vector<int>& matrices = state.unit->packing().matrices;
+  const auto found = std::find(matrices.begin(), matrices.end(), matrix) - matrices.begin();
+  state.partial_filled[static_cast<std::size_t>(found)] = false;
+}
+
+std::map<std::string, double> Executor::statistics() const {
+  std::map<std::string, double> all = profile_.seconds();
+  double copies = 0;
+  for (const UnitState& state : states_)
+    copies += static_cast<double>(state.unit->num_gradient_copies());
+  all["gradient_copies"] = copies;
+  all["unshards"] = static_cast<double>(num_unshards_);
+  all["routes"] = static_cast<double>(num_routes_);
+  all["current_bytes"] = static_cast<double>(pool_->current_bytes());
+  all["peak_bytes"] = static_cast<double>(pool_->peak_bytes());
+  all["messages_intra"] = static_cast<double>(groups_.row.traffic().num_messages);
+  all["messages_inter"] = static_cast<double>(groups_.column.traffic().num_messages);
+  all["bytes_sent_intra"] = static_cast<double>(groups_.row.traffic().num_bytes);
+  all["bytes_sent_inter"] = static_cast<double>(groups_.column.traffic().num_bytes);
+  return all;
+}
+
+}  // namespace dmuon::engine

@@ -1,0 +1,58 @@
+#include "dmuon/engine/profile.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace dmuon::engine {
+
+using schedule::Kind;
+using schedule::Lane;
+
+void Profile::set_phase(Phase phase) {
+  const std::scoped_lock lock(mutex_);
+  phase_ = phase;
+}
+
+void Profile::start() {
+  const std::scoped_lock lock(mutex_);
+  recording_ = true;
+  spans_.clear();
+}
+
+std::vector<Span> Profile::stop() {
+  const std::scoped_lock lock(mutex_);
+  recording_ = false;
+  return std::exchange(spans_, {});
+}
+
+void Profile::add(const Span& span) {
+  const std::scoped_lock lock(mutex_);
+  const double seconds = span.done - span.started;
+  durations_[static_cast<std::size_t>(span.kind)] += seconds;
+  const bool waits = span.kind == Kind::kAwaitWeights || span.kind == Kind::kReshard ||
+                     span.kind == Kind::kFinishRoute;
+  if (waits) waits_[static_cast<std::size_t>(phase_)] += seconds;
+  if (recording_) spans_.push_back(span);
+}
+
+std::map<std::string, double> Profile::seconds() const {
+  const std::scoped_lock lock(mutex_);
+  std::map<std::string, double> all;
+  double& intra = all["busy_intra_s"];
+  double& inter = all["busy_inter_s"];
+  for (int i = 0; i < schedule::kNumKinds; ++i) {
+    const auto kind = static_cast<Kind>(i);
+    if (schedule::lane_of(kind) == Lane::kCompute) continue;
+    const double seconds = durations_[static_cast<std::size_t>(i)];
+    (schedule::lane_of(kind) == Lane::kIntra ? intra : inter) += seconds;
+    std::string name = schedule::name_of(kind);
+    std::replace(name.begin(), name.end(), ' ', '_');
+    all[name + "_s"] = seconds;
+  }
+  constexpr const char* kPhases[] = {"forward", "backward", "step"};
+  for (std::size_t i = 0; i < waits_.size(); ++i)
+    all["wait_" + std::string(kPhases[i]) + "_s"] = waits_[i];
+  return all;
+}
+
+}  // namespace dmuon::engine

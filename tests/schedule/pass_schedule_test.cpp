@@ -1,0 +1,202 @@
+// What a pass issues, trigger by trigger.
+
+#include <gtest/gtest.h>
+
+#include "dmuon/schedule/step_schedule.h"
+#include "tests/schedule/three_units.h"
+
+namespace dmuon::schedule {
+namespace {
+
+using Steps = std::vector<std::string>;  // one a trigger, then the end
+
+Steps text_of(const PassSchedule& pass) {
+  Steps steps;
+  for (const auto& operations : pass.at) steps.push_back(text_of(operations));
+  steps.push_back(text_of(pass.end));
+  return steps;
+}
+
+Steps forward_on(const Layout& layout, const Options& options, const Trace& trace = kForward) {
+  return text_of(build_pass_schedule(layout, trace, trace, Pass::kTrainForward, options));
+}
+
+Steps backward_on(const Layout& layout, const Options& options, bool sync = true) {
+  return text_of(build_pass_schedule(layout, kBackward, kForward, Pass::kBackward, options, sync));
+}
+
+TEST(PassSchedule, WithoutLookaheadSendsWhatIsNeededWhenItIsNeeded) {
+  const Options options{.lookahead = 0};
+  const Steps forward{"publish inter 0, publish intra 0, await weights 0, forward 0", "reshard 0",
+                      "publish inter 1, publish intra 1, await weights 1, forward 1", "reshard 1",
+                      "publish inter 2, publish intra 2, await weights 2, forward 2", ""};
+  EXPECT_EQ(forward_on(three_units(2, 2), options), forward);
+  const Steps backward{"publish intra 2, await weights 2",
+                       "backward 2, reshard 2, route intra 2, route inter 2, finish route 2",
+                       "publish intra 1, await weights 1",
+                       "backward 1, reshard 1, route intra 1, route inter 1, finish route 1",
+                       "publish intra 0, await weights 0",
+                       "backward 0, reshard 0, route intra 0, route inter 0, finish route 0",
+                       ""};
+  EXPECT_EQ(backward_on(three_units(2, 2), options), backward);
+}
+
+TEST(PassSchedule, SendsStage1LookaheadUsesAheadAndStage2OneUseAhead) {
+  const Steps one{
+      "publish inter 0, publish inter 1, publish intra 0, publish intra 1, "
+      "await weights 0, forward 0",
+      "reshard 0",
+      "publish inter 2, publish intra 2, await weights 1, forward 1",
+      "reshard 1",
+      "await weights 2, forward 2",
+      ""};
+  EXPECT_EQ(forward_on(three_units(2, 2), {.lookahead = 1}), one);
+  const Steps two{
+      "publish inter 0, publish inter 1, publish inter 2, publish intra 0, "
+      "publish intra 1, await weights 0, forward 0",
+      "reshard 0",
+      "publish intra 2, await weights 1, forward 1",
+      "reshard 1",
+      "await weights 2, forward 2",
+      ""};
+  EXPECT_EQ(forward_on(three_units(2, 2), {.lookahead = 2}), two);
+}
+
+TEST(PassSchedule, LeavesOutStage1WhereThereIsOneReplicate) {
+  const Steps forward{"publish intra 0, publish intra 1, await weights 0, forward 0",
+                      "reshard 0",
+                      "publish intra 2, await weights 1, forward 1",
+                      "reshard 1",
+                      "await weights 2, forward 2",
+                      ""};
+  for (const bool node_copy : {false, true})
+    EXPECT_EQ(forward_on(three_units(1, 4), {.node_copy = node_copy, .lookahead = 2}), forward);
+  for (const std::string& step : backward_on(three_units(1, 4), {}))
+    EXPECT_EQ(step.find("inter"), std::string::npos) << step;
+}
+
+TEST(PassSchedule, SendsTheNextWeightsBeforeTheGradientsAndFinishesTheOldestRoute) {
+  const Steps two_routes{"publish intra 2, publish intra 1, await weights 2",
+                         "backward 2, reshard 2, route intra 2, route inter 2",
+                         "publish intra 0, await weights 1",
+                         "backward 1, reshard 1, route intra 1, route inter 1",
+                         "await weights 0",
+                         "backward 0, reshard 0, finish route 2, route intra 0, route inter 0",
+                         "finish route 1, finish route 0"};
+  EXPECT_EQ(backward_on(three_units(2, 2), {.lookahead = 2}), two_routes);
+  const Steps one_route{"publish intra 2, publish intra 1, await weights 2",
+                        "backward 2, reshard 2, route intra 2, route inter 2",
+                        "publish intra 0, await weights 1",
+                        "backward 1, reshard 1, finish route 2, route intra 1, route inter 1",
+                        "await weights 0",
+                        "backward 0, reshard 0, finish route 1, route intra 0, route inter 0",
+                        "finish route 0"};
+  EXPECT_EQ(backward_on(three_units(2, 2), {.lookahead = 1}), one_route);
+}
+
+TEST(PassSchedule, ReducesBeforeItBroadcastsIfAsked) {
+  const Steps backward{"publish intra 2, await weights 2",
+                       "backward 2, reshard 2, route intra 2, publish intra 1",
+                       "await weights 1",
+                       "backward 1, reshard 1, route intra 1, publish intra 0",
+                       "await weights 0",
+                       "backward 0, reshard 0, finish route 2, route intra 0",
+                       "finish route 1, finish route 0"};
+  EXPECT_EQ(backward_on(three_units(1, 2), {.broadcast_before_reduce = false}), backward);
+}
+
+TEST(PassSchedule, KeepsGradientsOfANodeUnderNoSync) {
+  const Steps backward{"publish intra 2, publish intra 1, await weights 2",
+                       "backward 2, reshard 2, route intra 2",
+                       "publish intra 0, await weights 1",
+                       "backward 1, reshard 1, route intra 1",
+                       "await weights 0",
+                       "backward 0, reshard 0, finish route 2, route intra 0",
+                       "finish route 1, finish route 0"};
+  EXPECT_EQ(backward_on(three_units(2, 2), {}, /*sync=*/false), backward);
+}
+
+TEST(PassSchedule, SendsBothStagesAtEveryUseWithoutNodeCopies) {
+  const Options options{.node_copy = false, .lookahead = 2};
+  const Steps backward{
+      "publish inter 2, publish inter 1, publish inter 0, publish intra 2, "
+      "publish intra 1, await weights 2",
+      "backward 2, reshard 2, route intra 2, route inter 2",
+      "publish intra 0, await weights 1",
+      "backward 1, reshard 1, route intra 1, route inter 1",
+      "await weights 0",
+      "backward 0, reshard 0, finish route 2, route intra 0, route inter 0",
+      "finish route 1, finish route 0"};
+  EXPECT_EQ(backward_on(three_units(2, 2), options), backward);
+}
+
+TEST(PassSchedule, SendsStage1OnceAVersionWithNodeCopies) {
+  const Trace twice{before_use(0), after_forward(0), before_use(1), after_forward(1),
+                    before_use(0)};
+  const Steps forward{
+      "publish inter 0, publish inter 1, publish intra 0, publish intra 1, "
+      "await weights 0, forward 0",
+      "reshard 0",
+      "publish intra 0, await weights 1, forward 1",
+      "reshard 1",
+      "await weights 0, forward 0",
+      ""};
+  EXPECT_EQ(forward_on(three_units(2, 1), {}, twice), forward);
+  // A backward's units of which the forward knew nothing.
+  const PassSchedule backward = build_pass_schedule(
+      three_units(2, 1), {before_use(1), after_backward(1), before_use(2), after_backward(2)},
+      {before_use(1)}, Pass::kBackward, {});
+  EXPECT_EQ(text_of(backward.at[0]),
+            "publish inter 2, publish intra 1, publish intra 2, await weights 1");
+}
+
+TEST(PassSchedule, DoesNotFillABufferBeforeItIsFree) {
+  const Trace twice{before_use(0), after_forward(0), before_use(0), after_forward(0)};
+  const Steps forward{"publish inter 0, publish intra 0, await weights 0, forward 0",
+                      "reshard 0, publish inter 0, publish intra 0", "await weights 0, forward 0",
+                      "reshard 0", ""};
+  EXPECT_EQ(forward_on(three_units(2, 2), {.node_copy = false}, twice), forward);
+}
+
+TEST(PassSchedule, RoutesAUnitThatIsUsedTwiceOnce) {
+  const Trace twice{before_use(0),     after_backward(0), before_use(1),
+                    after_backward(1), before_use(0),     after_backward(0)};
+  const Steps backward =
+      text_of(build_pass_schedule(three_units(1, 2), twice, kForward, Pass::kBackward, {}));
+  EXPECT_EQ(backward[1], "backward 0, reshard 0");
+  EXPECT_EQ(backward[5], "backward 0, reshard 0, route intra 0");
+}
+
+// The forward's last reshard is not in its trace, so the publication does nothing.
+TEST(PassSchedule, BeginsABackwardWithTheUnitThatTheForwardKept) {
+  const Steps forward = forward_on(three_units(1, 2), {});
+  for (const std::string& step : forward) EXPECT_EQ(step.find("reshard 2"), std::string::npos);
+  EXPECT_EQ(backward_on(three_units(1, 2), {.lookahead = 0})[0],
+            "publish intra 2, await weights 2");
+}
+
+// 4 and 4 bytes an element: two units grant 128 bytes, of which 64 are two units' weights.
+TEST(PassSchedule, HasAsManyRoutesInFlightAsMemoryAllows) {
+  const Steps backward = backward_on(three_units(1, 2), {.lookahead = 2, .max_units_in_flight = 2});
+  EXPECT_EQ(backward[1], "backward 2, reshard 2, route intra 2, finish route 2");
+}
+
+TEST(PassSchedule, NamesWhatEachOperationWaitsFor) {
+  const PassSchedule forward = build_pass_schedule(three_units(2, 2), kForward, kForward,
+                                                   Pass::kTrainForward, {.lookahead = 0});
+  using After = std::vector<Dependency>;
+  EXPECT_EQ(forward.at[0][0].after, After{});
+  EXPECT_EQ(forward.at[0][1].after, (After{{Kind::kPublishInter, 0}}));
+  EXPECT_EQ(forward.at[0][2].after, (After{{Kind::kPublishIntra, 0}}));
+  EXPECT_EQ(forward.at[1][0].after, (After{{Kind::kPublishIntra, 0}, {Kind::kPublishInter, 0}}));
+  for (const bool sync : {false, true}) {
+    const PassSchedule backward = build_pass_schedule(three_units(2, 2), kBackward, kForward,
+                                                      Pass::kBackward, {.lookahead = 0}, sync);
+    const Operation& finish = backward.at[1].back();
+    EXPECT_EQ(finish.kind, Kind::kFinishRoute);
+    EXPECT_EQ(finish.after, (After{{sync ? Kind::kRouteInter : Kind::kRouteIntra, 2}}));
+  }
+}
+
+}  // namespace
+}  // namespace dmuon::schedule

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "dmuon/core/error.h"
+#include "dmuon/schedule/step_schedule.h"
+#include "tests/schedule/triggers.h"
+
+namespace dmuon::schedule {
+
+// Three units of 8 elements, fp32, that all slots own alike. Slots: 1, 2, 4 or 8.
+inline Layout three_units(int num_replicates, int num_shards) {
+  Layout layout{num_replicates, num_shards, {}};
+  const int num_slots = layout.num_slots();
+  for (const char* name : {"a", "b", "c"}) {
+    const std::vector<std::int64_t> parts(static_cast<std::size_t>(num_slots), 8 / num_slots);
+    layout.units.push_back({name, parts, 4, 4});
+  }
+  return layout;
+}
+
+inline const Trace kForward{before_use(0), after_forward(0), before_use(1), after_forward(1),
+                            before_use(2)};
+inline const Trace kBackward{before_use(2),     after_backward(2), before_use(1),
+                             after_backward(1), before_use(0),     after_backward(0)};
+
+inline std::string text_of(const Operation& operation) {
+  return core::message(name_of(operation.kind), ' ', operation.unit);
+}
+
+inline std::string text_of(const std::vector<Operation>& operations) {
+  std::string text;
+  for (const Operation& operation : operations)
+    text += (text.empty() ? "" : ", ") + text_of(operation);
+  return text;
+}
+
+}  // namespace dmuon::schedule
