@@ -7,13 +7,14 @@ ENV = . build/environment;
 export OMP_NUM_THREADS ?= 1
 RANKS ?= 4
 MESH ?= 2x2
+ROUNDS ?= 8
 # The address: a host name may not resolve.
 TORCHRUN = python -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node
 
-.PHONY: help setup build test demo bench lint format clean
+.PHONY: help setup build test demo bench bench-cluster lint format clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
 
 setup: ## system packages, Python environment, PyTorch: only what is missing
 	@tools/setup
@@ -33,6 +34,15 @@ bench: build ## step times on 1 x 4 and 2 x 2 ranks, and the host time of a step
 	@$(ENV) $(TORCHRUN) 4 bench/train_step.py --mesh 1x4 --json out/bench/1x4.json $(ARGS)
 	@$(ENV) $(TORCHRUN) 4 bench/train_step.py --mesh 2x2 --json out/bench/2x2.json $(ARGS)
 	@$(ENV) python bench/step_host_time.py
+
+# Nodes, bandwidth, program. Status 77 says that the machine cannot do this; tools/cluster has said why.
+bench-cluster: build ## step times and ablations on emulated nodes with limited bandwidth (ROUNDS=)
+	@tools/setup cluster
+	@$(ENV) for run in "2 1gbit train_step" "2 200mbit train_step" "4 1gbit train_step" "2 1gbit ablation"; do \
+	  set -- $$run; echo "== $$3: $$1 nodes of 2 ranks, $$2"; \
+	  tools/cluster --nodes $$1 --ranks 2 --rate $$2 -- bench/$$3.py --mesh $$1x2 --rounds $(ROUNDS) \
+	    --json out/bench/$$3-$$1x2-$$2.json $(ARGS) || exit $$(($$? == 77 ? 0 : 1)); \
+	done
 
 lint: setup ## format, types, static analysis, file lengths
 	@$(ENV) tools/lint

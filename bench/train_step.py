@@ -45,13 +45,18 @@ WARM_STEPS = 4
 SETTLE_S = 0.03
 
 
+# Seconds that dmuon counts: of a rank waiting for communication, and of its two lanes communicating.
+WAITS = {"forward": "wait_forward_s", "backward": "wait_backward_s", "step": "wait_step_s"}
+LANES = {"intra": "busy_intra_s", "inter": "busy_inter_s"}
+
+
 @dataclass
 class Samples:
     """Of one contender, by round."""
 
     blocks: list[list[StepTimes]] = field(default_factory=list)
-    traffic: list[Traffic] = field(default_factory=list)  # of a whole block, untimed step included
-    stats: dict[str, float] = field(default_factory=dict)  # dmuon's own counters, per step of rank 0
+    traffic: list[list[Traffic]] = field(default_factory=list)  # [rank] of a whole block, untimed step included
+    stats: list[dict[str, float]] = field(default_factory=list)  # [rank], not by round: dmuon's counters, per step
 
     def median_ms(self, part: str) -> float:
         seconds: list[float] = [getattr(times, part) for block in self.blocks for times in block]
@@ -60,11 +65,32 @@ class Samples:
     def block_seconds(self) -> list[float]:
         return [statistics.fmean(times.step for times in block) for block in self.blocks]
 
+    def sent(self, kind: str) -> list[float]:
+        """Bytes of a block, by rank: of its node, which is what the kernel counts; the median over the rounds."""
+        return [statistics.median(getattr(one, kind) for one in blocks) for blocks in zip(*self.traffic, strict=True)]
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    def mean_stats(self) -> dict[str, float]:
+        """Over the ranks."""
+        return {key: statistics.fmean(stats[key] for stats in self.stats) for key in self.stats[0]}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What contenders have in common."""
+
+    cluster: Cluster
+    config: GPTConfig
+    text: Text
+    dtype: str
+
+    def contender(self, name: str, **options: Any) -> Contender:
+        return Contender(name, self.config, self.text, self.cluster, dtype=self.dtype, rates=Rates(), **options)
+
+
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """What all comparisons of training steps take."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--optim", default=",".join(NAMES), help="comma-separated, of: %(default)s")
     add("--mesh", help="RxG: R replicas of G shards; default: all ranks one row")
     add("--rounds", type=int, default=24)
     add("--steps", type=int, default=3, help="timed steps a block")
@@ -75,7 +101,29 @@ def arguments() -> argparse.Namespace:
     add("--batch", type=int, default=4, help="sequences a rank")
     add("--dtype", choices=("bf16", "fp32"), default="bf16")
     add("--json", type=Path)
-    return parser.parse_args()
+    return parser
+
+
+def prepare(options: argparse.Namespace) -> tuple[Setting, dict[str, Any]]:
+    """The setting, and the facts about it that stand above the figures."""
+    torch.set_num_threads(1)
+    cluster = open_cluster(options.mesh)
+    config = GPTConfig(options.layers, options.width, options.heads, options.sequence)
+    text = Text(load_text(None), options.batch, options.sequence, 0, cluster.device)
+    facts: dict[str, Any] = dict(provenance())
+    facts["mesh"] = "x".join(map(str, cluster.mesh.shape)) if cluster.mesh else "one process"
+    facts["model"] = f"{config}, batch {options.batch} a rank, {options.dtype}"
+    facts["design"] = f"{options.rounds} rounds of 1 + {options.steps} steps; ms are medians over timed steps"
+    return Setting(cluster, config, text, options.dtype), facts
+
+
+def conclude(options: argparse.Namespace, cluster: Cluster, report: dict[str, Any]) -> None:
+    """Writes the JSON and leaves the process group."""
+    if cluster.rank == 0 and options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    if cluster.mesh is not None:
+        dist.destroy_process_group()
 
 
 def counters(contender: Contender) -> dict[str, float]:
@@ -104,47 +152,77 @@ def measure(contenders: dict[str, Contender], options: argparse.Namespace, clust
             times, _ = contenders[name].train(1 + options.steps)
             cluster.barrier()
             time.sleep(SETTLE_S)
-            samples[name].traffic.append(read_traffic() - start)
+            samples[name].traffic.append(cluster.gather(read_traffic() - start))
             samples[name].blocks.append(mean_times(cluster.gather(times[1:])))
     num_steps = options.rounds * (1 + options.steps)
     for name, contender in contenders.items():
-        for key, value in counters(contender).items():
-            gained = value if is_level(key) else (value - before[name].get(key, 0.0)) / num_steps
-            samples[name].stats[key] = gained
+        gained = {
+            key: value if is_level(key) else (value - before[name].get(key, 0.0)) / num_steps
+            for key, value in counters(contender).items()
+        }
+        samples[name].stats = cluster.gather(gained)
     return samples
 
 
-def summarise(samples: dict[str, Samples], num_local_ranks: int, steps_a_block: int) -> dict[str, Any]:
-    """Medians in ms, ratios, bytes a rank and step; `above_adamw_ms` says where the excess goes."""
-    base = samples.get("adamw")
+def summarise(samples: dict[str, Samples], steps_a_block: int, base: str = "adamw") -> dict[str, Any]:
+    """Medians in ms, ratios, bytes a rank and step; `above_<base>_ms` says where the excess goes."""
+    num_local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     out: dict[str, Any] = {}
     for name, one in samples.items():
         row: dict[str, Any] = {f"{part}_ms": one.median_ms(part) for part in PARTS}
-        if base is not None:
-            row["ratio_to_adamw"] = asdict(paired_ratio(one.block_seconds(), base.block_seconds()))
-            row["above_adamw_ms"] = {part: row[f"{part}_ms"] - base.median_ms(part) for part in PARTS}
+        if base in samples:
+            row[f"ratio_to_{base}"] = asdict(paired_ratio(one.block_seconds(), samples[base].block_seconds()))
+            row[f"above_{base}_ms"] = {part: row[f"{part}_ms"] - samples[base].median_ms(part) for part in PARTS}
         for kind in ("intra", "inter"):
-            sent = statistics.median(getattr(traffic, kind) for traffic in one.traffic)
-            row[f"sent_{kind}_bytes"] = sent / num_local_ranks / steps_a_block
+            sent = [node / num_local_ranks / steps_a_block for node in one.sent(kind)]
+            row[f"sent_{kind}_bytes"], row[f"sent_{kind}_bytes_max"] = statistics.fmean(sent), max(sent)
         row["block_seconds"] = one.block_seconds()
-        row["stats"] = one.stats
+        row["stats"], row["mean_stats"] = one.stats[0], one.mean_stats()
+        row["hidden_share"] = hidden_share(row["mean_stats"])
         out[name] = row
     return out
 
 
+def hidden_share(stats: dict[str, float]) -> float | None:
+    """Of the time that dmuon communicates, what no rank waits for; None where that is not counted."""
+    if not stats.keys() >= {*WAITS.values(), *LANES.values()}:
+        return None
+    busy = sum(stats[key] for key in LANES.values())
+    return 1 - sum(stats[key] for key in WAITS.values()) / busy if busy > 0 else None
+
+
+def show_above(label: str, base: str, above: dict[str, float]) -> None:
+    print(f"{label} above {base}, ms: " + ", ".join(f"{part} {value:+.1f}" for part, value in above.items()))
+
+
+def show_waits(label: str, row: dict[str, Any]) -> None:
+    """Nothing where dmuon does not count them."""
+
+    def listed(keys: dict[str, str]) -> str:
+        found = {name: row["mean_stats"][key] for name, key in keys.items() if key in row["mean_stats"]}
+        return ", ".join(f"{name} {1e3 * seconds:.1f}" for name, seconds in found.items())
+
+    waits, lanes = listed(WAITS), listed(LANES)
+    hidden = "" if row["hidden_share"] is None else f"; hidden {row['hidden_share']:.0%}"
+    if waits or lanes:
+        print(f"{label}, ms a step, mean over ranks: waits in {waits or '-'}; lanes busy {lanes or '-'}{hidden}")
+
+
 def show(summary: dict[str, Any]) -> None:
-    print(
-        f"{'':9}{'step':>9}{'forward':>9}{'backward':>9}{'optim':>9}  {'x AdamW':22}{'MB sent: intra':>15}{'inter':>8}"
-    )
+    columns = f"{'step':>9}{'forward':>9}{'backward':>9}{'optim':>9}  {'x AdamW':22}"
+    print(f"{'':9}{columns}{'MB sent: intra, max':>21}{'inter, max':>16}")
     for name, row in summary.items():
         ratio = str(Ratio(**row["ratio_to_adamw"])) if "ratio_to_adamw" in row and name != "adamw" else ""
-        sent = f"{row['sent_intra_bytes'] / 1e6:15.2f}{row['sent_inter_bytes'] / 1e6:8.2f}"
+        intra, intra_max, inter, inter_max = (
+            row[f"sent_{kind}_bytes{which}"] / 1e6 for kind in ("intra", "inter") for which in ("", "_max")
+        )
+        sent = f"{intra:14.2f}{intra_max:7.2f}{inter:9.2f}{inter_max:7.2f}"
         print(f"{LABELS[name]:9}" + "".join(f"{row[f'{part}_ms']:9.1f}" for part in PARTS) + f"  {ratio:22}{sent}")
     for name, row in summary.items():
         if "above_adamw_ms" in row and name != "adamw":
-            parts = ", ".join(f"{part} {value:+.1f}" for part, value in row["above_adamw_ms"].items())
-            print(f"{LABELS[name]} above AdamW, ms: {parts}")
+            show_above(LABELS[name], "AdamW", row["above_adamw_ms"])
     for name, row in summary.items():
+        show_waits(LABELS[name], row)
         if row["stats"]:
             print(f"{LABELS[name]}'s own counters on rank 0, per step (peak_*, current_*: as they stand):")
             for key, value in row["stats"].items():
@@ -152,32 +230,18 @@ def show(summary: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    options = arguments()
-    torch.set_num_threads(1)
-    cluster = open_cluster(options.mesh)
-    config = GPTConfig(options.layers, options.width, options.heads, options.sequence)
-    text = Text(load_text(None), options.batch, options.sequence, 0, cluster.device)
-    facts: dict[str, Any] = dict(provenance())
-    facts["mesh"] = "x".join(map(str, cluster.mesh.shape)) if cluster.mesh else "one process"
-    facts["model"] = f"{config}, batch {options.batch} a rank, {options.dtype}"
-    facts["design"] = f"{options.rounds} rounds of 1 + {options.steps} steps; ms are medians over timed steps"
+    parser = arguments(__doc__)
+    parser.add_argument("--optim", default=",".join(NAMES), help="comma-separated, of: %(default)s")
+    options = parser.parse_args()
+    setting, facts = prepare(options)
     facts["Muon-AG iterates with"] = best_orthogonalize()[0]
-    if cluster.rank == 0:
+    if setting.cluster.rank == 0:
         print("\n".join(f"{key}: {value}" for key, value in facts.items()), flush=True)
-    contenders = {
-        name: Contender(name, config, text, cluster, dtype=options.dtype, rates=Rates())
-        for name in options.optim.split(",")
-    }
-    samples = measure(contenders, options, cluster)
-    num_local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    summary = summarise(samples, num_local_ranks, 1 + options.steps)
-    if cluster.rank == 0:
+    contenders = {name: setting.contender(name) for name in options.optim.split(",")}
+    summary = summarise(measure(contenders, options, setting.cluster), 1 + options.steps)
+    if setting.cluster.rank == 0:
         show(summary)
-        if options.json is not None:
-            options.json.parent.mkdir(parents=True, exist_ok=True)
-            options.json.write_text(json.dumps({**facts, "optimizers": summary}, indent=1) + "\n")
-    if cluster.mesh is not None:
-        dist.destroy_process_group()
+    conclude(options, setting.cluster, {**facts, "optimizers": summary})
 
 
 if __name__ == "__main__":

@@ -6,14 +6,15 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -120,6 +121,8 @@ class Contender:
         dtype: str,
         rates: Rates,
         seed: int = 0,
+        dedicate: Mapping[str, Any] | None = None,  # options of dmuon.dedicate_params
+        configure: Callable[[nn.Module], None] | None = None,  # called before dmuon.Muon
     ) -> None:
         self.name, self.num_steps = name, 0
         self._text, self._cluster = text, cluster
@@ -131,16 +134,22 @@ class Contender:
         torch.manual_seed(seed)
         self.model = GPT(config).to(cluster.device)
         self.routing = ""
-        self.optimizer = self._build(mp_policy, rates)
+        self.optimizer = self._build(mp_policy, rates, dedicate or {}, configure)
         self.scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
 
-    def _build(self, mp_policy: MixedPrecisionPolicy, rates: Rates) -> torch.optim.Optimizer:
+    def _build(
+        self,
+        mp_policy: MixedPrecisionPolicy,
+        rates: Rates,
+        dedicate: Mapping[str, Any],
+        configure: Callable[[nn.Module], None] | None,
+    ) -> torch.optim.Optimizer:
         model, mesh = self.model, self._cluster.mesh
         betas, decay = (0.9, 0.95), rates.weight_decay
         if self.name == "dmuon":
             import dmuon
 
-            dmuon.dedicate_params(model, mesh, mp_policy=mp_policy)  # the one line before fully_shard
+            dmuon.dedicate_params(model, mesh, mp_policy=mp_policy, **dedicate)  # the one line before fully_shard
         if mesh is not None:
             for block in model.blocks:
                 fully_shard(block, mesh=mesh, mp_policy=mp_policy)
@@ -158,6 +167,8 @@ class Contender:
                     matrices, rest, lr=rates.muon, weight_decay=decay, adamw_lr=rates.adamw, adamw_betas=betas
                 )
             case "dmuon":
+                if configure is not None:
+                    configure(model)
                 optimizer: torch.optim.Optimizer = dmuon.Muon(
                     model, lr=rates.muon, weight_decay=decay, adamw_lr=rates.adamw, adamw_betas=betas
                 )

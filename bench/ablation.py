@@ -1,0 +1,93 @@
+"""What each part of dmuon's schedule is worth: dmuon without it over dmuon as it is, in interleaved blocks.
+
+    tools/cluster --nodes 2 --ranks 2 --rate 1gbit -- bench/ablation.py --mesh 2x2 --json out/bench/ablation.json
+
+Blocks, ratios and intervals are those of train_step.py. All variants compute the same weights up to rounding.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from bench.interleave import Ratio
+from bench.train_step import PARTS, arguments, conclude, measure, prepare, show_above, show_waits, summarise
+
+DEFAULT = "default"
+
+
+def schedule(**changes: bool) -> Callable[[nn.Module], None]:
+    """Changes a dedicated model's schedule: fields that users have no option for."""
+
+    def configure(model: nn.Module) -> None:
+        options = model.__dict__["_dmuon_dedication"].schedule
+        for name, value in changes.items():
+            if not hasattr(options, name):  # setting it would measure nothing
+                raise SystemExit(f"ablation: expected a schedule with {name}; got {options}")
+            setattr(options, name, value)
+
+    return configure
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What differs from the default."""
+
+    without: str
+    dedicate: dict[str, Any] = field(default_factory=dict)
+    configure: Callable[[nn.Module], None] | None = None
+
+
+VARIANTS = {
+    DEFAULT: Variant("nothing"),
+    "no_lookahead": Variant("fetching the next units ahead", {"lookahead": 0}),
+    "one_stage": Variant("the two stages: a matrix goes to every rank directly", configure=schedule(one_stage=True)),
+    "synchronous": Variant("publication that outlives the step", configure=schedule(asynchronous=False)),
+    "reduce_first": Variant("broadcasts before reductions", configure=schedule(broadcast_before_reduce=False)),
+}
+
+
+def show(summary: dict[str, Any]) -> None:
+    columns = "".join(f"{part:>10}" for part in ("step", "forward", "backward", "optim"))
+    print(f"{'':14}{columns}  {'x default':22} without")
+    for name, row in summary.items():
+        ratio = str(Ratio(**row["ratio_to_default"])) if name != DEFAULT else ""
+        times = "".join(f"{row[f'{part}_ms']:10.1f}" for part in PARTS)
+        print(f"{name:14}{times}  {ratio:22} {VARIANTS[name].without}")
+    for name, row in summary.items():
+        if name != DEFAULT:
+            show_above(name, DEFAULT, row["above_default_ms"])
+    for name, row in summary.items():
+        show_waits(name, row)
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    variants = [name for name in VARIANTS if name != DEFAULT]
+    parser.add_argument("--variants", default=",".join(variants), help="comma-separated, of: %(default)s")
+    options = parser.parse_args()
+    names = [DEFAULT, *filter(None, options.variants.split(","))]
+    unknown = set(names) - VARIANTS.keys()
+    if unknown:
+        parser.error(f"--variants: expected names of {', '.join(variants)}; got {', '.join(sorted(unknown))}")
+    setting, facts = prepare(options)
+    if setting.cluster.rank == 0:
+        print("\n".join(f"{key}: {value}" for key, value in facts.items()), flush=True)
+    contenders = {
+        name: setting.contender("dmuon", dedicate=VARIANTS[name].dedicate, configure=VARIANTS[name].configure)
+        for name in names
+    }
+    summary = summarise(measure(contenders, options, setting.cluster), 1 + options.steps, DEFAULT)
+    if setting.cluster.rank == 0:
+        show(summary)
+    conclude(options, setting.cluster, {**facts, "variants": summary})
+
+
+if __name__ == "__main__":
+    main()

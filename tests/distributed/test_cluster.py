@@ -1,0 +1,93 @@
+"""tools/cluster: its nodes train as others do, its bandwidth is limited, and nothing of it stays behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+TOOL = [str(HERE.parents[1] / "tools/cluster"), "--python", sys.executable]
+# Prints the namespaces of a rank, then lets rank 3 fail where it is told to; the others wait for good.
+WAITING = """
+import os, sys, time
+print(*(os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "pid")), flush=True)
+if sys.argv[1] == "fail" and os.environ["RANK"] == "3":
+    print("rank 3 has had enough")
+    sys.exit(9)
+time.sleep(600)
+"""
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([*TOOL, *words], capture_output=True, text=True, timeout=240)
+    if done.returncode == 77:
+        pytest.skip(done.stderr.strip())
+    return done
+
+
+def members(namespaces: list[str]) -> list[str]:
+    """Processes in any of them, now."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        for kind in ("net", "pid"):
+            try:
+                if os.readlink(process / "ns" / kind) in namespaces:
+                    found.append(process.name)
+            except OSError:  # it has ended, or is not ours
+                continue
+    return found
+
+
+def test_two_nodes_train_as_one_process_does():
+    done = run("--nodes", "2", "--ranks", "2", "--rate", "100mbit", "--", str(HERE / "cluster_script.py"), "100e6")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "all is well\n"
+
+
+def test_a_failure_is_passed_on_and_ends_the_other_ranks():
+    done = run("--", "-c", WAITING, "fail")
+    assert done.returncode == 9
+    assert "rank 3 has had enough" in done.stderr
+    namespaces = done.stdout.split()
+    assert len(namespaces) == 2
+    assert members(namespaces) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_run_leaves_nothing(number):
+    run("--", "-c", "pass")  # skips where it cannot run
+    with subprocess.Popen([*TOOL, "--", "-c", WAITING, "wait"], stdout=subprocess.PIPE, text=True) as tool:
+        assert tool.stdout is not None
+        namespaces = tool.stdout.readline().split()
+        assert len(members(namespaces)) >= 2
+        tool.send_signal(number)
+        assert tool.wait(20) == (-number if number == signal.SIGKILL else 128 + number)
+    deadline = time.monotonic() + 10  # killed, the tool cannot wait for the others
+    while number == signal.SIGKILL and members(namespaces) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert members(namespaces) == []
+
+
+def test_where_it_cannot_run_it_says_so_in_one_line(tmp_path):
+    if shutil.which("unshare", path="/usr/sbin:/sbin"):  # the tool looks there too; on Debian it is in /usr/bin
+        pytest.skip("unshare lies where it cannot be hidden")
+    done = subprocess.run(
+        [sys.executable, TOOL[0], "--", "-c", "pass"], env={"PATH": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert done.returncode == 77
+    assert done.stderr.startswith("cluster: skipped: no program ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_two_runs_at_once_do_not_meet():
+    run("--", "-c", "pass")
+    check = "import os, socket; print(len(socket.if_nameindex()))"  # lo and eth0
+    runs = [subprocess.Popen([*TOOL, "--", "-c", check], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [(one.communicate(timeout=60)[0], one.returncode) for one in runs] == [("2\n", 0)] * 2
