@@ -7,7 +7,7 @@
 namespace dmuon::schedule {
 
 std::ostream& operator<<(std::ostream& out, const Trigger& trigger) {
-  constexpr const char* kMoments[] = {"before use", "after forward", "after backward"};
+  static constexpr const char* kMoments[] = {"before use", "after forward", "after backward"};
   return out << kMoments[static_cast<int>(trigger.moment)] << " of " << trigger.unit;
 }
 

@@ -1,0 +1,300 @@
+#include "dmuon/simulate/rank_analysis.h"
+
+#include <algorithm>
+
+#include "dmuon/core/error.h"
+
+namespace dmuon::simulate {
+namespace {
+
+using schedule::Kind;
+using schedule::Operation;
+
+std::size_t lane_index(Kind kind) { return static_cast<std::size_t>(schedule::lane_of(kind)); }
+
+void join(Frontier* into, const Frontier& other) {
+  for (std::size_t lane = 0; lane < kNumLanes; ++lane)
+    (*into)[lane] = std::max((*into)[lane], other[lane]);
+}
+
+/// What several operations of a rank use, of one unit.
+enum class Buffer : int {
+  kMasters,    // the owner's weights
+  kNodeCopy,   // the column member's
+  kWeights,    // packed
+  kGradients,  // packed
+  kInbox,      // what comes from others while gradients are routed
+  kNodeSum,    // the column member's sum of a node's gradients
+  kTotal,      // the owner's accumulated gradient
+};
+constexpr std::size_t kNumBuffers = 7;
+constexpr const char* kBufferNames[kNumBuffers] = {
+    "the masters",       "the node copy",  "the packed weights",      "the packed gradients",
+    "the route's inbox", "the node's sum", "the accumulated gradient"};
+
+/// Who used a buffer since it was last changed, and who changed it.
+struct Uses {
+  int writer = -1;
+  Frontier readers{-1, -1, -1};
+};
+
+struct UnitState {
+  Uses uses[kNumBuffers];
+  std::array<int, schedule::kNumKinds> newest{};  // issue of each kind
+  bool has_part = false;                          // stage 1 has come, or is on its way
+  bool filled = false;                            // stage 2 likewise
+  bool holds_gradients = false;
+  bool routing = false;
+  bool has_node_sum = false;
+  int part_version = -1;  // of the node copy, or of this column's part of the packed weights
+  int last_finish = -1;
+
+  UnitState() { newest.fill(-1); }
+};
+
+class Analyzer {
+ public:
+  Analyzer(const Program& program, int slot, bool node_copy, std::vector<std::string>* violations)
+      : program_(program),
+        layout_(*program.layout),
+        slot_(slot),
+        has_inter_(layout_.num_replicates > 1),
+        node_copy_(node_copy),
+        violations_(violations),
+        units_(layout_.units.size()) {}
+
+  RankAnalysis run() {
+    const std::size_t num_issues = program_.issues.size();
+    analysis_.active.assign(num_issues, true);
+    analysis_.waits_on.assign(num_issues, {-1, -1, -1});
+    analysis_.after.assign(num_issues, {-1, -1, -1});
+    for (now_ = 0; now_ < static_cast<int>(num_issues); ++now_) take(issue(now_));
+    for (std::size_t unit = 0; unit < units_.size(); ++unit) {
+      if (units_[unit].routing)
+        violations_->push_back(
+            core::message("slot ", slot_, ": the route of unit ", unit, " is never finished"));
+    }
+    return std::move(analysis_);
+  }
+
+ private:
+  const Issue& issue(int index) const { return program_.issues[static_cast<std::size_t>(index)]; }
+  UnitState& unit() { return units_[static_cast<std::size_t>(issue(now_).operation.unit)]; }
+
+  template <typename... Parts>
+  void report(Parts&&... parts) {
+    violations_->push_back(core::message("slot ", slot_, ", issue ", now_, ", ",
+                                         describe(issue(now_).operation), ": ", parts...));
+  }
+
+  void take(const Issue& taken) {
+    const Operation& operation = taken.operation;
+    const auto here = static_cast<std::size_t>(now_);
+    if (operation.kind != Kind::kUpdate &&
+        (operation.unit < 0 || operation.unit >= static_cast<int>(units_.size()))) {
+      report("there is no such unit");
+      analysis_.active[here] = false;
+      return;
+    }
+    analysis_.active[here] = is_active(taken);
+    if (!analysis_.active[here]) return;
+    order(operation);
+    perform(taken);
+    newest_on_lane_[lane_index(operation.kind)] = now_;
+    if (operation.kind != Kind::kUpdate)
+      unit().newest[static_cast<std::size_t>(operation.kind)] = now_;
+  }
+
+  bool is_active(const Issue& taken) {
+    if (taken.operation.kind == Kind::kPublishInter) {
+      return node_copy_ ? unit().part_version != taken.version() : !unit().has_part;
+    }
+    return taken.operation.kind != Kind::kPublishIntra || !unit().filled;
+  }
+
+  void wait_for(int earlier) {
+    const auto here = static_cast<std::size_t>(now_);
+    if (earlier < 0) return;
+    int& newest = analysis_.waits_on[here][lane_index(issue(earlier).operation.kind)];
+    newest = std::max(newest, earlier);
+    int& after = analysis_.after[here][lane_index(issue(earlier).operation.kind)];
+    after = std::max(after, earlier);
+    join(&analysis_.after[here], analysis_.after[static_cast<std::size_t>(earlier)]);
+  }
+
+  void order(const Operation& operation) {
+    wait_for(newest_on_lane_[lane_index(operation.kind)]);
+    wait_for(newest_on_lane_[static_cast<std::size_t>(schedule::Lane::kCompute)]);
+    for (const schedule::Dependency& dependency : operation.after) {
+      if (dependency.unit < 0 || dependency.unit >= static_cast<int>(units_.size())) continue;
+      const UnitState& other = units_[static_cast<std::size_t>(dependency.unit)];
+      const int earlier = other.newest[static_cast<std::size_t>(dependency.kind)];
+      wait_for(earlier);
+      const bool is_route =
+          dependency.kind == Kind::kRouteIntra || dependency.kind == Kind::kRouteInter;
+      const Operation named{dependency.kind, dependency.unit, 0, {}};
+      if (earlier < 0 && operation.kind != Kind::kReshard)
+        report("waits for ", describe(named), ", which was never issued");
+      if (earlier >= 0 && is_route && earlier < other.last_finish)
+        report("waits for ", describe(named), " of an earlier backward");
+    }
+  }
+
+  void require_ordered(int earlier, Buffer buffer) {
+    if (analysis_.is_ordered(program_, earlier, now_)) return;
+    report("may run at the same time as issue ", earlier, ", ", describe(issue(earlier).operation),
+           ", which uses ", kBufferNames[static_cast<std::size_t>(buffer)], " too");
+  }
+
+  void read(UnitState* of, Buffer buffer) {
+    Uses& uses = of->uses[static_cast<std::size_t>(buffer)];
+    require_ordered(uses.writer, buffer);
+    uses.readers[lane_index(issue(now_).operation.kind)] = now_;
+  }
+  void read(Buffer buffer) { read(&unit(), buffer); }
+
+  // Filling, changing and freeing are the same to others.
+  void write(UnitState* of, Buffer buffer) {
+    Uses& uses = of->uses[static_cast<std::size_t>(buffer)];
+    require_ordered(uses.writer, buffer);
+    for (const int reader : uses.readers) require_ordered(reader, buffer);
+    uses = {now_, {-1, -1, -1}};
+  }
+  void write(Buffer buffer) { write(&unit(), buffer); }
+
+  void perform(const Issue& taken) {
+    switch (taken.operation.kind) {
+      case Kind::kUpdate:
+        update(taken.operation.unit);
+        break;
+      case Kind::kPublishInter:
+        read(Buffer::kMasters);
+        write(node_copy_ ? Buffer::kNodeCopy : Buffer::kWeights);
+        unit().has_part = true;
+        unit().part_version = taken.version();
+        break;
+      case Kind::kPublishIntra:
+        publish_intra(taken.version());
+        break;
+      case Kind::kAwaitWeights:
+        unit().holds_gradients |= taken.backward;
+        read_weights();
+        break;
+      case Kind::kForward:
+        read_weights();
+        break;
+      case Kind::kBackward:
+        read_weights();
+        write(Buffer::kGradients);
+        unit().holds_gradients = true;
+        break;
+      case Kind::kReshard:
+        write(Buffer::kWeights);
+        unit().filled = false;
+        if (!node_copy_) unit().has_part = false;
+        break;
+      case Kind::kRouteIntra:
+      case Kind::kRouteInter:
+      case Kind::kFinishRoute:
+        route(taken.operation.kind);
+        break;
+    }
+    count_bytes();
+  }
+
+  void update(int batch) {
+    if (batch < 0 || batch >= static_cast<int>(program_.batches.size())) {
+      report("there is no such batch");
+      return;
+    }
+    for (const int touched : program_.batches[static_cast<std::size_t>(batch)]) {
+      UnitState& state = units_.at(static_cast<std::size_t>(touched));
+      write(&state, Buffer::kMasters);
+      write(&state, Buffer::kTotal);
+    }
+  }
+
+  void publish_intra(int version) {
+    if (!has_inter_) {
+      read(Buffer::kMasters);
+    } else if (!unit().has_part) {
+      report("reads what stage 1 did not fill");
+    } else {
+      if (unit().part_version != version)
+        report("would publish version ", unit().part_version, " as version ", version);
+      if (node_copy_) read(Buffer::kNodeCopy);
+    }
+    write(Buffer::kWeights);
+    unit().filled = true;
+  }
+
+  void read_weights() {
+    if (!unit().filled) report("reads packed weights that are free");
+    read(Buffer::kWeights);
+  }
+
+  void route(Kind kind) {
+    UnitState& state = unit();
+    if (kind == Kind::kRouteIntra) {
+      if (state.routing) report("routes again what is being routed");
+      state.holds_gradients = state.routing = state.has_node_sum = true;
+      read(Buffer::kGradients);
+      write(Buffer::kInbox);
+      write(has_inter_ ? Buffer::kNodeSum : Buffer::kTotal);
+      return;
+    }
+    if (!state.routing) report("the unit's gradients are not being routed");
+    if (kind == Kind::kRouteInter) {
+      if (!state.has_node_sum) report("sends a sum that it has sent already");
+      state.has_node_sum = false;
+      write(Buffer::kNodeSum);
+      write(Buffer::kInbox);
+      write(Buffer::kTotal);
+      return;
+    }
+    write(Buffer::kGradients);
+    write(Buffer::kInbox);
+    state.holds_gradients = state.routing = false;
+    state.last_finish = now_;
+  }
+
+  // In the order of issue, which is when memory is taken.
+  void count_bytes() {
+    std::int64_t bytes = 0;
+    for (std::size_t i = 0; i < units_.size(); ++i) {
+      const UnitState& state = units_[i];
+      const std::int64_t elements = layout_.units[i].num_elements();
+      if (state.filled || (!node_copy_ && state.has_part))
+        bytes += elements * layout_.units[i].weight_size;
+      const int buffers = (state.holds_gradients ? 1 : 0) + (state.routing ? 1 : 0);
+      bytes += buffers * elements * layout_.units[i].gradient_size;
+    }
+    analysis_.peak_bytes = std::max(analysis_.peak_bytes, bytes);
+  }
+
+  const Program& program_;
+  const schedule::Layout& layout_;
+  int slot_;
+  bool has_inter_;
+  bool node_copy_;
+  std::vector<std::string>* violations_;
+  std::vector<UnitState> units_;
+  RankAnalysis analysis_;
+  Frontier newest_on_lane_{-1, -1, -1};
+  int now_ = 0;
+};
+
+}  // namespace
+
+bool RankAnalysis::is_ordered(const Program& program, int first, int second) const {
+  if (first < 0) return true;
+  const Kind kind = program.issues[static_cast<std::size_t>(first)].operation.kind;
+  return after[static_cast<std::size_t>(second)][lane_index(kind)] >= first;
+}
+
+RankAnalysis analyze(const Program& program, int slot, bool node_copy,
+                     std::vector<std::string>* violations) {
+  return Analyzer(program, slot, node_copy, violations).run();
+}
+
+}  // namespace dmuon::simulate

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "dmuon/simulate/program.h"
+
+namespace dmuon::simulate {
+
+constexpr int kNumLanes = 3;
+
+/// One place in a program for each lane: the newest issue of that lane, -1 for none. A lane runs
+/// its issues in order, so this says all of what was done before.
+using Frontier = std::array<int, kNumLanes>;
+
+/// What can be said of one rank's program without running it.
+struct RankAnalysis {
+  std::vector<bool> active;        ///< [issues] false: idempotent here, so it does nothing
+  std::vector<Frontier> waits_on;  ///< [issues] what must be done before it starts
+  std::vector<Frontier> after;     ///< [issues] everything that is done before it starts, whatever
+                                   ///< the delays: what it waits on, what that waits on, ...
+  std::int64_t peak_bytes = 0;     ///< packed weights, packed gradients, inboxes
+
+  /// Whether `first` is done before `second` starts, whatever the delays.
+  bool is_ordered(const Program& program, int first, int second) const;
+};
+
+/// Follows the state of the rank's buffers in the order of issue, which is how the operations are
+/// meant, and proves that lanes cannot change it: of any two operations that use a buffer, one of
+/// them changing it, the later waits for the earlier. A frontier takes the place of a vector clock
+/// (Lamport 1978), so nothing here depends on delays or on other ranks.
+///
+/// Also reported: a buffer that is read while it is free, a node copy of another version than the
+/// one to be published, a route that is finished, continued or begun twice out of turn, a
+/// dependency that names nothing issued, or a route of an earlier backward.
+///
+/// @param slot        names the rank in violations.
+/// @param violations  sentences are appended.
+RankAnalysis analyze(const Program& program, int slot, bool node_copy,
+                     std::vector<std::string>* violations);
+
+}  // namespace dmuon::simulate

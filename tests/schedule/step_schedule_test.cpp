@@ -1,0 +1,111 @@
+#include "dmuon/schedule/step_schedule.h"
+
+#include <gtest/gtest.h>
+
+#include "dmuon/core/error.h"
+#include "tests/schedule/three_units.h"
+
+namespace dmuon::schedule {
+namespace {
+
+TEST(UpdateSchedule, PublishesInForwardOrderAsSoonAsAUnitIsUpdated) {
+  const std::vector<std::vector<int>> batches{{2}, {1}, {0, 2}};
+  const std::string freed = "reshard 0, reshard 1, reshard 2, ";
+  const auto step = [&](const Layout& layout, const Options& options) {
+    return text_of(build_update_schedule(layout, kForward, batches, options));
+  };
+  EXPECT_EQ(step(three_units(2, 2), {.lookahead = 2}),
+            freed +
+                "update 2, publish inter 0, publish intra 0, update 1, publish inter 1, "
+                "update 0");
+  EXPECT_EQ(step(three_units(1, 2), {.lookahead = 2}),
+            freed + "update 2, publish intra 0, update 0, update 1");
+  EXPECT_EQ(step(three_units(2, 2), {.lookahead = 0}), freed + "update 0, update 1, update 2");
+  EXPECT_EQ(step(three_units(2, 2), {.lookahead = 1, .asynchronous = false}),
+            freed +
+                "update 2, publish inter 0, publish intra 0, update 1, publish inter 1, "
+                "update 0, publish inter 2");
+  for (const Operation& operation :
+       build_update_schedule(three_units(2, 2), kForward, batches, {})) {
+    EXPECT_EQ(operation.version, operation.kind == Kind::kReshard ? 0 : 1);
+  }
+}
+
+TEST(ServeOnDemand, IssuesEverythingThatATriggerNeeds) {
+  const auto serve = [](const Layout& layout, Trigger trigger, bool sync = true) {
+    return text_of(serve_on_demand(layout, trigger, sync));
+  };
+  EXPECT_EQ(serve(three_units(1, 2), before_use(1)), "publish intra 1, await weights 1");
+  EXPECT_EQ(serve(three_units(2, 2), before_use(1)),
+            "publish inter 1, publish intra 1, await weights 1");
+  EXPECT_EQ(serve(three_units(2, 2), after_forward(1)), "reshard 1");
+  EXPECT_EQ(serve(three_units(2, 2), after_backward(1)),
+            "reshard 1, route intra 1, route inter 1, finish route 1");
+  EXPECT_EQ(serve(three_units(2, 2), after_backward(1), false),
+            "reshard 1, route intra 1, finish route 1");
+}
+
+TEST(MessagesOf, LeavesOutEmptyPartsAndGroupsOfOne) {
+  using Group = Message::Group;
+  // Rows (1, 0, 3) and (5, 0, 0).
+  const Layout layout{2, 3, {{"a", {1, 0, 3, 5, 0, 0}, 2, 4}}};
+  const auto messages = [&](Kind kind, int slot) {
+    return messages_of({kind, 0, 0, {}}, layout, slot);
+  };
+  using Messages = std::vector<Message>;
+  for (int slot = 0; slot < 6; ++slot) {
+    EXPECT_EQ(messages(Kind::kPublishIntra, slot),
+              (Messages{{Group::kRow, 0, 12}, {Group::kRow, 2, 6}}));
+    EXPECT_EQ(messages(Kind::kRouteIntra, slot),
+              (Messages{{Group::kRow, 0, 24}, {Group::kRow, 2, 12}}));
+  }
+  EXPECT_EQ(messages(Kind::kPublishInter, 3),
+            (Messages{{Group::kColumn, 0, 2}, {Group::kColumn, 1, 10}}));
+  EXPECT_EQ(messages(Kind::kRouteInter, 2), (Messages{{Group::kColumn, 0, 12}}));
+  EXPECT_EQ(messages(Kind::kPublishInter, 1), Messages{});
+  EXPECT_EQ(messages(Kind::kReshard, 0), Messages{});
+  const Layout column{2, 1, {{"a", {1, 1}, 2, 4}}};
+  EXPECT_EQ(messages_of({Kind::kPublishIntra, 0, 0, {}}, column, 0), Messages{});
+  const Layout row{1, 2, {{"a", {1, 1}, 2, 4}}};
+  EXPECT_EQ(messages_of({Kind::kPublishInter, 0, 0, {}}, row, 0), Messages{});
+}
+
+TEST(Options, OutOfRangeAreRefusedByName) {
+  const auto refuses = [](const Options& options, const std::string& text) {
+    try {
+      build_pass_schedule(three_units(1, 2), kForward, kForward, Pass::kTrainForward, options);
+    } catch (const core::InvalidArgument& error) {
+      return std::string(error.what()).find(text) != std::string::npos;
+    }
+    return false;
+  };
+  EXPECT_TRUE(refuses({.lookahead = -1}, "lookahead: expected 0 or more units, got -1"));
+  EXPECT_TRUE(refuses({.max_units_in_flight = 1}, "expected 2 or more, or None, got 1"));
+  EXPECT_TRUE(refuses({.max_units_in_flight = -3}, "expected 2 or more, or None, got -3"));
+  EXPECT_EQ((Options{.lookahead = 3}).units_in_flight(), 5);
+  EXPECT_EQ((Options{.lookahead = 3, .max_units_in_flight = 2}).units_in_flight(), 2);
+}
+
+TEST(StepSchedule, RefusesUnitsThatTheLayoutLacks) {
+  for (const int unit : {-1, 3}) {
+    EXPECT_THROW(build_step_schedule(three_units(1, 2), {before_use(unit)}, kBackward, {}, {}),
+                 core::InvalidArgument);
+    EXPECT_THROW(build_step_schedule(three_units(1, 2), kForward, {before_use(unit)}, {}, {}),
+                 core::InvalidArgument);
+  }
+}
+
+TEST(StepSchedule, HashLeavesOutARanksOwnBatchesAndNothingElse) {
+  const auto hash = [](const Trace& forward, const Options& options,
+                       const std::vector<std::vector<int>>& batches) {
+    return build_step_schedule(three_units(2, 2), forward, kBackward, batches, options).hash();
+  };
+  const std::uint64_t expected = hash(kForward, {}, {{0}, {1, 2}});
+  EXPECT_EQ(hash(kForward, {}, {}), expected);
+  EXPECT_NE(hash(kForward, {.lookahead = 1}, {}), expected);
+  EXPECT_NE(hash(kForward, {.node_copy = false}, {}), expected);
+  EXPECT_NE(hash({before_use(0), before_use(1), before_use(2)}, {}, {}), expected);
+}
+
+}  // namespace
+}  // namespace dmuon::schedule

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "dmuon/simulate/program.h"
+#include "tests/simulate/random_job.h"
+
+namespace dmuon::simulate {
+
+using Programs = std::vector<Program>;
+using Condition = std::function<bool(const Program&, int)>;
+
+inline std::size_t at(int index) { return static_cast<std::size_t>(index); }
+inline const Issue& issue(const Program& program, int index) { return program.issues[at(index)]; }
+inline int num_issues(const Program& program) { return static_cast<int>(program.issues.size()); }
+
+bool is(const Program& program, int index, schedule::Kind kind);
+bool is(const Program& program, int index, schedule::Kind kind, int unit);
+int unit_of(const Program& program, int index);
+
+/// Which issues do something.
+std::vector<bool> active(const Program& program, const Job& job);
+
+int random_slot(Random* random, const Programs& programs);
+
+/// One of the issues that meet a condition.
+std::optional<int> pick(Random* random, const Program& program, const Condition& condition);
+
+/// The last issue before `end` of a kind and unit; -1 if none.
+int last_before(const Program& program, int end, schedule::Kind kind, int unit);
+
+/// The newest issue before `index` that does what a dependency names; -1 if none.
+int named_by(const Program& program, const std::vector<bool>& does, int index,
+             const schedule::Dependency& dependency);
+
+void erase(Program* program, int index);
+void move(Program* program, int from, int to);
+
+/// The same issue in another rank's program: the n-th of its kind and unit. Not for kUpdate,
+/// kForward and kBackward.
+int counterpart(const Program& program, int index, const Program& other);
+
+/// Picks an issue of one rank that meets a condition, and changes it there, or it and its
+/// counterparts on all ranks.
+/// @return false if there is none.
+bool change(Random* random, Programs* programs, const Condition& condition,
+            const std::function<void(Program*, int)>& apply);
+
+/// Whether `first` is done before `second` starts: a search over lanes, program and dependencies,
+/// which knows nothing of the frontiers of analyze().
+bool is_ordered(const Program& program, const std::vector<bool>& does, int first, int second);
+
+}  // namespace dmuon::simulate
