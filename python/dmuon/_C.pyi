@@ -1,5 +1,6 @@
 """The C++ engine; its headers under src/dmuon say what each call does."""
 
+import enum
 from collections.abc import Sequence
 
 import torch
@@ -82,6 +83,46 @@ class Verdict:
     squared_norms: list[float]
     host_squared_norm: float
 
+class Moment(enum.Enum):
+    BEFORE_USE = 0
+    AFTER_FORWARD = 1
+    AFTER_BACKWARD = 2
+
+class Pass(enum.Enum):
+    TRAIN_FORWARD = 0
+    EVAL_FORWARD = 1
+    BACKWARD = 2
+
+class Trigger:
+    moment: Moment
+    unit: int
+
+class Dependency:
+    kind: str
+    unit: int
+
+class Operation:
+    kind: str
+    lane: str
+    unit: int
+    version: int
+    after: list[Dependency]
+
+class Message:
+    group: str
+    root: int
+    bytes: int
+
+class PassSchedule:
+    at: list[list[Operation]]
+    end: list[Operation]
+
+class StepSchedule:
+    forward: PassSchedule
+    backward: PassSchedule
+    backward_no_sync: PassSchedule
+    step: list[Operation]
+
 class Engine:
     def __init__(
         self,
@@ -101,7 +142,7 @@ class Engine:
     def watch_inputs(self, unit: int, inputs: list[torch.Tensor]) -> list[torch.Tensor]: ...
     def watch_outputs(self, unit: int, outputs: list[torch.Tensor]) -> None: ...
     def watch_root_outputs(self, outputs: list[torch.Tensor]) -> None: ...
-    def agree(self, host: HostNorms) -> Verdict: ...
+    def agree(self, host: HostNorms, settings: int) -> Verdict: ...
     def agreed(self) -> bool: ...
     def forget_verdict(self) -> None: ...
     def scale_verdict(self, factor: float) -> None: ...
@@ -117,6 +158,11 @@ class Engine:
     def put_gradient(self, unit: int, matrix: int, value: torch.Tensor) -> None: ...
     def ready(self, unit: int) -> bool: ...
     def set_sync(self, sync: bool) -> None: ...
+    def schedule(self) -> StepSchedule: ...
+    def trace(self, of_pass: Pass) -> list[Trigger]: ...
+    def messages_of(self, operation: Operation, slot: int) -> list[Message]: ...
+    def start_profile(self) -> None: ...
+    def stop_profile(self) -> list[tuple[str, str, int, float, float, float]]: ...
     def statistics(self) -> dict[str, float]: ...
     def reset_peak(self) -> None: ...
 

@@ -117,6 +117,7 @@ class Muon(torch.optim.Optimizer):
         self._runtime = _start(model, dedication, units, device)
         dedication.table = RoutingTable(dedication.table, f"AdamW: lr {float(adamw['lr']):g}{adamw_lr_rule}")
         self._runtime.host_parameters = self._host_parameters
+        self._runtime.settings = self._settings
         self.skipped_steps = 0
         owned = self._runtime.placeholders
         host = [p for p in model.parameters() if p.requires_grad and not _is_owned(p)]
@@ -131,6 +132,7 @@ class Muon(torch.optim.Optimizer):
         groups = [group for group in groups if group["params"]]
         if not groups:
             raise ValueError("Muon: model: expected trainable parameters, got none")
+        self._frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad and not _is_owned(p)}
         self._matrix_of = {parameter: index for index, parameter in enumerate(owned)}
         self._adamw: torch.optim.AdamW | None = None
         self._adamw_defaults = adamw
@@ -204,6 +206,8 @@ class Muon(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self._frozen:
+            self._warn_of_unfrozen()
         runtime = self._runtime
         verdict = runtime.agree()
         if verdict.finite:
@@ -233,6 +237,25 @@ class Muon(torch.optim.Optimizer):
                     group_of[index] = len(groups)
             groups.append(native_group(group, self._runtime.device))
         return groups, group_of
+
+    def _settings(self) -> list[dict[str, Any]]:
+        """The hyperparameters of all groups, as they are now."""
+        known = {"algorithm", *self._muon_defaults, *self._adamw_defaults}
+        return [plain({key: group[key] for key in sorted(known & group.keys())}) for group in self.param_groups]
+
+    def _warn_of_unfrozen(self) -> None:
+        grouped = {id(p) for group in self.param_groups for p in group["params"]}
+        for name, parameter in [*self._frozen.items()]:
+            if not parameter.requires_grad:
+                continue
+            del self._frozen[name]
+            if id(parameter) not in grouped and self._runtime.ranks.slot == 0:
+                logger.warning(
+                    "dmuon: '%s' was frozen when Muon was made and requires a gradient now, but no group has it: it is "
+                    "not updated. Give it to AdamW by opt.add_param_group({'params': [...]}), or unfreeze before "
+                    "dedicate_params.",
+                    name,
+                )
 
     def _host_parameters(self) -> list[nn.Parameter]:
         return [p for group in self.param_groups if group["algorithm"] == "adamw" for p in group["params"]]

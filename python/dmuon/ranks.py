@@ -206,7 +206,8 @@ def _verdict_group(ranks: Ranks) -> dist.ProcessGroup | None:
     return _group("verdict", ranks.everyone, ranks, host=True)
 
 
-_engine_groups: dict[tuple[int, ...], _C.Groups] = {}
+# With the groups themselves: while they are held, no other group has their ids.
+_engine_groups: dict[tuple[int, ...], tuple[_C.Groups, tuple[Any, ...]]] = {}
 
 
 def engine_groups(ranks: Ranks) -> _C.Groups:
@@ -216,13 +217,14 @@ def engine_groups(ranks: Ranks) -> _C.Groups:
     row, column = row_group(ranks), column_group(ranks)
     key = (ranks.slot, *(id(group) for group in (verdict, order, row, column)))
     if key not in _engine_groups:
-        _engine_groups[key] = _C.Groups(
+        made = _C.Groups(
             row=_C.Group(row, "row", ranks.shard, ranks.num_shards),
             column=_C.Group(column, "column", ranks.replicate, ranks.num_replicates),
             order=_C.Group(order, "mesh (order)", ranks.slot, ranks.size),
             verdict=_C.Group(verdict, "mesh (verdict)", ranks.slot, ranks.size),
         )
-    return _engine_groups[key]
+        _engine_groups[key] = (made, (verdict, order, row, column))
+    return _engine_groups[key][0]
 
 
 def all_gather(ranks: Ranks, value: T) -> list[T]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import weakref
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -43,6 +44,7 @@ class Runtime:
         self.whole = False  # inside full_params
         self.writes_back = False  # at the end of full_params
         self.host_parameters: Callable[[], list[nn.Parameter]] = list  # what AdamW updates; Muon says
+        self.settings: Callable[[], Any] = list  # the hyperparameters; Muon says
         self.engine = self._make_engine(dedication)
         self.state = _C.MuonState(self.engine)
         self.placeholders = self._make_placeholders()
@@ -230,11 +232,16 @@ class Runtime:
 
     # ---- gradients that stay with the host framework ----
 
-    def agree(self) -> _C.Verdict:
-        """The step's verdict over all gradients, owned and not. Collective unless it is kept already."""
+    def agree(self, max_norm: float | None = None) -> _C.Verdict:
+        """The step's verdict over all gradients, owned and not. Collective unless it is kept already.
+
+        Raises:
+            ValueError: on all ranks, where hyperparameters or `max_norm` differ.
+        """
         self.engine.settle_step()
         if self.engine.agreed():
-            return self.engine.agree(_C.HostNorms(0.0, 0.0))
+            return self.engine.agree(_C.HostNorms(0.0, 0.0), 0)
+        settings = zlib.crc32(repr((self.settings(), max_norm)).encode())
         host_parameters = self.host_parameters()
         self._average_replicas(host_parameters)
         sharded, replicated = [], []
@@ -244,7 +251,7 @@ class Runtime:
                 sharded.append(gradient.to_local())
             elif gradient is not None:
                 replicated.append(gradient)
-        return self.engine.agree(_C.HostNorms(_squared_norm(sharded), _squared_norm(replicated)))
+        return self.engine.agree(_C.HostNorms(_squared_norm(sharded), _squared_norm(replicated)), settings)
 
     def _average_replicas(self, host_parameters: list[nn.Parameter]) -> None:
         """Averages gradients of parameters that no FSDP manages over all ranks, missing ones as zeros."""

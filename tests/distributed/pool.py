@@ -47,8 +47,9 @@ def _work(rank: int, size: int, port: int, connection: Any, timeout_s: float) ->
         task = connection.recv()
         if task is None:
             break
-        module, function, shape, kwargs = task
+        module, function, shape, kwargs, defaults = task
         try:
+            importlib.import_module("dmuon").dedicate_params.__kwdefaults__.update(defaults)
             if shape not in meshes:
                 meshes[shape] = make_mesh(shape)
             if rank >= torch.Size(shape).numel():
@@ -68,6 +69,7 @@ class RankPool:
         self._size = size
         self._timeout_s = timeout_s
         self._workers: list[tuple[Any, Any]] = []
+        self.defaults: dict[str, Any] = {}  # of dedicate_params, for what a case leaves open
 
     def _start(self) -> None:
         context = mp.get_context("spawn")
@@ -94,7 +96,7 @@ class RankPool:
         if not self._workers:
             self._start()
         for _, connection in self._workers:
-            connection.send((function.__module__, function.__name__, mesh, kwargs))
+            connection.send((function.__module__, function.__name__, mesh, kwargs, self.defaults))
         results, errors = [], []
         deadline = time.monotonic() + self._timeout_s + 60
         for rank, (_, connection) in enumerate(self._workers):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -221,3 +222,25 @@ def bf16_quintic(s: Session) -> None:
         muon={} if s.reference else {"ns_coefficients": "quintic", "ns_dtype": torch.bfloat16, "lr": LR},
     )
     s.train(0, 1, 2)
+
+
+def warnings_of_unfrozen(mesh: Any, add: bool) -> list[str]:
+    """What dmuon logs in three steps when a layer that was frozen at set-up is unfrozen after the first."""
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    model = make_gpt(depth=2)
+    model.blocks[1].requires_grad_(False)
+    dmuon.dedicate_params(model, mesh)
+    opt = dmuon.Muon(model)
+    logging.getLogger("dmuon").addHandler(handler)
+    for step in range(3):
+        if step == 1:
+            model.blocks[1].requires_grad_(True)
+            if add:
+                opt.add_param_group({"params": list(model.blocks[1].parameters())})
+        loss_of(model, batch(step)).backward()
+        opt.step()
+        opt.zero_grad()
+    logging.getLogger("dmuon").removeHandler(handler)
+    return [message for message in messages if "frozen" in message]

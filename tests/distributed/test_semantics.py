@@ -117,3 +117,12 @@ def test_the_bf16_iteration_is_as_exact_as_torch_optim_muon(ranks):
             error = (ours[name] - reference[name]).norm() / moved
             assert error <= 2 * torch_error, f"{name}: {error:.2e}, torch.optim.Muon {torch_error:.2e}"
             assert torch_error < 0.1
+
+
+@pytest.mark.parametrize("add", [True, False])
+def test_a_layer_that_is_unfrozen_after_set_up_is_not_left_out_in_silence(ranks, add):
+    first, *others = ranks.run(cases.warnings_of_unfrozen, (2,), add=add)
+    names = {name for name, _ in make_gpt(depth=2).named_parameters() if name.startswith("blocks.1.")}
+    assert {message.split("'")[1] for message in first} == (set() if add else names)
+    assert len(first) == (0 if add else len(names))  # once each
+    assert others == [[]]

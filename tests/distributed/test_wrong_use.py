@@ -11,6 +11,12 @@ WRONG = [
     ("dedicate_on_this_mesh", {"strategy": "fastest"}, ["strategy", "load_balance", "fastest"]),
     ("dedicate_on_this_mesh", {"reshard_after_forward": 2}, ["reshard_after_forward", "True, False or None"]),
     ("dedicate_on_this_mesh", {"node_copy": 1}, ["node_copy", "True or False"]),
+    ("dedicate_on_this_mesh", {"lookahead": -1}, ["lookahead", "0 or more", "-1"]),
+    ("dedicate_on_this_mesh", {"lookahead": 1.5}, ["lookahead", "number of units", "1.5"]),
+    ("dedicate_on_this_mesh", {"lookahead": True}, ["lookahead", "True"]),
+    ("dedicate_on_this_mesh", {"lookahead": 2**40}, ["lookahead", "number of units"]),
+    ("dedicate_on_this_mesh", {"max_units_in_flight": 1}, ["max_units_in_flight", "2 or more or None"]),
+    ("no_sync_without_muon", {}, ["no_sync", "dmuon.Muon"]),
     ("dedicate_on_this_mesh", {"timeout": 5}, ["timeout", "timedelta"]),
     ("dedicate_on_this_mesh", {"mp_policy": "bf16"}, ["mp_policy", "MixedPrecisionPolicy"]),
     ("after_fully_shard", {}, ["already under fully_shard", "dedicate_params first"]),
@@ -61,6 +67,8 @@ WRONG = [
     ("forward_in_full_params", {}, ["full_params", "leave the context"]),
     ("nested_full_params", {}, ["full_params", "one context"]),
     ("clip_bad_norm", {}, ["max_norm", "positive"]),
+    ("lr_differs_at_a_step", {}, ["hyperparameters", "same on every rank"]),
+    ("max_norm_differs", {}, ["max_norm", "same on every rank"]),
     ("muon_group_of_strangers", {}, ["add_param_group", "select"]),
 ]
 

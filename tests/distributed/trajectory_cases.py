@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -39,19 +42,51 @@ def train(
     dedicate: dict[str, Any] | None = None,
     muon: dict[str, Any] | None = None,
     micro_steps: int = 1,
+    held: tuple[int, ...] = (),
+    schedule: dict[str, Any] | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Trains and returns every weight."""
+    """Trains and returns every weight; micro-steps in `held` run under no_sync."""
     model = make_gpt()
     dmuon.dedicate_params(model, mesh, **(dedicate or {}))
     if fsdp and mesh is not None:
         shard(model, mesh)
+    for name, value in (schedule or {}).items():
+        setattr(model._dmuon_dedication.schedule, name, value)
     options = {"lr": lr, "weight_decay": 0.1, "ns_dtype": torch.float32, **(muon or {})}
     optimizer = dmuon.Muon(model, **options)
     rank, size = place_of(mesh)
     for step in range(steps):
         mine = part(batch(step), rank, size)
-        for micro in mine.chunk(micro_steps):
-            (loss_of(model, micro) / micro_steps).backward()
+        micro_batches = mine.chunk(micro_steps)
+        for index, micro in enumerate(micro_batches):
+            with dmuon.no_sync(model) if index in held else contextlib.nullcontext():
+                (loss_of(model, micro) * len(micro) / len(mine)).backward()
         optimizer.step()
         optimizer.zero_grad()
     return weights_of(model)
+
+
+@contextlib.contextmanager
+def hosts_of(size: int) -> Iterator[None]:
+    """As if each host had `size` ranks."""
+    os.environ["LOCAL_WORLD_SIZE"] = str(size)
+    try:
+        yield
+    finally:
+        del os.environ["LOCAL_WORLD_SIZE"]
+
+
+def train_on_hosts(mesh: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
+    with hosts_of(2):
+        return train(mesh, **kwargs)
+
+
+def norm_on_hosts(mesh: Any, size: int) -> tuple[tuple[tuple[int, ...], ...], float]:
+    """(rows that dmuon makes of the mesh, gradient norm of a first step)."""
+    model = make_gpt()
+    with hosts_of(size):
+        dmuon.dedicate_params(model, mesh)
+    shard(model, mesh)
+    dmuon.Muon(model)
+    loss_of(model, part(batch(0), *place_of(mesh))).backward()
+    return model._dmuon_dedication.ranks.rows, float(dmuon.clip_grad_norm_(model, 1.0))

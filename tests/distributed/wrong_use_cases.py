@@ -39,6 +39,24 @@ def dedicate_on_this_mesh(mesh: Any, **options: Any) -> None:
     dmuon.dedicate_params(make_gpt(depth=1), mesh, **options)
 
 
+def no_sync_without_muon(mesh: Any) -> None:
+    model = make_gpt(depth=1)
+    dmuon.dedicate_params(model, mesh)
+    with dmuon.no_sync(model):
+        pass
+
+
+def lr_differs_at_a_step(mesh: Any) -> None:
+    _, opt = _with_gradients(mesh)
+    opt.param_groups[0]["lr"] *= 1 + _rank(mesh)
+    opt.step()
+
+
+def max_norm_differs(mesh: Any) -> None:
+    model, _ = _with_gradients(mesh)
+    dmuon.clip_grad_norm_(model, 1.0 + _rank(mesh))
+
+
 def after_fully_shard(mesh: Any) -> None:
     model = make_gpt(depth=1)
     shard(model, mesh)

@@ -3,8 +3,11 @@
 #include <pybind11/stl.h>
 
 #include <memory>
+#include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "dmuon/bindings/topics.h"
 #include "dmuon/engine/autograd.h"
@@ -97,7 +100,7 @@ void init_engine(py::module_& module) {
       .def("watch_inputs", &Engine::watch_inputs, py::arg("unit"), py::arg("inputs"))
       .def("watch_outputs", &Engine::watch_outputs, py::arg("unit"), py::arg("outputs"))
       .def("watch_root_outputs", &Engine::watch_root_outputs, py::arg("outputs"))
-      .def("agree", &Engine::agree, py::arg("host"), no_gil)
+      .def("agree", &Engine::agree, py::arg("host"), py::arg("settings"), no_gil)
       .def("agreed", &Engine::agreed)
       .def("forget_verdict", &Engine::forget_verdict)
       .def("scale_verdict", &Engine::scale_verdict, py::arg("factor"))
@@ -114,6 +117,26 @@ void init_engine(py::module_& module) {
            py::arg("value"))
       .def("ready", &Engine::ready, py::arg("unit"))
       .def("set_sync", &Engine::set_sync, py::arg("sync"))
+      .def("schedule", [](const Engine& e) { return e.schedule(); })
+      .def("trace", &Engine::trace, py::arg("of_pass"))
+      .def(
+          "messages_of",
+          [](const Engine& e, const schedule::Operation& operation, int slot) {
+            return schedule::messages_of(operation, e.layout(), slot);
+          },
+          py::arg("operation"), py::arg("slot"))
+      .def("start_profile", [](Engine& e) { e.profile().start(); })
+      .def("stop_profile",
+           [](Engine& e) {
+             using Row = std::tuple<std::string, std::string, int, double, double, double>;
+             std::vector<Row> rows;
+             for (const engine::Span& s : e.profile().stop()) {
+               rows.emplace_back(schedule::name_of(s.kind),
+                                 schedule::name_of(schedule::lane_of(s.kind)), s.unit, s.issued,
+                                 s.started, s.done);
+             }
+             return rows;
+           })
       .def("statistics", &Engine::statistics)
       .def("reset_peak", &Engine::reset_peak);
 

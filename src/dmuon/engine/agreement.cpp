@@ -3,9 +3,10 @@
 //
 //   [0, 4)        the hash of what was issued, in 16-bit parts: the largest of each
 //   [4, 8)        the same negated: minus the smallest of each
-//   [8]           1 if this rank holds a gradient that is not finite
-//   [9, 9+n)      1 if this rank had a gradient of the matrix
-//   [9+n, 9+2n)   the squared norm of the matrix's mean gradient, at its owner; else 0
+//   [8, 10)       the digest of the settings: the largest, and minus the smallest
+//   [10]          1 if this rank holds a gradient that is not finite
+//   [11, 11+n)    1 if this rank had a gradient of the matrix
+//   [11+n, 11+2n) the squared norm of the matrix's mean gradient, at its owner; else 0
 //   then 2 words a slot: the squared norms of its share of the host's gradients, at that slot; else
 //   0
 
@@ -21,7 +22,8 @@ namespace dmuon::engine {
 namespace {
 
 constexpr std::int64_t kHashParts = 4;
-constexpr std::int64_t kFlagAt = 2 * kHashParts;
+constexpr std::int64_t kSettingsAt = 2 * kHashParts;
+constexpr std::int64_t kFlagAt = kSettingsAt + 2;
 constexpr std::int64_t kMatricesAt = kFlagAt + 1;
 
 // NaN and infinity travel as the flag alone: what a maximum makes of a NaN is the backend's choice.
@@ -33,7 +35,7 @@ double finite_or_flag(double value, double* flag) {
 
 }  // namespace
 
-const Verdict& Engine::agree(const HostNorms& host) {
+const Verdict& Engine::agree(const HostNorms& host, std::uint32_t settings) {
   take_turn();
   settle_step();
   if (verdict_) return *verdict_;
@@ -49,6 +51,8 @@ const Verdict& Engine::agree(const HostNorms& host) {
     words[part] = static_cast<double>((issued_.value() >> (16 * part)) & 0xffff);
     words[kHashParts + part] = -words[part];
   }
+  words[kSettingsAt] = settings;
+  words[kSettingsAt + 1] = -words[kSettingsAt];
   for (std::int64_t i = 0; i < num_matrices; ++i) {
     const auto matrix = static_cast<std::size_t>(i);
     const bool kept = placeholders_.empty() || placeholders_[matrix].grad().defined();
@@ -74,6 +78,10 @@ const Verdict& Engine::agree(const HostNorms& host) {
         "(a rank may "
         "skip some).");
   }
+  core::require(words[kSettingsAt] == -words[kSettingsAt + 1],
+                "dmuon: the hyperparameters of this step (opt.param_groups, or max_norm) differ "
+                "between ranks, so owners would update by different rules. Expected: the same on "
+                "every rank.");
   Verdict verdict;
   verdict.finite = words[kFlagAt] == 0;
   for (std::int64_t i = 0; i < num_matrices; ++i) {

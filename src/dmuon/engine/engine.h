@@ -86,8 +86,10 @@ class Engine {
   void watch_root_outputs(const std::vector<at::Tensor>& outputs);
 
   /// One message over all ranks; kept until gradients change, so that a second call costs nothing.
-  /// @param host  ignored where the verdict is kept.
-  const Verdict& agree(const HostNorms& host);
+  /// @param host      ignored where the verdict is kept.
+  /// @param settings  a digest of what must be equal on all ranks, hyperparameters say; likewise.
+  /// @throws InvalidArgument, on all ranks, where what was issued or the settings differ.
+  const Verdict& agree(const HostNorms& host, std::uint32_t settings = 0);
   bool agreed() const { return verdict_.has_value(); }
   void forget_verdict() { verdict_.reset(); }
 

@@ -1,0 +1,73 @@
+#include <pybind11/stl.h>
+
+#include <sstream>
+#include <string>
+
+#include "dmuon/bindings/topics.h"
+#include "dmuon/schedule/step_schedule.h"
+#include "dmuon/schedule/trigger.h"
+
+namespace dmuon::bindings {
+namespace py = pybind11;
+using schedule::Dependency;
+using schedule::Message;
+using schedule::Operation;
+using schedule::PassSchedule;
+using schedule::StepSchedule;
+using schedule::Trigger;
+
+void init_schedule(py::module_& module) {
+  py::enum_<schedule::Moment>(module, "Moment")
+      .value("BEFORE_USE", schedule::Moment::kBeforeUse)
+      .value("AFTER_FORWARD", schedule::Moment::kAfterForward)
+      .value("AFTER_BACKWARD", schedule::Moment::kAfterBackward);
+
+  py::enum_<schedule::Pass>(module, "Pass")
+      .value("TRAIN_FORWARD", schedule::Pass::kTrainForward)
+      .value("EVAL_FORWARD", schedule::Pass::kEvalForward)
+      .value("BACKWARD", schedule::Pass::kBackward);
+
+  py::class_<Trigger>(module, "Trigger")
+      .def_readonly("moment", &Trigger::moment)
+      .def_readonly("unit", &Trigger::unit)
+      .def("__str__", [](const Trigger& trigger) {
+        std::ostringstream out;
+        out << trigger;
+        return out.str();
+      });
+
+  py::class_<Dependency>(module, "Dependency")
+      .def_property_readonly(
+          "kind", [](const Dependency& d) { return std::string(schedule::name_of(d.kind)); })
+      .def_readonly("unit", &Dependency::unit);
+
+  py::class_<Operation>(module, "Operation")
+      .def_property_readonly(
+          "kind", [](const Operation& o) { return std::string(schedule::name_of(o.kind)); })
+      .def_property_readonly("lane",
+                             [](const Operation& o) {
+                               return std::string(schedule::name_of(schedule::lane_of(o.kind)));
+                             })
+      .def_readonly("unit", &Operation::unit)
+      .def_readonly("version", &Operation::version)
+      .def_readonly("after", &Operation::after);
+
+  py::class_<Message>(module, "Message")
+      .def_property_readonly(
+          "group",
+          [](const Message& m) { return m.group == Message::Group::kRow ? "row" : "column"; })
+      .def_readonly("root", &Message::root)
+      .def_readonly("bytes", &Message::bytes);
+
+  py::class_<PassSchedule>(module, "PassSchedule")
+      .def_readonly("at", &PassSchedule::at)
+      .def_readonly("end", &PassSchedule::end);
+
+  py::class_<StepSchedule>(module, "StepSchedule")
+      .def_readonly("forward", &StepSchedule::forward)
+      .def_readonly("backward", &StepSchedule::backward)
+      .def_readonly("backward_no_sync", &StepSchedule::backward_no_sync)
+      .def_readonly("step", &StepSchedule::step);
+}
+
+}  // namespace dmuon::bindings
