@@ -49,6 +49,7 @@ def arguments() -> argparse.Namespace:
     add("--seed", type=int, default=0)
     add("--data", help="a text file; default: the sources of Python's standard library")
     add("--out", type=Path, default=Path("out/demo"))
+    add("--profile", action="store_true", help="also draw when dmuon's operations ran: trace, picture, schedule")
     return parser.parse_args()
 
 
@@ -112,6 +113,21 @@ def race(
             progress.update(bars[name], completed=contender.num_steps, loss=f"validation loss {loss:.3f}")
 
 
+def write_profile(contender: Contender, rank: int, out: Path) -> str:
+    """A few more steps of dmuon, watched: trace.json, step.png, schedule.png and schedule.txt into `out`."""
+    import dmuon
+
+    with dmuon.profile(contender.model) as profile:
+        contender.train(3)
+    if rank == 0:
+        schedule = dmuon.schedule(contender.model)
+        profile.save_trace(out / "trace.json")
+        profile.save_picture(out / "step.png", step=1)
+        schedule.save_picture(out / "schedule.png")
+        (out / "schedule.txt").write_text(f"{schedule}\n")
+    return profile.summary()
+
+
 def main() -> None:
     options = arguments()
     cluster = open_cluster(options.mesh)
@@ -138,6 +154,8 @@ def main() -> None:
         report.write(records, facts, options.out)
         console.print(report.table(records, title))
         console.print(f"peak MB: of a rank, the largest over ranks; figures and results.json in {options.out}/")
+    if options.profile and "dmuon" in contenders:
+        console.print(write_profile(contenders["dmuon"], cluster.rank, options.out), highlight=False)
     if cluster.mesh is not None:
         dist.destroy_process_group()
 

@@ -12,7 +12,9 @@ from dmuon.muon import Muon
 from dmuon.no_sync import no_sync
 from dmuon.orthogonalize import orthogonalize
 from dmuon.plan import Plan
+from dmuon.profile import profile
 from dmuon.routing import Route, RoutingTable
+from dmuon.schedule import schedule
 from dmuon.verify import Verification, routing_table, verify
 
 __version__ = "0.1.0"
@@ -28,6 +30,8 @@ __all__ = [
     "full_params",
     "no_sync",
     "orthogonalize",
+    "profile",
     "routing_table",
+    "schedule",
     "verify",
 ]

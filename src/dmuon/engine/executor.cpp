@@ -109,7 +109,9 @@ void Executor::await(const Operation& operation) {
 
 void Executor::perform(const Operation& operation, const std::function<void(int)>& update) {
   if (operation.kind == Kind::kUpdate) {
+    const double started = Profile::now();
     if (update) update(operation.unit);
+    profile_.add({operation.kind, operation.unit, started, started, Profile::now()});
     return;
   }
   const c10::AutoGradMode no_grad(false);

@@ -3,12 +3,19 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 
+#include <cstdlib>
 #include <utility>
 
 #include "dmuon/core/error.h"
 
 namespace dmuon::engine {
 namespace {
+
+int most_direct() {
+  const char* v = std::getenv("DMUON_DIRECT");
+  return v ? std::atoi(v) : 4;
+}
+const int kMostDirect = most_direct();
 
 [[noreturn]] void fail(const std::string& what, const std::exception& error) {
   throw core::CommError(core::message(
@@ -20,7 +27,7 @@ namespace {
 template <typename Call>
 auto issue(const std::string& what, Call&& call) {
   try {
-    return Pending(call(), what);
+    return Pending({call()}, what);
   } catch (const std::exception& error) {
     fail(what, error);
   }
@@ -29,13 +36,12 @@ auto issue(const std::string& what, Call&& call) {
 }  // namespace
 
 void Pending::wait() {
-  if (!work_) return;
   try {
-    work_->wait();
+    for (const auto& work : works_) work->wait();
   } catch (const std::exception& error) {
     fail(what_, error);
   }
-  work_.reset();
+  works_.clear();
 }
 
 Group::Group(c10::intrusive_ptr<c10d::ProcessGroup> group, std::string name, int rank, int size)
@@ -56,6 +62,14 @@ void Group::count(const at::Tensor& tensor) {
 Pending Group::broadcast(at::Tensor tensor, int root, const std::string& what) {
   if (size_ == 1 || tensor.numel() == 0) return {};
   if (root == rank_) count(tensor);
+  if (free_point_to_point_ && size_ <= kMostDirect) {
+    const std::string described = core::message(what, " along the ", name_, " from ", root);
+    if (root == rank_) return send_to_all(tensor, "sending " + described);
+    return issue("receiving " + described, [&] {
+      std::vector<at::Tensor> tensors{std::move(tensor)};
+      return group_->recv(tensors, root, /*tag=*/0);
+    });
+  }
   return issue(core::message("broadcast of ", what, " along the ", name_, " from ", root), [&] {
     std::vector<at::Tensor> tensors{std::move(tensor)};
     c10d::BroadcastOptions options;
@@ -63,6 +77,20 @@ Pending Group::broadcast(at::Tensor tensor, int root, const std::string& what) {
     options.asyncOp = true;
     return group_->broadcast(tensors, options);
   });
+}
+
+Pending Group::send_to_all(const at::Tensor& tensor, const std::string& what) {
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  try {
+    // In ring order, so that not all roots send to one member at once.
+    for (int i = 1; i < size_; ++i) {
+      std::vector<at::Tensor> tensors{tensor};
+      works.push_back(group_->send(tensors, (rank_ + i) % size_, /*tag=*/0));
+    }
+  } catch (const std::exception& error) {
+    fail(what, error);
+  }
+  return {std::move(works), what};
 }
 
 Pending Group::reduce_sum(at::Tensor tensor, int root, const std::string& what) {

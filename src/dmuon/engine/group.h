@@ -39,15 +39,15 @@ class Counter {
 class Pending {
  public:
   Pending() = default;
-  Pending(c10::intrusive_ptr<c10d::Work> work, std::string what)
-      : work_(std::move(work)), what_(std::move(what)) {}
+  Pending(std::vector<c10::intrusive_ptr<c10d::Work>> works, std::string what)
+      : works_(std::move(works)), what_(std::move(what)) {}
 
   /// Blocks the host on a CPU backend, the current stream on a CUDA one.
   /// @throws CommError naming the operation if a peer died, or did not come within the timeout.
   void wait();
 
  private:
-  c10::intrusive_ptr<c10d::Work> work_;
+  std::vector<c10::intrusive_ptr<c10d::Work>> works_;
   std::string what_;
 };
 
@@ -68,8 +68,9 @@ class Group {
   /// as on gloo. NCCL serialises them by pair and may deadlock.
   bool free_point_to_point() const { return free_point_to_point_; }
 
-  /// One message from `root`; log2(size) steps; every member but the root receives the payload
-  /// once.
+  /// One message from `root`; every member but the root receives the payload once. The backend's
+  /// tree of log2(size) steps; in a small group, where that is no shorter, straight from the root,
+  /// where the backend allows: gloo's broadcast takes a thread more.
   Pending broadcast(at::Tensor tensor, int root, const std::string& what);
 
   /// The backend's own reduction (a sum) to `root`; contents of other members' tensors are lost.
@@ -87,6 +88,7 @@ class Group {
 
  private:
   void count(const at::Tensor& tensor);
+  Pending send_to_all(const at::Tensor& tensor, const std::string& what);
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   std::string name_;

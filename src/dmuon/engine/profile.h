@@ -16,7 +16,7 @@ namespace dmuon::engine {
 /// agree.
 struct Span {
   schedule::Kind kind;
-  int unit;
+  int unit;  ///< the batch of kUpdate
   double issued;
   double started;  ///< its dependencies had happened, and its lane was free
   double done;

@@ -1,0 +1,214 @@
+"""What happened when: every operation of a few steps, on every rank."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch.nn as nn
+
+from dmuon import ranks
+from dmuon.dedication import runtime_of
+from dmuon.recorder import Record, Recorder, Span
+from dmuon.runtime import Runtime
+from dmuon.timeline import LANES, PHASES, WAITS, Bar, Interval, Panel, common, draw, length
+
+
+class Profile:
+    """The operations of all ranks while `dmuon.profile` was open; equal on every rank once it is closed.
+
+    On CPUs the times are the operations' own. On other devices they are the host's, which only issues operations.
+
+    Attributes:
+        spans: of all ranks, in order of start.
+    """
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self._records: list[Record] = []
+        self._mesh = ""
+        self._host_times = False
+
+    def _take(self, records: list[Record], runtime: Runtime) -> None:
+        self._records = records
+        self._mesh = f"{runtime.ranks.num_replicates} x {runtime.ranks.num_shards}"
+        self._host_times = runtime.device.type != "cpu"
+        self.spans = sorted((span for record in records for span in record.spans), key=lambda span: span.started)
+
+    @property
+    def num_steps(self) -> int:
+        """How many optimizer steps ended inside; what follows the last is not counted as one."""
+        return min((len(record.steps) for record in self._records), default=0)
+
+    def hidden(self, phase: str | None = None) -> float:
+        """Of the time in which a lane was busy, over all ranks, the share in which compute did not wait for lanes.
+
+        NaN where no lane was busy. Other waiting, as for FSDP2's messages or the step's agreement, is not in it.
+
+        Args:
+            phase: only while the program was in its "forward", "backward", "step" or "between steps"; None: all.
+
+        Raises:
+            ValueError: a wrong phase, or on a device whose operations the host does not time.
+        """
+        if phase is not None and phase not in PHASES:
+            raise ValueError(f"profile.hidden: phase: expected one of {PHASES} or None, got {phase!r}")
+        if self._host_times:
+            raise ValueError("profile.hidden: expected a model on CPUs; elsewhere the host does not see operations run")
+        busy, waiting, _ = self._seconds(phase)
+        return 1 - waiting / busy if busy > 0 else math.nan
+
+    def _seconds(self, phase: str | None) -> tuple[float, float, float]:
+        """(a lane was busy, and compute waited meanwhile, all), over the ranks."""
+        total = [0.0, 0.0, 0.0]
+        for record in self._records:
+            window = [(begin, end) for name, begin, end in record.phases if phase in (None, name)]
+            busy = common(record.intervals(lambda span: span.lane != "compute"), window)
+            total[0] += length(busy)
+            total[1] += length(common(record.intervals(lambda span: span.kind in WAITS), busy))
+            total[2] += length(window)
+        return total[0], total[1], total[2]
+
+    def summary(self) -> str:
+        """Two short tables: phases with what they hide, and kinds of operations; means over ranks and steps."""
+        shares = max(1, len(self._records) * self.num_steps)
+        lines = [
+            f"{self.num_steps} steps on {len(self._records)} ranks ({self._mesh}); ms a rank and step"
+            + (", as the host issued it" if self._host_times else ""),
+            f"{'':15} {'time':>8} {'lanes busy':>11} {'compute waits':>14} {'hidden':>8}",
+        ]
+        for phase in (*PHASES, None):
+            busy, waiting, all_of_it = (1e3 * seconds / shares for seconds in self._seconds(phase))
+            hidden = "" if self._host_times or busy == 0 else f"{self.hidden(phase):.0%}"
+            lines.append(f"{phase or 'all':15} {all_of_it:8.2f} {busy:11.2f} {waiting:14.2f} {hidden:>8}")
+        lines.append(f"{'':15} {'lane':>8} {'a step':>11} {'ms a step':>14} {'longest':>8}")
+        for lane in LANES:
+            for kind in dict.fromkeys(span.kind for span in self.spans if span.lane == lane):
+                times = [span.done - span.started for span in self.spans if (span.lane, span.kind) == (lane, kind)]
+                lines.append(
+                    f"{kind:15} {lane:>8} {len(times) / shares:11.1f} {1e3 * sum(times) / shares:14.2f} "
+                    f"{1e3 * max(times):8.2f}"
+                )
+        return "\n".join(lines)
+
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Writes all ranks as one Chrome trace, for https://ui.perfetto.dev: a process a rank, a thread a lane."""
+        origin = min((min(span.issued, span.started) for span in self.spans), default=0.0)
+        lanes = list(LANES)
+        events: list[dict[str, Any]] = []
+        for record in self._records:
+            process = {"ph": "M", "pid": record.rank}
+            events.append({**process, "name": "process_name", "args": {"name": f"rank {record.rank}"}})
+            events += [
+                {**process, "tid": tid, "name": "thread_name", "args": {"name": LANES[lane]}}
+                for tid, lane in enumerate(lanes)
+            ]
+        for span in self.spans:
+            issued, started, done = (1e6 * (t - origin) for t in (span.issued, span.started, span.done))
+            events.append(
+                {
+                    "ph": "X",
+                    "name": f"{span.kind} {span.unit}".strip(),
+                    "cat": span.kind,
+                    "pid": span.rank,
+                    "tid": lanes.index(span.lane),
+                    "ts": started,
+                    "dur": done - started,
+                    "args": {"issued": issued, "started": started, "unit": span.unit},
+                }
+            )
+        with open(path, "w") as file:
+            json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
+
+    def save_picture(
+        self, path: str | os.PathLike[str], step: int = -1, only_ranks: Sequence[int] | None = None
+    ) -> None:
+        """Draws one step: what each lane did when, and where compute waited. Needs matplotlib.
+
+        Args:
+            path: of the picture; its ending says the format.
+            step: which of the optimizer steps inside; -1: the last.
+            only_ranks: global ranks to draw; None: the first four.
+
+        Raises:
+            ValueError: there is no such step or rank.
+            ImportError: matplotlib is missing.
+        """
+        if not -self.num_steps <= step < self.num_steps:
+            raise ValueError(f"profile.save_picture: step: expected one of {self.num_steps} steps, got {step}")
+        known = [record.rank for record in self._records]
+        wanted = known[:4] if only_ranks is None else list(only_ranks)
+        if not wanted or not set(wanted) <= set(known):
+            raise ValueError(f"profile.save_picture: only_ranks: expected some of {known}, got {wanted}")
+        records = [record for record in self._records if record.rank in wanted]
+        origin = min(record.steps[step][0] for record in records)
+
+        def in_ms(record: Record, begin: float, end: float) -> Interval:
+            low, high = record.steps[step]
+            return 1e3 * (max(begin, low) - origin), 1e3 * (min(end, high) - origin)
+
+        panels = []
+        for record in records:
+            bars = [
+                Bar(span.lane, span.kind, span.unit, *in_ms(record, span.started, span.done)) for span in record.spans
+            ]
+            phases = [(name, *in_ms(record, begin, end)) for name, begin, end in record.phases]
+            panels.append(
+                Panel(
+                    f"rank {record.rank}",
+                    [bar for bar in bars if bar.end > bar.begin],
+                    [phase for phase in phases if phase[2] > phase[1]],
+                )
+            )
+        title = f"step {range(self.num_steps)[step] + 1} of {self.num_steps}, mesh {self._mesh}"
+        if not self._host_times:
+            title += f"; over all steps {self.hidden():.0%} of the time of communication is hidden"
+        axis = "ms; where compute is blank: everything else, such as FSDP2's own traffic, the head and the loss"
+        draw(path, panels, title, axis, "profile.save_picture")
+
+
+_profiled: weakref.WeakSet[Runtime] = weakref.WeakSet()
+
+
+@contextlib.contextmanager
+def profile(model: nn.Module) -> Iterator[Profile]:
+    """Records on every rank when each operation of the steps inside was issued, began and ended.
+
+    Collective over the mesh: every rank enters and leaves it at the same place, between steps. Both wait for what
+    is in flight. What it yields is filled when the context is left without an error:
+
+        with dmuon.profile(model) as profile:
+            train(3)
+        if rank == 0:
+            print(profile.summary())
+            profile.save_trace("trace.json")  # for https://ui.perfetto.dev
+            profile.save_picture("step.png")
+
+    The first step of a model is traced and overlaps nothing: profile a later one. Ranks on several hosts are
+    compared by their system clocks. Modules compiled before show no forwards and backwards of their own.
+
+    Raises:
+        ValueError: the model has no `dmuon.Muon` yet, or is being profiled.
+    """
+    runtime = runtime_of(model, "profile")
+    if runtime in _profiled:
+        raise ValueError("profile: model: expected one context at a time, got a nested one")
+    found = Profile()
+    runtime.engine.drain()
+    _profiled.add(runtime)
+    recorder = Recorder(runtime)
+    runtime.engine.start_profile()
+    try:
+        yield found
+        recorder.close()
+        runtime.engine.drain()
+    finally:
+        recorder.close()
+        rows = runtime.engine.stop_profile()
+        _profiled.discard(runtime)
+    found._take(ranks.all_gather(runtime.ranks, recorder.record(rows)), runtime)

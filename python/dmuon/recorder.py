@@ -1,0 +1,179 @@
+"""Hooks that see when modules compute, while a profile is open, and what one rank has seen."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn as nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from dmuon import _C
+from dmuon.muon import Muon
+from dmuon.runtime import Runtime
+from dmuon.structures import tensors_requiring_grad
+from dmuon.timeline import Interval
+
+
+@dataclasses.dataclass(frozen=True)
+class Span:
+    """One operation as it happened; times are seconds of the host's clock.
+
+    Attributes:
+        rank: global.
+        lane: "compute", "intra" (messages inside the node) or "inter" (between nodes).
+        kind: of the engine, as `dmuon.schedule` names it; or "forward", "recompute", "backward", "optimizer step".
+        unit: its name; "" for "optimizer step".
+        issued: when it was put in its lane's queue.
+        started: when it left the queue.
+        done: when it was over.
+    """
+
+    rank: int
+    lane: str
+    kind: str
+    unit: str
+    issued: float
+    started: float
+    done: float
+
+
+@dataclasses.dataclass
+class Record:
+    """What one rank has seen."""
+
+    rank: int
+    spans: list[Span]
+    phases: list[tuple[str, float, float]]  # in order of time
+    steps: list[Interval]  # each to the end of its optimizer step
+
+    def intervals(self, wanted: Callable[[Span], bool]) -> list[Interval]:
+        """When operations that are `wanted` ran."""
+        return [(span.started, span.done) for span in self.spans if wanted(span)]
+
+
+class Recorder:
+    """Hooks that exist while a profile is open: when modules compute, and in which phase the step is."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._names = [unit.name or "(root)" for unit in runtime.units]
+        self._open = True
+        self._began = self._ended = time.time()
+        self._marks = [(self._began, "between steps")]
+        self._steps: list[float] = []
+        self._spans: list[tuple[str, str, float, float]] = []  # kind, unit, begin, end
+        self._running: list[tuple[int, str, float]] = []  # unit, kind, begin
+        self._gradients: list[list[float]] = [[] for _ in runtime.units]  # when a unit's backward began
+        self._handles: list[Any] = [
+            runtime.model.register_forward_pre_hook(self._at("forward"), prepend=True),
+            runtime.model.register_forward_hook(self._watch(None)),
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+        for index, unit in enumerate(runtime.units):
+            # The inner hooks run next to the module: what dmuon and FSDP2 wait for is not its compute.
+            self._handles += [
+                unit.module.register_forward_pre_hook(self._at("forward"), prepend=True),
+                unit.module.register_forward_pre_hook(self._begin(index)),
+                unit.module.register_forward_hook(self._end(index), prepend=True, always_call=True),
+                unit.module.register_forward_hook(self._watch(index)),
+            ]
+
+    def close(self) -> None:
+        """The last phase ends, and the hooks go."""
+        if self._open:
+            self._ended = time.time()
+        self._open = False
+        for handle in self._handles:
+            handle.remove()
+
+    def _mark(self, phase: str) -> None:
+        if self._open and self._marks[-1][1] != phase:
+            self._marks.append((time.time(), phase))
+
+    def _at(self, phase: str) -> Any:
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
+        def at(*_: Any) -> None:
+            if not _C.in_backward():
+                self._mark(phase)
+
+        return at
+
+    def _begin(self, index: int) -> Any:
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
+        def begin(*_: Any) -> None:
+            self._running.append((index, "recompute" if _C.in_backward() else "forward", time.time()))
+
+        return begin
+
+    def _end(self, index: int) -> Any:
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
+        def end(*_: Any) -> None:
+            # Called without a begin where an earlier hook has raised.
+            if self._running and self._running[-1][0] == index:
+                _index, kind, begin = self._running.pop()
+                self._spans.append((kind, self._names[index], begin, time.time()))
+
+        return end
+
+    def _watch(self, index: int | None) -> Any:
+        def began(gradient: torch.Tensor) -> None:
+            self._mark("backward")
+            if self._open and index is not None:
+                self._gradients[index].append(time.time())
+
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
+        def watch(module: nn.Module, args: Any, output: Any) -> None:
+            if torch.is_grad_enabled():
+                for tensor in tensors_requiring_grad(output):
+                    tensor.register_hook(began)
+
+        return watch
+
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        if isinstance(optimizer, Muon) and optimizer._runtime is self._runtime:
+            self._mark("step")
+
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
+        if isinstance(optimizer, Muon) and optimizer._runtime is self._runtime:
+            begin = self._marks[-1][0]
+            self._mark("between steps")
+            self._steps.append(self._marks[-1][0])
+            self._spans.append(("optimizer step", "", begin, self._steps[-1]))
+
+    def record(self, rows: list[tuple[str, str, int, float, float, float]]) -> Record:
+        """All of it, with what the engine has recorded."""
+        rank = self._runtime.ranks.everyone[self._runtime.ranks.slot]
+        spans = [
+            Span(rank, lane, kind, f"batch {unit}" if kind == "update" else self._names[unit], *times)
+            for kind, lane, unit, *times in rows
+        ]
+        for index, starts in enumerate(self._gradients):
+            own = [row for row in rows if row[2] == index and row[0] != "update"]
+            awaited = [row[5] for row in own if row[0] == "await weights"]
+            releases = sorted(row[4] for row in own if row[0] == "reshard")
+            for begin, end in _pair(starts, releases):
+                # Python's hooks on a tensor run before the engine's, which waits for the weights.
+                begin = max([begin, *(time for time in awaited if begin < time <= end)])
+                self._spans.append(("backward", self._names[index], begin, end))
+        spans += [Span(rank, "compute", kind, unit, begin, begin, end) for kind, unit, begin, end in self._spans]
+        spans.sort(key=lambda span: span.started)
+        until = [*(begin for begin, _ in self._marks[1:]), self._ended]
+        phases = [(phase, begin, end) for (begin, phase), end in zip(self._marks, until, strict=True)]
+        return Record(rank, spans, phases, list(zip([self._began, *self._steps], self._steps, strict=False)))
+
+
+def _pair(starts: list[float], ends: list[float]) -> list[Interval]:
+    """From the first start since the end before to each end: a module's use ends where its release begins."""
+    pairs, last = [], -math.inf
+    for end in ends:
+        between = [start for start in starts if last < start <= end]
+        if between:
+            pairs.append((min(between), end))
+        last = end
+    return pairs

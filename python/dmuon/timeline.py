@@ -1,0 +1,174 @@
+"""Pictures of lanes over time, and the arithmetic of intervals behind their figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+LANES = {"compute": "compute", "intra": "inside the node", "inter": "between nodes"}
+WAITS = ("await weights", "reshard", "finish route")
+PHASES = ("forward", "backward", "step", "between steps")
+
+_COLORS = {
+    "forward": "#a6cee3",
+    "recompute": "#80b1d3",
+    "backward": "#5b9bc8",
+    "optimizer step": "#b8b8b8",
+    "update": "#8a8a8a",
+    "wait": "#e31a1c",
+    "publish intra": "#fdbf6f",
+    "publish inter": "#f0851b",
+    "route intra": "#a5d99c",
+    "route inter": "#33a02c",
+}
+_LABELS = {
+    "wait": "compute waits",
+    "publish intra": "weights, inside the node",
+    "publish inter": "weights, between nodes",
+    "route intra": "gradients, inside the node",
+    "route inter": "gradients, between nodes",
+}
+_PHASE_SHADES = {"forward": "#f4f8fb", "backward": "#e3edf5", "step": "#f0f0f0", "between steps": "#ffffff"}
+_INCHES = 14.0
+_CHARACTER = 0.078  # inches of a label's character
+
+_NO_UNIT = ("optimizer step", "update")
+
+Interval = tuple[float, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Bar:
+    """An operation on a lane, in the unit of the picture's axis."""
+
+    lane: str
+    kind: str
+    unit: str
+    begin: float
+    end: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """The lanes of one rank, over the phases in which the step is."""
+
+    title: str
+    bars: Sequence[Bar]
+    phases: Sequence[tuple[str, float, float]]
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same points in disjoint intervals, in order."""
+    merged: list[Interval] = []
+    for begin, end in sorted(intervals):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        elif end > begin:
+            merged.append((begin, end))
+    return merged
+
+
+def common(a: Iterable[Interval], b: Iterable[Interval]) -> list[Interval]:
+    """The points in both."""
+    left, right, overlaps = union(a), union(b), []
+    i = j = 0
+    while i < len(left) and j < len(right):
+        begin, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
+        if begin < end:
+            overlaps.append((begin, end))
+        if left[i][1] < right[j][1]:
+            i += 1
+        else:
+            j += 1
+    return overlaps
+
+
+def length(intervals: Iterable[Interval]) -> float:
+    """Of all intervals, each point once."""
+    return sum(end - begin for begin, end in union(intervals))
+
+
+def short_names(names: Iterable[str]) -> dict[str, str]:
+    """Unit names without the path that all have in common: 'model.blocks.3' is '3'."""
+    paths = {name: name.split(".") for name in names}
+    depth = 0
+    while paths and all(len(path) > depth + 1 for path in paths.values()):
+        if len({path[depth] for path in paths.values()}) > 1:
+            break
+        depth += 1
+    return {name: ".".join(path[depth:]) for name, path in paths.items()}
+
+
+def draw(path: str | os.PathLike[str], panels: Sequence[Panel], title: str, axis: str, function: str) -> None:
+    """Writes one picture: for each panel its lanes, one below the other.
+
+    Raises:
+        ImportError: matplotlib is missing; names `function`.
+    """
+    try:
+        figures = importlib.import_module("matplotlib.figure")
+        patches = importlib.import_module("matplotlib.patches")
+    except ImportError as error:
+        raise ImportError(
+            f"{function}: expected matplotlib, which is not installed: pip install 'dmuon[examples]'"
+        ) from error
+    # One lane is missing on a mesh of one node.
+    lanes = [lane for lane in LANES if lane == "compute" or any(bar.lane == lane for p in panels for bar in p.bars)]
+    figure = figures.Figure(
+        figsize=(_INCHES, 1.4 + len(panels) * (0.25 + 0.36 * len(lanes))), layout="constrained", dpi=150
+    )
+    axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    end = max((bar.end for panel in panels for bar in panel.bars), default=1.0)
+    names = short_names(bar.unit for panel in panels for bar in panel.bars if bar.kind not in _NO_UNIT)
+    for place, (area, panel) in enumerate(zip(axes, panels, strict=True)):
+        _draw_panel(area, panel, lanes, names, end)
+        if place == 0:
+            for name, begin, until in panel.phases:
+                if (until - begin) / end > 0.03:
+                    area.text((begin + until) / 2, -0.62, name, ha="center", va="bottom", fontsize=9, color="#444444")
+    axes[-1].set_xlabel(axis)
+    axes[-1].set_xlim(0, end)
+    used = {_kind(bar) for panel in panels for bar in panel.bars}
+    handles = [
+        patches.Patch(facecolor=color, label=_LABELS.get(kind, kind)) for kind, color in _COLORS.items() if kind in used
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 5), fontsize=8, frameon=False)
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(path)
+
+
+def _kind(bar: Bar) -> str:
+    return "wait" if bar.kind in WAITS else bar.kind
+
+
+def _draw_panel(area: Any, panel: Panel, lanes: list[str], names: dict[str, str], end: float) -> None:
+    for phase, begin, until in panel.phases:
+        area.axvspan(begin, until, color=_PHASE_SHADES[phase], zorder=0, linewidth=0)
+        area.axvline(begin, color="#999999", linewidth=0.6, linestyle=":", zorder=1)
+    # What nests (the updates in a step) lies on top of what is around it.
+    for bar in sorted(panel.bars, key=lambda bar: bar.begin - bar.end):
+        row, kind = lanes.index(bar.lane), _kind(bar)
+        size = bar.end - bar.begin
+        height = 0.8
+        area.barh(
+            row,
+            size,
+            height,
+            left=bar.begin,
+            color=_COLORS.get(kind, "#dddddd"),
+            edgecolor="white" if size > 0.004 * end else "none",
+            linewidth=0.5,
+            zorder=4 if kind == "wait" else 3,
+        )
+        label = names.get(bar.unit, bar.unit) or "step"
+        if kind != "wait" and 0.85 * _INCHES * size / end > _CHARACTER * (len(label) + 0.5):
+            area.text(bar.begin + size / 2, row, label, ha="center", va="center", fontsize=7, zorder=5, clip_on=True)
+    area.set_yticks(range(len(lanes)), [LANES[lane] for lane in lanes], fontsize=8)
+    area.set_ylim(len(lanes) - 0.45, -0.55)
+    area.set_ylabel(panel.title, fontsize=9)
+    area.tick_params(axis="y", length=0)
+    for side in ("top", "right"):
+        area.spines[side].set_visible(False)
