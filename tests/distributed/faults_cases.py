@@ -1,71 +1,245 @@
-"""One rank dies in the middle of a step; the others must say so within the timeout."""
+"""A training program on one of four ranks, and what goes wrong on another at a chosen point of a chosen step."""
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
+import gc
+import json
 import os
+import signal
+import sys
 import time
+import traceback
+import weakref
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn as nn
-from models import make_gpt
+from models import Gpt, batch, loss_of, part
+from pool import make_mesh
 from scenario import Session
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-TIMEOUT_S = 8
-VICTIM = 1
+import dmuon
+
+NUM_RANKS = 4
+TIMEOUT_S = 5.0
+NAP_S = TIMEOUT_S + 3
+DEPTH = 3
+STEPS_AFTER = 3  # that would follow if nobody noticed
+
+# "enters" and "computes" lie before and after dmuon's trigger of a use, "computed" and "leaves" around its end;
+# "gradient comes" and "backward begins", "backward ends" and "gradient left" likewise in a backward.
+FORWARD_OF_BLOCK = ("enters", "computes", "computed", "leaves")
+IN_A_PASS = (
+    "forward begins",
+    *(f"block {block} {moment}" for block in range(DEPTH) for moment in FORWARD_OF_BLOCK),
+    "loss is there",
+    *(
+        f"block {block} {moment}"
+        for block in reversed(range(DEPTH))
+        for moment in ("gradient comes", "backward begins", "backward ends")
+    ),
+    "block 0 gradient left",
+    "backward is over",
+)
+BEFORE_AGREEMENT = "step begins"
+AFTER_AGREEMENT = ("clipped", "AdamW begins", "step ends", "gradients cleared")
+POINTS = (*IN_A_PASS, BEFORE_AGREEMENT, *AFTER_AGREEMENT)
 
 
-def _die(*_: Any) -> None:
-    os._exit(17)
+# The blocks that the victim's forward uses, in a step that the others replay.
+DEVIATIONS = {"reorders": [1, 0, 2], "repeats": [0, 1, 1, 2]}
 
 
-def rank_that_dies(mesh: Any, when: str, fsdp: bool) -> tuple[str, str, float]:
-    """(type, message, seconds) of what this rank raises after another has died in the second step."""
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What happens on one rank: "dies", "raises" or "sleeps" at a point; or one of DEVIATIONS.
+
+    The other ranks must notice and end with the exception.
+    """
+
+    fault: str
+    point: str = ""
+    step: int = 2  # 0 is traced
+    micro: int = 0  # of which pass, for points in a pass
+    victim: int = 1
+    mesh: tuple[int, ...] = (2, 2)
+    fsdp: bool = False
+    lookahead: int = 2
+    micro_steps: int = 1
+    clips: bool = False
+    insists: bool = False  # the others catch the exception and train on, which must fail at once or in time
+    drops: bool = False  # all free the model first, and with it what is in flight
+    lingers: bool = False  # the others stay for a while: nobody learns from a closed connection that they gave up
+
+    @property
+    def most_steps(self) -> int:
+        """How many optimizer steps the others may complete: those that all ranks had agreed on."""
+        agreed = self.point in AFTER_AGREEMENT or (self.clips and self.point == BEFORE_AGREEMENT)
+        return self.step + agreed
+
+    def __str__(self) -> str:
+        mesh = "x".join(map(str, self.mesh))
+        what = [self.fault, f"rank {self.victim} of {mesh}", f"step {self.step}.{self.micro}", self.point]
+        what += ["fsdp" if self.fsdp else "plain", f"lookahead {self.lookahead}"]
+        what += [word for word in ("insists", "drops", "lingers") if getattr(self, word)]
+        return ", ".join(word for word in what if word)
+
+
+class OwnFault(Exception):
+    """What the victim raises."""
+
+
+class Ordered(Gpt):
+    """Uses blocks in `order`, which may change."""
+
+    def __init__(self) -> None:
+        super().__init__(depth=DEPTH)
+        self.order = list(range(DEPTH))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for index in self.order:
+            x = self.blocks[index](x)
+        return self.head(self.norm(x))
+
+
+class Program:
+    """The training program of one rank; every rank has the same hooks."""
+
+    def __init__(self, case: Case, rank: int, record: Callable[..., None]) -> None:
+        self.case, self.rank, self.record = case, rank, record
+        self.step, self.micro = -1, 0
+        mesh = make_mesh(case.mesh)
+        timeout = datetime.timedelta(seconds=TIMEOUT_S)
+        for dim in range(mesh.ndim):  # FSDP2 uses them; by default they wait for half an hour
+            dist.distributed_c10d._set_pg_timeout(timeout, mesh.get_group(dim))
+        torch.manual_seed(0)
+        self.session = Session(mesh)
+        options = {"timeout": timeout, "lookahead": case.lookahead}
+        units = {} if case.fsdp else {"units": None}
+        self.model = self.session.start(Ordered(), dedicate=options, prepare=self.hook_inside, **units)
+        self.hook_outside()
+
+    def at(self, point: str) -> None:
+        """Strikes if it is time."""
+        case = self.case
+        here = (case.point, case.step, case.victim) == (point, self.step, self.rank)
+        if not here or (point in IN_A_PASS and self.micro != case.micro):
+            return
+        self.record("strike")
+        if case.fault == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if case.fault == "raises":
+            raise OwnFault(f"at '{point}'")
+        time.sleep(NAP_S)
+
+    def hook_inside(self, model: nn.Module) -> None:
+        """dmuon's hooks go around these."""
+        for index, block in enumerate(model.blocks):
+            block.register_forward_pre_hook(self.enter(index, "computes", "backward ends"))
+            block.register_forward_hook(self.leave(index, "computed", "backward begins"))
+
+    def hook_outside(self) -> None:
+        """These go around dmuon's, except that tensors' hooks run in the order in which they were added."""
+        for index, block in enumerate(self.model.blocks):
+            block.register_forward_pre_hook(self.enter(index, "enters", "gradient left"), prepend=True)
+            block.register_forward_hook(self.leave(index, "leaves", ""))
+            block.register_forward_hook(self.leave(index, "", "gradient comes"), prepend=True)
+        self.global_hook = register_optimizer_step_pre_hook(
+            lambda opt, args, kwargs: self.at("AdamW begins") if isinstance(opt, torch.optim.AdamW) else None
+        )
+        self.session.opt.register_step_pre_hook(lambda *_: self.at("step begins"))
+        self.session.opt.register_step_post_hook(lambda *_: self.at("step ends"))
+
+    def enter(self, index: int, moment: str, backward: str) -> Callable[[nn.Module, Any], None]:
+        def hook(module: nn.Module, args: Any) -> None:
+            self.at(f"block {index} {moment}")
+            if args[0].requires_grad:
+                args[0].register_hook(lambda _: self.at(f"block {index} {backward}"))
+
+        return hook
+
+    def leave(self, index: int, moment: str, backward: str) -> Callable[[nn.Module, Any, torch.Tensor], None]:
+        def hook(module: nn.Module, args: Any, output: torch.Tensor) -> None:
+            self.at(f"block {index} {moment}")
+            output.register_hook(lambda _: self.at(f"block {index} {backward}"))
+
+        return hook
+
+    def train(self) -> None:
+        """One step."""
+        case = self.case
+        self.step += 1
+        mine = part(batch(self.step), self.rank, NUM_RANKS)
+        for self.micro, tokens in enumerate(mine.chunk(case.micro_steps)):
+            if (case.step, case.micro, case.victim) == (self.step, self.micro, self.rank):
+                self.deviate()
+            last = self.micro == case.micro_steps - 1
+            with nullcontext() if last else dmuon.no_sync(self.model):
+                self.at("forward begins")
+                loss = loss_of(self.model, tokens)
+                self.at("loss is there")
+                loss.backward()
+                self.at("backward is over")
+            self.model.order = list(range(DEPTH))
+        if case.clips:
+            self.session.clip(0.5)
+            self.at("clipped")
+        self.session.opt.step()
+        self.record("step")
+        self.session.opt.zero_grad()
+        self.at("gradients cleared")
+
+    def deviate(self) -> None:
+        if self.case.fault in DEVIATIONS:
+            self.record("strike")
+            self.model.order = DEVIATIONS[self.case.fault]
+
+
+def play(rank: int, case: Case, directory: Path) -> None:
+    """Trains until it raises; what happened is in the directory."""
+    events = os.open(directory / f"{rank}.events", os.O_WRONLY | os.O_CREAT)
+
+    def record(name: str, **facts: Any) -> None:
+        os.write(events, json.dumps({"name": name, "time": time.monotonic(), **facts}).encode() + b"\n")
+
+    store = dist.FileStore(str(directory / "store"), NUM_RANKS)
     timeout = datetime.timedelta(seconds=TIMEOUT_S)
-    # The mesh's own groups, which FSDP2 uses, wait half an hour by default.
-    for dim in range(mesh.ndim):
-        dist.distributed_c10d._set_pg_timeout(timeout, mesh.get_group(dim))
-    s = Session(mesh)
-    model = s.start(make_gpt(depth=2), dedicate={"timeout": timeout}, **({} if fsdp else {"units": None}))
-    s.train(0, 1)
-    if s.rank == VICTIM:
-        _arm(model, s, when)
-    began = time.monotonic()
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=NUM_RANKS, timeout=timeout)
+
+    def train(program: Program, steps: int) -> None:
+        try:
+            for _ in range(steps):
+                program.train()
+        except Exception as error:
+            kinds = [kind.__name__ for kind in type(error).__mro__]
+            record("raised", kinds=kinds, message=str(error))
+            raise
+
+    program = Program(case, rank, record)
+    others = rank != case.victim
     try:
-        s.train(2, 3)
+        with suppress(Exception) if case.insists and others else nullcontext():
+            train(program, case.step + 1 + STEPS_AFTER)
+        train(program, 1)
+        record("trained on")
     except Exception as error:
-        return type(error).__name__, str(error), time.monotonic() - began
-    raise AssertionError("the loss of a rank went unnoticed")
-
-
-def _plant(module: nn.Module, args: Any, output: torch.Tensor) -> None:
-    output.register_hook(_die)
-
-
-def _arm(model: nn.Module, s: Session, when: str) -> None:
-    if when == "forward":
-        model.blocks[1].register_forward_pre_hook(_die)
-    elif when == "backward":
-        model.blocks[0].register_forward_hook(_plant)
-    elif when == "step":
-        s.opt.register_step_pre_hook(_die)
-    else:
-        raise ValueError(when)
-
-
-def rank_that_hangs(mesh: Any) -> tuple[str, str, float]:
-    """As above, where the rank lives and does not come."""
-    s = Session(mesh)
-    s.start(make_gpt(depth=2), dedicate={"timeout": datetime.timedelta(seconds=TIMEOUT_S)}, units=None)
-    s.train(0)
-    began = time.monotonic()
-    if s.rank == VICTIM:
-        time.sleep(TIMEOUT_S + 5)
-        return "asleep", "", 0.0
-    try:
-        s.train(1, 2)
-    except Exception as error:
-        return type(error).__name__, str(error), time.monotonic() - began
-    raise AssertionError("the loss of a rank went unnoticed")
+        if case.lingers and others:
+            time.sleep(NAP_S)
+        record("gives up")
+        if not case.drops:
+            raise
+        traceback.clear_frames(error.__traceback__)
+    model = weakref.ref(program.model)
+    program.global_hook.remove()
+    del program
+    gc.collect()
+    record("dropped", freed=model() is None)
+    sys.exit(1)

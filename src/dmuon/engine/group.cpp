@@ -3,19 +3,22 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 
-#include <cstdlib>
 #include <utility>
 
 #include "dmuon/core/error.h"
+#include "dmuon/core/hash.h"
 
 namespace dmuon::engine {
 namespace {
 
-int most_direct() {
-  const char* v = std::getenv("DMUON_DIRECT");
-  return v ? std::atoi(v) : 4;
+// Members of a group in which a root sends to each by itself: a tree would be no shorter by much.
+constexpr int kMostDirect = 4;
+
+// A message and a receive of something else never meet: a rank gone astray ends in a timeout, where
+// gloo would end the process or, with equal sizes, swap data.
+int tag_of(const std::string& what) {
+  return static_cast<int>(core::Hasher().add(what).value() & 0x7fffffff);
 }
-const int kMostDirect = most_direct();
 
 [[noreturn]] void fail(const std::string& what, const std::exception& error) {
   throw core::CommError(core::message(
@@ -63,12 +66,8 @@ Pending Group::broadcast(at::Tensor tensor, int root, const std::string& what) {
   if (size_ == 1 || tensor.numel() == 0) return {};
   if (root == rank_) count(tensor);
   if (free_point_to_point_ && size_ <= kMostDirect) {
-    const std::string described = core::message(what, " along the ", name_, " from ", root);
-    if (root == rank_) return send_to_all(tensor, "sending " + described);
-    return issue("receiving " + described, [&] {
-      std::vector<at::Tensor> tensors{std::move(tensor)};
-      return group_->recv(tensors, root, /*tag=*/0);
-    });
+    if (root == rank_) return send_to_all(tensor, what);
+    return receive(std::move(tensor), root, what);
   }
   return issue(core::message("broadcast of ", what, " along the ", name_, " from ", root), [&] {
     std::vector<at::Tensor> tensors{std::move(tensor)};
@@ -80,17 +79,18 @@ Pending Group::broadcast(at::Tensor tensor, int root, const std::string& what) {
 }
 
 Pending Group::send_to_all(const at::Tensor& tensor, const std::string& what) {
+  const std::string described = core::message("sending ", what, " along the ", name_, " to all");
   std::vector<c10::intrusive_ptr<c10d::Work>> works;
   try {
     // In ring order, so that not all roots send to one member at once.
     for (int i = 1; i < size_; ++i) {
       std::vector<at::Tensor> tensors{tensor};
-      works.push_back(group_->send(tensors, (rank_ + i) % size_, /*tag=*/0));
+      works.push_back(group_->send(tensors, (rank_ + i) % size_, tag_of(what)));
     }
   } catch (const std::exception& error) {
-    fail(what, error);
+    fail(described, error);
   }
-  return {std::move(works), what};
+  return {std::move(works), described};
 }
 
 Pending Group::reduce_sum(at::Tensor tensor, int root, const std::string& what) {
@@ -110,7 +110,7 @@ Pending Group::send(at::Tensor tensor, int to, const std::string& what) {
   count(tensor);
   return issue(core::message("sending ", what, " along the ", name_, " to ", to), [&] {
     std::vector<at::Tensor> tensors{std::move(tensor)};
-    return group_->send(tensors, to, /*tag=*/0);
+    return group_->send(tensors, to, tag_of(what));
   });
 }
 
@@ -118,7 +118,7 @@ Pending Group::receive(at::Tensor tensor, int from, const std::string& what) {
   if (tensor.numel() == 0) return {};
   return issue(core::message("receiving ", what, " along the ", name_, " from ", from), [&] {
     std::vector<at::Tensor> tensors{std::move(tensor)};
-    return group_->recv(tensors, from, /*tag=*/0);
+    return group_->recv(tensors, from, tag_of(what));
   });
 }
 

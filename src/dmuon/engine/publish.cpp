@@ -42,12 +42,13 @@ void Executor::publish_inter(UnitState& state, const Operation& operation) {
     target = state.unit->weights().slice(origin, own_column(state).end);
   }
   enqueue(operation, [this, &unit = *state.unit, target, origin, parts = own_parts(state)] {
+    const std::string what = "the weights of " + unit.name();
     write_owned(unit, target, origin);
     std::vector<Pending> pending;
     for (std::size_t replicate = 0; replicate < parts.size(); ++replicate) {
       const Segment& part = parts[replicate];
       pending.push_back(groups_.column.broadcast(target.narrow(0, part.begin, part.size()),
-                                                 static_cast<int>(replicate), unit.name()));
+                                                 static_cast<int>(replicate), what));
     }
     for (Pending& message : pending) message.wait();
   });
@@ -62,6 +63,7 @@ void Executor::publish_intra(UnitState& state, const Operation& operation) {
   unit.weights().allocate();
   state.filling = true;
   enqueue(operation, [this, &state, &unit] {
+    const std::string what = "the weights of " + unit.name();
     const Segment own = own_column(state);
     const at::Tensor segment = unit.weights().slice(own.begin, own.end);
     if (state.node_copy) segment.copy_(state.node_copy->flat());
@@ -70,7 +72,7 @@ void Executor::publish_intra(UnitState& state, const Operation& operation) {
     for (int column = 0; column < options_.num_shards; ++column) {
       const Segment& part = unit.packing().columns[static_cast<std::size_t>(column)];
       pending.push_back(
-          groups_.row.broadcast(unit.weights().slice(part.begin, part.end), column, unit.name()));
+          groups_.row.broadcast(unit.weights().slice(part.begin, part.end), column, what));
     }
     for (Pending& message : pending) message.wait();
   });

@@ -126,7 +126,7 @@ void Executor::route_intra(UnitState& state, const Operation& operation) {
             accumulate(unit, origin + begin, sum, node_mean);
           }
         },
-        unit.name());
+        "the gradients of " + unit.name());
     if (!has_inter()) finish_accumulation(unit);
     if (has_inter()) std::fill(state.partial_filled.begin(), state.partial_filled.end(), hold);
   });
@@ -145,7 +145,7 @@ void Executor::route_inter(UnitState& state, const Operation& operation) {
         [&](std::int64_t begin, const at::Tensor& sum) {
           accumulate(unit, origin + begin, sum, 1.0 / options_.num_replicates);
         },
-        unit.name());
+        "the gradients of " + unit.name());
     finish_accumulation(unit);
   });
 }
