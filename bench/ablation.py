@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from bench.interleave import Ratio
+from bench.interleave import Ratio, paired_ratio
 from bench.train_step import PARTS, arguments, conclude, measure, prepare, show_above, show_waits, summarise
 
 DEFAULT = "default"
@@ -37,11 +37,12 @@ def schedule(**changes: bool) -> Callable[[nn.Module], None]:
 
 @dataclass(frozen=True)
 class Variant:
-    """What differs from the default."""
+    """What differs from the default, or from another variant."""
 
     without: str
     dedicate: dict[str, Any] = field(default_factory=dict)
     configure: Callable[[nn.Module], None] | None = None
+    over: str = DEFAULT  # whose steps its own are compared with
 
 
 VARIANTS = {
@@ -50,16 +51,24 @@ VARIANTS = {
     "one_stage": Variant("the two stages: a matrix goes to every rank directly", configure=schedule(one_stage=True)),
     "synchronous": Variant("publication that outlives the step", configure=schedule(asynchronous=False)),
     "reduce_first": Variant("broadcasts before reductions", configure=schedule(broadcast_before_reduce=False)),
+    # Without node copies a backward's weights share the slow links with its gradients, as in the paper.
+    "no_copy": Variant("node copies", {"node_copy": False}),
+    "no_copy_reduce_first": Variant(
+        "broadcasts before reductions, over no_copy",
+        {"node_copy": False},
+        schedule(broadcast_before_reduce=False),
+        over="no_copy",
+    ),
 }
 
 
 def show(summary: dict[str, Any]) -> None:
     columns = "".join(f"{part:>10}" for part in ("step", "forward", "backward", "optim"))
-    print(f"{'':14}{columns}  {'x default':22} without")
+    print(f"{'':21}{columns}  {'x default':22} without")
     for name, row in summary.items():
         ratio = str(Ratio(**row["ratio_to_default"])) if name != DEFAULT else ""
         times = "".join(f"{row[f'{part}_ms']:10.1f}" for part in PARTS)
-        print(f"{name:14}{times}  {ratio:22} {VARIANTS[name].without}")
+        print(f"{name:21}{times}  {ratio:22} {VARIANTS[name].without}")
     for name, row in summary.items():
         if name != DEFAULT:
             show_above(name, DEFAULT, row["above_default_ms"])
@@ -73,6 +82,7 @@ def main() -> None:
     parser.add_argument("--variants", default=",".join(variants), help="comma-separated, of: %(default)s")
     options = parser.parse_args()
     names = [DEFAULT, *filter(None, options.variants.split(","))]
+    names += [VARIANTS[name].over for name in names if name in VARIANTS and VARIANTS[name].over not in names]
     unknown = set(names) - VARIANTS.keys()
     if unknown:
         parser.error(f"--variants: expected names of {', '.join(variants)}; got {', '.join(sorted(unknown))}")
@@ -84,6 +94,10 @@ def main() -> None:
         for name in names
     }
     summary = summarise(measure(contenders, options, setting.cluster), 1 + options.steps, DEFAULT)
+    for name, row in summary.items():
+        if VARIANTS[name].over != DEFAULT:
+            base = summary[VARIANTS[name].over]["block_seconds"]
+            row["ratio_to_default"] = asdict(paired_ratio(row["block_seconds"], base))
     if setting.cluster.rank == 0:
         show(summary)
     conclude(options, setting.cluster, {**facts, "variants": summary})
