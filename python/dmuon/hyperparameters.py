@@ -15,7 +15,13 @@ NsCoefficients = str | Sequence[float] | Sequence[Sequence[float]]
 
 def plain(group: dict[str, Any]) -> dict[str, Any]:
     """`group` with one-element tensors as numbers: a tensor prints its device, which differs between ranks."""
-    return {key: float(value) if isinstance(value, torch.Tensor) else value for key, value in group.items()}
+
+    def number(value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return tuple(number(item) for item in value)
+        return float(value) if isinstance(value, torch.Tensor) else value
+
+    return {key: number(value) for key, value in group.items()}
 
 
 def native_group(group: dict[str, Any], device: torch.device) -> _C.MuonGroup:

@@ -11,12 +11,12 @@ import torch.nn as nn
 from torch.distributed.tensor import DTensor
 
 from dmuon import _C, ranks
-from dmuon.dedication import Dedication, check_sentinels, dedication_of, plain_module, remove_guards
+from dmuon.dedication import check_sentinels, dedication_of, plain_module
 from dmuon.hyperparameters import NsCoefficients, check_adamw_group, check_muon_group, native_group, plain
 from dmuon.placeholder import OwnedTensor
-from dmuon.plan import Plan, make_plan
+from dmuon.plan import Plan
 from dmuon.routing import RoutingTable
-from dmuon.runtime import Runtime, fsdp_modules
+from dmuon.start import check_host_parameters, check_units, start
 from dmuon.units import Unit, find_units
 
 logger = logging.getLogger("dmuon")
@@ -105,16 +105,16 @@ class Muon(torch.optim.Optimizer):
         try:
             check_muon_group(muon)
             check_adamw_group(adamw)
-            _check_host_parameters(model, dedication)
+            check_host_parameters(model, dedication)
             device = check_sentinels(dedication)
             units = find_units(model, [[path for path, _, _ in matrix.places] for matrix in dedication.matrices])
-            _check_units(units, dedication)
+            check_units(units, dedication)
         except Exception as error:  # whatever it is, the other ranks must hear of it
             problem = ranks.described(error)
         facts = [f"Muon {plain(muon)}", f"AdamW {plain(adamw)}"] if problem is None else []
         ranks.agree_or_raise(dedication.ranks, "Muon", problem, facts)
 
-        self._runtime = _start(model, dedication, units, device)
+        self._runtime = start(model, dedication, units, device)
         dedication.table = RoutingTable(dedication.table, f"AdamW: lr {float(adamw['lr']):g}{adamw_lr_rule}")
         self._runtime.host_parameters = self._host_parameters
         self._runtime.settings = self._settings
@@ -306,58 +306,3 @@ class Muon(torch.optim.Optimizer):
 
 def _is_owned(parameter: torch.Tensor) -> bool:
     return isinstance(parameter, OwnedTensor)
-
-
-def _start(model: nn.Module, dedication: Dedication, units: list[Unit], device: torch.device | None) -> Runtime:
-    if dedication.schedule.one_stage:
-        dedication.ranks = dedication.ranks.as_one_node()
-    place = dedication.ranks
-    device = device or torch.device(dedication.ranks.device_type)
-    dedication.groups = ranks.engine_groups(place)
-    plan = make_plan(place, dedication.matrices, units, dedication.strategy, device)
-    problem = None
-    try:
-        remove_guards(dedication)
-        dedication.runtime = Runtime(model, dedication, plan, units, device)
-    except Exception as error:  # an owner out of memory, say
-        problem = ranks.described(error)
-    ranks.agree_or_raise(place, "Muon", problem, [])
-    assert dedication.runtime is not None
-    return dedication.runtime
-
-
-def _check_units(units: list[Unit], dedication: Dedication) -> None:
-    """The matrices of a unit share one buffer, hence one dtype."""
-    if dedication.mp_policy.param_dtype is not None:
-        return
-    for unit in units:
-        first = dedication.matrices[unit.matrices[0]]
-        for matrix in (dedication.matrices[index] for index in unit.matrices):
-            if matrix.parameter.dtype != first.parameter.dtype:
-                raise ValueError(
-                    f"Muon: model: unit '{unit.name or '(root)'}' mixes dtypes: '{first.name}' is "
-                    f"{first.parameter.dtype}, '{matrix.name}' is {matrix.parameter.dtype}. Expected: one dtype a "
-                    "unit, or mp_policy with param_dtype."
-                )
-
-
-def _check_host_parameters(model: nn.Module, dedication: Dedication) -> None:
-    """The mesh of fully_shard must be ours; compute dtypes need FSDP's casts."""
-    place, policy = dedication.ranks, dedication.mp_policy
-    for name, parameter in model.named_parameters():
-        if not isinstance(parameter, DTensor):
-            continue
-        rows = ranks.rows_of(parameter.device_mesh.mesh)
-        if rows != place.mesh_rows:
-            raise ValueError(
-                f"Muon: model: '{name}' is sharded over ranks {rows}, dedicate_params was given {place.mesh_rows}. "
-                "Expected: the same mesh for dedicate_params and fully_shard."
-            )
-    if policy.param_dtype is None or fsdp_modules(model):
-        return
-    for matrix in dedication.matrices:
-        if matrix.parameter.dtype != policy.param_dtype:
-            raise ValueError(
-                f"Muon: mp_policy.param_dtype: without fully_shard nothing casts activations; expected None or "
-                f"{matrix.parameter.dtype} (as '{matrix.name}' has), got {policy.param_dtype}"
-            )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import torch.nn as nn
 
 from dmuon.dedication import runtime_of
-from dmuon.runtime import fsdp_modules
+from dmuon.runtime import Runtime, fsdp_modules
 
 
 @contextlib.contextmanager
@@ -17,7 +17,8 @@ def no_sync(model: nn.Module) -> Iterator[None]:
 
     Backwards in this context route gradients to the node's column members alone, which add them up in fp32 (4 bytes
     for 1/G of the weights); the next backward outside of it sends the sums to the owners. On a mesh of one
-    node it changes nothing. FSDP2's own gradients do alike (`set_requires_all_reduce`).
+    node it changes nothing. On HSDP, FSDP2's own gradients do alike (`set_requires_all_reduce`).
+    Contexts may be nested; the outermost counts.
 
         for micro_step in range(n):
             with dmuon.no_sync(model) if micro_step < n - 1 else contextlib.nullcontext():
@@ -30,13 +31,18 @@ def no_sync(model: nn.Module) -> Iterator[None]:
         ValueError: the model has no `dmuon.Muon` yet.
     """
     runtime = runtime_of(model, "no_sync")
-    modules = fsdp_modules(model)
-    runtime.engine.set_sync(False)
-    for module in modules:
-        module.set_requires_all_reduce(False, recurse=False)
+    runtime.no_sync_depth += 1
     try:
+        if runtime.no_sync_depth == 1:
+            _set_sync(runtime, False)
         yield
     finally:
-        runtime.engine.set_sync(True)
-        for module in modules:
-            module.set_requires_all_reduce(True, recurse=False)
+        runtime.no_sync_depth -= 1
+        if runtime.no_sync_depth == 0:
+            _set_sync(runtime, True)
+
+
+def _set_sync(runtime: Runtime, sync: bool) -> None:
+    runtime.engine.set_sync(sync)
+    for module in fsdp_modules(runtime.model):
+        module.set_requires_all_reduce(sync, recurse=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import datetime
 import hashlib
@@ -208,6 +209,14 @@ def _verdict_group(ranks: Ranks) -> dist.ProcessGroup | None:
 
 # With the groups themselves: while they are held, no other group has their ids.
 _engine_groups: dict[tuple[int, ...], tuple[_C.Groups, tuple[Any, ...]]] = {}
+
+
+@atexit.register
+def _leave() -> None:
+    """Ends what lanes still wait for: a rank that failed must not stay, silent, until its peers' timeouts."""
+    for groups, _ in _engine_groups.values():
+        groups.leave(grace_ms=3000)
+    _engine_groups.clear()
 
 
 def engine_groups(ranks: Ranks) -> _C.Groups:

@@ -42,6 +42,7 @@ class Runtime:
         self.units = units
         self.device = device
         self.whole = False  # inside full_params
+        self.no_sync_depth = 0
         self.writes_back = False  # at the end of full_params
         self.host_parameters: Callable[[], list[nn.Parameter]] = list  # what AdamW updates; Muon says
         self.settings: Callable[[], Any] = list  # the hyperparameters; Muon says
@@ -263,6 +264,7 @@ class Runtime:
             p.new_zeros(p.numel(), dtype=torch.float32) if p.grad is None else p.grad.flatten().float() for p in plain
         ]
         flat = torch.cat([present, *pieces])
+        self.engine.drain()  # lanes use these groups too
         for group in (ranks.row_group(self.ranks), ranks.column_group(self.ranks)):
             if group is not None:
                 dist.all_reduce(flat, group=group)

@@ -248,6 +248,8 @@ def schedule(model: nn.Module) -> StepSchedule:
 
 def _operations(runtime: Runtime, native: _C.PassSchedule, triggers: Sequence[_C.Trigger]) -> tuple[Operation, ...]:
     words = {_C.Moment.BEFORE_USE: "before", _C.Moment.AFTER_FORWARD: "after", _C.Moment.AFTER_BACKWARD: "after"}
+    if len(triggers) != len(native.at):
+        return ()  # ranks have deviated from it: it is traced anew
     found = []
     for trigger, operations in zip(triggers, native.at, strict=True):
         text = f"{words[trigger.moment]} {_unit(runtime, trigger.unit)}"

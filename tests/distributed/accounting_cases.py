@@ -22,6 +22,7 @@ DTYPES = {
 
 
 LOOKAHEAD = 2
+RESHARD = {"reshard_after_forward": True}
 
 
 def layout(optimizer: dmuon.Muon) -> dict[str, Any]:
@@ -65,7 +66,8 @@ def train(
     compute, reduce = DTYPES[dtypes]
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce)
     model = make_gpt(width=32, hidden=56, depth=3)
-    dmuon.dedicate_params(model, mesh, mp_policy=policy, strategy=strategy, node_copy=node_copy, lookahead=lookahead)
+    schedule = {"node_copy": node_copy, "lookahead": lookahead, **RESHARD}
+    dmuon.dedicate_params(model, mesh, mp_policy=policy, strategy=strategy, **schedule)
     shard(model, mesh, mp_policy=policy)
     optimizer = dmuon.Muon(model, ns_dtype=torch.float32)
     rank, size = place_of(mesh)
@@ -113,7 +115,7 @@ def measure(mesh: Any, strategy: str, width: int = 160, depth: int = 4) -> dict[
         model = nn.Sequential(
             *(nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(2))) for _ in range(depth))
         )
-        dmuon.dedicate_params(model, mesh, strategy=strategy, lookahead=LOOKAHEAD)
+        dmuon.dedicate_params(model, mesh, strategy=strategy, lookahead=LOOKAHEAD, node_copy=True, **RESHARD)
         optimizer = dmuon.Muon(model, ns_dtype=torch.float32)
         x = torch.ones(1, width)
         model(x).sum().backward()

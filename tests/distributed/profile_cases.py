@@ -20,7 +20,7 @@ class Trained:
 
     def __init__(self, mesh: Any, steps: int = 2, **dedicate: Any) -> None:
         self.model: Gpt = make_gpt()
-        dmuon.dedicate_params(self.model, mesh, **dedicate)
+        dmuon.dedicate_params(self.model, mesh, **{"reshard_after_forward": True, **dedicate})
         if mesh is not None:
             shard(self.model, mesh)
         self.optimizer = dmuon.Muon(self.model, ns_dtype=torch.float32)

@@ -34,7 +34,7 @@ def worst(initial, expected, got):
     return max((float((got[n] - w).norm() / (w - initial[n]).norm()), n) for n, w in expected.items())
 
 
-# A pairwise covering of mesh, strategy, reshard_after_forward, node_copy and lookahead.
+# Mesh with strategy and options; on 2 x 2 every reshard_after_forward, node_copy and lookahead.
 COVERING = [
     ((1,), "load_balance", True, True, 2),
     ((2,), "round_robin", False, True, 1),
@@ -48,8 +48,9 @@ COVERING = [
     ((3,), "rank0", True, False, 5),
     ((3,), "load_balance", False, True, 2),
     *(
-        ((2, 2), "load_balance", lookahead % 4 < 2, node_copy, lookahead)
+        ((2, 2), "load_balance", reshard, node_copy, lookahead)
         for lookahead in range(10)
+        for reshard in (True, False)
         for node_copy in (True, False)
     ),
 ]

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <thread>
 
 #include "dmuon/core/error.h"
 #include "tests/engine/rank_threads.h"
@@ -148,6 +149,29 @@ TEST(Group, GivesUpOnAPeerThatDoesNotComeWithinTheTimeout) {
       store->set("over", std::vector<std::uint8_t>{1});
     } else {
       store->wait({"over"});  // alive, and elsewhere
+    }
+  });
+}
+
+// As a process does that ends: its timeout may be half an hour.
+TEST(Group, GivesUpAtOnceWhenAskedTo) {
+  run_ranks(2, [](int rank, const StorePtr& store) {
+    Group group = make_group(store, "g", rank, 2, std::chrono::milliseconds(60000));
+    group.all_gather({0, 0, 0, 0}, "x");
+    const auto start = Clock::now();
+    if (rank == 0) {
+      Group copy = group;  // as each engine of a mesh has one
+      std::thread other([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        group.give_up();
+      });
+      EXPECT_THROW(copy.receive(filled(0), 1, "x").wait(), core::CommError);
+      EXPECT_THROW(copy.receive(filled(0), 1, "y").wait(), core::CommError);
+      EXPECT_LT(Clock::now() - start, std::chrono::milliseconds(5000));
+      other.join();
+      store->set("over", std::vector<std::uint8_t>{1});
+    } else {
+      store->wait({"over"});
     }
   });
 }

@@ -119,6 +119,15 @@ TEST(Lane, FinishesWhatIsEnqueuedBeforeItGoes) {
   EXPECT_EQ(runs, 100);
 }
 
+TEST(Event, SaysWhetherItHasHappenedInTime) {
+  Lane lane("test");
+  Gate gate;
+  const Event event = lane.enqueue(c10::kCPU, [&] { gate.pass(); }, {});
+  EXPECT_FALSE(event.wait_for(std::chrono::milliseconds(1)));
+  gate.open();
+  EXPECT_TRUE(event.wait_for(std::chrono::milliseconds(60000)));
+}
+
 TEST(Event, HasHappenedByDefault) { EXPECT_NO_THROW(Event().wait()); }
 
 }  // namespace

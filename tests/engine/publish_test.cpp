@@ -8,7 +8,7 @@
 namespace dmuon::engine {
 namespace {
 
-const Mesh kMeshes[] = {{1, 1}, {1, 2}, {2, 1}, {2, 2}, {1, 3}, {3, 1}};
+const Mesh kMeshes[] = {{1, 1}, {1, 2}, {2, 1}, {2, 2}, {1, 3}, {3, 1}, {1, 5}, {5, 1}};
 constexpr int kNumUnits = 3;
 
 class Publish : public testing::TestWithParam<std::tuple<Mesh, at::ScalarType, bool>> {

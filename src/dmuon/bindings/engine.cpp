@@ -54,7 +54,11 @@ void init_engine(py::module_& module) {
       .def(py::init([](Group row, Group column, Group order, Group verdict) {
              return Groups{std::move(row), std::move(column), std::move(order), std::move(verdict)};
            }),
-           py::arg("row"), py::arg("column"), py::arg("order"), py::arg("verdict"));
+           py::arg("row"), py::arg("column"), py::arg("order"), py::arg("verdict"))
+      .def(
+          "leave",
+          [](Groups& groups, int grace_ms) { groups.leave(std::chrono::milliseconds(grace_ms)); },
+          py::arg("grace_ms"), no_gil);
 
   py::class_<MatrixSpec>(module, "MatrixSpec")
       .def(py::init([](std::int64_t rows, std::int64_t cols, int unit, int owner) {

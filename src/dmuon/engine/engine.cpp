@@ -124,7 +124,13 @@ void Engine::rebuild_schedule() {
   issued_.add(static_cast<std::int64_t>(schedule_.hash()));
 }
 
+void Engine::drain() {
+  executor_.drain();
+  groups().lanes->drain(options().device);
+}
+
 void Engine::settle() {
+  take_turn();
   // A backward that raised has left its pass open.
   if (order_.current() == Pass::kBackward) {
     end_backward(/*complete=*/false);
@@ -145,11 +151,15 @@ void Engine::settle_step() {
     begin_backward();
     end_backward(/*complete=*/true);
   }
-  // The last backward was under no_sync, or did not reach this unit: what is held goes on now.
+  // The last backward was under no_sync, or did not reach this unit: what is held goes on now,
+  // unless it was cleared.
+  executor_.profile().set_phase(Phase::kStep);
   set_sync(true);
+  bool first = true;
   for (int index = 0; index < num_units(); ++index) {
     if (!executor_.held(index)) continue;
     verdict_.reset();
+    if (std::exchange(first, false)) take_new_gradients();
     serve({Moment::kAfterBackward, index});
   }
   set_sync(sync);
@@ -312,7 +322,7 @@ void Engine::step(const std::function<void(int)>& update) {
 
 at::Tensor Engine::collect_master(int matrix) {
   c10::AutoGradMode no_grad(false);
-  executor_.drain();
+  drain();
   const MatrixSpec& spec = executor_.specs().at(static_cast<std::size_t>(matrix));
   at::Tensor whole = at::empty({spec.rows, spec.cols},
                                at::TensorOptions().dtype(at::kFloat).device(options().device));

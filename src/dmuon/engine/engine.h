@@ -113,8 +113,9 @@ class Engine {
   /// Clears a matrix's accumulated gradient, as zero_grad does.
   void clear_gradient(int matrix);
 
-  /// Waits for everything that is in flight. Local: it was issued on every rank.
-  void drain() { executor_.drain(); }
+  /// Waits for everything that is in flight on the mesh's lanes, other models' too: then their
+  /// groups may be used beside them. Local: it was issued on every rank.
+  void drain();
 
   /// Ends what a pass still owes; called before anything collective outside a pass.
   void settle();

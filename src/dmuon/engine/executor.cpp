@@ -1,6 +1,7 @@
 #include "dmuon/engine/executor.h"
 
 #include <c10/core/GradMode.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
@@ -21,7 +22,8 @@ Executor::Executor(Options options, Groups groups, std::vector<MatrixSpec> specs
       states_(units.size()),
       places_(specs_.size()),
       has_gradient_(specs_.size(), false),
-      layout_{options.num_replicates, options.num_shards, {}} {
+      layout_{options.num_replicates, options.num_shards, {}},
+      process_(getpid()) {
   for (std::vector<Event>& events : done_) events.resize(units.size());
   for (std::size_t i = 0; i < units.size(); ++i) {
     const UnitSpec& spec = units[i];
@@ -56,8 +58,19 @@ Executor::Executor(Options options, Groups groups, std::vector<MatrixSpec> specs
   }
 }
 
+void Groups::leave(std::chrono::milliseconds grace) {
+  const Event ends[] = {lanes->intra.enqueue(c10::kCPU, [] {}, {}),
+                        lanes->inter.enqueue(c10::kCPU, [] {}, {})};
+  bool over = true;
+  for (const Event& end : ends) over = end.wait_for(grace) && over;
+  if (over) return;
+  row.give_up();
+  column.give_up();
+}
+
 // What travels uses this object's buffers.
 Executor::~Executor() {
+  if (getpid() != process_) return;
   for (const std::vector<Event>& events : done_) {
     for (const Event& event : events) {
       try {

@@ -1,13 +1,13 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <sys/types.h>
 
 #include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -47,6 +47,10 @@ struct Groups {
   /// Whose pass is open: engines on one mesh share their groups, hence one order. Copies share it.
   std::shared_ptr<class Engine*> turn = std::make_shared<class Engine*>(nullptr);
   std::shared_ptr<Lanes> lanes = std::make_shared<Lanes>();
+
+  /// For a process that ends: what has not happened within `grace` is given up, so that a rank that
+  /// failed leaves, and its peers hear of it, before any timeout.
+  void leave(std::chrono::milliseconds grace);
 };
 
 struct UnitSpec {
@@ -156,7 +160,7 @@ class Executor {
   void route_intra(UnitState& state, const schedule::Operation& operation);
   void route_inter(UnitState& state, const schedule::Operation& operation);
   void finish_route(UnitState& state, const schedule::Operation& operation);
-  void take_node_mean(UnitState& state, std::int64_t begin, at::Tensor sum, bool hold);
+  void take_node_mean(UnitState& state, std::int64_t begin, at::Tensor mean, bool hold);
   void accumulate(const Unit& unit, std::int64_t begin, const at::Tensor& sum, double scale);
   void finish_accumulation(const Unit& unit);
 
@@ -174,6 +178,7 @@ class Executor {
   bool hold_ = false;
   std::array<std::vector<Event>, schedule::kNumKinds> done_;  // [kinds][units] the newest of each
   Profile profile_;
+  pid_t process_;  // that made it: a forked child has no lanes
   std::int64_t num_unshards_ = 0;
   std::int64_t num_routes_ = 0;
 };

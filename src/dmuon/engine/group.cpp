@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 
+#include <stdexcept>
 #include <utility>
 
 #include "dmuon/core/error.h"
@@ -27,24 +28,57 @@ int tag_of(const std::string& what) {
       "training cannot go on with this process group. Reported: ", error.what()));
 }
 
-template <typename Call>
-auto issue(const std::string& what, Call&& call) {
+}  // namespace
+
+bool InFlight::wait(const WorkPtr& work) {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (given_up_) return false;
+    works_.push_back(work);
+  }
+  const auto forget = [&] {
+    const std::scoped_lock lock(mutex_);
+    std::erase(works_, work);
+    return !given_up_;
+  };
   try {
-    return Pending({call()}, what);
-  } catch (const std::exception& error) {
-    fail(what, error);
+    const bool done = work->wait();
+    return forget() && done;
+  } catch (...) {
+    forget();
+    throw;
   }
 }
 
-}  // namespace
+void InFlight::give_up() {
+  const std::scoped_lock lock(mutex_);
+  given_up_ = true;
+  for (const WorkPtr& work : works_) {
+    try {
+      work->abort();
+    } catch (const std::exception&) {  // a backend that cannot: its own timeout ends the wait
+    }
+  }
+}
 
 void Pending::wait() {
   try {
-    for (const auto& work : works_) work->wait();
+    for (const WorkPtr& work : works_) {
+      if (!in_flight_->wait(work)) throw std::runtime_error("it was given up");
+    }
   } catch (const std::exception& error) {
     fail(what_, error);
   }
   works_.clear();
+}
+
+template <typename Call>
+Pending Group::issue(const std::string& what, Call&& call) {
+  try {
+    return Pending({call()}, what, in_flight_);
+  } catch (const std::exception& error) {
+    fail(what, error);
+  }
 }
 
 Group::Group(c10::intrusive_ptr<c10d::ProcessGroup> group, std::string name, int rank, int size)
@@ -80,7 +114,7 @@ Pending Group::broadcast(at::Tensor tensor, int root, const std::string& what) {
 
 Pending Group::send_to_all(const at::Tensor& tensor, const std::string& what) {
   const std::string described = core::message("sending ", what, " along the ", name_, " to all");
-  std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  std::vector<WorkPtr> works;
   try {
     // In ring order, so that not all roots send to one member at once.
     for (int i = 1; i < size_; ++i) {
@@ -90,7 +124,7 @@ Pending Group::send_to_all(const at::Tensor& tensor, const std::string& what) {
   } catch (const std::exception& error) {
     fail(described, error);
   }
-  return {std::move(works), described};
+  return {std::move(works), described, in_flight_};
 }
 
 Pending Group::reduce_sum(at::Tensor tensor, int root, const std::string& what) {

@@ -5,6 +5,8 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
@@ -35,20 +37,39 @@ class Counter {
   std::atomic<std::int64_t> value_{0};
 };
 
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+/// The works of a group that somebody waits for, so that another thread can end the wait.
+/// Thread-safe.
+class InFlight {
+ public:
+  /// Waits. @returns false where it was given up.
+  bool wait(const WorkPtr& work);
+
+  /// Ends all waits, now and from now on; backends end what they can.
+  void give_up();
+
+ private:
+  std::mutex mutex_;
+  std::vector<WorkPtr> works_;
+  bool given_up_ = false;
+};
+
 /// An operation in flight.
 class Pending {
  public:
   Pending() = default;
-  Pending(std::vector<c10::intrusive_ptr<c10d::Work>> works, std::string what)
-      : works_(std::move(works)), what_(std::move(what)) {}
+  Pending(std::vector<WorkPtr> works, std::string what, std::shared_ptr<InFlight> in_flight)
+      : works_(std::move(works)), what_(std::move(what)), in_flight_(std::move(in_flight)) {}
 
   /// Blocks the host on a CPU backend, the current stream on a CUDA one.
   /// @throws CommError naming the operation if a peer died, or did not come within the timeout.
   void wait();
 
  private:
-  std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+  std::vector<WorkPtr> works_;
   std::string what_;
+  std::shared_ptr<InFlight> in_flight_;
 };
 
 /// One private process group and the calls that the engine makes on it. A group of one has no
@@ -63,6 +84,9 @@ class Group {
   int size() const { return size_; }
   const std::string& name() const { return name_; }
   Traffic traffic() const { return {num_messages_, num_bytes_}; }
+
+  /// Ends what other threads wait for; the group is of no use afterwards. From any thread.
+  void give_up() { in_flight_->give_up(); }
 
   /// Whether send and receive may be in flight in any number and direction without being grouped,
   /// as on gloo. NCCL serialises them by pair and may deadlock.
@@ -89,12 +113,15 @@ class Group {
  private:
   void count(const at::Tensor& tensor);
   Pending send_to_all(const at::Tensor& tensor, const std::string& what);
+  template <typename Call>
+  Pending issue(const std::string& what, Call&& call);
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   std::string name_;
   int rank_;
   int size_;
   bool free_point_to_point_ = true;
+  std::shared_ptr<InFlight> in_flight_ = std::make_shared<InFlight>();
   Counter num_messages_;
   Counter num_bytes_;
 };

@@ -5,6 +5,7 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <pthread.h>
+#include <unistd.h>
 
 #include <condition_variable>
 #include <deque>
@@ -47,6 +48,12 @@ void Event::wait() const {
   if (state_->error) std::rethrow_exception(state_->error);
 }
 
+bool Event::wait_for(std::chrono::milliseconds most) const {
+  if (!state_ || state_->event) return true;
+  std::unique_lock lock(state_->mutex);
+  return state_->changed.wait_for(lock, most, [this] { return state_->happened; });
+}
+
 class Lane::Worker {
  public:
   explicit Worker(const std::string& name) : thread_([this] { run(); }) {
@@ -54,6 +61,10 @@ class Lane::Worker {
   }
 
   ~Worker() {
+    if (getpid() != process_) {
+      thread_.detach();
+      return;
+    }
     {
       const std::scoped_lock lock(mutex_);
       over_ = true;
@@ -108,6 +119,7 @@ class Lane::Worker {
   std::condition_variable changed_;
   std::deque<Job> jobs_;
   bool over_ = false;
+  pid_t process_ = getpid();
   std::thread thread_;  // last: it uses all of the above
 };
 
@@ -126,12 +138,20 @@ class Lane::Stream {
     done.event.emplace(device.type());
     const c10::AutoGradMode no_grad(false);
     const c10::StreamGuard on_lane(stream_);
-    for (const Event& event : after) event.wait();
-    operation();
-    done.event->record(stream_);
+    try {
+      if (error_) std::rethrow_exception(error_);
+      for (const Event& event : after) event.wait();
+      operation();
+      done.event->record(stream_);
+    } catch (...) {
+      error_ = std::current_exception();
+      done.event.reset();
+      done.happen(error_);
+    }
   }
 
  private:
+  std::exception_ptr error_;
   c10::impl::VirtualGuardImpl guard_;
   c10::Stream stream_;
 };

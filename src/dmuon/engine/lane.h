@@ -2,6 +2,7 @@
 
 #include <c10/core/Device.h>
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -18,6 +19,9 @@ class Event {
   /// @throws what the operation threw.
   void wait() const;
 
+  /// On a CPU: whether it has happened, or failed, within this time. Elsewhere true at once.
+  bool wait_for(std::chrono::milliseconds most) const;
+
   struct State;
 
  private:
@@ -32,7 +36,7 @@ class Event {
 ///
 /// After an operation has failed the lane runs nothing more; every later one fails with the same
 /// error, because a group whose ranks are out of step is of no use. One thread at a time may
-/// enqueue. Destruction waits for what runs.
+/// enqueue. Destruction waits for what runs, except in a forked child, which has no such thread.
 class Lane {
  public:
   /// @param name  of the thread.
@@ -59,6 +63,12 @@ class Lane {
 struct Lanes {
   Lane intra{"dmuon intra"};
   Lane inter{"dmuon inter"};
+
+  /// Waits until both lanes are idle, whoever's operations they run.
+  void drain(c10::Device device) {
+    intra.enqueue(device, [] {}, {}).wait();
+    inter.enqueue(device, [] {}, {}).wait();
+  }
 };
 
 }  // namespace dmuon::engine

@@ -94,7 +94,7 @@ struct Options {
   bool node_copy = true;  ///< column members keep what came from other nodes until the next version
   /// Stage 1 of a unit is issued this many uses ahead; 0: everything is sent when it is needed.
   int lookahead = 2;
-  /// Units whose packed weights or gradients may be in memory at once; at least 1. 0: lookahead
+  /// Units whose packed weights or gradients may be in memory at once, 2 or more; 0: lookahead
   /// + 2.
   int max_units_in_flight = 0;
   /// The backward's next weights are sent before this unit's gradients (the paper,

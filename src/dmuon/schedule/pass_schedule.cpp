@@ -1,0 +1,184 @@
+// What a pass issues: the schedule's window, and the builder of one pass.
+
+#include <algorithm>
+#include <deque>
+#include <set>
+#include <utility>
+
+#include "dmuon/schedule/maker.h"
+
+namespace dmuon::schedule {
+namespace {
+
+constexpr int kMostRoutesInFlight = 2;  // one in each stage
+
+bool uses_weights(const Trigger& trigger) { return trigger.moment == Moment::kBeforeUse; }
+
+/// Builds one pass: what each trigger does by itself goes to `before` and `after`, and
+/// publications, which move ahead, between.
+class PassBuilder {
+ public:
+  PassBuilder(const Layout& layout, const Trace& trace, const Trace& forward, Pass pass,
+              const Options& options, bool sync)
+      : maker_(layout),
+        trace_(trace),
+        pass_(pass),
+        options_(options),
+        sync_(sync),
+        window_(window_of(layout, options)),
+        slots_(trace.size()) {
+    for (std::size_t i = 0; i < trace.size(); ++i) {
+      if (uses_weights(trace[i])) uses_.push_back(i);
+    }
+    if (maker_.has_inter()) publish_inter(units_by_first_use(forward));
+    publish_intra();
+    serve_triggers();
+  }
+
+  PassSchedule take() {
+    PassSchedule schedule;
+    for (Slot& slot : slots_) {
+      std::vector<Operation>& all = schedule.at.emplace_back(std::move(slot.before));
+      for (const auto& part : {slot.inter, slot.intra, slot.after}) {
+        all.insert(all.end(), part.begin(), part.end());
+      }
+    }
+    while (!in_flight_.empty()) schedule.end.push_back(finish_oldest());
+    return schedule;
+  }
+
+ private:
+  struct Slot {
+    std::vector<Operation> before, inter, intra, after;
+  };
+
+  // Where a publication for the use at uses_[use] is issued that may go `ahead` uses ahead: not
+  // before the unit's buffer is free.
+  std::size_t place(std::size_t use, int ahead) const {
+    const auto distance = static_cast<std::size_t>(ahead);
+    std::size_t place = use >= distance ? uses_[use - distance] : uses_[0];
+    const std::size_t last = uses_[use];
+    for (std::size_t i = last; ahead > 0 && i-- > place;) {
+      const bool freed = trace_[i].unit == trace_[last].unit && !uses_weights(trace_[i]);
+      const bool reduces = trace_[i].moment == Moment::kAfterBackward;
+      if (freed || (reduces && !options_.broadcast_before_reduce)) place = i;
+    }
+    return place;
+  }
+
+  void publish_inter(const std::vector<int>& forward_units) {
+    if (!options_.node_copy) {
+      for (std::size_t use = 0; use < uses_.size(); ++use) {
+        const Operation operation = maker_.publish_inter(trace_[uses_[use]].unit);
+        slots_[place(use, window_.inter)].inter.push_back(operation);
+      }
+      return;
+    }
+    // Once a version: with the first use in a forward; in a backward, units that the forward left
+    // out.
+    std::vector<std::size_t> first_uses;
+    std::set<int> seen;
+    if (pass_ == Pass::kBackward) seen.insert(forward_units.begin(), forward_units.end());
+    for (const std::size_t use : uses_) {
+      if (seen.insert(trace_[use].unit).second) first_uses.push_back(use);
+    }
+    const auto ahead = static_cast<std::size_t>(window_.inter);
+    for (std::size_t i = 0; i < first_uses.size(); ++i) {
+      const std::size_t at = ahead == 0 ? first_uses[i] : i >= ahead ? first_uses[i - ahead] : 0;
+      slots_[at].inter.push_back(maker_.publish_inter(trace_[first_uses[i]].unit));
+    }
+  }
+
+  void publish_intra() {
+    for (std::size_t use = 0; use < uses_.size(); ++use) {
+      const Operation operation = maker_.publish_intra(trace_[uses_[use]].unit);
+      slots_[place(use, window_.intra)].intra.push_back(operation);
+    }
+  }
+
+  void serve_triggers() {
+    std::set<int> later_releases;
+    std::vector<bool> last(trace_.size(), false);
+    for (std::size_t i = trace_.size(); i-- > 0;) {
+      if (trace_[i].moment == Moment::kAfterBackward)
+        last[i] = later_releases.insert(trace_[i].unit).second;
+    }
+    for (std::size_t i = 0; i < trace_.size(); ++i) {
+      const int unit = trace_[i].unit;
+      Slot& slot = slots_[i];
+      switch (trace_[i].moment) {
+        case Moment::kBeforeUse:
+          slot.after = {maker_.await_weights(unit)};
+          if (pass_ != Pass::kBackward) slot.after.push_back({Kind::kForward, unit, 0, {}});
+          break;
+        case Moment::kAfterForward:
+          slot.before = {maker_.reshard(unit)};
+          break;
+        case Moment::kAfterBackward:
+          slot.before = {{Kind::kBackward, unit, 0, {}}, maker_.reshard(unit)};
+          if (last[i]) route(unit, options_.broadcast_before_reduce ? slot.after : slot.before);
+          break;
+      }
+    }
+  }
+
+  void route(int unit, std::vector<Operation>& to) {
+    while (window_.routes > 0 && static_cast<int>(in_flight_.size()) >= window_.routes)
+      to.push_back(finish_oldest());
+    const std::vector<Operation> operations = maker_.route(unit, sync_);
+    to.insert(to.end(), operations.begin(), operations.end());
+    in_flight_.push_back(unit);
+    if (window_.routes == 0) to.push_back(finish_oldest());
+  }
+
+  Operation finish_oldest() {
+    const int unit = in_flight_.front();
+    in_flight_.pop_front();
+    return maker_.finish_route(unit, sync_);
+  }
+
+  Maker maker_;
+  const Trace& trace_;
+  Pass pass_;
+  const Options& options_;
+  bool sync_;
+  Window window_;
+  std::vector<Slot> slots_;        // [triggers]
+  std::vector<std::size_t> uses_;  // places of kBeforeUse
+  std::deque<int> in_flight_;      // units whose route is not finished
+};
+
+}  // namespace
+
+Window window_of(const Layout& layout, const Options& options) {
+  const bool through_buffers = layout.num_replicates > 1 && !options.node_copy;
+  const int most_ahead = options.units_in_flight() - 1;
+  Window window{};
+  window.inter = through_buffers ? std::min(options.lookahead, most_ahead) : options.lookahead;
+  window.intra = std::min({1, options.lookahead, most_ahead});
+
+  std::int64_t weights = 0;
+  std::int64_t gradients = 0;
+  for (const UnitLayout& unit : layout.units) {
+    weights = std::max(weights, unit.num_elements() * unit.weight_size);
+    gradients = std::max(gradients, unit.num_elements() * unit.gradient_size);
+  }
+  // A route in flight holds gradients and an inbox no larger.
+  const std::int64_t buffers = 1 + (through_buffers ? window.inter : window.intra);
+  const std::int64_t granted = options.units_in_flight() * (weights + gradients);
+  const int most_routes = std::min(options.lookahead, kMostRoutesInFlight);
+  while (window.routes < most_routes &&
+         buffers * weights + (3 + 2 * window.routes) * gradients <= granted) {
+    ++window.routes;
+  }
+  return window;
+}
+
+PassSchedule build_pass_schedule(const Layout& layout, const Trace& trace, const Trace& forward,
+                                 Pass pass, const Options& options, bool sync) {
+  check(options);
+  check_units(layout, trace);
+  return PassBuilder(layout, trace, forward, pass, options, sync).take();
+}
+
+}  // namespace dmuon::schedule
