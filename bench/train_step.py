@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import dmuon
 from bench.interleave import Ratio, orders, paired_ratio
 from bench.muon_ag import best_orthogonalize
 from bench.provenance import provenance
@@ -41,8 +42,7 @@ from examples.text import Text, load_text
 
 PARTS = ("step", "forward", "backward", "optimizer")
 WARM_STEPS = 4
-# Publication of the last step may still travel when a block ends; it is small and local.
-SETTLE_S = 0.03
+SETTLE_S = 0.03  # for what the kernel still has to send
 
 
 # Seconds that dmuon counts: of a rank waiting for communication, and of its two lanes communicating.
@@ -134,6 +134,25 @@ def counters(contender: Contender) -> dict[str, float]:
     return {name: float(value) for name, value in stats().items() if isinstance(value, (int, float))}
 
 
+def settle(contender: Contender) -> None:
+    """Waits until what the last step sent has arrived: it is not the next contender's traffic."""
+    if (runtime := getattr(contender.optimizer, "_runtime", None)) is not None:
+        runtime.engine.drain()
+
+
+def show_profile(contender: Contender, options: argparse.Namespace, cluster: Cluster) -> None:
+    """What dmuon hides behind compute, by intervals; beside the JSON a trace and a picture of one step."""
+    with dmuon.profile(contender.model) as profile:
+        contender.train(1 + options.steps)
+    if cluster.rank != 0:
+        return
+    print(profile.summary())
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        profile.save_trace(options.json.with_suffix(".trace.json"))
+        profile.save_picture(options.json.with_suffix(".png"), step=1)
+
+
 def is_level(name: str) -> bool:
     """A level is reported as it is, a running total per step."""
     return name.startswith(("peak", "current"))
@@ -150,6 +169,7 @@ def measure(contenders: dict[str, Contender], options: argparse.Namespace, clust
             time.sleep(SETTLE_S)
             start = read_traffic()
             times, _ = contenders[name].train(1 + options.steps)
+            settle(contenders[name])
             cluster.barrier()
             time.sleep(SETTLE_S)
             samples[name].traffic.append(cluster.gather(read_traffic() - start))
@@ -241,6 +261,8 @@ def main() -> None:
     summary = summarise(measure(contenders, options, setting.cluster), 1 + options.steps)
     if setting.cluster.rank == 0:
         show(summary)
+    if "dmuon" in contenders:
+        show_profile(contenders["dmuon"], options, setting.cluster)
     conclude(options, setting.cluster, {**facts, "optimizers": summary})
 
 

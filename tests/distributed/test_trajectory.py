@@ -96,6 +96,13 @@ def test_no_sync_changes_no_weight(ranks, reference, mesh, fsdp, held):
     expect_reference(reference, results)
 
 
+@pytest.mark.parametrize("mesh", [(2, 2), (4, 1)])
+@pytest.mark.parametrize("held", [(), (0, 1)])
+def test_what_no_sync_kept_and_zero_grad_cleared_leaves_no_trace(ranks, reference, mesh, held):
+    results = ranks.run(cases.train, mesh, steps=STEPS, lr=LR, fsdp=False, micro_steps=2, held=held, discard=True)
+    expect_reference(reference, results)
+
+
 # Two hosts of two: two stages on a mesh of one dimension.
 @pytest.mark.parametrize("fsdp", [True, False])
 def test_a_mesh_of_one_dimension_over_hosts_equals_a_single_process(ranks, reference, fsdp):

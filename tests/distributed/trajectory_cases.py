@@ -44,8 +44,12 @@ def train(
     micro_steps: int = 1,
     held: tuple[int, ...] = (),
     schedule: dict[str, Any] | None = None,
+    discard: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """Trains and returns every weight; micro-steps in `held` run under no_sync."""
+    """Trains and returns every weight; micro-steps in `held` run under no_sync.
+
+    With `discard` each step begins with NaNs under no_sync, which are cleared.
+    """
     model = make_gpt()
     dmuon.dedicate_params(model, mesh, **(dedicate or {}))
     if fsdp and mesh is not None:
@@ -57,6 +61,13 @@ def train(
     rank, size = place_of(mesh)
     for step in range(steps):
         mine = part(batch(step), rank, size)
+        if discard:
+            with contextlib.suppress(InterruptedError), dmuon.no_sync(model):
+                with dmuon.no_sync(model):
+                    (loss_of(model, mine) * float("nan")).backward()
+                (loss_of(model, mine) * float("nan")).backward()  # the outer context still holds
+                optimizer.zero_grad()
+                raise InterruptedError
         micro_batches = mine.chunk(micro_steps)
         for index, micro in enumerate(micro_batches):
             with dmuon.no_sync(model) if index in held else contextlib.nullcontext():
