@@ -25,10 +25,13 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
         ValueError: the model has no dmuon.Muon yet, or `max_norm` is no positive number.
     """
     runtime = runtime_of(model, "clip_grad_norm_")
+    problem = None
     if not isinstance(max_norm, int | float | torch.Tensor) or not float(max_norm) > 0:
-        raise ValueError(f"clip_grad_norm_: max_norm: expected a positive number, got {max_norm!r}")
+        problem = f"clip_grad_norm_: max_norm: expected a positive number, got {max_norm!r}"
     runtime.refuse_inside_full_params("clip_grad_norm_")
-    verdict = runtime.agree(float(max_norm))
+    verdict = runtime.agree(float(max_norm) if problem is None else None, problem)
+    if problem is not None:
+        raise ValueError(problem)
     if not verdict.finite:
         return torch.tensor(math.nan, device=runtime.device)
     squared = [norm for norm, has in zip(verdict.squared_norms, verdict.has_gradient, strict=True) if has]

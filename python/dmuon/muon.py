@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Callable
 from typing import Any, NoReturn, overload
 
@@ -200,8 +201,6 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """One update of everything that had a gradient on any rank. Collective over the mesh."""
         self._runtime.refuse_inside_full_params("step()")
-        for group in self.param_groups:
-            (check_muon_group if group["algorithm"] == "muon" else check_adamw_group)(group)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -209,7 +208,12 @@ class Muon(torch.optim.Optimizer):
         if self._frozen:
             self._warn_of_unfrozen()
         runtime = self._runtime
-        verdict = runtime.agree()
+        problem = self._problem()
+        verdict = runtime.agree(problem=problem)
+        if problem is not None:
+            raise ValueError(problem)
+        # A step after clipping sends nothing: what it applied is compared with the next message.
+        runtime.applied = zlib.crc32(repr(self._settings()).encode(), runtime.applied)
         if verdict.finite:
             groups, group_of = self._muon_groups(verdict.has_gradient)
             runtime.state.step(groups, group_of)
@@ -238,6 +242,15 @@ class Muon(torch.optim.Optimizer):
             groups.append(native_group(group, self._runtime.device))
         return groups, group_of
 
+    def _problem(self) -> str | None:
+        """What is wrong with the hyperparameters; other ranks must hear of it."""
+        try:
+            for group in self.param_groups:
+                (check_muon_group if group["algorithm"] == "muon" else check_adamw_group)(group)
+        except ValueError as error:
+            return str(error)
+        return None
+
     def _settings(self) -> list[dict[str, Any]]:
         """The hyperparameters of all groups, as they are now."""
         known = {"algorithm", *self._muon_defaults, *self._adamw_defaults}
@@ -262,6 +275,11 @@ class Muon(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears all gradients, the owners' accumulated ones too."""
+        if self._runtime.host_misses_partial_sums() and self._runtime.ranks.slot == 0:
+            logger.warning(
+                "dmuon: zero_grad() after a backward under no_sync: FSDP2 keeps its own partial sums over the "
+                "replicates and adds them to the next synchronised backward. Clear after one outside of no_sync."
+            )
         for group in self.param_groups:
             for parameter in group["params"]:
                 if set_to_none or parameter.grad is None:

@@ -46,6 +46,7 @@ class Runtime:
         self.writes_back = False  # at the end of full_params
         self.host_parameters: Callable[[], list[nn.Parameter]] = list  # what AdamW updates; Muon says
         self.settings: Callable[[], Any] = list  # the hyperparameters; Muon says
+        self.applied = 0  # digest of the hyperparameters of all steps so far
         self.engine = self._make_engine(dedication)
         self.state = _C.MuonState(self.engine)
         self.placeholders = self._make_placeholders()
@@ -233,16 +234,29 @@ class Runtime:
 
     # ---- gradients that stay with the host framework ----
 
-    def agree(self, max_norm: float | None = None) -> _C.Verdict:
+    def host_misses_partial_sums(self) -> bool:
+        """Whether FSDP2 keeps sums of an HSDP mesh that only a synchronised backward sends on."""
+        return self.ranks.host_replicates > 1 and self.engine.holds_partial_sums() and bool(fsdp_modules(self.model))
+
+    def agree(self, max_norm: float | None = None, problem: str | None = None) -> _C.Verdict:
         """The step's verdict over all gradients, owned and not. Collective unless it is kept already.
 
+        Args:
+            max_norm: of clipping.
+            problem: with this rank's hyperparameters; where only some ranks have it, the others raise.
+
         Raises:
-            ValueError: on all ranks, where hyperparameters or `max_norm` differ.
+            ValueError: on all ranks, where hyperparameters or `max_norm` differ, in this call or in the last step.
         """
+        if self.host_misses_partial_sums():
+            raise ValueError(
+                "dmuon: clip or step after a backward under no_sync: FSDP2's gradients have not been summed over the "
+                "replicates. Expected: the last backward before them outside of no_sync."
+            )
         self.engine.settle_step()
         if self.engine.agreed():
             return self.engine.agree(_C.HostNorms(0.0, 0.0), 0)
-        settings = zlib.crc32(repr((self.settings(), max_norm)).encode())
+        settings = zlib.crc32(repr((problem or self.settings(), max_norm, self.applied)).encode())
         host_parameters = self.host_parameters()
         self._average_replicas(host_parameters)
         sharded, replicated = [], []
@@ -252,7 +266,12 @@ class Runtime:
                 sharded.append(gradient.to_local())
             elif gradient is not None:
                 replicated.append(gradient)
-        return self.engine.agree(_C.HostNorms(_squared_norm(sharded), _squared_norm(replicated)), settings)
+        try:
+            return self.engine.agree(_C.HostNorms(_squared_norm(sharded), _squared_norm(replicated)), settings)
+        except ValueError:
+            if problem is not None:
+                raise ValueError(problem) from None
+            raise
 
     def _average_replicas(self, host_parameters: list[nn.Parameter]) -> None:
         """Averages gradients of parameters that no FSDP manages over all ranks, missing ones as zeros."""

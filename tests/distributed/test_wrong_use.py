@@ -68,6 +68,10 @@ WRONG = [
     ("nested_full_params", {}, ["full_params", "one context"]),
     ("clip_bad_norm", {}, ["max_norm", "positive"]),
     ("lr_differs_at_a_step", {}, ["hyperparameters", "same on every rank"]),
+    ("lr_wrong_on_one_rank", {}, ["every rank", "lr"]),
+    ("max_norm_wrong_on_one_rank", {}, ["every rank", "max_norm"]),
+    ("lr_differs_after_clipping", {}, ["hyperparameters", "same on every rank"]),
+    ("step_after_no_sync", {}, ["no_sync", "outside"]),
     ("max_norm_differs", {}, ["max_norm", "same on every rank"]),
     ("muon_group_of_strangers", {}, ["add_param_group", "select"]),
 ]

@@ -52,6 +52,50 @@ def lr_differs_at_a_step(mesh: Any) -> None:
     opt.step()
 
 
+def _every_rank(error: ValueError) -> ValueError:
+    return ValueError(f"every rank: {error}; opt.param_groups, lr, max_norm")
+
+
+def lr_wrong_on_one_rank(mesh: Any) -> None:
+    """The others hear that something differs; nobody waits."""
+    _, opt = _with_gradients(mesh)
+    if _rank(mesh) == 1:
+        opt.param_groups[0]["lr"] = -1.0
+    try:
+        opt.step()
+    except ValueError as error:
+        assert ("got -1" in str(error)) == (_rank(mesh) == 1)
+        raise _every_rank(error) from error
+
+
+def max_norm_wrong_on_one_rank(mesh: Any) -> None:
+    model, _ = _with_gradients(mesh)
+    try:
+        dmuon.clip_grad_norm_(model, -1.0 if _rank(mesh) == 1 else 1.0)
+    except ValueError as error:
+        assert ("got -1" in str(error)) == (_rank(mesh) == 1)
+        raise _every_rank(error) from error
+
+
+def lr_differs_after_clipping(mesh: Any) -> None:
+    """The step sends nothing then; the next one tells."""
+    model, opt = _with_gradients(mesh)
+    dmuon.clip_grad_norm_(model, 1.0)
+    lr = opt.param_groups[0]["lr"]
+    opt.param_groups[0]["lr"] = lr * (1 + _rank(mesh))
+    opt.step()
+    opt.param_groups[0]["lr"] = lr
+    loss_of(model, batch(2)).backward()
+    opt.step()
+
+
+def step_after_no_sync(mesh: Any) -> None:
+    model, opt = _ready(mesh)
+    with dmuon.no_sync(model):
+        loss_of(model, batch(1)).backward()
+    opt.step()
+
+
 def max_norm_differs(mesh: Any) -> None:
     model, _ = _with_gradients(mesh)
     dmuon.clip_grad_norm_(model, 1.0 + _rank(mesh))

@@ -110,6 +110,10 @@ class Engine {
   /// Under no_sync: gradients of the next backwards stay at the column members. Alike on all ranks.
   void set_sync(bool sync);
 
+  /// Whether column members hold gradients that no synchronised backward has sent on; alike on all
+  /// ranks.
+  bool holds_partial_sums() const;
+
   /// Clears a matrix's accumulated gradient, as zero_grad does.
   void clear_gradient(int matrix);
 
