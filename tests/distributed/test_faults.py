@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from faults_cases import AFTER_AGREEMENT, BEFORE_AGREEMENT, DEVIATIONS, IN_A_PASS, NUM_RANKS, TIMEOUT_S, Case
 
+pytestmark = pytest.mark.xdist_group("faults")  # one process runs all cases, several at once
 NUM_KILLS = 20
 RAISE_S = TIMEOUT_S + 5
 EXIT_S = TIMEOUT_S + 3  # from there; what is in flight may take as long as the timeout
