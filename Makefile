@@ -11,10 +11,10 @@ ROUNDS ?= 8
 # The address: a host name may not resolve.
 TORCHRUN = python -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node
 
-.PHONY: help setup build test demo bench bench-cluster lint format clean
+.PHONY: help setup build test demo bench bench-plan bench-ablation bench-cluster lint format clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
 
 setup: ## system packages, Python environment, PyTorch: only what is missing
 	@tools/setup
@@ -34,6 +34,13 @@ bench: build ## step times on 1 x 4 and 2 x 2 ranks, and the host time of a step
 	@$(ENV) $(TORCHRUN) 4 bench/train_step.py --mesh 1x4 --json out/bench/1x4.json $(ARGS)
 	@$(ENV) $(TORCHRUN) 4 bench/train_step.py --mesh 2x2 --json out/bench/2x2.json $(ARGS)
 	@$(ENV) python bench/step_host_time.py
+
+bench-plan: build ## gaps and times of plans, and predicted beside measured optimizer times
+	@$(ENV) cmake --build build/release --target plan_stress && build/release/bench/plan_stress
+	@$(ENV) $(TORCHRUN) 4 bench/plan_prediction.py --mesh 2x2 --json out/bench/plan_prediction.json $(ARGS)
+
+bench-ablation: build ## what balance and batches are worth, on 2 x 2 ranks (ROUNDS=)
+	@$(ENV) $(TORCHRUN) 4 bench/ablation.py --mesh 2x2 --variants plan --rounds $(ROUNDS) --json out/bench/ablation-plan.json $(ARGS)
 
 # Nodes, bandwidth, program. Status 77 says that the machine cannot do this; tools/cluster has said why.
 bench-cluster: build ## step times and ablations on emulated nodes with limited bandwidth (ROUNDS=)

@@ -1,6 +1,7 @@
-"""What each part of dmuon's schedule is worth: dmuon without it over dmuon as it is, in interleaved blocks.
+"""What each part of dmuon's schedule and plan is worth: dmuon without it over dmuon as it is, in interleaved blocks.
 
     tools/cluster --nodes 2 --ranks 2 --rate 1gbit -- bench/ablation.py --mesh 2x2 --json out/bench/ablation.json
+    torchrun --nproc-per-node 4 bench/ablation.py --mesh 2x2 --variants plan
 
 Blocks, ratios and intervals are those of train_step.py. All variants compute the same weights up to rounding.
 """
@@ -22,14 +23,14 @@ from bench.train_step import PARTS, arguments, conclude, measure, prepare, show_
 DEFAULT = "default"
 
 
-def schedule(**changes: bool) -> Callable[[nn.Module], None]:
-    """Changes a dedicated model's schedule: fields that users have no option for."""
+def changed(part: str, **changes: bool) -> Callable[[nn.Module], None]:
+    """Changes a dedicated model's schedule or planning: fields that users have no option for."""
 
     def configure(model: nn.Module) -> None:
-        options = model.__dict__["_dmuon_dedication"].schedule
+        options = getattr(model.__dict__["_dmuon_dedication"], part)
         for name, value in changes.items():
             if not hasattr(options, name):  # setting it would measure nothing
-                raise SystemExit(f"ablation: expected a schedule with {name}; got {options}")
+                raise SystemExit(f"ablation: expected a {part} with {name}; got {options}")
             setattr(options, name, value)
 
     return configure
@@ -48,18 +49,29 @@ class Variant:
 VARIANTS = {
     DEFAULT: Variant("nothing"),
     "no_lookahead": Variant("fetching the next units ahead", {"lookahead": 0}),
-    "one_stage": Variant("the two stages: a matrix goes to every rank directly", configure=schedule(one_stage=True)),
-    "synchronous": Variant("publication that outlives the step", configure=schedule(asynchronous=False)),
-    "reduce_first": Variant("broadcasts before reductions", configure=schedule(broadcast_before_reduce=False)),
+    "one_stage": Variant(
+        "the two stages: a matrix goes to every rank directly", configure=changed("schedule", one_stage=True)
+    ),
+    "synchronous": Variant("publication that outlives the step", configure=changed("schedule", asynchronous=False)),
+    "reduce_first": Variant(
+        "broadcasts before reductions", configure=changed("schedule", broadcast_before_reduce=False)
+    ),
     # Without node copies a backward's weights share the slow links with its gradients, as in the paper.
     "no_copy": Variant("node copies", {"node_copy": False}),
     "no_copy_reduce_first": Variant(
         "broadcasts before reductions, over no_copy",
         {"node_copy": False},
-        schedule(broadcast_before_reduce=False),
+        changed("schedule", broadcast_before_reduce=False),
         over="no_copy",
     ),
+    # The paper's components (tab:ablation) as far as they are there; symmetric products are not.
+    "no_batching": Variant("batches: every matrix alone", configure=changed("planning", batching=False)),
+    "lpt": Variant("batches in the balance: longest processing time first", {"strategy": "lpt"}),
+    "round_robin": Variant("balance: owners in turn", {"strategy": "round_robin"}),
+    "xor_layout": Variant("balance: owners by eq. comm-layout", {"strategy": "xor_layout"}),
+    "one_owner": Variant("owners: one rank has everything", {"strategy": "rank0"}),
 }
+PLAN = ("no_batching", "lpt", "round_robin", "xor_layout", "one_owner")
 
 
 def show(summary: dict[str, Any]) -> None:
@@ -79,9 +91,12 @@ def show(summary: dict[str, Any]) -> None:
 def main() -> None:
     parser = arguments(__doc__)
     variants = [name for name in VARIANTS if name != DEFAULT]
-    parser.add_argument("--variants", default=",".join(variants), help="comma-separated, of: %(default)s")
+    groups = {"plan": PLAN, "schedule": [name for name in variants if name not in PLAN]}
+    parser.add_argument(
+        "--variants", default="schedule", help=f"schedule (default), plan, or some of {', '.join(variants)}"
+    )
     options = parser.parse_args()
-    names = [DEFAULT, *filter(None, options.variants.split(","))]
+    names = [DEFAULT, *groups.get(options.variants, filter(None, options.variants.split(",")))]
     names += [VARIANTS[name].over for name in names if name in VARIANTS and VARIANTS[name].over not in names]
     unknown = set(names) - VARIANTS.keys()
     if unknown:

@@ -13,24 +13,57 @@ class Matrix:
     rows: int
     cols: int
     unit: int
-    def __init__(self, name: str, rows: int, cols: int, unit: int) -> None: ...
+    def __init__(self, name: str, rows: int, cols: int, unit: int, tensor_parallel: bool = False) -> None: ...
 
-class Plan:
-    num_replicates: int
-    num_shards: int
-    strategy: str
-    owner: list[int]
-    batches: list[tuple[int, list[int]]]
-    makespan_s: float
-    lower_bound_s: float
+class Mesh:
+    def __init__(self, num_replicates: int, num_shards: int, tensor_parallel: int = 1) -> None: ...
+
+class PlanOptions:
+    lookahead: int
+    layout_slack: float
+    max_memory_bytes: int
+    weight_bytes: int
+    gradient_bytes: int
+    node_copy: bool
+    units_in_flight: int
+
+class CostTable:
+    source: str
+    def __init__(self, source: str, entries: Sequence[tuple[tuple[int, int], Sequence[tuple[int, int]]]]) -> None: ...
     def to_json(self) -> str: ...
     @staticmethod
-    def from_json(text: str, inventory: list[Matrix]) -> Plan: ...
-    def hash(self, inventory: list[Matrix]) -> int: ...
-    def table(self, inventory: list[Matrix]) -> str: ...
+    def from_json(text: str) -> CostTable: ...
 
-def make_plan(
-    inventory: list[Matrix], num_replicates: int, num_shards: int, strategy: str, device_kind: str
+class Plan:
+    strategy: str
+    inventory: list[Matrix]
+    owner: list[int]
+    batches: list[tuple[int, list[int]]]
+    loads_ns: list[int]
+    makespan_ns: int
+    bound_ns: int
+    gap: float
+    memory_bytes: list[int]
+    costs: CostTable
+    def to_json(self) -> str: ...
+    @staticmethod
+    def from_json(text: str) -> Plan: ...
+    def require_fit(self, inventory: list[Matrix], mesh: Mesh) -> None: ...
+    def hash(self) -> int: ...
+    def table(self, max_rows: int = 16) -> str: ...
+
+def candidate_batches(rows: int, cols: int, num_matrices: int) -> list[int]: ...
+def modelled_ns(device: str, rows: int, cols: int, num_batch: int) -> int: ...
+def modelled_costs(inventory: list[Matrix], device: str, tensor_parallel: int = 1) -> CostTable: ...
+def device_names() -> list[str]: ...
+def make_plan(inventory: list[Matrix], mesh: Mesh, strategy: str, costs: CostTable, options: PlanOptions) -> Plan: ...
+def make_plan_from_counts(
+    inventory: list[Matrix],
+    mesh: Mesh,
+    strategy: str,
+    counts: list[list[int]],
+    costs: CostTable,
+    options: PlanOptions,
 ) -> Plan: ...
 def strategy_names() -> list[str]: ...
 def orthogonalize(

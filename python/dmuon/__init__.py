@@ -11,7 +11,7 @@ from dmuon.full_params import full_params
 from dmuon.muon import Muon
 from dmuon.no_sync import no_sync
 from dmuon.orthogonalize import orthogonalize
-from dmuon.plan import Plan
+from dmuon.plan import Plan, inventory, plan
 from dmuon.profile import profile
 from dmuon.routing import Route, RoutingTable
 from dmuon.schedule import schedule
@@ -28,8 +28,10 @@ __all__ = [
     "clip_grad_norm_",
     "dedicate_params",
     "full_params",
+    "inventory",
     "no_sync",
     "orthogonalize",
+    "plan",
     "profile",
     "routing_table",
     "schedule",

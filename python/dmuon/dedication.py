@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from dmuon import _C, ranks
-from dmuon.options import Schedule
+from dmuon.options import Planning, Schedule
 from dmuon.routing import Matrix, RoutingTable, Select, route
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Dedication:
     table: RoutingTable
     mp_policy: MixedPrecisionPolicy
     reshard_after_forward: bool
-    strategy: str
+    planning: Planning
     schedule: Schedule
     orders: dict[nn.Module, list[str]]  # the attributes of each module that lost some, as they were
     groups: _C.Groups | None = None
@@ -63,6 +64,11 @@ def dedication_of(model: nn.Module, function: str) -> Dedication:
     return found
 
 
+def is_dedicated(model: nn.Module) -> bool:
+    """Whether dedicate_params was called on it."""
+    return _ATTRIBUTE in model.__dict__
+
+
 def runtime_of(model: nn.Module, function: str) -> Runtime:
     """The running engine of a model.
 
@@ -83,6 +89,10 @@ def dedicate_params(
     reshard_after_forward: bool | None = True,
     select: Select | None = None,
     strategy: str = "load_balance",
+    plan: str | os.PathLike[str] | None = None,
+    costs: str | os.PathLike[str] = "measured",
+    layout_slack: float = 0.03,
+    max_memory_bytes: int | None = None,
     node_copy: bool = True,
     lookahead: int = 2,
     max_units_in_flight: int | None = None,
@@ -101,7 +111,14 @@ def dedicate_params(
         mp_policy: as for `fully_shard`; the same one.
         reshard_after_forward: free a unit's matrices between its forward and backward. None means True.
         select: `select(name, module, parameter)` returns True (Muon), False (AdamW) or None (by the rule).
-        strategy: how owners are chosen: "load_balance", "round_robin" or "rank0".
+        strategy: how owners are chosen: "load_balance", or for comparison "milp" (the paper's formulation, needs
+            SciPy), "lpt", "round_robin", "xor_layout", "rank0".
+        plan: instead: the file of a saved plan, for this model and mesh.
+        costs: what the plan is made of: "measured" on these ranks when `Muon` is made and kept in the user's cache,
+            "modelled", or the file of a table.
+        layout_slack: share of the makespan that may be given up so that matrices used one after the other have
+            owners in different columns.
+        max_memory_bytes: that no rank may exceed, as the plan counts them; None: no limit.
         node_copy: with several nodes, keep what came from other nodes until the weights change, as HSDP
             does, so that a step moves each weight between nodes once.
         lookahead: how many units ahead of their use weights travel between nodes; 0 sends everything when it is
@@ -124,22 +141,24 @@ def dedicate_params(
     matrices: list[Matrix] = []
     table = RoutingTable()
     schedule = Schedule(node_copy, lookahead, max_units_in_flight)
+    planning = Planning(strategy, plan, costs, layout_slack, max_memory_bytes)
     try:
         if problem is not None:
             raise ValueError(problem)
-        _check_options(model, mp_policy, reshard_after_forward, strategy)
+        _check_options(model, mp_policy, reshard_after_forward)
+        _check_planning(planning)
         _check_schedule(schedule)
         matrices, table = route(model, select)
     except Exception as error:  # whatever it is (select() is the user's), the other ranks must hear of it
         problem = ranks.described(error)
     policy = mp_policy or MixedPrecisionPolicy()
-    options = (policy, reshard_after_forward, strategy, schedule, timeout, place.rows)
+    options = (policy, reshard_after_forward, planning, schedule, timeout, place.rows)
     facts = [f"options {options}"]
     facts += [f"{row} {matrix_dtype}" for row, matrix_dtype in zip(table, _dtypes(model), strict=False)]
     ranks.agree_or_raise(place, "dedicate_params", problem, facts)
 
     dedication = Dedication(
-        place, matrices, table, policy, reshard_after_forward is not False, strategy, schedule, orders={}
+        place, matrices, table, policy, reshard_after_forward is not False, planning, schedule, orders={}
     )
     _take_out(model, dedication)
     model.__dict__[_ATTRIBUTE] = dedication
@@ -160,7 +179,6 @@ def _check_options(
     model: nn.Module,
     mp_policy: MixedPrecisionPolicy | None,
     reshard_after_forward: bool | None,
-    strategy: str,
 ) -> None:
     if _ATTRIBUTE in model.__dict__:
         raise ValueError("dedicate_params: model: expected one call a model, got a second one")
@@ -180,8 +198,21 @@ def _check_options(
             "dedicate_params: reshard_after_forward: expected True, False or None; resharding to a smaller world "
             f"size (an int) has no meaning for owned matrices; got {reshard_after_forward!r}"
         )
-    if strategy not in _C.strategy_names():
-        raise ValueError(f"dedicate_params: strategy: expected one of {_C.strategy_names()}, got {strategy!r}")
+
+
+def _check_planning(planning: Planning) -> None:
+    known = [*_C.strategy_names(), "milp"]
+    if planning.strategy not in known:
+        raise ValueError(f"dedicate_params: strategy: expected one of {known}, got {planning.strategy!r}")
+    for name in ("plan", "costs"):
+        value = getattr(planning, name)
+        if not isinstance(value, str | os.PathLike) and not (name == "plan" and value is None):
+            raise ValueError(f"dedicate_params: {name}: expected a path, got {value!r}")
+    slack, most = planning.layout_slack, planning.max_memory_bytes
+    if isinstance(slack, bool) or not isinstance(slack, int | float) or not 0 <= slack <= 1:
+        raise ValueError(f"dedicate_params: layout_slack: expected a number in [0, 1], got {slack!r}")
+    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or not 0 < most < 2**62):
+        raise ValueError(f"dedicate_params: max_memory_bytes: expected a positive int or None, got {most!r}")
 
 
 def _check_schedule(schedule: Schedule) -> None:

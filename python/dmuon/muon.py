@@ -115,7 +115,7 @@ class Muon(torch.optim.Optimizer):
         facts = [f"Muon {plain(muon)}", f"AdamW {plain(adamw)}"] if problem is None else []
         ranks.agree_or_raise(dedication.ranks, "Muon", problem, facts)
 
-        self._runtime = start(model, dedication, units, device)
+        self._runtime = start(model, dedication, units, muon, device)
         dedication.table = RoutingTable(dedication.table, f"AdamW: lr {float(adamw['lr']):g}{adamw_lr_rule}")
         self._runtime.host_parameters = self._host_parameters
         self._runtime.settings = self._settings

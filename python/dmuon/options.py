@@ -1,8 +1,9 @@
-"""When messages go out."""
+"""What dedicate_params was told of schedule and plan."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 
 from dmuon import _C
 
@@ -27,3 +28,15 @@ class Schedule:
         options.broadcast_before_reduce = self.broadcast_before_reduce
         options.asynchronous = self.asynchronous
         return options
+
+
+@dataclasses.dataclass
+class Planning:
+    """How owners are chosen; see `dedicate_params`."""
+
+    strategy: str = "load_balance"
+    plan: str | os.PathLike[str] | None = None
+    costs: str | os.PathLike[str] = "measured"
+    layout_slack: float = 0.03
+    max_memory_bytes: int | None = None
+    batching: bool = True  # False, for ablations: every matrix alone

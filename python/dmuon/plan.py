@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-import torch
+import os
+from pathlib import Path
+from typing import Any
 
-from dmuon import _C, ranks
-from dmuon.routing import Matrix
-from dmuon.units import Unit
+import torch
+import torch.nn as nn
+
+from dmuon import _C, costs, milp, ranks
+from dmuon.dedication import Dedication, dedication_of, is_dedicated, plain_module
+from dmuon.options import Planning
+from dmuon.routing import Matrix, route
+from dmuon.units import Unit, find_units
 
 
 class Plan:
@@ -15,56 +22,205 @@ class Plan:
     Attributes:
         owner: for each matrix, in module order, the slot (replicate * num_shards + shard) of its owner.
         batches: (slot, matrices) of equal shapes that are updated together.
-        makespan_s: predicted seconds of the slowest owner's update.
-        lower_bound_s: no plan can have a smaller makespan under the same costs.
+        loads_ms: predicted milliseconds of each slot's update.
+        makespan_ms: of the slowest.
+        bound_ms: no plan can have a smaller makespan under the same costs; the plan carries a proof.
+        gap: makespan / bound - 1.
+        memory_bytes: of each slot at the peak of a step.
     """
 
-    def __init__(self, plan: _C.Plan, inventory: list[_C.Matrix]) -> None:
+    def __init__(self, plan: _C.Plan) -> None:
         self._plan = plan
-        self._inventory = inventory
+        self.strategy: str = plan.strategy
         self.owner: list[int] = plan.owner
         self.batches: list[tuple[int, list[int]]] = plan.batches
-        self.makespan_s: float = plan.makespan_s
-        self.lower_bound_s: float = plan.lower_bound_s
+        self.loads_ms: list[float] = [ns / 1e6 for ns in plan.loads_ns]
+        self.makespan_ms: float = plan.makespan_ns / 1e6
+        self.bound_ms: float = plan.bound_ns / 1e6
+        self.gap: float = plan.gap
+        self.memory_bytes: list[int] = plan.memory_bytes
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """A plan from the file of `save`, or of `dmuon plan --save`.
+
+        Raises:
+            ValueError: it cannot be read, or is no plan.
+        """
+        try:
+            return cls(_C.Plan.from_json(Path(path).read_text()))
+        except OSError as error:
+            raise ValueError(f"plan: cannot read it: {error}") from error
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the plan as JSON; `dedicate_params(..., plan=path)` takes it."""
+        Path(path).write_text(self.to_json() + "\n")
 
     def to_json(self) -> str:
         """The plan as JSON, as a rank receives it."""
         return self._plan.to_json()
 
-    def table(self) -> str:
-        """What each owner holds and its predicted time."""
-        return self._plan.table(self._inventory)
+    def table(self, max_rows: int = 16) -> str:
+        """What each owner holds and its predicted time, the slowest first."""
+        return self._plan.table(max_rows)
 
     def hash(self) -> int:
         """Equal for equal plans of equal matrices, on every machine."""
-        return self._plan.hash(self._inventory)
+        return self._plan.hash()
+
+    def require_fit(self, inventory: list[_C.Matrix], mesh: _C.Mesh) -> None:
+        """Raises a ValueError with the first difference, unless the plan is for these."""
+        self._plan.require_fit(inventory, mesh)
 
     def __str__(self) -> str:
         return self.table()
 
 
-def make_plan(
-    place: ranks.Ranks, matrices: list[Matrix], units: list[Unit], strategy: str, device: torch.device
+def plan(
+    model: nn.Module,
+    mesh: tuple[int, int] | None = None,
+    *,
+    device: str = "a100-sxm4-80gb",
+    strategy: str = "load_balance",
+    costs: str | os.PathLike[str] | None = None,
 ) -> Plan:
-    """Plans at slot 0, sends the plan to every rank, compares its hash. Collective."""
+    """The plan that `dmuon.Muon` made of the model; or one of any model for a mesh that need not exist.
+
+    Args:
+        model: one given to Muon; or any other, on any device ("meta" will do).
+        mesh: (nodes, GPUs a node), for the latter.
+        device: whose cost model is taken, as `dmuon models` lists them.
+        strategy: as for `dedicate_params`.
+        costs: instead of a device: the path of a table of measured costs.
+
+    Raises:
+        ValueError: a dedicated model without Muon yet; or an unknown device or strategy.
+    """
+    model = plain_module(model)
+    if is_dedicated(model):
+        runtime = dedication_of(model, "plan").runtime
+        if runtime is None:
+            raise ValueError("plan: model: expected dmuon.Muon(model) first")
+        return runtime.plan
+    if mesh is None:
+        raise ValueError("plan: mesh: expected (nodes, GPUs a node) for a model without dmuon.Muon; got None")
+    matrices, units = _routed(model)
+    items = inventory_of(matrices, units)
+    table = _C.modelled_costs(items, device) if costs is None else _C.CostTable.from_json(Path(costs).read_text())
+    return Plan(_decide(items, _C.Mesh(*mesh), strategy, table, _C.PlanOptions()))
+
+
+def inventory(model: nn.Module) -> dict[str, Any]:
+    """What Muon would take of a model, for `dmuon plan --inventory`; write it with json.dump.
+
+    Args:
+        model: any, before `dedicate_params` and `fully_shard`; on any device ("meta" will do).
+    """
+    matrices, units = _routed(plain_module(model))
+    name = type(model).__name__
+    return {
+        "schema_version": 1,
+        "name": name,
+        "description": f"The matrices that dmuon takes of a {name}.",
+        "source": "dmuon.inventory",
+        "stand_in": False,
+        "units": [
+            {
+                "name": unit.name or "root",
+                "matrices": [
+                    {
+                        "name": matrices[index].name.removeprefix(unit.name + "." if unit.name else ""),
+                        "rows": matrices[index].shape[0],
+                        "cols": matrices[index].shape[1],
+                    }
+                    for index in unit.matrices
+                ],
+            }
+            for unit in units
+        ],
+    }
+
+
+def _routed(model: nn.Module) -> tuple[list[Matrix], list[Unit]]:
+    matrices, _ = route(model, None)
+    return matrices, find_units(model, [[path for path, _, _ in matrix.places] for matrix in matrices])
+
+
+def inventory_of(matrices: list[Matrix], units: list[Unit]) -> list[_C.Matrix]:
+    """The matrices as planning sees them."""
     unit_of = {matrix: index for index, unit in enumerate(units) for matrix in unit.matrices}
-    inventory = [
+    return [
         _C.Matrix(matrix.name, matrix.shape[0], matrix.shape[1], unit_of[index])
         for index, matrix in enumerate(matrices)
     ]
 
+
+def _decide(
+    items: list[_C.Matrix], mesh: _C.Mesh, strategy: str, table: _C.CostTable, options: _C.PlanOptions
+) -> _C.Plan:
+    if strategy == "milp":
+        return milp.make_plan(items, mesh, table, options)
+    return _C.make_plan(items, mesh, strategy, table, options)
+
+
+def make_plan(dedication: Dedication, units: list[Unit], muon: dict[str, Any], device: torch.device) -> Plan:
+    """Plans at slot 0, or loads; sends the plan to every rank, compares its hash. Collective."""
+    place, planning, matrices = dedication.ranks, dedication.planning, dedication.matrices
+    items = inventory_of(matrices, units)
+    mesh = _C.Mesh(place.num_replicates, place.num_shards)
+    table = None
+    problem = None
+    if planning.plan is None and planning.strategy in _NEED_COSTS and planning.costs == "measured":
+        table = costs.measured_costs(place, _shapes(dedication), muon, _compute_dtypes(dedication), device)
+
     def plan_here() -> str:
-        plan = _C.make_plan(inventory, place.num_replicates, place.num_shards, strategy, device.type)
-        return plan.to_json()
+        if planning.plan is not None:
+            return Plan.load(planning.plan).to_json()
+        found = table or costs.loaded_or_modelled_costs(_shapes(dedication), device, planning.costs)
+        return _decide(items, mesh, planning.strategy, found, _options(dedication)).to_json()
 
     text = ranks.from_first(place, plan_here)
-    plan = None
-    problem = None
+    result = None
     try:
-        plan = Plan(_C.Plan.from_json(text, inventory), inventory)
+        result = Plan(_C.Plan.from_json(text))
+        result.require_fit(items, mesh)
     except ValueError as error:
         problem = str(error)
-    facts = [] if plan is None else [f"plan hash {plan.hash()}"]
+    facts = [] if result is None else [f"plan hash {result.hash()}"]
     ranks.agree_or_raise(place, "Muon", problem, facts)
-    assert plan is not None
-    return plan
+    assert result is not None
+    return result
+
+
+# What does not look at costs need not wait for them.
+_NEED_COSTS = ("load_balance", "lpt", "milp")
+
+
+def _shapes(dedication: Dedication) -> dict[tuple[int, int], int]:
+    """How many matrices of each shape may go together."""
+    shapes: dict[tuple[int, int], int] = {}
+    for matrix in dedication.matrices:
+        shape = (matrix.shape[0], matrix.shape[1])
+        shapes[shape] = shapes.get(shape, 0) + 1 if dedication.planning.batching else 1
+    return shapes
+
+
+def _compute_dtypes(dedication: Dedication) -> dict[tuple[int, int], torch.dtype]:
+    chosen = dedication.mp_policy.param_dtype
+    return {(m.shape[0], m.shape[1]): chosen or m.parameter.dtype for m in dedication.matrices}
+
+
+def _options(dedication: Dedication) -> _C.PlanOptions:
+    planning: Planning = dedication.planning
+    schedule = dedication.schedule
+    options = _C.PlanOptions()
+    options.lookahead = schedule.lookahead
+    options.layout_slack = planning.layout_slack
+    options.max_memory_bytes = planning.max_memory_bytes or 0
+    options.node_copy = schedule.node_copy
+    options.units_in_flight = schedule.max_units_in_flight or schedule.lookahead + 2
+    dtypes = list(_compute_dtypes(dedication).values())
+    options.weight_bytes = max((dtype.itemsize for dtype in dtypes), default=4)
+    reduce_dtype = dedication.mp_policy.reduce_dtype
+    options.gradient_bytes = reduce_dtype.itemsize if reduce_dtype is not None else options.weight_bytes
+    return options

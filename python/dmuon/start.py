@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn as nn
 from torch.distributed.tensor import DTensor
@@ -13,7 +15,13 @@ from dmuon.runtime import Runtime, fsdp_modules
 from dmuon.units import Unit
 
 
-def start(model: nn.Module, dedication: Dedication, units: list[Unit], device: torch.device | None) -> Runtime:
+def start(
+    model: nn.Module,
+    dedication: Dedication,
+    units: list[Unit],
+    muon: dict[str, Any],
+    device: torch.device | None,
+) -> Runtime:
     """Plans owners, makes the process groups and the engine. Collective.
 
     Raises:
@@ -24,7 +32,7 @@ def start(model: nn.Module, dedication: Dedication, units: list[Unit], device: t
     place = dedication.ranks
     device = device or torch.device(dedication.ranks.device_type)
     dedication.groups = ranks.engine_groups(place)
-    plan = make_plan(place, dedication.matrices, units, dedication.strategy, device)
+    plan = make_plan(dedication, units, muon, device)
     problem = None
     try:
         remove_guards(dedication)

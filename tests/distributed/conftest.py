@@ -1,4 +1,6 @@
+import os
 import sys
+import tempfile
 import zlib
 from pathlib import Path
 
@@ -7,6 +9,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from pool import RankPool
+
+# Measured costs are kept for the session, not for the user.
+_cache = tempfile.TemporaryDirectory(prefix="dmuon-cache-")
+os.environ["DMUON_CACHE_DIR"] = _cache.name
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import trajectory_cases as cases
-from models import batch, loss_of, make_gpt
 from reference import POLAR_EXPRESS, ReferenceMuon
+
+from models import batch, loss_of, make_gpt
 
 LR = 2e-2
 STEPS = 10

@@ -2,97 +2,194 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <limits>
-#include <numeric>
-#include <random>
+#include <utility>
 
 #include "dmuon/core/error.h"
+#include "tests/plan/message_of.h"
 #include "tests/plan/oracle.h"
 
 namespace dmuon::plan {
 namespace {
 
-// A device with one finite rate shows one term of the model at a time.
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
 
-TEST(ModelledSeconds, CountTheFlopsOfTheCheaperNewtonSchulzForm) {
-  const DeviceModel device{"test", 1.0, 1.0, kInfinite, 0.0};
+// A device with one finite rate shows one term of the model at a time. Rates are of 10^12 and 10^9
+// a second, so that one FLOP, or byte, at a rate of 10^-3, or 1, takes a nanosecond.
+Device products(double tflops, double symmetric_tflops, int tiles) {
+  return {"test", "", "", tflops, symmetric_tflops, kInfinite, 0, tiles, kInfinite};
+}
+
+TEST(ModelledNs, CountTheFlopsOfTheCheaperNewtonSchulzForm) {
+  const Device device = products(1e-3, 0, 1);
   // Square: direct, 20 m^2 n + 10 m^3. Wide: Gram, 8 m^2 n + 28 m^3. They tie at n = 1.5 m.
-  EXPECT_DOUBLE_EQ(modelled_seconds(device, {10, 10}, 1), 30e3);
-  EXPECT_DOUBLE_EQ(modelled_seconds(device, {10, 40}, 1), 8 * 4e3 + 28e3);
-  EXPECT_DOUBLE_EQ(modelled_seconds(device, {40, 10}, 3), 3 * (8 * 4e3 + 28e3));
-  EXPECT_DOUBLE_EQ(modelled_seconds(device, {10, 15}, 1), 40e3);
+  EXPECT_EQ(modelled_ns(device, {10, 10}, 1), 30'000);
+  EXPECT_EQ(modelled_ns(device, {10, 40}, 1), 8 * 4'000 + 28'000);
+  EXPECT_EQ(modelled_ns(device, {40, 10}, 3), 3 * (8 * 4'000 + 28'000));
+  EXPECT_EQ(modelled_ns(device, {10, 15}, 1), 40'000);
 }
 
-TEST(ModelledSeconds, ChargeAPassPerElementAndLaunchesPerBatch) {
-  const DeviceModel memory{"test", kInfinite, 1.0, 60.0, 0.0};
-  EXPECT_DOUBLE_EQ(modelled_seconds(memory, {3, 5}, 4), 60);
-  const DeviceModel launches{"test", kInfinite, 1.0, kInfinite, 1.0};
-  EXPECT_DOUBLE_EQ(modelled_seconds(launches, {3, 3}, 4), 15 + 8);
-  EXPECT_DOUBLE_EQ(modelled_seconds(launches, {3, 3}, 1), 15 + 8);
+TEST(ModelledNs, CountASymmetricProductOnceAtItsOwnRate) {
+  // Direct: 5 m^2 n + 5 m^3 symmetric, half of the full FLOPs; 10 m^2 n plain.
+  EXPECT_EQ(modelled_ns(products(kInfinite, 1e-3, 1), {10, 10}, 1), 10'000);
+  EXPECT_EQ(modelled_ns(products(1e-3, 1e-3, 1), {10, 10}, 1), 20'000);
+  // Gram: 2 m^2 n + 14 m^3 symmetric, 4 m^2 n plain.
+  EXPECT_EQ(modelled_ns(products(1e-3, 2e-3, 1), {10, 10}, 1), 12'000);
 }
 
-TEST(ModelledSeconds, OfProductsDoNotGrowWithABatchUntilTheDeviceIsFull) {
-  const DeviceModel device{"test", 1.0, 400.0, kInfinite, 0.0};
-  EXPECT_DOUBLE_EQ(modelled_seconds(device, {10, 10}, 4), modelled_seconds(device, {10, 10}, 1));
-  EXPECT_DOUBLE_EQ(modelled_seconds(device, {10, 10}, 8),
-                   2 * modelled_seconds(device, {10, 10}, 4));
+TEST(ModelledNs, WorkOnTheTilesOfATriangleOnlyWhereProductsAreSymmetric) {
+  // 256 x 256: four tiles, three of them in the triangle. On three tiles at once a symmetric
+  // product is one round and a plain one two, of which a third is idle.
+  const double flops = 256.0 * 256 * 256;
+  EXPECT_EQ(modelled_ns(products(kInfinite, 1, 3), {256, 256}, 1),
+            static_cast<Nanoseconds>(10 * flops / 1e3 + 0.5));
+  EXPECT_EQ(modelled_ns(products(1, 0, 3), {256, 256}, 1),
+            static_cast<Nanoseconds>(30 * flops * 1.5 / 1e3 + 0.5));
 }
 
-TEST(DeviceModel, NamesTheKnownKindsWhenAskedForAnother) {
-  for (const std::string& kind : device_kinds()) EXPECT_EQ(device_model(kind).kind, kind);
-  try {
-    device_model("tpu");
-    FAIL() << "did not throw";
-  } catch (const core::InvalidArgument& error) {
-    EXPECT_STREQ(error.what(), "device_model: device kind must be one of cpu, cuda; got 'tpu'");
-  }
+TEST(ModelledNs, OfProductsDoNotGrowWithABatchUntilTheDeviceIsFull) {
+  const Device device = products(1e-3, 0, 4);
+  EXPECT_EQ(modelled_ns(device, {10, 10}, 4), modelled_ns(device, {10, 10}, 1));
+  EXPECT_EQ(modelled_ns(device, {10, 10}, 8), 2 * modelled_ns(device, {10, 10}, 4));
 }
 
-TEST(MaxBatch, KeepsABatchWithin64MiBOfFp32OrToOneMatrix) {
-  EXPECT_EQ(max_batch({2048, 2048}), 4);
-  EXPECT_EQ(max_batch({2048, 2049}), 3);
-  EXPECT_EQ(max_batch({4096, 4096}), 1);
-  EXPECT_EQ(max_batch({100000, 100000}), 1);
-  EXPECT_EQ(max_batch({(std::int64_t{1} << 31) - 1, (std::int64_t{1} << 31) - 1}), 1);
-  EXPECT_EQ(max_batch({8, 8}), 64);
+TEST(ModelledNs, ChargePassesByTheElementAndLaunchesByTheBatch) {
+  const Device memory = {"test", "", "", kInfinite, 0, 1.0, 0, 1, kInfinite};
+  EXPECT_EQ(modelled_ns(memory, {3, 5}, 4), 60 * 60);
+  const Device launches = {"test", "", "", kInfinite, 0, kInfinite, 1.0, 1, kInfinite};
+  EXPECT_EQ(modelled_ns(launches, {3, 3}, 4), (15 + 8) * 1'000);
+  EXPECT_EQ(modelled_ns(launches, {3, 3}, 1), (15 + 8) * 1'000);
 }
 
-TEST(BatchCosts, FindTheCheapestSplitOfArbitraryCosts) {
-  std::mt19937 random(7);
-  std::uniform_int_distribution<int> ticks(0, 40);
-  for (int trial = 0; trial < 200; ++trial) {
-    std::vector<double> batch_seconds(1 + trial % 5);
-    for (double& seconds : batch_seconds) seconds = ticks(random);
-    const BatchCosts costs(batch_seconds, 9);
-    for (int k = 0; k <= 9; ++k) {
-      ASSERT_EQ(costs.best_seconds(k), oracle::cheapest_split(batch_seconds, k));
-      const std::vector<int> sizes = costs.best_batches(k);
-      EXPECT_EQ(std::accumulate(sizes.begin(), sizes.end(), 0), k);
-      double seconds = 0;
-      for (const int size : sizes) seconds += costs.batch_seconds(size);
-      EXPECT_EQ(seconds, costs.best_seconds(k));
+TEST(ModelledNs, ChargeTheGatherAndScatterOfWhatIsOverTensorParallelRanks) {
+  const Device link = {"test", "", "", kInfinite, 0, kInfinite, 0, 1, 1.0};
+  const Shape over{3, 5, true};
+  // fp32, there and back, from the other 3 of 4 ranks.
+  EXPECT_EQ(modelled_ns(link, over, 4, 4), 2 * 4 * 4 * 15 * 3 / 4);
+  EXPECT_EQ(modelled_ns(link, over, 1, 2), 2 * 4 * 15 / 2);
+  EXPECT_EQ(modelled_ns(link, over, 4, 1), 0);
+  EXPECT_EQ(modelled_ns(link, {3, 5, false}, 4, 4), 0);
+  const Device launches = {"test", "", "", kInfinite, 0, kInfinite, 1.0, 1, kInfinite};
+  EXPECT_EQ(modelled_ns(launches, over, 1, 2), (15 + 8 + 2) * 1'000);
+}
+
+TEST(ModelledNs, GrowWithEverySideAndBatchAndShrinkWithSymmetricProducts) {
+  Device plain = oracle::a800();
+  plain.symmetric_tflops = 0;
+  for (const std::int64_t side : {64, 200, 1024, 3584}) {
+    Nanoseconds previous = 0;
+    for (const std::int64_t rows : {64, 130, 512, 3000, 20000}) {
+      const Nanoseconds one = modelled_ns(oracle::a800(), {rows, side}, 1);
+      EXPECT_GT(one, previous);
+      EXPECT_EQ(one, modelled_ns(oracle::a800(), {side, rows}, 1));
+      EXPECT_LT(one, modelled_ns(plain, {rows, side}, 1));
+      previous = one;
+      Nanoseconds smaller = one;
+      for (const int num_batch : {2, 3, 5, 8, 64}) {
+        const Nanoseconds batch = modelled_ns(oracle::a800(), {rows, side}, num_batch);
+        EXPECT_GE(batch, smaller);
+        EXPECT_LE(batch, num_batch * one);
+        smaller = batch;
+      }
     }
   }
 }
 
-TEST(BatchCosts, RejectCostsThatAreMissingNegativeOrNotFinite) {
-  EXPECT_THROW(BatchCosts({}, 1), core::InvalidArgument);
-  EXPECT_THROW(BatchCosts({1.0, -1.0}, 1), core::InvalidArgument);
-  EXPECT_THROW(BatchCosts({1.0, kInfinite}, 1), core::InvalidArgument);
-  EXPECT_THROW(BatchCosts({std::numeric_limits<double>::quiet_NaN()}, 1), core::InvalidArgument);
-  EXPECT_THROW(BatchCosts({1.0}, -1), core::InvalidArgument);
+TEST(ModelledNs, RejectWhatNoPlanCouldAddUp) {
+  const Shape huge{std::int64_t{1} << 30, std::int64_t{1} << 30};
+  EXPECT_NE(message_of([&] { modelled_ns(products(1e-3, 0, 1), huge, 1); }).find("1073741824"),
+            std::string::npos);
 }
 
-TEST(ModelledCosts, HaveOneEntryAShapeUpToTheLargestBatch) {
+TEST(CandidateBatches, StayWithinTheMatricesAnd64MiBOfFp32OrOneMatrix) {
+  using Sizes = std::vector<int>;
+  EXPECT_EQ(candidate_batches({8, 8}, 100), (Sizes{1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64}));
+  EXPECT_EQ(candidate_batches({8, 8}, 7), (Sizes{1, 2, 3, 4, 6}));
+  EXPECT_EQ(candidate_batches({8, 8}, 1), Sizes{1});
+  EXPECT_EQ(candidate_batches({8, 8}, 0), Sizes{1});
+  EXPECT_EQ(candidate_batches({2048, 2048}, 100), (Sizes{1, 2, 3, 4}));
+  EXPECT_EQ(candidate_batches({2048, 2049}, 100), (Sizes{1, 2, 3}));
+  EXPECT_EQ(candidate_batches({4096, 4096}, 100), Sizes{1});
+  EXPECT_EQ(candidate_batches({100000, 100000}, 100), Sizes{1});
+  constexpr std::int64_t kMaxSide = (std::int64_t{1} << 31) - 1;
+  EXPECT_EQ(candidate_batches({kMaxSide, kMaxSide}, 100), Sizes{1});
+}
+
+TEST(ModelledCosts, HaveOneEntryAShapeInTheGroupsOrderUpToTheLargestBatch) {
   const ShapeGroups groups =
-      group_by_shape({{"a", 2048, 2048, 0}, {"b", 8, 8, 0}, {"c", 8, 8, 0}, {"d", 8, 8, 0}});
-  const DeviceModel& device = device_model("cuda");
-  const CostTable costs = modelled_costs(groups, device);
-  ASSERT_EQ(costs.size(), 2U);
-  EXPECT_EQ(costs[0].max_batch(), 1);
-  EXPECT_EQ(costs[1].max_batch(), 3);
-  EXPECT_EQ(costs[1].batch_seconds(3), modelled_seconds(device, {8, 8}, 3));
+      group_by_shape({{"a", 2048, 2048, 0}, {"b", 8, 8, 0}, {"c", 8, 8, 0}, {"d", 8, 8, 0, true}});
+  const Device device = oracle::a800();
+  const CostTable costs = modelled_costs(groups, device, 2);
+  EXPECT_EQ(costs.source, "model of a800");
+  ASSERT_EQ(costs.shapes.size(), 3U);
+  EXPECT_EQ(costs.shapes[0].batches,
+            (std::vector<BatchTime>{{1, modelled_ns(device, {2048, 2048}, 1)}}));
+  EXPECT_EQ(costs.shapes[1].batches, (std::vector<BatchTime>{{1, modelled_ns(device, {8, 8}, 1)},
+                                                             {2, modelled_ns(device, {8, 8}, 2)}}));
+  EXPECT_EQ(costs.shapes[2].shape, (Shape{8, 8, true}));
+  EXPECT_EQ(costs.shapes[2].batches[0].ns, modelled_ns(device, {8, 8, true}, 1, 2));
+  EXPECT_GT(costs.shapes[2].batches[0].ns, costs.shapes[1].batches[0].ns);
+}
+
+TEST(Device, WithAConstantThatIsNoRateIsRejectedByName) {
+  EXPECT_NO_THROW(validate(oracle::a800()));
+  const std::pair<const char*, std::function<void(Device&)>> bad[] = {
+      {"product_tflops", [](Device& d) { d.product_tflops = 0; }},
+      {"symmetric_tflops", [](Device& d) { d.symmetric_tflops = -1; }},
+      {"elementwise_gb_per_s", [](Device& d) { d.elementwise_gb_per_s = kInfinite; }},
+      {"launch_us", [](Device& d) { d.launch_us = std::numeric_limits<double>::quiet_NaN(); }},
+      {"tiles", [](Device& d) { d.tiles = 0; }},
+      {"link_gb_per_s", [](Device& d) { d.link_gb_per_s = -2; }},
+  };
+  for (const auto& [name, spoil] : bad) {
+    Device device = oracle::a800();
+    spoil(device);
+    const std::string message = message_of([&, &spoiled = device] { validate(spoiled); });
+    EXPECT_NE(message.find(name), std::string::npos) << name << ": " << message;
+    EXPECT_NE(message.find("a800"), std::string::npos) << message;
+  }
+}
+
+TEST(InstanceOf, TakesEveryShapeFromTheTableInWhicheverOrderItIsThere) {
+  const ShapeGroups groups = group_by_shape({{"a", 2, 3, 0}, {"b", 4, 4, 0}, {"c", 2, 3, 0}});
+  const CostTable costs = {"by hand",
+                           {{{4, 4}, {{1, 7}}}, {{9, 9}, {{1, 8}}}, {{2, 3}, {{1, 5}, {2, 6}}}}};
+  const balance::Instance instance = instance_of(groups, costs, 3, 12);
+  EXPECT_EQ(instance.num_owners, 3);
+  EXPECT_EQ(instance.shapes,
+            (std::vector<balance::Shape>{{2, {{1, 5}, {2, 6}}, 12 * 6}, {1, {{1, 7}}, 12 * 16}}));
+}
+
+TEST(InstanceOf, NamesAShapeThatIsMissingOrThereTwice) {
+  const ShapeGroups groups = group_by_shape({{"a", 2, 3, 0, true}});
+  const auto of = [&](const CostTable& costs) {
+    return message_of([&] { instance_of(groups, costs, 1, 12); });
+  };
+  const ShapeCosts plain{{2, 3}, {{1, 5}}};
+  const ShapeCosts over{{2, 3, true}, {{1, 5}}};
+  EXPECT_EQ(of({"", {plain, over}}), "");
+  EXPECT_EQ(of({"", {plain}}), "costs: expected an entry for shape 2 x 3 over TP; got none");
+  EXPECT_EQ(of({"", {over, plain, over}}),
+            "costs: expected one entry for shape 2 x 3 over TP; got two");
+  EXPECT_NE(of({"", {{{2, 3, true}, {}}}}), "");
+  EXPECT_NE(of({"", {{{2, 3, true}, {{2, 5}}}}}), "");
+  EXPECT_NE(of({"", {{{2, 3, true}, {{1, 5}, {3, 7}, {2, 6}}}}}), "");
+  EXPECT_NE(of({"", {{{2, 3, true}, {{1, -5}}}}}), "");
+}
+
+TEST(CostsFromJson, ReadBackWhatToJsonWrote) {
+  const CostTable table = {"\"quoted\" \u00e9 \\ \n",
+                           {{{1, 2, true}, {{1, 0}, {7, 1LL << 60}}}, {{3, 4}, {}}}};
+  EXPECT_EQ(costs_from_json(to_json(table)), table);
+  EXPECT_EQ(to_json(costs_from_json(to_json(table))), to_json(table));
+  EXPECT_EQ(costs_from_json(to_json(CostTable{})), CostTable{});
+}
+
+TEST(CostsFromJson, TakeAnAbsentTensorParallelForFalse) {
+  const CostTable table = costs_from_json(
+      R"({"schema_version": 1, "source": "x", "shapes": [{"rows": 2, "cols": 3, "batches": []}]})");
+  EXPECT_EQ(table.shapes[0].shape, (Shape{2, 3, false}));
 }
 
 }  // namespace

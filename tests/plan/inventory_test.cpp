@@ -37,5 +37,21 @@ TEST(GroupByShape, TellsRowsFromColumnsAndOrdersByFirstAppearance) {
   EXPECT_EQ(groups.shape_of, (std::vector<int>{0, 1, 0, 2}));
 }
 
+TEST(GroupByShape, KeepsMatricesOverTensorParallelRanksApart) {
+  const ShapeGroups groups =
+      group_by_shape({{"a", 4, 8, 0}, {"b", 4, 8, 0, true}, {"c", 4, 8, 1, true}});
+  EXPECT_EQ(groups.shapes, (std::vector<Shape>{{4, 8, false}, {4, 8, true}}));
+  EXPECT_EQ(groups.num_matrices, (std::vector<int>{1, 2}));
+  EXPECT_EQ(groups.shape_of, (std::vector<int>{0, 1, 1}));
+  EXPECT_EQ(to_string(groups.shapes[0]), "4 x 8");
+  EXPECT_EQ(to_string(groups.shapes[1]), "4 x 8 over TP");
+}
+
+TEST(ElementsOfUnits, AreInTheOrderOfFirstMatricesEvenIfUnitsInterleave) {
+  EXPECT_EQ(elements_of_units({{"a", 2, 3, 7}, {"b", 1, 1, 0}, {"c", 4, 5, 7}}),
+            (std::vector<std::int64_t>{26, 1}));
+  EXPECT_TRUE(elements_of_units({}).empty());
+}
+
 }  // namespace
 }  // namespace dmuon::plan

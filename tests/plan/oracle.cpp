@@ -7,37 +7,38 @@
 
 namespace dmuon::plan::oracle {
 
-double cheapest_split(const std::vector<double>& batch_seconds, int k) {
+Nanoseconds cheapest_split(const std::vector<Nanoseconds>& batch_ns, int k) {
   if (k == 0) return 0;
-  double best = std::numeric_limits<double>::infinity();
-  for (int b = 1; b <= std::min(k, static_cast<int>(batch_seconds.size())); ++b) {
-    best = std::min(best, batch_seconds[b - 1] + cheapest_split(batch_seconds, k - b));
+  Nanoseconds best = std::numeric_limits<Nanoseconds>::max();
+  for (int b = 1; b <= std::min(k, static_cast<int>(batch_ns.size())); ++b) {
+    best =
+        std::min(best, batch_ns[static_cast<std::size_t>(b - 1)] + cheapest_split(batch_ns, k - b));
   }
   return best;
 }
 
-double makespan(const std::vector<int>& shape_of, const Costs& costs, const std::vector<int>& owner,
-                int num_slots) {
-  double slowest = 0;
-  for (int t = 0; t < num_slots; ++t) {
-    double seconds = 0;
+Nanoseconds makespan(const std::vector<int>& shape_of, const Costs& costs,
+                     const std::vector<int>& owner, int num_owners) {
+  Nanoseconds slowest = 0;
+  for (int o = 0; o < num_owners; ++o) {
+    Nanoseconds load = 0;
     for (int s = 0; s < static_cast<int>(costs.size()); ++s) {
       int k = 0;
-      for (std::size_t w = 0; w < owner.size(); ++w) k += owner[w] == t && shape_of[w] == s;
-      seconds += cheapest_split(costs[s], k);
+      for (std::size_t w = 0; w < owner.size(); ++w) k += owner[w] == o && shape_of[w] == s;
+      load += cheapest_split(costs[static_cast<std::size_t>(s)], k);
     }
-    slowest = std::max(slowest, seconds);
+    slowest = std::max(slowest, load);
   }
   return slowest;
 }
 
-double optimum(const std::vector<int>& shape_of, const Costs& costs, int num_slots) {
-  double best = std::numeric_limits<double>::infinity();
+Nanoseconds optimum(const std::vector<int>& shape_of, const Costs& costs, int num_owners) {
+  Nanoseconds best = std::numeric_limits<Nanoseconds>::max();
   std::vector<int> owner(shape_of.size(), 0);
   while (true) {
-    best = std::min(best, makespan(shape_of, costs, owner, num_slots));
+    best = std::min(best, makespan(shape_of, costs, owner, num_owners));
     std::size_t digit = 0;
-    while (digit < owner.size() && ++owner[digit] == num_slots) owner[digit++] = 0;
+    while (digit < owner.size() && ++owner[digit] == num_owners) owner[digit++] = 0;
     if (digit == owner.size()) return best;
   }
 }
@@ -49,6 +50,19 @@ Inventory inventory(const std::vector<int>& shape_of) {
     matrices.push_back({core::message("m", w), side, side, static_cast<int>(w / 2)});
   }
   return matrices;
+}
+
+CostTable table(const Costs& costs) {
+  CostTable table{"by hand", {}};
+  for (const std::vector<Nanoseconds>& batch_ns : costs) {
+    const auto side = static_cast<std::int64_t>(table.shapes.size()) + 1;
+    ShapeCosts entry{{side, side}, {}};
+    for (const Nanoseconds ns : batch_ns) {
+      entry.batches.push_back({static_cast<int>(entry.batches.size()) + 1, ns});
+    }
+    table.shapes.push_back(std::move(entry));
+  }
+  return table;
 }
 
 Inventory qwen_7b(int num_layers) {
@@ -63,6 +77,12 @@ Inventory qwen_7b(int num_layers) {
     }
   }
   return matrices;
+}
+
+Device a800() { return {"a800", "", "", 195, 217, 1600, 5, 108, 150}; }
+
+CostTable modelled(const Inventory& inventory, int tensor_parallel) {
+  return modelled_costs(group_by_shape(inventory), a800(), tensor_parallel);
 }
 
 }  // namespace dmuon::plan::oracle

@@ -2,27 +2,37 @@
 
 #include <vector>
 
+#include "dmuon/plan/cost.h"
 #include "dmuon/plan/inventory.h"
 
 namespace dmuon::plan::oracle {
 
-/// c[s][b - 1], seconds of one batch of b matrices of shape s.
-using Costs = std::vector<std::vector<double>>;
+/// c[s][b - 1], nanoseconds of one batch of b matrices of shape s.
+using Costs = std::vector<std::vector<Nanoseconds>>;
 
 /// The cheapest of all ways to split k matrices into batches, by enumeration.
-double cheapest_split(const std::vector<double>& batch_seconds, int k);
+Nanoseconds cheapest_split(const std::vector<Nanoseconds>& batch_ns, int k);
 
-/// The slowest slot's seconds under the given owners, every slot batching at its best.
-double makespan(const std::vector<int>& shape_of, const Costs& costs, const std::vector<int>& owner,
-                int num_slots);
+/// The slowest owner's time, every owner batching at its best.
+Nanoseconds makespan(const std::vector<int>& shape_of, const Costs& costs,
+                     const std::vector<int>& owner, int num_owners);
 
-/// The smallest makespan of all num_slots^n assignments.
-double optimum(const std::vector<int>& shape_of, const Costs& costs, int num_slots);
+/// The smallest makespan of all num_owners^n assignments.
+Nanoseconds optimum(const std::vector<int>& shape_of, const Costs& costs, int num_owners);
 
 /// One matrix per entry, shape s being (s + 1) x (s + 1), two matrices a unit.
 Inventory inventory(const std::vector<int>& shape_of);
 
+/// The table that says so of inventory()'s shapes.
+CostTable table(const Costs& costs);
+
 /// The matrices of a Qwen2.5-7B, fused projections apart, one unit a layer: 28 * 7.
 Inventory qwen_7b(int num_layers = 28);
+
+/// The constants of models/devices.json's a800-sxm4-80gb.
+Device a800();
+
+/// Modelled costs on it.
+CostTable modelled(const Inventory& inventory, int tensor_parallel = 1);
 
 }  // namespace dmuon::plan::oracle

@@ -2,63 +2,196 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <limits>
 #include <set>
 
 #include "dmuon/core/error.h"
-#include "dmuon/plan/layout.h"
+#include "dmuon/plan/plan.h"
+#include "dmuon/plan/window.h"
 #include "tests/plan/oracle.h"
+#include "tests/plan/random_case.h"
 
 namespace dmuon::plan {
 namespace {
 
-TEST(Place, FollowsTheLayoutWhereTheCountsAllowIt) {
-  for (const Mesh mesh : {Mesh{4, 8}, Mesh{3, 4}, Mesh{1, 5}, Mesh{5, 1}}) {
-    const Inventory inventory = oracle::inventory(std::vector<int>(2 * mesh.num_slots(), 0));
-    Counts counts(1, mesh.num_slots());
-    for (int t = 0; t < mesh.num_slots(); ++t) counts.at(0, t) = 2;
-    const std::vector<int> owner = place(inventory, group_by_shape(inventory), counts, mesh);
-    for (std::size_t w = 0; w < owner.size(); ++w) {
-      EXPECT_EQ(slot_at(owner[w], mesh), layout_slot(static_cast<std::int64_t>(w), mesh));
+using Counts = std::vector<std::vector<int>>;  // [owners][shapes]
+
+Counts counts_of(const ShapeGroups& groups, const std::vector<int>& owner, Mesh mesh) {
+  Counts counts(static_cast<std::size_t>(mesh.num_owners()),
+                std::vector<int>(groups.shapes.size(), 0));
+  for (std::size_t w = 0; w < owner.size(); ++w) {
+    ++counts[static_cast<std::size_t>(owner[w])][static_cast<std::size_t>(groups.shape_of[w])];
+  }
+  return counts;
+}
+
+// Square matrices of one shape, so many a unit.
+Inventory equal_units(int num_units, int per_unit) {
+  Inventory inventory;
+  for (int w = 0; w < num_units * per_unit; ++w) {
+    inventory.push_back({core::message("m", w), 8, 8, w / per_unit});
+  }
+  return inventory;
+}
+
+// Every owner as many, in batches of at most `batch` matrices that take as long as one.
+std::vector<int> place_evenly(const Inventory& inventory, Mesh mesh, int batch,
+                              const Options& options) {
+  const auto all = static_cast<int>(inventory.size());
+  balance::Shape shape{all, {{1, 10}}, 0};
+  if (batch > 1) shape.batches.push_back({batch, 10});
+  const balance::Problem problem({{shape}, mesh.num_owners()});
+  balance::Assignment assignment(problem);
+  for (int owner = 0; owner < mesh.num_owners(); ++owner) {
+    assignment.add(owner, 0, all / mesh.num_owners());
+  }
+  return place(inventory, group_by_shape(inventory), assignment, mesh, options);
+}
+
+TEST(Place, GivesEveryMatrixAnOwnerAndSomeOwnerTheCountsOfEach) {
+  balance::Random random(6);
+  for (int trial = 0; trial < 200; ++trial) {
+    const Case drawn = draw_case(random);
+    const ShapeGroups groups = group_by_shape(drawn.inventory);
+    const balance::Problem problem(instance_of(groups, drawn.costs, drawn.mesh.num_owners(), 1));
+    balance::Assignment assignment(problem);
+    Counts expected(static_cast<std::size_t>(drawn.mesh.num_owners()),
+                    std::vector<int>(groups.shapes.size(), 0));
+    const bool lumpy = draw(random, 0, 1) == 0;
+    for (const int shape : groups.shape_of) {
+      const int owner =
+          draw(random, 0, lumpy ? drawn.mesh.num_owners() / 3 : drawn.mesh.num_owners() - 1);
+      assignment.add(owner, shape, 1);
+      ++expected[static_cast<std::size_t>(owner)][static_cast<std::size_t>(shape)];
+    }
+    const std::vector<int> owner =
+        place(drawn.inventory, groups, assignment, drawn.mesh, drawn.options);
+    ASSERT_EQ(owner.size(), drawn.inventory.size());
+    for (const int one : owner) ASSERT_TRUE(one >= 0 && one < drawn.mesh.num_owners()) << one;
+    Counts found = counts_of(groups, owner, drawn.mesh);
+    std::sort(found.begin(), found.end());
+    std::sort(expected.begin(), expected.end());
+    ASSERT_EQ(found, expected);
+  }
+}
+
+// Two equal matrices may always change places.
+TEST(Place, LeavesNoMatrixAmongOthersOnItsColumnWhereASwapWouldHelp) {
+  balance::Random random(17);
+  for (int trial = 0; trial < 60; ++trial) {
+    const Case drawn = draw_case(random);
+    const Plan plan = make_plan(drawn.inventory, drawn.mesh, "lpt", drawn.costs, drawn.options);
+    const std::vector<int> shape_of = group_by_shape(drawn.inventory).shape_of;
+    Windows windows(drawn.inventory, drawn.mesh.num_shards, std::max(1, drawn.options.lookahead));
+    std::vector<int> columns;
+    for (std::size_t w = 0; w < plan.owner.size(); ++w) {
+      columns.push_back(drawn.mesh.shard_of(plan.owner[w]));
+      windows.add(w, columns[w], 1);
+    }
+    for (std::size_t a = 0; a < columns.size(); ++a) {
+      if (!windows.repeats(a, columns[a])) continue;
+      for (std::size_t b = 0; b < columns.size(); ++b) {
+        if (shape_of[a] != shape_of[b] || columns[a] == columns[b]) continue;
+        ASSERT_GE(windows.change_of_swap(a, columns[a], b, columns[b]), 0)
+            << "trial " << trial << ": " << drawn.inventory[a].name << " and "
+            << drawn.inventory[b].name;
+      }
     }
   }
 }
 
-TEST(Place, GivesEverySlotExactlyItsCounts) {
-  const Mesh mesh{2, 3};
-  const std::vector<int> shape_of = {0, 1, 1, 0, 2, 1, 0, 1};
-  const Inventory inventory = oracle::inventory(shape_of);
-  const int expected[3][6] = {{2, 0, 0, 1, 0, 0}, {0, 3, 0, 0, 0, 1}, {0, 0, 0, 0, 1, 0}};
-  Counts counts(3, 6);
-  for (int s = 0; s < 3; ++s) {
-    for (int t = 0; t < 6; ++t) counts.at(s, t) = expected[s][t];
-  }
-  const std::vector<int> owner = place(inventory, group_by_shape(inventory), counts, mesh);
-  int got[3][6] = {};
-  for (std::size_t w = 0; w < owner.size(); ++w) ++got[shape_of[w]][owner[w]];
-  for (int s = 0; s < 3; ++s) {
-    for (int t = 0; t < 6; ++t) EXPECT_EQ(got[s][t], expected[s][t]) << s << ", " << t;
+// eq:comm-layout's ideal: a window has as many matrices as there are columns, or a multiple.
+TEST(Place, ReachesAllColumnsInEveryWindowWhereTheCountsAllowIt) {
+  for (const Mesh mesh : {Mesh{4, 8}, Mesh{3, 4}, Mesh{1, 5}, Mesh{5, 1}, Mesh{2, 4, 2}}) {
+    for (const int lookahead : {1, 2, 4}) {
+      for (const int per_unit : {mesh.num_shards, mesh.num_shards / 2, mesh.num_shards / 4}) {
+        if (per_unit == 0 || per_unit * lookahead % mesh.num_shards != 0) continue;
+        Options options;
+        options.lookahead = lookahead;
+        const Inventory inventory = equal_units(4 * mesh.num_owners(), per_unit);
+        const Spread found =
+            spread(inventory, mesh, place_evenly(inventory, mesh, 1, options), options);
+        const int per_window = per_unit * lookahead;
+        EXPECT_EQ(found.distinct_columns, mesh.num_shards) << per_unit << " a unit";
+        EXPECT_EQ(found.repeats, per_window - mesh.num_shards);
+        EXPECT_EQ(found.column_bytes, 1);
+      }
+    }
   }
 }
 
-TEST(Place, SpreadsTheMatricesOfAUnitOverColumnsEvenIfTheUnitIsNotContiguous) {
-  // Two units of 4, interleaved: by the layout alone each would use 2 of 4 columns.
-  const Mesh mesh{2, 4};
+TEST(Place, LetsAWindowOfFewMatricesMeetNoColumnTwice) {
+  Options options;
+  options.lookahead = 3;
+  const Mesh mesh{2, 7};
+  const Inventory inventory = equal_units(7 * 4, 2);
+  const std::vector<int> owner = place_evenly(inventory, mesh, 1, options);
+  const Spread found = spread(inventory, mesh, owner, options);
+  EXPECT_EQ(found.repeats, 0);
+  EXPECT_EQ(found.distinct_columns, 6);
+}
+
+TEST(Place, SpreadsTheMatricesOfAUnitEvenIfTheUnitIsNotContiguous) {
+  // Two units of 4, interleaved.
   Inventory inventory;
   for (int w = 0; w < 8; ++w) inventory.push_back({core::message("m", w), 4, 4, w % 2});
-  Counts counts(1, 8);
-  for (int t = 0; t < 8; ++t) counts.at(0, t) = 1;
-  const std::vector<int> owner = place(inventory, group_by_shape(inventory), counts, mesh);
-  for (int unit = 0; unit < 2; ++unit) {
-    std::set<int> columns;
-    for (int w = unit; w < 8; w += 2) columns.insert(slot_at(owner[w], mesh).shard);
-    EXPECT_EQ(columns.size(), 4U) << "unit " << unit;
+  Options options;
+  options.lookahead = 0;
+  const Spread found =
+      spread(inventory, {2, 4}, place_evenly(inventory, {2, 4}, 1, options), options);
+  EXPECT_EQ(found.distinct_columns, 4);
+  EXPECT_EQ(found.repeats, 0);
+}
+
+TEST(Place, RotatesNodes) {
+  const Mesh mesh{4, 2};
+  const Inventory inventory = equal_units(16, 2);
+  const std::vector<int> owner = place_evenly(inventory, mesh, 1, {});
+  std::vector<std::vector<int>> nodes(2);  // of each column, in execution order
+  for (const int one : owner) {
+    nodes[static_cast<std::size_t>(mesh.shard_of(one))].push_back(mesh.replicate_of(one));
+  }
+  for (const std::vector<int>& column : nodes) {
+    ASSERT_EQ(column.size(), 16U);
+    for (std::size_t i = 0; i + 4 <= column.size(); ++i) {
+      EXPECT_EQ(std::set<int>(column.begin() + static_cast<std::ptrdiff_t>(i),
+                              column.begin() + static_cast<std::ptrdiff_t>(i) + 4)
+                    .size(),
+                4U);
+    }
   }
 }
 
-TEST(Place, SaysSoWhenTheCountsDoNotFit) {
-  const Inventory inventory = oracle::inventory({0, 0});
-  EXPECT_THROW(place(inventory, group_by_shape(inventory), Counts(1, 1), {1, 1}),
-               core::InternalError);
+// A rank that has begun a batch fills it before another of its column begins one: four units that
+// follow each other, not every third.
+TEST(Place, KeepsBatchesCloseTogether) {
+  const Mesh mesh{3, 2};
+  const Inventory inventory = equal_units(24, 2);
+  std::vector<int> owner = place_evenly(inventory, mesh, 4, {});
+  for (std::size_t w = 0; w + 8 <= owner.size(); w += 8) {
+    for (std::size_t i = 2; i < 8; ++i) {
+      const bool same_column = mesh.shard_of(owner[w]) == mesh.shard_of(owner[w + i]);
+      EXPECT_EQ(owner[w + i], same_column ? owner[w] : owner[w + 1]);
+    }
+  }
+  CostTable costs{"by hand", {{{8, 8}, {{1, 10}, {4, 10}}}}};
+  const Plan plan = make_plan(inventory, mesh, "load_balance", costs);
+  EXPECT_EQ(plan.batches.size(), 12U);
+  EXPECT_EQ(plan.spread.batch_units, 3);
+}
+
+TEST(Spread, OfNoMatricesIsNothing) { EXPECT_EQ(spread({}, {2, 4}, {}, {}), Spread{}); }
+
+// However large a lookahead, the answer comes, and is that of a window over all units.
+TEST(Place, TakesAnyLookahead) {
+  const Inventory inventory = equal_units(12, 3);
+  Options options;
+  options.lookahead = 12;
+  const std::vector<int> expected = place_evenly(inventory, {2, 3}, 1, options);
+  options.lookahead = std::numeric_limits<int>::max();
+  EXPECT_EQ(place_evenly(inventory, {2, 3}, 1, options), expected);
+  EXPECT_EQ(spread(inventory, {2, 3}, expected, options).distinct_columns, 3);
 }
 
 }  // namespace

@@ -5,56 +5,135 @@
 #include <utility>
 
 #include "dmuon/bindings/topics.h"
+#include "dmuon/catalog/catalog.h"
 #include "dmuon/plan/strategy.h"
 
 namespace dmuon::bindings {
 namespace py = pybind11;
+using plan::CostTable;
 using plan::Inventory;
 using plan::Matrix;
+using plan::Mesh;
+using plan::Options;
 using plan::Plan;
 
-void init_plan(py::module_& module) {
-  const py::call_guard<py::gil_scoped_release> no_gil;
+namespace {
 
+void init_inputs(py::module_& module) {
   py::class_<Matrix>(module, "Matrix", "One dedicated 2-D parameter.")
-      .def(py::init([](std::string name, std::int64_t rows, std::int64_t cols, int unit) {
-             return Matrix{std::move(name), rows, cols, unit};
+      .def(py::init([](std::string name, std::int64_t rows, std::int64_t cols, int unit,
+                       bool tensor_parallel) {
+             return Matrix{std::move(name), rows, cols, unit, tensor_parallel};
            }),
-           py::arg("name"), py::arg("rows"), py::arg("cols"), py::arg("unit"))
+           py::arg("name"), py::arg("rows"), py::arg("cols"), py::arg("unit"),
+           py::arg("tensor_parallel") = false)
       .def_readonly("name", &Matrix::name)
       .def_readonly("rows", &Matrix::rows)
       .def_readonly("cols", &Matrix::cols)
       .def_readonly("unit", &Matrix::unit);
 
-  py::class_<Plan>(module, "Plan", "Who owns what and in which batches.")
-      .def_property_readonly("num_replicates", [](const Plan& p) { return p.mesh.num_replicates; })
-      .def_property_readonly("num_shards", [](const Plan& p) { return p.mesh.num_shards; })
-      .def_readonly("strategy", &Plan::strategy)
-      .def_readonly("owner", &Plan::owner)
-      .def_property_readonly("batches",
-                             [](const Plan& p) {
-                               std::vector<std::pair<int, std::vector<int>>> batches;
-                               for (const auto& batch : p.batches) {
-                                 batches.emplace_back(batch.slot, batch.matrices);
-                               }
-                               return batches;
-                             })
-      .def_readonly("slot_s", &Plan::slot_s)
-      .def_readonly("makespan_s", &Plan::makespan_s)
-      .def_readonly("lower_bound_s", &Plan::lower_bound_s)
-      .def("to_json", &plan::to_json, no_gil)
-      .def_static("from_json", &plan::from_json, py::arg("text"), py::arg("inventory"), no_gil)
-      .def("hash", &plan::hash, py::arg("inventory"), no_gil)
-      .def("table", &plan::table, py::arg("inventory"), no_gil);
+  py::class_<Mesh>(module, "Mesh", "R x G slots of T ranks.")
+      .def(py::init([](int num_replicates, int num_shards, int tensor_parallel) {
+             return Mesh{num_replicates, num_shards, tensor_parallel};
+           }),
+           py::arg("num_replicates"), py::arg("num_shards"), py::arg("tensor_parallel") = 1);
 
+  py::class_<Options>(module, "PlanOptions")
+      .def(py::init<>())
+      .def_readwrite("lookahead", &Options::lookahead)
+      .def_readwrite("layout_slack", &Options::layout_slack)
+      .def_readwrite("max_memory_bytes", &Options::max_memory_bytes)
+      .def_readwrite("weight_bytes", &Options::weight_bytes)
+      .def_readwrite("gradient_bytes", &Options::gradient_bytes)
+      .def_readwrite("node_copy", &Options::node_copy)
+      .def_readwrite("units_in_flight", &Options::units_in_flight);
+}
+
+// Times of batches, (rows, cols) -> [(size, nanoseconds)].
+CostTable cost_table(
+    std::string source,
+    const std::vector<std::pair<std::pair<std::int64_t, std::int64_t>,
+                                std::vector<std::pair<int, std::int64_t>>>>& entries) {
+  CostTable table{std::move(source), {}};
+  for (const auto& [sides, times] : entries) {
+    plan::ShapeCosts costs{{sides.first, sides.second}, {}};
+    for (const auto& [size, ns] : times) costs.batches.push_back({size, ns});
+    table.shapes.push_back(std::move(costs));
+  }
+  return table;
+}
+
+void init_costs(py::module_& module) {
+  py::class_<CostTable>(module, "CostTable", "c[s,b], nanoseconds of a batch.")
+      .def(py::init(&cost_table), py::arg("source"), py::arg("entries"))
+      .def_readonly("source", &CostTable::source)
+      .def("to_json", [](const CostTable& table) { return plan::to_json(table); })
+      .def_static("from_json", &plan::costs_from_json, py::arg("text"));
   module.def(
-      "make_plan",
-      [](const Inventory& inventory, int num_replicates, int num_shards,
-         const std::string& strategy, const std::string& device_kind) {
-        return plan::make_plan(inventory, {num_replicates, num_shards}, strategy, device_kind);
+      "candidate_batches",
+      [](std::int64_t rows, std::int64_t cols, int num_matrices) {
+        return plan::candidate_batches({rows, cols}, num_matrices);
       },
-      py::arg("inventory"), py::arg("num_replicates"), py::arg("num_shards"), py::arg("strategy"),
-      py::arg("device_kind"), no_gil);
+      py::arg("rows"), py::arg("cols"), py::arg("num_matrices"));
+  module.def(
+      "modelled_ns",
+      [](const std::string& device, std::int64_t rows, std::int64_t cols, int num_batch) {
+        return plan::modelled_ns(catalog::device(device), {rows, cols}, num_batch);
+      },
+      py::arg("device"), py::arg("rows"), py::arg("cols"), py::arg("num_batch"));
+  module.def(
+      "modelled_costs",
+      [](const Inventory& inventory, const std::string& device, int tensor_parallel) {
+        plan::validate(inventory);
+        return plan::modelled_costs(plan::group_by_shape(inventory), catalog::device(device),
+                                    tensor_parallel);
+      },
+      py::arg("inventory"), py::arg("device"), py::arg("tensor_parallel") = 1);
+  module.def("device_names", &catalog::device_names);
+}
+
+std::vector<std::pair<int, std::vector<int>>> batches_of(const Plan& plan) {
+  std::vector<std::pair<int, std::vector<int>>> batches;
+  for (const auto& batch : plan.batches) batches.emplace_back(batch.owner, batch.matrices);
+  return batches;
+}
+
+std::vector<std::int64_t> memory_of(const Plan& plan) {
+  std::vector<std::int64_t> bytes;
+  for (const auto& one : plan.memory) bytes.push_back(one.total());
+  return bytes;
+}
+
+}  // namespace
+
+void init_plan(py::module_& module) {
+  const py::call_guard<py::gil_scoped_release> no_gil;
+  init_inputs(module);
+  init_costs(module);
+
+  py::class_<Plan>(module, "Plan", "Who owns what and in which batches.")
+      .def_readonly("strategy", &Plan::strategy)
+      .def_readonly("inventory", &Plan::inventory)
+      .def_readonly("owner", &Plan::owner)
+      .def_property_readonly("batches", &batches_of)
+      .def_readonly("loads_ns", &Plan::loads_ns)
+      .def_property_readonly("makespan_ns", &Plan::makespan_ns)
+      .def_property_readonly("bound_ns", &Plan::bound_ns)
+      .def_property_readonly("gap", &Plan::gap)
+      .def_property_readonly("memory_bytes", &memory_of)
+      .def_property_readonly("costs", [](const Plan& p) { return p.costs; })
+      .def(
+          "to_json", [](const Plan& p) { return plan::to_json(p); }, no_gil)
+      .def_static("from_json", &plan::from_json, py::arg("text"), no_gil)
+      .def("require_fit", &plan::require_fit, py::arg("inventory"), py::arg("mesh"), no_gil)
+      .def("hash", &plan::hash, no_gil)
+      .def("table", &plan::table, py::arg("max_rows") = 16, no_gil);
+
+  module.def("make_plan", &plan::make_plan, py::arg("inventory"), py::arg("mesh"),
+             py::arg("strategy"), py::arg("costs"), py::arg("options"), no_gil);
+  module.def("make_plan_from_counts", &plan::make_plan_from_counts, py::arg("inventory"),
+             py::arg("mesh"), py::arg("strategy"), py::arg("counts"), py::arg("costs"),
+             py::arg("options"), no_gil);
   module.def("strategy_names", &plan::strategy_names);
 }
 

@@ -1,140 +1,158 @@
 #include "dmuon/plan/cost.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <functional>
-#include <utility>
 
 #include "dmuon/core/error.h"
 
 namespace dmuon::plan {
 namespace {
 
-// cuda: an H200's sustained fp16 products and memory, 132 multiprocessors with one 128 x 128 tile
-// each, and the middle of 2 - 4 us a launch. cpu: order of magnitude for two server cores (fp32
-// products through ATen, one memory pass, one ATen call). Plans use ratios, which differ little
-// between devices of a kind; absolute times come from measured costs.
-constexpr std::array<DeviceModel, 2> kDevices = {{
-    {"cpu", 100e9, 64.0 * 64.0, 20e9, 5e-6},
-    {"cuda", 790e12, 132.0 * 128.0 * 128.0, 4.3e12, 3e-6},
-}};
-
 // Momentum 12 bytes an element, Nesterov 12, norm 4, cast into the batch 6, decay and update 20,
 // cast out 6: unfused fp32 passes.
 constexpr double kBytesPerElement = 60;
 constexpr double kElementwiseLaunches = 8;
+constexpr double kTile = 128;
 
 // Bounds the working memory of a batch: 64 MiB of fp32 input.
 constexpr std::int64_t kMaxBatchElements = std::int64_t{16} << 20;
-// Batching gains nothing more once a launch is shared by this many.
-constexpr std::int64_t kMaxBatchMatrices = 64;
+// Few enough to be measured; beyond 64, sharing launches gains nothing more.
+constexpr int kBatchSizes[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};
 
-// Products of one Newton-Schulz run, m <= n: `to_square` and `square` have an m x m result from
-// inner dimension n and m, `to_wide` an m x n result from inner dimension m.
+// Products of one Newton-Schulz run, m <= n: `to_square` and `square` have a symmetric m x m result
+// from inner dimension n and m, `to_wide` an m x n result from inner dimension m.
 struct Products {
   double to_square;
   double square;
   double to_wide;
 };
 
-// Five steps as full products: 20 m^2 n + 10 m^3 FLOPs, and with one restart 8 m^2 n + 28 m^3 in
-// Gram space (sec:design-gram-ns).
+// Five steps directly, and with one restart in Gram space (sec:design-gram-ns).
 constexpr Products kDirect = {5, 5, 5};
 constexpr Products kGram = {2, 14, 2};
 
-double products_seconds(const DeviceModel& device, Shape shape, double num_batch,
-                        const Products& products) {
-  const auto m = static_cast<double>(std::min(shape.rows, shape.cols));
-  const auto n = static_cast<double>(std::max(shape.rows, shape.cols));
-  // A result too small to fill the device takes as long as one that just fills it.
-  const auto seconds = [&](double flops, double elements) {
-    const double filled = std::min(1.0, num_batch * elements / device.full_elements);
-    return num_batch * flops / (device.flop_rate * filled);
-  };
-  const double launches = products.to_square + products.square + products.to_wide;
-  return products.to_square * seconds(2 * m * m * n, m * m) +
-         products.square * seconds(2 * m * m * m, m * m) +
-         products.to_wide * seconds(2 * m * m * n, m * n) + launches * device.launch_seconds;
+double tiles_along(double size) { return std::ceil(size / kTile); }
+
+// Products of one batch on one device.
+class Model {
+ public:
+  Model(const Device& device, const Shape& shape, int num_batch)
+      : device_(device),
+        m_(static_cast<double>(std::min(shape.rows, shape.cols))),
+        n_(static_cast<double>(std::max(shape.rows, shape.cols))),
+        num_batch_(num_batch) {}
+
+  double seconds(const Products& products) const {
+    const double launches = products.to_square + products.square + products.to_wide;
+    return products.to_square * symmetric_seconds(n_) + products.square * symmetric_seconds(m_) +
+           products.to_wide * full_seconds(2 * m_ * m_ * n_, tiles_along(n_)) +
+           launches * device_.launch_us * 1e-6;
+  }
+
+ private:
+  // An m x m result from inner dimension k.
+  double symmetric_seconds(double k) const {
+    if (device_.symmetric_tflops <= 0) return full_seconds(2 * m_ * m_ * k, tiles_along(m_));
+    const double tiles = tiles_along(m_) * (tiles_along(m_) + 1) / 2;
+    return work_seconds(m_ * m_ * k, tiles, device_.symmetric_tflops);
+  }
+
+  double full_seconds(double flops, double tiles_across) const {
+    return work_seconds(flops, tiles_along(m_) * tiles_across, device_.product_tflops);
+  }
+
+  // Tiles are worked on in rounds; the last one takes as long as a full one.
+  double work_seconds(double flops, double tiles, double tflops) const {
+    const double rounds = std::ceil(num_batch_ * tiles / device_.tiles);
+    const double filled = num_batch_ * tiles / (rounds * device_.tiles);
+    return num_batch_ * flops / (tflops * 1e12 * filled);
+  }
+
+  const Device& device_;
+  double m_;
+  double n_;
+  double num_batch_;
+};
+
+// Gradient slices come from the other ranks of the group and update slices return, fp32.
+double link_seconds(const Device& device, const Shape& shape, int num_batch, int tensor_parallel) {
+  if (!shape.tensor_parallel || tensor_parallel == 1) return 0;
+  const double others = (tensor_parallel - 1.0) / tensor_parallel;
+  const double bytes = 2 * 4 * others * num_batch * static_cast<double>(shape.num_elements());
+  return bytes / (device.link_gb_per_s * 1e9) + 2 * device.launch_us * 1e-6;
 }
 
 }  // namespace
 
-std::vector<std::string> device_kinds() {
-  std::vector<std::string> kinds;
-  for (const DeviceModel& device : kDevices) kinds.emplace_back(device.kind);
-  return kinds;
+void validate(const Device& device) {
+  const auto check = [&](double value, double least, const char* name) {
+    core::require(std::isfinite(value) && value >= least, "Device '", device.name, "': ", name,
+                  " must be finite and ", least > 0 ? "> 0" : ">= 0", "; got ", value);
+  };
+  constexpr double kPositive = 1e-9;
+  check(device.product_tflops, kPositive, "product_tflops");
+  check(device.symmetric_tflops, 0, "symmetric_tflops");
+  check(device.elementwise_gb_per_s, kPositive, "elementwise_gb_per_s");
+  check(device.launch_us, 0, "launch_us");
+  check(device.tiles, 1, "tiles");
+  check(device.link_gb_per_s, kPositive, "link_gb_per_s");
 }
 
-const DeviceModel& device_model(std::string_view kind) {
-  std::string known;
-  for (const DeviceModel& device : kDevices) {
-    if (device.kind == kind) return device;
-    known += (known.empty() ? "" : ", ") + std::string(device.kind);
-  }
-  throw core::InvalidArgument(
-      core::message("device_model: device kind must be one of ", known, "; got '", kind, "'"));
-}
-
-double modelled_seconds(const DeviceModel& device, Shape shape, int num_batch) {
-  const double newton_schulz = std::min(products_seconds(device, shape, num_batch, kDirect),
-                                        products_seconds(device, shape, num_batch, kGram));
-  const double bytes = kBytesPerElement * num_batch * static_cast<double>(shape.num_elements());
-  return newton_schulz + bytes / device.byte_rate + kElementwiseLaunches * device.launch_seconds;
-}
-
-int max_batch(Shape shape) {
-  const std::int64_t fitting = std::max<std::int64_t>(1, kMaxBatchElements / shape.num_elements());
-  return static_cast<int>(std::min(fitting, kMaxBatchMatrices));
-}
-
-// f[0] = 0; f[k] = min over batch sizes b of f[k - b] + c[b]. The first b that attains the minimum
-// is kept, so that the answer is one and the same everywhere.
-BatchCosts::BatchCosts(std::vector<double> batch_seconds, int num_matrices)
-    : batch_seconds_(std::move(batch_seconds)) {
-  core::require(!batch_seconds_.empty(), "BatchCosts: batch_seconds must have an entry; got none");
-  core::require(num_matrices >= 0, "BatchCosts: num_matrices must be >= 0; got ", num_matrices);
-  for (std::size_t i = 0; i < batch_seconds_.size(); ++i) {
-    core::require(std::isfinite(batch_seconds_[i]) && batch_seconds_[i] >= 0,
-                  "BatchCosts: batch_seconds[", i, "] must be finite and >= 0; got ",
-                  batch_seconds_[i]);
-  }
-  best_seconds_.assign(num_matrices + 1, 0.0);
-  last_batch_.assign(num_matrices + 1, 0);
-  for (int k = 1; k <= num_matrices; ++k) {
-    for (int b = 1; b <= std::min(k, max_batch()); ++b) {
-      const double seconds = best_seconds_[k - b] + this->batch_seconds(b);
-      if (b == 1 || seconds < best_seconds_[k]) {
-        best_seconds_[k] = seconds;
-        last_batch_[k] = b;
-      }
-    }
-  }
-}
-
-std::vector<int> BatchCosts::best_batches(int k) const {
+std::vector<int> candidate_batches(const Shape& shape, int num_matrices) {
   std::vector<int> sizes;
-  for (; k > 0; k -= last_batch_[k]) sizes.push_back(last_batch_[k]);
-  std::sort(sizes.begin(), sizes.end(), std::greater<>());
+  for (const int size : kBatchSizes) {
+    const bool fits = size == 1 || shape.num_elements() <= kMaxBatchElements / size;
+    if (fits && size <= std::max(num_matrices, 1)) sizes.push_back(size);
+  }
   return sizes;
 }
 
-double BatchCosts::cheapest_batch() const {
-  return *std::min_element(batch_seconds_.begin(), batch_seconds_.end());
+Nanoseconds modelled_ns(const Device& device, const Shape& shape, int num_batch,
+                        int tensor_parallel) {
+  const Model model(device, shape, num_batch);
+  const double bytes = kBytesPerElement * num_batch * static_cast<double>(shape.num_elements());
+  const double seconds = std::min(model.seconds(kDirect), model.seconds(kGram)) +
+                         bytes / (device.elementwise_gb_per_s * 1e9) +
+                         kElementwiseLaunches * device.launch_us * 1e-6 +
+                         link_seconds(device, shape, num_batch, tensor_parallel);
+  const double ns = seconds * 1e9;
+  core::require(ns < static_cast<double>(balance::kMaxTotalNs), "modelled_ns: a batch of ",
+                num_batch, " of ", to_string(shape), " must take less than ", balance::kMaxTotalNs,
+                " ns; got ", ns);
+  return static_cast<Nanoseconds>(ns + 0.5);
 }
 
-CostTable modelled_costs(const ShapeGroups& groups, const DeviceModel& device) {
-  CostTable costs;
-  costs.reserve(groups.shapes.size());
+CostTable modelled_costs(const ShapeGroups& groups, const Device& device, int tensor_parallel) {
+  validate(device);
+  CostTable table;
+  table.source = "model of " + device.name;
   for (std::size_t s = 0; s < groups.shapes.size(); ++s) {
-    const int largest = std::min(max_batch(groups.shapes[s]), groups.num_matrices[s]);
-    std::vector<double> seconds;
-    for (int b = 1; b <= largest; ++b) {
-      seconds.push_back(modelled_seconds(device, groups.shapes[s], b));
+    ShapeCosts costs{groups.shapes[s], {}};
+    for (const int size : candidate_batches(costs.shape, groups.num_matrices[s])) {
+      costs.batches.push_back({size, modelled_ns(device, costs.shape, size, tensor_parallel)});
     }
-    costs.emplace_back(std::move(seconds), groups.num_matrices[s]);
+    table.shapes.push_back(std::move(costs));
   }
-  return costs;
+  return table;
+}
+
+balance::Instance instance_of(const ShapeGroups& groups, const CostTable& costs, int num_owners,
+                              std::int64_t bytes_per_element) {
+  balance::Instance instance;
+  instance.num_owners = num_owners;
+  for (std::size_t s = 0; s < groups.shapes.size(); ++s) {
+    const Shape& shape = groups.shapes[s];
+    const auto is_it = [&](const ShapeCosts& entry) { return entry.shape == shape; };
+    const auto found = std::find_if(costs.shapes.begin(), costs.shapes.end(), is_it);
+    core::require(found != costs.shapes.end(), "costs: expected an entry for shape ",
+                  to_string(shape), "; got none");
+    core::require(std::find_if(found + 1, costs.shapes.end(), is_it) == costs.shapes.end(),
+                  "costs: expected one entry for shape ", to_string(shape), "; got two");
+    instance.shapes.push_back(
+        {groups.num_matrices[s], found->batches, bytes_per_element * shape.num_elements()});
+  }
+  balance::validate(instance);
+  return instance;
 }
 
 }  // namespace dmuon::plan

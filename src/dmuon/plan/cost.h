@@ -4,69 +4,57 @@
 #include <string_view>
 #include <vector>
 
+#include "dmuon/balance/instance.h"
+#include "dmuon/plan/device.h"
 #include "dmuon/plan/inventory.h"
 
 namespace dmuon::plan {
 
-/// What a device does per second, by kind; see cost.cpp for where each figure comes from.
-struct DeviceModel {
-  std::string_view kind;
-  double flop_rate;       ///< FLOP/s of a matrix product large enough to fill the device
-  double full_elements;   ///< elements of a product's result that fill the device
-  double byte_rate;       ///< bytes/s of an elementwise pass
-  double launch_seconds;  ///< seconds to start one operation
+using balance::BatchTime;
+using balance::Nanoseconds;
+
+/// c[s,b] of one shape: the *whole* owner path (momentum, Newton-Schulz, update, cast) for a batch
+/// (paper, sec:loadbalance).
+struct ShapeCosts {
+  Shape shape;
+  std::vector<BatchTime> batches;  ///< ascending sizes, the first of them 1
+
+  bool operator==(const ShapeCosts&) const = default;
 };
 
-/// @return the known kinds: "cpu", "cuda".
-std::vector<std::string> device_kinds();
+/// What plans are made of. Plain data; measured, modelled or loaded.
+struct CostTable {
+  std::string source;  ///< "measured on NVIDIA H200, ...", "model of a800-sxm4-80gb"
+  std::vector<ShapeCosts> shapes;
 
-/// @throws InvalidArgument for an unknown kind, with the known ones.
-const DeviceModel& device_model(std::string_view kind);
-
-/// Predicted seconds of the whole owner path (momentum, Newton-Schulz with
-/// five steps, update, cast) for one batch of equal shapes.
-/// @param shape     rows, cols >= 1.
-/// @param num_batch matrices in the batch, >= 1.
-double modelled_seconds(const DeviceModel& device, Shape shape, int num_batch);
-
-/// The most matrices of a shape that one batch may hold: working memory is
-/// bounded by 64 MiB of fp32 input a batch, or one matrix.
-int max_batch(Shape shape);
-
-/// c[s,b] of one shape, and the cheapest way to run k matrices of it as batches.
-/// Costs may come from a model or a measurement; nothing is assumed of them but
-/// that they are finite and >= 0 (measured ones are neither monotone nor convex).
-/// Immutable, so safe to share between threads.
-class BatchCosts {
- public:
-  /// @param batch_seconds [max batch] seconds of one batch of 1, 2, ... matrices.
-  /// @param num_matrices  >= 0, the most that will be asked for.
-  /// @throws InvalidArgument, naming the first bad argument.
-  BatchCosts(std::vector<double> batch_seconds, int num_matrices);
-
-  /// @param k in [0, num_matrices].
-  double best_seconds(int k) const { return best_seconds_[k]; }
-  const std::vector<double>& best_seconds() const { return best_seconds_; }
-
-  /// The batch sizes behind best_seconds(k), largest first; they sum to k.
-  std::vector<int> best_batches(int k) const;
-
-  /// @param num_batch in [1, max_batch()].
-  double batch_seconds(int num_batch) const { return batch_seconds_[num_batch - 1]; }
-  int max_batch() const { return static_cast<int>(batch_seconds_.size()); }
-
-  /// The cheapest batch of any size: what a slot pays at least for one matrix.
-  double cheapest_batch() const;
-
- private:
-  std::vector<double> batch_seconds_;
-  std::vector<double> best_seconds_;  // [num_matrices + 1]
-  std::vector<int> last_batch_;       // [num_matrices + 1], a batch of some best way
+  bool operator==(const CostTable&) const = default;
 };
 
-/// One entry a shape, in the order of ShapeGroups::shapes.
-using CostTable = std::vector<BatchCosts>;
+/// The batch sizes B_s worth measuring: powers of two and their middles, as far as there are
+/// matrices, and as one batch's working memory stays within 64 MiB of fp32 input, or one matrix.
+std::vector<int> candidate_batches(const Shape& shape, int num_matrices);
 
-CostTable modelled_costs(const ShapeGroups& groups, const DeviceModel& device);
+/// Modelled nanoseconds of the owner path with five Newton-Schulz steps, for shapes that are
+/// sharded over `tensor_parallel` ranks with a gather of the gradients and a scatter of the
+/// updates.
+Nanoseconds modelled_ns(const Device& device, const Shape& shape, int num_batch,
+                        int tensor_parallel = 1);
+
+/// Candidate batches of every shape at modelled times.
+CostTable modelled_costs(const ShapeGroups& groups, const Device& device, int tensor_parallel = 1);
+
+/// One entry a shape of `groups`, in its order, with the number of matrices: what balance decides
+/// upon.
+/// @param bytes_per_element that an owner keeps of its matrices.
+/// @throws InvalidArgument if a shape is missing in the table, is there twice or has no valid
+/// batches.
+balance::Instance instance_of(const ShapeGroups& groups, const CostTable& costs, int num_owners,
+                              std::int64_t bytes_per_element);
+
+/// One JSON object that costs_from_json reads back to an equal table.
+std::string to_json(const CostTable& costs);
+
+/// @throws InvalidArgument, naming the place in the text, unless it is a table of this version.
+CostTable costs_from_json(std::string_view text);
 
 }  // namespace dmuon::plan

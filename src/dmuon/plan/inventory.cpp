@@ -2,6 +2,7 @@
 
 #include <map>
 #include <string_view>
+#include <tuple>
 #include <unordered_set>
 #include <utility>
 
@@ -15,6 +16,10 @@ constexpr std::int64_t kMaxSide = (std::int64_t{1} << 31) - 1;
 constexpr std::int64_t kMaxElements = std::int64_t{1} << 56;
 
 }  // namespace
+
+std::string to_string(const Shape& shape) {
+  return core::message(shape.rows, " x ", shape.cols, shape.tensor_parallel ? " over TP" : "");
+}
 
 void validate(const Inventory& inventory) {
   core::require(inventory.size() <= static_cast<std::size_t>(kMaxSide),
@@ -41,18 +46,31 @@ void validate(const Inventory& inventory) {
 ShapeGroups group_by_shape(const Inventory& inventory) {
   ShapeGroups groups;
   groups.shape_of.reserve(inventory.size());
-  std::map<std::pair<std::int64_t, std::int64_t>, int> index_of;
+  std::map<std::tuple<std::int64_t, std::int64_t, bool>, int> index_of;
   for (const Matrix& matrix : inventory) {
     const auto next = static_cast<int>(groups.shapes.size());
-    const auto [found, is_new] = index_of.try_emplace({matrix.rows, matrix.cols}, next);
+    const Shape shape{matrix.rows, matrix.cols, matrix.tensor_parallel};
+    const auto [found, is_new] =
+        index_of.try_emplace({shape.rows, shape.cols, shape.tensor_parallel}, next);
     if (is_new) {
-      groups.shapes.push_back({matrix.rows, matrix.cols});
+      groups.shapes.push_back(shape);
       groups.num_matrices.push_back(0);
     }
     ++groups.num_matrices[found->second];
     groups.shape_of.push_back(found->second);
   }
   return groups;
+}
+
+std::vector<std::int64_t> elements_of_units(const Inventory& inventory) {
+  std::map<int, std::size_t> place_of;
+  std::vector<std::int64_t> elements;
+  for (const Matrix& matrix : inventory) {
+    const auto [found, is_new] = place_of.try_emplace(matrix.unit, elements.size());
+    if (is_new) elements.push_back(0);
+    elements[found->second] += matrix.rows * matrix.cols;
+  }
+  return elements;
 }
 
 }  // namespace dmuon::plan

@@ -11,7 +11,10 @@ struct Matrix {
   std::string name;  ///< fully qualified
   std::int64_t rows = 0;
   std::int64_t cols = 0;
-  int unit = 0;  ///< index, >= 0, of the module whose hooks move it
+  int unit = 0;                  ///< index, >= 0, of the module whose hooks move it
+  bool tensor_parallel = false;  ///< sharded over the tensor-parallel group of its slot
+
+  bool operator==(const Matrix&) const = default;
 };
 
 /// All matrices in module order, which planning takes for execution order.
@@ -20,10 +23,14 @@ using Inventory = std::vector<Matrix>;
 struct Shape {
   std::int64_t rows = 0;
   std::int64_t cols = 0;
+  bool tensor_parallel = false;  ///< what gathers and scatters costs more
 
   std::int64_t num_elements() const { return rows * cols; }
   bool operator==(const Shape&) const = default;
 };
+
+/// "3584 x 18944", with " over TP" where it is.
+std::string to_string(const Shape& shape);
 
 /// The matrices by shape; only equal shapes share a batch.
 struct ShapeGroups {
@@ -38,5 +45,8 @@ void validate(const Inventory& inventory);
 
 /// @param inventory valid.
 ShapeGroups group_by_shape(const Inventory& inventory);
+
+/// Elements of all matrices of each unit, in the order of the units' first matrices.
+std::vector<std::int64_t> elements_of_units(const Inventory& inventory);
 
 }  // namespace dmuon::plan

@@ -6,13 +6,21 @@
 
 namespace dmuon::plan {
 
-/// R x G ranks: R replicates (nodes, slow links between them) of G shards
-/// (GPUs of a node, fast links). A 1-D mesh is 1 x G.
+/// R x G slots: R replicates (nodes, slow links between them) of G shards (GPUs of a node, fast
+/// links). A 1-D mesh is 1 x G. With tensor parallelism a slot is a group of T ranks.
 struct Mesh {
   int num_replicates = 1;
   int num_shards = 1;
+  int tensor_parallel = 1;
 
   int num_slots() const { return num_replicates * num_shards; }
+
+  /// Owners are ranks: rank t of slot s is owner s * T + t, so without tensor parallelism owner and
+  /// slot are the same number.
+  int num_owners() const { return num_slots() * tensor_parallel; }
+  int slot_of(int owner) const { return owner / tensor_parallel; }
+  int shard_of(int owner) const { return slot_of(owner) % num_shards; }
+  int replicate_of(int owner) const { return slot_of(owner) / num_shards; }
   bool operator==(const Mesh&) const = default;
 };
 
@@ -25,17 +33,20 @@ struct Slot {
   bool operator==(const Slot&) const = default;
 };
 
-/// Far above any machine; keeps every slot count and index inside an int.
+/// Far above any machine; keeps every count and index of ranks inside an int.
 inline constexpr std::int64_t kMaxSlots = std::int64_t{1} << 20;
 
-/// @throws InvalidArgument unless both sides are >= 1 and there are at most kMaxSlots slots.
+/// @throws InvalidArgument unless all sides are >= 1 and there are at most kMaxSlots ranks.
 inline void validate(Mesh mesh) {
   core::require(mesh.num_replicates >= 1, "Mesh: num_replicates must be >= 1; got ",
                 mesh.num_replicates);
   core::require(mesh.num_shards >= 1, "Mesh: num_shards must be >= 1; got ", mesh.num_shards);
+  core::require(mesh.tensor_parallel >= 1, "Mesh: tensor_parallel must be >= 1; got ",
+                mesh.tensor_parallel);
   const auto num_slots = std::int64_t{mesh.num_replicates} * mesh.num_shards;
-  core::require(num_slots <= kMaxSlots, "Mesh: num_replicates * num_shards must be <= ", kMaxSlots,
-                "; got ", num_slots);
+  core::require(num_slots <= kMaxSlots && mesh.tensor_parallel <= kMaxSlots / num_slots,
+                "Mesh: num_replicates * num_shards * tensor_parallel must be <= ", kMaxSlots,
+                "; got ", mesh.num_replicates, " * ", mesh.num_shards, " * ", mesh.tensor_parallel);
 }
 
 /// @return replicate * num_shards + shard, in [0, num_slots) for a slot of the mesh.

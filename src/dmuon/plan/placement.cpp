@@ -1,90 +1,208 @@
 #include "dmuon/plan/placement.h"
 
+#include <algorithm>
 #include <array>
-#include <map>
+#include <cstdint>
+#include <utility>
 
 #include "dmuon/core/error.h"
-#include "dmuon/plan/layout.h"
+#include "dmuon/plan/columns.h"
+#include "dmuon/plan/window.h"
 
 namespace dmuon::plan {
 namespace {
 
-// The columns and rows that the last matrices and the units took.
-class Occupancy {
- public:
-  explicit Occupancy(Mesh mesh)
-      : mesh_(mesh), recent_columns_(mesh.num_shards, 0), recent_rows_(mesh.num_replicates, 0) {}
+// Limits on counted work, as everywhere in planning.
+constexpr std::int64_t kMaxSwapTries = 3'000'000;
+constexpr int kMaxPasses = 6;
 
-  void take(int unit, Slot slot) {
-    ++columns_of(unit)[slot.shard];
-    ++recent_columns_[slot.shard];
-    ++recent_rows_[slot.replicate];
-    window_.push_back(slot);
-    // Of any G consecutive matrices, no two should share a column, so G - 1 predecessors count.
-    if (window_.size() - first_ >= static_cast<std::size_t>(mesh_.num_shards)) {
-      --recent_columns_[window_[first_].shard];
-      --recent_rows_[window_[first_].replicate];
-      ++first_;
+// Takes matrices in execution order and gives each a column, then a rank of it.
+class Sequence {
+ public:
+  Sequence(const Inventory& inventory, const ShapeGroups& groups,
+           const balance::Assignment& assignment, Mesh mesh, int window)
+      : inventory_(inventory),
+        groups_(groups),
+        assignment_(assignment),
+        mesh_(mesh),
+        windows_(inventory, mesh.num_shards, window),
+        stock_(static_cast<std::size_t>(mesh.num_shards) * groups.shapes.size(), 0) {
+    for (int owner = 0; owner < mesh.num_owners(); ++owner) {
+      for (int s = 0; s < num_shapes(); ++s) {
+        stock_[at(mesh.shard_of(owner), s)] += assignment.count(owner, s);
+      }
+    }
+    whole_ = stock_;
+  }
+
+  std::vector<int> columns() {
+    std::vector<int> columns;
+    std::vector<int> seen(groups_.shapes.size(), 0);
+    for (std::size_t w = 0; w < inventory_.size(); ++w) {
+      const int shape = groups_.shape_of[w];
+      ++seen[static_cast<std::size_t>(shape)];
+      const int column = best_column(w, shape, seen[static_cast<std::size_t>(shape)]);
+      --stock_[at(column, shape)];
+      windows_.add(w, column, 1);
+      columns.push_back(column);
+    }
+    return columns;
+  }
+
+  /// Swaps columns of two equal matrices while that takes repeats out of units and windows.
+  void mend(std::vector<int>& columns) {
+    std::vector<std::vector<std::size_t>> places(groups_.shapes.size());
+    for (std::size_t w = 0; w < inventory_.size(); ++w) {
+      places[static_cast<std::size_t>(groups_.shape_of[w])].push_back(w);
+    }
+    std::int64_t num_tries = 0;
+    for (int pass = 0; pass < kMaxPasses; ++pass) {
+      bool helped = false;
+      for (std::size_t w = 0; w < inventory_.size() && num_tries < kMaxSwapTries; ++w) {
+        if (!windows_.repeats(w, columns[w])) continue;
+        helped |=
+            swap_best(w, places[static_cast<std::size_t>(groups_.shape_of[w])], columns, num_tries);
+      }
+      if (!helped) return;
     }
   }
 
-  /// @return [num_shards] matrices of the unit on each column.
-  std::vector<int>& columns_of(int unit) {
-    return units_.try_emplace(unit, mesh_.num_shards, 0).first->second;
+ private:
+  int num_shapes() const { return static_cast<int>(groups_.shapes.size()); }
+  std::size_t at(int column, int shape) const {
+    return static_cast<std::size_t>(column) * groups_.shapes.size() +
+           static_cast<std::size_t>(shape);
   }
-  int in_window(int shard) const { return recent_columns_[shard]; }
-  int on_row(int replicate) const { return recent_rows_[replicate]; }
+
+  // The column used least by the unit, then by the window; then the one that is furthest behind in
+  // giving out its matrices of the shape, or the end of the order would be left with few columns.
+  int best_column(std::size_t w, int shape, int seen) const {
+    int best = -1;
+    std::array<std::int64_t, 3> best_key{};
+    for (int c = 0; c < mesh_.num_shards; ++c) {
+      if (stock_[at(c, shape)] == 0) continue;
+      const std::int64_t given = whole_[at(c, shape)] - stock_[at(c, shape)];
+      const std::int64_t due = std::int64_t{seen} * whole_[at(c, shape)];
+      const std::int64_t all = groups_.num_matrices[static_cast<std::size_t>(shape)];
+      const std::array<std::int64_t, 3> key = {windows_.in_unit(w, c), windows_.in_window(w, c),
+                                               given * all - due};
+      if (best >= 0 && key >= best_key) continue;
+      best = c;
+      best_key = key;
+    }
+    core::invariant(best >= 0, "place: no column is left for '", inventory_[w].name, "'");
+    return best;
+  }
+
+  bool swap_best(std::size_t w, const std::vector<std::size_t>& places, std::vector<int>& columns,
+                 std::int64_t& num_tries) {
+    std::size_t best = w;
+    std::int64_t least = 0;
+    for (const std::size_t v : places) {
+      if (columns[v] == columns[w]) continue;
+      if (++num_tries > kMaxSwapTries) break;
+      const std::int64_t change = windows_.change_of_swap(w, columns[w], v, columns[v]);
+      if (change >= least) continue;
+      least = change;
+      best = v;
+    }
+    if (best == w) return false;
+    windows_.swap(w, columns[w], best, columns[best]);
+    std::swap(columns[w], columns[best]);
+    return true;
+  }
+
+  const Inventory& inventory_;
+  const ShapeGroups& groups_;
+  const balance::Assignment& assignment_;
+  Mesh mesh_;
+  Windows windows_;
+  std::vector<int> stock_;  // [columns][shapes] still to be given
+  std::vector<int> whole_;  // [columns][shapes]
+};
+
+// Which rank of its column a matrix goes to. A batch once begun is filled first, so that its
+// members lie close in execution order and early layers can be published early; then comes the rank
+// that has waited longest, so that nodes rotate.
+class Turns {
+ public:
+  Turns(const balance::Assignment& assignment, Mesh mesh)
+      : left_(assignment),
+        mesh_(mesh),
+        last_(static_cast<std::size_t>(mesh.num_owners()), -1),
+        batches_(last_.size() * static_cast<std::size_t>(assignment.problem().num_shapes())) {
+    for (int owner = 0; owner < mesh.num_owners(); ++owner) {
+      for (int s = 0; s < assignment.problem().num_shapes(); ++s) {
+        batches_[at(owner, s)] = assignment.problem().time(s).batches(assignment.count(owner, s));
+      }
+    }
+  }
+
+  /// @return -1 if nobody in the column wants the shape.
+  int take(int column, int shape, std::int64_t now) {
+    int best = -1;
+    std::pair<bool, std::int64_t> best_key;
+    for (int i = 0; i < mesh_.num_replicates * mesh_.tensor_parallel; ++i) {
+      const int slot = (i / mesh_.tensor_parallel) * mesh_.num_shards + column;
+      const int owner = slot * mesh_.tensor_parallel + i % mesh_.tensor_parallel;
+      if (left_.count(owner, shape) == 0) continue;
+      const std::pair<bool, std::int64_t> key = {!begun(owner, shape),
+                                                 last_[static_cast<std::size_t>(owner)]};
+      if (best >= 0 && key >= best_key) continue;
+      best = owner;
+      best_key = key;
+    }
+    if (best < 0) return best;
+    left_.add(best, shape, -1);
+    last_[static_cast<std::size_t>(best)] = now;
+    return best;
+  }
 
  private:
+  std::size_t at(int owner, int shape) const {
+    return static_cast<std::size_t>(owner) *
+               static_cast<std::size_t>(left_.problem().num_shapes()) +
+           static_cast<std::size_t>(shape);
+  }
+
+  // Whether what is left is no whole number of batches, counted from the last.
+  bool begun(int owner, int shape) const {
+    int left = left_.count(owner, shape);
+    const std::vector<int>& batches = batches_[at(owner, shape)];
+    for (std::size_t b = batches.size(); b-- > 0 && left > 0;) left -= batches[b];
+    return left < 0;
+  }
+
+  balance::Assignment left_;
   Mesh mesh_;
-  std::vector<int> recent_columns_;
-  std::vector<int> recent_rows_;
-  std::map<int, std::vector<int>> units_;
-  std::vector<Slot> window_;
-  std::size_t first_ = 0;
+  std::vector<std::int64_t> last_;         // [owners] when it was given something last
+  std::vector<std::vector<int>> batches_;  // [owners][shapes] sizes, largest first
 };
 
 }  // namespace
 
-// Matrices in execution order; each takes, among the slots that still want its shape, the one whose
-// column was used least by its unit, then by its G - 1 predecessors; then its ideal slot; then
-// the column with most left to come (or the end of the order would be left with few columns); then
-// the node used least of late; then the lowest index.
-std::vector<int> place(const Inventory& inventory, const ShapeGroups& groups, Counts counts,
-                       Mesh mesh) {
-  const int num_slots = mesh.num_slots();
-  std::vector<int> column_stock(mesh.num_shards, 0);
-  for (int s = 0; s < static_cast<int>(groups.shapes.size()); ++s) {
-    for (int t = 0; t < num_slots; ++t) column_stock[slot_at(t, mesh).shard] += counts.at(s, t);
-  }
-  Occupancy occupancy(mesh);
-  std::vector<int> owner;
-  owner.reserve(inventory.size());
+std::vector<int> place(const Inventory& inventory, const ShapeGroups& groups,
+                       const balance::Assignment& assignment, Mesh mesh, const Options& options) {
+  const balance::Assignment arranged = columns_alike(assignment, mesh);
+  Sequence sequence(inventory, groups, arranged, mesh, std::max(1, options.lookahead));
+  std::vector<int> columns = sequence.columns();
+  sequence.mend(columns);
+  Turns turns(arranged, mesh);
+  std::vector<int> owners;
   for (std::size_t w = 0; w < inventory.size(); ++w) {
-    const int shape = groups.shape_of[w];
-    const std::vector<int>& unit_columns = occupancy.columns_of(inventory[w].unit);
-    const int ideal = slot_index(layout_slot(static_cast<std::int64_t>(w), mesh), mesh);
-    int chosen = -1;
-    std::array<int, 5> chosen_key{};
-    for (int t = 0; t < num_slots; ++t) {
-      if (counts.at(shape, t) == 0) continue;
-      const Slot slot = slot_at(t, mesh);
-      const std::array<int, 5> key = {unit_columns[slot.shard], occupancy.in_window(slot.shard),
-                                      t == ideal ? 0 : 1, -column_stock[slot.shard],
-                                      occupancy.on_row(slot.replicate)};
-      if (chosen < 0 || key < chosen_key) {
-        chosen = t;
-        chosen_key = key;
-      }
-    }
-    core::invariant(chosen >= 0, "place: no slot is left for matrix '", inventory[w].name, "'");
-    const Slot slot = slot_at(chosen, mesh);
-    --counts.at(shape, chosen);
-    --column_stock[slot.shard];
-    occupancy.take(inventory[w].unit, slot);
-    owner.push_back(chosen);
+    owners.push_back(turns.take(columns[w], groups.shape_of[w], static_cast<std::int64_t>(w)));
+    core::invariant(owners.back() >= 0, "place: no owner is left for '", inventory[w].name, "'");
   }
-  return owner;
+  return owners;
+}
+
+Spread spread(const Inventory& inventory, Mesh mesh, const std::vector<int>& owner,
+              const Options& options) {
+  std::vector<int> columns;
+  for (const int one : owner) columns.push_back(mesh.shard_of(one));
+  const WindowFigures figures =
+      window_figures(inventory, mesh.num_shards, columns, std::max(1, options.lookahead));
+  return {figures.distinct, figures.repeats, figures.busiest, 0};
 }
 
 }  // namespace dmuon::plan

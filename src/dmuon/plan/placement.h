@@ -2,38 +2,33 @@
 
 #include <vector>
 
+#include "dmuon/balance/assignment.h"
 #include "dmuon/plan/inventory.h"
 #include "dmuon/plan/mesh.h"
+#include "dmuon/plan/options.h"
 
 namespace dmuon::plan {
 
-/// How many matrices of each shape each slot owns: what the balance decides.
-/// Which ones is free, and is what `place` decides.
-class Counts {
- public:
-  Counts(int num_shapes, int num_slots)
-      : num_slots_(num_slots), counts_(static_cast<std::size_t>(num_shapes) * num_slots, 0) {}
+/// How the matrices that travel together are spread over columns, each of which is one path between
+/// nodes. A window is `lookahead` consecutive units in execution order, at least one.
+struct Spread {
+  double distinct_columns = 0;  ///< that a window touches, the mean over windows
+  double repeats = 0;           ///< matrices of a window beyond the first on their column, the mean
+  double column_bytes = 0;      ///< of a window's busiest column, over the mean column; 1 is even
+  double batch_units = 0;       ///< units from a batch's first member to its last, the mean
 
-  int& at(int shape, int slot) { return counts_[index(shape, slot)]; }
-  int at(int shape, int slot) const { return counts_[index(shape, slot)]; }
-  int num_slots() const { return num_slots_; }
-
- private:
-  std::size_t index(int shape, int slot) const {
-    return static_cast<std::size_t>(shape) * num_slots_ + slot;
-  }
-
-  int num_slots_;
-  std::vector<int> counts_;  // [num_shapes][num_slots]
+  bool operator==(const Spread&) const = default;
 };
 
-/// Picks a slot for every matrix so that the matrices of a unit, and neighbours
-/// in execution order, sit on different columns as far as the counts allow.
-///
-/// @param counts for every shape, as many matrices as the inventory has.
-/// @return       [num matrices] slot index; slot t owns counts.at(s, t) of shape s.
-/// Deterministic; O(num matrices * num slots).
-std::vector<int> place(const Inventory& inventory, const ShapeGroups& groups, Counts counts,
-                       Mesh mesh);
+/// @param owner [num matrices]. `batch_units` is left 0.
+Spread spread(const Inventory& inventory, Mesh mesh, const std::vector<int>& owner,
+              const Options& options);
+
+/// Decides which owner of the assignment is which rank, and which matrices it gets: those of a
+/// unit, and of a window, fall on columns as different as the counts allow (eq:comm-layout is the
+/// ideal); ranks of a column take turns, so nodes rotate.
+/// @return [num matrices] owner. Deterministic, by counted work.
+std::vector<int> place(const Inventory& inventory, const ShapeGroups& groups,
+                       const balance::Assignment& assignment, Mesh mesh, const Options& options);
 
 }  // namespace dmuon::plan

@@ -2,149 +2,209 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <limits>
 
+#include "dmuon/balance/solve.h"
 #include "dmuon/core/error.h"
 #include "dmuon/core/hash.h"
-#include "dmuon/plan/balance.h"
+#include "dmuon/plan/complete.h"
 #include "dmuon/plan/strategy.h"
 
 namespace dmuon::plan {
 namespace {
 
-// The matrices of every slot by shape, ascending, cut into the cheapest batches, so that a batch is
-// consecutive in execution order among its slot's matrices of that shape.
+using Decide = std::function<Owners(const Problem&)>;
+
+// The matrices of every owner by shape, ascending, cut into the cheapest batches, so that a batch
+// is consecutive in execution order among its owner's matrices of that shape.
 std::vector<Batch> cut_batches(const std::vector<int>& owner, const ShapeGroups& groups,
-                               const CostTable& costs) {
+                               const balance::Problem& problem) {
   std::vector<int> order(owner.size());
   for (std::size_t w = 0; w < owner.size(); ++w) order[w] = static_cast<int>(w);
-  const auto key = [&](int w) { return std::pair(owner[w], groups.shape_of[w]); };
+  const auto key = [&](int w) {
+    return std::pair(owner[static_cast<std::size_t>(w)],
+                     groups.shape_of[static_cast<std::size_t>(w)]);
+  };
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return key(a) < key(b); });
 
   std::vector<Batch> batches;
   for (auto first = order.begin(); first != order.end();) {
     const auto last =
         std::find_if(first, order.end(), [&](int w) { return key(w) != key(*first); });
-    const int slot = owner[*first];
-    const BatchCosts& shape_costs = costs[groups.shape_of[*first]];
-    for (const int size : shape_costs.best_batches(static_cast<int>(last - first))) {
-      batches.push_back({slot, std::vector<int>(first, first + size)});
+    const auto [rank, shape] = key(*first);
+    for (const int size : problem.time(shape).batches(static_cast<int>(last - first))) {
+      batches.push_back({rank, std::vector<int>(first, first + size)});
       first += size;
     }
   }
   std::sort(batches.begin(), batches.end(), [](const Batch& a, const Batch& b) {
-    return std::pair(a.slot, a.matrices.front()) < std::pair(b.slot, b.matrices.front());
+    return std::pair(a.owner, a.matrices.front()) < std::pair(b.owner, b.matrices.front());
   });
   return batches;
 }
 
-void check_costs(const ShapeGroups& groups, const CostTable& costs) {
-  core::require(costs.size() == groups.shapes.size(),
-                "make_plan: costs must have an entry for each of ", groups.shapes.size(),
-                " shapes; got ", costs.size());
-  for (std::size_t s = 0; s < costs.size(); ++s) {
-    const auto covered = static_cast<int>(costs[s].best_seconds().size()) - 1;
-    core::require(covered >= groups.num_matrices[s], "make_plan: costs of shape ",
-                  groups.shapes[s].rows, " x ", groups.shapes[s].cols, " must cover ",
-                  groups.num_matrices[s], " matrices; got ", covered);
-  }
+std::int64_t largest_memory(const Plan& plan) {
+  std::int64_t largest = 0;
+  for (const Memory& one : plan.memory) largest = std::max(largest, one.total());
+  return largest;
 }
 
-void check_batches(const Plan& plan, const Inventory& inventory) {
-  std::vector<bool> seen(inventory.size(), false);
-  for (std::size_t b = 0; b < plan.batches.size(); ++b) {
-    const Batch& batch = plan.batches[b];
-    core::require(!batch.matrices.empty(), "plan: batches[", b, "] must hold a matrix; got none");
-    for (const int w : batch.matrices) {
-      core::require(w >= 0 && w < static_cast<int>(inventory.size()), "plan: batches[", b,
-                    "] must hold indices in [0, ", inventory.size(), "); got ", w);
-      const Matrix& matrix = inventory[w];
-      const Matrix& first = inventory[batch.matrices.front()];
-      core::require(!seen[w], "plan: matrix '", matrix.name,
-                    "' must be in one batch; it is again in batches[", b, "]");
-      seen[w] = true;
-      core::require(plan.owner[w] == batch.slot, "plan: batches[", b, "] of slot ", batch.slot,
-                    " must hold its own matrices; got '", matrix.name, "' of slot ", plan.owner[w]);
-      core::require(matrix.rows == first.rows && matrix.cols == first.cols, "plan: batches[", b,
-                    "] must hold matrices of one shape, ", first.rows, " x ", first.cols, "; got '",
-                    matrix.name, "', ", matrix.rows, " x ", matrix.cols);
+// One plan with at most `state_bytes` of state an owner.
+Plan decide(const Plan& base, const ShapeGroups& groups, balance::Instance instance,
+            std::int64_t state_bytes, const Decide& strategy) {
+  instance.max_bytes = state_bytes;
+  const balance::Problem problem(std::move(instance));
+  Plan plan = base;
+  Owners owners = strategy({plan.inventory, groups, problem, plan.mesh, plan.options});
+  plan.owner = std::move(owners.owner);
+  plan.batches = cut_batches(plan.owner, groups, problem);
+  complete(plan);
+  plan.certificate = owners.certificate ? *std::move(owners.certificate)
+                                        : balance::lower_bound(problem, plan.makespan_ns());
+  return plan;
+}
+
+// What is not state depends on the plan, so the room for state is found by trying: first what would
+// be left beside the rest of an unlimited plan, less by what was too much, at last the least.
+Plan decide_within(const Plan& base, const ShapeGroups& groups, const balance::Instance& instance,
+                   const Decide& strategy) {
+  constexpr int kTries = 4;
+  const std::int64_t unlimited = balance::Instance{}.max_bytes;
+  const std::int64_t cap = base.options.max_memory_bytes;
+  Plan plan = decide(base, groups, instance, unlimited, strategy);
+  if (cap == 0 || largest_memory(plan) <= cap) return plan;
+  const std::int64_t least = balance::sufficient_bytes(balance::Problem(instance));
+  std::int64_t room = 0;
+  for (const Memory& one : plan.memory) room = std::max(room, one.state);
+  for (int i = 0; i < kTries && room > least; ++i) {
+    room = std::max(least, room - (largest_memory(plan) - cap));
+    plan = decide(base, groups, instance, room, strategy);
+    if (largest_memory(plan) <= cap) return plan;
+  }
+  if (room > least) plan = decide(base, groups, instance, least, strategy);
+  core::require(largest_memory(plan) <= cap,
+                "plan: max_memory_bytes must be >= ", largest_memory(plan), " for this mesh; got ",
+                cap);
+  return plan;
+}
+
+Plan make(const Inventory& inventory, Mesh mesh, std::string_view strategy, const CostTable& costs,
+          const Options& options, const Decide& decision) {
+  validate(inventory);
+  validate(mesh);
+  validate(options);
+  const ShapeGroups groups = group_by_shape(inventory);
+  Plan plan;
+  plan.mesh = mesh;
+  plan.strategy = strategy;
+  plan.options = options;
+  plan.inventory = inventory;
+  plan.costs = costs;
+  return decide_within(plan, groups, instance_of(groups, costs, mesh.num_owners(), kStateBytes),
+                       decision);
+}
+
+balance::Assignment assignment_of(const Problem& problem,
+                                  const std::vector<std::vector<int>>& counts) {
+  const int num_shapes = problem.balance.num_shapes();
+  core::require(counts.size() == static_cast<std::size_t>(problem.mesh.num_owners()),
+                "make_plan: counts must have a row for each of ", problem.mesh.num_owners(),
+                " owners; got ", counts.size());
+  balance::Assignment assignment(problem.balance);
+  std::vector<std::int64_t> left;
+  for (int s = 0; s < num_shapes; ++s) left.push_back(problem.balance.num_matrices(s));
+  for (std::size_t owner = 0; owner < counts.size(); ++owner) {
+    core::require(counts[owner].size() == static_cast<std::size_t>(num_shapes),
+                  "make_plan: counts of owner ", owner, " must have an entry for each of ",
+                  num_shapes, " shapes; got ", counts[owner].size());
+    for (int s = 0; s < num_shapes; ++s) {
+      const int count = counts[owner][static_cast<std::size_t>(s)];
+      left[static_cast<std::size_t>(s)] -= count;
+      core::require(count >= 0 && left[static_cast<std::size_t>(s)] >= 0, "make_plan: counts of ",
+                    to_string(problem.groups.shapes[static_cast<std::size_t>(s)]),
+                    " must be >= 0 and add up to ", problem.balance.num_matrices(s));
+      assignment.add(static_cast<int>(owner), s, count);
     }
   }
-  for (std::size_t w = 0; w < inventory.size(); ++w) {
-    core::require(seen[w], "plan: matrix '", inventory[w].name,
-                  "' must be in a batch; it is in none");
+  for (int s = 0; s < num_shapes; ++s) {
+    core::require(left[static_cast<std::size_t>(s)] == 0, "make_plan: counts of ",
+                  to_string(problem.groups.shapes[static_cast<std::size_t>(s)]), " must add up to ",
+                  problem.balance.num_matrices(s));
   }
+  return assignment;
 }
 
 }  // namespace
 
-Plan make_plan(const Inventory& inventory, Mesh mesh, std::string_view strategy,
-               const CostTable& costs) {
-  validate(inventory);
-  validate(mesh);
-  const Strategy assign = find_strategy(strategy);
-  const ShapeGroups groups = group_by_shape(inventory);
-  check_costs(groups, costs);
+void validate(const Options& options) {
+  core::require(options.lookahead >= 0, "plan: lookahead must be >= 0; got ", options.lookahead);
+  core::require(
+      std::isfinite(options.layout_slack) && options.layout_slack >= 0 && options.layout_slack <= 1,
+      "plan: layout_slack must be in [0, 1]; got ", options.layout_slack);
+  core::require(options.max_memory_bytes >= 0, "plan: max_memory_bytes must be >= 0; got ",
+                options.max_memory_bytes);
+  core::require(options.weight_bytes >= 1 && options.weight_bytes <= 8 &&
+                    options.gradient_bytes >= 1 && options.gradient_bytes <= 8,
+                "plan: weight_bytes and gradient_bytes must be in [1, 8]; got ",
+                options.weight_bytes, " and ", options.gradient_bytes);
+  core::require(options.units_in_flight >= 1, "plan: units_in_flight must be >= 1; got ",
+                options.units_in_flight);
+}
 
-  Plan plan;
-  plan.mesh = mesh;
-  plan.strategy = strategy;
-  plan.owner = assign({inventory, groups, costs, mesh});
-  plan.batches = cut_batches(plan.owner, groups, costs);
-  plan.slot_s.assign(mesh.num_slots(), 0.0);
-  for (const Batch& batch : plan.batches) {
-    const BatchCosts& shape_costs = costs[groups.shape_of[batch.matrices.front()]];
-    plan.slot_s[batch.slot] += shape_costs.batch_seconds(static_cast<int>(batch.matrices.size()));
-  }
-  plan.makespan_s = *std::max_element(plan.slot_s.begin(), plan.slot_s.end());
-  plan.lower_bound_s = lower_bound_seconds(groups, costs, mesh.num_slots());
-  return plan;
+Nanoseconds Plan::makespan_ns() const {
+  return loads_ns.empty() ? 0 : *std::max_element(loads_ns.begin(), loads_ns.end());
+}
+
+double Plan::gap() const {
+  if (bound_ns() == 0) return makespan_ns() == 0 ? 0 : std::numeric_limits<double>::infinity();
+  return static_cast<double>(makespan_ns() - bound_ns()) / static_cast<double>(bound_ns());
 }
 
 Plan make_plan(const Inventory& inventory, Mesh mesh, std::string_view strategy,
-               std::string_view device_kind) {
-  validate(inventory);
-  const CostTable costs = modelled_costs(group_by_shape(inventory), device_model(device_kind));
-  return make_plan(inventory, mesh, strategy, costs);
+               const CostTable& costs, const Options& options) {
+  return make(inventory, mesh, strategy, costs, options, find_strategy(strategy));
 }
 
-void validate(const Plan& plan, const Inventory& inventory) {
-  validate(inventory);
-  validate(plan.mesh);
-  core::require(plan.owner.size() == inventory.size(),
-                "plan: owner must have an entry for each of ", inventory.size(), " matrices; got ",
-                plan.owner.size());
-  const int num_slots = plan.mesh.num_slots();
-  for (std::size_t w = 0; w < inventory.size(); ++w) {
-    core::require(plan.owner[w] >= 0 && plan.owner[w] < num_slots, "plan: owner of matrix '",
-                  inventory[w].name, "' must be in [0, ", num_slots, "); got ", plan.owner[w]);
-  }
-  check_batches(plan, inventory);
-  core::require(plan.slot_s.size() == static_cast<std::size_t>(num_slots),
-                "plan: slot_s must have an entry for each of ", num_slots, " slots; got ",
-                plan.slot_s.size());
-  for (const double seconds : plan.slot_s) {
-    core::require(std::isfinite(seconds) && seconds >= 0,
-                  "plan: slot_s must hold finite seconds >= 0; got ", seconds);
-  }
-  core::require(std::isfinite(plan.makespan_s) && plan.makespan_s >= 0,
-                "plan: makespan_s must be finite and >= 0; got ", plan.makespan_s);
-  core::require(std::isfinite(plan.lower_bound_s) && plan.lower_bound_s >= 0,
-                "plan: lower_bound_s must be finite and >= 0; got ", plan.lower_bound_s);
+Plan make_plan_from_counts(const Inventory& inventory, Mesh mesh, std::string_view strategy,
+                           const std::vector<std::vector<int>>& counts, const CostTable& costs,
+                           const Options& options) {
+  return make(inventory, mesh, strategy, costs, options, [&](const Problem& problem) -> Owners {
+    return {place(problem.inventory, problem.groups, assignment_of(problem, counts), problem.mesh,
+                  problem.options)};
+  });
 }
 
-std::uint64_t hash(const Plan& plan, const Inventory& inventory) {
+void require_fit(const Plan& plan, const Inventory& inventory, Mesh mesh) {
+  core::require(plan.mesh == mesh, "plan: mesh: expected ", mesh.num_replicates, " x ",
+                mesh.num_shards, " x ", mesh.tensor_parallel, ", the plan is for ",
+                plan.mesh.num_replicates, " x ", plan.mesh.num_shards, " x ",
+                plan.mesh.tensor_parallel);
+  for (std::size_t w = 0; w < std::min(inventory.size(), plan.inventory.size()); ++w) {
+    const Matrix& wanted = inventory[w];
+    const Matrix& planned = plan.inventory[w];
+    core::require(wanted == planned, "plan: matrix ", w, ": expected '", wanted.name, "', ",
+                  wanted.rows, " x ", wanted.cols, ", unit ", wanted.unit,
+                  wanted.tensor_parallel ? ", over TP" : "", "; the plan has '", planned.name,
+                  "', ", planned.rows, " x ", planned.cols, ", unit ", planned.unit,
+                  planned.tensor_parallel ? ", over TP" : "");
+  }
+  core::require(inventory.size() == plan.inventory.size(), "plan: expected ", inventory.size(),
+                " matrices; the plan has ", plan.inventory.size());
+}
+
+std::uint64_t hash(const Plan& plan) {
   core::Hasher hasher;
   const auto add_size = [&](std::size_t size) { hasher.add(static_cast<std::int64_t>(size)); };
-  hasher.add(plan.mesh.num_replicates).add(plan.mesh.num_shards).add(plan.strategy);
-  add_size(inventory.size());
-  for (const Matrix& matrix : inventory) {
+  hasher.add(plan.mesh.num_replicates).add(plan.mesh.num_shards).add(plan.mesh.tensor_parallel);
+  add_size(plan.inventory.size());
+  for (const Matrix& matrix : plan.inventory) {
     hasher.add(matrix.name).add(matrix.rows).add(matrix.cols).add(matrix.unit);
   }
-  add_size(plan.owner.size());
-  for (const int slot : plan.owner) hasher.add(slot);
+  for (const int owner : plan.owner) hasher.add(owner);
   add_size(plan.batches.size());
   for (const Batch& batch : plan.batches) {
-    hasher.add(batch.slot);
+    hasher.add(batch.owner);
     add_size(batch.matrices.size());
     for (const int w : batch.matrices) hasher.add(w);
   }

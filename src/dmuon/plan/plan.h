@@ -5,62 +5,81 @@
 #include <string_view>
 #include <vector>
 
+#include "dmuon/balance/certificate.h"
 #include "dmuon/plan/cost.h"
 #include "dmuon/plan/inventory.h"
+#include "dmuon/plan/memory.h"
 #include "dmuon/plan/mesh.h"
+#include "dmuon/plan/options.h"
+#include "dmuon/plan/placement.h"
 
 namespace dmuon::plan {
 
 /// Matrices of one shape and one owner that are updated together.
 struct Batch {
-  int slot = 0;
+  int owner = 0;
   std::vector<int> matrices;  ///< indices into the inventory, ascending
 
   bool operator==(const Batch&) const = default;
 };
 
-/// Who owns what and in which batches. Plain data, equal on all ranks.
+/// Who owns what and in which batches, with everything it follows from. Plain data, equal on all
+/// ranks.
 struct Plan {
   Mesh mesh;
   std::string strategy;
-  std::vector<int> owner;      ///< [num matrices] slot index
-  std::vector<Batch> batches;  ///< by slot, then by first matrix; every matrix in exactly one
-  std::vector<double> slot_s;  ///< [num_slots] predicted seconds of each slot
-  double makespan_s = 0;       ///< the largest of slot_s
-  double lower_bound_s = 0;    ///< no plan for these costs is faster
+  Options options;
+  Inventory inventory;
+  CostTable costs;
+  std::vector<int> owner;      ///< [num matrices] see Mesh::num_owners
+  std::vector<Batch> batches;  ///< by owner, then by first matrix; every matrix in exactly one
+  balance::Certificate certificate;  ///< that no plan for these costs is faster than its bound
+
+  // Follows from the above.
+  std::vector<Nanoseconds> loads_ns;  ///< [num_owners] predicted
+  std::vector<Memory> memory;         ///< [num_owners]
+  Spread spread;
+
+  Nanoseconds makespan_ns() const;  ///< the largest load, 0 without owners
+  Nanoseconds bound_ns() const { return certificate.bound; }
+  double gap() const;  ///< makespan / bound - 1; 0 where both are 0
 
   bool operator==(const Plan&) const = default;
 };
 
 /// @param strategy one of strategy_names().
-/// @param costs    one entry for each shape of group_by_shape(inventory), in that order.
-/// @throws InvalidArgument, naming the first bad argument.
-/// Deterministic for equal input and compiler; ranks get equal plans by one rank's JSON.
+/// @param costs    has an entry for every shape of the inventory.
+/// @throws InvalidArgument, naming the first bad argument; for a max_memory_bytes that no plan was
+///         found for, with one that would do.
+/// Deterministic and equal on every machine.
 Plan make_plan(const Inventory& inventory, Mesh mesh, std::string_view strategy,
-               const CostTable& costs);
+               const CostTable& costs, const Options& options = {});
 
-/// The same with modelled costs. @param device_kind one of device_kinds().
-Plan make_plan(const Inventory& inventory, Mesh mesh, std::string_view strategy,
-               std::string_view device_kind);
+/// The same, with the decision of eq:owner_assignment made elsewhere.
+/// @param strategy what the plan is called.
+/// @param counts   [num_owners][shapes of group_by_shape(inventory)] matrices.
+Plan make_plan_from_counts(const Inventory& inventory, Mesh mesh, std::string_view strategy,
+                           const std::vector<std::vector<int>>& counts, const CostTable& costs,
+                           const Options& options = {});
 
-/// @throws InvalidArgument unless the plan fits the inventory: a valid mesh, one owner in range for
-///         every matrix, batches that are each of one shape and one owner and together hold every
-///         matrix once, finite times >= 0, one a slot.
-void validate(const Plan& plan, const Inventory& inventory);
+/// What ranks compare before they communicate: mesh, matrices (name, shape, unit), owners and
+/// batches. Predicted times are left out, they move no data. Equal on every machine.
+std::uint64_t hash(const Plan& plan);
 
-/// What ranks compare before they communicate: mesh, strategy, matrices (name, shape, unit), owners
-/// and batches. Predicted times are left out, they move no data. Equal on every machine.
-std::uint64_t hash(const Plan& plan, const Inventory& inventory);
-
-/// One JSON object that from_json reads back to an equal plan.
+/// One JSON object, described in docs/plans.md, that from_json reads back to an equal plan.
 std::string to_json(const Plan& plan);
 
-/// @throws InvalidArgument for text that is not such an object or does not fit the inventory.
-Plan from_json(std::string_view text, const Inventory& inventory);
+/// @throws InvalidArgument, naming the place in the text, for what is no plan of this version, for
+///         owners and batches that do not hold every matrix once, and for a bound that its
+///         certificate does not prove.
+Plan from_json(std::string_view text);
 
-/// For people: per slot its matrices, bytes of fp32 master weights and momentum, and predicted
-/// milliseconds, then makespan, bound and the gap between them.
-/// @throws InvalidArgument as validate does.
-std::string table(const Plan& plan, const Inventory& inventory);
+/// @throws InvalidArgument with the first difference, unless the plan is for these matrices (names,
+///         shapes, units, in this order) and this mesh.
+void require_fit(const Plan& plan, const Inventory& inventory, Mesh mesh);
+
+/// For people: per owner its matrices, bytes and predicted milliseconds, then makespan, bound, gap
+/// and spread. @param max_rows owners shown; the slowest are shown first.
+std::string table(const Plan& plan, int max_rows = 16);
 
 }  // namespace dmuon::plan

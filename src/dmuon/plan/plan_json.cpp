@@ -1,102 +1,181 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "dmuon/balance/verify.h"
 #include "dmuon/core/error.h"
+#include "dmuon/plan/complete.h"
+#include "dmuon/plan/cost_json.h"
+#include "dmuon/plan/json_reader.h"
 #include "dmuon/plan/plan.h"
 
 namespace dmuon::plan {
 namespace {
 
+using balance::Certificate;
 using Json = nlohmann::json;
 
 // Raised when a change makes older text mean something else.
-constexpr int kFormat = 1;
+constexpr int kVersion = 2;
+constexpr int kMaxInt = std::numeric_limits<int>::max();
+constexpr std::int64_t kMaxWide = std::numeric_limits<std::int64_t>::max();
+constexpr const char* kKinds[] = {"one owner", "all owners", "patterns"};
 
-// nlohmann::json converts numbers as C does: it would read 1.9, true or 2^32 as an int.
-int as_int(const Json& value, std::string_view what) {
-  const bool small =
-      value.is_number_integer() &&
-      (!value.is_number_unsigned() ||
-       value.get<std::uint64_t>() <= std::uint64_t{std::numeric_limits<int>::max()}) &&
-      value.get<std::int64_t>() >= std::numeric_limits<int>::min();
-  core::require(small, "from_json: ", what, " must be a 32-bit integer; got ", value.dump());
-  return value.get<int>();
-}
+double milliseconds(Nanoseconds ns) { return static_cast<double>(ns) / 1e6; }
 
-double as_double(const Json& value, std::string_view what) {
-  core::require(value.is_number(), "from_json: ", what, " must be a number; got ", value.dump());
-  return value.get<double>();
-}
-
-const Json& member(const Json& object, const char* key) {
-  core::require(object.is_object() && object.contains(key), "from_json: expected a member '", key,
-                "'; got none");
-  return object[key];
-}
-
-const Json& array(const Json& object, const char* key) {
-  const Json& value = member(object, key);
-  core::require(value.is_array(), "from_json: ", key, " must be an array; got ", value.type_name());
-  return value;
-}
-
-std::vector<int> ints(const Json& object, const char* key) {
-  std::vector<int> values;
-  for (const Json& value : array(object, key)) values.push_back(as_int(value, key));
-  return values;
-}
-
-Json parse(std::string_view text) {
-  try {
-    return Json::parse(text);
-  } catch (const Json::exception& error) {
-    throw core::InvalidArgument(core::message("from_json: text must be JSON; ", error.what()));
+Json json_of(const Certificate& certificate) {
+  Json json = {{"kind", kKinds[static_cast<int>(certificate.kind)]},
+               {"bound_ns", certificate.bound}};
+  if (certificate.kind == Certificate::Kind::kOneOwner) json["shape"] = certificate.shape;
+  if (certificate.kind == Certificate::Kind::kPatterns) {
+    json["per_matrix"] = certificate.per_matrix;
+    json["per_ns"] = certificate.per_ns;
+    json["cells"] = certificate.cells;
   }
+  return json;
+}
+
+Certificate certificate_of(const JsonReader& reader) {
+  Certificate certificate;
+  const std::string kind = reader.at("kind").string();
+  int index = 0;
+  while (index < 3 && kind != kKinds[index]) ++index;
+  core::require(index < 3, "plan.certificate.kind: expected one of '", kKinds[0], "', '", kKinds[1],
+                "', '", kKinds[2], "'; got '", kind, "'");
+  certificate.kind = static_cast<Certificate::Kind>(index);
+  certificate.bound = reader.at("bound_ns").integer(0, balance::kMaxTotalNs);
+  if (certificate.kind == Certificate::Kind::kOneOwner) {
+    certificate.shape = reader.at("shape").small(-1, kMaxInt);
+  }
+  if (certificate.kind == Certificate::Kind::kPatterns) {
+    for (const JsonReader& price : reader.at("per_matrix").items()) {
+      certificate.per_matrix.push_back(price.integer(0, kMaxWide));
+    }
+    for (const JsonReader& price : reader.at("per_ns").items()) {
+      certificate.per_ns.push_back(price.integer(0, kMaxWide));
+    }
+    certificate.cells = reader.at("cells").small(1, kMaxInt);
+  }
+  return certificate;
+}
+
+Json json_of(const Options& options) {
+  return {{"lookahead", options.lookahead},
+          {"layout_slack", options.layout_slack},
+          {"max_memory_bytes", options.max_memory_bytes},
+          {"weight_bytes", options.weight_bytes},
+          {"gradient_bytes", options.gradient_bytes},
+          {"node_copy", options.node_copy},
+          {"units_in_flight", options.units_in_flight}};
+}
+
+Options options_of(const JsonReader& reader) {
+  Options options;
+  options.lookahead = reader.at("lookahead").small(0, kMaxInt);
+  options.layout_slack = reader.at("layout_slack").number();
+  options.max_memory_bytes = reader.at("max_memory_bytes").integer(0, kMaxWide);
+  options.weight_bytes = reader.at("weight_bytes").small(1, 8);
+  options.gradient_bytes = reader.at("gradient_bytes").small(1, 8);
+  options.node_copy = reader.at("node_copy").boolean();
+  options.units_in_flight = reader.at("units_in_flight").small(1, kMaxInt);
+  validate(options);
+  return options;
+}
+
+Json assignments(const Plan& plan) {
+  Json all = Json::array();
+  for (std::size_t w = 0; w < plan.inventory.size(); ++w) {
+    const Matrix& matrix = plan.inventory[w];
+    all.push_back({{"name", matrix.name},
+                   {"rows", matrix.rows},
+                   {"cols", matrix.cols},
+                   {"unit", matrix.unit},
+                   {"tensor_parallel", matrix.tensor_parallel},
+                   {"owner", plan.owner[w]}});
+  }
+  return all;
+}
+
+void read_assignments(const JsonReader& reader, Plan& plan) {
+  constexpr int kMaxSide = kMaxInt;
+  for (const JsonReader& entry : reader.items()) {
+    plan.inventory.push_back({entry.at("name").string(), entry.at("rows").integer(1, kMaxSide),
+                              entry.at("cols").integer(1, kMaxSide),
+                              entry.at("unit").small(0, kMaxInt),
+                              entry.at("tensor_parallel").boolean()});
+    plan.owner.push_back(entry.at("owner").small(0, kMaxInt));
+  }
+  validate(plan.inventory);
+}
+
+void check_bound(const Plan& plan) {
+  const ShapeGroups groups = group_by_shape(plan.inventory);
+  const std::string problem = verify(
+      instance_of(groups, plan.costs, plan.mesh.num_owners(), kStateBytes), plan.certificate);
+  core::require(problem.empty(), "plan.certificate: expected a proof of ", plan.certificate.bound,
+                " ns; ", problem);
 }
 
 }  // namespace
 
 std::string to_json(const Plan& plan) {
+  Json loads = Json::array();
+  for (const Nanoseconds ns : plan.loads_ns) loads.push_back(milliseconds(ns));
+  Json bytes = Json::array();
+  for (const Memory& one : plan.memory) bytes.push_back(one.total());
   Json batches = Json::array();
   for (const Batch& batch : plan.batches) {
-    batches.push_back({{"slot", batch.slot}, {"matrices", batch.matrices}});
+    batches.push_back({{"owner", batch.owner}, {"matrices", batch.matrices}});
   }
-  const Json object = {
-      {"format", kFormat},
-      {"num_replicates", plan.mesh.num_replicates},
-      {"num_shards", plan.mesh.num_shards},
+  return dump_json({
+      {"schema_version", kVersion},
+      {"mesh",
+       {{"num_replicates", plan.mesh.num_replicates},
+        {"num_shards", plan.mesh.num_shards},
+        {"tensor_parallel", plan.mesh.tensor_parallel}}},
       {"strategy", plan.strategy},
-      {"owner", plan.owner},
+      {"options", json_of(plan.options)},
+      {"assignments", assignments(plan)},
       {"batches", std::move(batches)},
-      {"slot_s", plan.slot_s},
-      {"makespan_s", plan.makespan_s},
-      {"lower_bound_s", plan.lower_bound_s},
-  };
-  return object.dump();
+      {"costs", json_of(plan.costs)},
+      {"certificate", json_of(plan.certificate)},
+      // For readers; from_json computes them again.
+      {"makespan_ms", milliseconds(plan.makespan_ns())},
+      {"bound_ms", milliseconds(plan.bound_ns())},
+      {"gap", plan.gap()},
+      {"loads_ms", std::move(loads)},
+      {"memory_bytes", std::move(bytes)},
+      {"spread",
+       {{"distinct_columns", plan.spread.distinct_columns},
+        {"repeats", plan.spread.repeats},
+        {"column_bytes", plan.spread.column_bytes},
+        {"batch_units", plan.spread.batch_units}}},
+  });
 }
 
-Plan from_json(std::string_view text, const Inventory& inventory) {
-  const Json object = parse(text);
-  const int format = as_int(member(object, "format"), "format");
-  core::require(format == kFormat, "from_json: format must be ", kFormat, "; got ", format);
-
+Plan from_json(std::string_view text) {
+  const Json value = parse_json(text, "plan");
+  const JsonReader reader(value, "plan");
+  reader.require_version(kVersion);
   Plan plan;
-  plan.mesh.num_replicates = as_int(member(object, "num_replicates"), "num_replicates");
-  plan.mesh.num_shards = as_int(member(object, "num_shards"), "num_shards");
-  const Json& strategy = member(object, "strategy");
-  core::require(strategy.is_string(), "from_json: strategy must be a string; got ",
-                strategy.dump());
-  plan.strategy = strategy.get<std::string>();
-  plan.owner = ints(object, "owner");
-  for (const Json& batch : array(object, "batches")) {
-    plan.batches.push_back({as_int(member(batch, "slot"), "slot"), ints(batch, "matrices")});
+  const JsonReader mesh = reader.at("mesh");
+  plan.mesh.num_replicates = mesh.at("num_replicates").small(1, kMaxInt);
+  plan.mesh.num_shards = mesh.at("num_shards").small(1, kMaxInt);
+  plan.mesh.tensor_parallel = mesh.at("tensor_parallel").small(1, kMaxInt);
+  validate(plan.mesh);
+  plan.strategy = reader.at("strategy").string();
+  plan.options = options_of(reader.at("options"));
+  read_assignments(reader.at("assignments"), plan);
+  for (const JsonReader& batch : reader.at("batches").items()) {
+    Batch read{batch.at("owner").small(0, kMaxInt), {}};
+    for (const JsonReader& matrix : batch.at("matrices").items()) {
+      read.matrices.push_back(matrix.small(0, kMaxInt));
+    }
+    plan.batches.push_back(std::move(read));
   }
-  for (const Json& value : array(object, "slot_s")) {
-    plan.slot_s.push_back(as_double(value, "slot_s"));
-  }
-  plan.makespan_s = as_double(member(object, "makespan_s"), "makespan_s");
-  plan.lower_bound_s = as_double(member(object, "lower_bound_s"), "lower_bound_s");
-  validate(plan, inventory);
+  plan.costs = costs_of(reader.at("costs"));
+  plan.certificate = certificate_of(reader.at("certificate"));
+  complete(plan);
+  check_bound(plan);
   return plan;
 }
 

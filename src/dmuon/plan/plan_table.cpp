@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <cstdint>
 #include <iomanip>
+#include <numeric>
 #include <sstream>
 
 #include "dmuon/plan/plan.h"
@@ -7,39 +9,63 @@
 namespace dmuon::plan {
 namespace {
 
-constexpr std::int64_t kStateBytes = 8;  // of one element at its owner: fp32 master and momentum
+constexpr double kMiB = 1024.0 * 1024.0;
+
+// The slowest first, then by index.
+std::vector<int> by_load(const Plan& plan) {
+  std::vector<int> owners(plan.loads_ns.size());
+  std::iota(owners.begin(), owners.end(), 0);
+  std::stable_sort(owners.begin(), owners.end(), [&](int a, int b) {
+    return plan.loads_ns[static_cast<std::size_t>(a)] > plan.loads_ns[static_cast<std::size_t>(b)];
+  });
+  return owners;
+}
+
+void print_owner(std::ostream& out, const Plan& plan, int owner, int num_matrices,
+                 int num_batches) {
+  const auto o = static_cast<std::size_t>(owner);
+  out << std::setw(6) << owner << std::setw(6) << plan.mesh.replicate_of(owner) << std::setw(8)
+      << plan.mesh.shard_of(owner) << std::setw(10) << num_matrices << std::setw(9) << num_batches
+      << std::setw(11) << std::setprecision(2) << static_cast<double>(plan.memory[o].state) / kMiB
+      << std::setw(11) << static_cast<double>(plan.memory[o].total()) / kMiB << std::setw(12)
+      << std::setprecision(3) << static_cast<double>(plan.loads_ns[o]) / 1e6 << "\n";
+}
 
 }  // namespace
 
-std::string table(const Plan& plan, const Inventory& inventory) {
-  validate(plan, inventory);
-  const int num_slots = plan.mesh.num_slots();
-  std::vector<int> num_matrices(num_slots, 0);
-  std::vector<std::int64_t> state_bytes(num_slots, 0);
-  for (std::size_t w = 0; w < inventory.size(); ++w) {
-    ++num_matrices[plan.owner[w]];
-    state_bytes[plan.owner[w]] += kStateBytes * inventory[w].rows * inventory[w].cols;
+std::string table(const Plan& plan, int max_rows) {
+  std::vector<int> num_matrices(plan.loads_ns.size(), 0);
+  std::vector<int> num_batches(plan.loads_ns.size(), 0);
+  for (const Batch& batch : plan.batches) {
+    num_matrices[static_cast<std::size_t>(batch.owner)] += static_cast<int>(batch.matrices.size());
+    ++num_batches[static_cast<std::size_t>(batch.owner)];
   }
-
   std::ostringstream out;
   out << std::fixed << std::setprecision(3);
   out << "strategy " << plan.strategy << ", mesh " << plan.mesh.num_replicates << " x "
-      << plan.mesh.num_shards << ", " << inventory.size() << " matrices in " << plan.batches.size()
-      << " batches\n";
-  out << "  slot  replicate  shard  matrices       state bytes  predicted ms\n";
-  for (int t = 0; t < num_slots; ++t) {
-    const Slot slot = slot_at(t, plan.mesh);
-    out << std::setw(6) << t << std::setw(11) << slot.replicate << std::setw(7) << slot.shard
-        << std::setw(10) << num_matrices[t] << std::setw(18) << state_bytes[t] << std::setw(14)
-        << plan.slot_s[t] * 1e3 << "\n";
+      << plan.mesh.num_shards;
+  if (plan.mesh.tensor_parallel > 1) out << ", tensor parallel " << plan.mesh.tensor_parallel;
+  out << ", " << plan.inventory.size() << " matrices in " << plan.batches.size()
+      << " batches\ncosts: " << plan.costs.source << "\n"
+      << " owner  node  column  matrices  batches  state MiB  total MiB  predicted ms\n";
+  std::vector<int> shown = by_load(plan);
+  const auto all = shown.size();
+  if (shown.size() > static_cast<std::size_t>(std::max(0, max_rows))) {
+    shown.resize(static_cast<std::size_t>(std::max(0, max_rows)));
   }
-  out << "makespan " << plan.makespan_s * 1e3 << " ms, lower bound " << plan.lower_bound_s * 1e3
-      << " ms";
-  if (plan.lower_bound_s > 0) {
-    out << ", gap " << std::setprecision(2) << (plan.makespan_s / plan.lower_bound_s - 1) * 100
-        << " %";
+  for (const int owner : shown) {
+    print_owner(out, plan, owner, num_matrices[static_cast<std::size_t>(owner)],
+                num_batches[static_cast<std::size_t>(owner)]);
   }
-  out << "\n";
+  if (shown.size() < all) out << "   ... and " << all - shown.size() << " faster owners\n";
+  out << "makespan " << static_cast<double>(plan.makespan_ns()) / 1e6 << " ms, no plan is below "
+      << static_cast<double>(plan.bound_ns()) / 1e6 << " ms";
+  if (plan.bound_ns() > 0) out << ", gap " << std::setprecision(2) << plan.gap() * 100 << " %";
+  out << "\n"
+      << std::setprecision(2) << "window of " << std::max(1, plan.options.lookahead)
+      << " units: " << plan.spread.distinct_columns << " of " << plan.mesh.num_shards
+      << " columns, " << plan.spread.repeats << " repeats, busiest column "
+      << plan.spread.column_bytes << " x the mean\n";
   return out.str();
 }
 

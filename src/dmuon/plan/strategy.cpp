@@ -4,12 +4,13 @@
 
 // A new strategy is a file in strategies/ that defines dmuon::plan::strategies::<name>, and its
 // name here.
-#define DMUON_STRATEGIES(entry) entry(load_balance) entry(round_robin) entry(rank0)
+#define DMUON_STRATEGIES(entry) \
+  entry(load_balance) entry(lpt) entry(round_robin) entry(rank0) entry(xor_layout)
 
 namespace dmuon::plan {
 namespace strategies {
 
-#define DMUON_DECLARE(name) std::vector<int> name(const Problem& problem);
+#define DMUON_DECLARE(name) Owners name(const Problem& problem);
 DMUON_STRATEGIES(DMUON_DECLARE)
 #undef DMUON_DECLARE
 

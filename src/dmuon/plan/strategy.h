@@ -1,12 +1,15 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "dmuon/plan/cost.h"
+#include "dmuon/balance/certificate.h"
+#include "dmuon/balance/owner_time.h"
 #include "dmuon/plan/inventory.h"
 #include "dmuon/plan/mesh.h"
+#include "dmuon/plan/options.h"
 
 namespace dmuon::plan {
 
@@ -14,12 +17,18 @@ namespace dmuon::plan {
 struct Problem {
   const Inventory& inventory;
   const ShapeGroups& groups;
-  const CostTable& costs;
+  const balance::Problem& balance;
   Mesh mesh;
+  const Options& options;
 };
 
-/// @return [num matrices] slot index of each matrix's owner. Deterministic.
-using Strategy = std::vector<int> (*)(const Problem&);
+struct Owners {
+  std::vector<int> owner;                             ///< [num matrices]
+  std::optional<balance::Certificate> certificate{};  ///< where the search has found one
+};
+
+/// Deterministic.
+using Strategy = Owners (*)(const Problem&);
 
 /// @return the known names, the default first.
 std::vector<std::string> strategy_names();

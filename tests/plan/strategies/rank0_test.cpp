@@ -6,8 +6,9 @@
 namespace dmuon::plan {
 namespace {
 
-TEST(Rank0, PutsEverythingOnSlotZero) {
-  const Plan plan = make_plan(oracle::inventory({0, 1, 0, 2}), {2, 2}, "rank0", "cpu");
+TEST(Rank0, PutsEverythingOnOwnerZero) {
+  const Inventory inventory = oracle::inventory({0, 1, 0, 2});
+  const Plan plan = make_plan(inventory, {2, 2, 2}, "rank0", oracle::modelled(inventory));
   EXPECT_EQ(plan.owner, (std::vector<int>{0, 0, 0, 0}));
 }
 

@@ -6,11 +6,13 @@
 namespace dmuon::plan {
 namespace {
 
-// By hand from eq:comm-layout on 2 x 4: shard = w mod 4, replicate = (w mod 2) xor (w/4 mod 2).
-TEST(RoundRobin, FollowsTheLayoutWhateverTheShapes) {
-  const Plan plan =
-      make_plan(oracle::inventory({0, 3, 0, 1, 1, 2, 0, 5, 0}), {2, 4}, "round_robin", "cpu");
-  EXPECT_EQ(plan.owner, (std::vector<int>{0, 5, 2, 7, 4, 1, 6, 3, 0}));
+TEST(RoundRobin, GoesFromOwnerToOwnerWhateverTheShapes) {
+  const Inventory inventory = oracle::inventory({0, 3, 0, 1, 1, 2, 0, 5, 0});
+  const CostTable costs = oracle::modelled(inventory);
+  EXPECT_EQ(make_plan(inventory, {2, 2}, "round_robin", costs).owner,
+            (std::vector<int>{0, 1, 2, 3, 0, 1, 2, 3, 0}));
+  EXPECT_EQ(make_plan(inventory, {1, 2, 3}, "round_robin", costs).owner,
+            (std::vector<int>{0, 1, 2, 3, 4, 5, 0, 1, 2}));
 }
 
 }  // namespace

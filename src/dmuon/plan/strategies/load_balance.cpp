@@ -1,66 +1,48 @@
-#include <algorithm>
 #include <utility>
-#include <vector>
 
-#include "dmuon/plan/balance.h"
+#include "dmuon/balance/solve.h"
 #include "dmuon/plan/placement.h"
 #include "dmuon/plan/strategy.h"
 
 namespace dmuon::plan::strategies {
 namespace {
 
-// How much of a makespan one piece may take. 0 deals single matrices, which spreads them best;
-// larger pieces keep batches together, which wins where sharing launches matters more than balance.
-constexpr double kPieceShares[] = {0.0, 0.125, 0.25, 0.5, 1.0};
-// Makespan given up for smaller pieces: they put the matrices of a unit on more columns.
-constexpr double kSpreadTolerance = 0.01;
+// Distinct columns of a window that are worth giving up balance for.
+constexpr double kWorthwhile = 0.1;
 
 struct Candidate {
-  std::vector<int> piece_sizes;
-  Balance balance;
+  std::vector<int> owner;
+  double distinct_columns;
 };
 
-// A deal and its local search for each share of `makespan_seconds` that cuts new pieces.
-void add_candidates(const Problem& problem, double makespan_seconds,
-                    std::vector<Candidate>& candidates) {
-  for (const double share : kPieceShares) {
-    std::vector<int> sizes = piece_sizes(problem.groups, problem.costs, share * makespan_seconds);
-    const bool known =
-        std::any_of(candidates.begin(), candidates.end(),
-                    [&](const Candidate& candidate) { return candidate.piece_sizes == sizes; });
-    if (known) continue;
-    Balance balance(problem.costs, problem.mesh);
-    balance.deal(problem.groups, sizes);
-    balance.improve();
-    candidates.push_back({std::move(sizes), std::move(balance)});
-  }
-}
-
-double best_makespan(const std::vector<Candidate>& candidates) {
-  double best = candidates.front().balance.makespan_seconds();
-  for (const Candidate& candidate : candidates) {
-    best = std::min(best, candidate.balance.makespan_seconds());
-  }
-  return best;
+Candidate placed(const Problem& problem, const balance::Assignment& assignment) {
+  std::vector<int> owner =
+      place(problem.inventory, problem.groups, assignment, problem.mesh, problem.options);
+  const Spread found = spread(problem.inventory, problem.mesh, owner, problem.options);
+  return {std::move(owner), found.distinct_columns};
 }
 
 }  // namespace
 
-// First how many matrices of each shape a slot gets, then which. Pieces are measured by the lower
-// bound and, as that may be far below what a batch takes, by the best makespan then known. The
-// first pass deals single matrices, so the result is no slower than LPT.
-std::vector<int> load_balance(const Problem& problem) {
-  std::vector<Candidate> candidates;
-  add_candidates(problem,
-                 lower_bound_seconds(problem.groups, problem.costs, problem.mesh.num_slots()),
-                 candidates);
-  add_candidates(problem, best_makespan(candidates), candidates);
-  const double good_enough = best_makespan(candidates) * (1 + kSpreadTolerance);
-  const auto chosen =
-      std::find_if(candidates.begin(), candidates.end(), [&](const Candidate& candidate) {
-        return candidate.balance.makespan_seconds() <= good_enough;
-      });
-  return place(problem.inventory, problem.groups, chosen->balance.counts(), problem.mesh);
+// eq:owner_assignment: how many matrices of each shape an owner gets, then which. Within the layout
+// slack, an assignment that spreads better is taken instead; nothing is given up on one node, where
+// no two columns share a network.
+Owners load_balance(const Problem& problem) {
+  const balance::Solution solution = balance::solve(problem.balance);
+  Candidate best = placed(problem, solution.assignment);
+  const bool may_gain = best.distinct_columns + kWorthwhile <= problem.mesh.num_shards;
+  if (problem.mesh.num_replicates > 1 && problem.options.layout_slack > 0 && may_gain) {
+    const auto makespan = static_cast<double>(solution.assignment.makespan());
+    const auto limit =
+        static_cast<balance::Nanoseconds>(makespan * (1 + problem.options.layout_slack));
+    for (const balance::Assignment& other : balance::alternatives(problem.balance, limit)) {
+      Candidate candidate = placed(problem, other);
+      if (candidate.distinct_columns >= best.distinct_columns + kWorthwhile) {
+        best = std::move(candidate);
+      }
+    }
+  }
+  return {std::move(best.owner), solution.certificate};
 }
 
 }  // namespace dmuon::plan::strategies

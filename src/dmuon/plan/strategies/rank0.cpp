@@ -2,9 +2,7 @@
 
 namespace dmuon::plan::strategies {
 
-// Everything on one slot: the worst case, for ablation.
-std::vector<int> rank0(const Problem& problem) {
-  return std::vector<int>(problem.inventory.size(), 0);
-}
+// Everything on one owner: the worst case, for ablation.
+Owners rank0(const Problem& problem) { return {std::vector<int>(problem.inventory.size(), 0)}; }
 
 }  // namespace dmuon::plan::strategies

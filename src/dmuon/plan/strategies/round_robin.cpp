@@ -1,17 +1,15 @@
-#include "dmuon/plan/layout.h"
 #include "dmuon/plan/strategy.h"
 
 namespace dmuon::plan::strategies {
 
-// Every matrix at its ideal slot, whatever it costs: the best for communication, for ablation.
-std::vector<int> round_robin(const Problem& problem) {
-  std::vector<int> owner;
-  owner.reserve(problem.inventory.size());
+// One after the other, whatever they cost. For ablation.
+Owners round_robin(const Problem& problem) {
+  Owners owners;
+  const auto num_owners = static_cast<std::size_t>(problem.mesh.num_owners());
   for (std::size_t w = 0; w < problem.inventory.size(); ++w) {
-    owner.push_back(
-        slot_index(layout_slot(static_cast<std::int64_t>(w), problem.mesh), problem.mesh));
+    owners.owner.push_back(static_cast<int>(w % num_owners));
   }
-  return owner;
+  return owners;
 }
 
 }  // namespace dmuon::plan::strategies

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "dmuon/balance/instance.h"
+
+namespace dmuon::balance {
+
+/// Why no assignment of an instance has a makespan below `bound`. Each kind is an argument that
+/// whole numbers prove; verify() checks it without the code that found it.
+struct Certificate {
+  enum class Kind {
+    /// Somebody has at least ceil(n_s / owners) matrices of `shape`, and takes `bound` for them.
+    kOneOwner,
+    /// Under `bound` some batches are too long for any owner. The cheapest way to run all matrices
+    /// with the others takes more than owners * (bound - 1).
+    kAllOwners,
+    /// Prices in which all work together is worth more than `owners` times what one owner can do
+    /// within bound - 1. The work of shape s is worth per_matrix[s] for each matrix and per_ns[s]
+    /// for each nanosecond of it; all its matrices take f_s(n_s) or more, however they are split.
+    kPatterns,
+  };
+
+  Kind kind = Kind::kAllOwners;
+  Nanoseconds bound = 0;
+  int shape = -1;                             ///< of kOneOwner
+  std::vector<std::int64_t> per_matrix = {};  ///< [shapes] >= 0, of kPatterns
+  std::vector<std::int64_t> per_ns = {};      ///< [shapes] >= 0, of kPatterns
+  int cells = 0;  ///< of kPatterns: loads are rounded down to (bound - 1) / cells
+
+  bool operator==(const Certificate&) const = default;
+};
+
+}  // namespace dmuon::balance

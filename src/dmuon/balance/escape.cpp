@@ -1,0 +1,201 @@
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "dmuon/balance/local_search.h"
+#include "dmuon/balance/random.h"
+
+namespace dmuon::balance {
+namespace {
+
+constexpr int kCells = 512;
+constexpr int kPatience = 200;  // vain rounds of iterate, before it goes back to the best
+constexpr int kRounds = 8;      // of anneal
+constexpr int kAmounts[] = {1, 1, 2, 2, 3, 4, 4, 8, 16};
+
+// The slowest owner and two or three others.
+std::vector<int> drawn_owners(const Assignment& assignment, Random& random) {
+  const int num_owners = assignment.problem().num_owners();
+  const auto wanted = static_cast<std::size_t>(std::min(3 + random.below(2), num_owners));
+  std::vector<int> owners = {assignment.slowest()};
+  while (owners.size() < wanted) {
+    const int owner = random.below(num_owners);
+    if (std::find(owners.begin(), owners.end(), owner) == owners.end()) owners.push_back(owner);
+  }
+  return owners;
+}
+
+// What two of the owners have of a shape is divided at random, or goes to one of them.
+void mix(Assignment& assignment, const std::vector<int>& owners, Random& random) {
+  const auto draw = [&] {
+    return owners[static_cast<std::size_t>(random.below(static_cast<int>(owners.size())))];
+  };
+  const int num_mixed = 1 + random.below(3);
+  for (int i = 0; i < num_mixed; ++i) {
+    const int shape = random.below(assignment.problem().num_shapes());
+    const int a = draw();
+    const int b = draw();
+    if (a == b) continue;
+    const int together = assignment.count(a, shape) + assignment.count(b, shape);
+    const int part = random.below(together + 1);
+    const int change = (random.below(3) == 0 ? together : part) - assignment.count(a, shape);
+    if (!assignment.fits(a, shape, change) || !assignment.fits(b, shape, -change)) continue;
+    assignment.add(a, shape, change);
+    assignment.add(b, shape, -change);
+  }
+}
+
+// Owners within 0.2 % of the makespan.
+int num_slow(const Assignment& assignment, Nanoseconds makespan) {
+  int sum = 0;
+  for (const Nanoseconds load : assignment.loads()) sum += load > makespan - makespan / 500 ? 1 : 0;
+  return sum;
+}
+
+// Whether a search goes on from `tried` instead of `current`; now and then from a worse one.
+bool goes_on(const Assignment& tried, const Assignment& current, Nanoseconds best, Random& random) {
+  const Nanoseconds old_makespan = current.makespan();
+  const Nanoseconds new_makespan = tried.makespan();
+  if (new_makespan != old_makespan) {
+    return new_makespan < old_makespan ||
+           (random.below(20) == 0 && new_makespan - best < best / 100);
+  }
+  return num_slow(tried, new_makespan) <= num_slow(current, old_makespan);
+}
+
+// One random exchange; it reports what it would do to the excess over `limit` of all owners.
+class RandomExchange {
+ public:
+  RandomExchange(Assignment& assignment, Nanoseconds limit) : all_(assignment), limit_(limit) {}
+
+  /// @return whether there is anything to exchange between the owners drawn.
+  bool draw(Random& random, bool from_slow) {
+    const int num_owners = all_.problem().num_owners();
+    a_ = random.below(num_owners);
+    for (int i = 0; from_slow && i < 4 && all_.load(a_) <= limit_; ++i)
+      a_ = random.below(num_owners);
+    b_ = random.below(num_owners);
+    if (a_ == b_) return false;
+    given_ = random.below(all_.problem().num_shapes());
+    num_given_ = amount(random, all_.count(a_, given_));
+    if (num_given_ == 0) return false;
+    taken_ = random.below(3) == 0 ? given_ : random.below(all_.problem().num_shapes());
+    num_taken_ = taken_ == given_ ? 0 : amount(random, all_.count(b_, taken_));
+    return fits();
+  }
+
+  Nanoseconds change() const {
+    Nanoseconds mine = all_.load_with(a_, given_, -num_given_);
+    Nanoseconds theirs = all_.load_with(b_, given_, num_given_);
+    if (num_taken_ > 0) {
+      mine += all_.load_with(a_, taken_, num_taken_) - all_.load(a_);
+      theirs += all_.load_with(b_, taken_, -num_taken_) - all_.load(b_);
+    }
+    return excess(mine) + excess(theirs) - excess(all_.load(a_)) - excess(all_.load(b_));
+  }
+
+  void perform() {
+    all_.add(a_, given_, -num_given_);
+    all_.add(b_, given_, num_given_);
+    all_.add(b_, taken_, -num_taken_);
+    all_.add(a_, taken_, num_taken_);
+  }
+
+  Nanoseconds excess(Nanoseconds load) const { return std::max<Nanoseconds>(0, load - limit_); }
+
+ private:
+  // Usually few; now and then all; none if there are fewer.
+  static int amount(Random& random, int available) {
+    if (available == 0) return 0;
+    if (random.below(6) == 0) return available;
+    const int few = kAmounts[random.below(std::size(kAmounts))];
+    return few > available ? 0 : few;
+  }
+
+  bool fits() const {
+    const Problem& problem = all_.problem();
+    const std::int64_t bytes =
+        num_given_ * problem.bytes(given_) - num_taken_ * problem.bytes(taken_);
+    const std::int64_t cap = problem.instance().max_bytes;
+    return all_.bytes(a_) - bytes <= std::max(cap, all_.bytes(a_)) &&
+           all_.bytes(b_) + bytes <= std::max(cap, all_.bytes(b_));
+  }
+
+  Assignment& all_;
+  Nanoseconds limit_;
+  int a_ = 0;
+  int b_ = 0;
+  int given_ = 0;
+  int num_given_ = 0;
+  int taken_ = 0;
+  int num_taken_ = 0;
+};
+
+// Steps from `start` until nobody exceeds `limit`, or `num_steps` are done.
+Assignment walk(const Assignment& start, Nanoseconds limit, Nanoseconds threshold,
+                std::int64_t num_steps, Random& random) {
+  Assignment assignment = start;
+  RandomExchange exchange(assignment, limit);
+  Nanoseconds excess = 0;
+  for (const Nanoseconds load : assignment.loads()) excess += exchange.excess(load);
+  for (std::int64_t i = 0; i < num_steps && excess > 0; ++i) {
+    const auto left = static_cast<Nanoseconds>(Wide{threshold} * (num_steps - i) / num_steps);
+    if (!exchange.draw(random, i % 2 == 1)) continue;
+    const Nanoseconds change = exchange.change();
+    // Mostly far less than the threshold.
+    const auto drawn = static_cast<Nanoseconds>(random() % static_cast<std::uint64_t>(left + 1));
+    if (change > 0 && change > static_cast<Nanoseconds>(Wide{drawn} * random.below(256) / 256)) {
+      continue;
+    }
+    exchange.perform();
+    excess += change;
+  }
+  return assignment;
+}
+
+}  // namespace
+
+void iterate(Assignment& assignment, Nanoseconds target, int max_pairs, std::uint64_t seed) {
+  Random random(12345 + seed);
+  Assignment current = assignment;
+  int num_pairs = 0;
+  int num_vain = 0;
+  while (num_pairs < max_pairs && assignment.makespan() > target) {
+    Assignment tried = current;
+    const std::vector<int> owners = drawn_owners(tried, random);
+    mix(tried, owners, random);
+    for (int round = 0; round < 3; ++round) {
+      for (std::size_t i = 0; i < owners.size(); ++i) {
+        for (std::size_t j = i + 1; j < owners.size(); ++j, ++num_pairs) {
+          divide_pair(tried, owners[i], owners[j], kCells);
+        }
+      }
+    }
+    num_pairs += 1 + divide_pairs(tried, target, 20, 12);
+    if (goes_on(tried, current, assignment.makespan(), random)) current = std::move(tried);
+    if (current.makespan() < assignment.makespan()) {
+      assignment = current;
+      num_vain = 0;
+    } else if (++num_vain % kPatience == 0) {
+      current = assignment;
+    }
+  }
+}
+
+void anneal(Assignment& assignment, Nanoseconds target, std::int64_t num_steps,
+            std::uint64_t seed) {
+  if (assignment.problem().num_owners() < 2) return;
+  Random random(77 + seed);
+  for (int round = 0; round < kRounds && assignment.makespan() > target; ++round) {
+    const Nanoseconds makespan = assignment.makespan();
+    const Nanoseconds step =
+        std::max<Nanoseconds>(1, makespan / (round < kRounds / 2 ? 500 : 1000));
+    const Nanoseconds limit = std::max(target, makespan - step);
+    const Nanoseconds threshold = limit / (round % 2 == 1 ? 10 : 50);
+    Assignment tried = walk(assignment, limit, threshold, num_steps / kRounds, random);
+    divide_pairs(tried, target, 50, 30);
+    if (tried.makespan() < assignment.makespan()) assignment = std::move(tried);
+  }
+}
+
+}  // namespace dmuon::balance

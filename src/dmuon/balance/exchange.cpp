@@ -1,0 +1,101 @@
+#include <algorithm>
+#include <unordered_set>
+
+#include "dmuon/balance/local_search.h"
+
+namespace dmuon::balance {
+namespace {
+
+// Numbers of matrices that change hands at once.
+constexpr int kAmounts[] = {1, 2, 3, 4, 5, 6, 7, 8, 12, 16};
+
+struct Exchange {
+  int to = -1;
+  int given = -1;
+  int num_given = 0;
+  int taken = -1;  // nothing is taken if negative
+  int num_taken = 0;
+};
+
+// The best exchange of one owner.
+class Search {
+ public:
+  Search(const Assignment& assignment, int from)
+      : assignment_(assignment), from_(from), best_load_(assignment.load(from)) {}
+
+  Exchange best() {
+    std::unordered_set<std::uint64_t> seen;  // owners with equal counts are tried once
+    for (int to = 0; to < assignment_.problem().num_owners(); ++to) {
+      if (assignment_.load(to) >= assignment_.load(from_)) continue;
+      if (seen.insert(assignment_.signature(to)).second) consider(to);
+    }
+    return best_;
+  }
+
+ private:
+  void consider(int to) {
+    for (int s = 0; s < assignment_.problem().num_shapes(); ++s) {
+      for (const int amount : kAmounts) {
+        if (amount > assignment_.count(from_, s)) break;
+        give(to, s, amount);
+      }
+    }
+  }
+
+  void give(int to, int shape, int amount) {
+    const Nanoseconds mine = assignment_.load_with(from_, shape, -amount);
+    const Nanoseconds theirs = assignment_.load_with(to, shape, amount);
+    keep({to, shape, amount, -1, 0}, mine, theirs);
+    // What is taken can only add to the giver's load, or nearly so.
+    if (mine >= best_load_) return;
+    for (int t = 0; t < assignment_.problem().num_shapes(); ++t) {
+      if (t == shape) continue;
+      for (const int taken : kAmounts) {
+        if (taken > assignment_.count(to, t)) break;
+        keep({to, shape, amount, t, taken},
+             mine + assignment_.load_with(from_, t, taken) - assignment_.load(from_),
+             theirs + assignment_.load_with(to, t, -taken) - assignment_.load(to));
+      }
+    }
+  }
+
+  void keep(const Exchange& exchange, Nanoseconds mine, Nanoseconds theirs) {
+    const Nanoseconds slower = std::max(mine, theirs);
+    if (slower >= best_load_ || !fits(exchange)) return;
+    best_load_ = slower;
+    best_ = exchange;
+  }
+
+  bool fits(const Exchange& exchange) const {
+    const Problem& problem = assignment_.problem();
+    const std::int64_t bytes =
+        exchange.num_given * problem.bytes(exchange.given) -
+        (exchange.taken < 0 ? 0 : exchange.num_taken * problem.bytes(exchange.taken));
+    const std::int64_t cap = problem.instance().max_bytes;
+    return (bytes <= 0 || assignment_.bytes(exchange.to) + bytes <= cap) &&
+           (bytes >= 0 || assignment_.bytes(from_) - bytes <= cap);
+  }
+
+  const Assignment& assignment_;
+  int from_;
+  Nanoseconds best_load_;
+  Exchange best_;
+};
+
+}  // namespace
+
+void exchange(Assignment& assignment, Nanoseconds target, int max_exchanges) {
+  for (int i = 0; i < max_exchanges; ++i) {
+    const int from = assignment.slowest();
+    if (assignment.load(from) <= target) return;
+    const Exchange best = Search(assignment, from).best();
+    if (best.to < 0) return;
+    assignment.add(from, best.given, -best.num_given);
+    assignment.add(best.to, best.given, best.num_given);
+    if (best.taken < 0) continue;
+    assignment.add(best.to, best.taken, -best.num_taken);
+    assignment.add(from, best.taken, best.num_taken);
+  }
+}
+
+}  // namespace dmuon::balance

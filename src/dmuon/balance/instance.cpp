@@ -1,0 +1,48 @@
+#include "dmuon/balance/instance.h"
+
+#include "dmuon/core/error.h"
+
+namespace dmuon::balance {
+namespace {
+
+void validate(const Shape& shape, std::size_t index) {
+  const auto where = core::message("balance: shapes[", index, "]");
+  core::require(shape.num_matrices >= 0, where, ".num_matrices must be >= 0; got ",
+                shape.num_matrices);
+  core::require(shape.bytes >= 0, where, ".bytes must be >= 0; got ", shape.bytes);
+  core::require(!shape.batches.empty() && shape.batches.front().size == 1, where,
+                ".batches must begin with a batch of 1 matrix; got ",
+                shape.batches.empty() ? 0 : shape.batches.front().size);
+  int previous = 0;
+  for (const BatchTime& batch : shape.batches) {
+    core::require(batch.size > previous, where, ".batches must have ascending sizes; got ",
+                  batch.size, " after ", previous);
+    core::require(batch.ns >= 0 && batch.ns <= kMaxTotalNs, where, ".batches: a batch of ",
+                  batch.size, " must take from 0 to ", kMaxTotalNs, " ns; got ", batch.ns);
+    previous = batch.size;
+  }
+}
+
+}  // namespace
+
+void validate(const Instance& instance) {
+  core::require(instance.num_owners >= 1, "balance: num_owners must be >= 1; got ",
+                instance.num_owners);
+  core::require(instance.max_bytes >= 0, "balance: max_bytes must be >= 0; got ",
+                instance.max_bytes);
+  Wide total = 0;
+  Wide total_bytes = 0;
+  for (std::size_t s = 0; s < instance.shapes.size(); ++s) {
+    const Shape& shape = instance.shapes[s];
+    validate(shape, s);
+    // As single matrices: the cheapest batches take no more.
+    total += static_cast<Wide>(shape.batches.front().ns) * shape.num_matrices;
+    total_bytes += static_cast<Wide>(shape.bytes) * shape.num_matrices;
+  }
+  core::require(total_bytes <= kMaxTotalNs,
+                "balance: the bytes of all matrices must add up to at most ", kMaxTotalNs);
+  core::require(total <= kMaxTotalNs, "balance: the times of all matrices must add up to at most ",
+                kMaxTotalNs, " ns (", kMaxTotalNs / 1'000'000'000, " s)");
+}
+
+}  // namespace dmuon::balance

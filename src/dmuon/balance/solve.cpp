@@ -1,0 +1,180 @@
+#include "dmuon/balance/solve.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "dmuon/balance/bounds.h"
+#include "dmuon/balance/construct.h"
+#include "dmuon/balance/local_search.h"
+#include "dmuon/balance/pattern_lp.h"
+#include "dmuon/core/error.h"
+
+namespace dmuon::balance {
+namespace {
+
+// Searches end within this of the bound: less is not worth a millisecond.
+Nanoseconds good_enough(Nanoseconds bound) { return bound + bound / 500; }
+
+// Limits on counted work: about a second on the largest instances.
+constexpr int kLots[] = {2, 4, 8, 16};
+constexpr int kMaxExchanges = 400;
+constexpr int kMaxRounds = 300;
+constexpr int kMaxPairs = 400;
+constexpr int kMaxIteratedPairs = 1500;
+constexpr std::int64_t kMaxAnnealSteps = 4'000'000;
+constexpr std::int64_t kAnnealStepsAMatrix = 20'000;  // and owner: small instances need few
+constexpr std::uint64_t kMaxEscapes = 2;
+constexpr int kMaxDiveRounds = 400;
+
+void improve(Assignment& assignment, Nanoseconds target) {
+  exchange(assignment, target, kMaxExchanges);
+  divide_pairs(assignment, target, kMaxRounds, kMaxPairs);
+  exchange(assignment, target, kMaxExchanges);
+}
+
+// Keeps the best assignment seen.
+class Best {
+ public:
+  explicit Best(Nanoseconds target) : target_(target) {}
+
+  void offer(std::optional<Assignment> assignment) {
+    if (!assignment) return;
+    improve(*assignment, target_);
+    if (!best_ || assignment->makespan() < best_->makespan()) best_ = std::move(assignment);
+  }
+
+  void set_target(Nanoseconds target) { target_ = target; }
+  bool found() const { return best_.has_value(); }
+  bool reached() const { return found() && best_->makespan() <= target_; }
+  Assignment& operator*() { return *best_; }
+  Assignment* operator->() { return &*best_; }
+
+ private:
+  Nanoseconds target_;
+  std::optional<Assignment> best_;
+};
+
+void construct(const Problem& problem, Best& best) {
+  best.offer(least_loaded(problem));
+  best.offer(longest_first(problem, 1));
+  if (!best.reached()) best.offer(even(problem));
+  for (const int lot : kLots) {
+    if (!best.reached()) best.offer(longest_first(problem, lot));
+  }
+  if (!best.found()) best.offer(fewest_bytes(problem));
+}
+
+void know_owners(PatternLp& lp, const Assignment& assignment) {
+  const Problem& problem = assignment.problem();
+  for (int owner = 0; owner < problem.num_owners(); ++owner) {
+    Pattern pattern;
+    for (int s = 0; s < problem.num_shapes(); ++s) pattern.push_back(assignment.count(owner, s));
+    lp.know(pattern);
+  }
+}
+
+// Halves the span between an impossible limit and one that is possible in fractions.
+// @param high in: the makespan of some assignment; out: the smallest limit found possible.
+void raise(PatternLp& lp, const Problem& problem, Certificate& bound, Nanoseconds& high) {
+  PatternLp::Question question;
+  question.num_owners = problem.num_owners();
+  for (int s = 0; s < problem.num_shapes(); ++s) {
+    question.num_matrices.push_back(problem.num_matrices(s));
+  }
+  Nanoseconds low = bound.bound - 1;
+  while (high - low > std::max<Nanoseconds>(1, high / 2000)) {
+    question.limit = low + (high - low) / 2;
+    if (question.limit <= 0) break;
+    PatternLp::Answer answer = lp.solve(question);
+    if (answer.proof) {
+      bound = *std::move(answer.proof);
+      low = question.limit;
+    } else {
+      high = question.limit;
+    }
+  }
+}
+
+void dive_at_all_limits(PatternLp& lp, const Problem& problem, Nanoseconds lowest, Best& best) {
+  const int max_rounds = lp.num_rounds() + kMaxDiveRounds;
+  for (const int per_mille : {0, 2, 5, 10, 20, 40}) {
+    for (const bool work_rows : {true, false}) {
+      const Nanoseconds limit = lowest + lowest / 1000 * per_mille;
+      if (best.reached() || lp.num_rounds() > max_rounds || limit >= best->makespan()) return;
+      best.offer(dive(lp, problem, limit, work_rows));
+    }
+  }
+}
+
+std::int64_t num_anneal_steps(const Problem& problem) {
+  std::int64_t steps = 0;
+  for (int s = 0; s < problem.num_shapes(); ++s) steps += problem.num_matrices(s);
+  return std::min(kMaxAnnealSteps, kAnnealStepsAMatrix * steps * problem.num_owners());
+}
+
+// The first time for all that is not good enough, then only for what is far from it.
+void escape(Assignment& assignment, Nanoseconds bound) {
+  for (std::uint64_t seed = 0; seed < kMaxEscapes; ++seed) {
+    const Nanoseconds target = seed == 0 ? good_enough(bound) : bound + bound / 200;
+    if (assignment.makespan() <= target) return;
+    iterate(assignment, good_enough(bound), kMaxIteratedPairs, seed);
+    anneal(assignment, good_enough(bound), num_anneal_steps(assignment.problem()), seed);
+  }
+}
+
+}  // namespace
+
+Certificate lower_bound(const Problem& problem, Nanoseconds upper) {
+  Certificate bound = simple_bound(problem);
+  PatternLp lp(problem);
+  raise(lp, problem, bound, upper);
+  return bound;
+}
+
+Solution solve(const Problem& problem) {
+  Certificate bound = simple_bound(problem);
+  Best best(bound.bound + bound.bound / 1000);
+  construct(problem, best);
+  if (!best.found()) {
+    throw core::InvalidArgument(core::message(
+        "balance: max_bytes must let every matrix have an owner; ", problem.instance().max_bytes,
+        " do not. With ", sufficient_bytes(problem), " there is an assignment"));
+  }
+  PatternLp lp(problem);
+  know_owners(lp, *best);
+  Nanoseconds possible = best->makespan();
+  raise(lp, problem, bound, possible);
+  best.set_target(good_enough(bound.bound));
+  if (!best.reached()) dive_at_all_limits(lp, problem, std::max(possible, bound.bound), best);
+  escape(*best, bound.bound);
+  return {std::move(*best), std::move(bound)};
+}
+
+std::vector<Assignment> alternatives(const Problem& problem, Nanoseconds limit) {
+  std::vector<std::optional<Assignment>> starts = {even(problem), least_loaded(problem),
+                                                   longest_first(problem, 1)};
+  for (const int lot : kLots) starts.push_back(longest_first(problem, lot));
+  std::vector<Assignment> found;
+  for (std::optional<Assignment>& start : starts) {
+    if (!start) continue;
+    improve(*start, limit);
+    if (start->makespan() <= limit) found.push_back(*std::move(start));
+  }
+  return found;
+}
+
+std::int64_t sufficient_bytes(const Problem& problem) {
+  Instance unlimited = problem.instance();
+  unlimited.max_bytes = Instance{}.max_bytes;
+  const Problem free(unlimited);
+  const Assignment assignment = *fewest_bytes(free);
+  std::int64_t most = 0;
+  for (int owner = 0; owner < problem.num_owners(); ++owner) {
+    most = std::max(most, assignment.bytes(owner));
+  }
+  return most;
+}
+
+}  // namespace dmuon::balance

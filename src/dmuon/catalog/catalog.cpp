@@ -1,0 +1,161 @@
+#include "dmuon/catalog/catalog.h"
+
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "dmuon/catalog/embedded.h"
+#include "dmuon/core/error.h"
+#include "dmuon/plan/json_reader.h"
+
+namespace dmuon::catalog {
+namespace {
+
+using plan::JsonReader;
+
+constexpr int kVersion = 1;
+constexpr std::int64_t kMaxSide = std::numeric_limits<std::int32_t>::max();
+constexpr std::size_t kMaxMatrices = std::size_t{1} << 22;
+constexpr std::string_view kDevices = "devices";
+
+std::string joined(const std::vector<std::string>& names) {
+  std::string all;
+  for (const std::string& name : names) all += (all.empty() ? "" : ", ") + name;
+  return all;
+}
+
+std::string_view text_of(std::string_view name) {
+  for (const Embedded& file : embedded()) {
+    if (file.name == name) return file.text;
+  }
+  throw core::InternalError(core::message("dmuon bug: catalog has no '", name, "'"));
+}
+
+int optional_count(const JsonReader& reader, const char* key, int otherwise) {
+  const auto found = reader.find(key);
+  return found ? found->small(otherwise, static_cast<int>(kMaxMatrices)) : otherwise;
+}
+
+std::string with_index(const std::string& name, int index) {
+  const std::size_t place = name.find("{}");
+  if (place == std::string::npos) return name;
+  return name.substr(0, place) + std::to_string(index) + name.substr(place + 2);
+}
+
+// What a model file says of a matrix, or of a stack of them.
+struct Listed {
+  std::string name;
+  std::int64_t rows;
+  std::int64_t cols;
+  int stack;
+};
+
+std::vector<Listed> listed_in(const JsonReader& unit) {
+  std::vector<Listed> all;
+  for (const JsonReader& entry : unit.at("matrices").items()) {
+    all.push_back({entry.at("name").string(), entry.at("rows").integer(1, kMaxSide),
+                   entry.at("cols").integer(1, kMaxSide), optional_count(entry, "stack", 1)});
+  }
+  return all;
+}
+
+// One unit of the model, its stacks taken apart.
+void add_unit(const std::vector<Listed>& matrices, const std::string& name, int unit,
+              plan::Inventory& inventory) {
+  for (const Listed& listed : matrices) {
+    const std::string matrix = name + "." + listed.name;
+    for (int i = 0; i < listed.stack; ++i) {
+      inventory.push_back({listed.stack > 1 ? core::message(matrix, "[", i, "]") : matrix,
+                           listed.rows, listed.cols, unit});
+    }
+  }
+}
+
+}  // namespace
+
+Model model_from_json(std::string_view text) {
+  const nlohmann::json value = plan::parse_json(text, "model");
+  const JsonReader reader(value, "model");
+  reader.require_version(kVersion);
+  Model model;
+  model.name = reader.at("name").string();
+  model.description = reader.at("description").string();
+  model.source = reader.at("source").string();
+  model.stand_in = reader.at("stand_in").boolean();
+  int unit = 0;
+  for (const JsonReader& entry : reader.at("units").items()) {
+    const std::string name = entry.at("name").string();
+    const int first = optional_count(entry, "first", 0);
+    const int repeat = optional_count(entry, "repeat", 1);
+    const std::vector<Listed> matrices = listed_in(entry);
+    std::size_t num_matrices = 0;
+    for (const Listed& listed : matrices) num_matrices += static_cast<std::size_t>(listed.stack);
+    // Before they are there: a short text may ask for any number.
+    const std::size_t left = kMaxMatrices - model.inventory.size();
+    core::require(num_matrices <= left / static_cast<std::size_t>(repeat),
+                  "model: expected at most ", kMaxMatrices, " matrices");
+    core::require(repeat <= static_cast<int>(kMaxMatrices) - unit, "model: expected at most ",
+                  kMaxMatrices, " units");
+    for (int i = 0; i < repeat; ++i, ++unit) {
+      add_unit(matrices, with_index(name, first + i), unit, model.inventory);
+    }
+  }
+  plan::validate(model.inventory);
+  return model;
+}
+
+std::vector<std::string> model_names() {
+  std::vector<std::string> names;
+  for (const Embedded& file : embedded()) {
+    if (file.name != kDevices) names.emplace_back(file.name);
+  }
+  return names;
+}
+
+Model model(std::string_view name) {
+  for (const std::string& known : model_names()) {
+    if (known == name) return model_from_json(text_of(name));
+  }
+  throw core::InvalidArgument(
+      core::message("model: expected one of ", joined(model_names()), "; got '", name, "'"));
+}
+
+std::vector<plan::Device> devices_from_json(std::string_view text) {
+  const nlohmann::json value = plan::parse_json(text, "devices");
+  const JsonReader reader(value, "devices");
+  reader.require_version(kVersion);
+  std::vector<plan::Device> devices;
+  for (const JsonReader& entry : reader.at("devices").items()) {
+    plan::Device device;
+    device.name = entry.at("name").string();
+    device.description = entry.at("description").string();
+    device.source = entry.at("source").string();
+    device.product_tflops = entry.at("product_tflops").number();
+    const auto symmetric = entry.find("symmetric_tflops");
+    device.symmetric_tflops = symmetric ? symmetric->number() : 0;
+    device.elementwise_gb_per_s = entry.at("elementwise_gb_per_s").number();
+    device.launch_us = entry.at("launch_us").number();
+    device.tiles = entry.at("tiles").small(1, 1 << 20);
+    device.link_gb_per_s = entry.at("link_gb_per_s").number();
+    plan::validate(device);
+    devices.push_back(std::move(device));
+  }
+  return devices;
+}
+
+std::vector<std::string> device_names() {
+  std::vector<std::string> names;
+  for (const plan::Device& device : devices_from_json(text_of(kDevices))) {
+    names.push_back(device.name);
+  }
+  return names;
+}
+
+plan::Device device(std::string_view name) {
+  for (plan::Device& known : devices_from_json(text_of(kDevices))) {
+    if (known.name == name) return known;
+  }
+  throw core::InvalidArgument(
+      core::message("device: expected one of ", joined(device_names()), "; got '", name, "'"));
+}
+
+}  // namespace dmuon::catalog

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dmuon/plan/device.h"
+#include "dmuon/plan/inventory.h"
+
+namespace dmuon::catalog {
+
+/// The weight matrices of a published model; models/*.json, in the program itself.
+struct Model {
+  std::string name;
+  std::string description;
+  std::string source;     ///< of its dimensions
+  bool stand_in = false;  ///< the published sizes are incomplete, parts are guessed
+  plan::Inventory inventory;
+};
+
+/// @return alphabetical.
+std::vector<std::string> model_names();
+
+/// @throws InvalidArgument for an unknown name, with the known ones.
+Model model(std::string_view name);
+
+/// Reads what models/README.md describes.
+/// @throws InvalidArgument, naming the place in the text; for more than 2^22 matrices.
+Model model_from_json(std::string_view text);
+
+/// models/devices.json.
+std::vector<std::string> device_names();
+
+/// @throws InvalidArgument for an unknown name, with the known ones.
+plan::Device device(std::string_view name);
+
+/// @throws InvalidArgument, naming the place in the text.
+std::vector<plan::Device> devices_from_json(std::string_view text);
+
+}  // namespace dmuon::catalog

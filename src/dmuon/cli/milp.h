@@ -1,0 +1,16 @@
+#pragma once
+
+#include <vector>
+
+#include "dmuon/balance/instance.h"
+
+namespace dmuon::cli {
+
+/// eq:owner_assignment by SciPy, in a Python process: python/dmuon/milp.py of the Python that the
+/// command was installed with, of DMUON_PYTHON, or python3.
+/// @return [num_owners][shapes] matrices.
+/// @throws InvalidArgument with what that process says: no such Python, no SciPy, too many
+///         variables, nothing found within a minute.
+std::vector<std::vector<int>> milp_counts(const balance::Instance& instance);
+
+}  // namespace dmuon::cli

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace dmuon::plan {
+
+/// Strict reading of JSON: every error is an InvalidArgument that names the place in the text, what
+/// was expected and what came. nlohmann::json alone would read 1.9 or true as an int.
+class JsonReader {
+ public:
+  /// @param value outlives the reader. @param place what errors call it, "plan".
+  JsonReader(const nlohmann::json& value, std::string place)
+      : value_(&value), place_(std::move(place)) {}
+
+  JsonReader at(const char* key) const;
+  std::optional<JsonReader> find(const char* key) const;  ///< nothing where absent or null
+  std::vector<JsonReader> items() const;                  ///< of an array
+  std::int64_t integer(std::int64_t least, std::int64_t most) const;
+  int small(int least, int most) const { return static_cast<int>(integer(least, most)); }
+  double number() const;  ///< finite
+  std::string string() const;
+  bool boolean() const;
+
+  /// @throws InvalidArgument unless the member "schema_version" is this.
+  void require_version(int version) const;
+
+ private:
+  [[noreturn]] void fail(std::string_view expected) const;
+
+  const nlohmann::json* value_;
+  std::string place_;
+};
+
+/// @throws InvalidArgument with the place of the first mistake.
+nlohmann::json parse_json(std::string_view text, std::string_view what);
+
+/// Compact, the same bytes for equal values; text that is no UTF-8 is replaced.
+std::string dump_json(const nlohmann::json& value);
+
+}  // namespace dmuon::plan

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "dmuon/plan/inventory.h"
+#include "dmuon/plan/mesh.h"
+#include "dmuon/plan/options.h"
+
+namespace dmuon::plan {
+
+struct Batch;
+
+/// What an owner keeps of an element that it owns: fp32 master weight, momentum and gradient.
+inline constexpr std::int64_t kStateBytes = 12;
+
+/// Bytes that a rank holds at the peak of a step, counted as docs/architecture.md, "Memory", says.
+struct Memory {
+  std::int64_t state = 0;      ///< of what it owns; spread over the slot with tensor parallelism
+  std::int64_t node_copy = 0;  ///< its column's matrices in the compute dtype
+  std::int64_t buffers = 0;    ///< packed weights, gradients and inboxes of units in flight
+  std::int64_t workspace = 0;  ///< of its largest batch in Newton-Schulz, an estimate
+
+  std::int64_t total() const { return state + node_copy + buffers + workspace; }
+  bool operator==(const Memory&) const = default;
+};
+
+/// @param owner [num matrices]. @return [num_owners].
+std::vector<Memory> memory(const Inventory& inventory, Mesh mesh, const std::vector<int>& owner,
+                           const std::vector<Batch>& batches, const Options& options);
+
+}  // namespace dmuon::plan

@@ -1,0 +1,84 @@
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "dmuon/catalog/catalog.h"
+#include "tests/plan/message_of.h"
+
+namespace dmuon::catalog {
+namespace {
+
+std::string with_units(const std::string& units) {
+  return R"({"schema_version": 1, "name": "n", "description": "d", "source": "s", "stand_in": true,
+      "units": )" +
+         units + "}";
+}
+
+TEST(ModelFromJson, ExpandsRepeatedUnitsAndStacks) {
+  const Model found = model_from_json(with_units(R"([
+      {"name": "layers.{}.mlp", "repeat": 2, "first": 3, "matrices": [
+        {"name": "up", "rows": 8, "cols": 4},
+        {"name": "experts", "rows": 2, "cols": 3, "stack": 2}]},
+      {"name": "nothing", "matrices": []},
+      {"name": "last", "matrices": [{"name": "w", "rows": 5, "cols": 6, "stack": 1}]}])"));
+  EXPECT_EQ(found.name, "n");
+  EXPECT_EQ(found.description, "d");
+  EXPECT_EQ(found.source, "s");
+  EXPECT_TRUE(found.stand_in);
+  EXPECT_EQ(found.inventory, (plan::Inventory{{"layers.3.mlp.up", 8, 4, 0},
+                                              {"layers.3.mlp.experts[0]", 2, 3, 0},
+                                              {"layers.3.mlp.experts[1]", 2, 3, 0},
+                                              {"layers.4.mlp.up", 8, 4, 1},
+                                              {"layers.4.mlp.experts[0]", 2, 3, 1},
+                                              {"layers.4.mlp.experts[1]", 2, 3, 1},
+                                              {"last.w", 5, 6, 3}}));
+}
+
+TEST(ModelFromJson, NamesThePlaceOfWhatIsWrong) {
+  const auto of = [](const std::string& units) {
+    return plan::message_of([&] { model_from_json(with_units(units)); });
+  };
+  EXPECT_EQ(of("[]"), "");
+  EXPECT_EQ(of("{}"), "model.units: expected an array; got an object of 0");
+  EXPECT_EQ(of("[{\"matrices\": []}]"), "model.units[0]: expected a member 'name'; got none");
+  EXPECT_EQ(of("[{\"name\": \"u\"}]"), "model.units[0]: expected a member 'matrices'; got none");
+  EXPECT_NE(
+      of("[{\"name\": \"u\", \"repeat\": 0, \"matrices\": []}]").find("model.units[0].repeat"),
+      std::string::npos);
+  EXPECT_NE(of("[{\"name\": \"u\", \"first\": -1, \"matrices\": []}]").find("model.units[0].first"),
+            std::string::npos);
+  EXPECT_NE(of(R"([{"name": "u", "matrices": [{"name": "m", "rows": 2147483648, "cols": 1}]}])")
+                .find("model.units[0].matrices[0].rows"),
+            std::string::npos);
+  EXPECT_NE(of(R"([{"name": "u", "repeat": 2, "matrices": [{"name": "m", "rows": 2, "cols": 1}]}])")
+                .find("'u.m' must occur once"),
+            std::string::npos);
+}
+
+// Short texts that ask for much are answered at once.
+TEST(ModelFromJson, MakesNoMoreThanTheMostMatricesAndUnits) {
+  const auto of = [](const std::string& repeat, const std::string& stack) {
+    return plan::message_of([&] {
+      model_from_json(
+          with_units(R"([{"name": "a", "matrices": [{"name": "m", "rows": 1, "cols": 1}]},
+        {"name": "{}", "repeat": )" +
+                     repeat + R"(, "matrices": [{"name": "m", "rows": 1, "cols": 1,
+         "stack": )" +
+                     stack + "}]}]"));
+    });
+  };
+  const std::string expected = "model: expected at most 4194304 matrices";
+  EXPECT_EQ(of("10", "10"), "");
+  EXPECT_EQ(of("4194304", "1"), expected);
+  EXPECT_EQ(of("1", "4194304"), expected);
+  EXPECT_EQ(of("4194304", "4194304"), expected);
+  EXPECT_EQ(of("2048", "2048"), expected);
+  EXPECT_EQ(plan::message_of([] {
+              model_from_json(with_units(R"([{"name": "a", "matrices": []},
+                {"name": "b", "repeat": 4194304, "matrices": []}])"));
+            }),
+            "model: expected at most 4194304 units");
+}
+
+}  // namespace
+}  // namespace dmuon::catalog

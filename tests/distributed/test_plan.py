@@ -1,0 +1,132 @@
+"""Plans as training uses them: measured, kept, saved, loaded, limited; and refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import plan_cases as cases
+import pytest
+import trajectory_cases
+from test_trajectory import LR, STEPS, expect_reference, reference  # noqa: F401  (a fixture)
+
+import dmuon
+from models import make_gpt
+
+SHAPES = {(72, 24): 900, (24, 24): 500, (41, 24): 700, (24, 41): 800}
+
+
+def test_costs_are_measured_once_and_kept(ranks, tmp_path):
+    for first, both, before, after in ranks.run(cases.measured_calls, (2, 2), folder=str(tmp_path)):
+        assert (first, both) == (1, 1)
+        assert before == after
+        table = json.loads(before)
+        assert "4 ranks at once" in table["source"]
+        assert {(s["rows"], s["cols"]) for s in table["shapes"]} == set(SHAPES)
+        assert all(b["ns"] > 0 for s in table["shapes"] for b in s["batches"])
+        assert all([b["size"] for b in s["batches"]] == [1, 2, 3] for s in table["shapes"])
+
+
+def test_what_is_kept_may_be_damaged(ranks, tmp_path):
+    ranks.run(cases.measured_calls, (2, 2), folder=str(tmp_path))
+    (kept,) = (tmp_path / "costs").iterdir()
+    kept.write_text(kept.read_text()[:-40])
+    assert [first for first, *_ in ranks.run(cases.measured_calls, (2, 2), folder=str(tmp_path))] == [1] * 4
+
+
+def test_a_batch_that_one_rank_cannot_run_is_scaled_on_all(ranks, tmp_path):
+    tables = ranks.run(cases.measured_where_large_batches_fail, (2, 2), folder=str(tmp_path))
+    assert tables == [tables[0]] * 4
+    for shape in tables[0]["shapes"]:
+        assert all(0 < batch["ns"] < 10**12 for batch in shape["batches"])
+
+
+def test_measuring_leaves_random_numbers_alone(ranks, tmp_path):
+    assert all(ranks.run(cases.random_state_is_left_alone, (2, 2), folder=str(tmp_path)))
+
+
+@pytest.mark.parametrize("strategy", ["milp", "lpt", "xor_layout"])
+def test_every_strategy_trains_to_the_same_weights(ranks, reference, strategy):  # noqa: F811
+    options = {"strategy": strategy, "costs": "modelled"}
+    expect_reference(reference, ranks.run(trajectory_cases.train, (2, 2), steps=STEPS, lr=LR, dedicate=options))
+
+
+def test_a_saved_plan_is_loaded_as_it_was(ranks, tmp_path):
+    path = tmp_path / "plan.json"
+    owners = ranks.run(cases.saved, (2, 2), path=str(path), strategy="round_robin")
+    loaded = [json.loads(text) for text in ranks.run(cases.plan_json, (2, 2), plan=str(path))]
+    assert all(plan == json.loads(path.read_text()) for plan in loaded)
+    assert [a["owner"] for a in loaded[0]["assignments"]] == owners[0]
+    assert dmuon.Plan.load(path).owner == owners[0]
+
+
+def test_a_plan_for_something_else_is_refused_with_the_first_difference(ranks, tmp_path):
+    path = str(tmp_path / "plan.json")
+    ranks.run(cases.saved, (2, 2), path=path)
+    for message in ranks.run(cases.error, (4,), plan=path):
+        assert "mesh: expected 1 x 4 x 1, the plan is for 2 x 2 x 1" in message
+    for message in ranks.run(cases.error, (2, 2), plan=path, depth=2):
+        assert "expected 8 matrices; the plan has 12" in message
+    for message in ranks.run(cases.error, (2, 2), plan=path, select=lambda_out_is_adamws):
+        assert "matrix 1: expected 'blocks.0.up.weight', 41 x 24, unit 0; the plan has 'blocks.0.out.weight'" in message
+
+
+def lambda_out_is_adamws(name, module, parameter):
+    return False if "out" in name else None
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"plan": "/nowhere/plan.json"}, ["plan", "/nowhere/plan.json"]),
+        ({"costs": "/nowhere/costs.json"}, ["costs", "/nowhere/costs.json"]),
+        ({"strategy": "best"}, ["strategy", "load_balance", "milp", "'best'"]),
+        ({"layout_slack": -0.1}, ["layout_slack", "-0.1"]),
+        ({"max_memory_bytes": 0}, ["max_memory_bytes", "got 0"]),
+        ({"costs": 3}, ["costs", "got 3"]),
+    ],
+    ids=str,
+)
+def test_bad_options_raise_on_every_rank(ranks, options, words):
+    for message in ranks.run(cases.error, (2, 2), **options):
+        assert all(word in message for word in words), message
+
+
+def test_a_table_that_lacks_a_shape_is_named(ranks, tmp_path):
+    path = tmp_path / "costs.json"
+    cases.table_for(path, {shape: ns for shape, ns in SHAPES.items() if shape != (24, 41)})
+    for message in ranks.run(cases.error, (2, 2), costs=str(path)):
+        assert "24 x 41" in message
+    cases.table_for(path, SHAPES)
+    plan = json.loads(ranks.run(cases.plan_json, (2, 2), costs=str(path))[0])
+    assert plan["costs"]["source"] == "a test"
+    assert sum(plan["loads_ms"]) == pytest.approx(3 * sum(SHAPES.values()) / 1e6)
+
+
+def test_a_memory_limit_is_kept_or_one_that_would_do_is_named(ranks):
+    (message, *others) = ranks.run(cases.error, (2, 2), max_memory_bytes=1000, costs="modelled")
+    assert others == [message] * 3
+    enough = int(message.split(">= ")[1].split()[0])
+    plan = json.loads(ranks.run(cases.plan_json, (2, 2), max_memory_bytes=enough, costs="modelled")[0])
+    assert max(plan["memory_bytes"]) <= enough
+
+
+def test_any_model_can_be_planned_and_its_inventory_written(tmp_path):
+    model = make_gpt()
+    plan = dmuon.plan(model, (2, 4), device="a800-sxm4-80gb")
+    assert len(plan.owner) == 12 and len(plan.loads_ms) == 8
+    assert plan.bound_ms <= plan.makespan_ms == max(plan.loads_ms)
+    with pytest.raises(ValueError, match="mesh"):
+        dmuon.plan(model)
+    with pytest.raises(ValueError, match="a800-sxm4-80gb"):
+        dmuon.plan(model, (2, 4), device="abacus")
+
+    command = Path(sys.executable).parent / "dmuon"
+    if not command.exists():
+        pytest.skip("the command is not installed")
+    (tmp_path / "model.json").write_text(json.dumps(dmuon.inventory(model)))
+    arguments = ["plan", "--inventory", "model.json", "--mesh", "2x4", "--device", "a800-sxm4-80gb", "--json"]
+    found = subprocess.run([command, *arguments], cwd=tmp_path, capture_output=True, check=True, text=True).stdout
+    assert json.loads(found) == json.loads(plan.to_json())

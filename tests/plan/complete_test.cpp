@@ -1,0 +1,91 @@
+#include "dmuon/plan/complete.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <utility>
+
+#include "tests/plan/message_of.h"
+#include "tests/plan/oracle.h"
+
+namespace dmuon::plan {
+namespace {
+
+// Two of one shape in a batch, one of another.
+Plan by_hand() {
+  Plan plan;
+  plan.mesh = {1, 2};
+  plan.inventory = {{"a", 4, 4, 0}, {"b", 4, 4, 3}, {"c", 8, 4, 1}};
+  plan.costs = {"by hand", {{{4, 4}, {{1, 5}, {2, 6}}}, {{8, 4}, {{1, 9}}}}};
+  plan.owner = {1, 1, 0};
+  plan.batches = {{0, {2}}, {1, {0, 1}}};
+  return plan;
+}
+
+TEST(Complete, AddsUpLoadsAndKeepsWhatItWasGiven) {
+  const Plan before = by_hand();
+  Plan plan = before;
+  complete(plan);
+  EXPECT_EQ(plan.loads_ns, (std::vector<Nanoseconds>{9, 6}));
+  EXPECT_EQ(plan.memory.size(), 2U);
+  EXPECT_EQ(plan.spread.batch_units, 1.5);
+  EXPECT_EQ(plan.owner, before.owner);
+  EXPECT_EQ(plan.batches, before.batches);
+  Plan again = plan;
+  complete(again);
+  EXPECT_EQ(again, plan);
+}
+
+TEST(Complete, RejectsEveryWayToCorruptAPlan) {
+  const std::pair<const char*, std::function<void(Plan&)>> corruptions[] = {
+      {"owner must have", [](Plan& p) { p.owner.pop_back(); }},
+      {"owner of matrix 'b'", [](Plan& p) { p.owner[1] = 2; }},
+      {"owner of matrix 'c'", [](Plan& p) { p.owner[2] = -1; }},
+      {"own matrices", [](Plan& p) { p.owner[1] = 0; }},
+      {"own matrices", [](Plan& p) { p.batches[0].owner = 1; }},
+      {"hold a matrix",
+       [](Plan& p) {
+         p.batches.push_back({1, {}});
+       }},
+      {"indices", [](Plan& p) { p.batches[0].matrices[0] = 3; }},
+      {"indices", [](Plan& p) { p.batches[0].matrices[0] = -1; }},
+      {"ascending", [](Plan& p) { std::swap(p.batches[1].matrices[0], p.batches[1].matrices[1]); }},
+      {"'c' must be in a batch", [](Plan& p) { p.batches.erase(p.batches.begin()); }},
+      {"'b' must be in one batch",
+       [](Plan& p) {
+         p.batches.push_back({1, {1}});
+       }},
+      {"'a' must be in one batch",
+       [](Plan& p) {
+         p.batches[1].matrices = {0, 0, 1};
+       }},
+      {"one shape",
+       [](Plan& p) {
+         p.owner[2] = 1;
+         p.batches = {{1, {0, 1, 2}}};
+       }},
+      {"one shape", [](Plan& p) { p.inventory[1].tensor_parallel = true; }},
+      {"a batch of 2 of 4 x 4", [](Plan& p) { p.costs.shapes[0].batches.pop_back(); }},
+      {"a batch of 1 of 8 x 4", [](Plan& p) { p.costs.shapes.pop_back(); }},
+  };
+  for (const auto& [expected, corrupt] : corruptions) {
+    Plan plan = by_hand();
+    corrupt(plan);
+    const std::string message = message_of([&, &corrupted = plan] { complete(corrupted); });
+    EXPECT_NE(message.find(expected), std::string::npos) << expected << ": " << message;
+  }
+}
+
+// Batches that are not the cheapest may take any time each.
+TEST(Complete, RejectsLoadsThatNoPlanCouldAddUp) {
+  Plan plan;
+  plan.inventory = oracle::inventory(std::vector<int>(40, 0));
+  plan.owner.assign(40, 0);
+  plan.costs = {"by hand", {{{1, 1}, {{1, 1}, {2, balance::kMaxTotalNs}}}}};
+  for (int w = 0; w < 40; w += 2) plan.batches.push_back({0, {w, w + 1}});
+  EXPECT_NE(message_of([&] { complete(plan); }).find("owner 0 must take at most"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace dmuon::plan
