@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 import torch.nn as nn
+from models import make_gpt
 from trajectory_cases import place_of, shard
 
 import dmuon
 from dmuon import costs
-from models import make_gpt
 
 
 def started(mesh: Any, depth: int = 3, **options: Any) -> tuple[nn.Module, dmuon.Muon]:

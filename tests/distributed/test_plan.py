@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +11,11 @@ from pathlib import Path
 import plan_cases as cases
 import pytest
 import trajectory_cases
+from models import make_gpt
 from test_trajectory import LR, STEPS, expect_reference, reference  # noqa: F401  (a fixture)
 
 import dmuon
-from models import make_gpt
+from dmuon import _C, milp
 
 SHAPES = {(72, 24): 900, (24, 24): 500, (41, 24): 700, (24, 41): 800}
 
@@ -111,6 +113,47 @@ def test_a_memory_limit_is_kept_or_one_that_would_do_is_named(ranks):
     enough = int(message.split(">= ")[1].split()[0])
     plan = json.loads(ranks.run(cases.plan_json, (2, 2), max_memory_bytes=enough, costs="modelled")[0])
     assert max(plan["memory_bytes"]) <= enough
+
+
+def small_instance(seed):
+    """Shapes with batch times that no formula gives, small enough for the MILP to be solved to the end."""
+    draw = random.Random(seed)
+    shapes = {}
+    for index in range(draw.randint(1, 3)):
+        one = draw.randint(100, 1000)
+        sizes = [1, *sorted(draw.sample([2, 3, 4, 6, 8], draw.randint(0, 3)))]
+        shapes[8 * (index + 1), 16] = (
+            draw.randint(1, 14),
+            [(b, int(one * b ** draw.uniform(0.5, 1.05))) for b in sizes],
+        )
+    return shapes, draw.randint(2, 4)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_load_balance_is_within_a_percent_of_the_milp_that_is_proved(seed):
+    shapes, num_owners = small_instance(seed)
+    counts, proved = milp.solve(list(shapes.values()), num_owners)
+    assert proved
+    items = [_C.Matrix(f"{shape}.{i}", *shape, i) for shape, (number, _) in shapes.items() for i in range(number)]
+    table = _C.CostTable("a test", [(shape, times) for shape, (_, times) in shapes.items()])
+    mesh, options = _C.Mesh(1, num_owners), _C.PlanOptions()
+    best = _C.make_plan_from_counts(items, mesh, "milp", counts, table, options)
+    ours = _C.make_plan(items, mesh, "load_balance", table, options)
+    assert ours.makespan_ns <= 1.01 * best.makespan_ns
+    assert ours.bound_ns <= best.makespan_ns
+
+
+def test_the_milp_says_what_it_needs(monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    with pytest.raises(ValueError, match=r"pip install 'dmuon\[milp\]'"):
+        milp.solve([(2, [(1, 5)])], 2)
+
+
+def test_beyond_its_threshold_the_milp_leaves_it_to_load_balance_and_says_so(monkeypatch, caplog):
+    monkeypatch.setattr(milp, "MOST_VARIABLES", 3)
+    plan = dmuon.plan(make_gpt(), (2, 4), strategy="milp")
+    assert plan.strategy == "load_balance"
+    assert "load_balance decides" in caplog.text
 
 
 def test_any_model_can_be_planned_and_its_inventory_written(tmp_path):

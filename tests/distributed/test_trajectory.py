@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import trajectory_cases as cases
-from reference import POLAR_EXPRESS, ReferenceMuon
-
 from models import batch, loss_of, make_gpt
+from reference import POLAR_EXPRESS, ReferenceMuon
 
 LR = 2e-2
 STEPS = 10

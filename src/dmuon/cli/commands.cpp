@@ -53,6 +53,7 @@ Loaded load(const Task& task) {
 }
 
 constexpr const char* kMilp = "milp";
+constexpr std::size_t kShown = 10;  // matrices that moved
 
 plan::Plan make(const Loaded& loaded, const std::string& strategy, const plan::Options& options) {
   if (strategy != kMilp) {
@@ -212,7 +213,6 @@ void compare_plans_command(const std::vector<std::string>& files, std::ostream& 
   std::size_t num_moved = 0;
   for (std::size_t w = 0; w < first.owner.size(); ++w) {
     if (first.owner[w] == second.owner[w]) continue;
-    constexpr std::size_t kShown = 10;
     if (num_moved++ < kShown) {
       out << first.inventory[w].name << ": owner " << first.owner[w] << " -> " << second.owner[w]
           << "\n";

@@ -98,13 +98,17 @@ int run(int argc, char** argv) {
     return 0;
   } catch (const CLI::ParseError& error) {
     return error.get_exit_code() == 0 ? app.exit(error) : complain(error);
-  } catch (const std::exception& error) {
-    std::cerr << error.what() << "\n";
-    return 2;
   }
 }
 
 }  // namespace
 }  // namespace dmuon::cli
 
-int main(int argc, char** argv) { return dmuon::cli::run(argc, argv); }
+int main(int argc, char** argv) {
+  try {
+    return dmuon::cli::run(argc, argv);
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << "\n";
+    return 2;
+  }
+}

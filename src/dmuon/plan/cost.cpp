@@ -14,6 +14,8 @@ constexpr double kBytesPerElement = 60;
 constexpr double kElementwiseLaunches = 8;
 constexpr double kTile = 128;
 
+constexpr double kPositive = 1e-9;
+
 // Bounds the working memory of a batch: 64 MiB of fp32 input.
 constexpr std::int64_t kMaxBatchElements = std::int64_t{16} << 20;
 // Few enough to be measured; beyond 64, sharing launches gains nothing more.
@@ -89,7 +91,6 @@ void validate(const Device& device) {
     core::require(std::isfinite(value) && value >= least, "Device '", device.name, "': ", name,
                   " must be finite and ", least > 0 ? "> 0" : ">= 0", "; got ", value);
   };
-  constexpr double kPositive = 1e-9;
   check(device.product_tflops, kPositive, "product_tflops");
   check(device.symmetric_tflops, 0, "symmetric_tflops");
   check(device.elementwise_gb_per_s, kPositive, "elementwise_gb_per_s");
@@ -119,7 +120,7 @@ Nanoseconds modelled_ns(const Device& device, const Shape& shape, int num_batch,
   core::require(ns < static_cast<double>(balance::kMaxTotalNs), "modelled_ns: a batch of ",
                 num_batch, " of ", to_string(shape), " must take less than ", balance::kMaxTotalNs,
                 " ns; got ", ns);
-  return static_cast<Nanoseconds>(ns + 0.5);
+  return std::llround(ns);
 }
 
 CostTable modelled_costs(const ShapeGroups& groups, const Device& device, int tensor_parallel) {

@@ -10,6 +10,7 @@ namespace dmuon::plan {
 namespace {
 
 constexpr std::size_t kMaxShown = 60;
+constexpr std::size_t kMaxQuoted = 300;
 
 // Only the size of what holds others: text of any depth would need a stack of that depth.
 std::string shown(const nlohmann::json& value) {
@@ -22,7 +23,6 @@ std::string shown(const nlohmann::json& value) {
 
 // The parser quotes what it could not read, as it is: whole strings and bytes that are no UTF-8.
 std::string in_ascii(std::string_view text) {
-  constexpr std::size_t kMaxQuoted = 300;
   std::string quoted(text.substr(0, kMaxQuoted));
   for (char& byte : quoted) byte = byte < ' ' || byte > '~' ? '?' : byte;
   return quoted + (text.size() > kMaxQuoted ? "..." : "");

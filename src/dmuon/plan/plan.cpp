@@ -16,6 +16,8 @@ namespace {
 
 using Decide = std::function<Owners(const Problem&)>;
 
+constexpr int kTries = 4;  // of room for state, see decide_within
+
 // The matrices of every owner by shape, ascending, cut into the cheapest batches, so that a batch
 // is consecutive in execution order among its owner's matrices of that shape.
 std::vector<Batch> cut_batches(const std::vector<int>& owner, const ShapeGroups& groups,
@@ -69,11 +71,11 @@ Plan decide(const Plan& base, const ShapeGroups& groups, balance::Instance insta
 // be left beside the rest of an unlimited plan, less by what was too much, at last the least.
 Plan decide_within(const Plan& base, const ShapeGroups& groups, const balance::Instance& instance,
                    const Decide& strategy) {
-  constexpr int kTries = 4;
   const std::int64_t unlimited = balance::Instance{}.max_bytes;
   const std::int64_t cap = base.options.max_memory_bytes;
   Plan plan = decide(base, groups, instance, unlimited, strategy);
-  if (cap == 0 || largest_memory(plan) <= cap) return plan;
+  const std::int64_t without_limit = largest_memory(plan);
+  if (cap == 0 || without_limit <= cap) return plan;
   const std::int64_t least = balance::sufficient_bytes(balance::Problem(instance));
   std::int64_t room = 0;
   for (const Memory& one : plan.memory) room = std::max(room, one.state);
@@ -83,9 +85,10 @@ Plan decide_within(const Plan& base, const ShapeGroups& groups, const balance::I
     if (largest_memory(plan) <= cap) return plan;
   }
   if (room > least) plan = decide(base, groups, instance, least, strategy);
+  // Less state may mean more of the rest, so the first plan may be the smaller one.
   core::require(largest_memory(plan) <= cap,
-                "plan: max_memory_bytes must be >= ", largest_memory(plan), " for this mesh; got ",
-                cap);
+                "plan: max_memory_bytes must be >= ", std::min(without_limit, largest_memory(plan)),
+                " for this mesh; got ", cap);
   return plan;
 }
 

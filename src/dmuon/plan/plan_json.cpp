@@ -96,10 +96,9 @@ Json assignments(const Plan& plan) {
 }
 
 void read_assignments(const JsonReader& reader, Plan& plan) {
-  constexpr int kMaxSide = kMaxInt;
   for (const JsonReader& entry : reader.items()) {
-    plan.inventory.push_back({entry.at("name").string(), entry.at("rows").integer(1, kMaxSide),
-                              entry.at("cols").integer(1, kMaxSide),
+    plan.inventory.push_back({entry.at("name").string(), entry.at("rows").integer(1, kMaxInt),
+                              entry.at("cols").integer(1, kMaxInt),
                               entry.at("unit").small(0, kMaxInt),
                               entry.at("tensor_parallel").boolean()});
     plan.owner.push_back(entry.at("owner").small(0, kMaxInt));
