@@ -102,7 +102,9 @@ TEST_F(Commands, CompareShowsEveryStrategyAsTextAndAsJson) {
   std::ostringstream json;
   compare_command(task, true, json);
   const auto rows = nlohmann::json::parse(json.str());
-  ASSERT_EQ(rows.size(), 5U);
+  // Where a Python with SciPy is at hand, milp comes last.
+  const bool with_milp = rows.back()["strategy"] == "milp";
+  ASSERT_EQ(rows.size(), with_milp ? 6U : 5U);
   for (const auto& row : rows) {
     EXPECT_NE(text.str().find(row["strategy"].get<std::string>()), std::string::npos);
     for (const char* key : {"makespan_ms", "bound_ms", "gap", "memory_gib", "distinct_columns"}) {
