@@ -27,6 +27,7 @@ def ranks(pool, request):
     """The pool. What a case leaves open of the schedule differs from test to test, the same in every run."""
     seed = zlib.crc32(request.node.nodeid.encode())
     pool.defaults = {
+        "costs": "modelled",  # measuring takes a second a model; test_plan does
         "lookahead": seed % 10,
         "node_copy": seed // 10 % 2 == 0,
         "reshard_after_forward": seed // 20 % 4 != 0,

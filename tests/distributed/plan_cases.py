@@ -56,9 +56,9 @@ def measured_calls(mesh: Any, folder: str) -> tuple[int, int, str, str]:
     costs.measure = counted
     os.environ["DMUON_CACHE_DIR"] = folder
     try:
-        first = json.loads(plan_json(mesh))["costs"]
+        first = json.loads(plan_json(mesh, costs="measured"))["costs"]
         number = len(calls)
-        second = json.loads(plan_json(mesh))["costs"]
+        second = json.loads(plan_json(mesh, costs="measured"))["costs"]
         return number, len(calls), json.dumps(first), json.dumps(second)
     finally:
         costs.measure = measure
@@ -78,7 +78,7 @@ def measured_where_large_batches_fail(mesh: Any, folder: str) -> dict[str, Any]:
     costs._run = failing
     os.environ["DMUON_CACHE_DIR"] = folder
     try:
-        return json.loads(plan_json(mesh))["costs"]
+        return json.loads(plan_json(mesh, costs="measured"))["costs"]
     finally:
         costs._run = run
         if before is not None:
@@ -90,7 +90,7 @@ def random_state_is_left_alone(mesh: Any, folder: str) -> bool:
     os.environ["DMUON_CACHE_DIR"] = folder
     try:
         model = make_gpt()
-        dmuon.dedicate_params(model, mesh)
+        dmuon.dedicate_params(model, mesh, costs="measured")
         shard(model, mesh)
         torch.manual_seed(7)
         expected = torch.get_rng_state()
