@@ -41,25 +41,30 @@ class Job(NamedTuple):
     size: int
 
 
-def loaded_or_modelled_costs(
-    shapes: dict[Shape, int], device: torch.device, costs: str | os.PathLike[str]
-) -> _C.CostTable:
-    """The costs of a JSON table, or the model's.
+def loaded_costs(path: str | os.PathLike[str], function: str) -> _C.CostTable:
+    """A JSON table.
 
     Args:
-        shapes: (rows, cols) and how many matrices there are.
-        device: whose model it is.
-        costs: the table's path; "modelled" and "measured" stand for the model.
+        path: of it.
+        function: whose argument `costs` this is.
 
     Raises:
         ValueError: the table cannot be read.
     """
-    if costs not in ("modelled", "measured"):
-        try:
-            return _C.CostTable.from_json(Path(costs).read_text())
-        except OSError as error:
-            raise ValueError(f"dedicate_params: costs: cannot read the table: {error}") from error
-    model = _model_of(device)
+    try:
+        text = Path(path).read_text()
+    except OSError as error:
+        raise ValueError(f"{function}: costs: cannot read the table: {error}") from error
+    return _C.CostTable.from_json(text)
+
+
+def modelled_costs(shapes: dict[Shape, int], model: str) -> _C.CostTable:
+    """The costs that a model of a device gives.
+
+    Args:
+        shapes: (rows, cols) and how many matrices there are.
+        model: a device's name, as `dmuon models` lists them.
+    """
     entries = [
         (shape, [(size, _C.modelled_ns(model, *shape, size)) for size in _C.candidate_batches(*shape, number)])
         for shape, number in shapes.items()
@@ -140,7 +145,7 @@ def _first_round(
     advance: Any,
 ) -> set[Job]:
     """Runs small jobs first; what a smaller one shows to take too long is skipped. The first run warms up."""
-    model = _model_of(device)
+    model = model_of(device)
     skipped: set[Job] = set()
     too_long = False
     for job in sorted(jobs, key=lambda job: (_C.modelled_ns(model, job.shape[0], job.shape[1], job.size), job)):
@@ -190,7 +195,7 @@ def _synchronize(device: torch.device) -> None:
 
 def _scaled(job: Job, times: dict[Job, int], device: torch.device) -> int:
     """The model's time, times what the longest measured job took over its own."""
-    model = _model_of(device)
+    model = model_of(device)
     ratio = 1.0
     if times:
         longest = max(times, key=lambda other: times[other])
@@ -212,7 +217,7 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def _model_of(device: torch.device) -> str:
+def model_of(device: torch.device) -> str:
     """The cost model nearest to the device."""
     if device.type != "cuda":
         return "cpu"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn as nn
 
-from dmuon import _C, costs, milp, ranks
+from dmuon import _C, milp, ranks
+from dmuon.costs import loaded_costs, measured_costs, model_of, modelled_costs
 from dmuon.dedication import Dedication, dedication_of, is_dedicated, plain_module
 from dmuon.options import Planning
 from dmuon.routing import Matrix, route
@@ -106,7 +108,7 @@ def plan(
         raise ValueError("plan: mesh: expected (nodes, GPUs a node) for a model without dmuon.Muon; got None")
     matrices, units = _routed(model)
     items = inventory_of(matrices, units)
-    table = _C.modelled_costs(items, device) if costs is None else _C.CostTable.from_json(Path(costs).read_text())
+    table = modelled_costs(_shapes(items), device) if costs is None else loaded_costs(costs, "plan")
     return Plan(_decide(items, _C.Mesh(*mesh), strategy, table, _C.PlanOptions()))
 
 
@@ -168,15 +170,19 @@ def make_plan(dedication: Dedication, units: list[Unit], muon: dict[str, Any], d
     place, planning, matrices = dedication.ranks, dedication.planning, dedication.matrices
     items = inventory_of(matrices, units)
     mesh = _C.Mesh(place.num_replicates, place.num_shards)
+    shapes = _shapes(items, planning.batching)
     table = None
     problem = None
     if planning.plan is None and planning.strategy in _NEED_COSTS and planning.costs == "measured":
-        table = costs.measured_costs(place, _shapes(dedication), muon, _compute_dtypes(dedication), device)
+        table = measured_costs(place, shapes, muon, _compute_dtypes(dedication), device)
 
     def plan_here() -> str:
         if planning.plan is not None:
             return Plan.load(planning.plan).to_json()
-        found = table or costs.loaded_or_modelled_costs(_shapes(dedication), device, planning.costs)
+        if planning.costs not in ("measured", "modelled"):
+            found = loaded_costs(planning.costs, "dedicate_params")
+        else:  # what does not look at costs was not measured
+            found = table or modelled_costs(shapes, model_of(device))
         return _decide(items, mesh, planning.strategy, found, _options(dedication)).to_json()
 
     text = ranks.from_first(place, plan_here)
@@ -192,17 +198,14 @@ def make_plan(dedication: Dedication, units: list[Unit], muon: dict[str, Any], d
     return result
 
 
-# What does not look at costs need not wait for them.
+# The others need not wait for costs.
 _NEED_COSTS = ("load_balance", "lpt", "milp")
 
 
-def _shapes(dedication: Dedication) -> dict[tuple[int, int], int]:
+def _shapes(items: list[_C.Matrix], batching: bool = True) -> dict[tuple[int, int], int]:
     """How many matrices of each shape may go together."""
-    shapes: dict[tuple[int, int], int] = {}
-    for matrix in dedication.matrices:
-        shape = (matrix.shape[0], matrix.shape[1])
-        shapes[shape] = shapes.get(shape, 0) + 1 if dedication.planning.batching else 1
-    return shapes
+    numbers = Counter((item.rows, item.cols) for item in items)
+    return dict(numbers) if batching else dict.fromkeys(numbers, 1)
 
 
 def _compute_dtypes(dedication: Dedication) -> dict[tuple[int, int], torch.dtype]:

@@ -16,8 +16,7 @@ std::uint64_t weight(int shape) {
 
 Assignment::Assignment(const Problem& problem)
     : problem_(&problem),
-      counts_(static_cast<std::size_t>(problem.num_owners()) *
-              static_cast<std::size_t>(problem.num_shapes())),
+      counts_(problem.num_owners(), problem.num_shapes()),
       loads_(static_cast<std::size_t>(problem.num_owners())),
       bytes_(loads_.size()),
       signatures_(loads_.size()) {}
@@ -48,7 +47,7 @@ void Assignment::add(int owner, int shape, int change) {
   loads_[o] = load_with(owner, shape, change);
   bytes_[o] += change * problem_->bytes(shape);
   signatures_[o] += static_cast<std::uint64_t>(change) * weight(shape);
-  counts_[index(owner, shape)] += change;
+  counts_(owner, shape) += change;
 }
 
 }  // namespace dmuon::balance

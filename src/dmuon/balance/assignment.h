@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "dmuon/balance/owner_time.h"
+#include "dmuon/core/grid.h"
 
 namespace dmuon::balance {
 
@@ -14,7 +15,7 @@ class Assignment {
   /// Everybody has nothing.
   explicit Assignment(const Problem& problem);
 
-  int count(int owner, int shape) const { return counts_[index(owner, shape)]; }
+  int count(int owner, int shape) const { return counts_(owner, shape); }
   Nanoseconds load(int owner) const { return loads_[static_cast<std::size_t>(owner)]; }
   std::int64_t bytes(int owner) const { return bytes_[static_cast<std::size_t>(owner)]; }
   const std::vector<Nanoseconds>& loads() const { return loads_; }
@@ -41,13 +42,8 @@ class Assignment {
   const Problem& problem() const { return *problem_; }
 
  private:
-  std::size_t index(int owner, int shape) const {
-    return static_cast<std::size_t>(owner) * static_cast<std::size_t>(problem_->num_shapes()) +
-           static_cast<std::size_t>(shape);
-  }
-
   const Problem* problem_;
-  std::vector<int> counts_;                // [owners][shapes]
+  core::Grid<int> counts_;                 // [owners][shapes]
   std::vector<Nanoseconds> loads_;         // [owners]
   std::vector<std::int64_t> bytes_;        // [owners]
   std::vector<std::uint64_t> signatures_;  // [owners]

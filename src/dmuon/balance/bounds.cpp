@@ -1,8 +1,7 @@
 #include "dmuon/balance/bounds.h"
 
 #include <algorithm>
-#include <limits>
-#include <optional>
+#include <utility>
 #include <vector>
 
 namespace dmuon::balance {
@@ -22,42 +21,27 @@ Certificate one_owner(const Problem& problem) {
   return best;
 }
 
-// What all matrices of a shape take with batches of at most `limit`; nothing if not even a single
-// one is short enough. Kept for the last limits, which differ in few batches.
+// What all matrices of a shape take with batches of at most `limit`; OwnerTime::kNever if not even
+// a single one is short enough. Kept for the last limits, which differ in few batches.
 class LimitedTime {
  public:
   explicit LimitedTime(const Shape& shape) : shape_(&shape) {}
 
-  std::optional<Nanoseconds> operator()(Nanoseconds limit) {
+  Nanoseconds operator()(Nanoseconds limit) {
     Shape limited = *shape_;
     std::erase_if(limited.batches, [&](const BatchTime& batch) { return batch.ns > limit; });
     if (shape_->num_matrices == 0) return 0;
     for (const auto& [batches, ns] : known_) {
       if (batches == limited.batches) return ns;
     }
-    const auto ns = cheapest(limited);
+    const Nanoseconds ns = OwnerTime(limited)(limited.num_matrices);
     known_.emplace_back(limited.batches, ns);
     return ns;
   }
 
  private:
-  // As OwnerTime, but single matrices may be missing.
-  static std::optional<Nanoseconds> cheapest(const Shape& shape) {
-    const auto never = std::numeric_limits<Nanoseconds>::max();
-    std::vector<Nanoseconds> ns(static_cast<std::size_t>(shape.num_matrices) + 1, never);
-    ns[0] = 0;
-    for (std::size_t k = 1; k < ns.size(); ++k) {
-      for (const BatchTime& batch : shape.batches) {
-        const auto b = static_cast<std::size_t>(batch.size);
-        if (b <= k && ns[k - b] != never) ns[k] = std::min(ns[k], ns[k - b] + batch.ns);
-      }
-    }
-    if (ns.back() == never) return std::nullopt;
-    return ns.back();
-  }
-
   const Shape* shape_;
-  std::vector<std::pair<std::vector<BatchTime>, std::optional<Nanoseconds>>> known_;
+  std::vector<std::pair<std::vector<BatchTime>, Nanoseconds>> known_;
 };
 
 Certificate all_owners(const Problem& problem) {
@@ -74,9 +58,9 @@ Certificate all_owners(const Problem& problem) {
   const auto possible = [&](Nanoseconds limit) {
     Wide total = 0;
     for (LimitedTime& time : times) {
-      const auto ns = time(limit);
-      if (!ns) return false;
-      total += *ns;
+      const Nanoseconds ns = time(limit);
+      if (ns == OwnerTime::kNever) return false;
+      total += ns;
     }
     return total <= Wide{limit} * problem.num_owners();
   };

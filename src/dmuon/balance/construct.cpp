@@ -64,20 +64,6 @@ std::vector<int> shapes_by_time(const Problem& problem) {
   });
 }
 
-// The owner that ends least loaded with one matrix more; -1 if it fits nowhere.
-int cheapest_owner(const Assignment& assignment, int shape) {
-  int best = -1;
-  Nanoseconds least = 0;
-  for (int owner = 0; owner < assignment.problem().num_owners(); ++owner) {
-    if (!assignment.fits(owner, shape, 1)) continue;
-    const Nanoseconds load = assignment.load_with(owner, shape, 1);
-    if (best >= 0 && load >= least) continue;
-    best = owner;
-    least = load;
-  }
-  return best;
-}
-
 // All owners have `each` matrices of every shape at first; the rest goes where it is cheapest.
 std::optional<Assignment> rest_where_cheapest(const Problem& problem, bool evenly) {
   Assignment assignment(problem);
@@ -97,6 +83,19 @@ std::optional<Assignment> rest_where_cheapest(const Problem& problem, bool evenl
 }
 
 }  // namespace
+
+int cheapest_owner(const Assignment& assignment, int shape) {
+  int best = -1;
+  Nanoseconds least = 0;
+  for (int owner = 0; owner < assignment.problem().num_owners(); ++owner) {
+    if (!assignment.fits(owner, shape, 1)) continue;
+    const Nanoseconds load = assignment.load_with(owner, shape, 1);
+    if (best >= 0 && load >= least) continue;
+    best = owner;
+    least = load;
+  }
+  return best;
+}
 
 std::optional<Assignment> longest_first(const Problem& problem, int lot) {
   std::vector<Lot> lots;

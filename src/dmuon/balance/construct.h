@@ -24,6 +24,9 @@ std::optional<Assignment> even(const Problem& problem);
 /// The owner with fewest bytes gets the next matrix, largest first: what fits a tight max_bytes.
 std::optional<Assignment> fewest_bytes(const Problem& problem);
 
+/// The owner that ends least loaded with one matrix of `shape` more; -1 if it fits nowhere.
+int cheapest_owner(const Assignment& assignment, int shape);
+
 /// Rounds patterns of the linear program down, owner after owner, and solves it again for what is
 /// left ("dive").
 std::optional<Assignment> dive(PatternLp& lp, const Problem& problem, Nanoseconds limit,

@@ -77,15 +77,9 @@ class Dive {
   std::optional<Assignment> finish() {
     for (int s = 0; s < problem().num_shapes(); ++s) {
       for (; left_[static_cast<std::size_t>(s)] > 0; --left_[static_cast<std::size_t>(s)]) {
-        int best = -1;
-        for (int owner = 0; owner < problem().num_owners(); ++owner) {
-          if (!assignment_.fits(owner, s, 1)) continue;
-          if (best < 0 || assignment_.load_with(owner, s, 1) < assignment_.load_with(best, s, 1)) {
-            best = owner;
-          }
-        }
-        if (best < 0) return std::nullopt;
-        assignment_.add(best, s, 1);
+        const int owner = cheapest_owner(assignment_, s);
+        if (owner < 0) return std::nullopt;
+        assignment_.add(owner, s, 1);
       }
     }
     return assignment_;

@@ -2,6 +2,7 @@
 #include <utility>
 #include <vector>
 
+#include "dmuon/balance/exchange.h"
 #include "dmuon/balance/local_search.h"
 #include "dmuon/balance/random.h"
 
@@ -63,7 +64,7 @@ bool goes_on(const Assignment& tried, const Assignment& current, Nanoseconds bes
   return num_slow(tried, new_makespan) <= num_slow(current, old_makespan);
 }
 
-// One random exchange; it reports what it would do to the excess over `limit` of all owners.
+// Random exchanges, with what they would do to the excess over `limit` of all owners.
 class RandomExchange {
  public:
   RandomExchange(Assignment& assignment, Nanoseconds limit) : all_(assignment), limit_(limit) {}
@@ -71,35 +72,34 @@ class RandomExchange {
   /// @return whether there is anything to exchange between the owners drawn.
   bool draw(Random& random, bool from_slow) {
     const int num_owners = all_.problem().num_owners();
-    a_ = random.below(num_owners);
-    for (int i = 0; from_slow && i < 4 && all_.load(a_) <= limit_; ++i)
-      a_ = random.below(num_owners);
-    b_ = random.below(num_owners);
-    if (a_ == b_) return false;
-    given_ = random.below(all_.problem().num_shapes());
-    num_given_ = amount(random, all_.count(a_, given_));
-    if (num_given_ == 0) return false;
-    taken_ = random.below(3) == 0 ? given_ : random.below(all_.problem().num_shapes());
-    num_taken_ = taken_ == given_ ? 0 : amount(random, all_.count(b_, taken_));
-    return fits();
+    const int num_shapes = all_.problem().num_shapes();
+    int from = random.below(num_owners);
+    for (int i = 0; from_slow && i < 4 && all_.load(from) <= limit_; ++i) {
+      from = random.below(num_owners);
+    }
+    const int to = random.below(num_owners);
+    if (from == to) return false;
+    const int given = random.below(num_shapes);
+    const int num_given = amount(random, all_.count(from, given));
+    if (num_given == 0) return false;
+    const int taken = random.below(3) == 0 ? given : random.below(num_shapes);
+    const int num_taken = taken == given ? 0 : amount(random, all_.count(to, taken));
+    drawn_ = {from, to, given, num_given, taken, num_taken};
+    return fits(all_, drawn_);
   }
 
   Nanoseconds change() const {
-    Nanoseconds mine = all_.load_with(a_, given_, -num_given_);
-    Nanoseconds theirs = all_.load_with(b_, given_, num_given_);
-    if (num_taken_ > 0) {
-      mine += all_.load_with(a_, taken_, num_taken_) - all_.load(a_);
-      theirs += all_.load_with(b_, taken_, -num_taken_) - all_.load(b_);
+    const auto& [from, to, given, num_given, taken, num_taken] = drawn_;
+    Nanoseconds mine = all_.load_with(from, given, -num_given);
+    Nanoseconds theirs = all_.load_with(to, given, num_given);
+    if (num_taken > 0) {
+      mine += all_.load_with(from, taken, num_taken) - all_.load(from);
+      theirs += all_.load_with(to, taken, -num_taken) - all_.load(to);
     }
-    return excess(mine) + excess(theirs) - excess(all_.load(a_)) - excess(all_.load(b_));
+    return excess(mine) + excess(theirs) - excess(all_.load(from)) - excess(all_.load(to));
   }
 
-  void perform() {
-    all_.add(a_, given_, -num_given_);
-    all_.add(b_, given_, num_given_);
-    all_.add(b_, taken_, -num_taken_);
-    all_.add(a_, taken_, num_taken_);
-  }
+  void perform() { balance::perform(all_, drawn_); }
 
   Nanoseconds excess(Nanoseconds load) const { return std::max<Nanoseconds>(0, load - limit_); }
 
@@ -112,23 +112,9 @@ class RandomExchange {
     return few > available ? 0 : few;
   }
 
-  bool fits() const {
-    const Problem& problem = all_.problem();
-    const std::int64_t bytes =
-        num_given_ * problem.bytes(given_) - num_taken_ * problem.bytes(taken_);
-    const std::int64_t cap = problem.instance().max_bytes;
-    return all_.bytes(a_) - bytes <= std::max(cap, all_.bytes(a_)) &&
-           all_.bytes(b_) + bytes <= std::max(cap, all_.bytes(b_));
-  }
-
   Assignment& all_;
   Nanoseconds limit_;
-  int a_ = 0;
-  int b_ = 0;
-  int given_ = 0;
-  int num_given_ = 0;
-  int taken_ = 0;
-  int num_taken_ = 0;
+  Exchange drawn_;
 };
 
 // Steps from `start` until nobody exceeds `limit`, or `num_steps` are done.

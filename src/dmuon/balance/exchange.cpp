@@ -1,4 +1,7 @@
+#include "dmuon/balance/exchange.h"
+
 #include <algorithm>
+#include <cstdlib>
 #include <unordered_set>
 
 #include "dmuon/balance/local_search.h"
@@ -8,14 +11,6 @@ namespace {
 
 // Numbers of matrices that change hands at once.
 constexpr int kAmounts[] = {1, 2, 3, 4, 5, 6, 7, 8, 12, 16};
-
-struct Exchange {
-  int to = -1;
-  int given = -1;
-  int num_given = 0;
-  int taken = -1;  // nothing is taken if negative
-  int num_taken = 0;
-};
 
 // The best exchange of one owner.
 class Search {
@@ -45,14 +40,14 @@ class Search {
   void give(int to, int shape, int amount) {
     const Nanoseconds mine = assignment_.load_with(from_, shape, -amount);
     const Nanoseconds theirs = assignment_.load_with(to, shape, amount);
-    keep({to, shape, amount, -1, 0}, mine, theirs);
+    keep({from_, to, shape, amount}, mine, theirs);
     // What is taken can only add to the giver's load, or nearly so.
     if (mine >= best_load_) return;
     for (int t = 0; t < assignment_.problem().num_shapes(); ++t) {
       if (t == shape) continue;
       for (const int taken : kAmounts) {
         if (taken > assignment_.count(to, t)) break;
-        keep({to, shape, amount, t, taken},
+        keep({from_, to, shape, amount, t, taken},
              mine + assignment_.load_with(from_, t, taken) - assignment_.load(from_),
              theirs + assignment_.load_with(to, t, -taken) - assignment_.load(to));
       }
@@ -61,19 +56,9 @@ class Search {
 
   void keep(const Exchange& exchange, Nanoseconds mine, Nanoseconds theirs) {
     const Nanoseconds slower = std::max(mine, theirs);
-    if (slower >= best_load_ || !fits(exchange)) return;
+    if (slower >= best_load_ || !fits(assignment_, exchange)) return;
     best_load_ = slower;
     best_ = exchange;
-  }
-
-  bool fits(const Exchange& exchange) const {
-    const Problem& problem = assignment_.problem();
-    const std::int64_t bytes =
-        exchange.num_given * problem.bytes(exchange.given) -
-        (exchange.taken < 0 ? 0 : exchange.num_taken * problem.bytes(exchange.taken));
-    const std::int64_t cap = problem.instance().max_bytes;
-    return (bytes <= 0 || assignment_.bytes(exchange.to) + bytes <= cap) &&
-           (bytes >= 0 || assignment_.bytes(from_) - bytes <= cap);
   }
 
   const Assignment& assignment_;
@@ -84,17 +69,28 @@ class Search {
 
 }  // namespace
 
+bool fits(const Assignment& assignment, const Exchange& exchange) {
+  const Problem& problem = assignment.problem();
+  const std::int64_t bytes = exchange.num_given * problem.bytes(exchange.given) -
+                             exchange.num_taken * problem.bytes(exchange.taken);
+  const int fuller = bytes > 0 ? exchange.to : exchange.from;
+  return bytes == 0 || assignment.bytes(fuller) + std::abs(bytes) <= problem.instance().max_bytes;
+}
+
+void perform(Assignment& assignment, const Exchange& exchange) {
+  assignment.add(exchange.from, exchange.given, -exchange.num_given);
+  assignment.add(exchange.to, exchange.given, exchange.num_given);
+  assignment.add(exchange.to, exchange.taken, -exchange.num_taken);
+  assignment.add(exchange.from, exchange.taken, exchange.num_taken);
+}
+
 void exchange(Assignment& assignment, Nanoseconds target, int max_exchanges) {
   for (int i = 0; i < max_exchanges; ++i) {
     const int from = assignment.slowest();
     if (assignment.load(from) <= target) return;
     const Exchange best = Search(assignment, from).best();
     if (best.to < 0) return;
-    assignment.add(from, best.given, -best.num_given);
-    assignment.add(best.to, best.given, best.num_given);
-    if (best.taken < 0) continue;
-    assignment.add(best.to, best.taken, -best.num_taken);
-    assignment.add(from, best.taken, best.num_taken);
+    perform(assignment, best);
   }
 }
 

@@ -9,17 +9,16 @@ namespace dmuon::balance {
 // f(0) = 0; f(k) = min over batch sizes b of f(k - b) + c[b].
 OwnerTime::OwnerTime(const Shape& shape) {
   const auto size = static_cast<std::size_t>(shape.num_matrices) + 1;
-  cheapest_.assign(size, 0);
+  cheapest_.assign(size, kNever);
+  cheapest_[0] = 0;
   last_batch_.assign(size, 0);
   for (std::size_t k = 1; k < size; ++k) {
     for (const BatchTime& batch : shape.batches) {
       const auto b = static_cast<std::size_t>(batch.size);
       if (b > k) break;
-      const Nanoseconds ns = cheapest_[k - b] + batch.ns;
-      if (last_batch_[k] == 0 || ns < cheapest_[k]) {
-        cheapest_[k] = ns;
-        last_batch_[k] = batch.size;
-      }
+      if (cheapest_[k - b] == kNever || cheapest_[k - b] + batch.ns >= cheapest_[k]) continue;
+      cheapest_[k] = cheapest_[k - b] + batch.ns;
+      last_batch_[k] = batch.size;
     }
   }
   at_least_ = cheapest_;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <limits>
 #include <vector>
 
 #include "dmuon/balance/instance.h"
@@ -11,10 +12,13 @@ namespace dmuon::balance {
 /// Immutable, so safe to share between threads.
 class OwnerTime {
  public:
-  /// @param shape valid.
+  /// Of what no set of batches adds up to.
+  static constexpr Nanoseconds kNever = std::numeric_limits<Nanoseconds>::max();
+
+  /// @param shape valid, except that batch sizes may be missing.
   explicit OwnerTime(const Shape& shape);
 
-  /// @param k in [0, num_matrices].
+  /// @param k in [0, num_matrices]. @return kNever only if a batch of 1 is missing.
   Nanoseconds operator()(int k) const { return cheapest_[static_cast<std::size_t>(k)]; }
 
   /// What an owner of k or more takes at least.

@@ -81,14 +81,6 @@ void init_costs(py::module_& module) {
         return plan::modelled_ns(catalog::device(device), {rows, cols}, num_batch);
       },
       py::arg("device"), py::arg("rows"), py::arg("cols"), py::arg("num_batch"));
-  module.def(
-      "modelled_costs",
-      [](const Inventory& inventory, const std::string& device, int tensor_parallel) {
-        plan::validate(inventory);
-        return plan::modelled_costs(plan::group_by_shape(inventory), catalog::device(device),
-                                    tensor_parallel);
-      },
-      py::arg("inventory"), py::arg("device"), py::arg("tensor_parallel") = 1);
   module.def("device_names", &catalog::device_names);
 }
 

@@ -5,6 +5,7 @@
 
 #include "dmuon/catalog/embedded.h"
 #include "dmuon/core/error.h"
+#include "dmuon/core/text.h"
 #include "dmuon/plan/json_reader.h"
 
 namespace dmuon::catalog {
@@ -16,12 +17,6 @@ constexpr int kVersion = 1;
 constexpr std::int64_t kMaxSide = std::numeric_limits<std::int32_t>::max();
 constexpr std::size_t kMaxMatrices = std::size_t{1} << 22;
 constexpr std::string_view kDevices = "devices";
-
-std::string joined(const std::vector<std::string>& names) {
-  std::string all;
-  for (const std::string& name : names) all += (all.empty() ? "" : ", ") + name;
-  return all;
-}
 
 std::string_view text_of(std::string_view name) {
   for (const Embedded& file : embedded()) {
@@ -70,6 +65,12 @@ void add_unit(const std::vector<Listed>& matrices, const std::string& name, int 
   }
 }
 
+// Read once: who models costs asks for every batch.
+const std::vector<plan::Device>& known_devices() {
+  static const std::vector<plan::Device> kParsed = devices_from_json(text_of(kDevices));
+  return kParsed;
+}
+
 }  // namespace
 
 Model model_from_json(std::string_view text) {
@@ -116,7 +117,7 @@ Model model(std::string_view name) {
     if (known == name) return model_from_json(text_of(name));
   }
   throw core::InvalidArgument(
-      core::message("model: expected one of ", joined(model_names()), "; got '", name, "'"));
+      core::message("model: expected one of ", core::joined(model_names()), "; got '", name, "'"));
 }
 
 std::vector<plan::Device> devices_from_json(std::string_view text) {
@@ -144,18 +145,16 @@ std::vector<plan::Device> devices_from_json(std::string_view text) {
 
 std::vector<std::string> device_names() {
   std::vector<std::string> names;
-  for (const plan::Device& device : devices_from_json(text_of(kDevices))) {
-    names.push_back(device.name);
-  }
+  for (const plan::Device& device : known_devices()) names.push_back(device.name);
   return names;
 }
 
 plan::Device device(std::string_view name) {
-  for (plan::Device& known : devices_from_json(text_of(kDevices))) {
+  for (const plan::Device& known : known_devices()) {
     if (known.name == name) return known;
   }
-  throw core::InvalidArgument(
-      core::message("device: expected one of ", joined(device_names()), "; got '", name, "'"));
+  throw core::InvalidArgument(core::message("device: expected one of ",
+                                            core::joined(device_names()), "; got '", name, "'"));
 }
 
 }  // namespace dmuon::catalog

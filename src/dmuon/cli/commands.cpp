@@ -80,13 +80,11 @@ Row run(const Loaded& loaded, const std::string& strategy, const plan::Options& 
   const auto start = std::chrono::steady_clock::now();
   const plan::Plan plan = make(loaded, strategy, options);
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
-  std::int64_t bytes = 0;
-  for (const plan::Memory& one : plan.memory) bytes = std::max(bytes, one.total());
   return {strategy,
-          static_cast<double>(plan.makespan_ns()) / 1e6,
-          static_cast<double>(plan.bound_ns()) / 1e6,
+          plan::milliseconds(plan.makespan_ns()),
+          plan::milliseconds(plan.bound_ns()),
           plan.gap(),
-          static_cast<double>(bytes) / (1 << 30),
+          static_cast<double>(plan.peak_bytes()) / (1 << 30),
           plan.spread,
           taken.count()};
 }
@@ -202,8 +200,8 @@ void compare_plans_command(const std::vector<std::string>& files, std::ostream& 
   plan::require_fit(second, first.inventory, first.mesh);
   const auto line = [&](const std::string& file, const plan::Plan& plan) {
     out << std::fixed << std::setprecision(3) << std::setw(12)
-        << static_cast<double>(plan.makespan_ns()) / 1e6 << std::setw(12)
-        << static_cast<double>(plan.bound_ns()) / 1e6 << std::setprecision(2) << std::setw(9)
+        << plan::milliseconds(plan.makespan_ns()) << std::setw(12)
+        << plan::milliseconds(plan.bound_ns()) << std::setprecision(2) << std::setw(9)
         << plan.gap() * 100 << std::setw(9) << plan.spread.distinct_columns << "  " << plan.strategy
         << "  " << file << "\n";
   };
@@ -227,7 +225,7 @@ void models_command(std::ostream& out) {
     const catalog::Model model = catalog::model(name);
     double elements = 0;
     for (const plan::Matrix& matrix : model.inventory) {
-      elements += static_cast<double>(matrix.rows * matrix.cols);
+      elements += static_cast<double>(matrix.num_elements());
     }
     out << std::left << std::setw(15) << name << std::right << std::setw(10)
         << model.inventory.size() << std::fixed << std::setprecision(3) << std::setw(15)

@@ -7,16 +7,13 @@
 #include "dmuon/catalog/catalog.h"
 #include "dmuon/cli/commands.h"
 #include "dmuon/core/error.h"
+#include "dmuon/core/text.h"
 #include "dmuon/plan/strategy.h"
 
 namespace dmuon::cli {
 namespace {
 
-std::string joined(const std::vector<std::string>& names) {
-  std::string all;
-  for (const std::string& name : names) all += (all.empty() ? "" : ", ") + name;
-  return all;
-}
+using core::joined;
 
 void add_task_options(CLI::App& app, Task& task, bool required) {
   app.add_option("--model", task.model, "one of: " + joined(catalog::model_names()));

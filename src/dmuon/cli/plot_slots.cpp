@@ -38,7 +38,7 @@ struct Cell {
 // About four digits, for where there is little room: "177.6 ms".
 std::string short_milliseconds(plan::Nanoseconds ns) {
   if (ns == 0) return "0 ms";
-  const double ms = static_cast<double>(ns) / 1e6;
+  const double ms = plan::milliseconds(ns);
   return fixed(ms, ms >= 1000 ? 0 : ms >= 100 ? 1 : ms >= 10 ? 2 : 3) + " ms";
 }
 
@@ -98,11 +98,9 @@ void draw_chips(Drawing& drawing, const plan::Plan& plan, const std::vector<int>
     const auto w = static_cast<std::size_t>(matrices[i]);
     const plan::Matrix& matrix = plan.inventory.at(w);
     const auto block = w / static_cast<std::size_t>(plan.mesh.num_shards);
-    drawing.rect(x, y, cell.chip_width, kChipHeight, kBlockColours[block % kBlockColours.size()],
-                 matrix.name + ", " +
-                     label(plan::Shape{matrix.rows, matrix.cols, matrix.tensor_parallel}) +
-                     ", owner " + std::to_string(plan.owner[w]),
-                 3);
+    drawing.rect(
+        x, y, cell.chip_width, kChipHeight, kBlockColours[block % kBlockColours.size()],
+        matrix.name + ", " + label(matrix.shape()) + ", owner " + std::to_string(plan.owner[w]), 3);
     drawing.text(x + cell.chip_width / 2, y + 12.5, std::to_string(w),
                  {.size = 11, .anchor = "middle"});
   }

@@ -5,6 +5,8 @@
 #include <numeric>
 #include <utility>
 
+#include "dmuon/core/grid.h"
+
 namespace dmuon::plan {
 namespace {
 
@@ -19,35 +21,28 @@ constexpr std::int64_t kMaxSwapTries = 4'000'000;
 class Table {
  public:
   Table(const Assignment& assignment, int num_columns)
-      : num_columns_(num_columns), num_shapes_(assignment.problem().num_shapes()) {
+      : num_columns_(num_columns), off_(num_columns, assignment.problem().num_shapes()) {
     for (int c = 0; c < num_columns; ++c) {
-      for (int s = 0; s < num_shapes_; ++s) {
-        off_.push_back(-std::int64_t{assignment.problem().num_matrices(s)});
+      for (int s = 0; s < assignment.problem().num_shapes(); ++s) {
+        off_(c, s) = -std::int64_t{assignment.problem().num_matrices(s)};
       }
     }
   }
 
-  std::int64_t off(int column, int shape) const { return off_[index(column, shape)]; }
   void add(int column, int shape, int count) {
-    off_[index(column, shape)] += std::int64_t{num_columns_} * count;
+    off_(column, shape) += std::int64_t{num_columns_} * count;
   }
 
   /// How much the sum of all squares changes if `count` matrices more come to a column; 128 bits
   /// are not needed: counts are below 2^31 and columns few.
   double change(int column, int shape, int count) const {
     const double added = static_cast<double>(num_columns_) * count;
-    return added * (2 * static_cast<double>(off(column, shape)) + added);
+    return added * (2 * static_cast<double>(off_(column, shape)) + added);
   }
 
  private:
-  std::size_t index(int column, int shape) const {
-    return static_cast<std::size_t>(column) * static_cast<std::size_t>(num_shapes_) +
-           static_cast<std::size_t>(shape);
-  }
-
   int num_columns_;
-  int num_shapes_;
-  std::vector<std::int64_t> off_;
+  core::Grid<std::int64_t> off_;  // [columns][shapes]
 };
 
 // Owners go to columns, the fullest first, each where it mends most.

@@ -1,6 +1,5 @@
 #include "dmuon/plan/complete.h"
 
-#include <algorithm>
 
 #include "dmuon/core/error.h"
 
@@ -38,23 +37,21 @@ void check_batch(const Plan& plan, std::size_t index, std::vector<bool>& seen) {
     core::require(plan.owner[place] == batch.owner, where, " of owner ", batch.owner,
                   " must hold its own matrices; got '", matrix.name, "' of owner ",
                   plan.owner[place]);
-    core::require(matrix.rows == first.rows && matrix.cols == first.cols &&
-                      matrix.tensor_parallel == first.tensor_parallel,
-                  where, " must hold matrices of one shape, ", first.rows, " x ", first.cols,
-                  "; got '", matrix.name, "', ", matrix.rows, " x ", matrix.cols);
+    core::require(matrix.shape() == first.shape(), where, " must hold matrices of one shape, ",
+                  to_string(first.shape()), "; got '", matrix.name, "', ",
+                  to_string(matrix.shape()));
   }
 }
 
-Nanoseconds time_of(const CostTable& costs, const Matrix& matrix, std::size_t num_batch) {
+Nanoseconds time_of(const CostTable& costs, const Shape& shape, std::size_t num_batch) {
   for (const ShapeCosts& entry : costs.shapes) {
-    if (entry.shape != Shape{matrix.rows, matrix.cols, matrix.tensor_parallel}) continue;
+    if (entry.shape != shape) continue;
     for (const BatchTime& batch : entry.batches) {
       if (static_cast<std::size_t>(batch.size) == num_batch) return batch.ns;
     }
   }
   throw core::InvalidArgument(core::message("plan: costs must have a time for a batch of ",
-                                            num_batch, " of ", matrix.rows, " x ", matrix.cols,
-                                            "; got none"));
+                                            num_batch, " of ", to_string(shape), "; got none"));
 }
 
 double mean_batch_units(const Plan& plan) {
@@ -78,7 +75,7 @@ void complete(Plan& plan) {
     const Batch& batch = plan.batches[b];
     const Matrix& first = plan.inventory[static_cast<std::size_t>(batch.matrices.front())];
     Nanoseconds& load = plan.loads_ns[static_cast<std::size_t>(batch.owner)];
-    load += time_of(plan.costs, first, batch.matrices.size());
+    load += time_of(plan.costs, first.shape(), batch.matrices.size());
     core::require(load <= balance::kMaxTotalNs, "plan: owner ", batch.owner, " must take at most ",
                   balance::kMaxTotalNs, " ns; got ", load);
   }

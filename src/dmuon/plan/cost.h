@@ -13,6 +13,8 @@ namespace dmuon::plan {
 using balance::BatchTime;
 using balance::Nanoseconds;
 
+inline double milliseconds(Nanoseconds ns) { return static_cast<double>(ns) / 1e6; }
+
 /// c[s,b] of one shape: the *whole* owner path (momentum, Newton-Schulz, update, cast) for a batch
 /// (paper, sec:loadbalance).
 struct ShapeCosts {

@@ -36,10 +36,10 @@ void validate(const Inventory& inventory) {
     core::require(matrix.unit >= 0, "Inventory: matrix '", matrix.name,
                   "' must have a unit >= 0; got ", matrix.unit);
     const std::int64_t left = kMaxElements - num_elements;
-    core::require(matrix.rows * matrix.cols <= left, "Inventory: matrix '", matrix.name,
+    core::require(matrix.num_elements() <= left, "Inventory: matrix '", matrix.name,
                   "' must not take all matrices past ", kMaxElements, " elements; got ",
                   matrix.rows, " x ", matrix.cols);
-    num_elements += matrix.rows * matrix.cols;
+    num_elements += matrix.num_elements();
   }
 }
 
@@ -49,7 +49,7 @@ ShapeGroups group_by_shape(const Inventory& inventory) {
   std::map<std::tuple<std::int64_t, std::int64_t, bool>, int> index_of;
   for (const Matrix& matrix : inventory) {
     const auto next = static_cast<int>(groups.shapes.size());
-    const Shape shape{matrix.rows, matrix.cols, matrix.tensor_parallel};
+    const Shape shape = matrix.shape();
     const auto [found, is_new] =
         index_of.try_emplace({shape.rows, shape.cols, shape.tensor_parallel}, next);
     if (is_new) {
@@ -68,7 +68,7 @@ std::vector<std::int64_t> elements_of_units(const Inventory& inventory) {
   for (const Matrix& matrix : inventory) {
     const auto [found, is_new] = place_of.try_emplace(matrix.unit, elements.size());
     if (is_new) elements.push_back(0);
-    elements[found->second] += matrix.rows * matrix.cols;
+    elements[found->second] += matrix.num_elements();
   }
   return elements;
 }

@@ -6,20 +6,6 @@
 
 namespace dmuon::plan {
 
-/// One dedicated 2-D parameter.
-struct Matrix {
-  std::string name;  ///< fully qualified
-  std::int64_t rows = 0;
-  std::int64_t cols = 0;
-  int unit = 0;                  ///< index, >= 0, of the module whose hooks move it
-  bool tensor_parallel = false;  ///< sharded over the tensor-parallel group of its slot
-
-  bool operator==(const Matrix&) const = default;
-};
-
-/// All matrices in module order, which planning takes for execution order.
-using Inventory = std::vector<Matrix>;
-
 struct Shape {
   std::int64_t rows = 0;
   std::int64_t cols = 0;
@@ -31,6 +17,22 @@ struct Shape {
 
 /// "3584 x 18944", with " over TP" where it is.
 std::string to_string(const Shape& shape);
+
+/// One dedicated 2-D parameter.
+struct Matrix {
+  std::string name;  ///< fully qualified
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+  int unit = 0;                  ///< index, >= 0, of the module whose hooks move it
+  bool tensor_parallel = false;  ///< sharded over the tensor-parallel group of its slot
+
+  Shape shape() const { return {rows, cols, tensor_parallel}; }
+  std::int64_t num_elements() const { return rows * cols; }
+  bool operator==(const Matrix&) const = default;
+};
+
+/// All matrices in module order, which planning takes for execution order.
+using Inventory = std::vector<Matrix>;
 
 /// The matrices by shape; only equal shapes share a batch.
 struct ShapeGroups {

@@ -13,7 +13,7 @@ constexpr std::int64_t kWorkspaceBytes = 12;
 std::int64_t workspace(const Matrix& matrix, std::size_t num_batch) {
   const std::int64_t side = std::min(matrix.rows, matrix.cols);
   return static_cast<std::int64_t>(num_batch) * kWorkspaceBytes *
-         (matrix.rows * matrix.cols + side * side);
+         (matrix.num_elements() + side * side);
 }
 
 // Of all units in flight: weights, gradients and the inboxes that these pass through.
@@ -38,7 +38,7 @@ std::vector<Memory> memory(const Inventory& inventory, Mesh mesh, const std::vec
   std::vector<std::int64_t> slot_elements(static_cast<std::size_t>(mesh.num_slots()), 0);
   std::vector<std::int64_t> column_elements(static_cast<std::size_t>(mesh.num_shards), 0);
   for (std::size_t w = 0; w < inventory.size(); ++w) {
-    const std::int64_t elements = inventory[w].rows * inventory[w].cols;
+    const std::int64_t elements = inventory[w].num_elements();
     slot_elements[static_cast<std::size_t>(mesh.slot_of(owner[w]))] += elements;
     column_elements[static_cast<std::size_t>(mesh.shard_of(owner[w]))] += elements;
   }

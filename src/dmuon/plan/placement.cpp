@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "dmuon/core/error.h"
+#include "dmuon/core/grid.h"
 #include "dmuon/plan/columns.h"
 #include "dmuon/plan/window.h"
 
@@ -13,7 +14,7 @@ namespace dmuon::plan {
 namespace {
 
 // Limits on counted work, as everywhere in planning.
-constexpr std::int64_t kMaxSwapTries = 3'000'000;
+constexpr std::int64_t kMaxSwapWork = 6'000'000;  // windows looked at
 constexpr int kMaxPasses = 6;
 
 // Takes matrices in execution order and gives each a column, then a rank of it.
@@ -23,13 +24,12 @@ class Sequence {
            const balance::Assignment& assignment, Mesh mesh, int window)
       : inventory_(inventory),
         groups_(groups),
-        assignment_(assignment),
         mesh_(mesh),
         windows_(inventory, mesh.num_shards, window),
-        stock_(static_cast<std::size_t>(mesh.num_shards) * groups.shapes.size(), 0) {
+        stock_(mesh.num_shards, num_shapes()) {
     for (int owner = 0; owner < mesh.num_owners(); ++owner) {
       for (int s = 0; s < num_shapes(); ++s) {
-        stock_[at(mesh.shard_of(owner), s)] += assignment.count(owner, s);
+        stock_(mesh.shard_of(owner), s) += assignment.count(owner, s);
       }
     }
     whole_ = stock_;
@@ -42,7 +42,7 @@ class Sequence {
       const int shape = groups_.shape_of[w];
       ++seen[static_cast<std::size_t>(shape)];
       const int column = best_column(w, shape, seen[static_cast<std::size_t>(shape)]);
-      --stock_[at(column, shape)];
+      --stock_(column, shape);
       windows_.add(w, column, 1);
       columns.push_back(column);
     }
@@ -55,13 +55,13 @@ class Sequence {
     for (std::size_t w = 0; w < inventory_.size(); ++w) {
       places[static_cast<std::size_t>(groups_.shape_of[w])].push_back(w);
     }
-    std::int64_t num_tries = 0;
+    std::int64_t work = 0;
     for (int pass = 0; pass < kMaxPasses; ++pass) {
       bool helped = false;
-      for (std::size_t w = 0; w < inventory_.size() && num_tries < kMaxSwapTries; ++w) {
+      for (std::size_t w = 0; w < inventory_.size() && work < kMaxSwapWork; ++w) {
         if (!windows_.repeats(w, columns[w])) continue;
         helped |=
-            swap_best(w, places[static_cast<std::size_t>(groups_.shape_of[w])], columns, num_tries);
+            swap_best(w, places[static_cast<std::size_t>(groups_.shape_of[w])], columns, work);
       }
       if (!helped) return;
     }
@@ -69,10 +69,6 @@ class Sequence {
 
  private:
   int num_shapes() const { return static_cast<int>(groups_.shapes.size()); }
-  std::size_t at(int column, int shape) const {
-    return static_cast<std::size_t>(column) * groups_.shapes.size() +
-           static_cast<std::size_t>(shape);
-  }
 
   // The column used least by the unit, then by the window; then the one that is furthest behind in
   // giving out its matrices of the shape, or the end of the order would be left with few columns.
@@ -80,9 +76,9 @@ class Sequence {
     int best = -1;
     std::array<std::int64_t, 3> best_key{};
     for (int c = 0; c < mesh_.num_shards; ++c) {
-      if (stock_[at(c, shape)] == 0) continue;
-      const std::int64_t given = whole_[at(c, shape)] - stock_[at(c, shape)];
-      const std::int64_t due = std::int64_t{seen} * whole_[at(c, shape)];
+      if (stock_(c, shape) == 0) continue;
+      const std::int64_t given = whole_(c, shape) - stock_(c, shape);
+      const std::int64_t due = std::int64_t{seen} * whole_(c, shape);
       const std::int64_t all = groups_.num_matrices[static_cast<std::size_t>(shape)];
       const std::array<std::int64_t, 3> key = {windows_.in_unit(w, c), windows_.in_window(w, c),
                                                given * all - due};
@@ -95,12 +91,13 @@ class Sequence {
   }
 
   bool swap_best(std::size_t w, const std::vector<std::size_t>& places, std::vector<int>& columns,
-                 std::int64_t& num_tries) {
+                 std::int64_t& work) {
     std::size_t best = w;
     std::int64_t least = 0;
     for (const std::size_t v : places) {
       if (columns[v] == columns[w]) continue;
-      if (++num_tries > kMaxSwapTries) break;
+      work += windows_.length();
+      if (work > kMaxSwapWork) break;
       const std::int64_t change = windows_.change_of_swap(w, columns[w], v, columns[v]);
       if (change >= least) continue;
       least = change;
@@ -114,11 +111,10 @@ class Sequence {
 
   const Inventory& inventory_;
   const ShapeGroups& groups_;
-  const balance::Assignment& assignment_;
   Mesh mesh_;
   Windows windows_;
-  std::vector<int> stock_;  // [columns][shapes] still to be given
-  std::vector<int> whole_;  // [columns][shapes]
+  core::Grid<int> stock_;  // [columns][shapes] still to be given
+  core::Grid<int> whole_;  // [columns][shapes]
 };
 
 // Which rank of its column a matrix goes to. A batch once begun is filled first, so that its
@@ -130,10 +126,10 @@ class Turns {
       : left_(assignment),
         mesh_(mesh),
         last_(static_cast<std::size_t>(mesh.num_owners()), -1),
-        batches_(last_.size() * static_cast<std::size_t>(assignment.problem().num_shapes())) {
+        batches_(mesh.num_owners(), assignment.problem().num_shapes()) {
     for (int owner = 0; owner < mesh.num_owners(); ++owner) {
       for (int s = 0; s < assignment.problem().num_shapes(); ++s) {
-        batches_[at(owner, s)] = assignment.problem().time(s).batches(assignment.count(owner, s));
+        batches_(owner, s) = assignment.problem().time(s).batches(assignment.count(owner, s));
       }
     }
   }
@@ -159,24 +155,18 @@ class Turns {
   }
 
  private:
-  std::size_t at(int owner, int shape) const {
-    return static_cast<std::size_t>(owner) *
-               static_cast<std::size_t>(left_.problem().num_shapes()) +
-           static_cast<std::size_t>(shape);
-  }
-
   // Whether what is left is no whole number of batches, counted from the last.
   bool begun(int owner, int shape) const {
     int left = left_.count(owner, shape);
-    const std::vector<int>& batches = batches_[at(owner, shape)];
+    const std::vector<int>& batches = batches_(owner, shape);
     for (std::size_t b = batches.size(); b-- > 0 && left > 0;) left -= batches[b];
     return left < 0;
   }
 
   balance::Assignment left_;
   Mesh mesh_;
-  std::vector<std::int64_t> last_;         // [owners] when it was given something last
-  std::vector<std::vector<int>> batches_;  // [owners][shapes] sizes, largest first
+  std::vector<std::int64_t> last_;        // [owners] when it was given something last
+  core::Grid<std::vector<int>> batches_;  // [owners][shapes] sizes, largest first
 };
 
 }  // namespace

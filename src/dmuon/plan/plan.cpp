@@ -46,12 +46,6 @@ std::vector<Batch> cut_batches(const std::vector<int>& owner, const ShapeGroups&
   return batches;
 }
 
-std::int64_t largest_memory(const Plan& plan) {
-  std::int64_t largest = 0;
-  for (const Memory& one : plan.memory) largest = std::max(largest, one.total());
-  return largest;
-}
-
 // One plan with at most `state_bytes` of state an owner.
 Plan decide(const Plan& base, const ShapeGroups& groups, balance::Instance instance,
             std::int64_t state_bytes, const Decide& strategy) {
@@ -74,20 +68,20 @@ Plan decide_within(const Plan& base, const ShapeGroups& groups, const balance::I
   const std::int64_t unlimited = balance::Instance{}.max_bytes;
   const std::int64_t cap = base.options.max_memory_bytes;
   Plan plan = decide(base, groups, instance, unlimited, strategy);
-  const std::int64_t without_limit = largest_memory(plan);
+  const std::int64_t without_limit = plan.peak_bytes();
   if (cap == 0 || without_limit <= cap) return plan;
   const std::int64_t least = balance::sufficient_bytes(balance::Problem(instance));
   std::int64_t room = 0;
   for (const Memory& one : plan.memory) room = std::max(room, one.state);
   for (int i = 0; i < kTries && room > least; ++i) {
-    room = std::max(least, room - (largest_memory(plan) - cap));
+    room = std::max(least, room - (plan.peak_bytes() - cap));
     plan = decide(base, groups, instance, room, strategy);
-    if (largest_memory(plan) <= cap) return plan;
+    if (plan.peak_bytes() <= cap) return plan;
   }
   if (room > least) plan = decide(base, groups, instance, least, strategy);
   // Less state may mean more of the rest, so the first plan may be the smaller one.
-  core::require(largest_memory(plan) <= cap,
-                "plan: max_memory_bytes must be >= ", std::min(without_limit, largest_memory(plan)),
+  core::require(plan.peak_bytes() <= cap,
+                "plan: max_memory_bytes must be >= ", std::min(without_limit, plan.peak_bytes()),
                 " for this mesh; got ", cap);
   return plan;
 }
@@ -159,6 +153,12 @@ Nanoseconds Plan::makespan_ns() const {
   return loads_ns.empty() ? 0 : *std::max_element(loads_ns.begin(), loads_ns.end());
 }
 
+std::int64_t Plan::peak_bytes() const {
+  std::int64_t peak = 0;
+  for (const Memory& one : memory) peak = std::max(peak, one.total());
+  return peak;
+}
+
 double Plan::gap() const {
   if (bound_ns() == 0) return makespan_ns() == 0 ? 0 : std::numeric_limits<double>::infinity();
   return static_cast<double>(makespan_ns() - bound_ns()) / static_cast<double>(bound_ns());
@@ -187,10 +187,8 @@ void require_fit(const Plan& plan, const Inventory& inventory, Mesh mesh) {
     const Matrix& wanted = inventory[w];
     const Matrix& planned = plan.inventory[w];
     core::require(wanted == planned, "plan: matrix ", w, ": expected '", wanted.name, "', ",
-                  wanted.rows, " x ", wanted.cols, ", unit ", wanted.unit,
-                  wanted.tensor_parallel ? ", over TP" : "", "; the plan has '", planned.name,
-                  "', ", planned.rows, " x ", planned.cols, ", unit ", planned.unit,
-                  planned.tensor_parallel ? ", over TP" : "");
+                  to_string(wanted.shape()), ", unit ", wanted.unit, "; the plan has '",
+                  planned.name, "', ", to_string(planned.shape()), ", unit ", planned.unit);
   }
   core::require(inventory.size() == plan.inventory.size(), "plan: expected ", inventory.size(),
                 " matrices; the plan has ", plan.inventory.size());

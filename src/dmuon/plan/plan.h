@@ -41,6 +41,7 @@ struct Plan {
   Spread spread;
 
   Nanoseconds makespan_ns() const;  ///< the largest load, 0 without owners
+  std::int64_t peak_bytes() const;  ///< of the fullest owner, 0 without owners
   Nanoseconds bound_ns() const { return certificate.bound; }
   double gap() const;  ///< makespan / bound - 1; 0 where both are 0
 

@@ -20,8 +20,6 @@ constexpr int kMaxInt = std::numeric_limits<int>::max();
 constexpr std::int64_t kMaxWide = std::numeric_limits<std::int64_t>::max();
 constexpr const char* kKinds[] = {"one owner", "all owners", "patterns"};
 
-double milliseconds(Nanoseconds ns) { return static_cast<double>(ns) / 1e6; }
-
 Json json_of(const Certificate& certificate) {
   Json json = {{"kind", kKinds[static_cast<int>(certificate.kind)]},
                {"bound_ns", certificate.bound}};

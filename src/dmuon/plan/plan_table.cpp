@@ -28,7 +28,7 @@ void print_owner(std::ostream& out, const Plan& plan, int owner, int num_matrice
       << plan.mesh.shard_of(owner) << std::setw(10) << num_matrices << std::setw(9) << num_batches
       << std::setw(11) << std::setprecision(2) << static_cast<double>(plan.memory[o].state) / kMiB
       << std::setw(11) << static_cast<double>(plan.memory[o].total()) / kMiB << std::setw(12)
-      << std::setprecision(3) << static_cast<double>(plan.loads_ns[o]) / 1e6 << "\n";
+      << std::setprecision(3) << milliseconds(plan.loads_ns[o]) << "\n";
 }
 
 }  // namespace
@@ -58,8 +58,8 @@ std::string table(const Plan& plan, int max_rows) {
                 num_batches[static_cast<std::size_t>(owner)]);
   }
   if (shown.size() < all) out << "   ... and " << all - shown.size() << " faster owners\n";
-  out << "makespan " << static_cast<double>(plan.makespan_ns()) / 1e6 << " ms, no plan is below "
-      << static_cast<double>(plan.bound_ns()) / 1e6 << " ms";
+  out << "makespan " << milliseconds(plan.makespan_ns()) << " ms, no plan is below "
+      << milliseconds(plan.bound_ns()) << " ms";
   if (plan.bound_ns() > 0) out << ", gap " << std::setprecision(2) << plan.gap() * 100 << " %";
   out << "\n"
       << std::setprecision(2) << "window of " << std::max(1, plan.options.lookahead)

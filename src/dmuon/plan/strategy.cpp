@@ -1,6 +1,7 @@
 #include "dmuon/plan/strategy.h"
 
 #include "dmuon/core/error.h"
+#include "dmuon/core/text.h"
 
 // A new strategy is a file in strategies/ that defines dmuon::plan::strategies::<name>, and its
 // name here.
@@ -36,13 +37,11 @@ std::vector<std::string> strategy_names() {
 }
 
 Strategy find_strategy(std::string_view name) {
-  std::string known;
   for (const Entry& entry : kStrategies) {
     if (entry.name == name) return entry.strategy;
-    known += (known.empty() ? "" : ", ") + std::string(entry.name);
   }
-  throw core::InvalidArgument(
-      core::message("find_strategy: strategy must be one of ", known, "; got '", name, "'"));
+  throw core::InvalidArgument(core::message("find_strategy: strategy must be one of ",
+                                            core::joined(strategy_names()), "; got '", name, "'"));
 }
 
 }  // namespace dmuon::plan

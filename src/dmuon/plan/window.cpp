@@ -58,23 +58,33 @@ class Touched {
 }  // namespace
 
 Windows::Windows(const Inventory& inventory, int num_columns, int window)
-    : num_columns_(num_columns),
-      place_(places_of_units(inventory)),
+    : place_(places_of_units(inventory)),
       num_units_(count_of(place_)),
-      window_(std::min(window, std::max(1, num_units_))) {
-  counts_.assign(static_cast<std::size_t>(num_units_) * static_cast<std::size_t>(num_columns), 0);
-}
+      window_(std::min(window, std::max(1, num_units_))),
+      counts_(num_units_, num_columns) {}
 
 void Windows::add(std::size_t matrix, int column, int count) {
-  unit_count(place_[matrix], column) += count;
+  counts_(place_[matrix], column) += count;
 }
 
 int Windows::window_count(int unit, int column) const {
   int sum = 0;
   for (int u = std::max(unit, 0); u < std::min(unit + window_, num_units_); ++u) {
-    sum += unit_count(u, column);
+    sum += counts_(u, column);
   }
   return sum;
+}
+
+template <typename Visit>
+void Windows::visit_windows(int unit, int column, const Visit& visit) const {
+  int first = unit - window_ + 1;
+  int count = window_count(first, column);
+  visit(count);
+  for (; first < unit; ++first) {
+    if (first >= 0) count -= counts_(first, column);
+    if (first + window_ < num_units_) count += counts_(first + window_, column);
+    visit(count);
+  }
 }
 
 int Windows::in_window(std::size_t matrix, int column) const {
@@ -82,12 +92,9 @@ int Windows::in_window(std::size_t matrix, int column) const {
 }
 
 bool Windows::repeats(std::size_t matrix, int column) const {
-  const int unit = place_[matrix];
-  if (unit_count(unit, column) > 1) return true;
-  for (int first = unit - window_ + 1; first <= unit; ++first) {
-    if (window_count(first, column) > 1) return true;
-  }
-  return false;
+  bool any = in_unit(matrix, column) > 1;
+  visit_windows(place_[matrix], column, [&](int count) { any |= count > 1; });
+  return any;
 }
 
 // A unit counts as much as all windows that hold it.
@@ -95,10 +102,8 @@ std::int64_t Windows::change(int unit, int column, int count) const {
   const auto of_square = [&](int before) {
     return std::int64_t{count} * (2 * std::int64_t{before} + count);
   };
-  std::int64_t sum = std::int64_t{window_} * of_square(unit_count(unit, column));
-  for (int first = unit - window_ + 1; first <= unit; ++first) {
-    sum += of_square(window_count(first, column));
-  }
+  std::int64_t sum = std::int64_t{window_} * of_square(counts_(unit, column));
+  visit_windows(unit, column, [&](int before) { sum += of_square(before); });
   return sum;
 }
 
@@ -134,7 +139,7 @@ WindowFigures window_figures(const Inventory& inventory, int num_columns,
   Touched touched(num_columns);
   const auto add_unit = [&](std::size_t unit, int count) {
     for (const std::size_t w : units[unit]) {
-      touched.add(columns[w], inventory[w].rows * inventory[w].cols, count);
+      touched.add(columns[w], inventory[w].num_elements(), count);
     }
   };
   const std::size_t length = std::min(static_cast<std::size_t>(window), units.size());

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "dmuon/core/grid.h"
 #include "dmuon/plan/inventory.h"
 
 namespace dmuon::plan {
@@ -15,7 +16,7 @@ class Windows {
 
   void add(std::size_t matrix, int column, int count);
 
-  int in_unit(std::size_t matrix, int column) const { return unit_count(place_[matrix], column); }
+  int in_unit(std::size_t matrix, int column) const { return counts_(place_[matrix], column); }
   /// In the window that ends with the matrix's unit.
   int in_window(std::size_t matrix, int column) const;
 
@@ -29,24 +30,21 @@ class Windows {
   /// [matrices] the matrix's unit by the order of first matrices.
   const std::vector<int>& unit_places() const { return place_; }
   int num_units() const { return num_units_; }
+  int length() const { return window_; }  ///< units of a window
 
  private:
-  int& unit_count(int unit, int column) { return counts_[index(unit, column)]; }
-  int unit_count(int unit, int column) const { return counts_[index(unit, column)]; }
-  std::size_t index(int unit, int column) const {
-    return static_cast<std::size_t>(unit) * static_cast<std::size_t>(num_columns_) +
-           static_cast<std::size_t>(column);
-  }
   /// In the window that begins with `unit`.
   int window_count(int unit, int column) const;
+  /// Calls `visit` with the count of each window that holds `unit`.
+  template <typename Visit>
+  void visit_windows(int unit, int column, const Visit& visit) const;
   /// Of `count` matrices more of a unit on a column.
   std::int64_t change(int unit, int column, int count) const;
 
-  int num_columns_;
   std::vector<int> place_;  // [matrices]
   int num_units_;
-  int window_;               // in [1, num_units]
-  std::vector<int> counts_;  // [units][columns]
+  int window_;              // in [1, num_units]
+  core::Grid<int> counts_;  // [units][columns]
 };
 
 struct WindowFigures {
