@@ -126,8 +126,9 @@ class CommandTest(unittest.TestCase):
         self.complains("max_memory", *arguments, str(int(enough) // 2))
 
     def test_sizes_may_have_units(self):
-        plan = json.loads(self.succeeds("plan", *self.small, "--json", "--max-memory", "80GB"))
-        self.assertEqual(plan["options"]["max_memory_bytes"], 80 * 2**30)
+        for text, value in (("80GB", 80 * 10**9), ("80GiB", 80 * 2**30), ("80gb", 80 * 10**9)):
+            plan = json.loads(self.succeeds("plan", *self.small, "--json", "--max-memory", text))
+            self.assertEqual(plan["options"]["max_memory_bytes"], value)
         self.complains("--max-memory", "plan", *self.small, "--max-memory", "80 parsecs")
         self.complains("--max-memory", "plan", *self.small, "--max-memory", "-5")
         self.complains("--max-memory", "plan", *self.small, "--max-memory", "1.5GB")
@@ -159,6 +160,8 @@ class CommandTest(unittest.TestCase):
         self.succeeds("plan", *self.small[:-1], "2x1", "--save", other)
         self.complains("mesh", "compare", first, other)
         self.complains("two plan files", "compare", first)
+        self.complains("--mesh", "compare", first, second, "--mesh", "2")
+        self.complains("--json", "compare", first, second, "--json")
         self.complains("two plan files", "compare", first, second, first)
         self.complains("schema_version", "compare", first, self.costs)
 

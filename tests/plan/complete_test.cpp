@@ -65,6 +65,11 @@ TEST(Complete, RejectsEveryWayToCorruptAPlan) {
          p.batches = {{1, {0, 1, 2}}};
        }},
       {"one shape", [](Plan& p) { p.inventory[1].tensor_parallel = true; }},
+      {"by owner, then by first", [](Plan& p) { std::swap(p.batches[0], p.batches[1]); }},
+      {"by owner, then by first",
+       [](Plan& p) {
+         p.batches = {{0, {2}}, {1, {1}}, {1, {0}}};
+       }},
       {"a batch of 2 of 4 x 4", [](Plan& p) { p.costs.shapes[0].batches.pop_back(); }},
       {"a batch of 1 of 8 x 4", [](Plan& p) { p.costs.shapes.pop_back(); }},
   };

@@ -34,8 +34,8 @@ void add_task_options(CLI::App& app, Task& task, bool required) {
       ->check(CLI::Range(0.0, 1.0))
       ->capture_default_str();
   app.add_option("--max-memory", task.options.max_memory_bytes,
-                 "bytes that no rank may exceed, 80GB say (0: no limit)")
-      ->transform(CLI::AsSizeValue(false))
+                 "bytes that no rank may exceed, 80GB or 80GiB say (0: no limit)")
+      ->transform(CLI::AsSizeValue(true))
       ->check(CLI::NonNegativeNumber);
   app.add_flag("!--no-node-copy", task.options.node_copy,
                "columns do not keep what came from other nodes");
@@ -72,8 +72,12 @@ int run(int argc, char** argv) {
   CLI::App& compare =
       *app.add_subcommand("compare", "Every strategy side by side; or two saved plans.");
   add_task_options(compare, task, false);
-  compare.add_option("plans", files, "two plan files instead of a model");
   compare.add_flag("--json", json, "prints the table as JSON");
+  const std::vector<CLI::Option*> of_a_model = compare.get_options();
+  CLI::Option& plans = *compare.add_option("plans", files, "two plan files instead of a model");
+  for (CLI::Option* option : of_a_model) {
+    if (option != compare.get_help_ptr()) plans.excludes(option);
+  }
   compare.footer("Examples: dmuon compare --model pi0 --mesh 16x8; dmuon compare a.json b.json");
 
   CLI::App& models = *app.add_subcommand("models", "Lists the models and devices that it knows.");

@@ -1,5 +1,6 @@
 #include "dmuon/plan/complete.h"
 
+#include <utility>
 
 #include "dmuon/core/error.h"
 
@@ -41,6 +42,10 @@ void check_batch(const Plan& plan, std::size_t index, std::vector<bool>& seen) {
                   to_string(first.shape()), "; got '", matrix.name, "', ",
                   to_string(matrix.shape()));
   }
+  const auto key = [](const Batch& b) { return std::pair(b.owner, b.matrices.front()); };
+  core::require(index == 0 || key(plan.batches[index - 1]) < key(batch), where,
+                " must follow the one before by owner, then by first matrix; got owner ",
+                batch.owner, ", matrix ", batch.matrices.front());
 }
 
 Nanoseconds time_of(const CostTable& costs, const Shape& shape, std::size_t num_batch) {

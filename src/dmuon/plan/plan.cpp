@@ -201,6 +201,7 @@ std::uint64_t hash(const Plan& plan) {
   add_size(plan.inventory.size());
   for (const Matrix& matrix : plan.inventory) {
     hasher.add(matrix.name).add(matrix.rows).add(matrix.cols).add(matrix.unit);
+    hasher.add(matrix.tensor_parallel ? 1 : 0);
   }
   for (const int owner : plan.owner) hasher.add(owner);
   add_size(plan.batches.size());
