@@ -37,7 +37,8 @@ bench: build ## step times on 1 x 4 and 2 x 2 ranks, and the host time of a step
 
 bench-plan: build ## gaps and times of plans, and predicted beside measured optimizer times
 	@$(ENV) cmake --build build/release --target plan_stress && build/release/bench/plan_stress
-	@$(ENV) $(TORCHRUN) 4 bench/plan_prediction.py --mesh 2x2 --json out/bench/plan_prediction.json $(ARGS)
+	@$(ENV) $(TORCHRUN) 2 bench/plan_prediction.py --mesh 1x2 --json out/bench/plan_prediction-1x2.json $(ARGS)
+	@$(ENV) $(TORCHRUN) 4 bench/plan_prediction.py --mesh 2x2 --json out/bench/plan_prediction-2x2.json $(ARGS)
 
 bench-ablation: build ## what balance and batches are worth, on 2 x 2 ranks (ROUNDS=)
 	@$(ENV) $(TORCHRUN) 4 bench/ablation.py --mesh 2x2 --variants plan --rounds $(ROUNDS) --json out/bench/ablation-plan.json $(ARGS)

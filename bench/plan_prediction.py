@@ -2,22 +2,34 @@
 
     torchrun --nproc-per-node 4 bench/plan_prediction.py --mesh 2x2 --json out/bench/plan_prediction.json
 
-Measured: a rank's batches of a step (momentum, Newton-Schulz, update) on its compute lane, the median over steps.
-The plan's costs hold the cast into the packed buffer too, which training does as it publishes.
+In each round a new model measures costs, plans and trains. Measured is a rank's batches of a step (momentum,
+Newton-Schulz, update) on its compute lane, the median over steps; the plan's costs hold the cast into the packed buffer
+too, which training does as it publishes. On CPUs each rank keeps to one core, so that ranks that share cores get equal
+parts of them.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 from pathlib import Path
-from typing import Any
+
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from dmuon.profile import Profile
 
 import dmuon
-from bench.train_step import WARM_STEPS, arguments, conclude, prepare
+from bench.train_step import WARM_STEPS, Setting, arguments, conclude, prepare
+
+Row = dict[str, float]
+
+
+def keep_to_one_core() -> None:
+    """Before other threads exist, which inherit it."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[int(os.environ.get("LOCAL_RANK", "0")) % len(cores)]})
 
 
 def update_ms(profile: Profile, num_ranks: int) -> list[float]:
@@ -33,28 +45,39 @@ def update_ms(profile: Profile, num_ranks: int) -> list[float]:
     return [statistics.median(of_rank) for of_rank in sums]
 
 
-def main() -> None:
-    parser = arguments(__doc__)
-    options = parser.parse_args()
-    setting, facts = prepare(options)
+def compare(setting: Setting, steps: int) -> list[Row]:
+    """[rank] of one round."""
     contender = setting.contender("dmuon")
     contender.train(WARM_STEPS)
     with dmuon.profile(contender.model) as profile:
-        contender.train(options.rounds)
-    plan = dmuon.plan(contender.model)
-    measured = update_ms(profile, len(plan.loads_ms))
-    rows: list[dict[str, Any]] = [
-        {"rank": rank, "predicted_ms": predicted, "measured_ms": found, "ratio": predicted / found if found else None}
-        for rank, (predicted, found) in enumerate(zip(plan.loads_ms, measured, strict=True))
-    ]
+        contender.train(steps)
+    predicted = dmuon.plan(contender.model).loads_ms
+    measured = update_ms(profile, len(predicted))
+    return [{"predicted_ms": p, "measured_ms": m, "ratio": p / m} for p, m in zip(predicted, measured, strict=True)]
+
+
+def main() -> None:
+    os.environ["DMUON_CACHE_DIR"] = ""  # costs are measured in every round
+    parser = arguments(__doc__)
+    parser.set_defaults(rounds=3, steps=10)
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        keep_to_one_core()
+    setting, facts = prepare(options)
+    facts["design"] = f"{options.rounds} rounds of {options.steps} steps"
+    rounds = [compare(setting, options.steps) for _ in range(options.rounds)]
     if setting.cluster.rank == 0:
         print("\n".join(f"{key}: {value}" for key, value in facts.items()))
-        print(plan)
-        print(" rank  predicted ms  measured ms  predicted/measured")
-        for row in rows:
-            ratio = f"{row['ratio']:.2f}" if row["ratio"] is not None else "-"
-            print(f"{row['rank']:5}  {row['predicted_ms']:12.2f}  {row['measured_ms']:11.2f}  {ratio:>18}")
-    conclude(options, setting.cluster, {**facts, "ranks": rows})
+        print(" rank  predicted ms  measured ms  predicted/measured: median [least, most] of rounds")
+        for rank, rows in enumerate(zip(*rounds, strict=True)):
+            predicted, measured, ratio = (
+                [row[key] for row in rows] for key in ("predicted_ms", "measured_ms", "ratio")
+            )
+            print(
+                f"{rank:5}  {statistics.median(predicted):12.2f}  {statistics.median(measured):11.2f}"
+                f"  {statistics.median(ratio):.2f} [{min(ratio):.2f}, {max(ratio):.2f}]"
+            )
+    conclude(options, setting.cluster, {**facts, "rounds": rounds})
 
 
 if __name__ == "__main__":
