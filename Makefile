@@ -40,8 +40,9 @@ bench-plan: build ## gaps and times of plans, and predicted beside measured opti
 	@$(ENV) $(TORCHRUN) 2 bench/plan_prediction.py --mesh 1x2 --json out/bench/plan_prediction-1x2.json $(ARGS)
 	@$(ENV) $(TORCHRUN) 4 bench/plan_prediction.py --mesh 2x2 --json out/bench/plan_prediction-2x2.json $(ARGS)
 
-bench-ablation: build ## what balance and batches are worth, on 2 x 2 ranks (ROUNDS=)
-	@$(ENV) $(TORCHRUN) 4 bench/ablation.py --mesh 2x2 --variants plan --rounds $(ROUNDS) --json out/bench/ablation-plan.json $(ARGS)
+bench-ablation: build ## what balance and batches are worth, on 1 x 2 and 2 x 2 ranks (ROUNDS=)
+	@$(ENV) $(TORCHRUN) 2 bench/ablation.py --mesh 1x2 --variants plan --rounds $(ROUNDS) --json out/bench/ablation-plan-1x2.json $(ARGS)
+	@$(ENV) $(TORCHRUN) 4 bench/ablation.py --mesh 2x2 --variants plan --rounds $(ROUNDS) --json out/bench/ablation-plan-2x2.json $(ARGS)
 
 # Nodes, bandwidth, program. Status 77 says that the machine cannot do this; tools/cluster has said why.
 bench-cluster: build ## step times and ablations on emulated nodes with limited bandwidth (ROUNDS=)
