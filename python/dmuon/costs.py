@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -11,7 +12,7 @@ import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,11 +26,9 @@ from dmuon.hyperparameters import native_group
 logger = logging.getLogger("dmuon")
 
 BUDGET_S = 10.0  # of measuring, on all ranks together
-_LEAST_ROUNDS = 3
 _MOST_ROUNDS = 15
-_LONGEST_SHARE = 0.05  # of the budget, for a single batch; what takes longer is scaled from smaller ones
-
-_FAILED = 10**17  # nanoseconds, three years
+_LONGEST_SHARE = 0.05  # of the budget, for a single run
+_DAY_NS = 86_400 * 10**9  # a kept time beyond it is damage
 
 Shape = tuple[int, int]
 
@@ -89,15 +88,20 @@ def measured_costs(
         device: where the owner path runs.
     """
     jobs = [Job(shape, size) for shape, number in shapes.items() for size in _C.candidate_batches(*shape, number)]
-    kept = _Kept(_key(place, muon, compute_dtypes, device))
-    times = dict(ranks.from_first(place, lambda: [(job, kept.times[job]) for job in jobs if job in kept.times]))
+    key = functools.partial(_key, place, muon, compute_dtypes, device)
+    times = ranks.from_first(place, lambda: {job: ns for job, ns in _Kept(key()).times.items() if job in jobs})
     missing = [job for job in jobs if job not in times]
+    scaled: set[Job] = set()
     if missing:
-        times |= measure(place, missing, muon, compute_dtypes, device)
-        if place.slot == 0:
-            kept.add(times)
-    found = [(shape, [(job.size, times[job]) for job in jobs if job.shape == shape]) for shape in shapes]
-    return _C.CostTable(f"measured on {_device_name(device)}, {place.size} ranks at once", found)
+        found, scaled = measure(place, missing, muon, compute_dtypes, device, known=times)
+        ranks.from_first(place, lambda: _Kept(key()).add({job: ns for job, ns in found.items() if job not in scaled}))
+        times |= found
+    source = f"measured on {_device_name(device)}, {place.size} ranks at once"
+    if len(scaled) == len(jobs):
+        source = f"model of {model_of(device)}"
+    elif scaled:
+        source += f"; {len(scaled)} batch{'es' * (len(scaled) > 1)} scaled by the model"
+    return _C.CostTable(source, [(shape, [(j.size, times[j]) for j in jobs if j.shape == shape]) for shape in shapes])
 
 
 def measure(
@@ -107,70 +111,96 @@ def measure(
     compute_dtypes: dict[Shape, torch.dtype],
     device: torch.device,
     budget_s: float = BUDGET_S,
-) -> dict[Job, int]:
-    """Nanoseconds of each job: the median over rounds, the maximum over ranks. Collective.
+    known: dict[Job, int] | None = None,
+) -> tuple[dict[Job, int], set[Job]]:
+    """Nanoseconds of each job: the median over rounds, the maximum over ranks; and what was scaled. Collective.
 
     All ranks run the same job at the same time, as they will share the machine in training. Rounds go through all
-    jobs, so that a disturbance meets all of them; they end with the budget, after three at least. A job whose single
-    run would take a twentieth of the budget is not run but scaled by the device's model from the largest that was.
+    jobs, small ones first, so that a disturbance meets all of them; they end with the budget, after any job.
+    A job that takes more than a twentieth of the budget, twice, is not run again; one that by others' times would,
+    not at all. That, what the budget does not reach and what lacks memory on any rank is scaled from other times,
+    `known` ones among them, by the device's model.
     """
+    model = ranks.from_first(place, lambda: model_of(device))  # one for all: ranks must choose alike
     group = native_group(muon, device)
-    samples: dict[Job, list[int]] = {job: [] for job in jobs}
+    order = sorted(jobs, key=lambda job: (_modelled_ns(model, job), job))
+    runs: dict[Job, list[list[int]]] = {job: [] for job in jobs}  # for each run nanoseconds by slot
+    times = dict(known or {})
+    failed: set[Job] = set()
     begin = time.monotonic()
-    with _progress(place, len(jobs)) as advance:
-        skipped = _first_round(place, jobs, group, compute_dtypes, device, samples, budget_s, advance)
-        for number in range(1, _MOST_ROUNDS):
-            for job in jobs:
-                if job not in skipped:
-                    samples[job].append(_sample(place, job, group, compute_dtypes[job.shape], device))
-            spent = time.monotonic() - begin
-            if number + 1 >= _LEAST_ROUNDS and max(ranks.all_gather(place, spent)) > budget_s:
+    words = "dmuon measures batches: |{bar}| {n:.0f} s of at most {total:.0f} s"
+    with tqdm(total=budget_s, bar_format=words, leave=False, delay=1.0, disable=place.slot != 0) as bar:
+        for job in order * _MOST_ROUNDS:
+            if job in failed or _too_long(job, runs[job], times, model, budget_s * _LONGEST_SHARE * 1e9):
+                continue
+            for _ in range(1 if runs[job] else 2):  # the first warms up
+                row, spent = _sample(place, job, lambda job: _run(job, group, compute_dtypes[job.shape], device), begin)
+                if row is None:
+                    failed.add(job)
+                    times.pop(job, None)
+                    break
+                runs[job].append(row)
+                times[job] = _slowest(runs[job], statistics.median_low)
+            bar.update(min(spent, budget_s) - bar.n)
+            if spent > budget_s:
                 break
     if device.type == "cuda":
         torch.cuda.empty_cache()  # large batches may have come from no other use
-    mine = [int(statistics.median(samples[job])) if job not in skipped else 0 for job in jobs]
-    slowest = [max(column) for column in zip(*ranks.all_gather(place, mine), strict=True)]
-    times = {job: ns for job, ns in zip(jobs, slowest, strict=True) if job not in skipped}
-    return times | {job: _scaled(job, times, device) for job in skipped}
+    scaled = {job for job in jobs if job not in times}
+    if scaled and place.slot == 0:
+        words = "dmuon: %d of %d batches are scaled by the model: too long, beyond the %g s, or (%d) short of memory"
+        logger.warning(words, len(scaled), len(jobs), budget_s, len(failed))
+    return {job: times[job] if job in times else _predicted(job, times, model) for job in jobs}, scaled
 
 
-def _first_round(
-    place: ranks.Ranks,
-    jobs: list[Job],
-    group: _C.MuonGroup,
-    compute_dtypes: dict[Shape, torch.dtype],
-    device: torch.device,
-    samples: dict[Job, list[int]],
-    budget_s: float,
-    advance: Any,
-) -> set[Job]:
-    """Runs small jobs first; what a smaller one shows to take too long is skipped. The first run warms up."""
-    model = model_of(device)
-    skipped: set[Job] = set()
-    too_long = False
-    for job in sorted(jobs, key=lambda job: (_C.modelled_ns(model, job.shape[0], job.shape[1], job.size), job)):
-        if too_long:
-            skipped.add(job)
-            continue
-        _sample(place, job, group, compute_dtypes[job.shape], device)
-        ns = _sample(place, job, group, compute_dtypes[job.shape], device)
-        samples[job].append(ns)
-        advance()
-        slowest = max(ranks.all_gather(place, ns))
-        too_long = slowest > budget_s * _LONGEST_SHARE * 1e9
-        if slowest >= _FAILED:
-            skipped.add(job)
-    return skipped
+def _slowest(rows: list[list[int]], average: Callable[[Any], int]) -> int:
+    """The maximum over ranks of an average over runs. The lower median of 2 n runs leaves out the one that warms up."""
+    return max(average(column) for column in zip(*rows, strict=True))
 
 
-def _sample(place: ranks.Ranks, job: Job, group: _C.MuonGroup, compute_dtype: torch.dtype, device: torch.device) -> int:
-    """One run of the owner path on all ranks at once, in nanoseconds on this one; _FAILED where memory is short."""
-    ranks.all_gather(place, 0)
+def _too_long(job: Job, rows: list[list[int]], times: dict[Job, int], model: str, longest_ns: float) -> bool:
+    """Whether not to run a job: by its own fastest run; before its first two, by the times of others."""
+    if not rows and not times:
+        return False
+    return (_slowest(rows, min) if rows else _predicted(job, times, model)) > longest_ns
+
+
+def _predicted(job: Job, times: dict[Job, int], model: str) -> int:
+    """The model's time, times what its shape's largest batch took over its own; or the longest five, in the median."""
+    alike = [other for other in times if other.shape == job.shape]
+    basis = [max(alike)] if alike else sorted(times, key=functools.partial(_modelled_ns, model))[-5:]
+    ratio = statistics.median([times[other] / _modelled_ns(model, other) for other in basis] or [1.0])
+    return max(1, int(_modelled_ns(model, job) * ratio))
+
+
+@functools.cache
+def _modelled_ns(model: str, job: Job) -> int:
+    return max(1, _C.modelled_ns(model, *job.shape, job.size))
+
+
+def _sample(place: ranks.Ranks, job: Job, run: Callable[[Job], int], begin: float) -> tuple[list[int] | None, float]:
+    """Runs a job on all ranks at once: nanoseconds by slot, None where any is short of memory; seconds since `begin`.
+
+    Any other error is raised on all ranks. Collective, and so the ranks' meeting before the next run.
+    """
+    ns: int | None = None
     try:
-        return _run(job, group, compute_dtype, device)
-    except RuntimeError as error:
-        logger.info("dmuon: a batch of %s could not be measured: %s", job, error)
-        return _FAILED
+        ns = run(job)
+    except Exception as error:
+        if not _lacks_memory(error):
+            ranks.all_gather(place, (None, 0.0, ranks.described(error)))  # the others wait to hear of it
+            raise
+    answers = ranks.all_gather(place, (ns, time.monotonic() - begin, ""))
+    for rank, (_, _, problem) in zip(place.everyone, answers, strict=True):
+        if problem:
+            raise RuntimeError(f"Muon: measuring {job} failed on rank {rank}: {problem}")
+    row = [ns for ns, _, _ in answers if ns is not None]
+    return row if len(row) == place.size else None, max(seconds for _, seconds, _ in answers)
+
+
+def _lacks_memory(error: Exception) -> bool:
+    words = ("out of memory", "can't allocate memory", "not enough memory")  # of CPUs' allocator, and through C++
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in str(error) for word in words)
 
 
 def _run(job: Job, group: _C.MuonGroup, compute_dtype: torch.dtype, device: torch.device) -> int:
@@ -193,23 +223,9 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _scaled(job: Job, times: dict[Job, int], device: torch.device) -> int:
-    """The model's time, times what the longest measured job took over its own."""
-    model = model_of(device)
-    ratio = 1.0
-    if times:
-        longest = max(times, key=lambda other: times[other])
-        ratio = times[longest] / max(1, _C.modelled_ns(model, *longest.shape, longest.size))
-    return int(_C.modelled_ns(model, *job.shape, job.size) * ratio)
-
-
 def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return _processor()
-
-
-def _processor() -> str:
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -251,38 +267,33 @@ class _Kept:
     def __init__(self, key: dict[str, Any]) -> None:
         self._key = json.loads(json.dumps(key))
         self.times: dict[Job, int] = {}
-        home = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
-        folder = os.environ.get("DMUON_CACHE_DIR", str(Path(home) / "dmuon"))
+        folder = _cache_folder()
         digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-        self._path = Path(folder) / "costs" / f"{digest}.json" if folder else None
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # what cannot be read is measured again
-            self._load()
-
-    def _load(self) -> None:
-        if self._path is None:
-            return
-        kept = json.loads(self._path.read_text())
-        if kept["key"] == self._key:
-            self.times = {Job((int(r), int(c)), int(b)): int(ns) for r, c, b, ns in kept["times"] if int(ns) >= 0}
+        self._path = folder / "costs" / f"{digest}.json" if folder else None
+        with contextlib.suppress(Exception):  # what cannot be read, for whatever reason, is measured again
+            kept = json.loads(self._path.read_text()) if self._path else {}
+            rows = [row for row in kept["times"] if all(type(number) is int for number in row)]
+            if kept["key"] == self._key:
+                self.times = {Job((r, c), b): ns for r, c, b, ns in rows if 0 < ns <= _DAY_NS}
 
     def add(self, times: dict[Job, int]) -> None:
         """Keeps what is known now; whole or not at all."""
-        if self._path is None:
+        if self._path is None or not times:
             return
         self.times |= times
         rows = [[*job.shape, job.size, ns] for job, ns in sorted(self.times.items())]
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=self._path.parent, delete=False) as file:
-                json.dump({"key": self._key, "times": rows}, file)
-            os.replace(file.name, self._path)
+            with tempfile.TemporaryDirectory(dir=self._path.parent) as folder:
+                file = Path(folder) / self._path.name
+                file.write_text(json.dumps({"key": self._key, "times": rows}))
+                file.replace(self._path)
         except OSError as error:
             logger.warning("dmuon: the measured costs were not kept: %s", error)
 
 
-@contextlib.contextmanager
-def _progress(place: ranks.Ranks, num_jobs: int) -> Iterator[Any]:
-    """A bar at slot 0, once it has taken a second."""
-    quiet = place.slot != 0
-    with tqdm(total=num_jobs, desc="dmuon measures batches", leave=False, delay=1.0, disable=quiet) as bar:
-        yield bar.update
+def _cache_folder() -> Path | None:
+    if (chosen := os.environ.get("DMUON_CACHE_DIR")) is not None:
+        return Path(chosen) if chosen else None
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return None if home.startswith("~") else Path(home) / "dmuon"  # there may be no home

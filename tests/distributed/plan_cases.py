@@ -72,7 +72,7 @@ def measured_where_large_batches_fail(mesh: Any, folder: str) -> dict[str, Any]:
 
     def failing(job: costs.Job, *rest: Any) -> int:
         if job.size > 1 and place_of(mesh)[0] == 1:
-            raise RuntimeError("out of memory, says the test")
+            raise torch.OutOfMemoryError("out of memory, says the test")
         return run(job, *rest)
 
     costs._run = failing
@@ -83,6 +83,29 @@ def measured_where_large_batches_fail(mesh: Any, folder: str) -> dict[str, Any]:
         costs._run = run
         if before is not None:
             os.environ["DMUON_CACHE_DIR"] = before
+
+
+def error_where_one_rank_cannot_run(mesh: Any, folder: str) -> str:
+    """What each rank raises where rank 2 cannot run batches of two, in the second round."""
+    run, before, calls = costs._run, os.environ.get("DMUON_CACHE_DIR"), []
+
+    def failing(job: costs.Job, *rest: Any) -> int:
+        calls.append(job)
+        if calls.count(job) == 3 and job.size == 2 and torch.distributed.get_rank() == 2:
+            raise RuntimeError("a fault, says the test")
+        return run(job, *rest)
+
+    costs._run = failing
+    os.environ["DMUON_CACHE_DIR"] = folder
+    try:
+        started(mesh, costs="measured")
+    except RuntimeError as raised:
+        return str(raised)
+    finally:
+        costs._run = run
+        if before is not None:
+            os.environ["DMUON_CACHE_DIR"] = before
+    return ""
 
 
 def random_state_is_left_alone(mesh: Any, folder: str) -> bool:

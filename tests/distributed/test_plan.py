@@ -43,6 +43,17 @@ def test_a_batch_that_one_rank_cannot_run_is_scaled_on_all(ranks, tmp_path):
     assert tables == [tables[0]] * 4
     for shape in tables[0]["shapes"]:
         assert all(0 < batch["ns"] < 10**12 for batch in shape["batches"])
+    assert tables[0]["source"].endswith("4 ranks at once; 8 batches scaled by the model")
+    (kept,) = (tmp_path / "costs").iterdir()
+    assert {size for *_, size, _ in json.loads(kept.read_text())["times"]} == {1}
+
+
+def test_what_else_one_rank_raises_reaches_all_and_nobody_waits(ranks, tmp_path):
+    messages = ranks.run(cases.error_where_one_rank_cannot_run, (2, 2), folder=str(tmp_path))
+    assert messages[2] == "a fault, says the test"
+    for message in messages[:2] + messages[3:]:
+        assert "failed on rank 2: RuntimeError: a fault, says the test" in message
+    assert not list(tmp_path.iterdir())
 
 
 def test_measuring_leaves_random_numbers_alone(ranks, tmp_path):
