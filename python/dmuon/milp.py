@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,6 +22,10 @@ TIME_LIMIT_S = 60.0
 
 # Of one shape: the number of matrices and (size, nanoseconds) of its batches.
 ShapeTimes = tuple[int, list[tuple[int, int]]]
+
+
+class NoSolutionError(ValueError):
+    """The solver found no assignment, in its time or at all."""
 
 
 def num_variables(shapes: list[ShapeTimes], num_owners: int) -> int:
@@ -42,7 +47,8 @@ def solve(
         [owners][shapes] numbers of matrices, and whether they are proved optimal (to SciPy's 0.01 %).
 
     Raises:
-        ValueError: SciPy is missing, or found nothing within the time.
+        NoSolutionError: SciPy found nothing within the time.
+        ValueError: SciPy is missing.
     """
     try:
         import numpy as np
@@ -71,7 +77,7 @@ def solve(
         options={"time_limit": time_limit_s},
     )
     if result.x is None:
-        raise ValueError(f"milp: no assignment within {time_limit_s:g} s: {result.message}")
+        raise NoSolutionError(f"milp: no assignment within {time_limit_s:g} s: {result.message}")
     counts = [[0] * len(shapes) for _ in range(num_owners)]
     for k, (s, size, _) in enumerate(kinds):
         for owner in range(num_owners):
@@ -79,32 +85,47 @@ def solve(
     return counts, result.status == 0
 
 
-def make_plan(items: list[_C.Matrix], mesh: _C.Mesh, table: _C.CostTable, options: _C.PlanOptions) -> _C.Plan:
+def make_plan(items: list[_C.Matrix], mesh: tuple[int, int], table: _C.CostTable, options: _C.PlanOptions) -> _C.Plan:
     """A plan with SciPy's assignment; beyond MOST_VARIABLES, or in vain, load_balance's, which is said.
+
+    Args:
+        items: the matrices, none over tensor parallelism.
+        mesh: (replicates, shards), each 1 or more.
+        table: the costs.
+        options: as for load_balance.
 
     Raises:
         ValueError: SciPy is missing, or a shape has no costs.
     """
     from dmuon import _C
 
-    plan = _C.make_plan(items, mesh, "load_balance", table, options)
-    num_owners = len(plan.loads_ns)
+    native, num_owners = _C.Mesh(*mesh), mesh[0] * mesh[1]
+    shapes = _shape_times(items, table)
+    size = num_variables(shapes, num_owners)
+    try:
+        if size > MOST_VARIABLES:
+            raise NoSolutionError(f"milp: {size} variables, more than {MOST_VARIABLES}")
+        counts, proved = solve(shapes, num_owners)
+    except NoSolutionError as error:
+        logger.warning("dmuon: %s: load_balance decides", error)
+        return _C.make_plan(items, native, "load_balance", table, options)
+    if not proved:
+        logger.warning("dmuon: milp: not proved optimal within %g s", TIME_LIMIT_S)
+    return _C.make_plan_from_counts(items, native, "milp", counts, table, options)
+
+
+def _shape_times(items: list[_C.Matrix], table: _C.CostTable) -> list[ShapeTimes]:
+    """By shape, in the order in which they first appear. A table's entries over tensor parallelism are for others."""
     times = {
         (entry["rows"], entry["cols"]): [(batch["size"], batch["ns"]) for batch in entry["batches"]]
         for entry in json.loads(table.to_json())["shapes"]
+        if not entry["tensor_parallel"]
     }
-    numbers: dict[tuple[int, int], int] = {}
-    for item in items:
-        numbers[item.rows, item.cols] = numbers.get((item.rows, item.cols), 0) + 1
-    shapes = [(number, times[shape]) for shape, number in numbers.items()]
-    size = num_variables(shapes, num_owners)
-    if size > MOST_VARIABLES:
-        logger.warning("dmuon: milp: %d variables, more than %d: load_balance decides", size, MOST_VARIABLES)
-        return plan
-    counts, proved = solve(shapes, num_owners)
-    if not proved:
-        logger.warning("dmuon: milp: not proved optimal within %g s", TIME_LIMIT_S)
-    return _C.make_plan_from_counts(items, mesh, "milp", counts, table, options)
+    numbers = Counter((item.rows, item.cols) for item in items)
+    for rows, cols in numbers:
+        if (rows, cols) not in times:
+            raise ValueError(f"costs: expected an entry for shape {rows} x {cols}; got none")
+    return [(number, times[shape]) for shape, number in numbers.items()]
 
 
 def _main() -> None:
@@ -112,7 +133,10 @@ def _main() -> None:
     shapes = [(s["num_matrices"], [(b["size"], b["ns"]) for b in s["batches"]]) for s in instance["shapes"]]
     if num_variables(shapes, instance["num_owners"]) > MOST_VARIABLES:
         sys.exit(f"milp: more than {MOST_VARIABLES} variables")
-    counts, proved = solve(shapes, instance["num_owners"])
+    try:
+        counts, proved = solve(shapes, instance["num_owners"])
+    except ValueError as error:
+        sys.exit(str(error))
     json.dump({"counts": counts, "proved": proved}, sys.stdout)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections import Counter
+from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ import torch.nn as nn
 
 from dmuon import _C, milp, ranks
 from dmuon.costs import loaded_costs, measured_costs, model_of, modelled_costs
-from dmuon.dedication import Dedication, dedication_of, is_dedicated, plain_module
+from dmuon.dedication import Dedication, dedicate_params, dedication_of, is_dedicated, plain_module
 from dmuon.options import Planning
 from dmuon.routing import Matrix, route
 from dmuon.units import Unit, find_units
@@ -90,26 +93,31 @@ def plan(
 
     Args:
         model: one given to Muon; or any other, on any device ("meta" will do).
-        mesh: (nodes, GPUs a node), for the latter.
+        mesh: (nodes, GPUs a node), for the latter only, as are all that follow.
         device: whose cost model is taken, as `dmuon models` lists them.
         strategy: as for `dedicate_params`.
         costs: instead of a device: the path of a table of measured costs.
 
     Raises:
-        ValueError: a dedicated model without Muon yet; or an unknown device or strategy.
+        ValueError: a dedicated model without Muon yet, or given more than itself; or an unknown device or strategy.
     """
     model = plain_module(model)
     if is_dedicated(model):
         runtime = dedication_of(model, "plan").runtime
         if runtime is None:
             raise ValueError("plan: model: expected dmuon.Muon(model) first")
+        if given := _changed(plan, mesh=mesh, device=device, strategy=strategy, costs=costs):
+            raise ValueError(
+                f"plan: {', '.join(given)}: expected only for a model without dmuon.Muon, got {given} for one whose "
+                "plan is made"
+            )
         return runtime.plan
-    if mesh is None:
-        raise ValueError("plan: mesh: expected (nodes, GPUs a node) for a model without dmuon.Muon; got None")
+    if not isinstance(mesh, tuple | list) or len(mesh) != 2 or not all(isinstance(n, int) and n >= 1 for n in mesh):
+        raise ValueError(f"plan: mesh: expected (nodes, GPUs a node) for a model without dmuon.Muon; got {mesh!r}")
     matrices, units = _routed(model)
     items = inventory_of(matrices, units)
     table = modelled_costs(_shapes(items), device) if costs is None else loaded_costs(costs, "plan")
-    return Plan(_decide(items, _C.Mesh(*mesh), strategy, table, _C.PlanOptions()))
+    return Plan(_decide(items, mesh, strategy, table, _C.PlanOptions()))
 
 
 def inventory(model: nn.Module) -> dict[str, Any]:
@@ -119,6 +127,7 @@ def inventory(model: nn.Module) -> dict[str, Any]:
         model: any, before `dedicate_params` and `fully_shard`; on any device ("meta" will do).
     """
     matrices, units = _routed(plain_module(model))
+    items = inventory_of(matrices, units)
     name = type(model).__name__
     return {
         "schema_version": 1,
@@ -126,21 +135,20 @@ def inventory(model: nn.Module) -> dict[str, Any]:
         "description": f"The matrices that dmuon takes of a {name}.",
         "source": "dmuon.inventory",
         "stand_in": False,
+        # In module order: a unit whose matrices lie between others' has several entries.
         "units": [
-            {
-                "name": unit.name or "root",
-                "matrices": [
-                    {
-                        "name": matrices[index].name.removeprefix(unit.name + "." if unit.name else ""),
-                        "rows": matrices[index].shape[0],
-                        "cols": matrices[index].shape[1],
-                    }
-                    for index in unit.matrices
-                ],
-            }
-            for unit in units
+            _entry(units[unit].name, unit, list(run)) for unit, run in groupby(items, key=lambda item: item.unit)
         ],
     }
+
+
+def _entry(unit: str, index: int, items: list[_C.Matrix]) -> dict[str, Any]:
+    """Of an inventory; a tied matrix may lie outside its unit, which then lends no name."""
+    prefix = f"{unit}."
+    if not unit or not all(item.name.startswith(prefix) for item in items):
+        unit, prefix = "", ""
+    listed = [{"name": item.name.removeprefix(prefix), "rows": item.rows, "cols": item.cols} for item in items]
+    return {"name": unit, "unit": index, "matrices": listed}
 
 
 def _routed(model: nn.Module) -> tuple[list[Matrix], list[Unit]]:
@@ -157,19 +165,46 @@ def inventory_of(matrices: list[Matrix], units: list[Unit]) -> list[_C.Matrix]:
     ]
 
 
+def _changed(function: Callable[..., Any], **values: Any) -> dict[str, Any]:
+    """Those that are not the function's defaults."""
+    parameters = inspect.signature(function).parameters
+    return {name: value for name, value in values.items() if value != parameters[name].default}
+
+
 def _decide(
-    items: list[_C.Matrix], mesh: _C.Mesh, strategy: str, table: _C.CostTable, options: _C.PlanOptions
+    items: list[_C.Matrix], mesh: tuple[int, int], strategy: str, table: _C.CostTable, options: _C.PlanOptions
 ) -> _C.Plan:
     if strategy == "milp":
         return milp.make_plan(items, mesh, table, options)
-    return _C.make_plan(items, mesh, strategy, table, options)
+    return _C.make_plan(items, _C.Mesh(*mesh), strategy, table, options)
+
+
+def _require_room(plan: Plan, planning: Planning) -> None:
+    """A loaded plan's memory is as its file's options count it."""
+    most, peak = planning.max_memory_bytes, max(plan.memory_bytes, default=0)
+    if most is not None and peak > most:
+        raise ValueError(
+            f"dedicate_params: max_memory_bytes: expected >= {peak}, the peak of the plan {planning.plan!r}, got {most}"
+        )
+
+
+def _require_alone(planning: Planning) -> None:
+    """A loaded plan leaves nothing to decide: options of deciding would be without effect."""
+    values = {name: getattr(planning, name) for name in ("strategy", "costs", "layout_slack")}
+    if given := _changed(dedicate_params, **values):
+        raise ValueError(
+            f"dedicate_params: plan: expected no {' or '.join(given)} beside the file of a plan, which has its own; "
+            f"got plan={planning.plan!r} and {', '.join(f'{name}={value!r}' for name, value in given.items())}"
+        )
 
 
 def make_plan(dedication: Dedication, units: list[Unit], muon: dict[str, Any], device: torch.device) -> Plan:
     """Plans at slot 0, or loads; sends the plan to every rank, compares its hash. Collective."""
+    if dedication.planning.plan is not None:
+        _require_alone(dedication.planning)  # equal on all ranks, as dedicate_params has seen to: all raise
     place, planning, matrices = dedication.ranks, dedication.planning, dedication.matrices
     items = inventory_of(matrices, units)
-    mesh = _C.Mesh(place.num_replicates, place.num_shards)
+    mesh = (place.num_replicates, place.num_shards)
     shapes = _shapes(items, planning.batching)
     table = None
     problem = None
@@ -189,7 +224,9 @@ def make_plan(dedication: Dedication, units: list[Unit], muon: dict[str, Any], d
     result = None
     try:
         result = Plan(_C.Plan.from_json(text))
-        result.require_fit(items, mesh)
+        result.require_fit(items, _C.Mesh(*mesh))
+        if planning.plan is not None:
+            _require_room(result, planning)
     except ValueError as error:
         problem = str(error)
     facts = [] if result is None else [f"plan hash {result.hash()}"]

@@ -34,6 +34,20 @@ TEST(ModelFromJson, ExpandsRepeatedUnitsAndStacks) {
                                               {"last.w", 5, 6, 3}}));
 }
 
+TEST(ModelFromJson, TakesUnitsApartThatLieBetweenOthers) {
+  const Model found = model_from_json(with_units(R"([
+      {"name": "", "unit": 1, "matrices": [{"name": "first", "rows": 8, "cols": 4}]},
+      {"name": "block", "unit": 0, "matrices": [{"name": "w", "rows": 2, "cols": 3}]},
+      {"name": "", "unit": 1, "matrices": [{"name": "a.last", "rows": 5, "cols": 6}]}])"));
+  EXPECT_EQ(found.inventory,
+            (plan::Inventory{{"first", 8, 4, 1}, {"block.w", 2, 3, 0}, {"a.last", 5, 6, 1}}));
+  EXPECT_EQ(
+      plan::message_of([] {
+        model_from_json(with_units(R"([{"name": "u", "unit": 1, "repeat": 2, "matrices": []}])"));
+      }),
+      "model.units: expected no repeat where unit is given; got 2");
+}
+
 TEST(ModelFromJson, NamesThePlaceOfWhatIsWrong) {
   const auto of = [](const std::string& units) {
     return plan::message_of([&] { model_from_json(with_units(units)); });

@@ -173,6 +173,37 @@ class CommandTest(unittest.TestCase):
         for command in COMMANDS:
             self.assertIn(command, text)
 
+    # The paper's MILP, by a Python of ours that says what it is told.
+
+    def milp(self, script, *arguments):
+        program = self.file("python", f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        environment = os.environ | {"DMUON_PYTHON": str(program)}
+        return dmuon("plan", *self.small, "--strategy", "milp", *arguments, env=environment)
+
+    @staticmethod
+    def answer(proved):
+        return f"""cat > /dev/null; echo '{{"counts": [[1, 1], [1, 1]], "proved": {proved}}}'"""
+
+    def test_what_the_milp_did_not_prove_is_said_beside_the_plan(self):
+        result = self.milp(self.answer("false"), "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(json.loads(result.stdout)["strategy"], "milp")
+        self.assertIn(b"not proved optimal", result.stderr)
+        self.assertEqual(result.stderr.count(b"\n"), 1)
+        self.assertEqual(self.milp(self.answer("true"), "--json").stderr, b"")
+
+    def test_what_python_says_aside_is_no_part_of_the_milps_answer(self):
+        result = self.milp("echo 'import time: 123' >&2; " + self.answer("true"), "--json")
+        self.assertEqual((result.returncode, result.stderr), (0, b""))
+        self.assertEqual(json.loads(result.stdout)["makespan_ms"], 1.4)
+
+    def test_a_milp_in_vain_is_answered_with_pythons_last_word(self):
+        result = self.milp("cat > /dev/null; echo half; echo 'Traceback' >&2; echo 'no SciPy' >&2; exit 1")
+        self.assertEqual((result.returncode, result.stdout), (2, b""))
+        self.assertEqual(result.stderr.count(b"\n"), 1)
+        self.assertTrue(result.stderr.endswith(b"no SciPy\n"), result.stderr)
+
     # Bad input.
 
     def test_bad_input_is_answered_in_one_line_that_names_it(self):

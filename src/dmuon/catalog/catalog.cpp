@@ -57,7 +57,7 @@ std::vector<Listed> listed_in(const JsonReader& unit) {
 void add_unit(const std::vector<Listed>& matrices, const std::string& name, int unit,
               plan::Inventory& inventory) {
   for (const Listed& listed : matrices) {
-    const std::string matrix = name + "." + listed.name;
+    const std::string matrix = name.empty() ? listed.name : name + "." + listed.name;
     for (int i = 0; i < listed.stack; ++i) {
       inventory.push_back({listed.stack > 1 ? core::message(matrix, "[", i, "]") : matrix,
                            listed.rows, listed.cols, unit});
@@ -96,6 +96,12 @@ Model model_from_json(std::string_view text) {
                   "model: expected at most ", kMaxMatrices, " matrices");
     core::require(repeat <= static_cast<int>(kMaxMatrices) - unit, "model: expected at most ",
                   kMaxMatrices, " units");
+    if (const auto number = entry.find("unit")) {
+      core::require(repeat == 1, "model.units: expected no repeat where unit is given; got ",
+                    repeat);
+      add_unit(matrices, name, number->small(0, static_cast<int>(kMaxMatrices)), model.inventory);
+      continue;
+    }
     for (int i = 0; i < repeat; ++i, ++unit) {
       add_unit(matrices, with_index(name, first + i), unit, model.inventory);
     }

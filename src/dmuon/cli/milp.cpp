@@ -6,6 +6,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -72,6 +75,11 @@ class TemporaryFile {
   std::string path_;
 };
 
+std::string text_of(const std::string& path) {  // which may be empty
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
 std::string last_line(std::string text) {
   while (!text.empty() && text.back() == '\n') text.pop_back();
   const std::size_t line = text.rfind('\n');
@@ -82,8 +90,9 @@ std::string last_line(std::string text) {
 
 std::vector<std::vector<int>> milp_counts(const balance::Instance& instance) {
   const TemporaryFile input(json_of(instance));
-  const std::string command =
-      quoted(python()) + " -c " + quoted(kProgram) + " < " + quoted(input.path()) + " 2>&1";
+  const TemporaryFile complaints("");  // apart from the answer; shown if there is none
+  const std::string command = quoted(python()) + " -c " + quoted(kProgram) + " < " +
+                              quoted(input.path()) + " 2> " + quoted(complaints.path());
   FILE* process = popen(command.c_str(), "r");
   core::require(process != nullptr, "milp: cannot start ", python());
   std::string text;
@@ -91,14 +100,19 @@ std::vector<std::vector<int>> milp_counts(const balance::Instance& instance) {
   for (std::size_t n = 0; (n = std::fread(part.data(), 1, part.size(), process)) > 0;) {
     text.append(part.data(), n);
   }
-  core::require(pclose(process) == 0, "milp: ", python(), ": ", last_line(text));
+  core::require(pclose(process) == 0, "milp: ", python(), ": ",
+                last_line(text_of(complaints.path())));
   const nlohmann::json value = plan::parse_json(text, "milp");
+  const plan::JsonReader answer(value, "milp");
   std::vector<std::vector<int>> counts;
-  for (const plan::JsonReader& owner : plan::JsonReader(value, "milp").at("counts").items()) {
+  for (const plan::JsonReader& owner : answer.at("counts").items()) {
     counts.emplace_back();
     for (const plan::JsonReader& count : owner.items()) {
       counts.back().push_back(count.small(0, std::numeric_limits<int>::max()));
     }
+  }
+  if (!answer.at("proved").boolean()) {  // apart from the plan, which may be JSON on stdout
+    std::cerr << "dmuon: milp: not proved optimal: SciPy ran out of time\n";
   }
   return counts;
 }
