@@ -36,7 +36,7 @@ bench: build ## step times on 1 x 4 and 2 x 2 ranks, and the host time of a step
 	@$(ENV) python bench/step_host_time.py
 
 bench-plan: build ## gaps and times of plans, and predicted beside measured optimizer times
-	@$(ENV) cmake --build build/release --target plan_stress && build/release/bench/plan_stress
+	@$(ENV) cmake --build build/release --target plan_stress && build/release/bench/plan_stress && build/release/bench/plan_stress --largest
 	@$(ENV) $(TORCHRUN) 2 bench/plan_prediction.py --mesh 1x2 --json out/bench/plan_prediction-1x2.json $(ARGS)
 	@$(ENV) $(TORCHRUN) 4 bench/plan_prediction.py --mesh 2x2 --json out/bench/plan_prediction-2x2.json $(ARGS)
 

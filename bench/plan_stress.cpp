@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <iterator>
 #include <map>
 #include <string>
@@ -172,7 +173,10 @@ Result solved(const Instance& instance) {
   const Solution solution = solve(problem);
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
   const std::string wrong = verify(instance, solution.certificate);
-  if (!wrong.empty()) std::printf("REFUSED by verify: %s\n", wrong.c_str());
+  if (!wrong.empty()) {
+    std::printf("REFUSED by verify: %s\n", wrong.c_str());
+    std::exit(1);
+  }
   return {solution.assignment.makespan(), solution.certificate, taken.count()};
 }
 

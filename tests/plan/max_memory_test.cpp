@@ -64,6 +64,7 @@ TEST(MaxMemory, IsKeptOrAnsweredWithANumberThatDoes) {
         EXPECT_GT(enough, cap);
         EXPECT_LE(enough, unlimited) << "for which there is a plan already";
         EXPECT_LE(largest(plan_within(enough)), enough) << strategy << ", trial " << trial;
+        EXPECT_THROW(plan_within(enough - 1), core::InvalidArgument) << "a smaller one would do";
         ++num_refused;
       }
     }

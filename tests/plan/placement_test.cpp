@@ -115,7 +115,7 @@ TEST(Place, ReachesAllColumnsInEveryWindowWhereTheCountsAllowIt) {
         const int per_window = per_unit * lookahead;
         EXPECT_EQ(found.distinct_columns, mesh.num_shards) << per_unit << " a unit";
         EXPECT_EQ(found.repeats, per_window - mesh.num_shards);
-        EXPECT_EQ(found.column_bytes, 1);
+        EXPECT_EQ(found.busiest_column, 1);
       }
     }
   }
@@ -181,7 +181,20 @@ TEST(Place, KeepsBatchesCloseTogether) {
   EXPECT_EQ(plan.spread.batch_units, 3);
 }
 
-TEST(Spread, OfNoMatricesIsNothing) { EXPECT_EQ(spread({}, {2, 4}, {}, {}), Spread{}); }
+TEST(Spread, OfNoMatricesIsNothing) {
+  Spread nothing;
+  nothing.column_bytes = {0, 0, 0, 0};
+  EXPECT_EQ(spread({}, {2, 4}, {}, {}), nothing);
+}
+
+TEST(Spread, CountsTheWeightsOfEachColumn) {
+  Options options;
+  options.weight_bytes = 4;
+  const Inventory inventory = {{"a", 2, 3, 0}, {"b", 5, 7, 0}, {"c", 1, 11, 1}};
+  // Owners 0 and 2 of 2 x 2 slots are column 0.
+  EXPECT_EQ(spread(inventory, {2, 2}, {0, 1, 2}, options).column_bytes,
+            (std::vector<std::int64_t>{4 * (6 + 11), 4 * 35}));
+}
 
 // However large a lookahead, the answer comes, and is that of a window over all units.
 TEST(Place, TakesAnyLookahead) {

@@ -35,6 +35,7 @@ costs: by hand
      2     1       0         0        0     192.00     352.00       0.000
 makespan 2.500 ms, no plan is below 2.000 ms, gap 25.00 %
 window of 2 units: 1.00 of 1 columns, 2.00 repeats, busiest column 1.00 x the mean
+weights of a column: 96.00 to 96.00 MiB
 )");
 }
 

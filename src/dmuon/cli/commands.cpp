@@ -1,5 +1,6 @@
 #include "dmuon/cli/commands.h"
 
+#include <algorithm>
 #include <charconv>
 #include <chrono>
 #include <cstdio>
@@ -68,19 +69,26 @@ plan::Plan make(const Loaded& loaded, const std::string& strategy, const plan::O
 
 struct Row {
   std::string strategy;
-  double makespan_ms;
-  double bound_ms;
-  double gap;
-  double memory_gib;
-  plan::Spread spread;
-  double seconds;
+  std::string error = {};  // why there is no plan; then the rest is 0
+  double makespan_ms = 0;
+  double bound_ms = 0;
+  double gap = 0;
+  double memory_gib = 0;
+  plan::Spread spread = {};
+  double seconds = 0;
 };
 
 Row run(const Loaded& loaded, const std::string& strategy, const plan::Options& options) {
   const auto start = std::chrono::steady_clock::now();
-  const plan::Plan plan = make(loaded, strategy, options);
+  plan::Plan plan;
+  try {
+    plan = make(loaded, strategy, options);
+  } catch (const core::InvalidArgument& error) {  // too little memory; or no SciPy
+    return {.strategy = strategy, .error = error.what()};
+  }
   const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
   return {strategy,
+          {},
           plan::milliseconds(plan.makespan_ns()),
           plan::milliseconds(plan.bound_ns()),
           plan.gap(),
@@ -92,13 +100,17 @@ Row run(const Loaded& loaded, const std::string& strategy, const plan::Options& 
 void print_json(const std::vector<Row>& rows, std::ostream& out) {
   nlohmann::json all = nlohmann::json::array();
   for (const Row& row : rows) {
+    if (!row.error.empty()) {
+      all.push_back({{"strategy", row.strategy}, {"error", row.error}});
+      continue;
+    }
     all.push_back({{"strategy", row.strategy},
                    {"makespan_ms", row.makespan_ms},
                    {"bound_ms", row.bound_ms},
                    {"gap", row.gap},
                    {"memory_gib", row.memory_gib},
                    {"distinct_columns", row.spread.distinct_columns},
-                   {"column_bytes", row.spread.column_bytes},
+                   {"busiest_column", row.spread.busiest_column},
                    {"seconds", row.seconds}});
   }
   out << plan::dump_json(all) << "\n";
@@ -109,10 +121,14 @@ void print_table(const Loaded& loaded, const std::vector<Row>& rows, std::ostrea
       << "strategy      makespan ms    bound ms     gap %  memory GiB  columns  busiest  seconds\n"
       << std::fixed;
   for (const Row& row : rows) {
+    if (!row.error.empty()) {
+      out << std::left << std::setw(13) << row.strategy << " " << row.error << "\n";
+      continue;
+    }
     out << std::left << std::setw(13) << row.strategy << std::right << std::setprecision(3)
         << std::setw(12) << row.makespan_ms << std::setw(12) << row.bound_ms << std::setprecision(2)
         << std::setw(10) << row.gap * 100 << std::setw(12) << row.memory_gib << std::setw(9)
-        << row.spread.distinct_columns << std::setw(9) << row.spread.column_bytes
+        << row.spread.distinct_columns << std::setw(9) << row.spread.busiest_column
         << std::setprecision(3) << std::setw(9) << row.seconds << "\n";
   }
   out << "memory: of the fullest rank; columns: that a window of units touches; busiest: its "
@@ -179,17 +195,13 @@ void compare_command(const Task& task, bool json, std::ostream& out) {
   for (const std::string& strategy : plan::strategy_names()) {
     rows.push_back(run(loaded, strategy, task.options));
   }
-  std::string note;
-  try {
-    rows.push_back(run(loaded, kMilp, task.options));
-  } catch (const core::InvalidArgument& error) {
-    note = error.what();  // no SciPy, or too large for it
-  }
+  rows.push_back(run(loaded, kMilp, task.options));
+  const auto is_plan = [](const Row& row) { return row.error.empty(); };
+  core::require(std::any_of(rows.begin(), rows.end(), is_plan), rows.front().error);
   if (json) {
     print_json(rows, out);
   } else {
     print_table(loaded, rows, out);
-    if (!note.empty()) out << note << "\n";
   }
 }
 

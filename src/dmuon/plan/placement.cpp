@@ -189,10 +189,15 @@ std::vector<int> place(const Inventory& inventory, const ShapeGroups& groups,
 Spread spread(const Inventory& inventory, Mesh mesh, const std::vector<int>& owner,
               const Options& options) {
   std::vector<int> columns;
-  for (const int one : owner) columns.push_back(mesh.shard_of(one));
+  std::vector<std::int64_t> bytes(static_cast<std::size_t>(mesh.num_shards), 0);
+  for (std::size_t w = 0; w < owner.size(); ++w) {
+    columns.push_back(mesh.shard_of(owner[w]));
+    bytes[static_cast<std::size_t>(columns[w])] +=
+        inventory[w].num_elements() * options.weight_bytes;
+  }
   const WindowFigures figures =
       window_figures(inventory, mesh.num_shards, columns, std::max(1, options.lookahead));
-  return {figures.distinct, figures.repeats, figures.busiest, 0};
+  return {figures.distinct, figures.repeats, figures.busiest, 0, std::move(bytes)};
 }
 
 }  // namespace dmuon::plan

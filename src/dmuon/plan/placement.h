@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "dmuon/balance/assignment.h"
@@ -14,8 +15,9 @@ namespace dmuon::plan {
 struct Spread {
   double distinct_columns = 0;  ///< that a window touches, the mean over windows
   double repeats = 0;           ///< matrices of a window beyond the first on their column, the mean
-  double column_bytes = 0;      ///< of a window's busiest column, over the mean column; 1 is even
+  double busiest_column = 0;    ///< bytes of a window's busiest column over the mean column's
   double batch_units = 0;       ///< units from a batch's first member to its last, the mean
+  std::vector<std::int64_t> column_bytes;  ///< [num_shards] of all weights that cross nodes there
 
   bool operator==(const Spread&) const = default;
 };

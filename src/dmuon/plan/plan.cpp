@@ -16,7 +16,7 @@ namespace {
 
 using Decide = std::function<Owners(const Problem&)>;
 
-constexpr int kTries = 4;  // of room for state, see decide_within
+constexpr std::int64_t kRooms = 8;  // for state, see decide_within
 
 // The matrices of every owner by shape, ascending, cut into the cheapest batches, so that a batch
 // is consecutive in execution order among its owner's matrices of that shape.
@@ -61,29 +61,25 @@ Plan decide(const Plan& base, const ShapeGroups& groups, balance::Instance insta
   return plan;
 }
 
-// What is not state depends on the plan, so the room for state is found by trying: first what would
-// be left beside the rest of an unlimited plan, less by what was too much, at last the least.
+// What is not state depends on the plan, so the room for state is found by trying, always the same
+// rooms: the smallest cap that one of them meets can then be named.
 Plan decide_within(const Plan& base, const ShapeGroups& groups, const balance::Instance& instance,
                    const Decide& strategy) {
   const std::int64_t unlimited = balance::Instance{}.max_bytes;
   const std::int64_t cap = base.options.max_memory_bytes;
   Plan plan = decide(base, groups, instance, unlimited, strategy);
-  const std::int64_t without_limit = plan.peak_bytes();
-  if (cap == 0 || without_limit <= cap) return plan;
+  std::int64_t smallest = plan.peak_bytes();
+  if (cap == 0 || smallest <= cap) return plan;
   const std::int64_t least = balance::sufficient_bytes(balance::Problem(instance));
-  std::int64_t room = 0;
-  for (const Memory& one : plan.memory) room = std::max(room, one.state);
-  for (int i = 0; i < kTries && room > least; ++i) {
-    room = std::max(least, room - (plan.peak_bytes() - cap));
-    plan = decide(base, groups, instance, room, strategy);
+  std::int64_t most = least;
+  for (const Memory& one : plan.memory) most = std::max(most, one.state);
+  for (std::int64_t left = kRooms - 1; left >= 0; --left) {
+    plan = decide(base, groups, instance, least + (most - least) / kRooms * left, strategy);
     if (plan.peak_bytes() <= cap) return plan;
+    smallest = std::min(smallest, plan.peak_bytes());
   }
-  if (room > least) plan = decide(base, groups, instance, least, strategy);
-  // Less state may mean more of the rest, so the first plan may be the smaller one.
-  core::require(plan.peak_bytes() <= cap,
-                "plan: max_memory_bytes must be >= ", std::min(without_limit, plan.peak_bytes()),
-                " for this mesh; got ", cap);
-  return plan;
+  throw core::InvalidArgument(core::message("plan: max_memory_bytes must be >= ", smallest, " for ",
+                                            base.strategy, " on this mesh; got ", cap));
 }
 
 Plan make(const Inventory& inventory, Mesh mesh, std::string_view strategy, const CostTable& costs,

@@ -144,8 +144,9 @@ std::string to_json(const Plan& plan) {
       {"spread",
        {{"distinct_columns", plan.spread.distinct_columns},
         {"repeats", plan.spread.repeats},
-        {"column_bytes", plan.spread.column_bytes},
-        {"batch_units", plan.spread.batch_units}}},
+        {"busiest_column", plan.spread.busiest_column},
+        {"batch_units", plan.spread.batch_units},
+        {"column_bytes", plan.spread.column_bytes}}},
   });
 }
 

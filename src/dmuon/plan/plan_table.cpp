@@ -65,7 +65,11 @@ std::string table(const Plan& plan, int max_rows) {
       << std::setprecision(2) << "window of " << std::max(1, plan.options.lookahead)
       << " units: " << plan.spread.distinct_columns << " of " << plan.mesh.num_shards
       << " columns, " << plan.spread.repeats << " repeats, busiest column "
-      << plan.spread.column_bytes << " x the mean\n";
+      << plan.spread.busiest_column << " x the mean\n";
+  const auto [least, most] =
+      std::minmax_element(plan.spread.column_bytes.begin(), plan.spread.column_bytes.end());
+  out << "weights of a column: " << static_cast<double>(*least) / kMiB << " to "
+      << static_cast<double>(*most) / kMiB << " MiB\n";
   return out.str();
 }
 

@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <utility>
 
+#include "dmuon/balance/construct.h"
 #include "dmuon/balance/solve.h"
 #include "dmuon/plan/placement.h"
 #include "dmuon/plan/strategy.h"
@@ -7,19 +9,37 @@
 namespace dmuon::plan::strategies {
 namespace {
 
-// Distinct columns of a window that are worth giving up balance for.
-constexpr double kWorthwhile = 0.1;
+// Distinct columns of a window that all of the layout slack is worth; a part of it, so much less.
+constexpr double kWorth = 0.4;
+
+// Search ends as soon as it is within its limit, so parts of the slack are tried too.
+constexpr int kNumParts = 8;
 
 struct Candidate {
   std::vector<int> owner;
-  double distinct_columns;
+  double columns = 0;  // distinct ones, less what the slack spent on them is worth
 };
 
-Candidate placed(const Problem& problem, const balance::Assignment& assignment) {
+Candidate placed(const Problem& problem, const balance::Assignment& assignment, double spent) {
   std::vector<int> owner =
       place(problem.inventory, problem.groups, assignment, problem.mesh, problem.options);
   const Spread found = spread(problem.inventory, problem.mesh, owner, problem.options);
-  return {std::move(owner), found.distinct_columns};
+  return {std::move(owner), found.distinct_columns - kWorth * spent};
+}
+
+// What strategies that look at less would take: nobody should be faster with them.
+balance::Nanoseconds simplest_makespan(const Problem& problem) {
+  balance::Nanoseconds least = balance::kMaxTotalNs;
+  if (const auto lpt = balance::longest_first(problem.balance, 1)) least = lpt->makespan();
+  for (const char* name : {"round_robin", "xor_layout"}) {
+    const std::vector<int> owner = find_strategy(name)(problem).owner;
+    balance::Assignment assignment(problem.balance);
+    for (std::size_t w = 0; w < owner.size(); ++w) {
+      assignment.add(owner[w], problem.groups.shape_of[w], 1);
+    }
+    if (assignment.fits()) least = std::min(least, assignment.makespan());
+  }
+  return least;
 }
 
 }  // namespace
@@ -29,17 +49,17 @@ Candidate placed(const Problem& problem, const balance::Assignment& assignment) 
 // no two columns share a network.
 Owners load_balance(const Problem& problem) {
   const balance::Solution solution = balance::solve(problem.balance);
-  Candidate best = placed(problem, solution.assignment);
-  const bool may_gain = best.distinct_columns + kWorthwhile <= problem.mesh.num_shards;
-  if (problem.mesh.num_replicates > 1 && problem.options.layout_slack > 0 && may_gain) {
-    const auto makespan = static_cast<double>(solution.assignment.makespan());
-    const auto limit =
-        static_cast<balance::Nanoseconds>(makespan * (1 + problem.options.layout_slack));
-    for (const balance::Assignment& other : balance::alternatives(problem.balance, limit)) {
-      Candidate candidate = placed(problem, other);
-      if (candidate.distinct_columns >= best.distinct_columns + kWorthwhile) {
-        best = std::move(candidate);
-      }
+  Candidate best = placed(problem, solution.assignment, 0);
+  const auto makespan = static_cast<double>(solution.assignment.makespan());
+  const double slack = makespan * problem.options.layout_slack;
+  if (problem.mesh.num_replicates == 1 || slack < 1) return {best.owner, solution.certificate};
+  const balance::Nanoseconds most = simplest_makespan(problem);
+  for (int part = 1; part <= kNumParts && best.columns < problem.mesh.num_shards; ++part) {
+    const auto limit = static_cast<balance::Nanoseconds>(makespan + slack * part / kNumParts);
+    for (const auto& other : balance::alternatives(problem.balance, std::min(limit, most))) {
+      const double spent = (static_cast<double>(other.makespan()) - makespan) / slack;
+      Candidate candidate = placed(problem, other, spent);
+      if (candidate.columns > best.columns) best = std::move(candidate);
     }
   }
   return {std::move(best.owner), solution.certificate};
