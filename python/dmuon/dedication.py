@@ -113,7 +113,7 @@ def dedicate_params(
         select: `select(name, module, parameter)` returns True (Muon), False (AdamW) or None (by the rule).
         strategy: how owners are chosen: "load_balance", or for comparison "milp" (the paper's formulation, needs
             SciPy), "lpt", "round_robin", "xor_layout", "rank0".
-        plan: instead: the file of a saved plan, for this model and mesh.
+        plan: the file of a saved plan for this model and mesh, instead of strategy, costs and layout_slack.
         costs: what the plan is made of: "measured" on these ranks when `Muon` is made and kept in the user's cache,
             "modelled", or the file of a table.
         layout_slack: share of the makespan that may be given up so that matrices used one after the other have
