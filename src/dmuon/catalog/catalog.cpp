@@ -1,6 +1,5 @@
 #include "dmuon/catalog/catalog.h"
 
-#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "dmuon/catalog/embedded.h"
@@ -12,9 +11,9 @@ namespace dmuon::catalog {
 namespace {
 
 using plan::JsonReader;
+using plan::kMaxSide;
 
 constexpr int kVersion = 1;
-constexpr std::int64_t kMaxSide = std::numeric_limits<std::int32_t>::max();
 constexpr std::size_t kMaxMatrices = std::size_t{1} << 22;
 constexpr std::string_view kDevices = "devices";
 

@@ -179,7 +179,8 @@ void plan_command(const Task& task, const std::string& strategy, const PlanOutpu
                   std::ostream& out) {
   const Loaded loaded = load(task);
   const plan::Plan plan = make(loaded, strategy, task.options);
-  const std::string text = plan::to_json(plan) + "\n";
+  const bool needs_text = output.json || !output.save.empty();
+  const std::string text = needs_text ? plan::to_json(plan) + "\n" : "";
   if (!output.save.empty()) write_file(output.save, text);
   if (!output.plot.empty()) write_file(output.plot, svg(plan, loaded.title));
   if (output.json) {

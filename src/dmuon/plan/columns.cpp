@@ -72,10 +72,10 @@ class Arrangement {
       for (std::size_t i = 0; i < owners.size(); ++i) {
         const int node = nodes[i % nodes.size()];
         const auto member = static_cast<int>(i / nodes.size());
-        const int slot = node * mesh_.num_shards + column;
+        const int owner = owner_index({node, column}, member, mesh_);
         node_loads[static_cast<std::size_t>(node)] += assignment_.load(owners[i]);
         for (int s = 0; s < num_shapes(); ++s) {
-          result.add(slot * mesh_.tensor_parallel + member, s, assignment_.count(owners[i], s));
+          result.add(owner, s, assignment_.count(owners[i], s));
         }
       }
     }

@@ -9,7 +9,6 @@ namespace dmuon::plan {
 namespace {
 
 constexpr int kVersion = 1;
-constexpr std::int64_t kMaxSide = std::numeric_limits<std::int32_t>::max();
 
 }  // namespace
 

@@ -11,7 +11,6 @@
 namespace dmuon::plan {
 namespace {
 
-constexpr std::int64_t kMaxSide = (std::int64_t{1} << 31) - 1;
 // Keeps every count of bytes, and of all matrices together, inside 64 bits.
 constexpr std::int64_t kMaxElements = std::int64_t{1} << 56;
 

@@ -31,6 +31,9 @@ struct Matrix {
   bool operator==(const Matrix&) const = default;
 };
 
+/// The most rows or columns of a matrix.
+inline constexpr std::int64_t kMaxSide = (std::int64_t{1} << 31) - 1;
+
 /// All matrices in module order, which planning takes for execution order.
 using Inventory = std::vector<Matrix>;
 

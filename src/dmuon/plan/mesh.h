@@ -54,6 +54,11 @@ inline int slot_index(Slot slot, Mesh mesh) {
   return slot.replicate * mesh.num_shards + slot.shard;
 }
 
+/// The owner that is rank `member` of a slot's tensor-parallel group.
+inline int owner_index(Slot slot, int member, Mesh mesh) {
+  return slot_index(slot, mesh) * mesh.tensor_parallel + member;
+}
+
 /// The inverse of slot_index.
 inline Slot slot_at(int index, Mesh mesh) {
   return {index / mesh.num_shards, index % mesh.num_shards};

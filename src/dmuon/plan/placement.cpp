@@ -139,8 +139,8 @@ class Turns {
     int best = -1;
     std::pair<bool, std::int64_t> best_key;
     for (int i = 0; i < mesh_.num_replicates * mesh_.tensor_parallel; ++i) {
-      const int slot = (i / mesh_.tensor_parallel) * mesh_.num_shards + column;
-      const int owner = slot * mesh_.tensor_parallel + i % mesh_.tensor_parallel;
+      const int owner =
+          owner_index({i / mesh_.tensor_parallel, column}, i % mesh_.tensor_parallel, mesh_);
       if (left_.count(owner, shape) == 0) continue;
       const std::pair<bool, std::int64_t> key = {!begun(owner, shape),
                                                  last_[static_cast<std::size_t>(owner)]};

@@ -27,9 +27,6 @@ class Windows {
   std::int64_t change_of_swap(std::size_t a, int column_a, std::size_t b, int column_b);
   void swap(std::size_t a, int column_a, std::size_t b, int column_b);
 
-  /// [matrices] the matrix's unit by the order of first matrices.
-  const std::vector<int>& unit_places() const { return place_; }
-  int num_units() const { return num_units_; }
   int length() const { return window_; }  ///< units of a window
 
  private:
@@ -41,7 +38,7 @@ class Windows {
   /// Of `count` matrices more of a unit on a column.
   std::int64_t change(int unit, int column, int count) const;
 
-  std::vector<int> place_;  // [matrices]
+  std::vector<int> place_;  // [matrices] each one's unit, by the order of first matrices
   int num_units_;
   int window_;              // in [1, num_units]
   core::Grid<int> counts_;  // [units][columns]

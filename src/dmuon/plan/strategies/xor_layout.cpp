@@ -11,8 +11,7 @@ Owners xor_layout(const Problem& problem) {
   for (std::size_t w = 0; w < problem.inventory.size(); ++w) {
     const auto place = static_cast<std::int64_t>(w);
     const auto member = static_cast<int>(place / mesh.num_slots() % mesh.tensor_parallel);
-    owners.owner.push_back(slot_index(layout_slot(place, mesh), mesh) * mesh.tensor_parallel +
-                           member);
+    owners.owner.push_back(owner_index(layout_slot(place, mesh), member, mesh));
   }
   return owners;
 }
