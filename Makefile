@@ -25,7 +25,7 @@ build: setup ## the extension module, installed editable; afterwards only what h
 test: setup ## C++ tests, then Python tests
 	@tools/build all
 	@$(ENV) ctest --test-dir build/release -j2 --output-on-failure --no-tests=error
-	@$(ENV) python -m pytest -n 2 --dist loadgroup $(ARGS)
+	@$(ENV) OMP_WAIT_POLICY=passive python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 demo: build ## trains a small GPT on 4 CPU ranks, 2 x 2 (RANKS=, MESH=, ARGS=)
 	@$(ENV) $(TORCHRUN) $(RANKS) examples/train_gpt.py --mesh $(MESH) $(ARGS)

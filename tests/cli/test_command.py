@@ -146,6 +146,7 @@ class CommandTest(unittest.TestCase):
         for name in ("load_balance", "lpt", "round_robin", "rank0", "xor_layout"):
             self.assertIn(name, text)
         rows = json.loads(self.succeeds("compare", *self.small, "--json"))
+        rows = [row for row in rows if row["strategy"] != "milp" or "error" not in row]  # SciPy is optional
         self.assertEqual(min(row["makespan_ms"] for row in rows), rows[0]["makespan_ms"])
 
     def test_saved_plans_are_compared(self):

@@ -1,4 +1,4 @@
-"""Worker processes that stay alive over many multi-rank test cases: starting one costs seconds."""
+"""Worker processes that stay alive over many multi-rank test cases, forked from one that has imported everything."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ class RankPool:
         self.defaults: dict[str, Any] = {}  # of dedicate_params, for what a case leaves open
 
     def _start(self) -> None:
-        context = mp.get_context("spawn")
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(["torch._dynamo", "dmuon"])
         port = free_port()
         for rank in range(self._size):
             ours, theirs = context.Pipe()
