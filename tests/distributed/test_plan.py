@@ -12,7 +12,7 @@ import plan_cases as cases
 import pytest
 import trajectory_cases
 from models import make_gpt
-from test_trajectory import LR, STEPS, expect_reference, reference  # noqa: F401  (a fixture)
+from test_trajectory import FEW, LR, expect_reference, reference  # noqa: F401  (a fixture)
 
 import dmuon
 from dmuon import _C, milp
@@ -63,7 +63,7 @@ def test_measuring_leaves_random_numbers_alone(ranks, tmp_path):
 @pytest.mark.parametrize("strategy", ["milp", "lpt", "xor_layout"])
 def test_every_strategy_trains_to_the_same_weights(ranks, reference, strategy):  # noqa: F811
     options = {"strategy": strategy, "costs": "modelled"}
-    expect_reference(reference, ranks.run(trajectory_cases.train, (2, 2), steps=STEPS, lr=LR, dedicate=options))
+    expect_reference(reference, ranks.run(trajectory_cases.train, (2, 2), steps=FEW, lr=LR, dedicate=options))
 
 
 def test_a_saved_plan_is_loaded_as_it_was(ranks, tmp_path):
