@@ -24,7 +24,7 @@ build: setup ## the extension module, installed editable; afterwards only what h
 
 test: setup ## C++ tests, then Python tests
 	@tools/build all
-	@$(ENV) ctest --test-dir build/release -j2 --output-on-failure --no-tests=error
+	@$(ENV) ctest --test-dir build/release -j3 --output-on-failure --no-tests=error
 	@$(ENV) OMP_WAIT_POLICY=passive python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 demo: build ## trains a small GPT on 4 CPU ranks, 2 x 2 (RANKS=, MESH=, ARGS=)
