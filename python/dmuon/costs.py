@@ -52,8 +52,8 @@ def loaded_costs(path: str | os.PathLike[str], function: str) -> _C.CostTable:
     """
     try:
         text = Path(path).read_text()
-    except OSError as error:
-        raise ValueError(f"{function}: costs: cannot read the table: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{function}: costs: cannot read the table {str(path)!r}: {error}") from error
     return _C.CostTable.from_json(text)
 
 

@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from dmuon import _C, ranks
-from dmuon.options import Planning, Schedule
-from dmuon.routing import Matrix, RoutingTable, Select, route
+from dmuon.options import Planning, Schedule, require_strategy
+from dmuon.routing import DEDICATION, Matrix, RoutingTable, Select, route
 
 if TYPE_CHECKING:
     from dmuon.runtime import Runtime
@@ -40,10 +40,6 @@ class Dedication:
     runtime: Runtime | None = None
 
 
-# In the model's own __dict__, so that both are freed together.
-_ATTRIBUTE = "_dmuon_dedication"
-
-
 def plain_module(model: nn.Module) -> nn.Module:
     """The module under torch.compile's wrapper."""
     return getattr(model, "_orig_mod", model)
@@ -55,7 +51,7 @@ def dedication_of(model: nn.Module, function: str) -> Dedication:
     Raises:
         ValueError: dedicate_params was not called on it; names `function`.
     """
-    found: Dedication | None = plain_module(model).__dict__.get(_ATTRIBUTE) if isinstance(model, nn.Module) else None
+    found: Dedication | None = plain_module(model).__dict__.get(DEDICATION) if isinstance(model, nn.Module) else None
     if found is None:
         raise ValueError(
             f"{function}: model: expected a model on which dmuon.dedicate_params(model, ...) was called (the same "
@@ -66,7 +62,7 @@ def dedication_of(model: nn.Module, function: str) -> Dedication:
 
 def is_dedicated(model: nn.Module) -> bool:
     """Whether dedicate_params was called on it."""
-    return _ATTRIBUTE in model.__dict__
+    return DEDICATION in model.__dict__
 
 
 def runtime_of(model: nn.Module, function: str) -> Runtime:
@@ -161,7 +157,7 @@ def dedicate_params(
         place, matrices, table, policy, reshard_after_forward is not False, planning, schedule, orders={}
     )
     _take_out(model, dedication)
-    model.__dict__[_ATTRIBUTE] = dedication
+    model.__dict__[DEDICATION] = dedication
     return table
 
 
@@ -180,7 +176,7 @@ def _check_options(
     mp_policy: MixedPrecisionPolicy | None,
     reshard_after_forward: bool | None,
 ) -> None:
-    if _ATTRIBUTE in model.__dict__:
+    if DEDICATION in model.__dict__:
         raise ValueError("dedicate_params: model: expected one call a model, got a second one")
     if mp_policy is not None and not isinstance(mp_policy, MixedPrecisionPolicy):
         raise ValueError(
@@ -201,9 +197,7 @@ def _check_options(
 
 
 def _check_planning(planning: Planning) -> None:
-    known = [*_C.strategy_names(), "milp"]
-    if planning.strategy not in known:
-        raise ValueError(f"dedicate_params: strategy: expected one of {known}, got {planning.strategy!r}")
+    require_strategy(planning.strategy, "dedicate_params")
     for name in ("plan", "costs"):
         value = getattr(planning, name)
         if not isinstance(value, str | os.PathLike) and not (name == "plan" and value is None):

@@ -40,3 +40,10 @@ class Planning:
     layout_slack: float = 0.03
     max_memory_bytes: int | None = None
     batching: bool = True  # False, for ablations: every matrix alone
+
+
+def require_strategy(strategy: str, function: str) -> None:
+    """Raises a ValueError that names `function`, unless there is such a strategy."""
+    known = [*_C.strategy_names(), "milp"]
+    if strategy not in known:
+        raise ValueError(f"{function}: strategy: expected one of {known}, got {strategy!r}")

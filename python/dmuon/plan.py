@@ -16,7 +16,7 @@ import torch.nn as nn
 from dmuon import _C, milp, ranks
 from dmuon.costs import loaded_costs, measured_costs, model_of, modelled_costs
 from dmuon.dedication import Dedication, dedicate_params, dedication_of, is_dedicated, plain_module
-from dmuon.options import Planning
+from dmuon.options import Planning, require_strategy
 from dmuon.routing import Matrix, route
 from dmuon.units import Unit, find_units
 
@@ -54,8 +54,8 @@ class Plan:
         """
         try:
             return cls(_C.Plan.from_json(Path(path).read_text()))
-        except OSError as error:
-            raise ValueError(f"plan: cannot read it: {error}") from error
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"plan: cannot read {str(path)!r}: {error}") from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the plan as JSON; `dedicate_params(..., plan=path)` takes it."""
@@ -101,7 +101,7 @@ def plan(
     Raises:
         ValueError: a dedicated model without Muon yet, or given more than itself; or an unknown device or strategy.
     """
-    model = plain_module(model)
+    model = _module(model, "plan")
     if is_dedicated(model):
         runtime = dedication_of(model, "plan").runtime
         if runtime is None:
@@ -112,9 +112,10 @@ def plan(
                 "plan is made"
             )
         return runtime.plan
-    if not isinstance(mesh, tuple | list) or len(mesh) != 2 or not all(isinstance(n, int) and n >= 1 for n in mesh):
+    if not isinstance(mesh, tuple | list) or len(mesh) != 2 or not all(type(n) is int and 0 < n < 2**31 for n in mesh):
         raise ValueError(f"plan: mesh: expected (nodes, GPUs a node) for a model without dmuon.Muon; got {mesh!r}")
-    matrices, units = _routed(model)
+    require_strategy(strategy, "plan")
+    matrices, units = _routed(model, "plan")
     items = inventory_of(matrices, units)
     table = modelled_costs(_shapes(items), device) if costs is None else loaded_costs(costs, "plan")
     return Plan(_decide(items, mesh, strategy, table, _C.PlanOptions()))
@@ -125,8 +126,11 @@ def inventory(model: nn.Module) -> dict[str, Any]:
 
     Args:
         model: any, before `dedicate_params` and `fully_shard`; on any device ("meta" will do).
+
+    Raises:
+        ValueError: the model is dedicated or sharded already.
     """
-    matrices, units = _routed(plain_module(model))
+    matrices, units = _routed(_module(model, "inventory"), "inventory")
     items = inventory_of(matrices, units)
     name = type(model).__name__
     return {
@@ -151,8 +155,14 @@ def _entry(unit: str, index: int, items: list[_C.Matrix]) -> dict[str, Any]:
     return {"name": unit, "unit": index, "matrices": listed}
 
 
-def _routed(model: nn.Module) -> tuple[list[Matrix], list[Unit]]:
-    matrices, _ = route(model, None)
+def _module(model: nn.Module, function: str) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"{function}: model: expected a torch.nn.Module, got {model!r}")
+    return plain_module(model)
+
+
+def _routed(model: nn.Module, function: str) -> tuple[list[Matrix], list[Unit]]:
+    matrices, _ = route(model, None, function, with_values=False)
     return matrices, find_units(model, [[path for path, _, _ in matrix.places] for matrix in matrices])
 
 

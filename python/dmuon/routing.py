@@ -14,6 +14,8 @@ from dmuon.placeholder import OwnedTensor
 
 Select = Callable[[str, nn.Module, nn.Parameter], bool | None]
 
+# What dedicate_params keeps of a model, in the model's own __dict__ so that both are freed together.
+DEDICATION = "_dmuon_dedication"
 MATRIX_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _HEAD_NAMES = {"lm_head", "head", "output", "output_layer", "unembed", "embed_out", "classifier", "score"}
 _EMBEDDING_NAMES = ("embed", "emb", "wte", "wpe")
@@ -148,27 +150,29 @@ def _find_parameters(model: nn.Module) -> list[Matrix]:
     return list(found.values())
 
 
-def _check_model(parameters: list[Matrix], model: nn.Module) -> None:
+def _check_model(parameters: list[Matrix], model: nn.Module, function: str, with_values: bool) -> None:
     for path, module in model.named_modules():
         if isinstance(module, FSDPModule):
             raise ValueError(
-                f"dedicate_params: model: '{path or '(root)'}' is already under fully_shard. Expected: "
+                f"{function}: model: '{path or '(root)'}' is already under fully_shard. Expected: "
                 "dedicate_params first, then fully_shard, then Muon."
+            )
+        if DEDICATION in module.__dict__:
+            raise ValueError(
+                f"{function}: model: '{path or '(root)'}' is dedicated already. Expected: one call a model."
             )
     for entry in parameters:
         parameter = entry.parameter
         if isinstance(parameter.data if type(parameter) is nn.Parameter else parameter, OwnedTensor):
-            raise ValueError(
-                f"dedicate_params: model: '{entry.name}' is dedicated already. Expected: one call a model."
-            )
+            raise ValueError(f"{function}: model: '{entry.name}' is dedicated already. Expected: one call a model.")
         if isinstance(parameter, DTensor):
             raise ValueError(
-                f"dedicate_params: model: '{entry.name}' is a DTensor. Tensor parallelism is not supported yet; "
+                f"{function}: model: '{entry.name}' is a DTensor. Tensor parallelism is not supported yet; "
                 "expected plain parameters."
             )
-        if isinstance(parameter, nn.UninitializedParameter) or parameter.is_meta:
+        if isinstance(parameter, nn.UninitializedParameter) or (with_values and parameter.is_meta):
             raise ValueError(
-                f"dedicate_params: model: '{entry.name}' has no values yet (lazy or on the meta device). Expected: "
+                f"{function}: model: '{entry.name}' has no values yet (lazy or on the meta device). Expected: "
                 "materialise and initialise the model first."
             )
 
@@ -201,14 +205,22 @@ def _ask(select: Select | None, entry: Matrix, default: tuple[bool, str]) -> tup
     return True, "selected by select()"
 
 
-def route(model: nn.Module, select: Select | None) -> tuple[list[Matrix], RoutingTable]:
+def route(
+    model: nn.Module, select: Select | None, function: str = "dedicate_params", with_values: bool = True
+) -> tuple[list[Matrix], RoutingTable]:
     """The matrices to dedicate, in module order, and the table of all parameters.
+
+    Args:
+        model: not dedicated yet.
+        select: the user's choice.
+        function: whose argument `model` is.
+        with_values: whether the meta device will not do.
 
     Raises:
         ValueError: the model cannot be dedicated, or `select` chose what cannot be orthogonalised.
     """
     parameters = _find_parameters(model)
-    _check_model(parameters, model)
+    _check_model(parameters, model, function, with_values)
     rules = _Rules(model)
     matrices: list[Matrix] = []
     rows: list[Route] = []

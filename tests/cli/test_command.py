@@ -165,6 +165,9 @@ class CommandTest(unittest.TestCase):
         self.complains("--json", "compare", first, second, "--json")
         self.complains("two plan files", "compare", first, second, first)
         self.complains("schema_version", "compare", first, self.costs)
+        broken = self.file("broken.json", "{")
+        for arguments in (("compare", first, broken), ("compare", broken, first)):
+            self.assertIn(str(broken), self.complains("expected JSON", *arguments))
 
     def test_help_has_an_example(self):
         for command in COMMANDS:
@@ -211,7 +214,7 @@ class CommandTest(unittest.TestCase):
         model = ("--model", "pi0")
         self.complains("gpt-2", "plan", "--model", "gpt-2", "--mesh", "8")
         self.complains("tpu", "plan", *model, "--mesh", "8", "--device", "tpu")
-        self.complains("best", "plan", *self.small, "--strategy", "best")
+        self.assertIn("milp", self.complains("best", "plan", *self.small, "--strategy", "best"))
         for mesh in ("0x8", "2y8", "99999999999x8", "2x8x2", "", "x", "-1", "1e3"):
             self.complains("--mesh", "plan", *model, f"--mesh={mesh}")
             self.complains("--mesh", "compare", *model, f"--mesh={mesh}")

@@ -36,6 +36,41 @@ def test_a_plan_made_of_it_fits_the_model(model: nn.Module, tmp_path: Path):
     arguments = ["plan", "--inventory", "model.json", "--mesh", "2", "--device", "cpu", "--save", "plan.json"]
     subprocess.run([COMMAND, *arguments], cwd=tmp_path, capture_output=True, check=True)
     plan = _C.Plan.from_json((tmp_path / "plan.json").read_text())
-    items = inventory_of(*_routed(model))
+    items = inventory_of(*_routed(model, "inventory"))
     assert items
     plan.require_fit(items, _C.Mesh(1, 2))
+
+
+def test_a_model_without_values_has_the_same_inventory_and_plan():
+    with torch.device("meta"):
+        hollow = Mixed()
+    assert dmuon.inventory(hollow) == dmuon.inventory(Mixed())
+    assert dmuon.plan(hollow, (1, 2)).to_json() == dmuon.plan(Mixed(), (1, 2)).to_json()
+
+
+def test_what_has_no_inventory_is_refused_by_name():
+    model = Mixed()
+    dmuon.dedicate_params(model)
+    with pytest.raises(ValueError, match=r"inventory: model: '\(root\)' is dedicated already"):
+        dmuon.inventory(model)
+    with pytest.raises(ValueError, match=r"inventory: model: '0' is dedicated already"):
+        dmuon.inventory(nn.Sequential(model))
+    with pytest.raises(ValueError, match=r"dedicate_params: model: '0' is dedicated already"):
+        dmuon.dedicate_params(nn.Sequential(model))
+    with pytest.raises(ValueError, match=r"inventory: model: expected a torch.nn.Module, got None"):
+        dmuon.inventory(None)
+    with pytest.raises(ValueError, match=r"inventory: model: 'weight' has no values yet"):
+        dmuon.inventory(nn.LazyLinear(4))
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path):
+    path = tmp_path / "binary"
+    path.write_bytes(b"\xff\xfe\0")
+    with pytest.raises(ValueError, match=r"plan: cannot read '.*binary'"):
+        dmuon.Plan.load(path)
+    with pytest.raises(ValueError, match=r"plan: costs: cannot read the table '.*binary'"):
+        dmuon.plan(Mixed(), (1, 2), costs=path)
+    with pytest.raises(ValueError, match=r"plan: strategy: expected one of .*milp.*, got 'best'"):
+        dmuon.plan(Mixed(), (1, 2), strategy="best")
+    with pytest.raises(ValueError, match=r"plan: mesh: "):
+        dmuon.plan(Mixed(), (2**40, 1))

@@ -23,6 +23,17 @@ namespace {
 
 constexpr const char* kDefaultDevice = "a100-sxm4-80gb";
 
+// What `read` makes of a file's text; an error names the file.
+template <typename Read>
+auto from_file(const std::string& path, Read read) {
+  const std::string text = read_file(path);
+  try {
+    return read(text);
+  } catch (const core::InvalidArgument& error) {
+    throw core::InvalidArgument(core::message("dmuon: '", path, "': ", error.what()));
+  }
+}
+
 // A task with its files read.
 struct Loaded {
   std::string title;
@@ -36,7 +47,7 @@ Loaded load(const Task& task) {
                 "dmuon: expected --model or --inventory, one of them");
   core::require(task.device.empty() || task.costs.empty(),
                 "dmuon: expected --device or --costs, got both");
-  catalog::Model model = task.model.empty() ? catalog::model_from_json(read_file(task.inventory))
+  catalog::Model model = task.model.empty() ? from_file(task.inventory, catalog::model_from_json)
                                             : catalog::model(task.model);
   Loaded loaded;
   loaded.mesh = parse_mesh(task.mesh, task.tensor_parallel);
@@ -47,7 +58,7 @@ Loaded load(const Task& task) {
         plan::group_by_shape(loaded.inventory),
         catalog::device(task.device.empty() ? kDefaultDevice : task.device), task.tensor_parallel);
   } else {
-    loaded.costs = plan::costs_from_json(read_file(task.costs));
+    loaded.costs = from_file(task.costs, plan::costs_from_json);
   }
   loaded.title = model.name + (model.stand_in ? " (stand-in)" : "") + " on " + task.mesh;
   return loaded;
@@ -208,8 +219,8 @@ void compare_command(const Task& task, bool json, std::ostream& out) {
 
 void compare_plans_command(const std::vector<std::string>& files, std::ostream& out) {
   core::require(files.size() == 2, "dmuon: compare: expected two plan files; got ", files.size());
-  const plan::Plan first = plan::from_json(read_file(files[0]));
-  const plan::Plan second = plan::from_json(read_file(files[1]));
+  const plan::Plan first = from_file(files[0], plan::from_json);
+  const plan::Plan second = from_file(files[1], plan::from_json);
   plan::require_fit(second, first.inventory, first.mesh);
   const auto line = [&](const std::string& file, const plan::Plan& plan) {
     out << std::fixed << std::setprecision(3) << std::setw(12)

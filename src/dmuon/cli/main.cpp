@@ -1,8 +1,10 @@
 // The command `dmuon`: what a user asks before there is a GPU to ask.
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdint>
 #include <exception>
 #include <iostream>
+#include <limits>
 
 #include "dmuon/catalog/catalog.h"
 #include "dmuon/cli/commands.h"
@@ -36,7 +38,7 @@ void add_task_options(CLI::App& app, Task& task, bool required) {
   app.add_option("--max-memory", task.options.max_memory_bytes,
                  "bytes that no rank may exceed, 80GB or 80GiB say (0: no limit)")
       ->transform(CLI::AsSizeValue(true))
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()));
   app.add_flag("!--no-node-copy", task.options.node_copy,
                "columns do not keep what came from other nodes");
 }
@@ -57,10 +59,12 @@ int run(int argc, char** argv) {
   Task task;
   std::string strategy = "load_balance";
   PlanOutput output;
+  std::vector<std::string> strategies = dmuon::plan::strategy_names();
+  strategies.emplace_back("milp");
   CLI::App& plan = *app.add_subcommand("plan", "Plans a model on a mesh and shows every owner.");
   add_task_options(plan, task, true);
-  plan.add_option("--strategy", strategy,
-                  joined(dmuon::plan::strategy_names()) + ", milp (needs SciPy)")
+  plan.add_option("--strategy", strategy, joined(strategies) + " (needs SciPy)")
+      ->check(CLI::IsMember(strategies).description(""))
       ->capture_default_str();
   plan.add_option("--save", output.save, "file for the plan (dedicate_params(..., plan=file))");
   plan.add_flag("--json", output.json, "prints the plan as JSON");

@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 // By its path: importing dmuon would import torch.
 constexpr const char* kProgram =
     "import importlib.util as u, os, runpy, sys; s = u.find_spec('dmuon'); "
-    "sys.exit('no dmuon there') if s is None else None; "
+    "sys.exit('no dmuon there; is its environment active?') if s is None else None; "
     "runpy.run_path(os.path.join(os.path.dirname(s.origin), 'milp.py'), run_name='__main__')";
 
 std::string python() {

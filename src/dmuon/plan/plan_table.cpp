@@ -26,8 +26,9 @@ void print_owner(std::ostream& out, const Plan& plan, int owner, int num_matrice
   const auto o = static_cast<std::size_t>(owner);
   out << std::setw(6) << owner << std::setw(6) << plan.mesh.replicate_of(owner) << std::setw(8)
       << plan.mesh.shard_of(owner) << std::setw(10) << num_matrices << std::setw(9) << num_batches
-      << std::setw(11) << std::setprecision(2) << static_cast<double>(plan.memory[o].state) / kMiB
-      << std::setw(11) << static_cast<double>(plan.memory[o].total()) / kMiB << std::setw(12)
+      << std::setprecision(2) << ' ' << std::setw(10)
+      << static_cast<double>(plan.memory[o].state) / kMiB << ' ' << std::setw(10)
+      << static_cast<double>(plan.memory[o].total()) / kMiB << ' ' << std::setw(11)
       << std::setprecision(3) << milliseconds(plan.loads_ns[o]) << "\n";
 }
 
