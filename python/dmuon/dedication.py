@@ -141,7 +141,7 @@ def dedicate_params(
     try:
         if problem is not None:
             raise ValueError(problem)
-        _check_options(model, mp_policy, reshard_after_forward)
+        _check_options(mp_policy, reshard_after_forward)
         _check_planning(planning)
         _check_schedule(schedule)
         matrices, table = route(model, select)
@@ -172,12 +172,9 @@ def _checked_timeout(timeout: datetime.timedelta | None) -> datetime.timedelta |
 
 
 def _check_options(
-    model: nn.Module,
     mp_policy: MixedPrecisionPolicy | None,
     reshard_after_forward: bool | None,
 ) -> None:
-    if DEDICATION in model.__dict__:
-        raise ValueError("dedicate_params: model: expected one call a model, got a second one")
     if mp_policy is not None and not isinstance(mp_policy, MixedPrecisionPolicy):
         raise ValueError(
             "dedicate_params: mp_policy: expected torch.distributed.fsdp.MixedPrecisionPolicy or None, got "

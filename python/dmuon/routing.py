@@ -152,14 +152,14 @@ def _find_parameters(model: nn.Module) -> list[Matrix]:
 
 def _check_model(parameters: list[Matrix], model: nn.Module, function: str, with_values: bool) -> None:
     for path, module in model.named_modules():
+        if DEDICATION in module.__dict__:
+            raise ValueError(
+                f"{function}: model: '{path or '(root)'}' is dedicated already. Expected: one call a model."
+            )
         if isinstance(module, FSDPModule):
             raise ValueError(
                 f"{function}: model: '{path or '(root)'}' is already under fully_shard. Expected: "
                 "dedicate_params first, then fully_shard, then Muon."
-            )
-        if DEDICATION in module.__dict__:
-            raise ValueError(
-                f"{function}: model: '{path or '(root)'}' is dedicated already. Expected: one call a model."
             )
     for entry in parameters:
         parameter = entry.parameter

@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn as nn
@@ -14,6 +15,11 @@ from trajectory_cases import place_of, shard
 
 import dmuon
 from dmuon import costs
+
+
+def cache_in(folder: str) -> Any:
+    """Measured costs are kept there for a while."""
+    return mock.patch.dict(os.environ, DMUON_CACHE_DIR=folder)
 
 
 def started(mesh: Any, depth: int = 3, **options: Any) -> tuple[nn.Module, dmuon.Muon]:
@@ -47,47 +53,35 @@ def saved(mesh: Any, path: str, **options: Any) -> list[int]:
 def measured_calls(mesh: Any, folder: str) -> tuple[int, int, str, str]:
     """How often two models in a row are measured, and the costs that their plans hold."""
     calls: list[int] = []
-    measure, before = costs.measure, os.environ.get("DMUON_CACHE_DIR")
+    measure = costs.measure
 
     def counted(place: Any, jobs: Any, *rest: Any, **named: Any) -> Any:
         calls.append(len(jobs))
         return measure(place, jobs, *rest, **named)
 
-    costs.measure = counted
-    os.environ["DMUON_CACHE_DIR"] = folder
-    try:
+    with mock.patch.object(costs, "measure", counted), cache_in(folder):
         first = json.loads(plan_json(mesh, costs="measured"))["costs"]
         number = len(calls)
         second = json.loads(plan_json(mesh, costs="measured"))["costs"]
         return number, len(calls), json.dumps(first), json.dumps(second)
-    finally:
-        costs.measure = measure
-        if before is not None:
-            os.environ["DMUON_CACHE_DIR"] = before
 
 
 def measured_where_large_batches_fail(mesh: Any, folder: str) -> dict[str, Any]:
     """Rank 1 has no memory for batches of more than one."""
-    run, before = costs._run, os.environ.get("DMUON_CACHE_DIR")
+    run = costs._run
 
     def failing(job: costs.Job, *rest: Any) -> int:
         if job.size > 1 and place_of(mesh)[0] == 1:
             raise torch.OutOfMemoryError("out of memory, says the test")
         return run(job, *rest)
 
-    costs._run = failing
-    os.environ["DMUON_CACHE_DIR"] = folder
-    try:
+    with mock.patch.object(costs, "_run", failing), cache_in(folder):
         return json.loads(plan_json(mesh, costs="measured"))["costs"]
-    finally:
-        costs._run = run
-        if before is not None:
-            os.environ["DMUON_CACHE_DIR"] = before
 
 
 def error_where_one_rank_cannot_run(mesh: Any, folder: str) -> str:
     """What each rank raises where rank 2 cannot run batches of two, in the second round."""
-    run, before, calls = costs._run, os.environ.get("DMUON_CACHE_DIR"), []
+    run, calls = costs._run, []
 
     def failing(job: costs.Job, *rest: Any) -> int:
         calls.append(job)
@@ -95,23 +89,16 @@ def error_where_one_rank_cannot_run(mesh: Any, folder: str) -> str:
             raise RuntimeError("a fault, says the test")
         return run(job, *rest)
 
-    costs._run = failing
-    os.environ["DMUON_CACHE_DIR"] = folder
-    try:
-        started(mesh, costs="measured")
-    except RuntimeError as raised:
-        return str(raised)
-    finally:
-        costs._run = run
-        if before is not None:
-            os.environ["DMUON_CACHE_DIR"] = before
+    with mock.patch.object(costs, "_run", failing), cache_in(folder):
+        try:
+            started(mesh, costs="measured")
+        except RuntimeError as raised:
+            return str(raised)
     return ""
 
 
 def random_state_is_left_alone(mesh: Any, folder: str) -> bool:
-    before = os.environ.get("DMUON_CACHE_DIR")
-    os.environ["DMUON_CACHE_DIR"] = folder
-    try:
+    with cache_in(folder):
         model = make_gpt()
         dmuon.dedicate_params(model, mesh, costs="measured")
         shard(model, mesh)
@@ -119,9 +106,6 @@ def random_state_is_left_alone(mesh: Any, folder: str) -> bool:
         expected = torch.get_rng_state()
         dmuon.Muon(model)
         return bool((torch.get_rng_state() == expected).all())
-    finally:
-        if before is not None:
-            os.environ["DMUON_CACHE_DIR"] = before
 
 
 def table_for(path: Path, times: dict[tuple[int, int], int]) -> None:

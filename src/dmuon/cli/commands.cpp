@@ -148,6 +148,12 @@ void print_table(const Loaded& loaded, const std::vector<Row>& rows, std::ostrea
 
 }  // namespace
 
+std::vector<std::string> strategy_names() {
+  std::vector<std::string> names = plan::strategy_names();
+  names.emplace_back(kMilp);
+  return names;
+}
+
 plan::Mesh parse_mesh(const std::string& text, int tensor_parallel) {
   const auto number = [&](const std::string& part) {
     int value = 0;
@@ -204,10 +210,9 @@ void plan_command(const Task& task, const std::string& strategy, const PlanOutpu
 void compare_command(const Task& task, bool json, std::ostream& out) {
   const Loaded loaded = load(task);
   std::vector<Row> rows;
-  for (const std::string& strategy : plan::strategy_names()) {
+  for (const std::string& strategy : strategy_names()) {
     rows.push_back(run(loaded, strategy, task.options));
   }
-  rows.push_back(run(loaded, kMilp, task.options));
   const auto is_plan = [](const Row& row) { return row.error.empty(); };
   core::require(std::any_of(rows.begin(), rows.end(), is_plan), rows.front().error);
   if (json) {

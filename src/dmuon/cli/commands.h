@@ -26,6 +26,9 @@ struct PlanOutput {
   std::string plot;  ///< a file for the picture
 };
 
+/// Those of plan::strategy_names and, last, milp, which needs a Python with SciPy.
+std::vector<std::string> strategy_names();
+
 /// Each writes to `out` and throws InvalidArgument with one clear sentence on bad input.
 void plan_command(const Task& task, const std::string& strategy, const PlanOutput& output,
                   std::ostream& out);

@@ -10,7 +10,6 @@
 #include "dmuon/cli/commands.h"
 #include "dmuon/core/error.h"
 #include "dmuon/core/text.h"
-#include "dmuon/plan/strategy.h"
 
 namespace dmuon::cli {
 namespace {
@@ -59,8 +58,7 @@ int run(int argc, char** argv) {
   Task task;
   std::string strategy = "load_balance";
   PlanOutput output;
-  std::vector<std::string> strategies = dmuon::plan::strategy_names();
-  strategies.emplace_back("milp");
+  const std::vector<std::string> strategies = strategy_names();
   CLI::App& plan = *app.add_subcommand("plan", "Plans a model on a mesh and shows every owner.");
   add_task_options(plan, task, true);
   plan.add_option("--strategy", strategy, joined(strategies) + " (needs SciPy)")
