@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import importlib
 import os
 import socket
@@ -40,6 +41,7 @@ def make_mesh(shape: tuple[int, ...]) -> DeviceMesh:
 def _work(rank: int, size: int, port: int, connection: Any, timeout_s: float) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(size))
     sys.path.insert(0, HERE)
+    gc.freeze()  # what was imported is not looked through again by each collection
     torch.set_num_threads(1)
     os.nice(10)  # test_faults, which may run beside, watches the clock
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=timeout_s))
