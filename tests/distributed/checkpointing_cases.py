@@ -73,9 +73,11 @@ def compiled(s: Session, whole_model: bool = False) -> None:
     model = s.start(Gpt(depth=2))
     if not s.reference:
         torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
         for module in [model] if whole_model else model.blocks:
             module.compile(backend="aot_eager")
     s.train(0, 1, 2)
+    assert s.reference or torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
     with torch.no_grad():
         model(torch.zeros(1, 3, dtype=torch.long))
     s.train(3)

@@ -44,6 +44,7 @@ def _work(rank: int, size: int, port: int, connection: Any, timeout_s: float) ->
     gc.freeze()  # what was imported is not looked through again by each collection
     torch.set_num_threads(1)
     os.nice(10)  # test_faults, which may run beside, watches the clock
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # gloo spins while who holds its lock is preempted
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=timeout_s))
     meshes: dict[tuple[int, ...], DeviceMesh] = {}
     while True:
