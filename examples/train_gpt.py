@@ -37,7 +37,7 @@ def arguments() -> argparse.Namespace:
     add("--optimizers", default=",".join(NAMES), help="comma-separated, of: %(default)s")
     add("--mesh", help="G shards or RxG (R replicas of G shards); default: all ranks one row")
     add("--dtype", choices=("bf16", "fp32"), default="bf16", help="of weights in forward and backward")
-    add("--steps", type=int, default=104, help="training steps of each optimizer")
+    add("--steps", type=int, default=104, help=f"training steps of each optimizer, {WARM_STEPS} of them to warm up")
     add("--block", type=int, default=10, help="steps in one turn")
     add("--batch", type=int, default=4, help="sequences a rank")
     add("--layers", type=int, default=4)
@@ -50,7 +50,37 @@ def arguments() -> argparse.Namespace:
     add("--data", help="a text file; default: the sources of Python's standard library")
     add("--out", type=Path, default=Path("out/demo"))
     add("--profile", action="store_true", help="also draw when dmuon's operations ran: trace, picture, schedule")
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.optimizers = options.optimizers.split(",")
+    if not set(options.optimizers) <= set(NAMES):
+        parser.error(f"--optimizers: expected some of {', '.join(NAMES)}, got {', '.join(options.optimizers)}")
+    # The first step of a turn is not timed.
+    if options.steps < WARM_STEPS + 2 or options.block < 2:
+        parser.error(f"expected --steps >= {WARM_STEPS + 2} and --block >= 2, got {options.steps} and {options.block}")
+    return options
+
+
+def turns(num_steps: int, block: int) -> list[int]:
+    """Steps in each turn, none of a single step."""
+    lengths = [block] * (num_steps // block)
+    rest = num_steps % block
+    if rest == 1 and lengths:
+        lengths[-1] += 1
+    elif rest:
+        lengths.append(rest)
+    return lengths
+
+
+class Bars(Progress):
+    """A line of progress for each optimizer."""
+
+    def __init__(self, console: Console, names: list[str], num_steps: int) -> None:
+        columns = (TextColumn("{task.description:8}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        super().__init__(*columns, TextColumn("{task.fields[note]}"), console=console)
+        self._ids = {name: self.add_task(LABELS[name], total=num_steps, note="") for name in names}
+
+    def show(self, name: str, num_steps: int, note: str = "") -> None:
+        self.update(self._ids[name], completed=num_steps, note=note)
 
 
 def schedule(num_steps: int) -> Any:
@@ -73,12 +103,13 @@ def build(name: str, options: argparse.Namespace, text: Text, cluster: Cluster) 
 
 
 def start(
-    names: list[str], options: argparse.Namespace, text: Text, cluster: Cluster
+    options: argparse.Namespace, text: Text, cluster: Cluster, bars: Bars
 ) -> tuple[dict[str, Contender], dict[str, report.Record]]:
     """Builds the contenders one after the other, measuring what each adds to the memory of a rank."""
-    build(names[0], options, text, cluster).train(1)  # the libraries' own one-time memory is nobody's
+    build(options.optimizers[0], options, text, cluster).train(1)  # the libraries' own one-time memory is nobody's
     contenders, records = {}, {}
-    for name in names:
+    for name in options.optimizers:
+        bars.show(name, 0, "warming up")
         meter = MemoryMeter(cluster.device)
         contender = contenders[name] = build(name, options, text, cluster)
         record = records[name] = report.Record(name)
@@ -87,6 +118,7 @@ def start(
         record.losses += contender.train(WARM_STEPS - WARM_STEPS // 2)[1].tolist()
         peaks = [peak for peak in cluster.gather(meter.peak_bytes()) if peak is not None]
         record.peak_bytes = max(peaks, default=None)
+        bars.show(name, contender.num_steps)
     return contenders, records
 
 
@@ -95,22 +127,20 @@ def race(
     records: dict[str, report.Record],
     options: argparse.Namespace,
     cluster: Cluster,
-    progress: Progress,
+    bars: Bars,
 ) -> None:
-    """Block by block in random order, to the last step of each."""
-    bars = {
-        name: progress.add_task(LABELS[name], total=options.steps, completed=WARM_STEPS, loss="") for name in contenders
-    }
-    num_rounds = max(1, -(-(options.steps - WARM_STEPS) // options.block))
-    for index, order in enumerate(orders(list(contenders), num_rounds, options.seed)):
+    """Turn by turn in random order, to the last step of each."""
+    lengths = turns(options.steps - WARM_STEPS, options.block)
+    rounds = orders(list(contenders), len(lengths), options.seed)
+    for index, (length, order) in enumerate(zip(lengths, rounds, strict=True)):
         for name in order:
             contender, record = contenders[name], records[name]
-            times, losses = contender.train(min(options.block, max(2, options.steps - contender.num_steps)))
+            times, losses = contender.train(length)
             record.losses += losses.tolist()
             record.blocks.append(mean_times(cluster.gather(times[1:])))
-            loss = contender.evaluate(8 if index + 1 == num_rounds else 2)
+            loss = contender.evaluate(8 if index + 1 == len(lengths) else 2)
             record.validation.append((contender.num_steps, loss))
-            progress.update(bars[name], completed=contender.num_steps, loss=f"validation loss {loss:.3f}")
+            bars.show(name, contender.num_steps, f"validation loss {loss:.3f}")
 
 
 def write_profile(contender: Contender, rank: int, out: Path) -> str:
@@ -134,11 +164,9 @@ def main() -> None:
     console = Console(quiet=cluster.rank != 0)
     console.width = max(console.width, report.TABLE_WIDTH)
     text = Text(load_text(options.data), options.batch, options.sequence, options.seed, cluster.device)
-    names = options.optimizers.split(",")
-    contenders, records = start(names, options, text, cluster)
-    columns = (TextColumn("{task.description:8}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.fields[loss]}"), console=console) as progress:
-        race(contenders, records, options, cluster, progress)
+    with Bars(console, options.optimizers, options.steps) as bars:
+        contenders, records = start(options, text, cluster, bars)
+        race(contenders, records, options, cluster, bars)
     if cluster.rank == 0:
         options.out.mkdir(parents=True, exist_ok=True)
         dmuon = contenders.get("dmuon")
@@ -147,7 +175,7 @@ def main() -> None:
             (options.out / "routing.txt").write_text(dmuon.routing + "\n")
             (options.out / "plan.json").write_text(plan.to_json() + "\n")
             (options.out / "plan.txt").write_text(str(plan.table()) + "\n")
-        num_weights = sum(weight.numel() for weight in contenders[names[0]].model.parameters())
+        num_weights = sum(weight.numel() for weight in contenders[options.optimizers[0]].model.parameters())
         mesh = "x".join(map(str, cluster.mesh.shape)) if cluster.mesh else "one process"
         title = f"GPT, {num_weights / 1e6:.1f} M weights, {cluster.device.type}, mesh {mesh}, {options.dtype}"
         facts = {"title": title, "command": sys.argv, "torch": torch.__version__}
