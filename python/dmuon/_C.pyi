@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
+__version__: str
+
 Row = tuple[float, float, float]
 
 class Matrix:

@@ -5,6 +5,7 @@ dedicate_params(model, mesh) -> fully_shard(...) -> Muon(model), then train as b
 
 import torch as _torch  # noqa: F401  (its libraries must be loaded before the engine's)
 
+from dmuon._C import __version__
 from dmuon.clip import clip_grad_norm_
 from dmuon.dedication import dedicate_params
 from dmuon.full_params import full_params
@@ -17,14 +18,13 @@ from dmuon.routing import Route, RoutingTable
 from dmuon.schedule import schedule
 from dmuon.verify import Verification, routing_table, verify
 
-__version__ = "0.1.0"
-
 __all__ = [
     "Muon",
     "Plan",
     "Route",
     "RoutingTable",
     "Verification",
+    "__version__",
     "clip_grad_norm_",
     "dedicate_params",
     "full_params",

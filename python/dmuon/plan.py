@@ -80,6 +80,12 @@ class Plan:
     def __str__(self) -> str:
         return self.table()
 
+    def __repr__(self) -> str:
+        return (
+            f"<dmuon.Plan: {self.strategy}, {len(self.owner)} matrices on {len(self.loads_ms)} owners, "
+            f"makespan {self.makespan_ms:.3f} ms>"
+        )
+
 
 def plan(
     model: nn.Module,
@@ -115,6 +121,11 @@ def plan(
     if not isinstance(mesh, tuple | list) or len(mesh) != 2 or not all(type(n) is int and 0 < n < 2**31 for n in mesh):
         raise ValueError(f"plan: mesh: expected (nodes, GPUs a node) for a model without dmuon.Muon; got {mesh!r}")
     require_strategy(strategy, "plan")
+    if costs in ("measured", "modelled"):
+        raise ValueError(
+            f"plan: costs: expected the path of a table, or None for the model of {device!r}; got {costs!r}, which "
+            "dedicate_params takes"
+        )
     matrices, units = _routed(model, "plan")
     items = inventory_of(matrices, units)
     table = modelled_costs(_shapes(items), device) if costs is None else loaded_costs(costs, "plan")

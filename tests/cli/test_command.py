@@ -116,6 +116,12 @@ class CommandTest(unittest.TestCase):
         self.succeeds("plan", *self.small, "--plot", picture)
         self.assertIn("<svg", picture.read_text())
 
+    def test_a_picture_never_takes_the_place_of_the_plan_or_of_another_format(self):
+        picture = self.folder / "plan.svg"
+        self.complains("two files", "plan", *self.small, "--plot", picture, "--save", picture)
+        self.complains(".svg", "plan", *self.small, "--plot", self.folder / "plan.png")
+        self.assertFalse(picture.exists())
+
     def test_a_stand_in_says_so(self):
         self.assertIn("stand-in", self.succeeds("plan", "--model", "wall-wm", "--mesh", "8", "--strategy", "rank0"))
 
@@ -176,6 +182,19 @@ class CommandTest(unittest.TestCase):
         self.assertIn("Example", text)
         for command in COMMANDS:
             self.assertIn(command, text)
+
+    def test_the_version_is_the_projects(self):
+        listed = Path(__file__).parents[2].joinpath("CMakeLists.txt").read_text()
+        self.assertIn(f"VERSION {self.succeeds('--version').strip()} ", listed)
+
+    def test_of_many_moves_some_are_shown(self):
+        plans = [self.folder / "a.json", self.folder / "b.json"]
+        for file, strategy in zip(plans, ("rank0", "round_robin"), strict=True):
+            self.succeeds("plan", "--model", "qwen2.5-7b", "--mesh", "2", "--save", file, "--strategy", strategy)
+        text = self.succeeds("compare", *plans)
+        moved = int(text.splitlines()[-1].split()[0])
+        self.assertEqual(text.count(" -> "), 10)
+        self.assertIn(f"... and {moved - 10} more\n", text)
 
     # The paper's MILP, by a Python of ours that says what it is told.
 

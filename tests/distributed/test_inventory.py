@@ -72,5 +72,7 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path):
         dmuon.plan(Mixed(), (1, 2), costs=path)
     with pytest.raises(ValueError, match=r"plan: strategy: expected one of .*milp.*, got 'best'"):
         dmuon.plan(Mixed(), (1, 2), strategy="best")
+    with pytest.raises(ValueError, match=r"^plan: costs: expected the path .* got 'measured'"):
+        dmuon.plan(Mixed(), (1, 2), costs="measured")
     with pytest.raises(ValueError, match=r"plan: mesh: "):
         dmuon.plan(Mixed(), (2**40, 1))

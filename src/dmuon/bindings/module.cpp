@@ -5,6 +5,7 @@
 
 PYBIND11_MODULE(_C, module) {
   module.doc() = "The C++ engine behind dmuon; use the dmuon package, not this module.";
+  module.attr("__version__") = DMUON_VERSION;
   pybind11::register_exception_translator([](std::exception_ptr raised) {
     try {
       if (raised) std::rethrow_exception(raised);

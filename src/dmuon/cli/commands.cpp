@@ -194,6 +194,11 @@ void write_file(const std::string& path, const std::string& text) {
 
 void plan_command(const Task& task, const std::string& strategy, const PlanOutput& output,
                   std::ostream& out) {
+  core::require(output.plot.empty() || output.plot.ends_with(".svg"),
+                "dmuon: --plot: expected a file that ends in .svg, which is what is drawn; got '",
+                output.plot, "'");
+  core::require(output.plot.empty() || output.plot != output.save,
+                "dmuon: --save, --plot: expected two files; got '", output.plot, "' for both");
   const Loaded loaded = load(task);
   const plan::Plan plan = make(loaded, strategy, task.options);
   const bool needs_text = output.json || !output.save.empty();
@@ -245,6 +250,7 @@ void compare_plans_command(const std::vector<std::string>& files, std::ostream& 
           << "\n";
     }
   }
+  if (num_moved > kShown) out << "... and " << num_moved - kShown << " more\n";
   out << num_moved << " of " << first.owner.size() << " matrices have another owner\n";
 }
 

@@ -52,6 +52,7 @@ int complain(const CLI::ParseError& error) {
 
 int run(int argc, char** argv) {
   CLI::App app{"Owner plans of dmuon, the distributed Muon: who orthogonalises which matrix."};
+  app.set_version_flag("--version", DMUON_VERSION);
   app.require_subcommand(0, 1);  // or a mistyped one would only be missing
   app.footer("Example: dmuon plan --model qwen2.5-7b --mesh 2x8 --device a800-sxm4-80gb");
 
