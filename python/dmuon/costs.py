@@ -51,10 +51,9 @@ def loaded_costs(path: str | os.PathLike[str], function: str) -> _C.CostTable:
         ValueError: the table cannot be read.
     """
     try:
-        text = Path(path).read_text()
-    except (OSError, UnicodeDecodeError) as error:
+        return _C.CostTable.from_json(Path(path).read_text())
+    except (OSError, ValueError) as error:
         raise ValueError(f"{function}: costs: cannot read the table {str(path)!r}: {error}") from error
-    return _C.CostTable.from_json(text)
 
 
 def modelled_costs(shapes: dict[Shape, int], model: str) -> _C.CostTable:

@@ -13,13 +13,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from dmuon import _C, ranks
-from dmuon.options import Planning, Schedule, require_strategy
-from dmuon.routing import DEDICATION, Matrix, RoutingTable, Select, route
+from dmuon.options import Planning, Schedule, require_path, require_strategy
+from dmuon.routing import DEDICATION, SENTINEL, Matrix, RoutingTable, Select, route
 
 if TYPE_CHECKING:
     from dmuon.runtime import Runtime
 
-_SENTINEL = "_dmuon_sentinel"
 _MOST_UNITS = 10**6  # more would leave the engine's integers
 
 
@@ -40,8 +39,14 @@ class Dedication:
     runtime: Runtime | None = None
 
 
-def plain_module(model: nn.Module) -> nn.Module:
-    """The module under torch.compile's wrapper."""
+def plain_module(model: nn.Module, function: str) -> nn.Module:
+    """The module under torch.compile's wrapper.
+
+    Raises:
+        ValueError: it is none; names `function`.
+    """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"{function}: model: expected a torch.nn.Module, got {type(model).__name__}")
     return getattr(model, "_orig_mod", model)
 
 
@@ -51,7 +56,7 @@ def dedication_of(model: nn.Module, function: str) -> Dedication:
     Raises:
         ValueError: dedicate_params was not called on it; names `function`.
     """
-    found: Dedication | None = plain_module(model).__dict__.get(DEDICATION) if isinstance(model, nn.Module) else None
+    found: Dedication | None = plain_module(model, function).__dict__.get(DEDICATION)
     if found is None:
         raise ValueError(
             f"{function}: model: expected a model on which dmuon.dedicate_params(model, ...) was called (the same "
@@ -129,9 +134,7 @@ def dedicate_params(
     Raises:
         ValueError: on every rank, if any rank finds something wrong or the ranks differ.
     """
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"dedicate_params: model: expected a torch.nn.Module, got {type(model).__name__}")
-    model = plain_module(model)
+    model = plain_module(model, "dedicate_params")
     device_type = ranks.default_device_type(list(model.parameters()))
     place, problem = ranks.resolve_ranks(mesh, device_type, _checked_timeout(timeout))
     matrices: list[Matrix] = []
@@ -195,10 +198,9 @@ def _check_options(
 
 def _check_planning(planning: Planning) -> None:
     require_strategy(planning.strategy, "dedicate_params")
-    for name in ("plan", "costs"):
-        value = getattr(planning, name)
-        if not isinstance(value, str | os.PathLike) and not (name == "plan" and value is None):
-            raise ValueError(f"dedicate_params: {name}: expected a path, got {value!r}")
+    if planning.plan is not None:
+        require_path(planning.plan, "dedicate_params: plan")
+    require_path(planning.costs, "dedicate_params: costs")
     slack, most = planning.layout_slack, planning.max_memory_bytes
     if isinstance(slack, bool) or not isinstance(slack, int | float) or not 0 <= slack <= 1:
         raise ValueError(f"dedicate_params: layout_slack: expected a number in [0, 1], got {slack!r}")
@@ -241,7 +243,7 @@ def _take_out(model: nn.Module, dedication: Dedication) -> None:
         # Follows .to(), .double() and the like, which no longer reach the matrices; see check_sentinels.
         dtype = next(m.parameter.dtype for m in dedication.matrices for _, mod, _ in m.places if mod is module)
         device = next(m.parameter.device for m in dedication.matrices for _, mod, _ in m.places if mod is module)
-        module.register_buffer(_SENTINEL, torch.zeros((), dtype=dtype, device=device), persistent=False)
+        module.register_buffer(SENTINEL, torch.zeros((), dtype=dtype, device=device), persistent=False)
         dedication.guards += [
             module.register_state_dict_pre_hook(refuse_state),
             module.register_load_state_dict_pre_hook(refuse_state),
@@ -265,7 +267,7 @@ def check_sentinels(dedication: Dedication) -> torch.device | None:
     device = None
     for matrix in dedication.matrices:
         module = matrix.places[0][1]
-        sentinel = module._buffers[_SENTINEL]
+        sentinel = module._buffers[SENTINEL]
         assert sentinel is not None
         device = sentinel.device
         if sentinel.dtype != matrix.parameter.dtype or sentinel.is_meta:
@@ -283,5 +285,5 @@ def remove_guards(dedication: Dedication) -> None:
         handle.remove()
     dedication.guards.clear()
     for module in dedication.orders:
-        module._buffers.pop(_SENTINEL, None)
-        module._non_persistent_buffers_set.discard(_SENTINEL)
+        module._buffers.pop(SENTINEL, None)
+        module._non_persistent_buffers_set.discard(SENTINEL)

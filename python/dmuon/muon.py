@@ -76,7 +76,7 @@ class Muon(torch.optim.Optimizer):
         Raises:
             ValueError: on every rank, if any rank finds something wrong or the ranks differ.
         """
-        model = plain_module(model)
+        model = plain_module(model, "Muon")
         dedication = dedication_of(model, "Muon")
         adamw_lr_rule = "" if adamw_lr is not None else ", by adamw_lr=None"
         if dedication.runtime is not None:

@@ -16,7 +16,7 @@ import torch.nn as nn
 from dmuon import _C, milp, ranks
 from dmuon.costs import loaded_costs, measured_costs, model_of, modelled_costs
 from dmuon.dedication import Dedication, dedicate_params, dedication_of, is_dedicated, plain_module
-from dmuon.options import Planning, require_strategy
+from dmuon.options import Planning, require_path, require_strategy
 from dmuon.routing import Matrix, route
 from dmuon.units import Unit, find_units
 
@@ -54,7 +54,7 @@ class Plan:
         """
         try:
             return cls(_C.Plan.from_json(Path(path).read_text()))
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:
             raise ValueError(f"plan: cannot read {str(path)!r}: {error}") from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -107,7 +107,7 @@ def plan(
     Raises:
         ValueError: a dedicated model without Muon yet, or given more than itself; or an unknown device or strategy.
     """
-    model = _module(model, "plan")
+    model = plain_module(model, "plan")
     if is_dedicated(model):
         runtime = dedication_of(model, "plan").runtime
         if runtime is None:
@@ -121,6 +121,10 @@ def plan(
     if not isinstance(mesh, tuple | list) or len(mesh) != 2 or not all(type(n) is int and 0 < n < 2**31 for n in mesh):
         raise ValueError(f"plan: mesh: expected (nodes, GPUs a node) for a model without dmuon.Muon; got {mesh!r}")
     require_strategy(strategy, "plan")
+    if device not in _C.device_names():
+        raise ValueError(f"plan: device: expected one of {_C.device_names()}, got {device!r}")
+    if costs is not None:
+        require_path(costs, "plan: costs")
     if costs in ("measured", "modelled"):
         raise ValueError(
             f"plan: costs: expected the path of a table, or None for the model of {device!r}; got {costs!r}, which "
@@ -141,7 +145,8 @@ def inventory(model: nn.Module) -> dict[str, Any]:
     Raises:
         ValueError: the model is dedicated or sharded already.
     """
-    matrices, units = _routed(_module(model, "inventory"), "inventory")
+    model = plain_module(model, "inventory")
+    matrices, units = _routed(model, "inventory")
     items = inventory_of(matrices, units)
     name = type(model).__name__
     return {
@@ -164,12 +169,6 @@ def _entry(unit: str, index: int, items: list[_C.Matrix]) -> dict[str, Any]:
         unit, prefix = "", ""
     listed = [{"name": item.name.removeprefix(prefix), "rows": item.rows, "cols": item.cols} for item in items]
     return {"name": unit, "unit": index, "matrices": listed}
-
-
-def _module(model: nn.Module, function: str) -> nn.Module:
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"{function}: model: expected a torch.nn.Module, got {model!r}")
-    return plain_module(model)
 
 
 def _routed(model: nn.Module, function: str) -> tuple[list[Matrix], list[Unit]]:

@@ -16,6 +16,7 @@ Select = Callable[[str, nn.Module, nn.Parameter], bool | None]
 
 # What dedicate_params keeps of a model, in the model's own __dict__ so that both are freed together.
 DEDICATION = "_dmuon_dedication"
+SENTINEL = "_dmuon_sentinel"  # the buffer that stands in a module for the matrices taken out of it
 MATRIX_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _HEAD_NAMES = {"lm_head", "head", "output", "output_layer", "unembed", "embed_out", "classifier", "score"}
 _EMBEDDING_NAMES = ("embed", "emb", "wte", "wpe")
@@ -151,28 +152,33 @@ def _find_parameters(model: nn.Module) -> list[Matrix]:
 
 
 def _check_model(parameters: list[Matrix], model: nn.Module, function: str, with_values: bool) -> None:
+    if function == "dedicate_params":
+        once, order = "one call a model", "dedicate_params first, then fully_shard, then Muon"
+    else:
+        once = order = "the model as it is before dedicate_params and fully_shard"
+    dedicated = f"is dedicated already. Expected: {once}."
     for path, module in model.named_modules():
-        if DEDICATION in module.__dict__:
-            raise ValueError(
-                f"{function}: model: '{path or '(root)'}' is dedicated already. Expected: one call a model."
-            )
+        where = f"{function}: model: '{path or '(root)'}'"
+        if DEDICATION in module.__dict__ or SENTINEL in module._buffers:
+            raise ValueError(f"{where} {dedicated}")
         if isinstance(module, FSDPModule):
-            raise ValueError(
-                f"{function}: model: '{path or '(root)'}' is already under fully_shard. Expected: "
-                "dedicate_params first, then fully_shard, then Muon."
-            )
+            raise ValueError(f"{where} is already under fully_shard. Expected: {order}.")
     for entry in parameters:
         parameter = entry.parameter
         if isinstance(parameter.data if type(parameter) is nn.Parameter else parameter, OwnedTensor):
-            raise ValueError(f"{function}: model: '{entry.name}' is dedicated already. Expected: one call a model.")
+            raise ValueError(f"{function}: model: '{entry.name}' {dedicated}")
         if isinstance(parameter, DTensor):
             raise ValueError(
                 f"{function}: model: '{entry.name}' is a DTensor. Tensor parallelism is not supported yet; "
                 "expected plain parameters."
             )
-        if isinstance(parameter, nn.UninitializedParameter) or (with_values and parameter.is_meta):
+        if isinstance(parameter, nn.UninitializedParameter):
             raise ValueError(
-                f"{function}: model: '{entry.name}' has no values yet (lazy or on the meta device). Expected: "
+                f"{function}: model: '{entry.name}' has no shape yet (its module is lazy). Expected: a forward first."
+            )
+        if with_values and parameter.is_meta:
+            raise ValueError(
+                f"{function}: model: '{entry.name}' has no values yet (it is on the meta device). Expected: "
                 "materialise and initialise the model first."
             )
 

@@ -22,8 +22,9 @@ constexpr std::size_t kMaxMatrices = 1000;
 const std::vector<int> kNodes = {1, 2, 4, 8, 16, 32};
 constexpr std::size_t kMaxMatrices = 100'000;
 #endif
-const std::vector<int> kNodesOfLarge = {4, 32};  // for models of more matrices than this:
+// A model is large with more matrices than that; its plans take seconds.
 constexpr std::size_t kLarge = 10'000;
+const std::vector<int> kNodesOfLarge = {4, 32};
 
 class ModelPlans : public testing::TestWithParam<std::string> {};
 

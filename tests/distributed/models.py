@@ -57,3 +57,12 @@ def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
 
 def part(tokens: torch.Tensor, rank: int, size: int) -> torch.Tensor:
     return tokens.chunk(size)[rank]
+
+
+def is_matrix_of_a_block(name: str, parameter: torch.Tensor) -> bool:
+    return parameter.ndim == 2 and "blocks" in name
+
+
+def weights_of_plain(model: nn.Module) -> dict[str, torch.Tensor]:
+    """A copy of every weight of a model on one process."""
+    return {name: p.detach().clone() for name, p in model.named_parameters()}

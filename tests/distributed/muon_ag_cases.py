@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from models import batch, loss_of, make_gpt, part
+from models import batch, is_matrix_of_a_block, loss_of, make_gpt, part
 from torch.distributed.tensor import DTensor
 from torch.optim._muon import _zeropower_via_newtonschulz
 from trajectory_cases import place_of, shard
@@ -24,7 +24,7 @@ def by_torch(updates: torch.Tensor) -> torch.Tensor:
 def train(mesh: Any, steps: int, pack_bytes: int, options: dict[str, Any]) -> dict[str, torch.Tensor]:
     model = make_gpt()
     shard(model, mesh)
-    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "blocks" in n]
+    matrices = [p for n, p in model.named_parameters() if is_matrix_of_a_block(n, p)]
     chosen = {id(p) for p in matrices}
     rest = [p for p in model.parameters() if id(p) not in chosen]
     optimizer = MuonAG(matrices, rest, orthogonalize=by_torch, pack_bytes=pack_bytes, **options)

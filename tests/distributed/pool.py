@@ -1,7 +1,12 @@
-"""Worker processes that stay alive over many multi-rank test cases, forked from one that has imported everything."""
+"""Worker processes that stay alive over many multi-rank test cases, forked from one that has imported everything.
+
+So they also share its hash seed and addresses. What must not depend on these, such as the order of collectives, is
+tested by test_cluster, whose ranks are programs of their own, as under torchrun.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import gc
 import importlib
@@ -44,7 +49,9 @@ def _work(rank: int, size: int, port: int, connection: Any, timeout_s: float) ->
     gc.freeze()  # what was imported is not looked through again by each collection
     torch.set_num_threads(1)
     os.nice(10)  # test_faults, which may run beside, watches the clock
-    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # gloo spins while who holds its lock is preempted
+    with contextlib.suppress(OSError):  # only saves time
+        # No rank interrupts another: gloo's threads spin on locks whose holder was interrupted.
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=timeout_s))
     meshes: dict[tuple[int, ...], DeviceMesh] = {}
     while True:

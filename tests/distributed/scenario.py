@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn as nn
-from models import batch, loss_of, part
+from models import batch, loss_of, part, weights_of_plain
 from reference import ReferenceMuon
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -50,7 +50,7 @@ class Session:
         prepare: Callable[[nn.Module], None] = lambda model: None,
     ) -> nn.Module:
         """Makes the optimizer. `units`: what fully_shard gets, besides the root; None: plain replicas."""
-        self.initial = {n: p.detach().clone() for n, p in model.named_parameters()}
+        self.initial = weights_of_plain(model)
         self.model = model
         prepare(model)
         if self.reference:
@@ -95,7 +95,7 @@ class Session:
 
     def weights(self) -> dict[str, torch.Tensor]:
         if self.reference:
-            return {n: p.detach().clone() for n, p in self.model.named_parameters()}
+            return weights_of_plain(self.model)
         return weights_of(self.model)
 
     def full(self) -> Any:

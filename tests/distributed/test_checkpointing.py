@@ -29,4 +29,4 @@ def test_checkpoint_wrapper(ranks):
 @pytest.mark.xdist_group("compiles")  # what a first compilation prepares is there for the second
 @pytest.mark.parametrize("whole_model", [False, True])
 def test_compiled(ranks, whole_model):
-    check(ranks, cases.compiled, (2,), whole_model=whole_model)
+    check(ranks, cases.compiled, (2,) if whole_model else (2, 2), whole_model=whole_model)

@@ -41,6 +41,17 @@ def test_a_plan_made_of_it_fits_the_model(model: nn.Module, tmp_path: Path):
     plan.require_fit(items, _C.Mesh(1, 2))
 
 
+@pytest.mark.skipif(not COMMAND.exists(), reason="the command is not installed")
+def test_the_command_asks_this_python_for_the_milp(tmp_path: Path):
+    (tmp_path / "model.json").write_text(json.dumps(dmuon.inventory(Mixed())))
+    arguments = ["plan", "--inventory", "model.json", "--mesh", "2", "--strategy", "milp", "--json"]
+    done = subprocess.run([COMMAND, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True)
+    got, expected = json.loads(done.stdout), dmuon.plan(Mixed(), (1, 2), strategy="milp")
+    assert got["strategy"] == expected.strategy == "milp"
+    assert got["makespan_ms"] == pytest.approx(expected.makespan_ms)
+    assert got["makespan_ms"] <= dmuon.plan(Mixed(), (1, 2), strategy="round_robin").makespan_ms
+
+
 def test_a_model_without_values_has_the_same_inventory_and_plan():
     with torch.device("meta"):
         hollow = Mixed()
@@ -57,22 +68,33 @@ def test_what_has_no_inventory_is_refused_by_name():
         dmuon.inventory(nn.Sequential(model))
     with pytest.raises(ValueError, match=r"dedicate_params: model: '0' is dedicated already"):
         dmuon.dedicate_params(nn.Sequential(model))
-    with pytest.raises(ValueError, match=r"inventory: model: expected a torch.nn.Module, got None"):
+    with pytest.raises(ValueError, match=r"inventory: model: expected a torch.nn.Module, got NoneType"):
         dmuon.inventory(None)
-    with pytest.raises(ValueError, match=r"inventory: model: 'weight' has no values yet"):
+    for function in (dmuon.inventory, lambda part: dmuon.plan(part, (1, 2)), dmuon.dedicate_params):
+        with pytest.raises(ValueError, match=r": model: '0\.0' is dedicated already"):
+            function(model.blocks)
+    with pytest.raises(ValueError, match=r"inventory: model: 'weight' has no shape yet"):
         dmuon.inventory(nn.LazyLinear(4))
 
 
-def test_a_file_that_is_no_text_is_named(tmp_path: Path):
+@pytest.mark.parametrize("content", [b"\xff\xfe\0", b"{", b"[]"])
+def test_a_file_of_something_else_is_named(tmp_path: Path, content: bytes):
     path = tmp_path / "binary"
-    path.write_bytes(b"\xff\xfe\0")
+    path.write_bytes(content)
     with pytest.raises(ValueError, match=r"plan: cannot read '.*binary'"):
         dmuon.Plan.load(path)
     with pytest.raises(ValueError, match=r"plan: costs: cannot read the table '.*binary'"):
         dmuon.plan(Mixed(), (1, 2), costs=path)
+
+
+def test_arguments_of_a_plan_are_checked_by_name():
     with pytest.raises(ValueError, match=r"plan: strategy: expected one of .*milp.*, got 'best'"):
         dmuon.plan(Mixed(), (1, 2), strategy="best")
     with pytest.raises(ValueError, match=r"^plan: costs: expected the path .* got 'measured'"):
         dmuon.plan(Mixed(), (1, 2), costs="measured")
+    with pytest.raises(ValueError, match=r"^plan: costs: expected a path, got 3"):
+        dmuon.plan(Mixed(), (1, 2), costs=3)
+    with pytest.raises(ValueError, match=r"^plan: device: expected one of .*a800-sxm4-80gb.*, got None"):
+        dmuon.plan(Mixed(), (1, 2), device=None)
     with pytest.raises(ValueError, match=r"plan: mesh: "):
         dmuon.plan(Mixed(), (2**40, 1))

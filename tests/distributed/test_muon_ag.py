@@ -5,21 +5,17 @@ from __future__ import annotations
 import muon_ag_cases as cases
 import pytest
 import torch
-from models import batch, loss_of, make_gpt
+from models import batch, is_matrix_of_a_block, loss_of, make_gpt, weights_of_plain
 
 STEPS = 4
 OPTIONS = {"lr": 2e-2, "weight_decay": 0.1}
 
 
-def weights_of(model):
-    return {n: p.detach().clone() for n, p in model.named_parameters()}
-
-
 def by_torch():
     """(initial weights, weights after STEPS) of torch.optim.Muon and AdamW on one process."""
     model = make_gpt()
-    initial = weights_of(model)
-    matrices = {n: p for n, p in model.named_parameters() if p.ndim == 2 and "blocks" in n}
+    initial = weights_of_plain(model)
+    matrices = {n: p for n, p in model.named_parameters() if is_matrix_of_a_block(n, p)}
     rest = [p for n, p in model.named_parameters() if n not in matrices]
     muon = torch.optim.Muon(matrices.values(), **OPTIONS)
     adamw = torch.optim.AdamW(rest, betas=(0.9, 0.95), **OPTIONS)
@@ -28,7 +24,7 @@ def by_torch():
         muon.step()
         adamw.step()
         model.zero_grad()
-    return initial, weights_of(model)
+    return initial, weights_of_plain(model)
 
 
 # Both iterate in bf16, which lets sums in another order differ by up to 1.9 %.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import trajectory_cases as cases
-from models import batch, loss_of, make_gpt
+from models import batch, is_matrix_of_a_block, loss_of, make_gpt, weights_of_plain
 from reference import POLAR_EXPRESS, ReferenceMuon
 
 LR = 2e-2
@@ -13,25 +13,18 @@ STEPS = 10
 FEW = 4  # of what the other tests have in common with the first
 
 
-def muon_names(model):
-    return [n for n, p in model.named_parameters() if p.ndim == 2 and "blocks" in n]
-
-
-def weights_of(model):
-    return {n: p.detach().clone() for n, p in model.named_parameters()}
-
-
 @pytest.fixture(scope="session")
 def reference():
     """[steps] weights after so many steps on one process in fp32."""
     model = make_gpt()
-    weights = [weights_of(model)]
-    optimizer = ReferenceMuon(model, muon_names(model), LR, 0.1, rows=POLAR_EXPRESS)
+    weights = [weights_of_plain(model)]
+    names = [n for n, p in model.named_parameters() if is_matrix_of_a_block(n, p)]
+    optimizer = ReferenceMuon(model, names, LR, 0.1, rows=POLAR_EXPRESS)
     for step in range(STEPS):
         loss_of(model, batch(step)).backward()
         optimizer.step()
         optimizer.zero_grad()
-        weights.append(weights_of(model))
+        weights.append(weights_of_plain(model))
     return weights
 
 

@@ -16,6 +16,8 @@ namespace {
 
 using core::joined;
 
+constexpr std::uint64_t kMostBytes = std::numeric_limits<std::int64_t>::max();
+
 void add_task_options(CLI::App& app, Task& task, bool required) {
   app.add_option("--model", task.model, "one of: " + joined(catalog::model_names()));
   app.add_option("--inventory", task.inventory,
@@ -37,7 +39,7 @@ void add_task_options(CLI::App& app, Task& task, bool required) {
   app.add_option("--max-memory", task.options.max_memory_bytes,
                  "bytes that no rank may exceed, 80GB or 80GiB say (0: no limit)")
       ->transform(CLI::AsSizeValue(true))
-      ->check(CLI::Range(std::int64_t{0}, std::numeric_limits<std::int64_t>::max()));
+      ->check(CLI::Range(std::uint64_t{0}, kMostBytes).description(""));
   app.add_flag("!--no-node-copy", task.options.node_copy,
                "columns do not keep what came from other nodes");
 }
