@@ -26,7 +26,8 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
     """
     runtime = runtime_of(model, "clip_grad_norm_")
     problem = None
-    if not isinstance(max_norm, int | float | torch.Tensor) or not float(max_norm) > 0:
+    single = max_norm.numel() == 1 if isinstance(max_norm, torch.Tensor) else isinstance(max_norm, int | float)
+    if not single or not float(max_norm) > 0:
         problem = f"clip_grad_norm_: max_norm: expected a positive number, got {max_norm!r}"
     runtime.refuse_inside_full_params("clip_grad_norm_")
     verdict = runtime.agree(float(max_norm) if problem is None else None, problem)

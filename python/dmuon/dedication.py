@@ -33,7 +33,7 @@ class Dedication:
     reshard_after_forward: bool
     planning: Planning
     schedule: Schedule
-    orders: dict[nn.Module, list[str]]  # the attributes of each module that lost some, as they were
+    known: dict[nn.Module, list[str]]  # every module, and its parameters in their order, as they were
     groups: _C.Groups | None = None
     guards: list[Any] = dataclasses.field(default_factory=list)  # handles of hooks that forbid early use
     runtime: Runtime | None = None
@@ -141,6 +141,7 @@ def dedicate_params(
     table = RoutingTable()
     schedule = Schedule(node_copy, lookahead, max_units_in_flight)
     planning = Planning(strategy, plan, costs, layout_slack, max_memory_bytes)
+    cause: BaseException | None = None
     try:
         if problem is not None:
             raise ValueError(problem)
@@ -149,15 +150,15 @@ def dedicate_params(
         _check_schedule(schedule)
         matrices, table = route(model, select)
     except Exception as error:  # whatever it is (select() is the user's), the other ranks must hear of it
-        problem = ranks.described(error)
+        problem, cause = ranks.described(error), error.__cause__ or error
     policy = mp_policy or MixedPrecisionPolicy()
     options = (policy, reshard_after_forward, planning, schedule, timeout, place.rows)
     facts = [f"options {options}"]
     facts += [f"{row} {matrix_dtype}" for row, matrix_dtype in zip(table, _dtypes(model), strict=False)]
-    ranks.agree_or_raise(place, "dedicate_params", problem, facts)
+    ranks.agree_or_raise(place, "dedicate_params", problem, facts, cause)
 
     dedication = Dedication(
-        place, matrices, table, policy, reshard_after_forward is not False, planning, schedule, orders={}
+        place, matrices, table, policy, reshard_after_forward is not False, planning, schedule, known={}
     )
     _take_out(model, dedication)
     model.__dict__[DEDICATION] = dedication
@@ -238,8 +239,9 @@ def _take_out(model: nn.Module, dedication: Dedication) -> None:
         )
 
     holders = {module: None for matrix in dedication.matrices for _, module, _ in matrix.places}
+    for module in model.modules():
+        dedication.known[module] = [name for name, parameter in module._parameters.items() if parameter is not None]
     for module in holders:
-        dedication.orders[module] = list(module._parameters)
         # Follows .to(), .double() and the like, which no longer reach the matrices; see check_sentinels.
         dtype = next(m.parameter.dtype for m in dedication.matrices for _, mod, _ in m.places if mod is module)
         device = next(m.parameter.device for m in dedication.matrices for _, mod, _ in m.places if mod is module)
@@ -253,6 +255,25 @@ def _take_out(model: nn.Module, dedication: Dedication) -> None:
     for matrix in dedication.matrices:
         for _, module, attribute in matrix.places:
             del module._parameters[attribute]
+
+
+def check_parameters(model: nn.Module, dedication: Dedication) -> None:
+    """What came since dedicate_params would silently not be Muon's; what went would be trained nowhere.
+
+    Raises:
+        ValueError: a parameter was added, or the module of a matrix replaced. Wrappers around modules are no change.
+    """
+    modules = dict(model.named_modules())
+    present = set(modules.values())
+    whole = "after dedicate_params. Expected: the whole model, as it is trained, at dedicate_params."
+    for matrix in dedication.matrices:
+        for _, module, attribute in matrix.places:
+            if module not in present or attribute in module._parameters:
+                raise ValueError(f"Muon: model: '{matrix.name}' or its module was replaced or removed {whole}")
+    for path, module in modules.items():
+        for attribute, parameter in module._parameters.items():
+            if parameter is not None and attribute not in dedication.known.get(module, ()):
+                raise ValueError(f"Muon: model: '{path}{'.' * bool(path)}{attribute}' was added {whole}")
 
 
 def check_sentinels(dedication: Dedication) -> torch.device | None:
@@ -284,6 +305,6 @@ def remove_guards(dedication: Dedication) -> None:
     for handle in dedication.guards:
         handle.remove()
     dedication.guards.clear()
-    for module in dedication.orders:
+    for module in dedication.known:
         module._buffers.pop(SENTINEL, None)
         module._non_persistent_buffers_set.discard(SENTINEL)

@@ -12,7 +12,7 @@ import torch.nn as nn
 from torch.distributed.tensor import DTensor
 
 from dmuon import _C, ranks
-from dmuon.dedication import check_sentinels, dedication_of, plain_module
+from dmuon.dedication import check_parameters, check_sentinels, dedication_of, plain_module
 from dmuon.hyperparameters import NsCoefficients, check_adamw_group, check_muon_group, native_group, plain
 from dmuon.placeholder import OwnedTensor
 from dmuon.plan import Plan
@@ -106,6 +106,7 @@ class Muon(torch.optim.Optimizer):
         try:
             check_muon_group(muon)
             check_adamw_group(adamw)
+            check_parameters(model, dedication)
             check_host_parameters(model, dedication)
             device = check_sentinels(dedication)
             units = find_units(model, [[path for path, _, _ in matrix.places] for matrix in dedication.matrices])

@@ -42,6 +42,8 @@ def orthogonalize(
     Raises:
         ValueError: an argument is outside the ranges above.
     """
+    if not isinstance(x, Tensor):
+        raise ValueError(f"orthogonalize: x must be a tensor; got {type(x).__name__}")
     if x.ndim < 2:
         raise ValueError(f"orthogonalize: x must be [..., m, n]; got shape {tuple(x.shape)}")
     if x.dtype not in _DTYPES:

@@ -92,6 +92,14 @@ class OwnedTensor(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         refuse(self._name, "pickling")
 
+    def register_hook(self, hook: Any) -> NoReturn:
+        """Raises ValueError: no gradient arrives here for the hook to see; `select` can leave a matrix to AdamW."""
+        refuse(self._name, "register_hook")
+
+    def register_post_accumulate_grad_hook(self, hook: Any) -> NoReturn:
+        """Raises ValueError, as `register_hook` does."""
+        refuse(self._name, "register_post_accumulate_grad_hook")
+
     def share_memory_(self) -> NoReturn:
         """Raises ValueError: there is no storage to share."""
         refuse(self._name, "share_memory_")

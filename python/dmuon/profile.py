@@ -139,6 +139,8 @@ class Profile:
             ValueError: there is no such step or rank.
             ImportError: matplotlib is missing.
         """
+        if self.num_steps == 0:
+            raise ValueError("profile.save_picture: expected a profile around one or more whole steps, got none")
         if not -self.num_steps <= step < self.num_steps:
             raise ValueError(f"profile.save_picture: step: expected one of {self.num_steps} steps, got {step}")
         known = [record.rank for record in self._records]

@@ -266,7 +266,9 @@ def from_first(ranks: Ranks, make: Callable[[], T]) -> T:
     return received[0]  # type: ignore[return-value]
 
 
-def agree_or_raise(ranks: Ranks, where: str, problem: str | None, facts: Sequence[str]) -> None:
+def agree_or_raise(
+    ranks: Ranks, where: str, problem: str | None, facts: Sequence[str], cause: BaseException | None = None
+) -> None:
     """Raises ValueError on every rank if any rank has a problem or the facts differ. Collective.
 
     Args:
@@ -274,11 +276,12 @@ def agree_or_raise(ranks: Ranks, where: str, problem: str | None, facts: Sequenc
         where: the function, for messages.
         problem: this rank's own error message, or None.
         facts: one line each; equal on every rank if all is well.
+        cause: what the problem came from, to be shown with it.
     """
     digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()
     answers = all_gather(ranks, (problem, digest))
     if problem is not None:
-        raise ValueError(problem)
+        raise ValueError(problem) from cause
     for slot, (other, _) in enumerate(answers):
         if other is not None:
             raise ValueError(f"{other} (on rank {ranks.everyone[slot]})")

@@ -183,9 +183,23 @@ def _check_model(parameters: list[Matrix], model: nn.Module, function: str, with
             )
 
 
+def _check_hooks(entry: Matrix) -> None:
+    parameter = entry.parameter
+    if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+        raise ValueError(
+            f"dedicate_params: model: '{entry.name}' has gradient hooks, which would never run: its gradient is summed "
+            "up at the owner. Expected: a matrix without, or one that select() leaves to AdamW."
+        )
+
+
 def _ask(select: Select | None, entry: Matrix, default: tuple[bool, str]) -> tuple[bool, str]:
     parameter = entry.parameter
-    answer = None if select is None else select(entry.name, entry.places[0][1], parameter)
+    try:
+        answer = None if select is None else select(entry.name, entry.places[0][1], parameter)
+    except Exception as error:  # the user's own
+        raise ValueError(
+            f"dedicate_params: select: raised {type(error).__name__} for '{entry.name}': {error}"
+        ) from error
     if answer is None:
         return default
     if not isinstance(answer, bool):
@@ -237,6 +251,8 @@ def route(
             default = (False, "empty")
         chosen, why = _ask(select, entry, default)
         if chosen:
+            if with_values:
+                _check_hooks(entry)
             matrices.append(entry)
         algorithm = "muon" if chosen else "frozen" if frozen else "adamw"
         rows.append(Route(entry.name, tuple(entry.parameter.shape), algorithm, why))

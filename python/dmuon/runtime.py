@@ -121,10 +121,9 @@ class Runtime:
         for index, matrix in enumerate(self.matrices):
             for _, module, attribute in matrix.places:
                 module._parameters[attribute] = self.placeholders[index]
-        for module, order in dedication.orders.items():
-            # What the user has added since stays at the end.
-            for attribute in [*order, *(a for a in list(module._parameters) if a not in order)]:
-                if attribute in module._parameters:
+        for module, order in dedication.known.items():
+            for attribute in order:
+                if attribute in module._parameters:  # the user may have removed it
                     module._parameters[attribute] = module._parameters.pop(attribute)
 
     def _warn_of_large_units(self) -> None:

@@ -176,7 +176,7 @@ def test_wrong_use_is_named(ranks):
         assert "nothing has been traced yet" in notes["untraced"]
         assert "nothing has been traced yet" in notes["picture of nothing"]
         assert notes["empty"].startswith("0 steps on 4 ranks")
-        assert "'lunch'" in notes["phase"] and "0 steps" in notes["no step"]
+        assert "'lunch'" in notes["phase"] and "one or more whole steps, got none" in notes["no step"]
 
 
 def test_a_profile_changes_nothing(ranks):

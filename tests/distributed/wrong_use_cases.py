@@ -325,3 +325,50 @@ def attempt(mesh: Any, name: str, options: dict[str, Any]) -> str:
         s.start(make_gpt(depth=1))
         s.train(0)
     return message
+
+
+def module_replaced_between(mesh: Any) -> None:
+    model = make_gpt(depth=1)
+    dmuon.dedicate_params(model, mesh)
+    if _rank(mesh) == 1:
+        model.blocks[0].up = nn.Linear(24, 41)
+    dmuon.Muon(model)
+
+
+def weight_assigned_between(mesh: Any) -> None:
+    model = make_gpt(depth=1)
+    dmuon.dedicate_params(model, mesh)
+    model.blocks[0].up.weight = nn.Parameter(torch.ones(41, 24))
+    dmuon.Muon(model)
+
+
+def matrix_added_between(mesh: Any) -> None:
+    model = make_gpt(depth=1)
+    dmuon.dedicate_params(model, mesh)
+    model.blocks[0].up.adapter = nn.Linear(4, 4)
+    shard(model, mesh)
+    dmuon.Muon(model)
+
+
+def hook_before(mesh: Any) -> None:
+    model = make_gpt(depth=1)
+    model.blocks[0].up.weight.register_hook(lambda grad: grad * 0)
+    dmuon.dedicate_params(model, mesh)
+
+
+def hook_after(mesh: Any, kind: str) -> None:
+    model, _ = _ready(mesh)
+    getattr(model.blocks[0].up.weight, kind)(lambda _: None)
+
+
+def clip_by_two_numbers_on_one_rank(mesh: Any) -> None:
+    model, _ = _with_gradients(mesh)
+    dmuon.clip_grad_norm_(model, torch.ones(2) if _rank(mesh) == 1 else 1.0)
+
+
+def select_raises(mesh: Any) -> None:
+    try:
+        dmuon.dedicate_params(make_gpt(depth=1), mesh, select=lambda name, *_: {}[name])
+    except ValueError as error:
+        assert isinstance(error.__cause__, KeyError)
+        raise
