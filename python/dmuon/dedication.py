@@ -150,7 +150,8 @@ def dedicate_params(
         _check_schedule(schedule)
         matrices, table = route(model, select)
     except Exception as error:  # whatever it is (select() is the user's), the other ranks must hear of it
-        problem, cause = ranks.described(error), error.__cause__ or error
+        problem = ranks.described(error)
+        cause = error.__cause__ if isinstance(error, ValueError) else error  # ours says all itself
     policy = mp_policy or MixedPrecisionPolicy()
     options = (policy, reshard_after_forward, planning, schedule, timeout, place.rows)
     facts = [f"options {options}"]
