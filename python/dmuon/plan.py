@@ -172,7 +172,7 @@ def _entry(unit: str, index: int, items: list[_C.Matrix]) -> dict[str, Any]:
 
 
 def _routed(model: nn.Module, function: str) -> tuple[list[Matrix], list[Unit]]:
-    matrices, _ = route(model, None, function, with_values=False)
+    matrices, _ = route(model, None, function)
     return matrices, find_units(model, [[path for path, _, _ in matrix.places] for matrix in matrices])
 
 

@@ -17,6 +17,7 @@ Select = Callable[[str, nn.Module, nn.Parameter], bool | None]
 # What dedicate_params keeps of a model, in the model's own __dict__ so that both are freed together.
 DEDICATION = "_dmuon_dedication"
 SENTINEL = "_dmuon_sentinel"  # the buffer that stands in a module for the matrices taken out of it
+_DEDICATES = "dedicate_params"  # the function that takes the matrices; the others only look at them
 MATRIX_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _HEAD_NAMES = {"lm_head", "head", "output", "output_layer", "unembed", "embed_out", "classifier", "score"}
 _EMBEDDING_NAMES = ("embed", "emb", "wte", "wpe")
@@ -151,8 +152,9 @@ def _find_parameters(model: nn.Module) -> list[Matrix]:
     return list(found.values())
 
 
-def _check_model(parameters: list[Matrix], model: nn.Module, function: str, with_values: bool) -> None:
-    if function == "dedicate_params":
+def _check_model(parameters: list[Matrix], model: nn.Module, function: str) -> None:
+    dedicates = function == _DEDICATES
+    if dedicates:
         once, order = "one call a model", "dedicate_params first, then fully_shard, then Muon"
     else:
         once = order = "the model as it is before dedicate_params and fully_shard"
@@ -176,7 +178,7 @@ def _check_model(parameters: list[Matrix], model: nn.Module, function: str, with
             raise ValueError(
                 f"{function}: model: '{entry.name}' has no shape yet (its module is lazy). Expected: a forward first."
             )
-        if with_values and parameter.is_meta:
+        if dedicates and parameter.is_meta:
             raise ValueError(
                 f"{function}: model: '{entry.name}' has no values yet (it is on the meta device). Expected: "
                 "materialise and initialise the model first."
@@ -225,22 +227,19 @@ def _ask(select: Select | None, entry: Matrix, default: tuple[bool, str]) -> tup
     return True, "selected by select()"
 
 
-def route(
-    model: nn.Module, select: Select | None, function: str = "dedicate_params", with_values: bool = True
-) -> tuple[list[Matrix], RoutingTable]:
+def route(model: nn.Module, select: Select | None, function: str = _DEDICATES) -> tuple[list[Matrix], RoutingTable]:
     """The matrices to dedicate, in module order, and the table of all parameters.
 
     Args:
         model: not dedicated yet.
         select: the user's choice.
-        function: whose argument `model` is.
-        with_values: whether the meta device will not do.
+        function: whose argument `model` is; only dedicate_params needs values.
 
     Raises:
         ValueError: the model cannot be dedicated, or `select` chose what cannot be orthogonalised.
     """
     parameters = _find_parameters(model)
-    _check_model(parameters, model, function, with_values)
+    _check_model(parameters, model, function)
     rules = _Rules(model)
     matrices: list[Matrix] = []
     rows: list[Route] = []
@@ -251,7 +250,7 @@ def route(
             default = (False, "empty")
         chosen, why = _ask(select, entry, default)
         if chosen:
-            if with_values:
+            if function == _DEDICATES:
                 _check_hooks(entry)
             matrices.append(entry)
         algorithm = "muon" if chosen else "frozen" if frozen else "adamw"
