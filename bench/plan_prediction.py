@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from dmuon.profile import Profile
+from dmuon._inspecting.profile import Profile
 
 import dmuon
 from bench.train_step import WARM_STEPS, Setting, arguments, conclude, prepare

@@ -10,8 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from dmuon._planning import costs
+from dmuon._setup import ranks
 
-from dmuon import _C, costs, ranks
+from dmuon import _C
 
 Job = costs.Job
 ALONE = ranks.Ranks(((0,),), 0, 0, "cpu", None, ((0,),))

@@ -10,11 +10,11 @@ from unittest import mock
 
 import torch
 import torch.nn as nn
+from dmuon._planning import costs
 from models import make_gpt
 from trajectory_cases import place_of, shard
 
 import dmuon
-from dmuon import costs
 
 
 def cache_in(folder: str) -> Any:

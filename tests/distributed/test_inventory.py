@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn as nn
+from dmuon._planning.plan import _routed, inventory_of
 
 import dmuon
 from dmuon import _C
-from dmuon.plan import _routed, inventory_of
 
 COMMAND = Path(sys.executable).parent / "dmuon"
 

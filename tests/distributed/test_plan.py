@@ -11,11 +11,12 @@ from pathlib import Path
 import plan_cases as cases
 import pytest
 import trajectory_cases
+from dmuon._planning import milp
 from models import make_gpt
 from test_trajectory import FEW, LR, expect_reference, reference  # noqa: F401  (a fixture)
 
 import dmuon
-from dmuon import _C, milp
+from dmuon import _C
 
 SHAPES = {(72, 24): 900, (24, 24): 500, (41, 24): 700, (24, 41): 800}
 

@@ -10,10 +10,11 @@ import plan_cases
 import plan_option_cases as cases
 import pytest
 import scipy.optimize
+from dmuon._planning import milp
 from models import make_gpt
 
 import dmuon
-from dmuon import _C, milp
+from dmuon import _C
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from dmuon.orthogonalize import orthogonalize
+from dmuon._running.orthogonalize import orthogonalize
 from exact import relative_error, rounding_bound, textbook
 
 from dmuon import _C

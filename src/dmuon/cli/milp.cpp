@@ -28,7 +28,8 @@ namespace fs = std::filesystem;
 constexpr const char* kProgram =
     "import importlib.util as u, os, runpy, sys; s = u.find_spec('dmuon'); "
     "sys.exit('no dmuon there; is its environment active?') if s is None else None; "
-    "runpy.run_path(os.path.join(os.path.dirname(s.origin), 'milp.py'), run_name='__main__')";
+    "runpy.run_path(os.path.join(os.path.dirname(s.origin), '_planning', 'milp.py'), "
+    "run_name='__main__')";
 
 std::string python() {
   if (const char* named = std::getenv("DMUON_PYTHON")) return named;

@@ -8,7 +8,7 @@ import torch
 import torch.nn as nn
 from torch.distributed.tensor import DTensor
 
-from dmuon.dedication import runtime_of
+from dmuon._setup.dedication import runtime_of
 
 
 @torch.no_grad()

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch.nn as nn
 
-from dmuon import ranks
-from dmuon.dedication import runtime_of
-from dmuon.recorder import Record, Recorder, Span
-from dmuon.runtime import Runtime
-from dmuon.timeline import LANES, PHASES, WAITS, Bar, Interval, Panel, common, draw, length
+from dmuon._inspecting.recorder import Record, Recorder, Span
+from dmuon._inspecting.timeline import LANES, PHASES, WAITS, Bar, Interval, Panel, common, draw, length
+from dmuon._running.runtime import Runtime
+from dmuon._setup import ranks
+from dmuon._setup.dedication import runtime_of
 
 
 class Profile:

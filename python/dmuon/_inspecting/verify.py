@@ -9,12 +9,13 @@ from collections.abc import Sequence
 import torch
 import torch.nn as nn
 
-from dmuon import _C, ranks
-from dmuon.dedication import dedication_of, runtime_of
-from dmuon.hyperparameters import native_group, resolved_coefficients
-from dmuon.muon import Muon
-from dmuon.routing import RoutingTable
-from dmuon.runtime import Runtime
+from dmuon import _C
+from dmuon._running.muon import Muon
+from dmuon._running.runtime import Runtime
+from dmuon._setup import ranks
+from dmuon._setup.dedication import dedication_of, runtime_of
+from dmuon._setup.hyperparameters import native_group, resolved_coefficients
+from dmuon._setup.routing import RoutingTable
 
 
 def routing_table(model: nn.Module) -> RoutingTable:

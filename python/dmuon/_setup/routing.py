@@ -10,7 +10,7 @@ import torch.nn as nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from dmuon.placeholder import OwnedTensor
+from dmuon._setup.placeholder import OwnedTensor
 
 Select = Callable[[str, nn.Module, nn.Parameter], bool | None]
 

@@ -11,14 +11,15 @@ import torch
 import torch.nn as nn
 from torch.distributed.tensor import DTensor
 
-from dmuon import _C, ranks
-from dmuon.dedication import check_parameters, check_sentinels, dedication_of, plain_module
-from dmuon.hyperparameters import NsCoefficients, check_adamw_group, check_muon_group, native_group, plain
-from dmuon.placeholder import OwnedTensor
-from dmuon.plan import Plan
-from dmuon.routing import RoutingTable
-from dmuon.start import check_host_parameters, check_units, start
-from dmuon.units import Unit, find_units
+from dmuon import _C
+from dmuon._planning.plan import Plan
+from dmuon._running.start import check_host_parameters, check_units, start
+from dmuon._setup import ranks
+from dmuon._setup.dedication import check_parameters, check_sentinels, dedication_of, plain_module
+from dmuon._setup.hyperparameters import NsCoefficients, check_adamw_group, check_muon_group, native_group, plain
+from dmuon._setup.placeholder import OwnedTensor
+from dmuon._setup.routing import RoutingTable
+from dmuon._setup.units import Unit, find_units
 
 logger = logging.getLogger("dmuon")
 

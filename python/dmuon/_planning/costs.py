@@ -20,8 +20,9 @@ import torch
 from tqdm.auto import tqdm
 
 import dmuon
-from dmuon import _C, ranks
-from dmuon.hyperparameters import native_group
+from dmuon import _C
+from dmuon._setup import ranks
+from dmuon._setup.hyperparameters import native_group
 
 logger = logging.getLogger("dmuon")
 

@@ -13,10 +13,10 @@ import torch.nn as nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from dmuon import _C
-from dmuon.muon import Muon
-from dmuon.runtime import Runtime
-from dmuon.structures import tensors_requiring_grad
-from dmuon.timeline import Interval
+from dmuon._inspecting.timeline import Interval
+from dmuon._running.muon import Muon
+from dmuon._running.runtime import Runtime
+from dmuon._running.structures import tensors_requiring_grad
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,12 +13,14 @@ from typing import Any
 import torch
 import torch.nn as nn
 
-from dmuon import _C, milp, ranks
-from dmuon.costs import loaded_costs, measured_costs, model_of, modelled_costs
-from dmuon.dedication import Dedication, dedicate_params, dedication_of, is_dedicated, plain_module
-from dmuon.options import Planning, require_path, require_strategy
-from dmuon.routing import Matrix, route
-from dmuon.units import Unit, find_units
+from dmuon import _C
+from dmuon._planning import milp
+from dmuon._planning.costs import loaded_costs, measured_costs, model_of, modelled_costs
+from dmuon._setup import ranks
+from dmuon._setup.dedication import Dedication, dedicate_params, dedication_of, is_dedicated, plain_module
+from dmuon._setup.options import Planning, require_path, require_strategy
+from dmuon._setup.routing import Matrix, route
+from dmuon._setup.units import Unit, find_units
 
 
 class Plan:

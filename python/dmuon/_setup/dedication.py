@@ -12,12 +12,13 @@ import torch.nn as nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from dmuon import _C, ranks
-from dmuon.options import Planning, Schedule, require_path, require_strategy
-from dmuon.routing import DEDICATION, SENTINEL, Matrix, RoutingTable, Select, route
+from dmuon import _C
+from dmuon._setup import ranks
+from dmuon._setup.options import Planning, Schedule, require_path, require_strategy
+from dmuon._setup.routing import DEDICATION, SENTINEL, Matrix, RoutingTable, Select, route
 
 if TYPE_CHECKING:
-    from dmuon.runtime import Runtime
+    from dmuon._running.runtime import Runtime
 
 _MOST_UNITS = 10**6  # more would leave the engine's integers
 

@@ -10,9 +10,9 @@ import torch
 import torch.nn as nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from dmuon import ranks
-from dmuon.dedication import runtime_of
-from dmuon.runtime import Runtime, fsdp_modules
+from dmuon._running.runtime import Runtime, fsdp_modules
+from dmuon._setup import ranks
+from dmuon._setup.dedication import runtime_of
 
 
 @contextmanager

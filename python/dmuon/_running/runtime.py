@@ -15,14 +15,15 @@ import torch.nn as nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from dmuon import _C, ranks
-from dmuon.dedication import Dedication
-from dmuon.placeholder import OwnedTensor
-from dmuon.plan import Plan
-from dmuon.routing import Matrix, RoutingTable
-from dmuon.sites import Site, UnitSites
-from dmuon.structures import map_tensors, tensors_requiring_grad
-from dmuon.units import Unit
+from dmuon import _C
+from dmuon._planning.plan import Plan
+from dmuon._running.structures import map_tensors, tensors_requiring_grad
+from dmuon._setup import ranks
+from dmuon._setup.dedication import Dedication
+from dmuon._setup.placeholder import OwnedTensor
+from dmuon._setup.routing import Matrix, RoutingTable
+from dmuon._setup.sites import Site, UnitSites
+from dmuon._setup.units import Unit
 
 logger = logging.getLogger("dmuon")
 

@@ -8,11 +8,11 @@ import torch
 import torch.nn as nn
 from torch.distributed.tensor import DTensor
 
-from dmuon import ranks
-from dmuon.dedication import Dedication, remove_guards
-from dmuon.plan import make_plan
-from dmuon.runtime import Runtime, fsdp_modules
-from dmuon.units import Unit
+from dmuon._planning.plan import make_plan
+from dmuon._running.runtime import Runtime, fsdp_modules
+from dmuon._setup import ranks
+from dmuon._setup.dedication import Dedication, remove_guards
+from dmuon._setup.units import Unit
 
 
 def start(

@@ -1,0 +1,1 @@
+"""A dedicated model at work: its engine, its hooks and its optimizer."""
