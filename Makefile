@@ -28,7 +28,7 @@ test: setup ## C++ tests, then Python tests
 	@$(ENV) OMP_WAIT_POLICY=passive python -m pytest -n 2 --dist loadgroup $(ARGS)
 
 demo: build ## trains a small GPT on 4 CPU ranks, 2 x 2 (RANKS=, MESH=, ARGS=)
-	@$(ENV) $(TORCHRUN) $(RANKS) examples/train_gpt.py --mesh $(MESH) $(ARGS)
+	@$(ENV) $(TORCHRUN) $(RANKS) bench/race.py --mesh $(MESH) $(ARGS)
 
 bench: build ## step times on 1 x 4 and 2 x 2 ranks, and the host time of a step
 	@$(ENV) $(TORCHRUN) 4 bench/train_step.py --mesh 1x4 --json out/bench/1x4.json $(ARGS)

@@ -23,11 +23,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import dmuon
-from bench.interleave import Ratio, orders, paired_ratio
-from bench.muon_ag import best_orthogonalize
-from bench.provenance import provenance
-from bench.traffic import Traffic, read_traffic
-from examples.contender import (
+from bench.contender import (
     LABELS,
     NAMES,
     Cluster,
@@ -37,8 +33,12 @@ from examples.contender import (
     mean_times,
     open_cluster,
 )
-from examples.gpt import GPTConfig
-from examples.text import Text, load_text
+from bench.gpt import GPTConfig
+from bench.interleave import Ratio, orders, paired_ratio
+from bench.muon_ag import best_orthogonalize
+from bench.provenance import provenance
+from bench.text import Text, load_text
+from bench.traffic import Traffic, read_traffic
 
 PARTS = ("step", "forward", "backward", "optimizer")
 WARM_STEPS = 4

@@ -1,4 +1,4 @@
-"""Training by the baseline of bench/ and examples/, on the ranks of a pool."""
+"""Training by the baseline of bench/, on the ranks of a pool."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from bench.gpt import GPT, GPTConfig
 from bench.muon_ag import MuonAG
-from examples.gpt import GPT, GPTConfig
-from examples.text import Text
+from bench.text import Text
 
 T = TypeVar("T")
 

@@ -14,8 +14,8 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from rich.table import Table
 
+from bench.contender import LABELS, StepTimes
 from bench.interleave import Ratio, paired_ratio
-from examples.contender import LABELS, StepTimes
 
 COLORS = {"adamw": "#7f7f7f", "muon_ag": "#d62728", "dmuon": "#1f77b4"}
 TABLE_WIDTH = 112  # columns; narrower, figures would be cut

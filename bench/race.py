@@ -1,7 +1,7 @@
 """Trains one small GPT with AdamW, Muon-AG and dmuon side by side and compares them.
 
-    python examples/train_gpt.py                                        # one process
-    torchrun --nproc-per-node 4 examples/train_gpt.py --mesh 2x2        # HSDP: 2 replicas of 2 shards
+    python bench/race.py                                        # one process
+    torchrun --nproc-per-node 4 bench/race.py --mesh 2x2        # HSDP: 2 replicas of 2 shards
 
 All contenders start from the same weights, see the same batches and take turns in random order, so
 that noise on the machine hits them alike. Figures, the plan and results.json go to --out.
@@ -20,12 +20,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from bench import report
+from bench.contender import LABELS, NAMES, Cluster, Contender, Rates, mean_times, open_cluster
+from bench.gpt import GPTConfig
 from bench.interleave import orders
-from examples import report
-from examples.contender import LABELS, NAMES, Cluster, Contender, Rates, mean_times, open_cluster
-from examples.gpt import GPTConfig
-from examples.memory import MemoryMeter
-from examples.text import Text, load_text
+from bench.memory import MemoryMeter
+from bench.text import Text, load_text
 
 # Before the first timed block: dmuon traces its first step, allocators and transports warm up.
 WARM_STEPS = 4
