@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "dmuon/bindings/topics.h"
+#include "dmuon/newton_schulz/backend.h"
 #include "dmuon/newton_schulz/coefficients.h"
-#include "dmuon/newton_schulz/dtype.h"
 #include "dmuon/newton_schulz/orthogonalize.h"
 
 namespace dmuon::bindings {
@@ -37,12 +37,14 @@ std::vector<PyRow> resolve_coefficients(const PyCoefficients& coefficients, int 
   return rows;
 }
 
+at::ScalarType default_dtype(c10::Device device) { return ns::backend_of(device).default_dtype(); }
+
 at::Tensor orthogonalize(const at::Tensor& x, const PyCoefficients& coefficients, int num_steps,
                          double eps, std::optional<at::ScalarType> dtype,
                          std::optional<ns::Form> form, std::optional<at::ScalarType> gram_dtype) {
   ns::Options options{.coefficients = resolve(coefficients, num_steps),
                       .eps = eps,
-                      .dtype = dtype.value_or(ns::default_dtype(x.device())),
+                      .dtype = dtype.value_or(default_dtype(x.device())),
                       .form = form,
                       .gram_dtype = gram_dtype};
   return ns::orthogonalize(x, options);
@@ -60,7 +62,7 @@ void init_newton_schulz(py::module_& module) {
              py::call_guard<py::gil_scoped_release>());
   module.def("resolve_coefficients", &resolve_coefficients, py::arg("coefficients"),
              py::arg("num_steps"));
-  module.def("default_ns_dtype", &ns::default_dtype, py::arg("device"));
+  module.def("default_ns_dtype", &default_dtype, py::arg("device"));
   module.def("choose_form", &ns::choose_form, py::arg("m"), py::arg("n"), py::arg("num_steps"),
              py::arg("device"), py::arg("dtype"));
 }

@@ -9,24 +9,13 @@
 #include <utility>
 
 #include "dmuon/core/error.h"
-#include "dmuon/newton_schulz/dtype.h"
-#include "dmuon/newton_schulz/normalise.h"
-#include "dmuon/newton_schulz/product.h"
+#include "dmuon/newton_schulz/backend.h"
 
 namespace dmuon::newton_schulz {
 namespace {
 
 using at::Tensor;
 using core::require;
-
-// Below this short side torch's own overhead outweighs the arithmetic, and a batched product of
-// many matrices is up to 40 times faster (32 x 32 bf16); above it, one matrix at a time is as fast
-// and symmetric products can save their panels.
-constexpr std::int64_t kMaxBatchedRows = kMinPanelledRows - 1;
-
-// Time of an fp32 FLOP over a bf16 one where the CPU multiplies both: 220 against 102 GFLOP/s a
-// core with AVX512-BF16.
-constexpr double kFp32CostOnCpu = 2.15;
 
 bool floating(at::ScalarType dtype) {
   return dtype == at::kDouble || dtype == at::kFloat || dtype == at::kBFloat16 ||
@@ -36,6 +25,7 @@ bool floating(at::ScalarType dtype) {
 // The iterate X, [(b,) rows, cols], either side the shorter: `tall` matrices are read in the other
 // operand order instead of being transposed.
 struct Iterate {
+  const Backend& backend;
   Tensor x;
   Tensor spare;  // X's next value; a product may not overwrite its operand
   bool tall;
@@ -52,15 +42,15 @@ struct Iterate {
   void gram_matrix(const Tensor& r) const {
     const Tensor wide = x.to(r.scalar_type());
     const Tensor transposed = wide.mT();
-    symmetric_product(r, 0, r, 1, tall ? transposed : wide, tall ? wide : transposed);
+    backend.symmetric_product(r, 0, r, 1, tall ? transposed : wide, tall ? wide : transposed);
   }
 
   // X <- a X + Q X.
   void apply(double a, const Tensor& q) {
     if (tall) {
-      product(spare, a, x, 1, x, q);
+      backend.product(spare, a, x, 1, x, q);
     } else {
-      product(spare, a, x, 1, q, x);
+      backend.product(spare, a, x, 1, q, x);
     }
     std::swap(x, spare);
   }
@@ -71,7 +61,7 @@ void run_direct(Iterate& iterate, const Coefficients& coefficients) {
   const Tensor z = at::empty_like(r);
   for (const auto& [a, b, c] : coefficients) {
     iterate.gram_matrix(r);
-    symmetric_product(z, b, r, c, r, r);
+    iterate.backend.symmetric_product(z, b, r, c, r, r);
     iterate.apply(a, z);
   }
 }
@@ -85,6 +75,7 @@ void add_identity(const Tensor& q, double a) {
 }
 
 void run_gram(Iterate& iterate, const Coefficients& coefficients, at::ScalarType dtype) {
+  const Backend& backend = iterate.backend;
   const auto r = iterate.square(dtype);
   const auto z = at::empty_like(r);
   Tensor q = at::empty_like(r);
@@ -92,33 +83,34 @@ void run_gram(Iterate& iterate, const Coefficients& coefficients, at::ScalarType
   const int steps = static_cast<int>(std::ssize(coefficients));
   for (int step = 0; step < steps; ++step) {
     const auto& [a, b, c] = coefficients[step];
-    const bool first = step == 0 || step == kRestartStep;
-    const bool last = step + 1 == steps || step + 1 == kRestartStep;
+    const bool first = step == 0 || step == flops::kRestartStep;
+    const bool last = step + 1 == steps || step + 1 == flops::kRestartStep;
     if (first) iterate.gram_matrix(r);
-    symmetric_product(z, b, r, c, r, r);
+    backend.symmetric_product(z, b, r, c, r, r);
     if (first) {
       q.copy_(z);
       add_identity(q, a);
     } else {
-      symmetric_product(scratch, a, q, 1, z, q);
+      backend.symmetric_product(scratch, a, q, 1, z, q);
       std::swap(q, scratch);
     }
     if (last) {
       iterate.apply(0, q.to(iterate.x.scalar_type()));
     } else {
-      symmetric_product(scratch, a, r, 1, r, z);        // R Z + a R
-      symmetric_product(r, a, scratch, 1, z, scratch);  // Z (R Z + a R) + a (R Z + a R)
+      backend.symmetric_product(scratch, a, r, 1, r, z);        // R Z + a R
+      backend.symmetric_product(r, a, scratch, 1, z, scratch);  // Z (R Z + a R) + a (R Z + a R)
     }
   }
 }
 
 // x [(b,) rows, cols] normalised, contiguous.
-Tensor iterate(const Tensor& x, const Options& options, Form form, at::ScalarType gram) {
-  Iterate state{x, at::empty_like(x), x.size(-2) > x.size(-1)};
+Tensor iterate(const Backend& backend, const Tensor& x, const Options& options, Form form,
+               at::ScalarType gram_dtype) {
+  Iterate state{backend, x, at::empty_like(x), x.size(-2) > x.size(-1)};
   if (form == Form::kDirect) {
     run_direct(state, options.coefficients);
   } else {
-    run_gram(state, options.coefficients, gram);
+    run_gram(state, options.coefficients, gram_dtype);
   }
   return state.x;
 }
@@ -141,42 +133,34 @@ void check(const Tensor& x, const Options& options) {
 
 }  // namespace
 
-at::ScalarType gram_dtype(c10::Device device, at::ScalarType dtype) {
-  const bool narrow = dtype == at::kHalf || dtype == at::kBFloat16;
-  return narrow && device.is_cpu() ? at::kFloat : dtype;
-}
-
 Form choose_form(std::int64_t m, std::int64_t n, int steps, c10::Device device,
                  at::ScalarType dtype) {
-  const bool costs_more = device.is_cpu() && dtype == at::kBFloat16 && cpu_multiplies_bf16();
-  return cheaper_form(m, n, steps, costs_more ? kFp32CostOnCpu : 1);
+  return flops::cheaper_form(m, n, steps, backend_of(device).symmetric_cost(std::min(m, n), dtype));
 }
 
 Tensor orthogonalize(const Tensor& x, const Options& options) {
   check(x, options);
   const at::NoGradGuard no_grad;
   if (x.numel() == 0) return at::empty(x.sizes(), x.options().dtype(options.dtype));
+  const Backend& backend = backend_of(x.device());
   const std::int64_t rows = x.size(-2);
   const std::int64_t cols = x.size(-1);
   const int steps = static_cast<int>(std::ssize(options.coefficients));
   const Form form =
       options.form.value_or(choose_form(rows, cols, steps, x.device(), options.dtype));
-  const auto gram = options.gram_dtype.value_or(gram_dtype(x.device(), options.dtype));
+  const auto gram_dtype = options.gram_dtype.value_or(backend.gram_dtype(options.dtype));
 
-  const Tensor batch = x.detach().reshape({-1, rows, cols});
-  // The choice may depend on the matrix's shape and dtype but never on the batch's size: one matrix
-  // must take the same path alone. MKL's fp64 batched product differs from batch to batch with
-  // more than one thread.
-  const bool batched =
-      !x.is_cpu() || (std::min(rows, cols) <= kMaxBatchedRows && options.dtype != at::kDouble);
+  const Tensor matrices = x.detach().reshape({-1, rows, cols});
+  const bool batched = backend.batched(std::min(rows, cols), options.dtype);
   if (batched) {
-    const Tensor result = iterate(normalise(batch, options.dtype), options, form, gram);
+    const Tensor result =
+        iterate(backend, backend.normalise(matrices, options.dtype), options, form, gram_dtype);
     return result.narrow(-2, 0, rows).narrow(-1, 0, cols).contiguous().view(x.sizes());
   }
-  const Tensor out = at::empty(batch.sizes(), x.options().dtype(options.dtype));
-  for (std::int64_t i = 0; i < batch.size(0); ++i) {
-    const Tensor normalised = normalise(batch.narrow(0, i, 1), options.dtype).squeeze(0);
-    const Tensor result = iterate(normalised, options, form, gram);
+  const Tensor out = at::empty(matrices.sizes(), x.options().dtype(options.dtype));
+  for (std::int64_t i = 0; i < matrices.size(0); ++i) {
+    const Tensor normalised = backend.normalise(matrices.narrow(0, i, 1), options.dtype).squeeze(0);
+    const Tensor result = iterate(backend, normalised, options, form, gram_dtype);
     out.select(0, i).copy_(result.narrow(-2, 0, rows).narrow(-1, 0, cols));
   }
   return out.view(x.sizes());

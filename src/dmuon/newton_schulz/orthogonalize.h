@@ -4,10 +4,12 @@
 
 #include <optional>
 
+#include "dmuon/flops/newton_schulz.h"
 #include "dmuon/newton_schulz/coefficients.h"
-#include "dmuon/newton_schulz/flops.h"
 
 namespace dmuon::newton_schulz {
+
+using flops::Form;
 
 struct Options {
   Coefficients coefficients;  ///< one row a step; none: the normalised input comes back
@@ -15,18 +17,9 @@ struct Options {
   at::ScalarType dtype = at::ScalarType::Float;  ///< fp64, fp32, bf16 or fp16
   std::optional<Form> form;                      ///< unset: the cheaper one for the shape
   /// dtype of the Gram form's R, Z and Q: fp32 or wider than dtype, or dtype
-  /// itself. Unset: gram_dtype(device, dtype).
+  /// itself. Unset: the device's backend chooses (backend.h).
   std::optional<at::ScalarType> gram_dtype;
 };
-
-/// The dtype the Gram form keeps R = X X', Z and Q in.
-///
-/// On CPUs fp32 for 16-bit working dtypes: with a 16-bit R the error is up to
-/// 3 times the direct form's (square and ill-conditioned matrices), because R's
-/// rounding swamps the small eigenvalues that the iteration then amplifies.
-/// Elsewhere the working dtype, which tensor cores multiply ten times faster
-/// and which meets fp16's error bounds on rectangular matrices.
-at::ScalarType gram_dtype(c10::Device device, at::ScalarType dtype);
 
 /// The form `orthogonalize` takes for an m x n matrix when none is given.
 Form choose_form(std::int64_t m, std::int64_t n, int steps, c10::Device device,
@@ -38,7 +31,7 @@ Form choose_form(std::int64_t m, std::int64_t n, int steps, c10::Device device,
 ///
 /// Direct form: as written. Gram form (Gram Newton-Schulz, Dao-AILab 2026): with
 /// R = X X' and Q = I, each step takes Z = b R + c R^2, Q <- Z Q + a Q,
-/// R <- (Z + a I) R (Z + a I); X <- Q X once before step kRestartStep, where R
+/// R <- (Z + a I) R (Z + a I); X <- Q X once before step flops::kRestartStep, where R
 /// and Q start afresh, and once at the end.
 ///
 /// A norm is never below eps times the largest entry. It is at least that entry,

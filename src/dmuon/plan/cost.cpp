@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "dmuon/core/error.h"
+#include "dmuon/flops/newton_schulz.h"
 
 namespace dmuon::plan {
 namespace {
@@ -21,21 +22,9 @@ constexpr std::int64_t kMaxBatchElements = std::int64_t{16} << 20;
 // Few enough to be measured; beyond 64, sharing launches gains nothing more.
 constexpr int kBatchSizes[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};
 
-// Products of one Newton-Schulz run, m <= n: `to_square` and `square` have a symmetric m x m result
-// from inner dimension n and m, `to_wide` an m x n result from inner dimension m.
-struct Products {
-  double to_square;
-  double square;
-  double to_wide;
-};
-
-// Five steps directly, and with one restart in Gram space (sec:design-gram-ns).
-constexpr Products kDirect = {5, 5, 5};
-constexpr Products kGram = {2, 14, 2};
-
 double tiles_along(double size) { return std::ceil(size / kTile); }
 
-// Products of one batch on one device.
+// Five Newton-Schulz steps of one batch on one device.
 class Model {
  public:
   Model(const Device& device, const Shape& shape, int num_batch)
@@ -44,30 +33,32 @@ class Model {
         n_(static_cast<double>(std::max(shape.rows, shape.cols))),
         num_batch_(num_batch) {}
 
-  double seconds(const Products& products) const {
-    const double launches = products.to_square + products.square + products.to_wide;
-    return products.to_square * symmetric_seconds(n_) + products.square * symmetric_seconds(m_) +
-           products.to_wide * full_seconds(2 * m_ * m_ * n_, tiles_along(n_)) +
-           launches * device_.launch_us * 1e-6;
+  double seconds(flops::Form form) const {
+    const flops::Products count = flops::products(5, form);
+    const int launches = count.to_square + count.square + count.to_wide;
+    return count.to_square * symmetric_seconds(n_) + count.square * symmetric_seconds(m_) +
+           count.to_wide * full_seconds(n_, m_) + launches * device_.launch_us * 1e-6;
   }
 
  private:
-  // An m x m result from inner dimension k.
-  double symmetric_seconds(double k) const {
-    if (device_.symmetric_tflops <= 0) return full_seconds(2 * m_ * m_ * k, tiles_along(m_));
+  // An m x m result from this inner dimension.
+  double symmetric_seconds(double inner) const {
+    if (device_.symmetric_tflops <= 0) return full_seconds(m_, inner);
     const double tiles = tiles_along(m_) * (tiles_along(m_) + 1) / 2;
-    return work_seconds(m_ * m_ * k, tiles, device_.symmetric_tflops);
+    return work_seconds(flops::product(m_, m_, inner) / 2, tiles, device_.symmetric_tflops);
   }
 
-  double full_seconds(double flops, double tiles_across) const {
-    return work_seconds(flops, tiles_along(m_) * tiles_across, device_.product_tflops);
+  // An m x cols result.
+  double full_seconds(double cols, double inner) const {
+    return work_seconds(flops::product(m_, cols, inner), tiles_along(m_) * tiles_along(cols),
+                        device_.product_tflops);
   }
 
   // Tiles are worked on in rounds; the last one takes as long as a full one.
-  double work_seconds(double flops, double tiles, double tflops) const {
+  double work_seconds(double work, double tiles, double tflops) const {
     const double rounds = std::ceil(num_batch_ * tiles / device_.tiles);
     const double filled = num_batch_ * tiles / (rounds * device_.tiles);
-    return num_batch_ * flops / (tflops * 1e12 * filled);
+    return num_batch_ * work / (tflops * 1e12 * filled);
   }
 
   const Device& device_;
@@ -112,10 +103,10 @@ Nanoseconds modelled_ns(const Device& device, const Shape& shape, int num_batch,
                         int tensor_parallel) {
   const Model model(device, shape, num_batch);
   const double bytes = kBytesPerElement * num_batch * static_cast<double>(shape.num_elements());
-  const double seconds = std::min(model.seconds(kDirect), model.seconds(kGram)) +
-                         bytes / (device.elementwise_gb_per_s * 1e9) +
-                         kElementwiseLaunches * device.launch_us * 1e-6 +
-                         link_seconds(device, shape, num_batch, tensor_parallel);
+  const double seconds =
+      std::min(model.seconds(flops::Form::kDirect), model.seconds(flops::Form::kGram)) +
+      bytes / (device.elementwise_gb_per_s * 1e9) + kElementwiseLaunches * device.launch_us * 1e-6 +
+      link_seconds(device, shape, num_batch, tensor_parallel);
   const double ns = seconds * 1e9;
   core::require(ns < static_cast<double>(balance::kMaxTotalNs), "modelled_ns: a batch of ",
                 num_batch, " of ", to_string(shape), " must take less than ", balance::kMaxTotalNs,

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <cstdint>
+
+#include "dmuon/flops/newton_schulz.h"
+
+namespace dmuon::newton_schulz {
+
+/// What the iteration needs of a kind of device: three operations on tensors, and the choices that
+/// depend on how fast they are. Backends have no state, are thread-safe, work on the current stream
+/// and record no autograd.
+///
+/// Dtypes are fp64, fp32, bf16 and fp16. Matrices are [rows, cols] or, batched, [b, rows, cols];
+/// one call's tensors share dtype, device and number of dimensions, the caller's responsibility.
+/// Each matrix's result is the same bits run to run.
+class Backend {
+ public:
+  Backend() = default;
+  Backend(const Backend&) = delete;
+  Backend& operator=(const Backend&) = delete;
+  virtual ~Backend() = default;
+
+  /// The dtype Newton-Schulz runs in when the user names none.
+  virtual at::ScalarType default_dtype() const = 0;
+
+  /// The dtype in which the Gram form keeps R = X X', Z and Q by default: `dtype` or a wider one.
+  virtual at::ScalarType gram_dtype(at::ScalarType dtype) const = 0;
+
+  /// What symmetric products with m x m results cost when the working dtype is `dtype`.
+  virtual flops::SymmetricCost symmetric_cost(std::int64_t m, at::ScalarType dtype) const = 0;
+
+  /// Whether matrices of this short side are orthogonalised as one batch rather than one by one.
+  /// It depends on one matrix alone, so that a matrix takes the same path alone and in a batch.
+  virtual bool batched(std::int64_t short_side, at::ScalarType dtype) const = 0;
+
+  /// Divides every matrix by its Frobenius norm, then rounds to `dtype`. Safe for entries of any
+  /// size that the input's dtype holds (1e-30 .. 1e30 and beyond). A zero matrix stays zero; a
+  /// matrix with a NaN or an infinity becomes all NaN.
+  ///
+  /// @param x  [b, rows, cols], of any of the dtypes; rows and cols at least 1.
+  /// @return   [b, rows', cols'] contiguous, new: rows' >= rows and cols' >= cols as the backend's
+  ///           products like them, padded with zeros, which the iteration keeps zero.
+  virtual at::Tensor normalise(const at::Tensor& x, at::ScalarType dtype) const = 0;
+
+  /// out <- beta c + alpha a b. `out` may be a slice; it must not overlap a or b, but may be c.
+  /// With beta = 0, c is not read.
+  virtual void product(const at::Tensor& out, double beta, const at::Tensor& c, double alpha,
+                       const at::Tensor& a, const at::Tensor& b) const = 0;
+
+  /// The same for a product a b that is symmetric in exact arithmetic, and a symmetric c. The lower
+  /// triangle is computed and mirrored, so `out` is bitwise symmetric.
+  ///
+  /// @param out  [(b,) m, m] contiguous.
+  virtual void symmetric_product(const at::Tensor& out, double beta, const at::Tensor& c,
+                                 double alpha, const at::Tensor& a, const at::Tensor& b) const = 0;
+};
+
+/// backends/cpu.cpp: a matrix's result is also bitwise the same alone and in a batch.
+const Backend& cpu_backend();
+
+/// backends/aten.cpp: whatever the device, by ATen's operators alone.
+const Backend& aten_backend();
+
+/// The backend that works on tensors of this device.
+const Backend& backend_of(c10::Device device);
+
+}  // namespace dmuon::newton_schulz

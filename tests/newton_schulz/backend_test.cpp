@@ -1,0 +1,244 @@
+#include "dmuon/newton_schulz/backend.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+
+namespace dmuon::newton_schulz {
+namespace {
+
+using at::Tensor;
+
+constexpr at::ScalarType kDtypes[] = {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf};
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+// Unit roundoff times a margin for the sum's length.
+double tolerance(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kDouble:
+      return 1e-14;
+    case at::kFloat:
+      return 2e-6;
+    case at::kBFloat16:
+      return 4e-3;
+    default:
+      return 5e-4;
+  }
+}
+
+Tensor random(at::IntArrayRef sizes, at::ScalarType dtype) {
+  return at::randn(sizes, at::kDouble).to(dtype);
+}
+
+Tensor filled(at::IntArrayRef sizes, double value, at::ScalarType dtype) {
+  return at::full(sizes, value, at::TensorOptions(dtype));
+}
+
+// beta c + alpha a b of two matrices, entry by entry in fp64.
+Tensor plain_product(double beta, const Tensor& c, double alpha, const Tensor& a, const Tensor& b) {
+  const Tensor out = c.to(at::kDouble).mul(beta);
+  const Tensor left = a.to(at::kDouble).contiguous();
+  const Tensor right = b.to(at::kDouble).mT().contiguous();
+  const std::int64_t inner = a.size(1);
+  for (std::int64_t row = 0; row < out.size(0); ++row) {
+    for (std::int64_t col = 0; col < out.size(1); ++col) {
+      const double* x = left.const_data_ptr<double>() + row * inner;
+      const double* y = right.const_data_ptr<double>() + col * inner;
+      double sum = 0;
+      for (std::int64_t k = 0; k < inner; ++k) sum += x[k] * y[k];
+      out.mutable_data_ptr<double>()[row * out.size(1) + col] += alpha * sum;
+    }
+  }
+  return out;
+}
+
+Tensor mirrored(const Tensor& square) { return square.tril().add(square.tril(-1).mT()); }
+
+void expect_near(const Tensor& got, const Tensor& exact, const std::string& where) {
+  ASSERT_EQ(got.sizes(), exact.sizes()) << where;
+  const double error = got.to(at::kDouble).sub(exact).norm().item().toDouble();
+  EXPECT_LE(error, tolerance(got.scalar_type()) * exact.norm().item().toDouble()) << where;
+}
+
+struct Case {
+  const char* name;
+  const Backend& (*backend)();
+};
+
+// Every backend, on CPU tensors.
+class BackendTest : public testing::TestWithParam<Case> {
+ protected:
+  const Backend& backend_ = GetParam().backend();
+};
+
+INSTANTIATE_TEST_SUITE_P(All, BackendTest,
+                         testing::Values(Case{"cpu", cpu_backend}, Case{"aten", aten_backend}),
+                         [](const auto& param) { return std::string(param.param.name); });
+
+TEST_P(BackendTest, ProductAgreesWithFp64AtOddAndEmptySizes) {
+  const std::int64_t sizes[][3] = {{1, 1, 1},     {7, 13, 5}, {67, 1, 31}, {1, 67, 129},
+                                   {96, 64, 128}, {5, 3, 0},  {0, 4, 3},   {4, 0, 3}};
+  for (const at::ScalarType dtype : kDtypes) {
+    for (const auto& [rows, cols, inner] : sizes) {
+      const std::string where = std::to_string(rows) + " " + std::to_string(cols) + " " +
+                                std::to_string(inner) + " " + toString(dtype);
+      const Tensor a = random({rows, inner}, dtype);
+      const Tensor b = random({cols, inner}, dtype).mT();
+      const Tensor c = random({rows, cols}, dtype);
+      const Tensor out = filled({rows, cols}, kNan, dtype);
+      backend_.product(out, 0.5, c, 0.25, a, b);
+      expect_near(out, plain_product(0.5, c, 0.25, a, b), where);
+
+      // Without an addend, which may then hold anything; into a slice; in place.
+      backend_.product(out, 0, filled({rows, cols}, kNan, dtype), 1, a, b);
+      const Tensor exact = plain_product(0, c, 1, a, b);
+      expect_near(out, exact, where);
+      const Tensor wide = filled({rows, cols + 3}, 7, dtype);
+      backend_.product(wide.narrow(1, 1, cols), 0, wide, 1, a, b);
+      expect_near(wide.narrow(1, 1, cols), exact, where);
+      EXPECT_TRUE(wide.select(1, 0)
+                      .eq(7)
+                      .logical_and(wide.select(1, cols + 1).eq(7))
+                      .all()
+                      .item()
+                      .toBool());
+      out.copy_(c);
+      backend_.product(out, -1, out, 1, a, b);
+      expect_near(out, plain_product(-1, c, 1, a, b), where);
+    }
+  }
+}
+
+TEST_P(BackendTest, ProductOfABatchIsThatOfEachMatrix) {
+  for (const at::ScalarType dtype : kDtypes) {
+    for (const std::int64_t num_batch : {0, 1, 3}) {
+      const Tensor a = random({num_batch, 9, 17}, dtype);
+      const Tensor b = random({num_batch, 17, 11}, dtype);
+      const Tensor c = random({num_batch, 9, 11}, dtype);
+      const Tensor out = filled({num_batch, 9, 11}, kNan, dtype);
+      backend_.product(out, 2, c, -0.5, a, b);
+      for (std::int64_t i = 0; i < num_batch; ++i) {
+        expect_near(out[i], plain_product(2, c[i], -0.5, a[i], b[i]), toString(dtype));
+      }
+    }
+  }
+}
+
+// Sizes below, at and above those that the CPU divides into panels, and primes.
+TEST_P(BackendTest, SymmetricProductIsBitwiseSymmetricAndAgreesWithFp64) {
+  for (const at::ScalarType dtype : kDtypes) {
+    for (const std::int64_t m : {0, 1, 7, 67, 255, 256, 257, 389}) {
+      for (const std::int64_t n : {0, 1, 13, 260}) {
+        const std::string where =
+            std::to_string(m) + " " + std::to_string(n) + " " + toString(dtype);
+        const double scale = 1 / std::sqrt(static_cast<double>(m + n + 1));
+        const Tensor x = random({m, n}, at::kDouble).mul(scale).to(dtype);
+        const Tensor r = filled({m, m}, kNan, dtype);
+        backend_.symmetric_product(r, 0, r, 1, x, x.mT());
+        EXPECT_TRUE(at::equal(r, r.mT())) << where;
+        expect_near(r, plain_product(0, at::zeros({m, m}), 1, x, x.mT()), where);
+
+        const Tensor z = filled({m, m}, kNan, dtype);
+        backend_.symmetric_product(z, 0.5, r, 0.25, r, r);
+        EXPECT_TRUE(at::equal(z, z.mT())) << where;
+        expect_near(z, plain_product(0.5, r, 0.25, r, r), where);
+      }
+    }
+  }
+}
+
+TEST_P(BackendTest, SymmetricProductMirrorsTheLowerTriangleOfEachMatrix) {
+  for (const at::ScalarType dtype : kDtypes) {
+    for (const std::int64_t m : {1, 2, 31, 32, 33, 97, 300}) {
+      // Not symmetric, so that it is seen which triangle is kept.
+      const Tensor a = random({2, m, 5}, dtype);
+      const Tensor b = random({2, 5, m}, dtype);
+      const Tensor out = filled({2, m, m}, kNan, dtype);
+      backend_.symmetric_product(out, 0, out, 1, a, b);
+      for (std::int64_t i = 0; i < 2; ++i) {
+        const Tensor full = plain_product(0, at::zeros({m, m}), 1, a[i], b[i]);
+        expect_near(out[i], mirrored(full), std::to_string(m));
+      }
+    }
+  }
+}
+
+TEST_P(BackendTest, NormaliseDividesEachMatrixByItsFrobeniusNormAndPadsWithZeros) {
+  for (const at::ScalarType source : kDtypes) {
+    for (const at::ScalarType dtype : kDtypes) {
+      // A backend may work in fp32 unless the input is wider.
+      const double bound =
+          std::max(tolerance(dtype), source == at::kDouble ? 0 : tolerance(at::kFloat));
+      for (const auto& [rows, cols] : {std::pair{1, 1}, {1, 67}, {33, 1}, {31, 129}, {64, 32}}) {
+        const std::string where = std::to_string(rows) + " " + std::to_string(cols) + " " +
+                                  toString(source) + " " + toString(dtype);
+        const Tensor x = random({3, cols, rows}, source).mT();  // strided
+        x[1].zero_();
+        const Tensor got = backend_.normalise(x, dtype);
+        EXPECT_EQ(got.scalar_type(), dtype) << where;
+        EXPECT_TRUE(got.is_contiguous()) << where;
+        for (std::int64_t i = 0; i < 3; ++i) {
+          const Tensor wide = x[i].to(at::kDouble).contiguous();
+          double squares = 0;
+          for (std::int64_t k = 0; k < wide.numel(); ++k) {
+            squares += std::pow(wide.const_data_ptr<double>()[k], 2);
+          }
+          const Tensor exact = wide.div(i == 1 ? 1 : std::sqrt(squares));
+          const Tensor part = got[i].narrow(0, 0, rows).narrow(1, 0, cols);
+          const double error = part.to(at::kDouble).sub(exact).norm().item().toDouble();
+          EXPECT_LE(error, bound) << where;
+          EXPECT_EQ(got[i].count_nonzero().item().toLong(), part.count_nonzero().item().toLong())
+              << where;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(BackendTest, NormaliseOfNoMatricesIsEmpty) {
+  EXPECT_EQ(backend_.normalise(at::empty({0, 5, 3}), at::kHalf).size(0), 0);
+}
+
+TEST_P(BackendTest, NormaliseTakesEntriesOfAnySize) {
+  for (const double scale : {1e-300, 1e-160, 1e-30, 1e30, 1e160, 1e300}) {
+    const Tensor unit = random({1, 8, 8}, at::kDouble);
+    const Tensor got =
+        backend_.normalise(unit.mul(scale), at::kDouble).narrow(1, 0, 8).narrow(2, 0, 8);
+    expect_near(got, unit.div(unit.norm()), std::to_string(std::log10(scale)));
+  }
+  for (const double scale : {1e-30, 1e30}) {
+    const Tensor unit = random({1, 8, 16}, at::kFloat);
+    const Tensor got =
+        backend_.normalise(unit.mul(scale), at::kFloat).narrow(1, 0, 8).narrow(2, 0, 16);
+    expect_near(got, unit.to(at::kDouble).div(unit.to(at::kDouble).norm()), std::to_string(scale));
+  }
+}
+
+TEST_P(BackendTest, NormaliseMakesAMatrixThatIsNotFiniteNanAndLeavesTheOthersAlone) {
+  for (const at::ScalarType dtype : kDtypes) {
+    const Tensor x = random({3, 6, 8}, dtype);
+    x[0][5][7].fill_(kNan);
+    x[1][0][1].fill_(-std::numeric_limits<double>::infinity());
+    const Tensor got = backend_.normalise(x, dtype).narrow(1, 0, 6).narrow(2, 0, 8);
+    EXPECT_TRUE(got.narrow(0, 0, 2).isnan().all().item().toBool()) << dtype;
+    EXPECT_TRUE(got[2].isfinite().all().item().toBool()) << dtype;
+  }
+}
+
+TEST(BackendOf, IsTheCpusForCpusAndAtensForTheRest) {
+  EXPECT_EQ(&backend_of(c10::Device(c10::kCPU)), &cpu_backend());
+  EXPECT_EQ(&backend_of(c10::Device(c10::kCUDA, 1)), &aten_backend());
+  EXPECT_EQ(&backend_of(c10::Device(c10::kXPU)), &aten_backend());
+}
+
+}  // namespace
+}  // namespace dmuon::newton_schulz

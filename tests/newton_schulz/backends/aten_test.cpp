@@ -1,0 +1,17 @@
+#include <gtest/gtest.h>
+
+#include "dmuon/newton_schulz/backend.h"
+
+namespace dmuon::newton_schulz {
+namespace {
+
+TEST(AtenBackend, RunsInFp16ThroughoutWithFullProductsInBatches) {
+  EXPECT_EQ(aten_backend().default_dtype(), at::kHalf);
+  EXPECT_EQ(aten_backend().gram_dtype(at::kHalf), at::kHalf);
+  EXPECT_EQ(aten_backend().symmetric_cost(4096, at::kHalf).share, 1);
+  EXPECT_EQ(aten_backend().symmetric_cost(4096, at::kBFloat16).gram_dtype, 1);
+  EXPECT_TRUE(aten_backend().batched(4096, at::kDouble));
+}
+
+}  // namespace
+}  // namespace dmuon::newton_schulz

@@ -1,0 +1,66 @@
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/randn.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+
+#include "dmuon/newton_schulz/backend.h"
+
+namespace dmuon::newton_schulz {
+namespace {
+
+// Counted panel by panel: equal parts of about 128 rows, each as far as its last row, from 256 on.
+TEST(CpuBackend, CountsThePanelsOfASymmetricProduct) {
+  const auto share = [](std::int64_t m) {
+    return cpu_backend().symmetric_cost(m, at::kFloat).share;
+  };
+  EXPECT_EQ(share(1), 1);
+  EXPECT_EQ(share(255), 1);
+  EXPECT_EQ(share(256), (1 + 2) / 4.0);
+  EXPECT_DOUBLE_EQ(share(384), (1 + 2 + 3) / 9.0);
+  EXPECT_DOUBLE_EQ(share(385), (1 + 2 + 3 + 4) / 16.0);
+  EXPECT_EQ(share(1024), (1 + 2 + 3 + 4 + 5 + 6 + 7 + 8) / 64.0);
+}
+
+TEST(CpuBackend, KeepsTheGramFormsMatricesInFp32AtLeast) {
+  for (const auto dtype : {at::kHalf, at::kBFloat16, at::kFloat}) {
+    EXPECT_EQ(cpu_backend().gram_dtype(dtype), at::kFloat);
+  }
+  EXPECT_EQ(cpu_backend().gram_dtype(at::kDouble), at::kDouble);
+}
+
+TEST(CpuBackend, WeighsFp32MoreOnlyWhereBf16IsMultipliedInHardware) {
+  const bool bf16 = cpu_backend().default_dtype() == at::kBFloat16;
+  EXPECT_EQ(cpu_backend().symmetric_cost(64, at::kBFloat16).gram_dtype, bf16 ? 2.15 : 1);
+  for (const auto dtype : {at::kHalf, at::kFloat, at::kDouble}) {
+    EXPECT_EQ(cpu_backend().symmetric_cost(64, dtype).gram_dtype, 1);
+  }
+}
+
+TEST(CpuBackend, BatchesWhatHasNoPanelsUnlessInFp64) {
+  EXPECT_TRUE(cpu_backend().batched(255, at::kFloat));
+  EXPECT_FALSE(cpu_backend().batched(256, at::kFloat));
+  EXPECT_FALSE(cpu_backend().batched(8, at::kDouble));
+}
+
+TEST(CpuBackend, PadsRowsAndColumnsTo64Bytes) {
+  const at::Tensor x = at::randn({2, 33, 16});
+  EXPECT_EQ(cpu_backend().normalise(x, at::kFloat).sizes(), (at::IntArrayRef{2, 48, 16}));
+  EXPECT_EQ(cpu_backend().normalise(x, at::kHalf).sizes(), (at::IntArrayRef{2, 64, 32}));
+}
+
+TEST(CpuBackend, GivesEachMatrixOfABatchTheBitsThatItHasAlone) {
+  const at::Tensor x = cpu_backend().normalise(at::randn({3, 64, 96}), at::kFloat);
+  const at::Tensor r = at::full({3, 64, 64}, 0.0);
+  cpu_backend().symmetric_product(r, 0, r, 1, x, x.mT());
+  for (std::int64_t i = 0; i < 3; ++i) {
+    const at::Tensor one = x.narrow(0, i, 1);
+    const at::Tensor alone = at::full({1, 64, 64}, 0.0);
+    cpu_backend().symmetric_product(alone, 0, alone, 1, one, one.mT());
+    EXPECT_TRUE(at::equal(alone, r.narrow(0, i, 1)));
+  }
+}
+
+}  // namespace
+}  // namespace dmuon::newton_schulz
