@@ -18,9 +18,6 @@ namespace dmuon::newton_schulz {
 /// Each matrix's result is the same bits run to run.
 class Backend {
  public:
-  Backend() = default;
-  Backend(const Backend&) = delete;
-  Backend& operator=(const Backend&) = delete;
   virtual ~Backend() = default;
 
   /// The dtype Newton-Schulz runs in when the user names none.

@@ -103,18 +103,6 @@ void run_gram(Iterate& iterate, const Coefficients& coefficients, at::ScalarType
   }
 }
 
-// x [(b,) rows, cols] normalised, contiguous.
-Tensor iterate(const Backend& backend, const Tensor& x, const Options& options, Form form,
-               at::ScalarType gram_dtype) {
-  Iterate state{backend, x, at::empty_like(x), x.size(-2) > x.size(-1)};
-  if (form == Form::kDirect) {
-    run_direct(state, options.coefficients);
-  } else {
-    run_gram(state, options.coefficients, gram_dtype);
-  }
-  return state.x;
-}
-
 void check(const Tensor& x, const Options& options) {
   require(x.defined() && x.dim() >= 2, "orthogonalize: x must be [..., m, n]; got ",
           x.defined() ? x.dim() : 0, " dimension(s)");
@@ -150,18 +138,24 @@ Tensor orthogonalize(const Tensor& x, const Options& options) {
       options.form.value_or(choose_form(rows, cols, steps, x.device(), options.dtype));
   const auto gram_dtype = options.gram_dtype.value_or(backend.gram_dtype(options.dtype));
 
+  const auto run = [&](const Tensor& normalised) {
+    const bool tall = normalised.size(-2) > normalised.size(-1);
+    Iterate iterate{backend, normalised, at::empty_like(normalised), tall};
+    if (form == Form::kDirect) {
+      run_direct(iterate, options.coefficients);
+    } else {
+      run_gram(iterate, options.coefficients, gram_dtype);
+    }
+    return iterate.x.narrow(-2, 0, rows).narrow(-1, 0, cols);
+  };
   const Tensor matrices = x.detach().reshape({-1, rows, cols});
-  const bool batched = backend.batched(std::min(rows, cols), options.dtype);
-  if (batched) {
-    const Tensor result =
-        iterate(backend, backend.normalise(matrices, options.dtype), options, form, gram_dtype);
-    return result.narrow(-2, 0, rows).narrow(-1, 0, cols).contiguous().view(x.sizes());
+  if (backend.batched(std::min(rows, cols), options.dtype)) {
+    return run(backend.normalise(matrices, options.dtype)).contiguous().view(x.sizes());
   }
   const Tensor out = at::empty(matrices.sizes(), x.options().dtype(options.dtype));
   for (std::int64_t i = 0; i < matrices.size(0); ++i) {
-    const Tensor normalised = backend.normalise(matrices.narrow(0, i, 1), options.dtype).squeeze(0);
-    const Tensor result = iterate(backend, normalised, options, form, gram_dtype);
-    out.select(0, i).copy_(result.narrow(-2, 0, rows).narrow(-1, 0, cols));
+    const Tensor matrix = backend.normalise(matrices.narrow(0, i, 1), options.dtype).squeeze(0);
+    out.select(0, i).copy_(run(matrix));
   }
   return out.view(x.sizes());
 }

@@ -2,7 +2,6 @@
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
-#include <c10/util/Exception.h>
 #include <cpuinfo.h>
 
 #include <algorithm>
@@ -58,23 +57,13 @@ double sum_of_squares(const T* x, std::int64_t size, Transform transform) {
   return total;
 }
 
-// 16-bit types convert from float only.
-template <typename Out>
-Out round_to(double value) {
-  if constexpr (sizeof(Out) == 2) {
-    return static_cast<Out>(static_cast<float>(value));
-  } else {
-    return static_cast<Out>(value);
-  }
-}
-
 template <typename In, typename Out, typename Transform>
 void write_scaled(const In* x, std::int64_t rows, std::int64_t cols, Out* out, std::int64_t stride,
                   Transform transform, double norm) {
   const double scale = 1 / norm;
   for (std::int64_t row = 0; row < rows; ++row) {
     for (std::int64_t col = 0; col < cols; ++col) {
-      out[row * stride + col] = round_to<Out>(transform(x[row * cols + col]) * scale);
+      out[row * stride + col] = static_cast<Out>(transform(x[row * cols + col]) * scale);
     }
   }
 }
@@ -120,24 +109,15 @@ void mirror_tiles(T* data, std::int64_t m) {
   }
 }
 
-template <typename T>
-void mirror_batch(const Tensor& square) {
-  const std::int64_t m = square.size(-1);
-  T* data = static_cast<T*>(square.data_ptr());
-  for (std::int64_t at = 0; at < square.numel(); at += m * m) mirror_tiles(data + at, m);
-}
-
 // Copies the strictly lower triangle of each matrix, [(b,) m, m] contiguous, onto its upper one.
 void mirror_lower(const Tensor& square) {
-  switch (square.element_size()) {
-    case 2:
-      return mirror_batch<std::int16_t>(square);
-    case 4:
-      return mirror_batch<std::int32_t>(square);
-    case 8:
-      return mirror_batch<std::int64_t>(square);
-  }
-  TORCH_INTERNAL_ASSERT(false, "element size ", square.element_size());
+  const std::int64_t m = square.size(-1);
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, square.scalar_type(), "mirror_lower",
+                                  [&] {
+                                    auto* data = square.data_ptr<scalar_t>();
+                                    for (std::int64_t at = 0; at < square.numel(); at += m * m)
+                                      mirror_tiles(data + at, m);
+                                  });
 }
 
 // Products in dtypes that the hardware does not multiply run in fp32 and round once, which is what
@@ -222,10 +202,10 @@ class CpuBackend final : public Backend {
       const std::int64_t start = m * i / panels;
       const std::int64_t end = m * (i + 1) / panels;
       const auto panel = [&](const Tensor& x) {
-        return x.narrow(-2, start, end - start).narrow(-1, 0, end);
+        return panels == 1 ? x : x.narrow(-2, start, end - start).narrow(-1, 0, end);
       };
-      product(panels == 1 ? out : panel(out), beta, beta == 0 || panels == 1 ? c : panel(c), alpha,
-              a.narrow(-2, start, end - start), b.narrow(-1, 0, end));
+      product(panel(out), beta, beta == 0 ? c : panel(c), alpha, a.narrow(-2, start, end - start),
+              b.narrow(-1, 0, end));
     }
     mirror_lower(out);
   }
