@@ -24,3 +24,10 @@ endforeach()
 target_link_libraries(dmuon_torch INTERFACE ${torch_path} ${torch_cpu_path} ${c10_path})
 target_compile_definitions(dmuon_torch INTERFACE USE_DISTRIBUTED USE_C10D_GLOO)
 set(TORCH_PYTHON_LIBRARY ${torch_python_path})
+
+# PyTorch's pybind11 alone, for bindings below the torch line: objects of one module pass into the other only where
+# both are built with the same pybind11.
+file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/pybind11)
+file(CREATE_LINK ${TORCH_INSTALL_PREFIX}/include/pybind11 ${CMAKE_BINARY_DIR}/pybind11/pybind11 SYMBOLIC)
+add_library(dmuon_pybind11 INTERFACE)
+target_include_directories(dmuon_pybind11 SYSTEM INTERFACE ${CMAKE_BINARY_DIR}/pybind11)

@@ -6,67 +6,8 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-__version__: str
-
 Row = tuple[float, float, float]
 
-class Matrix:
-    name: str
-    rows: int
-    cols: int
-    unit: int
-    def __init__(self, name: str, rows: int, cols: int, unit: int, tensor_parallel: bool = False) -> None: ...
-
-class Mesh:
-    def __init__(self, num_replicates: int, num_shards: int, tensor_parallel: int = 1) -> None: ...
-
-class PlanOptions:
-    lookahead: int
-    layout_slack: float
-    max_memory_bytes: int
-    weight_bytes: int
-    gradient_bytes: int
-    node_copy: bool
-    units_in_flight: int
-
-class CostTable:
-    source: str
-    def __init__(self, source: str, entries: Sequence[tuple[tuple[int, int], Sequence[tuple[int, int]]]]) -> None: ...
-    def to_json(self) -> str: ...
-    @staticmethod
-    def from_json(text: str) -> CostTable: ...
-
-class Plan:
-    strategy: str
-    inventory: list[Matrix]
-    owner: list[int]
-    batches: list[tuple[int, list[int]]]
-    loads_ns: list[int]
-    makespan_ns: int
-    bound_ns: int
-    gap: float
-    memory_bytes: list[int]
-    costs: CostTable
-    def to_json(self) -> str: ...
-    @staticmethod
-    def from_json(text: str) -> Plan: ...
-    def require_fit(self, inventory: list[Matrix], mesh: Mesh) -> None: ...
-    def hash(self) -> int: ...
-    def table(self, max_rows: int = 16) -> str: ...
-
-def candidate_batches(rows: int, cols: int, num_matrices: int) -> list[int]: ...
-def modelled_ns(device: str, rows: int, cols: int, num_batch: int) -> int: ...
-def device_names() -> list[str]: ...
-def make_plan(inventory: list[Matrix], mesh: Mesh, strategy: str, costs: CostTable, options: PlanOptions) -> Plan: ...
-def make_plan_from_counts(
-    inventory: list[Matrix],
-    mesh: Mesh,
-    strategy: str,
-    counts: list[list[int]],
-    costs: CostTable,
-    options: PlanOptions,
-) -> Plan: ...
-def strategy_names() -> list[str]: ...
 def orthogonalize(
     x: torch.Tensor,
     coefficients: str | Sequence[Row],

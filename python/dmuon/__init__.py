@@ -3,26 +3,33 @@
 dedicate_params(model, mesh) -> fully_shard(...) -> Muon(model), then train as before.
 """
 
-import torch as _torch  # noqa: F401  (its libraries must be loaded before the engine's)
+from __future__ import annotations
 
-from dmuon._C import __version__
-from dmuon._inspecting.full_params import full_params
-from dmuon._inspecting.profile import profile
-from dmuon._inspecting.schedule import schedule
-from dmuon._inspecting.verify import Verification, routing_table, verify
-from dmuon._planning.plan import Plan, inventory, plan
-from dmuon._running.clip import clip_grad_norm_
-from dmuon._running.muon import Muon
-from dmuon._running.no_sync import no_sync
-from dmuon._running.orthogonalize import orthogonalize
-from dmuon._setup.dedication import dedicate_params
-from dmuon._setup.routing import Route, RoutingTable
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dmuon._inspecting.full_params import full_params
+    from dmuon._inspecting.profile import Profile, profile
+    from dmuon._inspecting.schedule import StepSchedule, schedule
+    from dmuon._inspecting.verify import Verification, routing_table, verify
+    from dmuon._plan import __version__
+    from dmuon._planning.owner_plan import Plan
+    from dmuon._planning.plan import inventory, plan
+    from dmuon._running.clip import clip_grad_norm_
+    from dmuon._running.muon import Muon
+    from dmuon._running.no_sync import no_sync
+    from dmuon._running.orthogonalize import orthogonalize
+    from dmuon._setup.dedication import dedicate_params
+    from dmuon._setup.routing import Route, RoutingTable
 
 __all__ = [
     "Muon",
     "Plan",
+    "Profile",
     "Route",
     "RoutingTable",
+    "StepSchedule",
     "Verification",
     "__version__",
     "clip_grad_norm_",
@@ -37,3 +44,37 @@ __all__ = [
     "schedule",
     "verify",
 ]
+
+# Where each name is loaded from when it is first used: the command does without torch, which takes seconds to import.
+_HOMES = {
+    "_inspecting.full_params": ("full_params",),
+    "_inspecting.profile": ("Profile", "profile"),
+    "_inspecting.schedule": ("StepSchedule", "schedule"),
+    "_inspecting.verify": ("Verification", "routing_table", "verify"),
+    "_plan": ("__version__",),
+    "_planning.owner_plan": ("Plan",),
+    "_planning.plan": ("inventory", "plan"),
+    "_running.clip": ("clip_grad_norm_",),
+    "_running.muon": ("Muon",),
+    "_running.no_sync": ("no_sync",),
+    "_running.orthogonalize": ("orthogonalize",),
+    "_setup.dedication": ("dedicate_params",),
+    "_setup.routing": ("Route", "RoutingTable"),
+}
+
+
+if not TYPE_CHECKING:  # a type checker shall know the names above and no others
+
+    def __getattr__(name: str) -> Any:
+        if name == "_C":
+            import torch  # noqa: F401  (its libraries must be loaded before the engine's)
+
+            return importlib.import_module("dmuon._C")
+        for home, names in _HOMES.items():
+            if name in names:
+                value = globals()[name] = getattr(importlib.import_module(f"dmuon.{home}"), name)
+                return value
+        raise AttributeError(f"module 'dmuon' has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return __all__

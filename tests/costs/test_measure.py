@@ -13,7 +13,7 @@ import torch
 from dmuon._planning import costs
 from dmuon._setup import ranks
 
-from dmuon import _C
+from dmuon import _plan
 
 Job = costs.Job
 ALONE = ranks.Ranks(((0,),), 0, 0, "cpu", None, ((0,),))
@@ -183,7 +183,7 @@ def test_a_table_without_a_measured_batch_says_that_it_is_modelled(machine, tmp_
     machine.fails = {(job, 0): out_of_memory() for job in JOBS}
     source, times = table()
     assert source == "model of cpu"
-    assert all(times[job] == _C.modelled_ns("cpu", *job.shape, job.size) for job in JOBS)
+    assert all(times[job] == _plan.modelled_ns("cpu", *job.shape, job.size) for job in JOBS)
     assert not (tmp_path / "costs").exists()
 
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn as nn
+from dmuon._command.main import main
 from dmuon._planning.plan import _routed, inventory_of
 
 import dmuon
-from dmuon import _C
-
-COMMAND = Path(sys.executable).parent / "dmuon"
+from dmuon import _plan
 
 
 class Mixed(nn.Module):
@@ -29,26 +26,24 @@ class Mixed(nn.Module):
         self.last = nn.Linear(8, 16)
 
 
-@pytest.mark.skipif(not COMMAND.exists(), reason="the command is not installed")
 @pytest.mark.parametrize("model", [Mixed(), nn.Linear(4, 6), Mixed().blocks], ids=["mixed", "one", "list"])
 def test_a_plan_made_of_it_fits_the_model(model: nn.Module, tmp_path: Path):
     (tmp_path / "model.json").write_text(json.dumps(dmuon.inventory(model)))
-    arguments = ["plan", "--inventory", "model.json", "--mesh", "2", "--device", "cpu", "--save", "plan.json"]
-    subprocess.run([COMMAND, *arguments], cwd=tmp_path, capture_output=True, check=True)
-    plan = _C.Plan.from_json((tmp_path / "plan.json").read_text())
+    files = ["--inventory", f"{tmp_path}/model.json", "--save", f"{tmp_path}/plan.json"]
+    assert main(["plan", *files, "--mesh", "2", "--device", "cpu"]) == 0
+    plan = _plan.Plan.from_json((tmp_path / "plan.json").read_text())
     items = inventory_of(*_routed(model, "inventory"))
     assert items
-    plan.require_fit(items, _C.Mesh(1, 2))
+    plan.require_fit(items, _plan.Mesh(1, 2))
 
 
-@pytest.mark.skipif(not COMMAND.exists(), reason="the command is not installed")
-def test_the_command_asks_this_python_for_the_milp(tmp_path: Path):
+@pytest.mark.parametrize("strategy", ["load_balance", "milp"])
+def test_the_command_decides_as_python_does(strategy: str, tmp_path: Path, capsys):
     (tmp_path / "model.json").write_text(json.dumps(dmuon.inventory(Mixed())))
-    arguments = ["plan", "--inventory", "model.json", "--mesh", "2", "--strategy", "milp", "--json"]
-    done = subprocess.run([COMMAND, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True)
-    got, expected = json.loads(done.stdout), dmuon.plan(Mixed(), (1, 2), strategy="milp")
-    assert got["strategy"] == expected.strategy == "milp"
-    assert got["makespan_ms"] == pytest.approx(expected.makespan_ms)
+    assert main(["plan", "--inventory", f"{tmp_path}/model.json", "--mesh", "2", "--strategy", strategy, "--json"]) == 0
+    got, expected = json.loads(capsys.readouterr().out), dmuon.plan(Mixed(), (1, 2), strategy=strategy)
+    assert got["strategy"] == expected.strategy == strategy
+    assert got == json.loads(expected.to_json())
     assert got["makespan_ms"] <= dmuon.plan(Mixed(), (1, 2), strategy="round_robin").makespan_ms
 
 

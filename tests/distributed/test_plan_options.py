@@ -14,7 +14,7 @@ from dmuon._planning import milp
 from models import make_gpt
 
 import dmuon
-from dmuon import _C
+from dmuon import _plan
 
 
 @pytest.fixture
@@ -84,14 +84,14 @@ def table(*entries):
         f'{{"size": 2, "ns": {pair}}}]}}'
         for over, ns, pair in entries
     )
-    return _C.CostTable.from_json(f'{{"schema_version": 1, "source": "a test", "shapes": [{shapes}]}}')
+    return _plan.CostTable.from_json(f'{{"schema_version": 1, "source": "a test", "shapes": [{shapes}]}}')
 
 
 def test_milp_takes_no_times_over_tensor_parallelism():
     """By which one owner had better take both matrices."""
-    items = [_C.Matrix(str(i), 8, 4, i) for i in range(2)]
+    items = [_plan.Matrix(str(i), 8, 4, i) for i in range(2)]
     times = table(("false", 10, 20), ("true", 40, 10))
-    plan = milp.make_plan(items, (1, 2), times, _C.PlanOptions())
+    plan = milp.make_plan(items, _plan.Mesh(1, 2), times, _plan.PlanOptions())
     assert (plan.strategy, sorted(plan.loads_ns)) == ("milp", [10, 10])
     with pytest.raises(ValueError, match="expected an entry for shape 8 x 4; got none"):
-        milp.make_plan(items, (1, 2), table(("true", 10, 10)), _C.PlanOptions())
+        milp.make_plan(items, _plan.Mesh(1, 2), table(("true", 10, 10)), _plan.PlanOptions())

@@ -8,6 +8,8 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from dmuon._planning.pictures import new_figure
+
 LANES = {"compute": "compute", "intra": "inside the node", "inter": "between nodes"}
 WAITS = ("await weights", "reshard", "finish route")
 PHASES = ("forward", "backward", "step", "between steps")
@@ -108,18 +110,10 @@ def draw(path: str | os.PathLike[str], panels: Sequence[Panel], title: str, axis
     Raises:
         ImportError: matplotlib is missing; names `function`.
     """
-    try:
-        figures = importlib.import_module("matplotlib.figure")
-        patches = importlib.import_module("matplotlib.patches")
-    except ImportError as error:
-        raise ImportError(
-            f"{function}: expected matplotlib, which is not installed: pip install 'dmuon[examples]'"
-        ) from error
     # One lane is missing on a mesh of one node.
     lanes = [lane for lane in LANES if lane == "compute" or any(bar.lane == lane for p in panels for bar in p.bars)]
-    figure = figures.Figure(
-        figsize=(_INCHES, 1.4 + len(panels) * (0.25 + 0.36 * len(lanes))), layout="constrained", dpi=150
-    )
+    figure = new_figure(function, figsize=(_INCHES, 1.4 + len(panels) * (0.25 + 0.36 * len(lanes))), dpi=150)
+    patches = importlib.import_module("matplotlib.patches")
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
     end = max((bar.end for panel in panels for bar in panel.bars), default=1.0)
     names = short_names(bar.unit for panel in panels for bar in panel.bars if bar.kind not in _NO_UNIT)

@@ -20,7 +20,8 @@ import torch
 from tqdm.auto import tqdm
 
 import dmuon
-from dmuon import _C
+from dmuon import _C, _plan
+from dmuon._planning.owner_plan import DEFAULT_DEVICE, from_file
 from dmuon._setup import ranks
 from dmuon._setup.hyperparameters import native_group
 
@@ -41,7 +42,7 @@ class Job(NamedTuple):
     size: int
 
 
-def loaded_costs(path: str | os.PathLike[str], function: str) -> _C.CostTable:
+def loaded_costs(path: str | os.PathLike[str], function: str) -> _plan.CostTable:
     """A JSON table.
 
     Args:
@@ -51,24 +52,7 @@ def loaded_costs(path: str | os.PathLike[str], function: str) -> _C.CostTable:
     Raises:
         ValueError: the table cannot be read.
     """
-    try:
-        return _C.CostTable.from_json(Path(path).read_text())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{function}: costs: cannot read the table {str(path)!r}: {error}") from error
-
-
-def modelled_costs(shapes: dict[Shape, int], model: str) -> _C.CostTable:
-    """The costs that a model of a device gives.
-
-    Args:
-        shapes: (rows, cols) and how many matrices there are.
-        model: a device's name, as `dmuon models` lists them.
-    """
-    entries = [
-        (shape, [(size, _C.modelled_ns(model, *shape, size)) for size in _C.candidate_batches(*shape, number)])
-        for shape, number in shapes.items()
-    ]
-    return _C.CostTable(f"model of {model}", entries)
+    return from_file(path, _plan.CostTable.from_json, f"{function}: costs: cannot read the table")
 
 
 def measured_costs(
@@ -77,7 +61,7 @@ def measured_costs(
     muon: dict[str, Any],
     compute_dtypes: dict[Shape, torch.dtype],
     device: torch.device,
-) -> _C.CostTable:
+) -> _plan.CostTable:
     """The costs on these ranks: those that slot 0 has kept, the others measured. Collective; alike on all ranks.
 
     Args:
@@ -87,7 +71,7 @@ def measured_costs(
         compute_dtypes: what updated weights are cast to.
         device: where the owner path runs.
     """
-    jobs = [Job(shape, size) for shape, number in shapes.items() for size in _C.candidate_batches(*shape, number)]
+    jobs = [Job(shape, size) for shape, number in shapes.items() for size in _plan.candidate_batches(*shape, number)]
     key = functools.partial(_key, place, muon, compute_dtypes, device)
     times = ranks.from_first(place, lambda: {job: ns for job, ns in _Kept(key()).times.items() if job in jobs})
     missing = [job for job in jobs if job not in times]
@@ -101,7 +85,9 @@ def measured_costs(
         source = f"model of {model_of(device)}"
     elif scaled:
         source += f"; {len(scaled)} batch{'es' * (len(scaled) > 1)} scaled by the model"
-    return _C.CostTable(source, [(shape, [(j.size, times[j]) for j in jobs if j.shape == shape]) for shape in shapes])
+    return _plan.CostTable(
+        source, [(shape, [(j.size, times[j]) for j in jobs if j.shape == shape]) for shape in shapes]
+    )
 
 
 def measure(
@@ -175,7 +161,7 @@ def _predicted(job: Job, times: dict[Job, int], model: str) -> int:
 
 @functools.cache
 def _modelled_ns(model: str, job: Job) -> int:
-    return max(1, _C.modelled_ns(model, *job.shape, job.size))
+    return max(1, _plan.modelled_ns(model, *job.shape, job.size))
 
 
 def _sample(place: ranks.Ranks, job: Job, run: Callable[[Job], int], begin: float) -> tuple[list[int] | None, float]:
@@ -238,8 +224,8 @@ def model_of(device: torch.device) -> str:
     if device.type != "cuda":
         return "cpu"
     words = set(torch.cuda.get_device_name(device).lower().replace("-", " ").split())
-    names = [name for name in _C.device_names() if name.split("-")[0] in words]
-    return names[0] if names else "a100-sxm4-80gb"
+    names = [name for name in _plan.device_names() if name.split("-")[0] in words]
+    return names[0] if names else DEFAULT_DEVICE
 
 
 def _key(

@@ -1,19 +1,15 @@
 """The paper's own formulation of the assignment (eq. owner_assignment), solved by SciPy: `pip install dmuon[milp]`.
 
 It does not scale (a thousand variables take HiGHS minutes), so `load_balance` is the default; this one is there to
-compare with. The file is also a program that reads an instance on stdin and writes counts, for the command `dmuon`.
+compare with.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import sys
-from collections import Counter
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from dmuon import _C
+from dmuon import _plan
+from dmuon._setup.strategies import MILP
 
 logger = logging.getLogger("dmuon")
 
@@ -85,60 +81,31 @@ def solve(
     return counts, result.status == 0
 
 
-def make_plan(items: list[_C.Matrix], mesh: tuple[int, int], table: _C.CostTable, options: _C.PlanOptions) -> _C.Plan:
-    """A plan with SciPy's assignment; beyond MOST_VARIABLES, or in vain, load_balance's, which is said.
-
-    Args:
-        items: the matrices, none over tensor parallelism.
-        mesh: (replicates, shards), each 1 or more.
-        table: the costs.
-        options: as for load_balance.
+def make_plan(
+    items: list[_plan.Matrix], mesh: _plan.Mesh, costs: _plan.CostTable, options: _plan.PlanOptions
+) -> _plan.Plan:
+    """A plan with SciPy's assignment. Beyond MOST_VARIABLES, or in vain, load_balance decides and the log says so.
 
     Raises:
         ValueError: SciPy is missing, or a shape has no costs.
     """
-    from dmuon import _C
-
-    native, num_owners = _C.Mesh(*mesh), mesh[0] * mesh[1]
-    shapes = _shape_times(items, table)
-    size = num_variables(shapes, num_owners)
+    shapes = _shape_times(items, costs)
+    size = num_variables(shapes, mesh.num_owners())
     try:
         if size > MOST_VARIABLES:
             raise NoSolutionError(f"milp: {size} variables, more than {MOST_VARIABLES}")
-        counts, proved = solve(shapes, num_owners)
+        counts, proved = solve(shapes, mesh.num_owners())
     except NoSolutionError as error:
         logger.warning("dmuon: %s: load_balance decides", error)
-        return _C.make_plan(items, native, "load_balance", table, options)
+        return _plan.make_plan(items, mesh, "load_balance", costs, options)
     if not proved:
         logger.warning("dmuon: milp: not proved optimal within %g s", TIME_LIMIT_S)
-    return _C.make_plan_from_counts(items, native, "milp", counts, table, options)
+    return _plan.make_plan_from_counts(items, mesh, MILP, counts, costs, options)
 
 
-def _shape_times(items: list[_C.Matrix], table: _C.CostTable) -> list[ShapeTimes]:
-    """By shape, in the order in which they first appear. A table's entries over tensor parallelism are for others."""
-    times = {
-        (entry["rows"], entry["cols"]): [(batch["size"], batch["ns"]) for batch in entry["batches"]]
-        for entry in json.loads(table.to_json())["shapes"]
-        if not entry["tensor_parallel"]
-    }
-    numbers = Counter((item.rows, item.cols) for item in items)
-    for rows, cols in numbers:
-        if (rows, cols) not in times:
-            raise ValueError(f"costs: expected an entry for shape {rows} x {cols}; got none")
-    return [(number, times[shape]) for shape, number in numbers.items()]
-
-
-def _main() -> None:
-    instance: dict[str, Any] = json.load(sys.stdin)
-    shapes = [(s["num_matrices"], [(b["size"], b["ns"]) for b in s["batches"]]) for s in instance["shapes"]]
-    if num_variables(shapes, instance["num_owners"]) > MOST_VARIABLES:
-        sys.exit(f"milp: more than {MOST_VARIABLES} variables")
-    try:
-        counts, proved = solve(shapes, instance["num_owners"])
-    except ValueError as error:
-        sys.exit(str(error))
-    json.dump({"counts": counts, "proved": proved}, sys.stdout)
-
-
-if __name__ == "__main__":
-    _main()
+def _shape_times(items: list[_plan.Matrix], costs: _plan.CostTable) -> list[ShapeTimes]:
+    """By shape, in the order in which they first appear."""
+    alike: dict[tuple[int, int, bool], list[_plan.Matrix]] = {}
+    for item in items:
+        alike.setdefault((item.rows, item.cols, item.tensor_parallel), []).append(item)
+    return [(len(matrices), costs.batches(matrices[0])) for matrices in alike.values()]

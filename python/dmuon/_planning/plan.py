@@ -1,4 +1,4 @@
-"""Who owns what: the plan, as Python sees it."""
+"""The plan of a model: made for any mesh, or agreed on by the ranks that will train it."""
 
 from __future__ import annotations
 
@@ -7,93 +7,27 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn as nn
 
-from dmuon import _C
-from dmuon._planning import milp
-from dmuon._planning.costs import loaded_costs, measured_costs, model_of, modelled_costs
+from dmuon import _plan
+from dmuon._planning.costs import loaded_costs, measured_costs, model_of
+from dmuon._planning.owner_plan import DEFAULT_DEVICE, Plan, decide
 from dmuon._setup import ranks
 from dmuon._setup.dedication import Dedication, dedicate_params, dedication_of, is_dedicated, plain_module
-from dmuon._setup.options import Planning, require_path, require_strategy
+from dmuon._setup.options import Planning, require_path
 from dmuon._setup.routing import Matrix, route
+from dmuon._setup.strategies import require_strategy
 from dmuon._setup.units import Unit, find_units
-
-
-class Plan:
-    """Owners and batches of a model's matrices; equal on every rank. Prints as a table.
-
-    Attributes:
-        owner: for each matrix, in module order, the slot (replicate * num_shards + shard) of its owner.
-        batches: (slot, matrices) of equal shapes that are updated together.
-        loads_ms: predicted milliseconds of each slot's update.
-        makespan_ms: of the slowest.
-        bound_ms: no plan can have a smaller makespan under the same costs; the plan carries a proof.
-        gap: makespan / bound - 1.
-        memory_bytes: of each slot at the peak of a step.
-    """
-
-    def __init__(self, plan: _C.Plan) -> None:
-        self._plan = plan
-        self.strategy: str = plan.strategy
-        self.owner: list[int] = plan.owner
-        self.batches: list[tuple[int, list[int]]] = plan.batches
-        self.loads_ms: list[float] = [ns / 1e6 for ns in plan.loads_ns]
-        self.makespan_ms: float = plan.makespan_ns / 1e6
-        self.bound_ms: float = plan.bound_ns / 1e6
-        self.gap: float = plan.gap
-        self.memory_bytes: list[int] = plan.memory_bytes
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Plan:
-        """A plan from the file of `save`, or of `dmuon plan --save`.
-
-        Raises:
-            ValueError: it cannot be read, or is no plan.
-        """
-        try:
-            return cls(_C.Plan.from_json(Path(path).read_text()))
-        except (OSError, ValueError) as error:
-            raise ValueError(f"plan: cannot read {str(path)!r}: {error}") from error
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the plan as JSON; `dedicate_params(..., plan=path)` takes it."""
-        Path(path).write_text(self.to_json() + "\n")
-
-    def to_json(self) -> str:
-        """The plan as JSON, as a rank receives it."""
-        return self._plan.to_json()
-
-    def table(self, max_rows: int = 16) -> str:
-        """What each owner holds and its predicted time, the slowest first."""
-        return self._plan.table(max_rows)
-
-    def hash(self) -> int:
-        """Equal for equal plans of equal matrices, on every machine."""
-        return self._plan.hash()
-
-    def require_fit(self, inventory: list[_C.Matrix], mesh: _C.Mesh) -> None:
-        """Raises a ValueError with the first difference, unless the plan is for these."""
-        self._plan.require_fit(inventory, mesh)
-
-    def __str__(self) -> str:
-        return self.table()
-
-    def __repr__(self) -> str:
-        return (
-            f"<dmuon.Plan: {self.strategy}, {len(self.owner)} matrices on {len(self.loads_ms)} owners, "
-            f"makespan {self.makespan_ms:.3f} ms>"
-        )
 
 
 def plan(
     model: nn.Module,
     mesh: tuple[int, int] | None = None,
     *,
-    device: str = "a100-sxm4-80gb",
+    device: str = DEFAULT_DEVICE,
     strategy: str = "load_balance",
     costs: str | os.PathLike[str] | None = None,
 ) -> Plan:
@@ -123,8 +57,8 @@ def plan(
     if not isinstance(mesh, tuple | list) or len(mesh) != 2 or not all(type(n) is int and 0 < n < 2**31 for n in mesh):
         raise ValueError(f"plan: mesh: expected (nodes, GPUs a node) for a model without dmuon.Muon; got {mesh!r}")
     require_strategy(strategy, "plan")
-    if device not in _C.device_names():
-        raise ValueError(f"plan: device: expected one of {_C.device_names()}, got {device!r}")
+    if device not in _plan.device_names():
+        raise ValueError(f"plan: device: expected one of {_plan.device_names()}, got {device!r}")
     if costs is not None:
         require_path(costs, "plan: costs")
     if costs in ("measured", "modelled"):
@@ -134,8 +68,8 @@ def plan(
         )
     matrices, units = _routed(model, "plan")
     items = inventory_of(matrices, units)
-    table = modelled_costs(_shapes(items), device) if costs is None else loaded_costs(costs, "plan")
-    return Plan(_decide(items, mesh, strategy, table, _C.PlanOptions()))
+    table = _plan.modelled_costs(items, device) if costs is None else loaded_costs(costs, "plan")
+    return Plan(decide(items, _plan.Mesh(*mesh), strategy, table, _plan.PlanOptions()))
 
 
 def inventory(model: nn.Module) -> dict[str, Any]:
@@ -164,7 +98,7 @@ def inventory(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def _entry(unit: str, index: int, items: list[_C.Matrix]) -> dict[str, Any]:
+def _entry(unit: str, index: int, items: list[_plan.Matrix]) -> dict[str, Any]:
     """Of an inventory; a tied matrix may lie outside its unit, which then lends no name."""
     prefix = f"{unit}."
     if not unit or not all(item.name.startswith(prefix) for item in items):
@@ -178,11 +112,11 @@ def _routed(model: nn.Module, function: str) -> tuple[list[Matrix], list[Unit]]:
     return matrices, find_units(model, [[path for path, _, _ in matrix.places] for matrix in matrices])
 
 
-def inventory_of(matrices: list[Matrix], units: list[Unit]) -> list[_C.Matrix]:
+def inventory_of(matrices: list[Matrix], units: list[Unit]) -> list[_plan.Matrix]:
     """The matrices as planning sees them."""
     unit_of = {matrix: index for index, unit in enumerate(units) for matrix in unit.matrices}
     return [
-        _C.Matrix(matrix.name, matrix.shape[0], matrix.shape[1], unit_of[index])
+        _plan.Matrix(matrix.name, matrix.shape[0], matrix.shape[1], unit_of[index])
         for index, matrix in enumerate(matrices)
     ]
 
@@ -191,14 +125,6 @@ def _changed(function: Callable[..., Any], **values: Any) -> dict[str, Any]:
     """Those that are not the function's defaults."""
     parameters = inspect.signature(function).parameters
     return {name: value for name, value in values.items() if value != parameters[name].default}
-
-
-def _decide(
-    items: list[_C.Matrix], mesh: tuple[int, int], strategy: str, table: _C.CostTable, options: _C.PlanOptions
-) -> _C.Plan:
-    if strategy == "milp":
-        return milp.make_plan(items, mesh, table, options)
-    return _C.make_plan(items, _C.Mesh(*mesh), strategy, table, options)
 
 
 def _require_room(plan: Plan, planning: Planning) -> None:
@@ -226,11 +152,12 @@ def make_plan(dedication: Dedication, units: list[Unit], muon: dict[str, Any], d
         _require_alone(dedication.planning)  # equal on all ranks, as dedicate_params has seen to: all raise
     place, planning, matrices = dedication.ranks, dedication.planning, dedication.matrices
     items = inventory_of(matrices, units)
-    mesh = (place.num_replicates, place.num_shards)
-    shapes = _shapes(items, planning.batching)
+    mesh = _plan.Mesh(place.num_replicates, place.num_shards)
+    costed = _batchable(items, planning.batching)
     table = None
     problem = None
-    if planning.plan is None and planning.strategy in _NEED_COSTS and planning.costs == "measured":
+    if planning.plan is None and planning.strategy not in _WITHOUT_COSTS and planning.costs == "measured":
+        shapes = Counter((item.rows, item.cols) for item in costed)
         table = measured_costs(place, shapes, muon, _compute_dtypes(dedication), device)
 
     def plan_here() -> str:
@@ -239,14 +166,14 @@ def make_plan(dedication: Dedication, units: list[Unit], muon: dict[str, Any], d
         if planning.costs not in ("measured", "modelled"):
             found = loaded_costs(planning.costs, "dedicate_params")
         else:  # what does not look at costs was not measured
-            found = table or modelled_costs(shapes, model_of(device))
-        return _decide(items, mesh, planning.strategy, found, _options(dedication)).to_json()
+            found = table or _plan.modelled_costs(costed, model_of(device))
+        return decide(items, mesh, planning.strategy, found, _options(dedication)).to_json()
 
     text = ranks.from_first(place, plan_here)
     result = None
     try:
-        result = Plan(_C.Plan.from_json(text))
-        result.require_fit(items, _C.Mesh(*mesh))
+        result = Plan(_plan.Plan.from_json(text))
+        result.require_fit(items, mesh)
         if planning.plan is not None:
             _require_room(result, planning)
     except ValueError as error:
@@ -257,14 +184,13 @@ def make_plan(dedication: Dedication, units: list[Unit], muon: dict[str, Any], d
     return result
 
 
-# The others need not wait for costs.
-_NEED_COSTS = ("load_balance", "lpt", "milp")
+# These do not look at costs, so nobody waits for them to be measured.
+_WITHOUT_COSTS = ("round_robin", "rank0", "xor_layout")
 
 
-def _shapes(items: list[_C.Matrix], batching: bool = True) -> dict[tuple[int, int], int]:
-    """How many matrices of each shape may go together."""
-    numbers = Counter((item.rows, item.cols) for item in items)
-    return dict(numbers) if batching else dict.fromkeys(numbers, 1)
+def _batchable(items: list[_plan.Matrix], batching: bool) -> list[_plan.Matrix]:
+    """All matrices; without batching one of each shape, so that costs are of single matrices."""
+    return items if batching else list({(item.rows, item.cols): item for item in items}.values())
 
 
 def _compute_dtypes(dedication: Dedication) -> dict[tuple[int, int], torch.dtype]:
@@ -272,10 +198,10 @@ def _compute_dtypes(dedication: Dedication) -> dict[tuple[int, int], torch.dtype
     return {(m.shape[0], m.shape[1]): chosen or m.parameter.dtype for m in dedication.matrices}
 
 
-def _options(dedication: Dedication) -> _C.PlanOptions:
+def _options(dedication: Dedication) -> _plan.PlanOptions:
     planning: Planning = dedication.planning
     schedule = dedication.schedule
-    options = _C.PlanOptions()
+    options = _plan.PlanOptions()
     options.lookahead = schedule.lookahead
     options.layout_slack = planning.layout_slack
     options.max_memory_bytes = planning.max_memory_bytes or 0

@@ -12,7 +12,7 @@ import torch.nn as nn
 from torch.distributed.tensor import DTensor
 
 from dmuon import _C
-from dmuon._planning.plan import Plan
+from dmuon._planning.owner_plan import Plan
 from dmuon._running.start import check_host_parameters, check_units, start
 from dmuon._setup import ranks
 from dmuon._setup.dedication import check_parameters, check_sentinels, dedication_of, plain_module

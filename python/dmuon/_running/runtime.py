@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from dmuon import _C
-from dmuon._planning.plan import Plan
+from dmuon._planning.owner_plan import Plan
 from dmuon._running.structures import map_tensors, tensors_requiring_grad
 from dmuon._setup import ranks
 from dmuon._setup.dedication import Dedication

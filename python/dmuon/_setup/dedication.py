@@ -14,8 +14,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from dmuon import _C
 from dmuon._setup import ranks
-from dmuon._setup.options import Planning, Schedule, require_path, require_strategy
+from dmuon._setup.options import Planning, Schedule, require_path
 from dmuon._setup.routing import DEDICATION, SENTINEL, Matrix, RoutingTable, Select, route
+from dmuon._setup.strategies import require_strategy
 
 if TYPE_CHECKING:
     from dmuon._running.runtime import Runtime

@@ -46,10 +46,3 @@ def require_path(value: object, argument: str) -> None:
     """Raises a ValueError that names `argument`, unless the value may be a path."""
     if not isinstance(value, str | os.PathLike):
         raise ValueError(f"{argument}: expected a path, got {value!r}")
-
-
-def require_strategy(strategy: str, function: str) -> None:
-    """Raises a ValueError that names `function`, unless there is such a strategy."""
-    known = [*_C.strategy_names(), "milp"]
-    if strategy not in known:
-        raise ValueError(f"{function}: strategy: expected one of {known}, got {strategy!r}")

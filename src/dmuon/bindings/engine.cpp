@@ -1,6 +1,7 @@
 #include "dmuon/engine/engine.h"
 
 #include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <memory>
 #include <string>

@@ -1,4 +1,5 @@
 #include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <array>
 #include <memory>

@@ -30,13 +30,21 @@ void init_inputs(py::module_& module) {
       .def_readonly("name", &Matrix::name)
       .def_readonly("rows", &Matrix::rows)
       .def_readonly("cols", &Matrix::cols)
-      .def_readonly("unit", &Matrix::unit);
+      .def_readonly("unit", &Matrix::unit)
+      .def_readonly("tensor_parallel", &Matrix::tensor_parallel)
+      .def("shape_text", [](const Matrix& matrix) { return plan::to_string(matrix.shape()); });
 
   py::class_<Mesh>(module, "Mesh", "R x G slots of T ranks.")
       .def(py::init([](int num_replicates, int num_shards, int tensor_parallel) {
              return Mesh{num_replicates, num_shards, tensor_parallel};
            }),
-           py::arg("num_replicates"), py::arg("num_shards"), py::arg("tensor_parallel") = 1);
+           py::arg("num_replicates"), py::arg("num_shards"), py::arg("tensor_parallel") = 1)
+      .def_readonly("num_replicates", &Mesh::num_replicates)
+      .def_readonly("num_shards", &Mesh::num_shards)
+      .def_readonly("tensor_parallel", &Mesh::tensor_parallel)
+      .def("num_owners", &Mesh::num_owners)
+      .def("shard_of", &Mesh::shard_of, py::arg("owner"))
+      .def("replicate_of", &Mesh::replicate_of, py::arg("owner"));
 
   py::class_<Options>(module, "PlanOptions")
       .def(py::init<>())
@@ -63,10 +71,21 @@ CostTable cost_table(
   return table;
 }
 
+// Of the matrix's shape: (size, nanoseconds).
+std::vector<std::pair<int, std::int64_t>> batches_of_shape(const CostTable& table,
+                                                           const Matrix& matrix) {
+  std::vector<std::pair<int, std::int64_t>> batches;
+  for (const auto& [size, ns] : plan::shape_costs(table, matrix.shape()).batches) {
+    batches.emplace_back(size, ns);
+  }
+  return batches;
+}
+
 void init_costs(py::module_& module) {
   py::class_<CostTable>(module, "CostTable", "c[s,b], nanoseconds of a batch.")
       .def(py::init(&cost_table), py::arg("source"), py::arg("entries"))
       .def_readonly("source", &CostTable::source)
+      .def("batches", &batches_of_shape, py::arg("matrix"))
       .def("to_json", [](const CostTable& table) { return plan::to_json(table); })
       .def_static("from_json", &plan::costs_from_json, py::arg("text"));
   module.def(
@@ -81,7 +100,13 @@ void init_costs(py::module_& module) {
         return plan::modelled_ns(catalog::device(device), {rows, cols}, num_batch);
       },
       py::arg("device"), py::arg("rows"), py::arg("cols"), py::arg("num_batch"));
-  module.def("device_names", &catalog::device_names);
+  module.def(
+      "modelled_costs",
+      [](const Inventory& inventory, const std::string& device, int tensor_parallel) {
+        return plan::modelled_costs(plan::group_by_shape(inventory), catalog::device(device),
+                                    tensor_parallel);
+      },
+      py::arg("inventory"), py::arg("device"), py::arg("tensor_parallel") = 1);
 }
 
 std::vector<std::pair<int, std::vector<int>>> batches_of(const Plan& plan) {
@@ -90,10 +115,48 @@ std::vector<std::pair<int, std::vector<int>>> batches_of(const Plan& plan) {
   return batches;
 }
 
-std::vector<std::int64_t> memory_of(const Plan& plan) {
-  std::vector<std::int64_t> bytes;
-  for (const auto& one : plan.memory) bytes.push_back(one.total());
-  return bytes;
+template <typename Bytes>
+std::vector<std::int64_t> memory_of(const Plan& plan, Bytes bytes) {
+  std::vector<std::int64_t> all;
+  for (const auto& one : plan.memory) all.push_back(bytes(one));
+  return all;
+}
+
+void init_results(py::module_& module) {
+  using plan::Memory;
+  using plan::Spread;
+  const py::call_guard<py::gil_scoped_release> no_gil;
+
+  py::class_<Spread>(module, "Spread", "How the matrices of a window are spread over columns.")
+      .def_readonly("distinct_columns", &Spread::distinct_columns)
+      .def_readonly("repeats", &Spread::repeats)
+      .def_readonly("busiest_column", &Spread::busiest_column)
+      .def_readonly("column_bytes", &Spread::column_bytes);
+
+  py::class_<Plan>(module, "Plan", "Who owns what and in which batches.")
+      .def_readonly("mesh", &Plan::mesh)
+      .def_readonly("strategy", &Plan::strategy)
+      .def_readonly("options", &Plan::options)
+      .def_readonly("inventory", &Plan::inventory)
+      .def_readonly("owner", &Plan::owner)
+      .def_property_readonly("batches", &batches_of)
+      .def_readonly("loads_ns", &Plan::loads_ns)
+      .def_property_readonly("makespan_ns", &Plan::makespan_ns)
+      .def_property_readonly("bound_ns", &Plan::bound_ns)
+      .def_property_readonly("gap", &Plan::gap)
+      .def_property_readonly(
+          "memory_bytes",
+          [](const Plan& p) { return memory_of(p, [](const Memory& m) { return m.total(); }); })
+      .def_property_readonly(
+          "state_bytes",
+          [](const Plan& p) { return memory_of(p, [](const Memory& m) { return m.state; }); })
+      .def_readonly("spread", &Plan::spread)
+      .def_property_readonly("costs", [](const Plan& p) { return p.costs; })
+      .def(
+          "to_json", [](const Plan& p) { return plan::to_json(p); }, no_gil)
+      .def_static("from_json", &plan::from_json, py::arg("text"), no_gil)
+      .def("require_fit", &plan::require_fit, py::arg("inventory"), py::arg("mesh"), no_gil)
+      .def("hash", &plan::hash, no_gil);
 }
 
 }  // namespace
@@ -102,25 +165,7 @@ void init_plan(py::module_& module) {
   const py::call_guard<py::gil_scoped_release> no_gil;
   init_inputs(module);
   init_costs(module);
-
-  py::class_<Plan>(module, "Plan", "Who owns what and in which batches.")
-      .def_readonly("strategy", &Plan::strategy)
-      .def_readonly("inventory", &Plan::inventory)
-      .def_readonly("owner", &Plan::owner)
-      .def_property_readonly("batches", &batches_of)
-      .def_readonly("loads_ns", &Plan::loads_ns)
-      .def_property_readonly("makespan_ns", &Plan::makespan_ns)
-      .def_property_readonly("bound_ns", &Plan::bound_ns)
-      .def_property_readonly("gap", &Plan::gap)
-      .def_property_readonly("memory_bytes", &memory_of)
-      .def_property_readonly("costs", [](const Plan& p) { return p.costs; })
-      .def(
-          "to_json", [](const Plan& p) { return plan::to_json(p); }, no_gil)
-      .def_static("from_json", &plan::from_json, py::arg("text"), no_gil)
-      .def("require_fit", &plan::require_fit, py::arg("inventory"), py::arg("mesh"), no_gil)
-      .def("hash", &plan::hash, no_gil)
-      .def("table", &plan::table, py::arg("max_rows") = 16, no_gil);
-
+  init_results(module);
   module.def("make_plan", &plan::make_plan, py::arg("inventory"), py::arg("mesh"),
              py::arg("strategy"), py::arg("costs"), py::arg("options"), no_gil);
   module.def("make_plan_from_counts", &plan::make_plan_from_counts, py::arg("inventory"),

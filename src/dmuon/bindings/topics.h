@@ -1,14 +1,20 @@
 #pragma once
 
-#include <torch/csrc/utils/pybind.h>
+#include <pybind11/pybind11.h>
 
 namespace dmuon::bindings {
 
-// One function a file, called in turn by module.cpp.
+// One function a file. Called in turn by plan_module.cpp, which is below the torch line:
 void init_plan(pybind11::module_& module);
+void init_catalog(pybind11::module_& module);
+
+// by module.cpp, which is above it:
 void init_newton_schulz(pybind11::module_& module);
 void init_schedule(pybind11::module_& module);
 void init_engine(pybind11::module_& module);
 void init_optim(pybind11::module_& module);
+
+// and by both: how the error types of core become Python's.
+void init_errors();
 
 }  // namespace dmuon::bindings

@@ -128,20 +128,24 @@ CostTable modelled_costs(const ShapeGroups& groups, const Device& device, int te
   return table;
 }
 
+const ShapeCosts& shape_costs(const CostTable& costs, const Shape& shape) {
+  const auto is_it = [&](const ShapeCosts& entry) { return entry.shape == shape; };
+  const auto found = std::find_if(costs.shapes.begin(), costs.shapes.end(), is_it);
+  core::require(found != costs.shapes.end(), "costs: expected an entry for shape ",
+                to_string(shape), "; got none");
+  core::require(std::find_if(found + 1, costs.shapes.end(), is_it) == costs.shapes.end(),
+                "costs: expected one entry for shape ", to_string(shape), "; got two");
+  return *found;
+}
+
 balance::Instance instance_of(const ShapeGroups& groups, const CostTable& costs, int num_owners,
                               std::int64_t bytes_per_element) {
   balance::Instance instance;
   instance.num_owners = num_owners;
   for (std::size_t s = 0; s < groups.shapes.size(); ++s) {
     const Shape& shape = groups.shapes[s];
-    const auto is_it = [&](const ShapeCosts& entry) { return entry.shape == shape; };
-    const auto found = std::find_if(costs.shapes.begin(), costs.shapes.end(), is_it);
-    core::require(found != costs.shapes.end(), "costs: expected an entry for shape ",
-                  to_string(shape), "; got none");
-    core::require(std::find_if(found + 1, costs.shapes.end(), is_it) == costs.shapes.end(),
-                  "costs: expected one entry for shape ", to_string(shape), "; got two");
-    instance.shapes.push_back(
-        {groups.num_matrices[s], found->batches, bytes_per_element * shape.num_elements()});
+    instance.shapes.push_back({groups.num_matrices[s], shape_costs(costs, shape).batches,
+                               bytes_per_element * shape.num_elements()});
   }
   balance::validate(instance);
   return instance;

@@ -45,6 +45,10 @@ Nanoseconds modelled_ns(const Device& device, const Shape& shape, int num_batch,
 /// Candidate batches of every shape at modelled times.
 CostTable modelled_costs(const ShapeGroups& groups, const Device& device, int tensor_parallel = 1);
 
+/// The table's only entry for a shape.
+/// @throws InvalidArgument unless there is exactly one.
+const ShapeCosts& shape_costs(const CostTable& costs, const Shape& shape);
+
 /// One entry a shape of `groups`, in its order, with the number of matrices: what balance decides
 /// upon.
 /// @param bytes_per_element that an owner keeps of its matrices.

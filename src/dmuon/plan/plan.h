@@ -79,8 +79,4 @@ Plan from_json(std::string_view text);
 ///         shapes, units, in this order) and this mesh.
 void require_fit(const Plan& plan, const Inventory& inventory, Mesh mesh);
 
-/// For people: per owner its matrices, bytes and predicted milliseconds, then makespan, bound, gap
-/// and spread. @param max_rows owners shown; the slowest are shown first.
-std::string table(const Plan& plan, int max_rows = 16);
-
 }  // namespace dmuon::plan

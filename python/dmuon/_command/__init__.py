@@ -1,0 +1,1 @@
+"""The command `dmuon`: plans before there is a GPU."""

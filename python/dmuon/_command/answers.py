@@ -1,0 +1,141 @@
+"""What `plan`, `compare` and `models` answer, as text."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from dmuon import _plan
+from dmuon._command.task import Task, read_task
+from dmuon._planning import pictures
+from dmuon._planning.owner_plan import from_file
+from dmuon._planning.table import mesh_text, table
+from dmuon._setup.strategies import MILP, strategies
+
+_MOST_ROWS = 16  # owners
+_MOST_MOVES = 10  # matrices that moved
+
+
+def plan(arguments: argparse.Namespace) -> str:
+    """One plan, as a table or as JSON; saved and drawn where the arguments say so."""
+    picture, file = arguments.plot, arguments.save
+    if picture is not None:
+        if file is not None and os.path.realpath(file) == os.path.realpath(picture):
+            raise ValueError(f"--save, --plot: expected two files, got {picture!r} for both")
+        pictures.require_format(picture, "--plot")
+    task = read_task(arguments)
+    made = task.plan(arguments.strategy)
+    text = f"{made.to_json()}\n" if arguments.json or file is not None else ""
+    if file is not None:
+        _write(file, lambda: Path(file).write_text(text))
+    if picture is not None:
+        _write(picture, lambda: pictures.save(made, picture, task.title, "--plot"))
+    return text if arguments.json else f"{task.title}\n{table(made, _MOST_ROWS)}"
+
+
+def _write(path: str, write: Callable[[], object]) -> None:
+    try:
+        write()
+    except OSError as error:
+        raise ValueError(f"cannot write {path!r}: {error.strerror}") from error
+
+
+def compare(arguments: argparse.Namespace) -> str:
+    """Strategies on one task, side by side; all but the slow milp unless some are named."""
+    task = read_task(arguments)
+    chosen = arguments.strategy or [name for name in strategies() if name != MILP]
+    rows = [_row(task, strategy) for strategy in dict.fromkeys(chosen)]
+    if all("error" in row for row in rows):
+        raise ValueError(rows[0]["error"])
+    if arguments.json:
+        return json.dumps(rows) + "\n"
+    lines = [
+        f"{task.title}, costs: {task.costs.source}",
+        "strategy      makespan ms    bound ms     gap %  memory GiB  columns  busiest  seconds",
+    ]
+    for row in rows:
+        if "error" in row:
+            lines.append(f"{row['strategy']:<13} {row['error']}")
+            continue
+        lines.append(
+            f"{row['strategy']:<13}{row['makespan_ms']:12.3f}{row['bound_ms']:12.3f}{row['gap'] * 100:10.2f}"
+            f"{row['memory_gib']:12.2f}{row['distinct_columns']:9.2f}{row['busiest_column']:9.2f}{row['seconds']:9.3f}"
+        )
+    lines.append(
+        "memory: of the fullest rank; columns: that a window of units touches; busiest: its fullest column's bytes "
+        "over the mean"
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _row(task: Task, strategy: str) -> dict[str, Any]:
+    begin = time.perf_counter()
+    try:
+        made = task.plan(strategy)
+    except ValueError as error:  # too little memory, or no SciPy
+        return {"strategy": strategy, "error": str(error)}
+    if made.strategy != strategy:
+        return {"strategy": strategy, "error": f"found no plan of its own; {made.strategy} decided"}
+    return {
+        "strategy": strategy,
+        "makespan_ms": made.makespan_ns / 1e6,
+        "bound_ms": made.bound_ns / 1e6,
+        "gap": made.gap,
+        "memory_gib": max(made.memory_bytes) / 2**30,
+        "distinct_columns": made.spread.distinct_columns,
+        "busiest_column": made.spread.busiest_column,
+        "seconds": time.perf_counter() - begin,
+    }
+
+
+def compare_plans(files: Sequence[str]) -> str:
+    """Two saved plans of the same matrices: figures side by side; then what moved, where both are for one mesh."""
+    plans = [from_file(file, _plan.Plan.from_json, "plan: cannot read") for file in files]
+    first, second = plans
+    second.require_fit(first.inventory, second.mesh)
+    lines = [" makespan ms    bound ms    gap %  columns  mesh, strategy, file"]
+    for file, one in zip(files, plans, strict=True):
+        lines.append(
+            f"{one.makespan_ns / 1e6:12.3f}{one.bound_ns / 1e6:12.3f}{one.gap * 100:9.2f}"
+            f"{one.spread.distinct_columns:9.2f}  {mesh_text(one.mesh)}  {one.strategy}  {file}"
+        )
+    if mesh_text(first.mesh) != mesh_text(second.mesh):
+        return "\n".join([*lines, "owners are not compared: the meshes differ\n"])
+    owners = zip(first.inventory, first.owner, second.owner, strict=True)
+    moves = [f"{matrix.name}: owner {one} -> {other}" for matrix, one, other in owners if one != other]
+    lines += moves[:_MOST_MOVES]
+    if len(moves) > _MOST_MOVES:
+        lines.append(f"... and {len(moves) - _MOST_MOVES} more")
+    return "\n".join([*lines, f"{len(moves)} of {len(first.owner)} matrices have another owner\n"])
+
+
+def models(as_json: bool) -> str:
+    """The models and devices of the catalog."""
+    rows = [_described(_plan.model(name)) for name in _plan.model_names()]
+    if as_json:
+        return json.dumps({"models": rows, "devices": _plan.device_names()}) + "\n"
+    lines = ["name             matrices  10^9 elements  shapes  description"]
+    for row in rows:
+        lines.append(
+            f"{row['name']:<15}{row['matrices']:10d}{row['elements'] / 1e9:15.3f}{row['shapes']:8d}  "
+            f"{'[stand-in] ' if row['stand_in'] else ''}{row['description']}"
+        )
+    return "\n".join([*lines, f"devices: {' '.join(_plan.device_names())}\n"])
+
+
+def _described(model: _plan.Model) -> dict[str, Any]:
+    sides = [(matrix.rows, matrix.cols) for matrix in model.inventory]
+    return {
+        "name": model.name,
+        "matrices": len(sides),
+        "elements": sum(rows * cols for rows, cols in sides),
+        "shapes": len(set(sides)),
+        "stand_in": model.stand_in,
+        "description": model.description,
+        "source": model.source,
+    }

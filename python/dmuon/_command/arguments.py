@@ -1,0 +1,147 @@
+"""What can be typed after `dmuon`, and what is said of what cannot."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from collections.abc import Callable, Iterable
+from typing import NoReturn
+
+from dmuon import _plan
+from dmuon._planning.owner_plan import DEFAULT_DEVICE
+from dmuon._setup.strategies import strategies
+
+_MOST = 1 << 20  # ranks, and whatever else is counted in the thousands at most
+_MOST_BYTES = 2**63 - 1
+_DEFAULTS = _plan.PlanOptions()
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Raises instead of printing the usage: one line says what is wrong."""
+        raise ValueError(message.removeprefix("argument "))
+
+
+def parser() -> argparse.ArgumentParser:
+    """For `dmuon plan`, `dmuon compare` and `dmuon models`; it raises a ValueError for what it does not understand."""
+    top = _Parser(
+        prog="dmuon",
+        description="Owner plans of dmuon, the distributed Muon: who orthogonalises which matrix.",
+        epilog="Example: dmuon plan --model qwen2.5-7b --mesh 2x8 --device a800-sxm4-80gb",
+        allow_abbrev=False,
+    )
+    top.add_argument("--version", action="version", version=_plan.__version__)
+    commands = top.add_subparsers(dest="command", required=True, metavar="plan, compare or models")
+
+    def add(name: str, text: str, example: str) -> argparse.ArgumentParser:
+        return commands.add_parser(name, help=text, description=text, epilog=example, allow_abbrev=False)
+
+    plan = add(
+        "plan",
+        "Plans a model on a mesh and shows every owner.",
+        "Example: dmuon plan --model pi0 --mesh 16x8 --save plan.json --plot plan.svg",
+    )
+    _add_task(plan, mesh_required=True)
+    plan.add_argument("--strategy", type=_one_of(strategies()), default=strategies()[0], help=_STRATEGY_HELP)
+    plan.add_argument("--save", metavar="FILE", help="file for the plan (dedicate_params(..., plan=file))")
+    plan.add_argument("--json", action="store_true", help="print the plan as JSON")
+    plan.add_argument("--plot", metavar="FILE", help="file for a picture, such as plan.svg or plan.png")
+
+    compare = add(
+        "compare",
+        "Shows strategies side by side; or two saved plans.",
+        "Examples: dmuon compare --model pi0 --mesh 16x8; dmuon compare a.json b.json",
+    )
+    compare.add_argument("plans", nargs="*", metavar="PLAN", help="two files of plans, instead of a model")
+    _add_task(compare, mesh_required=False)
+    compare.add_argument(
+        "--strategy",
+        type=_one_of(strategies()),
+        action="append",
+        help=f"may be given several times; {_STRATEGY_HELP} [all but milp]",
+    )
+    compare.add_argument("--json", action="store_true", help="print the table as JSON")
+
+    models = add("models", "Lists the models and devices that dmuon knows.", "Example: dmuon models")
+    models.add_argument("--json", action="store_true", help="print the list as JSON")
+    return top
+
+
+_STRATEGY_HELP = f"{', '.join(strategies())} (milp needs SciPy, and up to a minute)"
+
+
+def _add_task(parser: argparse.ArgumentParser, mesh_required: bool) -> None:
+    models, devices = _plan.model_names(), _plan.device_names()
+    add = parser.add_argument
+    add("--model", type=_one_of(models), help=f"one of: {', '.join(models)}")
+    add("--inventory", metavar="FILE", help="instead: a JSON file, as dmuon.inventory(model) returns it")
+    add("--mesh", type=_mesh, required=mesh_required, help="nodes x GPUs a node, such as 2x8; or GPUs of one node")
+    add("--tp", type=_whole(1), metavar="N", help="GPUs of a node that every matrix is sharded over [1]")
+    add("--device", type=_one_of(devices), help=f"cost model: {', '.join(devices)} [{DEFAULT_DEVICE}]")
+    add("--costs", metavar="FILE", help="instead: a JSON file of measured costs")
+    words = f"units that travel at the same time [{_DEFAULTS.lookahead}]"
+    add("--lookahead", type=_whole(0), metavar="N", help=words)
+    words = f"share of the makespan given up for a better spread over columns [{_DEFAULTS.layout_slack:g}]"
+    add("--layout-slack", type=_share, metavar="SHARE", help=words)
+    add("--max-memory", type=_size, metavar="SIZE", help="bytes that no rank may exceed, such as 80GB or 1.5GiB")
+    add("--no-node-copy", action="store_true", help="columns do not keep what came from other nodes")
+
+
+def _one_of(known: list[str]) -> Callable[[str], str]:
+    """One of the names, in any case; an error has the nearest ones."""
+    by_lower = {name.lower(): name for name in known}
+
+    def read(text: str) -> str:
+        lower = text.lower()
+        if lower in by_lower:
+            return by_lower[lower]
+        near = [name for name in known if lower and lower in name.lower()]
+        near = near or [by_lower[match] for match in difflib.get_close_matches(lower, by_lower)]
+        question = f"; did you mean {_either(near)}?" if near else ""
+        raise argparse.ArgumentTypeError(f"expected one of {', '.join(known)}; got {text!r}{question}")
+
+    return read
+
+
+def _either(words: Iterable[str]) -> str:
+    *others, last = words
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _mesh(text: str) -> tuple[int, int]:
+    """Nodes and GPUs a node."""
+    match = re.fullmatch(r"(?:(\d{1,9})x)?(\d{1,9})", text, re.ASCII)
+    nodes, gpus = (int(match[1] or 1), int(match[2])) if match else (0, 0)
+    if nodes < 1 or gpus < 1:
+        raise argparse.ArgumentTypeError(f"expected nodes x GPUs a node such as 2x8, or 8; got {text!r}")
+    return nodes, gpus
+
+
+def _whole(least: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not re.fullmatch(r"\d{1,9}", text, re.ASCII) or not least <= int(text) <= _MOST:
+            raise argparse.ArgumentTypeError(f"expected a whole number from {least} to {_MOST}; got {text!r}")
+        return int(text)
+
+    return read
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 to 1; got {text!r}")
+    return value
+
+
+def _size(text: str) -> int:
+    """Bytes of 80, 80GB (decimal), 80GiB (binary) or 1.5g; 0 is no limit."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", text.strip().lower(), re.ASCII)
+    power = "kmgt".index(match[2]) + 1 if match and match[2] else 0
+    value = float(match[1]) * (1024 if match[3] else 1000) ** power if match else -1.0
+    if not 0 <= value <= _MOST_BYTES:
+        raise argparse.ArgumentTypeError(f"expected bytes such as 80GB, 80GiB or 85899345920; got {text!r}")
+    return round(value)

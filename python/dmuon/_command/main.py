@@ -1,0 +1,81 @@
+"""The command `dmuon`, from what was typed to what is printed."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from dmuon._command.answers import compare, compare_plans, models, plan
+from dmuon._command.arguments import parser
+from dmuon._command.task import TASK_OPTIONS
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command and prints its answer.
+
+    Args:
+        argv: the arguments, those of the process by default.
+
+    Returns:
+        The exit status: 0, or 2 after one line on stderr that says what is wrong.
+    """
+    try:
+        _print(_answer(argv))
+    except BrokenPipeError:  # who reads, `head` say, has seen enough
+        _discard_output()
+    except (ValueError, ImportError, OSError) as error:
+        message = " ".join(str(error).split()).removeprefix("dmuon: ")
+        print(f"dmuon: {message}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _answer(argv: Sequence[str] | None) -> str:
+    try:
+        arguments = parser().parse_args(argv)
+    except SystemExit:  # --help and --version have printed their answer
+        return ""
+    if arguments.command == "models":
+        return models(arguments.json)
+    if arguments.command == "plan":
+        return plan(arguments)
+    if arguments.plans:
+        return compare_plans(_two_plans(arguments))
+    if arguments.mesh is None:
+        raise ValueError("compare: expected --mesh and a model, or two files of plans")
+    return compare(arguments)
+
+
+def _two_plans(arguments: argparse.Namespace) -> list[str]:
+    values = {name: getattr(arguments, name) for name in (*TASK_OPTIONS, "strategy", "json")}
+    given = [name for name, value in values.items() if value is not None and value is not False]
+    if given:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ValueError(
+            f"compare: expected two files of plans alone, or a model with options; got files and {options}"
+        )
+    if len(arguments.plans) != 2:
+        raise ValueError(f"compare: expected two files of plans, got {len(arguments.plans)}")
+    return list(arguments.plans)
+
+
+def _print(text: str) -> None:
+    if sys.stdout is None:  # it was closed before the start
+        raise OSError("cannot write to standard output: it is closed")
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _discard_output()
+        raise OSError(f"cannot write to standard output: {error.strerror}") from error
+
+
+def _discard_output() -> None:
+    """What is left in the buffer, which Python would write once more at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,87 @@
+"""What is to be planned: the options that `plan` and `compare` share, with their files read."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+
+from dmuon import _plan
+from dmuon._planning.owner_plan import DEFAULT_DEVICE, decide, from_file
+
+TASK_OPTIONS = (
+    "model",
+    "inventory",
+    "mesh",
+    "tp",
+    "device",
+    "costs",
+    "lookahead",
+    "layout_slack",
+    "max_memory",
+    "no_node_copy",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """A model on a mesh, with costs and options."""
+
+    title: str
+    inventory: list[_plan.Matrix]
+    mesh: _plan.Mesh
+    costs: _plan.CostTable
+    options: _plan.PlanOptions
+
+    def plan(self, strategy: str) -> _plan.Plan:
+        """Decides by a strategy."""
+        return decide(self.inventory, self.mesh, strategy, self.costs, self.options)
+
+
+def read_task(arguments: argparse.Namespace) -> Task:
+    """Reads the files that the arguments name.
+
+    Raises:
+        ValueError: a file cannot be read, or arguments exclude each other.
+    """
+    if (arguments.model is None) == (arguments.inventory is None):
+        raise ValueError("expected --model or --inventory, one of them")
+    if arguments.device is not None and arguments.costs is not None:
+        raise ValueError("expected --device or --costs, got both")
+    if arguments.model is not None:
+        model = _plan.model(arguments.model)
+    else:
+        model = from_file(arguments.inventory, _plan.model_from_json, "--inventory: cannot read")
+    nodes, gpus = arguments.mesh
+    mesh = _mesh_of(nodes, gpus, arguments.tp or 1)
+    inventory = model.inventory
+    if mesh.tensor_parallel > 1:
+        inventory = [_plan.Matrix(m.name, m.rows, m.cols, m.unit, tensor_parallel=True) for m in inventory]
+    if arguments.costs is None:
+        costs = _plan.modelled_costs(inventory, arguments.device or DEFAULT_DEVICE, mesh.tensor_parallel)
+    else:
+        costs = from_file(arguments.costs, _plan.CostTable.from_json, "--costs: cannot read")
+    title = f"{model.name}{' (stand-in)' if model.stand_in else ''} on {nodes}x{gpus}"
+    return Task(title, inventory, mesh, costs, _options(arguments))
+
+
+def _mesh_of(nodes: int, gpus: int, tensor_parallel: int) -> _plan.Mesh:
+    """Groups of GPUs that share every matrix are the slots of the mesh."""
+    if gpus % tensor_parallel:
+        raise ValueError(
+            f"--tp: expected a divisor of the {gpus} GPUs of a node, got {tensor_parallel}: --mesh counts nodes x GPUs "
+            f"a node, and every matrix is sharded over --tp of a node's GPUs; did you mean {gpus} groups of "
+            f"{tensor_parallel} GPUs a node, which is --mesh {nodes}x{gpus * tensor_parallel}?"
+        )
+    return _plan.Mesh(nodes, gpus // tensor_parallel, tensor_parallel)
+
+
+def _options(arguments: argparse.Namespace) -> _plan.PlanOptions:
+    options = _plan.PlanOptions()
+    if arguments.lookahead is not None:
+        options.lookahead = arguments.lookahead
+    if arguments.layout_slack is not None:
+        options.layout_slack = arguments.layout_slack
+    if arguments.max_memory is not None:
+        options.max_memory_bytes = arguments.max_memory
+    options.node_copy = not arguments.no_node_copy
+    return options

@@ -1,0 +1,56 @@
+"""A plan as text, for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from dmuon import _plan
+
+_MIB = 1024.0 * 1024.0
+
+
+def mesh_text(mesh: _plan.Mesh) -> str:
+    """Such as "2 x 8, tensor parallel 2"."""
+    text = f"{mesh.num_replicates} x {mesh.num_shards}"
+    return text + (f", tensor parallel {mesh.tensor_parallel}" if mesh.tensor_parallel > 1 else "")
+
+
+def gap_text(plan: _plan.Plan) -> str:
+    """Such as ", gap 0.15 %"; empty where there is no work."""
+    return f", gap {plan.gap * 100:.2f} %" if plan.bound_ns > 0 else ""
+
+
+def table(plan: _plan.Plan, max_rows: int) -> str:
+    """What each owner holds, the slowest first; then makespan, bound, gap and spread.
+
+    Args:
+        plan: which is shown.
+        max_rows: the number of owners that are shown.
+    """
+    mesh, loads, spread, batches = plan.mesh, plan.loads_ns, plan.spread, plan.batches
+    num_batches = Counter(owner for owner, _ in batches)
+    num_matrices = Counter(plan.owner)
+    state, total = plan.state_bytes, plan.memory_bytes
+    order = sorted(range(len(loads)), key=lambda owner: -loads[owner])
+    shown = order[: max(0, max_rows)]
+    lines = [
+        f"strategy {plan.strategy}, mesh {mesh_text(mesh)}, {len(plan.owner)} matrices in {len(batches)} batches",
+        f"costs: {plan.costs.source}",
+        " owner  node  column  matrices  batches  state MiB  total MiB  predicted ms",
+        *(
+            f"{owner:6d}{mesh.replicate_of(owner):6d}{mesh.shard_of(owner):8d}{num_matrices[owner]:10d}"
+            f"{num_batches[owner]:9d} {state[owner] / _MIB:10.2f} {total[owner] / _MIB:10.2f}"
+            f" {loads[owner] / 1e6:11.3f}"
+            for owner in shown
+        ),
+    ]
+    if len(shown) < len(order):
+        lines.append(f"   ... and {len(order) - len(shown)} faster owners")
+    least, most = min(spread.column_bytes) / _MIB, max(spread.column_bytes) / _MIB
+    lines += [
+        f"makespan {plan.makespan_ns / 1e6:.3f} ms, no plan is below {plan.bound_ns / 1e6:.3f} ms{gap_text(plan)}",
+        f"window of {max(1, plan.options.lookahead)} units: {spread.distinct_columns:.2f} of {mesh.num_shards} columns"
+        f", {spread.repeats:.2f} repeats, busiest column {spread.busiest_column:.2f} x the mean",
+        f"weights of a column: {least:.2f} to {most:.2f} MiB",
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,18 @@
+"""The strategies by which owners are chosen, by name."""
+
+from __future__ import annotations
+
+from dmuon import _plan
+
+MILP = "milp"  # the only one that is not in C++: SciPy solves it, see _planning/milp.py
+
+
+def strategies() -> list[str]:
+    """All names; the default comes first."""
+    return [*_plan.strategy_names(), MILP]
+
+
+def require_strategy(strategy: str, function: str) -> None:
+    """Raises a ValueError that names `function`, unless there is such a strategy."""
+    if strategy not in strategies():
+        raise ValueError(f"{function}: strategy: expected one of {strategies()}, got {strategy!r}")

@@ -1,0 +1,24 @@
+#include "dmuon/catalog/catalog.h"
+
+#include <pybind11/stl.h>
+
+#include "dmuon/bindings/topics.h"
+
+namespace dmuon::bindings {
+namespace py = pybind11;
+using catalog::Model;
+
+void init_catalog(py::module_& module) {
+  py::class_<Model>(module, "Model", "The weight matrices of a model, as a file of models/.")
+      .def_readonly("name", &Model::name)
+      .def_readonly("description", &Model::description)
+      .def_readonly("source", &Model::source)
+      .def_readonly("stand_in", &Model::stand_in)
+      .def_readonly("inventory", &Model::inventory);
+  module.def("model_names", &catalog::model_names);
+  module.def("model", &catalog::model, py::arg("name"));
+  module.def("model_from_json", &catalog::model_from_json, py::arg("text"));
+  module.def("device_names", &catalog::device_names);
+}
+
+}  // namespace dmuon::bindings
