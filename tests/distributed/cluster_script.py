@@ -11,6 +11,7 @@ import torch.distributed as dist
 from models import make_gpt
 from pool import make_mesh
 from scenario import Session, assert_equal_to_reference, run_scenario
+from training import AHEAD
 
 
 def three_steps(session: Session) -> None:
@@ -53,8 +54,8 @@ def main(bits_per_s: float) -> None:
         assert within < between
 
     mesh = make_mesh((size // ranks_a_node, ranks_a_node))
-    initial, expected, _ = run_scenario(None, "cluster_script", "three_steps", reference_size=size)
-    _, got, _ = run_scenario(mesh, "cluster_script", "three_steps")
+    initial, expected, _ = run_scenario(None, three_steps, AHEAD, reference_size=size)
+    _, got, _ = run_scenario(mesh, three_steps, AHEAD)
     assert_equal_to_reference(initial, expected, got)
     dist.barrier()
     if rank == 0:

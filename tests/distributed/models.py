@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -39,6 +42,36 @@ class Gpt(nn.Module):
         return self.head(self.norm(x))
 
 
+class Matrices(nn.Module):
+    """Nothing but a matrix a block: `sizes[i + 1]` x `sizes[i]`."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(n, m, bias=False) for n, m in itertools.pairwise(sizes))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return x
+
+
+class Skips(nn.Module):
+    """`blocks` hold nothing but a matrix each; ranks may skip them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(10, 12)
+        self.blocks = nn.ModuleList(nn.Linear(12, 12, bias=False) for _ in range(4))
+        self.head = nn.Linear(12, 1)
+
+    def forward(self, x: torch.Tensor, skip: tuple[int, ...] = ()) -> torch.Tensor:
+        x = self.stem(x)
+        for i, block in enumerate(self.blocks):
+            if i not in skip:
+                x = x + torch.tanh(block(x))
+        return self.head(x)
+
+
 def make_gpt(seed: int = 0, **sizes: int) -> Gpt:
     torch.manual_seed(seed)
     return Gpt(**sizes)
@@ -53,6 +86,17 @@ def batch(step: int, size: int = 12, length: int = 7) -> torch.Tensor:
 def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
     logits = model(tokens[:, :-1])
     return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+
+def square_loss(step: int, skips: dict[int, tuple[int, ...]] | None = None) -> Callable[[nn.Module, int], torch.Tensor]:
+    """Of a model with ten inputs, on what each rank draws; `skips[rank]`: the blocks that the rank leaves out."""
+
+    def loss(model: nn.Module, rank: int) -> torch.Tensor:
+        x = torch.randn(5, 10, generator=torch.Generator().manual_seed(100 * step + rank))
+        output = model(x) if skips is None else model(x, skips.get(rank, ()))
+        return (output - x.sum(-1, keepdim=True).sin()).square().mean()
+
+    return loss
 
 
 def part(tokens: torch.Tensor, rank: int, size: int) -> torch.Tensor:

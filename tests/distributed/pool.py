@@ -1,4 +1,4 @@
-"""Worker processes that stay alive over many multi-rank test cases, forked from one that has imported everything.
+"""Worker processes that stay alive over many multi-rank tests, forked from one that has imported everything.
 
 So they also share its hash seed and addresses. What must not depend on these, such as the order of collectives, is
 tested by test_cluster, whose ranks are programs of their own, as under torchrun.
@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 import datetime
 import gc
-import importlib
 import os
 import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,13 @@ import torch.multiprocessing as mp
 from torch.distributed.device_mesh import DeviceMesh
 
 HERE = str(Path(__file__).parent)
+# Limits for hangs: the slowest test, which compiles a model, takes 10 s on an idle machine.
+COLLECTIVE_S = 300
+ANSWER_S = 600
 
 
 class RankFailed(AssertionError):
-    """A case raised on some rank; the message holds every rank's traceback."""
+    """A function raised on some rank; the message holds every rank's traceback."""
 
 
 def free_port() -> int:
@@ -43,7 +46,7 @@ def make_mesh(shape: tuple[int, ...]) -> DeviceMesh:
     return DeviceMesh("cpu", table, mesh_dim_names=names)
 
 
-def _work(rank: int, size: int, port: int, connection: Any, timeout_s: float) -> None:
+def _work(rank: int, size: int, port: int, connection: Any) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(size))
     sys.path.insert(0, HERE)
     gc.freeze()  # what was imported is not looked through again by each collection
@@ -52,72 +55,63 @@ def _work(rank: int, size: int, port: int, connection: Any, timeout_s: float) ->
     with contextlib.suppress(OSError):  # only saves time
         # No rank interrupts another: gloo's threads spin on locks whose holder was interrupted.
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=timeout_s))
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=COLLECTIVE_S))
     meshes: dict[tuple[int, ...], DeviceMesh] = {}
     while True:
-        task = connection.recv()
-        if task is None:
-            break
-        module, function, shape, kwargs, defaults = task
         try:
-            importlib.import_module("dmuon").dedicate_params.__kwdefaults__.update(defaults)
+            function, shape, kwargs = connection.recv()  # which imports the function's module
             if shape not in meshes:
                 meshes[shape] = make_mesh(shape)
             if rank >= torch.Size(shape).numel():
                 connection.send(("outside", None))
                 continue
-            result = getattr(importlib.import_module(module), function)(meshes[shape], **kwargs)
-            connection.send(("ok", result))
+            connection.send(("ok", function(meshes[shape], **kwargs)))
+        except EOFError:  # the pool is closed
+            return
         except Exception:
             connection.send(("error", traceback.format_exc()))
-    dist.destroy_process_group()
 
 
 class RankPool:
     """`size` processes on gloo; `run` calls one function on all ranks of a mesh and returns their results."""
 
-    def __init__(self, size: int = 4, timeout_s: float = 40) -> None:
+    def __init__(self, size: int = 4) -> None:
         self._size = size
-        self._timeout_s = timeout_s
         self._workers: list[tuple[Any, Any]] = []
-        self.defaults: dict[str, Any] = {}  # of dedicate_params, for what a case leaves open
 
     def _start(self) -> None:
         context = mp.get_context("forkserver")
-        context.set_forkserver_preload(["torch._dynamo", "dmuon"])
+        context.set_forkserver_preload(["torch._dynamo", "dmuon", "pytest"])
         port = free_port()
         for rank in range(self._size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(rank, self._size, port, theirs, self._timeout_s), daemon=True)
+            process = context.Process(target=_work, args=(rank, self._size, port, theirs), daemon=True)
             process.start()
             theirs.close()
             self._workers.append((process, ours))
 
-    def run(self, function: Any, mesh: tuple[int, ...], may_die: tuple[int, ...] = (), **kwargs: Any) -> list[Any]:
-        """The result of each rank of the mesh; `function(mesh, **kwargs)` must be importable by its module's name.
+    def run(self, function: Callable[..., Any], mesh: tuple[int, ...], **kwargs: Any) -> list[Any]:
+        """The result of `function(mesh, **kwargs)` on each rank of the mesh.
 
         Args:
-            function: what to call.
-            mesh: its shape.
-            may_die: ranks that may exit without an answer.
-            **kwargs: of the function.
+            function: what to call; it is sent by its name, and so must stand at the top of its module.
+            mesh: the shape of the mesh.
+            **kwargs: more arguments of the function, and anything that can be pickled.
 
         Raises:
-            RankFailed: if any rank raised or did not answer; the processes are then replaced.
+            RankFailed: a rank raised or did not answer; the processes are then replaced.
         """
         if not self._workers:
             self._start()
         for _, connection in self._workers:
-            connection.send((function.__module__, function.__name__, mesh, kwargs, self.defaults))
+            connection.send((function, mesh, kwargs))
         results, errors = [], []
-        deadline = time.monotonic() + self._timeout_s + 60
+        deadline = time.monotonic() + ANSWER_S
         for rank, (_, connection) in enumerate(self._workers):
             try:
                 answered = connection.poll(max(0.0, deadline - time.monotonic()))
                 kind, value = connection.recv() if answered else ("error", "no answer in time")
             except (EOFError, ConnectionResetError):
-                if rank in may_die:
-                    continue
                 kind, value = "error", "the process died"
             if kind == "error":
                 errors.append(f"--- rank {rank} ---\n{value}")
@@ -126,6 +120,7 @@ class RankPool:
         if errors:
             self.close()
             raise RankFailed("\n".join(errors))
+        assert len(results) == torch.Size(mesh).numel()
         return results
 
     def close(self) -> None:

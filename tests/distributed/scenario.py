@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -14,13 +13,10 @@ import torch.nn as nn
 from models import batch, loss_of, part, weights_of_plain
 from reference import ReferenceMuon
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
-from trajectory_cases import place_of, weights_of
+from training import LR, WEIGHT_DECAY, dedicate, place_of, weights_of
 
 import dmuon
 
-LR = 2e-2
-WEIGHT_DECAY = 0.1
 LossOf = Callable[[nn.Module, int], "torch.Tensor | None"]
 
 
@@ -31,8 +27,8 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 class Session:
     """What a scenario drives; the reference sees every rank's part of the batch, a rank its own."""
 
-    def __init__(self, mesh: Any, reference_size: int = 0) -> None:
-        self.mesh = mesh
+    def __init__(self, mesh: Any, schedule: dict[str, Any], reference_size: int = 0) -> None:
+        self.mesh, self.schedule = mesh, schedule
         self.reference = reference_size > 0
         rank, size = place_of(mesh)
         self.rank = None if self.reference else rank
@@ -44,12 +40,22 @@ class Session:
         model: nn.Module,
         units: Callable[[nn.Module], Sequence[nn.Module]] | None = blocks_of,
         names: Callable[[str], bool] = lambda name: "embedding" not in name and "head" not in name,
-        dedicate: dict[str, Any] | None = None,
+        options: dict[str, Any] | None = None,
         muon: dict[str, Any] | None = None,
         mp_policy: MixedPrecisionPolicy | None = None,
         prepare: Callable[[nn.Module], None] = lambda model: None,
     ) -> nn.Module:
-        """Makes the optimizer. `units`: what fully_shard gets, besides the root; None: plain replicas."""
+        """Makes the optimizer.
+
+        Args:
+            model: the model.
+            units: what fully_shard gets, besides the root. None: plain replicas.
+            names: the matrices, for the reference.
+            options: more options of dedicate_params, beside the schedule.
+            muon: options of dmuon.Muon, or of the reference.
+            mp_policy: of dmuon and FSDP2.
+            prepare: is called with the model before either optimizer.
+        """
         self.initial = weights_of_plain(model)
         self.model = model
         prepare(model)
@@ -58,14 +64,19 @@ class Session:
             self.opt: Any = ReferenceMuon(model, chosen, LR, WEIGHT_DECAY, **(muon or {}))
             return model
         policy = {"mp_policy": mp_policy} if mp_policy else {}
-        dmuon.dedicate_params(model, self.mesh, **(dedicate or {}), **policy)
+        dedicate(model, self.mesh, self.schedule, **(options or {}), **policy)
         if units is not None:
             for module in units(model):
                 fully_shard(module, mesh=self.mesh, **policy)
             fully_shard(model, mesh=self.mesh, **policy)
-        options = {"lr": LR, "weight_decay": WEIGHT_DECAY, "ns_dtype": torch.float32, **(muon or {})}
-        self.opt = dmuon.Muon(model, **options)
+        self.opt = dmuon.Muon(
+            model, **{"lr": LR, "weight_decay": WEIGHT_DECAY, "ns_dtype": torch.float32, **(muon or {})}
+        )
         return model
+
+    def another(self) -> Session:
+        """A session of a second model on the same mesh."""
+        return Session(self.mesh, self.schedule, self.size if self.reference else 0)
 
     def each_rank(self) -> range | list[int]:
         return range(self.size) if self.reference else [self.rank]
@@ -108,10 +119,15 @@ def language_loss(step: int, size: int) -> LossOf:
     return lambda model, rank: loss_of(model, part(tokens, rank, size))
 
 
-def run_scenario(mesh: Any, module: str, name: str, reference_size: int = 0, **kwargs: Any) -> Any:
+Scenario = Callable[..., None]  # of a Session, and what else the test passes on
+
+
+def run_scenario(
+    mesh: Any, scenario: Scenario, schedule: dict[str, Any], reference_size: int = 0, **kwargs: Any
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], list[Any]]:
     """(initial weights, final weights, notes)."""
-    session = Session(mesh, reference_size)
-    getattr(importlib.import_module(module), name)(session, **kwargs)
+    session = Session(mesh, schedule, reference_size)
+    scenario(session, **kwargs)
     return session.initial, session.weights(), copy.deepcopy(session.notes)
 
 
@@ -127,32 +143,29 @@ def assert_equal_to_reference(
     `among`: a regular expression; only parameters that match count.
     """
     assert expected.keys() == got.keys()
-    for name, weight in expected.items():
-        if not re.search(among, name):
-            continue
-        moved = float((weight - initial[name]).norm())
-        error = float((got[name].float() - weight).norm())
+    names = [name for name in expected if re.search(among, name)]
+    assert names
+    for name in names:
+        moved = float((expected[name] - initial[name]).norm())
+        error = float((got[name].float() - expected[name]).norm())
         assert error <= bound * moved, f"{name}: |W - W_ref| = {error:.2e}, |W_ref - W_0| = {moved:.2e}"
 
 
 def check(
     pool: Any,
-    scenario: Callable[..., None],
+    scenario: Scenario,
     mesh: tuple[int, ...] = (2, 2),
+    *,
+    schedule: dict[str, Any],
     bound: float = 1e-3,
     among: str = "",
     **kwargs: Any,
 ) -> list[Any]:
     """Asserts that every rank ends with the reference's weights; returns the ranks' notes, then the reference's."""
     size = torch.Size(mesh).numel()
-    module, name = scenario.__module__, scenario.__name__
-    initial, expected, reference_notes = run_scenario(None, module, name, size, **kwargs)
+    initial, expected, reference_notes = run_scenario(None, scenario, schedule, size, **kwargs)
     notes = []
-    for _, got, note in pool.run(run_scenario, mesh, module=module, name=name, **kwargs):
+    for _, got, note in pool.run(run_scenario, mesh, scenario=scenario, schedule=schedule, **kwargs):
         assert_equal_to_reference(initial, expected, got, bound, among)
         notes.append(note)
     return [*notes, reference_notes]
-
-
-def host_shards(model: nn.Module) -> list[torch.Tensor]:
-    return [p.detach().to_local() for p in model.parameters() if isinstance(p, DTensor)]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults_cases import AFTER_AGREEMENT, BEFORE_AGREEMENT, DEVIATIONS, IN_A_PASS, NUM_RANKS, TIMEOUT_S, Case
+from fault_program import AFTER_AGREEMENT, BEFORE_AGREEMENT, DEVIATIONS, IN_A_PASS, NUM_RANKS, TIMEOUT_S, Case
 
 pytestmark = pytest.mark.xdist_group("faults")  # one process runs all cases, several at once
 NUM_KILLS = 20

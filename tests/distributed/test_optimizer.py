@@ -2,64 +2,164 @@
 
 from __future__ import annotations
 
-import optimizer_cases as cases
+from typing import Any
+
 import pytest
-from scenario import check
+import torch
+import torch.nn as nn
+from models import make_gpt
+from scenario import Session, check, language_loss
+from training import AHEAD, FAR_AHEAD, KEPT, LR, NO_COPY, ON_DEMAND
+
+
+def _muon_group(s: Session) -> dict[str, Any]:
+    return next(g for g in s.opt.param_groups if g["algorithm"] == "muon")
+
+
+def _set(s: Session, **options: Any) -> None:
+    if s.reference:
+        vars(s.opt).update(options)
+    else:
+        _muon_group(s).update(options)
+
+
+def changed_hyperparameters(s: Session) -> None:
+    s.start(make_gpt(depth=2))
+    changes: list[dict[str, Any]] = [
+        {"lr": 0.01},
+        {"weight_decay": 0.3},
+        {"momentum": 0.5},
+        {"nesterov": False},
+        {"lr": torch.tensor(0.03)} if not s.reference else {"lr": 0.03},
+    ]
+    for step, change in enumerate(changes):
+        _set(s, **change)
+        s.train(step)
 
 
 def test_hyperparameters_are_read_at_every_step(ranks):
-    check(ranks, cases.changed_hyperparameters)
+    check(ranks, changed_hyperparameters, schedule=FAR_AHEAD)
+
+
+def scheduled(s: Session) -> None:
+    s.start(make_gpt(depth=2))
+    if s.reference:
+        for step in range(4):
+            s.opt.lr = LR * 0.7**step
+            for group in s.opt.adamw.param_groups:
+                group["lr"] = 3e-4 * 0.7**step
+            s.train(step)
+        return
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(s.opt, 0.7)
+    for step in range(4):
+        s.train(step)
+        scheduler.step()
 
 
 def test_schedulers_move_both_algorithms(ranks):
-    check(ranks, cases.scheduled)
+    check(ranks, scheduled, schedule=NO_COPY)
+
+
+def one_cycle(mesh: Any) -> list[tuple[float, ...]]:
+    """(Muon's lr and momentum, AdamW's lr) at each step."""
+    s = Session(mesh, AHEAD)
+    s.start(make_gpt(depth=1))
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(s.opt, max_lr=[0.02, 0.001], total_steps=6)
+    seen = []
+    muon, adamw = s.opt.param_groups
+    for step in range(5):
+        seen.append((muon["lr"], muon["momentum"], adamw["lr"]))
+        s.train(step)
+        scheduler.step()
+    return seen
 
 
 def test_one_cycle_moves_momentum(ranks):
-    for seen in ranks.run(cases.one_cycle, (2, 2)):
+    for seen in ranks.run(one_cycle, (2, 2)):
         for place, name in enumerate(("lr", "momentum", "AdamW's lr")):
             assert len({row[place] for row in seen}) > 1, name
 
 
+def closure_and_hooks(s: Session) -> None:
+    s.start(make_gpt(depth=2))
+    calls: list[str] = []
+    if not s.reference:
+        s.opt.register_step_pre_hook(lambda *_: calls.append("before"))
+        s.opt.register_step_post_hook(lambda *_: calls.append("after"))
+
+    for step in (0, 1):
+        if s.reference:
+            with torch.no_grad():
+                s.notes.append([float(language_loss(step, s.size)(s.model, rank)) for rank in s.each_rank()])
+            s.train(step)
+            continue
+
+        def closure(step: int = step) -> float:
+            s.opt.zero_grad()
+            loss = language_loss(step, s.size)(s.model, s.rank)
+            loss.backward()
+            calls.append("closure")
+            return float(loss)
+
+        s.notes.append(s.opt.step(closure))
+    s.notes.append(calls)
+
+
 def test_closures_and_hooks(ranks):
-    *notes, _ = check(ranks, cases.closure_and_hooks)
-    for first, second, calls in notes:
-        assert first != second
+    *notes, (first, second, _) = check(ranks, closure_and_hooks, schedule=ON_DEMAND)
+    for rank, (*losses, calls) in enumerate(notes):
+        assert losses == pytest.approx([first[rank], second[rank]], rel=1e-4)
         assert calls == ["before", "closure", "after"] * 2
 
 
+class _Late(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.gpt = make_gpt(depth=1)
+        self.blocks = self.gpt.blocks
+        self.scale = nn.Parameter(torch.ones(24))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.gpt.embedding(tokens)
+        return self.gpt.head(self.gpt.norm(self.blocks[0](x) * self.scale))
+
+
+def added_group(s: Session) -> None:
+    """A parameter that no group has gets AdamW, with its defaults, after the first step."""
+    model = _Late()
+    model.scale.requires_grad_(False)
+    s.start(model, units=None)
+    s.train(0)
+    model.scale.requires_grad_(True)
+    group = {"params": [model.scale], "weight_decay": 0.0}
+    if s.reference:
+        s.opt.adamw.add_param_group(group)
+    else:
+        s.opt.add_param_group(group)
+        s.notes.append((s.opt.param_groups[-1]["lr"], s.opt.param_groups[-1]["eps"]))
+    s.train(1, 2)
+
+
 def test_a_group_added_later_gets_adamw(ranks):
-    *notes, _ = check(ranks, cases.added_group)
+    *notes, _ = check(ranks, added_group, schedule=AHEAD)
     assert notes == [[(3e-4, 1e-8)]] * 4
 
 
+def split_groups(s: Session) -> None:
+    """Two groups of matrices with their own lr each, as a user makes them from one."""
+    s.start(make_gpt(depth=2))
+    if s.reference:
+        s.opt.lrs = {n: (0.05 if "up" in n else LR) for n in s.opt.matrices}
+    else:
+        group = _muon_group(s)
+        named = {id(p): n for n, p in s.model.named_parameters()}
+        ups = [p for p in group["params"] if "up" in named[id(p)]]
+        group["params"] = [p for p in group["params"] if "up" not in named[id(p)]]
+        rest = {k: v for k, v in group.items() if k != "params"}
+        s.opt.add_param_group({**rest, "params": ups, "lr": 0.05})
+    s.train(0, 1)
+
+
 def test_groups_of_matrices_have_their_own_lr(ranks):
-    check(ranks, cases.split_groups)
-
-
-@pytest.mark.parametrize("mesh", [(2, 2), (4,)])
-def test_weights_edited_inside_full_params_are_kept(ranks, mesh):
-    check(ranks, cases.edited_weights, mesh)
-
-
-def test_a_state_dict_loads_inside_full_params(ranks):
-    check(ranks, cases.loaded_weights)
-
-
-def test_full_params_without_write_back_leaves_everything(ranks):
-    *notes, _ = check(ranks, cases.untouched_by_reading)
-    assert notes == [[True, True, True, True]] * 4
-
-
-@pytest.mark.parametrize("mesh", [(2, 2), (4,), (2,)])
-@pytest.mark.parametrize("steps", [0, 2])
-def test_verify_finds_nothing_but_rounding(ranks, mesh, steps):
-    for publication, routing, update, same in ranks.run(cases.verified, mesh, steps=steps, options={}):
-        assert publication == 0
-        assert routing < 1e-6
-        assert update < 1e-3
-        assert same
-
-
-def test_verify_leaves_training_alone(ranks):
-    check(ranks, cases.verify_leaves_training_alone)
+    check(ranks, split_groups, schedule=KEPT)

@@ -1,28 +1,29 @@
-"""A profile shows what ran, and a schedule what will."""
+"""A profile shows what ran, adds up to the counters, and changes nothing."""
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
+import json
 import math
+from pathlib import Path
+from typing import Any
 
-import profile_cases as cases
 import pytest
 import torch
-from profile_cases import Trained
+from models import make_gpt
+from profiled import MESHES, Trained, raised, record, spans_of
+
+import dmuon
 
 WAITS = ("await weights", "reshard", "finish route")
-MESHES = ((4,), (2, 2))
 ENGINE = (*WAITS, "publish inter", "publish intra", "route intra", "route inter")
-
-
-def spans_of(result, rank):
-    return [span for span in result["spans"] if span[0] == rank]
 
 
 @pytest.mark.parametrize("mesh", MESHES)
 def test_every_rank_sees_the_spans_of_all(ranks, mesh):
-    results = ranks.run(cases.record, mesh)
+    results = ranks.run(record, mesh)
     assert {span[0] for span in results[0]["spans"]} == set(range(4))
     for result in results[1:]:
         assert result["spans"] == results[0]["spans"]
@@ -32,30 +33,8 @@ def test_every_rank_sees_the_spans_of_all(ranks, mesh):
 
 
 @pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("node_copy", [True, False])
-def test_a_replayed_step_does_what_its_schedule_says_once(ranks, mesh, node_copy):
-    results = ranks.run(cases.record, mesh, node_copy=node_copy)
-    for rank, result in enumerate(results):
-        schedule = result["schedule"]
-        planned = collections.Counter(
-            (o.kind, o.unit)
-            for operations in schedule.passes.values()
-            for o in operations
-            if o.lane != "compute" and not o.idle
-        )
-        seen = collections.Counter(
-            (kind, unit) for _, lane, kind, unit, *_ in spans_of(results[0], rank) if lane != "compute"
-        )
-        assert seen == planned
-        once = {
-            count for (kind, _), count in seen.items() if kind != "publish intra" and (node_copy or "route" in kind)
-        }
-        assert once == {1}
-
-
-@pytest.mark.parametrize("mesh", MESHES)
 def test_a_lane_does_one_thing_at_a_time(ranks, mesh):
-    result = ranks.run(cases.record, mesh, steps=3)[0]
+    result = ranks.run(record, mesh, steps=3)[0]
     for rank, lane in itertools.product(range(4), ("intra", "inter")):
         times = sorted((span[5], span[6]) for span in spans_of(result, rank) if span[1] == lane)
         assert all(before[1] <= after[0] for before, after in itertools.pairwise(times))
@@ -63,7 +42,7 @@ def test_a_lane_does_one_thing_at_a_time(ranks, mesh):
 
 
 def test_spans_add_up_to_the_counters(ranks):
-    for result in ranks.run(cases.record, (2, 2), steps=2):
+    for result in ranks.run(record, (2, 2), steps=2):
         spans, spent = spans_of(result, result["rank"]), result["spent"]
         for kind in ("publish inter", "publish intra", "route intra", "route inter"):
             total = sum(span[6] - span[5] for span in spans if span[2] == kind)
@@ -75,7 +54,7 @@ def test_spans_add_up_to_the_counters(ranks):
 
 @pytest.mark.parametrize("mesh", MESHES)
 def test_modules_compute_between_their_weights_and_their_release(ranks, mesh):
-    result = ranks.run(cases.record, mesh, steps=2)[0]
+    result = ranks.run(record, mesh, steps=2)[0]
     assert result["num_steps"] == 2
     for rank in range(4):
         counts = collections.Counter(
@@ -97,7 +76,7 @@ def test_modules_compute_between_their_weights_and_their_release(ranks, mesh):
 
 
 def test_what_is_hidden_is_a_share(ranks):
-    results = ranks.run(cases.record, (2, 2), steps=2)
+    results = ranks.run(record, (2, 2), steps=2)
     for phase, share in results[0]["hidden"].items():
         assert math.isnan(share) or 0 <= share <= 1, phase
     assert 0 <= results[0]["hidden"][None] <= 1
@@ -107,8 +86,8 @@ def test_what_is_hidden_is_a_share(ranks):
 
 
 def test_the_trace_is_one_event_a_span(ranks, tmp_path):
-    result = ranks.run(cases.record, (2, 2), folder=str(tmp_path))[0]
-    trace = cases.trace_of(str(tmp_path))
+    result = ranks.run(record, (2, 2), folder=str(tmp_path))[0]
+    trace = json.loads((tmp_path / "trace.json").read_text())
     events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert len(events) == len(result["spans"])
     assert min(event["ts"] for event in events) >= 0
@@ -119,49 +98,38 @@ def test_the_trace_is_one_event_a_span(ranks, tmp_path):
     assert all(event["args"]["issued"] <= event["args"]["started"] == event["ts"] for event in events)
 
 
+def draw(mesh: Any, folder: str) -> None:
+    trained = Trained(mesh)
+    with dmuon.profile(trained.model) as profile:
+        for _ in range(2):
+            trained.step()
+    if trained.place[0] == 0:
+        profile.save_picture(Path(folder) / "last.png")
+        profile.save_picture(Path(folder) / "first.svg", step=0, only_ranks=[3])
+        dmuon.schedule(trained.model).save_picture(Path(folder) / "schedule.png")
+        for wrong in ({"step": 2}, {"step": -3}, {"only_ranks": [4]}, {"only_ranks": []}):
+            assert "save_picture" in raised(lambda wrong=wrong: profile.save_picture(Path(folder) / "no.png", **wrong))
+
+
 def test_pictures(ranks, tmp_path):
     pytest.importorskip("matplotlib")
-    ranks.run(cases.draw, (2, 2), folder=str(tmp_path))
+    ranks.run(draw, (2, 2), folder=str(tmp_path))
     for name in ("last.png", "schedule.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (tmp_path / "first.svg").read_text()[:2000]
 
 
-def test_a_missing_matplotlib_is_named(monkeypatch, tmp_path):
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
-    schedule = cases.dmuon.schedule(Trained(None).model)
-    with pytest.raises(ImportError, match=r"schedule.save_picture.*dmuon\[examples\]"):
-        schedule.save_picture(tmp_path / "no.png")
-
-
-@pytest.mark.parametrize("mesh", [*MESHES, (4, 1)])
-@pytest.mark.parametrize(("node_copy", "lookahead"), [(True, 2), (True, 0), (False, 2), (False, 1)])
-def test_the_schedule_knows_what_each_rank_sends(ranks, mesh, node_copy, lookahead):
-    for result in ranks.run(cases.record, mesh, node_copy=node_copy, lookahead=lookahead):
-        schedule = result["schedule"]
-        for lane in ("intra", "inter"):
-            planned = sum(
-                schedule.sent_bytes(operation)
-                for operations in schedule.passes.values()
-                for operation in operations
-                if operation.lane == lane
-            )
-            assert planned == result["spent"][f"bytes_sent_{lane}"], lane
-        for unit in result["units"]:
-            assert unit in result["table"]
-
-
 def test_one_process_has_lanes_too():
     trained = Trained(None)
-    with cases.dmuon.profile(trained.model) as profile:
+    with dmuon.profile(trained.model) as profile:
         trained.step()
     assert {span.lane for span in profile.spans} == {"compute", "intra"}
-    assert "blocks.0" in str(cases.dmuon.schedule(trained.model))
+    assert "blocks.0" in str(dmuon.schedule(trained.model))
 
 
 def test_times_of_a_host_that_only_issues_claim_nothing():
     trained = Trained(None)
-    with cases.dmuon.profile(trained.model) as profile:
+    with dmuon.profile(trained.model) as profile:
         trained.step()
     profile._host_times = True
     assert "as the host issued it" in profile.summary() and "%" not in profile.summary()
@@ -169,8 +137,36 @@ def test_times_of_a_host_that_only_issues_claim_nothing():
         profile.hidden()
 
 
+def misuse(mesh: Any) -> dict[str, str]:
+    trained = Trained(mesh, steps=0)
+
+    def nested() -> None:
+        with dmuon.profile(trained.model), dmuon.profile(trained.model):
+            pass
+
+    def plain() -> None:
+        with dmuon.profile(make_gpt()):
+            pass
+
+    untraced = dmuon.schedule(trained.model)
+    notes = {
+        "nested": raised(nested),
+        "plain": raised(plain),
+        "schedule of a plain model": raised(lambda: dmuon.schedule(make_gpt())),
+        "untraced": str(untraced),
+        "picture of nothing": raised(lambda: untraced.save_picture("no.png")),
+    }
+    trained.step()
+    with dmuon.profile(trained.model) as profile:  # a context that raised can be followed by another
+        pass
+    notes["empty"] = profile.summary()
+    notes["phase"] = raised(lambda: profile.hidden("lunch"))
+    notes["no step"] = raised(lambda: profile.save_picture("no.png"))
+    return notes
+
+
 def test_wrong_use_is_named(ranks):
-    for notes in ranks.run(cases.misuse, (2, 2)):
+    for notes in ranks.run(misuse, (2, 2)):
         assert "profile: model: expected one context at a time" in notes["nested"]
         assert "profile: model" in notes["plain"] and "schedule: model" in notes["schedule of a plain model"]
         assert "nothing has been traced yet" in notes["untraced"]
@@ -179,9 +175,21 @@ def test_wrong_use_is_named(ranks):
         assert "'lunch'" in notes["phase"] and "one or more whole steps, got none" in notes["no step"]
 
 
+def watched(mesh: Any, profiled: bool) -> tuple[list[torch.Tensor], list[int]]:
+    """Weights after three steps, the second of them profiled or not, and how many hooks there were in each."""
+    trained = Trained(mesh, steps=0)
+    hooks = []
+    for step in range(3):
+        with dmuon.profile(trained.model) if profiled and step == 1 else contextlib.nullcontext():
+            trained.step()
+            hooks.append(sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in trained.model.modules()))
+    with dmuon.full_params(trained.model):
+        return [p.detach().clone() for p in trained.model.parameters()], hooks
+
+
 def test_a_profile_changes_nothing(ranks):
-    plain = ranks.run(cases.watched, (2, 2), profiled=False)
-    profiled = ranks.run(cases.watched, (2, 2), profiled=True)
+    plain = ranks.run(watched, (2, 2), profiled=False)
+    profiled = ranks.run(watched, (2, 2), profiled=True)
     for (expected, _), (weights, (before, during, after)) in zip(plain, profiled, strict=True):
         assert before == after < during
         assert all(torch.equal(a, b) for a, b in zip(weights, expected, strict=True))

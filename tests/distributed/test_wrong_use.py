@@ -1,98 +1,129 @@
-"""Whatever is used wrongly raises ValueError on every rank, says what to do, and leaves the processes usable."""
+"""Whatever is done wrongly with a trained model raises ValueError, says what to do, and leaves processes usable."""
 
 from __future__ import annotations
 
+import copy
+import pickle
+from typing import Any
+
 import pytest
-import wrong_use_cases as cases
+import torch
+import torch.nn as nn
+from models import batch, loss_of, make_gpt
+from refusals import REFUSED, Refusals, expect_refusal, ready, with_gradients
 
-MESH = (2, 2)
-# (case, options, words of the message)
-WRONG = [
-    ("dedicate_on_this_mesh", {"strategy": "fastest"}, ["strategy", "load_balance", "fastest"]),
-    ("dedicate_on_this_mesh", {"reshard_after_forward": 2}, ["reshard_after_forward", "True, False or None"]),
-    ("dedicate_on_this_mesh", {"node_copy": 1}, ["node_copy", "True or False"]),
-    ("dedicate_on_this_mesh", {"lookahead": -1}, ["lookahead", "0 or more", "-1"]),
-    ("dedicate_on_this_mesh", {"lookahead": 1.5}, ["lookahead", "number of units", "1.5"]),
-    ("dedicate_on_this_mesh", {"lookahead": True}, ["lookahead", "True"]),
-    ("dedicate_on_this_mesh", {"lookahead": 2**40}, ["lookahead", "number of units"]),
-    ("dedicate_on_this_mesh", {"max_units_in_flight": 1}, ["max_units_in_flight", "2 or more or None"]),
-    ("no_sync_without_muon", {}, ["no_sync", "dmuon.Muon"]),
-    ("dedicate_on_this_mesh", {"timeout": 5}, ["timeout", "timedelta"]),
-    ("dedicate_on_this_mesh", {"mp_policy": "bf16"}, ["mp_policy", "MixedPrecisionPolicy"]),
-    ("after_fully_shard", {}, ["already under fully_shard", "dedicate_params first"]),
-    ("twice", {}, ["one call a model"]),
-    ("twice_after_muon", {}, ["dedicate_params", "model"]),
-    ("inside_a_dedicated_model", {}, ["dedicated already", "one call a model"]),
-    ("forward_between", {"fsdp": False}, ["between dedicate_params and Muon"]),
-    ("forward_between", {"fsdp": True}, ["between dedicate_params and Muon"]),
-    ("forward_of_a_submodule_between", {}, ["between dedicate_params and Muon"]),
-    ("select_a_vector", {}, ["select", "1-D", "norm"]),
-    ("select_returns_a_string", {}, ["select", "True, False or None", "'muon'"]),
-    ("select_fails_on_one_rank", {}, ["select", "True, False or None"]),
-    ("select_raises", {}, ["dedicate_params: select", "KeyError", "embedding.weight"]),
-    ("module_replaced_between", {}, ["'blocks.0.up.weight' or its module was replaced"]),
-    ("weight_assigned_between", {}, ["'blocks.0.up.weight' or its module was replaced"]),
-    ("matrix_added_between", {}, ["'blocks.0.up.adapter.weight' was added after dedicate_params"]),
-    ("hook_before", {}, ["'blocks.0.up.weight' has gradient hooks", "select()"]),
-    ("hook_after", {"kind": "register_hook"}, ["register_hook on 'blocks.0.up.weight'"]),
-    ("hook_after", {"kind": "register_post_accumulate_grad_hook"}, ["grad_hook on 'blocks.0.up.weight'"]),
-    ("clip_by_two_numbers_on_one_rank", {}, ["max_norm"]),
-    ("muon_without_dedicate", {}, ["Muon", "dedicate_params"]),
-    ("muon_twice", {}, ["one Muon a model"]),
-    ("models_differ", {}, ["ranks differ", "same model"]),
-    ("dtypes_differ", {}, ["ranks differ", "bfloat16"]),
-    ("options_differ", {}, ["ranks differ", "rank0", "round_robin"]),
-    ("muon_options_differ", {}, ["ranks differ", "lr"]),
-    ("muon_option_wrong_on_one_rank", {}, ["momentum", "[0, 1)"]),
-    ("meta_model", {}, ["meta", "materialise"]),
-    ("cast_between", {"fsdp": False}, ["cast the model before dedicate_params"]),
-    ("cast_between", {"fsdp": True}, ["cast the model before dedicate_params"]),
-    ("load_between", {"strict": True}, ["load weights before dedicate_params"]),
-    ("load_between", {"strict": False}, ["load weights before dedicate_params"]),
-    ("save_between", {}, ["full_params"]),
-    ("other_mesh", {}, ["same mesh"]),
-    ("cast_without_fsdp", {}, ["mp_policy.param_dtype", "without fully_shard"]),
-    ("skips_in_the_first_step", {"skip": 0}, ["ranks disagree", "first step"]),
-    ("skips_in_the_first_step", {"skip": 3}, ["ranks disagree", "first step"]),
-    ("backward_differs_in_the_first_step", {}, ["ranks disagree", "first step"]),
-    ("grad_scaler", {"fsdp": False}, ["GradScaler", "bfloat16"]),
-    ("grad_scaler", {"fsdp": True}, ["GradScaler", "bfloat16"]),
-    ("torch_clip", {"fsdp": False, "foreach": None}, ["dmuon.clip_grad_norm_"]),
-    ("torch_clip", {"fsdp": True, "foreach": None}, ["dmuon.clip_grad_norm_"]),
-    ("torch_clip", {"fsdp": False, "foreach": True}, ["dmuon.clip_grad_norm_"]),
-    ("torch_clip_value", {}, ["dmuon.clip_grad_norm_"]),
-    ("deepcopy", {}, ["deepcopy", "full_params"]),
-    ("pickled", {}, ["pickling", "full_params"]),
-    ("state_dict", {"of": "model"}, ["state_dict", "full_params"]),
-    ("state_dict", {"of": "block"}, ["state_dict", "full_params"]),
-    ("state_dict", {"of": "opt"}, ["state_dict", "full_params"]),
-    ("load_state_dict", {}, ["load_state_dict", "full_params"]),
-    ("load_state_dict", {"strict": False}, ["load_state_dict", "full_params"]),
-    ("load_optimizer", {}, ["load_state_dict", "full_params"]),
-    ("initialise_after", {}, ["blocks.0.up.weight", "full_params"]),
-    ("average_weights", {}, ["full_params"]),
-    ("read_a_weight", {}, ["blocks.0.up.weight", "full_params"]),
-    ("forward_in_full_params", {}, ["full_params", "leave the context"]),
-    ("nested_full_params", {}, ["full_params", "one context"]),
-    ("clip_bad_norm", {}, ["max_norm", "positive"]),
-    ("lr_differs_at_a_step", {}, ["hyperparameters", "same on every rank"]),
-    ("lr_wrong_on_one_rank", {}, ["every rank", "lr"]),
-    ("max_norm_wrong_on_one_rank", {}, ["every rank", "max_norm"]),
-    ("lr_differs_after_clipping", {}, ["hyperparameters", "same on every rank"]),
-    ("step_after_no_sync", {}, ["no_sync", "outside"]),
-    ("max_norm_differs", {}, ["max_norm", "same on every rank"]),
-    ("muon_group_of_strangers", {}, ["add_param_group", "select"]),
-]
+import dmuon
+
+refused = Refusals()
 
 
-@pytest.mark.parametrize(("name", "options", "words"), WRONG, ids=lambda v: v if isinstance(v, str) else None)
-def test_raises_on_every_rank_and_says_what_to_do(ranks, name, options, words):
-    messages = ranks.run(cases.attempt, MESH, name=name, options=options)
-    for message in messages:
-        for word in words:
-            assert word in message
+@refused("register_hook on 'blocks.0.up.weight'", kind="register_hook")
+@refused("grad_hook on 'blocks.0.up.weight'", kind="register_post_accumulate_grad_hook")
+def hook_after(mesh: Any, kind: str) -> None:
+    model, _ = ready(mesh)
+    getattr(model.blocks[0].up.weight, kind)(lambda _: None)
 
 
-def test_a_mesh_of_three_dimensions(ranks):
-    for message in ranks.run(cases.attempt, (2, 2, 1), name="dedicate_on_this_mesh", options={}):
-        assert "1 dimension (shard) or 2 (replicate, shard)" in message
+@refused("GradScaler", "bfloat16", fsdp=False)
+@refused("GradScaler", "bfloat16", fsdp=True)
+def grad_scaler(mesh: Any, fsdp: bool) -> None:
+    _, opt = with_gradients(mesh, fsdp)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(()))
+    scaler.step(opt)
+
+
+@refused("on 'blocks.0.qkv.weight.grad'", "clip with dmuon.clip_grad_norm_(model, max_norm)", fsdp=False, foreach=None)
+@refused("on 'blocks.0.qkv.weight.grad'", "clip with dmuon.clip_grad_norm_(model, max_norm)", fsdp=True, foreach=None)
+@refused("on 'blocks.0.qkv.weight.grad'", "clip with dmuon.clip_grad_norm_(model, max_norm)", fsdp=False, foreach=True)
+def torch_clip(mesh: Any, fsdp: bool, foreach: bool | None) -> None:
+    model, _ = with_gradients(mesh, fsdp)
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=foreach)
+
+
+@refused("on 'blocks.0.qkv.weight.grad'", "clip with dmuon.clip_grad_norm_(model, max_norm)")
+def torch_clip_value(mesh: Any) -> None:
+    nn.utils.clip_grad_value_(with_gradients(mesh, fsdp=False)[0].parameters(), 1.0)
+
+
+@refused("copy.deepcopy on 'blocks.0.qkv.weight'", "full_params")
+def deepcopy(mesh: Any) -> None:
+    copy.deepcopy(ready(mesh, fsdp=False)[0])
+
+
+@refused("pickling on 'blocks.0.up.weight'", "full_params")
+def pickled(mesh: Any) -> None:
+    pickle.dumps(ready(mesh, fsdp=False)[0].blocks[0].up.weight)
+
+
+@refused("state_dict", "full_params", of="model")
+@refused("state_dict", "full_params", of="block")
+@refused("state_dict", "full_params", of="opt")
+def state_dict(mesh: Any, of: str = "model") -> None:
+    model, opt = ready(mesh)
+    {"model": model, "block": model.blocks[0], "opt": opt}[of].state_dict()
+
+
+@refused("load_state_dict", "full_params")
+@refused("load_state_dict", "full_params", strict=False)
+def load_state_dict(mesh: Any, strict: bool = True) -> None:
+    model, _ = ready(mesh)
+    model.load_state_dict(make_gpt(depth=2).state_dict(), strict=strict)
+
+
+@refused("load_state_dict", "full_params")
+def load_optimizer(mesh: Any) -> None:
+    ready(mesh)[1].load_state_dict({"state": {}, "param_groups": []})
+
+
+@refused("normal_.default on 'blocks.0.up.weight'", "full_params")
+def initialise_after(mesh: Any) -> None:
+    nn.init.normal_(ready(mesh)[0].blocks[0].up.weight)
+
+
+@refused("copy.deepcopy on 'blocks.0.qkv.weight'", "full_params")
+def average_weights(mesh: Any) -> None:
+    torch.optim.swa_utils.AveragedModel(ready(mesh, fsdp=False)[0])
+
+
+@refused("norm.default on 'blocks.0.up.weight'", "full_params")
+def read_a_weight(mesh: Any) -> None:
+    ready(mesh)[0].blocks[0].up.weight.norm()
+
+
+@refused("full_params: a forward inside it", "leave the context")
+def forward_in_full_params(mesh: Any) -> None:
+    model, _ = ready(mesh)
+    with dmuon.full_params(model):
+        model(batch(0))
+
+
+@refused("full_params: model: expected one context at a time, got a nested one")
+def nested_full_params(mesh: Any) -> None:
+    model, _ = ready(mesh)
+    with dmuon.full_params(model), dmuon.full_params(model):
+        pass
+
+
+@refused("clip_grad_norm_: max_norm: expected a positive number, got -1.0")
+def clip_bad_norm(mesh: Any) -> None:
+    dmuon.clip_grad_norm_(with_gradients(mesh)[0], -1.0)
+
+
+@refused("clip or step after a backward under no_sync", "outside")
+def step_after_no_sync(mesh: Any) -> None:
+    model, opt = ready(mesh)
+    with dmuon.no_sync(model):
+        loss_of(model, batch(1)).backward()
+    opt.step()
+
+
+@refused("add_param_group: params: expected matrices that dedicate_params took", "got others of shapes [(2, 2)]")
+def muon_group_of_strangers(mesh: Any) -> None:
+    _, opt = ready(mesh)
+    opt.add_param_group({"params": [nn.Parameter(torch.zeros(2, 2))], "algorithm": "muon"})
+
+
+@pytest.mark.parametrize(REFUSED, refused)
+def test_raises_on_every_rank_and_says_what_to_do(ranks, program, options, words):
+    expect_refusal(ranks, program, options, words)

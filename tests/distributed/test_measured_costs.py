@@ -1,53 +1,26 @@
-"""Programs that plan; run on the ranks of a pool."""
+"""Costs that are measured on the ranks when Muon is made: once, alike on all, and kept."""
 
 from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
-import torch.nn as nn
 from dmuon._planning import costs
 from models import make_gpt
-from trajectory_cases import place_of, shard
+from plans import plan_json, started
+from training import place_of, shard
 
 import dmuon
+
+SHAPES = {(72, 24), (24, 24), (41, 24), (24, 41)}
 
 
 def cache_in(folder: str) -> Any:
     """Measured costs are kept there for a while."""
     return mock.patch.dict(os.environ, DMUON_CACHE_DIR=folder)
-
-
-def started(mesh: Any, depth: int = 3, **options: Any) -> tuple[nn.Module, dmuon.Muon]:
-    model = make_gpt(depth=depth)
-    dmuon.dedicate_params(model, mesh, **options)
-    shard(model, mesh)
-    return model, dmuon.Muon(model, ns_dtype=torch.float32)
-
-
-def plan_json(mesh: Any, **options: Any) -> str:
-    _, opt = started(mesh, **options)
-    return opt.plan.to_json()
-
-
-def error(mesh: Any, **options: Any) -> str:
-    try:
-        started(mesh, **options)
-    except ValueError as raised:
-        return str(raised)
-    return ""
-
-
-def saved(mesh: Any, path: str, **options: Any) -> list[int]:
-    model, opt = started(mesh, **options)
-    if place_of(mesh)[0] == 0:
-        dmuon.plan(model).save(path)
-    torch.distributed.barrier()
-    return opt.plan.owner
 
 
 def measured_calls(mesh: Any, folder: str) -> tuple[int, int, str, str]:
@@ -66,6 +39,24 @@ def measured_calls(mesh: Any, folder: str) -> tuple[int, int, str, str]:
         return number, len(calls), json.dumps(first), json.dumps(second)
 
 
+def test_costs_are_measured_once_and_kept(ranks, tmp_path):
+    for first, both, before, after in ranks.run(measured_calls, (2, 2), folder=str(tmp_path)):
+        assert (first, both) == (1, 1)
+        assert before == after
+        table = json.loads(before)
+        assert "4 ranks at once" in table["source"]
+        assert {(s["rows"], s["cols"]) for s in table["shapes"]} == SHAPES
+        assert all(b["ns"] > 0 for s in table["shapes"] for b in s["batches"])
+        assert all([b["size"] for b in s["batches"]] == [1, 2, 3] for s in table["shapes"])
+
+
+def test_what_is_kept_may_be_damaged(ranks, tmp_path):
+    ranks.run(measured_calls, (2, 2), folder=str(tmp_path))
+    (kept,) = (tmp_path / "costs").iterdir()
+    kept.write_text(kept.read_text()[:-40])
+    assert [first for first, *_ in ranks.run(measured_calls, (2, 2), folder=str(tmp_path))] == [1] * 4
+
+
 def measured_where_large_batches_fail(mesh: Any, folder: str) -> dict[str, Any]:
     """Rank 1 has no memory for batches of more than one."""
     run = costs._run
@@ -77,6 +68,16 @@ def measured_where_large_batches_fail(mesh: Any, folder: str) -> dict[str, Any]:
 
     with mock.patch.object(costs, "_run", failing), cache_in(folder):
         return json.loads(plan_json(mesh, costs="measured"))["costs"]
+
+
+def test_a_batch_that_one_rank_cannot_run_is_scaled_on_all(ranks, tmp_path):
+    tables = ranks.run(measured_where_large_batches_fail, (2, 2), folder=str(tmp_path))
+    assert tables == [tables[0]] * 4
+    for shape in tables[0]["shapes"]:
+        assert all(0 < batch["ns"] < 10**12 for batch in shape["batches"])
+    assert tables[0]["source"].endswith("4 ranks at once; 8 batches scaled by the model")
+    (kept,) = (tmp_path / "costs").iterdir()
+    assert {size for *_, size, _ in json.loads(kept.read_text())["times"]} == {1}
 
 
 def error_where_one_rank_cannot_run(mesh: Any, folder: str) -> str:
@@ -97,6 +98,14 @@ def error_where_one_rank_cannot_run(mesh: Any, folder: str) -> str:
     return ""
 
 
+def test_what_else_one_rank_raises_reaches_all_and_nobody_waits(ranks, tmp_path):
+    messages = ranks.run(error_where_one_rank_cannot_run, (2, 2), folder=str(tmp_path))
+    assert messages[2] == "a fault, says the test"
+    for message in messages[:2] + messages[3:]:
+        assert "failed on rank 2: RuntimeError: a fault, says the test" in message
+    assert not list(tmp_path.iterdir())
+
+
 def random_state_is_left_alone(mesh: Any, folder: str) -> bool:
     with cache_in(folder):
         model = make_gpt()
@@ -108,7 +117,5 @@ def random_state_is_left_alone(mesh: Any, folder: str) -> bool:
         return bool((torch.get_rng_state() == expected).all())
 
 
-def table_for(path: Path, times: dict[tuple[int, int], int]) -> None:
-    """A table of costs with single matrices only."""
-    shapes = [{"rows": r, "cols": c, "batches": [{"size": 1, "ns": ns}]} for (r, c), ns in times.items()]
-    path.write_text(json.dumps({"schema_version": 1, "source": "a test", "shapes": shapes}))
+def test_measuring_leaves_random_numbers_alone(ranks, tmp_path):
+    assert all(ranks.run(random_state_is_left_alone, (2, 2), folder=str(tmp_path)))

@@ -1,28 +1,61 @@
-"""What ranks hold and send while they train; run on the ranks of a pool."""
+"""What ranks hold and send while they train, and the layout from which tests compute what they should.
+
+c(u, j) elements of unit u lie in column j of an R x G mesh, and p(u, s) at the owner of slot s.
+"""
 
 from __future__ import annotations
 
-import gc
+import itertools
 from typing import Any
 
 import torch
-import torch.nn as nn
 from models import batch, loss_of, make_gpt, part
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.profiler import ProfilerActivity, profile, record_function
-from trajectory_cases import place_of, shard
+from training import dedicate, place_of, shard
 
 import dmuon
 
+STRATEGIES = ("load_balance", "round_robin", "rank0")
+MESHES = ((4,), (2, 2))
 DTYPES = {
     "float32": (None, None),
     "bfloat16": (torch.bfloat16, None),
     "bfloat16, reduced in float32": (torch.bfloat16, torch.float32),
 }
+# Bytes of an element of weights and of gradients on the wire.
+BYTES = {"float32": (4, 4), "bfloat16": (2, 2), "bfloat16, reduced in float32": (2, 4)}
+FP32 = 4
 
 
-LOOKAHEAD = 2
-RESHARD = {"reshard_after_forward": True}
+class Sizes:
+    """Elements of each unit by column and by owner, from the layout that a rank reported."""
+
+    def __init__(self, facts, mesh):
+        self.num_replicates, self.num_shards = mesh if len(mesh) == 2 else (1, mesh[0])
+        self.num_slots = self.num_replicates * self.num_shards
+        self.num_units = max(facts["unit"]) + 1
+        self._matrices = list(zip(facts["elements"], facts["owner"], facts["unit"], strict=True))
+
+    def part(self, unit, slot):
+        return sum(n for n, owner, u in self._matrices if (owner, u) == (slot, unit))
+
+    def column(self, unit, column):
+        return sum(self.part(unit, slot) for slot in range(column, self.num_slots, self.num_shards))
+
+    def unit(self, unit):
+        return sum(self.column(unit, column) for column in range(self.num_shards))
+
+    def owned(self, slot):
+        return sum(self.part(unit, slot) for unit in range(self.num_units))
+
+    def held_column(self, slot):
+        return sum(self.column(unit, slot % self.num_shards) for unit in range(self.num_units))
+
+
+def covering(meshes, options):
+    """Every mesh with every row of options; a third of them with each strategy, every mesh with every strategy."""
+    pairs = itertools.product(meshes, options)
+    return [(mesh, STRATEGIES[i % len(STRATEGIES)], *row) for i, (mesh, row) in enumerate(pairs)]
 
 
 def layout(optimizer: dmuon.Muon) -> dict[str, Any]:
@@ -57,8 +90,8 @@ def train(
     mesh: Any,
     strategy: str,
     dtypes: str,
-    node_copy: bool = True,
-    lookahead: int = 2,
+    node_copy: bool,
+    lookahead: int,
     steps: int = 3,
     micro_steps: int = 1,
 ) -> dict[str, Any]:
@@ -66,8 +99,8 @@ def train(
     compute, reduce = DTYPES[dtypes]
     policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce)
     model = make_gpt(width=32, hidden=56, depth=3)
-    schedule = {"node_copy": node_copy, "lookahead": lookahead, **RESHARD}
-    dmuon.dedicate_params(model, mesh, mp_policy=policy, strategy=strategy, **schedule)
+    schedule = {"node_copy": node_copy, "lookahead": lookahead, "reshard_after_forward": True}
+    dedicate(model, mesh, schedule, mp_policy=policy, strategy=strategy)
     shard(model, mesh, mp_policy=policy)
     optimizer = dmuon.Muon(model, ns_dtype=torch.float32)
     rank, size = place_of(mesh)
@@ -89,42 +122,3 @@ def train(
         "momenta": [len(optimizer.state[p]) > 0 for p in runtime.placeholders],
         "stats": stats,
     }
-
-
-def allocations(profiler: profile, mark: str) -> tuple[int, int]:
-    """(largest, last) number of bytes that were allocated, and not freed, inside the range `mark`."""
-    kineto = profiler.profiler.kineto_results
-    events = sorted(kineto.events(), key=lambda event: event.start_ns())
-    (span,) = (event for event in events if event.name() == mark)
-    live = largest = last = 0
-    for event in events:
-        if event.name() != "[memory]" or event.start_ns() > span.end_ns():
-            continue
-        live += event.nbytes()
-        if event.start_ns() >= span.start_ns():
-            largest = max(largest, live)
-        last = live
-    return largest, last
-
-
-def measure(mesh: Any, strategy: str, width: int = 160, depth: int = 4) -> dict[str, Any]:
-    """A step of a model of nearly nothing but matrices, two a unit, as PyTorch's allocator sees it."""
-    gc.collect()  # what an earlier case left must not be freed while this one is measured
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        torch.manual_seed(0)
-        model = nn.Sequential(
-            *(nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(2))) for _ in range(depth))
-        )
-        dmuon.dedicate_params(model, mesh, strategy=strategy, lookahead=LOOKAHEAD, node_copy=True, **RESHARD)
-        optimizer = dmuon.Muon(model, ns_dtype=torch.float32)
-        x = torch.ones(1, width)
-        model(x).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        optimizer._runtime.engine.reset_peak()
-        with record_function("measured"):
-            model(x).sum().backward()
-            optimizer._runtime.engine.settle()
-        stats = optimizer.stats()
-    largest, last = allocations(profiler, "measured")
-    return {**layout(optimizer), "largest": largest, "last": last, "stats": stats}

@@ -24,6 +24,7 @@ from models import Gpt, batch, loss_of, part
 from pool import make_mesh
 from scenario import Session
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from training import AHEAD
 
 import dmuon
 
@@ -121,10 +122,9 @@ class Program:
         for dim in range(mesh.ndim):  # FSDP2 uses them; by default they wait for half an hour
             dist.distributed_c10d._set_pg_timeout(timeout, mesh.get_group(dim))
         torch.manual_seed(0)
-        self.session = Session(mesh)
-        options = {"timeout": timeout, "lookahead": case.lookahead}
+        self.session = Session(mesh, {**AHEAD, "lookahead": case.lookahead})
         units = {} if case.fsdp else {"units": None}
-        self.model = self.session.start(Ordered(), dedicate=options, prepare=self.hook_inside, **units)
+        self.model = self.session.start(Ordered(), options={"timeout": timeout}, prepare=self.hook_inside, **units)
         self.hook_outside()
 
     def at(self, point: str) -> None:

@@ -1,0 +1,86 @@
+"""Programs that use dmuon wrongly, and what the error must say; each raises on every rank, and the processes go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytest
+import torch.nn as nn
+from models import batch, loss_of, make_gpt
+from scenario import Session
+from training import AHEAD, dedicate, place_of
+
+import dmuon
+
+Program = TypeVar("Program", bound=Callable[..., None])
+
+
+class Refusals(list[Any]):
+    """The cases of a test module, for `pytest.mark.parametrize(REFUSED, ...)`, in the order of their programs."""
+
+    def __call__(self, *words: str, **options: Any) -> Callable[[Program], Program]:
+        """`@refused(*words, **options)` above a program: with these options its error has these words on every rank."""
+
+        def add(program: Program) -> Program:
+            values = [f"{name}={value!r}" for name, value in options.items()]
+            self.append(pytest.param(program, options, words, id=f"{program.__name__}({', '.join(values)})"))
+            return program
+
+        return add
+
+
+REFUSED = ("program", "options", "words")
+
+
+def attempt(mesh: Any, program: Callable[..., None], options: dict[str, Any]) -> str:
+    """The ValueError's message; then one good step, which proves that the process can go on."""
+    try:
+        program(mesh, **options)
+    except ValueError as error:
+        message = str(error)
+    else:
+        raise AssertionError(f"{program.__name__}: no error")
+    if mesh.ndim <= 2:
+        s = Session(mesh, AHEAD)
+        s.start(make_gpt(depth=1))
+        s.train(0)
+    return message
+
+
+def messages_of(pool: Any, program: Callable[..., None], mesh: tuple[int, ...] = (2, 2), **options: Any) -> list[str]:
+    """What each rank's ValueError says."""
+    return list(pool.run(attempt, mesh, program=program, options=options))
+
+
+def expect_refusal(pool: Any, program: Callable[..., None], options: dict[str, Any], words: tuple[str, ...]) -> None:
+    assert words
+    for message in messages_of(pool, program, **options):
+        for word in words:
+            assert word in message
+
+
+def dedicated(mesh: Any, **options: Any) -> nn.Module:
+    """A model between dedicate_params and what has to follow it."""
+    model = make_gpt(depth=1)
+    dedicate(model, mesh, AHEAD, **options)
+    return model
+
+
+def ready(mesh: Any, fsdp: bool = True) -> tuple[nn.Module, dmuon.Muon]:
+    """A model that has been trained for a step, and its optimizer."""
+    s = Session(mesh, AHEAD)
+    model = s.start(make_gpt(depth=2), **({} if fsdp else {"units": None}))
+    s.train(0)
+    return model, s.opt
+
+
+def with_gradients(mesh: Any, fsdp: bool = True) -> tuple[nn.Module, dmuon.Muon]:
+    """Likewise, after the backward of the second step."""
+    model, opt = ready(mesh, fsdp)
+    loss_of(model, batch(1)).backward()
+    return model, opt
+
+
+def rank_of(mesh: Any) -> int:
+    return place_of(mesh)[0]

@@ -1,0 +1,105 @@
+"""Weights made whole: full_params for reading and writing, and verify, which uses it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from models import make_gpt
+from scenario import Session, check, language_loss
+from training import AHEAD, FAR_AHEAD, KEPT, KEPT_NO_COPY, NO_COPY, ON_DEMAND
+
+import dmuon
+
+
+def edited_weights(s: Session) -> None:
+    """full_params(writeback=True) in the middle of training."""
+    s.start(make_gpt(depth=2))
+    s.train(0)
+    with s.full(), torch.no_grad():
+        s.model.blocks[0].up.weight.mul_(0.5)
+        s.model.head.weight.add_(0.01)
+        s.model.blocks[1].norm.bias.fill_(0.25)
+    s.train(1)
+
+
+@pytest.mark.parametrize(("mesh", "schedule"), [((2, 2), KEPT), ((4,), ON_DEMAND)])
+def test_weights_edited_inside_full_params_are_kept(ranks, mesh, schedule):
+    check(ranks, edited_weights, mesh, schedule=schedule)
+
+
+def loaded_weights(s: Session) -> None:
+    s.start(make_gpt(depth=2))
+    s.train(0)
+    with s.full():
+        s.model.load_state_dict(make_gpt(seed=9, depth=2).state_dict())
+    s.train(1)
+
+
+def test_a_state_dict_loads_inside_full_params(ranks):
+    check(ranks, loaded_weights, schedule=NO_COPY)
+
+
+def untouched_by_reading(s: Session) -> None:
+    """full_params without write-back, left by an error too, changes nothing, gradients included."""
+    s.start(make_gpt(depth=2))
+    s.train(0)
+    s.backward(language_loss(1, s.size), scale=0.5)
+    if not s.reference:
+        names = [n for n, _ in s.model.named_parameters()]
+        kinds = [type(p) for p in s.model.parameters()]
+        for writeback in (False, True):
+            try:
+                with dmuon.full_params(s.model, writeback=writeback), torch.no_grad():
+                    s.notes.append(all(p.shape.numel() for p in s.model.parameters()))
+                    for p in s.model.parameters():
+                        p.zero_()
+                    raise KeyError("stop")
+            except KeyError:
+                pass
+        with dmuon.full_params(s.model):
+            state = s.model.state_dict()
+            s.notes.append(list(state) == names and all(type(v) is torch.Tensor for v in state.values()))
+        s.notes.append([type(p) for p in s.model.parameters()] == kinds)
+    s.backward(language_loss(2, s.size), scale=0.5)
+    s.step()
+
+
+def test_full_params_without_write_back_leaves_everything(ranks):
+    *notes, _ = check(ranks, untouched_by_reading, schedule=KEPT_NO_COPY)
+    assert notes == [[True, True, True, True]] * 4
+
+
+def verified(mesh: Any, steps: int, schedule: dict[str, Any]) -> tuple[float, float, float, bool]:
+    """What verify finds after some steps, and whether it left the weights as they were."""
+    s = Session(mesh, schedule)
+    model = s.start(make_gpt(depth=2))
+    s.train(*range(steps))
+    before = s.weights()
+    found = dmuon.verify(model, s.opt)
+    after = s.weights()
+    same = all(torch.equal(before[n], after[n]) for n in before)
+    return found.publication, found.routing, found.update, same
+
+
+@pytest.mark.parametrize(("mesh", "schedule"), [((2, 2), AHEAD), ((4,), KEPT), ((2,), FAR_AHEAD)])
+@pytest.mark.parametrize("steps", [0, 2])
+def test_verify_finds_nothing_but_rounding(ranks, mesh, schedule, steps):
+    for publication, routing, update, same in ranks.run(verified, mesh, steps=steps, schedule=schedule):
+        assert publication == 0
+        assert routing < 1e-6
+        assert update < 1e-3
+        assert same
+
+
+def verify_leaves_training_alone(s: Session) -> None:
+    s.start(make_gpt(depth=2))
+    for step in range(3):
+        if not s.reference:
+            dmuon.verify(s.model, s.opt)
+        s.train(step)
+
+
+def test_verify_leaves_training_alone(ranks):
+    check(ranks, verify_leaves_training_alone, schedule=ON_DEMAND)

@@ -1,0 +1,113 @@
+"""Who holds what: an owner alone holds state, and no rank more than its bound, as the engine and PyTorch count it."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+import torch.nn as nn
+from accounting import BYTES, FP32, MESHES, STRATEGIES, Sizes, covering, layout, train
+from torch.profiler import ProfilerActivity, profile, record_function
+from training import AHEAD, dedicate
+
+import dmuon
+
+LOOKAHEAD = AHEAD["lookahead"]
+
+
+@pytest.mark.parametrize(
+    ("mesh", "strategy", "dtypes", "lookahead", "node_copy"),
+    covering(
+        MESHES,
+        [
+            *((dtypes, lookahead, True) for dtypes in BYTES for lookahead in (0, 2)),
+            ("bfloat16", 1, True),
+            ("bfloat16, reduced in float32", 9, True),
+            ("bfloat16, reduced in float32", 2, False),
+            ("float32", 1, False),
+        ],
+    ),
+)
+def test_owners_alone_hold_state_and_a_rank_stays_below_its_bound(ranks, mesh, strategy, dtypes, lookahead, node_copy):
+    results = ranks.run(train, mesh, strategy=strategy, dtypes=dtypes, lookahead=lookahead, node_copy=node_copy)
+    sizes = Sizes(results[0], mesh)
+    weight, gradient = BYTES[dtypes]
+
+    # Each matrix's master, momentum and accumulator once over the mesh, at its owner.
+    for matrix, elements in enumerate(results[0]["elements"]):
+        for slot, result in enumerate(results):
+            expected = FP32 * elements if slot == result["owner"][matrix] else 0
+            assert result["owned"][matrix] == [expected] * 3, f"slot {slot}, matrix {matrix}"
+    for slot, result in enumerate(results):
+        assert result["master_storage"] == FP32 * sizes.owned(slot)
+        assert result["momenta"] == [slot == owner for owner in result["owner"]]
+    assert sum(result["master_storage"] for result in results) == FP32 * sum(results[0]["elements"])
+
+    largest = max(sizes.unit(unit) for unit in range(sizes.num_units))
+    for slot, result in enumerate(results):
+        node_copies = weight * sizes.held_column(slot) if sizes.num_replicates > 1 and node_copy else 0
+        kept = node_copies + 3 * FP32 * sizes.owned(slot)
+        bound = kept + (lookahead + 2) * largest * (weight + gradient)
+        for step, stats in enumerate(result["stats"][1:]):
+            assert stats["peak_bytes"] <= bound, f"slot {slot}, step {step}"
+            assert stats["peak_bytes"] >= kept + largest * weight, f"slot {slot}, step {step}"
+
+
+def allocations(profiler: profile, mark: str) -> tuple[int, int]:
+    """(largest, last) number of bytes that were allocated, and not freed, inside the range `mark`."""
+    kineto = profiler.profiler.kineto_results
+    events = sorted(kineto.events(), key=lambda event: event.start_ns())
+    (span,) = (event for event in events if event.name() == mark)
+    live = largest = last = 0
+    for event in events:
+        if event.name() != "[memory]" or event.start_ns() > span.end_ns():
+            continue
+        live += event.nbytes()
+        if event.start_ns() >= span.start_ns():
+            largest = max(largest, live)
+        last = live
+    return largest, last
+
+
+def measure(mesh: Any, strategy: str, width: int = 160, depth: int = 4) -> dict[str, Any]:
+    """A step of a model of nearly nothing but matrices, two a unit, as PyTorch's allocator sees it."""
+    gc.collect()  # what an earlier case left must not be freed while this one is measured
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            *(nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(2))) for _ in range(depth))
+        )
+        dedicate(model, mesh, AHEAD, strategy=strategy)
+        optimizer = dmuon.Muon(model, ns_dtype=torch.float32)
+        x = torch.ones(1, width)
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        optimizer._runtime.engine.reset_peak()
+        with record_function("measured"):
+            model(x).sum().backward()
+            optimizer._runtime.engine.settle()
+        stats = optimizer.stats()
+    largest, last = allocations(profiler, "measured")
+    return {**layout(optimizer), "largest": largest, "last": last, "stats": stats}
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_allocator_sees_what_the_engine_counts(ranks, mesh, strategy):
+    results = ranks.run(measure, mesh, strategy=strategy)
+    sizes = Sizes(results[0], mesh)
+    matrix = FP32 * max(results[0]["elements"])
+    unit = FP32 * max(sizes.unit(index) for index in range(sizes.num_units))
+    # Activations of one row are small beside matrices of 160 x 160.
+    slack = matrix // 6
+    for slot, result in enumerate(results):
+        node_copies = FP32 * sizes.held_column(slot) if sizes.num_replicates > 1 else 0
+        kept = node_copies + 3 * FP32 * sizes.owned(slot)
+        # Beside the engine autograd computes one matrix's gradient, which it then adds to the packed buffer.
+        beside = result["largest"] - result["stats"]["peak_bytes"]
+        assert -slack <= beside <= matrix + slack, f"slot {slot}"
+        assert abs(result["last"] - result["stats"]["current_bytes"]) <= slack, f"slot {slot}"
+        assert result["largest"] <= kept + 2 * (LOOKAHEAD + 2) * unit + slack, f"slot {slot}"

@@ -1,0 +1,100 @@
+"""How exact dmuon is: bit by bit repeatable, near fp32 in mixed precision, as exact as torch.optim.Muon in bf16."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from models import batch, is_matrix_of_a_block, loss_of, make_gpt
+from reference import QUINTIC, ReferenceMuon
+from scenario import Session, check, language_loss, run_scenario
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from training import AHEAD, FAR_AHEAD, KEPT, LR, NO_COPY, WEIGHT_DECAY
+
+
+def identical(mesh: Any, schedule: dict[str, Any]) -> dict[str, bool]:
+    """Of each weight, whether two runs in one process gave the same bits."""
+    runs = []
+    for _ in range(2):
+        s = Session(mesh, schedule)
+        s.start(make_gpt(depth=2))
+        s.train(0, 1, 2)
+        runs.append(s.weights())
+    return {n: torch.equal(w, runs[1][n]) for n, w in runs[0].items()}
+
+
+@pytest.mark.parametrize(("mesh", "schedule"), [((2, 2), FAR_AHEAD), ((3,), NO_COPY)])
+def test_two_runs_are_bitwise_equal(ranks, mesh, schedule):
+    names = [name for name, _ in make_gpt(depth=2).named_parameters()]
+    for same in ranks.run(identical, mesh, schedule=schedule):
+        assert same == dict.fromkeys(names, True)
+
+
+def mixed_precision(s: Session) -> None:
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model = s.start(make_gpt(depth=2), mp_policy=None if s.reference else policy)
+    for step in range(4):
+        s.train(step)
+        with torch.no_grad():
+            s.notes.append(float(language_loss(step, s.size)(model, s.rank or 0)))
+    if not s.reference:
+        s.notes.append({p.dtype for group in s.opt.param_groups for p in group["params"]})
+        states = {n: s.opt.state[p] for n, p in s.model.named_parameters() if p in s.opt.state}
+        s.notes.append({n: held["momentum_buffer"].dtype for n, held in states.items() if "momentum_buffer" in held})
+
+
+def test_mixed_precision_stays_near_fp32(ranks):
+    """bf16 rounds weights and activations to 2^-9; a gradient is then off by about 2^-7 of its norm, and
+    orthogonalisation may turn small singular directions: one tenth of the path is a bound that a wrong
+    mean, a lost matrix or bf16 master weights break."""
+    *notes, _ = check(ranks, mixed_precision, schedule=KEPT, bound=0.1, among=r"(qkv|out|up|down)\.weight")
+    momenta = {}
+    for *losses, dtypes, owned in notes:
+        assert len(losses) == 4 and all(math.isfinite(loss) for loss in losses)
+        assert dtypes == {torch.float32}
+        momenta.update(owned)
+    matrices = [n for n, p in make_gpt(depth=2).named_parameters() if is_matrix_of_a_block(n, p)]
+    assert momenta == dict.fromkeys(matrices, torch.float32)
+
+
+def bf16_quintic(s: Session) -> None:
+    """As torch.optim.Muon has it."""
+    s.start(make_gpt(depth=1), muon={"ns_coefficients": "quintic", "ns_dtype": torch.bfloat16})
+    s.train(0, 1, 2)
+
+
+def _torch_muon(steps: int):
+    """torch.optim.Muon, whose iteration is bf16 with the quintic, on one process."""
+    model = make_gpt(depth=1)
+    matrices = [p for n, p in model.named_parameters() if is_matrix_of_a_block(n, p)]
+    rest = [p for p in model.parameters() if not any(p is m for m in matrices)]
+    muon = torch.optim.Muon(matrices, lr=LR, weight_decay=WEIGHT_DECAY)
+    adamw = torch.optim.AdamW(rest, lr=3e-4, betas=(0.9, 0.95), weight_decay=WEIGHT_DECAY)
+    for step in range(steps):
+        loss_of(model, batch(step)).backward()
+        for optimizer in (muon, adamw):
+            optimizer.step()
+            optimizer.zero_grad()
+    return {n: p.detach() for n, p in model.named_parameters()}
+
+
+def test_the_bf16_iteration_is_as_exact_as_torch_optim_muon(ranks):
+    """Distance of either to the fp32 reference; another order of products moves rounding, so up to twice."""
+    model = make_gpt(depth=1)
+    names = [n for n, p in model.named_parameters() if is_matrix_of_a_block(n, p)]
+    exact = ReferenceMuon(model, names, LR, WEIGHT_DECAY, rows=QUINTIC)
+    for step in range(3):
+        loss_of(model, batch(step)).backward()
+        exact.step()
+        exact.zero_grad()
+    reference = dict(model.named_parameters())
+    theirs = _torch_muon(3)
+    for initial, ours, _ in ranks.run(run_scenario, (2, 2), scenario=bf16_quintic, schedule=AHEAD):
+        for name in names:
+            moved = (reference[name] - initial[name]).norm()
+            torch_error = (theirs[name] - reference[name]).norm() / moved
+            error = (ours[name] - reference[name]).norm() / moved
+            assert error <= 2 * torch_error, f"{name}: {error:.2e}, torch.optim.Muon {torch_error:.2e}"
+            assert torch_error < 0.1

@@ -1,0 +1,146 @@
+"""Where ranks differ, or one of them is wrong, all raise ValueError: nobody waits for a rank that has given up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn as nn
+from models import Skips, batch, loss_of, make_gpt
+from refusals import REFUSED, Refusals, dedicated, expect_refusal, messages_of, rank_of, with_gradients
+from scenario import Session
+from training import AHEAD, LR, shard
+
+import dmuon
+
+refused = Refusals()
+DIFFER = "the hyperparameters of this step (opt.param_groups, or max_norm) differ between ranks"
+
+
+@refused("ranks differ", "rank 1 has: ", "'blocks.1.norm.weight'")
+def models_differ(mesh: Any) -> None:
+    dmuon.dedicate_params(make_gpt(depth=1 + (rank_of(mesh) == 1)), mesh)
+
+
+@refused("ranks differ", "torch.float32; rank 1 has: ", "torch.bfloat16")
+def dtypes_differ(mesh: Any) -> None:
+    model = make_gpt(depth=1)
+    dmuon.dedicate_params(model.bfloat16() if rank_of(mesh) == 1 else model, mesh)
+
+
+@refused("ranks differ", "strategy='round_robin'", "rank 1 has: ", "strategy='rank0'")
+def options_differ(mesh: Any) -> None:
+    dedicated(mesh, strategy="rank0" if rank_of(mesh) == 1 else "round_robin")
+
+
+@refused("ranks differ", "'lr': 0.02", "rank 1 has: ", "'lr': 0.04")
+def muon_options_differ(mesh: Any) -> None:
+    model = dedicated(mesh)
+    shard(model, mesh)
+    dmuon.Muon(model, lr=LR * (1 + rank_of(mesh)))
+
+
+@refused("ranks disagree", "the use of 'blocks.0', rank 1", "the use of 'blocks.1'", "first step", skip=0)
+@refused("ranks disagree", "the use of 'blocks.3', rank 1", "the end of the pass", "first step", skip=3)
+def skips_in_the_first_step(mesh: Any, skip: int) -> None:
+    torch.manual_seed(0)
+    s = Session(mesh, AHEAD)
+    s.start(Skips(), units=None)
+    s.backward(lambda model, rank: model(torch.ones(2, 10), (skip,) if rank == 1 else ()).sum())
+    s.step()
+
+
+@refused("ranks disagree", "the use of 'blocks.2', rank 1", "the use of 'blocks.1'", "first step")
+def backward_differs_in_the_first_step(mesh: Any) -> None:
+    torch.manual_seed(0)
+    s = Session(mesh, AHEAD)
+    model = s.start(Skips(), units=None)
+    if s.rank == 1:
+        model.blocks[2].register_forward_hook(lambda module, args, output: output.detach())
+    s.backward(lambda model, rank: model(torch.ones(2, 10)).sum())
+    s.step()
+
+
+@refused(DIFFER)
+def lr_differs_at_a_step(mesh: Any) -> None:
+    _, opt = with_gradients(mesh)
+    opt.param_groups[0]["lr"] *= 1 + rank_of(mesh)
+    opt.step()
+
+
+@refused(DIFFER)
+def max_norm_differs(mesh: Any) -> None:
+    model, _ = with_gradients(mesh)
+    dmuon.clip_grad_norm_(model, 1.0 + rank_of(mesh))
+
+
+@refused(DIFFER)
+def lr_differs_after_clipping(mesh: Any) -> None:
+    """The step sends nothing then; the next one tells."""
+    model, opt = with_gradients(mesh)
+    dmuon.clip_grad_norm_(model, 1.0)
+    lr = opt.param_groups[0]["lr"]
+    opt.param_groups[0]["lr"] = lr * (1 + rank_of(mesh))
+    opt.step()
+    opt.param_groups[0]["lr"] = lr
+    loss_of(model, batch(2)).backward()
+    opt.step()
+
+
+@pytest.mark.parametrize(REFUSED, refused)
+def test_raises_on_every_rank_and_says_what_to_do(ranks, program, options, words):
+    expect_refusal(ranks, program, options, words)
+
+
+def select_fails_on_one_rank(mesh: Any) -> None:
+    dedicated(mesh, select=lambda *_: "muon" if rank_of(mesh) == 1 else None)
+
+
+def module_replaced_on_one_rank(mesh: Any) -> None:
+    model = dedicated(mesh)
+    if rank_of(mesh) == 1:
+        model.blocks[0].up = nn.Linear(24, 41)
+    dmuon.Muon(model)
+
+
+def muon_option_wrong_on_one_rank(mesh: Any) -> None:
+    model = dedicated(mesh)
+    shard(model, mesh)
+    dmuon.Muon(model, momentum=2.0 if rank_of(mesh) == 1 else 0.95)
+
+
+def lr_wrong_on_one_rank(mesh: Any) -> None:
+    _, opt = with_gradients(mesh)
+    if rank_of(mesh) == 1:
+        opt.param_groups[0]["lr"] = -1.0
+    opt.step()
+
+
+def max_norm_wrong_on_one_rank(mesh: Any, wrong: Any) -> None:
+    model, _ = with_gradients(mesh)
+    dmuon.clip_grad_norm_(model, wrong if rank_of(mesh) == 1 else 1.0)
+
+
+ON_RANK_1 = "(on rank 1)"
+
+
+@pytest.mark.parametrize(
+    ("program", "options", "own", "elsewhere"),
+    [
+        (select_fails_on_one_rank, {}, "True, False or None for 'embedding.weight', got 'muon'", ON_RANK_1),
+        (module_replaced_on_one_rank, {}, "'blocks.0.up.weight' or its module was replaced", ON_RANK_1),
+        (muon_option_wrong_on_one_rank, {}, "momentum: expected a number in [0, 1), got 2", ON_RANK_1),
+        (lr_wrong_on_one_rank, {}, "lr: expected a number in [0, inf), got -1", DIFFER),
+        (max_norm_wrong_on_one_rank, {"wrong": -1.0}, "max_norm: expected a positive number, got -1.0", DIFFER),
+        (max_norm_wrong_on_one_rank, {"wrong": torch.ones(2)}, "positive number, got tensor([1., 1.])", DIFFER),
+    ],
+)
+def test_a_rank_that_is_wrong_says_what_and_the_others_raise_too(ranks, program, options, own, elsewhere):
+    messages = messages_of(ranks, program, **options)
+    wrong = messages.pop(1)
+    assert own in wrong and elsewhere not in wrong
+    assert len(messages) == 3
+    for message in messages:
+        assert elsewhere in message
+        assert (own in message) == (elsewhere == ON_RANK_1)

@@ -1,0 +1,185 @@
+"""Whatever is wrong up to dmuon.Muon raises ValueError on every rank, says what to do, and leaves processes usable."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn as nn
+from models import batch, make_gpt
+from pool import make_mesh
+from refusals import REFUSED, Refusals, dedicated, expect_refusal, messages_of, ready
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from training import shard
+
+import dmuon
+
+refused = Refusals()
+
+
+@refused("strategy: expected one of", "'load_balance'", "got 'fastest'", strategy="fastest")
+@refused("reshard_after_forward: expected True, False or None", "got 2", reshard_after_forward=2)
+@refused("node_copy: expected True or False", "got 1", node_copy=1)
+@refused("lookahead: expected a number of units, 0 or more, got -1", lookahead=-1)
+@refused("lookahead: expected a number of units, 0 or more, got 1.5", lookahead=1.5)
+@refused("lookahead: expected a number of units, 0 or more, got True", lookahead=True)
+@refused("lookahead: expected a number of units, 0 or more, got 1099511627776", lookahead=2**40)
+@refused("max_units_in_flight: expected a number of units, 2 or more or None, got 1", max_units_in_flight=1)
+@refused("timeout: expected a positive datetime.timedelta or None, got 5", timeout=5)
+@refused("mp_policy: expected torch.distributed.fsdp.MixedPrecisionPolicy or None, got str", mp_policy="bf16")
+def dedicate_on_this_mesh(mesh: Any, **options: Any) -> None:
+    dmuon.dedicate_params(make_gpt(depth=1), mesh, **options)
+
+
+@refused("already under fully_shard", "dedicate_params first")
+def after_fully_shard(mesh: Any) -> None:
+    model = make_gpt(depth=1)
+    shard(model, mesh)
+    dmuon.dedicate_params(model, mesh)
+
+
+@refused("dedicate_params: model: '(root)' is dedicated already", "one call a model")
+def twice(mesh: Any) -> None:
+    model = dedicated(mesh)
+    dmuon.dedicate_params(model, mesh)
+
+
+@refused("dedicate_params: model: '(root)' is dedicated already", "one call a model")
+def twice_after_muon(mesh: Any) -> None:
+    dmuon.dedicate_params(ready(mesh)[0], mesh)
+
+
+@refused("dedicate_params: model: 'qkv.weight' is dedicated already", "one call a model")
+def inside_a_dedicated_model(mesh: Any) -> None:
+    dmuon.dedicate_params(ready(mesh, fsdp=False)[0].blocks[0], mesh)
+
+
+@refused("between dedicate_params and Muon", fsdp=False)
+@refused("between dedicate_params and Muon", fsdp=True)
+def forward_between(mesh: Any, fsdp: bool) -> None:
+    model = dedicated(mesh)
+    if fsdp:
+        shard(model, mesh)
+    model(batch(0))
+
+
+@refused("between dedicate_params and Muon")
+def forward_of_a_submodule_between(mesh: Any) -> None:
+    model = dedicated(mesh)
+    model.blocks[0].up(torch.zeros(1, 24))
+
+
+@refused("select: selected 'blocks.0.norm.weight'", "2-D", "got a 1-D one")
+def select_a_vector(mesh: Any) -> None:
+    dedicated(mesh, select=lambda name, module, parameter: "norm" in name or None)
+
+
+@refused("select: expected True, False or None", "got 'muon'")
+def select_returns_a_string(mesh: Any) -> None:
+    dedicated(mesh, select=lambda *_: "muon")
+
+
+@refused("dedicate_params: select", "KeyError", "embedding.weight")
+def select_raises(mesh: Any) -> None:
+    try:
+        dmuon.dedicate_params(make_gpt(depth=1), mesh, select=lambda name, *_: {}[name])
+    except ValueError as error:
+        assert isinstance(error.__cause__, KeyError)
+        raise
+
+
+@refused("'blocks.0.up.weight' or its module was replaced")
+def weight_assigned_between(mesh: Any) -> None:
+    model = dedicated(mesh)
+    model.blocks[0].up.weight = nn.Parameter(torch.ones(41, 24))
+    dmuon.Muon(model)
+
+
+@refused("'blocks.0.up.adapter.weight' was added after dedicate_params")
+def matrix_added_between(mesh: Any) -> None:
+    model = dedicated(mesh)
+    model.blocks[0].up.adapter = nn.Linear(4, 4)
+    shard(model, mesh)
+    dmuon.Muon(model)
+
+
+@refused("'blocks.0.up.weight' has gradient hooks", "select()")
+def hook_before(mesh: Any) -> None:
+    model = make_gpt(depth=1)
+    model.blocks[0].up.weight.register_hook(lambda grad: grad * 0)
+    dmuon.dedicate_params(model, mesh)
+
+
+@refused("Muon: model: expected a model on which dmuon.dedicate_params", "got Gpt without")
+def muon_without_dedicate(mesh: Any) -> None:
+    dmuon.Muon(make_gpt(depth=1))
+
+
+@refused("one Muon a model")
+def muon_twice(mesh: Any) -> None:
+    dmuon.Muon(ready(mesh)[0])
+
+
+@refused("no_sync: model: expected a model with dmuon.Muon", "got one without")
+def no_sync_without_muon(mesh: Any) -> None:
+    model = dedicated(mesh)
+    with dmuon.no_sync(model):
+        pass
+
+
+@refused("'embedding.weight' has no values yet", "meta", "materialise")
+def meta_model(mesh: Any) -> None:
+    with torch.device("meta"):
+        model = make_gpt(depth=1)
+    dmuon.dedicate_params(model, mesh)
+
+
+@refused("cast the model before dedicate_params", fsdp=False)
+@refused("cast the model before dedicate_params", fsdp=True)
+def cast_between(mesh: Any, fsdp: bool) -> None:
+    model = dedicated(mesh)
+    if fsdp:
+        shard(model, mesh)
+    model.double()
+    dmuon.Muon(model)
+
+
+@refused("a state dict was taken or loaded between", "load weights before dedicate_params", strict=True)
+@refused("a state dict was taken or loaded between", "load weights before dedicate_params", strict=False)
+def load_between(mesh: Any, strict: bool) -> None:
+    model = make_gpt(depth=1)
+    saved = copy.deepcopy(model.state_dict())
+    dmuon.dedicate_params(model, mesh)
+    model.load_state_dict(saved, strict=strict)
+
+
+@refused("a state dict was taken or loaded between", "load weights before dedicate_params")
+def save_between(mesh: Any) -> None:
+    model = dedicated(mesh)
+    model.state_dict()
+
+
+@refused("'embedding.weight' is sharded over ranks ((0, 1, 2, 3),)", "((0, 1), (2, 3))", "same mesh")
+def other_mesh(mesh: Any) -> None:
+    model = dedicated(mesh)
+    shard(model, make_mesh((4,)))
+    dmuon.Muon(model)
+
+
+@refused("mp_policy.param_dtype", "without fully_shard", "got torch.bfloat16")
+def cast_without_fsdp(mesh: Any) -> None:
+    model = make_gpt(depth=1)
+    dmuon.dedicate_params(model, mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    dmuon.Muon(model)
+
+
+@pytest.mark.parametrize(REFUSED, refused)
+def test_raises_on_every_rank_and_says_what_to_do(ranks, program, options, words):
+    expect_refusal(ranks, program, options, words)
+
+
+def test_a_mesh_of_three_dimensions(ranks):
+    for message in messages_of(ranks, dedicate_on_this_mesh, (2, 2, 1)):
+        assert "1 dimension (shard) or 2 (replicate, shard)" in message
