@@ -30,7 +30,7 @@ import dmuon
 
 NUM_RANKS = 4
 TIMEOUT_S = 5.0
-NAP_S = TIMEOUT_S + 3
+NAP_S = 2 * TIMEOUT_S
 DEPTH = 3
 STEPS_AFTER = 3  # that would follow if nobody noticed
 

@@ -58,6 +58,7 @@ def record(mesh: Any, schedule: dict[str, Any] = AHEAD, steps: int = 1, folder: 
             sum(slot == rank for slot, _ in trained.optimizer.plan.batches) for rank in range(trained.place[1])
         ],
         "spans": [dataclasses.astuple(span) for span in profile.spans],
+        "phases": [(record.rank, *phase) for record in profile._records for phase in record.phases],
         "num_steps": profile.num_steps,
         "spent": {key: after[key] - before[key] for key in after},
         "hidden": {phase: profile.hidden(phase) for phase in ("forward", "backward", "step", "between steps", None)},

@@ -75,14 +75,37 @@ def test_modules_compute_between_their_weights_and_their_release(ranks, mesh):
             assert [kind for kind in kinds if kind != "reshard"] == [k for k in 2 * step if k != "reshard"]
 
 
-def test_what_is_hidden_is_a_share(ranks):
+def share_hidden(result, phase):
+    """1 - (time in which a lane was busy and compute waited) / (time in which a lane was busy), summed over ranks."""
+    busy = waiting = 0.0
+    for rank in range(4):
+        mine = [(lane, kind, begin, end) for r, lane, kind, _, _, begin, end in result["spans"] if r == rank]
+        windows = [("phase", "", begin, end) for r, name, begin, end in result["phases"] if (r, name) == (rank, phase)]
+        edges = sorted({time for *_, begin, end in mine + windows for time in (begin, end)})
+        for begin, end in itertools.pairwise(edges):
+            inside = [(lane, kind) for lane, kind, left, right in mine + windows if left <= begin and end <= right]
+            lanes = {lane for lane, _ in inside}
+            if "phase" in lanes and lanes & {"intra", "inter"}:
+                busy += end - begin
+                waiting += (end - begin) * any(kind in WAITS for _, kind in inside)
+    return 1 - waiting / busy
+
+
+def test_what_is_hidden_is_the_share_of_busy_lanes_without_a_wait(ranks):
     results = ranks.run(record, (2, 2), steps=2)
-    for phase, share in results[0]["hidden"].items():
-        assert math.isnan(share) or 0 <= share <= 1, phase
-    assert 0 <= results[0]["hidden"][None] <= 1
-    assert [result["hidden"][None] for result in results] == [results[0]["hidden"][None]] * 4
-    for word in ("2 steps on 4 ranks (2 x 2)", "hidden", "publish inter", "route intra", "optimizer step"):
-        assert word in results[0]["summary"]
+    hidden = results[0]["hidden"]
+    for phase in ("forward", "backward", "step"):
+        assert hidden[phase] == pytest.approx(share_hidden(results[0], phase), abs=1e-6)
+    assert 0 < hidden[None] < 1
+    for result in results:
+        assert result["hidden"][None] == hidden[None]
+        title, _, *rows = result["summary"].splitlines()
+        assert title.startswith("2 steps on 4 ranks (2 x 2)")
+        for row, phase in zip(rows, ("forward", "backward", "step", "between steps", None), strict=False):
+            assert row.startswith(phase or "all")
+            assert row.endswith("" if math.isnan(hidden[phase]) else f" {hidden[phase]:.0%}")
+        kinds = {row[:15].strip() for row in rows[5:]}
+        assert {"publish inter", "publish intra", "route inter", "route intra", "optimizer step"} <= kinds
 
 
 def test_the_trace_is_one_event_a_span(ranks, tmp_path):
@@ -107,13 +130,15 @@ def draw(mesh: Any, folder: str) -> None:
         profile.save_picture(Path(folder) / "last.png")
         profile.save_picture(Path(folder) / "first.svg", step=0, only_ranks=[3])
         dmuon.schedule(trained.model).save_picture(Path(folder) / "schedule.png")
-        for wrong in ({"step": 2}, {"step": -3}, {"only_ranks": [4]}, {"only_ranks": []}):
-            assert "save_picture" in raised(lambda wrong=wrong: profile.save_picture(Path(folder) / "no.png", **wrong))
+        for name, value in (("step", 2), ("step", -3), ("only_ranks", [4]), ("only_ranks", [])):
+            message = raised(lambda wrong={name: value}: profile.save_picture(Path(folder) / "no.png", **wrong))
+            assert f"save_picture: {name}: expected" in message and message.endswith(f"got {value}")
 
 
 def test_pictures(ranks, tmp_path):
     pytest.importorskip("matplotlib")
     ranks.run(draw, (2, 2), folder=str(tmp_path))
+    assert not (tmp_path / "no.png").exists()
     for name in ("last.png", "schedule.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (tmp_path / "first.svg").read_text()[:2000]
