@@ -11,12 +11,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from dmuon._planning import costs
-from dmuon._setup import ranks
+from dmuon._setup import agreement
+from dmuon._setup.ranks import Ranks
 
 from dmuon import _plan
 
 Job = costs.Job
-ALONE = ranks.Ranks(((0,),), 0, 0, "cpu", None, ((0,),))
+ALONE = Ranks(((0,),), 0, 0, "cpu", None, ((0,),))
 CPU = torch.device("cpu")
 MUON = {
     "lr": 0.1,
@@ -281,10 +282,10 @@ def test_only_slot_0_looks_at_what_is_kept(machine, monkeypatch):
     def refused(*_):
         raise AssertionError("the file was read")
 
-    second = ranks.Ranks(((0, 1),), 0, 1, "cpu", None, ((0, 1),))
+    second = Ranks(((0, 1),), 0, 1, "cpu", None, ((0, 1),))
     expected = {job: 7 for job in JOBS}
     monkeypatch.setattr(costs, "_Kept", refused)
-    monkeypatch.setattr(ranks, "all_gather", lambda place, value: [(expected, None), value])
+    monkeypatch.setattr(agreement, "all_gather", lambda ranks, value: [(expected, None), value])
     found = costs.measured_costs(second, SHAPES, MUON, DTYPES, CPU)
     assert '"ns":7' in found.to_json().replace(" ", "")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from typing import Any
 
 import pytest
@@ -88,6 +89,11 @@ def lr_differs_after_clipping(mesh: Any) -> None:
     opt.step()
 
 
+@refused("ranks differ", "seconds=32", "seconds=33")
+def timeouts_differ(mesh: Any) -> None:
+    dedicated(mesh, timeout=datetime.timedelta(seconds=32 + (rank_of(mesh) == 1)))
+
+
 @pytest.mark.parametrize(REFUSED, refused)
 def test_raises_on_every_rank_and_says_what_to_do(ranks, program, options, words):
     expect_refusal(ranks, program, options, words)
@@ -95,6 +101,14 @@ def test_raises_on_every_rank_and_says_what_to_do(ranks, program, options, words
 
 def select_fails_on_one_rank(mesh: Any) -> None:
     dedicated(mesh, select=lambda *_: "muon" if rank_of(mesh) == 1 else None)
+
+
+def timeout_wrong_on_one_rank(mesh: Any) -> None:
+    dedicated(mesh, timeout=5 if rank_of(mesh) == 1 else datetime.timedelta(seconds=31))
+
+
+def no_model_on_one_rank(mesh: Any) -> None:
+    dmuon.dedicate_params([] if rank_of(mesh) == 1 else make_gpt(depth=1), mesh)
 
 
 def module_replaced_on_one_rank(mesh: Any) -> None:
@@ -129,6 +143,8 @@ ON_RANK_1 = "(on rank 1)"
     ("program", "options", "own", "elsewhere"),
     [
         (select_fails_on_one_rank, {}, "True, False or None for 'embedding.weight', got 'muon'", ON_RANK_1),
+        (timeout_wrong_on_one_rank, {}, "expected a positive datetime.timedelta or None, got 5", ON_RANK_1),
+        (no_model_on_one_rank, {}, "expected a torch.nn.Module, got list", ON_RANK_1),
         (module_replaced_on_one_rank, {}, "'blocks.0.up.weight' or its module was replaced", ON_RANK_1),
         (muon_option_wrong_on_one_rank, {}, "momentum: expected a number in [0, 1), got 2", ON_RANK_1),
         (lr_wrong_on_one_rank, {}, "lr: expected a number in [0, inf), got -1", DIFFER),

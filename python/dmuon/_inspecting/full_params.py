@@ -10,9 +10,9 @@ import torch
 import torch.nn as nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from dmuon._running.runtime import Runtime, fsdp_modules
-from dmuon._setup import ranks
-from dmuon._setup.dedication import runtime_of
+from dmuon._running.host_gradients import fsdp_modules
+from dmuon._running.runtime import Runtime, runtime_of
+from dmuon._setup.agreement import agreement
 
 
 @contextmanager
@@ -35,8 +35,10 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
     runtime = runtime_of(model, "full_params")
     if runtime.whole:
         raise ValueError("full_params: model: expected one context at a time, got a nested one")
-    ranks.agree_or_raise(runtime.ranks, "full_params", None, [f"writeback={bool(writeback)}"])
+    with agreement(runtime.ranks, "full_params") as facts:
+        facts.append(f"writeback={bool(writeback)}")
     runtime.engine.settle()
+    runtime.show_placeholders()  # a backward that raised has left weights in their places
     for sharded in fsdp_modules(model):
         sharded.reshard()
     swapped = _sharded_places(model)
@@ -47,30 +49,24 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
     runtime.whole, runtime.writes_back = True, bool(writeback)
     try:
         for matrix, whole in zip(runtime.matrices, wholes, strict=True):
-            for _, module, attribute in matrix.places:
-                module._parameters[attribute] = whole
+            for place in matrix.places:
+                place.show_whole(whole)
         for module, attribute, parameter in swapped:
             module._parameters[attribute] = shards[id(parameter)]
         try:
             yield
         except Exception as error:
             if writeback:  # the other ranks are about to write back, and must not
-                with suppress(ValueError):
-                    ranks.agree_or_raise(runtime.ranks, "full_params", ranks.described(error), [])
+                with suppress(ValueError), agreement(runtime.ranks, "full_params"):
+                    raise error
             raise
         if writeback:
-            edited = [
-                _current(module, attribute)
-                for module, attribute in ((m.places[0][1], m.places[0][2]) for m in runtime.matrices)
-            ]
-            _write_back(runtime, edited, originals)
-            for module, attribute, parameter in swapped:
-                _write_shard(parameter, _current(module, attribute))
+            _write_back(runtime, originals, swapped)
     finally:
         runtime.whole = False
-        for matrix, placeholder in zip(runtime.matrices, runtime.placeholders, strict=True):
-            for _, module, attribute in matrix.places:
-                module._parameters[attribute] = placeholder
+        for matrix in runtime.matrices:
+            for place in matrix.places:
+                place.show_placeholder()
         for module, attribute, parameter in swapped:
             module._parameters[attribute] = parameter
         for held, key, hook in hooks:
@@ -109,25 +105,30 @@ def _whole_matrices(runtime: Runtime) -> list[nn.Parameter]:
     return wholes
 
 
-def _current(module: nn.Module, attribute: str) -> torch.Tensor:
-    parameter = module._parameters[attribute]
-    assert parameter is not None
-    return parameter.detach()
-
-
 @torch.no_grad()
-def _write_back(runtime: Runtime, edited: list[torch.Tensor], originals: list[torch.Tensor]) -> None:
-    problem = None
-    for matrix, new, old in zip(runtime.matrices, edited, originals, strict=True):
-        if new.shape != old.shape:
-            problem = f"full_params: '{matrix.name}': expected shape {tuple(old.shape)}, got {tuple(new.shape)}"
-    ranks.agree_or_raise(runtime.ranks, "full_params", problem, [])
+def _write_back(runtime: Runtime, originals: list[torch.Tensor], swapped: list[tuple[nn.Module, str, Any]]) -> None:
+    with agreement(runtime.ranks, "full_params"):
+        edited = [
+            _current(matrix.places[0].module, matrix.places[0].attribute, matrix.name, old.shape)
+            for matrix, old in zip(runtime.matrices, originals, strict=True)
+        ]
+        wholes = [_current(module, attribute, attribute, parameter.shape) for module, attribute, parameter in swapped]
     for index, (new, old) in enumerate(zip(edited, originals, strict=True)):
         master = runtime.state.master(index)
         # A bf16 model's fp32 master holds more than the bf16 values shown: keep it where nothing was changed.
         if master is not None and not torch.equal(new, old):
             master.copy_(new)
     runtime.engine.publish()
+    for (_, _, parameter), whole in zip(swapped, wholes, strict=True):
+        _write_shard(parameter, whole)
+
+
+def _current(module: nn.Module, attribute: str, name: str, shape: torch.Size) -> torch.Tensor:
+    parameter = module._parameters.get(attribute)
+    if parameter is None or parameter.shape != shape:
+        got = "none" if parameter is None else tuple(parameter.shape)
+        raise ValueError(f"full_params: '{name}': expected shape {tuple(shape)}, got {got}")
+    return parameter.detach()
 
 
 @torch.no_grad()

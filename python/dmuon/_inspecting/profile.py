@@ -14,9 +14,8 @@ import torch.nn as nn
 
 from dmuon._inspecting.recorder import Record, Recorder, Span
 from dmuon._inspecting.timeline import LANES, PHASES, WAITS, Bar, Interval, Panel, common, draw, length
-from dmuon._running.runtime import Runtime
-from dmuon._setup import ranks
-from dmuon._setup.dedication import runtime_of
+from dmuon._running.runtime import Runtime, runtime_of
+from dmuon._setup.agreement import all_gather
 
 
 class Profile:
@@ -213,4 +212,4 @@ def profile(model: nn.Module) -> Iterator[Profile]:
         recorder.close()
         rows = runtime.engine.stop_profile()
         _profiled.discard(runtime)
-    found._take(ranks.all_gather(runtime.ranks, recorder.record(rows)), runtime)
+    found._take(all_gather(runtime.ranks, recorder.record(rows)), runtime)

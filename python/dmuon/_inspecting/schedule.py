@@ -10,8 +10,8 @@ import torch.nn as nn
 
 from dmuon import _C
 from dmuon._inspecting.timeline import WAITS, Bar, Panel, draw
-from dmuon._running.runtime import Runtime
-from dmuon._setup.dedication import dedication_of, runtime_of
+from dmuon._running.runtime import Runtime, runtime_of
+from dmuon._setup.dedication import dedication_of
 
 _UNTRACED = "nothing has been traced yet: run a training step (forward, backward, step), then ask again"
 _COMPUTE = {"forward": 1.0, "backward": 2.0, "update": 0.5}  # in a picture, in units of a forward

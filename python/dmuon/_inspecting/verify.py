@@ -11,9 +11,9 @@ import torch.nn as nn
 
 from dmuon import _C
 from dmuon._running.muon import Muon
-from dmuon._running.runtime import Runtime
-from dmuon._setup import ranks
-from dmuon._setup.dedication import dedication_of, runtime_of
+from dmuon._running.runtime import Runtime, find_runtime, runtime_of
+from dmuon._setup.agreement import agreement, all_gather
+from dmuon._setup.dedication import dedication_of
 from dmuon._setup.hyperparameters import native_group, resolved_coefficients
 from dmuon._setup.routing import RoutingTable
 
@@ -24,8 +24,17 @@ def routing_table(model: nn.Module) -> RoutingTable:
     Raises:
         ValueError: dedicate_params was not called on the model.
     """
-    dedication = dedication_of(model, "routing_table")
-    return dedication.table if dedication.runtime is None else dedication.runtime.table(dedication.table)
+    table, runtime = dedication_of(model, "routing_table").table, find_runtime(model, "routing_table")
+    if runtime is None:
+        return table
+    unit_of = {matrix: unit.name for unit in runtime.units for matrix in unit.matrices}
+    found = {m.name: (runtime.plan.owner[index], unit_of[index]) for index, m in enumerate(runtime.matrices)}
+    rows = (
+        dataclasses.replace(row, owner=owner, unit=unit)
+        for row in table
+        for owner, unit in [found.get(row.name, (None, None))]
+    )
+    return RoutingTable(rows, table.note)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,14 +98,15 @@ def verify(model: nn.Module, opt: Muon) -> Verification:
         ValueError: the optimizer is not this model's, or gradients wait for a step.
     """
     runtime = runtime_of(model, "verify")
-    if not isinstance(opt, Muon) or opt._runtime is not runtime:
-        raise ValueError("verify: opt: expected the dmuon.Muon of this model, got another optimizer")
-    waiting = [p for p in runtime.placeholders if p.grad is not None]
-    if waiting:
-        raise ValueError(
-            f"verify: model: expected no gradients that wait for a step, got {len(waiting)} matrices with some. Call "
-            "it before backward, or after step() and zero_grad()."
-        )
+    with agreement(runtime.ranks, "verify"):
+        if not isinstance(opt, Muon) or opt._runtime is not runtime:
+            raise ValueError("verify: opt: expected the dmuon.Muon of this model, got another optimizer")
+        waiting = [p for p in runtime.placeholders if p.grad is not None]
+        if waiting:
+            raise ValueError(
+                f"verify: model: expected no gradients that wait for a step, got {len(waiting)} matrices with some. "
+                "Call it before backward, or after step() and zero_grad()."
+            )
     runtime.engine.settle()
     with torch.no_grad():
         found = [
@@ -112,7 +122,7 @@ def verify(model: nn.Module, opt: Muon) -> Verification:
 
 def _worst(runtime: Runtime, differences: dict[int, float]) -> tuple[float, str]:
     worst = max(((value, index) for index, value in differences.items()), default=(0.0, -1))
-    value, index = max(ranks.all_gather(runtime.ranks, worst))
+    value, index = max(all_gather(runtime.ranks, worst))
     return value, runtime.matrices[index].name if index >= 0 else ""
 
 

@@ -22,8 +22,9 @@ from tqdm.auto import tqdm
 import dmuon
 from dmuon import _C, _plan
 from dmuon._planning.owner_plan import DEFAULT_DEVICE, from_file
-from dmuon._setup import ranks
+from dmuon._setup.agreement import all_gather, described, from_first
 from dmuon._setup.hyperparameters import native_group
+from dmuon._setup.ranks import Ranks
 
 logger = logging.getLogger("dmuon")
 
@@ -56,7 +57,7 @@ def loaded_costs(path: str | os.PathLike[str], function: str) -> _plan.CostTable
 
 
 def measured_costs(
-    place: ranks.Ranks,
+    ranks: Ranks,
     shapes: dict[Shape, int],
     muon: dict[str, Any],
     compute_dtypes: dict[Shape, torch.dtype],
@@ -65,22 +66,22 @@ def measured_costs(
     """The costs on these ranks: those that slot 0 has kept, the others measured. Collective; alike on all ranks.
 
     Args:
-        place: this rank.
+        ranks: of the mesh.
         shapes: (rows, cols) and how many matrices there are.
         muon: Muon's hyperparameters.
         compute_dtypes: what updated weights are cast to.
         device: where the owner path runs.
     """
     jobs = [Job(shape, size) for shape, number in shapes.items() for size in _plan.candidate_batches(*shape, number)]
-    key = functools.partial(_key, place, muon, compute_dtypes, device)
-    times = ranks.from_first(place, lambda: {job: ns for job, ns in _Kept(key()).times.items() if job in jobs})
+    key = functools.partial(_key, ranks, muon, compute_dtypes, device)
+    times = from_first(ranks, lambda: {job: ns for job, ns in _Kept(key()).times.items() if job in jobs})
     missing = [job for job in jobs if job not in times]
     scaled: set[Job] = set()
     if missing:
-        found, scaled = measure(place, missing, muon, compute_dtypes, device, known=times)
-        ranks.from_first(place, lambda: _Kept(key()).add({job: ns for job, ns in found.items() if job not in scaled}))
+        found, scaled = measure(ranks, missing, muon, compute_dtypes, device, known=times)
+        from_first(ranks, lambda: _Kept(key()).add({job: ns for job, ns in found.items() if job not in scaled}))
         times |= found
-    source = f"measured on {_device_name(device)}, {place.size} ranks at once"
+    source = f"measured on {_device_name(device)}, {ranks.size} ranks at once"
     if len(scaled) == len(jobs):
         source = f"model of {model_of(device)}"
     elif scaled:
@@ -91,7 +92,7 @@ def measured_costs(
 
 
 def measure(
-    place: ranks.Ranks,
+    ranks: Ranks,
     jobs: list[Job],
     muon: dict[str, Any],
     compute_dtypes: dict[Shape, torch.dtype],
@@ -107,7 +108,7 @@ def measure(
     not at all. That, what the budget does not reach and what lacks memory on any rank is scaled from other times,
     `known` ones among them, by the device's model.
     """
-    model = ranks.from_first(place, lambda: model_of(device))  # one for all: ranks must choose alike
+    model = from_first(ranks, lambda: model_of(device))  # one for all: ranks must choose alike
     group = native_group(muon, device)
     order = sorted(jobs, key=lambda job: (_modelled_ns(model, job), job))
     runs: dict[Job, list[list[int]]] = {job: [] for job in jobs}  # for each run nanoseconds by slot
@@ -115,12 +116,12 @@ def measure(
     failed: set[Job] = set()
     begin = time.monotonic()
     words = "dmuon measures batches: |{bar}| {n:.0f} s of at most {total:.0f} s"
-    with tqdm(total=budget_s, bar_format=words, leave=False, delay=1.0, disable=place.slot != 0) as bar:
+    with tqdm(total=budget_s, bar_format=words, leave=False, delay=1.0, disable=ranks.slot != 0 or None) as bar:
         for job in order * _MOST_ROUNDS:
             if job in failed or _too_long(job, runs[job], times, model, budget_s * _LONGEST_SHARE * 1e9):
                 continue
             for _ in range(1 if runs[job] else 2):  # the first warms up
-                row, spent = _sample(place, job, lambda job: _run(job, group, compute_dtypes[job.shape], device), begin)
+                row, spent = _sample(ranks, job, lambda job: _run(job, group, compute_dtypes[job.shape], device), begin)
                 if row is None:
                     failed.add(job)
                     times.pop(job, None)
@@ -133,7 +134,7 @@ def measure(
     if device.type == "cuda":
         torch.cuda.empty_cache()  # large batches may have come from no other use
     scaled = {job for job in jobs if job not in times}
-    if scaled and place.slot == 0:
+    if scaled and ranks.slot == 0:
         words = "dmuon: %d of %d batches are scaled by the model: too long, beyond the %g s, or (%d) short of memory"
         logger.warning(words, len(scaled), len(jobs), budget_s, len(failed))
     return {job: times[job] if job in times else _predicted(job, times, model) for job in jobs}, scaled
@@ -164,7 +165,7 @@ def _modelled_ns(model: str, job: Job) -> int:
     return max(1, _plan.modelled_ns(model, *job.shape, job.size))
 
 
-def _sample(place: ranks.Ranks, job: Job, run: Callable[[Job], int], begin: float) -> tuple[list[int] | None, float]:
+def _sample(ranks: Ranks, job: Job, run: Callable[[Job], int], begin: float) -> tuple[list[int] | None, float]:
     """Runs a job on all ranks at once: nanoseconds by slot, None where any is short of memory; seconds since `begin`.
 
     Any other error is raised on all ranks. Collective, and so the ranks' meeting before the next run.
@@ -174,14 +175,14 @@ def _sample(place: ranks.Ranks, job: Job, run: Callable[[Job], int], begin: floa
         ns = run(job)
     except Exception as error:
         if not _lacks_memory(error):
-            ranks.all_gather(place, (None, 0.0, ranks.described(error)))  # the others wait to hear of it
+            all_gather(ranks, (None, 0.0, described(error)))  # the others wait to hear of it
             raise
-    answers = ranks.all_gather(place, (ns, time.monotonic() - begin, ""))
-    for rank, (_, _, problem) in zip(place.everyone, answers, strict=True):
+    answers = all_gather(ranks, (ns, time.monotonic() - begin, ""))
+    for rank, (_, _, problem) in zip(ranks.everyone, answers, strict=True):
         if problem:
             raise RuntimeError(f"Muon: measuring {job} failed on rank {rank}: {problem}")
     row = [ns for ns, _, _ in answers if ns is not None]
-    return row if len(row) == place.size else None, max(seconds for _, seconds, _ in answers)
+    return row if len(row) == ranks.size else None, max(seconds for _, seconds, _ in answers)
 
 
 def _lacks_memory(error: Exception) -> bool:
@@ -229,7 +230,7 @@ def model_of(device: torch.device) -> str:
 
 
 def _key(
-    place: ranks.Ranks, muon: dict[str, Any], compute_dtypes: dict[Shape, torch.dtype], device: torch.device
+    ranks: Ranks, muon: dict[str, Any], compute_dtypes: dict[Shape, torch.dtype], device: torch.device
 ) -> dict[str, Any]:
     """All that a time depends on besides shape and batch."""
     rows = _C.resolve_coefficients(muon["ns_coefficients"], muon["ns_steps"])
@@ -242,7 +243,7 @@ def _key(
         "compute_dtypes": sorted({str(dtype) for dtype in compute_dtypes.values()}),
         "nesterov": muon["nesterov"],
         # Ranks of a CPU share its cores.
-        "ranks": place.size if device.type == "cpu" else 0,
+        "ranks": ranks.size if device.type == "cpu" else 0,
         "threads": torch.get_num_threads() if device.type == "cpu" else 0,
     }
 

@@ -15,12 +15,14 @@ import torch.nn as nn
 from dmuon import _plan
 from dmuon._planning.costs import loaded_costs, measured_costs, model_of
 from dmuon._planning.owner_plan import DEFAULT_DEVICE, Plan, decide
-from dmuon._setup import ranks
-from dmuon._setup.dedication import Dedication, dedicate_params, dedication_of, is_dedicated, plain_module
+from dmuon._setup.agreement import agreement, from_first
+from dmuon._setup.dedication import Dedication, dedicate_params, is_dedicated, plain_module
 from dmuon._setup.options import Planning, require_path
 from dmuon._setup.routing import Matrix, route
 from dmuon._setup.strategies import require_strategy
 from dmuon._setup.units import Unit, find_units
+
+PLAN = "_dmuon_plan"  # what Muon keeps the plan under, in the model's own __dict__
 
 
 def plan(
@@ -28,7 +30,7 @@ def plan(
     mesh: tuple[int, int] | None = None,
     *,
     device: str = DEFAULT_DEVICE,
-    strategy: str = "load_balance",
+    strategy: str = Planning.strategy,
     costs: str | os.PathLike[str] | None = None,
 ) -> Plan:
     """The plan that `dmuon.Muon` made of the model; or one of any model for a mesh that need not exist.
@@ -45,15 +47,15 @@ def plan(
     """
     model = plain_module(model, "plan")
     if is_dedicated(model):
-        runtime = dedication_of(model, "plan").runtime
-        if runtime is None:
+        made: Plan | None = model.__dict__.get(PLAN)
+        if made is None:
             raise ValueError("plan: model: expected dmuon.Muon(model) first")
         if given := _changed(plan, mesh=mesh, device=device, strategy=strategy, costs=costs):
             raise ValueError(
                 f"plan: {', '.join(given)}: expected only for a model without dmuon.Muon, got {given} for one whose "
                 "plan is made"
             )
-        return runtime.plan
+        return made
     if not isinstance(mesh, tuple | list) or len(mesh) != 2 or not all(type(n) is int and 0 < n < 2**31 for n in mesh):
         raise ValueError(f"plan: mesh: expected (nodes, GPUs a node) for a model without dmuon.Muon; got {mesh!r}")
     require_strategy(strategy, "plan")
@@ -109,7 +111,7 @@ def _entry(unit: str, index: int, items: list[_plan.Matrix]) -> dict[str, Any]:
 
 def _routed(model: nn.Module, function: str) -> tuple[list[Matrix], list[Unit]]:
     matrices, _ = route(model, None, function)
-    return matrices, find_units(model, [[path for path, _, _ in matrix.places] for matrix in matrices])
+    return matrices, find_units(model, [[place.path for place in matrix.places] for matrix in matrices])
 
 
 def inventory_of(matrices: list[Matrix], units: list[Unit]) -> list[_plan.Matrix]:
@@ -150,15 +152,16 @@ def make_plan(dedication: Dedication, units: list[Unit], muon: dict[str, Any], d
     """Plans at slot 0, or loads; sends the plan to every rank, compares its hash. Collective."""
     if dedication.planning.plan is not None:
         _require_alone(dedication.planning)  # equal on all ranks, as dedicate_params has seen to: all raise
-    place, planning, matrices = dedication.ranks, dedication.planning, dedication.matrices
+    ranks, planning, matrices = dedication.ranks, dedication.planning, dedication.matrices
     items = inventory_of(matrices, units)
-    mesh = _plan.Mesh(place.num_replicates, place.num_shards)
+    mesh = _plan.Mesh(ranks.num_replicates, ranks.num_shards)
     costed = _batchable(items, planning.batching)
+    dtypes = _compute_dtypes(dedication)
     table = None
-    problem = None
-    if planning.plan is None and planning.strategy not in _WITHOUT_COSTS and planning.costs == "measured":
+    needs_costs = planning.plan is None and planning.strategy not in _WITHOUT_COSTS and ranks.size > 1
+    if needs_costs and planning.costs == "measured":
         shapes = Counter((item.rows, item.cols) for item in costed)
-        table = measured_costs(place, shapes, muon, _compute_dtypes(dedication), device)
+        table = measured_costs(ranks, shapes, muon, dtypes, device)
 
     def plan_here() -> str:
         if planning.plan is not None:
@@ -167,24 +170,23 @@ def make_plan(dedication: Dedication, units: list[Unit], muon: dict[str, Any], d
             found = loaded_costs(planning.costs, "dedicate_params")
         else:  # what does not look at costs was not measured
             found = table or _plan.modelled_costs(costed, model_of(device))
-        return decide(items, mesh, planning.strategy, found, _options(dedication)).to_json()
+        weight_bytes = max((dtype.itemsize for dtype in dtypes.values()), default=4)
+        reduce_dtype = dedication.mp_policy.reduce_dtype
+        gradient_bytes = weight_bytes if reduce_dtype is None else reduce_dtype.itemsize
+        options = planning.native(dedication.schedule, weight_bytes, gradient_bytes)
+        return decide(items, mesh, planning.strategy, found, options).to_json()
 
-    text = ranks.from_first(place, plan_here)
-    result = None
-    try:
+    text = from_first(ranks, plan_here)
+    with agreement(ranks, "Muon") as facts:
         result = Plan(_plan.Plan.from_json(text))
         result.require_fit(items, mesh)
         if planning.plan is not None:
             _require_room(result, planning)
-    except ValueError as error:
-        problem = str(error)
-    facts = [] if result is None else [f"plan hash {result.hash()}"]
-    ranks.agree_or_raise(place, "Muon", problem, facts)
-    assert result is not None
+        facts.append(f"plan hash {result.hash()}")
     return result
 
 
-# These do not look at costs, so nobody waits for them to be measured.
+# These do not look at costs; nor does a single rank, which owns everything, look at measured ones.
 _WITHOUT_COSTS = ("round_robin", "rank0", "xor_layout")
 
 
@@ -196,19 +198,3 @@ def _batchable(items: list[_plan.Matrix], batching: bool) -> list[_plan.Matrix]:
 def _compute_dtypes(dedication: Dedication) -> dict[tuple[int, int], torch.dtype]:
     chosen = dedication.mp_policy.param_dtype
     return {(m.shape[0], m.shape[1]): chosen or m.parameter.dtype for m in dedication.matrices}
-
-
-def _options(dedication: Dedication) -> _plan.PlanOptions:
-    planning: Planning = dedication.planning
-    schedule = dedication.schedule
-    options = _plan.PlanOptions()
-    options.lookahead = schedule.lookahead
-    options.layout_slack = planning.layout_slack
-    options.max_memory_bytes = planning.max_memory_bytes or 0
-    options.node_copy = schedule.node_copy
-    options.units_in_flight = schedule.max_units_in_flight or schedule.lookahead + 2
-    dtypes = list(_compute_dtypes(dedication).values())
-    options.weight_bytes = max((dtype.itemsize for dtype in dtypes), default=4)
-    reduce_dtype = dedication.mp_policy.reduce_dtype
-    options.gradient_bytes = reduce_dtype.itemsize if reduce_dtype is not None else options.weight_bytes
-    return options

@@ -6,9 +6,9 @@ import math
 
 import torch
 import torch.nn as nn
-from torch.distributed.tensor import DTensor
 
-from dmuon._setup.dedication import runtime_of
+from dmuon._running import host_gradients
+from dmuon._running.step_agreement import step_agreement_of
 
 
 @torch.no_grad()
@@ -24,15 +24,14 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
     Raises:
         ValueError: the model has no dmuon.Muon yet, or `max_norm` is no positive number.
     """
-    runtime = runtime_of(model, "clip_grad_norm_")
+    step_agreement = step_agreement_of(model, "clip_grad_norm_")
+    runtime = step_agreement.runtime
+    runtime.refuse_inside_full_params("clip_grad_norm_")
     problem = None
     single = max_norm.numel() == 1 if isinstance(max_norm, torch.Tensor) else isinstance(max_norm, int | float)
     if not single or not float(max_norm) > 0:
         problem = f"clip_grad_norm_: max_norm: expected a positive number, got {max_norm!r}"
-    runtime.refuse_inside_full_params("clip_grad_norm_")
-    verdict = runtime.agree(float(max_norm) if problem is None else None, problem)
-    if problem is not None:
-        raise ValueError(problem)
+    verdict = step_agreement.verdict(None if problem else float(max_norm), problem)
     if not verdict.finite:
         return torch.tensor(math.nan, device=runtime.device)
     squared = [norm for norm, has in zip(verdict.squared_norms, verdict.has_gradient, strict=True) if has]
@@ -40,12 +39,6 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
     factor = float(max_norm) / (norm + 1e-6)
     if factor < 1:
         runtime.state.scale_gradients(factor)
-        gradients = [
-            p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad
-            for p in runtime.host_parameters()
-            if p.grad is not None
-        ]
-        if gradients:
-            torch._foreach_mul_(gradients, factor)
+        host_gradients.scale(step_agreement.host_parameters(), factor)
         runtime.engine.scale_verdict(factor)
     return torch.tensor(norm, dtype=torch.float32, device=runtime.device)

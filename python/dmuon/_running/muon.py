@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, overload
 
 import torch
@@ -13,13 +12,24 @@ from torch.distributed.tensor import DTensor
 
 from dmuon import _C
 from dmuon._planning.owner_plan import Plan
+from dmuon._running.param_groups import adamw_groups as make_adamw_groups
+from dmuon._running.runtime import find_runtime
 from dmuon._running.start import check_host_parameters, check_units, start
-from dmuon._setup import ranks
+from dmuon._running.step_agreement import StepAgreement
+from dmuon._setup.agreement import agreement
 from dmuon._setup.dedication import check_parameters, check_sentinels, dedication_of, plain_module
-from dmuon._setup.hyperparameters import NsCoefficients, check_adamw_group, check_muon_group, native_group, plain
+from dmuon._setup.hyperparameters import (
+    EPS,
+    NS_COEFFICIENTS,
+    NS_STEPS,
+    NsCoefficients,
+    check_group,
+    native_group,
+    settings_of,
+)
 from dmuon._setup.placeholder import OwnedTensor
 from dmuon._setup.routing import RoutingTable
-from dmuon._setup.units import Unit, find_units
+from dmuon._setup.units import find_units
 
 logger = logging.getLogger("dmuon")
 
@@ -42,9 +52,9 @@ class Muon(torch.optim.Optimizer):
         weight_decay: float = 0.1,
         momentum: float = 0.95,
         nesterov: bool = True,
-        ns_coefficients: NsCoefficients = "polar_express",
-        eps: float = 1e-7,
-        ns_steps: int = 5,
+        ns_coefficients: NsCoefficients = NS_COEFFICIENTS,
+        eps: float = EPS,
+        ns_steps: int = NS_STEPS,
         adjust_lr_fn: str | None = None,
         *,
         ns_dtype: torch.dtype | None = None,
@@ -52,6 +62,7 @@ class Muon(torch.optim.Optimizer):
         adamw_betas: tuple[float, float] = (0.9, 0.95),
         adamw_eps: float = 1e-8,
         adamw_weight_decay: float | None = None,
+        adamw_groups: Sequence[dict[str, Any]] = (),
     ) -> None:
         """Plans owners, moves master weights to them and hooks the model.
 
@@ -73,6 +84,10 @@ class Muon(torch.optim.Optimizer):
             adamw_betas: of AdamW.
             adamw_eps: of AdamW.
             adamw_weight_decay: None: `weight_decay`.
+            adamw_groups: parameter groups as torch's optimizers take them, for parameters that AdamW is to update
+                with options of their own: `[{"params": [...], "weight_decay": 0.0}]` with parameters of the model as
+                it is after `fully_shard`. What a group does not say is as the `adamw_` arguments say. Every rank
+                gives the same groups. (Optimizer state cannot be resumed yet; when it can, groups are compared then.)
 
         Raises:
             ValueError: on every rank, if any rank finds something wrong or the ranks differ.
@@ -80,11 +95,10 @@ class Muon(torch.optim.Optimizer):
         model = plain_module(model, "Muon")
         dedication = dedication_of(model, "Muon")
         adamw_lr_rule = "" if adamw_lr is not None else ", by adamw_lr=None"
-        if dedication.runtime is not None:
-            raise ValueError("Muon: model: expected one Muon a model, got a second one")
         if adamw_lr is None:
             adamw_lr = lr if adjust_lr_fn == "match_rms_adamw" else 3e-4
         muon: dict[str, Any] = {
+            "algorithm": "muon",
             "lr": lr,
             "weight_decay": weight_decay,
             "momentum": momentum,
@@ -96,51 +110,41 @@ class Muon(torch.optim.Optimizer):
             "ns_dtype": ns_dtype,
         }
         adamw: dict[str, Any] = {
+            "algorithm": "adamw",
             "lr": adamw_lr,
             "betas": adamw_betas,
             "eps": adamw_eps,
             "weight_decay": weight_decay if adamw_weight_decay is None else adamw_weight_decay,
         }
-        problem = None
-        device: torch.device | None = None
-        units: list[Unit] = []
-        try:
-            check_muon_group(muon)
-            check_adamw_group(adamw)
+        with agreement(dedication.ranks, "Muon") as facts:
+            if find_runtime(model, "Muon") is not None:
+                raise ValueError("Muon: model: expected one Muon a model, got a second one")
+            for group in (muon, adamw):
+                check_group(group)
+                facts.append(f"{settings_of(group)}")
             check_parameters(model, dedication)
             check_host_parameters(model, dedication)
             device = check_sentinels(dedication)
-            units = find_units(model, [[path for path, _, _ in matrix.places] for matrix in dedication.matrices])
+            paths = [[place.path for place in matrix.places] for matrix in dedication.matrices]
+            units = find_units(model, paths)
             check_units(units, dedication)
-        except Exception as error:  # whatever it is, the other ranks must hear of it
-            problem = ranks.described(error)
-        facts = [f"Muon {plain(muon)}", f"AdamW {plain(adamw)}"] if problem is None else []
-        ranks.agree_or_raise(dedication.ranks, "Muon", problem, facts)
+            groups = make_adamw_groups(model, dedication, adamw_groups, adamw, facts)
+            if not groups and not dedication.matrices:
+                raise ValueError("Muon: model: expected trainable parameters, got none")
 
         self._runtime = start(model, dedication, units, muon, device)
         dedication.table = RoutingTable(dedication.table, f"AdamW: lr {float(adamw['lr']):g}{adamw_lr_rule}")
-        self._runtime.host_parameters = self._host_parameters
-        self._runtime.settings = self._settings
         self.skipped_steps = 0
         owned = self._runtime.placeholders
-        host = [p for p in model.parameters() if p.requires_grad and not _is_owned(p)]
-        # Fused AdamW takes plain tensors or DTensors, not both at once.
-        sharded = [p for p in host if isinstance(p, DTensor)]
-        replicated = [p for p in host if not isinstance(p, DTensor)]
-        groups: list[dict[str, Any]] = [
-            {"params": owned, "algorithm": "muon", **muon},
-            {"params": sharded, "algorithm": "adamw", **adamw},
-            {"params": replicated, "algorithm": "adamw", **adamw},
-        ]
-        groups = [group for group in groups if group["params"]]
-        if not groups:
-            raise ValueError("Muon: model: expected trainable parameters, got none")
+        if owned:
+            groups.insert(0, {"params": owned, **muon})
         self._frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad and not _is_owned(p)}
         self._matrix_of = {parameter: index for index, parameter in enumerate(owned)}
         self._adamw: torch.optim.AdamW | None = None
         self._adamw_defaults = adamw
         self._muon_defaults = muon
         super().__init__(groups, {**muon})
+        self._agreement = StepAgreement(self._runtime, self)
         for parameter, index in self._matrix_of.items():
             buffer = self._runtime.state.momentum(index)
             if buffer is not None:
@@ -162,7 +166,7 @@ class Muon(torch.optim.Optimizer):
         defaults = self._muon_defaults if algorithm == "muon" else self._adamw_defaults
         for key, value in defaults.items():
             param_group.setdefault(key, value)
-        (check_muon_group if algorithm == "muon" else check_adamw_group)(param_group)
+        check_group(param_group)
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         if algorithm == "muon":
@@ -210,12 +214,8 @@ class Muon(torch.optim.Optimizer):
         if self._frozen:
             self._warn_of_unfrozen()
         runtime = self._runtime
-        problem = self._problem()
-        verdict = runtime.agree(problem=problem)
-        if problem is not None:
-            raise ValueError(problem)
-        # A step after clipping sends nothing: what it applied is compared with the next message.
-        runtime.applied = zlib.crc32(repr(self._settings()).encode(), runtime.applied)
+        verdict = self._agreement.verdict()
+        self._agreement.note_step()
         if verdict.finite:
             groups, group_of = self._muon_groups(verdict.has_gradient)
             runtime.state.step(groups, group_of)
@@ -244,20 +244,6 @@ class Muon(torch.optim.Optimizer):
             groups.append(native_group(group, self._runtime.device))
         return groups, group_of
 
-    def _problem(self) -> str | None:
-        """What is wrong with the hyperparameters; other ranks must hear of it."""
-        try:
-            for group in self.param_groups:
-                (check_muon_group if group["algorithm"] == "muon" else check_adamw_group)(group)
-        except ValueError as error:
-            return str(error)
-        return None
-
-    def _settings(self) -> list[dict[str, Any]]:
-        """The hyperparameters of all groups, as they are now."""
-        known = {"algorithm", *self._muon_defaults, *self._adamw_defaults}
-        return [plain({key: group[key] for key in sorted(known & group.keys())}) for group in self.param_groups]
-
     def _warn_of_unfrozen(self) -> None:
         grouped = {id(p) for group in self.param_groups for p in group["params"]}
         for name, parameter in [*self._frozen.items()]:
@@ -271,9 +257,6 @@ class Muon(torch.optim.Optimizer):
                     "dedicate_params.",
                     name,
                 )
-
-    def _host_parameters(self) -> list[nn.Parameter]:
-        return [p for group in self.param_groups if group["algorithm"] == "adamw" for p in group["params"]]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears all gradients, the owners' accumulated ones too."""

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import torch.nn as nn
 
-from dmuon._running.runtime import Runtime, fsdp_modules
-from dmuon._setup.dedication import runtime_of
+from dmuon._running.host_gradients import fsdp_modules
+from dmuon._running.runtime import Runtime, runtime_of
 
 
 @contextlib.contextmanager

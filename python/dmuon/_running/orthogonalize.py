@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from dmuon import _C
+from dmuon._setup.hyperparameters import EPS, NS_COEFFICIENTS, NS_STEPS
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-_EPS = 1e-7
 
 
 def orthogonalize(
     x: Tensor,
     *,
-    ns_coefficients: str | Sequence[Sequence[float]] = "polar_express",
-    ns_steps: int = 5,
+    ns_coefficients: str | Sequence[Sequence[float]] = NS_COEFFICIENTS,
+    ns_steps: int = NS_STEPS,
     ns_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Move the singular values of every matrix of ``x`` towards 1; keep its singular vectors.
@@ -52,7 +52,7 @@ def orthogonalize(
         raise ValueError(f"orthogonalize: ns_dtype must be fp64, fp32, bf16, fp16 or None; got {ns_dtype}")
     if isinstance(ns_steps, bool) or not isinstance(ns_steps, int) or not 0 <= ns_steps < 100:
         raise ValueError(f"orthogonalize: ns_steps must be an int in [0, 99]; got {ns_steps!r}")
-    return _C.orthogonalize(x, _rows(ns_coefficients), ns_steps, _EPS, ns_dtype)
+    return _C.orthogonalize(x, _rows(ns_coefficients), ns_steps, EPS, ns_dtype)
 
 
 def _rows(coefficients: str | Sequence[Sequence[float]]) -> str | list[tuple[float, float, float]]:

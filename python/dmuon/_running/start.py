@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
 import torch.nn as nn
 from torch.distributed.tensor import DTensor
 
-from dmuon._planning.plan import make_plan
-from dmuon._running.runtime import Runtime, fsdp_modules
-from dmuon._setup import ranks
+from dmuon._planning.plan import PLAN, make_plan
+from dmuon._running.hooks import add_hooks
+from dmuon._running.host_gradients import fsdp_modules
+from dmuon._running.runtime import Runtime
+from dmuon._setup.agreement import agreement
 from dmuon._setup.dedication import Dedication, remove_guards
+from dmuon._setup.groups import engine_groups
+from dmuon._setup.ranks import rows_of
 from dmuon._setup.units import Unit
+
+logger = logging.getLogger("dmuon")
+
+_LARGE_UNIT = 0.25  # of all matrix bytes
 
 
 def start(
@@ -29,19 +38,17 @@ def start(
     """
     if dedication.schedule.one_stage:
         dedication.ranks = dedication.ranks.as_one_node()
-    place = dedication.ranks
     device = device or torch.device(dedication.ranks.device_type)
-    dedication.groups = ranks.engine_groups(place)
+    engine_groups(dedication.ranks)  # creating them is collective; the runtime's own start is not
     plan = make_plan(dedication, units, muon, device)
-    problem = None
-    try:
+    with agreement(dedication.ranks, "Muon"):  # an owner may be out of memory, say
+        runtime = Runtime(model, dedication, plan, units, device)
+        add_hooks(runtime)
         remove_guards(dedication)
-        dedication.runtime = Runtime(model, dedication, plan, units, device)
-    except Exception as error:  # an owner out of memory, say
-        problem = ranks.described(error)
-    ranks.agree_or_raise(place, "Muon", problem, [])
-    assert dedication.runtime is not None
-    return dedication.runtime
+        model.__dict__[PLAN] = plan
+    if dedication.ranks.slot == 0:
+        _warn_of_large_units(runtime)
+    return runtime
 
 
 def check_units(units: list[Unit], dedication: Dedication) -> None:
@@ -61,14 +68,14 @@ def check_units(units: list[Unit], dedication: Dedication) -> None:
 
 def check_host_parameters(model: nn.Module, dedication: Dedication) -> None:
     """The mesh of fully_shard must be ours; compute dtypes need FSDP's casts."""
-    place, policy = dedication.ranks, dedication.mp_policy
+    ranks, policy = dedication.ranks, dedication.mp_policy
     for name, parameter in model.named_parameters():
         if not isinstance(parameter, DTensor):
             continue
-        rows = ranks.rows_of(parameter.device_mesh.mesh)
-        if rows != place.mesh_rows:
+        rows = rows_of(parameter.device_mesh.mesh)
+        if rows != ranks.mesh_rows:
             raise ValueError(
-                f"Muon: model: '{name}' is sharded over ranks {rows}, dedicate_params was given {place.mesh_rows}. "
+                f"Muon: model: '{name}' is sharded over ranks {rows}, dedicate_params was given {ranks.mesh_rows}. "
                 "Expected: the same mesh for dedicate_params and fully_shard."
             )
     if policy.param_dtype is None or fsdp_modules(model):
@@ -79,3 +86,21 @@ def check_host_parameters(model: nn.Module, dedication: Dedication) -> None:
                 f"Muon: mp_policy.param_dtype: without fully_shard nothing casts activations; expected None or "
                 f"{matrix.parameter.dtype} (as '{matrix.name}' has), got {policy.param_dtype}"
             )
+
+
+def _warn_of_large_units(runtime: Runtime) -> None:
+    """Units that a smaller one could take the place of: where all are as large as they are few, there is none."""
+    sizes = [sum(runtime.matrices[m].shape.numel() for m in unit.matrices) for unit in runtime.units]
+    large = [
+        f"'{unit.name or '(root)'}' ({size / sum(sizes):.0%})"
+        for unit, size in zip(runtime.units, sizes, strict=True)
+        if size > _LARGE_UNIT * sum(sizes)
+    ]
+    if large and runtime.ranks.size > 1:
+        logger.warning(
+            "dmuon moves a unit's matrices together, and these units hold more than %.0f %% of all matrix bytes: "
+            "%s. Memory and overlap suffer. Split them: call fully_shard on smaller modules (each transformer "
+            "block), or put blocks into a torch.nn.ModuleList.",
+            100 * _LARGE_UNIT,
+            ", ".join(large),
+        )

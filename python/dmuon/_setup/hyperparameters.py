@@ -12,6 +12,14 @@ from dmuon import _C
 
 NsCoefficients = str | Sequence[float] | Sequence[Sequence[float]]
 
+# The defaults of the iteration, wherever it is asked for.
+NS_COEFFICIENTS = "polar_express"
+NS_STEPS = 5
+EPS = 1e-7
+
+_MUON = ("lr", "weight_decay", "momentum", "nesterov", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn", "ns_dtype")
+_ADAMW = ("lr", "betas", "eps", "weight_decay")
+
 
 def plain(group: dict[str, Any]) -> dict[str, Any]:
     """`group` with one-element tensors as numbers: a tensor prints its device, which differs between ranks."""
@@ -22,6 +30,12 @@ def plain(group: dict[str, Any]) -> dict[str, Any]:
         return float(value) if isinstance(value, torch.Tensor) else value
 
     return {key: number(value) for key, value in group.items()}
+
+
+def settings_of(group: dict[str, Any]) -> dict[str, Any]:
+    """What of a group must be equal on all ranks."""
+    known = ("algorithm", *(_MUON if group["algorithm"] == "muon" else _ADAMW))
+    return plain({key: group[key] for key in known})
 
 
 def native_group(group: dict[str, Any], device: torch.device) -> _C.MuonGroup:
@@ -62,8 +76,12 @@ def _number(where: str, name: str, value: Any, low: float, high: float = math.in
         raise ValueError(f"{where}: {name}: expected a number in [{low:g}, {high:g}), got {number:g}")
 
 
-def check_muon_group(group: dict[str, Any]) -> None:
-    """Raises ValueError naming the first bad hyperparameter of a Muon group."""
+def check_group(group: dict[str, Any]) -> None:
+    """Raises ValueError naming the first bad hyperparameter of a group."""
+    (_check_muon if group["algorithm"] == "muon" else _check_adamw)(group)
+
+
+def _check_muon(group: dict[str, Any]) -> None:
     _number("Muon", "lr", group["lr"], 0)
     _number("Muon", "weight_decay", group["weight_decay"], 0)
     _number("Muon", "momentum", group["momentum"], 0, 1)
@@ -81,8 +99,7 @@ def check_muon_group(group: dict[str, Any]) -> None:
         raise ValueError(f"Muon: a hyperparameter has the wrong type: {error}") from None
 
 
-def check_adamw_group(group: dict[str, Any]) -> None:
-    """Raises ValueError naming the first bad hyperparameter of an AdamW group."""
+def _check_adamw(group: dict[str, Any]) -> None:
     _number("Muon", "adamw_lr", group["lr"], 0)
     _number("Muon", "adamw_weight_decay", group["weight_decay"], 0)
     _number("Muon", "adamw_eps", group["eps"], 0)

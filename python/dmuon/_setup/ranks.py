@@ -1,30 +1,24 @@
-"""The ranks of a mesh, dmuon's private process groups over them, and agreement at set-up."""
+"""The ranks of a mesh as rows and columns, and this rank's own among them."""
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
 import datetime
-import hashlib
 import logging
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+import torch.nn as nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from dmuon import _C
-
 logger = logging.getLogger("dmuon")
-
-T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
 class Ranks:
-    """The mesh as R replicates (rows) of G shards (columns) of global ranks, and this rank's place in it."""
+    """The mesh as R replicates (rows) of G shards (columns) of global ranks, and where this rank is in it."""
 
     rows: tuple[tuple[int, ...], ...]
     replicate: int
@@ -83,44 +77,98 @@ def rows_of(table: torch.Tensor) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(int(rank) for rank in row) for row in table.reshape(-1, table.shape[-1]))
 
 
-def resolve_ranks(
-    mesh: DeviceMesh | None, device_type: str, timeout: datetime.timedelta | None
-) -> tuple[Ranks, str | None]:
-    """The ranks of `mesh`, and what is wrong with it, if anything: all its ranks can then say so together.
+def resolve_ranks(mesh: DeviceMesh | None, model: nn.Module, timeout: datetime.timedelta | None) -> Ranks:
+    """The ranks of `mesh`. Collective over it.
 
-    None means all ranks of the default process group, or this process alone where there is none. A 1-D mesh that
-    spans hosts (LOCAL_WORLD_SIZE) has a row for each, so that weights and gradients travel in two stages.
+    A 1-D mesh that spans hosts (LOCAL_WORLD_SIZE) has a row for each, so that weights and gradients travel in two
+    stages. One of more than two dimensions is flattened, and a timeout that is none or differs between ranks is left
+    out, so that all ranks can refuse it together (`check_mesh`, `check_timeout`, `agreement`).
+
+    Args:
+        mesh: None means all ranks of the default process group, or this process alone where there is none.
+        model: says on which device the ranks meet, where the mesh does not.
+        timeout: of dmuon's process groups.
+
+    Raises:
+        ValueError: `mesh` is no mesh, or does not hold this rank. Without a common mesh no other rank can hear of it.
     """
-    if mesh is None:
-        if not dist.is_initialized():
-            return Ranks(((0,),), 0, 0, device_type, timeout, ((0,),)), None
-        world = (tuple(range(dist.get_world_size())),)
-        local_size = _level_and_compare([dist.group.WORLD], device_type)
-        return _placed(world, local_size, device_type, timeout), None
-    if not isinstance(mesh, DeviceMesh):
+    if mesh is not None and not isinstance(mesh, DeviceMesh):
         raise ValueError(f"dedicate_params: mesh: expected a DeviceMesh or None, got {type(mesh).__name__}")
-    problem = None
-    table = mesh.mesh
-    if table.ndim not in (1, 2):
-        problem = (
-            f"dedicate_params: mesh: expected 1 dimension (shard) or 2 (replicate, shard), got {table.ndim}; "
+    if mesh is None and not dist.is_initialized():
+        return Ranks(((0,),), 0, 0, _device_type(model), None, ((0,),))
+    mesh_rows: tuple[tuple[int, ...], ...]
+    groups: list[dist.ProcessGroup | None]
+    if mesh is None:
+        mesh_rows = (tuple(range(dist.get_world_size())),)
+        device_type, groups = _device_type(model), [dist.group.WORLD]
+    else:
+        device_type, table = mesh.device_type, mesh.mesh
+        mesh_rows = rows_of(table if table.ndim <= 2 else table.flatten())
+        groups = [mesh.get_group(dim) for dim in range(table.ndim)]
+    here = dist.get_rank()
+    if not any(here in row for row in mesh_rows):
+        raise ValueError(f"dedicate_params: mesh: expected a mesh that holds this rank ({here}), got {mesh_rows}")
+    known = getattr(getattr(dist.distributed_c10d, "_world", None), "pg_names", {})
+    numbers = (len(known), _local_world_size(), _milliseconds(timeout))
+    (_, most_groups), (*local_sizes,), (*timeouts,) = _extremes(groups, device_type, numbers)
+    _level(most_groups, len(known))
+    rows = mesh_rows
+    if len(rows) == 1 and local_sizes[0] == local_sizes[1]:
+        rows = _hosts(mesh_rows[0], local_sizes[0])
+    replicate, shard = next((r, row.index(here)) for r, row in enumerate(rows) if here in row)
+    agreed = datetime.timedelta(milliseconds=timeouts[0]) if 0 < timeouts[0] == timeouts[1] else None
+    return Ranks(rows, replicate, shard, device_type, agreed, mesh_rows)
+
+
+def check_mesh(mesh: DeviceMesh | None) -> None:
+    """Raises a ValueError, unless the mesh has one or two dimensions."""
+    if mesh is not None and mesh.mesh.ndim not in (1, 2):
+        raise ValueError(
+            f"dedicate_params: mesh: expected 1 dimension (shard) or 2 (replicate, shard), got {mesh.mesh.ndim}; "
             "pass the data-parallel part of the mesh, e.g. mesh['replicate', 'shard']"
         )
-        table = table.flatten()
-    rows = rows_of(table)
-    if (here := dist.get_rank()) not in table.flatten().tolist():
-        raise ValueError(f"dedicate_params: mesh: expected a mesh that holds this rank ({here}), got {rows}")
-    local_size = _level_and_compare([mesh.get_group(dim) for dim in range(mesh.mesh.ndim)], mesh.device_type)
-    return _placed(rows, local_size, mesh.device_type, timeout), problem
 
 
-def _placed(
-    mesh_rows: tuple[tuple[int, ...], ...], local_size: int, device_type: str, timeout: datetime.timedelta | None
-) -> Ranks:
-    rows = _hosts(mesh_rows[0], local_size) if len(mesh_rows) == 1 else mesh_rows
-    here = dist.get_rank()
-    replicate, shard = next((r, row.index(here)) for r, row in enumerate(rows) if here in row)
-    return Ranks(rows, replicate, shard, device_type, timeout, mesh_rows)
+def check_timeout(timeout: object) -> None:
+    """Raises a ValueError, unless it is a positive datetime.timedelta or None."""
+    if _milliseconds(timeout) < 0:
+        raise ValueError(f"dedicate_params: timeout: expected a positive datetime.timedelta or None, got {timeout!r}")
+
+
+def _milliseconds(timeout: object) -> int:
+    """0 for None; -1 for what is no timeout."""
+    if timeout is None:
+        return 0
+    if not isinstance(timeout, datetime.timedelta) or timeout.total_seconds() <= 0:
+        return -1
+    return max(1, timeout // datetime.timedelta(milliseconds=1))
+
+
+def _extremes(
+    groups: Sequence[dist.ProcessGroup | None], device_type: str, numbers: Sequence[int]
+) -> list[tuple[int, int]]:
+    """The least and the largest of each number over all ranks of the mesh, whose dimensions' groups are given."""
+    words = torch.tensor([*numbers, *(-number for number in numbers)], device=device_type)
+    for group in groups:
+        dist.all_reduce(words, op=dist.ReduceOp.MAX, group=group)
+    largest, minus_least = words.view(2, -1).tolist()
+    return [(-least, most) for most, least in zip(largest, minus_least, strict=True)]
+
+
+def _level(most: int, known: int) -> None:
+    """Lets this process know as many groups as the rank that knows most.
+
+    Makes `new_group(use_local_synchronization=True)` give one name on all ranks: PyTorch hashes into that name how
+    many groups the process knows, and waits for ever where ranks know different numbers (a rank of its own group, say).
+    Groups of one rank, which cost nothing, make up the difference.
+    """
+    if not known:
+        logger.warning(
+            "dmuon: this PyTorch does not show how many process groups it knows; if ranks of a mesh know different "
+            "numbers, creating ours waits until the timeout"
+        )
+    for _ in range(most - known):
+        dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
 
 
 def _hosts(row: tuple[int, ...], local_size: int) -> tuple[tuple[int, ...], ...]:
@@ -135,172 +183,14 @@ def _hosts(row: tuple[int, ...], local_size: int) -> tuple[tuple[int, ...], ...]
     return blocks if even and tuple(rank for block in blocks for rank in block) == row else (row,)
 
 
-_groups: dict[tuple[Any, ...], dist.ProcessGroup] = {}
-
-
-def _level_and_compare(groups: Sequence[dist.ProcessGroup | None], device_type: str) -> int:
-    """Prepares all ranks of the mesh for new groups, and says how many ranks a host has; 0 where hosts differ.
-
-    Makes `new_group(use_local_synchronization=True)` give one name on all of them: PyTorch hashes into that name how
-    many groups the process knows, and waits for ever where ranks know different numbers (a rank of its own group, say).
-    Groups of one rank, which cost nothing, make up the difference.
-    """
-    names = getattr(getattr(dist.distributed_c10d, "_world", None), "pg_names", {})
-    local_size = _local_world_size()
-    words = torch.tensor([len(names), local_size, -local_size], device=device_type)
-    for group in groups:
-        dist.all_reduce(words, op=dist.ReduceOp.MAX, group=group)
-    most, largest, minus_smallest = words.tolist()
-    if not names:
-        logger.warning(
-            "dmuon: this PyTorch does not show how many process groups it knows; if ranks of a mesh know different "
-            "numbers, creating ours waits until the timeout"
-        )
-    for _ in range(most - len(names)):
-        dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
-    return largest if largest == -minus_smallest else 0
-
-
 def _local_world_size() -> int:
     value = os.environ.get("LOCAL_WORLD_SIZE", "")
     return int(value) if value.isdigit() else 0
 
 
-def _usable(group: dist.ProcessGroup) -> bool:
-    try:
-        dist.get_process_group_ranks(group)
-    except (KeyError, ValueError):
-        return False
-    return True
-
-
-def _group(purpose: str, members: tuple[int, ...], ranks: Ranks, host: bool) -> dist.ProcessGroup | None:
-    """One group a purpose, mesh and process; creating it involves its members only."""
-    if len(members) == 1:
-        return None
-    key = (purpose, members, ranks.rows, ranks.device_type, ranks.timeout)
-    group = _groups.get(key)
-    # A process group that was destroyed (between two runs in one process) is of no use.
-    if group is None or not _usable(group):
-        group = dist.new_group(
-            list(members),
-            timeout=ranks.timeout,
-            backend="gloo" if host else None,
-            use_local_synchronization=True,
-            group_desc=f"dmuon {purpose}",
-        )
-        _groups[key] = group
-    return group
-
-
-def row_group(ranks: Ranks) -> dist.ProcessGroup | None:
-    """The ranks of this node; None where it is one rank alone."""
-    return _group("row", ranks.row, ranks, host=False)
-
-
-def column_group(ranks: Ranks) -> dist.ProcessGroup | None:
-    """The ranks of this shard index over all nodes; None where it is one rank alone."""
-    return _group("column", ranks.column, ranks, host=False)
-
-
-def _verdict_group(ranks: Ranks) -> dist.ProcessGroup | None:
-    return _group("verdict", ranks.everyone, ranks, host=True)
-
-
-# With the groups themselves: while they are held, no other group has their ids.
-_engine_groups: dict[tuple[int, ...], tuple[_C.Groups, tuple[Any, ...]]] = {}
-
-
-@atexit.register
-def _leave() -> None:
-    """Ends what lanes still wait for: a rank that failed must not stay, silent, until its peers' timeouts."""
-    for groups, _ in _engine_groups.values():
-        groups.leave(grace_ms=3000)
-    _engine_groups.clear()
-
-
-def engine_groups(ranks: Ranks) -> _C.Groups:
-    """The four groups of an engine, created in one order on every rank; models on one mesh share them."""
-    verdict = _verdict_group(ranks)
-    order = _group("order", ranks.everyone, ranks, host=True)
-    row, column = row_group(ranks), column_group(ranks)
-    key = (ranks.slot, *(id(group) for group in (verdict, order, row, column)))
-    if key not in _engine_groups:
-        made = _C.Groups(
-            row=_C.Group(row, "row", ranks.shard, ranks.num_shards),
-            column=_C.Group(column, "column", ranks.replicate, ranks.num_replicates),
-            order=_C.Group(order, "mesh (order)", ranks.slot, ranks.size),
-            verdict=_C.Group(verdict, "mesh (verdict)", ranks.slot, ranks.size),
-        )
-        _engine_groups[key] = (made, (verdict, order, row, column))
-    return _engine_groups[key][0]
-
-
-def all_gather(ranks: Ranks, value: T) -> list[T]:
-    """The value of every rank, by slot. Collective."""
-    group = _verdict_group(ranks)
-    if group is None:
-        return [value]
-    values: list[Any] = [None] * ranks.size
-    dist.all_gather_object(values, value, group=group)
-    return values
-
-
-def described(error: Exception) -> str:
-    """The message of an error for all ranks; ours speak for themselves."""
-    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-
-
-def from_first(ranks: Ranks, make: Callable[[], T]) -> T:
-    """What `make` returns at slot 0. Collective; if it raises there, every rank raises ValueError."""
-    value: T | None = None
-    problem: str | None = None
-    if ranks.slot == 0:
-        try:
-            value = make()
-        except Exception as error:  # whatever it is, the other ranks wait to hear of it
-            problem = described(error)
-    received = all_gather(ranks, (value, problem))[0]
-    if received[1] is not None:
-        raise ValueError(received[1])
-    return received[0]  # type: ignore[return-value]
-
-
-def agree_or_raise(
-    ranks: Ranks, where: str, problem: str | None, facts: Sequence[str], cause: BaseException | None = None
-) -> None:
-    """Raises ValueError on every rank if any rank has a problem or the facts differ. Collective.
-
-    Args:
-        ranks: the mesh.
-        where: the function, for messages.
-        problem: this rank's own error message, or None.
-        facts: one line each; equal on every rank if all is well.
-        cause: what the problem came from, to be shown with it.
-    """
-    digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()
-    answers = all_gather(ranks, (problem, digest))
-    if problem is not None:
-        raise ValueError(problem) from cause
-    for slot, (other, _) in enumerate(answers):
-        if other is not None:
-            raise ValueError(f"{other} (on rank {ranks.everyone[slot]})")
-    if all(answer[1] == digest for answer in answers):
-        return
-    lines = all_gather(ranks, list(facts))
-    for slot, theirs in enumerate(lines):
-        for place in range(max(len(lines[0]), len(theirs))):
-            first = lines[0][place] if place < len(lines[0]) else "nothing"
-            other_line = theirs[place] if place < len(theirs) else "nothing"
-            if first != other_line:
-                raise ValueError(
-                    f"{where}: ranks differ. Expected: the same model and options on every rank. "
-                    f"Rank {ranks.everyone[0]} has: {first}; rank {ranks.everyone[slot]} has: {other_line}"
-                )
-
-
-def default_device_type(parameters: Sequence[torch.Tensor]) -> str:
-    """Where the model lies or will lie, for a mesh that is not given."""
+def _device_type(model: nn.Module) -> str:
+    """Where the model lies or will lie."""
     if dist.is_initialized() and dist.get_backend() == "nccl":
         return "cuda"
-    return parameters[0].device.type if parameters else "cpu"
+    first = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+    return "cpu" if first is None else first.device.type

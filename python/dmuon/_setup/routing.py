@@ -10,13 +10,13 @@ import torch.nn as nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from dmuon._setup.place import Place, clean_name, holds_sentinel
 from dmuon._setup.placeholder import OwnedTensor
 
 Select = Callable[[str, nn.Module, nn.Parameter], bool | None]
 
 # What dedicate_params keeps of a model, in the model's own __dict__ so that both are freed together.
 DEDICATION = "_dmuon_dedication"
-SENTINEL = "_dmuon_sentinel"  # the buffer that stands in a module for the matrices taken out of it
 _DEDICATES = "dedicate_params"  # the function that takes the matrices; the others only look at them
 MATRIX_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _HEAD_NAMES = {"lm_head", "head", "output", "output_layer", "unembed", "embed_out", "classifier", "score"}
@@ -27,12 +27,11 @@ _PROJECTIONS = (nn.Linear, nn.MultiheadAttention)
 
 @dataclasses.dataclass
 class Matrix:
-    """A dedicated parameter: every place that holds it, and its values until owners take them."""
+    """A parameter: every place that holds it, and its values until owners take them."""
 
     name: str
-    places: list[tuple[str, nn.Module, str]]  # (path of the module, the module, attribute), one an alias
+    places: list[Place]  # several where it is tied
     parameter: nn.Parameter
-    order: int = 0
 
     @property
     def shape(self) -> torch.Size:
@@ -109,15 +108,15 @@ class _Rules:
         """The one linear layer, if it is the last, that has the shape of an embedding; for heads of no known name."""
         shapes = {tuple(weight.shape) for weight in self._embeddings.values()}
         linear = [(path, m) for path, m in model.named_modules() if isinstance(m, nn.Linear)]
-        if self._heads or any(path.rpartition(".")[2].lower() in _HEAD_NAMES for path, _ in linear):
+        if self._heads or any(clean_name(path).rpartition(".")[2].lower() in _HEAD_NAMES for path, _ in linear):
             return None
         alike = [m.weight for _, m in linear if "weight" in m._parameters and tuple(m.weight.shape) in shapes]
         return id(alike[0]) if len(alike) == 1 and alike[0] is linear[-1][1].weight else None
 
     def decide(self, matrix: Matrix) -> tuple[bool, str]:
         """Whether Muon updates the parameter by default, and why."""
-        parameter, (path, module, attribute) = matrix.parameter, matrix.places[0]
-        names = [name for path, _, _ in matrix.places for name in path.split(".")]
+        parameter, place = matrix.parameter, matrix.places[0]
+        path = clean_name(place.path)
         if parameter.ndim != 2:
             return False, f"{parameter.ndim}-D"
         if type(parameter) is not nn.Parameter:
@@ -126,8 +125,9 @@ class _Rules:
             return False, f"dtype {parameter.dtype}"
         if id(parameter) in self._embeddings:
             return False, "embedding" if len(matrix.places) == 1 else "tied to an embedding"
-        if not isinstance(module, _PROJECTIONS) and any(
-            word in name.lower() for name in [*names[-1:], attribute] for word in _EMBEDDING_NAMES
+        last = clean_name(matrix.places[-1].path).rpartition(".")[2]
+        if not isinstance(place.module, _PROJECTIONS) and any(
+            word in name.lower() for name in (last, place.attribute) for word in _EMBEDDING_NAMES
         ):
             return False, f"embedding, by its name '{matrix.name}'"
         if id(parameter) in self._heads:
@@ -146,9 +146,8 @@ def _find_parameters(model: nn.Module) -> list[Matrix]:
         for attribute, parameter in module._parameters.items():
             if parameter is None:
                 continue
-            name = f"{path}.{attribute}" if path else attribute
-            entry = found.setdefault(id(parameter), Matrix(name, [], parameter))
-            entry.places.append((path, module, attribute))
+            place = Place(path, module, attribute)
+            found.setdefault(id(parameter), Matrix(place.name, [], parameter)).places.append(place)
     return list(found.values())
 
 
@@ -161,7 +160,7 @@ def _check_model(parameters: list[Matrix], model: nn.Module, function: str) -> N
     dedicated = f"is dedicated already. Expected: {once}."
     for path, module in model.named_modules():
         where = f"{function}: model: '{path or '(root)'}'"
-        if DEDICATION in module.__dict__ or SENTINEL in module._buffers:
+        if DEDICATION in module.__dict__ or holds_sentinel(module):
             raise ValueError(f"{where} {dedicated}")
         if isinstance(module, FSDPModule):
             raise ValueError(f"{where} is already under fully_shard. Expected: {order}.")
@@ -197,7 +196,7 @@ def _check_hooks(entry: Matrix) -> None:
 def _ask(select: Select | None, entry: Matrix, default: tuple[bool, str]) -> tuple[bool, str]:
     parameter = entry.parameter
     try:
-        answer = None if select is None else select(entry.name, entry.places[0][1], parameter)
+        answer = None if select is None else select(entry.name, entry.places[0].module, parameter)
     except Exception as error:  # the user's own
         raise ValueError(
             f"dedicate_params: select: raised {type(error).__name__} for '{entry.name}': {error}"

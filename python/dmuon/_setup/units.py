@@ -7,12 +7,14 @@ import dataclasses
 import torch.nn as nn
 from torch.distributed.fsdp import FSDPModule
 
+from dmuon._setup.place import clean_name
+
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
     """A module whose hooks move `matrices` (indices in module order, ascending) together."""
 
-    name: str
+    name: str  # in the model without wrappers
     module: nn.Module
     matrices: tuple[int, ...]
 
@@ -75,5 +77,6 @@ def find_units(root: nn.Module, module_paths: list[list[str]]) -> list[Unit]:
         members.setdefault(path, []).append(matrix)
     order = {name: place for place, (name, _) in enumerate(root.named_modules(remove_duplicate=False))}
     return [
-        Unit(path, root.get_submodule(path), tuple(members[path])) for path in sorted(members, key=order.__getitem__)
+        Unit(clean_name(path), root.get_submodule(path), tuple(members[path]))
+        for path in sorted(members, key=order.__getitem__)
     ]

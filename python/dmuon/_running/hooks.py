@@ -1,0 +1,99 @@
+"""The module hooks of a running model: they tell the engine how far a pass has come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn as nn
+
+from dmuon import _C
+from dmuon._running.runtime import Runtime
+from dmuon._running.structures import map_tensors, tensors_requiring_grad
+
+
+def add_hooks(runtime: Runtime) -> None:
+    """Hooks the model and the modules of its units, for as long as they live."""
+    # Registered after fully_shard and prepended, ours run outside FSDP2's: what a skipped unit owes is issued
+    # before FSDP2 can block the host.
+    for index, unit in enumerate(runtime.units):
+        unit.module.register_forward_pre_hook(_before(runtime, index), prepend=True, with_kwargs=True)
+        unit.module.register_forward_hook(_after(runtime, index), prepend=True, always_call=True)
+    runtime.model.register_forward_pre_hook(_begin(runtime), prepend=True)
+    runtime.model.register_forward_hook(_end(runtime), prepend=True)
+    for module in {place.module: None for matrix in runtime.matrices for place in matrix.places}:
+        module.register_state_dict_pre_hook(_refuse_state_dict(runtime, "state_dict()"))
+        module.register_load_state_dict_pre_hook(_refuse_state_dict(runtime, "load_state_dict()"))
+
+
+def _refuse_state_dict(runtime: Runtime, what: str) -> Any:
+    def hook(*_: Any) -> None:
+        if runtime.whole and what == "load_state_dict()" and not runtime.writes_back:
+            raise ValueError(
+                "dmuon.full_params: load_state_dict() inside it without writeback would be lost. Expected: `with "
+                "dmuon.full_params(model, writeback=True)`."
+            )
+        if not runtime.whole:
+            raise ValueError(
+                f"dmuon: {what} of a model whose matrices are owned is not supported yet. Expected: call it "
+                "inside `with dmuon.full_params(model, writeback=...)`, where every weight is whole."
+            )
+
+    return hook
+
+
+def _begin(runtime: Runtime) -> Any:
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def begin(module: nn.Module, args: Any) -> None:
+        runtime.refuse_inside_full_params("a forward")
+        if not _C.in_backward():
+            runtime.show_placeholders()  # a backward that raised has left weights in their places
+        runtime.engine.begin_forward()
+
+    return begin
+
+
+def _end(runtime: Runtime) -> Any:
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def end(module: nn.Module, args: Any, output: Any) -> None:
+        if torch.is_grad_enabled():
+            runtime.engine.watch_root_outputs(tensors_requiring_grad(output))
+
+    return end
+
+
+def _before(runtime: Runtime, index: int) -> Any:
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        runtime.refuse_inside_full_params("a forward")
+        runtime.engine.before_forward(index)
+        runtime.weights[index].show_weights()
+        if not torch.is_grad_enabled():
+            return None
+        inputs = tensors_requiring_grad((args, kwargs))
+        if not inputs:
+            return None
+        watched = dict(zip(map(id, inputs), runtime.engine.watch_inputs(index, inputs), strict=True))
+        return map_tensors((args, kwargs), lambda tensor: watched.get(id(tensor), tensor))
+
+    return before
+
+
+def _after(runtime: Runtime, index: int) -> Any:
+    def show_weights(gradient: torch.Tensor) -> None:
+        runtime.refuse_inside_full_params("a backward")
+        runtime.weights[index].show_weights()
+
+    # Called even when the forward raises, as an early-stopped recomputation does.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def after(module: nn.Module, args: Any, output: Any) -> None:
+        runtime.weights[index].after_forward()
+        runtime.engine.after_forward(index)
+        if not torch.is_grad_enabled():
+            return
+        outputs = tensors_requiring_grad(output)
+        for tensor in outputs:
+            tensor.register_hook(show_weights)
+        runtime.engine.watch_outputs(index, outputs)
+
+    return after

@@ -1,0 +1,71 @@
+"""Gradients of the parameters that AdamW updates: their mean over the ranks, and their norms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from dmuon import _C
+from dmuon._setup.groups import column_group, row_group
+from dmuon._setup.ranks import Ranks
+
+
+def average(parameters: Sequence[nn.Parameter], ranks: Ranks, engine: _C.Engine) -> None:
+    """Averages the gradients of those parameters that no FSDP manages over all ranks; missing ones count as zeros.
+
+    Collective, one message in the row and one in the column. A parameter without a gradient on all ranks stays so.
+    """
+    plain = [p for p in parameters if p.requires_grad and not isinstance(p, DTensor)]
+    if ranks.size == 1 or not plain:
+        return
+    present = torch.tensor([float(p.grad is not None) for p in plain], device=plain[0].device)
+    pieces = [
+        p.new_zeros(p.numel(), dtype=torch.float32) if p.grad is None else p.grad.flatten().float() for p in plain
+    ]
+    flat = torch.cat([present, *pieces])
+    engine.drain()  # lanes use these groups too
+    for group in (row_group(ranks), column_group(ranks)):
+        if group is not None:
+            dist.all_reduce(flat, group=group)
+    means = (flat[len(plain) :] / ranks.size).split([p.numel() for p in plain])
+    for anywhere, parameter, mean in zip(flat[: len(plain)].tolist(), plain, means, strict=True):
+        if not anywhere:
+            continue
+        if parameter.grad is None:
+            parameter.grad = torch.empty_like(parameter)
+        parameter.grad.copy_(mean.view_as(parameter))
+
+
+def norms(parameters: Sequence[nn.Parameter]) -> _C.HostNorms:
+    """The squared norms of this rank's shards of gradients, and of the gradients that every rank has whole."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    sharded = [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
+    return _C.HostNorms(
+        _squared_norm(sharded), _squared_norm([gradient for gradient in gradients if not isinstance(gradient, DTensor)])
+    )
+
+
+def scale(parameters: Sequence[nn.Parameter], factor: float) -> None:
+    """Multiplies every gradient, or this rank's shard of it."""
+    gradients = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in parameters if p.grad is not None]
+    if gradients:
+        torch._foreach_mul_(gradients, factor)
+
+
+def _squared_norm(tensors: list[torch.Tensor]) -> float:
+    tensors = [tensor for tensor in tensors if tensor.numel()]
+    if not tensors:
+        return 0.0
+    # fp64: the squares of small and of large gradients leave fp32's range.
+    found = torch._foreach_norm(tensors, 2, dtype=torch.float64)
+    return float(torch.stack(list(found)).square().sum())
+
+
+def fsdp_modules(model: nn.Module) -> list[FSDPModule]:
+    """The modules of `model` under fully_shard."""
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]

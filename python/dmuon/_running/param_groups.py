@@ -1,0 +1,75 @@
+"""The groups of AdamW's parameters that an optimizer begins with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn as nn
+from torch.distributed.tensor import DTensor
+
+from dmuon._setup.dedication import Dedication
+from dmuon._setup.hyperparameters import check_group, settings_of
+from dmuon._setup.place import clean_name
+
+
+def adamw_groups(
+    model: nn.Module, dedication: Dedication, given: Any, defaults: dict[str, Any], facts: list[str]
+) -> list[dict[str, Any]]:
+    """What no given group names, sharded and not, each if there is any; then the given groups in their order.
+
+    Args:
+        model: whose matrices are taken out.
+        dedication: of the model.
+        given: a list of groups by torch's conventions: "params" (a parameter or some, named or not) and options.
+        defaults: the options that a group does not name.
+        facts: gets a line for each group.
+
+    Raises:
+        ValueError: what is given is no list of groups, or a group has a parameter that AdamW does not update or that
+            was named before, or a bad hyperparameter.
+    """
+    if not isinstance(given, list | tuple):
+        raise ValueError(f"Muon: adamw_groups: expected a list of groups, got {type(given).__name__}")
+    matrices = {id(matrix.parameter): matrix.name for matrix in dedication.matrices}
+    names = {id(parameter): clean_name(name) for name, parameter in model.named_parameters()}
+    taken: set[int] = set()
+    groups = []
+    for index, options in enumerate(given):
+        where = f"Muon: adamw_groups[{index}]"
+        if not isinstance(options, dict) or "params" not in options:
+            raise ValueError(f"{where}: expected a dict with 'params', got {type(options).__name__}")
+        if options.get("algorithm", "adamw") != "adamw":
+            raise ValueError(f"{where}: algorithm: expected 'adamw' or nothing, got {options['algorithm']!r}")
+        params = _listed(options["params"], where)
+        for parameter in params:
+            problem = None
+            if id(parameter) in matrices:
+                problem = f"'{matrices[id(parameter)]}', which Muon updates (dedicate_params(select=...) decides)"
+            elif id(parameter) not in names:
+                problem = f"one of shape {tuple(parameter.shape)} that the model under fully_shard does not have"
+            elif id(parameter) in taken:
+                problem = f"'{names[id(parameter)]}' twice"
+            if problem:
+                raise ValueError(f"{where}: params: expected parameters that AdamW updates, each once, got {problem}")
+            taken.add(id(parameter))
+        group = {**defaults, **options, "params": params, "algorithm": "adamw"}
+        check_group(group)
+        facts.append(f"adamw_groups[{index}] {settings_of(group)} of {[names[id(p)] for p in params]}")
+        groups.append(group)
+    # Fused AdamW takes plain tensors or DTensors, not both at once.
+    rest = [p for p in model.parameters() if p.requires_grad and id(p) not in taken]
+    halves = [[p for p in rest if isinstance(p, DTensor) == sharded] for sharded in (True, False)]
+    return [{"params": half, "algorithm": "adamw", **defaults} for half in halves if half] + groups
+
+
+def _listed(params: Any, where: str) -> list[torch.Tensor]:
+    try:
+        items = [params] if isinstance(params, torch.Tensor) else list(params)
+    except TypeError:
+        items = [params]
+    found: list[Any] = [item[1] if isinstance(item, tuple) and len(item) == 2 else item for item in items]
+    for item in found:
+        if not isinstance(item, torch.Tensor):
+            raise ValueError(f"{where}: params: expected parameters of the model, got {type(item).__name__}")
+    return found

@@ -1,0 +1,95 @@
+"""What all ranks agree on before gradients are clipped or weights change."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import torch
+import torch.nn as nn
+
+from dmuon import _C
+from dmuon._running import host_gradients
+from dmuon._running.runtime import Runtime, runtime_of
+from dmuon._setup.hyperparameters import check_group, settings_of
+
+_AGREEMENT = "_dmuon_step_agreement"  # in the model's own __dict__
+
+
+class StepAgreement:
+    """Brings a step's verdict about: one message, sent by `clip_grad_norm_` or by `step`, whichever comes first.
+
+    It reads the optimizer's groups at every call, so that it sees what the user has changed.
+    """
+
+    def __init__(self, runtime: Runtime, optimizer: torch.optim.Optimizer) -> None:
+        self.runtime = runtime
+        self._optimizer = optimizer
+        self._applied = 0  # digest of the hyperparameters of all steps so far
+        runtime.model.__dict__[_AGREEMENT] = self
+
+    def host_parameters(self) -> list[nn.Parameter]:
+        """What AdamW updates."""
+        groups = self._optimizer.param_groups
+        return [p for group in groups if group["algorithm"] == "adamw" for p in group["params"]]
+
+    def verdict(self, max_norm: float | None = None, problem: str | None = None) -> _C.Verdict:
+        """The verdict over all gradients, owned and not. Collective unless it is kept already.
+
+        Args:
+            max_norm: of clipping.
+            problem: what this rank has found wrong with its arguments.
+
+        Raises:
+            ValueError: on all ranks, where any has a problem or a bad hyperparameter, or where hyperparameters or
+                `max_norm` differ, in this call or in the last step. A rank with a problem of its own names it.
+        """
+        runtime = self.runtime
+        problem = problem or self._problem()
+        if runtime.host_misses_partial_sums():
+            raise ValueError(
+                "dmuon: clip or step after a backward under no_sync: FSDP2's gradients have not been summed over the "
+                "replicates. Expected: the last backward before them outside of no_sync."
+            )
+        runtime.engine.settle_step()
+        try:
+            if runtime.engine.agreed():
+                found = runtime.engine.agree(_C.HostNorms(0.0, 0.0), 0)
+            else:
+                # A problem is compared like a setting: where only some ranks have it, the others raise.
+                compared = zlib.crc32(repr((problem or self._settings(), max_norm, self._applied)).encode())
+                parameters = self.host_parameters()
+                host_gradients.average(parameters, runtime.ranks, runtime.engine)
+                found = runtime.engine.agree(host_gradients.norms(parameters), compared)
+        except ValueError:
+            if problem is not None:
+                raise ValueError(problem) from None
+            raise
+        if problem is not None:
+            raise ValueError(problem)
+        return found
+
+    def note_step(self) -> None:
+        """The hyperparameters are about to be used. After clipping a step sends nothing: the next message tells."""
+        self._applied = zlib.crc32(repr(self._settings()).encode(), self._applied)
+
+    def _settings(self) -> list[dict[str, Any]]:
+        return [settings_of(group) for group in self._optimizer.param_groups]
+
+    def _problem(self) -> str | None:
+        try:
+            for group in self._optimizer.param_groups:
+                check_group(group)
+        except ValueError as error:
+            return str(error)
+        return None
+
+
+def step_agreement_of(model: nn.Module, function: str) -> StepAgreement:
+    """That of a model.
+
+    Raises:
+        ValueError: dedicate_params or Muon was not called on it; names `function`.
+    """
+    found: StepAgreement = runtime_of(model, function).model.__dict__[_AGREEMENT]
+    return found

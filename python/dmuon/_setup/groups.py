@@ -1,0 +1,82 @@
+"""dmuon's private process groups over the ranks of a mesh."""
+
+from __future__ import annotations
+
+import atexit
+from typing import Any
+
+import torch.distributed as dist
+
+from dmuon import _C
+from dmuon._setup.ranks import Ranks
+
+_groups: dict[tuple[Any, ...], dist.ProcessGroup] = {}
+# With the groups themselves: while they are held, no other group has their ids.
+_engine_groups: dict[tuple[int, ...], tuple[_C.Groups, tuple[Any, ...]]] = {}
+
+
+def row_group(ranks: Ranks) -> dist.ProcessGroup | None:
+    """The ranks of this node; None where it is one rank alone."""
+    return _group("row", ranks.row, ranks, host=False)
+
+
+def column_group(ranks: Ranks) -> dist.ProcessGroup | None:
+    """The ranks of this shard index over all nodes; None where it is one rank alone."""
+    return _group("column", ranks.column, ranks, host=False)
+
+
+def verdict_group(ranks: Ranks) -> dist.ProcessGroup | None:
+    """All ranks, for a few words over the host; None where it is one rank alone."""
+    return _group("verdict", ranks.everyone, ranks, host=True)
+
+
+def engine_groups(ranks: Ranks) -> _C.Groups:
+    """The four groups of an engine, created in one order on every rank; models on one mesh share them."""
+    verdict = verdict_group(ranks)
+    order = _group("order", ranks.everyone, ranks, host=True)
+    row, column = row_group(ranks), column_group(ranks)
+    key = (ranks.slot, *(id(group) for group in (verdict, order, row, column)))
+    if key not in _engine_groups:
+        made = _C.Groups(
+            row=_C.Group(row, "row", ranks.shard, ranks.num_shards),
+            column=_C.Group(column, "column", ranks.replicate, ranks.num_replicates),
+            order=_C.Group(order, "mesh (order)", ranks.slot, ranks.size),
+            verdict=_C.Group(verdict, "mesh (verdict)", ranks.slot, ranks.size),
+        )
+        _engine_groups[key] = (made, (verdict, order, row, column))
+    return _engine_groups[key][0]
+
+
+@atexit.register
+def _leave() -> None:
+    """Ends what lanes still wait for: a rank that failed must not stay, silent, until its peers' timeouts."""
+    for groups, _ in _engine_groups.values():
+        groups.leave(grace_ms=3000)
+    _engine_groups.clear()
+
+
+def _group(purpose: str, members: tuple[int, ...], ranks: Ranks, host: bool) -> dist.ProcessGroup | None:
+    """One group a purpose, mesh and process; creating it involves its members only."""
+    if len(members) == 1:
+        return None
+    key = (purpose, members, ranks.rows, ranks.device_type, ranks.timeout)
+    group = _groups.get(key)
+    # A process group that was destroyed (between two runs in one process) is of no use.
+    if group is None or not _usable(group):
+        group = dist.new_group(
+            list(members),
+            timeout=ranks.timeout,
+            backend="gloo" if host else None,
+            use_local_synchronization=True,
+            group_desc=f"dmuon {purpose}",
+        )
+        _groups[key] = group
+    return group
+
+
+def _usable(group: dist.ProcessGroup) -> bool:
+    try:
+        dist.get_process_group_ranks(group)
+    except (KeyError, ValueError):
+        return False
+    return True

@@ -1,0 +1,83 @@
+"""The Python package's rooms lie in one order, and a module imports none that imports it; types included."""
+
+from __future__ import annotations
+
+import ast
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "python" / "dmuon"
+ROOMS = ["_setup", "_planning", "_running", "_inspecting"]  # a later one may import an earlier one
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+SOURCES = {name_of(path): path.read_text() for path in PACKAGE.rglob("*.py")}
+
+
+def imported(source: str) -> set[str]:
+    """Modules of dmuon that a source names in an import anywhere: at its top, in a function, for types alone."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports say the whole path"
+            found |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found & SOURCES.keys()
+
+
+def room_of(module: str) -> str:
+    return [*module.split("."), ""][1]
+
+
+def backward(sources: dict[str, str]) -> list[tuple[str, str]]:
+    rank = {room: place for place, room in enumerate(ROOMS)}
+    return [
+        (module, other)
+        for module, source in sources.items()
+        for other in imported(source)
+        if room_of(module) in rank and rank[room_of(module)] < rank.get(room_of(other), -1)
+    ]
+
+
+def circle(sources: dict[str, str]) -> list[str]:
+    graph = {module: imported(source) - {"dmuon", module} for module, source in sources.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_every_room_is_known():
+    found = {room_of(module) for module in SOURCES if SOURCES[module] and room_of(module).startswith("_")}
+    assert set(ROOMS) <= found <= {*ROOMS, "_command", "__main__"}
+
+
+def test_no_room_imports_a_later_one():
+    assert backward(SOURCES) == []
+
+
+def test_no_module_imports_one_that_imports_it():
+    assert circle(SOURCES) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from dmuon._running.runtime import Runtime",
+        "if TYPE_CHECKING:\n    from dmuon._running.runtime import Runtime",
+        "def late():\n    import dmuon._running.runtime",
+        "from dmuon._running import runtime",
+    ],
+)
+def test_an_import_that_points_backward_or_round_is_found(line):
+    changed = {**SOURCES, "dmuon._setup.dedication": SOURCES["dmuon._setup.dedication"] + "\n" + line + "\n"}
+    assert ("dmuon._setup.dedication", "dmuon._running.runtime") in backward(changed)
+    assert {"dmuon._setup.dedication", "dmuon._running.runtime"} <= set(circle(changed))
