@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections import Counter
@@ -222,6 +223,22 @@ def test_the_bar_counts_seconds_up_to_the_budget(machine, monkeypatch):
     machine.seconds = lambda job: 0.4
     measure()
     assert counted[1] == (10.0, 10.0)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_bar_stays_out_of_logs(machine, monkeypatch, terminal):
+    bars = []
+
+    class Bar(costs.tqdm):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            bars.append(bool(self.disable))
+
+    monkeypatch.setattr(costs, "tqdm", Bar)
+    monkeypatch.setattr("sys.stderr", stream := io.StringIO())
+    monkeypatch.setattr(stream, "isatty", lambda: terminal, raising=False)
+    measure()
+    assert bars == [not terminal]
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ class Session:
         muon: dict[str, Any] | None = None,
         mp_policy: MixedPrecisionPolicy | None = None,
         prepare: Callable[[nn.Module], None] = lambda model: None,
+        adamw_groups: Callable[[nn.Module], list[dict[str, Any]]] = lambda model: [],
     ) -> nn.Module:
         """Makes the optimizer.
 
@@ -55,6 +56,7 @@ class Session:
             muon: options of dmuon.Muon, or of the reference.
             mp_policy: of dmuon and FSDP2.
             prepare: is called with the model before either optimizer.
+            adamw_groups: those of dmuon.Muon, made of the sharded model.
         """
         self.initial = weights_of_plain(model)
         self.model = model
@@ -69,9 +71,8 @@ class Session:
             for module in units(model):
                 fully_shard(module, mesh=self.mesh, **policy)
             fully_shard(model, mesh=self.mesh, **policy)
-        self.opt = dmuon.Muon(
-            model, **{"lr": LR, "weight_decay": WEIGHT_DECAY, "ns_dtype": torch.float32, **(muon or {})}
-        )
+        settings = {"lr": LR, "weight_decay": WEIGHT_DECAY, "ns_dtype": torch.float32, **(muon or {})}
+        self.opt = dmuon.Muon(model, adamw_groups=adamw_groups(model), **settings)
         return model
 
     def another(self) -> Session:

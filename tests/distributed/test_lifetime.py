@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
+import json
 import math
 import weakref
 
 import pytest
 import torch
+from dmuon._planning import costs
 from models import batch, loss_of, make_gpt
 
 import dmuon
@@ -39,6 +42,57 @@ def test_verify_reports_nan_as_infinitely_wrong():
     optimizer.state[parameter]["momentum_buffer"].fill_(math.nan)
     found = dmuon.verify(model, optimizer)
     assert math.isinf(found.update) and found.update_of == "blocks.0.out.weight", name
+
+
+def test_verify_ends_in_a_verdict():
+    model, optimizer = trained()
+    found = dmuon.verify(model, optimizer)
+    assert found and found.ok
+    assert str(found).splitlines()[-1] == "verdict: dmuon's results agree with the plain computation"
+    assert len(str(found).splitlines()) == 5
+    wrong = dataclasses.replace(found, routing=2e-6)
+    assert not wrong and "differ from the plain computation in routing" in str(wrong)
+    wrong = dataclasses.replace(found, publication=1e-9, update=math.inf)
+    assert not wrong.ok and str(wrong).endswith("in publication and update")
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-3), (torch.float16, 0.03), (torch.bfloat16, 0.2)])
+def test_verify_allows_for_the_rounding_of_the_iteration(dtype, tolerance):
+    """And for no more: a momentum that is a tenth too large is beyond fp32's tolerance."""
+    model, optimizer = trained()
+    optimizer.param_groups[0]["ns_dtype"] = dtype
+    found = dmuon.verify(model, optimizer)
+    assert found.update_tolerance == tolerance
+    assert tolerance / 1000 < found.update < tolerance
+    assert found.ok
+
+
+def test_one_process_measures_nothing(monkeypatch):
+    def refused(*_, **__):
+        raise AssertionError("costs were measured")
+
+    monkeypatch.setattr(costs, "measure", refused)
+    model = make_gpt(depth=1)
+    dmuon.dedicate_params(model)
+    assert json.loads(dmuon.Muon(model).plan.to_json())["costs"]["source"] == "model of cpu"
+
+
+@pytest.mark.parametrize("foreach", [None, True, False])
+def test_clipping_takes_torchs_arguments(foreach):
+    model, _ = trained()
+    loss_of(model, batch(1)).backward()
+    norm = dmuon.clip_grad_norm_(model, 1.0, norm_type=2, error_if_nonfinite=True, foreach=foreach)
+    assert norm.isfinite() and norm > 0
+
+
+def test_a_norm_that_is_not_finite_is_an_error_where_asked_for():
+    model, optimizer = trained()
+    (loss_of(model, batch(1)) * math.nan).backward()
+    with pytest.raises(RuntimeError, match="expected a finite norm"):
+        dmuon.clip_grad_norm_(model, 1.0, error_if_nonfinite=True)
+    assert dmuon.clip_grad_norm_(model, 1.0).isnan()
+    optimizer.step()
+    assert optimizer.skipped_steps == 1
 
 
 def test_verify_refuses_while_gradients_wait():

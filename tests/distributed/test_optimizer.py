@@ -146,6 +146,33 @@ def test_a_group_added_later_gets_adamw(ranks):
     assert notes == [[(3e-4, 1e-8)]] * 4
 
 
+def without_decay(s: Session, named: bool) -> None:
+    """Norms and biases have a group of their own, which sharded and plain replicas of parameters may share."""
+    model = make_gpt(depth=2)
+    if s.reference:
+        s.start(model)
+        s.opt.adamw.param_groups[0]["params"] = [p for p in s.opt.adamw.param_groups[0]["params"] if p.ndim > 1]
+        s.opt.adamw.add_param_group({"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0})
+        for group in s.opt.adamw.param_groups:
+            group["lr"] = 0.05  # so that decay shows
+    else:
+        s.start(model, adamw_groups=lambda m: [_no_decay(m, named)], muon={"adamw_lr": 0.05})
+        s.notes.append([(g["algorithm"], g["weight_decay"], len(g["params"])) for g in s.opt.param_groups])
+    s.train(0, 1, 2, 3)
+
+
+def _no_decay(model: nn.Module, named: bool) -> dict[str, Any]:
+    small = [(name, p) if named else p for name, p in model.named_parameters() if p.ndim < 2]
+    return {"params": small, "weight_decay": 0.0}
+
+
+@pytest.mark.parametrize(("named", "schedule"), [(False, AHEAD), (True, NO_COPY)])
+def test_norms_and_biases_may_have_no_weight_decay(ranks, named, schedule):
+    *notes, _ = check(ranks, without_decay, schedule=schedule, named=named)
+    # 2 blocks: 4 matrices each; a norm's weight and bias and a bias each, and the last norm's.
+    assert notes == [[[("muon", 0.1, 8), ("adamw", 0.1, 2), ("adamw", 0.0, 8)]]] * 4
+
+
 def split_groups(s: Session) -> None:
     """Two groups of matrices with their own lr each, as a user makes them from one."""
     s.start(make_gpt(depth=2))

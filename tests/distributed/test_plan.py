@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.nn as nn
 from models import make_gpt
 from plans import error, plan_json, saved, started
 from scenario import Session, check
-from training import AHEAD, KEPT, NO_COPY
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from training import AHEAD, KEPT, NO_COPY, dedicate, shard
 
 import dmuon
 
@@ -34,6 +37,35 @@ def test_a_saved_plan_is_loaded_as_it_was(ranks, tmp_path):
     assert all(plan == json.loads(path.read_text()) for plan in loaded)
     assert [a["owner"] for a in loaded[0]["assignments"]] == owners[0]
     assert dmuon.Plan.load(path).owner == owners[0]
+
+
+WRAPPERS = {
+    "checkpoints": checkpoint_wrapper,
+    "compile": lambda block: torch.compile(block, backend="eager"),
+    "both": lambda block: checkpoint_wrapper(torch.compile(block, backend="eager")),
+}
+
+
+def owners_under(mesh: Any, wrapper: str, inner: bool, **options: Any) -> list[int]:
+    """Of a model whose blocks, or layers in blocks, are wrapped; options as for dedicate_params."""
+    model = make_gpt()
+    if inner:
+        for block in model.blocks:
+            block.up = WRAPPERS[wrapper](block.up)
+    else:
+        model.blocks = nn.ModuleList(map(WRAPPERS[wrapper], model.blocks))
+    dedicate(model, mesh, AHEAD, **options)
+    shard(model, mesh)
+    return dmuon.Muon(model, ns_dtype=torch.float32).plan.owner
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_plan_is_for_the_same_model_under_wrappers_too(ranks, tmp_path, wrapper, inner):
+    path = str(tmp_path / "plan.json")
+    owners = ranks.run(saved, (2, 2), path=path, strategy="xor_layout")
+    assert ranks.run(owners_under, (2, 2), wrapper=wrapper, inner=inner, plan=path) == owners
+    assert len(set(owners[0])) > 1
 
 
 def test_a_plan_for_something_else_is_refused_with_the_first_difference(ranks, tmp_path):

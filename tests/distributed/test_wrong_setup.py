@@ -11,7 +11,7 @@ import torch.nn as nn
 from models import batch, make_gpt
 from pool import make_mesh
 from refusals import REFUSED, Refusals, dedicated, expect_refusal, messages_of, ready
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from training import shard
 
 import dmuon
@@ -172,6 +172,28 @@ def other_mesh(mesh: Any) -> None:
 def cast_without_fsdp(mesh: Any) -> None:
     model = make_gpt(depth=1)
     dmuon.dedicate_params(model, mesh, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    dmuon.Muon(model)
+
+
+BF16 = {"param_dtype": torch.bfloat16}
+
+
+@refused("'blocks.0.qkv.weight'", "'blocks.0'", "float32", "bfloat16", ours={}, theirs=BF16)
+@refused("'blocks.0'", "same mp_policy for both", ours=BF16, theirs={})
+@refused("'(root)'", "same mp_policy for both", ours={}, theirs=BF16, of_block=False)
+@refused(
+    "'blocks.0'",
+    "in torch.bfloat16 and torch.float32 by fully_shard",
+    ours=BF16,
+    theirs={**BF16, "reduce_dtype": torch.float32},
+)
+def policies_differ(mesh: Any, ours: dict[str, Any], theirs: dict[str, Any], of_block: bool = True) -> None:
+    model = make_gpt(depth=1)
+    dmuon.dedicate_params(model, mesh, mp_policy=MixedPrecisionPolicy(**ours))
+    if of_block:
+        fully_shard(model.blocks[0], mesh=mesh, mp_policy=MixedPrecisionPolicy(**theirs))
+        theirs = ours
+    fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(**theirs))
     dmuon.Muon(model)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn as nn
 from models import batch, loss_of, make_gpt
-from refusals import REFUSED, Refusals, expect_refusal, ready, with_gradients
+from refusals import REFUSED, Refusals, expect_refusal, rank_of, ready, with_gradients
 
 import dmuon
 
@@ -122,6 +122,15 @@ def step_after_no_sync(mesh: Any) -> None:
 def muon_group_of_strangers(mesh: Any) -> None:
     _, opt = ready(mesh)
     opt.add_param_group({"params": [nn.Parameter(torch.zeros(2, 2))], "algorithm": "muon"})
+
+
+@refused("norm_type: expected 2, the only norm that is supported, got 1", norm_type=1)
+@refused("norm_type: expected 2", "'inf'", norm_type="inf")
+@refused("error_if_nonfinite: expected True or False, got 1", error_if_nonfinite=1)
+@refused("max_norm", "same on every rank", error_if_nonfinite=True, only_on=2)
+def clip(mesh: Any, only_on: int | None = None, **options: Any) -> None:
+    model, _ = with_gradients(mesh)
+    dmuon.clip_grad_norm_(model, 1.0, **(options if only_on in (None, rank_of(mesh)) else {}))
 
 
 @pytest.mark.parametrize(REFUSED, refused)

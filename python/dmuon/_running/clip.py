@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -12,27 +13,44 @@ from dmuon._running.step_agreement import step_agreement_of
 
 
 @torch.no_grad()
-def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
+def clip_grad_norm_(
+    model: nn.Module,
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> torch.Tensor:
     """Scales all gradients of `model` so that their joint 2-norm is at most `max_norm`.
 
     Collective over the mesh: one message, which the next `step()` then does not send. The norm is of the mean
     gradient over all ranks. Where it is not finite, gradients stay as they are and `step()` skips.
 
+    Args:
+        model: with dmuon.Muon.
+        max_norm: a positive number.
+        norm_type: 2 alone is supported: owners send squared norms.
+        error_if_nonfinite: raise where the norm is not finite.
+        foreach: as torch's function has it; without effect.
+
     Returns:
         The norm before clipping: a 0-dimensional fp32 tensor, equal on every rank.
 
     Raises:
-        ValueError: the model has no dmuon.Muon yet, or `max_norm` is no positive number.
+        ValueError: the model has no dmuon.Muon yet; or, on every rank, an argument is bad or differs between ranks.
+        RuntimeError: on every rank, where the norm is not finite and that is an error.
     """
     step_agreement = step_agreement_of(model, "clip_grad_norm_")
     runtime = step_agreement.runtime
     runtime.refuse_inside_full_params("clip_grad_norm_")
-    problem = None
-    single = max_norm.numel() == 1 if isinstance(max_norm, torch.Tensor) else isinstance(max_norm, int | float)
-    if not single or not float(max_norm) > 0:
-        problem = f"clip_grad_norm_: max_norm: expected a positive number, got {max_norm!r}"
-    verdict = step_agreement.verdict(None if problem else float(max_norm), problem)
+    problem = _problem(max_norm, norm_type, error_if_nonfinite)
+    arguments = None if problem else (float(max_norm), error_if_nonfinite)
+    verdict = step_agreement.verdict(arguments, problem)
     if not verdict.finite:
+        if error_if_nonfinite:
+            raise RuntimeError(
+                "clip_grad_norm_: expected a finite norm of all gradients, got one that is not, and "
+                "error_if_nonfinite=True"
+            )
         return torch.tensor(math.nan, device=runtime.device)
     squared = [norm for norm, has in zip(verdict.squared_norms, verdict.has_gradient, strict=True) if has]
     norm = math.sqrt(sum(squared) + verdict.host_squared_norm)
@@ -42,3 +60,14 @@ def clip_grad_norm_(model: nn.Module, max_norm: float) -> torch.Tensor:
         host_gradients.scale(step_agreement.host_parameters(), factor)
         runtime.engine.scale_verdict(factor)
     return torch.tensor(norm, dtype=torch.float32, device=runtime.device)
+
+
+def _problem(max_norm: Any, norm_type: Any, error_if_nonfinite: Any) -> str | None:
+    single = max_norm.numel() == 1 if isinstance(max_norm, torch.Tensor) else isinstance(max_norm, int | float)
+    if not single or not float(max_norm) > 0:
+        return f"clip_grad_norm_: max_norm: expected a positive number, got {max_norm!r}"
+    if isinstance(norm_type, bool) or not isinstance(norm_type, int | float) or norm_type != 2:
+        return f"clip_grad_norm_: norm_type: expected 2, the only norm that is supported, got {norm_type!r}"
+    if not isinstance(error_if_nonfinite, bool):
+        return f"clip_grad_norm_: error_if_nonfinite: expected True or False, got {error_if_nonfinite!r}"
+    return None

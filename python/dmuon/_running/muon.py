@@ -8,11 +8,10 @@ from typing import Any, NoReturn, overload
 
 import torch
 import torch.nn as nn
-from torch.distributed.tensor import DTensor
 
 from dmuon import _C
 from dmuon._planning.owner_plan import Plan
-from dmuon._running.param_groups import adamw_groups as make_adamw_groups
+from dmuon._running.adamw import InnerAdamW, checked_adamw_groups
 from dmuon._running.runtime import find_runtime
 from dmuon._running.start import check_host_parameters, check_units, start
 from dmuon._running.step_agreement import StepAgreement
@@ -128,7 +127,7 @@ class Muon(torch.optim.Optimizer):
             paths = [[place.path for place in matrix.places] for matrix in dedication.matrices]
             units = find_units(model, paths)
             check_units(units, dedication)
-            groups = make_adamw_groups(model, dedication, adamw_groups, adamw, facts)
+            groups = checked_adamw_groups(model, dedication, adamw_groups, adamw, facts)
             if not groups and not dedication.matrices:
                 raise ValueError("Muon: model: expected trainable parameters, got none")
 
@@ -140,7 +139,7 @@ class Muon(torch.optim.Optimizer):
             groups.insert(0, {"params": owned, **muon})
         self._frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad and not _is_owned(p)}
         self._matrix_of = {parameter: index for index, parameter in enumerate(owned)}
-        self._adamw: torch.optim.AdamW | None = None
+        self._adamw = InnerAdamW()
         self._adamw_defaults = adamw
         self._muon_defaults = muon
         super().__init__(groups, {**muon})
@@ -183,19 +182,7 @@ class Muon(torch.optim.Optimizer):
         if any(_is_owned(p) for p in group["params"]):
             self.param_groups.pop()
             raise ValueError("add_param_group: params: expected parameters for AdamW, got owned matrices")
-        self._add_to_adamw(group)
-
-    def _add_to_adamw(self, group: dict[str, Any]) -> None:
-        # The inner AdamW shares the group's dict and the state, so that there is one of each to read and change.
-        on_fused_device = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in group["params"])
-        one_kind = len({isinstance(p, DTensor) for p in group["params"]}) == 1
-        group.setdefault("fused", True if on_fused_device and one_kind else None)
-        group.setdefault("foreach", None if one_kind else False)
-        if self._adamw is None:
-            self._adamw = torch.optim.AdamW([group])
-            self._adamw.state = self.state
-        else:
-            self._adamw.add_param_group(group)
+        self._adamw.add(group, self.state)
 
     # ---- the step ----
 
@@ -219,8 +206,7 @@ class Muon(torch.optim.Optimizer):
         if verdict.finite:
             groups, group_of = self._muon_groups(verdict.has_gradient)
             runtime.state.step(groups, group_of)
-            if self._adamw is not None:
-                self._adamw.step()
+            self._adamw.step()
         else:
             self.skipped_steps += 1
             if runtime.ranks.slot == 0:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from typing import Any
 
 import torch
 import torch.nn as nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
 from dmuon._planning.plan import PLAN, make_plan
@@ -16,7 +18,9 @@ from dmuon._running.runtime import Runtime
 from dmuon._setup.agreement import agreement
 from dmuon._setup.dedication import Dedication, remove_guards
 from dmuon._setup.groups import engine_groups
+from dmuon._setup.place import clean_name
 from dmuon._setup.ranks import rows_of
+from dmuon._setup.routing import Matrix
 from dmuon._setup.units import Unit
 
 logger = logging.getLogger("dmuon")
@@ -78,6 +82,7 @@ def check_host_parameters(model: nn.Module, dedication: Dedication) -> None:
                 f"Muon: model: '{name}' is sharded over ranks {rows}, dedicate_params was given {ranks.mesh_rows}. "
                 "Expected: the same mesh for dedicate_params and fully_shard."
             )
+    _check_policies(model, dedication)
     if policy.param_dtype is None or fsdp_modules(model):
         return
     for matrix in dedication.matrices:
@@ -88,13 +93,36 @@ def check_host_parameters(model: nn.Module, dedication: Dedication) -> None:
             )
 
 
+def _check_policies(model: nn.Module, dedication: Dedication) -> None:
+    """Where FSDP2 shows its policies, those around matrices must be as dedicate_params was told."""
+    around: dict[nn.Module, tuple[str, MixedPrecisionPolicy]] = {}  # by module, the innermost one's
+    for path, holder in model.named_modules():  # outer modules come before inner ones
+        found = getattr(getattr(holder, "_get_fsdp_state", lambda: None)(), "_mp_policy", None)
+        if isinstance(found, MixedPrecisionPolicy):
+            around |= dict.fromkeys(holder.modules(), (clean_name(path) or "(root)", found))
+    for matrix in dedication.matrices:
+        for place in matrix.places:
+            path, theirs = around.get(place.module, ("", dedication.mp_policy))
+            given, used = (_dtypes_of(policy, matrix) for policy in (dedication.mp_policy, theirs))
+            if given != used:
+                raise ValueError(
+                    f"Muon: mp_policy: '{matrix.name}' computes and reduces in {given[0]} and {given[1]} by "
+                    f"dedicate_params, and its module '{path}' in {used[0]} and {used[1]} by fully_shard. Expected: "
+                    "the same mp_policy for both."
+                )
+
+
+def _dtypes_of(policy: MixedPrecisionPolicy, matrix: Matrix) -> tuple[torch.dtype, torch.dtype]:
+    compute = policy.param_dtype or matrix.parameter.dtype
+    return compute, policy.reduce_dtype or compute
+
+
 def _warn_of_large_units(runtime: Runtime) -> None:
-    """Units that a smaller one could take the place of: where all are as large as they are few, there is none."""
     sizes = [sum(runtime.matrices[m].shape.numel() for m in unit.matrices) for unit in runtime.units]
     large = [
         f"'{unit.name or '(root)'}' ({size / sum(sizes):.0%})"
         for unit, size in zip(runtime.units, sizes, strict=True)
-        if size > _LARGE_UNIT * sum(sizes)
+        if size > _LARGE_UNIT * sum(sizes) and _holds_blocks(unit, runtime.matrices)
     ]
     if large and runtime.ranks.size > 1:
         logger.warning(
@@ -104,3 +132,13 @@ def _warn_of_large_units(runtime: Runtime) -> None:
             100 * _LARGE_UNIT,
             ", ".join(large),
         )
+
+
+def _holds_blocks(unit: Unit, matrices: list[Matrix]) -> bool:
+    """Whether there is something to split: children of one module, of one class, with two of its matrices or more."""
+    held = Counter(place.module for index in unit.matrices for place in matrices[index].places)
+    for holder in unit.module.modules():
+        blocks = (child for child in holder.children() if sum(held[module] for module in child.modules()) >= 2)
+        if max(Counter(map(type, blocks)).values(), default=0) >= 2:
+            return True
+    return False

@@ -33,16 +33,16 @@ class StepAgreement:
         groups = self._optimizer.param_groups
         return [p for group in groups if group["algorithm"] == "adamw" for p in group["params"]]
 
-    def verdict(self, max_norm: float | None = None, problem: str | None = None) -> _C.Verdict:
+    def verdict(self, arguments: object = None, problem: str | None = None) -> _C.Verdict:
         """The verdict over all gradients, owned and not. Collective unless it is kept already.
 
         Args:
-            max_norm: of clipping.
+            arguments: of clipping; equal on all ranks, and printed alike.
             problem: what this rank has found wrong with its arguments.
 
         Raises:
             ValueError: on all ranks, where any has a problem or a bad hyperparameter, or where hyperparameters or
-                `max_norm` differ, in this call or in the last step. A rank with a problem of its own names it.
+                `arguments` differ, in this call or in the last step. A rank with a problem of its own names it.
         """
         runtime = self.runtime
         problem = problem or self._problem()
@@ -57,7 +57,7 @@ class StepAgreement:
                 found = runtime.engine.agree(_C.HostNorms(0.0, 0.0), 0)
             else:
                 # A problem is compared like a setting: where only some ranks have it, the others raise.
-                compared = zlib.crc32(repr((problem or self._settings(), max_norm, self._applied)).encode())
+                compared = zlib.crc32(repr((problem or self._settings(), arguments, self._applied)).encode())
                 parameters = self.host_parameters()
                 host_gradients.average(parameters, runtime.ranks, runtime.engine)
                 found = runtime.engine.agree(host_gradients.norms(parameters), compared)

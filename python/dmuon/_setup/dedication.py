@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import logging
 import os
 from typing import Any
 
@@ -16,6 +17,8 @@ from dmuon._setup.agreement import agreement
 from dmuon._setup.options import Planning, Schedule, check_as_for_fully_shard
 from dmuon._setup.ranks import Ranks, check_mesh, check_timeout, resolve_ranks
 from dmuon._setup.routing import DEDICATION, Matrix, RoutingTable, Select, route
+
+logger = logging.getLogger("dmuon")
 
 
 @dataclasses.dataclass
@@ -97,8 +100,8 @@ def dedicate_params(
         strategy: how owners are chosen: "load_balance", or for comparison "milp" (the paper's formulation, needs
             SciPy), "lpt", "round_robin", "xor_layout", "rank0".
         plan: the file of a saved plan for this model and mesh, instead of strategy, costs and layout_slack.
-        costs: what the plan is made of: "measured" on these ranks when `Muon` is made and kept in the user's cache,
-            "modelled", or the file of a table.
+        costs: what the plan is made of: "measured" on these ranks when `Muon` is made and kept in the user's cache
+            (not on a single rank, which owns everything), "modelled", or the file of a table.
         layout_slack: share of the makespan that may be given up so that matrices used one after the other have
             owners in different columns.
         max_memory_bytes: that no rank may exceed, as the plan counts them; None: no limit.
@@ -132,6 +135,12 @@ def dedicate_params(
         facts.append(f"options {(policy, reshard_after_forward, planning, schedule, timeout, ranks.rows)}")
         facts += [f"{row} {parameter.dtype}" for row, parameter in zip(table, model.parameters(), strict=True)]
 
+    if ranks.slot == 0 and (left := table.left_by_shape()):
+        logger.warning(
+            "dmuon: AdamW updates %s: Muon takes 2-D parameters alone. If these are stacks of matrices (of experts, "
+            "say), keep each matrix as a parameter of its own to train it with Muon.",
+            ", ".join(f"'{row.name}' ({'x'.join(map(str, row.shape))})" for row in left),
+        )
     known = {m: [name for name, p in m._parameters.items() if p is not None] for m in model.modules()}
     dedication = Dedication(
         ranks, matrices, table, policy, reshard_after_forward is not False, planning, schedule, known

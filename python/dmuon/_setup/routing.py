@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable
 
 import torch
@@ -19,6 +20,7 @@ Select = Callable[[str, nn.Module, nn.Parameter], bool | None]
 DEDICATION = "_dmuon_dedication"
 _DEDICATES = "dedicate_params"  # the function that takes the matrices; the others only look at them
 MATRIX_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_LARGE_TENSOR = 0.05  # of all trainable weights
 _HEAD_NAMES = {"lm_head", "head", "output", "output_layer", "unembed", "embed_out", "classifier", "score"}
 _EMBEDDING_NAMES = ("embed", "emb", "wte", "wpe")
 # Modules that multiply by their weight whatever they are called (a projection inside "patch_embed", say).
@@ -52,12 +54,12 @@ class Route:
 
 
 class RoutingTable(tuple[Route, ...]):
-    """A row for each parameter; prints as a table, with a note under it."""
+    """A row for each parameter; prints as a table, with Muon's share of the weights and a note under it."""
 
     note: str
 
     def __new__(cls, rows: Iterable[Route] = (), note: str = "") -> RoutingTable:
-        """`note` is printed under the rows."""
+        """`note` is printed at the end."""
         table = super().__new__(cls, rows)
         table.note = note
         return table
@@ -80,7 +82,31 @@ class RoutingTable(tuple[Route, ...]):
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in [header, *rows]
         ]
-        return "\n".join([*lines, self.note] if self.note else lines)
+        return "\n".join([*lines, self._share(), *([self.note] if self.note else [])])
+
+    def _share(self) -> str:
+        sizes = {algorithm: 0 for algorithm in ("muon", "adamw")}
+        for route in self:
+            if route.algorithm in sizes:
+                sizes[route.algorithm] += math.prod(route.shape)
+        total = sum(sizes.values())
+        return f"Muon updates {sizes['muon'] / max(total, 1):.1%} of {total:,} trainable weights, AdamW the others"
+
+    def left_by_shape(self) -> list[Route]:
+        """Large tensors that AdamW updates because they have three dimensions or more, as a stack of experts has."""
+        total = sum(math.prod(route.shape) for route in self if route.algorithm != "frozen")
+        return [
+            route
+            for route in self
+            if route.algorithm == "adamw"
+            and route.why == _why_by_shape(len(route.shape))
+            and len(route.shape) >= 3
+            and math.prod(route.shape) > _LARGE_TENSOR * total
+        ]
+
+
+def _why_by_shape(num_dims: int) -> str:
+    return f"{num_dims}-D"
 
 
 def _embedding_weights(model: nn.Module) -> dict[int, nn.Parameter]:
@@ -118,7 +144,7 @@ class _Rules:
         parameter, place = matrix.parameter, matrix.places[0]
         path = clean_name(place.path)
         if parameter.ndim != 2:
-            return False, f"{parameter.ndim}-D"
+            return False, _why_by_shape(parameter.ndim)
         if type(parameter) is not nn.Parameter:
             return False, f"a {type(parameter).__name__}"
         if parameter.dtype not in MATRIX_DTYPES:

@@ -1,4 +1,4 @@
-"""The groups of AdamW's parameters that an optimizer begins with."""
+"""What AdamW updates beside Muon: the groups that an optimizer begins with, and torch's AdamW over them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,31 @@ from dmuon._setup.hyperparameters import check_group, settings_of
 from dmuon._setup.place import clean_name
 
 
-def adamw_groups(
+class InnerAdamW:
+    """torch's AdamW on groups and state of an outer optimizer, so that there is one of each to read and change."""
+
+    def __init__(self) -> None:
+        self._adamw: torch.optim.AdamW | None = None
+
+    def add(self, group: dict[str, Any], state: Any) -> None:
+        """Takes a group of the outer optimizer, whose `state` is always the same one."""
+        on_fused_device = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in group["params"])
+        one_kind = len({isinstance(p, DTensor) for p in group["params"]}) == 1
+        group.setdefault("fused", True if on_fused_device and one_kind else None)
+        group.setdefault("foreach", None if one_kind else False)
+        if self._adamw is None:
+            self._adamw = torch.optim.AdamW([group])
+            self._adamw.state = state
+        else:
+            self._adamw.add_param_group(group)
+
+    def step(self) -> None:
+        """Updates what has a gradient."""
+        if self._adamw is not None:
+            self._adamw.step()
+
+
+def checked_adamw_groups(
     model: nn.Module, dedication: Dedication, given: Any, defaults: dict[str, Any], facts: list[str]
 ) -> list[dict[str, Any]]:
     """What no given group names, sharded and not, each if there is any; then the given groups in their order.

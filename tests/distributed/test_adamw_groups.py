@@ -1,0 +1,52 @@
+"""Groups of AdamW's parameters that are wrong are refused on every rank, by index and by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from models import make_gpt
+from refusals import REFUSED, Refusals, expect_refusal, rank_of
+from training import AHEAD, dedicate, shard
+
+import dmuon
+
+refused = Refusals()
+
+
+@refused("adamw_groups[1]", "'blocks.0.up.weight', which Muon updates", which="a matrix")
+@refused("adamw_groups[1]", "'blocks.0.up.weight'", which="a matrix", only_on=2)
+@refused("adamw_groups[1]", "'norm.weight' twice", which="twice")
+@refused("adamw_groups[0]", "shape (24,)", "fully_shard", which="before fully_shard")
+@refused("adamw_groups: expected a list of groups, got dict", which="no groups")
+@refused("adamw_groups[0]: expected a dict with 'params', got list", which="no params")
+@refused("adamw_groups[0]: params", "got str", which="a name")
+@refused("adamw_groups[0]: params", "got int", which="a number")
+@refused("adamw_weight_decay", "-1", which="decay")
+@refused("adamw_groups[0]: algorithm", "'muon'", which="muon")
+@refused("ranks differ", "norm.weight", which="good", only_on=1)
+def adamw_groups(mesh: Any, which: str, only_on: int | None = None) -> None:
+    model = make_gpt(depth=1)
+    matrix = model.blocks[0].up.weight
+    unsharded = model.norm.weight
+    dedicate(model, mesh, AHEAD)
+    shard(model, mesh)
+    norm = model.norm.weight
+    given: dict[str, Any] = {
+        "a matrix": [{"params": [norm]}, {"params": [matrix], "weight_decay": 0.0}],
+        "twice": [{"params": norm}, {"params": [("norm", norm)]}],
+        "before fully_shard": [{"params": [unsharded]}],
+        "no groups": {"params": [norm]},
+        "no params": [[norm]],
+        "a name": [{"params": ["norm.weight"]}],
+        "a number": [{"params": 3}],
+        "decay": [{"params": [norm], "weight_decay": -1.0}],
+        "muon": [{"params": [norm], "algorithm": "muon"}],
+        "good": [{"params": [norm], "weight_decay": 0.0}],
+    }
+    dmuon.Muon(model, adamw_groups=given[which] if only_on in (None, rank_of(mesh)) else ())
+
+
+@pytest.mark.parametrize(REFUSED, refused)
+def test_raises_on_every_rank_and_says_what_to_do(ranks, program, options, words):
+    expect_refusal(ranks, program, options, words)

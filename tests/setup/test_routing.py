@@ -1,0 +1,87 @@
+"""What the routing table says of a whole model, and names under wrappers."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+import torch.nn as nn
+from dmuon._setup.routing import route
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+import dmuon
+
+
+class Experts(nn.Module):
+    """A stack of `number` matrices of 8 x 8 in one parameter, beside a matrix and norms."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.dense = nn.Linear(8, 40, bias=False)
+        self.stack = nn.Parameter(torch.zeros(number, 8, 8))
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture, model: nn.Module, **options) -> list[str]:
+    with caplog.at_level(logging.WARNING, "dmuon"):
+        dmuon.dedicate_params(model, **options)
+    return [record.getMessage() for record in caplog.records if record.name == "dmuon"]
+
+
+def test_the_table_ends_with_muons_share_of_what_is_trained():
+    model = Experts(2)
+    model.norm.weight.requires_grad_(False)
+    _, table = route(model, None)
+    # 8 x 40 of 8 x 40 + 8 (the norm's bias) + 2 x 8 x 8.
+    assert str(table).splitlines()[-1] == "Muon updates 70.2% of 456 trainable weights, AdamW the others"
+    optimizer_says = dmuon.RoutingTable(table, "and a note")
+    assert str(optimizer_says).splitlines()[-2:] == [str(table).splitlines()[-1], "and a note"]
+
+
+def test_a_model_without_weights_has_a_table():
+    assert "0 trainable weights" in str(route(nn.Identity(), None)[1])
+
+
+def test_a_large_stack_of_matrices_that_adamw_gets_is_warned_of_once(caplog):
+    (message,) = warnings_of(caplog, Experts(2))
+    assert "AdamW updates 'stack' (2x8x8)" in message
+    assert "a parameter of its own" in message
+
+
+@pytest.mark.parametrize(("number", "warned"), [(1, True), (0, False)])
+def test_small_and_empty_ones_are_not(caplog, number, warned):
+    model = Experts(number)
+    model.wide = nn.Linear(8, 100, bias=False)  # 8 x 8 are 5.4 % of all
+    assert bool(warnings_of(caplog, model)) == warned
+    model = Experts(1)
+    model.wide = nn.Linear(8, 120, bias=False)  # 8 x 8 are 4.7 % of all
+    caplog.clear()
+    assert not warnings_of(caplog, model)
+
+
+def test_neither_are_frozen_ones_nor_those_that_the_user_left_to_adamw(caplog):
+    assert not warnings_of(caplog, Experts(2), select=lambda name, *_: False if name == "stack" else None)
+    model = Experts(2)
+    model.stack.requires_grad_(False)
+    assert not warnings_of(caplog, model)
+
+
+def test_wrappers_change_neither_names_nor_routes():
+    def layers() -> list[nn.Module]:
+        return [nn.Embedding(5, 8), nn.Linear(8, 8), nn.Linear(8, 5)]
+
+    def named(body: nn.Module, head: nn.Module, embedding: nn.Module) -> nn.Module:
+        model = nn.Module()
+        model.emb, model.up, model.lm_head = embedding, body, head
+        return model
+
+    embedding, body, head = layers()
+    plain = route(named(body, head, embedding), None)[1]
+    wrapped = named(
+        checkpoint_wrapper(torch.compile(body, backend="eager")),
+        torch.compile(head, backend="eager"),
+        checkpoint_wrapper(embedding),
+    )
+    assert route(wrapped, None)[1] == plain
+    assert [row.name for row in plain if row.algorithm == "muon"] == ["up.weight"]
