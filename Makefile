@@ -11,15 +11,19 @@ ROUNDS ?= 8
 # The address: a host name may not resolve.
 TORCHRUN = python -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node
 
-.PHONY: help setup build test demo bench bench-plan bench-ablation bench-cluster lint format clean
+.PHONY: help setup setup-build build test demo bench bench-plan bench-ablation bench-cluster wheel lint format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
 
-setup: ## system packages, Python environment, PyTorch: only what is missing
+setup: ## system packages, Python environment, PyTorch, also for tests and lint: only what is missing
+	@tools/setup dev
+
+# Without what only tests and lint need.
+setup-build:
 	@tools/setup
 
-build: setup ## the extension module, installed editable; afterwards only what has changed
+build: setup-build ## the extension module, installed editable; afterwards only what has changed
 	@tools/build
 
 test: setup ## C++ tests, then Python tests
@@ -53,6 +57,9 @@ bench-cluster: build ## step times and ablations on emulated nodes with limited 
 	    --json out/bench/$$3-$$1x2-$$2.json $(ARGS) || exit $$(($$? == 77 ? 0 : 1)); \
 	done
 
+wheel: setup ## for the PyTorch that is installed, into dist/
+	@tools/wheel
+
 lint: setup ## format, types, static analysis, file lengths
 	@$(ENV) tools/lint
 
@@ -60,4 +67,4 @@ format: setup ## formats C++ and Python in place
 	@$(ENV) tools/lint --fix
 
 clean: ## removes what was built, keeps .venv
-	rm -rf build out .mypy_cache .ruff_cache .pytest_cache
+	rm -rf build dist out .mypy_cache .ruff_cache .pytest_cache

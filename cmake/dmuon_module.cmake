@@ -1,3 +1,27 @@
+# Sets `out` to what is compiled for these sources: one file, <name>.cpp in the build folder, that includes them all. Most
+# of a compilation is headers, PyTorch's above all. With DMUON_UNITY=OFF, or a single source, `out` is the sources.
+#
+# Not CMake's UNITY_BUILD: the files that it writes hold absolute paths, so ccache would know them in no other clone.
+function(dmuon_unite out name)
+  list(LENGTH ARGN num_sources)
+  if(NOT DMUON_UNITY OR num_sources EQUAL 1)
+    set(${out} ${ARGN} PARENT_SCOPE)
+    return()
+  endif()
+  set(includes "")
+  file(RELATIVE_PATH folder ${PROJECT_SOURCE_DIR}/src ${CMAKE_CURRENT_SOURCE_DIR})
+  foreach(source IN LISTS ARGN)
+    if(IS_ABSOLUTE ${source}) # generated, into the folder of <name>.cpp
+      get_filename_component(source ${source} NAME)
+    else()
+      set(source ${folder}/${source})
+    endif()
+    string(APPEND includes "#include \"${source}\"\n")
+  endforeach()
+  file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/${name}.cpp CONTENT "${includes}")
+  set(${out} ${CMAKE_CURRENT_BINARY_DIR}/${name}.cpp PARENT_SCOPE)
+endfunction()
+
 # One folder, one target: dmuon_add_module(<name> SOURCES ... DEPENDS ... [TORCH])
 #
 # A module without TORCH gets no torch include directory, nor does it inherit one, so a torch include
@@ -5,7 +29,8 @@
 function(dmuon_add_module name)
   cmake_parse_arguments(ARG "TORCH" "" "SOURCES;DEPENDS" ${ARGN})
   set(target dmuon_${name})
-  add_library(${target} STATIC ${ARG_SOURCES})
+  dmuon_unite(united ${name} ${ARG_SOURCES})
+  add_library(${target} STATIC ${united})
   target_include_directories(${target} PUBLIC ${PROJECT_SOURCE_DIR}/src)
   target_link_libraries(${target} PRIVATE dmuon_warnings)
   foreach(dependency IN LISTS ARG_DEPENDS)
@@ -18,7 +43,7 @@ function(dmuon_add_module name)
   if(ARG_TORCH)
     target_link_libraries(${target} PUBLIC dmuon_torch)
   endif()
-  set_target_properties(${target} PROPERTIES DMUON_TORCH "${ARG_TORCH}")
+  set_target_properties(${target} PROPERTIES DMUON_TORCH "${ARG_TORCH}" DMUON_SOURCES "${ARG_SOURCES}")
 endfunction()
 
 # One test binary a module: dmuon_add_test(<module> <sources>...)

@@ -6,6 +6,7 @@ dedicate_params(model, mesh) -> fully_shard(...) -> Muon(model), then train as b
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -63,11 +64,16 @@ _HOMES = {
 }
 
 
+if "torch" in sys.modules:  # else the engine's first use imports both
+    from dmuon import _built_for  # noqa: F401  (refuses another torch)
+
 if not TYPE_CHECKING:  # a type checker shall know the names above and no others
 
     def __getattr__(name: str) -> Any:
         if name == "_C":
             import torch  # noqa: F401  (its libraries must be loaded before the engine's)
+
+            from dmuon import _built_for  # noqa: F401  (refuses another torch)
 
             return importlib.import_module("dmuon._C")
         for home, names in _HOMES.items():

@@ -9,10 +9,10 @@
 namespace dmuon::balance {
 namespace {
 
-constexpr int kCells = 512;
+constexpr int kEscapeCells = 512;
 constexpr int kPatience = 200;  // vain rounds of iterate, before it goes back to the best
 constexpr int kRounds = 8;      // of anneal
-constexpr int kAmounts[] = {1, 1, 2, 2, 3, 4, 4, 8, 16};
+constexpr int kEscapeAmounts[] = {1, 1, 2, 2, 3, 4, 4, 8, 16};
 
 // The slowest owner and two or three others.
 std::vector<int> drawn_owners(const Assignment& assignment, Random& random) {
@@ -108,7 +108,7 @@ class RandomExchange {
   static int amount(Random& random, int available) {
     if (available == 0) return 0;
     if (random.below(6) == 0) return available;
-    const int few = kAmounts[random.below(std::size(kAmounts))];
+    const int few = kEscapeAmounts[random.below(std::size(kEscapeAmounts))];
     return few > available ? 0 : few;
   }
 
@@ -153,7 +153,7 @@ void iterate(Assignment& assignment, Nanoseconds target, int max_pairs, std::uin
     for (int round = 0; round < 3; ++round) {
       for (std::size_t i = 0; i < owners.size(); ++i) {
         for (std::size_t j = i + 1; j < owners.size(); ++j, ++num_pairs) {
-          divide_pair(tried, owners[i], owners[j], kCells);
+          divide_pair(tried, owners[i], owners[j], kEscapeCells);
         }
       }
     }

@@ -9,8 +9,8 @@
 namespace dmuon::balance {
 namespace {
 
-constexpr int kCells = 4096;
-constexpr int kMaxRounds = 200;
+constexpr int kPatternCells = 4096;
+constexpr int kMaxPatternRounds = 200;
 // All work together is worth about this in whole prices; any pattern, far less than 2^63.
 constexpr double kWholeValue = 288230376151711744.0;  // 2^58
 // A shape's price of time is cut where a whole limit of it would be worth more. Any prices are
@@ -39,7 +39,7 @@ class PatternLp::Solver {
     }
     answer.impossible = !start();
     if (answer.impossible) return answer;
-    for (int round = 0; round < kMaxRounds; ++num_rounds, ++round) {
+    for (int round = 0; round < kMaxPatternRounds; ++num_rounds, ++round) {
       if (reached_optimum() != Simplex::Step::kOptimal) break;
       const Prices prices = whole_prices();
       const PricedPattern found =
@@ -71,7 +71,7 @@ class PatternLp::Solver {
 
   Nanoseconds all_work(int shape) const { return problem_.time(shape)(num_matrices(shape)); }
 
-  int cells() const { return static_cast<int>(std::min<Nanoseconds>(kCells, question_.limit)); }
+  int cells() const { return static_cast<int>(std::min<Nanoseconds>(kPatternCells, question_.limit)); }
 
   // A shape that takes no time needs no work row; its row stays satisfied by its matrices.
   double share_of_work(int shape, int k) const {

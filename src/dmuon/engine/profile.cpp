@@ -6,7 +6,6 @@
 namespace dmuon::engine {
 
 using schedule::Kind;
-using schedule::Lane;
 
 void Profile::set_phase(Phase phase) {
   const std::scoped_lock lock(mutex_);
@@ -42,9 +41,9 @@ std::map<std::string, double> Profile::seconds() const {
   double& inter = all["busy_inter_s"];
   for (int i = 0; i < schedule::kNumKinds; ++i) {
     const auto kind = static_cast<Kind>(i);
-    if (schedule::lane_of(kind) == Lane::kCompute) continue;
+    if (schedule::lane_of(kind) == schedule::Lane::kCompute) continue;
     const double seconds = durations_[static_cast<std::size_t>(i)];
-    (schedule::lane_of(kind) == Lane::kIntra ? intra : inter) += seconds;
+    (schedule::lane_of(kind) == schedule::Lane::kIntra ? intra : inter) += seconds;
     std::string name = schedule::name_of(kind);
     std::replace(name.begin(), name.end(), ' ', '_');
     all[name + "_s"] = seconds;

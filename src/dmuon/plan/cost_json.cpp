@@ -8,7 +8,7 @@
 namespace dmuon::plan {
 namespace {
 
-constexpr int kVersion = 1;
+constexpr int kCostsVersion = 1;
 
 }  // namespace
 
@@ -24,11 +24,11 @@ nlohmann::json json_of(const CostTable& costs) {
                       {"tensor_parallel", entry.shape.tensor_parallel},
                       {"batches", std::move(batches)}});
   }
-  return {{"schema_version", kVersion}, {"source", costs.source}, {"shapes", std::move(shapes)}};
+  return {{"schema_version", kCostsVersion}, {"source", costs.source}, {"shapes", std::move(shapes)}};
 }
 
 CostTable costs_of(const JsonReader& reader) {
-  reader.require_version(kVersion);
+  reader.require_version(kCostsVersion);
   CostTable costs;
   costs.source = reader.at("source").string();
   for (const JsonReader& entry : reader.at("shapes").items()) {

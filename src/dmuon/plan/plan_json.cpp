@@ -15,7 +15,7 @@ using balance::Certificate;
 using Json = nlohmann::json;
 
 // Raised when a change makes older text mean something else.
-constexpr int kVersion = 2;
+constexpr int kPlanVersion = 2;
 constexpr int kMaxInt = std::numeric_limits<int>::max();
 constexpr std::int64_t kMaxWide = std::numeric_limits<std::int64_t>::max();
 constexpr const char* kKinds[] = {"one owner", "all owners", "patterns"};
@@ -124,7 +124,7 @@ std::string to_json(const Plan& plan) {
     batches.push_back({{"owner", batch.owner}, {"matrices", batch.matrices}});
   }
   return dump_json({
-      {"schema_version", kVersion},
+      {"schema_version", kPlanVersion},
       {"mesh",
        {{"num_replicates", plan.mesh.num_replicates},
         {"num_shards", plan.mesh.num_shards},
@@ -153,7 +153,7 @@ std::string to_json(const Plan& plan) {
 Plan from_json(std::string_view text) {
   const Json value = parse_json(text, "plan");
   const JsonReader reader(value, "plan");
-  reader.require_version(kVersion);
+  reader.require_version(kPlanVersion);
   Plan plan;
   const JsonReader mesh = reader.at("mesh");
   plan.mesh.num_replicates = mesh.at("num_replicates").small(1, kMaxInt);
