@@ -33,7 +33,7 @@ class OrderUnderSkips : public testing::TestWithParam<unsigned> {
     for (int use = 0; use < num_uses; ++use) {
       const int unit = draw(num_units);
       pass.push_back(before_use(unit));
-      pass.push_back({end_of_use, unit});
+      pass.push_back({end_of_use, core::UnitIndex(unit)});
     }
     return pass;
   }

@@ -8,12 +8,11 @@
 namespace dmuon::schedule {
 namespace {
 
-using Steps = std::vector<std::string>;  // one a trigger, then the end
+using Steps = std::vector<std::string>;  // one a trigger
 
 Steps text_of(const PassSchedule& pass) {
   Steps steps;
-  for (const auto& operations : pass.at) steps.push_back(text_of(operations));
-  steps.push_back(text_of(pass.end));
+  for (const auto& operations : pass) steps.push_back(text_of(operations));
   return steps;
 }
 
@@ -27,48 +26,44 @@ Steps backward_on(const Layout& layout, const Options& options, bool sync = true
 
 TEST(PassSchedule, WithoutLookaheadSendsWhatIsNeededWhenItIsNeeded) {
   const Options options{.lookahead = 0};
-  const Steps forward{"publish inter 0, publish intra 0, await weights 0, forward 0", "reshard 0",
-                      "publish inter 1, publish intra 1, await weights 1, forward 1", "reshard 1",
-                      "publish inter 2, publish intra 2, await weights 2, forward 2", ""};
+  const Steps forward{"publish inter 0, publish intra 0, await weights 0", "reshard 0",
+                      "publish inter 1, publish intra 1, await weights 1", "reshard 1",
+                      "publish inter 2, publish intra 2, await weights 2"};
   EXPECT_EQ(forward_on(three_units(2, 2), options), forward);
   const Steps backward{"publish intra 2, await weights 2",
-                       "backward 2, reshard 2, route intra 2, route inter 2, finish route 2",
+                       "reshard 2, route intra 2, route inter 2, finish route 2",
                        "publish intra 1, await weights 1",
-                       "backward 1, reshard 1, route intra 1, route inter 1, finish route 1",
+                       "reshard 1, route intra 1, route inter 1, finish route 1",
                        "publish intra 0, await weights 0",
-                       "backward 0, reshard 0, route intra 0, route inter 0, finish route 0",
-                       ""};
+                       "reshard 0, route intra 0, route inter 0, finish route 0"};
   EXPECT_EQ(backward_on(three_units(2, 2), options), backward);
 }
 
 TEST(PassSchedule, SendsStage1LookaheadUsesAheadAndStage2OneUseAhead) {
   const Steps one{
       "publish inter 0, publish inter 1, publish intra 0, publish intra 1, "
-      "await weights 0, forward 0",
+      "await weights 0",
       "reshard 0",
-      "publish inter 2, publish intra 2, await weights 1, forward 1",
+      "publish inter 2, publish intra 2, await weights 1",
       "reshard 1",
-      "await weights 2, forward 2",
-      ""};
+      "await weights 2"};
   EXPECT_EQ(forward_on(three_units(2, 2), {.lookahead = 1}), one);
   const Steps two{
       "publish inter 0, publish inter 1, publish inter 2, publish intra 0, "
-      "publish intra 1, await weights 0, forward 0",
+      "publish intra 1, await weights 0",
       "reshard 0",
-      "publish intra 2, await weights 1, forward 1",
+      "publish intra 2, await weights 1",
       "reshard 1",
-      "await weights 2, forward 2",
-      ""};
+      "await weights 2"};
   EXPECT_EQ(forward_on(three_units(2, 2), {.lookahead = 2}), two);
 }
 
 TEST(PassSchedule, LeavesOutStage1WhereThereIsOneReplicate) {
-  const Steps forward{"publish intra 0, publish intra 1, await weights 0, forward 0",
+  const Steps forward{"publish intra 0, publish intra 1, await weights 0",
                       "reshard 0",
-                      "publish intra 2, await weights 1, forward 1",
+                      "publish intra 2, await weights 1",
                       "reshard 1",
-                      "await weights 2, forward 2",
-                      ""};
+                      "await weights 2"};
   for (const bool node_copy : {false, true})
     EXPECT_EQ(forward_on(three_units(1, 4), {.node_copy = node_copy, .lookahead = 2}), forward);
   for (const std::string& step : backward_on(three_units(1, 4), {}))
@@ -77,42 +72,38 @@ TEST(PassSchedule, LeavesOutStage1WhereThereIsOneReplicate) {
 
 TEST(PassSchedule, SendsTheNextWeightsBeforeTheGradientsAndFinishesTheOldestRoute) {
   const Steps two_routes{"publish intra 2, publish intra 1, await weights 2",
-                         "backward 2, reshard 2, route intra 2, route inter 2",
+                         "reshard 2, route intra 2, route inter 2",
                          "publish intra 0, await weights 1",
-                         "backward 1, reshard 1, route intra 1, route inter 1",
+                         "reshard 1, route intra 1, route inter 1",
                          "await weights 0",
-                         "backward 0, reshard 0, finish route 2, route intra 0, route inter 0",
-                         "finish route 1, finish route 0"};
+                         "reshard 0, finish route 2, route intra 0, route inter 0"};
   EXPECT_EQ(backward_on(three_units(2, 2), {.lookahead = 2}), two_routes);
   const Steps one_route{"publish intra 2, publish intra 1, await weights 2",
-                        "backward 2, reshard 2, route intra 2, route inter 2",
+                        "reshard 2, route intra 2, route inter 2",
                         "publish intra 0, await weights 1",
-                        "backward 1, reshard 1, finish route 2, route intra 1, route inter 1",
+                        "reshard 1, finish route 2, route intra 1, route inter 1",
                         "await weights 0",
-                        "backward 0, reshard 0, finish route 1, route intra 0, route inter 0",
-                        "finish route 0"};
+                        "reshard 0, finish route 1, route intra 0, route inter 0"};
   EXPECT_EQ(backward_on(three_units(2, 2), {.lookahead = 1}), one_route);
 }
 
 TEST(PassSchedule, ReducesBeforeItBroadcastsIfAsked) {
   const Steps backward{"publish intra 2, await weights 2",
-                       "backward 2, reshard 2, route intra 2, publish intra 1",
+                       "reshard 2, route intra 2, publish intra 1",
                        "await weights 1",
-                       "backward 1, reshard 1, route intra 1, publish intra 0",
+                       "reshard 1, route intra 1, publish intra 0",
                        "await weights 0",
-                       "backward 0, reshard 0, finish route 2, route intra 0",
-                       "finish route 1, finish route 0"};
+                       "reshard 0, finish route 2, route intra 0"};
   EXPECT_EQ(backward_on(three_units(1, 2), {.broadcast_before_reduce = false}), backward);
 }
 
 TEST(PassSchedule, KeepsGradientsOfANodeUnderNoSync) {
   const Steps backward{"publish intra 2, publish intra 1, await weights 2",
-                       "backward 2, reshard 2, route intra 2",
+                       "reshard 2, route intra 2",
                        "publish intra 0, await weights 1",
-                       "backward 1, reshard 1, route intra 1",
+                       "reshard 1, route intra 1",
                        "await weights 0",
-                       "backward 0, reshard 0, finish route 2, route intra 0",
-                       "finish route 1, finish route 0"};
+                       "reshard 0, finish route 2, route intra 0"};
   EXPECT_EQ(backward_on(three_units(2, 2), {}, /*sync=*/false), backward);
 }
 
@@ -121,12 +112,11 @@ TEST(PassSchedule, SendsBothStagesAtEveryUseWithoutNodeCopies) {
   const Steps backward{
       "publish inter 2, publish inter 1, publish inter 0, publish intra 2, "
       "publish intra 1, await weights 2",
-      "backward 2, reshard 2, route intra 2, route inter 2",
+      "reshard 2, route intra 2, route inter 2",
       "publish intra 0, await weights 1",
-      "backward 1, reshard 1, route intra 1, route inter 1",
+      "reshard 1, route intra 1, route inter 1",
       "await weights 0",
-      "backward 0, reshard 0, finish route 2, route intra 0, route inter 0",
-      "finish route 1, finish route 0"};
+      "reshard 0, finish route 2, route intra 0, route inter 0"};
   EXPECT_EQ(backward_on(three_units(2, 2), options), backward);
 }
 
@@ -135,26 +125,25 @@ TEST(PassSchedule, SendsStage1OnceAVersionWithNodeCopies) {
                     before_use(0)};
   const Steps forward{
       "publish inter 0, publish inter 1, publish intra 0, publish intra 1, "
-      "await weights 0, forward 0",
+      "await weights 0",
       "reshard 0",
-      "publish intra 0, await weights 1, forward 1",
+      "publish intra 0, await weights 1",
       "reshard 1",
-      "await weights 0, forward 0",
-      ""};
+      "await weights 0"};
   EXPECT_EQ(forward_on(three_units(2, 1), {}, twice), forward);
   // A backward's units of which the forward knew nothing.
   const PassSchedule backward = build_pass_schedule(
       three_units(2, 1), {before_use(1), after_backward(1), before_use(2), after_backward(2)},
       {before_use(1)}, Pass::kBackward, {});
-  EXPECT_EQ(text_of(backward.at[0]),
+  EXPECT_EQ(text_of(backward[0]),
             "publish inter 2, publish intra 1, publish intra 2, await weights 1");
 }
 
 TEST(PassSchedule, DoesNotFillABufferBeforeItIsFree) {
   const Trace twice{before_use(0), after_forward(0), before_use(0), after_forward(0)};
-  const Steps forward{"publish inter 0, publish intra 0, await weights 0, forward 0",
-                      "reshard 0, publish inter 0, publish intra 0", "await weights 0, forward 0",
-                      "reshard 0", ""};
+  const Steps forward{"publish inter 0, publish intra 0, await weights 0",
+                      "reshard 0, publish inter 0, publish intra 0", "await weights 0",
+                      "reshard 0"};
   EXPECT_EQ(forward_on(three_units(2, 2), {.node_copy = false}, twice), forward);
 }
 
@@ -163,8 +152,8 @@ TEST(PassSchedule, RoutesAUnitThatIsUsedTwiceOnce) {
                     after_backward(1), before_use(0),     after_backward(0)};
   const Steps backward =
       text_of(build_pass_schedule(three_units(1, 2), twice, kForward, Pass::kBackward, {}));
-  EXPECT_EQ(backward[1], "backward 0, reshard 0");
-  EXPECT_EQ(backward[5], "backward 0, reshard 0, route intra 0");
+  EXPECT_EQ(backward[1], "reshard 0");
+  EXPECT_EQ(backward[5], "reshard 0, route intra 0");
 }
 
 // The forward's last reshard is not in its trace, so the publication does nothing.
@@ -178,23 +167,39 @@ TEST(PassSchedule, BeginsABackwardWithTheUnitThatTheForwardKept) {
 // 4 and 4 bytes an element: two units grant 128 bytes, of which 64 are two units' weights.
 TEST(PassSchedule, HasAsManyRoutesInFlightAsMemoryAllows) {
   const Steps backward = backward_on(three_units(1, 2), {.lookahead = 2, .max_units_in_flight = 2});
-  EXPECT_EQ(backward[1], "backward 2, reshard 2, route intra 2, finish route 2");
+  EXPECT_EQ(backward[1], "reshard 2, route intra 2, finish route 2");
 }
 
 TEST(PassSchedule, NamesWhatEachOperationWaitsFor) {
   const PassSchedule forward = build_pass_schedule(three_units(2, 2), kForward, kForward,
                                                    Pass::kTrainForward, {.lookahead = 0});
   using After = std::vector<Dependency>;
-  EXPECT_EQ(forward.at[0][0].after, After{});
-  EXPECT_EQ(forward.at[0][1].after, (After{{Kind::kPublishInter, 0}}));
-  EXPECT_EQ(forward.at[0][2].after, (After{{Kind::kPublishIntra, 0}}));
-  EXPECT_EQ(forward.at[1][0].after, (After{{Kind::kPublishIntra, 0}, {Kind::kPublishInter, 0}}));
+  const core::UnitIndex first(0);
+  EXPECT_EQ(forward[0][0].after, After{});
+  EXPECT_EQ(forward[0][1].after, (After{{Kind::kPublishInter, first}}));
+  EXPECT_EQ(forward[0][2].after, (After{{Kind::kPublishIntra, first}}));
+  EXPECT_EQ(forward[1][0].after, (After{{Kind::kPublishIntra, first}, {Kind::kPublishInter, first}}));
   for (const bool sync : {false, true}) {
     const PassSchedule backward = build_pass_schedule(three_units(2, 2), kBackward, kForward,
                                                       Pass::kBackward, {.lookahead = 0}, sync);
-    const Operation& finish = backward.at[1].back();
+    const Operation& finish = backward[1].back();
     EXPECT_EQ(finish.kind, Kind::kFinishRoute);
-    EXPECT_EQ(finish.after, (After{{sync ? Kind::kRouteInter : Kind::kRouteIntra, 2}}));
+    const Kind last = sync ? Kind::kRouteInter : Kind::kRouteIntra;
+    EXPECT_EQ(finish.after, (After{{last, core::UnitIndex(2)}}));
+  }
+}
+
+// Where nothing goes between nodes there is nothing to hold back.
+TEST(PassSchedule, SaysWhichRoutesStayAtTheColumnMembers) {
+  for (const auto& [num_replicates, sync] : {std::pair{1, false}, {2, false}, {2, true}}) {
+    const PassSchedule backward = build_pass_schedule(three_units(num_replicates, 2), kBackward,
+                                                      kForward, Pass::kBackward, {}, sync);
+    for (const std::vector<Operation>& operations : backward) {
+      for (const Operation& operation : operations) {
+        const bool held = num_replicates > 1 && !sync && operation.kind == Kind::kRouteIntra;
+        EXPECT_EQ(operation.hold, held) << text_of(operation);
+      }
+    }
   }
 }
 

@@ -9,7 +9,7 @@ namespace dmuon::schedule {
 namespace {
 
 TEST(UpdateSchedule, PublishesInForwardOrderAsSoonAsAUnitIsUpdated) {
-  const std::vector<std::vector<int>> batches{{2}, {1}, {0, 2}};
+  const Batches batches = batches_of({{2}, {1}, {0, 2}});
   const std::string freed = "reshard 0, reshard 1, reshard 2, ";
   const auto step = [&](const Layout& layout, const Options& options) {
     return text_of(build_update_schedule(layout, kForward, batches, options));
@@ -50,7 +50,7 @@ TEST(MessagesOf, LeavesOutEmptyPartsAndGroupsOfOne) {
   // Rows (1, 0, 3) and (5, 0, 0).
   const Layout layout{2, 3, {{"a", {1, 0, 3, 5, 0, 0}, 2, 4}}};
   const auto messages = [&](Kind kind, int slot) {
-    return messages_of({kind, 0, 0, {}}, layout, slot);
+    return messages_of({.kind = kind}, layout, core::Slot(slot));
   };
   using Messages = std::vector<Message>;
   for (int slot = 0; slot < 6; ++slot) {
@@ -65,9 +65,9 @@ TEST(MessagesOf, LeavesOutEmptyPartsAndGroupsOfOne) {
   EXPECT_EQ(messages(Kind::kPublishInter, 1), Messages{});
   EXPECT_EQ(messages(Kind::kReshard, 0), Messages{});
   const Layout column{2, 1, {{"a", {1, 1}, 2, 4}}};
-  EXPECT_EQ(messages_of({Kind::kPublishIntra, 0, 0, {}}, column, 0), Messages{});
+  EXPECT_EQ(messages_of({.kind = Kind::kPublishIntra}, column, core::Slot(0)), Messages{});
   const Layout row{1, 2, {{"a", {1, 1}, 2, 4}}};
-  EXPECT_EQ(messages_of({Kind::kPublishInter, 0, 0, {}}, row, 0), Messages{});
+  EXPECT_EQ(messages_of({.kind = Kind::kPublishInter}, row, core::Slot(0)), Messages{});
 }
 
 TEST(Options, OutOfRangeAreRefusedByName) {
@@ -88,19 +88,22 @@ TEST(Options, OutOfRangeAreRefusedByName) {
 
 TEST(StepSchedule, RefusesUnitsThatTheLayoutLacks) {
   for (const int unit : {-1, 3}) {
-    EXPECT_THROW(build_step_schedule(three_units(1, 2), {before_use(unit)}, kBackward, {}, {}),
+    const Trace unknown{before_use(unit)};
+    EXPECT_THROW(build_step_schedule(three_units(1, 2), unknown, {}, kBackward, {}, {}),
                  core::InvalidArgument);
-    EXPECT_THROW(build_step_schedule(three_units(1, 2), kForward, {before_use(unit)}, {}, {}),
+    EXPECT_THROW(build_step_schedule(three_units(1, 2), kForward, {}, unknown, {}, {}),
+                 core::InvalidArgument);
+    EXPECT_THROW(build_step_schedule(three_units(1, 2), kForward, unknown, kBackward, {}, {}),
                  core::InvalidArgument);
   }
 }
 
 TEST(StepSchedule, HashLeavesOutARanksOwnBatchesAndNothingElse) {
   const auto hash = [](const Trace& forward, const Options& options,
-                       const std::vector<std::vector<int>>& batches) {
-    return build_step_schedule(three_units(2, 2), forward, kBackward, batches, options).hash();
+                       const Batches& batches) {
+    return build_step_schedule(three_units(2, 2), forward, {}, kBackward, batches, options).hash();
   };
-  const std::uint64_t expected = hash(kForward, {}, {{0}, {1, 2}});
+  const std::uint64_t expected = hash(kForward, {}, batches_of({{0}, {1, 2}}));
   EXPECT_EQ(hash(kForward, {}, {}), expected);
   EXPECT_NE(hash(kForward, {.lookahead = 1}, {}), expected);
   EXPECT_NE(hash(kForward, {.node_copy = false}, {}), expected);

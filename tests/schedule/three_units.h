@@ -14,10 +14,17 @@ inline Layout three_units(int num_replicates, int num_shards) {
   Layout layout{num_replicates, num_shards, {}};
   const int num_slots = layout.num_slots();
   for (const char* name : {"a", "b", "c"}) {
-    const std::vector<std::int64_t> parts(static_cast<std::size_t>(num_slots), 8 / num_slots);
+    const core::Vector<core::Slot, std::int64_t> parts(num_slots, 8 / num_slots);
     layout.units.push_back({name, parts, 4, 4});
   }
   return layout;
+}
+
+inline Batches batches_of(const std::vector<std::vector<int>>& units) {
+  Batches batches;
+  for (const std::vector<int>& touched : units)
+    batches.push_back(std::vector<core::UnitIndex>(touched.begin(), touched.end()));
+  return batches;
 }
 
 inline const Trace kForward{before_use(0), after_forward(0), before_use(1), after_forward(1),
@@ -26,7 +33,9 @@ inline const Trace kBackward{before_use(2),     after_backward(2), before_use(1)
                              after_backward(1), before_use(0),     after_backward(0)};
 
 inline std::string text_of(const Operation& operation) {
-  return core::message(name_of(operation.kind), ' ', operation.unit);
+  const bool updates = operation.kind == Kind::kUpdate;
+  return core::message(name_of(operation.kind), ' ',
+                       updates ? operation.batch.value() : operation.unit.value());
 }
 
 inline std::string text_of(const std::vector<Operation>& operations) {

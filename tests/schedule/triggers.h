@@ -7,9 +7,9 @@
 
 namespace dmuon::schedule {
 
-inline Trigger before_use(int unit) { return {Moment::kBeforeUse, unit}; }
-inline Trigger after_forward(int unit) { return {Moment::kAfterForward, unit}; }
-inline Trigger after_backward(int unit) { return {Moment::kAfterBackward, unit}; }
+inline Trigger before_use(int unit) { return {Moment::kBeforeUse, core::UnitIndex(unit)}; }
+inline Trigger after_forward(int unit) { return {Moment::kAfterForward, core::UnitIndex(unit)}; }
+inline Trigger after_backward(int unit) { return {Moment::kAfterBackward, core::UnitIndex(unit)}; }
 
 inline std::vector<Trigger> triggers_of(const std::vector<Crossing>& issues) {
   std::vector<Trigger> triggers;

@@ -9,31 +9,23 @@
 
 namespace dmuon::simulate {
 
-using Programs = std::vector<Program>;
 using Condition = std::function<bool(const Program&, int)>;
 
 inline std::size_t at(int index) { return static_cast<std::size_t>(index); }
-inline const Issue& issue(const Program& program, int index) { return program.issues[at(index)]; }
-inline int num_issues(const Program& program) { return static_cast<int>(program.issues.size()); }
 
 bool is(const Program& program, int index, schedule::Kind kind);
-bool is(const Program& program, int index, schedule::Kind kind, int unit);
-int unit_of(const Program& program, int index);
+bool is(const Program& program, int index, schedule::Kind kind, core::UnitIndex unit);
+inline core::UnitIndex unit_of(const Program& program, int index) {
+  return program.issue(index).operation.unit;
+}
 
-/// Which issues do something.
-std::vector<bool> active(const Program& program, const Job& job);
-
-int random_slot(Random* random, const Programs& programs);
+core::Slot random_slot(Random* random, const Programs& programs);
 
 /// One of the issues that meet a condition.
 std::optional<int> pick(Random* random, const Program& program, const Condition& condition);
 
 /// The last issue before `end` of a kind and unit; -1 if none.
-int last_before(const Program& program, int end, schedule::Kind kind, int unit);
-
-/// The newest issue before `index` that does what a dependency names; -1 if none.
-int named_by(const Program& program, const std::vector<bool>& does, int index,
-             const schedule::Dependency& dependency);
+int last_before(const Program& program, int end, schedule::Kind kind, core::UnitIndex unit);
 
 void erase(Program* program, int index);
 void move(Program* program, int from, int to);
@@ -50,6 +42,6 @@ bool change(Random* random, Programs* programs, const Condition& condition,
 
 /// Whether `first` is done before `second` starts: a search over lanes, program and dependencies,
 /// which knows nothing of the frontiers of analyze().
-bool is_ordered(const Program& program, const std::vector<bool>& does, int first, int second);
+bool is_ordered(const Program& program, int first, int second);
 
 }  // namespace dmuon::simulate

@@ -26,7 +26,7 @@ TEST_P(Mutation, IsAlwaysFound) {
   for (int seed = 0; seed < num_schedules(kUsualSchedules); ++seed) {
     Random random(static_cast<unsigned>(seed));
     const Job job = draw_job(&random);
-    std::vector<Program> programs = unroll(job);
+    Programs programs = unroll(job);
     if (!mutator.apply(&random, job, &programs)) continue;
     ++num_mutants;
     const DryRun run = dry_run(programs, job.options.node_copy, granted_bytes(job), {.seed = 1});

@@ -12,41 +12,39 @@ using schedule::Dependency;
 using schedule::Kind;
 using schedule::Lane;
 
-bool has_messages(const Program& program, int index, int slot) {
-  return !schedule::messages_of(issue(program, index).operation, *program.layout, slot).empty();
+bool has_messages(const Program& program, int index, core::Slot slot) {
+  return !schedule::messages_of(program.issue(index).operation, *program.layout, slot).empty();
 }
 
 // Two messages of one group, one right after the other; nothing between them frees what they fill.
-bool swap_in_group(Random* random, const Job& job, Programs* programs) {
-  const int slot = random_slot(random, *programs);
-  Program& program = (*programs)[at(slot)];
-  const std::vector<bool> does = active(program, job);
-  const auto lane = [&](int i) { return schedule::lane_of(issue(program, i).operation.kind); };
+bool swap_in_group(Random* random, const Job&, Programs* programs) {
+  const core::Slot slot = random_slot(random, *programs);
+  Program& program = (*programs)[slot];
+  const auto lane = [&](int i) { return schedule::lane_of(program.issue(i).operation.kind); };
   const auto next = [&](int first) {
-    const schedule::Operation& one = issue(program, first).operation;
-    for (int i = first + 1; i < num_issues(program); ++i) {
+    const schedule::Operation& one = program.issue(first).operation;
+    for (int i = first + 1; i < program.num_issues(); ++i) {
       if (is(program, i, Kind::kReshard)) return -1;
-      if (!does[at(i)] || lane(i) != lane(first) || !has_messages(program, i, slot)) continue;
-      const schedule::Operation& other = issue(program, i).operation;
+      if (lane(i) != lane(first) || !has_messages(program, i, slot)) continue;
+      const schedule::Operation& other = program.issue(i).operation;
       return other.kind == one.kind && other.unit == one.unit ? -1 : i;
     }
     return -1;
   };
   const auto first = pick(random, program, [&](const Program& of, int i) {
-    return does[at(i)] && has_messages(of, i, slot) && next(i) >= 0;
+    return has_messages(of, i, slot) && next(i) >= 0;
   });
   if (!first) return false;
   std::swap(program.issues[at(*first)], program.issues[at(next(*first))]);
   return true;
 }
 
-bool swap_across_lanes(Random* random, const Job& job, Programs* programs) {
-  const int slot = random_slot(random, *programs);
-  Program& program = (*programs)[at(slot)];
-  const std::vector<bool> does = active(program, job);
+bool swap_across_lanes(Random* random, const Job&, Programs* programs) {
+  const core::Slot slot = random_slot(random, *programs);
+  Program& program = (*programs)[slot];
   const auto pick_from = [&](Lane lane) {
     return pick(random, program, [&](const Program& of, int i) {
-      return does[at(i)] && schedule::lane_of(issue(of, i).operation.kind) == lane &&
+      return schedule::lane_of(of.issue(i).operation.kind) == lane &&
              has_messages(of, i, slot);
     });
   };
@@ -58,18 +56,17 @@ bool swap_across_lanes(Random* random, const Job& job, Programs* programs) {
 }
 
 // One that is not implied by the lanes or by other dependencies.
-bool drop_dependency(Random* random, const Job& job, Programs* programs) {
+bool drop_dependency(Random* random, const Job&, Programs* programs) {
   const Program original = programs->front();
-  const std::vector<bool> does = active(original, job);
   const auto index = pick(random, original, [&](const Program& program, int i) {
-    return does[at(i)] && !issue(program, i).operation.after.empty();
+    return !program.issue(i).operation.after.empty();
   });
   if (!index) return false;
-  const Dependency& dependency = issue(original, *index).operation.after.front();
-  const int named = named_by(original, does, *index, dependency);
+  const Dependency& dependency = original.issue(*index).operation.after.front();
+  const int named = last_before(original, *index, dependency.kind, dependency.unit);
   Program without = original;
   without.issues[at(*index)].operation.after.clear();
-  if (named < 0 || is_ordered(without, does, named, *index)) return false;
+  if (named < 0 || is_ordered(without, named, *index)) return false;
   const bool everywhere = draw_one_in(random, 2);
   for (Program& program : *programs) {
     if (!everywhere && &program != &programs->front()) break;
@@ -78,9 +75,9 @@ bool drop_dependency(Random* random, const Job& job, Programs* programs) {
   return true;
 }
 
-bool drop_wait(Random* random, const Job& job, Programs* programs) {
-  const int slot = random_slot(random, *programs);
-  Program& program = (*programs)[at(slot)];
+bool drop_wait(Random* random, const Job&, Programs* programs) {
+  const core::Slot slot = random_slot(random, *programs);
+  Program& program = (*programs)[slot];
   const auto reads = [](const Program& of, int i) {
     return i > 0 && is(of, i, Kind::kForward) && is(of, i - 1, Kind::kAwaitWeights, unit_of(of, i));
   };
@@ -88,18 +85,17 @@ bool drop_wait(Random* random, const Job& job, Programs* programs) {
   if (!reader) return false;
   Program without = program;
   erase(&without, *reader - 1);
-  const std::vector<bool> does = active(without, job);
-  const Dependency filled{Kind::kPublishIntra, unit_of(program, *reader)};
-  const int named = named_by(without, does, *reader - 1, filled);
-  if (named < 0 || is_ordered(without, does, named, *reader - 1)) return false;
+  const core::UnitIndex unit = unit_of(program, *reader);
+  const int named = last_before(without, *reader - 1, Kind::kPublishIntra, unit);
+  if (named < 0 || is_ordered(without, named, *reader - 1)) return false;
   program = without;
   return true;
 }
 
 bool free_weights_early(Random* random, const Job&, Programs* programs) {
-  Program& program = (*programs)[at(random_slot(random, *programs))];
+  Program& program = (*programs)[random_slot(random, *programs)];
   const auto last_reader = [](const Program& of, int i) {
-    const int unit = unit_of(of, i);
+    const core::UnitIndex unit = unit_of(of, i);
     const int reader = std::max(last_before(of, i, Kind::kForward, unit),
                                 last_before(of, i, Kind::kBackward, unit));
     return reader > last_before(of, i, Kind::kReshard, unit) ? reader : -1;
@@ -126,27 +122,27 @@ bool never_free_gradients(Random* random, const Job&, Programs* programs) {
 }
 
 bool take_wrong_root(Random* random, const Job& job, Programs* programs) {
-  const int slot = random_slot(random, *programs);
-  Program& program = (*programs)[at(slot)];
-  const std::vector<bool> does = active(program, job);
+  const core::Slot slot = random_slot(random, *programs);
+  Program& program = (*programs)[slot];
   const bool in_row = job.layout.num_shards > 1 && draw_one_in(random, 2);
   const auto index = pick(random, program, [&](const Program& of, int i) {
     const Kind kind = in_row ? Kind::kPublishIntra : Kind::kPublishInter;
-    return does[at(i)] && is(of, i, kind) && has_messages(of, i, slot);
+    return is(of, i, kind) && has_messages(of, i, slot);
   });
   if (!index) return false;
   schedule::Layout layout = job.layout;
-  auto& elements = layout.units[at(unit_of(program, *index))].owner_elements;
+  auto& elements = layout.units[unit_of(program, *index)].owner_elements;
   const int shards = layout.num_shards;
   // An owner's part goes to its neighbour in the row, which has one too (so that no message comes
   // into being of which no other rank knows), or in this rank's column.
-  for (int owner = in_row ? 0 : slot % shards; owner < layout.num_slots();
-       owner += in_row ? 1 : shards) {
-    const int neighbour = in_row ? owner / shards * shards + (owner + 1) % shards
-                                 : (owner + shards) % layout.num_slots();
-    if (elements[at(owner)] == 0 || (in_row && elements[at(neighbour)] == 0)) continue;
-    elements[at(neighbour)] += elements[at(owner)];
-    elements[at(owner)] = 0;
+  for (const core::Slot owner : elements.indices()) {
+    if (!in_row && layout.shard_of(owner) != layout.shard_of(slot)) continue;
+    const int place = owner.value();
+    const core::Slot neighbour(in_row ? place / shards * shards + (place + 1) % shards
+                                      : (place + shards) % layout.num_slots());
+    if (elements[owner] == 0 || (in_row && elements[neighbour] == 0)) continue;
+    elements[neighbour] += elements[owner];
+    elements[owner] = 0;
     program.layout = std::make_shared<const schedule::Layout>(layout);
     return true;
   }
@@ -154,23 +150,22 @@ bool take_wrong_root(Random* random, const Job& job, Programs* programs) {
 }
 
 bool update_too_late(Random* random, const Job& job, Programs* programs) {
-  const int slot = random_slot(random, *programs);
-  Program& program = (*programs)[at(slot)];
-  const std::vector<bool> does = active(program, job);
+  const core::Slot slot = random_slot(random, *programs);
+  Program& program = (*programs)[slot];
   const Kind first_stage =
       job.layout.num_replicates > 1 ? Kind::kPublishInter : Kind::kPublishIntra;
   const auto update_of = [&](const Program& of, int i) {
     int update = i;
     while (update-- > 0) {
       if (!is(of, update, Kind::kUpdate)) continue;
-      const std::vector<int>& touched = of.batches[at(unit_of(of, update))];
+      const auto& touched = of.batches[of.issue(update).operation.batch];
       if (std::find(touched.begin(), touched.end(), unit_of(of, i)) != touched.end()) break;
     }
     return update;
   };
   const auto published = pick(random, program, [&](const Program& of, int i) {
-    return does[at(i)] && is(of, i, first_stage) && issue(of, i).operation.version == 1 &&
-           job.layout.units[at(unit_of(of, i))].owner_elements[at(slot)] > 0 &&
+    return is(of, i, first_stage) && of.issue(i).operation.version == 1 &&
+           job.layout.units[unit_of(of, i)].owner_elements[slot] > 0 &&
            update_of(of, i) >= 0;
   });
   if (!published) return false;
@@ -180,18 +175,15 @@ bool update_too_late(Random* random, const Job& job, Programs* programs) {
 
 bool claim_wrong_version(Random* random, const Job& job, Programs* programs) {
   const int more = draw_one_in(random, 2) ? 1 : -1;
-  const int slot = random_slot(random, *programs);
-  Program& chosen = (*programs)[at(slot)];
-  const std::vector<bool> does = active(chosen, job);
+  const core::Slot slot = random_slot(random, *programs);
+  Program& chosen = (*programs)[slot];
   const auto index = pick(random, chosen, [&](const Program& of, int i) {
-    const schedule::UnitLayout& unit =
-        job.layout
-            .units[at(std::min(unit_of(of, i), static_cast<int>(job.layout.units.size()) - 1))];
     std::int64_t column = 0;
-    for (int other = slot % job.layout.num_shards; other < job.layout.num_slots();
-         other += job.layout.num_shards)
-      column += unit.owner_elements[at(other)];
-    return does[at(i)] && is(of, i, Kind::kPublishIntra) && column > 0;
+    for (const core::Slot other : programs->indices()) {
+      if (job.layout.shard_of(other) == job.layout.shard_of(slot))
+        column += job.layout.units[unit_of(of, i)].owner_elements[other];
+    }
+    return is(of, i, Kind::kPublishIntra) && column > 0;
   });
   if (!index) return false;
   const Program original = chosen;
@@ -209,7 +201,7 @@ bool drop_stage_2(Random* random, const Job&, Programs* programs) {
     return is(program, i, Kind::kAwaitWeights);
   };
   return change(random, programs, awaits, [](Program* program, int i) {
-    const int unit = unit_of(*program, i);
+    const core::UnitIndex unit = unit_of(*program, i);
     for (int j = i; j-- > 0 && !is(*program, j, Kind::kReshard, unit);) {
       if (is(*program, j, Kind::kPublishIntra, unit)) erase(program, j);
     }
@@ -219,9 +211,8 @@ bool drop_stage_2(Random* random, const Job&, Programs* programs) {
 // Every stage 1 of a version, or since the buffer was free, so that none is left for stage 2.
 bool drop_stage_1(Random* random, const Job& job, Programs* programs) {
   if (job.layout.num_replicates == 1) return false;
-  const std::vector<bool> does = active(programs->front(), job);
   const auto index = pick(random, programs->front(), [&](const Program& program, int i) {
-    return does[at(i)] && is(program, i, Kind::kPublishIntra);
+    return is(program, i, Kind::kPublishIntra);
   });
   if (!index) return false;
   const Program original = programs->front();
@@ -229,11 +220,11 @@ bool drop_stage_1(Random* random, const Job& job, Programs* programs) {
   for (Program& program : *programs) {
     if (!everywhere && &program != &programs->front()) break;
     const int i = counterpart(original, *index, program);
-    const int unit = unit_of(program, i);
-    const int version = issue(program, i).version();
+    const core::UnitIndex unit = unit_of(program, i);
+    const int version = program.issue(i).version();
     for (int j = i; j-- > 0;) {
       if (!job.options.node_copy && is(program, j, Kind::kReshard, unit)) break;
-      if (is(program, j, Kind::kPublishInter, unit) && issue(program, j).version() == version)
+      if (is(program, j, Kind::kPublishInter, unit) && program.issue(j).version() == version)
         erase(&program, j);
     }
   }
@@ -242,7 +233,7 @@ bool drop_stage_1(Random* random, const Job& job, Programs* programs) {
 
 bool drop_route(Random* random, const Job&, Programs* programs) {
   return change(random, programs, is_route, [](Program* program, int i) {
-    const int unit = unit_of(*program, i);
+    const core::UnitIndex unit = unit_of(*program, i);
     int end = i;
     while (!is(*program, end, Kind::kFinishRoute, unit)) ++end;
     for (int j = end; j-- > i;) {
@@ -255,15 +246,15 @@ bool drop_route(Random* random, const Job&, Programs* programs) {
 
 // A unit's last route before a step, on all ranks, and the wait for it.
 bool forget_route(Random* random, const Job& job, Programs* programs) {
-  Program& any = (*programs)[at(random_slot(random, *programs))];
+  Program& any = (*programs)[random_slot(random, *programs)];
   const auto index = pick(random, any, [&](const Program& program, int i) {
     if (!is(program, i, Kind::kRouteIntra)) return false;
-    const int unit = unit_of(program, i);
+    const core::UnitIndex unit = unit_of(program, i);
     const int begin = last_before(program, i, Kind::kFinishRoute, unit);
     const bool contributes = last_before(program, i, Kind::kBackward, unit) > begin;
-    if (!contributes || job.layout.units[at(unit)].num_elements() == 0) return false;
-    const int step = issue(program, i).step;
-    for (int j = i + 1; j < num_issues(program) && issue(program, j).step == step; ++j) {
+    if (!contributes || job.layout.units[unit].num_elements() == 0) return false;
+    const int step = program.issue(i).step;
+    for (int j = i + 1; j < program.num_issues() && program.issue(j).step == step; ++j) {
       if (is(program, j, Kind::kRouteIntra, unit)) return false;
     }
     return true;
@@ -272,7 +263,7 @@ bool forget_route(Random* random, const Job& job, Programs* programs) {
   const Program original = any;
   for (Program& program : *programs) {
     const int begin = counterpart(original, *index, program);
-    const int unit = unit_of(program, begin);
+    const core::UnitIndex unit = unit_of(program, begin);
     int end = begin;
     while (!is(program, end, Kind::kFinishRoute, unit)) ++end;
     for (int j = end; j >= begin; --j) {
@@ -284,11 +275,75 @@ bool forget_route(Random* random, const Job& job, Programs* programs) {
   return true;
 }
 
+void repeat(Program* program, int i) {
+  const Issue again = program->issue(i);
+  program->issues.insert(program->issues.begin() + i, again);
+}
+
 bool route_twice(Random* random, const Job&, Programs* programs) {
-  return change(random, programs, is_route, [](Program* program, int i) {
-    const Issue again = issue(*program, i);
-    program->issues.insert(program->issues.begin() + i, again);
-  });
+  return change(random, programs, is_route, repeat);
+}
+
+// What the resolver's rule prevents.
+bool publish_twice(Random* random, Programs* programs, Kind stage) {
+  const Condition publishes = [&](const Program& program, int i) { return is(program, i, stage); };
+  return change(random, programs, publishes, repeat);
+}
+bool send_stage_1_twice(Random* random, const Job&, Programs* programs) {
+  return publish_twice(random, programs, Kind::kPublishInter);
+}
+bool send_stage_2_twice(Random* random, const Job&, Programs* programs) {
+  return publish_twice(random, programs, Kind::kPublishIntra);
+}
+
+// One after which the buffer is filled again.
+bool forget_reshard(Random* random, const Job&, Programs* programs) {
+  const Condition frees = [](const Program& program, int i) {
+    if (!is(program, i, Kind::kReshard)) return false;
+    const core::UnitIndex unit = unit_of(program, i);
+    const int filled = last_before(program, i, Kind::kPublishIntra, unit);
+    if (filled <= last_before(program, i, Kind::kReshard, unit)) return false;
+    for (int j = i + 1; j < program.num_issues(); ++j) {
+      if (is(program, j, Kind::kPublishIntra, unit)) return true;
+    }
+    return false;
+  };
+  return change(random, programs, frees, erase);
+}
+
+// A unit whose stage 1 alone was sent is waited for before the update changes what it reads.
+bool update_what_travels(Random* random, const Job&, Programs* programs) {
+  const auto changes = [](const Program& of, int i, core::UnitIndex unit) {
+    if (!is(of, i, Kind::kUpdate)) return false;
+    const auto& touched = of.batches[of.issue(i).operation.batch];
+    return std::find(touched.begin(), touched.end(), unit) != touched.end();
+  };
+  const Condition waits = [&](const Program& of, int i) {
+    if (!is(of, i, Kind::kReshard)) return false;
+    const core::UnitIndex unit = unit_of(of, i);
+    const int sent = last_before(of, i, Kind::kPublishInter, unit);
+    Program without = of;
+    erase(&without, i);
+    for (int j = i; j < without.num_issues() && without.issue(j).step == of.issue(i).step; ++j) {
+      if (changes(without, j, unit)) return sent >= 0 && !is_ordered(without, sent, j);
+    }
+    return false;
+  };
+  for (Program& program : *programs) {
+    const auto wait = pick(random, program, waits);
+    if (!wait) continue;
+    erase(&program, *wait);
+    return true;
+  }
+  return false;
+}
+
+bool compare_alone(Random* random, const Job&, Programs* programs) {
+  Program& program = (*programs)[random_slot(random, *programs)];
+  if (programs->size() == 1 || program.comparisons.empty()) return false;
+  const int last = static_cast<int>(program.comparisons.size()) - 1;
+  program.comparisons.erase(program.comparisons.begin() + draw(random, 0, last));
+  return true;
 }
 
 }  // namespace
@@ -310,6 +365,11 @@ const std::vector<Mutator>& mutators() {
       {"drop a route", "are not being routed", drop_route},
       {"forget a route", "are not what all ranks put in", forget_route},
       {"route twice", "routes again what is being routed", route_twice},
+      {"send stage 1 twice", "sends it twice", send_stage_1_twice},
+      {"send stage 2 twice", "fills packed weights that are full", send_stage_2_twice},
+      {"forget a reshard", "fills packed weights that are full", forget_reshard},
+      {"update what travels", "uses the masters too", update_what_travels},
+      {"compare alone", "compares something else than slot 0", compare_alone},
   };
   return kMutators;
 }

@@ -13,7 +13,7 @@ struct Mutator {
   const char* name;
   const char* finding;  ///< part of a violation that must be reported
   /// @return false if there is no place for it; then the programs are as they were.
-  bool (*apply)(Random* random, const Job& job, std::vector<Program>* programs);
+  bool (*apply)(Random* random, const Job& job, Programs* programs);
 };
 
 const std::vector<Mutator>& mutators();

@@ -17,32 +17,68 @@ using What = Event::What;
 int count(const Program& program, Kind kind, int unit) {
   int found = 0;
   for (const Issue& issue : program.issues) {
-    found += issue.operation.kind == kind && issue.operation.unit == unit ? 1 : 0;
+    found += issue.operation.kind == kind && issue.operation.unit == core::UnitIndex(unit) ? 1 : 0;
   }
   return found;
 }
 
-std::vector<schedule::Operation> operations_of(const Program& program, int step) {
-  std::vector<schedule::Operation> operations;
+// What an event issues, such as "await weights 0, forward 0".
+std::string text_of(const Program& program, int event) {
+  std::string text;
   for (const Issue& issue : program.issues) {
-    if (issue.step == step) operations.push_back(issue.operation);
+    if (issue.event != event) continue;
+    const schedule::Operation& operation = issue.operation;
+    const bool updates = operation.kind == Kind::kUpdate;
+    text += core::message(text.empty() ? "" : ", ", schedule::name_of(operation.kind), ' ',
+                          updates ? operation.batch.value() : operation.unit.value());
   }
-  return operations;
+  return text;
 }
 
-TEST(Unroll, IssuesAForwardInTheOrderOfItsSchedule) {
+const std::vector<Event> kStep{{What::kTrainForward}, {What::kBackward}, {What::kStep}};
+
+std::vector<Event> steps(int num_steps) {
+  std::vector<Event> events;
+  for (int step = 0; step < num_steps; ++step)
+    events.insert(events.end(), kStep.begin(), kStep.end());
+  return events;
+}
+
+TEST(Unroll, ServesATracedPassOnDemand) {
   Job job = small_job(1, 2);
   job.events = {{What::kTrainForward}};
-  const schedule::PassSchedule pass = schedule::build_pass_schedule(
-      job.layout, job.forward, job.forward, schedule::Pass::kTrainForward, job.options);
-  std::vector<schedule::Operation> expected;
-  for (const auto& at : pass.at) expected.insert(expected.end(), at.begin(), at.end());
-  for (const Program& program : unroll(job)) EXPECT_EQ(operations_of(program, 0), expected);
+  for (const Program& program : unroll(job)) {
+    EXPECT_EQ(text_of(program, 0),
+              "publish intra 0, await weights 0, forward 0, reshard 0, "
+              "publish intra 1, await weights 1, forward 1, reshard 1, "
+              "publish intra 2, await weights 2, forward 2, reshard 2");
+  }
+}
+
+// The step sends the first weights, the forward keeps the last unit, and the backward frees it.
+TEST(Unroll, LeavesOutWhatHasBeenDoneInAReplay) {
+  Job job = small_job(2, 2);
+  job.events = steps(3);
+  for (const Program& program : unroll(job)) {
+    EXPECT_EQ(text_of(program, 6),
+              "publish inter 2, publish intra 1, await weights 0, forward 0, reshard 0, "
+              "publish intra 2, await weights 1, forward 1, reshard 1, "
+              "await weights 2, forward 2");
+    EXPECT_EQ(text_of(program, 7),
+              "publish intra 1, backward 2, reshard 2, route intra 2, route inter 2, "
+              "publish intra 0, await weights 1, backward 1, reshard 1, route intra 1, "
+              "route inter 1, await weights 0, backward 0, reshard 0, finish route 2, "
+              "route intra 0, route inter 0");
+    EXPECT_EQ(text_of(program, 8),
+              "finish route 1, finish route 0, update 0, publish inter 0, publish intra 0, "
+              "update 1, publish inter 1, update 2");
+  }
 }
 
 TEST(Unroll, CountsTheStepsBeforeAnIssue) {
   Job job = small_job(2, 1);
-  job.events = {{What::kTrainForward}, {What::kBackward}, {What::kStep}, {What::kTrainForward}};
+  job.events = steps(1);
+  job.events.push_back({What::kTrainForward});
   const Program program = unroll(job).front();
   EXPECT_EQ(program.issues.front().step, 0);
   EXPECT_EQ(program.issues.front().version(), 0);
@@ -60,53 +96,61 @@ TEST(Unroll, CountsTheStepsBeforeAnIssue) {
 
 TEST(Unroll, LeavesOutOnlyTheUsesThatARankSkips) {
   Job job = small_job(1, 2);
-  job.events = {{What::kTrainForward}, {What::kBackward}, {What::kStep}};
-  job.skips = {{1, 0, 2}, {1, 1, 0}};
-  const std::vector<Program> programs = unroll(job);
-  EXPECT_EQ(count(programs[1], Kind::kForward, 2), 0);
-  EXPECT_EQ(count(programs[1], Kind::kBackward, 0), 0);
-  EXPECT_EQ(count(programs[0], Kind::kForward, 2), 1);
-  EXPECT_EQ(programs[0].issues.size(), programs[1].issues.size() + 2);
-  EXPECT_EQ(count(programs[1], Kind::kRouteIntra, 0), 1);
+  job.events = steps(2);
+  const core::Slot other(1);
+  job.skips = {{other, 3, core::UnitIndex(2)}, {other, 4, core::UnitIndex(0)}};
+  const Programs programs = unroll(job);
+  EXPECT_EQ(count(programs[other], Kind::kForward, 2), 1);
+  EXPECT_EQ(count(programs[other], Kind::kBackward, 0), 1);
+  EXPECT_EQ(count(programs.front(), Kind::kForward, 2), 2);
+  EXPECT_EQ(programs.front().num_issues(), programs[other].num_issues() + 2);
+  EXPECT_EQ(count(programs[other], Kind::kRouteIntra, 0), 2);
 }
 
-TEST(Unroll, ServesATracedPassOnDemandAndFreesItsLastUnit) {
-  Job job = small_job(1, 2);
-  job.events = {{What::kTrainForward, 0}};
-  const Program program = unroll(job).front();
-  const std::vector<Kind> expected{Kind::kPublishIntra, Kind::kAwaitWeights, Kind::kForward,
-                                   Kind::kReshard};
-  ASSERT_EQ(program.issues.size(), 12U);
-  for (std::size_t i = 0; i < program.issues.size(); ++i)
-    EXPECT_EQ(program.issues[i].operation.kind, expected[i % 4]) << i;
-}
-
-// The route of unit 2 is in flight when unit 1 is not the next one.
-TEST(Unroll, FinishesRoutesBeforeTheRestOfAPassThatDeviates) {
-  Job job = small_job(1, 2);
-  job.events = {{What::kTrainForward}, {What::kBackward, 2}};
-  const Program program = unroll(job).front();
-  int num_on_demand = 0;
-  bool routed = false;
-  for (const Issue& issue : program.issues) {
-    if (issue.operation.kind == Kind::kRouteIntra && issue.operation.unit == 2) routed = true;
-    if (routed && issue.operation.kind == Kind::kFinishRoute) {
-      EXPECT_EQ(issue.operation.unit, 2 - num_on_demand);
-      ++num_on_demand;
-    }
+// A rank whose loss touches nothing takes part in the others' backward when it steps.
+TEST(Unroll, RunsABackwardThatARankLeavesOutBeforeTheStep) {
+  Job job = small_job(2, 1);
+  job.events = steps(2);
+  const core::Slot other(1);
+  for (const core::UnitIndex unit : job.layout.units.indices()) job.skips.push_back({other, 4, unit});
+  const Programs programs = unroll(job);
+  EXPECT_EQ(text_of(programs[other], 4), "");
+  for (int unit = 0; unit < 3; ++unit) {
+    EXPECT_EQ(count(programs[other], Kind::kBackward, unit), 1);
+    EXPECT_EQ(count(programs[other], Kind::kRouteInter, unit), 2);
   }
-  EXPECT_EQ(num_on_demand, 3);
+}
+
+// Unit 2 is in neither order what comes next.
+TEST(Unroll, ComparesTheRestOfAPassThatDeviatesAndTracesTheNext) {
+  Job job = small_job(1, 2);
+  job.events = steps(2);
+  job.events[3].instead = {before_use(0), after_forward(0), before_use(2), after_forward(2),
+                           before_use(1), after_forward(1), before_use(2), after_forward(2)};
+  job.events.push_back({What::kTrainForward});
+  const Program program = unroll(job).front();
+  const auto num_comparisons = [&](int num_events) {
+    Job begun = job;
+    begun.events.resize(static_cast<std::size_t>(num_events));
+    return unroll(begun).front().comparisons.size();
+  };
+  EXPECT_EQ(num_comparisons(1), 7U);       // six triggers and the end
+  EXPECT_EQ(num_comparisons(2), 7U + 7U);  // likewise
+  EXPECT_EQ(num_comparisons(3), 7U + 7U);
+  EXPECT_EQ(num_comparisons(4), 7U + 7U);
+  job.events[3].instead = {before_use(2), after_forward(2), before_use(1), after_forward(1)};
+  EXPECT_EQ(num_comparisons(4), 7U + 7U);
 }
 
 TEST(Unroll, RefusesASkipOutsideTheJob) {
   Job job = small_job(1, 2);
   job.events = {{What::kTrainForward}};
-  for (const Skip& skip : {Skip{2, 0, 0}, Skip{0, 1, 0}, Skip{0, 0, 3}, Skip{0, 0, -1}}) {
-    job.skips = {skip};
+  for (const auto& [slot, event, unit] : {std::tuple{2, 0, 0}, {0, 1, 0}, {0, 0, 3}, {0, 0, -1}}) {
+    job.skips = {{core::Slot(slot), event, core::UnitIndex(unit)}};
     EXPECT_THROW(unroll(job), core::InvalidArgument);
   }
   job.skips.clear();
-  job.batches.pop_back();
+  job.batches.resize(1);
   EXPECT_THROW(unroll(job), core::InvalidArgument);
 }
 
@@ -125,7 +169,8 @@ TEST(GrantedBytes, AreLookaheadPlusTwoUnitsInSequence) {
 TEST(GrantedBytes, CountEveryUseThatIsOpenWhileAnotherBegins) {
   Job job = small_job(1, 2);
   job.options.lookahead = 2;
-  job.forward = {before_use(0), before_use(1), after_forward(1), before_use(2), after_forward(2)};
+  job.forward = {before_use(0),    before_use(1),    after_forward(1),
+                 before_use(2), after_forward(2), after_forward(0)};
   job.events = {{What::kTrainForward}};
   EXPECT_EQ(granted_bytes(job), (4 + 1) * 48);
   job.reshard_after_forward = false;

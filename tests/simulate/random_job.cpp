@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <set>
-
-#include "dmuon/schedule/order.h"
+#include <utility>
 
 namespace dmuon::simulate {
 namespace {
 
+using core::UnitIndex;
 using schedule::Moment;
 using schedule::Trace;
 using schedule::Trigger;
@@ -20,13 +20,14 @@ schedule::Layout draw_layout(Random* random) {
   layout.num_shards = draw(random, 1, most);
   const int num_units = draw(random, 1, draw_one_in(random, 2) ? 8 : 3);
   for (int unit = 0; unit < num_units; ++unit) {
-    schedule::UnitLayout& drawn = layout.units.emplace_back();
+    schedule::UnitLayout drawn;
     drawn.name = "unit" + std::to_string(unit);
     const int empty_in = draw(random, 1, 4);
     for (int slot = 0; slot < layout.num_slots(); ++slot)
       drawn.owner_elements.push_back(draw_one_in(random, empty_in) ? 0 : draw(random, 1, 100));
     drawn.weight_size = draw_one_in(random, 2) ? 2 : 4;
     drawn.gradient_size = draw_one_in(random, 2) ? 2 : 4;
+    layout.units.push_back(std::move(drawn));
   }
   // Units of one size, as layers are, come nearest to the memory that is granted.
   if (draw_one_in(random, 2)) {
@@ -50,8 +51,8 @@ schedule::Options draw_options(Random* random) {
 }
 
 // A use of a unit, and the uses inside it: units that are open are not used again.
-void draw_use(Random* random, int num_units, int nesting, std::set<int>* open, Trace* uses) {
-  const int unit = draw(random, 0, num_units - 1);
+void draw_use(Random* random, int num_units, int nesting, std::set<UnitIndex>* open, Trace* uses) {
+  const UnitIndex unit(draw(random, 0, num_units - 1));
   if (!open->insert(unit).second) return;
   uses->push_back({Moment::kBeforeUse, unit});
   while (static_cast<int>(open->size()) < 4 && nesting > 0 && draw_one_in(random, nesting))
@@ -62,48 +63,34 @@ void draw_use(Random* random, int num_units, int nesting, std::set<int>* open, T
 
 Trace draw_uses(Random* random, int num_units) {
   Trace uses;
-  std::set<int> open;
+  std::set<UnitIndex> open;
+  const auto use = [&](UnitIndex unit) {
+    uses.push_back({Moment::kBeforeUse, unit});
+    uses.push_back({Moment::kAfterForward, unit});
+  };
   if (draw_one_in(random, 2)) {
-    for (int unit = 0; unit < num_units; ++unit) {
-      uses.push_back({Moment::kBeforeUse, unit});
-      uses.push_back({Moment::kAfterForward, unit});
-    }
+    for (const UnitIndex unit : core::Indices<UnitIndex>(num_units)) use(unit);
     // Tied: the last use is of the first unit's weights again.
-    if (num_units > 1 && draw_one_in(random, 3)) {
-      uses.push_back({Moment::kBeforeUse, 0});
-      uses.push_back({Moment::kAfterForward, 0});
-    }
+    if (num_units > 1 && draw_one_in(random, 3)) use(UnitIndex(0));
     return uses;
   }
   const int nesting = draw_one_in(random, 2) ? 0 : draw(random, 2, 4);
   const int num_uses = draw(random, 1, 8);
-  for (int use = 0; use < num_uses; ++use) draw_use(random, num_units, nesting, &open, &uses);
+  for (int i = 0; i < num_uses; ++i) draw_use(random, num_units, nesting, &open, &uses);
   return uses;
-}
-
-// What a rank traces if nothing is freed but by a backward.
-Trace without_reshards(const Trace& uses, std::set<int> live) {
-  Trace trace;
-  for (const Trigger& trigger : uses) {
-    if (trigger.moment == Moment::kAfterForward) continue;
-    if (trigger.moment == Moment::kAfterBackward) live.erase(trigger.unit);
-    if (trigger.moment == Moment::kBeforeUse && !live.insert(trigger.unit).second) continue;
-    trace.push_back(trigger);
-  }
-  return trace;
 }
 
 // The uses from last to first. Some need no gradient; a unit may be used in the backward only.
 Trace draw_backward(Random* random, int num_units, const Trace& uses) {
   Trace backward;
-  const int dropped = draw_one_in(random, 4) ? draw(random, 0, 7) : -1;
+  const UnitIndex dropped(draw_one_in(random, 4) ? draw(random, 0, 7) : -1);
   for (auto trigger = uses.rbegin(); trigger != uses.rend(); ++trigger) {
     if (trigger->unit == dropped) continue;
     const bool begins = trigger->moment == Moment::kAfterForward;
     backward.push_back({begins ? Moment::kBeforeUse : Moment::kAfterBackward, trigger->unit});
   }
   if (draw_one_in(random, 6)) {
-    const int unit = draw(random, 0, num_units - 1);
+    const UnitIndex unit(draw(random, 0, num_units - 1));
     backward.push_back({Moment::kBeforeUse, unit});
     backward.push_back({Moment::kAfterBackward, unit});
   }
@@ -111,41 +98,31 @@ Trace draw_backward(Random* random, int num_units, const Trace& uses) {
 }
 
 void draw_traces(Random* random, Job* job) {
-  const int num_units = static_cast<int>(job->layout.units.size());
-  const Trace uses = draw_uses(random, num_units);
-  const Trace others = draw_one_in(random, 2) ? uses : draw_uses(random, num_units);
+  const int num_units = job->layout.units.size();
+  job->forward = draw_uses(random, num_units);
+  job->evaluation = draw_one_in(random, 2) ? job->forward : draw_uses(random, num_units);
+  job->backward = draw_backward(random, num_units, job->forward);
   job->reshard_after_forward = !draw_one_in(random, 4);
-  job->backward = draw_backward(random, num_units, uses);
-  job->forward = uses;
-  job->evaluation = others;
-  if (job->reshard_after_forward) {
-    if (!job->forward.empty()) job->forward.pop_back();
-    return;
-  }
-  std::set<int> used;
-  for (const Trigger& trigger : uses) used.insert(trigger.unit);
-  job->forward = without_reshards(uses, {});
-  job->evaluation = without_reshards(others, {});
-  job->backward = without_reshards(job->backward, used);
 }
 
 void draw_batches(Random* random, Job* job) {
-  for (std::size_t slot = 0; slot < static_cast<std::size_t>(job->layout.num_slots()); ++slot) {
-    std::vector<std::set<int>> batches(static_cast<std::size_t>(draw(random, 1, 4)));
-    const int last = static_cast<int>(batches.size()) - 1;
-    for (std::size_t unit = 0; unit < job->layout.units.size(); ++unit) {
+  for (const core::Slot slot : core::Indices<core::Slot>(job->layout.num_slots())) {
+    std::vector<std::set<UnitIndex>> drawn(static_cast<std::size_t>(draw(random, 1, 4)));
+    const int last = static_cast<int>(drawn.size()) - 1;
+    for (const UnitIndex unit : job->layout.units.indices()) {
       if (job->layout.units[unit].owner_elements[slot] == 0) continue;
       for (int part = draw(random, 1, 2); part > 0; --part)
-        batches[static_cast<std::size_t>(draw(random, 0, last))].insert(static_cast<int>(unit));
+        drawn[static_cast<std::size_t>(draw(random, 0, last))].insert(unit);
     }
-    std::vector<std::vector<int>>& all = job->batches.emplace_back();
-    for (const std::set<int>& batch : batches) {
-      if (!batch.empty()) all.emplace_back(batch.begin(), batch.end());
+    schedule::Batches batches;
+    for (const std::set<UnitIndex>& units : drawn) {
+      if (!units.empty()) batches.push_back({units.begin(), units.end()});
     }
+    job->batches.push_back(std::move(batches));
   }
 }
 
-/// Events, with the first pass of a kind traced, and the one after a deviation.
+/// Events, some of which deviate.
 class Historian {
  public:
   Historian(Random* random, Job* job) : random_(random), job_(job) {}
@@ -156,48 +133,49 @@ class Historian {
     for (int step = 0; step < num_steps; ++step) {
       for (int left = draw(random_, 1, 3); left > 0; --left) {
         maybe_evaluate();
-        if (draw_one_in(random_, 8)) add(What::kTrainForward, job_->forward);  // dropped
-        add(What::kTrainForward, job_->forward);
+        if (draw_one_in(random_, 8)) add(What::kTrainForward);  // dropped
+        add(What::kTrainForward);
         maybe_evaluate();
-        add(no_sync && left > 1 ? What::kBackwardNoSync : What::kBackward, job_->backward);
+        const bool syncs = !no_sync || (left == 1 && !draw_one_in(random_, 4));
+        add(syncs ? What::kBackward : What::kBackwardNoSync);
       }
       maybe_evaluate();
       job_->events.push_back({What::kStep});
       // Nothing awaits what the first one publishes.
       if (draw_one_in(random_, 8)) job_->events.push_back({What::kStep});
     }
-    if (draw_one_in(random_, 4)) add(What::kTrainForward, job_->forward);
+    if (draw_one_in(random_, 4)) add(What::kTrainForward);
     maybe_evaluate();
   }
 
  private:
   void maybe_evaluate() {
-    if (draw_one_in(random_, 6)) add(What::kEvaluation, job_->evaluation);
+    if (draw_one_in(random_, 6)) add(What::kEvaluation);
   }
 
-  void add(What what, const Trace& trace) {
-    const bool backward = what == What::kBackward || what == What::kBackwardNoSync;
-    bool& traced = traced_[backward ? 2 : static_cast<int>(what)];
-    const bool deviates = traced && draw_one_in(random_, 30);
-    const int replayed = !traced    ? 0
-                         : deviates ? draw(random_, 0, static_cast<int>(trace.size()))
-                                    : -1;
-    traced = !deviates;
-    job_->events.push_back({what, replayed});
+  void add(What what) {
+    Event& event = job_->events.emplace_back(Event{what});
+    if (!draw_one_in(random_, 30)) return;
+    for (int left = draw(random_, 1, 6); left > 0; --left) {
+      const UnitIndex unit(draw(random_, 0, job_->layout.units.size() - 1));
+      event.instead.push_back({Moment::kBeforeUse, unit});
+      event.instead.push_back(
+          {is_backward(what) ? Moment::kAfterBackward : Moment::kAfterForward, unit});
+    }
   }
 
   Random* random_;
   Job* job_;
-  bool traced_[3] = {false, false, false};
 };
 
 void draw_skips(Random* random, Job* job) {
   if (draw_one_in(random, 2)) return;
   const int one_in = draw(random, 1, 6);
-  for (int slot = 0; slot < job->layout.num_slots(); ++slot) {
+  for (const core::Slot slot : core::Indices<core::Slot>(job->layout.num_slots())) {
     for (int event = 0; event < static_cast<int>(job->events.size()); ++event) {
-      for (int unit = 0; unit < static_cast<int>(job->layout.units.size()); ++unit) {
-        if (draw_one_in(random, one_in)) job->skips.push_back({slot, event, unit});
+      const bool all = draw_one_in(random, 6);
+      for (const UnitIndex unit : job->layout.units.indices()) {
+        if (all || draw_one_in(random, one_in)) job->skips.push_back({slot, event, unit});
       }
     }
   }
@@ -242,14 +220,14 @@ std::ostream& operator<<(std::ostream& out, const Job& job) {
                                     "step"};
   for (const Event& event : job.events) {
     out << ' ' << kNames[static_cast<int>(event.what)];
-    if (event.replayed >= 0) out << "(replays " << event.replayed << ')';
+    if (!event.instead.empty()) print(out, "instead", event.instead);
   }
   out << "\n  batches:";
-  for (std::size_t slot = 0; slot < job.batches.size(); ++slot) {
+  for (const core::Slot slot : job.batches.indices()) {
     out << " slot " << slot;
-    for (const std::vector<int>& batch : job.batches[slot]) {
+    for (const std::vector<UnitIndex>& batch : job.batches[slot]) {
       out << " {";
-      for (const int unit : batch) out << ' ' << unit;
+      for (const UnitIndex unit : batch) out << ' ' << unit;
       out << " }";
     }
   }

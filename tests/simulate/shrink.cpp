@@ -6,6 +6,8 @@
 namespace dmuon::simulate {
 namespace {
 
+using core::Slot;
+using core::UnitIndex;
 using schedule::Moment;
 using schedule::Trace;
 using schedule::Trigger;
@@ -16,11 +18,18 @@ void erase_at(std::vector<T>* items, std::size_t index) {
   items->erase(items->begin() + static_cast<std::ptrdiff_t>(index));
 }
 
+template <typename I, typename T>
+void erase_at(core::Vector<I, T>* items, I index) {
+  std::vector<T> values = items->values();
+  erase_at(&values, index.position());
+  *items = core::Vector<I, T>(std::move(values));
+}
+
 // Every backward has its forward: what the program of a job must have.
 bool is_possible(const Job& job) {
   bool forward = false;
   for (const Event& event : job.events) {
-    const bool backward = event.what == What::kBackward || event.what == What::kBackwardNoSync;
+    const bool backward = is_backward(event.what);
     if (backward && !forward) return false;
     if (event.what == What::kTrainForward) forward = true;
     if (backward || event.what == What::kStep) forward = false;
@@ -35,50 +44,55 @@ Job without_event(Job job, int event) {
   return job;
 }
 
-Job without_unit(Job job, int unit) {
-  erase_at(&job.layout.units, static_cast<std::size_t>(unit));
-  for (Trace* trace : {&job.forward, &job.backward, &job.evaluation}) {
+Job without_unit(Job job, UnitIndex unit) {
+  const auto renamed = [&](UnitIndex other) {
+    return UnitIndex(other.value() - (other > unit ? 1 : 0));
+  };
+  erase_at(&job.layout.units, unit);
+  std::vector<Trace*> traces{&job.forward, &job.backward, &job.evaluation};
+  for (Event& event : job.events) traces.push_back(&event.instead);
+  for (Trace* trace : traces) {
     std::erase_if(*trace, [&](const Trigger& trigger) { return trigger.unit == unit; });
-    for (Trigger& trigger : *trace) trigger.unit -= trigger.unit > unit ? 1 : 0;
+    for (Trigger& trigger : *trace) trigger.unit = renamed(trigger.unit);
   }
   std::erase_if(job.skips, [&](const Skip& skip) { return skip.unit == unit; });
-  for (Skip& skip : job.skips) skip.unit -= skip.unit > unit ? 1 : 0;
-  for (auto& batches : job.batches) {
-    for (std::vector<int>& batch : batches) {
+  for (Skip& skip : job.skips) skip.unit = renamed(skip.unit);
+  for (schedule::Batches& batches : job.batches) {
+    schedule::Batches left;
+    for (std::vector<UnitIndex> batch : batches) {
       std::erase(batch, unit);
-      for (int& touched : batch) touched -= touched > unit ? 1 : 0;
+      for (UnitIndex& touched : batch) touched = renamed(touched);
+      if (!batch.empty()) left.push_back(std::move(batch));
     }
-    std::erase_if(batches, [](const std::vector<int>& batch) { return batch.empty(); });
+    batches = std::move(left);
   }
   return job;
 }
 
 // The mesh without its last replicate, or without its last shard.
 Job on_smaller_mesh(Job job, bool drop_replicate) {
-  const int shards = job.layout.num_shards;
-  const auto is_dropped = [&](int slot) {
-    return drop_replicate ? slot / shards == job.layout.num_replicates - 1
-                          : slot % shards == shards - 1;
+  const schedule::Layout mesh = job.layout;
+  const auto is_dropped = [&](Slot slot) {
+    return drop_replicate ? mesh.replicate_of(slot).value() == mesh.num_replicates - 1
+                          : mesh.shard_of(slot).value() == mesh.num_shards - 1;
   };
-  const auto place_of = [&](int slot) {
-    return drop_replicate ? slot : slot / shards * (shards - 1) + slot % shards;
-  };
-  for (int slot = job.layout.num_slots(); slot-- > 0;) {
+  --(drop_replicate ? job.layout.num_replicates : job.layout.num_shards);
+  for (int i = mesh.num_slots(); i-- > 0;) {
+    const Slot slot(i);
     if (!is_dropped(slot)) continue;
-    for (schedule::UnitLayout& unit : job.layout.units)
-      erase_at(&unit.owner_elements, static_cast<std::size_t>(slot));
-    erase_at(&job.batches, static_cast<std::size_t>(slot));
+    for (schedule::UnitLayout& unit : job.layout.units) erase_at(&unit.owner_elements, slot);
+    erase_at(&job.batches, slot);
   }
   std::erase_if(job.skips, [&](const Skip& skip) { return is_dropped(skip.slot); });
-  for (Skip& skip : job.skips) skip.slot = place_of(skip.slot);
-  --(drop_replicate ? job.layout.num_replicates : job.layout.num_shards);
+  for (Skip& skip : job.skips)
+    skip.slot = job.layout.slot_of(mesh.replicate_of(skip.slot), mesh.shard_of(skip.slot));
   return job;
 }
 
 // Without the use that begins at `place` of one of the traces.
 Job without_use(Job job, Trace Job::*member, std::size_t place) {
   Trace& trace = job.*member;
-  const int unit = trace[place].unit;
+  const UnitIndex unit = trace[place].unit;
   for (std::size_t i = place + 1; i < trace.size(); ++i) {
     if (trace[i].unit != unit) continue;
     if (trace[i].moment != Moment::kBeforeUse) erase_at(&trace, i);
@@ -105,7 +119,7 @@ void add_smaller_options(const Job& job, std::vector<Job>* smaller) {
   for (std::size_t i = 0; i < job.skips.size() && job.skips.size() < 20; ++i)
     add([&](Job* other) { erase_at(&other->skips, i); });
   for (std::size_t i = 0; i < job.events.size(); ++i) {
-    if (job.events[i].replayed > 0) add([&](Job* other) { other->events[i].replayed = -1; });
+    if (!job.events[i].instead.empty()) add([&](Job* other) { other->events[i].instead.clear(); });
   }
 }
 
@@ -119,8 +133,9 @@ std::vector<Job> smaller_jobs(const Job& job) {
   }
   if (job.layout.num_replicates > 1) smaller.push_back(on_smaller_mesh(job, true));
   if (job.layout.num_shards > 1) smaller.push_back(on_smaller_mesh(job, false));
-  for (std::size_t unit = 0; job.layout.units.size() > 1 && unit < job.layout.units.size(); ++unit)
-    smaller.push_back(without_unit(job, static_cast<int>(unit)));
+  for (const UnitIndex unit : job.layout.units.indices()) {
+    if (job.layout.units.size() > 1) smaller.push_back(without_unit(job, unit));
+  }
   for (const auto member : {&Job::forward, &Job::backward, &Job::evaluation}) {
     for (std::size_t place = 0; place < (job.*member).size(); ++place) {
       if ((job.*member)[place].moment == Moment::kBeforeUse)

@@ -16,15 +16,17 @@ inline Job small_job(int num_replicates, int num_shards) {
   job.layout.num_shards = num_shards;
   const int num_slots = num_replicates * num_shards;
   for (const char* name : {"a", "b", "c"}) {
-    const std::vector<std::int64_t> parts(static_cast<std::size_t>(num_slots), 8 / num_slots);
+    const core::Vector<core::Slot, std::int64_t> parts(num_slots, 8 / num_slots);
     job.layout.units.push_back({name, parts, 2, 4});
   }
-  job.forward = {before_use(0), after_forward(0), before_use(1), after_forward(1), before_use(2)};
+  job.forward = {before_use(0),    after_forward(0), before_use(1),
+                 after_forward(1), before_use(2),    after_forward(2)};
   job.evaluation = job.forward;
-  job.evaluation.push_back(after_forward(2));
   job.backward = {before_use(2),     after_backward(2), before_use(1),
                   after_backward(1), before_use(0),     after_backward(0)};
-  job.batches.assign(static_cast<std::size_t>(num_slots), {{0}, {1}, {2}});
+  schedule::Batches batches;
+  for (const core::UnitIndex unit : job.layout.units.indices()) batches.push_back({unit});
+  job.batches.resize(num_slots, batches);
   return job;
 }
 

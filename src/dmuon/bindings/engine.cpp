@@ -128,7 +128,7 @@ void init_engine(py::module_& module) {
       .def(
           "messages_of",
           [](const Engine& e, const schedule::Operation& operation, int slot) {
-            return schedule::messages_of(operation, e.layout(), slot);
+            return schedule::messages_of(operation, e.layout(), core::Slot(slot));
           },
           py::arg("operation"), py::arg("slot"))
       .def("start_profile", [](Engine& e) { e.profile().start(); })

@@ -3,6 +3,7 @@
 #include <sstream>
 #include <string>
 
+#include "dmuon/bindings/index_caster.h"
 #include "dmuon/bindings/topics.h"
 #include "dmuon/schedule/step_schedule.h"
 #include "dmuon/schedule/trigger.h"
@@ -12,7 +13,6 @@ namespace py = pybind11;
 using schedule::Dependency;
 using schedule::Message;
 using schedule::Operation;
-using schedule::PassSchedule;
 using schedule::StepSchedule;
 using schedule::Trigger;
 
@@ -49,6 +49,7 @@ void init_schedule(py::module_& module) {
                                return std::string(schedule::name_of(schedule::lane_of(o.kind)));
                              })
       .def_readonly("unit", &Operation::unit)
+      .def_readonly("batch", &Operation::batch)
       .def_readonly("version", &Operation::version)
       .def_readonly("after", &Operation::after);
 
@@ -58,10 +59,6 @@ void init_schedule(py::module_& module) {
           [](const Message& m) { return m.group == Message::Group::kRow ? "row" : "column"; })
       .def_readonly("root", &Message::root)
       .def_readonly("bytes", &Message::bytes);
-
-  py::class_<PassSchedule>(module, "PassSchedule")
-      .def_readonly("at", &PassSchedule::at)
-      .def_readonly("end", &PassSchedule::end);
 
   py::class_<StepSchedule>(module, "StepSchedule")
       .def_readonly("forward", &StepSchedule::forward)

@@ -48,7 +48,7 @@ const Verdict& Engine::agree(const HostNorms& host, std::uint32_t settings) {
   auto* words = tensor.mutable_data_ptr<double>();
 
   for (int part = 0; part < kHashParts; ++part) {
-    words[part] = static_cast<double>((issued_.value() >> (16 * part)) & 0xffff);
+    words[part] = static_cast<double>((resolver_.hash() >> (16 * part)) & 0xffff);
     words[kHashParts + part] = -words[part];
   }
   words[kSettingsAt] = settings;

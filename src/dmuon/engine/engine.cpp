@@ -12,21 +12,20 @@
 
 namespace dmuon::engine {
 
-using schedule::Moment;
 using schedule::Pass;
 
 Engine::Engine(Options options, Groups groups, std::vector<MatrixSpec> specs,
                const std::vector<UnitSpec>& units, const std::vector<std::vector<int>>& batches)
-    : executor_(options, std::move(groups), std::move(specs), units, batches) {
-  rebuild_schedule();
-}
+    : executor_(options, std::move(groups), std::move(specs), units, batches),
+      resolver_(executor_.layout(), options.schedule, executor_.units_of_batches(),
+                options.reshard_after_forward, this) {}
 
 void Engine::bind(int index, std::vector<at::Tensor> parameters) {
   // A gradient may come without its unit's outputs having been watched; it too waits for the end of
   // backward.
   unit(index).bind(std::move(parameters), [this, index] {
     open_backward();
-    executor_.finish_route(index);
+    resolver_.before_gradient(core::UnitIndex(index));
   });
 }
 
@@ -39,57 +38,29 @@ void Engine::set_placeholders(std::vector<at::Tensor> placeholders,
 }
 
 void Engine::drain() {
+  resolver_.finish_routes();
   executor_.drain();
   groups().lanes->drain(options().device);
 }
 
+// A backward that raised has left its pass open. What it left counts only where it adds to earlier
+// gradients: zero_grad() may have come since.
 void Engine::settle() {
   take_turn();
-  // A backward that raised has left its pass open.
-  if (order_.current() == Pass::kBackward) {
-    end_backward(/*complete=*/false);
-  } else {
-    end_pass();
-  }
-  executor_.finish_routes();
+  backward_.reset();
+  resolver_.settle();
 }
 
 void Engine::settle_step() {
   executor_.profile().set_phase(Phase::kStep);
   settle();
-  const bool sync = sync_;
-  if (order_.owes_backward()) {
+  const bool backward = resolver_.owes_backward();
+  if (backward || resolver_.holds_partial_sums()) {
     verdict_.reset();
     take_new_gradients();
-    set_sync(forward_sync_);
-    begin_backward();
-    end_backward(/*complete=*/true);
   }
-  // The last backward was under no_sync, or did not reach this unit: what is held goes on now,
-  // unless it was cleared.
-  executor_.profile().set_phase(Phase::kStep);
-  set_sync(true);
-  bool first = true;
-  for (int index = 0; index < num_units(); ++index) {
-    if (!executor_.held(index)) continue;
-    verdict_.reset();
-    if (std::exchange(first, false)) take_new_gradients();
-    serve({Moment::kAfterBackward, index});
-  }
-  set_sync(sync);
-  executor_.finish_routes();
-}
-
-bool Engine::holds_partial_sums() const {
-  for (int index = 0; index < executor_.num_units(); ++index) {
-    if (executor_.held(index)) return true;
-  }
-  return false;
-}
-
-void Engine::set_sync(bool sync) {
-  sync_ = sync;
-  executor_.hold_partial_sums(!sync);
+  resolver_.settle_step();
+  if (backward) give_placeholder_gradients();
 }
 
 // Another engine's forward has no certain end: what it still owes goes before this engine's
@@ -97,9 +68,9 @@ void Engine::set_sync(bool sync) {
 // the other ranks would hang where one of them has freed that engine already.
 void Engine::take_turn() {
   Engine*& holder = *groups().turn;
-  if (holder != nullptr && holder != this && holder->order_.current() != Pass::kBackward &&
-      !holder->order_.on_demand()) {
-    holder->end_pass();
+  if (holder != nullptr && holder != this) {
+    const schedule::Order& order = holder->resolver_.order();
+    if (order.current() != Pass::kBackward && !order.on_demand()) holder->resolver_.end_pass();
   }
   holder = this;
 }
@@ -115,37 +86,27 @@ void Engine::begin_forward() {
   take_turn();
   settle();
   executor_.profile().set_phase(Phase::kForward);
-  if (c10::GradMode::is_enabled()) forward_sync_ = sync_;
-  cross(order_.begin_forward(c10::GradMode::is_enabled()));
+  resolver_.begin_forward(c10::GradMode::is_enabled());
 }
 
 void Engine::before_forward(int index) {
+  const std::optional<Pass> pass = resolver_.order().current();
   // In a backward this is a recomputation; its pass is the backward's.
   if (in_backward()) {
     open_backward();
-  } else if (!order_.current() || order_.current() == Pass::kBackward) {
+  } else if (!pass || pass == Pass::kBackward) {
     begin_forward();
   }
-  use(index);
-}
-
-// A unit that is ready already may still be what the schedule waits for, to send the next ones.
-void Engine::use(int index) {
-  if (!executor_.ready(index) || order_.is_next({Moment::kBeforeUse, index}))
-    request(Moment::kBeforeUse, index);
+  resolver_.before_use(core::UnitIndex(index));
 }
 
 void Engine::after_forward(int index) {
-  if (in_backward() || !options().reshard_after_forward || !executor_.ready(index)) return;
-  // A replay that does not owe it keeps the unit for the backward that follows.
-  if (!order_.on_demand() && !order_.owes({Moment::kAfterForward, index})) return;
-  request(Moment::kAfterForward, index);
+  if (!in_backward()) resolver_.after_forward(core::UnitIndex(index));
 }
 
 std::vector<at::Tensor> Engine::watch_inputs(int index, const std::vector<at::Tensor>& inputs) {
-  return before_leaving_backward(inputs, [this, index] {
-    if (order_.current() == Pass::kBackward) request(Moment::kAfterBackward, index);
-  });
+  return before_leaving_backward(
+      inputs, [this, index] { resolver_.after_backward(core::UnitIndex(index)); });
 }
 
 void Engine::watch_outputs(int index, const std::vector<at::Tensor>& outputs) {
@@ -165,21 +126,15 @@ void Engine::watch_root_outputs(const std::vector<at::Tensor>& outputs) {
 // ---- backward ----
 
 void Engine::open_backward() {
-  if (order_.current() == Pass::kBackward && !backward_.expired()) return;
-  take_turn();
+  if (resolver_.order().current() == Pass::kBackward && !backward_.expired()) return;
   settle();
   verdict_.reset();
   take_new_gradients();
-  begin_backward();
+  executor_.profile().set_phase(Phase::kBackward);
+  resolver_.begin_backward();
   auto alive = std::make_shared<bool>(true);
   backward_ = alive;
-  at_end_of_backward([this, alive] { end_backward(/*complete=*/true); });
-}
-
-void Engine::begin_backward() {
-  executor_.profile().set_phase(Phase::kBackward);
-  issued_.add(std::int64_t{sync_});
-  cross(order_.begin_backward());
+  at_end_of_backward([this, alive] { end_backward(); });
 }
 
 // Whether gradients add to earlier micro-steps' or replace them is said by the placeholder:
@@ -192,26 +147,18 @@ void Engine::take_new_gradients() {
 
 void Engine::before_backward(int index) {
   open_backward();
-  use(index);
-  executor_.finish_route(
-      index);  // of an earlier use in this pass: its gradients lie where new ones come
+  resolver_.before_backward(core::UnitIndex(index));
   c10::AutoGradMode no_grad(false);
   unit(index).expect_gradients();
 }
 
-void Engine::end_backward(bool complete) {
+void Engine::end_backward() {
   backward_.reset();
-  // Units whose inputs need no gradient, or whose gradients came without one, in the order of a
-  // backward. A unit whose release is still owed is served by end_pass().
-  for (int index = num_units() - 1; index >= 0; --index) {
-    const bool open = executor_.ready(index) || unit(index).has_gradients();
-    if (open && !order_.owes({Moment::kAfterBackward, index}))
-      request(Moment::kAfterBackward, index);
-  }
-  end_pass();
-  // What a raised backward left counts only where it adds to earlier gradients: zero_grad() may
-  // have come since.
-  if (!complete) return;
+  resolver_.end_backward();
+  give_placeholder_gradients();
+}
+
+void Engine::give_placeholder_gradients() {
   for (std::size_t i = 0; i < placeholders_.size(); ++i) {
     if (placeholders_[i].requires_grad())
       placeholders_[i].mutable_grad() = placeholder_gradients_[i];
@@ -220,6 +167,7 @@ void Engine::end_backward(bool complete) {
 
 void Engine::clear_gradient(int matrix) {
   verdict_.reset();
+  resolver_.finish_routes();  // what is on its way would come back
   executor_.clear_gradient(matrix);
 }
 
@@ -236,9 +184,14 @@ void Engine::put_gradient(int index, int matrix, const at::Tensor& value) {
 void Engine::step(const std::function<void(int)>& update) {
   settle();
   executor_.profile().set_phase(Phase::kStep);
-  executor_.new_version();
-  for (const schedule::Operation& operation : schedule_.step) executor_.perform(operation, update);
+  update_ = update;
+  resolver_.step();
+  update_ = nullptr;
   if (!options().schedule.asynchronous) executor_.drain();
+}
+
+void Engine::perform(const schedule::Operation& operation) {
+  executor_.perform(operation, update_);
 }
 
 at::Tensor Engine::collect_master(int matrix) {

@@ -10,10 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "dmuon/core/hash.h"
 #include "dmuon/engine/executor.h"
-#include "dmuon/schedule/order.h"
-#include "dmuon/schedule/step_schedule.h"
+#include "dmuon/schedule/resolver.h"
 
 namespace dmuon::engine {
 
@@ -31,9 +29,9 @@ struct HostNorms {
   double replicated = 0;  ///< of tensors that every rank holds alike: counts once
 };
 
-/// Runs a model's communication: hooks say how far a step has come, schedule::Order says which
-/// triggers are crossed, the schedule says what each issues, Executor does it. It knows nothing of
-/// Muon: owners' weights change in step(), by the function that it is given.
+/// Runs a model's communication: hooks say how far a step has come, schedule::Resolver says which
+/// operations run, Executor does them. It knows nothing of Muon: owners' weights change in step(),
+/// by the function that it is given.
 ///
 /// A step, from hooks: begin_forward; before_forward and after_forward of each unit; from autograd:
 /// the unit's weights return before its backward and its gradients leave after it; end of backward.
@@ -47,14 +45,14 @@ struct HostNorms {
 /// Streams: the calling thread's current stream, and the lanes beside it. Threads: one at a time;
 /// the backward thread counts as the forward's continuation. Errors: CommError when a peer is lost;
 /// InvalidArgument, on all ranks, when ranks want different things.
-class Engine {
+class Engine : private schedule::Performer {
  public:
   /// @param specs    of every matrix.
   /// @param units    disjoint; every matrix is in one.
   /// @param batches  this rank's: global indices of equally shaped matrices that it owns.
   Engine(Options options, Groups groups, std::vector<MatrixSpec> specs,
          const std::vector<UnitSpec>& units, const std::vector<std::vector<int>>& batches);
-  ~Engine();
+  ~Engine() override;
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -62,7 +60,8 @@ class Engine {
   Unit& unit(int index) { return executor_.unit(index); }
   void bind(int unit, std::vector<at::Tensor> parameters);
   int num_units() const { return executor_.num_units(); }
-  bool ready(int unit) const { return executor_.ready(unit); }  ///< its weights may be read
+  /// Its weights may be read.
+  bool ready(int unit) const { return resolver_.ready(core::UnitIndex(unit)); }
 
   /// The placeholders that the user sees, by matrix, and what stands in for their gradients: set as
   /// `.grad` at the end of each backward; a placeholder without `.grad` has had its gradient
@@ -108,11 +107,11 @@ class Engine {
   }
 
   /// Under no_sync: gradients of the next backwards stay at the column members. Alike on all ranks.
-  void set_sync(bool sync);
+  void set_sync(bool sync) { resolver_.set_sync(sync); }
 
   /// Whether column members hold gradients that no synchronised backward has sent on; alike on all
   /// ranks.
-  bool holds_partial_sums() const;
+  bool holds_partial_sums() const { return resolver_.holds_partial_sums(); }
 
   /// Clears a matrix's accumulated gradient, as zero_grad does.
   void clear_gradient(int matrix);
@@ -132,36 +131,31 @@ class Engine {
   at::Tensor collect_master(int matrix);
 
   // For verification: one unit's operations by themselves, outside any pass. Collective.
-  void unshard(int unit) { serve({schedule::Moment::kBeforeUse, unit}); }
-  void reshard(int unit) { serve({schedule::Moment::kAfterForward, unit}); }
-  void route(int unit) { serve({schedule::Moment::kAfterBackward, unit}); }
+  void unshard(int unit) { serve(schedule::Moment::kBeforeUse, unit); }
+  void reshard(int unit) { serve(schedule::Moment::kAfterForward, unit); }
+  void route(int unit) { serve(schedule::Moment::kAfterBackward, unit); }
   void put_gradient(int unit, int matrix, const at::Tensor& value);
 
   /// The schedule as it stands; passes that have not been traced are empty.
-  const schedule::StepSchedule& schedule() const { return schedule_; }
-  const schedule::Layout& layout() const { return executor_.layout(); }
-  const std::vector<schedule::Trigger>& trace(schedule::Pass pass) const {
-    return order_.trace(pass);
-  }
+  const schedule::StepSchedule& schedule() const { return resolver_.schedule(); }
+  const schedule::Layout& layout() const { return resolver_.layout(); }
+  const schedule::Trace& trace(schedule::Pass pass) const { return resolver_.order().trace(pass); }
   Profile& profile() { return executor_.profile(); }
 
   std::map<std::string, double> statistics() const;
   void reset_peak() { executor_.pool().reset_peak(); }
 
  private:
-  void cross(const std::vector<schedule::Crossing>& crossings);
-  void perform(const std::vector<schedule::Operation>& operations);
-  void serve(schedule::Trigger trigger);
-  void request(schedule::Moment moment, int unit);
-  void compare(int moment, int unit);
-  void end_pass();
-  void rebuild_schedule();
-  void use(int unit);
+  void compare(const std::optional<schedule::Trigger>& trigger) override;
+  void perform(const schedule::Operation& operation) override;
+  void serve(schedule::Moment moment, int unit) {
+    resolver_.serve({moment, core::UnitIndex(unit)});
+  }
   void before_backward(int unit);
   void open_backward();
-  void begin_backward();
   void take_turn();
-  void end_backward(bool complete);
+  void end_backward();
+  void give_placeholder_gradients();
   void take_new_gradients();
 
   const Options& options() const { return executor_.options(); }
@@ -172,14 +166,10 @@ class Engine {
   std::vector<at::Tensor> placeholders_;
   std::vector<at::Tensor> placeholder_gradients_;
 
-  schedule::Order order_;
-  schedule::StepSchedule schedule_;
-  schedule::PassSchedule evaluation_;
-  std::weak_ptr<bool> backward_;  // alive while the backward that opened the pass is
-  bool sync_ = true;
-  bool forward_sync_ = true;  // as the last training forward found it
+  schedule::Resolver resolver_;
+  std::function<void(int)> update_;  // of the step that is being taken
+  std::weak_ptr<bool> backward_;     // alive while the backward that opened the pass is
   std::int64_t num_compared_ = 0;
-  core::Hasher issued_;
   std::optional<Verdict> verdict_;
   std::map<std::string, double> seconds_;
 };

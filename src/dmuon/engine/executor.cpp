@@ -19,15 +19,11 @@ Executor::Executor(Options options, Groups groups, std::vector<MatrixSpec> specs
       groups_(std::move(groups)),
       specs_(std::move(specs)),
       pool_(std::make_shared<BufferPool>(options.device)),
-      states_(units.size()),
       places_(specs_.size()),
       has_gradient_(specs_.size(), false),
-      layout_{options.num_replicates, options.num_shards, {}},
       process_(getpid()) {
-  for (std::vector<Event>& events : done_) events.resize(units.size());
-  for (std::size_t i = 0; i < units.size(); ++i) {
-    const UnitSpec& spec = units[i];
-    UnitState& state = states_[i];
+  for (const UnitSpec& spec : units) {
+    UnitState state;
     state.unit = std::make_unique<Unit>(
         spec.name, specs_,
         pack(specs_, spec.matrices, options_.num_replicates, options_.num_shards), pool_,
@@ -38,12 +34,7 @@ Executor::Executor(Options options, Groups groups, std::vector<MatrixSpec> specs
           std::make_unique<PackedBuffer>(pool_, own_column(state).size(), spec.compute_dtype);
       state.node_copy->allocate();
     }
-    schedule::UnitLayout& layout = layout_.units.emplace_back();
-    layout.name = spec.name;
-    for (const Segment& part : state.unit->packing().owners)
-      layout.owner_elements.push_back(part.size());
-    layout.weight_size = static_cast<int>(c10::elementSize(spec.compute_dtype));
-    layout.gradient_size = static_cast<int>(c10::elementSize(spec.reduce_dtype));
+    states_.push_back(std::move(state));
   }
   for (const std::vector<int>& batch : batches) {
     const MatrixSpec& first = specs_.at(static_cast<std::size_t>(batch.at(0)));
@@ -71,8 +62,8 @@ void Groups::leave(std::chrono::milliseconds grace) {
 // What travels uses this object's buffers.
 Executor::~Executor() {
   if (getpid() != process_) return;
-  for (const std::vector<Event>& events : done_) {
-    for (const Event& event : events) {
+  for (const UnitState& state : states_) {
+    for (const Event& event : state.done) {
       try {
         event.wait();
       } catch (const std::exception&) {  // a lost peer: whoever waited for this has heard of it
@@ -81,12 +72,26 @@ Executor::~Executor() {
   }
 }
 
-std::vector<std::vector<int>> Executor::units_of_batches() const {
-  std::vector<std::vector<int>> touched;
+schedule::Layout Executor::layout() const {
+  schedule::Layout layout{options_.num_replicates, options_.num_shards, {}};
+  for (const UnitState& state : states_) {
+    schedule::UnitLayout unit{.name = state.unit->name()};
+    for (const Segment& part : state.unit->packing().owners)
+      unit.owner_elements.push_back(part.size());
+    unit.weight_size = static_cast<int>(state.unit->weights().flat().element_size());
+    unit.gradient_size = static_cast<int>(state.unit->gradients().flat().element_size());
+    layout.units.push_back(std::move(unit));
+  }
+  return layout;
+}
+
+schedule::Batches Executor::units_of_batches() const {
+  schedule::Batches touched;
   for (const OwnedBatch& batch : batches_) {
-    std::vector<int>& units = touched.emplace_back();
+    std::vector<core::UnitIndex> units;
     for (const int matrix : batch.matrices)
-      units.push_back(specs_[static_cast<std::size_t>(matrix)].unit);
+      units.emplace_back(specs_[static_cast<std::size_t>(matrix)].unit);
+    touched.push_back(std::move(units));
   }
   return touched;
 }
@@ -96,49 +101,41 @@ std::vector<std::vector<int>> Executor::units_of_batches() const {
 void Executor::enqueue(const Operation& operation, std::function<void()> work) {
   const bool intra = schedule::lane_of(operation.kind) == schedule::Lane::kIntra;
   std::vector<Event> after;
-  for (const schedule::Dependency& dependency : operation.after) {
-    after.push_back(done_[static_cast<std::size_t>(dependency.kind)]
-                         [static_cast<std::size_t>(dependency.unit)]);
-  }
-  const auto timed = [this, kind = operation.kind, unit = operation.unit, issued = Profile::now(),
+  for (const schedule::Dependency& dependency : operation.after)
+    after.push_back(newest(dependency));
+  const auto timed = [this, kind = operation.kind, unit = operation.unit.value(), issued = Profile::now(),
                       work = std::move(work)] {
     const double started = Profile::now();
     work();
     profile_.add({kind, unit, issued, started, Profile::now()});
   };
   Lane& queue = intra ? groups_.lanes->intra : groups_.lanes->inter;
-  done_[static_cast<std::size_t>(operation.kind)][static_cast<std::size_t>(operation.unit)] =
+  states_[operation.unit].done[static_cast<std::size_t>(operation.kind)] =
       queue.enqueue(options_.device, timed, std::move(after));
 }
 
 void Executor::await(const Operation& operation) {
   const double started = Profile::now();
-  for (const schedule::Dependency& dependency : operation.after) {
-    done_[static_cast<std::size_t>(dependency.kind)][static_cast<std::size_t>(dependency.unit)]
-        .wait();
-  }
-  profile_.add({operation.kind, operation.unit, started, started, Profile::now()});
+  for (const schedule::Dependency& dependency : operation.after) newest(dependency).wait();
+  profile_.add({operation.kind, operation.unit.value(), started, started, Profile::now()});
 }
 
 void Executor::perform(const Operation& operation, const std::function<void(int)>& update) {
   if (operation.kind == Kind::kUpdate) {
     const double started = Profile::now();
-    if (update) update(operation.unit);
-    profile_.add({operation.kind, operation.unit, started, started, Profile::now()});
+    if (update) update(operation.batch.value());
+    profile_.add({operation.kind, operation.batch.value(), started, started, Profile::now()});
     return;
   }
   const c10::AutoGradMode no_grad(false);
-  UnitState& state = states_.at(static_cast<std::size_t>(operation.unit));
+  UnitState& state = states_.at(operation.unit);
   switch (operation.kind) {
     case Kind::kPublishInter:
       return publish_inter(state, operation);
     case Kind::kPublishIntra:
       return publish_intra(state, operation);
     case Kind::kAwaitWeights:
-      if (state.ready) return;
-      await(operation);
-      state.ready = true;
-      return;
+      return await(operation);
     case Kind::kReshard:
       return reshard(state, operation);
     case Kind::kRouteIntra:
@@ -155,19 +152,16 @@ void Executor::perform(const Operation& operation, const std::function<void(int)
 }
 
 void Executor::drain() {
-  finish_routes();
-  for (const std::vector<Event>& events : done_) {
-    for (const Event& event : events) event.wait();
+  for (const UnitState& state : states_) {
+    for (const Event& event : state.done) event.wait();
   }
 }
 
 void Executor::clear_gradient(int matrix) {
-  finish_routes();  // what is on its way would come back
   has_gradient_.at(static_cast<std::size_t>(matrix)) = false;
   const Place& place = places_[static_cast<std::size_t>(matrix)];
   if (place.batch >= 0) batches_[static_cast<std::size_t>(place.batch)].filled[place.index] = false;
-  UnitState& state =
-      states_[static_cast<std::size_t>(specs_[static_cast<std::size_t>(matrix)].unit)];
+  UnitState& state = states_[core::UnitIndex(specs_[static_cast<std::size_t>(matrix)].unit)];
   const std::vector<int>& matrices = state.unit->packing().matrices;
   const auto found = std::find(matrices.begin(), matrices.end(), matrix) - matrices.begin();
   state.partial_filled[static_cast<std::size_t>(found)] = false;

@@ -66,9 +66,10 @@ struct Place {
   std::size_t index = 0;
 };
 
-/// Performs a schedule's operations on real tensors and groups: moves weights from owners' batches
-/// to units' packed buffers, and gradients back. It knows no trigger and no order; whoever calls it
-/// must issue the same operations in the same order on every rank.
+/// Performs operations on real tensors and groups: moves weights from owners' batches to units'
+/// packed buffers, and gradients back. It knows no trigger, no order and no history: it does each
+/// operation that it is told, and a schedule::Resolver tells it those that make sense, in the same
+/// order on every rank.
 ///
 /// Streams: operations of the compute lane are the current stream's; those of the other lanes run
 /// beside it, see Lane. Threads: one at a time. All memory is taken and given back by the calling
@@ -87,38 +88,21 @@ class Executor {
   void perform(const schedule::Operation& operation,
                const std::function<void(int)>& update = nullptr);
 
-  /// The owners' weights change from here on: node copies are stale.
-  void new_version() { ++version_; }
-
-  /// A backward under no_sync keeps what it routes at the column members.
-  void hold_partial_sums(bool hold) { hold_ = hold; }
-
-  /// Whether a unit's weights may be read.
-  bool ready(int unit) const { return states_.at(static_cast<std::size_t>(unit)).ready; }
-
-  /// Whether the unit's column members hold what no_sync kept; alike on all ranks.
-  bool held(int unit) const { return states_.at(static_cast<std::size_t>(unit)).held; }
-
-  /// Waits for the route of a unit that is in flight, or of all, in order of issue.
-  void finish_route(int unit);
-  void finish_routes();
-
   /// Waits for everything: nothing is in flight afterwards.
   void drain();
 
-  Unit& unit(int index) { return *states_.at(static_cast<std::size_t>(index)).unit; }
-  int num_units() const { return static_cast<int>(states_.size()); }
+  Unit& unit(int index) { return *states_.at(core::UnitIndex(index)).unit; }
+  int num_units() const { return states_.size(); }
   std::vector<OwnedBatch>& batches() { return batches_; }
   Place place(int matrix) const { return places_.at(static_cast<std::size_t>(matrix)); }
   const std::vector<MatrixSpec>& specs() const { return specs_; }
   const Options& options() const { return options_; }
   Groups& groups() { return groups_; }
   BufferPool& pool() { return *pool_; }
-  const schedule::Layout& layout() const { return layout_; }
+  schedule::Layout layout() const;
   Profile& profile() { return profile_; }
 
-  /// [batches] the units that each touches.
-  std::vector<std::vector<int>> units_of_batches() const;
+  schedule::Batches units_of_batches() const;
 
   bool has_gradient(int matrix) const { return has_gradient_[static_cast<std::size_t>(matrix)]; }
   void clear_gradient(int matrix);
@@ -129,14 +113,10 @@ class Executor {
   struct UnitState {
     std::unique_ptr<Unit> unit;
     std::unique_ptr<PackedBuffer> node_copy;  // null where there is none
-    std::int64_t node_version = -1;           // that the node copy holds, or is being filled with
-    bool filling = false;                     // stage 2 was issued; the buffer is full, or will be
-    bool ready = false;                       // and compute has waited for it
-    bool routing = false;
-    std::unique_ptr<PackedBuffer> inbox;
-    std::unique_ptr<PackedBuffer> partial;  // fp32 [own segment] what no_sync kept; else null
-    std::vector<bool> partial_filled;       // [matrices, in packed order]
-    bool held = false;
+    std::unique_ptr<PackedBuffer> inbox;      // of the route that is in flight
+    std::unique_ptr<PackedBuffer> partial;    // fp32 [own segment] what no_sync kept; else null
+    std::vector<bool> partial_filled;         // [matrices, in packed order]
+    std::array<Event, schedule::kNumKinds> done;  // the newest of each kind
   };
 
   bool is_owner(int matrix) const {
@@ -148,6 +128,9 @@ class Executor {
   }
   std::vector<Segment> own_parts(const UnitState& state) const;
 
+  const Event& newest(const schedule::Dependency& dependency) const {
+    return states_[dependency.unit].done[static_cast<std::size_t>(dependency.kind)];
+  }
   void enqueue(const schedule::Operation& operation, std::function<void()> work);
   void await(const schedule::Operation& operation);
 
@@ -168,15 +151,10 @@ class Executor {
   Groups groups_;
   std::vector<MatrixSpec> specs_;
   std::shared_ptr<BufferPool> pool_;
-  std::vector<UnitState> states_;  // [units]
+  core::Vector<core::UnitIndex, UnitState> states_;
   std::vector<OwnedBatch> batches_;
   std::vector<Place> places_;       // [matrices] in batches_
   std::vector<bool> has_gradient_;  // [matrices] on this rank, since it was cleared
-  schedule::Layout layout_;
-  std::vector<int> routing_;  // units, in order of issue
-  std::int64_t version_ = 0;
-  bool hold_ = false;
-  std::array<std::vector<Event>, schedule::kNumKinds> done_;  // [kinds][units] the newest of each
   Profile profile_;
   pid_t process_;  // that made it: a forked child has no lanes
   std::int64_t num_unshards_ = 0;

@@ -10,7 +10,6 @@
 
 namespace dmuon::engine {
 
-using schedule::Kind;
 using schedule::Operation;
 
 // Casts this owner's matrices into its part of `target`, whose first element is `origin` of the
@@ -33,11 +32,8 @@ void Executor::publish_inter(UnitState& state, const Operation& operation) {
   const std::int64_t origin = own_column(state).begin;
   at::Tensor target;
   if (state.node_copy) {
-    if (state.node_version == version_) return;
-    state.node_version = version_;
     target = state.node_copy->flat();
   } else {
-    if (state.unit->weights().allocated()) return;
     state.unit->weights().allocate();
     target = state.unit->weights().slice(origin, own_column(state).end);
   }
@@ -55,13 +51,9 @@ void Executor::publish_inter(UnitState& state, const Operation& operation) {
 }
 
 void Executor::publish_intra(UnitState& state, const Operation& operation) {
-  if (state.filling) return;
-  // A unit whose stage 1 this pass took for done: after a new trace, say. Alike on all ranks.
-  if (has_inter()) publish_inter(state, {Kind::kPublishInter, operation.unit, 0, {}});
   ++num_unshards_;
   Unit& unit = *state.unit;
   unit.weights().allocate();
-  state.filling = true;
   enqueue(operation, [this, &state, &unit] {
     const std::string what = "the weights of " + unit.name();
     const Segment own = own_column(state);
@@ -79,9 +71,7 @@ void Executor::publish_intra(UnitState& state, const Operation& operation) {
 }
 
 void Executor::reshard(UnitState& state, const Operation& operation) {
-  state.ready = false;  // whatever happens, nobody computes with half of it
   await(operation);
-  state.filling = false;
   state.unit->weights().release();
 }
 

@@ -14,7 +14,6 @@
 
 namespace dmuon::engine {
 
-using schedule::Kind;
 using schedule::Operation;
 
 namespace {
@@ -89,7 +88,6 @@ void Executor::take_node_mean(UnitState& state, std::int64_t begin, at::Tensor m
 }
 
 void Executor::route_intra(UnitState& state, const Operation& operation) {
-  finish_route(operation.unit);
   ++num_routes_;
   Unit& unit = *state.unit;
   unit.fill_missing_gradients();
@@ -97,9 +95,7 @@ void Executor::route_intra(UnitState& state, const Operation& operation) {
     if (unit.arrived(i)) has_gradient_[static_cast<std::size_t>(unit.packing().matrices[i])] = true;
   }
   unit.hand_over_gradients();
-  state.routing = true;
-  routing_.push_back(operation.unit);
-  const bool hold = hold_ && has_inter();
+  const bool hold = operation.hold;
   if (hold && !state.partial) {
     state.partial = std::make_unique<PackedBuffer>(pool_, own_column(state).size(), at::kFloat);
     state.partial->allocate();
@@ -130,7 +126,6 @@ void Executor::route_intra(UnitState& state, const Operation& operation) {
     if (!has_inter()) finish_accumulation(unit);
     if (has_inter()) std::fill(state.partial_filled.begin(), state.partial_filled.end(), hold);
   });
-  state.held = hold;
 }
 
 void Executor::route_inter(UnitState& state, const Operation& operation) {
@@ -151,22 +146,9 @@ void Executor::route_inter(UnitState& state, const Operation& operation) {
 }
 
 void Executor::finish_route(UnitState& state, const Operation& operation) {
-  if (!state.routing) return;
   await(operation);
   state.unit->gradients().release();
   state.inbox.reset();
-  state.routing = false;
-  routing_.erase(std::find(routing_.begin(), routing_.end(), operation.unit));
-}
-
-void Executor::finish_route(int unit) {
-  Operation operation{Kind::kFinishRoute, unit, 0, {{Kind::kRouteIntra, unit}}};
-  if (has_inter()) operation.after.push_back({Kind::kRouteInter, unit});
-  finish_route(states_.at(static_cast<std::size_t>(unit)), operation);
-}
-
-void Executor::finish_routes() {
-  while (!routing_.empty()) finish_route(routing_.front());
 }
 
 }  // namespace dmuon::engine

@@ -4,10 +4,10 @@
 
 #include "dmuon/schedule/step_schedule.h"
 
-// What the builders of passes and of updates share; not for users of the schedule.
+// What the builders of passes and of updates and the resolver share; not for users of the schedule.
 namespace dmuon::schedule {
 
-std::vector<int> units_by_first_use(const Trace& trace);
+std::vector<core::UnitIndex> units_by_first_use(const Trace& trace);
 
 /// How far ahead things go, from the options, the mesh and the memory that the options grant.
 struct Window {
@@ -21,36 +21,40 @@ Window window_of(const Layout& layout, const Options& options);
 /// The operations that make operations of a mesh: what a stage that the mesh lacks leaves out.
 class Maker {
  public:
-  explicit Maker(const Layout& layout) : has_inter_(layout.num_replicates > 1) {}
+  explicit Maker(const Layout& layout) : has_inter_(layout.has_inter()) {}
 
   bool has_inter() const { return has_inter_; }
 
-  Operation publish_inter(int unit) const { return {Kind::kPublishInter, unit, 0, {}}; }
-  Operation publish_intra(int unit) const {
-    Operation operation{Kind::kPublishIntra, unit, 0, {}};
+  Operation publish_inter(core::UnitIndex unit) const {
+    return {.kind = Kind::kPublishInter, .unit = unit};
+  }
+  Operation publish_intra(core::UnitIndex unit) const {
+    Operation operation{.kind = Kind::kPublishIntra, .unit = unit};
     if (has_inter_) operation.after.push_back({Kind::kPublishInter, unit});
     return operation;
   }
-  Operation await_weights(int unit) const {
-    return {Kind::kAwaitWeights, unit, 0, {{Kind::kPublishIntra, unit}}};
+  Operation await_weights(core::UnitIndex unit) const {
+    return {.kind = Kind::kAwaitWeights, .unit = unit, .after = {{Kind::kPublishIntra, unit}}};
   }
   // A buffer that nobody awaited may still be on its way.
-  Operation reshard(int unit) const {
-    Operation operation{Kind::kReshard, unit, 0, {{Kind::kPublishIntra, unit}}};
+  Operation reshard(core::UnitIndex unit) const {
+    Operation operation{
+        .kind = Kind::kReshard, .unit = unit, .after = {{Kind::kPublishIntra, unit}}};
     if (has_inter_) operation.after.push_back({Kind::kPublishInter, unit});
     return operation;
   }
-  std::vector<Operation> route(int unit, bool sync) const {
-    std::vector<Operation> operations{{Kind::kRouteIntra, unit, 0, {}}};
-    if (has_inter_ && sync)
-      operations.push_back({Kind::kRouteInter, unit, 0, {{Kind::kRouteIntra, unit}}});
+  std::vector<Operation> route(core::UnitIndex unit, bool sync) const {
+    std::vector<Operation> operations{
+        {.kind = Kind::kRouteIntra, .unit = unit, .hold = has_inter_ && !sync}};
+    if (has_inter_ && sync) {
+      operations.push_back(
+          {.kind = Kind::kRouteInter, .unit = unit, .after = {{Kind::kRouteIntra, unit}}});
+    }
     return operations;
   }
-  Operation finish_route(int unit, bool sync) const {
-    return {Kind::kFinishRoute,
-            unit,
-            0,
-            {{has_inter_ && sync ? Kind::kRouteInter : Kind::kRouteIntra, unit}}};
+  Operation finish_route(core::UnitIndex unit, bool sync) const {
+    const Kind last = has_inter_ && sync ? Kind::kRouteInter : Kind::kRouteIntra;
+    return {.kind = Kind::kFinishRoute, .unit = unit, .after = {{last, unit}}};
   }
 
  private:

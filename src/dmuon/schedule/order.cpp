@@ -11,7 +11,7 @@ std::ostream& operator<<(std::ostream& out, const Trigger& trigger) {
   return out << kMoments[static_cast<int>(trigger.moment)] << " of " << trigger.unit;
 }
 
-void Order::Trace::begin() {
+void Order::Course::begin() {
   cursor = 0;
   if (replaying()) return;
   triggers.clear();
@@ -19,16 +19,16 @@ void Order::Trace::begin() {
   deviated = false;
 }
 
-bool Order::Trace::lies_ahead(Trigger trigger) const {
+bool Order::Course::lies_ahead(Trigger trigger) const {
   return std::find(triggers.begin() + static_cast<std::ptrdiff_t>(cursor), triggers.end(),
                    trigger) != triggers.end();
 }
 
-bool Order::Trace::contains(Trigger trigger) const {
+bool Order::Course::contains(Trigger trigger) const {
   return std::find(triggers.begin(), triggers.end(), trigger) != triggers.end();
 }
 
-std::vector<Crossing> Order::Trace::take(std::size_t end, Pass pass) {
+std::vector<Crossing> Order::Course::take(std::size_t end, Pass pass) {
   std::vector<Crossing> crossings;
   for (; cursor < end; ++cursor) {
     crossings.push_back({triggers[cursor], pass, static_cast<int>(cursor)});
@@ -36,7 +36,7 @@ std::vector<Crossing> Order::Trace::take(std::size_t end, Pass pass) {
   return crossings;
 }
 
-std::vector<Crossing> Order::Trace::advance(Trigger trigger, Pass pass) {
+std::vector<Crossing> Order::Course::advance(Trigger trigger, Pass pass) {
   if (replaying() && lies_ahead(trigger)) {
     const auto found =
         std::find(triggers.begin() + static_cast<std::ptrdiff_t>(cursor), triggers.end(), trigger);
@@ -50,13 +50,16 @@ std::vector<Crossing> Order::Trace::advance(Trigger trigger, Pass pass) {
   return {{trigger, pass, -1}};
 }
 
-std::vector<Crossing> Order::Trace::finish(Pass pass) {
-  if (replaying()) return take(triggers.size(), pass);
-  if (!deviated) known = true;
-  return {};
+std::vector<Crossing> Order::Course::take_rest(Pass pass) {
+  if (!replaying()) return {};
+  return take(triggers.size(), pass);
 }
 
-void Order::Trace::keep_last_unit() {
+void Order::Course::finish() {
+  if (!deviated) known = true;
+}
+
+void Order::Course::keep_last_unit() {
   if (!triggers.empty() && triggers.back().moment == Moment::kAfterForward) triggers.pop_back();
 }
 
@@ -64,7 +67,7 @@ std::vector<Crossing> Order::begin(Pass pass) {
   std::vector<Crossing> owed = end_pass();
   current_ = pass;
   if (pass != Pass::kEvalForward) unanswered_ = pass == Pass::kTrainForward;
-  trace().begin();
+  course().begin();
   return owed;
 }
 
@@ -78,48 +81,51 @@ std::vector<Crossing> Order::request(Trigger trigger) {
   std::vector<Crossing> crossings;
   core::invariant(current_.has_value(), "Order::request: no pass is open");
   const bool forward = *current_ != Pass::kBackward;
-  if (forward && trace().replaying() && !trace().lies_ahead(trigger) && trace().contains(trigger)) {
+  if (forward && course().replaying() && !course().lies_ahead(trigger) && course().contains(trigger)) {
     crossings = begin(*current_);
   }
-  std::vector<Crossing> more = trace().advance(trigger, *current_);
+  std::vector<Crossing> more = course().advance(trigger, *current_);
   crossings.insert(crossings.end(), more.begin(), more.end());
   return crossings;
+}
+
+std::vector<Crossing> Order::catch_up() {
+  if (!current_) return {};
+  return course().take_rest(*current_);
 }
 
 std::vector<Crossing> Order::end_pass() {
   if (!current_) return {};
   const bool traced = on_demand();
-  std::vector<Crossing> owed = trace().finish(*current_);
-  if (traced && current_ == Pass::kTrainForward) trace().keep_last_unit();
+  std::vector<Crossing> owed = catch_up();
+  course().finish();
+  if (traced && current_ == Pass::kTrainForward) course().keep_last_unit();
   current_.reset();
   return owed;
 }
 
 bool Order::owes(Trigger trigger) const {
-  if (!current_) return false;
-  const Trace& trace = traces_[static_cast<int>(*current_)];
-  return trace.replaying() && trace.lies_ahead(trigger);
+  return current_ && course().replaying() && course().lies_ahead(trigger);
 }
 
 bool Order::is_next(Trigger trigger) const {
-  if (!current_) return false;
-  const Trace& trace = traces_[static_cast<int>(*current_)];
-  return trace.replaying() && trace.cursor < trace.triggers.size() &&
-         trace.triggers[trace.cursor] == trigger;
+  if (!current_ || !course().replaying()) return false;
+  return course().cursor < course().triggers.size() &&
+         course().triggers[course().cursor] == trigger;
 }
 
-const std::vector<Trigger>& Order::trace(Pass pass) const {
-  static const std::vector<Trigger> kNone;
-  const Trace& trace = traces_[static_cast<int>(pass)];
-  return trace.replaying() ? trace.triggers : kNone;
+const Trace& Order::trace(Pass pass) const {
+  static const Trace kNone;
+  const Course& course = courses_[static_cast<int>(pass)];
+  return course.replaying() ? course.triggers : kNone;
 }
 
 bool Order::owes_backward() const {
-  return unanswered_ && traces_[static_cast<int>(Pass::kBackward)].replaying();
+  return unanswered_ && courses_[static_cast<int>(Pass::kBackward)].replaying();
 }
 
 bool Order::on_demand() const {
-  return current_ && !traces_[static_cast<int>(*current_)].replaying();
+  return current_ && !course().replaying();
 }
 
 }  // namespace dmuon::schedule

@@ -46,6 +46,9 @@ class Order {
   /// @throws InternalError if no pass is open.
   std::vector<Crossing> request(Trigger trigger);
 
+  /// What the open pass still owes where it follows a trace; the pass stays open.
+  std::vector<Crossing> catch_up();
+
   /// Ends the current pass; returns what it still owed. Nothing where no pass is open.
   std::vector<Crossing> end_pass();
 
@@ -63,14 +66,14 @@ class Order {
   bool is_next(Trigger trigger) const;
 
   /// The trace of a pass; empty where none is followed.
-  const std::vector<Trigger>& trace(Pass pass) const;
+  const Trace& trace(Pass pass) const;
 
   /// Whether the open pass follows no trace, so that triggers are compared.
   bool on_demand() const;
 
  private:
-  struct Trace {
-    std::vector<Trigger> triggers;
+  struct Course {
+    Trace triggers;
     bool known = false;  // a whole pass has been traced
     bool deviated = false;
     std::size_t cursor = 0;
@@ -81,14 +84,16 @@ class Order {
     std::vector<Crossing> take(std::size_t end, Pass pass);
     bool lies_ahead(Trigger trigger) const;
     bool contains(Trigger trigger) const;
-    std::vector<Crossing> finish(Pass pass);
+    std::vector<Crossing> take_rest(Pass pass);
+    void finish();
     void keep_last_unit();
   };
 
-  Trace& trace() { return traces_[static_cast<int>(*current_)]; }
+  Course& course() { return courses_[static_cast<int>(*current_)]; }
+  const Course& course() const { return courses_[static_cast<int>(*current_)]; }
   std::vector<Crossing> begin(Pass pass);
 
-  Trace traces_[3];
+  Course courses_[3];  // [passes]
   std::optional<Pass> current_;
   bool unanswered_ = false;  // a training forward without a backward since
 };

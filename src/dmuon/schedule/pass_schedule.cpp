@@ -26,7 +26,7 @@ class PassBuilder {
         options_(options),
         sync_(sync),
         window_(window_of(layout, options)),
-        slots_(trace.size()) {
+        parts_(trace.size()) {
     for (std::size_t i = 0; i < trace.size(); ++i) {
       if (uses_weights(trace[i])) uses_.push_back(i);
     }
@@ -37,18 +37,16 @@ class PassBuilder {
 
   PassSchedule take() {
     PassSchedule schedule;
-    for (Slot& slot : slots_) {
-      std::vector<Operation>& all = schedule.at.emplace_back(std::move(slot.before));
-      for (const auto& part : {slot.inter, slot.intra, slot.after}) {
+    for (Parts& parts : parts_) {
+      std::vector<Operation>& all = schedule.emplace_back(std::move(parts.before));
+      for (const auto& part : {parts.inter, parts.intra, parts.after})
         all.insert(all.end(), part.begin(), part.end());
-      }
     }
-    while (!in_flight_.empty()) schedule.end.push_back(finish_oldest());
     return schedule;
   }
 
  private:
-  struct Slot {
+  struct Parts {
     std::vector<Operation> before, inter, intra, after;
   };
 
@@ -66,18 +64,18 @@ class PassBuilder {
     return place;
   }
 
-  void publish_inter(const std::vector<int>& forward_units) {
+  void publish_inter(const std::vector<core::UnitIndex>& forward_units) {
     if (!options_.node_copy) {
       for (std::size_t use = 0; use < uses_.size(); ++use) {
         const Operation operation = maker_.publish_inter(trace_[uses_[use]].unit);
-        slots_[place(use, window_.inter)].inter.push_back(operation);
+        parts_[place(use, window_.inter)].inter.push_back(operation);
       }
       return;
     }
     // Once a version: with the first use in a forward; in a backward, units that the forward left
     // out.
     std::vector<std::size_t> first_uses;
-    std::set<int> seen;
+    std::set<core::UnitIndex> seen;
     if (pass_ == Pass::kBackward) seen.insert(forward_units.begin(), forward_units.end());
     for (const std::size_t use : uses_) {
       if (seen.insert(trace_[use].unit).second) first_uses.push_back(use);
@@ -85,44 +83,43 @@ class PassBuilder {
     const auto ahead = static_cast<std::size_t>(window_.inter);
     for (std::size_t i = 0; i < first_uses.size(); ++i) {
       const std::size_t at = ahead == 0 ? first_uses[i] : i >= ahead ? first_uses[i - ahead] : 0;
-      slots_[at].inter.push_back(maker_.publish_inter(trace_[first_uses[i]].unit));
+      parts_[at].inter.push_back(maker_.publish_inter(trace_[first_uses[i]].unit));
     }
   }
 
   void publish_intra() {
     for (std::size_t use = 0; use < uses_.size(); ++use) {
       const Operation operation = maker_.publish_intra(trace_[uses_[use]].unit);
-      slots_[place(use, window_.intra)].intra.push_back(operation);
+      parts_[place(use, window_.intra)].intra.push_back(operation);
     }
   }
 
   void serve_triggers() {
-    std::set<int> later_releases;
+    std::set<core::UnitIndex> later_releases;
     std::vector<bool> last(trace_.size(), false);
     for (std::size_t i = trace_.size(); i-- > 0;) {
       if (trace_[i].moment == Moment::kAfterBackward)
         last[i] = later_releases.insert(trace_[i].unit).second;
     }
     for (std::size_t i = 0; i < trace_.size(); ++i) {
-      const int unit = trace_[i].unit;
-      Slot& slot = slots_[i];
+      const core::UnitIndex unit = trace_[i].unit;
+      Parts& parts = parts_[i];
       switch (trace_[i].moment) {
         case Moment::kBeforeUse:
-          slot.after = {maker_.await_weights(unit)};
-          if (pass_ != Pass::kBackward) slot.after.push_back({Kind::kForward, unit, 0, {}});
+          parts.after = {maker_.await_weights(unit)};
           break;
         case Moment::kAfterForward:
-          slot.before = {maker_.reshard(unit)};
+          parts.before = {maker_.reshard(unit)};
           break;
         case Moment::kAfterBackward:
-          slot.before = {{Kind::kBackward, unit, 0, {}}, maker_.reshard(unit)};
-          if (last[i]) route(unit, options_.broadcast_before_reduce ? slot.after : slot.before);
+          parts.before = {maker_.reshard(unit)};
+          if (last[i]) route(unit, options_.broadcast_before_reduce ? parts.after : parts.before);
           break;
       }
     }
   }
 
-  void route(int unit, std::vector<Operation>& to) {
+  void route(core::UnitIndex unit, std::vector<Operation>& to) {
     while (window_.routes > 0 && static_cast<int>(in_flight_.size()) >= window_.routes)
       to.push_back(finish_oldest());
     const std::vector<Operation> operations = maker_.route(unit, sync_);
@@ -132,7 +129,7 @@ class PassBuilder {
   }
 
   Operation finish_oldest() {
-    const int unit = in_flight_.front();
+    const core::UnitIndex unit = in_flight_.front();
     in_flight_.pop_front();
     return maker_.finish_route(unit, sync_);
   }
@@ -143,9 +140,9 @@ class PassBuilder {
   const Options& options_;
   bool sync_;
   Window window_;
-  std::vector<Slot> slots_;        // [triggers]
-  std::vector<std::size_t> uses_;  // places of kBeforeUse
-  std::deque<int> in_flight_;      // units whose route is not finished
+  std::vector<Parts> parts_;               // [triggers]
+  std::vector<std::size_t> uses_;          // places of kBeforeUse
+  std::deque<core::UnitIndex> in_flight_;  // units whose route is not finished
 };
 
 }  // namespace
@@ -157,12 +154,8 @@ Window window_of(const Layout& layout, const Options& options) {
   window.inter = through_buffers ? std::min(options.lookahead, most_ahead) : options.lookahead;
   window.intra = std::min({1, options.lookahead, most_ahead});
 
-  std::int64_t weights = 0;
-  std::int64_t gradients = 0;
-  for (const UnitLayout& unit : layout.units) {
-    weights = std::max(weights, unit.num_elements() * unit.weight_size);
-    gradients = std::max(gradients, unit.num_elements() * unit.gradient_size);
-  }
+  const std::int64_t weights = layout.largest_weights();
+  const std::int64_t gradients = layout.largest_gradients();
   // A route in flight holds gradients and an inbox no larger.
   const std::int64_t buffers = 1 + (through_buffers ? window.inter : window.intra);
   const std::int64_t granted = options.units_in_flight() * (weights + gradients);

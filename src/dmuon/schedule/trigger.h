@@ -1,6 +1,9 @@
 #pragma once
 
 #include <ostream>
+#include <vector>
+
+#include "dmuon/core/index.h"
 
 namespace dmuon::schedule {
 
@@ -14,9 +17,12 @@ enum class Moment : int {
 /// What a hook says: this unit is at this moment.
 struct Trigger {
   Moment moment;
-  int unit;
+  core::UnitIndex unit;
   bool operator==(const Trigger&) const = default;
 };
+
+/// The triggers of one pass, as traced.
+using Trace = std::vector<Trigger>;
 
 enum class Pass : int { kTrainForward, kEvalForward, kBackward };
 

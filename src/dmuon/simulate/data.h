@@ -21,25 +21,26 @@ struct Value {
 };
 
 /// What the buffers of all ranks hold while the programs run. Ranks' operations must be started
-/// and finished in an order that their programs allow.
+/// and finished in an order that their programs allow. An operation is named by its rank's slot and
+/// its place in that rank's program.
 class Data {
  public:
-  /// @param programs    [slots], kept by reference.
+  /// @param programs    kept by reference.
   /// @param violations  sentences are appended.
-  Data(const std::vector<Program>& programs, bool node_copy, std::vector<std::string>* violations);
+  Data(const Programs& programs, bool node_copy, std::vector<std::string>* violations);
 
   /// An operation begins.
-  void start(int slot, int index);
+  void start(core::Slot slot, int index);
 
   /// What the rank puts into the operation's next message: a root's weights, a member's gradients.
-  Value contribution(int slot, int index) const;
+  Value contribution(core::Slot slot, int index) const;
 
   /// What comes of a message: to every member what the root published, to the root what members
   /// routed to it.
-  void receive(int slot, int index, const Value& value);
+  void receive(core::Slot slot, int index, const Value& value);
 
   /// An operation ends, all its messages being done.
-  void finish(int slot, int index);
+  void finish(core::Slot slot, int index);
 
  private:
   struct Buffers {
@@ -50,27 +51,30 @@ class Data {
     Value total;             // gradients that the owner has accumulated since the start
     Value expected;          // what the other ranks and this one have put in until `expected_step`
     int expected_step = -1;  // the last whose contributions are in `expected`
+    std::vector<core::BatchIndex> batches;  // of this rank that touch the unit
+  };
+  struct RankData {
+    core::Vector<core::UnitIndex, Buffers> units;
+    core::Vector<core::BatchIndex, int> versions;
   };
 
-  const Issue& issue(int slot, int index) const;
-  Buffers& buffers(int slot, int unit);
-  const Buffers& buffers(int slot, int unit) const;
-  Value masters(int slot, int unit) const;
-  bool owns_part(int slot, int unit) const;
-  void check_part(int slot, int index);
-  void check_weights(int slot, int index);
-  void update(int slot, int index);
+  const Issue& issue(core::Slot slot, int index) const { return programs_[slot].issue(index); }
+  const schedule::Layout& layout(core::Slot slot) const { return *programs_[slot].layout; }
+  Value masters(core::Slot slot, core::UnitIndex unit) const;
+  bool owns_part(core::Slot slot, core::UnitIndex unit) const {
+    return layout(slot).units[unit].owner_elements[slot] > 0;
+  }
+  void check_part(core::Slot slot, int index);
+  void check_weights(core::Slot slot, int index);
+  void update(core::Slot slot, int index);
   template <typename... Parts>
-  void report(int slot, int index, Parts&&... parts);
+  void report(core::Slot slot, int index, Parts&&... parts);
 
-  const std::vector<Program>& programs_;
+  const Programs& programs_;
   bool node_copy_;
   std::vector<std::string>* violations_;
-  std::size_t num_units_;
-  std::vector<Buffers> buffers_;                           // [slots][units]
-  std::vector<std::vector<int>> batch_versions_;           // [slots][batches of the slot]
-  std::vector<std::vector<std::vector<int>>> batches_of_;  // [slots][units][...]
-  std::vector<std::vector<std::uint64_t>> contributed_;    // [steps][units] by all ranks
+  core::Vector<core::Slot, RankData> ranks_;
+  std::vector<core::Vector<core::UnitIndex, std::uint64_t>> contributed_;  // [steps] by all ranks
 };
 
 }  // namespace dmuon::simulate

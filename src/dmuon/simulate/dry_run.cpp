@@ -14,42 +14,44 @@ bool communicates(const Issue& issue) {
 }
 
 // The order of the first rank is every rank's.
-void check_order(const std::vector<Program>& programs, std::vector<std::string>* violations) {
-  for (std::size_t slot = 1; slot < programs.size(); ++slot) {
-    auto own = programs[slot].issues.begin();
-    auto first = programs[0].issues.begin();
-    while (true) {
-      own = std::find_if(own, programs[slot].issues.end(), communicates);
-      first = std::find_if(first, programs[0].issues.end(), communicates);
-      const bool ends = own == programs[slot].issues.end();
-      if (ends && first == programs[0].issues.end()) break;
-      if (ends || first == programs[0].issues.end() ||
-          own->operation.kind != first->operation.kind ||
-          own->operation.unit != first->operation.unit || own->version() != first->version()) {
-        violations->push_back(core::message(
-            "slot ", slot, ": ", ends ? "nothing" : describe(own->operation),
-            " is issued where slot 0 issues ",
-            first == programs[0].issues.end() ? "nothing" : describe(first->operation)));
-        break;
-      }
-      ++own;
-      ++first;
+void check_order(const Program& first, const Program& other, core::Slot slot,
+                 std::vector<std::string>* violations) {
+  auto own = other.issues.begin();
+  auto model = first.issues.begin();
+  while (true) {
+    own = std::find_if(own, other.issues.end(), communicates);
+    model = std::find_if(model, first.issues.end(), communicates);
+    const bool ends = own == other.issues.end();
+    if (ends && model == first.issues.end()) break;
+    if (ends || model == first.issues.end() || own->operation.kind != model->operation.kind ||
+        own->operation.unit != model->operation.unit || own->version() != model->version()) {
+      violations->push_back(
+          core::message("slot ", slot, ": ", ends ? "nothing" : describe(own->operation),
+                        " is issued where slot 0 issues ",
+                        model == first.issues.end() ? "nothing" : describe(model->operation)));
+      break;
     }
+    ++own;
+    ++model;
   }
+  if (other.comparisons != first.comparisons)
+    violations->push_back(
+        core::message("slot ", slot, ": compares something else than slot 0, or elsewhere"));
+  if (other.hash != first.hash)
+    violations->push_back(core::message("slot ", slot, ": has another hash than slot 0"));
 }
 
 }  // namespace
 
-DryRun dry_run(const std::vector<Program>& programs, bool node_copy, std::int64_t granted_bytes,
+DryRun dry_run(const Programs& programs, bool node_copy, std::int64_t granted_bytes,
                const Delays& delays) {
-  core::require(!programs.empty() &&
-                    static_cast<int>(programs.size()) == programs.front().layout->num_slots(),
+  core::require(!programs.empty() && programs.size() == programs.front().layout->num_slots(),
                 "dry_run: programs: expected one a slot, got ", programs.size());
   DryRun run;
-  check_order(programs, &run.violations);
-  std::vector<RankAnalysis> analyses;
-  for (std::size_t slot = 0; slot < programs.size(); ++slot) {
-    analyses.push_back(analyze(programs[slot], static_cast<int>(slot), node_copy, &run.violations));
+  core::Vector<core::Slot, RankAnalysis> analyses;
+  for (const core::Slot slot : programs.indices()) {
+    check_order(programs.front(), programs[slot], slot, &run.violations);
+    analyses.push_back(analyze(programs[slot], slot, node_copy, &run.violations));
     run.peak_bytes = std::max(run.peak_bytes, analyses.back().peak_bytes);
     if (analyses.back().peak_bytes > granted_bytes)
       run.violations.push_back(core::message("slot ", slot, ": takes ", analyses.back().peak_bytes,

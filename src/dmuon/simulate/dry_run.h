@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,10 @@ struct Delays {
   /// A collective ends nowhere before it has begun at all members. Else a broadcast ends where its
   /// root has begun it, and a reduction at its root when all have begun it.
   bool rendezvous = false;
+  /// Where given, the microseconds of a kUpdate, kForward or kBackward, and of a message, instead of
+  /// drawn ones.
+  std::function<double(const schedule::Operation&)> compute{};
+  std::function<double(const schedule::Message&)> message{};
 };
 
 /// One operation on its lane, in virtual time.
@@ -28,10 +33,9 @@ struct Span {
 };
 
 struct DryRun {
-  std::vector<std::string> violations;      ///< sentences; empty: the programs are sound
-  std::vector<std::vector<Span>> timeline;  ///< [slots] in the order of completion; without
-                                            ///< operations that do nothing
-  std::int64_t peak_bytes = 0;              ///< the largest of any rank, as granted_bytes() counts
+  std::vector<std::string> violations;  ///< sentences; empty: the programs are sound
+  core::Vector<core::Slot, std::vector<Span>> timeline;  ///< in the order of completion
+  std::int64_t peak_bytes = 0;  ///< the largest of any rank, as granted_bytes() counts
 };
 
 /// Runs the programs of all ranks of a mesh against the contract of schedule::Operation and says
@@ -39,7 +43,8 @@ struct DryRun {
 ///
 /// - Order: all ranks issue the same operations of communication in the same order, so there is one
 ///   total order over the messages of all groups; the k-th messages of a group's members agree in
-///   operation, unit, root and bytes.
+///   operation, unit, root and bytes. All ranks compare the same triggers at the same places, and
+///   have the same hash at the end.
 /// - Progress: no operation waits for one that is issued later, or never; no rank stays blocked.
 /// - Buffers: see analyze(), which needs no luck.
 /// - Data: what kForward and kBackward read is all of the version that they should, what is
@@ -51,9 +56,9 @@ struct DryRun {
 /// which operations run, and what they find, depends on delays only where two operations use a
 /// buffer in no certain order (Kahn 1974), and that is reported. Only the timeline differs.
 ///
-/// @param programs  [slots], at least one; layouts may differ, meshes may not.
+/// @param programs  at least one; layouts may differ, meshes may not.
 /// @param node_copy, granted_bytes  as the programs were built.
-DryRun dry_run(const std::vector<Program>& programs, bool node_copy, std::int64_t granted_bytes,
+DryRun dry_run(const Programs& programs, bool node_copy, std::int64_t granted_bytes,
                const Delays& delays);
 
 /// unroll() and then the above.

@@ -11,6 +11,7 @@
 namespace dmuon::simulate {
 namespace {
 
+using core::Slot;
 using schedule::Kind;
 using schedule::Lane;
 using schedule::Message;
@@ -18,12 +19,10 @@ using schedule::Message;
 constexpr std::size_t kCompute = static_cast<std::size_t>(Lane::kCompute);
 constexpr double kNotYet = -1;
 
-bool publishes(Kind kind) { return kind == Kind::kPublishInter || kind == Kind::kPublishIntra; }
-
 /// A collective of a group: what its first member said it is, and who has begun it.
 struct Collective {
   Kind kind;
-  int unit;
+  core::UnitIndex unit;
   Message message;
   std::vector<double> begun_us;  // [members]
   int num_begun = 0;
@@ -43,8 +42,8 @@ struct LaneState {
   std::size_t sequence = 0;  // its place among the group's
 };
 
-struct Rank {
-  std::array<LaneState, kNumLanes> lanes;
+struct RankState {
+  std::array<LaneState, schedule::kNumLanes> lanes;
   std::vector<double> issued_us, end_us;  // [issues]
   int num_issued = 0;
   int blocked_on = -1;  // the issue on the compute lane that is not done
@@ -54,42 +53,39 @@ struct Rank {
 
 class Machine {
  public:
-  Machine(const std::vector<Program>& programs, const std::vector<RankAnalysis>& analyses,
+  Machine(const Programs& programs, const core::Vector<Slot, RankAnalysis>& analyses,
           bool node_copy, const Delays& delays, DryRun* run)
       : programs_(programs),
         analyses_(analyses),
         delays_(delays),
         run_(run),
         data_(programs, node_copy, &run->violations),
-        shards_(programs.front().layout->num_shards),
-        replicates_(programs.front().layout->num_replicates),
+        mesh_(*programs.front().layout),
         ranks_(programs.size()),
-        groups_(static_cast<std::size_t>(shards_ + replicates_)),
+        groups_(static_cast<std::size_t>(mesh_.num_shards + mesh_.num_replicates)),
         random_(delays.seed) {
     run->timeline.resize(programs.size());
-    for (std::size_t slot = 0; slot < programs.size(); ++slot) {
-      Rank& rank = ranks_[slot];
-      const std::size_t num_issues = programs[slot].issues.size();
-      rank.issued_us.assign(num_issues, kNotYet);
-      rank.end_us.assign(num_issues, kNotYet);
-      for (std::size_t i = 0; i < num_issues; ++i) {
-        const Lane lane = schedule::lane_of(programs[slot].issues[i].operation.kind);
-        if (analyses[slot].active[i])
-          rank.lanes[static_cast<std::size_t>(lane)].issues.push_back(static_cast<int>(i));
+    for (const Slot slot : programs.indices()) {
+      RankState& own = ranks_[slot];
+      own.issued_us.assign(programs[slot].issues.size(), kNotYet);
+      own.end_us.assign(programs[slot].issues.size(), kNotYet);
+      for (int i = 0; i < programs[slot].num_issues(); ++i) {
+        const Lane lane = schedule::lane_of(operation(slot, i).kind);
+        own.lanes[static_cast<std::size_t>(lane)].issues.push_back(i);
       }
-      wake(static_cast<int>(slot));
+      wake(slot);
     }
   }
 
   void run() {
     while (!awake_.empty()) {
-      const int slot = awake_.front();
+      const Slot slot = awake_.front();
       awake_.pop_front();
       rank(slot).queued = false;
       bool progress = true;
       while (progress) {
         progress = issue_all(slot);
-        for (std::size_t lane = 0; lane < kNumLanes; ++lane) progress |= advance(slot, lane);
+        for (std::size_t lane = 0; lane < schedule::kNumLanes; ++lane) progress |= advance(slot, lane);
       }
     }
     report_blocked();
@@ -97,11 +93,9 @@ class Machine {
   }
 
  private:
-  Rank& rank(int slot) { return ranks_[static_cast<std::size_t>(slot)]; }
-  const schedule::Operation& operation(int slot, int index) const {
-    return programs_[static_cast<std::size_t>(slot)]
-        .issues[static_cast<std::size_t>(index)]
-        .operation;
+  RankState& rank(Slot slot) { return ranks_[slot]; }
+  const schedule::Operation& operation(Slot slot, int index) const {
+    return programs_[slot].issue(index).operation;
   }
 
   double draw(double mean_us) {
@@ -109,28 +103,36 @@ class Machine {
            mean_us;
   }
 
-  void wake(int slot) {
+  double compute_us(const schedule::Operation& operation) {
+    const Kind kind = operation.kind;
+    if (kind != Kind::kUpdate && kind != Kind::kForward && kind != Kind::kBackward) return 0;
+    return delays_.compute ? delays_.compute(operation) : draw(delays_.compute_us);
+  }
+
+  double message_us(const Message& message) {
+    return delays_.message ? delays_.message(message) : draw(delays_.message_us);
+  }
+
+  void wake(Slot slot) {
     if (rank(slot).queued) return;
     rank(slot).queued = true;
     awake_.push_back(slot);
   }
 
   // Up to the next operation that blocks the program.
-  bool issue_all(int slot) {
-    Rank& own = rank(slot);
+  bool issue_all(Slot slot) {
+    RankState& own = rank(slot);
     const int before = own.num_issued;
-    const int num_issues = static_cast<int>(own.end_us.size());
-    while (own.blocked_on < 0 && own.num_issued < num_issues) {
-      const auto index = static_cast<std::size_t>(own.num_issued++);
-      if (!analyses_[static_cast<std::size_t>(slot)].active[index]) continue;
-      own.issued_us[index] = own.now_us;
-      const Kind kind = operation(slot, static_cast<int>(index)).kind;
-      if (schedule::lane_of(kind) == Lane::kCompute) own.blocked_on = static_cast<int>(index);
+    while (own.blocked_on < 0 && own.num_issued < programs_[slot].num_issues()) {
+      const int index = own.num_issued++;
+      own.issued_us[static_cast<std::size_t>(index)] = own.now_us;
+      const Kind kind = operation(slot, index).kind;
+      if (schedule::lane_of(kind) == Lane::kCompute) own.blocked_on = index;
     }
     return own.num_issued > before;
   }
 
-  bool advance(int slot, std::size_t lane_index) {
+  bool advance(Slot slot, std::size_t lane_index) {
     LaneState& lane = rank(slot).lanes[lane_index];
     bool progress = false;
     while (lane.cursor < lane.issues.size() && lane.issues[lane.cursor] < rank(slot).num_issued) {
@@ -146,11 +148,10 @@ class Machine {
     return progress;
   }
 
-  bool start(int slot, LaneState* lane, int index) {
-    const Rank& own = rank(slot);
+  bool start(Slot slot, LaneState* lane, int index) {
+    const RankState& own = rank(slot);
     double start_us = std::max(lane->now_us, own.issued_us[static_cast<std::size_t>(index)]);
-    const RankAnalysis& analysis = analyses_[static_cast<std::size_t>(slot)];
-    for (const int earlier : analysis.waits_on[static_cast<std::size_t>(index)]) {
+    for (const int earlier : analyses_[slot].waits_on[static_cast<std::size_t>(index)]) {
       if (earlier < 0) continue;
       const double end_us = own.end_us[static_cast<std::size_t>(earlier)];
       if (end_us == kNotYet) return false;
@@ -158,75 +159,77 @@ class Machine {
     }
     lane->running = true;
     lane->start_us = lane->now_us = start_us;
-    lane->messages = schedule::messages_of(operation(slot, index),
-                                           *programs_[static_cast<std::size_t>(slot)].layout, slot);
+    lane->messages = schedule::messages_of(operation(slot, index), *programs_[slot].layout, slot);
     lane->message = 0;
     data_.start(slot, index);
     return true;
   }
 
-  void finish(int slot, std::size_t lane_index, int index) {
-    Rank& own = rank(slot);
+  void finish(Slot slot, std::size_t lane_index, int index) {
+    RankState& own = rank(slot);
     LaneState& lane = own.lanes[lane_index];
     data_.finish(slot, index);
     if (lane_index == kCompute) {
-      const Kind kind = operation(slot, index).kind;
-      const bool computes =
-          kind == Kind::kUpdate || kind == Kind::kForward || kind == Kind::kBackward;
-      if (computes) lane.now_us += draw(delays_.compute_us);
+      lane.now_us += compute_us(operation(slot, index));
       own.now_us = lane.now_us;
       own.blocked_on = -1;
     }
     const auto at = static_cast<std::size_t>(index);
     own.end_us[at] = lane.now_us;
-    run_->timeline[static_cast<std::size_t>(slot)].push_back(
+    run_->timeline[slot].push_back(
         {index, static_cast<Lane>(lane_index), own.issued_us[at], lane.start_us, lane.now_us});
     lane.running = false;
     ++lane.cursor;
   }
 
-  int group_of(int slot, Message::Group group) const {
-    return group == Message::Group::kRow ? slot / shards_ : replicates_ + slot % shards_;
+  // Rows come first, then columns.
+  std::size_t group_of(Slot slot, Message::Group group) const {
+    if (group == Message::Group::kRow) return mesh_.replicate_of(slot).position();
+    return static_cast<std::size_t>(mesh_.num_replicates) + mesh_.shard_of(slot).position();
   }
-  int member_of(int slot, Message::Group group) const {
-    return group == Message::Group::kRow ? slot % shards_ : slot / shards_;
+  int member_of(Slot slot, Message::Group group) const {
+    return group == Message::Group::kRow ? mesh_.shard_of(slot).value()
+                                         : mesh_.replicate_of(slot).value();
   }
-  int slot_of(int slot, Message::Group group, int member) const {
-    return group == Message::Group::kRow ? slot / shards_ * shards_ + member
-                                         : member * shards_ + slot % shards_;
+  Slot slot_of(Slot slot, Message::Group group, int member) const {
+    return group == Message::Group::kRow
+               ? mesh_.slot_of(mesh_.replicate_of(slot), core::Shard(member))
+               : mesh_.slot_of(core::Replicate(member), mesh_.shard_of(slot));
   }
 
-  bool pass_message(int slot, LaneState* lane, int index) {
+  bool pass_message(Slot slot, LaneState* lane, int index) {
     const Message& message = lane->messages[lane->message];
-    auto& collectives = groups_[static_cast<std::size_t>(group_of(slot, message.group))];
+    auto& collectives = groups_[group_of(slot, message.group)];
     if (!lane->begun) begin_message(slot, lane, index, &collectives);
     const Collective& collective = collectives[lane->sequence];
     const int member = member_of(slot, message.group);
     double ready_us = lane->now_us;
     const bool is_root = member == message.root;
-    if (delays_.rendezvous || (!publishes(collective.kind) && is_root)) {
+    if (delays_.rendezvous || (!schedule::is_publication(collective.kind) && is_root)) {
       if (collective.num_begun < static_cast<int>(collective.begun_us.size())) return false;
       ready_us = std::max(ready_us, collective.last_begun_us);
-    } else if (publishes(collective.kind) && !is_root) {
+    } else if (schedule::is_publication(collective.kind) && !is_root) {
       const double root_us = collective.begun_us.at(static_cast<std::size_t>(message.root));
       if (root_us == kNotYet) return false;
       ready_us = std::max(ready_us, root_us);
     }
-    lane->now_us = ready_us + draw(delays_.message_us);
-    if (publishes(collective.kind) || is_root) data_.receive(slot, index, collective.value);
+    lane->now_us = ready_us + message_us(message);
+    if (schedule::is_publication(collective.kind) || is_root) data_.receive(slot, index, collective.value);
     lane->begun = false;
     ++lane->message;
     ++lane->sequence;
     return true;
   }
 
-  void begin_message(int slot, LaneState* lane, int index, std::deque<Collective>* collectives) {
+  void begin_message(Slot slot, LaneState* lane, int index, std::deque<Collective>* collectives) {
     const schedule::Operation& own = operation(slot, index);
     const Message& message = lane->messages[lane->message];
-    const auto size =
-        static_cast<std::size_t>(message.group == Message::Group::kRow ? shards_ : replicates_);
-    while (collectives->size() <= lane->sequence)
-      collectives->push_back({own.kind, own.unit, message, std::vector(size, kNotYet), 0, 0, {}});
+    const int size =
+        message.group == Message::Group::kRow ? mesh_.num_shards : mesh_.num_replicates;
+    while (collectives->size() <= lane->sequence) {
+      collectives->push_back({own.kind, own.unit, message,
+                              std::vector(static_cast<std::size_t>(size), kNotYet), 0, 0, {}});
+    }
     Collective& collective = (*collectives)[lane->sequence];
     if (collective.kind != own.kind || collective.unit != own.unit ||
         !(collective.message == message)) {
@@ -234,31 +237,31 @@ class Machine {
           core::message("slot ", slot, ", issue ", index, ", ", describe(own), ": message ",
                         lane->sequence, " of the group has root ", message.root, " and ",
                         message.bytes, " bytes, but another member's is of ",
-                        describe({collective.kind, collective.unit, 0, {}}), " with root ",
+                        describe({.kind = collective.kind, .unit = collective.unit}), " with root ",
                         collective.message.root, " and ", collective.message.bytes, " bytes"));
     }
     const int member = member_of(slot, message.group);
     collective.begun_us.at(static_cast<std::size_t>(member)) = lane->now_us;
     collective.last_begun_us = std::max(collective.last_begun_us, lane->now_us);
     ++collective.num_begun;
-    if (!publishes(own.kind) || member == message.root)
+    if (!schedule::is_publication(own.kind) || member == message.root)
       collective.value.merge(data_.contribution(slot, index));
     lane->begun = true;
-    for (int other = 0; other < static_cast<int>(size); ++other) {
+    for (int other = 0; other < size; ++other) {
       if (other != member && collective.begun_us[static_cast<std::size_t>(other)] != kNotYet)
         wake(slot_of(slot, message.group, other));
     }
   }
 
   void report_blocked() {
-    for (std::size_t slot = 0; slot < ranks_.size(); ++slot) {
+    for (const Slot slot : ranks_.indices()) {
       for (const LaneState& lane : ranks_[slot].lanes) {
         if (lane.cursor == lane.issues.size()) continue;
         const int index = lane.issues[lane.cursor];
         if (index >= ranks_[slot].num_issued) continue;
         run_->violations.push_back(
             core::message("slot ", slot, ", issue ", index, ", ",
-                          describe(operation(static_cast<int>(slot), index)), ": waits forever",
+                          describe(operation(slot, index)), ": waits forever",
                           lane.begun ? " for another member of a group" : ""));
       }
     }
@@ -270,28 +273,27 @@ class Machine {
         if (collective.num_begun == static_cast<int>(collective.begun_us.size())) continue;
         run_->violations.push_back(core::message(
             "group ", group, ": ", collective.num_begun, " of ", collective.begun_us.size(),
-            " members begin a message of ", describe({collective.kind, collective.unit, 0, {}})));
+            " members begin a message of ", describe({.kind = collective.kind, .unit = collective.unit})));
         return;
       }
     }
   }
 
-  const std::vector<Program>& programs_;
-  const std::vector<RankAnalysis>& analyses_;
+  const Programs& programs_;
+  const core::Vector<Slot, RankAnalysis>& analyses_;
   const Delays& delays_;
   DryRun* run_;
   Data data_;
-  int shards_;
-  int replicates_;
-  std::vector<Rank> ranks_;
+  const schedule::Layout& mesh_;
+  core::Vector<Slot, RankState> ranks_;
   std::vector<std::deque<Collective>> groups_;  // rows, then columns
-  std::deque<int> awake_;
+  std::deque<Slot> awake_;
   std::minstd_rand random_;
 };
 
 }  // namespace
 
-void execute(const std::vector<Program>& programs, const std::vector<RankAnalysis>& analyses,
+void execute(const Programs& programs, const core::Vector<core::Slot, RankAnalysis>& analyses,
              bool node_copy, const Delays& delays, DryRun* run) {
   Machine(programs, analyses, node_copy, delays, run).run();
 }

@@ -2,9 +2,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "dmuon/core/index.h"
+#include "dmuon/schedule/order.h"
 #include "dmuon/schedule/step_schedule.h"
 
 namespace dmuon::simulate {
@@ -13,55 +16,76 @@ namespace dmuon::simulate {
 struct Event {
   enum class What : int { kTrainForward, kEvaluation, kBackward, kBackwardNoSync, kStep };
   What what = What::kStep;
-  /// Triggers of the pass that follow the schedule, the rest being served on demand: 0 for a pass
-  /// that is being traced, fewer than the trace has for one that deviates. -1: all.
-  int replayed = -1;
+  /// What the pass uses in place of the job's units: it may deviate from the trace. No use is inside
+  /// another, for a replay may free what the trace does not use. Empty: the pass uses what the job
+  /// says.
+  schedule::Trace instead{};
   bool operator==(const Event&) const = default;
 };
 
+inline bool is_backward(Event::What what) {
+  return what == Event::What::kBackward || what == Event::What::kBackwardNoSync;
+}
+
 /// The rank at `slot` does not use `unit` in the event at `event`.
 struct Skip {
-  int slot;
+  core::Slot slot;
   int event;  ///< place in Job::events
-  int unit;
+  core::UnitIndex unit;
 };
 
-/// What all ranks of a mesh do over several steps.
+/// What all ranks of a mesh do over several steps. The first pass of each kind is traced.
 struct Job {
   schedule::Layout layout;
   schedule::Options options;
-  bool reshard_after_forward = true;  ///< as `forward` and `backward` have it
-  schedule::Trace forward;            ///< as replayed: a reshard that ends it is left out
-  schedule::Trace backward;
-  schedule::Trace evaluation;
-  /// [slots][batches of the slot] the units that each touches. Every part of a unit that is not
-  /// empty is touched by a batch of its owner.
-  std::vector<std::vector<std::vector<int>>> batches;
+  bool reshard_after_forward = true;
+  schedule::Trace forward;     ///< kBeforeUse ... kAfterForward of each use
+  schedule::Trace backward;    ///< kBeforeUse ... kAfterBackward of each use
+  schedule::Trace evaluation;  ///< as `forward`
+  /// Every part of a unit that is not empty is touched by a batch of its owner.
+  core::Vector<core::Slot, schedule::Batches> batches;
   std::vector<Event> events;
+  /// In a pass that all ranks must run alike (it is traced, or deviates), a skip leaves out the
+  /// compute alone.
   std::vector<Skip> skips;
 };
 
 /// An operation as a rank issues it.
 struct Issue {
   schedule::Operation operation;
-  int step = 0;           ///< steps taken before it
-  bool backward = false;  ///< in a backward
+  int event = 0;                                 ///< place in Job::events
+  int step = 0;                                  ///< steps taken before it
+  std::optional<schedule::Crossing> crossing{};  ///< that it belongs to, if any
   /// Of the weights that it moves or reads.
   int version() const { return step + operation.version; }
+};
+
+/// What a rank compares with all others before it goes on.
+struct Comparison {
+  int num_messages;                            ///< operations of communication issued before it
+  std::optional<schedule::Trigger> trigger{};  ///< none: the end of a pass
+  bool operator==(const Comparison&) const = default;
 };
 
 /// Everything that one rank issues, in order.
 struct Program {
   std::shared_ptr<const schedule::Layout> layout;  ///< as this rank believes it to be
-  std::vector<std::vector<int>> batches;
+  schedule::Batches batches;
   std::vector<Issue> issues;
+  std::vector<Comparison> comparisons;
+  std::uint64_t hash = 0;  ///< schedule::Resolver::hash() at the end
+
+  const Issue& issue(int index) const { return issues[static_cast<std::size_t>(index)]; }
+  int num_issues() const { return static_cast<int>(issues.size()); }
 };
 
-/// What each rank issues: the same on all but for kUpdate, and for kForward and kBackward of units
-/// that it skips. Passes never end early: what a rank skips is crossed all the same.
-/// @return [slots]
+using Programs = core::Vector<core::Slot, Program>;
+
+/// What each rank issues: what a schedule::Resolver makes of the job's events, and the compute of
+/// its modules. The same on all ranks but for kUpdate, and for kForward and kBackward of units that
+/// a rank skips. A rank that skips all units of the last backward before a step does not run it.
 /// @throws InvalidArgument for a slot, an event or a unit out of range, or bad options.
-std::vector<Program> unroll(const Job& job);
+Programs unroll(const Job& job);
 
 /// The bytes that weights, gradients and inboxes of a rank may take at most:
 /// (open + units_in_flight - 1) * (largest weights + largest gradients), where `open` is the

@@ -13,7 +13,7 @@ using schedule::Operation;
 std::size_t lane_index(Kind kind) { return static_cast<std::size_t>(schedule::lane_of(kind)); }
 
 void join(Frontier* into, const Frontier& other) {
-  for (std::size_t lane = 0; lane < kNumLanes; ++lane)
+  for (std::size_t lane = 0; lane < schedule::kNumLanes; ++lane)
     (*into)[lane] = std::max((*into)[lane], other[lane]);
 }
 
@@ -38,7 +38,7 @@ struct Uses {
   Frontier readers{-1, -1, -1};
 };
 
-struct UnitState {
+struct UnitUse {
   Uses uses[kNumBuffers];
   std::array<int, schedule::kNumKinds> newest{};  // issue of each kind
   bool has_part = false;                          // stage 1 has come, or is on its way
@@ -49,27 +49,26 @@ struct UnitState {
   int part_version = -1;  // of the node copy, or of this column's part of the packed weights
   int last_finish = -1;
 
-  UnitState() { newest.fill(-1); }
+  UnitUse() { newest.fill(-1); }
 };
 
 class Analyzer {
  public:
-  Analyzer(const Program& program, int slot, bool node_copy, std::vector<std::string>* violations)
+  Analyzer(const Program& program, core::Slot slot, bool node_copy, std::vector<std::string>* violations)
       : program_(program),
         layout_(*program.layout),
         slot_(slot),
-        has_inter_(layout_.num_replicates > 1),
+        has_inter_(layout_.has_inter()),
         node_copy_(node_copy),
         violations_(violations),
         units_(layout_.units.size()) {}
 
   RankAnalysis run() {
     const std::size_t num_issues = program_.issues.size();
-    analysis_.active.assign(num_issues, true);
     analysis_.waits_on.assign(num_issues, {-1, -1, -1});
     analysis_.after.assign(num_issues, {-1, -1, -1});
-    for (now_ = 0; now_ < static_cast<int>(num_issues); ++now_) take(issue(now_));
-    for (std::size_t unit = 0; unit < units_.size(); ++unit) {
+    for (now_ = 0; now_ < program_.num_issues(); ++now_) take(program_.issue(now_));
+    for (const core::UnitIndex unit : units_.indices()) {
       if (units_[unit].routing)
         violations_->push_back(
             core::message("slot ", slot_, ": the route of unit ", unit, " is never finished"));
@@ -78,26 +77,16 @@ class Analyzer {
   }
 
  private:
-  const Issue& issue(int index) const { return program_.issues[static_cast<std::size_t>(index)]; }
-  UnitState& unit() { return units_[static_cast<std::size_t>(issue(now_).operation.unit)]; }
+  UnitUse& unit() { return units_.at(program_.issue(now_).operation.unit); }
 
   template <typename... Parts>
   void report(Parts&&... parts) {
     violations_->push_back(core::message("slot ", slot_, ", issue ", now_, ", ",
-                                         describe(issue(now_).operation), ": ", parts...));
+                                         describe(program_.issue(now_).operation), ": ", parts...));
   }
 
   void take(const Issue& taken) {
     const Operation& operation = taken.operation;
-    const auto here = static_cast<std::size_t>(now_);
-    if (operation.kind != Kind::kUpdate &&
-        (operation.unit < 0 || operation.unit >= static_cast<int>(units_.size()))) {
-      report("there is no such unit");
-      analysis_.active[here] = false;
-      return;
-    }
-    analysis_.active[here] = is_active(taken);
-    if (!analysis_.active[here]) return;
     order(operation);
     perform(taken);
     newest_on_lane_[lane_index(operation.kind)] = now_;
@@ -105,19 +94,12 @@ class Analyzer {
       unit().newest[static_cast<std::size_t>(operation.kind)] = now_;
   }
 
-  bool is_active(const Issue& taken) {
-    if (taken.operation.kind == Kind::kPublishInter) {
-      return node_copy_ ? unit().part_version != taken.version() : !unit().has_part;
-    }
-    return taken.operation.kind != Kind::kPublishIntra || !unit().filled;
-  }
-
   void wait_for(int earlier) {
     const auto here = static_cast<std::size_t>(now_);
     if (earlier < 0) return;
-    int& newest = analysis_.waits_on[here][lane_index(issue(earlier).operation.kind)];
+    int& newest = analysis_.waits_on[here][lane_index(program_.issue(earlier).operation.kind)];
     newest = std::max(newest, earlier);
-    int& after = analysis_.after[here][lane_index(issue(earlier).operation.kind)];
+    int& after = analysis_.after[here][lane_index(program_.issue(earlier).operation.kind)];
     after = std::max(after, earlier);
     join(&analysis_.after[here], analysis_.after[static_cast<std::size_t>(earlier)]);
   }
@@ -126,13 +108,12 @@ class Analyzer {
     wait_for(newest_on_lane_[lane_index(operation.kind)]);
     wait_for(newest_on_lane_[static_cast<std::size_t>(schedule::Lane::kCompute)]);
     for (const schedule::Dependency& dependency : operation.after) {
-      if (dependency.unit < 0 || dependency.unit >= static_cast<int>(units_.size())) continue;
-      const UnitState& other = units_[static_cast<std::size_t>(dependency.unit)];
+      const UnitUse& other = units_.at(dependency.unit);
       const int earlier = other.newest[static_cast<std::size_t>(dependency.kind)];
       wait_for(earlier);
       const bool is_route =
           dependency.kind == Kind::kRouteIntra || dependency.kind == Kind::kRouteInter;
-      const Operation named{dependency.kind, dependency.unit, 0, {}};
+      const Operation named{.kind = dependency.kind, .unit = dependency.unit};
       if (earlier < 0 && operation.kind != Kind::kReshard)
         report("waits for ", describe(named), ", which was never issued");
       if (earlier >= 0 && is_route && earlier < other.last_finish)
@@ -142,19 +123,19 @@ class Analyzer {
 
   void require_ordered(int earlier, Buffer buffer) {
     if (analysis_.is_ordered(program_, earlier, now_)) return;
-    report("may run at the same time as issue ", earlier, ", ", describe(issue(earlier).operation),
+    report("may run at the same time as issue ", earlier, ", ", describe(program_.issue(earlier).operation),
            ", which uses ", kBufferNames[static_cast<std::size_t>(buffer)], " too");
   }
 
-  void read(UnitState* of, Buffer buffer) {
+  void read(UnitUse* of, Buffer buffer) {
     Uses& uses = of->uses[static_cast<std::size_t>(buffer)];
     require_ordered(uses.writer, buffer);
-    uses.readers[lane_index(issue(now_).operation.kind)] = now_;
+    uses.readers[lane_index(program_.issue(now_).operation.kind)] = now_;
   }
   void read(Buffer buffer) { read(&unit(), buffer); }
 
   // Filling, changing and freeing are the same to others.
-  void write(UnitState* of, Buffer buffer) {
+  void write(UnitUse* of, Buffer buffer) {
     Uses& uses = of->uses[static_cast<std::size_t>(buffer)];
     require_ordered(uses.writer, buffer);
     for (const int reader : uses.readers) require_ordered(reader, buffer);
@@ -165,9 +146,10 @@ class Analyzer {
   void perform(const Issue& taken) {
     switch (taken.operation.kind) {
       case Kind::kUpdate:
-        update(taken.operation.unit);
+        update(taken.operation.batch);
         break;
       case Kind::kPublishInter:
+        if (unit().has_part && unit().part_version == taken.version()) report("sends it twice");
         read(Buffer::kMasters);
         write(node_copy_ ? Buffer::kNodeCopy : Buffer::kWeights);
         unit().has_part = true;
@@ -177,7 +159,8 @@ class Analyzer {
         publish_intra(taken.version());
         break;
       case Kind::kAwaitWeights:
-        unit().holds_gradients |= taken.backward;
+        unit().holds_gradients |=
+            taken.crossing && taken.crossing->pass == schedule::Pass::kBackward;
         read_weights();
         break;
       case Kind::kForward:
@@ -202,19 +185,15 @@ class Analyzer {
     count_bytes();
   }
 
-  void update(int batch) {
-    if (batch < 0 || batch >= static_cast<int>(program_.batches.size())) {
-      report("there is no such batch");
-      return;
-    }
-    for (const int touched : program_.batches[static_cast<std::size_t>(batch)]) {
-      UnitState& state = units_.at(static_cast<std::size_t>(touched));
-      write(&state, Buffer::kMasters);
-      write(&state, Buffer::kTotal);
+  void update(core::BatchIndex batch) {
+    for (const core::UnitIndex touched : program_.batches.at(batch)) {
+      write(&units_.at(touched), Buffer::kMasters);
+      write(&units_.at(touched), Buffer::kTotal);
     }
   }
 
   void publish_intra(int version) {
+    if (unit().filled) report("fills packed weights that are full");
     if (!has_inter_) {
       read(Buffer::kMasters);
     } else if (!unit().has_part) {
@@ -234,7 +213,7 @@ class Analyzer {
   }
 
   void route(Kind kind) {
-    UnitState& state = unit();
+    UnitUse& state = unit();
     if (kind == Kind::kRouteIntra) {
       if (state.routing) report("routes again what is being routed");
       state.holds_gradients = state.routing = state.has_node_sum = true;
@@ -261,24 +240,24 @@ class Analyzer {
   // In the order of issue, which is when memory is taken.
   void count_bytes() {
     std::int64_t bytes = 0;
-    for (std::size_t i = 0; i < units_.size(); ++i) {
-      const UnitState& state = units_[i];
-      const std::int64_t elements = layout_.units[i].num_elements();
-      if (state.filled || (!node_copy_ && state.has_part))
-        bytes += elements * layout_.units[i].weight_size;
+    for (const core::UnitIndex i : units_.indices()) {
+      const UnitUse& state = units_[i];
+      const schedule::UnitLayout& layout = layout_.units[i];
+      const std::int64_t elements = layout.num_elements();
+      if (state.filled || (!node_copy_ && state.has_part)) bytes += elements * layout.weight_size;
       const int buffers = (state.holds_gradients ? 1 : 0) + (state.routing ? 1 : 0);
-      bytes += buffers * elements * layout_.units[i].gradient_size;
+      bytes += buffers * elements * layout.gradient_size;
     }
     analysis_.peak_bytes = std::max(analysis_.peak_bytes, bytes);
   }
 
   const Program& program_;
   const schedule::Layout& layout_;
-  int slot_;
+  core::Slot slot_;
   bool has_inter_;
   bool node_copy_;
   std::vector<std::string>* violations_;
-  std::vector<UnitState> units_;
+  core::Vector<core::UnitIndex, UnitUse> units_;
   RankAnalysis analysis_;
   Frontier newest_on_lane_{-1, -1, -1};
   int now_ = 0;
@@ -288,11 +267,11 @@ class Analyzer {
 
 bool RankAnalysis::is_ordered(const Program& program, int first, int second) const {
   if (first < 0) return true;
-  const Kind kind = program.issues[static_cast<std::size_t>(first)].operation.kind;
+  const Kind kind = program.issue(first).operation.kind;
   return after[static_cast<std::size_t>(second)][lane_index(kind)] >= first;
 }
 
-RankAnalysis analyze(const Program& program, int slot, bool node_copy,
+RankAnalysis analyze(const Program& program, core::Slot slot, bool node_copy,
                      std::vector<std::string>* violations) {
   return Analyzer(program, slot, node_copy, violations).run();
 }

@@ -9,15 +9,12 @@
 
 namespace dmuon::simulate {
 
-constexpr int kNumLanes = 3;
-
 /// One place in a program for each lane: the newest issue of that lane, -1 for none. A lane runs
 /// its issues in order, so this says all of what was done before.
-using Frontier = std::array<int, kNumLanes>;
+using Frontier = std::array<int, schedule::kNumLanes>;
 
 /// What can be said of one rank's program without running it.
 struct RankAnalysis {
-  std::vector<bool> active;        ///< [issues] false: idempotent here, so it does nothing
   std::vector<Frontier> waits_on;  ///< [issues] what must be done before it starts
   std::vector<Frontier> after;     ///< [issues] everything that is done before it starts, whatever
                                    ///< the delays: what it waits on, what that waits on, ...
@@ -32,13 +29,14 @@ struct RankAnalysis {
 /// them changing it, the later waits for the earlier. A frontier takes the place of a vector clock
 /// (Lamport 1978), so nothing here depends on delays or on other ranks.
 ///
-/// Also reported: a buffer that is read while it is free, a node copy of another version than the
-/// one to be published, a route that is finished, continued or begun twice out of turn, a
-/// dependency that names nothing issued, or a route of an earlier backward.
+/// Also reported: a buffer that is read while it is free or filled while it is full, a node copy
+/// that is sent twice or is of another version than the one to be published, a route that is
+/// finished, continued or begun twice out of turn, a dependency that names nothing issued, or a
+/// route of an earlier backward.
 ///
 /// @param slot        names the rank in violations.
 /// @param violations  sentences are appended.
-RankAnalysis analyze(const Program& program, int slot, bool node_copy,
+RankAnalysis analyze(const Program& program, core::Slot slot, bool node_copy,
                      std::vector<std::string>* violations);
 
 }  // namespace dmuon::simulate

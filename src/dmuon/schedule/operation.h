@@ -1,0 +1,110 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "dmuon/core/index.h"
+
+namespace dmuon::schedule {
+
+/// An ordered queue of operations that overlaps with the other lanes.
+enum class Lane : int {
+  kCompute,  ///< the training program itself; an operation here blocks it
+  kIntra,    ///< messages inside a node: the row
+  kInter,    ///< messages between nodes: the column
+};
+constexpr int kNumLanes = 3;
+
+enum class Kind : int {
+  kUpdate,        ///< compute: momentum, Newton-Schulz and new masters of one batch of this rank
+  kPublishInter,  ///< stage 1: owner's weight -> its column's member on every node
+  kPublishIntra,  ///< stage 2: column members -> the packed buffer of every rank of the node
+  kAwaitWeights,  ///< compute waits until the packed buffer is filled
+  kForward,       ///< compute: the module reads its weights (no schedule holds it)
+  kBackward,      ///< compute: the module reads its weights and writes its gradients (likewise)
+  kReshard,       ///< compute: frees the packed buffer of weights
+  kRouteIntra,    ///< stage 1: gradients -> the column member; adds, and accumulates where R = 1
+  kRouteInter,    ///< stage 2: column members -> the owner, which accumulates
+  kFinishRoute,   ///< compute waits for the unit's route and frees its gradients
+};
+constexpr int kNumKinds = 10;
+
+const char* name_of(Kind kind);
+const char* name_of(Lane lane);
+Lane lane_of(Kind kind);
+inline bool is_publication(Kind kind) {
+  return kind == Kind::kPublishInter || kind == Kind::kPublishIntra;
+}
+
+/// The newest operation of `kind` on `unit` that was issued before.
+struct Dependency {
+  Kind kind;
+  core::UnitIndex unit;
+  bool operator==(const Dependency&) const = default;
+};
+
+/// One operation. Issuing it on a lane of communication does not wait; it runs after everything
+/// issued on its lane before, after everything done on the compute lane before, and after what
+/// `after` names. A kReshard waits for nothing where nothing of that kind was issued.
+///
+/// Which of a schedule's operations run, and which have been done already, a Resolver says.
+struct Operation {
+  Kind kind;
+  core::UnitIndex unit{};    ///< not of kUpdate
+  core::BatchIndex batch{};  ///< of kUpdate
+  /// Of the weights, counted from those that the step began with: 1 after the update.
+  int version = 0;
+  /// Of kRouteIntra: the node's mean stays at the column member, as a partial sum.
+  bool hold = false;
+  std::vector<Dependency> after{};
+  bool operator==(const Operation&) const = default;
+};
+
+/// A unit as the schedule sees it.
+struct UnitLayout {
+  std::string name;
+  core::Vector<core::Slot, std::int64_t> owner_elements{};  ///< of each owner's part of a buffer
+  int weight_size = 4;    ///< bytes of an element of weights as they travel
+  int gradient_size = 4;  ///< likewise of gradients
+
+  std::int64_t num_elements() const;
+};
+
+/// A mesh of R replicates (nodes) of G shards, and the units on it.
+struct Layout {
+  int num_replicates = 1;
+  int num_shards = 1;
+  core::Vector<core::UnitIndex, UnitLayout> units;
+
+  int num_slots() const { return num_replicates * num_shards; }
+  bool has_inter() const { return num_replicates > 1; }
+  core::Slot slot_of(core::Replicate replicate, core::Shard shard) const {
+    return core::Slot(replicate.value() * num_shards + shard.value());
+  }
+  core::Replicate replicate_of(core::Slot slot) const {
+    return core::Replicate(slot.value() / num_shards);
+  }
+  core::Shard shard_of(core::Slot slot) const { return core::Shard(slot.value() % num_shards); }
+
+  /// Of the largest unit.
+  std::int64_t largest_weights() const;
+  std::int64_t largest_gradients() const;
+};
+
+/// One collective of an operation.
+struct Message {
+  enum class Group : int { kRow, kColumn } group;
+  int root;            ///< member's place in the group: who sends (publish) or receives (route)
+  std::int64_t bytes;  ///< payload from or to each other member
+  bool operator==(const Message&) const = default;
+};
+
+/// What a rank sends and receives for an operation, in the order of issue. Empty parts and groups
+/// of one send nothing.
+std::vector<Message> messages_of(const Operation& operation, const Layout& layout, core::Slot slot);
+
+/// The units that each batch of a rank touches.
+using Batches = core::Vector<core::BatchIndex, std::vector<core::UnitIndex>>;
+
+}  // namespace dmuon::schedule

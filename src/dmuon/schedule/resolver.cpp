@@ -1,0 +1,243 @@
+#include "dmuon/schedule/resolver.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace dmuon::schedule {
+
+Resolver::Resolver(Layout layout, const Options& options, Batches batches,
+                   bool reshard_after_forward, Performer* performer)
+    : layout_(std::move(layout)),
+      options_(options),
+      batches_(std::move(batches)),
+      reshard_after_forward_(reshard_after_forward),
+      performer_(performer),
+      maker_(layout_),
+      units_(layout_.units.size()) {
+  rebuild_schedule();
+}
+
+// ---- what hooks say ----
+
+void Resolver::begin_forward(bool training) {
+  settle();
+  forget_uses();
+  if (training) forward_sync_ = sync_;
+  cross(order_.begin_forward(training));
+}
+
+// A unit that is ready already may still be what the schedule waits for, to send the next ones; and
+// a trace must not depend on what the pass before it left ready.
+void Resolver::before_use(core::UnitIndex unit) {
+  const Trigger trigger{Moment::kBeforeUse, unit};
+  const bool traces = order_.on_demand() && !units_.at(unit).used;
+  if (!ready(unit) || order_.is_next(trigger) || traces) request(trigger);
+}
+
+void Resolver::after_forward(core::UnitIndex unit) {
+  const Trigger trigger{Moment::kAfterForward, unit};
+  if (!reshard_after_forward_ || !ready(unit)) return;
+  // A replay that does not owe it keeps the unit for the backward that follows.
+  if (order_.on_demand() || order_.owes(trigger)) request(trigger);
+}
+
+void Resolver::begin_backward() {
+  settle();
+  forget_uses();
+  issued_.add(std::int64_t{sync_});
+  cross(order_.begin_backward());
+}
+
+void Resolver::before_backward(core::UnitIndex unit) {
+  before_use(unit);
+  finish_route(unit);  // its gradients lie where new ones come
+}
+
+void Resolver::before_gradient(core::UnitIndex unit) {
+  finish_route(unit);
+  units_.at(unit).owes_route = true;
+}
+
+void Resolver::after_backward(core::UnitIndex unit) {
+  if (order_.current() == Pass::kBackward) request({Moment::kAfterBackward, unit});
+}
+
+// What is still open when all that the trace owes has been crossed is a deviation. It comes last,
+// so that ranks which skipped something deviate at the same place; and it is by what was crossed,
+// so that ranks which got no gradients deviate too.
+void Resolver::end_backward() {
+  cross(order_.catch_up());
+  for (int i = units_.size(); i-- > 0;) {
+    const UnitState& unit = units_[core::UnitIndex(i)];
+    if (unit.ready || unit.owes_route) after_backward(core::UnitIndex(i));
+  }
+  end_pass();
+}
+
+void Resolver::end_pass() {
+  if (!order_.current()) return;
+  const bool traced = order_.on_demand();
+  if (traced) performer_->compare(std::nullopt);
+  cross(order_.end_pass());
+  if (traced) rebuild_schedule();
+}
+
+void Resolver::settle() {
+  if (order_.current() == Pass::kBackward) {
+    end_backward();
+  } else {
+    end_pass();
+  }
+  finish_routes();
+}
+
+void Resolver::settle_step() {
+  settle();
+  const bool sync = sync_;
+  if (order_.owes_backward()) {
+    sync_ = forward_sync_;
+    begin_backward();
+    end_backward();
+  }
+  sync_ = true;
+  for (const core::UnitIndex unit : units_.indices()) {
+    if (units_[unit].held) serve({Moment::kAfterBackward, unit});
+  }
+  sync_ = sync;
+  finish_routes();
+}
+
+void Resolver::step() {
+  settle();
+  ++version_;
+  for (const Operation& operation : schedule_.step) resolve(operation);
+}
+
+void Resolver::finish_route(core::UnitIndex unit) {
+  UnitState& state = units_.at(unit);
+  if (!state.route) return;
+  performer_->perform(maker_.finish_route(unit, /*sync=*/state.route == Kind::kRouteInter));
+  state.route.reset();
+  std::erase(routes_, unit);
+}
+
+void Resolver::finish_routes() {
+  while (!routes_.empty()) finish_route(routes_.front());
+}
+
+bool Resolver::holds_partial_sums() const {
+  return std::any_of(units_.begin(), units_.end(),
+                     [](const UnitState& unit) { return unit.held; });
+}
+
+// ---- from triggers to operations ----
+
+// Passes are traced one after the other, and the parts that a new trace does not touch come out as
+// they were.
+void Resolver::rebuild_schedule() {
+  schedule_ = build_step_schedule(layout_, order_.trace(Pass::kTrainForward),
+                                  order_.trace(Pass::kEvalForward), order_.trace(Pass::kBackward),
+                                  batches_, options_);
+  issued_.add(static_cast<std::int64_t>(schedule_.hash()));
+}
+
+const PassSchedule& Resolver::schedule_of(Pass pass) const {
+  switch (pass) {
+    case Pass::kTrainForward:
+      return schedule_.forward;
+    case Pass::kEvalForward:
+      return schedule_.evaluation;
+    case Pass::kBackward:
+      break;
+  }
+  return sync_ ? schedule_.backward : schedule_.backward_no_sync;
+}
+
+void Resolver::forget_uses() {
+  for (UnitState& unit : units_) unit.used = false;
+}
+
+void Resolver::cross(const std::vector<Crossing>& crossings) {
+  for (const Crossing& crossing : crossings) {
+    const Trigger& trigger = crossing.trigger;
+    if (trigger.moment == Moment::kBeforeUse) {
+      UnitState& unit = units_.at(trigger.unit);
+      unit.used = true;
+      unit.owes_route |= crossing.pass == Pass::kBackward;
+    }
+    if (crossing.compare()) performer_->compare(trigger);
+    issued_.add(static_cast<std::int64_t>(trigger.moment)).add(std::int64_t{trigger.unit.value()});
+    crossing_ = crossing;
+    if (crossing.compare()) {
+      serve(trigger);
+    } else {
+      const auto position = static_cast<std::size_t>(crossing.position);
+      for (const Operation& operation : schedule_of(crossing.pass).at(position))
+        resolve(operation);
+    }
+    crossing_.reset();
+  }
+}
+
+void Resolver::serve(Trigger trigger) {
+  for (const Operation& operation : serve_on_demand(layout_, trigger, sync_)) resolve(operation);
+}
+
+void Resolver::resolve(const Operation& operation) {
+  if (operation.kind == Kind::kUpdate) return performer_->perform(operation);
+  UnitState& unit = units_.at(operation.unit);
+  switch (operation.kind) {
+    case Kind::kPublishInter:
+      if (unit.part == version_) return;
+      performer_->perform(operation);
+      unit.part = version_;
+      unit.part_awaited = false;
+      return;
+    case Kind::kPublishIntra:
+      if (unit.filled) return;
+      if (maker_.has_inter()) {
+        Operation stage_1 = maker_.publish_inter(operation.unit);
+        stage_1.version = operation.version;
+        resolve(stage_1);
+      }
+      performer_->perform(operation);
+      unit.filled = true;
+      return;
+    case Kind::kAwaitWeights:
+      if (unit.ready) return;
+      performer_->perform(operation);
+      unit.ready = unit.part_awaited = true;
+      return;
+    case Kind::kReshard:
+      return reshard(&unit, operation);
+    case Kind::kRouteIntra:
+      finish_route(operation.unit);
+      performer_->perform(operation);
+      unit.route = Kind::kRouteIntra;
+      unit.held = operation.hold;
+      unit.owes_route = false;
+      routes_.push_back(operation.unit);
+      return;
+    case Kind::kRouteInter:
+      performer_->perform(operation);
+      unit.route = Kind::kRouteInter;
+      return;
+    case Kind::kFinishRoute:
+      return finish_route(operation.unit);
+    case Kind::kUpdate:
+    case Kind::kForward:
+    case Kind::kBackward:
+      return;
+  }
+}
+
+void Resolver::reshard(UnitState* unit, const Operation& operation) {
+  if (!unit->filled && unit->part_awaited) return;
+  unit->ready = false;  // whatever happens, nobody computes with half of it
+  performer_->perform(operation);
+  unit->filled = false;
+  unit->part_awaited = true;
+  if (!options_.node_copy) unit->part = kNone;
+}
+
+}  // namespace dmuon::schedule
