@@ -19,9 +19,9 @@
 #include <utility>
 #include <vector>
 
-#include "dmuon/balance/random.h"
 #include "dmuon/balance/solve.h"
 #include "dmuon/balance/verify.h"
+#include "tests/balance/random.h"
 
 namespace {
 

@@ -4,6 +4,7 @@
 
 #include <numeric>
 
+#include "dmuon/balance/pattern_lp.h"
 #include "dmuon/balance/solve.h"
 #include "tests/balance/random_instance.h"
 
@@ -29,7 +30,7 @@ std::vector<std::optional<Assignment>> constructed(const Problem& problem) {
           .bound;
   for (const bool work_rows : {true, false}) {
     PatternLp lp(problem);
-    if (limit > 0) all.push_back(dive(lp, problem, limit + limit / 10, work_rows));
+    if (limit > 0) all.push_back(lp.dive(limit + limit / 10, work_rows));
   }
   return all;
 }

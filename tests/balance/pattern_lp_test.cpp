@@ -66,8 +66,8 @@ TEST(PatternLp, UsesPatternsThatDoAllWorkWithinTheLimit) {
     for (const PatternLp::Use& use : answer.uses) {
       EXPECT_GT(use.amount, 0);
       // In 4096 cells, rounded down, a pattern may take a little more.
-      EXPECT_LE(load(problem, *use.pattern), limit + limit / 4096 * problem.num_shapes());
-      for (std::size_t s = 0; s < done.size(); ++s) done[s] += use.amount * (*use.pattern)[s];
+      EXPECT_LE(load(problem, use.pattern), limit + limit / 4096 * problem.num_shapes());
+      for (std::size_t s = 0; s < done.size(); ++s) done[s] += use.amount * (use.pattern)[s];
     }
     for (int s = 0; s < problem.num_shapes(); ++s) {
       EXPECT_GE(done[static_cast<std::size_t>(s)], problem.num_matrices(s) - 1e-6);

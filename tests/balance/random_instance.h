@@ -1,7 +1,7 @@
 #pragma once
 
 #include "dmuon/balance/instance.h"
-#include "dmuon/balance/random.h"
+#include "tests/balance/random.h"
 
 namespace dmuon::balance {
 

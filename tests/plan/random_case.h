@@ -2,11 +2,11 @@
 
 #include <vector>
 
-#include "dmuon/balance/random.h"
 #include "dmuon/plan/cost.h"
 #include "dmuon/plan/inventory.h"
 #include "dmuon/plan/mesh.h"
 #include "dmuon/plan/options.h"
+#include "tests/balance/random.h"
 
 namespace dmuon::plan {
 

@@ -1,8 +1,6 @@
 #include "dmuon/balance/construct.h"
 
 #include <algorithm>
-#include <queue>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -15,39 +13,21 @@ struct Lot {
   int size;
 };
 
-// Owners in the order of a key, the smallest first, ties by owner. `take` returns the first owner
-// that accepts; the key of an owner is renewed with `put`.
+// The owner with the smallest key of those that `size` matrices more fit, of several the first; -1
+// if they fit nowhere.
 template <typename Key>
-class Queue {
- public:
-  explicit Queue(int num_owners) {
-    for (int owner = 0; owner < num_owners; ++owner) put(Key{}, owner);
+int first_by(const Assignment& assignment, int shape, int size, const Key& key) {
+  int best = -1;
+  decltype(key(0)) least{};
+  for (int owner = 0; owner < assignment.problem().num_owners(); ++owner) {
+    if (!assignment.fits(owner, shape, size)) continue;
+    const auto own = key(owner);
+    if (best >= 0 && own >= least) continue;
+    best = owner;
+    least = own;
   }
-
-  void put(Key key, int owner) { queue_.emplace(key, owner); }
-
-  /// @return -1 if none accepts.
-  template <typename Accepts>
-  int take(const Accepts& accepts) {
-    std::vector<std::pair<Key, int>> refused;
-    int found = -1;
-    while (found < 0 && !queue_.empty()) {
-      const auto first = queue_.top();
-      queue_.pop();
-      if (accepts(first.second)) {
-        found = first.second;
-      } else {
-        refused.push_back(first);
-      }
-    }
-    for (const auto& entry : refused) queue_.push(entry);
-    return found;
-  }
-
- private:
-  using Entry = std::pair<Key, int>;
-  std::priority_queue<Entry, std::vector<Entry>, std::greater<>> queue_;
-};
+  return best;
+}
 
 // Shapes by a falling key, ties by index.
 template <typename Key>
@@ -85,16 +65,8 @@ std::optional<Assignment> rest_where_cheapest(const Problem& problem, bool evenl
 }  // namespace
 
 int cheapest_owner(const Assignment& assignment, int shape) {
-  int best = -1;
-  Nanoseconds least = 0;
-  for (int owner = 0; owner < assignment.problem().num_owners(); ++owner) {
-    if (!assignment.fits(owner, shape, 1)) continue;
-    const Nanoseconds load = assignment.load_with(owner, shape, 1);
-    if (best >= 0 && load >= least) continue;
-    best = owner;
-    least = load;
-  }
-  return best;
+  return first_by(assignment, shape, 1,
+                  [&](int owner) { return assignment.load_with(owner, shape, 1); });
 }
 
 std::optional<Assignment> longest_first(const Problem& problem, int lot) {
@@ -109,13 +81,11 @@ std::optional<Assignment> longest_first(const Problem& problem, int lot) {
   std::stable_sort(lots.begin(), lots.end(),
                    [](const Lot& a, const Lot& b) { return a.ns > b.ns; });
   Assignment assignment(problem);
-  Queue<Nanoseconds> queue(problem.num_owners());
   for (const Lot& next : lots) {
-    const int owner = queue.take(
-        [&](int candidate) { return assignment.fits(candidate, next.shape, next.size); });
+    const int owner = first_by(assignment, next.shape, next.size,
+                               [&](int candidate) { return assignment.load(candidate); });
     if (owner < 0) return std::nullopt;
     assignment.add(owner, next.shape, next.size);
-    queue.put(assignment.load(owner), owner);
   }
   return assignment;
 }
@@ -130,13 +100,13 @@ std::optional<Assignment> even(const Problem& problem) {
 
 std::optional<Assignment> fewest_bytes(const Problem& problem) {
   Assignment assignment(problem);
-  Queue<std::pair<std::int64_t, Nanoseconds>> queue(problem.num_owners());
   for (const int s : shapes_by(problem, [&](int shape) { return problem.bytes(shape); })) {
     for (int left = problem.num_matrices(s); left > 0; --left) {
-      const int owner = queue.take([&](int candidate) { return assignment.fits(candidate, s, 1); });
+      const int owner = first_by(assignment, s, 1, [&](int candidate) {
+        return std::pair(assignment.bytes(candidate), assignment.load(candidate));
+      });
       if (owner < 0) return std::nullopt;
       assignment.add(owner, s, 1);
-      queue.put({assignment.bytes(owner), assignment.load(owner)}, owner);
     }
   }
   return assignment;

@@ -3,7 +3,6 @@
 #include <optional>
 
 #include "dmuon/balance/assignment.h"
-#include "dmuon/balance/pattern_lp.h"
 
 namespace dmuon::balance {
 
@@ -26,10 +25,5 @@ std::optional<Assignment> fewest_bytes(const Problem& problem);
 
 /// The owner that ends least loaded with one matrix of `shape` more; -1 if it fits nowhere.
 int cheapest_owner(const Assignment& assignment, int shape);
-
-/// Rounds patterns of the linear program down, owner after owner, and solves it again for what is
-/// left ("dive").
-std::optional<Assignment> dive(PatternLp& lp, const Problem& problem, Nanoseconds limit,
-                               bool work_rows);
 
 }  // namespace dmuon::balance

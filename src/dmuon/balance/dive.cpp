@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "dmuon/balance/construct.h"
+#include "dmuon/balance/pattern_lp.h"
 
 namespace dmuon::balance {
 namespace {
@@ -19,7 +20,7 @@ class Dive {
       const PatternLp::Answer answer =
           lp_.solve({.limit = limit_, .num_matrices = left_, .work_rows = work_rows_});
       if (answer.impossible || answer.uses.empty()) break;
-      if (!give_whole(answer) && !give(*largest_part(answer).pattern)) break;
+      if (!give_whole(answer) && !give(largest_part(answer).pattern)) break;
     }
     return finish();
   }
@@ -35,8 +36,8 @@ class Dive {
     for (const PatternLp::Use& use : answer.uses) {
       const auto times = static_cast<int>(std::floor(use.amount + 1e-7));
       for (int i = 0; i < times && next_owner_ < problem().num_owners(); ++i) {
-        if (any && !all_left(*use.pattern)) break;
-        if (!give(*use.pattern)) break;
+        if (any && !all_left(use.pattern)) break;
+        if (!give(use.pattern)) break;
         any = true;
       }
     }
@@ -95,9 +96,8 @@ class Dive {
 
 }  // namespace
 
-std::optional<Assignment> dive(PatternLp& lp, const Problem& problem, Nanoseconds limit,
-                               bool work_rows) {
-  return Dive(lp, problem, limit, work_rows).result();
+std::optional<Assignment> PatternLp::dive(Nanoseconds limit, bool work_rows) {
+  return Dive(*this, *problem_, limit, work_rows).result();
 }
 
 }  // namespace dmuon::balance

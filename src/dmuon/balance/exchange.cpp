@@ -4,13 +4,37 @@
 #include <cstdlib>
 #include <unordered_set>
 
-#include "dmuon/balance/local_search.h"
-
 namespace dmuon::balance {
 namespace {
 
 // Numbers of matrices that change hands at once.
 constexpr int kAmounts[] = {1, 2, 3, 4, 5, 6, 7, 8, 12, 16};
+
+// One owner gives matrices of a shape to another and takes some of another shape for them.
+struct Exchange {
+  int from = -1;
+  int to = -1;
+  int given = 0;  // shape
+  int num_given = 0;
+  int taken = 0;  // shape
+  int num_taken = 0;
+};
+
+// Whether the one that has more bytes afterwards stays within max_bytes.
+bool fits(const Assignment& assignment, const Exchange& exchange) {
+  const Problem& problem = assignment.problem();
+  const std::int64_t bytes = exchange.num_given * problem.bytes(exchange.given) -
+                             exchange.num_taken * problem.bytes(exchange.taken);
+  const int fuller = bytes > 0 ? exchange.to : exchange.from;
+  return bytes == 0 || assignment.bytes(fuller) + std::abs(bytes) <= problem.instance().max_bytes;
+}
+
+void perform(Assignment& assignment, const Exchange& exchange) {
+  assignment.add(exchange.from, exchange.given, -exchange.num_given);
+  assignment.add(exchange.to, exchange.given, exchange.num_given);
+  assignment.add(exchange.to, exchange.taken, -exchange.num_taken);
+  assignment.add(exchange.from, exchange.taken, exchange.num_taken);
+}
 
 // The best exchange of one owner.
 class Search {
@@ -68,21 +92,6 @@ class Search {
 };
 
 }  // namespace
-
-bool fits(const Assignment& assignment, const Exchange& exchange) {
-  const Problem& problem = assignment.problem();
-  const std::int64_t bytes = exchange.num_given * problem.bytes(exchange.given) -
-                             exchange.num_taken * problem.bytes(exchange.taken);
-  const int fuller = bytes > 0 ? exchange.to : exchange.from;
-  return bytes == 0 || assignment.bytes(fuller) + std::abs(bytes) <= problem.instance().max_bytes;
-}
-
-void perform(Assignment& assignment, const Exchange& exchange) {
-  assignment.add(exchange.from, exchange.given, -exchange.num_given);
-  assignment.add(exchange.to, exchange.given, exchange.num_given);
-  assignment.add(exchange.to, exchange.taken, -exchange.num_taken);
-  assignment.add(exchange.from, exchange.taken, exchange.num_taken);
-}
 
 void exchange(Assignment& assignment, Nanoseconds target, int max_exchanges) {
   for (int i = 0; i < max_exchanges; ++i) {

@@ -4,19 +4,10 @@
 
 namespace dmuon::balance {
 
-/// One owner gives matrices of a shape to another and takes some of another shape for them.
-struct Exchange {
-  int from = -1;
-  int to = -1;
-  int given = 0;  ///< shape
-  int num_given = 0;
-  int taken = 0;  ///< shape
-  int num_taken = 0;
-};
-
-/// Whether the one that has more bytes afterwards stays within max_bytes.
-bool fits(const Assignment& assignment, const Exchange& exchange);
-
-void perform(Assignment& assignment, const Exchange& exchange);
+/// Local search. While the makespan is above `target` and it helps: the slowest owner gives some
+/// matrices of one shape to another owner and takes some of another shape for them, whichever makes
+/// the slower of the two fastest. Owners that were within max_bytes stay so. Ended after
+/// `max_exchanges`: a limit on time would make the answer depend on the machine.
+void exchange(Assignment& assignment, Nanoseconds target, int max_exchanges);
 
 }  // namespace dmuon::balance

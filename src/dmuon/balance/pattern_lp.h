@@ -3,8 +3,8 @@
 #include <optional>
 #include <vector>
 
+#include "dmuon/balance/assignment.h"
 #include "dmuon/balance/certificate.h"
-#include "dmuon/balance/owner_time.h"
 #include "dmuon/balance/patterns.h"
 
 namespace dmuon::balance {
@@ -16,39 +16,41 @@ class PatternLp {
  public:
   explicit PatternLp(const Problem& problem) : problem_(&problem) {}
 
-  /// Patterns that later solutions may use from the start.
-  void know(const Pattern& pattern);
-
   struct Question {
     Nanoseconds limit = 0;          ///< > 0
     std::vector<int> num_matrices;  ///< [shapes] the work to be done
-    double num_owners = 0;          ///< with fewer than that, or as many, the question is answered
+    double num_owners = 0;          ///< the search ends where so many suffice; 0: at the fewest
     bool work_rows = true;  ///< also: the patterns' times must add up to f_s(n_s) of every shape
   };
 
   struct Use {
-    const Pattern* pattern;  ///< valid until the next solve
+    Pattern pattern;
     double amount;
   };
 
   struct Answer {
-    bool impossible = false;  ///< some matrix takes longer than the limit, or `proof` holds
-    std::optional<Certificate>
-        proof;              ///< that the instance's owners cannot do it; bound = limit + 1
+    /// No patterns were found that do all work: a matrix takes longer than the limit, `proof`
+    /// holds, or, where some batch takes no time, the search gave up.
+    bool impossible = false;
+    /// That the instance's owners cannot do it; bound = limit + 1.
+    std::optional<Certificate> proof;
     std::vector<Use> uses;  ///< of patterns, in fractions, amounts > 0
   };
 
-  /// A proof is looked for only if the question is about all matrices of the instance.
+  /// A proof is looked for only if the question is about all matrices of the instance. Loads are
+  /// rounded more finely if `num_owners` is given.
   Answer solve(const Question& question);
+
+  /// Rounds the patterns down, owner after owner, and solves again for what is left ("dive").
+  /// @return nothing if max_bytes leaves a matrix without an owner.
+  std::optional<Assignment> dive(Nanoseconds limit, bool work_rows);
 
   int num_rounds() const { return num_rounds_; }
 
  private:
-  class Solver;
-
   const Problem* problem_;
-  std::vector<Pattern> patterns_;
-  int num_rounds_ = 0;  // of column generation, over all questions
+  std::vector<Pattern> patterns_;  // that later questions begin with
+  int num_rounds_ = 0;             // of column generation, over all questions
 };
 
 }  // namespace dmuon::balance

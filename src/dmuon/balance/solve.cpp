@@ -7,7 +7,7 @@
 
 #include "dmuon/balance/bounds.h"
 #include "dmuon/balance/construct.h"
-#include "dmuon/balance/local_search.h"
+#include "dmuon/balance/exchange.h"
 #include "dmuon/balance/pattern_lp.h"
 #include "dmuon/core/error.h"
 
@@ -20,19 +20,8 @@ Nanoseconds good_enough(Nanoseconds bound) { return bound + bound / 500; }
 // Limits on counted work: about a second on the largest instances.
 constexpr int kLots[] = {2, 4, 8, 16};
 constexpr int kMaxExchanges = 400;
-constexpr int kMaxRounds = 300;
-constexpr int kMaxPairs = 400;
-constexpr int kMaxIteratedPairs = 1500;
-constexpr std::int64_t kMaxAnnealSteps = 4'000'000;
-constexpr std::int64_t kAnnealStepsAMatrix = 20'000;  // and owner: small instances need few
-constexpr std::uint64_t kMaxEscapes = 2;
-constexpr int kMaxDiveRounds = 400;
-
-void improve(Assignment& assignment, Nanoseconds target) {
-  exchange(assignment, target, kMaxExchanges);
-  divide_pairs(assignment, target, kMaxRounds, kMaxPairs);
-  exchange(assignment, target, kMaxExchanges);
-}
+constexpr int kDivePerMille[] = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 25, 30};
+constexpr int kMaxDiveRounds = 600;
 
 // Keeps the best assignment seen.
 class Best {
@@ -41,7 +30,7 @@ class Best {
 
   void offer(std::optional<Assignment> assignment) {
     if (!assignment) return;
-    improve(*assignment, target_);
+    exchange(*assignment, target_, kMaxExchanges);
     if (!best_ || assignment->makespan() < best_->makespan()) best_ = std::move(assignment);
   }
 
@@ -66,15 +55,6 @@ void construct(const Problem& problem, Best& best) {
   if (!best.found()) best.offer(fewest_bytes(problem));
 }
 
-void know_owners(PatternLp& lp, const Assignment& assignment) {
-  const Problem& problem = assignment.problem();
-  for (int owner = 0; owner < problem.num_owners(); ++owner) {
-    Pattern pattern;
-    for (int s = 0; s < problem.num_shapes(); ++s) pattern.push_back(assignment.count(owner, s));
-    lp.know(pattern);
-  }
-}
-
 // Halves the span between an impossible limit and one that is possible in fractions.
 // @param high in: the makespan of some assignment; out: the smallest limit found possible.
 void raise(PatternLp& lp, const Problem& problem, Certificate& bound, Nanoseconds& high) {
@@ -97,30 +77,14 @@ void raise(PatternLp& lp, const Problem& problem, Certificate& bound, Nanosecond
   }
 }
 
-void dive_at_all_limits(PatternLp& lp, const Problem& problem, Nanoseconds lowest, Best& best) {
+void dive_at_all_limits(PatternLp& lp, Nanoseconds lowest, Best& best) {
   const int max_rounds = lp.num_rounds() + kMaxDiveRounds;
-  for (const int per_mille : {0, 2, 5, 10, 20, 40}) {
+  for (const int per_mille : kDivePerMille) {
     for (const bool work_rows : {true, false}) {
       const Nanoseconds limit = lowest + lowest / 1000 * per_mille;
       if (best.reached() || lp.num_rounds() > max_rounds || limit >= best->makespan()) return;
-      best.offer(dive(lp, problem, limit, work_rows));
+      best.offer(lp.dive(limit, work_rows));
     }
-  }
-}
-
-std::int64_t num_anneal_steps(const Problem& problem) {
-  std::int64_t steps = 0;
-  for (int s = 0; s < problem.num_shapes(); ++s) steps += problem.num_matrices(s);
-  return std::min(kMaxAnnealSteps, kAnnealStepsAMatrix * steps * problem.num_owners());
-}
-
-// The first time for all that is not good enough, then only for what is far from it.
-void escape(Assignment& assignment, Nanoseconds bound) {
-  for (std::uint64_t seed = 0; seed < kMaxEscapes; ++seed) {
-    const Nanoseconds target = seed == 0 ? good_enough(bound) : bound + bound / 200;
-    if (assignment.makespan() <= target) return;
-    iterate(assignment, good_enough(bound), kMaxIteratedPairs, seed);
-    anneal(assignment, good_enough(bound), num_anneal_steps(assignment.problem()), seed);
   }
 }
 
@@ -143,12 +107,10 @@ Solution solve(const Problem& problem) {
         " do not. With ", sufficient_bytes(problem), " there is an assignment"));
   }
   PatternLp lp(problem);
-  know_owners(lp, *best);
   Nanoseconds possible = best->makespan();
   raise(lp, problem, bound, possible);
   best.set_target(good_enough(bound.bound));
-  if (!best.reached()) dive_at_all_limits(lp, problem, std::max(possible, bound.bound), best);
-  escape(*best, bound.bound);
+  if (!best.reached()) dive_at_all_limits(lp, std::max(possible, bound.bound), best);
   return {std::move(*best), std::move(bound)};
 }
 
@@ -159,7 +121,7 @@ std::vector<Assignment> alternatives(const Problem& problem, Nanoseconds limit) 
   std::vector<Assignment> found;
   for (std::optional<Assignment>& start : starts) {
     if (!start) continue;
-    improve(*start, limit);
+    exchange(*start, limit, kMaxExchanges);
     if (start->makespan() <= limit) found.push_back(*std::move(start));
   }
   return found;
