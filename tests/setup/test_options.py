@@ -1,0 +1,68 @@
+"""Options have one default each, the engine's where it has them, and reach engine and planner unchanged."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+from dmuon._setup.options import Planning, Schedule
+
+import dmuon
+from dmuon import _C
+
+OTHER = {
+    "node_copy": False,
+    "lookahead": 5,
+    "max_units_in_flight": 3,
+    "broadcast_before_reduce": False,
+    "asynchronous": False,
+}
+
+
+def fields(native: object) -> dict[str, object]:
+    return {name: getattr(native, name) for name in dir(native) if not name.startswith("_")}
+
+
+def test_what_is_said_nowhere_is_as_the_engine_has_it():
+    assert fields(Schedule().native()) == fields(_C.ScheduleOptions())
+    assert Planning().layout_slack == _C.PlanOptions().layout_slack
+
+
+def test_engine_and_planner_have_one_opinion():
+    engine, planner = _C.ScheduleOptions(), _C.PlanOptions()
+    assert (planner.lookahead, planner.node_copy) == (engine.lookahead, engine.node_copy)
+    assert planner.units_in_flight == engine.lookahead + 2
+
+
+def test_the_signature_shows_the_same_defaults():
+    shown = {name: p.default for name, p in inspect.signature(dmuon.dedicate_params).parameters.items()}
+    for options in (Schedule(), Planning()):
+        for name in vars(options).keys() & shown.keys():
+            assert shown[name] == getattr(options, name), name
+    assert inspect.signature(dmuon.plan).parameters["strategy"].default == Planning().strategy
+    muon, iteration = (inspect.signature(f).parameters for f in (dmuon.Muon, dmuon.orthogonalize))
+    assert [muon[name].default for name in ("ns_coefficients", "ns_steps")] == ["polar_express", 5]
+    assert [iteration[name].default for name in ("ns_coefficients", "ns_steps")] == ["polar_express", 5]
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_every_option_of_the_schedule_reaches_the_engine(name):
+    changed = fields(Schedule(**{name: OTHER[name]}).native())
+    assert changed == {**fields(_C.ScheduleOptions()), name: OTHER[name]}
+
+
+def test_every_option_of_planning_reaches_the_planner():
+    planning = Planning(layout_slack=0.5, max_memory_bytes=1000)
+    schedule = Schedule(node_copy=False, lookahead=7)
+    options = planning.native(schedule, weight_bytes=4, gradient_bytes=8)
+    assert fields(options) == {
+        "lookahead": 7,
+        "layout_slack": 0.5,
+        "max_memory_bytes": 1000,
+        "weight_bytes": 4,
+        "gradient_bytes": 8,
+        "node_copy": False,
+        "units_in_flight": 9,
+    }
+    schedule.max_units_in_flight = 4
+    assert planning.native(schedule, 4, 8).units_in_flight == 4
