@@ -8,7 +8,7 @@ import pytest
 from dmuon._setup.options import Planning, Schedule
 
 import dmuon
-from dmuon import _C
+from dmuon import _C, _plan
 
 OTHER = {
     "node_copy": False,
@@ -25,11 +25,11 @@ def fields(native: object) -> dict[str, object]:
 
 def test_what_is_said_nowhere_is_as_the_engine_has_it():
     assert fields(Schedule().native()) == fields(_C.ScheduleOptions())
-    assert Planning().layout_slack == _C.PlanOptions().layout_slack
+    assert Planning().layout_slack == _plan.PlanOptions().layout_slack
 
 
 def test_engine_and_planner_have_one_opinion():
-    engine, planner = _C.ScheduleOptions(), _C.PlanOptions()
+    engine, planner = _C.ScheduleOptions(), _plan.PlanOptions()
     assert (planner.lookahead, planner.node_copy) == (engine.lookahead, engine.node_copy)
     assert planner.units_in_flight == engine.lookahead + 2
 
