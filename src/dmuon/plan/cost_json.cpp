@@ -24,7 +24,8 @@ nlohmann::json json_of(const CostTable& costs) {
                       {"tensor_parallel", entry.shape.tensor_parallel},
                       {"batches", std::move(batches)}});
   }
-  return {{"schema_version", kCostsVersion}, {"source", costs.source}, {"shapes", std::move(shapes)}};
+  return {
+      {"schema_version", kCostsVersion}, {"source", costs.source}, {"shapes", std::move(shapes)}};
 }
 
 CostTable costs_of(const JsonReader& reader) {
