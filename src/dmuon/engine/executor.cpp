@@ -103,8 +103,8 @@ void Executor::enqueue(const Operation& operation, std::function<void()> work) {
   std::vector<Event> after;
   for (const schedule::Dependency& dependency : operation.after)
     after.push_back(newest(dependency));
-  const auto timed = [this, kind = operation.kind, unit = operation.unit.value(), issued = Profile::now(),
-                      work = std::move(work)] {
+  const auto timed = [this, kind = operation.kind, unit = operation.unit.value(),
+                      issued = Profile::now(), work = std::move(work)] {
     const double started = Profile::now();
     work();
     profile_.add({kind, unit, issued, started, Profile::now()});
