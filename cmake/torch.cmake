@@ -14,7 +14,8 @@ add_library(dmuon_torch INTERFACE)
 # Through a link in the build folder, so that ccache knows PyTorch's headers wherever they are installed, also in the
 # environments that pip makes and removes. As system headers: their warnings are not ours.
 file(CREATE_LINK ${TORCH_INSTALL_PREFIX} ${CMAKE_BINARY_DIR}/torch SYMBOLIC)
-target_include_directories(dmuon_torch SYSTEM INTERFACE ${CMAKE_BINARY_DIR}/torch/include)
+target_include_directories(dmuon_torch SYSTEM INTERFACE
+  ${CMAKE_BINARY_DIR}/torch/include ${CMAKE_BINARY_DIR}/torch/include/torch/csrc/api/include)
 set(linked_headers $<$<CXX_COMPILER_ID:GNU>:-fno-canonical-system-headers>) # g++ would follow the link
 target_compile_options(dmuon_torch INTERFACE ${linked_headers})
 foreach(library torch torch_cpu c10 torch_python)
