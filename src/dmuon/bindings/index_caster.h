@@ -1,26 +1,44 @@
 #pragma once
 
-#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <utility>
 
 #include "dmuon/core/index.h"
 
+// In Python an index is an int, and what is indexed by it a list.
 namespace pybind11::detail {
 
-/// An index of any kind is an int in Python.
 template <typename Kind>
-class type_caster<dmuon::core::Index<Kind>> {
- public:
-  PYBIND11_TYPE_CASTER(dmuon::core::Index<Kind>, const_name("int"));
+struct type_caster<dmuon::core::Index<Kind>> {
+  using Index = dmuon::core::Index<Kind>;
+  PYBIND11_TYPE_CASTER(Index, const_name("int"));
 
   bool load(handle source, bool convert) {
     make_caster<int> number;
     if (!number.load(source, convert)) return false;
-    value = dmuon::core::Index<Kind>(cast_op<int>(number));
+    value = Index(cast_op<int>(number));
     return true;
   }
+  static handle cast(Index index, return_value_policy policy, handle parent) {
+    return make_caster<int>::cast(index.value(), policy, parent);
+  }
+};
 
-  static handle cast(dmuon::core::Index<Kind> index, return_value_policy, handle) {
-    return PyLong_FromLong(index.value());
+template <typename I, typename T>
+struct type_caster<dmuon::core::Vector<I, T>> {
+  using Vector = dmuon::core::Vector<I, T>;
+  using Values = make_caster<std::vector<T>>;
+  PYBIND11_TYPE_CASTER(Vector, Values::name);
+
+  bool load(handle source, bool convert) {
+    Values values;
+    if (!values.load(source, convert)) return false;
+    value = Vector(cast_op<std::vector<T>&&>(std::move(values)));
+    return true;
+  }
+  static handle cast(const Vector& vector, return_value_policy policy, handle parent) {
+    return Values::cast(vector.values(), policy, parent);
   }
 };
 

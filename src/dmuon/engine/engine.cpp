@@ -181,6 +181,28 @@ void Engine::put_gradient(int index, int matrix, const at::Tensor& value) {
 
 // ---- step ----
 
+const Verdict& Engine::agree(const HostNorms& host, std::uint32_t settings) {
+  take_turn();
+  settle_step();
+  if (verdict_) return *verdict_;
+  Stopwatch watch(seconds_["agree_s"]);
+  const int num_slots = options().num_replicates * options().num_shards;
+  AgreementInput input{resolver_.hash(), settings, {}, {}, host,
+                       num_slots / options().host_replicates};
+  for (std::size_t i = 0; i < num_matrices(); ++i) {
+    const bool kept = placeholders_.empty() || placeholders_[i].grad().defined();
+    input.has_gradient.push_back(kept && executor_.has_gradient(static_cast<int>(i)));
+  }
+  input.squared_norms.resize(num_matrices());
+  for (const OwnedBatch& batch : executor_.batches()) {
+    const std::vector<double> squared = batch.squared_norms();
+    for (std::size_t i = 0; i < squared.size(); ++i)
+      input.squared_norms[core::ParameterIndex(batch.matrices[i])] = squared[i];
+  }
+  verdict_ = engine::agree(groups().verdict, input);
+  return *verdict_;
+}
+
 void Engine::step(const std::function<void(int)>& update) {
   settle();
   executor_.profile().set_phase(Phase::kStep);

@@ -10,24 +10,11 @@
 #include <string>
 #include <vector>
 
+#include "dmuon/engine/agreement.h"
 #include "dmuon/engine/executor.h"
 #include "dmuon/schedule/resolver.h"
 
 namespace dmuon::engine {
-
-/// What all ranks agree on before gradients are used; equal on all ranks.
-struct Verdict {
-  bool finite = true;                 ///< no gradient of any rank holds NaN or infinity
-  std::vector<bool> has_gradient;     ///< [matrices] on any rank, since it was cleared
-  std::vector<double> squared_norms;  ///< [matrices] of the mean gradient, fp64
-  double host_squared_norm = 0;  ///< of the gradients that stay with the host framework, all ranks
-};
-
-/// The squared norms of this rank's share of the gradients that are not routed here.
-struct HostNorms {
-  double sharded = 0;     ///< of shards: each shard index counts once
-  double replicated = 0;  ///< of tensors that every rank holds alike: counts once
-};
 
 /// Runs a model's communication: hooks say how far a step has come, schedule::Resolver says which
 /// operations run, Executor does them. It knows nothing of Muon: owners' weights change in step(),
@@ -94,7 +81,9 @@ class Engine : private schedule::Performer {
 
   /// All gradients, the host's too, have been multiplied by `factor` on all ranks; the verdict
   /// stays.
-  void scale_verdict(double factor);
+  void scale_verdict(double factor) {
+    if (verdict_) verdict_->scale(factor);
+  }
 
   /// New weights, then their publication: `update(batch)` is called for each of this rank's
   /// batches, in the order in which units are waited for, and the first units travel when this

@@ -1,0 +1,117 @@
+// What the engine brings to the agreement of a step, and how long it keeps the verdict.
+
+#include <ATen/ops/full.h>
+#include <gtest/gtest.h>
+
+#include "dmuon/core/error.h"
+#include "dmuon/engine/engine.h"
+#include "tests/engine/mesh_engine.h"
+
+namespace dmuon::engine {
+namespace {
+
+constexpr core::ParameterIndex kRouted(5);
+
+Setting setting_on(Mesh mesh) {
+  Setting setting;
+  setting.mesh = mesh;
+  setting.specs = unbalanced_specs(mesh);
+  return setting;
+}
+
+// Of every rank, the gradient of matrix 5, all elements equal, is routed.
+void route_constant(Engine& engine, double value) {
+  const MatrixSpec& spec = engine.specs()[5];
+  engine.put_gradient(1, 5, at::full({spec.rows, spec.cols}, value));
+  engine.route(1);
+}
+
+class EngineAgreement : public testing::TestWithParam<Mesh> {};
+
+TEST_P(EngineAgreement, TellsEveryRankTheSquaredNormsOfMeans) {
+  const Setting setting = setting_on(GetParam());
+  const int size = setting.mesh.size();
+  run_ranks(size, [&](int rank, const StorePtr& store) {
+    const auto engine = make_engine(setting, store, rank);
+    route_constant(*engine, rank);
+    const Verdict verdict = engine->agree({});
+    const double mean = (size - 1) / 2.0;
+    EXPECT_TRUE(verdict.finite);
+    for (const core::ParameterIndex parameter : verdict.squared_norms.indices()) {
+      const double expected = parameter == kRouted ? 36 * mean * mean : 0;
+      EXPECT_NEAR(verdict.squared_norms[parameter], expected, 1e-5 * expected);
+      EXPECT_EQ(verdict.has_gradient[parameter], parameter == kRouted);
+    }
+  });
+}
+
+TEST_P(EngineAgreement, KnowsAGradientThatOneRankAloneHad) {
+  const Setting setting = setting_on(GetParam());
+  const int size = setting.mesh.size();
+  run_ranks(size, [&](int rank, const StorePtr& store) {
+    const auto engine = make_engine(setting, store, rank);
+    if (rank == size - 1) engine->put_gradient(0, 3, integers(setting.specs[3], 0));
+    engine->route(0);
+    const Verdict verdict = engine->agree({});
+    EXPECT_TRUE(verdict.has_gradient[core::ParameterIndex(3)]);
+    EXPECT_FALSE(verdict.has_gradient[core::ParameterIndex(0)]);
+  });
+}
+
+TEST_P(EngineAgreement, ForgetsAClearedGradient) {
+  const Setting setting = setting_on(GetParam());
+  run_ranks(setting.mesh.size(), [&](int rank, const StorePtr& store) {
+    const auto engine = make_engine(setting, store, rank);
+    route_constant(*engine, 1);
+    EXPECT_TRUE(engine->agree({}).has_gradient[kRouted]);
+    engine->clear_gradient(5);
+    EXPECT_FALSE(engine->agreed());
+    const Verdict verdict = engine->agree({});
+    EXPECT_FALSE(verdict.has_gradient[kRouted]);
+    EXPECT_EQ(verdict.squared_norms[kRouted], 0);
+  });
+}
+
+TEST_P(EngineAgreement, IsKeptUntilGradientsChange) {
+  const Setting setting = setting_on(GetParam());
+  run_ranks(setting.mesh.size(), [&](int rank, const StorePtr& store) {
+    const auto engine = make_engine(setting, store, rank);
+    EXPECT_EQ(engine->agree({0, 4}).host_squared_norm, 4);
+    EXPECT_TRUE(engine->agreed());
+    EXPECT_EQ(engine->agree({0, 9}).host_squared_norm, 4);
+    engine->scale_verdict(0.5);
+    EXPECT_EQ(engine->agree({0, 9}).host_squared_norm, 1);
+    engine->forget_verdict();
+    EXPECT_EQ(engine->agree({0, 9}).host_squared_norm, 9);
+  });
+}
+
+// The unit is there from the forward before, so that one more communicates nothing: only the hash
+// tells.
+TEST_P(EngineAgreement, RaisesOnEveryRankWhereOneIssuedMoreThanTheOthers) {
+  const Setting setting = setting_on(GetParam());
+  const int size = setting.mesh.size();
+  if (size == 1) return;
+  run_ranks(size, [&](int rank, const StorePtr& store) {
+    const auto engine = make_engine(setting, store, rank);
+    const auto forward = [&] {
+      engine->begin_forward();
+      engine->before_forward(1);
+      engine->after_forward(1);
+    };
+    forward();
+    forward();
+    EXPECT_NO_THROW(engine->agree({}));
+    engine->forget_verdict();
+    if (rank == size - 1) forward();
+    EXPECT_THROW(engine->agree({}), core::InvalidArgument);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Meshes, EngineAgreement,
+                         testing::Values(Mesh{1, 1}, Mesh{1, 2}, Mesh{2, 2}, Mesh{1, 3},
+                                         Mesh{3, 1}),
+                         [](const auto& given) { return name_of(given.param); });
+
+}  // namespace
+}  // namespace dmuon::engine
