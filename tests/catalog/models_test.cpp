@@ -49,7 +49,7 @@ TEST(Models, AreThoseOfTheirTable) {
     EXPECT_GT(found.description.size(), 20U);
     EXPECT_GT(found.source.size(), 20U);
     std::int64_t elements = 0;
-    for (const plan::Matrix& matrix : found.inventory) elements += matrix.rows * matrix.cols;
+    for (const plan::Parameter& matrix : found.inventory) elements += matrix.rows * matrix.cols;
     const double billions = kBillions.at(name);
     const double half_a_digit = billions < 10 ? 0.005 : billions < 100 ? 0.05 : 0.5;
     EXPECT_NEAR(static_cast<double>(elements) / 1e9, billions, half_a_digit) << name;
@@ -60,7 +60,7 @@ TEST(Models, AreThoseOfTheirTable) {
 TEST(Models, HaveUnitsThatFollowEachOther) {
   for (const std::string& name : model_names()) {
     int unit = 0;
-    for (const plan::Matrix& matrix : model(name).inventory) {
+    for (const plan::Parameter& matrix : model(name).inventory) {
       ASSERT_TRUE(matrix.unit == unit || matrix.unit == unit + 1) << name << ": " << matrix.name;
       unit = matrix.unit;
     }
@@ -71,7 +71,7 @@ TEST(Models, HaveUnitsThatFollowEachOther) {
 TEST(Models, OfQwenAreItsLayers) {
   const plan::Inventory inventory = model("qwen2.5-7b").inventory;
   std::multiset<std::pair<std::int64_t, std::int64_t>> layer;
-  for (const plan::Matrix& matrix : inventory) {
+  for (const plan::Parameter& matrix : inventory) {
     if (matrix.unit == 27) layer.insert({matrix.rows, matrix.cols});
   }
   EXPECT_EQ(layer, (std::multiset<std::pair<std::int64_t, std::int64_t>>{{3584, 3584},

@@ -75,7 +75,7 @@ def owned_bytes(optimizer: dmuon.Muon) -> list[list[int]]:
     return [
         [
             0 if tensor is None else tensor.numel() * tensor.element_size()
-            for tensor in (runtime.state.master(i), runtime.state.momentum(i), runtime.state.gradient(i))
+            for tensor in (runtime.engine.owned(i, name) for name in ("master", "momentum_buffer", "gradient"))
         ]
         for i in range(len(runtime.matrices))
     ]
@@ -114,7 +114,7 @@ def train(
         optimizer._runtime.engine.drain()  # what is on its way counts
         stats.append(optimizer.stats())
     runtime = optimizer._runtime
-    state = [runtime.state.master(i) for i in range(len(runtime.matrices))]
+    state = [runtime.engine.owned(i, "master") for i in range(len(runtime.matrices))]
     return {
         **layout(optimizer),
         "owned": owned_bytes(optimizer),

@@ -10,7 +10,7 @@ std::shared_ptr<BufferPool> make_pool() { return std::make_shared<BufferPool>(c1
 
 TEST(PackedBuffer, KeepsItsTensorAndViewsOverFreeingAndRefilling) {
   PackedBuffer buffer(make_pool(), 10, at::kFloat);
-  const at::Tensor view = buffer.matrix(4, 2, 3);
+  const at::Tensor view = buffer.view(4, {2, 3});
   for (const float value : {1.0F, 2.0F}) {
     buffer.allocate();
     buffer.flat().fill_(value);
@@ -25,7 +25,7 @@ TEST(PackedBuffer, PlacesAMatrixRowByRowAtItsOffset) {
   PackedBuffer buffer(make_pool(), 10, at::kDouble);
   buffer.allocate();
   for (int i = 0; i < 10; ++i) buffer.flat()[i] = i;
-  const at::Tensor view = buffer.matrix(4, 2, 3);
+  const at::Tensor view = buffer.view(4, {2, 3});
   for (int row = 0; row < 2; ++row) {
     for (int col = 0; col < 3; ++col) {
       EXPECT_EQ(view[row][col].item<double>(), 4 + 3 * row + col);
@@ -35,7 +35,7 @@ TEST(PackedBuffer, PlacesAMatrixRowByRowAtItsOffset) {
 
 TEST(PackedBuffer, ThrowsWhereAFreedMatrixIsRead) {
   PackedBuffer buffer(make_pool(), 6, at::kFloat);
-  const at::Tensor view = buffer.matrix(0, 2, 3);
+  const at::Tensor view = buffer.view(0, {2, 3});
   buffer.allocate();
   buffer.flat().fill_(1);
   buffer.release();
@@ -46,19 +46,19 @@ TEST(PackedBuffer, ThrowsWhereAFreedMatrixIsRead) {
 
 TEST(PackedBuffer, ThrowsWhereAMatrixIsReadBeforeItWasEverFilled) {
   PackedBuffer buffer(make_pool(), 6, at::kFloat);
-  const at::Tensor view = buffer.matrix(0, 2, 3);
+  const at::Tensor view = buffer.view(0, {2, 3});
   EXPECT_THROW(view.const_data_ptr(), c10::Error);
 }
 
 TEST(PackedBuffer, GivesMatricesVersionCountersOfTheirOwn) {
   PackedBuffer buffer(make_pool(), 6, at::kFloat);
   buffer.allocate();
-  const at::Tensor matrix = buffer.matrix(0, 2, 3);
+  const at::Tensor detached = buffer.view(0, {2, 3});
   const at::Tensor slice = buffer.slice(0, 6);
-  const auto matrix_version = matrix._version();
+  const auto detached_version = detached._version();
   const auto slice_version = slice._version();
   buffer.flat().zero_();
-  EXPECT_EQ(matrix._version(), matrix_version);
+  EXPECT_EQ(detached._version(), detached_version);
   EXPECT_GT(slice._version(), slice_version);
 }
 

@@ -10,34 +10,26 @@
 namespace dmuon::engine {
 namespace {
 
-constexpr core::ParameterIndex kRouted(5);
+constexpr ParameterIndex kRouted(5);
 
-Setting setting_on(Mesh mesh) {
-  Setting setting;
-  setting.mesh = mesh;
-  setting.specs = unbalanced_specs(mesh);
-  return setting;
-}
-
-// Of every rank, the gradient of matrix 5, all elements equal, is routed.
+// Of every rank, the gradient of one parameter, all elements equal, is routed.
 void route_constant(Engine& engine, double value) {
-  const MatrixSpec& spec = engine.specs()[5];
-  engine.put_gradient(1, 5, at::full({spec.rows, spec.cols}, value));
-  engine.route(1);
+  engine.put_gradient(kRouted, at::full(engine.parameters()[kRouted].view.sizes(), value));
+  engine.route(UnitIndex(1));
 }
 
 class EngineAgreement : public testing::TestWithParam<Mesh> {};
 
 TEST_P(EngineAgreement, TellsEveryRankTheSquaredNormsOfMeans) {
   const Setting setting = setting_on(GetParam());
-  const int size = setting.mesh.size();
+  const int size = setting.mesh.num_slots();
   run_ranks(size, [&](int rank, const StorePtr& store) {
     const auto engine = make_engine(setting, store, rank);
     route_constant(*engine, rank);
     const Verdict verdict = engine->agree({});
     const double mean = (size - 1) / 2.0;
     EXPECT_TRUE(verdict.finite);
-    for (const core::ParameterIndex parameter : verdict.squared_norms.indices()) {
+    for (const ParameterIndex parameter : verdict.squared_norms.indices()) {
       const double expected = parameter == kRouted ? 36 * mean * mean : 0;
       EXPECT_NEAR(verdict.squared_norms[parameter], expected, 1e-5 * expected);
       EXPECT_EQ(verdict.has_gradient[parameter], parameter == kRouted);
@@ -47,24 +39,25 @@ TEST_P(EngineAgreement, TellsEveryRankTheSquaredNormsOfMeans) {
 
 TEST_P(EngineAgreement, KnowsAGradientThatOneRankAloneHad) {
   const Setting setting = setting_on(GetParam());
-  const int size = setting.mesh.size();
+  const int size = setting.mesh.num_slots();
   run_ranks(size, [&](int rank, const StorePtr& store) {
     const auto engine = make_engine(setting, store, rank);
-    if (rank == size - 1) engine->put_gradient(0, 3, integers(setting.specs[3], 0));
-    engine->route(0);
+    const ParameterIndex third(3);
+    if (rank == size - 1) engine->put_gradient(third, integers(setting.parameters[third], 0));
+    engine->route(UnitIndex(0));
     const Verdict verdict = engine->agree({});
-    EXPECT_TRUE(verdict.has_gradient[core::ParameterIndex(3)]);
-    EXPECT_FALSE(verdict.has_gradient[core::ParameterIndex(0)]);
+    EXPECT_TRUE(verdict.has_gradient[third]);
+    EXPECT_FALSE(verdict.has_gradient[ParameterIndex(0)]);
   });
 }
 
 TEST_P(EngineAgreement, ForgetsAClearedGradient) {
   const Setting setting = setting_on(GetParam());
-  run_ranks(setting.mesh.size(), [&](int rank, const StorePtr& store) {
+  run_ranks(setting.mesh.num_slots(), [&](int rank, const StorePtr& store) {
     const auto engine = make_engine(setting, store, rank);
     route_constant(*engine, 1);
     EXPECT_TRUE(engine->agree({}).has_gradient[kRouted]);
-    engine->clear_gradient(5);
+    engine->clear_gradient(kRouted);
     EXPECT_FALSE(engine->agreed());
     const Verdict verdict = engine->agree({});
     EXPECT_FALSE(verdict.has_gradient[kRouted]);
@@ -74,12 +67,12 @@ TEST_P(EngineAgreement, ForgetsAClearedGradient) {
 
 TEST_P(EngineAgreement, IsKeptUntilGradientsChange) {
   const Setting setting = setting_on(GetParam());
-  run_ranks(setting.mesh.size(), [&](int rank, const StorePtr& store) {
+  run_ranks(setting.mesh.num_slots(), [&](int rank, const StorePtr& store) {
     const auto engine = make_engine(setting, store, rank);
     EXPECT_EQ(engine->agree({0, 4}).host_squared_norm, 4);
     EXPECT_TRUE(engine->agreed());
     EXPECT_EQ(engine->agree({0, 9}).host_squared_norm, 4);
-    engine->scale_verdict(0.5);
+    engine->scale_gradients(0.5);
     EXPECT_EQ(engine->agree({0, 9}).host_squared_norm, 1);
     engine->forget_verdict();
     EXPECT_EQ(engine->agree({0, 9}).host_squared_norm, 9);
@@ -90,14 +83,14 @@ TEST_P(EngineAgreement, IsKeptUntilGradientsChange) {
 // tells.
 TEST_P(EngineAgreement, RaisesOnEveryRankWhereOneIssuedMoreThanTheOthers) {
   const Setting setting = setting_on(GetParam());
-  const int size = setting.mesh.size();
+  const int size = setting.mesh.num_slots();
   if (size == 1) return;
   run_ranks(size, [&](int rank, const StorePtr& store) {
     const auto engine = make_engine(setting, store, rank);
     const auto forward = [&] {
       engine->begin_forward();
-      engine->before_forward(1);
-      engine->after_forward(1);
+      engine->before_forward(UnitIndex(1));
+      engine->after_forward(UnitIndex(1));
     };
     forward();
     forward();
@@ -111,7 +104,7 @@ TEST_P(EngineAgreement, RaisesOnEveryRankWhereOneIssuedMoreThanTheOthers) {
 INSTANTIATE_TEST_SUITE_P(Meshes, EngineAgreement,
                          testing::Values(Mesh{1, 1}, Mesh{1, 2}, Mesh{2, 2}, Mesh{1, 3},
                                          Mesh{3, 1}),
-                         [](const auto& given) { return name_of(given.param); });
+                         [](const auto& given) { return mesh_name(given.param); });
 
 }  // namespace
 }  // namespace dmuon::engine

@@ -19,7 +19,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Units = std::vector<int>;
 
-constexpr int kNumUnits = 3;
 const Units kAll{0, 1, 2};
 
 // Each unit adds scale / 2 times the squares of its weights to what passes through it, so that the
@@ -27,21 +26,21 @@ const Units kAll{0, 1, 2};
 class Model {
  public:
   explicit Model(Engine& engine) : engine_(engine) {
-    for (int unit = 0; unit < kNumUnits; ++unit) {
+    for (const UnitIndex unit : kUnits) {
       std::vector<at::Tensor> parameters;
-      for (const at::Tensor& view : engine.unit(unit).views()) {
-        parameters.push_back(view.set_requires_grad(true));
+      for (const at::Tensor& weight : engine.unit(unit).weight_tensors()) {
+        parameters.push_back(weight.set_requires_grad(true));
       }
       engine.bind(unit, parameters);
       parameters_.push_back(std::move(parameters));
     }
   }
 
-  at::Tensor use(int unit, const at::Tensor& input, double scale) {
+  at::Tensor use(UnitIndex unit, const at::Tensor& input, double scale) {
     engine_.before_forward(unit);
     const bool training = c10::GradMode::is_enabled();
     at::Tensor output = training ? engine_.watch_inputs(unit, {input})[0] : input;
-    for (const at::Tensor& parameter : parameters_[static_cast<std::size_t>(unit)]) {
+    for (const at::Tensor& parameter : parameters_[unit]) {
       output = output.add(parameter.square().sum(), scale / 2);
     }
     engine_.after_forward(unit);
@@ -52,7 +51,7 @@ class Model {
   at::Tensor forward(const Units& units, double scale) {
     engine_.begin_forward();
     at::Tensor x = at::ones({}).set_requires_grad(c10::GradMode::is_enabled());
-    for (const int unit : units) x = use(unit, x, scale);
+    for (const int unit : units) x = use(UnitIndex(unit), x, scale);
     if (c10::GradMode::is_enabled()) engine_.watch_root_outputs({x});
     return x;
   }
@@ -61,33 +60,26 @@ class Model {
 
  private:
   Engine& engine_;
-  std::vector<std::vector<at::Tensor>> parameters_;
+  core::Vector<UnitIndex, std::vector<at::Tensor>> parameters_;
 };
 
 void clear_all(Engine& engine) {
-  for (std::size_t i = 0; i < engine.specs().size(); ++i)
-    engine.clear_gradient(static_cast<int>(i));
+  for (const ParameterIndex parameter : engine.parameters().indices())
+    engine.clear_gradient(parameter);
 }
 
 // Every owned gradient is `factors[unit]` times the weight of `seed`, to fp32's last bits.
 void expect_gradients(Engine& engine, int seed, const std::vector<double>& factors) {
   engine.settle();  // what a backward sent last may still be on its way
-  for (int matrix = 0; matrix < static_cast<int>(engine.specs().size()); ++matrix) {
-    if (engine.place(matrix).batch < 0) continue;
-    const MatrixSpec& spec = engine.specs()[static_cast<std::size_t>(matrix)];
+  for (const ParameterIndex parameter : engine.parameters().indices()) {
+    if (!engine.owned().owns(parameter)) continue;
+    const Parameter& of = engine.parameters()[parameter];
     const at::Tensor expected =
-        integers(spec, seed + matrix).mul(factors[static_cast<std::size_t>(spec.unit)]);
-    const at::Tensor gradient = owned_gradient(engine, matrix);
-    ASSERT_TRUE(gradient.defined()) << "matrix " << matrix;
-    EXPECT_LE(gradient.sub(expected).abs().max().item<float>(), 2e-4F) << "matrix " << matrix;
+        integers(of, seed + parameter.value()).mul(factors[of.unit.position()]);
+    const at::Tensor gradient = owned_gradient(engine, parameter);
+    ASSERT_TRUE(gradient.defined()) << "parameter " << parameter;
+    EXPECT_LE(gradient.sub(expected).abs().max().item<float>(), 2e-4F) << "parameter " << parameter;
   }
-}
-
-Setting setting_on(Mesh mesh) {
-  Setting setting;
-  setting.mesh = mesh;
-  setting.specs = unbalanced_specs(mesh);
-  return setting;
 }
 
 class EngineOnMesh : public testing::TestWithParam<Mesh> {
@@ -95,7 +87,7 @@ class EngineOnMesh : public testing::TestWithParam<Mesh> {
   // Calls `body(engine, model, rank)` on all ranks, with the masters of seed 1 published.
   template <typename Body>
   void run(const Setting& setting, Body body) {
-    run_ranks(setting.mesh.size(), [&](int rank, const StorePtr& store) {
+    run_ranks(setting.mesh.num_slots(), [&](int rank, const StorePtr& store) {
       const auto engine = make_engine(setting, store, rank);
       set_masters(*engine, 1);
       engine->publish();
@@ -105,7 +97,7 @@ class EngineOnMesh : public testing::TestWithParam<Mesh> {
   }
 
   Setting setting() const { return setting_on(GetParam()); }
-  int size() const { return GetParam().size(); }
+  int size() const { return GetParam().num_slots(); }
   double mean_scale() const { return (size() + 1) / 2.0; }  // of rank + 1
 };
 
@@ -121,7 +113,7 @@ TEST_P(EngineOnMesh, GivesOwnersTheMeanGradientOfEachStep) {
         model.step(kAll, rank + 1);
         EXPECT_TRUE(engine.agree({}).finite);
         expect_gradients(engine, 1 + step, {mean_scale(), mean_scale(), mean_scale()});
-        for (int unit = 0; unit < kNumUnits; ++unit) {
+        for (const UnitIndex unit : kUnits) {
           EXPECT_FALSE(engine.ready(unit));
           EXPECT_FALSE(engine.unit(unit).gradients().allocated());
         }
@@ -138,13 +130,13 @@ TEST_P(EngineOnMesh, FreesWeightsBetweenForwardAndBackwardUnlessAskedNotTo) {
     chosen.reshard_after_forward = reshard;
     run(chosen, [&](Engine& engine, Model& model, int) {
       const at::Tensor loss = model.forward(kAll, 1);
-      for (int unit = 0; unit < kNumUnits; ++unit) EXPECT_EQ(engine.ready(unit), !reshard);
+      for (const UnitIndex unit : kUnits) EXPECT_EQ(engine.ready(unit), !reshard);
       loss.backward();
       EXPECT_EQ(engine.statistics().at("unshards"), (reshard ? 2 : 1) * kNumUnits);
       // Once the order is known the last unit stays for the backward, which begins with it.
       const at::Tensor next = model.forward(kAll, 1);
-      for (int unit = 0; unit < kNumUnits; ++unit) {
-        EXPECT_EQ(engine.ready(unit), !reshard || unit == kNumUnits - 1);
+      for (const UnitIndex unit : kUnits) {
+        EXPECT_EQ(engine.ready(unit), !reshard || unit == UnitIndex(kNumUnits - 1));
       }
       next.backward();
       EXPECT_EQ(engine.statistics().at("unshards"), reshard ? 4 * kNumUnits - 1 : 2 * kNumUnits);
@@ -218,9 +210,9 @@ TEST_P(EngineOnMesh, EvaluatesWithoutRouting) {
     model.step(kAll, rank + 1);
     const double routes = engine.statistics().at("routes");
     double expected = 1;
-    for (int matrix = 0; matrix < static_cast<int>(engine.specs().size()); ++matrix) {
-      const MatrixSpec& spec = engine.specs()[static_cast<std::size_t>(matrix)];
-      expected += integers(spec, 1 + matrix).square().sum().item<double>() / 2;
+    for (const ParameterIndex parameter : engine.parameters().indices()) {
+      const at::Tensor weight = integers(engine.parameters()[parameter], 1 + parameter.value());
+      expected += weight.square().sum().item<double>() / 2;
     }
     for (int i = 0; i < 2; ++i) {
       c10::AutoGradMode no_grad(false);
@@ -236,7 +228,8 @@ TEST_P(EngineOnMesh, TrainsOnAfterABackwardThatRaised) {
     model.step(kAll, rank + 1);
     const at::Tensor x = model.forward({0}, 1);
     on_gradient_of(x, [] { throw std::runtime_error("from the user"); });
-    EXPECT_THROW(model.use(2, model.use(1, x, 1), 1).backward(), std::runtime_error);
+    EXPECT_THROW(model.use(UnitIndex(2), model.use(UnitIndex(1), x, 1), 1).backward(),
+                 std::runtime_error);
     engine.settle();
     for (int step = 0; step < 2; ++step) {
       clear_all(engine);
@@ -281,14 +274,30 @@ TEST_P(EngineOnMesh, TellsOfADeadRankWithinTheTimeout) {
 INSTANTIATE_TEST_SUITE_P(Meshes, EngineOnMesh,
                          testing::Values(Mesh{1, 1}, Mesh{1, 2}, Mesh{2, 2}, Mesh{1, 3},
                                          Mesh{2, 1}),
-                         [](const auto& given) { return name_of(given.param); });
+                         [](const auto& given) { return mesh_name(given.param); });
+
+// A rank alone, given a plan that does not fit.
+void make_alone(const plan::Plan& plan) {
+  const Group alone(nullptr, "row", 0, 1);
+  const std::vector<UnitSpec> units{{"unit", at::kFloat, at::kFloat}};
+  const Engine engine(Options{}, {alone, alone, alone, alone}, plan, units);
+}
+
+TEST(Engine, RefusesAPlanOfAnotherMeshOrUnit) {
+  const auto plan = [](int unit, Mesh mesh) {
+    const Parameters parameters{{{1, 2, 2}, UnitIndex(unit), core::Slot(0)}};
+    return plan_of(parameters, mesh);
+  };
+  EXPECT_NO_THROW(make_alone(plan(0, {1, 1})));
+  EXPECT_THROW(make_alone(plan(1, {1, 1})), core::InternalError);
+  EXPECT_THROW(make_alone(plan(0, {1, 2})), core::InternalError);
+}
 
 TEST(Engine, RefusesABatchOfWhatItDoesNotOwn) {
-  const Group alone(nullptr, "row", 0, 1);
-  const std::vector<MatrixSpec> specs{{2, 2, 0, 1}};
-  const std::vector<UnitSpec> units{{"unit", {0}, at::kFloat, at::kFloat}};
-  EXPECT_THROW(Engine(Options{}, {alone, alone, alone, alone}, specs, units, {{0}}),
-               core::InternalError);
+  const Parameters parameters{{{1, 2, 2}, UnitIndex(0), core::Slot(1)}};
+  plan::Plan plan = plan_of(parameters, {1, 1});
+  plan.batches[0].owner = 0;
+  EXPECT_THROW(make_alone(plan), core::InternalError);
 }
 
 }  // namespace

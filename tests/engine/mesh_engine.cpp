@@ -4,96 +4,126 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 #include <utility>
 
 namespace dmuon::engine {
 
-std::string name_of(const Mesh& mesh) {
+std::string mesh_name(const Mesh& mesh) {
   return std::to_string(mesh.num_replicates) + "x" + std::to_string(mesh.num_shards);
 }
 
-void PrintTo(const Mesh& mesh, std::ostream* out) { *out << name_of(mesh); }
-
-std::vector<MatrixSpec> unbalanced_specs(const Mesh& mesh) {
-  const int last = mesh.size() - 1;
-  const auto slot = [&](int index) { return index % mesh.size(); };
-  return {{3, 5, 0, slot(1)},  {7, 2, 0, slot(0)}, {3, 5, 0, last},
-          {1, 1, 0, slot(2)},  {5, 3, 0, slot(3)}, {9, 4, 1, last},
-          {2, 11, 2, slot(1)}, {3, 5, 2, slot(1)}, {1, 13, 2, slot(1)}};
+Parameters unbalanced_parameters(const Mesh& mesh) {
+  Parameters parameters;
+  const auto add = [&](std::int64_t rows, std::int64_t cols, int unit, int owner) {
+    parameters.push_back({{1, rows, cols}, UnitIndex(unit), core::Slot(owner % mesh.num_slots())});
+  };
+  const int last = mesh.num_slots() - 1;
+  add(3, 5, 0, 1);
+  add(7, 2, 0, 0);
+  add(3, 5, 0, last);
+  add(1, 1, 0, 2);
+  add(5, 3, 0, 3);
+  add(9, 4, 1, last);
+  add(2, 11, 2, 1);
+  add(3, 5, 2, 1);
+  add(1, 13, 2, 1);
+  parameters.push_back({{2, 3, 5}, UnitIndex(2), core::Slot(1 % mesh.num_slots())});
+  return parameters;
 }
 
-std::vector<int> matrices_of(const std::vector<MatrixSpec>& specs, int unit) {
-  std::vector<int> matrices;
-  for (std::size_t i = 0; i < specs.size(); ++i) {
-    if (specs[i].unit == unit) matrices.push_back(static_cast<int>(i));
+Setting setting_on(Mesh mesh) {
+  Setting setting;
+  setting.mesh = mesh;
+  setting.parameters = unbalanced_parameters(mesh);
+  return setting;
+}
+
+std::vector<ParameterIndex> parameters_of(const Parameters& parameters, UnitIndex unit) {
+  std::vector<ParameterIndex> found;
+  for (const ParameterIndex parameter : parameters.indices()) {
+    if (parameters[parameter].unit == unit) found.push_back(parameter);
   }
-  return matrices;
+  return found;
+}
+
+plan::Plan plan_of(const Parameters& parameters, const Mesh& mesh) {
+  plan::Plan plan;
+  plan.mesh = mesh;
+  std::map<std::tuple<int, std::int64_t, std::int64_t>, std::vector<int>> batches;
+  for (const ParameterIndex index : parameters.indices()) {
+    const auto& [view, unit, owner] = parameters[index];
+    plan.inventory.push_back({.name = "weight " + std::to_string(index.value()),
+                              .rows = view.rows,
+                              .cols = view.cols,
+                              .unit = unit.value(),
+                              .num_matrices = view.num_matrices});
+    plan.owner.push_back(owner.value());
+    batches[{owner.value(), view.rows, view.cols}].push_back(index.value());
+  }
+  for (const auto& [key, batch] : batches) plan.batches.push_back({std::get<0>(key), batch});
+  return plan;
+}
+
+SharedMesh make_mesh(const Setting& setting, const StorePtr& store, int rank) {
+  const Mesh mesh = setting.mesh;
+  const int replicate = rank / mesh.num_shards;
+  const int shard = rank % mesh.num_shards;
+  const auto group = [&](const std::string& name, int member, int size) {
+    return make_group(store, name, member, size, setting.timeout);
+  };
+  return {group("row" + std::to_string(replicate), shard, mesh.num_shards),
+          group("column" + std::to_string(shard), replicate, mesh.num_replicates),
+          group("order", rank, mesh.num_slots()), group("verdict", rank, mesh.num_slots())};
+}
+
+std::vector<UnitSpec> unit_specs(const Setting& setting) {
+  std::vector<UnitSpec> units;
+  for (const Parameter& parameter : setting.parameters) {
+    while (parameter.unit.value() >= static_cast<int>(units.size())) {
+      units.push_back(
+          {"unit " + std::to_string(units.size()), setting.compute_dtype, setting.reduce_dtype});
+    }
+  }
+  return units;
 }
 
 std::unique_ptr<Engine> make_engine(const Setting& setting, const StorePtr& store, int rank) {
-  const Mesh mesh = setting.mesh;
   Options options;
-  options.num_replicates = mesh.num_replicates;
-  options.num_shards = mesh.num_shards;
-  options.replicate = rank / mesh.num_shards;
-  options.shard = rank % mesh.num_shards;
-  options.host_replicates = mesh.num_replicates;
+  options.host_replicates = setting.mesh.num_replicates;
   options.schedule = setting.schedule;
   options.schedule.node_copy = setting.node_copy;
   options.reshard_after_forward = setting.reshard_after_forward;
 
-  const auto group = [&](const std::string& name, int member, int size) {
-    return make_group(store, name, member, size, setting.timeout);
-  };
-  Groups groups{
-      group("row" + std::to_string(options.replicate), options.shard, mesh.num_shards),
-      group("column" + std::to_string(options.shard), options.replicate, mesh.num_replicates),
-      group("order", rank, mesh.size()), group("verdict", rank, mesh.size())};
-
-  std::vector<UnitSpec> units;
-  for (int unit = 0; !matrices_of(setting.specs, unit).empty(); ++unit) {
-    units.push_back({"unit " + std::to_string(unit), matrices_of(setting.specs, unit),
-                     setting.compute_dtype, setting.reduce_dtype});
-  }
-  std::map<std::pair<std::int64_t, std::int64_t>, std::vector<int>> owned;
-  for (std::size_t i = 0; i < setting.specs.size(); ++i) {
-    const MatrixSpec& spec = setting.specs[i];
-    if (spec.owner == rank) owned[{spec.rows, spec.cols}].push_back(static_cast<int>(i));
-  }
-  std::vector<std::vector<int>> batches;
-  for (const auto& [shape, matrices] : owned) batches.push_back(matrices);
-  return std::make_unique<Engine>(options, std::move(groups), setting.specs, units, batches);
+  return std::make_unique<Engine>(options, make_mesh(setting, store, rank),
+                                  plan_of(setting.parameters, setting.mesh), unit_specs(setting));
 }
 
-at::Tensor integers(const MatrixSpec& spec, int seed) {
-  at::Tensor values = at::empty({spec.rows, spec.cols}, at::TensorOptions().dtype(at::kFloat));
+at::Tensor integers(const Parameter& parameter, int seed) {
+  at::Tensor values = at::empty(parameter.view.sizes(), at::TensorOptions().dtype(at::kFloat));
   auto* data = values.mutable_data_ptr<float>();
-  for (std::int64_t i = 0; i < spec.num_elements(); ++i) {
+  for (std::int64_t i = 0; i < parameter.num_elements(); ++i) {
     data[i] = static_cast<float>((seed * 37 + i * i * 11 + i * 5) % 251 - 125);
   }
   return values;
 }
 
 void set_masters(Engine& engine, int seed) {
-  for (OwnedBatch& batch : engine.batches()) {
-    for (std::size_t i = 0; i < batch.matrices.size(); ++i) {
-      const int matrix = batch.matrices[i];
-      const MatrixSpec& spec = engine.specs()[static_cast<std::size_t>(matrix)];
-      batch.master[static_cast<std::int64_t>(i)].copy_(integers(spec, seed + matrix));
-    }
-  }
+  for (const ParameterIndex parameter : engine.parameters().indices())
+    engine.scatter(parameter, kMaster,
+                   integers(engine.parameters()[parameter], seed + parameter.value()));
 }
 
-at::Tensor owned_gradient(Engine& engine, int matrix) {
-  const Place place = engine.place(matrix);
-  if (place.batch < 0) return {};
-  OwnedBatch& batch = engine.batches()[static_cast<std::size_t>(place.batch)];
-  if (!batch.filled[place.index]) return {};
-  return batch.gradient[static_cast<std::int64_t>(place.index)];
+at::Tensor owned_gradient(Engine& engine, ParameterIndex parameter) {
+  if (!engine.owned().filled(parameter)) return {};
+  return engine.owned().of(parameter, kGradient);
 }
 
-at::Tensor weight_at(Engine& engine, int unit, std::size_t place) {
-  return engine.unit(unit).views()[place].to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+at::Tensor weight_of(Engine& engine, ParameterIndex parameter) {
+  const Unit& unit = engine.unit(engine.parameters()[parameter].unit);
+  const PackedIndex place = unit.packing().place_of(parameter);
+  return unit.weight_tensors()[place.position()].to(at::kFloat, /*non_blocking=*/false,
+                                                    /*copy=*/true);
 }
 
 testing::AssertionResult same_values(const at::Tensor& got, const at::Tensor& expected) {

@@ -13,20 +13,18 @@
 
 namespace dmuon::engine {
 
-struct Mesh {
-  int num_replicates;
-  int num_shards;
-  int size() const { return num_replicates * num_shards; }
-};
+using core::ParameterIndex;
+using core::UnitIndex;
 
-/// For messages and for names of tests, "2x2".
-void PrintTo(const Mesh& mesh, std::ostream* out);
-std::string name_of(const Mesh& mesh);
+using plan::Mesh;
+
+/// For names of tests, "2x2".
+std::string mesh_name(const Mesh& mesh);
 
 /// What the engines of all ranks are made of.
 struct Setting {
   Mesh mesh;
-  std::vector<MatrixSpec> specs;
+  Parameters parameters;
   at::ScalarType compute_dtype = at::kFloat;
   at::ScalarType reduce_dtype = at::kFloat;
   bool node_copy = true;  ///< overrides the schedule's
@@ -35,28 +33,44 @@ struct Setting {
   std::chrono::milliseconds timeout = kTimeout;
 };
 
-/// Nine odd-sized matrices in three units, with owners drawn so that on meshes of more than one
-/// rank some columns are empty: unit 0 has one of everything, unit 1 one matrix alone, unit 2 lies
-/// at one owner.
-std::vector<MatrixSpec> unbalanced_specs(const Mesh& mesh);
+/// Ten odd-sized parameters, one a stack of two matrices, in three units, with owners drawn so that
+/// on meshes of more than one rank some columns are empty: unit 0 has one of everything, unit 1 one
+/// parameter alone, unit 2 lies at one owner.
+Parameters unbalanced_parameters(const Mesh& mesh);
+constexpr int kNumUnits = 3;
+constexpr core::Indices<UnitIndex> kUnits(kNumUnits);
+
+/// With these parameters.
+Setting setting_on(Mesh mesh);
+
+inline const Mesh kMeshes[] = {{1, 1}, {1, 2}, {2, 1}, {2, 2}, {1, 3}, {3, 1}, {1, 5}, {5, 1}};
+
+/// One rank's groups; blocks until all ranks have come.
+SharedMesh make_mesh(const Setting& setting, const StorePtr& store, int rank);
+
+/// "unit 0" and so on, for all units of the setting.
+std::vector<UnitSpec> unit_specs(const Setting& setting);
 
 /// One rank's engine; blocks until all ranks have come.
 std::unique_ptr<Engine> make_engine(const Setting& setting, const StorePtr& store, int rank);
 
-/// The indices of a unit's matrices, ascending.
-std::vector<int> matrices_of(const std::vector<MatrixSpec>& specs, int unit);
+/// What the plan of `parameters` is: each rank's batches are its parameters of equal shapes.
+plan::Plan plan_of(const Parameters& parameters, const Mesh& mesh);
 
-/// [rows, cols] fp32 integers of at most 8 bits, so exact in every dtype; different for each seed.
-at::Tensor integers(const MatrixSpec& spec, int seed);
+/// Ascending.
+std::vector<ParameterIndex> parameters_of(const Parameters& parameters, UnitIndex unit);
 
-/// This rank's owned masters become `integers(spec, seed + matrix)`.
+/// fp32 integers of at most 8 bits, so exact in every dtype; different for each seed.
+at::Tensor integers(const Parameter& parameter, int seed);
+
+/// This rank's owned masters become `integers(parameter, seed + index)`.
 void set_masters(Engine& engine, int seed);
 
-/// The owned accumulator of a matrix; undefined elsewhere, and where nothing is held.
-at::Tensor owned_gradient(Engine& engine, int matrix);
+/// The owned accumulator of a parameter; undefined elsewhere, and where nothing is held.
+at::Tensor owned_gradient(Engine& engine, ParameterIndex parameter);
 
-/// The unit's weights, by place in its packing, as an fp32 copy.
-at::Tensor weight_at(Engine& engine, int unit, std::size_t place);
+/// The weights of a parameter as its unit sees them, an fp32 copy.
+at::Tensor weight_of(Engine& engine, ParameterIndex parameter);
 
 /// Whether shapes and all values are equal; NaN equals nothing.
 testing::AssertionResult same_values(const at::Tensor& got, const at::Tensor& expected);

@@ -4,41 +4,66 @@
 
 #include <random>
 
+#include "dmuon/core/error.h"
+
 namespace dmuon::engine {
 namespace {
 
+using core::ParameterIndex;
+using core::Shard;
+using core::Slot;
+using core::UnitIndex;
+
+Parameter parameter(std::int64_t rows, std::int64_t cols, int unit, int owner) {
+  return {{1, rows, cols}, UnitIndex(unit), Slot(owner)};
+}
+
 // By hand, on 2 x 2: slots 0 and 2 are column 0, slots 1 and 3 column 1.
 TEST(Pack, SortsByColumnThenOwnerThenIndex) {
-  const std::vector<MatrixSpec> specs{{2, 3, 0, 3}, {1, 4, 0, 0}, {5, 1, 1, 0},
-                                      {2, 2, 0, 2}, {1, 7, 0, 0}, {3, 3, 0, 1}};
-  const Packing packing = pack(specs, {0, 1, 3, 4, 5}, 2, 2);
-  EXPECT_EQ(packing.matrices, (std::vector<int>{1, 4, 3, 5, 0}));
-  EXPECT_EQ(packing.offsets, (std::vector<std::int64_t>{0, 4, 11, 15, 24}));
+  const Parameters parameters{parameter(2, 3, 0, 3), parameter(1, 4, 0, 0), parameter(5, 1, 1, 0),
+                              parameter(2, 2, 0, 2), parameter(1, 7, 0, 0), parameter(3, 3, 0, 1)};
+  const Packing packing = pack(parameters, UnitIndex(0), 2, 2);
+  std::vector<int> order;
+  for (const ParameterIndex index : packing.parameters) order.push_back(index.value());
+  EXPECT_EQ(order, (std::vector<int>{1, 4, 3, 5, 0}));
+  EXPECT_EQ(packing.offsets.values(), (std::vector<std::int64_t>{0, 4, 11, 15, 24}));
   EXPECT_EQ(packing.num_elements, 30);
-  EXPECT_EQ(packing.columns[0].begin, 0);
-  EXPECT_EQ(packing.columns[0].end, 15);
-  EXPECT_EQ(packing.columns[1].begin, 15);
-  EXPECT_EQ(packing.columns[1].end, 30);
-  EXPECT_EQ(packing.owners[0].size(), 11);
-  EXPECT_EQ(packing.owners[2].begin, 11);
-  EXPECT_EQ(packing.owners[2].size(), 4);
-  EXPECT_EQ(packing.owners[1].size(), 9);
-  EXPECT_EQ(packing.owners[3].end, 30);
+  EXPECT_EQ(packing.columns[Shard(0)].begin, 0);
+  EXPECT_EQ(packing.columns[Shard(0)].end, 15);
+  EXPECT_EQ(packing.columns[Shard(1)].begin, 15);
+  EXPECT_EQ(packing.columns[Shard(1)].end, 30);
+  EXPECT_EQ(packing.owners[Slot(0)].size(), 11);
+  EXPECT_EQ(packing.owners[Slot(2)].begin, 11);
+  EXPECT_EQ(packing.owners[Slot(2)].size(), 4);
+  EXPECT_EQ(packing.owners[Slot(1)].size(), 9);
+  EXPECT_EQ(packing.owners[Slot(3)].end, 30);
+
+  EXPECT_EQ(packing.place_of(ParameterIndex(3)), PackedIndex(2));
+  EXPECT_THROW(packing.place_of(ParameterIndex(2)), core::InternalError);
+  EXPECT_EQ(packing.segment(PackedIndex(2)).begin, 11);
+  EXPECT_EQ(packing.segment(PackedIndex(2)).end, 15);
+  EXPECT_EQ(packing.segment(PackedIndex(4)).end, 30);
+  const std::vector<Segment> parts = packing.parts_of(Shard(1));
+  ASSERT_EQ(parts.size(), 2U);
+  EXPECT_EQ(parts[0].begin, 0);
+  EXPECT_EQ(parts[0].end, 9);
+  EXPECT_EQ(parts[1].begin, 9);
+  EXPECT_EQ(parts[1].end, 15);
 }
 
 TEST(Pack, GivesAnOwnerOfNothingAnEmptySegmentInPlace) {
-  const Packing packing = pack({{2, 2, 0, 1}}, {0}, 2, 3);
-  ASSERT_EQ(packing.owners.size(), 6U);
-  ASSERT_EQ(packing.columns.size(), 3U);
-  EXPECT_EQ(packing.columns[0].size(), 0);
-  EXPECT_EQ(packing.columns[1].size(), 4);
-  EXPECT_EQ(packing.columns[2].begin, 4);
-  EXPECT_EQ(packing.columns[2].size(), 0);
-  EXPECT_EQ(packing.owners[4].begin, 4);
-  EXPECT_EQ(packing.owners[4].size(), 0);
+  const Packing packing = pack({parameter(2, 2, 0, 1)}, UnitIndex(0), 2, 3);
+  ASSERT_EQ(packing.owners.size(), 6);
+  ASSERT_EQ(packing.columns.size(), 3);
+  EXPECT_EQ(packing.columns[Shard(0)].size(), 0);
+  EXPECT_EQ(packing.columns[Shard(1)].size(), 4);
+  EXPECT_EQ(packing.columns[Shard(2)].begin, 4);
+  EXPECT_EQ(packing.columns[Shard(2)].size(), 0);
+  EXPECT_EQ(packing.owners[Slot(4)].begin, 4);
+  EXPECT_EQ(packing.owners[Slot(4)].size(), 0);
 }
 
-// Whatever the owners: every element of the buffer is one matrix's, and lies in its owner's and
+// Whatever the owners: every element of the buffer is one parameter's, and lies in its owner's and
 // column's segment.
 TEST(Pack, TilesTheBufferForAnyOwners) {
   std::mt19937 random(1);
@@ -48,24 +73,24 @@ TEST(Pack, TilesTheBufferForAnyOwners) {
   for (int round = 0; round < 300; ++round) {
     const int num_replicates = 1 + draw(4);
     const int num_shards = 1 + draw(4);
-    std::vector<MatrixSpec> specs;
-    std::vector<int> matrices;
-    const int num_matrices = 1 + draw(9);
-    for (int i = 0; i < num_matrices; ++i) {
-      specs.push_back({1 + draw(5), 1 + draw(5), 0, draw(num_replicates * num_shards)});
-      matrices.push_back(i);
-    }
-    const Packing packing = pack(specs, matrices, num_replicates, num_shards);
+    Parameters parameters;
+    const int num_parameters = 1 + draw(9);
+    for (int i = 0; i < num_parameters; ++i)
+      parameters.push_back(
+          parameter(1 + draw(5), 1 + draw(5), 0, draw(num_replicates * num_shards)));
+    const Packing packing = pack(parameters, UnitIndex(0), num_replicates, num_shards);
     std::int64_t next = 0;
-    for (std::size_t i = 0; i < packing.matrices.size(); ++i) {
-      const MatrixSpec& spec = specs[static_cast<std::size_t>(packing.matrices[i])];
-      ASSERT_EQ(packing.offsets[i], next);
-      next += spec.num_elements();
-      const Segment owner = packing.owners[static_cast<std::size_t>(spec.owner)];
-      const Segment column = packing.columns[static_cast<std::size_t>(spec.owner % num_shards)];
-      ASSERT_TRUE(owner.begin <= packing.offsets[i] && next <= owner.end);
+    for (const PackedIndex place : packing.parameters.indices()) {
+      const Parameter& packed = parameters[packing.parameters[place]];
+      ASSERT_EQ(packing.offsets[place], next);
+      next += packed.num_elements();
+      ASSERT_EQ(packing.segment(place).end, next);
+      const Segment owner = packing.owners[packed.owner];
+      const Segment column = packing.columns[Shard(packed.owner.value() % num_shards)];
+      ASSERT_TRUE(owner.begin <= packing.offsets[place] && next <= owner.end);
       ASSERT_TRUE(column.begin <= owner.begin && owner.end <= column.end);
     }
+    ASSERT_EQ(packing.parameters.size(), num_parameters);
     ASSERT_EQ(next, packing.num_elements);
     std::int64_t owned = 0;
     for (const Segment& segment : packing.owners) owned += segment.size();

@@ -2,31 +2,26 @@
 
 #include <gtest/gtest.h>
 
+#include "dmuon/core/error.h"
 #include "dmuon/engine/engine.h"
 #include "tests/engine/mesh_engine.h"
 
 namespace dmuon::engine {
 namespace {
 
-const Mesh kMeshes[] = {{1, 1}, {1, 2}, {2, 1}, {2, 2}, {1, 3}, {3, 1}, {1, 5}, {5, 1}};
-constexpr int kNumUnits = 3;
-
 class Publish : public testing::TestWithParam<std::tuple<Mesh, at::ScalarType, bool>> {
  protected:
   Publish() {
-    setting_.mesh = std::get<0>(GetParam());
-    setting_.specs = unbalanced_specs(setting_.mesh);
+    setting_ = setting_on(std::get<0>(GetParam()));
     setting_.compute_dtype = std::get<1>(GetParam());
     setting_.node_copy = std::get<2>(GetParam());
   }
 
-  void expect_weights(Engine& engine, int index, int seed) {
-    Unit& unit = engine.unit(index);
-    for (std::size_t i = 0; i < unit.packing().matrices.size(); ++i) {
-      const int matrix = unit.packing().matrices[i];
-      const MatrixSpec& spec = engine.specs()[static_cast<std::size_t>(matrix)];
-      EXPECT_TRUE(same_values(weight_at(engine, index, i), integers(spec, seed + matrix)))
-          << "matrix " << matrix;
+  void expect_weights(Engine& engine, UnitIndex unit, int seed) {
+    for (const ParameterIndex parameter : parameters_of(engine.parameters(), unit)) {
+      const at::Tensor expected =
+          integers(engine.parameters()[parameter], seed + parameter.value());
+      EXPECT_TRUE(same_values(weight_of(engine, parameter), expected)) << "parameter " << parameter;
     }
   }
 
@@ -34,11 +29,12 @@ class Publish : public testing::TestWithParam<std::tuple<Mesh, at::ScalarType, b
 };
 
 TEST_P(Publish, GivesEveryRankTheOwnersWeights) {
-  run_ranks(setting_.mesh.size(), [this](int rank, const StorePtr& store) {
+  run_ranks(setting_.mesh.num_slots(), [this](int rank, const StorePtr& store) {
     const auto engine = make_engine(setting_, store, rank);
     set_masters(*engine, 1);
     engine->publish();
-    for (const int unit : {0, 1, 2, 1, 0}) {
+    for (const int index : {0, 1, 2, 1, 0}) {
+      const UnitIndex unit(index);
       engine->unshard(unit);
       expect_weights(*engine, unit, 1);
       engine->reshard(unit);
@@ -47,14 +43,14 @@ TEST_P(Publish, GivesEveryRankTheOwnersWeights) {
 }
 
 TEST_P(Publish, ShowsNewWeightsFromTheNextVersionOn) {
-  run_ranks(setting_.mesh.size(), [this](int rank, const StorePtr& store) {
+  run_ranks(setting_.mesh.num_slots(), [this](int rank, const StorePtr& store) {
     const auto engine = make_engine(setting_, store, rank);
     set_masters(*engine, 1);
     engine->publish();
-    for (int unit = 0; unit < kNumUnits; ++unit) engine->unshard(unit);
+    for (const UnitIndex unit : kUnits) engine->unshard(unit);
     set_masters(*engine, 50);
     engine->publish();  // frees what is live
-    for (int unit = 0; unit < kNumUnits; ++unit) {
+    for (const UnitIndex unit : kUnits) {
       EXPECT_FALSE(engine->ready(unit));
       engine->unshard(unit);
       expect_weights(*engine, unit, 50);
@@ -65,10 +61,9 @@ TEST_P(Publish, ShowsNewWeightsFromTheNextVersionOn) {
 // Stage 2: one broadcast a non-empty column at every unshard. Stage 1: one a non-empty part, once a
 // version with node copies and at every unshard without.
 TEST_P(Publish, SendsEachPartOnce) {
-  run_ranks(setting_.mesh.size(), [this](int rank, const StorePtr& store) {
+  run_ranks(setting_.mesh.num_slots(), [this](int rank, const StorePtr& store) {
     const auto engine = make_engine(setting_, store, rank);
     const Mesh mesh = setting_.mesh;
-    const auto shard = static_cast<std::size_t>(rank % mesh.num_shards);
     const auto element = static_cast<std::int64_t>(c10::elementSize(setting_.compute_dtype));
     constexpr int kNumUnshards = 3;
     set_masters(*engine, 1);
@@ -77,10 +72,10 @@ TEST_P(Publish, SendsEachPartOnce) {
     double inter = 0;
     double intra_bytes = 0;
     double inter_bytes = 0;
-    for (int index = 0; index < kNumUnits; ++index) {
-      Unit& unit = engine->unit(index);
-      const std::int64_t column = unit.packing().columns[shard].size();
-      const std::int64_t part = unit.packing().owners[static_cast<std::size_t>(rank)].size();
+    for (const UnitIndex unit : kUnits) {
+      const Packing& packing = engine->unit(unit).packing();
+      const std::int64_t column = packing.columns[core::Shard(rank % mesh.num_shards)].size();
+      const std::int64_t part = packing.owners[core::Slot(rank)].size();
       const int stage_1 = setting_.node_copy ? 1 : kNumUnshards;
       if (mesh.num_shards > 1 && column > 0) {
         intra += kNumUnshards;
@@ -91,9 +86,9 @@ TEST_P(Publish, SendsEachPartOnce) {
         inter_bytes += static_cast<double>(stage_1 * part * element);
       }
       for (int i = 0; i < kNumUnshards; ++i) {
-        engine->unshard(index);
-        engine->unshard(index);  // live already
-        engine->reshard(index);
+        engine->unshard(unit);
+        engine->unshard(unit);  // live already
+        engine->reshard(unit);
       }
     }
     const auto statistics = engine->statistics();
@@ -105,22 +100,29 @@ TEST_P(Publish, SendsEachPartOnce) {
   });
 }
 
-TEST_P(Publish, CollectsAMasterInFp32OnEveryRank) {
-  run_ranks(setting_.mesh.size(), [this](int rank, const StorePtr& store) {
+TEST_P(Publish, GathersAnyOwnedTensorInFp32OnEveryRank) {
+  run_ranks(setting_.mesh.num_slots(), [this](int rank, const StorePtr& store) {
     const auto engine = make_engine(setting_, store, rank);
-    set_masters(*engine, 1);
-    for (OwnedBatch& batch : engine->batches()) batch.master.add_(0.001);  // not exact in bf16
-    for (int matrix = 0; matrix < static_cast<int>(setting_.specs.size()); ++matrix) {
-      const MatrixSpec& spec = setting_.specs[static_cast<std::size_t>(matrix)];
-      EXPECT_TRUE(
-          same_values(engine->collect_master(matrix), integers(spec, 1 + matrix).add_(0.001)));
+    engine->owned().add("second moment");
+    const auto value = [&](ParameterIndex parameter, int seed) {
+      return integers(setting_.parameters[parameter], seed).add_(0.001);  // not exact in bf16
+    };
+    for (const ParameterIndex parameter : setting_.parameters.indices()) {
+      engine->scatter(parameter, kMaster, value(parameter, 1));
+      engine->scatter(parameter, "second moment", value(parameter, 2));
     }
+    for (const ParameterIndex parameter : setting_.parameters.indices()) {
+      EXPECT_TRUE(same_values(engine->gather(parameter, kMaster), value(parameter, 1)));
+      EXPECT_TRUE(same_values(engine->gather(parameter, "second moment"), value(parameter, 2)));
+    }
+    // Before anything is sent: at ranks that own nothing, too.
+    EXPECT_THROW(engine->gather(ParameterIndex(0), "third moment"), core::InvalidArgument);
   });
 }
 
-std::string name_of(const testing::TestParamInfo<Publish::ParamType>& given) {
+std::string case_name(const testing::TestParamInfo<Publish::ParamType>& given) {
   const auto& [mesh, dtype, node_copy] = given.param;
-  return name_of(mesh) + (dtype == at::kFloat ? "Float" : "Bfloat16") +
+  return mesh_name(mesh) + (dtype == at::kFloat ? "Float" : "Bfloat16") +
          (node_copy ? "NodeCopy" : "");
 }
 
@@ -128,7 +130,7 @@ INSTANTIATE_TEST_SUITE_P(Meshes, Publish,
                          testing::Combine(testing::ValuesIn(kMeshes),
                                           testing::Values(at::kFloat, at::kBFloat16),
                                           testing::Bool()),
-                         [](const auto& given) { return name_of(given); });
+                         [](const auto& given) { return case_name(given); });
 
 }  // namespace
 }  // namespace dmuon::engine

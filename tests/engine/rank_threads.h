@@ -6,7 +6,6 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "dmuon/engine/engine.h"
 #include "dmuon/engine/group.h"
 
 namespace dmuon::engine {

@@ -12,9 +12,10 @@
 namespace dmuon::engine {
 namespace {
 
-const std::vector<MatrixSpec> kSpecs{{2, 3, 0, 0}, {4, 2, 0, 0}};
+const Parameters kParameters{{{1, 2, 3}, UnitIndex(0), core::Slot(0)},
+                             {{1, 4, 2}, UnitIndex(0), core::Slot(0)}};
 
-// A unit of two matrices whose parameters exist, with weights of ones.
+// A unit of two parameters, with weights of ones.
 struct Bound {
   std::shared_ptr<BufferPool> pool = std::make_shared<BufferPool>(c10::kCPU);
   Unit unit;
@@ -22,9 +23,9 @@ struct Bound {
   int num_gradients = 0;
 
   Bound(at::ScalarType compute, at::ScalarType reduce)
-      : unit("block", kSpecs, pack(kSpecs, {0, 1}, 1, 1), pool, compute, reduce) {
-    for (const at::Tensor& view : unit.views()) {
-      parameters.push_back(view.set_requires_grad(true));
+      : unit("block", kParameters, pack(kParameters, UnitIndex(0), 1, 1), pool, compute, reduce) {
+    for (const at::Tensor& weight : unit.weight_tensors()) {
+      parameters.push_back(weight.set_requires_grad(true));
     }
     unit.bind(parameters, [this] { ++num_gradients; });
     unit.weights().allocate();
@@ -35,12 +36,11 @@ struct Bound {
     dirty.flat().fill_(std::numeric_limits<double>::quiet_NaN());
   }
 
-  at::Tensor gradient(std::size_t place) {
-    const std::int64_t begin = unit.packing().offsets[place];
-    const MatrixSpec& spec = kSpecs[place];
+  at::Tensor gradient(int place) {
+    const Segment part = unit.packing().segment(PackedIndex(place));
     return unit.gradients()
-        .slice(begin, begin + spec.num_elements())
-        .view({spec.rows, spec.cols})
+        .slice(part.begin, part.end)
+        .view(kParameters[ParameterIndex(place)].view.sizes())
         .to(at::kFloat);
   }
 
@@ -50,8 +50,8 @@ struct Bound {
   }
 };
 
-at::Tensor all(std::size_t place, double value) {
-  return at::ones({kSpecs[place].rows, kSpecs[place].cols}).mul(value);
+at::Tensor all(int place, double value) {
+  return at::ones(kParameters[ParameterIndex(place)].view.sizes()).mul(value);
 }
 
 TEST(Unit, TakesGradientsWithoutCopiesWhereDtypesAgree) {
@@ -123,8 +123,8 @@ TEST(Unit, CountsMissingGradientsAsZeros) {
       Bound bound(compute, at::kFloat);
       if (announced) bound.unit.expect_gradients();
       bound.backward(1, 3);
-      EXPECT_FALSE(bound.unit.arrived(0));
-      EXPECT_TRUE(bound.unit.arrived(1));
+      EXPECT_FALSE(bound.unit.arrived(PackedIndex(0)));
+      EXPECT_TRUE(bound.unit.arrived(PackedIndex(1)));
       bound.unit.fill_missing_gradients();
       EXPECT_TRUE(same_values(bound.gradient(0), all(0, 0)));
       EXPECT_TRUE(same_values(bound.gradient(1), all(1, 3)));
@@ -188,7 +188,8 @@ TEST(Unit, ThrowsWhereABackwardMeetsFreedWeights) {
 TEST(Unit, IsBoundOnceToAllItsParameters) {
   Bound bound(at::kFloat, at::kFloat);
   EXPECT_THROW(bound.unit.bind(bound.parameters, [] {}), core::InternalError);
-  Unit other("block", kSpecs, pack(kSpecs, {0, 1}, 1, 1), bound.pool, at::kFloat, at::kFloat);
+  Unit other("block", kParameters, pack(kParameters, UnitIndex(0), 1, 1), bound.pool, at::kFloat,
+             at::kFloat);
   EXPECT_THROW(other.bind({bound.parameters[0]}, [] {}), core::InternalError);
 }
 

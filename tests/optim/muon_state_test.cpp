@@ -121,88 +121,120 @@ TEST(MuonUpdate, OfLearningRateZeroChangesMomentumAlone) {
   EXPECT_GT(momentum.abs().sum().item<float>(), 0);
 }
 
-// One rank that owns four 3 x 4 matrices in one batch and a 2 x 2 one.
+using core::ParameterIndex;
+
+// One rank, which owns all of these.
+std::shared_ptr<engine::Engine> make_engine(const std::vector<plan::View>& views,
+                                            const std::vector<std::vector<int>>& batches) {
+  const engine::Group alone(nullptr, "row", 0, 1);
+  plan::Plan plan;
+  for (const auto& [num_matrices, rows, cols] : views) {
+    plan.inventory.push_back({.name = std::to_string(plan.inventory.size()),
+                              .rows = rows,
+                              .cols = cols,
+                              .num_matrices = num_matrices});
+    plan.owner.push_back(0);
+  }
+  for (const std::vector<int>& batch : batches) plan.batches.push_back({0, batch});
+  const std::vector<engine::UnitSpec> units{{"unit", at::kFloat, at::kFloat}};
+  return std::make_shared<engine::Engine>(
+      engine::Options{}, engine::SharedMesh{alone, alone, alone, alone}, plan, units);
+}
+
+// Four 3 x 4 matrices in one batch and a 2 x 2 one.
 struct Owner {
-  std::shared_ptr<engine::Engine> engine;
-  std::unique_ptr<MuonState> state;
+  std::shared_ptr<engine::Engine> engine =
+      make_engine({{1, 3, 4}, {1, 3, 4}, {1, 3, 4}, {1, 3, 4}, {1, 2, 2}}, {{0, 1, 2, 3}, {4}});
+  MuonState state{engine};
 
   Owner() {
-    const engine::Group alone(nullptr, "row", 0, 1);
-    std::vector<engine::MatrixSpec> specs(4, {3, 4, 0, 0});
-    specs.push_back({2, 2, 0, 0});
-    const std::vector<engine::UnitSpec> units{{"unit", {0, 1, 2, 3, 4}, at::kFloat, at::kFloat}};
-    const std::vector<std::vector<int>> batches{{0, 1, 2, 3}, {4}};
-    engine = std::make_shared<engine::Engine>(
-        engine::Options{}, engine::Groups{alone, alone, alone, alone}, specs, units, batches);
     unsigned seed = 20;
-    for (engine::OwnedBatch& batch : engine->batches()) {
-      batch.master.copy_(random_tensor(batch.master.sizes().vec(), ++seed));
-      batch.gradient.copy_(random_tensor(batch.gradient.sizes().vec(), ++seed));
+    for (const ParameterIndex parameter : engine->parameters().indices()) {
+      for (const std::string& name : {engine::kMaster, engine::kGradient}) {
+        const std::vector<std::int64_t> sizes = engine->parameters()[parameter].view.sizes();
+        engine->scatter(parameter, name, random_tensor(sizes, ++seed));
+      }
     }
-    state = std::make_unique<MuonState>(engine);
+  }
+
+  at::Tensor of(ParameterIndex parameter, const std::string& name) {
+    return engine->owned().of(parameter, name);
   }
 };
 
 TEST(MuonState, UpdatesEachMatrixByItsGroup) {
   const std::vector<MuonGroup> groups{group_of(0.05), group_of(0.2)};
-  for (const std::vector<int>& of : {std::vector<int>{0, 0, 0, 0, 0},
-                                     {0, 1, 0, 1, 1},
-                                     {1, 1, 0, 0, 0},
-                                     {0, -1, -1, 1, -1},
-                                     {-1, -1, -1, -1, -1}}) {
+  using Of = core::Vector<ParameterIndex, int>;
+  for (const Of& of : {Of{0, 0, 0, 0, 0}, Of{0, 1, 0, 1, 1}, Of{1, 1, 0, 0, 0},
+                       Of{0, -1, -1, 1, -1}, Of{-1, -1, -1, -1, -1}}) {
     Owner owner;
-    std::vector<Plain> masters;
-    std::vector<Plain> momenta;
-    for (int matrix = 0; matrix < 5; ++matrix) {
-      masters.push_back(plain_of(owner.state->master(matrix)));
-      momenta.push_back(plain_of(owner.state->momentum(matrix)));
-      const int index = of[static_cast<std::size_t>(matrix)];
-      if (index < 0) continue;
-      const at::Tensor gradient = owner.state->gradient(matrix);
-      plain_muon_update(&masters.back(), &momenta.back(), plain_of(gradient),
-                        plain_options(groups[static_cast<std::size_t>(index)], gradient.size(0),
-                                      gradient.size(1)));
+    core::Vector<ParameterIndex, Plain> masters;
+    core::Vector<ParameterIndex, Plain> momenta;
+    for (const ParameterIndex parameter : of.indices()) {
+      masters.push_back(plain_of(owner.of(parameter, engine::kMaster)));
+      momenta.push_back(plain_of(owner.of(parameter, kMomentum)));
+      if (of[parameter] < 0) continue;
+      const at::Tensor gradient = owner.of(parameter, engine::kGradient);
+      const MuonGroup& group = groups[static_cast<std::size_t>(of[parameter])];
+      plain_muon_update(&masters[parameter], &momenta[parameter], plain_of(gradient),
+                        plain_options(group, gradient.size(0), gradient.size(1)));
     }
-    owner.state->step(groups, of);
-    for (int matrix = 0; matrix < 5; ++matrix) {
-      const auto i = static_cast<std::size_t>(matrix);
+    owner.state.step(groups, of);
+    for (const ParameterIndex parameter : of.indices()) {
       // What is left alone is left bit by bit.
-      const double allowed = of[i] < 0 ? 0 : 2e-5;
-      EXPECT_LE(largest_difference(owner.state->master(matrix), masters[i]), allowed);
-      EXPECT_LE(largest_difference(owner.state->momentum(matrix), momenta[i]), allowed);
+      const double allowed = of[parameter] < 0 ? 0 : 2e-5;
+      EXPECT_LE(largest_difference(owner.of(parameter, engine::kMaster), masters[parameter]),
+                allowed);
+      EXPECT_LE(largest_difference(owner.of(parameter, kMomentum), momenta[parameter]), allowed);
     }
   }
+}
+
+// Beside it in the batch lies a parameter of another group. Learning rates follow from the shape of
+// a matrix, here 3 x 7, not of the stack.
+TEST(MuonState, TrainsAStackOfMatricesAsItTrainsThemApart) {
+  const auto stacked = make_engine({{3, 3, 7}, {1, 3, 7}}, {{0, 1}});
+  const auto apart = make_engine({{1, 3, 7}, {1, 3, 7}, {1, 3, 7}, {1, 3, 7}}, {{0, 1, 2, 3}});
+  MuonState stacked_state(stacked);
+  MuonState apart_state(apart);
+  std::vector<MuonGroup> groups{group_of(0.05), group_of(0.2)};
+  groups[0].adjust_lr = AdjustLr::kMatchRmsAdamw;
+  // [4, 3, 7], wherever the values lie.
+  const auto whole = [](engine::Engine& engine, const std::string& name) {
+    return engine.owned().batches()[core::BatchIndex(0)].tensors.at(name);
+  };
+  const at::Tensor start = random_tensor({4, 3, 7}, 1);
+  for (engine::Engine* engine : {stacked.get(), apart.get()}) whole(*engine, "master").copy_(start);
+  EXPECT_EQ(stacked->owned().of(ParameterIndex(0), "master").sizes().vec(),
+            (std::vector<std::int64_t>{3, 3, 7}));
+  for (unsigned step = 0; step < 3; ++step) {
+    const at::Tensor gradient = random_tensor({4, 3, 7}, 10 + step);
+    whole(*stacked, "gradient").copy_(gradient);
+    whole(*apart, "gradient").copy_(gradient);
+    stacked_state.step(groups, core::Vector<ParameterIndex, int>{0, 1});
+    apart_state.step(groups, core::Vector<ParameterIndex, int>{0, 0, 0, 1});
+    EXPECT_TRUE(whole(*stacked, "master").equal(whole(*apart, "master"))) << "step " << step;
+    EXPECT_TRUE(whole(*stacked, kMomentum).equal(whole(*apart, kMomentum))) << "step " << step;
+  }
+  EXPECT_FALSE(whole(*stacked, "master").equal(start));
 }
 
 TEST(MuonState, StartsWithZeroMomentumAndCountsIt) {
   Owner owner;
-  for (int matrix = 0; matrix < 5; ++matrix) {
-    EXPECT_EQ(owner.state->momentum(matrix).abs().sum().item<float>(), 0);
-  }
+  for (const ParameterIndex parameter : owner.engine->parameters().indices())
+    EXPECT_EQ(owner.of(parameter, kMomentum).abs().sum().item<float>(), 0);
   // Master, gradient and momentum, 4 bytes each.
   EXPECT_EQ(owner.engine->statistics().at("current_bytes"), 3 * 4 * (4 * 12 + 4));
 }
 
-TEST(MuonState, ScalesGradientsAlone) {
+TEST(MuonState, LeavesGradientsToTheEngineWhichScalesThemAlone) {
   Owner owner;
-  const at::Tensor gradient = owner.state->gradient(2).clone();
-  const at::Tensor master = owner.state->master(2).clone();
-  owner.state->scale_gradients(0.25);
-  EXPECT_TRUE(owner.state->gradient(2).equal(gradient.mul(0.25)));
-  EXPECT_TRUE(owner.state->master(2).equal(master));
-}
-
-TEST(MuonState, HasNothingOfAMatrixThatAnotherRankOwns) {
-  const engine::Group alone(nullptr, "row", 0, 1);
-  const auto engine = std::make_shared<engine::Engine>(
-      engine::Options{}, engine::Groups{alone, alone, alone, alone},
-      std::vector<engine::MatrixSpec>{{3, 4, 0, 1}},
-      std::vector<engine::UnitSpec>{{"unit", {0}, at::kFloat, at::kFloat}},
-      std::vector<std::vector<int>>{});
-  const MuonState state(engine);
-  EXPECT_FALSE(state.master(0).defined());
-  EXPECT_FALSE(state.momentum(0).defined());
-  EXPECT_FALSE(state.gradient(0).defined());
+  const ParameterIndex second(2);
+  const at::Tensor gradient = owner.of(second, engine::kGradient).clone();
+  const at::Tensor master = owner.of(second, engine::kMaster).clone();
+  owner.engine->scale_gradients(0.25);
+  EXPECT_TRUE(owner.of(second, engine::kGradient).equal(gradient.mul(0.25)));
+  EXPECT_TRUE(owner.of(second, engine::kMaster).equal(master));
 }
 
 }  // namespace

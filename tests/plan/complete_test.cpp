@@ -47,9 +47,10 @@ TEST(Complete, RejectsEveryWayToCorruptAPlan) {
        [](Plan& p) {
          p.batches.push_back({1, {}});
        }},
-      {"indices", [](Plan& p) { p.batches[0].matrices[0] = 3; }},
-      {"indices", [](Plan& p) { p.batches[0].matrices[0] = -1; }},
-      {"ascending", [](Plan& p) { std::swap(p.batches[1].matrices[0], p.batches[1].matrices[1]); }},
+      {"indices", [](Plan& p) { p.batches[0].parameters[0] = 3; }},
+      {"indices", [](Plan& p) { p.batches[0].parameters[0] = -1; }},
+      {"ascending",
+       [](Plan& p) { std::swap(p.batches[1].parameters[0], p.batches[1].parameters[1]); }},
       {"'c' must be in a batch", [](Plan& p) { p.batches.erase(p.batches.begin()); }},
       {"'b' must be in one batch",
        [](Plan& p) {
@@ -57,7 +58,7 @@ TEST(Complete, RejectsEveryWayToCorruptAPlan) {
        }},
       {"'a' must be in one batch",
        [](Plan& p) {
-         p.batches[1].matrices = {0, 0, 1};
+         p.batches[1].parameters = {0, 0, 1};
        }},
       {"one shape",
        [](Plan& p) {

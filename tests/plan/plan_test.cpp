@@ -36,19 +36,19 @@ void expect_sound(const Plan& plan) {
   std::vector<Nanoseconds> loads(static_cast<std::size_t>(plan.mesh.num_owners()), 0);
   std::pair<int, int> previous{-1, -1};
   for (const Batch& batch : plan.batches) {
-    ASSERT_FALSE(batch.matrices.empty());
-    EXPECT_TRUE(std::is_sorted(batch.matrices.begin(), batch.matrices.end()));
-    EXPECT_LT(previous, std::pair(batch.owner, batch.matrices.front()));
-    previous = {batch.owner, batch.matrices.front()};
-    const auto first = static_cast<std::size_t>(batch.matrices.front());
-    for (const int w : batch.matrices) {
+    ASSERT_FALSE(batch.parameters.empty());
+    EXPECT_TRUE(std::is_sorted(batch.parameters.begin(), batch.parameters.end()));
+    EXPECT_LT(previous, std::pair(batch.owner, batch.parameters.front()));
+    previous = {batch.owner, batch.parameters.front()};
+    const auto first = static_cast<std::size_t>(batch.parameters.front());
+    for (const int w : batch.parameters) {
       const auto place = static_cast<std::size_t>(w);
       ++seen[place];
       EXPECT_EQ(plan.owner[place], batch.owner);
       EXPECT_EQ(plan.inventory[place].shape(), plan.inventory[first].shape());
     }
     loads[static_cast<std::size_t>(batch.owner)] +=
-        time_of(plan.costs, plan.inventory[first].shape(), batch.matrices.size());
+        time_of(plan.costs, plan.inventory[first].shape(), batch.parameters.size());
   }
   EXPECT_EQ(seen, std::vector<int>(plan.inventory.size(), 1));
   EXPECT_EQ(plan.loads_ns, loads);
@@ -243,7 +243,7 @@ TEST(Hash, ChangesWithEverythingThatMovesDataAndWithNothingElse) {
       [](Plan& p) { p.mesh.tensor_parallel = 2; },
       [](Plan& p) { p.owner[2] ^= 1; },
       [](Plan& p) { p.batches[0].owner ^= 1; },
-      [](Plan& p) { p.batches[0].matrices[0] ^= 1; },
+      [](Plan& p) { p.batches[0].parameters[0] ^= 1; },
       [](Plan& p) { p.batches.pop_back(); },
       [](Plan& p) { p.inventory[0].name = "z"; },
       [](Plan& p) { p.inventory[0].rows = 5; },

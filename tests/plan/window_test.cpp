@@ -23,7 +23,7 @@ struct Placed {
 Placed draw_placed(balance::Random& random) {
   Placed placed{draw_case(random).inventory, draw(random, 1, 9), {}, {}, 0};
   std::map<int, int> place_of;
-  for (const Matrix& matrix : placed.inventory) {
+  for (const Parameter& matrix : placed.inventory) {
     placed.columns.push_back(draw(random, 0, placed.num_columns - 1));
     const auto next = static_cast<int>(place_of.size());
     placed.places.push_back(place_of.emplace(matrix.unit, next).first->second);

@@ -42,7 +42,7 @@ def test_load_balance_is_within_a_percent_of_the_milp_that_is_proved(seed):
     shapes, num_owners = small_instance(seed)
     counts, proved = milp.solve(list(shapes.values()), num_owners)
     assert proved
-    items = [_plan.Matrix(f"{shape}.{i}", *shape, i) for shape, (number, _) in shapes.items() for i in range(number)]
+    items = [_plan.Parameter(f"{shape}.{i}", *shape, i) for shape, (number, _) in shapes.items() for i in range(number)]
     table = _plan.CostTable("a test", [(shape, times) for shape, (_, times) in shapes.items()])
     mesh, options = _plan.Mesh(1, num_owners), _plan.PlanOptions()
     best = _plan.make_plan_from_counts(items, mesh, "milp", counts, table, options)
@@ -108,7 +108,7 @@ def table(*entries):
 
 def test_milp_takes_no_times_over_tensor_parallelism():
     """By which one owner had better take both matrices."""
-    items = [_plan.Matrix(str(i), 8, 4, i) for i in range(2)]
+    items = [_plan.Parameter(str(i), 8, 4, i) for i in range(2)]
     times = table(("false", 10, 20), ("true", 40, 10))
     plan = milp.make_plan(items, _plan.Mesh(1, 2), times, _plan.PlanOptions())
     assert (plan.strategy, sorted(plan.loads_ns)) == ("milp", [10, 10])

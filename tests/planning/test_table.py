@@ -15,7 +15,7 @@ SIDES = {"rows": 4096, "cols": 4096, "tensor_parallel": True}
 
 def by_hand() -> _plan.Plan:
     """Owner 3 has two matrices in one batch, owner 0 has one; the bound is that of matrix c alone... of one owner."""
-    items = [_plan.Matrix(name, 4096, 4096, unit, True) for name, unit in (("a", 0), ("b", 0), ("c", 1))]
+    items = [_plan.Parameter(name, 4096, 4096, unit, True) for name, unit in (("a", 0), ("b", 0), ("c", 1))]
     times = [{"size": 1, "ns": 1_000_000}, {"size": 2, "ns": 1_800_000}]
     costs = _plan.CostTable.from_json(
         json.dumps({"schema_version": 1, "source": "by hand", "shapes": [SIDES | {"batches": times}]})

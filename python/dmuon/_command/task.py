@@ -27,7 +27,7 @@ class Task:
     """A model on a mesh, with costs and options."""
 
     title: str
-    inventory: list[_plan.Matrix]
+    inventory: list[_plan.Parameter]
     mesh: _plan.Mesh
     costs: _plan.CostTable
     options: _plan.PlanOptions
@@ -55,7 +55,7 @@ def read_task(arguments: argparse.Namespace) -> Task:
     mesh = _mesh_of(nodes, gpus, arguments.tp or 1)
     inventory = model.inventory
     if mesh.tensor_parallel > 1:
-        inventory = [_plan.Matrix(m.name, m.rows, m.cols, m.unit, tensor_parallel=True) for m in inventory]
+        inventory = [_plan.Parameter(m.name, m.rows, m.cols, m.unit, tensor_parallel=True) for m in inventory]
     if arguments.costs is None:
         costs = _plan.modelled_costs(inventory, arguments.device or DEFAULT_DEVICE, mesh.tensor_parallel)
     else:

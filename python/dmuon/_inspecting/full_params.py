@@ -100,7 +100,7 @@ def _sharded_places(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
 def _whole_matrices(runtime: Runtime) -> list[nn.Parameter]:
     wholes = []
     for index, placeholder in enumerate(runtime.placeholders):
-        values = runtime.engine.collect_master(index).to(placeholder.dtype)
+        values = runtime.engine.gather(index, "master").to(placeholder.dtype)
         wholes.append(nn.Parameter(values, requires_grad=placeholder.requires_grad))
     return wholes
 
@@ -114,10 +114,9 @@ def _write_back(runtime: Runtime, originals: list[torch.Tensor], swapped: list[t
         ]
         wholes = [_current(module, attribute, attribute, parameter.shape) for module, attribute, parameter in swapped]
     for index, (new, old) in enumerate(zip(edited, originals, strict=True)):
-        master = runtime.state.master(index)
         # A bf16 model's fp32 master holds more than the bf16 values shown: keep it where nothing was changed.
-        if master is not None and not torch.equal(new, old):
-            master.copy_(new)
+        if not torch.equal(new, old):
+            runtime.engine.scatter(index, "master", new)
     runtime.engine.publish()
     for (_, _, parameter), whole in zip(swapped, wholes, strict=True):
         _write_shard(parameter, whole)

@@ -181,8 +181,8 @@ def _publication_differences(runtime: Runtime) -> dict[int, float]:
     differences = {}
     for unit in range(len(runtime.units)):
         runtime.engine.unshard(unit)
-        for matrix, view in zip(runtime.engine.packed_order(unit), runtime.engine.views(unit), strict=True):
-            expected = runtime.engine.collect_master(matrix).to(view.dtype)
+        for matrix, view in zip(runtime.engine.packed_order(unit), runtime.engine.weights(unit), strict=True):
+            expected = runtime.engine.gather(matrix, "master").to(view.dtype)
             differences[matrix] = _relative(view.double() - expected.double(), expected)
         runtime.engine.reshard(unit)
     return differences
@@ -201,10 +201,10 @@ def _routing_differences(runtime: Runtime) -> dict[int, float]:
     for unit in range(len(runtime.units)):
         for matrix in runtime.units[unit].matrices:
             gradient = _synthetic(runtime, matrix, runtime.ranks.slot)
-            runtime.engine.put_gradient(unit, matrix, gradient.to(runtime.device))
+            runtime.engine.put_gradient(matrix, gradient.to(runtime.device))
         runtime.engine.route(unit)
         for matrix in runtime.units[unit].matrices:
-            received = runtime.state.gradient(matrix)
+            received = runtime.engine.owned(matrix, "gradient")
             if received is None:
                 continue
             expected = torch.stack([_synthetic(runtime, matrix, slot) for slot in slots]).double().mean(0)
@@ -221,10 +221,10 @@ def _update_differences(runtime: Runtime, opt: Muon) -> dict[int, float]:
         rows = resolved_coefficients(group["ns_coefficients"], group["ns_steps"])
         for parameter in group["params"]:
             matrix = opt._matrix_of[parameter]
-            master = runtime.state.master(matrix)
+            owned = [runtime.engine.owned(matrix, name) for name in ("master", "momentum_buffer", "gradient")]
+            master, momentum, gradient = owned
             if master is None:
                 continue
-            momentum, gradient = runtime.state.momentum(matrix), runtime.state.gradient(matrix)
             assert momentum is not None and gradient is not None
             expected = plain_muon_update(master, momentum, gradient, group, rows)
             updated = master.clone().unsqueeze(0)

@@ -82,7 +82,7 @@ def solve(
 
 
 def make_plan(
-    items: list[_plan.Matrix], mesh: _plan.Mesh, costs: _plan.CostTable, options: _plan.PlanOptions
+    items: list[_plan.Parameter], mesh: _plan.Mesh, costs: _plan.CostTable, options: _plan.PlanOptions
 ) -> _plan.Plan:
     """A plan with SciPy's assignment. Beyond MOST_VARIABLES, or in vain, load_balance decides and the log says so.
 
@@ -103,9 +103,9 @@ def make_plan(
     return _plan.make_plan_from_counts(items, mesh, MILP, counts, costs, options)
 
 
-def _shape_times(items: list[_plan.Matrix], costs: _plan.CostTable) -> list[ShapeTimes]:
+def _shape_times(items: list[_plan.Parameter], costs: _plan.CostTable) -> list[ShapeTimes]:
     """By shape, in the order in which they first appear."""
-    alike: dict[tuple[int, int, bool], list[_plan.Matrix]] = {}
+    alike: dict[tuple[int, int, bool], list[_plan.Parameter]] = {}
     for item in items:
         alike.setdefault((item.rows, item.cols, item.tensor_parallel), []).append(item)
     return [(len(matrices), costs.batches(matrices[0])) for matrices in alike.values()]

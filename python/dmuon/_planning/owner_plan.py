@@ -31,7 +31,7 @@ class Plan:
     """
 
     def __init__(self, plan: _plan.Plan) -> None:
-        self._plan = plan
+        self.native = plan
         self.strategy: str = plan.strategy
         self.owner: list[int] = plan.owner
         self.batches: list[tuple[int, list[int]]] = plan.batches
@@ -65,23 +65,23 @@ class Plan:
             ImportError: matplotlib is missing.
             ValueError: matplotlib does not write this format.
         """
-        pictures.save(self._plan, path, title, "Plan.save_picture")
+        pictures.save(self.native, path, title, "Plan.save_picture")
 
     def to_json(self) -> str:
         """The plan as JSON, as a rank receives it."""
-        return self._plan.to_json()
+        return self.native.to_json()
 
     def table(self, max_rows: int = 16) -> str:
         """What each owner holds and its predicted time, the slowest first."""
-        return table(self._plan, max_rows)
+        return table(self.native, max_rows)
 
     def hash(self) -> int:
         """Equal for equal plans of equal matrices, on every machine."""
-        return self._plan.hash()
+        return self.native.hash()
 
-    def require_fit(self, inventory: list[_plan.Matrix], mesh: _plan.Mesh) -> None:
+    def require_fit(self, inventory: list[_plan.Parameter], mesh: _plan.Mesh) -> None:
         """Raises a ValueError with the first difference, unless the plan is for these."""
-        self._plan.require_fit(inventory, mesh)
+        self.native.require_fit(inventory, mesh)
 
     def __str__(self) -> str:
         return self.table()
@@ -94,7 +94,7 @@ class Plan:
 
 
 def decide(
-    items: list[_plan.Matrix], mesh: _plan.Mesh, strategy: str, costs: _plan.CostTable, options: _plan.PlanOptions
+    items: list[_plan.Parameter], mesh: _plan.Mesh, strategy: str, costs: _plan.CostTable, options: _plan.PlanOptions
 ) -> _plan.Plan:
     """Makes a plan by any of `strategies()`.
 

@@ -100,7 +100,7 @@ def inventory(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def _entry(unit: str, index: int, items: list[_plan.Matrix]) -> dict[str, Any]:
+def _entry(unit: str, index: int, items: list[_plan.Parameter]) -> dict[str, Any]:
     """Of an inventory; a tied matrix may lie outside its unit, which then lends no name."""
     prefix = f"{unit}."
     if not unit or not all(item.name.startswith(prefix) for item in items):
@@ -114,11 +114,11 @@ def _routed(model: nn.Module, function: str) -> tuple[list[Matrix], list[Unit]]:
     return matrices, find_units(model, [[place.path for place in matrix.places] for matrix in matrices])
 
 
-def inventory_of(matrices: list[Matrix], units: list[Unit]) -> list[_plan.Matrix]:
+def inventory_of(matrices: list[Matrix], units: list[Unit]) -> list[_plan.Parameter]:
     """The matrices as planning sees them."""
     unit_of = {matrix: index for index, unit in enumerate(units) for matrix in unit.matrices}
     return [
-        _plan.Matrix(matrix.name, matrix.shape[0], matrix.shape[1], unit_of[index])
+        _plan.Parameter(matrix.name, matrix.shape[0], matrix.shape[1], unit_of[index])
         for index, matrix in enumerate(matrices)
     ]
 
@@ -190,7 +190,7 @@ def make_plan(dedication: Dedication, units: list[Unit], muon: dict[str, Any], d
 _WITHOUT_COSTS = ("round_robin", "rank0", "xor_layout")
 
 
-def _batchable(items: list[_plan.Matrix], batching: bool) -> list[_plan.Matrix]:
+def _batchable(items: list[_plan.Parameter], batching: bool) -> list[_plan.Parameter]:
     """All matrices; without batching one of each shape, so that costs are of single matrices."""
     return items if batching else list({(item.rows, item.cols): item for item in items}.values())
 

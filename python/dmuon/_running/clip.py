@@ -56,9 +56,8 @@ def clip_grad_norm_(
     norm = math.sqrt(sum(squared) + verdict.host_squared_norm)
     factor = float(max_norm) / (norm + 1e-6)
     if factor < 1:
-        runtime.state.scale_gradients(factor)
         host_gradients.scale(step_agreement.host_parameters(), factor)
-        runtime.engine.scale_verdict(factor)
+        runtime.engine.scale_gradients(factor)
     return torch.tensor(norm, dtype=torch.float32, device=runtime.device)
 
 

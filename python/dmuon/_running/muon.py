@@ -145,7 +145,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(groups, {**muon})
         self._agreement = StepAgreement(self._runtime, self)
         for parameter, index in self._matrix_of.items():
-            buffer = self._runtime.state.momentum(index)
+            buffer = self._runtime.engine.owned(index, "momentum_buffer")
             if buffer is not None:
                 self.state[parameter]["momentum_buffer"] = buffer
 

@@ -46,28 +46,18 @@ class Runtime:
         model.__dict__[_RUNTIME] = self
 
     def _make_engine(self, dedication: Dedication) -> _C.Engine:
-        ranks, policy = self.ranks, dedication.mp_policy
+        policy = dedication.mp_policy
         options = _C.Options()
-        options.num_replicates, options.num_shards = ranks.num_replicates, ranks.num_shards
-        options.replicate, options.shard = ranks.replicate, ranks.shard
         options.device = self.device
         options.schedule = dedication.schedule.native()
         options.reshard_after_forward = dedication.reshard_after_forward
-        options.host_replicates = ranks.host_replicates
-        unit_of = {matrix: index for index, unit in enumerate(self.units) for matrix in unit.matrices}
-        specs = [
-            _C.MatrixSpec(matrix.shape[0], matrix.shape[1], unit=unit_of[index], owner=self.plan.owner[index])
-            for index, matrix in enumerate(self.matrices)
-        ]
-        unit_specs = []
+        options.host_replicates = self.ranks.host_replicates
+        units = []
         for unit in self.units:
             dtype = self.matrices[unit.matrices[0]].parameter.dtype
             compute = policy.param_dtype or dtype
-            unit_specs.append(
-                _C.UnitSpec(unit.name or "(root)", list(unit.matrices), compute, policy.reduce_dtype or compute)
-            )
-        owned = [matrices for slot, matrices in self.plan.batches if slot == ranks.slot]
-        return _C.Engine(options, engine_groups(ranks), specs, unit_specs, owned)
+            units.append(_C.UnitSpec(unit.name or "(root)", compute, policy.reduce_dtype or compute))
+        return _C.Engine(options, engine_groups(self.ranks), self.plan.native, units)
 
     def _make_placeholders(self) -> list[nn.Parameter]:
         placeholders, gradients = [], []
@@ -86,14 +76,12 @@ class Runtime:
 
     def _take_masters(self) -> None:
         for index, matrix in enumerate(self.matrices):
-            master = self.state.master(index)
-            if master is not None:
-                master.copy_(matrix.parameter.detach())
+            self.engine.scatter(index, "master", matrix.parameter.detach())
             # Only the owner keeps values from here on.
             matrix.parameter = self.placeholders[index]
 
     def _bind(self, index: int) -> UnitWeights:
-        weights = [nn.Parameter(view) for view in self.engine.views(index)]
+        weights = [nn.Parameter(view) for view in self.engine.weights(index)]
         self.engine.bind(index, weights)
         places = []
         for matrix, weight in zip(self.engine.packed_order(index), weights, strict=True):

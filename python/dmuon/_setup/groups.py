@@ -12,7 +12,7 @@ from dmuon._setup.ranks import Ranks
 
 _groups: dict[tuple[Any, ...], dist.ProcessGroup] = {}
 # With the groups themselves: while they are held, no other group has their ids.
-_engine_groups: dict[tuple[int, ...], tuple[_C.Groups, tuple[Any, ...]]] = {}
+_engine_groups: dict[tuple[int, ...], tuple[_C.SharedMesh, tuple[Any, ...]]] = {}
 
 
 def row_group(ranks: Ranks) -> dist.ProcessGroup | None:
@@ -30,14 +30,14 @@ def verdict_group(ranks: Ranks) -> dist.ProcessGroup | None:
     return _group("verdict", ranks.everyone, ranks, host=True)
 
 
-def engine_groups(ranks: Ranks) -> _C.Groups:
+def engine_groups(ranks: Ranks) -> _C.SharedMesh:
     """The four groups of an engine, created in one order on every rank; models on one mesh share them."""
     verdict = verdict_group(ranks)
     order = _group("order", ranks.everyone, ranks, host=True)
     row, column = row_group(ranks), column_group(ranks)
     key = (ranks.slot, *(id(group) for group in (verdict, order, row, column)))
     if key not in _engine_groups:
-        made = _C.Groups(
+        made = _C.SharedMesh(
             row=_C.Group(row, "row", ranks.shard, ranks.num_shards),
             column=_C.Group(column, "column", ranks.replicate, ranks.num_replicates),
             order=_C.Group(order, "mesh (order)", ranks.slot, ranks.size),

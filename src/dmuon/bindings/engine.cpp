@@ -15,12 +15,12 @@
 
 namespace dmuon::bindings {
 namespace py = pybind11;
+using core::ParameterIndex;
+using core::UnitIndex;
 using engine::Engine;
 using engine::Group;
-using engine::Groups;
 using engine::HostNorms;
-using engine::MatrixSpec;
-using engine::Options;
+using engine::SharedMesh;
 using engine::UnitSpec;
 using engine::Verdict;
 
@@ -36,43 +36,34 @@ void init_engine(py::module_& module) {
       .def_readwrite("broadcast_before_reduce", &schedule::Options::broadcast_before_reduce)
       .def_readwrite("asynchronous", &schedule::Options::asynchronous);
 
-  py::class_<Options>(module, "Options")
+  py::class_<engine::Options>(module, "Options")
       .def(py::init<>())
-      .def_readwrite("num_replicates", &Options::num_replicates)
-      .def_readwrite("num_shards", &Options::num_shards)
-      .def_readwrite("replicate", &Options::replicate)
-      .def_readwrite("shard", &Options::shard)
-      .def_readwrite("device", &Options::device)
-      .def_readwrite("host_replicates", &Options::host_replicates)
-      .def_readwrite("schedule", &Options::schedule)
-      .def_readwrite("reshard_after_forward", &Options::reshard_after_forward);
+      .def_readwrite("device", &engine::Options::device)
+      .def_readwrite("host_replicates", &engine::Options::host_replicates)
+      .def_readwrite("schedule", &engine::Options::schedule)
+      .def_readwrite("reshard_after_forward", &engine::Options::reshard_after_forward);
 
   py::class_<Group>(module, "Group")
       .def(py::init<ProcessGroup, std::string, int, int>(), py::arg("group").none(true),
            py::arg("name"), py::arg("rank"), py::arg("size"));
 
-  py::class_<Groups>(module, "Groups")
+  py::class_<SharedMesh>(module, "SharedMesh")
       .def(py::init([](Group row, Group column, Group order, Group verdict) {
-             return Groups{std::move(row), std::move(column), std::move(order), std::move(verdict)};
+             return SharedMesh{std::move(row), std::move(column), std::move(order),
+                               std::move(verdict)};
            }),
            py::arg("row"), py::arg("column"), py::arg("order"), py::arg("verdict"))
       .def(
           "leave",
-          [](Groups& groups, int grace_ms) { groups.leave(std::chrono::milliseconds(grace_ms)); },
+          [](SharedMesh& mesh, int grace_ms) { mesh.leave(std::chrono::milliseconds(grace_ms)); },
           py::arg("grace_ms"), no_gil);
 
-  py::class_<MatrixSpec>(module, "MatrixSpec")
-      .def(py::init([](std::int64_t rows, std::int64_t cols, int unit, int owner) {
-             return MatrixSpec{rows, cols, unit, owner};
-           }),
-           py::arg("rows"), py::arg("cols"), py::arg("unit"), py::arg("owner"));
-
   py::class_<UnitSpec>(module, "UnitSpec")
-      .def(py::init([](std::string name, std::vector<int> matrices, at::ScalarType compute_dtype,
-                       at::ScalarType reduce_dtype) {
-             return UnitSpec{std::move(name), std::move(matrices), compute_dtype, reduce_dtype};
-           }),
-           py::arg("name"), py::arg("matrices"), py::arg("compute_dtype"), py::arg("reduce_dtype"));
+      .def(
+          py::init([](std::string name, at::ScalarType compute_dtype, at::ScalarType reduce_dtype) {
+            return UnitSpec{std::move(name), compute_dtype, reduce_dtype};
+          }),
+          py::arg("name"), py::arg("compute_dtype"), py::arg("reduce_dtype"));
 
   py::class_<HostNorms>(module, "HostNorms")
       .def(py::init([](double sharded, double replicated) {
@@ -87,14 +78,14 @@ void init_engine(py::module_& module) {
       .def_readonly("host_squared_norm", &Verdict::host_squared_norm);
 
   py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
-      .def(py::init<Options, Groups, std::vector<MatrixSpec>, const std::vector<UnitSpec>&,
-                    const std::vector<std::vector<int>>&>(),
-           py::arg("options"), py::arg("groups"), py::arg("specs"), py::arg("units"),
-           py::arg("batches"))
+      .def(py::init<engine::Options, SharedMesh, const plan::Plan&, const std::vector<UnitSpec>&>(),
+           py::arg("options"), py::arg("mesh"), py::arg("plan"), py::arg("units"))
       .def(
-          "views", [](Engine& e, int unit) { return e.unit(unit).views(); }, py::arg("unit"))
+          "weights", [](Engine& e, UnitIndex unit) { return e.unit(unit).weight_tensors(); },
+          py::arg("unit"))
       .def(
-          "packed_order", [](Engine& e, int unit) { return e.unit(unit).packing().matrices; },
+          "packed_order",
+          [](Engine& e, UnitIndex unit) { return e.unit(unit).packing().parameters; },
           py::arg("unit"))
       .def("bind", &Engine::bind, py::arg("unit"), py::arg("parameters"))
       .def("set_placeholders", &Engine::set_placeholders, py::arg("placeholders"),
@@ -108,18 +99,25 @@ void init_engine(py::module_& module) {
       .def("agree", &Engine::agree, py::arg("host"), py::arg("settings"), no_gil)
       .def("agreed", &Engine::agreed)
       .def("forget_verdict", &Engine::forget_verdict)
-      .def("scale_verdict", &Engine::scale_verdict, py::arg("factor"))
+      .def("scale_gradients", &Engine::scale_gradients, py::arg("factor"), no_gil)
       .def("publish", &Engine::publish, no_gil)
-      .def("clear_gradient", &Engine::clear_gradient, py::arg("matrix"), no_gil)
+      .def("clear_gradient", &Engine::clear_gradient, py::arg("parameter"), no_gil)
       .def("drain", &Engine::drain, no_gil)
       .def("settle", &Engine::settle, no_gil)
       .def("settle_step", &Engine::settle_step, no_gil)
-      .def("collect_master", &Engine::collect_master, py::arg("matrix"), no_gil)
+      .def(
+          "owned",
+          [](Engine& e, ParameterIndex parameter, const std::string& name) {
+            return e.owned().of(parameter, name);
+          },
+          py::arg("parameter"), py::arg("name"))
+      .def("gather", &Engine::gather, py::arg("parameter"), py::arg("name"), no_gil)
+      .def("scatter", &Engine::scatter, py::arg("parameter"), py::arg("name"), py::arg("value"),
+           no_gil)
       .def("unshard", &Engine::unshard, py::arg("unit"), no_gil)
       .def("reshard", &Engine::reshard, py::arg("unit"), no_gil)
       .def("route", &Engine::route, py::arg("unit"), no_gil)
-      .def("put_gradient", &Engine::put_gradient, py::arg("unit"), py::arg("matrix"),
-           py::arg("value"))
+      .def("put_gradient", &Engine::put_gradient, py::arg("parameter"), py::arg("value"))
       .def("ready", &Engine::ready, py::arg("unit"))
       .def("set_sync", &Engine::set_sync, py::arg("sync"))
       .def("holds_partial_sums", &Engine::holds_partial_sums)

@@ -1,10 +1,10 @@
-#include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <array>
 #include <memory>
 #include <vector>
 
+#include "dmuon/bindings/index_caster.h"
 #include "dmuon/bindings/topics.h"
 #include "dmuon/optim/muon_state.h"
 
@@ -36,11 +36,7 @@ void init_optim(py::module_& module) {
 
   py::class_<MuonState>(module, "MuonState")
       .def(py::init<std::shared_ptr<engine::Engine>>(), py::arg("engine"))
-      .def("step", &MuonState::step, py::arg("groups"), py::arg("group_of"), no_gil)
-      .def("scale_gradients", &MuonState::scale_gradients, py::arg("factor"), no_gil)
-      .def("momentum", &MuonState::momentum, py::arg("matrix"))
-      .def("master", &MuonState::master, py::arg("matrix"))
-      .def("gradient", &MuonState::gradient, py::arg("matrix"));
+      .def("step", &MuonState::step, py::arg("groups"), py::arg("group_of"), no_gil);
 
   module.def("muon_update", &optim::muon_update, py::arg("master"), py::arg("momentum"),
              py::arg("gradient"), py::arg("group"), no_gil);

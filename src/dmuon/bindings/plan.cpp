@@ -12,27 +12,27 @@ namespace dmuon::bindings {
 namespace py = pybind11;
 using plan::CostTable;
 using plan::Inventory;
-using plan::Matrix;
 using plan::Mesh;
 using plan::Options;
+using plan::Parameter;
 using plan::Plan;
 
 namespace {
 
 void init_inputs(py::module_& module) {
-  py::class_<Matrix>(module, "Matrix", "One dedicated 2-D parameter.")
+  py::class_<Parameter>(module, "Parameter", "One dedicated parameter: a matrix.")
       .def(py::init([](std::string name, std::int64_t rows, std::int64_t cols, int unit,
                        bool tensor_parallel) {
-             return Matrix{std::move(name), rows, cols, unit, tensor_parallel};
+             return Parameter{std::move(name), rows, cols, unit, tensor_parallel};
            }),
            py::arg("name"), py::arg("rows"), py::arg("cols"), py::arg("unit"),
            py::arg("tensor_parallel") = false)
-      .def_readonly("name", &Matrix::name)
-      .def_readonly("rows", &Matrix::rows)
-      .def_readonly("cols", &Matrix::cols)
-      .def_readonly("unit", &Matrix::unit)
-      .def_readonly("tensor_parallel", &Matrix::tensor_parallel)
-      .def("shape_text", [](const Matrix& matrix) { return plan::to_string(matrix.shape()); });
+      .def_readonly("name", &Parameter::name)
+      .def_readonly("rows", &Parameter::rows)
+      .def_readonly("cols", &Parameter::cols)
+      .def_readonly("unit", &Parameter::unit)
+      .def_readonly("tensor_parallel", &Parameter::tensor_parallel)
+      .def("shape_text", [](const Parameter& matrix) { return plan::to_string(matrix.shape()); });
 
   py::class_<Mesh>(module, "Mesh", "R x G slots of T ranks.")
       .def(py::init([](int num_replicates, int num_shards, int tensor_parallel) {
@@ -73,7 +73,7 @@ CostTable cost_table(
 
 // Of the matrix's shape: (size, nanoseconds).
 std::vector<std::pair<int, std::int64_t>> batches_of_shape(const CostTable& table,
-                                                           const Matrix& matrix) {
+                                                           const Parameter& matrix) {
   std::vector<std::pair<int, std::int64_t>> batches;
   for (const auto& [size, ns] : plan::shape_costs(table, matrix.shape()).batches) {
     batches.emplace_back(size, ns);
@@ -111,7 +111,7 @@ void init_costs(py::module_& module) {
 
 std::vector<std::pair<int, std::vector<int>>> batches_of(const Plan& plan) {
   std::vector<std::pair<int, std::vector<int>>> batches;
-  for (const auto& batch : plan.batches) batches.emplace_back(batch.owner, batch.matrices);
+  for (const auto& batch : plan.batches) batches.emplace_back(batch.owner, batch.parameters);
   return batches;
 }
 

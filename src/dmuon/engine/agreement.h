@@ -29,7 +29,7 @@ struct AgreementInput {
 /// What all ranks agree on before gradients are used; equal on all ranks.
 struct Verdict {
   bool finite = true;  ///< no gradient of any rank holds NaN or infinity
-  core::Vector<core::ParameterIndex, bool> has_gradient;  ///< on any rank, since it was cleared
+  core::Vector<core::ParameterIndex, bool> has_gradient;     ///< on any rank, since it was cleared
   core::Vector<core::ParameterIndex, double> squared_norms;  ///< of the mean gradient, fp64
   double host_squared_norm = 0;  ///< of the gradients that stay with the host framework, all ranks
 

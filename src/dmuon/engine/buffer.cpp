@@ -78,13 +78,14 @@ void PackedBuffer::release() {
   allocated_ = false;
 }
 
-at::Tensor PackedBuffer::matrix(std::int64_t offset, std::int64_t rows, std::int64_t cols) const {
-  // as_strided checks against the storage's size, which is zero while the buffer is freed.
+at::Tensor PackedBuffer::view(std::int64_t offset, at::IntArrayRef sizes) const {
+  // narrow checks against the storage's size, which is zero while the buffer is freed.
   auto* storage = flat_.storage().unsafeGetStorageImpl();
   const auto bytes = storage->nbytes();
   storage->set_nbytes(static_cast<std::size_t>(num_bytes_));
+  const std::int64_t num_elements = c10::multiply_integers(sizes);
   at::Tensor view =
-      flat_.variable_data().as_strided({rows, cols}, {cols, 1}, offset).variable_data();
+      flat_.variable_data().narrow(0, offset, num_elements).view(sizes).variable_data();
   storage->set_nbytes(bytes);
   return view;
 }

@@ -63,9 +63,10 @@ class PackedBuffer {
   /// [num_elements], of the constructor's dtype; always the same tensor.
   const at::Tensor& flat() const { return flat_; }
 
-  /// [rows, cols] view at `offset` with a version counter of its own: a parameter made from it does
-  /// not see writes to the buffer as in-place changes. May be called while the buffer is freed.
-  at::Tensor matrix(std::int64_t offset, std::int64_t rows, std::int64_t cols) const;
+  /// View of these sizes at `offset` with a version counter of its own: a parameter made from it
+  /// does not see writes to the buffer as in-place changes. May be called while the buffer is
+  /// freed.
+  at::Tensor view(std::int64_t offset, at::IntArrayRef sizes) const;
 
   /// [end - begin] view that shares the buffer's version counter. Only while allocated.
   at::Tensor slice(std::int64_t begin, std::int64_t end) const;

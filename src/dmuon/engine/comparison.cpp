@@ -28,8 +28,8 @@ void Engine::compare(const std::optional<schedule::Trigger>& trigger) {
   const auto pass = static_cast<std::int64_t>(resolver_.order().current().value());
   const std::int64_t moment = trigger ? static_cast<int>(trigger->moment) : kEndOfPass;
   const std::int64_t unit = trigger ? trigger->unit.value() : 0;
-  const auto all = groups().order.all_gather({pass, moment, unit, num_compared_++},
-                                             "the comparison of a traced step");
+  const auto all = mesh().order.all_gather({pass, moment, unit, num_compared_++},
+                                           "the comparison of a traced step");
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
     throw core::InvalidArgument(

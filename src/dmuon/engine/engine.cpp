@@ -14,25 +14,27 @@ namespace dmuon::engine {
 
 using schedule::Pass;
 
-Engine::Engine(Options options, Groups groups, std::vector<MatrixSpec> specs,
-               const std::vector<UnitSpec>& units, const std::vector<std::vector<int>>& batches)
-    : executor_(options, std::move(groups), std::move(specs), units, batches),
+Engine::Engine(Options options, SharedMesh mesh, const plan::Plan& plan,
+               const std::vector<UnitSpec>& units)
+    : options_(options),
+      executor_(std::move(mesh), plan, units, options.schedule.node_copy, options.device),
       resolver_(executor_.layout(), options.schedule, executor_.units_of_batches(),
                 options.reshard_after_forward, this) {}
 
-void Engine::bind(int index, std::vector<at::Tensor> parameters) {
+void Engine::bind(core::UnitIndex index, std::vector<at::Tensor> parameters) {
   // A gradient may come without its unit's outputs having been watched; it too waits for the end of
   // backward.
   unit(index).bind(std::move(parameters), [this, index] {
     open_backward();
-    resolver_.before_gradient(core::UnitIndex(index));
+    resolver_.before_gradient(index);
   });
 }
 
-void Engine::set_placeholders(std::vector<at::Tensor> placeholders,
-                              std::vector<at::Tensor> gradients) {
-  core::invariant(placeholders.size() == num_matrices() && gradients.size() == num_matrices(),
-                  "Engine::set_placeholders: expected ", num_matrices(), " of each");
+void Engine::set_placeholders(core::Vector<core::ParameterIndex, at::Tensor> placeholders,
+                              core::Vector<core::ParameterIndex, at::Tensor> gradients) {
+  const int expected = parameters().size();
+  core::invariant(placeholders.size() == expected && gradients.size() == expected,
+                  "Engine::set_placeholders: expected ", expected, " of each");
   placeholders_ = std::move(placeholders);
   placeholder_gradients_ = std::move(gradients);
 }
@@ -40,7 +42,7 @@ void Engine::set_placeholders(std::vector<at::Tensor> placeholders,
 void Engine::drain() {
   resolver_.finish_routes();
   executor_.drain();
-  groups().lanes->drain(options().device);
+  mesh().lanes->drain(options_.device);
 }
 
 // A backward that raised has left its pass open. What it left counts only where it adds to earlier
@@ -63,21 +65,17 @@ void Engine::settle_step() {
   if (backward) give_placeholder_gradients();
 }
 
-// Another engine's forward has no certain end: what it still owes goes before this engine's
-// operations, on every rank. Its backward ends by itself, and a pass on demand owes nothing: asking
-// the other ranks would hang where one of them has freed that engine already.
+// A forward has no certain end: what it still owes goes before another engine's operations, on
+// every rank. backward ends by itself, and a pass on demand owes nothing: asking the other ranks
+// would hang where one of them has freed this engine already.
 void Engine::take_turn() {
-  Engine*& holder = *groups().turn;
-  if (holder != nullptr && holder != this) {
-    const schedule::Order& order = holder->resolver_.order();
-    if (order.current() != Pass::kBackward && !order.on_demand()) holder->resolver_.end_pass();
-  }
-  holder = this;
+  mesh().turn->take(this, [this] {
+    const schedule::Order& order = resolver_.order();
+    if (order.current() != Pass::kBackward && !order.on_demand()) resolver_.end_pass();
+  });
 }
 
-Engine::~Engine() {
-  if (*groups().turn == this) *groups().turn = nullptr;
-}
+Engine::~Engine() { mesh().turn->give_up(this); }
 
 // ---- forward ----
 
@@ -89,7 +87,7 @@ void Engine::begin_forward() {
   resolver_.begin_forward(c10::GradMode::is_enabled());
 }
 
-void Engine::before_forward(int index) {
+void Engine::before_forward(core::UnitIndex index) {
   const std::optional<Pass> pass = resolver_.order().current();
   // In a backward this is a recomputation; its pass is the backward's.
   if (in_backward()) {
@@ -97,19 +95,19 @@ void Engine::before_forward(int index) {
   } else if (!pass || pass == Pass::kBackward) {
     begin_forward();
   }
-  resolver_.before_use(core::UnitIndex(index));
+  resolver_.before_use(index);
 }
 
-void Engine::after_forward(int index) {
-  if (!in_backward()) resolver_.after_forward(core::UnitIndex(index));
+void Engine::after_forward(core::UnitIndex index) {
+  if (!in_backward()) resolver_.after_forward(index);
 }
 
-std::vector<at::Tensor> Engine::watch_inputs(int index, const std::vector<at::Tensor>& inputs) {
-  return before_leaving_backward(
-      inputs, [this, index] { resolver_.after_backward(core::UnitIndex(index)); });
+std::vector<at::Tensor> Engine::watch_inputs(core::UnitIndex index,
+                                             const std::vector<at::Tensor>& inputs) {
+  return before_leaving_backward(inputs, [this, index] { resolver_.after_backward(index); });
 }
 
-void Engine::watch_outputs(int index, const std::vector<at::Tensor>& outputs) {
+void Engine::watch_outputs(core::UnitIndex index, const std::vector<at::Tensor>& outputs) {
   for (const at::Tensor& output : outputs) {
     on_gradient_of(output, [this, index] { before_backward(index); });
   }
@@ -140,14 +138,14 @@ void Engine::open_backward() {
 // Whether gradients add to earlier micro-steps' or replace them is said by the placeholder:
 // model.zero_grad() takes its .grad away.
 void Engine::take_new_gradients() {
-  for (std::size_t i = 0; i < placeholders_.size(); ++i) {
-    if (!placeholders_[i].grad().defined()) clear_gradient(static_cast<int>(i));
+  for (const core::ParameterIndex parameter : placeholders_.indices()) {
+    if (!placeholders_[parameter].grad().defined()) clear_gradient(parameter);
   }
 }
 
-void Engine::before_backward(int index) {
+void Engine::before_backward(core::UnitIndex index) {
   open_backward();
-  resolver_.before_backward(core::UnitIndex(index));
+  resolver_.before_backward(index);
   c10::AutoGradMode no_grad(false);
   unit(index).expect_gradients();
 }
@@ -159,24 +157,21 @@ void Engine::end_backward() {
 }
 
 void Engine::give_placeholder_gradients() {
-  for (std::size_t i = 0; i < placeholders_.size(); ++i) {
-    if (placeholders_[i].requires_grad())
-      placeholders_[i].mutable_grad() = placeholder_gradients_[i];
+  for (const core::ParameterIndex parameter : placeholders_.indices()) {
+    at::Tensor& placeholder = placeholders_[parameter];
+    if (placeholder.requires_grad()) placeholder.mutable_grad() = placeholder_gradients_[parameter];
   }
 }
 
-void Engine::clear_gradient(int matrix) {
+void Engine::clear_gradient(core::ParameterIndex parameter) {
   verdict_.reset();
   resolver_.finish_routes();  // what is on its way would come back
-  executor_.clear_gradient(matrix);
+  executor_.clear_gradient(parameter);
 }
 
-void Engine::put_gradient(int index, int matrix, const at::Tensor& value) {
-  const std::vector<int>& matrices = unit(index).packing().matrices;
-  const auto found = std::find(matrices.begin(), matrices.end(), matrix);
-  core::invariant(found != matrices.end(), "Engine::put_gradient: matrix ", matrix, " is not in ",
-                  unit(index).name());
-  unit(index).put_gradient(static_cast<std::size_t>(found - matrices.begin()), value);
+void Engine::put_gradient(core::ParameterIndex parameter, const at::Tensor& value) {
+  Unit& holder = unit(parameters().at(parameter).unit);
+  holder.put_gradient(holder.packing().place_of(parameter), value);
 }
 
 // ---- step ----
@@ -186,52 +181,60 @@ const Verdict& Engine::agree(const HostNorms& host, std::uint32_t settings) {
   settle_step();
   if (verdict_) return *verdict_;
   Stopwatch watch(seconds_["agree_s"]);
-  const int num_slots = options().num_replicates * options().num_shards;
-  AgreementInput input{resolver_.hash(), settings, {}, {}, host,
-                       num_slots / options().host_replicates};
-  for (std::size_t i = 0; i < num_matrices(); ++i) {
-    const bool kept = placeholders_.empty() || placeholders_[i].grad().defined();
-    input.has_gradient.push_back(kept && executor_.has_gradient(static_cast<int>(i)));
+  AgreementInput input{
+      resolver_.hash(),        settings, {},
+      owned().squared_norms(), host,     layout().num_slots() / options_.host_replicates};
+  for (const core::ParameterIndex parameter : parameters().indices()) {
+    const bool kept = placeholders_.empty() || placeholders_[parameter].grad().defined();
+    input.has_gradient.push_back(kept && executor_.has_gradient(parameter));
   }
-  input.squared_norms.resize(num_matrices());
-  for (const OwnedBatch& batch : executor_.batches()) {
-    const std::vector<double> squared = batch.squared_norms();
-    for (std::size_t i = 0; i < squared.size(); ++i)
-      input.squared_norms[core::ParameterIndex(batch.matrices[i])] = squared[i];
-  }
-  verdict_ = engine::agree(groups().verdict, input);
+  verdict_ = engine::agree(mesh().verdict, input);
   return *verdict_;
 }
 
-void Engine::step(const std::function<void(int)>& update) {
+void Engine::scale_gradients(double factor) {
+  const c10::AutoGradMode no_grad(false);
+  for (const OwnedBatch& batch : owned().batches()) batch.tensors.at(kGradient).mul_(factor);
+  if (verdict_) verdict_->scale(factor);
+}
+
+void Engine::step(const std::function<void(core::BatchIndex)>& update) {
   settle();
   executor_.profile().set_phase(Phase::kStep);
   update_ = update;
   resolver_.step();
   update_ = nullptr;
-  if (!options().schedule.asynchronous) executor_.drain();
+  if (!options_.schedule.asynchronous) executor_.drain();
 }
 
 void Engine::perform(const schedule::Operation& operation) {
   executor_.perform(operation, update_);
 }
 
-at::Tensor Engine::collect_master(int matrix) {
-  c10::AutoGradMode no_grad(false);
+at::Tensor Engine::gather(core::ParameterIndex parameter, const std::string& name) {
+  const c10::AutoGradMode no_grad(false);
+  const at::Tensor own = owned().of(parameter, name);
   drain();
-  const MatrixSpec& spec = executor_.specs().at(static_cast<std::size_t>(matrix));
-  at::Tensor whole = at::empty({spec.rows, spec.cols},
-                               at::TensorOptions().dtype(at::kFloat).device(options().device));
-  if (const Place place = executor_.place(matrix); place.batch >= 0) {
-    whole.copy_(executor_.batches()[static_cast<std::size_t>(place.batch)]
-                    .master[static_cast<std::int64_t>(place.index)]);
-  }
-  const int column = spec.owner % options().num_shards;
-  if (column == options().shard) {
-    groups().column.broadcast(whole, spec.owner / options().num_shards, "a whole weight").wait();
-  }
-  groups().row.broadcast(whole, column, "a whole weight").wait();
+  const auto options = at::TensorOptions().dtype(at::kFloat).device(options_.device);
+  at::Tensor whole = at::empty(parameters()[parameter].view.sizes(), options);
+  if (own.defined()) whole.copy_(own);
+  const core::Slot owner = parameters()[parameter].owner;
+  const core::Shard column = layout().shard_of(owner);
+  const std::string what = "a whole " + name;
+  if (column == mesh().shard())
+    mesh().column.broadcast(whole, layout().replicate_of(owner).value(), what).wait();
+  mesh().row.broadcast(whole, column.value(), what).wait();
   return whole;
+}
+
+void Engine::scatter(core::ParameterIndex parameter, const std::string& name,
+                     const at::Tensor& value) {
+  const c10::AutoGradMode no_grad(false);
+  const plan::View& view = parameters().at(parameter).view;
+  core::require(value.numel() == view.num_elements(), "Engine::scatter: value: expected ",
+                view.num_elements(), " elements, got ", value.numel());
+  at::Tensor own = owned().of(parameter, name);
+  if (own.defined()) own.copy_(value.reshape(own.sizes()));
 }
 
 std::map<std::string, double> Engine::statistics() const {

@@ -16,6 +16,15 @@
 
 namespace dmuon::engine {
 
+/// What does not follow from the mesh and the plan.
+struct Options {
+  schedule::Options schedule;
+  bool reshard_after_forward = true;  ///< free weights between a unit's forward and its backward
+  c10::Device device = c10::kCPU;
+  /// Of the parameters that stay with the host framework; it has slots / host_replicates shards.
+  int host_replicates = 1;
+};
+
 /// Runs a model's communication: hooks say how far a step has come, schedule::Resolver says which
 /// operations run, Executor does them. It knows nothing of Muon: owners' weights change in step(),
 /// by the function that it is given.
@@ -34,41 +43,47 @@ namespace dmuon::engine {
 /// InvalidArgument, on all ranks, when ranks want different things.
 class Engine : private schedule::Performer {
  public:
-  /// @param specs    of every matrix.
-  /// @param units    disjoint; every matrix is in one.
-  /// @param batches  this rank's: global indices of equally shaped matrices that it owns.
-  Engine(Options options, Groups groups, std::vector<MatrixSpec> specs,
-         const std::vector<UnitSpec>& units, const std::vector<std::vector<int>>& batches);
+  /// See Executor.
+  Engine(Options options, SharedMesh mesh, const plan::Plan& plan,
+         const std::vector<UnitSpec>& units);
   ~Engine() override;
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Construction in two halves: parameters are made, by Python, of the unit's views.
-  Unit& unit(int index) { return executor_.unit(index); }
-  void bind(int unit, std::vector<at::Tensor> parameters);
+  // Construction in two halves: parameters are made, by Python, of the unit's weights.
+  Unit& unit(core::UnitIndex index) { return executor_.unit(index); }
+  void bind(core::UnitIndex unit, std::vector<at::Tensor> parameters);
   int num_units() const { return executor_.num_units(); }
   /// Its weights may be read.
-  bool ready(int unit) const { return resolver_.ready(core::UnitIndex(unit)); }
+  bool ready(core::UnitIndex unit) const { return resolver_.ready(unit); }
 
-  /// The placeholders that the user sees, by matrix, and what stands in for their gradients: set as
+  /// The placeholders that the user sees, by parameter, and what stands in for their gradients: set
+  /// as
   /// `.grad` at the end of each backward; a placeholder without `.grad` has had its gradient
   /// cleared.
-  void set_placeholders(std::vector<at::Tensor> placeholders, std::vector<at::Tensor> gradients);
+  void set_placeholders(core::Vector<core::ParameterIndex, at::Tensor> placeholders,
+                        core::Vector<core::ParameterIndex, at::Tensor> gradients);
 
-  /// This rank's matrices.
-  std::vector<OwnedBatch>& batches() { return executor_.batches(); }
-  Place place(int matrix) const { return executor_.place(matrix); }
-  const std::vector<MatrixSpec>& specs() const { return executor_.specs(); }
+  const Parameters& parameters() const { return executor_.parameters(); }
 
-  /// Counts memory that the caller keeps beside the owned batches.
-  void count_bytes(std::int64_t num_bytes) { executor_.pool().count(num_bytes); }
+  // What owners hold: fp32 tensors named "master" and "gradient", and those that are added. All
+  // throw InvalidArgument for an unknown name, before anything is sent.
+  Owned& owned() { return executor_.owned(); }
+
+  /// Collective: the tensor of a parameter, on every rank, in the sizes of its view. A gradient of
+  /// which the owner holds nothing is undefined.
+  at::Tensor gather(core::ParameterIndex parameter, const std::string& name);
+
+  /// The owner takes `value`; nothing happens at other ranks, and nothing is sent. A new master
+  /// counts from publish() on.
+  void scatter(core::ParameterIndex parameter, const std::string& name, const at::Tensor& value);
 
   // Triggers, from module hooks.
   void begin_forward();
-  void before_forward(int unit);
-  void after_forward(int unit);
-  std::vector<at::Tensor> watch_inputs(int unit, const std::vector<at::Tensor>& inputs);
-  void watch_outputs(int unit, const std::vector<at::Tensor>& outputs);
+  void before_forward(core::UnitIndex unit);
+  void after_forward(core::UnitIndex unit);
+  std::vector<at::Tensor> watch_inputs(core::UnitIndex unit, const std::vector<at::Tensor>& inputs);
+  void watch_outputs(core::UnitIndex unit, const std::vector<at::Tensor>& outputs);
   void watch_root_outputs(const std::vector<at::Tensor>& outputs);
 
   /// One message over all ranks; kept until gradients change, so that a second call costs nothing.
@@ -79,20 +94,18 @@ class Engine : private schedule::Performer {
   bool agreed() const { return verdict_.has_value(); }
   void forget_verdict() { verdict_.reset(); }
 
-  /// All gradients, the host's too, have been multiplied by `factor` on all ranks; the verdict
-  /// stays.
-  void scale_verdict(double factor) {
-    if (verdict_) verdict_->scale(factor);
-  }
+  /// Multiplies the owned gradients, where the caller does so with the host's, on all ranks; the
+  /// verdict stays.
+  void scale_gradients(double factor);
 
   /// New weights, then their publication: `update(batch)` is called for each of this rank's
   /// batches, in the order in which units are waited for, and the first units travel when this
   /// returns. Every rank calls it, in the same place of its program.
-  void step(const std::function<void(int)>& update);
+  void step(const std::function<void(core::BatchIndex)>& update);
 
   /// The owners' weights have been changed by other means, as step() does.
   void publish() {
-    step([](int) {});
+    step([](core::BatchIndex) {});
   }
 
   /// Under no_sync: gradients of the next backwards stay at the column members. Alike on all ranks.
@@ -102,8 +115,8 @@ class Engine : private schedule::Performer {
   /// ranks.
   bool holds_partial_sums() const { return resolver_.holds_partial_sums(); }
 
-  /// Clears a matrix's accumulated gradient, as zero_grad does.
-  void clear_gradient(int matrix);
+  /// Clears a parameter's accumulated gradient, as zero_grad does.
+  void clear_gradient(core::ParameterIndex parameter);
 
   /// Waits for everything that is in flight on the mesh's lanes, other models' too: then their
   /// groups may be used beside them. Local: it was issued on every rank.
@@ -116,14 +129,11 @@ class Engine : private schedule::Performer {
   /// while this rank's loss touched nothing.
   void settle_step();
 
-  /// Collective: the fp32 weight, on every rank.
-  at::Tensor collect_master(int matrix);
-
   // For verification: one unit's operations by themselves, outside any pass. Collective.
-  void unshard(int unit) { serve(schedule::Moment::kBeforeUse, unit); }
-  void reshard(int unit) { serve(schedule::Moment::kAfterForward, unit); }
-  void route(int unit) { serve(schedule::Moment::kAfterBackward, unit); }
-  void put_gradient(int unit, int matrix, const at::Tensor& value);
+  void unshard(core::UnitIndex unit) { serve(schedule::Moment::kBeforeUse, unit); }
+  void reshard(core::UnitIndex unit) { serve(schedule::Moment::kAfterForward, unit); }
+  void route(core::UnitIndex unit) { serve(schedule::Moment::kAfterBackward, unit); }
+  void put_gradient(core::ParameterIndex parameter, const at::Tensor& value);
 
   /// The schedule as it stands; passes that have not been traced are empty.
   const schedule::StepSchedule& schedule() const { return resolver_.schedule(); }
@@ -137,27 +147,24 @@ class Engine : private schedule::Performer {
  private:
   void compare(const std::optional<schedule::Trigger>& trigger) override;
   void perform(const schedule::Operation& operation) override;
-  void serve(schedule::Moment moment, int unit) {
-    resolver_.serve({moment, core::UnitIndex(unit)});
-  }
-  void before_backward(int unit);
+  void serve(schedule::Moment moment, core::UnitIndex unit) { resolver_.serve({moment, unit}); }
+  void before_backward(core::UnitIndex unit);
   void open_backward();
   void take_turn();
   void end_backward();
   void give_placeholder_gradients();
   void take_new_gradients();
 
-  const Options& options() const { return executor_.options(); }
-  Groups& groups() { return executor_.groups(); }
-  std::size_t num_matrices() const { return executor_.specs().size(); }
+  SharedMesh& mesh() { return executor_.mesh(); }
 
+  Options options_;
   Executor executor_;
-  std::vector<at::Tensor> placeholders_;
-  std::vector<at::Tensor> placeholder_gradients_;
+  core::Vector<core::ParameterIndex, at::Tensor> placeholders_;
+  core::Vector<core::ParameterIndex, at::Tensor> placeholder_gradients_;
 
   schedule::Resolver resolver_;
-  std::function<void(int)> update_;  // of the step that is being taken
-  std::weak_ptr<bool> backward_;     // alive while the backward that opened the pass is
+  std::function<void(core::BatchIndex)> update_;  // of the step that is being taken
+  std::weak_ptr<bool> backward_;  // alive while the backward that opened the pass is
   std::int64_t num_compared_ = 0;
   std::optional<Verdict> verdict_;
   std::map<std::string, double> seconds_;

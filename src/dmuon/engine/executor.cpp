@@ -3,60 +3,75 @@
 #include <c10/core/GradMode.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "dmuon/core/error.h"
+#include "dmuon/engine/publish.h"
+#include "dmuon/engine/route.h"
 
 namespace dmuon::engine {
 
 using schedule::Kind;
 using schedule::Operation;
 
-Executor::Executor(Options options, Groups groups, std::vector<MatrixSpec> specs,
-                   const std::vector<UnitSpec>& units, const std::vector<std::vector<int>>& batches)
-    : options_(options),
-      groups_(std::move(groups)),
-      specs_(std::move(specs)),
-      pool_(std::make_shared<BufferPool>(options.device)),
-      places_(specs_.size()),
-      has_gradient_(specs_.size(), false),
-      process_(getpid()) {
-  for (const UnitSpec& spec : units) {
-    UnitState state;
-    state.unit = std::make_unique<Unit>(
-        spec.name, specs_,
-        pack(specs_, spec.matrices, options_.num_replicates, options_.num_shards), pool_,
-        spec.compute_dtype, spec.reduce_dtype);
-    state.partial_filled.assign(spec.matrices.size(), false);
-    if (options_.schedule.node_copy && has_inter()) {
-      state.node_copy =
-          std::make_unique<PackedBuffer>(pool_, own_column(state).size(), spec.compute_dtype);
-      state.node_copy->allocate();
-    }
-    states_.push_back(std::move(state));
+namespace {
+
+Parameters parameters_of(const plan::Plan& plan, const SharedMesh& mesh) {
+  core::invariant(plan.mesh == plan::Mesh{mesh.num_replicates(), mesh.num_shards()},
+                  "Engine: plan: expected one for a mesh of ", mesh.num_replicates(), " x ",
+                  mesh.num_shards());
+  Parameters parameters;
+  for (std::size_t i = 0; i < plan.inventory.size(); ++i) {
+    const plan::Parameter& parameter = plan.inventory[i];
+    parameters.push_back(
+        {parameter.view(), core::UnitIndex(parameter.unit), core::Slot(plan.owner.at(i))});
   }
-  for (const std::vector<int>& batch : batches) {
-    const MatrixSpec& first = specs_.at(static_cast<std::size_t>(batch.at(0)));
-    for (std::size_t i = 0; i < batch.size(); ++i) {
-      core::invariant(is_owner(batch[i]), "Engine: matrix ", batch[i], " is in a batch of slot ",
-                      options_.slot(), " and owned by slot ",
-                      specs_[static_cast<std::size_t>(batch[i])].owner);
-      places_[static_cast<std::size_t>(batch[i])] = {static_cast<int>(batches_.size()), i};
-    }
-    batches_.emplace_back(batch, first.rows, first.cols, options_.device);
-    pool_->count(batches_.back().num_bytes());
-  }
+  return parameters;
 }
 
-void Groups::leave(std::chrono::milliseconds grace) {
-  const Event ends[] = {lanes->intra.enqueue(c10::kCPU, [] {}, {}),
-                        lanes->inter.enqueue(c10::kCPU, [] {}, {})};
-  bool over = true;
-  for (const Event& end : ends) over = end.wait_for(grace) && over;
-  if (over) return;
-  row.give_up();
-  column.give_up();
+std::vector<std::vector<core::ParameterIndex>> batches_of(const plan::Plan& plan, core::Slot slot) {
+  std::vector<std::vector<core::ParameterIndex>> batches;
+  for (const plan::Batch& batch : plan.batches) {
+    if (core::Slot(batch.owner) != slot) continue;
+    std::vector<core::ParameterIndex>& parameters = batches.emplace_back();
+    for (const int parameter : batch.parameters) {
+      core::invariant(plan.owner.at(static_cast<std::size_t>(parameter)) == batch.owner,
+                      "Engine: plan: parameter ", parameter, " is in a batch of slot ", slot,
+                      " and owned by another");
+      parameters.emplace_back(parameter);
+    }
+  }
+  return batches;
+}
+
+}  // namespace
+
+Executor::Executor(SharedMesh mesh, const plan::Plan& plan, const std::vector<UnitSpec>& units,
+                   bool node_copy, c10::Device device)
+    : mesh_(std::move(mesh)),
+      parameters_(parameters_of(plan, mesh_)),
+      pool_(std::make_shared<BufferPool>(device)),
+      owned_(parameters_, batches_of(plan, mesh_.slot()), pool_),
+      process_(getpid()) {
+  for (const UnitSpec& spec : units) {
+    Packing packing = pack(parameters_, core::UnitIndex(states_.size()), mesh_.num_replicates(),
+                           mesh_.num_shards());
+    UnitState state;
+    state.partial_filled.resize(packing.parameters.size());
+    state.has_gradient.resize(packing.parameters.size());
+    if (node_copy && mesh_.has_inter()) {
+      state.node_copy = std::make_unique<PackedBuffer>(pool_, packing.columns[mesh_.shard()].size(),
+                                                       spec.compute_dtype);
+      state.node_copy->allocate();
+    }
+    state.unit = std::make_unique<Unit>(spec.name, parameters_, std::move(packing), pool_,
+                                        spec.compute_dtype, spec.reduce_dtype);
+    states_.push_back(std::move(state));
+  }
+  for (const Parameter& parameter : parameters_) {
+    core::invariant(states_.contains(parameter.unit), "Engine: plan: expected units below ",
+                    states_.size(), ", got ", parameter.unit);
+  }
 }
 
 // What travels uses this object's buffers.
@@ -73,11 +88,11 @@ Executor::~Executor() {
 }
 
 schedule::Layout Executor::layout() const {
-  schedule::Layout layout{options_.num_replicates, options_.num_shards, {}};
+  schedule::Layout layout{mesh_.num_replicates(), mesh_.num_shards(), {}};
   for (const UnitState& state : states_) {
-    schedule::UnitLayout unit{.name = state.unit->name()};
-    for (const Segment& part : state.unit->packing().owners)
-      unit.owner_elements.push_back(part.size());
+    schedule::UnitLayout unit;
+    unit.name = state.unit->name();
+    for (const Segment& part : state.packing().owners) unit.owner_elements.push_back(part.size());
     unit.weight_size = static_cast<int>(state.unit->weights().flat().element_size());
     unit.gradient_size = static_cast<int>(state.unit->gradients().flat().element_size());
     layout.units.push_back(std::move(unit));
@@ -87,10 +102,10 @@ schedule::Layout Executor::layout() const {
 
 schedule::Batches Executor::units_of_batches() const {
   schedule::Batches touched;
-  for (const OwnedBatch& batch : batches_) {
+  for (const OwnedBatch& batch : owned_.batches()) {
     std::vector<core::UnitIndex> units;
-    for (const int matrix : batch.matrices)
-      units.emplace_back(specs_[static_cast<std::size_t>(matrix)].unit);
+    for (const core::ParameterIndex parameter : batch.parameters)
+      units.push_back(parameters_[parameter].unit);
     touched.push_back(std::move(units));
   }
   return touched;
@@ -98,7 +113,7 @@ schedule::Batches Executor::units_of_batches() const {
 
 // ---- operations ----
 
-void Executor::enqueue(const Operation& operation, std::function<void()> work) {
+void Executor::enqueue(const Operation& operation, Work work) {
   const bool intra = schedule::lane_of(operation.kind) == schedule::Lane::kIntra;
   std::vector<Event> after;
   for (const schedule::Dependency& dependency : operation.after)
@@ -109,9 +124,9 @@ void Executor::enqueue(const Operation& operation, std::function<void()> work) {
     work();
     profile_.add({kind, unit, issued, started, Profile::now()});
   };
-  Lane& queue = intra ? groups_.lanes->intra : groups_.lanes->inter;
+  Lane& queue = intra ? mesh_.lanes->intra : mesh_.lanes->inter;
   states_[operation.unit].done[static_cast<std::size_t>(operation.kind)] =
-      queue.enqueue(options_.device, timed, std::move(after));
+      queue.enqueue(pool_->device(), timed, std::move(after));
 }
 
 void Executor::await(const Operation& operation) {
@@ -120,10 +135,11 @@ void Executor::await(const Operation& operation) {
   profile_.add({operation.kind, operation.unit.value(), started, started, Profile::now()});
 }
 
-void Executor::perform(const Operation& operation, const std::function<void(int)>& update) {
+void Executor::perform(const Operation& operation,
+                       const std::function<void(core::BatchIndex)>& update) {
   if (operation.kind == Kind::kUpdate) {
     const double started = Profile::now();
-    if (update) update(operation.batch.value());
+    if (update) update(operation.batch);
     profile_.add({operation.kind, operation.batch.value(), started, started, Profile::now()});
     return;
   }
@@ -131,19 +147,23 @@ void Executor::perform(const Operation& operation, const std::function<void(int)
   UnitState& state = states_.at(operation.unit);
   switch (operation.kind) {
     case Kind::kPublishInter:
-      return publish_inter(state, operation);
+      return enqueue(operation, publish_inter(&mesh_, &owned_, &state));
     case Kind::kPublishIntra:
-      return publish_intra(state, operation);
+      ++num_unshards_;
+      return enqueue(operation, publish_intra(&mesh_, &owned_, &state));
     case Kind::kAwaitWeights:
       return await(operation);
     case Kind::kReshard:
-      return reshard(state, operation);
+      await(operation);
+      return state.unit->weights().release();
     case Kind::kRouteIntra:
-      return route_intra(state, operation);
+      ++num_routes_;
+      return enqueue(operation, route_intra(&mesh_, &owned_, &state, operation.hold));
     case Kind::kRouteInter:
-      return route_inter(state, operation);
+      return enqueue(operation, route_inter(&mesh_, &owned_, &state));
     case Kind::kFinishRoute:
-      return finish_route(state, operation);
+      await(operation);
+      return finish_route(&state);
     case Kind::kUpdate:
     case Kind::kForward:
     case Kind::kBackward:
@@ -157,14 +177,17 @@ void Executor::drain() {
   }
 }
 
-void Executor::clear_gradient(int matrix) {
-  has_gradient_.at(static_cast<std::size_t>(matrix)) = false;
-  const Place& place = places_[static_cast<std::size_t>(matrix)];
-  if (place.batch >= 0) batches_[static_cast<std::size_t>(place.batch)].filled[place.index] = false;
-  UnitState& state = states_[core::UnitIndex(specs_[static_cast<std::size_t>(matrix)].unit)];
-  const std::vector<int>& matrices = state.unit->packing().matrices;
-  const auto found = std::find(matrices.begin(), matrices.end(), matrix) - matrices.begin();
-  state.partial_filled[static_cast<std::size_t>(found)] = false;
+bool Executor::has_gradient(core::ParameterIndex parameter) const {
+  const UnitState& state = states_[parameters_.at(parameter).unit];
+  return state.has_gradient[state.packing().place_of(parameter)];
+}
+
+void Executor::clear_gradient(core::ParameterIndex parameter) {
+  UnitState& state = states_[parameters_.at(parameter).unit];
+  const PackedIndex place = state.packing().place_of(parameter);
+  state.has_gradient[place] = false;
+  state.partial_filled[place] = false;
+  owned_.set_filled(parameter, false);
 }
 
 std::map<std::string, double> Executor::statistics() const {
@@ -177,10 +200,10 @@ std::map<std::string, double> Executor::statistics() const {
   all["routes"] = static_cast<double>(num_routes_);
   all["current_bytes"] = static_cast<double>(pool_->current_bytes());
   all["peak_bytes"] = static_cast<double>(pool_->peak_bytes());
-  all["messages_intra"] = static_cast<double>(groups_.row.traffic().num_messages);
-  all["messages_inter"] = static_cast<double>(groups_.column.traffic().num_messages);
-  all["bytes_sent_intra"] = static_cast<double>(groups_.row.traffic().num_bytes);
-  all["bytes_sent_inter"] = static_cast<double>(groups_.column.traffic().num_bytes);
+  all["messages_intra"] = static_cast<double>(mesh_.row.traffic().num_messages);
+  all["messages_inter"] = static_cast<double>(mesh_.column.traffic().num_messages);
+  all["bytes_sent_intra"] = static_cast<double>(mesh_.row.traffic().num_bytes);
+  all["bytes_sent_inter"] = static_cast<double>(mesh_.column.traffic().num_bytes);
   return all;
 }
 

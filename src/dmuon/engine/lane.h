@@ -30,6 +30,9 @@ class Event {
   std::shared_ptr<State> state_;
 };
 
+/// What a lane does for an operation.
+using Work = std::function<void()>;
+
 /// An ordered queue of communication that overlaps with compute and with other lanes: on a CPU a
 /// thread that runs the operations one after the other, elsewhere a stream that they are issued to
 /// at once, from the calling thread.
@@ -48,7 +51,7 @@ class Lane {
   /// Returns at once. `operation` runs when everything enqueued before, everything done on the
   /// current stream before and `after` have happened. What it waits for, as c10d's work, it must
   /// wait for by itself. Gradients are off in it.
-  Event enqueue(c10::Device device, std::function<void()> operation, std::vector<Event> after);
+  Event enqueue(c10::Device device, Work operation, std::vector<Event> after);
 
  private:
   class Worker;

@@ -3,41 +3,67 @@
 #include <algorithm>
 #include <tuple>
 
+#include "dmuon/core/error.h"
+
 namespace dmuon::engine {
 
-Packing pack(const std::vector<MatrixSpec>& specs, const std::vector<int>& matrices,
-             int num_replicates, int num_shards) {
-  Packing packing;
-  packing.matrices = matrices;
-  const auto key = [&](int index) {
-    const int owner = specs[static_cast<std::size_t>(index)].owner;
-    return std::tuple(owner % num_shards, owner / num_shards, index);
-  };
-  std::sort(packing.matrices.begin(), packing.matrices.end(),
-            [&](int a, int b) { return key(a) < key(b); });
-  packing.columns.resize(static_cast<std::size_t>(num_shards));
-  packing.owners.resize(static_cast<std::size_t>(num_shards) *
-                        static_cast<std::size_t>(num_replicates));
+using core::ParameterIndex;
+using core::Shard;
+using core::Slot;
 
-  std::size_t next = 0;
+Segment Packing::segment(PackedIndex place) const {
+  const PackedIndex next(place.value() + 1);
+  return {offsets[place], offsets.contains(next) ? offsets[next] : num_elements};
+}
+
+std::vector<Segment> Packing::parts_of(Shard column) const {
+  const std::int64_t origin = columns[column].begin;
+  std::vector<Segment> parts;
+  for (int slot = column.value(); slot < owners.size(); slot += columns.size()) {
+    const Segment& part = owners[Slot(slot)];
+    parts.push_back({part.begin - origin, part.end - origin});
+  }
+  return parts;
+}
+
+PackedIndex Packing::place_of(ParameterIndex parameter) const {
+  const auto found = std::find(parameters.begin(), parameters.end(), parameter);
+  core::invariant(found != parameters.end(), "Packing::place_of: parameter: expected one of the ",
+                  "unit's, got ", parameter);
+  return PackedIndex(found - parameters.begin());
+}
+
+Packing pack(const Parameters& parameters, core::UnitIndex unit, int num_replicates,
+             int num_shards) {
+  std::vector<ParameterIndex> sorted;
+  for (const ParameterIndex parameter : parameters.indices()) {
+    if (parameters[parameter].unit == unit) sorted.push_back(parameter);
+  }
+  const auto key = [&](ParameterIndex parameter) {
+    const int owner = parameters[parameter].owner.value();
+    return std::tuple(owner % num_shards, owner / num_shards, parameter);
+  };
+  std::sort(sorted.begin(), sorted.end(),
+            [&](ParameterIndex a, ParameterIndex b) { return key(a) < key(b); });
+
+  Packing packing;
+  packing.owners.resize(num_shards * num_replicates);
+  auto next = sorted.begin();
   std::int64_t offset = 0;
   for (int column = 0; column < num_shards; ++column) {
-    Segment& segment = packing.columns[static_cast<std::size_t>(column)];
-    segment.begin = offset;
+    Segment& segment = packing.columns[packing.columns.push_back({offset, offset})];
     for (int replicate = 0; replicate < num_replicates; ++replicate) {
-      const int slot = replicate * num_shards + column;
-      Segment& owned = packing.owners[static_cast<std::size_t>(slot)];
-      owned.begin = offset;
-      for (; next < packing.matrices.size(); ++next) {
-        const MatrixSpec& spec = specs[static_cast<std::size_t>(packing.matrices[next])];
-        if (spec.owner != slot) break;
+      const Slot slot(replicate * num_shards + column);
+      packing.owners[slot].begin = offset;
+      for (; next != sorted.end() && parameters[*next].owner == slot; ++next) {
         packing.offsets.push_back(offset);
-        offset += spec.num_elements();
+        offset += parameters[*next].num_elements();
       }
-      owned.end = offset;
+      packing.owners[slot].end = offset;
     }
     segment.end = offset;
   }
+  packing.parameters = core::Vector<PackedIndex, ParameterIndex>(std::move(sorted));
   packing.num_elements = offset;
   return packing;
 }

@@ -3,16 +3,20 @@
 #include <cstdint>
 #include <vector>
 
+#include "dmuon/core/index.h"
+#include "dmuon/plan/inventory.h"
+
 namespace dmuon::engine {
 
-/// A matrix as the engine knows it; indexed by its place in module order.
-struct MatrixSpec {
-  std::int64_t rows;
-  std::int64_t cols;
-  int unit;   ///< index of its unit
-  int owner;  ///< slot of its owner: replicate * num_shards + shard
-  std::int64_t num_elements() const { return rows * cols; }
+/// A parameter as the engine moves it.
+struct Parameter {
+  plan::View view;
+  core::UnitIndex unit;
+  core::Slot owner;
+  std::int64_t num_elements() const { return view.num_elements(); }
 };
+
+using Parameters = core::Vector<core::ParameterIndex, Parameter>;
 
 /// Elements [begin, end) of a packed buffer.
 struct Segment {
@@ -21,19 +25,30 @@ struct Segment {
   std::int64_t size() const { return end - begin; }
 };
 
-/// Where a unit's matrices lie in its packed buffers. Matrices are sorted by (column, owner,
-/// index), so that all of a column travel as one message inside a node, and all of an owner as one
-/// message between nodes. No padding: what travels is weights alone.
+/// A parameter's place in the packed order of its unit.
+using PackedIndex = core::Index<struct PackedKind>;
+
+/// Where a unit's parameters lie in its packed buffers. They are sorted by (column, owner, index),
+/// so that all of a column travel as one message inside a node, and all of an owner as one message
+/// between nodes. No padding: what travels is weights alone.
 struct Packing {
-  std::vector<int> matrices;          ///< global indices, in packed order
-  std::vector<std::int64_t> offsets;  ///< [matrices] first element
-  std::vector<Segment> columns;       ///< [num_shards] what each column's member of a node holds
-  std::vector<Segment> owners;  ///< [slots] what each owner holds; owners of a column are adjacent
+  core::Vector<PackedIndex, core::ParameterIndex> parameters;
+  core::Vector<PackedIndex, std::int64_t> offsets;  ///< first element
+  core::Vector<core::Shard, Segment> columns;       ///< what each column's member of a node holds
+  core::Vector<core::Slot, Segment> owners;         ///< what each holds; a column's are adjacent
   std::int64_t num_elements = 0;
+
+  /// What a parameter fills.
+  Segment segment(PackedIndex place) const;
+
+  /// [num_replicates] each owner's part of a column, counted from the column's begin.
+  std::vector<Segment> parts_of(core::Shard column) const;
+
+  /// @throws InternalError where it is not in the unit.
+  PackedIndex place_of(core::ParameterIndex parameter) const;
 };
 
-/// @param matrices  indices into `specs` of one unit's matrices, ascending.
-Packing pack(const std::vector<MatrixSpec>& specs, const std::vector<int>& matrices,
-             int num_replicates, int num_shards);
+Packing pack(const Parameters& parameters, core::UnitIndex unit, int num_replicates,
+             int num_shards);
 
 }  // namespace dmuon::engine

@@ -8,31 +8,30 @@
 
 namespace dmuon::engine {
 
-Unit::Unit(std::string name, const std::vector<MatrixSpec>& specs, Packing packing,
+Unit::Unit(std::string name, const Parameters& all, Packing packing,
            const std::shared_ptr<BufferPool>& pool, at::ScalarType compute_dtype,
            at::ScalarType reduce_dtype)
     : name_(std::move(name)),
       packing_(std::move(packing)),
       weights_(pool, packing_.num_elements, compute_dtype),
       gradients_(pool, packing_.num_elements, reduce_dtype),
-      arrived_(packing_.matrices.size(), false) {
-  for (const int matrix : packing_.matrices)
-    specs_.push_back(specs[static_cast<std::size_t>(matrix)]);
+      arrived_(packing_.parameters.size(), false) {
+  for (const core::ParameterIndex parameter : packing_.parameters)
+    views_.push_back(all[parameter].view);
 }
 
-std::vector<at::Tensor> Unit::views() const {
-  std::vector<at::Tensor> views;
-  for (std::size_t i = 0; i < specs_.size(); ++i) {
-    views.push_back(weights_.matrix(packing_.offsets[i], specs_[i].rows, specs_[i].cols));
-  }
-  return views;
+std::vector<at::Tensor> Unit::weight_tensors() const {
+  std::vector<at::Tensor> tensors;
+  for (const PackedIndex i : views_.indices())
+    tensors.push_back(weights_.view(packing_.offsets[i], views_[i].sizes()));
+  return tensors;
 }
 
 void Unit::bind(std::vector<at::Tensor> parameters, const std::function<void()>& on_gradient) {
-  core::invariant(parameters.size() == specs_.size() && registrations_.empty(),
-                  "Unit::bind: ", name_, " has ", specs_.size(), " matrices and is bound once");
-  parameters_ = std::move(parameters);
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+  core::invariant(static_cast<int>(parameters.size()) == views_.size() && registrations_.empty(),
+                  "Unit::bind: ", name_, " has ", views_.size(), " parameters and is bound once");
+  parameters_ = core::Vector<PackedIndex, at::Tensor>(std::move(parameters));
+  for (const PackedIndex i : parameters_.indices()) {
     registrations_.push_back(after_accumulation(parameters_[i], [this, i, on_gradient] {
       on_gradient();
       take_gradient(i);
@@ -44,10 +43,11 @@ bool Unit::has_gradients() const {
   return std::find(arrived_.begin(), arrived_.end(), true) != arrived_.end();
 }
 
-at::Tensor Unit::gradient(std::size_t place) const {
-  const MatrixSpec& spec = specs_[place];
+at::Tensor Unit::gradient(PackedIndex place) const {
   const std::int64_t begin = packing_.offsets[place];
-  return gradients_.slice(begin, begin + spec.num_elements()).view({spec.rows, spec.cols});
+  const at::Tensor flat = gradients_.slice(begin, begin + views_[place].num_elements());
+  return flat.view(parameters_.empty() ? at::IntArrayRef(views_[place].sizes())
+                                       : parameters_[place].sizes());
 }
 
 void Unit::allocate_gradients() {
@@ -60,12 +60,12 @@ void Unit::allocate_gradients() {
 void Unit::expect_gradients() {
   if (!presets() || gradients_.allocated()) return;
   allocate_gradients();
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+  for (const PackedIndex i : parameters_.indices()) {
     if (parameters_[i].requires_grad()) parameters_[i].mutable_grad() = gradient(i);
   }
 }
 
-void Unit::take_gradient(std::size_t place) {
+void Unit::take_gradient(PackedIndex place) {
   allocate_gradients();
   at::Tensor& grad = parameters_[place].mutable_grad();
   core::invariant(grad.defined(), "Unit::take_gradient: ", name_, ": no gradient to take");
@@ -88,7 +88,7 @@ void Unit::take_gradient(std::size_t place) {
   arrived_[place] = true;
 }
 
-void Unit::put_gradient(std::size_t place, const at::Tensor& value) {
+void Unit::put_gradient(PackedIndex place, const at::Tensor& value) {
   allocate_gradients();
   gradient(place).copy_(value);
   arrived_[place] = true;
@@ -97,7 +97,7 @@ void Unit::put_gradient(std::size_t place, const at::Tensor& value) {
 void Unit::fill_missing_gradients() {
   allocate_gradients();
   if (presets()) return;
-  for (std::size_t i = 0; i < arrived_.size(); ++i) {
+  for (const PackedIndex i : arrived_.indices()) {
     if (!arrived_[i]) gradient(i).zero_();
   }
 }

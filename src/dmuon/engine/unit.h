@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <any>
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -10,21 +11,23 @@
 #include <vector>
 
 #include "dmuon/engine/buffer.h"
+#include "dmuon/engine/lane.h"
 #include "dmuon/engine/packing.h"
+#include "dmuon/schedule/operation.h"
 
 namespace dmuon::engine {
 
-/// The matrices of one module whose hooks move them together: a packed buffer of weights, one of
-/// gradients, and the parameters that autograd sees, which are leaves over the first.
+/// What one module's hooks move together: a packed buffer of weights, one of gradients, and the
+/// parameters that autograd sees, which are leaves over the first.
 ///
 /// Weights exist between unshard and reshard, gradients between the first gradient of a backward
 /// and its route. Not thread-safe; forward and backward threads never run at once.
 class Unit {
  public:
-  /// @param specs          of all matrices of the engine.
+  /// @param all            parameters of the engine.
   /// @param compute_dtype  of the weights as the module sees them.
   /// @param reduce_dtype   of the gradients as they travel.
-  Unit(std::string name, const std::vector<MatrixSpec>& specs, Packing packing,
+  Unit(std::string name, const Parameters& all, Packing packing,
        const std::shared_ptr<BufferPool>& pool, at::ScalarType compute_dtype,
        at::ScalarType reduce_dtype);
   Unit(const Unit&) = delete;
@@ -33,10 +36,10 @@ class Unit {
   const std::string& name() const { return name_; }
   const Packing& packing() const { return packing_; }
 
-  /// [matrices, in packed order] [rows, cols] views to make parameters of.
-  std::vector<at::Tensor> views() const;
+  /// In packed order, tensors over the buffer to make parameters of.
+  std::vector<at::Tensor> weight_tensors() const;
 
-  /// @param parameters   leaves over views(), in packed order.
+  /// @param parameters   leaves over weight_tensors(), in packed order; of any sizes.
   /// @param on_gradient  called before an accumulated gradient is taken.
   void bind(std::vector<at::Tensor> parameters, const std::function<void()>& on_gradient);
 
@@ -45,14 +48,14 @@ class Unit {
 
   /// Whether any gradient came since the last route.
   bool has_gradients() const;
-  bool arrived(std::size_t place) const { return arrived_[place]; }
+  bool arrived(PackedIndex place) const { return arrived_[place]; }
 
   /// Before a backward use. Where the parameter's dtype is the wire's, presets every .grad to its
   /// place in the (zeroed) packed buffer, where autograd then adds without a copy.
   void expect_gradients();
 
-  /// As if autograd had accumulated `gradient` into the matrix at this place.
-  void put_gradient(std::size_t place, const at::Tensor& value);
+  /// As if autograd had accumulated `value` into the parameter at this place.
+  void put_gradient(PackedIndex place, const at::Tensor& value);
 
   /// Missing gradients count as zeros: the whole buffer may travel afterwards.
   void fill_missing_gradients();
@@ -67,19 +70,32 @@ class Unit {
 
  private:
   bool presets() const { return weights_.flat().scalar_type() == gradients_.flat().scalar_type(); }
-  at::Tensor gradient(std::size_t place) const;
+  at::Tensor gradient(PackedIndex place) const;
   void allocate_gradients();
-  void take_gradient(std::size_t place);
+  void take_gradient(PackedIndex place);
 
   std::string name_;
   Packing packing_;
-  std::vector<MatrixSpec> specs_;  // in packed order
+  core::Vector<PackedIndex, plan::View> views_;
   PackedBuffer weights_;
   PackedBuffer gradients_;
-  std::vector<at::Tensor> parameters_;
+  core::Vector<PackedIndex, at::Tensor> parameters_;
   std::vector<std::any> registrations_;
-  std::vector<bool> arrived_;
+  core::Vector<PackedIndex, bool> arrived_;
   std::int64_t num_gradient_copies_ = 0;
+};
+
+/// A unit, and the buffers through which its weights and gradients travel.
+struct UnitState {
+  std::unique_ptr<Unit> unit;
+  std::unique_ptr<PackedBuffer> node_copy;  ///< [own column]; null where there is none
+  std::unique_ptr<PackedBuffer> inbox;      ///< of the route that is in flight
+  std::unique_ptr<PackedBuffer> partial;    ///< fp32 [own column] what no_sync kept; else null
+  core::Vector<PackedIndex, bool> partial_filled;
+  core::Vector<PackedIndex, bool> has_gradient;  ///< on this rank, since it was cleared
+  std::array<Event, schedule::kNumKinds> done;   ///< the newest operation of each kind
+
+  const Packing& packing() const { return unit->packing(); }
 };
 
 }  // namespace dmuon::engine

@@ -1,7 +1,6 @@
 #include "dmuon/optim/muon_state.h"
 
 #include <ATen/ops/lerp.h>
-#include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 
 #include <utility>
@@ -24,60 +23,34 @@ void muon_update(at::Tensor master, at::Tensor momentum, const at::Tensor& gradi
   master.add_(orthogonal, -adjust_lr(group.adjust_lr, group.lr, master.size(-2), master.size(-1)));
 }
 
-MuonState::MuonState(std::shared_ptr<engine::Engine> engine) : engine_(std::move(engine)) {
-  for (const engine::OwnedBatch& batch : engine_->batches()) {
-    momenta_.push_back(at::zeros_like(batch.master));
-    engine_->count_bytes(static_cast<std::int64_t>(momenta_.back().nbytes()));
-  }
-}
+namespace {
 
-void MuonState::step(const std::vector<MuonGroup>& groups, const std::vector<int>& group_of) {
-  engine_->step([&](int batch) { update(static_cast<std::size_t>(batch), groups, group_of); });
-}
-
-void MuonState::update(std::size_t index, const std::vector<MuonGroup>& groups,
-                       const std::vector<int>& group_of) {
-  c10::AutoGradMode no_grad(false);
-  engine::OwnedBatch& batch = engine_->batches()[index];
-  const auto group = [&](std::size_t place) {
-    return group_of.at(static_cast<std::size_t>(batch.matrices[place]));
-  };
+void update(const engine::OwnedBatch& batch, const std::vector<MuonGroup>& groups,
+            const core::Vector<core::ParameterIndex, int>& group_of) {
+  const c10::AutoGradMode no_grad(false);
+  const std::size_t size = batch.parameters.size();
+  const auto group = [&](std::size_t place) { return group_of.at(batch.parameters[place]); };
   // Neighbours of one group go together; mostly that is the whole batch.
   std::size_t end = 0;
-  for (std::size_t begin = 0; begin < batch.matrices.size(); begin = end) {
-    for (end = begin + 1; end < batch.matrices.size() && group(end) == group(begin);) ++end;
+  for (std::size_t begin = 0; begin < size; begin = end) {
+    for (end = begin + 1; end < size && group(end) == group(begin);) ++end;
     if (group(begin) < 0) continue;
-    const auto first = static_cast<std::int64_t>(begin);
-    const auto count = static_cast<std::int64_t>(end - begin);
-    muon_update(batch.master.narrow(0, first, count), momenta_[index].narrow(0, first, count),
-                batch.gradient.narrow(0, first, count),
+    muon_update(batch.part(engine::kMaster, begin, end), batch.part(kMomentum, begin, end),
+                batch.part(engine::kGradient, begin, end),
                 groups.at(static_cast<std::size_t>(group(begin))));
   }
 }
 
-void MuonState::scale_gradients(double factor) {
-  c10::AutoGradMode no_grad(false);
-  for (engine::OwnedBatch& batch : engine_->batches()) batch.gradient.mul_(factor);
+}  // namespace
+
+MuonState::MuonState(std::shared_ptr<engine::Engine> engine) : engine_(std::move(engine)) {
+  engine_->owned().add(kMomentum);
 }
 
-at::Tensor MuonState::momentum(int matrix) const {
-  const engine::Place place = engine_->place(matrix);
-  if (place.batch < 0) return {};
-  return momenta_[static_cast<std::size_t>(place.batch)][static_cast<std::int64_t>(place.index)];
-}
-
-at::Tensor MuonState::master(int matrix) const {
-  const engine::Place place = engine_->place(matrix);
-  if (place.batch < 0) return {};
-  return engine_->batches()[static_cast<std::size_t>(place.batch)]
-      .master[static_cast<std::int64_t>(place.index)];
-}
-
-at::Tensor MuonState::gradient(int matrix) const {
-  const engine::Place place = engine_->place(matrix);
-  if (place.batch < 0) return {};
-  return engine_->batches()[static_cast<std::size_t>(place.batch)]
-      .gradient[static_cast<std::int64_t>(place.index)];
+void MuonState::step(const std::vector<MuonGroup>& groups,
+                     const core::Vector<core::ParameterIndex, int>& group_of) {
+  engine_->step(
+      [&](core::BatchIndex batch) { update(engine_->owned().batches()[batch], groups, group_of); });
 }
 
 }  // namespace dmuon::optim

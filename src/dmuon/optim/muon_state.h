@@ -2,8 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "dmuon/engine/engine.h"
@@ -35,32 +35,24 @@ struct MuonGroup {
 void muon_update(at::Tensor master, at::Tensor momentum, const at::Tensor& gradient,
                  const MuonGroup& group);
 
-/// Muon's state beside an engine's owned matrices: a momentum for each, at its owner alone.
-/// Not thread-safe; works on the current stream.
+/// What an owner holds for Muon beside master and gradient; torch.optim.Muon's name.
+inline const std::string kMomentum = "momentum_buffer";
+
+/// Muon on what an engine's owners hold. Not thread-safe; works on the current stream.
 class MuonState {
  public:
+  /// Adds a momentum of zeros for each parameter, at its owner alone.
   explicit MuonState(std::shared_ptr<engine::Engine> engine);
 
   /// Updates what this rank owns and publishes it (Engine::step). Every rank calls it, with equal
   /// arguments.
   /// @param groups        by group index.
-  /// @param group_of      [matrices] group index; -1 leaves the matrix alone.
-  void step(const std::vector<MuonGroup>& groups, const std::vector<int>& group_of);
-
-  /// Multiplies the gradients of what this rank owns.
-  void scale_gradients(double factor);
-
-  /// [rows, cols] fp32 views of this rank's state of a matrix; undefined tensors at other ranks.
-  at::Tensor momentum(int matrix) const;
-  at::Tensor master(int matrix) const;
-  at::Tensor gradient(int matrix) const;
+  /// @param group_of      group index; -1 leaves the parameter alone.
+  void step(const std::vector<MuonGroup>& groups,
+            const core::Vector<core::ParameterIndex, int>& group_of);
 
  private:
-  void update(std::size_t batch, const std::vector<MuonGroup>& groups,
-              const std::vector<int>& group_of);
-
   std::shared_ptr<engine::Engine> engine_;
-  std::vector<at::Tensor> momenta_;  // [batches] [b, rows, cols] fp32
 };
 
 }  // namespace dmuon::optim

@@ -21,14 +21,14 @@ void check_owners(const Plan& plan) {
 void check_batch(const Plan& plan, std::size_t index, std::vector<bool>& seen) {
   const Batch& batch = plan.batches[index];
   const auto where = core::message("plan: batches[", index, "]");
-  core::require(!batch.matrices.empty(), where, " must hold a matrix; got none");
+  core::require(!batch.parameters.empty(), where, " must hold a matrix; got none");
   int previous = -1;
-  for (const int w : batch.matrices) {
+  for (const int w : batch.parameters) {
     core::require(w >= 0 && w < static_cast<int>(plan.inventory.size()), where,
                   " must hold indices in [0, ", plan.inventory.size(), "); got ", w);
     const auto place = static_cast<std::size_t>(w);
-    const Matrix& matrix = plan.inventory[place];
-    const Matrix& first = plan.inventory[static_cast<std::size_t>(batch.matrices.front())];
+    const Parameter& matrix = plan.inventory[place];
+    const Parameter& first = plan.inventory[static_cast<std::size_t>(batch.parameters.front())];
     core::require(!seen[place], "plan: matrix '", matrix.name,
                   "' must be in one batch; it is again in batches[", index, "]");
     seen[place] = true;
@@ -42,10 +42,10 @@ void check_batch(const Plan& plan, std::size_t index, std::vector<bool>& seen) {
                   to_string(first.shape()), "; got '", matrix.name, "', ",
                   to_string(matrix.shape()));
   }
-  const auto key = [](const Batch& b) { return std::pair(b.owner, b.matrices.front()); };
+  const auto key = [](const Batch& b) { return std::pair(b.owner, b.parameters.front()); };
   core::require(index == 0 || key(plan.batches[index - 1]) < key(batch), where,
                 " must follow the one before by owner, then by first matrix; got owner ",
-                batch.owner, ", matrix ", batch.matrices.front());
+                batch.owner, ", matrix ", batch.parameters.front());
 }
 
 Nanoseconds time_of(const CostTable& costs, const Shape& shape, std::size_t num_batch) {
@@ -64,7 +64,7 @@ double mean_batch_units(const Plan& plan) {
   double sum = 0;
   for (const Batch& batch : plan.batches) {
     const auto unit = [&](int w) { return plan.inventory[static_cast<std::size_t>(w)].unit; };
-    sum += unit(batch.matrices.back()) - unit(batch.matrices.front());
+    sum += unit(batch.parameters.back()) - unit(batch.parameters.front());
   }
   return sum / static_cast<double>(plan.batches.size());
 }
@@ -78,9 +78,9 @@ void complete(Plan& plan) {
   for (std::size_t b = 0; b < plan.batches.size(); ++b) {
     check_batch(plan, b, seen);
     const Batch& batch = plan.batches[b];
-    const Matrix& first = plan.inventory[static_cast<std::size_t>(batch.matrices.front())];
+    const Parameter& first = plan.inventory[static_cast<std::size_t>(batch.parameters.front())];
     Nanoseconds& load = plan.loads_ns[static_cast<std::size_t>(batch.owner)];
-    load += time_of(plan.costs, first.shape(), batch.matrices.size());
+    load += time_of(plan.costs, first.shape(), batch.parameters.size());
     core::require(load <= balance::kMaxTotalNs, "plan: owner ", batch.owner, " must take at most ",
                   balance::kMaxTotalNs, " ns; got ", load);
   }

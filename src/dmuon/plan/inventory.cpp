@@ -25,13 +25,15 @@ void validate(const Inventory& inventory) {
                 "Inventory: expected fewer than 2^31 matrices; got ", inventory.size());
   std::unordered_set<std::string_view> names;
   std::int64_t num_elements = 0;
-  for (const Matrix& matrix : inventory) {
+  for (const Parameter& matrix : inventory) {
     core::require(names.insert(matrix.name).second, "Inventory: matrix '", matrix.name,
                   "' must occur once; it occurs again");
     core::require(
         matrix.rows >= 1 && matrix.rows <= kMaxSide && matrix.cols >= 1 && matrix.cols <= kMaxSide,
         "Inventory: matrix '", matrix.name, "' must have rows and cols in [1, ", kMaxSide,
         "]; got ", matrix.rows, " x ", matrix.cols);
+    core::require(matrix.num_matrices == 1, "Inventory: parameter '", matrix.name,
+                  "' must be one matrix; got ", matrix.num_matrices);
     core::require(matrix.unit >= 0, "Inventory: matrix '", matrix.name,
                   "' must have a unit >= 0; got ", matrix.unit);
     const std::int64_t left = kMaxElements - num_elements;
@@ -46,7 +48,7 @@ ShapeGroups group_by_shape(const Inventory& inventory) {
   ShapeGroups groups;
   groups.shape_of.reserve(inventory.size());
   std::map<std::tuple<std::int64_t, std::int64_t, bool>, int> index_of;
-  for (const Matrix& matrix : inventory) {
+  for (const Parameter& matrix : inventory) {
     const auto next = static_cast<int>(groups.shapes.size());
     const Shape shape = matrix.shape();
     const auto [found, is_new] =
@@ -64,7 +66,7 @@ ShapeGroups group_by_shape(const Inventory& inventory) {
 std::vector<std::int64_t> elements_of_units(const Inventory& inventory) {
   std::map<int, std::size_t> place_of;
   std::vector<std::int64_t> elements;
-  for (const Matrix& matrix : inventory) {
+  for (const Parameter& matrix : inventory) {
     const auto [found, is_new] = place_of.try_emplace(matrix.unit, elements.size());
     if (is_new) elements.push_back(0);
     elements[found->second] += matrix.num_elements();

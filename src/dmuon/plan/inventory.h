@@ -18,24 +18,40 @@ struct Shape {
 /// "3584 x 18944", with " over TP" where it is.
 std::string to_string(const Shape& shape);
 
-/// One dedicated 2-D parameter.
-struct Matrix {
-  std::string name;  ///< fully qualified
+/// The matrices of a parameter, one after the other in memory: what is orthogonalised.
+struct View {
+  std::int64_t num_matrices = 1;
   std::int64_t rows = 0;
   std::int64_t cols = 0;
-  int unit = 0;                  ///< index, >= 0, of the module whose hooks move it
-  bool tensor_parallel = false;  ///< sharded over the tensor-parallel group of its slot
 
+  std::int64_t num_elements() const { return num_matrices * rows * cols; }
+  /// [rows, cols], or [num_matrices, rows, cols] of several.
+  std::vector<std::int64_t> sizes() const {
+    if (num_matrices == 1) return {rows, cols};
+    return {num_matrices, rows, cols};
+  }
+};
+
+/// One dedicated parameter: what is owned, moved and has a gradient.
+struct Parameter {
+  std::string name;       ///< fully qualified
+  std::int64_t rows = 0;  ///< of each of its matrices
+  std::int64_t cols = 0;
+  int unit = 0;                   ///< index, >= 0, of the module whose hooks move it
+  bool tensor_parallel = false;   ///< sharded over the tensor-parallel group of its slot
+  std::int64_t num_matrices = 1;  ///< planning takes 1 alone; the engine any
+
+  View view() const { return {num_matrices, rows, cols}; }
   Shape shape() const { return {rows, cols, tensor_parallel}; }
-  std::int64_t num_elements() const { return rows * cols; }
-  bool operator==(const Matrix&) const = default;
+  std::int64_t num_elements() const { return view().num_elements(); }
+  bool operator==(const Parameter&) const = default;
 };
 
 /// The most rows or columns of a matrix.
 inline constexpr std::int64_t kMaxSide = (std::int64_t{1} << 31) - 1;
 
-/// All matrices in module order, which planning takes for execution order.
-using Inventory = std::vector<Matrix>;
+/// All parameters in module order, which planning takes for execution order.
+using Inventory = std::vector<Parameter>;
 
 /// The matrices by shape; only equal shapes share a batch.
 struct ShapeGroups {
@@ -44,8 +60,8 @@ struct ShapeGroups {
   std::vector<int> shape_of;      ///< [num_matrices in the inventory], index into shapes
 };
 
-/// @throws InvalidArgument unless every matrix has a name of its own, rows and cols in
-///         [1, 2^31), a unit >= 0, and all of them at most 2^56 elements.
+/// @throws InvalidArgument unless every parameter has a name of its own, one matrix with rows and
+///         cols in [1, 2^31), a unit >= 0, and all of them at most 2^56 elements.
 void validate(const Inventory& inventory);
 
 /// @param inventory valid.

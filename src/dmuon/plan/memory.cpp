@@ -10,7 +10,7 @@ namespace {
 // fp32 update and result, two iterates of 16 bits; in Gram space as much for the square matrices.
 constexpr std::int64_t kWorkspaceBytes = 12;
 
-std::int64_t workspace(const Matrix& matrix, std::size_t num_batch) {
+std::int64_t workspace(const Parameter& matrix, std::size_t num_batch) {
   const std::int64_t side = std::min(matrix.rows, matrix.cols);
   return static_cast<std::int64_t>(num_batch) * kWorkspaceBytes *
          (matrix.num_elements() + side * side);
@@ -58,8 +58,8 @@ std::vector<Memory> memory(const Inventory& inventory, Mesh mesh, const std::vec
   }
   for (const Batch& batch : batches) {
     std::int64_t& largest = all[static_cast<std::size_t>(batch.owner)].workspace;
-    const Matrix& matrix = inventory[static_cast<std::size_t>(batch.matrices.front())];
-    largest = std::max(largest, workspace(matrix, batch.matrices.size()));
+    const Parameter& matrix = inventory[static_cast<std::size_t>(batch.parameters.front())];
+    largest = std::max(largest, workspace(matrix, batch.parameters.size()));
   }
   return all;
 }

@@ -41,7 +41,7 @@ std::vector<Batch> cut_batches(const std::vector<int>& owner, const ShapeGroups&
     }
   }
   std::sort(batches.begin(), batches.end(), [](const Batch& a, const Batch& b) {
-    return std::pair(a.owner, a.matrices.front()) < std::pair(b.owner, b.matrices.front());
+    return std::pair(a.owner, a.parameters.front()) < std::pair(b.owner, b.parameters.front());
   });
   return batches;
 }
@@ -180,8 +180,8 @@ void require_fit(const Plan& plan, const Inventory& inventory, Mesh mesh) {
                 plan.mesh.num_replicates, " x ", plan.mesh.num_shards, " x ",
                 plan.mesh.tensor_parallel);
   for (std::size_t w = 0; w < std::min(inventory.size(), plan.inventory.size()); ++w) {
-    const Matrix& wanted = inventory[w];
-    const Matrix& planned = plan.inventory[w];
+    const Parameter& wanted = inventory[w];
+    const Parameter& planned = plan.inventory[w];
     core::require(wanted == planned, "plan: matrix ", w, ": expected '", wanted.name, "', ",
                   to_string(wanted.shape()), ", unit ", wanted.unit, "; the plan has '",
                   planned.name, "', ", to_string(planned.shape()), ", unit ", planned.unit);
@@ -195,7 +195,7 @@ std::uint64_t hash(const Plan& plan) {
   const auto add_size = [&](std::size_t size) { hasher.add(static_cast<std::int64_t>(size)); };
   hasher.add(plan.mesh.num_replicates).add(plan.mesh.num_shards).add(plan.mesh.tensor_parallel);
   add_size(plan.inventory.size());
-  for (const Matrix& matrix : plan.inventory) {
+  for (const Parameter& matrix : plan.inventory) {
     hasher.add(matrix.name).add(matrix.rows).add(matrix.cols).add(matrix.unit);
     hasher.add(matrix.tensor_parallel ? 1 : 0);
   }
@@ -203,8 +203,8 @@ std::uint64_t hash(const Plan& plan) {
   add_size(plan.batches.size());
   for (const Batch& batch : plan.batches) {
     hasher.add(batch.owner);
-    add_size(batch.matrices.size());
-    for (const int w : batch.matrices) hasher.add(w);
+    add_size(batch.parameters.size());
+    for (const int w : batch.parameters) hasher.add(w);
   }
   return hasher.value();
 }

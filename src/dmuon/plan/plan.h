@@ -15,10 +15,10 @@
 
 namespace dmuon::plan {
 
-/// Matrices of one shape and one owner that are updated together.
+/// Parameters of one owner whose matrices have one shape and are updated together.
 struct Batch {
   int owner = 0;
-  std::vector<int> matrices;  ///< indices into the inventory, ascending
+  std::vector<int> parameters;  ///< indices into the inventory, ascending
 
   bool operator==(const Batch&) const = default;
 };
@@ -31,8 +31,8 @@ struct Plan {
   Options options;
   Inventory inventory;
   CostTable costs;
-  std::vector<int> owner;      ///< [num matrices] see Mesh::num_owners
-  std::vector<Batch> batches;  ///< by owner, then by first matrix; every matrix in exactly one
+  std::vector<int> owner;      ///< [num parameters] see Mesh::num_owners
+  std::vector<Batch> batches;  ///< by owner, then by first matrix; every parameter in exactly one
   balance::Certificate certificate;  ///< that no plan for these costs is faster than its bound
 
   // Follows from the above.

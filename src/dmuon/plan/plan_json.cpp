@@ -82,7 +82,7 @@ Options options_of(const JsonReader& reader) {
 Json assignments(const Plan& plan) {
   Json all = Json::array();
   for (std::size_t w = 0; w < plan.inventory.size(); ++w) {
-    const Matrix& matrix = plan.inventory[w];
+    const Parameter& matrix = plan.inventory[w];
     all.push_back({{"name", matrix.name},
                    {"rows", matrix.rows},
                    {"cols", matrix.cols},
@@ -121,7 +121,7 @@ std::string to_json(const Plan& plan) {
   for (const Memory& one : plan.memory) bytes.push_back(one.total());
   Json batches = Json::array();
   for (const Batch& batch : plan.batches) {
-    batches.push_back({{"owner", batch.owner}, {"matrices", batch.matrices}});
+    batches.push_back({{"owner", batch.owner}, {"matrices", batch.parameters}});
   }
   return dump_json({
       {"schema_version", kPlanVersion},
@@ -166,7 +166,7 @@ Plan from_json(std::string_view text) {
   for (const JsonReader& batch : reader.at("batches").items()) {
     Batch read{batch.at("owner").small(0, kMaxInt), {}};
     for (const JsonReader& matrix : batch.at("matrices").items()) {
-      read.matrices.push_back(matrix.small(0, kMaxInt));
+      read.parameters.push_back(matrix.small(0, kMaxInt));
     }
     plan.batches.push_back(std::move(read));
   }

@@ -12,7 +12,7 @@ namespace {
 std::vector<int> places_of_units(const Inventory& inventory) {
   std::map<int, int> place_of;
   std::vector<int> places;
-  for (const Matrix& matrix : inventory) {
+  for (const Parameter& matrix : inventory) {
     places.push_back(
         place_of.try_emplace(matrix.unit, static_cast<int>(place_of.size())).first->second);
   }

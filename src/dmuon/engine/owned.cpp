@@ -1,0 +1,100 @@
+#include "dmuon/engine/owned.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "dmuon/core/error.h"
+
+namespace dmuon::engine {
+
+using core::ParameterIndex;
+
+at::Tensor OwnedBatch::part(const std::string& name, std::size_t begin, std::size_t end) const {
+  return tensors.at(name).narrow(0, first_matrix[begin], first_matrix[end] - first_matrix[begin]);
+}
+
+Owned::Owned(const Parameters& all, const std::vector<std::vector<ParameterIndex>>& batches,
+             std::shared_ptr<BufferPool> pool)
+    : all_(all), places_(all.size()), names_{kMaster, kGradient}, pool_(std::move(pool)) {
+  const auto options = at::TensorOptions().dtype(at::kFloat).device(pool_->device());
+  for (const std::vector<ParameterIndex>& parameters : batches) {
+    OwnedBatch batch{parameters, {0}, {}};
+    const auto index = core::BatchIndex(batches_.size());
+    for (const ParameterIndex parameter : parameters) {
+      places_.at(parameter) = {index, static_cast<std::int64_t>(batch.first_matrix.size()) - 1};
+      batch.first_matrix.push_back(batch.first_matrix.back() + all[parameter].view.num_matrices);
+    }
+    const plan::View& view = all[parameters.at(0)].view;
+    for (const std::string& name : names_) {
+      batch.tensors[name] = at::empty({batch.first_matrix.back(), view.rows, view.cols}, options);
+      pool_->count(static_cast<std::int64_t>(batch.tensors[name].nbytes()));
+    }
+    batches_.push_back(std::move(batch));
+  }
+}
+
+void Owned::add(const std::string& name) {
+  names_.push_back(name);
+  for (OwnedBatch& batch : batches_) {
+    batch.tensors[name] = at::zeros_like(batch.tensors.at(kMaster));
+    pool_->count(static_cast<std::int64_t>(batch.tensors[name].nbytes()));
+  }
+}
+
+at::Tensor Owned::stack(const Place& place, const std::string& name) const {
+  const auto index = static_cast<std::size_t>(place.index);
+  return batches_[place.batch].part(name, index, index + 1);
+}
+
+at::Tensor Owned::of(ParameterIndex parameter, const std::string& name) const {
+  if (std::find(names_.begin(), names_.end(), name) == names_.end()) {
+    std::string known;
+    for (const std::string& other : names_) known += (known.empty() ? "'" : ", '") + other + "'";
+    throw core::InvalidArgument(
+        core::message("Owned::of: name: expected one of ", known, ", got '", name, "'"));
+  }
+  if (!owns(parameter)) return {};
+  return stack(places_[parameter], name).view(all_[parameter].view.sizes());
+}
+
+void Owned::accumulate(ParameterIndex parameter, std::int64_t begin, const at::Tensor& values,
+                       double scale) {
+  const Place& place = places_.at(parameter);
+  at::Tensor target = stack(place, kGradient).view({-1}).narrow(0, begin, values.numel());
+  if (place.filled) {
+    target.add_(values, scale);
+  } else if (values.scalar_type() == at::kFloat) {
+    at::mul_out(target, values, at::scalar_tensor(scale, at::TensorOptions().dtype(at::kDouble)));
+  } else {
+    target.copy_(values);
+    target.mul_(scale);
+  }
+}
+
+core::Vector<ParameterIndex, double> Owned::squared_norms() const {
+  core::Vector<ParameterIndex, double> squared(all_.size());
+  for (const OwnedBatch& batch : batches_) {
+    // fp64 throughout: squares of gradients as small as 1e-30 or as large as 1e30 leave fp32's
+    // range.
+    const at::Tensor norms =
+        at::linalg_vector_norm(batch.tensors.at(kGradient), 2, at::IntArrayRef{1, 2},
+                               /*keepdim=*/false, at::kDouble)
+            .cpu();
+    const auto* data = norms.const_data_ptr<double>();
+    for (std::size_t i = 0; i < batch.parameters.size(); ++i) {
+      if (!filled(batch.parameters[i])) continue;
+      for (std::int64_t matrix = batch.first_matrix[i]; matrix < batch.first_matrix[i + 1];
+           ++matrix)
+        squared[batch.parameters[i]] += data[matrix] * data[matrix];
+    }
+  }
+  return squared;
+}
+
+}  // namespace dmuon::engine

@@ -1,0 +1,29 @@
+#pragma once
+
+#include "dmuon/engine/owned.h"
+#include "dmuon/engine/shared_mesh.h"
+#include "dmuon/engine/unit.h"
+
+namespace dmuon::engine {
+
+// Routing: gradients -> the node's column member (stage 1, inside the node) -> the owner (stage 2,
+// between nodes), averaged: stage 1 means over the G ranks of the node, stage 2 over the R nodes.
+//
+// A rank sends each column's part of a unit once inside the node, and each owner's part of its own
+// column once between nodes: (G - 1)/G of the unit, then (R - 1)/R of a column's part, as much as a
+// reduce-scatter and a reduce-scatter. (The paper, sec:design-schedule.) Under no_sync the node's
+// mean stays at the column member, in fp32, and goes on with a later one.
+//
+// Each takes memory from the calling thread and returns what its lane does; arguments outlive that.
+
+/// Stage 1, of the gradients that have come, with zeros for those that have not.
+/// @param hold  the node's mean stays at the column member.
+Work route_intra(SharedMesh* mesh, Owned* owned, UnitState* state, bool hold);
+
+/// Stage 2.
+Work route_inter(SharedMesh* mesh, Owned* owned, UnitState* state);
+
+/// Frees what a route needed, once its last stage has happened.
+void finish_route(UnitState* state);
+
+}  // namespace dmuon::engine

@@ -1,0 +1,28 @@
+#include "dmuon/engine/shared_mesh.h"
+
+#include <utility>
+
+namespace dmuon::engine {
+
+void Turn::take(const void* holder, std::function<void()> issue_rest) {
+  if (holder_ == holder) return;
+  if (holder_ != nullptr) issue_rest_();
+  holder_ = holder;
+  issue_rest_ = std::move(issue_rest);
+}
+
+void Turn::give_up(const void* holder) {
+  if (holder_ == holder) holder_ = nullptr;
+}
+
+void SharedMesh::leave(std::chrono::milliseconds grace) {
+  const Event ends[] = {lanes->intra.enqueue(c10::kCPU, [] {}, {}),
+                        lanes->inter.enqueue(c10::kCPU, [] {}, {})};
+  bool over = true;
+  for (const Event& end : ends) over = end.wait_for(grace) && over;
+  if (over) return;
+  row.give_up();
+  column.give_up();
+}
+
+}  // namespace dmuon::engine

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+
+#include "dmuon/core/index.h"
+#include "dmuon/engine/group.h"
+#include "dmuon/engine/lane.h"
+
+namespace dmuon::engine {
+
+/// Whose operations may be issued, of those who share a mesh's groups: one order holds over all.
+class Turn {
+ public:
+  /// Ends what the holder before has left open, on every rank; nothing for the holder itself.
+  /// @param holder      tells it from others.
+  /// @param issue_rest  called where another takes the turn, unless given up before.
+  void take(const void* holder, std::function<void()> issue_rest);
+
+  /// What the holder has left open is nobody's any more. Nothing where another has the turn.
+  void give_up(const void* holder);
+
+ private:
+  const void* holder_ = nullptr;
+  std::function<void()> issue_rest_;
+};
+
+/// What all models on a mesh of R replicates (nodes) x G shards share: process groups that are
+/// private to dmuon, the lanes on which they are used, and the turn. One total order over all
+/// groups holds on every rank. Copies share all of it, and each counts its own traffic.
+/// Not thread-safe.
+struct SharedMesh {
+  Group row;      ///< the ranks of this node; members by shard index
+  Group column;   ///< the ranks of this shard index; members by replicate index
+  Group order;    ///< all; compares triggers that no trace confirms. Host memory.
+  Group verdict;  ///< all; the agreement of a step. Host memory.
+  std::shared_ptr<Lanes> lanes = std::make_shared<Lanes>();
+  std::shared_ptr<Turn> turn = std::make_shared<Turn>();
+
+  int num_replicates() const { return column.size(); }
+  int num_shards() const { return row.size(); }
+  bool has_inter() const { return num_replicates() > 1; }
+
+  // This rank's place.
+  core::Shard shard() const { return core::Shard(row.rank()); }
+  core::Slot slot() const { return core::Slot(column.rank() * row.size() + row.rank()); }
+
+  /// For a process that ends: what has not happened within `grace` is given up, so that a rank that
+  /// failed leaves, and its peers hear of it, before any timeout.
+  void leave(std::chrono::milliseconds grace);
+};
+
+}  // namespace dmuon::engine

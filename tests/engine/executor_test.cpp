@@ -1,0 +1,163 @@
+// The executor by itself: it does each operation that it is told, and knows no history.
+
+#include "dmuon/engine/executor.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/engine/mesh_engine.h"
+
+namespace dmuon::engine {
+namespace {
+
+using schedule::Kind;
+
+const UnitIndex kUnit(0);
+
+class ExecutorOnMesh : public testing::TestWithParam<Mesh> {
+ protected:
+  // Calls `body(executor)` on all ranks, with masters of seed 1.
+  template <typename Body>
+  void run(Body body) {
+    const Setting setting = setting_on(GetParam());
+    run_ranks(setting.mesh.num_slots(), [&](int rank, const StorePtr& store) {
+      Executor executor(make_mesh(setting, store, rank), plan_of(setting.parameters, setting.mesh),
+                        unit_specs(setting),
+                        /*node_copy=*/true, c10::kCPU);
+      write_masters(&executor, 1);
+      body(executor);
+    });
+  }
+
+  static void write_masters(Executor* executor, int seed) {
+    for (const ParameterIndex parameter : executor->parameters().indices()) {
+      at::Tensor master = executor->owned().of(parameter, kMaster);
+      if (master.defined())
+        master.copy_(integers(executor->parameters()[parameter], seed + parameter.value()));
+    }
+  }
+
+  bool has_inter() const { return GetParam().num_replicates > 1; }
+
+  void publish(Executor* executor, bool with_stage_1) {
+    const bool stages = has_inter() && with_stage_1;
+    if (stages) executor->perform({.kind = Kind::kPublishInter, .unit = kUnit});
+    schedule::Operation intra{.kind = Kind::kPublishIntra, .unit = kUnit};
+    if (stages) intra.after.push_back({Kind::kPublishInter, kUnit});
+    executor->perform(intra);
+    executor->perform(
+        {.kind = Kind::kAwaitWeights, .unit = kUnit, .after = {{Kind::kPublishIntra, kUnit}}});
+  }
+
+  void route(Executor* executor, bool hold) {
+    for (const ParameterIndex parameter : parameters_of(executor->parameters(), kUnit)) {
+      Unit& unit = executor->unit(kUnit);
+      unit.put_gradient(unit.packing().place_of(parameter),
+                        integers(executor->parameters()[parameter], 1));
+    }
+    executor->perform({.kind = Kind::kRouteIntra, .unit = kUnit, .hold = hold});
+    Kind last = Kind::kRouteIntra;
+    if (has_inter() && !hold) {
+      executor->perform(
+          {.kind = Kind::kRouteInter, .unit = kUnit, .after = {{Kind::kRouteIntra, kUnit}}});
+      last = Kind::kRouteInter;
+    }
+    executor->perform({.kind = Kind::kFinishRoute, .unit = kUnit, .after = {{last, kUnit}}});
+  }
+
+  static testing::AssertionResult has_weights(Executor& executor, int seed) {
+    const Unit& unit = executor.unit(kUnit);
+    for (const PackedIndex place : unit.packing().parameters.indices()) {
+      const ParameterIndex parameter = unit.packing().parameters[place];
+      const auto same =
+          same_values(unit.weight_tensors()[place.position()],
+                      integers(executor.parameters()[parameter], seed + parameter.value()));
+      if (!same) return same;
+    }
+    return testing::AssertionSuccess();
+  }
+};
+
+TEST_P(ExecutorOnMesh, PublishesEachTimeThatItIsTold) {
+  run([this](Executor& executor) {
+    publish(&executor, /*with_stage_1=*/true);
+    EXPECT_TRUE(has_weights(executor, 1));
+    publish(&executor, true);
+    EXPECT_EQ(executor.statistics().at("unshards"), 2);
+    // Stage 2 alone brings what the node copies hold, old or not.
+    write_masters(&executor, 50);
+    publish(&executor, /*with_stage_1=*/false);
+    EXPECT_TRUE(has_weights(executor, has_inter() ? 1 : 50));
+    executor.perform({.kind = Kind::kReshard, .unit = kUnit});
+    EXPECT_FALSE(executor.unit(kUnit).weights().allocated());
+  });
+}
+
+TEST_P(ExecutorOnMesh, KeepsAPartialSumUntilARouteThatHoldsNothing) {
+  run([this](Executor& executor) {
+    if (has_inter()) {
+      route(&executor, /*hold=*/true);
+      EXPECT_FALSE(executor.owned().filled(ParameterIndex(0)));
+    }
+    route(&executor, /*hold=*/false);
+    EXPECT_FALSE(executor.unit(kUnit).gradients().allocated());
+    for (const ParameterIndex parameter : parameters_of(executor.parameters(), kUnit)) {
+      EXPECT_TRUE(executor.has_gradient(parameter));
+      if (!executor.owned().owns(parameter)) continue;
+      EXPECT_TRUE(executor.owned().filled(parameter));
+      const at::Tensor expected =
+          integers(executor.parameters()[parameter], 1).mul(has_inter() ? 2 : 1);
+      const at::Tensor got = executor.owned().of(parameter, kGradient);
+      EXPECT_LE(got.sub(expected).abs().max().item<float>(), 1e-4F) << "parameter " << parameter;
+    }
+    executor.clear_gradient(ParameterIndex(0));
+    EXPECT_FALSE(executor.has_gradient(ParameterIndex(0)));
+    EXPECT_FALSE(executor.owned().filled(ParameterIndex(0)));
+    EXPECT_TRUE(executor.has_gradient(ParameterIndex(1)));
+  });
+}
+
+TEST_P(ExecutorOnMesh, UpdatesTheBatchThatIsNamed) {
+  run([](Executor& executor) {
+    std::vector<int> updated;
+    const auto update = [&](core::BatchIndex batch) { updated.push_back(batch.value()); };
+    executor.perform({.kind = Kind::kUpdate, .batch = core::BatchIndex(2)}, update);
+    executor.perform({.kind = Kind::kUpdate, .batch = core::BatchIndex(0)}, update);
+    EXPECT_EQ(updated, (std::vector<int>{2, 0}));
+  });
+}
+
+// Every parameter's elements count for its owner, and every batch of this rank for the units that
+// it touches.
+TEST_P(ExecutorOnMesh, DescribesUnitsAndBatchesToASchedule) {
+  run([this](Executor& executor) {
+    const schedule::Layout layout = executor.layout();
+    EXPECT_EQ(layout.num_replicates, GetParam().num_replicates);
+    EXPECT_EQ(layout.num_shards, GetParam().num_shards);
+    ASSERT_EQ(layout.units.size(), kNumUnits);
+    for (const UnitIndex unit : kUnits) {
+      core::Vector<core::Slot, std::int64_t> expected(GetParam().num_slots());
+      for (const ParameterIndex parameter : parameters_of(executor.parameters(), unit)) {
+        const Parameter& of = executor.parameters()[parameter];
+        expected[of.owner] += of.num_elements();
+      }
+      EXPECT_EQ(layout.units[unit].owner_elements, expected);
+      EXPECT_EQ(layout.units[unit].name, "unit " + std::to_string(unit.value()));
+      EXPECT_EQ(layout.units[unit].weight_size, 4);
+    }
+    const schedule::Batches touched = executor.units_of_batches();
+    ASSERT_EQ(touched.size(), executor.owned().batches().size());
+    for (const core::BatchIndex batch : touched.indices()) {
+      std::vector<UnitIndex> expected;
+      for (const ParameterIndex parameter : executor.owned().batches()[batch].parameters)
+        expected.push_back(executor.parameters()[parameter].unit);
+      EXPECT_EQ(touched[batch], expected);
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Meshes, ExecutorOnMesh,
+                         testing::Values(Mesh{1, 1}, Mesh{1, 2}, Mesh{2, 1}, Mesh{2, 2}),
+                         [](const auto& given) { return mesh_name(given.param); });
+
+}  // namespace
+}  // namespace dmuon::engine

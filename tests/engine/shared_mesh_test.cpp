@@ -1,0 +1,88 @@
+#include "dmuon/engine/shared_mesh.h"
+
+#include <ATen/ops/ones.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "dmuon/core/error.h"
+#include "tests/engine/rank_threads.h"
+
+namespace dmuon::engine {
+namespace {
+
+TEST(Turn, EndsWhatTheHolderBeforeLeftOpen) {
+  Turn turn;
+  std::vector<int> ended;
+  int first = 0;
+  int second = 0;
+  const auto take_first = [&] { turn.take(&first, [&] { ended.push_back(1); }); };
+  const auto take_second = [&] { turn.take(&second, [&] { ended.push_back(2); }); };
+  take_first();
+  take_first();
+  EXPECT_EQ(ended, (std::vector<int>{}));
+  take_second();
+  take_second();
+  EXPECT_EQ(ended, (std::vector<int>{1}));
+  take_first();
+  EXPECT_EQ(ended, (std::vector<int>{1, 2}));
+}
+
+TEST(Turn, AsksNothingOfAHolderThatGaveItUp) {
+  Turn turn;
+  std::vector<int> ended;
+  int first = 0;
+  int second = 0;
+  turn.take(&first, [&] { ended.push_back(1); });
+  turn.give_up(&second);  // has no turn
+  turn.take(&second, [&] { ended.push_back(2); });
+  EXPECT_EQ(ended, (std::vector<int>{1}));
+  turn.give_up(&second);
+  turn.take(&first, [&] { ended.push_back(1); });
+  EXPECT_EQ(ended, (std::vector<int>{1}));
+}
+
+TEST(SharedMesh, KnowsItsPlace) {
+  run_ranks(6, [](int rank, const StorePtr& store) {  // 2 x 3
+    const int replicate = rank / 3;
+    const int shard = rank % 3;
+    const Group all = make_group(store, "all", rank, 6);
+    const SharedMesh mesh{make_group(store, "row" + std::to_string(replicate), shard, 3),
+                          make_group(store, "column" + std::to_string(shard), replicate, 2), all,
+                          all};
+    EXPECT_EQ(mesh.num_replicates(), 2);
+    EXPECT_EQ(mesh.num_shards(), 3);
+    EXPECT_TRUE(mesh.has_inter());
+    EXPECT_EQ(mesh.slot(), core::Slot(rank));
+    EXPECT_EQ(mesh.shard(), core::Shard(shard));
+  });
+}
+
+TEST(SharedMesh, SharesLanesAndTurnWithItsCopies) {
+  const Group alone(nullptr, "row", 0, 1);
+  const SharedMesh mesh{alone, alone, alone, alone};
+  const SharedMesh copy = mesh;
+  EXPECT_EQ(copy.lanes, mesh.lanes);
+  EXPECT_EQ(copy.turn, mesh.turn);
+}
+
+// A rank that fails does not wait for its peers' timeouts: what hangs is given up.
+TEST(SharedMesh, LeavesWhatDoesNotHappenInTime) {
+  const auto start = std::chrono::steady_clock::now();
+  run_ranks(2, [](int rank, const StorePtr& store) {
+    const Group alone(nullptr, "column", 0, 1);
+    SharedMesh mesh{make_group(store, "row", rank, 2), alone, alone, alone};
+    if (rank == 1) return;
+    Event received = mesh.lanes->intra.enqueue(
+        c10::kCPU, [&mesh] { mesh.row.receive(at::ones({1000}), 1, "what nobody sends").wait(); },
+        {});
+    mesh.leave(std::chrono::milliseconds(50));
+    EXPECT_THROW(received.wait(), core::CommError);
+  });
+  EXPECT_LT(std::chrono::steady_clock::now() - start, kTimeout);
+}
+
+}  // namespace
+}  // namespace dmuon::engine
