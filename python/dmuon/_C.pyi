@@ -20,18 +20,10 @@ def orthogonalize(
 def default_ns_dtype(device: torch.device) -> torch.dtype: ...
 def resolve_coefficients(coefficients: str | Sequence[Row], num_steps: int) -> list[Row]: ...
 
-class ScheduleOptions:
-    node_copy: bool
-    lookahead: int
-    max_units_in_flight: int
-    broadcast_before_reduce: bool
-    asynchronous: bool
-
 class Options:
     device: torch.device
-    reshard_after_forward: bool
     host_replicates: int
-    schedule: ScheduleOptions
+    step: _plan.StepOptions
 
 class Group:
     def __init__(self, group: dist.ProcessGroup | None, name: str, rank: int, size: int) -> None: ...

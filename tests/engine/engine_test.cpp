@@ -104,7 +104,7 @@ class EngineOnMesh : public testing::TestWithParam<Mesh> {
 TEST_P(EngineOnMesh, GivesOwnersTheMeanGradientOfEachStep) {
   for (const bool reshard : {true, false}) {
     Setting chosen = setting();
-    chosen.reshard_after_forward = reshard;
+    chosen.step.reshard_after_forward = reshard;
     run(chosen, [&](Engine& engine, Model& model, int rank) {
       for (int step = 0; step < 4; ++step) {
         set_masters(engine, 1 + step);
@@ -127,7 +127,7 @@ TEST_P(EngineOnMesh, GivesOwnersTheMeanGradientOfEachStep) {
 TEST_P(EngineOnMesh, FreesWeightsBetweenForwardAndBackwardUnlessAskedNotTo) {
   for (const bool reshard : {true, false}) {
     Setting chosen = setting();
-    chosen.reshard_after_forward = reshard;
+    chosen.step.reshard_after_forward = reshard;
     run(chosen, [&](Engine& engine, Model& model, int) {
       const at::Tensor loss = model.forward(kAll, 1);
       for (const UnitIndex unit : kUnits) EXPECT_EQ(engine.ready(unit), !reshard);

@@ -91,9 +91,7 @@ std::vector<UnitSpec> unit_specs(const Setting& setting) {
 std::unique_ptr<Engine> make_engine(const Setting& setting, const StorePtr& store, int rank) {
   Options options;
   options.host_replicates = setting.mesh.num_replicates;
-  options.schedule = setting.schedule;
-  options.schedule.node_copy = setting.node_copy;
-  options.reshard_after_forward = setting.reshard_after_forward;
+  options.step = setting.step;
 
   return std::make_unique<Engine>(options, make_mesh(setting, store, rank),
                                   plan_of(setting.parameters, setting.mesh), unit_specs(setting));

@@ -27,9 +27,7 @@ struct Setting {
   Parameters parameters;
   at::ScalarType compute_dtype = at::kFloat;
   at::ScalarType reduce_dtype = at::kFloat;
-  bool node_copy = true;  ///< overrides the schedule's
-  schedule::Options schedule;
-  bool reshard_after_forward = true;
+  schedule::StepOptions step;
   std::chrono::milliseconds timeout = kTimeout;
 };
 

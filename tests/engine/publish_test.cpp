@@ -14,7 +14,7 @@ class Publish : public testing::TestWithParam<std::tuple<Mesh, at::ScalarType, b
   Publish() {
     setting_ = setting_on(std::get<0>(GetParam()));
     setting_.compute_dtype = std::get<1>(GetParam());
-    setting_.node_copy = std::get<2>(GetParam());
+    setting_.step.node_copy = std::get<2>(GetParam());
   }
 
   void expect_weights(Engine& engine, UnitIndex unit, int seed) {
@@ -76,7 +76,7 @@ TEST_P(Publish, SendsEachPartOnce) {
       const Packing& packing = engine->unit(unit).packing();
       const std::int64_t column = packing.columns[core::Shard(rank % mesh.num_shards)].size();
       const std::int64_t part = packing.owners[core::Slot(rank)].size();
-      const int stage_1 = setting_.node_copy ? 1 : kNumUnshards;
+      const int stage_1 = setting_.step.node_copy ? 1 : kNumUnshards;
       if (mesh.num_shards > 1 && column > 0) {
         intra += kNumUnshards;
         intra_bytes += static_cast<double>(kNumUnshards * column * element);

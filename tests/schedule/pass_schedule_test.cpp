@@ -16,16 +16,16 @@ Steps text_of(const PassSchedule& pass) {
   return steps;
 }
 
-Steps forward_on(const Layout& layout, const Options& options, const Trace& trace = kForward) {
+Steps forward_on(const Layout& layout, const StepOptions& options, const Trace& trace = kForward) {
   return text_of(build_pass_schedule(layout, trace, trace, Pass::kTrainForward, options));
 }
 
-Steps backward_on(const Layout& layout, const Options& options, bool sync = true) {
+Steps backward_on(const Layout& layout, const StepOptions& options, bool sync = true) {
   return text_of(build_pass_schedule(layout, kBackward, kForward, Pass::kBackward, options, sync));
 }
 
 TEST(PassSchedule, WithoutLookaheadSendsWhatIsNeededWhenItIsNeeded) {
-  const Options options{.lookahead = 0};
+  const StepOptions options{.lookahead = 0};
   const Steps forward{"publish inter 0, publish intra 0, await weights 0", "reshard 0",
                       "publish inter 1, publish intra 1, await weights 1", "reshard 1",
                       "publish inter 2, publish intra 2, await weights 2"};
@@ -43,27 +43,19 @@ TEST(PassSchedule, SendsStage1LookaheadUsesAheadAndStage2OneUseAhead) {
   const Steps one{
       "publish inter 0, publish inter 1, publish intra 0, publish intra 1, "
       "await weights 0",
-      "reshard 0",
-      "publish inter 2, publish intra 2, await weights 1",
-      "reshard 1",
+      "reshard 0", "publish inter 2, publish intra 2, await weights 1", "reshard 1",
       "await weights 2"};
   EXPECT_EQ(forward_on(three_units(2, 2), {.lookahead = 1}), one);
   const Steps two{
       "publish inter 0, publish inter 1, publish inter 2, publish intra 0, "
       "publish intra 1, await weights 0",
-      "reshard 0",
-      "publish intra 2, await weights 1",
-      "reshard 1",
-      "await weights 2"};
+      "reshard 0", "publish intra 2, await weights 1", "reshard 1", "await weights 2"};
   EXPECT_EQ(forward_on(three_units(2, 2), {.lookahead = 2}), two);
 }
 
 TEST(PassSchedule, LeavesOutStage1WhereThereIsOneReplicate) {
-  const Steps forward{"publish intra 0, publish intra 1, await weights 0",
-                      "reshard 0",
-                      "publish intra 2, await weights 1",
-                      "reshard 1",
-                      "await weights 2"};
+  const Steps forward{"publish intra 0, publish intra 1, await weights 0", "reshard 0",
+                      "publish intra 2, await weights 1", "reshard 1", "await weights 2"};
   for (const bool node_copy : {false, true})
     EXPECT_EQ(forward_on(three_units(1, 4), {.node_copy = node_copy, .lookahead = 2}), forward);
   for (const std::string& step : backward_on(three_units(1, 4), {}))
@@ -108,7 +100,7 @@ TEST(PassSchedule, KeepsGradientsOfANodeUnderNoSync) {
 }
 
 TEST(PassSchedule, SendsBothStagesAtEveryUseWithoutNodeCopies) {
-  const Options options{.node_copy = false, .lookahead = 2};
+  const StepOptions options{.node_copy = false, .lookahead = 2};
   const Steps backward{
       "publish inter 2, publish inter 1, publish inter 0, publish intra 2, "
       "publish intra 1, await weights 2",
@@ -126,10 +118,7 @@ TEST(PassSchedule, SendsStage1OnceAVersionWithNodeCopies) {
   const Steps forward{
       "publish inter 0, publish inter 1, publish intra 0, publish intra 1, "
       "await weights 0",
-      "reshard 0",
-      "publish intra 0, await weights 1",
-      "reshard 1",
-      "await weights 0"};
+      "reshard 0", "publish intra 0, await weights 1", "reshard 1", "await weights 0"};
   EXPECT_EQ(forward_on(three_units(2, 1), {}, twice), forward);
   // A backward's units of which the forward knew nothing.
   const PassSchedule backward = build_pass_schedule(
@@ -178,7 +167,8 @@ TEST(PassSchedule, NamesWhatEachOperationWaitsFor) {
   EXPECT_EQ(forward[0][0].after, After{});
   EXPECT_EQ(forward[0][1].after, (After{{Kind::kPublishInter, first}}));
   EXPECT_EQ(forward[0][2].after, (After{{Kind::kPublishIntra, first}}));
-  EXPECT_EQ(forward[1][0].after, (After{{Kind::kPublishIntra, first}, {Kind::kPublishInter, first}}));
+  EXPECT_EQ(forward[1][0].after,
+            (After{{Kind::kPublishIntra, first}, {Kind::kPublishInter, first}}));
   for (const bool sync : {false, true}) {
     const PassSchedule backward = build_pass_schedule(three_units(2, 2), kBackward, kForward,
                                                       Pass::kBackward, {.lookahead = 0}, sync);

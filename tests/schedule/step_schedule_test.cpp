@@ -11,7 +11,7 @@ namespace {
 TEST(UpdateSchedule, PublishesInForwardOrderAsSoonAsAUnitIsUpdated) {
   const Batches batches = batches_of({{2}, {1}, {0, 2}});
   const std::string freed = "reshard 0, reshard 1, reshard 2, ";
-  const auto step = [&](const Layout& layout, const Options& options) {
+  const auto step = [&](const Layout& layout, const StepOptions& options) {
     return text_of(build_update_schedule(layout, kForward, batches, options));
   };
   EXPECT_EQ(step(three_units(2, 2), {.lookahead = 2}),
@@ -70,8 +70,8 @@ TEST(MessagesOf, LeavesOutEmptyPartsAndGroupsOfOne) {
   EXPECT_EQ(messages_of({.kind = Kind::kPublishInter}, row, core::Slot(0)), Messages{});
 }
 
-TEST(Options, OutOfRangeAreRefusedByName) {
-  const auto refuses = [](const Options& options, const std::string& text) {
+TEST(StepOptions, OutOfRangeAreRefusedByName) {
+  const auto refuses = [](const StepOptions& options, const std::string& text) {
     try {
       build_pass_schedule(three_units(1, 2), kForward, kForward, Pass::kTrainForward, options);
     } catch (const core::InvalidArgument& error) {
@@ -82,8 +82,8 @@ TEST(Options, OutOfRangeAreRefusedByName) {
   EXPECT_TRUE(refuses({.lookahead = -1}, "lookahead: expected 0 or more units, got -1"));
   EXPECT_TRUE(refuses({.max_units_in_flight = 1}, "expected 2 or more, or None, got 1"));
   EXPECT_TRUE(refuses({.max_units_in_flight = -3}, "expected 2 or more, or None, got -3"));
-  EXPECT_EQ((Options{.lookahead = 3}).units_in_flight(), 5);
-  EXPECT_EQ((Options{.lookahead = 3, .max_units_in_flight = 2}).units_in_flight(), 2);
+  EXPECT_EQ((StepOptions{.lookahead = 3}).units_in_flight(), 5);
+  EXPECT_EQ((StepOptions{.lookahead = 3, .max_units_in_flight = 2}).units_in_flight(), 2);
 }
 
 TEST(StepSchedule, RefusesUnitsThatTheLayoutLacks) {
@@ -99,8 +99,7 @@ TEST(StepSchedule, RefusesUnitsThatTheLayoutLacks) {
 }
 
 TEST(StepSchedule, HashLeavesOutARanksOwnBatchesAndNothingElse) {
-  const auto hash = [](const Trace& forward, const Options& options,
-                       const Batches& batches) {
+  const auto hash = [](const Trace& forward, const StepOptions& options, const Batches& batches) {
     return build_step_schedule(three_units(2, 2), forward, {}, kBackward, batches, options).hash();
   };
   const std::uint64_t expected = hash(kForward, {}, batches_of({{0}, {1, 2}}));

@@ -112,7 +112,8 @@ TEST(Unroll, RunsABackwardThatARankLeavesOutBeforeTheStep) {
   Job job = small_job(2, 1);
   job.events = steps(2);
   const core::Slot other(1);
-  for (const core::UnitIndex unit : job.layout.units.indices()) job.skips.push_back({other, 4, unit});
+  for (const core::UnitIndex unit : job.layout.units.indices())
+    job.skips.push_back({other, 4, unit});
   const Programs programs = unroll(job);
   EXPECT_EQ(text_of(programs[other], 4), "");
   for (int unit = 0; unit < 3; ++unit) {
@@ -169,11 +170,11 @@ TEST(GrantedBytes, AreLookaheadPlusTwoUnitsInSequence) {
 TEST(GrantedBytes, CountEveryUseThatIsOpenWhileAnotherBegins) {
   Job job = small_job(1, 2);
   job.options.lookahead = 2;
-  job.forward = {before_use(0),    before_use(1),    after_forward(1),
+  job.forward = {before_use(0), before_use(1),    after_forward(1),
                  before_use(2), after_forward(2), after_forward(0)};
   job.events = {{What::kTrainForward}};
   EXPECT_EQ(granted_bytes(job), (4 + 1) * 48);
-  job.reshard_after_forward = false;
+  job.options.reshard_after_forward = false;
   EXPECT_GT(granted_bytes(job), std::int64_t{1} << 40);
 }
 

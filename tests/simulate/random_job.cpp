@@ -40,8 +40,8 @@ schedule::Layout draw_layout(Random* random) {
   return layout;
 }
 
-schedule::Options draw_options(Random* random) {
-  schedule::Options options;
+schedule::StepOptions draw_options(Random* random) {
+  schedule::StepOptions options;
   options.node_copy = !draw_one_in(random, 3);
   options.lookahead = draw_one_in(random, 2) ? draw(random, 0, 9) : draw(random, 0, 3);
   options.max_units_in_flight = draw_one_in(random, 3) ? draw(random, 2, 4) : 0;
@@ -102,7 +102,7 @@ void draw_traces(Random* random, Job* job) {
   job->forward = draw_uses(random, num_units);
   job->evaluation = draw_one_in(random, 2) ? job->forward : draw_uses(random, num_units);
   job->backward = draw_backward(random, num_units, job->forward);
-  job->reshard_after_forward = !draw_one_in(random, 4);
+  job->options.reshard_after_forward = !draw_one_in(random, 4);
 }
 
 void draw_batches(Random* random, Job* job) {
@@ -200,13 +200,13 @@ Job draw_job(Random* random) {
 }
 
 std::ostream& operator<<(std::ostream& out, const Job& job) {
-  const schedule::Options& options = job.options;
+  const schedule::StepOptions& options = job.options;
   out << "mesh " << job.layout.num_replicates << " x " << job.layout.num_shards << ", lookahead "
       << options.lookahead << ", max_units_in_flight " << options.max_units_in_flight
       << (options.node_copy ? "" : ", no node copies")
       << (options.broadcast_before_reduce ? "" : ", reduce before broadcast")
       << (options.asynchronous ? "" : ", synchronous")
-      << (job.reshard_after_forward ? "" : ", no reshard after forward");
+      << (job.options.reshard_after_forward ? "" : ", no reshard after forward");
   for (const schedule::UnitLayout& unit : job.layout.units) {
     out << "\n  " << unit.name << ": " << unit.weight_size << " and " << unit.gradient_size
         << " bytes x";

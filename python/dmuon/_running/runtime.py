@@ -49,8 +49,7 @@ class Runtime:
         policy = dedication.mp_policy
         options = _C.Options()
         options.device = self.device
-        options.schedule = dedication.schedule.native()
-        options.reshard_after_forward = dedication.reshard_after_forward
+        options.step = dedication.schedule.native()
         options.host_replicates = self.ranks.host_replicates
         units = []
         for unit in self.units:

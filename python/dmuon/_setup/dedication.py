@@ -29,7 +29,6 @@ class Dedication:
     matrices: list[Matrix]
     table: RoutingTable
     mp_policy: MixedPrecisionPolicy
-    reshard_after_forward: bool
     planning: Planning
     schedule: Schedule
     known: dict[nn.Module, list[str]]  # every module, and its parameters in their order, as they were
@@ -72,7 +71,7 @@ def dedicate_params(
     mesh: DeviceMesh | None = None,
     *,
     mp_policy: MixedPrecisionPolicy | None = None,
-    reshard_after_forward: bool | None = True,
+    reshard_after_forward: bool | None = Schedule.reshard_after_forward,
     select: Select | None = None,
     strategy: str = Planning.strategy,
     plan: str | os.PathLike[str] | None = Planning.plan,
@@ -121,7 +120,7 @@ def dedicate_params(
             its `mesh` is no mesh that holds it: the other ranks can hear of nothing before they share one.
     """
     ranks = resolve_ranks(mesh, getattr(model, "_orig_mod", model), timeout)
-    schedule = Schedule(node_copy, lookahead, max_units_in_flight)
+    schedule = Schedule(node_copy, lookahead, max_units_in_flight, reshard_after_forward)
     planning = Planning(strategy, plan, costs, layout_slack, max_memory_bytes)
     policy = mp_policy or MixedPrecisionPolicy()
     with agreement(ranks, "dedicate_params") as facts:
@@ -132,7 +131,7 @@ def dedicate_params(
         planning.check()
         schedule.check()
         matrices, table = route(model, select)
-        facts.append(f"options {(policy, reshard_after_forward, planning, schedule, timeout, ranks.rows)}")
+        facts.append(f"options {(policy, planning, schedule, timeout, ranks.rows)}")
         facts += [f"{row} {parameter.dtype}" for row, parameter in zip(table, model.parameters(), strict=True)]
 
     if ranks.slot == 0 and (left := table.left_by_shape()):
@@ -142,9 +141,7 @@ def dedicate_params(
             ", ".join(f"'{row.name}' ({'x'.join(map(str, row.shape))})" for row in left),
         )
     known = {m: [name for name, p in m._parameters.items() if p is not None] for m in model.modules()}
-    dedication = Dedication(
-        ranks, matrices, table, policy, reshard_after_forward is not False, planning, schedule, known
-    )
+    dedication = Dedication(ranks, matrices, table, policy, planning, schedule, known)
     _guard(model, dedication)
     for matrix in matrices:
         for place in matrix.places:

@@ -8,31 +8,33 @@ import os
 import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from dmuon import _C, _plan
+from dmuon import _plan
 from dmuon._setup.strategies import require_strategy
 
-_SCHEDULE = _C.ScheduleOptions()
+_STEP = _plan.StepOptions()
 _PLAN = _plan.PlanOptions()
 _MOST_UNITS = 10**6  # more would leave the engine's integers
 
 
 @dataclasses.dataclass
 class Schedule:
-    """When messages go out; see `dedicate_params`. The fields after the first three are for ablations."""
+    """When messages go out; see `dedicate_params`. The fields after the first four are for ablations."""
 
-    node_copy: bool = _SCHEDULE.node_copy
-    lookahead: int = _SCHEDULE.lookahead
+    node_copy: bool = _STEP.node_copy
+    lookahead: int = _STEP.lookahead
     max_units_in_flight: int | None = None
-    broadcast_before_reduce: bool = _SCHEDULE.broadcast_before_reduce
-    asynchronous: bool = _SCHEDULE.asynchronous
+    reshard_after_forward: bool | None = _STEP.reshard_after_forward
+    broadcast_before_reduce: bool = _STEP.broadcast_before_reduce
+    asynchronous: bool = _STEP.asynchronous
     one_stage: bool = False  # all ranks as one node
 
-    def native(self) -> _C.ScheduleOptions:
-        """For the engine."""
-        options = _C.ScheduleOptions()
+    def native(self) -> _plan.StepOptions:
+        """For the engine and the planner."""
+        options = _plan.StepOptions()
         options.node_copy = self.node_copy
         options.lookahead = self.lookahead
         options.max_units_in_flight = self.max_units_in_flight or 0
+        options.reshard_after_forward = self.reshard_after_forward is not False
         options.broadcast_before_reduce = self.broadcast_before_reduce
         options.asynchronous = self.asynchronous
         return options
@@ -70,12 +72,9 @@ class Planning:
             weight_bytes: of an element in the compute dtype.
             gradient_bytes: of an element of gradients as they travel.
         """
-        options = _plan.PlanOptions()
-        options.lookahead = schedule.lookahead
+        options = _plan.PlanOptions(schedule.native())
         options.layout_slack = self.layout_slack
         options.max_memory_bytes = self.max_memory_bytes or 0
-        options.node_copy = schedule.node_copy
-        options.units_in_flight = schedule.max_units_in_flight or schedule.lookahead + 2
         options.weight_bytes, options.gradient_bytes = weight_bytes, gradient_bytes
         return options
 

@@ -28,20 +28,11 @@ void init_engine(py::module_& module) {
   using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroup>;
   const py::call_guard<py::gil_scoped_release> no_gil;
 
-  py::class_<schedule::Options>(module, "ScheduleOptions")
-      .def(py::init<>())
-      .def_readwrite("node_copy", &schedule::Options::node_copy)
-      .def_readwrite("lookahead", &schedule::Options::lookahead)
-      .def_readwrite("max_units_in_flight", &schedule::Options::max_units_in_flight)
-      .def_readwrite("broadcast_before_reduce", &schedule::Options::broadcast_before_reduce)
-      .def_readwrite("asynchronous", &schedule::Options::asynchronous);
-
   py::class_<engine::Options>(module, "Options")
       .def(py::init<>())
       .def_readwrite("device", &engine::Options::device)
       .def_readwrite("host_replicates", &engine::Options::host_replicates)
-      .def_readwrite("schedule", &engine::Options::schedule)
-      .def_readwrite("reshard_after_forward", &engine::Options::reshard_after_forward);
+      .def_readwrite("step", &engine::Options::step);
 
   py::class_<Group>(module, "Group")
       .def(py::init<ProcessGroup, std::string, int, int>(), py::arg("group").none(true),

@@ -46,8 +46,18 @@ void init_inputs(py::module_& module) {
       .def("shard_of", &Mesh::shard_of, py::arg("owner"))
       .def("replicate_of", &Mesh::replicate_of, py::arg("owner"));
 
-  py::class_<Options>(module, "PlanOptions")
+  using schedule::StepOptions;
+  py::class_<StepOptions>(module, "StepOptions")
       .def(py::init<>())
+      .def_readwrite("node_copy", &StepOptions::node_copy)
+      .def_readwrite("lookahead", &StepOptions::lookahead)
+      .def_readwrite("max_units_in_flight", &StepOptions::max_units_in_flight)
+      .def_readwrite("broadcast_before_reduce", &StepOptions::broadcast_before_reduce)
+      .def_readwrite("reshard_after_forward", &StepOptions::reshard_after_forward)
+      .def_readwrite("asynchronous", &StepOptions::asynchronous);
+
+  py::class_<Options>(module, "PlanOptions")
+      .def(py::init<const StepOptions&>(), py::arg("step") = StepOptions{})
       .def_readwrite("lookahead", &Options::lookahead)
       .def_readwrite("layout_slack", &Options::layout_slack)
       .def_readwrite("max_memory_bytes", &Options::max_memory_bytes)

@@ -17,9 +17,8 @@ using schedule::Pass;
 Engine::Engine(Options options, SharedMesh mesh, const plan::Plan& plan,
                const std::vector<UnitSpec>& units)
     : options_(options),
-      executor_(std::move(mesh), plan, units, options.schedule.node_copy, options.device),
-      resolver_(executor_.layout(), options.schedule, executor_.units_of_batches(),
-                options.reshard_after_forward, this) {}
+      executor_(std::move(mesh), plan, units, options.step.node_copy, options.device),
+      resolver_(executor_.layout(), options.step, executor_.units_of_batches(), this) {}
 
 void Engine::bind(core::UnitIndex index, std::vector<at::Tensor> parameters) {
   // A gradient may come without its unit's outputs having been watched; it too waits for the end of
@@ -204,7 +203,7 @@ void Engine::step(const std::function<void(core::BatchIndex)>& update) {
   update_ = update;
   resolver_.step();
   update_ = nullptr;
-  if (!options_.schedule.asynchronous) executor_.drain();
+  if (!options_.step.asynchronous) executor_.drain();
 }
 
 void Engine::perform(const schedule::Operation& operation) {

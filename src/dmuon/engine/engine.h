@@ -18,8 +18,7 @@ namespace dmuon::engine {
 
 /// What does not follow from the mesh and the plan.
 struct Options {
-  schedule::Options schedule;
-  bool reshard_after_forward = true;  ///< free weights between a unit's forward and its backward
+  schedule::StepOptions step;
   c10::Device device = c10::kCPU;
   /// Of the parameters that stay with the host framework; it has slots / host_replicates shards.
   int host_replicates = 1;

@@ -16,7 +16,7 @@ struct Window {
   int routes;  // in flight while another unit is in its backward
 };
 
-Window window_of(const Layout& layout, const Options& options);
+Window window_of(const Layout& layout, const StepOptions& options);
 
 /// The operations that make operations of a mesh: what a stage that the mesh lacks leaves out.
 class Maker {

@@ -19,7 +19,7 @@ bool uses_weights(const Trigger& trigger) { return trigger.moment == Moment::kBe
 class PassBuilder {
  public:
   PassBuilder(const Layout& layout, const Trace& trace, const Trace& forward, Pass pass,
-              const Options& options, bool sync)
+              const StepOptions& options, bool sync)
       : maker_(layout),
         trace_(trace),
         pass_(pass),
@@ -137,7 +137,7 @@ class PassBuilder {
   Maker maker_;
   const Trace& trace_;
   Pass pass_;
-  const Options& options_;
+  const StepOptions& options_;
   bool sync_;
   Window window_;
   std::vector<Parts> parts_;               // [triggers]
@@ -147,7 +147,7 @@ class PassBuilder {
 
 }  // namespace
 
-Window window_of(const Layout& layout, const Options& options) {
+Window window_of(const Layout& layout, const StepOptions& options) {
   const bool through_buffers = layout.num_replicates > 1 && !options.node_copy;
   const int most_ahead = options.units_in_flight() - 1;
   Window window{};
@@ -168,7 +168,7 @@ Window window_of(const Layout& layout, const Options& options) {
 }
 
 PassSchedule build_pass_schedule(const Layout& layout, const Trace& trace, const Trace& forward,
-                                 Pass pass, const Options& options, bool sync) {
+                                 Pass pass, const StepOptions& options, bool sync) {
   check(options);
   check_units(layout, trace);
   return PassBuilder(layout, trace, forward, pass, options, sync).take();

@@ -5,12 +5,10 @@
 
 namespace dmuon::schedule {
 
-Resolver::Resolver(Layout layout, const Options& options, Batches batches,
-                   bool reshard_after_forward, Performer* performer)
+Resolver::Resolver(Layout layout, const StepOptions& options, Batches batches, Performer* performer)
     : layout_(std::move(layout)),
       options_(options),
       batches_(std::move(batches)),
-      reshard_after_forward_(reshard_after_forward),
       performer_(performer),
       maker_(layout_),
       units_(layout_.units.size()) {
@@ -36,7 +34,7 @@ void Resolver::before_use(core::UnitIndex unit) {
 
 void Resolver::after_forward(core::UnitIndex unit) {
   const Trigger trigger{Moment::kAfterForward, unit};
-  if (!reshard_after_forward_ || !ready(unit)) return;
+  if (!options_.reshard_after_forward || !ready(unit)) return;
   // A replay that does not owe it keeps the unit for the backward that follows.
   if (order_.on_demand() || order_.owes(trigger)) request(trigger);
 }
@@ -126,8 +124,7 @@ void Resolver::finish_routes() {
 }
 
 bool Resolver::holds_partial_sums() const {
-  return std::any_of(units_.begin(), units_.end(),
-                     [](const UnitState& unit) { return unit.held; });
+  return std::any_of(units_.begin(), units_.end(), [](const UnitState& unit) { return unit.held; });
 }
 
 // ---- from triggers to operations ----
@@ -172,8 +169,7 @@ void Resolver::cross(const std::vector<Crossing>& crossings) {
       serve(trigger);
     } else {
       const auto position = static_cast<std::size_t>(crossing.position);
-      for (const Operation& operation : schedule_of(crossing.pass).at(position))
-        resolve(operation);
+      for (const Operation& operation : schedule_of(crossing.pass).at(position)) resolve(operation);
     }
     crossing_.reset();
   }

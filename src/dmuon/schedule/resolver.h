@@ -39,7 +39,8 @@ class Performer {
 /// - kPublishIntra runs unless the packed buffer has been filled since it was freed. Stage 1 goes
 ///   before it where it is missing.
 /// - kAwaitWeights runs unless compute has waited since the buffer was filled.
-/// - kReshard runs if the buffer is filled, or if stage 1 may still be on its way: it reads what the
+/// - kReshard runs if the buffer is filled, or if stage 1 may still be on its way: it reads what
+/// the
 ///   update is about to change.
 /// - kRouteIntra runs after the unit's route that is still in flight has been finished.
 /// - kFinishRoute runs if the unit's route is in flight, and waits for its last stage.
@@ -52,11 +53,9 @@ class Performer {
 class Resolver {
  public:
   /// @param batches  this rank's.
-  /// @param reshard_after_forward  a unit's weights are freed between its forward and its backward.
   /// @param performer  outlives this.
   /// @throws InvalidArgument for options out of range.
-  Resolver(Layout layout, const Options& options, Batches batches, bool reshard_after_forward,
-           Performer* performer);
+  Resolver(Layout layout, const StepOptions& options, Batches batches, Performer* performer);
 
   // What hooks say. Each returns when the performer has done what follows from it.
 
@@ -111,8 +110,8 @@ class Resolver {
   /// Whose operations are being performed, if they are a crossing's.
   const std::optional<Crossing>& crossing() const { return crossing_; }
 
-  /// Of all triggers that were crossed and of the schedules. What is issued follows from them, so it
-  /// is equal on ranks that have issued the same.
+  /// Of all triggers that were crossed and of the schedules. What is issued follows from them, so
+  /// it is equal on ranks that have issued the same.
   std::uint64_t hash() const { return issued_.value(); }
 
  private:
@@ -139,9 +138,8 @@ class Resolver {
   void reshard(UnitState* unit, const Operation& operation);
 
   Layout layout_;
-  Options options_;
+  StepOptions options_;
   Batches batches_;
-  bool reshard_after_forward_;
   Performer* performer_;
   Maker maker_;
   Order order_;

@@ -26,7 +26,7 @@ void check_units(const Layout& layout, const Trace& trace) {
   }
 }
 
-void check(const Options& options) {
+void check(const StepOptions& options) {
   core::require(options.lookahead >= 0,
                 "dedicate_params: lookahead: expected 0 or more units, got ", options.lookahead);
   core::require(options.max_units_in_flight == 0 || options.max_units_in_flight >= 2,
@@ -35,7 +35,7 @@ void check(const Options& options) {
 }
 
 std::vector<Operation> build_update_schedule(const Layout& layout, const Trace& forward,
-                                             const Batches& batches, const Options& options) {
+                                             const Batches& batches, const StepOptions& options) {
   check(options);
   check_units(layout, forward);
   const Maker maker(layout);
@@ -74,7 +74,7 @@ std::vector<Operation> build_update_schedule(const Layout& layout, const Trace& 
 
 StepSchedule build_step_schedule(const Layout& layout, const Trace& forward,
                                  const Trace& evaluation, const Trace& backward,
-                                 const Batches& batches, const Options& options) {
+                                 const Batches& batches, const StepOptions& options) {
   const auto forward_of = [&](const Trace& trace, Pass pass) {
     return build_pass_schedule(layout, trace, trace, pass, options);
   };

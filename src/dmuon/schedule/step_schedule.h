@@ -4,30 +4,10 @@
 #include <vector>
 
 #include "dmuon/schedule/operation.h"
+#include "dmuon/schedule/step_options.h"
 #include "dmuon/schedule/trigger.h"
 
 namespace dmuon::schedule {
-
-struct Options {
-  bool node_copy = true;  ///< column members keep what came from other nodes until the next version
-  /// Stage 1 of a unit is issued this many uses ahead; 0: everything is sent when it is needed.
-  int lookahead = 2;
-  /// Units whose packed weights or gradients may be in memory at once, 2 or more; 0: lookahead
-  /// + 2.
-  int max_units_in_flight = 0;
-  /// The backward's next weights are sent before this unit's gradients (the paper,
-  /// sec:design-schedule).
-  bool broadcast_before_reduce = true;
-  /// step() returns while the first weights travel.
-  bool asynchronous = true;
-
-  int units_in_flight() const {
-    return max_units_in_flight > 0 ? max_units_in_flight : lookahead + 2;
-  }
-};
-
-/// @throws InvalidArgument naming the option, what is expected and what came.
-void check(const Options& options);
 
 /// What to issue when the i-th trigger of a pass is crossed.
 using PassSchedule = std::vector<std::vector<Operation>>;
@@ -65,18 +45,18 @@ struct StepSchedule {
 /// @param sync     false: a backward under no_sync, which sends nothing between nodes.
 /// @throws InvalidArgument for options out of range or a unit out of range.
 PassSchedule build_pass_schedule(const Layout& layout, const Trace& trace, const Trace& forward,
-                                 Pass pass, const Options& options, bool sync = true);
+                                 Pass pass, const StepOptions& options, bool sync = true);
 
 /// What `step()` does: per unit in forward order, the updates that complete this rank's part of it,
 /// then its stage 1; the first `lookahead` units, and stage 2 of the first; then the remaining
 /// updates.
 std::vector<Operation> build_update_schedule(const Layout& layout, const Trace& forward,
-                                             const Batches& batches, const Options& options);
+                                             const Batches& batches, const StepOptions& options);
 
 /// All of a step. Passes without a trace are empty.
 StepSchedule build_step_schedule(const Layout& layout, const Trace& forward,
                                  const Trace& evaluation, const Trace& backward,
-                                 const Batches& batches, const Options& options);
+                                 const Batches& batches, const StepOptions& options);
 
 /// What a trigger issues where no trace is known: everything it needs, in order, and the wait for
 /// it.

@@ -39,7 +39,7 @@ class Rank : private schedule::Performer {
   Rank(const Job& job, core::Slot slot)
       : job_(job),
         skipped_(job.events.size()),
-        resolver_(job.layout, job.options, job.batches.at(slot), job.reshard_after_forward, this) {
+        resolver_(job.layout, job.options, job.batches.at(slot), this) {
     program_.batches = job.batches.at(slot);
     for (const Skip& skip : job.skips) {
       if (skip.slot == slot) skipped_[static_cast<std::size_t>(skip.event)].insert(skip.unit);
@@ -188,7 +188,7 @@ Programs unroll(const Job& job) {
 }
 
 std::int64_t granted_bytes(const Job& job) {
-  if (!job.reshard_after_forward) return kUnbounded;
+  if (!job.options.reshard_after_forward) return kUnbounded;
   std::set<UnitIndex> open;
   std::size_t most = 1;
   bool traced = false;

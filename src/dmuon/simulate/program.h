@@ -16,9 +16,9 @@ namespace dmuon::simulate {
 struct Event {
   enum class What : int { kTrainForward, kEvaluation, kBackward, kBackwardNoSync, kStep };
   What what = What::kStep;
-  /// What the pass uses in place of the job's units: it may deviate from the trace. No use is inside
-  /// another, for a replay may free what the trace does not use. Empty: the pass uses what the job
-  /// says.
+  /// What the pass uses in place of the job's units: it may deviate from the trace. No use is
+  /// inside another, for a replay may free what the trace does not use. Empty: the pass uses what
+  /// the job says.
   schedule::Trace instead{};
   bool operator==(const Event&) const = default;
 };
@@ -37,8 +37,7 @@ struct Skip {
 /// What all ranks of a mesh do over several steps. The first pass of each kind is traced.
 struct Job {
   schedule::Layout layout;
-  schedule::Options options;
-  bool reshard_after_forward = true;
+  schedule::StepOptions options;
   schedule::Trace forward;     ///< kBeforeUse ... kAfterForward of each use
   schedule::Trace backward;    ///< kBeforeUse ... kAfterBackward of each use
   schedule::Trace evaluation;  ///< as `forward`
