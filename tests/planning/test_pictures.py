@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from xml.etree import ElementTree
 
@@ -24,10 +25,14 @@ def plan_of(num_matrices, mesh, strategy="load_balance", num_shapes=2, name="lay
 @pytest.mark.parametrize("sides", [(1, 1), (1, 8), (4, 8), (32, 8), (3, 70), (2, 4, 2)], ids=str)
 @pytest.mark.parametrize("strategy", ["load_balance", "rank0", "round_robin"])
 def test_stacks_end_at_the_loads_and_the_line_is_at_the_bound(sides, strategy):
-    plan = plan_of(30, _plan.Mesh(*sides), strategy)
+    plan = plan_of(30, _plan.Mesh(*sides), strategy, num_shapes=3)
     times, _, *_ = pictures.draw(plan, "a plan", "test").axes
-    top = times.patches[-1].get_data().values
-    assert list(top) == pytest.approx([ns / 1e6 for ns in plan.loads_ns])
+    stacks = [patch.get_data() for patch in times.patches]
+    assert len(stacks) == 3
+    for below, above in itertools.pairwise(stacks):
+        assert list(above.baseline) == list(below.values)
+    assert list(stacks[0].baseline) == [0.0] * len(plan.loads_ns)
+    assert list(stacks[-1].values) == pytest.approx([ns / 1e6 for ns in plan.loads_ns])
     (bound,) = [line for line in times.lines if line.get_label() == "bound"]
     assert bound.get_ydata()[0] == pytest.approx(plan.bound_ns / 1e6)
 
