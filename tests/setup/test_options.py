@@ -8,12 +8,13 @@ import pytest
 from dmuon._setup.options import Planning, Schedule
 
 import dmuon
-from dmuon import _C, _plan
+from dmuon import _plan
 
 OTHER = {
     "node_copy": False,
     "lookahead": 5,
     "max_units_in_flight": 3,
+    "reshard_after_forward": False,
     "broadcast_before_reduce": False,
     "asynchronous": False,
 }
@@ -24,12 +25,12 @@ def fields(native: object) -> dict[str, object]:
 
 
 def test_what_is_said_nowhere_is_as_the_engine_has_it():
-    assert fields(Schedule().native()) == fields(_C.ScheduleOptions())
+    assert fields(Schedule().native()) == fields(_plan.StepOptions())
     assert Planning().layout_slack == _plan.PlanOptions().layout_slack
 
 
 def test_engine_and_planner_have_one_opinion():
-    engine, planner = _C.ScheduleOptions(), _plan.PlanOptions()
+    engine, planner = _plan.StepOptions(), _plan.PlanOptions()
     assert (planner.lookahead, planner.node_copy) == (engine.lookahead, engine.node_copy)
     assert planner.units_in_flight == engine.lookahead + 2
 
@@ -48,7 +49,7 @@ def test_the_signature_shows_the_same_defaults():
 @pytest.mark.parametrize("name", OTHER)
 def test_every_option_of_the_schedule_reaches_the_engine(name):
     changed = fields(Schedule(**{name: OTHER[name]}).native())
-    assert changed == {**fields(_C.ScheduleOptions()), name: OTHER[name]}
+    assert changed == {**fields(_plan.StepOptions()), name: OTHER[name]}
 
 
 def test_every_option_of_planning_reaches_the_planner():
