@@ -117,6 +117,8 @@ TEST_P(Publish, GathersAnyOwnedTensorInFp32OnEveryRank) {
     }
     // Before anything is sent: at ranks that own nothing, too.
     EXPECT_THROW(engine->gather(ParameterIndex(0), "third moment"), core::InvalidArgument);
+    EXPECT_THROW(engine->scatter(ParameterIndex(0), kMaster, value(ParameterIndex(1), 1)),
+                 core::InvalidArgument);
   });
 }
 

@@ -180,9 +180,12 @@ const Verdict& Engine::agree(const HostNorms& host, std::uint32_t settings) {
   settle_step();
   if (verdict_) return *verdict_;
   Stopwatch watch(seconds_["agree_s"]);
-  AgreementInput input{
-      resolver_.hash(),        settings, {},
-      owned().squared_norms(), host,     layout().num_slots() / options_.host_replicates};
+  AgreementInput input;
+  input.issued = resolver_.hash();
+  input.settings = settings;
+  input.squared_norms = owned().squared_norms();
+  input.host = host;
+  input.num_host_shards = layout().num_slots() / options_.host_replicates;
   for (const core::ParameterIndex parameter : parameters().indices()) {
     const bool kept = placeholders_.empty() || placeholders_[parameter].grad().defined();
     input.has_gradient.push_back(kept && executor_.has_gradient(parameter));

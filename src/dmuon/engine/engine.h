@@ -52,21 +52,18 @@ class Engine : private schedule::Performer {
   // Construction in two halves: parameters are made, by Python, of the unit's weights.
   Unit& unit(core::UnitIndex index) { return executor_.unit(index); }
   void bind(core::UnitIndex unit, std::vector<at::Tensor> parameters);
-  int num_units() const { return executor_.num_units(); }
   /// Its weights may be read.
   bool ready(core::UnitIndex unit) const { return resolver_.ready(unit); }
 
-  /// The placeholders that the user sees, by parameter, and what stands in for their gradients: set
-  /// as
-  /// `.grad` at the end of each backward; a placeholder without `.grad` has had its gradient
-  /// cleared.
+  /// The placeholders that the user sees, and what stands in for their gradients: set as `.grad` at
+  /// the end of each backward; a placeholder without `.grad` has had its gradient cleared.
   void set_placeholders(core::Vector<core::ParameterIndex, at::Tensor> placeholders,
                         core::Vector<core::ParameterIndex, at::Tensor> gradients);
 
   const Parameters& parameters() const { return executor_.parameters(); }
 
-  // What owners hold: fp32 tensors named "master" and "gradient", and those that are added. All
-  // throw InvalidArgument for an unknown name, before anything is sent.
+  /// What this rank owns. Its named tensors travel by gather and scatter, which throw
+  /// InvalidArgument for an unknown name before anything is sent.
   Owned& owned() { return executor_.owned(); }
 
   /// Collective: the tensor of a parameter, on every rank, in the sizes of its view. A gradient of

@@ -39,7 +39,7 @@ struct UnitSpec {
 class Executor {
  public:
   /// @param mesh       as large as the plan's.
-  /// @param plan       whose inventory are the parameters, one matrix each.
+  /// @param plan       whose inventory are the parameters.
   /// @param units      of the plan's, by index.
   /// @param node_copy  with several nodes, column members keep what came from other nodes.
   Executor(SharedMesh mesh, const plan::Plan& plan, const std::vector<UnitSpec>& units,
@@ -56,7 +56,6 @@ class Executor {
   void drain();
 
   Unit& unit(core::UnitIndex index) { return *states_.at(index).unit; }
-  int num_units() const { return states_.size(); }
   const Parameters& parameters() const { return parameters_; }
   Owned& owned() { return owned_; }
   SharedMesh& mesh() { return mesh_; }
