@@ -66,6 +66,7 @@ class Operation:
     kind: str
     lane: str
     unit: int
+    batch: int
     version: int
     after: list[Dependency]
 
@@ -74,14 +75,10 @@ class Message:
     root: int
     bytes: int
 
-class PassSchedule:
-    at: list[list[Operation]]
-    end: list[Operation]
-
 class StepSchedule:
-    forward: PassSchedule
-    backward: PassSchedule
-    backward_no_sync: PassSchedule
+    forward: list[list[Operation]]
+    backward: list[list[Operation]]
+    backward_no_sync: list[list[Operation]]
     step: list[Operation]
 
 class Engine:

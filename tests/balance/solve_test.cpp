@@ -94,9 +94,9 @@ TEST(Solve, ComesWithinItsToleranceOfTheBoundsOfModels) {
   }
 }
 
-// Half of the first assignments are 9 % or more above the bound, and 5 of the 60 within the tolerance.
-// The search brings 45 within it. With random escapes and new divisions of two owners' work it would
-// be 48; over the instances of bench/plan_stress those are worth 0.7 % at most.
+// Half of the first assignments are 9 % or more above the bound, and 5 of the 60 within the
+// tolerance. The search brings 45 within it. With random escapes and new divisions of two owners'
+// work it would be 48; over the instances of bench/plan_stress those are worth 0.7 % at most.
 TEST(Solve, SearchesOnUntilItsTolerance) {
   int num_within = 0;
   for (int seed = 0; seed < 60; ++seed) {

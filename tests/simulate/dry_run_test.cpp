@@ -194,9 +194,8 @@ TEST(DryRun, CountsGradientsUnderNoSyncOnce) {
   EXPECT_EQ(dry_run(job, {}).violations, std::vector<std::string>{});
   Programs programs = unroll(job);
   for (Program& program : programs) {
-    std::erase_if(program.issues, [](const Issue& issue) {
-      return issue.operation.kind == Kind::kRouteInter;
-    });
+    std::erase_if(program.issues,
+                  [](const Issue& issue) { return issue.operation.kind == Kind::kRouteInter; });
   }
   EXPECT_TRUE(says(run_with(job, programs), "are not what all ranks put in"));
 }

@@ -44,8 +44,7 @@ void move(Program* program, int from, int to) {
 }
 
 int counterpart(const Program& program, int index, const Program& other) {
-  const auto [kind, unit] =
-      std::pair{program.issue(index).operation.kind, unit_of(program, index)};
+  const auto [kind, unit] = std::pair{program.issue(index).operation.kind, unit_of(program, index)};
   int occurrence = 0;
   for (int i = 0; i < index; ++i) occurrence += is(program, i, kind, unit) ? 1 : 0;
   for (int i = 0; i < other.num_issues(); ++i) {

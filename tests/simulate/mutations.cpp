@@ -44,8 +44,7 @@ bool swap_across_lanes(Random* random, const Job&, Programs* programs) {
   Program& program = (*programs)[slot];
   const auto pick_from = [&](Lane lane) {
     return pick(random, program, [&](const Program& of, int i) {
-      return schedule::lane_of(of.issue(i).operation.kind) == lane &&
-             has_messages(of, i, slot);
+      return schedule::lane_of(of.issue(i).operation.kind) == lane && has_messages(of, i, slot);
     });
   };
   const auto intra = pick_from(Lane::kIntra);
@@ -165,8 +164,7 @@ bool update_too_late(Random* random, const Job& job, Programs* programs) {
   };
   const auto published = pick(random, program, [&](const Program& of, int i) {
     return is(of, i, first_stage) && of.issue(i).operation.version == 1 &&
-           job.layout.units[unit_of(of, i)].owner_elements[slot] > 0 &&
-           update_of(of, i) >= 0;
+           job.layout.units[unit_of(of, i)].owner_elements[slot] > 0 && update_of(of, i) >= 0;
   });
   if (!published) return false;
   move(&program, update_of(program, *published), *published);

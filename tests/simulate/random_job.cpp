@@ -143,6 +143,8 @@ class Historian {
       job_->events.push_back({What::kStep});
       // Nothing awaits what the first one publishes.
       if (draw_one_in(random_, 8)) job_->events.push_back({What::kStep});
+      // Of a forward before the step, whose weights come again.
+      if (draw_one_in(random_, 8)) add(What::kBackward);
     }
     if (draw_one_in(random_, 4)) add(What::kTrainForward);
     maybe_evaluate();

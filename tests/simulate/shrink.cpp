@@ -25,18 +25,6 @@ void erase_at(core::Vector<I, T>* items, I index) {
   *items = core::Vector<I, T>(std::move(values));
 }
 
-// Every backward has its forward: what the program of a job must have.
-bool is_possible(const Job& job) {
-  bool forward = false;
-  for (const Event& event : job.events) {
-    const bool backward = is_backward(event.what);
-    if (backward && !forward) return false;
-    if (event.what == What::kTrainForward) forward = true;
-    if (backward || event.what == What::kStep) forward = false;
-  }
-  return true;
-}
-
 Job without_event(Job job, int event) {
   erase_at(&job.events, static_cast<std::size_t>(event));
   std::erase_if(job.skips, [&](const Skip& skip) { return skip.event == event; });
@@ -143,7 +131,6 @@ std::vector<Job> smaller_jobs(const Job& job) {
     }
   }
   add_smaller_options(job, &smaller);
-  std::erase_if(smaller, [](const Job& candidate) { return !is_possible(candidate); });
   return smaller;
 }
 

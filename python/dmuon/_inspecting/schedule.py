@@ -246,15 +246,23 @@ def schedule(model: nn.Module) -> StepSchedule:
     return _with_idle(found)
 
 
-def _operations(runtime: Runtime, native: _C.PassSchedule, triggers: Sequence[_C.Trigger]) -> tuple[Operation, ...]:
+def _operations(
+    runtime: Runtime, native: Sequence[Sequence[_C.Operation]], triggers: Sequence[_C.Trigger]
+) -> tuple[Operation, ...]:
     words = {_C.Moment.BEFORE_USE: "before", _C.Moment.AFTER_FORWARD: "after", _C.Moment.AFTER_BACKWARD: "after"}
-    if len(triggers) != len(native.at):
+    if len(triggers) != len(native):
         return ()  # ranks have deviated from it: it is traced anew
+    backward = any(trigger.moment == _C.Moment.AFTER_BACKWARD for trigger in triggers)
     found = []
-    for trigger, operations in zip(triggers, native.at, strict=True):
-        text = f"{words[trigger.moment]} {_unit(runtime, trigger.unit)}"
+    for trigger, operations in zip(triggers, native, strict=True):
+        unit = _unit(runtime, trigger.unit)
+        text = f"{words[trigger.moment]} {unit}"
+        if trigger.moment == _C.Moment.AFTER_BACKWARD:
+            found.append(Operation(text, "compute", "backward", unit, 0, (), ()))
         found += [_operation(runtime, text, operation) for operation in operations]
-    return (*found, *(_operation(runtime, "end", operation) for operation in native.end))
+        if trigger.moment == _C.Moment.BEFORE_USE and not backward:
+            found.append(Operation(text, "compute", "forward", unit, 0, (), ()))
+    return tuple(found)
 
 
 def _unit(runtime: Runtime, index: int) -> str:
@@ -267,7 +275,7 @@ def _operation(runtime: Runtime, trigger: str, operation: _C.Operation) -> Opera
         trigger,
         operation.lane,
         operation.kind,
-        f"batch {operation.unit}" if operation.kind == "update" else _unit(runtime, operation.unit),
+        f"batch {operation.batch}" if operation.kind == "update" else _unit(runtime, operation.unit),
         operation.version,
         tuple((dependency.kind, _unit(runtime, dependency.unit)) for dependency in operation.after),
         tuple(Message(message.group, message.root, message.bytes) for message in messages),

@@ -117,9 +117,9 @@ class Vector {
 // The kinds that several modules share; docs/architecture.md has their meaning.
 using MatrixIndex = Index<struct MatrixKind>;        ///< in module order
 using ParameterIndex = Index<struct ParameterKind>;  ///< in module order
-using UnitIndex = Index<struct UnitKind>;      ///< in module order
-using BatchIndex = Index<struct BatchKind>;    ///< of one rank
-using Slot = Index<struct SlotKind>;           ///< replicate * num_shards + shard
+using UnitIndex = Index<struct UnitKind>;            ///< in module order
+using BatchIndex = Index<struct BatchKind>;          ///< of one rank
+using Slot = Index<struct SlotKind>;                 ///< replicate * num_shards + shard
 using Replicate = Index<struct ReplicateKind>;
 using Shard = Index<struct ShardKind>;  ///< a column's number
 

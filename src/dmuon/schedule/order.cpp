@@ -81,7 +81,8 @@ std::vector<Crossing> Order::request(Trigger trigger) {
   std::vector<Crossing> crossings;
   core::invariant(current_.has_value(), "Order::request: no pass is open");
   const bool forward = *current_ != Pass::kBackward;
-  if (forward && course().replaying() && !course().lies_ahead(trigger) && course().contains(trigger)) {
+  if (forward && course().replaying() && !course().lies_ahead(trigger) &&
+      course().contains(trigger)) {
     crossings = begin(*current_);
   }
   std::vector<Crossing> more = course().advance(trigger, *current_);
@@ -124,8 +125,6 @@ bool Order::owes_backward() const {
   return unanswered_ && courses_[static_cast<int>(Pass::kBackward)].replaying();
 }
 
-bool Order::on_demand() const {
-  return current_ && !course().replaying();
-}
+bool Order::on_demand() const { return current_ && !course().replaying(); }
 
 }  // namespace dmuon::schedule

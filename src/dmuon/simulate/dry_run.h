@@ -17,8 +17,8 @@ struct Delays {
   /// A collective ends nowhere before it has begun at all members. Else a broadcast ends where its
   /// root has begun it, and a reduction at its root when all have begun it.
   bool rendezvous = false;
-  /// Where given, the microseconds of a kUpdate, kForward or kBackward, and of a message, instead of
-  /// drawn ones.
+  /// Where given, the microseconds of a kUpdate, kForward or kBackward, and of a message, instead
+  /// of drawn ones.
   std::function<double(const schedule::Operation&)> compute{};
   std::function<double(const schedule::Message&)> message{};
 };

@@ -85,7 +85,8 @@ class Machine {
       bool progress = true;
       while (progress) {
         progress = issue_all(slot);
-        for (std::size_t lane = 0; lane < schedule::kNumLanes; ++lane) progress |= advance(slot, lane);
+        for (std::size_t lane = 0; lane < schedule::kNumLanes; ++lane)
+          progress |= advance(slot, lane);
       }
     }
     report_blocked();
@@ -214,7 +215,8 @@ class Machine {
       ready_us = std::max(ready_us, root_us);
     }
     lane->now_us = ready_us + message_us(message);
-    if (schedule::is_publication(collective.kind) || is_root) data_.receive(slot, index, collective.value);
+    if (schedule::is_publication(collective.kind) || is_root)
+      data_.receive(slot, index, collective.value);
     lane->begun = false;
     ++lane->message;
     ++lane->sequence;
@@ -227,8 +229,13 @@ class Machine {
     const int size =
         message.group == Message::Group::kRow ? mesh_.num_shards : mesh_.num_replicates;
     while (collectives->size() <= lane->sequence) {
-      collectives->push_back({own.kind, own.unit, message,
-                              std::vector(static_cast<std::size_t>(size), kNotYet), 0, 0, {}});
+      collectives->push_back({own.kind,
+                              own.unit,
+                              message,
+                              std::vector(static_cast<std::size_t>(size), kNotYet),
+                              0,
+                              0,
+                              {}});
     }
     Collective& collective = (*collectives)[lane->sequence];
     if (collective.kind != own.kind || collective.unit != own.unit ||
@@ -260,9 +267,8 @@ class Machine {
         const int index = lane.issues[lane.cursor];
         if (index >= ranks_[slot].num_issued) continue;
         run_->violations.push_back(
-            core::message("slot ", slot, ", issue ", index, ", ",
-                          describe(operation(slot, index)), ": waits forever",
-                          lane.begun ? " for another member of a group" : ""));
+            core::message("slot ", slot, ", issue ", index, ", ", describe(operation(slot, index)),
+                          ": waits forever", lane.begun ? " for another member of a group" : ""));
       }
     }
   }
@@ -271,9 +277,10 @@ class Machine {
     for (std::size_t group = 0; group < groups_.size(); ++group) {
       for (const Collective& collective : groups_[group]) {
         if (collective.num_begun == static_cast<int>(collective.begun_us.size())) continue;
-        run_->violations.push_back(core::message(
-            "group ", group, ": ", collective.num_begun, " of ", collective.begun_us.size(),
-            " members begin a message of ", describe({.kind = collective.kind, .unit = collective.unit})));
+        run_->violations.push_back(
+            core::message("group ", group, ": ", collective.num_begun, " of ",
+                          collective.begun_us.size(), " members begin a message of ",
+                          describe({.kind = collective.kind, .unit = collective.unit})));
         return;
       }
     }

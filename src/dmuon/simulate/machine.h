@@ -10,7 +10,7 @@ namespace dmuon::simulate {
 ///
 /// Ranks are taken in turn; each goes on until all its lanes wait. This is no order of events: a
 /// span's times are the longest path that leads to it.
-void execute(const Programs& programs,
-             const core::Vector<core::Slot, RankAnalysis>& analyses, bool node_copy, const Delays& delays, DryRun* run);
+void execute(const Programs& programs, const core::Vector<core::Slot, RankAnalysis>& analyses,
+             bool node_copy, const Delays& delays, DryRun* run);
 
 }  // namespace dmuon::simulate

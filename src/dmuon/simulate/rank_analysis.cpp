@@ -54,7 +54,8 @@ struct UnitUse {
 
 class Analyzer {
  public:
-  Analyzer(const Program& program, core::Slot slot, bool node_copy, std::vector<std::string>* violations)
+  Analyzer(const Program& program, core::Slot slot, bool node_copy,
+           std::vector<std::string>* violations)
       : program_(program),
         layout_(*program.layout),
         slot_(slot),
@@ -123,8 +124,9 @@ class Analyzer {
 
   void require_ordered(int earlier, Buffer buffer) {
     if (analysis_.is_ordered(program_, earlier, now_)) return;
-    report("may run at the same time as issue ", earlier, ", ", describe(program_.issue(earlier).operation),
-           ", which uses ", kBufferNames[static_cast<std::size_t>(buffer)], " too");
+    report("may run at the same time as issue ", earlier, ", ",
+           describe(program_.issue(earlier).operation), ", which uses ",
+           kBufferNames[static_cast<std::size_t>(buffer)], " too");
   }
 
   void read(UnitUse* of, Buffer buffer) {

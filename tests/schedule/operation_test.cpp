@@ -1,0 +1,34 @@
+#include "dmuon/schedule/operation.h"
+
+#include <gtest/gtest.h>
+
+namespace dmuon::schedule {
+namespace {
+
+TEST(MessagesOf, LeavesOutEmptyPartsAndGroupsOfOne) {
+  using Group = Message::Group;
+  // Rows (1, 0, 3) and (5, 0, 0).
+  const Layout layout{2, 3, {{"a", {1, 0, 3, 5, 0, 0}, 2, 4}}};
+  const auto messages = [&](Kind kind, int slot) {
+    return messages_of({.kind = kind}, layout, core::Slot(slot));
+  };
+  using Messages = std::vector<Message>;
+  for (int slot = 0; slot < 6; ++slot) {
+    EXPECT_EQ(messages(Kind::kPublishIntra, slot),
+              (Messages{{Group::kRow, 0, 12}, {Group::kRow, 2, 6}}));
+    EXPECT_EQ(messages(Kind::kRouteIntra, slot),
+              (Messages{{Group::kRow, 0, 24}, {Group::kRow, 2, 12}}));
+  }
+  EXPECT_EQ(messages(Kind::kPublishInter, 3),
+            (Messages{{Group::kColumn, 0, 2}, {Group::kColumn, 1, 10}}));
+  EXPECT_EQ(messages(Kind::kRouteInter, 2), (Messages{{Group::kColumn, 0, 12}}));
+  EXPECT_EQ(messages(Kind::kPublishInter, 1), Messages{});
+  EXPECT_EQ(messages(Kind::kReshard, 0), Messages{});
+  const Layout column{2, 1, {{"a", {1, 1}, 2, 4}}};
+  EXPECT_EQ(messages_of({.kind = Kind::kPublishIntra}, column, core::Slot(0)), Messages{});
+  const Layout row{1, 2, {{"a", {1, 1}, 2, 4}}};
+  EXPECT_EQ(messages_of({.kind = Kind::kPublishInter}, row, core::Slot(0)), Messages{});
+}
+
+}  // namespace
+}  // namespace dmuon::schedule

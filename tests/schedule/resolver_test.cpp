@@ -1,0 +1,258 @@
+#include "dmuon/schedule/resolver.h"
+
+#include <gtest/gtest.h>
+
+#include <stdexcept>
+#include <utility>
+
+#include "tests/schedule/three_units.h"
+
+namespace dmuon::schedule {
+namespace {
+
+using core::UnitIndex;
+
+const UnitIndex kA(0), kB(1), kC(2);
+
+/// Writes down what it is told, and throws where it is asked to.
+class Recorder : public Performer {
+ public:
+  void compare(const std::optional<Trigger>& trigger) override {
+    if (throws_on_compare) throw std::runtime_error("ranks disagree");
+    add(trigger ? core::message("compare ", *trigger) : "compare the end");
+  }
+  void perform(const Operation& operation) override {
+    if (operation.kind == throws_on) throw std::runtime_error("a rank is lost");
+    after = operation.after;
+    add(text_of(operation));
+  }
+
+  /// What has come since the last call.
+  std::string take() { return std::exchange(text_, ""); }
+
+  bool throws_on_compare = false;
+  std::optional<Kind> throws_on;
+  std::vector<Dependency> after;  // of the newest operation
+
+ private:
+  void add(const std::string& what) { text_ += (text_.empty() ? "" : ", ") + what; }
+
+  std::string text_;
+};
+
+class ResolverTest : public testing::Test {
+ protected:
+  Resolver make(int num_replicates, const StepOptions& options = {}) {
+    return Resolver(three_units(num_replicates, 2), options, batches_of({{0}, {1}, {2}}),
+                    &recorder_);
+  }
+
+  static void forward(Resolver* resolver, const std::vector<UnitIndex>& units) {
+    resolver->begin_forward(/*training=*/true);
+    for (const UnitIndex unit : units) {
+      resolver->before_use(unit);
+      resolver->after_forward(unit);
+    }
+  }
+  static void backward(Resolver* resolver, const std::vector<UnitIndex>& units) {
+    resolver->begin_backward();
+    for (const UnitIndex unit : units) {
+      resolver->before_backward(unit);
+      resolver->before_gradient(unit);
+      resolver->after_backward(unit);
+    }
+    resolver->end_backward();
+  }
+  /// One step, so that all that follow are replays.
+  void trace(Resolver* resolver) {
+    forward(resolver, {kA, kB, kC});
+    backward(resolver, {kC, kB, kA});
+    resolver->settle_step();
+    resolver->step();
+    recorder_.take();
+  }
+
+  Recorder recorder_;
+};
+
+TEST_F(ResolverTest, ComparesATriggerOfATracedPassBeforeItIssuesIt) {
+  Resolver resolver = make(1);
+  forward(&resolver, {kB});
+  EXPECT_EQ(recorder_.take(),
+            "compare before use of 1, publish intra 1, await weights 1, "
+            "compare after forward of 1, reshard 1");
+  resolver.end_pass();
+  EXPECT_EQ(recorder_.take(), "compare the end");
+}
+
+TEST_F(ResolverTest, IssuesNothingOfATriggerWhoseComparisonFailed) {
+  Resolver resolver = make(2);
+  resolver.begin_forward(true);
+  recorder_.throws_on_compare = true;
+  EXPECT_THROW(resolver.before_use(kA), std::runtime_error);
+  EXPECT_EQ(recorder_.take(), "");
+  EXPECT_FALSE(resolver.ready(kA));
+}
+
+TEST_F(ResolverTest, LeavesOutWhatHasBeenIssued) {
+  Resolver resolver = make(2);
+  trace(&resolver);
+  resolver.serve({Moment::kBeforeUse, kA});  // the step sent both stages
+  EXPECT_EQ(recorder_.take(), "await weights 0");
+  resolver.serve({Moment::kBeforeUse, kA});
+  EXPECT_EQ(recorder_.take(), "");
+  resolver.serve({Moment::kAfterForward, kA});
+  EXPECT_EQ(recorder_.take(), "reshard 0");
+  resolver.serve({Moment::kAfterForward, kA});
+  EXPECT_EQ(recorder_.take(), "");
+  resolver.serve({Moment::kBeforeUse, kA});
+  EXPECT_EQ(recorder_.take(), "publish intra 0, await weights 0");
+}
+
+TEST_F(ResolverTest, SendsBothStagesAgainWithoutNodeCopies) {
+  Resolver resolver = make(2, {.node_copy = false});
+  for (int i = 0; i < 2; ++i) {
+    resolver.serve({Moment::kBeforeUse, kA});
+    resolver.serve({Moment::kAfterForward, kA});
+    EXPECT_EQ(recorder_.take(), "publish inter 0, publish intra 0, await weights 0, reshard 0");
+  }
+}
+
+// The backward's schedule takes the stage 1 of the forward's units for done.
+TEST_F(ResolverTest, SendsStage1WhereStage2LacksIt) {
+  Resolver resolver = make(2, {.lookahead = 0});
+  trace(&resolver);
+  resolver.begin_backward();
+  resolver.before_backward(kC);
+  EXPECT_EQ(recorder_.take(), "publish inter 2, publish intra 2, await weights 2");
+}
+
+// The update changes what stage 1 reads.
+TEST_F(ResolverTest, WaitsForAStage1ThatNobodyUsedBeforeTheNextUpdate) {
+  Resolver resolver = make(2, {.lookahead = 2});
+  trace(&resolver);
+  resolver.step();
+  EXPECT_EQ(recorder_.take(),
+            "reshard 0, reshard 1, update 0, publish inter 0, publish intra 0, update 1, "
+            "publish inter 1, update 2");
+}
+
+TEST_F(ResolverTest, FinishesAUnitsRouteBeforeItIsRoutedAgain) {
+  Resolver resolver = make(2);
+  trace(&resolver);
+  backward(&resolver, {kC, kB, kA});
+  recorder_.take();
+  resolver.serve({Moment::kAfterBackward, kA});
+  EXPECT_EQ(recorder_.take(), "finish route 0, route intra 0, route inter 0, finish route 0");
+  resolver.finish_routes();
+  EXPECT_EQ(recorder_.take(), "finish route 1");
+}
+
+TEST_F(ResolverTest, WaitsForTheLastStageOfTheRouteThatIsInFlight) {
+  for (const bool sync : {true, false}) {
+    Resolver resolver = make(2);
+    trace(&resolver);
+    resolver.set_sync(sync);
+    backward(&resolver, {kC, kB, kA});
+    resolver.set_sync(!sync);
+    resolver.finish_routes();
+    const Kind last = sync ? Kind::kRouteInter : Kind::kRouteIntra;
+    EXPECT_EQ(recorder_.after, (std::vector<Dependency>{{last, kA}}));
+    EXPECT_EQ(resolver.holds_partial_sums(), !sync);
+  }
+}
+
+TEST_F(ResolverTest, SendsPartialSumsOnBeforeAStep) {
+  Resolver resolver = make(2);
+  trace(&resolver);
+  resolver.set_sync(false);
+  forward(&resolver, {kA, kB, kC});
+  backward(&resolver, {kC, kB, kA});
+  resolver.settle();
+  recorder_.take();
+  resolver.settle_step();
+  EXPECT_EQ(recorder_.take(),
+            "route intra 0, route inter 0, finish route 0, route intra 1, route inter 1, "
+            "finish route 1, route intra 2, route inter 2, finish route 2");
+  EXPECT_FALSE(resolver.holds_partial_sums());
+}
+
+TEST_F(ResolverTest, RunsABackwardThatIsOwedBeforeAStep) {
+  Resolver resolver = make(1);
+  trace(&resolver);
+  EXPECT_FALSE(resolver.owes_backward());
+  forward(&resolver, {kA, kB, kC});
+  EXPECT_TRUE(resolver.owes_backward());
+  recorder_.take();
+  resolver.settle_step();
+  EXPECT_EQ(recorder_.take(),
+            "publish intra 1, reshard 2, route intra 2, publish intra 0, await weights 1, "
+            "reshard 1, route intra 1, await weights 0, reshard 0, finish route 2, "
+            "route intra 0, finish route 1, finish route 0");
+  EXPECT_FALSE(resolver.owes_backward());
+}
+
+// Else a rank that skips the unit would not deviate with the others once it is not ready.
+TEST_F(ResolverTest, TracesUsesOfUnitsThatAreReadyAlready) {
+  Resolver resolver = make(1, {.reshard_after_forward = false});
+  forward(&resolver, {kA, kB, kC});
+  backward(&resolver, {kC, kB, kA});
+  resolver.settle();
+  const Trace expected{before_use(2),     after_backward(2), before_use(1),
+                       after_backward(1), before_use(0),     after_backward(0)};
+  EXPECT_EQ(resolver.order().trace(Pass::kBackward), expected);
+}
+
+// The last unit stays for a backward that does not come to it.
+TEST_F(ResolverTest, ReleasesWhatIsStillOpenAfterEverythingElse) {
+  Resolver resolver = make(1, {.lookahead = 0});
+  forward(&resolver, {kA, kB, kC});
+  backward(&resolver, {kB, kA});
+  forward(&resolver, {kA, kB, kC});
+  EXPECT_TRUE(resolver.ready(kC));
+  recorder_.take();
+  backward(&resolver, {});  // skips
+  EXPECT_EQ(recorder_.take(),
+            "publish intra 1, await weights 1, reshard 1, route intra 1, finish route 1, "
+            "publish intra 0, await weights 0, reshard 0, route intra 0, finish route 0, "
+            "compare after backward of 2, reshard 2, route intra 2, finish route 2, "
+            "compare the end");
+}
+
+TEST_F(ResolverTest, ReleasesAUnitWhoseGradientCameWithoutAUse) {
+  Resolver resolver = make(1);
+  resolver.begin_backward();
+  resolver.before_gradient(kB);
+  resolver.end_backward();
+  EXPECT_EQ(recorder_.take(),
+            "compare after backward of 1, route intra 1, finish route 1, compare the end");
+}
+
+TEST_F(ResolverTest, TakesAnOperationThatThrewForNotDone) {
+  Resolver resolver = make(2);
+  recorder_.throws_on = Kind::kPublishIntra;
+  EXPECT_THROW(resolver.serve({Moment::kBeforeUse, kA}), std::runtime_error);
+  recorder_.throws_on.reset();
+  resolver.serve({Moment::kBeforeUse, kA});
+  EXPECT_EQ(recorder_.take(), "publish inter 0, publish intra 0, await weights 0");
+  recorder_.throws_on = Kind::kReshard;
+  EXPECT_THROW(resolver.serve({Moment::kAfterForward, kA}), std::runtime_error);
+  EXPECT_FALSE(resolver.ready(kA));  // nobody computes with half of it
+}
+
+TEST_F(ResolverTest, HashTellsWhatWasCrossedAndHowItSyncs) {
+  const auto hash_of = [&](const std::vector<UnitIndex>& units, bool sync) {
+    Resolver resolver = make(2);
+    trace(&resolver);
+    resolver.set_sync(sync);
+    forward(&resolver, units);
+    backward(&resolver, {});
+    return resolver.hash();
+  };
+  EXPECT_EQ(hash_of({kA, kB, kC}, true), hash_of({kB}, true));  // it skips, and crosses the same
+  EXPECT_NE(hash_of({kA, kB, kC}, true), hash_of({kA, kB, kC}, false));
+  EXPECT_NE(hash_of({kA, kB, kC}, true), hash_of({kA, kB, kA}, true));
+}
+
+}  // namespace
+}  // namespace dmuon::schedule
