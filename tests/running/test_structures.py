@@ -1,0 +1,124 @@
+"""Tensors inside the nested structures that modules take and return."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import types
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from dmuon._running.structures import map_tensors, tensors_requiring_grad
+
+ONE = torch.ones(())
+
+
+class Pair(NamedTuple):
+    x: Any
+    count: int
+
+
+@dataclasses.dataclass
+class Record:
+    hidden: Any
+    name: str = "hidden"
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    hidden: Any
+    others: tuple[Any, ...] = ()
+
+
+class Output(collections.OrderedDict):
+    """A mapping whose entries are attributes too, as a transformers ModelOutput's are."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        object.__setattr__(self, key, value)
+
+
+Output = dataclasses.dataclass(eq=False)(Output)
+
+
+class Opaque:
+    def __init__(self) -> None:
+        self.tensor = ONE
+
+
+def add(value: Any) -> Any:
+    return map_tensors(value, lambda tensor: tensor + 1)
+
+
+def keep(value: Any) -> Any:
+    return map_tensors(value, lambda tensor: tensor)
+
+
+STRUCTURES = [
+    ONE,
+    (ONE, 2),
+    [None, [ONE]],
+    {"x": ONE, "n": 1},
+    collections.OrderedDict(b=ONE, a=(ONE,)),
+    Pair(ONE, 1),
+    Record({"x": (ONE,)}),
+    Frozen(ONE, (ONE, 2)),
+    {"deep": [Pair(Record([Frozen(ONE)]), 3)]},
+]
+
+
+@pytest.mark.parametrize("value", STRUCTURES, ids=lambda value: type(value).__name__)
+def test_every_tensor_is_changed_and_nothing_else(value):
+    before = repr(value)
+    changed = add(value)
+    assert repr(changed) == before.replace("tensor(1.)", "tensor(2.)")
+    assert type(changed) is type(value)
+    assert repr(value) == before  # what was given stays as it was
+
+
+@pytest.mark.parametrize("value", STRUCTURES, ids=lambda value: type(value).__name__)
+def test_what_does_not_change_is_the_same_object(value):
+    assert keep(value) is value
+
+
+def test_only_the_way_to_a_change_is_copied():
+    still, moving = {"x": torch.zeros(())}, [ONE]
+    changed = map_tensors((still, moving), lambda tensor: tensor + 1 if tensor is ONE else tensor)
+    assert changed[0] is still
+    assert changed[1] == [ONE + 1] and moving == [ONE]
+
+
+def test_a_mapping_that_is_a_dataclass_too_keeps_both_views_in_step():
+    value = Output()
+    value["logits"] = ONE
+    changed = add(value)
+    assert changed["logits"] == changed.logits == ONE + 1
+    assert value["logits"] == value.logits == ONE
+
+
+@pytest.mark.parametrize("value", [None, 3, "text", {1, 2}, Opaque(), Record, types.SimpleNamespace(x=ONE)], ids=repr)
+def test_other_objects_pass_through(value):
+    assert add(value) is value
+
+
+@pytest.mark.parametrize("value", [(), [], {}, torch.Size([2, 3])], ids=repr)
+def test_so_does_what_is_empty_or_holds_no_tensor(value):
+    assert add(value) is value
+
+
+def test_torchs_own_tuples_keep_their_type():
+    changed = add(torch.tensor([1.0, 5.0]).max(0))
+    assert type(changed) is torch.return_types.max
+    assert (changed.values, changed.indices) == (torch.tensor(6.0), torch.tensor(2))
+
+
+def test_tensors_that_require_grad_come_once_and_in_order():
+    first, second, third = (torch.zeros((), requires_grad=True) for _ in range(3))
+    value = {"a": [second, torch.zeros(())], "b": Frozen(first, (second, Pair(third, 1), Opaque()))}
+    found = tensors_requiring_grad(value)
+    assert [id(tensor) for tensor in found] == [id(second), id(first), id(third)]
+
+
+def test_without_tensors_that_require_grad_there_are_none():
+    assert tensors_requiring_grad({"a": [torch.zeros(())], "b": None}) == []

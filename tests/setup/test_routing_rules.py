@@ -1,0 +1,212 @@
+"""Who updates a parameter by default, what select() may change, and which models are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn as nn
+from dmuon._setup.routing import route
+from torch.distributed.fsdp import FSDPModule
+
+
+def tree(**children: Any) -> nn.Module:
+    """A module with these modules and parameters."""
+    module = nn.Module()
+    for name, child in children.items():
+        setattr(module, name, child)
+    return module
+
+
+def weight(*shape: int, dtype: torch.dtype = torch.float32, requires_grad: bool = True) -> nn.Parameter:
+    return nn.Parameter(torch.zeros(shape, dtype=dtype), requires_grad)
+
+
+def linear(rows: int = 4, cols: int = 3) -> nn.Linear:
+    return nn.Linear(cols, rows, bias=False)
+
+
+def tied(embedding: nn.Embedding) -> nn.Module:
+    last = linear(*embedding.weight.shape)
+    last.weight = embedding.weight
+    return tree(tokens=embedding, last=last)
+
+
+class Headed(nn.Module):
+    """Names its head, as transformers models do."""
+
+    def __init__(self, head: nn.Module | None) -> None:
+        super().__init__()
+        self.body, self.last = linear(), linear(5)
+        self.named = self.last if head is None else head
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.named
+
+
+class Scaled(nn.Parameter):
+    pass
+
+
+def routes(model: nn.Module, **options: Any) -> dict[str, tuple[str, str]]:
+    """(algorithm, why) of each parameter."""
+    return {row.name: (row.algorithm, row.why) for row in route(model, **{"select": None, **options})[1]}
+
+
+MATRIX = ("muon", "matrix")
+BY_SHAPE = "output head, by its shape: an embedding's, and no other matrix has it"
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (nn.Linear(3, 4), {"weight": MATRIX, "bias": ("adamw", "1-D")}),
+        (nn.Conv2d(2, 3, 1, bias=False), {"weight": ("adamw", "4-D")}),
+        (tree(scalar=weight(), stack=weight(2, 3, 4)), {"scalar": ("adamw", "0-D"), "stack": ("adamw", "3-D")}),
+        (tree(w=weight(4, 3, dtype=torch.bfloat16)), {"w": MATRIX}),
+        (tree(w=weight(4, 3, dtype=torch.float64)), {"w": ("adamw", "dtype torch.float64")}),
+        (tree(w=weight(4, 3, requires_grad=False)), {"w": ("frozen", "frozen")}),
+        (tree(w=weight(4, 0)), {"w": ("adamw", "empty")}),
+        (tree(w=Scaled(torch.zeros(4, 3))), {"w": ("adamw", "a Scaled")}),
+    ],
+    ids=["linear", "convolution", "0-D and 3-D", "bfloat16", "float64", "frozen", "empty", "subclass"],
+)
+def test_a_trainable_matrix_is_muons_and_nothing_else_is(model, expected):
+    assert routes(model) == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (tree(a=nn.Embedding(5, 4)), {"a.weight": ("adamw", "embedding")}),
+        (tree(a=nn.EmbeddingBag(5, 4)), {"a.weight": ("adamw", "embedding")}),
+        (tied(nn.Embedding(5, 4)), {"tokens.weight": ("adamw", "tied to an embedding")}),
+        (tree(pos_emb=weight(5, 4)), {"pos_emb": ("adamw", "embedding, by its name 'pos_emb'")}),
+        (tree(WTE=tree(table=weight(5, 4))), {"WTE.table": ("adamw", "embedding, by its name 'WTE.table'")}),
+        (tree(patch_embed=linear()), {"patch_embed.weight": MATRIX}),
+        (tree(embedder=tree(mlp=tree(w=weight(5, 4)))), {"embedder.mlp.w": MATRIX}),
+    ],
+    ids=["embedding", "bag", "tied", "parameter's name", "module's name", "projection", "module inside one"],
+)
+def test_embeddings_are_adamws_by_kind_or_by_name_unless_they_multiply(model, expected):
+    assert routes(model) == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "head", "why"),
+    [
+        (tree(body=linear(), lm_head=linear(5)), "lm_head.weight", "output head, by its name 'lm_head'"),
+        (tree(score=linear(), body=linear(5)), "score.weight", "output head, by its name 'score'"),
+        (tree(body=tree(Output=linear())), "body.Output.weight", "output head, by its name 'body.Output'"),
+        (Headed(None), "last.weight", "output head, by get_output_embeddings()"),
+        (tree(e=nn.Embedding(5, 3), body=linear(), last=linear(5)), "last.weight", BY_SHAPE),
+        (tree(e=nn.Embedding(5, 3), last=linear(5), body=linear()), None, None),  # it is not the last
+        (tree(e=nn.Embedding(5, 3), one=linear(5), last=linear(5)), None, None),  # another has its shape
+        (tree(e=nn.Embedding(5, 3), head=linear(), last=linear(5)), "head.weight", "output head, by its name 'head'"),
+    ],
+    ids=["name", "name, first", "name, inside", "method", "shape", "not last", "not alone", "name before shape"],
+)
+def test_the_output_head_is_adamws(model, head, why):
+    found = routes(model)
+    linears = {f"{path}.weight" for path, module in model.named_modules() if isinstance(module, nn.Linear)}
+    assert {name for name in linears if found[name] != MATRIX} == ({head} if head else set())
+    if head:
+        assert found[head] == ("adamw", why)
+
+
+def test_a_tied_matrix_is_one_with_all_its_places():
+    model = tree(first=linear(3), second=linear(3), third=linear(3))
+    model.third.weight = model.first.weight
+    matrices, table = route(model, None)
+    assert [(matrix.name, matrix.shape) for matrix in matrices] == [("first.weight", (3, 3)), ("second.weight", (3, 3))]
+    assert [row.name for row in table] == ["first.weight", "second.weight"]
+    assert len(matrices[0].places) == 2 and len(matrices[1].places) == 1
+
+
+def test_select_is_asked_of_every_parameter_and_none_leaves_the_rule():
+    model = tree(up=nn.Linear(3, 4), frozen=weight(2, 2, requires_grad=False))
+    asked = []
+    found = routes(model, select=lambda *arguments: asked.append(arguments))
+    assert found == routes(model)
+    assert [name for name, _, _ in asked] == ["frozen", "up.weight", "up.bias"]
+    assert all(module is (model.up if "up" in name else model) for name, module, _ in asked)
+    assert all(parameter is dict(model.named_parameters())[name] for name, _, parameter in asked)
+
+
+def test_select_overrules_in_both_directions():
+    model = tree(body=linear(), lm_head=linear(5))
+    found = routes(model, select=lambda name, *_: name.startswith("lm_head"))
+    assert found == {
+        "body.weight": ("adamw", "not selected by select()"),
+        "lm_head.weight": ("muon", "selected by select()"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("model", "got"),
+    [
+        (tree(w=weight(4)), "a 1-D one of shape (4,)"),
+        (tree(w=weight(4, 3, requires_grad=False)), "a frozen one"),
+        (tree(w=weight(4, 0)), "an empty one"),
+        (tree(w=weight(4, 3, dtype=torch.float64)), "dtype torch.float64"),
+        (tree(w=Scaled(torch.zeros(4, 3))), "a Scaled"),
+    ],
+    ids=["vector", "frozen", "empty", "float64", "subclass"],
+)
+def test_select_cannot_choose_what_cannot_be_orthogonalised(model, got):
+    with pytest.raises(ValueError, match=r"^dedicate_params: select: selected 'w'\. Expected: ") as caught:
+        route(model, lambda *_: True)
+    assert str(caught.value).endswith(f"got {got}.")
+
+
+def test_what_select_raises_is_the_cause():
+    with pytest.raises(ValueError, match=r"select: raised KeyError for 'weight': 'weight'") as caught:
+        route(linear(), lambda name, *_: {}[name])
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize("answer", ["muon", 1, torch.tensor(True)])
+def test_select_answers_true_false_or_none(answer):
+    with pytest.raises(ValueError, match=r"select: expected True, False or None for 'weight', got "):
+        route(linear(), lambda *_: answer)
+
+
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_matrix_with_gradient_hooks_is_left_to_adamw_or_refused(register):
+    model = linear()
+    getattr(model.weight, register)(lambda _: None)
+    with pytest.raises(ValueError, match=r"^dedicate_params: model: 'weight' has gradient hooks"):
+        route(model, None)
+    assert routes(model, select=lambda *_: False) == {"weight": ("adamw", "not selected by select()")}
+    assert routes(model, function="inventory") == {"weight": MATRIX}
+
+
+def test_only_dedicate_params_needs_values():
+    with torch.device("meta"):
+        model = linear()
+    with pytest.raises(ValueError, match=r"^dedicate_params: model: 'weight' has no values yet"):
+        route(model, None)
+    assert routes(model, function="plan") == {"weight": MATRIX}
+
+
+@pytest.mark.parametrize("function", ["dedicate_params", "inventory"])
+def test_what_has_no_shape_or_is_sharded_is_refused(function):
+    with pytest.raises(ValueError, match=rf"^{function}: model: 'weight' has no shape yet"):
+        route(nn.LazyLinear(4, bias=False), None, function)
+    sharded = tree(block=linear())
+    sharded.block.__class__ = type("FSDPLinear", (FSDPModule, nn.Linear), {})  # as fully_shard does
+    with pytest.raises(ValueError, match=rf"^{function}: model: 'block' is already under fully_shard"):
+        route(sharded, None, function)
+
+
+def test_the_table_has_a_line_for_each_parameter():
+    model = tree(up=nn.Linear(3, 4), frozen=weight(2, 2, requires_grad=False), scale=weight())
+    lines = [line.split() for line in str(route(model, None)[1]).splitlines()]
+    assert lines[:5] == [
+        ["parameter", "shape", "updated", "by", "owner", "slot", "unit", "why"],
+        ["frozen", "2x2", "nobody", "frozen"],
+        ["scale", "scalar", "AdamW", "0-D"],
+        ["up.weight", "4x3", "Muon", "matrix"],
+        ["up.bias", "4", "AdamW", "1-D"],
+    ]
