@@ -97,7 +97,11 @@ def test_a_mapping_that_is_a_dataclass_too_keeps_both_views_in_step():
     assert value["logits"] == value.logits == ONE
 
 
-@pytest.mark.parametrize("value", [None, 3, "text", {1, 2}, Opaque(), Record, types.SimpleNamespace(x=ONE)], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [None, 3, "text", {1, 2}, Opaque(), Record, types.SimpleNamespace(x=ONE)],
+    ids=lambda value: getattr(value, "__name__", type(value).__name__),
+)
 def test_other_objects_pass_through(value):
     assert add(value) is value
 

@@ -244,6 +244,9 @@ bool drop_route(Random* random, const Job&, Programs* programs) {
 
 // A unit's last route before a step, on all ranks, and the wait for it.
 bool forget_route(Random* random, const Job& job, Programs* programs) {
+  const auto num_steps =
+      std::count_if(job.events.begin(), job.events.end(),
+                    [](const Event& event) { return event.what == Event::What::kStep; });
   Program& any = (*programs)[random_slot(random, *programs)];
   const auto index = pick(random, any, [&](const Program& program, int i) {
     if (!is(program, i, Kind::kRouteIntra)) return false;
@@ -252,6 +255,7 @@ bool forget_route(Random* random, const Job& job, Programs* programs) {
     const bool contributes = last_before(program, i, Kind::kBackward, unit) > begin;
     if (!contributes || job.layout.units[unit].num_elements() == 0) return false;
     const int step = program.issue(i).step;
+    if (step == num_steps) return false;  // no update asks for these gradients
     for (int j = i + 1; j < program.num_issues() && program.issue(j).step == step; ++j) {
       if (is(program, j, Kind::kRouteIntra, unit)) return false;
     }

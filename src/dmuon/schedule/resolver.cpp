@@ -25,11 +25,15 @@ void Resolver::begin_forward(bool training) {
 }
 
 // A unit that is ready already may still be what the schedule waits for, to send the next ones; and
-// a trace must not depend on what the pass before it left ready.
+// a trace must not depend on what the pass before it left ready. So a backward that begins to use
+// a unit which its trace does not use deviates, though the unit be ready: the trace may release it
+// before its use is over.
 void Resolver::before_use(core::UnitIndex unit) {
   const Trigger trigger{Moment::kBeforeUse, unit};
-  const bool traces = order_.on_demand() && !units_.at(unit).used;
-  if (!ready(unit) || order_.is_next(trigger) || traces) request(trigger);
+  const bool backward = order_.current() == Pass::kBackward;
+  const bool begins =
+      !units_.at(unit).used && (order_.on_demand() || (backward && !order_.owes(trigger)));
+  if (!ready(unit) || order_.is_next(trigger) || begins) request(trigger);
 }
 
 void Resolver::after_forward(core::UnitIndex unit) {

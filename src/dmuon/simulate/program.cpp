@@ -190,16 +190,25 @@ Programs unroll(const Job& job) {
 std::int64_t granted_bytes(const Job& job) {
   if (!job.options.reshard_after_forward) return kUnbounded;
   std::set<UnitIndex> open;
+  bool waits =
+      false;  // what the last step sent ahead, the forward's first unit, was not used since
   std::size_t most = 1;
   bool traced = false;
   for (const Event& event : job.events) {
     if (event.what == What::kStep) {
       open.clear();
+      waits = traced && job.options.lookahead > 0;
       continue;
     }
     if (!event.instead.empty()) return kUnbounded;
+    const Trace& uses = uses_of(job, event);
     const bool trains = event.what == What::kTrainForward;
-    most = std::max(most, most_open(uses_of(job, event), trains && traced, &open));
+    const auto is_first = [&](const Trigger& trigger) {
+      return trigger.unit == job.forward.front().unit;
+    };
+    const bool beside = waits && !(!uses.empty() && is_first(uses.front()));
+    most = std::max(most, most_open(uses, trains && traced, &open) + (beside ? 1 : 0));
+    waits = waits && std::none_of(uses.begin(), uses.end(), is_first);
     traced |= trains;
     if (is_backward(event.what)) open.clear();  // it releases what is left
   }

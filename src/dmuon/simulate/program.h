@@ -90,8 +90,8 @@ Programs unroll(const Job& job);
 /// (open + units_in_flight - 1) * (largest weights + largest gradients), where `open` is the
 /// largest number of units in use at once. A unit that a forward keeps is in use until it is freed;
 /// in a backward, a unit is in use from its first use to the end of its last, when its gradients
-/// leave. Without a reshard after the forward, or where a pass deviates, there is no such bound:
-/// the largest integer.
+/// leave; what a step sends ahead is in use until a pass uses it. Without a reshard after the
+/// forward, or where a pass deviates, there is no such bound: the largest integer.
 std::int64_t granted_bytes(const Job& job);
 
 /// Prints like "publish intra of unit 3".
