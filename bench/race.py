@@ -182,6 +182,7 @@ def main() -> None:
         report.write(records, facts, options.out)
         console.print(report.table(records, title))
         console.print(f"peak MB: of a rank, the largest over ranks; figures and results.json in {options.out}/")
+        console.print("In so small a model packed buffers outweigh the state that owners save; see README.")
     if options.profile and "dmuon" in contenders:
         console.print(write_profile(contenders["dmuon"], cluster.rank, options.out), highlight=False)
     if cluster.mesh is not None:

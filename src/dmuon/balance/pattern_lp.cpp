@@ -123,7 +123,8 @@ class Solver {
       const int s = shapes_[of_work ? i - shapes_.size() : i];
       const Nanoseconds all = of_work ? all_work(s) : num_matrices(s);
       if (all == 0) continue;
-      const auto most = static_cast<double>(kMaxTimeValue / (of_work ? question_.limit : 1));
+      const auto whole_most = kMaxTimeValue / (of_work ? question_.limit : 1);
+      const auto most = static_cast<double>(whole_most);
       const double price = std::max(0.0, prices[i]) * scale / static_cast<double>(all);
       (of_work ? whole.per_ns : whole.per_matrix)[static_cast<std::size_t>(s)] =
           static_cast<std::int64_t>(std::min(price, most));

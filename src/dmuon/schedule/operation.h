@@ -39,7 +39,7 @@ inline bool is_publication(Kind kind) {
 
 /// The newest operation of `kind` on `unit` that was issued before.
 struct Dependency {
-  Kind kind;
+  Kind kind{};
   core::UnitIndex unit;
   bool operator==(const Dependency&) const = default;
 };
@@ -50,7 +50,7 @@ struct Dependency {
 ///
 /// Which of a schedule's operations run, and which have been done already, a Resolver says.
 struct Operation {
-  Kind kind;
+  Kind kind{};
   core::UnitIndex unit{};    ///< not of kUpdate
   core::BatchIndex batch{};  ///< of kUpdate
   /// Of the weights, counted from those that the step began with: 1 after the update.

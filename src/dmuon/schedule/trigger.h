@@ -16,7 +16,7 @@ enum class Moment : int {
 
 /// What a hook says: this unit is at this moment.
 struct Trigger {
-  Moment moment;
+  Moment moment{};
   core::UnitIndex unit;
   bool operator==(const Trigger&) const = default;
 };

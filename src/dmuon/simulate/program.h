@@ -30,7 +30,7 @@ inline bool is_backward(Event::What what) {
 /// The rank at `slot` does not use `unit` in the event at `event`.
 struct Skip {
   core::Slot slot;
-  int event;  ///< place in Job::events
+  int event = 0;  ///< place in Job::events
   core::UnitIndex unit;
 };
 
@@ -61,7 +61,7 @@ struct Issue {
 
 /// What a rank compares with all others before it goes on.
 struct Comparison {
-  int num_messages;                            ///< operations of communication issued before it
+  int num_messages = 0;                        ///< operations of communication issued before it
   std::optional<schedule::Trigger> trigger{};  ///< none: the end of a pass
   bool operator==(const Comparison&) const = default;
 };
