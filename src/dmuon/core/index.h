@@ -115,7 +115,6 @@ class Vector {
 };
 
 // The kinds that several modules share; docs/architecture.md has their meaning.
-using MatrixIndex = Index<struct MatrixKind>;        ///< in module order
 using ParameterIndex = Index<struct ParameterKind>;  ///< in module order
 using UnitIndex = Index<struct UnitKind>;            ///< in module order
 using BatchIndex = Index<struct BatchKind>;          ///< of one rank

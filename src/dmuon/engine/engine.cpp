@@ -65,8 +65,8 @@ void Engine::settle_step() {
 }
 
 // A forward has no certain end: what it still owes goes before another engine's operations, on
-// every rank. backward ends by itself, and a pass on demand owes nothing: asking the other ranks
-// would hang where one of them has freed this engine already.
+// every rank. Its backward ends by itself, and a pass on demand owes nothing: asking the other
+// ranks would hang where one of them has freed this engine already.
 void Engine::take_turn() {
   mesh().turn->take(this, [this] {
     const schedule::Order& order = resolver_.order();
@@ -80,7 +80,6 @@ Engine::~Engine() { mesh().turn->give_up(this); }
 
 void Engine::begin_forward() {
   if (in_backward()) return;
-  take_turn();
   settle();
   executor_.profile().set_phase(Phase::kForward);
   resolver_.begin_forward(c10::GradMode::is_enabled());
@@ -176,7 +175,6 @@ void Engine::put_gradient(core::ParameterIndex parameter, const at::Tensor& valu
 // ---- step ----
 
 const Verdict& Engine::agree(const HostNorms& host, std::uint32_t settings) {
-  take_turn();
   settle_step();
   if (verdict_) return *verdict_;
   Stopwatch watch(seconds_["agree_s"]);
