@@ -75,11 +75,57 @@ class Message:
     root: int
     bytes: int
 
-class StepSchedule:
-    forward: list[list[Operation]]
-    backward: list[list[Operation]]
-    backward_no_sync: list[list[Operation]]
-    step: list[Operation]
+class Layout: ...
+
+class Event(enum.Enum):
+    TRAIN_FORWARD = 0
+    EVALUATION = 1
+    BACKWARD = 2
+    BACKWARD_NO_SYNC = 3
+    STEP = 4
+
+class Job:
+    def __init__(
+        self,
+        layout: Layout,
+        options: _plan.StepOptions,
+        forward: Sequence[Trigger],
+        backward: Sequence[Trigger],
+        batches: Sequence[Sequence[Sequence[int]]],
+        events: Sequence[Event],
+    ) -> None: ...
+
+class Issue:
+    operation: Operation
+    event: int
+    trigger: Trigger | None
+
+class Program:
+    issues: list[Issue]
+
+class Costs:
+    def __init__(
+        self,
+        forward_us: float,
+        backward_us: float,
+        update_us: float,
+        row_us_per_byte: float,
+        column_us_per_byte: float,
+    ) -> None: ...
+
+class SimulatedSpan:
+    issue: int
+    issued_us: float
+    start_us: float
+    end_us: float
+
+class DryRun:
+    violations: list[str]
+    timeline: list[list[SimulatedSpan]]
+    peak_bytes: int
+
+def unroll(job: Job) -> list[Program]: ...
+def dry_run(job: Job, costs: Costs) -> DryRun: ...
 
 class Engine:
     def __init__(self, options: Options, mesh: SharedMesh, plan: _plan.Plan, units: list[UnitSpec]) -> None: ...
@@ -112,7 +158,7 @@ class Engine:
     def ready(self, unit: int) -> bool: ...
     def set_sync(self, sync: bool) -> None: ...
     def holds_partial_sums(self) -> bool: ...
-    def schedule(self) -> StepSchedule: ...
+    def layout(self) -> Layout: ...
     def trace(self, of_pass: Pass) -> list[Trigger]: ...
     def messages_of(self, operation: Operation, slot: int) -> list[Message]: ...
     def start_profile(self) -> None: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 
 import pytest
 from profiled import MESHES, Trained, record, spans_of
@@ -13,20 +14,16 @@ import dmuon
 
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("node_copy", [True, False])
-def test_a_replayed_step_does_what_its_schedule_says_once(ranks, mesh, node_copy):
+def test_a_replayed_step_does_what_its_schedule_says_in_its_order_once(ranks, mesh, node_copy):
     results = ranks.run(record, mesh, schedule={**AHEAD, "node_copy": node_copy})
     for rank, result in enumerate(results):
         schedule = result["schedule"]
-        planned = collections.Counter(
-            (o.kind, o.unit)
-            for operations in schedule.passes.values()
-            for o in operations
-            if o.lane != "compute" and not o.idle
-        )
-        seen = collections.Counter(
-            (kind, unit) for _, lane, kind, unit, *_ in spans_of(results[0], rank) if lane != "compute"
-        )
-        assert seen == planned
+        issued = [o for operations in schedule.passes.values() for o in operations]
+        spans = sorted(spans_of(results[0], rank), key=lambda span: span[4])
+        for lane in ("intra", "inter"):
+            planned = [(o.kind, o.unit) for o in issued if o.lane == lane]
+            assert [(kind, unit) for _, on, kind, unit, *_ in spans if on == lane] == planned
+        seen = collections.Counter((o.kind, o.unit) for o in issued if o.lane != "compute")
         once = {
             count for (kind, _), count in seen.items() if kind != "publish intra" and (node_copy or "route" in kind)
         }
@@ -56,3 +53,24 @@ def test_a_missing_matplotlib_is_named(monkeypatch, tmp_path):
     schedule = dmuon.schedule(Trained(None).model)
     with pytest.raises(ImportError, match=r"schedule.save_picture.*dmuon\[examples\]"):
         schedule.save_picture(tmp_path / "no.png")
+
+
+def test_a_copy_from_another_process_is_printed_but_not_drawn(ranks, tmp_path):
+    schedule = ranks.run(record, (2, 2), schedule=AHEAD)[0]["schedule"]
+    assert "publish inter" in str(schedule)
+    with pytest.raises(ValueError, match="got a copy from another process"):
+        schedule.save_picture(tmp_path / "no.png")
+
+
+def test_the_picture_shows_each_unit_once_and_a_lane_does_one_thing_at_a_time():
+    trained = Trained(None)
+    schedule = dmuon.schedule(trained.model)
+    panel = schedule._simulated.panel(schedule, intra=0.8, inter=0.8)
+    names = [name for name, *_ in panel.phases]
+    assert names == ["forward", "backward", "step"]
+    computes = [bar for bar in panel.bars if bar.kind in ("forward", "backward")]
+    units = len({bar.unit for bar in computes})
+    assert [bar.end - bar.begin for bar in computes] == [1.0] * units + [2.0] * units
+    for lane in ("compute", "intra"):
+        bars = sorted((bar.begin, bar.end) for bar in panel.bars if bar.lane == lane)
+        assert all(before[1] <= after[0] for before, after in itertools.pairwise(bars))

@@ -148,6 +148,27 @@ TEST_F(ResolverTest, FinishesAUnitsRouteBeforeItIsRoutedAgain) {
   EXPECT_EQ(recorder_.take(), "finish route 1");
 }
 
+// New gradients come where those in flight lie.
+TEST_F(ResolverTest, FinishesAUnitsRouteBeforeItGetsGradientsAgain) {
+  for (const bool with_use : {false, true}) {
+    Resolver resolver = make(1);
+    trace(&resolver);
+    resolver.begin_backward();
+    resolver.before_backward(kC);
+    resolver.before_gradient(kC);
+    resolver.after_backward(kC);
+    recorder_.take();
+    if (with_use) {
+      resolver.before_backward(kC);
+      EXPECT_EQ(recorder_.take(),
+                "compare before use of 2, publish intra 2, await weights 2, finish route 2");
+    } else {
+      resolver.before_gradient(kC);
+      EXPECT_EQ(recorder_.take(), "finish route 2");
+    }
+  }
+}
+
 TEST_F(ResolverTest, WaitsForTheLastStageOfTheRouteThatIsInFlight) {
   for (const bool sync : {true, false}) {
     Resolver resolver = make(2);
@@ -217,6 +238,21 @@ TEST_F(ResolverTest, ReleasesWhatIsStillOpenAfterEverythingElse) {
             "publish intra 0, await weights 0, reshard 0, route intra 0, finish route 0, "
             "compare after backward of 2, reshard 2, route intra 2, finish route 2, "
             "compare the end");
+}
+
+// By what was crossed: a rank that got no gradient of the unit must route it as the others do.
+TEST_F(ResolverTest, RoutesAtTheEndWhatADeviationLeftUnrouted) {
+  Resolver resolver = make(1, {.lookahead = 0});
+  backward(&resolver, {kA, kB, kA});
+  resolver.begin_backward();
+  resolver.before_backward(kA);
+  resolver.after_backward(kA);  // not its last in the trace
+  resolver.before_backward(kC);
+  resolver.after_backward(kC);
+  recorder_.take();
+  resolver.end_backward();
+  EXPECT_EQ(recorder_.take(),
+            "compare after backward of 0, route intra 0, finish route 0, compare the end");
 }
 
 TEST_F(ResolverTest, ReleasesAUnitWhoseGradientCameWithoutAUse) {

@@ -97,6 +97,21 @@ TEST(DryRun, IsDeterministicAndItsDelaysFollowTheSeed) {
   EXPECT_NE(end_us(1), end_us(2));
 }
 
+// A publication is a broadcast of 8 bytes from each of two ranks.
+TEST(DryRun, TakesAsLongAsTheCostsSay) {
+  const Costs costs{.forward_us = 1, .backward_us = 2, .update_us = 0.5, .row_us_per_byte = 10};
+  EXPECT_EQ(dry_run(two_steps(1, 1), {.costs = costs}).timeline.front().back().end_us,
+            2 * (3 * 1 + 3 * 2 + 3 * 0.5));
+  const Job job = two_steps(1, 2);
+  const Programs programs = unroll(job);
+  const DryRun run = dry_run(job, {.costs = costs});
+  for (const Span& span : run.timeline.front()) {
+    if (programs.front().issue(span.issue).operation.kind == Kind::kPublishIntra) {
+      EXPECT_GE(span.end_us - span.start_us, 2 * 8 * 10);
+    }
+  }
+}
+
 // The weights of unit 1 travel while unit 0 computes, if they may.
 TEST(DryRun, ShowsThatLookaheadOverlaps) {
   const auto end_us = [](int lookahead) {

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator, Sequence
 
 import torch.nn as nn
 
 from dmuon import _C
-from dmuon._inspecting.timeline import WAITS, Bar, Panel, draw
+from dmuon._inspecting.timeline import Bar, Panel, draw
 from dmuon._running.runtime import Runtime, runtime_of
 from dmuon._setup.dedication import dedication_of
 
 _UNTRACED = "nothing has been traced yet: run a training step (forward, backward, step), then ask again"
-_COMPUTE = {"forward": 1.0, "backward": 2.0, "update": 0.5}  # in a picture, in units of a forward
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,14 +29,13 @@ class Operation:
     """What a trigger issues.
 
     Attributes:
-        trigger: what has come to pass: "before blocks.3", "after blocks.3", "end", "opt.step()".
+        trigger: what has come to pass: "before blocks.3", "after blocks.3", "opt.step()".
         lane: "compute", "intra" (messages inside the node) or "inter" (between nodes).
         kind: such as "publish intra".
         unit: its name; of an update, "batch 2".
         version: of the weights that it moves, counted from those that the step began with.
         after: (kind, unit) of those that end before it starts, beside earlier ones of its lane.
         messages: that this rank takes part in.
-        idle: in steady state there is nothing left to do for it.
     """
 
     trigger: str
@@ -48,12 +45,11 @@ class Operation:
     version: int
     after: tuple[tuple[str, str], ...]
     messages: tuple[Message, ...]
-    idle: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class StepSchedule:
-    """What this rank issues in a step whose passes have been traced; `print` it.
+    """What this rank issues in a step like the one before, whose passes have been traced; `print` it.
 
     Attributes:
         forward: in order of issue; empty where no training forward has been traced.
@@ -72,6 +68,11 @@ class StepSchedule:
     mesh: tuple[int, int]
     slot: int
     node_copy: bool
+    _simulated: _Simulated | None = dataclasses.field(default=None, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, object]:
+        """A copy for another process can be printed and compared, not drawn."""
+        return {**self.__dict__, "_simulated": None}
 
     @property
     def passes(self) -> dict[str, tuple[Operation, ...]]:
@@ -80,8 +81,6 @@ class StepSchedule:
 
     def sent_bytes(self, operation: Operation) -> int:
         """What this rank sends for an operation, as `opt.stats()` counts: a broadcast once, at its root."""
-        if operation.idle:
-            return 0
         place = {"row": self.slot % self.mesh[1], "column": self.slot // self.mesh[1]}
         publishes = operation.kind.startswith("publish")
         return sum(m.bytes for m in operation.messages if (m.root == place[m.group]) == publishes)
@@ -91,8 +90,8 @@ class StepSchedule:
         if not self.forward:
             return _UNTRACED
         lines = [
-            f"schedule of slot {self.slot} of mesh {self.mesh[0]} x {self.mesh[1]}; v0: the weights that the step "
-            "began with; (idle): done already in a step like the one before",
+            f"schedule of slot {self.slot} of mesh {self.mesh[0]} x {self.mesh[1]}, in a step like the one before; v0: "
+            "the weights that the step began with",
             _row("when", "lane", "operation", "unit", "v", "bytes sent", "messages", "not before"),
         ]
         for name, operations in self.passes.items():
@@ -111,14 +110,13 @@ class StepSchedule:
         if messages:
             messages = f"{operation.messages[0].group}, {messages}"
         after = ", ".join(kind if unit == operation.unit else f"{kind} {unit}" for kind, unit in operation.after)
-        moves = operation.lane != "compute"
         return _row(
             trigger,
             operation.lane,
             operation.kind,
             operation.unit,
             str(operation.version),
-            ("(idle)" if operation.idle else _bytes(self.sent_bytes(operation))) if moves else "",
+            _bytes(self.sent_bytes(operation)) if operation.lane != "compute" else "",
             messages,
             after,
         )
@@ -126,8 +124,8 @@ class StepSchedule:
     def save_picture(self, path: str | os.PathLike[str], intra: float = 0.8, inter: float = 0.8) -> None:
         """Draws how the lanes would run a step like the ones before and after it. Needs matplotlib.
 
-        A model, not a measurement (see `dmuon.profile`): every unit's forward takes 1, its backward 2, every batch's
-        update 0.5, a message as long as its bytes say, and no rank waits for another.
+        A model, not a measurement (see `dmuon.profile`): all ranks run in virtual time; every unit's forward takes 1,
+        its backward 2, every batch's update 0.5, and a message as long as its bytes say.
 
         Args:
             path: of the picture; its ending says the format.
@@ -135,12 +133,16 @@ class StepSchedule:
             inter: likewise between nodes.
 
         Raises:
-            ValueError: no forward and backward have been traced.
+            ValueError: no forward and backward have been traced, or the schedule comes from another process.
             ImportError: matplotlib is missing.
         """
         if not self.forward or not self.backward:
             raise ValueError(f"schedule.save_picture: {_UNTRACED}")
-        panel = _simulated(self, {"intra": intra, "inter": inter})
+        if self._simulated is None:
+            raise ValueError(
+                "schedule.save_picture: expected what dmuon.schedule returned, got a copy from another process"
+            )
+        panel = self._simulated.panel(self, intra, inter)
         title = f"the schedule of slot {self.slot} of mesh {self.mesh[0]} x {self.mesh[1]}, modelled"
         draw(path, [panel], title, "forwards of a unit", "schedule.save_picture")
 
@@ -156,69 +158,77 @@ def _bytes(count: int) -> str:
     return f"{count / 1e3:.1f} kB" if count < 1e7 else f"{count / 1e6:.1f} MB"
 
 
-def _active(operations: Sequence[Operation], node_copy: bool, fresh: set[str], filled: set[str]) -> Iterator[bool]:
-    """Whether each has something to do, given the units whose stages 1 and 2 were issued; both sets are kept up."""
-    for operation in operations:
-        unit, kind = operation.unit, operation.kind
-        done = {"publish inter": fresh, "publish intra": filled}.get(kind)
-        yield done is None or unit not in done
-        if done is not None:
-            done.add(unit)
-        if kind == "reshard":
-            filled.discard(unit)
-            if not node_copy:
-                fresh.discard(unit)
+# The last of three equal steps is what follows; the first is traced. What comes after it is a micro-step.
+_STEP = [_C.Event.TRAIN_FORWARD, _C.Event.BACKWARD, _C.Event.STEP]
+_NUM_STEPS = 3
+_EVENTS = [*_STEP * _NUM_STEPS, _C.Event.TRAIN_FORWARD, _C.Event.BACKWARD_NO_SYNC]
+_FIRST = len(_STEP) * (_NUM_STEPS - 1)
+_NO_SYNC = len(_EVENTS) - 1
 
 
-def _with_idle(schedule: StepSchedule) -> StepSchedule:
-    fresh: set[str] = set()
-    filled: set[str] = set()
-    marked: dict[str, tuple[Operation, ...]] = {}
-    for _ in range(2):  # the first round brings the sets to where a step leaves them
-        for name, operations in schedule.passes.items():
-            if name == "step":
-                fresh.clear()  # the weights change
-            active = _active(operations, schedule.node_copy, fresh, filled)
-            marked[name] = tuple(
-                dataclasses.replace(operation, idle=not is_active)
-                for operation, is_active in zip(operations, active, strict=True)
-            )
-    return dataclasses.replace(schedule, forward=marked["forward"], backward=marked["backward"], step=marked["step"])
+class _Simulated:
+    """The model's steps on all ranks, as the C++ resolver issues them and the C++ simulator runs them."""
 
+    def __init__(self, model: nn.Module, runtime: Runtime) -> None:
+        dedication, engine, ranks = dedication_of(model, "schedule"), runtime.engine, runtime.ranks
+        unit_of = {matrix: index for index, unit in enumerate(runtime.units) for matrix in unit.matrices}
+        batches: list[list[list[int]]] = [[] for _ in range(ranks.num_replicates * ranks.num_shards)]
+        for slot, matrices in runtime.plan.batches:
+            batches[slot].append([unit_of[matrix] for matrix in matrices])
+        self.slot = ranks.slot
+        self.names = [unit.name or "(root)" for unit in runtime.units]
+        self.job = _C.Job(
+            engine.layout(),
+            dedication.schedule.native(),
+            engine.trace(_C.Pass.TRAIN_FORWARD),
+            engine.trace(_C.Pass.BACKWARD),
+            batches,
+            _EVENTS,
+        )
+        self.issues = _C.unroll(self.job)[self.slot].issues
 
-def _simulated(schedule: StepSchedule, largest: dict[str, float]) -> Panel:
-    """Lanes as queues; the second of two equal steps, so that what the first sent ahead is there."""
-    totals = [(o.lane, sum(m.bytes for m in o.messages)) for ops in schedule.passes.values() for o in ops]
-    scale = {lane: time / max([size for at, size in totals if at == lane] + [1]) for lane, time in largest.items()}
-    now, begin = 0.0, 0.0
-    free = dict.fromkeys(scale, 0.0)
-    done: dict[tuple[str, str], float] = {}
-    bars: list[Bar] = []
-    phases: list[tuple[str, float, float]] = []
-    for _ in range(2):
-        begin = now
-        phases.clear()
-        for name, operations in schedule.passes.items():
-            entered = now
-            for operation in operations:
-                if operation.idle:
-                    continue
-                ready = max([now, *(done.get(key, 0.0) for key in operation.after)])
-                if operation.lane != "compute":
-                    start = max(ready, free[operation.lane])
-                    end = start + scale[operation.lane] * sum(m.bytes for m in operation.messages)
-                    free[operation.lane] = done[operation.kind, operation.unit] = end
-                else:
-                    start, end = now, ready if operation.kind in WAITS else now + _COMPUTE[operation.kind]
-                    now = end
-                bars.append(Bar(operation.lane, operation.kind, operation.unit, start, end))
-            phases.append((name, entered - begin, now - begin))
-    shown = [
-        dataclasses.replace(bar, begin=max(bar.begin, begin) - begin, end=min(bar.end, now) - begin)
-        for bar in bars
-        if bar.end > begin and bar.begin < min(bar.end, now)
-    ]
-    return Panel("", shown, phases)
+    def operations(self, engine: _C.Engine, event: int) -> tuple[Operation, ...]:
+        """What is issued in an event."""
+        return tuple(self._operation(engine, issue) for issue in self.issues if issue.event == event)
+
+    def _operation(self, engine: _C.Engine, issue: _C.Issue) -> Operation:
+        operation, trigger = issue.operation, "opt.step()"
+        if issue.trigger is not None:
+            word = "before" if issue.trigger.moment == _C.Moment.BEFORE_USE else "after"
+            trigger = f"{word} {self.names[issue.trigger.unit]}"
+        return Operation(
+            trigger,
+            operation.lane,
+            operation.kind,
+            self._unit(operation),
+            operation.version,
+            tuple((dependency.kind, self.names[dependency.unit]) for dependency in operation.after),
+            tuple(Message(m.group, m.root, m.bytes) for m in engine.messages_of(operation, self.slot)),
+        )
+
+    def _unit(self, operation: _C.Operation) -> str:
+        return f"batch {operation.batch}" if operation.kind == "update" else self.names[operation.unit]
+
+    def panel(self, schedule: StepSchedule, intra: float, inter: float) -> Panel:
+        """The lanes of this rank in the step, where the largest operations of two lanes take so long."""
+        totals = [(o.lane, sum(m.bytes for m in o.messages)) for ops in schedule.passes.values() for o in ops]
+        largest = {lane: max([size for at, size in totals if at == lane] + [1]) for lane in ("intra", "inter")}
+        costs = _C.Costs(1.0, 2.0, 0.5, intra / largest["intra"], inter / largest["inter"])
+        spans = _C.dry_run(self.job, costs).timeline[self.slot]
+        ends = [0.0] * len(_EVENTS)  # when the program has issued all of an event, and computed it
+        for span in spans:
+            issue = self.issues[span.issue]
+            computes = issue.operation.lane == "compute"
+            ends[issue.event] = max(ends[issue.event], span.end_us if computes else span.issued_us)
+        begin, end = ends[_FIRST - 1], ends[_FIRST + 2]
+        bars = []
+        for span in spans:
+            operation = self.issues[span.issue].operation
+            shown = max(span.start_us, begin) - begin, min(span.end_us, end) - begin
+            if shown[0] < shown[1]:
+                bars.append(Bar(operation.lane, operation.kind, self._unit(operation), *shown))
+        times = [at - begin for at in ends[_FIRST - 1 : _FIRST + 3]]
+        return Panel("", bars, list(zip(schedule.passes, times, times[1:], strict=False)))
 
 
 def schedule(model: nn.Module) -> StepSchedule:
@@ -231,52 +241,19 @@ def schedule(model: nn.Module) -> StepSchedule:
     """
     runtime = runtime_of(model, "schedule")
     engine = runtime.engine
-    native = engine.schedule()
-    forward = _operations(runtime, native.forward, engine.trace(_C.Pass.TRAIN_FORWARD))
-    backward_trace = engine.trace(_C.Pass.BACKWARD)
-    found = StepSchedule(
-        forward=forward,
-        backward=_operations(runtime, native.backward, backward_trace),
-        backward_no_sync=_operations(runtime, native.backward_no_sync, backward_trace),
-        step=tuple(_operation(runtime, "opt.step()", operation) for operation in native.step) if forward else (),
+    simulated = _Simulated(model, runtime)
+    forward, backward = (bool(engine.trace(of)) for of in (_C.Pass.TRAIN_FORWARD, _C.Pass.BACKWARD))
+
+    def operations(event: int, known: bool) -> tuple[Operation, ...]:
+        return simulated.operations(engine, event) if known else ()
+
+    return StepSchedule(
+        forward=operations(_FIRST, forward),
+        backward=operations(_FIRST + 1, backward),
+        backward_no_sync=operations(_NO_SYNC, backward),
+        step=operations(_FIRST + 2, forward),
         mesh=(runtime.ranks.num_replicates, runtime.ranks.num_shards),
         slot=runtime.ranks.slot,
         node_copy=dedication_of(model, "schedule").schedule.node_copy,
-    )
-    return _with_idle(found)
-
-
-def _operations(
-    runtime: Runtime, native: Sequence[Sequence[_C.Operation]], triggers: Sequence[_C.Trigger]
-) -> tuple[Operation, ...]:
-    words = {_C.Moment.BEFORE_USE: "before", _C.Moment.AFTER_FORWARD: "after", _C.Moment.AFTER_BACKWARD: "after"}
-    if len(triggers) != len(native):
-        return ()  # ranks have deviated from it: it is traced anew
-    backward = any(trigger.moment == _C.Moment.AFTER_BACKWARD for trigger in triggers)
-    found = []
-    for trigger, operations in zip(triggers, native, strict=True):
-        unit = _unit(runtime, trigger.unit)
-        text = f"{words[trigger.moment]} {unit}"
-        if trigger.moment == _C.Moment.AFTER_BACKWARD:
-            found.append(Operation(text, "compute", "backward", unit, 0, (), ()))
-        found += [_operation(runtime, text, operation) for operation in operations]
-        if trigger.moment == _C.Moment.BEFORE_USE and not backward:
-            found.append(Operation(text, "compute", "forward", unit, 0, (), ()))
-    return tuple(found)
-
-
-def _unit(runtime: Runtime, index: int) -> str:
-    return runtime.units[index].name or "(root)"
-
-
-def _operation(runtime: Runtime, trigger: str, operation: _C.Operation) -> Operation:
-    messages = runtime.engine.messages_of(operation, runtime.ranks.slot)
-    return Operation(
-        trigger,
-        operation.lane,
-        operation.kind,
-        f"batch {operation.batch}" if operation.kind == "update" else _unit(runtime, operation.unit),
-        operation.version,
-        tuple((dependency.kind, _unit(runtime, dependency.unit)) for dependency in operation.after),
-        tuple(Message(message.group, message.root, message.bytes) for message in messages),
+        _simulated=simulated,
     )

@@ -112,7 +112,7 @@ void init_engine(py::module_& module) {
       .def("ready", &Engine::ready, py::arg("unit"))
       .def("set_sync", &Engine::set_sync, py::arg("sync"))
       .def("holds_partial_sums", &Engine::holds_partial_sums)
-      .def("schedule", [](const Engine& e) { return e.schedule(); })
+      .def("layout", &Engine::layout)
       .def("trace", &Engine::trace, py::arg("of_pass"))
       .def(
           "messages_of",

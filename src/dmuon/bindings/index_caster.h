@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include <utility>
+#include <vector>
 
 #include "dmuon/core/index.h"
 

@@ -5,6 +5,7 @@ PYBIND11_MODULE(_C, module) {
   dmuon::bindings::init_errors();
   dmuon::bindings::init_newton_schulz(module);
   dmuon::bindings::init_schedule(module);
+  dmuon::bindings::init_simulate(module);
   dmuon::bindings::init_engine(module);
   dmuon::bindings::init_optim(module);
 }

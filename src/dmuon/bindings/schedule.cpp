@@ -1,6 +1,5 @@
 #include <pybind11/stl.h>
 
-#include <sstream>
 #include <string>
 
 #include "dmuon/bindings/index_caster.h"
@@ -13,7 +12,6 @@ namespace py = pybind11;
 using schedule::Dependency;
 using schedule::Message;
 using schedule::Operation;
-using schedule::StepSchedule;
 using schedule::Trigger;
 
 void init_schedule(py::module_& module) {
@@ -29,12 +27,7 @@ void init_schedule(py::module_& module) {
 
   py::class_<Trigger>(module, "Trigger")
       .def_readonly("moment", &Trigger::moment)
-      .def_readonly("unit", &Trigger::unit)
-      .def("__str__", [](const Trigger& trigger) {
-        std::ostringstream out;
-        out << trigger;
-        return out.str();
-      });
+      .def_readonly("unit", &Trigger::unit);
 
   py::class_<Dependency>(module, "Dependency")
       .def_property_readonly(
@@ -53,18 +46,14 @@ void init_schedule(py::module_& module) {
       .def_readonly("version", &Operation::version)
       .def_readonly("after", &Operation::after);
 
+  py::class_<schedule::Layout>(module, "Layout");
+
   py::class_<Message>(module, "Message")
       .def_property_readonly(
           "group",
           [](const Message& m) { return m.group == Message::Group::kRow ? "row" : "column"; })
       .def_readonly("root", &Message::root)
       .def_readonly("bytes", &Message::bytes);
-
-  py::class_<StepSchedule>(module, "StepSchedule")
-      .def_readonly("forward", &StepSchedule::forward)
-      .def_readonly("backward", &StepSchedule::backward)
-      .def_readonly("backward_no_sync", &StepSchedule::backward_no_sync)
-      .def_readonly("step", &StepSchedule::step);
 }
 
 }  // namespace dmuon::bindings

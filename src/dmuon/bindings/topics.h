@@ -11,6 +11,7 @@ void init_catalog(pybind11::module_& module);
 // by module.cpp, which is above it:
 void init_newton_schulz(pybind11::module_& module);
 void init_schedule(pybind11::module_& module);
+void init_simulate(pybind11::module_& module);
 void init_engine(pybind11::module_& module);
 void init_optim(pybind11::module_& module);
 

@@ -131,8 +131,7 @@ class Engine : private schedule::Performer {
   void route(core::UnitIndex unit) { serve(schedule::Moment::kAfterBackward, unit); }
   void put_gradient(core::ParameterIndex parameter, const at::Tensor& value);
 
-  /// The schedule as it stands; passes that have not been traced are empty.
-  const schedule::StepSchedule& schedule() const { return resolver_.schedule(); }
+  /// What the schedule is built from; the trace of a pass that has not been traced is empty.
   const schedule::Layout& layout() const { return resolver_.layout(); }
   const schedule::Trace& trace(schedule::Pass pass) const { return resolver_.order().trace(pass); }
   Profile& profile() { return executor_.profile(); }

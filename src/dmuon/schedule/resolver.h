@@ -39,9 +39,8 @@ class Performer {
 /// - kPublishIntra runs unless the packed buffer has been filled since it was freed. Stage 1 goes
 ///   before it where it is missing.
 /// - kAwaitWeights runs unless compute has waited since the buffer was filled.
-/// - kReshard runs if the buffer is filled, or if stage 1 may still be on its way: it reads what
-/// the
-///   update is about to change.
+/// - kReshard runs if the buffer is filled, or if stage 1 may still be on its way, for that reads
+///   what the update is about to change.
 /// - kRouteIntra runs after the unit's route that is still in flight has been finished.
 /// - kFinishRoute runs if the unit's route is in flight, and waits for its last stage.
 ///

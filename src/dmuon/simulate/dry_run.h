@@ -1,13 +1,22 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "dmuon/simulate/program.h"
 
 namespace dmuon::simulate {
+
+/// How long things take where nothing is drawn.
+struct Costs {
+  double forward_us = 0;  ///< of a unit
+  double backward_us = 0;
+  double update_us = 0;  ///< of a batch
+  double row_us_per_byte = 0;
+  double column_us_per_byte = 0;
+};
 
 /// How long things take, in virtual time.
 struct Delays {
@@ -17,10 +26,7 @@ struct Delays {
   /// A collective ends nowhere before it has begun at all members. Else a broadcast ends where its
   /// root has begun it, and a reduction at its root when all have begun it.
   bool rendezvous = false;
-  /// Where given, the microseconds of a kUpdate, kForward or kBackward, and of a message, instead
-  /// of drawn ones.
-  std::function<double(const schedule::Operation&)> compute{};
-  std::function<double(const schedule::Message&)> message{};
+  std::optional<Costs> costs{};  ///< in place of what is drawn
 };
 
 /// One operation on its lane, in virtual time.

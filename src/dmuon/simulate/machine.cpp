@@ -104,14 +104,18 @@ class Machine {
            mean_us;
   }
 
-  double compute_us(const schedule::Operation& operation) {
-    const Kind kind = operation.kind;
+  double compute_us(Kind kind) {
     if (kind != Kind::kUpdate && kind != Kind::kForward && kind != Kind::kBackward) return 0;
-    return delays_.compute ? delays_.compute(operation) : draw(delays_.compute_us);
+    if (!delays_.costs) return draw(delays_.compute_us);
+    if (kind == Kind::kUpdate) return delays_.costs->update_us;
+    return kind == Kind::kForward ? delays_.costs->forward_us : delays_.costs->backward_us;
   }
 
   double message_us(const Message& message) {
-    return delays_.message ? delays_.message(message) : draw(delays_.message_us);
+    if (!delays_.costs) return draw(delays_.message_us);
+    const bool row = message.group == Message::Group::kRow;
+    return static_cast<double>(message.bytes) *
+           (row ? delays_.costs->row_us_per_byte : delays_.costs->column_us_per_byte);
   }
 
   void wake(Slot slot) {
@@ -171,7 +175,7 @@ class Machine {
     LaneState& lane = own.lanes[lane_index];
     data_.finish(slot, index);
     if (lane_index == kCompute) {
-      lane.now_us += compute_us(operation(slot, index));
+      lane.now_us += compute_us(operation(slot, index).kind);
       own.now_us = lane.now_us;
       own.blocked_on = -1;
     }

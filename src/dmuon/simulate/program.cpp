@@ -135,7 +135,9 @@ class Rank : private schedule::Performer {
   }
 
   void compute(Kind kind, const Trigger& trigger) {
-    if (!skips(trigger.unit)) issue({.kind = kind, .unit = trigger.unit}, {});
+    if (skips(trigger.unit)) return;
+    issue({.kind = kind, .unit = trigger.unit},
+          schedule::Crossing{trigger, pass_of(now().what), /*position=*/-1});
   }
 
   const Job& job_;

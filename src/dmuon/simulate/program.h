@@ -54,7 +54,7 @@ struct Issue {
   schedule::Operation operation;
   int event = 0;                                 ///< place in Job::events
   int step = 0;                                  ///< steps taken before it
-  std::optional<schedule::Crossing> crossing{};  ///< that it belongs to, if any
+  std::optional<schedule::Crossing> crossing{};  ///< or the use, that it belongs to
   /// Of the weights that it moves or reads.
   int version() const { return step + operation.version; }
 };
