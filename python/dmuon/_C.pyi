@@ -103,29 +103,16 @@ class Issue:
 class Program:
     issues: list[Issue]
 
-class Costs:
-    def __init__(
-        self,
-        forward_us: float,
-        backward_us: float,
-        update_us: float,
-        row_us_per_byte: float,
-        column_us_per_byte: float,
-    ) -> None: ...
-
 class SimulatedSpan:
     issue: int
     issued_us: float
     start_us: float
     end_us: float
 
-class DryRun:
-    violations: list[str]
-    timeline: list[list[SimulatedSpan]]
-    peak_bytes: int
-
 def unroll(job: Job) -> list[Program]: ...
-def dry_run(job: Job, costs: Costs) -> DryRun: ...
+def execute(
+    programs: Sequence[Program], *, forward: float, backward: float, update: float, row_byte: float, column_byte: float
+) -> list[list[SimulatedSpan]]: ...
 
 class Engine:
     def __init__(self, options: Options, mesh: SharedMesh, plan: _plan.Plan, units: list[UnitSpec]) -> None: ...

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "dmuon/core/error.h"
-#include "dmuon/simulate/dry_run.h"
+#include "tests/simulate/dry_run.h"
 #include "tests/simulate/random_job.h"
 #include "tests/simulate/shrink.h"
 

@@ -1,4 +1,4 @@
-#include "dmuon/simulate/dry_run.h"
+#include "tests/simulate/dry_run.h"
 
 #include <gtest/gtest.h>
 
@@ -98,14 +98,15 @@ TEST(DryRun, IsDeterministicAndItsDelaysFollowTheSeed) {
 }
 
 // A publication is a broadcast of 8 bytes from each of two ranks.
-TEST(DryRun, TakesAsLongAsTheCostsSay) {
-  const Costs costs{.forward_us = 1, .backward_us = 2, .update_us = 0.5, .row_us_per_byte = 10};
-  EXPECT_EQ(dry_run(two_steps(1, 1), {.costs = costs}).timeline.front().back().end_us,
-            2 * (3 * 1 + 3 * 2 + 3 * 0.5));
-  const Job job = two_steps(1, 2);
-  const Programs programs = unroll(job);
-  const DryRun run = dry_run(job, {.costs = costs});
-  for (const Span& span : run.timeline.front()) {
+TEST(Execute, TakesAsLongAsTheTimingSays) {
+  const Timing timing{[](Kind kind) { return kind == Kind::kUpdate ? 0.5 : 1; },
+                      [](const schedule::Message& message) { return 10. * message.bytes; }};
+  const Job alone = two_steps(1, 1);
+  EXPECT_EQ(execute(unroll(alone), timing).timeline.front().back().end_us,
+            2 * (3 * 1 + 3 * 1 + 3 * 0.5));
+  const Programs programs = unroll(two_steps(1, 2));
+  const Execution execution = execute(programs, timing);
+  for (const Span& span : execution.timeline.front()) {
     if (programs.front().issue(span.issue).operation.kind == Kind::kPublishIntra) {
       EXPECT_GE(span.end_us - span.start_us, 2 * 8 * 10);
     }

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "dmuon/simulate/dry_run.h"
+#include "tests/simulate/dry_run.h"
 #include "tests/simulate/mutations.h"
 
 namespace dmuon::simulate {

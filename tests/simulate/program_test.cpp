@@ -4,6 +4,7 @@
 
 #include "dmuon/core/error.h"
 #include "tests/schedule/triggers.h"
+#include "tests/simulate/dry_run.h"
 #include "tests/simulate/small_job.h"
 
 namespace dmuon::simulate {

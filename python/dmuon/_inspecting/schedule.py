@@ -177,7 +177,7 @@ class _Simulated:
             batches[slot].append([unit_of[matrix] for matrix in matrices])
         self.slot = ranks.slot
         self.names = [unit.name or "(root)" for unit in runtime.units]
-        self.job = _C.Job(
+        job = _C.Job(
             engine.layout(),
             dedication.schedule.native(),
             engine.trace(_C.Pass.TRAIN_FORWARD),
@@ -185,7 +185,8 @@ class _Simulated:
             batches,
             _EVENTS,
         )
-        self.issues = _C.unroll(self.job)[self.slot].issues
+        self.programs = _C.unroll(job)
+        self.issues = self.programs[self.slot].issues
 
     def operations(self, engine: _C.Engine, event: int) -> tuple[Operation, ...]:
         """What is issued in an event."""
@@ -213,8 +214,14 @@ class _Simulated:
         """The lanes of this rank in the step, where the largest operations of two lanes take so long."""
         totals = [(o.lane, sum(m.bytes for m in o.messages)) for ops in schedule.passes.values() for o in ops]
         largest = {lane: max([size for at, size in totals if at == lane] + [1]) for lane in ("intra", "inter")}
-        costs = _C.Costs(1.0, 2.0, 0.5, intra / largest["intra"], inter / largest["inter"])
-        spans = _C.dry_run(self.job, costs).timeline[self.slot]
+        spans = _C.execute(
+            self.programs,
+            forward=1.0,
+            backward=2.0,
+            update=0.5,
+            row_byte=intra / largest["intra"],
+            column_byte=inter / largest["inter"],
+        )[self.slot]
         ends = [0.0] * len(_EVENTS)  # when the program has issued all of an event, and computed it
         for span in spans:
             issue = self.issues[span.issue]

@@ -7,12 +7,10 @@
 
 #include "dmuon/bindings/index_caster.h"
 #include "dmuon/bindings/topics.h"
-#include "dmuon/simulate/dry_run.h"
+#include "dmuon/simulate/execution.h"
 
 namespace dmuon::bindings {
 namespace py = pybind11;
-using simulate::Costs;
-using simulate::DryRun;
 using simulate::Event;
 using simulate::Issue;
 using simulate::Job;
@@ -56,30 +54,29 @@ void init_simulate(py::module_& module) {
 
   py::class_<Program>(module, "Program").def_readonly("issues", &Program::issues);
 
-  py::class_<Costs>(module, "Costs")
-      .def(py::init([](double forward_us, double backward_us, double update_us,
-                       double row_us_per_byte, double column_us_per_byte) {
-             return Costs{forward_us, backward_us, update_us, row_us_per_byte, column_us_per_byte};
-           }),
-           py::arg("forward_us"), py::arg("backward_us"), py::arg("update_us"),
-           py::arg("row_us_per_byte"), py::arg("column_us_per_byte"));
-
   py::class_<simulate::Span>(module, "SimulatedSpan")
       .def_readonly("issue", &simulate::Span::issue)
       .def_readonly("issued_us", &simulate::Span::issued_us)
       .def_readonly("start_us", &simulate::Span::start_us)
       .def_readonly("end_us", &simulate::Span::end_us);
 
-  py::class_<DryRun>(module, "DryRun")
-      .def_readonly("violations", &DryRun::violations)
-      .def_readonly("timeline", &DryRun::timeline)
-      .def_readonly("peak_bytes", &DryRun::peak_bytes);
-
   module.def("unroll", &simulate::unroll, py::arg("job"), no_gil);
   module.def(
-      "dry_run",
-      [](const Job& job, const Costs& costs) { return simulate::dry_run(job, {.costs = costs}); },
-      py::arg("job"), py::arg("costs"), no_gil);
+      "execute",
+      [](const simulate::Programs& programs, double forward, double backward, double update,
+         double row_byte, double column_byte) {
+        const auto compute = [=](schedule::Kind kind) {
+          if (kind == schedule::Kind::kUpdate) return update;
+          return kind == schedule::Kind::kForward ? forward : backward;
+        };
+        const auto message = [=](const schedule::Message& sent) {
+          const bool row = sent.group == schedule::Message::Group::kRow;
+          return static_cast<double>(sent.bytes) * (row ? row_byte : column_byte);
+        };
+        return simulate::execute(programs, {compute, message}).timeline;
+      },
+      py::arg("programs"), py::kw_only(), py::arg("forward"), py::arg("backward"),
+      py::arg("update"), py::arg("row_byte"), py::arg("column_byte"), no_gil);
 }
 
 }  // namespace dmuon::bindings

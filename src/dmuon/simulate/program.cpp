@@ -1,7 +1,6 @@
 #include "dmuon/simulate/program.h"
 
 #include <algorithm>
-#include <limits>
 #include <set>
 #include <utility>
 
@@ -10,8 +9,6 @@
 
 namespace dmuon::simulate {
 namespace {
-
-constexpr std::int64_t kUnbounded = std::numeric_limits<std::int64_t>::max();
 
 using core::UnitIndex;
 using schedule::Kind;
@@ -25,12 +22,6 @@ using What = Event::What;
 Pass pass_of(What what) {
   if (what == What::kEvaluation) return Pass::kEvalForward;
   return is_backward(what) ? Pass::kBackward : Pass::kTrainForward;
-}
-
-const Trace& uses_of(const Job& job, const Event& event) {
-  if (!event.instead.empty()) return event.instead;
-  if (event.what == What::kEvaluation) return job.evaluation;
-  return is_backward(event.what) ? job.backward : job.forward;
 }
 
 /// One rank's program: hooks on one side of a resolver, a list on the other.
@@ -150,23 +141,13 @@ class Rank : private schedule::Performer {
   int num_messages_ = 0;
 };
 
-// Units in use, through one pass; the most there were.
-std::size_t most_open(const Trace& uses, bool keeps_last, std::set<UnitIndex>* open) {
-  std::size_t most = open->size();
-  for (auto trigger = uses.begin(); trigger != uses.end(); ++trigger) {
-    const bool again = std::find(trigger + 1, uses.end(),
-                                 Trigger{Moment::kAfterBackward, trigger->unit}) != uses.end();
-    if (trigger->moment == Moment::kBeforeUse) {
-      open->insert(trigger->unit);
-    } else if (!again && !(keeps_last && trigger + 1 == uses.end())) {
-      open->erase(trigger->unit);
-    }
-    most = std::max(most, open->size());
-  }
-  return most;
-}
-
 }  // namespace
+
+const Trace& uses_of(const Job& job, const Event& event) {
+  if (!event.instead.empty()) return event.instead;
+  if (event.what == What::kEvaluation) return job.evaluation;
+  return is_backward(event.what) ? job.backward : job.forward;
+}
 
 Programs unroll(const Job& job) {
   const int num_slots = job.layout.num_slots();
@@ -187,35 +168,6 @@ Programs unroll(const Job& job) {
     programs.back().layout = layout;
   }
   return programs;
-}
-
-std::int64_t granted_bytes(const Job& job) {
-  if (!job.options.reshard_after_forward) return kUnbounded;
-  std::set<UnitIndex> open;
-  bool waits =
-      false;  // what the last step sent ahead, the forward's first unit, was not used since
-  std::size_t most = 1;
-  bool traced = false;
-  for (const Event& event : job.events) {
-    if (event.what == What::kStep) {
-      open.clear();
-      waits = traced && job.options.lookahead > 0;
-      continue;
-    }
-    if (!event.instead.empty()) return kUnbounded;
-    const Trace& uses = uses_of(job, event);
-    const bool trains = event.what == What::kTrainForward;
-    const auto is_first = [&](const Trigger& trigger) {
-      return trigger.unit == job.forward.front().unit;
-    };
-    const bool beside = waits && !(!uses.empty() && is_first(uses.front()));
-    most = std::max(most, most_open(uses, trains && traced, &open) + (beside ? 1 : 0));
-    waits = waits && std::none_of(uses.begin(), uses.end(), is_first);
-    traced |= trains;
-    if (is_backward(event.what)) open.clear();  // it releases what is left
-  }
-  const auto units = static_cast<std::int64_t>(most) + job.options.units_in_flight() - 1;
-  return units * (job.layout.largest_weights() + job.layout.largest_gradients());
 }
 
 std::string describe(const Operation& operation) {

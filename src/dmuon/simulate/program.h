@@ -49,6 +49,9 @@ struct Job {
   std::vector<Skip> skips;
 };
 
+/// What an event uses: its own trace, or the job's for passes of its kind.
+const schedule::Trace& uses_of(const Job& job, const Event& event);
+
 /// An operation as a rank issues it.
 struct Issue {
   schedule::Operation operation;
@@ -85,14 +88,6 @@ using Programs = core::Vector<core::Slot, Program>;
 /// a rank skips. A rank that skips all units of the last backward before a step does not run it.
 /// @throws InvalidArgument for a slot, an event or a unit out of range, or bad options.
 Programs unroll(const Job& job);
-
-/// The bytes that weights, gradients and inboxes of a rank may take at most:
-/// (open + units_in_flight - 1) * (largest weights + largest gradients), where `open` is the
-/// largest number of units in use at once. A unit that a forward keeps is in use until it is freed;
-/// in a backward, a unit is in use from its first use to the end of its last, when its gradients
-/// leave; what a step sends ahead is in use until a pass uses it. Without a reshard after the
-/// forward, or where a pass deviates, there is no such bound: the largest integer.
-std::int64_t granted_bytes(const Job& job);
 
 /// Prints like "publish intra of unit 3".
 std::string describe(const schedule::Operation& operation);

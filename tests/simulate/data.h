@@ -1,10 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
-#include "dmuon/simulate/program.h"
+#include "dmuon/simulate/execution.h"
 
 namespace dmuon::simulate {
 
@@ -20,27 +21,17 @@ struct Value {
   void merge(const Value& other);  ///< side by side for weights, added for gradients
 };
 
-/// What the buffers of all ranks hold while the programs run. Ranks' operations must be started
-/// and finished in an order that their programs allow. An operation is named by its rank's slot and
-/// its place in that rank's program.
-class Data {
+/// What the buffers of all ranks hold while the programs run.
+class Data : public Witness {
  public:
   /// @param programs    kept by reference.
   /// @param violations  sentences are appended.
   Data(const Programs& programs, bool node_copy, std::vector<std::string>* violations);
 
-  /// An operation begins.
-  void start(core::Slot slot, int index);
-
-  /// What the rank puts into the operation's next message: a root's weights, a member's gradients.
-  Value contribution(core::Slot slot, int index) const;
-
-  /// What comes of a message: to every member what the root published, to the root what members
-  /// routed to it.
-  void receive(core::Slot slot, int index, const Value& value);
-
-  /// An operation ends, all its messages being done.
-  void finish(core::Slot slot, int index);
+  void start(core::Slot slot, int index) override;
+  void contribute(core::Slot slot, int index, MessageId message) override;
+  void receive(core::Slot slot, int index, MessageId message) override;
+  void finish(core::Slot slot, int index) override;
 
  private:
   struct Buffers {
@@ -64,6 +55,8 @@ class Data {
   bool owns_part(core::Slot slot, core::UnitIndex unit) const {
     return layout(slot).units[unit].owner_elements[slot] > 0;
   }
+  Value contribution(core::Slot slot, int index) const;
+  void take(core::Slot slot, int index, const Value& value);
   void check_part(core::Slot slot, int index);
   void check_weights(core::Slot slot, int index);
   void update(core::Slot slot, int index);
@@ -74,6 +67,7 @@ class Data {
   bool node_copy_;
   std::vector<std::string>* violations_;
   core::Vector<core::Slot, RankData> ranks_;
+  std::map<MessageId, Value> messages_;
   std::vector<core::Vector<core::UnitIndex, std::uint64_t>> contributed_;  // [steps] by all ranks
 };
 

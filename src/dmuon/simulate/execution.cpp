@@ -1,12 +1,10 @@
-#include "dmuon/simulate/machine.h"
+#include "dmuon/simulate/execution.h"
 
 #include <algorithm>
 #include <array>
 #include <deque>
-#include <random>
 
 #include "dmuon/core/error.h"
-#include "dmuon/simulate/data.h"
 
 namespace dmuon::simulate {
 namespace {
@@ -27,7 +25,6 @@ struct Collective {
   std::vector<double> begun_us;  // [members]
   int num_begun = 0;
   double last_begun_us = 0;
-  Value value;
 };
 
 struct LaneState {
@@ -44,6 +41,7 @@ struct LaneState {
 
 struct RankState {
   std::array<LaneState, schedule::kNumLanes> lanes;
+  std::vector<Frontier> waits_on;         // [issues]
   std::vector<double> issued_us, end_us;  // [issues]
   int num_issued = 0;
   int blocked_on = -1;  // the issue on the compute lane that is not done
@@ -53,20 +51,17 @@ struct RankState {
 
 class Machine {
  public:
-  Machine(const Programs& programs, const core::Vector<Slot, RankAnalysis>& analyses,
-          bool node_copy, const Delays& delays, DryRun* run)
+  Machine(const Programs& programs, const Timing& timing, Witness* witness)
       : programs_(programs),
-        analyses_(analyses),
-        delays_(delays),
-        run_(run),
-        data_(programs, node_copy, &run->violations),
+        timing_(timing),
+        witness_(witness),
         mesh_(*programs.front().layout),
         ranks_(programs.size()),
-        groups_(static_cast<std::size_t>(mesh_.num_shards + mesh_.num_replicates)),
-        random_(delays.seed) {
-    run->timeline.resize(programs.size());
+        groups_(static_cast<std::size_t>(mesh_.num_shards + mesh_.num_replicates)) {
+    run_.timeline.resize(programs.size());
     for (const Slot slot : programs.indices()) {
       RankState& own = ranks_[slot];
+      own.waits_on = waits_on(programs[slot]);
       own.issued_us.assign(programs[slot].issues.size(), kNotYet);
       own.end_us.assign(programs[slot].issues.size(), kNotYet);
       for (int i = 0; i < programs[slot].num_issues(); ++i) {
@@ -77,7 +72,7 @@ class Machine {
     }
   }
 
-  void run() {
+  Execution run() {
     while (!awake_.empty()) {
       const Slot slot = awake_.front();
       awake_.pop_front();
@@ -91,6 +86,7 @@ class Machine {
     }
     report_blocked();
     report_unmatched();
+    return std::move(run_);
   }
 
  private:
@@ -99,23 +95,10 @@ class Machine {
     return programs_[slot].issue(index).operation;
   }
 
-  double draw(double mean_us) {
-    return static_cast<double>(random_()) / static_cast<double>(std::minstd_rand::max()) * 2 *
-           mean_us;
-  }
-
   double compute_us(Kind kind) {
-    if (kind != Kind::kUpdate && kind != Kind::kForward && kind != Kind::kBackward) return 0;
-    if (!delays_.costs) return draw(delays_.compute_us);
-    if (kind == Kind::kUpdate) return delays_.costs->update_us;
-    return kind == Kind::kForward ? delays_.costs->forward_us : delays_.costs->backward_us;
-  }
-
-  double message_us(const Message& message) {
-    if (!delays_.costs) return draw(delays_.message_us);
-    const bool row = message.group == Message::Group::kRow;
-    return static_cast<double>(message.bytes) *
-           (row ? delays_.costs->row_us_per_byte : delays_.costs->column_us_per_byte);
+    const bool computes =
+        kind == Kind::kUpdate || kind == Kind::kForward || kind == Kind::kBackward;
+    return computes ? timing_.compute_us(kind) : 0;
   }
 
   void wake(Slot slot) {
@@ -156,7 +139,7 @@ class Machine {
   bool start(Slot slot, LaneState* lane, int index) {
     const RankState& own = rank(slot);
     double start_us = std::max(lane->now_us, own.issued_us[static_cast<std::size_t>(index)]);
-    for (const int earlier : analyses_[slot].waits_on[static_cast<std::size_t>(index)]) {
+    for (const int earlier : own.waits_on[static_cast<std::size_t>(index)]) {
       if (earlier < 0) continue;
       const double end_us = own.end_us[static_cast<std::size_t>(earlier)];
       if (end_us == kNotYet) return false;
@@ -166,14 +149,14 @@ class Machine {
     lane->start_us = lane->now_us = start_us;
     lane->messages = schedule::messages_of(operation(slot, index), *programs_[slot].layout, slot);
     lane->message = 0;
-    data_.start(slot, index);
+    if (witness_ != nullptr) witness_->start(slot, index);
     return true;
   }
 
   void finish(Slot slot, std::size_t lane_index, int index) {
     RankState& own = rank(slot);
     LaneState& lane = own.lanes[lane_index];
-    data_.finish(slot, index);
+    if (witness_ != nullptr) witness_->finish(slot, index);
     if (lane_index == kCompute) {
       lane.now_us += compute_us(operation(slot, index).kind);
       own.now_us = lane.now_us;
@@ -181,7 +164,7 @@ class Machine {
     }
     const auto at = static_cast<std::size_t>(index);
     own.end_us[at] = lane.now_us;
-    run_->timeline[slot].push_back(
+    run_.timeline[slot].push_back(
         {index, static_cast<Lane>(lane_index), own.issued_us[at], lane.start_us, lane.now_us});
     lane.running = false;
     ++lane.cursor;
@@ -204,13 +187,13 @@ class Machine {
 
   bool pass_message(Slot slot, LaneState* lane, int index) {
     const Message& message = lane->messages[lane->message];
-    auto& collectives = groups_[group_of(slot, message.group)];
-    if (!lane->begun) begin_message(slot, lane, index, &collectives);
-    const Collective& collective = collectives[lane->sequence];
+    const std::size_t group = group_of(slot, message.group);
+    if (!lane->begun) begin_message(slot, lane, index, group);
+    const Collective& collective = groups_[group][lane->sequence];
     const int member = member_of(slot, message.group);
     double ready_us = lane->now_us;
     const bool is_root = member == message.root;
-    if (delays_.rendezvous || (!schedule::is_publication(collective.kind) && is_root)) {
+    if (timing_.rendezvous || (!schedule::is_publication(collective.kind) && is_root)) {
       if (collective.num_begun < static_cast<int>(collective.begun_us.size())) return false;
       ready_us = std::max(ready_us, collective.last_begun_us);
     } else if (schedule::is_publication(collective.kind) && !is_root) {
@@ -218,33 +201,28 @@ class Machine {
       if (root_us == kNotYet) return false;
       ready_us = std::max(ready_us, root_us);
     }
-    lane->now_us = ready_us + message_us(message);
-    if (schedule::is_publication(collective.kind) || is_root)
-      data_.receive(slot, index, collective.value);
+    lane->now_us = ready_us + timing_.message_us(message);
+    if (witness_ != nullptr && (schedule::is_publication(collective.kind) || is_root))
+      witness_->receive(slot, index, {group, lane->sequence});
     lane->begun = false;
     ++lane->message;
     ++lane->sequence;
     return true;
   }
 
-  void begin_message(Slot slot, LaneState* lane, int index, std::deque<Collective>* collectives) {
+  void begin_message(Slot slot, LaneState* lane, int index, std::size_t group) {
     const schedule::Operation& own = operation(slot, index);
     const Message& message = lane->messages[lane->message];
     const int size =
         message.group == Message::Group::kRow ? mesh_.num_shards : mesh_.num_replicates;
-    while (collectives->size() <= lane->sequence) {
-      collectives->push_back({own.kind,
-                              own.unit,
-                              message,
-                              std::vector(static_cast<std::size_t>(size), kNotYet),
-                              0,
-                              0,
-                              {}});
-    }
-    Collective& collective = (*collectives)[lane->sequence];
+    std::deque<Collective>& collectives = groups_[group];
+    while (collectives.size() <= lane->sequence)
+      collectives.push_back(
+          {own.kind, own.unit, message, std::vector(static_cast<std::size_t>(size), kNotYet)});
+    Collective& collective = collectives[lane->sequence];
     if (collective.kind != own.kind || collective.unit != own.unit ||
         !(collective.message == message)) {
-      run_->violations.push_back(
+      run_.violations.push_back(
           core::message("slot ", slot, ", issue ", index, ", ", describe(own), ": message ",
                         lane->sequence, " of the group has root ", message.root, " and ",
                         message.bytes, " bytes, but another member's is of ",
@@ -255,8 +233,8 @@ class Machine {
     collective.begun_us.at(static_cast<std::size_t>(member)) = lane->now_us;
     collective.last_begun_us = std::max(collective.last_begun_us, lane->now_us);
     ++collective.num_begun;
-    if (!schedule::is_publication(own.kind) || member == message.root)
-      collective.value.merge(data_.contribution(slot, index));
+    if (witness_ != nullptr && (!schedule::is_publication(own.kind) || member == message.root))
+      witness_->contribute(slot, index, {group, lane->sequence});
     lane->begun = true;
     for (int other = 0; other < size; ++other) {
       if (other != member && collective.begun_us[static_cast<std::size_t>(other)] != kNotYet)
@@ -270,7 +248,7 @@ class Machine {
         if (lane.cursor == lane.issues.size()) continue;
         const int index = lane.issues[lane.cursor];
         if (index >= ranks_[slot].num_issued) continue;
-        run_->violations.push_back(
+        run_.violations.push_back(
             core::message("slot ", slot, ", issue ", index, ", ", describe(operation(slot, index)),
                           ": waits forever", lane.begun ? " for another member of a group" : ""));
       }
@@ -281,7 +259,7 @@ class Machine {
     for (std::size_t group = 0; group < groups_.size(); ++group) {
       for (const Collective& collective : groups_[group]) {
         if (collective.num_begun == static_cast<int>(collective.begun_us.size())) continue;
-        run_->violations.push_back(
+        run_.violations.push_back(
             core::message("group ", group, ": ", collective.num_begun, " of ",
                           collective.begun_us.size(), " members begin a message of ",
                           describe({.kind = collective.kind, .unit = collective.unit})));
@@ -291,22 +269,46 @@ class Machine {
   }
 
   const Programs& programs_;
-  const core::Vector<Slot, RankAnalysis>& analyses_;
-  const Delays& delays_;
-  DryRun* run_;
-  Data data_;
+  const Timing& timing_;
+  Witness* witness_;
+  Execution run_;
   const schedule::Layout& mesh_;
   core::Vector<Slot, RankState> ranks_;
   std::vector<std::deque<Collective>> groups_;  // rows, then columns
   std::deque<Slot> awake_;
-  std::minstd_rand random_;
 };
 
 }  // namespace
 
-void execute(const Programs& programs, const core::Vector<core::Slot, RankAnalysis>& analyses,
-             bool node_copy, const Delays& delays, DryRun* run) {
-  Machine(programs, analyses, node_copy, delays, run).run();
+std::vector<Frontier> waits_on(const Program& program) {
+  constexpr Frontier kNothing{-1, -1, -1};
+  std::vector<Frontier> all;
+  Frontier newest_on_lane = kNothing;
+  core::Vector<core::UnitIndex, std::array<int, schedule::kNumKinds>> newest;
+  newest.resize(program.layout->units.size());
+  for (auto& kinds : newest) kinds.fill(-1);
+  for (int index = 0; index < program.num_issues(); ++index) {
+    const schedule::Operation& operation = program.issue(index).operation;
+    const auto lane = static_cast<std::size_t>(schedule::lane_of(operation.kind));
+    Frontier& waits = all.emplace_back(kNothing);
+    waits[lane] = newest_on_lane[lane];
+    waits[kCompute] = newest_on_lane[kCompute];
+    for (const schedule::Dependency& dependency : operation.after) {
+      const auto of = static_cast<std::size_t>(schedule::lane_of(dependency.kind));
+      const auto kind = static_cast<std::size_t>(dependency.kind);
+      waits[of] = std::max(waits[of], newest.at(dependency.unit)[kind]);
+    }
+    newest_on_lane[lane] = index;
+    if (operation.kind != Kind::kUpdate)
+      newest.at(operation.unit)[static_cast<std::size_t>(operation.kind)] = index;
+  }
+  return all;
+}
+
+Execution execute(const Programs& programs, const Timing& timing, Witness* witness) {
+  core::require(!programs.empty() && programs.size() == programs.front().layout->num_slots(),
+                "execute: programs: expected one a slot, got ", programs.size());
+  return Machine(programs, timing, witness).run();
 }
 
 }  // namespace dmuon::simulate

@@ -1,24 +1,18 @@
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "dmuon/simulate/program.h"
+#include "dmuon/simulate/execution.h"
 
 namespace dmuon::simulate {
 
-/// One place in a program for each lane: the newest issue of that lane, -1 for none. A lane runs
-/// its issues in order, so this says all of what was done before.
-using Frontier = std::array<int, schedule::kNumLanes>;
-
 /// What can be said of one rank's program without running it.
 struct RankAnalysis {
-  std::vector<Frontier> waits_on;  ///< [issues] what must be done before it starts
-  std::vector<Frontier> after;     ///< [issues] everything that is done before it starts, whatever
-                                   ///< the delays: what it waits on, what that waits on, ...
-  std::int64_t peak_bytes = 0;     ///< packed weights, packed gradients, inboxes
+  std::vector<Frontier> after;  ///< [issues] everything that is done before it starts, whatever
+                                ///< the delays: what it waits on, what that waits on, ...
+  std::int64_t peak_bytes = 0;  ///< packed weights, packed gradients, inboxes
 
   /// Whether `first` is done before `second` starts, whatever the delays.
   bool is_ordered(const Program& program, int first, int second) const;

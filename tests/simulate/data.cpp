@@ -1,4 +1,4 @@
-#include "dmuon/simulate/data.h"
+#include "tests/simulate/data.h"
 
 #include <algorithm>
 #include <utility>
@@ -92,7 +92,15 @@ Value Data::contribution(core::Slot slot, int index) const {
   return operation.kind == Kind::kRouteIntra ? own.packed_gradients : own.node_sum;
 }
 
-void Data::receive(core::Slot slot, int index, const Value& value) {
+void Data::contribute(core::Slot slot, int index, MessageId message) {
+  messages_[message].merge(contribution(slot, index));
+}
+
+void Data::receive(core::Slot slot, int index, MessageId message) {
+  take(slot, index, messages_[message]);
+}
+
+void Data::take(core::Slot slot, int index, const Value& value) {
   const Issue& of = issue(slot, index);
   Buffers& own = ranks_[slot].units[of.operation.unit];
   const bool has_inter = layout(slot).has_inter();
@@ -110,7 +118,7 @@ void Data::finish(core::Slot slot, int index) {
   if (of.operation.kind == Kind::kUpdate) return;
   Buffers& own = ranks_[slot].units[of.operation.unit];
   const bool alone = layout(slot).num_shards == 1;
-  if (of.operation.kind == Kind::kRouteIntra && alone) receive(slot, index, own.packed_gradients);
+  if (of.operation.kind == Kind::kRouteIntra && alone) take(slot, index, own.packed_gradients);
   if (of.operation.kind == Kind::kRouteInter) own.node_sum = {};
   if (of.operation.kind == Kind::kFinishRoute) own.packed_gradients = {};
   if (of.operation.kind == Kind::kReshard) {

@@ -1,6 +1,7 @@
-#include "dmuon/simulate/rank_analysis.h"
+#include "tests/simulate/rank_analysis.h"
 
 #include <algorithm>
+#include <array>
 
 #include "dmuon/core/error.h"
 
@@ -65,9 +66,8 @@ class Analyzer {
         units_(layout_.units.size()) {}
 
   RankAnalysis run() {
-    const std::size_t num_issues = program_.issues.size();
-    analysis_.waits_on.assign(num_issues, {-1, -1, -1});
-    analysis_.after.assign(num_issues, {-1, -1, -1});
+    waits_on_ = waits_on(program_);
+    analysis_.after = waits_on_;
     for (now_ = 0; now_ < program_.num_issues(); ++now_) take(program_.issue(now_));
     for (const core::UnitIndex unit : units_.indices()) {
       if (units_[unit].routing)
@@ -90,28 +90,19 @@ class Analyzer {
     const Operation& operation = taken.operation;
     order(operation);
     perform(taken);
-    newest_on_lane_[lane_index(operation.kind)] = now_;
     if (operation.kind != Kind::kUpdate)
       unit().newest[static_cast<std::size_t>(operation.kind)] = now_;
   }
 
-  void wait_for(int earlier) {
-    const auto here = static_cast<std::size_t>(now_);
-    if (earlier < 0) return;
-    int& newest = analysis_.waits_on[here][lane_index(program_.issue(earlier).operation.kind)];
-    newest = std::max(newest, earlier);
-    int& after = analysis_.after[here][lane_index(program_.issue(earlier).operation.kind)];
-    after = std::max(after, earlier);
-    join(&analysis_.after[here], analysis_.after[static_cast<std::size_t>(earlier)]);
-  }
-
   void order(const Operation& operation) {
-    wait_for(newest_on_lane_[lane_index(operation.kind)]);
-    wait_for(newest_on_lane_[static_cast<std::size_t>(schedule::Lane::kCompute)]);
+    const auto here = static_cast<std::size_t>(now_);
+    for (const int earlier : waits_on_[here]) {
+      if (earlier >= 0)
+        join(&analysis_.after[here], analysis_.after[static_cast<std::size_t>(earlier)]);
+    }
     for (const schedule::Dependency& dependency : operation.after) {
       const UnitUse& other = units_.at(dependency.unit);
       const int earlier = other.newest[static_cast<std::size_t>(dependency.kind)];
-      wait_for(earlier);
       const bool is_route =
           dependency.kind == Kind::kRouteIntra || dependency.kind == Kind::kRouteInter;
       const Operation named{.kind = dependency.kind, .unit = dependency.unit};
@@ -261,7 +252,7 @@ class Analyzer {
   std::vector<std::string>* violations_;
   core::Vector<core::UnitIndex, UnitUse> units_;
   RankAnalysis analysis_;
-  Frontier newest_on_lane_{-1, -1, -1};
+  std::vector<Frontier> waits_on_;
   int now_ = 0;
 };
 

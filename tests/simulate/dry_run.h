@@ -1,48 +1,34 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "dmuon/simulate/program.h"
+#include "dmuon/simulate/execution.h"
 
 namespace dmuon::simulate {
 
-/// How long things take where nothing is drawn.
-struct Costs {
-  double forward_us = 0;  ///< of a unit
-  double backward_us = 0;
-  double update_us = 0;  ///< of a batch
-  double row_us_per_byte = 0;
-  double column_us_per_byte = 0;
-};
-
-/// How long things take, in virtual time.
+/// Drawn times.
 struct Delays {
   std::uint32_t seed = 0;
   double compute_us = 50;  ///< mean; each operation takes between nothing and twice that
   double message_us = 20;  ///< likewise
-  /// A collective ends nowhere before it has begun at all members. Else a broadcast ends where its
-  /// root has begun it, and a reduction at its root when all have begun it.
   bool rendezvous = false;
-  std::optional<Costs> costs{};  ///< in place of what is drawn
-};
-
-/// One operation on its lane, in virtual time.
-struct Span {
-  int issue;  ///< index in the rank's program
-  schedule::Lane lane;
-  double issued_us;
-  double start_us;  ///< when it had waited for all that it must wait for
-  double end_us;
 };
 
 struct DryRun {
   std::vector<std::string> violations;  ///< sentences; empty: the programs are sound
-  core::Vector<core::Slot, std::vector<Span>> timeline;  ///< in the order of completion
+  core::Vector<core::Slot, std::vector<Span>> timeline;
   std::int64_t peak_bytes = 0;  ///< the largest of any rank, as granted_bytes() counts
 };
+
+/// The bytes that weights, gradients and inboxes of a rank may take at most:
+/// (open + units_in_flight - 1) * (largest weights + largest gradients), where `open` is the
+/// largest number of units in use at once. A unit that a forward keeps is in use until it is freed;
+/// in a backward, a unit is in use from its first use to the end of its last, when its gradients
+/// leave; what a step sends ahead is in use until a pass uses it. Without a reshard after the
+/// forward, or where a pass deviates, there is no such bound: the largest integer.
+std::int64_t granted_bytes(const Job& job);
 
 /// Runs the programs of all ranks of a mesh against the contract of schedule::Operation and says
 /// what is unsound about them:
@@ -58,11 +44,9 @@ struct DryRun {
 ///   ranks, each once.
 /// - Memory: no rank takes more than `granted_bytes`.
 ///
-/// One run stands for all delays: lanes are queues and messages are matched by their place, so
-/// which operations run, and what they find, depends on delays only where two operations use a
-/// buffer in no certain order (Kahn 1974), and that is reported. Only the timeline differs.
+/// One run stands for all delays: what operations find depends on delays only where two use a
+/// buffer in no certain order, and that is reported.
 ///
-/// @param programs  at least one; layouts may differ, meshes may not.
 /// @param node_copy, granted_bytes  as the programs were built.
 DryRun dry_run(const Programs& programs, bool node_copy, std::int64_t granted_bytes,
                const Delays& delays);

@@ -1,0 +1,78 @@
+#pragma once
+
+#include <array>
+#include <compare>
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "dmuon/simulate/program.h"
+
+namespace dmuon::simulate {
+
+/// How long things take, in virtual microseconds.
+struct Timing {
+  std::function<double(schedule::Kind)> compute_us;  ///< of kForward, kBackward and kUpdate
+  std::function<double(const schedule::Message&)> message_us;
+  /// A collective ends nowhere before it has begun at all members. Else a broadcast ends where its
+  /// root has begun it, and a reduction at its root when all have begun it.
+  bool rendezvous = false;
+};
+
+/// One operation on its lane, in virtual time.
+struct Span {
+  int issue;  ///< index in the rank's program
+  schedule::Lane lane;
+  double issued_us;
+  double start_us;  ///< when it had waited for all that it must wait for
+  double end_us;
+};
+
+struct Execution {
+  std::vector<std::string> violations;  ///< sentences: messages that do not fit, and what hangs
+  core::Vector<core::Slot, std::vector<Span>> timeline;  ///< in the order of completion
+};
+
+/// The messages of a group by their place; rows are groups [0, R), columns [R, R + G).
+struct MessageId {
+  std::size_t group;
+  std::size_t place;
+  auto operator<=>(const MessageId&) const = default;
+};
+
+/// Sees the operations of all ranks in an order that their programs allow. An operation is named by
+/// its rank's slot and its place in that rank's program.
+class Witness {
+ public:
+  virtual ~Witness() = default;
+  virtual void start(core::Slot slot, int index) = 0;
+  /// A root's weights, or a member's gradients, enter the message.
+  virtual void contribute(core::Slot slot, int index, MessageId message) = 0;
+  /// To every member comes what the root published, to the root what members routed to it.
+  virtual void receive(core::Slot slot, int index, MessageId message) = 0;
+  /// All its messages are done.
+  virtual void finish(core::Slot slot, int index) = 0;
+};
+
+/// One place in a program for each lane: the newest issue of that lane, -1 for none. A lane runs
+/// its issues in order, so this says all of what was done before.
+using Frontier = std::array<int, schedule::kNumLanes>;
+
+/// [issues] what must be done before each starts: the issue before it on its lane, the compute
+/// before it, and what it names. What it names and was never issued is left out.
+std::vector<Frontier> waits_on(const Program& program);
+
+/// Runs the programs of all ranks in virtual time, lanes and messages as schedule::Operation says.
+///
+/// Ranks are taken in turn; each goes on until all its lanes wait. This is no order of events: a
+/// span's times are the longest path that leads to it. One run stands for all timings: lanes are
+/// queues and messages are matched by their place, so which operations run does not depend on
+/// timing (Kahn 1974). Only the timeline differs.
+///
+/// @param programs  at least one; layouts may differ, meshes may not.
+/// @param witness   none: nobody looks.
+/// @throws InvalidArgument for a number of programs that does not fit the mesh.
+Execution execute(const Programs& programs, const Timing& timing, Witness* witness = nullptr);
+
+}  // namespace dmuon::simulate
