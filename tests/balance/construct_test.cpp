@@ -11,7 +11,7 @@
 namespace dmuon::balance {
 namespace {
 
-constexpr int kNumInstances = 300;
+constexpr int kNumConstructInstances = 300;
 
 std::vector<int> counts(const Assignment& assignment, int shape) {
   std::vector<int> all;
@@ -46,7 +46,7 @@ void expect_complete(const Assignment& assignment) {
 TEST(Construct, PlacesAllMatricesWithinMaxBytesOrGivesUp) {
   int num_given_up = 0;
   int num_placed = 0;
-  for (int seed = 0; seed < kNumInstances; ++seed) {
+  for (int seed = 0; seed < kNumConstructInstances; ++seed) {
     SCOPED_TRACE(seed);
     Random random(static_cast<std::uint64_t>(seed));
     Instance instance = draw_small(random, 20, 5);
@@ -58,12 +58,12 @@ TEST(Construct, PlacesAllMatricesWithinMaxBytesOrGivesUp) {
       EXPECT_TRUE(assignment || limited);
     }
   }
-  EXPECT_GT(num_given_up, kNumInstances / 10);
-  EXPECT_GT(num_placed, kNumInstances);
+  EXPECT_GT(num_given_up, kNumConstructInstances / 10);
+  EXPECT_GT(num_placed, kNumConstructInstances);
 }
 
 TEST(Construct, PlacesEachMatrixOnceAndFits) {
-  for (int seed = 0; seed < kNumInstances; ++seed) {
+  for (int seed = 0; seed < kNumConstructInstances; ++seed) {
     SCOPED_TRACE(seed);
     Random random(static_cast<std::uint64_t>(seed));
     Instance instance = draw_small(random, 20, 5);

@@ -9,7 +9,7 @@
 namespace dmuon::balance {
 namespace {
 
-constexpr int kNumInstances = 100;
+constexpr int kNumExchangeInstances = 100;
 
 // Everything at random owners, as long as it fits.
 std::optional<Assignment> draw_assignment(Random& random, const Problem& problem) {
@@ -45,7 +45,7 @@ void expect_complete(const Assignment& assignment) {
 TEST(Exchange, KeepsMatricesAndMaxBytesAndIsNoSlower) {
   int num_faster = 0;
   int num_tight = 0;
-  for (int seed = 0; seed < kNumInstances; ++seed) {
+  for (int seed = 0; seed < kNumExchangeInstances; ++seed) {
     SCOPED_TRACE(seed);
     Random random(static_cast<std::uint64_t>(seed));
     Instance instance = draw_small(random, 30, 6);
@@ -63,8 +63,8 @@ TEST(Exchange, KeepsMatricesAndMaxBytesAndIsNoSlower) {
     EXPECT_LE(assignment->makespan(), before);
     num_faster += assignment->makespan() < before ? 1 : 0;
   }
-  EXPECT_GT(num_faster, kNumInstances / 6);
-  EXPECT_GT(num_tight, kNumInstances / 8);
+  EXPECT_GT(num_faster, kNumExchangeInstances / 6);
+  EXPECT_GT(num_tight, kNumExchangeInstances / 8);
 }
 
 TEST(Exchange, EndsAtItsTarget) {

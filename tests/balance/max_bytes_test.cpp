@@ -13,10 +13,10 @@ namespace dmuon::balance {
 namespace {
 
 // Few: bounds leave max_bytes out, so searches rarely know that they could end.
-constexpr int kNumInstances = 30;
+constexpr int kNumMaxBytesInstances = 30;
 
 // The refusal of solve(); empty if there is a solution, which keeps to max_bytes.
-std::string refusal(const Instance& instance) {
+std::string refusal_with_bytes(const Instance& instance) {
   try {
     const Problem problem(instance);
     const Solution solution = solve(problem);
@@ -39,14 +39,14 @@ std::int64_t all_bytes(const Instance& instance) {
 TEST(MaxBytes, IsKeptOrRefusedWithANumberThatWorks) {
   int num_refused = 0;
   int num_slower = 0;
-  for (int seed = 0; seed < kNumInstances; ++seed) {
+  for (int seed = 0; seed < kNumMaxBytesInstances; ++seed) {
     SCOPED_TRACE(seed);
     Random random(static_cast<std::uint64_t>(seed));
     Instance instance = draw_model(random, 3, 3);
     const Nanoseconds unlimited = optimum(instance);
     instance.max_bytes = sufficient_bytes(Problem(instance)) * draw(random, 80, 100) / 100;
     const Nanoseconds least = optimum(instance);
-    const std::string refused = refusal(instance);
+    const std::string refused = refusal_with_bytes(instance);
     num_slower += least > unlimited ? 1 : 0;
     if (refused.empty()) {
       EXPECT_GE(least, 0) << "nobody can keep to it";
@@ -58,7 +58,7 @@ TEST(MaxBytes, IsKeptOrRefusedWithANumberThatWorks) {
     EXPECT_NE(refused.find("max_bytes"), std::string::npos) << refused;
     EXPECT_NE(refused.find(core::message("With ", sufficient, " ")), std::string::npos) << refused;
     instance.max_bytes = sufficient;
-    EXPECT_EQ(refusal(instance), "");
+    EXPECT_EQ(refusal_with_bytes(instance), "");
   }
   EXPECT_GE(num_refused, 2);
   EXPECT_GE(num_slower, 2) << "too few instances in which it matters";
@@ -71,7 +71,7 @@ TEST(MaxBytes, IsKeptByLargerInstances) {
     Random random(static_cast<std::uint64_t>(seed));
     Instance instance = draw_model(random, 12, 6);
     instance.max_bytes = sufficient_bytes(Problem(instance));
-    EXPECT_EQ(refusal(instance), "");
+    EXPECT_EQ(refusal_with_bytes(instance), "");
     num_tight += instance.max_bytes < all_bytes(instance) / instance.num_owners * 5 / 4 ? 1 : 0;
   }
   EXPECT_GE(num_tight, 2);

@@ -9,7 +9,7 @@
 namespace dmuon::balance {
 namespace {
 
-constexpr int kNumInstances = 300;
+constexpr int kNumPatternLpInstances = 300;
 
 PatternLp::Question question(const Problem& problem, Nanoseconds limit) {
   PatternLp::Question asked;
@@ -51,7 +51,7 @@ TEST(PatternLp, ProvesNothingAboutAPartOfTheWork) {
 }
 
 TEST(PatternLp, UsesPatternsThatDoAllWorkWithinTheLimit) {
-  for (int seed = 0; seed < kNumInstances; ++seed) {
+  for (int seed = 0; seed < kNumPatternLpInstances; ++seed) {
     SCOPED_TRACE(seed);
     Random random(static_cast<std::uint64_t>(seed));
     const Problem problem(draw_small(random, 20, 4));
@@ -77,7 +77,7 @@ TEST(PatternLp, UsesPatternsThatDoAllWorkWithinTheLimit) {
 
 TEST(PatternLp, ProvesOnlyWhatIsTrue) {
   int num_tight = 0;
-  for (int seed = 0; seed < kNumInstances; ++seed) {
+  for (int seed = 0; seed < kNumPatternLpInstances; ++seed) {
     SCOPED_TRACE(seed);
     Random random(static_cast<std::uint64_t>(seed));
     const Instance instance = draw_small(random, 7, 3);
@@ -94,7 +94,7 @@ TEST(PatternLp, ProvesOnlyWhatIsTrue) {
       ++num_tight;
     }
   }
-  EXPECT_GT(num_tight, kNumInstances / 6);
+  EXPECT_GT(num_tight, kNumPatternLpInstances / 6);
 }
 
 }  // namespace

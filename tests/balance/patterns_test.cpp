@@ -9,7 +9,7 @@
 namespace dmuon::balance {
 namespace {
 
-constexpr int kNumInstances = 400;
+constexpr int kNumPatternsInstances = 400;
 
 std::int64_t value(const Problem& problem, const Prices& prices, const Pattern& pattern) {
   std::int64_t sum = 0;
@@ -60,7 +60,7 @@ Question draw_question(int seed) {
 
 TEST(MostValuable, IsExactInCellsOfOneNanosecond) {
   int num_asked = 0;
-  for (int seed = 0; seed < kNumInstances; ++seed) {
+  for (int seed = 0; seed < kNumPatternsInstances; ++seed) {
     const Question asked = draw_question(seed);
     if (asked.limit > 10'000) continue;
     ++num_asked;
@@ -73,11 +73,11 @@ TEST(MostValuable, IsExactInCellsOfOneNanosecond) {
     EXPECT_EQ(found.value, value(asked.problem, asked.prices, found.pattern)) << "seed " << seed;
     EXPECT_LE(load(asked.problem, found.pattern), asked.limit) << "seed " << seed;
   }
-  EXPECT_GT(num_asked, kNumInstances / 2);
+  EXPECT_GT(num_asked, kNumPatternsInstances / 2);
 }
 
 TEST(MostValuable, BoundsAllPatternsInAnyCells) {
-  for (int seed = 0; seed < kNumInstances; ++seed) {
+  for (int seed = 0; seed < kNumPatternsInstances; ++seed) {
     const Question asked = draw_question(seed);
     Pattern pattern;
     const std::int64_t most =
