@@ -35,7 +35,9 @@ ProcessGroupPtr make_process_group(const StorePtr& store, const std::string& nam
                                    int size, std::chrono::milliseconds timeout, bool disguise) {
   const auto own_store = c10::make_intrusive<c10d::PrefixStore>(name, store);
   auto options = c10d::ProcessGroupGloo::Options::create(timeout);
-  options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
+  // One listener for all groups: to make and to end one takes longer than most tests.
+  static const auto device = c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
+  options->devices.push_back(device);
   const auto backend =
       c10::make_intrusive<c10d::ProcessGroupGloo>(own_store, rank, size, std::move(options));
   auto group = c10::make_intrusive<c10d::ProcessGroup>(own_store, rank, size);
