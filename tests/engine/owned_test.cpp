@@ -159,7 +159,7 @@ TEST_F(OwnedTest, RefusesAnUnknownNameEvenWhereItOwnsNothing) {
       ADD_FAILURE() << "expected an error";
     } catch (const core::InvalidArgument& error) {
       EXPECT_STREQ(error.what(),
-                   "Owned::of: name: expected one of 'master', 'gradient', got 'variance'");
+                   "Owned::of: name: expected one of master, gradient; got 'variance'");
     }
   }
 }

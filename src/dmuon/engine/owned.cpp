@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "dmuon/core/error.h"
+#include "dmuon/core/text.h"
 
 namespace dmuon::engine {
 
@@ -53,12 +54,9 @@ at::Tensor Owned::stack(const Place& place, const std::string& name) const {
 }
 
 at::Tensor Owned::of(ParameterIndex parameter, const std::string& name) const {
-  if (std::find(names_.begin(), names_.end(), name) == names_.end()) {
-    std::string known;
-    for (const std::string& other : names_) known += (known.empty() ? "'" : ", '") + other + "'";
-    throw core::InvalidArgument(
-        core::message("Owned::of: name: expected one of ", known, ", got '", name, "'"));
-  }
+  if (std::find(names_.begin(), names_.end(), name) == names_.end())
+    throw core::InvalidArgument(core::message("Owned::of: name: expected one of ",
+                                              core::joined(names_), "; got '", name, "'"));
   if (!owns(parameter)) return {};
   return stack(places_[parameter], name).view(all_[parameter].view.sizes());
 }
