@@ -39,10 +39,6 @@ void Unit::bind(std::vector<at::Tensor> parameters, const std::function<void()>&
   }
 }
 
-bool Unit::has_gradients() const {
-  return std::find(arrived_.begin(), arrived_.end(), true) != arrived_.end();
-}
-
 at::Tensor Unit::gradient(PackedIndex place) const {
   const std::int64_t begin = packing_.offsets[place];
   const at::Tensor flat = gradients_.slice(begin, begin + views_[place].num_elements());

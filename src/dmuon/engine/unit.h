@@ -46,8 +46,7 @@ class Unit {
   PackedBuffer& weights() { return weights_; }
   PackedBuffer& gradients() { return gradients_; }
 
-  /// Whether any gradient came since the last route.
-  bool has_gradients() const;
+  /// Whether its gradient came since the last route.
   bool arrived(PackedIndex place) const { return arrived_[place]; }
 
   /// Before a backward use. Where the parameter's dtype is the wire's, presets every .grad to its
