@@ -17,7 +17,7 @@ TEST(SimpleBound, SomebodyHasTheRoundedShareOrMore) {
   // Three owners, seven matrices: somebody has three.
   const Certificate certificate = bound_of({.shapes = {{7, {{1, 10}}}}, .num_owners = 3});
   EXPECT_EQ(certificate.kind, Kind::kOneOwner);
-  EXPECT_EQ(certificate.shape, 0);
+  EXPECT_EQ(certificate.shape.value(), 0);
   EXPECT_EQ(certificate.bound, 30);
 }
 
@@ -25,7 +25,7 @@ TEST(SimpleBound, SomebodyMayHaveMoreInLessTime) {
   const Certificate certificate =
       bound_of({.shapes = {{2, {{1, 1}}}, {8, {{1, 10}, {2, 6}}}}, .num_owners = 3});
   EXPECT_EQ(certificate.kind, Kind::kOneOwner);
-  EXPECT_EQ(certificate.shape, 1);
+  EXPECT_EQ(certificate.shape.value(), 1);
   EXPECT_EQ(certificate.bound, 12);  // of four, where three take 16
 }
 
@@ -59,7 +59,7 @@ TEST(SimpleBound, IsProvedTightAndNeverAboveTheOptimum) {
     ++certificate.bound;
     for (const Kind kind : {Kind::kOneOwner, Kind::kAllOwners}) {
       certificate.kind = kind;
-      for (int s = 0; s < static_cast<int>(instance.shapes.size()); ++s) {
+      for (const ShapeIndex s : instance.shapes.indices()) {
         certificate.shape = s;
         ASSERT_NE(verify(instance, certificate), "") << "seed " << seed;
       }

@@ -37,7 +37,7 @@ class Enumeration {
   }
 
   Nanoseconds optimum() {
-    if (!instance_.shapes.empty()) give(0, 0, instance_.shapes[0].num_matrices);
+    if (!instance_.shapes.empty()) give(0, 0, instance_.shapes.front().num_matrices);
     return instance_.shapes.empty() ? 0 : least_ == kNever ? -1 : least_;
   }
 
@@ -53,7 +53,7 @@ class Enumeration {
 
   void give_some(std::size_t s, std::size_t o, int k, int left) {
     const Nanoseconds ns = times_[s][static_cast<std::size_t>(k)];
-    const std::int64_t bytes = k * instance_.shapes[s].bytes;
+    const std::int64_t bytes = k * instance_.shapes.values()[s].bytes;
     loads_[o] += ns;
     bytes_[o] += bytes;
     if (bytes_[o] <= instance_.max_bytes) go_on(s, o, left);
@@ -65,7 +65,7 @@ class Enumeration {
     if (o + 1 < loads_.size()) {
       give(s, o + 1, left);
     } else if (s + 1 < times_.size()) {
-      give(s + 1, 0, instance_.shapes[s + 1].num_matrices);
+      give(s + 1, 0, instance_.shapes.values()[s + 1].num_matrices);
     } else {
       least_ = std::min(least_, *std::max_element(loads_.begin(), loads_.end()));
     }

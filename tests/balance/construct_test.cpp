@@ -13,9 +13,9 @@ namespace {
 
 constexpr int kNumConstructInstances = 300;
 
-std::vector<int> counts(const Assignment& assignment, int shape) {
+std::vector<int> counts(const Assignment& assignment, ShapeIndex shape) {
   std::vector<int> all;
-  for (int owner = 0; owner < assignment.problem().num_owners(); ++owner) {
+  for (const Owner owner : assignment.problem().owners()) {
     all.push_back(assignment.count(owner, shape));
   }
   return all;
@@ -36,8 +36,8 @@ std::vector<std::optional<Assignment>> constructed(const Problem& problem) {
 }
 
 void expect_complete(const Assignment& assignment) {
-  EXPECT_TRUE(assignment.fits());
-  for (int s = 0; s < assignment.problem().num_shapes(); ++s) {
+  EXPECT_LE(assignment.most_bytes(), assignment.problem().instance().max_bytes);
+  for (const ShapeIndex s : assignment.problem().shapes()) {
     const std::vector<int> all = counts(assignment, s);
     EXPECT_EQ(std::accumulate(all.begin(), all.end(), 0), assignment.problem().num_matrices(s));
   }
@@ -84,29 +84,29 @@ TEST(LongestFirst, MeetsGrahamsBoundOnHisWorstCase) {
 
 TEST(LongestFirst, GivesLotsWhole) {
   const Problem problem({.shapes = {{7, {{1, 10}, {4, 16}}}}, .num_owners = 3});
-  EXPECT_EQ(counts(*longest_first(problem, 4), 0), (std::vector<int>{3, 4, 0}));
+  EXPECT_EQ(counts(*longest_first(problem, 4), ShapeIndex(0)), (std::vector<int>{3, 4, 0}));
 }
 
 TEST(LeastLoaded, CountsTheBatchesThatAMatrixCompletes) {
   // The fourth adds 1 ns where the third is, though that owner has the larger load.
   const Problem problem({.shapes = {{4, {{1, 10}, {2, 11}}}, {1, {{1, 15}}}}, .num_owners = 2});
   const Assignment assignment = *least_loaded(problem);
-  EXPECT_EQ(counts(assignment, 1), (std::vector<int>{1, 0}));
-  EXPECT_EQ(counts(assignment, 0), (std::vector<int>{0, 4}));
+  EXPECT_EQ(counts(assignment, ShapeIndex(1)), (std::vector<int>{1, 0}));
+  EXPECT_EQ(counts(assignment, ShapeIndex(0)), (std::vector<int>{0, 4}));
 }
 
 TEST(Even, GivesEverybodyAsManyAndTheRestToTheFastest) {
   const Problem problem({.shapes = {{5, {{1, 10}}}, {7, {{1, 4}}}}, .num_owners = 2});
   const Assignment assignment = *even(problem);
-  EXPECT_EQ(counts(assignment, 0), (std::vector<int>{3, 2}));
-  EXPECT_EQ(counts(assignment, 1), (std::vector<int>{3, 4}));
+  EXPECT_EQ(counts(assignment, ShapeIndex(0)), (std::vector<int>{3, 2}));
+  EXPECT_EQ(counts(assignment, ShapeIndex(1)), (std::vector<int>{3, 4}));
 }
 
 TEST(FewestBytes, FitsWhereTimeDoesNot) {
   // By time the two heavy ones would go together.
   Instance instance{.shapes = {{1, {{1, 100}}, 1}, {2, {{1, 1}}, 50}}, .num_owners = 2};
   const Problem problem(instance);
-  EXPECT_EQ(counts(*fewest_bytes(problem), 1), (std::vector<int>{1, 1}));
+  EXPECT_EQ(counts(*fewest_bytes(problem), ShapeIndex(1)), (std::vector<int>{1, 1}));
   EXPECT_EQ(sufficient_bytes(problem), 51);
   EXPECT_EQ(longest_first(problem, 1)->makespan(), 100);
 }

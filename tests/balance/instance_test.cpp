@@ -53,20 +53,20 @@ TEST(Validate, WantsBatchesOfOneAndThenLargerOnes) {
       {}, {{2, 5}}, {{0, 1}, {1, 5}}, {{1, 5}, {1, 5}}, {{1, 5}, {4, 9}, {2, 9}}, {{-1, 5}}};
   for (const std::vector<BatchTime>& batches : bad) {
     Instance instance = usual();
-    instance.shapes[1].batches = batches;
+    instance.shapes[ShapeIndex(1)].batches = batches;
     expect_refused(instance, "shapes[1].batches");
   }
 }
 
 TEST(Validate, RefusesWhatIsNegative) {
   Instance time = usual();
-  time.shapes[0].batches[1].ns = -1;
+  time.shapes[ShapeIndex(0)].batches[1].ns = -1;
   expect_refused(time, "shapes[0].batches");
   Instance bytes = usual();
-  bytes.shapes[1].bytes = -1;
+  bytes.shapes[ShapeIndex(1)].bytes = -1;
   expect_refused(bytes, "shapes[1].bytes");
   Instance count = usual();
-  count.shapes[1].num_matrices = -1;
+  count.shapes[ShapeIndex(1)].num_matrices = -1;
   expect_refused(count, "shapes[1].num_matrices");
   Instance cap = usual();
   cap.max_bytes = -1;

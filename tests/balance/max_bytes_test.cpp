@@ -20,8 +20,8 @@ std::string refusal_with_bytes(const Instance& instance) {
   try {
     const Problem problem(instance);
     const Solution solution = solve(problem);
-    EXPECT_TRUE(solution.assignment.fits());
-    for (int owner = 0; owner < problem.num_owners(); ++owner) {
+    EXPECT_LE(solution.assignment.most_bytes(), instance.max_bytes);
+    for (const Owner owner : problem.owners()) {
       EXPECT_LE(solution.assignment.bytes(owner), instance.max_bytes);
     }
     return {};

@@ -12,13 +12,9 @@ namespace {
 constexpr int kNumPatternLpInstances = 300;
 
 PatternLp::Question question(const Problem& problem, Nanoseconds limit) {
-  PatternLp::Question asked;
-  asked.limit = limit;
-  asked.num_owners = problem.num_owners();
-  for (int s = 0; s < problem.num_shapes(); ++s) {
-    asked.num_matrices.push_back(problem.num_matrices(s));
-  }
-  return asked;
+  return {.limit = limit,
+          .num_matrices = problem.num_matrices(),
+          .num_owners = static_cast<double>(problem.num_owners())};
 }
 
 TEST(PatternLp, ProvesThatTwentyFiveIsImpossible) {
@@ -56,21 +52,21 @@ TEST(PatternLp, UsesPatternsThatDoAllWorkWithinTheLimit) {
     Random random(static_cast<std::uint64_t>(seed));
     const Problem problem(draw_small(random, 20, 4));
     Nanoseconds limit = 1;
-    for (int s = 0; s < problem.num_shapes(); ++s) {
+    for (const ShapeIndex s : problem.shapes()) {
       limit += problem.time(s)(problem.num_matrices(s)) / problem.num_owners();
     }
     PatternLp lp(problem);
     const PatternLp::Answer answer = lp.solve(question(problem, limit));
     if (answer.impossible) continue;
-    std::vector<double> done(static_cast<std::size_t>(problem.num_shapes()), 0);
+    PerShape<double> done(problem.num_matrices().size());
     for (const PatternLp::Use& use : answer.uses) {
       EXPECT_GT(use.amount, 0);
       // In 4096 cells, rounded down, a pattern may take a little more.
-      EXPECT_LE(load(problem, use.pattern), limit + limit / 4096 * problem.num_shapes());
-      for (std::size_t s = 0; s < done.size(); ++s) done[s] += use.amount * (use.pattern)[s];
+      EXPECT_LE(load(problem, use.pattern), limit + limit / 4096 * done.size());
+      for (const ShapeIndex s : problem.shapes()) done[s] += use.amount * use.pattern[s];
     }
-    for (int s = 0; s < problem.num_shapes(); ++s) {
-      EXPECT_GE(done[static_cast<std::size_t>(s)], problem.num_matrices(s) - 1e-6);
+    for (const ShapeIndex s : problem.shapes()) {
+      EXPECT_GE(done[s], problem.num_matrices(s) - 1e-6);
     }
   }
 }

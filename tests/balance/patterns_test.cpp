@@ -13,8 +13,8 @@ constexpr int kNumPatternsInstances = 400;
 
 std::int64_t value(const Problem& problem, const Prices& prices, const Pattern& pattern) {
   std::int64_t sum = 0;
-  for (std::size_t s = 0; s < pattern.size(); ++s) {
-    const Nanoseconds ns = problem.time(static_cast<int>(s))(pattern[s]);
+  for (const ShapeIndex s : pattern.indices()) {
+    const Nanoseconds ns = problem.time(s)(pattern[s]);
     sum += prices.per_matrix[s] * pattern[s] + prices.per_ns[s] * ns;
   }
   return sum;
@@ -22,9 +22,9 @@ std::int64_t value(const Problem& problem, const Prices& prices, const Pattern& 
 
 // The most that a pattern within the limit is worth, by looking at all of them.
 std::int64_t most_by_enumeration(const Problem& problem, const Prices& prices, Nanoseconds limit,
-                                 const std::vector<int>& available, Pattern* pattern) {
-  const std::size_t next = pattern->size();
-  if (next == available.size()) {
+                                 const PerShape<int>& available, Pattern* pattern) {
+  const ShapeIndex next(pattern->size());
+  if (!available.contains(next)) {
     return load(problem, *pattern) <= limit ? value(problem, prices, *pattern) : 0;
   }
   std::int64_t most = 0;
@@ -40,14 +40,14 @@ struct Question {
   Problem problem;
   Prices prices;
   Nanoseconds limit;
-  std::vector<int> available;
+  PerShape<int> available;
 };
 
 Question draw_question(int seed) {
   Random random(static_cast<std::uint64_t>(seed));
   Question question{Problem(draw_small(random, 12, 3)), {}, 0, {}};
   Nanoseconds all = 0;
-  for (int s = 0; s < question.problem.num_shapes(); ++s) {
+  for (const ShapeIndex s : question.problem.shapes()) {
     const int n = question.problem.num_matrices(s);
     all += question.problem.time(s)(n);
     question.available.push_back(draw(random, 0, n));
@@ -87,7 +87,7 @@ TEST(MostValuable, BoundsAllPatternsInAnyCells) {
       const PricedPattern found =
           most_valuable(asked.problem, asked.prices, asked.limit, cells, asked.available);
       EXPECT_GE(found.value, most) << "seed " << seed << ", " << cells << " cells";
-      for (std::size_t s = 0; s < found.pattern.size(); ++s) {
+      for (const ShapeIndex s : found.pattern.indices()) {
         EXPECT_LE(found.pattern[s], asked.available[s]) << "seed " << seed;
       }
     }
@@ -104,7 +104,7 @@ TEST(MostValuable, BoundsShapesOfManyMatrices) {
   std::int64_t most = 0;
   for (int k = 0; k <= kMany; ++k) {
     for (int heavy = 0; heavy <= 2; ++heavy) {
-      if (problem.time(0)(k) + heavy * 1000 > limit) continue;
+      if (problem.time(ShapeIndex(0))(k) + heavy * 1000 > limit) continue;
       most = std::max<std::int64_t>(most, 70 * k + 10'500 * heavy);
     }
   }

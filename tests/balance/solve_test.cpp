@@ -18,19 +18,19 @@ constexpr int kNumModels = 6;
 // Each matrix has one owner, and loads and bytes are those of the counts.
 void expect_consistent(const Assignment& assignment) {
   const Problem& problem = assignment.problem();
-  for (int s = 0; s < problem.num_shapes(); ++s) {
+  for (const ShapeIndex s : problem.shapes()) {
     int placed = 0;
-    for (int owner = 0; owner < problem.num_owners(); ++owner) {
+    for (const Owner owner : problem.owners()) {
       ASSERT_GE(assignment.count(owner, s), 0);
       placed += assignment.count(owner, s);
     }
     ASSERT_EQ(placed, problem.num_matrices(s));
   }
   Nanoseconds slowest = 0;
-  for (int owner = 0; owner < problem.num_owners(); ++owner) {
+  for (const Owner owner : problem.owners()) {
     Nanoseconds load = 0;
     std::int64_t bytes = 0;
-    for (int s = 0; s < problem.num_shapes(); ++s) {
+    for (const ShapeIndex s : problem.shapes()) {
       load += problem.time(s)(assignment.count(owner, s));
       bytes += assignment.count(owner, s) * problem.bytes(s);
     }
@@ -117,7 +117,7 @@ TEST(Solve, GivesOneOwnerAll) {
   instance.num_owners = 1;
   const Problem problem(instance);
   Nanoseconds all = 0;
-  for (int s = 0; s < problem.num_shapes(); ++s) all += problem.time(s)(problem.num_matrices(s));
+  for (const ShapeIndex s : problem.shapes()) all += problem.time(s)(problem.num_matrices(s));
   const Solution solution = solve(problem);
   EXPECT_EQ(solution.assignment.makespan(), all);
   EXPECT_EQ(solution.certificate.bound, all);
@@ -159,7 +159,7 @@ TEST(Solve, AcceptsNothingToDo) {
 TEST(Solve, DividesEqualMatricesEvenly) {
   const Problem problem({.shapes = {{6, {{1, 5}}}, {6, {{1, 5}}}}, .num_owners = 4});
   const Solution solution = solve(problem);
-  EXPECT_EQ(solution.assignment.loads(), std::vector<Nanoseconds>(4, 15));
+  EXPECT_EQ(solution.assignment.loads(), PerOwner<Nanoseconds>(4, 15));
   EXPECT_EQ(solution.certificate.bound, 15);
 }
 

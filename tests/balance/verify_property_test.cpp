@@ -33,8 +33,8 @@ std::vector<Certificate> broken(const Certificate& sound, int num_shapes) {
   add([](Certificate* c) { c->bound = -1; });
   add([](Certificate* c) { c->bound = kMaxTotalNs + 1; });
   if (sound.kind == Kind::kOneOwner) {
-    add([](Certificate* c) { c->shape = -1; });
-    add([&](Certificate* c) { c->shape = num_shapes; });
+    add([](Certificate* c) { c->shape = ShapeIndex(-1); });
+    add([&](Certificate* c) { c->shape = ShapeIndex(num_shapes); });
     add([](Certificate* c) { ++c->bound; });
   }
   if (sound.kind == Kind::kAllOwners) add([](Certificate* c) { ++c->bound; });
@@ -47,10 +47,10 @@ std::vector<Certificate> broken(const Certificate& sound, int num_shapes) {
   add([](Certificate* c) { c->per_ns.pop_back(); });
   add([](Certificate* c) { c->per_ns.push_back(0); });
   add([](Certificate* c) {
-    c->per_matrix.assign(c->per_matrix.size(), 0);
-    c->per_ns.assign(c->per_ns.size(), 0);
+    for (std::int64_t& price : c->per_matrix) price = 0;
+    for (std::int64_t& price : c->per_ns) price = 0;
   });
-  for (std::size_t s = 0; s < sound.per_matrix.size(); ++s) {
+  for (const ShapeIndex s : sound.per_matrix.indices()) {
     add([s](Certificate* c) { c->per_matrix[s] = -1; });
     add([s](Certificate* c) { c->per_ns[s] = -1; });
   }
@@ -63,7 +63,7 @@ std::vector<Certificate> too_large(const Certificate& sound, Nanoseconds makespa
   all[0].bound = makespan + 1;
   all[1].bound = makespan + makespan / 100 + 1;
   all[2].bound = 2 * makespan + 1;
-  for (std::size_t s = 0; s < sound.per_matrix.size(); ++s) {
+  for (const ShapeIndex s : sound.per_matrix.indices()) {
     for (const std::int64_t factor : {0, 3}) {
       all.push_back(all[0]);
       all.back().per_matrix[s] *= factor;
@@ -84,7 +84,7 @@ TEST(Verify, AcceptsWhatSolveProvesAndNothingBroken) {
     ASSERT_EQ(verify(instance, sound), "") << "seed " << seed;
     if (sound.bound == 0) continue;
     ++num_proved[sound.kind];
-    for (const Certificate& certificate : broken(sound, static_cast<int>(instance.shapes.size()))) {
+    for (const Certificate& certificate : broken(sound, instance.shapes.size())) {
       ASSERT_NE(verify(instance, certificate), "") << "seed " << seed;
     }
     for (const Certificate& certificate : too_large(sound, solution.assignment.makespan())) {
@@ -103,7 +103,7 @@ TEST(Verify, RefusesProofsOfSlowerBatches) {
     Random random(static_cast<std::uint64_t>(seed));
     const Instance instance = draw_small(random, 6, 3);
     const Certificate certificate = solve(Problem(instance)).certificate;
-    for (std::size_t s = 0; s < instance.shapes.size(); ++s) {
+    for (const ShapeIndex s : instance.shapes.indices()) {
       for (std::size_t b = 0; b < instance.shapes[s].batches.size(); ++b) {
         Instance faster = instance;
         Nanoseconds& ns = faster.shapes[s].batches[b].ns;
@@ -123,10 +123,9 @@ Certificate draw_certificate(Random& random, const Instance& instance, Nanosecon
   const auto near = static_cast<int>(std::min<Nanoseconds>(least / 4, 1 << 29));
   certificate.bound = std::max<Nanoseconds>(
       0, draw(random, 0, 1) == 0 ? least + draw(random, -1, 1) : least + draw(random, -near, near));
-  const auto num_shapes = static_cast<int>(instance.shapes.size());
-  certificate.shape = draw(random, -1, num_shapes);
+  certificate.shape = ShapeIndex(draw(random, -1, instance.shapes.size()));
   const int most_work = draw(random, 0, 1) * 3;
-  for (int s = 0; s < num_shapes; ++s) {
+  for (int s = 0; s < instance.shapes.size(); ++s) {
     certificate.per_matrix.push_back(draw(random, 0, 9));
     certificate.per_ns.push_back(draw(random, 0, most_work));
   }
@@ -141,7 +140,7 @@ void raise_prices(Random& random, const Certificate& sound, Certificate* certifi
   certificate->shape = sound.shape;
   certificate->per_matrix = sound.per_matrix;
   certificate->per_ns = sound.per_ns;
-  for (std::size_t s = 0; s < sound.per_matrix.size(); ++s) {
+  for (const ShapeIndex s : sound.per_matrix.indices()) {
     certificate->per_matrix[s] += sound.per_matrix[s] / 16 * draw(random, -1, 1);
     certificate->per_ns[s] += sound.per_ns[s] / 16 * draw(random, -1, 1);
   }

@@ -40,7 +40,8 @@ TEST(Verify, RefusesBoundsOutOfRange) {
   const Instance longest{.shapes = {{1, {{1, kMaxTotalNs}}}}};
   EXPECT_TRUE(proved(longest, {.bound = kMaxTotalNs}));
   for (const Kind kind : {Kind::kOneOwner, Kind::kAllOwners, Kind::kPatterns}) {
-    Certificate certificate{.kind = kind, .shape = 0, .per_matrix = {1}, .per_ns = {1}, .cells = 1};
+    Certificate certificate{
+        .kind = kind, .shape = ShapeIndex(0), .per_matrix = {1}, .per_ns = {1}, .cells = 1};
     certificate.bound = -1;
     EXPECT_FALSE(proved(longest, certificate));
     certificate.bound = kMaxTotalNs + 1;
@@ -54,21 +55,21 @@ TEST(Verify, KnowsWhatOneOwnerTakes) {
   // Five matrices on two owners: somebody has three or more, and four are faster than three.
   const Instance instance{.shapes = {{0, {{1, 99}}}, {5, {{1, 10}, {2, 14}, {4, 20}}}},
                           .num_owners = 2};
-  Certificate certificate{.kind = Kind::kOneOwner, .bound = 20, .shape = 1};
+  Certificate certificate{.kind = Kind::kOneOwner, .bound = 20, .shape = ShapeIndex(1)};
   EXPECT_TRUE(proved(instance, certificate));
   certificate.bound = 21;
   EXPECT_FALSE(proved(instance, certificate));
   certificate.bound = 20;
   for (const int shape : {-1, 0, 2}) {
-    certificate.shape = shape;
+    certificate.shape = ShapeIndex(shape);
     EXPECT_FALSE(proved(instance, certificate)) << shape;
   }
 }
 
 // An exact share is no more than a share: of four matrices on two owners nobody need have three.
 TEST(Verify, GivesOneOwnerNoMoreThanItsShare) {
-  EXPECT_TRUE(proved(kPairs, {.kind = Kind::kOneOwner, .bound = 12, .shape = 0}));
-  EXPECT_FALSE(proved(kPairs, {.kind = Kind::kOneOwner, .bound = 13, .shape = 0}));
+  EXPECT_TRUE(proved(kPairs, {.kind = Kind::kOneOwner, .bound = 12, .shape = ShapeIndex(0)}));
+  EXPECT_FALSE(proved(kPairs, {.kind = Kind::kOneOwner, .bound = 13, .shape = ShapeIndex(0)}));
 }
 
 TEST(Verify, KnowsWhatAllOwnersTake) {
@@ -111,8 +112,8 @@ TEST(Verify, RefusesNegativePrices) {
 }
 
 TEST(Verify, RefusesPricesOfOtherShapes) {
-  for (const std::vector<std::int64_t>& prices :
-       {std::vector<std::int64_t>{}, {3}, {3, 2, 0}, {3, 2, 9}}) {
+  for (const PerShape<std::int64_t>& prices :
+       {PerShape<std::int64_t>{}, {3}, {3, 2, 0}, {3, 2, 9}}) {
     Certificate certificate = kIndivisibleProof;
     certificate.per_matrix = prices;
     EXPECT_FALSE(proved(kIndivisible, certificate));
@@ -175,10 +176,10 @@ TEST(Verify, CountsWhatTakesLessThanACell) {
 
 TEST(Verify, RefusesTheProofOfAnotherInstance) {
   Instance faster = kIndivisible;
-  faster.shapes[0].batches[0].ns = 9;  // 9 + 9 + 6 takes 24
+  faster.shapes[ShapeIndex(0)].batches[0].ns = 9;  // 9 + 9 + 6 takes 24
   EXPECT_FALSE(proved(faster, kIndivisibleProof));
   Instance fewer = kIndivisible;
-  fewer.shapes[1].num_matrices = 2;
+  fewer.shapes[ShapeIndex(1)].num_matrices = 2;
   EXPECT_FALSE(proved(fewer, kIndivisibleProof));
   Instance wider = kIndivisible;
   wider.num_owners = 3;

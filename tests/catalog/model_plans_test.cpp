@@ -17,13 +17,13 @@ constexpr int kGpus = 8;
 // Sanitizers make the largest models slow; what they check is in the small ones.
 #ifdef __SANITIZE_ADDRESS__
 const std::vector<int> kNodes = {2};
-constexpr std::size_t kMaxMatrices = 1000;
+constexpr int kMaxMatrices = 1000;
 #else
 const std::vector<int> kNodes = {1, 2, 4, 8, 16, 32};
-constexpr std::size_t kMaxMatrices = 100'000;
+constexpr int kMaxMatrices = 100'000;
 #endif
 // A model is large with more matrices than that; its plans take seconds.
-constexpr std::size_t kLarge = 10'000;
+constexpr int kLarge = 10'000;
 const std::vector<int> kNodesOfLarge = {4, 32};
 
 class ModelPlans : public testing::TestWithParam<std::string> {};

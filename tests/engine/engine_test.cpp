@@ -296,7 +296,7 @@ TEST(Engine, RefusesAPlanOfAnotherMeshOrUnit) {
 TEST(Engine, RefusesABatchOfWhatItDoesNotOwn) {
   const Parameters parameters{{{1, 2, 2}, UnitIndex(0), core::Slot(1)}};
   plan::Plan plan = plan_of(parameters, {1, 1});
-  plan.batches[0].owner = 0;
+  plan.batches[0].owner = core::Owner(0);
   EXPECT_THROW(make_alone(plan), core::InternalError);
 }
 

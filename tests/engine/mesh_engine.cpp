@@ -50,7 +50,8 @@ std::vector<ParameterIndex> parameters_of(const Parameters& parameters, UnitInde
 plan::Plan plan_of(const Parameters& parameters, const Mesh& mesh) {
   plan::Plan plan;
   plan.mesh = mesh;
-  std::map<std::tuple<int, std::int64_t, std::int64_t>, std::vector<int>> batches;
+  std::map<std::tuple<core::Owner, std::int64_t, std::int64_t>, std::vector<ParameterIndex>>
+      batches;
   for (const ParameterIndex index : parameters.indices()) {
     const auto& [view, unit, owner] = parameters[index];
     plan.inventory.push_back({.name = "weight " + std::to_string(index.value()),
@@ -58,8 +59,8 @@ plan::Plan plan_of(const Parameters& parameters, const Mesh& mesh) {
                               .cols = view.cols,
                               .unit = unit.value(),
                               .num_matrices = view.num_matrices});
-    plan.owner.push_back(owner.value());
-    batches[{owner.value(), view.rows, view.cols}].push_back(index.value());
+    plan.owner.push_back(core::Owner(owner.value()));
+    batches[{plan.owner.back(), view.rows, view.cols}].push_back(index);
   }
   for (const auto& [key, batch] : batches) plan.batches.push_back({std::get<0>(key), batch});
   return plan;

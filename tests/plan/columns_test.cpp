@@ -9,17 +9,21 @@
 namespace dmuon::plan {
 namespace {
 
-using Counts = std::vector<std::vector<int>>;  // [owners][shapes]
+using Counts = core::PerOwner<core::PerShape<int>>;
 
 Counts counts_of(const balance::Assignment& assignment) {
   Counts counts;
-  for (int owner = 0; owner < assignment.problem().num_owners(); ++owner) {
-    counts.emplace_back();
-    for (int s = 0; s < assignment.problem().num_shapes(); ++s) {
-      counts.back().push_back(assignment.count(owner, s));
-    }
+  for (const Owner owner : assignment.problem().owners()) {
+    counts.push_back(assignment.counts(owner));
   }
   return counts;
+}
+
+std::vector<std::vector<int>> sorted(const Counts& counts) {
+  std::vector<std::vector<int>> all;
+  for (const core::PerShape<int>& of_owner : counts) all.push_back(of_owner.values());
+  std::sort(all.begin(), all.end());
+  return all;
 }
 
 balance::Problem problem_of(const Case& drawn) {
@@ -29,9 +33,9 @@ balance::Problem problem_of(const Case& drawn) {
 
 balance::Assignment draw_assignment(balance::Random& random, const balance::Problem& problem) {
   balance::Assignment assignment(problem);
-  for (int s = 0; s < problem.num_shapes(); ++s) {
+  for (const ShapeIndex s : problem.shapes()) {
     for (int i = 0; i < problem.num_matrices(s); ++i) {
-      assignment.add(draw(random, 0, problem.num_owners() - 1), s, 1);
+      assignment.add(Owner(draw(random, 0, problem.num_owners() - 1)), s, 1);
     }
   }
   return assignment;
@@ -40,12 +44,11 @@ balance::Assignment draw_assignment(balance::Random& random, const balance::Prob
 // How far the columns are from their even share of each shape, squared and scaled to whole numbers.
 std::int64_t unevenness(const Counts& counts, const balance::Problem& problem, Mesh mesh) {
   std::int64_t sum = 0;
-  for (int column = 0; column < mesh.num_shards; ++column) {
-    for (int s = 0; s < problem.num_shapes(); ++s) {
+  for (const Shard column : mesh.shards()) {
+    for (const ShapeIndex s : problem.shapes()) {
       std::int64_t held = 0;
-      for (int owner = 0; owner < mesh.num_owners(); ++owner) {
-        if (mesh.shard_of(owner) != column) continue;
-        held += counts[static_cast<std::size_t>(owner)][static_cast<std::size_t>(s)];
+      for (const Owner owner : mesh.owners()) {
+        if (mesh.shard_of(owner) == column) held += counts[owner][s];
       }
       const std::int64_t off = held * mesh.num_shards - problem.num_matrices(s);
       sum += off * off;
@@ -62,14 +65,10 @@ TEST(ColumnsAlike, RenumberOwnersUntilNoTwoColumnsGainByASwap) {
     const balance::Assignment before = draw_assignment(random, problem);
     const balance::Assignment after = columns_alike(before, drawn.mesh);
     Counts counts = counts_of(after);
-    Counts sorted = counts;
-    Counts expected = counts_of(before);
-    std::sort(sorted.begin(), sorted.end());
-    std::sort(expected.begin(), expected.end());
-    ASSERT_EQ(sorted, expected);
+    ASSERT_EQ(sorted(counts), sorted(counts_of(before)));
     const std::int64_t found = unevenness(counts, problem, drawn.mesh);
-    for (std::size_t a = 0; a < counts.size(); ++a) {
-      for (std::size_t b = a + 1; b < counts.size(); ++b) {
+    for (const Owner a : counts.indices()) {
+      for (const Owner b : counts.indices()) {
         std::swap(counts[a], counts[b]);
         ASSERT_GE(unevenness(counts, problem, drawn.mesh), found) << a << " and " << b;
         std::swap(counts[a], counts[b]);
@@ -82,14 +81,14 @@ TEST(ColumnsAlike, RenumberOwnersUntilNoTwoColumnsGainByASwap) {
 TEST(ColumnsAlike, GiveEveryColumnItsShareOfEachShape) {
   const balance::Problem problem({{{8, {{1, 1}}, 0}, {8, {{1, 1}}, 0}}, 4});
   balance::Assignment assignment(problem);
-  assignment.add(0, 0, 4);
-  assignment.add(2, 0, 4);
-  assignment.add(1, 1, 4);
-  assignment.add(3, 1, 4);
+  assignment.add(Owner(0), ShapeIndex(0), 4);
+  assignment.add(Owner(2), ShapeIndex(0), 4);
+  assignment.add(Owner(1), ShapeIndex(1), 4);
+  assignment.add(Owner(3), ShapeIndex(1), 4);
   const balance::Assignment after = columns_alike(assignment, {2, 2});
-  EXPECT_EQ(after.count(0, 0) + after.count(2, 0), 4);
-  EXPECT_EQ(after.count(1, 0) + after.count(3, 0), 4);
-  EXPECT_EQ(after.count(0, 1) + after.count(2, 1), 4);
+  EXPECT_EQ(after.count(Owner(0), ShapeIndex(0)) + after.count(Owner(2), ShapeIndex(0)), 4);
+  EXPECT_EQ(after.count(Owner(1), ShapeIndex(0)) + after.count(Owner(3), ShapeIndex(0)), 4);
+  EXPECT_EQ(after.count(Owner(0), ShapeIndex(1)) + after.count(Owner(2), ShapeIndex(1)), 4);
 }
 
 }  // namespace

@@ -158,7 +158,7 @@ TEST(InstanceOf, TakesEveryShapeFromTheTableInWhicheverOrderItIsThere) {
   const balance::Instance instance = instance_of(groups, costs, 3, 12);
   EXPECT_EQ(instance.num_owners, 3);
   EXPECT_EQ(instance.shapes,
-            (std::vector<balance::Shape>{{2, {{1, 5}, {2, 6}}, 12 * 6}, {1, {{1, 7}}, 12 * 16}}));
+            (PerShape<balance::Shape>{{2, {{1, 5}, {2, 6}}, 12 * 6}, {1, {{1, 7}}, 12 * 16}}));
 }
 
 TEST(InstanceOf, NamesAShapeThatIsMissingOrThereTwice) {

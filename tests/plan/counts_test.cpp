@@ -10,7 +10,7 @@
 namespace dmuon::plan {
 namespace {
 
-using Counts = std::vector<std::vector<int>>;
+using Counts = core::PerOwner<core::PerShape<int>>;
 
 // Three matrices of one shape and one of another.
 const Inventory kInventory = oracle::inventory({0, 1, 0, 0});
@@ -20,7 +20,7 @@ TEST(MakePlanFromCounts, IsThePlanOfTheseCounts) {
   const Plan plan = make_plan_from_counts(kInventory, {1, 2}, "mine", {{2, 0}, {1, 1}}, costs);
   EXPECT_EQ(plan.strategy, "mine");
   EXPECT_EQ(plan.makespan_ns(), 14);
-  std::vector<Nanoseconds> loads = plan.loads_ns;
+  std::vector<Nanoseconds> loads = plan.loads_ns.values();
   std::sort(loads.begin(), loads.end());
   EXPECT_EQ(loads, (std::vector<Nanoseconds>{6, 14}));
   EXPECT_EQ(plan.bound_ns(), 11);  // within 10, nobody has three of the first shape, or a mixture

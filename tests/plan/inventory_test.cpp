@@ -7,6 +7,12 @@
 namespace dmuon::plan {
 namespace {
 
+PerParameter<ShapeIndex> shapes(const std::vector<int>& numbers) {
+  PerParameter<ShapeIndex> all;
+  for (const int number : numbers) all.emplace_back(number);
+  return all;
+}
+
 TEST(Inventory, WithBadSidesUnitsOrRepeatedNamesIsRejectedByName) {
   EXPECT_NO_THROW(validate(Inventory{}));
   EXPECT_NO_THROW(validate(Inventory{{"a", 1, 1, 0}, {"b", 1, (std::int64_t{1} << 31) - 1, 3}}));
@@ -32,25 +38,27 @@ TEST(Inventory, WithBadSidesUnitsOrRepeatedNamesIsRejectedByName) {
 TEST(GroupByShape, TellsRowsFromColumnsAndOrdersByFirstAppearance) {
   const ShapeGroups groups =
       group_by_shape({{"a", 4, 8, 0}, {"b", 8, 4, 0}, {"c", 4, 8, 1}, {"d", 2, 2, 1}});
-  EXPECT_EQ(groups.shapes, (std::vector<Shape>{{4, 8}, {8, 4}, {2, 2}}));
-  EXPECT_EQ(groups.num_matrices, (std::vector<int>{2, 1, 1}));
-  EXPECT_EQ(groups.shape_of, (std::vector<int>{0, 1, 0, 2}));
+  EXPECT_EQ(groups.shapes, (PerShape<Shape>{{4, 8}, {8, 4}, {2, 2}}));
+  EXPECT_EQ(groups.num_matrices, (PerShape<int>{2, 1, 1}));
+  EXPECT_EQ(groups.shape_of, shapes({0, 1, 0, 2}));
 }
 
 TEST(GroupByShape, KeepsMatricesOverTensorParallelRanksApart) {
   const ShapeGroups groups =
       group_by_shape({{"a", 4, 8, 0}, {"b", 4, 8, 0, true}, {"c", 4, 8, 1, true}});
-  EXPECT_EQ(groups.shapes, (std::vector<Shape>{{4, 8, false}, {4, 8, true}}));
-  EXPECT_EQ(groups.num_matrices, (std::vector<int>{1, 2}));
-  EXPECT_EQ(groups.shape_of, (std::vector<int>{0, 1, 1}));
-  EXPECT_EQ(to_string(groups.shapes[0]), "4 x 8");
-  EXPECT_EQ(to_string(groups.shapes[1]), "4 x 8 over TP");
+  EXPECT_EQ(groups.shapes, (PerShape<Shape>{{4, 8, false}, {4, 8, true}}));
+  EXPECT_EQ(groups.num_matrices, (PerShape<int>{1, 2}));
+  EXPECT_EQ(groups.shape_of, shapes({0, 1, 1}));
+  EXPECT_EQ(to_string(groups.shapes.front()), "4 x 8");
+  EXPECT_EQ(to_string(groups.shapes.back()), "4 x 8 over TP");
 }
 
-TEST(ElementsOfUnits, AreInTheOrderOfFirstMatricesEvenIfUnitsInterleave) {
-  EXPECT_EQ(elements_of_units({{"a", 2, 3, 7}, {"b", 1, 1, 0}, {"c", 4, 5, 7}}),
-            (std::vector<std::int64_t>{26, 1}));
-  EXPECT_TRUE(elements_of_units({}).empty());
+TEST(GroupByUnit, OrdersUnitsByTheirFirstMatricesEvenIfTheyInterleave) {
+  const auto units = group_by_unit({{"a", 2, 3, 7}, {"b", 1, 1, 0}, {"c", 4, 5, 7}});
+  ASSERT_EQ(units.size(), 2);
+  EXPECT_EQ(units.front(), (std::vector{ParameterIndex(0), ParameterIndex(2)}));
+  EXPECT_EQ(units.back(), std::vector{ParameterIndex(1)});
+  EXPECT_TRUE(group_by_unit({}).empty());
 }
 
 }  // namespace

@@ -81,12 +81,12 @@ TEST(MaxMemory, MovesStateToOwnersThatAreSlowerForIt) {
   const CostTable costs = {"by hand", {{{100, 100}, {{1, 10}}}, {{10, 10}, {{1, 10}}}}};
   const Plan free = make_plan(inventory, {1, 2}, "load_balance", costs);
   EXPECT_EQ(free.makespan_ns(), 30);
-  const Memory& before = free.memory[static_cast<std::size_t>(free.owner[0])];
+  const Memory& before = free.memory[free.owner.front()];
   EXPECT_GT(before.state, 12 * 10'000);
   Options options;
   options.max_memory_bytes = before.total() - before.state + 12 * 10'000;
   const Plan tight = make_plan(inventory, {1, 2}, "load_balance", costs, options);
-  EXPECT_EQ(tight.memory[static_cast<std::size_t>(tight.owner[0])].state, 12 * 10'000);
+  EXPECT_EQ(tight.memory[tight.owner.front()].state, 12 * 10'000);
   EXPECT_EQ(tight.makespan_ns(), 40);
   EXPECT_EQ(tight.bound_ns(), free.bound_ns());  // which leaves memory out
 }

@@ -5,27 +5,23 @@
 namespace dmuon::plan {
 namespace {
 
-TEST(Mesh, NumbersItsSlotsRowByRow) {
-  const Mesh mesh{3, 4};
-  EXPECT_EQ(mesh.num_slots(), 12);
-  int index = 0;
-  for (int replicate = 0; replicate < 3; ++replicate) {
-    for (int shard = 0; shard < 4; ++shard, ++index) {
-      EXPECT_EQ(slot_index({replicate, shard}, mesh), index);
-      EXPECT_EQ(slot_at(index, mesh), (Slot{replicate, shard}));
-    }
-  }
-}
-
-TEST(Mesh, NumbersItsOwnersSlotBySlot) {
+TEST(Mesh, NumbersItsOwnersRowByRowAndSlotBySlot) {
   const Mesh mesh{2, 3, 2};
   EXPECT_EQ(mesh.num_slots(), 6);
   EXPECT_EQ(mesh.num_owners(), 12);
-  for (int owner = 0; owner < 12; ++owner) {
-    EXPECT_EQ(mesh.slot_of(owner), owner / 2);
-    EXPECT_EQ(mesh.replicate_of(owner), owner / 6);
-    EXPECT_EQ(mesh.shard_of(owner), owner / 2 - 3 * (owner / 6));
+  int number = 0;
+  for (const Replicate replicate : mesh.replicates()) {
+    for (const Shard shard : mesh.shards()) {
+      for (int rank = 0; rank < 2; ++rank, ++number) {
+        const Owner owner(number);
+        EXPECT_EQ(mesh.owner_at(replicate, shard, rank), owner);
+        EXPECT_EQ(mesh.slot_of(owner), Slot(number / 2));
+        EXPECT_EQ(mesh.replicate_of(owner), replicate);
+        EXPECT_EQ(mesh.shard_of(owner), shard);
+      }
+    }
   }
+  EXPECT_EQ(number, 12);
 }
 
 TEST(Mesh, WithAnEmptySideOrTooManyRanksIsRejected) {

@@ -18,13 +18,15 @@ Nanoseconds cheapest_split(const std::vector<Nanoseconds>& batch_ns, int k) {
 }
 
 Nanoseconds makespan(const std::vector<int>& shape_of, const Costs& costs,
-                     const std::vector<int>& owner, int num_owners) {
+                     const PerParameter<Owner>& owner, int num_owners) {
   Nanoseconds slowest = 0;
   for (int o = 0; o < num_owners; ++o) {
     Nanoseconds load = 0;
     for (int s = 0; s < static_cast<int>(costs.size()); ++s) {
       int k = 0;
-      for (std::size_t w = 0; w < owner.size(); ++w) k += owner[w] == o && shape_of[w] == s;
+      for (const ParameterIndex w : owner.indices()) {
+        k += owner[w] == Owner(o) && shape_of[w.position()] == s;
+      }
       load += cheapest_split(costs[static_cast<std::size_t>(s)], k);
     }
     slowest = std::max(slowest, load);
@@ -36,7 +38,7 @@ Nanoseconds optimum(const std::vector<int>& shape_of, const Costs& costs, int nu
   Nanoseconds best = std::numeric_limits<Nanoseconds>::max();
   std::vector<int> owner(shape_of.size(), 0);
   while (true) {
-    best = std::min(best, makespan(shape_of, costs, owner, num_owners));
+    best = std::min(best, makespan(shape_of, costs, owners(owner), num_owners));
     std::size_t digit = 0;
     while (digit < owner.size() && ++owner[digit] == num_owners) owner[digit++] = 0;
     if (digit == owner.size()) return best;
@@ -63,6 +65,18 @@ CostTable table(const Costs& costs) {
     table.shapes.push_back(std::move(entry));
   }
   return table;
+}
+
+PerParameter<Owner> owners(const std::vector<int>& numbers) {
+  PerParameter<Owner> all;
+  for (const int number : numbers) all.emplace_back(number);
+  return all;
+}
+
+Batch batch(int owner, const std::vector<int>& parameters) {
+  Batch made{Owner(owner), {}};
+  for (const int parameter : parameters) made.parameters.emplace_back(parameter);
+  return made;
 }
 
 Inventory qwen_7b(int num_layers) {

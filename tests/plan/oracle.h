@@ -4,6 +4,7 @@
 
 #include "dmuon/plan/cost.h"
 #include "dmuon/plan/inventory.h"
+#include "dmuon/plan/plan.h"
 
 namespace dmuon::plan::oracle {
 
@@ -15,7 +16,7 @@ Nanoseconds cheapest_split(const std::vector<Nanoseconds>& batch_ns, int k);
 
 /// The slowest owner's time, every owner batching at its best.
 Nanoseconds makespan(const std::vector<int>& shape_of, const Costs& costs,
-                     const std::vector<int>& owner, int num_owners);
+                     const PerParameter<Owner>& owner, int num_owners);
 
 /// The smallest makespan of all num_owners^n assignments.
 Nanoseconds optimum(const std::vector<int>& shape_of, const Costs& costs, int num_owners);
@@ -25,6 +26,10 @@ Inventory inventory(const std::vector<int>& shape_of);
 
 /// The table that says so of inventory()'s shapes.
 CostTable table(const Costs& costs);
+
+/// By number.
+PerParameter<Owner> owners(const std::vector<int>& numbers);
+Batch batch(int owner, const std::vector<int>& parameters);
 
 /// The matrices of a Qwen2.5-7B, fused projections apart, one unit a layer: 28 * 7.
 Inventory qwen_7b(int num_layers = 28);

@@ -15,15 +15,17 @@
 namespace dmuon::plan {
 namespace {
 
-using Counts = std::vector<std::vector<int>>;  // [owners][shapes]
-
-Counts counts_of(const ShapeGroups& groups, const std::vector<int>& owner, Mesh mesh) {
-  Counts counts(static_cast<std::size_t>(mesh.num_owners()),
-                std::vector<int>(groups.shapes.size(), 0));
-  for (std::size_t w = 0; w < owner.size(); ++w) {
-    ++counts[static_cast<std::size_t>(owner[w])][static_cast<std::size_t>(groups.shape_of[w])];
+// How many matrices of each shape each owner has, in ascending order.
+std::vector<std::vector<int>> sorted_counts(const ShapeGroups& groups,
+                                            const PerParameter<Owner>& owner, Mesh mesh) {
+  std::vector<std::vector<int>> all;
+  for (const Owner one : mesh.owners()) {
+    PerShape<int> counts(groups.shapes.size());
+    for (const ParameterIndex w : owner.indices()) counts[groups.shape_of[w]] += owner[w] == one;
+    all.push_back(counts.values());
   }
-  return counts;
+  std::sort(all.begin(), all.end());
+  return all;
 }
 
 // Square matrices of one shape, so many a unit.
@@ -36,15 +38,15 @@ Inventory equal_units(int num_units, int per_unit) {
 }
 
 // Every owner as many, in batches of at most `batch` matrices that take as long as one.
-std::vector<int> place_evenly(const Inventory& inventory, Mesh mesh, int batch,
-                              const Options& options) {
-  const auto all = static_cast<int>(inventory.size());
+PerParameter<Owner> place_evenly(const Inventory& inventory, Mesh mesh, int batch,
+                                 const Options& options) {
+  const int all = inventory.size();
   balance::Shape shape{all, {{1, 10}}, 0};
   if (batch > 1) shape.batches.push_back({batch, 10});
   const balance::Problem problem({{shape}, mesh.num_owners()});
   balance::Assignment assignment(problem);
-  for (int owner = 0; owner < mesh.num_owners(); ++owner) {
-    assignment.add(owner, 0, all / mesh.num_owners());
+  for (const Owner owner : mesh.owners()) {
+    assignment.add(owner, ShapeIndex(0), all / mesh.num_owners());
   }
   return place(inventory, group_by_shape(inventory), assignment, mesh, options);
 }
@@ -56,23 +58,19 @@ TEST(Place, GivesEveryMatrixAnOwnerAndSomeOwnerTheCountsOfEach) {
     const ShapeGroups groups = group_by_shape(drawn.inventory);
     const balance::Problem problem(instance_of(groups, drawn.costs, drawn.mesh.num_owners(), 1));
     balance::Assignment assignment(problem);
-    Counts expected(static_cast<std::size_t>(drawn.mesh.num_owners()),
-                    std::vector<int>(groups.shapes.size(), 0));
+    PerParameter<Owner> drawn_owner;
     const bool lumpy = draw(random, 0, 1) == 0;
-    for (const int shape : groups.shape_of) {
-      const int owner =
-          draw(random, 0, lumpy ? drawn.mesh.num_owners() / 3 : drawn.mesh.num_owners() - 1);
-      assignment.add(owner, shape, 1);
-      ++expected[static_cast<std::size_t>(owner)][static_cast<std::size_t>(shape)];
+    for (const ShapeIndex shape : groups.shape_of) {
+      drawn_owner.emplace_back(
+          draw(random, 0, lumpy ? drawn.mesh.num_owners() / 3 : drawn.mesh.num_owners() - 1));
+      assignment.add(drawn_owner.back(), shape, 1);
     }
-    const std::vector<int> owner =
+    const PerParameter<Owner> owner =
         place(drawn.inventory, groups, assignment, drawn.mesh, drawn.options);
     ASSERT_EQ(owner.size(), drawn.inventory.size());
-    for (const int one : owner) ASSERT_TRUE(one >= 0 && one < drawn.mesh.num_owners()) << one;
-    Counts found = counts_of(groups, owner, drawn.mesh);
-    std::sort(found.begin(), found.end());
-    std::sort(expected.begin(), expected.end());
-    ASSERT_EQ(found, expected);
+    for (const Owner one : owner) ASSERT_TRUE(drawn.mesh.owners().contains(one)) << one;
+    ASSERT_EQ(sorted_counts(groups, owner, drawn.mesh),
+              sorted_counts(groups, drawn_owner, drawn.mesh));
   }
 }
 
@@ -82,16 +80,16 @@ TEST(Place, LeavesNoMatrixAmongOthersOnItsColumnWhereASwapWouldHelp) {
   for (int trial = 0; trial < 60; ++trial) {
     const Case drawn = draw_case(random);
     const Plan plan = make_plan(drawn.inventory, drawn.mesh, "lpt", drawn.costs, drawn.options);
-    const std::vector<int> shape_of = group_by_shape(drawn.inventory).shape_of;
+    const PerParameter<ShapeIndex> shape_of = group_by_shape(drawn.inventory).shape_of;
     Windows windows(drawn.inventory, drawn.mesh.num_shards, std::max(1, drawn.options.lookahead));
-    std::vector<int> columns;
-    for (std::size_t w = 0; w < plan.owner.size(); ++w) {
+    PerParameter<Shard> columns;
+    for (const ParameterIndex w : plan.owner.indices()) {
       columns.push_back(drawn.mesh.shard_of(plan.owner[w]));
       windows.add(w, columns[w], 1);
     }
-    for (std::size_t a = 0; a < columns.size(); ++a) {
+    for (const ParameterIndex a : columns.indices()) {
       if (!windows.repeats(a, columns[a])) continue;
-      for (std::size_t b = 0; b < columns.size(); ++b) {
+      for (const ParameterIndex b : columns.indices()) {
         if (shape_of[a] != shape_of[b] || columns[a] == columns[b]) continue;
         ASSERT_GE(windows.change_of_swap(a, columns[a], b, columns[b]), 0)
             << "trial " << trial << ": " << drawn.inventory[a].name << " and "
@@ -126,7 +124,7 @@ TEST(Place, LetsAWindowOfFewMatricesMeetNoColumnTwice) {
   options.lookahead = 3;
   const Mesh mesh{2, 7};
   const Inventory inventory = equal_units(7 * 4, 2);
-  const std::vector<int> owner = place_evenly(inventory, mesh, 1, options);
+  const PerParameter<Owner> owner = place_evenly(inventory, mesh, 1, options);
   const Spread found = spread(inventory, mesh, owner, options);
   EXPECT_EQ(found.repeats, 0);
   EXPECT_EQ(found.distinct_columns, 6);
@@ -147,16 +145,14 @@ TEST(Place, SpreadsTheMatricesOfAUnitEvenIfTheUnitIsNotContiguous) {
 TEST(Place, RotatesNodes) {
   const Mesh mesh{4, 2};
   const Inventory inventory = equal_units(16, 2);
-  const std::vector<int> owner = place_evenly(inventory, mesh, 1, {});
-  std::vector<std::vector<int>> nodes(2);  // of each column, in execution order
-  for (const int one : owner) {
-    nodes[static_cast<std::size_t>(mesh.shard_of(one))].push_back(mesh.replicate_of(one));
-  }
-  for (const std::vector<int>& column : nodes) {
+  const PerParameter<Owner> owner = place_evenly(inventory, mesh, 1, {});
+  core::PerShard<std::vector<Replicate>> nodes(2);  // in execution order
+  for (const Owner one : owner) nodes[mesh.shard_of(one)].push_back(mesh.replicate_of(one));
+  for (const std::vector<Replicate>& column : nodes) {
     ASSERT_EQ(column.size(), 16U);
     for (std::size_t i = 0; i + 4 <= column.size(); ++i) {
-      EXPECT_EQ(std::set<int>(column.begin() + static_cast<std::ptrdiff_t>(i),
-                              column.begin() + static_cast<std::ptrdiff_t>(i) + 4)
+      EXPECT_EQ(std::set<Replicate>(column.begin() + static_cast<std::ptrdiff_t>(i),
+                                    column.begin() + static_cast<std::ptrdiff_t>(i) + 4)
                     .size(),
                 4U);
     }
@@ -168,11 +164,13 @@ TEST(Place, RotatesNodes) {
 TEST(Place, KeepsBatchesCloseTogether) {
   const Mesh mesh{3, 2};
   const Inventory inventory = equal_units(24, 2);
-  std::vector<int> owner = place_evenly(inventory, mesh, 4, {});
-  for (std::size_t w = 0; w + 8 <= owner.size(); w += 8) {
-    for (std::size_t i = 2; i < 8; ++i) {
-      const bool same_column = mesh.shard_of(owner[w]) == mesh.shard_of(owner[w + i]);
-      EXPECT_EQ(owner[w + i], same_column ? owner[w] : owner[w + 1]);
+  const PerParameter<Owner> owner = place_evenly(inventory, mesh, 4, {});
+  for (int w = 0; w + 8 <= owner.size(); w += 8) {
+    const Owner first = owner[ParameterIndex(w)];
+    const Owner second = owner[ParameterIndex(w + 1)];
+    for (int i = 2; i < 8; ++i) {
+      const Owner other = owner[ParameterIndex(w + i)];
+      EXPECT_EQ(other, mesh.shard_of(first) == mesh.shard_of(other) ? first : second);
     }
   }
   CostTable costs{"by hand", {{{8, 8}, {{1, 10}, {4, 10}}}}};
@@ -181,27 +179,12 @@ TEST(Place, KeepsBatchesCloseTogether) {
   EXPECT_EQ(plan.spread.batch_units, 3);
 }
 
-TEST(Spread, OfNoMatricesIsNothing) {
-  Spread nothing;
-  nothing.column_bytes = {0, 0, 0, 0};
-  EXPECT_EQ(spread({}, {2, 4}, {}, {}), nothing);
-}
-
-TEST(Spread, CountsTheWeightsOfEachColumn) {
-  Options options;
-  options.weight_bytes = 4;
-  const Inventory inventory = {{"a", 2, 3, 0}, {"b", 5, 7, 0}, {"c", 1, 11, 1}};
-  // Owners 0 and 2 of 2 x 2 slots are column 0.
-  EXPECT_EQ(spread(inventory, {2, 2}, {0, 1, 2}, options).column_bytes,
-            (std::vector<std::int64_t>{4 * (6 + 11), 4 * 35}));
-}
-
 // However large a lookahead, the answer comes, and is that of a window over all units.
 TEST(Place, TakesAnyLookahead) {
   const Inventory inventory = equal_units(12, 3);
   Options options;
   options.lookahead = 12;
-  const std::vector<int> expected = place_evenly(inventory, {2, 3}, 1, options);
+  const PerParameter<Owner> expected = place_evenly(inventory, {2, 3}, 1, options);
   options.lookahead = std::numeric_limits<int>::max();
   EXPECT_EQ(place_evenly(inventory, {2, 3}, 1, options), expected);
   EXPECT_EQ(spread(inventory, {2, 3}, expected, options).distinct_columns, 3);

@@ -70,7 +70,7 @@ TEST(PlanJson, HasWhatReadersLookFor) {
   EXPECT_EQ(text["bound_ms"], static_cast<double>(plan.bound_ns()) / 1e6);
   EXPECT_EQ(text["gap"], plan.gap());
   EXPECT_EQ(text["loads_ms"], json({4.5, 0.0}));
-  EXPECT_EQ(text["memory_bytes"], json({plan.memory[0].total(), plan.memory[1].total()}));
+  EXPECT_EQ(text["memory_bytes"], json({plan.memory.front().total(), plan.memory.back().total()}));
   EXPECT_EQ(text["assignments"][2]["name"], "m2");
   EXPECT_EQ(text["assignments"][2]["owner"], 0);
   EXPECT_EQ(text["spread"]["distinct_columns"], plan.spread.distinct_columns);

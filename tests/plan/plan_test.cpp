@@ -32,25 +32,23 @@ Nanoseconds time_of(const CostTable& costs, const Shape& shape, std::size_t size
 
 // Everything that plan.h promises, counted again.
 void expect_sound(const Plan& plan) {
-  std::vector<int> seen(plan.inventory.size(), 0);
-  std::vector<Nanoseconds> loads(static_cast<std::size_t>(plan.mesh.num_owners()), 0);
-  std::pair<int, int> previous{-1, -1};
+  PerParameter<int> seen(plan.inventory.size());
+  core::PerOwner<Nanoseconds> loads(plan.mesh.num_owners());
+  std::pair previous{Owner(-1), ParameterIndex(-1)};
   for (const Batch& batch : plan.batches) {
     ASSERT_FALSE(batch.parameters.empty());
     EXPECT_TRUE(std::is_sorted(batch.parameters.begin(), batch.parameters.end()));
-    EXPECT_LT(previous, std::pair(batch.owner, batch.parameters.front()));
+    EXPECT_TRUE(previous < std::pair(batch.owner, batch.parameters.front()));
     previous = {batch.owner, batch.parameters.front()};
-    const auto first = static_cast<std::size_t>(batch.parameters.front());
-    for (const int w : batch.parameters) {
-      const auto place = static_cast<std::size_t>(w);
-      ++seen[place];
-      EXPECT_EQ(plan.owner[place], batch.owner);
-      EXPECT_EQ(plan.inventory[place].shape(), plan.inventory[first].shape());
+    const Shape shape = plan.inventory[batch.parameters.front()].shape();
+    for (const ParameterIndex w : batch.parameters) {
+      ++seen[w];
+      EXPECT_EQ(plan.owner[w], batch.owner);
+      EXPECT_EQ(plan.inventory[w].shape(), shape);
     }
-    loads[static_cast<std::size_t>(batch.owner)] +=
-        time_of(plan.costs, plan.inventory[first].shape(), batch.parameters.size());
+    loads[batch.owner] += time_of(plan.costs, shape, batch.parameters.size());
   }
-  EXPECT_EQ(seen, std::vector<int>(plan.inventory.size(), 1));
+  EXPECT_EQ(seen, PerParameter<int>(plan.inventory.size(), 1));
   EXPECT_EQ(plan.loads_ns, loads);
   EXPECT_EQ(plan.makespan_ns(), *std::max_element(loads.begin(), loads.end()));
   EXPECT_LE(plan.bound_ns(), plan.makespan_ns());
@@ -134,8 +132,9 @@ TEST(MakePlan, BatchesWhatTheCostsSayInRunsOfExecutionOrder) {
   const Inventory inventory = oracle::inventory({0, 1, 0, 0, 1, 0, 0, 0});
   const CostTable costs = oracle::table({{50, 90, 1}, {2, 3}});
   const Plan plan = make_plan(inventory, {1, 1}, "rank0", costs);
-  EXPECT_EQ(plan.batches, (std::vector<Batch>{{0, {0, 2, 3}}, {0, {1, 4}}, {0, {5, 6, 7}}}));
-  EXPECT_EQ(plan.loads_ns, std::vector<Nanoseconds>{5});
+  EXPECT_EQ(plan.batches, (std::vector<Batch>{oracle::batch(0, {0, 2, 3}), oracle::batch(0, {1, 4}),
+                                              oracle::batch(0, {5, 6, 7})}));
+  EXPECT_EQ(plan.loads_ns, core::PerOwner<Nanoseconds>{5});
   // Units 0 to 1, 0 to 2, 2 to 3.
   EXPECT_DOUBLE_EQ(plan.spread.batch_units, 4.0 / 3);
 }
@@ -145,8 +144,8 @@ TEST(MakePlan, KeepsMatricesOverTensorParallelRanksInBatchesOfTheirOwn) {
   const CostTable costs = {"by hand",
                            {{{1, 1, true}, {{1, 7}}}, {{1, 1, false}, {{1, 5}, {2, 6}}}}};
   const Plan plan = make_plan(inventory, {1, 1, 2}, "rank0", costs);
-  EXPECT_EQ(plan.batches, (std::vector<Batch>{{0, {0, 2}}, {0, {1}}}));
-  EXPECT_EQ(plan.loads_ns, (std::vector<Nanoseconds>{13, 0}));
+  EXPECT_EQ(plan.batches, (std::vector<Batch>{oracle::batch(0, {0, 2}), oracle::batch(0, {1})}));
+  EXPECT_EQ(plan.loads_ns, (core::PerOwner<Nanoseconds>{13, 0}));
 }
 
 TEST(MakePlan, NamesTheFirstBadArgument) {
@@ -208,13 +207,17 @@ TEST(RequireFit, NamesTheFirstDifference) {
     change(inventory);
     return of(inventory, {2, 2});
   };
-  EXPECT_EQ(changed([](Inventory& i) { i[1].name = "z"; }),
+  EXPECT_EQ(changed([](Inventory& i) { i[ParameterIndex(1)].name = "z"; }),
             "plan: matrix 1: expected 'z', 4 x 4, unit 0; the plan has 'b', 4 x 4, unit 0");
-  EXPECT_NE(changed([](Inventory& i) { i[2].rows = 9; }).find("matrix 2"), std::string::npos);
-  EXPECT_NE(changed([](Inventory& i) { i[0].cols = 9; }).find("matrix 0"), std::string::npos);
-  EXPECT_NE(changed([](Inventory& i) { i[0].unit = 9; }).find("unit 9"), std::string::npos);
-  EXPECT_NE(changed([](Inventory& i) { i[0].tensor_parallel = true; }).find("over TP"),
+  EXPECT_NE(changed([](Inventory& i) { i[ParameterIndex(2)].rows = 9; }).find("matrix 2"),
             std::string::npos);
+  EXPECT_NE(changed([](Inventory& i) { i[ParameterIndex(0)].cols = 9; }).find("matrix 0"),
+            std::string::npos);
+  EXPECT_NE(changed([](Inventory& i) { i[ParameterIndex(0)].unit = 9; }).find("unit 9"),
+            std::string::npos);
+  EXPECT_NE(
+      changed([](Inventory& i) { i[ParameterIndex(0)].tensor_parallel = true; }).find("over TP"),
+      std::string::npos);
   EXPECT_EQ(changed([](Inventory& i) { i.pop_back(); }),
             "plan: expected 2 matrices; the plan has 3");
   EXPECT_EQ(changed([](Inventory& i) {
@@ -228,8 +231,8 @@ TEST(Hash, IsTheSameOnEveryMachine) {
   Plan plan;
   plan.mesh = {1, 2, 3};
   plan.inventory = kSmall;
-  plan.owner = {0, 1, 0};
-  plan.batches = {{0, {0}}, {0, {2}}, {1, {1}}};
+  plan.owner = oracle::owners({0, 1, 0});
+  plan.batches = {oracle::batch(0, {0}), oracle::batch(0, {2}), oracle::batch(1, {1})};
   EXPECT_EQ(hash(plan), 0x67379c6c9a890a3fULL);
 }
 
@@ -241,15 +244,15 @@ TEST(Hash, ChangesWithEverythingThatMovesDataAndWithNothingElse) {
         p.mesh = {1, 4};
       },
       [](Plan& p) { p.mesh.tensor_parallel = 2; },
-      [](Plan& p) { p.owner[2] ^= 1; },
-      [](Plan& p) { p.batches[0].owner ^= 1; },
-      [](Plan& p) { p.batches[0].parameters[0] ^= 1; },
+      [](Plan& p) { p.owner[ParameterIndex(2)] = Owner(3); },
+      [](Plan& p) { p.batches[0].owner = Owner(3); },
+      [](Plan& p) { p.batches[0].parameters[0] = ParameterIndex(1); },
       [](Plan& p) { p.batches.pop_back(); },
-      [](Plan& p) { p.inventory[0].name = "z"; },
-      [](Plan& p) { p.inventory[0].rows = 5; },
-      [](Plan& p) { p.inventory[0].cols = 5; },
-      [](Plan& p) { p.inventory[0].unit = 1; },
-      [](Plan& p) { p.inventory[0].tensor_parallel = true; },
+      [](Plan& p) { p.inventory[ParameterIndex(0)].name = "z"; },
+      [](Plan& p) { p.inventory[ParameterIndex(0)].rows = 5; },
+      [](Plan& p) { p.inventory[ParameterIndex(0)].cols = 5; },
+      [](Plan& p) { p.inventory[ParameterIndex(0)].unit = 1; },
+      [](Plan& p) { p.inventory[ParameterIndex(0)].tensor_parallel = true; },
   };
   for (const auto& change : changes) {
     Plan changed = plan;
@@ -258,7 +261,7 @@ TEST(Hash, ChangesWithEverythingThatMovesDataAndWithNothingElse) {
   }
   Plan same = plan;
   same.strategy = "other";
-  same.loads_ns[0] *= 2;
+  same.loads_ns[Owner(0)] *= 2;
   same.costs = {};
   same.certificate = {};
   same.options.lookahead = 7;

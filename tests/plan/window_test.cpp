@@ -15,8 +15,8 @@ namespace {
 struct Placed {
   Inventory inventory;
   int num_columns;
-  std::vector<int> columns;
-  std::vector<int> places;  // of units, by first appearance
+  PerParameter<Shard> columns;
+  PerParameter<int> places;  // of units, by first appearance
   int num_units;
 };
 
@@ -24,7 +24,7 @@ Placed draw_placed(balance::Random& random) {
   Placed placed{draw_case(random).inventory, draw(random, 1, 9), {}, {}, 0};
   std::map<int, int> place_of;
   for (const Parameter& matrix : placed.inventory) {
-    placed.columns.push_back(draw(random, 0, placed.num_columns - 1));
+    placed.columns.push_back(Shard(draw(random, 0, placed.num_columns - 1)));
     const auto next = static_cast<int>(place_of.size());
     placed.places.push_back(place_of.emplace(matrix.unit, next).first->second);
   }
@@ -32,16 +32,27 @@ Placed draw_placed(balance::Random& random) {
   return placed;
 }
 
+// On one node.
+Spread spread_of(const Inventory& inventory, int num_columns, const PerParameter<Shard>& columns,
+                 int window) {
+  const Mesh mesh{1, num_columns};
+  PerParameter<Owner> owner;
+  for (const Shard column : columns) owner.push_back(mesh.owner_at(Replicate(0), column, 0));
+  Options options;
+  options.lookahead = window;
+  return spread(inventory, mesh, owner, options);
+}
+
 Windows windows_of(const Placed& placed, int window) {
   Windows windows(placed.inventory, placed.num_columns, window);
-  for (std::size_t w = 0; w < placed.columns.size(); ++w) windows.add(w, placed.columns[w], 1);
+  for (const ParameterIndex w : placed.columns.indices()) windows.add(w, placed.columns[w], 1);
   return windows;
 }
 
 // Matrices of units [first, last] on a column.
-int count(const Placed& placed, int first, int last, int column) {
+int count(const Placed& placed, int first, int last, Shard column) {
   int sum = 0;
-  for (std::size_t w = 0; w < placed.columns.size(); ++w) {
+  for (const ParameterIndex w : placed.columns.indices()) {
     sum += placed.places[w] >= first && placed.places[w] <= last && placed.columns[w] == column;
   }
   return sum;
@@ -51,7 +62,7 @@ int count(const Placed& placed, int first, int last, int column) {
 // as often as there are windows with it.
 std::int64_t squares(const Placed& placed, int window) {
   std::int64_t sum = 0;
-  for (int column = 0; column < placed.num_columns; ++column) {
+  for (const Shard column : core::Indices<Shard>(placed.num_columns)) {
     for (int first = 1 - window; first < placed.num_units; ++first) {
       const std::int64_t in_window = count(placed, first, first + window - 1, column);
       const std::int64_t in_unit = count(placed, first, first, column);
@@ -61,19 +72,19 @@ std::int64_t squares(const Placed& placed, int window) {
   return sum;
 }
 
-TEST(WindowFigures, AreWhatARecountFromTheDefinitionGives) {
+TEST(Spread, AreWhatARecountFromTheDefinitionGives) {
   balance::Random random(1);
   for (int trial = 0; trial < 200; ++trial) {
     const Placed placed = draw_placed(random);
     const int window = draw(random, 1, 6);
     const int length = std::min(window, placed.num_units);
     const int num_windows = placed.num_units - length + 1;
-    WindowFigures expected;
+    Spread expected;
     for (int first = 0; first < num_windows; ++first) {
-      std::map<int, double> elements;
+      std::map<Shard, double> elements;
       double all = 0;
       int num_matrices = 0;
-      for (std::size_t w = 0; w < placed.columns.size(); ++w) {
+      for (const ParameterIndex w : placed.columns.indices()) {
         if (placed.places[w] < first || placed.places[w] >= first + length) continue;
         const auto size = static_cast<double>(placed.inventory[w].rows * placed.inventory[w].cols);
         elements[placed.columns[w]] += size;
@@ -82,39 +93,54 @@ TEST(WindowFigures, AreWhatARecountFromTheDefinitionGives) {
       }
       double most = 0;
       for (const auto& [column, size] : elements) most = std::max(most, size);
-      expected.distinct += static_cast<double>(elements.size()) / num_windows;
+      expected.distinct_columns += static_cast<double>(elements.size()) / num_windows;
       expected.repeats +=
           static_cast<double>(num_matrices - static_cast<int>(elements.size())) / num_windows;
-      expected.busiest += most / (all / placed.num_columns) / num_windows;
+      expected.busiest_column += most / (all / placed.num_columns) / num_windows;
     }
-    const auto found = window_figures(placed.inventory, placed.num_columns, placed.columns, window);
-    EXPECT_NEAR(found.distinct, expected.distinct, 1e-9);
+    const Spread found = spread_of(placed.inventory, placed.num_columns, placed.columns, window);
+    EXPECT_NEAR(found.distinct_columns, expected.distinct_columns, 1e-9);
     EXPECT_NEAR(found.repeats, expected.repeats, 1e-9);
-    EXPECT_NEAR(found.busiest, expected.busiest, 1e-9);
+    EXPECT_NEAR(found.busiest_column, expected.busiest_column, 1e-9);
   }
 }
 
-TEST(WindowFigures, ByHand) {
+TEST(Spread, ByHand) {
   const Inventory inventory = {{"a", 2, 2, 0}, {"b", 2, 2, 0}, {"c", 2, 2, 1}, {"d", 4, 2, 2}};
   // Windows {a b c} on columns 0 1 0 and {c d} on columns 0 0, of four columns.
-  const WindowFigures found = window_figures(inventory, 4, {0, 1, 0, 0}, 2);
-  EXPECT_DOUBLE_EQ(found.distinct, 1.5);
+  const Spread found = spread_of(inventory, 4, {Shard(0), Shard(1), Shard(0), Shard(0)}, 2);
+  EXPECT_DOUBLE_EQ(found.distinct_columns, 1.5);
   EXPECT_DOUBLE_EQ(found.repeats, 1);
-  EXPECT_DOUBLE_EQ(found.busiest, (8 / 3.0 + 4) / 2);
-  EXPECT_EQ(window_figures({}, 4, {}, 2).distinct, 0);
+  EXPECT_DOUBLE_EQ(found.busiest_column, (8 / 3.0 + 4) / 2);
+  EXPECT_EQ(spread_of({}, 4, {}, 2).distinct_columns, 0);
 }
 
 // However large, at the cost of the matrices: plans are read from files.
-TEST(WindowFigures, OfEnormousWindowsAndMeshesAreQuick) {
+TEST(Spread, OfEnormousWindowsAndMeshesAreQuick) {
   Inventory inventory;
-  std::vector<int> columns;
+  PerParameter<Shard> columns;
   for (int w = 0; w < 3000; ++w) {
     inventory.push_back({std::to_string(w), 1, 1, w});
-    columns.push_back(w * 300);
+    columns.push_back(Shard(w * 300));
   }
   constexpr int kMaxInt = std::numeric_limits<int>::max();
-  EXPECT_EQ(window_figures(inventory, 1 << 20, columns, kMaxInt).distinct, 3000);
-  EXPECT_EQ(window_figures(inventory, 1 << 20, columns, 1500).distinct, 1500);
+  EXPECT_EQ(spread_of(inventory, 1 << 20, columns, kMaxInt).distinct_columns, 3000);
+  EXPECT_EQ(spread_of(inventory, 1 << 20, columns, 1500).distinct_columns, 1500);
+}
+
+TEST(Spread, OfNoMatricesIsNothing) {
+  Spread nothing;
+  nothing.column_bytes = {0, 0, 0, 0};
+  EXPECT_EQ(spread({}, {2, 4}, {}, {}), nothing);
+}
+
+TEST(Spread, CountsTheWeightsOfEachColumn) {
+  Options options;
+  options.weight_bytes = 4;
+  const Inventory inventory = {{"a", 2, 3, 0}, {"b", 5, 7, 0}, {"c", 1, 11, 1}};
+  // Owners 0 and 2 of 2 x 2 slots are column 0.
+  EXPECT_EQ(spread(inventory, {2, 2}, {Owner(0), Owner(1), Owner(2)}, options).column_bytes,
+            (core::PerShard<std::int64_t>{4 * (6 + 11), 4 * 35}));
 }
 
 TEST(Windows, CountWhatUnitsAndTheWindowThatEndsThereHoldOnAColumn) {
@@ -123,9 +149,9 @@ TEST(Windows, CountWhatUnitsAndTheWindowThatEndsThereHoldOnAColumn) {
     const Placed placed = draw_placed(random);
     const int window = draw(random, 1, 6);
     const Windows windows = windows_of(placed, window);
-    for (std::size_t w = 0; w < placed.columns.size(); ++w) {
+    for (const ParameterIndex w : placed.columns.indices()) {
       const int unit = placed.places[w];
-      for (int column = 0; column < placed.num_columns; ++column) {
+      for (const Shard column : core::Indices<Shard>(placed.num_columns)) {
         EXPECT_EQ(windows.in_unit(w, column), count(placed, unit, unit, column));
         EXPECT_EQ(windows.in_window(w, column), count(placed, unit - window + 1, unit, column));
         bool repeats = false;
@@ -144,9 +170,8 @@ TEST(Windows, ForetellWhatASwapDoesToTheSumOfSquares) {
     Placed placed = draw_placed(random);
     const int window = std::min(draw(random, 1, 6), placed.num_units);
     Windows windows = windows_of(placed, window);
-    const auto last = static_cast<int>(placed.columns.size()) - 1;
-    const auto a = static_cast<std::size_t>(draw(random, 0, last));
-    const auto b = static_cast<std::size_t>(draw(random, 0, last));
+    const ParameterIndex a(draw(random, 0, placed.columns.size() - 1));
+    const ParameterIndex b(draw(random, 0, placed.columns.size() - 1));
     if (placed.columns[a] == placed.columns[b]) continue;
     const std::int64_t before = squares(placed, window);
     const std::int64_t change = windows.change_of_swap(a, placed.columns[a], b, placed.columns[b]);
@@ -155,7 +180,7 @@ TEST(Windows, ForetellWhatASwapDoesToTheSumOfSquares) {
     windows.swap(a, placed.columns[a], b, placed.columns[b]);
     std::swap(placed.columns[a], placed.columns[b]);
     EXPECT_EQ(squares(placed, window) - before, change);
-    for (std::size_t w = 0; w < placed.columns.size(); ++w) {
+    for (const ParameterIndex w : placed.columns.indices()) {
       const int unit = placed.places[w];
       EXPECT_EQ(windows.in_unit(w, placed.columns[w]),
                 count(placed, unit, unit, placed.columns[w]));

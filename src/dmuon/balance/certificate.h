@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "dmuon/balance/instance.h"
 
@@ -24,9 +23,9 @@ struct Certificate {
 
   Kind kind = Kind::kAllOwners;
   Nanoseconds bound = 0;
-  int shape = -1;                             ///< of kOneOwner
-  std::vector<std::int64_t> per_matrix = {};  ///< [shapes] >= 0, of kPatterns
-  std::vector<std::int64_t> per_ns = {};      ///< [shapes] >= 0, of kPatterns
+  ShapeIndex shape{-1};                    ///< of kOneOwner
+  PerShape<std::int64_t> per_matrix = {};  ///< >= 0, of kPatterns
+  PerShape<std::int64_t> per_ns = {};      ///< >= 0, of kPatterns
   int cells = 0;  ///< of kPatterns: loads are rounded down to (bound - 1) / cells
 
   bool operator==(const Certificate&) const = default;

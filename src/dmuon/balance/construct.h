@@ -23,7 +23,7 @@ std::optional<Assignment> even(const Problem& problem);
 /// The owner with fewest bytes gets the next matrix, largest first: what fits a tight max_bytes.
 std::optional<Assignment> fewest_bytes(const Problem& problem);
 
-/// The owner that ends least loaded with one matrix of `shape` more; -1 if it fits nowhere.
-int cheapest_owner(const Assignment& assignment, int shape);
+/// Gives one matrix more to the owner that ends least loaded with it; false if it fits nowhere.
+bool add_where_cheapest(Assignment& assignment, ShapeIndex shape);
 
 }  // namespace dmuon::balance

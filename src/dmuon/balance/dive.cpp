@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "dmuon/balance/construct.h"
 #include "dmuon/balance/pattern_lp.h"
@@ -8,15 +7,19 @@
 namespace dmuon::balance {
 namespace {
 
+int whole(double amount) { return static_cast<int>(std::floor(amount + 1e-7)); }
+
 class Dive {
  public:
   Dive(PatternLp& lp, const Problem& problem, Nanoseconds limit, bool work_rows)
-      : lp_(lp), assignment_(problem), limit_(limit), work_rows_(work_rows) {
-    for (int s = 0; s < problem.num_shapes(); ++s) left_.push_back(problem.num_matrices(s));
-  }
+      : lp_(lp),
+        assignment_(problem),
+        limit_(limit),
+        work_rows_(work_rows),
+        left_(problem.num_matrices()) {}
 
   std::optional<Assignment> result() {
-    while (next_owner_ < problem().num_owners() && any_left()) {
+    while (problem().owners().contains(next_owner_) && any_left()) {
       const PatternLp::Answer answer =
           lp_.solve({.limit = limit_, .num_matrices = left_, .work_rows = work_rows_});
       if (answer.impossible || answer.uses.empty()) break;
@@ -27,15 +30,16 @@ class Dive {
 
  private:
   const Problem& problem() const { return assignment_.problem(); }
-  bool any_left() const { return std::accumulate(left_.begin(), left_.end(), std::int64_t{0}) > 0; }
+  bool any_left() const {
+    return std::any_of(left_.begin(), left_.end(), [](int left) { return left > 0; });
+  }
 
   // As many owners follow a pattern as the program says, rounded down. Beyond the first, only while
   // all of the pattern is left to be given.
   bool give_whole(const PatternLp::Answer& answer) {
     bool any = false;
     for (const PatternLp::Use& use : answer.uses) {
-      const auto times = static_cast<int>(std::floor(use.amount + 1e-7));
-      for (int i = 0; i < times && next_owner_ < problem().num_owners(); ++i) {
+      for (int times = whole(use.amount); times > 0; --times) {
         if (any && !all_left(use.pattern)) break;
         if (!give(use.pattern)) break;
         any = true;
@@ -45,42 +49,35 @@ class Dive {
   }
 
   static const PatternLp::Use& largest_part(const PatternLp::Answer& answer) {
-    const auto part = [](const PatternLp::Use& use) {
-      return use.amount - std::floor(use.amount + 1e-7);
-    };
+    const auto part = [](const PatternLp::Use& use) { return use.amount - whole(use.amount); };
     return *std::max_element(answer.uses.begin(), answer.uses.end(),
                              [&](const auto& a, const auto& b) { return part(a) < part(b); });
   }
 
   bool all_left(const Pattern& pattern) const {
-    for (std::size_t s = 0; s < left_.size(); ++s) {
-      if (pattern[s] > left_[s]) return false;
-    }
-    return true;
+    return std::equal(pattern.begin(), pattern.end(), left_.begin(), std::less_equal<>());
   }
 
   // What is left of the pattern, to the next owner; false if that is nothing or does not fit.
   bool give(const Pattern& pattern) {
+    if (!problem().owners().contains(next_owner_)) return false;
     bool any = false;
-    for (int s = 0; s < problem().num_shapes(); ++s) {
-      const int k =
-          std::min(pattern[static_cast<std::size_t>(s)], left_[static_cast<std::size_t>(s)]);
+    for (const ShapeIndex s : problem().shapes()) {
+      const int k = std::min(pattern[s], left_[s]);
       if (k == 0 || !assignment_.fits(next_owner_, s, k)) continue;
       assignment_.add(next_owner_, s, k);
-      left_[static_cast<std::size_t>(s)] -= k;
+      left_[s] -= k;
       any = true;
     }
-    next_owner_ += any ? 1 : 0;
+    if (any) ++next_owner_;
     return any;
   }
 
   // What no pattern took goes where it costs least.
   std::optional<Assignment> finish() {
-    for (int s = 0; s < problem().num_shapes(); ++s) {
-      for (; left_[static_cast<std::size_t>(s)] > 0; --left_[static_cast<std::size_t>(s)]) {
-        const int owner = cheapest_owner(assignment_, s);
-        if (owner < 0) return std::nullopt;
-        assignment_.add(owner, s, 1);
+    for (const ShapeIndex s : problem().shapes()) {
+      for (; left_[s] > 0; --left_[s]) {
+        if (!add_where_cheapest(assignment_, s)) return std::nullopt;
       }
     }
     return assignment_;
@@ -90,8 +87,8 @@ class Dive {
   Assignment assignment_;
   Nanoseconds limit_;
   bool work_rows_;
-  std::vector<int> left_;  // [shapes]
-  int next_owner_ = 0;
+  PerShape<int> left_;
+  Owner next_owner_;
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <optional>
 #include <unordered_set>
 
 namespace dmuon::balance {
@@ -12,11 +13,11 @@ constexpr int kAmounts[] = {1, 2, 3, 4, 5, 6, 7, 8, 12, 16};
 
 // One owner gives matrices of a shape to another and takes some of another shape for them.
 struct Exchange {
-  int from = -1;
-  int to = -1;
-  int given = 0;  // shape
+  Owner from;
+  Owner to;
+  ShapeIndex given;
   int num_given = 0;
-  int taken = 0;  // shape
+  ShapeIndex taken = given;
   int num_taken = 0;
 };
 
@@ -25,7 +26,7 @@ bool fits(const Assignment& assignment, const Exchange& exchange) {
   const Problem& problem = assignment.problem();
   const std::int64_t bytes = exchange.num_given * problem.bytes(exchange.given) -
                              exchange.num_taken * problem.bytes(exchange.taken);
-  const int fuller = bytes > 0 ? exchange.to : exchange.from;
+  const Owner fuller = bytes > 0 ? exchange.to : exchange.from;
   return bytes == 0 || assignment.bytes(fuller) + std::abs(bytes) <= problem.instance().max_bytes;
 }
 
@@ -39,12 +40,12 @@ void perform(Assignment& assignment, const Exchange& exchange) {
 // The best exchange of one owner.
 class Search {
  public:
-  Search(const Assignment& assignment, int from)
+  Search(const Assignment& assignment, Owner from)
       : assignment_(assignment), from_(from), best_load_(assignment.load(from)) {}
 
-  Exchange best() {
+  std::optional<Exchange> best() {
     std::unordered_set<std::uint64_t> seen;  // owners with equal counts are tried once
-    for (int to = 0; to < assignment_.problem().num_owners(); ++to) {
+    for (const Owner to : assignment_.problem().owners()) {
       if (assignment_.load(to) >= assignment_.load(from_)) continue;
       if (seen.insert(assignment_.signature(to)).second) consider(to);
     }
@@ -52,8 +53,8 @@ class Search {
   }
 
  private:
-  void consider(int to) {
-    for (int s = 0; s < assignment_.problem().num_shapes(); ++s) {
+  void consider(Owner to) {
+    for (const ShapeIndex s : assignment_.problem().shapes()) {
       for (const int amount : kAmounts) {
         if (amount > assignment_.count(from_, s)) break;
         give(to, s, amount);
@@ -61,13 +62,13 @@ class Search {
     }
   }
 
-  void give(int to, int shape, int amount) {
+  void give(Owner to, ShapeIndex shape, int amount) {
     const Nanoseconds mine = assignment_.load_with(from_, shape, -amount);
     const Nanoseconds theirs = assignment_.load_with(to, shape, amount);
     keep({from_, to, shape, amount}, mine, theirs);
     // What is taken can only add to the giver's load, or nearly so.
     if (mine >= best_load_) return;
-    for (int t = 0; t < assignment_.problem().num_shapes(); ++t) {
+    for (const ShapeIndex t : assignment_.problem().shapes()) {
       if (t == shape) continue;
       for (const int taken : kAmounts) {
         if (taken > assignment_.count(to, t)) break;
@@ -86,20 +87,20 @@ class Search {
   }
 
   const Assignment& assignment_;
-  int from_;
+  Owner from_;
   Nanoseconds best_load_;
-  Exchange best_;
+  std::optional<Exchange> best_;
 };
 
 }  // namespace
 
 void exchange(Assignment& assignment, Nanoseconds target, int max_exchanges) {
   for (int i = 0; i < max_exchanges; ++i) {
-    const int from = assignment.slowest();
+    const Owner from = assignment.slowest();
     if (assignment.load(from) <= target) return;
-    const Exchange best = Search(assignment, from).best();
-    if (best.to < 0) return;
-    perform(assignment, best);
+    const std::optional<Exchange> best = Search(assignment, from).best();
+    if (!best) return;
+    perform(assignment, *best);
   }
 }
 

@@ -5,7 +5,7 @@
 namespace dmuon::balance {
 namespace {
 
-void validate(const Shape& shape, std::size_t index) {
+void validate(const Shape& shape, ShapeIndex index) {
   const auto where = core::message("balance: shapes[", index, "]");
   core::require(shape.num_matrices >= 0, where, ".num_matrices must be >= 0; got ",
                 shape.num_matrices);
@@ -32,7 +32,7 @@ void validate(const Instance& instance) {
                 instance.max_bytes);
   Wide total = 0;
   Wide total_bytes = 0;
-  for (std::size_t s = 0; s < instance.shapes.size(); ++s) {
+  for (const ShapeIndex s : instance.shapes.indices()) {
     const Shape& shape = instance.shapes[s];
     validate(shape, s);
     // As single matrices: the cheapest batches take no more.

@@ -4,12 +4,22 @@
 #include <limits>
 #include <vector>
 
+#include "dmuon/core/index.h"
+
 namespace dmuon::balance {
+
+using core::Owner;
+using core::PerOwner;
+using core::PerShape;
+using core::ShapeIndex;
 
 /// Times are whole nanoseconds, so that a plan is the same on every machine and a bound is exact.
 using Nanoseconds = std::int64_t;
 
-/// Products of them.
+/// A number of matrices, from 0, in a list with an entry for each.
+using Count = core::Index<struct CountKind>;
+
+/// Products of times.
 __extension__ using Wide = __int128;
 
 /// One candidate batch of a shape: `size` matrices together take `ns`.
@@ -31,7 +41,7 @@ struct Shape {
 
 /// What eq:owner_assignment decides upon. Plain data, which the search and the verifier share.
 struct Instance {
-  std::vector<Shape> shapes;
+  PerShape<Shape> shapes;
   int num_owners = 1;
   std::int64_t max_bytes = std::numeric_limits<std::int64_t>::max();  ///< of one owner
 

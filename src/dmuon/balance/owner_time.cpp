@@ -7,37 +7,38 @@
 namespace dmuon::balance {
 
 // f(0) = 0; f(k) = min over batch sizes b of f(k - b) + c[b].
-OwnerTime::OwnerTime(const Shape& shape) {
-  const auto size = static_cast<std::size_t>(shape.num_matrices) + 1;
-  cheapest_.assign(size, kNever);
-  cheapest_[0] = 0;
-  last_batch_.assign(size, 0);
-  for (std::size_t k = 1; k < size; ++k) {
+OwnerTime::OwnerTime(const Shape& shape, Nanoseconds longest) : ways_(shape.num_matrices + 1) {
+  ways_[Count(0)].ns = 0;
+  for (int k = 1; k <= num_matrices(); ++k) {
+    Way& way = ways_[Count(k)];
     for (const BatchTime& batch : shape.batches) {
-      const auto b = static_cast<std::size_t>(batch.size);
-      if (b > k) break;
-      if (cheapest_[k - b] == kNever || cheapest_[k - b] + batch.ns >= cheapest_[k]) continue;
-      cheapest_[k] = cheapest_[k - b] + batch.ns;
-      last_batch_[k] = batch.size;
+      if (batch.size > k) break;
+      const Nanoseconds rest = ways_[Count(k - batch.size)].ns;
+      if (batch.ns > longest || rest == kNever || rest + batch.ns >= way.ns) continue;
+      way.ns = rest + batch.ns;
+      way.last_batch = batch.size;
     }
   }
-  at_least_ = cheapest_;
-  for (std::size_t k = size - 1; k-- > 0;) at_least_[k] = std::min(at_least_[k], at_least_[k + 1]);
+  Nanoseconds least = kNever;
+  for (int k = num_matrices(); k >= 0; --k) {
+    least = std::min(least, ways_[Count(k)].ns);
+    ways_[Count(k)].at_least = least;
+  }
 }
 
 std::vector<int> OwnerTime::batches(int k) const {
   std::vector<int> sizes;
-  for (; k > 0; k -= last_batch_[static_cast<std::size_t>(k)]) {
-    sizes.push_back(last_batch_[static_cast<std::size_t>(k)]);
-  }
+  for (; k > 0; k -= sizes.back()) sizes.push_back(ways_[Count(k)].last_batch);
   std::sort(sizes.begin(), sizes.end(), std::greater<>());
   return sizes;
 }
 
 Problem::Problem(Instance instance) : instance_(std::move(instance)) {
   validate(instance_);
-  times_.reserve(instance_.shapes.size());
-  for (const Shape& shape : instance_.shapes) times_.emplace_back(shape);
+  for (const Shape& shape : instance_.shapes) {
+    times_.emplace_back(shape);
+    num_matrices_.push_back(shape.num_matrices);
+  }
 }
 
 }  // namespace dmuon::balance

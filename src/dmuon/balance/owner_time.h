@@ -15,25 +15,32 @@ class OwnerTime {
   /// Of what no set of batches adds up to.
   static constexpr Nanoseconds kNever = std::numeric_limits<Nanoseconds>::max();
 
-  /// @param shape valid, except that batch sizes may be missing.
-  explicit OwnerTime(const Shape& shape);
+  /// @param longest batches that take more are left out.
+  explicit OwnerTime(const Shape& shape, Nanoseconds longest = kNever);
 
-  /// @param k in [0, num_matrices]. @return kNever only if a batch of 1 is missing.
-  Nanoseconds operator()(int k) const { return cheapest_[static_cast<std::size_t>(k)]; }
+  /// @param k in [0, num_matrices]. @return kNever only if batches of 1 are left out.
+  Nanoseconds operator()(int k) const { return ways_[Count(k)].ns; }
 
   /// What an owner of k or more takes at least.
-  Nanoseconds at_least(int k) const { return at_least_[static_cast<std::size_t>(k)]; }
+  Nanoseconds at_least(int k) const { return ways_[Count(k)].at_least; }
+
+  /// What all matrices take together.
+  Nanoseconds of_all() const { return ways_.back().ns; }
 
   /// The batch sizes behind operator()(k), largest first; they sum to k. Where several ways take as
   /// long, the one found with the smallest batches, on every machine the same.
   std::vector<int> batches(int k) const;
 
-  int num_matrices() const { return static_cast<int>(cheapest_.size()) - 1; }
+  int num_matrices() const { return ways_.size() - 1; }
 
  private:
-  std::vector<Nanoseconds> cheapest_;  // [num_matrices + 1]
-  std::vector<Nanoseconds> at_least_;  // [num_matrices + 1]
-  std::vector<int> last_batch_;        // [num_matrices + 1], a batch of some cheapest way
+  struct Way {
+    Nanoseconds ns = kNever;
+    Nanoseconds at_least = kNever;
+    int last_batch = 0;
+  };
+
+  core::Vector<Count, Way> ways_;  // for 0 to num_matrices
 };
 
 /// An instance with the f_s of its shapes.
@@ -43,19 +50,18 @@ class Problem {
   explicit Problem(Instance instance);
 
   const Instance& instance() const { return instance_; }
-  int num_shapes() const { return static_cast<int>(times_.size()); }
+  core::Indices<ShapeIndex> shapes() const { return times_.indices(); }
+  core::Indices<Owner> owners() const { return core::Indices<Owner>(num_owners()); }
   int num_owners() const { return instance_.num_owners; }
-  int num_matrices(int shape) const {
-    return times_[static_cast<std::size_t>(shape)].num_matrices();
-  }
-  const OwnerTime& time(int shape) const { return times_[static_cast<std::size_t>(shape)]; }
-  std::int64_t bytes(int shape) const {
-    return instance_.shapes[static_cast<std::size_t>(shape)].bytes;
-  }
+  const PerShape<int>& num_matrices() const { return num_matrices_; }
+  int num_matrices(ShapeIndex shape) const { return num_matrices_[shape]; }
+  const OwnerTime& time(ShapeIndex shape) const { return times_[shape]; }
+  std::int64_t bytes(ShapeIndex shape) const { return instance_.shapes[shape].bytes; }
 
  private:
   Instance instance_;
-  std::vector<OwnerTime> times_;  // [shapes]
+  PerShape<OwnerTime> times_;
+  PerShape<int> num_matrices_;
 };
 
 }  // namespace dmuon::balance

@@ -25,8 +25,11 @@ class Solver {
  public:
   Solver(const Problem& problem, const PatternLp::Question& question)
       : problem_(problem), question_(question) {
-    for (int s = 0; s < problem.num_shapes(); ++s) {
-      if (num_matrices(s) > 0) shapes_.push_back(s);
+    for (const bool of_time : {false, true}) {
+      for (const ShapeIndex s : problem.shapes()) {
+        if (num_matrices(s) == 0 || (of_time && !question.work_rows)) continue;
+        works_.push_back({s, of_time, of_time ? time_of_all(s) : num_matrices(s)});
+      }
     }
   }
 
@@ -69,45 +72,44 @@ class Solver {
   }
 
  private:
-  int num_matrices(int shape) const {
-    return question_.num_matrices[static_cast<std::size_t>(shape)];
-  }
+  struct Work {
+    ShapeIndex shape;
+    bool of_time;
+    std::int64_t all;  // nanoseconds, or matrices
+  };
 
-  Nanoseconds all_work(int shape) const { return problem_.time(shape)(num_matrices(shape)); }
+  int num_matrices(ShapeIndex shape) const { return question_.num_matrices[shape]; }
+  Nanoseconds time_of_all(ShapeIndex shape) const {
+    return problem_.time(shape)(num_matrices(shape));
+  }
 
   int cells() const {
     const int most = question_.num_owners > 0 ? kProofCells : kDiveCells;
     return static_cast<int>(std::min<Nanoseconds>(most, question_.limit));
   }
 
-  // A shape that takes no time has its matrices for work, so that its time is spent with them.
-  double share_of_work(int shape, int k) const {
-    const Nanoseconds whole = all_work(shape);
-    if (whole == 0) return static_cast<double>(k) / num_matrices(shape);
-    return static_cast<double>(problem_.time(shape)(k)) / static_cast<double>(whole);
-  }
-
   void use(const Pattern& pattern) {
     std::vector<double>& shares = shares_.emplace_back();
-    for (const int s : shapes_) {
-      const int k = pattern[static_cast<std::size_t>(s)];
-      shares.push_back(static_cast<double>(k) / num_matrices(s));
-    }
-    for (const int s : shapes_) {
-      if (!question_.work_rows) break;
-      shares.push_back(share_of_work(s, pattern[static_cast<std::size_t>(s)]));
+    for (const Work& work : works_) {
+      const int k = pattern[work.shape];
+      // A shape that takes no time has its matrices for work, so that its time is spent with them.
+      const bool of_time = work.of_time && work.all > 0;
+      const std::int64_t done = of_time ? problem_.time(work.shape)(k) : k;
+      const std::int64_t all = of_time ? work.all : num_matrices(work.shape);
+      shares.push_back(static_cast<double>(done) / static_cast<double>(all));
     }
     used_.push_back(pattern);
   }
 
   // For each shape a pattern of as much of it as fits, or there might be no cover.
   bool use_single_shapes() {
-    for (const int s : shapes_) {
+    for (const ShapeIndex s : problem_.shapes()) {
       int k = num_matrices(s);
+      if (k == 0) continue;
       while (k > 0 && problem_.time(s)(k) > question_.limit) --k;
       if (k == 0) return false;
-      Pattern pattern(static_cast<std::size_t>(problem_.num_shapes()), 0);
-      pattern[static_cast<std::size_t>(s)] = k;
+      Pattern pattern(question_.num_matrices.size());
+      pattern[s] = k;
       use(pattern);
     }
     return true;
@@ -115,40 +117,34 @@ class Solver {
 
   // Rounded down; at `scale` a pattern pays for its owner.
   Prices whole_prices(const std::vector<double>& prices, double scale) const {
-    const auto num_shapes = static_cast<std::size_t>(problem_.num_shapes());
-    Prices whole{std::vector<std::int64_t>(num_shapes, 0),
-                 std::vector<std::int64_t>(num_shapes, 0)};
-    for (std::size_t i = 0; i < prices.size(); ++i) {
-      const bool of_work = i >= shapes_.size();
-      const int s = shapes_[of_work ? i - shapes_.size() : i];
-      const Nanoseconds all = of_work ? all_work(s) : num_matrices(s);
-      if (all == 0) continue;
-      const auto whole_most = kMaxTimeValue / (of_work ? question_.limit : 1);
-      const auto most = static_cast<double>(whole_most);
-      const double price = std::max(0.0, prices[i]) * scale / static_cast<double>(all);
-      (of_work ? whole.per_ns : whole.per_matrix)[static_cast<std::size_t>(s)] =
-          static_cast<std::int64_t>(std::min(price, most));
+    const PerShape<std::int64_t> none(question_.num_matrices.size());
+    Prices whole{none, none};
+    for (std::size_t i = 0; i < works_.size(); ++i) {
+      const Work& work = works_[i];
+      if (work.all == 0) continue;
+      const std::int64_t most = kMaxTimeValue / (work.of_time ? question_.limit : 1);
+      const double price = std::max(0.0, prices[i]) * scale / static_cast<double>(work.all);
+      (work.of_time ? whole.per_ns : whole.per_matrix)[work.shape] =
+          static_cast<std::int64_t>(std::min(price, static_cast<double>(most)));
     }
     return whole;
   }
 
   // In whole numbers; see Certificate::Kind::kPatterns.
   bool proves(const Prices& prices, std::int64_t most) const {
+    if (question_.num_matrices != problem_.num_matrices()) return false;
     Wide all = 0;
-    for (int s = 0; s < problem_.num_shapes(); ++s) {
-      if (num_matrices(s) != problem_.num_matrices(s)) return false;
-      const auto i = static_cast<std::size_t>(s);
-      all += static_cast<Wide>(prices.per_matrix[i]) * num_matrices(s) +
-             static_cast<Wide>(prices.per_ns[i]) * all_work(s);
+    for (const ShapeIndex s : problem_.shapes()) {
+      all += Wide{prices.per_matrix[s]} * num_matrices(s) + Wide{prices.per_ns[s]} * time_of_all(s);
     }
     return all > Wide{most} * problem_.num_owners();
   }
 
   const Problem& problem_;
   const PatternLp::Question& question_;
-  std::vector<int> shapes_;
+  std::vector<Work> works_;
   std::vector<Pattern> used_;
-  std::vector<std::vector<double>> shares_;  // [used patterns][kinds of work]
+  std::vector<std::vector<double>> shares_;  // [used patterns][works]
 };
 
 }  // namespace

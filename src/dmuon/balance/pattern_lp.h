@@ -17,9 +17,9 @@ class PatternLp {
   explicit PatternLp(const Problem& problem) : problem_(&problem) {}
 
   struct Question {
-    Nanoseconds limit = 0;          ///< > 0
-    std::vector<int> num_matrices;  ///< [shapes] the work to be done
-    double num_owners = 0;          ///< the search ends where so many suffice; 0: at the fewest
+    Nanoseconds limit = 0;       ///< > 0
+    PerShape<int> num_matrices;  ///< the work to be done
+    double num_owners = 0;       ///< the search ends where so many suffice; 0: at the fewest
     bool work_rows = true;  ///< also: the patterns' times must add up to f_s(n_s) of every shape
   };
 

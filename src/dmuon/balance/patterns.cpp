@@ -1,6 +1,7 @@
 #include "dmuon/balance/patterns.h"
 
 #include <algorithm>
+#include <vector>
 
 namespace dmuon::balance {
 namespace {
@@ -10,21 +11,24 @@ namespace {
 constexpr std::size_t kMaxChoices = 512;
 
 struct Choice {
-  int cells;
+  std::size_t cells;
   std::int64_t value;
   int num_matrices;
 };
 
+using ChoiceIndex = core::Index<struct ChoiceKind>;
+using Choices = core::Vector<ChoiceIndex, Choice>;
+
 // The numbers of matrices of one shape worth considering: each takes more cells and is worth more
 // than the one before.
-std::vector<Choice> choices(const OwnerTime& time, std::int64_t per_matrix, std::int64_t per_ns,
-                            Nanoseconds limit, Nanoseconds cell, int available) {
+Choices choices(const OwnerTime& time, std::int64_t per_matrix, std::int64_t per_ns,
+                Nanoseconds limit, Nanoseconds cell, int available) {
   std::vector<Choice> by_cells(static_cast<std::size_t>(limit / cell) + 1, {0, 0, 0});
   for (int k = 1; k <= available && time.at_least(k) <= limit; ++k) {
     if (time(k) > limit) continue;
     const std::int64_t value = per_matrix * k + per_ns * time(k);
     const auto cells = static_cast<std::size_t>(time(k) / cell);
-    if (value > by_cells[cells].value) by_cells[cells] = {static_cast<int>(cells), value, k};
+    if (value > by_cells[cells].value) by_cells[cells] = {cells, value, k};
   }
   std::vector<Choice> kept;
   std::int64_t most = 0;
@@ -33,9 +37,8 @@ std::vector<Choice> choices(const OwnerTime& time, std::int64_t per_matrix, std:
     most = choice.value;
     kept.push_back(choice);
   }
-  if (kept.size() <= kMaxChoices) return kept;
   const std::size_t lot = (kept.size() + kMaxChoices - 1) / kMaxChoices;
-  std::vector<Choice> lots;
+  Choices lots;
   for (std::size_t first = 0; first < kept.size(); first += lot) {
     const Choice& last = kept[std::min(first + lot, kept.size()) - 1];
     lots.push_back({kept[first].cells, last.value, last.num_matrices});
@@ -47,46 +50,42 @@ std::vector<Choice> choices(const OwnerTime& time, std::int64_t per_matrix, std:
 
 Nanoseconds load(const Problem& problem, const Pattern& pattern) {
   Nanoseconds sum = 0;
-  for (int s = 0; s < problem.num_shapes(); ++s) {
-    sum += problem.time(s)(pattern[static_cast<std::size_t>(s)]);
-  }
+  for (const ShapeIndex s : problem.shapes()) sum += problem.time(s)(pattern[s]);
   return sum;
 }
 
 // best[q]: the largest value of a pattern of at most q cells, shape after shape.
 PricedPattern most_valuable(const Problem& problem, const Prices& prices, Nanoseconds limit,
-                            int cells, const std::vector<int>& available) {
+                            int cells, const PerShape<int>& available) {
   const Nanoseconds cell = std::max<Nanoseconds>(1, limit / cells);
   const auto capacity = static_cast<std::size_t>(limit / cell);
-  const auto num_shapes = static_cast<std::size_t>(problem.num_shapes());
   std::vector<std::int64_t> best(capacity + 1, 0);
   std::vector<std::int64_t> next;
-  std::vector<std::vector<Choice>> choices_of(num_shapes);
-  std::vector<std::vector<std::int16_t>> chosen(num_shapes);  // [shapes][cells], -1: none
-  for (std::size_t s = 0; s < num_shapes; ++s) {
+  PerShape<Choices> choices_of(available.size());
+  PerShape<std::vector<std::int16_t>> chosen(available.size());  // [cells] -1: none
+  for (const ShapeIndex s : problem.shapes()) {
     if (prices.per_matrix[s] <= 0 && prices.per_ns[s] <= 0) continue;
-    choices_of[s] = choices(problem.time(static_cast<int>(s)), prices.per_matrix[s],
-                            prices.per_ns[s], limit, cell, available[s]);
+    choices_of[s] =
+        choices(problem.time(s), prices.per_matrix[s], prices.per_ns[s], limit, cell, available[s]);
     chosen[s].assign(capacity + 1, -1);
     next = best;
-    for (std::size_t c = 0; c < choices_of[s].size(); ++c) {
-      const auto takes = static_cast<std::size_t>(choices_of[s][c].cells);
-      const std::int64_t value = choices_of[s][c].value;
+    for (std::int16_t c = 0; const auto& [takes, value, num_matrices] : choices_of[s]) {
       for (std::size_t q = takes; q <= capacity; ++q) {
         if (best[q - takes] + value <= next[q]) continue;
         next[q] = best[q - takes] + value;
-        chosen[s][q] = static_cast<std::int16_t>(c);
+        chosen[s][q] = c;
       }
+      ++c;
     }
     best.swap(next);
   }
-  PricedPattern found{Pattern(num_shapes, 0), best[capacity]};
-  std::size_t q = capacity;
-  for (std::size_t s = num_shapes; s-- > 0;) {
-    if (chosen[s].empty() || chosen[s][q] < 0) continue;
-    const Choice& choice = choices_of[s][static_cast<std::size_t>(chosen[s][q])];
+  PricedPattern found{Pattern(available.size()), best[capacity]};
+  std::size_t left = capacity;
+  for (ShapeIndex s(available.size() - 1); s >= ShapeIndex(0); --s) {
+    if (chosen[s].empty() || chosen[s][left] < 0) continue;
+    const Choice& choice = choices_of[s][ChoiceIndex(chosen[s][left])];
     found.pattern[s] = choice.num_matrices;
-    q -= static_cast<std::size_t>(choice.cells);
+    left -= choice.cells;
   }
   return found;
 }

@@ -1,21 +1,20 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "dmuon/balance/owner_time.h"
 
 namespace dmuon::balance {
 
-/// [shapes] how many matrices of each shape one owner takes.
-using Pattern = std::vector<int>;
+/// How many matrices of each shape one owner takes.
+using Pattern = PerShape<int>;
 
 Nanoseconds load(const Problem& problem, const Pattern& pattern);
 
 /// What work is worth: the prices of Certificate::Kind::kPatterns.
 struct Prices {
-  std::vector<std::int64_t> per_matrix;  ///< [shapes] >= 0
-  std::vector<std::int64_t> per_ns;      ///< [shapes] >= 0
+  PerShape<std::int64_t> per_matrix;  ///< >= 0
+  PerShape<std::int64_t> per_ns;      ///< >= 0
 };
 
 struct PricedPattern {
@@ -28,6 +27,6 @@ struct PricedPattern {
 /// more than the limit, and its value bounds that of all that do not.
 /// @param limit > 0. @param cells in [1, limit].
 PricedPattern most_valuable(const Problem& problem, const Prices& prices, Nanoseconds limit,
-                            int cells, const std::vector<int>& available);
+                            int cells, const PerShape<int>& available);
 
 }  // namespace dmuon::balance

@@ -58,11 +58,8 @@ void construct(const Problem& problem, Best& best) {
 // Halves the span between an impossible limit and one that is possible in fractions.
 // @param high in: the makespan of some assignment; out: the smallest limit found possible.
 void raise(PatternLp& lp, const Problem& problem, Certificate& bound, Nanoseconds& high) {
-  PatternLp::Question question;
-  question.num_owners = problem.num_owners();
-  for (int s = 0; s < problem.num_shapes(); ++s) {
-    question.num_matrices.push_back(problem.num_matrices(s));
-  }
+  PatternLp::Question question{.num_matrices = problem.num_matrices(),
+                               .num_owners = static_cast<double>(problem.num_owners())};
   Nanoseconds low = bound.bound - 1;
   while (high - low > std::max<Nanoseconds>(1, high / 2000)) {
     question.limit = low + (high - low) / 2;
@@ -130,13 +127,7 @@ std::vector<Assignment> alternatives(const Problem& problem, Nanoseconds limit) 
 std::int64_t sufficient_bytes(const Problem& problem) {
   Instance unlimited = problem.instance();
   unlimited.max_bytes = Instance{}.max_bytes;
-  const Problem free(unlimited);
-  const Assignment assignment = *fewest_bytes(free);
-  std::int64_t most = 0;
-  for (int owner = 0; owner < problem.num_owners(); ++owner) {
-    most = std::max(most, assignment.bytes(owner));
-  }
-  return most;
+  return fewest_bytes(Problem(unlimited))->most_bytes();
 }
 
 }  // namespace dmuon::balance

@@ -2,20 +2,21 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <vector>
 
 namespace dmuon::balance {
 namespace {
 
 constexpr Nanoseconds kImpossible = -1;
 
-// [n + 1] the least time for k matrices of one shape, using only batches of at most `longest`.
-std::vector<Nanoseconds> least_times(const Shape& shape, Nanoseconds longest) {
-  std::vector<Nanoseconds> least = {0};
+// The least time for 0 to all matrices of one shape, using only batches of at most `longest`.
+core::Vector<Count, Nanoseconds> least_times(const Shape& shape, Nanoseconds longest) {
+  core::Vector<Count, Nanoseconds> least = {0};
   for (int k = 1; k <= shape.num_matrices; ++k) {
     Nanoseconds best = kImpossible;
     for (const BatchTime& batch : shape.batches) {
       if (batch.size > k || batch.ns > longest) continue;
-      const Nanoseconds rest = least[static_cast<std::size_t>(k - batch.size)];
+      const Nanoseconds rest = least[Count(k - batch.size)];
       if (rest == kImpossible) continue;
       if (best == kImpossible || rest + batch.ns < best) best = rest + batch.ns;
     }
@@ -25,15 +26,13 @@ std::vector<Nanoseconds> least_times(const Shape& shape, Nanoseconds longest) {
 }
 
 std::string verify_one_owner(const Instance& instance, const Certificate& certificate) {
-  if (certificate.shape < 0 || certificate.shape >= static_cast<int>(instance.shapes.size())) {
-    return "no such shape";
-  }
-  const Shape& shape = instance.shapes[static_cast<std::size_t>(certificate.shape)];
-  const std::vector<Nanoseconds> least = least_times(shape, kMaxTotalNs);
+  if (!instance.shapes.contains(certificate.shape)) return "no such shape";
+  const Shape& shape = instance.shapes[certificate.shape];
+  const core::Vector<Count, Nanoseconds> least = least_times(shape, kMaxTotalNs);
   // Owners that all had less would not have all: some k >= n / owners is somebody's.
-  for (int k = 0; k <= shape.num_matrices; ++k) {
-    const bool somebody_may = Wide{k} * instance.num_owners >= shape.num_matrices;
-    if (somebody_may && least[static_cast<std::size_t>(k)] < certificate.bound) {
+  for (const Count k : least.indices()) {
+    const bool somebody_may = Wide{k.value()} * instance.num_owners >= shape.num_matrices;
+    if (somebody_may && least[k] < certificate.bound) {
       return "an owner of that many matrices may take less";
     }
   }
@@ -54,13 +53,12 @@ std::string verify_all_owners(const Instance& instance, const Certificate& certi
 // [cells + 1] the largest worth of matrices of one shape that take at most so many cells.
 std::vector<Wide> worth_by_cells(const Shape& shape, std::int64_t per_matrix, std::int64_t per_ns,
                                  Nanoseconds limit, Nanoseconds cell) {
-  const std::vector<Nanoseconds> least = least_times(shape, kMaxTotalNs);
+  const core::Vector<Count, Nanoseconds> least = least_times(shape, kMaxTotalNs);
   std::vector<Wide> worth(static_cast<std::size_t>(limit / cell) + 1, 0);
-  for (int k = 1; k <= shape.num_matrices; ++k) {
-    const Nanoseconds ns = least[static_cast<std::size_t>(k)];
-    if (ns > limit) continue;
-    Wide& entry = worth[static_cast<std::size_t>(ns / cell)];
-    entry = std::max(entry, Wide{per_matrix} * k + Wide{per_ns} * ns);
+  for (const Count k : least.indices()) {
+    if (least[k] > limit) continue;
+    Wide& entry = worth[static_cast<std::size_t>(least[k] / cell)];
+    entry = std::max(entry, Wide{per_matrix} * k.value() + Wide{per_ns} * least[k]);
   }
   for (std::size_t q = 1; q < worth.size(); ++q) worth[q] = std::max(worth[q], worth[q - 1]);
   return worth;
@@ -68,7 +66,7 @@ std::vector<Wide> worth_by_cells(const Shape& shape, std::int64_t per_matrix, st
 
 std::string verify_patterns(const Instance& instance, const Certificate& certificate) {
   const Nanoseconds limit = certificate.bound - 1;
-  const std::size_t num_shapes = instance.shapes.size();
+  const int num_shapes = instance.shapes.size();
   if (certificate.per_matrix.size() != num_shapes || certificate.per_ns.size() != num_shapes) {
     return "the prices are not one a shape";
   }
@@ -78,7 +76,7 @@ std::string verify_patterns(const Instance& instance, const Certificate& certifi
   const Nanoseconds cell = limit / certificate.cells;
   std::vector<Wide> most(static_cast<std::size_t>(limit / cell) + 1, 0);  // of all shapes so far
   Wide all = 0;
-  for (std::size_t s = 0; s < num_shapes; ++s) {
+  for (const ShapeIndex s : instance.shapes.indices()) {
     const std::int64_t per_matrix = certificate.per_matrix[s];
     const std::int64_t per_ns = certificate.per_ns[s];
     if (per_matrix < 0 || per_ns < 0) return "a price is negative";

@@ -1,7 +1,6 @@
 #include "dmuon/catalog/catalog.h"
 
-#include <pybind11/stl.h>
-
+#include "dmuon/bindings/index_caster.h"
 #include "dmuon/bindings/topics.h"
 
 namespace dmuon::bindings {

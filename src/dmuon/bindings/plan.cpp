@@ -1,9 +1,8 @@
 #include "dmuon/plan/plan.h"
 
-#include <pybind11/stl.h>
-
 #include <utility>
 
+#include "dmuon/bindings/index_caster.h"
 #include "dmuon/bindings/topics.h"
 #include "dmuon/catalog/catalog.h"
 #include "dmuon/plan/strategy.h"
@@ -119,8 +118,9 @@ void init_costs(py::module_& module) {
       py::arg("inventory"), py::arg("device"), py::arg("tensor_parallel") = 1);
 }
 
-std::vector<std::pair<int, std::vector<int>>> batches_of(const Plan& plan) {
-  std::vector<std::pair<int, std::vector<int>>> batches;
+std::vector<std::pair<core::Owner, std::vector<core::ParameterIndex>>> batches_of(
+    const Plan& plan) {
+  std::vector<std::pair<core::Owner, std::vector<core::ParameterIndex>>> batches;
   for (const auto& batch : plan.batches) batches.emplace_back(batch.owner, batch.parameters);
   return batches;
 }

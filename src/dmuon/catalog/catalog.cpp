@@ -4,7 +4,6 @@
 
 #include "dmuon/catalog/embedded.h"
 #include "dmuon/core/error.h"
-#include "dmuon/core/text.h"
 #include "dmuon/plan/json_reader.h"
 
 namespace dmuon::catalog {

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "dmuon/plan/device.h"
+#include "dmuon/plan/cost.h"
 #include "dmuon/plan/inventory.h"
 
 namespace dmuon::catalog {

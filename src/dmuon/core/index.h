@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <compare>
 #include <concepts>
 #include <cstddef>
@@ -24,6 +25,10 @@ class Index {
   constexpr auto operator<=>(const Index&) const = default;
   constexpr Index& operator++() {
     ++value_;
+    return *this;
+  }
+  constexpr Index& operator--() {
+    --value_;
     return *this;
   }
 
@@ -54,12 +59,22 @@ class Indices {
     I at_;
   };
 
+  constexpr bool contains(I index) const { return index >= I(0) && index < end_; }
   constexpr Iterator begin() const { return Iterator(I(0)); }
   constexpr Iterator end() const { return Iterator(end_); }
 
  private:
   I end_;
 };
+
+/// By a rising key, ties by index.
+template <typename I, typename Key>
+std::vector<I> sorted_by(const Indices<I>& all, const Key& key) {
+  std::vector<I> sorted;
+  for (const I i : all) sorted.push_back(i);
+  std::stable_sort(sorted.begin(), sorted.end(), [&](I a, I b) { return key(a) < key(b); });
+  return sorted;
+}
 
 /// A std::vector that is indexed by one kind of index alone.
 template <typename I, typename T>
@@ -84,7 +99,7 @@ class Vector {
 
   int size() const { return static_cast<int>(values_.size()); }
   bool empty() const { return values_.empty(); }
-  bool contains(I index) const { return index.value() >= 0 && index.value() < size(); }
+  bool contains(I index) const { return indices().contains(index); }
   Indices<I> indices() const { return Indices<I>(values_.size()); }
 
   auto begin() { return values_.begin(); }
@@ -99,6 +114,11 @@ class Vector {
     values_.push_back(std::move(value));
     return I(values_.size() - 1);
   }
+  template <typename... Parts>
+  T& emplace_back(Parts&&... parts) {
+    return values_.emplace_back(std::forward<Parts>(parts)...);
+  }
+  void pop_back() { values_.pop_back(); }
   void reserve(std::size_t size) { values_.reserve(size); }
   template <std::integral Number>
   void resize(Number size, const T& value = {}) {
@@ -120,6 +140,17 @@ using UnitIndex = Index<struct UnitKind>;            ///< in module order
 using BatchIndex = Index<struct BatchKind>;          ///< of one rank
 using Slot = Index<struct SlotKind>;                 ///< replicate * num_shards + shard
 using Replicate = Index<struct ReplicateKind>;
-using Shard = Index<struct ShardKind>;  ///< a column's number
+using Shard = Index<struct ShardKind>;       ///< a column's number
+using Owner = Index<struct OwnerKind>;       ///< slot * tensor_parallel + rank of the slot's group
+using ShapeIndex = Index<struct ShapeKind>;  ///< by first appearance in the inventory
+
+template <typename T>
+using PerParameter = Vector<ParameterIndex, T>;
+template <typename T>
+using PerShard = Vector<Shard, T>;
+template <typename T>
+using PerOwner = Vector<Owner, T>;
+template <typename T>
+using PerShape = Vector<ShapeIndex, T>;
 
 }  // namespace dmuon::core

@@ -21,10 +21,10 @@ Parameters parameters_of(const plan::Plan& plan, const SharedMesh& mesh) {
                   "Engine: plan: expected one for a mesh of ", mesh.num_replicates(), " x ",
                   mesh.num_shards());
   Parameters parameters;
-  for (std::size_t i = 0; i < plan.inventory.size(); ++i) {
-    const plan::Parameter& parameter = plan.inventory[i];
-    parameters.push_back(
-        {parameter.view(), core::UnitIndex(parameter.unit), core::Slot(plan.owner.at(i))});
+  for (const core::ParameterIndex index : plan.inventory.indices()) {
+    const plan::Parameter& parameter = plan.inventory[index];
+    parameters.push_back({parameter.view(), core::UnitIndex(parameter.unit),
+                          plan.mesh.slot_of(plan.owner.at(index))});
   }
   return parameters;
 }
@@ -32,14 +32,12 @@ Parameters parameters_of(const plan::Plan& plan, const SharedMesh& mesh) {
 std::vector<std::vector<core::ParameterIndex>> batches_of(const plan::Plan& plan, core::Slot slot) {
   std::vector<std::vector<core::ParameterIndex>> batches;
   for (const plan::Batch& batch : plan.batches) {
-    if (core::Slot(batch.owner) != slot) continue;
-    std::vector<core::ParameterIndex>& parameters = batches.emplace_back();
-    for (const int parameter : batch.parameters) {
-      core::invariant(plan.owner.at(static_cast<std::size_t>(parameter)) == batch.owner,
-                      "Engine: plan: parameter ", parameter, " is in a batch of slot ", slot,
-                      " and owned by another");
-      parameters.emplace_back(parameter);
+    if (plan.mesh.slot_of(batch.owner) != slot) continue;
+    for (const core::ParameterIndex parameter : batch.parameters) {
+      core::invariant(plan.owner.at(parameter) == batch.owner, "Engine: plan: parameter ",
+                      parameter, " is in a batch of slot ", slot, " and owned by another");
     }
+    batches.push_back(batch.parameters);
   }
   return batches;
 }

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "dmuon/core/error.h"
-#include "dmuon/core/text.h"
 
 namespace dmuon::engine {
 

@@ -1,9 +1,6 @@
 #pragma once
 
-#include <vector>
-
 #include "dmuon/balance/assignment.h"
-#include "dmuon/plan/inventory.h"
 #include "dmuon/plan/mesh.h"
 
 namespace dmuon::plan {

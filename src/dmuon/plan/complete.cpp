@@ -1,8 +1,7 @@
-#include "dmuon/plan/complete.h"
-
 #include <utility>
 
 #include "dmuon/core/error.h"
+#include "dmuon/plan/plan.h"
 
 namespace dmuon::plan {
 namespace {
@@ -11,36 +10,33 @@ void check_owners(const Plan& plan) {
   core::require(plan.owner.size() == plan.inventory.size(),
                 "plan: owner must have an entry for each of ", plan.inventory.size(),
                 " matrices; got ", plan.owner.size());
-  for (std::size_t w = 0; w < plan.owner.size(); ++w) {
-    core::require(plan.owner[w] >= 0 && plan.owner[w] < plan.mesh.num_owners(),
-                  "plan: owner of matrix '", plan.inventory[w].name, "' must be in [0, ",
-                  plan.mesh.num_owners(), "); got ", plan.owner[w]);
+  for (const ParameterIndex w : plan.owner.indices()) {
+    core::require(plan.mesh.owners().contains(plan.owner[w]), "plan: owner of matrix '",
+                  plan.inventory[w].name, "' must be in [0, ", plan.mesh.num_owners(), "); got ",
+                  plan.owner[w]);
   }
 }
 
-void check_batch(const Plan& plan, std::size_t index, std::vector<bool>& seen) {
+void check_batch(const Plan& plan, std::size_t index, PerParameter<bool>& seen) {
   const Batch& batch = plan.batches[index];
   const auto where = core::message("plan: batches[", index, "]");
   core::require(!batch.parameters.empty(), where, " must hold a matrix; got none");
-  int previous = -1;
-  for (const int w : batch.parameters) {
-    core::require(w >= 0 && w < static_cast<int>(plan.inventory.size()), where,
-                  " must hold indices in [0, ", plan.inventory.size(), "); got ", w);
-    const auto place = static_cast<std::size_t>(w);
-    const Parameter& matrix = plan.inventory[place];
-    const Parameter& first = plan.inventory[static_cast<std::size_t>(batch.parameters.front())];
-    core::require(!seen[place], "plan: matrix '", matrix.name,
+  ParameterIndex previous(-1);
+  for (const ParameterIndex w : batch.parameters) {
+    core::require(plan.inventory.contains(w), where, " must hold indices in [0, ",
+                  plan.inventory.size(), "); got ", w);
+    const Parameter& matrix = plan.inventory[w];
+    const Shape shape = plan.inventory[batch.parameters.front()].shape();
+    core::require(!seen[w], "plan: matrix '", matrix.name,
                   "' must be in one batch; it is again in batches[", index, "]");
-    seen[place] = true;
+    seen[w] = true;
     core::require(w > previous, where, " must hold ascending indices; got ", w, " after ",
                   previous);
     previous = w;
-    core::require(plan.owner[place] == batch.owner, where, " of owner ", batch.owner,
-                  " must hold its own matrices; got '", matrix.name, "' of owner ",
-                  plan.owner[place]);
-    core::require(matrix.shape() == first.shape(), where, " must hold matrices of one shape, ",
-                  to_string(first.shape()), "; got '", matrix.name, "', ",
-                  to_string(matrix.shape()));
+    core::require(plan.owner[w] == batch.owner, where, " of owner ", batch.owner,
+                  " must hold its own matrices; got '", matrix.name, "' of owner ", plan.owner[w]);
+    core::require(matrix.shape() == shape, where, " must hold matrices of one shape, ",
+                  to_string(shape), "; got '", matrix.name, "', ", to_string(matrix.shape()));
   }
   const auto key = [](const Batch& b) { return std::pair(b.owner, b.parameters.front()); };
   core::require(index == 0 || key(plan.batches[index - 1]) < key(batch), where,
@@ -63,8 +59,8 @@ double mean_batch_units(const Plan& plan) {
   if (plan.batches.empty()) return 0;
   double sum = 0;
   for (const Batch& batch : plan.batches) {
-    const auto unit = [&](int w) { return plan.inventory[static_cast<std::size_t>(w)].unit; };
-    sum += unit(batch.parameters.back()) - unit(batch.parameters.front());
+    sum += plan.inventory[batch.parameters.back()].unit -
+           plan.inventory[batch.parameters.front()].unit;
   }
   return sum / static_cast<double>(plan.batches.size());
 }
@@ -73,18 +69,18 @@ double mean_batch_units(const Plan& plan) {
 
 void complete(Plan& plan) {
   check_owners(plan);
-  std::vector<bool> seen(plan.inventory.size(), false);
-  plan.loads_ns.assign(static_cast<std::size_t>(plan.mesh.num_owners()), 0);
+  PerParameter<bool> seen(plan.inventory.size());
+  plan.loads_ns = core::PerOwner<Nanoseconds>(plan.mesh.num_owners());
   for (std::size_t b = 0; b < plan.batches.size(); ++b) {
     check_batch(plan, b, seen);
     const Batch& batch = plan.batches[b];
-    const Parameter& first = plan.inventory[static_cast<std::size_t>(batch.parameters.front())];
-    Nanoseconds& load = plan.loads_ns[static_cast<std::size_t>(batch.owner)];
-    load += time_of(plan.costs, first.shape(), batch.parameters.size());
+    const Shape shape = plan.inventory[batch.parameters.front()].shape();
+    Nanoseconds& load = plan.loads_ns[batch.owner];
+    load += time_of(plan.costs, shape, batch.parameters.size());
     core::require(load <= balance::kMaxTotalNs, "plan: owner ", batch.owner, " must take at most ",
                   balance::kMaxTotalNs, " ns; got ", load);
   }
-  for (std::size_t w = 0; w < plan.inventory.size(); ++w) {
+  for (const ParameterIndex w : seen.indices()) {
     core::require(seen[w], "plan: matrix '", plan.inventory[w].name,
                   "' must be in a batch; it is in none");
   }

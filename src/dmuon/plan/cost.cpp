@@ -118,7 +118,7 @@ CostTable modelled_costs(const ShapeGroups& groups, const Device& device, int te
   validate(device);
   CostTable table;
   table.source = "model of " + device.name;
-  for (std::size_t s = 0; s < groups.shapes.size(); ++s) {
+  for (const ShapeIndex s : groups.shapes.indices()) {
     ShapeCosts costs{groups.shapes[s], {}};
     for (const int size : candidate_batches(costs.shape, groups.num_matrices[s])) {
       costs.batches.push_back({size, modelled_ns(device, costs.shape, size, tensor_parallel)});
@@ -142,7 +142,7 @@ balance::Instance instance_of(const ShapeGroups& groups, const CostTable& costs,
                               std::int64_t bytes_per_element) {
   balance::Instance instance;
   instance.num_owners = num_owners;
-  for (std::size_t s = 0; s < groups.shapes.size(); ++s) {
+  for (const ShapeIndex s : groups.shapes.indices()) {
     const Shape& shape = groups.shapes[s];
     instance.shapes.push_back({groups.num_matrices[s], shape_costs(costs, shape).batches,
                                bytes_per_element * shape.num_elements()});

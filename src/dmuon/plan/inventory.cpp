@@ -2,7 +2,6 @@
 
 #include <map>
 #include <string_view>
-#include <tuple>
 #include <unordered_set>
 #include <utility>
 
@@ -21,8 +20,8 @@ std::string to_string(const Shape& shape) {
 }
 
 void validate(const Inventory& inventory) {
-  core::require(inventory.size() <= static_cast<std::size_t>(kMaxSide),
-                "Inventory: expected fewer than 2^31 matrices; got ", inventory.size());
+  core::require(inventory.values().size() <= std::size_t{kMaxSide},
+                "Inventory: expected fewer than 2^31 matrices; got ", inventory.values().size());
   std::unordered_set<std::string_view> names;
   std::int64_t num_elements = 0;
   for (const Parameter& matrix : inventory) {
@@ -46,15 +45,12 @@ void validate(const Inventory& inventory) {
 
 ShapeGroups group_by_shape(const Inventory& inventory) {
   ShapeGroups groups;
-  groups.shape_of.reserve(inventory.size());
-  std::map<std::tuple<std::int64_t, std::int64_t, bool>, int> index_of;
+  std::map<Shape, ShapeIndex> index_of;
   for (const Parameter& matrix : inventory) {
-    const auto next = static_cast<int>(groups.shapes.size());
-    const Shape shape = matrix.shape();
     const auto [found, is_new] =
-        index_of.try_emplace({shape.rows, shape.cols, shape.tensor_parallel}, next);
+        index_of.try_emplace(matrix.shape(), ShapeIndex(groups.shapes.size()));
     if (is_new) {
-      groups.shapes.push_back(shape);
+      groups.shapes.push_back(matrix.shape());
       groups.num_matrices.push_back(0);
     }
     ++groups.num_matrices[found->second];
@@ -63,15 +59,15 @@ ShapeGroups group_by_shape(const Inventory& inventory) {
   return groups;
 }
 
-std::vector<std::int64_t> elements_of_units(const Inventory& inventory) {
-  std::map<int, std::size_t> place_of;
-  std::vector<std::int64_t> elements;
-  for (const Parameter& matrix : inventory) {
-    const auto [found, is_new] = place_of.try_emplace(matrix.unit, elements.size());
-    if (is_new) elements.push_back(0);
-    elements[found->second] += matrix.num_elements();
+core::Vector<UnitIndex, std::vector<ParameterIndex>> group_by_unit(const Inventory& inventory) {
+  core::Vector<UnitIndex, std::vector<ParameterIndex>> units;
+  std::map<int, UnitIndex> index_of;
+  for (const ParameterIndex w : inventory.indices()) {
+    const auto [found, is_new] = index_of.try_emplace(inventory[w].unit, UnitIndex(units.size()));
+    if (is_new) units.emplace_back();
+    units[found->second].push_back(w);
   }
-  return elements;
+  return units;
 }
 
 }  // namespace dmuon::plan

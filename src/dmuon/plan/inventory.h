@@ -1,10 +1,19 @@
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "dmuon/core/index.h"
+
 namespace dmuon::plan {
+
+using core::ParameterIndex;
+using core::PerParameter;
+using core::PerShape;
+using core::ShapeIndex;
+using core::UnitIndex;
 
 struct Shape {
   std::int64_t rows = 0;
@@ -12,7 +21,7 @@ struct Shape {
   bool tensor_parallel = false;  ///< what gathers and scatters costs more
 
   std::int64_t num_elements() const { return rows * cols; }
-  bool operator==(const Shape&) const = default;
+  auto operator<=>(const Shape&) const = default;
 };
 
 /// "3584 x 18944", with " over TP" where it is.
@@ -51,13 +60,13 @@ struct Parameter {
 inline constexpr std::int64_t kMaxSide = (std::int64_t{1} << 31) - 1;
 
 /// All parameters in module order, which planning takes for execution order.
-using Inventory = std::vector<Parameter>;
+using Inventory = PerParameter<Parameter>;
 
 /// The matrices by shape; only equal shapes share a batch.
 struct ShapeGroups {
-  std::vector<Shape> shapes;      ///< [S] distinct, by first appearance
-  std::vector<int> num_matrices;  ///< [S]
-  std::vector<int> shape_of;      ///< [num_matrices in the inventory], index into shapes
+  PerShape<Shape> shapes;  ///< distinct, by first appearance
+  PerShape<int> num_matrices;
+  PerParameter<ShapeIndex> shape_of;
 };
 
 /// @throws InvalidArgument unless every parameter has a name of its own, one matrix with rows and
@@ -67,7 +76,7 @@ void validate(const Inventory& inventory);
 /// @param inventory valid.
 ShapeGroups group_by_shape(const Inventory& inventory);
 
-/// Elements of all matrices of each unit, in the order of the units' first matrices.
-std::vector<std::int64_t> elements_of_units(const Inventory& inventory);
+/// The matrices of each unit, units in the order of their first matrices.
+core::Vector<UnitIndex, std::vector<ParameterIndex>> group_by_unit(const Inventory& inventory);
 
 }  // namespace dmuon::plan

@@ -21,7 +21,9 @@ std::int64_t buffers(const Inventory& inventory, Mesh mesh, const Options& optio
   if (mesh.num_slots() == 1) return 0;
   std::int64_t largest = 0;
   std::int64_t all = 0;
-  for (const std::int64_t elements : elements_of_units(inventory)) {
+  for (const std::vector<ParameterIndex>& unit : group_by_unit(inventory)) {
+    std::int64_t elements = 0;
+    for (const ParameterIndex w : unit) elements += inventory[w].num_elements();
     largest = std::max(largest, elements);
     all += elements;
   }
@@ -33,33 +35,28 @@ std::int64_t buffers(const Inventory& inventory, Mesh mesh, const Options& optio
 
 }  // namespace
 
-std::vector<Memory> memory(const Inventory& inventory, Mesh mesh, const std::vector<int>& owner,
-                           const std::vector<Batch>& batches, const Options& options) {
-  std::vector<std::int64_t> slot_elements(static_cast<std::size_t>(mesh.num_slots()), 0);
-  std::vector<std::int64_t> column_elements(static_cast<std::size_t>(mesh.num_shards), 0);
-  for (std::size_t w = 0; w < inventory.size(); ++w) {
-    const std::int64_t elements = inventory[w].num_elements();
-    slot_elements[static_cast<std::size_t>(mesh.slot_of(owner[w]))] += elements;
-    column_elements[static_cast<std::size_t>(mesh.shard_of(owner[w]))] += elements;
+core::PerOwner<Memory> memory(const Inventory& inventory, Mesh mesh,
+                              const PerParameter<Owner>& owner, const std::vector<Batch>& batches,
+                              const Options& options) {
+  core::Vector<Slot, std::int64_t> slot_elements(mesh.num_slots());
+  core::PerShard<std::int64_t> column_elements(mesh.num_shards);
+  for (const ParameterIndex w : inventory.indices()) {
+    slot_elements[mesh.slot_of(owner[w])] += inventory[w].num_elements();
+    column_elements[mesh.shard_of(owner[w])] += inventory[w].num_elements();
   }
   const std::int64_t in_flight = buffers(inventory, mesh, options);
-  const bool copies = options.node_copy && mesh.num_replicates > 1;
-  std::vector<Memory> all(static_cast<std::size_t>(mesh.num_owners()));
-  for (int rank = 0; rank < mesh.num_owners(); ++rank) {
-    Memory& one = all[static_cast<std::size_t>(rank)];
-    one.state = kStateBytes * slot_elements[static_cast<std::size_t>(mesh.slot_of(rank))] /
-                mesh.tensor_parallel;
-    if (copies) {
-      one.node_copy = options.weight_bytes *
-                      column_elements[static_cast<std::size_t>(mesh.shard_of(rank))] /
-                      mesh.tensor_parallel;
-    }
-    one.buffers = in_flight;
+  const std::int64_t copied =
+      options.node_copy && mesh.num_replicates > 1 ? options.weight_bytes : 0;
+  core::PerOwner<Memory> all(mesh.num_owners());
+  for (const Owner rank : mesh.owners()) {
+    all[rank].state = kStateBytes * slot_elements[mesh.slot_of(rank)] / mesh.tensor_parallel;
+    all[rank].node_copy = copied * column_elements[mesh.shard_of(rank)] / mesh.tensor_parallel;
+    all[rank].buffers = in_flight;
   }
   for (const Batch& batch : batches) {
-    std::int64_t& largest = all[static_cast<std::size_t>(batch.owner)].workspace;
-    const Parameter& matrix = inventory[static_cast<std::size_t>(batch.parameters.front())];
-    largest = std::max(largest, workspace(matrix, batch.parameters.size()));
+    std::int64_t& largest = all[batch.owner].workspace;
+    largest =
+        std::max(largest, workspace(inventory[batch.parameters.front()], batch.parameters.size()));
   }
   return all;
 }

@@ -25,8 +25,8 @@ struct Memory {
   bool operator==(const Memory&) const = default;
 };
 
-/// @param owner [num matrices]. @return [num_owners].
-std::vector<Memory> memory(const Inventory& inventory, Mesh mesh, const std::vector<int>& owner,
-                           const std::vector<Batch>& batches, const Options& options);
+core::PerOwner<Memory> memory(const Inventory& inventory, Mesh mesh,
+                              const PerParameter<Owner>& owner, const std::vector<Batch>& batches,
+                              const Options& options);
 
 }  // namespace dmuon::plan

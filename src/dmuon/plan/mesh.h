@@ -3,8 +3,14 @@
 #include <cstdint>
 
 #include "dmuon/core/error.h"
+#include "dmuon/core/index.h"
 
 namespace dmuon::plan {
+
+using core::Owner;
+using core::Replicate;
+using core::Shard;
+using core::Slot;
 
 /// R x G slots: R replicates (nodes, slow links between them) of G shards (GPUs of a node, fast
 /// links). A 1-D mesh is 1 x G. With tensor parallelism a slot is a group of T ranks.
@@ -18,19 +24,19 @@ struct Mesh {
   /// Owners are ranks: rank t of slot s is owner s * T + t, so without tensor parallelism owner and
   /// slot are the same number.
   int num_owners() const { return num_slots() * tensor_parallel; }
-  int slot_of(int owner) const { return owner / tensor_parallel; }
-  int shard_of(int owner) const { return slot_of(owner) % num_shards; }
-  int replicate_of(int owner) const { return slot_of(owner) / num_shards; }
+  Owner owner_at(Replicate replicate, Shard shard, int rank) const {
+    return Owner((replicate.value() * num_shards + shard.value()) * tensor_parallel + rank);
+  }
+  Slot slot_of(Owner owner) const { return Slot(owner.value() / tensor_parallel); }
+  Shard shard_of(Owner owner) const { return Shard(slot_of(owner).value() % num_shards); }
+  Replicate replicate_of(Owner owner) const {
+    return Replicate(slot_of(owner).value() / num_shards);
+  }
+
+  core::Indices<Owner> owners() const { return core::Indices<Owner>(num_owners()); }
+  core::Indices<Replicate> replicates() const { return core::Indices<Replicate>(num_replicates); }
+  core::Indices<Shard> shards() const { return core::Indices<Shard>(num_shards); }
   bool operator==(const Mesh&) const = default;
-};
-
-/// One rank's place in the mesh. Ranks of one `shard` form a column, ranks of
-/// one `replicate` a row (a node).
-struct Slot {
-  int replicate = 0;
-  int shard = 0;
-
-  bool operator==(const Slot&) const = default;
 };
 
 /// Far above any machine; keeps every count and index of ranks inside an int.
@@ -47,21 +53,6 @@ inline void validate(Mesh mesh) {
   core::require(num_slots <= kMaxSlots && mesh.tensor_parallel <= kMaxSlots / num_slots,
                 "Mesh: num_replicates * num_shards * tensor_parallel must be <= ", kMaxSlots,
                 "; got ", mesh.num_replicates, " * ", mesh.num_shards, " * ", mesh.tensor_parallel);
-}
-
-/// @return replicate * num_shards + shard, in [0, num_slots) for a slot of the mesh.
-inline int slot_index(Slot slot, Mesh mesh) {
-  return slot.replicate * mesh.num_shards + slot.shard;
-}
-
-/// The owner that is rank `member` of a slot's tensor-parallel group.
-inline int owner_index(Slot slot, int member, Mesh mesh) {
-  return slot_index(slot, mesh) * mesh.tensor_parallel + member;
-}
-
-/// The inverse of slot_index.
-inline Slot slot_at(int index, Mesh mesh) {
-  return {index / mesh.num_shards, index % mesh.num_shards};
 }
 
 }  // namespace dmuon::plan

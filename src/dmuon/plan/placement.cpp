@@ -1,12 +1,12 @@
 #include "dmuon/plan/placement.h"
 
 #include <algorithm>
-#include <array>
-#include <cstdint>
+#include <optional>
+#include <tuple>
 #include <utility>
+#include <vector>
 
 #include "dmuon/core/error.h"
-#include "dmuon/core/grid.h"
 #include "dmuon/plan/columns.h"
 #include "dmuon/plan/window.h"
 
@@ -17,32 +17,32 @@ namespace {
 constexpr std::int64_t kMaxSwapWork = 6'000'000;  // windows looked at
 constexpr int kMaxPasses = 6;
 
+using Columns = PerParameter<Shard>;
+
 // Takes matrices in execution order and gives each a column, then a rank of it.
 class Sequence {
  public:
   Sequence(const Inventory& inventory, const ShapeGroups& groups,
-           const balance::Assignment& assignment, Mesh mesh, int window)
+           const balance::Assignment& assignment, Mesh mesh, const Options& options)
       : inventory_(inventory),
         groups_(groups),
-        mesh_(mesh),
-        windows_(inventory, mesh.num_shards, window),
-        stock_(mesh.num_shards, num_shapes()) {
-    for (int owner = 0; owner < mesh.num_owners(); ++owner) {
-      for (int s = 0; s < num_shapes(); ++s) {
-        stock_(mesh.shard_of(owner), s) += assignment.count(owner, s);
+        windows_(inventory, mesh.num_shards, std::max(1, options.lookahead)),
+        stock_(mesh.num_shards, PerShape<int>(groups.shapes.size())) {
+    for (const Owner owner : mesh.owners()) {
+      for (const ShapeIndex s : groups.shapes.indices()) {
+        stock_[mesh.shard_of(owner)][s] += assignment.count(owner, s);
       }
     }
     whole_ = stock_;
   }
 
-  std::vector<int> columns() {
-    std::vector<int> columns;
-    std::vector<int> seen(groups_.shapes.size(), 0);
-    for (std::size_t w = 0; w < inventory_.size(); ++w) {
-      const int shape = groups_.shape_of[w];
-      ++seen[static_cast<std::size_t>(shape)];
-      const int column = best_column(w, shape, seen[static_cast<std::size_t>(shape)]);
-      --stock_(column, shape);
+  Columns columns() {
+    Columns columns;
+    PerShape<int> seen(groups_.shapes.size());
+    for (const ParameterIndex w : inventory_.indices()) {
+      const ShapeIndex shape = groups_.shape_of[w];
+      const Shard column = best_column(w, shape, ++seen[shape]);
+      --stock_[column][shape];
       windows_.add(w, column, 1);
       columns.push_back(column);
     }
@@ -50,51 +50,45 @@ class Sequence {
   }
 
   /// Swaps columns of two equal matrices while that takes repeats out of units and windows.
-  void mend(std::vector<int>& columns) {
-    std::vector<std::vector<std::size_t>> places(groups_.shapes.size());
-    for (std::size_t w = 0; w < inventory_.size(); ++w) {
-      places[static_cast<std::size_t>(groups_.shape_of[w])].push_back(w);
-    }
+  void mend(Columns& columns) {
+    PerShape<std::vector<ParameterIndex>> equal(groups_.shapes.size());
+    for (const ParameterIndex w : inventory_.indices()) equal[groups_.shape_of[w]].push_back(w);
     std::int64_t work = 0;
     for (int pass = 0; pass < kMaxPasses; ++pass) {
       bool helped = false;
-      for (std::size_t w = 0; w < inventory_.size() && work < kMaxSwapWork; ++w) {
-        if (!windows_.repeats(w, columns[w])) continue;
-        helped |=
-            swap_best(w, places[static_cast<std::size_t>(groups_.shape_of[w])], columns, work);
+      for (const ParameterIndex w : inventory_.indices()) {
+        if (work >= kMaxSwapWork) break;
+        if (windows_.repeats(w, columns[w])) {
+          helped |= swap_best(w, equal[groups_.shape_of[w]], columns, work);
+        }
       }
       if (!helped) return;
     }
   }
 
  private:
-  int num_shapes() const { return static_cast<int>(groups_.shapes.size()); }
-
   // The column used least by the unit, then by the window; then the one that is furthest behind in
   // giving out its matrices of the shape, or the end of the order would be left with few columns.
-  int best_column(std::size_t w, int shape, int seen) const {
-    int best = -1;
-    std::array<std::int64_t, 3> best_key{};
-    for (int c = 0; c < mesh_.num_shards; ++c) {
-      if (stock_(c, shape) == 0) continue;
-      const std::int64_t given = whole_(c, shape) - stock_(c, shape);
-      const std::int64_t due = std::int64_t{seen} * whole_(c, shape);
-      const std::int64_t all = groups_.num_matrices[static_cast<std::size_t>(shape)];
-      const std::array<std::int64_t, 3> key = {windows_.in_unit(w, c), windows_.in_window(w, c),
-                                               given * all - due};
-      if (best >= 0 && key >= best_key) continue;
-      best = c;
-      best_key = key;
+  Shard best_column(ParameterIndex w, ShapeIndex shape, int seen) const {
+    using Key = std::tuple<int, int, std::int64_t>;
+    std::optional<std::pair<Key, Shard>> best;
+    for (const Shard c : stock_.indices()) {
+      if (stock_[c][shape] == 0) continue;
+      const std::int64_t given = whole_[c][shape] - stock_[c][shape];
+      const std::int64_t due = std::int64_t{seen} * whole_[c][shape];
+      const Key key(windows_.in_unit(w, c), windows_.in_window(w, c),
+                    given * groups_.num_matrices[shape] - due);
+      if (!best || key < best->first) best = {key, c};
     }
-    core::invariant(best >= 0, "place: no column is left for '", inventory_[w].name, "'");
-    return best;
+    core::invariant(best.has_value(), "place: no column is left for '", inventory_[w].name, "'");
+    return best->second;
   }
 
-  bool swap_best(std::size_t w, const std::vector<std::size_t>& places, std::vector<int>& columns,
+  bool swap_best(ParameterIndex w, const std::vector<ParameterIndex>& equal, Columns& columns,
                  std::int64_t& work) {
-    std::size_t best = w;
+    ParameterIndex best = w;
     std::int64_t least = 0;
-    for (const std::size_t v : places) {
+    for (const ParameterIndex v : equal) {
       if (columns[v] == columns[w]) continue;
       work += windows_.length();
       if (work > kMaxSwapWork) break;
@@ -111,10 +105,9 @@ class Sequence {
 
   const Inventory& inventory_;
   const ShapeGroups& groups_;
-  Mesh mesh_;
   Windows windows_;
-  core::Grid<int> stock_;  // [columns][shapes] still to be given
-  core::Grid<int> whole_;  // [columns][shapes]
+  core::PerShard<PerShape<int>> stock_;  // still to be given
+  core::PerShard<PerShape<int>> whole_;
 };
 
 // Which rank of its column a matrix goes to. A batch once begun is filled first, so that its
@@ -123,81 +116,65 @@ class Sequence {
 class Turns {
  public:
   Turns(const balance::Assignment& assignment, Mesh mesh)
-      : left_(assignment),
-        mesh_(mesh),
-        last_(static_cast<std::size_t>(mesh.num_owners()), -1),
-        batches_(mesh.num_owners(), assignment.problem().num_shapes()) {
-    for (int owner = 0; owner < mesh.num_owners(); ++owner) {
-      for (int s = 0; s < assignment.problem().num_shapes(); ++s) {
-        batches_(owner, s) = assignment.problem().time(s).batches(assignment.count(owner, s));
+      : left_(assignment), mesh_(mesh), last_(mesh.num_owners(), -1), batches_(mesh.num_owners()) {
+    const balance::Problem& problem = assignment.problem();
+    for (const Owner owner : mesh.owners()) {
+      for (const ShapeIndex s : problem.shapes()) {
+        batches_[owner].push_back(problem.time(s).batches(assignment.count(owner, s)));
       }
     }
   }
 
-  /// @return -1 if nobody in the column wants the shape.
-  int take(int column, int shape, std::int64_t now) {
-    int best = -1;
-    std::pair<bool, std::int64_t> best_key;
-    for (int i = 0; i < mesh_.num_replicates * mesh_.tensor_parallel; ++i) {
-      const int owner =
-          owner_index({i / mesh_.tensor_parallel, column}, i % mesh_.tensor_parallel, mesh_);
-      if (left_.count(owner, shape) == 0) continue;
-      const std::pair<bool, std::int64_t> key = {!begun(owner, shape),
-                                                 last_[static_cast<std::size_t>(owner)]};
-      if (best >= 0 && key >= best_key) continue;
-      best = owner;
-      best_key = key;
+  /// @return nothing if nobody in the column wants the shape.
+  std::optional<Owner> take(Shard column, ShapeIndex shape, ParameterIndex now) {
+    std::optional<std::tuple<bool, int, Owner>> best;
+    for (const Replicate node : mesh_.replicates()) {
+      for (int rank = 0; rank < mesh_.tensor_parallel; ++rank) {
+        const Owner owner = mesh_.owner_at(node, column, rank);
+        if (left_.count(owner, shape) == 0) continue;
+        const std::tuple key(!begun(owner, shape), last_[owner], owner);
+        if (!best || key < *best) best = key;
+      }
     }
-    if (best < 0) return best;
-    left_.add(best, shape, -1);
-    last_[static_cast<std::size_t>(best)] = now;
-    return best;
+    if (!best) return std::nullopt;
+    const Owner owner = std::get<Owner>(*best);
+    left_.add(owner, shape, -1);
+    last_[owner] = now.value();
+    return owner;
   }
 
  private:
   // Whether what is left is no whole number of batches, counted from the last.
-  bool begun(int owner, int shape) const {
+  bool begun(Owner owner, ShapeIndex shape) const {
     int left = left_.count(owner, shape);
-    const std::vector<int>& batches = batches_(owner, shape);
-    for (std::size_t b = batches.size(); b-- > 0 && left > 0;) left -= batches[b];
+    const std::vector<int>& batches = batches_[owner][shape];
+    for (auto size = batches.rbegin(); size != batches.rend() && left > 0; ++size) left -= *size;
     return left < 0;
   }
 
   balance::Assignment left_;
   Mesh mesh_;
-  std::vector<std::int64_t> last_;        // [owners] when it was given something last
-  core::Grid<std::vector<int>> batches_;  // [owners][shapes] sizes, largest first
+  core::PerOwner<int> last_;                            // parameter that it was given last
+  core::PerOwner<PerShape<std::vector<int>>> batches_;  // sizes, largest first
 };
 
 }  // namespace
 
-std::vector<int> place(const Inventory& inventory, const ShapeGroups& groups,
-                       const balance::Assignment& assignment, Mesh mesh, const Options& options) {
+PerParameter<Owner> place(const Inventory& inventory, const ShapeGroups& groups,
+                          const balance::Assignment& assignment, Mesh mesh,
+                          const Options& options) {
   const balance::Assignment arranged = columns_alike(assignment, mesh);
-  Sequence sequence(inventory, groups, arranged, mesh, std::max(1, options.lookahead));
-  std::vector<int> columns = sequence.columns();
+  Sequence sequence(inventory, groups, arranged, mesh, options);
+  Columns columns = sequence.columns();
   sequence.mend(columns);
   Turns turns(arranged, mesh);
-  std::vector<int> owners;
-  for (std::size_t w = 0; w < inventory.size(); ++w) {
-    owners.push_back(turns.take(columns[w], groups.shape_of[w], static_cast<std::int64_t>(w)));
-    core::invariant(owners.back() >= 0, "place: no owner is left for '", inventory[w].name, "'");
+  PerParameter<Owner> owners;
+  for (const ParameterIndex w : inventory.indices()) {
+    const std::optional<Owner> owner = turns.take(columns[w], groups.shape_of[w], w);
+    core::invariant(owner.has_value(), "place: no owner is left for '", inventory[w].name, "'");
+    owners.push_back(*owner);
   }
   return owners;
-}
-
-Spread spread(const Inventory& inventory, Mesh mesh, const std::vector<int>& owner,
-              const Options& options) {
-  std::vector<int> columns;
-  std::vector<std::int64_t> bytes(static_cast<std::size_t>(mesh.num_shards), 0);
-  for (std::size_t w = 0; w < owner.size(); ++w) {
-    columns.push_back(mesh.shard_of(owner[w]));
-    bytes[static_cast<std::size_t>(columns[w])] +=
-        inventory[w].num_elements() * options.weight_bytes;
-  }
-  const WindowFigures figures =
-      window_figures(inventory, mesh.num_shards, columns, std::max(1, options.lookahead));
-  return {figures.distinct, figures.repeats, figures.busiest, 0, std::move(bytes)};
 }
 
 }  // namespace dmuon::plan

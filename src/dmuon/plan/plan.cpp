@@ -3,40 +3,35 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <iterator>
 #include <limits>
 
 #include "dmuon/balance/solve.h"
 #include "dmuon/core/error.h"
 #include "dmuon/core/hash.h"
-#include "dmuon/plan/complete.h"
+#include "dmuon/plan/placement.h"
 #include "dmuon/plan/strategy.h"
 
 namespace dmuon::plan {
 namespace {
 
-using Decide = std::function<Owners(const Problem&)>;
+using Decide = std::function<Decision(const Problem&)>;
 
 constexpr std::int64_t kRooms = 8;  // for state, see decide_within
 
 // The matrices of every owner by shape, ascending, cut into the cheapest batches, so that a batch
 // is consecutive in execution order among its owner's matrices of that shape.
-std::vector<Batch> cut_batches(const std::vector<int>& owner, const ShapeGroups& groups,
+std::vector<Batch> cut_batches(const PerParameter<Owner>& owner, const ShapeGroups& groups,
                                const balance::Problem& problem) {
-  std::vector<int> order(owner.size());
-  for (std::size_t w = 0; w < owner.size(); ++w) order[w] = static_cast<int>(w);
-  const auto key = [&](int w) {
-    return std::pair(owner[static_cast<std::size_t>(w)],
-                     groups.shape_of[static_cast<std::size_t>(w)]);
-  };
-  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return key(a) < key(b); });
-
+  const auto key = [&](ParameterIndex w) { return std::pair(owner[w], groups.shape_of[w]); };
+  const std::vector<ParameterIndex> order = core::sorted_by(owner.indices(), key);
   std::vector<Batch> batches;
   for (auto first = order.begin(); first != order.end();) {
-    const auto last =
-        std::find_if(first, order.end(), [&](int w) { return key(w) != key(*first); });
     const auto [rank, shape] = key(*first);
+    const auto last = std::find_if(
+        first, order.end(), [&](ParameterIndex w) { return key(w) != std::pair(rank, shape); });
     for (const int size : problem.time(shape).batches(static_cast<int>(last - first))) {
-      batches.push_back({rank, std::vector<int>(first, first + size)});
+      batches.push_back({rank, std::vector<ParameterIndex>(first, first + size)});
       first += size;
     }
   }
@@ -52,12 +47,12 @@ Plan decide(const Plan& base, const ShapeGroups& groups, balance::Instance insta
   instance.max_bytes = state_bytes;
   const balance::Problem problem(std::move(instance));
   Plan plan = base;
-  Owners owners = strategy({plan.inventory, groups, problem, plan.mesh, plan.options});
-  plan.owner = std::move(owners.owner);
+  Decision decision = strategy({plan.inventory, groups, problem, plan.mesh, plan.options});
+  plan.owner = std::move(decision.owner);
   plan.batches = cut_batches(plan.owner, groups, problem);
   complete(plan);
-  plan.certificate = owners.certificate ? *std::move(owners.certificate)
-                                        : balance::lower_bound(problem, plan.makespan_ns());
+  plan.certificate = decision.certificate ? *std::move(decision.certificate)
+                                          : balance::lower_bound(problem, plan.makespan_ns());
   return plan;
 }
 
@@ -99,31 +94,28 @@ Plan make(const Inventory& inventory, Mesh mesh, std::string_view strategy, cons
 }
 
 balance::Assignment assignment_of(const Problem& problem,
-                                  const std::vector<std::vector<int>>& counts) {
-  const int num_shapes = problem.balance.num_shapes();
-  core::require(counts.size() == static_cast<std::size_t>(problem.mesh.num_owners()),
+                                  const core::PerOwner<PerShape<int>>& counts) {
+  core::require(counts.size() == problem.mesh.num_owners(),
                 "make_plan: counts must have a row for each of ", problem.mesh.num_owners(),
                 " owners; got ", counts.size());
   balance::Assignment assignment(problem.balance);
-  std::vector<std::int64_t> left;
-  for (int s = 0; s < num_shapes; ++s) left.push_back(problem.balance.num_matrices(s));
-  for (std::size_t owner = 0; owner < counts.size(); ++owner) {
-    core::require(counts[owner].size() == static_cast<std::size_t>(num_shapes),
-                  "make_plan: counts of owner ", owner, " must have an entry for each of ",
-                  num_shapes, " shapes; got ", counts[owner].size());
-    for (int s = 0; s < num_shapes; ++s) {
-      const int count = counts[owner][static_cast<std::size_t>(s)];
-      left[static_cast<std::size_t>(s)] -= count;
-      core::require(count >= 0 && left[static_cast<std::size_t>(s)] >= 0, "make_plan: counts of ",
-                    to_string(problem.groups.shapes[static_cast<std::size_t>(s)]),
-                    " must be >= 0 and add up to ", problem.balance.num_matrices(s));
-      assignment.add(static_cast<int>(owner), s, count);
+  PerShape<int> left = problem.balance.num_matrices();
+  for (const Owner owner : counts.indices()) {
+    core::require(counts[owner].size() == left.size(), "make_plan: counts of owner ", owner,
+                  " must have an entry for each of ", left.size(), " shapes; got ",
+                  counts[owner].size());
+    for (const ShapeIndex s : left.indices()) {
+      const int count = counts[owner][s];
+      core::require(count >= 0 && count <= left[s], "make_plan: counts of ",
+                    to_string(problem.groups.shapes[s]), " must be >= 0 and add up to ",
+                    problem.balance.num_matrices(s));
+      left[s] -= count;
+      assignment.add(owner, s, count);
     }
   }
-  for (int s = 0; s < num_shapes; ++s) {
-    core::require(left[static_cast<std::size_t>(s)] == 0, "make_plan: counts of ",
-                  to_string(problem.groups.shapes[static_cast<std::size_t>(s)]), " must add up to ",
-                  problem.balance.num_matrices(s));
+  for (const ShapeIndex s : left.indices()) {
+    core::require(left[s] == 0, "make_plan: counts of ", to_string(problem.groups.shapes[s]),
+                  " must add up to ", problem.balance.num_matrices(s));
   }
   return assignment;
 }
@@ -166,9 +158,9 @@ Plan make_plan(const Inventory& inventory, Mesh mesh, std::string_view strategy,
 }
 
 Plan make_plan_from_counts(const Inventory& inventory, Mesh mesh, std::string_view strategy,
-                           const std::vector<std::vector<int>>& counts, const CostTable& costs,
+                           const core::PerOwner<PerShape<int>>& counts, const CostTable& costs,
                            const Options& options) {
-  return make(inventory, mesh, strategy, costs, options, [&](const Problem& problem) -> Owners {
+  return make(inventory, mesh, strategy, costs, options, [&](const Problem& problem) -> Decision {
     return {place(problem.inventory, problem.groups, assignment_of(problem, counts), problem.mesh,
                   problem.options)};
   });
@@ -179,7 +171,8 @@ void require_fit(const Plan& plan, const Inventory& inventory, Mesh mesh) {
                 mesh.num_shards, " x ", mesh.tensor_parallel, ", the plan is for ",
                 plan.mesh.num_replicates, " x ", plan.mesh.num_shards, " x ",
                 plan.mesh.tensor_parallel);
-  for (std::size_t w = 0; w < std::min(inventory.size(), plan.inventory.size()); ++w) {
+  for (const ParameterIndex w : inventory.indices()) {
+    if (!plan.inventory.contains(w)) break;
     const Parameter& wanted = inventory[w];
     const Parameter& planned = plan.inventory[w];
     core::require(wanted == planned, "plan: matrix ", w, ": expected '", wanted.name, "', ",
@@ -192,19 +185,19 @@ void require_fit(const Plan& plan, const Inventory& inventory, Mesh mesh) {
 
 std::uint64_t hash(const Plan& plan) {
   core::Hasher hasher;
-  const auto add_size = [&](std::size_t size) { hasher.add(static_cast<std::int64_t>(size)); };
+  const auto add_size = [&](const auto& list) { hasher.add(std::ssize(list)); };
   hasher.add(plan.mesh.num_replicates).add(plan.mesh.num_shards).add(plan.mesh.tensor_parallel);
-  add_size(plan.inventory.size());
+  add_size(plan.inventory.values());
   for (const Parameter& matrix : plan.inventory) {
     hasher.add(matrix.name).add(matrix.rows).add(matrix.cols).add(matrix.unit);
     hasher.add(matrix.tensor_parallel ? 1 : 0);
   }
-  for (const int owner : plan.owner) hasher.add(owner);
-  add_size(plan.batches.size());
+  for (const Owner owner : plan.owner) hasher.add(owner.value());
+  add_size(plan.batches);
   for (const Batch& batch : plan.batches) {
-    hasher.add(batch.owner);
-    add_size(batch.parameters.size());
-    for (const int w : batch.parameters) hasher.add(w);
+    hasher.add(batch.owner.value());
+    add_size(batch.parameters);
+    for (const ParameterIndex w : batch.parameters) hasher.add(w.value());
   }
   return hasher.value();
 }

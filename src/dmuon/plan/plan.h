@@ -11,14 +11,14 @@
 #include "dmuon/plan/memory.h"
 #include "dmuon/plan/mesh.h"
 #include "dmuon/plan/options.h"
-#include "dmuon/plan/placement.h"
+#include "dmuon/plan/window.h"
 
 namespace dmuon::plan {
 
 /// Parameters of one owner whose matrices have one shape and are updated together.
 struct Batch {
-  int owner = 0;
-  std::vector<int> parameters;  ///< indices into the inventory, ascending
+  Owner owner;
+  std::vector<ParameterIndex> parameters;  ///< ascending
 
   bool operator==(const Batch&) const = default;
 };
@@ -31,13 +31,13 @@ struct Plan {
   Options options;
   Inventory inventory;
   CostTable costs;
-  std::vector<int> owner;      ///< [num parameters] see Mesh::num_owners
+  PerParameter<Owner> owner;
   std::vector<Batch> batches;  ///< by owner, then by first matrix; every parameter in exactly one
   balance::Certificate certificate;  ///< that no plan for these costs is faster than its bound
 
   // Follows from the above.
-  std::vector<Nanoseconds> loads_ns;  ///< [num_owners] predicted
-  std::vector<Memory> memory;         ///< [num_owners]
+  core::PerOwner<Nanoseconds> loads_ns;  ///< predicted
+  core::PerOwner<Memory> memory;
   Spread spread;
 
   Nanoseconds makespan_ns() const;  ///< the largest load, 0 without owners
@@ -58,10 +58,15 @@ Plan make_plan(const Inventory& inventory, Mesh mesh, std::string_view strategy,
 
 /// The same, with the decision of eq:owner_assignment made elsewhere.
 /// @param strategy what the plan is called.
-/// @param counts   [num_owners][shapes of group_by_shape(inventory)] matrices.
+/// @param counts   matrices of each shape of group_by_shape(inventory).
 Plan make_plan_from_counts(const Inventory& inventory, Mesh mesh, std::string_view strategy,
-                           const std::vector<std::vector<int>>& counts, const CostTable& costs,
+                           const core::PerOwner<PerShape<int>>& counts, const CostTable& costs,
                            const Options& options = {});
+
+/// Fills what follows from the rest of the plan: loads, memory, spread.
+/// @throws InvalidArgument unless owners are in range and batches are each of one shape and one
+///         owner, have measured sizes, and together hold every matrix once.
+void complete(Plan& plan);
 
 /// What ranks compare before they communicate: mesh, matrices (name, shape, unit), owners and
 /// batches. Predicted times are left out, they move no data. Equal on every machine.

@@ -1,22 +1,10 @@
 #include "dmuon/plan/strategy.h"
 
+#include "dmuon/balance/construct.h"
 #include "dmuon/core/error.h"
-#include "dmuon/core/text.h"
-
-// A new strategy is a file in strategies/ that defines dmuon::plan::strategies::<name>, and its
-// name here.
-#define DMUON_STRATEGIES(entry) \
-  entry(load_balance) entry(lpt) entry(round_robin) entry(rank0) entry(xor_layout)
+#include "dmuon/plan/placement.h"
 
 namespace dmuon::plan {
-namespace strategies {
-
-#define DMUON_DECLARE(name) Owners name(const Problem& problem);
-DMUON_STRATEGIES(DMUON_DECLARE)
-#undef DMUON_DECLARE
-
-}  // namespace strategies
-
 namespace {
 
 struct Entry {
@@ -24,9 +12,32 @@ struct Entry {
   Strategy strategy;
 };
 
-#define DMUON_ENTRY(name) Entry{#name, strategies::name},
-constexpr Entry kStrategies[] = {DMUON_STRATEGIES(DMUON_ENTRY)};
-#undef DMUON_ENTRY
+constexpr Entry kStrategies[] = {{"load_balance", load_balance},
+                                 {"lpt", lpt},
+                                 {"round_robin", round_robin},
+                                 {"rank0", rank0},
+                                 {"xor_layout", xor_layout}};
+
+// Let q = floor(w/G) count the blocks of G matrices and g = w mod G be the column.
+//
+// The paper gives (w mod R) xor (q mod R), for 4 x 8. In a fixed column, w = qG + g, and the node
+// visits all R values as q does if R is a power of two and G is even: bit i of qG + g then depends
+// on lower bits of q only, so the xor with bit i of q can be undone from the lowest bit up. With G
+// odd the lowest bit of q cancels and half of the slots are never used; with any other R the xor
+// leaves [0, R). Replacing the xor by a sum, (w + q) mod R, does not mend this: it is q(G + 1) + g,
+// which skips slots whenever G + 1 and R share a divisor (3 x 8 puts each column on one node). (g +
+// q) mod R visits all nodes on every mesh.
+Owner layout_owner(int w, Mesh mesh) {
+  const int num_replicates = mesh.num_replicates;
+  const int block = w / mesh.num_shards;
+  const int shard = w % mesh.num_shards;
+  const bool power_of_two = (num_replicates & (num_replicates - 1)) == 0;
+  const int replicate = power_of_two && mesh.num_shards % 2 == 0
+                            ? (w % num_replicates) ^ (block % num_replicates)
+                            : (shard + block % num_replicates) % num_replicates;
+  return mesh.owner_at(Replicate(replicate), Shard(shard),
+                       w / mesh.num_slots() % mesh.tensor_parallel);
+}
 
 }  // namespace
 
@@ -42,6 +53,31 @@ Strategy find_strategy(std::string_view name) {
   }
   throw core::InvalidArgument(core::message("find_strategy: strategy must be one of ",
                                             core::joined(strategy_names()), "; got '", name, "'"));
+}
+
+Decision lpt(const Problem& problem) {
+  auto assignment = balance::longest_first(problem.balance, 1);
+  if (!assignment) assignment = balance::fewest_bytes(problem.balance);
+  core::require(assignment.has_value(), "lpt: max_memory_bytes leaves a matrix without an owner");
+  return {place(problem.inventory, problem.groups, *assignment, problem.mesh, problem.options)};
+}
+
+Decision round_robin(const Problem& problem) {
+  Decision decision;
+  for (const ParameterIndex w : problem.inventory.indices()) {
+    decision.owner.push_back(Owner(w.value() % problem.mesh.num_owners()));
+  }
+  return decision;
+}
+
+Decision rank0(const Problem& problem) { return {PerParameter<Owner>(problem.inventory.size())}; }
+
+Decision xor_layout(const Problem& problem) {
+  Decision decision;
+  for (const ParameterIndex w : problem.inventory.indices()) {
+    decision.owner.push_back(layout_owner(w.value(), problem.mesh));
+  }
+  return decision;
 }
 
 }  // namespace dmuon::plan

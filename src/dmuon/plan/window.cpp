@@ -1,159 +1,143 @@
 #include "dmuon/plan/window.h"
 
 #include <algorithm>
-#include <map>
 #include <set>
 
 namespace dmuon::plan {
-
 namespace {
-
-// [matrices] each one's unit, by the order of first matrices.
-std::vector<int> places_of_units(const Inventory& inventory) {
-  std::map<int, int> place_of;
-  std::vector<int> places;
-  for (const Parameter& matrix : inventory) {
-    places.push_back(
-        place_of.try_emplace(matrix.unit, static_cast<int>(place_of.size())).first->second);
-  }
-  return places;
-}
-
-int count_of(const std::vector<int>& places) {
-  return places.empty() ? 0 : *std::max_element(places.begin(), places.end()) + 1;
-}
 
 // What a window has on the columns that it touches.
 class Touched {
  public:
-  explicit Touched(int num_columns)
-      : counts_(static_cast<std::size_t>(num_columns)), sizes_(counts_.size()) {}
+  explicit Touched(int num_columns) : counts_(num_columns), sizes_(num_columns) {}
 
-  void add(int column, std::int64_t elements, int count) {
-    const auto c = static_cast<std::size_t>(column);
-    if (counts_[c] > 0) by_size_.erase(by_size_.find(sizes_[c]));
-    counts_[c] += count;
-    sizes_[c] += count * elements;
-    if (counts_[c] > 0) by_size_.insert(sizes_[c]);
+  void add(Shard column, std::int64_t elements, int count) {
+    if (counts_[column] > 0) by_size_.erase(by_size_.find(sizes_[column]));
+    counts_[column] += count;
+    sizes_[column] += count * elements;
+    if (counts_[column] > 0) by_size_.insert(sizes_[column]);
     num_matrices_ += count;
     all_ += count * elements;
   }
 
-  double distinct() const { return static_cast<double>(by_size_.size()); }
-  double repeats() const { return static_cast<double>(num_matrices_) - distinct(); }
-  /// @return the largest size, over the mean of all columns.
-  double busiest() const {
-    return static_cast<double>(*by_size_.rbegin()) * static_cast<double>(counts_.size()) /
-           static_cast<double>(all_);
+  void add_to(Spread& sum) const {
+    const auto distinct = static_cast<double>(by_size_.size());
+    sum.distinct_columns += distinct;
+    sum.repeats += num_matrices_ - distinct;
+    sum.busiest_column += static_cast<double>(*by_size_.rbegin()) *
+                          static_cast<double>(counts_.size()) / static_cast<double>(all_);
   }
 
  private:
-  std::vector<int> counts_;          // [columns]
-  std::vector<std::int64_t> sizes_;  // [columns] elements
+  core::PerShard<int> counts_;
+  core::PerShard<std::int64_t> sizes_;  // elements
   std::multiset<std::int64_t> by_size_;
-  std::int64_t num_matrices_ = 0;
+  int num_matrices_ = 0;
   std::int64_t all_ = 0;
 };
 
 }  // namespace
 
 Windows::Windows(const Inventory& inventory, int num_columns, int window)
-    : place_(places_of_units(inventory)),
-      num_units_(count_of(place_)),
-      window_(std::min(window, std::max(1, num_units_))),
-      counts_(num_units_, num_columns) {}
-
-void Windows::add(std::size_t matrix, int column, int count) {
-  counts_(place_[matrix], column) += count;
+    : unit_of_(inventory.size()) {
+  const auto units = group_by_unit(inventory);
+  for (const UnitIndex unit : units.indices()) {
+    for (const ParameterIndex matrix : units[unit]) unit_of_[matrix] = unit;
+  }
+  counts_.resize(units.size(), core::PerShard<int>(num_columns));
+  window_ = std::min(window, std::max(1, units.size()));
 }
 
-int Windows::window_count(int unit, int column) const {
+void Windows::add(ParameterIndex matrix, Shard column, int count) {
+  counts_[unit_of_[matrix]][column] += count;
+}
+
+int Windows::count(int unit, Shard column) const {
+  return counts_.contains(UnitIndex(unit)) ? counts_[UnitIndex(unit)][column] : 0;
+}
+
+int Windows::window_count(int unit, Shard column) const {
   int sum = 0;
-  for (int u = std::max(unit, 0); u < std::min(unit + window_, num_units_); ++u) {
-    sum += counts_(u, column);
-  }
+  for (int u = unit; u < unit + window_; ++u) sum += count(u, column);
   return sum;
 }
 
 template <typename Visit>
-void Windows::visit_windows(int unit, int column, const Visit& visit) const {
+void Windows::visit_windows(ParameterIndex matrix, Shard column, const Visit& visit) const {
+  const int unit = unit_of_[matrix].value();
   int first = unit - window_ + 1;
-  int count = window_count(first, column);
-  visit(count);
+  int in_window = window_count(first, column);
+  visit(in_window);
   for (; first < unit; ++first) {
-    if (first >= 0) count -= counts_(first, column);
-    if (first + window_ < num_units_) count += counts_(first + window_, column);
-    visit(count);
+    in_window += count(first + window_, column) - count(first, column);
+    visit(in_window);
   }
 }
 
-int Windows::in_window(std::size_t matrix, int column) const {
-  return window_count(place_[matrix] - window_ + 1, column);
+int Windows::in_window(ParameterIndex matrix, Shard column) const {
+  return window_count(unit_of_[matrix].value() - window_ + 1, column);
 }
 
-bool Windows::repeats(std::size_t matrix, int column) const {
+bool Windows::repeats(ParameterIndex matrix, Shard column) const {
   bool any = in_unit(matrix, column) > 1;
-  visit_windows(place_[matrix], column, [&](int count) { any |= count > 1; });
+  visit_windows(matrix, column, [&](int count) { any |= count > 1; });
   return any;
 }
 
 // A unit counts as much as all windows that hold it.
-std::int64_t Windows::change(int unit, int column, int count) const {
+std::int64_t Windows::change_of_add(ParameterIndex matrix, Shard column, int count) {
   const auto of_square = [&](int before) {
     return std::int64_t{count} * (2 * std::int64_t{before} + count);
   };
-  std::int64_t sum = std::int64_t{window_} * of_square(counts_(unit, column));
-  visit_windows(unit, column, [&](int before) { sum += of_square(before); });
+  std::int64_t sum = std::int64_t{window_} * of_square(in_unit(matrix, column));
+  visit_windows(matrix, column, [&](int before) { sum += of_square(before); });
+  add(matrix, column, count);
   return sum;
 }
 
-std::int64_t Windows::change_of_swap(std::size_t a, int column_a, std::size_t b, int column_b) {
-  std::int64_t sum = 0;
-  const auto perform = [&](std::size_t matrix, int column, int count) {
-    sum += change(place_[matrix], column, count);
-    add(matrix, column, count);
-  };
-  perform(a, column_a, -1);
-  perform(a, column_b, 1);
-  perform(b, column_b, -1);
-  perform(b, column_a, 1);
+std::int64_t Windows::change_of_swap(ParameterIndex a, Shard column_a, ParameterIndex b,
+                                     Shard column_b) {
+  std::int64_t sum = change_of_add(a, column_a, -1);
+  sum += change_of_add(a, column_b, 1);
+  sum += change_of_add(b, column_b, -1);
+  sum += change_of_add(b, column_a, 1);
   swap(b, column_a, a, column_b);
   return sum;
 }
 
-void Windows::swap(std::size_t a, int column_a, std::size_t b, int column_b) {
+void Windows::swap(ParameterIndex a, Shard column_a, ParameterIndex b, Shard column_b) {
   add(a, column_a, -1);
   add(a, column_b, 1);
   add(b, column_b, -1);
   add(b, column_a, 1);
 }
 
-WindowFigures window_figures(const Inventory& inventory, int num_columns,
-                             const std::vector<int>& columns, int window) {
-  const std::vector<int> places = places_of_units(inventory);
-  std::vector<std::vector<std::size_t>> units(static_cast<std::size_t>(count_of(places)));
-  for (std::size_t w = 0; w < places.size(); ++w) {
-    units[static_cast<std::size_t>(places[w])].push_back(w);
+Spread spread(const Inventory& inventory, Mesh mesh, const PerParameter<Owner>& owner,
+              const Options& options) {
+  Spread sum;
+  sum.column_bytes.resize(mesh.num_shards);
+  for (const ParameterIndex w : inventory.indices()) {
+    sum.column_bytes[mesh.shard_of(owner[w])] += inventory[w].num_elements() * options.weight_bytes;
   }
-  if (units.empty()) return {};
-  Touched touched(num_columns);
-  const auto add_unit = [&](std::size_t unit, int count) {
-    for (const std::size_t w : units[unit]) {
-      touched.add(columns[w], inventory[w].num_elements(), count);
+  const auto units = group_by_unit(inventory);
+  if (units.empty()) return sum;
+  Touched touched(mesh.num_shards);
+  const auto add_unit = [&](int unit, int count) {
+    for (const ParameterIndex w : units[UnitIndex(unit)]) {
+      touched.add(mesh.shard_of(owner[w]), inventory[w].num_elements(), count);
     }
   };
-  const std::size_t length = std::min(static_cast<std::size_t>(window), units.size());
-  WindowFigures sum;
-  for (std::size_t last = 0; last < units.size(); ++last) {
+  const int length = std::min(std::max(1, options.lookahead), units.size());
+  for (int last = 0; last < units.size(); ++last) {
     add_unit(last, 1);
     if (last + 1 < length) continue;
-    sum.distinct += touched.distinct();
-    sum.repeats += touched.repeats();
-    sum.busiest += touched.busiest();
+    touched.add_to(sum);
     add_unit(last + 1 - length, -1);
   }
-  const auto num_windows = static_cast<double>(units.size() - length + 1);
-  return {sum.distinct / num_windows, sum.repeats / num_windows, sum.busiest / num_windows};
+  for (double* mean : {&sum.distinct_columns, &sum.repeats, &sum.busiest_column}) {
+    *mean /= units.size() - length + 1;
+  }
+  return sum;
 }
 
 }  // namespace dmuon::plan

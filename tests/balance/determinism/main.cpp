@@ -33,9 +33,9 @@ void print_solution(const Instance& instance) {
   const Problem problem(instance);
   const Solution solution = solve(problem);
   std::printf("%d owners, %d shapes\n", problem.num_owners(), problem.num_shapes());
-  for (int s = 0; s < problem.num_shapes(); ++s) {
+  for (const ShapeIndex s : problem.shapes()) {
     std::vector<std::int64_t> counts;
-    for (int owner = 0; owner < problem.num_owners(); ++owner) {
+    for (const Owner owner : problem.owners()) {
       counts.push_back(solution.assignment.count(owner, s));
     }
     print("counts", counts);

@@ -10,9 +10,9 @@ TEST(RoundRobin, GoesFromOwnerToOwnerWhateverTheShapes) {
   const Inventory inventory = oracle::inventory({0, 3, 0, 1, 1, 2, 0, 5, 0});
   const CostTable costs = oracle::modelled(inventory);
   EXPECT_EQ(make_plan(inventory, {2, 2}, "round_robin", costs).owner,
-            (std::vector<int>{0, 1, 2, 3, 0, 1, 2, 3, 0}));
+            oracle::owners({0, 1, 2, 3, 0, 1, 2, 3, 0}));
   EXPECT_EQ(make_plan(inventory, {1, 2, 3}, "round_robin", costs).owner,
-            (std::vector<int>{0, 1, 2, 3, 4, 5, 0, 1, 2}));
+            oracle::owners({0, 1, 2, 3, 4, 5, 0, 1, 2}));
 }
 
 }  // namespace

@@ -5,8 +5,9 @@
 #include "dmuon/balance/solve.h"
 #include "dmuon/plan/placement.h"
 #include "dmuon/plan/strategy.h"
+#include "dmuon/plan/window.h"
 
-namespace dmuon::plan::strategies {
+namespace dmuon::plan {
 namespace {
 
 // Distinct columns of a window that all of the layout slack is worth; a part of it, so much less.
@@ -16,38 +17,36 @@ constexpr double kWorth = 0.4;
 constexpr int kNumParts = 8;
 
 struct Candidate {
-  std::vector<int> owner;
+  PerParameter<Owner> owner;
   double columns = 0;  // distinct ones, less what the slack spent on them is worth
 };
 
 Candidate placed(const Problem& problem, const balance::Assignment& assignment, double spent) {
-  std::vector<int> owner =
+  PerParameter<Owner> owner =
       place(problem.inventory, problem.groups, assignment, problem.mesh, problem.options);
   const Spread found = spread(problem.inventory, problem.mesh, owner, problem.options);
   return {std::move(owner), found.distinct_columns - kWorth * spent};
 }
 
-// What strategies that look at less would take: nobody should be faster with them.
+// What strategies that look at less would take.
 balance::Nanoseconds simplest_makespan(const Problem& problem) {
   balance::Nanoseconds least = balance::kMaxTotalNs;
-  if (const auto lpt = balance::longest_first(problem.balance, 1)) least = lpt->makespan();
-  for (const char* name : {"round_robin", "xor_layout"}) {
-    const std::vector<int> owner = find_strategy(name)(problem).owner;
+  if (const auto longest = balance::longest_first(problem.balance, 1)) least = longest->makespan();
+  for (const Strategy strategy : {round_robin, xor_layout}) {
+    const PerParameter<Owner> owner = strategy(problem).owner;
     balance::Assignment assignment(problem.balance);
-    for (std::size_t w = 0; w < owner.size(); ++w) {
+    for (const ParameterIndex w : owner.indices()) {
       assignment.add(owner[w], problem.groups.shape_of[w], 1);
     }
-    if (assignment.fits()) least = std::min(least, assignment.makespan());
+    if (assignment.most_bytes() > problem.balance.instance().max_bytes) continue;
+    least = std::min(least, assignment.makespan());
   }
   return least;
 }
 
 }  // namespace
 
-// eq:owner_assignment: how many matrices of each shape an owner gets, then which. Within the layout
-// slack, an assignment that spreads better is taken instead; nothing is given up on one node, where
-// no two columns share a network.
-Owners load_balance(const Problem& problem) {
+Decision load_balance(const Problem& problem) {
   const balance::Solution solution = balance::solve(problem.balance);
   Candidate best = placed(problem, solution.assignment, 0);
   const auto makespan = static_cast<double>(solution.assignment.makespan());
@@ -65,4 +64,4 @@ Owners load_balance(const Problem& problem) {
   return {std::move(best.owner), solution.certificate};
 }
 
-}  // namespace dmuon::plan::strategies
+}  // namespace dmuon::plan
