@@ -10,9 +10,6 @@ using balance::Assignment;
 using balance::Nanoseconds;
 using core::ShapeIndex;
 
-// A limit on counted work; one on time would make plans depend on the machine.
-constexpr std::int64_t kMaxSwapTries = 4'000'000;
-
 // Columns are alike where the sum of the squares of what they hold is small.
 class Arrangement {
  public:
@@ -23,7 +20,6 @@ class Arrangement {
         held_(mesh.num_shards,
               core::PerShape<std::int64_t>(assignment.problem().num_matrices().size())) {
     give_columns();
-    swap_columns();
   }
 
   /// Column after column, the owner with most to do goes to the node that has least so far.
@@ -74,43 +70,6 @@ class Arrangement {
       column_of_[owner] = best;
       for (const ShapeIndex s : shapes()) held_[best][s] += assignment_.count(owner, s);
     }
-  }
-
-  // While it helps: two owners change columns.
-  void swap_columns() {
-    std::int64_t num_tries = 0;
-    for (bool helped = true; helped && num_tries < kMaxSwapTries;) {
-      helped = false;
-      for (const Owner a : mesh_.owners()) {
-        if (num_tries >= kMaxSwapTries) break;
-        for (Owner b(a.value() + 1); b < Owner(mesh_.num_owners()); ++b) {
-          ++num_tries;
-          if (column_of_[a] == column_of_[b] || assignment_.counts(a) == assignment_.counts(b)) {
-            continue;
-          }
-          num_tries += assignment_.counts(a).size();
-          helped |= swap_if_better(a, b);
-        }
-      }
-    }
-  }
-
-  bool swap_if_better(Owner a, Owner b) {
-    core::PerShape<std::int64_t>& held_a = held_[column_of_[a]];
-    core::PerShape<std::int64_t>& held_b = held_[column_of_[b]];
-    std::int64_t half_change = 0;  // of the sum of squares
-    for (const ShapeIndex s : shapes()) {
-      const std::int64_t more = assignment_.count(b, s) - assignment_.count(a, s);
-      half_change += more * (held_a[s] - held_b[s] + more);
-    }
-    if (half_change >= 0) return false;
-    for (const ShapeIndex s : shapes()) {
-      const std::int64_t more = assignment_.count(b, s) - assignment_.count(a, s);
-      held_a[s] += more;
-      held_b[s] -= more;
-    }
-    std::swap(column_of_[a], column_of_[b]);
-    return true;
   }
 
   const Assignment& assignment_;
