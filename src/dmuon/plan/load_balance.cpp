@@ -4,8 +4,8 @@
 #include "dmuon/balance/construct.h"
 #include "dmuon/balance/solve.h"
 #include "dmuon/plan/placement.h"
+#include "dmuon/plan/spread.h"
 #include "dmuon/plan/strategy.h"
-#include "dmuon/plan/window.h"
 
 namespace dmuon::plan {
 namespace {

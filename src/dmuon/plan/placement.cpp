@@ -1,33 +1,63 @@
 #include "dmuon/plan/placement.h"
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "dmuon/core/error.h"
-#include "dmuon/plan/columns.h"
-#include "dmuon/plan/window.h"
 
 namespace dmuon::plan {
 namespace {
 
-// Limits on counted work, as everywhere in planning.
-constexpr std::int64_t kMaxSwapWork = 6'000'000;  // windows looked at
-constexpr int kMaxPasses = 6;
-
+using balance::Assignment;
+using balance::Nanoseconds;
 using Columns = PerParameter<Shard>;
 
-// Takes matrices in execution order and gives each a column, then a rank of it.
+// Which column each owner of the assignment is on. Columns are alike where the sum of the squares
+// of what they hold is small: owners with most matrices come first, each where it adds least to
+// that.
+core::PerOwner<Shard> give_columns(const Assignment& assignment, Mesh mesh) {
+  const core::Indices<ShapeIndex> shapes = assignment.problem().shapes();
+  core::PerOwner<Shard> column_of(mesh.num_owners());
+  core::PerShard<int> free(mesh.num_shards, mesh.num_replicates * mesh.tensor_parallel);
+  core::PerShard<PerShape<std::int64_t>> held(
+      mesh.num_shards, PerShape<std::int64_t>(assignment.problem().num_matrices().size()));
+  for (const Owner owner : core::sorted_by(mesh.owners(), [&](Owner one) {
+         const PerShape<int>& counts = assignment.counts(one);
+         return -std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+       })) {
+    std::optional<std::pair<std::int64_t, Shard>> best;
+    for (const Shard column : mesh.shards()) {
+      if (free[column] == 0) continue;
+      std::int64_t added = 0;
+      for (const ShapeIndex s : shapes) added += assignment.count(owner, s) * held[column][s];
+      if (!best || added < best->first) best = {added, column};
+    }
+    const Shard column = best->second;
+    --free[column];
+    column_of[owner] = column;
+    for (const ShapeIndex s : shapes) held[column][s] += assignment.count(owner, s);
+  }
+  return column_of;
+}
+
+// Takes matrices in execution order and gives each a column.
 class Sequence {
  public:
-  Sequence(const Inventory& inventory, const ShapeGroups& groups,
-           const balance::Assignment& assignment, Mesh mesh, const Options& options)
-      : inventory_(inventory),
-        groups_(groups),
-        windows_(inventory, mesh.num_shards, std::max(1, options.lookahead)),
+  Sequence(const Inventory& inventory, const ShapeGroups& groups, const Assignment& assignment,
+           Mesh mesh, const Options& options)
+      : groups_(groups),
+        unit_of_(inventory.size()),
         stock_(mesh.num_shards, PerShape<int>(groups.shapes.size())) {
+    const auto units = group_by_unit(inventory);
+    for (const UnitIndex unit : units.indices()) {
+      for (const ParameterIndex w : units[unit]) unit_of_[w] = unit;
+    }
+    placed_.resize(units.size(), core::PerShard<int>(mesh.num_shards));
+    window_ = std::min(std::max(1, options.lookahead), units.size());
     for (const Owner owner : mesh.owners()) {
       for (const ShapeIndex s : groups.shapes.indices()) {
         stock_[mesh.shard_of(owner)][s] += assignment.count(owner, s);
@@ -39,73 +69,48 @@ class Sequence {
   Columns columns() {
     Columns columns;
     PerShape<int> seen(groups_.shapes.size());
-    for (const ParameterIndex w : inventory_.indices()) {
+    for (const ParameterIndex w : unit_of_.indices()) {
       const ShapeIndex shape = groups_.shape_of[w];
-      const Shard column = best_column(w, shape, ++seen[shape]);
+      const Shard column = best_column(unit_of_[w], shape, ++seen[shape]);
       --stock_[column][shape];
-      windows_.add(w, column, 1);
+      ++placed_[unit_of_[w]][column];
       columns.push_back(column);
     }
     return columns;
   }
 
-  /// Swaps columns of two equal matrices while that takes repeats out of units and windows.
-  void mend(Columns& columns) {
-    PerShape<std::vector<ParameterIndex>> equal(groups_.shapes.size());
-    for (const ParameterIndex w : inventory_.indices()) equal[groups_.shape_of[w]].push_back(w);
-    std::int64_t work = 0;
-    for (int pass = 0; pass < kMaxPasses; ++pass) {
-      bool helped = false;
-      for (const ParameterIndex w : inventory_.indices()) {
-        if (work >= kMaxSwapWork) break;
-        if (windows_.repeats(w, columns[w])) {
-          helped |= swap_best(w, equal[groups_.shape_of[w]], columns, work);
-        }
-      }
-      if (!helped) return;
-    }
-  }
-
  private:
   // The column used least by the unit, then by the window; then the one that is furthest behind in
   // giving out its matrices of the shape, or the end of the order would be left with few columns.
-  Shard best_column(ParameterIndex w, ShapeIndex shape, int seen) const {
+  Shard best_column(UnitIndex unit, ShapeIndex shape, int seen) const {
     using Key = std::tuple<int, int, std::int64_t>;
     std::optional<std::pair<Key, Shard>> best;
     for (const Shard c : stock_.indices()) {
       if (stock_[c][shape] == 0) continue;
       const std::int64_t given = whole_[c][shape] - stock_[c][shape];
       const std::int64_t due = std::int64_t{seen} * whole_[c][shape];
-      const Key key(windows_.in_unit(w, c), windows_.in_window(w, c),
+      const Key key(placed_[unit][c], in_window(unit, c),
                     given * groups_.num_matrices[shape] - due);
       if (!best || key < best->first) best = {key, c};
     }
-    core::invariant(best.has_value(), "place: no column is left for '", inventory_[w].name, "'");
+    core::invariant(best.has_value(), "place: no column is left for a matrix of ",
+                    to_string(groups_.shapes[shape]));
     return best->second;
   }
 
-  bool swap_best(ParameterIndex w, const std::vector<ParameterIndex>& equal, Columns& columns,
-                 std::int64_t& work) {
-    ParameterIndex best = w;
-    std::int64_t least = 0;
-    for (const ParameterIndex v : equal) {
-      if (columns[v] == columns[w]) continue;
-      work += windows_.length();
-      if (work > kMaxSwapWork) break;
-      const std::int64_t change = windows_.change_of_swap(w, columns[w], v, columns[v]);
-      if (change >= least) continue;
-      least = change;
-      best = v;
+  // On a column, in the window that ends with the unit.
+  int in_window(UnitIndex unit, Shard column) const {
+    int sum = 0;
+    for (int u = std::max(0, unit.value() - window_ + 1); u <= unit.value(); ++u) {
+      sum += placed_[UnitIndex(u)][column];
     }
-    if (best == w) return false;
-    windows_.swap(w, columns[w], best, columns[best]);
-    std::swap(columns[w], columns[best]);
-    return true;
+    return sum;
   }
 
-  const Inventory& inventory_;
   const ShapeGroups& groups_;
-  Windows windows_;
+  PerParameter<UnitIndex> unit_of_;  // numbered by the order of first matrices
+  core::Vector<UnitIndex, core::PerShard<int>> placed_;
+  int window_;                           // units
   core::PerShard<PerShape<int>> stock_;  // still to be given
   core::PerShard<PerShape<int>> whole_;
 };
@@ -115,7 +120,7 @@ class Sequence {
 // that has waited longest, so that nodes rotate.
 class Turns {
  public:
-  Turns(const balance::Assignment& assignment, Mesh mesh)
+  Turns(const Assignment& assignment, Mesh mesh)
       : left_(assignment), mesh_(mesh), last_(mesh.num_owners(), -1), batches_(mesh.num_owners()) {
     const balance::Problem& problem = assignment.problem();
     for (const Owner owner : mesh.owners()) {
@@ -152,7 +157,7 @@ class Turns {
     return left < 0;
   }
 
-  balance::Assignment left_;
+  Assignment left_;
   Mesh mesh_;
   core::PerOwner<int> last_;                            // parameter that it was given last
   core::PerOwner<PerShape<std::vector<int>>> batches_;  // sizes, largest first
@@ -160,13 +165,34 @@ class Turns {
 
 }  // namespace
 
+// Column after column, the owner with most to do goes to the node that has least so far.
+Assignment columns_alike(const Assignment& assignment, Mesh mesh) {
+  const core::PerOwner<Shard> column_of = give_columns(assignment, mesh);
+  Assignment result(assignment.problem());
+  core::Vector<Replicate, Nanoseconds> node_loads(mesh.num_replicates);
+  core::PerShard<int> num_placed(mesh.num_shards);
+  std::vector<Replicate> nodes;
+  for (const Owner owner : core::sorted_by(mesh.owners(), [&](Owner one) {
+         return std::pair(column_of[one], -assignment.load(one));
+       })) {
+    const int place = num_placed[column_of[owner]]++;
+    if (place == 0) {
+      nodes = core::sorted_by(mesh.replicates(), [&](Replicate node) { return node_loads[node]; });
+    }
+    const Replicate node = nodes.begin()[place % mesh.num_replicates];
+    node_loads[node] += assignment.load(owner);
+    const Owner rank = mesh.owner_at(node, column_of[owner], place / mesh.num_replicates);
+    for (const ShapeIndex s : assignment.problem().shapes()) {
+      result.add(rank, s, assignment.count(owner, s));
+    }
+  }
+  return result;
+}
+
 PerParameter<Owner> place(const Inventory& inventory, const ShapeGroups& groups,
-                          const balance::Assignment& assignment, Mesh mesh,
-                          const Options& options) {
-  const balance::Assignment arranged = columns_alike(assignment, mesh);
-  Sequence sequence(inventory, groups, arranged, mesh, options);
-  Columns columns = sequence.columns();
-  sequence.mend(columns);
+                          const Assignment& assignment, Mesh mesh, const Options& options) {
+  const Assignment arranged = columns_alike(assignment, mesh);
+  const Columns columns = Sequence(inventory, groups, arranged, mesh, options).columns();
   Turns turns(arranged, mesh);
   PerParameter<Owner> owners;
   for (const ParameterIndex w : inventory.indices()) {

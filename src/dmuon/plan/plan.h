@@ -11,7 +11,7 @@
 #include "dmuon/plan/memory.h"
 #include "dmuon/plan/mesh.h"
 #include "dmuon/plan/options.h"
-#include "dmuon/plan/window.h"
+#include "dmuon/plan/spread.h"
 
 namespace dmuon::plan {
 

@@ -1,4 +1,4 @@
-#include "dmuon/plan/window.h"
+#include "dmuon/plan/spread.h"
 
 #include <gtest/gtest.h>
 
@@ -43,36 +43,7 @@ Spread spread_of(const Inventory& inventory, int num_columns, const PerParameter
   return spread(inventory, mesh, owner, options);
 }
 
-Windows windows_of(const Placed& placed, int window) {
-  Windows windows(placed.inventory, placed.num_columns, window);
-  for (const ParameterIndex w : placed.columns.indices()) windows.add(w, placed.columns[w], 1);
-  return windows;
-}
-
-// Matrices of units [first, last] on a column.
-int count(const Placed& placed, int first, int last, Shard column) {
-  int sum = 0;
-  for (const ParameterIndex w : placed.columns.indices()) {
-    sum += placed.places[w] >= first && placed.places[w] <= last && placed.columns[w] == column;
-  }
-  return sum;
-}
-
-// The sum of squares that change_of_swap is about: windows that hold a unit at all, and every unit
-// as often as there are windows with it.
-std::int64_t squares(const Placed& placed, int window) {
-  std::int64_t sum = 0;
-  for (const Shard column : core::Indices<Shard>(placed.num_columns)) {
-    for (int first = 1 - window; first < placed.num_units; ++first) {
-      const std::int64_t in_window = count(placed, first, first + window - 1, column);
-      const std::int64_t in_unit = count(placed, first, first, column);
-      sum += in_window * in_window + window * in_unit * in_unit;
-    }
-  }
-  return sum;
-}
-
-TEST(Spread, AreWhatARecountFromTheDefinitionGives) {
+TEST(Spread, IsWhatARecountFromTheDefinitionGives) {
   balance::Random random(1);
   for (int trial = 0; trial < 200; ++trial) {
     const Placed placed = draw_placed(random);
@@ -116,7 +87,7 @@ TEST(Spread, ByHand) {
 }
 
 // However large, at the cost of the matrices: plans are read from files.
-TEST(Spread, OfEnormousWindowsAndMeshesAreQuick) {
+TEST(Spread, OfEnormousWindowsAndMeshesIsQuick) {
   Inventory inventory;
   PerParameter<Shard> columns;
   for (int w = 0; w < 3000; ++w) {
@@ -141,51 +112,6 @@ TEST(Spread, CountsTheWeightsOfEachColumn) {
   // Owners 0 and 2 of 2 x 2 slots are column 0.
   EXPECT_EQ(spread(inventory, {2, 2}, {Owner(0), Owner(1), Owner(2)}, options).column_bytes,
             (core::PerShard<std::int64_t>{4 * (6 + 11), 4 * 35}));
-}
-
-TEST(Windows, CountWhatUnitsAndTheWindowThatEndsThereHoldOnAColumn) {
-  balance::Random random(2);
-  for (int trial = 0; trial < 100; ++trial) {
-    const Placed placed = draw_placed(random);
-    const int window = draw(random, 1, 6);
-    const Windows windows = windows_of(placed, window);
-    for (const ParameterIndex w : placed.columns.indices()) {
-      const int unit = placed.places[w];
-      for (const Shard column : core::Indices<Shard>(placed.num_columns)) {
-        EXPECT_EQ(windows.in_unit(w, column), count(placed, unit, unit, column));
-        EXPECT_EQ(windows.in_window(w, column), count(placed, unit - window + 1, unit, column));
-        bool repeats = false;
-        for (int first = unit - window + 1; first <= unit; ++first) {
-          repeats = repeats || count(placed, first, first + window - 1, column) > 1;
-        }
-        EXPECT_EQ(windows.repeats(w, column), repeats);
-      }
-    }
-  }
-}
-
-TEST(Windows, ForetellWhatASwapDoesToTheSumOfSquares) {
-  balance::Random random(3);
-  for (int trial = 0; trial < 200; ++trial) {
-    Placed placed = draw_placed(random);
-    const int window = std::min(draw(random, 1, 6), placed.num_units);
-    Windows windows = windows_of(placed, window);
-    const ParameterIndex a(draw(random, 0, placed.columns.size() - 1));
-    const ParameterIndex b(draw(random, 0, placed.columns.size() - 1));
-    if (placed.columns[a] == placed.columns[b]) continue;
-    const std::int64_t before = squares(placed, window);
-    const std::int64_t change = windows.change_of_swap(a, placed.columns[a], b, placed.columns[b]);
-    // Twice, since foretelling changes nothing.
-    EXPECT_EQ(windows.change_of_swap(a, placed.columns[a], b, placed.columns[b]), change);
-    windows.swap(a, placed.columns[a], b, placed.columns[b]);
-    std::swap(placed.columns[a], placed.columns[b]);
-    EXPECT_EQ(squares(placed, window) - before, change);
-    for (const ParameterIndex w : placed.columns.indices()) {
-      const int unit = placed.places[w];
-      EXPECT_EQ(windows.in_unit(w, placed.columns[w]),
-                count(placed, unit, unit, placed.columns[w]));
-    }
-  }
 }
 
 }  // namespace
