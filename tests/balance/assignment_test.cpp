@@ -54,20 +54,5 @@ TEST(Assignment, FitsUpToMaxBytesInclusive) {
   EXPECT_TRUE(assignment.fits(Owner(0), ShapeIndex(1), -1));
 }
 
-TEST(Assignment, SignaturesTellCountsApart) {
-  Assignment assignment(kProblem);
-  assignment.add(Owner(0), ShapeIndex(0), 2);
-  assignment.add(Owner(1), ShapeIndex(0), 1);
-  assignment.add(Owner(1), ShapeIndex(0), 1);
-  EXPECT_EQ(assignment.signature(Owner(0)), assignment.signature(Owner(1)));
-  assignment.add(Owner(1), ShapeIndex(1), 1);
-  EXPECT_NE(assignment.signature(Owner(0)), assignment.signature(Owner(1)));
-  assignment.add(Owner(1), ShapeIndex(1), -1);
-  EXPECT_EQ(assignment.signature(Owner(0)), assignment.signature(Owner(1)));
-  assignment.add(Owner(2), ShapeIndex(1), 2);
-  EXPECT_NE(assignment.signature(Owner(0)), assignment.signature(Owner(2)))
-      << "as many, of another shape";
-}
-
 }  // namespace
 }  // namespace dmuon::balance

@@ -1,7 +1,6 @@
-#include "dmuon/balance/bounds.h"
-
 #include <gtest/gtest.h>
 
+#include "dmuon/balance/solve.h"
 #include "dmuon/balance/verify.h"
 #include "tests/balance/brute_force.h"
 #include "tests/balance/random_instance.h"

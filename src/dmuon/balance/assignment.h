@@ -34,9 +34,6 @@ class Assignment {
 
   void add(Owner owner, ShapeIndex shape, int change);
 
-  /// Equal for owners that have the same counts.
-  std::uint64_t signature(Owner owner) const { return signatures_[owner]; }
-
   const Problem& problem() const { return *problem_; }
 
  private:
@@ -44,7 +41,6 @@ class Assignment {
   PerOwner<PerShape<int>> counts_;
   PerOwner<Nanoseconds> loads_;
   PerOwner<std::int64_t> bytes_;
-  PerOwner<std::uint64_t> signatures_;
 };
 
 }  // namespace dmuon::balance

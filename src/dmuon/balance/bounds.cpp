@@ -1,7 +1,7 @@
-#include "dmuon/balance/bounds.h"
-
 #include <algorithm>
 #include <set>
+
+#include "dmuon/balance/solve.h"
 
 namespace dmuon::balance {
 namespace {

@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <optional>
-#include <unordered_set>
+#include <set>
+#include <vector>
 
 namespace dmuon::balance {
 namespace {
@@ -44,10 +45,10 @@ class Search {
       : assignment_(assignment), from_(from), best_load_(assignment.load(from)) {}
 
   std::optional<Exchange> best() {
-    std::unordered_set<std::uint64_t> seen;  // owners with equal counts are tried once
+    std::set<std::vector<int>> seen;  // owners with equal counts are tried once
     for (const Owner to : assignment_.problem().owners()) {
       if (assignment_.load(to) >= assignment_.load(from_)) continue;
-      if (seen.insert(assignment_.signature(to)).second) consider(to);
+      if (seen.insert(assignment_.counts(to).values()).second) consider(to);
     }
     return best_;
   }

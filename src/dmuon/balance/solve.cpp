@@ -5,7 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "dmuon/balance/bounds.h"
 #include "dmuon/balance/construct.h"
 #include "dmuon/balance/exchange.h"
 #include "dmuon/balance/pattern_lp.h"

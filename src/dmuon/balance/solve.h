@@ -7,6 +7,9 @@
 
 namespace dmuon::balance {
 
+/// The larger of two bounds that need no search; see Certificate::Kind for the arguments.
+Certificate simple_bound(const Problem& problem);
+
 /// A bound with the argument that proves it. Bounds leave max_bytes out, which can only make
 /// assignments slower.
 /// @param upper some assignment's makespan; the bound never exceeds it.
