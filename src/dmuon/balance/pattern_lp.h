@@ -25,7 +25,7 @@ class PatternLp {
 
   struct Use {
     Pattern pattern;
-    double amount;
+    double amount = 0;
   };
 
   struct Answer {

@@ -13,7 +13,7 @@ using plan::JsonReader;
 using plan::kMaxSide;
 
 constexpr int kVersion = 1;
-constexpr std::size_t kMaxMatrices = std::size_t{1} << 22;
+constexpr int kMaxMatrices = 1 << 22;
 constexpr std::string_view kDevices = "devices";
 
 std::string_view text_of(std::string_view name) {
@@ -25,7 +25,7 @@ std::string_view text_of(std::string_view name) {
 
 int optional_count(const JsonReader& reader, const char* key, int otherwise) {
   const auto found = reader.find(key);
-  return found ? found->small(otherwise, static_cast<int>(kMaxMatrices)) : otherwise;
+  return found ? found->small(otherwise, kMaxMatrices) : otherwise;
 }
 
 std::string with_index(const std::string& name, int index) {
@@ -86,18 +86,18 @@ Model model_from_json(std::string_view text) {
     const int first = optional_count(entry, "first", 0);
     const int repeat = optional_count(entry, "repeat", 1);
     const std::vector<Listed> matrices = listed_in(entry);
-    std::size_t num_matrices = 0;
-    for (const Listed& listed : matrices) num_matrices += static_cast<std::size_t>(listed.stack);
+    std::int64_t num_matrices = 0;
+    for (const Listed& listed : matrices) num_matrices += listed.stack;
     // Before they are there: a short text may ask for any number.
-    const std::size_t left = kMaxMatrices - model.inventory.size();
-    core::require(num_matrices <= left / static_cast<std::size_t>(repeat),
-                  "model: expected at most ", kMaxMatrices, " matrices");
-    core::require(repeat <= static_cast<int>(kMaxMatrices) - unit, "model: expected at most ",
-                  kMaxMatrices, " units");
+    const int left = kMaxMatrices - model.inventory.size();
+    core::require(num_matrices <= left / repeat, "model: expected at most ", kMaxMatrices,
+                  " matrices");
+    core::require(repeat <= kMaxMatrices - unit, "model: expected at most ", kMaxMatrices,
+                  " units");
     if (const auto number = entry.find("unit")) {
       core::require(repeat == 1, "model.units: expected no repeat where unit is given; got ",
                     repeat);
-      add_unit(matrices, name, number->small(0, static_cast<int>(kMaxMatrices)), model.inventory);
+      add_unit(matrices, name, number->small(0, kMaxMatrices), model.inventory);
       continue;
     }
     for (int i = 0; i < repeat; ++i, ++unit) {

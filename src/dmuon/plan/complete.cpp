@@ -1,3 +1,5 @@
+#include <cstddef>
+#include <iterator>
 #include <utility>
 
 #include "dmuon/core/error.h"
@@ -44,11 +46,11 @@ void check_batch(const Plan& plan, std::size_t index, PerParameter<bool>& seen) 
                 batch.owner, ", matrix ", batch.parameters.front());
 }
 
-Nanoseconds time_of(const CostTable& costs, const Shape& shape, std::size_t num_batch) {
+Nanoseconds time_of(const CostTable& costs, const Shape& shape, std::ptrdiff_t num_batch) {
   for (const ShapeCosts& entry : costs.shapes) {
     if (entry.shape != shape) continue;
     for (const BatchTime& batch : entry.batches) {
-      if (static_cast<std::size_t>(batch.size) == num_batch) return batch.ns;
+      if (batch.size == num_batch) return batch.ns;
     }
   }
   throw core::InvalidArgument(core::message("plan: costs must have a time for a batch of ",
@@ -76,7 +78,7 @@ void complete(Plan& plan) {
     const Batch& batch = plan.batches[b];
     const Shape shape = plan.inventory[batch.parameters.front()].shape();
     Nanoseconds& load = plan.loads_ns[batch.owner];
-    load += time_of(plan.costs, shape, batch.parameters.size());
+    load += time_of(plan.costs, shape, std::ssize(batch.parameters));
     core::require(load <= balance::kMaxTotalNs, "plan: owner ", batch.owner, " must take at most ",
                   balance::kMaxTotalNs, " ns; got ", load);
   }
