@@ -61,6 +61,7 @@ wheel: setup ## for the PyTorch that is installed, into dist/
 	@tools/wheel
 
 lint: setup ## format, types, static analysis, file lengths
+	@tools/build
 	@$(ENV) tools/lint
 
 format: setup ## formats C++ and Python in place

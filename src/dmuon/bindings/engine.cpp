@@ -3,6 +3,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <tuple>
@@ -35,8 +36,11 @@ void init_engine(py::module_& module) {
       .def_readwrite("step", &engine::Options::step);
 
   py::class_<Group>(module, "Group")
-      .def(py::init<ProcessGroup, std::string, int, int>(), py::arg("group").none(true),
-           py::arg("name"), py::arg("rank"), py::arg("size"));
+      .def(py::init(
+               [](const std::optional<ProcessGroup>& group, std::string name, int rank, int size) {
+                 return Group(group.value_or(ProcessGroup()), std::move(name), rank, size);
+               }),
+           py::arg("group"), py::arg("name"), py::arg("rank"), py::arg("size"));
 
   py::class_<SharedMesh>(module, "SharedMesh")
       .def(py::init([](Group row, Group column, Group order, Group verdict) {
@@ -99,7 +103,8 @@ void init_engine(py::module_& module) {
       .def(
           "owned",
           [](Engine& e, ParameterIndex parameter, const std::string& name) {
-            return e.owned().of(parameter, name);
+            const at::Tensor tensor = e.owned().of(parameter, name);
+            return tensor.defined() ? std::optional(tensor) : std::nullopt;
           },
           py::arg("parameter"), py::arg("name"))
       .def("gather", &Engine::gather, py::arg("parameter"), py::arg("name"), no_gil)

@@ -1,9 +1,9 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <array>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <variant>
 #include <vector>
 
@@ -18,7 +18,7 @@ namespace {
 namespace py = pybind11;
 namespace ns = newton_schulz;
 
-using PyRow = std::array<double, 3>;
+using PyRow = std::tuple<double, double, double>;
 using PyCoefficients = std::variant<std::string, std::vector<PyRow>>;
 
 ns::Coefficients resolve(const PyCoefficients& coefficients, int num_steps) {
@@ -34,7 +34,7 @@ ns::Coefficients resolve(const PyCoefficients& coefficients, int num_steps) {
 
 std::vector<PyRow> resolve_coefficients(const PyCoefficients& coefficients, int num_steps) {
   std::vector<PyRow> rows;
-  for (const auto& [a, b, c] : resolve(coefficients, num_steps)) rows.push_back({a, b, c});
+  for (const auto& [a, b, c] : resolve(coefficients, num_steps)) rows.emplace_back(a, b, c);
   return rows;
 }
 

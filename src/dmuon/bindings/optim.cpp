@@ -1,7 +1,7 @@
 #include <torch/csrc/utils/pybind.h>
 
-#include <array>
 #include <memory>
+#include <tuple>
 #include <vector>
 
 #include "dmuon/bindings/index_caster.h"
@@ -18,8 +18,8 @@ void init_optim(py::module_& module) {
 
   py::class_<MuonGroup>(module, "MuonGroup")
       .def(py::init([](double lr, double weight_decay, double momentum, bool nesterov,
-                       const std::vector<std::array<double, 3>>& coefficients, double eps,
-                       const std::string& adjust_lr_fn, at::ScalarType ns_dtype) {
+                       const std::vector<std::tuple<double, double, double>>& coefficients,
+                       double eps, const std::string& adjust_lr_fn, at::ScalarType ns_dtype) {
              newton_schulz::Coefficients rows;
              for (const auto& [a, b, c] : coefficients) rows.push_back({a, b, c});
              return MuonGroup{lr,

@@ -56,7 +56,7 @@ void init_inputs(py::module_& module) {
       .def_readwrite("asynchronous", &StepOptions::asynchronous);
 
   py::class_<Options>(module, "PlanOptions")
-      .def(py::init<const StepOptions&>(), py::arg("step") = StepOptions{})
+      .def(py::init<const StepOptions&>(), py::arg_v("step", StepOptions{}, "StepOptions()"))
       .def_readwrite("lookahead", &Options::lookahead)
       .def_readwrite("layout_slack", &Options::layout_slack)
       .def_readwrite("max_memory_bytes", &Options::max_memory_bytes)
