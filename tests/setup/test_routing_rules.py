@@ -84,10 +84,17 @@ def test_a_trainable_matrix_is_muons_and_nothing_else_is(model, expected):
         (tied(nn.Embedding(5, 4)), {"tokens.weight": ("adamw", "tied to an embedding")}),
         (tree(pos_emb=weight(5, 4)), {"pos_emb": ("adamw", "embedding, by its name 'pos_emb'")}),
         (tree(WTE=tree(table=weight(5, 4))), {"WTE.table": ("adamw", "embedding, by its name 'WTE.table'")}),
+        (tree(tokEmbedding=weight(5, 4)), {"tokEmbedding": ("adamw", "embedding, by its name 'tokEmbedding'")}),
+        (tree(emb2=weight(5, 4)), {"emb2": ("adamw", "embedding, by its name 'emb2'")}),
+        (tree(ensemble=tree(w=weight(5, 4))), {"ensemble.w": MATRIX}),
+        (tree(members=weight(5, 4)), {"members": MATRIX}),
         (tree(patch_embed=linear()), {"patch_embed.weight": MATRIX}),
         (tree(embedder=tree(mlp=tree(w=weight(5, 4)))), {"embedder.mlp.w": MATRIX}),
     ],
-    ids=["embedding", "bag", "tied", "parameter's name", "module's name", "projection", "module inside one"],
+    ids=[
+        *("embedding", "bag", "tied", "parameter's name", "module's name", "word's part", "numbered"),
+        *("module's name has emb inside", "parameter's has", "projection", "module inside one"),
+    ],
 )
 def test_embeddings_are_adamws_by_kind_or_by_name_unless_they_multiply(model, expected):
     assert routes(model) == expected
@@ -146,11 +153,11 @@ def test_select_overrules_in_both_directions():
 @pytest.mark.parametrize(
     ("model", "got"),
     [
-        (tree(w=weight(4)), "a 1-D one of shape (4,)"),
-        (tree(w=weight(4, 3, requires_grad=False)), "a frozen one"),
-        (tree(w=weight(4, 0)), "an empty one"),
-        (tree(w=weight(4, 3, dtype=torch.float64)), "dtype torch.float64"),
-        (tree(w=Scaled(torch.zeros(4, 3))), "a Scaled"),
+        (tree(w=weight(4)), "one of shape (4,): 1-D"),
+        (tree(w=weight(4, 3, requires_grad=False)), "one of shape (4, 3): frozen"),
+        (tree(w=weight(4, 0)), "one of shape (4, 0): empty"),
+        (tree(w=weight(4, 3, dtype=torch.float64)), "one of shape (4, 3): dtype torch.float64"),
+        (tree(w=Scaled(torch.zeros(4, 3))), "one of shape (4, 3): a Scaled"),
     ],
     ids=["vector", "frozen", "empty", "float64", "subclass"],
 )

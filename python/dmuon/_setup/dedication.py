@@ -85,7 +85,8 @@ def dedicate_params(
 ) -> RoutingTable:
     """Gives every weight matrix of `model` to Muon; call it before `fully_shard`, then `dmuon.Muon(model)`.
 
-    Muon gets every trainable 2-D weight that is not an embedding, not tied to one and not the output head.
+    Muon gets every trainable 2-D weight that is not an embedding (by its module's class, or by a name with "embed" or
+    the word "emb", "wte" or "wpe" in it), not tied to one and not the output head.
     The rest stays with the host framework and AdamW. Collective over the mesh; no forward may
     run before `Muon`.
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import NoReturn
 
 import torch
 import torch.nn as nn
@@ -22,7 +25,7 @@ _DEDICATES = "dedicate_params"  # the function that takes the matrices; the othe
 MATRIX_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LARGE_TENSOR = 0.05  # of all trainable weights
 _HEAD_NAMES = {"lm_head", "head", "output", "output_layer", "unembed", "embed_out", "classifier", "score"}
-_EMBEDDING_NAMES = ("embed", "emb", "wte", "wpe")
+_EMBEDDING_NAME = re.compile("embed|(?<![a-z])(emb|wte|wpe)(?![a-z])", re.IGNORECASE)  # not "ensemble"
 # Modules that multiply by their weight whatever they are called (a projection inside "patch_embed", say).
 _PROJECTIONS = (nn.Linear, nn.MultiheadAttention)
 
@@ -85,11 +88,10 @@ class RoutingTable(tuple[Route, ...]):
         return "\n".join([*lines, self._share(), *([self.note] if self.note else [])])
 
     def _share(self) -> str:
-        sizes = {algorithm: 0 for algorithm in ("muon", "adamw")}
+        sizes = Counter[str]()
         for route in self:
-            if route.algorithm in sizes:
-                sizes[route.algorithm] += math.prod(route.shape)
-        total = sum(sizes.values())
+            sizes[route.algorithm] += math.prod(route.shape)
+        total = sizes["muon"] + sizes["adamw"]
         return f"Muon updates {sizes['muon'] / max(total, 1):.1%} of {total:,} trainable weights, AdamW the others"
 
     def left_by_shape(self) -> list[Route]:
@@ -99,20 +101,23 @@ class RoutingTable(tuple[Route, ...]):
             route
             for route in self
             if route.algorithm == "adamw"
-            and route.why == _why_by_shape(len(route.shape))
             and len(route.shape) >= 3
+            and route.why == f"{len(route.shape)}-D"  # the user has not asked for it
             and math.prod(route.shape) > _LARGE_TENSOR * total
         ]
 
 
-def _why_by_shape(num_dims: int) -> str:
-    return f"{num_dims}-D"
-
-
-def _embedding_weights(model: nn.Module) -> dict[int, nn.Parameter]:
-    kinds = (nn.Embedding, nn.EmbeddingBag)
-    weights = (m._parameters.get("weight") for m in model.modules() if isinstance(m, kinds))
-    return {id(weight): weight for weight in weights if weight is not None}
+def _unfit(parameter: nn.Parameter) -> str | None:
+    """Why a parameter cannot be orthogonalised or trained."""
+    if parameter.numel() == 0:
+        return "empty"
+    if not parameter.requires_grad:
+        return "frozen"
+    if parameter.ndim != 2:
+        return f"{parameter.ndim}-D"
+    if type(parameter) is not nn.Parameter:
+        return f"a {type(parameter).__name__}"
+    return None if parameter.dtype in MATRIX_DTYPES else f"dtype {parameter.dtype}"
 
 
 def _output_heads(model: nn.Module) -> set[int]:
@@ -126,7 +131,9 @@ class _Rules:
     """The default routing, made once for a model."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._embeddings = _embedding_weights(model)
+        embeddings = (m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag))
+        weights = (module._parameters.get("weight") for module in embeddings)
+        self._embeddings = {id(weight): weight for weight in weights if weight is not None}
         self._heads = _output_heads(model)
         self._by_shape = self._head_by_shape(model)
 
@@ -140,20 +147,14 @@ class _Rules:
         return id(alike[0]) if len(alike) == 1 and alike[0] is linear[-1][1].weight else None
 
     def decide(self, matrix: Matrix) -> tuple[bool, str]:
-        """Whether Muon updates the parameter by default, and why."""
+        """Whether Muon updates a fit parameter by default, and why."""
         parameter, place = matrix.parameter, matrix.places[0]
         path = clean_name(place.path)
-        if parameter.ndim != 2:
-            return False, _why_by_shape(parameter.ndim)
-        if type(parameter) is not nn.Parameter:
-            return False, f"a {type(parameter).__name__}"
-        if parameter.dtype not in MATRIX_DTYPES:
-            return False, f"dtype {parameter.dtype}"
         if id(parameter) in self._embeddings:
             return False, "embedding" if len(matrix.places) == 1 else "tied to an embedding"
         last = clean_name(matrix.places[-1].path).rpartition(".")[2]
         if not isinstance(place.module, _PROJECTIONS) and any(
-            word in name.lower() for name in (last, place.attribute) for word in _EMBEDDING_NAMES
+            _EMBEDDING_NAME.search(name) for name in (last, place.attribute)
         ):
             return False, f"embedding, by its name '{matrix.name}'"
         if id(parameter) in self._heads:
@@ -184,30 +185,25 @@ def _check_model(parameters: list[Matrix], model: nn.Module, function: str) -> N
     else:
         once = order = "the model as it is before dedicate_params and fully_shard"
     dedicated = f"is dedicated already. Expected: {once}."
+
+    def refuse(name: str, problem: str) -> NoReturn:
+        raise ValueError(f"{function}: model: '{name}' {problem}")
+
     for path, module in model.named_modules():
-        where = f"{function}: model: '{path or '(root)'}'"
         if DEDICATION in module.__dict__ or holds_sentinel(module):
-            raise ValueError(f"{where} {dedicated}")
+            refuse(path or "(root)", dedicated)
         if isinstance(module, FSDPModule):
-            raise ValueError(f"{where} is already under fully_shard. Expected: {order}.")
+            refuse(path or "(root)", f"is already under fully_shard. Expected: {order}.")
     for entry in parameters:
         parameter = entry.parameter
         if isinstance(parameter.data if type(parameter) is nn.Parameter else parameter, OwnedTensor):
-            raise ValueError(f"{function}: model: '{entry.name}' {dedicated}")
+            refuse(entry.name, dedicated)
         if isinstance(parameter, DTensor):
-            raise ValueError(
-                f"{function}: model: '{entry.name}' is a DTensor. Tensor parallelism is not supported yet; "
-                "expected plain parameters."
-            )
+            refuse(entry.name, "is a DTensor. Tensor parallelism is not supported yet; expected plain parameters.")
         if isinstance(parameter, nn.UninitializedParameter):
-            raise ValueError(
-                f"{function}: model: '{entry.name}' has no shape yet (its module is lazy). Expected: a forward first."
-            )
+            refuse(entry.name, "has no shape yet (its module is lazy). Expected: a forward first.")
         if dedicates and parameter.is_meta:
-            raise ValueError(
-                f"{function}: model: '{entry.name}' has no values yet (it is on the meta device). Expected: "
-                "materialise and initialise the model first."
-            )
+            refuse(entry.name, "has no values yet (it is on the meta device). Expected: materialise and initialise it.")
 
 
 def _check_hooks(entry: Matrix) -> None:
@@ -219,35 +215,24 @@ def _check_hooks(entry: Matrix) -> None:
         )
 
 
-def _ask(select: Select | None, entry: Matrix, default: tuple[bool, str]) -> tuple[bool, str]:
-    parameter = entry.parameter
+def _ask(select: Select, entry: Matrix) -> tuple[bool, str] | None:
+    """The user's choice; None: by the rule."""
     try:
-        answer = None if select is None else select(entry.name, entry.places[0].module, parameter)
+        answer = select(entry.name, entry.places[0].module, entry.parameter)
     except Exception as error:  # the user's own
         raise ValueError(
             f"dedicate_params: select: raised {type(error).__name__} for '{entry.name}': {error}"
         ) from error
     if answer is None:
-        return default
+        return None
     if not isinstance(answer, bool):
         raise ValueError(f"dedicate_params: select: expected True, False or None for '{entry.name}', got {answer!r}")
     if not answer:
         return False, "not selected by select()"
-    got = None
-    if parameter.ndim != 2:
-        got = f"a {parameter.ndim}-D one of shape {tuple(parameter.shape)}"
-    elif type(parameter) is not nn.Parameter:
-        got = f"a {type(parameter).__name__}"
-    elif parameter.dtype not in MATRIX_DTYPES:
-        got = f"dtype {parameter.dtype}"
-    elif not parameter.requires_grad:
-        got = "a frozen one"
-    elif parameter.numel() == 0:
-        got = "an empty one"
-    if got is not None:
+    if unfit := _unfit(entry.parameter):
         raise ValueError(
             f"dedicate_params: select: selected '{entry.name}'. Expected: a trainable 2-D parameter in float32, "
-            f"bfloat16 or float16; got {got}."
+            f"bfloat16 or float16; got one of shape {tuple(entry.shape)}: {unfit}."
         )
     return True, "selected by select()"
 
@@ -269,15 +254,13 @@ def route(model: nn.Module, select: Select | None, function: str = _DEDICATES) -
     matrices: list[Matrix] = []
     rows: list[Route] = []
     for entry in parameters:
-        frozen = not entry.parameter.requires_grad
-        default = (False, "frozen") if frozen else rules.decide(entry)
-        if entry.parameter.numel() == 0:
-            default = (False, "empty")
-        chosen, why = _ask(select, entry, default)
+        choice = _ask(select, entry) if select else None
+        unfit = _unfit(entry.parameter)
+        chosen, why = choice or ((False, unfit) if unfit else rules.decide(entry))
         if chosen:
             if function == _DEDICATES:
                 _check_hooks(entry)
             matrices.append(entry)
-        algorithm = "muon" if chosen else "frozen" if frozen else "adamw"
+        algorithm = "muon" if chosen else "adamw" if entry.parameter.requires_grad else "frozen"
         rows.append(Route(entry.name, tuple(entry.parameter.shape), algorithm, why))
     return matrices, RoutingTable(rows)
