@@ -51,6 +51,11 @@ def test_load_balance_is_within_a_percent_of_the_milp_that_is_proved(seed):
     assert ours.bound_ns <= best.makespan_ns
 
 
+def test_nothing_to_assign_is_assigned():
+    assert milp.solve([], 2) == ([[], []], True)
+    assert milp.solve([(0, [(1, 5)])], 2) == ([[0], [0]], True)
+
+
 def test_the_milp_says_what_it_needs(monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
     with pytest.raises(ValueError, match=r"pip install 'dmuon\[milp\]'"):

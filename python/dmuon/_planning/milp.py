@@ -49,36 +49,31 @@ def solve(
     try:
         import numpy as np
         from scipy.optimize import Bounds, LinearConstraint, milp
-        from scipy.sparse import lil_matrix
+        from scipy.sparse import bmat, eye, kron
     except ImportError as error:
         raise ValueError(f"milp: expected SciPy (pip install 'dmuon[milp]'): {error}") from error
     kinds = [(s, size, ns) for s, (_, batches) in enumerate(shapes) for size, ns in batches]
     longest = max((ns for _, _, ns in kinds), default=1) or 1
-    width = len(kinds) * num_owners + 1  # x[kind, owner], then the makespan in units of the longest batch
-    matrix = lil_matrix((len(shapes) + num_owners, width))
-    for k, (s, size, ns) in enumerate(kinds):
-        for owner in range(num_owners):
-            matrix[s, k * num_owners + owner] = size
-            matrix[len(shapes) + owner, k * num_owners + owner] = ns / longest
-    matrix[len(shapes) :, width - 1] = -1
-    wanted = np.array([number for number, _ in shapes], dtype=float)
-    low = np.concatenate([wanted, np.full(num_owners, -np.inf)])
-    high = np.concatenate([wanted, np.zeros(num_owners)])
+    # What a batch of each kind holds of each shape; every matrix is in one batch, whoever owns it.
+    held = np.array([size * (s == shape) for shape in range(len(shapes)) for s, size, _ in kinds])
+    held = held.reshape(len(shapes), len(kinds))
+    wanted = np.array([number for number, _ in shapes])
+    each_owner, makespan = eye(num_owners), np.full((num_owners, 1), -1)
+    # x[kind, owner], then the makespan in units of the longest batch.
+    times = np.array([[ns / longest for _, _, ns in kinds]])
+    matrix = bmat([[kron(held, np.ones((1, num_owners))), None], [kron(times, each_owner), makespan]])
     most = [shapes[s][0] // size for s, size, _ in kinds for _ in range(num_owners)]
     result = milp(
-        np.eye(1, width, width - 1).ravel(),
-        constraints=LinearConstraint(matrix.tocsr(), low, high),
-        integrality=np.concatenate([np.ones(width - 1), [0]]),
-        bounds=Bounds(0, np.array([*most, np.inf])),
+        [0] * len(most) + [1],
+        constraints=LinearConstraint(matrix.tocsr(), [*wanted, *[-np.inf] * num_owners], [*wanted, *[0] * num_owners]),
+        integrality=[1] * len(most) + [0],
+        bounds=Bounds(0, [*most, np.inf]),
         options={"time_limit": time_limit_s},
     )
     if result.x is None:
         raise NoSolutionError(f"milp: no assignment within {time_limit_s:g} s: {result.message}")
-    counts = [[0] * len(shapes) for _ in range(num_owners)]
-    for k, (s, size, _) in enumerate(kinds):
-        for owner in range(num_owners):
-            counts[owner][s] += size * round(result.x[k * num_owners + owner])
-    return counts, result.status == 0
+    batches = np.rint(result.x[:-1]).astype(int).reshape(len(kinds), num_owners)
+    return (held @ batches).T.tolist(), result.status == 0
 
 
 def make_plan(
