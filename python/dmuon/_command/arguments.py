@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NoReturn
 
 from dmuon import _plan
@@ -77,14 +77,16 @@ def _add_task(parser: argparse.ArgumentParser, mesh_required: bool) -> None:
     add("--model", type=_one_of(models), help=f"one of: {', '.join(models)}")
     add("--inventory", metavar="FILE", help="instead: a JSON file, as dmuon.inventory(model) returns it")
     add("--mesh", type=_mesh, required=mesh_required, help="nodes x GPUs a node, such as 2x8; or GPUs of one node")
-    add("--tp", type=_whole(1), metavar="N", help="GPUs of a node that every matrix is sharded over [1]")
+    words = "GPUs of a node that every matrix is sharded over [%(default)s]"
+    add("--tp", type=_whole(1), metavar="N", default=1, help=words)
     add("--device", type=_one_of(devices), help=f"cost model: {', '.join(devices)} [{DEFAULT_DEVICE}]")
     add("--costs", metavar="FILE", help="instead: a JSON file of measured costs")
-    words = f"units that travel at the same time [{_DEFAULTS.lookahead}]"
-    add("--lookahead", type=_whole(0), metavar="N", help=words)
-    words = f"share of the makespan given up for a better spread over columns [{_DEFAULTS.layout_slack:g}]"
-    add("--layout-slack", type=_share, metavar="SHARE", help=words)
-    add("--max-memory", type=_size, metavar="SIZE", help="bytes that no rank may exceed, such as 80GB or 1.5GiB")
+    words = "units that travel at the same time [%(default)s]"
+    add("--lookahead", type=_whole(0), metavar="N", default=_DEFAULTS.lookahead, help=words)
+    words = "share of the makespan given up for a better spread over columns [%(default)g]"
+    add("--layout-slack", type=_share, metavar="SHARE", default=_DEFAULTS.layout_slack, help=words)
+    words = "bytes that no rank may exceed, such as 80GB or 1.5GiB"
+    add("--max-memory", type=_size, metavar="SIZE", default=_DEFAULTS.max_memory_bytes, help=words)
     add("--no-node-copy", action="store_true", help="columns do not keep what came from other nodes")
 
 
@@ -98,15 +100,10 @@ def _one_of(known: list[str]) -> Callable[[str], str]:
             return by_lower[lower]
         near = [name for name in known if lower and lower in name.lower()]
         near = near or [by_lower[match] for match in difflib.get_close_matches(lower, by_lower)]
-        question = f"; did you mean {_either(near)}?" if near else ""
+        question = f"; did you mean {' or '.join(near)}?" if near else ""
         raise argparse.ArgumentTypeError(f"expected one of {', '.join(known)}; got {text!r}{question}")
 
     return read
-
-
-def _either(words: Iterable[str]) -> str:
-    *others, last = words
-    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _mesh(text: str) -> tuple[int, int]:

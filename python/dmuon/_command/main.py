@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from dmuon._command.answers import compare, compare_plans, models, plan
 from dmuon._command.arguments import parser
-from dmuon._command.task import TASK_OPTIONS
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,8 +50,8 @@ def _answer(argv: Sequence[str] | None) -> str:
 
 
 def _two_plans(arguments: argparse.Namespace) -> list[str]:
-    values = {name: getattr(arguments, name) for name in (*TASK_OPTIONS, "strategy", "json")}
-    given = [name for name, value in values.items() if value is not None and value is not False]
+    without = vars(parser().parse_args(["compare", *arguments.plans]))
+    given = [name for name, value in vars(arguments).items() if value != without[name]]
     if given:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise ValueError(

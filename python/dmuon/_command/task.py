@@ -8,19 +8,6 @@ import dataclasses
 from dmuon import _plan
 from dmuon._planning.owner_plan import DEFAULT_DEVICE, decide, from_file
 
-TASK_OPTIONS = (
-    "model",
-    "inventory",
-    "mesh",
-    "tp",
-    "device",
-    "costs",
-    "lookahead",
-    "layout_slack",
-    "max_memory",
-    "no_node_copy",
-)
-
 
 @dataclasses.dataclass(frozen=True)
 class Task:
@@ -52,7 +39,7 @@ def read_task(arguments: argparse.Namespace) -> Task:
     else:
         model = from_file(arguments.inventory, _plan.model_from_json, "--inventory: cannot read")
     nodes, gpus = arguments.mesh
-    mesh = _mesh_of(nodes, gpus, arguments.tp or 1)
+    mesh = _mesh_of(nodes, gpus, arguments.tp)
     inventory = model.inventory
     if mesh.tensor_parallel > 1:
         inventory = [_plan.Parameter(m.name, m.rows, m.cols, m.unit, tensor_parallel=True) for m in inventory]
@@ -77,11 +64,8 @@ def _mesh_of(nodes: int, gpus: int, tensor_parallel: int) -> _plan.Mesh:
 
 def _options(arguments: argparse.Namespace) -> _plan.PlanOptions:
     options = _plan.PlanOptions()
-    if arguments.lookahead is not None:
-        options.lookahead = arguments.lookahead
-    if arguments.layout_slack is not None:
-        options.layout_slack = arguments.layout_slack
-    if arguments.max_memory is not None:
-        options.max_memory_bytes = arguments.max_memory
+    options.lookahead = arguments.lookahead
+    options.layout_slack = arguments.layout_slack
+    options.max_memory_bytes = arguments.max_memory
     options.node_copy = not arguments.no_node_copy
     return options

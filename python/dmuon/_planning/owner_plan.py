@@ -75,14 +75,6 @@ class Plan:
         """What each owner holds and its predicted time, the slowest first."""
         return table(self.native, max_rows)
 
-    def hash(self) -> int:
-        """Equal for equal plans of equal matrices, on every machine."""
-        return self.native.hash()
-
-    def require_fit(self, inventory: list[_plan.Parameter], mesh: _plan.Mesh) -> None:
-        """Raises a ValueError with the first difference, unless the plan is for these."""
-        self.native.require_fit(inventory, mesh)
-
     def __str__(self) -> str:
         return self.table()
 

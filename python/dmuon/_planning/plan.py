@@ -179,10 +179,10 @@ def make_plan(dedication: Dedication, units: list[Unit], muon: dict[str, Any], d
     text = from_first(ranks, plan_here)
     with agreement(ranks, "Muon") as facts:
         result = Plan(_plan.Plan.from_json(text))
-        result.require_fit(items, mesh)
+        result.native.require_fit(items, mesh)
         if planning.plan is not None:
             _require_room(result, planning)
-        facts.append(f"plan hash {result.hash()}")
+        facts.append(f"plan hash {result.native.hash()}")
     return result
 
 

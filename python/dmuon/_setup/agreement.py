@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -58,9 +59,7 @@ def agreement(ranks: Ranks, function: str) -> Iterator[list[str]]:
 def _raise_difference(ranks: Ranks, function: str, facts: list[str]) -> None:
     lines = all_gather(ranks, facts)
     for slot, theirs in enumerate(lines):
-        for line in range(max(len(lines[0]), len(theirs))):
-            first = lines[0][line] if line < len(lines[0]) else "nothing"
-            other = theirs[line] if line < len(theirs) else "nothing"
+        for first, other in itertools.zip_longest(lines[0], theirs, fillvalue="nothing"):
             if first != other:
                 raise ValueError(
                     f"{function}: ranks differ. Expected: the same model and options on every rank. "

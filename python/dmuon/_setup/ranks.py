@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import itertools
 import logging
 import os
 from collections.abc import Sequence
@@ -175,12 +176,9 @@ def _hosts(row: tuple[int, ...], local_size: int) -> tuple[tuple[int, ...], ...]
     """A row by host, where it holds equally many of each, more than one, and they follow each other."""
     if local_size <= 1:
         return (row,)
-    hosts: dict[int, list[int]] = {}
-    for rank in row:
-        hosts.setdefault(rank // local_size, []).append(rank)
-    blocks = tuple(tuple(block) for block in hosts.values())
-    even = len({len(block) for block in blocks}) == 1 and len(blocks[0]) > 1
-    return blocks if even and tuple(rank for block in blocks for rank in block) == row else (row,)
+    blocks = tuple(tuple(block) for _, block in itertools.groupby(row, lambda rank: rank // local_size))
+    whole = len({block[0] // local_size for block in blocks}) == len(blocks)  # no host comes twice
+    return blocks if whole and {len(block) for block in blocks} == {len(row) // len(blocks)} != {1} else (row,)
 
 
 def _local_world_size() -> int:
