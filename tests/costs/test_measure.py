@@ -295,6 +295,12 @@ def test_without_a_home_nothing_is_kept(machine, monkeypatch, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_one_row_of_coefficients_is_kept_as_its_name_is(machine):
+    row = (3.4445, -4.7750, 2.0315)
+    keys = [costs._key(ALONE, {**MUON, "ns_coefficients": given}, DTYPES, CPU) for given in ("quintic", row, [row])]
+    assert keys[0] == keys[1] == keys[2]
+
+
 def test_only_slot_0_looks_at_what_is_kept(machine, monkeypatch):
     def refused(*_):
         raise AssertionError("the file was read")

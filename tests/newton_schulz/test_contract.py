@@ -153,7 +153,7 @@ def test_the_python_face_takes_names_and_rows():
         ({"ns_steps": 2.0}, ["ns_steps", "2.0"]),
         ({"ns_coefficients": "quartic"}, ["coefficients", "polar_express", "quintic", "you", "quartic"]),
         ({"ns_coefficients": [(1.0, 2.0)]}, ["ns_coefficients", "rows"]),
-        ({"ns_coefficients": []}, ["coefficients", "at least one row"]),
+        ({"ns_coefficients": []}, ["orthogonalize: ns_coefficients: expected", "got []", "at least one row"]),
         ({"ns_coefficients": [(1.0, float("inf"), 2.0)]}, ["coefficients[0]", "finite", "inf"]),
     ],
 )

@@ -43,10 +43,10 @@ ADAMW = {"algorithm": "adamw", "lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-8, "w
         ("ns_steps", True, r"ns_steps: expected an int in \[1, 99\], got True"),
         ("nesterov", 1, "nesterov: expected True or False, got 1"),
         ("ns_dtype", torch.int32, "ns_dtype: expected a floating dtype or None, got torch.int32"),
-        ("ns_coefficients", "sextic", "sextic"),
+        ("ns_coefficients", "sextic", "^Muon: ns_coefficients: expected .*, got 'sextic'"),
         ("ns_coefficients", [(1.0, 2.0)], r"ns_coefficients: expected rows \(a, b, c\) or a name"),
-        ("ns_coefficients", [(1.0, 2.0, math.nan)], "nan"),
-        ("ns_coefficients", [], "at least one row"),
+        ("ns_coefficients", [(1.0, 2.0, math.nan)], "^Muon: ns_coefficients: expected .* nan"),
+        ("ns_coefficients", [], r"^Muon: ns_coefficients: expected .* or a name, got \[\]: .*at least one row"),
         ("adjust_lr_fn", "slow", "slow"),
     ],
 )

@@ -21,9 +21,9 @@ from tqdm.auto import tqdm
 
 import dmuon
 from dmuon import _C, _plan
-from dmuon._planning.owner_plan import DEFAULT_DEVICE, from_file
+from dmuon._planning.owner_plan import DEFAULT_DEVICE
 from dmuon._setup.agreement import all_gather, described, from_first
-from dmuon._setup.hyperparameters import native_group
+from dmuon._setup.hyperparameters import native_group, resolved_coefficients
 from dmuon._setup.ranks import Ranks
 
 logger = logging.getLogger("dmuon")
@@ -41,19 +41,6 @@ class Job(NamedTuple):
 
     shape: Shape
     size: int
-
-
-def loaded_costs(path: str | os.PathLike[str], function: str) -> _plan.CostTable:
-    """A JSON table.
-
-    Args:
-        path: of it.
-        function: whose argument `costs` this is.
-
-    Raises:
-        ValueError: the table cannot be read.
-    """
-    return from_file(path, _plan.CostTable.from_json, f"{function}: costs: cannot read the table")
 
 
 def measured_costs(
@@ -115,10 +102,13 @@ def measure(
     times = dict(known or {})
     failed: set[Job] = set()
     begin = time.monotonic()
+    longest_ns = budget_s * _LONGEST_SHARE * 1e9
     words = "dmuon measures batches: |{bar}| {n:.0f} s of at most {total:.0f} s"
     with tqdm(total=budget_s, bar_format=words, leave=False, delay=1.0, disable=ranks.slot != 0 or None) as bar:
         for job in order * _MOST_ROUNDS:
-            if job in failed or _too_long(job, runs[job], times, model, budget_s * _LONGEST_SHARE * 1e9):
+            # By its own fastest run; before its first two, by the times of others, if there are any.
+            least_ns = _slowest(runs[job], min) if runs[job] else _predicted(job, times, model) if times else 0
+            if job in failed or least_ns > longest_ns:
                 continue
             for _ in range(1 if runs[job] else 2):  # the first warms up
                 row, spent = _sample(ranks, job, lambda job: _run(job, group, compute_dtypes[job.shape], device), begin)
@@ -143,13 +133,6 @@ def measure(
 def _slowest(rows: list[list[int]], average: Callable[[Any], int]) -> int:
     """The maximum over ranks of an average over runs. The lower median of 2 n runs leaves out the one that warms up."""
     return max(average(column) for column in zip(*rows, strict=True))
-
-
-def _too_long(job: Job, rows: list[list[int]], times: dict[Job, int], model: str, longest_ns: float) -> bool:
-    """Whether not to run a job: by its own fastest run; before its first two, by the times of others."""
-    if not rows and not times:
-        return False
-    return (_slowest(rows, min) if rows else _predicted(job, times, model)) > longest_ns
 
 
 def _predicted(job: Job, times: dict[Job, int], model: str) -> int:
@@ -197,17 +180,13 @@ def _run(job: Job, group: _C.MuonGroup, compute_dtype: torch.dtype, device: torc
     # A pattern, not random numbers: the user's generators stay untouched.
     gradient = torch.arange(master.numel(), dtype=torch.float32, device=device).mul_(0.7).sin_().view(shape)
     packed = torch.empty(shape, dtype=compute_dtype, device=device)
-    _synchronize(device)
+    synchronize = torch.get_device_module(device).synchronize  # on CPUs it does nothing
+    synchronize(device)
     begin = time.perf_counter_ns()
     _C.muon_update(master, momentum, gradient, group)
     packed.copy_(master)
-    _synchronize(device)
+    synchronize(device)
     return time.perf_counter_ns() - begin
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _device_name(device: torch.device) -> str:
@@ -233,13 +212,12 @@ def _key(
     ranks: Ranks, muon: dict[str, Any], compute_dtypes: dict[Shape, torch.dtype], device: torch.device
 ) -> dict[str, Any]:
     """All that a time depends on besides shape and batch."""
-    rows = _C.resolve_coefficients(muon["ns_coefficients"], muon["ns_steps"])
     return {
         "device": _device_name(device),
         "dmuon": dmuon.__version__,
         "torch": torch.__version__,
         "ns_dtype": str(muon["ns_dtype"] or _C.default_ns_dtype(device)),
-        "ns_coefficients": rows,
+        "ns_coefficients": resolved_coefficients(muon["ns_coefficients"], muon["ns_steps"]),
         "compute_dtypes": sorted({str(dtype) for dtype in compute_dtypes.values()}),
         "nesterov": muon["nesterov"],
         # Ranks of a CPU share its cores.

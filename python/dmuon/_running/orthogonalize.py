@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dmuon import _C
-from dmuon._setup.hyperparameters import EPS, NS_COEFFICIENTS, NS_STEPS
+from dmuon._setup.hyperparameters import EPS, NS_COEFFICIENTS, NS_STEPS, resolved_coefficients
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -52,15 +52,5 @@ def orthogonalize(
         raise ValueError(f"orthogonalize: ns_dtype must be fp64, fp32, bf16, fp16 or None; got {ns_dtype}")
     if isinstance(ns_steps, bool) or not isinstance(ns_steps, int) or not 0 <= ns_steps < 100:
         raise ValueError(f"orthogonalize: ns_steps must be an int in [0, 99]; got {ns_steps!r}")
-    return _C.orthogonalize(x, _rows(ns_coefficients), ns_steps, EPS, ns_dtype)
-
-
-def _rows(coefficients: str | Sequence[Sequence[float]]) -> str | list[tuple[float, float, float]]:
-    if isinstance(coefficients, str):
-        return coefficients
-    try:
-        return [(float(a), float(b), float(c)) for a, b, c in coefficients]
-    except (TypeError, ValueError):
-        raise ValueError(
-            f"orthogonalize: ns_coefficients must be a set's name or rows (a, b, c); got {coefficients!r}"
-        ) from None
+    rows = resolved_coefficients(ns_coefficients, ns_steps, "orthogonalize")
+    return _C.orthogonalize(x, rows, ns_steps, EPS, ns_dtype)

@@ -53,39 +53,51 @@ def native_group(group: dict[str, Any], device: torch.device) -> _C.MuonGroup:
     )
 
 
-def resolved_coefficients(given: NsCoefficients, steps: int) -> list[tuple[float, float, float]]:
-    """One (a, b, c) for each step."""
-    if isinstance(given, str):
+def resolved_coefficients(
+    given: NsCoefficients, steps: int, function: str = "Muon"
+) -> list[tuple[float, float, float]]:
+    """One (a, b, c) for each step.
+
+    Raises:
+        ValueError: there are no such coefficients; names `function` and its argument `ns_coefficients`.
+    """
+    try:
+        if not isinstance(given, str):
+            rows: Any = list(given)
+            if rows and not isinstance(rows[0], Sequence):
+                rows = [rows]
+            given = [(float(a), float(b), float(c)) for a, b, c in rows]
         return _C.resolve_coefficients(given, steps)
-    rows: Any = list(given)
-    if rows and not isinstance(rows[0], Sequence):
-        rows = [rows]
-    if any(len(row) != 3 for row in rows):
-        raise ValueError(f"Muon: ns_coefficients: expected rows (a, b, c) or a name, got {given!r}")
-    return _C.resolve_coefficients([(float(a), float(b), float(c)) for a, b, c in rows], steps)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{function}: ns_coefficients: expected rows (a, b, c) or a name, got {given!r}: {error}"
+        ) from None
 
 
-def _number(where: str, name: str, value: Any, low: float, high: float = math.inf) -> None:
+def _number(argument: str, value: Any, most: float = math.inf) -> None:
     if isinstance(value, torch.Tensor) and value.numel() != 1:
-        raise ValueError(f"{where}: {name}: expected one element, got a tensor of shape {tuple(value.shape)}")
+        raise ValueError(f"{argument}: expected one element, got a tensor of shape {tuple(value.shape)}")
     try:
         number = float(value)
     except (TypeError, ValueError):
-        raise ValueError(f"{where}: {name}: expected a number, got {value!r}") from None
-    if not (low <= number < high):
-        raise ValueError(f"{where}: {name}: expected a number in [{low:g}, {high:g}), got {number:g}")
+        raise ValueError(f"{argument}: expected a number, got {value!r}") from None
+    if not 0 <= number < most:
+        raise ValueError(f"{argument}: expected a number in [0, {most:g}), got {number:g}")
 
 
 def check_group(group: dict[str, Any]) -> None:
     """Raises ValueError naming the first bad hyperparameter of a group."""
-    (_check_muon if group["algorithm"] == "muon" else _check_adamw)(group)
-
-
-def _check_muon(group: dict[str, Any]) -> None:
-    _number("Muon", "lr", group["lr"], 0)
-    _number("Muon", "weight_decay", group["weight_decay"], 0)
-    _number("Muon", "momentum", group["momentum"], 0, 1)
-    _number("Muon", "eps", group["eps"], 0)
+    of_muon = group["algorithm"] == "muon"
+    for name in ("lr", "weight_decay", "eps"):
+        _number(f"Muon: {'' if of_muon else 'adamw_'}{name}", group[name])
+    if not of_muon:
+        betas = group["betas"]
+        if not isinstance(betas, tuple | list) or len(betas) != 2:
+            raise ValueError(f"Muon: adamw_betas: expected two numbers, got {betas!r}")
+        for beta in betas:
+            _number("Muon: adamw_betas", beta, 1)
+        return
+    _number("Muon: momentum", group["momentum"], 1)
     steps = group["ns_steps"]
     if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps < 100:
         raise ValueError(f"Muon: ns_steps: expected an int in [1, 99], got {steps!r}")
@@ -97,14 +109,3 @@ def _check_muon(group: dict[str, Any]) -> None:
         native_group({**group, "ns_dtype": torch.float32}, torch.device("cpu"))
     except TypeError as error:
         raise ValueError(f"Muon: a hyperparameter has the wrong type: {error}") from None
-
-
-def _check_adamw(group: dict[str, Any]) -> None:
-    _number("Muon", "adamw_lr", group["lr"], 0)
-    _number("Muon", "adamw_weight_decay", group["weight_decay"], 0)
-    _number("Muon", "adamw_eps", group["eps"], 0)
-    betas = group["betas"]
-    if not isinstance(betas, tuple | list) or len(betas) != 2:
-        raise ValueError(f"Muon: adamw_betas: expected two numbers, got {betas!r}")
-    for beta in betas:
-        _number("Muon", "adamw_betas", beta, 0, 1)
