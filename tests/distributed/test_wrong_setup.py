@@ -28,7 +28,7 @@ refused = Refusals()
 @refused("lookahead: expected a number of units, 0 or more, got 1099511627776", lookahead=2**40)
 @refused("max_units_in_flight: expected a number of units, 2 or more or None, got 1", max_units_in_flight=1)
 @refused("timeout: expected a positive datetime.timedelta or None, got 5", timeout=5)
-@refused("mp_policy: expected torch.distributed.fsdp.MixedPrecisionPolicy or None, got str", mp_policy="bf16")
+@refused("mp_policy: expected torch.distributed.fsdp.MixedPrecisionPolicy or None, got 'bf16'", mp_policy="bf16")
 def dedicate_on_this_mesh(mesh: Any, **options: Any) -> None:
     dmuon.dedicate_params(make_gpt(depth=1), mesh, **options)
 
@@ -71,7 +71,7 @@ def forward_of_a_submodule_between(mesh: Any) -> None:
     model.blocks[0].up(torch.zeros(1, 24))
 
 
-@refused("select: selected 'blocks.0.norm.weight'", "2-D", "got a 1-D one")
+@refused("select: selected 'blocks.0.norm.weight'", "2-D", ": 1-D.")
 def select_a_vector(mesh: Any) -> None:
     dedicated(mesh, select=lambda name, module, parameter: "norm" in name or None)
 

@@ -67,15 +67,11 @@ def times_by_shape(plan: _plan.Plan) -> dict[str, list[float]]:
     The last of many shapes are one entry.
     """
     inventory, costs = plan.inventory, plan.costs
-    times: dict[str, dict[int, int]] = {}  # nanoseconds by size of batch
-    loads: dict[str, list[float]] = {}
+    times = {matrix.shape_text(): dict(costs.batches(matrix)) for matrix in inventory}  # nanoseconds by size of batch
+    loads = {shape: [0.0] * plan.mesh.num_owners() for shape in times}
     numbers = Counter[str]()
     for owner, matrices in plan.batches:
-        first = inventory[matrices[0]]
-        shape = first.shape_text()
-        if shape not in times:
-            times[shape] = dict(costs.batches(first))
-            loads[shape] = [0.0] * plan.mesh.num_owners()
+        shape = inventory[matrices[0]].shape_text()
         loads[shape][owner] += times[shape][len(matrices)] / 1e6
         numbers[shape] += len(matrices)
     order = sorted(loads, key=lambda shape: -sum(loads[shape]))

@@ -13,8 +13,8 @@ import torch
 import torch.nn as nn
 
 from dmuon import _plan
-from dmuon._planning.costs import loaded_costs, measured_costs, model_of
-from dmuon._planning.owner_plan import DEFAULT_DEVICE, Plan, decide
+from dmuon._planning.costs import measured_costs, model_of
+from dmuon._planning.owner_plan import DEFAULT_DEVICE, Plan, decide, from_file
 from dmuon._setup.agreement import agreement, from_first
 from dmuon._setup.dedication import Dedication, dedicate_params, is_dedicated, plain_module
 from dmuon._setup.options import Planning, require_path
@@ -22,6 +22,8 @@ from dmuon._setup.routing import Matrix, route
 from dmuon._setup.strategies import require_strategy
 from dmuon._setup.units import Unit, find_units
 
+# These do not look at costs; nor does a single rank, which owns everything, look at measured ones.
+_WITHOUT_COSTS = ("round_robin", "rank0", "xor_layout")
 PLAN = "_dmuon_plan"  # what Muon keeps the plan under, in the model's own __dict__
 
 
@@ -70,7 +72,10 @@ def plan(
         )
     matrices, units = _routed(model, "plan")
     items = inventory_of(matrices, units)
-    table = _plan.modelled_costs(items, device) if costs is None else loaded_costs(costs, "plan")
+    if costs is None:
+        table = _plan.modelled_costs(items, device)
+    else:
+        table = from_file(costs, _plan.CostTable.from_json, "plan: costs: cannot read the table")
     return Plan(decide(items, _plan.Mesh(*mesh), strategy, table, _plan.PlanOptions()))
 
 
@@ -129,15 +134,6 @@ def _changed(function: Callable[..., Any], **values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value != parameters[name].default}
 
 
-def _require_room(plan: Plan, planning: Planning) -> None:
-    """A loaded plan's memory is as its file's options count it."""
-    most, peak = planning.max_memory_bytes, max(plan.memory_bytes, default=0)
-    if most is not None and peak > most:
-        raise ValueError(
-            f"dedicate_params: max_memory_bytes: expected >= {peak}, the peak of the plan {planning.plan!r}, got {most}"
-        )
-
-
 def _require_alone(planning: Planning) -> None:
     """A loaded plan leaves nothing to decide: options of deciding would be without effect."""
     values = {name: getattr(planning, name) for name in ("strategy", "costs", "layout_slack")}
@@ -155,8 +151,10 @@ def make_plan(dedication: Dedication, units: list[Unit], muon: dict[str, Any], d
     ranks, planning, matrices = dedication.ranks, dedication.planning, dedication.matrices
     items = inventory_of(matrices, units)
     mesh = _plan.Mesh(ranks.num_replicates, ranks.num_shards)
-    costed = _batchable(items, planning.batching)
-    dtypes = _compute_dtypes(dedication)
+    # Without batching one matrix of each shape is asked for, so that costs are of single matrices.
+    costed = items if planning.batching else list({(item.rows, item.cols): item for item in items}.values())
+    policy = dedication.mp_policy
+    dtypes = {(m.shape[0], m.shape[1]): policy.param_dtype or m.parameter.dtype for m in matrices}
     table = None
     needs_costs = planning.plan is None and planning.strategy not in _WITHOUT_COSTS and ranks.size > 1
     if needs_costs and planning.costs == "measured":
@@ -167,12 +165,12 @@ def make_plan(dedication: Dedication, units: list[Unit], muon: dict[str, Any], d
         if planning.plan is not None:
             return Plan.load(planning.plan).to_json()
         if planning.costs not in ("measured", "modelled"):
-            found = loaded_costs(planning.costs, "dedicate_params")
+            problem = "dedicate_params: costs: cannot read the table"
+            found = from_file(planning.costs, _plan.CostTable.from_json, problem)
         else:  # what does not look at costs was not measured
             found = table or _plan.modelled_costs(costed, model_of(device))
         weight_bytes = max((dtype.itemsize for dtype in dtypes.values()), default=4)
-        reduce_dtype = dedication.mp_policy.reduce_dtype
-        gradient_bytes = weight_bytes if reduce_dtype is None else reduce_dtype.itemsize
+        gradient_bytes = weight_bytes if policy.reduce_dtype is None else policy.reduce_dtype.itemsize
         options = planning.native(dedication.schedule, weight_bytes, gradient_bytes)
         return decide(items, mesh, planning.strategy, found, options).to_json()
 
@@ -180,21 +178,11 @@ def make_plan(dedication: Dedication, units: list[Unit], muon: dict[str, Any], d
     with agreement(ranks, "Muon") as facts:
         result = Plan(_plan.Plan.from_json(text))
         result.native.require_fit(items, mesh)
-        if planning.plan is not None:
-            _require_room(result, planning)
+        most, peak = planning.max_memory_bytes, max(result.memory_bytes, default=0)
+        if planning.plan is not None and most is not None and peak > most:  # as the file's own options count it
+            raise ValueError(
+                f"dedicate_params: max_memory_bytes: expected >= {peak}, the peak of the plan {planning.plan!r}, got "
+                f"{most}"
+            )
         facts.append(f"plan hash {result.native.hash()}")
     return result
-
-
-# These do not look at costs; nor does a single rank, which owns everything, look at measured ones.
-_WITHOUT_COSTS = ("round_robin", "rank0", "xor_layout")
-
-
-def _batchable(items: list[_plan.Parameter], batching: bool) -> list[_plan.Parameter]:
-    """All matrices; without batching one of each shape, so that costs are of single matrices."""
-    return items if batching else list({(item.rows, item.cols): item for item in items}.values())
-
-
-def _compute_dtypes(dedication: Dedication) -> dict[tuple[int, int], torch.dtype]:
-    chosen = dedication.mp_policy.param_dtype
-    return {(m.shape[0], m.shape[1]): chosen or m.parameter.dtype for m in dedication.matrices}

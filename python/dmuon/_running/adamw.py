@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -88,10 +89,7 @@ def checked_adamw_groups(
 
 
 def _listed(params: Any, where: str) -> list[torch.Tensor]:
-    try:
-        items = [params] if isinstance(params, torch.Tensor) else list(params)
-    except TypeError:
-        items = [params]
+    items = list(params) if isinstance(params, Iterable) and not isinstance(params, torch.Tensor) else [params]
     found: list[Any] = [item[1] if isinstance(item, tuple) and len(item) == 2 else item for item in items]
     for item in found:
         if not isinstance(item, torch.Tensor):

@@ -68,9 +68,7 @@ def _before(runtime: Runtime, index: int) -> Any:
         runtime.refuse_inside_full_params("a forward")
         runtime.engine.before_forward(index)
         runtime.weights[index].show_weights()
-        if not torch.is_grad_enabled():
-            return None
-        inputs = tensors_requiring_grad((args, kwargs))
+        inputs = tensors_requiring_grad((args, kwargs)) if torch.is_grad_enabled() else []
         if not inputs:
             return None
         watched = dict(zip(map(id, inputs), runtime.engine.watch_inputs(index, inputs), strict=True))

@@ -45,9 +45,8 @@ def norms(parameters: Sequence[nn.Parameter]) -> _C.HostNorms:
     """The squared norms of this rank's shards of gradients, and of the gradients that every rank has whole."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     sharded = [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
-    return _C.HostNorms(
-        _squared_norm(sharded), _squared_norm([gradient for gradient in gradients if not isinstance(gradient, DTensor)])
-    )
+    whole = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
+    return _C.HostNorms(_squared_norm(sharded), _squared_norm(whole))
 
 
 def scale(parameters: Sequence[nn.Parameter], factor: float) -> None:

@@ -163,8 +163,7 @@ class Muon(torch.optim.Optimizer):
         if algorithm not in ("muon", "adamw"):
             raise ValueError(f"add_param_group: algorithm: expected 'muon' or 'adamw', got {algorithm!r}")
         defaults = self._muon_defaults if algorithm == "muon" else self._adamw_defaults
-        for key, value in defaults.items():
-            param_group.setdefault(key, value)
+        param_group.update({**defaults, **param_group})
         check_group(param_group)
         super().add_param_group(param_group)
         group = self.param_groups[-1]
@@ -232,10 +231,8 @@ class Muon(torch.optim.Optimizer):
 
     def _warn_of_unfrozen(self) -> None:
         grouped = {id(p) for group in self.param_groups for p in group["params"]}
-        for name, parameter in [*self._frozen.items()]:
-            if not parameter.requires_grad:
-                continue
-            del self._frozen[name]
+        for name in [name for name, parameter in self._frozen.items() if parameter.requires_grad]:
+            parameter = self._frozen.pop(name)
             if id(parameter) not in grouped and self._runtime.ranks.slot == 0:
                 logger.warning(
                     "dmuon: '%s' was frozen when Muon was made and requires a gradient now, but no group has it: it is "

@@ -51,11 +51,5 @@ def _map_fields(value: Any, change: TensorMap) -> Any:
 def tensors_requiring_grad(value: Any) -> list[torch.Tensor]:
     """Every tensor in `value` that requires grad, each once, in order."""
     found: dict[int, torch.Tensor] = {}
-
-    def visit(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.requires_grad:
-            found.setdefault(id(tensor), tensor)
-        return tensor
-
-    map_tensors(value, visit)
-    return list(found.values())
+    map_tensors(value, lambda tensor: found.setdefault(id(tensor), tensor))
+    return [tensor for tensor in found.values() if tensor.requires_grad]

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import logging
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -154,18 +155,20 @@ def dedicate_params(
 def _guard(model: nn.Module, dedication: Dedication) -> None:
     """Lets nothing use the model until Muon puts placeholders where matrices were."""
 
-    def refuse_forward(module: nn.Module, args: Any) -> None:
-        raise ValueError(
-            "dedicate_params: a forward ran between dedicate_params and Muon. Expected: dedicate_params(model), "
-            "fully_shard, dmuon.Muon(model), then the first forward."
-        )
+    def refusing(problem: str) -> Callable[..., None]:
+        def refuse(*_: Any) -> None:
+            raise ValueError(f"dedicate_params: {problem}")
 
-    def refuse_state(module: nn.Module, *_: Any) -> None:
-        raise ValueError(
-            "dedicate_params: a state dict was taken or loaded between dedicate_params and Muon. Expected: load "
-            "weights before dedicate_params, or after Muon inside dmuon.full_params(model, writeback=True)."
-        )
+        return refuse
 
+    refuse_forward = refusing(
+        "a forward ran between dedicate_params and Muon. Expected: dedicate_params(model), fully_shard, "
+        "dmuon.Muon(model), then the first forward."
+    )
+    refuse_state = refusing(
+        "a state dict was taken or loaded between dedicate_params and Muon. Expected: load weights before "
+        "dedicate_params, or after Muon inside dmuon.full_params(model, writeback=True)."
+    )
     holders = {place.module: None for matrix in dedication.matrices for place in matrix.places}
     for module in holders:
         dedication.guards += [

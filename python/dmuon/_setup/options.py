@@ -31,26 +31,19 @@ class Schedule:
     def native(self) -> _plan.StepOptions:
         """For the engine and the planner."""
         options = _plan.StepOptions()
-        options.node_copy = self.node_copy
-        options.lookahead = self.lookahead
         options.max_units_in_flight = self.max_units_in_flight or 0
         options.reshard_after_forward = self.reshard_after_forward is not False
-        options.broadcast_before_reduce = self.broadcast_before_reduce
-        options.asynchronous = self.asynchronous
+        for name in ("node_copy", "lookahead", "broadcast_before_reduce", "asynchronous"):
+            setattr(options, name, getattr(self, name))
         return options
 
     def check(self) -> None:
         """Raises a ValueError that names the first bad option of `dedicate_params`."""
-        if not isinstance(self.node_copy, bool):
-            raise ValueError(f"dedicate_params: node_copy: expected True or False, got {self.node_copy!r}")
-        for name, least, or_none in (("lookahead", 0, ""), ("max_units_in_flight", 2, " or None")):
-            value = getattr(self, name)
-            if value is None and or_none:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _MOST_UNITS:
-                raise ValueError(
-                    f"dedicate_params: {name}: expected a number of units, {least} or more{or_none}, got {value!r}"
-                )
+        _require(isinstance(self.node_copy, bool), "node_copy", "True or False", self.node_copy)
+        _require(_is_int(self.lookahead, 0, _MOST_UNITS), "lookahead", "a number of units, 0 or more", self.lookahead)
+        units = self.max_units_in_flight
+        good = units is None or _is_int(units, 2, _MOST_UNITS)
+        _require(good, "max_units_in_flight", "a number of units, 2 or more or None", units)
 
 
 @dataclasses.dataclass
@@ -85,30 +78,36 @@ class Planning:
             require_path(self.plan, "dedicate_params: plan")
         require_path(self.costs, "dedicate_params: costs")
         slack, most = self.layout_slack, self.max_memory_bytes
-        if isinstance(slack, bool) or not isinstance(slack, int | float) or not 0 <= slack <= 1:
-            raise ValueError(f"dedicate_params: layout_slack: expected a number in [0, 1], got {slack!r}")
-        if most is not None and (isinstance(most, bool) or not isinstance(most, int) or not 0 < most < 2**62):
-            raise ValueError(f"dedicate_params: max_memory_bytes: expected a positive int or None, got {most!r}")
+        good = isinstance(slack, int | float) and not isinstance(slack, bool) and 0 <= slack <= 1
+        _require(good, "layout_slack", "a number in [0, 1]", slack)
+        good = most is None or _is_int(most, 1, 2**62 - 1)
+        _require(good, "max_memory_bytes", "a positive int or None", most)
 
 
 def check_as_for_fully_shard(mp_policy: MixedPrecisionPolicy | None, reshard_after_forward: bool | None) -> None:
     """Raises a ValueError that names the first bad one of the options that `fully_shard` has too."""
-    if mp_policy is not None and not isinstance(mp_policy, MixedPrecisionPolicy):
-        raise ValueError(
-            "dedicate_params: mp_policy: expected torch.distributed.fsdp.MixedPrecisionPolicy or None, got "
-            f"{type(mp_policy).__name__}"
-        )
-    for name in ("param_dtype", "reduce_dtype") if mp_policy is not None else ():
-        dtype = getattr(mp_policy, name)
-        if dtype not in (None, torch.float32, torch.bfloat16, torch.float16):
-            raise ValueError(
-                f"dedicate_params: mp_policy.{name}: expected float32, bfloat16, float16 or None, got {dtype}"
-            )
-    if reshard_after_forward is not None and not isinstance(reshard_after_forward, bool):
-        raise ValueError(
-            "dedicate_params: reshard_after_forward: expected True, False or None; resharding to a smaller world "
-            f"size (an int) has no meaning for owned matrices; got {reshard_after_forward!r}"
-        )
+    if mp_policy is not None:
+        good = isinstance(mp_policy, MixedPrecisionPolicy)
+        _require(good, "mp_policy", "torch.distributed.fsdp.MixedPrecisionPolicy or None", mp_policy)
+        for name in ("param_dtype", "reduce_dtype"):
+            dtype = getattr(mp_policy, name)
+            good = dtype in (None, torch.float32, torch.bfloat16, torch.float16)
+            _require(good, f"mp_policy.{name}", "float32, bfloat16, float16 or None", dtype)
+    _require(
+        reshard_after_forward is None or isinstance(reshard_after_forward, bool),
+        "reshard_after_forward",
+        "True, False or None (resharding to a smaller world size, an int, has no meaning for owned matrices)",
+        reshard_after_forward,
+    )
+
+
+def _require(good: bool, argument: str, expected: str, got: object) -> None:
+    if not good:
+        raise ValueError(f"dedicate_params: {argument}: expected {expected}, got {got!r}")
+
+
+def _is_int(value: object, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def require_path(value: object, argument: str) -> None:

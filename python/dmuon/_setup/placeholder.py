@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import torch
@@ -60,16 +60,18 @@ class OwnedTensor(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         owned = next(_owned_in(args), None)
+        if owned is None:
+            refuse("?", str(func))
         if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
-            return owned._alias() if owned is not None else NotImplemented
-        if func is torch.ops.aten.zero_.default and owned is not None and owned._clear is not None:
+            return owned._alias()
+        if func is torch.ops.aten.zero_.default and owned._clear is not None:
             owned._clear()
             return owned
-        if func is torch.ops.aten._foreach_zero_.default and owned is not None and owned._clear is not None:
+        if func is torch.ops.aten._foreach_zero_.default and owned._clear is not None:
             for tensor in args[0]:
                 tensor.zero_()
             return None
-        refuse(owned._name if owned is not None else "?", str(func))
+        refuse(owned._name, str(func))
 
     def _alias(self) -> OwnedTensor:
         return OwnedTensor(self._name, self.shape, self.dtype, self.device, self._clear)
@@ -113,7 +115,7 @@ class OwnedTensor(torch.Tensor):
         refuse(self._name, "data_ptr")
 
 
-def _owned_in(values: Any) -> Any:
+def _owned_in(values: Any) -> Iterator[OwnedTensor]:
     for value in values:
         if isinstance(value, OwnedTensor):
             yield value

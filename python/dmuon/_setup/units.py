@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import torch.nn as nn
 from torch.distributed.fsdp import FSDPModule
@@ -26,26 +27,15 @@ def _path_to_unit(root: nn.Module, path: str) -> str:
     the module itself.
     """
     names = path.split(".") if path else []
-    modules = [root]
-    for name in names:
-        modules.append(modules[-1].get_submodule(name))
+    prefixes = [".".join(names[:depth]) for depth in range(len(names) + 1)]
+    modules = [root.get_submodule(prefix) for prefix in prefixes]
     for depth in range(len(names), 0, -1):
         if isinstance(modules[depth], FSDPModule):
-            return ".".join(names[:depth])
-    for depth in range(1, len(names) + 1):
-        if isinstance(modules[depth - 1], nn.ModuleList | nn.Sequential):
-            return ".".join(names[:depth])
+            return prefixes[depth]
+    for parent, prefix in zip(modules, prefixes[1:], strict=False):
+        if isinstance(parent, nn.ModuleList | nn.Sequential):
+            return prefix
     return path
-
-
-def _common_ancestor(paths: list[str]) -> str:
-    split = [path.split(".") if path else [] for path in paths]
-    common: list[str] = []
-    for names in zip(*split, strict=False):
-        if len(set(names)) > 1:
-            break
-        common.append(names[0])
-    return ".".join(common)
 
 
 def _with_forward(root: nn.Module, path: str) -> str:
@@ -73,7 +63,9 @@ def find_units(root: nn.Module, module_paths: list[list[str]]) -> list[Unit]:
     """
     members: dict[str, list[int]] = {}
     for matrix, paths in enumerate(module_paths):
-        path = _with_forward(root, _common_ancestor([_path_to_unit(root, path) for path in paths]))
+        levels = zip(*(_path_to_unit(root, path).split(".") for path in paths), strict=False)
+        common = itertools.takewhile(lambda names: len(set(names)) == 1, levels)
+        path = _with_forward(root, ".".join(names[0] for names in common))
         members.setdefault(path, []).append(matrix)
     order = {name: place for place, (name, _) in enumerate(root.named_modules(remove_duplicate=False))}
     return [
