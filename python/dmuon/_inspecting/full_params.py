@@ -42,7 +42,10 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
     for sharded in fsdp_modules(model):
         sharded.reshard()
     swapped = _sharded_places(model)
-    wholes = _whole_matrices(runtime)
+    wholes = [
+        nn.Parameter(runtime.engine.gather(index, "master").to(placeholder.dtype), placeholder.requires_grad)
+        for index, placeholder in enumerate(runtime.placeholders)
+    ]
     originals = [whole.detach().clone() for whole in wholes] if writeback else []
     shards = {id(p): nn.Parameter(p.full_tensor().detach(), p.requires_grad) for _, _, p in swapped}
     hooks = _suspend_load_hooks([module for module, _, _ in swapped])
@@ -97,14 +100,6 @@ def _sharded_places(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
     ]
 
 
-def _whole_matrices(runtime: Runtime) -> list[nn.Parameter]:
-    wholes = []
-    for index, placeholder in enumerate(runtime.placeholders):
-        values = runtime.engine.gather(index, "master").to(placeholder.dtype)
-        wholes.append(nn.Parameter(values, requires_grad=placeholder.requires_grad))
-    return wholes
-
-
 @torch.no_grad()
 def _write_back(runtime: Runtime, originals: list[torch.Tensor], swapped: list[tuple[nn.Module, str, Any]]) -> None:
     with agreement(runtime.ranks, "full_params"):
@@ -119,7 +114,10 @@ def _write_back(runtime: Runtime, originals: list[torch.Tensor], swapped: list[t
             runtime.engine.scatter(index, "master", new)
     runtime.engine.publish()
     for (_, _, parameter), whole in zip(swapped, wholes, strict=True):
-        _write_shard(parameter, whole)
+        # src_data_rank=None: every rank cuts its shard from its own values, without communication.
+        values, mesh = whole.to(parameter.dtype), parameter.device_mesh
+        shard = distribute_tensor(values, mesh, parameter.placements, src_data_rank=None)
+        parameter.to_local().copy_(shard.to_local())
 
 
 def _current(module: nn.Module, attribute: str, name: str, shape: torch.Size) -> torch.Tensor:
@@ -128,10 +126,3 @@ def _current(module: nn.Module, attribute: str, name: str, shape: torch.Size) ->
         got = "none" if parameter is None else tuple(parameter.shape)
         raise ValueError(f"full_params: '{name}': expected shape {tuple(shape)}, got {got}")
     return parameter.detach()
-
-
-@torch.no_grad()
-def _write_shard(parameter: DTensor, whole: torch.Tensor) -> None:
-    # src_data_rank=None: every rank cuts its shard from its own values, without communication.
-    cut = distribute_tensor(whole.to(parameter.dtype), parameter.device_mesh, parameter.placements, src_data_rank=None)
-    parameter.to_local().copy_(cut.to_local())

@@ -103,10 +103,8 @@ class Profile:
         for record in self._records:
             process = {"ph": "M", "pid": record.rank}
             events.append({**process, "name": "process_name", "args": {"name": f"rank {record.rank}"}})
-            events += [
-                {**process, "tid": tid, "name": "thread_name", "args": {"name": LANES[lane]}}
-                for tid, lane in enumerate(lanes)
-            ]
+            for tid, name in enumerate(LANES.values()):
+                events.append({**process, "tid": tid, "name": "thread_name", "args": {"name": name}})
         for span in self.spans:
             issued, started, done = (1e6 * (t - origin) for t in (span.issued, span.started, span.done))
             events.append(
@@ -155,17 +153,10 @@ class Profile:
 
         panels = []
         for record in records:
-            bars = [
-                Bar(span.lane, span.kind, span.unit, *in_ms(record, span.started, span.done)) for span in record.spans
-            ]
+            bars = [Bar(s.lane, s.kind, s.unit, *in_ms(record, s.started, s.done)) for s in record.spans]
             phases = [(name, *in_ms(record, begin, end)) for name, begin, end in record.phases]
-            panels.append(
-                Panel(
-                    f"rank {record.rank}",
-                    [bar for bar in bars if bar.end > bar.begin],
-                    [phase for phase in phases if phase[2] > phase[1]],
-                )
-            )
+            inside = [bar for bar in bars if bar.end > bar.begin], [phase for phase in phases if phase[2] > phase[1]]
+            panels.append(Panel(f"rank {record.rank}", *inside))
         title = f"step {range(self.num_steps)[step] + 1} of {self.num_steps}, mesh {self._mesh}"
         if not self._host_times:
             title += f"; over all steps {self.hidden():.0%} of the time of communication is hidden"

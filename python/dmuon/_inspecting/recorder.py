@@ -170,10 +170,8 @@ class Recorder:
 
 def _pair(starts: list[float], ends: list[float]) -> list[Interval]:
     """From the first start since the end before to each end: a module's use ends where its release begins."""
-    pairs, last = [], -math.inf
-    for end in ends:
-        between = [start for start in starts if last < start <= end]
-        if between:
-            pairs.append((min(between), end))
-        last = end
-    return pairs
+    between = (
+        (min((start for start in starts if last < start <= end), default=None), end)
+        for last, end in zip([-math.inf, *ends], ends, strict=False)
+    )
+    return [(start, end) for start, end in between if start is not None]

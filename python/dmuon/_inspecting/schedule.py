@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 
 import torch.nn as nn
@@ -96,12 +97,10 @@ class StepSchedule:
         ]
         for name, operations in self.passes.items():
             lines.append(f"{name}:")
-            before = ""
-            for operation in operations:
-                if operation.kind in ("forward", "backward"):
-                    continue  # the module's own compute
-                lines.append(self._line(operation, "" if operation.trigger == before else operation.trigger))
-                before = operation.trigger
+            own = [operation for operation in operations if operation.kind not in ("forward", "backward")]
+            for trigger, issued in itertools.groupby(own, lambda operation: operation.trigger):
+                first, *others = issued
+                lines += [self._line(first, trigger), *(self._line(operation, "") for operation in others)]
         return "\n".join(lines)
 
     def _line(self, operation: Operation, trigger: str) -> str:
@@ -188,9 +187,9 @@ class _Simulated:
         self.programs = _C.unroll(job)
         self.issues = self.programs[self.slot].issues
 
-    def operations(self, engine: _C.Engine, event: int) -> tuple[Operation, ...]:
-        """What is issued in an event."""
-        return tuple(self._operation(engine, issue) for issue in self.issues if issue.event == event)
+    def operations(self, engine: _C.Engine, event: int, known: bool) -> tuple[Operation, ...]:
+        """What is issued in an event; nothing unless its pass is `known`."""
+        return tuple(self._operation(engine, issue) for issue in self.issues if known and issue.event == event)
 
     def _operation(self, engine: _C.Engine, issue: _C.Issue) -> Operation:
         operation, trigger = issue.operation, "opt.step()"
@@ -250,15 +249,11 @@ def schedule(model: nn.Module) -> StepSchedule:
     engine = runtime.engine
     simulated = _Simulated(model, runtime)
     forward, backward = (bool(engine.trace(of)) for of in (_C.Pass.TRAIN_FORWARD, _C.Pass.BACKWARD))
-
-    def operations(event: int, known: bool) -> tuple[Operation, ...]:
-        return simulated.operations(engine, event) if known else ()
-
     return StepSchedule(
-        forward=operations(_FIRST, forward),
-        backward=operations(_FIRST + 1, backward),
-        backward_no_sync=operations(_NO_SYNC, backward),
-        step=operations(_FIRST + 2, forward),
+        forward=simulated.operations(engine, _FIRST, forward),
+        backward=simulated.operations(engine, _FIRST + 1, backward),
+        backward_no_sync=simulated.operations(engine, _NO_SYNC, backward),
+        step=simulated.operations(engine, _FIRST + 2, forward),
         mesh=(runtime.ranks.num_replicates, runtime.ranks.num_shards),
         slot=runtime.ranks.slot,
         node_copy=dedication_of(model, "schedule").schedule.node_copy,

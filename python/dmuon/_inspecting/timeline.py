@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import itertools
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -75,17 +76,14 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 def common(a: Iterable[Interval], b: Iterable[Interval]) -> list[Interval]:
     """The points in both."""
-    left, right, overlaps = union(a), union(b), []
-    i = j = 0
-    while i < len(left) and j < len(right):
-        begin, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
-        if begin < end:
+    disjoint = [*union(a), *union(b)]
+    ends = sorted([*((begin, 1) for begin, _ in disjoint), *((end, -1) for _, end in disjoint)])
+    depth, overlaps = 0, []
+    for (begin, step), (end, _) in itertools.pairwise(ends):
+        depth += step
+        if depth == 2:
             overlaps.append((begin, end))
-        if left[i][1] < right[j][1]:
-            i += 1
-        else:
-            j += 1
-    return overlaps
+    return union(overlaps)
 
 
 def length(intervals: Iterable[Interval]) -> float:
@@ -96,11 +94,8 @@ def length(intervals: Iterable[Interval]) -> float:
 def short_names(names: Iterable[str]) -> dict[str, str]:
     """Unit names without the path that all have in common: 'model.blocks.3' is '3'."""
     paths = {name: name.split(".") for name in names}
-    depth = 0
-    while paths and all(len(path) > depth + 1 for path in paths.values()):
-        if len({path[depth] for path in paths.values()}) > 1:
-            break
-        depth += 1
+    levels = zip(*(path[:-1] for path in paths.values()), strict=False)
+    depth = len(list(itertools.takewhile(lambda names: len(set(names)) == 1, levels)))
     return {name: ".".join(path[depth:]) for name, path in paths.items()}
 
 
@@ -117,12 +112,11 @@ def draw(path: str | os.PathLike[str], panels: Sequence[Panel], title: str, axis
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
     end = max((bar.end for panel in panels for bar in panel.bars), default=1.0)
     names = short_names(bar.unit for panel in panels for bar in panel.bars if bar.kind not in _NO_UNIT)
-    for place, (area, panel) in enumerate(zip(axes, panels, strict=True)):
+    for area, panel in zip(axes, panels, strict=True):
         _draw_panel(area, panel, lanes, names, end)
-        if place == 0:
-            for name, begin, until in panel.phases:
-                if (until - begin) / end > 0.03:
-                    area.text((begin + until) / 2, -0.62, name, ha="center", va="bottom", fontsize=9, color="#444444")
+    for name, begin, until in panels[0].phases:
+        if (until - begin) / end > 0.03:
+            axes[0].text((begin + until) / 2, -0.62, name, ha="center", va="bottom", fontsize=9, color="#444444")
     axes[-1].set_xlabel(axis)
     axes[-1].set_xlim(0, end)
     used = {_kind(bar) for panel in panels for bar in panel.bars}
@@ -144,13 +138,10 @@ def _draw_panel(area: Any, panel: Panel, lanes: list[str], names: dict[str, str]
         area.axvline(begin, color="#999999", linewidth=0.6, linestyle=":", zorder=1)
     # What nests (the updates in a step) lies on top of what is around it.
     for bar in sorted(panel.bars, key=lambda bar: bar.begin - bar.end):
-        row, kind = lanes.index(bar.lane), _kind(bar)
-        size = bar.end - bar.begin
-        height = 0.8
+        row, kind, size = lanes.index(bar.lane), _kind(bar), bar.end - bar.begin
         area.barh(
             row,
             size,
-            height,
             left=bar.begin,
             color=_COLORS.get(kind, "#dddddd"),
             edgecolor="white" if size > 0.004 * end else "none",

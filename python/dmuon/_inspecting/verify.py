@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -28,13 +29,11 @@ def routing_table(model: nn.Module) -> RoutingTable:
     if runtime is None:
         return table
     unit_of = {matrix: unit.name for unit in runtime.units for matrix in unit.matrices}
-    found = {m.name: (runtime.plan.owner[index], unit_of[index]) for index, m in enumerate(runtime.matrices)}
-    rows = (
-        dataclasses.replace(row, owner=owner, unit=unit)
-        for row in table
-        for owner, unit in [found.get(row.name, (None, None))]
-    )
-    return RoutingTable(rows, table.note)
+    found: dict[str, Any] = {
+        matrix.name: {"owner": runtime.plan.owner[index], "unit": unit_of[index]}
+        for index, matrix in enumerate(runtime.matrices)
+    }
+    return RoutingTable((dataclasses.replace(row, **found.get(row.name, {})) for row in table), table.note)
 
 
 _UPDATE_TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.2}
@@ -67,7 +66,7 @@ class Verification:
     @property
     def ok(self) -> bool:
         """Whether every difference is within its tolerance."""
-        return not any(difference > tolerance for _, difference, _, tolerance in self._parts())
+        return not self._wrong()
 
     def __bool__(self) -> bool:
         return self.ok
@@ -78,12 +77,12 @@ class Verification:
             f"{part:11}  {difference:10.2g}  {tolerance:9.2g}  {matrix}"
             for part, difference, matrix, tolerance in self._parts()
         ]
-        wrong = [part for part, difference, _, tolerance in self._parts() if difference > tolerance]
-        if wrong:
-            lines.append(f"verdict: dmuon's results differ from the plain computation in {' and '.join(wrong)}")
-        else:
-            lines.append("verdict: dmuon's results agree with the plain computation")
-        return "\n".join(lines)
+        wrong = " and ".join(self._wrong())
+        verdict = f"differ from the plain computation in {wrong}" if wrong else "agree with the plain computation"
+        return "\n".join([*lines, f"verdict: dmuon's results {verdict}"])
+
+    def _wrong(self) -> list[str]:
+        return [part for part, difference, _, tolerance in self._parts() if difference > tolerance]
 
     def _parts(self) -> list[tuple[str, float, str, float]]:
         return [
@@ -146,11 +145,9 @@ def verify(model: nn.Module, opt: Muon) -> Verification:
             )
     runtime.engine.settle()
     with torch.no_grad():
-        found = [
-            _worst(runtime, _publication_differences(runtime)),
-            _worst(runtime, _routing_differences(runtime)),
-            _worst(runtime, _update_differences(runtime, opt)),
-        ]
+        publication = _worst(runtime, _publication_differences(runtime))
+        routing = _worst(runtime, _routing_differences(runtime))
+        update = _worst(runtime, _update_differences(runtime, opt))
     for index in range(len(runtime.matrices)):
         runtime.engine.clear_gradient(index)
         runtime.placeholders[index].grad = None
@@ -158,9 +155,9 @@ def verify(model: nn.Module, opt: Muon) -> Verification:
     reduced = [policy.reduce_dtype or policy.param_dtype or p.dtype for p in runtime.placeholders]
     iterated = [g["ns_dtype"] or _C.default_ns_dtype(runtime.device) for g in opt.param_groups if "ns_dtype" in g]
     return Verification(
-        *found[0],
-        *found[1],
-        *found[2],
+        *publication,
+        *routing,
+        *update,
         routing_tolerance=max((8 * torch.finfo(dtype).eps for dtype in reduced), default=0.0),
         update_tolerance=max((_UPDATE_TOLERANCE[dtype] for dtype in iterated), default=0.0),
     )
@@ -195,20 +192,19 @@ def _synthetic(runtime: Runtime, matrix: int, slot: int) -> torch.Tensor:
 
 def _routing_differences(runtime: Runtime) -> dict[int, float]:
     differences = {}
-    slots = range(runtime.ranks.size)
     for index in range(len(runtime.matrices)):
         runtime.engine.clear_gradient(index)
-    for unit in range(len(runtime.units)):
-        for matrix in runtime.units[unit].matrices:
+    for index, unit in enumerate(runtime.units):
+        for matrix in unit.matrices:
             gradient = _synthetic(runtime, matrix, runtime.ranks.slot)
             runtime.engine.put_gradient(matrix, gradient.to(runtime.device))
-        runtime.engine.route(unit)
-        for matrix in runtime.units[unit].matrices:
+        runtime.engine.route(index)
+        for matrix in unit.matrices:
             received = runtime.engine.owned(matrix, "gradient")
-            if received is None:
-                continue
-            expected = torch.stack([_synthetic(runtime, matrix, slot) for slot in slots]).double().mean(0)
-            differences[matrix] = _relative(received.cpu().double() - expected, expected)
+            if received is not None:
+                gradients = [_synthetic(runtime, matrix, slot) for slot in range(runtime.ranks.size)]
+                expected = torch.stack(gradients).double().mean(0)
+                differences[matrix] = _relative(received.cpu().double() - expected, expected)
     return differences
 
 
@@ -221,7 +217,7 @@ def _update_differences(runtime: Runtime, opt: Muon) -> dict[int, float]:
         rows = resolved_coefficients(group["ns_coefficients"], group["ns_steps"])
         for parameter in group["params"]:
             matrix = opt._matrix_of[parameter]
-            owned = [runtime.engine.owned(matrix, name) for name in ("master", "momentum_buffer", "gradient")]
+            owned = (runtime.engine.owned(matrix, name) for name in ("master", "momentum_buffer", "gradient"))
             master, momentum, gradient = owned
             if master is None:
                 continue
