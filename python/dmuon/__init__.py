@@ -10,41 +10,25 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dmuon._inspecting.full_params import full_params
-    from dmuon._inspecting.profile import Profile, profile
-    from dmuon._inspecting.schedule import StepSchedule, schedule
-    from dmuon._inspecting.verify import Verification, routing_table, verify
-    from dmuon._plan import __version__
-    from dmuon._planning.owner_plan import Plan
-    from dmuon._planning.plan import inventory, plan
-    from dmuon._running.clip import clip_grad_norm_
-    from dmuon._running.muon import Muon
-    from dmuon._running.no_sync import no_sync
-    from dmuon._running.orthogonalize import orthogonalize
-    from dmuon._setup.dedication import dedicate_params
-    from dmuon._setup.routing import Route, RoutingTable
-
-__all__ = [
-    "Muon",
-    "Plan",
-    "Profile",
-    "Route",
-    "RoutingTable",
-    "StepSchedule",
-    "Verification",
-    "__version__",
-    "clip_grad_norm_",
-    "dedicate_params",
-    "full_params",
-    "inventory",
-    "no_sync",
-    "orthogonalize",
-    "plan",
-    "profile",
-    "routing_table",
-    "schedule",
-    "verify",
-]
+    from dmuon._inspecting.full_params import full_params as full_params
+    from dmuon._inspecting.profile import Profile as Profile
+    from dmuon._inspecting.profile import profile as profile
+    from dmuon._inspecting.schedule import StepSchedule as StepSchedule
+    from dmuon._inspecting.schedule import schedule as schedule
+    from dmuon._inspecting.verify import Verification as Verification
+    from dmuon._inspecting.verify import routing_table as routing_table
+    from dmuon._inspecting.verify import verify as verify
+    from dmuon._plan import __version__ as __version__
+    from dmuon._planning.owner_plan import Plan as Plan
+    from dmuon._planning.plan import inventory as inventory
+    from dmuon._planning.plan import plan as plan
+    from dmuon._running.clip import clip_grad_norm_ as clip_grad_norm_
+    from dmuon._running.muon import Muon as Muon
+    from dmuon._running.no_sync import no_sync as no_sync
+    from dmuon._running.orthogonalize import orthogonalize as orthogonalize
+    from dmuon._setup.dedication import dedicate_params as dedicate_params
+    from dmuon._setup.routing import Route as Route
+    from dmuon._setup.routing import RoutingTable as RoutingTable
 
 # Where each name is loaded from when it is first used: the command does without torch, which takes seconds to import.
 _HOMES = {
@@ -62,6 +46,7 @@ _HOMES = {
     "_setup.dedication": ("dedicate_params",),
     "_setup.routing": ("Route", "RoutingTable"),
 }
+__all__ = [name for names in _HOMES.values() for name in names]
 
 
 if "torch" in sys.modules:  # else the engine's first use imports both

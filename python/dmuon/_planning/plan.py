@@ -16,15 +16,14 @@ from dmuon import _plan
 from dmuon._planning.costs import measured_costs, model_of
 from dmuon._planning.owner_plan import DEFAULT_DEVICE, Plan, decide, from_file
 from dmuon._setup.agreement import agreement, from_first
-from dmuon._setup.dedication import Dedication, dedicate_params, is_dedicated, plain_module
+from dmuon._setup.dedication import Dedication, dedicate_params, dedication_of, plain_module
 from dmuon._setup.options import Planning, require_path
-from dmuon._setup.routing import Matrix, route
+from dmuon._setup.routing import DEDICATION, Matrix, route
 from dmuon._setup.strategies import require_strategy
 from dmuon._setup.units import Unit, find_units
 
 # These do not look at costs; nor does a single rank, which owns everything, look at measured ones.
 _WITHOUT_COSTS = ("round_robin", "rank0", "xor_layout")
-PLAN = "_dmuon_plan"  # what Muon keeps the plan under, in the model's own __dict__
 
 
 def plan(
@@ -48,8 +47,8 @@ def plan(
         ValueError: a dedicated model without Muon yet, or given more than itself; or an unknown device or strategy.
     """
     model = plain_module(model, "plan")
-    if is_dedicated(model):
-        made: Plan | None = model.__dict__.get(PLAN)
+    if DEDICATION in model.__dict__:
+        made: Plan | None = dedication_of(model, "plan").plan
         if made is None:
             raise ValueError("plan: model: expected dmuon.Muon(model) first")
         if given := _changed(plan, mesh=mesh, device=device, strategy=strategy, costs=costs):

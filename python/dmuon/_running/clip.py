@@ -9,7 +9,8 @@ import torch
 import torch.nn as nn
 
 from dmuon._running import host_gradients
-from dmuon._running.step_agreement import step_agreement_of
+from dmuon._running.runtime import runtime_of
+from dmuon._running.step_agreement import StepAgreement
 
 
 @torch.no_grad()
@@ -39,8 +40,8 @@ def clip_grad_norm_(
         ValueError: the model has no dmuon.Muon yet; or, on every rank, an argument is bad or differs between ranks.
         RuntimeError: on every rank, where the norm is not finite and that is an error.
     """
-    step_agreement = step_agreement_of(model, "clip_grad_norm_")
-    runtime = step_agreement.runtime
+    runtime = runtime_of(model, "clip_grad_norm_")
+    step_agreement: StepAgreement = runtime.step_agreement
     runtime.refuse_inside_full_params("clip_grad_norm_")
     problem = _problem(max_norm, norm_type, error_if_nonfinite)
     arguments = None if problem else (float(max_norm), error_if_nonfinite)

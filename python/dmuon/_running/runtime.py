@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -11,14 +12,12 @@ from dmuon import _C
 from dmuon._planning.owner_plan import Plan
 from dmuon._running.host_gradients import fsdp_modules
 from dmuon._running.unit_weights import UnitWeights
-from dmuon._setup.dedication import Dedication, dedication_of, plain_module
+from dmuon._setup.dedication import Dedication, dedication_of
 from dmuon._setup.groups import engine_groups
 from dmuon._setup.place import restore_order
 from dmuon._setup.placeholder import OwnedTensor
 from dmuon._setup.routing import Matrix
 from dmuon._setup.units import Unit
-
-_RUNTIME = "_dmuon_runtime"  # in the model's own __dict__, so that both are freed together
 
 
 class Runtime:
@@ -36,6 +35,7 @@ class Runtime:
         self.whole = False  # inside full_params
         self.writes_back = False  # at the end of full_params
         self.no_sync_depth = 0
+        self.step_agreement: Any = None  # a StepAgreement, from Muon on
         self.engine = self._make_engine(dedication)
         self.state = _C.MuonState(self.engine)
         self.placeholders = self._make_placeholders()
@@ -43,7 +43,6 @@ class Runtime:
         self.weights = [self._bind(index) for index in range(len(units))]
         for module, order in dedication.known.items():
             restore_order(module, order)
-        model.__dict__[_RUNTIME] = self
 
     def _make_engine(self, dedication: Dedication) -> _C.Engine:
         policy = dedication.mp_policy
@@ -110,8 +109,7 @@ def find_runtime(model: nn.Module, function: str) -> Runtime | None:
     Raises:
         ValueError: dedicate_params was not called on it; names `function`.
     """
-    dedication_of(model, function)
-    found: Runtime | None = plain_module(model, function).__dict__.get(_RUNTIME)
+    found: Runtime | None = dedication_of(model, function).runtime
     return found
 
 

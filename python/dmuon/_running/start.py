@@ -11,7 +11,7 @@ import torch.nn as nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
-from dmuon._planning.plan import PLAN, make_plan
+from dmuon._planning.plan import make_plan
 from dmuon._running.hooks import add_hooks
 from dmuon._running.host_gradients import fsdp_modules
 from dmuon._running.runtime import Runtime
@@ -49,7 +49,7 @@ def start(
         runtime = Runtime(model, dedication, plan, units, device)
         add_hooks(runtime)
         remove_guards(dedication)
-        model.__dict__[PLAN] = plan
+        dedication.plan, dedication.runtime = plan, runtime
     if dedication.ranks.slot == 0:
         _warn_of_large_units(runtime)
     return runtime

@@ -10,10 +10,8 @@ import torch.nn as nn
 
 from dmuon import _C
 from dmuon._running import host_gradients
-from dmuon._running.runtime import Runtime, runtime_of
+from dmuon._running.runtime import Runtime
 from dmuon._setup.hyperparameters import check_group, settings_of
-
-_AGREEMENT = "_dmuon_step_agreement"  # in the model's own __dict__
 
 
 class StepAgreement:
@@ -26,7 +24,7 @@ class StepAgreement:
         self.runtime = runtime
         self._optimizer = optimizer
         self._applied = 0  # digest of the hyperparameters of all steps so far
-        runtime.model.__dict__[_AGREEMENT] = self
+        runtime.step_agreement = self
 
     def host_parameters(self) -> list[nn.Parameter]:
         """What AdamW updates."""
@@ -83,13 +81,3 @@ class StepAgreement:
         except ValueError as error:
             return str(error)
         return None
-
-
-def step_agreement_of(model: nn.Module, function: str) -> StepAgreement:
-    """That of a model.
-
-    Raises:
-        ValueError: dedicate_params or Muon was not called on it; names `function`.
-    """
-    found: StepAgreement = runtime_of(model, function).model.__dict__[_AGREEMENT]
-    return found

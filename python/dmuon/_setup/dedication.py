@@ -24,7 +24,7 @@ logger = logging.getLogger("dmuon")
 
 @dataclasses.dataclass
 class Dedication:
-    """What dedicate_params remembers of a model for as long as the model lives."""
+    """What is remembered of a model from dedicate_params on, for as long as the model lives."""
 
     ranks: Ranks
     matrices: list[Matrix]
@@ -34,6 +34,8 @@ class Dedication:
     schedule: Schedule
     known: dict[nn.Module, list[str]]  # every module, and its parameters in their order, as they were
     guards: list[Any] = dataclasses.field(default_factory=list)  # handles of hooks that forbid early use
+    plan: Any = None  # a Plan, and
+    runtime: Any = None  # a Runtime, from Muon on
 
 
 def plain_module(model: nn.Module, function: str) -> nn.Module:
@@ -60,11 +62,6 @@ def dedication_of(model: nn.Module, function: str) -> Dedication:
             f"module object), got {type(model).__name__} without"
         )
     return found
-
-
-def is_dedicated(model: nn.Module) -> bool:
-    """Whether dedicate_params was called on it."""
-    return DEDICATION in model.__dict__
 
 
 def dedicate_params(

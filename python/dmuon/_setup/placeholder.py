@@ -25,6 +25,13 @@ def refuse(name: str, what: str) -> NoReturn:
     raise ValueError(f"dmuon: {what} on '{name}': this weight is whole only at its owner. {_WAYS_OUT}")
 
 
+def _refusing(what: str) -> Any:
+    def method(self: OwnedTensor, *_: Any) -> NoReturn:
+        refuse(self._name, what)
+
+    return method
+
+
 class OwnedTensor(torch.Tensor):
     """A weight, or its gradient, that this rank does not hold: true shape and dtype, no storage.
 
@@ -88,31 +95,14 @@ class OwnedTensor(torch.Tensor):
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"OwnedTensor('{self._name}', shape={tuple(self.shape)}, dtype={self.dtype})"
 
-    def __deepcopy__(self, memo: Any) -> NoReturn:
-        refuse(self._name, "copy.deepcopy")
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        refuse(self._name, "pickling")
-
-    def register_hook(self, hook: Any) -> NoReturn:
-        """Raises ValueError: no gradient arrives here for the hook to see; `select` can leave a matrix to AdamW."""
-        refuse(self._name, "register_hook")
-
-    def register_post_accumulate_grad_hook(self, hook: Any) -> NoReturn:
-        """Raises ValueError, as `register_hook` does."""
-        refuse(self._name, "register_post_accumulate_grad_hook")
-
-    def share_memory_(self) -> NoReturn:
-        """Raises ValueError: there is no storage to share."""
-        refuse(self._name, "share_memory_")
-
-    def untyped_storage(self) -> NoReturn:
-        """Raises ValueError: there is none."""
-        refuse(self._name, "untyped_storage")
-
-    def data_ptr(self) -> NoReturn:
-        """Raises ValueError: there is no storage to point to."""
-        refuse(self._name, "data_ptr")
+    # Gradients do not arrive here for hooks to see (`select` can leave a matrix to AdamW); there is no storage.
+    register_hook = _refusing("register_hook")
+    register_post_accumulate_grad_hook = _refusing("register_post_accumulate_grad_hook")
+    share_memory_ = _refusing("share_memory_")
+    untyped_storage = _refusing("untyped_storage")
+    data_ptr = _refusing("data_ptr")
+    __deepcopy__ = _refusing("copy.deepcopy")
+    __reduce_ex__ = _refusing("pickling")
 
 
 def _owned_in(values: Any) -> Iterator[OwnedTensor]:
