@@ -23,14 +23,15 @@ from bench.train_step import PARTS, arguments, conclude, measure, prepare, show_
 DEFAULT = "default"
 
 
-def changed(part: str, **changes: bool) -> Callable[[nn.Module], None]:
-    """Changes a dedicated model's schedule or planning: fields that users have no option for."""
+def changed(part: str | None, **changes: bool) -> Callable[[nn.Module], None]:
+    """Changes what is kept of a dedicated model, or a part of it: fields that users have no option for."""
 
     def configure(model: nn.Module) -> None:
-        options = getattr(model.__dict__["_dmuon_dedication"], part)
+        options = model.__dict__["_dmuon_dedication"]
+        options = options if part is None else getattr(options, part)
         for name, value in changes.items():
             if not hasattr(options, name):  # setting it would measure nothing
-                raise SystemExit(f"ablation: expected a {part} with {name}; got {options}")
+                raise SystemExit(f"ablation: expected {part or 'a dedication'} with {name}; got {options}")
             setattr(options, name, value)
 
     return configure
@@ -50,7 +51,7 @@ VARIANTS = {
     DEFAULT: Variant("nothing"),
     "no_lookahead": Variant("fetching the next units ahead", {"lookahead": 0}),
     "one_stage": Variant(
-        "the two stages: a matrix goes to every rank directly", configure=changed("schedule", one_stage=True)
+        "the two stages: a matrix goes to every rank directly", configure=changed(None, one_stage=True)
     ),
     "synchronous": Variant("publication that outlives the step", configure=changed("schedule", asynchronous=False)),
     "reduce_first": Variant(

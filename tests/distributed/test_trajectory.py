@@ -74,7 +74,8 @@ def train(
     if fsdp and mesh is not None:
         shard(model, mesh)
     for name, value in (ablation or {}).items():
-        setattr(model._dmuon_dedication.schedule, name, value)
+        dedication = model._dmuon_dedication
+        setattr(dedication if name == "one_stage" else dedication.schedule, name, value)
     optimizer = dmuon.Muon(model, lr=LR, weight_decay=WEIGHT_DECAY, ns_dtype=torch.float32)
     rank, size = place_of(mesh)
     for step in range(steps):

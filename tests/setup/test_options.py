@@ -5,19 +5,14 @@ from __future__ import annotations
 import inspect
 
 import pytest
-from dmuon._setup.options import Planning, Schedule
+from dmuon._setup.options import STEP, Planning, step_options
 
 import dmuon
 from dmuon import _plan
 
-OTHER = {
-    "node_copy": False,
-    "lookahead": 5,
-    "max_units_in_flight": 3,
-    "reshard_after_forward": False,
-    "broadcast_before_reduce": False,
-    "asynchronous": False,
-}
+SHOWN = {name: p.default for name, p in inspect.signature(dmuon.dedicate_params).parameters.items()}
+GIVEN = {name: SHOWN[name] for name in ("node_copy", "lookahead", "max_units_in_flight", "reshard_after_forward")}
+OTHER = {"node_copy": False, "lookahead": 5, "max_units_in_flight": 3, "reshard_after_forward": False}
 
 
 def fields(native: object) -> dict[str, object]:
@@ -25,7 +20,8 @@ def fields(native: object) -> dict[str, object]:
 
 
 def test_what_is_said_nowhere_is_as_the_engine_has_it():
-    assert fields(Schedule().native()) == fields(_plan.StepOptions())
+    assert fields(step_options(**GIVEN)) == fields(STEP) == fields(_plan.StepOptions())
+    assert fields(step_options(**{**GIVEN, "reshard_after_forward": None})) == fields(STEP)
     assert Planning().layout_slack == _plan.PlanOptions().layout_slack
 
 
@@ -36,10 +32,8 @@ def test_engine_and_planner_have_one_opinion():
 
 
 def test_the_signature_shows_the_same_defaults():
-    shown = {name: p.default for name, p in inspect.signature(dmuon.dedicate_params).parameters.items()}
-    for options in (Schedule(), Planning()):
-        for name in vars(options).keys() & shown.keys():
-            assert shown[name] == getattr(options, name), name
+    for name in vars(Planning()).keys() & SHOWN.keys():
+        assert SHOWN[name] == getattr(Planning(), name), name
     assert inspect.signature(dmuon.plan).parameters["strategy"].default == Planning().strategy
     muon, iteration = (inspect.signature(f).parameters for f in (dmuon.Muon, dmuon.orthogonalize))
     assert [muon[name].default for name in ("ns_coefficients", "ns_steps")] == ["polar_express", 5]
@@ -48,14 +42,14 @@ def test_the_signature_shows_the_same_defaults():
 
 @pytest.mark.parametrize("name", OTHER)
 def test_every_option_of_the_schedule_reaches_the_engine(name):
-    changed = fields(Schedule(**{name: OTHER[name]}).native())
+    changed = fields(step_options(**{**GIVEN, name: OTHER[name]}))
     assert changed == {**fields(_plan.StepOptions()), name: OTHER[name]}
 
 
 def test_every_option_of_planning_reaches_the_planner():
     planning = Planning(layout_slack=0.5, max_memory_bytes=1000)
-    schedule = Schedule(node_copy=False, lookahead=7)
-    options = planning.native(schedule, weight_bytes=4, gradient_bytes=8)
+    step = step_options(**{**GIVEN, "node_copy": False, "lookahead": 7})
+    options = planning.native(step, weight_bytes=4, gradient_bytes=8)
     assert fields(options) == {
         "lookahead": 7,
         "layout_slack": 0.5,
@@ -65,5 +59,5 @@ def test_every_option_of_planning_reaches_the_planner():
         "node_copy": False,
         "units_in_flight": 9,
     }
-    schedule.max_units_in_flight = 4
-    assert planning.native(schedule, 4, 8).units_in_flight == 4
+    step.max_units_in_flight = 4
+    assert planning.native(step, 4, 8).units_in_flight == 4

@@ -178,7 +178,7 @@ class _Simulated:
         self.names = [unit.name or "(root)" for unit in runtime.units]
         job = _C.Job(
             engine.layout(),
-            dedication.schedule.native(),
+            dedication.schedule,
             engine.trace(_C.Pass.TRAIN_FORWARD),
             engine.trace(_C.Pass.BACKWARD),
             batches,

@@ -84,7 +84,6 @@ def measure(
     muon: dict[str, Any],
     compute_dtypes: dict[Shape, torch.dtype],
     device: torch.device,
-    budget_s: float = BUDGET_S,
     known: dict[Job, int] | None = None,
 ) -> tuple[dict[Job, int], set[Job]]:
     """Nanoseconds of each job: the median over rounds, the maximum over ranks; and what was scaled. Collective.
@@ -102,9 +101,9 @@ def measure(
     times = dict(known or {})
     failed: set[Job] = set()
     begin = time.monotonic()
-    longest_ns = budget_s * _LONGEST_SHARE * 1e9
+    longest_ns = BUDGET_S * _LONGEST_SHARE * 1e9
     words = "dmuon measures batches: |{bar}| {n:.0f} s of at most {total:.0f} s"
-    with tqdm(total=budget_s, bar_format=words, leave=False, delay=1.0, disable=ranks.slot != 0 or None) as bar:
+    with tqdm(total=BUDGET_S, bar_format=words, leave=False, delay=1.0, disable=ranks.slot != 0 or None) as bar:
         for job in order * _MOST_ROUNDS:
             # By its own fastest run; before its first two, by the times of others, if there are any.
             least_ns = _slowest(runs[job], min) if runs[job] else _predicted(job, times, model) if times else 0
@@ -118,15 +117,15 @@ def measure(
                     break
                 runs[job].append(row)
                 times[job] = _slowest(runs[job], statistics.median_low)
-            bar.update(min(spent, budget_s) - bar.n)
-            if spent > budget_s:
+            bar.update(min(spent, BUDGET_S) - bar.n)
+            if spent > BUDGET_S:
                 break
     if device.type == "cuda":
         torch.cuda.empty_cache()  # large batches may have come from no other use
     scaled = {job for job in jobs if job not in times}
     if scaled and ranks.slot == 0:
         words = "dmuon: %d of %d batches are scaled by the model: too long, beyond the %g s, or (%d) short of memory"
-        logger.warning(words, len(scaled), len(jobs), budget_s, len(failed))
+        logger.warning(words, len(scaled), len(jobs), BUDGET_S, len(failed))
     return {job: times[job] if job in times else _predicted(job, times, model) for job in jobs}, scaled
 
 

@@ -29,21 +29,18 @@ def num_variables(shapes: list[ShapeTimes], num_owners: int) -> int:
     return sum(len(batches) for _, batches in shapes) * num_owners + 1
 
 
-def solve(
-    shapes: list[ShapeTimes], num_owners: int, time_limit_s: float = TIME_LIMIT_S
-) -> tuple[list[list[int]], bool]:
+def solve(shapes: list[ShapeTimes], num_owners: int) -> tuple[list[list[int]], bool]:
     """Batches of each shape and size for each owner, so that the slowest takes least.
 
     Args:
         shapes: what there is to assign.
         num_owners: R.
-        time_limit_s: for the solver.
 
     Returns:
         [owners][shapes] numbers of matrices, and whether they are proved optimal (to SciPy's 0.01 %).
 
     Raises:
-        NoSolutionError: SciPy found nothing within the time.
+        NoSolutionError: SciPy found nothing within TIME_LIMIT_S.
         ValueError: SciPy is missing.
     """
     try:
@@ -68,10 +65,10 @@ def solve(
         constraints=LinearConstraint(matrix.tocsr(), [*wanted, *[-np.inf] * num_owners], [*wanted, *[0] * num_owners]),
         integrality=[1] * len(most) + [0],
         bounds=Bounds(0, [*most, np.inf]),
-        options={"time_limit": time_limit_s},
+        options={"time_limit": TIME_LIMIT_S},
     )
     if result.x is None:
-        raise NoSolutionError(f"milp: no assignment within {time_limit_s:g} s: {result.message}")
+        raise NoSolutionError(f"milp: no assignment within {TIME_LIMIT_S:g} s: {result.message}")
     batches = np.rint(result.x[:-1]).astype(int).reshape(len(kinds), num_owners)
     return (held @ batches).T.tolist(), result.status == 0
 

@@ -48,7 +48,7 @@ class Runtime:
         policy = dedication.mp_policy
         options = _C.Options()
         options.device = self.device
-        options.step = dedication.schedule.native()
+        options.step = dedication.schedule
         options.host_replicates = self.ranks.host_replicates
         units = []
         for unit in self.units:

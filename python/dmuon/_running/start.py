@@ -40,7 +40,7 @@ def start(
     Raises:
         ValueError: on every rank, if any rank fails.
     """
-    if dedication.schedule.one_stage:
+    if dedication.one_stage:
         dedication.ranks = dedication.ranks.as_one_node()
     device = device or torch.device(dedication.ranks.device_type)
     engine_groups(dedication.ranks)  # creating them is collective; the runtime's own start is not

@@ -14,8 +14,9 @@ import torch.nn as nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
+from dmuon._plan import StepOptions
 from dmuon._setup.agreement import agreement
-from dmuon._setup.options import Planning, Schedule, check_as_for_fully_shard
+from dmuon._setup.options import STEP, Planning, check_as_for_fully_shard, step_options
 from dmuon._setup.ranks import Ranks, check_mesh, check_timeout, resolve_ranks
 from dmuon._setup.routing import DEDICATION, Matrix, RoutingTable, Select, route
 
@@ -31,8 +32,9 @@ class Dedication:
     table: RoutingTable
     mp_policy: MixedPrecisionPolicy
     planning: Planning
-    schedule: Schedule
+    schedule: StepOptions
     known: dict[nn.Module, list[str]]  # every module, and its parameters in their order, as they were
+    one_stage: bool = False  # all ranks as one node, for ablations
     guards: list[Any] = dataclasses.field(default_factory=list)  # handles of hooks that forbid early use
     plan: Any = None  # a Plan, and
     runtime: Any = None  # a Runtime, from Muon on
@@ -69,16 +71,16 @@ def dedicate_params(
     mesh: DeviceMesh | None = None,
     *,
     mp_policy: MixedPrecisionPolicy | None = None,
-    reshard_after_forward: bool | None = Schedule.reshard_after_forward,
+    reshard_after_forward: bool | None = STEP.reshard_after_forward,
     select: Select | None = None,
     strategy: str = Planning.strategy,
     plan: str | os.PathLike[str] | None = Planning.plan,
     costs: str | os.PathLike[str] = Planning.costs,
     layout_slack: float = Planning.layout_slack,
     max_memory_bytes: int | None = Planning.max_memory_bytes,
-    node_copy: bool = Schedule.node_copy,
-    lookahead: int = Schedule.lookahead,
-    max_units_in_flight: int | None = Schedule.max_units_in_flight,
+    node_copy: bool = STEP.node_copy,
+    lookahead: int = STEP.lookahead,
+    max_units_in_flight: int | None = None,
     timeout: datetime.timedelta | None = None,
 ) -> RoutingTable:
     """Gives every weight matrix of `model` to Muon; call it before `fully_shard`, then `dmuon.Muon(model)`.
@@ -119,7 +121,7 @@ def dedicate_params(
             its `mesh` is no mesh that holds it: the other ranks can hear of nothing before they share one.
     """
     ranks = resolve_ranks(mesh, getattr(model, "_orig_mod", model), timeout)
-    schedule = Schedule(node_copy, lookahead, max_units_in_flight, reshard_after_forward)
+    step = (node_copy, lookahead, max_units_in_flight, reshard_after_forward)
     planning = Planning(strategy, plan, costs, layout_slack, max_memory_bytes)
     policy = mp_policy or MixedPrecisionPolicy()
     with agreement(ranks, "dedicate_params") as facts:
@@ -128,9 +130,9 @@ def dedicate_params(
         check_timeout(timeout)
         check_as_for_fully_shard(mp_policy, reshard_after_forward)
         planning.check()
-        schedule.check()
+        schedule = step_options(*step)
         matrices, table = route(model, select)
-        facts.append(f"options {(policy, planning, schedule, timeout, ranks.rows)}")
+        facts.append(f"options {(policy, planning, step, timeout, ranks.rows)}")
         facts += [f"{row} {parameter.dtype}" for row, parameter in zip(table, model.parameters(), strict=True)]
 
     if ranks.slot == 0 and (left := table.left_by_shape()):

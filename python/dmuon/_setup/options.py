@@ -11,39 +11,28 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from dmuon import _plan
 from dmuon._setup.strategies import require_strategy
 
-_STEP = _plan.StepOptions()
+STEP = _plan.StepOptions()  # the engine's defaults
 _PLAN = _plan.PlanOptions()
 _MOST_UNITS = 10**6  # more would leave the engine's integers
 
 
-@dataclasses.dataclass
-class Schedule:
-    """When messages go out; see `dedicate_params`. The fields after the first four are for ablations."""
+def step_options(
+    node_copy: bool, lookahead: int, max_units_in_flight: int | None, reshard_after_forward: bool | None
+) -> _plan.StepOptions:
+    """What `dedicate_params` is told of a step, for engine and planner.
 
-    node_copy: bool = _STEP.node_copy
-    lookahead: int = _STEP.lookahead
-    max_units_in_flight: int | None = None
-    reshard_after_forward: bool | None = _STEP.reshard_after_forward
-    broadcast_before_reduce: bool = _STEP.broadcast_before_reduce
-    asynchronous: bool = _STEP.asynchronous
-    one_stage: bool = False  # all ranks as one node
-
-    def native(self) -> _plan.StepOptions:
-        """For the engine and the planner."""
-        options = _plan.StepOptions()
-        options.max_units_in_flight = self.max_units_in_flight or 0
-        options.reshard_after_forward = self.reshard_after_forward is not False
-        for name in ("node_copy", "lookahead", "broadcast_before_reduce", "asynchronous"):
-            setattr(options, name, getattr(self, name))
-        return options
-
-    def check(self) -> None:
-        """Raises a ValueError that names the first bad option of `dedicate_params`."""
-        _require(isinstance(self.node_copy, bool), "node_copy", "True or False", self.node_copy)
-        _require(_is_int(self.lookahead, 0, _MOST_UNITS), "lookahead", "a number of units, 0 or more", self.lookahead)
-        units = self.max_units_in_flight
-        good = units is None or _is_int(units, 2, _MOST_UNITS)
-        _require(good, "max_units_in_flight", "a number of units, 2 or more or None", units)
+    Raises:
+        ValueError: names the first bad option.
+    """
+    _require(isinstance(node_copy, bool), "node_copy", "True or False", node_copy)
+    _require(_is_int(lookahead, 0, _MOST_UNITS), "lookahead", "a number of units, 0 or more", lookahead)
+    good = max_units_in_flight is None or _is_int(max_units_in_flight, 2, _MOST_UNITS)
+    _require(good, "max_units_in_flight", "a number of units, 2 or more or None", max_units_in_flight)
+    options = _plan.StepOptions()
+    options.node_copy, options.lookahead = node_copy, lookahead
+    options.max_units_in_flight = max_units_in_flight or 0
+    options.reshard_after_forward = reshard_after_forward is not False
+    return options
 
 
 @dataclasses.dataclass
@@ -57,15 +46,15 @@ class Planning:
     max_memory_bytes: int | None = None
     batching: bool = True  # False, for ablations: every matrix alone
 
-    def native(self, schedule: Schedule, weight_bytes: int, gradient_bytes: int) -> _plan.PlanOptions:
+    def native(self, step: _plan.StepOptions, weight_bytes: int, gradient_bytes: int) -> _plan.PlanOptions:
         """For the planner.
 
         Args:
-            schedule: what runs by the plan.
+            step: what runs by the plan.
             weight_bytes: of an element in the compute dtype.
             gradient_bytes: of an element of gradients as they travel.
         """
-        options = _plan.PlanOptions(schedule.native())
+        options = _plan.PlanOptions(step)
         options.layout_slack = self.layout_slack
         options.max_memory_bytes = self.max_memory_bytes or 0
         options.weight_bytes, options.gradient_bytes = weight_bytes, gradient_bytes

@@ -80,11 +80,8 @@ class RoutingTable(tuple[Route, ...]):
             )
             for route in self
         ]
-        widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in [header, *rows]
-        ]
+        widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in [header, *rows]]
         return "\n".join([*lines, self._share(), *([self.note] if self.note else [])])
 
     def _share(self) -> str:
