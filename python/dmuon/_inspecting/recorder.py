@@ -70,7 +70,7 @@ class Recorder:
         self._running: list[tuple[int, str, float]] = []  # unit, kind, begin
         self._gradients: list[list[float]] = [[] for _ in runtime.units]  # when a unit's backward began
         self._handles: list[Any] = [
-            runtime.model.register_forward_pre_hook(self._at("forward"), prepend=True),
+            runtime.model.register_forward_pre_hook(self._mark_forward, prepend=True),
             runtime.model.register_forward_hook(self._watch(None)),
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
@@ -78,7 +78,7 @@ class Recorder:
         for index, unit in enumerate(runtime.units):
             # The inner hooks run next to the module: what dmuon and FSDP2 wait for is not its compute.
             self._handles += [
-                unit.module.register_forward_pre_hook(self._at("forward"), prepend=True),
+                unit.module.register_forward_pre_hook(self._mark_forward, prepend=True),
                 unit.module.register_forward_pre_hook(self._begin(index)),
                 unit.module.register_forward_hook(self._end(index), prepend=True, always_call=True),
                 unit.module.register_forward_hook(self._watch(index)),
@@ -96,13 +96,10 @@ class Recorder:
         if self._open and self._marks[-1][1] != phase:
             self._marks.append((time.time(), phase))
 
-    def _at(self, phase: str) -> Any:
-        @torch.compiler.disable  # type: ignore[untyped-decorator]
-        def at(*_: Any) -> None:
-            if not _C.in_backward():
-                self._mark(phase)
-
-        return at
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _mark_forward(self, *_: Any) -> None:
+        if not _C.in_backward():
+            self._mark("forward")
 
     def _begin(self, index: int) -> Any:
         @torch.compiler.disable  # type: ignore[untyped-decorator]

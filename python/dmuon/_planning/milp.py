@@ -24,11 +24,6 @@ class NoSolutionError(ValueError):
     """The solver found no assignment, in its time or at all."""
 
 
-def num_variables(shapes: list[ShapeTimes], num_owners: int) -> int:
-    """x[s, b, r], and the makespan."""
-    return sum(len(batches) for _, batches in shapes) * num_owners + 1
-
-
 def solve(shapes: list[ShapeTimes], num_owners: int) -> tuple[list[list[int]], bool]:
     """Batches of each shape and size for each owner, so that the slowest takes least.
 
@@ -82,7 +77,7 @@ def make_plan(
         ValueError: SciPy is missing, or a shape has no costs.
     """
     shapes = _shape_times(items, costs)
-    size = num_variables(shapes, mesh.num_owners())
+    size = sum(len(batches) for _, batches in shapes) * mesh.num_owners() + 1
     try:
         if size > MOST_VARIABLES:
             raise NoSolutionError(f"milp: {size} variables, more than {MOST_VARIABLES}")

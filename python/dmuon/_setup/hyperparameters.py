@@ -40,16 +40,13 @@ def settings_of(group: dict[str, Any]) -> dict[str, Any]:
 
 def native_group(group: dict[str, Any], device: torch.device) -> _C.MuonGroup:
     """The hyperparameters of a Muon group, as they are now."""
-    dtype = group["ns_dtype"] or _C.default_ns_dtype(device)
+    numbers = {name: float(group[name]) for name in ("lr", "weight_decay", "momentum", "eps")}
     return _C.MuonGroup(
-        lr=float(group["lr"]),
-        weight_decay=float(group["weight_decay"]),
-        momentum=float(group["momentum"]),
+        **numbers,
         nesterov=bool(group["nesterov"]),
         coefficients=resolved_coefficients(group["ns_coefficients"], group["ns_steps"]),
-        eps=float(group["eps"]),
         adjust_lr_fn=group["adjust_lr_fn"] or "original",
-        ns_dtype=dtype,
+        ns_dtype=group["ns_dtype"] or _C.default_ns_dtype(device),
     )
 
 
