@@ -177,8 +177,9 @@ def _hosts(row: tuple[int, ...], local_size: int) -> tuple[tuple[int, ...], ...]
     if local_size <= 1:
         return (row,)
     blocks = tuple(tuple(block) for _, block in itertools.groupby(row, lambda rank: rank // local_size))
-    whole = len({block[0] // local_size for block in blocks}) == len(blocks)  # no host comes twice
-    return blocks if whole and {len(block) for block in blocks} == {len(row) // len(blocks)} != {1} else (row,)
+    together = len({block[0] // local_size for block in blocks}) == len(blocks)  # no host comes twice
+    even = {len(block) for block in blocks} == {len(row) // len(blocks)}
+    return blocks if together and even and len(blocks[0]) > 1 else (row,)
 
 
 def _local_world_size() -> int:

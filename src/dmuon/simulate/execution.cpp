@@ -281,16 +281,16 @@ class Machine {
 }  // namespace
 
 std::vector<Frontier> waits_on(const Program& program) {
-  constexpr Frontier kNothing{-1, -1, -1};
+  const Frontier nothing{-1, -1, -1};
   std::vector<Frontier> all;
-  Frontier newest_on_lane = kNothing;
+  Frontier newest_on_lane = nothing;
   core::Vector<core::UnitIndex, std::array<int, schedule::kNumKinds>> newest;
   newest.resize(program.layout->units.size());
   for (auto& kinds : newest) kinds.fill(-1);
   for (int index = 0; index < program.num_issues(); ++index) {
     const schedule::Operation& operation = program.issue(index).operation;
     const auto lane = static_cast<std::size_t>(schedule::lane_of(operation.kind));
-    Frontier& waits = all.emplace_back(kNothing);
+    Frontier& waits = all.emplace_back(nothing);
     waits[lane] = newest_on_lane[lane];
     waits[kCompute] = newest_on_lane[kCompute];
     for (const schedule::Dependency& dependency : operation.after) {
