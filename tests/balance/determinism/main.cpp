@@ -23,7 +23,8 @@ Instance model(std::initializer_list<std::pair<int, Nanoseconds>> shapes, int nu
   return instance;
 }
 
-void print(const char* name, const std::vector<std::int64_t>& values) {
+template <typename Values>
+void print(const char* name, const Values& values) {
   std::printf(" %s", name);
   for (const std::int64_t value : values) std::printf(" %lld", static_cast<long long>(value));
   std::printf("\n");
@@ -32,7 +33,8 @@ void print(const char* name, const std::vector<std::int64_t>& values) {
 void print_solution(const Instance& instance) {
   const Problem problem(instance);
   const Solution solution = solve(problem);
-  std::printf("%d owners, %d shapes\n", problem.num_owners(), problem.num_shapes());
+  std::printf("%d owners, %d shapes\n", problem.num_owners(),
+              static_cast<int>(instance.shapes.size()));
   for (const ShapeIndex s : problem.shapes()) {
     std::vector<std::int64_t> counts;
     for (const Owner owner : problem.owners()) {
@@ -42,8 +44,9 @@ void print_solution(const Instance& instance) {
   }
   const Certificate& certificate = solution.certificate;
   print("loads", solution.assignment.loads());
-  print("kind, bound, shape, cells", {static_cast<std::int64_t>(certificate.kind),
-                                      certificate.bound, certificate.shape, certificate.cells});
+  print("kind, bound, shape, cells",
+        std::vector<std::int64_t>{static_cast<std::int64_t>(certificate.kind), certificate.bound,
+                                  certificate.shape.value(), certificate.cells});
   print("per_matrix", certificate.per_matrix);
   print("per_ns", certificate.per_ns);
 }
