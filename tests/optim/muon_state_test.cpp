@@ -133,9 +133,10 @@ std::shared_ptr<engine::Engine> make_engine(const std::vector<plan::View>& views
                               .rows = rows,
                               .cols = cols,
                               .num_matrices = num_matrices});
-    plan.owner.push_back(0);
+    plan.owner.push_back(core::Owner(0));
   }
-  for (const std::vector<int>& batch : batches) plan.batches.push_back({0, batch});
+  for (const std::vector<int>& batch : batches)
+    plan.batches.push_back({core::Owner(0), {batch.begin(), batch.end()}});
   const std::vector<engine::UnitSpec> units{{"unit", at::kFloat, at::kFloat}};
   return std::make_shared<engine::Engine>(
       engine::Options{}, engine::SharedMesh{alone, alone, alone, alone}, plan, units);
