@@ -1,4 +1,4 @@
-"""The command `dmuon`, by what it prints and by its exit status."""
+"""The command `dmuon`, by what it prints and by its exit status. Long: every subcommand and option is here."""
 
 from __future__ import annotations
 

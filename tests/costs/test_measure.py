@@ -1,4 +1,4 @@
-"""Measuring on one rank, with a clock and batches that the test makes up."""
+"""Measuring on one rank, with a clock and batches that the test makes up; long, for they are made up here."""
 
 from __future__ import annotations
 

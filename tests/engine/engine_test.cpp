@@ -1,4 +1,5 @@
-// The engine under hooks and autograd: whole steps of a small model on every mesh.
+// The engine under hooks and autograd: whole steps of a small model on every mesh. Long: the model
+// and all that is expected of its steps belong together.
 
 #include "dmuon/engine/engine.h"
 

@@ -86,6 +86,9 @@ def test_a_trainable_matrix_is_muons_and_nothing_else_is(model, expected):
         (tree(WTE=tree(table=weight(5, 4))), {"WTE.table": ("adamw", "embedding, by its name 'WTE.table'")}),
         (tree(tokEmbedding=weight(5, 4)), {"tokEmbedding": ("adamw", "embedding, by its name 'tokEmbedding'")}),
         (tree(emb2=weight(5, 4)), {"emb2": ("adamw", "embedding, by its name 'emb2'")}),
+        (tree(tokEmb=weight(5, 4)), {"tokEmb": ("adamw", "embedding, by its name 'tokEmb'")}),
+        (tree(posemb=weight(5, 4)), {"posemb": ("adamw", "embedding, by its name 'posemb'")}),
+        (tree(tok_embs=weight(5, 4)), {"tok_embs": ("adamw", "embedding, by its name 'tok_embs'")}),
         (tree(ensemble=tree(w=weight(5, 4))), {"ensemble.w": MATRIX}),
         (tree(members=weight(5, 4)), {"members": MATRIX}),
         (tree(patch_embed=linear()), {"patch_embed.weight": MATRIX}),
@@ -93,6 +96,7 @@ def test_a_trainable_matrix_is_muons_and_nothing_else_is(model, expected):
     ],
     ids=[
         *("embedding", "bag", "tied", "parameter's name", "module's name", "word's part", "numbered"),
+        *("camel case", "end of a word", "plural"),
         *("module's name has emb inside", "parameter's has", "projection", "module inside one"),
     ],
 )

@@ -97,22 +97,6 @@ TEST(DryRun, IsDeterministicAndItsDelaysFollowTheSeed) {
   EXPECT_NE(end_us(1), end_us(2));
 }
 
-// A publication is a broadcast of 8 bytes from each of two ranks.
-TEST(Execute, TakesAsLongAsTheTimingSays) {
-  const Timing timing{[](Kind kind) { return kind == Kind::kUpdate ? 0.5 : 1; },
-                      [](const schedule::Message& message) { return 10. * message.bytes; }};
-  const Job alone = two_steps(1, 1);
-  EXPECT_EQ(execute(unroll(alone), timing).timeline.front().back().end_us,
-            2 * (3 * 1 + 3 * 1 + 3 * 0.5));
-  const Programs programs = unroll(two_steps(1, 2));
-  const Execution execution = execute(programs, timing);
-  for (const Span& span : execution.timeline.front()) {
-    if (programs.front().issue(span.issue).operation.kind == Kind::kPublishIntra) {
-      EXPECT_GE(span.end_us - span.start_us, 2 * 8 * 10);
-    }
-  }
-}
-
 // The weights of unit 1 travel while unit 0 computes, if they may.
 TEST(DryRun, ShowsThatLookaheadOverlaps) {
   const auto end_us = [](int lookahead) {

@@ -1,3 +1,5 @@
+// A list: each unsound change with its finding. It is long because there are twenty of them.
+
 #include "tests/simulate/mutations.h"
 
 #include <algorithm>

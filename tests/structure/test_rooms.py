@@ -55,7 +55,7 @@ def backward(sources: dict[str, str]) -> list[tuple[str, str]]:
 
 
 def circle(sources: dict[str, str]) -> list[str]:
-    graph = {module: imported(source) - {"dmuon", module} for module, source in sources.items()}
+    graph = {module: imported(source) - {module} for module, source in sources.items()}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:

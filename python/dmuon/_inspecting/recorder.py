@@ -167,8 +167,10 @@ class Recorder:
 
 def _pair(starts: list[float], ends: list[float]) -> list[Interval]:
     """From the first start since the end before to each end: a module's use ends where its release begins."""
-    between = (
-        (min((start for start in starts if last < start <= end), default=None), end)
-        for last, end in zip([-math.inf, *ends], ends, strict=False)
-    )
-    return [(start, end) for start, end in between if start is not None]
+    pairs, last_end = [], -math.inf
+    for end in ends:
+        since = [start for start in starts if last_end < start <= end]
+        if since:
+            pairs.append((min(since), end))
+        last_end = end
+    return pairs

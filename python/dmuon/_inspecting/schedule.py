@@ -189,7 +189,9 @@ class _Simulated:
 
     def operations(self, engine: _C.Engine, event: int, known: bool) -> tuple[Operation, ...]:
         """What is issued in an event; nothing unless its pass is `known`."""
-        return tuple(self._operation(engine, issue) for issue in self.issues if known and issue.event == event)
+        if not known:
+            return ()
+        return tuple(self._operation(engine, issue) for issue in self.issues if issue.event == event)
 
     def _operation(self, engine: _C.Engine, issue: _C.Issue) -> Operation:
         operation, trigger = issue.operation, "opt.step()"
@@ -212,7 +214,7 @@ class _Simulated:
     def panel(self, schedule: StepSchedule, intra: float, inter: float) -> Panel:
         """The lanes of this rank in the step, where the largest operations of two lanes take so long."""
         totals = [(o.lane, sum(m.bytes for m in o.messages)) for ops in schedule.passes.values() for o in ops]
-        largest = {lane: max([size for at, size in totals if at == lane] + [1]) for lane in ("intra", "inter")}
+        largest = {lane: max((size for at, size in totals if at == lane), default=0) or 1 for lane in ("intra", "inter")}
         spans = _C.execute(
             self.programs,
             forward=1.0,
@@ -226,6 +228,7 @@ class _Simulated:
             issue = self.issues[span.issue]
             computes = issue.operation.lane == "compute"
             ends[issue.event] = max(ends[issue.event], span.end_us if computes else span.issued_us)
+        ends = list(itertools.accumulate(ends, max))  # in an event without an issue no time passes
         begin, end = ends[_FIRST - 1], ends[_FIRST + 2]
         bars = []
         for span in spans:

@@ -76,13 +76,14 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 def common(a: Iterable[Interval], b: Iterable[Interval]) -> list[Interval]:
     """The points in both."""
-    disjoint = [*union(a), *union(b)]
-    ends = sorted([*((begin, 1) for begin, _ in disjoint), *((end, -1) for _, end in disjoint)])
-    depth, overlaps = 0, []
-    for (begin, step), (end, _) in itertools.pairwise(ends):
-        depth += step
-        if depth == 2:
-            overlaps.append((begin, end))
+    left, right, overlaps = union(a), union(b), []
+    i = j = 0
+    while i < len(left) and j < len(right):
+        overlaps.append((max(left[i][0], right[j][0]), min(left[i][1], right[j][1])))
+        if left[i][1] < right[j][1]:
+            i += 1
+        else:
+            j += 1
     return union(overlaps)
 
 

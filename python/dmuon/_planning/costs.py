@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import torch
 from tqdm.auto import tqdm
 
-import dmuon
 from dmuon import _C, _plan
 from dmuon._planning.owner_plan import DEFAULT_DEVICE
 from dmuon._setup.agreement import all_gather, described, from_first
@@ -72,7 +71,7 @@ def measured_costs(
     if len(scaled) == len(jobs):
         source = f"model of {model_of(device)}"
     elif scaled:
-        source += f"; {len(scaled)} batch{'es' * (len(scaled) > 1)} scaled by the model"
+        source += f"; {len(scaled)} batch{'' if len(scaled) == 1 else 'es'} scaled by the model"
     return _plan.CostTable(
         source, [(shape, [(j.size, times[j]) for j in jobs if j.shape == shape]) for shape in shapes]
     )
@@ -103,7 +102,8 @@ def measure(
     begin = time.monotonic()
     longest_ns = BUDGET_S * _LONGEST_SHARE * 1e9
     words = "dmuon measures batches: |{bar}| {n:.0f} s of at most {total:.0f} s"
-    with tqdm(total=BUDGET_S, bar_format=words, leave=False, delay=1.0, disable=ranks.slot != 0 or None) as bar:
+    hidden = None if ranks.slot == 0 else True  # None: unless on a terminal
+    with tqdm(total=BUDGET_S, bar_format=words, leave=False, delay=1.0, disable=hidden) as bar:
         for job in order * _MOST_ROUNDS:
             # By its own fastest run; before its first two, by the times of others, if there are any.
             least_ns = _slowest(runs[job], min) if runs[job] else _predicted(job, times, model) if times else 0
@@ -213,7 +213,7 @@ def _key(
     """All that a time depends on besides shape and batch."""
     return {
         "device": _device_name(device),
-        "dmuon": dmuon.__version__,
+        "dmuon": _plan.__version__,
         "torch": torch.__version__,
         "ns_dtype": str(muon["ns_dtype"] or _C.default_ns_dtype(device)),
         "ns_coefficients": resolved_coefficients(muon["ns_coefficients"], muon["ns_steps"]),

@@ -47,13 +47,15 @@ def solve(shapes: list[ShapeTimes], num_owners: int) -> tuple[list[list[int]], b
     kinds = [(s, size, ns) for s, (_, batches) in enumerate(shapes) for size, ns in batches]
     longest = max((ns for _, _, ns in kinds), default=1) or 1
     # What a batch of each kind holds of each shape; every matrix is in one batch, whoever owns it.
-    held = np.array([size * (s == shape) for shape in range(len(shapes)) for s, size, _ in kinds])
-    held = held.reshape(len(shapes), len(kinds))
+    held = np.zeros((len(shapes), len(kinds)))
+    for kind, (s, size, _) in enumerate(kinds):
+        held[s, kind] = size
     wanted = np.array([number for number, _ in shapes])
-    each_owner, makespan = eye(num_owners), np.full((num_owners, 1), -1)
     # x[kind, owner], then the makespan in units of the longest batch.
     times = np.array([[ns / longest for _, _, ns in kinds]])
-    matrix = bmat([[kron(held, np.ones((1, num_owners))), None], [kron(times, each_owner), makespan]])
+    matrices_done = kron(held, np.ones((1, num_owners)))
+    owner_loads, minus_makespan = kron(times, eye(num_owners)), np.full((num_owners, 1), -1)
+    matrix = bmat([[matrices_done, None], [owner_loads, minus_makespan]])
     most = [shapes[s][0] // size for s, size, _ in kinds for _ in range(num_owners)]
     result = milp(
         [0] * len(most) + [1],
@@ -65,7 +67,7 @@ def solve(shapes: list[ShapeTimes], num_owners: int) -> tuple[list[list[int]], b
     if result.x is None:
         raise NoSolutionError(f"milp: no assignment within {TIME_LIMIT_S:g} s: {result.message}")
     batches = np.rint(result.x[:-1]).astype(int).reshape(len(kinds), num_owners)
-    return (held @ batches).T.tolist(), result.status == 0
+    return (held @ batches).T.astype(int).tolist(), result.status == 0
 
 
 def make_plan(

@@ -70,14 +70,15 @@ def _raise_difference(ranks: Ranks, function: str, facts: list[str]) -> None:
 def from_first(ranks: Ranks, make: Callable[[], T]) -> T:
     """What `make` returns at slot 0. Collective; if it raises there, every rank raises ValueError."""
     answer: tuple[T | None, str | None] = (None, None)
+    cause: Exception | None = None
     if ranks.slot == 0:
         try:
             answer = (make(), None)
         except Exception as error:  # whatever it is, the other ranks wait to hear of it
-            answer = (None, described(error))
+            answer, cause = (None, described(error)), error
     value, problem = all_gather(ranks, answer)[0]
     if problem is not None:
-        raise ValueError(problem)
+        raise ValueError(problem) from cause
     return value  # type: ignore[return-value]
 
 

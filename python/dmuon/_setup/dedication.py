@@ -44,7 +44,7 @@ def plain_module(model: nn.Module, function: str) -> nn.Module:
     """The module under torch.compile's wrapper.
 
     Raises:
-        ValueError: it is none; names `function`.
+        ValueError: `model` is not a module; the message names `function`.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"{function}: model: expected a torch.nn.Module, got {type(model).__name__}")
@@ -104,7 +104,7 @@ def dedicate_params(
             (not on a single rank, which owns everything), "modelled", or the file of a table.
         layout_slack: share of the makespan that may be given up so that matrices used one after the other have
             owners in different columns.
-        max_memory_bytes: that no rank may exceed, as the plan counts them; None: no limit.
+        max_memory_bytes: the most bytes that any rank may use, as the plan counts them; None: no limit.
         node_copy: with several nodes, keep what came from other nodes until the weights change, as HSDP
             does, so that a step moves each weight between nodes once.
         lookahead: how many units ahead of their use weights travel between nodes; 0 sends everything when it is
@@ -201,7 +201,7 @@ def check_parameters(model: nn.Module, dedication: Dedication) -> None:
     for path, module in modules.items():
         for attribute, parameter in module._parameters.items():
             if parameter is not None and attribute not in dedication.known.get(module, ()):
-                raise ValueError(f"Muon: model: '{path}{'.' * bool(path)}{attribute}' was added {whole}")
+                raise ValueError(f"Muon: model: '{f'{path}.' if path else ''}{attribute}' was added {whole}")
 
 
 def check_sentinels(dedication: Dedication) -> torch.device | None:

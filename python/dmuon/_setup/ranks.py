@@ -111,8 +111,8 @@ def resolve_ranks(mesh: DeviceMesh | None, model: nn.Module, timeout: datetime.t
         raise ValueError(f"dedicate_params: mesh: expected a mesh that holds this rank ({here}), got {mesh_rows}")
     known = getattr(getattr(dist.distributed_c10d, "_world", None), "pg_names", {})
     numbers = (len(known), _local_world_size(), _milliseconds(timeout))
-    (_, most_groups), (*local_sizes,), (*timeouts,) = _extremes(groups, device_type, numbers)
-    _level(most_groups, len(known))
+    group_counts, local_sizes, timeouts = _extremes(groups, device_type, numbers)
+    _level(group_counts[1], len(known))
     rows = mesh_rows
     if len(rows) == 1 and local_sizes[0] == local_sizes[1]:
         rows = _hosts(mesh_rows[0], local_sizes[0])

@@ -25,7 +25,8 @@ _DEDICATES = "dedicate_params"  # the function that takes the matrices; the othe
 MATRIX_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _LARGE_TENSOR = 0.05  # of all trainable weights
 _HEAD_NAMES = {"lm_head", "head", "output", "output_layer", "unembed", "embed_out", "classifier", "score"}
-_EMBEDDING_NAME = re.compile("embed|(?<![a-z])(emb|wte|wpe)(?![a-z])", re.IGNORECASE)  # not "ensemble"
+_WORD = re.compile("[A-Z]?[a-z]+|[A-Z]+(?![a-z])")  # of a snake_case or CamelCase name
+_EMBEDDING_WORDS = ("emb", "wte", "wpe")
 # Modules that multiply by their weight whatever they are called (a projection inside "patch_embed", say).
 _PROJECTIONS = (nn.Linear, nn.MultiheadAttention)
 
@@ -151,7 +152,7 @@ class _Rules:
             return False, "embedding" if len(matrix.places) == 1 else "tied to an embedding"
         last = clean_name(matrix.places[-1].path).rpartition(".")[2]
         if not isinstance(place.module, _PROJECTIONS) and any(
-            _EMBEDDING_NAME.search(name) for name in (last, place.attribute)
+            _names_embedding(name) for name in (last, place.attribute)
         ):
             return False, f"embedding, by its name '{matrix.name}'"
         if id(parameter) in self._heads:
@@ -161,6 +162,14 @@ class _Rules:
         if id(parameter) == self._by_shape:
             return False, "output head, by its shape: an embedding's, and no other matrix has it"
         return True, "matrix"
+
+
+def _names_embedding(name: str) -> bool:
+    """By a word that begins or ends as embeddings' do: "tok_embs" and "posEmb", not "ensemble"."""
+    words = [word.lower().removesuffix("s") for word in _WORD.findall(name)]
+    return any(
+        "embed" in word or word.startswith(_EMBEDDING_WORDS) or word.endswith(_EMBEDDING_WORDS) for word in words
+    )
 
 
 def _find_parameters(model: nn.Module) -> list[Matrix]:
@@ -198,7 +207,7 @@ def _check_model(parameters: list[Matrix], model: nn.Module, function: str) -> N
         if isinstance(parameter, DTensor):
             refuse(entry.name, "is a DTensor. Tensor parallelism is not supported yet; expected plain parameters.")
         if isinstance(parameter, nn.UninitializedParameter):
-            refuse(entry.name, "has no shape yet (its module is lazy). Expected: a forward first.")
+            refuse(entry.name, "has no shape yet (its module is lazy). Run one forward pass first.")
         if dedicates and parameter.is_meta:
             refuse(entry.name, "has no values yet (it is on the meta device). Expected: materialise and initialise it.")
 

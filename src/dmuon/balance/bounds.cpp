@@ -34,11 +34,10 @@ Certificate all_owners(const Problem& problem) {
     Wide all = 0;
     for (const ShapeIndex s : problem.shapes()) {
       const std::vector<BatchTime>& batches = shapes[s].batches;
-      if (longest == 0 || std::any_of(batches.begin(), batches.end(), [&](const BatchTime& batch) {
-            return batch.ns == longest;
-          })) {
-        work[s] = OwnerTime(shapes[s], longest).of_all();
-      }
+      const bool has_one_so_long =
+          std::any_of(batches.begin(), batches.end(),
+                      [&](const BatchTime& batch) { return batch.ns == longest; });
+      if (longest == 0 || has_one_so_long) work[s] = OwnerTime(shapes[s], longest).of_all();
       all += work[s];
     }
     if (std::find(work.begin(), work.end(), OwnerTime::kNever) != work.end()) continue;

@@ -7,6 +7,7 @@
 
 #include "dmuon/bindings/index_caster.h"
 #include "dmuon/bindings/topics.h"
+#include "dmuon/core/error.h"
 #include "dmuon/simulate/execution.h"
 
 namespace dmuon::bindings {
@@ -73,7 +74,9 @@ void init_simulate(py::module_& module) {
           const bool row = sent.group == schedule::Message::Group::kRow;
           return static_cast<double>(sent.bytes) * (row ? row_byte : column_byte);
         };
-        return simulate::execute(programs, {compute, message}).timeline;
+        simulate::Execution run = simulate::execute(programs, {compute, message});
+        core::invariant(run.violations.empty(), "execute: ", core::joined(run.violations));
+        return std::move(run.timeline);
       },
       py::arg("programs"), py::kw_only(), py::arg("forward"), py::arg("backward"),
       py::arg("update"), py::arg("row_byte"), py::arg("column_byte"), no_gil);

@@ -165,7 +165,8 @@ void Executor::perform(const Operation& operation,
     case Kind::kUpdate:
     case Kind::kForward:
     case Kind::kBackward:
-      return;  // the module's own affair
+      core::invariant(false, "Executor: modules compute by themselves, got ",
+                      schedule::name_of(operation.kind));
   }
 }
 

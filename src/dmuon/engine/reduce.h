@@ -31,8 +31,7 @@ std::int64_t inbox_elements(const Group& group, const std::vector<Segment>& segm
 /// @param packed    flat, allocated; segments other than this rank's are undefined afterwards.
 /// @param segments  [group size], of `packed`.
 /// @param inbox     [inbox_elements()] of `packed`'s dtype.
-/// @param take      called with the pieces of the own segment in order; it may write them to
-/// `packed`.
+/// @param take      called with the pieces of the own segment in order; may write to `packed`.
 /// @throws CommError naming `what`. Blocks the host on CPU backends.
 void reduce_segments(Group& group, const at::Tensor& packed, const std::vector<Segment>& segments,
                      const at::Tensor& inbox, const TakeSum& take, const std::string& what);

@@ -33,7 +33,8 @@ void update(const engine::OwnedBatch& batch, const std::vector<MuonGroup>& group
   // Neighbours of one group go together; mostly that is the whole batch.
   std::size_t end = 0;
   for (std::size_t begin = 0; begin < size; begin = end) {
-    for (end = begin + 1; end < size && group(end) == group(begin);) ++end;
+    end = begin + 1;
+    while (end < size && group(end) == group(begin)) ++end;
     if (group(begin) < 0) continue;
     muon_update(batch.part(engine::kMaster, begin, end), batch.part(kMomentum, begin, end),
                 batch.part(engine::kGradient, begin, end),

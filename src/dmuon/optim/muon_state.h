@@ -27,8 +27,9 @@ struct MuonGroup {
 /// One Muon update, in place, of a batch of equally shaped matrices (torch.optim.Muon's semantics;
 /// the paper, eq. muon-update):
 ///
-///   momentum += (1 - mu) (gradient - momentum);  u = nesterov ? gradient + mu (momentum -
-///   gradient) : momentum master   <- (1 - lr weight_decay) master - adjusted_lr NewtonSchulz(u)
+/// - momentum += (1 - mu) (gradient - momentum)
+/// - u = gradient + mu (momentum - gradient) with nesterov, else momentum
+/// - master = (1 - lr weight_decay) master - adjusted_lr NewtonSchulz(u)
 ///
 /// @param master, momentum  [b, rows, cols] fp32, changed in place.
 /// @param gradient          [b, rows, cols] fp32, unchanged.

@@ -108,14 +108,15 @@ balance::Assignment assignment_of(const Problem& problem,
       const int count = counts[owner][s];
       core::require(count >= 0 && count <= left[s], "make_plan: counts of ",
                     to_string(problem.groups.shapes[s]), " must be >= 0 and add up to ",
-                    problem.balance.num_matrices(s));
+                    problem.balance.num_matrices(s), "; got ", count, " for owner ", owner);
       left[s] -= count;
       assignment.add(owner, s, count);
     }
   }
   for (const ShapeIndex s : left.indices()) {
     core::require(left[s] == 0, "make_plan: counts of ", to_string(problem.groups.shapes[s]),
-                  " must add up to ", problem.balance.num_matrices(s));
+                  " must add up to ", problem.balance.num_matrices(s), "; got ",
+                  problem.balance.num_matrices(s) - left[s]);
   }
   return assignment;
 }

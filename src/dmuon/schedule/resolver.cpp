@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "dmuon/core/error.h"
+
 namespace dmuon::schedule {
 
 Resolver::Resolver(Layout layout, const StepOptions& options, Batches batches, Performer* performer)
@@ -227,7 +229,7 @@ void Resolver::resolve(const Operation& operation) {
     case Kind::kUpdate:
     case Kind::kForward:
     case Kind::kBackward:
-      return;
+      core::invariant(false, "Resolver: no schedule holds ", name_of(operation.kind));
   }
 }
 

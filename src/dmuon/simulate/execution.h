@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <compare>
 #include <cstddef>
 #include <functional>
@@ -55,14 +54,6 @@ class Witness {
   virtual void finish(core::Slot slot, int index) = 0;
 };
 
-/// One place in a program for each lane: the newest issue of that lane, -1 for none. A lane runs
-/// its issues in order, so this says all of what was done before.
-using Frontier = std::array<int, schedule::kNumLanes>;
-
-/// [issues] what must be done before each starts: the issue before it on its lane, the compute
-/// before it, and what it names. What it names and was never issued is left out.
-std::vector<Frontier> waits_on(const Program& program);
-
 /// Runs the programs of all ranks in virtual time, lanes and messages as schedule::Operation says.
 ///
 /// Ranks are taken in turn; each goes on until all its lanes wait. This is no order of events: a
@@ -71,7 +62,7 @@ std::vector<Frontier> waits_on(const Program& program);
 /// timing (Kahn 1974). Only the timeline differs.
 ///
 /// @param programs  at least one; layouts may differ, meshes may not.
-/// @param witness   none: nobody looks.
+/// @param witness   nullptr: nothing is reported.
 /// @throws InvalidArgument for a number of programs that does not fit the mesh.
 Execution execute(const Programs& programs, const Timing& timing, Witness* witness = nullptr);
 

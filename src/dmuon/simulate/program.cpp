@@ -170,6 +170,32 @@ Programs unroll(const Job& job) {
   return programs;
 }
 
+std::vector<Frontier> waits_on(const Program& program) {
+  constexpr auto compute = static_cast<std::size_t>(schedule::Lane::kCompute);
+  const Frontier nothing{-1, -1, -1};
+  std::vector<Frontier> all;
+  Frontier newest_on_lane = nothing;
+  core::Vector<core::UnitIndex, std::array<int, schedule::kNumKinds>> newest;
+  newest.resize(program.layout->units.size());
+  for (auto& kinds : newest) kinds.fill(-1);
+  for (int index = 0; index < program.num_issues(); ++index) {
+    const schedule::Operation& operation = program.issue(index).operation;
+    const auto lane = static_cast<std::size_t>(schedule::lane_of(operation.kind));
+    Frontier& waits = all.emplace_back(nothing);
+    waits[lane] = newest_on_lane[lane];
+    waits[compute] = newest_on_lane[compute];
+    for (const schedule::Dependency& dependency : operation.after) {
+      const auto of = static_cast<std::size_t>(schedule::lane_of(dependency.kind));
+      const auto kind = static_cast<std::size_t>(dependency.kind);
+      waits[of] = std::max(waits[of], newest.at(dependency.unit)[kind]);
+    }
+    newest_on_lane[lane] = index;
+    if (operation.kind != Kind::kUpdate)
+      newest.at(operation.unit)[static_cast<std::size_t>(operation.kind)] = index;
+  }
+  return all;
+}
+
 std::string describe(const Operation& operation) {
   const bool updates = operation.kind == Kind::kUpdate;
   return core::message(schedule::name_of(operation.kind), updates ? " of batch " : " of unit ",

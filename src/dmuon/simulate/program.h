@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -88,6 +89,14 @@ using Programs = core::Vector<core::Slot, Program>;
 /// a rank skips. A rank that skips all units of the last backward before a step does not run it.
 /// @throws InvalidArgument for a slot, an event or a unit out of range, or bad options.
 Programs unroll(const Job& job);
+
+/// One place in a program for each lane: the newest issue of that lane, -1 for none. A lane runs
+/// its issues in order, so this says all of what was done before.
+using Frontier = std::array<int, schedule::kNumLanes>;
+
+/// [issues] what must be done before each starts: the issue before it on its lane, the compute
+/// before it, and what it names. What it names and was never issued is left out.
+std::vector<Frontier> waits_on(const Program& program);
 
 /// Prints like "publish intra of unit 3".
 std::string describe(const schedule::Operation& operation);
