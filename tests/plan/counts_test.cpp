@@ -36,10 +36,13 @@ TEST(MakePlanFromCounts, RejectsCountsThatDoNotAddUp) {
   EXPECT_EQ(of({{3, 1}}), "make_plan: counts must have a row for each of 2 owners; got 1");
   EXPECT_EQ(of({{3, 1}, {0}}),
             "make_plan: counts of owner 1 must have an entry for each of 2 shapes; got 1");
-  EXPECT_EQ(of({{2, 1}, {0, 0}}), "make_plan: counts of 1 x 1 must add up to 3");
-  EXPECT_EQ(of({{3, 1}, {0, 1}}), "make_plan: counts of 2 x 2 must be >= 0 and add up to 1");
-  EXPECT_EQ(of({{4, 1}, {-1, 0}}), "make_plan: counts of 1 x 1 must be >= 0 and add up to 3");
-  EXPECT_EQ(of({{-1, 1}, {4, 0}}), "make_plan: counts of 1 x 1 must be >= 0 and add up to 3");
+  EXPECT_EQ(of({{2, 1}, {0, 0}}), "make_plan: counts of 1 x 1 must add up to 3; got 2");
+  EXPECT_EQ(of({{3, 1}, {0, 1}}),
+            "make_plan: counts of 2 x 2 must be >= 0 and add up to 1; got 1 for owner 1");
+  EXPECT_EQ(of({{4, 1}, {-1, 0}}),
+            "make_plan: counts of 1 x 1 must be >= 0 and add up to 3; got 4 for owner 0");
+  EXPECT_EQ(of({{-1, 1}, {4, 0}}),
+            "make_plan: counts of 1 x 1 must be >= 0 and add up to 3; got -1 for owner 0");
   constexpr int kMost = std::numeric_limits<int>::max();
   EXPECT_NE(of({{kMost, 1}, {kMost, 0}}), "");
   EXPECT_NE(of({{-kMost - 1, 1}, {kMost, 0}}), "");

@@ -24,6 +24,7 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+EXTENSIONS = {"dmuon._C", "dmuon._plan"}
 SOURCES = {name_of(path): path.read_text() for path in PACKAGE.rglob("*.py")}
 
 
@@ -35,7 +36,10 @@ def imported(source: str) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports say the whole path"
-            found |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+            named = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= named
+            if not named <= SOURCES.keys() | EXTENSIONS:  # else the package itself is asked for nothing
+                found.add(str(node.module))
     return found & SOURCES.keys()
 
 

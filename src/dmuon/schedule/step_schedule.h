@@ -39,8 +39,8 @@ struct StepSchedule {
 ///
 /// @param layout   at least the units that `trace` names.
 /// @param trace    kBeforeUse ... kAfterForward or kAfterBackward of each use.
-/// @param forward  the training forward's trace, whose units have had stage 1 already, where `trace`
-///                 is a backward's; else `trace` itself.
+/// @param forward  `trace` itself; for a backward the training forward's trace, whose units have
+///                 had stage 1 already.
 /// @param sync     false: a backward under no_sync, which sends nothing between nodes.
 /// @throws InvalidArgument for options out of range or a unit out of range.
 PassSchedule build_pass_schedule(const Layout& layout, const Trace& trace, const Trace& forward,
