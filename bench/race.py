@@ -54,6 +54,8 @@ def arguments() -> argparse.Namespace:
     options.optimizers = options.optimizers.split(",")
     if not set(options.optimizers) <= set(NAMES):
         parser.error(f"--optimizers: expected some of {', '.join(NAMES)}, got {', '.join(options.optimizers)}")
+    if options.width % (2 * options.heads):
+        parser.error(f"expected a --width that heads of even size divide, got {options.width} and {options.heads} heads")
     # The first step of a turn is not timed.
     if options.steps < WARM_STEPS + 2 or options.block < 2:
         parser.error(f"expected --steps >= {WARM_STEPS + 2} and --block >= 2, got {options.steps} and {options.block}")
@@ -182,7 +184,8 @@ def main() -> None:
         report.write(records, facts, options.out)
         console.print(report.table(records, title))
         console.print(f"peak MB: of a rank, the largest over ranks; figures and results.json in {options.out}/")
-        console.print("In so small a model packed buffers outweigh the state that owners save; see README.")
+        if dmuon is not None and len(records) > 1:
+            console.print("In a model of a few blocks packed buffers outweigh the state that owners save; see README.")
     if options.profile and "dmuon" in contenders:
         console.print(write_profile(contenders["dmuon"], cluster.rank, options.out), highlight=False)
     if cluster.mesh is not None:

@@ -214,7 +214,9 @@ class _Simulated:
     def panel(self, schedule: StepSchedule, intra: float, inter: float) -> Panel:
         """The lanes of this rank in the step, where the largest operations of two lanes take so long."""
         totals = [(o.lane, sum(m.bytes for m in o.messages)) for ops in schedule.passes.values() for o in ops]
-        largest = {lane: max((size for at, size in totals if at == lane), default=0) or 1 for lane in ("intra", "inter")}
+        largest = {
+            lane: max((size for at, size in totals if at == lane), default=0) or 1 for lane in ("intra", "inter")
+        }
         spans = _C.execute(
             self.programs,
             forward=1.0,
