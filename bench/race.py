@@ -55,7 +55,9 @@ def arguments() -> argparse.Namespace:
     if not set(options.optimizers) <= set(NAMES):
         parser.error(f"--optimizers: expected some of {', '.join(NAMES)}, got {', '.join(options.optimizers)}")
     if options.width % (2 * options.heads):
-        parser.error(f"expected a --width that heads of even size divide, got {options.width} and {options.heads} heads")
+        parser.error(
+            f"expected a --width that heads of even size divide, got {options.width} and {options.heads} heads"
+        )
     # The first step of a turn is not timed.
     if options.steps < WARM_STEPS + 2 or options.block < 2:
         parser.error(f"expected --steps >= {WARM_STEPS + 2} and --block >= 2, got {options.steps} and {options.block}")

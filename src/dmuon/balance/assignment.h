@@ -32,6 +32,7 @@ class Assignment {
   /// The bytes of the fullest owner.
   std::int64_t most_bytes() const;
 
+  /// Gives `owner` that many matrices more, or fewer; not checked against what there is.
   void add(Owner owner, ShapeIndex shape, int change);
 
   const Problem& problem() const { return *problem_; }

@@ -9,6 +9,7 @@ namespace dmuon::balance {
 /// How many matrices of each shape one owner takes.
 using Pattern = PerShape<int>;
 
+/// What an owner takes for these matrices.
 Nanoseconds load(const Problem& problem, const Pattern& pattern);
 
 /// What work is worth: the prices of Certificate::Kind::kPatterns.

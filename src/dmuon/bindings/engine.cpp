@@ -113,7 +113,7 @@ void init_engine(py::module_& module) {
       .def("unshard", &Engine::unshard, py::arg("unit"), no_gil)
       .def("reshard", &Engine::reshard, py::arg("unit"), no_gil)
       .def("route", &Engine::route, py::arg("unit"), no_gil)
-      .def("put_gradient", &Engine::put_gradient, py::arg("parameter"), py::arg("value"))
+      .def("put_gradient", &Engine::put_gradient, py::arg("parameter"), py::arg("value"), no_gil)
       .def("ready", &Engine::ready, py::arg("unit"))
       .def("set_sync", &Engine::set_sync, py::arg("sync"))
       .def("holds_partial_sums", &Engine::holds_partial_sums)

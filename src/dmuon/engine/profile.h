@@ -35,7 +35,10 @@ class Profile {
         .count();
   }
 
+  /// What waits from now on is counted for this phase.
   void set_phase(Phase phase);
+
+  /// Recording begins, with nothing.
   void start();
 
   /// What was recorded since start(); recording ends.

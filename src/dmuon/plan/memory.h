@@ -25,6 +25,8 @@ struct Memory {
   bool operator==(const Memory&) const = default;
 };
 
+/// By owner; those of a slot with tensor parallelism share its state, and each counts its part.
+/// @param owner, batches  as a plan has them: in range, every matrix once.
 core::PerOwner<Memory> memory(const Inventory& inventory, Mesh mesh,
                               const PerParameter<Owner>& owner, const std::vector<Batch>& batches,
                               const Options& options);

@@ -58,7 +58,9 @@ Strategy find_strategy(std::string_view name) {
 Decision lpt(const Problem& problem) {
   auto assignment = balance::longest_first(problem.balance, 1);
   if (!assignment) assignment = balance::fewest_bytes(problem.balance);
-  core::require(assignment.has_value(), "lpt: max_memory_bytes leaves a matrix without an owner");
+  core::require(assignment.has_value(),
+                "lpt: max_memory_bytes must leave room for every matrix; got ",
+                problem.options.max_memory_bytes);
   return {place(problem.inventory, problem.groups, *assignment, problem.mesh, problem.options)};
 }
 
