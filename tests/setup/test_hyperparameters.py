@@ -34,6 +34,7 @@ ADAMW = {"algorithm": "adamw", "lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-8, "w
         *((name, math.nan, rf"{name}: expected a number .* got nan") for name in ("lr", "weight_decay", "eps")),
         ("lr", math.inf, r"lr: expected a number in \[0, inf\), got inf"),
         ("lr", "fast", "lr: expected a number, got 'fast'"),
+        ("lr", "0.02", "lr: expected a number, got '0.02'"),
         ("lr", None, "lr: expected a number, got None"),
         ("lr", torch.ones(2), r"lr: expected one element, got a tensor of shape \(2,\)"),
         ("momentum", 1.0, r"momentum: expected a number in \[0, 1\), got 1"),

@@ -96,6 +96,7 @@ def _draw_times(axes: Any, plan: _plan.Plan) -> None:
         axes.vlines(edges, 0, 1, transform=axes.get_xaxis_transform(), color="white", linewidth=1)
     axes.axhline(plan.bound_ns / 1e6, color="black", linestyle="--", linewidth=1.2, label="bound")
     axes.set(xlim=(edges[0], edges[-1]), xlabel="owner", ylabel="predicted ms")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_title("Predicted time of every owner, by shape (matrices)", loc="left", fontsize=10)
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=8, frameon=False)
 

@@ -75,6 +75,8 @@ def _number(argument: str, value: Any, most: float = math.inf) -> None:
     if isinstance(value, torch.Tensor) and value.numel() != 1:
         raise ValueError(f"{argument}: expected one element, got a tensor of shape {tuple(value.shape)}")
     try:
+        if isinstance(value, str):  # "0.1" too: a scheduler would compute with it
+            raise TypeError
         number = float(value)
     except (TypeError, ValueError):
         raise ValueError(f"{argument}: expected a number, got {value!r}") from None
