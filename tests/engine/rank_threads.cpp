@@ -46,6 +46,10 @@ ProcessGroupPtr make_process_group(const StorePtr& store, const std::string& nam
   group->setBackend(c10::DeviceType::CPU, type, c10::intrusive_ptr<c10d::Backend>(backend));
   group->setDefaultBackend(type);
   group->setGroupName(name);
+  // A rank that ends its body at once must not close what others are still connecting to.
+  own_store->add("made", 1);
+  while (own_store->add("made", 0) < size)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   return group;
 }
 
