@@ -29,7 +29,8 @@ from training import AHEAD
 import dmuon
 
 NUM_RANKS = 4
-TIMEOUT_S = 5.0
+TIMEOUT_S = 5.0  # where a rank sleeps or dies: it cannot tell
+PATIENCE_S = 180.0  # where it goes astray or raises: longer than the test waits
 NAP_S = 2 * TIMEOUT_S
 DEPTH = 3
 STEPS_AFTER = 3  # that would follow if nobody noticed
@@ -85,6 +86,11 @@ class Case:
         agreed = self.point in AFTER_AGREEMENT or (self.clips and self.point == BEFORE_AGREEMENT)
         return self.step + agreed
 
+    @property
+    def timeout(self) -> datetime.timedelta:
+        """Of every process group."""
+        return datetime.timedelta(seconds=TIMEOUT_S if self.fault in ("sleeps", "dies") else PATIENCE_S)
+
     def __str__(self) -> str:
         mesh = "x".join(map(str, self.mesh))
         what = [self.fault, f"rank {self.victim} of {mesh}", f"step {self.step}.{self.micro}", self.point]
@@ -118,7 +124,7 @@ class Program:
         self.case, self.rank, self.record = case, rank, record
         self.step, self.micro = -1, 0
         mesh = make_mesh(case.mesh)
-        timeout = datetime.timedelta(seconds=TIMEOUT_S)
+        timeout = case.timeout
         for dim in range(mesh.ndim):  # FSDP2 uses them; by default they wait for half an hour
             dist.distributed_c10d._set_pg_timeout(timeout, mesh.get_group(dim))
         torch.manual_seed(0)
@@ -211,7 +217,7 @@ def play(rank: int, case: Case, directory: Path) -> None:
         os.write(events, json.dumps({"name": name, "time": time.monotonic(), **facts}).encode() + b"\n")
 
     store = dist.FileStore(str(directory / "store"), NUM_RANKS)
-    timeout = datetime.timedelta(seconds=TIMEOUT_S)
+    timeout = case.timeout
     dist.init_process_group("gloo", store=store, rank=rank, world_size=NUM_RANKS, timeout=timeout)
 
     def train(program: Program, steps: int) -> None:

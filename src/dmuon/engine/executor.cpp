@@ -116,20 +116,31 @@ void Executor::enqueue(const Operation& operation, Work work) {
   std::vector<Event> after;
   for (const schedule::Dependency& dependency : operation.after)
     after.push_back(newest(dependency));
-  const auto timed = [this, kind = operation.kind, unit = operation.unit.value(),
+  const auto timed = [this, of = operation.kind, unit = operation.unit.value(),
                       issued = Profile::now(), work = std::move(work)] {
     const double started = Profile::now();
     work();
-    profile_.add({kind, unit, issued, started, Profile::now()});
+    profile_.add({of, unit, issued, started, Profile::now()});
   };
+  const auto kind = static_cast<std::size_t>(operation.kind);
+  states_[operation.unit].numbers[kind] = mesh_.watch->reach(
+      Rendezvous::kOperation, core::message(schedule::name_of(operation.kind), " of '",
+                                            states_[operation.unit].unit->name(), "'"));
   Lane& queue = intra ? mesh_.lanes->intra : mesh_.lanes->inter;
-  states_[operation.unit].done[static_cast<std::size_t>(operation.kind)] =
-      queue.enqueue(pool_->device(), timed, std::move(after));
+  states_[operation.unit].done[kind] = queue.enqueue(pool_->device(), timed, std::move(after));
 }
 
 void Executor::await(const Operation& operation) {
   const double started = Profile::now();
-  for (const schedule::Dependency& dependency : operation.after) newest(dependency).wait();
+  for (const schedule::Dependency& dependency : operation.after) {
+    const Event& event = newest(dependency);
+    const UnitState& state = states_[dependency.unit];
+    mesh_.watch->wait(
+        Rendezvous::kOperation, state.numbers[static_cast<std::size_t>(dependency.kind)],
+        core::message(schedule::name_of(dependency.kind), " of '", state.unit->name(), "'"),
+        [&](std::chrono::milliseconds most) { return event.wait_for(most); });
+    event.wait();
+  }
   profile_.add({operation.kind, operation.unit.value(), started, started, Profile::now()});
 }
 

@@ -61,6 +61,19 @@ void InFlight::give_up() {
   }
 }
 
+bool Pending::wait_for(std::chrono::milliseconds most) const {
+  for (const WorkPtr& work : works_) {
+    if (work->isCompleted()) continue;
+    if (most.count() == 0) return false;
+    try {
+      work->wait(most);  // throws where the time is over, and leaves the work alone
+    } catch (const std::exception&) {
+      if (!work->isCompleted()) return false;
+    }
+  }
+  return true;
+}
+
 void Pending::wait() {
   try {
     for (const WorkPtr& work : works_) {
@@ -89,6 +102,24 @@ Group::Group(c10::intrusive_ptr<c10d::ProcessGroup> group, std::string name, int
   core::invariant(group_->getRank() == rank_ && group_->getSize() == size_, "Group ", name_,
                   ": rank or size differs from its process group's");
   free_point_to_point_ = group_->getBackendName() == "gloo";
+}
+
+void Group::wait_under(std::shared_ptr<Watch> watch, Rendezvous what) {
+  watch_ = std::move(watch);
+  blocking_ = what;
+}
+
+c10::intrusive_ptr<c10d::Store> Group::store() const {
+  return group_ ? group_->getStore() : c10::intrusive_ptr<c10d::Store>();
+}
+
+void Group::block(Pending pending, const std::string& what) {
+  if (watch_) {
+    const std::int64_t number = watch_->reach(blocking_, what);
+    watch_->wait(blocking_, number, what,
+                 [&](std::chrono::milliseconds most) { return pending.wait_for(most); });
+  }
+  pending.wait();
 }
 
 void Group::count(const at::Tensor& tensor) {
@@ -159,12 +190,13 @@ Pending Group::receive(at::Tensor tensor, int from, const std::string& what) {
 void Group::all_reduce_max(at::Tensor tensor, const std::string& what) {
   if (size_ == 1) return;
   count(tensor);
-  issue(what, [&] {
+  const auto call = [&] {
     std::vector<at::Tensor> tensors{std::move(tensor)};
     c10d::AllreduceOptions options;
     options.reduceOp = c10d::ReduceOp::MAX;
     return group_->allreduce(tensors, options);
-  }).wait();
+  };
+  block(issue(what, call), what);
 }
 
 std::vector<std::array<std::int64_t, 4>> Group::all_gather(std::array<std::int64_t, 4> words,
@@ -178,7 +210,7 @@ std::vector<std::array<std::int64_t, 4>> Group::all_gather(std::array<std::int64
   std::vector<std::vector<at::Tensor>> outputs(1);
   for (int i = 0; i < size_; ++i) outputs[0].push_back(at::empty({4}, options));
   count(mine);
-  issue(what, [&] { return group_->allgather(outputs, inputs); }).wait();
+  block(issue(what, [&] { return group_->allgather(outputs, inputs); }), what);
   for (std::size_t i = 0; i < all.size(); ++i) {
     const auto* data = outputs[0][i].const_data_ptr<std::int64_t>();
     std::copy(data, data + 4, all[i].begin());

@@ -4,12 +4,15 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
+
+#include "dmuon/engine/watch.h"
 
 namespace dmuon::engine {
 
@@ -62,6 +65,9 @@ class Pending {
   Pending(std::vector<WorkPtr> works, std::string what, std::shared_ptr<InFlight> in_flight)
       : works_(std::move(works)), what_(std::move(what)), in_flight_(std::move(in_flight)) {}
 
+  /// Whether it is over, or failed, within this time, on the host.
+  bool wait_for(std::chrono::milliseconds most) const;
+
   /// Blocks the host on a CPU backend, the current stream on a CUDA one.
   /// @throws CommError naming the operation if a peer died, or did not come within the timeout.
   void wait();
@@ -84,6 +90,12 @@ class Group {
   int size() const { return size_; }
   const std::string& name() const { return name_; }
   Traffic traffic() const { return {num_messages_, num_bytes_}; }
+
+  /// Calls that block are `what`, and wait under this watch.
+  void wait_under(std::shared_ptr<Watch> watch, Rendezvous what);
+
+  /// Where members can leave word for each other; null for a group of one.
+  c10::intrusive_ptr<c10d::Store> store() const;
 
   /// Ends what other threads wait for; the group is of no use afterwards. From any thread.
   void give_up() { in_flight_->give_up(); }
@@ -112,6 +124,7 @@ class Group {
 
  private:
   void count(const at::Tensor& tensor);
+  void block(Pending pending, const std::string& what);
   Pending send_to_all(const at::Tensor& tensor, const std::string& what);
   template <typename Call>
   Pending issue(const std::string& what, Call&& call);
@@ -122,6 +135,8 @@ class Group {
   int size_;
   bool free_point_to_point_ = true;
   std::shared_ptr<InFlight> in_flight_ = std::make_shared<InFlight>();
+  std::shared_ptr<Watch> watch_;
+  Rendezvous blocking_ = Rendezvous::kComparison;
   Counter num_messages_;
   Counter num_bytes_;
 };

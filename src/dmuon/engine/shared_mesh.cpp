@@ -15,7 +15,20 @@ void Turn::give_up(const void* holder) {
   if (holder_ == holder) holder_ = nullptr;
 }
 
+std::shared_ptr<Watch> SharedMesh::watch_over() {
+  // The groups' copies end the same messages.
+  const auto give_up = [row = row, column = column]() mutable {
+    row.give_up();
+    column.give_up();
+  };
+  auto made = std::make_shared<Watch>(order.store(), order.rank(), order.size(), give_up);
+  order.wait_under(made, Rendezvous::kComparison);
+  verdict.wait_under(made, Rendezvous::kAgreement);
+  return made;
+}
+
 void SharedMesh::leave(std::chrono::milliseconds grace) {
+  watch->over("its program has ended");
   const Event ends[] = {lanes->intra.enqueue(c10::kCPU, [] {}, {}),
                         lanes->inter.enqueue(c10::kCPU, [] {}, {})};
   bool over = true;

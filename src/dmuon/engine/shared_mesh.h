@@ -7,6 +7,7 @@
 #include "dmuon/core/index.h"
 #include "dmuon/engine/group.h"
 #include "dmuon/engine/lane.h"
+#include "dmuon/engine/watch.h"
 
 namespace dmuon::engine {
 
@@ -37,6 +38,7 @@ struct SharedMesh {
   Group verdict;  ///< all; the agreement of a step. Host memory.
   std::shared_ptr<Lanes> lanes = std::make_shared<Lanes>();
   std::shared_ptr<Turn> turn = std::make_shared<Turn>();
+  std::shared_ptr<Watch> watch = watch_over();
 
   int num_replicates() const { return column.size(); }
   int num_shards() const { return row.size(); }
@@ -49,6 +51,9 @@ struct SharedMesh {
   /// For a process that ends: what has not happened within `grace` is given up, so that a rank that
   /// failed leaves, and its peers hear of it, before any timeout.
   void leave(std::chrono::milliseconds grace);
+
+ private:
+  std::shared_ptr<Watch> watch_over();
 };
 
 }  // namespace dmuon::engine

@@ -91,8 +91,9 @@ struct UnitState {
   std::unique_ptr<PackedBuffer> inbox;      ///< of the route that is in flight
   std::unique_ptr<PackedBuffer> partial;    ///< fp32 [own column] what no_sync kept; else null
   core::Vector<PackedIndex, bool> partial_filled;
-  core::Vector<PackedIndex, bool> has_gradient;  ///< on this rank, since it was cleared
-  std::array<Event, schedule::kNumKinds> done;   ///< the newest operation of each kind
+  core::Vector<PackedIndex, bool> has_gradient;             ///< on this rank, since it was cleared
+  std::array<Event, schedule::kNumKinds> done;              ///< the newest operation of each kind
+  std::array<std::int64_t, schedule::kNumKinds> numbers{};  ///< of these, see Watch
 
   const Packing& packing() const { return unit->packing(); }
 };

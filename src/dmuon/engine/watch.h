@@ -1,0 +1,118 @@
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
+
+namespace dmuon::engine {
+
+/// What all ranks of a mesh do in one order, each numbered from 1.
+enum class Rendezvous : int { kOperation, kComparison, kAgreement };
+inline constexpr int kNumRendezvous = 3;
+
+/// What a rank says of itself.
+struct Report {
+  std::int64_t reached[kNumRendezvous] = {};  ///< how many of each it has come to
+  std::optional<Rendezvous> awaited;          ///< it does nothing until all ranks have come to ...
+  std::int64_t number = 0;                    ///< ... this one
+  std::string where;                          ///< what that is, for people
+  std::string over;                           ///< why it will not come to anything more; else empty
+
+  /// The newest operations, the last being number `reached[kOperation]`: what each is, and a hash
+  /// of it and all before it.
+  struct Issued {
+    std::uint64_t hash;
+    std::string what;
+  };
+  std::deque<Issued> issued;
+};
+
+std::string to_text(const Report& report);
+Report report_from(const std::string& text);
+
+/// Why the rank at `self` waits in vain, if that is certain; else empty. Reports may be old: what a
+/// rank has come to only grows, and who waits comes to nothing.
+///
+/// Certain are: two ranks have issued different operations at one number; a rank that is waited for
+/// is over; ranks wait for each other in a circle.
+std::string in_vain(const std::vector<Report>& reports, std::size_t self);
+
+/// Finds out, while ranks wait for each other, whether they do so in vain, so that a disagreement
+/// is an error on every rank within seconds and not a timeout. A thread tells the others, through a
+/// store, what this rank has come to and what it waits for; while it waits, it reads theirs.
+///
+/// Thread-safe. Where the store cannot be reached nothing is found out; timeouts remain.
+class Watch {
+ public:
+  /// @param store     null: a rank alone, which waits for nobody. Else its own connection is made.
+  /// @param give_up   called where a wait is in vain: nothing can be sent afterwards.
+  /// @param interval  between two looks.
+  Watch(
+      const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+      std::function<void()> give_up = [] {},
+      std::chrono::milliseconds interval = std::chrono::milliseconds(500));
+  ~Watch();
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+
+  /// This rank comes to its next. @return its number.
+  std::int64_t reach(Rendezvous what, const std::string& described);
+
+  /// Waits in short turns until `turn` is true.
+  /// @param what, number  that this rank has come to, and all others must.
+  /// @param where         what that is, for people.
+  /// @param turn          blocks for about as long as it is told; whether it has come.
+  /// @throws CommError if it is in vain; every rank that waits hears of it.
+  void wait(Rendezvous what, std::int64_t number, const std::string& where,
+            const std::function<bool(std::chrono::milliseconds)>& turn);
+
+  /// While it exists this rank waits for that number.
+  class Waiting {
+   public:
+    Waiting(Watch* watch, Rendezvous what, std::int64_t number, std::string where);
+    ~Waiting();
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+
+    /// @throws CommError if it is in vain; every rank that waits hears of it.
+    void check() const;
+
+   private:
+    Watch* watch_;
+  };
+
+  /// This rank comes to nothing more; others that wait for it raise.
+  void over(const std::string& why);
+
+  /// What is known of every rank, a line each: for the error of a timeout.
+  std::string describe();
+
+ private:
+  void run();
+  bool exchange(std::unique_lock<std::mutex>& lock);
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  Report own_;
+  bool dirty_ = true;
+  bool ends_ = false;
+  std::string in_vain_;
+  std::vector<Report> reports_;
+  c10::intrusive_ptr<c10d::Store> store_;
+  std::size_t rank_;
+  std::vector<std::string> keys_;
+  std::function<void()> give_up_;
+  std::chrono::milliseconds interval_;
+  pid_t process_;
+  std::thread thread_;  // last: it uses all of the above
+};
+
+}  // namespace dmuon::engine
