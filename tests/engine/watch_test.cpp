@@ -1,10 +1,13 @@
 #include "dmuon/engine/watch.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "dmuon/core/error.h"
+#include "dmuon/engine/lane.h"
 #include "tests/engine/rank_threads.h"
 
 namespace dmuon::engine {
@@ -144,6 +147,29 @@ TEST(Watch, TellsThatARankIsOver) {
     store->add("done", 1);
     while (store->add("done", 0) < 2) std::this_thread::sleep_for(milliseconds(1));
   });
+}
+
+// Whether a child that is forked now, and does this, ends well.
+bool ends_in_a_child(const std::function<void()>& body) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(10);
+    body();
+    _exit(0);
+  }
+  int status = -1;
+  return waitpid(child, &status, 0) == child && status == 0;
+}
+
+// A data loader's worker, say, that frees its copy of the model.
+TEST(Fork, AChildMayFreeWhatHasThreads) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  auto watch = std::make_unique<Watch>(store, 0, 2);
+  auto lane = std::make_unique<Lane>("lane");
+  lane->enqueue(c10::kCPU, [] {}, {}).wait();
+  std::this_thread::sleep_for(milliseconds(100));  // their threads wait
+  EXPECT_TRUE(ends_in_a_child([&] { watch.reset(); }));
+  EXPECT_TRUE(ends_in_a_child([&] { lane.reset(); }));
 }
 
 TEST(Watch, ARankAloneWaitsForNobody) {

@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -63,13 +64,15 @@ class Lane::Worker {
   ~Worker() {
     if (getpid() != process_) {
       thread_.detach();
+      changed_
+          .release();  // whose end would wait for the thread, which a forked child does not have
       return;
     }
     {
       const std::scoped_lock lock(mutex_);
       over_ = true;
     }
-    changed_.notify_all();
+    changed_->notify_all();
     thread_.join();
   }
 
@@ -82,7 +85,7 @@ class Lane::Worker {
       const std::scoped_lock lock(mutex_);
       jobs_.push_back({std::move(operation), std::move(after), std::move(done)});
     }
-    changed_.notify_all();
+    changed_->notify_all();
   }
 
  private:
@@ -97,7 +100,7 @@ class Lane::Worker {
     std::exception_ptr error;
     while (true) {
       std::unique_lock lock(mutex_);
-      changed_.wait(lock, [this] { return over_ || !jobs_.empty(); });
+      changed_->wait(lock, [this] { return over_ || !jobs_.empty(); });
       if (jobs_.empty()) return;
       Job job = std::move(jobs_.front());
       jobs_.pop_front();
@@ -116,7 +119,7 @@ class Lane::Worker {
   }
 
   std::mutex mutex_;
-  std::condition_variable changed_;
+  std::unique_ptr<std::condition_variable> changed_ = std::make_unique<std::condition_variable>();
   std::deque<Job> jobs_;
   bool over_ = false;
   pid_t process_ = getpid();

@@ -133,13 +133,14 @@ Watch::~Watch() {
   if (!thread_.joinable()) return;
   if (getpid() != process_) {
     thread_.detach();
+    changed_.release();  // whose end would wait for the thread, which a forked child does not have
     return;
   }
   {
     const std::scoped_lock lock(mutex_);
     ends_ = true;
   }
-  changed_.notify_all();
+  changed_->notify_all();
   thread_.join();
 }
 
@@ -194,8 +195,8 @@ void Watch::over(const std::string& why) {
   if (!thread_.joinable() || !own_.over.empty()) return;
   own_.over = why;
   dirty_ = true;
-  changed_.notify_all();
-  changed_.wait_for(lock, 2 * interval_, [this] { return !dirty_; });  // told, if it can be
+  changed_->notify_all();
+  changed_->wait_for(lock, 2 * interval_, [this] { return !dirty_; });  // told, if it can be
 }
 
 std::string Watch::describe() {
@@ -209,7 +210,7 @@ std::string Watch::describe() {
 void Watch::run() {
   std::unique_lock lock(mutex_);
   while (!ends_) {
-    changed_.wait_for(lock, interval_, [this] { return ends_ || (!own_.over.empty() && dirty_); });
+    changed_->wait_for(lock, interval_, [this] { return ends_ || (!own_.over.empty() && dirty_); });
     try {
       if (!exchange(lock)) continue;
     } catch (const std::exception&) {
@@ -233,7 +234,7 @@ bool Watch::exchange(std::unique_lock<std::mutex>& lock) {
   const bool all = reads && store_->check(keys_);
   if (all) texts = store_->multiGet(keys_);
   lock.lock();
-  changed_.notify_all();
+  changed_->notify_all();
   for (std::size_t rank = 0; rank < texts.size(); ++rank)
     reports_[rank] = report_from({texts[rank].begin(), texts[rank].end()});
   return all;

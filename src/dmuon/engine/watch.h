@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -49,7 +50,8 @@ std::string in_vain(const std::vector<Report>& reports, std::size_t self);
 /// is an error on every rank within seconds and not a timeout. A thread tells the others, through a
 /// store, what this rank has come to and what it waits for; while it waits, it reads theirs.
 ///
-/// Thread-safe. Where the store cannot be reached nothing is found out; timeouts remain.
+/// Thread-safe; in a forked child it does nothing. Where the store cannot be reached nothing is
+/// found out; timeouts remain.
 class Watch {
  public:
   /// @param store     null: a rank alone, which waits for nobody. Else its own connection is made.
@@ -100,7 +102,7 @@ class Watch {
   bool exchange(std::unique_lock<std::mutex>& lock);
 
   std::mutex mutex_;
-  std::condition_variable changed_;
+  std::unique_ptr<std::condition_variable> changed_ = std::make_unique<std::condition_variable>();
   Report own_;
   bool dirty_ = true;
   bool ends_ = false;
