@@ -42,6 +42,11 @@ std::vector<std::vector<core::ParameterIndex>> batches_of(const plan::Plan& plan
   return batches;
 }
 
+// The same on all ranks, which compare it.
+std::string described(schedule::Kind kind, const Unit& unit) {
+  return core::message(schedule::name_of(kind), " of '", unit.name(), "'");
+}
+
 }  // namespace
 
 Executor::Executor(SharedMesh mesh, const plan::Plan& plan, const std::vector<UnitSpec>& units,
@@ -124,8 +129,7 @@ void Executor::enqueue(const Operation& operation, Work work) {
   };
   const auto kind = static_cast<std::size_t>(operation.kind);
   states_[operation.unit].numbers[kind] = mesh_.watch->reach(
-      Rendezvous::kOperation, core::message(schedule::name_of(operation.kind), " of '",
-                                            states_[operation.unit].unit->name(), "'"));
+      Rendezvous::kOperation, described(operation.kind, *states_[operation.unit].unit));
   Lane& queue = intra ? mesh_.lanes->intra : mesh_.lanes->inter;
   states_[operation.unit].done[kind] = queue.enqueue(pool_->device(), timed, std::move(after));
 }
@@ -134,11 +138,13 @@ void Executor::await(const Operation& operation) {
   const double started = Profile::now();
   for (const schedule::Dependency& dependency : operation.after) {
     const Event& event = newest(dependency);
-    const UnitState& state = states_[dependency.unit];
-    mesh_.watch->wait(
-        Rendezvous::kOperation, state.numbers[static_cast<std::size_t>(dependency.kind)],
-        core::message(schedule::name_of(dependency.kind), " of '", state.unit->name(), "'"),
-        [&](std::chrono::milliseconds most) { return event.wait_for(most); });
+    if (!event.wait_for(std::chrono::milliseconds(0))) {
+      const UnitState& state = states_[dependency.unit];
+      mesh_.watch->wait(Rendezvous::kOperation,
+                        state.numbers[static_cast<std::size_t>(dependency.kind)],
+                        described(dependency.kind, *state.unit),
+                        [&](std::chrono::milliseconds most) { return event.wait_for(most); });
+    }
     event.wait();
   }
   profile_.add({operation.kind, operation.unit.value(), started, started, Profile::now()});

@@ -199,14 +199,6 @@ void Watch::over(const std::string& why) {
   changed_->wait_for(lock, 2 * interval_, [this] { return !dirty_; });  // told, if it can be
 }
 
-std::string Watch::describe() {
-  const std::scoped_lock lock(mutex_);
-  std::string text;
-  for (std::size_t rank = 0; rank < reports_.size(); ++rank)
-    text += "\n  " + line_of(rank == rank_ ? own_ : reports_[rank], rank);
-  return text;
-}
-
 void Watch::run() {
   std::unique_lock lock(mutex_);
   while (!ends_) {

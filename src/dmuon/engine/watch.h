@@ -94,9 +94,6 @@ class Watch {
   /// This rank comes to nothing more; others that wait for it raise.
   void over(const std::string& why);
 
-  /// What is known of every rank, a line each: for the error of a timeout.
-  std::string describe();
-
  private:
   void run();
   bool exchange(std::unique_lock<std::mutex>& lock);
