@@ -96,9 +96,13 @@ void reduce_segments(Group& group, const at::Tensor& packed, const std::vector<S
     for (Pending& arrival : arrivals) arrival.wait();
     for (std::int64_t begin = 0; begin < piece.size(); begin += kStride) {
       const std::int64_t size = std::min(kStride, piece.size() - begin);
-      at::Tensor sum = packed.narrow(0, piece.begin + begin, size)
-                           .to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
-      for (int i = 0; i < num_peers; ++i) sum.add_(inbox.narrow(0, i * slot + begin, size));
+      const auto term = [&](int rank) {
+        if (rank == group.rank()) return packed.narrow(0, piece.begin + begin, size);
+        const int arrived = (rank - group.rank() - 1 + group.size()) % group.size();
+        return inbox.narrow(0, arrived * slot + begin, size);
+      };
+      at::Tensor sum = term(0).to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+      for (int rank = 1; rank < group.size(); ++rank) sum.add_(term(rank));
       take(piece.begin - own.begin + begin, sum);
     }
   }

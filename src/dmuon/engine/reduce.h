@@ -22,8 +22,9 @@ std::int64_t inbox_elements(const Group& group, const std::vector<Segment>& segm
 /// Sums every segment of a packed buffer over the group, segment g at member g alone.
 ///
 /// Where the backend allows, each rank sends segment g straight to member g, which adds what comes
-/// in ring order in fp32: one message to each other member, (size - 1)/size of the buffer sent and
-/// (size - 1) own segments received, the least that any algorithm sends; bitwise reproducible. A
+/// in order of rank in fp32: one message to each other member, (size - 1)/size of the buffer sent
+/// and (size - 1) own segments received, the least that any algorithm sends. The same bits in every
+/// run, whichever member sums. A
 /// segment of which size - 1 do not fit into the inbox comes in as few equal pieces as do. (gloo's
 /// own reduce sends 1.5 to 2.4 times the payload.) Elsewhere: the backend's reduce, one a segment,
 /// in the wire's dtype; of fp16, which would overflow, the mean's terms.
