@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace dmuon::engine {
+
+/// What all ranks of a mesh do in one order, each numbered from 1.
+enum class Rendezvous : int { kOperation, kComparison, kAgreement };
+inline constexpr int kNumRendezvous = 3;
+
+/// What a rank says of itself.
+struct Report {
+  std::int64_t reached[kNumRendezvous] = {};  ///< how many of each it has come to
+  std::optional<Rendezvous> awaited;          ///< it does nothing until all ranks have come to ...
+  std::int64_t number = 0;                    ///< ... this one
+  std::string where;                          ///< what that is, for people
+  std::string over;                           ///< why it will not come to anything more; else empty
+
+  /// The newest operations, the last being number `reached[kOperation]`: what each is, and a hash
+  /// of it and all before it.
+  struct Issued {
+    std::uint64_t hash;
+    std::string what;
+  };
+  std::deque<Issued> issued;
+};
+
+std::string to_text(const Report& report);
+Report report_from(const std::string& text);
+
+/// Why the rank at `self` waits in vain, if that is certain; else empty. Reports may be old: what a
+/// rank has come to only grows, and who waits comes to nothing.
+///
+/// Certain are: two ranks have issued different operations at one number; a rank that is waited for
+/// is over; ranks wait for each other in a circle.
+std::string in_vain(const std::vector<Report>& reports, std::size_t self);
+
+}  // namespace dmuon::engine
