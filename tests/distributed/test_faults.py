@@ -34,6 +34,12 @@ OURS = (
     r"ranks wait for each other in vain)"
 )
 THEIRS = r"gloo.*(Connection (closed|reset) by peer|Timed out waiting|Connection refused|Broken pipe)|pair closure"
+# What follows ours: who has not come to what a rank awaited, and what each rank told last.
+ATTENDANCE = (
+    r"\n(?:All ranks of the mesh have come to|Not come to) [^\n]* \((operation|comparison|agreement) (\d+)\)"
+    r"(?:: rank ([\d, ]+) of the mesh)?\. What ranks told last:\n"
+)
+LINE = r"^  rank (\d) of the mesh has (?:issued (\d+) operations|told nothing)"
 ASTRAY = r"dmuon: ranks (have issued different operations|disagree)"
 
 
@@ -148,6 +154,8 @@ def check_survivor(case: Case, outcome: Outcome, rank: int, struck: float) -> No
         check_error(case, error, who)
         assert 0 <= error["time"] - before <= RAISE_S, f"{who} after {error['time'] - before:.1f} s: {error}"
     assert len(outcome.events(rank, "step")) <= case.most_steps, f"{who} trained on"
+    if case.fault == "sleeps" and re.search(OURS, errors[0]["message"]):
+        assert case.victim in absent_ranks(errors[0]["message"]), f"{who}: {errors[0]}"
     check_end(case, outcome, rank)
 
 
@@ -157,6 +165,21 @@ def check_error(case: Case, error: dict[str, Any], who: str) -> None:
         return
     assert "RuntimeError" in error["kinds"], f"{who}: {error}"
     assert re.search(f"{OURS}|{THEIRS}", error["message"]), f"{who}: {error}"
+    if re.search(OURS, error["message"]):
+        absent_ranks(error["message"])
+
+
+def absent_ranks(message: str) -> set[int]:
+    """The ranks of the mesh that have not come, by an error of ours; the lines of its table agree."""
+    found = re.search(ATTENDANCE, message)
+    assert found, message
+    what, number, ranks = found.groups()
+    absent = {int(rank) for rank in ranks.split(", ")} if ranks else set()
+    issued = {int(rank): int(count or 0) for rank, count in re.findall(LINE, message, re.MULTILINE)}
+    assert issued.keys() == set(range(NUM_RANKS)), message
+    if what == "operation":
+        assert absent == {rank for rank, count in issued.items() if count < int(number)}, message
+    return absent
 
 
 def check_end(case: Case, outcome: Outcome, rank: int) -> None:

@@ -4,6 +4,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "dmuon/core/error.h"
@@ -61,6 +63,106 @@ TEST(Watch, TellsThatARankIsOver) {
     store->add("done", 1);
     while (store->add("done", 0) < 2) std::this_thread::sleep_for(milliseconds(1));
   });
+}
+
+bool contains_all(const std::string& text, const std::vector<std::string>& parts) {
+  return std::ranges::all_of(
+      parts, [&](const std::string& part) { return text.find(part) != std::string::npos; });
+}
+
+// What a wait says that ends as a process group's timeout does.
+std::string error_of_a_timeout(Watch* watch, What what, std::int64_t number, milliseconds after) {
+  const auto end = std::chrono::steady_clock::now() + after;
+  try {
+    watch->wait(
+        what, number, [] { return std::string("what is awaited"); },
+        [&](milliseconds most) {
+          std::this_thread::sleep_for(std::min(most, kInterval));
+          if (std::chrono::steady_clock::now() < end) return false;
+          throw core::CommError("timed out");
+        });
+  } catch (const core::CommError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// However soon a wait fails: what all have just come to, nobody is late for.
+TEST(Watch, SaysWhoHasNotComeWhereAWaitFails) {
+  constexpr milliseconds kLong(300);  // others have to tell within it
+  for (const milliseconds after : {milliseconds(0), kLong}) {
+    run_ranks(3, [&](int rank, const StorePtr& store) {
+      Watch watch(
+          store, rank, 3, [] {}, kLong);
+      const auto all_are_here = [&](const std::string& key) {
+        store->add(key, 1);
+        while (store->add(key, 0) < 3) std::this_thread::sleep_for(milliseconds(1));
+      };
+      watch.reach(What::kOperation, "publish of 'a'");
+      all_are_here("begun");
+      if (rank != 2) {
+        const std::int64_t number = watch.reach(What::kOperation, "route of 'b'");
+        const std::string why = error_of_a_timeout(&watch, What::kOperation, number, after);
+        EXPECT_TRUE(contains_all(
+            why, {"timed out\n", "Not come to what is awaited (operation 2): rank 2 of the mesh.",
+                  "rank 2 of the mesh has issued 1 operations, last publish of 'a', and waits for "
+                  "nobody; told ",
+                  "rank 0 of the mesh has issued 2 operations, last route of 'b', and waits for ",
+                  "rank 1 of the mesh has issued 2 operations, last route of 'b', and waits for "}))
+            << why;
+        EXPECT_FALSE(contains_all(why, {"the store does not answer"})) << why;
+      }
+      all_are_here("done");
+    });
+  }
+}
+
+// A store whose host is gone, after a while.
+class Store : public c10d::HashStore {
+ public:
+  c10::intrusive_ptr<c10d::Store> clone() override {
+    return c10::intrusive_ptr<c10d::Store>::reclaim_copy(this);
+  }
+  bool check(const std::vector<std::string>& keys) override {
+    if (silent) std::this_thread::sleep_for(10 * kInterval);
+    if (gone) throw std::runtime_error("Connection closed by peer");
+    return c10d::HashStore::check(keys);
+  }
+  std::atomic<bool> gone = false;
+  std::atomic<bool> silent = false;
+};
+
+TEST(Watch, SaysWhatItKnowsWhereTheStoreIsGoneOrSilent) {
+  for (const bool gone : {true, false}) {
+    const auto store = c10::make_intrusive<Store>();
+    Watch first(
+        store, 0, 2, [] {}, kInterval);
+    Watch second(
+        store, 1, 2, [] {}, kInterval);
+    second.reach(What::kOperation, "publish of 'a'");
+    const auto fail = [&] {
+      return error_of_a_timeout(&first, What::kAgreement,
+                                first.reach(What::kAgreement, "what is awaited"), kInterval);
+    };
+    int looks = 0;  // until the second has told
+    while (++looks < 100 && !contains_all(fail(), {"rank 1 of the mesh has issued"})) continue;
+    (gone ? store->gone : store->silent) = true;
+    const std::string why = fail();
+    EXPECT_TRUE(contains_all(
+        why, {"): rank 1 of the mesh.", "rank 1 of the mesh has issued 1 operations, last publish",
+              "the store does not answer"}))
+        << why;
+  }
+}
+
+// A rank that fails at once may be the first to look.
+TEST(Watch, KnowsThatARankHasToldNothing) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  Watch watch(
+      store, 0, 2, [] {}, kInterval);
+  const std::string why = error_of_a_timeout(&watch, What::kComparison,
+                                             watch.reach(What::kComparison, ""), milliseconds(0));
+  EXPECT_TRUE(contains_all(why, {"rank 1 of the mesh has told nothing"})) << why;
 }
 
 // Whether a child that is forked now, and does this, ends well.

@@ -136,18 +136,22 @@ void Executor::enqueue(const Operation& operation, Work work) {
 
 void Executor::await(const Operation& operation) {
   const double started = Profile::now();
-  for (const schedule::Dependency& dependency : operation.after) {
-    const Event& event = newest(dependency);
-    if (!event.wait_for(std::chrono::milliseconds(0))) {
-      const UnitState& state = states_[dependency.unit];
-      mesh_.watch->wait(Rendezvous::kOperation,
-                        state.numbers[static_cast<std::size_t>(dependency.kind)],
-                        described(dependency.kind, *state.unit),
-                        [&](std::chrono::milliseconds most) { return event.wait_for(most); });
-    }
-    event.wait();
-  }
+  for (const schedule::Dependency& dependency : operation.after)
+    finish(states_[dependency.unit], dependency.kind);
   profile_.add({operation.kind, operation.unit.value(), started, started, Profile::now()});
+}
+
+// Waits for the unit's newest operation of the kind.
+void Executor::finish(const UnitState& state, Kind kind) {
+  const auto which = static_cast<std::size_t>(kind);
+  const Event& event = state.done[which];
+  mesh_.watch->wait(
+      Rendezvous::kOperation, state.numbers[which], [&] { return described(kind, *state.unit); },
+      [&](std::chrono::milliseconds most) {
+        if (!event.wait_for(most)) return false;
+        event.wait();  // which throws what it threw
+        return true;
+      });
 }
 
 void Executor::perform(const Operation& operation,
@@ -189,7 +193,8 @@ void Executor::perform(const Operation& operation,
 
 void Executor::drain() {
   for (const UnitState& state : states_) {
-    for (const Event& event : state.done) event.wait();
+    for (std::size_t kind = 0; kind < state.done.size(); ++kind)
+      finish(state, static_cast<Kind>(kind));
   }
 }
 

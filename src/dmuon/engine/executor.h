@@ -79,6 +79,7 @@ class Executor {
   }
   void enqueue(const schedule::Operation& operation, Work work);
   void await(const schedule::Operation& operation);
+  void finish(const UnitState& state, schedule::Kind kind);
 
   SharedMesh mesh_;
   Parameters parameters_;

@@ -114,12 +114,15 @@ c10::intrusive_ptr<c10d::Store> Group::store() const {
 }
 
 void Group::block(Pending pending, const std::string& what) {
-  if (watch_) {
-    const std::int64_t number = watch_->reach(blocking_, what);
-    watch_->wait(blocking_, number, what,
-                 [&](std::chrono::milliseconds most) { return pending.wait_for(most); });
-  }
-  pending.wait();
+  if (!watch_) return pending.wait();
+  const std::int64_t number = watch_->reach(blocking_, what);
+  watch_->wait(
+      blocking_, number, [&] { return what; },
+      [&](std::chrono::milliseconds most) {
+        if (!pending.wait_for(most)) return false;
+        pending.wait();
+        return true;
+      });
 }
 
 void Group::count(const at::Tensor& tensor) {

@@ -20,6 +20,7 @@ struct Report {
   std::int64_t number = 0;                    ///< ... this one
   std::string where;                          ///< what that is, for people
   std::string over;                           ///< why it will not come to anything more; else empty
+  std::int64_t told_ms = 0;                   ///< when, by its clock, since 1970; 0: never
 
   /// The newest operations, the last being number `reached[kOperation]`: what each is, and a hash
   /// of it and all before it.
@@ -39,5 +40,11 @@ Report report_from(const std::string& text);
 /// Certain are: two ranks have issued different operations at one number; a rank that is waited for
 /// is over; ranks wait for each other in a circle.
 std::string in_vain(const std::vector<Report>& reports, std::size_t self);
+
+/// For people, where the wait of the rank at `self` has failed: who has not come to what it awaits;
+/// then a line for each rank: what it issued last, what it waits for, whether it is over, and how
+/// long ago it told so. Of many ranks those that are furthest behind.
+/// @param now_ms  since 1970. Clocks of machines differ: so may ages.
+std::string attendance(const std::vector<Report>& reports, std::size_t self, std::int64_t now_ms);
 
 }  // namespace dmuon::engine

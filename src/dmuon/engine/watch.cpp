@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <optional>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 
@@ -12,6 +13,11 @@ namespace dmuon::engine {
 namespace {
 
 constexpr std::size_t kMostIssued = 256;  // more than are ever in flight
+
+std::int64_t wall_clock_ms() {
+  const auto since_1970 = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<std::chrono::milliseconds>(since_1970).count();
+}
 
 }  // namespace
 
@@ -55,16 +61,16 @@ std::int64_t Watch::reach(Rendezvous what, const std::string& described) {
   return ++own_.reached[static_cast<std::size_t>(what)];
 }
 
-void Watch::wait(Rendezvous what, std::int64_t number, const std::string& where,
+void Watch::wait(Rendezvous what, std::int64_t number, const std::function<std::string()>& where,
                  const std::function<bool(std::chrono::milliseconds)>& turn) {
-  if (turn(std::chrono::milliseconds(0))) return;
-  const Waiting waiting(this, what, number, where);
+  std::optional<Waiting> waiting;
   try {
-    while (!turn(std::chrono::milliseconds(200))) waiting.check();
+    if (turn(std::chrono::milliseconds(0))) return;
+    waiting.emplace(this, what, number, where());
+    while (!turn(std::chrono::milliseconds(200))) waiting->check();
   } catch (const core::CommError& error) {
-    give_up_();
-    over(error.what());
-    throw;
+    if (!waiting) waiting.emplace(this, what, number, where());
+    throw core::CommError(error.what() + waiting->attendance());
   }
 }
 
@@ -84,9 +90,37 @@ Watch::Waiting::~Waiting() {
 }
 
 void Watch::Waiting::check() const {
-  const std::scoped_lock lock(watch_->mutex_);
-  if (!watch_->in_vain_.empty())
-    throw core::CommError("dmuon: ranks wait for each other in vain: " + watch_->in_vain_);
+  std::string why;
+  {
+    const std::scoped_lock lock(watch_->mutex_);
+    why = watch_->in_vain_;
+  }
+  if (why.empty()) return;
+  why = "dmuon: ranks wait for each other in vain: " + why;
+  watch_->give_up_();
+  watch_->over(why);
+  throw core::CommError(why);
+}
+
+std::string Watch::Waiting::attendance() const {
+  Watch& watch = *watch_;
+  if (!watch.thread_.joinable() || getpid() != watch.process_) return {};
+  const auto patience = 2 * watch.interval_;
+  std::unique_lock lock(watch.mutex_);
+  // A rank tells within an interval what it has come to: where a wait fails at once, none is named
+  // that is here but has not told yet.
+  watch.changed_->wait_until(lock, began_ + patience, [&] { return watch.lost_; });
+  const std::int64_t asked = ++watch.num_asked_;
+  watch.changed_->notify_all();
+  const bool ended = watch.changed_->wait_for(
+      lock, patience, [&] { return watch.lost_ || watch.num_answered_ >= asked; });
+  std::vector<Report> reports = watch.reports_;
+  reports[watch.rank_] = watch.own_;
+  reports[watch.rank_].over.clear();  // which the error says already
+  const bool answered = ended && !watch.lost_;
+  lock.unlock();
+  return "\n" + engine::attendance(reports, watch.rank_, wall_clock_ms()) +
+         (answered ? "" : "\n  (the store does not answer: what ranks told since is unknown)");
 }
 
 void Watch::over(const std::string& why) {
@@ -95,17 +129,23 @@ void Watch::over(const std::string& why) {
   own_.over = why;
   dirty_ = true;
   changed_->notify_all();
-  changed_->wait_for(lock, 2 * interval_, [this] { return !dirty_; });  // told, if it can be
+  changed_->wait_for(lock, 2 * interval_,
+                     [this] { return !dirty_ || lost_; });  // told, if it can be
 }
 
 void Watch::run() {
   std::unique_lock lock(mutex_);
   while (!ends_) {
-    changed_->wait_for(lock, interval_, [this] { return ends_ || (!own_.over.empty() && dirty_); });
+    changed_->wait_for(lock, interval_, [this] {
+      return ends_ || (!own_.over.empty() && dirty_) || num_answered_ < num_asked_;
+    });
     try {
       if (!exchange(lock)) continue;
-    } catch (const std::exception&) {
-      return;  // no store, no watch
+    } catch (const std::exception&) {  // no store, no watch
+      if (!lock.owns_lock()) lock.lock();
+      lost_ = true;
+      changed_->notify_all();
+      return;
     }
     if (own_.awaited && in_vain_.empty()) {
       reports_[rank_] = own_;
@@ -115,19 +155,31 @@ void Watch::run() {
 }
 
 // Tells what has changed and, while this rank waits, reads what the others tell.
+// @returns whether it has read what all of them have told.
 bool Watch::exchange(std::unique_lock<std::mutex>& lock) {
   const bool tells = std::exchange(dirty_, false);
+  if (tells) own_.told_ms = wall_clock_ms();
   const std::string text = tells ? to_text(own_) : "";
-  const bool reads = own_.awaited.has_value();
+  const std::int64_t asked = num_asked_;
+  const bool must = num_answered_ < asked;
+  const bool reads = own_.awaited.has_value() || must;
   lock.unlock();
-  std::vector<std::vector<std::uint8_t>> texts;
+  std::vector<std::vector<std::uint8_t>> texts(keys_.size());
   if (tells) store_->set(keys_[rank_], std::vector<std::uint8_t>(text.begin(), text.end()));
   const bool all = reads && store_->check(keys_);
-  if (all) texts = store_->multiGet(keys_);
+  if (all) {
+    texts = store_->multiGet(keys_);
+  } else if (must) {
+    for (std::size_t rank = 0; rank < keys_.size(); ++rank)
+      if (store_->check({keys_[rank]})) texts[rank] = store_->get(keys_[rank]);
+  }
   lock.lock();
+  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
+    if (!texts[rank].empty())
+      reports_[rank] = report_from({texts[rank].begin(), texts[rank].end()});
+  }
+  num_answered_ = asked;
   changed_->notify_all();
-  for (std::size_t rank = 0; rank < texts.size(); ++rank)
-    reports_[rank] = report_from({texts[rank].begin(), texts[rank].end()});
   return all;
 }
 

@@ -39,10 +39,11 @@ class Watch {
 
   /// Waits in short turns until `turn` is true.
   /// @param what, number  that this rank has come to, and all others must.
-  /// @param where         what that is, for people.
+  /// @param where         what that is, for people; called if there is something to say.
   /// @param turn          blocks for about as long as it is told; whether it has come.
-  /// @throws CommError if it is in vain; every rank that waits hears of it.
-  void wait(Rendezvous what, std::int64_t number, const std::string& where,
+  /// @throws CommError if it is in vain; every rank that waits hears of it. To this one, and to one
+  ///                   of `turn`, the attendance is added, which takes up to 4 intervals.
+  void wait(Rendezvous what, std::int64_t number, const std::function<std::string()>& where,
             const std::function<bool(std::chrono::milliseconds)>& turn);
 
   /// While it exists this rank waits for that number.
@@ -56,8 +57,13 @@ class Watch {
     /// @throws CommError if it is in vain; every rank that waits hears of it.
     void check() const;
 
+    /// Who has not come, and what each rank told last: what the store holds, or, where it does not
+    /// answer in time, what is known. Empty for a rank alone.
+    std::string attendance() const;
+
    private:
     Watch* watch_;
+    std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
   };
 
   /// This rank comes to nothing more; others that wait for it raise.
@@ -72,6 +78,9 @@ class Watch {
   Report own_;
   bool dirty_ = true;
   bool ends_ = false;
+  bool lost_ = false;           // the store
+  std::int64_t num_asked_ = 0;  // how often the thread was asked to read
+  std::int64_t num_answered_ = 0;
   std::string in_vain_;
   std::vector<Report> reports_;
   c10::intrusive_ptr<c10d::Store> store_;
