@@ -6,6 +6,7 @@ tested by test_cluster, whose ranks are programs of their own, as under torchrun
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import datetime
 import gc
@@ -70,13 +71,16 @@ def _work(rank: int, size: int, port: int, connection: Any) -> None:
             return
         except Exception:
             connection.send(("error", traceback.format_exc()))
+            # As a script would end: peers that wait for this rank must hear of it.
+            atexit._run_exitfuncs()
+            os._exit(1)
 
 
 class RankPool:
     """`size` processes on gloo; `run` calls one function on all ranks of a mesh and returns their results."""
 
-    def __init__(self, size: int = 4) -> None:
-        self._size = size
+    def __init__(self, size: int = 4, answer_s: float = ANSWER_S) -> None:
+        self._size, self._answer_s = size, answer_s
         self._workers: list[tuple[Any, Any]] = []
 
     def _start(self) -> None:
@@ -106,7 +110,7 @@ class RankPool:
         for _, connection in self._workers:
             connection.send((function, mesh, kwargs))
         results, errors = [], []
-        deadline = time.monotonic() + ANSWER_S
+        deadline = time.monotonic() + self._answer_s
         for rank, (_, connection) in enumerate(self._workers):
             try:
                 answered = connection.poll(max(0.0, deadline - time.monotonic()))

@@ -67,6 +67,8 @@ def _before(runtime: Runtime, index: int) -> Any:
     def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
         runtime.refuse_inside_full_params("a forward")
         runtime.engine.before_forward(index)
+        if not runtime.units[index].matrices:
+            return None
         runtime.weights[index].show_weights()
         inputs = tensors_requiring_grad((args, kwargs)) if torch.is_grad_enabled() else []
         if not inputs:
@@ -90,7 +92,7 @@ def _after(runtime: Runtime, index: int) -> Any:
         if not torch.is_grad_enabled():
             return
         outputs = tensors_requiring_grad(output)
-        for tensor in outputs:
+        for tensor in outputs if runtime.units[index].matrices else ():
             tensor.register_hook(show_weights)
         runtime.engine.watch_outputs(index, outputs)
 

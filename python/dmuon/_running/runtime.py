@@ -52,9 +52,9 @@ class Runtime:
         options.host_replicates = self.ranks.host_replicates
         units = []
         for unit in self.units:
-            dtype = self.matrices[unit.matrices[0]].parameter.dtype
+            dtype = self.matrices[unit.matrices[0]].parameter.dtype if unit.matrices else torch.float32
             compute = policy.param_dtype or dtype
-            units.append(_C.UnitSpec(unit.name or "(root)", compute, policy.reduce_dtype or compute))
+            units.append(_C.UnitSpec(unit.name or "(root)", compute, policy.reduce_dtype or compute, unit.host))
         return _C.Engine(options, engine_groups(self.ranks), self.plan.native, units)
 
     def _make_placeholders(self) -> list[nn.Parameter]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import Counter
 from typing import Any
@@ -60,8 +61,8 @@ def check_units(units: list[Unit], dedication: Dedication) -> None:
     if dedication.mp_policy.param_dtype is not None:
         return
     for unit in units:
-        first = dedication.matrices[unit.matrices[0]]
-        for matrix in (dedication.matrices[index] for index in unit.matrices):
+        matrices = [dedication.matrices[index] for index in unit.matrices]
+        for first, matrix in itertools.pairwise(matrices):
             if matrix.parameter.dtype != first.parameter.dtype:
                 raise ValueError(
                     f"Muon: model: unit '{unit.name or '(root)'}' mixes dtypes: '{first.name}' is "

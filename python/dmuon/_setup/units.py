@@ -7,17 +7,19 @@ import itertools
 
 import torch.nn as nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from dmuon._setup.place import clean_name
 
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """A module whose hooks move `matrices` (indices in module order, ascending) together."""
+    """A module whose hooks move `matrices` (indices in module order, ascending) together; there may be none."""
 
     name: str  # in the model without wrappers
     module: nn.Module
     matrices: tuple[int, ...]
+    host: bool = False  # fully_shard manages parameters in it, so that no rank may skip it by itself
 
 
 def _path_to_unit(root: nn.Module, path: str) -> str:
@@ -68,7 +70,25 @@ def find_units(root: nn.Module, module_paths: list[list[str]]) -> list[Unit]:
         path = _with_forward(root, ".".join(names[0] for names in common))
         members.setdefault(path, []).append(matrix)
     order = {name: place for place, (name, _) in enumerate(root.named_modules(remove_duplicate=False))}
+    host = _host_paths(root)
+    # Those without matrices come last: plans know the others by their places.
+    paths = [*sorted(members, key=order.__getitem__), *sorted(host - members.keys(), key=order.__getitem__)]
     return [
-        Unit(clean_name(path), root.get_submodule(path), tuple(members[path]))
-        for path in sorted(members, key=order.__getitem__)
+        Unit(clean_name(path), root.get_submodule(path), tuple(members.get(path, ())), path in host) for path in paths
     ]
+
+
+def _host_paths(root: nn.Module) -> set[str]:
+    """Of the modules, blocks mostly, in which `fully_shard` manages parameters."""
+    found = set()
+    for path, module in root.named_modules():
+        if path and any(isinstance(parameter, DTensor) for parameter in module.parameters(recurse=False)):
+            unit = _with_forward(root, _path_to_unit(root, path))
+            # What stands alone in the model, its head say, is used in every forward.
+            if unit != path or isinstance(module, FSDPModule) or _is_item(root, path):
+                found.add(unit)
+    return found - {""}
+
+
+def _is_item(root: nn.Module, path: str) -> bool:
+    return isinstance(root.get_submodule(path.rpartition(".")[0]), nn.ModuleList | nn.Sequential)

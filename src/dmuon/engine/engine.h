@@ -142,6 +142,7 @@ class Engine : private schedule::Performer {
  private:
   void compare(const std::optional<schedule::Trigger>& trigger) override;
   void perform(const schedule::Operation& operation) override;
+  void leave_to_host(const std::optional<schedule::Trigger>& use) override;
   void serve(schedule::Moment moment, core::UnitIndex unit) { resolver_.serve({moment, unit}); }
   void before_backward(core::UnitIndex unit);
   void open_backward();

@@ -60,9 +60,10 @@ Executor::Executor(SharedMesh mesh, const plan::Plan& plan, const std::vector<Un
     Packing packing = pack(parameters_, core::UnitIndex(states_.size()), mesh_.num_replicates(),
                            mesh_.num_shards());
     UnitState state;
+    state.host = spec.host;
     state.partial_filled.resize(packing.parameters.size());
     state.has_gradient.resize(packing.parameters.size());
-    if (node_copy && mesh_.has_inter()) {
+    if (node_copy && mesh_.has_inter() && !packing.parameters.empty()) {
       state.node_copy = std::make_unique<PackedBuffer>(pool_, packing.columns[mesh_.shard()].size(),
                                                        spec.compute_dtype);
       state.node_copy->allocate();
@@ -95,6 +96,7 @@ schedule::Layout Executor::layout() const {
   for (const UnitState& state : states_) {
     schedule::UnitLayout unit;
     unit.name = state.unit->name();
+    unit.host = state.host;
     for (const Segment& part : state.packing().owners) unit.owner_elements.push_back(part.size());
     unit.weight_size = static_cast<int>(state.unit->weights().flat().element_size());
     unit.gradient_size = static_cast<int>(state.unit->gradients().flat().element_size());

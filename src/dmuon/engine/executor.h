@@ -24,6 +24,7 @@ struct UnitSpec {
   std::string name;
   at::ScalarType compute_dtype;
   at::ScalarType reduce_dtype;
+  bool host = false;  ///< see schedule::UnitLayout
 };
 
 /// Performs operations on real tensors and groups: moves weights from owners' batches to units'

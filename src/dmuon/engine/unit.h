@@ -90,6 +90,7 @@ struct UnitState {
   std::unique_ptr<PackedBuffer> node_copy;  ///< [own column]; null where there is none
   std::unique_ptr<PackedBuffer> inbox;      ///< of the route that is in flight
   std::unique_ptr<PackedBuffer> partial;    ///< fp32 [own column] what no_sync kept; else null
+  bool host = false;                        ///< see schedule::UnitLayout
   core::Vector<PackedIndex, bool> partial_filled;
   core::Vector<PackedIndex, bool> has_gradient;             ///< on this rank, since it was cleared
   std::array<Event, schedule::kNumKinds> done;              ///< the newest operation of each kind

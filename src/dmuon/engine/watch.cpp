@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <c10/util/Exception.h>
+
 #include <optional>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
@@ -13,6 +15,7 @@ namespace dmuon::engine {
 namespace {
 
 constexpr std::size_t kMostIssued = 256;  // more than are ever in flight
+const std::string kInVain = "dmuon: ranks wait for each other in vain: ";
 
 std::int64_t wall_clock_ms() {
   const auto since_1970 = std::chrono::system_clock::now().time_since_epoch();
@@ -58,7 +61,18 @@ std::int64_t Watch::reach(Rendezvous what, const std::string& described) {
     if (own_.issued.size() > kMostIssued) own_.issued.pop_front();
   }
   dirty_ = true;
+  own_.awaited.reset();  // it has come back from where it left to
+  left_ = false;
   return ++own_.reached[static_cast<std::size_t>(what)];
+}
+
+void Watch::leave(const std::string& described) {
+  const std::int64_t number = reach(Rendezvous::kOperation, described);
+  const std::scoped_lock lock(mutex_);
+  own_.awaited = Rendezvous::kOperation;
+  own_.number = number;
+  own_.where = described;
+  left_ = true;
 }
 
 void Watch::wait(Rendezvous what, std::int64_t number, const std::function<std::string()>& where,
@@ -96,7 +110,7 @@ void Watch::Waiting::check() const {
     why = watch_->in_vain_;
   }
   if (why.empty()) return;
-  why = "dmuon: ranks wait for each other in vain: " + why;
+  why = kInVain + why;
   watch_->give_up_();
   watch_->over(why);
   throw core::CommError(why);
@@ -150,6 +164,8 @@ void Watch::run() {
     if (own_.awaited && in_vain_.empty()) {
       reports_[rank_] = own_;
       in_vain_ = in_vain(reports_, rank_);
+      // Where it is, nothing of dmuon's can raise; what raises there in the end has no names.
+      if (left_ && !in_vain_.empty()) TORCH_WARN(kInVain, in_vain_);
     }
   }
 }
@@ -162,7 +178,9 @@ bool Watch::exchange(std::unique_lock<std::mutex>& lock) {
   const std::string text = tells ? to_text(own_) : "";
   const std::int64_t asked = num_asked_;
   const bool must = num_answered_ < asked;
-  const bool reads = own_.awaited.has_value() || must;
+  // Not where it has only just come to wait: it mostly goes on.
+  const bool stays = own_.awaited && std::exchange(looked_at_, own_.number) == own_.number;
+  const bool reads = stays || must;
   lock.unlock();
   std::vector<std::vector<std::uint8_t>> texts(keys_.size());
   if (tells) store_->set(keys_[rank_], std::vector<std::uint8_t>(text.begin(), text.end()));

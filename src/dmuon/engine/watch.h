@@ -37,6 +37,11 @@ class Watch {
   /// This rank comes to its next. @return its number.
   std::int64_t reach(Rendezvous what, const std::string& described);
 
+  /// This rank comes to something that it does outside of dmuon, with all others: until it comes to
+  /// anything else it may be waiting there. Numbered with the operations, so it must lie at the
+  /// same place between them on every rank.
+  void leave(const std::string& described);
+
   /// Waits in short turns until `turn` is true.
   /// @param what, number  that this rank has come to, and all others must.
   /// @param where         what that is, for people; called if there is something to say.
@@ -76,6 +81,8 @@ class Watch {
   std::mutex mutex_;
   std::unique_ptr<std::condition_variable> changed_ = std::make_unique<std::condition_variable>();
   Report own_;
+  bool left_ = false;             // awaits outside of dmuon
+  std::int64_t looked_at_ = -1;  // the number awaited at the last look
   bool dirty_ = true;
   bool ends_ = false;
   bool lost_ = false;           // the store

@@ -7,7 +7,8 @@
 // What the builders of passes and of updates and the resolver share; not for users of the schedule.
 namespace dmuon::schedule {
 
-std::vector<core::UnitIndex> units_by_first_use(const Trace& trace);
+/// Without those that are empty.
+std::vector<core::UnitIndex> units_by_first_use(const Layout& layout, const Trace& trace);
 
 /// How far ahead things go, from the options, the mesh and the memory that the options grant.
 struct Window {

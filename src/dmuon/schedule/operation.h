@@ -67,8 +67,12 @@ struct UnitLayout {
   core::Vector<core::Slot, std::int64_t> owner_elements{};  ///< of each owner's part of a buffer
   int weight_size = 4;    ///< bytes of an element of weights as they travel
   int gradient_size = 4;  ///< likewise of gradients
+  /// The host framework manages parameters in it, whose collectives all ranks must reach alike: no
+  /// rank may skip it by itself.
+  bool host = false;
 
   std::int64_t num_elements() const;
+  bool empty() const { return num_elements() == 0; }  ///< of what the engine moves
 };
 
 /// A mesh of R replicates (nodes) of G shards, and the units on it.

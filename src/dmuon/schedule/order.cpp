@@ -19,10 +19,13 @@ void Order::Course::begin() {
   deviated = false;
 }
 
-bool Order::Course::lies_ahead(Trigger trigger) const {
-  return std::find(triggers.begin() + static_cast<std::ptrdiff_t>(cursor), triggers.end(),
-                   trigger) != triggers.end();
+// Its next place from the cursor on, or the end.
+std::size_t Order::Course::find(Trigger trigger) const {
+  const auto begin = triggers.begin() + static_cast<std::ptrdiff_t>(cursor);
+  return static_cast<std::size_t>(std::find(begin, triggers.end(), trigger) - triggers.begin());
 }
+
+bool Order::Course::lies_ahead(Trigger trigger) const { return find(trigger) < triggers.size(); }
 
 bool Order::Course::contains(Trigger trigger) const {
   return std::find(triggers.begin(), triggers.end(), trigger) != triggers.end();
@@ -36,12 +39,8 @@ std::vector<Crossing> Order::Course::take(std::size_t end, Pass pass) {
   return crossings;
 }
 
-std::vector<Crossing> Order::Course::advance(Trigger trigger, Pass pass) {
-  if (replaying() && lies_ahead(trigger)) {
-    const auto found =
-        std::find(triggers.begin() + static_cast<std::ptrdiff_t>(cursor), triggers.end(), trigger);
-    return take(static_cast<std::size_t>(found - triggers.begin()) + 1, pass);
-  }
+std::vector<Crossing> Order::Course::advance(Trigger trigger, Pass pass, bool deviates) {
+  if (replaying() && !deviates && lies_ahead(trigger)) return take(find(trigger) + 1, pass);
   if (known) {
     deviated = true;  // begin() forgets the trace
   } else {
@@ -82,10 +81,11 @@ std::vector<Crossing> Order::request(Trigger trigger) {
   core::invariant(current_.has_value(), "Order::request: no pass is open");
   const bool forward = *current_ != Pass::kBackward;
   if (forward && course().replaying() && !course().lies_ahead(trigger) &&
-      course().contains(trigger)) {
+      course().contains(trigger) && !owes_host_use()) {
     crossings = begin(*current_);
   }
-  std::vector<Crossing> more = course().advance(trigger, *current_);
+  const bool deviates = crosses_host_use(course().find(trigger));
+  std::vector<Crossing> more = course().advance(trigger, *current_, deviates);
   crossings.insert(crossings.end(), more.begin(), more.end());
   return crossings;
 }
@@ -123,6 +123,21 @@ const Trace& Order::trace(Pass pass) const {
 
 bool Order::owes_backward() const {
   return unanswered_ && courses_[static_cast<int>(Pass::kBackward)].replaying();
+}
+
+bool Order::crosses_host_use(std::size_t end) const {
+  const Course& open = course();
+  return std::any_of(open.triggers.begin() + static_cast<std::ptrdiff_t>(open.cursor),
+                     open.triggers.begin() + static_cast<std::ptrdiff_t>(end),
+                     [this](const Trigger& trigger) {
+                       const auto unit = static_cast<std::size_t>(trigger.unit.value());
+                       return trigger.moment == Moment::kBeforeUse && unit < host_.size() &&
+                              host_[unit];
+                     });
+}
+
+bool Order::owes_host_use() const {
+  return current_ && course().replaying() && crosses_host_use(course().triggers.size());
 }
 
 bool Order::on_demand() const { return current_ && !course().replaying(); }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "dmuon/schedule/trigger.h"
@@ -34,8 +35,14 @@ struct Crossing {
 /// does not lie ahead but is in the trace starts the next forward.
 ///
 /// Deterministic: the crossings depend only on the requests. Not thread-safe.
+///
+/// A replay that would skip a use of a host unit (UnitLayout::host) is a deviation too: whether all
+/// ranks skip it must be known before the host framework's next collective.
 class Order {
  public:
+  /// @param host  [units] whether the unit is one; those beyond its end are not.
+  explicit Order(std::vector<bool> host = {}) : host_(std::move(host)) {}
+
   /// Starts a forward; returns what the pass before it still owed.
   std::vector<Crossing> begin_forward(bool training);
 
@@ -71,6 +78,9 @@ class Order {
   /// Whether the open pass follows no trace, so that triggers are compared.
   bool on_demand() const;
 
+  /// Whether the open pass follows a trace with a use of a host unit that has not come.
+  bool owes_host_use() const;
+
  private:
   struct Course {
     Trace triggers;
@@ -80,7 +90,8 @@ class Order {
 
     void begin();
     bool replaying() const { return known && !deviated; }
-    std::vector<Crossing> advance(Trigger trigger, Pass pass);
+    std::size_t find(Trigger trigger) const;
+    std::vector<Crossing> advance(Trigger trigger, Pass pass, bool deviates);
     std::vector<Crossing> take(std::size_t end, Pass pass);
     bool lies_ahead(Trigger trigger) const;
     bool contains(Trigger trigger) const;
@@ -93,6 +104,9 @@ class Order {
   const Course& course() const { return courses_[static_cast<int>(*current_)]; }
   std::vector<Crossing> begin(Pass pass);
 
+  bool crosses_host_use(std::size_t end) const;
+
+  std::vector<bool> host_;
   Course courses_[3];  // [passes]
   std::optional<Pass> current_;
   bool unanswered_ = false;  // a training forward without a backward since

@@ -21,6 +21,7 @@ class PassBuilder {
   PassBuilder(const Layout& layout, const Trace& trace, const Trace& forward, Pass pass,
               const StepOptions& options, bool sync)
       : maker_(layout),
+        layout_(layout),
         trace_(trace),
         pass_(pass),
         options_(options),
@@ -28,9 +29,9 @@ class PassBuilder {
         window_(window_of(layout, options)),
         parts_(trace.size()) {
     for (std::size_t i = 0; i < trace.size(); ++i) {
-      if (uses_weights(trace[i])) uses_.push_back(i);
+      if (uses_weights(trace[i]) && !empty(trace[i])) uses_.push_back(i);
     }
-    if (maker_.has_inter()) publish_inter(units_by_first_use(forward));
+    if (maker_.has_inter()) publish_inter(units_by_first_use(layout, forward));
     publish_intra();
     serve_triggers();
   }
@@ -46,6 +47,8 @@ class PassBuilder {
   }
 
  private:
+  bool empty(const Trigger& trigger) const { return layout_.units[trigger.unit].empty(); }
+
   struct Parts {
     std::vector<Operation> before, inter, intra, after;
   };
@@ -102,6 +105,7 @@ class PassBuilder {
         last[i] = later_releases.insert(trace_[i].unit).second;
     }
     for (std::size_t i = 0; i < trace_.size(); ++i) {
+      if (empty(trace_[i])) continue;
       const core::UnitIndex unit = trace_[i].unit;
       Parts& parts = parts_[i];
       switch (trace_[i].moment) {
@@ -135,6 +139,7 @@ class PassBuilder {
   }
 
   Maker maker_;
+  const Layout& layout_;
   const Trace& trace_;
   Pass pass_;
   const StepOptions& options_;

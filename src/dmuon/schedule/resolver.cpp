@@ -7,13 +7,25 @@
 
 namespace dmuon::schedule {
 
+namespace {
+
+std::vector<bool> host_units(const Layout& layout) {
+  std::vector<bool> host;
+  for (const UnitLayout& unit : layout.units) host.push_back(unit.host);
+  return host;
+}
+
+}  // namespace
+
 Resolver::Resolver(Layout layout, const StepOptions& options, Batches batches, Performer* performer)
     : layout_(std::move(layout)),
       options_(options),
       batches_(std::move(batches)),
       performer_(performer),
       maker_(layout_),
+      order_(host_units(layout_)),
       units_(layout_.units.size()) {
+  for (const UnitLayout& unit : layout_.units) has_host_ |= unit.host;
   rebuild_schedule();
 }
 
@@ -35,7 +47,16 @@ void Resolver::before_use(core::UnitIndex unit) {
   const bool backward = order_.current() == Pass::kBackward;
   const bool begins =
       !units_.at(unit).used && (order_.on_demand() || (backward && !order_.owes(trigger)));
-  if (!ready(unit) || order_.is_next(trigger) || begins) request(trigger);
+  // Of a host unit no use may be passed over, for what has been crossed must be equal on all ranks
+  // when the host framework goes on.
+  const bool host = layout_.units[unit].host && (!backward || order_.owes(trigger));
+  if (!ready(unit) || order_.is_next(trigger) || begins || host) request(trigger);
+}
+
+void Resolver::request(Trigger trigger) {
+  cross(order_.request(trigger));
+  if (trigger.moment == Moment::kBeforeUse && layout_.units[trigger.unit].host)
+    performer_->leave_to_host(trigger);
 }
 
 void Resolver::after_forward(core::UnitIndex unit) {
@@ -70,18 +91,26 @@ void Resolver::after_backward(core::UnitIndex unit) {
 // so that ranks which skipped something deviate at the same place; and it is by what was crossed,
 // so that ranks which got no gradients deviate too.
 void Resolver::end_backward() {
+  confirm_end();
   cross(order_.catch_up());
   for (int i = units_.size(); i-- > 0;) {
     const UnitState& unit = units_[core::UnitIndex(i)];
     if (unit.ready || unit.owes_route) after_backward(core::UnitIndex(i));
   }
   end_pass();
+  if (has_host_) performer_->leave_to_host(std::nullopt);
+}
+
+// That all ranks end the pass here, where the host framework's collectives depend on it.
+void Resolver::confirm_end() {
+  if (order_.owes_host_use()) performer_->compare(std::nullopt);
 }
 
 void Resolver::end_pass() {
   if (!order_.current()) return;
   const bool traced = order_.on_demand();
   if (traced) performer_->compare(std::nullopt);
+  confirm_end();
   cross(order_.end_pass());
   if (traced) rebuild_schedule();
 }
@@ -166,7 +195,7 @@ void Resolver::cross(const std::vector<Crossing>& crossings) {
     if (trigger.moment == Moment::kBeforeUse) {
       UnitState& unit = units_.at(trigger.unit);
       unit.used = true;
-      unit.owes_route |= crossing.pass == Pass::kBackward;
+      unit.owes_route |= crossing.pass == Pass::kBackward && !layout_.units[trigger.unit].empty();
     }
     if (crossing.compare()) performer_->compare(trigger);
     issued_.add(static_cast<std::int64_t>(trigger.moment)).add(std::int64_t{trigger.unit.value()});

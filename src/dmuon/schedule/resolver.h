@@ -23,6 +23,10 @@ class Performer {
 
   /// The operation runs now; what it needs has been performed before. May throw.
   virtual void perform(const Operation& operation) = 0;
+
+  /// The host framework's own collectives for this use come next, or, without one, those at the end
+  /// of a backward. At the same place between operations on every rank.
+  virtual void leave_to_host(const std::optional<Trigger>& use) = 0;
 };
 
 /// Turns what a rank's hooks say into the operations that run. It is the only place that knows what
@@ -131,7 +135,8 @@ class Resolver {
   const PassSchedule& schedule_of(Pass pass) const;
   void forget_uses();
   void rebuild_schedule();
-  void request(Trigger trigger) { cross(order_.request(trigger)); }
+  void request(Trigger trigger);
+  void confirm_end();
   void cross(const std::vector<Crossing>& crossings);
   void resolve(const Operation& operation);
   void reshard(UnitState* unit, const Operation& operation);
@@ -144,6 +149,7 @@ class Resolver {
   Order order_;
   StepSchedule schedule_;
   core::Vector<core::UnitIndex, UnitState> units_;
+  bool has_host_ = false;                // any unit is a host unit
   std::vector<core::UnitIndex> routes_;  // in flight, in order of issue
   std::optional<Crossing> crossing_;
   int version_ = 0;

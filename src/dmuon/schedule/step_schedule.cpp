@@ -9,11 +9,12 @@
 
 namespace dmuon::schedule {
 
-std::vector<core::UnitIndex> units_by_first_use(const Trace& trace) {
+std::vector<core::UnitIndex> units_by_first_use(const Layout& layout, const Trace& trace) {
   std::vector<core::UnitIndex> units;
   for (const Trigger& trigger : trace) {
     const bool known = std::find(units.begin(), units.end(), trigger.unit) != units.end();
-    if (trigger.moment == Moment::kBeforeUse && !known) units.push_back(trigger.unit);
+    if (trigger.moment == Moment::kBeforeUse && !known && !layout.units[trigger.unit].empty())
+      units.push_back(trigger.unit);
   }
   return units;
 }
@@ -42,8 +43,9 @@ std::vector<Operation> build_update_schedule(const Layout& layout, const Trace& 
   const Window window = window_of(layout, options);
   std::vector<Operation> operations;
   // What is left of the old version must not be taken for the new one.
-  for (const core::UnitIndex unit : layout.units.indices())
-    operations.push_back(maker.reshard(unit));
+  for (const core::UnitIndex unit : layout.units.indices()) {
+    if (!layout.units[unit].empty()) operations.push_back(maker.reshard(unit));
+  }
 
   core::Vector<core::BatchIndex, bool> updated(batches.size(), false);
   const auto update = [&](auto&& touches) {
@@ -57,7 +59,7 @@ std::vector<Operation> build_update_schedule(const Layout& layout, const Trace& 
     operation.version = 1;
     operations.push_back(std::move(operation));
   };
-  const std::vector<core::UnitIndex> units = units_by_first_use(forward);
+  const std::vector<core::UnitIndex> units = units_by_first_use(layout, forward);
   std::size_t ahead = static_cast<std::size_t>(window.inter);
   if (!options.asynchronous && options.node_copy) ahead = units.size();
   if (!maker.has_inter()) ahead = static_cast<std::size_t>(window.intra);
@@ -89,6 +91,7 @@ StepSchedule build_step_schedule(const Layout& layout, const Trace& forward,
 std::vector<Operation> serve_on_demand(const Layout& layout, Trigger trigger, bool sync) {
   const Maker maker(layout);
   std::vector<Operation> operations;
+  if (layout.units[trigger.unit].empty()) return operations;
   switch (trigger.moment) {
     case Moment::kBeforeUse:
       if (maker.has_inter()) operations.push_back(maker.publish_inter(trigger.unit));
