@@ -1,0 +1,134 @@
+"""Draws programs, with Hypothesis: what fails is shrunk to the least that still fails."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from contract import managed
+from hypothesis import strategies as st
+from model import BODIES
+from program import Block, Micro, Options, Pass, Program, Step
+
+MESHES = ((2, 2), (4,), (1, 4), (4, 1), (3,))
+Draw = Any
+
+
+def rarely(draw: Draw, value: Any, otherwise: Any, one_in: int = 4) -> Any:
+    """Shrinks to `otherwise`."""
+    return value if draw(st.integers(0, one_in - 1)) == one_in - 1 else otherwise
+
+
+@st.composite
+def block(draw: Draw, index: int) -> Block:
+    return Block(
+        kind=draw(st.sampled_from(list(BODIES))),
+        output=draw(st.sampled_from(["tensor", "tensor", "tuple", "dict", "dataclass"])),
+        call=rarely(draw, "keyword", "positional"),
+        checkpoint=draw(st.sampled_from(["", "", "", "reentrant", "non_reentrant", "wrapped"])),
+        frozen=draw(st.sampled_from(["", "", "", "", "", "matrices", "others", "all"])),
+        tied_to=rarely(draw, draw(st.integers(0, index - 1)), -1) if index else -1,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Frame:
+    """What steps are drawn for."""
+
+    usual: tuple[int, ...]  # the order of blocks
+    blocks: tuple[Block, ...]
+    wrap: str
+    size: int
+
+    def may_skip(self, uses: tuple[int, ...]) -> list[int]:
+        return [position for position, use in enumerate(uses) if not managed(self.blocks[use], self.wrap)]
+
+
+@st.composite
+def skips(draw: Draw, frame: Frame, uses: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Mostly of blocks that ranks may skip."""
+    among = rarely(draw, list(range(len(uses))), frame.may_skip(uses), 10**6)
+    if not among:
+        return ()
+    positions = st.lists(st.sampled_from(among), max_size=len(among), unique=True)
+    return tuple(tuple(sorted(draw(positions))) for _ in range(frame.size))
+
+
+@st.composite
+def chosen(draw: Draw, frame: Frame, first: bool) -> Pass:
+    """The usual order, mostly; sometimes another, alike on all ranks; sometimes ranks skip blocks."""
+    uses = frame.usual
+    if draw(st.integers(0, 5)) == 5:
+        uses = tuple(draw(st.lists(st.integers(0, len(frame.blocks) - 1), min_size=1, max_size=6)))
+    likely = 30 if first else 2
+    return Pass(uses, draw(skips(frame, uses)) if draw(st.integers(0, likely)) == likely else ())
+
+
+@st.composite
+def micro(draw: Draw, frame: Frame, first: bool, last: bool) -> Micro:
+    size = frame.size
+    # FSDP2 refuses inference_mode in the first forward.
+    kinds_of_evaluation = ["", "", "", "no_grad", "inference_mode"]
+    evaluation = draw(st.sampled_from(kinds_of_evaluation[: 4 if first and frame.wrap != "none" else 5]))
+    kinds = ["once"] * 5 + ["two losses", "retained", "two forwards", "dropped", "thrown away"]
+    without: tuple[int, ...] = ()
+    if draw(st.integers(0, 9 if frame.wrap == "none" and last else 10**6)) == 9:
+        without = tuple(sorted(draw(st.sets(st.integers(0, size - 1), min_size=1, max_size=size - 1))))
+    return Micro(
+        forward=draw(chosen(frame, first)),
+        backward=draw(st.sampled_from(kinds)),
+        synced=last or draw(st.booleans()),
+        without_backward=without,
+        evaluation=evaluation,
+        evaluated=draw(chosen(frame, first)) if evaluation else Pass(),
+    )
+
+
+@st.composite
+def step(draw: Draw, frame: Frame, first: bool) -> Step:
+    num_micros = draw(st.sampled_from([1, 1, 1, 2, 3]))
+    frozen = draw(st.sets(st.integers(0, len(frame.blocks) - 1), max_size=2)) if draw(st.integers(0, 7)) == 7 else ()
+    return Step(
+        micros=tuple(
+            draw(micro(frame, first and index == 0, index == num_micros - 1))
+            for index in range(num_micros)
+        ),
+        clips=rarely(draw, True, False, 3),
+        frozen=tuple(sorted(frozen)),
+        ends=draw(st.sampled_from(["step"] * 8 + ["closure", "discarded"])),
+    )
+
+
+@st.composite
+def options(draw: Draw) -> Options:
+    return Options(
+        lookahead=draw(st.sampled_from([2, 0, 1, 3, 9])),
+        node_copy=draw(st.booleans()),
+        reshard_after_forward=draw(st.booleans()),
+        max_units_in_flight=draw(st.sampled_from([None, None, 2, 3])),
+        strategy=draw(st.sampled_from(["load_balance", "round_robin", "lpt", "xor_layout", "rank0"])),
+    )
+
+
+@st.composite
+def programs(draw: Draw) -> Program:
+    mesh = draw(st.sampled_from(MESHES))
+    size = 3 if mesh == (3,) else 4
+    num_blocks = draw(st.integers(1, 5))
+    blocks = tuple(draw(block(index)) for index in range(num_blocks))
+    usual = tuple(range(num_blocks))
+    if draw(st.booleans()):
+        usual = tuple(draw(st.lists(st.integers(0, num_blocks - 1), min_size=1, max_size=7)))
+    num_steps = draw(st.integers(1, 5))
+    wrap = draw(st.sampled_from(["none", "blocks", "root", "inner"]))
+    frame = Frame(usual, blocks, wrap, size)
+    return Program(
+        mesh=mesh,
+        wrap=wrap,
+        blocks=blocks,
+        frozen_stem=rarely(draw, True, False),
+        second=draw(st.sampled_from(["", "", "", "", "in turn", "forwards first", "joint"])),
+        steps=tuple(draw(step(frame, index == 0)) for index in range(num_steps)),
+        options=draw(options()),
+        others=draw(options()),
+    )

@@ -1,0 +1,132 @@
+"""Plays random programs for a while: `python tests/programs/fuzz.py --minutes 10`, or `--programs 500 --seed 7`.
+
+What fails is shrunk, printed, and kept in out/fuzz; so is what was drawn before it in .hypothesis, which later runs
+try first. Status 1: something failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import hashlib
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "distributed"))
+
+import torch
+from contract import refusal
+from draw import programs
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from judge import ANSWER_S, Outside, check, check_stock
+from pool import RankPool
+from program import Program, from_json, to_json
+
+HERE = Path(__file__).parent
+FOUND = HERE.parent.parent / "out" / "fuzz"
+A_ROUND = 100  # programs drawn of one seed
+
+
+class Run:
+    """Counts what was played."""
+
+    def __init__(self, pool: RankPool, most: float, until: float, keep_going: bool) -> None:
+        self.pool, self.most, self.until, self.keep_going = pool, most, until, keep_going
+        self.played: collections.Counter[str] = collections.Counter()
+        self.unsure = 0
+        self.failing: tuple[Program, Exception] | None = None
+
+    def over(self) -> bool:
+        return self.played.total() >= self.most or time.monotonic() > self.until
+
+    def __call__(self, program: Program) -> None:
+        if self.failing is None:
+            if self.over():
+                return
+            self.played[refusal(program)] += 1
+        try:
+            sure = check(self.pool, program)
+        except Exception as error:
+            if self.keep_going:
+                first = str(error).strip().splitlines()
+                print(f"{keep(program, error).stem}: {first[0]} ... {first[-1]}", flush=True)
+                self.played["OUTSIDE THE CONTRACT"] += 1
+                return
+            if self.failing is None:
+                print(f"failed after {self.played.total()} programs: {error}", flush=True)
+            self.failing = program, error
+            raise
+        if self.failing is None:
+            self.unsure += sure > 0.05
+
+
+def play_round(run: Run, number: int, shrink: bool) -> None:
+    """Draws up to A_ROUND programs."""
+    phases = [Phase.reuse, Phase.generate, *([Phase.shrink] if shrink else [])]
+
+    @seed(number)
+    @settings(
+        max_examples=A_ROUND,
+        deadline=None,
+        phases=phases,
+        database=None,
+        print_blob=False,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(programs())
+    def draw(program: Program) -> None:
+        run(program)
+
+    draw()
+
+
+def keep(program: Program, error: Exception) -> Path:
+    text = to_json(program)
+    FOUND.mkdir(parents=True, exist_ok=True)
+    path = FOUND / f"{hashlib.sha256(text.encode()).hexdigest()[:12]}.json"
+    path.write_text(text + "\n")
+    path.with_suffix(".txt").write_text(f"{error}\n")
+    return path
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=float("inf"))
+    parser.add_argument("--programs", type=int, default=None)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-shrink", action="store_true", help="stop at the first program that fails, as drawn")
+    parser.add_argument("--keep-going", action="store_true", help="keep what fails, as drawn, and go on")
+    parser.add_argument("--file", type=Path, help="play this program only")
+    parser.add_argument("--stock", action="store_true", help="play it with FSDP2 and AdamW, without dmuon")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    most = float("inf") if arguments.programs is None else arguments.programs
+    run = Run(RankPool(4, ANSWER_S), most, time.monotonic() + 60 * arguments.minutes, arguments.keep_going)
+    begun = time.monotonic()
+    try:
+        if arguments.file is not None:
+            program = from_json(arguments.file.read_text())
+            (check_stock if arguments.stock else check)(run.pool, program)
+            print(refusal(program) or "trained exactly")
+            return 0
+        number = arguments.seed * 1_000_000
+        while not run.over():
+            play_round(run, number, not arguments.no_shrink)
+            number += 1
+    except Outside as error:
+        print(error)
+        if run.failing is not None:
+            print(f"{run.failing[0]}\nkept as {keep(*run.failing)}")
+        return 1
+    finally:
+        run.pool.close()
+        print(f"{run.played.total()} programs in {time.monotonic() - begun:.0f} s, {run.unsure} hardly sure:")
+        for reason, count in run.played.most_common():
+            print(f"{count:6} {reason or 'trained exactly'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""Plays a program on ranks and holds it to the contract."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+import torch
+from contract import refusal
+from play import Outcome, play
+from pool import RankFailed, RankPool
+from program import Program
+from sides import Dmuon, Reference, Stock
+
+# Of what a weight moved. Programs are smooth (model.py, ADAMW_EPS), so errors are 1e-6 .. 1e-4 of it.
+BOUND = 1e-3
+# Times the reference's own sensitivity to a rounding.
+TIMES = 50
+ANSWER_S = 30.0  # a program takes a second
+REFUSE_S = 10.0
+
+
+class Outside(AssertionError):
+    """A program outside of the contract."""
+
+
+def on_ranks(mesh: Any, program: Program, side: str) -> Any:
+    """(what was played, or the error's message; seconds)."""
+    start = time.monotonic()
+    if side == "stock":
+        return play(program, Stock(mesh, program)), time.monotonic() - start
+    options = program.options if side == "options" else program.others
+    return play(program, Dmuon(mesh, program, options)), time.monotonic() - start
+
+
+class Truth:
+    """What one process makes of a program, and how sure that is."""
+
+    def __init__(self, program: Program, muon: bool = True) -> None:
+        self.exact = play(program, Reference(program, torch.float64, muon=muon))
+        others = [play(program, Reference(program, torch.float32, nudge, muon)) for nudge in (0.0, 1e-7)]
+        self.least_sure = 0.0
+        self.bounds: list[dict[str, float]] = []
+        initial, final, self.notes = self.exact
+        for number, weights in enumerate(final):
+            self.bounds.append({})
+            for name, weight in weights.items():
+                moved = float((weight - initial[number][name]).norm())
+                swing = max(float((other[1][number][name] - weight).norm()) for other in others)
+                self.bounds[number][name] = BOUND * moved + TIMES * swing
+                if moved:
+                    self.least_sure = max(self.least_sure, TIMES * swing / moved)
+        self.note_bound = BOUND + TIMES * max(
+            (abs(a - b) for other in others for rank in self.notes for a, b in self.pairs(other, rank)), default=0.0
+        )
+
+    def pairs(self, other: Outcome, rank: int) -> list[tuple[float, float]]:
+        return list(zip(self.notes[rank], other[2][rank], strict=True))
+
+    def check(self, outcome: Outcome, rank: int) -> None:
+        _, final, _ = outcome
+        for number, weights in enumerate(final):
+            assert weights.keys() == self.bounds[number].keys()
+            for name, bound in self.bounds[number].items():
+                error = float((weights[name] - self.exact[1][number][name]).norm())
+                if not error <= bound:
+                    raise Outside(f"rank {rank}, model {number}, {name}: off by {error:.2e}, allowed {bound:.2e}")
+        for place, (wanted, got) in enumerate(self.pairs(outcome, rank)):
+            if not abs(wanted - got) <= self.note_bound * (1 + abs(wanted)):
+                raise Outside(f"rank {rank}: loss or norm number {place}: expected {wanted:.6f}, got {got:.6f}")
+
+
+def check_same_bits(first: Outcome, second: Outcome, rank: int) -> None:
+    for number, weights in enumerate(first[1]):
+        for name, weight in weights.items():
+            if not torch.equal(weight, second[1][number][name]):
+                raise Outside(f"rank {rank}, model {number}, {name}: other bits with other options")
+
+
+def check(pool: RankPool, program: Program) -> float:
+    """Raises Outside; returns the least certain bound, relative to what its weight moved."""
+    reason = refusal(program)
+    if reason:
+        check_refused(pool, program, reason)
+        return 0.0
+    truth = Truth(program)
+    try:
+        outcomes = pool.run(on_ranks, program.mesh, program=program, side="options")
+        others = pool.run(on_ranks, program.mesh, program=program, side="others")
+    except RankFailed as error:
+        raise Outside(f"is to be trained, but failed:\n{error}") from None
+    for rank, ((first, _), (second, _)) in enumerate(zip(outcomes, others, strict=True)):
+        truth.check(first, rank)
+        check_same_bits(first, second, rank)
+    return truth.least_sure
+
+
+def check_refused(pool: RankPool, program: Program, reason: str) -> None:
+    begun = time.monotonic()
+    try:
+        pool.run(on_ranks, program.mesh, program=program, side="options")
+    except RankFailed as error:
+        parts = re.split(r"--- rank \d+ ---\n", str(error))[1:]
+        if len(parts) < program.size:
+            raise Outside(f"{len(parts)} of {program.size} ranks refused ({reason}):\n{error}") from None
+        for part in parts:
+            last = part.strip().splitlines()[-1]
+            if not re.search(r"Inference tensors" if "inference" in reason else r"dmuon", last):
+                raise Outside(f"refused, but not by name ({reason}): {last}\n{part}") from None
+        if time.monotonic() - begun > REFUSE_S + 5:
+            raise Outside(f"refused after {time.monotonic() - begun:.0f} s ({reason})") from None
+        return
+    raise Outside(f"is to be refused, but was trained: {reason}")
+
+
+def check_stock(pool: RankPool, program: Program) -> None:
+    """Whether FSDP2 with AdamW, without dmuon, trains it as one process does."""
+    truth = Truth(program, muon=False)
+    try:
+        outcomes = pool.run(on_ranks, program.mesh, program=program, side="stock")
+    except RankFailed as error:
+        raise Outside(f"stock FSDP2 failed:\n{error}") from None
+    for rank, (outcome, _) in enumerate(outcomes):
+        truth.check(outcome, rank)

@@ -1,0 +1,142 @@
+"""Plays a program for one of the sides."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from model import Net
+from program import Micro, Pass, Program, Step
+from sides import Side, batch_of
+
+
+class Player:
+    def __init__(self, program: Program, side: Side) -> None:
+        self.program, self.side = program, side
+        self.step, self.micro = 0, 0
+        # By rank: what its forwards and its clipping returned, in order.
+        self.notes: dict[int, list[float]] = {rank: [] for rank in side.ranks}
+
+    def play(self) -> None:
+        for self.step, step in enumerate(self.program.steps):
+            self.take(step)
+
+    def take(self, step: Step) -> None:
+        frozen = [
+            parameter
+            for model in self.side.models
+            for index in step.frozen
+            for parameter in model.blocks[index].parameters()
+            if parameter.requires_grad
+        ]
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+        closes = step.ends == "closure"
+        for self.micro, micro in enumerate(step.micros[: -1 if closes else None]):
+            self.run(micro)
+        self.micro = len(step.micros) - 1
+        if step.clips and not closes:
+            for model in self.side.models:
+                self.note_all(self.side.clip(model))
+        self.end(step, closes)
+        for optimizer in self.side.optimizers:
+            optimizer.zero_grad()
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+
+    def end(self, step: Step, closes: bool) -> None:
+        if step.ends == "discarded":
+            return
+        for number, (model, optimizer) in enumerate(zip(self.side.models, self.side.optimizers, strict=True)):
+
+            def closure(number: int = number, model: Net = model) -> float:
+                self.run_one(step.micros[-1], number, model)
+                if step.clips:
+                    self.note_all(self.side.clip(model))
+                return 0.0
+
+            if closes and isinstance(optimizer, torch.optim.Optimizer):
+                optimizer.step(closure)
+            else:
+                if closes:
+                    closure()
+                optimizer.step()
+
+    def run(self, micro: Micro) -> None:
+        """A micro-step of all models."""
+        models = list(enumerate(self.side.models))
+        if self.program.second in ("", "in turn"):
+            for number, model in models:
+                self.run_one(micro, number, model)
+            return
+        for number, model in models:
+            self.evaluate(micro, number, model)
+        with ExitStack() as stack:
+            if not micro.synced:
+                for model in self.side.models:
+                    stack.enter_context(self.side.no_sync(model))
+            for rank in self.side.ranks:
+                losses = [self.losses(micro, number, model, rank) for number, model in models]
+                if self.program.second == "joint":
+                    losses = [[loss for pair in losses for loss in pair]]
+                for pair in losses:
+                    self.backward(micro, pair, rank)
+
+    def run_one(self, micro: Micro, number: int, model: Net) -> None:
+        self.evaluate(micro, number, model)
+        with ExitStack() as stack:
+            if not micro.synced:
+                stack.enter_context(self.side.no_sync(model))
+            for rank in self.side.ranks:
+                self.backward(micro, self.losses(micro, number, model, rank), rank)
+
+    def evaluate(self, micro: Micro, number: int, model: Net) -> None:
+        if micro.evaluation:
+            with torch.no_grad() if micro.evaluation == "no_grad" else torch.inference_mode():
+                for rank in self.side.ranks:
+                    self.note(rank, self.forward(model, micro.evaluated, rank, number).square().mean())
+
+    def losses(self, micro: Micro, number: int, model: Net, rank: int) -> list[torch.Tensor]:
+        """The terms of one rank's loss."""
+        if micro.backward == "thrown away":
+            self.forward(model, micro.forward, rank, number)
+        output = self.forward(model, micro.forward, rank, number)
+        target = batch_of(self.step, self.micro, rank, number).to(self.side.dtype)[:, :2]
+        terms = [(output - target.sin()).square().mean()]
+        if micro.backward == "two losses":
+            terms.append(0.3 * output.sin().mean())
+        if micro.backward == "two forwards":
+            terms[0] = terms[0] + 0.5 * self.forward(model, micro.forward, rank, number + 2).square().mean()
+        for term in terms:
+            self.note(rank, term)
+        return [term * self.side.scale() for term in terms]
+
+    def forward(self, model: Net, chosen: Pass, rank: int, number: int) -> torch.Tensor:
+        x = batch_of(self.step, self.micro, rank, number).to(self.side.dtype)
+        return model(x, chosen.of(rank))  # type: ignore[no-any-return]
+
+    def backward(self, micro: Micro, losses: list[torch.Tensor], rank: int) -> None:
+        if micro.backward == "dropped" or rank in micro.without_backward:
+            return
+        if micro.backward == "retained":
+            torch.autograd.backward(losses, retain_graph=True)
+        torch.autograd.backward(losses)
+
+    def note(self, rank: int, value: torch.Tensor) -> None:
+        self.notes[rank].append(float(value.detach()))
+
+    def note_all(self, value: float) -> None:
+        for notes in self.notes.values():
+            notes.append(value)
+
+
+Outcome = tuple[list[dict[str, torch.Tensor]], list[dict[str, torch.Tensor]], dict[int, list[float]]]
+
+
+def play(program: Program, side: Side) -> Outcome:
+    """(initial weights of each model, final ones, notes by rank)."""
+    initial: list[Any] = [side.weights(model) for model in side.models]
+    player = Player(program, side)
+    player.play()
+    return initial, [side.weights(model) for model in side.models], player.notes

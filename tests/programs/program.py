@@ -1,0 +1,109 @@
+"""A training program as plain data, so that it can be drawn, shrunk, kept in a file and played by anybody."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any, get_args, get_type_hints
+
+Positions = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """One block of a model: x -> x + f(x)."""
+
+    kind: str = "linear"  # see model.BODIES
+    output: str = "tensor"  # or "tuple", "dict", "dataclass"
+    call: str = "positional"  # or "keyword"
+    checkpoint: str = ""  # or "reentrant", "non_reentrant" (inside the block), "wrapped" (around it)
+    frozen: str = ""  # or "matrices", "others", "all": from the start
+    tied_to: int = -1  # an earlier block whose matrix it uses, where both have one of the same shape
+
+
+@dataclasses.dataclass(frozen=True)
+class Pass:
+    """A forward over blocks, by index; a rank leaves out what it skips."""
+
+    uses: Positions = ()
+    skipped: tuple[Positions, ...] = ()  # by rank, positions in `uses`; ranks beyond the end skip nothing
+
+    def of(self, rank: int) -> Positions:
+        skipped = self.skipped[rank] if rank < len(self.skipped) else ()
+        return tuple(block for position, block in enumerate(self.uses) if position not in skipped)
+
+
+@dataclasses.dataclass(frozen=True)
+class Micro:
+    """A micro-step: perhaps an evaluation, then a forward, then perhaps a backward."""
+
+    forward: Pass = Pass()
+    # "once"; "two losses" in one backward; "retained" and run a second time; "two forwards" before the backward;
+    # "dropped": no rank runs a backward; "thrown away": a forward before this one is.
+    backward: str = "once"
+    synced: bool = True  # else under no_sync
+    without_backward: Positions = ()  # ranks whose loss is dropped
+    evaluation: str = ""  # or "no_grad", "inference_mode": one before the forward
+    evaluated: Pass = Pass()
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What leads to one update of the weights."""
+
+    micros: tuple[Micro, ...] = ()
+    clips: bool = False
+    frozen: Positions = ()  # blocks that need no gradient in this step
+    ends: str = "step"  # or "closure": the last micro-step is one; "discarded": the gradients are thrown away
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Of dedicate_params; no trajectory may depend on them."""
+
+    lookahead: int = 2
+    node_copy: bool = True
+    reshard_after_forward: bool = True
+    max_units_in_flight: int | None = None
+    strategy: str = "load_balance"
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    mesh: Positions = (2, 2)
+    wrap: str = "none"  # what is under fully_shard: or "root", "blocks", "inner" (what is inside blocks, too)
+    blocks: tuple[Block, ...] = (Block(),)
+    frozen_stem: bool = False  # so that the first block's input needs no gradient
+    # Two models of the same blocks: "" for one; "in turn"; "forwards first"; "joint": one backward of both losses.
+    second: str = ""
+    steps: tuple[Step, ...] = ()
+    options: Options = Options()
+    others: Options = Options(lookahead=0)  # must give the same bits
+    astray: str = ""  # what rank `stray` does unlike the others, see contract.ASTRAY
+    stray: int = 0
+    stray_step: int = 0
+    stray_micro: int = 0
+
+    @property
+    def size(self) -> int:
+        product = 1
+        for extent in self.mesh:
+            product *= extent
+        return product
+
+
+def to_json(program: Program) -> str:
+    return json.dumps(dataclasses.asdict(program))
+
+
+def from_json(text: str) -> Program:
+    return _of(Program, json.loads(text))  # type: ignore[no-any-return]
+
+
+def _of(kind: Any, value: Any) -> Any:
+    if dataclasses.is_dataclass(kind):
+        hints = get_type_hints(kind)
+        return kind(**{name: _of(hints[name], inner) for name, inner in value.items()})  # type: ignore[operator]
+    if isinstance(value, list):
+        return tuple(_of(get_args(kind)[0], inner) for inner in value)
+    return value
