@@ -107,7 +107,7 @@ class Copy:
             status = process.wait()
             outcome.seconds = time.monotonic() - begun
             if outcome.seconds >= limit:
-                outcome.verdict = f"NOT FOUND in {limit / 60:.0f} minutes"
+                outcome.verdict = f"NOT FOUND in {limit / 60:g} minutes"
             else:
                 outcome.verdict = "NOT FOUND" if status == 0 else f"NOT FOUND: fuzz.py ended with status {status}"
             return outcome
@@ -188,6 +188,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> int:
     arguments = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaves no ranks and no copy behind
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="dmuon-planted-") as folder:
         try:
