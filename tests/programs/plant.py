@@ -47,7 +47,8 @@ class Copy:
     """The working tree elsewhere, with a build and a Python environment of its own."""
 
     def __init__(self, folder: Path, jobs: int) -> None:
-        self.tree, self.build, self.jobs = folder / "tree", folder / "build", jobs
+        # The build lies where that of a clone does, so that ccache knows what any clone has compiled.
+        self.tree, self.build, self.jobs = folder / "tree", folder / "tree/build/release", jobs
         self.variables = _variables()
         for name in _git("ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0"):
             if name and (ROOT / name).is_file():  # a deleted file is listed too
