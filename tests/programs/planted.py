@@ -1,0 +1,89 @@
+"""Bugs that a maintainer might make, each of which fuzz.py must find; plant.py tries them."""
+
+from __future__ import annotations
+
+from planted_change import Planted
+from planted_engine import ENGINE
+from planted_schedule import SCHEDULE
+
+RUNNING = "python/dmuon/_running/"
+
+PYTHON = (
+    Planted(
+        "momentum_without_gradient",
+        RUNNING + "muon.py",
+        "if has_gradient[index] and parameter.grad is not None:",
+        "if parameter.grad is not None:",
+        "A matrix that had no gradient on any rank decays, and moves by its old momentum.",
+    ),
+    Planted(
+        "verdict_before_closure",
+        RUNNING + "muon.py",
+        "        if closure is not None:\n"
+        "            with torch.enable_grad():\n"
+        "                loss = closure()\n"
+        "        if self._frozen:\n"
+        "            self._warn_of_unfrozen()\n"
+        "        runtime = self._runtime\n"
+        "        verdict = self._agreement.verdict()\n",
+        "        verdict = self._agreement.verdict()\n"
+        "        if closure is not None:\n"
+        "            with torch.enable_grad():\n"
+        "                loss = closure()\n"
+        "        if self._frozen:\n"
+        "            self._warn_of_unfrozen()\n"
+        "        runtime = self._runtime\n",
+        "The agreement knows nothing of the closure's gradients: matrices stay, plain gradients are no means.",
+    ),
+    Planted(
+        "clip_leaves_host_gradients",
+        RUNNING + "clip.py",
+        "        host_gradients.scale(step_agreement.host_parameters(), factor)\n",
+        "",
+        "Clipping scales what owners hold alone: AdamW's parameters move too far.",
+    ),
+    Planted(
+        "dicts_not_entered",
+        RUNNING + "structures.py",
+        "if isinstance(value, Mapping) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):",
+        "if dataclasses.is_dataclass(value) and not isinstance(value, type):",
+        "A block that returns a dict is not watched: its backward reads freed weights.",
+    ),
+    Planted(
+        "dataclasses_not_entered",
+        RUNNING + "structures.py",
+        "if isinstance(value, Mapping) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):",
+        "if isinstance(value, Mapping):",
+        "A block that returns a dataclass is not watched: its backward reads freed weights.",
+    ),
+    Planted(
+        "frozen_for_ever",
+        "python/dmuon/_setup/place.py",
+        "if weight.requires_grad != placeholder.requires_grad:",
+        "if weight.requires_grad and not placeholder.requires_grad:",
+        "A matrix that was frozen in one step has no gradient in any later one.",
+    ),
+    Planted(
+        "recomputed_with_placeholders",
+        RUNNING + "hooks.py",
+        "        for tensor in outputs:\n            tensor.register_hook(show_weights)\n",
+        "",
+        "A checkpoint inside a unit is recomputed without hooks, and finds placeholders, which refuse.",
+    ),
+    Planted(
+        "rank_without_gradient_left_out",
+        RUNNING + "host_gradients.py",
+        "        if not anywhere:\n",
+        "        if not anywhere or parameter.grad is None:\n",
+        "A rank that skipped a block does not update the block's plain parameters: ranks drift apart.",
+    ),
+    Planted(
+        "mean_over_the_row",
+        RUNNING + "host_gradients.py",
+        "for group in (row_group(ranks), column_group(ranks)):",
+        "for group in (row_group(ranks),):",
+        "Gradients that no fully_shard manages are averaged inside the node alone: nodes drift apart.",
+    ),
+)
+
+PLANTED = (*SCHEDULE, *ENGINE, *PYTHON)

@@ -1,0 +1,187 @@
+"""Bugs to plant in the engine and in the update: buffers, routes, partial sums, norms."""
+
+from __future__ import annotations
+
+from planted_change import Planted
+
+ENGINE_CPP = "src/dmuon/engine/engine.cpp"
+EXECUTOR = "src/dmuon/engine/executor.cpp"
+ROUTE = "src/dmuon/engine/route.cpp"
+OWNED = "src/dmuon/engine/owned.cpp"
+UNIT = "src/dmuon/engine/unit.cpp"
+BUFFER = "src/dmuon/engine/buffer.cpp"
+AGREEMENT = "src/dmuon/engine/agreement.cpp"
+SHARED_MESH = "src/dmuon/engine/shared_mesh.cpp"
+MUON_STATE = "src/dmuon/optim/muon_state.cpp"
+
+ENGINE = (
+    # Gradients on their way.
+    Planted(
+        "skipped_unit_sends_garbage",
+        UNIT,
+        "void Unit::fill_missing_gradients() {\n  allocate_gradients();\n",
+        "void Unit::fill_missing_gradients() {\n  gradients_.allocate();\n",
+        "A rank that skipped a unit sends what lay in the buffer instead of zeros.",
+    ),
+    Planted(
+        "arrived_twice",
+        UNIT,
+        "  std::fill(arrived_.begin(), arrived_.end(), false);\n",
+        "",
+        "A gradient that came once counts as come in every later route: a matrix without one decays and moves.",
+    ),
+    Planted(
+        "piece_at_matrix_begin",
+        ROUTE,
+        "owned->accumulate(parameter, part.begin - whole.begin,",
+        "owned->accumulate(parameter, 0,",
+        "A piece that begins inside a matrix is added at its begin: wrong gradients where three ranks or more add up.",
+    ),
+    Planted(
+        "inbox_for_stage_1",
+        ROUTE,
+        "  if (mesh->has_inter() && !hold)\n"
+        "    needed = std::max(needed, inbox_elements(mesh->column, packing.parts_of(mesh->shard())));\n",
+        "",
+        "The inbox is too small where stage 2 needs more than stage 1 (one rank a node): the lane fails.",
+    ),
+    Planted(
+        "mean_of_two_nodes",
+        ROUTE,
+        "sum, 1.0 / mesh->num_replicates());",
+        "sum, 1.0 / 2);",
+        "On more than two nodes gradients are too large: Muon does not mind, the norm of clipping and AdamW do.",
+    ),
+    Planted(
+        "later_micro_steps_weigh_more",
+        OWNED,
+        "    target.add_(values, scale);\n",
+        "    target.add_(values);\n",
+        "What is added to an earlier micro-step's gradient is a sum instead of a mean.",
+    ),
+    # Partial sums of no_sync.
+    Planted(
+        "partial_sums_dropped",
+        ROUTE,
+        "if (state->partial_filled[place]) values.add_(kept);",
+        "if (hold && state->partial_filled[place]) values.add_(kept);",
+        "A synchronised backward sends its own gradients without those that no_sync kept.",
+    ),
+    Planted(
+        "partial_sums_counted_twice",
+        ROUTE,
+        "      std::fill(state->partial_filled.begin(), state->partial_filled.end(), hold);\n",
+        "      if (hold) std::fill(state->partial_filled.begin(), state->partial_filled.end(), true);\n",
+        "What was sent on stays: a second synchronised micro-step of the same step adds it again.",
+    ),
+    Planted(
+        "partial_sums_survive_zero_grad",
+        EXECUTOR,
+        "  state.partial_filled[place] = false;\n",
+        "",
+        "Gradients that were thrown away between no_sync and a synchronised backward come with the next one.",
+    ),
+    Planted(
+        "partial_sums_are_sums",
+        ROUTE,
+        "sum.mul_(node_mean), hold);",
+        "hold ? sum : sum.mul_(node_mean), hold);",
+        "Micro-steps under no_sync weigh as many times more as a node has ranks.",
+    ),
+    # Who has a gradient.
+    Planted(
+        "gradient_survives_zero_grad",
+        EXECUTOR,
+        "  state.has_gradient[place] = false;\n",
+        "",
+        "A block that no rank uses in a step is updated, because it had a gradient in an earlier step.",
+    ),
+    Planted(
+        "last_micro_step_decides",
+        ROUTE,
+        "    if (unit.arrived(place)) state->has_gradient[place] = true;\n",
+        "    state->has_gradient[place] = unit.arrived(place);\n",
+        "A matrix that no rank used in the last micro-step, but in one before, is not updated.",
+    ),
+    Planted(
+        "own_gradient_decides",
+        AGREEMENT,
+        "verdict.has_gradient.push_back(words[kParametersAt + i] > 0);",
+        "verdict.has_gradient.push_back(input.has_gradient[core::ParameterIndex(i)]);",
+        "An owner that skipped a block itself does not update it, though others had a gradient.",
+    ),
+    Planted(
+        "owed_backward_adds_to_old",
+        ENGINE_CPP,
+        "    verdict_.reset();\n    take_new_gradients();\n",
+        "    verdict_.reset();\n",
+        "zero_grad before a step of dropped forwards alone is not heard: the last step's gradients are used again.",
+    ),
+    Planted(
+        "owed_backward_gives_nothing",
+        ENGINE_CPP,
+        "  if (backward) give_placeholder_gradients();\n",
+        "",
+        "An owner that ran no backward, where others did, does not update what it owns.",
+    ),
+    # Order, buffers, norms.
+    Planted(
+        "evaluation_taken_for_training",
+        ENGINE_CPP,
+        "resolver_.begin_forward(c10::GradMode::is_enabled());",
+        "resolver_.begin_forward(true);",
+        "Evaluations and training have one trace: an evaluation over other blocks makes ranks raise that may skip, or"
+        " lets ranks differ in a training forward that is not known.",
+    ),
+    Planted(
+        "recomputation_frees",
+        ENGINE_CPP,
+        "if (!in_backward()) resolver_.after_forward(index);",
+        "resolver_.after_forward(index);",
+        "The end of a unit's recomputation in a checkpointed block frees its weights before its backward reads them.",
+    ),
+    Planted(
+        "turn_not_taken",
+        SHARED_MESH,
+        "  if (holder_ != nullptr) issue_rest_();\n",
+        "",
+        "A rank that skipped the last blocks of one model begins another's forward first: ranks issue in two orders.",
+    ),
+    Planted(
+        "one_block_for_two_buffers",
+        BUFFER,
+        "    c10::DataPtr block = std::move(found->second);\n    idle_.erase(found);\n    return block;\n",
+        "    return c10::DataPtr(found->second.get(), device_);\n",
+        "The pool hands out a block that is in use: units that are alive together overwrite each other.",
+    ),
+    Planted(
+        "shards_of_each_replica_counted",
+        ENGINE_CPP,
+        "layout().num_slots() / options_.host_replicates;",
+        "layout().num_slots();",
+        "The norm of clipping counts FSDP2's shards once for each replica: too large on several nodes.",
+    ),
+    Planted(
+        "whole_gradients_counted_by_shard",
+        AGREEMENT,
+        "    verdict.host_squared_norm += words[slots_at + 2 * shard];\n"
+        "  }\n"
+        "  verdict.host_squared_norm += words[slots_at + 1];\n",
+        "    verdict.host_squared_norm += words[slots_at + 2 * shard] + words[slots_at + 2 * shard + 1];\n  }\n",
+        "The norm of clipping counts what every rank has whole (no fully_shard) once for each shard.",
+    ),
+    Planted(
+        "batch_follows_its_first",
+        MUON_STATE,
+        "while (end < size && group(end) == group(begin)) ++end;",
+        "while (end < size) ++end;",
+        "Of a batch in which some matrices have no gradient, all are updated or none.",
+    ),
+    Planted(
+        "decay_by_adjusted_lr",
+        MUON_STATE,
+        "master.mul_(1 - group.lr * group.weight_decay);",
+        "master.mul_(1 - adjust_lr(group.adjust_lr, group.lr, master.size(-2), master.size(-1)) * group.weight_decay);",
+        "Weights of matrices with more rows than columns decay too fast.",
+    ),
+)

@@ -1,0 +1,125 @@
+"""Bugs to plant in the schedule: what runs, what has been done already, in which order."""
+
+from __future__ import annotations
+
+from planted_change import Planted
+
+RESOLVER = "src/dmuon/schedule/resolver.cpp"
+ORDER = "src/dmuon/schedule/order.cpp"
+PASS = "src/dmuon/schedule/pass_schedule.cpp"
+STEP = "src/dmuon/schedule/step_schedule.cpp"
+MAKER = "src/dmuon/schedule/maker.h"
+
+SCHEDULE = (
+    Planted(
+        "version_ignored",
+        RESOLVER,
+        "if (unit.part == version_) return;",
+        "if (unit.part != kNone) return;",
+        "A node copy counts as good for ever: after the first step other nodes compute with old weights.",
+    ),
+    Planted(
+        "version_raised_late",
+        RESOLVER,
+        "  ++version_;\n  for (const Operation& operation : schedule_.step) resolve(operation);\n",
+        "  for (const Operation& operation : schedule_.step) resolve(operation);\n  ++version_;\n",
+        "What step() itself sends is taken for sent: the next forward's first unit is old on other nodes.",
+    ),
+    Planted(
+        "stage_1_not_repeated",
+        RESOLVER,
+        "  if (!options_.node_copy) unit->part = kNone;\n",
+        "",
+        "Without node copies the column's part of a freed buffer is not sent again: the next use reads what lay there.",
+    ),
+    Planted(
+        "held_for_ever",
+        RESOLVER,
+        "unit.held = operation.hold;",
+        "unit.held = unit.held || operation.hold;",
+        "A synchronised route leaves the unit marked as holding partial sums: with FSDP2 over nodes, step() refuses.",
+    ),
+    Planted(
+        "kept_unit_freed",
+        RESOLVER,
+        "  if (order_.on_demand() || order_.owes(trigger)) request(trigger);\n",
+        "  request(trigger);\n",
+        "A replay's end of the kept unit deviates: a rank that skips it does not, so ranks that may differ raise.",
+    ),
+    Planted(
+        "evaluation_by_training_schedule",
+        RESOLVER,
+        "    case Pass::kEvalForward:\n      return schedule_.evaluation;\n",
+        "    case Pass::kEvalForward:\n      return schedule_.forward;\n",
+        "A replayed evaluation issues what training issues at that place: too few operations, or another unit's.",
+    ),
+    Planted(
+        "deviation_keeps_trace",
+        ORDER,
+        "  if (known) {\n"
+        "    deviated = true;  // begin() forgets the trace\n"
+        "  } else {\n"
+        "    triggers.push_back(trigger);\n"
+        "  }\n",
+        "  if (!known) triggers.push_back(trigger);\n",
+        "A deviation ends no replay and no trace is made anew: ranks may differ where they must not, or the reverse.",
+    ),
+    Planted(
+        "deviation_for_ever",
+        ORDER,
+        "  known = false;\n  deviated = false;\n",
+        "  known = false;\n",
+        "After one deviation every pass of its kind is compared: a rank that skips a block, as it may, raises.",
+    ),
+    Planted(
+        "released_at_first_use",
+        PASS,
+        "    for (std::size_t i = trace_.size(); i-- > 0;) {\n",
+        "    for (std::size_t i = 0; i < trace_.size(); ++i) {\n",
+        "A shared unit is routed at its first release: each backward then deviates, and ranks that skip raise.",
+    ),
+    Planted(
+        "freed_by_forwards_alone",
+        PASS,
+        "trace_[i].unit == trace_[last].unit && !uses_weights(trace_[i]);",
+        "trace_[i].unit == trace_[last].unit && trace_[i].moment == Moment::kAfterForward;",
+        "In the backward of a block used twice in a row the second publication finds the buffer full: reads it freed.",
+    ),
+    Planted(
+        "first_unit_taken_for_kept",
+        PASS,
+        "  void publish_intra() {\n    for (std::size_t use = 0;",
+        "  void publish_intra() {\n    for (std::size_t use = pass_ == Pass::kBackward ? 1 : 0;",
+        "A second backward (of a retained graph) does not fill its first unit, and reads it freed.",
+    ),
+    Planted(
+        "step_keeps_buffers",
+        STEP,
+        "  for (const core::UnitIndex unit : layout.units.indices())\n    operations.push_back(maker.reshard(unit));\n",
+        "",
+        "A unit that is still filled at step() (evaluated without reshard_after_forward) is used with old weights.",
+    ),
+    Planted(
+        "update_by_first_unit",
+        STEP,
+        "      return std::find(touched.begin(), touched.end(), units[i]) != touched.end();\n",
+        "      return touched.front() == units[i];\n",
+        "A batch over several units counts for the first alone: a later one that the forward begins with travels old.",
+    ),
+    Planted(
+        "finished_after_stage_1",
+        MAKER,
+        "const Kind last = has_inter_ && sync ?",
+        "const Kind last = has_inter_ && !sync ?",
+        "A route counts as over when its first stage is: gradients and inbox are freed while stage 2 sends them.",
+    ),
+    Planted(
+        "stage_2_awaits_nothing",
+        MAKER,
+        "    Operation operation{.kind = Kind::kPublishIntra, .unit = unit};\n"
+        "    if (has_inter_) operation.after.push_back({Kind::kPublishInter, unit});\n"
+        "    return operation;\n",
+        "    return {.kind = Kind::kPublishIntra, .unit = unit};\n",
+        "Inside the node goes what lies in the node copy before stage 1 has come: old weights, or none.",
+    ),
+)
