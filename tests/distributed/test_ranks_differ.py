@@ -43,7 +43,7 @@ def muon_options_differ(mesh: Any) -> None:
 
 
 @refused("ranks disagree", "the use of 'blocks.0', rank 1", "the use of 'blocks.1'", "first step", skip=0)
-@refused("ranks disagree", "the use of 'blocks.3', rank 1", "the end of the pass", "first step", skip=3)
+@refused("ranks disagree", "the use of 'blocks.3', rank 1", "the end of a pass", "first step", skip=3)
 def skips_in_the_first_step(mesh: Any, skip: int) -> None:
     torch.manual_seed(0)
     s = Session(mesh, AHEAD)

@@ -30,9 +30,9 @@ def refusal(program: Program) -> str:
 
     - their data;
     - which blocks they skip, where all ranks use the others in an order that the passes before have made known: the
-      first pass of each kind (training forward, evaluation, backward) makes one known, and a backward in another order,
+      first pass of each kind (training forward, evaluation, backward) makes one known; a backward in another order,
       or a forward over a block that was not in it, makes the next pass's known. Blocks in which `fully_shard`
-      manages parameters are not skipped: FSDP2's own collectives would not meet;
+      manages parameters are skipped by all ranks or by none, for FSDP2's own collectives must meet;
     - whether they run the last backward before a step, where `fully_shard` manages nothing and a backward's order is
       known.
     """
@@ -73,27 +73,22 @@ def managed(block: Block, wrap: str) -> bool:
     """Whether `fully_shard` manages a parameter of the block."""
     if wrap == "none":
         return False
-    return block.kind in ("biased", "mlp", "norm", "nested") or (block.frozen in ("matrices", "all") and has_matrix(block))
+    return block.kind in ("biased", "mlp", "norm", "nested") or (has_matrix(block) and block.frozen in ("matrices", "all"))
 
 
 def has_matrix(block: Block) -> bool:
     return block.kind not in ("norm", "empty")
 
 
-def is_owned(index: int, blocks: tuple[Block, ...]) -> bool:
-    """Whether dmuon moves a matrix for the block."""
-    block = blocks[index]
-    return has_matrix(block) and block.frozen not in ("matrices", "all")
-
-
-def is_subsequence(part: Sequence, whole: Sequence) -> bool:
-    rest = iter(whole)
-    return all(block in rest for block in part)
+def trains(block: Block) -> bool:
+    """Whether a parameter of the block needs a gradient."""
+    has_others = block.kind in ("biased", "mlp", "norm", "nested")
+    return (has_matrix(block) and block.frozen in ("", "others")) or (has_others and block.frozen in ("", "matrices"))
 
 
 @dataclasses.dataclass
 class _Known:
-    """The orders that the passes so far have made known, of blocks with owned matrices."""
+    """The orders that the passes so far have made known: of blocks that dmuon or FSDP2 moves something for."""
 
     program: Program
     forward: Sequence | None = None
@@ -102,68 +97,81 @@ class _Known:
 
     def run(self, micro: Micro, step: Step, last: bool) -> str:
         """A micro-step. Returns why it is refused."""
-        program = self.program
-        ranks = range(program.size)
-        for chosen in (micro.forward, micro.evaluated if micro.evaluation else Pass()):
-            for skipped in chosen.skipped[: program.size]:
-                blocks = [program.blocks[chosen.uses[position]] for position in skipped]
-                unlike = len({chosen.of(rank) for rank in ranks}) > 1
-                if unlike and any(managed(block, program.wrap) for block in blocks):
-                    return "a rank skips parameters of FSDP2"
+        ranks = range(self.program.size)
         if micro.evaluation:
-            orders = [self.owned(micro.evaluated.of(rank)) for rank in ranks]
-            self.evaluation, reason = after_forward(self.evaluation, orders)
+            orders = [self.moved(micro.evaluated.of(rank)) for rank in ranks]
+            self.evaluation, reason = self.after(self.evaluation, orders, "evaluation")
             if reason:
                 return reason
-        orders = [self.owned(micro.forward.of(rank)) for rank in ranks]
+        orders = [self.moved(micro.forward.of(rank)) for rank in ranks]
         for _ in range(2 if micro.backward in ("two forwards", "thrown away") else 1):
-            self.forward, reason = after_forward(self.forward, orders)
+            self.forward, reason = self.after(self.forward, orders, "forward")
             if reason:
                 return reason
         if micro.backward == "dropped":
             return ""
-        return self.run_backward(micro, orders, last)
+        orders = [self.moved(self.with_gradient(micro.forward.of(rank), step)) for rank in ranks]
+        return self.run_backward(micro, [order[::-1] for order in orders], last)
 
     def run_backward(self, micro: Micro, orders: list[Sequence], last: bool) -> str:
-        backward = [order[::-1] * (2 if micro.backward == "two forwards" else 1) for order in orders]
+        if micro.backward == "two forwards":
+            orders = [order * 2 for order in orders]
         without = [rank for rank in micro.without_backward if rank < self.program.size]
         if without and len(without) < self.program.size:
             if self.program.wrap != "none":
                 return "a rank without a backward leaves FSDP2 waiting"
             if self.backward is None or not last:
                 return "a rank without a backward"
-            backward = [order for rank, order in enumerate(backward) if rank not in without]
-            if not all(is_subsequence(order, self.backward) for order in backward):
-                return "a rank without a backward where the others run one in a new order"
+            # Which takes part in the known one.
+            orders = [self.backward if rank in without else order for rank, order in enumerate(orders)]
         elif without:
             return ""
         for _ in range(2 if micro.backward == "retained" else 1):
-            self.backward, reason = after_backward(self.backward, backward)
+            self.backward, reason = self.after(self.backward, orders, "backward")
             if reason:
                 return reason
         return ""
 
-    def owned(self, order: Sequence) -> Sequence:
-        return tuple(index for index in order if is_owned(index, self.program.blocks))
+    def moved(self, order: Sequence) -> Sequence:
+        blocks, wrap = self.program.blocks, self.program.wrap
+        return tuple(
+            index
+            for index in order
+            if managed(blocks[index], wrap) or (has_matrix(blocks[index]) and blocks[index].frozen in ("", "others"))
+        )
 
+    def with_gradient(self, order: Sequence, step: Step) -> Sequence:
+        """Those whose output needs a gradient."""
+        flows = not self.program.frozen_stem
+        found = []
+        for index in order:
+            flows = flows or (trains(self.program.blocks[index]) and index not in step.frozen)
+            if flows:
+                found.append(index)
+        return tuple(found)
 
-def after_forward(known: Sequence | None, orders: list[Sequence]) -> tuple[Sequence | None, str]:
-    """(The order known afterwards, why it is refused.)"""
-    alike = len(set(orders)) == 1
-    if known is None:
-        return orders[0], "" if alike else "ranks differ in a forward whose order is not known"
-    if all(is_subsequence(order, known) for order in orders):
-        return known, ""
-    if not alike:
-        return known, "ranks differ in a forward of another order"
-    return known if set(orders[0]) <= set(known) else None, ""
+    def after(self, known: Sequence | None, orders: list[Sequence], kind: str) -> tuple[Sequence | None, str]:
+        """(The order known after a pass of these, why it is refused.)"""
+        alike = len(set(orders)) == 1
+        if known is None:
+            return orders[0], "" if alike else f"ranks differ in a {kind} whose order is not known"
+        follow = [self.follow(known, order, kind) for order in orders]
+        if not alike and not all(one == "follows" for one in follow):
+            return known, f"ranks differ in a {kind} of another order, or skip what FSDP2 manages"
+        return None if follow[0] == "deviates" else known, ""
 
+    def follow(self, known: Sequence, order: Sequence, kind: str) -> str:
+        """How a rank's pass goes along the known order."""
+        place, found = 0, "follows"
 
-def after_backward(known: Sequence | None, orders: list[Sequence]) -> tuple[Sequence | None, str]:
-    """Likewise; the order of a backward that is not the known one is not kept, but the next one's is."""
-    alike = len(set(orders)) == 1
-    if known is None:
-        return orders[0], "" if alike else "ranks differ in a backward whose order is not known"
-    if all(is_subsequence(order, known) for order in orders):
-        return known, ""
-    return None, "" if alike else "ranks differ in a backward of another order"
+        def manages(begin: int, end: int) -> bool:
+            return any(managed(self.program.blocks[block], self.program.wrap) for block in known[begin:end])
+
+        for block in order:
+            ahead = block in known[place:]
+            if not ahead and block in known and kind != "backward" and not manages(place, len(known)):
+                place, ahead, found = 0, True, "begins again"
+            if not ahead or manages(place, known.index(block, place)):
+                return "deviates"
+            place = known.index(block, place) + 1
+        return "leaves out what FSDP2 manages" if manages(place, len(known)) else found

@@ -47,7 +47,7 @@ class Frame:
 @st.composite
 def skips(draw: Draw, frame: Frame, uses: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     """Mostly of blocks that ranks may skip."""
-    among = rarely(draw, list(range(len(uses))), frame.may_skip(uses), 10**6)
+    among = rarely(draw, list(range(len(uses))), frame.may_skip(uses), 12)
     if not among:
         return ()
     positions = st.lists(st.sampled_from(among), max_size=len(among), unique=True)
@@ -72,7 +72,7 @@ def micro(draw: Draw, frame: Frame, first: bool, last: bool) -> Micro:
     evaluation = draw(st.sampled_from(kinds_of_evaluation[: 4 if first and frame.wrap != "none" else 5]))
     kinds = ["once"] * 5 + ["two losses", "retained", "two forwards", "dropped", "thrown away"]
     without: tuple[int, ...] = ()
-    if draw(st.integers(0, 9 if frame.wrap == "none" and last else 10**6)) == 9:
+    if draw(st.integers(0, 9 if frame.wrap == "none" and last else 60)) == 9:
         without = tuple(sorted(draw(st.sets(st.integers(0, size - 1), min_size=1, max_size=size - 1))))
     return Micro(
         forward=draw(chosen(frame, first)),

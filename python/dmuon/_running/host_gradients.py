@@ -29,9 +29,14 @@ def average(parameters: Sequence[nn.Parameter], ranks: Ranks, engine: _C.Engine)
     ]
     flat = torch.cat([present, *pieces])
     engine.drain()  # lanes use these groups too
-    for group in (row_group(ranks), column_group(ranks)):
-        if group is not None:
-            dist.all_reduce(flat, group=group)
+    what = "the mean of the gradients that no fully_shard manages"
+    engine.leave(what)
+    try:
+        for group in (row_group(ranks), column_group(ranks)):
+            if group is not None:
+                dist.all_reduce(flat, group=group)
+    except RuntimeError as error:
+        raise RuntimeError(f"dmuon: {what} failed: a rank died, or did not come. Reported: {error}") from error
     means = (flat[len(plain) :] / ranks.size).split([p.numel() for p in plain])
     for anywhere, parameter, mean in zip(flat[: len(plain)].tolist(), plain, means, strict=True):
         if not anywhere:

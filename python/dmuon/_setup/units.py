@@ -82,13 +82,13 @@ def _host_paths(root: nn.Module) -> set[str]:
     """Of the modules, blocks mostly, in which `fully_shard` manages parameters."""
     found = set()
     for path, module in root.named_modules():
-        if path and any(isinstance(parameter, DTensor) for parameter in module.parameters(recurse=False)):
+        if any(isinstance(parameter, DTensor) for parameter in module.parameters(recurse=False)):
             unit = _with_forward(root, _path_to_unit(root, path))
-            # What stands alone in the model, its head say, is used in every forward.
-            if unit != path or isinstance(module, FSDPModule) or _is_item(root, path):
-                found.add(unit)
-    return found - {""}
+            alone = unit == path and not isinstance(module, FSDPModule) and not _is_item(root, path)
+            found.add("" if alone else unit)  # what stands alone in the model, its head say, is the root's
+    return found
 
 
 def _is_item(root: nn.Module, path: str) -> bool:
+    """Whether the module is one of a list."""
     return isinstance(root.get_submodule(path.rpartition(".")[0]), nn.ModuleList | nn.Sequential)

@@ -10,9 +10,10 @@ namespace {
 // Stands for a moment where a pass ends: a rank that wants more triggers than the others then meets
 // this one, and all of them can say so.
 constexpr int kEndOfPass = -1;
+constexpr int kNoPass = -1;
 
 std::string wish(std::int64_t moment, std::int64_t unit, const schedule::Layout& layout) {
-  if (moment == kEndOfPass) return "the end of the pass";
+  if (moment == kEndOfPass) return "the end of a pass";
   constexpr const char* kMoments[] = {"the use of", "the end of the forward of",
                                       "the end of the backward of"};
   const core::UnitIndex index(unit);
@@ -25,7 +26,8 @@ std::string wish(std::int64_t moment, std::int64_t unit, const schedule::Layout&
 
 void Engine::compare(const std::optional<schedule::Trigger>& trigger) {
   Stopwatch watch(seconds_["compare_s"]);
-  const auto pass = static_cast<std::int64_t>(resolver_.order().current().value());
+  const std::optional<schedule::Pass> open = resolver_.order().current();
+  const std::int64_t pass = open ? static_cast<int>(*open) : kNoPass;
   const std::int64_t moment = trigger ? static_cast<int>(trigger->moment) : kEndOfPass;
   const std::int64_t unit = trigger ? trigger->unit.value() : 0;
   const auto all = mesh().order.all_gather({pass, moment, unit, num_compared_++},
@@ -44,9 +46,8 @@ void Engine::compare(const std::optional<schedule::Trigger>& trigger) {
 
 // What others then see of a rank that is waiting inside the host framework.
 void Engine::leave_to_host(const std::optional<schedule::Trigger>& use) {
-  mesh().watch->leave(use ? core::message("collectives of fully_shard in '",
-                                          layout().units[use->unit].name, "'")
-                          : std::string("collectives of fully_shard at the end of a backward"));
+  leave(use ? core::message("collectives of fully_shard in '", layout().units[use->unit].name, "'")
+            : std::string("collectives of fully_shard at the end of a backward"));
 }
 
 }  // namespace dmuon::engine

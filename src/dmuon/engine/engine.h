@@ -66,6 +66,9 @@ class Engine : private schedule::Performer {
   /// InvalidArgument for an unknown name before anything is sent.
   Owned& owned() { return executor_.owned(); }
 
+  /// `what`, which is not the engine's, is done next on all ranks. A rank that waits there is known to.
+  void leave(const std::string& what) { mesh().watch->leave(what); }
+
   /// Collective: the tensor of a parameter, on every rank, in the sizes of its view. A gradient of
   /// which the owner holds nothing is undefined.
   at::Tensor gather(core::ParameterIndex parameter, const std::string& name);

@@ -63,6 +63,9 @@ class Order {
   /// other ranks may have run one.
   bool owes_backward() const;
 
+  /// Whether a training forward has come since the last backward.
+  bool unanswered() const { return unanswered_; }
+
   /// The pass that is open, if any.
   std::optional<Pass> current() const { return current_; }
 

@@ -35,6 +35,9 @@ void Resolver::begin_forward(bool training) {
   settle();
   forget_uses();
   if (training) forward_sync_ = sync_;
+  // A backward that only this rank left out would leave the others in the host framework's
+  // collectives, and this forward would begin the next ones.
+  if (has_host_ && order_.unanswered()) performer_->compare(std::nullopt);
   cross(order_.begin_forward(training));
 }
 
