@@ -8,18 +8,17 @@ from program import Block, Micro, Pass, Program, Step
 
 Sequence = tuple[int, ...]
 
-# What one rank may do unlike the others (`Program.astray`), so that they can never meet again.
+# What one rank alone may do in a step (`Program.astray`), so that it can never meet the others again.
 ASTRAY = {
-    "reorders": "uses the blocks of a forward in another order",
-    "repeats": "uses a block once more",
-    "adds": "runs a forward and a backward more",
-    "evaluates": "runs an evaluation that the others do not",
-    "no backward": "skips the backward of a micro-step that is not the last",
-    "no_sync": "is under no_sync where the others are not, or the reverse",
-    "no step": "leaves out a step",
-    "clips": "clips where the others do not, or the reverse",
-    "raises": "raises",
-    "sleeps out": "ends its program early",
+    "reorders": "a rank uses blocks in another order",
+    "repeats": "a rank uses the last block once more",
+    "adds": "a rank runs a forward and a backward more",
+    "evaluates": "a rank runs an evaluation that the others do not",
+    "no backward": "a rank skips the backward of a micro-step that is not the last",
+    "no_sync": "a rank is under no_sync where the others are not",
+    "no step": "a rank leaves a step out",
+    "clips": "a rank clips where the others do not, or the reverse",
+    "raises": "a rank raises",
 }
 
 
@@ -29,7 +28,7 @@ def refusal(program: Program) -> str:
     Ranks do the same in every step, but for three things that they may do differently:
 
     - their data;
-    - which blocks they skip, where all ranks use the others in an order that the passes before have made known: the
+    - which blocks they skip, where all ranks use the others in an order that the passes before have made known. The
       first pass of each kind (training forward, evaluation, backward) makes one known; a backward in another order,
       or a forward over a block that was not in it, makes the next pass's known. Blocks in which `fully_shard`
       manages parameters are skipped by all ranks or by none, for FSDP2's own collectives must meet;
@@ -38,7 +37,7 @@ def refusal(program: Program) -> str:
     """
     if program.astray:
         return ASTRAY[program.astray]
-    if reason := _inference_first(program):
+    if reason := _inference_first(program) or _mixed_sums(program):
         return reason
     watch = _Known(program)
     for step in program.steps:
@@ -59,6 +58,27 @@ def _inference_first(program: Program) -> str:
                 return "FSDP2's first forward is under inference_mode"
             made |= uses
         made |= _with_buffers(micro.forward, program)
+    return ""
+
+
+def _mixed_sums(program: Program) -> str:
+    """Between nodes FSDP2 adds up what it keeps under no_sync without looking which parameters it is of."""
+    if program.wrap == "none" or len(program.mesh) < 2 or program.mesh[0] == 1:
+        return ""
+    for step in program.steps:
+        held: frozenset[int] | None = None
+        for micro in step.micros:
+            if micro.backward == "dropped":
+                continue
+            known = _Known(program)
+            uses = frozenset(
+                index
+                for index in known.with_gradient(micro.forward.of(0), step)
+                if managed(program.blocks[index], program.wrap)
+            )
+            if held is not None and held != uses:
+                return "micro-steps under no_sync use other parameters of FSDP2"
+            held = None if micro.synced else uses
     return ""
 
 
@@ -110,17 +130,21 @@ class _Known:
                 return reason
         if micro.backward == "dropped":
             return ""
+        if any(self.recomputed_twice(micro, rank, step) for rank in ranks if rank not in micro.without_backward):
+            return "FSDP2 loses gradients of what a reentrant checkpoint recomputes twice"
+        if len({self.managed_with_gradient(micro.forward.of(rank), step) for rank in ranks}) > 1:
+            return "ranks differ in what of FSDP2's needs a gradient"
         orders = [self.moved(self.with_gradient(micro.forward.of(rank), step)) for rank in ranks]
-        return self.run_backward(micro, [order[::-1] for order in orders], last)
+        return self.run_backward(micro, step, [order[::-1] for order in orders], last)
 
-    def run_backward(self, micro: Micro, orders: list[Sequence], last: bool) -> str:
+    def run_backward(self, micro: Micro, step: Step, orders: list[Sequence], last: bool) -> str:
         if micro.backward == "two forwards":
             orders = [order * 2 for order in orders]
         without = [rank for rank in micro.without_backward if rank < self.program.size]
         if without and len(without) < self.program.size:
             if self.program.wrap != "none":
                 return "a rank without a backward leaves FSDP2 waiting"
-            if self.backward is None or not last:
+            if self.backward is None or not last or self.program.second and not step.ends == "closure":
                 return "a rank without a backward"
             # Which takes part in the known one.
             orders = [self.backward if rank in without else order for rank, order in enumerate(orders)]
@@ -140,6 +164,28 @@ class _Known:
             if managed(blocks[index], wrap) or (has_matrix(blocks[index]) and blocks[index].frozen in ("", "others"))
         )
 
+    def recomputed_twice(self, micro: Micro, rank: int, step: Step) -> bool:
+        """Whether a module that FSDP2 has by itself is, in one backward."""
+        uses, flows = micro.forward.of(rank), not self.program.frozen_stem
+        recomputed = []
+        for place, index in enumerate(uses):
+            block = self.program.blocks[index]
+            needs = flows or bool(self.with_gradient(uses[:place], step))
+            if needs and block.checkpoint == "reentrant" and block.kind in ("biased", "mlp", "nested", "linear", "thin", "column"):
+                inner = block.kind in ("biased", "mlp", "nested") or block.frozen in ("matrices", "all")
+                recomputed += [index] * inner
+        times = 2 if micro.backward == "two forwards" else 1
+        return self.program.wrap == "inner" and any(recomputed.count(index) * times > 1 for index in recomputed)
+
+    def managed_with_gradient(self, order: Sequence, step: Step) -> tuple[tuple[int, bool], ...]:
+        """Of the blocks that FSDP2 manages, whether their inputs need a gradient: when it reduces depends on it."""
+        blocks, wrap = self.program.blocks, self.program.wrap
+        return tuple(
+            (index, not self.program.frozen_stem or bool(self.with_gradient(order[:place], step)))
+            for place, index in enumerate(order)
+            if managed(blocks[index], wrap)
+        )
+
     def with_gradient(self, order: Sequence, step: Step) -> Sequence:
         """Those whose output needs a gradient."""
         flows = not self.program.frozen_stem
@@ -152,26 +198,38 @@ class _Known:
 
     def after(self, known: Sequence | None, orders: list[Sequence], kind: str) -> tuple[Sequence | None, str]:
         """(The order known after a pass of these, why it is refused.)"""
-        alike = len(set(orders)) == 1
         if known is None:
-            return orders[0], "" if alike else f"ranks differ in a {kind} whose order is not known"
-        follow = [self.follow(known, order, kind) for order in orders]
-        if not alike and not all(one == "follows" for one in follow):
+            return orders[0], "" if len(set(orders)) == 1 else f"ranks differ in a {kind} whose order is not known"
+        ways = {self.follow(known, order, kind) for order in orders}
+        if len(ways) > 1:
             return known, f"ranks differ in a {kind} of another order, or skip what FSDP2 manages"
-        return None if follow[0] == "deviates" else known, ""
+        return None if ways.pop().leaves else known, ""
 
-    def follow(self, known: Sequence, order: Sequence, kind: str) -> str:
+    def follow(self, known: Sequence, order: Sequence, kind: str) -> _Way:
         """How a rank's pass goes along the known order."""
-        place, found = 0, "follows"
+        place, begins = 0, 0
 
-        def manages(begin: int, end: int) -> bool:
-            return any(managed(self.program.blocks[block], self.program.wrap) for block in known[begin:end])
+        def manages(begin: int) -> int:
+            """The next block that FSDP2 manages, or the end."""
+            after = range(begin, len(known))
+            return next((at for at in after if managed(self.program.blocks[known[at]], self.program.wrap)), len(known))
 
-        for block in order:
-            ahead = block in known[place:]
-            if not ahead and block in known and kind != "backward" and not manages(place, len(known)):
-                place, ahead, found = 0, True, "begins again"
-            if not ahead or manages(place, known.index(block, place)):
-                return "deviates"
+        for position, block in enumerate(order):
+            if block not in known[place:] and block in known and kind != "backward" and manages(place) == len(known):
+                place, begins = 0, begins + 1
+            if block not in known[place:]:
+                return _Way(begins, True, place, order[position:])
+            if known.index(block, place) > manages(place):
+                return _Way(begins, True, manages(place), order[position:])
             place = known.index(block, place) + 1
-        return "leaves out what FSDP2 manages" if manages(place, len(known)) else found
+        return _Way(begins, False, manages(place), ())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Way:
+    """All that must be alike on all ranks in a pass whose order is known."""
+
+    begins: int  # how often it goes back to the first block
+    leaves: bool  # the known order, at
+    place: int
+    rest: Sequence  # what follows then; or, where it stays, `place` is the first that FSDP2 manages and that is left out

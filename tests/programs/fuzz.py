@@ -17,8 +17,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "distributed"))
 
 import torch
 from contract import refusal
-from draw import programs
+from draw import programs, stray_programs
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
 from judge import ANSWER_S, Outside, check, check_stock
 from pool import RankPool
 from program import Program, from_json, to_json
@@ -75,7 +76,7 @@ def play_round(run: Run, number: int, shrink: bool) -> None:
         report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),
     )
-    @given(programs())
+    @given(st.one_of(programs(), programs(), programs(), programs(), stray_programs()))
     def draw(program: Program) -> None:
         run(program)
 

@@ -117,11 +117,15 @@ def check_names(program: Program, parts: list[str], reason: str) -> None:
         wanted = "[Ii]nference tensor"  # FSDP2's own
     else:
         wanted = "dmuon" if program.wrap == "none" else "dmuon|Connection (closed|reset) by peer"
+    if "no_sync use" in reason:
+        wanted += "|size of tensor"  # FSDP2's own, where it notices
+    if program.astray == "raises":
+        wanted += "|OwnFault"
     errors = [re.split(r"\n(?=\S*Error: )", part)[-1] for part in parts]
     for error in errors:
         if not re.search(wanted, error):
             raise Outside(f"refused, but not by name ({reason}): {error}")
-    if "inference" not in reason and not any("dmuon" in error for error in errors):
+    if "inference" not in reason and "no_sync use" not in reason and not any(re.search("dmuon|OwnFault", error) for error in errors):
         raise Outside(f"refused, but on no rank by name ({reason}): {errors[0]}")
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
 from model import Net
 from program import Micro, Pass, Program, Step
 from sides import Side, batch_of
+
+
+class OwnFault(Exception):
+    """What a rank raises that goes astray so."""
 
 
 class Player:
@@ -19,8 +24,30 @@ class Player:
         self.notes: dict[int, list[float]] = {rank: [] for rank in side.ranks}
 
     def play(self) -> None:
-        for self.step, step in enumerate(self.program.steps):
+        program = self.program
+        for self.step, step in enumerate(program.steps):
+            if program.astray and self.step == program.stray_step and program.stray in self.side.ranks:
+                step = self.go_astray(step)
             self.take(step)
+
+    def go_astray(self, step: Step) -> Step:
+        """The step that the stray rank takes instead."""
+        how, first = self.program.astray, step.micros[0]
+        uses = first.forward.uses
+        if how == "raises":
+            raise OwnFault
+        if how == "evaluates":
+            self.run(Micro(evaluation="no_grad", evaluated=first.forward, forward=first.forward, backward="dropped"))
+        if how == "adds":
+            self.run(first)
+        if how in ("reorders", "repeats"):
+            first = replace(first, forward=Pass(uses[::-1] if how == "reorders" else (*uses, uses[-1])))
+        if how == "no backward":
+            first = replace(first, backward="dropped")
+        if how == "no_sync":
+            first = replace(first, synced=False)
+        step = replace(step, micros=(first, *step.micros[1:]))
+        return replace(step, clips=step.clips != (how == "clips"), ends="discarded" if how == "no step" else step.ends)
 
     def take(self, step: Step) -> None:
         frozen = [

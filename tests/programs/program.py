@@ -82,7 +82,6 @@ class Program:
     astray: str = ""  # what rank `stray` does unlike the others, see contract.ASTRAY
     stray: int = 0
     stray_step: int = 0
-    stray_micro: int = 0
 
     @property
     def size(self) -> int:

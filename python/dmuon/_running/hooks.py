@@ -66,9 +66,9 @@ def _before(runtime: Runtime, index: int) -> Any:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
         runtime.refuse_inside_full_params("a forward")
+        if runtime.units[index].host and _C.in_backward():
+            _refuse_second_recomputation(runtime, index)
         runtime.engine.before_forward(index)
-        if not runtime.units[index].matrices:
-            return None
         runtime.weights[index].show_weights()
         inputs = tensors_requiring_grad((args, kwargs)) if torch.is_grad_enabled() else []
         if not inputs:
@@ -77,6 +77,20 @@ def _before(runtime: Runtime, index: int) -> Any:
         return map_tensors((args, kwargs), lambda tensor: watched.get(id(tensor), tensor))
 
     return before
+
+
+def _refuse_second_recomputation(runtime: Runtime, index: int) -> None:
+    """FSDP2 loses gradients where reentrant checkpoints recompute a module of its own twice in a backward."""
+    node = torch._C._current_autograd_node()
+    if node is None or "CheckpointFunction" not in node.name():
+        return
+    unit, backward = runtime.units[index], runtime.engine.num_backwards
+    if runtime.recomputed.get(index) == backward:
+        raise ValueError(
+            f"dmuon: '{unit.name or '(root)'}' is under fully_shard and used twice inside a reentrant checkpoint: FSDP2 "
+            "loses gradients there. Expected: checkpoints with use_reentrant=False, or fully_shard around them."
+        )
+    runtime.recomputed[index] = backward
 
 
 def _after(runtime: Runtime, index: int) -> Any:
@@ -92,8 +106,9 @@ def _after(runtime: Runtime, index: int) -> Any:
         if not torch.is_grad_enabled():
             return
         outputs = tensors_requiring_grad(output)
+        # Before any hook of Python's: these all run where a tensor's first one stands, FSDP2's too.
+        runtime.engine.watch_outputs(index, outputs)
         for tensor in outputs if runtime.units[index].matrices else ():
             tensor.register_hook(show_weights)
-        runtime.engine.watch_outputs(index, outputs)
 
     return after

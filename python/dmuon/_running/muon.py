@@ -12,6 +12,7 @@ import torch.nn as nn
 from dmuon import _C
 from dmuon._planning.owner_plan import Plan
 from dmuon._running.adamw import InnerAdamW, checked_adamw_groups
+from dmuon._running.host_gradients import fsdp_modules
 from dmuon._running.runtime import find_runtime
 from dmuon._running.start import check_host_parameters, check_units, start
 from dmuon._running.step_agreement import StepAgreement
@@ -139,6 +140,7 @@ class Muon(torch.optim.Optimizer):
             groups.insert(0, {"params": owned, **muon})
         self._frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad and not _is_owned(p)}
         self._matrix_of = {parameter: index for index, parameter in enumerate(owned)}
+        self._fsdp_modules = fsdp_modules(model)
         self._adamw = InnerAdamW()
         self._adamw_defaults = adamw
         self._muon_defaults = muon
@@ -206,6 +208,9 @@ class Muon(torch.optim.Optimizer):
             groups, group_of = self._muon_groups(verdict.has_gradient)
             runtime.state.step(groups, group_of)
             self._adamw.step()
+            # After a forward without a backward FSDP2 would go on computing with the old weights that it gathered.
+            for module in self._fsdp_modules:
+                module.reshard()
         else:
             self.skipped_steps += 1
             if runtime.ranks.slot == 0:

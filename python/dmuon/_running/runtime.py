@@ -35,6 +35,7 @@ class Runtime:
         self.whole = False  # inside full_params
         self.writes_back = False  # at the end of full_params
         self.no_sync_depth = 0
+        self.recomputed: dict[int, int] = {}  # by unit: the last backward in which a reentrant checkpoint did so
         self.step_agreement: Any = None  # a StepAgreement, from Muon on
         self.engine = self._make_engine(dedication)
         self.state = _C.MuonState(self.engine)

@@ -99,6 +99,7 @@ void init_engine(py::module_& module) {
       .def("publish", &Engine::publish, no_gil)
       .def("clear_gradient", &Engine::clear_gradient, py::arg("parameter"), no_gil)
       .def("leave", &Engine::leave, py::arg("what"))
+      .def_property_readonly("num_backwards", &Engine::num_backwards)
       .def("drain", &Engine::drain, no_gil)
       .def("settle", &Engine::settle, no_gil)
       .def("settle_step", &Engine::settle_step, no_gil)

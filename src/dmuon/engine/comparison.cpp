@@ -46,6 +46,7 @@ void Engine::compare(const std::optional<schedule::Trigger>& trigger) {
 
 // What others then see of a rank that is waiting inside the host framework.
 void Engine::leave_to_host(const std::optional<schedule::Trigger>& use) {
+  if (use && resolver_.order().current() == schedule::Pass::kBackward) host_uses_.insert(use->unit);
   leave(use ? core::message("collectives of fully_shard in '", layout().units[use->unit].name, "'")
             : std::string("collectives of fully_shard at the end of a backward"));
 }

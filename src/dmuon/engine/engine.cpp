@@ -41,7 +41,7 @@ void Engine::set_placeholders(core::Vector<core::ParameterIndex, at::Tensor> pla
 void Engine::drain() {
   resolver_.finish_routes();
   executor_.drain();
-  mesh().lanes->drain(options_.device);
+  executor_.drain_lanes();
 }
 
 // A backward that raised has left its pass open. What it left counts only where it adds to earlier
@@ -128,6 +128,7 @@ void Engine::open_backward() {
   take_new_gradients();
   executor_.profile().set_phase(Phase::kBackward);
   resolver_.begin_backward();
+  ++num_backwards_;
   auto alive = std::make_shared<bool>(true);
   backward_ = alive;
   at_end_of_backward([this, alive] { end_backward(); });
@@ -141,6 +142,15 @@ void Engine::take_new_gradients() {
   }
 }
 
+// Between nodes FSDP2 adds what it keeps under no_sync place by place, whatever parameters it is of.
+void Engine::check_host_sums() {
+  if (options_.host_replicates == 1) return;
+  host_mixes_ |= held_uses_ && *held_uses_ != host_uses_;
+  held_uses_.reset();
+  if (!resolver_.syncs()) held_uses_ = host_uses_;
+  host_uses_.clear();
+}
+
 void Engine::before_backward(core::UnitIndex index) {
   open_backward();
   resolver_.before_backward(index);
@@ -151,6 +161,7 @@ void Engine::before_backward(core::UnitIndex index) {
 void Engine::end_backward() {
   backward_.reset();
   resolver_.end_backward();
+  check_host_sums();
   give_placeholder_gradients();
 }
 
@@ -176,6 +187,10 @@ void Engine::put_gradient(core::ParameterIndex parameter, const at::Tensor& valu
 
 const Verdict& Engine::agree(const HostNorms& host, std::uint32_t settings) {
   settle_step();
+  core::require(!std::exchange(host_mixes_, false),
+                "dmuon: micro-steps of one step have used different modules in which fully_shard manages "
+                "parameters, some under no_sync: FSDP2 would add gradients of different parameters. "
+                "Expected: the same modules in each micro-step, or no no_sync.");
   if (verdict_) return *verdict_;
   Stopwatch watch(seconds_["agree_s"]);
   AgreementInput input;

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -88,9 +89,13 @@ class Engine : private schedule::Performer {
   /// One message over all ranks; kept until gradients change, so that a second call costs nothing.
   /// @param host      ignored where the verdict is kept.
   /// @param settings  a digest of what must be equal on all ranks, hyperparameters say; likewise.
-  /// @throws InvalidArgument, on all ranks, where what was issued or the settings differ.
+  /// @throws InvalidArgument, on all ranks, where what was issued or the settings differ, or where
+  /// micro-steps under no_sync have used other host units.
   const Verdict& agree(const HostNorms& host, std::uint32_t settings = 0);
   bool agreed() const { return verdict_.has_value(); }
+
+  /// Since construction, the open one included.
+  std::int64_t num_backwards() const { return num_backwards_; }
   void forget_verdict() { verdict_.reset(); }
 
   /// Multiplies the owned gradients, where the caller does so with the host's, on all ranks; the
@@ -151,6 +156,7 @@ class Engine : private schedule::Performer {
   void open_backward();
   void take_turn();
   void end_backward();
+  void check_host_sums();
   void give_placeholder_gradients();
   void take_new_gradients();
 
@@ -164,6 +170,10 @@ class Engine : private schedule::Performer {
   schedule::Resolver resolver_;
   std::function<void(core::BatchIndex)> update_;  // of the step that is being taken
   std::weak_ptr<bool> backward_;  // alive while the backward that opened the pass is
+  std::int64_t num_backwards_ = 0;
+  std::set<core::UnitIndex> host_uses_;               // of the backward that is open
+  std::optional<std::set<core::UnitIndex>> held_uses_;  // of those whose gradients the host has kept
+  bool host_mixes_ = false;                           // sums of different parameters, since the last agreement
   std::int64_t num_compared_ = 0;
   std::optional<Verdict> verdict_;
   std::map<std::string, double> seconds_;

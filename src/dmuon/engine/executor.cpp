@@ -146,14 +146,23 @@ void Executor::await(const Operation& operation) {
 // Waits for the unit's newest operation of the kind.
 void Executor::finish(const UnitState& state, Kind kind) {
   const auto which = static_cast<std::size_t>(kind);
-  const Event& event = state.done[which];
-  mesh_.watch->wait(
-      Rendezvous::kOperation, state.numbers[which], [&] { return described(kind, *state.unit); },
-      [&](std::chrono::milliseconds most) {
-        if (!event.wait_for(most)) return false;
-        event.wait();  // which throws what it threw
-        return true;
-      });
+  finish(state.done[which], state.numbers[which], [&] { return described(kind, *state.unit); });
+}
+
+void Executor::finish(const Event& event, std::int64_t number,
+                      const std::function<std::string()>& where) {
+  mesh_.watch->wait(Rendezvous::kOperation, number, where, [&](std::chrono::milliseconds most) {
+    if (!event.wait_for(most)) return false;
+    event.wait();  // which throws what it threw
+    return true;
+  });
+}
+
+void Executor::drain_lanes() {
+  for (Lane* lane : {&mesh_.lanes->intra, &mesh_.lanes->inter}) {
+    finish(lane->enqueue(pool_->device(), [] {}, {}), mesh_.watch->num_operations(),
+           [] { return std::string("all operations in flight"); });
+  }
 }
 
 void Executor::perform(const Operation& operation,

@@ -56,6 +56,9 @@ class Executor {
   /// Waits for everything: nothing is in flight afterwards.
   void drain();
 
+  /// Waits until the mesh's lanes are idle, whoever's operations they run.
+  void drain_lanes();
+
   Unit& unit(core::UnitIndex index) { return *states_.at(index).unit; }
   const Parameters& parameters() const { return parameters_; }
   Owned& owned() { return owned_; }
@@ -81,6 +84,7 @@ class Executor {
   void enqueue(const schedule::Operation& operation, Work work);
   void await(const schedule::Operation& operation);
   void finish(const UnitState& state, schedule::Kind kind);
+  void finish(const Event& event, std::int64_t number, const std::function<std::string()>& where);
 
   SharedMesh mesh_;
   Parameters parameters_;

@@ -66,12 +66,6 @@ class Lane {
 struct Lanes {
   Lane intra{"dmuon intra"};
   Lane inter{"dmuon inter"};
-
-  /// Waits until both lanes are idle, whoever's operations they run.
-  void drain(c10::Device device) {
-    intra.enqueue(device, [] {}, {}).wait();
-    inter.enqueue(device, [] {}, {}).wait();
-  }
 };
 
 }  // namespace dmuon::engine

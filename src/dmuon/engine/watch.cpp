@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include <optional>
+#include <tuple>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 
@@ -61,18 +62,29 @@ std::int64_t Watch::reach(Rendezvous what, const std::string& described) {
     if (own_.issued.size() > kMostIssued) own_.issued.pop_front();
   }
   dirty_ = true;
-  own_.awaited.reset();  // it has come back from where it left to
-  left_ = false;
+  left_.reset();  // it has come back from where it left to
+  await_outside();
   return ++own_.reached[static_cast<std::size_t>(what)];
+}
+
+std::int64_t Watch::num_operations() {
+  const std::scoped_lock lock(mutex_);
+  return own_.reached[static_cast<std::size_t>(Rendezvous::kOperation)];
 }
 
 void Watch::leave(const std::string& described) {
   const std::int64_t number = reach(Rendezvous::kOperation, described);
   const std::scoped_lock lock(mutex_);
+  left_ = {number, described};
+  await_outside();
+}
+
+// What is left to await when this rank waits for nothing of dmuon's.
+void Watch::await_outside() {
+  own_.awaited.reset();
+  if (!left_) return;
   own_.awaited = Rendezvous::kOperation;
-  own_.number = number;
-  own_.where = described;
-  left_ = true;
+  std::tie(own_.number, own_.where) = *left_;
 }
 
 void Watch::wait(Rendezvous what, std::int64_t number, const std::function<std::string()>& where,
@@ -99,7 +111,7 @@ Watch::Waiting::Waiting(Watch* watch, Rendezvous what, std::int64_t number, std:
 
 Watch::Waiting::~Waiting() {
   const std::scoped_lock lock(watch_->mutex_);
-  watch_->own_.awaited.reset();
+  watch_->await_outside();
   watch_->dirty_ = true;
 }
 
@@ -165,7 +177,7 @@ void Watch::run() {
       reports_[rank_] = own_;
       in_vain_ = in_vain(reports_, rank_);
       // Where it is, nothing of dmuon's can raise; what raises there in the end has no names.
-      if (left_ && !in_vain_.empty()) TORCH_WARN(kInVain, in_vain_);
+      if (left_ && own_.where == left_->second && !in_vain_.empty()) TORCH_WARN(kInVain, in_vain_);
     }
   }
 }

@@ -6,9 +6,11 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <utility>
 #include <vector>
 
 #include "dmuon/engine/report.h"
@@ -36,6 +38,9 @@ class Watch {
 
   /// This rank comes to its next. @return its number.
   std::int64_t reach(Rendezvous what, const std::string& described);
+
+  /// The number of the newest operation that this rank has come to.
+  std::int64_t num_operations();
 
   /// This rank comes to something that it does outside of dmuon, with all others: until it comes to
   /// anything else it may be waiting there. Numbered with the operations, so it must lie at the
@@ -77,11 +82,13 @@ class Watch {
  private:
   void run();
   bool exchange(std::unique_lock<std::mutex>& lock);
+  void await_outside();
 
   std::mutex mutex_;
   std::unique_ptr<std::condition_variable> changed_ = std::make_unique<std::condition_variable>();
   Report own_;
-  bool left_ = false;             // awaits outside of dmuon
+  // What it has left to, by number and words, if it has not come back.
+  std::optional<std::pair<std::int64_t, std::string>> left_;
   std::int64_t looked_at_ = -1;  // the number awaited at the last look
   bool dirty_ = true;
   bool ends_ = false;

@@ -39,8 +39,8 @@ std::vector<Crossing> Order::Course::take(std::size_t end, Pass pass) {
   return crossings;
 }
 
-std::vector<Crossing> Order::Course::advance(Trigger trigger, Pass pass, bool deviates) {
-  if (replaying() && !deviates && lies_ahead(trigger)) return take(find(trigger) + 1, pass);
+std::vector<Crossing> Order::Course::advance(Trigger trigger, Pass pass) {
+  if (replaying() && lies_ahead(trigger)) return take(find(trigger) + 1, pass);
   if (known) {
     deviated = true;  // begin() forgets the trace
   } else {
@@ -84,15 +84,26 @@ std::vector<Crossing> Order::request(Trigger trigger) {
       course().contains(trigger) && !owes_host_use()) {
     crossings = begin(*current_);
   }
-  const bool deviates = crosses_host_use(course().find(trigger));
-  std::vector<Crossing> more = course().advance(trigger, *current_, deviates);
-  crossings.insert(crossings.end(), more.begin(), more.end());
+  const auto add = [&](const std::vector<Crossing>& more) {
+    crossings.insert(crossings.end(), more.begin(), more.end());
+  };
+  if (course().replaying() && course().lies_ahead(trigger) &&
+      course().find(trigger) > next_host_use()) {
+    add(catch_up_to_host_use());
+    course().deviated = true;
+  }
+  add(course().advance(trigger, *current_));
   return crossings;
 }
 
 std::vector<Crossing> Order::catch_up() {
   if (!current_) return {};
   return course().take_rest(*current_);
+}
+
+std::vector<Crossing> Order::catch_up_to_host_use() {
+  if (!current_ || !course().replaying()) return {};
+  return course().take(next_host_use(), *current_);
 }
 
 std::vector<Crossing> Order::end_pass() {
@@ -125,19 +136,20 @@ bool Order::owes_backward() const {
   return unanswered_ && courses_[static_cast<int>(Pass::kBackward)].replaying();
 }
 
-bool Order::crosses_host_use(std::size_t end) const {
-  const Course& open = course();
-  return std::any_of(open.triggers.begin() + static_cast<std::ptrdiff_t>(open.cursor),
-                     open.triggers.begin() + static_cast<std::ptrdiff_t>(end),
-                     [this](const Trigger& trigger) {
-                       const auto unit = static_cast<std::size_t>(trigger.unit.value());
-                       return trigger.moment == Moment::kBeforeUse && unit < host_.size() &&
-                              host_[unit];
-                     });
+// Its place in the trace, from the cursor on, or the end.
+std::size_t Order::next_host_use() const {
+  const Trace& triggers = course().triggers;
+  const auto is_host_use = [this](const Trigger& trigger) {
+    const auto unit = static_cast<std::size_t>(trigger.unit.value());
+    return trigger.moment == Moment::kBeforeUse && unit < host_.size() && host_[unit];
+  };
+  const auto begin = triggers.begin() + static_cast<std::ptrdiff_t>(course().cursor);
+  return static_cast<std::size_t>(std::find_if(begin, triggers.end(), is_host_use) -
+                                  triggers.begin());
 }
 
 bool Order::owes_host_use() const {
-  return current_ && course().replaying() && crosses_host_use(course().triggers.size());
+  return current_ && course().replaying() && next_host_use() < course().triggers.size();
 }
 
 bool Order::on_demand() const { return current_ && !course().replaying(); }

@@ -36,8 +36,8 @@ struct Crossing {
 ///
 /// Deterministic: the crossings depend only on the requests. Not thread-safe.
 ///
-/// A replay that would skip a use of a host unit (UnitLayout::host) is a deviation too: whether all
-/// ranks skip it must be known before the host framework's next collective.
+/// A replay that would skip a use of a host unit (UnitLayout::host) is a deviation too, right before
+/// that use: whether all ranks skip it must be known before the host framework's next collective.
 class Order {
  public:
   /// @param host  [units] whether the unit is one; those beyond its end are not.
@@ -55,6 +55,9 @@ class Order {
 
   /// What the open pass still owes where it follows a trace; the pass stays open.
   std::vector<Crossing> catch_up();
+
+  /// Of that, what lies before the next use of a host unit.
+  std::vector<Crossing> catch_up_to_host_use();
 
   /// Ends the current pass; returns what it still owed. Nothing where no pass is open.
   std::vector<Crossing> end_pass();
@@ -94,7 +97,7 @@ class Order {
     void begin();
     bool replaying() const { return known && !deviated; }
     std::size_t find(Trigger trigger) const;
-    std::vector<Crossing> advance(Trigger trigger, Pass pass, bool deviates);
+    std::vector<Crossing> advance(Trigger trigger, Pass pass);
     std::vector<Crossing> take(std::size_t end, Pass pass);
     bool lies_ahead(Trigger trigger) const;
     bool contains(Trigger trigger) const;
@@ -107,7 +110,7 @@ class Order {
   const Course& course() const { return courses_[static_cast<int>(*current_)]; }
   std::vector<Crossing> begin(Pass pass);
 
-  bool crosses_host_use(std::size_t end) const;
+  std::size_t next_host_use() const;
 
   std::vector<bool> host_;
   Course courses_[3];  // [passes]

@@ -87,7 +87,10 @@ void Resolver::before_gradient(core::UnitIndex unit) {
 }
 
 void Resolver::after_backward(core::UnitIndex unit) {
-  if (order_.current() == Pass::kBackward) request({Moment::kAfterBackward, unit});
+  if (order_.current() != Pass::kBackward) return;
+  const Trigger trigger{Moment::kAfterBackward, unit};
+  request(trigger);
+  if (layout_.units[unit].host) performer_->leave_to_host(trigger);
 }
 
 // What is still open when all that the trace owes has been crossed is a deviation. It comes last,
@@ -98,7 +101,7 @@ void Resolver::end_backward() {
   cross(order_.catch_up());
   for (int i = units_.size(); i-- > 0;) {
     const UnitState& unit = units_[core::UnitIndex(i)];
-    if (unit.ready || unit.owes_route) after_backward(core::UnitIndex(i));
+    if (unit.ready || unit.owes_route) request({Moment::kAfterBackward, core::UnitIndex(i)});
   }
   end_pass();
   if (has_host_) performer_->leave_to_host(std::nullopt);
@@ -106,7 +109,9 @@ void Resolver::end_backward() {
 
 // That all ranks end the pass here, where the host framework's collectives depend on it.
 void Resolver::confirm_end() {
-  if (order_.owes_host_use()) performer_->compare(std::nullopt);
+  if (!order_.owes_host_use()) return;
+  cross(order_.catch_up_to_host_use());
+  performer_->compare(std::nullopt);
 }
 
 void Resolver::end_pass() {

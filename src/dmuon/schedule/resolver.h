@@ -24,9 +24,9 @@ class Performer {
   /// The operation runs now; what it needs has been performed before. May throw.
   virtual void perform(const Operation& operation) = 0;
 
-  /// The host framework's own collectives for this use come next, or, without one, those at the end
-  /// of a backward. At the same place between operations on every rank.
-  virtual void leave_to_host(const std::optional<Trigger>& use) = 0;
+  /// The host framework's own collectives come next: before this use, after this backward, or,
+  /// without a trigger, at the end of all of it. At the same place between operations on every rank.
+  virtual void leave_to_host(const std::optional<Trigger>& trigger) = 0;
 };
 
 /// Turns what a rank's hooks say into the operations that run. It is the only place that knows what
@@ -98,6 +98,7 @@ class Resolver {
 
   /// false: the next backwards' gradients stay at the column members. Alike on all ranks.
   void set_sync(bool sync) { sync_ = sync; }
+  bool syncs() const { return sync_; }
 
   /// Whether a unit's weights may be read.
   bool ready(core::UnitIndex unit) const { return units_.at(unit).ready; }
