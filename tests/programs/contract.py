@@ -25,6 +25,8 @@ ASTRAY = {
 def refusal(program: Program) -> str:
     """Why dmuon must raise on every rank, within seconds; empty where it must train exactly as one process.
 
+    (Where ranks differ in an order, what they need of each other may be there already; then training exactly will do.)
+
     Ranks do the same in every step, but for three things that they may do differently:
 
     - their data;
@@ -79,6 +81,8 @@ def _mixed_sums(program: Program) -> str:
             if held is not None and held != uses:
                 return "micro-steps under no_sync use other parameters of FSDP2"
             held = None if micro.synced else uses
+        if held is not None and (step.clips or step.ends != "discarded"):
+            return "FSDP2 has not summed gradients over the replicates"
     return ""
 
 

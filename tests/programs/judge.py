@@ -99,7 +99,7 @@ def check(pool: RankPool, program: Program) -> float:
 def check_refused(pool: RankPool, program: Program, reason: str) -> None:
     begun = time.monotonic()
     try:
-        pool.run(on_ranks, program.mesh, program=program, side="options")
+        outcomes = pool.run(on_ranks, program.mesh, program=program, side="options")
     except RankFailed as error:
         parts = re.split(r"--- rank \d+ ---\n", str(error))[1:]
         if len(parts) < program.size:
@@ -108,7 +108,11 @@ def check_refused(pool: RankPool, program: Program, reason: str) -> None:
         if time.monotonic() - begun > REFUSE_S + 5:
             raise Outside(f"refused after {time.monotonic() - begun:.0f} s ({reason})") from None
         return
-    raise Outside(f"is to be refused, but was trained: {reason}")
+    if "ranks differ in a " not in reason:
+        raise Outside(f"is to be refused, but was trained: {reason}")
+    truth = Truth(program)
+    for rank, (outcome, _) in enumerate(outcomes):
+        truth.check(outcome, rank)
 
 
 def check_names(program: Program, parts: list[str], reason: str) -> None:

@@ -44,5 +44,7 @@ def no_sync(model: nn.Module) -> Iterator[None]:
 
 def _set_sync(runtime: Runtime, sync: bool) -> None:
     runtime.engine.set_sync(sync)
+    if runtime.ranks.host_replicates == 1:
+        return  # FSDP2 on a mesh of 1 x G would keep its gradients from the sharded ones until it syncs
     for module in fsdp_modules(runtime.model):
         module.set_requires_all_reduce(sync, recurse=False)
