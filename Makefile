@@ -8,10 +8,11 @@ export OMP_NUM_THREADS ?= 1
 RANKS ?= 4
 MESH ?= 2x2
 ROUNDS ?= 8
+MINUTES ?= 10
 # The address: a host name may not resolve.
 TORCHRUN = python -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node
 
-.PHONY: help setup setup-build build test demo bench bench-plan bench-ablation bench-cluster wheel lint format clean
+.PHONY: help setup setup-build build test fuzz demo bench bench-plan bench-ablation bench-cluster wheel lint format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -30,6 +31,10 @@ test: setup ## C++ tests, then Python tests
 	@tools/build all
 	@$(ENV) ctest --test-dir build/release -j3 --output-on-failure --no-tests=error
 	@$(ENV) OMP_WAIT_POLICY=passive python -m pytest -n 2 --dist loadgroup $(ARGS)
+
+fuzz: setup ## random training programs on 4 CPU ranks for MINUTES= (10), until one is outside the contract
+	@tools/build
+	@$(ENV) python -W ignore tests/programs/fuzz.py --minutes $(MINUTES) --seed $$RANDOM $(ARGS)
 
 demo: build ## trains a small GPT on 4 CPU ranks, 2 x 2 (RANKS=, MESH=, ARGS=)
 	@$(ENV) $(TORCHRUN) $(RANKS) bench/race.py --mesh $(MESH) $(ARGS)

@@ -161,3 +161,8 @@ def programs(draw: Draw) -> Program:
         options=draw(options()),
         others=draw(options()),
     )
+
+
+def any_program() -> st.SearchStrategy[Program]:
+    """Mostly one in which all ranks do their part."""
+    return st.one_of(programs(), programs(), programs(), programs(), stray_programs())

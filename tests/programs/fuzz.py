@@ -1,7 +1,7 @@
 """Plays random programs for a while: `python tests/programs/fuzz.py --minutes 10`, or `--programs 500 --seed 7`.
 
-What fails is shrunk, printed, and kept in out/fuzz; so is what was drawn before it in .hypothesis, which later runs
-try first. Status 1: something failed.
+What fails is shrunk, printed, and kept in out/fuzz: mend it, and move its file to tests/programs/kept. Status 1:
+something failed.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "distributed"))
 
 import torch
 from contract import refusal
-from draw import programs, stray_programs
+from draw import any_program
 from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis import strategies as st
 from judge import ANSWER_S, Outside, check, check_stock
 from pool import RankPool
 from program import Program, from_json, to_json
@@ -76,7 +75,7 @@ def play_round(run: Run, number: int, shrink: bool) -> None:
         report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),
     )
-    @given(st.one_of(programs(), programs(), programs(), programs(), stray_programs()))
+    @given(any_program())
     def draw(program: Program) -> None:
         run(program)
 

@@ -52,7 +52,7 @@ void Resolver::before_use(core::UnitIndex unit) {
       !units_.at(unit).used && (order_.on_demand() || (backward && !order_.owes(trigger)));
   // Of a host unit no use may be passed over, for what has been crossed must be equal on all ranks
   // when the host framework goes on.
-  const bool host = layout_.units[unit].host && (!backward || order_.owes(trigger));
+  const bool host = layout_.units[unit].host && (!backward || !units_[unit].used);
   if (!ready(unit) || order_.is_next(trigger) || begins || host) request(trigger);
 }
 

@@ -1,0 +1,77 @@
+"""Programs that were wrong once, and new ones with every commit, are inside the contract (contract.py).
+
+A failure prints the smallest program that still fails. `make fuzz MINUTES=` plays more of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+from pathlib import Path
+
+import pytest
+from contract import ASTRAY, refusal
+from draw import any_program
+from hypothesis import HealthCheck, given, seed, settings
+from judge import Outside, Truth, check
+from program import Block, Micro, Pass, Program, Step, from_json, to_json
+
+pytestmark = pytest.mark.xdist_group("programs")  # one process has the ranks
+
+NUM_NEW = 40
+KEPT = sorted((Path(__file__).parent / "kept").glob("*.json"))
+
+
+def commit() -> int:
+    """Of the tree that is tested: the same programs each time, until something changes."""
+    here = Path(__file__).parent
+    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
+    return int(found.stdout[:12] or "0", 16)
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
+def test_programs_that_were_outside_the_contract_once_are_inside(programs_pool, path):
+    check(programs_pool, from_json(path.read_text()))
+
+
+@seed(commit())
+@settings(
+    max_examples=NUM_NEW,
+    deadline=None,
+    report_multiple_bugs=False,
+    print_blob=False,
+    suppress_health_check=list(HealthCheck),
+)
+@given(program=any_program())
+def test_new_programs_are_inside_the_contract(programs_pool, program):
+    check(programs_pool, program)
+
+
+TWO_BLOCKS = (Block(), Block("mlp"), Block("parameter"))
+USUAL = Micro(Pass((0, 1, 2)))
+
+
+@pytest.mark.parametrize("wrap", ["none", "blocks"])
+@pytest.mark.parametrize("astray", ASTRAY)
+def test_a_rank_that_goes_astray_alone_ends_all_ranks(programs_pool, astray, wrap):
+    step = Step((USUAL, USUAL) if astray in ("no backward", "no_sync") else (USUAL,))
+    check(
+        programs_pool,
+        Program(wrap=wrap, blocks=TWO_BLOCKS, steps=(step,) * 3, astray=astray, stray=2, stray_step=1),
+    )
+
+
+def test_a_program_comes_back_from_its_file():
+    program = Program(blocks=TWO_BLOCKS, steps=(Step((USUAL,), clips=True),))
+    assert from_json(to_json(program)) == program
+
+
+def test_the_judge_finds_a_weight_that_is_off_and_the_contract_knows_a_skip():
+    """A check of the check: one step more is not taken for the same, nor a skip in the first step for allowed."""
+    program = Program(blocks=TWO_BLOCKS, steps=(Step((USUAL,)),) * 2)
+    longer = Truth(dataclasses.replace(program, steps=(Step((USUAL,)),) * 3)).exact
+    with pytest.raises(Outside):
+        Truth(program).check((longer[0], longer[1], Truth(program).notes), 0)
+    skips = Pass((0, 1, 2), ((0,),))
+    assert "not known" in refusal(dataclasses.replace(program, steps=(Step((Micro(skips),)),)))
+    assert not refusal(dataclasses.replace(program, steps=(Step((USUAL,)), Step((Micro(skips),)))))
