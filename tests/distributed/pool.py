@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import datetime
+import faulthandler
 import gc
 import os
 import socket
@@ -50,6 +51,7 @@ def make_mesh(shape: tuple[int, ...]) -> DeviceMesh:
 def _work(rank: int, size: int, port: int, connection: Any) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(size))
     sys.path.insert(0, HERE)
+    faulthandler.enable()
     gc.freeze()  # what was imported is not looked through again by each collection
     torch.set_num_threads(1)
     os.nice(10)  # test_faults, which may run beside, watches the clock

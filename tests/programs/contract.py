@@ -22,6 +22,15 @@ ASTRAY = {
 }
 
 
+INFERENCE_FIRST = "FSDP2's first forward is under inference_mode"
+MIXED_SUMS = "micro-steps under no_sync use other parameters of FSDP2"
+# What FSDP2 may refuse before dmuon does, and how.
+FSDP2S_OWN = {INFERENCE_FIRST: "[Ii]nference tensor", MIXED_SUMS: "size of tensor"}
+
+HAVE_MATRICES = ("linear", "biased", "mlp", "thin", "column", "parameter", "nested")
+HAVE_OTHERS = ("biased", "mlp", "norm", "nested")
+
+
 def refusal(program: Program) -> str:
     """Why dmuon must raise on every rank, within seconds; empty where it must train exactly as one process.
 
@@ -35,7 +44,7 @@ def refusal(program: Program) -> str:
       or a forward over a block that was not in it, makes the next pass's known. Blocks in which `fully_shard`
       manages parameters are skipped by all ranks or by none, for FSDP2's own collectives must meet;
     - whether they run the last backward before a step, where `fully_shard` manages nothing and a backward's order is
-      known.
+      known, and no second model comes between.
     """
     if program.astray:
         return ASTRAY[program.astray]
@@ -57,7 +66,7 @@ def _inference_first(program: Program) -> str:
         if micro.evaluation:
             uses = _with_buffers(micro.evaluated, program)
             if micro.evaluation == "inference_mode" and not uses <= made:
-                return "FSDP2's first forward is under inference_mode"
+                return INFERENCE_FIRST
             made |= uses
         made |= _with_buffers(micro.forward, program)
     return ""
@@ -79,7 +88,7 @@ def _mixed_sums(program: Program) -> str:
                 if managed(program.blocks[index], program.wrap)
             )
             if held is not None and held != uses:
-                return "micro-steps under no_sync use other parameters of FSDP2"
+                return MIXED_SUMS
             held = None if micro.synced else uses
         if held is not None and (step.clips or step.ends != "discarded"):
             return "FSDP2 has not summed gradients over the replicates"
@@ -95,19 +104,17 @@ def _with_buffers(chosen: Pass, program: Program) -> set[int]:
 
 def managed(block: Block, wrap: str) -> bool:
     """Whether `fully_shard` manages a parameter of the block."""
-    if wrap == "none":
-        return False
-    return block.kind in ("biased", "mlp", "norm", "nested") or (has_matrix(block) and block.frozen in ("matrices", "all"))
+    return wrap != "none" and (block.kind in HAVE_OTHERS or (block.kind in HAVE_MATRICES and not is_owned(block)))
 
 
-def has_matrix(block: Block) -> bool:
-    return block.kind not in ("norm", "empty")
+def is_owned(block: Block) -> bool:
+    """Whether dmuon moves a matrix for the block."""
+    return block.kind in HAVE_MATRICES and block.frozen in ("", "others")
 
 
 def trains(block: Block) -> bool:
     """Whether a parameter of the block needs a gradient."""
-    has_others = block.kind in ("biased", "mlp", "norm", "nested")
-    return (has_matrix(block) and block.frozen in ("", "others")) or (has_others and block.frozen in ("", "matrices"))
+    return is_owned(block) or (block.kind in HAVE_OTHERS and block.frozen in ("", "matrices"))
 
 
 @dataclasses.dataclass
@@ -148,7 +155,7 @@ class _Known:
         if without and len(without) < self.program.size:
             if self.program.wrap != "none":
                 return "a rank without a backward leaves FSDP2 waiting"
-            if self.backward is None or not last or self.program.second and not step.ends == "closure":
+            if self.backward is None or not last or (self.program.second and step.ends != "closure"):
                 return "a rank without a backward"
             # Which takes part in the known one.
             orders = [self.backward if rank in without else order for rank, order in enumerate(orders)]
@@ -162,30 +169,32 @@ class _Known:
 
     def moved(self, order: Sequence) -> Sequence:
         blocks, wrap = self.program.blocks, self.program.wrap
-        return tuple(
-            index
-            for index in order
-            if managed(blocks[index], wrap) or (has_matrix(blocks[index]) and blocks[index].frozen in ("", "others"))
-        )
+        return tuple(index for index in order if managed(blocks[index], wrap) or is_owned(blocks[index]))
 
     def recomputed_twice(self, micro: Micro, rank: int, step: Step) -> bool:
         """Whether a module that FSDP2 has by itself is, in one backward."""
-        uses, flows = micro.forward.of(rank), not self.program.frozen_stem
-        recomputed = []
-        for place, index in enumerate(uses):
-            block = self.program.blocks[index]
-            needs = flows or bool(self.with_gradient(uses[:place], step))
-            if needs and block.checkpoint == "reentrant" and block.kind in ("biased", "mlp", "nested", "linear", "thin", "column"):
-                inner = block.kind in ("biased", "mlp", "nested") or block.frozen in ("matrices", "all")
-                recomputed += [index] * inner
-        times = 2 if micro.backward == "two forwards" else 1
-        return self.program.wrap == "inner" and any(recomputed.count(index) * times > 1 for index in recomputed)
+        if self.program.wrap != "inner":
+            return False
+        uses = micro.forward.of(rank) * (2 if micro.backward == "two forwards" else 1)
+        recomputed = [
+            index
+            for place, index in enumerate(uses)
+            if self.program.blocks[index].checkpoint == "reentrant"
+            and self.program.blocks[index].kind not in ("norm", "parameter")  # which have no nn.Linear
+            and managed(self.program.blocks[index], "inner")
+            and self.needs_gradient(uses[:place], step)
+        ]
+        return len(set(recomputed)) < len(recomputed)
+
+    def needs_gradient(self, before: Sequence, step: Step) -> bool:
+        """What comes out of the blocks before."""
+        return not self.program.frozen_stem or bool(self.with_gradient(before, step))
 
     def managed_with_gradient(self, order: Sequence, step: Step) -> tuple[tuple[int, bool], ...]:
         """Of the blocks that FSDP2 manages, whether their inputs need a gradient: when it reduces depends on it."""
         blocks, wrap = self.program.blocks, self.program.wrap
         return tuple(
-            (index, not self.program.frozen_stem or bool(self.with_gradient(order[:place], step)))
+            (index, self.needs_gradient(order[:place], step))
             for place, index in enumerate(order)
             if managed(blocks[index], wrap)
         )
@@ -234,6 +243,6 @@ class _Way:
     """All that must be alike on all ranks in a pass whose order is known."""
 
     begins: int  # how often it goes back to the first block
-    leaves: bool  # the known order, at
+    leaves: bool  # the known order, at `place`; if not, `place` is the first that it leaves out of what FSDP2 manages
     place: int
-    rest: Sequence  # what follows then; or, where it stays, `place` is the first that FSDP2 manages and that is left out
+    rest: Sequence  # what follows then

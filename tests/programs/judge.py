@@ -7,8 +7,8 @@ import time
 from typing import Any
 
 import torch
-from contract import refusal
-from play import Outcome, play
+from contract import FSDP2S_OWN, refusal
+from play import Outcome, OwnFault, play
 from pool import RankFailed, RankPool
 from program import Program
 from sides import Dmuon, Reference, Stock
@@ -117,19 +117,17 @@ def check_refused(pool: RankPool, program: Program, reason: str) -> None:
 
 def check_names(program: Program, parts: list[str], reason: str) -> None:
     """Every rank's error says that it is dmuon's; a rank that waits inside FSDP2 learns from another that ends."""
-    if "inference" in reason:
-        wanted = "[Ii]nference tensor"  # FSDP2's own
-    else:
-        wanted = "dmuon" if program.wrap == "none" else "dmuon|Connection (closed|reset) by peer"
-    if "no_sync use" in reason:
-        wanted += "|size of tensor"  # FSDP2's own, where it notices
+    named = ["dmuon"]
+    if reason in FSDP2S_OWN:
+        named.append(FSDP2S_OWN[reason])
     if program.astray == "raises":
-        wanted += "|OwnFault"
+        named.append(OwnFault.__name__)
+    ends = [] if program.wrap == "none" else ["Connection (closed|reset) by peer"]
     errors = [re.split(r"\n(?=\S*Error: )", part)[-1] for part in parts]
     for error in errors:
-        if not re.search(wanted, error):
+        if not re.search("|".join(named + ends), error):
             raise Outside(f"refused, but not by name ({reason}): {error}")
-    if "inference" not in reason and "no_sync use" not in reason and not any(re.search("dmuon|OwnFault", error) for error in errors):
+    if not any(re.search("|".join(named), error) for error in errors):
         raise Outside(f"refused, but on no rank by name ({reason}): {errors[0]}")
 
 
