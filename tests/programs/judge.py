@@ -108,7 +108,7 @@ def check_refused(pool: RankPool, program: Program, reason: str) -> None:
         if time.monotonic() - begun > REFUSE_S + 5:
             raise Outside(f"refused after {time.monotonic() - begun:.0f} s ({reason})") from None
         return
-    if "ranks differ in a " not in reason:
+    if not reason.startswith("ranks differ in"):
         raise Outside(f"is to be refused, but was trained: {reason}")
     truth = Truth(program)
     for rank, (outcome, _) in enumerate(outcomes):

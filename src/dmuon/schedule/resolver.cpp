@@ -95,13 +95,13 @@ void Resolver::after_backward(core::UnitIndex unit) {
 
 // What is still open when all that the trace owes has been crossed is a deviation. It comes last,
 // so that ranks which skipped something deviate at the same place; and it is by what was crossed,
-// so that ranks which got no gradients deviate too.
+// so that ranks which got no gradients deviate too. What an evaluation has left is not this pass's.
 void Resolver::end_backward() {
   confirm_end();
   cross(order_.catch_up());
   for (int i = units_.size(); i-- > 0;) {
     const UnitState& unit = units_[core::UnitIndex(i)];
-    if (unit.ready || unit.owes_route) request({Moment::kAfterBackward, core::UnitIndex(i)});
+    if ((unit.ready && unit.used) || unit.owes_route) request({Moment::kAfterBackward, core::UnitIndex(i)});
   }
   end_pass();
   if (has_host_) performer_->leave_to_host(std::nullopt);
