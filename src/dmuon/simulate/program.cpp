@@ -54,7 +54,9 @@ class Rank : private schedule::Performer {
   }
 
  private:
-  void leave_to_host(const std::optional<Trigger>& /*use*/) override {}
+  void leave_to_host(const std::optional<Trigger>& trigger) override {
+    program_.leaves.push_back({num_messages_, trigger});
+  }
 
   void compare(const std::optional<Trigger>& trigger) override {
     program_.comparisons.push_back({num_messages_, trigger});
