@@ -150,5 +150,21 @@ TEST_F(EmptyInResolver, IsUsedOnceByABackwardThatComesToItTwice) {
   EXPECT_EQ(recorder_.take(), "leave before use of 3, leave after backward of 3, leave at the end");
 }
 
+// As a module that is shared: the host has collectives for each.
+TEST_F(EmptyInResolver, IsUsedAgainAfterItsRelease) {
+  Resolver resolver = make_with_empty();
+  backward(&resolver, {});
+  recorder_.take();
+  resolver.begin_backward();
+  const std::string use =
+      "compare before use of 3, leave before use of 3, "
+      "compare after backward of 3, leave after backward of 3";
+  for (int i = 0; i < 2; ++i) {
+    resolver.before_backward(empty_);
+    resolver.after_backward(empty_);
+    EXPECT_EQ(recorder_.take(), use);
+  }
+}
+
 }  // namespace
 }  // namespace dmuon::schedule
