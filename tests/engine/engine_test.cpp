@@ -277,6 +277,40 @@ INSTANTIATE_TEST_SUITE_P(Meshes, EngineOnMesh,
                                          Mesh{2, 1}),
                          [](const auto& given) { return mesh_name(given.param); });
 
+// Runs micro-steps, all but the last under no_sync, on a mesh where units 1 and 2 are the host's.
+void expect_agreement(Mesh mesh, const std::vector<Units>& micro_steps, bool no_sync, bool agrees) {
+  Setting setting = setting_on(mesh);
+  setting.host_units = {UnitIndex(1), UnitIndex(2)};
+  run_ranks(mesh.num_slots(), [&](int rank, const StorePtr& store) {
+    const auto engine = make_engine(setting, store, rank);
+    set_masters(*engine, 1);
+    engine->publish();
+    Model model(*engine);
+    for (std::size_t i = 0; i < micro_steps.size(); ++i) {
+      engine->set_sync(!no_sync || i + 1 == micro_steps.size());
+      model.step(micro_steps[i], 1);
+    }
+    EXPECT_EQ(engine->num_backwards(), static_cast<std::int64_t>(micro_steps.size()));
+    if (agrees) {
+      EXPECT_NO_THROW(engine->agree({}));
+    } else {
+      EXPECT_THROW(engine->agree({}), core::InvalidArgument);
+      EXPECT_NO_THROW(engine->agree({}));  // said once; the next step may do better
+    }
+  });
+}
+
+// FSDP2 adds what no_sync keeps between nodes place by place.
+TEST(HostSums, AreRefusedWhereMicroStepsUnderNoSyncUsedOtherHostUnits) {
+  const std::vector<Units> other{{0, 1}, {0, 2}};
+  expect_agreement({2, 1}, other, /*no_sync=*/true, /*agrees=*/false);
+  expect_agreement({2, 1}, {{1, 2}, {1, 2}, {1}}, true, false);
+  expect_agreement({2, 1}, other, /*no_sync=*/false, true);
+  expect_agreement({2, 1}, {{0, 1}, {1}, {0, 1}}, true, true);  // unit 0 is not the host's
+  expect_agreement({2, 1}, {{1}, {1, 2}, {1, 2}}, false, true);
+  expect_agreement({1, 2}, other, true, true);  // nothing is between nodes
+}
+
 // A rank alone, given a plan that does not fit.
 void make_alone(const plan::Plan& plan) {
   const Group alone(nullptr, "row", 0, 1);

@@ -82,8 +82,9 @@ std::vector<UnitSpec> unit_specs(const Setting& setting) {
   std::vector<UnitSpec> units;
   for (const Parameter& parameter : setting.parameters) {
     while (parameter.unit.value() >= static_cast<int>(units.size())) {
-      units.push_back(
-          {"unit " + std::to_string(units.size()), setting.compute_dtype, setting.reduce_dtype});
+      const UnitIndex unit(static_cast<int>(units.size()));
+      units.push_back({"unit " + std::to_string(units.size()), setting.compute_dtype,
+                       setting.reduce_dtype, setting.host_units.contains(unit)});
     }
   }
   return units;

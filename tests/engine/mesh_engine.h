@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <ostream>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,7 @@ struct Setting {
   at::ScalarType compute_dtype = at::kFloat;
   at::ScalarType reduce_dtype = at::kFloat;
   schedule::StepOptions step;
+  std::set<UnitIndex> host_units;
   std::chrono::milliseconds timeout = kTimeout;
 };
 

@@ -138,6 +138,20 @@ TEST(ReduceSegments, AddsABf16WireInFp32) {
   });
 }
 
+// [999] of a rank: sums over ranks depend on their order.
+at::Tensor fractions_of(int rank) {
+  std::mt19937 random(static_cast<unsigned>(rank));
+  std::uniform_real_distribution<float> distribution(-1, 1);
+  at::Tensor values = at::empty({999}, at::TensorOptions().dtype(at::kFloat));
+  for (int i = 0; i < 999; ++i) values.mutable_data_ptr<float>()[i] = distribution(random);
+  return values;
+}
+
+std::vector<float> floats_of(const at::Tensor& values) {
+  const auto* data = values.const_data_ptr<float>();
+  return {data, data + values.numel()};
+}
+
 // Sums of floats depend on their order, so ranks that arrive in another order must not change it.
 TEST(ReduceSegments, GivesTheSameBitsHoweverRanksArrive) {
   std::vector<std::vector<float>> sums;
@@ -145,20 +159,34 @@ TEST(ReduceSegments, GivesTheSameBitsHoweverRanksArrive) {
     std::vector<float> got;
     run_ranks(3, [&](int rank, const StorePtr& store) {
       Group group = make_group(store, "g", rank, 3);
-      std::mt19937 random(static_cast<unsigned>(rank));
-      std::uniform_real_distribution<float> distribution(-1, 1);
-      const at::Tensor packed = at::empty({999}, at::TensorOptions().dtype(at::kFloat));
-      for (int i = 0; i < 999; ++i) packed.mutable_data_ptr<float>()[i] = distribution(random);
+      const at::Tensor packed = fractions_of(rank);
       if (rank == late) std::this_thread::sleep_for(std::chrono::milliseconds(50));
       const Sum sum = reduce(group, packed, segments_of({999, 0, 0}));
-      if (rank == 0) {
-        const auto* data = sum.values.const_data_ptr<float>();
-        got.assign(data, data + 999);
-      }
+      if (rank == 0) got = floats_of(sum.values);
     });
     sums.push_back(got);
   }
   for (const std::vector<float>& sum : sums) EXPECT_EQ(sum, sums[0]);
+}
+
+// Else a parameter's gradient, and so a run, would depend on who owns it.
+TEST(ReduceSegments, GivesTheSameBitsWhicheverMemberSums) {
+  constexpr int kRanks = 4;
+  std::vector<float> expected = floats_of(fractions_of(0));
+  for (int rank = 1; rank < kRanks; ++rank) {
+    const std::vector<float> term = floats_of(fractions_of(rank));
+    for (std::size_t i = 0; i < term.size(); ++i) expected[i] += term[i];
+  }
+  for (int owner = 0; owner < kRanks; ++owner) {
+    std::vector<std::int64_t> sizes(kRanks, 0);
+    sizes[static_cast<std::size_t>(owner)] = 999;
+    run_ranks(kRanks, [&](int rank, const StorePtr& store) {
+      Group group = make_group(store, "g", rank, kRanks);
+      const Sum sum = reduce(group, fractions_of(rank), segments_of(sizes));
+      if (rank != owner) return;
+      EXPECT_EQ(floats_of(sum.values), expected) << "at rank " << owner;
+    });
+  }
 }
 
 }  // namespace

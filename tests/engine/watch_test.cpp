@@ -117,6 +117,73 @@ TEST(Watch, SaysWhoHasNotComeWhereAWaitFails) {
   }
 }
 
+// One rank has come to something of dmuon's, the other waits inside of the host framework.
+TEST(Watch, EndsAWaitForARankThatHasLeft) {
+  run_ranks(2, [](int rank, const StorePtr& store) {
+    Watch watch(
+        store, rank, 2, [] {}, kInterval);
+    watch.reach(What::kOperation, "publish of 'a'");
+    if (rank == 0) {
+      watch.leave("collectives of X");
+    } else {
+      const std::string why =
+          wait_for(&watch, What::kComparison, watch.reach(What::kComparison, "here"));
+      EXPECT_TRUE(contains_all(why, {"in vain", "rank 1 of the mesh has issued 1 operations",
+                                     "rank 0 of the mesh has issued 2 operations, last collectives "
+                                     "of X, and waits for collectives of X"}))
+          << why;
+    }
+    store->add("done", 1);
+    while (store->add("done", 0) < 2) std::this_thread::sleep_for(milliseconds(1));
+  });
+}
+
+// What the first of two ranks tells, once it is as expected; else what it told last.
+Report told(const StorePtr& store, const std::function<bool(const Report&)>& as_expected) {
+  Report report;
+  for (int i = 0; i < 1000; ++i) {
+    const std::vector<std::uint8_t> text = store->get("dmuon watch 0");
+    report = report_from({text.begin(), text.end()});
+    if (as_expected(report)) break;
+    std::this_thread::sleep_for(milliseconds(10));
+  }
+  return report;
+}
+
+TEST(Watch, HasLeftUntilItComesToAnythingElse) {
+  for (const What next : {What::kOperation, What::kComparison, What::kAgreement}) {
+    const auto store = c10::make_intrusive<c10d::HashStore>();
+    Watch watch(
+        store, 0, 2, [] {}, kInterval);
+    const auto expect_awaited = [&](std::optional<What> what, std::int64_t number,
+                                    const std::string& moment) {
+      const Report report = told(store, [&](const Report& seen) {
+        return seen.awaited == what && (!what || seen.number == number);
+      });
+      EXPECT_EQ(report.awaited, what) << moment;
+      EXPECT_EQ(what ? report.number : 0, number) << moment;
+    };
+    watch.reach(What::kOperation, "publish of 'a'");
+    expect_awaited({}, 0, "before it leaves");
+    watch.leave("X");
+    EXPECT_EQ(watch.num_operations(), 2);
+    expect_awaited(What::kOperation, 2, "after it has left");
+    {
+      const Watch::Waiting waiting(&watch, What::kOperation, 1, "publish of 'a'");
+      expect_awaited(What::kOperation, 1, "while it waits for what it issued before");
+    }
+    expect_awaited(What::kOperation, 2, "after the wait");
+    watch.reach(next, "");
+    expect_awaited({}, 0, "after it has come to something else");
+    { const Watch::Waiting waiting(&watch, What::kOperation, 1, ""); }
+    watch.reach(What::kOperation, "the last");  // so that what is told is newer than the wait
+    const Report last = told(store, [](const Report& seen) {
+      return !seen.issued.empty() && seen.issued.back().what == "the last";
+    });
+    EXPECT_FALSE(last.awaited.has_value());
+  }
+}
+
 // A store whose host is gone, after a while.
 class Store : public c10d::HashStore {
  public:

@@ -3,77 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <stdexcept>
-#include <utility>
 
-#include "tests/schedule/three_units.h"
+#include "tests/schedule/recorder.h"
 
 namespace dmuon::schedule {
 namespace {
-
-using core::UnitIndex;
-
-const UnitIndex kA(0), kB(1), kC(2);
-
-/// Writes down what it is told, and throws where it is asked to.
-class Recorder : public Performer {
- public:
-  void compare(const std::optional<Trigger>& trigger) override {
-    if (throws_on_compare) throw std::runtime_error("ranks disagree");
-    add(trigger ? core::message("compare ", *trigger) : "compare the end");
-  }
-  void perform(const Operation& operation) override {
-    if (operation.kind == throws_on) throw std::runtime_error("a rank is lost");
-    after = operation.after;
-    add(text_of(operation));
-  }
-
-  /// What has come since the last call.
-  std::string take() { return std::exchange(text_, ""); }
-
-  bool throws_on_compare = false;
-  std::optional<Kind> throws_on;
-  std::vector<Dependency> after;  // of the newest operation
-
- private:
-  void add(const std::string& what) { text_ += (text_.empty() ? "" : ", ") + what; }
-
-  std::string text_;
-};
-
-class ResolverTest : public testing::Test {
- protected:
-  Resolver make(int num_replicates, const StepOptions& options = {}) {
-    return Resolver(three_units(num_replicates, 2), options, batches_of({{0}, {1}, {2}}),
-                    &recorder_);
-  }
-
-  static void forward(Resolver* resolver, const std::vector<UnitIndex>& units) {
-    resolver->begin_forward(/*training=*/true);
-    for (const UnitIndex unit : units) {
-      resolver->before_use(unit);
-      resolver->after_forward(unit);
-    }
-  }
-  static void backward(Resolver* resolver, const std::vector<UnitIndex>& units) {
-    resolver->begin_backward();
-    for (const UnitIndex unit : units) {
-      resolver->before_backward(unit);
-      resolver->before_gradient(unit);
-      resolver->after_backward(unit);
-    }
-    resolver->end_backward();
-  }
-  /// One step, so that all that follow are replays.
-  void trace(Resolver* resolver) {
-    forward(resolver, {kA, kB, kC});
-    backward(resolver, {kC, kB, kA});
-    resolver->settle_step();
-    resolver->step();
-    recorder_.take();
-  }
-
-  Recorder recorder_;
-};
 
 TEST_F(ResolverTest, ComparesATriggerOfATracedPassBeforeItIssuesIt) {
   Resolver resolver = make(1);

@@ -50,6 +50,9 @@ void check_order(const Program& first, const Program& other, core::Slot slot,
   if (other.comparisons != first.comparisons)
     violations->push_back(
         core::message("slot ", slot, ": compares something else than slot 0, or elsewhere"));
+  if (other.leaves != first.leaves)
+    violations->push_back(
+        core::message("slot ", slot, ": leaves to the host framework where slot 0 does not"));
   if (other.hash != first.hash)
     violations->push_back(core::message("slot ", slot, ": has another hash than slot 0"));
 }

@@ -35,8 +35,8 @@ std::int64_t granted_bytes(const Job& job);
 ///
 /// - Order: all ranks issue the same operations of communication in the same order, so there is one
 ///   total order over the messages of all groups; the k-th messages of a group's members agree in
-///   operation, unit, root and bytes. All ranks compare the same triggers at the same places, and
-///   have the same hash at the end.
+///   operation, unit, root and bytes. All ranks compare the same triggers at the same places, leave
+///   to the host framework at the same places, and have the same hash at the end.
 /// - Progress: no operation waits for one that is issued later, or never; no rank stays blocked.
 /// - Buffers: see analyze(), which needs no luck.
 /// - Data: what kForward and kBackward read is all of the version that they should, what is

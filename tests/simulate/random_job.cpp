@@ -179,6 +179,12 @@ class Historian {
   Job* job_;
 };
 
+// Those no rank skips, for that is not supported: the ranks that do not skip raise.
+void draw_host_units(Random* random, Job* job) {
+  if (!draw_one_in(random, 3)) return;
+  for (schedule::UnitLayout& unit : job->layout.units) unit.host = draw_one_in(random, 3);
+}
+
 void draw_skips(Random* random, Job* job) {
   if (draw_one_in(random, 2)) return;
   const int one_in = draw(random, 1, 6);
@@ -186,6 +192,7 @@ void draw_skips(Random* random, Job* job) {
     for (int event = 0; event < static_cast<int>(job->events.size()); ++event) {
       const bool all = draw_one_in(random, 6);
       for (const UnitIndex unit : job->layout.units.indices()) {
+        if (job->layout.units[unit].host) continue;
         if (all || draw_one_in(random, one_in)) job->skips.push_back({slot, event, unit});
       }
     }
@@ -206,6 +213,7 @@ Job draw_job(Random* random) {
   draw_traces(random, &job);
   draw_batches(random, &job);
   Historian(random, &job).draw_events();
+  draw_host_units(random, &job);
   draw_skips(random, &job);
   return job;
 }
@@ -219,8 +227,8 @@ std::ostream& operator<<(std::ostream& out, const Job& job) {
       << (options.asynchronous ? "" : ", synchronous")
       << (job.options.reshard_after_forward ? "" : ", no reshard after forward");
   for (const schedule::UnitLayout& unit : job.layout.units) {
-    out << "\n  " << unit.name << ": " << unit.weight_size << " and " << unit.gradient_size
-        << " bytes x";
+    out << "\n  " << unit.name << (unit.host ? ", the host's: " : ": ") << unit.weight_size
+        << " and " << unit.gradient_size << " bytes x";
     for (const std::int64_t elements : unit.owner_elements) out << ' ' << elements;
   }
   print(out, "forward", job.forward);

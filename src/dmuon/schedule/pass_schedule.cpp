@@ -61,7 +61,7 @@ class PassBuilder {
     const std::size_t last = uses_[use];
     for (std::size_t i = last; ahead > 0 && i-- > place;) {
       const bool freed = trace_[i].unit == trace_[last].unit && !uses_weights(trace_[i]);
-      const bool reduces = trace_[i].moment == Moment::kAfterBackward;
+      const bool reduces = trace_[i].moment == Moment::kAfterBackward && !empty(trace_[i]);
       if (freed || (reduces && !options_.broadcast_before_reduce)) place = i;
     }
     return place;

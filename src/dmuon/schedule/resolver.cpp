@@ -48,12 +48,13 @@ void Resolver::begin_forward(bool training) {
 void Resolver::before_use(core::UnitIndex unit) {
   const Trigger trigger{Moment::kBeforeUse, unit};
   const bool backward = order_.current() == Pass::kBackward;
-  const bool begins =
-      !units_.at(unit).used && (order_.on_demand() || (backward && !order_.owes(trigger)));
+  const bool used = units_.at(unit).used;
+  const bool there = layout_.units[unit].empty() ? used : ready(unit);
+  const bool begins = !used && (order_.on_demand() || (backward && !order_.owes(trigger)));
   // Of a host unit no use may be passed over, for what has been crossed must be equal on all ranks
   // when the host framework goes on.
-  const bool host = layout_.units[unit].host && (!backward || !units_[unit].used);
-  if (!ready(unit) || order_.is_next(trigger) || begins || host) request(trigger);
+  const bool host = layout_.units[unit].host && (!backward || !used);
+  if (!there || order_.is_next(trigger) || begins || host) request(trigger);
 }
 
 void Resolver::request(Trigger trigger) {
@@ -200,10 +201,13 @@ void Resolver::forget_uses() {
 void Resolver::cross(const std::vector<Crossing>& crossings) {
   for (const Crossing& crossing : crossings) {
     const Trigger& trigger = crossing.trigger;
+    UnitState& unit = units_.at(trigger.unit);
+    const bool empty = layout_.units[trigger.unit].empty();
     if (trigger.moment == Moment::kBeforeUse) {
-      UnitState& unit = units_.at(trigger.unit);
       unit.used = true;
-      unit.owes_route |= crossing.pass == Pass::kBackward && !layout_.units[trigger.unit].empty();
+      unit.owes_route |= crossing.pass == Pass::kBackward && !empty;
+    } else if (empty) {
+      unit.used = false;
     }
     if (crossing.compare()) performer_->compare(trigger);
     issued_.add(static_cast<std::int64_t>(trigger.moment)).add(std::int64_t{trigger.unit.value()});

@@ -25,7 +25,8 @@ class Performer {
   virtual void perform(const Operation& operation) = 0;
 
   /// The host framework's own collectives come next: before this use, after this backward, or,
-  /// without a trigger, at the end of all of it. At the same place between operations on every rank.
+  /// without a trigger, at the end of all of it. At the same place between operations on every
+  /// rank.
   virtual void leave_to_host(const std::optional<Trigger>& trigger) = 0;
 };
 
@@ -127,7 +128,7 @@ class Resolver {
     bool part_awaited = true;        // compute has waited since stage 1 was issued
     bool filled = false;             // stage 2 was issued since the buffer was freed
     bool ready = false;              // and compute has waited for it
-    bool used = false;               // in the pass that is open
+    bool used = false;               // in the pass that is open; if empty, since its last release
     bool owes_route = false;         // used in a backward, or given a gradient, since the last
     std::optional<Kind> route = {};  // the last stage of the route that is in flight
     bool held = false;               // column members hold partial sums

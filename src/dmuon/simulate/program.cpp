@@ -54,7 +54,9 @@ class Rank : private schedule::Performer {
   }
 
  private:
-  void leave_to_host(const std::optional<Trigger>& /*use*/) override {}
+  void leave_to_host(const std::optional<Trigger>& trigger) override {
+    program_.leaves.push_back({num_messages_, trigger});
+  }
 
   void compare(const std::optional<Trigger>& trigger) override {
     program_.comparisons.push_back({num_messages_, trigger});
@@ -73,6 +75,8 @@ class Rank : private schedule::Performer {
   bool skips(UnitIndex unit) const {
     return skipped_[static_cast<std::size_t>(event_)].contains(unit);
   }
+  // A unit that is empty has nothing to read and no gradient.
+  bool computes(UnitIndex unit) const { return !skips(unit) && !job_.layout.units[unit].empty(); }
 
   void run_pass() {
     const Trace& uses = uses_of(job_, now());
@@ -121,14 +125,14 @@ class Rank : private schedule::Performer {
       case Moment::kAfterForward:
         return resolver_.after_forward(trigger.unit);
       case Moment::kAfterBackward:
-        if (!skips(trigger.unit)) resolver_.before_gradient(trigger.unit);
+        if (computes(trigger.unit)) resolver_.before_gradient(trigger.unit);
         compute(Kind::kBackward, trigger);
         return resolver_.after_backward(trigger.unit);
     }
   }
 
   void compute(Kind kind, const Trigger& trigger) {
-    if (skips(trigger.unit)) return;
+    if (!computes(trigger.unit)) return;
     issue({.kind = kind, .unit = trigger.unit},
           schedule::Crossing{trigger, pass_of(now().what), /*position=*/-1});
   }

@@ -63,7 +63,7 @@ struct Issue {
   int version() const { return step + operation.version; }
 };
 
-/// What a rank compares with all others before it goes on.
+/// What a rank compares with all others before it goes on; or what it leaves to the host framework.
 struct Comparison {
   int num_messages = 0;                        ///< operations of communication issued before it
   std::optional<schedule::Trigger> trigger{};  ///< none: the end of a pass
@@ -76,7 +76,8 @@ struct Program {
   schedule::Batches batches;
   std::vector<Issue> issues;
   std::vector<Comparison> comparisons;
-  std::uint64_t hash = 0;  ///< schedule::Resolver::hash() at the end
+  std::vector<Comparison> leaves;  ///< see schedule::Performer::leave_to_host()
+  std::uint64_t hash = 0;          ///< schedule::Resolver::hash() at the end
 
   const Issue& issue(int index) const { return issues[static_cast<std::size_t>(index)]; }
   int num_issues() const { return static_cast<int>(issues.size()); }
