@@ -127,6 +127,7 @@ void Engine::open_backward() {
   verdict_.reset();
   take_new_gradients();
   executor_.profile().set_phase(Phase::kBackward);
+  host_uses_.clear();
   resolver_.begin_backward();
   ++num_backwards_;
   auto alive = std::make_shared<bool>(true);

@@ -102,9 +102,11 @@ void Resolver::end_backward() {
   cross(order_.catch_up());
   for (int i = units_.size(); i-- > 0;) {
     const UnitState& unit = units_[core::UnitIndex(i)];
-    if ((unit.ready && unit.used) || unit.owes_route) request({Moment::kAfterBackward, core::UnitIndex(i)});
+    const bool open = unit.ready && (unit.used || unit.trained);
+    if (open || unit.owes_route) request({Moment::kAfterBackward, core::UnitIndex(i)});
   }
   end_pass();
+  for (UnitState& unit : units_) unit.trained = false;
   if (has_host_) performer_->leave_to_host(std::nullopt);
 }
 
@@ -205,6 +207,7 @@ void Resolver::cross(const std::vector<Crossing>& crossings) {
     const bool empty = layout_.units[trigger.unit].empty();
     if (trigger.moment == Moment::kBeforeUse) {
       unit.used = true;
+      unit.trained |= crossing.pass == Pass::kTrainForward;
       unit.owes_route |= crossing.pass == Pass::kBackward && !empty;
     } else if (empty) {
       unit.used = false;

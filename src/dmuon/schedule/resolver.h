@@ -129,6 +129,7 @@ class Resolver {
     bool filled = false;             // stage 2 was issued since the buffer was freed
     bool ready = false;              // and compute has waited for it
     bool used = false;               // in the pass that is open; if empty, since its last release
+    bool trained = false;            // used in a training forward since the last backward
     bool owes_route = false;         // used in a backward, or given a gradient, since the last
     std::optional<Kind> route = {};  // the last stage of the route that is in flight
     bool held = false;               // column members hold partial sums
