@@ -54,12 +54,11 @@ void init_engine(py::module_& module) {
           py::arg("grace_ms"), no_gil);
 
   py::class_<UnitSpec>(module, "UnitSpec")
-      .def(
-          py::init([](std::string name, at::ScalarType compute_dtype, at::ScalarType reduce_dtype,
-                      bool host) {
-            return UnitSpec{std::move(name), compute_dtype, reduce_dtype, host};
-          }),
-          py::arg("name"), py::arg("compute_dtype"), py::arg("reduce_dtype"), py::arg("host"));
+      .def(py::init([](std::string name, at::ScalarType compute_dtype, at::ScalarType reduce_dtype,
+                       bool host) {
+             return UnitSpec{std::move(name), compute_dtype, reduce_dtype, host};
+           }),
+           py::arg("name"), py::arg("compute_dtype"), py::arg("reduce_dtype"), py::arg("host"));
 
   py::class_<HostNorms>(module, "HostNorms")
       .def(py::init([](double sharded, double replicated) {

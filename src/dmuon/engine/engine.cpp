@@ -143,7 +143,8 @@ void Engine::take_new_gradients() {
   }
 }
 
-// Between nodes FSDP2 adds what it keeps under no_sync place by place, whatever parameters it is of.
+// Between nodes FSDP2 adds what it keeps under no_sync place by place, whatever parameters it is
+// of.
 void Engine::check_host_sums() {
   if (options_.host_replicates == 1) return;
   host_mixes_ |= held_uses_ && *held_uses_ != host_uses_;
@@ -188,10 +189,11 @@ void Engine::put_gradient(core::ParameterIndex parameter, const at::Tensor& valu
 
 const Verdict& Engine::agree(const HostNorms& host, std::uint32_t settings) {
   settle_step();
-  core::require(!std::exchange(host_mixes_, false),
-                "dmuon: micro-steps of one step have used different modules in which fully_shard manages "
-                "parameters, some under no_sync: FSDP2 would add gradients of different parameters. "
-                "Expected: the same modules in each micro-step, or no no_sync.");
+  core::require(
+      !std::exchange(host_mixes_, false),
+      "dmuon: micro-steps of one step have used different modules in which fully_shard manages "
+      "parameters, some under no_sync: FSDP2 would add gradients of different parameters. "
+      "Expected: the same modules in each micro-step, or no no_sync.");
   if (verdict_) return *verdict_;
   Stopwatch watch(seconds_["agree_s"]);
   AgreementInput input;

@@ -67,7 +67,8 @@ class Engine : private schedule::Performer {
   /// InvalidArgument for an unknown name before anything is sent.
   Owned& owned() { return executor_.owned(); }
 
-  /// `what`, which is not the engine's, is done next on all ranks. A rank that waits there is known to.
+  /// `what`, which is not the engine's, is done next on all ranks. A rank that waits there is known
+  /// to.
   void leave(const std::string& what) { mesh().watch->leave(what); }
 
   /// Collective: the tensor of a parameter, on every rank, in the sizes of its view. A gradient of
@@ -171,9 +172,10 @@ class Engine : private schedule::Performer {
   std::function<void(core::BatchIndex)> update_;  // of the step that is being taken
   std::weak_ptr<bool> backward_;  // alive while the backward that opened the pass is
   std::int64_t num_backwards_ = 0;
-  std::set<core::UnitIndex> host_uses_;               // of the backward that is open
-  std::optional<std::set<core::UnitIndex>> held_uses_;  // of those whose gradients the host has kept
-  bool host_mixes_ = false;                           // sums of different parameters, since the last agreement
+  std::set<core::UnitIndex> host_uses_;  // of the backward that is open
+  std::optional<std::set<core::UnitIndex>>
+      held_uses_;            // of those whose gradients the host has kept
+  bool host_mixes_ = false;  // sums of different parameters, since the last agreement
   std::int64_t num_compared_ = 0;
   std::optional<Verdict> verdict_;
   std::map<std::string, double> seconds_;

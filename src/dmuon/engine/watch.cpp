@@ -1,12 +1,11 @@
 #include "dmuon/engine/watch.h"
 
+#include <c10/util/Exception.h>
 #include <unistd.h>
 
-#include <c10/util/Exception.h>
-
 #include <optional>
-#include <tuple>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <tuple>
 #include <utility>
 
 #include "dmuon/core/error.h"

@@ -36,8 +36,9 @@ struct Crossing {
 ///
 /// Deterministic: the crossings depend only on the requests. Not thread-safe.
 ///
-/// A replay that would skip a use of a host unit (UnitLayout::host) is a deviation too, right before
-/// that use: whether all ranks skip it must be known before the host framework's next collective.
+/// A replay that would skip a use of a host unit (UnitLayout::host) is a deviation too, right
+/// before that use: whether all ranks skip it must be known before the host framework's next
+/// collective.
 class Order {
  public:
   /// @param host  [units] whether the unit is one; those beyond its end are not.
