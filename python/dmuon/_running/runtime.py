@@ -101,7 +101,7 @@ class Runtime:
 
     def host_misses_partial_sums(self) -> bool:
         """Whether FSDP2 keeps sums of an HSDP mesh that only a synchronised backward sends on."""
-        return self.ranks.host_replicates > 1 and self.engine.holds_partial_sums() and bool(fsdp_modules(self.model))
+        return self.engine.host_holds_sums() and bool(fsdp_modules(self.model))
 
 
 def find_runtime(model: nn.Module, function: str) -> Runtime | None:

@@ -99,6 +99,7 @@ void init_engine(py::module_& module) {
       .def("clear_gradient", &Engine::clear_gradient, py::arg("parameter"), no_gil)
       .def("leave", &Engine::leave, py::arg("what"))
       .def_property_readonly("num_backwards", &Engine::num_backwards)
+      .def("host_holds_sums", &Engine::host_holds_sums)
       .def("drain", &Engine::drain, no_gil)
       .def("settle", &Engine::settle, no_gil)
       .def("settle_step", &Engine::settle_step, no_gil)
@@ -118,7 +119,6 @@ void init_engine(py::module_& module) {
       .def("put_gradient", &Engine::put_gradient, py::arg("parameter"), py::arg("value"), no_gil)
       .def("ready", &Engine::ready, py::arg("unit"))
       .def("set_sync", &Engine::set_sync, py::arg("sync"))
-      .def("holds_partial_sums", &Engine::holds_partial_sums)
       .def("layout", &Engine::layout)
       .def("trace", &Engine::trace, py::arg("of_pass"))
       .def(

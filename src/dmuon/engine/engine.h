@@ -95,6 +95,9 @@ class Engine : private schedule::Performer {
   const Verdict& agree(const HostNorms& host, std::uint32_t settings = 0);
   bool agreed() const { return verdict_.has_value(); }
 
+  /// Whether the host keeps sums of gradients that no synchronised backward has sent between nodes.
+  bool host_holds_sums() const { return held_uses_.has_value(); }
+
   /// Since construction, the open one included.
   std::int64_t num_backwards() const { return num_backwards_; }
   void forget_verdict() { verdict_.reset(); }
