@@ -204,7 +204,8 @@ class _Known:
         flows = not self.program.frozen_stem
         found = []
         for index in order:
-            flows = flows or (trains(self.program.blocks[index]) and index not in step.frozen)
+            block = self.program.blocks[index]  # a reentrant checkpoint of what needs none gives none
+            flows = flows or (trains(block) and index not in step.frozen and block.checkpoint != "reentrant")
             if flows:
                 found.append(index)
         return tuple(found)

@@ -1,4 +1,4 @@
-"""Programs that were wrong once, and new ones with every commit, are inside the contract (contract.py).
+"""Programs that were wrong once, and random ones, are inside the contract (contract.py).
 
 A failure prints the smallest program that still fails. `make fuzz MINUTES=` plays more of them.
 """
@@ -6,7 +6,6 @@ A failure prints the smallest program that still fails. `make fuzz MINUTES=` pla
 from __future__ import annotations
 
 import dataclasses
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -18,15 +17,9 @@ from program import Block, Micro, Pass, Program, Step, from_json, to_json
 
 pytestmark = pytest.mark.xdist_group("programs")  # one process has the ranks
 
-NUM_NEW = 40
+NUM_RANDOM = 40
+SEED = 5  # other programs: `make fuzz`
 KEPT = sorted((Path(__file__).parent / "kept").glob("*.json"))
-
-
-def commit() -> int:
-    """Of the tree that is tested: the same programs each time, until something changes."""
-    here = Path(__file__).parent
-    found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
-    return int(found.stdout[:12] or "0", 16)
 
 
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
@@ -34,16 +27,17 @@ def test_programs_that_were_outside_the_contract_once_are_inside(programs_pool, 
     check(programs_pool, from_json(path.read_text()))
 
 
-@seed(commit())
+@seed(SEED)
 @settings(
-    max_examples=NUM_NEW,
+    max_examples=NUM_RANDOM,
     deadline=None,
     report_multiple_bugs=False,
     print_blob=False,
+    database=None,
     suppress_health_check=list(HealthCheck),
 )
 @given(program=any_program())
-def test_new_programs_are_inside_the_contract(programs_pool, program):
+def test_random_programs_are_inside_the_contract(programs_pool, program):
     check(programs_pool, program)
 
 
