@@ -66,7 +66,8 @@ PYTHON = (
     Planted(
         "recomputed_with_placeholders",
         RUNNING + "hooks.py",
-        "        for tensor in outputs:\n            tensor.register_hook(show_weights)\n",
+        "        for tensor in outputs if runtime.units[index].matrices else ():\n"
+        "            tensor.register_hook(show_weights)\n",
         "",
         "A checkpoint inside a unit is recomputed without hooks, and finds placeholders, which refuse.",
     ),
