@@ -4,35 +4,19 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "dmuon/core/error.h"
 #include "dmuon/engine/lane.h"
 #include "tests/engine/rank_threads.h"
+#include "tests/engine/watches.h"
 
 namespace dmuon::engine {
 namespace {
 
 using std::chrono::milliseconds;
 using What = Rendezvous;
-
-constexpr milliseconds kInterval(20);
-
-// What a rank does until it is told that it waits in vain, or ten seconds have passed.
-std::string wait_for(Watch* watch, What what, std::int64_t number) {
-  const Watch::Waiting waiting(watch, what, number, "number " + std::to_string(number));
-  for (int i = 0; i < 1000; ++i) {
-    try {
-      waiting.check();
-    } catch (const core::CommError& error) {
-      return error.what();
-    }
-    std::this_thread::sleep_for(milliseconds(10));
-  }
-  return "";
-}
 
 TEST(Watch, EndsADisagreementOnEveryRank) {
   run_ranks(2, [](int rank, const StorePtr& store) {
@@ -50,24 +34,60 @@ TEST(Watch, EndsADisagreementOnEveryRank) {
   });
 }
 
-TEST(Watch, TellsThatARankIsOver) {
-  run_ranks(2, [](int rank, const StorePtr& store) {
-    Watch watch(
-        store, rank, 2, [] {}, kInterval);
-    if (rank == 1) {
-      watch.over("it has had enough");
-    } else {
-      const std::string why = wait_for(&watch, What::kAgreement, watch.reach(What::kAgreement, ""));
-      EXPECT_NE(why.find("it has had enough"), std::string::npos) << why;
-    }
-    store->add("done", 1);
-    while (store->add("done", 0) < 2) std::this_thread::sleep_for(milliseconds(1));
-  });
+// Of as many ranks, which have told that they have begun, and nothing else.
+std::vector<std::unique_ptr<Watch>> watches_of(std::size_t size) {
+  auto ranks = watches({size, c10::make_intrusive<c10d::HashStore>()});
+  std::this_thread::sleep_for(5 * kInterval);
+  return ranks;
 }
 
-bool contains_all(const std::string& text, const std::vector<std::string>& parts) {
-  return std::ranges::all_of(
-      parts, [&](const std::string& part) { return text.find(part) != std::string::npos; });
+TEST(Watch, TellsThatARankIsOver) {
+  const auto ranks = watches_of(2);
+  ranks[1]->over("it has had enough");
+  const std::string why =
+      wait_for(ranks[0].get(), What::kAgreement, ranks[0]->reach(What::kAgreement, ""));
+  EXPECT_TRUE(contains_all(why, {"in vain", "it has had enough"})) << why;
+}
+
+TEST(Watch, TellsThatARankIsOverWhoeverWaitsLater) {
+  auto ranks = watches_of(3);
+  ranks[1]->over("it has had enough");
+  ranks[1].reset();
+  std::this_thread::sleep_for(10 * kInterval);  // what rang has been heard long ago
+  const std::int64_t number = ranks[2]->reach(What::kAgreement, "");
+  const std::string why = wait_for(ranks[2].get(), What::kAgreement, number);
+  EXPECT_TRUE(contains_all(why, {"rank 2 of the mesh has", "it has had enough"})) << why;
+  // And a verdict is for all that wait.
+  EXPECT_EQ(wait_for(ranks[0].get(), What::kComparison, 0), why);
+}
+
+// The one that has gone astray computes; it tells what it has issued, because the other rings.
+TEST(Watch, EndsAWaitForARankThatHasIssuedSomethingElseAndWaitsForNobody) {
+  const auto ranks = watches_of(2);
+  ranks[1]->reach(What::kOperation, "route of 'b'");
+  const std::string why = wait_for(ranks[0].get(), What::kOperation,
+                                   ranks[0]->reach(What::kOperation, "publish of 'a'"));
+  EXPECT_TRUE(contains_all(why, {"rank 0 of the mesh has issued publish of 'a' where rank 1 has "
+                                 "issued route of 'b'"}))
+      << why;
+}
+
+// Rank 0 is over and nobody waits for it; or it has died, and nobody knows.
+TEST(Watch, NeedsNoRankToFindACircleOfOthers) {
+  for (const bool dies : {false, true}) {
+    auto ranks = watches_of(4);
+    for (const auto& rank : ranks) rank->reach(What::kOperation, "publish of 'a'");
+    for (const std::size_t rank : {0, 1}) ranks[rank]->reach(What::kOperation, "route of 'b'");
+    ranks[0]->reach(What::kComparison, "here");
+    if (!dies) ranks[0]->over("it has had enough");
+    ranks[0].reset();
+    const std::int64_t number = ranks[2]->reach(What::kComparison, "here");
+    const Watch::Waiting first(ranks[1].get(), What::kOperation, 2, "route of 'b'");
+    const std::string why = wait_for(ranks[2].get(), What::kComparison, number);
+    EXPECT_TRUE(contains_all(why, {"rank 1 of the mesh has issued 2 operations, last route of 'b'",
+                                   "; rank 2 of the mesh has issued 1 operations"}))
+        << why;
+  }
 }
 
 // What a wait says that ends as a process group's timeout does.
@@ -89,7 +109,7 @@ std::string error_of_a_timeout(Watch* watch, What what, std::int64_t number, mil
 
 // However soon a wait fails: what all have just come to, nobody is late for.
 TEST(Watch, SaysWhoHasNotComeWhereAWaitFails) {
-  constexpr milliseconds kLong(300);  // others have to tell within it
+  constexpr milliseconds kLong(500);  // others have to tell within it
   for (const milliseconds after : {milliseconds(0), kLong}) {
     run_ranks(3, [&](int rank, const StorePtr& store) {
       Watch watch(
@@ -138,10 +158,12 @@ TEST(Watch, EndsAWaitForARankThatHasLeft) {
   });
 }
 
-// What the first of two ranks tells, once it is as expected; else what it told last.
+// What the first of two ranks tells when it is asked, once it is as expected; else what it told
+// last.
 Report told(const StorePtr& store, const std::function<bool(const Report&)>& as_expected) {
   Report report;
   for (int i = 0; i < 1000; ++i) {
+    store->add("dmuon watch bell", 1);
     const std::vector<std::uint8_t> text = store->get("dmuon watch 0");
     report = report_from({text.begin(), text.end()});
     if (as_expected(report)) break;
@@ -178,7 +200,7 @@ TEST(Watch, HasLeftUntilItComesToAnythingElse) {
     { const Watch::Waiting waiting(&watch, What::kOperation, 1, ""); }
     watch.reach(What::kOperation, "the last");  // so that what is told is newer than the wait
     const Report last = told(store, [](const Report& seen) {
-      return !seen.issued.empty() && seen.issued.back().what == "the last";
+      return !seen.words.empty() && seen.words.back() == "the last";
     });
     EXPECT_FALSE(last.awaited.has_value());
   }
@@ -190,10 +212,10 @@ class Store : public c10d::HashStore {
   c10::intrusive_ptr<c10d::Store> clone() override {
     return c10::intrusive_ptr<c10d::Store>::reclaim_copy(this);
   }
-  bool check(const std::vector<std::string>& keys) override {
+  std::int64_t add(const std::string& key, std::int64_t value) override {
     if (silent) std::this_thread::sleep_for(10 * kInterval);
     if (gone) throw std::runtime_error("Connection closed by peer");
-    return c10d::HashStore::check(keys);
+    return c10d::HashStore::add(key, value);
   }
   std::atomic<bool> gone = false;
   std::atomic<bool> silent = false;

@@ -1,41 +1,60 @@
 #include "dmuon/engine/report.h"
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <iomanip>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <unordered_map>
 
 #include "dmuon/core/error.h"
+#include "dmuon/core/hash.h"
 
 namespace dmuon::engine {
 namespace {
 
 constexpr std::size_t kMostNamed = 16;     // ranks, of a large mesh
 constexpr std::size_t kMostOfReason = 60;  // bytes, in a table
+constexpr std::size_t kHashDigits = 16;
 constexpr const char* kRendezvousNames[] = {"operation", "comparison", "agreement"};
 
 std::int64_t count(const Report& report, Rendezvous what) {
   return report.reached[static_cast<std::size_t>(what)];
 }
 
-/// The first number, of those that both remember, at which the two have issued something else.
-std::optional<std::int64_t> first_difference(const Report& a, const Report& b) {
-  const auto first = [](const Report& of) {
-    return count(of, Rendezvous::kOperation) - static_cast<std::int64_t>(of.issued.size()) + 1;
+/// Two ranks that have issued something else at one number.
+struct Difference {
+  std::int64_t number = std::numeric_limits<std::int64_t>::max();
+  std::size_t first = 0;
+  std::size_t second = 0;
+};
+
+/// The lowest number, of those that two ranks remember, at which any two differ, and the lowest two
+/// there.
+std::optional<Difference> first_difference(const std::vector<Report>& reports) {
+  struct First {
+    std::uint64_t hash;
+    std::size_t rank;
   };
-  const std::int64_t last =
-      std::min(count(a, Rendezvous::kOperation), count(b, Rendezvous::kOperation));
-  for (std::int64_t number = std::max(first(a), first(b)); number <= last; ++number) {
-    if (a.issued[static_cast<std::size_t>(number - first(a))].hash !=
-        b.issued[static_cast<std::size_t>(number - first(b))].hash)
-      return number;
+  std::unordered_map<std::int64_t, First> issued;  // by number
+  Difference found;
+  for (std::size_t rank = 0; rank < reports.size(); ++rank) {
+    std::int64_t number = count(reports[rank], Rendezvous::kOperation) -
+                          static_cast<std::int64_t>(reports[rank].hashes.size());
+    for (const std::uint64_t hash : reports[rank].hashes) {
+      const First& first = issued.try_emplace(++number, First{hash, rank}).first->second;
+      if (first.hash != hash && number < found.number) found = {number, first.rank, rank};
+    }
   }
-  return std::nullopt;
+  return found.second > 0 ? std::optional(found) : std::nullopt;
 }
 
 std::string issued_at(const Report& report, std::int64_t number) {
-  const std::int64_t back = count(report, Rendezvous::kOperation) - number;
-  return report.issued[report.issued.size() - 1 - static_cast<std::size_t>(back)].what;
+  const auto back = static_cast<std::size_t>(count(report, Rendezvous::kOperation) - number);
+  if (back >= report.words.size()) return core::message("operation ", number);
+  return report.words[report.words.size() - 1 - back];
 }
 
 bool misses(const Report& waiting, const Report& other) {
@@ -54,10 +73,34 @@ std::string line_of(const Report& report, std::size_t rank,
   std::string text = core::message("rank ", rank, " of the mesh ");
   const std::int64_t issued = count(report, Rendezvous::kOperation);
   text += core::message("has issued ", issued, " operations");
-  if (!report.issued.empty()) text += ", last " + report.issued.back().what;
+  if (!report.words.empty()) text += ", last " + report.words.back();
   if (!report.over.empty())
     return text + ", and is over: " + beginning(report.over, most_of_reason);
   return text + (report.awaited ? ", and waits for " + report.where : ", and waits for nobody");
+}
+
+/// By rank: whether it is over, or waits for one of these. Of those that wait, who waits for none
+/// of them may still come on.
+std::vector<bool> stuck_ranks(const std::vector<Report>& reports) {
+  std::vector<bool> stuck;
+  for (const Report& report : reports) stuck.push_back(report.awaited || !report.over.empty());
+  for (bool changed = true; changed;) {
+    changed = false;
+    std::array<std::int64_t, kNumRendezvous> least{};  // that a stuck rank has come to
+    least.fill(std::numeric_limits<std::int64_t>::max());
+    for (std::size_t rank = 0; rank < reports.size(); ++rank) {
+      for (std::size_t what = 0; stuck[rank] && what < least.size(); ++what)
+        least[what] = std::min(least[what], reports[rank].reached[what]);
+    }
+    for (std::size_t rank = 0; rank < reports.size(); ++rank) {
+      const Report& report = reports[rank];
+      if (!stuck[rank] || !report.over.empty()) continue;
+      if (least[static_cast<std::size_t>(*report.awaited)] < report.number) continue;
+      stuck[rank] = false;
+      changed = true;
+    }
+  }
+  return stuck;
 }
 
 std::string age_of(const Report& report, std::int64_t now_ms) {
@@ -76,16 +119,32 @@ std::string first_of(const std::vector<std::string>& all, const std::string& sep
 
 }  // namespace
 
+void Report::issue(const std::string& what) {
+  core::Hasher hasher;
+  if (!hashes.empty()) hasher.add(static_cast<std::int64_t>(hashes.back()));
+  hashes.push_back(hasher.add(what).value());
+  if (hashes.size() > kMostHashes) hashes.pop_front();
+  words.push_back(what);
+  if (words.size() > kMostWords) words.pop_front();
+  ++reached[static_cast<std::size_t>(Rendezvous::kOperation)];
+}
+
 std::string to_text(const Report& report) {
-  nlohmann::json issued = nlohmann::json::array();
-  for (const Report::Issued& one : report.issued) issued.push_back({one.hash, one.what});
+  std::string hashes;
+  for (const std::uint64_t hash : report.hashes) {
+    std::array<char, kHashDigits> digits{};
+    const char* end = std::to_chars(digits.begin(), digits.end(), hash, 16).ptr;
+    const auto size = static_cast<std::size_t>(end - digits.data());
+    hashes.append(kHashDigits - size, '0').append(digits.data(), size);
+  }
   return nlohmann::json{{"reached", report.reached},
                         {"awaited", report.awaited ? static_cast<int>(*report.awaited) : -1},
                         {"number", report.number},
                         {"where", report.where},
                         {"over", report.over},
                         {"told_ms", report.told_ms},
-                        {"issued", issued}}
+                        {"hashes", hashes},
+                        {"words", report.words}}
       .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
@@ -99,40 +158,37 @@ Report report_from(const std::string& text) {
   report.where = json.at("where");
   report.over = json.at("over");
   report.told_ms = json.at("told_ms");
-  for (const nlohmann::json& one : json.at("issued"))
-    report.issued.push_back({one.at(0), one.at(1)});
+  const std::string hashes = json.at("hashes");
+  for (std::size_t at = 0; at < hashes.size(); at += kHashDigits)
+    report.hashes.push_back(std::stoull(hashes.substr(at, kHashDigits), nullptr, 16));
+  report.words = json.at("words");
   return report;
 }
 
-std::string in_vain(const std::vector<Report>& reports, std::size_t self) {
-  const Report& own = reports[self];
+// Why old reports give no false verdict. All ranks come to all rendezvous, of whatever kind, in one
+// order. So what a rank has come to is a position in one sequence, and it only grows; who waits has
+// come to what it waits for. A rank that misses another has then told a later position than that
+// one, whenever each of them told. A stuck rank misses a stuck one, that one a third, at ever
+// earlier positions: so in the end one that is over, whose position is its last, and whoever is
+// beyond that waits for what never comes. A circle is possible only where ranks have left the one
+// order, and no report undoes that. The same holds for hashes: those at one number never change.
+std::string in_vain(const std::vector<Report>& reports) {
+  if (const std::optional<Difference> found = first_difference(reports)) {
+    const std::string first = issued_at(reports[found->first], found->number);
+    const std::string second = issued_at(reports[found->second], found->number);
+    if (first == second)  // the words are not told any more, or the difference is older
+      return core::message("rank ", found->first, " of the mesh has issued other operations than ",
+                           "rank ", found->second, ", up to operation ", found->number);
+    return core::message("rank ", found->first, " of the mesh has issued ", first, " where rank ",
+                         found->second, " has issued ", second);
+  }
+  const std::vector<bool> stuck = stuck_ranks(reports);
   for (std::size_t rank = 0; rank < reports.size(); ++rank) {
-    if (const auto number = first_difference(own, reports[rank])) {
-      return core::message("rank ", self, " of the mesh has issued ", issued_at(own, *number),
-                           " where rank ", rank, " has issued ", issued_at(reports[rank], *number));
-    }
-  }
-  // Of those that wait, who does not wait for one of them may still come on.
-  std::vector<bool> stuck;
-  for (const Report& report : reports) stuck.push_back(report.awaited || !report.over.empty());
-  const auto waits_for_a_stuck_one = [&](std::size_t rank) {
+    if (!stuck[rank] || !reports[rank].over.empty()) continue;
     for (std::size_t other = 0; other < reports.size(); ++other) {
-      if (stuck[other] && misses(reports[rank], reports[other])) return true;
+      if (stuck[other] && misses(reports[rank], reports[other]))
+        return line_of(reports[rank], rank) + "; " + line_of(reports[other], other);
     }
-    return false;
-  };
-  for (bool changed = true; changed;) {
-    changed = false;
-    for (std::size_t rank = 0; rank < reports.size(); ++rank) {
-      if (!stuck[rank] || !reports[rank].over.empty() || waits_for_a_stuck_one(rank)) continue;
-      stuck[rank] = false;
-      changed = true;
-    }
-  }
-  if (!stuck[self]) return {};
-  for (std::size_t other = 0; other < reports.size(); ++other) {
-    if (stuck[other] && misses(own, reports[other]))
-      return line_of(own, self) + "; " + line_of(reports[other], other);
   }
   return {};
 }

@@ -3,18 +3,17 @@
 #include <c10/util/Exception.h>
 #include <unistd.h>
 
-#include <optional>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <algorithm>
 #include <tuple>
-#include <utility>
 
 #include "dmuon/core/error.h"
-#include "dmuon/core/hash.h"
 
 namespace dmuon::engine {
 namespace {
 
-constexpr std::size_t kMostIssued = 256;  // more than are ever in flight
+using std::chrono::steady_clock;
+
+constexpr int kLooksPerMs = 2;  // of all ranks together
 const std::string kInVain = "dmuon: ranks wait for each other in vain: ";
 
 std::int64_t wall_clock_ms() {
@@ -29,11 +28,10 @@ Watch::Watch(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
     : reports_(static_cast<std::size_t>(size)),
       rank_(static_cast<std::size_t>(rank)),
       give_up_(std::move(give_up)),
-      interval_(interval),
+      interval_(std::max(interval, std::chrono::milliseconds(size / kLooksPerMs))),
       process_(getpid()) {
   if (!store || size == 1) return;
-  store_ = store->clone();
-  for (int other = 0; other < size; ++other) keys_.push_back(core::message("dmuon watch ", other));
+  board_.emplace(store, rank_, reports_.size());
   thread_ = std::thread([this] { run(); });
 }
 
@@ -52,18 +50,20 @@ Watch::~Watch() {
   thread_.join();
 }
 
+// A forked child has a copy of the thread's handle, and no thread.
+bool Watch::is_watched() const { return thread_.joinable() && getpid() == process_; }
+
 std::int64_t Watch::reach(Rendezvous what, const std::string& described) {
   const std::scoped_lock lock(mutex_);
+  std::int64_t& reached = own_.reached[static_cast<std::size_t>(what)];
   if (what == Rendezvous::kOperation) {
-    core::Hasher hasher;
-    if (!own_.issued.empty()) hasher.add(static_cast<std::int64_t>(own_.issued.back().hash));
-    own_.issued.push_back({hasher.add(described).value(), described});
-    if (own_.issued.size() > kMostIssued) own_.issued.pop_front();
+    own_.issue(described);
+  } else {
+    ++reached;
   }
-  dirty_ = true;
   left_.reset();  // it has come back from where it left to
   await_outside();
-  return ++own_.reached[static_cast<std::size_t>(what)];
+  return reached;
 }
 
 std::int64_t Watch::num_operations() {
@@ -80,6 +80,7 @@ void Watch::leave(const std::string& described) {
 
 // What is left to await when this rank waits for nothing of dmuon's.
 void Watch::await_outside() {
+  ++wait_;
   own_.awaited.reset();
   if (!left_) return;
   own_.awaited = Rendezvous::kOperation;
@@ -105,13 +106,12 @@ Watch::Waiting::Waiting(Watch* watch, Rendezvous what, std::int64_t number, std:
   watch_->own_.awaited = what;
   watch_->own_.number = number;
   watch_->own_.where = std::move(where);
-  watch_->dirty_ = true;
+  ++watch_->wait_;
 }
 
 Watch::Waiting::~Waiting() {
   const std::scoped_lock lock(watch_->mutex_);
   watch_->await_outside();
-  watch_->dirty_ = true;
 }
 
 void Watch::Waiting::check() const {
@@ -129,20 +129,19 @@ void Watch::Waiting::check() const {
 
 std::string Watch::Waiting::attendance() const {
   Watch& watch = *watch_;
-  if (!watch.thread_.joinable() || getpid() != watch.process_) return {};
-  const auto patience = 2 * watch.interval_;
+  if (!watch.is_watched()) return {};
+  const Time begin = steady_clock::now();
+  const Time end = begin + 4 * watch.interval_;
   std::unique_lock lock(watch.mutex_);
-  // A rank tells within an interval what it has come to: where a wait fails at once, none is named
-  // that is here but has not told yet.
-  watch.changed_->wait_until(lock, began_ + patience, [&] { return watch.lost_; });
-  const std::int64_t asked = ++watch.num_asked_;
-  watch.changed_->notify_all();
-  const bool ended = watch.changed_->wait_for(
-      lock, patience, [&] { return watch.lost_ || watch.num_answered_ >= asked; });
+  bool answered = watch.ask(lock, &watch.asks_ring_, end);
+  if (answered) {
+    // All others tell within an interval, and the half of one more if they are busy.
+    watch.changed_->wait_until(lock, begin + 3 * watch.interval_ / 2, [&] { return watch.lost_; });
+    answered = watch.ask(lock, &watch.asks_reports_, end);
+  }
   std::vector<Report> reports = watch.reports_;
   reports[watch.rank_] = watch.own_;
   reports[watch.rank_].over.clear();  // which the error says already
-  const bool answered = ended && !watch.lost_;
   lock.unlock();
   return "\n" + engine::attendance(reports, watch.rank_, wall_clock_ms()) +
          (answered ? "" : "\n  (the store does not answer: what ranks told since is unknown)");
@@ -150,66 +149,100 @@ std::string Watch::Waiting::attendance() const {
 
 void Watch::over(const std::string& why) {
   std::unique_lock lock(mutex_);
-  if (!thread_.joinable() || !own_.over.empty()) return;
+  if (!is_watched() || !own_.over.empty()) return;
   own_.over = why;
-  dirty_ = true;
+  ask(lock, &asks_ring_, steady_clock::now() + 2 * interval_);
+}
+
+// Has the thread do something at once. @returns whether it has, before the end.
+bool Watch::ask(std::unique_lock<std::mutex>& lock, bool* what, Time end) {
+  *what = true;
+  const std::int64_t asked = ++num_asked_;
   changed_->notify_all();
-  changed_->wait_for(lock, 2 * interval_,
-                     [this] { return !dirty_ || lost_; });  // told, if it can be
+  changed_->wait_until(lock, end, [&] { return lost_ || num_answered_ >= asked; });
+  return !lost_ && num_answered_ >= asked;
+}
+
+Report Watch::report() const {
+  Report report = own_;
+  report.told_ms = wall_clock_ms();
+  return report;
 }
 
 void Watch::run() {
   std::unique_lock lock(mutex_);
-  while (!ends_) {
-    changed_->wait_for(lock, interval_, [this] {
-      return ends_ || (!own_.over.empty() && dirty_) || num_answered_ < num_asked_;
-    });
-    try {
-      if (!exchange(lock)) continue;
-    } catch (const std::exception&) {  // no store, no watch
-      if (!lock.owns_lock()) lock.lock();
-      lost_ = true;
-      changed_->notify_all();
-      return;
+  try {
+    const Report first = report();
+    lock.unlock();
+    board_->tell(first);
+    lock.lock();
+    while (true) {
+      changed_->wait_for(lock, interval_, [this] { return ends_ || num_answered_ < num_asked_; });
+      if (ends_) return;
+      if (num_answered_ < num_asked_) {
+        answer(lock);
+      } else {
+        look(lock);
+      }
     }
-    if (own_.awaited && in_vain_.empty()) {
-      reports_[rank_] = own_;
-      in_vain_ = in_vain(reports_, rank_);
-      // Where it is, nothing of dmuon's can raise; what raises there in the end has no names.
-      if (left_ && own_.where == left_->second && !in_vain_.empty()) TORCH_WARN(kInVain, in_vain_);
-    }
+  } catch (const std::exception&) {  // no store, no watch
+    if (!lock.owns_lock()) lock.lock();
+    lost_ = true;
+    changed_->notify_all();
   }
 }
 
-// Tells what has changed and, while this rank waits, reads what the others tell.
-// @returns whether it has read what all of them have told.
-bool Watch::exchange(std::unique_lock<std::mutex>& lock) {
-  const bool tells = std::exchange(dirty_, false);
-  if (tells) own_.told_ms = wall_clock_ms();
-  const std::string text = tells ? to_text(own_) : "";
+void Watch::answer(std::unique_lock<std::mutex>& lock) {
   const std::int64_t asked = num_asked_;
-  const bool must = num_answered_ < asked;
-  // Not where it has only just come to wait: it mostly goes on.
-  const bool stays = own_.awaited && std::exchange(looked_at_, own_.number) == own_.number;
-  const bool reads = stays || must;
+  const bool rings = std::exchange(asks_ring_, false);
+  const bool reads = std::exchange(asks_reports_, false);
+  const Report own = report();
   lock.unlock();
-  std::vector<std::vector<std::uint8_t>> texts(keys_.size());
-  if (tells) store_->set(keys_[rank_], std::vector<std::uint8_t>(text.begin(), text.end()));
-  const bool all = reads && store_->check(keys_);
-  if (all) {
-    texts = store_->multiGet(keys_);
-  } else if (must) {
-    for (std::size_t rank = 0; rank < keys_.size(); ++rank)
-      if (store_->check({keys_[rank]})) texts[rank] = store_->get(keys_[rank]);
+  if (rings) {
+    board_->tell(own);
+    board_->bell(true);
   }
+  std::vector<Report> reports;
+  if (reads) reports = board_->reports();
   lock.lock();
-  for (std::size_t rank = 0; rank < texts.size(); ++rank) {
-    if (!texts[rank].empty())
-      reports_[rank] = report_from({texts[rank].begin(), texts[rank].end()});
-  }
+  if (reads) reports_ = std::move(reports);
   num_answered_ = asked;
   changed_->notify_all();
-  return all;
+}
+
+// Every rank that is stuck has told and rung for its last wait: the last to ring judges at once,
+// and knows all, unless another one has claimed to judge since this one last asked. Two looks after
+// a ring every rank has told, also one that has issued something else and waits for nobody: then
+// somebody judges in any case. Only a rank that dies between claim and verdict takes that with it,
+// until the next ring.
+void Watch::look(std::unique_lock<std::mutex>& lock) {
+  // Not where it has only just come to wait: it mostly goes on.
+  const bool stays = std::exchange(looked_at_, wait_) == wait_ && own_.awaited;
+  const bool rings = stays && std::exchange(rung_for_, wait_) != wait_;
+  const bool searches = in_vain_.empty();
+  const Report own = report();
+  lock.unlock();
+  if (rings) board_->tell(own);  // before it rings: who hears it may read at once
+  heard_ = {board_->bell(rings), heard_[0], heard_[1]};
+  if (!rings && heard_[0] != heard_[1]) board_->tell(own);
+  std::vector<Report> reports;
+  std::string verdict;
+  if (searches && Board::is_published(heard_[0])) {
+    verdict = board_->verdict();
+  } else if (searches && stays && (rings || board_->judged() < heard_[2]) &&
+             board_->claim(heard_[2], heard_[0])) {
+    reports = board_->reports();
+    verdict = in_vain(reports);
+    if (!verdict.empty()) board_->publish(verdict);
+  }
+  lock.lock();
+  if (!reports.empty()) reports_ = std::move(reports);
+  if (searches) in_vain_ = std::move(verdict);
+  // Where it has left, nothing of dmuon's can raise; what raises there in the end has no names.
+  const bool outside = stays && left_ && own_.where == left_->second;
+  if (outside && !in_vain_.empty() && !std::exchange(warned_, true)) {
+    TORCH_WARN(kInVain, in_vain_);
+  }
 }
 
 }  // namespace dmuon::engine

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -13,13 +14,20 @@
 #include <utility>
 #include <vector>
 
+#include "dmuon/engine/board.h"
 #include "dmuon/engine/report.h"
 
 namespace dmuon::engine {
 
 /// Finds out, while ranks wait for each other, whether they do so in vain, so that a disagreement
-/// is an error on every rank within seconds and not a timeout. A thread tells the others, through a
-/// store, what this rank has come to and what it waits for; while it waits, it reads theirs.
+/// is an error on every rank within seconds and not a timeout.
+///
+/// A thread looks at the Board once an interval. While nobody waits for longer than that, it only
+/// listens to the bell: one request of some bytes. A rank that waits at two looks in a row tells
+/// what it has come to and what it waits for, and rings, once for that wait; who hears a ring tells
+/// too. One of those that wait so long then reads what all have told, and judges for all: when it
+/// has rung itself, and two looks after a ring, when all have told. A verdict is heard like a ring,
+/// and every rank that waits, or comes to wait later, raises it.
 ///
 /// Thread-safe; in a forked child it does nothing. Where the store cannot be reached nothing is
 /// found out; timeouts remain.
@@ -27,7 +35,7 @@ class Watch {
  public:
   /// @param store     null: a rank alone, which waits for nobody. Else its own connection is made.
   /// @param give_up   called where a wait is in vain: nothing can be sent afterwards.
-  /// @param interval  between two looks.
+  /// @param interval  between two looks, or more: ranks together look at most 2,000 times a second.
   Watch(
       const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
       std::function<void()> give_up = [] {},
@@ -67,39 +75,49 @@ class Watch {
     /// @throws CommError if it is in vain; every rank that waits hears of it.
     void check() const;
 
-    /// Who has not come, and what each rank told last: what the store holds, or, where it does not
+    /// Who has not come, and what each rank says when it is asked now: or, where the store does not
     /// answer in time, what is known. Empty for a rank alone.
     std::string attendance() const;
 
    private:
     Watch* watch_;
-    std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
   };
 
   /// This rank comes to nothing more; others that wait for it raise.
   void over(const std::string& why);
 
  private:
+  using Time = std::chrono::steady_clock::time_point;
+
   void run();
-  bool exchange(std::unique_lock<std::mutex>& lock);
+  void look(std::unique_lock<std::mutex>& lock);
+  void answer(std::unique_lock<std::mutex>& lock);
+  bool ask(std::unique_lock<std::mutex>& lock, bool* what, Time end);
+  Report report() const;
   void await_outside();
+  bool is_watched() const;
 
   std::mutex mutex_;
   std::unique_ptr<std::condition_variable> changed_ = std::make_unique<std::condition_variable>();
   Report own_;
   // What it has left to, by number and words, if it has not come back.
   std::optional<std::pair<std::int64_t, std::string>> left_;
-  std::int64_t looked_at_ = -1;  // the number awaited at the last look
-  bool dirty_ = true;
+  std::int64_t wait_ = 0;       // the number of this wait, or of what comes between two
+  std::int64_t looked_at_ = 0;  // the wait at the last look
+  std::int64_t rung_for_ = 0;   // the newest wait for which this rank has rung
   bool ends_ = false;
-  bool lost_ = false;           // the store
-  std::int64_t num_asked_ = 0;  // how often the thread was asked to read
+  bool lost_ = false;  // the store
+  // What the thread is asked to do at once: to tell and ring, to read all reports.
+  bool asks_ring_ = false;
+  bool asks_reports_ = false;
+  std::int64_t num_asked_ = 0;
   std::int64_t num_answered_ = 0;
   std::string in_vain_;
-  std::vector<Report> reports_;
-  c10::intrusive_ptr<c10d::Store> store_;
+  bool warned_ = false;
+  std::vector<Report> reports_;          // as they were read last
+  std::optional<Board> board_;           // the thread's
+  std::array<std::int64_t, 3> heard_{};  // what the bell showed at the last looks, newest first
   std::size_t rank_;
-  std::vector<std::string> keys_;
   std::function<void()> give_up_;
   std::chrono::milliseconds interval_;
   pid_t process_;
