@@ -74,7 +74,7 @@ TEST_P(EngineAgreement, IsKeptUntilGradientsChange) {
     EXPECT_EQ(engine->agree({0, 9}).host_squared_norm, 4);
     engine->scale_gradients(0.5);
     EXPECT_EQ(engine->agree({0, 9}).host_squared_norm, 1);
-    engine->forget_verdict();
+    engine->end_step();
     EXPECT_EQ(engine->agree({0, 9}).host_squared_norm, 9);
   });
 }
@@ -95,7 +95,7 @@ TEST_P(EngineAgreement, RaisesOnEveryRankWhereOneIssuedMoreThanTheOthers) {
     forward();
     forward();
     EXPECT_NO_THROW(engine->agree({}));
-    engine->forget_verdict();
+    engine->end_step();
     if (rank == size - 1) forward();
     EXPECT_THROW(engine->agree({}), core::InvalidArgument);
   });

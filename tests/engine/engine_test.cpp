@@ -169,7 +169,7 @@ TEST_P(EngineOnMesh, LetsRanksSkipUnitsOnceTraced) {
       model.step(parts[static_cast<std::size_t>(rank)], 1);
       engine.agree({});
       expect_gradients(engine, 1, factors);
-      engine.forget_verdict();
+      engine.end_step();
     }
     EXPECT_EQ(engine.statistics().at("comparisons"), compared);
   });
@@ -201,7 +201,7 @@ TEST_P(EngineOnMesh, FollowsANewOrderAfterComparingIt) {
       expect_gradients(engine, 1, {mean_scale(), mean_scale(), mean_scale()});
       const bool compares = engine.statistics().at("comparisons") > compared;
       EXPECT_EQ(compares, step < 2) << "step " << step;  // deviates, traces, replays, replays
-      engine.forget_verdict();
+      engine.end_step();
     }
   });
 }
@@ -237,7 +237,7 @@ TEST_P(EngineOnMesh, TrainsOnAfterABackwardThatRaised) {
       model.step(kAll, rank + 1);
       engine.agree({});
       expect_gradients(engine, 1, {mean_scale(), mean_scale(), mean_scale()});
-      engine.forget_verdict();
+      engine.end_step();
     }
   });
 }

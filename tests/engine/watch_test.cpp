@@ -127,8 +127,9 @@ TEST(Watch, SaysWhoHasNotComeWhereAWaitFails) {
             why, {"timed out\n", "Not come to what is awaited (operation 2): rank 2 of the mesh.",
                   "rank 2 of the mesh has issued 1 operations, last publish of 'a', and waits for "
                   "nobody; told ",
-                  "rank 0 of the mesh has issued 2 operations, last route of 'b', and waits for ",
-                  "rank 1 of the mesh has issued 2 operations, last route of 'b', and waits for "}))
+                  "rank 0 of the mesh has issued 2 operations, last route of 'b', and ",
+                  "rank 1 of the mesh has issued 2 operations, last route of 'b', and ",
+                  "and waits for what is awaited; this rank"}))
             << why;
         EXPECT_FALSE(contains_all(why, {"the store does not answer"})) << why;
       }

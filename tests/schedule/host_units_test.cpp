@@ -127,6 +127,24 @@ TEST_F(HostResolver, LeavesToTheHostBeforeAUseAfterABackwardAndAtTheEndOfAllOfIt
             "leave at the end");
 }
 
+// A rank that skipped what is before it may give it inputs that need no gradient; its autograd then
+// does not come to the end of the unit's backward, after which the host framework reduces.
+TEST_F(HostResolver, ComparesWhereABackwardHasNoEndOfItsOwn) {
+  Resolver resolver = make_host();
+  forward(&resolver, {kB, kC});
+  recorder_.take();
+  resolver.begin_backward();
+  resolver.before_backward(kC);
+  resolver.after_backward(kC);
+  resolver.before_backward(kB);
+  recorder_.take();
+  resolver.end_backward();
+  EXPECT_EQ(recorder_.take(),
+            "compare the end, reshard 1, route intra 1, finish route 1, leave after backward of 1, "
+            "publish intra 0, await weights 0, reshard 0, route intra 0, finish route 0, "
+            "leave at the end");
+}
+
 TEST_F(HostResolver, ComparesOnlyWhereAllOfAPassIsTraced) {
   Resolver resolver = make_host();
   forward(&resolver, {kA, kB, kC});
@@ -147,7 +165,8 @@ TEST_F(HostResolver, ComparesAtTheEndOfAPassThatLeavesAHostUseOut) {
     resolver.end_pass();
     EXPECT_EQ(recorder_.take(),
               "publish intra 0, await weights 0, reshard 0, compare the end, "
-              "publish intra 1, await weights 1, reshard 1, publish intra 2, await weights 2");
+              "publish intra 1, await weights 1, leave before use of 1, reshard 1, "
+              "publish intra 2, await weights 2");
   }
   for (const std::vector<UnitIndex>& used : {std::vector<UnitIndex>{kC}, {}}) {
     Resolver resolver = make_host();
@@ -155,7 +174,8 @@ TEST_F(HostResolver, ComparesAtTheEndOfAPassThatLeavesAHostUseOut) {
     EXPECT_EQ(recorder_.take(),
               "publish intra 2, await weights 2, reshard 2, route intra 2, finish route 2, "
               "compare the end, "
-              "publish intra 1, await weights 1, reshard 1, route intra 1, finish route 1, "
+              "publish intra 1, await weights 1, leave before use of 1, "
+              "reshard 1, route intra 1, finish route 1, leave after backward of 1, "
               "publish intra 0, await weights 0, reshard 0, route intra 0, finish route 0, "
               "leave at the end");
   }

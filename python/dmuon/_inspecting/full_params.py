@@ -35,9 +35,9 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
     runtime = runtime_of(model, "full_params")
     if runtime.whole:
         raise ValueError("full_params: model: expected one context at a time, got a nested one")
+    runtime.engine.meet("full_params")
     with agreement(runtime.ranks, "full_params") as facts:
         facts.append(f"writeback={bool(writeback)}")
-    runtime.engine.settle()
     runtime.show_placeholders()  # a backward that raised has left weights in their places
     for sharded in fsdp_modules(model):
         sharded.reshard()

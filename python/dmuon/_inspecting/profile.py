@@ -203,4 +203,5 @@ def profile(model: nn.Module) -> Iterator[Profile]:
         recorder.close()
         rows = runtime.engine.stop_profile()
         _profiled.discard(runtime)
+    runtime.engine.meet("profile")
     found._take(all_gather(runtime.ranks, recorder.record(rows)), runtime)

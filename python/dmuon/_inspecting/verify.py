@@ -134,6 +134,7 @@ def verify(model: nn.Module, opt: Muon) -> Verification:
         ValueError: the optimizer is not this model's, or gradients wait for a step.
     """
     runtime = runtime_of(model, "verify")
+    runtime.engine.meet("verify")
     with agreement(runtime.ranks, "verify"):
         if not isinstance(opt, Muon) or opt._runtime is not runtime:
             raise ValueError("verify: opt: expected the dmuon.Muon of this model, got another optimizer")
@@ -143,7 +144,6 @@ def verify(model: nn.Module, opt: Muon) -> Verification:
                 f"verify: model: expected no gradients that wait for a step, got {len(waiting)} matrices with some. "
                 "Call it before backward, or after step() and zero_grad()."
             )
-    runtime.engine.settle()
     with torch.no_grad():
         publication = _worst(runtime, _publication_differences(runtime))
         routing = _worst(runtime, _routing_differences(runtime))

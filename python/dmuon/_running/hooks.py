@@ -14,13 +14,14 @@ from dmuon._running.structures import map_tensors, tensors_requiring_grad
 
 def add_hooks(runtime: Runtime) -> None:
     """Hooks the model and the modules of its units, for as long as they live."""
-    # Registered after fully_shard and prepended, ours run outside FSDP2's: what a skipped unit owes is issued
-    # before FSDP2 can block the host.
+    # Registered after fully_shard, and prepended, ours run before FSDP2's: what a skipped unit owes is issued before
+    # FSDP2 can block the host. In a backward too: the inputs are watched inside of what FSDP2 does with them.
     for index, unit in enumerate(runtime.units):
-        unit.module.register_forward_pre_hook(_before(runtime, index), prepend=True, with_kwargs=True)
+        unit.module.register_forward_pre_hook(_before(runtime, index), prepend=True)
+        unit.module.register_forward_pre_hook(_watch_inputs(runtime, index), with_kwargs=True)
         unit.module.register_forward_hook(_after(runtime, index), prepend=True, always_call=True)
     runtime.model.register_forward_pre_hook(_begin(runtime), prepend=True)
-    runtime.model.register_forward_hook(_end(runtime), prepend=True)
+    runtime.model.register_forward_hook(_end(runtime), prepend=True, always_call=True)
     for module in {place.module: None for matrix in runtime.matrices for place in matrix.places}:
         module.register_state_dict_pre_hook(_refuse_state_dict(runtime, "state_dict()"))
         module.register_load_state_dict_pre_hook(_refuse_state_dict(runtime, "load_state_dict()"))
@@ -56,6 +57,7 @@ def _begin(runtime: Runtime) -> Any:
 def _end(runtime: Runtime) -> Any:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def end(module: nn.Module, args: Any, output: Any) -> None:
+        runtime.engine.end_forward()
         if torch.is_grad_enabled():
             runtime.engine.watch_root_outputs(tensors_requiring_grad(output))
 
@@ -64,19 +66,26 @@ def _end(runtime: Runtime) -> Any:
 
 def _before(runtime: Runtime, index: int) -> Any:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def before(module: nn.Module, args: Any) -> None:
         runtime.refuse_inside_full_params("a forward")
-        if runtime.units[index].host and _C.in_backward():
-            _refuse_second_recomputation(runtime, index)
         runtime.engine.before_forward(index)
+        if runtime.units[index].host and _C.in_backward() and torch.is_grad_enabled():
+            _refuse_second_recomputation(runtime, index)
         runtime.weights[index].show_weights()
+
+    return before
+
+
+def _watch_inputs(runtime: Runtime, index: int) -> Any:
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def watch(module: nn.Module, args: Any, kwargs: Any) -> Any:
         inputs = tensors_requiring_grad((args, kwargs)) if torch.is_grad_enabled() else []
         if not inputs:
             return None
         watched = dict(zip(map(id, inputs), runtime.engine.watch_inputs(index, inputs), strict=True))
         return map_tensors((args, kwargs), lambda tensor: watched.get(id(tensor), tensor))
 
-    return before
+    return watch
 
 
 def _refuse_second_recomputation(runtime: Runtime, index: int) -> None:

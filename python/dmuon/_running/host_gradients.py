@@ -70,6 +70,23 @@ def _squared_norm(tensors: list[torch.Tensor]) -> float:
     return float(torch.stack(list(found)).square().sum())
 
 
+def discard_partial_sums(modules: Sequence[FSDPModule]) -> None:
+    """Throws away what FSDP2 has kept under no_sync, which it would add to the next synchronised backward's gradients.
+
+    Raises:
+        ValueError: this PyTorch keeps it elsewhere.
+    """
+    for module in modules:
+        for group in getattr(module._get_fsdp_state(), "_fsdp_param_groups", [None]):
+            if not hasattr(group, "_partial_reduce_output"):
+                raise ValueError(
+                    "dmuon: zero_grad() after a backward under no_sync: FSDP2 keeps its own partial sums over the "
+                    "replicates, and where is not known for this PyTorch. Expected: zero_grad() after a backward "
+                    "outside of no_sync."
+                )
+            group._partial_reduce_output = None
+
+
 def fsdp_modules(model: nn.Module) -> list[FSDPModule]:
     """The modules of `model` under fully_shard."""
     return [module for module in model.modules() if isinstance(module, FSDPModule)]

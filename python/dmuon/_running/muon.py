@@ -12,7 +12,7 @@ import torch.nn as nn
 from dmuon import _C
 from dmuon._planning.owner_plan import Plan
 from dmuon._running.adamw import InnerAdamW, checked_adamw_groups
-from dmuon._running.host_gradients import fsdp_modules
+from dmuon._running.host_gradients import discard_partial_sums, fsdp_modules
 from dmuon._running.runtime import find_runtime
 from dmuon._running.start import check_host_parameters, check_units, start
 from dmuon._running.step_agreement import StepAgreement
@@ -218,7 +218,7 @@ class Muon(torch.optim.Optimizer):
                     "dmuon: a gradient is not finite on some rank; step skipped on all (%d so far)",
                     self.skipped_steps,
                 )
-        runtime.engine.forget_verdict()
+        runtime.engine.end_step()
         return loss
 
     def _muon_groups(self, has_gradient: list[bool]) -> tuple[list[_C.MuonGroup], list[int]]:
@@ -247,12 +247,10 @@ class Muon(torch.optim.Optimizer):
                 )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears all gradients, the owners' accumulated ones too."""
-        if self._runtime.host_misses_partial_sums() and self._runtime.ranks.slot == 0:
-            logger.warning(
-                "dmuon: zero_grad() after a backward under no_sync: FSDP2 keeps its own partial sums over the "
-                "replicates and adds them to the next synchronised backward. Clear after one outside of no_sync."
-            )
+        """Clears all gradients, the owners' accumulated ones and FSDP2's of `no_sync` too."""
+        if self._runtime.host_misses_partial_sums():
+            discard_partial_sums(self._fsdp_modules)
+            self._runtime.engine.forget_host_sums()
         for group in self.param_groups:
             for parameter in group["params"]:
                 if set_to_none or parameter.grad is None:

@@ -1,19 +1,26 @@
-// All ranks are at the same trigger, or none goes on: what a traced pass compares before it issues.
+// All ranks are at the same place, or none goes on: what a traced pass compares before it issues.
 
 #include "dmuon/core/error.h"
+#include "dmuon/core/hash.h"
 #include "dmuon/engine/engine.h"
 #include "dmuon/engine/stopwatch.h"
 
 namespace dmuon::engine {
 namespace {
 
-// Stands for a moment where a pass ends: a rank that wants more triggers than the others then meets
-// this one, and all of them can say so.
+// Of what is compared: the pass, the moment, the unit, and how many comparisons came before.
+using Place = std::array<std::int64_t, 4>;
+
+// Stand for a moment. Where a pass ends, a rank that wants more triggers than the others meets the
+// end, and all of them can say so. A call lies outside of passes; its unit is a hash of its name.
 constexpr int kEndOfPass = -1;
+constexpr int kCall = -2;
 constexpr int kNoPass = -1;
 
-std::string wish(std::int64_t moment, std::int64_t unit, const schedule::Layout& layout) {
-  if (moment == kEndOfPass) return "the end of a pass";
+std::string described(const Place& place, const schedule::Layout& layout) {
+  const auto [pass, moment, unit, count] = place;
+  if (moment == kCall) return "another call";
+  if (moment == kEndOfPass) return pass == kNoPass ? "the next forward" : "the end of a pass";
   constexpr const char* kMoments[] = {"the use of", "the end of the forward of",
                                       "the end of the backward of"};
   const core::UnitIndex index(unit);
@@ -25,30 +32,39 @@ std::string wish(std::int64_t moment, std::int64_t unit, const schedule::Layout&
 }  // namespace
 
 void Engine::compare(const std::optional<schedule::Trigger>& trigger) {
-  Stopwatch watch(seconds_["compare_s"]);
   const std::optional<schedule::Pass> open = resolver_.order().current();
-  const std::int64_t pass = open ? static_cast<int>(*open) : kNoPass;
-  const std::int64_t moment = trigger ? static_cast<int>(trigger->moment) : kEndOfPass;
-  const std::int64_t unit = trigger ? trigger->unit.value() : 0;
-  const auto all = mesh().order.all_gather({pass, moment, unit, num_compared_++},
-                                           "the comparison of a traced step");
+  const Place place{open ? static_cast<int>(*open) : kNoPass,
+                    trigger ? static_cast<int>(trigger->moment) : kEndOfPass,
+                    trigger ? trigger->unit.value() : 0, num_compared_++};
+  require_all_at(place, described(place, layout()));
+}
+
+void Engine::meet(const std::string& call) {
+  settle();
+  const auto name = static_cast<std::int64_t>(core::Hasher().add(call).value());
+  require_all_at({kNoPass, kCall, name, num_compared_++}, call);
+}
+
+void Engine::require_all_at(const std::array<std::int64_t, 4>& place, const std::string& what) {
+  Stopwatch watch(seconds_["compare_s"]);
+  const std::string where = core::message(what, " in step ", executor_.step());
+  const std::vector<Place> all = mesh().order.all_gather(place, where);
+  const auto text = [&](const Place& of) { return of == place ? what : described(of, layout()); };
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
-    throw core::InvalidArgument(
-        core::message("dmuon: ranks disagree in a traced step: rank 0 of the mesh is at ",
-                      wish(all[0][1], all[0][2], layout()), ", rank ", rank, " is at ",
-                      wish(all[rank][1], all[rank][2], layout()),
-                      ". Expected: in the first step, and in a step that uses modules in a new "
-                      "order, all ranks use the same "
-                      "modules in the same order. Later a rank may skip modules."));
+    throw core::InvalidArgument(core::message(
+        "dmuon: ranks disagree in step ", executor_.step(), ": rank 0 of the mesh is at ",
+        text(all[0]), ", rank ", rank, " is at ", text(all[rank]),
+        ". Expected: in the first step, and in a step that uses modules in a new order, all ranks "
+        "use the same modules in the same order. Later a rank may skip modules."));
   }
 }
 
 // What others then see of a rank that is waiting inside the host framework.
 void Engine::leave_to_host(const std::optional<schedule::Trigger>& use) {
-  if (use && resolver_.order().current() == schedule::Pass::kBackward) host_uses_.insert(use->unit);
-  leave(use ? core::message("collectives of fully_shard in '", layout().units[use->unit].name, "'")
-            : std::string("collectives of fully_shard at the end of a backward"));
+  const std::string where =
+      use ? core::message("in '", layout().units[use->unit].name, "'") : "at the end of a backward";
+  leave(core::message("collectives of fully_shard ", where, " in step ", executor_.step()));
 }
 
 }  // namespace dmuon::engine

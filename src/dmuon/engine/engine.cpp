@@ -48,6 +48,7 @@ void Engine::drain() {
 // gradients: zero_grad() may have come since.
 void Engine::settle() {
   take_turn();
+  if (resolver_.order().current() == Pass::kBackward) check_host_sums();
   backward_.reset();
   resolver_.settle();
 }
@@ -78,11 +79,19 @@ Engine::~Engine() { mesh().turn->give_up(this); }
 
 // ---- forward ----
 
-void Engine::begin_forward() {
-  if (in_backward()) return;
+void Engine::open_forward(bool whole) {
   settle();
   executor_.profile().set_phase(Phase::kForward);
-  resolver_.begin_forward(c10::GradMode::is_enabled());
+  resolver_.begin_forward(c10::GradMode::is_enabled(), whole);
+}
+
+// In a backward the model is recomputed, which is a part of that pass.
+void Engine::begin_forward() {
+  if (!in_backward()) open_forward(/*whole=*/true);
+}
+
+void Engine::end_forward() {
+  if (!in_backward()) resolver_.end_forward();
 }
 
 void Engine::before_forward(core::UnitIndex index) {
@@ -91,7 +100,7 @@ void Engine::before_forward(core::UnitIndex index) {
   if (in_backward()) {
     open_backward();
   } else if (!pass || pass == Pass::kBackward) {
-    begin_forward();
+    open_forward(/*whole=*/false);
   }
   resolver_.before_use(index);
 }
@@ -125,6 +134,7 @@ void Engine::open_backward() {
   if (resolver_.order().current() == Pass::kBackward && !backward_.expired()) return;
   settle();
   verdict_.reset();
+  host_mixes_ |= held_uses_ && cleared();
   take_new_gradients();
   executor_.profile().set_phase(Phase::kBackward);
   host_uses_.clear();
@@ -143,10 +153,17 @@ void Engine::take_new_gradients() {
   }
 }
 
+bool Engine::cleared() const {
+  const auto has_gradient = [](const at::Tensor& of) { return of.grad().defined(); };
+  const auto trains = [](const at::Tensor& of) { return of.requires_grad(); };
+  return std::any_of(placeholders_.begin(), placeholders_.end(), trains) &&
+         std::none_of(placeholders_.begin(), placeholders_.end(), has_gradient);
+}
+
 // Between nodes FSDP2 adds what it keeps under no_sync place by place, whatever parameters it is
 // of.
 void Engine::check_host_sums() {
-  if (options_.host_replicates == 1) return;
+  if (options_.host_replicates == 1 || host_uses_.empty()) return;
   host_mixes_ |= held_uses_ && *held_uses_ != host_uses_;
   held_uses_.reset();
   if (!resolver_.syncs()) held_uses_ = host_uses_;
@@ -155,6 +172,7 @@ void Engine::check_host_sums() {
 
 void Engine::before_backward(core::UnitIndex index) {
   open_backward();
+  if (layout().units[index].host) host_uses_.insert(index);
   resolver_.before_backward(index);
   c10::AutoGradMode no_grad(false);
   unit(index).expect_gradients();
@@ -192,8 +210,9 @@ const Verdict& Engine::agree(const HostNorms& host, std::uint32_t settings) {
   core::require(
       !std::exchange(host_mixes_, false),
       "dmuon: micro-steps of one step have used different modules in which fully_shard manages "
-      "parameters, some under no_sync: FSDP2 would add gradients of different parameters. "
-      "Expected: the same modules in each micro-step, or no no_sync.");
+      "parameters, some under no_sync, or gradients of no_sync were cleared but by "
+      "optimizer.zero_grad(): FSDP2 would add gradients that do not belong together. Expected: the "
+      "same modules in each micro-step, and optimizer.zero_grad().");
   if (verdict_) return *verdict_;
   Stopwatch watch(seconds_["agree_s"]);
   AgreementInput input;

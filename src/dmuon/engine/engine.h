@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -71,6 +72,10 @@ class Engine : private schedule::Performer {
   /// to.
   void leave(const std::string& what) { mesh().watch->leave(what); }
 
+  /// Collective: settles, and returns where all ranks have come to `call`, outside of a step.
+  /// @throws CommError or InvalidArgument, on all ranks, where one has come to something else.
+  void meet(const std::string& call);
+
   /// Collective: the tensor of a parameter, on every rank, in the sizes of its view. A gradient of
   /// which the owner holds nothing is undefined.
   at::Tensor gather(core::ParameterIndex parameter, const std::string& name);
@@ -80,7 +85,8 @@ class Engine : private schedule::Performer {
   void scatter(core::ParameterIndex parameter, const std::string& name, const at::Tensor& value);
 
   // Triggers, from module hooks.
-  void begin_forward();
+  void begin_forward();  ///< the model's own
+  void end_forward();
   void before_forward(core::UnitIndex unit);
   void after_forward(core::UnitIndex unit);
   std::vector<at::Tensor> watch_inputs(core::UnitIndex unit, const std::vector<at::Tensor>& inputs);
@@ -95,13 +101,22 @@ class Engine : private schedule::Performer {
   const Verdict& agree(const HostNorms& host, std::uint32_t settings = 0);
   bool agreed() const { return verdict_.has_value(); }
 
+  /// The step that the verdict was for is over.
+  void end_step() {
+    verdict_.reset();
+    executor_.begin_next_step();
+  }
+
   /// Whether the host keeps sums of gradients that no synchronised backward has sent between nodes.
   bool host_holds_sums() const { return held_uses_.has_value(); }
+  /// The host has thrown them away.
+  void forget_host_sums() {
+    held_uses_.reset();
+    host_mixes_ = false;
+  }
 
   /// Since construction, the open one included.
   std::int64_t num_backwards() const { return num_backwards_; }
-  void forget_verdict() { verdict_.reset(); }
-
   /// Multiplies the owned gradients, where the caller does so with the host's, on all ranks; the
   /// verdict stays.
   void scale_gradients(double factor);
@@ -118,10 +133,6 @@ class Engine : private schedule::Performer {
 
   /// Under no_sync: gradients of the next backwards stay at the column members. Alike on all ranks.
   void set_sync(bool sync) { resolver_.set_sync(sync); }
-
-  /// Whether column members hold gradients that no synchronised backward has sent on; alike on all
-  /// ranks.
-  bool holds_partial_sums() const { return resolver_.holds_partial_sums(); }
 
   /// Clears a parameter's accumulated gradient, as zero_grad does.
   void clear_gradient(core::ParameterIndex parameter);
@@ -155,14 +166,17 @@ class Engine : private schedule::Performer {
   void compare(const std::optional<schedule::Trigger>& trigger) override;
   void perform(const schedule::Operation& operation) override;
   void leave_to_host(const std::optional<schedule::Trigger>& use) override;
+  void require_all_at(const std::array<std::int64_t, 4>& place, const std::string& what);
   void serve(schedule::Moment moment, core::UnitIndex unit) { resolver_.serve({moment, unit}); }
   void before_backward(core::UnitIndex unit);
+  void open_forward(bool whole);
   void open_backward();
   void take_turn();
   void end_backward();
   void check_host_sums();
   void give_placeholder_gradients();
   void take_new_gradients();
+  bool cleared() const;
 
   SharedMesh& mesh() { return executor_.mesh(); }
 
@@ -178,7 +192,7 @@ class Engine : private schedule::Performer {
   std::set<core::UnitIndex> host_uses_;  // of the backward that is open
   std::optional<std::set<core::UnitIndex>>
       held_uses_;            // of those whose gradients the host has kept
-  bool host_mixes_ = false;  // sums of different parameters, since the last agreement
+  bool host_mixes_ = false;  // what does not belong together, since the last agreement
   std::int64_t num_compared_ = 0;
   std::optional<Verdict> verdict_;
   std::map<std::string, double> seconds_;

@@ -42,11 +42,6 @@ std::vector<std::vector<core::ParameterIndex>> batches_of(const plan::Plan& plan
   return batches;
 }
 
-// The same on all ranks, which compare it.
-std::string described(schedule::Kind kind, const Unit& unit) {
-  return core::message(schedule::name_of(kind), " of '", unit.name(), "'");
-}
-
 }  // namespace
 
 Executor::Executor(SharedMesh mesh, const plan::Plan& plan, const std::vector<UnitSpec>& units,
@@ -117,6 +112,11 @@ schedule::Batches Executor::units_of_batches() const {
 }
 
 // ---- operations ----
+
+// The same on all ranks, which compare it.
+std::string Executor::described(schedule::Kind kind, const Unit& unit) const {
+  return core::message(schedule::name_of(kind), " of '", unit.name(), "' in step ", step_);
+}
 
 void Executor::enqueue(const Operation& operation, Work work) {
   const bool intra = schedule::lane_of(operation.kind) == schedule::Lane::kIntra;

@@ -59,6 +59,10 @@ class Executor {
   /// Waits until the mesh's lanes are idle, whoever's operations they run.
   void drain_lanes();
 
+  /// The step that is being taken, from 1; for messages. Alike on all ranks.
+  std::int64_t step() const { return step_; }
+  void begin_next_step() { ++step_; }
+
   Unit& unit(core::UnitIndex index) { return *states_.at(index).unit; }
   const Parameters& parameters() const { return parameters_; }
   Owned& owned() { return owned_; }
@@ -83,6 +87,7 @@ class Executor {
   }
   void enqueue(const schedule::Operation& operation, Work work);
   void await(const schedule::Operation& operation);
+  std::string described(schedule::Kind kind, const Unit& unit) const;
   void finish(const UnitState& state, schedule::Kind kind);
   void finish(const Event& event, std::int64_t number, const std::function<std::string()>& where);
 
@@ -93,6 +98,7 @@ class Executor {
   core::Vector<core::UnitIndex, UnitState> states_;
   Profile profile_;
   pid_t process_;  // that made it: a forked child has no lanes
+  std::int64_t step_ = 1;
   std::int64_t num_unshards_ = 0;
   std::int64_t num_routes_ = 0;
 };

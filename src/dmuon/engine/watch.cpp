@@ -96,7 +96,9 @@ void Watch::wait(Rendezvous what, std::int64_t number, const std::function<std::
     while (!turn(std::chrono::milliseconds(200))) waiting->check();
   } catch (const core::CommError& error) {
     if (!waiting) waiting.emplace(this, what, number, where());
-    throw core::CommError(error.what() + waiting->attendance());
+    const std::string text = error.what() + waiting->attendance();
+    over(error.what());  // whatever the caller makes of it, nothing can be sent any more
+    throw core::CommError(text);
   }
 }
 
@@ -148,8 +150,9 @@ std::string Watch::Waiting::attendance() const {
 }
 
 void Watch::over(const std::string& why) {
+  if (!is_watched()) return;  // a forked child may have a locked mutex, too
   std::unique_lock lock(mutex_);
-  if (!is_watched() || !own_.over.empty()) return;
+  if (!own_.over.empty()) return;
   own_.over = why;
   ask(lock, &asks_ring_, steady_clock::now() + 2 * interval_);
 }

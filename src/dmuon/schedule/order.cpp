@@ -15,6 +15,7 @@ void Order::Course::begin() {
   cursor = 0;
   if (replaying()) return;
   triggers.clear();
+  tail = kNoTail;
   known = false;
   deviated = false;
 }
@@ -76,11 +77,11 @@ std::vector<Crossing> Order::begin_forward(bool training) {
 
 std::vector<Crossing> Order::begin_backward() { return begin(Pass::kBackward); }
 
-std::vector<Crossing> Order::request(Trigger trigger) {
+std::vector<Crossing> Order::request(Trigger trigger, bool has_end) {
   std::vector<Crossing> crossings;
   core::invariant(current_.has_value(), "Order::request: no pass is open");
-  const bool forward = *current_ != Pass::kBackward;
-  if (forward && course().replaying() && !course().lies_ahead(trigger) &&
+  const bool may_begin = *current_ != Pass::kBackward && !has_end;
+  if (may_begin && course().replaying() && !course().lies_ahead(trigger) &&
       course().contains(trigger) && !owes_host_use()) {
     crossings = begin(*current_);
   }
@@ -94,6 +95,10 @@ std::vector<Crossing> Order::request(Trigger trigger) {
   }
   add(course().advance(trigger, *current_));
   return crossings;
+}
+
+void Order::begin_end() {
+  if (current_ && !course().known) course().tail = course().triggers.size();
 }
 
 std::vector<Crossing> Order::catch_up() {
@@ -139,13 +144,12 @@ bool Order::owes_backward() const {
 // Its place in the trace, from the cursor on, or the end.
 std::size_t Order::next_host_use() const {
   const Trace& triggers = course().triggers;
-  const auto is_host_use = [this](const Trigger& trigger) {
-    const auto unit = static_cast<std::size_t>(trigger.unit.value());
-    return trigger.moment == Moment::kBeforeUse && unit < host_.size() && host_[unit];
-  };
-  const auto begin = triggers.begin() + static_cast<std::ptrdiff_t>(course().cursor);
-  return static_cast<std::size_t>(std::find_if(begin, triggers.end(), is_host_use) -
-                                  triggers.begin());
+  for (std::size_t at = course().cursor; at < std::min(course().tail, triggers.size()); ++at) {
+    const auto unit = static_cast<std::size_t>(triggers[at].unit.value());
+    if (triggers[at].moment != Moment::kAfterForward && unit < host_.size() && host_[unit])
+      return at;
+  }
+  return triggers.size();
 }
 
 bool Order::owes_host_use() const {

@@ -31,14 +31,14 @@ struct Crossing {
 /// A training forward's trace leaves out a reshard that ends it: the backward begins with that
 /// unit, so freeing it would only have it sent again.
 ///
-/// A forward has no certain end (a model may be driven through its submodules), so a trigger that
-/// does not lie ahead but is in the trace starts the next forward.
+/// Where a model is driven through its submodules, a forward has no certain end: a trigger that does
+/// not lie ahead but is in the trace then starts the next forward.
 ///
 /// Deterministic: the crossings depend only on the requests. Not thread-safe.
 ///
-/// A replay that would skip a use of a host unit (UnitLayout::host) is a deviation too, right
-/// before that use: whether all ranks skip it must be known before the host framework's next
-/// collective.
+/// A replay that would skip a use of a host unit (UnitLayout::host), or the end of its backward, is
+/// a deviation too, right before it: whether all ranks skip it must be known before the host
+/// framework's next collective.
 class Order {
  public:
   /// @param host  [units] whether the unit is one; those beyond its end are not.
@@ -51,8 +51,13 @@ class Order {
   std::vector<Crossing> begin_backward();
 
   /// What to cross for one trigger in the open pass; the trigger itself comes last.
+  /// @param has_end  the pass, if a forward, ends by end_pass() alone; else also by what was crossed
+  ///                 in it.
   /// @throws InternalError if no pass is open.
-  std::vector<Crossing> request(Trigger trigger);
+  std::vector<Crossing> request(Trigger trigger, bool has_end = false);
+
+  /// No hook says more in the open pass: what is requested now follows from what was crossed.
+  void begin_end();
 
   /// What the open pass still owes where it follows a trace; the pass stays open.
   std::vector<Crossing> catch_up();
@@ -89,11 +94,14 @@ class Order {
   bool owes_host_use() const;
 
  private:
+  static constexpr std::size_t kNoTail = static_cast<std::size_t>(-1);
+
   struct Course {
     Trace triggers;
     bool known = false;  // a whole pass has been traced
     bool deviated = false;
     std::size_t cursor = 0;
+    std::size_t tail = kNoTail;  // of the triggers, where the pass's end began
 
     void begin();
     bool replaying() const { return known && !deviated; }

@@ -31,8 +31,9 @@ Resolver::Resolver(Layout layout, const StepOptions& options, Batches batches, P
 
 // ---- what hooks say ----
 
-void Resolver::begin_forward(bool training) {
+void Resolver::begin_forward(bool training, bool whole) {
   settle();
+  whole_forward_ = whole;
   forget_uses();
   if (training) forward_sync_ = sync_;
   // A backward that only this rank left out would leave the others in the host framework's
@@ -41,26 +42,21 @@ void Resolver::begin_forward(bool training) {
   cross(order_.begin_forward(training));
 }
 
-// A unit that is ready already may still be what the schedule waits for, to send the next ones; and
-// a trace must not depend on what the pass before it left ready. So a backward that begins to use
-// a unit which its trace does not use deviates, though the unit be ready: the trace may release it
-// before its use is over.
+// The first use in a pass is requested though the unit be ready: what follows a trace, and what
+// deviates from it, must not depend on what the pass before left ready, for that is different with
+// other options. A later one may still be what the schedule waits for, to send the next units. And
+// of a host unit no use of a forward may be passed over, for what has been crossed must be equal on
+// all ranks when the host framework goes on.
 void Resolver::before_use(core::UnitIndex unit) {
   const Trigger trigger{Moment::kBeforeUse, unit};
-  const bool backward = order_.current() == Pass::kBackward;
   const bool used = units_.at(unit).used;
-  const bool there = layout_.units[unit].empty() ? used : ready(unit);
-  const bool begins = !used && (order_.on_demand() || (backward && !order_.owes(trigger)));
-  // Of a host unit no use may be passed over, for what has been crossed must be equal on all ranks
-  // when the host framework goes on.
-  const bool host = layout_.units[unit].host && (!backward || !used);
-  if (!there || order_.is_next(trigger) || begins || host) request(trigger);
+  const bool there = layout_.units[unit].empty() || ready(unit);
+  const bool host = layout_.units[unit].host && order_.current() != Pass::kBackward;
+  if (!used || !there || host || order_.is_next(trigger)) request(trigger);
 }
 
 void Resolver::request(Trigger trigger) {
-  cross(order_.request(trigger));
-  if (trigger.moment == Moment::kBeforeUse && layout_.units[trigger.unit].host)
-    performer_->leave_to_host(trigger);
+  cross(order_.request(trigger, whole_forward_));
 }
 
 void Resolver::after_forward(core::UnitIndex unit) {
@@ -89,15 +85,14 @@ void Resolver::before_gradient(core::UnitIndex unit) {
 
 void Resolver::after_backward(core::UnitIndex unit) {
   if (order_.current() != Pass::kBackward) return;
-  const Trigger trigger{Moment::kAfterBackward, unit};
-  request(trigger);
-  if (layout_.units[unit].host) performer_->leave_to_host(trigger);
+  request({Moment::kAfterBackward, unit});
 }
 
 // What is still open when all that the trace owes has been crossed is a deviation. It comes last,
 // so that ranks which skipped something deviate at the same place; and it is by what was crossed,
 // so that ranks which got no gradients deviate too. What an evaluation has left is not this pass's.
 void Resolver::end_backward() {
+  order_.begin_end();
   confirm_end();
   cross(order_.catch_up());
   for (int i = units_.size(); i-- > 0;) {
@@ -222,6 +217,8 @@ void Resolver::cross(const std::vector<Crossing>& crossings) {
       for (const Operation& operation : schedule_of(crossing.pass).at(position)) resolve(operation);
     }
     crossing_.reset();
+    if (trigger.moment != Moment::kAfterForward && layout_.units[trigger.unit].host)
+      performer_->leave_to_host(trigger);
   }
 }
 

@@ -24,9 +24,9 @@ class Performer {
   /// The operation runs now; what it needs has been performed before. May throw.
   virtual void perform(const Operation& operation) = 0;
 
-  /// The host framework's own collectives come next: before this use, after this backward, or,
+  /// The host framework's own collectives may come next: before this use, after this backward, or,
   /// without a trigger, at the end of all of it. At the same place between operations on every
-  /// rank.
+  /// rank, those too that skipped the unit.
   virtual void leave_to_host(const std::optional<Trigger>& trigger) = 0;
 };
 
@@ -64,7 +64,10 @@ class Resolver {
   // What hooks say. Each returns when the performer has done what follows from it.
 
   /// Settles, and opens the pass.
-  void begin_forward(bool training);
+  /// @param whole  of the model itself: end_forward() follows, and nothing else ends it.
+  void begin_forward(bool training, bool whole = false);
+  /// The model's own forward is over; what follows in the pass is driven through submodules.
+  void end_forward() { whole_forward_ = false; }
   /// A forward, or a recomputation in a backward, is about to read the unit's weights.
   void before_use(core::UnitIndex unit);
   /// A unit that the backward begins with is kept.
@@ -157,6 +160,7 @@ class Resolver {
   std::optional<Crossing> crossing_;
   int version_ = 0;
   bool sync_ = true;
+  bool whole_forward_ = false;
   bool forward_sync_ = true;  // as the last training forward found it
   core::Hasher issued_;
 };
