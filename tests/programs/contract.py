@@ -18,10 +18,12 @@ ASTRAY = {
     "no_sync": "a rank is under no_sync where the others are not",
     "no step": "a rank leaves a step out",
     "clips": "a rank clips where the others do not, or the reverse",
+    "saves": "a rank enters full_params alone",
     "raises": "a rank raises",
 }
 
 
+STEM = -1  # in an order of blocks: what no rank can skip
 INFERENCE_FIRST = "FSDP2's first forward is under inference_mode"
 MIXED_SUMS = "micro-steps under no_sync use other parameters of FSDP2"
 # What FSDP2 may refuse before dmuon does, and how.
@@ -146,16 +148,20 @@ class _Known:
         if len({self.managed_with_gradient(micro.forward.of(rank), step) for rank in ranks}) > 1:
             return "ranks differ in what of FSDP2's needs a gradient"
         orders = [self.moved(self.with_gradient(micro.forward.of(rank), step)) for rank in ranks]
-        return self.run_backward(micro, step, [order[::-1] for order in orders], last)
+        stem = () if self.program.frozen_stem else (STEM,)
+        return self.run_backward(micro, step, [order[::-1] + stem for order in orders], last)
 
     def run_backward(self, micro: Micro, step: Step, orders: list[Sequence], last: bool) -> str:
+        if self.program.second == "joint" and len(set(orders)) > 1:
+            return "ranks differ in one backward of two models"
         if micro.backward == "two forwards":
             orders = [order * 2 for order in orders]
         without = [rank for rank in micro.without_backward if rank < self.program.size]
         if without and len(without) < self.program.size:
             if self.program.wrap != "none":
                 return "a rank without a backward leaves FSDP2 waiting"
-            if self.backward is None or not last or (self.program.second and step.ends != "closure"):
+            twice = micro.backward == "retained" or (self.program.second and step.ends != "closure")
+            if self.backward is None or not last or twice:
                 return "a rank without a backward"
             # Which takes part in the known one.
             orders = [self.backward if rank in without else order for rank, order in enumerate(orders)]
@@ -214,36 +220,34 @@ class _Known:
         """(The order known after a pass of these, why it is refused.)"""
         if known is None:
             return orders[0], "" if len(set(orders)) == 1 else f"ranks differ in a {kind} whose order is not known"
-        ways = {self.follow(known, order, kind) for order in orders}
+        ways = {self.follow(known, order) for order in orders}
         if len(ways) > 1:
             return known, f"ranks differ in a {kind} of another order, or skip what FSDP2 manages"
         return None if ways.pop().leaves else known, ""
 
-    def follow(self, known: Sequence, order: Sequence, kind: str) -> _Way:
+    def follow(self, known: Sequence, order: Sequence) -> _Way:
         """How a rank's pass goes along the known order."""
-        place, begins = 0, 0
+        place = 0
 
         def manages(begin: int) -> int:
             """The next block that FSDP2 manages, or the end."""
+            blocks, wrap = self.program.blocks, self.program.wrap
             after = range(begin, len(known))
-            return next((at for at in after if managed(self.program.blocks[known[at]], self.program.wrap)), len(known))
+            return next((at for at in after if known[at] != STEM and managed(blocks[known[at]], wrap)), len(known))
 
         for position, block in enumerate(order):
-            if block not in known[place:] and block in known and kind != "backward" and manages(place) == len(known):
-                place, begins = 0, begins + 1
             if block not in known[place:]:
-                return _Way(begins, True, place, order[position:])
+                return _Way(True, place, order[position:])
             if known.index(block, place) > manages(place):
-                return _Way(begins, True, manages(place), order[position:])
+                return _Way(True, manages(place), order[position:])
             place = known.index(block, place) + 1
-        return _Way(begins, False, manages(place), ())
+        return _Way(False, manages(place), ())
 
 
 @dataclasses.dataclass(frozen=True)
 class _Way:
     """All that must be alike on all ranks in a pass whose order is known."""
 
-    begins: int  # how often it goes back to the first block
     leaves: bool  # the known order, at `place`; if not, `place` is the first that it leaves out of what FSDP2 manages
     place: int
     rest: Sequence  # what follows then

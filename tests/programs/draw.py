@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from contract import ASTRAY, managed
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from model import BODIES
 from program import Block, Micro, Options, Pass, Program, Step
@@ -62,8 +64,7 @@ def chosen(draw: Draw, frame: Frame, first: bool) -> Pass:
     if draw(st.integers(0, 5)) == 5:
         uses = tuple(draw(st.lists(st.integers(0, len(frame.blocks) - 1), min_size=1, max_size=6)))
     likely = 30 if first else 2
-    # What a rank skips where two models' backwards are one is not ordered: see docs/architecture.md.
-    differs = frame.second != "joint" and draw(st.integers(0, likely)) == likely
+    differs = draw(st.integers(0, likely)) == likely
     return Pass(uses, draw(skips(frame, uses)) if differs else ())
 
 
@@ -91,14 +92,11 @@ def micro(draw: Draw, frame: Frame, first: bool, last: bool) -> Micro:
 def step(draw: Draw, frame: Frame, first: bool) -> Step:
     num_micros = draw(st.sampled_from([1, 1, 1, 2, 3]))
     ends = draw(st.sampled_from(["step"] * 8 + ["closure", "discarded"]))
-    # FSDP2 keeps its sums between nodes although gradients are cleared.
-    closes = ends != "discarded" or frame.wrap != "none"
-    if ends == "discarded" and frame.wrap != "none":
-        num_micros = 1
     frozen = draw(st.sets(st.integers(0, len(frame.blocks) - 1), max_size=2)) if draw(st.integers(0, 7)) == 7 else ()
     return Step(
         micros=tuple(
-            draw(micro(frame, first and index == 0, closes and index == num_micros - 1)) for index in range(num_micros)
+            draw(micro(frame, first and index == 0, ends != "discarded" and index == num_micros - 1))
+            for index in range(num_micros)
         ),
         clips=rarely(draw, True, False, 3),
         frozen=tuple(sorted(frozen)),
@@ -167,3 +165,17 @@ def programs(draw: Draw) -> Program:
 def any_program() -> st.SearchStrategy[Program]:
     """Mostly one in which all ranks do their part."""
     return st.one_of(programs(), programs(), programs(), programs(), stray_programs())
+
+
+def plays(num_programs: int, number: int, shrinks: bool = True) -> Callable[[Any], Any]:
+    """Decorates what is called with `program=`: that many, drawn from the seed `number`."""
+    chosen = settings(
+        max_examples=num_programs,
+        deadline=None,
+        phases=[Phase.generate, *([Phase.shrink] if shrinks else [])],
+        database=None,
+        print_blob=False,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    return lambda play: seed(number)(chosen(given(program=any_program())(play)))

@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "distributed"))
 
 import torch
 from contract import refusal
-from draw import any_program
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from draw import plays
+from hypothesis.errors import Flaky
 from judge import ANSWER_S, Outside, check, check_stock
 from pool import RankPool
 from program import Program, from_json, to_json
@@ -34,7 +34,6 @@ class Run:
     def __init__(self, pool: RankPool, most: float, until: float, keep_going: bool) -> None:
         self.pool, self.most, self.until, self.keep_going = pool, most, until, keep_going
         self.played: collections.Counter[str] = collections.Counter()
-        self.unsure = 0
         self.failing: tuple[Program, Exception] | None = None
 
     def over(self) -> bool:
@@ -46,7 +45,7 @@ class Run:
                 return
             self.played[refusal(program)] += 1
         try:
-            sure = check(self.pool, program)
+            check(self.pool, program)
         except Exception as error:
             if self.keep_going:
                 first = str(error).strip().splitlines()
@@ -54,28 +53,15 @@ class Run:
                 self.played["OUTSIDE THE CONTRACT"] += 1
                 return
             if self.failing is None:
-                print(f"failed after {self.played.total()} programs: {error}", flush=True)
+                print(f"failed after {self.played.total()} programs: {error}\nkept as {keep(program, error)}", flush=True)
             self.failing = program, error
             raise
-        if self.failing is None:
-            self.unsure += sure > 0.05
 
 
 def play_round(run: Run, number: int, shrink: bool) -> None:
     """Draws up to A_ROUND programs."""
-    phases = [Phase.reuse, Phase.generate, *([Phase.shrink] if shrink else [])]
 
-    @seed(number)
-    @settings(
-        max_examples=A_ROUND,
-        deadline=None,
-        phases=phases,
-        database=None,
-        print_blob=False,
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(any_program())
+    @plays(A_ROUND, number, shrink)
     def draw(program: Program) -> None:
         run(program)
 
@@ -115,14 +101,14 @@ def main() -> int:
         while not run.over():
             play_round(run, number, not arguments.no_shrink)
             number += 1
-    except Outside as error:
+    except (Outside, Flaky) as error:
         print(error)
         if run.failing is not None:
             print(f"{run.failing[0]}\nkept as {keep(*run.failing)}")
         return 1
     finally:
         run.pool.close()
-        print(f"{run.played.total()} programs in {time.monotonic() - begun:.0f} s, {run.unsure} hardly sure:")
+        print(f"{run.played.total()} programs in {time.monotonic() - begun:.0f} s:")
         for reason, count in run.played.most_common():
             print(f"{count:6} {reason or 'trained exactly'}")
     return 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from contract import FSDP2S_OWN, refusal
-from play import Outcome, OwnFault, play
+from play import Outcome, OwnError, play
 from pool import RankFailed, RankPool
 from program import Program
 from sides import Dmuon, Reference, Stock
@@ -17,6 +17,7 @@ from sides import Dmuon, Reference, Stock
 BOUND = 1e-3
 # Times the reference's own sensitivity to a rounding.
 TIMES = 50
+MOST_UNSURE = 0.05  # the bound of a weight, relative to what it moved
 ANSWER_S = 30.0  # a program takes a second
 REFUSE_S = 10.0
 
@@ -25,13 +26,10 @@ class Outside(AssertionError):
     """A program outside of the contract."""
 
 
-def on_ranks(mesh: Any, program: Program, side: str) -> Any:
-    """(what was played, or the error's message; seconds)."""
-    start = time.monotonic()
+def on_ranks(mesh: Any, program: Program, side: str) -> Outcome:
     if side == "stock":
-        return play(program, Stock(mesh, program)), time.monotonic() - start
-    options = program.options if side == "options" else program.others
-    return play(program, Dmuon(mesh, program, options)), time.monotonic() - start
+        return play(program, Stock(mesh, program))
+    return play(program, Dmuon(mesh, program, program.options if side == "options" else program.others))
 
 
 class Truth:
@@ -58,6 +56,12 @@ class Truth:
     def pairs(self, other: Outcome, rank: int) -> list[tuple[float, float]]:
         return list(zip(self.notes[rank], other[2][rank], strict=True))
 
+    def check_all(self, outcomes: list[Outcome]) -> None:
+        """Those of all ranks, which must not differ in any bit."""
+        for rank, outcome in enumerate(outcomes):
+            self.check(outcome, rank)
+            check_same_bits(outcomes[0], outcome, f"on rank {rank} than on rank 0")
+
     def check(self, outcome: Outcome, rank: int) -> None:
         _, final, _ = outcome
         for number, weights in enumerate(final):
@@ -71,29 +75,29 @@ class Truth:
                 raise Outside(f"rank {rank}: loss or norm number {place}: expected {wanted:.6f}, got {got:.6f}")
 
 
-def check_same_bits(first: Outcome, second: Outcome, rank: int) -> None:
+def check_same_bits(first: Outcome, second: Outcome, where: str) -> None:
     for number, weights in enumerate(first[1]):
         for name, weight in weights.items():
             if not torch.equal(weight, second[1][number][name]):
-                raise Outside(f"rank {rank}, model {number}, {name}: other bits with other options")
+                raise Outside(f"model {number}, {name}: other bits {where}")
 
 
-def check(pool: RankPool, program: Program) -> float:
-    """Raises Outside; returns the least certain bound, relative to what its weight moved."""
+def check(pool: RankPool, program: Program) -> None:
+    """Raises Outside."""
     reason = refusal(program)
     if reason:
         check_refused(pool, program, reason)
-        return 0.0
+        return
     truth = Truth(program)
+    if truth.least_sure > MOST_UNSURE:
+        raise Outside("draws and models are made so that the truth is known: mend them")
     try:
         outcomes = pool.run(on_ranks, program.mesh, program=program, side="options")
         others = pool.run(on_ranks, program.mesh, program=program, side="others")
     except RankFailed as error:
         raise Outside(f"is to be trained, but failed:\n{error}") from None
-    for rank, ((first, _), (second, _)) in enumerate(zip(outcomes, others, strict=True)):
-        truth.check(first, rank)
-        check_same_bits(first, second, rank)
-    return truth.least_sure
+    truth.check_all(outcomes)
+    check_same_bits(outcomes[0], others[0], "with other options")
 
 
 def check_refused(pool: RankPool, program: Program, reason: str) -> None:
@@ -105,23 +109,21 @@ def check_refused(pool: RankPool, program: Program, reason: str) -> None:
         if len(parts) < program.size:
             raise Outside(f"{len(parts)} of {program.size} ranks refused ({reason}):\n{error}") from None
         check_names(program, parts, reason)
-        if time.monotonic() - begun > REFUSE_S + 5:
+        if time.monotonic() - begun > REFUSE_S:
             raise Outside(f"refused after {time.monotonic() - begun:.0f} s ({reason})") from None
         return
     if not reason.startswith("ranks differ in"):
         raise Outside(f"is to be refused, but was trained: {reason}")
-    truth = Truth(program)
-    for rank, (outcome, _) in enumerate(outcomes):
-        truth.check(outcome, rank)
+    Truth(program).check_all(outcomes)
 
 
 def check_names(program: Program, parts: list[str], reason: str) -> None:
     """Every rank's error says that it is dmuon's; a rank that waits inside FSDP2 learns from another that ends."""
-    named = ["dmuon"]
+    named = ["Error: dmuon: "]
     if reason in FSDP2S_OWN:
         named.append(FSDP2S_OWN[reason])
     if program.astray == "raises":
-        named.append(OwnFault.__name__)
+        named.append(f"{OwnError.__name__}: ")
     ends = [] if program.wrap == "none" else ["Connection (closed|reset) by peer"]
     errors = [re.split(r"\n(?=\S*Error: )", part)[-1] for part in parts]
     for error in errors:
@@ -138,5 +140,4 @@ def check_stock(pool: RankPool, program: Program) -> None:
         outcomes = pool.run(on_ranks, program.mesh, program=program, side="stock")
     except RankFailed as error:
         raise Outside(f"stock FSDP2 failed:\n{error}") from None
-    for rank, (outcome, _) in enumerate(outcomes):
-        truth.check(outcome, rank)
+    truth.check_all(outcomes)

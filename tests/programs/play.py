@@ -12,7 +12,7 @@ from program import Micro, Pass, Program, Step
 from sides import Side, batch_of
 
 
-class OwnFault(Exception):
+class OwnError(Exception):
     """What a rank raises that goes astray so."""
 
 
@@ -35,11 +35,13 @@ class Player:
         how, first = self.program.astray, step.micros[0]
         uses = first.forward.uses
         if how == "raises":
-            raise OwnFault
+            raise OwnError("this rank alone")
         if how == "evaluates":
             self.run(Micro(evaluation="no_grad", evaluated=first.forward, forward=first.forward, backward="dropped"))
         if how == "adds":
             self.run(first)
+        if how == "saves":
+            self.side.weights(self.side.models[0])
         if how in ("reorders", "repeats"):
             first = replace(first, forward=Pass(uses[::-1] if how == "reorders" else (*uses, uses[-1])))
         if how == "no backward":

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 from contract import ASTRAY, refusal
-from draw import any_program
-from hypothesis import HealthCheck, given, seed, settings
+from draw import plays
 from judge import Outside, Truth, check
 from program import Block, Micro, Pass, Program, Step, from_json, to_json
 
@@ -27,21 +26,12 @@ def test_programs_that_were_outside_the_contract_once_are_inside(programs_pool, 
     check(programs_pool, from_json(path.read_text()))
 
 
-@seed(SEED)
-@settings(
-    max_examples=NUM_RANDOM,
-    deadline=None,
-    report_multiple_bugs=False,
-    print_blob=False,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
-@given(program=any_program())
+@plays(NUM_RANDOM, SEED)
 def test_random_programs_are_inside_the_contract(programs_pool, program):
     check(programs_pool, program)
 
 
-TWO_BLOCKS = (Block(), Block("mlp"), Block("parameter"))
+BLOCKS = (Block(), Block("mlp"), Block("parameter"))
 USUAL = Micro(Pass((0, 1, 2)))
 
 
@@ -51,18 +41,18 @@ def test_a_rank_that_goes_astray_alone_ends_all_ranks(programs_pool, astray, wra
     step = Step((USUAL, USUAL) if astray in ("no backward", "no_sync") else (USUAL,))
     check(
         programs_pool,
-        Program(wrap=wrap, blocks=TWO_BLOCKS, steps=(step,) * 3, astray=astray, stray=2, stray_step=1),
+        Program(wrap=wrap, blocks=BLOCKS, steps=(step,) * 3, astray=astray, stray=2, stray_step=1),
     )
 
 
 def test_a_program_comes_back_from_its_file():
-    program = Program(blocks=TWO_BLOCKS, steps=(Step((USUAL,), clips=True),))
+    program = Program(blocks=BLOCKS, steps=(Step((USUAL,), clips=True),))
     assert from_json(to_json(program)) == program
 
 
 def test_the_judge_finds_a_weight_that_is_off_and_the_contract_knows_a_skip():
     """A check of the check: one step more is not taken for the same, nor a skip in the first step for allowed."""
-    program = Program(blocks=TWO_BLOCKS, steps=(Step((USUAL,)),) * 2)
+    program = Program(blocks=BLOCKS, steps=(Step((USUAL,)),) * 2)
     longer = Truth(dataclasses.replace(program, steps=(Step((USUAL,)),) * 3)).exact
     with pytest.raises(Outside):
         Truth(program).check((longer[0], longer[1], Truth(program).notes), 0)
