@@ -53,7 +53,9 @@ class Run:
                 self.played["OUTSIDE THE CONTRACT"] += 1
                 return
             if self.failing is None:
-                print(f"failed after {self.played.total()} programs: {error}\nkept as {keep(program, error)}", flush=True)
+                print(
+                    f"failed after {self.played.total()} programs: {error}\nkept as {keep(program, error)}", flush=True
+                )
             self.failing = program, error
             raise
 
