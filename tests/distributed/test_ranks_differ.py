@@ -42,8 +42,8 @@ def muon_options_differ(mesh: Any) -> None:
     dmuon.Muon(model, lr=LR * (1 + rank_of(mesh)))
 
 
-@refused("ranks disagree", "the use of 'blocks.0', rank 1", "the use of 'blocks.1'", "first step", skip=0)
-@refused("ranks disagree", "the use of 'blocks.3', rank 1", "the end of a pass", "first step", skip=3)
+@refused("ranks disagree in step 1", "the use of 'blocks.0', rank 1", "the use of 'blocks.1'", "first step", skip=0)
+@refused("ranks disagree in step 1", "the use of 'blocks.3', rank 1", "the end of a pass", "first step", skip=3)
 def skips_in_the_first_step(mesh: Any, skip: int) -> None:
     torch.manual_seed(0)
     s = Session(mesh, AHEAD)
@@ -52,7 +52,7 @@ def skips_in_the_first_step(mesh: Any, skip: int) -> None:
     s.step()
 
 
-@refused("ranks disagree", "the use of 'blocks.2', rank 1", "the use of 'blocks.1'", "first step")
+@refused("ranks disagree in step 1", "the use of 'blocks.2', rank 1", "the use of 'blocks.1'", "first step")
 def backward_differs_in_the_first_step(mesh: Any) -> None:
     torch.manual_seed(0)
     s = Session(mesh, AHEAD)
