@@ -248,6 +248,7 @@ class Muon(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears all gradients, the owners' accumulated ones and FSDP2's of `no_sync` too."""
+        self._runtime.engine.forget_verdict()
         if self._runtime.host_misses_partial_sums():
             discard_partial_sums(self._fsdp_modules)
             self._runtime.engine.forget_host_sums()

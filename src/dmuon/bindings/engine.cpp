@@ -95,6 +95,7 @@ void init_engine(py::module_& module) {
       .def("agree", &Engine::agree, py::arg("host"), py::arg("settings"), no_gil)
       .def("agreed", &Engine::agreed)
       .def("end_step", &Engine::end_step)
+      .def("forget_verdict", &Engine::forget_verdict)
       .def("scale_gradients", &Engine::scale_gradients, py::arg("factor"), no_gil)
       .def("publish", &Engine::publish, no_gil)
       .def("clear_gradient", &Engine::clear_gradient, py::arg("parameter"), no_gil)

@@ -213,7 +213,7 @@ const Verdict& Engine::agree(const HostNorms& host, std::uint32_t settings) {
       "parameters, some under no_sync, or gradients of no_sync were cleared but by "
       "optimizer.zero_grad(): FSDP2 would add gradients that do not belong together. Expected: the "
       "same modules in each micro-step, and optimizer.zero_grad().");
-  if (verdict_) return *verdict_;
+  if (agreed()) return *verdict_;
   Stopwatch watch(seconds_["agree_s"]);
   AgreementInput input;
   input.issued = resolver_.hash();
@@ -221,12 +221,19 @@ const Verdict& Engine::agree(const HostNorms& host, std::uint32_t settings) {
   input.squared_norms = owned().squared_norms();
   input.host = host;
   input.num_host_shards = layout().num_slots() / options_.host_replicates;
-  for (const core::ParameterIndex parameter : parameters().indices()) {
-    const bool kept = placeholders_.empty() || placeholders_[parameter].grad().defined();
-    input.has_gradient.push_back(kept && executor_.has_gradient(parameter));
-  }
+  kept_ = kept();
+  for (const core::ParameterIndex parameter : parameters().indices())
+    input.has_gradient.push_back(kept_[parameter] && executor_.has_gradient(parameter));
   verdict_ = engine::agree(mesh().verdict, input);
   return *verdict_;
+}
+
+// Of each parameter, whether its gradient has not been cleared by taking the placeholder's away.
+core::Vector<core::ParameterIndex, bool> Engine::kept() const {
+  core::Vector<core::ParameterIndex, bool> all;
+  for (const core::ParameterIndex parameter : parameters().indices())
+    all.push_back(placeholders_.empty() || placeholders_[parameter].grad().defined());
+  return all;
 }
 
 void Engine::scale_gradients(double factor) {

@@ -99,7 +99,9 @@ class Engine : private schedule::Performer {
   /// @throws InvalidArgument, on all ranks, where what was issued or the settings differ, or where
   /// micro-steps under no_sync have used other host units.
   const Verdict& agree(const HostNorms& host, std::uint32_t settings = 0);
-  bool agreed() const { return verdict_.has_value(); }
+  bool agreed() const { return verdict_ && kept_ == kept(); }
+  /// Gradients that only the host knows have been cleared.
+  void forget_verdict() { verdict_.reset(); }
 
   /// The step that the verdict was for is over.
   void end_step() {
@@ -177,6 +179,7 @@ class Engine : private schedule::Performer {
   void give_placeholder_gradients();
   void take_new_gradients();
   bool cleared() const;
+  core::Vector<core::ParameterIndex, bool> kept() const;
 
   SharedMesh& mesh() { return executor_.mesh(); }
 
@@ -195,6 +198,7 @@ class Engine : private schedule::Performer {
   bool host_mixes_ = false;  // what does not belong together, since the last agreement
   std::int64_t num_compared_ = 0;
   std::optional<Verdict> verdict_;
+  core::Vector<core::ParameterIndex, bool> kept_;  // when the verdict was found
   std::map<std::string, double> seconds_;
 };
 
