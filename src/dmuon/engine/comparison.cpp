@@ -17,6 +17,11 @@ constexpr int kEndOfPass = -1;
 constexpr int kCall = -2;
 constexpr int kNoPass = -1;
 
+constexpr const char* kSameCalls = "what is collective is called on all ranks.";
+constexpr const char* kSameModules =
+    "in the first step, and in a step that uses modules in a new order, all ranks use the same "
+    "modules in the same order. Later a rank may skip modules.";
+
 std::string described(const Place& place, const schedule::Layout& layout) {
   const auto [pass, moment, unit, count] = place;
   if (moment == kCall) return "another call";
@@ -52,11 +57,11 @@ void Engine::require_all_at(const std::array<std::int64_t, 4>& place, const std:
   const auto text = [&](const Place& of) { return of == place ? what : described(of, layout()); };
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
-    throw core::InvalidArgument(core::message(
-        "dmuon: ranks disagree in step ", executor_.step(), ": rank 0 of the mesh is at ",
-        text(all[0]), ", rank ", rank, " is at ", text(all[rank]),
-        ". Expected: in the first step, and in a step that uses modules in a new order, all ranks "
-        "use the same modules in the same order. Later a rank may skip modules."));
+    const bool calls = all[0][1] == kCall || all[rank][1] == kCall;
+    throw core::InvalidArgument(
+        core::message("dmuon: ranks disagree in step ", executor_.step(),
+                      ": rank 0 of the mesh is at ", text(all[0]), ", rank ", rank, " is at ",
+                      text(all[rank]), ". Expected: ", calls ? kSameCalls : kSameModules));
   }
 }
 
