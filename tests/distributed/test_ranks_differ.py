@@ -89,6 +89,14 @@ def lr_differs_after_clipping(mesh: Any) -> None:
     opt.step()
 
 
+@refused("ranks differ", "values of sum")
+def written_back_unlike(mesh: Any) -> None:
+    model = with_gradients(mesh)[0]
+    with dmuon.full_params(model, writeback=True), torch.no_grad():
+        if rank_of(mesh) == 0:
+            model.blocks[0].out.weight.add_(1.0)
+
+
 @refused("ranks differ", "seconds=32", "seconds=33")
 def timeouts_differ(mesh: Any) -> None:
     dedicated(mesh, timeout=datetime.timedelta(seconds=32 + (rank_of(mesh) == 1)))

@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "dmuon/core/error.h"
@@ -82,6 +84,25 @@ TEST(SharedMesh, LeavesWhatDoesNotHappenInTime) {
     EXPECT_THROW(received.wait(), core::CommError);
   });
   EXPECT_LT(std::chrono::steady_clock::now() - start, kTimeout);
+}
+
+// A backend's group waits, when it is freed, for what is in flight: a process could not end.
+TEST(SharedMesh, IsFreedAtOnceAfterAWaitInVain) {
+  run_ranks(2, [](int rank, const StorePtr& store) {
+    const auto make = [&](const std::string& name) { return make_group(store, name, rank, 2); };
+    auto mesh = std::make_unique<SharedMesh>(make("row"), Group(nullptr, "column", 0, 1),
+                                             make("order"), make("verdict"));
+    const auto start = std::chrono::steady_clock::now();
+    if (rank == 1) {
+      mesh->watch->over("it has had enough");
+      while (store->add("freed", 0) == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    } else {
+      EXPECT_THROW(mesh->verdict.all_reduce_max(at::ones({1}), "an agreement"), core::CommError);
+      mesh.reset();
+      EXPECT_LT(std::chrono::steady_clock::now() - start, kTimeout * 8 / 10);
+      store->add("freed", 1);
+    }
+  });
 }
 
 }  // namespace

@@ -30,7 +30,8 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
             Not if the block raises.
 
     Raises:
-        ValueError: the model has no dmuon.Muon yet, or the context is entered twice.
+        ValueError: the model has no dmuon.Muon yet, the context is entered twice, or, with writeback and before
+            anything is taken, ranks have changed values unlike.
     """
     runtime = runtime_of(model, "full_params")
     if runtime.whole:
@@ -102,12 +103,13 @@ def _sharded_places(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
 
 @torch.no_grad()
 def _write_back(runtime: Runtime, originals: list[torch.Tensor], swapped: list[tuple[nn.Module, str, Any]]) -> None:
-    with agreement(runtime.ranks, "full_params"):
+    with agreement(runtime.ranks, "full_params") as facts:
         edited = [
             _current(matrix.places[0].module, matrix.places[0].attribute, matrix.name, old.shape)
             for matrix, old in zip(runtime.matrices, originals, strict=True)
         ]
         wholes = [_current(module, attribute, attribute, parameter.shape) for module, attribute, parameter in swapped]
+        facts += [f"values of sum {_sum_of_bytes(whole)} at the end" for whole in (*edited, *wholes)]
     for index, (new, old) in enumerate(zip(edited, originals, strict=True)):
         # A bf16 model's fp32 master holds more than the bf16 values shown: keep it where nothing was changed.
         if not torch.equal(new, old):
@@ -118,6 +120,10 @@ def _write_back(runtime: Runtime, originals: list[torch.Tensor], swapped: list[t
         values, mesh = whole.to(parameter.dtype), parameter.device_mesh
         shard = distribute_tensor(values, mesh, parameter.placements, src_data_rank=None)
         parameter.to_local().copy_(shard.to_local())
+
+
+def _sum_of_bytes(whole: torch.Tensor) -> int:
+    return int(whole.contiguous().view(torch.uint8).sum(dtype=torch.int64))
 
 
 def _current(module: nn.Module, attribute: str, name: str, shape: torch.Size) -> torch.Tensor:

@@ -20,7 +20,8 @@ constexpr int kNoPass = -1;
 constexpr const char* kSameCalls = "what is collective is called on all ranks.";
 constexpr const char* kSameModules =
     "in the first step, and in a step that uses modules in a new order, all ranks use the same "
-    "modules in the same order. Later a rank may skip modules.";
+    "modules in the same order. Later a rank may skip modules in which fully_shard manages "
+    "nothing.";
 
 std::string described(const Place& place, const schedule::Layout& layout) {
   const auto [pass, moment, unit, count] = place;
@@ -58,10 +59,10 @@ void Engine::require_all_at(const std::array<std::int64_t, 4>& place, const std:
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
     const bool calls = all[0][1] == kCall || all[rank][1] == kCall;
-    throw core::InvalidArgument(
-        core::message("dmuon: ranks disagree in step ", executor_.step(),
-                      ": rank 0 of the mesh is at ", text(all[0]), ", rank ", rank, " is at ",
-                      text(all[rank]), ". Expected: ", calls ? kSameCalls : kSameModules));
+    throw core::InvalidArgument(core::message("dmuon: ranks disagree in step ", executor_.step(),
+                                              ": rank 0 of the mesh is at ", text(all[0]),
+                                              ", rank ", rank, " is at ", text(all[rank]),
+                                              ". Expected: ", calls ? kSameCalls : kSameModules));
   }
 }
 

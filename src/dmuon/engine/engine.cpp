@@ -149,7 +149,7 @@ void Engine::open_backward() {
 // model.zero_grad() takes its .grad away.
 void Engine::take_new_gradients() {
   for (const core::ParameterIndex parameter : placeholders_.indices()) {
-    if (!placeholders_[parameter].grad().defined()) clear_gradient(parameter);
+    if (!placeholders_[parameter].grad().defined()) drop_gradient(parameter);
   }
 }
 
@@ -192,7 +192,7 @@ void Engine::give_placeholder_gradients() {
   }
 }
 
-void Engine::clear_gradient(core::ParameterIndex parameter) {
+void Engine::drop_gradient(core::ParameterIndex parameter) {
   verdict_.reset();
   resolver_.finish_routes();  // what is on its way would come back
   executor_.clear_gradient(parameter);

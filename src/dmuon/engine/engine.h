@@ -137,7 +137,10 @@ class Engine : private schedule::Performer {
   void set_sync(bool sync) { resolver_.set_sync(sync); }
 
   /// Clears a parameter's accumulated gradient, as zero_grad does.
-  void clear_gradient(core::ParameterIndex parameter);
+  void clear_gradient(core::ParameterIndex parameter) {
+    host_mixes_ |= held_uses_.has_value();  // which lie elsewhere
+    drop_gradient(parameter);
+  }
 
   /// Waits for everything that is in flight on the mesh's lanes, other models' too: then their
   /// groups may be used beside them. Local: it was issued on every rank.
@@ -178,6 +181,7 @@ class Engine : private schedule::Performer {
   void check_host_sums();
   void give_placeholder_gradients();
   void take_new_gradients();
+  void drop_gradient(core::ParameterIndex parameter);
   bool cleared() const;
   core::Vector<core::ParameterIndex, bool> kept() const;
 

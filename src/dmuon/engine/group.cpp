@@ -104,6 +104,12 @@ Group::Group(c10::intrusive_ptr<c10d::ProcessGroup> group, std::string name, int
   free_point_to_point_ = group_->getBackendName() == "gloo";
 }
 
+void Group::give_up() {
+  in_flight_->give_up();
+  auto kept = group_;
+  static_cast<void>(kept.release());
+}
+
 void Group::wait_under(std::shared_ptr<Watch> watch, Rendezvous what) {
   watch_ = std::move(watch);
   blocking_ = what;

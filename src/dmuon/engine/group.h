@@ -97,8 +97,9 @@ class Group {
   /// Where members can leave word for each other; null for a group of one.
   c10::intrusive_ptr<c10d::Store> store() const;
 
-  /// Ends what other threads wait for; the group is of no use afterwards. From any thread.
-  void give_up() { in_flight_->give_up(); }
+  /// Ends what other threads wait for; the group is of no use afterwards, and is never freed: it
+  /// would wait, as the process ends, for messages that never come. From any thread.
+  void give_up();
 
   /// Whether send and receive may be in flight in any number and direction without being grouped,
   /// as on gloo. NCCL serialises them by pair and may deadlock.

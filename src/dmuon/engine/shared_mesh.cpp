@@ -1,5 +1,6 @@
 #include "dmuon/engine/shared_mesh.h"
 
+#include <array>
 #include <utility>
 
 namespace dmuon::engine {
@@ -17,9 +18,8 @@ void Turn::give_up(const void* holder) {
 
 std::shared_ptr<Watch> SharedMesh::watch_over() {
   // The groups' copies end the same messages.
-  const auto give_up = [row = row, column = column]() mutable {
-    row.give_up();
-    column.give_up();
+  const auto give_up = [groups = std::array{row, column, order, verdict}]() mutable {
+    for (Group& group : groups) group.give_up();
   };
   auto made = std::make_shared<Watch>(order.store(), order.rank(), order.size(), give_up);
   order.wait_under(made, Rendezvous::kComparison);

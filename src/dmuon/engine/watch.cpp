@@ -97,7 +97,8 @@ void Watch::wait(Rendezvous what, std::int64_t number, const std::function<std::
   } catch (const core::CommError& error) {
     if (!waiting) waiting.emplace(this, what, number, where());
     const std::string text = error.what() + waiting->attendance();
-    over(error.what());  // whatever the caller makes of it, nothing can be sent any more
+    give_up_();  // whatever the caller makes of it, nothing can be sent any more
+    over(error.what());
     throw core::CommError(text);
   }
 }

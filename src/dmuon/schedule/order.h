@@ -31,8 +31,8 @@ struct Crossing {
 /// A training forward's trace leaves out a reshard that ends it: the backward begins with that
 /// unit, so freeing it would only have it sent again.
 ///
-/// Where a model is driven through its submodules, a forward has no certain end: a trigger that does
-/// not lie ahead but is in the trace then starts the next forward.
+/// Where a model is driven through its submodules, a forward has no certain end: a trigger that
+/// does not lie ahead but is in the trace then starts the next forward.
 ///
 /// Deterministic: the crossings depend only on the requests. Not thread-safe.
 ///
@@ -51,7 +51,8 @@ class Order {
   std::vector<Crossing> begin_backward();
 
   /// What to cross for one trigger in the open pass; the trigger itself comes last.
-  /// @param has_end  the pass, if a forward, ends by end_pass() alone; else also by what was crossed
+  /// @param has_end  the pass, if a forward, ends by end_pass() alone; else also by what was
+  /// crossed
   ///                 in it.
   /// @throws InternalError if no pass is open.
   std::vector<Crossing> request(Trigger trigger, bool has_end = false);

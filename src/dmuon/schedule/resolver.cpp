@@ -55,9 +55,7 @@ void Resolver::before_use(core::UnitIndex unit) {
   if (!used || !there || host || order_.is_next(trigger)) request(trigger);
 }
 
-void Resolver::request(Trigger trigger) {
-  cross(order_.request(trigger, whole_forward_));
-}
+void Resolver::request(Trigger trigger) { cross(order_.request(trigger, whole_forward_)); }
 
 void Resolver::after_forward(core::UnitIndex unit) {
   const Trigger trigger{Moment::kAfterForward, unit};
