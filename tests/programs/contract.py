@@ -62,15 +62,18 @@ def refusal(program: Program) -> str:
 
 
 def _inference_first(program: Program) -> str:
-    """FSDP2 makes its buffers in a module's first forward, and refuses one that made them under inference_mode."""
+    """FSDP2 makes its buffers in a module's first forward; made under inference_mode, they serve nothing else."""
     made: set[int] = set()  # blocks whose buffers are made; -1: the root's
+    for_inference: set[int] = set()
     for micro in (micro for step in program.steps for micro in step.micros):
-        if micro.evaluation:
-            uses = _with_buffers(micro.evaluated, program)
-            if micro.evaluation == "inference_mode" and not uses <= made:
+        if micro.evaluation == "inference_mode":
+            for_inference |= _with_buffers(micro.evaluated, program) - made
+            made |= for_inference
+        for chosen in (micro.evaluated, micro.forward) if micro.evaluation == "no_grad" else (micro.forward,):
+            uses = _with_buffers(chosen, program)
+            if uses & for_inference:
                 return INFERENCE_FIRST
             made |= uses
-        made |= _with_buffers(micro.forward, program)
     return ""
 
 
