@@ -73,6 +73,18 @@ def test_units_and_their_matrices_are_in_module_order():
     assert list(found.items()) == [("first", (3,)), ("blocks.0", (2,)), ("blocks.1", (1, 4)), ("last", (0,))]
 
 
+def test_a_module_that_two_units_share_belongs_to_their_lowest_common_ancestor():
+    root = tree(layers=nn.ModuleList([Mlp(), Mlp(), Mlp()]))
+    root.layers[2].up = root.layers[0].up
+    assert units_of(root, "layers.0.up", "layers.0.down") == {"": (0,), "layers.0": (1,)}
+
+
+def test_a_unit_that_stands_in_several_places_is_one():
+    block = Mlp()
+    root = tree(layers=nn.ModuleList([block, Mlp(), block]))
+    assert units_of(root, "layers.0.up", "layers.1.up") == {"layers.0": (0,), "layers.1": (1,)}
+
+
 def test_a_matrix_tied_inside_a_unit_belongs_to_it():
     root = nn.Sequential(Mlp(), Mlp())
     assert units_of(root, ["1.up", "1.down"]) == {"1": (0,)}

@@ -60,12 +60,19 @@ def find_units(root: nn.Module, module_paths: list[list[str]]) -> list[Unit]:
 
     Args:
         root: the model.
-        module_paths: for each matrix the paths of the modules that hold it, one for each alias. A matrix tied
-            across units belongs to their lowest common ancestor.
+        module_paths: for each matrix a path of every module that holds it. A matrix tied across units, or in a module
+            that several units share, belongs to their lowest common ancestor.
     """
+    aliases: dict[nn.Module, list[str]] = {}
+    for path, module in root.named_modules(remove_duplicate=False):
+        aliases.setdefault(module, []).append(path)
     members: dict[str, list[int]] = {}
     for matrix, paths in enumerate(module_paths):
-        levels = zip(*(_path_to_unit(root, path).split(".") for path in paths), strict=False)
+        everywhere = [alias for path in paths for alias in aliases[root.get_submodule(path)]]
+        found = [_path_to_unit(root, path) for path in everywhere]
+        # A unit that is used in several places is one.
+        units = {root.get_submodule(path): path for path in reversed(found)}
+        levels = zip(*(path.split(".") for path in units.values()), strict=False)
         common = itertools.takewhile(lambda names: len(set(names)) == 1, levels)
         path = _with_forward(root, ".".join(names[0] for names in common))
         members.setdefault(path, []).append(matrix)
