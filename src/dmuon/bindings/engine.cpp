@@ -117,6 +117,10 @@ void init_engine(py::module_& module) {
       .def("gather", &Engine::gather, py::arg("parameter"), py::arg("name"), no_gil)
       .def("scatter", &Engine::scatter, py::arg("parameter"), py::arg("name"), py::arg("value"),
            no_gil)
+      .def("to_shards", &Engine::to_shards, py::arg("which"), py::arg("name"), py::arg("dtype"),
+           no_gil)
+      .def("from_shards", &Engine::from_shards, py::arg("which"), py::arg("name"),
+           py::arg("shards"), no_gil)
       .def("unshard", &Engine::unshard, py::arg("unit"), no_gil)
       .def("reshard", &Engine::reshard, py::arg("unit"), no_gil)
       .def("route", &Engine::route, py::arg("unit"), no_gil)

@@ -1,6 +1,5 @@
 #include "dmuon/engine/engine.h"
 
-#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -220,7 +219,7 @@ const Verdict& Engine::agree(const HostNorms& host, std::uint32_t settings) {
   input.settings = settings;
   input.squared_norms = owned().squared_norms();
   input.host = host;
-  input.num_host_shards = layout().num_slots() / options_.host_replicates;
+  input.num_host_shards = num_host_shards();
   kept_ = kept();
   for (const core::ParameterIndex parameter : parameters().indices())
     input.has_gradient.push_back(kept_[parameter] && executor_.has_gradient(parameter));
@@ -253,32 +252,6 @@ void Engine::step(const std::function<void(core::BatchIndex)>& update) {
 
 void Engine::perform(const schedule::Operation& operation) {
   executor_.perform(operation, update_);
-}
-
-at::Tensor Engine::gather(core::ParameterIndex parameter, const std::string& name) {
-  const c10::AutoGradMode no_grad(false);
-  const at::Tensor own = owned().of(parameter, name);
-  drain();
-  const auto options = at::TensorOptions().dtype(at::kFloat).device(options_.device);
-  at::Tensor whole = at::empty(parameters()[parameter].view.sizes(), options);
-  if (own.defined()) whole.copy_(own);
-  const core::Slot owner = parameters()[parameter].owner;
-  const core::Shard column = layout().shard_of(owner);
-  const std::string what = "a whole " + name;
-  if (column == mesh().shard())
-    mesh().column.broadcast(whole, layout().replicate_of(owner).value(), what).wait();
-  mesh().row.broadcast(whole, column.value(), what).wait();
-  return whole;
-}
-
-void Engine::scatter(core::ParameterIndex parameter, const std::string& name,
-                     const at::Tensor& value) {
-  const c10::AutoGradMode no_grad(false);
-  const plan::View& view = parameters().at(parameter).view;
-  core::require(value.numel() == view.num_elements(), "Engine::scatter: value: expected ",
-                view.num_elements(), " elements, got ", value.numel());
-  at::Tensor own = owned().of(parameter, name);
-  if (own.defined()) own.copy_(value.reshape(own.sizes()));
 }
 
 std::map<std::string, double> Engine::statistics() const {

@@ -84,6 +84,15 @@ class Engine : private schedule::Performer {
   /// counts from publish() on.
   void scatter(core::ParameterIndex parameter, const std::string& name, const at::Tensor& value);
 
+  /// Collective: this rank's shards, flat, of what owners hold, as the host framework cuts its own
+  /// parameters; see shards.h. In pieces, so that little is held beside them.
+  std::vector<at::Tensor> to_shards(const std::vector<core::ParameterIndex>& which,
+                                    const std::string& name, at::ScalarType dtype);
+
+  /// Collective: owners take what all ranks' shards hold. New masters count from publish() on.
+  void from_shards(const std::vector<core::ParameterIndex>& which, const std::string& name,
+                   const std::vector<at::Tensor>& shards);
+
   // Triggers, from module hooks.
   void begin_forward();  ///< the model's own
   void end_forward();
@@ -186,6 +195,7 @@ class Engine : private schedule::Performer {
   core::Vector<core::ParameterIndex, bool> kept() const;
 
   SharedMesh& mesh() { return executor_.mesh(); }
+  int num_host_shards() const { return layout().num_slots() / options_.host_replicates; }
 
   Options options_;
   Executor executor_;

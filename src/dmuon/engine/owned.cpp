@@ -52,10 +52,14 @@ at::Tensor Owned::stack(const Place& place, const std::string& name) const {
   return batches_[place.batch].part(name, index, index + 1);
 }
 
-at::Tensor Owned::of(ParameterIndex parameter, const std::string& name) const {
+void Owned::require_name(const std::string& name) const {
   if (std::find(names_.begin(), names_.end(), name) == names_.end())
     throw core::InvalidArgument(core::message("Owned::of: name: expected one of ",
                                               core::joined(names_), "; got '", name, "'"));
+}
+
+at::Tensor Owned::of(ParameterIndex parameter, const std::string& name) const {
+  require_name(name);
   if (!owns(parameter)) return {};
   return stack(places_[parameter], name).view(all_[parameter].view.sizes());
 }

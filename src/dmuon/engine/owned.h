@@ -45,9 +45,12 @@ class Owned {
   /// Adds a named tensor of zeros to every batch; the same names on all ranks.
   void add(const std::string& name);
 
+  /// @throws InvalidArgument that lists the known names, on ranks that own nothing too.
+  void require_name(const std::string& name) const;
+
   /// What a named tensor holds of a parameter, in the sizes of its view; undefined where another
   /// rank owns it.
-  /// @throws InvalidArgument that lists the known names, on ranks that own nothing too.
+  /// @throws InvalidArgument as require_name.
   at::Tensor of(core::ParameterIndex parameter, const std::string& name) const;
 
   /// gradient (+)= scale * values, from element `begin` on; overwrites where nothing is held. Who

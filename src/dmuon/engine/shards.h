@@ -1,0 +1,43 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "dmuon/engine/owned.h"
+#include "dmuon/engine/packing.h"
+#include "dmuon/engine/shared_mesh.h"
+
+namespace dmuon::engine {
+
+// What owners hold, as shards on all ranks, and back: the form in which it is saved and loaded.
+// A parameter is cut along its first dimension as fully_shard and torch.chunk cut: chunks of
+// ceil(rows / num_chunks) rows, the last ones smaller or empty. Slot s has chunk s mod num_chunks:
+// with one chunk a rank of a node, every node has all of them.
+//
+// Owner <-> its column's members (between nodes), these <-> their node: each element crosses each
+// kind of link once where it is needed. Parameters travel together in pieces of 64 MB, which bounds
+// what is held beside the shards and the owners' tensors. All is done on the calling thread;
+// nothing may be in flight on the mesh's lanes.
+
+/// The elements of a parameter that a slot's shard has.
+Segment shard_of(const plan::View& view, int num_chunks, core::Slot slot);
+
+/// Collective, with equal arguments but `owned`: this rank's shards of a named tensor.
+/// @param which  parameters, each once.
+/// @param dtype  in which they travel; owners cast.
+/// @returns [which] flat, each with memory of its own.
+/// @throws CommError; InvalidArgument for an unknown name before anything is sent.
+std::vector<at::Tensor> to_shards(SharedMesh& mesh, const Parameters& all, const Owned& owned,
+                                  const std::vector<core::ParameterIndex>& which,
+                                  const std::string& name, at::ScalarType dtype, int num_chunks);
+
+/// Collective: the owners' named tensors take the values of the shards. Of shards that several
+/// nodes hold, those of the owner's node count.
+/// @param shards  [which] flat, of one dtype.
+void from_shards(SharedMesh& mesh, const Parameters& all, const Owned& owned,
+                 const std::vector<core::ParameterIndex>& which, const std::string& name,
+                 const std::vector<at::Tensor>& shards, int num_chunks);
+
+}  // namespace dmuon::engine
