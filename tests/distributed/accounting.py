@@ -9,6 +9,7 @@ import itertools
 from typing import Any
 
 import torch
+from dmuon._setup.placeholder import OwnedTensor
 from models import batch, loss_of, make_gpt, part
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from training import dedicate, place_of, shard
@@ -119,6 +120,6 @@ def train(
         **layout(optimizer),
         "owned": owned_bytes(optimizer),
         "master_storage": storage_bytes([tensor for tensor in state if tensor is not None]),
-        "momenta": [len(optimizer.state[p]) > 0 for p in runtime.placeholders],
+        "momenta": [not isinstance(optimizer.state[p]["momentum_buffer"], OwnedTensor) for p in runtime.placeholders],
         "stats": stats,
     }

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn as nn
-from models import batch, loss_of, make_gpt
+from models import batch, loss_of
 from refusals import REFUSED, Refusals, expect_refusal, rank_of, ready, with_gradients
 
 import dmuon
@@ -54,26 +54,6 @@ def deepcopy(mesh: Any) -> None:
 @refused("pickling on 'blocks.0.up.weight'", "full_params")
 def pickled(mesh: Any) -> None:
     pickle.dumps(ready(mesh, fsdp=False)[0].blocks[0].up.weight)
-
-
-@refused("state_dict", "full_params", of="model")
-@refused("state_dict", "full_params", of="block")
-@refused("state_dict", "full_params", of="opt")
-def state_dict(mesh: Any, of: str = "model") -> None:
-    model, opt = ready(mesh)
-    {"model": model, "block": model.blocks[0], "opt": opt}[of].state_dict()
-
-
-@refused("load_state_dict", "full_params")
-@refused("load_state_dict", "full_params", strict=False)
-def load_state_dict(mesh: Any, strict: bool = True) -> None:
-    model, _ = ready(mesh)
-    model.load_state_dict(make_gpt(depth=2).state_dict(), strict=strict)
-
-
-@refused("load_state_dict", "full_params")
-def load_optimizer(mesh: Any) -> None:
-    ready(mesh)[1].load_state_dict({"state": {}, "param_groups": []})
 
 
 @refused("normal_.default on 'blocks.0.up.weight'", "full_params")

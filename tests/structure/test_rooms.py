@@ -13,8 +13,9 @@ PACKAGE = Path(__file__).parents[2] / "python" / "dmuon"
 USES = {
     "_setup": set(),
     "_planning": {"_setup"},
-    "_running": {"_setup", "_planning"},
-    "_inspecting": {"_setup", "_planning", "_running"},
+    "_saving": {"_setup"},
+    "_running": {"_setup", "_planning", "_saving"},
+    "_inspecting": {"_setup", "_planning", "_saving", "_running"},
     "_command": {"_setup", "_planning"},
 }
 

@@ -32,6 +32,19 @@ class InnerAdamW:
         else:
             self._adamw.add_param_group(group)
 
+    def make_state(self) -> None:
+        """Gives parameters that have made no step the state with which AdamW begins, so that it can be saved."""
+        for group in self._adamw.param_groups if self._adamw is not None else ():
+            on_device = group.get("capturable") or group.get("fused")
+            for parameter in group["params"]:
+                state = self._adamw.state[parameter]  # type: ignore[union-attr]
+                if state or not parameter.requires_grad:
+                    continue
+                step_device = parameter.device if on_device else torch.device("cpu")
+                state["step"] = torch.zeros((), dtype=torch.float32, device=step_device)
+                for name in ("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group.get("amsgrad") else [])):
+                    state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+
     def step(self) -> None:
         """Updates what has a gradient."""
         if self._adamw is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, overload
+from typing import Any, overload
 
 import torch
 import torch.nn as nn
@@ -16,6 +16,7 @@ from dmuon._running.host_gradients import discard_partial_sums, fsdp_modules
 from dmuon._running.runtime import find_runtime
 from dmuon._running.start import check_host_parameters, check_units, start
 from dmuon._running.step_agreement import StepAgreement
+from dmuon._saving.optimizer_state import fitting_state, saved_group, saved_state
 from dmuon._setup.agreement import agreement
 from dmuon._setup.dedication import check_parameters, check_sentinels, dedication_of, plain_module
 from dmuon._setup.hyperparameters import (
@@ -87,7 +88,7 @@ class Muon(torch.optim.Optimizer):
             adamw_groups: parameter groups as torch's optimizers take them, for parameters that AdamW is to update
                 with options of their own: `[{"params": [...], "weight_decay": 0.0}]` with parameters of the model as
                 it is after `fully_shard`. What a group does not say is as the `adamw_` arguments say. Every rank
-                gives the same groups. (Optimizer state cannot be resumed yet; when it can, groups are compared then.)
+                gives the same groups.
 
         Raises:
             ValueError: on every rank, if any rank finds something wrong or the ranks differ.
@@ -134,7 +135,6 @@ class Muon(torch.optim.Optimizer):
 
         self._runtime = start(model, dedication, units, muon, device)
         dedication.table = RoutingTable(dedication.table, f"AdamW: lr {float(adamw['lr']):g}{adamw_lr_rule}")
-        self.skipped_steps = 0
         owned = self._runtime.placeholders
         if owned:
             groups.insert(0, {"params": owned, **muon})
@@ -147,9 +147,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(groups, {**muon})
         self._agreement = StepAgreement(self._runtime, self)
         for parameter, index in self._matrix_of.items():
-            buffer = self._runtime.engine.owned(index, "momentum_buffer")
-            if buffer is not None:
-                self.state[parameter]["momentum_buffer"] = buffer
+            self.state[parameter] = self._runtime.owned_state(index)
 
     # ---- groups ----
 
@@ -165,7 +163,7 @@ class Muon(torch.optim.Optimizer):
         if algorithm not in ("muon", "adamw"):
             raise ValueError(f"add_param_group: algorithm: expected 'muon' or 'adamw', got {algorithm!r}")
         defaults = self._muon_defaults if algorithm == "muon" else self._adamw_defaults
-        param_group.update({**defaults, **param_group})
+        param_group.update({**defaults, "skipped_steps": self.skipped_steps, **param_group})
         check_group(param_group)
         super().add_param_group(param_group)
         group = self.param_groups[-1]
@@ -212,12 +210,7 @@ class Muon(torch.optim.Optimizer):
             for module in self._fsdp_modules:
                 module.reshard()
         else:
-            self.skipped_steps += 1
-            if runtime.ranks.slot == 0:
-                logger.warning(
-                    "dmuon: a gradient is not finite on some rank; step skipped on all (%d so far)",
-                    self.skipped_steps,
-                )
+            self._count_skipped_step()
         runtime.engine.end_step()
         return loss
 
@@ -233,6 +226,13 @@ class Muon(torch.optim.Optimizer):
                     group_of[index] = len(groups)
             groups.append(native_group(group, self._runtime.device))
         return groups, group_of
+
+    def _count_skipped_step(self) -> None:
+        skipped = self.skipped_steps + 1
+        for group in self.param_groups:
+            group["skipped_steps"] = skipped
+        if self._runtime.ranks.slot == 0:
+            logger.warning("dmuon: a gradient is not finite on some rank; step skipped on all (%d so far)", skipped)
 
     def _warn_of_unfrozen(self) -> None:
         grouped = {id(p) for group in self.param_groups for p in group["params"]}
@@ -263,6 +263,11 @@ class Muon(torch.optim.Optimizer):
     # ---- what it knows ----
 
     @property
+    def skipped_steps(self) -> int:
+        """Steps in which some gradient was not finite; kept in the groups, with which it is saved and loaded."""
+        return max((int(group["skipped_steps"]) for group in self.param_groups), default=0)
+
+    @property
     def plan(self) -> Plan:
         """Who owns what."""
         return self._runtime.plan
@@ -271,27 +276,49 @@ class Muon(torch.optim.Optimizer):
         """Counters of this rank since construction: seconds by part, messages, bytes sent, peak bytes."""
         return self._runtime.engine.statistics()
 
-    def state_dict(self) -> NoReturn:
-        """Not supported yet.
+    # ---- saving and loading ----
+
+    @torch.no_grad()
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's optimizers give it: a matrix's `momentum_buffer` is a DTensor as fully_shard would have cut it.
+
+        Collective over the mesh. Where a matrix is no fp32 parameter, its fp32 weights are beside it as `master`.
+        AdamW's state exists for every parameter, zeros before its first step.
+        """
+        self._adamw.make_state()
+        self._runtime.meet("Muon.state_dict()")
+        live, self.state = self.state, saved_state(self.state, self._matrix_of, self._runtime.shards)
+        try:
+            packed = super().state_dict()
+        finally:
+            self.state = live
+        return {**packed, "param_groups": [saved_group(group) for group in packed["param_groups"]]}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes what `state_dict` or torch's optimizers have saved. Collective over the mesh.
+
+        Owned matrices take DTensors as `state_dict` gives them, or whole tensors from every rank. Hyperparameters and
+        `skipped_steps` come too; what was not saved stays as it is. A state without any parameter's, of an optimizer
+        that has made no step, leaves momentum as it is.
 
         Raises:
-            ValueError: always; says what to do instead.
+            ValueError: on all ranks, by name, where something does not fit; then nothing has changed.
         """
-        raise ValueError(
-            "Muon.state_dict: owned state is not saved yet. Expected: save weights inside `with "
-            "dmuon.full_params(model)`; momentum is in opt.state[p]['momentum_buffer'] at its owner."
-        )
-
-    def load_state_dict(self, state_dict: Any) -> NoReturn:
-        """Not supported yet.
-
-        Raises:
-            ValueError: always; says what to do instead.
-        """
-        raise ValueError(
-            "Muon.load_state_dict: owned state is not loaded yet. Expected: load weights inside `with "
-            "dmuon.full_params(model, writeback=True)`."
-        )
+        self._runtime.meet("Muon.load_state_dict()")
+        with agreement(self._runtime.ranks, "Muon.load_state_dict") as facts:
+            names = {id(p): name for name, p in self._runtime.model.named_parameters()}
+            loaded = fitting_state(state_dict, self.param_groups, self._matrix_of, names, self._runtime.shards, facts)
+        owned: dict[torch.Tensor, Any] = {parameter: self.state[parameter] for parameter in self._matrix_of}
+        super().load_state_dict({**state_dict, "state": loaded.adamw, "param_groups": loaded.groups})
+        self.state.update(owned)
+        self._adamw = InnerAdamW()
+        for group in self.param_groups:
+            if group["algorithm"] == "adamw":
+                self._adamw.add(group, self.state)
+        for name, values in loaded.owned.items():
+            self._runtime.shards.take(values, name)
+        self._runtime.engine.publish()
 
 
 def _is_owned(parameter: torch.Tensor) -> bool:

@@ -12,6 +12,7 @@ from dmuon import _C
 from dmuon._planning.owner_plan import Plan
 from dmuon._running.host_gradients import fsdp_modules
 from dmuon._running.unit_weights import UnitWeights
+from dmuon._saving.owned_shards import MASTER, MOMENTUM, OwnedShards
 from dmuon._setup.dedication import Dedication, dedication_of
 from dmuon._setup.groups import engine_groups
 from dmuon._setup.place import restore_order
@@ -44,6 +45,8 @@ class Runtime:
         self.weights = [self._bind(index) for index in range(len(units))]
         for module, order in dedication.known.items():
             restore_order(module, order)
+        dtypes = [placeholder.dtype for placeholder in self.placeholders]
+        self.shards = OwnedShards(self.engine, self.matrices, self.ranks, dedication.mesh, dtypes)
 
     def _make_engine(self, dedication: Dedication) -> _C.Engine:
         policy = dedication.mp_policy
@@ -75,9 +78,27 @@ class Runtime:
 
     def _take_masters(self) -> None:
         for index, matrix in enumerate(self.matrices):
-            self.engine.scatter(index, "master", matrix.parameter.detach())
+            self.engine.scatter(index, MASTER, matrix.parameter.detach())
             # Only the owner keeps values from here on.
             matrix.parameter = self.placeholders[index]
+
+    def owned_state(self, index: int) -> dict[str, torch.Tensor]:
+        """What an optimizer shows as a matrix's state: tensors at the owner, placeholders elsewhere."""
+        matrix, names = self.matrices[index], [MOMENTUM]
+        if self.placeholders[index].dtype != torch.float32:
+            names.append(MASTER)
+        found = {name: self.engine.owned(index, name) for name in names}
+        return {
+            name: OwnedTensor(f"{matrix.name}.{name}", matrix.shape, torch.float32, self.device, None)
+            if own is None
+            else own
+            for name, own in found.items()
+        }
+
+    def meet(self, call: str) -> None:
+        """Returns where all ranks have come to `call`, outside of passes. Collective."""
+        self.show_placeholders()  # a backward that raised has left weights in their places
+        self.engine.meet(call)
 
     def _bind(self, index: int) -> UnitWeights:
         weights = [nn.Parameter(view) for view in self.engine.weights(index)]

@@ -16,6 +16,7 @@ from dmuon._planning.plan import make_plan
 from dmuon._running.hooks import add_hooks
 from dmuon._running.host_gradients import fsdp_modules
 from dmuon._running.runtime import Runtime
+from dmuon._saving.model_state import ModelState
 from dmuon._setup.agreement import agreement
 from dmuon._setup.dedication import Dedication, remove_guards
 from dmuon._setup.groups import engine_groups
@@ -49,6 +50,15 @@ def start(
     with agreement(dedication.ranks, "Muon"):  # an owner may be out of memory, say
         runtime = Runtime(model, dedication, plan, units, device)
         add_hooks(runtime)
+        ModelState(
+            model,
+            runtime.matrices,
+            runtime.ranks,
+            runtime.shards,
+            rest=runtime.show_placeholders,
+            meet=runtime.meet,
+            publish=runtime.engine.publish,
+        )
         remove_guards(dedication)
         dedication.plan, dedication.runtime = plan, runtime
     if dedication.ranks.slot == 0:

@@ -28,6 +28,7 @@ class Dedication:
     """What is remembered of a model from dedicate_params on, for as long as the model lives."""
 
     ranks: Ranks
+    mesh: DeviceMesh | None  # as given
     matrices: list[Matrix]
     table: RoutingTable
     mp_policy: MixedPrecisionPolicy
@@ -142,7 +143,7 @@ def dedicate_params(
             ", ".join(f"'{row.name}' ({'x'.join(map(str, row.shape))})" for row in left),
         )
     known = {m: [name for name, p in m._parameters.items() if p is not None] for m in model.modules()}
-    dedication = Dedication(ranks, matrices, table, policy, planning, schedule, known)
+    dedication = Dedication(ranks, mesh, matrices, table, policy, planning, schedule, known)
     _guard(model, dedication)
     for matrix in matrices:
         for place in matrix.places:

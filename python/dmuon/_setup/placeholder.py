@@ -35,9 +35,9 @@ def _refusing(what: str) -> Any:
 class OwnedTensor(torch.Tensor):
     """A weight, or its gradient, that this rank does not hold: true shape and dtype, no storage.
 
-    Metadata, `detach` and, of a gradient, `zero_` (which clears what the owner has accumulated) work. Everything
-    else raises ValueError and names the way out, so that no clipping, averaging, initialising or saving passes over
-    a matrix in silence.
+    Metadata, `detach`, a copy onto itself and, of a gradient, `zero_` (which clears what the owner has accumulated)
+    work. Everything else raises ValueError and names the way out, so that no clipping, averaging, initialising or
+    saving passes over a matrix in silence.
     """
 
     _name: str
@@ -71,6 +71,8 @@ class OwnedTensor(torch.Tensor):
             refuse("?", str(func))
         if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
             return owned._alias()
+        if func is torch.ops.aten.copy_.default and _is_of(args[1], args[0]):
+            return owned  # load_state_dict, after what was loaded has been taken out
         if func is torch.ops.aten.zero_.default and owned._clear is not None:
             owned._clear()
             return owned
@@ -103,6 +105,10 @@ class OwnedTensor(torch.Tensor):
     data_ptr = _refusing("data_ptr")
     __deepcopy__ = _refusing("copy.deepcopy")
     __reduce_ex__ = _refusing("pickling")
+
+
+def _is_of(value: Any, owned: OwnedTensor) -> bool:
+    return isinstance(value, OwnedTensor) and isinstance(owned, OwnedTensor) and value._name == owned._name
 
 
 def _owned_in(values: Any) -> Iterator[OwnedTensor]:

@@ -1,0 +1,137 @@
+"""What a saved optimizer must have to be loaded into Muon, whether Muon or torch's optimizers saved it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from dmuon._saving.owned_shards import MASTER, MOMENTUM, OwnedShards
+from dmuon._setup.hyperparameters import check_group, resolved_coefficients, settings_of
+
+_LOAD = "Muon.load_state_dict"
+
+
+@dataclasses.dataclass
+class LoadedState:
+    """A state dict that fits."""
+
+    groups: list[dict[str, Any]]  # whole: what was not saved is as it is now; "params" as saved
+    adamw: dict[int, Any]  # the state of the others, by the number of the parameter
+    owned: dict[str, dict[int, torch.Tensor]]  # by name, and by the index of the matrix
+
+
+def fitting_state(
+    saved: Any,
+    groups: Sequence[dict[str, Any]],
+    matrix_of: Mapping[Any, int],
+    names: Mapping[int, str],
+    shards: OwnedShards,
+    facts: list[str],
+) -> LoadedState:
+    """Checks a state dict against an optimizer.
+
+    Args:
+        saved: as torch's optimizers return it.
+        groups: of the optimizer, as they are now.
+        matrix_of: the index of every owned matrix, by its placeholder.
+        names: of parameters, by id.
+        shards: checks what is for owned matrices.
+        facts: gets what must be equal on all ranks.
+
+    Raises:
+        ValueError: it does not fit; says what, by name.
+    """
+    if not isinstance(saved, Mapping) or not {"state", "param_groups"} <= saved.keys():
+        raise ValueError(f"{_LOAD}: state_dict: expected a dict with 'state' and 'param_groups', got {_keys(saved)}")
+    sizes = [[len(group["params"]) for group in side] for side in (groups, saved["param_groups"])]
+    if sizes[0] != sizes[1]:
+        raise ValueError(f"{_LOAD}: param_groups: expected groups of {sizes[0]} parameters, got {sizes[1]}")
+    merged = [_merged(number, *pair) for number, pair in enumerate(zip(groups, saved["param_groups"], strict=True))]
+    facts += [f"group {settings_of(group)}" for group in merged]
+    loaded = LoadedState(merged, {}, {MOMENTUM: {}, MASTER: {}})
+    fresh = not saved["state"]  # of an optimizer that has made no step
+    for group, theirs in zip(groups, saved["param_groups"], strict=True):
+        for parameter, number in zip(group["params"], theirs["params"], strict=True):
+            state = saved["state"].get(number)
+            name = names.get(id(parameter), "?")
+            facts.append(f"'{name}' {_keys(state)}")
+            if parameter in matrix_of:
+                if not fresh:
+                    _take_matrix(loaded, matrix_of[parameter], name, state, shards)
+            elif state is not None:
+                _check_adamw(parameter, name, state)
+                loaded.adamw[number] = state
+    return loaded
+
+
+def saved_state(live: Any, matrix_of: Mapping[Any, int], shards: OwnedShards) -> defaultdict[Any, dict[str, Any]]:
+    """An optimizer's state in which matrices have DTensors where `live` has what owners hold. Collective."""
+    saved = defaultdict(dict, {parameter: dict(state) for parameter, state in live.items()})
+    for name in (MOMENTUM, MASTER):
+        having = [parameter for parameter in matrix_of if name in live[parameter]]
+        given = shards.give([matrix_of[parameter] for parameter in having], name, torch.float32)
+        for parameter, value in zip(having, given, strict=True):
+            saved[parameter][name] = value
+    return saved
+
+
+def saved_group(group: dict[str, Any]) -> dict[str, Any]:
+    """A group as a state dict has it, of values that torch.distributed.checkpoint saves and torch.optim.Muon takes.
+
+    A dtype by its name; the name of coefficients that are the same in every step as these.
+    """
+    saved = dict(group)
+    for key, value in group.items():
+        if isinstance(value, torch.dtype):
+            saved[key] = str(value)
+    if isinstance(name := saved.get("ns_coefficients"), str):
+        rows = set(resolved_coefficients(name, saved["ns_steps"]))
+        saved["ns_coefficients"] = next(iter(rows)) if len(rows) == 1 else name
+    return saved
+
+
+def _merged(number: int, current: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
+    expected = current["algorithm"]
+    got = saved.get("algorithm") or ("adamw" if "betas" in saved else "muon" if "ns_steps" in saved else expected)
+    if got != expected:
+        raise ValueError(f"{_LOAD}: param_groups[{number}]: expected a group of algorithm '{expected}', got '{got}'")
+    merged = {**current, **saved, "algorithm": expected}
+    if isinstance(merged.get("ns_dtype"), str):
+        merged["ns_dtype"] = getattr(torch, merged["ns_dtype"].removeprefix("torch."), merged["ns_dtype"])
+    check_group(merged)
+    return merged
+
+
+def _take_matrix(loaded: LoadedState, index: int, name: str, state: Any, shards: OwnedShards) -> None:
+    if not isinstance(state, Mapping) or MOMENTUM not in state:
+        raise ValueError(f"{_LOAD}: state of '{name}': expected '{MOMENTUM}', got {_keys(state)}")
+    for key, taken in loaded.owned.items():
+        if key not in state or (key == MASTER and shards.dtypes[index] == torch.float32):
+            continue
+        if problem := shards.problem(index, state[key]):
+            raise ValueError(f"{_LOAD}: '{key}' of '{name}': {problem}")
+        taken[index] = state[key]
+
+
+def _check_adamw(parameter: torch.Tensor, name: str, state: Any) -> None:
+    for key, value in state.items():
+        if not isinstance(value, torch.Tensor) or value.ndim == 0:
+            continue
+        if value.shape != parameter.shape:
+            got = tuple(value.shape)
+            raise ValueError(f"{_LOAD}: '{key}' of '{name}': expected shape {tuple(parameter.shape)}, got {got}")
+        if isinstance(value, DTensor) != isinstance(parameter, DTensor):
+            raise ValueError(
+                f"{_LOAD}: '{key}' of '{name}': expected a {type(parameter).__name__}, got a {type(value).__name__}. A "
+                "whole tensor is cut by torch.distributed.checkpoint.state_dict.set_optimizer_state_dict with "
+                "StateDictOptions(full_state_dict=True)."
+            )
+
+
+def _keys(value: Any) -> str:
+    return f"one with {sorted(map(str, value))}" if isinstance(value, Mapping) else f"{type(value).__name__}"

@@ -1,0 +1,112 @@
+"""What owners hold as fully_shard would have kept it: a DTensor cut along its first dimension, on every rank."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from dmuon import _C
+from dmuon._setup.ranks import Ranks
+from dmuon._setup.routing import Matrix
+
+MASTER = "master"
+MOMENTUM = "momentum_buffer"
+
+
+class OwnedShards:
+    """Gives and takes owners' tensors ("master", "momentum_buffer") by the index of their matrix.
+
+    What is collective is so over the mesh, and every rank names the same matrices in one order. Where no process
+    group exists there is no mesh: tensors are plain then, as those of one process are.
+    """
+
+    def __init__(
+        self, engine: _C.Engine, matrices: Sequence[Matrix], ranks: Ranks, mesh: DeviceMesh | None, dtypes: list[Any]
+    ) -> None:
+        """`mesh`: as for fully_shard; None: all ranks. `dtypes`: of the matrices."""
+        self._engine, self._matrices, self._ranks, self._given = engine, matrices, ranks, mesh
+        self.dtypes = dtypes
+
+    @functools.cached_property
+    def mesh(self) -> DeviceMesh | None:
+        """As `fully_shard` has it; the first use is collective where none was given."""
+        if self._given is None and dist.is_initialized():
+            return init_device_mesh(self._ranks.device_type, (dist.get_world_size(),))
+        return self._given
+
+    @property
+    def placements(self) -> list[Placement]:
+        """Of every matrix."""
+        return [Replicate()] * (self._ranks.host_replicates > 1 or self._is_2d()) + [Shard(0)]
+
+    def _is_2d(self) -> bool:
+        return self.mesh is not None and self.mesh.ndim == 2
+
+    def give(self, indices: Sequence[int], name: str, dtype: torch.dtype) -> list[torch.Tensor]:
+        """Collective: matrices' tensors of this name, each with memory of its own."""
+        flat = self._engine.to_shards(indices, name, dtype)
+        return [self._as_saved(index, values) for index, values in zip(indices, flat, strict=True)]
+
+    def _as_saved(self, index: int, flat: torch.Tensor) -> torch.Tensor:
+        shape = self._matrices[index].shape
+        if self.mesh is None:
+            return flat.view(shape)
+        local = flat.view(-1, *shape[1:])
+        stride = torch.empty(shape, device="meta").stride()
+        made: torch.Tensor = DTensor.from_local(
+            local, self.mesh, self.placements, run_check=False, shape=shape, stride=stride
+        )
+        return made
+
+    def problem(self, index: int, value: Any) -> str | None:
+        """Why `value` cannot be taken for a matrix, None where it can."""
+        shape = tuple(self._matrices[index].shape)
+        if not isinstance(value, torch.Tensor):
+            return f"expected a tensor of shape {shape}, got {type(value).__name__}"
+        if tuple(value.shape) != shape:
+            return f"expected shape {shape}, got {tuple(value.shape)}"
+        if value.is_meta or not value.is_floating_point():
+            return f"expected floating values, got {value.dtype} on {value.device}"
+        if isinstance(value, DTensor) and (value.device_mesh != self.mesh or list(value.placements) != self.placements):
+            return (
+                f"expected a DTensor with {self.placements} on {self.mesh}, or the whole tensor on every rank, got "
+                f"one with {list(value.placements)} on {value.device_mesh}"
+            )
+        return None
+
+    def take(self, values: Mapping[int, torch.Tensor], name: str) -> None:
+        """Collective: owners take shards from all ranks, or their own rank's whole tensor. See `publish` of Engine."""
+        values = dict(sorted(values.items()))
+        whole = {index: value for index, value in values.items() if not isinstance(value, DTensor)}
+        by_dtype: dict[torch.dtype, list[int]] = {}
+        for index, value in values.items():
+            if index not in whole:
+                by_dtype.setdefault(value.dtype, []).append(index)
+        for indices in by_dtype.values():
+            locals_ = [values[index].to_local().detach().flatten() for index in indices]  # type: ignore[attr-defined]
+            self._engine.from_shards(indices, name, locals_)
+        for index, value in whole.items():
+            self._engine.scatter(index, name, value.detach())
+
+    def take_weights(self, values: Mapping[int, torch.Tensor]) -> None:
+        """Collective: new weights, in the matrices' own dtypes; call `publish` afterwards.
+
+        A low-precision weight that is as it was keeps the fp32 master behind it, so that it does not matter whether
+        weights or masters are loaded first.
+        """
+        low = sorted(index for index in values if self.dtypes[index] != torch.float32)
+        taken = {index: value.detach() for index, value in values.items() if index not in low}
+        for index, old in zip(low, self.give(low, MASTER, torch.float32), strict=True):
+            value = values[index].detach().to(old.device, self.dtypes[index])
+            if isinstance(value, DTensor) or not isinstance(old, DTensor):
+                taken[index] = torch.where(old.to(value.dtype) == value, old, value.float())
+            else:
+                own = self._engine.owned(index, MASTER)
+                taken[index] = value if own is None else torch.where(own.to(value.dtype) == value, own, value.float())
+        self.take(taken, MASTER)

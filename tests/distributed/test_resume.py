@@ -1,0 +1,198 @@
+"""Training goes on from a checkpoint: of another mesh, of another optimizer."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+import torch.distributed.checkpoint.state_dict as dsd
+import torch.nn as nn
+from checkpoints import MODELS, dicts_of, full_state, group_of, started, tensors_of, train, trained_by_torch, unlike
+from models import make_gpt
+from training import AHEAD, NO_COPY, place_of, weights_of
+
+SAVED, MORE = 3, 10  # steps before and after a checkpoint
+SOME_MESHES = [(1, 4), (2, 2), (4, 1), (1, 3), (1,)]
+
+
+def save(mesh: Any, directory: str, model: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Saves after some steps and goes on. Returns the whole state then, and at the end."""
+    module, opt = started(mesh, MODELS[model](), tied=model == "tied")
+    train(mesh, module, opt, range(SAVED))
+    saved = full_state(module, opt)
+    dcp.save(dicts_of(module, opt), checkpoint_id=directory, **group_of(mesh))
+    train(mesh, module, opt, range(SAVED, SAVED + MORE))
+    return saved, full_state(module, opt)
+
+
+def resume(
+    mesh: Any, directory: str, model: str, schedule: dict[str, Any], **options: Any
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    module, opt = started(mesh, MODELS[model](), schedule, tied=model == "tied", **options)
+    saved = dicts_of(module, opt)
+    dcp.load(saved, checkpoint_id=directory, **group_of(mesh))
+    dsd.set_state_dict(module, opt, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"])
+    at_begin = full_state(module, opt)
+    train(mesh, module, opt, range(SAVED, SAVED + MORE))
+    return at_begin, full_state(module, opt)
+
+
+@pytest.fixture(scope="module", params=SOME_MESHES, ids=str)
+def checkpoint(ranks, request, tmp_path_factory):
+    """(mesh, directory, the state that was saved, the state in which training without a break ended)."""
+    directory = str(tmp_path_factory.mktemp("checkpoint"))
+    return request.param, directory, *ranks.run(save, request.param, directory=directory, model="gpt")[0]
+
+
+@pytest.mark.parametrize("mesh", SOME_MESHES, ids=str)
+def test_training_goes_on_from_a_checkpoint_of_any_mesh(ranks, checkpoint, mesh):
+    saved_on, directory, saved, expected = checkpoint
+    for at_begin, at_end in ranks.run(resume, mesh, directory=directory, model="gpt", schedule=AHEAD):
+        assert unlike(at_begin, saved) == []
+        if mesh == saved_on:
+            assert unlike(at_end, expected) == []
+        for kind in ("model", "optimizer"):
+            a, b, initial = (tensors_of(state[kind]) for state in (at_end, expected, saved))
+            for name, value in b.items():
+                moved = float(torch.as_tensor(value - initial[name], dtype=torch.float64).norm())
+                error = float(torch.as_tensor(a[name] - value, dtype=torch.float64).norm())
+                assert error <= 1e-3 * moved, (name, error, moved)
+
+
+@pytest.mark.parametrize("model", ["tied", "frozen", "bf16", "thin"])
+@pytest.mark.parametrize("mesh", [(2, 2), (4,)])
+def test_what_is_saved_of_any_model_goes_on_bit_by_bit(ranks, mesh, model, tmp_path):
+    saved, expected = ranks.run(save, mesh, directory=str(tmp_path), model=model)[0]
+    other = {**NO_COPY, "strategy": "round_robin"}  # owners are others, and add up in the same order
+    for at_begin, at_end in ranks.run(resume, mesh, directory=str(tmp_path), model=model, schedule=other):
+        assert unlike(at_begin, saved) == []
+        assert unlike(at_end, expected) == []
+
+
+def moved_by_full_dict(mesh: Any, source: str, target: str, from_rank_0: bool) -> list[str]:
+    """Between dmuon, stock FSDP2 and one process, as `torch.save` of the full dict moves it."""
+
+    def made(kind: str, steps: int) -> tuple[nn.Module, Any]:
+        if kind != "dmuon":
+            return trained_by_torch(mesh if kind == "fsdp2" else None, steps)
+        model, opt = started(mesh, make_gpt(seed=steps, depth=2), NO_COPY)
+        train(mesh, model, opt, range(steps))
+        return model, opt
+
+    model, opt = made(source, 3)
+    saved = full_state(model, opt)
+    model, opt = made(target, 1)
+    given = copy.deepcopy(saved) if not from_rank_0 or place_of(mesh)[0] == 0 else {"model": {}, "optimizer": {}}
+    # One process needs no options; FSDP2's full_state_dict=True alone takes no hyperparameter that its optimizer lacks.
+    options = dsd.StateDictOptions(full_state_dict=target != "one", broadcast_from_rank0=from_rank_0)
+    # Not set_state_dict, which takes an empty dict of the other ranks for "optimizer only".
+    dsd.set_model_state_dict(model, given["model"], options=options)
+    dsd.set_optimizer_state_dict(model, opt, given["optimizer"], options=options)
+    return unlike(full_state(model, opt), saved)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "from_rank_0"),
+    [
+        ("dmuon", "dmuon", False),
+        ("dmuon", "dmuon", True),
+        ("dmuon", "fsdp2", True),
+        ("dmuon", "one", False),
+        ("fsdp2", "dmuon", False),
+        ("fsdp2", "dmuon", True),
+        ("one", "dmuon", False),
+        ("one", "dmuon", True),
+    ],
+)
+@pytest.mark.parametrize("mesh", [(2, 2), (4,)])
+def test_a_full_dict_moves_between_dmuon_and_torch(ranks, mesh, source, target, from_rank_0):
+    found = ranks.run(moved_by_full_dict, mesh, source=source, target=target, from_rank_0=from_rank_0)
+    assert found == [[]] * torch.Size(mesh).numel()
+
+
+def save_as_hugging_face(mesh: Any, directory: str) -> dict[str, torch.Tensor]:
+    model, opt = started(mesh, make_gpt(depth=2))
+    train(mesh, model, opt, range(2))
+    writer = dcp.HuggingFaceStorageWriter(directory, save_distributed=True)
+    dcp.save(dsd.get_model_state_dict(model), storage_writer=writer, **group_of(mesh))
+    return weights_of(model)
+
+
+def load_from_hugging_face(mesh: Any, directory: str) -> dict[str, torch.Tensor]:
+    model, _ = started(mesh, make_gpt(seed=5, depth=2))
+    weights = dsd.get_model_state_dict(model)
+    dcp.load(weights, storage_reader=dcp.HuggingFaceStorageReader(directory), **group_of(mesh))
+    dsd.set_model_state_dict(model, weights)
+    return weights_of(model)
+
+
+def test_weights_are_written_and_read_as_safetensors(ranks, tmp_path):
+    saved = ranks.run(save_as_hugging_face, (2, 2), directory=str(tmp_path))[0]
+    for loaded in ranks.run(load_from_hugging_face, (4,), directory=str(tmp_path)):
+        assert unlike(loaded, saved) == []
+
+
+def save_in_the_background(mesh: Any, directory: str) -> dict[str, Any]:
+    """The saved state is that of the call, whatever training does while it is written."""
+    model, opt = started(mesh, make_gpt(depth=2))
+    train(mesh, model, opt, range(SAVED))
+    saved = full_state(model, opt)
+    writing = dcp.async_save(dicts_of(model, opt), checkpoint_id=directory, **group_of(mesh))
+    train(mesh, model, opt, range(SAVED, SAVED + 2))
+    writing.result()
+    return saved
+
+
+def test_a_save_in_the_background_is_of_the_moment_of_its_call(ranks, tmp_path):
+    saved = ranks.run(save_in_the_background, (2, 2), directory=str(tmp_path))[0]
+    for at_begin, _ in ranks.run(resume, (4,), directory=str(tmp_path), model="gpt", schedule=AHEAD):
+        assert unlike(at_begin, saved) == []
+
+
+def flattened(mesh: Any, directory: str) -> list[str]:
+    """As torchtitan has it: keys of the optimizer's state are one level."""
+    options = dsd.StateDictOptions(flatten_optimizer_state_dict=True)
+    model, opt = started(mesh, make_gpt(depth=2))
+    opt.param_groups[0]["momentum"] = 0.9
+    opt.param_groups[0]["skipped_steps"] = 4
+    train(mesh, model, opt, range(SAVED))
+    saved = full_state(model, opt)
+    state = dsd.get_optimizer_state_dict(model, opt, options=options)
+    dcp.save({"model": model.state_dict(), "optimizer": state}, checkpoint_id=directory, **group_of(mesh))
+    model, opt = started(mesh, make_gpt(seed=5, depth=2))
+    state = dsd.get_optimizer_state_dict(model, opt, options=options)
+    weights = model.state_dict()
+    dcp.load({"model": weights, "optimizer": state}, checkpoint_id=directory, **group_of(mesh))
+    dsd.set_optimizer_state_dict(model, opt, state, options=options)
+    model.load_state_dict(weights)
+    assert opt.skipped_steps == 4 and opt.param_groups[0]["momentum"] == 0.9
+    return unlike(full_state(model, opt), saved)
+
+
+def test_a_flattened_state_brings_hyperparameters_and_skipped_steps(ranks, tmp_path):
+    assert ranks.run(flattened, (2, 2), directory=str(tmp_path)) == [[]] * 4
+
+
+def test_a_scheduler_goes_on_where_it_was():
+    def made() -> tuple[nn.Module, Any, Any]:
+        model, opt = started(None, make_gpt(depth=1))
+        return model, opt, torch.optim.lr_scheduler.StepLR(opt, step_size=2, gamma=0.5)
+
+    model, opt, scheduler = made()
+    for step in range(3):
+        train(None, model, opt, range(step, step + 1))
+        scheduler.step()
+    saved = copy.deepcopy([part.state_dict() for part in (model, opt, scheduler)])
+    expected = [group["lr"] for group in opt.param_groups]
+    others = made()
+    for part, state in zip(others, saved, strict=True):
+        part.load_state_dict(state)
+    assert [group["lr"] for group in others[1].param_groups] == expected == scheduler.get_last_lr()
+    for either in ((model, opt, scheduler), others):
+        train(None, *either[:2], range(3, 5))
+        either[2].step()
+    assert unlike(others[0].state_dict(), model.state_dict()) == []
+    assert [group["lr"] for group in others[1].param_groups] == scheduler.get_last_lr()

@@ -1,0 +1,192 @@
+"""state_dict of a model and of Muon beside those of the same model under stock FSDP2; what does not fit is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint.state_dict as dsd
+import torch.nn as nn
+from checkpoints import MODELS, full_state, sharded, started, train, trained_by_torch, unlike
+from models import make_gpt
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from training import AHEAD, place_of
+
+MESHES = [(4,), (1, 4), (2, 2), (4, 1), (1, 3), (1,)]
+
+
+def differences(ours: dict[str, Any], stock: dict[str, Any], values: bool = True) -> list[str]:
+    """What of a state dict is not as stock FSDP2 has it."""
+    found = [] if list(ours) == list(stock) else [f"keys {list(ours)} for {list(stock)}"]
+    for key in ours.keys() & stock.keys():
+        a, b = ours[key], stock[key]
+        for what in ("device_mesh", "placements", "shape", "dtype", "device"):
+            if getattr(a, what, None) != getattr(b, what, None):
+                found.append(f"{key}: {what} {getattr(a, what, None)} for {getattr(b, what, None)}")
+        if isinstance(b, DTensor):
+            if a.stride() != b.stride():
+                found.append(f"{key}: stride")
+            a, b = a.to_local(), b.to_local()
+        if a.shape != b.shape or (values and not torch.equal(a, b)):
+            found.append(f"{key}: values")
+    return found
+
+
+def of_model(mesh: Any, model: str, schedule: dict[str, Any]) -> list[str]:
+    stock = sharded(mesh, MODELS[model](), model == "tied")
+    ours = started(mesh, MODELS[model](), schedule, model == "tied")[0]
+    found = differences(ours.state_dict(), stock.state_dict())
+    found += differences(ours.blocks[1].state_dict(), stock.blocks[1].state_dict())
+    found += differences(dsd.get_model_state_dict(ours), dsd.get_model_state_dict(stock))
+    for offload in (False, True):
+        full = dsd.StateDictOptions(full_state_dict=True, cpu_offload=offload)
+        found += differences(
+            dsd.get_model_state_dict(ours, options=full), dsd.get_model_state_dict(stock, options=full)
+        )
+    return found
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("mesh", MESHES)
+def test_a_models_state_dict_is_as_stock_fsdp2_gives_it(ranks, mesh, model):
+    assert ranks.run(of_model, mesh, model=model, schedule=AHEAD) == [[]] * torch.Size(mesh).numel()
+
+
+def of_optimizer(mesh: Any) -> list[str]:
+    model, opts = trained_by_torch(mesh, 2)
+    stock = dsd.get_optimizer_state_dict(model, opts)
+    model, opt = started(mesh, make_gpt(depth=2))
+    found = []
+    for steps in (range(0), range(2)):  # one that has made no step can be loaded into
+        train(mesh, model, opt, steps)
+        ours = dsd.get_optimizer_state_dict(model, opt)
+        found += [] if ours["state"].keys() == stock["state"].keys() else ["parameters"]
+        for name, state in stock["state"].items():
+            found += [f"{name}: {what}" for what in differences(ours["state"][name], state, values=False)]
+    return found
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_an_optimizers_state_dict_is_as_torchs_under_fsdp2(ranks, mesh):
+    assert ranks.run(of_optimizer, mesh) == [[]] * torch.Size(mesh).numel()
+
+
+def spoiled(mesh: Any, how: str, saved: dict[str, Any]) -> None:
+    """Makes a whole state of all ranks one that does not fit."""
+    weights, state, name = saved["model"], saved["optimizer"]["state"], "blocks.1.up.weight"
+    groups = saved["optimizer"]["param_groups"]
+    match how:
+        case "no matrix":
+            del weights[name]
+        case "no matrix on rank 1":
+            weights.pop(name) if place_of(mesh)[0] == 1 else None
+        case "no bias":
+            del weights["blocks.1.up.bias"]
+        case "another shape":
+            weights[name] = weights[name][:-1]
+        case "another shape of a bias":
+            weights["blocks.1.up.bias"] = weights["blocks.1.up.bias"][:-1]
+        case "foreign":
+            weights.clear()
+            weights["transformer.h.0.weight"] = torch.zeros(3, 3)
+        case "no momentum":
+            del state[name]["momentum_buffer"]
+        case "no state":
+            del state[name]
+        case "no state on rank 1":
+            state.pop(name) if place_of(mesh)[0] == 1 else None
+        case "momentum of another shape":
+            state[name]["momentum_buffer"] = state[name]["momentum_buffer"].T
+        case "AdamW's of another shape":
+            state["head.weight"]["exp_avg"] = state["head.weight"]["exp_avg"][:-1]
+        case "no group":
+            groups.pop()
+        case "another algorithm":
+            groups[0] = {"params": groups[0]["params"], "lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8}
+        case "a bad hyperparameter":
+            groups[0]["momentum"] = 2.0
+        case "groups differ":
+            groups[0]["lr"] = 0.5 + place_of(mesh)[0]
+
+
+def unfit(mesh: Any, how: str, of_model: bool) -> tuple[str, list[str]]:
+    """(the error, what has changed nevertheless)."""
+    model, opt = started(mesh, make_gpt(depth=2))
+    train(mesh, model, opt, range(2))
+    before, saved = full_state(model, opt), full_state(*another(mesh))
+    spoiled(mesh, how, saved)
+    message = ""
+    try:
+        if of_model:
+            cut = {name: as_sharded(mesh, value) for name, value in saved["model"].items()}
+            model.load_state_dict(cut)
+        else:
+            opt.load_state_dict(numbered(saved["optimizer"], model, opt, mesh))
+    except ValueError as error:
+        message = str(error)
+    return message, unlike(full_state(model, opt), before)
+
+
+def another(mesh: Any) -> tuple[nn.Module, Any]:
+    model, opt = started(mesh, make_gpt(seed=5, depth=2))
+    train(mesh, model, opt, range(1))
+    return model, opt
+
+
+def as_sharded(mesh: Any, value: torch.Tensor) -> torch.Tensor:
+    placements = [Replicate()] * (mesh.ndim - 1) + [Shard(0)]
+    return distribute_tensor(value, mesh, placements, src_data_rank=None)
+
+
+def numbered(state: dict[str, Any], model: nn.Module, opt: Any, mesh: Any) -> dict[str, Any]:
+    """Whole tensors by name as the shards by number that load_state_dict takes."""
+    numbers = {id(p): number for number, p in enumerate(p for group in opt.param_groups for p in group["params"])}
+    of_name = {name: numbers[id(p)] for name, p in model.named_parameters()}
+    return {
+        "state": {
+            of_name[name]: {key: as_sharded(mesh, value) if value.ndim else value for key, value in of.items()}
+            for name, of in state["state"].items()
+        },
+        "param_groups": [
+            {**group, "params": [of_name[name] for name in group["params"]]} for group in state["param_groups"]
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("no matrix", ["no values for 'blocks.1.up.weight'", "Nothing has been loaded"]),
+        ("no matrix on rank 1", ["blocks.1.up.weight", "on rank 1"]),
+        ("no bias", ["no values for 'blocks.1.up.bias'"]),
+        ("another shape", ["'blocks.1.up.weight': expected shape (41, 24), got (40, 24)"]),
+        ("another shape of a bias", ["'blocks.1.up.bias': expected shape (41,), got (40,)"]),
+        ("foreign", ["no values for 'embedding.weight', 'blocks.0.norm.weight'", "more"]),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_and_nothing_has_changed(ranks, how, words):
+    for rank, (message, changed) in enumerate(ranks.run(unfit, (2, 2), how=how, of_model=True)):
+        expected = [word for word in words if word != "on rank 1" or rank != 1]
+        assert [word for word in expected if word not in message] == [], message
+        assert changed == []
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("no momentum", ["state of 'blocks.1.up.weight': expected 'momentum_buffer'"]),
+        ("no state", ["state of 'blocks.1.up.weight': expected 'momentum_buffer', got NoneType"]),
+        ("no state on rank 1", ["state of 'blocks.1.up.weight'"]),
+        ("momentum of another shape", ["'momentum_buffer' of 'blocks.1.up.weight': expected shape (41, 24)"]),
+        ("AdamW's of another shape", ["'exp_avg' of 'head.weight': expected shape (29, 24), got (28, 24)"]),
+        ("no group", ["param_groups: expected groups of"]),
+        ("another algorithm", ["param_groups[0]: expected a group of algorithm 'muon', got 'adamw'"]),
+        ("a bad hyperparameter", ["momentum: expected a number in [0, 1), got 2"]),
+        ("groups differ", ["ranks differ", "0.5"]),
+    ],
+)
+def test_optimizer_state_that_does_not_fit_is_refused_and_nothing_has_changed(ranks, how, words):
+    for message, changed in ranks.run(unfit, (2, 2), how=how, of_model=False):
+        assert [word for word in words if word not in message] == [], message
+        assert changed == []
