@@ -24,17 +24,7 @@ def hook_after(mesh: Any, kind: str) -> None:
     getattr(model.blocks[0].up.weight, kind)(lambda _: None)
 
 
-@refused("GradScaler", "bfloat16", fsdp=False)
-@refused("GradScaler", "bfloat16", fsdp=True)
-def grad_scaler(mesh: Any, fsdp: bool) -> None:
-    _, opt = with_gradients(mesh, fsdp)
-    scaler = torch.amp.GradScaler("cpu")
-    scaler.scale(torch.ones(()))
-    scaler.step(opt)
-
-
-@refused("on 'blocks.0.qkv.weight.grad'", "clip with dmuon.clip_grad_norm_(model, max_norm)", fsdp=False, foreach=None)
-@refused("on 'blocks.0.qkv.weight.grad'", "clip with dmuon.clip_grad_norm_(model, max_norm)", fsdp=True, foreach=None)
+@refused("no fully_shard manages", "dmuon.clip_grad_norm_(model, max_norm)", fsdp=False, foreach=None)
 @refused("on 'blocks.0.qkv.weight.grad'", "clip with dmuon.clip_grad_norm_(model, max_norm)", fsdp=False, foreach=True)
 def torch_clip(mesh: Any, fsdp: bool, foreach: bool | None) -> None:
     model, _ = with_gradients(mesh, fsdp)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import Any
 
 import torch
 import torch.nn as nn
+from torch.distributed.tensor import DTensor, Replicate
 
 from dmuon import _C
 from dmuon._planning.owner_plan import Plan
@@ -63,16 +65,12 @@ class Runtime:
 
     def _make_placeholders(self) -> list[nn.Parameter]:
         placeholders, gradients = [], []
-        me = weakref.ref(self)
         for index, matrix in enumerate(self.matrices):
-            # Weakly: the engine holds these stand-ins, and a cycle through C++ is never collected.
-            def clear(index: int = index) -> None:
-                if (runtime := me()) is not None:
-                    runtime.engine.clear_gradient(index)
-
             dtype = matrix.parameter.dtype
             placeholders.append(nn.Parameter(OwnedTensor(matrix.name, matrix.shape, dtype, self.device, None)))
-            gradients.append(OwnedTensor(f"{matrix.name}.grad", matrix.shape, dtype, self.device, clear))
+            gradients.append(
+                OwnedTensor(f"{matrix.name}.grad", matrix.shape, dtype, self.device, Gradient(self, index))
+            )
         self.engine.set_placeholders(placeholders, gradients)
         return placeholders
 
@@ -115,6 +113,11 @@ class Runtime:
         for weights in self.weights:
             weights.show_placeholders()
 
+    def all_sharded(self) -> bool:
+        """Whether fully_shard manages every trainable parameter but the matrices, or there is one rank alone."""
+        others = (p for p in self.model.parameters() if p.requires_grad and not isinstance(p, OwnedTensor))
+        return self.ranks.size == 1 or all(isinstance(p, DTensor) for p in others)
+
     def refuse_inside_full_params(self, what: str) -> None:
         """Raises ValueError while every weight is whole."""
         if self.whole:
@@ -123,6 +126,51 @@ class Runtime:
     def host_misses_partial_sums(self) -> bool:
         """Whether FSDP2 keeps sums of an HSDP mesh that only a synchronised backward sends on."""
         return self.engine.host_holds_sums() and bool(fsdp_modules(self.model))
+
+
+class Gradient:
+    """A matrix's gradient, see OwnedGradient; holds the runtime weakly.
+
+    The engine holds its stand-ins, and a cycle through C++ is never collected.
+    """
+
+    def __init__(self, runtime: Runtime, index: int) -> None:
+        self._runtime, self._index = weakref.ref(runtime), index
+
+    def _alive(self) -> Runtime:
+        runtime = self._runtime()
+        if runtime is None:
+            raise ValueError("dmuon: a gradient outlived its model. Expected: the model, for as long as it is used.")
+        return runtime
+
+    def clear(self) -> None:
+        if (runtime := self._runtime()) is not None:
+            runtime.engine.clear_gradient(self._index)
+
+    def norm(self) -> torch.Tensor:
+        runtime = self._alive()
+        if not runtime.all_sharded():
+            raise ValueError(
+                "dmuon: a norm of torch's with parameters that no fully_shard manages: their gradients are averaged "
+                "over the ranks by dmuon.clip_grad_norm_(model, max_norm) or the step. Expected: dmuon.clip_grad_norm_."
+            )
+        verdict: _C.Verdict = runtime.step_agreement.verdict()
+        squared = verdict.squared_norms[self._index] if verdict.has_gradient[self._index] else 0.0
+        norm = torch.tensor(math.sqrt(squared) if squared >= 0 else math.nan, device=runtime.device)
+        mesh = runtime.shards.mesh
+        if mesh is None or not fsdp_modules(runtime.model):
+            return norm
+        together: torch.Tensor = DTensor.from_local(norm, mesh, [Replicate()] * mesh.ndim, run_check=False)
+        return together
+
+    def scale(self, factor: float) -> None:
+        runtime = self._alive()
+        runtime.engine.settle_step()
+        runtime.engine.scale_gradient(self._index, factor)
+
+    def all_finite(self) -> bool:
+        finite: bool = self._alive().step_agreement.verdict().finite
+        return finite
 
 
 def find_runtime(model: nn.Module, function: str) -> Runtime | None:

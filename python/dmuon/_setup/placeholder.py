@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from typing import Any, NoReturn, Protocol
 
 import torch
+from torch.distributed.tensor import DTensor
+
+_aten = torch.ops.aten
 
 _WAYS_OUT = (
     "Read or change weights inside `with dmuon.full_params(model, writeback=...)`; clip with "
@@ -15,11 +18,6 @@ _WAYS_OUT = (
 
 def refuse(name: str, what: str) -> NoReturn:
     """Raises ValueError: `what` was tried on the placeholder of parameter `name`."""
-    if "_amp_" in what:
-        raise ValueError(
-            f"dmuon: {what} on '{name}': torch.amp.GradScaler is not supported yet. Expected: training in "
-            "bfloat16 or float32, which needs no loss scaling."
-        )
     if "split" in what or "chunk" in what:
         what += " (is this fully_shard? call it before dmuon.Muon)"
     raise ValueError(f"dmuon: {what} on '{name}': this weight is whole only at its owner. {_WAYS_OUT}")
@@ -32,16 +30,32 @@ def _refusing(what: str) -> Any:
     return method
 
 
+class OwnedGradient(Protocol):
+    """What can be done to a gradient that this rank does not hold; alike on all ranks."""
+
+    def clear(self) -> None:
+        """Forgets what the owner has accumulated."""
+
+    def norm(self) -> torch.Tensor:
+        """The 2-norm of the mean over all ranks, such that it goes together with the norms of FSDP2's gradients."""
+
+    def scale(self, factor: float) -> None:
+        """Multiplies it."""
+
+    def all_finite(self) -> bool:
+        """Whether every gradient of the model is finite, on every rank."""
+
+
 class OwnedTensor(torch.Tensor):
     """A weight, or its gradient, that this rank does not hold: true shape and dtype, no storage.
 
-    Metadata, `detach`, a copy onto itself and, of a gradient, `zero_` (which clears what the owner has accumulated)
-    work. Everything else raises ValueError and names the way out, so that no clipping, averaging, initialising or
-    saving passes over a matrix in silence.
+    Metadata, `detach` and a copy onto itself work, and of a gradient what OwnedGradient has, by `zero_`, the 2-norm,
+    `mul_` and torch.amp.GradScaler's unscaling. Everything else raises ValueError and names the way out, so that no
+    clipping, averaging, initialising or saving passes over a matrix in silence.
     """
 
     _name: str
-    _clear: Callable[[], None] | None
+    _gradient: OwnedGradient | None
 
     @staticmethod
     def __new__(
@@ -50,13 +64,13 @@ class OwnedTensor(torch.Tensor):
         shape: torch.Size,
         dtype: torch.dtype,
         device: torch.device,
-        clear: Callable[[], None] | None,
+        gradient: OwnedGradient | None,
     ) -> OwnedTensor:
-        """`clear` is called by a gradient's `zero_`, None in a weight; `name` is the fully qualified name."""
+        """`name`: the fully qualified one. `gradient`: of a gradient."""
         # torch leaves this function untyped.
         tensor: OwnedTensor = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
         tensor._name = name
-        tensor._clear = clear
+        tensor._gradient = gradient
         return tensor
 
     # torch types its own as (Any, Any, Any, Any).
@@ -69,21 +83,16 @@ class OwnedTensor(torch.Tensor):
         owned = next(_owned_in(args), None)
         if owned is None:
             refuse("?", str(func))
-        if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
+        if func in (_aten.detach.default, _aten.alias.default):
             return owned._alias()
-        if func is torch.ops.aten.copy_.default and _is_of(args[1], args[0]):
+        if func is _aten.copy_.default and _is_of(args[1], args[0]):
             return owned  # load_state_dict, after what was loaded has been taken out
-        if func is torch.ops.aten.zero_.default and owned._clear is not None:
-            owned._clear()
-            return owned
-        if func is torch.ops.aten._foreach_zero_.default and owned._clear is not None:
-            for tensor in args[0]:
-                tensor.zero_()
-            return None
+        if owned._gradient is not None and func in _OF_GRADIENTS:
+            return _OF_GRADIENTS[func](owned, owned._gradient, *args, **(kwargs or {}))
         refuse(owned._name, str(func))
 
     def _alias(self) -> OwnedTensor:
-        return OwnedTensor(self._name, self.shape, self.dtype, self.device, self._clear)
+        return OwnedTensor(self._name, self.shape, self.dtype, self.device, self._gradient)
 
     @property
     def data(self) -> OwnedTensor:
@@ -105,6 +114,58 @@ class OwnedTensor(torch.Tensor):
     data_ptr = _refusing("data_ptr")
     __deepcopy__ = _refusing("copy.deepcopy")
     __reduce_ex__ = _refusing("pickling")
+
+
+def _zero(owned: OwnedTensor, gradient: OwnedGradient, target: Any) -> Any:
+    if isinstance(target, list | tuple):
+        for tensor in target:
+            tensor.zero_()
+        return None
+    gradient.clear()
+    return owned
+
+
+def _norm(owned: OwnedTensor, gradient: OwnedGradient, target: Any, order: float = 2.0, *rest: Any) -> torch.Tensor:
+    if order != 2 or any(value not in (None, False) for value in rest):
+        refuse(owned._name, f"a norm of order {order}, where the 2-norm alone is known")
+    return gradient.norm()
+
+
+def _mul(owned: OwnedTensor, gradient: OwnedGradient, target: Any, factor: Any) -> OwnedTensor:
+    if target is not owned:
+        refuse(owned._name, "multiplying by it")
+    gradient.scale(float(factor.full_tensor() if isinstance(factor, DTensor) else factor))
+    return owned
+
+
+def _unscale(
+    owned: OwnedTensor,
+    gradient: OwnedGradient,
+    gradients: list[torch.Tensor],
+    found: torch.Tensor,
+    inverse: torch.Tensor,
+) -> None:
+    """As torch.amp.GradScaler does it: found is set to 1 where something is not finite."""
+    finite = gradient.all_finite()
+    others = [tensor for tensor in gradients if not isinstance(tensor, OwnedTensor)]
+    if others:
+        torch._amp_foreach_non_finite_check_and_unscale_(others, found, inverse)
+    for tensor in gradients:
+        if isinstance(tensor, OwnedTensor):
+            assert tensor._gradient is not None
+            tensor._gradient.scale(float(inverse))
+    if not finite:
+        found.fill_(1)
+
+
+_OF_GRADIENTS = {
+    _aten.zero_.default: _zero,
+    _aten._foreach_zero_.default: _zero,
+    _aten.linalg_vector_norm.default: _norm,
+    _aten.mul_.Tensor: _mul,
+    _aten.mul_.Scalar: _mul,
+    _aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale,
+}
 
 
 def _is_of(value: Any, owned: OwnedTensor) -> bool:

@@ -97,6 +97,8 @@ void init_engine(py::module_& module) {
       .def("end_step", &Engine::end_step)
       .def("forget_verdict", &Engine::forget_verdict)
       .def("scale_gradients", &Engine::scale_gradients, py::arg("factor"), no_gil)
+      .def("scale_gradient", &Engine::scale_gradient, py::arg("parameter"), py::arg("factor"),
+           no_gil)
       .def("publish", &Engine::publish, no_gil)
       .def("clear_gradient", &Engine::clear_gradient, py::arg("parameter"), no_gil)
       .def("leave", &Engine::leave, py::arg("what"), no_gil)

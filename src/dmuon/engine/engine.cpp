@@ -241,6 +241,12 @@ void Engine::scale_gradients(double factor) {
   if (verdict_) verdict_->scale(factor);
 }
 
+void Engine::scale_gradient(core::ParameterIndex parameter, double factor) {
+  const c10::AutoGradMode no_grad(false);
+  verdict_.reset();
+  if (owned().filled(parameter)) owned().of(parameter, kGradient).mul_(factor);
+}
+
 void Engine::step(const std::function<void(core::BatchIndex)>& update) {
   settle();
   executor_.profile().set_phase(Phase::kStep);

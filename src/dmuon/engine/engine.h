@@ -131,6 +131,8 @@ class Engine : private schedule::Performer {
   /// Multiplies the owned gradients, where the caller does so with the host's, on all ranks; the
   /// verdict stays.
   void scale_gradients(double factor);
+  /// Multiplies one, alike on all ranks; the verdict is not kept.
+  void scale_gradient(core::ParameterIndex parameter, double factor);
 
   /// New weights, then their publication: `update(batch)` is called for each of this rank's
   /// batches, in the order in which units are waited for, and the first units travel when this

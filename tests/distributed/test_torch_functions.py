@@ -1,0 +1,120 @@
+"""torch's own clipping and loss scaling, and hooks of its optimizers, beside a single process."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn as nn
+from models import make_gpt
+from scenario import LossOf, Session, check, language_loss
+from torch.distributed.tensor import DTensor
+from training import AHEAD, FAR_AHEAD, KEPT, NO_COPY
+
+import dmuon
+
+
+def number(norm: torch.Tensor) -> float:
+    return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+
+def clipped(s: Session, how: str) -> None:
+    s.start(make_gpt(depth=2), units=None if s.size == 1 else lambda model: list(model.blocks))
+    for step in range(4):
+        s.backward(language_loss(step, s.size))
+        parameters = list(s.model.parameters())
+        if how == "clip_grad_norm_":
+            norm = nn.utils.clip_grad_norm_(parameters, 0.3)
+        else:
+            norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+            nn.utils.clip_grads_with_norm_(parameters, 0.3, norm)
+        s.notes.append(number(norm))
+        if not s.reference:
+            s.notes.append(float(dmuon.clip_grad_norm_(s.model, math.inf)))
+        s.step()
+
+
+@pytest.mark.parametrize("how", ["clip_grad_norm_", "get_total_norm"])
+@pytest.mark.parametrize(("mesh", "schedule"), [((2, 2), AHEAD), ((4,), KEPT), ((3,), NO_COPY)])
+def test_torchs_clipping_includes_owned_matrices(ranks, mesh, schedule, how):
+    *notes, expected = check(ranks, clipped, mesh, schedule=schedule, how=how)
+    for norms in notes:
+        assert norms[::2] == pytest.approx(expected, rel=1e-4)
+        assert norms[1::2] == pytest.approx([min(0.3, norm) for norm in expected], rel=1e-4)
+
+
+def some_clipped(s: Session) -> None:
+    """Two halves by themselves, as recipes for adapters do."""
+    s.start(make_gpt(depth=2))
+    for step in range(3):
+        s.backward(language_loss(step, s.size))
+        for block in s.model.blocks:
+            s.notes.append(number(nn.utils.clip_grad_norm_(block.parameters(), 0.1)))
+        s.step()
+
+
+def test_a_part_of_a_model_is_clipped_by_itself(ranks):
+    *notes, expected = check(ranks, some_clipped, schedule=FAR_AHEAD)
+    for norms in notes:
+        assert norms == pytest.approx(expected, rel=1e-4)
+
+
+OVERFLOWS = 3
+
+
+def scaled(s: Session, fsdp: bool, clips: bool) -> None:
+    """Loss scaling by powers of two changes nothing; where a gradient overflows on one rank, all leave the step out."""
+    s.start(make_gpt(depth=2), **({} if fsdp else {"units": None}))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=2)
+    for step in range(6):
+        loss = language_loss(step, s.size)
+        if s.reference:
+            if step != OVERFLOWS:
+                s.backward(loss)
+                if clips:
+                    s.clip(0.5)
+                s.step()
+            continue
+
+        def scaled_loss(model: nn.Module, rank: int, loss: LossOf = loss, step: int = step) -> torch.Tensor:
+            value = scaler.scale(loss(model, rank))
+            return value * math.inf if (step, rank) == (OVERFLOWS, 1) else value
+
+        s.backward(scaled_loss)
+        if clips:
+            scaler.unscale_(s.opt)
+            dmuon.clip_grad_norm_(s.model, 0.5)
+        scaler.step(s.opt)
+        scaler.update()
+        s.opt.zero_grad()
+        s.notes.append(scaler.get_scale() / 2**12)
+
+
+@pytest.mark.parametrize("clips", [True, False])
+@pytest.mark.parametrize(("mesh", "fsdp"), [((2, 2), True), ((4,), True), ((2, 2), False)])
+def test_a_scaled_loss_trains_as_one_that_is_not(ranks, mesh, fsdp, clips):
+    *notes, _ = check(ranks, scaled, mesh, schedule=NO_COPY, fsdp=fsdp, clips=clips)
+    assert notes == [[1, 2, 2, 1, 1, 2]] * 4
+
+
+def hooked(mesh: Any) -> list[str]:
+    s = Session(mesh, AHEAD)
+    s.start(make_gpt(depth=1))
+    calls: list[str] = []
+    s.opt.register_step_pre_hook(lambda *_: calls.append("before step"))
+    s.opt.register_step_post_hook(lambda *_: calls.append("after step"))
+    s.opt.register_state_dict_pre_hook(lambda *_: calls.append("before state_dict"))
+    s.opt.register_state_dict_post_hook(lambda *_: calls.append("after state_dict"))
+    s.opt.register_load_state_dict_pre_hook(lambda *_: calls.append("before load"))
+    s.opt.register_load_state_dict_post_hook(lambda *_: calls.append("after load"))
+    s.train(0)
+    s.opt.load_state_dict(s.opt.state_dict())
+    s.train(1)
+    return calls
+
+
+def test_hooks_of_torchs_optimizers_run_once_each(ranks):
+    step, save, load = (["before " + what, "after " + what] for what in ("step", "state_dict", "load"))
+    assert ranks.run(hooked, (2, 2)) == [[*step, *save, *load, *step]] * 4
