@@ -109,7 +109,11 @@ def _write_back(runtime: Runtime, originals: list[torch.Tensor], swapped: list[t
             for matrix, old in zip(runtime.matrices, originals, strict=True)
         ]
         wholes = [_current(module, attribute, attribute, parameter.shape) for module, attribute, parameter in swapped]
-        facts += [f"values of sum {_sum_of_bytes(whole)} at the end" for whole in (*edited, *wholes)]
+        names = [matrix.name for matrix in runtime.matrices] + [attribute for _, attribute, _ in swapped]
+        facts += [
+            f"'{name}' of sum {_sum_of_bytes(whole)} at the end"
+            for name, whole in zip(names, (*edited, *wholes), strict=True)
+        ]
     for index, (new, old) in enumerate(zip(edited, originals, strict=True)):
         # A bf16 model's fp32 master holds more than the bf16 values shown: keep it where nothing was changed.
         if not torch.equal(new, old):

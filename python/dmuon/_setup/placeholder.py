@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -131,7 +131,7 @@ def _norm(owned: OwnedTensor, gradient: OwnedGradient, target: Any, order: float
     return gradient.norm()
 
 
-def _mul(owned: OwnedTensor, gradient: OwnedGradient, target: Any, factor: Any) -> OwnedTensor:
+def _mul(owned: OwnedTensor, gradient: OwnedGradient, target: Any, factor: Any) -> Any:
     if target is not owned:
         refuse(owned._name, "multiplying by it")
     gradient.scale(float(factor.full_tensor() if isinstance(factor, DTensor) else factor))
@@ -158,7 +158,7 @@ def _unscale(
         found.fill_(1)
 
 
-_OF_GRADIENTS = {
+_OF_GRADIENTS: dict[Any, Callable[..., Any]] = {
     _aten.zero_.default: _zero,
     _aten._foreach_zero_.default: _zero,
     _aten.linalg_vector_norm.default: _norm,

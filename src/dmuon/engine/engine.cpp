@@ -153,10 +153,10 @@ void Engine::take_new_gradients() {
 }
 
 bool Engine::cleared() const {
-  const auto has_gradient = [](const at::Tensor& of) { return of.grad().defined(); };
   const auto trains = [](const at::Tensor& of) { return of.requires_grad(); };
+  const core::Vector<core::ParameterIndex, bool> held = kept();
   return std::any_of(placeholders_.begin(), placeholders_.end(), trains) &&
-         std::none_of(placeholders_.begin(), placeholders_.end(), has_gradient);
+         std::none_of(held.begin(), held.end(), [](bool is) { return is; });
 }
 
 // Between nodes FSDP2 adds what it keeps under no_sync place by place, whatever parameters it is

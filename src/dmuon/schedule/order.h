@@ -51,9 +51,8 @@ class Order {
   std::vector<Crossing> begin_backward();
 
   /// What to cross for one trigger in the open pass; the trigger itself comes last.
-  /// @param has_end  the pass, if a forward, ends by end_pass() alone; else also by what was
-  /// crossed
-  ///                 in it.
+  /// @param has_end  whether the pass, if a forward, ends by end_pass() alone; else what was
+  ///                 crossed in it ends it too.
   /// @throws InternalError if no pass is open.
   std::vector<Crossing> request(Trigger trigger, bool has_end = false);
 
