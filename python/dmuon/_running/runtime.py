@@ -48,7 +48,7 @@ class Runtime:
         for module, order in dedication.known.items():
             restore_order(module, order)
         dtypes = [placeholder.dtype for placeholder in self.placeholders]
-        self.shards = OwnedShards(self.engine, self.matrices, self.ranks, dedication.mesh, dtypes)
+        self.shards = OwnedShards(self.engine, self.matrices, dtypes, device, self.ranks, dedication.mesh)
 
     def _make_engine(self, dedication: Dedication) -> _C.Engine:
         policy = dedication.mp_policy

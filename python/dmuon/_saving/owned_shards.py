@@ -27,11 +27,17 @@ class OwnedShards:
     """
 
     def __init__(
-        self, engine: _C.Engine, matrices: Sequence[Matrix], ranks: Ranks, mesh: DeviceMesh | None, dtypes: list[Any]
+        self,
+        engine: _C.Engine,
+        matrices: Sequence[Matrix],
+        dtypes: Sequence[torch.dtype],
+        device: torch.device,
+        ranks: Ranks,
+        mesh: DeviceMesh | None,
     ) -> None:
-        """`mesh`: as for fully_shard; None: all ranks. `dtypes`: of the matrices."""
+        """`dtypes`: of the matrices; `mesh`: as for fully_shard, None for all ranks."""
         self._engine, self._matrices, self._ranks, self._given = engine, matrices, ranks, mesh
-        self.dtypes = dtypes
+        self.dtypes, self._device = dtypes, device
 
     @functools.cached_property
     def mesh(self) -> DeviceMesh | None:
@@ -84,15 +90,14 @@ class OwnedShards:
         """Collective: owners take shards from all ranks, or their own rank's whole tensor. See `publish` of Engine."""
         values = dict(sorted(values.items()))
         whole = {index: value for index, value in values.items() if not isinstance(value, DTensor)}
-        by_dtype: dict[torch.dtype, list[int]] = {}
-        for index, value in values.items():
-            if index not in whole:
-                by_dtype.setdefault(value.dtype, []).append(index)
-        for indices in by_dtype.values():
-            locals_ = [values[index].to_local().detach().flatten() for index in indices]  # type: ignore[attr-defined]
-            self._engine.from_shards(indices, name, locals_)
+        sharded = [index for index in values if index not in whole]
+        self._engine.from_shards(sharded, name, [self._flat(values[index]) for index in sharded])
         for index, value in whole.items():
             self._engine.scatter(index, name, value.detach())
+
+    def _flat(self, value: Any) -> torch.Tensor:
+        local: torch.Tensor = value.to_local().detach().flatten()
+        return local.to(self._device, torch.float32)
 
     def take_weights(self, values: Mapping[int, torch.Tensor]) -> None:
         """Collective: new weights, in the matrices' own dtypes; call `publish` afterwards.

@@ -196,23 +196,6 @@ Pending Group::receive(at::Tensor tensor, int from, const std::string& what) {
   });
 }
 
-Pending Group::all_to_all(at::Tensor received, at::Tensor sent,
-                          std::vector<std::int64_t> received_sizes,
-                          std::vector<std::int64_t> sent_sizes, const std::string& what) {
-  if (size_ == 1) {
-    received.copy_(sent);
-    return {};
-  }
-  for (int member = 0; member < size_; ++member) {
-    const std::int64_t elements = sent_sizes[static_cast<std::size_t>(member)];
-    if (member != rank_ && elements > 0) count(sent.narrow(0, 0, elements));
-  }
-  return issue(core::message("exchange of ", what, " along the ", name_), [&] {
-    const auto backend = group_->getBackend(sent.device().type());
-    return backend->alltoall_base(received, sent, received_sizes, sent_sizes);
-  });
-}
-
 void Group::all_reduce_max(at::Tensor tensor, const std::string& what) {
   if (size_ == 1) return;
   count(tensor);

@@ -116,12 +116,6 @@ class Group {
   Pending send(at::Tensor tensor, int to, const std::string& what);
   Pending receive(at::Tensor tensor, int from, const std::string& what);
 
-  /// One message from each member to each, whose parts follow each other by member.
-  /// @param received, sent              flat.
-  /// @param received_sizes, sent_sizes  [size] elements from and to each member.
-  Pending all_to_all(at::Tensor received, at::Tensor sent, std::vector<std::int64_t> received_sizes,
-                     std::vector<std::int64_t> sent_sizes, const std::string& what);
-
   /// Largest value of each element over the members, in place. Blocks.
   void all_reduce_max(at::Tensor tensor, const std::string& what);
 

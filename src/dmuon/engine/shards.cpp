@@ -1,6 +1,5 @@
 #include "dmuon/engine/shards.h"
 
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -13,7 +12,6 @@ namespace {
 
 using core::ParameterIndex;
 using core::Slot;
-using Tensors = std::vector<at::Tensor>;
 
 constexpr std::int64_t kPieceElements = std::int64_t{1} << 24;
 
@@ -34,106 +32,73 @@ std::vector<std::vector<ParameterIndex>> pieces_of(const Parameters& all,
   return pieces;
 }
 
-// Which ranks own the parameters of a piece, and which elements every rank has of each.
+// Which elements of a parameter the ranks of the mesh have.
 class Cut {
  public:
-  Cut(const SharedMesh& mesh, const Parameters& all, const std::vector<ParameterIndex>& piece,
-      int num_chunks)
-      : mesh_(mesh), all_(all), piece_(piece), num_chunks_(num_chunks) {}
+  Cut(const SharedMesh& mesh, const Parameter& parameter, int num_chunks)
+      : members_(mesh.num_shards()), parameter_(parameter), num_chunks_(num_chunks) {}
 
-  Slot slot(int replicate, int member) const {
-    return Slot(replicate * mesh_.num_shards() + member);
-  }
+  int owners_node() const { return parameter_.owner.value() / members_; }
+  int owners_column() const { return parameter_.owner.value() % members_; }
 
-  std::vector<ParameterIndex> owned_by(Slot owner) const {
-    std::vector<ParameterIndex> found;
-    for (const ParameterIndex parameter : piece_) {
-      if (all_[parameter].owner == owner) found.push_back(parameter);
-    }
-    return found;
-  }
-
-  // By owner.
-  std::vector<ParameterIndex> of_column(int column) const {
-    std::vector<ParameterIndex> found;
-    for (int replicate = 0; replicate < mesh_.num_replicates(); ++replicate) {
-      const std::vector<ParameterIndex> more = owned_by(slot(replicate, column));
-      found.insert(found.end(), more.begin(), more.end());
-    }
-    return found;
-  }
-
-  Segment shard(ParameterIndex parameter, Slot slot) const {
-    return shard_of(all_[parameter].view, num_chunks_, slot);
+  Segment shard(int node, int member) const {
+    return shard_of(parameter_.view, num_chunks_, Slot(node * members_ + member));
   }
 
   // What the ranks of a node have together, which is one range.
-  Segment of_node(ParameterIndex parameter, int replicate) const {
-    Segment whole = shard(parameter, slot(replicate, 0));
-    for (int member = 1; member < mesh_.num_shards(); ++member) {
-      const Segment part = shard(parameter, slot(replicate, member));
+  Segment of_node(int node) const {
+    Segment whole = shard(node, 0);
+    for (int member = 1; member < members_; ++member) {
+      const Segment part = shard(node, member);
       whole = {std::min(whole.begin, part.begin), std::max(whole.end, part.end)};
     }
     return whole;
   }
 
-  // Of equal shards one counts, on the owner's node: nothing where it is another one.
-  Segment counted(ParameterIndex parameter, Slot slot) const {
-    const bool only = num_chunks_ > mesh_.num_shards();  // every node has others
-    const bool first = slot.value() % mesh_.num_shards() < num_chunks_;
-    return only || (first && on_owners_node(parameter, slot)) ? shard(parameter, slot) : Segment{};
-  }
-  Segment counted_of_node(ParameterIndex parameter, int replicate) const {
-    const bool only = num_chunks_ > mesh_.num_shards();
-    return only || on_owners_node(parameter, slot(replicate, 0)) ? of_node(parameter, replicate)
-                                                                 : Segment{};
+  // Of equal shards one counts, on the owner's node.
+  bool counts(int node) const { return num_chunks_ > members_ || node == owners_node(); }
+  Segment counted(int node, int member) const {
+    return counts(node) && member < num_chunks_ ? shard(node, member) : Segment{};
   }
 
  private:
-  bool on_owners_node(ParameterIndex parameter, Slot slot) const {
-    return slot.value() / mesh_.num_shards() == all_[parameter].owner.value() / mesh_.num_shards();
-  }
-
-  const SharedMesh& mesh_;
-  const Parameters& all_;
-  const std::vector<ParameterIndex>& piece_;
+  int members_;
+  const Parameter& parameter_;
   int num_chunks_;
 };
 
 at::Tensor part_of(const at::Tensor& flat, const Segment& part, std::int64_t origin = 0) {
-  return flat.narrow(0, part.begin - origin, part.size());
+  return flat.narrow(0, part.size() == 0 ? 0 : part.begin - origin, part.size());
 }
 
-std::int64_t sum_of(const std::vector<std::int64_t>& sizes) {
-  std::int64_t sum = 0;
-  for (const std::int64_t size : sizes) sum += size;
-  return sum;
+// Members of a group but this one, beginning after it, so that not all send to the first.
+std::vector<int> others(const Group& group) {
+  std::vector<int> members;
+  for (int i = 1; i < group.size(); ++i) members.push_back((group.rank() + i) % group.size());
+  return members;
 }
 
-// One message between each two members of a group. Both functions are called with every member:
-// `sent` returns the flat tensors that it gets, `sizes` those of the tensors that come from it.
-// Returns what came, by member and in order.
-template <typename Sent, typename Sizes>
-Tensors exchange(Group& group, at::TensorOptions options, const std::string& what, const Sent& sent,
-                 const Sizes& sizes) {
-  Tensors outgoing;
-  std::vector<std::int64_t> outgoing_sizes;
-  std::vector<std::int64_t> incoming_sizes;
-  std::vector<std::int64_t> parts;
-  for (int member = 0; member < group.size(); ++member) {
-    outgoing_sizes.push_back(0);
-    for (const at::Tensor& tensor : sent(member)) {
-      outgoing.push_back(tensor.to(options.dtype()));
-      outgoing_sizes.back() += tensor.numel();
-    }
-    const std::vector<std::int64_t> from = sizes(member);
-    incoming_sizes.push_back(sum_of(from));
-    parts.insert(parts.end(), from.begin(), from.end());
+// Messages that are under way.
+class Messages {
+ public:
+  // `name` of a parameter's tensor: every message has a name of its own between two ranks.
+  void send(Group& group, const at::Tensor& values, int to, const std::string& name) {
+    pending_.push_back(group.send(values, to, name));
   }
-  const at::Tensor out = outgoing.empty() ? at::empty({0}, options) : at::cat(outgoing);
-  at::Tensor in = at::empty({sum_of(incoming_sizes)}, options);
-  group.all_to_all(in, out, incoming_sizes, outgoing_sizes, what).wait();
-  return in.split_with_sizes(parts);
+  void receive(Group& group, const at::Tensor& target, int from, const std::string& name) {
+    pending_.push_back(group.receive(target, from, name));
+  }
+  void wait() {
+    for (Pending& message : pending_) message.wait();
+    pending_.clear();
+  }
+
+ private:
+  std::vector<Pending> pending_;
+};
+
+std::string described(const std::string& name, ParameterIndex parameter) {
+  return core::message("shards of ", name, " of matrix ", parameter.value());
 }
 
 }  // namespace
@@ -151,51 +116,44 @@ std::vector<at::Tensor> to_shards(SharedMesh& mesh, const Parameters& all, const
                                   at::ScalarType dtype, int num_chunks) {
   owned.require_name(name);
   const auto options = at::TensorOptions().dtype(dtype).device(owned.pool()->device());
-  const std::string what = "shards of " + name;
   const int node = mesh.column.rank();
-  core::Vector<ParameterIndex, at::Tensor> shards(all.size());
+  const int here = mesh.row.rank();
+  std::vector<at::Tensor> shards;
+  Messages messages;
   for (const std::vector<ParameterIndex>& piece : pieces_of(all, which)) {
-    const Cut cut(mesh, all, piece, num_chunks);
-    const std::vector<ParameterIndex> column = cut.of_column(mesh.row.rank());
-    const Tensors of_node = exchange(
-        mesh.column, options, what,
-        [&](int member) {
-          Tensors parts;
-          for (const ParameterIndex parameter : cut.owned_by(mesh.slot()))
-            parts.push_back(
-                part_of(owned.of(parameter, name).view({-1}), cut.of_node(parameter, member)));
-          return parts;
-        },
-        [&](int member) {
-          std::vector<std::int64_t> sizes;
-          for (const ParameterIndex parameter : cut.owned_by(cut.slot(member, mesh.row.rank())))
-            sizes.push_back(cut.of_node(parameter, node).size());
-          return sizes;
-        });
-    const Tensors own = exchange(
-        mesh.row, options, what,
-        [&](int member) {
-          Tensors parts;
-          for (std::size_t i = 0; i < column.size(); ++i)
-            parts.push_back(part_of(of_node[i], cut.shard(column[i], cut.slot(node, member)),
-                                    cut.of_node(column[i], node).begin));
-          return parts;
-        },
-        [&](int member) {
-          std::vector<std::int64_t> sizes;
-          for (const ParameterIndex parameter : cut.of_column(member))
-            sizes.push_back(cut.shard(parameter, mesh.slot()).size());
-          return sizes;
-        });
-    std::size_t next = 0;
-    for (int member = 0; member < mesh.row.size(); ++member) {
-      for (const ParameterIndex parameter : cut.of_column(member))
-        shards[parameter] = own[next++].clone();
+    std::vector<at::Tensor> of_node;  // at the column members; elsewhere undefined
+    for (const ParameterIndex parameter : piece) {
+      const Cut cut(mesh, all[parameter], num_chunks);
+      of_node.emplace_back();
+      if (cut.owners_column() != here) continue;
+      const std::string what = described(name, parameter);
+      if (owned.owns(parameter)) {
+        const at::Tensor whole = owned.of(parameter, name).view({-1}).to(options.dtype());
+        for (const int other : others(mesh.column))
+          messages.send(mesh.column, part_of(whole, cut.of_node(other)), other, what);
+        of_node.back() = part_of(whole, cut.of_node(node));
+      } else {
+        of_node.back() = at::empty({cut.of_node(node).size()}, options);
+        messages.receive(mesh.column, of_node.back(), cut.owners_node(), what);
+      }
     }
+    messages.wait();
+    for (std::size_t i = 0; i < piece.size(); ++i) {
+      const Cut cut(mesh, all[piece[i]], num_chunks);
+      const std::string what = described(name, piece[i]);
+      shards.push_back(at::empty({cut.shard(node, here).size()}, options));
+      if (cut.owners_column() != here) {
+        messages.receive(mesh.row, shards.back(), cut.owners_column(), what);
+        continue;
+      }
+      const std::int64_t origin = cut.of_node(node).begin;
+      for (const int other : others(mesh.row))
+        messages.send(mesh.row, part_of(of_node[i], cut.shard(node, other), origin), other, what);
+      shards.back().copy_(part_of(of_node[i], cut.shard(node, here), origin));
+    }
+    messages.wait();
   }
-  Tensors found;
-  for (const ParameterIndex parameter : which) found.push_back(shards[parameter]);
-  return found;
+  return shards;
 }
 
 void from_shards(SharedMesh& mesh, const Parameters& all, const Owned& owned,
@@ -204,61 +162,47 @@ void from_shards(SharedMesh& mesh, const Parameters& all, const Owned& owned,
   owned.require_name(name);
   core::invariant(shards.size() == which.size(), "from_shards: expected ", which.size(),
                   " shards, got ", shards.size());
-  core::Vector<ParameterIndex, at::Tensor> given(all.size());
-  for (std::size_t i = 0; i < which.size(); ++i) given[which[i]] = shards[i];
-  if (shards.empty()) return;
-  const auto options = shards[0].options().device(owned.pool()->device());
-  const std::string what = "shards of " + name;
+  const auto options = at::TensorOptions().dtype(at::kFloat).device(owned.pool()->device());
   const int node = mesh.column.rank();
+  const int here = mesh.row.rank();
+  Messages messages;
+  auto next = shards.begin();
   for (const std::vector<ParameterIndex>& piece : pieces_of(all, which)) {
-    const Cut cut(mesh, all, piece, num_chunks);
-    const auto sizes_from = [&](const std::vector<ParameterIndex>& parameters, const auto& part) {
-      std::vector<std::int64_t> sizes;
-      for (const ParameterIndex parameter : parameters) sizes.push_back(part(parameter).size());
-      return sizes;
-    };
-    const std::vector<ParameterIndex> column = cut.of_column(mesh.row.rank());
-    const Tensors came = exchange(
-        mesh.row, options, what,
-        [&](int member) {
-          Tensors parts;
-          for (const ParameterIndex parameter : cut.of_column(member))
-            parts.push_back(
-                given[parameter].narrow(0, 0, cut.counted(parameter, mesh.slot()).size()));
-          return parts;
-        },
-        [&](int member) {
-          return sizes_from(column, [&](ParameterIndex parameter) {
-            return cut.counted(parameter, cut.slot(node, member));
-          });
-        });
-    core::Vector<ParameterIndex, at::Tensor> of_node(all.size());
-    for (std::size_t i = 0; i < column.size(); ++i) {
-      Tensors parts;
-      for (std::size_t member = 0; member * column.size() < came.size(); ++member)
-        parts.push_back(came[member * column.size() + i]);
-      of_node[column[i]] = at::cat(parts);
+    std::vector<at::Tensor> of_node;  // at the column members; at owners a part of their tensor
+    for (const ParameterIndex parameter : piece) {
+      const Cut cut(mesh, all[parameter], num_chunks);
+      const std::string what = described(name, parameter);
+      const at::Tensor mine = next++->narrow(0, 0, cut.counted(node, here).size());
+      of_node.emplace_back();
+      if (cut.owners_column() != here) {
+        messages.send(mesh.row, mine, cut.owners_column(), what);
+        continue;
+      }
+      const Segment whole = cut.counts(node) ? cut.of_node(node) : Segment{};
+      of_node.back() = owned.owns(parameter) ? part_of(owned.of(parameter, name).view({-1}), whole)
+                                             : at::empty({whole.size()}, options);
+      for (const int other : others(mesh.row))
+        messages.receive(mesh.row, part_of(of_node.back(), cut.counted(node, other), whole.begin),
+                         other, what);
+      part_of(of_node.back(), cut.counted(node, here), whole.begin).copy_(mine);
     }
-    const std::vector<ParameterIndex> mine = cut.owned_by(mesh.slot());
-    const Tensors parts = exchange(
-        mesh.column, options, what,
-        [&](int member) {
-          Tensors sent;
-          for (const ParameterIndex parameter : cut.owned_by(cut.slot(member, mesh.row.rank())))
-            sent.push_back(of_node[parameter]);
-          return sent;
-        },
-        [&](int member) {
-          return sizes_from(mine, [&](ParameterIndex parameter) {
-            return cut.counted_of_node(parameter, member);
-          });
-        });
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      const ParameterIndex parameter = mine[i % mine.size()];
-      const int member = static_cast<int>(i / mine.size());
-      part_of(owned.of(parameter, name).view({-1}), cut.counted_of_node(parameter, member))
-          .copy_(parts[i]);
+    messages.wait();
+    for (std::size_t i = 0; i < piece.size(); ++i) {
+      const Cut cut(mesh, all[piece[i]], num_chunks);
+      const std::string what = described(name, piece[i]);
+      if (cut.owners_column() != here) continue;
+      if (!owned.owns(piece[i])) {
+        messages.send(mesh.column, of_node[i], cut.owners_node(), what);
+        continue;
+      }
+      for (const int other : others(mesh.column)) {
+        if (cut.counts(other))
+          messages.receive(mesh.column,
+                           part_of(owned.of(piece[i], name).view({-1}), cut.of_node(other)), other,
+                           what);
+      }
     }
+    messages.wait();
   }
 }
 
