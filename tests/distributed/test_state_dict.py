@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed.checkpoint.state_dict as dsd
 import torch.nn as nn
-from checkpoints import MODELS, full_state, sharded, started, train, trained_by_torch, unlike
-from models import make_gpt
+from checkpoints import MODELS, dicts_of, full_state, loss, sharded, started, train, trained_by_torch, unlike
+from models import Gpt, make_gpt
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from training import AHEAD, place_of
+from training import AHEAD, NO_COPY, place_of
 
 MESHES = [(4,), (1, 4), (2, 2), (4, 1), (1, 3), (1,)]
 
@@ -87,6 +89,10 @@ def spoiled(mesh: Any, how: str, saved: dict[str, Any]) -> None:
             weights[name] = weights[name][:-1]
         case "another shape of a bias":
             weights["blocks.1.up.bias"] = weights["blocks.1.up.bias"][:-1]
+        case "a key too many":
+            weights["blocks.1.gate.weight"] = torch.zeros(3, 3)
+        case "a number":
+            weights["blocks.1.up.bias"] = 1.0
         case "foreign":
             weights.clear()
             weights["transformer.h.0.weight"] = torch.zeros(3, 3)
@@ -100,6 +106,12 @@ def spoiled(mesh: Any, how: str, saved: dict[str, Any]) -> None:
             state[name]["momentum_buffer"] = state[name]["momentum_buffer"].T
         case "AdamW's of another shape":
             state["head.weight"]["exp_avg"] = state["head.weight"]["exp_avg"][:-1]
+        case "AdamW's incomplete":
+            del state["head.weight"]["exp_avg_sq"]
+        case "Adam":
+            groups[1]["decoupled_weight_decay"] = False
+        case "SGD":
+            groups[0] = {"params": groups[0]["params"], "lr": 0.1, "momentum": 0.9, "dampening": 0, "nesterov": False}
         case "no group":
             groups.pop()
         case "another algorithm":
@@ -122,7 +134,9 @@ def unfit(mesh: Any, how: str, of_model: bool) -> tuple[str, list[str]]:
             cut = {name: as_sharded(mesh, value) for name, value in saved["model"].items()}
             model.load_state_dict(cut)
         else:
-            opt.load_state_dict(numbered(saved["optimizer"], model, opt, mesh))
+            alone = how == "momentum whole on rank 1" and place_of(mesh)[0] == 1
+            whole = (("blocks.1.up.weight", "momentum_buffer"),) if alone else ()
+            opt.load_state_dict(numbered(saved["optimizer"], model, opt, mesh, whole))
     except ValueError as error:
         message = str(error)
     return message, unlike(full_state(model, opt), before)
@@ -135,17 +149,24 @@ def another(mesh: Any) -> tuple[nn.Module, Any]:
 
 
 def as_sharded(mesh: Any, value: torch.Tensor) -> torch.Tensor:
+    if not isinstance(value, torch.Tensor):
+        return value
     placements = [Replicate()] * (mesh.ndim - 1) + [Shard(0)]
     return distribute_tensor(value, mesh, placements, src_data_rank=None)
 
 
-def numbered(state: dict[str, Any], model: nn.Module, opt: Any, mesh: Any) -> dict[str, Any]:
+def numbered(
+    state: dict[str, Any], model: nn.Module, opt: Any, mesh: Any, whole: tuple[tuple[str, str], ...] = ()
+) -> dict[str, Any]:
     """Whole tensors by name as the shards by number that load_state_dict takes."""
     numbers = {id(p): number for number, p in enumerate(p for group in opt.param_groups for p in group["params"])}
     of_name = {name: numbers[id(p)] for name, p in model.named_parameters()}
     return {
         "state": {
-            of_name[name]: {key: as_sharded(mesh, value) if value.ndim else value for key, value in of.items()}
+            of_name[name]: {
+                key: as_sharded(mesh, value) if value.ndim and (name, key) not in whole else value
+                for key, value in of.items()
+            }
             for name, of in state["state"].items()
         },
         "param_groups": [
@@ -162,6 +183,8 @@ def numbered(state: dict[str, Any], model: nn.Module, opt: Any, mesh: Any) -> di
         ("no bias", ["no values for 'blocks.1.up.bias'"]),
         ("another shape", ["'blocks.1.up.weight': expected shape (41, 24), got (40, 24)"]),
         ("another shape of a bias", ["'blocks.1.up.bias': expected shape (41,), got (40,)"]),
+        ("a key too many", ["no place for 'blocks.1.gate.weight'"]),
+        ("a number", ["'blocks.1.up.bias': expected a tensor, got float"]),
         ("foreign", ["no values for 'embedding.weight', 'blocks.0.norm.weight'", "more"]),
     ],
 )
@@ -180,6 +203,10 @@ def test_weights_that_do_not_fit_are_refused_and_nothing_has_changed(ranks, how,
         ("no state on rank 1", ["state of 'blocks.1.up.weight'"]),
         ("momentum of another shape", ["'momentum_buffer' of 'blocks.1.up.weight': expected shape (41, 24)"]),
         ("AdamW's of another shape", ["'exp_avg' of 'head.weight': expected shape (29, 24), got (28, 24)"]),
+        ("AdamW's incomplete", ["state of 'head.weight': expected one with ['exp_avg', 'exp_avg_sq', 'step']"]),
+        ("Adam", ["param_groups[1]: expected a group of algorithm 'adamw', got 'adam'"]),
+        ("SGD", ["param_groups[0]: expected a group of algorithm 'muon', got 'another'", "dampening"]),
+        ("momentum whole on rank 1", ["ranks differ", "momentum_buffer (whole)"]),
         ("no group", ["param_groups: expected groups of"]),
         ("another algorithm", ["param_groups[0]: expected a group of algorithm 'muon', got 'adamw'"]),
         ("a bad hyperparameter", ["momentum: expected a number in [0, 1), got 2"]),
@@ -190,3 +217,94 @@ def test_optimizer_state_that_does_not_fit_is_refused_and_nothing_has_changed(ra
     for message, changed in ranks.run(unfit, (2, 2), how=how, of_model=False):
         assert [word for word in words if word not in message] == [], message
         assert changed == []
+
+
+def odd_uses(mesh: Any) -> dict[str, Any]:
+    """What people do with state dicts beside saving them; what each comes to."""
+    found: dict[str, Any] = {}
+    model, opt = started(mesh, make_gpt(depth=2), NO_COPY)
+    other, _ = another(mesh)
+    train(mesh, model, opt, range(2))
+
+    def error_of(action: Callable[[], Any]) -> str:
+        before = full_state(model, opt)
+        try:
+            action()
+        except (ValueError, RuntimeError) as error:
+            return f"{error} {unlike(full_state(model, opt), before) or 'unchanged'}"
+        return ""
+
+    @torch.no_grad()
+    def copy_all() -> None:
+        model.blocks[0].up.weight.copy_(other.blocks[0].up.weight)
+
+    found["copy"] = error_of(copy_all)
+    found["placeholders"] = error_of(lambda: model.blocks[0].load_state_dict(dict(other.blocks[0].named_parameters())))
+    found["assign"] = error_of(lambda: model.load_state_dict(other.state_dict(), assign=True))
+    found["prefix"] = {type(v) for k, v in model.blocks.state_dict(prefix="blocks.").items() if "up.weight" in k}
+    model.blocks[1].up.weight.requires_grad_(False)
+    before = full_state(model, opt)
+    saved = copy.deepcopy(dicts_of(model, opt))
+    dsd.set_state_dict(model, opt, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"])
+    found["frozen"] = unlike(full_state(model, opt), before)
+    model.blocks[1].up.weight.requires_grad_(True)
+
+    def renamed(opt: Any, state: dict[str, Any]) -> dict[str, Any]:
+        return {"state": state["old"], "param_groups": state["param_groups"]}
+
+    handle = opt.register_load_state_dict_pre_hook(renamed)
+    state = opt.state_dict()
+    opt.load_state_dict({"old": state["state"], "param_groups": state["param_groups"]})
+    handle.remove()
+    # Weights alone: the next forward computes with them, though nothing of the optimizer was loaded.
+    model.load_state_dict(other.state_dict())
+    with torch.no_grad():
+        found["loss"] = [float(loss(mesh, either, 7)) for either in (model, other)]
+    return found
+
+
+@pytest.mark.parametrize("mesh", [(2, 2), (4,)])
+def test_odd_uses(ranks, mesh):
+    for found in ranks.run(odd_uses, mesh):
+        assert "on 'blocks.0.up.weight'" in found["copy"] and "unchanged" in found["copy"]
+        assert "placeholder of another model" in found["placeholders"]
+        # Of a part of a model torch has copied what came first.
+        assert found["placeholders"].endswith("['.model.blocks.0.norm.bias', '.model.blocks.0.norm.weight']")
+        assert "assign: expected False" in found["assign"] and "unchanged" in found["assign"]
+        assert found["prefix"] == {DTensor}
+        assert found["frozen"] == []
+        assert found["loss"][0] == found["loss"][1]
+
+
+def raises_while_loading(mesh: Any) -> list[str]:
+    """A hook of the user's raises on one rank; the others have loaded, and nobody waits for ever."""
+    model, _ = started(mesh, make_gpt(depth=2))
+    weights = another(mesh)[0].state_dict()
+
+    def fail(*_: Any) -> None:
+        if place_of(mesh)[0] == 1:
+            raise RuntimeError("mine")
+
+    handle = model.norm.register_load_state_dict_post_hook(fail)
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        assert str(error) == "mine"
+    handle.remove()
+    model.load_state_dict(weights)
+    return unlike(model.state_dict(), weights)
+
+
+def test_a_rank_that_raises_while_loading_keeps_nobody_waiting(ranks):
+    assert ranks.run(raises_while_loading, (2, 2)) == [[]] * 4
+
+
+def test_a_models_own_load_state_dict_keeps_its_signature():
+    class Own(Gpt):
+        def load_state_dict(self, state_dict: Any, strict: bool = True) -> Any:
+            return super().load_state_dict(state_dict, strict=strict)
+
+    model, _ = started(None, Own(depth=1))
+    weights = make_gpt(seed=4, depth=1).state_dict()
+    model.load_state_dict(weights)
+    assert unlike(model.state_dict(), weights) == []

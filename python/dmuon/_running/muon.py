@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
@@ -17,6 +18,7 @@ from dmuon._running.runtime import find_runtime
 from dmuon._running.start import check_host_parameters, check_units, start
 from dmuon._running.step_agreement import StepAgreement
 from dmuon._saving.optimizer_state import fitting_state, saved_group, saved_state
+from dmuon._saving.owned_shards import MOMENTUM
 from dmuon._setup.agreement import agreement
 from dmuon._setup.dedication import check_parameters, check_sentinels, dedication_of, plain_module
 from dmuon._setup.hyperparameters import (
@@ -299,26 +301,41 @@ class Muon(torch.optim.Optimizer):
         """Takes what `state_dict` or torch's optimizers have saved. Collective over the mesh.
 
         Owned matrices take DTensors as `state_dict` gives them, or whole tensors from every rank. Hyperparameters and
-        `skipped_steps` come too; what was not saved stays as it is. A state without any parameter's, of an optimizer
-        that has made no step, leaves momentum as it is.
+        `skipped_steps` come too; what a group lacks stays as it is. The state is replaced as torch does it: what AdamW
+        has saved nothing of begins anew. A matrix must have its momentum, unless the saved optimizer had made no step.
 
         Raises:
             ValueError: on all ranks, by name, where something does not fit; then nothing has changed.
         """
-        self._runtime.meet("Muon.load_state_dict()")
-        with agreement(self._runtime.ranks, "Muon.load_state_dict") as facts:
-            names = {id(p): name for name, p in self._runtime.model.named_parameters()}
-            loaded = fitting_state(state_dict, self.param_groups, self._matrix_of, names, self._runtime.shards, facts)
-        owned: dict[torch.Tensor, Any] = {parameter: self.state[parameter] for parameter in self._matrix_of}
-        super().load_state_dict({**state_dict, "state": loaded.adamw, "param_groups": loaded.groups})
-        self.state.update(owned)
-        self._adamw = InnerAdamW()
-        for group in self.param_groups:
-            if group["algorithm"] == "adamw":
-                self._adamw.add(group, self.state)
+        runtime = self._runtime
+        runtime.refuse_inside_full_params("opt.load_state_dict()")
+        runtime.meet("Muon.load_state_dict()")
+        shards, hooks = runtime.shards, self._optimizer_load_state_dict_pre_hooks
+        with agreement(runtime.ranks, "Muon.load_state_dict") as facts:
+            for hook in hooks.values():
+                changed = hook(self, state_dict)
+                state_dict = state_dict if changed is None else changed
+            names = {id(p): name for name, p in runtime.model.named_parameters()}
+            loaded = fitting_state(state_dict, self.param_groups, self._matrix_of, names, shards, facts)
+        # At once: nothing that may raise on some ranks comes between the check and what is collective.
         for name, values in loaded.owned.items():
-            self._runtime.shards.take(values, name)
-        self._runtime.engine.publish()
+            shards.take(values, name)
+        if not state_dict["state"]:
+            for index in self._matrix_of.values():
+                if (momentum := runtime.engine.owned(index, MOMENTUM)) is not None:
+                    momentum.zero_()
+        runtime.engine.publish()
+        owned: dict[torch.Tensor, Any] = {parameter: self.state[parameter] for parameter in self._matrix_of}
+        self._adamw = InnerAdamW()  # of what the base class puts in the place of groups and state
+        self._optimizer_load_state_dict_pre_hooks = OrderedDict()  # they have run
+        try:
+            super().load_state_dict({**state_dict, "state": loaded.adamw, "param_groups": loaded.groups})
+        finally:
+            self._optimizer_load_state_dict_pre_hooks = hooks
+            self.state.update(owned)
+            for group in self.param_groups:
+                if group["algorithm"] == "adamw":
+                    self._adamw.add(group, self.state)
 
 
 def _is_owned(parameter: torch.Tensor) -> bool:

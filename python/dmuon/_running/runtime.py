@@ -96,6 +96,8 @@ class Runtime:
     def meet(self, call: str) -> None:
         """Returns where all ranks have come to `call`, outside of passes. Collective."""
         self.show_placeholders()  # a backward that raised has left weights in their places
+        for module in fsdp_modules(self.model):
+            module.reshard()
         self.engine.meet(call)
 
     def _bind(self, index: int) -> UnitWeights:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.nn as nn
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
 from dmuon._saving.owned_shards import MASTER, OwnedShards
 from dmuon._setup.agreement import agreement
 from dmuon._setup.place import State
-from dmuon._setup.placeholder import OwnedTensor
+from dmuon._setup.placeholder import OwnedTensor, is_same
 from dmuon._setup.ranks import Ranks
 from dmuon._setup.routing import Matrix
 
@@ -51,28 +51,34 @@ class ModelState:
         self._rest, self._meet = rest, meet
         self._index = {matrix.name: index for index, matrix in enumerate(matrices)}
         self._strict: bool | None = None  # of the load_state_dict that is under way; None: not the model's own
-        self._loaded: dict[int, torch.Tensor] = {}
-        holders = {place.module: place.path for matrix in matrices for place in matrix.places}
-        for module, path in holders.items():
-            module.register_state_dict_pre_hook(lambda *_: rest())
-            module.register_state_dict_post_hook(self._after_save_of(path))
+        self._is_saving = False  # the model as a whole
+        for module in {place.module: None for matrix in matrices for place in matrix.places}:
             if module is not model:
+                module.register_state_dict_pre_hook(_function(self._before_save_of_module))
+                module.register_state_dict_post_hook(_function(self._after_save_of_module))
                 module.register_load_state_dict_pre_hook(self._before_load_of_module)
-        model.register_state_dict_post_hook(self._after_save_of(None))
+        model.register_state_dict_pre_hook(_function(self._before_save))
+        model.register_state_dict_post_hook(_function(self._after_save))
         model.register_load_state_dict_pre_hook(self._before_load)
-        model.register_load_state_dict_post_hook(self._after_load)
         model.load_state_dict = self._load_state_dict  # type: ignore[method-assign]
 
     # ---- saving ----
 
-    def _after_save_of(self, path: str | None) -> Callable[..., None]:
-        """Of a module that holds a matrix; None: of the model, where all are converted together."""
+    def _before_save(self, *_: Any) -> None:
+        self._rest()
+        self._is_saving = True
 
-        def hook(module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:
-            if path is None or not f".{prefix}".endswith(f".{path}."):
-                self._convert(state_dict)
+    def _after_save(self, module: nn.Module, state_dict: dict[str, Any], *_: Any) -> None:
+        self._is_saving = False
+        self._convert(state_dict)  # of all modules together
 
-        return hook
+    def _before_save_of_module(self, *_: Any) -> None:
+        if not self._is_saving:
+            self._rest()
+
+    def _after_save_of_module(self, module: nn.Module, state_dict: dict[str, Any], *_: Any) -> None:
+        if not self._is_saving:
+            self._convert(state_dict)
 
     def _convert(self, state_dict: dict[str, Any]) -> None:
         owned = {key: value for key, value in state_dict.items() if isinstance(value, OwnedTensor)}
@@ -91,69 +97,69 @@ class ModelState:
 
     # ---- loading ----
 
-    def _load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
-        """nn.Module's, which does not tell its hooks whether it is strict."""
+    def _load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        """The model's own, whose hooks are not told whether it is strict."""
         model = self._model()
         assert model is not None
-        self._strict = strict
+        given = dict(zip(("strict", "assign"), args, strict=False)) | kwargs
+        if given.get("assign"):
+            raise ValueError(
+                f"{_LOAD}: assign: expected False, got True: the optimizer would go on with the parameters of before"
+            )
+        self._strict = given.get("strict", True)
         try:
-            return type(model).load_state_dict(model, state_dict, strict=strict, assign=assign)
+            return type(model).load_state_dict(model, state_dict, *args, **kwargs)
         finally:
             self._strict = None
 
     def _before_load(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-        self._loaded = {}
         places = [place for matrix in self._matrices for place in matrix.places]
         if places and places[0].state is not State.WHOLE:
-            self._loaded = self._checked(module, state_dict, prefix, self._strict)
-
-    def _after_load(self, module: nn.Module, incompatible: Any) -> None:
-        loaded, self._loaded = self._loaded, {}
-        self._commit(loaded)
+            self._commit(self._checked(module, state_dict, prefix, self._strict))
 
     def _before_load_of_module(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
         """Where the model's own hook has come first, placeholders stand for what it has taken."""
-        held = {id(p) for p in module._parameters.values() if isinstance(p, OwnedTensor)}
-        mine = (f"{prefix}{name}" for name, p in module._parameters.items() if id(p) in held)
-        if any(not isinstance(state_dict.get(key), OwnedTensor) for key in mine if key in state_dict):
+        held = {f"{prefix}{name}": p for name, p in module._parameters.items() if isinstance(p, OwnedTensor)}
+        if any(not is_same(state_dict[key], p) for key, p in held.items() if key in state_dict):
             self._commit(self._checked(module, state_dict, prefix, None))
 
     def _commit(self, loaded: dict[int, torch.Tensor]) -> None:
+        """Right after the check, on all ranks: nothing that may raise on some of them comes between."""
         if loaded:
             self._shards.take_weights(loaded)
             self._publish()
+
+    def _loaded_so_far(self, module: nn.Module) -> str:
+        return " Nothing has been loaded." if module is self._model() else ""
 
     def _checked(
         self, module: nn.Module, state_dict: dict[str, Any], prefix: str, strict: bool | None
     ) -> dict[int, torch.Tensor]:
         """Takes the matrices' values out of the dict. Collective; raises on all ranks before anything has changed."""
-        self._rest()
         self._meet(f"{_LOAD}()")
         taken: dict[int, torch.Tensor] = {}
         with agreement(self._ranks, _LOAD) as facts:
-            missing = []
+            missing, known = [], set()
             for name, parameter in _named_tensors(module):
                 key = _key(f"{prefix}{name}", state_dict)
-                owned = isinstance(parameter, OwnedTensor)
-                value = state_dict.get(key)
-                if value is None or (owned and isinstance(value, OwnedTensor)):
-                    missing += [key] if isinstance(parameter, nn.Parameter) else []
-                    facts.append(f"no '{key}'")
+                known.add(key)
+                if key not in state_dict or is_same(state_dict[key], parameter):
+                    missing.append(key)
                     continue
+                value = state_dict[key]
                 if isinstance(parameter, OwnedTensor):
                     index = self._index[parameter._name]
                     problem = self._shards.problem(index, value)
                     taken[index] = value
-                    facts.append(f"'{key}' {'sharded' if hasattr(value, 'placements') else 'whole'}")
+                    facts.append(f"'{key}' {'sharded' if isinstance(value, DTensor) else 'whole'}")
                 else:
                     problem = _misfit(parameter, value)
                 if problem:
-                    raise ValueError(f"{_LOAD}: '{key}': {problem}. Nothing has been loaded.")
-            if missing and strict:
-                raise ValueError(
-                    f"{_LOAD}: no values for {_listed(missing)}. Expected: every parameter, or strict=False. Nothing "
-                    "has been loaded."
-                )
+                    raise ValueError(f"{_LOAD}: '{key}': {problem}.{self._loaded_so_far(module)}")
+            unknown = [key for key in state_dict if key.startswith(prefix) and key not in known]
+            facts.append(f"no {sorted(missing)}, and {sorted(unknown)} too")
+            if strict and not _renames(module):
+                _refuse_keys(missing, unknown)
         for name, parameter in _named_tensors(module):
             key = _key(f"{prefix}{name}", state_dict)
             if isinstance(parameter, OwnedTensor) and key in state_dict:
@@ -161,10 +167,35 @@ class ModelState:
         return taken
 
 
-def _named_tensors(module: nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
-    return itertools.chain(
-        module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
-    )
+def _function(method: Callable[..., None]) -> Callable[..., None]:
+    """What a hook may be: torch notes something at it, which a method does not take."""
+    return lambda *args: method(*args)
+
+
+def _refuse_keys(missing: list[str], unknown: list[str]) -> None:
+    unknown = [key for key in unknown if not key.endswith(_EXTRA_STATE_KEY_SUFFIX)]
+    for keys, what in ((missing, "no values for"), (unknown, "no place for")):
+        if keys:
+            raise ValueError(
+                f"{_LOAD}: {what} {_listed(keys)}. Expected: a value for each parameter and no other, or strict=False. "
+                "Nothing has been loaded."
+            )
+
+
+def _renames(module: nn.Module) -> bool:
+    """Whether hooks of modules, the user's or torch's own, may change keys: then torch judges what is missing."""
+    ours = ("dmuon.", "torch.distributed.")
+    hooks = (hook for part in module.modules() for hook in part._load_state_dict_pre_hooks.values())
+    return any(not str(getattr(getattr(hook, "hook", hook), "__module__", "")).startswith(ours) for hook in hooks)
+
+
+def _named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """All parameters and persistent buffers, by every name."""
+    yield from module.named_parameters(remove_duplicate=False)
+    for path, part in module.named_modules(remove_duplicate=False):
+        for name, buffer in part._buffers.items():
+            if buffer is not None and name not in part._non_persistent_buffers_set:
+                yield f"{path}.{name}" if path else name, buffer
 
 
 def _key(name: str, state_dict: dict[str, Any]) -> str:
@@ -172,15 +203,17 @@ def _key(name: str, state_dict: dict[str, Any]) -> str:
 
 
 def _misfit(parameter: torch.Tensor, value: Any) -> str | None:
-    if not isinstance(value, torch.Tensor) or parameter.ndim == 0:
-        return None  # the rest is torch's to judge
-    if value.shape != parameter.shape:
+    if not isinstance(value, torch.Tensor):
+        return f"expected a tensor, got {type(value).__name__}"
+    if value.shape != parameter.shape and not (parameter.ndim == 0 and value.shape == (1,)):
         return f"expected shape {tuple(parameter.shape)}, got {tuple(value.shape)}"
     if isinstance(parameter, DTensor) and not isinstance(value, DTensor):
         return (
             "expected a DTensor, got a whole tensor, which set_model_state_dict of "
             "torch.distributed.checkpoint.state_dict cuts with StateDictOptions(full_state_dict=True)"
         )
+    if isinstance(value, DTensor) and not isinstance(parameter, DTensor):
+        return "expected a whole tensor, as no fully_shard manages it, got a DTensor"
     return None
 
 

@@ -14,6 +14,7 @@ from dmuon._saving.owned_shards import MASTER, MOMENTUM, OwnedShards
 from dmuon._setup.hyperparameters import check_group, resolved_coefficients, settings_of
 
 _LOAD = "Muon.load_state_dict"
+_OF_THIS_MACHINE = ("fused", "foreach", "capturable", "differentiable")  # not taken from where a group was saved
 
 
 @dataclasses.dataclass
@@ -47,7 +48,9 @@ def fitting_state(
         ValueError: it does not fit; says what, by name.
     """
     if not isinstance(saved, Mapping) or not {"state", "param_groups"} <= saved.keys():
-        raise ValueError(f"{_LOAD}: state_dict: expected a dict with 'state' and 'param_groups', got {_keys(saved)}")
+        raise ValueError(
+            f"{_LOAD}: state_dict: expected a dict with 'state' and 'param_groups', got {_described(saved)}"
+        )
     sizes = [[len(group["params"]) for group in side] for side in (groups, saved["param_groups"])]
     if sizes[0] != sizes[1]:
         raise ValueError(f"{_LOAD}: param_groups: expected groups of {sizes[0]} parameters, got {sizes[1]}")
@@ -59,13 +62,13 @@ def fitting_state(
         for parameter, number in zip(group["params"], theirs["params"], strict=True):
             state = saved["state"].get(number)
             name = names.get(id(parameter), "?")
-            facts.append(f"'{name}' {_keys(state)}")
+            facts.append(f"'{name}' {_described(state)}")
             if parameter in matrix_of:
-                if not fresh:
+                # torch.distributed.checkpoint leaves out what needs no gradient.
+                if not fresh and (state is not None or parameter.requires_grad):
                     _take_matrix(loaded, matrix_of[parameter], name, state, shards)
             elif state is not None:
-                _check_adamw(parameter, name, state)
-                loaded.adamw[number] = state
+                loaded.adamw[number] = _checked_adamw(parameter, name, state, group)
     return loaded
 
 
@@ -97,10 +100,17 @@ def saved_group(group: dict[str, Any]) -> dict[str, Any]:
 
 def _merged(number: int, current: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
     expected = current["algorithm"]
-    got = saved.get("algorithm") or ("adamw" if "betas" in saved else "muon" if "ns_steps" in saved else expected)
-    if got != expected:
-        raise ValueError(f"{_LOAD}: param_groups[{number}]: expected a group of algorithm '{expected}', got '{got}'")
+    keys = saved.keys() - {"params", "param_names"}
+    got = saved.get("algorithm") or ("adamw" if "betas" in keys else "muon" if "ns_steps" in keys else "")
+    if got == "adamw" and saved.get("decoupled_weight_decay") is False:
+        got = "adam"
+    if keys and got != expected:
+        raise ValueError(
+            f"{_LOAD}: param_groups[{number}]: expected a group of algorithm '{expected}', got "
+            f"'{got or 'another'}' with {sorted(keys)}"
+        )
     merged = {**current, **saved, "algorithm": expected}
+    merged |= {key: current[key] for key in _OF_THIS_MACHINE if key in current}
     if isinstance(merged.get("ns_dtype"), str):
         merged["ns_dtype"] = getattr(torch, merged["ns_dtype"].removeprefix("torch."), merged["ns_dtype"])
     check_group(merged)
@@ -109,7 +119,7 @@ def _merged(number: int, current: dict[str, Any], saved: dict[str, Any]) -> dict
 
 def _take_matrix(loaded: LoadedState, index: int, name: str, state: Any, shards: OwnedShards) -> None:
     if not isinstance(state, Mapping) or MOMENTUM not in state:
-        raise ValueError(f"{_LOAD}: state of '{name}': expected '{MOMENTUM}', got {_keys(state)}")
+        raise ValueError(f"{_LOAD}: state of '{name}': expected '{MOMENTUM}', got {_described(state)}")
     for key, taken in loaded.owned.items():
         if key not in state or (key == MASTER and shards.dtypes[index] == torch.float32):
             continue
@@ -118,12 +128,14 @@ def _take_matrix(loaded: LoadedState, index: int, name: str, state: Any, shards:
         taken[index] = state[key]
 
 
-def _check_adamw(parameter: torch.Tensor, name: str, state: Any) -> None:
-    for key, value in state.items():
-        if not isinstance(value, torch.Tensor) or value.ndim == 0:
-            continue
-        if value.shape != parameter.shape:
-            got = tuple(value.shape)
+def _checked_adamw(parameter: torch.Tensor, name: str, state: Any, group: dict[str, Any]) -> dict[str, Any]:
+    expected = {"step", "exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group.get("amsgrad") else [])}
+    if not isinstance(state, Mapping) or state.keys() != expected:
+        raise ValueError(f"{_LOAD}: state of '{name}': expected one with {sorted(expected)}, got {_described(state)}")
+    for key in expected - {"step"}:
+        value = state[key]
+        got = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+        if got != tuple(parameter.shape):
             raise ValueError(f"{_LOAD}: '{key}' of '{name}': expected shape {tuple(parameter.shape)}, got {got}")
         if isinstance(value, DTensor) != isinstance(parameter, DTensor):
             raise ValueError(
@@ -131,7 +143,14 @@ def _check_adamw(parameter: torch.Tensor, name: str, state: Any) -> None:
                 "whole tensor is cut by torch.distributed.checkpoint.state_dict.set_optimizer_state_dict with "
                 "StateDictOptions(full_state_dict=True)."
             )
+    return {**state, "step": torch.as_tensor(state["step"], dtype=torch.float32)}
 
 
-def _keys(value: Any) -> str:
-    return f"one with {sorted(map(str, value))}" if isinstance(value, Mapping) else f"{type(value).__name__}"
+def _described(value: Any) -> str:
+    if not isinstance(value, Mapping):
+        return type(value).__name__
+    return f"one with {sorted(f'{key} ({_kind(part)})' for key, part in value.items())}"
+
+
+def _kind(value: Any) -> str:
+    return "sharded" if isinstance(value, DTensor) else "whole" if isinstance(value, torch.Tensor) else "no tensor"

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from dmuon import _C
+from dmuon._setup.placeholder import OwnedTensor
 from dmuon._setup.ranks import Ranks
 from dmuon._setup.routing import Matrix
 
@@ -49,10 +50,7 @@ class OwnedShards:
     @property
     def placements(self) -> list[Placement]:
         """Of every matrix."""
-        return [Replicate()] * (self._ranks.host_replicates > 1 or self._is_2d()) + [Shard(0)]
-
-    def _is_2d(self) -> bool:
-        return self.mesh is not None and self.mesh.ndim == 2
+        return [Replicate()] * (0 if self.mesh is None else self.mesh.ndim - 1) + [Shard(0)]
 
     def give(self, indices: Sequence[int], name: str, dtype: torch.dtype) -> list[torch.Tensor]:
         """Collective: matrices' tensors of this name, each with memory of its own."""
@@ -77,6 +75,8 @@ class OwnedShards:
             return f"expected a tensor of shape {shape}, got {type(value).__name__}"
         if tuple(value.shape) != shape:
             return f"expected shape {shape}, got {tuple(value.shape)}"
+        if isinstance(value, OwnedTensor):
+            return "expected values, got the placeholder of another model, which has them in its state_dict()"
         if value.is_meta or not value.is_floating_point():
             return f"expected floating values, got {value.dtype} on {value.device}"
         if isinstance(value, DTensor) and (value.device_mesh != self.mesh or list(value.placements) != self.placements):
@@ -84,10 +84,21 @@ class OwnedShards:
                 f"expected a DTensor with {self.placements} on {self.mesh}, or the whole tensor on every rank, got "
                 f"one with {list(value.placements)} on {value.device_mesh}"
             )
+        if isinstance(value, DTensor) and value.to_local().shape[0] != self._local_rows(shape[0]):
+            return f"expected a shard of {self._local_rows(shape[0])} rows, got one of {value.to_local().shape[0]}"
         return None
 
+    def _local_rows(self, rows: int) -> int:
+        assert self.mesh is not None
+        index, size = self.mesh.get_local_rank(self.mesh.ndim - 1), self.mesh.size(self.mesh.ndim - 1)
+        chunk = -(-rows // size)
+        return max(0, min(rows, (index + 1) * chunk) - index * chunk)
+
     def take(self, values: Mapping[int, torch.Tensor], name: str) -> None:
-        """Collective: owners take shards from all ranks, or their own rank's whole tensor. See `publish` of Engine."""
+        """Collective: owners take the shards of all ranks, or the whole tensor of their own rank, whatever others have.
+
+        New masters count from the engine's `publish` on.
+        """
         values = dict(sorted(values.items()))
         whole = {index: value for index, value in values.items() if not isinstance(value, DTensor)}
         sharded = [index for index in values if index not in whole]

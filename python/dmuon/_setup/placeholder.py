@@ -56,6 +56,7 @@ class OwnedTensor(torch.Tensor):
 
     _name: str
     _gradient: OwnedGradient | None
+    _identity: object  # shared by a placeholder's aliases alone
 
     @staticmethod
     def __new__(
@@ -71,6 +72,7 @@ class OwnedTensor(torch.Tensor):
         tensor: OwnedTensor = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
         tensor._name = name
         tensor._gradient = gradient
+        tensor._identity = object()
         return tensor
 
     # torch types its own as (Any, Any, Any, Any).
@@ -85,14 +87,16 @@ class OwnedTensor(torch.Tensor):
             refuse("?", str(func))
         if func in (_aten.detach.default, _aten.alias.default):
             return owned._alias()
-        if func is _aten.copy_.default and _is_of(args[1], args[0]):
+        if func is _aten.copy_.default and is_same(args[1], args[0]):
             return owned  # load_state_dict, after what was loaded has been taken out
         if owned._gradient is not None and func in _OF_GRADIENTS:
             return _OF_GRADIENTS[func](owned, owned._gradient, *args, **(kwargs or {}))
         refuse(owned._name, str(func))
 
     def _alias(self) -> OwnedTensor:
-        return OwnedTensor(self._name, self.shape, self.dtype, self.device, self._gradient)
+        alias = OwnedTensor(self._name, self.shape, self.dtype, self.device, self._gradient)
+        alias._identity = self._identity
+        return alias
 
     @property
     def data(self) -> OwnedTensor:
@@ -168,8 +172,10 @@ _OF_GRADIENTS: dict[Any, Callable[..., Any]] = {
 }
 
 
-def _is_of(value: Any, owned: OwnedTensor) -> bool:
-    return isinstance(value, OwnedTensor) and isinstance(owned, OwnedTensor) and value._name == owned._name
+def is_same(value: Any, other: Any) -> bool:
+    """Whether both are placeholders of one matrix of one model."""
+    both = isinstance(value, OwnedTensor) and isinstance(other, OwnedTensor)
+    return both and value._identity is other._identity
 
 
 def _owned_in(values: Any) -> Iterator[OwnedTensor]:
