@@ -22,16 +22,14 @@ PYTHON = (
         "        if closure is not None:\n"
         "            with torch.enable_grad():\n"
         "                loss = closure()\n"
-        "        if self._frozen:\n"
-        "            self._warn_of_unfrozen()\n"
+        "        self._frozen.warn_of_unfrozen(self.param_groups, speaks=self._runtime.ranks.slot == 0)\n"
         "        runtime = self._runtime\n"
         "        verdict = self._agreement.verdict()\n",
         "        verdict = self._agreement.verdict()\n"
         "        if closure is not None:\n"
         "            with torch.enable_grad():\n"
         "                loss = closure()\n"
-        "        if self._frozen:\n"
-        "            self._warn_of_unfrozen()\n"
+        "        self._frozen.warn_of_unfrozen(self.param_groups, speaks=self._runtime.ranks.slot == 0)\n"
         "        runtime = self._runtime\n",
         "The agreement knows nothing of the closure's gradients: matrices stay, plain gradients are no means.",
     ),

@@ -157,8 +157,8 @@ ENGINE = (
     Planted(
         "shards_of_each_replica_counted",
         ENGINE_CPP,
-        "layout().num_slots() / options_.host_replicates;",
-        "layout().num_slots();",
+        "input.num_host_shards = num_host_shards();",
+        "input.num_host_shards = layout().num_slots();",
         "The norm of clipping counts FSDP2's shards once for each replica: too large on several nodes.",
     ),
     Planted(

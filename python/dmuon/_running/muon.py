@@ -13,6 +13,7 @@ import torch.nn as nn
 from dmuon import _C
 from dmuon._planning.owner_plan import Plan
 from dmuon._running.adamw import InnerAdamW, checked_adamw_groups
+from dmuon._running.frozen import FrozenParameters
 from dmuon._running.host_gradients import discard_partial_sums, fsdp_modules
 from dmuon._running.runtime import find_runtime
 from dmuon._running.start import check_host_parameters, check_units, start
@@ -140,7 +141,7 @@ class Muon(torch.optim.Optimizer):
         owned = self._runtime.placeholders
         if owned:
             groups.insert(0, {"params": owned, **muon})
-        self._frozen = {name: p for name, p in model.named_parameters() if not p.requires_grad and not _is_owned(p)}
+        self._frozen = FrozenParameters(model)
         self._matrix_of = {parameter: index for index, parameter in enumerate(owned)}
         self._fsdp_modules = fsdp_modules(model)
         self._adamw = InnerAdamW()
@@ -180,7 +181,7 @@ class Muon(torch.optim.Optimizer):
             return
         for key in self._muon_defaults.keys() - self._adamw_defaults.keys():
             group.pop(key, None)
-        if any(_is_owned(p) for p in group["params"]):
+        if any(isinstance(p, OwnedTensor) for p in group["params"]):
             self.param_groups.pop()
             raise ValueError("add_param_group: params: expected parameters for AdamW, got owned matrices")
         self._adamw.add(group, self.state)
@@ -199,8 +200,7 @@ class Muon(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self._frozen:
-            self._warn_of_unfrozen()
+        self._frozen.warn_of_unfrozen(self.param_groups, speaks=self._runtime.ranks.slot == 0)
         runtime = self._runtime
         verdict = self._agreement.verdict()
         self._agreement.note_step()
@@ -235,18 +235,6 @@ class Muon(torch.optim.Optimizer):
             group["skipped_steps"] = skipped
         if self._runtime.ranks.slot == 0:
             logger.warning("dmuon: a gradient is not finite on some rank; step skipped on all (%d so far)", skipped)
-
-    def _warn_of_unfrozen(self) -> None:
-        grouped = {id(p) for group in self.param_groups for p in group["params"]}
-        for name in [name for name, parameter in self._frozen.items() if parameter.requires_grad]:
-            parameter = self._frozen.pop(name)
-            if id(parameter) not in grouped and self._runtime.ranks.slot == 0:
-                logger.warning(
-                    "dmuon: '%s' was frozen when Muon was made and requires a gradient now, but no group has it: it is "
-                    "not updated. Give it to AdamW by opt.add_param_group({'params': [...]}), or unfreeze before "
-                    "dedicate_params.",
-                    name,
-                )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears all gradients, the owners' accumulated ones and FSDP2's of `no_sync` too."""
@@ -336,7 +324,3 @@ class Muon(torch.optim.Optimizer):
             for group in self.param_groups:
                 if group["algorithm"] == "adamw":
                     self._adamw.add(group, self.state)
-
-
-def _is_owned(parameter: torch.Tensor) -> bool:
-    return isinstance(parameter, OwnedTensor)
