@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,7 +13,10 @@ import torch.distributed.checkpoint.state_dict as dsd
 import torch.nn as nn
 from checkpoints import MODELS, dicts_of, full_state, group_of, started, tensors_of, train, trained_by_torch, unlike
 from models import make_gpt
-from training import AHEAD, NO_COPY, place_of, weights_of
+from scenario import LossOf, Session, check, language_loss
+from training import AHEAD, KEPT, KEPT_NO_COPY, NO_COPY, place_of, weights_of
+
+import dmuon
 
 SAVED, MORE = 3, 10  # steps before and after a checkpoint
 SOME_MESHES = [(1, 4), (2, 2), (4, 1), (1, 3), (1,)]
@@ -196,3 +200,39 @@ def test_a_scheduler_goes_on_where_it_was():
         either[2].step()
     assert unlike(others[0].state_dict(), model.state_dict()) == []
     assert [group["lr"] for group in others[1].param_groups] == scheduler.get_last_lr()
+
+
+def saved_in_the_middle(s: Session) -> None:
+    """State dicts change nothing, wherever in a step they are taken: weights kept after the forward are freed alone."""
+    s.start(make_gpt(depth=2))
+
+    def save() -> None:
+        if not s.reference:
+            dicts_of(s.model, s.opt)
+
+    def loss_of_rank(step: int) -> LossOf:
+        inner = language_loss(step, s.size)
+
+        def loss(model: nn.Module, rank: int) -> torch.Tensor:
+            value = inner(model, rank)
+            save()
+            return value
+
+        return loss
+
+    for step in (0, 2):
+        with nullcontext() if s.reference else dmuon.no_sync(s.model):
+            s.backward(loss_of_rank(step), scale=0.5)
+            save()
+        s.backward(loss_of_rank(step + 1), scale=0.5)
+        save()
+        s.clip(0.5)
+        save()
+        s.step()
+
+
+@pytest.mark.parametrize(("mesh", "schedule"), [((2, 2), AHEAD), ((2, 2), KEPT), ((4,), KEPT_NO_COPY)])
+def test_a_state_dict_in_the_middle_of_a_step_changes_nothing(ranks, mesh, schedule):
+    *notes, expected = check(ranks, saved_in_the_middle, mesh, schedule=schedule)
+    for norms in notes:
+        assert norms == pytest.approx(expected, rel=1e-4)
