@@ -10,7 +10,6 @@ import torch
 import torch.nn as nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from dmuon._running.host_gradients import fsdp_modules
 from dmuon._running.runtime import Runtime, runtime_of
 from dmuon._setup.agreement import agreement
 
@@ -36,12 +35,9 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
     runtime = runtime_of(model, "full_params")
     if runtime.whole:
         raise ValueError("full_params: model: expected one context at a time, got a nested one")
-    runtime.engine.meet("full_params")
+    runtime.meet("full_params")
     with agreement(runtime.ranks, "full_params") as facts:
         facts.append(f"writeback={bool(writeback)}")
-    runtime.show_placeholders()  # a backward that raised has left weights in their places
-    for sharded in fsdp_modules(model):
-        sharded.reshard()
     swapped = _sharded_places(model)
     wholes = [
         nn.Parameter(runtime.engine.gather(index, "master").to(placeholder.dtype), placeholder.requires_grad)

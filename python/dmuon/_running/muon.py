@@ -14,7 +14,7 @@ from dmuon import _C
 from dmuon._planning.owner_plan import Plan
 from dmuon._running.adamw import InnerAdamW, checked_adamw_groups
 from dmuon._running.frozen import FrozenParameters
-from dmuon._running.host_gradients import discard_partial_sums, fsdp_modules
+from dmuon._running.host_gradients import discard_partial_sums
 from dmuon._running.runtime import find_runtime
 from dmuon._running.start import check_host_parameters, check_units, start
 from dmuon._running.step_agreement import StepAgreement
@@ -143,7 +143,6 @@ class Muon(torch.optim.Optimizer):
             groups.insert(0, {"params": owned, **muon})
         self._frozen = FrozenParameters(model)
         self._matrix_of = {parameter: index for index, parameter in enumerate(owned)}
-        self._fsdp_modules = fsdp_modules(model)
         self._adamw = InnerAdamW()
         self._adamw_defaults = adamw
         self._muon_defaults = muon
@@ -209,7 +208,7 @@ class Muon(torch.optim.Optimizer):
             runtime.state.step(groups, group_of)
             self._adamw.step()
             # After a forward without a backward FSDP2 would go on computing with the old weights that it gathered.
-            for module in self._fsdp_modules:
+            for module in runtime.fsdp_modules:
                 module.reshard()
         else:
             self._count_skipped_step()
@@ -240,7 +239,7 @@ class Muon(torch.optim.Optimizer):
         """Clears all gradients, the owners' accumulated ones and FSDP2's of `no_sync` too."""
         self._runtime.engine.forget_verdict()
         if self._runtime.host_misses_partial_sums():
-            discard_partial_sums(self._fsdp_modules)
+            discard_partial_sums(self._runtime.fsdp_modules)
             self._runtime.engine.forget_host_sums()
         for group in self.param_groups:
             for parameter in group["params"]:

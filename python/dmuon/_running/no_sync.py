@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import torch.nn as nn
 
-from dmuon._running.host_gradients import fsdp_modules
 from dmuon._running.runtime import Runtime, runtime_of
 
 
@@ -46,5 +45,5 @@ def _set_sync(runtime: Runtime, sync: bool) -> None:
     runtime.engine.set_sync(sync)
     if runtime.ranks.host_replicates == 1:
         return  # FSDP2 on a mesh of 1 x G would keep its gradients from the sharded ones until it syncs
-    for module in fsdp_modules(runtime.model):
+    for module in runtime.fsdp_modules:
         module.set_requires_all_reduce(sync, recurse=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from typing import Any
 
@@ -47,6 +46,9 @@ class Runtime:
         self.weights = [self._bind(index) for index in range(len(units))]
         for module, order in dedication.known.items():
             restore_order(module, order)
+        self.fsdp_modules = fsdp_modules(model)
+        others = (p for p in model.parameters() if not isinstance(p, OwnedTensor | DTensor))
+        self.plain_parameters = list(others)  # which neither dmuon nor fully_shard manages
         dtypes = [placeholder.dtype for placeholder in self.placeholders]
         self.shards = OwnedShards(self.engine, self.matrices, dtypes, device, self.ranks, dedication.mesh)
 
@@ -96,7 +98,7 @@ class Runtime:
     def meet(self, call: str) -> None:
         """Returns where all ranks have come to `call`, outside of passes. Collective."""
         self.show_placeholders()  # a backward that raised has left weights in their places
-        for module in fsdp_modules(self.model):
+        for module in self.fsdp_modules:
             module.reshard()
         self.engine.meet(call)
 
@@ -117,8 +119,7 @@ class Runtime:
 
     def all_sharded(self) -> bool:
         """Whether fully_shard manages every trainable parameter but the matrices, or there is one rank alone."""
-        others = (p for p in self.model.parameters() if p.requires_grad and not isinstance(p, OwnedTensor))
-        return self.ranks.size == 1 or all(isinstance(p, DTensor) for p in others)
+        return self.ranks.size == 1 or not any(p.requires_grad for p in self.plain_parameters)
 
     def refuse_inside_full_params(self, what: str) -> None:
         """Raises ValueError while every weight is whole."""
@@ -127,7 +128,7 @@ class Runtime:
 
     def host_misses_partial_sums(self) -> bool:
         """Whether FSDP2 keeps sums of an HSDP mesh that only a synchronised backward sends on."""
-        return self.engine.host_holds_sums() and bool(fsdp_modules(self.model))
+        return self.engine.host_holds_sums() and bool(self.fsdp_modules)
 
 
 class Gradient:
@@ -156,11 +157,9 @@ class Gradient:
                 "dmuon: a norm of torch's with parameters that no fully_shard manages: their gradients are averaged "
                 "over the ranks by dmuon.clip_grad_norm_(model, max_norm) or the step. Expected: dmuon.clip_grad_norm_."
             )
-        verdict: _C.Verdict = runtime.step_agreement.verdict()
-        squared = verdict.squared_norms[self._index] if verdict.has_gradient[self._index] else 0.0
-        norm = torch.tensor(math.sqrt(squared) if squared >= 0 else math.nan, device=runtime.device)
+        norm = torch.tensor(runtime.step_agreement.owned_norms()[self._index], device=runtime.device)
         mesh = runtime.shards.mesh
-        if mesh is None or not fsdp_modules(runtime.model):
+        if mesh is None or not runtime.fsdp_modules:
             return norm
         together: torch.Tensor = DTensor.from_local(norm, mesh, [Replicate()] * mesh.ndim, run_check=False)
         return together

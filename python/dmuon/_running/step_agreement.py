@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from typing import Any
 
@@ -24,6 +25,7 @@ class StepAgreement:
         self.runtime = runtime
         self._optimizer = optimizer
         self._applied = 0  # digest of the hyperparameters of all steps so far
+        self._owned_norms: list[float] | None = None  # of the verdict that is kept
         runtime.step_agreement = self
 
     def host_parameters(self) -> list[nn.Parameter]:
@@ -43,6 +45,7 @@ class StepAgreement:
                 `arguments` differ, in this call or in the last step. A rank with a problem of its own names it.
         """
         runtime = self.runtime
+        self._owned_norms = None
         problem = problem or self._problem()
         if runtime.host_misses_partial_sums():
             raise ValueError(
@@ -66,6 +69,16 @@ class StepAgreement:
         if problem is not None:
             raise ValueError(problem)
         return found
+
+    def owned_norms(self) -> list[float]:
+        """The 2-norm of every matrix's gradient, made once of a verdict: torch's clipping asks for one at a time."""
+        if self._owned_norms is None or not self.runtime.engine.agreed():
+            verdict = self.verdict()
+            self._owned_norms = [
+                (math.sqrt(squared) if squared >= 0 else math.nan) if has else 0.0
+                for squared, has in zip(verdict.squared_norms, verdict.has_gradient, strict=True)
+            ]
+        return self._owned_norms
 
     def note_step(self) -> None:
         """The hyperparameters are about to be used. After clipping a step sends nothing: the next message tells."""
