@@ -10,7 +10,7 @@ import torch.nn as nn
 from torch.distributed.tensor import DTensor
 
 from dmuon._setup.dedication import Dedication
-from dmuon._setup.hyperparameters import check_group, settings_of
+from dmuon._setup.hyperparameters import adamw_moments, check_group, settings_of
 from dmuon._setup.place import clean_name
 
 
@@ -42,7 +42,7 @@ class InnerAdamW:
                     continue
                 step_device = parameter.device if on_device else torch.device("cpu")
                 state["step"] = torch.zeros((), dtype=torch.float32, device=step_device)
-                for name in ("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group.get("amsgrad") else [])):
+                for name in adamw_moments(group):
                     state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
 
     def step(self) -> None:

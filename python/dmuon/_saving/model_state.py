@@ -138,6 +138,7 @@ class ModelState:
         """Takes the matrices' values out of the dict. Collective; raises on all ranks before anything has changed."""
         self._meet(f"{_LOAD}()")
         taken: dict[int, torch.Tensor] = {}
+        stand_ins: dict[str, OwnedTensor] = {}
         with agreement(self._ranks, _LOAD) as facts:
             missing, known = [], set()
             for name, parameter in _named_tensors(module):
@@ -150,7 +151,7 @@ class ModelState:
                 if isinstance(parameter, OwnedTensor):
                     index = self._index[parameter._name]
                     problem = self._shards.problem(index, value)
-                    taken[index] = value
+                    taken[index], stand_ins[key] = value, parameter
                     facts.append(f"'{key}' {'sharded' if isinstance(value, DTensor) else 'whole'}")
                 else:
                     problem = _misfit(parameter, value)
@@ -160,10 +161,7 @@ class ModelState:
             facts.append(f"no {sorted(missing)}, and {sorted(unknown)} too")
             if strict and not _renames(module):
                 _refuse_keys(missing, unknown)
-        for name, parameter in _named_tensors(module):
-            key = _key(f"{prefix}{name}", state_dict)
-            if isinstance(parameter, OwnedTensor) and key in state_dict:
-                state_dict[key] = parameter
+        state_dict.update(stand_ins)
         return taken
 
 

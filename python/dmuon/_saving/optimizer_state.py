@@ -11,7 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from dmuon._saving.owned_shards import MASTER, MOMENTUM, OwnedShards
-from dmuon._setup.hyperparameters import check_group, resolved_coefficients, settings_of
+from dmuon._setup.hyperparameters import adamw_moments, check_group, resolved_coefficients, settings_of
 
 _LOAD = "Muon.load_state_dict"
 _OF_THIS_MACHINE = ("fused", "foreach", "capturable", "differentiable")  # not taken from where a group was saved
@@ -129,10 +129,11 @@ def _take_matrix(loaded: LoadedState, index: int, name: str, state: Any, shards:
 
 
 def _checked_adamw(parameter: torch.Tensor, name: str, state: Any, group: dict[str, Any]) -> dict[str, Any]:
-    expected = {"step", "exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group.get("amsgrad") else [])}
+    moments = adamw_moments(group)
+    expected = {"step", *moments}
     if not isinstance(state, Mapping) or state.keys() != expected:
         raise ValueError(f"{_LOAD}: state of '{name}': expected one with {sorted(expected)}, got {_described(state)}")
-    for key in expected - {"step"}:
+    for key in moments:
         value = state[key]
         got = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
         if got != tuple(parameter.shape):

@@ -116,13 +116,13 @@ class OwnedShards:
         A low-precision weight that is as it was keeps the fp32 master behind it, so that it does not matter whether
         weights or masters are loaded first.
         """
-        low = sorted(index for index in values if self.dtypes[index] != torch.float32)
-        taken = {index: value.detach() for index, value in values.items() if index not in low}
-        for index, old in zip(low, self.give(low, MASTER, torch.float32), strict=True):
-            value = values[index].detach().to(old.device, self.dtypes[index])
-            if isinstance(value, DTensor) or not isinstance(old, DTensor):
+        taken = {index: value.detach() for index, value in values.items()}
+        low = [index for index in sorted(taken) if self.dtypes[index] != torch.float32]
+        sharded = [index for index in low if isinstance(taken[index], DTensor)]
+        held: dict[int, torch.Tensor | None] = {index: self._engine.owned(index, MASTER) for index in low}
+        held |= zip(sharded, self.give(sharded, MASTER, torch.float32), strict=True)
+        for index, old in held.items():
+            if old is not None:
+                value = taken[index].to(old.device, self.dtypes[index])
                 taken[index] = torch.where(old.to(value.dtype) == value, old, value.float())
-            else:
-                own = self._engine.owned(index, MASTER)
-                taken[index] = value if own is None else torch.where(own.to(value.dtype) == value, own, value.float())
         self.take(taken, MASTER)

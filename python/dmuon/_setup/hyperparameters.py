@@ -21,6 +21,11 @@ _MUON = ("lr", "weight_decay", "momentum", "nesterov", "ns_coefficients", "eps",
 _ADAMW = ("lr", "betas", "eps", "weight_decay")
 
 
+def adamw_moments(group: dict[str, Any]) -> tuple[str, ...]:
+    """What AdamW keeps of a parameter of the group in its shape, by torch's names; beside them it counts `step`."""
+    return ("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group.get("amsgrad") else []))
+
+
 def plain(group: dict[str, Any]) -> dict[str, Any]:
     """`group` with one-element tensors as numbers: a tensor prints its device, which differs between ranks."""
 

@@ -17,9 +17,10 @@ namespace dmuon::engine {
 // with one chunk a rank of a node, every node has all of them.
 //
 // Owner <-> its column's members (between nodes), these <-> their node: each element crosses each
-// kind of link once where it is needed. Parameters travel together in pieces of 64 MB, which bounds
-// what is held beside the shards and the owners' tensors. All is done on the calling thread;
-// nothing may be in flight on the mesh's lanes.
+// kind of link once where it is needed, from the memory where it lies to that where it stays; only
+// a column member of another node holds it on the way. One message a parameter and rank, in one
+// order on all ranks; those of 64 MB of parameters, or of one larger parameter, are under way
+// together. All is done on the calling thread; nothing may be in flight on the mesh's lanes.
 
 /// The elements of a parameter that a slot's shard has.
 Segment shard_of(const plan::View& view, int num_chunks, core::Slot slot);

@@ -38,7 +38,6 @@ void Engine::scatter(core::ParameterIndex parameter, const std::string& name,
 std::vector<at::Tensor> Engine::to_shards(const std::vector<core::ParameterIndex>& which,
                                           const std::string& name, at::ScalarType dtype) {
   const c10::AutoGradMode no_grad(false);
-  owned().require_name(name);
   drain();
   return engine::to_shards(mesh(), parameters(), owned(), which, name, dtype, num_host_shards());
 }
@@ -46,7 +45,6 @@ std::vector<at::Tensor> Engine::to_shards(const std::vector<core::ParameterIndex
 void Engine::from_shards(const std::vector<core::ParameterIndex>& which, const std::string& name,
                          const std::vector<at::Tensor>& shards) {
   const c10::AutoGradMode no_grad(false);
-  owned().require_name(name);
   drain();
   engine::from_shards(mesh(), parameters(), owned(), which, name, shards, num_host_shards());
 }
