@@ -129,13 +129,6 @@ def no_sync_without_muon(mesh: Any) -> None:
         pass
 
 
-@refused("'embedding.weight' has no values yet", "meta", "materialise")
-def meta_model(mesh: Any) -> None:
-    with torch.device("meta"):
-        model = make_gpt(depth=1)
-    dmuon.dedicate_params(model, mesh)
-
-
 @refused("cast the model before dedicate_params", fsdp=False)
 @refused("cast the model before dedicate_params", fsdp=True)
 def cast_between(mesh: Any, fsdp: bool) -> None:

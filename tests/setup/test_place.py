@@ -16,19 +16,24 @@ class Attribute:
     def __init__(self, state: State = State.WHOLE) -> None:
         self.module = nn.Linear(3, 2)
         self.whole = self.module.weight
-        self.placeholder, self.weight, self.other = (nn.Parameter(torch.zeros(2, 3)) for _ in range(3))
+        self.provisional, self.placeholder, self.weight, self.other = (
+            nn.Parameter(torch.zeros(2, 3)) for _ in range(4)
+        )
         self.place = Place("block.up", self.module, "weight")
         ways = {State.TAKEN_OUT: [State.TAKEN_OUT], State.PLACEHOLDER: [State.TAKEN_OUT, State.PLACEHOLDER]}
+        ways[State.PROVISIONAL] = [State.TAKEN_OUT, State.PROVISIONAL]
         ways[State.WEIGHT] = [*ways[State.PLACEHOLDER], State.WEIGHT]
         for step in ways.get(state, []):
             self.go(step)
 
     def go(self, state: State) -> None:
-        if state is State.PLACEHOLDER and self.place.state is State.TAKEN_OUT:
+        before = self.place.state
+        if state is State.PLACEHOLDER and before in (State.TAKEN_OUT, State.PROVISIONAL):
             self.place.put_back(self.placeholder, self.weight)
             return
         {
-            State.TAKEN_OUT: self.place.take_out,
+            State.TAKEN_OUT: self.place.hide_provisional if before is State.PROVISIONAL else self.place.take_out,
+            State.PROVISIONAL: lambda: self.place.show_provisional(self.provisional),
             State.PLACEHOLDER: self.place.show_placeholder,
             State.WEIGHT: self.place.show_weight,
             State.WHOLE: lambda: self.place.show_whole(self.whole),
@@ -40,6 +45,7 @@ class Attribute:
     def expected(self, state: State) -> nn.Parameter | None:
         return {
             State.TAKEN_OUT: None,
+            State.PROVISIONAL: self.provisional,
             State.PLACEHOLDER: self.placeholder,
             State.WEIGHT: self.weight,
             State.WHOLE: self.whole,
@@ -48,7 +54,10 @@ class Attribute:
 
 LEGAL = [
     (State.WHOLE, State.TAKEN_OUT),
+    (State.TAKEN_OUT, State.PROVISIONAL),
+    (State.PROVISIONAL, State.TAKEN_OUT),
     (State.TAKEN_OUT, State.PLACEHOLDER),
+    (State.PROVISIONAL, State.PLACEHOLDER),
     (State.PLACEHOLDER, State.WEIGHT),
     (State.WEIGHT, State.WEIGHT),
     (State.WEIGHT, State.PLACEHOLDER),
@@ -89,6 +98,16 @@ def test_what_the_user_has_put_there_is_refused_and_stays(state):
         found.go(State.WEIGHT)
     assert found.held() is found.other
     assert found.place.state is State.PLACEHOLDER
+
+
+@pytest.mark.parametrize("state", [State.TAKEN_OUT, State.PROVISIONAL], ids=lambda state: state.name)
+def test_what_the_user_has_put_there_between_the_calls_is_known_and_stays(state):
+    found = Attribute(state)
+    assert not found.place.is_replaced()
+    found.module.weight = found.other
+    assert found.place.is_replaced()
+    found.place.hide_provisional()
+    assert found.held() is found.other
 
 
 def test_the_weight_is_trained_as_the_placeholder_says():

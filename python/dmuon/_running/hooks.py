@@ -41,6 +41,7 @@ def _begin(runtime: Runtime) -> Any:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def begin(module: nn.Module, args: Any) -> None:
         runtime.refuse_inside_full_params("a forward")
+        runtime.refuse_without_values()
         if not _C.in_backward():
             runtime.show_placeholders()  # a backward that raised has left weights in their places
         runtime.engine.begin_forward()

@@ -128,7 +128,9 @@ class Muon(torch.optim.Optimizer):
                 facts.append(f"{settings_of(group)}")
             check_parameters(model, dedication)
             check_host_parameters(model, dedication)
-            device = check_sentinels(dedication)
+            device = check_sentinels(model, dedication)
+            if dedication.meta_start is not None:
+                facts += dedication.meta_start.facts()
             paths = [[place.path for place in matrix.places] for matrix in dedication.matrices]
             units = find_units(model, paths)
             check_units(units, dedication)

@@ -42,7 +42,6 @@ class Runtime:
         self.engine = self._make_engine(dedication)
         self.state = _C.MuonState(self.engine)
         self.placeholders = self._make_placeholders()
-        self._take_masters()
         self.weights = [self._bind(index) for index in range(len(units))]
         for module, order in dedication.known.items():
             restore_order(module, order)
@@ -75,12 +74,6 @@ class Runtime:
             )
         self.engine.set_placeholders(placeholders, gradients)
         return placeholders
-
-    def _take_masters(self) -> None:
-        for index, matrix in enumerate(self.matrices):
-            self.engine.scatter(index, MASTER, matrix.parameter.detach())
-            # Only the owner keeps values from here on.
-            matrix.parameter = self.placeholders[index]
 
     def owned_state(self, index: int) -> dict[str, torch.Tensor]:
         """What an optimizer shows as a matrix's state: tensors at the owner, placeholders elsewhere."""
@@ -125,6 +118,15 @@ class Runtime:
         """Raises ValueError while every weight is whole."""
         if self.whole:
             raise ValueError(f"dmuon.full_params: {what} inside it. Expected: leave the context first.")
+
+    def refuse_without_values(self) -> None:
+        """Raises ValueError where a matrix was never initialised, nor loaded."""
+        if self.shards.without_values:
+            names = [self.matrices[index].name for index in sorted(self.shards.without_values)]
+            raise ValueError(
+                f"dmuon: a forward, and '{names[0]}' has no values, nor have {len(names) - 1} more. Expected: the "
+                "model's initialisation between model.to_empty(...) and dmuon.Muon(model), or a checkpoint loaded."
+            )
 
     def host_misses_partial_sums(self) -> bool:
         """Whether FSDP2 keeps sums of an HSDP mesh that only a synchronised backward sends on."""

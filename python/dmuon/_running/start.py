@@ -13,12 +13,13 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
 from dmuon._planning.plan import make_plan
+from dmuon._running.first_values import take_first_values
 from dmuon._running.hooks import add_hooks
 from dmuon._running.host_gradients import fsdp_modules
 from dmuon._running.runtime import Runtime
 from dmuon._saving.model_state import ModelState
 from dmuon._setup.agreement import agreement
-from dmuon._setup.dedication import Dedication, remove_guards
+from dmuon._setup.dedication import Dedication, end_setup
 from dmuon._setup.groups import engine_groups
 from dmuon._setup.place import clean_name
 from dmuon._setup.ranks import rows_of
@@ -59,8 +60,9 @@ def start(
             meet=runtime.meet,
             publish=runtime.engine.publish,
         )
-        remove_guards(dedication)
-        dedication.plan, dedication.runtime = plan, runtime
+    take_first_values(runtime, dedication.meta_start)
+    end_setup(dedication)
+    dedication.plan, dedication.runtime = plan, runtime
     if dedication.ranks.slot == 0:
         _warn_of_large_units(runtime)
     return runtime

@@ -39,6 +39,7 @@ class OwnedShards:
         """`dtypes`: of the matrices; `mesh`: as for fully_shard, None for all ranks."""
         self._engine, self._matrices, self._ranks, self._given = engine, matrices, ranks, mesh
         self.dtypes, self._device = dtypes, device
+        self.without_values: set[int] = set()  # matrices that were neither initialised nor loaded
 
     @functools.cached_property
     def mesh(self) -> DeviceMesh | None:
@@ -100,6 +101,8 @@ class OwnedShards:
         New masters count from the engine's `publish` on.
         """
         values = dict(sorted(values.items()))
+        if name == MASTER:
+            self.without_values -= values.keys()
         whole = {index: value for index, value in values.items() if not isinstance(value, DTensor)}
         sharded = [index for index in values if index not in whole]
         self._engine.from_shards(sharded, name, [self._flat(values[index]) for index in sharded])

@@ -16,7 +16,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from dmuon._plan import StepOptions
 from dmuon._setup.agreement import agreement
+from dmuon._setup.meta_start import MetaStart
 from dmuon._setup.options import STEP, Planning, check_as_for_fully_shard, step_options
+from dmuon._setup.random_shards import dispatch_handlers
 from dmuon._setup.ranks import Ranks, check_mesh, check_timeout, resolve_ranks
 from dmuon._setup.routing import DEDICATION, Matrix, RoutingTable, Select, route
 
@@ -35,6 +37,7 @@ class Dedication:
     planning: Planning
     schedule: StepOptions
     known: dict[nn.Module, list[str]]  # every module, and its parameters in their order, as they were
+    meta_start: MetaStart | None = None  # until Muon, of a model on the meta device
     one_stage: bool = False  # all ranks as one node, for ablations
     guards: list[Any] = dataclasses.field(default_factory=list)  # handles of hooks that forbid early use
     plan: Any = None  # a Plan, and
@@ -92,7 +95,9 @@ def dedicate_params(
     run before `Muon`.
 
     Args:
-        model: on its device or on the CPU, initialised alike on all ranks; fp32, bf16 or fp16 matrices.
+        model: on its device or on the CPU, initialised alike on all ranks; fp32, bf16 or fp16 matrices. Or on the meta
+            device: then call `model.to_empty(device=...)` after `fully_shard`, and initialise it before `Muon` or load
+            it afterwards. Values are drawn as in one process, if all ranks are seeded alike.
         mesh: as for `fully_shard`: 1-D (shard) or 2-D (replicate, shard). None: all ranks, or one
             device where no process group exists.
         mp_policy: as for `fully_shard`; the same one.
@@ -133,6 +138,8 @@ def dedicate_params(
         planning.check()
         schedule = step_options(*step)
         matrices, table = route(model, select)
+        if any(matrix.parameter.is_meta for matrix in matrices):
+            dispatch_handlers()  # are known
         facts.append(f"options {(policy, planning, step, timeout, ranks.rows)}")
         facts += [f"{row} {parameter.dtype}" for row, parameter in zip(table, model.parameters(), strict=True)]
 
@@ -148,6 +155,8 @@ def dedicate_params(
     for matrix in matrices:
         for place in matrix.places:
             place.take_out()
+    if any(matrix.parameter.is_meta for matrix in matrices):
+        dedication.meta_start = MetaStart(model, matrices, known, ranks)
     model.__dict__[DEDICATION] = dedication
     return table
 
@@ -167,7 +176,7 @@ def _guard(model: nn.Module, dedication: Dedication) -> None:
     )
     refuse_state = refusing(
         "a state dict was taken or loaded between dedicate_params and Muon. Expected: load weights before "
-        "dedicate_params, or after Muon inside dmuon.full_params(model, writeback=True)."
+        "dedicate_params, or after Muon."
     )
     holders = {place.module: None for matrix in dedication.matrices for place in matrix.places}
     for module in holders:
@@ -179,8 +188,11 @@ def _guard(model: nn.Module, dedication: Dedication) -> None:
         dedication.guards.append(module.register_forward_pre_hook(refuse_forward))
 
 
-def remove_guards(dedication: Dedication) -> None:
+def end_setup(dedication: Dedication) -> None:
     """Ends the time between the two calls."""
+    if dedication.meta_start is not None:
+        dedication.meta_start.end()
+        dedication.meta_start = None
     for handle in dedication.guards:
         handle.remove()
     dedication.guards.clear()
@@ -197,7 +209,7 @@ def check_parameters(model: nn.Module, dedication: Dedication) -> None:
     whole = "after dedicate_params. Expected: the whole model, as it is trained, at dedicate_params."
     for matrix in dedication.matrices:
         for place in matrix.places:
-            if place.module not in present or place.attribute in place.module._parameters:
+            if place.module not in present or place.is_replaced():
                 raise ValueError(f"Muon: model: '{matrix.name}' or its module was replaced or removed {whole}")
     for path, module in modules.items():
         for attribute, parameter in module._parameters.items():
@@ -205,23 +217,30 @@ def check_parameters(model: nn.Module, dedication: Dedication) -> None:
                 raise ValueError(f"Muon: model: '{f'{path}.' if path else ''}{attribute}' was added {whole}")
 
 
-def check_sentinels(dedication: Dedication) -> torch.device | None:
+def check_sentinels(model: nn.Module, dedication: Dedication) -> torch.device | None:
     """Where the model has been moved to since dedicate_params.
 
     Returns:
         The device of the matrices, None if there are none.
 
     Raises:
-        ValueError: the model was cast, or moved to the meta device, in between.
+        ValueError: the model was cast in between, or is on the meta device still or by now.
     """
     device = None
     for matrix in dedication.matrices:
         sentinel = matrix.places[0].sentinel()
         device = sentinel.device
-        if sentinel.dtype != matrix.parameter.dtype or sentinel.is_meta:
+        if sentinel.dtype != matrix.parameter.dtype or (sentinel.is_meta and not matrix.parameter.is_meta):
             raise ValueError(
                 f"Muon: model: '{matrix.name}' was {matrix.parameter.dtype} on {matrix.parameter.device} at "
                 f"dedicate_params, and its module has become {sentinel.dtype} on {sentinel.device}. Expected: cast "
                 "the model before dedicate_params; mp_policy chooses the dtype of compute."
             )
+    on_meta = [matrix.name for matrix in dedication.matrices if matrix.places[0].sentinel().is_meta]
+    on_meta += [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    if on_meta:
+        raise ValueError(
+            f"Muon: model: '{on_meta[0]}' is on the meta device, and {len(on_meta) - 1} more. Expected: "
+            "model.to_empty(device=...) after fully_shard, then its initialisation, then Muon."
+        )
     return device

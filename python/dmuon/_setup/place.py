@@ -20,19 +20,25 @@ class State(enum.Enum):
 
     WHOLE: a parameter with all its values, before `dedicate_params` and inside `full_params`.
     TAKEN_OUT: no parameter, so that `fully_shard` does not see it, between `dedicate_params` and `Muon`.
+    PROVISIONAL: between the two calls too, where the model was built on the meta device and has memory by now: can be
+        initialised, and has values at one rank.
     PLACEHOLDER: the true shape and dtype without values, whenever the unit does not compute.
     WEIGHT: a view of the unit's packed buffer, while the unit computes.
     """
 
     WHOLE = enum.auto()
     TAKEN_OUT = enum.auto()
+    PROVISIONAL = enum.auto()
     PLACEHOLDER = enum.auto()
     WEIGHT = enum.auto()
 
 
 _LEGAL = {
     (State.WHOLE, State.TAKEN_OUT),
+    (State.TAKEN_OUT, State.PROVISIONAL),
+    (State.PROVISIONAL, State.TAKEN_OUT),
     (State.TAKEN_OUT, State.PLACEHOLDER),
+    (State.PROVISIONAL, State.PLACEHOLDER),
     (State.PLACEHOLDER, State.WEIGHT),
     (State.WEIGHT, State.WEIGHT),  # a unit that is used again before its use has ended
     (State.WEIGHT, State.PLACEHOLDER),
@@ -53,6 +59,7 @@ class Place:
     module: nn.Module
     attribute: str
     state: State = State.WHOLE
+    _provisional: nn.Parameter | None = None
     _placeholder: nn.Parameter | None = None
     _weight: nn.Parameter | None = None
 
@@ -70,14 +77,31 @@ class Place:
         self.module.register_buffer(_SENTINEL + self.attribute, sentinel, persistent=False)
 
     def sentinel(self) -> torch.Tensor:
-        """What has followed the module's casts and moves since `take_out`; only while taken out."""
+        """What has followed the module's casts and moves since `take_out`; until `put_back`."""
         found = self.module._buffers[_SENTINEL + self.attribute]
         assert found is not None
         return found
 
+    def show_provisional(self, parameter: nn.Parameter) -> None:
+        """Puts in what can be initialised."""
+        self._enter(State.PROVISIONAL)
+        self._provisional = self.module._parameters[self.attribute] = parameter
+
+    def hide_provisional(self) -> None:
+        """Takes it out again, so that a cast or move of the module does not see it."""
+        if self.state is State.PROVISIONAL and not self.is_replaced():
+            self._enter(State.TAKEN_OUT)
+            del self.module._parameters[self.attribute]
+
+    def is_replaced(self) -> bool:
+        """Between the calls: whether the user has put another parameter there."""
+        expected = self._provisional if self.state is State.PROVISIONAL else None
+        return self.module._parameters.get(self.attribute) is not expected
+
     def put_back(self, placeholder: nn.Parameter, weight: nn.Parameter) -> None:
         """Ends the time without a parameter; from now on the two take turns."""
         self._enter(State.PLACEHOLDER)
+        self._provisional = None
         self._placeholder, self._weight = placeholder, weight
         self.module._buffers.pop(_SENTINEL + self.attribute, None)
         self.module._non_persistent_buffers_set.discard(_SENTINEL + self.attribute)

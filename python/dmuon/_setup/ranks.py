@@ -192,4 +192,4 @@ def _device_type(model: nn.Module) -> str:
     if dist.is_initialized() and dist.get_backend() == "nccl":
         return "cuda"
     first = next(model.parameters(), None) if isinstance(model, nn.Module) else None
-    return "cpu" if first is None else first.device.type
+    return "cpu" if first is None or first.is_meta else first.device.type

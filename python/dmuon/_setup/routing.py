@@ -208,8 +208,6 @@ def _check_model(parameters: list[Matrix], model: nn.Module, function: str) -> N
             refuse(entry.name, "is a DTensor. Tensor parallelism is not supported yet; expected plain parameters.")
         if isinstance(parameter, nn.UninitializedParameter):
             refuse(entry.name, "has no shape yet (its module is lazy). Run one forward pass first.")
-        if dedicates and parameter.is_meta:
-            refuse(entry.name, "has no values yet (it is on the meta device). Expected: materialise and initialise it.")
 
 
 def _check_hooks(entry: Matrix) -> None:
@@ -249,7 +247,7 @@ def route(model: nn.Module, select: Select | None, function: str = _DEDICATES) -
     Args:
         model: not dedicated yet.
         select: the user's choice.
-        function: whose argument `model` is; only dedicate_params needs values.
+        function: whose argument `model` is.
 
     Raises:
         ValueError: the model cannot be dedicated, or `select` chose what cannot be orthogonalised.

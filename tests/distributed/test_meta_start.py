@@ -1,0 +1,342 @@
+"""A model that is built on the meta device begins as one that one process built, and no rank ever holds it whole."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint.state_dict as dsd
+import torch.nn as nn
+import transformers
+from accounting import FP32, Sizes, layout
+from models import batch, loss_of, make_gpt
+from refusals import REFUSED, Refusals, expect_refusal, rank_of
+from test_memory import allocations
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn import init
+from torch.profiler import ProfilerActivity, profile, record_function
+from training import AHEAD, dedicate, shard
+
+import dmuon
+
+MESHES = [(1, 4), (2, 2), (4, 1), (1, 3), (1,)]
+SEED = 5
+TINY: dict[str, Any] = {"vocab_size": 101, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+
+
+def all_kinds_of_init(model: nn.Module) -> None:
+    """What nn.init has, and what people write by hand."""
+    fill: list[Callable[..., Any]] = [
+        init.normal_, init.trunc_normal_, init.orthogonal_, init.xavier_uniform_, init.kaiming_normal_, init.eye_,
+        lambda p: init.trunc_normal_(p, std=0.02, a=-0.001, b=0.01), lambda p: init.sparse_(p, 0.3),
+        lambda p: p.data.normal_(0, 0.1), lambda p: setattr(p, "data", torch.randn(p.shape)),
+    ]  # fmt: skip
+    if model.head.weight.dtype == torch.bfloat16:
+        del fill[2]  # orthogonal_ knows no bf16
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "blocks" in name]
+    for place, parameter in enumerate(matrices):
+        fill[place % len(fill)](parameter)
+    for place, parameter in enumerate(p for p in model.parameters() if all(p is not matrix for matrix in matrices)):
+        (init.trunc_normal_, init.uniform_, init.ones_)[place % 3](parameter)
+    block = model.blocks[0]
+    with torch.no_grad():
+        block.qkv.weight.copy_(torch.randn_like(block.qkv.weight) / 7)
+        block.qkv.weight[:5].normal_()  # in parts
+        block.qkv.weight.chunk(3)[2].mul_(2)
+        init.normal_(block.down.weight)
+        block.out.weight.t().uniform_()
+        block.out.weight.mul_(1 / block.out.weight.norm())  # reads what it has just written
+        block.down.weight[3, 1:4] = 7.0  # no longer whole on all ranks
+        block.down.weight.view(-1)[:10].bernoulli_(0.5)
+        model.embedding.weight.copy_(torch.rand_like(model.embedding.weight))
+    model.blocks[1].up.reset_parameters()
+    torch.rand(1, generator=None)
+
+
+def own_init(model: Any) -> None:
+    model.init_weights()
+
+
+# Name: (its maker, what fully_shard gets beside the model, its initialisation).
+MODELS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], None]]] = {
+    "ours": (lambda: make_gpt(depth=2), lambda m: m.blocks, all_kinds_of_init),
+    "bf16": (lambda: make_gpt(depth=2).bfloat16(), lambda m: m.blocks, all_kinds_of_init),
+    "gpt2": (
+        lambda: transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=16, vocab_size=101)
+        ),
+        lambda m: m.transformer.h,
+        own_init,
+    ),
+    "llama": (
+        lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**TINY, intermediate_size=56)),
+        lambda m: m.model.layers,
+        own_init,
+    ),
+    "mixture of experts": (
+        lambda: transformers.Qwen2MoeForCausalLM(transformers.Qwen2MoeConfig(**TINY, **EXPERTS)),
+        lambda m: m.model.layers,
+        own_init,
+    ),
+}
+
+
+@contextmanager
+def as_under_fully_shard(model: Any) -> Iterator[None]:
+    """For one process: ties outlive to_empty, and Transformers takes the model for one with code of its own."""
+    swapping = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    if hasattr(model, "is_custom_code"):
+        model.is_custom_code = lambda: True
+    try:
+        yield
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(swapping)
+
+
+def of_one_process(name: str) -> dict[str, torch.Tensor]:
+    make, _, fill = MODELS[name]
+    with torch.device("meta"):
+        model = make()
+    with as_under_fully_shard(model):
+        model.to_empty(device="cpu")
+        torch.manual_seed(SEED)
+        fill(model)
+    return {**{f"{name}": p.detach() for name, p in model.named_parameters()}, "state": torch.get_rng_state()}
+
+
+def on_meta(mesh: Any, name: str = "ours") -> Any:
+    """A model after fully_shard."""
+    make, blocks, _ = MODELS[name]
+    with torch.device("meta"):
+        model = make()
+    dedicate(model, mesh, AHEAD)
+    for block in blocks(model):
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def differences(mesh: Any) -> list[str]:
+    found = []
+    for name, (_, _, fill) in MODELS.items():
+        expected = of_one_process(name)
+        model = on_meta(mesh, name)
+        model.to_empty(device="cpu")
+        torch.manual_seed(SEED)
+        fill(model)
+        if not torch.equal(torch.get_rng_state(), expected.pop("state")):
+            found.append(f"{name}: random state")
+        dmuon.Muon(model)
+        weights = model.state_dict(keep_vars=False)
+        for key, value in expected.items():
+            got = weights[key]
+            if not torch.equal(got.full_tensor() if isinstance(got, DTensor) else got, value):
+                found.append(f"{name}: {key}")
+    return found
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_initial_weights_equal_those_of_one_process(ranks, mesh):
+    assert ranks.run(differences, mesh) == [[]] * torch.Size(mesh).numel()
+
+
+def measure(mesh: Any, width: int = 160, depth: int = 4) -> dict[str, Any]:
+    gc.collect()  # what an earlier case left must not be freed while this one is measured
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        with torch.device("meta"):
+            model = nn.Sequential(
+                *(nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(2))) for _ in range(depth))
+            )
+        dedicate(model, mesh, AHEAD)
+        with record_function("measured"):
+            model.to_empty(device="cpu")
+            torch.manual_seed(SEED)
+            for module in model.modules():
+                if isinstance(module, nn.Linear):
+                    module.reset_parameters()
+            optimizer = dmuon.Muon(model, ns_dtype=torch.float32)
+        with record_function("trained"):
+            model(torch.ones(1, width)).sum().backward()
+            optimizer.step()
+    start, kept = allocations(profiler, "measured")
+    whole_run, _ = allocations(profiler, "trained")
+    plan = dmuon.plan(model).memory_bytes
+    stats = optimizer.stats()
+    return {**layout(optimizer), "start": start, "kept": kept, "run": whole_run, "plan": plan, "stats": stats}
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_a_rank_holds_what_it_keeps_and_one_unit_more(ranks, mesh):
+    results = ranks.run(measure, mesh)
+    sizes = Sizes(results[0], mesh)
+    matrix = FP32 * max(results[0]["elements"])
+    unit = FP32 * max(sizes.unit(index) for index in range(sizes.num_units))
+    num_ranks = len(results)
+    provisional = -(-FP32 * sum(results[0]["elements"]) // num_ranks)  # equal matrices: of each rank the same
+    for slot, result in enumerate(results):
+        node_copies = FP32 * sizes.held_column(slot) if sizes.num_replicates > 1 else 0
+        kept = node_copies + 3 * FP32 * sizes.owned(slot)
+        slack = matrix // 6
+        assert abs(result["kept"] - kept) <= slack, f"slot {slot}"
+        # The provisional values, and one unit: the matrix that is being written or on its way.
+        assert result["start"] <= kept + provisional + unit + slack, f"slot {slot}"
+        assert result["start"] <= result["plan"][slot] + unit + slack, f"slot {slot}"
+        assert result["stats"]["peak_bytes"] <= result["plan"][slot], f"slot {slot}"
+
+
+def loaded(mesh: Any, whole: dict[str, torch.Tensor]) -> list[str]:
+    """A checkpoint instead of an initialisation, and a step of training from it."""
+    model = on_meta(mesh)
+    model.to_empty(device="cpu")
+    opt = dmuon.Muon(model)
+    dsd.set_model_state_dict(model, dict(whole), options=dsd.StateDictOptions(full_state_dict=True))
+    saved = dsd.get_model_state_dict(model, options=dsd.StateDictOptions(full_state_dict=True))
+    loss_of(model, batch(0)).backward()
+    opt.step()
+    return [key for key, value in saved.items() if not torch.equal(value, whole[key])]
+
+
+def test_a_checkpoint_can_be_loaded_instead(ranks):
+    whole = make_gpt(seed=9, depth=2).state_dict()
+    assert ranks.run(loaded, (2, 2), whole=whole) == [[]] * 4
+
+
+def moved(mesh: Any) -> bool:
+    """Casts and moves that change nothing, and a second to_empty, leave values where they are."""
+    model = on_meta(mesh)
+    model.to_empty(device="cpu")
+    torch.manual_seed(SEED)
+    init.normal_(model.blocks[0].up.weight)
+    model.to("cpu")
+    model.float()
+    torch.manual_seed(SEED)
+    expected = torch.empty(model.blocks[0].up.weight.shape).normal_()
+    for name, parameter in model.named_parameters():
+        if name != "blocks.0.up.weight":
+            init.zeros_(parameter)
+    dmuon.Muon(model)
+    return torch.equal(model.state_dict()["blocks.0.up.weight"].full_tensor(), expected)
+
+
+def test_what_moves_a_model_keeps_its_values(ranks):
+    assert ranks.run(moved, (1, 3)) == [True] * 3
+
+
+def draws_of_torch(mesh: Any) -> list[bool]:
+    """Whether DTensors are drawn as PyTorch does it: beside no start, during two, one, none."""
+    handlers = DTensor._op_dispatcher._custom_op_handlers
+
+    def untouched() -> bool:
+        return torch.ops.aten.normal_.default not in handlers
+
+    found = [untouched()]
+    model = on_meta(mesh)
+    other = on_meta(mesh)
+    found.append(untouched())
+    del other
+    gc.collect()
+    found.append(untouched())
+    model.to_empty(device="cpu")
+    model.apply(lambda module: getattr(module, "reset_parameters", lambda: None)())
+    dmuon.Muon(model)
+    found.append(untouched())
+    return found
+
+
+def test_dtensors_are_drawn_by_pytorch_again_afterwards(ranks):
+    assert ranks.run(draws_of_torch, (2, 2)) == [[True, False, False, True]] * 4
+
+
+refused = Refusals()
+
+
+@refused("'embedding.weight' is on the meta device", "Expected: model.to_empty(device=...) after fully_shard", how=0)
+@refused("'blocks.0.qkv.weight' is on the meta device", "Expected: model.to_empty(device=...)", how=1)
+def never_given_memory(mesh: Any, how: int) -> None:
+    model = on_meta(mesh)
+    if how == 0:
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                module.to_empty(device="cpu", recurse=False)
+    dmuon.Muon(model)
+
+
+@refused("a forward, and 'blocks.0.qkv.weight' has no values, nor have 3 more", "or a checkpoint loaded")
+def half_initialised(mesh: Any) -> None:
+    model = on_meta(mesh)
+    model.to_empty(device="cpu")
+    model.blocks[1].apply(lambda module: getattr(module, "reset_parameters", lambda: None)())
+    dmuon.Muon(model)
+    model(batch(0))
+
+
+@refused("'blocks.0.up.weight'", "one rank alone keeps this weight", "finishes one weight before the next", how="norm")
+@refused("'blocks.0.up.weight'", "the values of 'blocks.1.up.weight'", "Expected", how="other")
+@refused("'blocks.0.up.weight'", "a view as torch.complex64", how="complex")
+def values_that_are_elsewhere(mesh: Any, how: str) -> None:
+    model = on_meta(mesh)
+    model.to_empty(device="cpu")
+    up, other = model.blocks[0].up.weight, model.blocks[1].up.weight
+    init.normal_(up)
+    init.normal_(other)
+    with torch.no_grad():
+        if how == "norm":
+            up.div_(up.norm())
+        elif how == "other":
+            up.copy_(other)
+        else:
+            up.view(torch.complex64)
+
+
+@refused("Muon: ranks differ", "'blocks.0.qkv.weight' initialised by", how="seed")
+@refused("Muon: ranks differ", "'blocks.0.qkv.weight' initialised by", how="only one")
+def unlike_on_ranks(mesh: Any, how: str) -> None:
+    model = on_meta(mesh)
+    model.to_empty(device="cpu")
+    torch.manual_seed(SEED + (rank_of(mesh) if how == "seed" else 0))
+    if how == "seed" or rank_of(mesh) == 0:
+        model.blocks.apply(lambda module: getattr(module, "reset_parameters", lambda: None)())
+    dmuon.Muon(model)
+
+
+@refused("cast the model before dedicate_params")
+def cast_after_memory(mesh: Any) -> None:
+    model = on_meta(mesh)
+    model.to_empty(device="cpu")
+    model.double()
+    dmuon.Muon(model)
+
+
+@refused("'blocks.0.qkv.weight' or its module was replaced")
+def replaced(mesh: Any) -> None:
+    model = on_meta(mesh)
+    model.to_empty(device="cpu")
+    model.blocks[0].qkv.weight = nn.Parameter(torch.zeros(72, 24))
+    dmuon.Muon(model)
+
+
+@refused("a state dict was taken or loaded between dedicate_params and Muon")
+def state_dict_between(mesh: Any) -> None:
+    model = on_meta(mesh)
+    model.to_empty(device="cpu")
+    model.state_dict()
+
+
+@refused("one rank alone keeps this weight. Expected: fully_shard before model.to_empty(...)")
+def sharded_after_memory(mesh: Any) -> None:
+    with torch.device("meta"):
+        model = make_gpt(depth=1)
+    dedicate(model, mesh, AHEAD)
+    model.to_empty(device="cpu")
+    shard(model, mesh)
+
+
+@pytest.mark.parametrize(REFUSED, refused)
+def test_a_wrong_start_is_refused(ranks, program, options, words):
+    expect_refusal(ranks, program, options, words)
