@@ -132,6 +132,18 @@ def test_a_replaced_weight_is_refused():
         loss_of(model, batch(1))
 
 
+def test_a_move_to_where_it_is_and_a_cast_to_what_it_is_change_nothing():
+    model, opt = trained()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model.to("cpu:0").float().to(torch.float32)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    with pytest.raises(ValueError, match=r"_to_copy.*on 'blocks\.0\.qkv\.weight'"):
+        model.double()
+    with pytest.raises(ValueError, match=r"assigning \.data.*on 'blocks\.0\.qkv\.weight'"):
+        model.blocks[0].qkv.weight.data = torch.zeros(72, 24)
+    opt.step()
+
+
 def test_a_compiled_model_is_known_by_its_wrapper():
     compiled = torch.compile(make_gpt(depth=1), backend="eager")
     dmuon.dedicate_params(compiled)

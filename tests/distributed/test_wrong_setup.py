@@ -33,13 +33,6 @@ def dedicate_on_this_mesh(mesh: Any, **options: Any) -> None:
     dmuon.dedicate_params(make_gpt(depth=1), mesh, **options)
 
 
-@refused("already under fully_shard", "dedicate_params first")
-def after_fully_shard(mesh: Any) -> None:
-    model = make_gpt(depth=1)
-    shard(model, mesh)
-    dmuon.dedicate_params(model, mesh)
-
-
 @refused("dedicate_params: model: '(root)' is dedicated already", "one call a model")
 def twice(mesh: Any) -> None:
     model = dedicated(mesh)

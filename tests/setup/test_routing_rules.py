@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn as nn
 from dmuon._setup.routing import route
-from torch.distributed.fsdp import FSDPModule
 
 
 def tree(**children: Any) -> nn.Module:
@@ -201,13 +200,9 @@ def test_nothing_needs_values():
 
 
 @pytest.mark.parametrize("function", ["dedicate_params", "inventory"])
-def test_what_has_no_shape_or_is_sharded_is_refused(function):
+def test_what_has_no_shape_is_refused(function):
     with pytest.raises(ValueError, match=rf"^{function}: model: 'weight' has no shape yet"):
         route(nn.LazyLinear(4, bias=False), None, function)
-    sharded = tree(block=linear())
-    sharded.block.__class__ = type("FSDPLinear", (FSDPModule, nn.Linear), {})  # as fully_shard does
-    with pytest.raises(ValueError, match=rf"^{function}: model: 'block' is already under fully_shard"):
-        route(sharded, None, function)
 
 
 def test_the_table_has_a_line_for_each_parameter():

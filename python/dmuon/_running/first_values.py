@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from dmuon._running.runtime import Runtime
 from dmuon._saving.owned_shards import MASTER
@@ -12,15 +13,18 @@ from dmuon._setup.meta_start import MetaStart
 
 
 def take_first_values(runtime: Runtime, meta_start: MetaStart | None) -> None:
-    """Owners take their masters from where the values are: on every rank, or at one. Collective.
+    """Owners take their masters from where the values are: on every rank, in its shards, or at one. Collective.
 
     What has no values yet is zero, and is to be loaded before the first forward.
     """
+    initial = {} if meta_start is None else meta_start.values
+    parameters = {i: matrix.parameter for i, matrix in enumerate(runtime.matrices) if i not in initial}
+    runtime.shards.take({i: p for i, p in parameters.items() if isinstance(p, DTensor)}, MASTER)
     for index, matrix in enumerate(runtime.matrices):
-        if meta_start is None or index not in meta_start.values:
-            runtime.engine.scatter(index, MASTER, matrix.parameter.detach())
-        else:
+        if meta_start is not None and index in initial:
             _take_initial_values(runtime, meta_start, index)
+        elif not isinstance(matrix.parameter, DTensor):
+            runtime.engine.scatter(index, MASTER, matrix.parameter.detach())
         matrix.parameter = runtime.placeholders[index]  # only the owner keeps values from here on
 
 

@@ -21,6 +21,7 @@ from dmuon._setup.options import STEP, Planning, check_as_for_fully_shard, step_
 from dmuon._setup.random_shards import dispatch_handlers
 from dmuon._setup.ranks import Ranks, check_mesh, check_timeout, resolve_ranks
 from dmuon._setup.routing import DEDICATION, Matrix, RoutingTable, Select, route
+from dmuon._setup.sharded import check_sharded, mesh_and_policy_of, release
 
 logger = logging.getLogger("dmuon")
 
@@ -87,7 +88,7 @@ def dedicate_params(
     max_units_in_flight: int | None = None,
     timeout: datetime.timedelta | None = None,
 ) -> RoutingTable:
-    """Gives every weight matrix of `model` to Muon; call it before `fully_shard`, then `dmuon.Muon(model)`.
+    """Gives every weight matrix of `model` to Muon; call it before or after `fully_shard`, then `dmuon.Muon(model)`.
 
     Muon gets every trainable 2-D weight that is not an embedding (by its module's class, or by a name with "embed" or
     the word "emb", "wte" or "wpe" in it), not tied to one and not the output head.
@@ -97,10 +98,12 @@ def dedicate_params(
     Args:
         model: on its device or on the CPU, initialised alike on all ranks; fp32, bf16 or fp16 matrices. Or on the meta
             device: then call `model.to_empty(device=...)` after `fully_shard`, and initialise it before `Muon` or load
-            it afterwards. Values are drawn as in one process, if all ranks are seeded alike.
-        mesh: as for `fully_shard`: 1-D (shard) or 2-D (replicate, shard). None: all ranks, or one
-            device where no process group exists.
-        mp_policy: as for `fully_shard`; the same one.
+            it afterwards. Values are drawn as in one process, if all ranks are seeded alike. A model that is under
+            `fully_shard` already gives up the shards of its matrices, before its first forward; memory for whole
+            matrices is then never needed beside the owners'.
+        mesh: as for `fully_shard`: 1-D (shard) or 2-D (replicate, shard). None: that of a `fully_shard` before; else
+            all ranks, or one device where no process group exists.
+        mp_policy: as for `fully_shard`; the same one. None: that of a `fully_shard` before.
         reshard_after_forward: free a unit's matrices between its forward and backward. None means True.
         select: `select(name, module, parameter)` returns True (Muon), False (AdamW) or None (by the rule).
         strategy: how owners are chosen: "load_balance", or for comparison "milp" (the paper's formulation, needs
@@ -126,7 +129,10 @@ def dedicate_params(
         ValueError: on every rank, if any rank finds something wrong or the ranks differ. Only on the rank itself, if
             its `mesh` is no mesh that holds it: the other ranks can hear of nothing before they share one.
     """
-    ranks = resolve_ranks(mesh, getattr(model, "_orig_mod", model), timeout)
+    plain = getattr(model, "_orig_mod", model)
+    mesh_there, policy_there = mesh_and_policy_of(plain)
+    mesh, mp_policy = mesh or mesh_there, mp_policy or policy_there
+    ranks = resolve_ranks(mesh, plain, timeout)
     step = (node_copy, lookahead, max_units_in_flight, reshard_after_forward)
     planning = Planning(strategy, plan, costs, layout_slack, max_memory_bytes)
     policy = mp_policy or MixedPrecisionPolicy()
@@ -138,6 +144,7 @@ def dedicate_params(
         planning.check()
         schedule = step_options(*step)
         matrices, table = route(model, select)
+        check_sharded(matrices, model, ranks)
         if any(matrix.parameter.is_meta for matrix in matrices):
             dispatch_handlers()  # are known
         facts.append(f"options {(policy, planning, step, timeout, ranks.rows)}")
@@ -152,6 +159,7 @@ def dedicate_params(
     known = {m: [name for name, p in m._parameters.items() if p is not None] for m in model.modules()}
     dedication = Dedication(ranks, mesh, matrices, table, policy, planning, schedule, known)
     _guard(model, dedication)
+    release(matrices, model)
     for matrix in matrices:
         for place in matrix.places:
             place.take_out()

@@ -85,7 +85,9 @@ class OwnedTensor(torch.Tensor):
         owned = next(_owned_in(args), None)
         if owned is None:
             refuse("?", str(func))
-        if func in (_aten.detach.default, _aten.alias.default):
+        if func in (_aten.detach.default, _aten.alias.default) or (
+            func is _aten._to_copy.default and _changes_nothing(owned, **(kwargs or {}))
+        ):
             return owned._alias()
         if func is _aten.copy_.default and is_same(args[1], args[0]):
             return owned  # load_state_dict, after what was loaded has been taken out
@@ -100,12 +102,13 @@ class OwnedTensor(torch.Tensor):
 
     @property
     def data(self) -> OwnedTensor:
-        """As `detach`; assigning it raises ValueError, for training would not see the new values."""
+        """As `detach`; assigning other values raises ValueError, for training would not see them."""
         return self._alias()
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
-        refuse(self._name, "assigning .data")
+        if not is_same(value, self):  # as a move of the module to where it is assigns it
+            refuse(self._name, "assigning .data")
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"OwnedTensor('{self._name}', shape={tuple(self.shape)}, dtype={self.dtype})"
@@ -118,6 +121,14 @@ class OwnedTensor(torch.Tensor):
     data_ptr = _refusing("data_ptr")
     __deepcopy__ = _refusing("copy.deepcopy")
     __reduce_ex__ = _refusing("pickling")
+
+
+def _changes_nothing(
+    owned: OwnedTensor, dtype: torch.dtype | None = None, device: torch.device | None = None, **_: Any
+) -> bool:
+    """Whether a cast or move is none; to "cpu:0", which is "cpu", is one to PyTorch."""
+    stays = device is None or device == owned.device or device.type == owned.device.type == "cpu"
+    return stays and dtype in (None, owned.dtype)
 
 
 def _zero(owned: OwnedTensor, gradient: OwnedGradient, target: Any) -> Any:

@@ -11,7 +11,6 @@ from typing import NoReturn
 
 import torch
 import torch.nn as nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from dmuon._setup.place import Place, clean_name, holds_sentinel
@@ -113,7 +112,7 @@ def _unfit(parameter: nn.Parameter) -> str | None:
         return "frozen"
     if parameter.ndim != 2:
         return f"{parameter.ndim}-D"
-    if type(parameter) is not nn.Parameter:
+    if type(parameter) not in (nn.Parameter, DTensor):
         return f"a {type(parameter).__name__}"
     return None if parameter.dtype in MATRIX_DTYPES else f"dtype {parameter.dtype}"
 
@@ -185,11 +184,7 @@ def _find_parameters(model: nn.Module) -> list[Matrix]:
 
 
 def _check_model(parameters: list[Matrix], model: nn.Module, function: str) -> None:
-    dedicates = function == _DEDICATES
-    if dedicates:
-        once, order = "one call a model", "dedicate_params first, then fully_shard, then Muon"
-    else:
-        once = order = "the model as it is before dedicate_params and fully_shard"
+    once = "one call a model" if function == _DEDICATES else "the model as it is before dedicate_params"
     dedicated = f"is dedicated already. Expected: {once}."
 
     def refuse(name: str, problem: str) -> NoReturn:
@@ -198,14 +193,10 @@ def _check_model(parameters: list[Matrix], model: nn.Module, function: str) -> N
     for path, module in model.named_modules():
         if DEDICATION in module.__dict__ or holds_sentinel(module):
             refuse(path or "(root)", dedicated)
-        if isinstance(module, FSDPModule):
-            refuse(path or "(root)", f"is already under fully_shard. Expected: {order}.")
     for entry in parameters:
         parameter = entry.parameter
         if isinstance(parameter.data if type(parameter) is nn.Parameter else parameter, OwnedTensor):
             refuse(entry.name, dedicated)
-        if isinstance(parameter, DTensor):
-            refuse(entry.name, "is a DTensor. Tensor parallelism is not supported yet; expected plain parameters.")
         if isinstance(parameter, nn.UninitializedParameter):
             refuse(entry.name, "has no shape yet (its module is lazy). Run one forward pass first.")
 

@@ -1,0 +1,84 @@
+"""Models that are under fully_shard when dedicate_params is called, as some trainers hand them over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch.nn as nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from dmuon._setup.ranks import Ranks, rows_of
+from dmuon._setup.routing import Matrix
+
+
+def mesh_and_policy_of(model: nn.Module) -> tuple[DeviceMesh | None, MixedPrecisionPolicy | None]:
+    """What `fully_shard` was given, None where it was not called; of the first module that it holds for."""
+    if not isinstance(model, nn.Module):
+        return None, None  # for others to refuse
+    meshes = (parameter.device_mesh for parameter in model.parameters() if isinstance(parameter, DTensor))
+    policies = (getattr(state, "_mp_policy", None) for state in _states(model))
+    return next(meshes, None), next((p for p in policies if isinstance(p, MixedPrecisionPolicy)), None)
+
+
+def check_sharded(matrices: Sequence[Matrix], model: nn.Module, ranks: Ranks) -> None:
+    """Raises ValueError where a matrix cannot leave its `fully_shard`."""
+    sharded = [matrix for matrix in matrices if isinstance(matrix.parameter, DTensor)]
+    if sharded and any(getattr(state, "_is_root", None) is not None for state in _states(model)):
+        raise ValueError(
+            "dedicate_params: model: a forward has run under fully_shard. Expected: dedicate_params before the first."
+        )
+    managed = {key for state in _states(model) for group in _groups(state) for key in map(_key, group.fsdp_params)}
+    for matrix in sharded:
+        parameter: Any = matrix.parameter
+        rows, placements = rows_of(parameter.device_mesh.mesh), list(parameter.placements)
+        expected = [Replicate()] * (len(placements) - 1) + [Shard(0)]
+        if rows != ranks.mesh_rows or placements != expected:
+            raise ValueError(
+                f"dedicate_params: model: '{matrix.name}' is sharded by {placements} over ranks {rows}. Expected: "
+                f"{expected} over {ranks.mesh_rows}, by fully_shard on the same mesh."
+            )
+        if all((place.module, place.attribute) not in managed for place in matrix.places):
+            raise ValueError(
+                f"dedicate_params: model: '{matrix.name}' is a DTensor that no fully_shard of this model manages. "
+                "Tensor parallelism is not supported yet; expected plain parameters, or those of fully_shard."
+            )
+        if not parameter.is_meta and parameter.device.type != ranks.device_type:
+            raise ValueError(
+                f"dedicate_params: model: '{matrix.name}' is on {parameter.device}, and its mesh on "
+                f"{ranks.device_type}. Expected: fully_shard without an offload policy."
+            )
+
+
+def release(matrices: Sequence[Matrix], model: nn.Module) -> None:
+    """Takes matrices, which `check_sharded` has seen, out of the groups in which `fully_shard` manages parameters.
+
+    It is left as if it had never seen them. A matrix keeps its DTensor, for owners to take.
+    """
+    taken = {(place.module, place.attribute) for matrix in matrices for place in matrix.places}
+    for state in _states(model):
+        for group in _groups(state):
+            group.fsdp_params = [parameter for parameter in group.fsdp_params if _key(parameter) not in taken]
+        kept = [group for group in _groups(state) if group.fsdp_params]
+        if hasattr(state, "_fsdp_param_groups"):
+            state._fsdp_param_groups = kept
+        else:  # PyTorch has one at most, before 2.11
+            state._fsdp_param_group = kept[0] if kept else None
+
+
+def _states(model: nn.Module) -> Iterator[Any]:
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            yield module._get_fsdp_state()
+
+
+def _groups(state: Any) -> list[Any]:
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [group for group in [state._fsdp_param_group] if group is not None]
+
+
+def _key(parameter: Any) -> tuple[nn.Module, str]:
+    return parameter._module_info.module, parameter._module_info.param_name

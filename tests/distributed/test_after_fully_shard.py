@@ -1,0 +1,143 @@
+"""dedicate_params on a model that is under fully_shard already, as trainers hand it over, is as if it came before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn as nn
+from checkpoints import MODELS, loss, sharded
+from models import batch, loss_of, make_gpt
+from refusals import REFUSED, Refusals, expect_refusal
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from training import AHEAD, dedicate, shard
+
+import dmuon
+
+MESHES = [(1, 4), (2, 2), (4, 1), (3,), (1,)]
+MP = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+
+def whole(values: Any) -> torch.Tensor:
+    tensor: torch.Tensor = values.full_tensor() if hasattr(values, "full_tensor") else values
+    return tensor
+
+
+def trained(mesh: Any, name: str, after: bool) -> dict[str, torch.Tensor]:
+    model = MODELS[name]()
+    if not after:
+        dedicate(model, mesh, AHEAD)
+    sharded(mesh, model, name == "tied")
+    if after:
+        dedicate(model, None, AHEAD)  # with the mesh of fully_shard
+    opt = dmuon.Muon(model, lr=0.02)
+    for step in range(3):
+        loss(mesh, model, step).backward()
+        opt.step()
+        opt.zero_grad()
+    return {name: whole(value) for name, value in model.state_dict().items()}
+
+
+def differences(mesh: Any) -> list[str]:
+    found = []
+    for name in MODELS:
+        before, after = (trained(mesh, name, late) for late in (False, True))
+        found += [f"{name}: keys"] if list(before) != list(after) else []
+        found += [f"{name}: {key}" for key in before if not torch.equal(before[key], after[key])]
+    return found
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_training_is_the_same_bit_by_bit(ranks, mesh):
+    assert ranks.run(differences, mesh) == [[]] * torch.Size(mesh).numel()
+
+
+def in_bf16(mesh: Any, after: bool) -> torch.Tensor:
+    model = make_gpt(depth=2)
+    if not after:
+        dedicate(model, mesh, AHEAD, mp_policy=MP)
+    shard(model, mesh, mp_policy=MP)
+    if after:
+        dedicate(model, None, AHEAD)
+    dmuon.Muon(model)
+    return loss_of(model, batch(0)).detach()
+
+
+def test_the_policy_is_that_of_fully_shard(ranks):
+    late, early = (ranks.run(in_bf16, (2, 2), after=after) for after in (True, False))
+    assert [float(loss) for loss in late] == [float(loss) for loss in early]
+
+
+def fill(model: nn.Module) -> None:
+    torch.manual_seed(5)
+    model.apply(lambda module: getattr(module, "reset_parameters", lambda: None)())
+
+
+def from_meta(mesh: Any) -> list[str]:
+    """Whether matrices leave fully_shard before they have values, or with them: always those of one process."""
+    reference = make_gpt(depth=2)
+    fill(reference)
+    found = []
+    for has_values in (False, True):
+        with torch.device("meta"):
+            model = make_gpt(depth=2)
+        shard(model, mesh)
+        if not has_values:
+            dedicate(model, None, AHEAD)
+        model.to_empty(device="cpu")
+        if has_values:
+            for parameter, values in zip(model.parameters(), reference.parameters(), strict=True):
+                parameter.data.copy_(distribute_tensor(values.data, parameter.device_mesh, parameter.placements))
+            dedicate(model, None, AHEAD)
+        else:
+            fill(model)
+        dmuon.Muon(model)
+        weights = model.state_dict()
+        found += [name for name, p in reference.named_parameters() if not torch.equal(whole(weights[name]), p.data)]
+    return found
+
+
+@pytest.mark.parametrize("mesh", [(2, 2), (3,)])
+def test_a_model_on_the_meta_device_can_be_sharded_first(ranks, mesh):
+    assert ranks.run(from_meta, mesh) == [[]] * torch.Size(mesh).numel()
+
+
+refused = Refusals()
+
+
+@refused("a forward has run under fully_shard", "dedicate_params before the first")
+def after_a_forward(mesh: Any) -> None:
+    model = make_gpt(depth=1)
+    shard(model, mesh)
+    model(batch(0))
+    dmuon.dedicate_params(model, mesh)
+
+
+@refused("'blocks.0.qkv.weight' is sharded by", "over ranks ((0, 1, 2, 3),)", "over ((0, 1), (2, 3))")
+def on_another_mesh(mesh: Any) -> None:
+    model = make_gpt(depth=1)
+    shard(model, DeviceMesh("cpu", torch.arange(4)))
+    dmuon.dedicate_params(model, mesh)
+
+
+@refused("'blocks.0.qkv.weight' is sharded by", "Shard(dim=1)", "by fully_shard on the same mesh")
+def along_its_columns(mesh: Any) -> None:
+    model = make_gpt(depth=1)
+    shard(model, mesh, shard_placement_fn=lambda p: Shard(1) if p.shape == (72, 24) else None)
+    dmuon.dedicate_params(model, mesh)
+
+
+@refused("'qkv.weight' is a DTensor that no fully_shard of this model manages", "Tensor parallelism")
+def parallel_in_its_tensors(mesh: Any) -> None:
+    model = make_gpt(depth=1).blocks[0]
+    weight = distribute_tensor(model.qkv.weight.data, mesh, [Replicate(), Shard(0)])
+    model.qkv.weight = nn.Parameter(weight)
+    dmuon.dedicate_params(model, mesh)
+
+
+@pytest.mark.parametrize(REFUSED, refused)
+def test_what_cannot_leave_its_shards_is_refused(ranks, program, options, words):
+    expect_refusal(ranks, program, options, words)
