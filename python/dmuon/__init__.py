@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dmuon._planning.plan import inventory as inventory
     from dmuon._planning.plan import plan as plan
     from dmuon._running.clip import clip_grad_norm_ as clip_grad_norm_
+    from dmuon._running.ema import Ema as Ema
     from dmuon._running.muon import Muon as Muon
     from dmuon._running.no_sync import no_sync as no_sync
     from dmuon._running.orthogonalize import orthogonalize as orthogonalize
@@ -40,6 +41,7 @@ _HOMES = {
     "_planning.owner_plan": ("Plan",),
     "_planning.plan": ("inventory", "plan"),
     "_running.clip": ("clip_grad_norm_",),
+    "_running.ema": ("Ema",),
     "_running.muon": ("Muon",),
     "_running.no_sync": ("no_sync",),
     "_running.orthogonalize": ("orthogonalize",),

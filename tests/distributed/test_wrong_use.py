@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 from typing import Any
 
@@ -36,7 +37,7 @@ def torch_clip_value(mesh: Any) -> None:
     nn.utils.clip_grad_value_(with_gradients(mesh, fsdp=False)[0].parameters(), 1.0)
 
 
-@refused("copy.deepcopy on 'blocks.0.qkv.weight'", "full_params")
+@refused("copy.deepcopy on 'blocks.0.qkv.weight'", "copy by model.state_dict()")
 def deepcopy(mesh: Any) -> None:
     copy.deepcopy(ready(mesh, fsdp=False)[0])
 
@@ -46,12 +47,17 @@ def pickled(mesh: Any) -> None:
     pickle.dumps(ready(mesh, fsdp=False)[0].blocks[0].up.weight)
 
 
+@refused("pickling a model", "torch.save of its state dict")
+def torch_save_of_a_model(mesh: Any) -> None:
+    torch.save(ready(mesh, fsdp=False)[0], io.BytesIO())
+
+
 @refused("normal_.default on 'blocks.0.up.weight'", "full_params")
 def initialise_after(mesh: Any) -> None:
     nn.init.normal_(ready(mesh)[0].blocks[0].up.weight)
 
 
-@refused("copy.deepcopy on 'blocks.0.qkv.weight'", "full_params")
+@refused("copy.deepcopy on 'blocks.0.qkv.weight'", "average by dmuon.Ema(model)")
 def average_weights(mesh: Any) -> None:
     torch.optim.swa_utils.AveragedModel(ready(mesh, fsdp=False)[0])
 

@@ -35,6 +35,8 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
     runtime = runtime_of(model, "full_params")
     if runtime.whole:
         raise ValueError("full_params: model: expected one context at a time, got a nested one")
+    if writeback:
+        runtime.refuse_while_averaged("full_params(writeback=True)")
     runtime.meet("full_params")
     with agreement(runtime.ranks, "full_params") as facts:
         facts.append(f"writeback={bool(writeback)}")

@@ -13,7 +13,7 @@ from dmuon._running.structures import map_tensors, tensors_requiring_grad
 
 
 def add_hooks(runtime: Runtime) -> None:
-    """Hooks the model, the modules of its units and those that hold matrices, for as long as they live."""
+    """Hooks the model and the modules of its units, for as long as they live."""
     # Registered after fully_shard, and prepended, ours run before FSDP2's: what a skipped unit owes is issued before
     # FSDP2 can block the host. In a backward too: the inputs are watched inside of what FSDP2 does with them.
     for index, unit in enumerate(runtime.units):
@@ -22,19 +22,6 @@ def add_hooks(runtime: Runtime) -> None:
         unit.module.register_forward_hook(_after(runtime, index), prepend=True, always_call=True)
     runtime.model.register_forward_pre_hook(_begin(runtime), prepend=True)
     runtime.model.register_forward_hook(_end(runtime), prepend=True, always_call=True)
-    for module in {place.module: None for matrix in runtime.matrices for place in matrix.places}:
-        module.register_load_state_dict_pre_hook(_refuse_lost_load(runtime))
-
-
-def _refuse_lost_load(runtime: Runtime) -> Any:
-    def hook(*_: Any) -> None:
-        if runtime.whole and not runtime.writes_back:
-            raise ValueError(
-                "dmuon.full_params: load_state_dict() inside it without writeback would be lost. Expected: `with "
-                "dmuon.full_params(model, writeback=True)`."
-            )
-
-    return hook
 
 
 def _begin(runtime: Runtime) -> Any:

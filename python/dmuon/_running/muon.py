@@ -197,6 +197,7 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """One update of everything that had a gradient on any rank. Collective over the mesh."""
         self._runtime.refuse_inside_full_params("step()")
+        self._runtime.refuse_while_averaged("step()")
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -276,6 +277,7 @@ class Muon(torch.optim.Optimizer):
         Collective over the mesh. Where a matrix is no fp32 parameter, its fp32 weights are beside it as `master`.
         AdamW's state exists for every parameter, zeros before its first step.
         """
+        self._runtime.refuse_while_averaged("opt.state_dict()")
         self._adamw.make_state()
         self._runtime.meet("Muon.state_dict()")
         live, self.state = self.state, saved_state(self.state, self._matrix_of, self._runtime.shards)
@@ -298,6 +300,7 @@ class Muon(torch.optim.Optimizer):
         """
         runtime = self._runtime
         runtime.refuse_inside_full_params("opt.load_state_dict()")
+        runtime.refuse_while_averaged("opt.load_state_dict()")
         runtime.meet("Muon.load_state_dict()")
         shards, hooks = runtime.shards, self._optimizer_load_state_dict_pre_hooks
         with agreement(runtime.ranks, "Muon.load_state_dict") as facts:

@@ -36,6 +36,8 @@ class Runtime:
         self.device = device
         self.whole = False  # inside full_params
         self.writes_back = False  # at the end of full_params
+        self.is_averaged = False  # inside Ema.applied
+        self.num_means = 0  # that were made, by Ema
         self.no_sync_depth = 0
         self.recomputed: dict[int, int] = {}  # by unit: the last backward in which a reentrant checkpoint did so
         self.step_agreement: Any = None  # a StepAgreement, from Muon on
@@ -118,6 +120,20 @@ class Runtime:
         """Raises ValueError while every weight is whole."""
         if self.whole:
             raise ValueError(f"dmuon.full_params: {what} inside it. Expected: leave the context first.")
+
+    def refuse_while_averaged(self, what: str) -> None:
+        """Raises ValueError while the weights are a mean."""
+        if self.is_averaged:
+            raise ValueError(f"dmuon.Ema.applied: {what} inside it. Expected: leave the context first.")
+
+    def refuse_lost_load(self) -> None:
+        """Raises ValueError where what `load_state_dict` of the model takes would not stay."""
+        self.refuse_while_averaged("load_state_dict()")
+        if self.whole and not self.writes_back:
+            raise ValueError(
+                "dmuon.full_params: load_state_dict() inside it without writeback would be lost. Expected: `with "
+                "dmuon.full_params(model, writeback=True)`."
+            )
 
     def refuse_without_values(self) -> None:
         """Raises ValueError where a matrix was never initialised, nor loaded."""

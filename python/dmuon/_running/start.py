@@ -57,6 +57,7 @@ def start(
             runtime.ranks,
             runtime.shards,
             rest=runtime.show_placeholders,
+            refuse_lost_load=runtime.refuse_lost_load,
             meet=runtime.meet,
             publish=runtime.engine.publish,
         )

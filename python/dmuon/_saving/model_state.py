@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.nn as nn
@@ -32,6 +32,7 @@ class ModelState:
         ranks: Ranks,
         shards: OwnedShards,
         rest: Callable[[], None],
+        refuse_lost_load: Callable[[], None],
         meet: Callable[[str], None],
         publish: Callable[[], None],
     ) -> None:
@@ -43,12 +44,13 @@ class ModelState:
             ranks: of the mesh.
             shards: of the model's engine.
             rest: puts placeholders back where a backward that raised has left weights.
+            refuse_lost_load: raises where what is loaded would not stay.
             meet: returns where all ranks have come to the call that it is given.
             publish: lets new masters count.
         """
         self._model = weakref.ref(model)
         self._matrices, self._ranks, self._shards, self._publish = matrices, ranks, shards, publish
-        self._rest, self._meet = rest, meet
+        self._rest, self._meet, self._refuse_lost_load = rest, meet, refuse_lost_load
         self._index = {matrix.name: index for index, matrix in enumerate(matrices)}
         self._strict: bool | None = None  # of the load_state_dict that is under way; None: not the model's own
         self._is_saving = False  # the model as a whole
@@ -61,6 +63,7 @@ class ModelState:
         model.register_state_dict_post_hook(_function(self._after_save))
         model.register_load_state_dict_pre_hook(self._before_load)
         model.load_state_dict = self._load_state_dict  # type: ignore[method-assign]
+        model.__reduce_ex__ = _refuse_pickling  # type: ignore[method-assign, assignment]
 
     # ---- saving ----
 
@@ -113,12 +116,14 @@ class ModelState:
             self._strict = None
 
     def _before_load(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+        self._refuse_lost_load()
         places = [place for matrix in self._matrices for place in matrix.places]
         if places and places[0].state is not State.WHOLE:
             self._commit(self._checked(module, state_dict, prefix, self._strict))
 
     def _before_load_of_module(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
         """Where the model's own hook has come first, placeholders stand for what it has taken."""
+        self._refuse_lost_load()
         held = {f"{prefix}{name}": p for name, p in module._parameters.items() if isinstance(p, OwnedTensor)}
         if any(not is_same(state_dict[key], p) for key, p in held.items() if key in state_dict):
             self._commit(self._checked(module, state_dict, prefix, None))
@@ -168,6 +173,14 @@ class ModelState:
 def _function(method: Callable[..., None]) -> Callable[..., None]:
     """What a hook may be: torch notes something at it, which a method does not take."""
     return lambda *args: method(*args)
+
+
+def _refuse_pickling(protocol: Any) -> NoReturn:
+    """What torch.save(model) and copies of other kinds come to."""
+    raise ValueError(
+        "dmuon: pickling a model whose matrices are at their owners, as torch.save(model) does. Expected: torch.save of "
+        "its state dict, or torch.distributed.checkpoint."
+    )
 
 
 def _refuse_keys(missing: list[str], unknown: list[str]) -> None:

@@ -11,8 +11,8 @@ from torch.distributed.tensor import DTensor
 _aten = torch.ops.aten
 
 _WAYS_OUT = (
-    "Read or change weights inside `with dmuon.full_params(model, writeback=...)`; clip with "
-    "dmuon.clip_grad_norm_(model, max_norm); train with dmuon.Muon(model)."
+    "Read or change weights inside `with dmuon.full_params(model, writeback=...)`; copy by model.state_dict(); average "
+    "by dmuon.Ema(model); clip with dmuon.clip_grad_norm_(model, max_norm); train with dmuon.Muon(model)."
 )
 
 

@@ -110,6 +110,12 @@ void init_engine(py::module_& module) {
       .def("settle", &Engine::settle, no_gil)
       .def("settle_step", &Engine::settle_step, no_gil)
       .def(
+          "add_owned", [](Engine& e, const std::string& name) { e.owned().add(name); },
+          py::arg("name"))
+      .def(
+          "remove_owned", [](Engine& e, const std::string& name) { e.owned().remove(name); },
+          py::arg("name"))
+      .def(
           "owned",
           [](Engine& e, ParameterIndex parameter, const std::string& name) {
             const at::Tensor tensor = e.owned().of(parameter, name);

@@ -40,10 +40,21 @@ Owned::Owned(const Parameters& all, const std::vector<std::vector<ParameterIndex
 }
 
 void Owned::add(const std::string& name) {
+  core::require(std::find(names_.begin(), names_.end(), name) == names_.end(),
+                "Owned::add: name: expected a new one, got '", name, "'");
   names_.push_back(name);
   for (OwnedBatch& batch : batches_) {
     batch.tensors[name] = at::zeros_like(batch.tensors.at(kMaster));
     pool_->count(static_cast<std::int64_t>(batch.tensors[name].nbytes()));
+  }
+}
+
+void Owned::remove(const std::string& name) {
+  require_name(name);
+  names_.erase(std::find(names_.begin(), names_.end(), name));
+  for (OwnedBatch& batch : batches_) {
+    pool_->count(-static_cast<std::int64_t>(batch.tensors.at(name).nbytes()));
+    batch.tensors.erase(name);
   }
 }
 

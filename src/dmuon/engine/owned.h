@@ -43,7 +43,12 @@ class Owned {
   const std::shared_ptr<BufferPool>& pool() const { return pool_; }
 
   /// Adds a named tensor of zeros to every batch; the same names on all ranks.
+  /// @throws InvalidArgument where there is one of this name.
   void add(const std::string& name);
+
+  /// Ends it.
+  /// @throws InvalidArgument as require_name.
+  void remove(const std::string& name);
 
   /// @throws InvalidArgument that lists the known names, on ranks that own nothing too.
   void require_name(const std::string& name) const;

@@ -1,0 +1,185 @@
+"""An exponential mean of the weights, kept where the weights are kept."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.nn as nn
+from torch.distributed.tensor import DTensor
+
+from dmuon._running.runtime import runtime_of
+from dmuon._saving.owned_shards import MASTER
+from dmuon._setup.agreement import agreement
+from dmuon._setup.place import clean_name
+from dmuon._setup.placeholder import OwnedTensor
+
+
+class Ema:
+    """The exponential mean of a model's trainable parameters, in fp32.
+
+    A matrix's is at its owner, beside the master; any other parameter's is cut as the parameter is. So all ranks
+    together hold 4 bytes an element more, and `update` sends nothing. As torch.optim.swa_utils.AveragedModel with
+    `get_ema_multi_avg_fn(decay)`, begun with the weights as they are.
+    """
+
+    def __init__(self, model: nn.Module, decay: float = 0.999) -> None:
+        """Begins with the weights as they are. Collective over the mesh.
+
+        Args:
+            model: with dmuon.Muon. Parameters that are frozen now are left out.
+            decay: what an update leaves of the mean, from 0 to 1; `ema.decay` can be set.
+
+        Raises:
+            ValueError: on all ranks, if any finds something wrong.
+        """
+        runtime = self._runtime = runtime_of(model, "Ema")
+        runtime.refuse_inside_full_params("Ema()")
+        with agreement(runtime.ranks, "Ema") as facts:
+            facts.append(f"decay {_checked_decay(decay)}")
+        self.decay, self.num_updates = decay, 0
+        runtime.num_means += 1
+        self._name = f"mean {runtime.num_means}"
+        runtime.engine.add_owned(self._name)
+        weakref.finalize(self, runtime.engine.remove_owned, self._name).atexit = False
+        self._matrices = [index for index, p in enumerate(runtime.placeholders) if p.requires_grad]
+        self._others = {
+            clean_name(name): parameter
+            for name, parameter in runtime.model.named_parameters()
+            if parameter.requires_grad and not isinstance(parameter, OwnedTensor)
+        }
+        self._means = {name: p.detach().to(torch.float32, copy=True) for name, p in self._others.items()}
+        for mean, master in self._owned():
+            mean.copy_(master)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Mean += (1 - decay) (weight - mean), after a step. Sends nothing; alike on all ranks."""
+        self._runtime.refuse_while_averaged("Ema.update()")
+        weight = 1 - _checked_decay(self.decay)
+        pairs = [*self._owned(), *self._local()]
+        if pairs:
+            means, weights = zip(*pairs, strict=True)
+            torch._foreach_lerp_(means, [w.float() for w in weights], weight)
+        self.num_updates += 1
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """Inside, the model computes with the mean, and its `state_dict()` has it; training is refused.
+
+        Collective over the mesh on entry and exit. Memory beside the model: the largest matrix that a rank owns, and a
+        copy of its part of what AdamW updates.
+        """
+        runtime = self._runtime
+        runtime.refuse_inside_full_params("Ema.applied()")
+        runtime.refuse_while_averaged("Ema.applied()")
+        runtime.meet("Ema.applied()")
+        weights = [weight.clone() for _, weight in self._local()]
+        runtime.is_averaged = True
+        self._exchange_masters()
+        with torch.no_grad():
+            for mean, weight in self._local():
+                weight.copy_(mean)
+        runtime.engine.publish()
+        try:
+            yield
+        finally:
+            runtime.meet("the end of Ema.applied()")
+            self._exchange_masters()
+            with torch.no_grad():
+                for (_, weight), kept in zip(self._local(), weights, strict=True):
+                    weight.copy_(kept)
+            runtime.is_averaged = False
+            runtime.engine.publish()
+
+    @torch.no_grad()
+    def state_dict(self) -> dict[str, Any]:
+        """The mean in fp32 under the names of the parameters, cut as `model.state_dict()` is; collective."""
+        self._runtime.refuse_while_averaged("Ema.state_dict()")
+        self._runtime.meet("Ema.state_dict()")
+        given = self._runtime.shards.give(self._matrices, self._name, torch.float32)
+        names = [self._runtime.matrices[index].name for index in self._matrices]
+        weights = {**dict(zip(names, given, strict=True)), **self._means}
+        return {"decay": self.decay, "num_updates": self.num_updates, "weights": weights}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes what `state_dict` gave, on this mesh or another. Collective.
+
+        Raises:
+            ValueError: on all ranks, where something does not fit; then nothing has changed.
+        """
+        runtime = self._runtime
+        runtime.refuse_while_averaged("Ema.load_state_dict()")
+        runtime.meet("Ema.load_state_dict()")
+        with agreement(runtime.ranks, "Ema.load_state_dict") as facts:
+            decay, num_updates, weights = self._fitting(state_dict)
+            facts.append(f"decay {decay}, {num_updates} updates")
+        values = {index: weights[runtime.matrices[index].name] for index in self._matrices}
+        runtime.shards.take(values, self._name)
+        for name, mean in self._means.items():
+            mean.copy_(weights[name])
+        self.decay, self.num_updates = decay, num_updates
+
+    def _fitting(self, saved: Any) -> tuple[float, int, Mapping[str, Any]]:
+        load, keys = "Ema.load_state_dict", {"decay", "num_updates", "weights"}
+        if not isinstance(saved, Mapping) or saved.keys() != keys:
+            got = sorted(saved) if isinstance(saved, Mapping) else type(saved).__name__
+            raise ValueError(f"{load}: state_dict: expected {sorted(keys)}, got {got}")
+        weights, matrices = saved["weights"], self._runtime.matrices
+        names = {matrices[index].name: index for index in self._matrices}
+        if weights.keys() != (expected := {*names, *self._means}):
+            missing, unknown = sorted(expected - weights.keys()), sorted(weights.keys() - expected)
+            raise ValueError(
+                f"{load}: weights: expected those of the trainable parameters; missing {missing}, unknown {unknown}"
+            )
+        for name, value in weights.items():
+            problem = (
+                self._runtime.shards.problem(names[name], value) if name in names else _misfit(self._means[name], value)
+            )
+            if problem:
+                raise ValueError(f"{load}: '{name}': {problem}")
+        return _checked_decay(saved["decay"]), int(saved["num_updates"]), weights
+
+    def _owned(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """(mean, master) of the matrices that this rank owns."""
+        engine = self._runtime.engine
+        for index in self._matrices:
+            mean, master = engine.owned(index, self._name), engine.owned(index, MASTER)
+            if mean is not None and master is not None:
+                yield mean, master
+
+    def _local(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """(mean, weight) of this rank's part of the others."""
+        for name, parameter in self._others.items():
+            yield _part(self._means[name]), _part(parameter.detach())
+
+    @torch.no_grad()
+    def _exchange_masters(self) -> None:
+        for mean, master in self._owned():
+            kept = master.clone()
+            master.copy_(mean)
+            mean.copy_(kept)
+
+
+def _part(tensor: torch.Tensor) -> torch.Tensor:
+    part: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return part
+
+
+def _misfit(mean: torch.Tensor, value: Any) -> str | None:
+    shape, got = tuple(mean.shape), tuple(getattr(value, "shape", ()))
+    if not isinstance(value, torch.Tensor) or got != shape:
+        return f"expected a tensor of shape {shape}, got {type(value).__name__} of {got}"
+    if isinstance(mean, DTensor) != isinstance(value, DTensor):
+        return f"expected a {type(mean).__name__}, got a {type(value).__name__}"
+    return None
+
+
+def _checked_decay(decay: Any) -> float:
+    if not isinstance(decay, int | float) or not 0 <= decay <= 1:
+        raise ValueError(f"Ema: decay: expected a number from 0 to 1, got {decay!r}")
+    return float(decay)

@@ -1,0 +1,200 @@
+"""dmuon.Ema is torch's exponential mean of the weights, wherever they lie, and saves and loads like them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+import torch.nn as nn
+from checkpoints import MODELS, loss, started, train
+from models import batch, loss_of
+from refusals import REFUSED, Refusals, expect_refusal, ready
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from training import place_of
+
+import dmuon
+
+MESHES = [(1, 4), (2, 2), (4, 1), (1, 3), (1,)]
+DECAY = 0.7
+
+
+def whole(values: dict[str, Any]) -> dict[str, torch.Tensor]:
+    return {
+        name: (value.full_tensor() if hasattr(value, "full_tensor") else value).clone()
+        for name, value in values.items()
+    }
+
+
+def masters(model: nn.Module, opt: Any) -> dict[str, torch.Tensor]:
+    """The weights in fp32, from state dicts."""
+    names = [name for name, _ in model.named_parameters()]
+    numbered = [p for group in opt.param_groups for p in group["params"]]
+    number = {id(p): index for index, p in enumerate(numbered)}
+    state = opt.state_dict()["state"]
+    weights = whole(model.state_dict())
+    for name, parameter in model.named_parameters():
+        kept = state.get(number.get(id(parameter)), {})
+        weights[name] = whole(kept)["master"] if "master" in kept else weights[name].float()
+    return {name: weights[name] for name in names}
+
+
+def reference(snapshots: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """By PyTorch: of modules that hold the snapshots one after the other."""
+
+    def holder(values: dict[str, torch.Tensor]) -> nn.Module:
+        return nn.ParameterList([nn.Parameter(value) for value in values.values()])
+
+    mean = AveragedModel(holder(snapshots[0]), multi_avg_fn=get_ema_multi_avg_fn(DECAY))
+    for snapshot in snapshots:  # the first one is taken as it is
+        mean.update_parameters(holder(snapshot))
+    return dict(zip(snapshots[0], (p.detach() for p in mean.module), strict=True))
+
+
+def differences(mesh: Any) -> list[str]:
+    found = []
+    for name in MODELS:
+        model, opt = started(mesh, MODELS[name](), tied=name == "tied")
+        ema = dmuon.Ema(model, DECAY)
+        snapshots = [masters(model, opt)]
+        for step in range(3):
+            train(mesh, model, opt, range(step, step + 1))
+            ema.update()
+            snapshots.append(masters(model, opt))
+        expected = reference(snapshots)
+        trainable = {n for n, p in model.named_parameters() if p.requires_grad}
+        got = whole(ema.state_dict()["weights"])
+        found += [f"{name}: names {got.keys() ^ trainable}"] if got.keys() != trainable else []
+        found += [f"{name}: {k}" for k, v in got.items() if not torch.allclose(v, expected[k], rtol=1e-6, atol=1e-7)]
+
+        before = [masters(model, opt), whole(model.state_dict()), float(loss(mesh, model, 0).detach())]
+        with ema.applied(), torch.no_grad():
+            shown = whole(model.state_dict())
+            value = float(loss(mesh, model, 0))
+        found += [f"{name}: shown {k}" for k in got if not torch.equal(shown[k], got[k].to(shown[k].dtype))]
+        if value == before[2]:
+            found.append(f"{name}: computes with the weights")
+        after = [masters(model, opt), whole(model.state_dict()), float(loss(mesh, model, 0).detach())]
+        found += [f"{name}: {k} is not as before" for k in before[0] if not torch.equal(before[0][k], after[0][k])]
+        found += [f"{name}: {k} is not as before" for k in before[1] if not torch.equal(before[1][k], after[1][k])]
+        found += [f"{name}: loss"] if before[2] != after[2] else []
+    return found
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_the_mean_is_pytorchs_and_the_weights_come_back(ranks, mesh):
+    assert ranks.run(differences, mesh) == [[]] * torch.Size(mesh).numel()
+
+
+def saved(mesh: Any, path: str) -> dict[str, torch.Tensor]:
+    model, opt = started(mesh, MODELS["gpt"]())
+    ema = dmuon.Ema(model, DECAY)
+    train(mesh, model, opt, range(2))
+    ema.update()
+    dcp.save(ema.state_dict(), checkpoint_id=path)
+    return whole(ema.state_dict()["weights"])
+
+
+def loaded(mesh: Any, path: str) -> tuple[dict[str, torch.Tensor], float, int]:
+    model, _ = started(mesh, MODELS["gpt"]())
+    ema = dmuon.Ema(model, 0.1)
+    state = copy.deepcopy(ema.state_dict())
+    dcp.load(state, checkpoint_id=path, no_dist=True)  # other ranks of the world are not there
+    ema.load_state_dict(state)
+    return whole(ema.state_dict()["weights"]), ema.decay, ema.num_updates
+
+
+@pytest.mark.parametrize("mesh", [(2, 2), (1, 3), (1,)])
+def test_it_is_saved_and_loaded_on_another_mesh(ranks, tmp_path, mesh):
+    expected = ranks.run(saved, (1, 4), path=str(tmp_path))[0]
+    for weights, decay, num_updates in ranks.run(loaded, mesh, path=str(tmp_path)):
+        assert (decay, num_updates) == (DECAY, 1)
+        assert all(torch.equal(weights[name], value) for name, value in expected.items())
+
+
+def memory(mesh: Any) -> list[float]:
+    model, opt = started(mesh, MODELS["gpt"]())
+    found = [opt.stats()["current_bytes"]]
+    ema = dmuon.Ema(model)
+    found.append(opt.stats()["current_bytes"])
+    sent = opt.stats()["bytes_sent_intra"] + opt.stats()["bytes_sent_inter"]
+    ema.update()
+    found.append(opt.stats()["bytes_sent_intra"] + opt.stats()["bytes_sent_inter"] - sent)
+    del ema
+    return [*found, opt.stats()["current_bytes"], sum(p.numel() for p in opt._runtime.placeholders)]
+
+
+def test_owners_alone_hold_it_nothing_is_sent_and_it_goes(ranks):
+    results = ranks.run(memory, (2, 2))
+    assert sum(with_it - before for before, with_it, *_ in results) == 4 * results[0][-1]
+    for before, _, sent, after, _ in results:
+        assert sent == 0
+        assert after == before
+
+
+refused = Refusals()
+
+
+@refused("Ema: decay: expected a number from 0 to 1, got 1.5", decay=1.5)
+@refused("Ema: decay: expected a number from 0 to 1, got '1'", decay="1")
+def no_decay(mesh: Any, decay: Any) -> None:
+    dmuon.Ema(ready(mesh)[0], decay)
+
+
+@refused("Ema: ranks differ", "decay 0.5")
+def decays_that_differ(mesh: Any) -> None:
+    dmuon.Ema(ready(mesh)[0], 0.5 if place_of(mesh)[0] else 0.25)
+
+
+@refused("Ema.applied: step() inside it", what="step")
+@refused("Ema.applied: opt.state_dict() inside it", what="save")
+@refused("Ema.applied: opt.load_state_dict() inside it", what="load")
+@refused("Ema.applied: load_state_dict() inside it", what="load the model")
+@refused("Ema.applied: Ema.update() inside it", what="update")
+@refused("Ema.applied: Ema.applied() inside it", what="nested")
+@refused("Ema.applied: full_params(writeback=True) inside it", what="write")
+def while_applied(mesh: Any, what: str) -> None:
+    model, opt = ready(mesh)
+    ema = dmuon.Ema(model)
+    weights, state = model.state_dict(), opt.state_dict()
+    before = whole(weights)
+    loss_of(model, batch(1)).backward()
+    try:
+        with ema.applied():
+            {
+                "step": opt.step,
+                "save": opt.state_dict,
+                "load": lambda: opt.load_state_dict(state),
+                "load the model": lambda: model.load_state_dict(weights),
+                "update": ema.update,
+                "nested": lambda: ema.applied().__enter__(),
+                "write": lambda: dmuon.full_params(model, writeback=True).__enter__(),
+            }[what]()
+    finally:
+        assert all(torch.equal(value, before[name]) for name, value in whole(model.state_dict()).items())
+
+
+@refused("Ema.load_state_dict: weights:", "missing ['blocks.1.up.weight']", how="missing")
+@refused("Ema.load_state_dict: 'blocks.1.up.weight': expected shape (41, 24), got (2, 2)", how="shape")
+@refused("Ema.load_state_dict: 'embedding.weight': expected a DTensor, got a Tensor", how="whole")
+@refused("Ema.load_state_dict: state_dict: expected", "got ['model']", how="foreign")
+def what_does_not_fit(mesh: Any, how: str) -> None:
+    ema = dmuon.Ema(ready(mesh)[0])
+    state = ema.state_dict()
+    match how:
+        case "missing":
+            del state["weights"]["blocks.1.up.weight"]
+        case "shape":
+            state["weights"]["blocks.1.up.weight"] = torch.zeros(2, 2)
+        case "whole":
+            state["weights"]["embedding.weight"] = torch.zeros(29, 24)
+        case "foreign":
+            state = {"model": {}}
+    ema.load_state_dict(state)
+
+
+@pytest.mark.parametrize(REFUSED, refused)
+def test_what_would_spoil_the_mean_is_refused(ranks, program, options, words):
+    expect_refusal(ranks, program, options, words)
