@@ -37,7 +37,7 @@ def torch_clip_value(mesh: Any) -> None:
     nn.utils.clip_grad_value_(with_gradients(mesh, fsdp=False)[0].parameters(), 1.0)
 
 
-@refused("copy.deepcopy on 'blocks.0.qkv.weight'", "copy by model.state_dict()")
+@refused("copying or pickling a model", "its state_dict(), for a model that is built anew")
 def deepcopy(mesh: Any) -> None:
     copy.deepcopy(ready(mesh, fsdp=False)[0])
 
@@ -47,7 +47,7 @@ def pickled(mesh: Any) -> None:
     pickle.dumps(ready(mesh, fsdp=False)[0].blocks[0].up.weight)
 
 
-@refused("pickling a model", "torch.save of its state dict")
+@refused("copying or pickling a model", "or for torch.save")
 def torch_save_of_a_model(mesh: Any) -> None:
     torch.save(ready(mesh, fsdp=False)[0], io.BytesIO())
 
@@ -57,7 +57,7 @@ def initialise_after(mesh: Any) -> None:
     nn.init.normal_(ready(mesh)[0].blocks[0].up.weight)
 
 
-@refused("copy.deepcopy on 'blocks.0.qkv.weight'", "average by dmuon.Ema(model)")
+@refused("copying or pickling a model", "dmuon.Ema(model) for an average")
 def average_weights(mesh: Any) -> None:
     torch.optim.swa_utils.AveragedModel(ready(mesh, fsdp=False)[0])
 

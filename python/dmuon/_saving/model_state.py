@@ -63,7 +63,7 @@ class ModelState:
         model.register_state_dict_post_hook(_function(self._after_save))
         model.register_load_state_dict_pre_hook(self._before_load)
         model.load_state_dict = self._load_state_dict  # type: ignore[method-assign]
-        model.__reduce_ex__ = _refuse_pickling  # type: ignore[method-assign, assignment]
+        model.__reduce_ex__ = _refuse_copy  # type: ignore[method-assign]
 
     # ---- saving ----
 
@@ -175,11 +175,11 @@ def _function(method: Callable[..., None]) -> Callable[..., None]:
     return lambda *args: method(*args)
 
 
-def _refuse_pickling(protocol: Any) -> NoReturn:
-    """What torch.save(model) and copies of other kinds come to."""
+def _refuse_copy(protocol: Any) -> NoReturn:
     raise ValueError(
-        "dmuon: pickling a model whose matrices are at their owners, as torch.save(model) does. Expected: torch.save of "
-        "its state dict, or torch.distributed.checkpoint."
+        "dmuon: copying or pickling a model whose matrices are at their owners, as copy.deepcopy, AveragedModel and "
+        "torch.save(model) do. Expected: its state_dict(), for a model that is built anew or for torch.save; "
+        "dmuon.Ema(model) for an average."
     )
 
 
