@@ -71,6 +71,37 @@ def allocations(profiler: profile, mark: str) -> tuple[int, int]:
     return largest, last
 
 
+def saving(mesh: Any, width: int = 160, depth: int = 8) -> tuple[int, int]:
+    """Bytes that the state dicts of a model and of Muon hold, and at most take on the way."""
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(depth)))
+        dedicate(model, mesh, AHEAD)
+        optimizer = dmuon.Muon(model, ns_dtype=torch.float32)
+        with record_function("before"):
+            before = optimizer.stats()
+        with record_function("measured"):
+            saved = [model.state_dict(), optimizer.state_dict()]
+        assert optimizer.stats()["current_bytes"] == before["current_bytes"]
+    held = allocations(profiler, "before")[1]
+    largest, last = allocations(profiler, "measured")
+    del saved
+    return last - held, largest - held
+
+
+@pytest.mark.parametrize("mesh", [(1, 4), (1, 3), (2, 2), (4, 1), (1,)])
+def test_state_dicts_take_eight_bytes_an_element_of_the_shards(ranks, mesh, width=160, depth=8):
+    elements = depth * width * width
+    for rank, (held, largest) in enumerate(ranks.run(saving, mesh)):
+        rows = len(torch.arange(width).chunk(mesh[-1])[rank % mesh[-1]])
+        shards = 2 * FP32 * elements * rows // width  # weights, momentum
+        assert abs(held - shards) <= FP32 * width, f"rank {rank}"
+        # Between nodes, what column members hold on the way: of all matrices, as these are less than 64 MB.
+        passing = FP32 * elements if mesh[0] > 1 and len(mesh) > 1 else 0
+        assert largest <= shards + passing + FP32 * width, f"rank {rank}"
+
+
 def measure(mesh: Any, strategy: str, width: int = 160, depth: int = 4) -> dict[str, Any]:
     """A step of a model of nearly nothing but matrices, two a unit, as PyTorch's allocator sees it."""
     gc.collect()  # what an earlier case left must not be freed while this one is measured
