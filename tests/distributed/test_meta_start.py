@@ -207,6 +207,26 @@ def test_a_checkpoint_can_be_loaded_instead(ranks):
     assert ranks.run(loaded, (2, 2), whole=whole) == [[]] * 4
 
 
+def grouped(mesh: Any, **options: Any) -> tuple[list[str], list[str]]:
+    """The parameters of AdamW, and of what torch's functions save of the optimizer."""
+    model = on_meta(mesh)
+    model.to_empty(device="cpu")
+    all_kinds_of_init(model)
+    small = [p for p in model.parameters() if p.ndim < 2]
+    opt = dmuon.Muon(model, adamw_groups=[{"params": small, "weight_decay": 0.0}], **options)
+    names = {id(p): name for name, p in model.named_parameters()}
+    of_adamw = [names[id(p)] for g in opt.param_groups if g["algorithm"] == "adamw" for p in g["params"]]
+    return of_adamw, list(dsd.get_optimizer_state_dict(model, opt)["state"])
+
+
+def test_adamw_does_not_get_what_muon_has(ranks):
+    model = make_gpt(depth=2)
+    others = [n for n, p in model.named_parameters() if p.ndim < 2 or "embedding" in n or "head" in n]
+    for of_adamw, saved in ranks.run(grouped, (2, 2)):
+        assert sorted(of_adamw) == sorted(others)
+        assert sorted(saved) == sorted(name for name, _ in model.named_parameters())
+
+
 def moved(mesh: Any) -> bool:
     """Casts and moves that change nothing, and a second to_empty, leave values where they are."""
     model = on_meta(mesh)
@@ -303,6 +323,13 @@ def unlike_on_ranks(mesh: Any, how: str) -> None:
     if how == "seed" or rank_of(mesh) == 0:
         model.blocks.apply(lambda module: getattr(module, "reset_parameters", lambda: None)())
     dmuon.Muon(model)
+
+
+@refused("adamw_groups[0]: params: expected parameters that AdamW updates", "'blocks.0.qkv.weight', which Muon updates")
+def matrices_for_adamw(mesh: Any) -> None:
+    model = on_meta(mesh)
+    model.to_empty(device="cpu")
+    dmuon.Muon(model, adamw_groups=[{"params": list(model.blocks.parameters())}])
 
 
 @refused("cast the model before dedicate_params")

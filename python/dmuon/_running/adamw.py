@@ -57,7 +57,7 @@ def checked_adamw_groups(
     """What no given group names, sharded and not, each if there is any; then the given groups in their order.
 
     Args:
-        model: whose matrices are taken out.
+        model: whose matrices are taken out, or provisional.
         dedication: of the model.
         given: a list of groups by torch's conventions: "params" (a parameter or some, named or not) and options.
         defaults: the options that a group does not name.
@@ -69,7 +69,11 @@ def checked_adamw_groups(
     """
     if not isinstance(given, list | tuple):
         raise ValueError(f"Muon: adamw_groups: expected a list of groups, got {type(given).__name__}")
-    matrices = {id(matrix.parameter): matrix.name for matrix in dedication.matrices}
+    matrices = {
+        id(parameter): matrix.name
+        for matrix in dedication.matrices
+        for parameter in (matrix.parameter, matrix.places[0].provisional)
+    }
     names = {id(parameter): clean_name(name) for name, parameter in model.named_parameters()}
     taken: set[int] = set()
     groups = []
@@ -96,7 +100,7 @@ def checked_adamw_groups(
         facts.append(f"adamw_groups[{index}] {settings_of(group)} of {[names[id(p)] for p in params]}")
         groups.append(group)
     # Fused AdamW takes plain tensors or DTensors, not both at once.
-    rest = [p for p in model.parameters() if p.requires_grad and id(p) not in taken]
+    rest = [p for p in model.parameters() if p.requires_grad and id(p) not in taken | matrices.keys()]
     halves = [[p for p in rest if isinstance(p, DTensor) == sharded] for sharded in (True, False)]
     return [{"params": half, "algorithm": "adamw", **defaults} for half in halves if half] + groups
 

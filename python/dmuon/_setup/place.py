@@ -59,7 +59,7 @@ class Place:
     module: nn.Module
     attribute: str
     state: State = State.WHOLE
-    _provisional: nn.Parameter | None = None
+    provisional: nn.Parameter | None = None  # what can be initialised, once there is memory, until `put_back`
     _placeholder: nn.Parameter | None = None
     _weight: nn.Parameter | None = None
 
@@ -85,7 +85,7 @@ class Place:
     def show_provisional(self, parameter: nn.Parameter) -> None:
         """Puts in what can be initialised."""
         self._enter(State.PROVISIONAL)
-        self._provisional = self.module._parameters[self.attribute] = parameter
+        self.provisional = self.module._parameters[self.attribute] = parameter
 
     def hide_provisional(self) -> None:
         """Takes it out again, so that a cast or move of the module does not see it."""
@@ -95,13 +95,13 @@ class Place:
 
     def is_replaced(self) -> bool:
         """Between the calls: whether the user has put another parameter there."""
-        expected = self._provisional if self.state is State.PROVISIONAL else None
+        expected = self.provisional if self.state is State.PROVISIONAL else None
         return self.module._parameters.get(self.attribute) is not expected
 
     def put_back(self, placeholder: nn.Parameter, weight: nn.Parameter) -> None:
         """Ends the time without a parameter; from now on the two take turns."""
         self._enter(State.PLACEHOLDER)
-        self._provisional = None
+        self.provisional = None
         self._placeholder, self._weight = placeholder, weight
         self.module._buffers.pop(_SENTINEL + self.attribute, None)
         self.module._non_persistent_buffers_set.discard(_SENTINEL + self.attribute)
