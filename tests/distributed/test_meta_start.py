@@ -40,12 +40,20 @@ def all_kinds_of_init(model: nn.Module) -> None:
     if model.head.weight.dtype == torch.bfloat16:
         del fill[2]  # orthogonal_ knows no bf16
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "blocks" in name]
+    for part in matrices.pop().chunk(2):
+        init.trunc_normal_(part)
     for place, parameter in enumerate(matrices):
         fill[place % len(fill)](parameter)
-    for place, parameter in enumerate(p for p in model.parameters() if all(p is not matrix for matrix in matrices)):
+    for place, parameter in enumerate(p for n, p in model.named_parameters() if p.ndim < 2 or "blocks" not in n):
         (init.trunc_normal_, init.uniform_, init.ones_)[place % 3](parameter)
     block = model.blocks[0]
     with torch.no_grad():
+        model.embedding.weight[3].fill_(0)  # as padding is
+        model.head.weight[:, 2:4].normal_()
+        model.head.weight.exponential_()
+        model.head.weight.mul_(torch.bernoulli(model.head.weight.clamp(0, 1)))
+        model.norm.weight.add_(torch.randint_like(model.norm.weight, 9))
+        model.head.weight.div_(model.head.weight.norm())  # which has come back to be read
         block.qkv.weight.copy_(torch.randn_like(block.qkv.weight) / 7)
         block.qkv.weight[:5].normal_()  # in parts
         block.qkv.weight.chunk(3)[2].mul_(2)
@@ -249,29 +257,28 @@ def test_what_moves_a_model_keeps_its_values(ranks):
     assert ranks.run(moved, (1, 3)) == [True] * 3
 
 
-def draws_of_torch(mesh: Any) -> list[bool]:
-    """Whether DTensors are drawn as PyTorch does it: beside no start, during two, one, none."""
-    handlers = DTensor._op_dispatcher._custom_op_handlers
-
-    def untouched() -> bool:
-        return torch.ops.aten.normal_.default not in handlers
-
-    found = [untouched()]
+def what_is_left(mesh: Any) -> list[str]:
+    """Of the start, after Muon: nothing; of flags that were set, everything."""
     model = on_meta(mesh)
-    other = on_meta(mesh)
-    found.append(untouched())
-    del other
-    gc.collect()
-    found.append(untouched())
     model.to_empty(device="cpu")
-    model.apply(lambda module: getattr(module, "reset_parameters", lambda: None)())
+    for parameter in model.parameters():
+        init.normal_(parameter)
+    model.blocks[1].requires_grad_(False)
+    model.norm.weight.requires_grad_(False)
+    model.embedding.weight.flag = "kept"
     dmuon.Muon(model)
-    found.append(untouched())
-    return found
+    frozen = {*(f"blocks.1.{name}" for name, _ in model.blocks[1].named_parameters()), "norm.weight"}
+    found = [f"_apply of {path}" for path, module in model.named_modules() if "_apply" in vars(module)]
+    for name, parameter in model.named_parameters():
+        if "Provisional" in type(parameter).__name__:
+            found.append(name)
+        if parameter.requires_grad == (name in frozen):
+            found.append(f"{name}: requires_grad")
+    return [*found, model.embedding.weight.flag]
 
 
-def test_dtensors_are_drawn_by_pytorch_again_afterwards(ranks):
-    assert ranks.run(draws_of_torch, (2, 2)) == [[True, False, False, True]] * 4
+def test_nothing_is_left_of_a_start_but_what_the_user_set(ranks):
+    assert ranks.run(what_is_left, (2, 2)) == [["kept"]] * 4
 
 
 refused = Refusals()
@@ -288,18 +295,27 @@ def never_given_memory(mesh: Any, how: int) -> None:
     dmuon.Muon(model)
 
 
-@refused("a forward, and 'blocks.0.qkv.weight' has no values, nor have 3 more", "or a checkpoint loaded")
-def half_initialised(mesh: Any) -> None:
+@refused("a forward, and 'blocks.0.qkv.weight' has no values, nor have 3 more", "or a checkpoint loaded", part=False)
+@refused("a forward, and 'blocks.0.qkv.weight' has no values, nor have 3 more", "or a checkpoint loaded", part=True)
+def half_initialised(mesh: Any, part: bool) -> None:
     model = on_meta(mesh)
     model.to_empty(device="cpu")
-    model.blocks[1].apply(lambda module: getattr(module, "reset_parameters", lambda: None)())
+    torch.manual_seed(SEED)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim < 2 or "blocks.0" not in name:
+            init.normal_(parameter)
     dmuon.Muon(model)
-    model(batch(0))
+    with dmuon.full_params(model, writeback=True):
+        pass
+    model.blocks[0](torch.zeros(2, 3, 24)) if part else model(batch(0))
 
 
-@refused("'blocks.0.up.weight'", "one rank alone keeps this weight", "finishes one weight before the next", how="norm")
-@refused("'blocks.0.up.weight'", "one rank alone keeps this weight", "finishes one weight before the next", how="part")
+@refused("'blocks.0.up.weight'", "one rank alone keeps a matrix", "finishes one weight before the next", how="norm")
+@refused("'blocks.0.up.weight'", "one rank alone keeps a matrix", "finishes one weight before the next", how="part")
 @refused("'blocks.0.up.weight'", "the values of 'blocks.1.up.weight'", "Expected", how="other")
+@refused("'blocks.0.up.weight'", "t_.default", how="t_")
+@refused("'blocks.0.up.weight'", "assigning values of torch.float32 and shape (24,) to .data", how="data")
+@refused("'blocks.0.up.weight'", "register_hook", how="hook")
 @refused("'blocks.0.up.weight'", "a view as torch.complex64", how="complex")
 def values_that_are_elsewhere(mesh: Any, how: str) -> None:
     model = on_meta(mesh)
@@ -315,18 +331,35 @@ def values_that_are_elsewhere(mesh: Any, how: str) -> None:
             up[:5].div_(up[:5].norm())
         elif how == "other":
             up.copy_(other)
+        elif how == "t_":
+            up.t_()
+        elif how == "data":
+            up.data = torch.zeros(24)
+        elif how == "hook":
+            up.register_hook(lambda _: None)
         else:
             up.view(torch.complex64)
 
 
-@refused("Muon: ranks differ", "'blocks.0.qkv.weight' initialised by", how="seed")
-@refused("Muon: ranks differ", "'blocks.0.qkv.weight' initialised by", how="only one")
+@refused("Muon: ranks differ", "initial values of 'blocks.0.qkv.weight'", how="seed")
+@refused("Muon: ranks differ", "initial values of 'blocks.0.qkv.weight'", how="only one")
+@refused("Muon: ranks differ", "initial values of 'blocks.0.qkv.weight'", how="std")
+@refused("Muon: ranks differ", "initial values of 'blocks.0.qkv.weight'", how="copied")
+@refused("Muon: ranks differ", "initial values of 'embedding.weight'", how="embedding")
 def unlike_on_ranks(mesh: Any, how: str) -> None:
     model = on_meta(mesh)
     model.to_empty(device="cpu")
-    torch.manual_seed(SEED + (rank_of(mesh) if how == "seed" else 0))
-    if how == "seed" or rank_of(mesh) == 0:
+    rank = rank_of(mesh)
+    torch.manual_seed(SEED + (rank if how in ("seed", "copied") else 0))
+    if how in ("seed", "only one") and (how == "seed" or rank == 0):
         model.blocks.apply(lambda module: getattr(module, "reset_parameters", lambda: None)())
+    weight = model.blocks[0].qkv.weight
+    if how == "std":
+        init.normal_(weight, std=1.0 + rank)
+    elif how == "copied":
+        weight.data.copy_(torch.randn(weight.shape))
+    elif how == "embedding":
+        init.constant_(model.embedding.weight, rank)
     dmuon.Muon(model)
 
 
@@ -345,11 +378,16 @@ def cast_after_memory(mesh: Any) -> None:
     dmuon.Muon(model)
 
 
-@refused("'blocks.0.qkv.weight' or its module was replaced")
-def replaced(mesh: Any) -> None:
+@refused("'blocks.0.qkv.weight' or its module was replaced", early=True)
+@refused("'blocks.0.qkv.weight' or its module was replaced", early=False)
+def replaced(mesh: Any, early: bool) -> None:
     model = on_meta(mesh)
-    model.to_empty(device="cpu")
-    model.blocks[0].qkv.weight = nn.Parameter(torch.zeros(72, 24))
+    for is_now in (early, not early):
+        if is_now:
+            model.blocks[0].qkv.weight = nn.Parameter(torch.zeros(72, 24))
+        else:
+            model.to_empty(device="cpu")
+    model.to("cpu")
     dmuon.Muon(model)
 
 
@@ -360,7 +398,7 @@ def state_dict_between(mesh: Any) -> None:
     model.state_dict()
 
 
-@refused("one rank alone keeps this weight. Expected: fully_shard before model.to_empty(...)")
+@refused("one rank alone keeps a matrix. Expected: fully_shard before model.to_empty(...)")
 def sharded_after_memory(mesh: Any) -> None:
     with torch.device("meta"):
         model = make_gpt(depth=1)

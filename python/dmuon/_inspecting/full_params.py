@@ -116,7 +116,7 @@ def _write_back(runtime: Runtime, originals: list[torch.Tensor], swapped: list[t
         # A bf16 model's fp32 master holds more than the bf16 values shown: keep it where nothing was changed.
         if not torch.equal(new, old):
             runtime.engine.scatter(index, "master", new)
-    runtime.shards.without_values.clear()
+            runtime.shards.without_values.discard(index)
     runtime.engine.publish()
     for (_, _, parameter), whole in zip(swapped, wholes, strict=True):
         # src_data_rank=None: every rank cuts its shard from its own values, without communication.

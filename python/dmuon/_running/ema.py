@@ -40,6 +40,7 @@ class Ema:
         runtime.refuse_inside_full_params("Ema()")
         with agreement(runtime.ranks, "Ema") as facts:
             facts.append(f"decay {_checked_decay(decay)}")
+        runtime.meet("Ema()")  # after a forward alone FSDP2 has left whole parameters in their places
         self.decay, self.num_updates = decay, 0
         runtime.num_means += 1
         self._name = f"mean {runtime.num_means}"
@@ -142,7 +143,9 @@ class Ema:
             )
             if problem:
                 raise ValueError(f"{load}: '{name}': {problem}")
-        return _checked_decay(saved["decay"]), int(saved["num_updates"]), weights
+        if type(saved["num_updates"]) is not int:
+            raise ValueError(f"{load}: num_updates: expected a number, got {saved['num_updates']!r}")
+        return _checked_decay(saved["decay"]), saved["num_updates"], weights
 
     def _owned(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """(mean, master) of the matrices that this rank owns."""
@@ -170,13 +173,22 @@ def _part(tensor: torch.Tensor) -> torch.Tensor:
     return part
 
 
-def _misfit(mean: torch.Tensor, value: Any) -> str | None:
+def _misfit(mean: Any, value: Any) -> str | None:
     shape, got = tuple(mean.shape), tuple(getattr(value, "shape", ()))
     if not isinstance(value, torch.Tensor) or got != shape:
         return f"expected a tensor of shape {shape}, got {type(value).__name__} of {got}"
     if isinstance(mean, DTensor) != isinstance(value, DTensor):
         return f"expected a {type(mean).__name__}, got a {type(value).__name__}"
+    if isinstance(mean, DTensor) and isinstance(value, DTensor) and _cut(mean) != _cut(value):
+        return (
+            f"expected a DTensor with {mean.placements} on {mean.device_mesh}, got one with {value.placements} on "
+            f"{value.device_mesh}"
+        )
     return None
+
+
+def _cut(tensor: DTensor) -> tuple[Any, ...]:
+    return tensor.device_mesh, tensor.placements
 
 
 def _checked_decay(decay: Any) -> float:

@@ -50,6 +50,7 @@ def _before(runtime: Runtime, index: int) -> Any:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def before(module: nn.Module, args: Any) -> None:
         runtime.refuse_inside_full_params("a forward")
+        runtime.refuse_without_values()
         runtime.engine.before_forward(index)
         if runtime.units[index].host and _C.in_backward() and torch.is_grad_enabled():
             _refuse_second_recomputation(runtime, index)
@@ -87,6 +88,7 @@ def _refuse_second_recomputation(runtime: Runtime, index: int) -> None:
 def _after(runtime: Runtime, index: int) -> Any:
     def show_weights(gradient: torch.Tensor) -> None:
         runtime.refuse_inside_full_params("a backward")
+        runtime.refuse_while_averaged("a backward")
         runtime.weights[index].show_weights()
 
     # Called even when the forward raises, as an early-stopped recomputation does.

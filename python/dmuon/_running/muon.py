@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, overload
 
 import torch
@@ -120,7 +121,8 @@ class Muon(torch.optim.Optimizer):
             "eps": adamw_eps,
             "weight_decay": weight_decay if adamw_weight_decay is None else adamw_weight_decay,
         }
-        with agreement(dedication.ranks, "Muon") as facts:
+        paused = dedication.meta_start.paused() if dedication.meta_start is not None else nullcontext()
+        with paused, agreement(dedication.ranks, "Muon") as facts:
             if find_runtime(model, "Muon") is not None:
                 raise ValueError("Muon: model: expected one Muon a model, got a second one")
             for group in (muon, adamw):
@@ -131,6 +133,7 @@ class Muon(torch.optim.Optimizer):
             device = check_sentinels(model, dedication)
             if dedication.meta_start is not None:
                 facts += dedication.meta_start.facts()
+                adamw_groups = dedication.meta_start.resolved(adamw_groups)
             paths = [[place.path for place in matrix.places] for matrix in dedication.matrices]
             units = find_units(model, paths)
             check_units(units, dedication)

@@ -16,6 +16,7 @@ from dmuon._running.unit_weights import UnitWeights
 from dmuon._saving.owned_shards import MASTER, MOMENTUM, OwnedShards
 from dmuon._setup.dedication import Dedication, dedication_of
 from dmuon._setup.groups import engine_groups
+from dmuon._setup.meta_start import MetaStart
 from dmuon._setup.place import restore_order
 from dmuon._setup.placeholder import OwnedTensor
 from dmuon._setup.routing import Matrix
@@ -43,7 +44,7 @@ class Runtime:
         self.step_agreement: Any = None  # a StepAgreement, from Muon on
         self.engine = self._make_engine(dedication)
         self.state = _C.MuonState(self.engine)
-        self.placeholders = self._make_placeholders()
+        self.placeholders = self._make_placeholders(dedication.meta_start)
         self.weights = [self._bind(index) for index in range(len(units))]
         for module, order in dedication.known.items():
             restore_order(module, order)
@@ -66,11 +67,13 @@ class Runtime:
             units.append(_C.UnitSpec(unit.name or "(root)", compute, policy.reduce_dtype or compute, unit.host))
         return _C.Engine(options, engine_groups(self.ranks), self.plan.native, units)
 
-    def _make_placeholders(self) -> list[nn.Parameter]:
+    def _make_placeholders(self, meta_start: MetaStart | None) -> list[nn.Parameter]:
         placeholders, gradients = [], []
         for index, matrix in enumerate(self.matrices):
             dtype = matrix.parameter.dtype
-            placeholders.append(nn.Parameter(OwnedTensor(matrix.name, matrix.shape, dtype, self.device, None)))
+            is_trainable = meta_start is None or meta_start.is_trainable(index)
+            placeholder = OwnedTensor(matrix.name, matrix.shape, dtype, self.device, None)
+            placeholders.append(nn.Parameter(placeholder, is_trainable))
             gradients.append(
                 OwnedTensor(f"{matrix.name}.grad", matrix.shape, dtype, self.device, Gradient(self, index))
             )

@@ -18,7 +18,6 @@ from dmuon._plan import StepOptions
 from dmuon._setup.agreement import agreement
 from dmuon._setup.meta_start import MetaStart
 from dmuon._setup.options import STEP, Planning, check_as_for_fully_shard, step_options
-from dmuon._setup.random_shards import dispatch_handlers
 from dmuon._setup.ranks import Ranks, check_mesh, check_timeout, resolve_ranks
 from dmuon._setup.routing import DEDICATION, Matrix, RoutingTable, Select, route
 from dmuon._setup.sharded import check_sharded, mesh_and_policy_of, release
@@ -145,8 +144,6 @@ def dedicate_params(
         schedule = step_options(*step)
         matrices, table = route(model, select)
         check_sharded(matrices, model, ranks)
-        if any(matrix.parameter.is_meta for matrix in matrices):
-            dispatch_handlers()  # are known
         facts.append(f"options {(policy, planning, step, timeout, ranks.rows)}")
         facts += [f"{row} {parameter.dtype}" for row, parameter in zip(table, model.parameters(), strict=True)]
 
@@ -157,13 +154,14 @@ def dedicate_params(
             ", ".join(f"'{row.name}' ({'x'.join(map(str, row.shape))})" for row in left),
         )
     known = {m: [name for name, p in m._parameters.items() if p is not None] for m in model.modules()}
+    on_meta = any(parameter.is_meta for parameter in model.parameters())
     dedication = Dedication(ranks, mesh, matrices, table, policy, planning, schedule, known)
     _guard(model, dedication)
     release(matrices, model)
     for matrix in matrices:
         for place in matrix.places:
             place.take_out()
-    if any(matrix.parameter.is_meta for matrix in matrices):
+    if on_meta:
         dedication.meta_start = MetaStart(model, matrices, known, ranks)
     model.__dict__[DEDICATION] = dedication
     return table

@@ -2,77 +2,115 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Mapping, Sequence
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn as nn
+from torch.distributed.tensor import DTensor
 
-from dmuon._setup.place import Place, restore_order
-from dmuon._setup.provisional import Desk, InitialValues, ProvisionalTensor
-from dmuon._setup.random_shards import close_draws, open_draws
+from dmuon._setup.initial_values import AtHolder, InitialValues, InShards
+from dmuon._setup.place import Place, clean_name, restore_order
+from dmuon._setup.provisional import Desk, ProvisionalTensor
 from dmuon._setup.ranks import Ranks
 from dmuon._setup.routing import Matrix
 
 
 class MetaStart:
-    """Gives the matrices memory at one rank each, as soon as `to_empty` has given their modules a device.
+    """Gives parameters values that one process would give them, as soon as `to_empty` has given modules a device.
 
-    From then on a module shows its matrices, so that the model's own initialisation finds them, and runs there.
+    Modules then show provisional parameters, so that the model's own initialisation finds them: of matrices, which one
+    rank keeps, and in the places of what `fully_shard` manages.
     """
 
     def __init__(
         self, model: nn.Module, matrices: Sequence[Matrix], known: Mapping[nn.Module, list[str]], ranks: Ranks
     ) -> None:
         """`matrices`: all of the model, by now taken out of it; of these, the ones on the meta device."""
-        self._known, self._here = known, ranks.everyone[ranks.slot]
-        self._desk = Desk(self._here)
-        self.values: dict[int, InitialValues] = {}
+        self._known, self._desk = known, Desk()
+        self._names = {module: path for path, module in model.named_modules()}
+        self.values: dict[int, AtHolder] = {}
         self._shown: dict[int, nn.Parameter] = {}
-        self._holders: dict[nn.Module, list[tuple[int, Place]]] = {}
+        self._places: dict[nn.Module, list[tuple[int, Place]]] = {}
+        self._sharded: dict[int, tuple[DTensor, nn.Parameter]] = {}  # by the id of what stands for it
+        here = ranks.everyone[ranks.slot]
         held = dict.fromkeys(ranks.everyone, 0)  # elements at each rank
         for index, matrix in sorted(enumerate(matrices), key=lambda entry: -entry[1].shape.numel()):
-            if not matrix.parameter.is_meta:
-                continue
-            holder = min(held, key=held.__getitem__)
-            held[holder] += matrix.shape.numel()
-            self.values[index] = InitialValues(matrix.name, matrix.shape, matrix.parameter.dtype, holder)
-        for index in sorted(self.values):
-            for place in matrices[index].places:
-                self._holders.setdefault(place.module, []).append((index, place))
-        for module in self._holders:
-            _wrap_apply(module, self)
-        open_draws()
-        self._finalizer = weakref.finalize(model, close_draws)  # though Muon may never come
+            if matrix.parameter.is_meta:
+                holder = min(held, key=held.__getitem__)
+                held[holder] += matrix.shape.numel()
+                self.values[index] = AtHolder(matrix.name, matrix.parameter, holder, here)
+                for place in matrix.places:
+                    self._places.setdefault(place.module, []).append((index, place))
+        for module in known:
+            # `to_empty`, `to` and their like all go through it, of this module or of one around it.
+            module.__dict__["_apply"] = functools.partial(self._apply, module)
+        self._moving: list[nn.Module] = []  # modules whose cast or move is under way
 
-    def hide(self, module: nn.Module) -> None:
-        """For a cast or move of the module, which only the sentinels follow."""
-        for _, place in self._holders[module]:
+    def _apply(self, module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        is_outermost = not self._moving
+        self._moving.append(module)
+        self._hide(module)
+        try:
+            type(module)._apply(module, *args, **kwargs)
+        finally:
+            if is_outermost:  # fully_shard looks at the parameters of all modules inside its own
+                for moved in self._moving:
+                    self._show(moved)
+                self._moving.clear()
+        return module
+
+    def _hide(self, module: nn.Module) -> None:
+        """For a cast or move of the module, which must see the sentinels and DTensors alone."""
+        self._desk.clear()
+        for _, place in self._places.get(module, ()):
             place.hide_provisional()
+        self._hide_sharded(module)
 
-    def show(self, module: nn.Module) -> None:
-        """After a cast or move: shows the matrices that have a device by now."""
-        for index, place in self._holders[module]:
+    def _show(self, module: nn.Module) -> None:
+        """After a cast or move: shows what has a device by now."""
+        for index, place in self._places.get(module, ()):
             device = place.sentinel().device
-            if device.type != "meta":
-                place.show_provisional(self._parameter(index, device))
+            if device.type != "meta" and not place.is_replaced():
+                place.show_provisional(self._matrix(index, device))
+        self._show_sharded(module)
         restore_order(module, self._known[module])
 
-    def _parameter(self, index: int, device: torch.device) -> nn.Parameter:
-        shown = self._shown.get(index)
-        if shown is None or shown.device != device:
-            values = self.values[index]
-            if values.base.is_meta and values.holder == self._here:
-                values.base = torch.empty_like(values.base, device=device)
-            elif not values.base.is_meta:
-                values.base = values.base.to(device)
-            shown = self._shown[index] = nn.Parameter(ProvisionalTensor(values, self._desk, device))
-        return shown
+    def _hide_sharded(self, module: nn.Module) -> None:
+        for attribute, parameter in module._parameters.items():
+            if id(parameter) in self._sharded:  # where the user has tied it, too
+                module._parameters[attribute] = self._behind(parameter)
+
+    def _show_sharded(self, module: nn.Module) -> None:
+        for attribute, parameter in module._parameters.items():
+            if isinstance(parameter, DTensor) and not parameter.is_meta:
+                module._parameters[attribute] = self._stand_in(module, attribute, parameter)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside, and after it unless something is raised, DTensors are in their places."""
+        self._desk.clear()
+        for module in self._known:
+            self._hide_sharded(module)
+        try:
+            yield
+        except Exception:
+            for module in self._known:
+                self._show_sharded(module)
+            raise
+
+    def resolved(self, groups: Any) -> Any:
+        """Parameter groups with the DTensors for which provisional parameters in them stand."""
+        if isinstance(groups, dict):
+            return {key: self.resolved(value) for key, value in groups.items()}
+        if isinstance(groups, list | tuple):
+            return type(groups)(self.resolved(value) for value in groups)
+        return self._sharded[id(groups)][0] if id(groups) in self._sharded else groups
 
     def taken(self, index: int) -> torch.Tensor | None:
         """The values of a matrix, which are forgotten here; None where another rank keeps them."""
-        self._desk.clear()
         self._shown.pop(index, None)
         values = self.values[index]
         base, values.base = values.base, values.base.to("meta")
@@ -80,25 +118,43 @@ class MetaStart:
 
     def facts(self) -> list[str]:
         """What must be equal on all ranks when Muon is made."""
-        return [f"'{values.name}' initialised by {values.history()}" for values in self.values.values()]
+        shown: list[InitialValues] = [*self.values.values()]
+        shown += [parameter._initial for _, parameter in self._sharded.values()]  # type: ignore[attr-defined]
+        return [values.fact() for values in shown]
+
+    def is_trainable(self, index: int) -> bool:
+        """Whether a matrix has not been frozen since it is shown."""
+        return index not in self._shown or self._shown[index].requires_grad
 
     def end(self) -> None:
         """Muon has put placeholders where the matrices were shown."""
-        for module in self._holders:
+        for module in self._known:
             module.__dict__.pop("_apply", None)
-        self._holders.clear()
-        self._finalizer()
+        self._places.clear()
+        self._sharded.clear()
 
+    def _matrix(self, index: int, device: torch.device) -> nn.Parameter:
+        shown = self._shown.get(index)
+        if shown is None or shown.device != device:
+            self.values[index].move(device)
+            shown = self._shown[index] = nn.Parameter(ProvisionalTensor(self.values[index], self._desk, device))
+        return shown
 
-def _wrap_apply(module: nn.Module, start: MetaStart) -> None:
-    """`to_empty`, `to` and their like all go through `_apply`, of this module or of one around it."""
+    def _stand_in(self, module: nn.Module, attribute: str, sharded: Any) -> nn.Parameter:
+        for other, stand_in in self._sharded.values():
+            if other is sharded:
+                return stand_in
+        path = self._names[module]
+        values = InShards(clean_name(f"{path}.{attribute}" if path else attribute), sharded)
+        made = nn.Parameter(ProvisionalTensor(values, self._desk, sharded.device), sharded.requires_grad)
+        made.__dict__.update({key: value for key, value in vars(sharded).items() if key not in vars(made)})
+        self._sharded[id(made)] = (sharded, made)
+        return made
 
-    def apply(*args: Any, **kwargs: Any) -> nn.Module:
-        start.hide(module)
-        try:
-            type(module)._apply(module, *args, **kwargs)
-        finally:
-            start.show(module)
-        return module
-
-    module.__dict__["_apply"] = apply
+    def _behind(self, stand_in: Any) -> Any:
+        """The DTensor, with what has been noted at its stand-in."""
+        sharded = self._sharded[id(stand_in)][0]
+        sharded.requires_grad_(stand_in.requires_grad)
+        own = ("_initial", "_desk", "_is_param")
+        vars(sharded).update({key: value for key, value in vars(stand_in).items() if key not in own})
+        return sharded

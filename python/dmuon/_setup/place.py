@@ -21,7 +21,7 @@ class State(enum.Enum):
     WHOLE: a parameter with all its values, before `dedicate_params` and inside `full_params`.
     TAKEN_OUT: no parameter, so that `fully_shard` does not see it, between `dedicate_params` and `Muon`.
     PROVISIONAL: between the two calls too, where the model was built on the meta device and has memory by now: can be
-        initialised, and has values at one rank.
+        initialised, and is kept by one rank.
     PLACEHOLDER: the true shape and dtype without values, whenever the unit does not compute.
     WEIGHT: a view of the unit's packed buffer, while the unit computes.
     """

@@ -1,12 +1,13 @@
-"""A matrix of a model that was built on the meta device, between to_empty and Muon: kept by one rank alone."""
+"""A parameter of a model that was built on the meta device, as its modules show it between to_empty and Muon."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import torch
+
+from dmuon._setup.initial_values import InitialValues, is_random
 
 _aten = torch.ops.aten
 
@@ -27,59 +28,49 @@ _OVERWRITING = {
 }
 
 
-class InitialValues:
-    """The values of one matrix until its owner takes them, and what ranks must have done alike to it."""
-
-    def __init__(self, name: str, shape: torch.Size, dtype: torch.dtype, holder: int) -> None:
-        """`holder`: the global rank that keeps them."""
-        self.name, self.shape, self.dtype, self.holder = name, shape, dtype, holder
-        self.base = torch.empty(shape, dtype=dtype, device="meta")  # real where the values are
-        self.is_written = False
-        self._history = hashlib.sha256()
-
-    def note_write(self, func: Any, generator: torch.Generator | None, device: torch.device) -> None:
-        """`func` changes values now; it draws numbers if it is random."""
-        self.is_written = True
-        self._history.update(str(func).encode())
-        if is_random(func):
-            self._history.update(random_state(generator, device))
-
-    def history(self) -> str:
-        """Equal on all ranks if these have done the same, from the same random states."""
-        return self._history.hexdigest()
-
-
 class Desk:
-    """Where the matrix that is being initialised lies whole on every rank, until the next one's turn."""
+    """Where the parameter that is being initialised lies whole on every rank, until the next one's turn."""
 
-    def __init__(self, here: int) -> None:
-        """`here`: this rank, the global one."""
-        self._here = here
+    def __init__(self) -> None:
         self.current: InitialValues | None = None
 
-    def open(self, values: InitialValues, device: torch.device) -> None:
-        """All of the matrix is about to be overwritten."""
-        if self.current is values:
-            return
-        self.clear()
-        self.current = values
-        if values.base.is_meta:
-            values.base = torch.empty_like(values.base, device=device)
+    def open(self, values: InitialValues, device: torch.device, with_values: bool) -> None:
+        """It is this one's turn. Collective, if values are to be brought."""
+        if self.current is not values:
+            self.clear()
+            values.open(device, with_values)
+            self.current = values
 
     def clear(self) -> None:
-        """From now on the holder alone has the values."""
-        if self.current is not None and self.current.holder != self._here:
-            self.current.base = self.current.base.to("meta")
+        """From now on every rank has what it keeps."""
+        if self.current is not None:
+            self.current.close()
         self.current = None
 
 
+def _refuse(tensor: ProvisionalTensor, what: str) -> NoReturn:
+    raise ValueError(
+        f"dmuon: {what} on '{tensor._initial.name}': until dmuon.Muon one rank alone keeps a matrix. Expected: "
+        "fully_shard before model.to_empty(...), and after it initialisation that finishes one weight before the next "
+        "(nn.init, or copy_ of a whole tensor); values are loaded, and hooks registered, after Muon."
+    )
+
+
+def _refusing(what: str) -> Any:
+    def method(self: ProvisionalTensor, *_: Any) -> NoReturn:
+        _refuse(self, what)
+
+    return method
+
+
 class ProvisionalTensor(torch.Tensor):
-    """A matrix that is initialised as in one process, on all ranks alike, and kept by one rank.
+    """A parameter that is initialised as in one process, on all ranks alike, and kept by one of them or in shards.
 
     What overwrites it puts it on the desk: there it is whole on every rank, and everything works. Once another one
-    lies there, an in-place operation runs at the holder alone; a random one draws its numbers on every rank, so that
-    random states advance alike; views are views of the same values, and `empty_like`, `randn_like` and their like give
-    plain whole tensors. Everything else needs values that are elsewhere, and raises ValueError.
+    lies there, what is kept in shards is brought back by any use. Of a matrix, an in-place operation then runs at its
+    holder alone; a random one draws its numbers on every rank, so that random states advance alike; everything else
+    needs values that are elsewhere, and raises ValueError. Views are views of the same values; `empty_like`,
+    `randn_like` and their like give plain whole tensors.
     """
 
     _initial: InitialValues
@@ -111,27 +102,45 @@ class ProvisionalTensor(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        found = list(_provisional_in((args, kwargs.values())))
+        found = list(_provisional_in((args, kwargs)))
         first = found[0]
         if func in _LIKE and args[0] is first and len(found) == 1:
             given = {key: value for key, value in kwargs.items() if value is not None}
             return func(first._layout(), *args[1:], **{"device": first.device, **given})
         if func.is_view:
             return _mapped(func(first._layout(), *args[1:], **kwargs), first._view)
-        written = [value for value in _written(func, args, kwargs) if isinstance(value, ProvisionalTensor)]
+        if torch.Tag.inplace_view in func.tags:
+            _refuse(first, str(func))
         for tensor in found:
             if tensor._initial is not first._initial:
                 _refuse(first, f"{func} with the values of '{tensor._initial.name}'")
-        if not written and first._desk.current is first._initial:
-            return _run(func, args, kwargs)
+        written = [value for value in _written(func, args, kwargs) if isinstance(value, ProvisionalTensor)]
+        first._prepare(func, len(found), bool(written))
+        if written:
+            is_new = first._overwrites(func, len(found))
+            others = [value for value in _flat((args, kwargs)) if not isinstance(value, ProvisionalTensor)]
+            first._initial.note(func, others, first.device, is_new)
+        result = _run(func, args, kwargs)
         if not written:
-            _refuse(first, str(func))
-        is_whole = len(found) == 1 and first.numel() == first._initial.base.numel()
-        if is_whole and func.overloadpacket in _OVERWRITING:
-            first._desk.open(first._initial, first.device)
-        first._initial.note_write(func, kwargs.get("generator"), first.device)
-        _run(func, args, kwargs)
-        return written[0]
+            return result
+        return written[0] if len(func._schema.returns) == 1 else None
+
+    def _overwrites(self, func: Any, num_operands: int) -> bool:
+        """Whether all of the parameter is new after it."""
+        is_whole = num_operands == 1 and self.numel() == self._initial.base.numel()
+        return is_whole and func.overloadpacket in _OVERWRITING
+
+    def _prepare(self, func: Any, num_operands: int, writes: bool) -> None:
+        """Puts the parameter on the desk where it can be; refuses what needs that where it cannot."""
+        values, desk = self._initial, self._desk
+        if desk.current is values:
+            return
+        if values.can_be_read:
+            desk.open(values, self.device, with_values=values.is_written and not self._overwrites(func, num_operands))
+        elif writes and (not values.is_written or self._overwrites(func, num_operands)):
+            desk.open(values, self.device, with_values=False)
+        elif not writes:
+            _refuse(self, str(func))
 
     def _layout(self) -> torch.Tensor:
         base = self._initial.base.to("meta")
@@ -149,41 +158,22 @@ class ProvisionalTensor(torch.Tensor):
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
+        if value.shape != self.shape or value.dtype != self.dtype:
+            _refuse(self, f"assigning values of {value.dtype} and shape {tuple(value.shape)} to .data")
         with torch.no_grad():
             self.detach().copy_(value)
+
+    register_hook = _refusing("register_hook")
+    register_post_accumulate_grad_hook = _refusing("register_post_accumulate_grad_hook")
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"ProvisionalTensor('{self._initial.name}', shape={tuple(self.shape)}, dtype={self.dtype})"
 
 
-def is_random(func: Any) -> bool:
-    """Whether an operation draws random numbers."""
-    return torch.Tag.nondeterministic_seeded in func.tags
-
-
-def random_state(generator: torch.Generator | None, device: torch.device) -> bytes:
-    """From which numbers are drawn next."""
-    if generator is not None:
-        state = generator.get_state()
-    elif device.type == "cpu":
-        state = torch.get_rng_state()
-    else:
-        state = torch.get_device_module(device).get_rng_state(device)
-    return state.numpy().tobytes()
-
-
-def _refuse(tensor: ProvisionalTensor, what: str) -> NoReturn:
-    raise ValueError(
-        f"dmuon: {what} on '{tensor._initial.name}': until dmuon.Muon one rank alone keeps this weight. Expected: "
-        "fully_shard before model.to_empty(...), and after it initialisation that finishes one weight before the next "
-        "(nn.init, or copy_ of a whole tensor); or values that are loaded after Muon."
-    )
-
-
 def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """On the values; where these are not, for its shapes' sake, or to draw the same random numbers."""
     draws = is_random(func)
-    elsewhere = not draws and next(_provisional_in((args, kwargs.values())))._initial.base.is_meta
+    elsewhere = not draws and next(_provisional_in((args, kwargs)))._initial.base.is_meta
 
     def real(value: Any) -> Any:
         if not isinstance(value, ProvisionalTensor):
@@ -213,9 +203,13 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     return change(value)
 
 
-def _provisional_in(values: Any) -> Iterator[ProvisionalTensor]:
-    for value in values:
-        if isinstance(value, ProvisionalTensor):
+def _flat(values: Any) -> Iterator[Any]:
+    for value in values.values() if isinstance(values, dict) else values:
+        if isinstance(value, list | tuple | dict):
+            yield from _flat(value)
+        else:
             yield value
-        elif isinstance(value, list | tuple | type({}.values())):
-            yield from _provisional_in(value)
+
+
+def _provisional_in(values: Any) -> Iterator[ProvisionalTensor]:
+    return (value for value in _flat(values) if isinstance(value, ProvisionalTensor))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,12 +16,13 @@ from dmuon._setup.routing import Matrix
 
 
 def mesh_and_policy_of(model: nn.Module) -> tuple[DeviceMesh | None, MixedPrecisionPolicy | None]:
-    """What `fully_shard` was given, None where it was not called; of the first module that it holds for."""
+    """What `fully_shard` was given, None where it was not called; the policy that most modules have."""
     if not isinstance(model, nn.Module):
         return None, None  # for others to refuse
     meshes = (parameter.device_mesh for parameter in model.parameters() if isinstance(parameter, DTensor))
-    policies = (getattr(state, "_mp_policy", None) for state in _states(model))
-    return next(meshes, None), next((p for p in policies if isinstance(p, MixedPrecisionPolicy)), None)
+    policies = [getattr(state, "_mp_policy", None) for state in _states(model)]
+    found = Counter(policy for policy in policies if isinstance(policy, MixedPrecisionPolicy)).most_common(1)
+    return next(meshes, None), found[0][0] if found else None
 
 
 def check_sharded(matrices: Sequence[Matrix], model: nn.Module, ranks: Ranks) -> None:
