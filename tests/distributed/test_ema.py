@@ -12,6 +12,8 @@ import torch.nn as nn
 from checkpoints import MODELS, loss, started, train
 from models import batch, loss_of
 from refusals import REFUSED, Refusals, expect_refusal, ready
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from training import place_of
 
@@ -86,6 +88,27 @@ def differences(mesh: Any) -> list[str]:
 @pytest.mark.parametrize("mesh", MESHES)
 def test_the_mean_is_pytorchs_and_the_weights_come_back(ranks, mesh):
     assert ranks.run(differences, mesh) == [[]] * torch.Size(mesh).numel()
+
+
+def after_an_evaluation(mesh: Any) -> list[str]:
+    """After a forward alone FSDP2 leaves what it has gathered in its places."""
+    model, opt = started(mesh, MODELS["gpt"]())
+    with torch.no_grad():
+        loss(mesh, model, 0)
+    ema = dmuon.Ema(model, DECAY)
+    snapshots = [masters(model, opt)]
+    train(mesh, model, opt, range(1))
+    with torch.no_grad():
+        loss(mesh, model, 0)
+    ema.update()
+    snapshots.append(masters(model, opt))
+    expected = reference(snapshots)
+    got = whole(ema.state_dict()["weights"])
+    return [name for name, value in got.items() if not torch.allclose(value, expected[name], rtol=1e-6, atol=1e-7)]
+
+
+def test_an_evaluation_before_changes_nothing(ranks):
+    assert ranks.run(after_an_evaluation, (2, 2)) == [[]] * 4
 
 
 def saved(mesh: Any, path: str) -> dict[str, torch.Tensor]:
@@ -179,11 +202,19 @@ def while_applied(mesh: Any, what: str) -> None:
 @refused("Ema.load_state_dict: weights:", "missing ['blocks.1.up.weight']", how="missing")
 @refused("Ema.load_state_dict: 'blocks.1.up.weight': expected shape (41, 24), got (2, 2)", how="shape")
 @refused("Ema.load_state_dict: 'embedding.weight': expected a DTensor, got a Tensor", how="whole")
+@refused("Ema.load_state_dict: 'embedding.weight': expected a DTensor with (Replicate(), Shard(dim=0))", how="mesh")
+@refused("Ema.load_state_dict: num_updates: expected a number, got 'many'", how="number")
 @refused("Ema.load_state_dict: state_dict: expected", "got ['model']", how="foreign")
 def what_does_not_fit(mesh: Any, how: str) -> None:
     ema = dmuon.Ema(ready(mesh)[0])
     state = ema.state_dict()
+    before = whole(state["weights"])
     match how:
+        case "mesh":
+            table = DeviceMesh("cpu", torch.arange(4))
+            state["weights"]["embedding.weight"] = distribute_tensor(torch.zeros(29, 24), table, [Shard(0)])
+        case "number":
+            state["num_updates"] = "many"
         case "missing":
             del state["weights"]["blocks.1.up.weight"]
         case "shape":
@@ -192,7 +223,10 @@ def what_does_not_fit(mesh: Any, how: str) -> None:
             state["weights"]["embedding.weight"] = torch.zeros(29, 24)
         case "foreign":
             state = {"model": {}}
-    ema.load_state_dict(state)
+    try:
+        ema.load_state_dict(state)
+    finally:
+        assert all(torch.equal(value, before[name]) for name, value in whole(ema.state_dict()["weights"]).items())
 
 
 @pytest.mark.parametrize(REFUSED, refused)

@@ -236,6 +236,28 @@ def test_adamw_does_not_get_what_muon_has(ranks):
         assert sorted(saved) == sorted(name for name, _ in model.named_parameters())
 
 
+def only_in_part(mesh: Any) -> list[str]:
+    """Where matrices have values already, what AdamW updates is drawn as in one process; a second time counts."""
+    torch.manual_seed(0)
+    model, expected = make_gpt(depth=1), make_gpt(depth=1)
+    model.embedding.to("meta"), model.head.to("meta")
+    dedicate(model, mesh, AHEAD)
+    shard(model, mesh)
+    model.embedding.to_empty(device="cpu"), model.head.to_empty(device="cpu")
+    torch.manual_seed(rank_of(mesh))
+    init.normal_(model.embedding.weight)
+    for part in (model, expected):
+        torch.manual_seed(SEED)
+        part.embedding.reset_parameters(), part.head.reset_parameters()
+    dmuon.Muon(model)
+    weights = model.state_dict()
+    return [n for n, p in expected.named_parameters() if not torch.equal(weights[n].full_tensor(), p.detach())]
+
+
+def test_a_part_on_the_meta_device_and_a_second_initialisation(ranks):
+    assert ranks.run(only_in_part, (2, 2)) == [[]] * 4
+
+
 def moved(mesh: Any) -> bool:
     """Casts and moves that change nothing, and a second to_empty, leave values where they are."""
     model = on_meta(mesh)
