@@ -68,6 +68,13 @@ def all_kinds_of_init(model: nn.Module) -> None:
     torch.rand(1, generator=None)
 
 
+def columns_first() -> nn.Module:
+    """Random numbers are drawn in the order of memory."""
+    model = make_gpt(depth=1)
+    model.blocks[0].up.weight = nn.Parameter(torch.empty(24, 41).t())
+    return model
+
+
 def own_init(model: Any) -> None:
     model.init_weights()
 
@@ -76,6 +83,7 @@ def own_init(model: Any) -> None:
 MODELS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], None]]] = {
     "ours": (lambda: make_gpt(depth=2), lambda m: m.blocks, all_kinds_of_init),
     "bf16": (lambda: make_gpt(depth=2).bfloat16(), lambda m: m.blocks, all_kinds_of_init),
+    "columns first": (columns_first, lambda m: m.blocks, lambda m: [init.normal_(p) for p in m.parameters()]),
     "gpt2": (
         lambda: transformers.GPT2LMHeadModel(
             transformers.GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=16, vocab_size=101)
