@@ -37,7 +37,7 @@ def _take_initial_values(runtime: Runtime, meta_start: MetaStart, index: int) ->
         runtime.shards.without_values.add(index)
         own = torch.zeros(values.base.shape, dtype=values.base.dtype) if here == owner else None
     elif here != owner and own is not None:
-        dist.send(own.cpu(), owner, group=verdict_group(ranks))
+        dist.send(own.cpu().contiguous(), owner, group=verdict_group(ranks))
     elif here == owner and own is None:
         own = torch.empty(values.base.shape, dtype=values.base.dtype)
         dist.recv(own, values.holder, group=verdict_group(ranks))
