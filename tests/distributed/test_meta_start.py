@@ -254,7 +254,10 @@ def only_in_part(mesh: Any) -> list[str]:
     model.embedding.to_empty(device="cpu"), model.head.to_empty(device="cpu")
     torch.manual_seed(rank_of(mesh))
     init.normal_(model.embedding.weight)
+    model.to("cpu")  # shows the others too
     for part in (model, expected):
+        part.norm.weight.data.mul_(3)
+        part.norm.bias.data[2:4].fill_(5)
         torch.manual_seed(SEED)
         part.embedding.reset_parameters(), part.head.reset_parameters()
     dmuon.Muon(model)

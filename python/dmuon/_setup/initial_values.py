@@ -84,10 +84,10 @@ class InShards(InitialValues):
 
     can_be_read = True
 
-    def __init__(self, name: str, sharded: DTensor) -> None:
-        """`sharded`: with memory."""
+    def __init__(self, name: str, sharded: DTensor, has_values: bool) -> None:
+        """`sharded`: with memory; `has_values`: it was not on the meta device."""
         super().__init__(name, sharded)
-        self._sharded = sharded
+        self._sharded, self.is_written = sharded, has_values
 
     def open(self, device: torch.device, with_values: bool) -> None:
         """Collective where values are asked for."""

@@ -31,6 +31,12 @@ class MetaStart:
         """`matrices`: all of the model, by now taken out of it; of these, the ones on the meta device."""
         self._known, self._desk = known, Desk()
         self._names = {module: path for path, module in model.named_modules()}
+        self._had_values = {
+            (module, name)
+            for module in known
+            for name, p in module._parameters.items()
+            if p is not None and not p.is_meta
+        }
         self.values: dict[int, AtHolder] = {}
         self._shown: dict[int, nn.Parameter] = {}
         self._places: dict[nn.Module, list[tuple[int, Place]]] = {}
@@ -142,10 +148,11 @@ class MetaStart:
 
     def _stand_in(self, module: nn.Module, attribute: str, sharded: Any) -> nn.Parameter:
         for other, stand_in in self._sharded.values():
-            if other is sharded:
+            if other is sharded and stand_in.device == sharded.device:
                 return stand_in
         path = self._names[module]
-        values = InShards(clean_name(f"{path}.{attribute}" if path else attribute), sharded)
+        name = clean_name(f"{path}.{attribute}" if path else attribute)
+        values = InShards(name, sharded, (module, attribute) in self._had_values)
         made = nn.Parameter(ProvisionalTensor(values, self._desk, sharded.device), sharded.requires_grad)
         made.__dict__.update({key: value for key, value in vars(sharded).items() if key not in vars(made)})
         self._sharded[id(made)] = (sharded, made)
