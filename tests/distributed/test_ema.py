@@ -98,8 +98,6 @@ def after_an_evaluation(mesh: Any) -> list[str]:
     ema = dmuon.Ema(model, DECAY)
     snapshots = [masters(model, opt)]
     train(mesh, model, opt, range(1))
-    with torch.no_grad():
-        loss(mesh, model, 0)
     ema.update()
     snapshots.append(masters(model, opt))
     expected = reference(snapshots)

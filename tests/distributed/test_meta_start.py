@@ -76,6 +76,7 @@ def columns_first() -> nn.Module:
 
 
 def own_init(model: Any) -> None:
+    model.is_custom_code = lambda: False  # for which Transformers takes what fully_shard has changed
     model.init_weights()
 
 
@@ -105,12 +106,10 @@ MODELS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any],
 
 
 @contextmanager
-def as_under_fully_shard(model: Any) -> Iterator[None]:
-    """For one process: ties outlive to_empty, and Transformers takes the model for one with code of its own."""
+def ties_outlive_to_empty() -> Iterator[None]:
+    """For one process, as they do under fully_shard."""
     swapping = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(True)
-    if hasattr(model, "is_custom_code"):
-        model.is_custom_code = lambda: True
     try:
         yield
     finally:
@@ -121,7 +120,7 @@ def of_one_process(name: str) -> dict[str, torch.Tensor]:
     make, _, fill = MODELS[name]
     with torch.device("meta"):
         model = make()
-    with as_under_fully_shard(model):
+    with ties_outlive_to_empty():
         model.to_empty(device="cpu")
         torch.manual_seed(SEED)
         fill(model)
