@@ -37,11 +37,17 @@ def _begin(runtime: Runtime) -> Any:
 
 
 def _end(runtime: Runtime) -> Any:
+    def refuse_while_averaged(gradient: torch.Tensor) -> None:
+        runtime.refuse_while_averaged("a backward")
+
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def end(module: nn.Module, args: Any, output: Any) -> None:
         runtime.engine.end_forward()
         if torch.is_grad_enabled():
-            runtime.engine.watch_root_outputs(tensors_requiring_grad(output))
+            outputs = tensors_requiring_grad(output)
+            runtime.engine.watch_root_outputs(outputs)
+            for tensor in outputs:
+                tensor.register_hook(refuse_while_averaged)
 
     return end
 
@@ -88,7 +94,6 @@ def _refuse_second_recomputation(runtime: Runtime, index: int) -> None:
 def _after(runtime: Runtime, index: int) -> Any:
     def show_weights(gradient: torch.Tensor) -> None:
         runtime.refuse_inside_full_params("a backward")
-        runtime.refuse_while_averaged("a backward")
         runtime.weights[index].show_weights()
 
     # Called even when the forward raises, as an early-stopped recomputation does.
