@@ -100,7 +100,8 @@ def checked_adamw_groups(
         facts.append(f"adamw_groups[{index}] {settings_of(group)} of {[names[id(p)] for p in params]}")
         groups.append(group)
     # Fused AdamW takes plain tensors or DTensors, not both at once.
-    rest = [p for p in model.parameters() if p.requires_grad and id(p) not in taken | matrices.keys()]
+    named = taken | matrices.keys()
+    rest = [p for p in model.parameters() if p.requires_grad and id(p) not in named]
     halves = [[p for p in rest if isinstance(p, DTensor) == sharded] for sharded in (True, False)]
     return [{"params": half, "algorithm": "adamw", **defaults} for half in halves if half] + groups
 
