@@ -83,6 +83,21 @@ TEST(HostOrder, CatchesUpToAHostUseAndNotOverIt) {
             "before use of 2, after forward of 2, before use of 3, after forward of 3");
 }
 
+// A unit is used several times in some traces: which use a rank has come to is said by its
+// position.
+TEST(HostOrder, HasAPositionWhileItFollowsATrace) {
+  Order order = traced_order();
+  EXPECT_EQ(order.position(), -1);
+  order.begin_forward(false);
+  EXPECT_EQ(order.position(), 0);
+  order.catch_up_to_host_use();
+  EXPECT_EQ(order.position(), 4);
+  order.request(before_use(2));
+  EXPECT_EQ(order.position(), 5);
+  order.request(before_use(1), /*has_end=*/true);
+  EXPECT_EQ(order.position(), -1);  // a deviation
+}
+
 // What begins another forward crosses all that the last one owes.
 TEST(HostOrder, BeginsNoForwardAgainWhileAHostUseIsOwed) {
   Order order = traced_order();

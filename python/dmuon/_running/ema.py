@@ -79,7 +79,7 @@ class Ema:
         runtime.refuse_while_averaged("Ema.applied()")
         runtime.meet("Ema.applied()")
         weights = [weight.clone() for _, weight in self._local()]
-        runtime.is_averaged = True
+        runtime.set_averaged(True)
         self._exchange_masters()
         with torch.no_grad():
             for mean, weight in self._local():
@@ -93,7 +93,7 @@ class Ema:
             with torch.no_grad():
                 for (_, weight), kept in zip(self._local(), weights, strict=True):
                     weight.copy_(kept)
-            runtime.is_averaged = False
+            runtime.set_averaged(False)
             runtime.engine.publish()
 
     @torch.no_grad()

@@ -37,17 +37,11 @@ def _begin(runtime: Runtime) -> Any:
 
 
 def _end(runtime: Runtime) -> Any:
-    def refuse_while_averaged(gradient: torch.Tensor) -> None:
-        runtime.refuse_while_averaged("a backward")
-
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def end(module: nn.Module, args: Any, output: Any) -> None:
         runtime.engine.end_forward()
         if torch.is_grad_enabled():
-            outputs = tensors_requiring_grad(output)
-            runtime.engine.watch_root_outputs(outputs)
-            for tensor in outputs:
-                tensor.register_hook(refuse_while_averaged)
+            runtime.engine.watch_root_outputs(tensors_requiring_grad(output))
 
     return end
 

@@ -124,10 +124,15 @@ class Runtime:
         if self.whole:
             raise ValueError(f"dmuon.full_params: {what} inside it. Expected: leave the context first.")
 
+    def set_averaged(self, is_averaged: bool) -> None:
+        """From now on the weights are a mean, or are themselves again."""
+        self.is_averaged = is_averaged
+        self.engine.refuse_backward(_inside_applied("a backward") if is_averaged else "")
+
     def refuse_while_averaged(self, what: str) -> None:
         """Raises ValueError while the weights are a mean."""
         if self.is_averaged:
-            raise ValueError(f"dmuon.Ema.applied: {what} inside it. Expected: leave the context first.")
+            raise ValueError(_inside_applied(what))
 
     def refuse_lost_load(self) -> None:
         """Raises ValueError where what `load_state_dict` of the model takes would not stay."""
@@ -193,6 +198,10 @@ class Gradient:
     def all_finite(self) -> bool:
         finite: bool = self._alive().step_agreement.verdict().finite
         return finite
+
+
+def _inside_applied(what: str) -> str:
+    return f"dmuon.Ema.applied: {what} inside it. Expected: leave the context first."
 
 
 def find_runtime(model: nn.Module, function: str) -> Runtime | None:

@@ -92,6 +92,7 @@ void init_engine(py::module_& module) {
       .def("watch_inputs", &Engine::watch_inputs, py::arg("unit"), py::arg("inputs"))
       .def("watch_outputs", &Engine::watch_outputs, py::arg("unit"), py::arg("outputs"))
       .def("watch_root_outputs", &Engine::watch_root_outputs, py::arg("outputs"))
+      .def("refuse_backward", &Engine::refuse_backward, py::arg("why"))
       .def("agree", &Engine::agree, py::arg("host"), py::arg("settings"), no_gil)
       .def("agreed", &Engine::agreed)
       .def("end_step", &Engine::end_step)

@@ -8,7 +8,9 @@
 namespace dmuon::engine {
 namespace {
 
-// Of what is compared: the pass, the moment, the unit, and how many comparisons came before.
+// Of what is compared: the pass, the moment, the unit or, where a pass ends, how much of its trace
+// was crossed (a unit can be used several times, and ranks may end at different uses), and how many
+// comparisons came before.
 using Place = std::array<std::int64_t, 4>;
 
 // Stand for a moment. Where a pass ends, a rank that wants more triggers than the others meets the
@@ -41,7 +43,8 @@ void Engine::compare(const std::optional<schedule::Trigger>& trigger) {
   const std::optional<schedule::Pass> open = resolver_.order().current();
   const Place place{open ? static_cast<int>(*open) : kNoPass,
                     trigger ? static_cast<int>(trigger->moment) : kEndOfPass,
-                    trigger ? trigger->unit.value() : 0, num_compared_++};
+                    trigger ? trigger->unit.value() : resolver_.order().position(),
+                    num_compared_++};
   require_all_at(place, described(place, layout()));
 }
 

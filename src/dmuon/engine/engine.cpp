@@ -131,6 +131,7 @@ void Engine::watch_root_outputs(const std::vector<at::Tensor>& outputs) {
 
 void Engine::open_backward() {
   if (resolver_.order().current() == Pass::kBackward && !backward_.expired()) return;
+  core::require(no_backward_.empty(), no_backward_);
   settle();
   verdict_.reset();
   host_mixes_ |= held_uses_ && cleared();

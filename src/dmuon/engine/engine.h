@@ -102,6 +102,10 @@ class Engine : private schedule::Performer {
   void watch_outputs(core::UnitIndex unit, const std::vector<at::Tensor>& outputs);
   void watch_root_outputs(const std::vector<at::Tensor>& outputs);
 
+  /// Every backward that begins from now on throws InvalidArgument with these words, at its first
+  /// hook; none does where they are empty.
+  void refuse_backward(std::string why) { no_backward_ = std::move(why); }
+
   /// One message over all ranks; kept until gradients change, so that a second call costs nothing.
   /// @param host      ignored where the verdict is kept.
   /// @param settings  a digest of what must be equal on all ranks, hyperparameters say; likewise.
@@ -213,6 +217,7 @@ class Engine : private schedule::Performer {
       held_uses_;            // of those whose gradients the host has kept
   bool host_mixes_ = false;  // what does not belong together, since the last agreement
   std::int64_t num_compared_ = 0;
+  std::string no_backward_;  // why, if none may begin
   std::optional<Verdict> verdict_;
   core::Vector<core::ParameterIndex, bool> kept_;  // when the verdict was found
   std::map<std::string, double> seconds_;

@@ -156,6 +156,11 @@ bool Order::owes_host_use() const {
   return current_ && course().replaying() && next_host_use() < course().triggers.size();
 }
 
+int Order::position() const {
+  if (!current_ || !course().replaying()) return -1;
+  return static_cast<int>(course().cursor);
+}
+
 bool Order::on_demand() const { return current_ && !course().replaying(); }
 
 }  // namespace dmuon::schedule

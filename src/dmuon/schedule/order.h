@@ -93,6 +93,9 @@ class Order {
   /// Whether the open pass follows a trace with a use of a host unit that has not come.
   bool owes_host_use() const;
 
+  /// How much of its trace the open pass has crossed; -1 where it follows none.
+  int position() const;
+
  private:
   static constexpr std::size_t kNoTail = static_cast<std::size_t>(-1);
 
