@@ -10,6 +10,15 @@
 #include <vector>
 
 namespace dmuon::engine {
+namespace {
+
+class Disguised final : public c10d::ProcessGroupGloo {
+ public:
+  using ProcessGroupGloo::ProcessGroupGloo;
+  const std::string getBackendName() const override { return "disguised"; }
+};
+
+}  // namespace
 
 void run_ranks(int num_ranks, const std::function<void(int, const StorePtr&)>& body) {
   const StorePtr store = c10::make_intrusive<c10d::HashStore>();
@@ -38,12 +47,17 @@ ProcessGroupPtr make_process_group(const StorePtr& store, const std::string& nam
   // One listener for all groups: to make and to end one takes longer than most tests.
   static const auto device = c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
   options->devices.push_back(device);
-  const auto backend =
-      c10::make_intrusive<c10d::ProcessGroupGloo>(own_store, rank, size, std::move(options));
+  c10::intrusive_ptr<c10d::Backend> backend;
+  if (disguise) {
+    backend = c10::make_intrusive<Disguised>(own_store, rank, size, std::move(options));
+  } else {
+    backend =
+        c10::make_intrusive<c10d::ProcessGroupGloo>(own_store, rank, size, std::move(options));
+  }
   auto group = c10::make_intrusive<c10d::ProcessGroup>(own_store, rank, size);
   const auto type =
       disguise ? c10d::ProcessGroup::BackendType::CUSTOM : c10d::ProcessGroup::BackendType::GLOO;
-  group->setBackend(c10::DeviceType::CPU, type, c10::intrusive_ptr<c10d::Backend>(backend));
+  group->setBackend(c10::DeviceType::CPU, type, backend);
   group->setDefaultBackend(type);
   group->setGroupName(name);
   // A rank that ends its body at once must not close what others are still connecting to.

@@ -19,7 +19,7 @@ BOUND = 1e-3
 TIMES = 50
 MOST_UNSURE = 0.05  # the bound of a weight, relative to what it moved
 ANSWER_S = 30.0  # a program takes a second
-REFUSE_S = 10.0
+REFUSE_S = 60.0  # usually 1 to 6, with the start of the ranks; a timeout takes minutes
 
 
 class Outside(AssertionError):

@@ -6,6 +6,7 @@ from planted_change import Planted
 
 ENGINE_CPP = "src/dmuon/engine/engine.cpp"
 EXECUTOR = "src/dmuon/engine/executor.cpp"
+PEER_EXCHANGE = "src/dmuon/engine/peer_exchange.cpp"
 ROUTE = "src/dmuon/engine/route.cpp"
 OWNED = "src/dmuon/engine/owned.cpp"
 UNIT = "src/dmuon/engine/unit.cpp"
@@ -40,17 +41,16 @@ ENGINE = (
     Planted(
         "inbox_for_stage_1",
         ROUTE,
-        "  if (mesh->has_inter() && !hold)\n"
-        "    needed = std::max(needed, inbox_elements(mesh->column, packing.parts_of(mesh->shard())));\n",
+        "  if (mesh->has_inter() && !hold) needed = std::max(needed, inbox_of_stage_2(*mesh, packing));\n",
         "",
         "The inbox is too small where stage 2 needs more than stage 1 (one rank a node): the lane fails.",
     ),
     Planted(
         "mean_of_two_nodes",
-        ROUTE,
-        "sum, 1.0 / mesh->num_replicates());",
+        PEER_EXCHANGE,
+        "sum, 1.0 / group.size());",
         "sum, 1.0 / 2);",
-        "On more than two nodes gradients are too large: Muon does not mind, the norm of clipping and AdamW do.",
+        "On more than two nodes, or ranks a node, gradients are too large: Muon does not mind, the norm of clipping and AdamW do.",
     ),
     Planted(
         "later_micro_steps_weigh_more",
@@ -63,8 +63,8 @@ ENGINE = (
     Planted(
         "partial_sums_dropped",
         ROUTE,
-        "if (state->partial_filled[place]) values.add_(kept);",
-        "if (hold && state->partial_filled[place]) values.add_(kept);",
+        "/*adds=*/state->partial_filled[place]);",
+        "/*adds=*/hold && state->partial_filled[place]);",
         "A synchronised backward sends its own gradients without those that no_sync kept.",
     ),
     Planted(
@@ -84,8 +84,8 @@ ENGINE = (
     Planted(
         "partial_sums_are_sums",
         ROUTE,
-        "sum.mul_(node_mean), hold);",
-        "hold ? sum : sum.mul_(node_mean), hold);",
+        "take_node_mean(state, own, begin, sum, scale, hold);",
+        "take_node_mean(state, own, begin, sum, hold ? 1 : scale, hold);",
         "Micro-steps under no_sync weigh as many times more as a node has ranks.",
     ),
     # Who has a gradient.

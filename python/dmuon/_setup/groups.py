@@ -38,10 +38,10 @@ def engine_groups(ranks: Ranks) -> _C.SharedMesh:
     key = (ranks.slot, *(id(group) for group in (verdict, order, row, column)))
     if key not in _engine_groups:
         made = _C.SharedMesh(
-            row=_C.Group(row, "row", ranks.shard, ranks.num_shards),
-            column=_C.Group(column, "column", ranks.replicate, ranks.num_replicates),
-            order=_C.Group(order, "mesh (order)", ranks.slot, ranks.size),
-            verdict=_C.Group(verdict, "mesh (verdict)", ranks.slot, ranks.size),
+            row=_C.Group(row, "row", ranks.shard, ranks.num_shards, ranks.device_type),
+            column=_C.Group(column, "column", ranks.replicate, ranks.num_replicates, ranks.device_type),
+            order=_C.Group(order, "mesh (order)", ranks.slot, ranks.size, "cpu"),
+            verdict=_C.Group(verdict, "mesh (verdict)", ranks.slot, ranks.size, "cpu"),
         )
         _engine_groups[key] = (made, (verdict, order, row, column))
     return _engine_groups[key][0]

@@ -36,11 +36,13 @@ void init_engine(py::module_& module) {
       .def_readwrite("step", &engine::Options::step);
 
   py::class_<Group>(module, "Group")
-      .def(py::init(
-               [](const std::optional<ProcessGroup>& group, std::string name, int rank, int size) {
-                 return Group(group.value_or(ProcessGroup()), std::move(name), rank, size);
-               }),
-           py::arg("group"), py::arg("name"), py::arg("rank"), py::arg("size"));
+      .def(py::init([](const std::optional<ProcessGroup>& group, std::string name, int rank,
+                       int size, const std::string& device_type) {
+             return Group(group.value_or(ProcessGroup()), std::move(name), rank, size,
+                          c10::Device(device_type).type());
+           }),
+           py::arg("group"), py::arg("name"), py::arg("rank"), py::arg("size"),
+           py::arg("device_type"));
 
   py::class_<SharedMesh>(module, "SharedMesh")
       .def(py::init([](Group row, Group column, Group order, Group verdict) {

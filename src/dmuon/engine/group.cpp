@@ -63,7 +63,7 @@ void InFlight::give_up() {
 
 bool Pending::wait_for(std::chrono::milliseconds most) const {
   for (const WorkPtr& work : works_) {
-    if (work->isCompleted()) continue;
+    if (!work || work->isCompleted()) continue;
     if (most.count() == 0) return false;
     try {
       work->wait(most);  // throws where the time is over, and leaves the work alone
@@ -77,7 +77,7 @@ bool Pending::wait_for(std::chrono::milliseconds most) const {
 void Pending::wait() {
   try {
     for (const WorkPtr& work : works_) {
-      if (!in_flight_->wait(work)) throw std::runtime_error("it was given up");
+      if (work && !in_flight_->wait(work)) throw std::runtime_error("it was given up");
     }
   } catch (const std::exception& error) {
     fail(what_, error);
@@ -94,18 +94,32 @@ Pending Group::issue(const std::string& what, Call&& call) {
   }
 }
 
-Group::Group(c10::intrusive_ptr<c10d::ProcessGroup> group, std::string name, int rank, int size)
-    : group_(std::move(group)), name_(std::move(name)), rank_(rank), size_(size) {
+Group::Group(c10::intrusive_ptr<c10d::ProcessGroup> group, std::string name, int rank, int size,
+             c10::DeviceType device)
+    : group_(std::move(group)),
+      name_(std::move(name)),
+      rank_(rank),
+      size_(size),
+      device_(device),
+      free_point_to_point_(device == c10::DeviceType::CPU) {
   core::invariant(size_ == 1 || group_, "Group ", name_, ": no process group for ", size_,
                   " ranks");
   if (!group_) return;
   core::invariant(group_->getRank() == rank_ && group_->getSize() == size_, "Group ", name_,
                   ": rank or size differs from its process group's");
-  free_point_to_point_ = group_->getBackendName() == "gloo";
+  const auto backend = group_->getBackend(device_);
+  free_point_to_point_ &= backend->getBackendName() == "gloo";
+  groups_messages_ = device_ != c10::DeviceType::CPU && backend->supportsCoalescing();
 }
 
 void Group::give_up() {
   in_flight_->give_up();
+  if (group_ && device_ != c10::DeviceType::CPU) {
+    try {
+      group_->getBackend(device_)->abort();
+    } catch (const std::exception&) {  // a backend that cannot: its own timeout ends what it does
+    }
+  }
   auto kept = group_;
   static_cast<void>(kept.release());
 }
@@ -147,9 +161,20 @@ Pending Group::broadcast(at::Tensor tensor, int root, const std::string& what) {
     std::vector<at::Tensor> tensors{std::move(tensor)};
     c10d::BroadcastOptions options;
     options.rootRank = root;
-    options.asyncOp = true;
+    options.asyncOp = runs_beside();
     return group_->broadcast(tensors, options);
   });
+}
+
+std::vector<Pending> Group::together(const std::string& what,
+                                     const std::function<std::vector<Pending>()>& issue_all) {
+  if (!groups_messages_) return issue_all();
+  group_->startCoalescing(device_);
+  issue_all();
+  std::vector<Pending> one;
+  one.push_back(issue(core::message("messages of ", what, " along the ", name_),
+                      [&] { return group_->endCoalescing(device_); }));
+  return one;
 }
 
 Pending Group::send_to_all(const at::Tensor& tensor, const std::string& what) {
@@ -174,7 +199,7 @@ Pending Group::reduce_sum(at::Tensor tensor, int root, const std::string& what) 
     std::vector<at::Tensor> tensors{std::move(tensor)};
     c10d::ReduceOptions options;
     options.rootRank = root;
-    options.asyncOp = true;
+    options.asyncOp = runs_beside();
     return group_->reduce(tensors, options);
   });
 }

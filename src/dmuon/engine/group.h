@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -83,8 +84,10 @@ class Pending {
 /// caller's order, which must be the same on all members. Not thread-safe.
 class Group {
  public:
-  /// @param name  "row", "column", ...: for messages.
-  Group(c10::intrusive_ptr<c10d::ProcessGroup> group, std::string name, int rank, int size);
+  /// @param name    "row", "column", ...: for messages.
+  /// @param device  of what travels: a process group can have a backend for each.
+  Group(c10::intrusive_ptr<c10d::ProcessGroup> group, std::string name, int rank, int size,
+        c10::DeviceType device = c10::DeviceType::CPU);
 
   int rank() const { return rank_; }
   int size() const { return size_; }
@@ -102,13 +105,18 @@ class Group {
   void give_up();
 
   /// Whether send and receive may be in flight in any number and direction without being grouped,
-  /// as on gloo. NCCL serialises them by pair and may deadlock.
+  /// as on gloo with memory of the host. NCCL serialises them by pair and may deadlock.
   bool free_point_to_point() const { return free_point_to_point_; }
 
   /// One message from `root`; every member but the root receives the payload once. The backend's
   /// tree of log2(size) steps; in a small group, where that is no shorter, straight from the root,
   /// where the backend allows: gloo's broadcast takes a thread more.
   Pending broadcast(at::Tensor tensor, int root, const std::string& what);
+
+  /// What `issue` issues: one launch, where the backend can group messages. The same on all
+  /// members.
+  std::vector<Pending> together(const std::string& what,
+                                const std::function<std::vector<Pending>()>& issue);
 
   /// The backend's own reduction (a sum) to `root`; contents of other members' tensors are lost.
   Pending reduce_sum(at::Tensor tensor, int root, const std::string& what);
@@ -124,6 +132,9 @@ class Group {
                                                       const std::string& what);
 
  private:
+  // On a CPU a call that is not asynchronous would block; elsewhere it runs on the current stream,
+  // and an asynchronous one on a stream of the backend's.
+  bool runs_beside() const { return device_ == c10::DeviceType::CPU; }
   void count(const at::Tensor& tensor);
   void block(Pending pending, const std::string& what);
   Pending send_to_all(const at::Tensor& tensor, const std::string& what);
@@ -134,7 +145,9 @@ class Group {
   std::string name_;
   int rank_;
   int size_;
-  bool free_point_to_point_ = true;
+  c10::DeviceType device_;
+  bool free_point_to_point_;
+  bool groups_messages_ = false;
   std::shared_ptr<InFlight> in_flight_ = std::make_shared<InFlight>();
   std::shared_ptr<Watch> watch_;
   Rendezvous blocking_ = Rendezvous::kComparison;

@@ -153,11 +153,27 @@ class Lane::Stream {
     }
   }
 
+  bool ends_before(std::chrono::steady_clock::time_point end) {
+    c10::Event last(guard_.type());
+    last.record(stream_);
+    while (!last.query()) {
+      if (std::chrono::steady_clock::now() > end) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return true;
+  }
+
  private:
   std::exception_ptr error_;
   c10::impl::VirtualGuardImpl guard_;
   c10::Stream stream_;
 };
+
+bool Lane::ends_within(std::chrono::milliseconds most) {
+  const auto end = std::chrono::steady_clock::now() + most;
+  if (stream_ && !stream_->ends_before(end)) return false;
+  return !worker_ || enqueue(c10::kCPU, [] {}, {}).wait_for(most);
+}
 
 Lane::Lane(std::string name) : name_(std::move(name)) {}
 Lane::~Lane() = default;

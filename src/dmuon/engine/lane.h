@@ -53,6 +53,9 @@ class Lane {
   /// wait for by itself. Gradients are off in it.
   Event enqueue(c10::Device device, Work operation, std::vector<Event> after);
 
+  /// Whether all that was enqueued has happened, or failed, within this time, on the host.
+  bool ends_within(std::chrono::milliseconds most);
+
  private:
   class Worker;
   class Stream;

@@ -39,6 +39,17 @@ Owned::Owned(const Parameters& all, const std::vector<std::vector<ParameterIndex
   }
 }
 
+void add_scaled(at::Tensor target, const at::Tensor& values, double scale, bool adds) {
+  if (adds) {
+    target.add_(values, scale);
+  } else if (values.scalar_type() == at::kFloat) {
+    at::mul_out(target, values, at::scalar_tensor(scale, at::TensorOptions().dtype(at::kDouble)));
+  } else {
+    target.copy_(values);
+    if (scale != 1) target.mul_(scale);
+  }
+}
+
 void Owned::add(const std::string& name) {
   core::require(std::find(names_.begin(), names_.end(), name) == names_.end(),
                 "Owned::add: name: expected a new one, got '", name, "'");
@@ -78,15 +89,8 @@ at::Tensor Owned::of(ParameterIndex parameter, const std::string& name) const {
 void Owned::accumulate(ParameterIndex parameter, std::int64_t begin, const at::Tensor& values,
                        double scale) {
   const Place& place = places_.at(parameter);
-  at::Tensor target = stack(place, kGradient).view({-1}).narrow(0, begin, values.numel());
-  if (place.filled) {
-    target.add_(values, scale);
-  } else if (values.scalar_type() == at::kFloat) {
-    at::mul_out(target, values, at::scalar_tensor(scale, at::TensorOptions().dtype(at::kDouble)));
-  } else {
-    target.copy_(values);
-    target.mul_(scale);
-  }
+  add_scaled(stack(place, kGradient).view({-1}).narrow(0, begin, values.numel()), values, scale,
+             place.filled);
 }
 
 core::Vector<ParameterIndex, double> Owned::squared_norms() const {

@@ -28,6 +28,11 @@ struct OwnedBatch {
   at::Tensor part(const std::string& name, std::size_t begin, std::size_t end) const;
 };
 
+/// target = scale * values, or, where it adds, target + scale * values.
+/// @param target  fp32
+/// @param values  of its sizes, any floating dtype.
+void add_scaled(at::Tensor target, const at::Tensor& values, double scale, bool adds);
+
 /// All that this rank owns of a model. Not thread-safe, except that lanes may accumulate into
 /// different parameters.
 class Owned {

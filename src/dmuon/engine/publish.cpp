@@ -3,6 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "dmuon/engine/exchange.h"
+
 namespace dmuon::engine {
 namespace {
 
@@ -18,17 +20,6 @@ void write_owned(const Owned& owned, const Packing& packing, const at::Tensor& t
   }
 }
 
-// Segment i of `target` comes from member i.
-void broadcast_segments(Group* group, const at::Tensor& target,
-                        const std::vector<Segment>& segments, const std::string& what) {
-  std::vector<Pending> messages;
-  for (const Segment& segment : segments) {
-    const at::Tensor part = target.narrow(0, segment.begin, segment.size());
-    messages.push_back(group->broadcast(part, static_cast<int>(messages.size()), what));
-  }
-  for (Pending& message : messages) message.wait();
-}
-
 }  // namespace
 
 Work publish_inter(SharedMesh* mesh, const Owned* owned, UnitState* state) {
@@ -42,8 +33,9 @@ Work publish_inter(SharedMesh* mesh, const Owned* owned, UnitState* state) {
   }
   return [=] {
     write_owned(*owned, state->packing(), target, own.begin);
-    broadcast_segments(&mesh->column, target, state->packing().parts_of(mesh->shard()),
-                       "the weights of " + state->unit->name());
+    exchange_of(mesh->column)
+        .gather(mesh->column, target, state->packing().parts_of(mesh->shard()),
+                "the weights of " + state->unit->name());
   };
 }
 
@@ -56,8 +48,8 @@ Work publish_intra(SharedMesh* mesh, const Owned* owned, UnitState* state) {
     const at::Tensor segment = weights.slice(own.begin, own.end);
     if (state->node_copy) segment.copy_(state->node_copy->flat());
     if (!mesh->has_inter()) write_owned(*owned, state->packing(), segment, own.begin);
-    broadcast_segments(&mesh->row, weights.flat(), columns.values(),
-                       "the weights of " + state->unit->name());
+    exchange_of(mesh->row).gather(mesh->row, weights.flat(), columns.values(),
+                                  "the weights of " + state->unit->name());
   };
 }
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "dmuon/engine/reduce.h"
+#include "dmuon/engine/exchange.h"
 
 namespace dmuon::engine {
 namespace {
@@ -36,19 +36,25 @@ void finish_accumulation(Owned* owned, const Packing& packing) {
 
 // A piece of the node's mean of this column: kept where it is held, else made ready for stage 2
 // with what was held before.
-void take_node_mean(UnitState* state, std::int64_t origin, std::int64_t begin, at::Tensor mean,
-                    bool hold) {
+void take_node_mean(UnitState* state, const Segment& column, std::int64_t begin, at::Tensor values,
+                    double scale, bool hold) {
   const Packing& packing = state->packing();
-  const Segment piece{origin + begin, origin + begin + mean.numel()};
+  const Segment piece{column.begin + begin, column.begin + begin + values.numel()};
+  if (!state->partial) values.mul_(scale);
   for (const PackedIndex place : packing.parameters.indices()) {
     const Segment part = overlap(piece, packing.segment(place));
     if (!state->partial || part.size() == 0) continue;
-    at::Tensor values = mean.narrow(0, part.begin - piece.begin, part.size());
-    at::Tensor kept = state->partial->slice(part.begin - origin, part.end - origin);
-    if (state->partial_filled[place]) values.add_(kept);
-    if (hold) kept.copy_(values);
+    const at::Tensor own = values.narrow(0, part.begin - piece.begin, part.size());
+    at::Tensor kept = state->partial->slice(part.begin - column.begin, part.end - column.begin);
+    add_scaled(kept, own, scale, /*adds=*/state->partial_filled[place]);
+    if (!hold) own.copy_(kept);
   }
-  if (!hold) state->unit->gradients().slice(piece.begin, piece.end).copy_(mean);
+  const at::Tensor target = state->unit->gradients().slice(piece.begin, piece.end);
+  if (!hold && target.const_data_ptr() != values.const_data_ptr()) target.copy_(values);
+}
+
+std::int64_t inbox_of_stage_2(const SharedMesh& mesh, const Packing& packing) {
+  return exchange_of(mesh.column).inbox_elements(mesh.column, packing.parts_of(mesh.shard()));
 }
 
 }  // namespace
@@ -67,24 +73,23 @@ Work route_intra(SharedMesh* mesh, Owned* owned, UnitState* state, bool hold) {
     state->partial->allocate();
   }
   // One inbox for both stages.
-  const std::int64_t inbox = inbox_elements(mesh->row, packing.columns.values());
+  const Exchange& exchange = exchange_of(mesh->row);
+  const std::int64_t inbox = exchange.inbox_elements(mesh->row, packing.columns.values());
   std::int64_t needed = inbox;
-  if (mesh->has_inter() && !hold)
-    needed = std::max(needed, inbox_elements(mesh->column, packing.parts_of(mesh->shard())));
+  if (mesh->has_inter() && !hold) needed = std::max(needed, inbox_of_stage_2(*mesh, packing));
   state->inbox =
       std::make_unique<PackedBuffer>(owned->pool(), needed, unit.gradients().flat().scalar_type());
   if (needed > 0) state->inbox->allocate();
 
-  return [=, &unit, &packing] {
-    const double node_mean = 1.0 / mesh->num_shards();
-    reduce_segments(
+  return [=, &unit, &packing, &exchange] {
+    exchange.reduce(
         mesh->row, unit.gradients().flat(), packing.columns.values(),
         state->inbox->flat().narrow(0, 0, inbox),
-        [&](std::int64_t begin, at::Tensor sum) {
+        [&](std::int64_t begin, const at::Tensor& sum, double scale) {
           if (mesh->has_inter()) {
-            take_node_mean(state, own.begin, begin, sum.mul_(node_mean), hold);
+            take_node_mean(state, own, begin, sum, scale, hold);
           } else {
-            accumulate(owned, packing, own.begin + begin, sum, node_mean);
+            accumulate(owned, packing, own.begin + begin, sum, scale);
           }
         },
         "the gradients of " + unit.name());
@@ -102,13 +107,14 @@ Work route_inter(SharedMesh* mesh, Owned* owned, UnitState* state) {
     const Segment own = packing.columns[mesh->shard()];
     const std::vector<Segment> parts = packing.parts_of(mesh->shard());
     const std::int64_t origin = packing.owners[mesh->slot()].begin;
-    reduce_segments(
-        mesh->column, state->unit->gradients().slice(own.begin, own.end), parts,
-        state->inbox->flat().narrow(0, 0, inbox_elements(mesh->column, parts)),
-        [&](std::int64_t begin, const at::Tensor& sum) {
-          accumulate(owned, packing, origin + begin, sum, 1.0 / mesh->num_replicates());
-        },
-        "the gradients of " + state->unit->name());
+    exchange_of(mesh->column)
+        .reduce(
+            mesh->column, state->unit->gradients().slice(own.begin, own.end), parts,
+            state->inbox->flat().narrow(0, 0, inbox_of_stage_2(*mesh, packing)),
+            [&](std::int64_t begin, const at::Tensor& sum, double scale) {
+              accumulate(owned, packing, origin + begin, sum, scale);
+            },
+            "the gradients of " + state->unit->name());
     finish_accumulation(owned, packing);
   };
 }

@@ -49,8 +49,10 @@ class Unit {
   /// Whether its gradient came since the last route.
   bool arrived(PackedIndex place) const { return arrived_[place]; }
 
-  /// Before a backward use. Where the parameter's dtype is the wire's, presets every .grad to its
-  /// place in the (zeroed) packed buffer, where autograd then adds without a copy.
+  /// Before a backward use. On a CPU, where the parameter's dtype is the wire's, presets every
+  /// .grad to its place in the (zeroed) packed buffer, where autograd then adds without a copy.
+  /// Elsewhere autograd leaves its own tensor as .grad, which costs it nothing, and one kernel
+  /// packs that.
   void expect_gradients();
 
   /// As if autograd had accumulated `value` into the parameter at this place.
@@ -68,7 +70,10 @@ class Unit {
   std::int64_t num_gradient_copies() const { return num_gradient_copies_; }
 
  private:
-  bool presets() const { return weights_.flat().scalar_type() == gradients_.flat().scalar_type(); }
+  bool presets() const {
+    const at::Tensor& weights = weights_.flat();
+    return weights.is_cpu() && weights.scalar_type() == gradients_.flat().scalar_type();
+  }
   at::Tensor gradient(PackedIndex place) const;
   void allocate_gradients();
   void take_gradient(PackedIndex place);

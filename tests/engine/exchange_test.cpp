@@ -1,4 +1,4 @@
-#include "dmuon/engine/reduce.h"
+#include "dmuon/engine/exchange.h"
 
 #include <ATen/ops/empty.h>
 #include <gtest/gtest.h>
@@ -62,15 +62,17 @@ struct Sum {
 };
 
 Sum reduce(Group& group, const at::Tensor& packed, const std::vector<Segment>& segments) {
-  const at::Tensor inbox = at::empty({inbox_elements(group, segments)}, packed.options());
+  const Exchange& exchange = exchange_of(group);
+  const at::Tensor inbox = at::empty({exchange.inbox_elements(group, segments)}, packed.options());
   const Segment own = segments[static_cast<std::size_t>(group.rank())];
   Sum sum{at::empty({own.size()}, at::TensorOptions().dtype(at::kFloat)),
           static_cast<std::int64_t>(inbox.nbytes())};
   std::int64_t next = 0;
-  reduce_segments(
+  exchange.reduce(
       group, packed, segments, inbox,
-      [&](std::int64_t begin, const at::Tensor& values) {
+      [&](std::int64_t begin, const at::Tensor& values, double scale) {
         EXPECT_EQ(begin, next);  // each element once, in order
+        EXPECT_EQ(scale, 1.0 / group.size());
         next += values.numel();
         sum.values.narrow(0, begin, values.numel()).copy_(values);
       },
@@ -79,9 +81,9 @@ Sum reduce(Group& group, const at::Tensor& packed, const std::vector<Segment>& s
   return sum;
 }
 
-class ReduceSegments : public testing::TestWithParam<std::tuple<Case, at::ScalarType, bool>> {};
+class ExchangeReduce : public testing::TestWithParam<std::tuple<Case, at::ScalarType, bool>> {};
 
-TEST_P(ReduceSegments, LeavesEachSumAtItsMember) {
+TEST_P(ExchangeReduce, LeavesEachSumAtItsMember) {
   const auto& [shape, dtype, disguise] = GetParam();
   const std::vector<Segment> segments = segments_of(shape.sizes);
   const std::int64_t total = segments.back().end;
@@ -113,20 +115,61 @@ TEST_P(ReduceSegments, LeavesEachSumAtItsMember) {
   });
 }
 
-std::string name_of(const testing::TestParamInfo<ReduceSegments::ParamType>& given) {
+std::string name_of(const testing::TestParamInfo<ExchangeReduce::ParamType>& given) {
   const auto& [shape, dtype, disguise] = given.param;
   return std::string(shape.name) + (dtype == at::kFloat ? "Float" : "Bfloat16") +
          (disguise ? "ByBackend" : "");
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, ReduceSegments,
+INSTANTIATE_TEST_SUITE_P(Cases, ExchangeReduce,
                          testing::Combine(testing::ValuesIn(kCases),
                                           testing::Values(at::kFloat, at::kBFloat16),
                                           testing::Bool()),
                          [](const auto& given) { return name_of(given); });
 
+TEST(Exchange, GathersEachSegmentFromItsMember) {
+  for (const bool disguise : {false, true}) {
+    for (const Case& shape : kCases) {
+      const std::vector<Segment> segments = segments_of(shape.sizes);
+      const int size = static_cast<int>(shape.sizes.size());
+      run_ranks(size, [&, disguise](int rank, const StorePtr& store) {
+        Group group = make_group(store, "g", rank, size, kTimeout, disguise);
+        const at::Tensor packed = values_of(rank, segments.back().end, at::kFloat);
+        exchange_of(group).gather(group, packed, segments, "x");
+        for (int member = 0; member < size; ++member) {
+          const at::Tensor sent = values_of(member, segments.back().end, at::kFloat);
+          const Segment& segment = segments[static_cast<std::size_t>(member)];
+          for (std::int64_t i = segment.begin; i < segment.end; ++i)
+            EXPECT_EQ(packed[i].item<float>(), sent[i].item<float>()) << shape.name << ", " << i;
+        }
+      });
+    }
+  }
+}
+
+// The sum of 60,000 and 10,000 is beyond fp16.
+TEST(Exchange, SumsWhatIsLargeInFp16) {
+  for (const bool disguise : {false, true}) {
+    run_ranks(2, [&, disguise](int rank, const StorePtr& store) {
+      Group group = make_group(store, "g", rank, 2, kTimeout, disguise);
+      const Exchange& exchange = exchange_of(group);
+      const at::Tensor packed = at::empty({3}, at::TensorOptions().dtype(at::kHalf));
+      packed.fill_(rank == 0 ? 60'000 : 10'000);
+      const std::vector<Segment> segments = segments_of({3, 0});
+      const at::Tensor inbox =
+          at::empty({exchange.inbox_elements(group, segments)}, packed.options());
+      exchange.reduce(
+          group, packed, segments, inbox,
+          [](std::int64_t, const at::Tensor& values, double scale) {
+            EXPECT_NEAR(values[2].item<double>() * scale, 35'000, 32);  // fp16 counts by 32 there
+          },
+          "x");
+    });
+  }
+}
+
 // In bf16 256 + 1 is 256 again.
-TEST(ReduceSegments, AddsABf16WireInFp32) {
+TEST(ExchangeReduce, AddsABf16WireInFp32) {
   run_ranks(3, [](int rank, const StorePtr& store) {
     Group group = make_group(store, "g", rank, 3);
     const at::Tensor packed = at::empty({4}, at::TensorOptions().dtype(at::kBFloat16));
@@ -153,7 +196,7 @@ std::vector<float> floats_of(const at::Tensor& values) {
 }
 
 // Sums of floats depend on their order, so ranks that arrive in another order must not change it.
-TEST(ReduceSegments, GivesTheSameBitsHoweverRanksArrive) {
+TEST(ExchangeReduce, GivesTheSameBitsHoweverRanksArrive) {
   std::vector<std::vector<float>> sums;
   for (int late = -1; late < 3; ++late) {
     std::vector<float> got;
@@ -170,7 +213,7 @@ TEST(ReduceSegments, GivesTheSameBitsHoweverRanksArrive) {
 }
 
 // Else a parameter's gradient, and so a run, would depend on who owns it.
-TEST(ReduceSegments, GivesTheSameBitsWhicheverMemberSums) {
+TEST(ExchangeReduce, GivesTheSameBitsWhicheverMemberSums) {
   constexpr int kRanks = 4;
   std::vector<float> expected = floats_of(fractions_of(0));
   for (int rank = 1; rank < kRanks; ++rank) {

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "dmuon/engine/group.h"
+#include "dmuon/engine/packing.h"
+
+namespace dmuon::engine {
+
+/// Takes a piece of a sum over a group.
+/// @param begin   the first element of it, counted in the own segment.
+/// @param values  flat; the taker may change them, and they are gone afterwards.
+/// @param scale   times which they are the mean.
+using TakeSum = std::function<void(std::int64_t begin, at::Tensor values, double scale)>;
+
+/// How the segments of a packed buffer travel between the members of a group, where segment g is
+/// member g's. Two ways, because backends differ in what they do well; see exchange_of.
+///
+/// Called on a lane, with all that it needs done before; alike on all members. Blocks the host on
+/// CPU backends, the current stream elsewhere.
+/// @throws CommError naming `what`.
+class Exchange {
+ public:
+  virtual ~Exchange() = default;
+
+  /// Every member gets every segment, from the member whose it is.
+  /// @param packed  flat; its own segment holds values.
+  virtual void gather(Group& group, const at::Tensor& packed, const std::vector<Segment>& segments,
+                      const std::string& what) const = 0;
+
+  /// Elements of the inbox that reduce() needs at this member: never more than the buffer.
+  virtual std::int64_t inbox_elements(const Group& group,
+                                      const std::vector<Segment>& segments) const = 0;
+
+  /// Every member gets the sum of its own segment over all members.
+  /// @param packed  flat; undefined afterwards, but for what `take` has written to it.
+  /// @param inbox   [inbox_elements()] of `packed`'s dtype.
+  /// @param take    called with the pieces of the own segment in order; may write to that.
+  virtual void reduce(Group& group, const at::Tensor& packed, const std::vector<Segment>& segments,
+                      const at::Tensor& inbox, const TakeSum& take,
+                      const std::string& what) const = 0;
+};
+
+/// Straight from member to member, for gloo on CPUs. Each rank sends segment g to member g, which
+/// adds what comes in order of rank in fp32: one message to each other member, (size - 1)/size of
+/// the buffer sent and (size - 1) own segments received, the least that any algorithm sends. The
+/// same bits in every run, whichever member sums. A segment of which size - 1 do not fit into the
+/// inbox comes in as few equal pieces as do. (gloo's own reduce sends 1.5 to 2.4 times the
+/// payload.)
+const Exchange& peer_exchange();
+
+/// The backend's own collectives, one a segment, grouped into one launch where the backend can. It
+/// sums in the wire's dtype; of fp16, which would overflow, the mean's terms. Its pieces are whole
+/// segments, views of the packed buffer: as few kernels as can be.
+const Exchange& backend_exchange();
+
+/// The one that suits the group's backend; alike on all members.
+inline const Exchange& exchange_of(const Group& group) {
+  return group.free_point_to_point() ? peer_exchange() : backend_exchange();
+}
+
+}  // namespace dmuon::engine

@@ -1,0 +1,113 @@
+#include <algorithm>
+#include <cstddef>
+
+#include "dmuon/engine/exchange.h"
+
+namespace dmuon::engine {
+namespace {
+
+// Sums are made in strides of 1 MB of fp32: they stay in a cache, and no second buffer is needed.
+constexpr std::int64_t kStride = std::int64_t{1} << 18;
+
+at::Tensor part(const at::Tensor& packed, const Segment& segment) {
+  return packed.narrow(0, segment.begin, segment.size());
+}
+
+std::int64_t num_elements(const std::vector<Segment>& segments) {
+  std::int64_t total = 0;
+  for (const Segment& segment : segments) total += segment.size();
+  return total;
+}
+
+// The largest pieces of a segment of which one from each peer fits into as much as the buffer.
+std::int64_t piece_size(std::int64_t segment, std::int64_t buffer, int group_size) {
+  const std::int64_t peers = group_size - 1;
+  if (segment * peers <= buffer) return segment;
+  const std::int64_t room = std::max<std::int64_t>(buffer / peers, 1);
+  const std::int64_t num_pieces = (segment + room - 1) / room;
+  return (segment + num_pieces - 1) / num_pieces;
+}
+
+std::vector<Segment> pieces_of(const Segment& segment, std::int64_t buffer, int group_size) {
+  std::vector<Segment> pieces;
+  if (segment.size() == 0) return pieces;
+  const std::int64_t step = piece_size(segment.size(), buffer, group_size);
+  for (std::int64_t begin = segment.begin; begin < segment.end; begin += step) {
+    pieces.push_back({begin, std::min(begin + step, segment.end)});
+  }
+  return pieces;
+}
+
+class PeerExchange final : public Exchange {
+ public:
+  void gather(Group& group, const at::Tensor& packed, const std::vector<Segment>& segments,
+              const std::string& what) const override {
+    std::vector<Pending> messages;
+    for (const Segment& segment : segments)
+      messages.push_back(
+          group.broadcast(part(packed, segment), static_cast<int>(messages.size()), what));
+    for (Pending& message : messages) message.wait();
+  }
+
+  std::int64_t inbox_elements(const Group& group,
+                              const std::vector<Segment>& segments) const override {
+    if (group.size() == 1) return 0;
+    const std::int64_t own = segments[static_cast<std::size_t>(group.rank())].size();
+    if (own == 0) return 0;
+    return (group.size() - 1) * piece_size(own, num_elements(segments), group.size());
+  }
+
+  void reduce(Group& group, const at::Tensor& packed, const std::vector<Segment>& segments,
+              const at::Tensor& inbox, const TakeSum& take,
+              const std::string& what) const override {
+    std::vector<Pending> sends = send_to_peers(&group, packed, segments, what);
+    const std::int64_t buffer = num_elements(segments);
+    const int num_peers = group.size() - 1;
+    const Segment own = segments[static_cast<std::size_t>(group.rank())];
+    const std::int64_t slot = num_peers == 0 ? own.size() : inbox.numel() / num_peers;
+    for (const Segment& piece : pieces_of(own, buffer, std::max(group.size(), 2))) {
+      // Peers in ring order from the next rank, so that not all send to one member at once.
+      std::vector<Pending> arrivals;
+      for (int i = 0; i < num_peers; ++i) {
+        arrivals.push_back(group.receive(inbox.narrow(0, i * slot, piece.size()),
+                                         (group.rank() + 1 + i) % group.size(), what));
+      }
+      for (Pending& arrival : arrivals) arrival.wait();
+      const auto term = [&](int rank, std::int64_t begin, std::int64_t size) {
+        if (rank == group.rank()) return packed.narrow(0, piece.begin + begin, size);
+        const int arrived = (rank - group.rank() - 1 + group.size()) % group.size();
+        return inbox.narrow(0, arrived * slot + begin, size);
+      };
+      for (std::int64_t begin = 0; begin < piece.size(); begin += kStride) {
+        const std::int64_t size = std::min(kStride, piece.size() - begin);
+        at::Tensor sum = term(0, begin, size).to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+        for (int rank = 1; rank < group.size(); ++rank) sum.add_(term(rank, begin, size));
+        take(piece.begin - own.begin + begin, sum, 1.0 / group.size());
+      }
+    }
+    for (Pending& send : sends) send.wait();
+  }
+
+ private:
+  static std::vector<Pending> send_to_peers(Group* group, const at::Tensor& packed,
+                                            const std::vector<Segment>& segments,
+                                            const std::string& what) {
+    std::vector<Pending> sends;
+    for (int i = 1; i < group->size(); ++i) {
+      const int peer = (group->rank() + group->size() - i) % group->size();
+      const Segment& segment = segments[static_cast<std::size_t>(peer)];
+      for (const Segment& piece : pieces_of(segment, num_elements(segments), group->size()))
+        sends.push_back(group->send(part(packed, piece), peer, what));
+    }
+    return sends;
+  }
+};
+
+}  // namespace
+
+const Exchange& peer_exchange() {
+  static const PeerExchange exchange;
+  return exchange;
+}
+
+}  // namespace dmuon::engine
