@@ -1,0 +1,107 @@
+"""An accelerator without hardware, for tests: device type and c10d backend "emulated".
+
+Importing this module registers them, and `torch.emulated`; tests/async_device/README.md says what they do. It loads
+the extension that CMake's target `async_device` builds.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from . import _extension
+
+__all__ = ["configure", "no_host_sync", "phase", "races", "reset", "reset_statistics", "statistics"]
+
+_native = _extension.load()
+
+from . import _torch_module  # noqa: E402 - it needs the extension
+from ._groups import register_backend  # noqa: E402
+
+_torch_module.register()
+register_backend()
+
+
+_settings: dict[str, Any] = {
+    "order": os.environ.get("ASYNC_DEVICE_ORDER", "random"),
+    "seed": int(os.environ.get("ASYNC_DEVICE_SEED", "0")),
+    "races": os.environ.get("ASYNC_DEVICE_RACES", "record"),
+    "syncs": os.environ.get("ASYNC_DEVICE_SYNCS", "count"),
+    "poison": True,
+    "idle_ms": 2.0,
+    "stall_s": 1.0,
+    "hang_s": 120.0,
+}
+_at_import = dict(_settings)
+ORDERS = ("compute_first", "side_first", "random", "issue_order")
+
+
+def configure(**changes: Any) -> dict[str, Any]:
+    """Changes settings, after waiting for everything that is queued; errors of the device are forgotten.
+
+    Args:
+        **changes: `order` (one of ORDERS), `seed`, `races` ("raise", "record", "off"), `syncs` ("count", "raise"),
+            `poison`, `idle_ms` after which the device starts by itself, `stall_s` after which a communication is looked
+            into, `hang_s` that the host waits at most.
+
+    Returns:
+        All settings as they were before.
+
+    Raises:
+        ValueError: for a value that is none of these.
+    """
+    unknown = changes.keys() - _settings.keys()
+    if unknown:
+        raise ValueError(f"configure: settings are {', '.join(_settings)}; got {', '.join(sorted(unknown))}")
+    before = dict(_settings)
+    _native.configure(**{**before, **changes})
+    _settings.update(changes)
+    return before
+
+
+def reset() -> None:
+    """Waits for everything; settings are those of the environment, nothing is counted, errors are forgotten."""
+    configure(**_at_import)
+    reset_statistics()
+
+
+@contextlib.contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Counts what is done meanwhile, by any thread of the process, under this name."""
+    before = _native.enter_phase(name)
+    try:
+        yield
+    finally:
+        _native.enter_phase(before)
+
+
+def statistics() -> dict[str, dict[str, Any]]:
+    """What was counted in each phase ("" is outside of all); see the README for what is counted."""
+    return _native.statistics()
+
+
+def reset_statistics() -> None:
+    """Nothing is counted, no race was seen; the peak of memory is what is in use."""
+    _native.reset_statistics()
+
+
+def races() -> list[str]:
+    """Races since `reset_statistics`, each in a sentence."""
+    return _native.races()
+
+
+@contextlib.contextmanager
+def no_host_sync() -> Iterator[None]:
+    """Raises at what would block the host on a GPU."""
+    _native.raise_at_syncs(True)
+    try:
+        yield
+    finally:
+        _native.raise_at_syncs(_settings["syncs"] == "raise")
+
+
+configure()
+atexit.register(_native.stop)

@@ -1,0 +1,48 @@
+#include "async_device/csrc/access_log.h"
+
+#include <algorithm>
+
+namespace async_device {
+namespace {
+
+std::string stream_name(int stream) {
+  return stream < 0 ? "the host" : "stream " + std::to_string(stream);
+}
+
+std::string subject(const Access& access) {
+  return describe(access.label) + " on " + stream_name(access.stream) +
+         (access.write ? " writes" : " reads");
+}
+
+}  // namespace
+
+std::optional<Access> AccessLog::add(const Access& access, const VectorClock& known) {
+  const auto is_before = [&](const Access& earlier) {
+    return earlier.stream == access.stream || known.at(earlier.stream) >= earlier.time;
+  };
+  std::optional<Access> race;
+  for (const Access& earlier : accesses_) {
+    if ((earlier.write || access.write) && !is_before(earlier) &&
+        overlap(earlier.region, access.region)) {
+      race = earlier;
+      break;
+    }
+  }
+  if (access.stream < 0) return race;
+  std::erase_if(accesses_, [&](const Access& earlier) {
+    const bool is_outdone = access.write || (!earlier.write && earlier.stream == access.stream);
+    return is_outdone && is_before(earlier) && covers(access.region, earlier.region);
+  });
+  accesses_.push_back(access);
+  return race;
+}
+
+std::string describe_race(const Access& earlier, const Access& later, int64_t block_bytes) {
+  const int64_t begin = std::max(earlier.region.begin, later.region.begin);
+  const int64_t end = std::min(earlier.region.end(), later.region.end());
+  return "race: " + subject(later) + " what " + subject(earlier) +
+         ", with no event between them (bytes " + std::to_string(begin) + " to " +
+         std::to_string(end) + " of a block of " + std::to_string(block_bytes) + ")";
+}
+
+}  // namespace async_device

@@ -1,0 +1,147 @@
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "async_device/csrc/label.h"
+#include "async_device/csrc/memory.h"
+#include "async_device/csrc/scheduler.h"
+#include "async_device/csrc/stream.h"
+#include "async_device/csrc/workers.h"
+
+namespace async_device {
+
+/// Bytes that an operation reads or writes.
+struct Use {
+  Block* block;
+  Region region;
+  bool write;
+};
+
+/// What is put into a stream.
+struct Operation {
+  const std::string* name;  // interned
+  std::function<void()> run;
+  std::vector<Use> uses;
+  LaunchPtr launch{};   // of a communication: it runs in a thread of its own
+  uint64_t number = 0;  // of the launch
+};
+
+/// The accelerator: streams of entries that one thread of its own runs, in the order that the
+/// settings choose. All calls return at once, but for `synchronize`. Safe from any thread.
+class Device {
+ public:
+  static Device& get();
+  static constexpr int kNumDevices = 8;
+
+  Stream* default_stream(int device) { return stream(device); }
+  Stream* stream(int id);
+  Stream* current_stream(int device);
+  /// Makes `stream` the calling thread's current one of its device; returns the one before.
+  Stream* exchange_stream(Stream* stream);
+  /// One that no communicator has; the 33rd of a device is the first one again, as of CUDA's pool.
+  Stream* pool_stream(int device);
+  /// One for a communicator alone, until it returns it.
+  Stream* take_stream(int device);
+  void return_stream(Stream* stream);
+
+  /// @throws c10::Error on a race, if these raise.
+  void enqueue(Stream* stream, Operation operation);
+  EventPtr record(Stream* stream);
+  /// What is issued to `stream` later happens after `event`; null has happened.
+  void wait(Stream* stream, const EventPtr& event);
+  /// As the host asks: who asks until it is true will see it.
+  bool query(const EventPtr& event);
+  /// Not as the host of a GPU could: it learns nothing from it.
+  bool has_happened(const EventPtr& event);
+  std::string error_of(const LaunchPtr& launch);
+
+  /// Blocks the host; releases the GIL meanwhile.
+  /// @throws c10::Error if the device failed, what it waits for was given up, or time is over.
+  void synchronize(const EventPtr& event);
+  void synchronize_stream(Stream* stream) { synchronize(record(stream)); }
+  void synchronize_device(int device);
+  /// Waits for everything, and forgets errors.
+  void reset();
+
+  /// Notes that a GPU would block the host here. @throws c10::Error if that raises.
+  void host_sync(const std::string& what);
+  /// The host itself uses these bytes now. @throws c10::Error on a race, if these raise.
+  void host_access(const std::string& what, const std::vector<Use>& uses);
+
+  Block* allocate(int64_t bytes, int device);
+  void free(Block* block);
+  void record_stream(Block* block, Stream* stream);
+
+  /// Nothing runs any more, and every wait raises this.
+  void fail(const std::string& error);
+  /// Ends what the group has in streams; who waits for it hears `error`.
+  void abort(int64_t group, const std::string& error);
+  /// The longest time, in seconds, that a communication that has not ended has taken.
+  double longest_communication_s();
+  /// What is in the queues, in words.
+  std::string describe_queues();
+  /// Ends the device's thread; for the end of the process.
+  void stop();
+  void reseed();
+
+ private:
+  Device();
+
+  void push(Stream* stream, Entry entry);
+  void advance(Stream* stream);
+  std::string check(Stream* stream, const Label& label, const std::vector<Use>& uses);
+  std::string poison_stale(Stream* stream, const Label& label, const std::vector<Use>& uses);
+  void report(const std::string& race);
+  void raise_error(const EventPtr& event);
+  std::string queues() const;
+
+  void run();
+  bool should_run() const;
+  void start_first(Stream* stream, std::unique_lock<std::mutex>& lock);
+  void start_communication(Stream* stream);
+  void run_work(const std::string& name, const std::function<void()>& work);
+  void finish_first(Stream* stream);
+
+  std::mutex mutex_;
+  std::condition_variable device_wakes_, host_wakes_;
+  std::deque<Stream> streams_;
+  std::vector<Stream*> pool_[kNumDevices], returned_;
+  size_t next_of_pool_[kNumDevices] = {};
+  std::vector<EventPtr> targets_;
+  Scheduler scheduler_;
+  Memory memory_;
+  Workers workers_;
+  VectorClock host_clock_;  // of all host threads together
+  std::string error_;
+  uint64_t sequence_ = 0;
+  int64_t num_entries_ = 0;
+  int64_t eager_entries_ = 0;  // that run although nobody waits
+  double last_issue_ms_ = 0, last_progress_ms_ = 0;
+  bool is_started_ = false, is_stopping_ = false;
+};
+
+/// The calling thread's current device.
+int& current_device();
+
+/// Milliseconds on a clock that only rises.
+double now_ms();
+
+/// Releases the GIL, if the calling thread holds it, while it lives.
+class WithoutGil {
+ public:
+  WithoutGil();
+  ~WithoutGil();
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  void* state_;
+};
+
+}  // namespace async_device

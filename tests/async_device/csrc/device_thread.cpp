@@ -1,0 +1,179 @@
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "async_device/csrc/device.h"
+#include "async_device/csrc/settings.h"
+
+namespace async_device {
+
+bool Device::should_run() const {
+  return !targets_.empty() || eager_entries_ > 0 || num_entries_ > settings().max_queued ||
+         now_ms() - last_issue_ms_ > settings().idle_ms;
+}
+
+void Device::run() {
+  const at::AutoDispatchBelowADInplaceOrView without_autograd;
+  const c10::AutoGradMode no_gradients(false);
+  std::unique_lock lock(mutex_);
+  while (!is_stopping_) {
+    if (num_entries_ == 0) {
+      host_wakes_.notify_all();
+      device_wakes_.wait(lock);
+      continue;
+    }
+    Stream* stream = nullptr;
+    if (should_run()) {
+      const bool is_idle = now_ms() - last_progress_ms_ > settings().idle_ms;
+      stream = scheduler_.pick(streams_, targets_, is_idle);
+    }
+    if (stream == nullptr) {
+      const auto half = std::chrono::duration<double, std::milli>(settings().idle_ms / 2);
+      device_wakes_.wait_for(lock, half);
+      continue;
+    }
+    if (eager_entries_ > 0) --eager_entries_;
+    start_first(stream, lock);
+  }
+}
+
+void Device::start_first(Stream* stream, std::unique_lock<std::mutex>& lock) {
+  last_progress_ms_ = now_ms();
+  Entry& first = stream->entries.front();
+  switch (first.kind) {
+    case Entry::Kind::kRecord:
+      first.event->error = stream->error;
+      first.event->time_ms = last_progress_ms_;
+      first.event->is_done = true;
+      finish_first(stream);
+      host_wakes_.notify_all();
+      break;
+    case Entry::Kind::kWait:
+      if (!first.event->error.empty()) stream->error = first.event->error;
+      finish_first(stream);
+      break;
+    case Entry::Kind::kRun: {
+      stream->is_busy = true;
+      auto work = std::move(first.run);
+      const std::string* name = first.name;
+      lock.unlock();
+      run_work(*name, work);
+      work = nullptr;  // what it holds may call back
+      lock.lock();
+      finish_first(stream);
+      break;
+    }
+    case Entry::Kind::kCommunicate:
+      start_communication(stream);
+      break;
+  }
+}
+
+void Device::start_communication(Stream* stream) {
+  Entry& first = stream->entries.front();
+  const LaunchPtr launch = first.launch;
+  if (!launch->error.empty()) {  // given up before it began
+    stream->error = launch->error;
+    launch->is_over = true;
+    return finish_first(stream);
+  }
+  stream->is_busy = true;
+  first.begin_ms = last_progress_ms_;
+  workers_.run([this, stream, launch, name = first.name, work = std::move(first.run)]() mutable {
+    run_work(*name, work);
+    work = nullptr;
+    const std::scoped_lock lock(mutex_);
+    if (launch->is_over) return;  // given up meanwhile
+    launch->is_over = true;
+    finish_first(stream);
+    last_progress_ms_ = now_ms();
+    device_wakes_.notify_all();
+  });
+}
+
+void Device::run_work(const std::string& name, const std::function<void()>& work) {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (!error_.empty()) return;
+  }
+  try {
+    work();
+  } catch (const c10::Error& error) {
+    fail("in '" + name + "': " + error.what_without_backtrace() + "; " + describe_queues());
+  } catch (const std::exception& error) {
+    fail("in '" + name + "': " + error.what() + "; " + describe_queues());
+  }
+}
+
+void Device::finish_first(Stream* stream) {
+  stream->is_busy = false;
+  stream->entries.pop_front();
+  --num_entries_;
+}
+
+void Device::fail(const std::string& error) {
+  const std::scoped_lock lock(mutex_);
+  if (error_.empty()) error_ = error;
+  host_wakes_.notify_all();
+}
+
+void Device::abort(int64_t group, const std::string& error) {
+  const std::scoped_lock lock(mutex_);
+  for (Stream& stream : streams_) {
+    for (Entry& entry : stream.entries) {
+      if (entry.kind == Entry::Kind::kCommunicate && entry.launch->group == group) {
+        entry.launch->error = error;
+      }
+    }
+    if (!stream.is_busy || stream.entries.front().kind != Entry::Kind::kCommunicate) continue;
+    const LaunchPtr launch = stream.entries.front().launch;
+    if (launch->error.empty()) continue;
+    launch->is_over = true;
+    stream.error = launch->error;
+    finish_first(&stream);
+  }
+  device_wakes_.notify_all();
+}
+
+double Device::longest_communication_s() {
+  const std::scoped_lock lock(mutex_);
+  double longest_ms = 0;
+  for (const Stream& stream : streams_) {
+    if (!stream.is_busy || stream.entries.front().kind != Entry::Kind::kCommunicate) continue;
+    longest_ms = std::max(longest_ms, now_ms() - stream.entries.front().begin_ms);
+  }
+  return longest_ms / 1000;
+}
+
+std::string Device::describe_queues() {
+  const std::scoped_lock lock(mutex_);
+  return queues();
+}
+
+std::string Device::queues() const {
+  std::string text = "queued:";
+  for (const Stream& stream : streams_) {
+    if (stream.entries.empty()) continue;
+    const Entry& first = stream.entries.front();
+    text += " [stream " + std::to_string(stream.id) + ": " + std::to_string(stream.entries.size()) +
+            ", first '" + *first.name + "'";
+    if (stream.is_busy) text += ", which runs";
+    if (first.kind == Entry::Kind::kWait && !first.event->is_done) {
+      text += " of stream " + std::to_string(first.event->stream->id);
+    }
+    text += "]";
+  }
+  return text;
+}
+
+void Device::stop() {
+  const std::scoped_lock lock(mutex_);
+  is_stopping_ = true;
+  device_wakes_.notify_all();
+}
+
+}  // namespace async_device

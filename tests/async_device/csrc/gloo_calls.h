@@ -1,0 +1,26 @@
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <vector>
+
+namespace async_device {
+
+using Tensors = std::vector<at::Tensor>;
+
+// What NCCL's calls do, done by gloo on CPU tensors. Each blocks until this rank's part is over,
+// and @throws c10::Error or std::runtime_error of gloo's: a lost peer, a time that is over.
+//
+// NCCL has two reductions that gloo lacks, the average and the sum of multiples; it lets an input
+// be part of the output; and it leaves the inputs of a reduction to a root as they were.
+
+void all_reduce(c10d::Backend& gloo, Tensors& tensors, const c10d::AllreduceOptions& options);
+
+void reduce(c10d::Backend& gloo, at::Tensor& tensor, const c10d::ReduceOptions& options);
+
+void all_gather(c10d::Backend& gloo, at::Tensor& output, const at::Tensor& input,
+                const c10d::AllgatherOptions& options);
+
+void reduce_scatter(c10d::Backend& gloo, at::Tensor& output, const at::Tensor& input,
+                    const c10d::ReduceScatterOptions& options);
+
+}  // namespace async_device

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "async_device/csrc/access_log.h"
+#include "async_device/csrc/stream.h"
+
+namespace async_device {
+
+/// Memory of one size. It never goes back to the system, so what points into it stays valid.
+struct Block {
+  char* address;  // on the device: the host dies of reading it, as with a GPU
+  char* host;     // the same memory, as kernels see it
+  int64_t bytes;
+  Stream* owner;              // that it was allocated on, and is reused on
+  std::set<Stream*> users{};  // others that use it, by record_stream
+  bool is_stale = false;      // taken again and not used since: what it held is still there
+  AccessLog accesses{};
+};
+
+/// The rules of CUDA's caching allocator: a freed block is reused at once by the stream that owns
+/// it, without regard to what is queued; a stream of `record_stream` delays that until it is done.
+/// Of equal blocks the one freed last is reused first: it is most likely still in use, if by
+/// mistake. Sizes are rounded to 512 bytes and never split. Guarded by the device's lock.
+class Memory {
+ public:
+  /// @throws c10::Error if the device's 64 GiB of addresses are used up.
+  Block* take(int64_t bytes, Stream* stream);
+
+  /// Can be taken at once; @param after  these events.
+  void give(Block* block, std::vector<EventPtr> after);
+
+  /// Whether blocks wait for events.
+  bool has_waiting() const { return !waiting_.empty(); }
+
+  /// Lets blocks be taken whose events have happened, and joins these events' clocks to `known`.
+  void reclaim(VectorClock& known);
+
+  int64_t live_bytes() const { return live_bytes_; }
+
+ private:
+  /// At the first use: processes that are forked before share nothing.
+  void map();
+
+  char* next_ = nullptr;
+  char* end_ = nullptr;
+  ptrdiff_t host_offset_ = 0;
+  std::map<std::pair<Stream*, int64_t>, std::vector<Block*>> free_;
+  std::vector<std::pair<Block*, std::vector<EventPtr>>> waiting_;
+  int64_t live_bytes_ = 0;
+};
+
+}  // namespace async_device

@@ -1,0 +1,61 @@
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "async_device/csrc/vector_clock.h"
+
+namespace async_device {
+
+struct Stream;
+
+/// A point in a stream. Guarded by the device's lock.
+struct Event {
+  bool is_done = false;
+  double time_ms = 0;        // when it was reached
+  Stream* stream = nullptr;  // that it was recorded in
+  VectorClock clock{};       // what has happened when it is reached
+  std::string error{};       // why what it stands for was given up; empty if it was not
+};
+using EventPtr = std::shared_ptr<Event>;
+
+/// A communication in a stream. Guarded by the device's lock.
+struct Launch {
+  int64_t group = 0;
+  bool is_over = false;
+  std::string error{};  // why it was given up; empty if it was not
+};
+using LaunchPtr = std::shared_ptr<Launch>;
+
+/// What a stream does next.
+struct Entry {
+  enum class Kind { kRun, kCommunicate, kRecord, kWait };
+
+  Kind kind;
+  const std::string* name;      // interned
+  std::function<void()> run{};  // of kRun and kCommunicate
+  EventPtr event{};             // of kRecord and kWait
+  LaunchPtr launch{};           // of kCommunicate
+  uint64_t sequence = 0;        // order of issue, over all streams
+  double begin_ms = 0;          // when it was started; kCommunicate only
+};
+
+/// Entries that happen one after the other. Guarded by the device's lock, but for id and device.
+struct Stream {
+  int id;
+  int device;
+  std::deque<Entry> entries{};
+  bool is_busy = false;  // its first entry runs now
+  VectorClock clock{};   // of what has been issued to it
+  std::string error{};   // of a communication that was given up; until the host has heard of it
+
+  /// Whether its first entry could be started now.
+  bool can_run() const {
+    if (entries.empty() || is_busy) return false;
+    return entries.front().kind != Entry::Kind::kWait || entries.front().event->is_done;
+  }
+};
+
+}  // namespace async_device
