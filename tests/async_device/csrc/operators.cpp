@@ -44,7 +44,9 @@ c10::Device device_of(const OperatorFacts& facts, const Stack& arguments) {
 /// A tensor of the host, as it is when the operator is issued.
 at::Tensor snapshot(const at::Tensor& tensor) {
   at::Tensor copy = tensor.detach().clone();
-  copy.unsafeGetTensorImpl()->set_wrapped_number(tensor.unsafeGetTensorImpl()->is_wrapped_number());
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+    copy.unsafeGetTensorImpl()->set_wrapped_number(true);
+  }
   return copy;
 }
 

@@ -24,7 +24,9 @@ at::Tensor meta_of(const at::Tensor& tensor) {
     meta.storage().unsafeGetStorageImpl()->set_nbytes(tensor.storage().nbytes());
     meta.unsafeGetTensorImpl()->set_storage_offset(tensor.storage_offset());
   }
-  meta.unsafeGetTensorImpl()->set_wrapped_number(tensor.unsafeGetTensorImpl()->is_wrapped_number());
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+    meta.unsafeGetTensorImpl()->set_wrapped_number(true);
+  }
   return meta;
 }
 

@@ -65,7 +65,9 @@ at::Tensor host_alias(const at::Tensor& tensor) {
   c10::TensorImpl* impl = alias.unsafeGetTensorImpl();
   impl->set_storage_offset(tensor.storage_offset());
   impl->set_sizes_and_strides(tensor.sizes(), tensor.strides());
-  impl->set_wrapped_number(tensor.unsafeGetTensorImpl()->is_wrapped_number());
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+    impl->set_wrapped_number(true);
+  }
   return alias;
 }
 
