@@ -9,10 +9,11 @@ RANKS ?= 4
 MESH ?= 2x2
 ROUNDS ?= 8
 MINUTES ?= 10
+SEEDS ?= 20
 # The address: a host name may not resolve.
 TORCHRUN = python -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node
 
-.PHONY: help setup setup-build build test fuzz demo bench bench-plan bench-ablation bench-cluster wheel lint format clean
+.PHONY: help setup setup-build build test test-async fuzz demo bench bench-plan bench-ablation bench-cluster wheel lint format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -31,6 +32,10 @@ test: setup ## C++ tests, then Python tests
 	@tools/build all
 	@$(ENV) ctest --test-dir build/release -j3 --output-on-failure --no-tests=error
 	@$(ENV) OMP_WAIT_POLICY=passive python -m pytest -n 2 --dist loadgroup $(ARGS)
+
+test-async: setup ## training on the asynchronous device in all orders, the random one with SEEDS= (20) seeds
+	@tools/build all
+	@$(ENV) ASYNC_SEEDS=$(SEEDS) python -m pytest tests/async_device tests/programs/test_async_device.py $(ARGS)
 
 fuzz: setup ## random training programs on 4 CPU ranks for MINUTES= (10), until one is outside the contract
 	@tools/build

@@ -41,14 +41,24 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def make_mesh(shape: tuple[int, ...]) -> DeviceMesh:
+def make_mesh(shape: tuple[int, ...], device_type: str = "cpu") -> DeviceMesh:
     """The first ranks of the world in this shape; every rank of the world takes part in making it."""
     names = ("replicate", "shard", "extra")[: len(shape)] if len(shape) > 1 else ("shard",)
     table = torch.arange(torch.Size(shape).numel()).reshape(shape)
-    return DeviceMesh("cpu", table, mesh_dim_names=names)
+    return DeviceMesh(device_type, table, mesh_dim_names=names)
 
 
-def _work(rank: int, size: int, port: int, connection: Any) -> None:
+def _use_emulated_device(rank: int) -> str:
+    """Registers it (tests/async_device). Returns the backends of a process group that has it."""
+    sys.path.insert(0, str(Path(HERE).parent / "async_device"))
+    import async_device
+
+    torch.emulated.set_device(rank)
+    atexit.register(async_device.reset)
+    return "cpu:gloo,emulated:emulated"
+
+
+def _work(rank: int, size: int, port: int, device_type: str, connection: Any) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(size))
     sys.path.insert(0, HERE)
     faulthandler.enable()
@@ -58,13 +68,14 @@ def _work(rank: int, size: int, port: int, connection: Any) -> None:
     with contextlib.suppress(OSError):  # only saves time
         # No rank interrupts another: gloo's threads spin on locks whose holder was interrupted.
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=COLLECTIVE_S))
+    backends = "gloo" if device_type == "cpu" else _use_emulated_device(rank)
+    dist.init_process_group(backends, timeout=datetime.timedelta(seconds=COLLECTIVE_S))
     meshes: dict[tuple[int, ...], DeviceMesh] = {}
     while True:
         try:
             function, shape, kwargs = connection.recv()  # which imports the function's module
             if shape not in meshes:
-                meshes[shape] = make_mesh(shape)
+                meshes[shape] = make_mesh(shape, device_type)
             if rank >= torch.Size(shape).numel():
                 connection.send(("outside", None))
                 continue
@@ -81,8 +92,9 @@ def _work(rank: int, size: int, port: int, connection: Any) -> None:
 class RankPool:
     """`size` processes on gloo; `run` calls one function on all ranks of a mesh and returns their results."""
 
-    def __init__(self, size: int = 4, answer_s: float = ANSWER_S) -> None:
-        self._size, self._answer_s = size, answer_s
+    def __init__(self, size: int = 4, answer_s: float = ANSWER_S, device_type: str = "cpu") -> None:
+        """`device_type`: of the meshes; or "emulated"."""
+        self._size, self._answer_s, self._device_type = size, answer_s, device_type
         self._workers: list[tuple[Any, Any]] = []
 
     def _start(self) -> None:
@@ -91,7 +103,8 @@ class RankPool:
         port = free_port()
         for rank in range(self._size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(rank, self._size, port, theirs), daemon=True)
+            arguments = (rank, self._size, port, self._device_type, theirs)
+            process = context.Process(target=_work, args=arguments, daemon=True)
             process.start()
             theirs.close()
             self._workers.append((process, ours))

@@ -50,7 +50,7 @@ ENGINE = (
         PEER_EXCHANGE,
         "sum, 1.0 / group.size());",
         "sum, 1.0 / 2);",
-        "On more than two nodes, or ranks a node, gradients are too large: Muon does not mind, the norm of clipping and AdamW do.",
+        "In groups of more than two gradients are too large: Muon does not mind, the norm of clipping and AdamW do.",
     ),
     Planted(
         "later_micro_steps_weigh_more",

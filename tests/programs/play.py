@@ -20,8 +20,8 @@ class Player:
     def __init__(self, program: Program, side: Side) -> None:
         self.program, self.side = program, side
         self.step, self.micro = 0, 0
-        # By rank: what its forwards and its clipping returned, in order.
-        self.notes: dict[int, list[float]] = {rank: [] for rank in side.ranks}
+        # By rank: what its forwards and its clipping returned, in order. Read in the end: a host that reads has waited.
+        self.notes: dict[int, list[torch.Tensor]] = {rank: [] for rank in side.ranks}
 
     def play(self) -> None:
         program = self.program
@@ -131,7 +131,7 @@ class Player:
         if micro.backward == "thrown away":
             self.forward(model, micro.forward, rank, number)
         output = self.forward(model, micro.forward, rank, number)
-        target = batch_of(self.step, self.micro, rank, number).to(self.side.dtype)[:, :2]
+        target = self.batch(rank, number)[:, :2]
         terms = [(output - target.sin()).square().mean()]
         if micro.backward == "two losses":
             terms.append(0.3 * output.sin().mean())
@@ -142,8 +142,10 @@ class Player:
         return [term * self.side.scale() for term in terms]
 
     def forward(self, model: Net, chosen: Pass, rank: int, number: int) -> torch.Tensor:
-        x = batch_of(self.step, self.micro, rank, number).to(self.side.dtype)
-        return model(x, chosen.of(rank))  # type: ignore[no-any-return]
+        return model(self.batch(rank, number), chosen.of(rank))  # type: ignore[no-any-return]
+
+    def batch(self, rank: int, number: int) -> torch.Tensor:
+        return batch_of(self.step, self.micro, rank, number).to(self.side.device, self.side.dtype, non_blocking=True)
 
     def backward(self, micro: Micro, losses: list[torch.Tensor], rank: int) -> None:
         if micro.backward == "dropped" or rank in micro.without_backward:
@@ -153,9 +155,9 @@ class Player:
         torch.autograd.backward(losses)
 
     def note(self, rank: int, value: torch.Tensor) -> None:
-        self.notes[rank].append(float(value.detach()))
+        self.notes[rank].append(value.detach().clone())
 
-    def note_all(self, value: float) -> None:
+    def note_all(self, value: torch.Tensor) -> None:
         for notes in self.notes.values():
             notes.append(value)
 
@@ -168,4 +170,5 @@ def play(program: Program, side: Side) -> Outcome:
     initial: list[Any] = [side.weights(model) for model in side.models]
     player = Player(program, side)
     player.play()
-    return initial, [side.weights(model) for model in side.models], player.notes
+    final = [side.weights(model) for model in side.models]
+    return initial, final, {rank: [float(value) for value in notes] for rank, notes in player.notes.items()}

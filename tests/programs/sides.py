@@ -35,6 +35,7 @@ class Side:
     ranks: Sequence[int]
     size: int
     dtype = torch.float32
+    device = torch.device("cpu")
     models: list[Net]
     optimizers: list[Any]
 
@@ -45,8 +46,8 @@ class Side:
     def no_sync(self, model: Net) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def clip(self, model: Net) -> float:
-        return float(nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM))
+    def clip(self, model: Net) -> torch.Tensor:
+        return nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
 
     def weights(self, model: Net) -> dict[str, torch.Tensor]:
         """Whole, of all parameters."""
@@ -87,13 +88,25 @@ def shard(model: nn.Module, mesh: Any, wrap: str) -> None:
     fully_shard(model, mesh=mesh)
 
 
+def on_device(model: Net, device: torch.device) -> Net:
+    """As `.to` does on GPUs; on the emulated device that would part what is tied."""
+    moved: dict[nn.Parameter, nn.Parameter] = {}
+    for module in model.modules() if device.type != "cpu" else ():
+        for name, parameter in module.named_parameters(recurse=False):
+            there = moved.setdefault(parameter, nn.Parameter(parameter.detach().to(device), parameter.requires_grad))
+            setattr(module, name, there)
+    return model
+
+
 class OnRanks(Side):
     def __init__(self, mesh: Any, program: Program) -> None:
         rank, self.size = place_of(mesh)
         self.ranks = [rank]
+        if mesh.device_type != "cpu":
+            self.device = torch.device(mesh.device_type, torch.get_device_module(mesh.device_type).current_device())
         self.models, self.optimizers = [], []
         for number in range(2 if program.second else 1):
-            model = make(program, number)
+            model = on_device(make(program, number), self.device)
             self.optimizers.append(self.start(model, mesh, program))
             self.models.append(model)
 
@@ -121,11 +134,11 @@ class Dmuon(OnRanks):
     def no_sync(self, model: Net) -> AbstractContextManager[None]:
         return dmuon.no_sync(model)
 
-    def clip(self, model: Net) -> float:
-        return float(dmuon.clip_grad_norm_(model, MAX_NORM))
+    def clip(self, model: Net) -> torch.Tensor:
+        return dmuon.clip_grad_norm_(model, MAX_NORM)
 
     def weights(self, model: Net) -> dict[str, torch.Tensor]:
-        return weights_of(model)
+        return {name: weight.cpu() for name, weight in weights_of(model).items()}
 
 
 class Stock(OnRanks):

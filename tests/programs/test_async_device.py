@@ -1,0 +1,71 @@
+"""Training programs on the asynchronous device: no race, no bit that depends on what happens when, and the weights of
+one process.
+
+Each kept program is played in one order. With ASYNC_SEEDS=n (`make test-async`) it is played in all orders, and the
+random one with n seeds.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contract import refusal
+from judge import Truth, check_same_bits
+from play import Outcome, play
+from pool import RankPool
+from program import Block, Micro, Pass, Program, Step, from_json
+from sides import Dmuon
+
+pytestmark = pytest.mark.xdist_group("async_device")  # one process has the ranks
+
+ORDERS = ("compute_first", "side_first", "random", "issue_order")
+NUM_SEEDS = int(os.environ.get("ASYNC_SEEDS", "0"))
+KEPT = {path.stem: from_json(path.read_text()) for path in sorted((Path(__file__).parent / "kept").glob("*.json"))}
+TRAINED = {name: program for name, program in KEPT.items() if not refusal(program)}
+USUAL = Micro(Pass((0, 1, 2)))
+BLOCKS = (Block(), Block("mlp"), Block("nested"))
+
+
+@pytest.fixture(scope="module")
+def device_ranks():
+    pool = RankPool(4, device_type="emulated")
+    yield pool
+    pool.close()
+
+
+def on_device(mesh: Any, program: Program, order: str, seed: int) -> tuple[Outcome, list[str]]:
+    import async_device
+
+    async_device.reset()
+    async_device.configure(order=order, seed=10 * seed + mesh.get_rank())
+    return play(program, Dmuon(mesh, program, program.options)), async_device.races()
+
+
+def check(pool: RankPool, program: Program, chosen: str) -> None:
+    truth, first = Truth(program), None
+    for order in ORDERS if NUM_SEEDS else (chosen,):
+        for seed in range(NUM_SEEDS if NUM_SEEDS and order == "random" else 1):
+            answers = pool.run(on_device, program.mesh, program=program, order=order, seed=seed)
+            found = [race for _, races in answers for race in races]
+            assert not found, f"{order}, seed {seed}: {len(found)} races, first: {found[0]}"
+            outcomes = [outcome for outcome, _ in answers]
+            truth.check_all(outcomes)
+            first = first or outcomes[0]
+            check_same_bits(first, outcomes[0], f"in order {order}, seed {seed}, than in the first order")
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_kept_programs(device_ranks, name):
+    check(device_ranks, TRAINED[name], ORDERS[list(TRAINED).index(name) % len(ORDERS)])
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("mesh", [(4,), (2, 2), (4, 1), (2,)], ids=str)
+def test_meshes(device_ranks, mesh, order):
+    """Blocks under fully_shard, two micro-steps of which one is under no_sync, clipping."""
+    micros = (Micro(Pass((0, 1, 2)), synced=False), USUAL)
+    steps = (Step((USUAL,)), Step(micros, clips=True), Step((USUAL,), clips=True))
+    check(device_ranks, Program(mesh=mesh, wrap="blocks", blocks=BLOCKS, steps=steps), order)
