@@ -1,4 +1,5 @@
-"""Plants each bug of planted.py in a copy of the working tree and lets fuzz.py look for it there.
+"""Plants each bug of planted.py in a copy of the working tree and lets fuzz.py, or the asynchronous device, look for it
+there.
 
 Status 0: it found all of them. The copy is built and used by itself; nothing here or in the environment changes.
 """
@@ -38,7 +39,7 @@ class Outcome:
     name: str
     file: str
     verdict: str
-    found_after: int | None = None
+    found_after: int | None = None  # programs; of pytest 1
     seconds: float = 0.0
     output: list[str] = dataclasses.field(default_factory=list)
 
@@ -79,6 +80,19 @@ class Copy:
         found = self._run(self.python, "-c", code).split()
         if not all(Path(file).is_relative_to(self.tree) for file in found[:2]):
             raise Failed(f"expected dmuon of {self.tree}, got {found[:2]}")
+
+    def play_on_device(self) -> Outcome:
+        """Runs test_async_device.py, on the device that was built here."""
+        build = {"ASYNC_DEVICE_BUILD": str(ROOT / "build/release/tests/async_device")}
+        tests = self.tree / "tests/programs/test_async_device.py"
+        begun = time.monotonic()
+        done = subprocess.run(
+            [str(self.python), "-m", "pytest", "-x", str(tests)], cwd=self.tree, env={**self.variables, **build},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        )  # fmt: skip
+        failed = re.search(r"^FAILED .*::(\S+)", done.stdout, re.MULTILINE)
+        verdict = f"found by {failed[1]}" if failed and done.returncode == 1 else "NOT FOUND"
+        return Outcome("", "", verdict, 1 if failed else None, time.monotonic() - begun, _told(done.stdout))
 
     def fuzz(self, programs: int, seed: int, limit: float) -> Outcome:
         """Runs fuzz.py until it names a program that fails, is through or takes more than `limit` seconds."""
@@ -139,6 +153,11 @@ def _variables() -> dict[str, str]:
     return {"OMP_NUM_THREADS": "1", **variables}
 
 
+def _told(output: str) -> list[str]:
+    """The errors of a run of pytest."""
+    return [line for line in output.splitlines() if line.startswith("E  ")][:LAST_LINES]
+
+
 def _git(*arguments: str) -> str:
     return subprocess.run(["git", *arguments], cwd=ROOT, check=True, text=True, stdout=subprocess.PIPE).stdout
 
@@ -158,7 +177,10 @@ def attempt(copy: Copy, bug: Planted, arguments: argparse.Namespace) -> Outcome:
             copy.make()
             if not arguments.programs:
                 return Outcome(bug.name, bug.file, "builds")
-            outcome = copy.fuzz(arguments.programs, arguments.seed, 60 * arguments.minutes)
+            if bug.on_device:
+                outcome = copy.play_on_device()
+            else:
+                outcome = copy.fuzz(arguments.programs, arguments.seed, 60 * arguments.minutes)
     except (Failed, ValueError) as error:
         return Outcome(bug.name, bug.file, "CANNOT BE PLANTED", output=str(error).splitlines())
     return dataclasses.replace(outcome, name=bug.name, file=bug.file)
@@ -169,9 +191,10 @@ def check_sound(copy: Copy, arguments: argparse.Namespace) -> None:
     copy.make()
     copy.check()
     if arguments.programs and arguments.sound:
-        outcome = copy.fuzz(arguments.sound, arguments.seed, 60 * arguments.minutes)
-        if outcome.verdict != "NOT FOUND":
-            raise Failed("\n".join([f"without a planted bug: {outcome.verdict}", *outcome.output]))
+        fuzzed = copy.fuzz(arguments.sound, arguments.seed, 60 * arguments.minutes)
+        for outcome in (fuzzed, copy.play_on_device()):
+            if outcome.verdict != "NOT FOUND":
+                raise Failed("\n".join([f"without a planted bug: {outcome.verdict}", *outcome.output]))
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from planted_change import Planted
+from planted_device import DEVICE
 from planted_engine import ENGINE
 from planted_schedule import SCHEDULE
 
@@ -85,4 +86,4 @@ PYTHON = (
     ),
 )
 
-PLANTED = (*SCHEDULE, *ENGINE, *PYTHON)
+PLANTED = (*SCHEDULE, *ENGINE, *DEVICE, *PYTHON)

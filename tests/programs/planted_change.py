@@ -15,6 +15,7 @@ class Planted:
     old: str  # occurs once in it
     new: str
     breaks: str  # what is wrong then, and how it shows
+    on_device: bool = False  # it shows on the asynchronous device: test_async_device.py must find it
 
     def occurrences(self, root: Path) -> int:
         return (root / self.file).read_text().count(self.old)

@@ -1,0 +1,60 @@
+"""Bugs to plant in what streams wait for: a CPU shows none of them, the asynchronous device must."""
+
+from __future__ import annotations
+
+from planted_change import Planted
+
+LANE = "src/dmuon/engine/lane.cpp"
+EXECUTOR = "src/dmuon/engine/executor.cpp"
+
+DEVICE = (
+    Planted(
+        "lane_runs_ahead_of_compute",
+        LANE,
+        "    issued.block(stream_);\n",
+        "",
+        "A lane sends gradients that are not yet computed, and fills a buffer that is still read.",
+        on_device=True,
+    ),
+    Planted(
+        "lanes_do_not_await_each_other",
+        LANE,
+        "      for (const Event& event : after) event.wait();\n"
+        "      operation();\n      done.event->record(stream_);\n",
+        "      operation();\n      done.event->record(stream_);\n",
+        "Stage 2 sends what stage 1 has not summed, and stage 2 of publishing copies what has not come.",
+        on_device=True,
+    ),
+    Planted(
+        "event_before_its_operation",
+        LANE,
+        "      operation();\n      done.event->record(stream_);\n",
+        "      done.event->record(stream_);\n      operation();\n",
+        "Whoever waits for an operation waits for the one before it.",
+        on_device=True,
+    ),
+    Planted(
+        "weights_used_before_they_came",
+        EXECUTOR,
+        "    case Kind::kAwaitWeights:\n      return await(operation);\n",
+        "    case Kind::kAwaitWeights:\n      return;\n",
+        "A module computes with weights that are on their way.",
+        on_device=True,
+    ),
+    Planted(
+        "weights_freed_while_they_travel",
+        EXECUTOR,
+        "      await(operation);\n      return state.unit->weights().release();\n",
+        "      return state.unit->weights().release();\n",
+        "A buffer goes to another unit while a lane still writes to it: only where a unit is freed that was not used.",
+        on_device=True,
+    ),
+    Planted(
+        "gradients_freed_while_they_travel",
+        EXECUTOR,
+        "      await(operation);\n      return finish_route(&state);\n",
+        "      return finish_route(&state);\n",
+        "A buffer goes to another unit while a lane still reads gradients from it; step() takes what is not summed.",
+        on_device=True,
+    ),
+)
