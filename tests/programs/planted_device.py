@@ -5,6 +5,10 @@ from __future__ import annotations
 from planted_change import Planted
 
 LANE = "src/dmuon/engine/lane.cpp"
+AUTOGRAD = "src/dmuon/engine/autograd.cpp"
+BUFFER = "src/dmuon/engine/buffer.cpp"
+EXECUTOR_H = "src/dmuon/engine/executor.h"
+UNIT = "src/dmuon/engine/unit.cpp"
 EXECUTOR = "src/dmuon/engine/executor.cpp"
 
 DEVICE = (
@@ -21,7 +25,7 @@ DEVICE = (
         LANE,
         "      for (const Event& event : after) event.wait();\n"
         "      operation();\n      done.event->record(stream_);\n",
-        "      operation();\n      done.event->record(stream_);\n",
+        "      static_cast<void>(after);\n      operation();\n      done.event->record(stream_);\n",
         "Stage 2 sends what stage 1 has not summed, and stage 2 of publishing copies what has not come.",
         on_device=True,
     ),
@@ -36,16 +40,48 @@ DEVICE = (
     Planted(
         "weights_used_before_they_came",
         EXECUTOR,
-        "    case Kind::kAwaitWeights:\n      return await(operation);\n",
-        "    case Kind::kAwaitWeights:\n      return;\n",
+        "    case Kind::kAwaitWeights:\n      await(operation);\n",
+        "    case Kind::kAwaitWeights:\n",
         "A module computes with weights that are on their way.",
+        on_device=True,
+    ),
+    Planted(
+        "weights_awaited_on_one_stream_alone",
+        EXECUTOR_H,
+        "{ states_.at(unit).weights_used.wait(); }",
+        "{ static_cast<void>(unit); }",
+        "A unit that was awaited on one stream is used, or freed, on another one without waiting.",
+        on_device=True,
+    ),
+    Planted(
+        "gradients_of_another_stream",
+        UNIT,
+        "  last_gradient_.wait();\n",
+        "",
+        "Where a model trains on another stream than Muon was made on, gradients travel before they are packed.",
+        on_device=True,
+    ),
+    Planted(
+        "blocks_without_a_stream",
+        BUFFER,
+        "    block.last_use.wait();\n",
+        "",
+        "A buffer that was given back on one stream is filled at once for another.",
+        on_device=True,
+    ),
+    Planted(
+        "leaving_on_its_own_stream",
+        AUTOGRAD,
+        "    on_producer.reset_stream(*producer->stream());\n",
+        "",
+        "Where two branches compute at once, autograd adds to a gradient in place that the other branch still reads.",
         on_device=True,
     ),
     Planted(
         "weights_freed_while_they_travel",
         EXECUTOR,
-        "      await(operation);\n      return state.unit->weights().release();\n",
-        "      return state.unit->weights().release();\n",
+        "      await(operation);\n      begin_use(operation.unit);\n",
+        "      begin_use(operation.unit);\n",
         "A buffer goes to another unit while a lane still writes to it: only where a unit is freed that was not used.",
         on_device=True,
     ),

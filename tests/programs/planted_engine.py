@@ -20,8 +20,8 @@ ENGINE = (
     Planted(
         "skipped_unit_sends_garbage",
         UNIT,
-        "void Unit::fill_missing_gradients() {\n  allocate_gradients();\n",
-        "void Unit::fill_missing_gradients() {\n  gradients_.allocate();\n",
+        "  last_gradient_.wait();\n  allocate_gradients();\n",
+        "  last_gradient_.wait();\n  gradients_.allocate();\n",
         "A rank that skipped a unit sends what lay in the buffer instead of zeros.",
     ),
     Planted(
@@ -150,8 +150,8 @@ ENGINE = (
     Planted(
         "one_block_for_two_buffers",
         BUFFER,
-        "    c10::DataPtr block = std::move(found->second);\n    idle_.erase(found);\n    return block;\n",
-        "    return c10::DataPtr(found->second.get(), device_);\n",
+        "    Block block = std::move(found->second);\n    idle_.erase(found);\n",
+        "    Block block{c10::DataPtr(found->second.data.get(), device_), {}};\n",
         "The pool hands out a block that is in use: units that are alive together overwrite each other.",
     ),
     Planted(

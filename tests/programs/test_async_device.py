@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from contract import refusal
 from judge import Truth, check_same_bits
-from play import Outcome, play
+from model import Net, tensor_of
+from play import Outcome, Player, play
 from pool import RankPool
-from program import Block, Micro, Pass, Program, Step, from_json
+from program import Block, Micro, Options, Pass, Program, Step, from_json
 from sides import Dmuon
 
 pytestmark = pytest.mark.xdist_group("async_device")  # one process has the ranks
@@ -69,3 +71,75 @@ def test_meshes(device_ranks, mesh, order):
     micros = (Micro(Pass((0, 1, 2)), synced=False), USUAL)
     steps = (Step((USUAL,)), Step(micros, clips=True), Step((USUAL,), clips=True))
     check(device_ranks, Program(mesh=mesh, wrap="blocks", blocks=BLOCKS, steps=steps), order)
+
+
+def on_another_stream(mesh: Any, program: Program, order: str) -> tuple[Outcome, list[str]]:
+    """Built on the default stream, trained on another one, evaluated and read on the default one."""
+    import async_device
+
+    async_device.reset()
+    async_device.configure(order=order, seed=mesh.get_rank())
+    side = Dmuon(mesh, program, program.options)
+    initial = [side.weights(model) for model in side.models]
+    torch.emulated.synchronize()
+    own = torch.emulated.Stream()
+    player = Player(program, side)
+    with torch.emulated.stream(own):
+        player.play()
+    torch.emulated.current_stream().wait_stream(own)
+    final = [side.weights(model) for model in side.models]
+    notes = {rank: [float(value) for value in notes] for rank, notes in player.notes.items()}
+    return (initial, final, notes), async_device.races()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("wrap", ["none", "blocks"])
+def test_training_on_another_stream(device_ranks, wrap, order):
+    steps = (Step((USUAL,)), Step((USUAL, USUAL), clips=True), Step((USUAL,)))
+    program = Program(mesh=(2, 2), wrap=wrap, blocks=BLOCKS, steps=steps)
+    answers = device_ranks.run(on_another_stream, program.mesh, program=program, order=order)
+    found = [race for _, races in answers for race in races]
+    assert not found, f"{len(found)} races, first: {found[0]}"
+    Truth(program).check_all([outcome for outcome, _ in answers])
+
+
+def forward_in_branches(model: Net, x: torch.Tensor, uses: tuple[int, ...]) -> torch.Tensor:
+    """Blocks in pairs that compute with the same input: on a device at once, on a stream each, hooks and all."""
+    x = model.stem(x)
+    for first, second in zip(uses[::2], uses[1::2], strict=True):
+        if x.is_cpu:
+            x = tensor_of(model.blocks[first](x)) + tensor_of(model.blocks[second](x))
+            continue
+        main, beside = torch.emulated.current_stream(), torch.emulated.Stream()
+        beside.wait_stream(main)
+        with torch.emulated.stream(beside):
+            change = tensor_of(model.blocks[first](x))
+        x.record_stream(beside)
+        x = tensor_of(model.blocks[second](x))
+        main.wait_stream(beside)
+        change.record_stream(main)
+        x = change + x
+    return model.head(x)
+
+
+def in_branches(mesh: Any, program: Program, order: str) -> tuple[Outcome, list[str]]:
+    usual, Net.forward = Net.forward, forward_in_branches
+    try:
+        return on_device(mesh, program, order, 0)
+    finally:
+        Net.forward = usual
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("reshard", [True, False])
+def test_units_on_two_streams(device_ranks, monkeypatch, reshard, order):
+    uses = Pass((1, 1, 0, 1, 2, 0))
+    micro = Micro(uses, evaluation="no_grad", evaluated=uses)
+    steps = (Step((micro,)), Step((micro, micro), clips=True), Step((micro,)))
+    options = Options(lookahead=1, reshard_after_forward=reshard)
+    program = Program(mesh=(2, 2), blocks=BLOCKS, steps=steps, options=options)
+    answers = device_ranks.run(in_branches, program.mesh, program=program, order=order)
+    found = [race for _, races in answers for race in races]
+    assert not found, f"{len(found)} races, first: {found[0]}"
+    monkeypatch.setattr(Net, "forward", forward_in_branches)
+    Truth(program).check_all([outcome for outcome, _ in answers])

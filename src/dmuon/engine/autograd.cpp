@@ -1,5 +1,6 @@
 #include "dmuon/engine/autograd.h"
 
+#include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
@@ -87,6 +88,15 @@ std::vector<at::Tensor> before_leaving_backward(const std::vector<at::Tensor>& i
                                                 std::function<void()> callback) {
   NodePtr node = make_node<LeavingBackward>(as_torch_errors(std::move(callback)));
   node->set_next_edges(torch::autograd::collect_next_edges(inputs));
+  // The node runs on the stream of what it gives gradients to, as if it were not there: autograd
+  // adds gradients up where they arrive, in place, unordered with what another branch still reads.
+  c10::OptionalStreamGuard on_producer;
+  for (const at::Tensor& input : inputs) {
+    const auto producer = input.grad_fn();
+    if (!producer || !producer->stream()) continue;
+    on_producer.reset_stream(*producer->stream());
+    break;
+  }
   std::vector<at::Tensor> outputs;
   outputs.reserve(inputs.size());
   for (const at::Tensor& input : inputs) {

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <utility>
@@ -29,20 +30,32 @@ c10::DataPtr BufferPool::take(std::int64_t num_bytes, std::int64_t* block_bytes)
   const auto found = idle_.lower_bound(num_bytes);
   if (found != idle_.end() && found->first <= 2 * num_bytes) {
     *block_bytes = found->first;
-    c10::DataPtr block = std::move(found->second);
+    Block block = std::move(found->second);
     idle_.erase(found);
-    return block;
+    block.last_use.wait();
+    return std::move(block.data);
   }
-  for (const auto& [size, block] : idle_) current_bytes_ -= size;
-  idle_.clear();
+  free_idle_blocks();
   *block_bytes = num_bytes;
   count(num_bytes);
   const c10::OptionalDeviceGuard guard(device_);  // an allocator takes the current device
   return allocator_->allocate(static_cast<std::size_t>(num_bytes));
 }
 
-void BufferPool::give(c10::DataPtr block, std::int64_t block_bytes) {
+void BufferPool::give(c10::DataPtr data, std::int64_t block_bytes) {
+  Block block{std::move(data), {}};
+  block.last_use.set(device_);
   idle_.emplace(block_bytes, std::move(block));
+}
+
+// An allocator knows the stream on which a block was allocated, and may hand it out there at once.
+void BufferPool::free_idle_blocks() {
+  for (const auto& [size, block] : idle_) {
+    current_bytes_ -= size;
+    if (const auto& stream = block.last_use.stream())
+      c10::impl::VirtualGuardImpl(device_.type()).recordDataPtrOnStream(block.data, *stream);
+  }
+  idle_.clear();
 }
 
 PackedBuffer::PackedBuffer(std::shared_ptr<BufferPool> pool, std::int64_t num_elements,

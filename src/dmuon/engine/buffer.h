@@ -7,13 +7,15 @@
 #include <map>
 #include <memory>
 
+#include "dmuon/engine/stream_mark.h"
+
 namespace dmuon::engine {
 
 /// Hands out device memory for packed buffers and keeps what comes back for the next one, so that
 /// units of like size share one buffer. Counts every byte it holds, idle ones included.
 ///
-/// Memory is reused in the order of the current stream: give and take on one stream, or make the
-/// streams wait for each other. Not thread-safe.
+/// A block goes on in the order of streams: who takes it comes, on the current stream, after all
+/// that was issued to the stream on which it was given back. Not thread-safe.
 class BufferPool {
  public:
   explicit BufferPool(c10::Device device);
@@ -23,7 +25,7 @@ class BufferPool {
   c10::DataPtr take(std::int64_t num_bytes, std::int64_t* block_bytes);
 
   /// Returns a block of `block_bytes`.
-  void give(c10::DataPtr block, std::int64_t block_bytes);
+  void give(c10::DataPtr data, std::int64_t block_bytes);
 
   /// Memory that the engine keeps outside the pool (node copies, owned state) is counted too.
   void count(std::int64_t num_bytes);
@@ -36,8 +38,14 @@ class BufferPool {
 
  private:
   c10::Device device_;
+  struct Block {
+    c10::DataPtr data;
+    StreamMark last_use;
+  };
+  void free_idle_blocks();
+
   c10::Allocator* allocator_;
-  std::multimap<std::int64_t, c10::DataPtr> idle_;
+  std::multimap<std::int64_t, Block> idle_;  // by bytes
   std::int64_t current_bytes_ = 0;
   std::int64_t peak_bytes_ = 0;
 };

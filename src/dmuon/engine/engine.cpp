@@ -102,15 +102,20 @@ void Engine::before_forward(core::UnitIndex index) {
     open_forward(/*whole=*/false);
   }
   resolver_.before_use(index);
+  executor_.begin_use(index);
 }
 
 void Engine::after_forward(core::UnitIndex index) {
+  executor_.end_use(index);
   if (!in_backward()) resolver_.after_forward(index);
 }
 
 std::vector<at::Tensor> Engine::watch_inputs(core::UnitIndex index,
                                              const std::vector<at::Tensor>& inputs) {
-  return before_leaving_backward(inputs, [this, index] { resolver_.after_backward(index); });
+  return before_leaving_backward(inputs, [this, index] {
+    executor_.end_use(index);
+    resolver_.after_backward(index);
+  });
 }
 
 void Engine::watch_outputs(core::UnitIndex index, const std::vector<at::Tensor>& outputs) {
@@ -174,6 +179,7 @@ void Engine::before_backward(core::UnitIndex index) {
   open_backward();
   if (layout().units[index].host) host_uses_.insert(index);
   resolver_.before_backward(index);
+  executor_.begin_use(index);
   c10::AutoGradMode no_grad(false);
   unit(index).expect_gradients();
 }

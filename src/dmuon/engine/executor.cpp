@@ -182,9 +182,11 @@ void Executor::perform(const Operation& operation,
       ++num_unshards_;
       return enqueue(operation, publish_intra(&mesh_, &owned_, &state));
     case Kind::kAwaitWeights:
-      return await(operation);
+      await(operation);
+      return end_use(operation.unit);
     case Kind::kReshard:
       await(operation);
+      begin_use(operation.unit);
       return state.unit->weights().release();
     case Kind::kRouteIntra:
       ++num_routes_;

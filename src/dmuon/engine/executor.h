@@ -32,11 +32,11 @@ struct UnitSpec {
 /// operation that it is told, and a schedule::Resolver tells it those that make sense, in the same
 /// order on every rank.
 ///
-/// Streams: operations of the compute lane are the current stream's; those of the other lanes run
-/// beside it, see Lane. Threads: one at a time. All memory is taken and given back by the calling
-/// thread, so that it is the same in every run.
-/// Errors: CommError when a peer is lost, at the first operation that waits for it; then no more
-/// operation runs.
+/// Streams: operations of the compute lane are the current stream's, which may be another one each
+/// time; those of the other lanes run beside it, see Lane. Threads: one at a time. All memory is
+/// taken and given back by the calling thread, so that it is the same in every run. Errors:
+/// CommError when a peer is lost, at the first operation that waits for it; then no more operation
+/// runs.
 class Executor {
  public:
   /// @param mesh       as large as the plan's.
@@ -69,6 +69,11 @@ class Executor {
   SharedMesh& mesh() { return mesh_; }
   BufferPool& pool() { return *pool_; }
   Profile& profile() { return profile_; }
+
+  /// Around what a module computes with a unit's weights, on the current stream: they are there,
+  /// and stay until it is done, whatever stream they were awaited on and are freed on.
+  void begin_use(core::UnitIndex unit) { states_.at(unit).weights_used.wait(); }
+  void end_use(core::UnitIndex unit) { states_.at(unit).weights_used.set(pool_->device()); }
 
   // For a Resolver.
   schedule::Layout layout() const;

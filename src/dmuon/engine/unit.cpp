@@ -81,6 +81,7 @@ void Unit::take_gradient(PackedIndex place) {
       grad.reset();
     }
   }
+  last_gradient_.set(packed.device());
   arrived_[place] = true;
 }
 
@@ -91,6 +92,7 @@ void Unit::put_gradient(PackedIndex place, const at::Tensor& value) {
 }
 
 void Unit::fill_missing_gradients() {
+  last_gradient_.wait();
   allocate_gradients();
   if (presets()) return;
   for (const PackedIndex i : arrived_.indices()) {

@@ -13,6 +13,7 @@
 #include "dmuon/engine/buffer.h"
 #include "dmuon/engine/lane.h"
 #include "dmuon/engine/packing.h"
+#include "dmuon/engine/stream_mark.h"
 #include "dmuon/schedule/operation.h"
 
 namespace dmuon::engine {
@@ -21,7 +22,8 @@ namespace dmuon::engine {
 /// parameters that autograd sees, which are leaves over the first.
 ///
 /// Weights exist between unshard and reshard, gradients between the first gradient of a backward
-/// and its route. Not thread-safe; forward and backward threads never run at once.
+/// and its route. Not thread-safe; forward and backward threads never run at once. Streams:
+/// autograd takes gradients on the stream on which bind() was called, wherever the model computes.
 class Unit {
  public:
   /// @param all            parameters of the engine.
@@ -58,7 +60,8 @@ class Unit {
   /// As if autograd had accumulated `value` into the parameter at this place.
   void put_gradient(PackedIndex place, const at::Tensor& value);
 
-  /// Missing gradients count as zeros: the whole buffer may travel afterwards.
+  /// Missing gradients count as zeros: the whole buffer may travel afterwards, on what comes after
+  /// the current stream.
   void fill_missing_gradients();
 
   /// The gradients that have come are the caller's, who frees the buffer before the next use;
@@ -86,6 +89,7 @@ class Unit {
   core::Vector<PackedIndex, at::Tensor> parameters_;
   std::vector<std::any> registrations_;
   core::Vector<PackedIndex, bool> arrived_;
+  StreamMark last_gradient_;
   std::int64_t num_gradient_copies_ = 0;
 };
 
@@ -97,8 +101,9 @@ struct UnitState {
   std::unique_ptr<PackedBuffer> partial;    ///< fp32 [own column] what no_sync kept; else null
   bool host = false;                        ///< see schedule::UnitLayout
   core::Vector<PackedIndex, bool> partial_filled;
-  core::Vector<PackedIndex, bool> has_gradient;             ///< on this rank, since it was cleared
-  std::array<Event, schedule::kNumKinds> done;              ///< the newest operation of each kind
+  core::Vector<PackedIndex, bool> has_gradient;  ///< on this rank, since it was cleared
+  StreamMark weights_used;                       ///< or awaited, whatever stream that was on
+  std::array<Event, schedule::kNumKinds> done;   ///< the newest operation of each kind
   std::array<std::int64_t, schedule::kNumKinds> numbers{};  ///< of these, see Watch
 
   const Packing& packing() const { return unit->packing(); }
