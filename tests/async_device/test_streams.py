@@ -62,7 +62,7 @@ def test_races_can_be_off(device):
 
 def test_calls_return_before_anything_runs(device):
     device.configure(order="compute_first", idle_ms=1000.0)
-    a = torch.ones(10, device="emulated")
+    a = torch.ones(12345, device="emulated")  # a block of its own
     event = torch.emulated.Event(enable_timing=True)
     event.record()
     assert "stream 0: 2" in device._native.describe_queues()
@@ -70,7 +70,7 @@ def test_calls_return_before_anything_runs(device):
     while not event.query():
         polls += 1
         assert polls < 10**6
-    assert a.sum().item() == 10
+    assert a.sum().item() == 12345
 
 
 def test_a_host_wait_orders_what_is_issued_after_it(device):

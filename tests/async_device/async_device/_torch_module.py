@@ -114,4 +114,4 @@ def register() -> None:
     module = _make()
     torch._register_device_module(_NAME, module)
     torch.utils.generate_methods_for_privateuse1_backend(for_tensor=True, for_module=True, for_storage=True)
-    module.default_generators.extend(torch.Generator(device=f"{_NAME}:{i}") for i in range(_native.device_count()))
+    module.default_generators.extend(_native.default_generator(i) for i in range(_native.device_count()))

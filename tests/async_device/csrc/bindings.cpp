@@ -4,6 +4,7 @@
 
 #include <map>
 
+#include "async_device/csrc/generator.h"
 #include "async_device/csrc/group.h"
 #include "async_device/csrc/operators.h"
 #include "async_device/csrc/settings.h"
@@ -88,6 +89,7 @@ PYBIND11_MODULE(_async_device, m) {
   m.def("device_count", [] { return Device::kNumDevices; });
   m.def("current_device", [] { return current_device(); });
   m.def("set_device", [](int index) { current_device() = index; });
+  m.def("default_generator", &default_generator);
   m.def("describe_queues", [] { return Device::get().describe_queues(); });
   m.def("reset", [] { Device::get().reset(); });
   m.def("stop", [] { Device::get().stop(); });

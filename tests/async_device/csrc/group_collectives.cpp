@@ -186,8 +186,9 @@ WorkPtr Group::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllO
                 for (const at::Tensor& tensor : to) to_counts.push_back(tensor.numel());
                 for (const at::Tensor& tensor : from) from_counts.push_back(tensor.numel());
                 at::Tensor input = flattened(from), output = at::empty_like(flattened(to));
+                const std::vector<int64_t> counts = to_counts;  // gloo takes those that it is given
                 gloo->alltoall_base(output, input, to_counts, from_counts, options)->wait();
-                const Tensors parts = output.split_with_sizes(to_counts);
+                const Tensors parts = output.split_with_sizes(counts);
                 for (size_t i = 0; i < to.size(); ++i) to[i].copy_(parts[i].view_as(to[i]));
               }});
 }
