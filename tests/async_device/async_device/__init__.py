@@ -14,7 +14,17 @@ from typing import Any
 
 from . import _extension
 
-__all__ = ["configure", "no_host_sync", "phase", "races", "reset", "reset_statistics", "statistics"]
+__all__ = [
+    "ORDERS",
+    "check_order",
+    "configure",
+    "no_host_sync",
+    "phase",
+    "races",
+    "reset",
+    "reset_statistics",
+    "statistics",
+]
 
 _native = _extension.load()
 
@@ -91,6 +101,15 @@ def reset_statistics() -> None:
 def races() -> list[str]:
     """Races since `reset_statistics`, each in a sentence."""
     return _native.races()
+
+
+def check_order() -> None:
+    """Compares in which order ranks have launched communication; all ranks call it.
+
+    Raises:
+        RuntimeError: two ranks launched what they have in common in different orders; NCCL may wait for ever then.
+    """
+    _native.check_order()
 
 
 @contextlib.contextmanager

@@ -11,10 +11,26 @@ from . import _extension
 _native = _extension.load()
 
 
+_is_connected = False
+
+
+def _connect(store: Any, rank: int, size: int) -> None:
+    """Ranks compare their orders of launches in the default group's store."""
+    global _is_connected
+    if not dist.is_initialized():  # this is the default group
+        _native.connect(store.clone(), rank, size)
+    elif not _is_connected:
+        default = dist.PrefixStore("emulated", dist.distributed_c10d._get_default_store().clone())
+        _native.connect(default, dist.get_rank(), dist.get_world_size())
+    _is_connected = True
+
+
 def _create(options: Any, _: Any) -> Any:
     store = dist.PrefixStore("emulated", options.store)
+    _connect(store, options.group_rank, options.group_size)
     gloo = dist.ProcessGroupGloo(store, options.group_rank, options.group_size, options.timeout)
-    return _native.create_group(gloo, options.group_id, options.global_ranks_in_group, options.timeout)
+    ranks = options.global_ranks_in_group or list(range(options.group_size))
+    return _native.create_group(gloo, options.group_id, ranks, options.timeout)
 
 
 def register_backend() -> None:

@@ -6,6 +6,7 @@
 
 #include "async_device/csrc/generator.h"
 #include "async_device/csrc/group.h"
+#include "async_device/csrc/launch_order.h"
 #include "async_device/csrc/operators.h"
 #include "async_device/csrc/settings.h"
 #include "async_device/csrc/shape_inference.h"
@@ -86,6 +87,10 @@ PYBIND11_MODULE(_async_device, m) {
   });
   m.def("keep_shapes", &keep_shapes);
   m.def("create_group", &create_group);
+  m.def("connect", [](c10::intrusive_ptr<c10d::Store> store, int rank, int num_ranks) {
+    LaunchOrder::get().connect(std::move(store), rank, num_ranks);
+  });
+  m.def("check_order", [] { LaunchOrder::get().check(); });
   m.def("device_count", [] { return Device::kNumDevices; });
   m.def("current_device", [] { return current_device(); });
   m.def("set_device", [](int index) { current_device() = index; });

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "async_device/csrc/group_work.h"
+#include "async_device/csrc/launch_order.h"
 #include "async_device/csrc/settings.h"
 #include "async_device/csrc/statistics.h"
 #include "async_device/csrc/tensors.h"
@@ -114,7 +115,9 @@ WorkPtr Group::issue(std::vector<Call> calls, const std::string& name, c10d::OpT
   const bool is_async = calls[0].is_async, blocks_host = calls[0].blocks_host;
   const int index = held.empty() ? current_device() : index_of(held[0].device());
   const bool is_pair = calls.size() == 1 && type != c10d::OpType::COALESCED;
-  Communicator& communicator = communicators_[is_pair ? calls[0].peer : kAllRanks];
+  const int peer = is_pair ? calls[0].peer : kAllRanks;
+  note_order(calls, name, peer);
+  Communicator& communicator = communicators_[peer];
   if (communicator.stream == nullptr) communicator.stream = device.take_stream(index);
   Stream* current = device.current_stream(index);
   Stream* stream = is_async ? communicator.stream : current;
@@ -138,6 +141,20 @@ WorkPtr Group::issue(std::vector<Call> calls, const std::string& name, c10d::OpT
   flights_.push_back(flight);
   return c10::make_intrusive<GroupWork>(getRank(), type, flight, index, std::move(results),
                                         blocks_host);
+}
+
+void Group::note_order(const std::vector<Call>& calls, const std::string& name, int peer) const {
+  const auto global_rank = [this](int rank) { return global_ranks_.at(static_cast<size_t>(rank)); };
+  std::vector<int> ranks{global_rank(getRank())};
+  for (const Call& call : calls) {
+    if (call.peer == kAllRanks) {
+      ranks = global_ranks_;
+      break;
+    }
+    ranks.push_back(global_rank(call.peer));
+  }
+  const std::string operation = peer == kAllRanks ? name : "message";  // two names, by the side
+  LaunchOrder::get().add(interned(operation + " of group '" + name_ + "'"), interned_ranks(ranks));
 }
 
 void Group::forget_finished() {

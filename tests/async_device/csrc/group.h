@@ -93,6 +93,8 @@ class Group final : public c10d::Backend {
   WorkPtr add(Call call);
   /// Issues calls as one launch.
   WorkPtr issue(std::vector<Call> calls, const std::string& name, c10d::OpType type);
+  /// Tells LaunchOrder.
+  void note_order(const std::vector<Call>& calls, const std::string& name, int peer) const;
   void forget_finished();
 
   c10::intrusive_ptr<c10d::Backend> gloo_;
