@@ -1,6 +1,7 @@
 // What the engine brings to the agreement of a step, and how long it keeps the verdict.
 
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
 #include "dmuon/core/error.h"
@@ -18,6 +19,13 @@ void route_constant(Engine& engine, double value) {
   engine.route(UnitIndex(1));
 }
 
+// Of gradients that every rank holds alike.
+at::Tensor host_squares(double replicated) {
+  at::Tensor squares = at::zeros({2}, at::TensorOptions().dtype(at::kDouble));
+  squares[1] = replicated;
+  return squares;
+}
+
 class EngineAgreement : public testing::TestWithParam<Mesh> {};
 
 TEST_P(EngineAgreement, TellsEveryRankTheSquaredNormsOfMeans) {
@@ -26,7 +34,7 @@ TEST_P(EngineAgreement, TellsEveryRankTheSquaredNormsOfMeans) {
   run_ranks(size, [&](int rank, const StorePtr& store) {
     const auto engine = make_engine(setting, store, rank);
     route_constant(*engine, rank);
-    const Verdict verdict = engine->agree({});
+    const Verdict verdict = engine->agree();
     const double mean = (size - 1) / 2.0;
     EXPECT_TRUE(verdict.finite);
     for (const ParameterIndex parameter : verdict.squared_norms.indices()) {
@@ -45,7 +53,7 @@ TEST_P(EngineAgreement, KnowsAGradientThatOneRankAloneHad) {
     const ParameterIndex third(3);
     if (rank == size - 1) engine->put_gradient(third, integers(setting.parameters[third], 0));
     engine->route(UnitIndex(0));
-    const Verdict verdict = engine->agree({});
+    const Verdict verdict = engine->agree();
     EXPECT_TRUE(verdict.has_gradient[third]);
     EXPECT_FALSE(verdict.has_gradient[ParameterIndex(0)]);
   });
@@ -56,10 +64,10 @@ TEST_P(EngineAgreement, ForgetsAClearedGradient) {
   run_ranks(setting.mesh.num_slots(), [&](int rank, const StorePtr& store) {
     const auto engine = make_engine(setting, store, rank);
     route_constant(*engine, 1);
-    EXPECT_TRUE(engine->agree({}).has_gradient[kRouted]);
+    EXPECT_TRUE(engine->agree().has_gradient[kRouted]);
     engine->clear_gradient(kRouted);
     EXPECT_FALSE(engine->agreed());
-    const Verdict verdict = engine->agree({});
+    const Verdict verdict = engine->agree();
     EXPECT_FALSE(verdict.has_gradient[kRouted]);
     EXPECT_EQ(verdict.squared_norms[kRouted], 0);
   });
@@ -69,13 +77,13 @@ TEST_P(EngineAgreement, IsKeptUntilGradientsChange) {
   const Setting setting = setting_on(GetParam());
   run_ranks(setting.mesh.num_slots(), [&](int rank, const StorePtr& store) {
     const auto engine = make_engine(setting, store, rank);
-    EXPECT_EQ(engine->agree({0, 4}).host_squared_norm, 4);
+    EXPECT_EQ(engine->agree(host_squares(4)).host_squared_norm, 4);
     EXPECT_TRUE(engine->agreed());
-    EXPECT_EQ(engine->agree({0, 9}).host_squared_norm, 4);
+    EXPECT_EQ(engine->agree(host_squares(9)).host_squared_norm, 4);
     engine->scale_gradients(0.5);
-    EXPECT_EQ(engine->agree({0, 9}).host_squared_norm, 1);
+    EXPECT_EQ(engine->agree(host_squares(9)).host_squared_norm, 1);
     engine->end_step();
-    EXPECT_EQ(engine->agree({0, 9}).host_squared_norm, 9);
+    EXPECT_EQ(engine->agree(host_squares(9)).host_squared_norm, 9);
   });
 }
 
@@ -94,10 +102,10 @@ TEST_P(EngineAgreement, RaisesOnEveryRankWhereOneIssuedMoreThanTheOthers) {
     };
     forward();
     forward();
-    EXPECT_NO_THROW(engine->agree({}));
+    EXPECT_NO_THROW(engine->agree());
     engine->end_step();
     if (rank == size - 1) forward();
-    EXPECT_THROW(engine->agree({}), core::InvalidArgument);
+    EXPECT_THROW(engine->agree(), core::InvalidArgument);
   });
 }
 

@@ -112,7 +112,7 @@ TEST_P(EngineOnMesh, GivesOwnersTheMeanGradientOfEachStep) {
         engine.publish();
         clear_all(engine);
         model.step(kAll, rank + 1);
-        EXPECT_TRUE(engine.agree({}).finite);
+        EXPECT_TRUE(engine.agree().finite);
         expect_gradients(engine, 1 + step, {mean_scale(), mean_scale(), mean_scale()});
         for (const UnitIndex unit : kUnits) {
           EXPECT_FALSE(engine.ready(unit));
@@ -167,7 +167,7 @@ TEST_P(EngineOnMesh, LetsRanksSkipUnitsOnceTraced) {
     for (int step = 0; step < 3; ++step) {
       clear_all(engine);
       model.step(parts[static_cast<std::size_t>(rank)], 1);
-      engine.agree({});
+      engine.agree();
       expect_gradients(engine, 1, factors);
       engine.end_step();
     }
@@ -197,7 +197,7 @@ TEST_P(EngineOnMesh, FollowsANewOrderAfterComparingIt) {
       const double compared = engine.statistics().at("comparisons");
       clear_all(engine);
       model.step({2, 1, 0}, rank + 1);
-      engine.agree({});
+      engine.agree();
       expect_gradients(engine, 1, {mean_scale(), mean_scale(), mean_scale()});
       const bool compares = engine.statistics().at("comparisons") > compared;
       EXPECT_EQ(compares, step < 2) << "step " << step;  // deviates, traces, replays, replays
@@ -235,7 +235,7 @@ TEST_P(EngineOnMesh, TrainsOnAfterABackwardThatRaised) {
     for (int step = 0; step < 2; ++step) {
       clear_all(engine);
       model.step(kAll, rank + 1);
-      engine.agree({});
+      engine.agree();
       expect_gradients(engine, 1, {mean_scale(), mean_scale(), mean_scale()});
       engine.end_step();
     }
@@ -292,10 +292,10 @@ void expect_agreement(Mesh mesh, const std::vector<Units>& micro_steps, bool no_
     }
     EXPECT_EQ(engine->num_backwards(), static_cast<std::int64_t>(micro_steps.size()));
     if (agrees) {
-      EXPECT_NO_THROW(engine->agree({}));
+      EXPECT_NO_THROW(engine->agree());
     } else {
-      EXPECT_THROW(engine->agree({}), core::InvalidArgument);
-      EXPECT_NO_THROW(engine->agree({}));  // said once; the next step may do better
+      EXPECT_THROW(engine->agree(), core::InvalidArgument);
+      EXPECT_NO_THROW(engine->agree());  // said once; the next step may do better
     }
   });
 }

@@ -52,14 +52,14 @@ def clip_grad_norm_(
                 "clip_grad_norm_: expected a finite norm of all gradients, got one that is not, and "
                 "error_if_nonfinite=True"
             )
-        return torch.tensor(math.nan, device=runtime.device)
+        return torch.full((), math.nan, device=runtime.device)
     squared = [norm for norm, has in zip(verdict.squared_norms, verdict.has_gradient, strict=True) if has]
     norm = math.sqrt(sum(squared) + verdict.host_squared_norm)
     factor = float(max_norm) / (norm + 1e-6)
     if factor < 1:
         host_gradients.scale(step_agreement.host_parameters(), factor)
         runtime.engine.scale_gradients(factor)
-    return torch.tensor(norm, dtype=torch.float32, device=runtime.device)
+    return torch.full((), norm, dtype=torch.float32, device=runtime.device)  # which a device fills by itself
 
 
 def _problem(max_norm: Any, norm_type: Any, error_if_nonfinite: Any) -> str | None:

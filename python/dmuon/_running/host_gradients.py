@@ -23,7 +23,13 @@ def average(parameters: Sequence[nn.Parameter], ranks: Ranks, engine: _C.Engine)
     plain = [p for p in parameters if p.requires_grad and not isinstance(p, DTensor)]
     if ranks.size == 1 or not plain:
         return
-    present = torch.tensor([float(p.grad is not None) for p in plain], device=plain[0].device)
+    # A device is asked who has a gradient only where this rank lacks one: to read would wait for it.
+    knows = all(p.grad is not None for p in plain)
+    present = (
+        plain[0].new_ones(len(plain), dtype=torch.float32)
+        if knows
+        else torch.tensor([float(p.grad is not None) for p in plain], device=plain[0].device)
+    )
     pieces = [
         p.new_zeros(p.numel(), dtype=torch.float32) if p.grad is None else p.grad.flatten().float() for p in plain
     ]
@@ -38,7 +44,8 @@ def average(parameters: Sequence[nn.Parameter], ranks: Ranks, engine: _C.Engine)
     except RuntimeError as error:
         raise RuntimeError(f"dmuon: {what} failed: a rank died, or did not come. Reported: {error}") from error
     means = (flat[len(plain) :] / ranks.size).split([p.numel() for p in plain])
-    for anywhere, parameter, mean in zip(flat[: len(plain)].tolist(), plain, means, strict=True):
+    has = [True] * len(plain) if knows else flat[: len(plain)].tolist()
+    for anywhere, parameter, mean in zip(has, plain, means, strict=True):
         if not anywhere:
             continue
         if parameter.grad is None:
@@ -46,12 +53,12 @@ def average(parameters: Sequence[nn.Parameter], ranks: Ranks, engine: _C.Engine)
         parameter.grad.copy_(mean.view_as(parameter))
 
 
-def norms(parameters: Sequence[nn.Parameter]) -> _C.HostNorms:
-    """The squared norms of this rank's shards of gradients, and of the gradients that every rank has whole."""
+def squared_norms(parameters: Sequence[nn.Parameter], device: torch.device) -> torch.Tensor:
+    """[2] fp64: of this rank's shards of gradients, and of the gradients that every rank has whole."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     sharded = [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
     whole = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
-    return _C.HostNorms(_squared_norm(sharded), _squared_norm(whole))
+    return torch.stack([_squared_norm(sharded, device), _squared_norm(whole, device)])
 
 
 def scale(parameters: Sequence[nn.Parameter], factor: float) -> None:
@@ -61,13 +68,13 @@ def scale(parameters: Sequence[nn.Parameter], factor: float) -> None:
         torch._foreach_mul_(gradients, factor)
 
 
-def _squared_norm(tensors: list[torch.Tensor]) -> float:
+def _squared_norm(tensors: list[torch.Tensor], device: torch.device) -> torch.Tensor:
     tensors = [tensor for tensor in tensors if tensor.numel()]
     if not tensors:
-        return 0.0
+        return torch.zeros((), dtype=torch.float64, device=device)
     # fp64: the squares of small and of large gradients leave fp32's range.
     found = torch._foreach_norm(tensors, 2, dtype=torch.float64)
-    return float(torch.stack(list(found)).square().sum())
+    return torch.stack(list(found)).square().sum()
 
 
 def discard_partial_sums(modules: Sequence[FSDPModule]) -> None:

@@ -55,13 +55,13 @@ class StepAgreement:
         runtime.engine.settle_step()
         try:
             if runtime.engine.agreed():
-                found = runtime.engine.agree(_C.HostNorms(0.0, 0.0), 0)
+                found = runtime.engine.agree(None, 0)
             else:
                 # A problem is compared like a setting: where only some ranks have it, the others raise.
                 compared = zlib.crc32(repr((problem or self._settings(), arguments, self._applied)).encode())
                 parameters = self.host_parameters()
                 host_gradients.average(parameters, runtime.ranks, runtime.engine)
-                found = runtime.engine.agree(host_gradients.norms(parameters), compared)
+                found = runtime.engine.agree(host_gradients.squared_norms(parameters, runtime.device), compared)
         except ValueError:
             if problem is not None:
                 raise ValueError(problem) from None

@@ -20,7 +20,6 @@ using core::ParameterIndex;
 using core::UnitIndex;
 using engine::Engine;
 using engine::Group;
-using engine::HostNorms;
 using engine::SharedMesh;
 using engine::UnitSpec;
 using engine::Verdict;
@@ -62,12 +61,6 @@ void init_engine(py::module_& module) {
            }),
            py::arg("name"), py::arg("compute_dtype"), py::arg("reduce_dtype"), py::arg("host"));
 
-  py::class_<HostNorms>(module, "HostNorms")
-      .def(py::init([](double sharded, double replicated) {
-             return HostNorms{sharded, replicated};
-           }),
-           py::arg("sharded"), py::arg("replicated"));
-
   py::class_<Verdict>(module, "Verdict")
       .def_readonly("finite", &Verdict::finite)
       .def_readonly("has_gradient", &Verdict::has_gradient)
@@ -95,7 +88,12 @@ void init_engine(py::module_& module) {
       .def("watch_outputs", &Engine::watch_outputs, py::arg("unit"), py::arg("outputs"))
       .def("watch_root_outputs", &Engine::watch_root_outputs, py::arg("outputs"))
       .def("refuse_backward", &Engine::refuse_backward, py::arg("why"))
-      .def("agree", &Engine::agree, py::arg("host"), py::arg("settings"), no_gil)
+      .def(
+          "agree",
+          [](Engine& e, const std::optional<at::Tensor>& host, std::uint32_t settings) {
+            return e.agree(host.value_or(at::Tensor()), settings);
+          },
+          py::arg("host"), py::arg("settings"), no_gil)
       .def("agreed", &Engine::agreed)
       .def("end_step", &Engine::end_step)
       .def("forget_verdict", &Engine::forget_verdict)

@@ -1,5 +1,6 @@
 #include "dmuon/engine/engine.h"
 
+#include <ATen/ops/cat.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
@@ -211,7 +212,7 @@ void Engine::put_gradient(core::ParameterIndex parameter, const at::Tensor& valu
 
 // ---- step ----
 
-const Verdict& Engine::agree(const HostNorms& host, std::uint32_t settings) {
+const Verdict& Engine::agree(const at::Tensor& host, std::uint32_t settings) {
   settle_step();
   core::require(
       !std::exchange(host_mixes_, false),
@@ -224,8 +225,13 @@ const Verdict& Engine::agree(const HostNorms& host, std::uint32_t settings) {
   AgreementInput input;
   input.issued = resolver_.hash();
   input.settings = settings;
-  input.squared_norms = owned().squared_norms();
-  input.host = host;
+  const at::Tensor norms = owned().norms();
+  const at::Tensor read = (host.defined() ? at::cat({norms, host}) : norms).cpu();
+  input.squared_norms = owned().squared_norms(read);
+  if (host.defined()) {
+    const auto* squares = read.const_data_ptr<double>() + norms.numel();
+    input.host = {squares[0], squares[1]};
+  }
   input.num_host_shards = num_host_shards();
   kept_ = kept();
   for (const core::ParameterIndex parameter : parameters().indices())

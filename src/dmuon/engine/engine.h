@@ -107,11 +107,15 @@ class Engine : private schedule::Performer {
   void refuse_backward(std::string why) { no_backward_ = std::move(why); }
 
   /// One message over all ranks; kept until gradients change, so that a second call costs nothing.
-  /// @param host      ignored where the verdict is kept.
+  /// Waits for the device once, to read all norms.
+  /// @param host      [2] fp64 on the engine's device: the squared norms of this rank's shards of
+  /// the
+  ///                  host's gradients, and of those that every rank holds alike; undefined: zeros.
+  ///                  Ignored where the verdict is kept.
   /// @param settings  a digest of what must be equal on all ranks, hyperparameters say; likewise.
   /// @throws InvalidArgument, on all ranks, where what was issued or the settings differ, or where
   /// micro-steps under no_sync have used other host units.
-  const Verdict& agree(const HostNorms& host, std::uint32_t settings = 0);
+  const Verdict& agree(const at::Tensor& host = {}, std::uint32_t settings = 0);
   bool agreed() const { return verdict_ && kept_ == kept(); }
   /// Gradients that only the host knows have been cleared.
   void forget_verdict() { verdict_.reset(); }

@@ -1,5 +1,6 @@
 #include "dmuon/engine/owned.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/mul.h>
@@ -93,22 +94,29 @@ void Owned::accumulate(ParameterIndex parameter, std::int64_t begin, const at::T
              place.filled);
 }
 
-core::Vector<ParameterIndex, double> Owned::squared_norms() const {
-  core::Vector<ParameterIndex, double> squared(all_.size());
+at::Tensor Owned::norms() const {
+  const auto options = at::TensorOptions().dtype(at::kDouble).device(pool_->device());
+  std::vector<at::Tensor> norms{at::empty({0}, options)};
   for (const OwnedBatch& batch : batches_) {
     // fp64 throughout: squares of gradients as small as 1e-30 or as large as 1e30 leave fp32's
     // range.
-    const at::Tensor norms =
-        at::linalg_vector_norm(batch.tensors.at(kGradient), 2, at::IntArrayRef{1, 2},
-                               /*keepdim=*/false, at::kDouble)
-            .cpu();
-    const auto* data = norms.const_data_ptr<double>();
+    norms.push_back(at::linalg_vector_norm(batch.tensors.at(kGradient), 2, at::IntArrayRef{1, 2},
+                                           /*keepdim=*/false, at::kDouble));
+  }
+  return at::cat(norms);
+}
+
+core::Vector<ParameterIndex, double> Owned::squared_norms(const at::Tensor& norms) const {
+  core::Vector<ParameterIndex, double> squared(all_.size());
+  const auto* data = norms.const_data_ptr<double>();
+  for (const OwnedBatch& batch : batches_) {
     for (std::size_t i = 0; i < batch.parameters.size(); ++i) {
       if (!filled(batch.parameters[i])) continue;
       for (std::int64_t matrix = batch.first_matrix[i]; matrix < batch.first_matrix[i + 1];
            ++matrix)
         squared[batch.parameters[i]] += data[matrix] * data[matrix];
     }
+    data += batch.first_matrix.back();
   }
   return squared;
 }

@@ -75,8 +75,13 @@ class Owned {
     places_.at(parameter).filled = filled && owns(parameter);
   }
 
-  /// Squared Frobenius norm of each gradient in fp64, 0 where nothing is held.
-  core::Vector<core::ParameterIndex, double> squared_norms() const;
+  /// [matrices of all batches] fp64: the Frobenius norm of what the gradient of each would be, on
+  /// the device. Meaningless where nothing is held.
+  at::Tensor norms() const;
+
+  /// Squared Frobenius norm of each gradient, 0 where nothing is held.
+  /// @param norms  what norms() gave, on the host; there may be more behind it.
+  core::Vector<core::ParameterIndex, double> squared_norms(const at::Tensor& norms) const;
 
  private:
   struct Place {

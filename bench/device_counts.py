@@ -1,0 +1,120 @@
+"""What a step asks of an accelerator: kernels, launches of messages, waits of the host; dmuon.Muon beside AdamW under
+FSDP2 and beside the bare model.
+
+Counted, not timed, on the asynchronous device of the tests (tests/async_device): `make bench-counts`. The model is
+Qwen2.5-7B's block with all extents divided by 64, so that matrices are as many as in the real one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import dmuon
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests/async_device")]
+
+HIDDEN, KEYS, INNER, VOCABULARY = 3584 // 64, 512 // 64, 18944 // 64, 100
+MATRICES = 7  # of a block
+PHASES = ("forward", "backward", "clip", "step")
+KINDS = ("bare", "adamw", "dmuon")
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.output = nn.Linear(HIDDEN, HIDDEN), nn.Linear(HIDDEN, HIDDEN, bias=False)
+        self.key, self.value = nn.Linear(HIDDEN, KEYS), nn.Linear(HIDDEN, KEYS)
+        self.gate, self.up = nn.Linear(HIDDEN, INNER, bias=False), nn.Linear(HIDDEN, INNER, bias=False)
+        self.down = nn.Linear(INNER, HIDDEN, bias=False)
+        self.norms = nn.ModuleList([nn.LayerNorm(HIDDEN), nn.LayerNorm(HIDDEN)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norms[0](x)
+        x = x + self.output(self.query(y) + (self.key(y) + self.value(y)).repeat(1, HIDDEN // KEYS))
+        y = self.norms[1](x)
+        return x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))  # type: ignore[no-any-return]
+
+
+def make(kind: str, mesh: Any, num_blocks: int, device: str) -> tuple[nn.Module, Any]:
+    torch.manual_seed(0)
+    blocks = [Block() for _ in range(num_blocks)]
+    model = nn.Sequential(nn.Embedding(VOCABULARY, HIDDEN), *blocks, nn.Linear(HIDDEN, VOCABULARY)).to(device)
+    if kind == "dmuon":
+        dmuon.dedicate_params(model, mesh, costs="modelled")
+    for module in [*blocks, model] if kind != "bare" else []:
+        fully_shard(module, mesh=mesh)
+    if kind == "dmuon":
+        return model, dmuon.Muon(model, lr=1e-2)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
+
+
+def count(mesh: Any, kind: str, num_blocks: int) -> dict[str, dict[str, Any]]:
+    """Of the third step, by phase."""
+    import async_device
+
+    device = f"{mesh.device_type}:{torch.get_device_module(mesh.device_type).current_device()}"
+    model, optimizer = make(kind, mesh, num_blocks, device)
+    clip = dmuon.clip_grad_norm_ if kind == "dmuon" else lambda m, n: nn.utils.clip_grad_norm_(m.parameters(), n)
+    tokens = torch.randint(0, VOCABULARY, (16,), device=device)
+    for _ in range(3):
+        torch.accelerator.synchronize()
+        async_device.reset_statistics()
+        with async_device.phase("forward"):
+            loss = nn.functional.cross_entropy(model(tokens), tokens)
+        with async_device.phase("backward"):
+            loss.backward()
+        with async_device.phase("clip"):
+            clip(model, 1.0)
+        with async_device.phase("step"):
+            optimizer.step()
+        optimizer.zero_grad()
+    torch.accelerator.synchronize()
+    found = async_device.statistics()
+    return {phase: found.get(phase, {}) for phase in PHASES}
+
+
+def total(counts: dict[str, Any], what: str) -> int:
+    """Of a phase; of waits by what waits, their sum."""
+    found = counts.get(what, 0)
+    return sum(found.values()) if isinstance(found, dict) else int(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mesh", default="2x2", help="nodes x ranks a node")
+    parser.add_argument("--blocks", type=int, default=28)
+    arguments = parser.parse_args()
+    import async_device  # noqa: F401 - registers the device
+
+    dist.init_process_group("cpu:gloo,emulated:emulated")
+    torch.get_device_module("emulated").set_device(dist.get_rank())
+    shape = tuple(int(extent) for extent in arguments.mesh.split("x"))
+    mesh = init_device_mesh("emulated", shape, mesh_dim_names=("replicate", "shard"))
+    counts = {kind: count(mesh, kind, arguments.blocks) for kind in KINDS}
+    if dist.get_rank() == 0:
+        print(f"{arguments.blocks} blocks of {MATRICES} matrices on {arguments.mesh}, a step of rank 0")
+        print(f"{'':9} {'kernels':>24} {'launches of messages':>24} {'waits of the host':>24}")
+        print(f"{'':9} " + " ".join(f"{kind:>7}" for kind in KINDS * 3))
+        for phase in PHASES:
+            cells = [
+                total(counts[kind][phase], what)
+                for what in ("kernels", "communication_launches", "host_syncs")
+                for kind in KINDS
+            ]
+            print(f"{phase:9} " + " ".join(f"{cell:7}" for cell in cells))
+    dist.barrier(device_ids=[dist.get_rank()])
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

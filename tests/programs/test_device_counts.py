@@ -1,0 +1,54 @@
+"""What a step asks of an accelerator, counted on the asynchronous device (bench/device_counts.py prints it)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+
+from device_counts import MATRICES, PHASES, count, total
+from pool import RankPool
+
+pytestmark = pytest.mark.xdist_group("async_device")
+NUM_BLOCKS = 4
+
+
+@pytest.fixture(scope="module")
+def counts():
+    pool = RankPool(4, device_type="emulated")
+    found = {
+        kind: pool.run(count, (2, 2), kind=kind, num_blocks=NUM_BLOCKS)[0] for kind in ("bare", "adamw", "dmuon")
+    }
+    pool.close()
+    return found
+
+
+def beyond(counts, kind, phase, what):
+    """What the kind does there that the bare model does not."""
+    return total(counts[kind][phase], what) - total(counts["bare"][phase], what)
+
+
+def test_kernels_a_matrix(counts):
+    """Those of FSDP2, which has the norms and biases, included."""
+    assert 0 < beyond(counts, "dmuon", "backward", "kernels") <= 4 * MATRICES * NUM_BLOCKS
+    for phase in PHASES:
+        assert beyond(counts, "dmuon", phase, "kernels") <= beyond(counts, "adamw", phase, "kernels")
+
+
+def test_one_launch_of_messages_a_unit_stage_and_direction(counts):
+    """In a forward each block's weights come from its node; in a backward again, and gradients leave in two stages."""
+    launches = {
+        phase: beyond(counts, "dmuon", phase, "communication_launches")
+        - beyond(counts, "adamw", phase, "communication_launches")
+        for phase in PHASES
+    }
+    assert 0 < launches["forward"] + launches["step"] <= 2 * (NUM_BLOCKS + 1)  # two stages
+    assert 0 < launches["backward"] <= 3 * (NUM_BLOCKS + 1)
+    assert launches["clip"] <= 0
+
+
+def test_the_host_waits_for_the_device_once_a_step(counts):
+    assert [total(counts["dmuon"][phase], "host_syncs") for phase in PHASES] == [0, 0, 1, 0]
