@@ -81,7 +81,7 @@ def test_views_outs_and_results_of_unknown_shape(device):
 def test_bad_arguments_raise_where_they_are_given(device):
     a = torch.ones(3, 4, device="emulated")
     for _ in range(2):
-        with pytest.raises(RuntimeError, match="mat1 and mat2|must match"):
+        with pytest.raises(RuntimeError, match=r"mat1 and mat2|must match"):
             a @ a
-    with pytest.raises(RuntimeError, match="emulated:0 and emulated:1|emulated:1 and emulated:0"):
+    with pytest.raises(RuntimeError, match=r"emulated:0 and emulated:1|emulated:1 and emulated:0"):
         a + torch.ones(3, 4, device="emulated:1")

@@ -7,6 +7,7 @@ random one with n seeds.
 
 from __future__ import annotations
 
+import datetime
 import os
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ import pytest
 import torch
 from contract import refusal
 from judge import Truth, check_same_bits
-from model import Net, tensor_of
+from model import Net, make, tensor_of
 from play import Outcome, Player, play
 from pool import RankPool
 from program import Block, Micro, Options, Pass, Program, Step, from_json
 from sides import Dmuon
+
+import dmuon
 
 pytestmark = pytest.mark.xdist_group("async_device")  # one process has the ranks
 
@@ -143,3 +146,26 @@ def test_units_on_two_streams(device_ranks, monkeypatch, reshard, order):
     assert not found, f"{len(found)} races, first: {found[0]}"
     monkeypatch.setattr(Net, "forward", forward_in_branches)
     Truth(program).check_all([outcome for outcome, _ in answers])
+
+
+def in_a_bound_world(mesh: Any) -> tuple[bool, set[Any]]:
+    """Whether the world is bound to its device afterwards, and to what it was while dmuon made groups."""
+    world = torch.distributed.distributed_c10d._get_default_group()
+    own = torch.device("emulated", torch.emulated.current_device())
+    while_made, make_group = [], torch.distributed.new_group
+
+    def new_group(*args: Any, **kwargs: Any) -> Any:
+        while_made.append(world.bound_device_id)
+        return make_group(*args, **kwargs)
+
+    world.bound_device_id, torch.distributed.new_group = own, new_group
+    try:
+        dmuon.dedicate_params(make(Program()).to(own), mesh, costs="modelled", timeout=datetime.timedelta(seconds=77))
+        return world.bound_device_id == own, set(while_made)
+    finally:
+        world.bound_device_id, torch.distributed.new_group = None, make_group
+
+
+def test_groups_are_no_parts_of_a_world_that_is_bound_to_a_device(device_ranks):
+    """NCCL would split it, and wait for ranks that are not of the mesh."""
+    assert device_ranks.run(in_a_bound_world, (2,)) == [(True, {None})] * 2

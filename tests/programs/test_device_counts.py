@@ -19,9 +19,7 @@ NUM_BLOCKS = 4
 @pytest.fixture(scope="module")
 def counts():
     pool = RankPool(4, device_type="emulated")
-    found = {
-        kind: pool.run(count, (2, 2), kind=kind, num_blocks=NUM_BLOCKS)[0] for kind in ("bare", "adamw", "dmuon")
-    }
+    found = {kind: pool.run(count, (2, 2), kind=kind, num_blocks=NUM_BLOCKS)[0] for kind in ("bare", "adamw", "dmuon")}
     pool.close()
     return found
 

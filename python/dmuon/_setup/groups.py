@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
@@ -63,15 +65,31 @@ def _group(purpose: str, members: tuple[int, ...], ranks: Ranks, host: bool) -> 
     group = _groups.get(key)
     # A process group that was destroyed (between two runs in one process) is of no use.
     if group is None or not _usable(group):
-        group = dist.new_group(
-            list(members),
-            timeout=ranks.timeout,
-            backend="gloo" if host else None,
-            use_local_synchronization=True,
-            group_desc=f"dmuon {purpose}",
-        )
+        with _unbound_world():
+            group = dist.new_group(
+                list(members),
+                timeout=ranks.timeout,
+                backend="gloo" if host else None,
+                use_local_synchronization=True,
+                group_desc=f"dmuon {purpose}",
+            )
         _groups[key] = group
     return group
+
+
+@contextmanager
+def _unbound_world() -> Iterator[None]:
+    """Without the device to which `init_process_group(device_id=)` has bound the world.
+
+    NCCL splits a world that is bound, and waits for all of its ranks; those that are not of the mesh never come.
+    """
+    world = dist.distributed_c10d._get_default_group()
+    bound = world.bound_device_id
+    world.bound_device_id = None
+    try:
+        yield
+    finally:
+        world.bound_device_id = bound
 
 
 def _usable(group: dist.ProcessGroup) -> bool:
