@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
+import json
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from . import _extension
@@ -21,6 +24,8 @@ __all__ = [
     "no_host_sync",
     "phase",
     "races",
+    "recording",
+    "replaying",
     "reset",
     "reset_statistics",
     "statistics",
@@ -122,5 +127,52 @@ def no_host_sync() -> Iterator[None]:
         _native.raise_at_syncs(_settings["syncs"] == "raise")
 
 
+@dataclasses.dataclass
+class Schedule:
+    """What the device did, step by step; filled at the end of `recording`."""
+
+    steps: list[int] = dataclasses.field(default_factory=list)
+    observations: list[int] = dataclasses.field(default_factory=list)
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[Schedule]:
+    """Notes what the device does meanwhile, after waiting for what is queued."""
+    schedule = Schedule()
+    _native.record_schedule()
+    try:
+        yield schedule
+    finally:
+        schedule.steps, schedule.observations = _native.stop_schedule()
+
+
+@contextlib.contextmanager
+def replaying(schedule: Schedule) -> Iterator[None]:
+    """The device does what was recorded, whatever the order; the program must do the same, too."""
+    _native.replay_schedule(schedule.steps, schedule.observations)
+    try:
+        yield
+    finally:
+        _native.stop_schedule()
+
+
+def _schedule_file(folder: str) -> Path:
+    return Path(folder) / f"schedule-{os.environ.get('RANK', '0')}.json"
+
+
+def _record_to(folder: str) -> None:
+    _native.record_schedule()
+
+    def write() -> None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        _schedule_file(folder).write_text(json.dumps(_native.stop_schedule()))
+
+    atexit.register(write)
+
+
 configure()
+if folder := os.environ.get("ASYNC_DEVICE_RECORD"):
+    _record_to(folder)
+if folder := os.environ.get("ASYNC_DEVICE_REPLAY"):
+    _native.replay_schedule(*json.loads(_schedule_file(folder).read_text()))
 atexit.register(_native.stop)

@@ -97,6 +97,14 @@ PYBIND11_MODULE(_async_device, m) {
   m.def("default_generator", &default_generator);
   m.def("describe_queues", [] { return Device::get().describe_queues(); });
   m.def("reset", [] { Device::get().reset(); });
+  m.def("record_schedule", [] { Device::get().record_schedule(); });
+  m.def("replay_schedule", [](std::vector<int64_t> steps, std::vector<int64_t> observations) {
+    Device::get().replay_schedule({std::move(steps), std::move(observations)});
+  });
+  m.def("stop_schedule", [] {
+    Schedule::Record record = Device::get().stop_schedule();
+    return std::make_pair(std::move(record.steps), std::move(record.observations));
+  });
   m.def("stop", [] { Device::get().stop(); });
   m.def("enter_phase", [](const std::string& name) { return Statistics::get().enter(name); });
   m.def("races", [] { return Statistics::get().races(); });

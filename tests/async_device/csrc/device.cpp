@@ -64,12 +64,12 @@ Stream* Device::exchange_stream(Stream* stream) {
 Stream* Device::pool_stream(int device) {
   const std::scoped_lock lock(mutex_);
   auto& pool = pool_[device];
-  if (pool.size() < kPoolStreams) {
+  const size_t turn = next_of_pool_[device]++ % kPoolStreams;
+  if (turn == pool.size()) {
     streams_.push_back({static_cast<int>(streams_.size()), device});
     pool.push_back(&streams_.back());
-    return pool.back();
   }
-  return pool[next_of_pool_[device]++ % kPoolStreams];
+  return pool[turn];
 }
 
 Stream* Device::take_stream(int device) {
@@ -97,6 +97,7 @@ void Device::push(Stream* stream, Entry entry) {
     std::thread([this] { run(); }).detach();
   }
   entry.sequence = ++sequence_;
+  stream->is_used = true;
   stream->entries.push_back(std::move(entry));
   ++num_entries_;
   last_issue_ms_ = now_ms();
@@ -124,21 +125,22 @@ std::string Device::check(Stream* stream, const Label& label, const std::vector<
   return report;
 }
 
-std::string Device::poison_stale(Stream* stream, const Label& label, const std::vector<Use>& uses) {
+std::string Device::poison_stale(Stream* stream, const Label& label, Operation& operation) {
   std::string race;
-  for (const Use& use : uses) {
+  for (const Use& use : operation.uses) {
     if (!use.block->is_stale) continue;
     use.block->is_stale = false;
-    advance(stream);
     Label first = label;
     first.operation = interned("reuse of freed memory for " + *label.operation);
     const Use whole{use.block, make_region(0, use.block->bytes), true};
     std::string found = check(stream, first, {whole});
     if (race.empty()) race = std::move(found);
     if (!settings().poison) continue;
-    push(stream, {Entry::Kind::kRun, first.operation, [block = use.block] {
-                    std::memset(block->host, 0xFF, static_cast<size_t>(block->bytes));
-                  }});
+    // Not an entry of its own: a schedule must not depend on which blocks are new.
+    operation.run = [block = use.block, then = std::move(operation.run)] {
+      std::memset(block->host, 0xFF, static_cast<size_t>(block->bytes));
+      then();
+    };
   }
   return race;
 }
@@ -149,8 +151,8 @@ void Device::enqueue(Stream* stream, Operation operation) {
   std::string race;
   {
     const std::scoped_lock lock(mutex_);
-    race = poison_stale(stream, label, operation.uses);
     advance(stream);
+    race = poison_stale(stream, label, operation);
     std::string found = check(stream, label, operation.uses);
     if (race.empty()) race = std::move(found);
     const auto kind = operation.launch ? Entry::Kind::kCommunicate : Entry::Kind::kRun;
@@ -185,113 +187,13 @@ void Device::wait(Stream* stream, const EventPtr& event) {
   push(stream, {Entry::Kind::kWait, kName, nullptr, event});
 }
 
-bool Device::query(const EventPtr& event) {
-  if (!event) return true;
-  const std::scoped_lock lock(mutex_);
-  if (event->is_done) {
-    host_clock_.join(event->clock);
-    return true;
-  }
-  ++eager_entries_;  // who polls must come to an end
-  device_wakes_.notify_all();
-  return !error_.empty();
-}
-
-bool Device::has_happened(const EventPtr& event) {
-  const std::scoped_lock lock(mutex_);
-  return event->is_done;
-}
-
-std::string Device::error_of(const LaunchPtr& launch) {
-  const std::scoped_lock lock(mutex_);
-  return launch->error;
-}
-
-void Device::synchronize(const EventPtr& event) {
-  if (!event) return;
-  bool came = true;
-  {
-    const WithoutGil without_gil;
-    std::unique_lock lock(mutex_);
-    if (!event->is_done) {
-      targets_.push_back(event);
-      last_progress_ms_ = now_ms();
-      device_wakes_.notify_all();
-      came = host_wakes_.wait_for(lock, std::chrono::duration<double>(settings().hang_s),
-                                  [&] { return event->is_done || !error_.empty(); });
-      targets_.erase(std::find(targets_.begin(), targets_.end(), event));
-    }
-    host_clock_.join(event->clock);
-  }
-  if (!came) {
-    fail("the host waited " + std::to_string(settings().hang_s) + " s for stream " +
-         std::to_string(event->stream->id) + "; " + describe_queues());
-  }
-  raise_error(event);
-}
-
-void Device::raise_error(const EventPtr& event) {
-  std::string error;
-  {
-    const std::scoped_lock lock(mutex_);
-    error = error_.empty() ? event->error : "the device failed: " + error_;
-    if (error_.empty() && !error.empty()) {
-      for (Stream& stream : streams_) stream.error.clear();  // the host has heard of it
-    }
-  }
-  if (!error.empty()) raise(error);
-}
-
-void Device::synchronize_device(int device) {
-  std::vector<Stream*> streams;
-  {
-    const std::scoped_lock lock(mutex_);
-    for (Stream& stream : streams_) {
-      if (stream.device == device) streams.push_back(&stream);
-    }
-  }
-  std::vector<EventPtr> events;
-  for (Stream* stream : streams) events.push_back(record(stream));
-  for (const EventPtr& event : events) synchronize(event);
-}
-
-void Device::reset() {
-  const WithoutGil without_gil;
-  std::unique_lock lock(mutex_);
-  eager_entries_ = num_entries_;
-  device_wakes_.notify_all();
-  const auto most = std::chrono::duration<double>(settings().hang_s);
-  host_wakes_.wait_for(lock, most, [this] { return num_entries_ == 0; });
-  for (Stream& stream : streams_) {
-    host_clock_.join(stream.clock);
-    stream.error.clear();
-  }
-  eager_entries_ = 0;
-  error_.clear();
-}
-
-void Device::host_sync(const std::string& what) {
-  Statistics::get().count_host_sync(what);
-  if (settings().syncs == Syncs::kRaise) {
-    raise("a GPU would block the host here: " +
-          describe(Label{interned(what), 0, current_place()}));
-  }
-}
-
-void Device::host_access(const std::string& what, const std::vector<Use>& uses) {
-  const Label label{interned(what), 0, current_place()};
-  std::string race;
-  {
-    const std::scoped_lock lock(mutex_);
-    race = check(nullptr, label, uses);
-  }
-  report(race);
-}
-
 Block* Device::allocate(int64_t bytes, int device) {
   Stream* stream = current_stream(device);
-  const std::scoped_lock lock(mutex_);
-  if (memory_.has_waiting()) memory_.reclaim(host_clock_);
+  std::unique_lock lock(mutex_);
+  if (memory_.has_waiting()) {
+    observe(lock);
+    memory_.reclaim(host_clock_);
+  }
   Block* block = memory_.take(bytes, stream);
   Statistics::get().set_live_bytes(memory_.live_bytes());
   return block;

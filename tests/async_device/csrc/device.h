@@ -10,6 +10,7 @@
 
 #include "async_device/csrc/label.h"
 #include "async_device/csrc/memory.h"
+#include "async_device/csrc/schedule.h"
 #include "async_device/csrc/scheduler.h"
 #include "async_device/csrc/stream.h"
 #include "async_device/csrc/workers.h"
@@ -57,6 +58,8 @@ class Device {
   void wait(Stream* stream, const EventPtr& event);
   /// As the host asks: who asks until it is true will see it.
   bool query(const EventPtr& event);
+  /// To be called before `has_happened`: so a replay gives it the same answers.
+  void observe();
   /// Not as the host of a GPU could: it learns nothing from it.
   bool has_happened(const EventPtr& event);
   std::string error_of(const LaunchPtr& launch);
@@ -86,6 +89,12 @@ class Device {
   double longest_communication_s();
   /// What is in the queues, in words.
   std::string describe_queues();
+  /// From now on, after waiting for everything: notes what is done, or does what was noted. Streams
+  /// of the pool are given out from the first one again.
+  void record_schedule();
+  void replay_schedule(Schedule::Record record);
+  /// Ends both.
+  Schedule::Record stop_schedule();
   /// Ends the device's thread; for the end of the process.
   void stop();
   void reseed();
@@ -96,13 +105,23 @@ class Device {
   void push(Stream* stream, Entry entry);
   void advance(Stream* stream);
   std::string check(Stream* stream, const Label& label, const std::vector<Use>& uses);
-  std::string poison_stale(Stream* stream, const Label& label, const std::vector<Use>& uses);
+  /// Lets `operation` first fill blocks that it is the first to use in their new lives.
+  std::string poison_stale(Stream* stream, const Label& label, Operation& operation);
   void report(const std::string& race);
   void raise_error(const EventPtr& event);
   std::string queues() const;
 
+  /// The host looks at how far the device is; a replay lets it look when it did before.
+  void observe(std::unique_lock<std::mutex>& lock);
+
+  /// Whether a replay has steps left: while nothing can run, these are of another program.
+  bool is_lost();
+
   void run();
   bool should_run() const;
+  Stream* next_to_run();
+  Stream* next_of_replay();
+  void finish_communications();
   void start_first(Stream* stream, std::unique_lock<std::mutex>& lock);
   void start_communication(Stream* stream);
   void run_work(const std::string& name, const std::function<void()>& work);
@@ -115,6 +134,7 @@ class Device {
   size_t next_of_pool_[kNumDevices] = {};
   std::vector<EventPtr> targets_;
   Scheduler scheduler_;
+  Schedule schedule_;
   Memory memory_;
   Workers workers_;
   VectorClock host_clock_;  // of all host threads together

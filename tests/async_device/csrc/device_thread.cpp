@@ -21,16 +21,13 @@ void Device::run() {
   const c10::AutoGradMode no_gradients(false);
   std::unique_lock lock(mutex_);
   while (!is_stopping_) {
+    finish_communications();
     if (num_entries_ == 0) {
       host_wakes_.notify_all();
       device_wakes_.wait(lock);
       continue;
     }
-    Stream* stream = nullptr;
-    if (should_run()) {
-      const bool is_idle = now_ms() - last_progress_ms_ > settings().idle_ms;
-      stream = scheduler_.pick(streams_, targets_, is_idle);
-    }
+    Stream* stream = next_to_run();
     if (stream == nullptr) {
       const auto half = std::chrono::duration<double, std::milli>(settings().idle_ms / 2);
       device_wakes_.wait_for(lock, half);
@@ -41,7 +38,41 @@ void Device::run() {
   }
 }
 
+Stream* Device::next_to_run() {
+  if (schedule_.is_replaying()) return next_of_replay();
+  if (!should_run()) return nullptr;
+  const bool is_idle = now_ms() - last_progress_ms_ > settings().idle_ms;
+  return scheduler_.pick(streams_, targets_, is_idle);
+}
+
+Stream* Device::next_of_replay() {
+  if (schedule_.waits_for_observation()) {
+    host_wakes_.notify_all();
+    return nullptr;
+  }
+  const int64_t step = schedule_.next_step();
+  if (step < 0 || step >= static_cast<int64_t>(streams_.size())) return nullptr;
+  Stream* stream = &streams_[static_cast<size_t>(step)];
+  return stream->can_run() ? stream : nullptr;
+}
+
+void Device::finish_communications() {
+  for (Stream& stream : streams_) {
+    if (!stream.is_over) continue;
+    const int64_t step = Schedule::end_of(stream.id);
+    if (schedule_.is_replaying() &&
+        (schedule_.waits_for_observation() || schedule_.next_step() != step)) {
+      continue;
+    }
+    schedule_.make_step(step);
+    stream.is_over = false;
+    finish_first(&stream);
+    last_progress_ms_ = now_ms();
+  }
+}
+
 void Device::start_first(Stream* stream, std::unique_lock<std::mutex>& lock) {
+  schedule_.make_step(stream->id);
   last_progress_ms_ = now_ms();
   Entry& first = stream->entries.front();
   switch (first.kind) {
@@ -88,9 +119,7 @@ void Device::start_communication(Stream* stream) {
     work = nullptr;
     const std::scoped_lock lock(mutex_);
     if (launch->is_over) return;  // given up meanwhile
-    launch->is_over = true;
-    finish_first(stream);
-    last_progress_ms_ = now_ms();
+    launch->is_over = stream->is_over = true;
     device_wakes_.notify_all();
   });
 }
@@ -132,9 +161,8 @@ void Device::abort(int64_t group, const std::string& error) {
     if (!stream.is_busy || stream.entries.front().kind != Entry::Kind::kCommunicate) continue;
     const LaunchPtr launch = stream.entries.front().launch;
     if (launch->error.empty()) continue;
-    launch->is_over = true;
+    launch->is_over = stream.is_over = true;
     stream.error = launch->error;
-    finish_first(&stream);
   }
   device_wakes_.notify_all();
 }

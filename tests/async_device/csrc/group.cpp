@@ -158,6 +158,7 @@ void Group::note_order(const std::vector<Call>& calls, const std::string& name, 
 }
 
 void Group::forget_finished() {
+  Device::get().observe();
   std::erase_if(flights_, [](const auto& flight) {
     if (!Device::get().has_happened(flight->end)) return false;
     flight->held.clear();

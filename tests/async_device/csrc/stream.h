@@ -48,6 +48,8 @@ struct Stream {
   int device;
   std::deque<Entry> entries{};
   bool is_busy = false;  // its first entry runs now
+  bool is_over = false;  // ... and has been run to its end, or given up
+  bool is_used = false;  // something was issued to it since everything was waited for
   VectorClock clock{};   // of what has been issued to it
   std::string error{};   // of a communication that was given up; until the host has heard of it
 
