@@ -8,6 +8,7 @@ Qwen2.5-7B's block with all extents divided by 64, so that matrices are as many 
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -60,8 +61,7 @@ def make(kind: str, mesh: Any, num_blocks: int, device: str) -> tuple[nn.Module,
 
 def count(mesh: Any, kind: str, num_blocks: int) -> dict[str, dict[str, Any]]:
     """Of the third step, by phase."""
-    import async_device
-
+    async_device = importlib.import_module("async_device")
     device = f"{mesh.device_type}:{torch.get_device_module(mesh.device_type).current_device()}"
     model, optimizer = make(kind, mesh, num_blocks, device)
     clip = dmuon.clip_grad_norm_ if kind == "dmuon" else lambda m, n: nn.utils.clip_grad_norm_(m.parameters(), n)
@@ -94,8 +94,7 @@ def main() -> None:
     parser.add_argument("--mesh", default="2x2", help="nodes x ranks a node")
     parser.add_argument("--blocks", type=int, default=28)
     arguments = parser.parse_args()
-    import async_device  # noqa: F401 - registers the device
-
+    importlib.import_module("async_device")  # which registers the device
     dist.init_process_group("cpu:gloo,emulated:emulated")
     torch.get_device_module("emulated").set_device(dist.get_rank())
     shape = tuple(int(extent) for extent in arguments.mesh.split("x"))
