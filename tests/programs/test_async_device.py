@@ -76,6 +76,14 @@ def test_meshes(device_ranks, mesh, order):
     check(device_ranks, Program(mesh=mesh, wrap="blocks", blocks=BLOCKS, steps=steps), order)
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_units_that_were_sent_ahead_in_vain(device_ranks, order):
+    """A pass leaves the known order while the next units are on their way; nobody awaits these before their end."""
+    steps = tuple(Step((Micro(Pass(uses)),)) for uses in ((0, 1, 2), (0, 0), (0, 1, 2), (0, 0, 2), (0, 1, 2)))
+    options = Options(lookahead=3, max_units_in_flight=8)
+    check(device_ranks, Program(mesh=(4,), blocks=BLOCKS, steps=steps, options=options), order)
+
+
 def on_another_stream(mesh: Any, program: Program, order: str) -> tuple[Outcome, list[str]]:
     """Built on the default stream, trained on another one, evaluated and read on the default one."""
     import async_device
