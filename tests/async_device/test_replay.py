@@ -59,28 +59,30 @@ def test_another_program_fails_and_does_not_hang(device):
     assert "does not follow the recorded schedule" in failed
 
 
+def communicating():
+    """As `racing`, on both sides of collectives."""
+    x, z = torch.ones(100, device="emulated"), torch.ones(1, dtype=torch.float64, device="emulated")
+    torch.emulated.synchronize()
+    side = torch.emulated.Stream()
+    for _ in range(5):
+        work = dist.all_reduce(x, async_op=True)
+        z.mul_(1.5)
+        with torch.emulated.stream(side):
+            work.wait()
+            z.add_(x[0])
+    torch.emulated.current_stream().wait_stream(side)
+    return z.item(), x.sum().item()
+
+
 def communicate():
     dist.all_reduce(torch.ones(100, device="emulated"))  # a group waits for its call before, if there is one
-    x = torch.ones(100, device="emulated")
+    async_device.configure(seed=dist.get_rank())
     with async_device.recording() as schedule:
-        for _ in range(5):
-            work = dist.all_reduce(x, async_op=True)
-            y = x * 2  # a race
-            work.wait()
-            x.add_(y)
-        torch.emulated.synchronize()
-    first = x.cpu()
+        first = communicating()
     for order in async_device.ORDERS:
         async_device.configure(order=order, hang_s=5.0)
-        x = torch.ones(100, device="emulated")
         with async_device.replaying(schedule):
-            for _ in range(5):
-                work = dist.all_reduce(x, async_op=True)
-                y = x * 2
-                work.wait()
-                x.add_(y)
-            torch.emulated.synchronize()
-        assert torch.equal(x.cpu(), first), order
+            assert communicating() == first, order
 
 
 def test_communication_is_replayed_too(make_ranks):
