@@ -69,14 +69,14 @@ def communicating():
         z.mul_(1.5)
         with torch.emulated.stream(side):
             work.wait()
-            z.add_(x[0])
+            z.add_(1)
     torch.emulated.current_stream().wait_stream(side)
     return z.item(), x.sum().item()
 
 
 def communicate():
     dist.all_reduce(torch.ones(100, device="emulated"))  # a group waits for its call before, if there is one
-    async_device.configure(seed=dist.get_rank())
+    async_device.configure(seed=dist.get_rank(), hang_s=5.0)
     with async_device.recording() as schedule:
         first = communicating()
     for order in async_device.ORDERS:
