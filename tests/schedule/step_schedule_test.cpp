@@ -14,17 +14,20 @@ TEST(UpdateSchedule, PublishesInForwardOrderAsSoonAsAUnitIsUpdated) {
   const auto step = [&](const Layout& layout, const StepOptions& options) {
     return text_of(build_update_schedule(layout, kForward, batches, options));
   };
-  EXPECT_EQ(step(three_units(2, 2), {.lookahead = 2}),
+  EXPECT_EQ(step(three_units(2, 2), {.lookahead = 1}),
+            freed +
+                "update 2, publish inter 0, publish intra 0, update 1, publish inter 1, "
+                "update 0, publish inter 2");
+  EXPECT_EQ(step(three_units(2, 2), {.node_copy = false, .lookahead = 2}),
             freed +
                 "update 2, publish inter 0, publish intra 0, update 1, publish inter 1, "
                 "update 0");
   EXPECT_EQ(step(three_units(1, 2), {.lookahead = 2}),
             freed + "update 2, publish intra 0, update 0, update 1");
   EXPECT_EQ(step(three_units(2, 2), {.lookahead = 0}), freed + "update 0, update 1, update 2");
-  EXPECT_EQ(step(three_units(2, 2), {.lookahead = 1, .asynchronous = false}),
-            freed +
-                "update 2, publish inter 0, publish intra 0, update 1, publish inter 1, "
-                "update 0, publish inter 2");
+  EXPECT_EQ(
+      step(three_units(2, 2), {.lookahead = 0, .asynchronous = false}),
+      freed + "update 2, publish inter 0, update 1, publish inter 1, update 0, publish inter 2");
   for (const Operation& operation :
        build_update_schedule(three_units(2, 2), kForward, batches, {})) {
     EXPECT_EQ(operation.version, operation.kind == Kind::kReshard ? 0 : 1);

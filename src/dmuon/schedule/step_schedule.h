@@ -47,8 +47,8 @@ PassSchedule build_pass_schedule(const Layout& layout, const Trace& trace, const
                                  Pass pass, const StepOptions& options, bool sync = true);
 
 /// What `step()` does: per unit in forward order, the updates that complete this rank's part of it,
-/// then its stage 1; the first `lookahead` units, and stage 2 of the first; then the remaining
-/// updates.
+/// then its stage 1, and stage 2 of the first; without node copies, of the first `lookahead` units
+/// alone; then the remaining updates. With `lookahead` 0 the updates.
 std::vector<Operation> build_update_schedule(const Layout& layout, const Trace& forward,
                                              const Batches& batches, const StepOptions& options);
 
