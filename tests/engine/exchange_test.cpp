@@ -158,12 +158,15 @@ TEST(Exchange, SumsWhatIsLargeInFp16) {
       const std::vector<Segment> segments = segments_of({3, 0});
       const at::Tensor inbox =
           at::empty({exchange.inbox_elements(group, segments)}, packed.options());
+      std::int64_t taken = 0;
       exchange.reduce(
           group, packed, segments, inbox,
-          [](std::int64_t, const at::Tensor& values, double scale) {
+          [&](std::int64_t, const at::Tensor& values, double scale) {
+            taken += values.numel();
             EXPECT_NEAR(values[2].item<double>() * scale, 35'000, 32);  // fp16 counts by 32 there
           },
           "x");
+      EXPECT_EQ(taken, rank == 0 ? 3 : 0);
     });
   }
 }

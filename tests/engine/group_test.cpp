@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "dmuon/core/error.h"
 #include "tests/engine/rank_threads.h"
@@ -17,6 +18,73 @@ using Clock = std::chrono::steady_clock;
 
 at::Tensor filled(double value, std::int64_t size = 5, at::ScalarType dtype = at::kFloat) {
   return at::full({size}, value, at::TensorOptions().dtype(dtype));
+}
+
+// A backend that groups messages, and fails at one of them.
+class Grouping final : public c10d::Backend {
+ public:
+  Grouping(int failing) : Backend(0, 2), failing_(failing) {}
+  const std::string getBackendName() const override { return "grouping"; }
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override { ++open_; }
+  WorkPtr endCoalescing() override {
+    --open_;
+    ++launches_;
+    return nullptr;
+  }
+  WorkPtr broadcast(std::vector<at::Tensor>&, const c10d::BroadcastOptions& options) override {
+    EXPECT_FALSE(options.asyncOp);  // on the current stream
+    if (messages_++ == failing_) throw std::runtime_error("no peer");
+    return nullptr;
+  }
+  void abort() override { ++aborts_; }
+
+  int failing_, open_ = 0, launches_ = 0, messages_ = 0, aborts_ = 0;
+};
+
+// It has a backend for a device that needs not exist here: tensors are the host's.
+Group group_over(const c10::intrusive_ptr<Grouping>& backend) {
+  const auto type = c10d::ProcessGroup::BackendType::CUSTOM;
+  auto group =
+      c10::make_intrusive<c10d::ProcessGroup>(c10::make_intrusive<c10d::HashStore>(), 0, 2);
+  for (const c10::DeviceType device : {c10::DeviceType::CPU, c10::DeviceType::CUDA})
+    group->setBackend(device, type, c10::intrusive_ptr<c10d::Backend>(backend));
+  group->setDefaultBackend(type);
+  return {std::move(group), "row", 0, 2, c10::DeviceType::CUDA};
+}
+
+std::vector<Pending> broadcasts(Group* group, int number) {
+  return group->together("x", [&] {
+    std::vector<Pending> messages;
+    for (int i = 0; i < number; ++i) messages.push_back(group->broadcast(filled(1), i % 2, "x"));
+    return messages;
+  });
+}
+
+TEST(Group, LaunchesMessagesTogetherWhereTheBackendCan) {
+  const auto backend = c10::make_intrusive<Grouping>(-1);
+  Group group = group_over(backend);
+  EXPECT_FALSE(group.free_point_to_point());
+  for (Pending& message : broadcasts(&group, 3)) message.wait();
+  EXPECT_EQ(backend->launches_, 1);
+  EXPECT_EQ(backend->messages_, 3);
+}
+
+// Else all that the thread sends later, in whatever group, would wait for the end of this launch.
+TEST(Group, LeavesNoLaunchOpenWhereAMessageFails) {
+  const auto backend = c10::make_intrusive<Grouping>(1);
+  Group group = group_over(backend);
+  EXPECT_THROW(broadcasts(&group, 3), core::CommError);
+  EXPECT_EQ(backend->open_, 0);
+}
+
+TEST(Group, IssuesNothingOnceItWasGivenUp) {
+  const auto backend = c10::make_intrusive<Grouping>(-1);
+  Group group = group_over(backend);
+  group.give_up();
+  EXPECT_EQ(backend->aborts_, 1);
+  EXPECT_THROW(broadcasts(&group, 1), core::CommError);
+  EXPECT_EQ(backend->messages_, 0);
 }
 
 TEST(Group, OfOneCommunicatesNothing) {

@@ -74,7 +74,7 @@ def _squared_norm(tensors: list[torch.Tensor], device: torch.device) -> torch.Te
         return torch.zeros((), dtype=torch.float64, device=device)
     # fp64: the squares of small and of large gradients leave fp32's range.
     found = torch._foreach_norm(tensors, 2, dtype=torch.float64)
-    return torch.stack(list(found)).square().sum()
+    return torch.stack(list(found)).square().sum().to(device)  # what FSDP2 offloads is elsewhere
 
 
 def discard_partial_sums(modules: Sequence[FSDPModule]) -> None:

@@ -21,6 +21,13 @@ BufferPool::BufferPool(c10::Device device) : device_(device) {
   allocator_ = probe.storage().allocator();
 }
 
+BufferPool::~BufferPool() {
+  try {
+    free_idle_blocks();
+  } catch (const std::exception&) {  // as ~PackedBuffer
+  }
+}
+
 void BufferPool::count(std::int64_t num_bytes) {
   current_bytes_ += num_bytes;
   peak_bytes_ = std::max(peak_bytes_, current_bytes_);
@@ -70,7 +77,12 @@ PackedBuffer::PackedBuffer(std::shared_ptr<BufferPool> pool, std::int64_t num_el
   storage->release_data_and_set_meta_custom_data_ptr_error_msg_(kFreed);
 }
 
-PackedBuffer::~PackedBuffer() { release(); }
+PackedBuffer::~PackedBuffer() {
+  try {
+    release();
+  } catch (const std::exception&) {  // a device that has failed, or that a forked child cannot use
+  }
+}
 
 void PackedBuffer::allocate() {
   if (allocated_) return;

@@ -19,6 +19,9 @@ namespace dmuon::engine {
 class BufferPool {
  public:
   explicit BufferPool(c10::Device device);
+  ~BufferPool();
+  BufferPool(const BufferPool&) = delete;
+  BufferPool& operator=(const BufferPool&) = delete;
 
   /// At least `num_bytes`, uninitialised. Prefers an idle block of at most twice the size;
   /// otherwise frees all idle blocks before it allocates, so that idle memory never adds to a peak.
@@ -37,13 +40,13 @@ class BufferPool {
   c10::Device device() const { return device_; }
 
  private:
-  c10::Device device_;
   struct Block {
     c10::DataPtr data;
     StreamMark last_use;
   };
   void free_idle_blocks();
 
+  c10::Device device_;
   c10::Allocator* allocator_;
   std::multimap<std::int64_t, Block> idle_;  // by bytes
   std::int64_t current_bytes_ = 0;

@@ -108,10 +108,9 @@ class Engine : private schedule::Performer {
 
   /// One message over all ranks; kept until gradients change, so that a second call costs nothing.
   /// Waits for the device once, to read all norms.
-  /// @param host      [2] fp64 on the engine's device: the squared norms of this rank's shards of
-  /// the
-  ///                  host's gradients, and of those that every rank holds alike; undefined: zeros.
-  ///                  Ignored where the verdict is kept.
+  /// @param host      [2] fp64 on the engine's device: the squared norms of what this rank has of
+  ///                  the host's gradients, of shards and of those that every rank holds alike;
+  ///                  undefined: zeros. Ignored where the verdict is kept.
   /// @param settings  a digest of what must be equal on all ranks, hyperparameters say; likewise.
   /// @throws InvalidArgument, on all ranks, where what was issued or the settings differ, or where
   /// micro-steps under no_sync have used other host units.

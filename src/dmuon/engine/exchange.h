@@ -15,11 +15,12 @@ namespace dmuon::engine {
 /// Takes a piece of a sum over a group.
 /// @param begin   the first element of it, counted in the own segment.
 /// @param values  flat; the taker may change them, and they are gone afterwards.
-/// @param scale   times which they are the mean.
+/// @param scale   the mean is scale * values.
 using TakeSum = std::function<void(std::int64_t begin, at::Tensor values, double scale)>;
 
-/// How the segments of a packed buffer travel between the members of a group, where segment g is
-/// member g's. Two ways, because backends differ in what they do well; see exchange_of.
+/// A way in which the segments of a packed buffer travel between the members of a group, where
+/// segment g is member g's. There are two, because backends differ in what they do well; see
+/// exchange_of.
 ///
 /// Called on a lane, with all that it needs done before; alike on all members. Blocks the host on
 /// CPU backends, the current stream elsewhere.

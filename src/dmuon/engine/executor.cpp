@@ -77,6 +77,8 @@ Executor::Executor(SharedMesh mesh, const plan::Plan& plan, const std::vector<Un
 Executor::~Executor() {
   if (getpid() != process_) return;
   for (const UnitState& state : states_) {
+    state.weights_used.wait();
+    state.unit->await_gradients();
     for (const Event& event : state.done) {
       try {
         event.wait();

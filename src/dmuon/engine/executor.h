@@ -34,9 +34,9 @@ struct UnitSpec {
 ///
 /// Streams: operations of the compute lane are the current stream's, which may be another one each
 /// time; those of the other lanes run beside it, see Lane. Threads: one at a time. All memory is
-/// taken and given back by the calling thread, so that it is the same in every run. Errors:
-/// CommError when a peer is lost, at the first operation that waits for it; then no more operation
-/// runs.
+/// taken and given back by the calling thread, so that it is the same in every run.
+/// Errors: CommError when a peer is lost, at the first operation that waits for it; then no more
+/// operation runs.
 class Executor {
  public:
   /// @param mesh       as large as the plan's.

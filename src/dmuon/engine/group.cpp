@@ -14,6 +14,7 @@ namespace {
 
 // Members of a group in which a root sends to each by itself: a tree would be no shorter by much.
 constexpr int kMostDirect = 4;
+constexpr const char* kGivenUp = "it was given up";
 
 // A message and a receive of something else never meet: a rank gone astray ends in a timeout, where
 // gloo would end the process or, with equal sizes, swap data.
@@ -50,6 +51,11 @@ bool InFlight::wait(const WorkPtr& work) {
   }
 }
 
+bool InFlight::given_up() {
+  const std::scoped_lock lock(mutex_);
+  return given_up_;
+}
+
 void InFlight::give_up() {
   const std::scoped_lock lock(mutex_);
   given_up_ = true;
@@ -77,7 +83,7 @@ bool Pending::wait_for(std::chrono::milliseconds most) const {
 void Pending::wait() {
   try {
     for (const WorkPtr& work : works_) {
-      if (work && !in_flight_->wait(work)) throw std::runtime_error("it was given up");
+      if (work && !in_flight_->wait(work)) throw std::runtime_error(kGivenUp);
     }
   } catch (const std::exception& error) {
     fail(what_, error);
@@ -88,6 +94,7 @@ void Pending::wait() {
 template <typename Call>
 Pending Group::issue(const std::string& what, Call&& call) {
   try {
+    if (in_flight_->given_up()) throw std::runtime_error(kGivenUp);
     return Pending({call()}, what, in_flight_);
   } catch (const std::exception& error) {
     fail(what, error);
@@ -169,12 +176,21 @@ Pending Group::broadcast(at::Tensor tensor, int root, const std::string& what) {
 std::vector<Pending> Group::together(const std::string& what,
                                      const std::function<std::vector<Pending>()>& issue_all) {
   if (!groups_messages_) return issue_all();
-  group_->startCoalescing(device_);
-  issue_all();
-  std::vector<Pending> one;
-  one.push_back(issue(core::message("messages of ", what, " along the ", name_),
-                      [&] { return group_->endCoalescing(device_); }));
-  return one;
+  const auto grouped = [&] {
+    group_->startCoalescing(device_);
+    try {
+      issue_all();
+    } catch (...) {
+      // A group that stays open would take in all that this thread issues to whatever group.
+      try {
+        group_->endCoalescing(device_);
+      } catch (const std::exception&) {  // the first error says why
+      }
+      throw;
+    }
+    return group_->endCoalescing(device_);
+  };
+  return {issue(core::message("messages of ", what, " along the ", name_), grouped)};
 }
 
 Pending Group::send_to_all(const at::Tensor& tensor, const std::string& what) {

@@ -52,6 +52,7 @@ class InFlight {
 
   /// Ends all waits, now and from now on; backends end what they can.
   void give_up();
+  bool given_up();
 
  private:
   std::mutex mutex_;
@@ -113,8 +114,9 @@ class Group {
   /// where the backend allows: gloo's broadcast takes a thread more.
   Pending broadcast(at::Tensor tensor, int root, const std::string& what);
 
-  /// What `issue` issues: one launch, where the backend can group messages. The same on all
-  /// members.
+  /// What `issue` issues is one launch, where the backend can group messages, and one Pending. The
+  /// same on all members.
+  /// @throws CommError as the calls in it; then none of them is in flight.
   std::vector<Pending> together(const std::string& what,
                                 const std::function<std::vector<Pending>()>& issue);
 

@@ -29,13 +29,21 @@ std::shared_ptr<Watch> SharedMesh::watch_over() {
 }
 
 void SharedMesh::leave(std::chrono::milliseconds grace) {
+  if (getpid() != process) return;
   watch->over("its program has ended");
   const auto end = std::chrono::steady_clock::now() + grace;
   const auto left = [&] {
     const auto rest = end - std::chrono::steady_clock::now();
     return std::chrono::ceil<std::chrono::milliseconds>(std::max(rest, rest.zero()));
   };
-  if (lanes->intra.ends_within(left()) && lanes->inter.ends_within(left())) return;
+  const auto ends_in_time = [&](Lane& lane) {
+    try {
+      return lane.ends_within(left());
+    } catch (const std::exception&) {  // a device that has failed
+      return false;
+    }
+  };
+  if (ends_in_time(lanes->intra) && ends_in_time(lanes->inter)) return;
   row.give_up();
   column.give_up();
 }

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <sys/types.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -39,6 +42,7 @@ struct SharedMesh {
   std::shared_ptr<Lanes> lanes = std::make_shared<Lanes>();
   std::shared_ptr<Turn> turn = std::make_shared<Turn>();
   std::shared_ptr<Watch> watch = watch_over();
+  pid_t process = getpid();  ///< that made it
 
   int num_replicates() const { return column.size(); }
   int num_shards() const { return row.size(); }
@@ -49,7 +53,7 @@ struct SharedMesh {
   core::Slot slot() const { return core::Slot(column.rank() * row.size() + row.rank()); }
 
   /// For a process that ends: what has not happened within `grace` is given up, so that a rank that
-  /// failed leaves, and its peers hear of it, before any timeout.
+  /// failed leaves, and its peers hear of it, before any timeout. Nothing in a forked child.
   void leave(std::chrono::milliseconds grace);
 
  private:

@@ -88,6 +88,7 @@ void Unit::take_gradient(PackedIndex place) {
 void Unit::put_gradient(PackedIndex place, const at::Tensor& value) {
   allocate_gradients();
   gradient(place).copy_(value);
+  last_gradient_.set(value.device());
   arrived_[place] = true;
 }
 

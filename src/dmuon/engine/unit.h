@@ -60,6 +60,9 @@ class Unit {
   /// As if autograd had accumulated `value` into the parameter at this place.
   void put_gradient(PackedIndex place, const at::Tensor& value);
 
+  /// The current stream goes on after all gradients that have come.
+  void await_gradients() const { last_gradient_.wait(); }
+
   /// Missing gradients count as zeros: the whole buffer may travel afterwards, on what comes after
   /// the current stream.
   void fill_missing_gradients();

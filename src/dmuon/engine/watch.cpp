@@ -97,8 +97,8 @@ void Watch::wait(Rendezvous what, std::int64_t number, const std::function<std::
   } catch (const core::CommError& error) {
     if (!waiting) waiting.emplace(this, what, number, where());
     const std::string text = error.what() + waiting->attendance();
-    give_up_();  // whatever the caller makes of it, nothing can be sent any more
-    over(error.what());
+    over(error.what());  // first: to give up may wait for a device
+    give_up_();          // whatever the caller makes of it, nothing can be sent any more
     throw core::CommError(text);
   }
 }
@@ -125,8 +125,8 @@ void Watch::Waiting::check() const {
   }
   if (why.empty()) return;
   why = kInVain + why;
-  watch_->give_up_();
   watch_->over(why);
+  watch_->give_up_();
   throw core::CommError(why);
 }
 
