@@ -96,7 +96,7 @@ def test_what_is_hidden_is_the_share_of_busy_lanes_without_a_wait(ranks):
     hidden = results[0]["hidden"]
     for phase in ("forward", "backward", "step"):
         assert hidden[phase] == pytest.approx(share_hidden(results[0], phase), abs=1e-6)
-    assert 0 < hidden[None] < 1
+    assert 0 < hidden[None] <= 1  # all of it, where ranks wait for their cores longer than for messages
     for result in results:
         assert result["hidden"][None] == hidden[None]
         title, _, *rows = result["summary"].splitlines()
