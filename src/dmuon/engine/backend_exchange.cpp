@@ -1,34 +1,10 @@
-#include <functional>
-
 #include "dmuon/engine/exchange.h"
 
 namespace dmuon::engine {
 namespace {
 
-// Calls `issue` for each member and its part of the buffer.
-void for_segments(Group* group, const at::Tensor& packed, const std::vector<Segment>& segments,
-                  const std::string& what,
-                  const std::function<Pending(const at::Tensor& part, int root)>& issue) {
-  std::vector<Pending> messages = group->together(what, [&] {
-    std::vector<Pending> issued;
-    for (const Segment& segment : segments) {
-      const at::Tensor part = packed.narrow(0, segment.begin, segment.size());
-      issued.push_back(issue(part, static_cast<int>(issued.size())));
-    }
-    return issued;
-  });
-  for (Pending& message : messages) message.wait();
-}
-
 class BackendExchange final : public Exchange {
  public:
-  void gather(Group& group, const at::Tensor& packed, const std::vector<Segment>& segments,
-              const std::string& what) const override {
-    for_segments(&group, packed, segments, what, [&](const at::Tensor& part, int root) {
-      return group.broadcast(part, root, what);
-    });
-  }
-
   std::int64_t inbox_elements(const Group&, const std::vector<Segment>&) const override {
     return 0;
   }

@@ -31,8 +31,8 @@ class Exchange {
 
   /// Every member gets every segment, from the member whose it is.
   /// @param packed  flat; its own segment holds values.
-  virtual void gather(Group& group, const at::Tensor& packed, const std::vector<Segment>& segments,
-                      const std::string& what) const = 0;
+  void gather(Group& group, const at::Tensor& packed, const std::vector<Segment>& segments,
+              const std::string& what) const;
 
   /// Elements of the inbox that reduce() needs at this member: never more than the buffer.
   virtual std::int64_t inbox_elements(const Group& group,
@@ -45,6 +45,12 @@ class Exchange {
   virtual void reduce(Group& group, const at::Tensor& packed, const std::vector<Segment>& segments,
                       const at::Tensor& inbox, const TakeSum& take,
                       const std::string& what) const = 0;
+
+ protected:
+  /// One message for each member and its part of the buffer, together where the backend can; waits.
+  static void for_segments(Group* group, const at::Tensor& packed,
+                           const std::vector<Segment>& segments, const std::string& what,
+                           const std::function<Pending(const at::Tensor& part, int root)>& issue);
 };
 
 /// Straight from member to member, for gloo on CPUs. Each rank sends segment g to member g, which

@@ -40,15 +40,6 @@ std::vector<Segment> pieces_of(const Segment& segment, std::int64_t buffer, int 
 
 class PeerExchange final : public Exchange {
  public:
-  void gather(Group& group, const at::Tensor& packed, const std::vector<Segment>& segments,
-              const std::string& what) const override {
-    std::vector<Pending> messages;
-    for (const Segment& segment : segments)
-      messages.push_back(
-          group.broadcast(part(packed, segment), static_cast<int>(messages.size()), what));
-    for (Pending& message : messages) message.wait();
-  }
-
   std::int64_t inbox_elements(const Group& group,
                               const std::vector<Segment>& segments) const override {
     if (group.size() == 1) return 0;
