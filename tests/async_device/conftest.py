@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "distributed"))  # the pool
 sys.path.insert(0, str(Path(__file__).parent))
 
 from ranks import Ranks

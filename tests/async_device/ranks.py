@@ -4,35 +4,21 @@ from __future__ import annotations
 
 import datetime
 import os
-import socket
-import sys
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
-
-HERE = str(Path(__file__).parent)
-BACKENDS = "cpu:gloo,emulated:emulated"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from pool import end_workers, start_workers, use_emulated_device
 
 
 def _work(rank: int, size: int, port: int, timeout_s: float, connection: Any) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(size))
-    sys.path.insert(0, HERE)
+    torch.set_num_threads(1)
+    dist.init_process_group(use_emulated_device(rank), timeout=datetime.timedelta(seconds=timeout_s))
     import async_device
 
-    torch.set_num_threads(1)
-    torch.emulated.set_device(rank)
-    dist.init_process_group(BACKENDS, timeout=datetime.timedelta(seconds=timeout_s))
     while True:
         try:
             function, arguments = connection.recv()
@@ -49,16 +35,7 @@ class Ranks:
     """`size` processes; `run` calls one function on all of them."""
 
     def __init__(self, size: int, timeout_s: float = 30) -> None:
-        context = mp.get_context("forkserver")
-        context.set_forkserver_preload(["torch._dynamo", "torch.distributed.fsdp"])
-        port = _free_port()
-        self._workers = []
-        for rank in range(size):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(rank, size, port, timeout_s, theirs), daemon=True)
-            process.start()
-            theirs.close()
-            self._workers.append((process, ours))
+        self._workers = start_workers(_work, size, timeout_s)
 
     def run(self, function: Callable[..., Any], **arguments: Any) -> list[Any]:
         """What the function, which stands at the top of its module, returns on each rank."""
@@ -82,8 +59,5 @@ class Ranks:
         return answers
 
     def close(self) -> None:
-        for process, connection in self._workers:
-            connection.close()
-            process.kill()
-            process.join()
+        end_workers(self._workers)
         self._workers = []

@@ -48,7 +48,7 @@ def make_mesh(shape: tuple[int, ...], device_type: str = "cpu") -> DeviceMesh:
     return DeviceMesh(device_type, table, mesh_dim_names=names)
 
 
-def _use_emulated_device(rank: int) -> str:
+def use_emulated_device(rank: int) -> str:
     """Registers it (tests/async_device). Returns the backends of a process group that has it."""
     sys.path.insert(0, str(Path(HERE).parent / "async_device"))
     import async_device
@@ -56,6 +56,30 @@ def _use_emulated_device(rank: int) -> str:
     torch.emulated.set_device(rank)
     atexit.register(async_device.reset)
     return "cpu:gloo,emulated:emulated"
+
+
+Workers = list[tuple[Any, Any]]  # processes and the connections to them
+
+
+def start_workers(work: Callable[..., None], size: int, *arguments: Any) -> Workers:
+    """Processes that run `work(rank, size, port, *arguments, connection)`."""
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["torch._dynamo", "dmuon", "pytest"])
+    port, workers = free_port(), []
+    for rank in range(size):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=work, args=(rank, size, port, *arguments, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        workers.append((process, ours))
+    return workers
+
+
+def end_workers(workers: Workers) -> None:
+    for process, connection in workers:
+        connection.close()
+        process.kill()
+        process.join()
 
 
 def _work(rank: int, size: int, port: int, device_type: str, connection: Any) -> None:
@@ -68,7 +92,7 @@ def _work(rank: int, size: int, port: int, device_type: str, connection: Any) ->
     with contextlib.suppress(OSError):  # only saves time
         # No rank interrupts another: gloo's threads spin on locks whose holder was interrupted.
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    backends = "gloo" if device_type == "cpu" else _use_emulated_device(rank)
+    backends = "gloo" if device_type == "cpu" else use_emulated_device(rank)
     dist.init_process_group(backends, timeout=datetime.timedelta(seconds=COLLECTIVE_S))
     meshes: dict[tuple[int, ...], DeviceMesh] = {}
     while True:
@@ -95,19 +119,7 @@ class RankPool:
     def __init__(self, size: int = 4, answer_s: float = ANSWER_S, device_type: str = "cpu") -> None:
         """`device_type`: of the meshes; or "emulated"."""
         self._size, self._answer_s, self._device_type = size, answer_s, device_type
-        self._workers: list[tuple[Any, Any]] = []
-
-    def _start(self) -> None:
-        context = mp.get_context("forkserver")
-        context.set_forkserver_preload(["torch._dynamo", "dmuon", "pytest"])
-        port = free_port()
-        for rank in range(self._size):
-            ours, theirs = context.Pipe()
-            arguments = (rank, self._size, port, self._device_type, theirs)
-            process = context.Process(target=_work, args=arguments, daemon=True)
-            process.start()
-            theirs.close()
-            self._workers.append((process, ours))
+        self._workers: Workers = []
 
     def run(self, function: Callable[..., Any], mesh: tuple[int, ...], **kwargs: Any) -> list[Any]:
         """The result of `function(mesh, **kwargs)` on each rank of the mesh.
@@ -121,7 +133,7 @@ class RankPool:
             RankFailed: a rank raised or did not answer; the processes are then replaced.
         """
         if not self._workers:
-            self._start()
+            self._workers = start_workers(_work, self._size, self._device_type)
         for _, connection in self._workers:
             connection.send((function, mesh, kwargs))
         results, errors = [], []
@@ -143,8 +155,5 @@ class RankPool:
         return results
 
     def close(self) -> None:
-        for process, connection in self._workers:
-            connection.close()
-            process.kill()
-            process.join()
+        end_workers(self._workers)
         self._workers = []
