@@ -121,6 +121,13 @@ class RankPool:
         self._size, self._answer_s, self._device_type = size, answer_s, device_type
         self._workers: Workers = []
 
+    def begin(self, function: Callable[..., Any], mesh: tuple[int, ...], **kwargs: Any) -> None:
+        """Calls it as `run` does and waits for no answer: for ranks that `close` kills in the midst of it."""
+        if not self._workers:
+            self._workers = start_workers(_work, self._size, self._device_type)
+        for _, connection in self._workers:
+            connection.send((function, mesh, kwargs))
+
     def run(self, function: Callable[..., Any], mesh: tuple[int, ...], **kwargs: Any) -> list[Any]:
         """The result of `function(mesh, **kwargs)` on each rank of the mesh.
 
@@ -132,10 +139,7 @@ class RankPool:
         Raises:
             RankFailed: a rank raised or did not answer; the processes are then replaced.
         """
-        if not self._workers:
-            self._workers = start_workers(_work, self._size, self._device_type)
-        for _, connection in self._workers:
-            connection.send((function, mesh, kwargs))
+        self.begin(function, mesh, **kwargs)
         results, errors = [], []
         deadline = time.monotonic() + self._answer_s
         for rank, (_, connection) in enumerate(self._workers):

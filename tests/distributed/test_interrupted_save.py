@@ -56,9 +56,7 @@ def loads(mesh: Any, directory: str, step: int) -> list[str]:
 @pytest.mark.parametrize("kill", range(NUM_KILLS))
 def test_a_save_killed_at_any_moment_leaves_a_whole_checkpoint(ranks, kill, tmp_path):
     saving = RankPool(2)
-    saving._start()
-    for _, connection in saving._workers:
-        connection.send((save_for_ever, (2,), {"directory": str(tmp_path)}))
+    saving.begin(save_for_ever, (2,), directory=str(tmp_path))
     deadline = time.monotonic() + 300
     while not (tmp_path / "step-2" / ".metadata").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
