@@ -1,6 +1,7 @@
 // What the engine brings to the agreement of a step, and how long it keeps the verdict.
 
 #include <ATen/ops/full.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
@@ -28,7 +29,7 @@ at::Tensor host_squares(double replicated) {
 
 class EngineAgreement : public testing::TestWithParam<Mesh> {};
 
-TEST_P(EngineAgreement, TellsEveryRankTheSquaredNormsOfMeans) {
+TEST_P(EngineAgreement, TellsEveryRankTheNormsOfMeans) {
   const Setting setting = setting_on(GetParam());
   const int size = setting.mesh.num_slots();
   run_ranks(size, [&](int rank, const StorePtr& store) {
@@ -36,10 +37,11 @@ TEST_P(EngineAgreement, TellsEveryRankTheSquaredNormsOfMeans) {
     route_constant(*engine, rank);
     const Verdict verdict = engine->agree();
     const double mean = (size - 1) / 2.0;
-    EXPECT_TRUE(verdict.finite);
-    for (const ParameterIndex parameter : verdict.squared_norms.indices()) {
-      const double expected = parameter == kRouted ? 36 * mean * mean : 0;
-      EXPECT_NEAR(verdict.squared_norms[parameter], expected, 1e-5 * expected);
+    EXPECT_TRUE(verdict.finite().item<bool>());
+    const at::Tensor norms = verdict.norms();
+    for (const ParameterIndex parameter : verdict.has_gradient.indices()) {
+      const double expected = parameter == kRouted ? 6 * mean : 0;
+      EXPECT_NEAR(norms[parameter.value()].item<double>(), expected, 1e-5 * expected);
       EXPECT_EQ(verdict.has_gradient[parameter], parameter == kRouted);
     }
   });
@@ -69,7 +71,7 @@ TEST_P(EngineAgreement, ForgetsAClearedGradient) {
     EXPECT_FALSE(engine->agreed());
     const Verdict verdict = engine->agree();
     EXPECT_FALSE(verdict.has_gradient[kRouted]);
-    EXPECT_EQ(verdict.squared_norms[kRouted], 0);
+    EXPECT_EQ(verdict.norm().item<double>(), 0);
   });
 }
 
@@ -77,13 +79,16 @@ TEST_P(EngineAgreement, IsKeptUntilGradientsChange) {
   const Setting setting = setting_on(GetParam());
   run_ranks(setting.mesh.num_slots(), [&](int rank, const StorePtr& store) {
     const auto engine = make_engine(setting, store, rank);
-    EXPECT_EQ(engine->agree(host_squares(4)).host_squared_norm, 4);
+    const auto norm = [&](double squares) {
+      return engine->agree(host_squares(squares)).norm().item<double>();
+    };
+    EXPECT_EQ(norm(4), 2);
     EXPECT_TRUE(engine->agreed());
-    EXPECT_EQ(engine->agree(host_squares(9)).host_squared_norm, 4);
-    engine->scale_gradients(0.5);
-    EXPECT_EQ(engine->agree(host_squares(9)).host_squared_norm, 1);
+    EXPECT_EQ(norm(9), 2);
+    engine->scale_gradients(at::scalar_tensor(0.5));
+    EXPECT_EQ(norm(9), 1);
     engine->end_step();
-    EXPECT_EQ(engine->agree(host_squares(9)).host_squared_norm, 9);
+    EXPECT_EQ(norm(9), 3);
   });
 }
 

@@ -112,7 +112,7 @@ TEST_P(EngineOnMesh, GivesOwnersTheMeanGradientOfEachStep) {
         engine.publish();
         clear_all(engine);
         model.step(kAll, rank + 1);
-        EXPECT_TRUE(engine.agree().finite);
+        EXPECT_TRUE(engine.agree().finite().item<bool>());
         expect_gradients(engine, 1 + step, {mean_scale(), mean_scale(), mean_scale()});
         for (const UnitIndex unit : kUnits) {
           EXPECT_FALSE(engine.ready(unit));

@@ -1,6 +1,9 @@
 #include "dmuon/optim/muon_state.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/logical_not.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
@@ -14,6 +17,8 @@ namespace {
 
 const newton_schulz::Coefficients kCoefficients{
     {3.4445, -4.775, 2.0315}, {4, -6.9, 3.2}, {1.9, -1.3, 0.4}};
+
+const at::Tensor kApplies = at::scalar_tensor(true, at::kBool);
 
 MuonGroup group_of(double lr) {
   return {lr, 0.1, 0.9, true, kCoefficients, 1e-7, AdjustLr::kOriginal, at::kFloat};
@@ -84,7 +89,7 @@ TEST_P(MuonUpdate, EqualsThePaperElementByElement) {
   for (unsigned step = 0; step < 3; ++step) {
     const at::Tensor gradient = random_tensor({kBatch, rows, cols}, 10 + step);
     const at::Tensor before = gradient.clone();
-    muon_update(master, momentum, gradient, group);
+    muon_update(master, momentum, gradient, group, kApplies);
     EXPECT_TRUE(gradient.equal(before));
     for (std::size_t i = 0; i < kBatch; ++i) {
       const auto index = static_cast<std::int64_t>(i);
@@ -108,7 +113,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, MuonUpdate,
 TEST(MuonUpdate, DecaysAWeightWithoutAGradient) {
   const at::Tensor master = random_tensor({1, 3, 4}, 1);
   const at::Tensor expected = master.mul(1 - 0.05 * 0.1);
-  muon_update(master, at::zeros({1, 3, 4}), at::zeros({1, 3, 4}), group_of(0.05));
+  muon_update(master, at::zeros({1, 3, 4}), at::zeros({1, 3, 4}), group_of(0.05), kApplies);
   EXPECT_TRUE(master.allclose(expected, 1e-6, 0));
 }
 
@@ -116,9 +121,27 @@ TEST(MuonUpdate, OfLearningRateZeroChangesMomentumAlone) {
   const at::Tensor master = random_tensor({1, 3, 4}, 1);
   const at::Tensor before = master.clone();
   const at::Tensor momentum = at::zeros({1, 3, 4});
-  muon_update(master, momentum, random_tensor({1, 3, 4}, 2), group_of(0));
+  muon_update(master, momentum, random_tensor({1, 3, 4}, 2), group_of(0), kApplies);
   EXPECT_TRUE(master.equal(before));
   EXPECT_GT(momentum.abs().sum().item<float>(), 0);
+}
+
+// Whatever the gradient holds, an infinity say, and wherever a zero is negative.
+TEST(MuonUpdate, ThatDoesNotApplyKeepsEveryBit) {
+  for (const bool nesterov : {true, false}) {
+    MuonGroup group = group_of(0.05);
+    group.nesterov = nesterov;
+    const at::Tensor master = random_tensor({2, 3, 4}, 1);
+    const at::Tensor momentum = random_tensor({2, 3, 4}, 2);
+    master[0][0][0] = -0.0;
+    momentum[0][1] = 0;
+    const at::Tensor gradient = random_tensor({2, 3, 4}, 3);
+    gradient[0][0][0] = NAN;
+    gradient[1][2][3] = INFINITY;
+    const at::Tensor before = at::cat({master, momentum}).view(at::kInt).clone();
+    muon_update(master, momentum, gradient, group, at::logical_not(kApplies));
+    EXPECT_TRUE(at::cat({master, momentum}).view(at::kInt).equal(before));
+  }
 }
 
 using core::ParameterIndex;
@@ -180,7 +203,7 @@ TEST(MuonState, UpdatesEachMatrixByItsGroup) {
       plain_muon_update(&masters[parameter], &momenta[parameter], plain_of(gradient),
                         plain_options(group, gradient.size(0), gradient.size(1)));
     }
-    owner.state.step(groups, of);
+    owner.state.step(groups, of, kApplies);
     for (const ParameterIndex parameter : of.indices()) {
       // What is left alone is left bit by bit.
       const double allowed = of[parameter] < 0 ? 0 : 2e-5;
@@ -212,8 +235,8 @@ TEST(MuonState, TrainsAStackOfMatricesAsItTrainsThemApart) {
     const at::Tensor gradient = random_tensor({4, 3, 7}, 10 + step);
     whole(*stacked, "gradient").copy_(gradient);
     whole(*apart, "gradient").copy_(gradient);
-    stacked_state.step(groups, core::Vector<ParameterIndex, int>{0, 1});
-    apart_state.step(groups, core::Vector<ParameterIndex, int>{0, 0, 0, 1});
+    stacked_state.step(groups, core::Vector<ParameterIndex, int>{0, 1}, kApplies);
+    apart_state.step(groups, core::Vector<ParameterIndex, int>{0, 0, 0, 1}, kApplies);
     EXPECT_TRUE(whole(*stacked, "master").equal(whole(*apart, "master"))) << "step " << step;
     EXPECT_TRUE(whole(*stacked, kMomentum).equal(whole(*apart, kMomentum))) << "step " << step;
   }
@@ -233,7 +256,7 @@ TEST(MuonState, LeavesGradientsToTheEngineWhichScalesThemAlone) {
   const ParameterIndex second(2);
   const at::Tensor gradient = owner.of(second, engine::kGradient).clone();
   const at::Tensor master = owner.of(second, engine::kMaster).clone();
-  owner.engine->scale_gradients(0.25);
+  owner.engine->scale_gradients(at::scalar_tensor(0.25));
   EXPECT_TRUE(owner.of(second, engine::kGradient).equal(gradient.mul(0.25)));
   EXPECT_TRUE(owner.of(second, engine::kMaster).equal(master));
 }

@@ -36,8 +36,8 @@ PYTHON = (
     ),
     Planted(
         "clip_leaves_host_gradients",
-        RUNNING + "clip.py",
-        "        host_gradients.scale(step_agreement.host_parameters(), factor)\n",
+        RUNNING + "step_agreement.py",
+        "        host_gradients.scale(self.host_parameters(), factor)\n",
         "",
         "Clipping scales what owners hold alone: AdamW's parameters move too far.",
     ),

@@ -87,4 +87,20 @@ DEVICE = (
         "A buffer goes to another unit while a lane still reads gradients from it; step() takes what is not summed.",
         on_device=True,
     ),
+    Planted(
+        "norms_used_before_their_sum",
+        EXECUTOR,
+        "sum_along(mesh_.lanes->inter, mesh_.column, in_node).wait();",
+        "sum_along(mesh_.lanes->inter, mesh_.column, in_node);",
+        "Clipping and skipping go by what one rank knows.",
+        on_device=True,
+    ),
+    Planted(
+        "norms_summed_before_the_node_has",
+        EXECUTOR,
+        "sum_along(mesh_.lanes->inter, mesh_.column, in_node).wait();",
+        "sum_along(mesh_.lanes->inter, mesh_.column, {}).wait();",
+        "The column adds up while the row still does.",
+        on_device=True,
+    ),
 )

@@ -11,6 +11,7 @@ ROUTE = "src/dmuon/engine/route.cpp"
 OWNED = "src/dmuon/engine/owned.cpp"
 UNIT = "src/dmuon/engine/unit.cpp"
 BUFFER = "src/dmuon/engine/buffer.cpp"
+NORMS = "src/dmuon/engine/gradient_norms.cpp"
 AGREEMENT = "src/dmuon/engine/agreement.cpp"
 SHARED_MESH = "src/dmuon/engine/shared_mesh.cpp"
 MUON_STATE = "src/dmuon/optim/muon_state.cpp"
@@ -106,8 +107,8 @@ ENGINE = (
     Planted(
         "own_gradient_decides",
         AGREEMENT,
-        "verdict.has_gradient.push_back(words[kParametersAt + i] > 0);",
-        "verdict.has_gradient.push_back(input.has_gradient[core::ParameterIndex(i)]);",
+        "has_gradient.push_back(words[kParametersAt + i] > 0);",
+        "has_gradient.push_back(input.has_gradient[core::ParameterIndex(i)]);",
         "An owner that skipped a block itself does not update it, though others had a gradient.",
     ),
     Planted(
@@ -157,17 +158,15 @@ ENGINE = (
     Planted(
         "shards_of_each_replica_counted",
         ENGINE_CPP,
-        "input.num_host_shards = num_host_shards();",
-        "input.num_host_shards = layout().num_slots();",
+        "layout().num_slots(), num_host_shards())",
+        "layout().num_slots(), layout().num_slots())",
         "The norm of clipping counts FSDP2's shards once for each replica: too large on several nodes.",
     ),
     Planted(
         "whole_gradients_counted_by_shard",
-        AGREEMENT,
-        "    verdict.host_squared_norm += words[slots_at + 2 * shard];\n"
-        "  }\n"
-        "  verdict.host_squared_norm += words[slots_at + 1];\n",
-        "    verdict.host_squared_norm += words[slots_at + 2 * shard] + words[slots_at + 2 * shard + 1];\n  }\n",
+        NORMS,
+        "slot.value() == 0 ? 1. : 0.",
+        "slot.value() < num_host_shards ? 1. : 0.",
         "The norm of clipping counts what every rank has whole (no fully_shard) once for each shard.",
     ),
     Planted(
@@ -180,8 +179,9 @@ ENGINE = (
     Planted(
         "decay_by_adjusted_lr",
         MUON_STATE,
-        "master.mul_(1 - group.lr * group.weight_decay);",
-        "master.mul_(1 - adjust_lr(group.adjust_lr, group.lr, master.size(-2), master.size(-1)) * group.weight_decay);",
+        "master.mul_(if_it_applies(1 - group.lr * group.weight_decay, 1));",
+        "master.mul_(if_it_applies(1 - adjust_lr(group.adjust_lr, group.lr, master.size(-2), master.size(-1)) * "
+        "group.weight_decay, 1));",
         "Weights of matrices with more rows than columns decay too fast.",
     ),
 )

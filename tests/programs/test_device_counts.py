@@ -45,8 +45,8 @@ def test_one_launch_of_messages_a_unit_stage_and_direction(counts):
     }
     assert 0 < launches["forward"] + launches["step"] <= 2 * (NUM_BLOCKS + 1)  # two stages
     assert 0 < launches["backward"] <= 3 * (NUM_BLOCKS + 1)
-    assert launches["clip"] <= 0
+    assert launches["clip"] <= 1  # the norms cross the row and the column
 
 
-def test_the_host_waits_for_the_device_once_a_step(counts):
-    assert [total(counts["dmuon"][phase], "host_syncs") for phase in PHASES] == [0, 0, 1, 0]
+def test_the_host_never_waits_for_the_device(counts):
+    assert [total(counts["dmuon"][phase], "host_syncs") for phase in PHASES] == [0, 0, 0, 0]

@@ -119,7 +119,7 @@ def test_what_ranks_must_share_of_a_group_is_neither_its_parameters_nor_the_user
 def updated(group: dict[str, Any], master: float, momentum: float, gradient: float) -> tuple[float, float]:
     """(master, momentum) of a 1 x 1 matrix after an update."""
     tensors = [torch.tensor([[[value]]]) for value in (master, momentum, gradient)]
-    _C.muon_update(*tensors, native_group(group, torch.device("cpu")))
+    _C.muon_update(*tensors, native_group(group, torch.device("cpu")), torch.tensor(True))
     return tensors[0].item(), tensors[1].item()
 
 

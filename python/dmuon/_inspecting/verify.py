@@ -225,6 +225,7 @@ def _update_differences(runtime: Runtime, opt: Muon) -> dict[int, float]:
             assert momentum is not None and gradient is not None
             expected = plain_muon_update(master, momentum, gradient, group, rows)
             updated = master.clone().unsqueeze(0)
-            _C.muon_update(updated, momentum.clone().unsqueeze(0), gradient.unsqueeze(0), native)
+            applies = torch.ones((), dtype=torch.bool, device=updated.device)
+            _C.muon_update(updated, momentum.clone().unsqueeze(0), gradient.unsqueeze(0), native, applies)
             differences[matrix] = _relative(updated[0] - master - expected, expected)
     return differences

@@ -179,10 +179,11 @@ def _run(job: Job, group: _C.MuonGroup, compute_dtype: torch.dtype, device: torc
     # A pattern, not random numbers: the user's generators stay untouched.
     gradient = torch.arange(master.numel(), dtype=torch.float32, device=device).mul_(0.7).sin_().view(shape)
     packed = torch.empty(shape, dtype=compute_dtype, device=device)
+    applies = torch.ones((), dtype=torch.bool, device=device)
     synchronize = torch.get_device_module(device).synchronize  # on CPUs it does nothing
     synchronize(device)
     begin = time.perf_counter_ns()
-    _C.muon_update(master, momentum, gradient, group)
+    _C.muon_update(master, momentum, gradient, group, applies)
     packed.copy_(master)
     synchronize(device)
     return time.perf_counter_ns() - begin

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn as nn
 from torch.distributed.tensor import DTensor
+from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
 from dmuon._setup.dedication import Dedication
 from dmuon._setup.hyperparameters import adamw_moments, check_group, settings_of
@@ -22,7 +23,8 @@ class InnerAdamW:
 
     def add(self, group: dict[str, Any], state: Any) -> None:
         """Takes a group of the outer optimizer, whose `state` is always the same one."""
-        on_fused_device = all(p.is_floating_point() and p.device.type in ("cpu", "cuda") for p in group["params"])
+        known = _get_fused_kernels_supported_devices()
+        on_fused_device = all(p.is_floating_point() and p.device.type in known for p in group["params"])
         one_kind = len({isinstance(p, DTensor) for p in group["params"]}) == 1
         group.setdefault("fused", True if on_fused_device and one_kind else None)
         group.setdefault("foreach", None if one_kind else False)
@@ -45,9 +47,22 @@ class InnerAdamW:
                 for name in adamw_moments(group):
                     state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
 
-    def step(self) -> None:
-        """Updates what has a gradient."""
-        if self._adamw is not None:
+    def step(self, applies: torch.Tensor) -> None:
+        """Updates what has a gradient, unless `applies`, a [] bool, is false.
+
+        Fused kernels on its device look there themselves; of others the host must know, and waits for the device.
+        """
+        if self._adamw is None:
+            return
+        groups = self._adamw.param_groups
+        if all(group["fused"] and group["params"][0].device == applies.device for group in groups):
+            # As torch.amp.GradScaler gives it.
+            self._adamw.found_inf = applies.logical_not().float()  # type: ignore[attr-defined]
+            try:
+                self._adamw.step()
+            finally:
+                del self._adamw.found_inf  # type: ignore[attr-defined]
+        elif applies:
             self._adamw.step()
 
 

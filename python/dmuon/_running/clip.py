@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.nn as nn
 
-from dmuon._running import host_gradients
 from dmuon._running.runtime import runtime_of
 from dmuon._running.step_agreement import StepAgreement
 
@@ -24,7 +23,8 @@ def clip_grad_norm_(
     """Scales all gradients of `model` so that their joint 2-norm is at most `max_norm`.
 
     Collective over the mesh: one message, which the next `step()` then does not send. The norm is of the mean
-    gradient over all ranks. Where it is not finite, gradients stay as they are and `step()` skips.
+    gradient over all ranks. Where it is not finite, gradients stay as they are and `step()` skips. On an accelerator
+    nothing waits for the device, but for `error_if_nonfinite`.
 
     Args:
         model: with dmuon.Muon.
@@ -34,7 +34,7 @@ def clip_grad_norm_(
         foreach: as torch's function has it; without effect.
 
     Returns:
-        The norm before clipping: a 0-dimensional fp32 tensor, equal on every rank.
+        The norm before clipping: a 0-dimensional fp32 tensor, equal on every rank; NaN where it is not finite.
 
     Raises:
         ValueError: the model has no dmuon.Muon yet; or, on every rank, an argument is bad or differs between ranks.
@@ -46,20 +46,14 @@ def clip_grad_norm_(
     problem = _problem(max_norm, norm_type, error_if_nonfinite)
     arguments = None if problem else (float(max_norm), error_if_nonfinite)
     verdict = step_agreement.verdict(arguments, problem)
-    if not verdict.finite:
-        if error_if_nonfinite:
-            raise RuntimeError(
-                "clip_grad_norm_: expected a finite norm of all gradients, got one that is not, and "
-                "error_if_nonfinite=True"
-            )
-        return torch.full((), math.nan, device=runtime.device)
-    squared = [norm for norm, has in zip(verdict.squared_norms, verdict.has_gradient, strict=True) if has]
-    norm = math.sqrt(sum(squared) + verdict.host_squared_norm)
-    factor = float(max_norm) / (norm + 1e-6)
-    if factor < 1:
-        host_gradients.scale(step_agreement.host_parameters(), factor)
-        runtime.engine.scale_gradients(factor)
-    return torch.full((), norm, dtype=torch.float32, device=runtime.device)  # which a device fills by itself
+    norm, finite = verdict.norm(), verdict.finite()
+    if error_if_nonfinite and not finite:
+        raise RuntimeError(
+            "clip_grad_norm_: expected a finite norm of all gradients, got one that is not, and error_if_nonfinite=True"
+        )
+    factor = torch.where(finite, float(max_norm) / (norm + 1e-6), 1.0).clamp_(max=1.0).float()
+    step_agreement.scale(factor)
+    return torch.where(finite, norm, math.nan).float()
 
 
 def _problem(max_norm: Any, norm_type: Any, error_if_nonfinite: Any) -> str | None:

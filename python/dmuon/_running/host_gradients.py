@@ -61,11 +61,11 @@ def squared_norms(parameters: Sequence[nn.Parameter], device: torch.device) -> t
     return torch.stack([_squared_norm(sharded, device), _squared_norm(whole, device)])
 
 
-def scale(parameters: Sequence[nn.Parameter], factor: float) -> None:
-    """Multiplies every gradient, or this rank's shard of it."""
+def scale(parameters: Sequence[nn.Parameter], factor: torch.Tensor) -> None:
+    """Multiplies every gradient, or this rank's shard of it, by a []."""
     gradients = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in parameters if p.grad is not None]
     if gradients:
-        torch._foreach_mul_(gradients, factor)
+        torch._foreach_mul_(gradients, factor.to(gradients[0].device))  # what FSDP2 offloads is elsewhere
 
 
 def _squared_norm(tensors: list[torch.Tensor], device: torch.device) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -17,6 +16,8 @@ from dmuon._running.adamw import InnerAdamW, checked_adamw_groups
 from dmuon._running.frozen import FrozenParameters
 from dmuon._running.host_gradients import discard_partial_sums
 from dmuon._running.runtime import find_runtime
+from dmuon._running.skipped_steps import KEY as SKIPPED_STEPS
+from dmuon._running.skipped_steps import SkippedSteps
 from dmuon._running.start import check_host_parameters, check_units, start
 from dmuon._running.step_agreement import StepAgreement
 from dmuon._saving.optimizer_state import fitting_state, saved_group, saved_state
@@ -36,8 +37,6 @@ from dmuon._setup.placeholder import OwnedTensor
 from dmuon._setup.routing import RoutingTable
 from dmuon._setup.units import find_units
 
-logger = logging.getLogger("dmuon")
-
 
 class Muon(torch.optim.Optimizer):
     """Muon for the matrices that `dedicate_params` took, AdamW for every other trainable parameter.
@@ -47,8 +46,12 @@ class Muon(torch.optim.Optimizer):
     group for each algorithm (`group["algorithm"]` is "muon" or "adamw"); hyperparameters are read at every step.
 
     Where any rank has a gradient that is not finite, no rank changes anything: the step is counted in
-    `skipped_steps` and logged.
+    `skipped_steps` and logged. On an accelerator nothing in a step waits for the device.
     """
+
+    # torch.amp.GradScaler then sets `grad_scale` where it has not unscaled, and waits for no flag to decide whether to
+    # call step(), which finds on all ranks by itself what is not finite.
+    _step_supports_amp_scaling = True
 
     def __init__(
         self,
@@ -149,6 +152,7 @@ class Muon(torch.optim.Optimizer):
         self._frozen = FrozenParameters(model)
         self._matrix_of = {parameter: index for index, parameter in enumerate(owned)}
         self._adamw = InnerAdamW()
+        self._skipped = SkippedSteps(self._runtime.device, speaks=self._runtime.ranks.slot == 0)
         self._adamw_defaults = adamw
         self._muon_defaults = muon
         super().__init__(groups, {**muon})
@@ -170,7 +174,7 @@ class Muon(torch.optim.Optimizer):
         if algorithm not in ("muon", "adamw"):
             raise ValueError(f"add_param_group: algorithm: expected 'muon' or 'adamw', got {algorithm!r}")
         defaults = self._muon_defaults if algorithm == "muon" else self._adamw_defaults
-        param_group.update({**defaults, "skipped_steps": self.skipped_steps, **param_group})
+        param_group.update({**defaults, **param_group, SKIPPED_STEPS: self._skipped.count})
         check_group(param_group)
         super().add_param_group(param_group)
         group = self.param_groups[-1]
@@ -209,15 +213,16 @@ class Muon(torch.optim.Optimizer):
         runtime = self._runtime
         verdict = self._agreement.verdict()
         self._agreement.note_step()
-        if verdict.finite:
-            groups, group_of = self._muon_groups(verdict.has_gradient)
-            runtime.state.step(groups, group_of)
-            self._adamw.step()
-            # After a forward without a backward FSDP2 would go on computing with the old weights that it gathered.
-            for module in runtime.fsdp_modules:
-                module.reshard()
-        else:
-            self._count_skipped_step()
+        if (grad_scale := getattr(self, "grad_scale", None)) is not None:
+            self._agreement.scale(grad_scale.double().reciprocal().float().to(runtime.device))
+        finite = verdict.finite()
+        groups, group_of = self._muon_groups(verdict.has_gradient)
+        runtime.state.step(groups, group_of, finite)
+        self._adamw.step(finite)
+        self._skipped.add(finite)
+        # After a forward without a backward FSDP2 would go on computing with the old weights that it gathered.
+        for module in runtime.fsdp_modules:
+            module.reshard()
         runtime.engine.end_step()
         return loss
 
@@ -233,13 +238,6 @@ class Muon(torch.optim.Optimizer):
                     group_of[index] = len(groups)
             groups.append(native_group(group, self._runtime.device))
         return groups, group_of
-
-    def _count_skipped_step(self) -> None:
-        skipped = self.skipped_steps + 1
-        for group in self.param_groups:
-            group["skipped_steps"] = skipped
-        if self._runtime.ranks.slot == 0:
-            logger.warning("dmuon: a gradient is not finite on some rank; step skipped on all (%d so far)", skipped)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears all gradients, the owners' accumulated ones and FSDP2's of `no_sync` too."""
@@ -259,8 +257,8 @@ class Muon(torch.optim.Optimizer):
 
     @property
     def skipped_steps(self) -> int:
-        """Steps in which some gradient was not finite; kept in the groups, with which it is saved and loaded."""
-        return max((int(group["skipped_steps"]) for group in self.param_groups), default=0)
+        """Steps in which some gradient was not finite; saved and loaded with the groups. Waits for the device."""
+        return int(self._skipped.count)
 
     @property
     def plan(self) -> Plan:
@@ -328,6 +326,7 @@ class Muon(torch.optim.Optimizer):
         finally:
             self._optimizer_load_state_dict_pre_hooks = hooks
             self.state.update(owned)
+            self._skipped.take(self.param_groups)
             for group in self.param_groups:
                 if group["algorithm"] == "adamw":
                     self._adamw.add(group, self.state)

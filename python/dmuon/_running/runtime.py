@@ -183,20 +183,20 @@ class Gradient:
                 "dmuon: a norm of torch's with parameters that no fully_shard manages: their gradients are averaged "
                 "over the ranks by dmuon.clip_grad_norm_(model, max_norm) or the step. Expected: dmuon.clip_grad_norm_."
             )
-        norm = torch.tensor(runtime.step_agreement.owned_norms()[self._index], device=runtime.device)
+        norm: torch.Tensor = runtime.step_agreement.owned_norms()[self._index]
         mesh = runtime.shards.mesh
         if mesh is None or not runtime.fsdp_modules:
             return norm
         together: torch.Tensor = DTensor.from_local(norm, mesh, [Replicate()] * mesh.ndim, run_check=False)
         return together
 
-    def scale(self, factor: float) -> None:
+    def scale(self, factor: torch.Tensor) -> None:
         runtime = self._alive()
         runtime.engine.settle_step()
         runtime.engine.scale_gradient(self._index, factor)
 
-    def all_finite(self) -> bool:
-        finite: bool = self._alive().step_agreement.verdict().finite
+    def all_finite(self) -> torch.Tensor:
+        finite: torch.Tensor = self._alive().step_agreement.verdict().finite()
         return finite
 
 

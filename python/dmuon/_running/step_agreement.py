@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import zlib
 from typing import Any
 
@@ -25,7 +24,7 @@ class StepAgreement:
         self.runtime = runtime
         self._optimizer = optimizer
         self._applied = 0  # digest of the hyperparameters of all steps so far
-        self._owned_norms: list[float] | None = None  # of the verdict that is kept
+        self._owned_norms: tuple[torch.Tensor, ...] | None = None  # of the verdict that is kept
         runtime.step_agreement = self
 
     def host_parameters(self) -> list[nn.Parameter]:
@@ -70,14 +69,18 @@ class StepAgreement:
             raise ValueError(problem)
         return found
 
-    def owned_norms(self) -> list[float]:
-        """The 2-norm of every matrix's gradient, made once of a verdict: torch's clipping asks for one at a time."""
+    def scale(self, factor: torch.Tensor) -> None:
+        """Multiplies all gradients by a [] of the device, alike on all ranks; the verdict stays, with other norms."""
+        self._owned_norms = None
+        if factor.is_cpu and factor == 1:
+            return  # there it can be read without waiting
+        host_gradients.scale(self.host_parameters(), factor)
+        self.runtime.engine.scale_gradients(factor)
+
+    def owned_norms(self) -> tuple[torch.Tensor, ...]:
+        """[] fp32, the 2-norm of each matrix's gradient; made once of a verdict: torch's clipping asks for one each."""
         if self._owned_norms is None or not self.runtime.engine.agreed():
-            verdict = self.verdict()
-            self._owned_norms = [
-                (math.sqrt(squared) if squared >= 0 else math.nan) if has else 0.0
-                for squared, has in zip(verdict.squared_norms, verdict.has_gradient, strict=True)
-            ]
+            self._owned_norms = self.verdict().norms().float().unbind()
         return self._owned_norms
 
     def note_step(self) -> None:

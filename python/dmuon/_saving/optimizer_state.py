@@ -92,6 +92,8 @@ def saved_group(group: dict[str, Any]) -> dict[str, Any]:
     for key, value in group.items():
         if isinstance(value, torch.dtype):
             saved[key] = str(value)
+        if key == "skipped_steps":
+            saved[key] = int(value)  # which is on the device
     if isinstance(name := saved.get("ns_coefficients"), str):
         rows = set(resolved_coefficients(name, saved["ns_steps"]))
         saved["ns_coefficients"] = next(iter(rows)) if len(rows) == 1 else name

@@ -39,11 +39,11 @@ class OwnedGradient(Protocol):
     def norm(self) -> torch.Tensor:
         """The 2-norm of the mean over all ranks, such that it goes together with the norms of FSDP2's gradients."""
 
-    def scale(self, factor: float) -> None:
-        """Multiplies it."""
+    def scale(self, factor: torch.Tensor) -> None:
+        """Multiplies it by a [] of its device."""
 
-    def all_finite(self) -> bool:
-        """Whether every gradient of the model is finite, on every rank."""
+    def all_finite(self) -> torch.Tensor:
+        """[] bool: whether every gradient of the model is finite, on every rank."""
 
 
 class OwnedTensor(torch.Tensor):
@@ -149,7 +149,11 @@ def _norm(owned: OwnedTensor, gradient: OwnedGradient, target: Any, order: float
 def _mul(owned: OwnedTensor, gradient: OwnedGradient, target: Any, factor: Any) -> Any:
     if target is not owned:
         refuse(owned._name, "multiplying by it")
-    gradient.scale(float(factor.full_tensor() if isinstance(factor, DTensor) else factor))
+    if isinstance(factor, DTensor):
+        factor = factor.full_tensor()
+    gradient.scale(
+        factor.to(owned.device) if isinstance(factor, torch.Tensor) else torch.full((), factor, device=owned.device)
+    )
     return owned
 
 
@@ -168,9 +172,8 @@ def _unscale(
     for tensor in gradients:
         if isinstance(tensor, OwnedTensor):
             assert tensor._gradient is not None
-            tensor._gradient.scale(float(inverse))
-    if not finite:
-        found.fill_(1)
+            tensor._gradient.scale(inverse)
+    found.copy_(torch.where(finite, found, 1))
 
 
 _OF_GRADIENTS: dict[Any, Callable[..., Any]] = {

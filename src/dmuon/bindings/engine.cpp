@@ -62,10 +62,10 @@ void init_engine(py::module_& module) {
            py::arg("name"), py::arg("compute_dtype"), py::arg("reduce_dtype"), py::arg("host"));
 
   py::class_<Verdict>(module, "Verdict")
-      .def_readonly("finite", &Verdict::finite)
       .def_readonly("has_gradient", &Verdict::has_gradient)
-      .def_readonly("squared_norms", &Verdict::squared_norms)
-      .def_readonly("host_squared_norm", &Verdict::host_squared_norm);
+      .def("norm", &Verdict::norm)
+      .def("norms", &Verdict::norms)
+      .def("finite", &Verdict::finite);
 
   py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
       .def(py::init<engine::Options, SharedMesh, const plan::Plan&, const std::vector<UnitSpec>&>(),

@@ -36,10 +36,11 @@ void init_optim(py::module_& module) {
 
   py::class_<MuonState>(module, "MuonState")
       .def(py::init<std::shared_ptr<engine::Engine>>(), py::arg("engine"))
-      .def("step", &MuonState::step, py::arg("groups"), py::arg("group_of"), no_gil);
+      .def("step", &MuonState::step, py::arg("groups"), py::arg("group_of"), py::arg("applies"),
+           no_gil);
 
   module.def("muon_update", &optim::muon_update, py::arg("master"), py::arg("momentum"),
-             py::arg("gradient"), py::arg("group"), no_gil);
+             py::arg("gradient"), py::arg("group"), py::arg("applies"), no_gil);
 }
 
 }  // namespace dmuon::bindings

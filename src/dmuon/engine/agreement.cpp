@@ -1,20 +1,19 @@
 // The agreement of a step: one message over all ranks, an elementwise maximum of fp64 words,
 // because every word is either a flag or is known to one rank alone:
 //
-//   [0, 4)        the hash of what was issued, in 16-bit parts: the largest of each
-//   [4, 8)        the same negated: minus the smallest of each
-//   [8, 10)       the digest of the settings: the largest, and minus the smallest
-//   [10]          1 if this rank holds a gradient that is not finite
-//   [11, 11+n)    1 if this rank had a gradient of the parameter
-//   [11+n, 11+2n) the squared norm of the parameter's mean gradient, at its owner; else 0
-//   then 2 words a slot: the squared norms of its share of the host's gradients, at that slot; else
-//   0
+//   [0, 4)      the hash of what was issued, in 16-bit parts: the largest of each
+//   [4, 8)      the same negated: minus the smallest of each
+//   [8, 10)     the digest of the settings: the largest, and minus the smallest
+//   [10, 10+n)  1 if this rank had a gradient of the parameter
+//   then the words that travel along
 
 #include "dmuon/engine/agreement.h"
 
+#include <ATen/ops/isfinite.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
-#include <cmath>
+#include <limits>
 
 #include "dmuon/core/error.h"
 
@@ -23,15 +22,7 @@ namespace {
 
 constexpr int kHashParts = 4;
 constexpr int kSettingsAt = 2 * kHashParts;
-constexpr int kFlagAt = kSettingsAt + 2;
-constexpr int kParametersAt = kFlagAt + 1;
-
-// NaN and infinity travel as the flag alone: what a maximum makes of a NaN is the backend's choice.
-double finite_or_flag(double value, double* flag) {
-  if (std::isfinite(value)) return value;
-  *flag = 1;
-  return 0;
-}
+constexpr int kParametersAt = kSettingsAt + 2;
 
 void require_equal_everywhere(const double* words) {
   for (int part = 0; part < kHashParts; ++part) {
@@ -49,48 +40,35 @@ void require_equal_everywhere(const double* words) {
 
 }  // namespace
 
-Verdict agree(Group& group, const AgreementInput& input) {
-  const int num_parameters = input.has_gradient.size();
-  const int norms_at = kParametersAt + num_parameters;
-  const int slots_at = norms_at + num_parameters;
-  at::Tensor tensor =
-      at::zeros({slots_at + 2 * group.size()}, at::TensorOptions().dtype(at::kDouble));
-  auto* words = tensor.mutable_data_ptr<double>();
-
+core::Vector<core::ParameterIndex, bool> agree(Group& group, const AgreementInput& input) {
+  const int along_at = kParametersAt + input.has_gradient.size();
+  const std::int64_t num_along = input.words.defined() ? input.words.numel() : 0;
+  const at::Tensor message =
+      at::zeros({along_at + num_along}, at::TensorOptions().dtype(at::kDouble));
+  auto* words = message.mutable_data_ptr<double>();
   for (int part = 0; part < kHashParts; ++part) {
     words[part] = static_cast<double>((input.issued >> (16 * part)) & 0xffff);
     words[kHashParts + part] = -words[part];
   }
   words[kSettingsAt] = input.settings;
   words[kSettingsAt + 1] = -words[kSettingsAt];
-  for (const core::ParameterIndex parameter : input.has_gradient.indices()) {
+  for (const core::ParameterIndex parameter : input.has_gradient.indices())
     words[kParametersAt + parameter.value()] = input.has_gradient[parameter] ? 1 : 0;
-    words[norms_at + parameter.value()] =
-        finite_or_flag(input.squared_norms[parameter], &words[kFlagAt]);
+  at::Tensor along = message.narrow(0, along_at, num_along);
+  if (num_along > 0) {
+    // What a maximum makes of a NaN is the backend's choice.
+    constexpr double kInfinity = std::numeric_limits<double>::infinity();
+    along.copy_(at::where(at::isfinite(input.words), input.words, kInfinity));
   }
-  double* own = words + slots_at + 2 * group.rank();
-  own[0] = finite_or_flag(input.host.sharded, &words[kFlagAt]);
-  own[1] = finite_or_flag(input.host.replicated, &words[kFlagAt]);
 
-  group.all_reduce_max(tensor, "the agreement of a step");
+  group.all_reduce_max(message, "the agreement of a step");
 
   require_equal_everywhere(words);
-  Verdict verdict;
-  verdict.finite = words[kFlagAt] == 0;
-  for (int i = 0; i < num_parameters; ++i) {
-    verdict.has_gradient.push_back(words[kParametersAt + i] > 0);
-    verdict.squared_norms.push_back(words[norms_at + i]);
-  }
-  for (int shard = 0; shard < input.num_host_shards; ++shard) {
-    verdict.host_squared_norm += words[slots_at + 2 * shard];
-  }
-  verdict.host_squared_norm += words[slots_at + 1];
-  return verdict;
-}
-
-void Verdict::scale(double factor) {
-  for (double& squared : squared_norms) squared *= factor * factor;
-  host_squared_norm *= factor * factor;
+  if (num_along > 0) at::Tensor(input.words).copy_(along);
+  core::Vector<core::ParameterIndex, bool> has_gradient;
+  for (int i = 0; i < input.has_gradient.size(); ++i)
+    has_gradient.push_back(words[kParametersAt + i] > 0);
+  return has_gradient;
 }
 
 }  // namespace dmuon::engine

@@ -1,12 +1,12 @@
 #include "dmuon/engine/engine.h"
 
-#include <ATen/ops/cat.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "dmuon/core/error.h"
+#include "dmuon/engine/agreement.h"
 #include "dmuon/engine/autograd.h"
 #include "dmuon/engine/stopwatch.h"
 
@@ -18,7 +18,8 @@ Engine::Engine(Options options, SharedMesh mesh, const plan::Plan& plan,
                const std::vector<UnitSpec>& units)
     : options_(options),
       executor_(std::move(mesh), plan, units, options.step.node_copy, options.device),
-      resolver_(executor_.layout(), options.step, executor_.units_of_batches(), this) {}
+      resolver_(executor_.layout(), options.step, executor_.units_of_batches(), this),
+      norms_(parameters(), owned(), this->mesh().slot(), layout().num_slots(), num_host_shards()) {}
 
 void Engine::bind(core::UnitIndex index, std::vector<at::Tensor> parameters) {
   // A gradient may come without its unit's outputs having been watched; it too waits for the end of
@@ -225,18 +226,19 @@ const Verdict& Engine::agree(const at::Tensor& host, std::uint32_t settings) {
   AgreementInput input;
   input.issued = resolver_.hash();
   input.settings = settings;
-  const at::Tensor norms = owned().norms();
-  const at::Tensor read = (host.defined() ? at::cat({norms, host}) : norms).cpu();
-  input.squared_norms = owned().squared_norms(read);
-  if (host.defined()) {
-    const auto* squares = read.const_data_ptr<double>() + norms.numel();
-    input.host = {squares[0], squares[1]};
+  const c10::AutoGradMode no_grad(false);
+  const at::Tensor squared_norms = norms_.measure(host);
+  // One message where the host has them at hand; else they travel while it goes on.
+  if (squared_norms.is_cpu()) {
+    input.words = squared_norms;
+  } else {
+    executor_.sum_over_mesh(squared_norms, "the norms of a step");
   }
-  input.num_host_shards = num_host_shards();
   kept_ = kept();
   for (const core::ParameterIndex parameter : parameters().indices())
     input.has_gradient.push_back(kept_[parameter] && executor_.has_gradient(parameter));
-  verdict_ = engine::agree(mesh().verdict, input);
+  verdict_ = Verdict{engine::agree(mesh().verdict, input), squared_norms};
+  norms_.keep_only(verdict_->has_gradient);
   return *verdict_;
 }
 
@@ -248,13 +250,13 @@ core::Vector<core::ParameterIndex, bool> Engine::kept() const {
   return all;
 }
 
-void Engine::scale_gradients(double factor) {
+void Engine::scale_gradients(const at::Tensor& factor) {
   const c10::AutoGradMode no_grad(false);
   for (const OwnedBatch& batch : owned().batches()) batch.tensors.at(kGradient).mul_(factor);
   if (verdict_) verdict_->scale(factor);
 }
 
-void Engine::scale_gradient(core::ParameterIndex parameter, double factor) {
+void Engine::scale_gradient(core::ParameterIndex parameter, const at::Tensor& factor) {
   const c10::AutoGradMode no_grad(false);
   verdict_.reset();
   if (owned().filled(parameter)) owned().of(parameter, kGradient).mul_(factor);

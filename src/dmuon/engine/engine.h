@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "dmuon/engine/agreement.h"
 #include "dmuon/engine/executor.h"
+#include "dmuon/engine/gradient_norms.h"
 #include "dmuon/schedule/resolver.h"
 
 namespace dmuon::engine {
@@ -107,7 +107,7 @@ class Engine : private schedule::Performer {
   void refuse_backward(std::string why) { no_backward_ = std::move(why); }
 
   /// One message over all ranks; kept until gradients change, so that a second call costs nothing.
-  /// Waits for the device once, to read all norms.
+  /// The host waits for other hosts and, unless it is a CPU, never for the device.
   /// @param host      [2] fp64 on the engine's device: the squared norms of what this rank has of
   ///                  the host's gradients, of shards and of those that every rank holds alike;
   ///                  undefined: zeros. Ignored where the verdict is kept.
@@ -137,9 +137,10 @@ class Engine : private schedule::Performer {
   std::int64_t num_backwards() const { return num_backwards_; }
   /// Multiplies the owned gradients, where the caller does so with the host's, on all ranks; the
   /// verdict stays.
-  void scale_gradients(double factor);
+  /// @param factor  [] on the engine's device.
+  void scale_gradients(const at::Tensor& factor);
   /// Multiplies one, alike on all ranks; the verdict is not kept.
-  void scale_gradient(core::ParameterIndex parameter, double factor);
+  void scale_gradient(core::ParameterIndex parameter, const at::Tensor& factor);
 
   /// New weights, then their publication: `update(batch)` is called for each of this rank's
   /// batches, in the order in which units are waited for, and the first units travel when this
@@ -221,6 +222,7 @@ class Engine : private schedule::Performer {
   bool host_mixes_ = false;  // what does not belong together, since the last agreement
   std::int64_t num_compared_ = 0;
   std::string no_backward_;  // why, if none may begin
+  GradientNorms norms_;
   std::optional<Verdict> verdict_;
   core::Vector<core::ParameterIndex, bool> kept_;  // when the verdict was found
   std::map<std::string, double> seconds_;

@@ -206,6 +206,15 @@ void Executor::perform(const Operation& operation,
   }
 }
 
+void Executor::sum_over_mesh(const at::Tensor& words, const std::string& what) {
+  const auto sum_along = [&](Lane& lane, Group& group, const Event& after) {
+    return lane.enqueue(pool_->device(), [&] { group.all_reduce_sum(words, what).wait(); },
+                        {after});
+  };
+  const Event in_node = sum_along(mesh_.lanes->intra, mesh_.row, {});
+  sum_along(mesh_.lanes->inter, mesh_.column, in_node).wait();
+}
+
 void Executor::drain() {
   for (const UnitState& state : states_) {
     for (std::size_t kind = 0; kind < state.done.size(); ++kind)

@@ -53,6 +53,10 @@ class Executor {
   void perform(const schedule::Operation& operation,
                const std::function<void(core::BatchIndex)>& update = nullptr);
 
+  /// The sum over all ranks, in place, behind all that is in flight. Not on a CPU, whose ranks have
+  /// the verdict's group for it.
+  void sum_over_mesh(const at::Tensor& words, const std::string& what);
+
   /// Waits for everything: nothing is in flight afterwards.
   void drain();
 

@@ -126,6 +126,9 @@ class Group {
   Pending send(at::Tensor tensor, int to, const std::string& what);
   Pending receive(at::Tensor tensor, int from, const std::string& what);
 
+  /// The sum over the members, in place, on all of them.
+  Pending all_reduce_sum(at::Tensor tensor, const std::string& what);
+
   /// Largest value of each element over the members, in place. Blocks.
   void all_reduce_max(at::Tensor tensor, const std::string& what);
 

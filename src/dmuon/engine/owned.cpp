@@ -106,19 +106,4 @@ at::Tensor Owned::norms() const {
   return at::cat(norms);
 }
 
-core::Vector<ParameterIndex, double> Owned::squared_norms(const at::Tensor& norms) const {
-  core::Vector<ParameterIndex, double> squared(all_.size());
-  const auto* data = norms.const_data_ptr<double>();
-  for (const OwnedBatch& batch : batches_) {
-    for (std::size_t i = 0; i < batch.parameters.size(); ++i) {
-      if (!filled(batch.parameters[i])) continue;
-      for (std::int64_t matrix = batch.first_matrix[i]; matrix < batch.first_matrix[i + 1];
-           ++matrix)
-        squared[batch.parameters[i]] += data[matrix] * data[matrix];
-    }
-    data += batch.first_matrix.back();
-  }
-  return squared;
-}
-
 }  // namespace dmuon::engine

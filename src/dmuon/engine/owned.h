@@ -79,10 +79,6 @@ class Owned {
   /// the device. Meaningless where nothing is held.
   at::Tensor norms() const;
 
-  /// Squared Frobenius norm of each gradient, 0 where nothing is held.
-  /// @param norms  what norms() gave, on the host; there may be more behind it.
-  core::Vector<core::ParameterIndex, double> squared_norms(const at::Tensor& norms) const;
-
  private:
   struct Place {
     core::BatchIndex batch;

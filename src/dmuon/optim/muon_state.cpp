@@ -1,6 +1,7 @@
 #include "dmuon/optim/muon_state.h"
 
 #include <ATen/ops/lerp.h>
+#include <ATen/ops/where.h>
 #include <c10/core/GradMode.h>
 
 #include <utility>
@@ -10,23 +11,33 @@
 namespace dmuon::optim {
 
 void muon_update(at::Tensor master, at::Tensor momentum, const at::Tensor& gradient,
-                 const MuonGroup& group) {
-  momentum.lerp_(gradient, 1 - group.momentum);
-  const at::Tensor update =
-      group.nesterov ? at::lerp(gradient, momentum, group.momentum) : momentum;
+                 const MuonGroup& group, const at::Tensor& applies) {
+  // In the direction of itself the momentum does not move, and what follows of it is finite.
+  at::Tensor update = at::where(applies, gradient, momentum);
+  momentum.lerp_(update, 1 - group.momentum);
+  if (group.nesterov) {
+    update.lerp_(momentum, group.momentum);
+  } else {
+    update = momentum;
+  }
   newton_schulz::Options options;
   options.coefficients = group.coefficients;
   options.eps = group.eps;
   options.dtype = group.ns_dtype;
   const at::Tensor orthogonal = newton_schulz::orthogonalize(update, options);
-  if (group.lr * group.weight_decay != 0) master.mul_(1 - group.lr * group.weight_decay);
-  master.add_(orthogonal, -adjust_lr(group.adjust_lr, group.lr, master.size(-2), master.size(-1)));
+  const auto if_it_applies = [&](double value, double otherwise) {
+    return at::where(applies, value, otherwise).to(at::kFloat);
+  };
+  if (group.lr * group.weight_decay != 0)
+    master.mul_(if_it_applies(1 - group.lr * group.weight_decay, 1));
+  const double lr = adjust_lr(group.adjust_lr, group.lr, master.size(-2), master.size(-1));
+  master.addcmul_(orthogonal, if_it_applies(-lr, 0));
 }
 
 namespace {
 
 void update(const engine::OwnedBatch& batch, const std::vector<MuonGroup>& groups,
-            const core::Vector<core::ParameterIndex, int>& group_of) {
+            const core::Vector<core::ParameterIndex, int>& group_of, const at::Tensor& applies) {
   const c10::AutoGradMode no_grad(false);
   const std::size_t size = batch.parameters.size();
   const auto group = [&](std::size_t place) { return group_of.at(batch.parameters[place]); };
@@ -38,7 +49,7 @@ void update(const engine::OwnedBatch& batch, const std::vector<MuonGroup>& group
     if (group(begin) < 0) continue;
     muon_update(batch.part(engine::kMaster, begin, end), batch.part(kMomentum, begin, end),
                 batch.part(engine::kGradient, begin, end),
-                groups.at(static_cast<std::size_t>(group(begin))));
+                groups.at(static_cast<std::size_t>(group(begin))), applies);
   }
 }
 
@@ -49,9 +60,11 @@ MuonState::MuonState(std::shared_ptr<engine::Engine> engine) : engine_(std::move
 }
 
 void MuonState::step(const std::vector<MuonGroup>& groups,
-                     const core::Vector<core::ParameterIndex, int>& group_of) {
-  engine_->step(
-      [&](core::BatchIndex batch) { update(engine_->owned().batches()[batch], groups, group_of); });
+                     const core::Vector<core::ParameterIndex, int>& group_of,
+                     const at::Tensor& applies) {
+  engine_->step([&](core::BatchIndex batch) {
+    update(engine_->owned().batches()[batch], groups, group_of, applies);
+  });
 }
 
 }  // namespace dmuon::optim

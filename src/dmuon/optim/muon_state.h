@@ -31,10 +31,14 @@ struct MuonGroup {
 /// - u = gradient + mu (momentum - gradient) with nesterov, else momentum
 /// - master = (1 - lr weight_decay) master - adjusted_lr NewtonSchulz(u)
 ///
+/// Where it does not apply, master and momentum keep their bits, whatever the gradient holds;
+/// nobody waits for the device to know.
+///
 /// @param master, momentum  [b, rows, cols] fp32, changed in place.
 /// @param gradient          [b, rows, cols] fp32, unchanged.
+/// @param applies           [] bool, of the same device.
 void muon_update(at::Tensor master, at::Tensor momentum, const at::Tensor& gradient,
-                 const MuonGroup& group);
+                 const MuonGroup& group, const at::Tensor& applies);
 
 /// What an owner holds for Muon beside master and gradient; torch.optim.Muon's name.
 inline const std::string kMomentum = "momentum_buffer";
@@ -49,8 +53,9 @@ class MuonState {
   /// arguments.
   /// @param groups        by group index.
   /// @param group_of      group index; -1 leaves the parameter alone.
+  /// @param applies       [] bool, on the engine's device: false leaves everything as it is.
   void step(const std::vector<MuonGroup>& groups,
-            const core::Vector<core::ParameterIndex, int>& group_of);
+            const core::Vector<core::ParameterIndex, int>& group_of, const at::Tensor& applies);
 
  private:
   std::shared_ptr<engine::Engine> engine_;
