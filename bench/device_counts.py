@@ -56,7 +56,7 @@ def make(kind: str, mesh: Any, num_blocks: int, device: str) -> tuple[nn.Module,
         fully_shard(module, mesh=mesh)
     if kind == "dmuon":
         return model, dmuon.Muon(model, lr=1e-2)
-    return model, torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=True)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
 
 
 def count(mesh: Any, kind: str, num_blocks: int) -> dict[str, dict[str, Any]]:
@@ -81,6 +81,19 @@ def count(mesh: Any, kind: str, num_blocks: int) -> dict[str, dict[str, Any]]:
     torch.accelerator.synchronize()
     found = async_device.statistics()
     return {phase: found.get(phase, {}) for phase in PHASES}
+
+
+def iteration(mesh: Any) -> dict[str, int]:
+    """Kernels of Newton-Schulz, five steps, over one batch: square, wide and tall matrices."""
+    async_device = importlib.import_module("async_device")
+    found = {}
+    for rows, cols in ((HIDDEN, HIDDEN), (HIDDEN, INNER), (INNER, HIDDEN)):
+        batch = torch.ones(4, rows, cols, device=torch.device(mesh.device_type, mesh.get_rank()))
+        with async_device.phase(f"{rows} x {cols}"):
+            dmuon.orthogonalize(batch)
+        torch.accelerator.synchronize()
+        found[f"{rows} x {cols}"] = int(async_device.statistics()[f"{rows} x {cols}"]["kernels"])
+    return found
 
 
 def total(counts: dict[str, Any], what: str) -> int:
@@ -111,6 +124,8 @@ def main() -> None:
                 for kind in KINDS
             ]
             print(f"{phase:9} " + " ".join(f"{cell:7}" for cell in cells))
+        found = ", ".join(f"{kernels} for {shape}" for shape, kernels in iteration(mesh).items())
+        print(f"of step(), Newton-Schulz launches a batch: {found}")
     dist.barrier(device_ids=[dist.get_rank()])
     dist.destroy_process_group()
 

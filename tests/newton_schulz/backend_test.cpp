@@ -138,7 +138,7 @@ TEST_P(BackendTest, ProductOfABatchIsThatOfEachMatrix) {
 }
 
 // Sizes below, at and above those that the CPU divides into panels, and primes.
-TEST_P(BackendTest, SymmetricProductIsBitwiseSymmetricAndAgreesWithFp64) {
+TEST_P(BackendTest, SymmetricProductAgreesWithFp64) {
   for (const at::ScalarType dtype : kDtypes) {
     for (const std::int64_t m : {0, 1, 7, 255, 256, 257, 389}) {
       for (const std::int64_t n : {0, 1, 131}) {
@@ -148,29 +148,28 @@ TEST_P(BackendTest, SymmetricProductIsBitwiseSymmetricAndAgreesWithFp64) {
         const Tensor x = random({m, n}, at::kDouble).mul(scale).to(dtype);
         const Tensor r = filled({m, m}, kNan, dtype);
         backend_.symmetric_product(r, 0, r, 1, x, x.mT());
-        EXPECT_TRUE(at::equal(r, r.mT())) << where;
         expect_near(r, plain_product(0, at::zeros({m, m}), 1, x, x.mT()), where);
 
         if (n != 131) continue;
         const Tensor z = filled({m, m}, kNan, dtype);
         backend_.symmetric_product(z, 0.5, r, 0.25, r, r);
-        EXPECT_TRUE(at::equal(z, z.mT())) << where;
         expect_near(z, plain_product(0.5, r, 0.25, r, r), where);
       }
     }
   }
 }
 
-TEST_P(BackendTest, SymmetricProductMirrorsTheLowerTriangleOfEachMatrix) {
+TEST(CpuBackend, MirrorsTheLowerTriangleOfASymmetricProduct) {
   for (const at::ScalarType dtype : kDtypes) {
     for (const std::int64_t m : {1, 2, 31, 32, 33, 97, 300}) {
       // Not symmetric, so that it is seen which triangle is kept.
       const Tensor a = random({2, m, 5}, dtype);
       const Tensor b = random({2, 5, m}, dtype);
       const Tensor out = filled({2, m, m}, kNan, dtype);
-      backend_.symmetric_product(out, 0, out, 1, a, b);
+      cpu_backend().symmetric_product(out, 0, out, 1, a, b);
       for (std::int64_t i = 0; i < 2; ++i) {
         const Tensor full = plain_product(0, at::zeros({m, m}), 1, a[i], b[i]);
+        EXPECT_TRUE(at::equal(out[i], out[i].mT())) << m;
         expect_near(out[i], mirrored(full), std::to_string(m));
       }
     }

@@ -47,15 +47,16 @@ class Backend {
   virtual void product(const at::Tensor& out, double beta, const at::Tensor& c, double alpha,
                        const at::Tensor& a, const at::Tensor& b) const = 0;
 
-  /// The same for a product a b that is symmetric in exact arithmetic, and a symmetric c. The lower
-  /// triangle is computed and mirrored, so `out` is bitwise symmetric.
+  /// The same for a product a b that is symmetric in exact arithmetic, and a symmetric c: a backend
+  /// may compute one triangle and mirror it.
   ///
   /// @param out  [(b,) m, m] contiguous.
   virtual void symmetric_product(const at::Tensor& out, double beta, const at::Tensor& c,
                                  double alpha, const at::Tensor& a, const at::Tensor& b) const = 0;
 };
 
-/// backends/cpu.cpp: a matrix's result is also bitwise the same alone and in a batch.
+/// backends/cpu.cpp: a matrix's result is also bitwise the same alone and in a batch, and symmetric
+/// products are the lower triangle, mirrored.
 const Backend& cpu_backend();
 
 /// backends/aten.cpp: whatever the device, by ATen's operators alone.

@@ -1,8 +1,10 @@
 #include "dmuon/newton_schulz/orthogonalize.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/scalar_tensor.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -66,18 +68,18 @@ void run_direct(Iterate& iterate, const Coefficients& coefficients) {
   }
 }
 
-// The diagonal of Q = Z + a I in fp32: rounding a itself to 16 bits would shift every singular
-// value.
+// Q + a I on the diagonal in fp32: rounding a itself to 16 bits would shift every singular value.
 void add_identity(const Tensor& q, double a) {
-  const Tensor diagonal = q.diagonal(0, -2, -1);
+  Tensor diagonal = q.diagonal(0, -2, -1);
   const auto dtype = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  diagonal.copy_(diagonal.to(dtype).add(a));
+  const Tensor wide = diagonal.to(dtype, /*non_blocking=*/false, /*copy=*/true);
+  at::add_out(diagonal, wide, at::scalar_tensor(a, at::kDouble));
 }
 
 void run_gram(Iterate& iterate, const Coefficients& coefficients, at::ScalarType dtype) {
   const Backend& backend = iterate.backend;
   const auto r = iterate.square(dtype);
-  const auto z = at::empty_like(r);
+  Tensor z = at::empty_like(r);
   Tensor q = at::empty_like(r);
   Tensor scratch = at::empty_like(r);
   const int steps = static_cast<int>(std::ssize(coefficients));
@@ -87,19 +89,19 @@ void run_gram(Iterate& iterate, const Coefficients& coefficients, at::ScalarType
     const bool last = step + 1 == steps || step + 1 == flops::kRestartStep;
     if (first) iterate.gram_matrix(r);
     backend.symmetric_product(z, b, r, c, r, r);
-    if (first) {
-      q.copy_(z);
-      add_identity(q, a);
-    } else {
+    if (!first) {
       backend.symmetric_product(scratch, a, q, 1, z, q);
       std::swap(q, scratch);
     }
-    if (last) {
-      iterate.apply(0, q.to(iterate.x.scalar_type()));
-    } else {
+    if (!last) {
       backend.symmetric_product(scratch, a, r, 1, r, z);        // R Z + a R
       backend.symmetric_product(r, a, scratch, 1, z, scratch);  // Z (R Z + a R) + a (R Z + a R)
     }
+    if (first) {
+      std::swap(q, z);
+      add_identity(q, a);
+    }
+    if (last) iterate.apply(0, q.to(iterate.x.scalar_type()));
   }
 }
 

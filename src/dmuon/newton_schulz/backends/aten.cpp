@@ -1,8 +1,9 @@
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/baddbmm.h>
+#include <ATen/ops/div.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/linalg_vector_norm.h>
 
-#include <array>
 #include <limits>
 
 #include "dmuon/newton_schulz/backend.h"
@@ -11,6 +12,13 @@ namespace dmuon::newton_schulz {
 namespace {
 
 using at::Tensor;
+
+// Of fp64, whose squares no dtype holds: each matrix divided by its largest entry.
+Tensor within_range(const Tensor& x) {
+  const Tensor largest = at::linalg_vector_norm(x, std::numeric_limits<double>::infinity(),
+                                                at::IntArrayRef{-2, -1}, /*keepdim=*/true);
+  return x.div(largest.masked_fill(largest.eq(0), 1));
+}
 
 class AtenBackend final : public Backend {
  public:
@@ -26,15 +34,17 @@ class AtenBackend final : public Backend {
 
   bool batched(std::int64_t, at::ScalarType) const override { return true; }
 
-  // Divides by the largest entry first: squares of the entries could leave their dtype's range.
-  Tensor normalise(const Tensor& x, at::ScalarType dtype) const override {
-    const std::array<std::int64_t, 2> matrix{-2, -1};
-    const Tensor y = x.to(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
-    const Tensor largest =
-        at::linalg_vector_norm(y, std::numeric_limits<double>::infinity(), matrix, true);
-    const Tensor scaled = y.div(largest.masked_fill(largest.eq(0), 1));
-    const Tensor norm = at::linalg_vector_norm(scaled, 2, matrix, /*keepdim=*/true);
-    return scaled.div(norm.masked_fill(norm.eq(0), 1)).to(dtype).contiguous();
+  // The norm in fp64, because squares of the entries could leave their dtype's range: x is read
+  // twice, and nothing as large lies between it and the result.
+  Tensor normalise(const Tensor& given, at::ScalarType dtype) const override {
+    const Tensor x = given.scalar_type() == at::kDouble ? within_range(given) : given;
+    Tensor norm =
+        at::linalg_vector_norm(x, 2, at::IntArrayRef{-2, -1}, /*keepdim=*/true, at::kDouble);
+    norm.clamp_min_(std::numeric_limits<double>::min());
+    norm.fmod_(std::numeric_limits<double>::infinity());  // itself becomes NaN
+    Tensor normalised = at::empty(x.sizes(), x.options().dtype(dtype));
+    at::div_out(normalised, x, norm);
+    return normalised;
   }
 
   void product(const Tensor& out, double beta, const Tensor& c, double alpha, const Tensor& a,
@@ -48,10 +58,11 @@ class AtenBackend final : public Backend {
     }
   }
 
+  // In full: to mirror a triangle takes four kernels, and the Gram form is then off by 1.0 to 2.7
+  // times as much (128 x 512 in fp16, condition numbers 1 to 1e8).
   void symmetric_product(const Tensor& out, double beta, const Tensor& c, double alpha,
                          const Tensor& a, const Tensor& b) const override {
     product(out, beta, c, alpha, a, b);
-    out.copy_(out.tril().add_(out.tril(-1).mT()));
   }
 };
 
