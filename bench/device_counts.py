@@ -51,9 +51,7 @@ def make(kind: str, mesh: Any, num_blocks: int, device: str) -> tuple[nn.Module,
     torch.manual_seed(0)
     blocks = [Block() for _ in range(num_blocks)]
     model = nn.Sequential(nn.Embedding(VOCABULARY, HIDDEN), *blocks, nn.Linear(HIDDEN, VOCABULARY)).to(device)
-    matrices: set[nn.Parameter] = {
-        module.weight for block in blocks for module in block.modules() if isinstance(module, nn.Linear)
-    }
+    matrices = {parameter for block in blocks for parameter in block.parameters() if parameter.ndim == 2}
     if kind == "dmuon":
         dmuon.dedicate_params(model, mesh, costs="modelled")
     for module in [*blocks, model] if kind != "bare" else []:
