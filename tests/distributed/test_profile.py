@@ -152,16 +152,6 @@ def test_one_process_has_lanes_too():
     assert "blocks.0" in str(dmuon.schedule(trained.model))
 
 
-def test_times_of_a_host_that_only_issues_claim_nothing():
-    trained = Trained(None)
-    with dmuon.profile(trained.model) as profile:
-        trained.step()
-    profile._host_times = True
-    assert "as the host issued it" in profile.summary() and "%" not in profile.summary()
-    with pytest.raises(ValueError, match="expected a model on CPUs"):
-        profile.hidden()
-
-
 def misuse(mesh: Any) -> dict[str, str]:
     trained = Trained(mesh, steps=0)
 

@@ -7,13 +7,17 @@ namespace {
 
 using schedule::Kind;
 
+void add(Profile& profile, Kind kind, int unit, double issued, double started, double done) {
+  profile.add({kind, unit, {issued, nullptr}, {started, nullptr}, {done, nullptr}});
+}
+
 TEST(Profile, CountsEachKindAndItsLaneAlways) {
-  Profile profile;
-  profile.add({Kind::kPublishIntra, 0, 0, 1, 3});
-  profile.add({Kind::kPublishIntra, 1, 0, 3, 3.5});
-  profile.add({Kind::kRouteIntra, 0, 0, 4, 5});
-  profile.add({Kind::kRouteInter, 0, 0, 5, 9});
-  profile.add({Kind::kUpdate, 0, 9, 9, 100});  // compute's own affair
+  Profile profile(c10::kCPU);
+  add(profile, Kind::kPublishIntra, 0, 0, 1, 3);
+  add(profile, Kind::kPublishIntra, 1, 0, 3, 3.5);
+  add(profile, Kind::kRouteIntra, 0, 0, 4, 5);
+  add(profile, Kind::kRouteInter, 0, 0, 5, 9);
+  add(profile, Kind::kUpdate, 0, 9, 9, 100);  // compute's own affair
   const auto seconds = profile.seconds();
   EXPECT_EQ(seconds.at("publish_intra_s"), 2.5);
   EXPECT_EQ(seconds.at("publish_inter_s"), 0);
@@ -24,13 +28,13 @@ TEST(Profile, CountsEachKindAndItsLaneAlways) {
 }
 
 TEST(Profile, CountsTheWaitsOfComputeByPhase) {
-  Profile profile;
-  profile.add({Kind::kAwaitWeights, 0, 0, 0, 1});
+  Profile profile(c10::kCPU);
+  add(profile, Kind::kAwaitWeights, 0, 0, 0, 1);
   profile.set_phase(Phase::kBackward);
-  profile.add({Kind::kReshard, 0, 0, 1, 3});
-  profile.add({Kind::kRouteIntra, 0, 0, 1, 50});  // on a lane: nobody waits
+  add(profile, Kind::kReshard, 0, 0, 1, 3);
+  add(profile, Kind::kRouteIntra, 0, 0, 1, 50);  // on a lane: nobody waits
   profile.set_phase(Phase::kStep);
-  profile.add({Kind::kFinishRoute, 0, 0, 3, 7});
+  add(profile, Kind::kFinishRoute, 0, 0, 3, 7);
   const auto seconds = profile.seconds();
   EXPECT_EQ(seconds.at("wait_forward_s"), 1);
   EXPECT_EQ(seconds.at("wait_backward_s"), 2);
@@ -38,13 +42,13 @@ TEST(Profile, CountsTheWaitsOfComputeByPhase) {
 }
 
 TEST(Profile, KeepsOperationsWhileItRecords) {
-  Profile profile;
-  profile.add({Kind::kUpdate, 7, 0, 1, 2});
+  Profile profile(c10::kCPU);
+  add(profile, Kind::kUpdate, 7, 0, 1, 2);
   profile.start();
-  profile.add({Kind::kReshard, 3, 1, 2, 4});
-  profile.add({Kind::kUpdate, 5, 4, 4, 6});
+  add(profile, Kind::kReshard, 3, 1, 2, 4);
+  add(profile, Kind::kUpdate, 5, 4, 4, 6);
   const auto spans = profile.stop();
-  profile.add({Kind::kUpdate, 8, 6, 6, 7});
+  add(profile, Kind::kUpdate, 8, 6, 6, 7);
   ASSERT_EQ(spans.size(), 2U);
   EXPECT_EQ(spans[0].kind, Kind::kReshard);
   EXPECT_EQ(spans[0].unit, 3);

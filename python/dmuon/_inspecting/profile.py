@@ -21,7 +21,7 @@ from dmuon._setup.agreement import all_gather
 class Profile:
     """The operations of all ranks while `dmuon.profile` was open; equal on every rank once it is closed.
 
-    On CPUs the times are the operations' own. On other devices they are the host's, which only issues operations.
+    Times are the operations' own: on an accelerator, by events on its streams.
 
     Attributes:
         spans: of all ranks, in order of start.
@@ -31,12 +31,10 @@ class Profile:
         self.spans: list[Span] = []
         self._records: list[Record] = []
         self._mesh = ""
-        self._host_times = False
 
     def _take(self, records: list[Record], runtime: Runtime) -> None:
         self._records = records
         self._mesh = f"{runtime.ranks.num_replicates} x {runtime.ranks.num_shards}"
-        self._host_times = runtime.device.type != "cpu"
         self.spans = sorted((span for record in records for span in record.spans), key=lambda span: span.started)
 
     @property
@@ -53,12 +51,10 @@ class Profile:
             phase: only while the program was in its "forward", "backward", "step" or "between steps"; None: all.
 
         Raises:
-            ValueError: a wrong phase, or on a device whose operations the host does not time.
+            ValueError: a wrong phase.
         """
         if phase is not None and phase not in PHASES:
             raise ValueError(f"profile.hidden: phase: expected one of {PHASES} or None, got {phase!r}")
-        if self._host_times:
-            raise ValueError("profile.hidden: expected a model on CPUs; elsewhere the host does not see operations run")
         busy, waiting, _ = self._seconds(phase)
         return 1 - waiting / busy if busy > 0 else math.nan
 
@@ -77,13 +73,12 @@ class Profile:
         """Two short tables: phases with what they hide, and kinds of operations; means over ranks and steps."""
         shares = max(1, len(self._records) * self.num_steps)
         lines = [
-            f"{self.num_steps} steps on {len(self._records)} ranks ({self._mesh}); ms a rank and step"
-            + (", as the host issued it" if self._host_times else ""),
+            f"{self.num_steps} steps on {len(self._records)} ranks ({self._mesh}); ms a rank and step",
             f"{'':15} {'time':>8} {'lanes busy':>11} {'compute waits':>14} {'hidden':>8}",
         ]
         for phase in (*PHASES, None):
             busy, waiting, all_of_it = (1e3 * seconds / shares for seconds in self._seconds(phase))
-            hidden = "" if self._host_times or busy == 0 else f"{self.hidden(phase):.0%}"
+            hidden = "" if busy == 0 else f"{self.hidden(phase):.0%}"
             lines.append(f"{phase or 'all':15} {all_of_it:8.2f} {busy:11.2f} {waiting:14.2f} {hidden:>8}")
         lines.append(f"{'':15} {'lane':>8} {'a step':>11} {'ms a step':>14} {'longest':>8}")
         for lane in LANES:
@@ -158,8 +153,7 @@ class Profile:
             inside = [bar for bar in bars if bar.end > bar.begin], [phase for phase in phases if phase[2] > phase[1]]
             panels.append(Panel(f"rank {record.rank}", *inside))
         title = f"step {range(self.num_steps)[step] + 1} of {self.num_steps}, mesh {self._mesh}"
-        if not self._host_times:
-            title += f"; over all steps {self.hidden():.0%} of the time of communication is hidden"
+        title += f"; over all steps {self.hidden():.0%} of the time of communication is hidden"
         axis = "ms; where compute is blank: everything else, such as FSDP2's own traffic, the head and the loss"
         draw(path, panels, title, axis, "profile.save_picture")
 
@@ -193,8 +187,8 @@ def profile(model: nn.Module) -> Iterator[Profile]:
     found = Profile()
     runtime.engine.drain()
     _profiled.add(runtime)
-    recorder = Recorder(runtime)
     runtime.engine.start_profile()
+    recorder = Recorder(runtime)
     try:
         yield found
         recorder.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +20,7 @@ from dmuon._running.structures import tensors_requiring_grad
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """One operation as it happened; times are seconds of the host's clock.
+    """One operation as it happened, on its device; times are seconds of the host's clock.
 
     Attributes:
         rank: global.
@@ -62,13 +61,14 @@ class Recorder:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._names = [unit.name or "(root)" for unit in runtime.units]
+        self._now = runtime.engine.now
         self._open = True
-        self._began = self._ended = time.time()
+        self._began = self._ended = self._now()
         self._marks = [(self._began, "between steps")]
-        self._steps: list[float] = []
-        self._spans: list[tuple[str, str, float, float]] = []  # kind, unit, begin, end
-        self._running: list[tuple[int, str, float]] = []  # unit, kind, begin
-        self._gradients: list[list[float]] = [[] for _ in runtime.units]  # when a unit's backward began
+        self._steps: list[_C.Instant] = []
+        self._spans: list[tuple[str, str, _C.Instant, _C.Instant]] = []  # kind, unit, begin, end
+        self._running: list[tuple[int, str, _C.Instant]] = []  # unit, kind, begin
+        self._gradients: list[list[_C.Instant]] = [[] for _ in runtime.units]  # when a unit's backward began
         self._handles: list[Any] = [
             runtime.model.register_forward_pre_hook(self._mark_forward, prepend=True),
             runtime.model.register_forward_hook(self._watch(None)),
@@ -89,14 +89,14 @@ class Recorder:
     def close(self) -> None:
         """The last phase ends, and the hooks go."""
         if self._open:
-            self._ended = time.time()
+            self._ended = self._now()
         self._open = False
         for handle in self._handles:
             handle.remove()
 
     def _mark(self, phase: str) -> None:
         if self._open and self._marks[-1][1] != phase:
-            self._marks.append((time.time(), phase))
+            self._marks.append((self._now(), phase))
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _mark_forward(self, *_: Any) -> None:
@@ -106,7 +106,7 @@ class Recorder:
     def _begin(self, index: int) -> Any:
         @torch.compiler.disable  # type: ignore[untyped-decorator]
         def begin(*_: Any) -> None:
-            self._running.append((index, "recompute" if _C.in_backward() else "forward", time.time()))
+            self._running.append((index, "recompute" if _C.in_backward() else "forward", self._now()))
 
         return begin
 
@@ -116,7 +116,7 @@ class Recorder:
             # Called without a begin where an earlier hook has raised.
             if self._running and self._running[-1][0] == index:
                 _index, kind, begin = self._running.pop()
-                self._spans.append((kind, self._names[index], begin, time.time()))
+                self._spans.append((kind, self._names[index], begin, self._now()))
 
         return end
 
@@ -124,7 +124,7 @@ class Recorder:
         def began(gradient: torch.Tensor) -> None:
             self._mark("backward")
             if self._open and index is not None:
-                self._gradients[index].append(time.time())
+                self._gradients[index].append(self._now())
 
         @torch.compiler.disable  # type: ignore[untyped-decorator]
         def watch(module: nn.Module, args: Any, output: Any) -> None:
@@ -146,25 +146,30 @@ class Recorder:
             self._spans.append(("optimizer step", "", begin, self._steps[-1]))
 
     def record(self, rows: list[tuple[str, str, int, float, float, float]]) -> Record:
-        """All of it, with what the engine has recorded."""
+        """All of it, with what the engine has recorded. Waits until it has happened."""
+        seconds = self._runtime.engine.seconds
+        timed = [(kind, unit, seconds(begin), seconds(end)) for kind, unit, begin, end in self._spans]
         rank = self._runtime.ranks.everyone[self._runtime.ranks.slot]
         spans = [
             Span(rank, lane, kind, f"batch {unit}" if kind == "update" else self._names[unit], *times)
             for kind, lane, unit, *times in rows
         ]
-        for index, starts in enumerate(self._gradients):
+        for index, instants in enumerate(self._gradients):
+            starts = [seconds(instant) for instant in instants]
             own = [row for row in rows if row[2] == index and row[0] != "update"]
             awaited = [row[5] for row in own if row[0] == "await weights"]
             releases = sorted(row[4] for row in own if row[0] == "reshard")
             for begin, end in _pair(starts, releases):
                 # Python's hooks on a tensor run before the engine's, which waits for the weights.
                 begin = max([begin, *(time for time in awaited if begin < time <= end)])
-                self._spans.append(("backward", self._names[index], begin, end))
-        spans += [Span(rank, "compute", kind, unit, begin, begin, end) for kind, unit, begin, end in self._spans]
+                timed.append(("backward", self._names[index], begin, end))
+        spans += [Span(rank, "compute", kind, unit, begin, begin, end) for kind, unit, begin, end in timed]
         spans.sort(key=lambda span: span.started)
-        until = [*(begin for begin, _ in self._marks[1:]), self._ended]
-        phases = [(phase, begin, end) for (begin, phase), end in zip(self._marks, until, strict=True)]
-        return Record(rank, spans, phases, list(zip([self._began, *self._steps], self._steps, strict=False)))
+        times = [*(seconds(begin) for begin, _ in self._marks), seconds(self._ended)]
+        names = [phase for _, phase in self._marks]
+        phases = list(zip(names, times, times[1:], strict=False))
+        steps = [seconds(end) for end in self._steps]
+        return Record(rank, spans, phases, list(zip([times[0], *steps], steps, strict=False)))
 
 
 def _pair(starts: list[float], ends: list[float]) -> list[Interval]:

@@ -61,6 +61,8 @@ void init_engine(py::module_& module) {
            }),
            py::arg("name"), py::arg("compute_dtype"), py::arg("reduce_dtype"), py::arg("host"));
 
+  py::class_<engine::Instant>(module, "Instant");
+
   py::class_<Verdict>(module, "Verdict")
       .def_readonly("has_gradient", &Verdict::has_gradient)
       .def("norm", &Verdict::norm)
@@ -144,7 +146,15 @@ void init_engine(py::module_& module) {
             return schedule::messages_of(operation, e.layout(), core::Slot(slot));
           },
           py::arg("operation"), py::arg("slot"))
-      .def("start_profile", [](Engine& e) { e.profile().start(); })
+      .def(
+          "start_profile", [](Engine& e) { e.profile().start(); }, no_gil)
+      .def("now", [](Engine& e) { return e.profile().clock().now(); })
+      .def(
+          "seconds",
+          [](Engine& e, const engine::Instant& instant) {
+            return e.profile().clock().seconds(instant);
+          },
+          py::arg("instant"), no_gil)
       .def("stop_profile",
            [](Engine& e) {
              using Row = std::tuple<std::string, std::string, int, double, double, double>;

@@ -50,6 +50,7 @@ Executor::Executor(SharedMesh mesh, const plan::Plan& plan, const std::vector<Un
       parameters_(parameters_of(plan, mesh_)),
       pool_(std::make_shared<BufferPool>(device)),
       owned_(parameters_, batches_of(plan, mesh_.slot()), pool_),
+      profile_(device),
       process_(getpid()) {
   for (const UnitSpec& spec : units) {
     Packing packing = pack(parameters_, core::UnitIndex(states_.size()), mesh_.num_replicates(),
@@ -126,10 +127,10 @@ void Executor::enqueue(const Operation& operation, Work work) {
   for (const schedule::Dependency& dependency : operation.after)
     after.push_back(newest(dependency));
   const auto timed = [this, of = operation.kind, unit = operation.unit.value(),
-                      issued = Profile::now(), work = std::move(work)] {
-    const double started = Profile::now();
+                      issued = profile_.clock().now(), work = std::move(work)] {
+    const Instant started = profile_.clock().now();
     work();
-    profile_.add({of, unit, issued, started, Profile::now()});
+    profile_.add({of, unit, issued, started, profile_.clock().now()});
   };
   const auto kind = static_cast<std::size_t>(operation.kind);
   states_[operation.unit].numbers[kind] = mesh_.watch->reach(
@@ -139,10 +140,10 @@ void Executor::enqueue(const Operation& operation, Work work) {
 }
 
 void Executor::await(const Operation& operation) {
-  const double started = Profile::now();
+  const Instant started = profile_.clock().now();
   for (const schedule::Dependency& dependency : operation.after)
     finish(states_[dependency.unit], dependency.kind);
-  profile_.add({operation.kind, operation.unit.value(), started, started, Profile::now()});
+  profile_.add({operation.kind, operation.unit.value(), started, started, profile_.clock().now()});
 }
 
 // Waits for the unit's newest operation of the kind.
@@ -170,9 +171,10 @@ void Executor::drain_lanes() {
 void Executor::perform(const Operation& operation,
                        const std::function<void(core::BatchIndex)>& update) {
   if (operation.kind == Kind::kUpdate) {
-    const double started = Profile::now();
+    const Instant started = profile_.clock().now();
     if (update) update(operation.batch);
-    profile_.add({operation.kind, operation.batch.value(), started, started, Profile::now()});
+    profile_.add(
+        {operation.kind, operation.batch.value(), started, started, profile_.clock().now()});
     return;
   }
   const c10::AutoGradMode no_grad(false);

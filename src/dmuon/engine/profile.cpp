@@ -15,23 +15,29 @@ void Profile::set_phase(Phase phase) {
 void Profile::start() {
   const std::scoped_lock lock(mutex_);
   recording_ = true;
-  spans_.clear();
+  operations_.clear();
+  clock_.start();
 }
 
 std::vector<Span> Profile::stop() {
   const std::scoped_lock lock(mutex_);
   recording_ = false;
-  return std::exchange(spans_, {});
+  clock_.stop();
+  std::vector<Span> spans;
+  for (const Measured& operation : std::exchange(operations_, {}))
+    spans.push_back({operation.kind, operation.unit, clock_.seconds(operation.issued),
+                     clock_.seconds(operation.started), clock_.seconds(operation.done)});
+  return spans;
 }
 
-void Profile::add(const Span& span) {
+void Profile::add(const Measured& operation) {
   const std::scoped_lock lock(mutex_);
-  const double seconds = span.done - span.started;
-  durations_[static_cast<std::size_t>(span.kind)] += seconds;
-  const bool waits = span.kind == Kind::kAwaitWeights || span.kind == Kind::kReshard ||
-                     span.kind == Kind::kFinishRoute;
+  const double seconds = operation.done.host - operation.started.host;
+  durations_[static_cast<std::size_t>(operation.kind)] += seconds;
+  const bool waits = operation.kind == Kind::kAwaitWeights || operation.kind == Kind::kReshard ||
+                     operation.kind == Kind::kFinishRoute;
   if (waits) waits_[static_cast<std::size_t>(phase_)] += seconds;
-  if (recording_) spans_.push_back(span);
+  if (recording_) operations_.push_back(operation);
 }
 
 std::map<std::string, double> Profile::seconds() const {

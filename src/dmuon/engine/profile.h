@@ -1,19 +1,18 @@
 #pragma once
 
 #include <array>
-#include <chrono>
 #include <cstdint>
 #include <map>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "dmuon/engine/clock.h"
 #include "dmuon/schedule/step_schedule.h"
 
 namespace dmuon::engine {
 
-/// One operation as it happened, in seconds of the system clock, so that ranks of one machine
-/// agree.
+/// One operation as it happened, in seconds of the system clock.
 struct Span {
   schedule::Kind kind;
   int unit;  ///< the batch of kUpdate
@@ -22,18 +21,24 @@ struct Span {
   double done;
 };
 
+/// The same while it may still be going on.
+struct Measured {
+  schedule::Kind kind;
+  int unit;
+  Instant issued, started, done;
+};
+
 /// Where the compute lane is, for the time that it waits.
 enum class Phase : int { kForward, kBackward, kStep };
 
-/// Counts how long lanes are busy and how long compute waits for them, always; keeps each operation
-/// only while recording. On a device with streams these are the host's times: when operations were
-/// issued. Thread-safe.
+/// Counts how long lanes are busy and how long compute waits for them, always, by the host's clock:
+/// on a device with streams, how long it took to issue operations. Keeps each operation only while
+/// recording, with times of where it ran. Thread-safe, but for starting and stopping on a device.
 class Profile {
  public:
-  static double now() {
-    return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch())
-        .count();
-  }
+  explicit Profile(c10::Device device) : clock_(device) {}
+
+  const Clock& clock() const { return clock_; }
 
   /// What waits from now on is counted for this phase.
   void set_phase(Phase phase);
@@ -41,10 +46,10 @@ class Profile {
   /// Recording begins, with nothing.
   void start();
 
-  /// What was recorded since start(); recording ends.
+  /// What was recorded since start(), once it has happened; recording ends.
   std::vector<Span> stop();
 
-  void add(const Span& span);
+  void add(const Measured& operation);
 
   /// Seconds since construction: "<kind>_s" of each kind on a lane, "busy_intra_s", "busy_inter_s",
   /// "wait_forward_s", "wait_backward_s", "wait_step_s".
@@ -52,8 +57,9 @@ class Profile {
 
  private:
   mutable std::mutex mutex_;
+  Clock clock_;
   bool recording_ = false;
-  std::vector<Span> spans_;
+  std::vector<Measured> operations_;
   Phase phase_ = Phase::kForward;
   std::array<double, 3> waits_{};                        // [phases]
   std::array<double, schedule::kNumKinds> durations_{};  // [kinds]
