@@ -1,7 +1,9 @@
 #include "dmuon/newton_schulz/backend.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/randn.h>
@@ -236,6 +238,20 @@ TEST_P(BackendTest, NormaliseMakesAMatrixThatIsNotFiniteNanAndLeavesTheOthersAlo
     EXPECT_TRUE(got.narrow(0, 0, 2).isnan().all().item().toBool()) << dtype;
     EXPECT_TRUE(got[2].isfinite().all().item().toBool()) << dtype;
   }
+}
+
+// Which are the process's, and the user's.
+TEST(AtenBackend, LeavesTheOptionsOfCublasAsTheyAre) {
+  const auto option = [] { return at::globalContext().allowFP16ReductionCuBLAS(); };
+  const Tensor x = random({5, 5}, at::kHalf);
+  const Tensor out = at::empty_like(x);
+  for (const bool allows : {true, false}) {
+    at::globalContext().setAllowFP16ReductionCuBLAS(allows, allows);
+    const auto before = option();
+    aten_backend().product(out, 0, out, 1, x, x);
+    EXPECT_EQ(option(), before);
+  }
+  at::globalContext().setAllowFP16ReductionCuBLAS(true);
 }
 
 TEST(BackendOf, IsTheCpusForCpusAndAtensForTheRest) {

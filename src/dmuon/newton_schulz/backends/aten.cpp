@@ -1,3 +1,4 @@
+#include <ATen/Context.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/baddbmm.h>
 #include <ATen/ops/div.h>
@@ -12,6 +13,33 @@ namespace dmuon::newton_schulz {
 namespace {
 
 using at::Tensor;
+
+// Before PyTorch 2.10 this option of cuBLAS' was a bool.
+[[maybe_unused]] bool allows(bool option) { return option; }
+template <typename Option>
+bool allows(Option option) {
+  return option == Option::AllowReducedPrecisionWithSplitK;
+}
+
+// While it lives cuBLAS adds the parts of a sum in fp32: by default it may split long ones and add
+// the parts in 16 bits. The options are the process's, so one thread at a time.
+class SumsInFp32 {
+ public:
+  SumsInFp32() {
+    if (fp16_) at::globalContext().setAllowFP16ReductionCuBLAS(false);
+    if (bf16_) at::globalContext().setAllowBF16ReductionCuBLAS(false);
+  }
+  ~SumsInFp32() {
+    if (fp16_) at::globalContext().setAllowFP16ReductionCuBLAS(true);
+    if (bf16_) at::globalContext().setAllowBF16ReductionCuBLAS(true);
+  }
+  SumsInFp32(const SumsInFp32&) = delete;
+  SumsInFp32& operator=(const SumsInFp32&) = delete;
+
+ private:
+  bool fp16_ = allows(at::globalContext().allowFP16ReductionCuBLAS());
+  bool bf16_ = allows(at::globalContext().allowBF16ReductionCuBLAS());
+};
 
 // Of fp64, whose squares no dtype holds: each matrix divided by its largest entry.
 Tensor within_range(const Tensor& x) {
@@ -51,6 +79,7 @@ class AtenBackend final : public Backend {
                const Tensor& b) const override {
     // With out as its own addend ATen accumulates in place, whatever out's strides.
     if (beta != 0 && !out.is_same(c)) out.copy_(c);
+    const SumsInFp32 guard;
     if (a.dim() == 2) {
       out.addmm_(a, b, beta, alpha);
     } else {
