@@ -128,10 +128,12 @@ Form choose_form(std::int64_t m, std::int64_t n, int steps, c10::Device device,
   return flops::cheaper_form(m, n, steps, backend_of(device).symmetric_cost(std::min(m, n), dtype));
 }
 
-Tensor orthogonalize(const Tensor& x, const Options& options) {
+Tensor orthogonalize(Tensor x, const Options& options) {
   check(x, options);
   const at::NoGradGuard no_grad;
-  if (x.numel() == 0) return at::empty(x.sizes(), x.options().dtype(options.dtype));
+  const auto sizes = x.sizes().vec();
+  const auto result_options = x.options().dtype(options.dtype);
+  if (x.numel() == 0) return at::empty(sizes, result_options);
   const Backend& backend = backend_of(x.device());
   const std::int64_t rows = x.size(-2);
   const std::int64_t cols = x.size(-1);
@@ -150,16 +152,18 @@ Tensor orthogonalize(const Tensor& x, const Options& options) {
     }
     return iterate.x.narrow(-2, 0, rows).narrow(-1, 0, cols);
   };
-  const Tensor matrices = x.detach().reshape({-1, rows, cols});
+  Tensor matrices = std::exchange(x, {}).detach().reshape({-1, rows, cols});
   if (backend.batched(std::min(rows, cols), options.dtype)) {
-    return run(backend.normalise(matrices, options.dtype)).contiguous().view(x.sizes());
+    const Tensor normalised = backend.normalise(matrices, options.dtype);
+    matrices.reset();
+    return run(normalised).contiguous().view(sizes);
   }
-  const Tensor out = at::empty(matrices.sizes(), x.options().dtype(options.dtype));
+  const Tensor out = at::empty(matrices.sizes(), result_options);
   for (std::int64_t i = 0; i < matrices.size(0); ++i) {
     const Tensor matrix = backend.normalise(matrices.narrow(0, i, 1), options.dtype).squeeze(0);
     out.select(0, i).copy_(run(matrix));
   }
-  return out.view(x.sizes());
+  return out.view(sizes);
 }
 
 }  // namespace dmuon::newton_schulz

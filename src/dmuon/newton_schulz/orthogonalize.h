@@ -44,9 +44,10 @@ Form choose_form(std::int64_t m, std::int64_t n, int steps, c10::Device device,
 /// autograd and leaves `x` alone.
 ///
 /// @param x  [..., m, n] fp64, fp32, bf16 or fp16, any strides; any dimension
-///           may be 0.
+///           may be 0. It is freed before the iteration begins where the caller
+///           moves its last reference here.
 /// @return   x's shape, contiguous, in options.dtype.
 /// @throws InvalidArgument naming the first bad argument.
-at::Tensor orthogonalize(const at::Tensor& x, const Options& options);
+at::Tensor orthogonalize(at::Tensor x, const Options& options);
 
 }  // namespace dmuon::newton_schulz

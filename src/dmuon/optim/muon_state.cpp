@@ -24,7 +24,7 @@ void muon_update(at::Tensor master, at::Tensor momentum, const at::Tensor& gradi
   options.coefficients = group.coefficients;
   options.eps = group.eps;
   options.dtype = group.ns_dtype;
-  const at::Tensor orthogonal = newton_schulz::orthogonalize(update, options);
+  const at::Tensor orthogonal = newton_schulz::orthogonalize(std::move(update), options);
   const auto if_it_applies = [&](double value, double otherwise) {
     return at::where(applies, value, otherwise).to(at::kFloat);
   };
