@@ -66,7 +66,7 @@ DEVICE = (
     Planted(
         "blocks_without_a_stream",
         BUFFER,
-        "    block.last_use.wait();\n",
+        "  guard.recordDataPtrOnStream(data, guard.getStream(device_));\n",
         "",
         "A buffer that was given back on one stream is filled at once for another.",
         on_device=True,

@@ -21,28 +21,17 @@ BufferPool::BufferPool(c10::Device device) : device_(device) {
   allocator_ = probe.storage().allocator();
 }
 
-BufferPool::~BufferPool() {
-  try {
-    free_idle_blocks();
-  } catch (const std::exception&) {  // as ~PackedBuffer
-  }
-}
-
 void BufferPool::count(std::int64_t num_bytes) {
   current_bytes_ += num_bytes;
   peak_bytes_ = std::max(peak_bytes_, current_bytes_);
 }
 
 c10::DataPtr BufferPool::take(std::int64_t num_bytes, std::int64_t* block_bytes) {
-  const auto found = idle_.lower_bound(num_bytes);
-  if (found != idle_.end() && found->first <= 2 * num_bytes) {
-    *block_bytes = found->first;
-    Block block = std::move(found->second);
-    idle_.erase(found);
-    block.last_use.wait();
-    return std::move(block.data);
+  if (auto idle = idle_.take(num_bytes)) {
+    *block_bytes = idle->first;
+    return std::move(idle->second);
   }
-  free_idle_blocks();
+  count(-idle_.clear());
   *block_bytes = num_bytes;
   count(num_bytes);
   const c10::OptionalDeviceGuard guard(device_);  // an allocator takes the current device
@@ -50,19 +39,12 @@ c10::DataPtr BufferPool::take(std::int64_t num_bytes, std::int64_t* block_bytes)
 }
 
 void BufferPool::give(c10::DataPtr data, std::int64_t block_bytes) {
-  Block block{std::move(data), {}};
-  block.last_use.set(device_);
-  idle_.emplace(block_bytes, std::move(block));
-}
-
-// An allocator knows the stream on which a block was allocated, and may hand it out there at once.
-void BufferPool::free_idle_blocks() {
-  for (const auto& [size, block] : idle_) {
-    current_bytes_ -= size;
-    if (const auto& stream = block.last_use.stream())
-      c10::impl::VirtualGuardImpl(device_.type()).recordDataPtrOnStream(block.data, *stream);
-  }
-  idle_.clear();
+  if (device_.is_cpu()) return idle_.give(block_bytes, std::move(data));
+  // The allocator knows the stream on which a block was allocated, and may hand it out there at
+  // once.
+  const c10::impl::VirtualGuardImpl guard(device_.type());
+  guard.recordDataPtrOnStream(data, guard.getStream(device_));
+  count(-block_bytes);
 }
 
 PackedBuffer::PackedBuffer(std::shared_ptr<BufferPool> pool, std::int64_t num_elements,

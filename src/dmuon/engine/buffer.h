@@ -4,27 +4,27 @@
 #include <c10/core/Allocator.h>
 
 #include <cstdint>
-#include <map>
 #include <memory>
 
-#include "dmuon/engine/stream_mark.h"
+#include "dmuon/core/idle_blocks.h"
 
 namespace dmuon::engine {
 
-/// Hands out device memory for packed buffers and keeps what comes back for the next one, so that
-/// units of like size share one buffer. Counts every byte it holds, idle ones included.
+/// Hands out device memory for packed buffers, and counts every byte that it holds. On CPUs, whose
+/// allocator returns pages to the system, it keeps what comes back for the next buffer, so that
+/// units of like size share one, and counts it too. A device's own allocator does that, for
+/// everything else in the process as well.
 ///
-/// A block goes on in the order of streams: who takes it comes, on the current stream, after all
-/// that was issued to the stream on which it was given back. Not thread-safe.
+/// A block goes on in the order of streams: whoever has its memory next comes after all that was
+/// issued to the stream on which it was given back. Not thread-safe.
 class BufferPool {
  public:
   explicit BufferPool(c10::Device device);
-  ~BufferPool();
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;
 
-  /// At least `num_bytes`, uninitialised. Prefers an idle block of at most twice the size;
-  /// otherwise frees all idle blocks before it allocates, so that idle memory never adds to a peak.
+  /// At least `num_bytes`, uninitialised. Prefers an idle block; otherwise frees all idle blocks
+  /// before it allocates, so that idle memory never adds to a peak.
   c10::DataPtr take(std::int64_t num_bytes, std::int64_t* block_bytes);
 
   /// Returns a block of `block_bytes`.
@@ -40,15 +40,9 @@ class BufferPool {
   c10::Device device() const { return device_; }
 
  private:
-  struct Block {
-    c10::DataPtr data;
-    StreamMark last_use;
-  };
-  void free_idle_blocks();
-
   c10::Device device_;
   c10::Allocator* allocator_;
-  std::multimap<std::int64_t, Block> idle_;  // by bytes
+  core::IdleBlocks<c10::DataPtr> idle_;
   std::int64_t current_bytes_ = 0;
   std::int64_t peak_bytes_ = 0;
 };

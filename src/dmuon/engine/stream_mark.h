@@ -17,9 +17,6 @@ class StreamMark {
   /// What is issued to the current stream from now on comes after it.
   void wait() const;
 
-  /// Of the stream; none where it was never set.
-  const std::optional<c10::Stream>& stream() const { return stream_; }
-
  private:
   std::optional<c10::Stream> stream_;
   std::optional<c10::Event> event_;
