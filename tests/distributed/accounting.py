@@ -116,8 +116,10 @@ def train(
         stats.append(optimizer.stats())
     runtime = optimizer._runtime
     state = [runtime.engine.owned(i, "master") for i in range(len(runtime.matrices))]
+    planned = optimizer.plan.native.memory[rank]
     return {
         **layout(optimizer),
+        "planned": planned.state + planned.node_copy + planned.buffers,
         "owned": owned_bytes(optimizer),
         "master_storage": storage_bytes([tensor for tensor in state if tensor is not None]),
         "momenta": [not isinstance(optimizer.state[p]["momentum_buffer"], OwnedTensor) for p in runtime.placeholders],

@@ -1,4 +1,7 @@
-"""Who holds what: an owner alone holds state, and no rank more than its bound, as the engine and PyTorch count it."""
+"""Who holds what: an owner alone holds state, and a rank what its plan says, as the engine and PyTorch count it.
+
+On gloo, where the engine counts all but Newton-Schulz; with an allocator that counts that too: test_device_memory.py.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ LOOKAHEAD = AHEAD["lookahead"]
         ],
     ),
 )
-def test_owners_alone_hold_state_and_a_rank_stays_below_its_bound(ranks, mesh, strategy, dtypes, lookahead, node_copy):
+def test_owners_alone_hold_state_and_a_rank_what_the_plan_says(ranks, mesh, strategy, dtypes, lookahead, node_copy):
     results = ranks.run(train, mesh, strategy=strategy, dtypes=dtypes, lookahead=lookahead, node_copy=node_copy)
     sizes = Sizes(results[0], mesh)
     weight, gradient = BYTES[dtypes]
@@ -52,7 +55,8 @@ def test_owners_alone_hold_state_and_a_rank_stays_below_its_bound(ranks, mesh, s
         bound = kept + (lookahead + 2) * largest * (weight + gradient)
         for step, stats in enumerate(result["stats"][1:]):
             assert stats["peak_bytes"] <= bound, f"slot {slot}, step {step}"
-            assert stats["peak_bytes"] >= kept + largest * weight, f"slot {slot}, step {step}"
+            if step > 0:  # the first one is traced
+                assert stats["peak_bytes"] == pytest.approx(result["planned"], rel=0), f"slot {slot}, step {step}"
 
 
 def allocations(profiler: profile, mark: str) -> tuple[int, int]:

@@ -35,7 +35,7 @@ Case draw_small(balance::Random& random) {
   oracle::Costs costs(11);
   for (auto& batch_ns : costs) batch_ns = {draw(random, 1, 100)};
   drawn.costs = oracle::table(costs);
-  drawn.options.units_in_flight = 1;
+  drawn.options.lookahead = 0;
   drawn.options.node_copy = draw(random, 0, 1) == 0;
   return drawn;
 }

@@ -12,67 +12,117 @@ namespace {
 // Elements 16, 16, 32 and 4; of units 32, 32 and 4.
 const Inventory kInventory = {{"a", 4, 4, 0}, {"b", 4, 4, 0}, {"c", 8, 4, 1}, {"d", 2, 2, 2}};
 
-// Of state, node copy, buffers, workspace.
+// Of state, node copy, buffers, update.
 Memory bytes(std::int64_t state, std::int64_t node_copy, std::int64_t buffers,
-             std::int64_t workspace) {
-  return {state, node_copy, buffers, workspace};
+             std::int64_t update) {
+  return {state, node_copy, buffers, update};
 }
 
-TEST(Memory, OnTwoByTwoIsWhatItIsByHand) {
+Options ahead(int lookahead) {
   Options options;
-  options.units_in_flight = 2;
-  const PerParameter<Owner> owner = oracle::owners({0, 3, 2, 0});
-  const std::vector<Batch> batches = {oracle::batch(0, {0}), oracle::batch(0, {3}),
-                                      oracle::batch(2, {2}), oracle::batch(3, {1})};
-  // State 12 an element; the columns' 52 and 16 elements at 2 bytes; two units of 32 elements at 2
-  // for weights, 4 for gradients, 4 for inboxes; 12 an element of the largest matrix and its
-  // square.
-  EXPECT_EQ(memory(kInventory, {2, 2}, owner, batches, options),
-            (core::PerOwner<Memory>{bytes(240, 104, 640, 12 * 32), bytes(0, 32, 640, 0),
-                                    bytes(384, 104, 640, 12 * 48), bytes(192, 32, 640, 12 * 32)}));
+  options.lookahead = lookahead;
+  return options;
+}
+
+// In 16 bits: the iterate and its spare, and two squares of 4 x 4 or 2 x 2; in the Gram form, for
+// 8 x 4, four.
+constexpr std::int64_t kOf4x4 = 2 * (2 * 16 + 2 * 16);
+constexpr std::int64_t kOf8x4 = 2 * (2 * 32 + 4 * 16);
+constexpr std::int64_t kOf2x2 = 2 * (2 * 4 + 2 * 4);
+
+// On 2 x 2.
+const PerParameter<Owner> kOwner = oracle::owners({0, 3, 2, 0});
+const std::vector<Batch> kBatches = {oracle::batch(0, {0}), oracle::batch(0, {3}),
+                                     oracle::batch(2, {2}), oracle::batch(3, {1})};
+
+TEST(Memory, OnTwoByTwoIsWhatItIsByHand) {
+  // State 12 an element; the columns' 52 and 16 elements at 2 bytes. In unit 0's backward its
+  // weights (64 bytes) and gradients (128), and the other two's gradients, on their way. The
+  // updates of unit 0 come first, those of the others beside its weights.
+  EXPECT_EQ(
+      memory(kInventory, {2, 2}, kOwner, kBatches, ahead(2)),
+      (core::PerOwner<Memory>{bytes(240, 104, 64 + 128 + 128 + 16, kOf4x4), bytes(0, 32, 336, 0),
+                              bytes(384, 104, 336, 64 + kOf8x4), bytes(192, 32, 336, kOf4x4)}));
+}
+
+TEST(Memory, OfStateAndCopiesIsThereAllTheTimeAndTheRestInTurn) {
+  EXPECT_EQ(bytes(1, 20, 300, 4000).total(), 4021);
+  EXPECT_EQ(bytes(1, 20, 4000, 300).total(), 4021);
+}
+
+TEST(Memory, WithoutLookaheadIsThatOfOneUnit) {
+  const Memory first = memory(kInventory, {2, 2}, kOwner, kBatches, ahead(0))[Owner(0)];
+  EXPECT_EQ(first, bytes(240, 104, 64 + 128, kOf4x4));
+}
+
+TEST(Memory, GrowsWithWhatIsInFlight) {
+  // Weights and gradients of a unit, then gradients of one more, then of two more.
+  const std::int64_t expected[] = {64 + 128, 192 + 128, 320 + 16, 336};
+  for (int lookahead = 0; lookahead < 4; ++lookahead) {
+    const auto all = memory(kInventory, {2, 2}, kOwner, kBatches, ahead(lookahead));
+    EXPECT_EQ(all[Owner(1)].buffers, expected[lookahead]) << lookahead;
+  }
+  Options options = ahead(3);
+  options.max_units_in_flight = 2;
+  // No gradients of another unit, but the weights of the next one.
+  EXPECT_EQ(memory(kInventory, {2, 2}, kOwner, kBatches, options)[Owner(1)].buffers, 192 + 64);
+}
+
+TEST(Memory, IsMoreWhereWeightsStayUntilTheBackward) {
+  Options options = ahead(0);
+  options.reshard_after_forward = false;
+  EXPECT_EQ(memory(kInventory, {2, 2}, kOwner, kBatches, options)[Owner(1)].buffers,
+            2 * (32 + 32) + 128);
+}
+
+TEST(Memory, WithoutNodeCopiesHasStageOneInItsBuffers) {
+  Options options = ahead(2);
   options.node_copy = false;
   options.weight_bytes = 4;
   options.gradient_bytes = 2;
-  EXPECT_EQ(memory(kInventory, {2, 2}, owner, batches, options)[Owner(0)],
-            bytes(240, 0, 64 * 8, 384));
-  options.node_copy = true;
-  EXPECT_EQ(memory(kInventory, {2, 2}, owner, batches, options)[Owner(0)],
-            bytes(240, 208, 64 * 8, 384));
-  EXPECT_EQ(bytes(1, 20, 300, 4000).total(), 4321);
+  // Units 0 and 1 have left in part when 2 x 2 is updated.
+  EXPECT_EQ(memory(kInventory, {2, 2}, kOwner, kBatches, options)[Owner(0)].update,
+            128 + 128 + kOf2x2);
 }
 
-TEST(Memory, OfBuffersIsNoMoreThanAllUnitsTake) {
-  Options options;
-  const std::vector<Batch> batches = {oracle::batch(0, {0, 1}), oracle::batch(0, {2}),
-                                      oracle::batch(0, {3})};
-  for (const int in_flight : {3, 4, 1 << 30}) {
-    options.units_in_flight = in_flight;
-    EXPECT_EQ(memory(kInventory, {1, 2}, oracle::owners({0, 0, 0, 0}), batches, options)[Owner(1)],
-              bytes(0, 0, 680, 0));
-  }
-  options.units_in_flight = 1;
-  EXPECT_EQ(memory(kInventory, {1, 2}, oracle::owners({0, 0, 0, 0}), batches, options)[Owner(0)],
-            bytes(12 * 68, 0, 320, 2 * 12 * 32));
+TEST(Memory, OnGlooHasInboxesAndKeepsWhatWasFreed) {
+  const Inventory inventory = {{"a", 4, 4, 0}};
+  const std::vector<Batch> batches = {oracle::batch(0, {0})};
+  Options options = ahead(0);
+  const auto of = [&] { return memory(inventory, {1, 2}, oracle::owners({0}), batches, options); };
+  EXPECT_EQ(of(),
+            (core::PerOwner<Memory>{bytes(12 * 16, 0, 32 + 64, kOf4x4), bytes(0, 0, 32 + 64, 0)}));
+  options.on_cpu = true;
+  EXPECT_EQ(of(), (core::PerOwner<Memory>{bytes(12 * 16, 0, 64 + 64, 64 + 64 + kOf4x4),
+                                          bytes(0, 0, 32 + 64, 0)}));
 }
 
-TEST(Memory, OfOneSlotHasNeitherBuffersNorCopies) {
+TEST(Memory, OfOneSlotHasBuffersAndNoCopies) {
   const std::vector<Batch> batches = {oracle::batch(0, {0, 1}), oracle::batch(1, {2}),
                                       oracle::batch(1, {3})};
-  EXPECT_EQ(memory(kInventory, {1, 1, 2}, oracle::owners({0, 0, 1, 1}), batches, {}),
-            (core::PerOwner<Memory>{bytes(12 * 34, 0, 0, 24 * 32), bytes(12 * 34, 0, 0, 12 * 48)}));
+  EXPECT_EQ(
+      memory(kInventory, {1, 1, 2}, oracle::owners({0, 0, 1, 1}), batches, ahead(0)),
+      (core::PerOwner<Memory>{bytes(12 * 34, 0, 96, 2 * kOf4x4), bytes(12 * 34, 0, 96, kOf8x4)}));
 }
 
 TEST(Memory, IsSpreadOverTheRanksOfASlotButForTheWorkspace) {
-  Options options;
-  options.units_in_flight = 2;
   // Slots of two ranks: the first owns 16 + 32, the second 16 + 4 elements, in one column.
   const PerParameter<Owner> owner = oracle::owners({0, 2, 1, 3});
   const std::vector<Batch> batches = {oracle::batch(0, {0}), oracle::batch(1, {2}),
                                       oracle::batch(2, {1}), oracle::batch(3, {3})};
+  EXPECT_EQ(memory(kInventory, {2, 1, 2}, owner, batches, ahead(0)),
+            (core::PerOwner<Memory>{bytes(6 * 48, 68, 96, kOf4x4), bytes(6 * 48, 68, 96, kOf8x4),
+                                    bytes(6 * 20, 68, 96, kOf4x4), bytes(6 * 20, 68, 96, kOf2x2)}));
+}
+
+// A batch that several units wait for is updated for the first of them.
+TEST(Memory, OfABatchIsThatOfItsFirstUnit) {
+  const std::vector<Batch> batches = {oracle::batch(0, {0, 1}), oracle::batch(0, {2}),
+                                      oracle::batch(0, {3})};
+  const Inventory inventory = {{"a", 4, 4, 0}, {"b", 4, 4, 1}, {"c", 8, 4, 0}, {"d", 2, 2, 2}};
   EXPECT_EQ(
-      memory(kInventory, {2, 1, 2}, owner, batches, options),
-      (core::PerOwner<Memory>{bytes(6 * 48, 68, 320, 12 * 32), bytes(6 * 48, 68, 320, 12 * 48),
-                              bytes(6 * 20, 68, 320, 12 * 32), bytes(6 * 20, 68, 320, 12 * 8)}));
+      memory(inventory, {1, 2}, oracle::owners({0, 0, 0, 0}), batches, ahead(1))[Owner(0)].update,
+      2 * kOf4x4);
 }
 
 // 2^56 elements, the most there may be, in one unit of several.
@@ -85,14 +135,15 @@ TEST(Memory, OfTheLargestInventoryDoesNotOverflow) {
   }
   validate(inventory);
   Options options;
-  options.weight_bytes = 8;
-  options.gradient_bytes = 8;
-  options.units_in_flight = 20;
+  options.weight_bytes = options.gradient_bytes = options.ns_bytes = 8;
+  options.lookahead = kMostUnits;
   const auto all = memory(inventory, {2, 2}, PerParameter<Owner>(20), batches, options);
-  const std::int64_t elements = (std::int64_t{1} << 56) - (1 << 28) + 19;
-  EXPECT_EQ(all[Owner(0)].buffers, 24 * elements);
-  EXPECT_EQ(all[Owner(0)].state, 12 * elements);
-  EXPECT_GT(all[Owner(0)].total(), 44 * elements);
+  const std::int64_t huge = inventory.front().num_elements();
+  EXPECT_EQ(all[Owner(0)].buffers, 16 * huge + 2 * 8);
+  EXPECT_EQ(all[Owner(0)].state, 12 * (huge + 19));
+  const std::int64_t side = (1 << 28) - 1;
+  EXPECT_EQ(all[Owner(0)].update, 8 * (2 * huge + 2 * side * side));
+  EXPECT_GT(all[Owner(0)].total(), all[Owner(0)].update);
 }
 
 }  // namespace

@@ -49,9 +49,15 @@ TEST(PlanJson, KeepsNamesAndOptionsToTheLastBit) {
   Options options;
   options.layout_slack = 0.1 + 0.2;
   options.max_memory_bytes = std::numeric_limits<std::int64_t>::max();
-  options.lookahead = std::numeric_limits<int>::max();
-  options.units_in_flight = std::numeric_limits<int>::max();
+  options.lookahead = kMostUnits;
+  options.max_units_in_flight = kMostUnits;
   options.node_copy = false;
+  options.reshard_after_forward = false;
+  options.broadcast_before_reduce = false;
+  options.asynchronous = false;
+  options.on_cpu = true;
+  options.ns_bytes = 4;
+  options.ns_steps = 7;
   const Inventory inventory = {{"\"\\\u00e9\n", 3, 5, std::numeric_limits<int>::max()},
                                {"", 5, 3, 0}};
   CostTable costs = oracle::modelled(inventory);
@@ -65,7 +71,7 @@ TEST(PlanJson, HasWhatReadersLookFor) {
   const Plan plan =
       make_plan(inventory, {1, 2}, "rank0", oracle::table({{1'000'000, 1'500'000}, {3'000'000}}));
   const json text = json::parse(to_json(plan));
-  EXPECT_EQ(text["schema_version"], 2);
+  EXPECT_EQ(text["schema_version"], 3);
   EXPECT_EQ(text["makespan_ms"], 4.5);
   EXPECT_EQ(text["bound_ms"], static_cast<double>(plan.bound_ns()) / 1e6);
   EXPECT_EQ(text["gap"], plan.gap());
@@ -92,7 +98,7 @@ TEST(PlanJson, NamesThePlaceOfWhatIsWrong) {
       make_plan(oracle::inventory({0, 0, 1}), {1, 2}, "load_balance", oracle::table({{4, 5}, {6}}));
   const json good = json::parse(to_json(plan));
   const std::pair<const char*, std::function<void(json&)>> corruptions[] = {
-      {"plan.schema_version", [](json& j) { j["schema_version"] = 1; }},
+      {"plan.schema_version", [](json& j) { j["schema_version"] = 2; }},
       {"plan.mesh.num_shards", [](json& j) { j["mesh"]["num_shards"] = 2.0; }},
       {"plan.mesh.num_shards",
        [](json& j) { j["mesh"]["num_shards"] = (std::int64_t{1} << 32) + 2; }},
@@ -104,6 +110,9 @@ TEST(PlanJson, NamesThePlaceOfWhatIsWrong) {
       {"layout_slack", [](json& j) { j["options"]["layout_slack"] = 1.01; }},
       {"plan.options.weight_bytes", [](json& j) { j["options"]["weight_bytes"] = 9; }},
       {"plan.options.node_copy", [](json& j) { j["options"]["node_copy"] = 1; }},
+      {"plan.options.on_cpu", [](json& j) { j["options"]["on_cpu"] = "yes"; }},
+      {"plan.options.ns_bytes", [](json& j) { j["options"]["ns_bytes"] = 0; }},
+      {"max_units_in_flight", [](json& j) { j["options"]["max_units_in_flight"] = 1; }},
       {"plan.assignments[1].name", [](json& j) { j["assignments"][1]["name"] = 1; }},
       {"'m0' must occur once", [](json& j) { j["assignments"][1]["name"] = "m0"; }},
       {"plan.assignments[0].rows", [](json& j) { j["assignments"][0]["rows"] = 0; }},

@@ -170,7 +170,11 @@ TEST(MakePlan, NamesABadOption) {
       {"max_memory_bytes", [](Options& o) { o.max_memory_bytes = -1; }},
       {"weight_bytes", [](Options& o) { o.weight_bytes = 0; }},
       {"gradient_bytes", [](Options& o) { o.gradient_bytes = 9; }},
-      {"units_in_flight", [](Options& o) { o.units_in_flight = 0; }},
+      {"lookahead", [](Options& o) { o.lookahead = kMostUnits + 1; }},
+      {"max_units_in_flight", [](Options& o) { o.max_units_in_flight = 1; }},
+      {"max_units_in_flight", [](Options& o) { o.max_units_in_flight = kMostUnits + 1; }},
+      {"ns_bytes", [](Options& o) { o.ns_bytes = 0; }},
+      {"ns_steps", [](Options& o) { o.ns_steps = -1; }},
   };
   const CostTable costs = oracle::modelled(kSmall);
   for (const auto& [name, spoil] : bad) {

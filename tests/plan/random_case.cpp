@@ -65,7 +65,8 @@ Case draw_case(balance::Random& random) {
   drawn.options.lookahead = draw(random, 0, 5);
   drawn.options.layout_slack = 0.02 * draw(random, 0, 5);
   drawn.options.node_copy = draw(random, 0, 1) == 0;
-  drawn.options.units_in_flight = draw(random, 1, 6);
+  drawn.options.max_units_in_flight = draw(random, 0, 1) * draw(random, 2, 6);
+  drawn.options.on_cpu = draw(random, 0, 1) == 0;
   return drawn;
 }
 

@@ -21,7 +21,7 @@ def by_hand() -> _plan.Plan:
         json.dumps({"schema_version": 1, "source": "by hand", "shapes": [SIDES | {"batches": times}]})
     )
     options = _plan.PlanOptions()
-    options.node_copy, options.units_in_flight = False, 1
+    options.node_copy = False
     counts = [[2], [1], [0], [0]]
     return _plan.make_plan_from_counts(items, _plan.Mesh(2, 1, 2), "by hand", counts, costs, options)
 

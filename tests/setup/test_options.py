@@ -27,8 +27,7 @@ def test_what_is_said_nowhere_is_as_the_engine_has_it():
 
 def test_engine_and_planner_have_one_opinion():
     engine, planner = _plan.StepOptions(), _plan.PlanOptions()
-    assert (planner.lookahead, planner.node_copy) == (engine.lookahead, engine.node_copy)
-    assert planner.units_in_flight == engine.lookahead + 2
+    assert {name: getattr(planner, name) for name in fields(engine)} == fields(engine)
 
 
 def test_the_signature_shows_the_same_defaults():
@@ -49,15 +48,5 @@ def test_every_option_of_the_schedule_reaches_the_engine(name):
 def test_every_option_of_planning_reaches_the_planner():
     planning = Planning(layout_slack=0.5, max_memory_bytes=1000)
     step = step_options(**{**GIVEN, "node_copy": False, "lookahead": 7})
-    options = planning.native(step, weight_bytes=4, gradient_bytes=8)
-    assert fields(options) == {
-        "lookahead": 7,
-        "layout_slack": 0.5,
-        "max_memory_bytes": 1000,
-        "weight_bytes": 4,
-        "gradient_bytes": 8,
-        "node_copy": False,
-        "units_in_flight": 9,
-    }
-    step.max_units_in_flight = 4
-    assert planning.native(step, 4, 8).units_in_flight == 4
+    changed = {"layout_slack": 0.5, "max_memory_bytes": 1000}
+    assert fields(planning.native(step)) == {**fields(_plan.PlanOptions()), **fields(step), **changed}

@@ -68,4 +68,5 @@ def _options(arguments: argparse.Namespace) -> _plan.PlanOptions:
     options.layout_slack = arguments.layout_slack
     options.max_memory_bytes = arguments.max_memory
     options.node_copy = not arguments.no_node_copy
+    options.on_cpu = arguments.device == "cpu"
     return options

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn as nn
 
-from dmuon import _plan
+from dmuon import _C, _plan
 from dmuon._planning.costs import measured_costs, model_of
 from dmuon._planning.owner_plan import DEFAULT_DEVICE, Plan, decide, from_file
 from dmuon._setup.agreement import agreement, from_first
@@ -75,7 +75,9 @@ def plan(
         table = _plan.modelled_costs(items, device)
     else:
         table = from_file(costs, _plan.CostTable.from_json, "plan: costs: cannot read the table")
-    return Plan(decide(items, _plan.Mesh(*mesh), strategy, table, _plan.PlanOptions()))
+    options = _plan.PlanOptions()
+    options.on_cpu = device == "cpu"
+    return Plan(decide(items, _plan.Mesh(*mesh), strategy, table, options))
 
 
 def inventory(model: nn.Module) -> dict[str, Any]:
@@ -168,9 +170,11 @@ def make_plan(dedication: Dedication, units: list[Unit], muon: dict[str, Any], d
             found = from_file(planning.costs, _plan.CostTable.from_json, problem)
         else:  # what does not look at costs was not measured
             found = table or _plan.modelled_costs(costed, model_of(device))
-        weight_bytes = max((dtype.itemsize for dtype in dtypes.values()), default=4)
-        gradient_bytes = weight_bytes if policy.reduce_dtype is None else policy.reduce_dtype.itemsize
-        options = planning.native(dedication.schedule, weight_bytes, gradient_bytes)
+        options = planning.native(dedication.schedule)
+        options.weight_bytes = max((dtype.itemsize for dtype in dtypes.values()), default=4)
+        options.gradient_bytes = policy.reduce_dtype.itemsize if policy.reduce_dtype else options.weight_bytes
+        options.ns_bytes = (muon["ns_dtype"] or _C.default_ns_dtype(device)).itemsize
+        options.ns_steps, options.on_cpu = muon["ns_steps"], device.type == "cpu"
         return decide(items, mesh, planning.strategy, found, options).to_json()
 
     text = from_first(ranks, plan_here)

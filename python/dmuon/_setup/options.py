@@ -46,18 +46,11 @@ class Planning:
     max_memory_bytes: int | None = None
     batching: bool = True  # False, for ablations: every matrix alone
 
-    def native(self, step: _plan.StepOptions, weight_bytes: int, gradient_bytes: int) -> _plan.PlanOptions:
-        """For the planner.
-
-        Args:
-            step: what runs by the plan.
-            weight_bytes: of an element in the compute dtype.
-            gradient_bytes: of an element of gradients as they travel.
-        """
+    def native(self, step: _plan.StepOptions) -> _plan.PlanOptions:
+        """For the planner, of a step that runs by the plan; without what only model and device know."""
         options = _plan.PlanOptions(step)
         options.layout_slack = self.layout_slack
         options.max_memory_bytes = self.max_memory_bytes or 0
-        options.weight_bytes, options.gradient_bytes = weight_bytes, gradient_bytes
         return options
 
     def check(self) -> None:

@@ -55,15 +55,15 @@ void init_inputs(py::module_& module) {
       .def_readwrite("reshard_after_forward", &StepOptions::reshard_after_forward)
       .def_readwrite("asynchronous", &StepOptions::asynchronous);
 
-  py::class_<Options>(module, "PlanOptions")
+  py::class_<Options, StepOptions>(module, "PlanOptions")
       .def(py::init<const StepOptions&>(), py::arg_v("step", StepOptions{}, "StepOptions()"))
-      .def_readwrite("lookahead", &Options::lookahead)
       .def_readwrite("layout_slack", &Options::layout_slack)
       .def_readwrite("max_memory_bytes", &Options::max_memory_bytes)
       .def_readwrite("weight_bytes", &Options::weight_bytes)
       .def_readwrite("gradient_bytes", &Options::gradient_bytes)
-      .def_readwrite("node_copy", &Options::node_copy)
-      .def_readwrite("units_in_flight", &Options::units_in_flight);
+      .def_readwrite("ns_bytes", &Options::ns_bytes)
+      .def_readwrite("ns_steps", &Options::ns_steps)
+      .def_readwrite("on_cpu", &Options::on_cpu);
 }
 
 // Times of batches, (rows, cols) -> [(size, nanoseconds)].
@@ -125,13 +125,6 @@ std::vector<std::pair<core::Owner, std::vector<core::ParameterIndex>>> batches_o
   return batches;
 }
 
-template <typename Bytes>
-std::vector<std::int64_t> memory_of(const Plan& plan, Bytes bytes) {
-  std::vector<std::int64_t> all;
-  for (const auto& one : plan.memory) all.push_back(bytes(one));
-  return all;
-}
-
 void init_results(py::module_& module) {
   using plan::Memory;
   using plan::Spread;
@@ -142,6 +135,13 @@ void init_results(py::module_& module) {
       .def_readonly("repeats", &Spread::repeats)
       .def_readonly("busiest_column", &Spread::busiest_column)
       .def_readonly("column_bytes", &Spread::column_bytes);
+
+  py::class_<Memory>(module, "Memory", "Bytes of one rank.")
+      .def_readonly("state", &Memory::state)
+      .def_readonly("node_copy", &Memory::node_copy)
+      .def_readonly("buffers", &Memory::buffers)
+      .def_readonly("update", &Memory::update)
+      .def("total", &Memory::total);
 
   py::class_<Plan>(module, "Plan", "Who owns what and in which batches.")
       .def_readonly("mesh", &Plan::mesh)
@@ -154,12 +154,13 @@ void init_results(py::module_& module) {
       .def_property_readonly("makespan_ns", &Plan::makespan_ns)
       .def_property_readonly("bound_ns", &Plan::bound_ns)
       .def_property_readonly("gap", &Plan::gap)
-      .def_property_readonly(
-          "memory_bytes",
-          [](const Plan& p) { return memory_of(p, [](const Memory& m) { return m.total(); }); })
-      .def_property_readonly(
-          "state_bytes",
-          [](const Plan& p) { return memory_of(p, [](const Memory& m) { return m.state; }); })
+      .def_property_readonly("memory", [](const Plan& p) { return p.memory.values(); })
+      .def_property_readonly("memory_bytes",
+                             [](const Plan& p) {
+                               std::vector<std::int64_t> totals;
+                               for (const Memory& one : p.memory) totals.push_back(one.total());
+                               return totals;
+                             })
       .def_readonly("spread", &Plan::spread)
       .def_property_readonly("costs", [](const Plan& p) { return p.costs; })
       .def(

@@ -2,6 +2,7 @@
 #include <cstddef>
 
 #include "dmuon/engine/exchange.h"
+#include "dmuon/plan/inbox.h"
 
 namespace dmuon::engine {
 namespace {
@@ -19,19 +20,10 @@ std::int64_t num_elements(const std::vector<Segment>& segments) {
   return total;
 }
 
-// The largest pieces of a segment of which one from each peer fits into as much as the buffer.
-std::int64_t piece_size(std::int64_t segment, std::int64_t buffer, int group_size) {
-  const std::int64_t peers = group_size - 1;
-  if (segment * peers <= buffer) return segment;
-  const std::int64_t room = std::max<std::int64_t>(buffer / peers, 1);
-  const std::int64_t num_pieces = (segment + room - 1) / room;
-  return (segment + num_pieces - 1) / num_pieces;
-}
-
 std::vector<Segment> pieces_of(const Segment& segment, std::int64_t buffer, int group_size) {
   std::vector<Segment> pieces;
   if (segment.size() == 0) return pieces;
-  const std::int64_t step = piece_size(segment.size(), buffer, group_size);
+  const std::int64_t step = plan::piece_elements(segment.size(), buffer, group_size);
   for (std::int64_t begin = segment.begin; begin < segment.end; begin += step) {
     pieces.push_back({begin, std::min(begin + step, segment.end)});
   }
@@ -42,10 +34,8 @@ class PeerExchange final : public Exchange {
  public:
   std::int64_t inbox_elements(const Group& group,
                               const std::vector<Segment>& segments) const override {
-    if (group.size() == 1) return 0;
     const std::int64_t own = segments[static_cast<std::size_t>(group.rank())].size();
-    if (own == 0) return 0;
-    return (group.size() - 1) * piece_size(own, num_elements(segments), group.size());
+    return plan::inbox_elements(own, num_elements(segments), group.size());
   }
 
   void reduce(Group& group, const at::Tensor& packed, const std::vector<Segment>& segments,

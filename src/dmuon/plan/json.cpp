@@ -56,7 +56,7 @@ using balance::Certificate;
 
 // Raised when a change makes older text mean something else.
 constexpr int kCostsVersion = 1;
-constexpr int kPlanVersion = 2;
+constexpr int kPlanVersion = 3;
 constexpr int kMaxInt = std::numeric_limits<int>::max();
 constexpr std::int64_t kMaxWide = std::numeric_limits<std::int64_t>::max();
 
@@ -83,8 +83,14 @@ static void to_json(Json& json, const Options& options) {
           {"max_memory_bytes", options.max_memory_bytes},
           {"weight_bytes", options.weight_bytes},
           {"gradient_bytes", options.gradient_bytes},
+          {"ns_bytes", options.ns_bytes},
+          {"ns_steps", options.ns_steps},
+          {"on_cpu", options.on_cpu},
           {"node_copy", options.node_copy},
-          {"units_in_flight", options.units_in_flight}};
+          {"max_units_in_flight", options.max_units_in_flight},
+          {"reshard_after_forward", options.reshard_after_forward},
+          {"broadcast_before_reduce", options.broadcast_before_reduce},
+          {"asynchronous", options.asynchronous}};
 }
 
 static void to_json(Json& json, const Parameter& matrix) {
@@ -169,8 +175,14 @@ Options options_of(const JsonReader& reader) {
   options.max_memory_bytes = reader.at("max_memory_bytes").integer(0, kMaxWide);
   options.weight_bytes = reader.at("weight_bytes").small(1, 8);
   options.gradient_bytes = reader.at("gradient_bytes").small(1, 8);
+  options.ns_bytes = reader.at("ns_bytes").small(1, 8);
+  options.ns_steps = reader.at("ns_steps").small(0, kMaxInt);
+  options.on_cpu = reader.at("on_cpu").boolean();
   options.node_copy = reader.at("node_copy").boolean();
-  options.units_in_flight = reader.at("units_in_flight").small(1, kMaxInt);
+  options.max_units_in_flight = reader.at("max_units_in_flight").small(0, kMaxInt);
+  options.reshard_after_forward = reader.at("reshard_after_forward").boolean();
+  options.broadcast_before_reduce = reader.at("broadcast_before_reduce").boolean();
+  options.asynchronous = reader.at("asynchronous").boolean();
   validate(options);
   return options;
 }

@@ -2,35 +2,84 @@
 
 #include <algorithm>
 
+#include "dmuon/plan/inbox.h"
 #include "dmuon/plan/plan.h"
+#include "dmuon/plan/step_buffers.h"
+#include "dmuon/plan/workspace.h"
 
 namespace dmuon::plan {
 namespace {
 
-// fp32 update and result, two iterates of 16 bits; in Gram space as much for the square matrices.
-constexpr std::int64_t kWorkspaceBytes = 12;
+using Units = core::Vector<UnitIndex, std::vector<ParameterIndex>>;
 
-std::int64_t workspace(const Parameter& matrix, std::size_t num_batch) {
-  const std::int64_t side = std::min(matrix.rows, matrix.cols);
-  return static_cast<std::int64_t>(num_batch) * kWorkspaceBytes *
-         (matrix.num_elements() + side * side);
+core::Vector<UnitIndex, std::int64_t> elements_of(const Units& units, const Inventory& inventory) {
+  core::Vector<UnitIndex, std::int64_t> elements(units.size());
+  for (const UnitIndex unit : units.indices()) {
+    for (const ParameterIndex w : units[unit]) elements[unit] += inventory[w].num_elements();
+  }
+  return elements;
 }
 
-// Of all units in flight: weights, gradients and the inboxes that these pass through.
-std::int64_t buffers(const Inventory& inventory, Mesh mesh, const Options& options) {
-  if (mesh.num_slots() == 1) return 0;
-  std::int64_t largest = 0;
-  std::int64_t all = 0;
-  for (const std::vector<ParameterIndex>& unit : group_by_unit(inventory)) {
-    std::int64_t elements = 0;
-    for (const ParameterIndex w : unit) elements += inventory[w].num_elements();
-    largest = std::max(largest, elements);
-    all += elements;
+// Packed buffers of all units; and, on gloo, what a slot needs to take gradients in: the larger
+// part of the two stages of a route.
+class BufferSizes {
+ public:
+  BufferSizes(const Units& units, const Inventory& inventory, Mesh mesh,
+              const PerParameter<Owner>& owner, const Options& options)
+      : units_(units), inventory_(inventory), mesh_(mesh), owner_(owner), options_(options) {
+    elements_ = elements_of(units, inventory);
   }
-  // As many as the largest unit, but no more than there are.
-  const bool fewer = largest <= all / options.units_in_flight;
-  const std::int64_t in_flight = fewer ? largest * options.units_in_flight : all;
-  return in_flight * (options.weight_bytes + 2 * options.gradient_bytes) / mesh.tensor_parallel;
+
+  BufferBytes of(Slot slot) const {
+    BufferBytes bytes(units_.size());
+    for (const UnitIndex unit : units_.indices()) {
+      const auto of = [&](std::int64_t elements, int size) {
+        return elements * size / mesh_.tensor_parallel;
+      };
+      bytes[unit] = {of(elements_[unit], options_.weight_bytes),
+                     of(elements_[unit], options_.gradient_bytes),
+                     of(options_.on_cpu ? inbox(unit, slot) : 0, options_.gradient_bytes)};
+    }
+    return bytes;
+  }
+
+ private:
+  std::int64_t inbox(UnitIndex unit, Slot slot) const {
+    const Shard shard(slot.value() % mesh_.num_shards);
+    std::int64_t column = 0;
+    std::int64_t own = 0;
+    for (const ParameterIndex w : units_[unit]) {
+      if (mesh_.shard_of(owner_[w]) == shard) column += inventory_[w].num_elements();
+      if (mesh_.slot_of(owner_[w]) == slot) own += inventory_[w].num_elements();
+    }
+    return std::max(inbox_elements(column, elements_[unit], mesh_.num_shards),
+                    inbox_elements(own, column, mesh_.num_replicates));
+  }
+
+  const Units& units_;
+  const Inventory& inventory_;
+  Mesh mesh_;
+  const PerParameter<Owner>& owner_;
+  const Options& options_;
+  core::Vector<UnitIndex, std::int64_t> elements_;
+};
+
+// For each batch the first unit that waits for it.
+std::vector<UnitIndex> units_of(const std::vector<Batch>& batches, const Units& units,
+                                int num_parameters, const std::vector<BufferEvent>& events) {
+  PerParameter<UnitIndex> unit_of(num_parameters);
+  for (const UnitIndex unit : units.indices()) {
+    for (const ParameterIndex w : units[unit]) unit_of[w] = unit;
+  }
+  const auto order = update_order(events, units.size());
+  std::vector<UnitIndex> first;
+  for (const Batch& batch : batches) {
+    const ParameterIndex w = *std::min_element(
+        batch.parameters.begin(), batch.parameters.end(),
+        [&](ParameterIndex a, ParameterIndex b) { return order[unit_of[a]] < order[unit_of[b]]; });
+    first.push_back(unit_of[w]);
+  }
+  return first;
 }
 
 }  // namespace
@@ -44,19 +93,34 @@ core::PerOwner<Memory> memory(const Inventory& inventory, Mesh mesh,
     slot_elements[mesh.slot_of(owner[w])] += inventory[w].num_elements();
     column_elements[mesh.shard_of(owner[w])] += inventory[w].num_elements();
   }
-  const std::int64_t in_flight = buffers(inventory, mesh, options);
+  const Units units = group_by_unit(inventory);
+  const BufferSizes sizes(units, inventory, mesh, owner, options);
+  const std::vector<BufferEvent> events =
+      buffer_events(elements_of(units, inventory), mesh, options);
+  // Without inboxes alike on all ranks.
+  core::Vector<Slot, BufferPeaks> peaks;
+  for (const Slot slot : core::Indices<Slot>(options.on_cpu ? mesh.num_slots() : 1))
+    peaks.push_back(buffer_peaks(events, sizes.of(slot), /*keeps=*/options.on_cpu));
+  const auto peaks_of = [&](Owner rank) -> const BufferPeaks& {
+    return peaks[options.on_cpu ? mesh.slot_of(rank) : Slot(0)];
+  };
+
   const std::int64_t copied =
       options.node_copy && mesh.num_replicates > 1 ? options.weight_bytes : 0;
   core::PerOwner<Memory> all(mesh.num_owners());
   for (const Owner rank : mesh.owners()) {
     all[rank].state = kStateBytes * slot_elements[mesh.slot_of(rank)] / mesh.tensor_parallel;
     all[rank].node_copy = copied * column_elements[mesh.shard_of(rank)] / mesh.tensor_parallel;
-    all[rank].buffers = in_flight;
+    all[rank].buffers = peaks_of(rank).most;
   }
-  for (const Batch& batch : batches) {
-    std::int64_t& largest = all[batch.owner].workspace;
-    largest =
-        std::max(largest, workspace(inventory[batch.parameters.front()], batch.parameters.size()));
+  const std::vector<UnitIndex> units_of_batches =
+      units_of(batches, units, inventory.size(), events);
+  for (std::size_t b = 0; b < batches.size(); ++b) {
+    const Batch& batch = batches[b];
+    const Shape shape = inventory[batch.parameters.front()].shape();
+    std::int64_t& most = all[batch.owner].update;
+    most = std::max(most, peaks_of(batch.owner).at_update[units_of_batches[b]] +
+                              workspace_bytes(shape, batch.parameters.size(), options));
   }
   return all;
 }

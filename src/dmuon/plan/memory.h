@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -15,13 +16,14 @@ struct Batch;
 inline constexpr std::int64_t kStateBytes = 12;
 
 /// Bytes that a rank holds at the peak of a step, counted as docs/architecture.md, "Memory", says.
+/// State and node copies are there all the time, the rest is not at its most at the same moment.
 struct Memory {
   std::int64_t state = 0;      ///< of what it owns; spread over the slot with tensor parallelism
   std::int64_t node_copy = 0;  ///< its column's matrices in the compute dtype
-  std::int64_t buffers = 0;    ///< packed weights, gradients and inboxes of units in flight
-  std::int64_t workspace = 0;  ///< of its largest batch in Newton-Schulz, an estimate
+  std::int64_t buffers = 0;    ///< most of packed weights, gradients and inboxes
+  std::int64_t update = 0;  ///< most of a batch's update: Newton-Schulz, and the buffers beside it
 
-  std::int64_t total() const { return state + node_copy + buffers + workspace; }
+  std::int64_t total() const { return state + node_copy + std::max(buffers, update); }
   bool operator==(const Memory&) const = default;
 };
 

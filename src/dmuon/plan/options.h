@@ -6,29 +6,27 @@
 
 namespace dmuon::plan {
 
-/// What a plan should heed besides time.
-struct Options {
-  Options() : Options(schedule::StepOptions{}) {}
-  /// For steps that run like this.
-  explicit Options(const schedule::StepOptions& step)
-      : lookahead(step.lookahead),
-        node_copy(step.node_copy),
-        units_in_flight(step.units_in_flight()) {}
+/// What a plan should heed besides time: the step that will run by it, and what follows.
+struct Options : schedule::StepOptions {
+  Options() = default;
+  explicit Options(const schedule::StepOptions& step) : StepOptions(step) {}
 
-  /// Units in execution order that travel at the same time: their matrices should sit on different
-  /// columns.
-  int lookahead;
-  /// Share of the makespan that may be given up so that they do; 0 keeps the best balance.
+  /// Share of the makespan that may be given up so that units in execution order that travel at the
+  /// same time, `lookahead` of them, sit on different columns; 0 keeps the best balance.
   double layout_slack = 0.03;
   /// Bytes that no owner may exceed, as `memory` counts them; 0: no limit.
   std::int64_t max_memory_bytes = 0;
   int weight_bytes = 2;    ///< of an element in the compute dtype
   int gradient_bytes = 4;  ///< of an element of gradients on the wire
-  bool node_copy;          ///< with several nodes, columns keep what came from other nodes
-  int units_in_flight;     ///< the most units with packed weights or gradients in memory
+  int ns_bytes = 2;        ///< of an element in Newton-Schulz
+  int ns_steps = 5;        ///< of Newton-Schulz
+  bool on_cpu = false;     ///< ranks are CPUs, which gloo connects
 
   bool operator==(const Options&) const = default;
 };
+
+/// The most units ahead, and in flight; keeps their sums inside an int.
+inline constexpr int kMostUnits = 1 << 20;
 
 /// @throws InvalidArgument, naming the first bad one.
 void validate(const Options& options);

@@ -18,6 +18,7 @@ namespace {
 using Decide = std::function<Decision(const Problem&)>;
 
 constexpr std::int64_t kRooms = 8;  // for state, see decide_within
+constexpr int kMostNsSteps = 1000;
 
 // The matrices of every owner by shape, ascending, cut into the cheapest batches, so that a batch
 // is consecutive in execution order among its owner's matrices of that shape.
@@ -124,7 +125,11 @@ balance::Assignment assignment_of(const Problem& problem,
 }  // namespace
 
 void validate(const Options& options) {
-  core::require(options.lookahead >= 0, "plan: lookahead must be >= 0; got ", options.lookahead);
+  core::require(options.lookahead >= 0 && options.lookahead <= kMostUnits,
+                "plan: lookahead must be in [0, ", kMostUnits, "]; got ", options.lookahead);
+  const int most = options.max_units_in_flight;
+  core::require(most == 0 || (most >= 2 && most <= kMostUnits),
+                "plan: max_units_in_flight must be 0 or in [2, ", kMostUnits, "]; got ", most);
   core::require(
       std::isfinite(options.layout_slack) && options.layout_slack >= 0 && options.layout_slack <= 1,
       "plan: layout_slack must be in [0, 1]; got ", options.layout_slack);
@@ -134,8 +139,10 @@ void validate(const Options& options) {
                     options.gradient_bytes >= 1 && options.gradient_bytes <= 8,
                 "plan: weight_bytes and gradient_bytes must be in [1, 8]; got ",
                 options.weight_bytes, " and ", options.gradient_bytes);
-  core::require(options.units_in_flight >= 1, "plan: units_in_flight must be >= 1; got ",
-                options.units_in_flight);
+  core::require(options.ns_bytes >= 1 && options.ns_bytes <= 8 && options.ns_steps >= 0 &&
+                    options.ns_steps <= kMostNsSteps,
+                "plan: ns_bytes must be in [1, 8] and ns_steps in [0, ", kMostNsSteps, "]; got ",
+                options.ns_bytes, " and ", options.ns_steps);
 }
 
 Nanoseconds Plan::makespan_ns() const {

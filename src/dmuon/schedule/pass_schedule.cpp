@@ -163,12 +163,14 @@ Window window_of(const Layout& layout, const StepOptions& options) {
   const std::int64_t gradients = layout.largest_gradients();
   // A route in flight holds gradients and an inbox no larger.
   const std::int64_t buffers = 1 + (through_buffers ? window.inter : window.intra);
-  const std::int64_t granted = options.units_in_flight() * (weights + gradients);
+  const std::int64_t granted = options.units_in_flight();
+  // Whether weights * buffers + gradients * both <= granted * (weights + gradients): differences
+  // stay in range whatever is granted.
+  const auto fits = [&](std::int64_t both) {
+    return both <= granted || (both - granted) * gradients <= (granted - buffers) * weights;
+  };
   const int most_routes = std::min(options.lookahead, kMostRoutesInFlight);
-  while (window.routes < most_routes &&
-         buffers * weights + (3 + 2 * window.routes) * gradients <= granted) {
-    ++window.routes;
-  }
+  while (window.routes < most_routes && fits(3 + 2 * window.routes)) ++window.routes;
   return window;
 }
 

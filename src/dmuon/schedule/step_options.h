@@ -19,6 +19,7 @@ struct StepOptions {
   int units_in_flight() const {
     return max_units_in_flight > 0 ? max_units_in_flight : lookahead + 2;
   }
+  bool operator==(const StepOptions&) const = default;
 };
 
 /// @throws InvalidArgument naming the option, what is expected and what came.

@@ -1,0 +1,176 @@
+#include "dmuon/plan/step_buffers.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "dmuon/core/idle_blocks.h"
+#include "dmuon/schedule/resolver.h"
+
+namespace dmuon::plan {
+namespace {
+
+using schedule::Kind;
+using schedule::Operation;
+
+// The first one traces, the second one finds what the first has left.
+constexpr int kSteps = 3;
+
+// What engine::Executor does to buffers at each operation.
+class Recorder final : public schedule::Performer {
+ public:
+  explicit Recorder(bool copies_nodes) : copies_nodes_(copies_nodes) {}
+
+  void take(core::UnitIndex unit, Buffer buffer) {
+    events_.push_back({BufferEvent::Kind::kTake, unit, buffer});
+  }
+
+  void perform(const Operation& operation) override {
+    const core::UnitIndex unit = operation.unit;
+    switch (operation.kind) {
+      case Kind::kUpdate:  // each unit is given as a batch
+        events_.push_back(
+            {BufferEvent::Kind::kUpdate, core::UnitIndex(operation.batch.value()), {}});
+        return;
+      case Kind::kPublishInter:
+        if (!copies_nodes_) take(unit, Buffer::kWeights);
+        return;
+      case Kind::kPublishIntra:
+        return take(unit, Buffer::kWeights);
+      case Kind::kReshard:
+        return give(unit, Buffer::kWeights);
+      case Kind::kRouteIntra:
+        return take(unit, Buffer::kInbox);
+      case Kind::kFinishRoute:
+        give(unit, Buffer::kGradients);
+        return give(unit, Buffer::kInbox);
+      case Kind::kAwaitWeights:
+      case Kind::kForward:
+      case Kind::kBackward:
+      case Kind::kRouteInter:
+        return;
+    }
+  }
+
+  void compare(const std::optional<schedule::Trigger>&) override {}
+  void leave_to_host(const std::optional<schedule::Trigger>&) override {}
+
+  std::vector<BufferEvent> events() && { return std::move(events_); }
+
+ private:
+  void give(core::UnitIndex unit, Buffer buffer) {
+    events_.push_back({BufferEvent::Kind::kGive, unit, buffer});
+  }
+
+  bool copies_nodes_;
+  std::vector<BufferEvent> events_;
+};
+
+schedule::Layout layout_of(const core::Vector<core::UnitIndex, std::int64_t>& num_elements,
+                           Mesh mesh, const Options& options) {
+  schedule::Layout layout{mesh.num_replicates, mesh.num_shards, {}};
+  for (const std::int64_t elements : num_elements) {
+    schedule::UnitLayout unit;
+    unit.owner_elements.push_back(elements);  // whose they are moves no buffer
+    unit.weight_size = options.weight_bytes;
+    unit.gradient_size = options.gradient_bytes;
+    layout.units.push_back(std::move(unit));
+  }
+  return layout;
+}
+
+// Blocks of memory as engine::BufferPool counts them.
+class Pool {
+ public:
+  explicit Pool(bool keeps) : keeps_(keeps) {}
+
+  /// @return  the bytes of the block.
+  std::int64_t take(std::int64_t num_bytes) {
+    if (const auto idle = idle_.take(num_bytes)) return idle->first;
+    bytes_ += num_bytes - idle_.clear();
+    return num_bytes;
+  }
+
+  void give(std::int64_t block_bytes) {
+    if (keeps_) return idle_.give(block_bytes, {});
+    bytes_ -= block_bytes;
+  }
+
+  std::int64_t bytes() const { return bytes_; }
+
+ private:
+  struct Nothing {};
+  bool keeps_;
+  core::IdleBlocks<Nothing> idle_;
+  std::int64_t bytes_ = 0;
+};
+
+}  // namespace
+
+std::vector<BufferEvent> buffer_events(
+    const core::Vector<core::UnitIndex, std::int64_t>& num_elements, Mesh mesh,
+    const Options& options) {
+  Recorder recorder(options.node_copy && mesh.num_replicates > 1);
+  schedule::Batches batches;
+  for (const core::UnitIndex unit : num_elements.indices()) batches.push_back({unit});
+  schedule::Resolver resolver(layout_of(num_elements, mesh, options), options, std::move(batches),
+                              &recorder);
+  for (int step = 0; step < kSteps; ++step) {
+    resolver.begin_forward(/*training=*/true, /*whole=*/true);
+    for (const core::UnitIndex unit : num_elements.indices()) {
+      resolver.before_use(unit);
+      resolver.after_forward(unit);
+    }
+    resolver.end_forward();
+    resolver.begin_backward();
+    for (int i = num_elements.size(); i-- > 0;) {
+      const core::UnitIndex unit(i);
+      resolver.before_backward(unit);
+      resolver.before_gradient(unit);
+      recorder.take(unit, Buffer::kGradients);
+      resolver.after_backward(unit);
+    }
+    resolver.end_backward();
+    resolver.settle_step();
+    resolver.step();
+  }
+  return std::move(recorder).events();
+}
+
+BufferPeaks buffer_peaks(const std::vector<BufferEvent>& events, const BufferBytes& bytes,
+                         bool keeps) {
+  BufferPeaks peaks;
+  peaks.at_update.resize(bytes.size());
+  Pool pool(keeps);
+  BufferBytes held(bytes.size());  // of the blocks
+  for (const BufferEvent& event : events) {
+    if (event.kind == BufferEvent::Kind::kUpdate) {
+      std::int64_t& most = peaks.at_update[event.unit];
+      most = std::max(most, pool.bytes());
+      continue;
+    }
+    const auto which = static_cast<std::size_t>(event.buffer);
+    std::int64_t& block = held[event.unit][which];
+    const std::int64_t wanted = bytes[event.unit][which];
+    if (event.kind == BufferEvent::Kind::kTake && block == 0 && wanted > 0) {
+      block = pool.take(wanted);
+      peaks.most = std::max(peaks.most, pool.bytes());
+    } else if (event.kind == BufferEvent::Kind::kGive && block > 0) {
+      pool.give(std::exchange(block, 0));
+    }
+  }
+  return peaks;
+}
+
+core::Vector<core::UnitIndex, int> update_order(const std::vector<BufferEvent>& events,
+                                                int num_units) {
+  core::Vector<core::UnitIndex, int> order(num_units, num_units);
+  int next = 0;
+  for (const BufferEvent& event : events) {
+    if (event.kind != BufferEvent::Kind::kUpdate || next == num_units) continue;
+    order[event.unit] = next++;
+  }
+  return order;
+}
+
+}  // namespace dmuon::plan

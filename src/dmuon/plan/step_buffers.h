@@ -1,0 +1,48 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "dmuon/core/index.h"
+#include "dmuon/plan/mesh.h"
+#include "dmuon/plan/options.h"
+
+namespace dmuon::plan {
+
+/// A packed buffer of a unit.
+enum class Buffer : int { kWeights, kGradients, kInbox };
+inline constexpr int kNumBuffers = 3;
+
+/// What happens to packed buffers, in order: one is taken, one is given back; or the batches are
+/// updated that a unit's weights wait for.
+struct BufferEvent {
+  enum class Kind { kTake, kGive, kUpdate } kind{};
+  core::UnitIndex unit;
+  Buffer buffer{};  ///< not of kUpdate
+};
+
+/// The first steps of a training in which each unit is used once a pass, in order: what
+/// schedule::Resolver decides, which decides for the engine too. Alike on all ranks.
+/// @param num_elements  of each unit's packed buffer, at least 1.
+std::vector<BufferEvent> buffer_events(
+    const core::Vector<core::UnitIndex, std::int64_t>& num_elements, Mesh mesh,
+    const Options& options);
+
+/// Bytes of packed buffers over these events.
+struct BufferPeaks {
+  std::int64_t most = 0;
+  core::Vector<core::UnitIndex, std::int64_t> at_update;  ///< by unit that waits for it
+};
+
+/// @param bytes  [units] of its buffers; one of 0 bytes is never taken.
+/// @param keeps  what is given back waits for the next buffer, as in engine::BufferPool on CPUs.
+using BufferBytes = core::Vector<core::UnitIndex, std::array<std::int64_t, kNumBuffers>>;
+BufferPeaks buffer_peaks(const std::vector<BufferEvent>& events, const BufferBytes& bytes,
+                         bool keeps);
+
+/// For each unit, its place in the order in which units' updates come.
+core::Vector<core::UnitIndex, int> update_order(const std::vector<BufferEvent>& events,
+                                                int num_units);
+
+}  // namespace dmuon::plan

@@ -1,0 +1,14 @@
+#pragma once
+
+#include <cstdint>
+
+#include "dmuon/plan/inventory.h"
+#include "dmuon/plan/options.h"
+
+namespace dmuon::plan {
+
+/// Bytes that optim::muon_update takes at once beside state, of a batch of this shape: as
+/// newton_schulz::aten_backend() does it, on any accelerator. On CPUs an estimate.
+std::int64_t workspace_bytes(const Shape& shape, std::size_t num_batch, const Options& options);
+
+}  // namespace dmuon::plan

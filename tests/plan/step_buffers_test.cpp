@@ -1,0 +1,89 @@
+#include "dmuon/plan/step_buffers.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+#include <vector>
+
+namespace dmuon::plan {
+namespace {
+
+using Kind = BufferEvent::Kind;
+constexpr core::UnitIndex kFirst(0);
+constexpr core::UnitIndex kSecond(1);
+
+BufferPeaks peaks(const std::vector<BufferEvent>& events, const BufferBytes& bytes,
+                  bool keeps = false) {
+  return buffer_peaks(events, bytes, keeps);
+}
+
+TEST(BufferPeaks, CountWhatIsTakenUntilItIsGivenBack) {
+  const BufferBytes bytes{{10, 20, 40}, {100, 200, 0}};
+  const std::vector<BufferEvent> events = {{Kind::kTake, kFirst, Buffer::kWeights},
+                                           {Kind::kTake, kFirst, Buffer::kWeights},
+                                           {Kind::kUpdate, kSecond},
+                                           {Kind::kTake, kFirst, Buffer::kInbox},
+                                           {Kind::kGive, kFirst, Buffer::kWeights},
+                                           {Kind::kGive, kFirst, Buffer::kWeights},
+                                           {Kind::kTake, kSecond, Buffer::kInbox},
+                                           {Kind::kGive, kSecond, Buffer::kInbox},
+                                           {Kind::kTake, kSecond, Buffer::kGradients},
+                                           {Kind::kGive, kFirst, Buffer::kInbox},
+                                           {Kind::kGive, kSecond, Buffer::kGradients},
+                                           {Kind::kUpdate, kFirst}};
+  const BufferPeaks found = peaks(events, bytes);
+  EXPECT_EQ(found.most, 240);
+  EXPECT_EQ(found.at_update[kFirst], 0);
+  EXPECT_EQ(found.at_update[kSecond], 10);
+}
+
+TEST(BufferPeaks, CountIdleBlocksWhereTheyAreKept) {
+  const BufferBytes bytes{{10, 16, 21}};
+  const std::vector<BufferEvent> reused = {{Kind::kTake, kFirst, Buffer::kGradients},
+                                           {Kind::kGive, kFirst, Buffer::kGradients},
+                                           {Kind::kTake, kFirst, Buffer::kWeights},
+                                           {Kind::kUpdate, kFirst}};
+  EXPECT_EQ(peaks(reused, bytes, true).at_update[kFirst], 16);
+  EXPECT_EQ(peaks(reused, bytes).at_update[kFirst], 10);
+  const std::vector<BufferEvent> too_small = {{Kind::kTake, kFirst, Buffer::kGradients},
+                                              {Kind::kGive, kFirst, Buffer::kGradients},
+                                              {Kind::kTake, kFirst, Buffer::kInbox},
+                                              {Kind::kUpdate, kFirst}};
+  EXPECT_EQ(peaks(too_small, bytes, true).at_update[kFirst], 21);
+}
+
+// Whatever the options.
+TEST(BufferEvents, EndWithWhatWasSentAheadAlone) {
+  for (const bool node_copy : {true, false}) {
+    for (int lookahead = 0; lookahead < 4; ++lookahead) {
+      Options options;
+      options.lookahead = lookahead;
+      options.node_copy = node_copy;
+      std::map<std::pair<int, Buffer>, bool> held;
+      int num_updates = 0;
+      for (const BufferEvent& event : buffer_events({5, 5, 5, 5}, {2, 2}, options)) {
+        if (event.kind == Kind::kUpdate)
+          ++num_updates;
+        else
+          held[{event.unit.value(), event.buffer}] = event.kind == Kind::kTake;
+      }
+      EXPECT_EQ(num_updates % 4, 0);
+      EXPECT_GE(num_updates, 8);
+      const auto ahead = node_copy ? std::min(lookahead, 1) : lookahead;
+      for (const auto& [which, is_held] : held) {
+        const bool sent = which.second == Buffer::kWeights && which.first < ahead;
+        EXPECT_EQ(is_held, sent) << which.first << ", lookahead " << lookahead;
+      }
+    }
+  }
+}
+
+TEST(UpdateOrder, IsThatOfFirstUse) {
+  EXPECT_EQ(update_order(buffer_events({5, 5, 5}, {2, 2}, {}), 3).values(),
+            (std::vector<int>{0, 1, 2}));
+}
+
+}  // namespace
+}  // namespace dmuon::plan
