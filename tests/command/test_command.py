@@ -163,6 +163,13 @@ def test_other_sizes_are_refused(complains, small, text):
     complains("--max-memory: expected bytes such as 80GB", "plan", *small, f"--max-memory={text}")
 
 
+def test_memory_is_that_of_the_device(succeeds):
+    arguments = ("plan", "--model", "pi0", "--mesh", "2x2", "--strategy", "rank0", "--json", "--device")
+    gpu, cpu = (json.loads(succeeds(*arguments, device)) for device in ("h100-sxm5-80gb", "cpu"))
+    assert (gpu["options"]["on_cpu"], cpu["options"]["on_cpu"]) == (False, True)
+    assert cpu["memory_bytes"][0] > gpu["memory_bytes"][0]  # an inbox
+
+
 def test_options_reach_the_plan(succeeds, small):
     options = ("--lookahead", "0", "--layout-slack", "0.25", "--no-node-copy")
     found = json.loads(succeeds("plan", *small, "--json", *options))["options"]
