@@ -1,6 +1,7 @@
 """What ranks hold and send while they train, and the layout from which tests compute what they should.
 
-c(u, j) elements of unit u lie in column j of an R x G mesh, and p(u, s) at the owner of slot s.
+c(u, j) elements of unit u lie in column j of an R x G mesh, and p(u, s) at the owner of slot s: each matrix fills
+aligned elements of a packed buffer, and so of what travels.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ DTYPES = {
 # Bytes of an element of weights and of gradients on the wire.
 BYTES = {"float32": (4, 4), "bfloat16": (2, 2), "bfloat16, reduced in float32": (2, 4)}
 FP32 = 4
+ALIGNED = 128
 
 
 class Sizes:
-    """Elements of each unit by column and by owner, from the layout that a rank reported."""
+    """Elements of each unit's buffers by column and by owner, from the layout that a rank reported."""
 
     def __init__(self, facts, mesh):
         self.num_replicates, self.num_shards = mesh if len(mesh) == 2 else (1, mesh[0])
@@ -38,7 +40,7 @@ class Sizes:
         self._matrices = list(zip(facts["elements"], facts["owner"], facts["unit"], strict=True))
 
     def part(self, unit, slot):
-        return sum(n for n, owner, u in self._matrices if (owner, u) == (slot, unit))
+        return sum(-(-n // ALIGNED) * ALIGNED for n, owner, u in self._matrices if (owner, u) == (slot, unit))
 
     def column(self, unit, column):
         return sum(self.part(unit, slot) for slot in range(column, self.num_slots, self.num_shards))
@@ -47,7 +49,7 @@ class Sizes:
         return sum(self.column(unit, column) for column in range(self.num_shards))
 
     def owned(self, slot):
-        return sum(self.part(unit, slot) for unit in range(self.num_units))
+        return sum(n for n, owner, _ in self._matrices if owner == slot)
 
     def held_column(self, slot):
         return sum(self.column(unit, slot % self.num_shards) for unit in range(self.num_units))

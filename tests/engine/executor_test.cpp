@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "dmuon/plan/packed_size.h"
 #include "tests/engine/mesh_engine.h"
 
 namespace dmuon::engine {
@@ -126,8 +127,8 @@ TEST_P(ExecutorOnMesh, UpdatesTheBatchThatIsNamed) {
   });
 }
 
-// Every parameter's elements count for its owner, and every batch of this rank for the units that
-// it touches.
+// What every parameter fills of a buffer counts for its owner, and every batch of this rank for the
+// units that it touches.
 TEST_P(ExecutorOnMesh, DescribesUnitsAndBatchesToASchedule) {
   run([this](Executor& executor) {
     const schedule::Layout layout = executor.layout();
@@ -138,7 +139,7 @@ TEST_P(ExecutorOnMesh, DescribesUnitsAndBatchesToASchedule) {
       core::Vector<core::Slot, std::int64_t> expected(GetParam().num_slots());
       for (const ParameterIndex parameter : parameters_of(executor.parameters(), unit)) {
         const Parameter& of = executor.parameters()[parameter];
-        expected[of.owner] += of.num_elements();
+        expected[of.owner] += plan::packed_elements(of.num_elements());
       }
       EXPECT_EQ(layout.units[unit].owner_elements, expected);
       EXPECT_EQ(layout.units[unit].name, "unit " + std::to_string(unit.value()));

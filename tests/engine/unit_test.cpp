@@ -37,7 +37,7 @@ struct Bound {
   }
 
   at::Tensor gradient(int place) {
-    const Segment part = unit.packing().segment(PackedIndex(place));
+    const Segment part = unit.packing().segments[PackedIndex(place)];
     return unit.gradients()
         .slice(part.begin, part.end)
         .view(kParameters[ParameterIndex(place)].view.sizes())

@@ -9,8 +9,13 @@
 namespace dmuon::plan {
 namespace {
 
-// Elements 16, 16, 32 and 4; of units 32, 32 and 4.
-const Inventory kInventory = {{"a", 4, 4, 0}, {"b", 4, 4, 0}, {"c", 8, 4, 1}, {"d", 2, 2, 2}};
+// Elements 256, 256, 512 and 128; of units 512, 512 and 128.
+const Inventory kInventory = {
+    {"a", 16, 16, 0}, {"b", 16, 16, 0}, {"c", 32, 16, 1}, {"d", 16, 8, 2}};
+
+// Bytes of a unit of 512 elements.
+constexpr std::int64_t kWeights = 2 * 512;
+constexpr std::int64_t kGradients = 4 * 512;
 
 // Of state, node copy, buffers, update.
 Memory bytes(std::int64_t state, std::int64_t node_copy, std::int64_t buffers,
@@ -24,11 +29,11 @@ Options ahead(int lookahead) {
   return options;
 }
 
-// In 16 bits: the iterate and its spare, and two squares of 4 x 4 or 2 x 2; in the Gram form, for
-// 8 x 4, four.
-constexpr std::int64_t kOf4x4 = 2 * (2 * 16 + 2 * 16);
-constexpr std::int64_t kOf8x4 = 2 * (2 * 32 + 4 * 16);
-constexpr std::int64_t kOf2x2 = 2 * (2 * 4 + 2 * 4);
+// Updates in 16 bits: the iterate and its spare, and two squares; in the Gram form, of those that
+// are not square, four.
+constexpr std::int64_t kOfA = 2 * (2 * 256 + 2 * 256);
+constexpr std::int64_t kOfC = 2 * (2 * 512 + 4 * 256);
+constexpr std::int64_t kOfD = 2 * (2 * 128 + 4 * 64);
 
 // On 2 x 2.
 const PerParameter<Owner> kOwner = oracle::owners({0, 3, 2, 0});
@@ -36,13 +41,15 @@ const std::vector<Batch> kBatches = {oracle::batch(0, {0}), oracle::batch(0, {3}
                                      oracle::batch(2, {2}), oracle::batch(3, {1})};
 
 TEST(Memory, OnTwoByTwoIsWhatItIsByHand) {
-  // State 12 an element; the columns' 52 and 16 elements at 2 bytes. In unit 0's backward its
-  // weights (64 bytes) and gradients (128), and the other two's gradients, on their way. The
-  // updates of unit 0 come first, those of the others beside its weights.
-  EXPECT_EQ(
-      memory(kInventory, {2, 2}, kOwner, kBatches, ahead(2)),
-      (core::PerOwner<Memory>{bytes(240, 104, 64 + 128 + 128 + 16, kOf4x4), bytes(0, 32, 336, 0),
-                              bytes(384, 104, 336, 64 + kOf8x4), bytes(192, 32, 336, kOf4x4)}));
+  // State 12 an element; the columns' 896 and 256 elements at 2 bytes. In unit 0's backward its
+  // weights and gradients, and the other two's gradients, on their way. The updates of unit 0 come
+  // first, those of the others beside its weights.
+  const std::int64_t buffers = kWeights + 2 * kGradients + 4 * 128;
+  EXPECT_EQ(memory(kInventory, {2, 2}, kOwner, kBatches, ahead(2)),
+            (core::PerOwner<Memory>{bytes(12 * 384, 2 * 896, buffers, kOfA),
+                                    bytes(0, 2 * 256, buffers, 0),
+                                    bytes(12 * 512, 2 * 896, buffers, kWeights + kOfC),
+                                    bytes(12 * 256, 2 * 256, buffers, kOfA)}));
 }
 
 TEST(Memory, OfStateAndCopiesIsThereAllTheTimeAndTheRestInTurn) {
@@ -52,12 +59,14 @@ TEST(Memory, OfStateAndCopiesIsThereAllTheTimeAndTheRestInTurn) {
 
 TEST(Memory, WithoutLookaheadIsThatOfOneUnit) {
   const Memory first = memory(kInventory, {2, 2}, kOwner, kBatches, ahead(0))[Owner(0)];
-  EXPECT_EQ(first, bytes(240, 104, 64 + 128, kOf4x4));
+  EXPECT_EQ(first, bytes(12 * 384, 2 * 896, kWeights + kGradients, kOfA));
 }
 
 TEST(Memory, GrowsWithWhatIsInFlight) {
   // Weights and gradients of a unit, then gradients of one more, then of two more.
-  const std::int64_t expected[] = {64 + 128, 192 + 128, 320 + 16, 336};
+  const std::int64_t one = kWeights + kGradients;
+  const std::int64_t most = one + kGradients + 4 * 128;
+  const std::int64_t expected[] = {one, one + kGradients, most, most};
   for (int lookahead = 0; lookahead < 4; ++lookahead) {
     const auto all = memory(kInventory, {2, 2}, kOwner, kBatches, ahead(lookahead));
     EXPECT_EQ(all[Owner(1)].buffers, expected[lookahead]) << lookahead;
@@ -65,14 +74,15 @@ TEST(Memory, GrowsWithWhatIsInFlight) {
   Options options = ahead(3);
   options.max_units_in_flight = 2;
   // No gradients of another unit, but the weights of the next one.
-  EXPECT_EQ(memory(kInventory, {2, 2}, kOwner, kBatches, options)[Owner(1)].buffers, 192 + 64);
+  EXPECT_EQ(memory(kInventory, {2, 2}, kOwner, kBatches, options)[Owner(1)].buffers,
+            one + kWeights);
 }
 
 TEST(Memory, IsMoreWhereWeightsStayUntilTheBackward) {
   Options options = ahead(0);
   options.reshard_after_forward = false;
   EXPECT_EQ(memory(kInventory, {2, 2}, kOwner, kBatches, options)[Owner(1)].buffers,
-            2 * (32 + 32) + 128);
+            2 * kWeights + kGradients);
 }
 
 TEST(Memory, WithoutNodeCopiesHasStageOneInItsBuffers) {
@@ -80,21 +90,30 @@ TEST(Memory, WithoutNodeCopiesHasStageOneInItsBuffers) {
   options.node_copy = false;
   options.weight_bytes = 4;
   options.gradient_bytes = 2;
-  // Units 0 and 1 have left in part when 2 x 2 is updated.
+  // Units 0 and 1 have left in part when d is updated.
   EXPECT_EQ(memory(kInventory, {2, 2}, kOwner, kBatches, options)[Owner(0)].update,
-            128 + 128 + kOf2x2);
+            2 * (4 * 512) + kOfD);
 }
 
 TEST(Memory, OnGlooHasInboxesAndKeepsWhatWasFreed) {
-  const Inventory inventory = {{"a", 4, 4, 0}};
+  const Inventory inventory = {{"a", 16, 16, 0}};
   const std::vector<Batch> batches = {oracle::batch(0, {0})};
   Options options = ahead(0);
   const auto of = [&] { return memory(inventory, {1, 2}, oracle::owners({0}), batches, options); };
-  EXPECT_EQ(of(),
-            (core::PerOwner<Memory>{bytes(12 * 16, 0, 32 + 64, kOf4x4), bytes(0, 0, 32 + 64, 0)}));
+  EXPECT_EQ(of(), (core::PerOwner<Memory>{bytes(12 * 256, 0, 512 + 1024, kOfA),
+                                          bytes(0, 0, 512 + 1024, 0)}));
   options.on_cpu = true;
-  EXPECT_EQ(of(), (core::PerOwner<Memory>{bytes(12 * 16, 0, 64 + 64, 64 + 64 + kOf4x4),
-                                          bytes(0, 0, 32 + 64, 0)}));
+  EXPECT_EQ(of(), (core::PerOwner<Memory>{bytes(12 * 256, 0, 1024 + 1024, 2048 + kOfA),
+                                          bytes(0, 0, 512 + 1024, 0)}));
+}
+
+// 15 elements fill as much as 128, and are owned as 15.
+TEST(Memory, OfBuffersAndCopiesIsOfAlignedMatrices) {
+  const Inventory inventory = {{"a", 3, 5, 0}, {"b", 16, 8, 0}};
+  const std::vector<Batch> batches = {oracle::batch(0, {0}), oracle::batch(1, {1})};
+  const Memory first =
+      memory(inventory, {2, 1}, oracle::owners({0, 1}), batches, ahead(0))[Owner(0)];
+  EXPECT_EQ(first, bytes(12 * 15, 2 * 256, 6 * 256, first.update));
 }
 
 TEST(Memory, OfOneSlotHasBuffersAndNoCopies) {
@@ -102,27 +121,29 @@ TEST(Memory, OfOneSlotHasBuffersAndNoCopies) {
                                       oracle::batch(1, {3})};
   EXPECT_EQ(
       memory(kInventory, {1, 1, 2}, oracle::owners({0, 0, 1, 1}), batches, ahead(0)),
-      (core::PerOwner<Memory>{bytes(12 * 34, 0, 96, 2 * kOf4x4), bytes(12 * 34, 0, 96, kOf8x4)}));
+      (core::PerOwner<Memory>{bytes(6 * 1152, 0, 1536, 2 * kOfA), bytes(6 * 1152, 0, 1536, kOfC)}));
 }
 
 TEST(Memory, IsSpreadOverTheRanksOfASlotButForTheWorkspace) {
-  // Slots of two ranks: the first owns 16 + 32, the second 16 + 4 elements, in one column.
+  // Slots of two ranks: the first owns 256 + 512, the second 256 + 128 elements, in one column.
   const PerParameter<Owner> owner = oracle::owners({0, 2, 1, 3});
   const std::vector<Batch> batches = {oracle::batch(0, {0}), oracle::batch(1, {2}),
                                       oracle::batch(2, {1}), oracle::batch(3, {3})};
-  EXPECT_EQ(memory(kInventory, {2, 1, 2}, owner, batches, ahead(0)),
-            (core::PerOwner<Memory>{bytes(6 * 48, 68, 96, kOf4x4), bytes(6 * 48, 68, 96, kOf8x4),
-                                    bytes(6 * 20, 68, 96, kOf4x4), bytes(6 * 20, 68, 96, kOf2x2)}));
+  EXPECT_EQ(
+      memory(kInventory, {2, 1, 2}, owner, batches, ahead(0)),
+      (core::PerOwner<Memory>{bytes(6 * 768, 1152, 1536, kOfA), bytes(6 * 768, 1152, 1536, kOfC),
+                              bytes(6 * 384, 1152, 1536, kOfA), bytes(6 * 384, 1152, 1536, kOfD)}));
 }
 
 // A batch that several units wait for is updated for the first of them.
 TEST(Memory, OfABatchIsThatOfItsFirstUnit) {
   const std::vector<Batch> batches = {oracle::batch(0, {0, 1}), oracle::batch(0, {2}),
                                       oracle::batch(0, {3})};
-  const Inventory inventory = {{"a", 4, 4, 0}, {"b", 4, 4, 1}, {"c", 8, 4, 0}, {"d", 2, 2, 2}};
+  const Inventory inventory = {
+      {"a", 16, 16, 0}, {"b", 16, 16, 1}, {"c", 32, 16, 0}, {"d", 16, 8, 2}};
   EXPECT_EQ(
       memory(inventory, {1, 2}, oracle::owners({0, 0, 0, 0}), batches, ahead(1))[Owner(0)].update,
-      2 * kOf4x4);
+      2 * kOfA);
 }
 
 // 2^56 elements, the most there may be, in one unit of several.
@@ -139,7 +160,7 @@ TEST(Memory, OfTheLargestInventoryDoesNotOverflow) {
   options.lookahead = kMostUnits;
   const auto all = memory(inventory, {2, 2}, PerParameter<Owner>(20), batches, options);
   const std::int64_t huge = inventory.front().num_elements();
-  EXPECT_EQ(all[Owner(0)].buffers, 16 * huge + 2 * 8);
+  EXPECT_EQ(all[Owner(0)].buffers, 16 * huge + 2 * 8 * 128);
   EXPECT_EQ(all[Owner(0)].state, 12 * (huge + 19));
   const std::int64_t side = (1 << 28) - 1;
   EXPECT_EQ(all[Owner(0)].update, 8 * (2 * huge + 2 * side * side));

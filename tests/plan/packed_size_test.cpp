@@ -1,9 +1,16 @@
-#include "dmuon/plan/inbox.h"
+#include "dmuon/plan/packed_size.h"
 
 #include <gtest/gtest.h>
 
 namespace dmuon::plan {
 namespace {
+
+TEST(PackedSize, IsTheNextMultipleOf128) {
+  EXPECT_EQ(packed_elements(0), 0);
+  EXPECT_EQ(packed_elements(1), 128);
+  EXPECT_EQ(packed_elements(128), 128);
+  EXPECT_EQ(packed_elements(129), 256);
+}
 
 TEST(Inbox, TakesTheOwnSegmentOfEachPeer) {
   EXPECT_EQ(inbox_elements(25, 100, 4), 75);

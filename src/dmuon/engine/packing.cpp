@@ -4,17 +4,13 @@
 #include <tuple>
 
 #include "dmuon/core/error.h"
+#include "dmuon/plan/packed_size.h"
 
 namespace dmuon::engine {
 
 using core::ParameterIndex;
 using core::Shard;
 using core::Slot;
-
-Segment Packing::segment(PackedIndex place) const {
-  const PackedIndex next(place.value() + 1);
-  return {offsets[place], offsets.contains(next) ? offsets[next] : num_elements};
-}
 
 std::vector<Segment> Packing::parts_of(Shard column) const {
   const std::int64_t origin = columns[column].begin;
@@ -56,8 +52,9 @@ Packing pack(const Parameters& parameters, core::UnitIndex unit, int num_replica
       const Slot slot(replicate * num_shards + column);
       packing.owners[slot].begin = offset;
       for (; next != sorted.end() && parameters[*next].owner == slot; ++next) {
-        packing.offsets.push_back(offset);
-        offset += parameters[*next].num_elements();
+        const std::int64_t size = parameters[*next].num_elements();
+        packing.segments.push_back({offset, offset + size});
+        offset += plan::packed_elements(size);
       }
       packing.owners[slot].end = offset;
     }

@@ -23,6 +23,7 @@ struct Segment {
   std::int64_t begin = 0;
   std::int64_t end = 0;
   std::int64_t size() const { return end - begin; }
+  bool operator==(const Segment&) const = default;
 };
 
 /// A parameter's place in the packed order of its unit.
@@ -30,16 +31,14 @@ using PackedIndex = core::Index<struct PackedKind>;
 
 /// Where a unit's parameters lie in its packed buffers. They are sorted by (column, owner, index),
 /// so that all of a column travel as one message inside a node, and all of an owner as one message
-/// between nodes. No padding: what travels is weights alone.
+/// between nodes. Each begins at an aligned element (plan::packed_elements): what lies between has
+/// no meaning, and travels with its column and owner.
 struct Packing {
   core::Vector<PackedIndex, core::ParameterIndex> parameters;
-  core::Vector<PackedIndex, std::int64_t> offsets;  ///< first element
-  core::Vector<core::Shard, Segment> columns;       ///< what each column's member of a node holds
-  core::Vector<core::Slot, Segment> owners;         ///< what each holds; a column's are adjacent
+  core::Vector<PackedIndex, Segment> segments;  ///< what each of them fills
+  core::Vector<core::Shard, Segment> columns;   ///< what each column's member of a node holds
+  core::Vector<core::Slot, Segment> owners;     ///< what each holds; a column's are adjacent
   std::int64_t num_elements = 0;
-
-  /// What a parameter fills.
-  Segment segment(PackedIndex place) const;
 
   /// [num_replicates] each owner's part of a column, counted from the column's begin.
   std::vector<Segment> parts_of(core::Shard column) const;

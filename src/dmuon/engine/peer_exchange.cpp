@@ -2,7 +2,7 @@
 #include <cstddef>
 
 #include "dmuon/engine/exchange.h"
-#include "dmuon/plan/inbox.h"
+#include "dmuon/plan/packed_size.h"
 
 namespace dmuon::engine {
 namespace {

@@ -15,7 +15,7 @@ void write_owned(const Owned& owned, const Packing& packing, const at::Tensor& t
   for (const PackedIndex place : packing.parameters.indices()) {
     const at::Tensor master = owned.of(packing.parameters[place], kMaster);
     if (!master.defined()) continue;
-    const Segment part = packing.segment(place);
+    const Segment part = packing.segments[place];
     target.narrow(0, part.begin - origin, part.size()).copy_(master.view({-1}));
   }
 }

@@ -21,7 +21,7 @@ void accumulate(Owned* owned, const Packing& packing, std::int64_t begin, const 
   const Segment piece{begin, begin + sum.numel()};
   for (const PackedIndex place : packing.parameters.indices()) {
     const core::ParameterIndex parameter = packing.parameters[place];
-    const Segment whole = packing.segment(place);
+    const Segment whole = packing.segments[place];
     const Segment part = overlap(piece, whole);
     if (part.size() == 0 || !owned->owns(parameter)) continue;
     owned->accumulate(parameter, part.begin - whole.begin,
@@ -42,7 +42,7 @@ void take_node_mean(UnitState* state, const Segment& column, std::int64_t begin,
   const Segment piece{column.begin + begin, column.begin + begin + values.numel()};
   if (!state->partial) values.mul_(scale);
   for (const PackedIndex place : packing.parameters.indices()) {
-    const Segment part = overlap(piece, packing.segment(place));
+    const Segment part = overlap(piece, packing.segments[place]);
     if (!state->partial || part.size() == 0) continue;
     const at::Tensor own = values.narrow(0, part.begin - piece.begin, part.size());
     at::Tensor kept = state->partial->slice(part.begin - column.begin, part.end - column.begin);

@@ -23,7 +23,7 @@ Unit::Unit(std::string name, const Parameters& all, Packing packing,
 std::vector<at::Tensor> Unit::weight_tensors() const {
   std::vector<at::Tensor> tensors;
   for (const PackedIndex i : views_.indices())
-    tensors.push_back(weights_.view(packing_.offsets[i], views_[i].sizes()));
+    tensors.push_back(weights_.view(packing_.segments[i].begin, views_[i].sizes()));
   return tensors;
 }
 
@@ -40,8 +40,8 @@ void Unit::bind(std::vector<at::Tensor> parameters, const std::function<void()>&
 }
 
 at::Tensor Unit::gradient(PackedIndex place) const {
-  const std::int64_t begin = packing_.offsets[place];
-  const at::Tensor flat = gradients_.slice(begin, begin + views_[place].num_elements());
+  const Segment& segment = packing_.segments[place];
+  const at::Tensor flat = gradients_.slice(segment.begin, segment.end);
   return flat.view(parameters_.empty() ? at::IntArrayRef(views_[place].sizes())
                                        : parameters_[place].sizes());
 }

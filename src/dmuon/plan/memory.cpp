@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "dmuon/plan/inbox.h"
+#include "dmuon/plan/packed_size.h"
 #include "dmuon/plan/plan.h"
 #include "dmuon/plan/step_buffers.h"
 #include "dmuon/plan/workspace.h"
@@ -15,7 +15,8 @@ using Units = core::Vector<UnitIndex, std::vector<ParameterIndex>>;
 core::Vector<UnitIndex, std::int64_t> elements_of(const Units& units, const Inventory& inventory) {
   core::Vector<UnitIndex, std::int64_t> elements(units.size());
   for (const UnitIndex unit : units.indices()) {
-    for (const ParameterIndex w : units[unit]) elements[unit] += inventory[w].num_elements();
+    for (const ParameterIndex w : units[unit])
+      elements[unit] += packed_elements(inventory[w].num_elements());
   }
   return elements;
 }
@@ -49,8 +50,9 @@ class BufferSizes {
     std::int64_t column = 0;
     std::int64_t own = 0;
     for (const ParameterIndex w : units_[unit]) {
-      if (mesh_.shard_of(owner_[w]) == shard) column += inventory_[w].num_elements();
-      if (mesh_.slot_of(owner_[w]) == slot) own += inventory_[w].num_elements();
+      const std::int64_t size = packed_elements(inventory_[w].num_elements());
+      if (mesh_.shard_of(owner_[w]) == shard) column += size;
+      if (mesh_.slot_of(owner_[w]) == slot) own += size;
     }
     return std::max(inbox_elements(column, elements_[unit], mesh_.num_shards),
                     inbox_elements(own, column, mesh_.num_replicates));
@@ -91,7 +93,7 @@ core::PerOwner<Memory> memory(const Inventory& inventory, Mesh mesh,
   core::PerShard<std::int64_t> column_elements(mesh.num_shards);
   for (const ParameterIndex w : inventory.indices()) {
     slot_elements[mesh.slot_of(owner[w])] += inventory[w].num_elements();
-    column_elements[mesh.shard_of(owner[w])] += inventory[w].num_elements();
+    column_elements[mesh.shard_of(owner[w])] += packed_elements(inventory[w].num_elements());
   }
   const Units units = group_by_unit(inventory);
   const BufferSizes sizes(units, inventory, mesh, owner, options);
