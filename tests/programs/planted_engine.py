@@ -151,8 +151,9 @@ ENGINE = (
     Planted(
         "one_block_for_two_buffers",
         BUFFER,
-        "    Block block = std::move(found->second);\n    idle_.erase(found);\n",
-        "    Block block{c10::DataPtr(found->second.data.get(), device_), {}};\n",
+        "    return std::move(idle->second);\n",
+        "    c10::DataPtr shared(idle->second.get(), device_);\n    idle_.give(idle->first, std::move(idle->second));\n"
+        "    return shared;\n",
         "The pool hands out a block that is in use: units that are alive together overwrite each other.",
     ),
     Planted(
