@@ -106,6 +106,20 @@ def test_the_host_never_waits_and_a_bad_gradient_changes_no_bit(device_ranks, ho
             assert rank["scale"] == 2.0**9
 
 
+def orthogonalised(mesh: Any) -> list[torch.Tensor]:
+    batches = torch.ones(3, 3, 8, 12)
+    batches[1, 1, 2, 3] = float("nan")
+    batches[2, 1, 2, 3] = float("-inf")
+    return [dmuon.orthogonalize(batch.to("emulated")).cpu() for batch in batches]
+
+
+def test_a_matrix_that_is_not_finite_becomes_all_nan_and_no_other(device_ranks):
+    whole, *bad = device_ranks.run(orthogonalised, (1,))[0]
+    for batch in bad:
+        assert batch[1].isnan().all()
+        assert torch.equal(batch[::2], whole[::2])
+
+
 @pytest.mark.parametrize("how", ["scaler", "scaler clips"])
 def test_a_scaled_loss_trains_as_one_that_is_not(device_ranks, how):
     scaled = device_ranks.run(train, (2, 2), how=how, bad=1.0, order="random")

@@ -1,10 +1,10 @@
 #include "dmuon/engine/owned.h"
 
-#include <ATen/ops/cat.h>
+#include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
@@ -95,15 +95,16 @@ void Owned::accumulate(ParameterIndex parameter, std::int64_t begin, const at::T
 }
 
 at::Tensor Owned::norms() const {
-  const auto options = at::TensorOptions().dtype(at::kDouble).device(pool_->device());
-  std::vector<at::Tensor> norms{at::empty({0}, options)};
+  std::vector<at::Tensor> matrices;
   for (const OwnedBatch& batch : batches_) {
-    // fp64 throughout: squares of gradients as small as 1e-30 or as large as 1e30 leave fp32's
-    // range.
-    norms.push_back(at::linalg_vector_norm(batch.tensors.at(kGradient), 2, at::IntArrayRef{1, 2},
-                                           /*keepdim=*/false, at::kDouble));
+    const std::vector<at::Tensor> own = batch.tensors.at(kGradient).unbind();
+    matrices.insert(matrices.end(), own.begin(), own.end());
   }
-  return at::cat(norms);
+  if (matrices.empty())
+    return at::empty({0}, at::TensorOptions().dtype(at::kDouble).device(pool_->device()));
+  // fp64 throughout: squares of gradients as small as 1e-30 or as large as 1e30 leave fp32's range.
+  // One kernel for all, which converts while it reads: a reduction would convert to memory first.
+  return at::stack(at::_foreach_norm(matrices, 2, at::kDouble));
 }
 
 }  // namespace dmuon::engine

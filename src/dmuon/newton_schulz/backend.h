@@ -34,8 +34,8 @@ class Backend {
   virtual bool batched(std::int64_t short_side, at::ScalarType dtype) const = 0;
 
   /// Divides every matrix by its Frobenius norm, then rounds to `dtype`. Safe for entries of any
-  /// size that the input's dtype holds (1e-30 .. 1e30 and beyond). A zero matrix stays zero; a
-  /// matrix with a NaN or an infinity becomes all NaN.
+  /// size that the input's dtype holds (1e-30 .. 1e30 and beyond). A zero matrix stays zero; what
+  /// is not finite becomes NaN, of which products make a matrix of NaN.
   ///
   /// @param x  [b, rows, cols], of any of the dtypes; rows and cols at least 1.
   /// @return   [b, rows', cols'] contiguous, new: rows' >= rows and cols' >= cols as the backend's

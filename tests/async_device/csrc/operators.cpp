@@ -211,9 +211,9 @@ void prefer_cpu_kernels() {
     const auto has = [&](c10::DispatchKey key) { return handle->hasKernelForDispatchKey(key); };
     const bool is_decomposed = has(c10::DispatchKey::CompositeExplicitAutograd) ||
                                has(c10::DispatchKey::CompositeExplicitAutogradNonFunctional);
-    if (!has(c10::DispatchKey::CPU) || !is_decomposed || has(c10::DispatchKey::PrivateUse1)) {
-      continue;
-    }
+    // CUDA has one kernel for all tensors of a list.
+    const bool is_one = has(c10::DispatchKey::CPU) || name.name.starts_with("aten::_foreach_");
+    if (!is_one || !is_decomposed || has(c10::DispatchKey::PrivateUse1)) continue;
     library.impl(c10::toString(name).c_str(),
                  torch::CppFunction::makeFromBoxedFunction<&call_boxed>());
   }

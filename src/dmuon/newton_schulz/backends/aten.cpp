@@ -1,9 +1,11 @@
 #include <ATen/Context.h>
+#include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/baddbmm.h>
 #include <ATen/ops/div.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/stack.h>
 
 #include <limits>
 
@@ -62,14 +64,14 @@ class AtenBackend final : public Backend {
 
   bool batched(std::int64_t, at::ScalarType) const override { return true; }
 
-  // The norm in fp64, because squares of the entries could leave their dtype's range: x is read
-  // twice, and nothing as large lies between it and the result.
+  // The norm in fp64, because squares of the entries could leave their dtype's range, by a kernel
+  // that converts while it reads: x is read twice, and nothing as large lies between it and the
+  // result.
   Tensor normalise(const Tensor& given, at::ScalarType dtype) const override {
     const Tensor x = given.scalar_type() == at::kDouble ? within_range(given) : given;
-    Tensor norm =
-        at::linalg_vector_norm(x, 2, at::IntArrayRef{-2, -1}, /*keepdim=*/true, at::kDouble);
+    if (x.size(0) == 0) return x.to(dtype);
+    Tensor norm = at::stack(at::_foreach_norm(x.unbind(), 2, at::kDouble)).view({-1, 1, 1});
     norm.clamp_min_(std::numeric_limits<double>::min());
-    norm.fmod_(std::numeric_limits<double>::infinity());  // itself becomes NaN
     Tensor normalised = at::empty(x.sizes(), x.options().dtype(dtype));
     at::div_out(normalised, x, norm);
     return normalised;
