@@ -13,7 +13,7 @@ SEEDS ?= 20
 # The address: a host name may not resolve.
 TORCHRUN = python -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node
 
-.PHONY: help setup setup-build build test test-async fuzz demo bench bench-counts bench-memory bench-plan bench-ablation bench-cluster wheel lint format clean
+.PHONY: help setup setup-build build test test-async fuzz demo bench bench-host bench-counts bench-memory bench-plan bench-ablation bench-cluster wheel lint format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -56,6 +56,9 @@ bench-counts: setup ## what a step asks of an accelerator, on 2 x 2 ranks: kerne
 bench-memory: setup ## memory of an accelerator at the peak of a step, on 2 x 2 and 1 x 4 ranks
 	@tools/build all
 	@$(ENV) for mesh in 2x2 1x4; do $(TORCHRUN) 4 bench/device_memory.py --mesh $$mesh $(ARGS) || exit 1; done
+
+bench-host: build ## CPU time of a step's host side at 16 and 256 ranks that do not exist, beside FSDP2 with AdamW
+	@$(ENV) for mesh in 2x8 32x8; do python bench/host_time.py --mesh $$mesh --json out/bench/host-$$mesh.json $(ARGS) || exit 1; done
 
 bench-plan: build ## gaps and times of plans, and predicted beside measured optimizer times
 	@$(ENV) cmake --build build/release --target plan_stress && build/release/bench/plan_stress && build/release/bench/plan_stress --largest

@@ -69,12 +69,18 @@ def _group(purpose: str, members: tuple[int, ...], ranks: Ranks, host: bool) -> 
             group = dist.new_group(
                 list(members),
                 timeout=ranks.timeout,
-                backend="gloo" if host else None,
+                backend=_host_backend() if host else None,
                 use_local_synchronization=True,
                 group_desc=f"dmuon {purpose}",
             )
         _groups[key] = group
     return group
+
+
+def _host_backend() -> str:
+    """What carries words of the host: as in the world, gloo where that serves devices alone."""
+    served = (item.split(":") for item in dist.get_backend_config().split(","))
+    return next((backend for device, backend in served if device == "cpu"), "gloo")
 
 
 @contextmanager

@@ -1,0 +1,173 @@
+"""CPU time of a training step's host side: dmuon.Muon beside FSDP2 with fused AdamW, as rank 0 of a large mesh.
+
+The other ranks do not exist: torch's `fake` backend answers for them at once, and matrices are so small that little but
+the work of the host is left. The bare model, without any sharding, is the floor. `make bench-host`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import math
+import statistics
+import sys
+import time
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed import fake_pg  # noqa: F401  # which registers the backend
+
+import dmuon
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from bench.interleave import orders, paired_ratio
+from bench.provenance import provenance
+
+KINDS = ("bare", "adamw", "dmuon")
+MODELS = ("matrices", "transformer")
+PARTS = ("forward", "backward", "step")
+VOCABULARY = 64
+SCALE = 1e-9  # of the loss: buffers go round, and what are gradients here are weights of missing ranks there
+
+
+class Block(nn.Module):
+    """The 7 matrices of a transformer's block, and its norms, which may have weights."""
+
+    def __init__(self, side: int, has_norms: bool) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.mix = (nn.Linear(side, side, bias=False) for _ in range(4))
+        self.gate, self.up, self.down = (nn.Linear(side, side, bias=False) for _ in range(3))
+        self.norms = nn.ModuleList(nn.RMSNorm(side, elementwise_affine=has_norms) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norms[0](x)
+        x = x + self.mix(self.query(y) + self.key(y) + self.value(y))
+        y = self.norms[1](x)
+        return x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))  # type: ignore[no-any-return]
+
+
+class Model(nn.Module):
+    """Blocks alone, or between an embedding and a head."""
+
+    def __init__(self, side: int, num_blocks: int, is_whole: bool) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, side) if is_whole else None
+        self.blocks = nn.ModuleList(Block(side, has_norms=is_whole) for _ in range(num_blocks))
+        self.head = nn.Linear(side, VOCABULARY, bias=False) if is_whole else None
+        self._x = torch.randint(0, VOCABULARY, (4,)) if is_whole else torch.randn(4, side)
+
+    def forward(self) -> Tensor:
+        x = self._x if self.embedding is None else self.embedding(self._x)
+        for block in self.blocks:
+            x = block(x)
+        return (x if self.head is None else self.head(x)).square().mean()  # type: ignore[no-any-return]
+
+
+class Subject:
+    """A model, wrapped and optimised one way."""
+
+    def __init__(self, kind: str, model: str, mesh: DeviceMesh, options: argparse.Namespace) -> None:
+        torch.manual_seed(0)
+        self.model = Model(options.side, options.blocks, is_whole=model == "transformer")
+        if kind == "dmuon":
+            head = self.model.head
+            dmuon.dedicate_params(self.model, mesh, select=lambda _, module, p: False if module is head else None)
+        for module in [*self.model.blocks, self.model] if kind != "bare" else []:
+            fully_shard(module, mesh=mesh)
+        self.optimizer: torch.optim.Optimizer
+        if kind == "dmuon":
+            self.optimizer = dmuon.Muon(self.model, lr=1e-3)
+        else:
+            self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, fused=True)
+
+    def block(self, num_steps: int) -> list[float]:
+        """Mean seconds of the CPU, of all threads of the process, in each part of a step."""
+        spent = [0.0] * len(PARTS)
+        for _ in range(num_steps):
+            times = [time.process_time()]
+            loss = SCALE * self.model()
+            times.append(time.process_time())
+            loss.backward()
+            times.append(time.process_time())
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            times.append(time.process_time())
+            spent = [total + after - before for total, (before, after) in zip(spent, pairwise(times), strict=True)]
+        return [total / num_steps for total in spent]
+
+
+def zero_new_memory(on: bool) -> None:
+    """What the missing ranks would send is what the memory holds already: in glibc's new memory it is zeros from now on."""
+    perturb = -6  # M_PERTURB of malloc.h: new bytes are the complement
+    ctypes.CDLL(None).mallopt(perturb, 0xFF if on else 0)
+
+
+def measure(mesh: DeviceMesh, model: str, options: argparse.Namespace) -> dict[str, list[list[float]]]:
+    """By kind: [round][part]."""
+    zero_new_memory(True)
+    subjects = {kind: Subject(kind, model, mesh, options) for kind in KINDS}
+    for subject in subjects.values():
+        subject.block(4)  # the first steps trace, and take the memory that later steps use
+    zero_new_memory(False)
+    found: dict[str, list[list[float]]] = {kind: [] for kind in KINDS}
+    for order in orders(KINDS, options.rounds):
+        for kind in order:
+            found[kind].append(subjects[kind].block(options.steps))
+    if skipped := subjects["dmuon"].optimizer.skipped_steps:  # type: ignore[attr-defined]
+        raise SystemExit(f"{skipped} steps were skipped: what this process took for other ranks' values is not finite")
+    return found
+
+
+def report(model: str, found: dict[str, list[list[float]]]) -> dict[str, Any]:
+    """Prints the medians, and returns them with the ratios to AdamW."""
+    sums = {kind: [sum(parts) for parts in rounds] for kind, rounds in found.items()}
+    said: dict[str, Any] = {"median_ms": {}, "ratio": {}}
+    for kind, rounds in found.items():
+        medians = [1e3 * statistics.median(values) for values in (*zip(*rounds, strict=True), sums[kind])]
+        ratio = paired_ratio(sums[kind], sums["adamw"])
+        said["median_ms"][kind] = dict(zip((*PARTS, "all"), medians, strict=True))
+        said["ratio"][kind] = asdict(ratio)
+        print(f"{model:12} {kind:6} " + " ".join(f"{value:9.2f}" for value in medians) + f"   {ratio}", flush=True)
+    return said
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mesh", default="2x8", help="nodes x ranks a node, of which this process is the first")
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--blocks", type=int, default=28)
+    parser.add_argument("--side", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=5, help="steps a round")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    facts = provenance()
+    print("\n".join(f"{key}: {value}" for key, value in facts.items()))
+    shape = tuple(int(extent) for extent in options.mesh.split("x"))
+    # A store that keeps what it is given: the engine's watch asks it.
+    store = dist.HashStore()
+    dist.init_process_group("fake", store=store, rank=0, world_size=math.prod(shape))
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+    print(f"{options.blocks} blocks of 7 matrices of {options.side} x {options.side} on {options.mesh}, ms of a step")
+    print(f"{'model':12} {'kind':6} " + " ".join(f"{part:>9}" for part in (*PARTS, "all")) + "   all / adamw")
+    said = {}
+    for model in options.models.split(","):
+        found = measure(mesh, model, options)
+        said[model] = {**report(model, found), "seconds": found}
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps({**facts, **said}, indent=1) + "\n")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
