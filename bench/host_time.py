@@ -62,7 +62,8 @@ class Model(nn.Module):
         self.embedding = nn.Embedding(VOCABULARY, side) if is_whole else None
         self.blocks = nn.ModuleList(Block(side, has_norms=is_whole) for _ in range(num_blocks))
         self.head = nn.Linear(side, VOCABULARY, bias=False) if is_whole else None
-        self._x = torch.randint(0, VOCABULARY, (4,)) if is_whole else torch.randn(4, side)
+        x = torch.randint(0, VOCABULARY, (4,)) if is_whole else torch.randn(4, side)
+        self.register_buffer("_x", x, persistent=False)
 
     def forward(self) -> Tensor:
         x = self._x if self.embedding is None else self.embedding(self._x)
@@ -76,7 +77,7 @@ class Subject:
 
     def __init__(self, kind: str, model: str, mesh: DeviceMesh, options: argparse.Namespace) -> None:
         torch.manual_seed(0)
-        self.model = Model(options.side, options.blocks, is_whole=model == "transformer")
+        self.model = Model(options.side, options.blocks, is_whole=model == "transformer").to(options.device)
         if kind == "dmuon":
             head = self.model.head
             dmuon.dedicate_params(self.model, mesh, select=lambda _, module, p: False if module is head else None)
@@ -104,19 +105,23 @@ class Subject:
         return [total / num_steps for total in spent]
 
 
-def zero_new_memory(on: bool) -> None:
-    """What the missing ranks would send is what the memory holds already: in glibc's new memory it is zeros from now on."""
-    perturb = -6  # M_PERTURB of malloc.h: new bytes are the complement
-    ctypes.CDLL(None).mallopt(perturb, 0xFF if on else 0)
+def zero_new_memory(device: str, on: bool = True) -> None:
+    """Lets new memory hold zeros, for what the missing ranks would send is what the memory holds already."""
+    if device == "cpu":
+        perturb = -6  # M_PERTURB of glibc's malloc.h: new bytes are the complement
+        ctypes.CDLL(None).mallopt(perturb, 0xFF if on else 0)
+    elif on:  # the caching allocator keeps what is freed here, and hands it out again
+        kept = [torch.zeros(size, dtype=torch.uint8, device=device) for size in (2**28, *[2**20] * 128)]
+        del kept
 
 
 def measure(mesh: DeviceMesh, model: str, options: argparse.Namespace) -> dict[str, list[list[float]]]:
     """By kind: [round][part]."""
-    zero_new_memory(True)
+    zero_new_memory(options.device)
     subjects = {kind: Subject(kind, model, mesh, options) for kind in KINDS}
     for subject in subjects.values():
         subject.block(4)  # the first steps trace, and take the memory that later steps use
-    zero_new_memory(False)
+    zero_new_memory(options.device, on=False)
     found: dict[str, list[list[float]]] = {kind: [] for kind in KINDS}
     for order in orders(KINDS, options.rounds):
         for kind in order:
@@ -142,6 +147,7 @@ def report(model: str, found: dict[str, list[list[float]]]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mesh", default="2x8", help="nodes x ranks a node, of which this process is the first")
+    parser.add_argument("--device", default="cpu", help="or cuda, where the host launches kernels")
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--blocks", type=int, default=28)
     parser.add_argument("--side", type=int, default=32)
@@ -156,7 +162,7 @@ def main() -> None:
     # A store that keeps what it is given: the engine's watch asks it.
     store = dist.HashStore()
     dist.init_process_group("fake", store=store, rank=0, world_size=math.prod(shape))
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+    mesh = init_device_mesh(options.device, shape, mesh_dim_names=("replicate", "shard"))
     print(f"{options.blocks} blocks of 7 matrices of {options.side} x {options.side} on {options.mesh}, ms of a step")
     print(f"{'model':12} {'kind':6} " + " ".join(f"{part:>9}" for part in (*PARTS, "all")) + "   all / adamw")
     said = {}
