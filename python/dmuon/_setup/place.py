@@ -26,6 +26,8 @@ class State(enum.Enum):
     WEIGHT: a view of the unit's packed buffer, while the unit computes.
     """
 
+    __hash__ = object.__hash__  # Enum's own is written in Python, and every use of a unit changes states
+
     WHOLE = enum.auto()
     TAKEN_OUT = enum.auto()
     PROVISIONAL = enum.auto()
