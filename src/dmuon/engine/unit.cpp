@@ -18,6 +18,7 @@ Unit::Unit(std::string name, const Parameters& all, Packing packing,
       arrived_(packing_.parameters.size(), false) {
   for (const core::ParameterIndex parameter : packing_.parameters)
     views_.push_back(all[parameter].view);
+  view_gradients();
 }
 
 std::vector<at::Tensor> Unit::weight_tensors() const {
@@ -31,6 +32,7 @@ void Unit::bind(std::vector<at::Tensor> parameters, const std::function<void()>&
   core::invariant(static_cast<int>(parameters.size()) == views_.size() && registrations_.empty(),
                   "Unit::bind: ", name_, " has ", views_.size(), " parameters and is bound once");
   parameters_ = core::Vector<PackedIndex, at::Tensor>(std::move(parameters));
+  view_gradients();
   for (const PackedIndex i : parameters_.indices()) {
     registrations_.push_back(after_accumulation(parameters_[i], [this, i, on_gradient] {
       on_gradient();
@@ -39,11 +41,14 @@ void Unit::bind(std::vector<at::Tensor> parameters, const std::function<void()>&
   }
 }
 
-at::Tensor Unit::gradient(PackedIndex place) const {
-  const Segment& segment = packing_.segments[place];
-  const at::Tensor flat = gradients_.slice(segment.begin, segment.end);
-  return flat.view(parameters_.empty() ? at::IntArrayRef(views_[place].sizes())
-                                       : parameters_[place].sizes());
+void Unit::view_gradients() {
+  gradient_views_ = {};
+  for (const PackedIndex i : views_.indices()) {
+    const std::int64_t offset = packing_.segments[i].begin;
+    gradient_views_.push_back(parameters_.empty()
+                                  ? gradients_.view(offset, views_[i].sizes())
+                                  : gradients_.view(offset, parameters_[i].sizes()));
+  }
 }
 
 void Unit::allocate_gradients() {
@@ -57,7 +62,7 @@ void Unit::expect_gradients() {
   if (!presets() || gradients_.allocated()) return;
   allocate_gradients();
   for (const PackedIndex i : parameters_.indices()) {
-    if (parameters_[i].requires_grad()) parameters_[i].mutable_grad() = gradient(i);
+    if (parameters_[i].requires_grad()) parameters_[i].mutable_grad() = gradient_views_[i];
   }
 }
 
@@ -65,7 +70,7 @@ void Unit::take_gradient(PackedIndex place) {
   allocate_gradients();
   at::Tensor& grad = parameters_[place].mutable_grad();
   core::invariant(grad.defined(), "Unit::take_gradient: ", name_, ": no gradient to take");
-  at::Tensor packed = gradient(place);
+  at::Tensor& packed = gradient_views_[place];
   if (grad.const_data_ptr() != packed.const_data_ptr()) {
     const at::Tensor value = grad.detach();
     // With a preset, autograd's own sum (create_graph) already holds what the buffer held.
@@ -87,7 +92,7 @@ void Unit::take_gradient(PackedIndex place) {
 
 void Unit::put_gradient(PackedIndex place, const at::Tensor& value) {
   allocate_gradients();
-  gradient(place).copy_(value);
+  gradient_views_[place].copy_(value);
   last_gradient_.set(value.device());
   arrived_[place] = true;
 }
@@ -97,7 +102,7 @@ void Unit::fill_missing_gradients() {
   allocate_gradients();
   if (presets()) return;
   for (const PackedIndex i : arrived_.indices()) {
-    if (!arrived_[i]) gradient(i).zero_();
+    if (!arrived_[i]) gradient_views_[i].zero_();
   }
 }
 

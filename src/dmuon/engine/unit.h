@@ -80,7 +80,7 @@ class Unit {
     const at::Tensor& weights = weights_.flat();
     return weights.is_cpu() && weights.scalar_type() == gradients_.flat().scalar_type();
   }
-  at::Tensor gradient(PackedIndex place) const;
+  void view_gradients();
   void allocate_gradients();
   void take_gradient(PackedIndex place);
 
@@ -89,6 +89,7 @@ class Unit {
   core::Vector<PackedIndex, plan::View> views_;
   PackedBuffer weights_;
   PackedBuffer gradients_;
+  core::Vector<PackedIndex, at::Tensor> gradient_views_;  ///< of the sizes of the parameters
   core::Vector<PackedIndex, at::Tensor> parameters_;
   std::vector<std::any> registrations_;
   core::Vector<PackedIndex, bool> arrived_;
