@@ -1,5 +1,6 @@
 #include "dmuon/engine/lane.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/Event.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/StreamGuard.h>
@@ -97,6 +98,7 @@ class Lane::Worker {
 
   void run() {
     const c10::AutoGradMode no_grad(false);
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;  // which sees nothing of a lane
     std::exception_ptr error;
     while (true) {
       std::unique_lock lock(mutex_);
@@ -140,6 +142,7 @@ class Lane::Stream {
     issued.block(stream_);
     done.event.emplace(device.type());
     const c10::AutoGradMode no_grad(false);
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const c10::StreamGuard on_lane(stream_);
     try {
       if (error_) std::rethrow_exception(error_);
