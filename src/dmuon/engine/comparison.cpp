@@ -72,8 +72,8 @@ void Engine::require_all_at(const std::array<std::int64_t, 4>& place, const std:
 // What others then see of a rank that is waiting inside the host framework.
 void Engine::leave_to_host(const std::optional<schedule::Trigger>& use) {
   const std::string where =
-      use ? core::message("in '", layout().units[use->unit].name, "'") : "at the end of a backward";
-  leave(core::message("collectives of fully_shard ", where, " in step ", executor_.step()));
+      use ? "in '" + layout().units[use->unit].name + "'" : "at the end of a backward";
+  leave("collectives of fully_shard " + where + " in step " + std::to_string(executor_.step()));
 }
 
 }  // namespace dmuon::engine

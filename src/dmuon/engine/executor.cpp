@@ -1,5 +1,6 @@
 #include "dmuon/engine/executor.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/GradMode.h>
 #include <unistd.h>
 
@@ -118,7 +119,7 @@ schedule::Batches Executor::units_of_batches() const {
 
 // The same on all ranks, which compare it.
 std::string Executor::described(schedule::Kind kind, const Unit& unit) const {
-  return core::message(schedule::name_of(kind), " of '", unit.name(), "' in step ", step_);
+  return schedule::name_of(kind) + (" of '" + unit.name()) + "' in step " + std::to_string(step_);
 }
 
 void Executor::enqueue(const Operation& operation, Work work) {
@@ -178,6 +179,7 @@ void Executor::perform(const Operation& operation,
     return;
   }
   const c10::AutoGradMode no_grad(false);
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
   UnitState& state = states_.at(operation.unit);
   switch (operation.kind) {
     case Kind::kPublishInter:

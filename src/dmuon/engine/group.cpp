@@ -115,16 +115,16 @@ Group::Group(c10::intrusive_ptr<c10d::ProcessGroup> group, std::string name, int
   if (!group_) return;
   core::invariant(group_->getRank() == rank_ && group_->getSize() == size_, "Group ", name_,
                   ": rank or size differs from its process group's");
-  const auto backend = group_->getBackend(device_);
-  free_point_to_point_ &= backend->getBackendName() == "gloo";
-  groups_messages_ = device_ != c10::DeviceType::CPU && backend->supportsCoalescing();
+  backend_ = group_->getBackend(device_);
+  free_point_to_point_ &= backend_->getBackendName() == "gloo";
+  groups_messages_ = device_ != c10::DeviceType::CPU && backend_->supportsCoalescing();
 }
 
 void Group::give_up() {
   in_flight_->give_up();
   if (group_ && device_ != c10::DeviceType::CPU) {
     try {
-      group_->getBackend(device_)->abort();
+      backend_->abort();
     } catch (const std::exception&) {  // a backend that cannot: its own timeout ends what it does
     }
   }
@@ -153,6 +153,11 @@ void Group::block(Pending pending, const std::string& what) {
       });
 }
 
+// Said of every message, and mostly for nothing: a stream would take longer than a small message.
+std::string Group::along(const char* does, const std::string& what) const {
+  return does + what + " along the " + name_;
+}
+
 void Group::count(const at::Tensor& tensor) {
   num_messages_.add(1);
   num_bytes_.add(static_cast<std::int64_t>(tensor.nbytes()));
@@ -165,12 +170,12 @@ Pending Group::broadcast(at::Tensor tensor, int root, const std::string& what) {
     if (root == rank_) return send_to_all(tensor, what);
     return receive(std::move(tensor), root, what);
   }
-  return issue(core::message("broadcast of ", what, " along the ", name_, " from ", root), [&] {
+  return issue(along("broadcast of ", what) + " from " + std::to_string(root), [&] {
     std::vector<at::Tensor> tensors{std::move(tensor)};
     c10d::BroadcastOptions options;
     options.rootRank = root;
     options.asyncOp = runs_beside();
-    return group_->broadcast(tensors, options);
+    return backend_->broadcast(tensors, options);
   });
 }
 
@@ -178,30 +183,30 @@ std::vector<Pending> Group::together(const std::string& what,
                                      const std::function<std::vector<Pending>()>& issue_all) {
   if (!groups_messages_) return issue_all();
   const auto grouped = [&] {
-    group_->startCoalescing(device_);
+    backend_->startCoalescing();
     try {
       issue_all();
     } catch (...) {
       // A group that stays open would take in all that this thread issues to whatever group.
       try {
-        group_->endCoalescing(device_);
+        backend_->endCoalescing();
       } catch (const std::exception&) {  // the first error says why
       }
       throw;
     }
-    return group_->endCoalescing(device_);
+    return backend_->endCoalescing();
   };
-  return {issue(core::message("messages of ", what, " along the ", name_), grouped)};
+  return {issue(along("messages of ", what), grouped)};
 }
 
 Pending Group::send_to_all(const at::Tensor& tensor, const std::string& what) {
-  const std::string described = core::message("sending ", what, " along the ", name_, " to all");
+  const std::string described = along("sending ", what) + " to all";
   std::vector<WorkPtr> works;
   try {
     // In ring order, so that not all roots send to one member at once.
     for (int i = 1; i < size_; ++i) {
       std::vector<at::Tensor> tensors{tensor};
-      works.push_back(group_->send(tensors, (rank_ + i) % size_, tag_of(what)));
+      works.push_back(backend_->send(tensors, (rank_ + i) % size_, tag_of(what)));
     }
   } catch (const std::exception& error) {
     fail(described, error);
@@ -212,29 +217,29 @@ Pending Group::send_to_all(const at::Tensor& tensor, const std::string& what) {
 Pending Group::reduce_sum(at::Tensor tensor, int root, const std::string& what) {
   if (size_ == 1 || tensor.numel() == 0) return {};
   if (root != rank_) count(tensor);
-  return issue(core::message("reduction of ", what, " along the ", name_, " to ", root), [&] {
+  return issue(along("reduction of ", what) + " to " + std::to_string(root), [&] {
     std::vector<at::Tensor> tensors{std::move(tensor)};
     c10d::ReduceOptions options;
     options.rootRank = root;
     options.asyncOp = runs_beside();
-    return group_->reduce(tensors, options);
+    return backend_->reduce(tensors, options);
   });
 }
 
 Pending Group::send(at::Tensor tensor, int to, const std::string& what) {
   if (tensor.numel() == 0) return {};
   count(tensor);
-  return issue(core::message("sending ", what, " along the ", name_, " to ", to), [&] {
+  return issue(along("sending ", what) + " to " + std::to_string(to), [&] {
     std::vector<at::Tensor> tensors{std::move(tensor)};
-    return group_->send(tensors, to, tag_of(what));
+    return backend_->send(tensors, to, tag_of(what));
   });
 }
 
 Pending Group::receive(at::Tensor tensor, int from, const std::string& what) {
   if (tensor.numel() == 0) return {};
-  return issue(core::message("receiving ", what, " along the ", name_, " from ", from), [&] {
+  return issue(along("receiving ", what) + " from " + std::to_string(from), [&] {
     std::vector<at::Tensor> tensors{std::move(tensor)};
-    return group_->recv(tensors, from, tag_of(what));
+    return backend_->recv(tensors, from, tag_of(what));
   });
 }
 
@@ -256,7 +261,7 @@ void Group::all_reduce_max(at::Tensor tensor, const std::string& what) {
     std::vector<at::Tensor> tensors{std::move(tensor)};
     c10d::AllreduceOptions options;
     options.reduceOp = c10d::ReduceOp::MAX;
-    return group_->allreduce(tensors, options);
+    return backend_->allreduce(tensors, options);
   };
   block(issue(what, call), what);
 }
@@ -272,7 +277,7 @@ std::vector<std::array<std::int64_t, 4>> Group::all_gather(std::array<std::int64
   std::vector<std::vector<at::Tensor>> outputs(1);
   for (int i = 0; i < size_; ++i) outputs[0].push_back(at::empty({4}, options));
   count(mine);
-  block(issue(what, [&] { return group_->allgather(outputs, inputs); }), what);
+  block(issue(what, [&] { return backend_->allgather(outputs, inputs); }), what);
   for (std::size_t i = 0; i < all.size(); ++i) {
     const auto* data = outputs[0][i].const_data_ptr<std::int64_t>();
     std::copy(data, data + 4, all[i].begin());

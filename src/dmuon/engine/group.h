@@ -140,6 +140,7 @@ class Group {
   // On a CPU a call that is not asynchronous would block; elsewhere it runs on the current stream,
   // and an asynchronous one on a stream of the backend's.
   bool runs_beside() const { return device_ == c10::DeviceType::CPU; }
+  std::string along(const char* does, const std::string& what) const;
   void count(const at::Tensor& tensor);
   void block(Pending pending, const std::string& what);
   Pending send_to_all(const at::Tensor& tensor, const std::string& what);
@@ -147,6 +148,8 @@ class Group {
   Pending issue(const std::string& what, Call&& call);
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  // Of the device. Called directly: the dispatcher's way to it costs the host more than the rest.
+  c10::intrusive_ptr<c10d::Backend> backend_;
   std::string name_;
   int rank_;
   int size_;
