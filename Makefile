@@ -10,10 +10,11 @@ MESH ?= 2x2
 ROUNDS ?= 8
 MINUTES ?= 10
 SEEDS ?= 20
+OUT ?= out/gpu
 # The address: a host name may not resolve.
 TORCHRUN = python -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node
 
-.PHONY: help setup setup-build build test test-async fuzz demo bench bench-host bench-counts bench-memory bench-plan bench-ablation bench-cluster wheel lint format clean
+.PHONY: help setup setup-build build test test-async test-gpu fuzz demo bench bench-host bench-counts bench-memory bench-plan bench-ablation bench-cluster wheel lint format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -36,6 +37,11 @@ test: setup ## C++ tests, then Python tests
 test-async: setup ## training on the asynchronous device in all orders, the random one with SEEDS= (20) seeds
 	@tools/build all
 	@$(ENV) ASYNC_SEEDS=$(SEEDS) python -m pytest tests/async_device tests/programs/test_async_device.py $(ARGS)
+
+# Without a GPU the emulated device stands in for it, which is among the tests.
+test-gpu: setup-build ## what one GPU can show, in parts; figures and logs into OUT= (out/gpu)
+	@tools/build $$($(ENV) python -c "import torch; print('_C' if torch.cuda.is_available() else 'all')")
+	@$(ENV) python tests/gpu/gpu_run.py --out $(OUT) $(ARGS)
 
 fuzz: setup ## random training programs on 4 CPU ranks for MINUTES= (10), until one is outside the contract
 	@tools/build

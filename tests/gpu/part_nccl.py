@@ -1,0 +1,67 @@
+"""Several ranks on one device end where one process on the CPU ends. NCCL, which may refuse that, is tried."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from gpu_device import Device, NotHere
+from gpu_part import Findings, run_part
+from gpu_training import furthest, train
+from part_training import BOUND
+
+HERE = Path(__file__).resolve().parent
+MESHES = ((1, 2), (2, 1), (2, 2))
+RANKS_S = 150
+# Each rank says that it is a host of its own, so that NCCL does not see one GPU twice; then sockets alone are left.
+NCCL = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo"}
+
+
+def part(device: Device, findings: Findings) -> None:
+    """See the head of the file."""
+    before, expected = train(torch.device("cpu"))
+    for shape in MESHES:
+        with tempfile.TemporaryDirectory() as folder:
+            weights = Path(folder, "weights.pt")
+            ended = run_ranks(shape, weights)
+            if not weights.exists():
+                if device.is_real and not findings.figures:
+                    raise NotHere(f"NCCL with {shape[0] * shape[1]} ranks on one GPU ended with {ended}; see the log")
+                findings.check(f"{shape[0]} x {shape[1]} ranks end", False, ended)
+                continue
+            off = furthest(torch.load(weights), expected, before)
+        findings.figure(mesh=f"{shape[0]}x{shape[1]}", furthest_from_one_process=off)
+        findings.check(f"{shape[0]} x {shape[1]} ranks: weights within {BOUND} of their way", off <= BOUND, off)
+    if not device.is_real:
+        findings.leave_out("NCCL: these ranks were the emulated device's, over gloo")
+
+
+def run_ranks(shape: tuple[int, int], weights: Path) -> list[int | None]:
+    """The exit codes; None of one that was ended because it took too long."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    size = shape[0] * shape[1]
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
+    program = [sys.executable, str(HERE / "gpu_training.py"), str(weights), *map(str, shape)]
+    ranks = [
+        subprocess.Popen(program, env={**os.environ, **NCCL, **common, "RANK": str(rank), "NCCL_HOSTID": f"rank{rank}"})
+        for rank in range(size)
+    ]
+    try:
+        return [rank.wait(RANKS_S) for rank in ranks]
+    except subprocess.TimeoutExpired:
+        return [rank.poll() for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+
+
+if __name__ == "__main__":
+    run_part("nccl", part)

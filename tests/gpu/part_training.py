@@ -1,0 +1,28 @@
+"""Training on one device ends where it ends on the CPU, and nothing in it but clipping waits for the device."""
+
+from __future__ import annotations
+
+import torch
+from gpu_device import Device
+from gpu_part import Findings, run_part
+from gpu_training import furthest, train
+
+# Of the way that a parameter goes. Other kernels round otherwise, which the iteration enlarges with the condition
+# number of a gradient.
+BOUND = 2e-2
+
+
+def part(device: Device, findings: Findings) -> None:
+    """See the head of the file."""
+    before, expected = train(torch.device("cpu"))
+    _, found = train(device.use(0))
+    off = furthest(found, expected, before)
+    findings.figure(furthest_from_the_cpu=off)
+    findings.check(f"weights are the CPU's within {BOUND} of their way", off <= BOUND, off)
+    _, guarded = train(device.use(0), guard=device.no_host_sync)
+    again = furthest(guarded, found, before)
+    findings.check("forward, backward and step wait for nothing, and repeat themselves", again == 0, again)
+
+
+if __name__ == "__main__":
+    run_part("training", part)

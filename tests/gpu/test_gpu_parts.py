@@ -1,0 +1,48 @@
+"""The parts of `make test-gpu` run on the emulated device, each alone, and a part that fails is heard of."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.xdist_group("async_device")
+RUNNER = Path(__file__).with_name("gpu_run.py")
+RUN_S = 300  # for hangs
+
+
+def run(out: Path, parts: str) -> subprocess.CompletedProcess[str]:
+    """On the emulated device, also where there is a GPU."""
+    program = [sys.executable, str(RUNNER), "--out", str(out), "--parts", parts]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(program, env=environment, capture_output=True, text=True, timeout=RUN_S)
+
+
+def test_a_part_leaves_its_figures_and_says_what_this_device_cannot_show(tmp_path):
+    done = run(tmp_path, "training,memory")
+    assert done.returncode == 0, done.stdout + done.stderr
+    reports = [json.loads((tmp_path / f"{part}.json").read_text()) for part in ("training", "memory")]
+    assert [report["status"] for report in reports] == ["passed", "passed"]
+    assert 0 < reports[0]["figures"][0]["furthest_from_the_cpu"] <= 2e-2
+    assert "the allocator's retries" in reports[1]["not_on_this_device"][0]
+    assert "not on this device: the allocator's retries" in done.stdout
+
+
+def test_a_part_that_ends_early_fails_by_name(tmp_path, monkeypatch):
+    # The part's module is found, and what it imports first raises.
+    (tmp_path / "torch.py").write_text("raise ImportError('no PyTorch here')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = run(tmp_path / "out", "memory")
+    assert done.returncode == 1
+    assert "failed: memory" in done.stderr
+    assert json.loads((tmp_path / "out" / "memory.json").read_text())["status"] == "failed"
+
+
+def test_an_unknown_part_is_refused(tmp_path):
+    done = run(tmp_path, "memory,speed")
+    assert done.returncode == 2
+    assert "got speed" in done.stderr
