@@ -25,7 +25,7 @@ def test_every_step_is_taken_and_every_part_of_it_is_timed(tmp_path, mesh):
     assert done.returncode == 0, done.stdout + done.stderr  # which it is not where a step was skipped
     said = json.loads(file.read_text())
     for model in ("matrices", "transformer"):
-        for kind in ("bare", "adamw", "dmuon"):
+        for kind in ("bare", "rest", "adamw", "dmuon"):
             assert min(said[model]["median_ms"][kind].values()) > 0
             assert len(said[model]["seconds"][kind]) == 2
         assert said[model]["ratio"]["adamw"]["median"] == 1

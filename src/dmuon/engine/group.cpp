@@ -246,11 +246,11 @@ Pending Group::receive(at::Tensor tensor, int from, const std::string& what) {
 Pending Group::all_reduce_sum(at::Tensor tensor, const std::string& what) {
   if (size_ == 1 || tensor.numel() == 0) return {};
   count(tensor);
-  return issue(core::message("sum of ", what, " over the ", name_), [&] {
+  return issue("sum of " + what + " over the " + name_, [&] {
     std::vector<at::Tensor> tensors{std::move(tensor)};
     c10d::AllreduceOptions options;
     options.asyncOp = runs_beside();
-    return group_->allreduce(tensors, options);
+    return backend_->allreduce(tensors, options);
   });
 }
 
