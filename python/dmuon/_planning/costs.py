@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 
 from dmuon import _C, _plan
 from dmuon._planning.owner_plan import DEFAULT_DEVICE
-from dmuon._setup.agreement import all_gather, described, from_first
+from dmuon._setup.agreement import described, from_first, from_slot, largest
 from dmuon._setup.hyperparameters import native_group, resolved_coefficients
 from dmuon._setup.ranks import Ranks
 
@@ -96,9 +96,14 @@ def measure(
     model = from_first(ranks, lambda: model_of(device))  # one for all: ranks must choose alike
     group = native_group(muon, device)
     order = sorted(jobs, key=lambda job: (_modelled_ns(model, job), job))
-    runs: dict[Job, list[list[int]]] = {job: [] for job in jobs}  # for each run nanoseconds by slot
+    runs: dict[Job, list[int]] = {job: [] for job in jobs}  # nanoseconds of this rank
+    least: dict[Job, int] = {}  # of the fastest run, at the slowest rank
     times = dict(known or {})
     failed: set[Job] = set()
+
+    def run(job: Job) -> int:
+        return _run(job, group, compute_dtypes[job.shape], device)
+
     begin = time.monotonic()
     longest_ns = BUDGET_S * _LONGEST_SHARE * 1e9
     words = "dmuon measures batches: |{bar}| {n:.0f} s of at most {total:.0f} s"
@@ -106,17 +111,17 @@ def measure(
     with tqdm(total=BUDGET_S, bar_format=words, leave=False, delay=1.0, disable=hidden) as bar:
         for job in order * _MOST_ROUNDS:
             # By its own fastest run; before its first two, by the times of others, if there are any.
-            least_ns = _slowest(runs[job], min) if runs[job] else _predicted(job, times, model) if times else 0
+            least_ns = least[job] if job in least else _predicted(job, times, model) if times else 0
             if job in failed or least_ns > longest_ns:
                 continue
             for _ in range(1 if runs[job] else 2):  # the first warms up
-                row, spent = _sample(ranks, job, lambda job: _run(job, group, compute_dtypes[job.shape], device), begin)
-                if row is None:
+                sample = _sample(ranks, job, run, runs[job], begin)
+                spent = sample.seconds
+                if sample.short_of_memory:
                     failed.add(job)
                     times.pop(job, None)
                     break
-                runs[job].append(row)
-                times[job] = _slowest(runs[job], statistics.median_low)
+                least[job], times[job] = sample.least_ns, sample.median_ns
             bar.update(min(spent, BUDGET_S) - bar.n)
             if spent > BUDGET_S:
                 break
@@ -127,11 +132,6 @@ def measure(
         words = "dmuon: %d of %d batches are scaled by the model: too long, beyond the %g s, or (%d) short of memory"
         logger.warning(words, len(scaled), len(jobs), BUDGET_S, len(failed))
     return {job: times[job] if job in times else _predicted(job, times, model) for job in jobs}, scaled
-
-
-def _slowest(rows: list[list[int]], average: Callable[[Any], int]) -> int:
-    """The maximum over ranks of an average over runs. The lower median of 2 n runs leaves out the one that warms up."""
-    return max(average(column) for column in zip(*rows, strict=True))
 
 
 def _predicted(job: Job, times: dict[Job, int], model: str) -> int:
@@ -147,24 +147,37 @@ def _modelled_ns(model: str, job: Job) -> int:
     return max(1, _plan.modelled_ns(model, *job.shape, job.size))
 
 
-def _sample(ranks: Ranks, job: Job, run: Callable[[Job], int], begin: float) -> tuple[list[int] | None, float]:
-    """Runs a job on all ranks at once: nanoseconds by slot, None where any is short of memory; seconds since `begin`.
+class _Sample(NamedTuple):
+    """What ranks know of a job after one more run, each the maximum over them."""
+
+    short_of_memory: bool
+    seconds: float  # since measuring began
+    least_ns: int
+    median_ns: int  # the lower one, which of 2 n runs leaves out the one that warms up
+
+
+def _sample(ranks: Ranks, job: Job, run: Callable[[Job], int], runs: list[int], begin: float) -> _Sample:
+    """Runs a job on all ranks at once, and adds its nanoseconds to `runs`, unless it is short of memory.
 
     Any other error is raised on all ranks. Collective, and so the ranks' meeting before the next run.
     """
-    ns: int | None = None
+    failure: Exception | None = None
+    lacks_memory = False
     try:
-        ns = run(job)
+        runs.append(run(job))
     except Exception as error:
-        if not _lacks_memory(error):
-            all_gather(ranks, (None, 0.0, described(error)))  # the others wait to hear of it
-            raise
-    answers = all_gather(ranks, (ns, time.monotonic() - begin, ""))
-    for rank, (_, _, problem) in zip(ranks.everyone, answers, strict=True):
-        if problem:
-            raise RuntimeError(f"Muon: measuring {job} failed on rank {rank}: {problem}")
-    row = [ns for ns, _, _ in answers if ns is not None]
-    return row if len(row) == ranks.size else None, max(seconds for _, seconds, _ in answers)
+        lacks_memory = _lacks_memory(error)
+        failure = None if lacks_memory else error  # of which the others wait to hear
+    times = (min(runs), statistics.median_low(runs)) if runs else (0, 0)
+    seconds = time.monotonic() - begin
+    numbers = [-ranks.size if failure is None else -ranks.slot, lacks_memory, seconds, *times]
+    minus_first, any_lacks, seconds, least_ns, median_ns = largest(ranks, numbers)
+    if (first := -int(minus_first)) < ranks.size:
+        problem = from_slot(ranks, first, "" if failure is None else described(failure))
+        if failure is not None:
+            raise failure
+        raise RuntimeError(f"Muon: measuring {job} failed on rank {ranks.everyone[first]}: {problem}")
+    return _Sample(any_lacks > 0, seconds, int(least_ns), int(median_ns))
 
 
 def _lacks_memory(error: Exception) -> bool:

@@ -1,6 +1,7 @@
 """How ranks agree while a model is set up: what one rank finds wrong all raise, and what must be equal is compared.
 
-All that is exchanged here are a few words over the host; what a training step agrees on is engine/agreement.h's.
+All that is exchanged here are a few words over the host, as many on a thousand ranks as on two; what one rank alone
+has to say (an error, a plan) it broadcasts. What a training step agrees on is engine/agreement.h's.
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn, TypeVar, cast
 
+import torch
 import torch.distributed as dist
 
 from dmuon._setup.groups import verdict_group
@@ -43,28 +46,36 @@ def agreement(ranks: Ranks, function: str) -> Iterator[list[str]]:
     except Exception as raised:  # whatever it is, the other ranks must hear of it
         error = raised
     problem = None if error is None else described(error)
-    digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()
-    answers = all_gather(ranks, (problem, digest))
+    digest = hashlib.sha256("\n".join(facts).encode()).digest()
+    words = [word for (word,) in struct.iter_unpack("<I", digest)]
+    numbers = [-ranks.size if error is None else -ranks.slot, *words, *(-word for word in words)]
+    minus_first, *extremes = largest(ranks, numbers)
+    if -minus_first < ranks.size:
+        _raise_problem(ranks, -int(minus_first), problem, error)
+    if any(most != -minus_least for most, minus_least in zip(extremes[:8], extremes[8:], strict=True)):
+        _raise_difference(ranks, function, facts)
+
+
+def _raise_problem(ranks: Ranks, first: int, problem: str | None, error: Exception | None) -> NoReturn:
+    """`first`: the lowest slot that has one; this rank need not."""
+    theirs = from_slot(ranks, first, problem)
     if isinstance(error, ValueError):
         raise error
     if error is not None:
         raise ValueError(problem) from error
-    for slot, (other, _) in enumerate(answers):
-        if other is not None:
-            raise ValueError(f"{other} (on rank {ranks.everyone[slot]})")
-    if any(theirs != digest for _, theirs in answers):
-        _raise_difference(ranks, function, facts)
+    raise ValueError(f"{theirs} (on rank {ranks.everyone[first]})")
 
 
-def _raise_difference(ranks: Ranks, function: str, facts: list[str]) -> None:
-    lines = all_gather(ranks, facts)
-    for slot, theirs in enumerate(lines):
-        for first, other in itertools.zip_longest(lines[0], theirs, fillvalue="nothing"):
-            if first != other:
-                raise ValueError(
-                    f"{function}: ranks differ. Expected: the same model and options on every rank. "
-                    f"Rank {ranks.everyone[0]} has: {first}; rank {ranks.everyone[slot]} has: {other}"
-                )
+def _raise_difference(ranks: Ranks, function: str, facts: list[str]) -> NoReturn:
+    pairs = itertools.zip_longest(from_slot(ranks, 0, facts), facts, fillvalue="nothing")
+    difference = next(((first, own) for first, own in pairs if first != own), None)
+    (minus_slot,) = largest(ranks, [-ranks.size if difference is None else -ranks.slot])
+    slot = -int(minus_slot)
+    expected, got = from_slot(ranks, slot, difference)  # type: ignore[misc]  # that slot has one
+    raise ValueError(
+        f"{function}: ranks differ. Expected: the same model and options on every rank. "
+        f"Rank {ranks.everyone[0]} has: {expected}; rank {ranks.everyone[slot]} has: {got}"
+    )
 
 
 def from_first(ranks: Ranks, make: Callable[[], T]) -> T:
@@ -76,14 +87,34 @@ def from_first(ranks: Ranks, make: Callable[[], T]) -> T:
             answer = (make(), None)
         except Exception as error:  # whatever it is, the other ranks wait to hear of it
             answer, cause = (None, described(error)), error
-    value, problem = all_gather(ranks, answer)[0]
+    value, problem = from_slot(ranks, 0, answer)
     if problem is not None:
         raise ValueError(problem) from cause
     return value  # type: ignore[return-value]
 
 
+def from_slot(ranks: Ranks, slot: int, value: T) -> T:
+    """The value of one rank. Collective; a rank holds no more than its own and that one."""
+    group = verdict_group(ranks)
+    if group is None:
+        return value
+    held: list[Any] = [value if ranks.slot == slot else None]
+    dist.broadcast_object_list(held, src=ranks.everyone[slot], group=group)
+    return cast("T", held[0])
+
+
+def largest(ranks: Ranks, numbers: Sequence[float]) -> list[float]:
+    """The largest of each number over all ranks, in fp64, which has integers up to 2^53. Collective."""
+    words = torch.tensor(numbers, dtype=torch.float64)
+    group = verdict_group(ranks)
+    if group is not None:
+        dist.all_reduce(words, dist.ReduceOp.MAX, group=group)
+    found: list[float] = words.tolist()
+    return found
+
+
 def all_gather(ranks: Ranks, value: T) -> list[T]:
-    """The value of every rank, by slot. Collective."""
+    """The value of every rank, by slot. Collective, and the one call here that takes memory for all ranks' values."""
     group = verdict_group(ranks)
     if group is None:
         return [value]
