@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ import torch.nn as nn
 from dmuon import _C
 from dmuon._running.muon import Muon
 from dmuon._running.runtime import Runtime, find_runtime, runtime_of
-from dmuon._setup.agreement import agreement, all_gather
+from dmuon._setup.agreement import agreement, largest
 from dmuon._setup.dedication import dedication_of
 from dmuon._setup.hyperparameters import native_group, resolved_coefficients
 from dmuon._setup.routing import RoutingTable
@@ -36,6 +36,7 @@ def routing_table(model: nn.Module) -> RoutingTable:
     return RoutingTable((dataclasses.replace(row, **found.get(row.name, {})) for row in table), table.note)
 
 
+_PIECE = 1 << 20  # elements that are compared, or drawn, at once
 _UPDATE_TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.2}
 
 
@@ -128,7 +129,7 @@ def verify(model: nn.Module, opt: Muon) -> Verification:
 
     Collective over the mesh. Gradients are synthetic, different on every rank and the same at every call; weights and
     momentum are the present ones and stay as they are. With the CPUs' bf16 iteration expect an `update` of some
-    hundredths (a tenth for a very thin matrix).
+    hundredths (a tenth for a very thin matrix). Memory: a unit's weights or gradients, and a few times a matrix.
 
     Raises:
         ValueError: the optimizer is not this model's, or gradients wait for a step.
@@ -164,13 +165,24 @@ def verify(model: nn.Module, opt: Muon) -> Verification:
 
 
 def _worst(runtime: Runtime, differences: dict[int, float]) -> tuple[float, str]:
-    worst = max(((value, index) for index, value in differences.items()), default=(0.0, -1))
-    value, index = max(all_gather(runtime.ranks, worst))
-    return value, runtime.matrices[index].name if index >= 0 else ""
+    own, index = max(((value, index) for index, value in differences.items()), default=(0.0, -1))
+    (value,) = largest(runtime.ranks, [own])
+    (worst,) = largest(runtime.ranks, [index if own == value else -1])
+    return value, runtime.matrices[int(worst)].name if worst >= 0 else ""
 
 
-def _relative(difference: torch.Tensor, of: torch.Tensor) -> float:
-    value = float(difference.double().norm() / of.double().norm().clamp(min=1e-30))
+def _pieces(whole: torch.Tensor) -> Sequence[torch.Tensor]:
+    return whole.reshape(-1).split(_PIECE)
+
+
+def _relative(found: Iterable[torch.Tensor], expected: Iterable[torch.Tensor]) -> float:
+    """|found - expected| / |expected| in fp64, of tensors that come in pieces."""
+    squares = torch.zeros(2, dtype=torch.float64)
+    for part, of in zip(found, expected, strict=True):
+        of = of.to(part.device, torch.float64)
+        squares = squares.to(part.device) + torch.stack([(part - of).square().sum(), of.square().sum()])
+    difference, whole = squares.sqrt().tolist()
+    value = difference / max(whole, 1e-30)
     return value if math.isfinite(value) else math.inf  # a NaN would lose every comparison
 
 
@@ -180,14 +192,32 @@ def _publication_differences(runtime: Runtime) -> dict[int, float]:
         runtime.engine.unshard(unit)
         for matrix, view in zip(runtime.engine.packed_order(unit), runtime.engine.weights(unit), strict=True):
             expected = runtime.engine.gather(matrix, "master").to(view.dtype)
-            differences[matrix] = _relative(view.double() - expected.double(), expected)
+            differences[matrix] = _relative(_pieces(view), _pieces(expected))
         runtime.engine.reshard(unit)
     return differences
 
 
-def _synthetic(runtime: Runtime, matrix: int, slot: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(7919 * matrix + slot)
-    return torch.randn(runtime.matrices[matrix].shape, generator=generator)
+def _synthetic(runtime: Runtime, matrix: int, slot: int, piece: int, size: int) -> torch.Tensor:
+    """A piece of the gradient that a rank has of a matrix: numbers of the CPU's, which are the same everywhere."""
+    num_pieces = -(-runtime.matrices[matrix].shape.numel() // _PIECE)
+    generator = torch.Generator().manual_seed((matrix * runtime.ranks.size + slot) * num_pieces + piece)
+    return torch.randn(size, generator=generator)
+
+
+def _mean_of_synthetic(runtime: Runtime, matrix: int) -> Iterator[torch.Tensor]:
+    """Of all ranks' gradients, piece by piece; one rank's after the other, so that many take no more memory."""
+    for piece, layout in enumerate(_pieces(torch.empty(runtime.matrices[matrix].shape, device="meta"))):
+        mean = torch.zeros(layout.shape, dtype=torch.float64)
+        for slot in range(runtime.ranks.size):
+            mean += _synthetic(runtime, matrix, slot, piece, len(mean)) / runtime.ranks.size
+        yield mean
+
+
+def _put_synthetic(runtime: Runtime, matrix: int) -> None:
+    gradient = torch.empty(runtime.matrices[matrix].shape, device=runtime.device)
+    for piece, part in enumerate(_pieces(gradient)):
+        part.copy_(_synthetic(runtime, matrix, runtime.ranks.slot, piece, len(part)))
+    runtime.engine.put_gradient(matrix, gradient)
 
 
 def _routing_differences(runtime: Runtime) -> dict[int, float]:
@@ -196,16 +226,12 @@ def _routing_differences(runtime: Runtime) -> dict[int, float]:
         runtime.engine.clear_gradient(index)
     for index, unit in enumerate(runtime.units):
         for matrix in unit.matrices:
-            gradient = _synthetic(runtime, matrix, runtime.ranks.slot)
-            runtime.engine.put_gradient(matrix, gradient.to(runtime.device))
+            _put_synthetic(runtime, matrix)
         runtime.engine.route(index)
         for matrix in unit.matrices:
             received = runtime.engine.owned(matrix, "gradient")
             if received is not None:
-                expected = torch.zeros(received.shape, dtype=torch.float64)
-                for slot in range(runtime.ranks.size):
-                    expected += _synthetic(runtime, matrix, slot) / runtime.ranks.size
-                differences[matrix] = _relative(received.cpu().double() - expected, expected)
+                differences[matrix] = _relative(_pieces(received), _mean_of_synthetic(runtime, matrix))
     return differences
 
 
@@ -227,5 +253,5 @@ def _update_differences(runtime: Runtime, opt: Muon) -> dict[int, float]:
             updated = master.clone().unsqueeze(0)
             applies = torch.ones((), dtype=torch.bool, device=updated.device)
             _C.muon_update(updated, momentum.clone().unsqueeze(0), gradient.unsqueeze(0), native, applies)
-            differences[matrix] = _relative(updated[0] - master - expected, expected)
+            differences[matrix] = _relative(_pieces(updated[0] - master), _pieces(expected))
     return differences
