@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from dmuon._running.runtime import Runtime, runtime_of
 from dmuon._setup.agreement import agreement
+from dmuon._setup.initial_values import sum_of_bytes
 
 
 @contextmanager
@@ -20,7 +21,8 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
 
     Collective over the mesh on entry and exit. `state_dict()` and `load_state_dict()` work inside; a forward does
     not. Owned matrices come in their original dtype, cast from the fp32 master. Memory: the whole model on every
-    rank.
+    rank, and nothing else but one parameter at a time. For rank 0 alone there is
+    `torch.distributed.checkpoint.state_dict.get_model_state_dict` with `full_state_dict` and `cpu_offload`.
 
     Args:
         model: with dmuon.Muon.
@@ -45,7 +47,6 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
         nn.Parameter(runtime.engine.gather(index, "master").to(placeholder.dtype), placeholder.requires_grad)
         for index, placeholder in enumerate(runtime.placeholders)
     ]
-    originals = [whole.detach().clone() for whole in wholes] if writeback else []
     shards = {id(p): nn.Parameter(p.full_tensor().detach(), p.requires_grad) for _, _, p in swapped}
     hooks = _suspend_load_hooks([module for module, _, _ in swapped])
     runtime.whole, runtime.writes_back = True, bool(writeback)
@@ -63,7 +64,7 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
                     raise error
             raise
         if writeback:
-            _write_back(runtime, originals, swapped)
+            _write_back(runtime, swapped)
     finally:
         runtime.whole = False
         for matrix in runtime.matrices:
@@ -100,22 +101,24 @@ def _sharded_places(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
 
 
 @torch.no_grad()
-def _write_back(runtime: Runtime, originals: list[torch.Tensor], swapped: list[tuple[nn.Module, str, Any]]) -> None:
+def _write_back(runtime: Runtime, swapped: list[tuple[nn.Module, str, Any]]) -> None:
     with agreement(runtime.ranks, "full_params") as facts:
         edited = [
-            _current(matrix.places[0].module, matrix.places[0].attribute, matrix.name, old.shape)
-            for matrix, old in zip(runtime.matrices, originals, strict=True)
+            _current(matrix.places[0].module, matrix.places[0].attribute, matrix.name, matrix.shape)
+            for matrix in runtime.matrices
         ]
         wholes = [_current(module, attribute, attribute, parameter.shape) for module, attribute, parameter in swapped]
         names = [matrix.name for matrix in runtime.matrices] + [attribute for _, attribute, _ in swapped]
         facts += [
-            f"'{name}' of sum {_sum_of_bytes(whole)} at the end"
+            f"'{name}' of sum {sum_of_bytes(whole)} at the end"
             for name, whole in zip(names, (*edited, *wholes), strict=True)
         ]
-    for index, (new, old) in enumerate(zip(edited, originals, strict=True)):
+    for index, new in enumerate(edited):
         # A bf16 model's fp32 master holds more than the bf16 values shown: keep it where nothing was changed.
-        if not torch.equal(new, old):
+        master = runtime.engine.owned(index, "master")
+        if master is not None and not torch.equal(new.to(master.device), master.to(new.dtype)):
             runtime.engine.scatter(index, "master", new)
+        if index in runtime.shards.without_values and new.any():  # whose master is zero
             runtime.shards.without_values.discard(index)
     runtime.engine.publish()
     for (_, _, parameter), whole in zip(swapped, wholes, strict=True):
@@ -123,10 +126,6 @@ def _write_back(runtime: Runtime, originals: list[torch.Tensor], swapped: list[t
         values, mesh = whole.to(parameter.dtype), parameter.device_mesh
         shard = distribute_tensor(values, mesh, parameter.placements, src_data_rank=None)
         parameter.to_local().copy_(shard.to_local())
-
-
-def _sum_of_bytes(whole: torch.Tensor) -> int:
-    return int(whole.contiguous().view(torch.uint8).sum(dtype=torch.int64))
 
 
 def _current(module: nn.Module, attribute: str, name: str, shape: torch.Size) -> torch.Tensor:
