@@ -52,7 +52,7 @@ class Runtime:
         others = (p for p in model.parameters() if not isinstance(p, OwnedTensor | DTensor))
         self.plain_parameters = list(others)  # which neither dmuon nor fully_shard manages
         dtypes = [placeholder.dtype for placeholder in self.placeholders]
-        self.shards = OwnedShards(self.engine, self.matrices, dtypes, device, self.ranks, dedication.mesh)
+        self.shards = OwnedShards(self.engine, self.matrices, dtypes, self.ranks, dedication.mesh)
 
     def _make_engine(self, dedication: Dedication) -> _C.Engine:
         policy = dedication.mp_policy

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from dmuon._setup.routing import Matrix
 
 MASTER = "master"
 MOMENTUM = "momentum_buffer"
+_PIECE = 1 << 24  # elements, as the engine's pieces of shards
 
 
 class OwnedShards:
@@ -32,13 +33,12 @@ class OwnedShards:
         engine: _C.Engine,
         matrices: Sequence[Matrix],
         dtypes: Sequence[torch.dtype],
-        device: torch.device,
         ranks: Ranks,
         mesh: DeviceMesh | None,
     ) -> None:
         """`dtypes`: of the matrices; `mesh`: as for fully_shard, None for all ranks."""
         self._engine, self._matrices, self._ranks, self._given = engine, matrices, ranks, mesh
-        self.dtypes, self._device = dtypes, device
+        self.dtypes = dtypes
         self.without_values: set[int] = set()  # matrices that were neither initialised nor loaded
 
     @functools.cached_property
@@ -105,13 +105,9 @@ class OwnedShards:
             self.without_values -= values.keys()
         whole = {index: value for index, value in values.items() if not isinstance(value, DTensor)}
         sharded = [index for index in values if index not in whole]
-        self._engine.from_shards(sharded, name, [self._flat(values[index]) for index in sharded])
+        self._engine.from_shards(sharded, name, [_flat(values[index]) for index in sharded])
         for index, value in whole.items():
             self._engine.scatter(index, name, value.detach())
-
-    def _flat(self, value: Any) -> torch.Tensor:
-        local: torch.Tensor = value.to_local().detach().flatten()
-        return local.to(self._device, torch.float32)
 
     def take_weights(self, values: Mapping[int, torch.Tensor]) -> None:
         """Collective: new weights, in the matrices' own dtypes; call `publish` afterwards.
@@ -119,6 +115,21 @@ class OwnedShards:
         A low-precision weight that is as it was keeps the fp32 master behind it, so that it does not matter whether
         weights or masters are loaded first.
         """
+        for piece in self._pieces(sorted(values)):
+            self._take_piece({index: values[index] for index in piece})
+
+    def _pieces(self, indices: Sequence[int]) -> Iterator[list[int]]:
+        """Matrices that are in fp32 together; the same ones on all ranks."""
+        piece: list[int] = []
+        for index in indices:
+            if piece and sum(self._matrices[i].shape.numel() for i in [*piece, index]) > _PIECE:
+                yield piece
+                piece = []
+            piece.append(index)
+        if piece:
+            yield piece
+
+    def _take_piece(self, values: Mapping[int, torch.Tensor]) -> None:
         taken = {index: value.detach() for index, value in values.items()}
         low = [index for index in sorted(taken) if self.dtypes[index] != torch.float32]
         sharded = [index for index in low if isinstance(taken[index], DTensor)]
@@ -129,3 +140,8 @@ class OwnedShards:
                 value = taken[index].to(old.device, self.dtypes[index])
                 taken[index] = torch.where(old.to(value.dtype) == value, old, value.float())
         self.take(taken, MASTER)
+
+
+def _flat(value: Any) -> torch.Tensor:
+    local: torch.Tensor = value.to_local().detach().flatten()
+    return local

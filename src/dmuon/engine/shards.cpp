@@ -172,7 +172,8 @@ void from_shards(SharedMesh& mesh, const Parameters& all, const Owned& owned,
     for (const ParameterIndex parameter : piece) {
       const Cut cut(mesh, all[parameter], num_chunks);
       const std::string what = described(name, parameter);
-      const at::Tensor mine = next++->narrow(0, 0, cut.counted(node, here).size());
+      const at::Tensor mine =
+          next++->narrow(0, 0, cut.counted(node, here).size()).to(options.device(), at::kFloat);
       of_node.emplace_back();
       if (cut.owners_column() != here) {
         messages.send(mesh.row, mine, cut.owners_column(), what);

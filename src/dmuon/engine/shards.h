@@ -36,7 +36,8 @@ std::vector<at::Tensor> to_shards(SharedMesh& mesh, const Parameters& all, const
 
 /// Collective: the owners' named tensors take the values of the shards. Of shards that several
 /// nodes hold, those of the owner's node count.
-/// @param shards  [which] flat, fp32, on the owners' device.
+/// @param shards  [which] flat, of any floating dtype and device; made fp32 on the owners' device a
+///                piece at a time.
 void from_shards(SharedMesh& mesh, const Parameters& all, const Owned& owned,
                  const std::vector<core::ParameterIndex>& which, const std::string& name,
                  const std::vector<at::Tensor>& shards, int num_chunks);
