@@ -13,6 +13,7 @@ import torch
 from dmuon._setup.placeholder import OwnedTensor
 from models import batch, loss_of, make_gpt, part
 from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.profiler import profile
 from training import dedicate, place_of, shard
 
 import dmuon
@@ -82,6 +83,22 @@ def owned_bytes(optimizer: dmuon.Muon) -> list[list[int]]:
         ]
         for i in range(len(runtime.matrices))
     ]
+
+
+def allocations(profiler: profile, mark: str) -> tuple[int, int]:
+    """(largest, last) number of bytes that were allocated, and not freed, inside the range `mark`."""
+    kineto = profiler.profiler.kineto_results
+    events = sorted(kineto.events(), key=lambda event: event.start_ns())
+    (span,) = (event for event in events if event.name() == mark)
+    live = largest = last = 0
+    for event in events:
+        if event.name() != "[memory]" or event.start_ns() > span.end_ns():
+            continue
+        live += event.nbytes()
+        if event.start_ns() >= span.start_ns():
+            largest = max(largest, live)
+        last = live
+    return largest, last
 
 
 def storage_bytes(tensors: list[torch.Tensor]) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn as nn
-from accounting import BYTES, FP32, MESHES, STRATEGIES, Sizes, covering, layout, train
+from accounting import BYTES, FP32, MESHES, STRATEGIES, Sizes, allocations, covering, layout, train
 from torch.profiler import ProfilerActivity, profile, record_function
 from training import AHEAD, dedicate
 
@@ -57,22 +57,6 @@ def test_owners_alone_hold_state_and_a_rank_what_the_plan_says(ranks, mesh, stra
             assert stats["peak_bytes"] <= bound, f"slot {slot}, step {step}"
             if step > 0:  # the first one is traced
                 assert stats["peak_bytes"] == pytest.approx(result["planned"], rel=0), f"slot {slot}, step {step}"
-
-
-def allocations(profiler: profile, mark: str) -> tuple[int, int]:
-    """(largest, last) number of bytes that were allocated, and not freed, inside the range `mark`."""
-    kineto = profiler.profiler.kineto_results
-    events = sorted(kineto.events(), key=lambda event: event.start_ns())
-    (span,) = (event for event in events if event.name() == mark)
-    live = largest = last = 0
-    for event in events:
-        if event.name() != "[memory]" or event.start_ns() > span.end_ns():
-            continue
-        live += event.nbytes()
-        if event.start_ns() >= span.start_ns():
-            largest = max(largest, live)
-        last = live
-    return largest, last
 
 
 def saving(mesh: Any, width: int = 160, depth: int = 8) -> tuple[int, int]:

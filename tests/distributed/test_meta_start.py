@@ -12,10 +12,9 @@ import torch
 import torch.distributed.checkpoint.state_dict as dsd
 import torch.nn as nn
 import transformers
-from accounting import FP32, Sizes, layout
+from accounting import FP32, Sizes, allocations, layout
 from models import batch, loss_of, make_gpt
 from refusals import REFUSED, Refusals, expect_refusal, rank_of
-from test_memory import allocations
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import init
