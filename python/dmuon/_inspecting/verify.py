@@ -177,7 +177,7 @@ def _pieces(whole: torch.Tensor) -> Sequence[torch.Tensor]:
 
 def _relative(found: Iterable[torch.Tensor], expected: Iterable[torch.Tensor]) -> float:
     """|found - expected| / |expected| in fp64, of tensors that come in pieces."""
-    squares = torch.zeros(2, dtype=torch.float64)
+    squares = torch.zeros(2, dtype=torch.float64, device="cpu")
     for part, of in zip(found, expected, strict=True):
         of = of.to(part.device, torch.float64)
         squares = squares.to(part.device) + torch.stack([(part - of).square().sum(), of.square().sum()])
@@ -201,13 +201,13 @@ def _synthetic(runtime: Runtime, matrix: int, slot: int, piece: int, size: int) 
     """A piece of the gradient that a rank has of a matrix: numbers of the CPU's, which are the same everywhere."""
     num_pieces = -(-runtime.matrices[matrix].shape.numel() // _PIECE)
     generator = torch.Generator().manual_seed((matrix * runtime.ranks.size + slot) * num_pieces + piece)
-    return torch.randn(size, generator=generator)
+    return torch.randn(size, generator=generator, device="cpu")
 
 
 def _mean_of_synthetic(runtime: Runtime, matrix: int) -> Iterator[torch.Tensor]:
     """Of all ranks' gradients, piece by piece; one rank's after the other, so that many take no more memory."""
     for piece, layout in enumerate(_pieces(torch.empty(runtime.matrices[matrix].shape, device="meta"))):
-        mean = torch.zeros(layout.shape, dtype=torch.float64)
+        mean = torch.zeros(layout.shape, dtype=torch.float64, device="cpu")
         for slot in range(runtime.ranks.size):
             mean += _synthetic(runtime, matrix, slot, piece, len(mean)) / runtime.ranks.size
         yield mean

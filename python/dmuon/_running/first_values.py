@@ -35,11 +35,11 @@ def _take_initial_values(runtime: Runtime, meta_start: MetaStart, index: int) ->
     own = meta_start.taken(index)
     if not values.is_written:
         runtime.shards.without_values.add(index)
-        own = torch.zeros(values.base.shape, dtype=values.base.dtype) if here == owner else None
+        own = torch.zeros(values.base.shape, dtype=values.base.dtype, device="cpu") if here == owner else None
     elif here != owner and own is not None:
         dist.send(own.cpu().contiguous(), owner, group=verdict_group(ranks))
     elif here == owner and own is None:
-        own = torch.empty(values.base.shape, dtype=values.base.dtype)
+        own = torch.empty(values.base.shape, dtype=values.base.dtype, device="cpu")
         dist.recv(own, values.holder, group=verdict_group(ranks))
     if here == owner:
         assert own is not None

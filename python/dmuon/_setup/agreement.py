@@ -105,7 +105,7 @@ def from_slot(ranks: Ranks, slot: int, value: T) -> T:
 
 def largest(ranks: Ranks, numbers: Sequence[float]) -> list[float]:
     """The largest of each number over all ranks, in fp64, which has integers up to 2^53. Collective."""
-    words = torch.tensor(numbers, dtype=torch.float64)
+    words = torch.tensor(numbers, dtype=torch.float64, device="cpu")
     group = verdict_group(ranks)
     if group is not None:
         dist.all_reduce(words, dist.ReduceOp.MAX, group=group)
