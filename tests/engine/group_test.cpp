@@ -81,7 +81,7 @@ TEST(Group, LeavesNoLaunchOpenWhereAMessageFails) {
 TEST(Group, IssuesNothingOnceItWasGivenUp) {
   const auto backend = c10::make_intrusive<Grouping>(-1);
   Group group = group_over(backend);
-  group.give_up();
+  group.give_up("nobody comes");
   EXPECT_EQ(backend->aborts_, 1);
   EXPECT_THROW(broadcasts(&group, 1), core::CommError);
   EXPECT_EQ(backend->messages_, 0);
@@ -231,7 +231,7 @@ TEST(Group, GivesUpAtOnceWhenAskedTo) {
       Group copy = group;  // as each engine of a mesh has one
       std::thread other([&] {
         std::this_thread::sleep_for(std::chrono::milliseconds(100));
-        group.give_up();
+        group.give_up("nobody comes");
       });
       EXPECT_THROW(copy.receive(filled(0), 1, "x").wait(), core::CommError);
       EXPECT_THROW(copy.receive(filled(0), 1, "y").wait(), core::CommError);

@@ -21,7 +21,7 @@ using What = Rendezvous;
 TEST(Watch, EndsADisagreementOnEveryRank) {
   run_ranks(2, [](int rank, const StorePtr& store) {
     Watch watch(
-        store, rank, 2, [] {}, kInterval);
+        store, rank, 2, [](const std::string&) {}, kInterval);
     watch.reach(What::kOperation, "publish of 'a'");
     const std::string why =
         rank == 0 ? wait_for(&watch, What::kComparison, watch.reach(What::kComparison, "here"))
@@ -113,7 +113,7 @@ TEST(Watch, SaysWhoHasNotComeWhereAWaitFails) {
   for (const milliseconds after : {milliseconds(0), kLong}) {
     run_ranks(3, [&](int rank, const StorePtr& store) {
       Watch watch(
-          store, rank, 3, [] {}, kLong);
+          store, rank, 3, [](const std::string&) {}, kLong);
       const auto all_are_here = [&](const std::string& key) {
         store->add(key, 1);
         while (store->add(key, 0) < 3) std::this_thread::sleep_for(milliseconds(1));
@@ -142,7 +142,7 @@ TEST(Watch, SaysWhoHasNotComeWhereAWaitFails) {
 TEST(Watch, EndsAWaitForARankThatHasLeft) {
   run_ranks(2, [](int rank, const StorePtr& store) {
     Watch watch(
-        store, rank, 2, [] {}, kInterval);
+        store, rank, 2, [](const std::string&) {}, kInterval);
     watch.reach(What::kOperation, "publish of 'a'");
     if (rank == 0) {
       watch.leave("collectives of X");
@@ -177,7 +177,7 @@ TEST(Watch, HasLeftUntilItComesToAnythingElse) {
   for (const What next : {What::kOperation, What::kComparison, What::kAgreement}) {
     const auto store = c10::make_intrusive<c10d::HashStore>();
     Watch watch(
-        store, 0, 2, [] {}, kInterval);
+        store, 0, 2, [](const std::string&) {}, kInterval);
     const auto expect_awaited = [&](std::optional<What> what, std::int64_t number,
                                     const std::string& moment) {
       const Report report = told(store, [&](const Report& seen) {
@@ -226,9 +226,9 @@ TEST(Watch, SaysWhatItKnowsWhereTheStoreIsGoneOrSilent) {
   for (const bool gone : {true, false}) {
     const auto store = c10::make_intrusive<Store>();
     Watch first(
-        store, 0, 2, [] {}, kInterval);
+        store, 0, 2, [](const std::string&) {}, kInterval);
     Watch second(
-        store, 1, 2, [] {}, kInterval);
+        store, 1, 2, [](const std::string&) {}, kInterval);
     second.reach(What::kOperation, "publish of 'a'");
     const auto fail = [&] {
       return error_of_a_timeout(&first, What::kAgreement,
@@ -249,7 +249,7 @@ TEST(Watch, SaysWhatItKnowsWhereTheStoreIsGoneOrSilent) {
 TEST(Watch, KnowsThatARankHasToldNothing) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   Watch watch(
-      store, 0, 2, [] {}, kInterval);
+      store, 0, 2, [](const std::string&) {}, kInterval);
   const std::string why = error_of_a_timeout(&watch, What::kComparison,
                                              watch.reach(What::kComparison, ""), milliseconds(0));
   EXPECT_TRUE(contains_all(why, {"rank 1 of the mesh has told nothing"})) << why;

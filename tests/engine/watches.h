@@ -22,7 +22,7 @@ inline std::vector<std::unique_ptr<Watch>> watches(const std::vector<StorePtr>& 
   std::vector<std::unique_ptr<Watch>> all;
   for (int rank = 0; rank < size; ++rank) {
     all.push_back(std::make_unique<Watch>(
-        stores[static_cast<std::size_t>(rank)], rank, size, [] {}, interval));
+        stores[static_cast<std::size_t>(rank)], rank, size, [](const std::string&) {}, interval));
   }
   return all;
 }

@@ -134,10 +134,13 @@ void Executor::enqueue(const Operation& operation, Work work) {
     profile_.add({of, unit, issued, started, profile_.clock().now()});
   };
   const auto kind = static_cast<std::size_t>(operation.kind);
-  states_[operation.unit].numbers[kind] = mesh_.watch->reach(
-      Rendezvous::kOperation, described(operation.kind, *states_[operation.unit].unit));
+  UnitState& state = states_[operation.unit];
+  std::string what = described(operation.kind, *state.unit);
+  state.numbers[kind] = mesh_.watch->reach(Rendezvous::kOperation, what);
   Lane& queue = intra ? mesh_.lanes->intra : mesh_.lanes->inter;
-  states_[operation.unit].done[kind] = queue.enqueue(pool_->device(), timed, std::move(after));
+  state.done[kind] = queue.enqueue(pool_->device(), timed, std::move(after));
+  if (!pool_->device().is_cpu())
+    mesh_.on_device->add({state.numbers[kind], std::move(what)}, state.done[kind]);
 }
 
 void Executor::await(const Operation& operation) {

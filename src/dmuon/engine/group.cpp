@@ -14,7 +14,6 @@ namespace {
 
 // Members of a group in which a root sends to each by itself: a tree would be no shorter by much.
 constexpr int kMostDirect = 4;
-constexpr const char* kGivenUp = "it was given up";
 
 // A message and a receive of something else never meet: a rank gone astray ends in a timeout, where
 // gloo would end the process or, with equal sizes, swap data.
@@ -34,13 +33,13 @@ int tag_of(const std::string& what) {
 bool InFlight::wait(const WorkPtr& work) {
   {
     const std::scoped_lock lock(mutex_);
-    if (given_up_) return false;
+    if (!given_up_.empty()) return false;
     works_.push_back(work);
   }
   const auto forget = [&] {
     const std::scoped_lock lock(mutex_);
     std::erase(works_, work);
-    return !given_up_;
+    return given_up_.empty();
   };
   try {
     const bool done = work->wait();
@@ -51,14 +50,14 @@ bool InFlight::wait(const WorkPtr& work) {
   }
 }
 
-bool InFlight::given_up() {
+std::string InFlight::given_up() {
   const std::scoped_lock lock(mutex_);
   return given_up_;
 }
 
-void InFlight::give_up() {
+void InFlight::give_up(const std::string& why) {
   const std::scoped_lock lock(mutex_);
-  given_up_ = true;
+  if (given_up_.empty()) given_up_ = "it was given up: " + why;
   for (const WorkPtr& work : works_) {
     try {
       work->abort();
@@ -83,7 +82,7 @@ bool Pending::wait_for(std::chrono::milliseconds most) const {
 void Pending::wait() {
   try {
     for (const WorkPtr& work : works_) {
-      if (work && !in_flight_->wait(work)) throw std::runtime_error(kGivenUp);
+      if (work && !in_flight_->wait(work)) throw std::runtime_error(in_flight_->given_up());
     }
   } catch (const std::exception& error) {
     fail(what_, error);
@@ -95,7 +94,8 @@ template <typename Call>
 Pending Group::issue(const std::string& what, Call&& call) {
   try {
     // On a CPU the wait for it fails, and says who has not come.
-    if (!runs_beside() && in_flight_->given_up()) throw std::runtime_error(kGivenUp);
+    const std::string given_up = in_flight_->given_up();
+    if (!runs_beside() && !given_up.empty()) throw std::runtime_error(given_up);
     return Pending({call()}, what, in_flight_);
   } catch (const std::exception& error) {
     fail(what, error);
@@ -120,8 +120,8 @@ Group::Group(c10::intrusive_ptr<c10d::ProcessGroup> group, std::string name, int
   groups_messages_ = device_ != c10::DeviceType::CPU && backend_->supportsCoalescing();
 }
 
-void Group::give_up() {
-  in_flight_->give_up();
+void Group::give_up(const std::string& why) {
+  in_flight_->give_up(why);
   if (group_ && device_ != c10::DeviceType::CPU) {
     try {
       backend_->abort();

@@ -51,13 +51,14 @@ class InFlight {
   bool wait(const WorkPtr& work);
 
   /// Ends all waits, now and from now on; backends end what they can.
-  void give_up();
-  bool given_up();
+  void give_up(const std::string& why);
+  /// Why, if it was; else empty.
+  std::string given_up();
 
  private:
   std::mutex mutex_;
   std::vector<WorkPtr> works_;
-  bool given_up_ = false;
+  std::string given_up_;
 };
 
 /// An operation in flight.
@@ -93,6 +94,7 @@ class Group {
   int rank() const { return rank_; }
   int size() const { return size_; }
   const std::string& name() const { return name_; }
+  c10::DeviceType device() const { return device_; }
   Traffic traffic() const { return {num_messages_, num_bytes_}; }
 
   /// Calls that block are `what`, and wait under this watch.
@@ -101,9 +103,10 @@ class Group {
   /// Where members can leave word for each other; null for a group of one.
   c10::intrusive_ptr<c10d::Store> store() const;
 
-  /// Ends what other threads wait for; the group is of no use afterwards, and is never freed: it
-  /// would wait, as the process ends, for messages that never come. From any thread.
-  void give_up();
+  /// Ends what other threads or the device wait for; the group is of no use afterwards, every call
+  /// throws and says why, and it is never freed: it would wait, as the process ends, for messages
+  /// that never come. From any thread.
+  void give_up(const std::string& why);
 
   /// Whether send and receive may be in flight in any number and direction without being grouped,
   /// as on gloo with memory of the host. NCCL serialises them by pair and may deadlock.

@@ -56,6 +56,16 @@ bool Event::wait_for(std::chrono::milliseconds most) const {
   return state_->changed.wait_for(lock, most, [this] { return state_->happened; });
 }
 
+bool Event::has_happened() const {
+  if (!state_) return true;
+  if (!state_->event) return wait_for(std::chrono::milliseconds(0));
+  try {
+    return state_->event->query();
+  } catch (const std::exception&) {  // the device has failed
+    return true;
+  }
+}
+
 class Lane::Worker {
  public:
   explicit Worker(const std::string& name) : thread_([this] { run(); }) {

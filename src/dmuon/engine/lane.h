@@ -22,6 +22,9 @@ class Event {
   /// On a CPU: whether it has happened, or failed, within this time. Elsewhere true at once.
   bool wait_for(std::chrono::milliseconds most) const;
 
+  /// Whether it has happened, or failed, as far as the host knows without waiting. From any thread.
+  bool has_happened() const;
+
   struct State;
 
  private:

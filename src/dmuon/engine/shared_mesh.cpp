@@ -17,12 +17,28 @@ void Turn::give_up(const void* holder) {
   if (holder_ == holder) holder_ = nullptr;
 }
 
+void OnDevice::add(Stuck operation, Event done) {
+  const std::scoped_lock lock(mutex_);
+  operations_.emplace_back(std::move(operation), std::move(done));
+  if (operations_.size() > kMost) operations_.pop_front();
+}
+
+std::optional<Stuck> OnDevice::oldest() {
+  const std::scoped_lock lock(mutex_);
+  while (!operations_.empty() && operations_.front().second.has_happened()) operations_.pop_front();
+  if (operations_.empty()) return std::nullopt;
+  return operations_.front().first;
+}
+
 std::shared_ptr<Watch> SharedMesh::watch_over() {
   // The groups' copies end the same messages.
-  const auto give_up = [groups = std::array{row, column, order, verdict}]() mutable {
-    for (Group& group : groups) group.give_up();
-  };
+  const auto give_up =
+      [groups = std::array{row, column, order, verdict}](const std::string& why) mutable {
+        for (Group& group : groups) group.give_up(why);
+      };
   auto made = std::make_shared<Watch>(order.store(), order.rank(), order.size(), give_up);
+  if (row.device() != c10::DeviceType::CPU)
+    made->look_at([known = on_device] { return known->oldest(); });
   order.wait_under(made, Rendezvous::kComparison);
   verdict.wait_under(made, Rendezvous::kAgreement);
   return made;
@@ -30,7 +46,8 @@ std::shared_ptr<Watch> SharedMesh::watch_over() {
 
 void SharedMesh::leave(std::chrono::milliseconds grace) {
   if (getpid() != process) return;
-  watch->over("its program has ended");
+  const std::string why = "its program has ended";
+  watch->over(why);
   const auto end = std::chrono::steady_clock::now() + grace;
   const auto left = [&] {
     const auto rest = end - std::chrono::steady_clock::now();
@@ -44,8 +61,8 @@ void SharedMesh::leave(std::chrono::milliseconds grace) {
     }
   };
   if (ends_in_time(lanes->intra) && ends_in_time(lanes->inter)) return;
-  row.give_up();
-  column.give_up();
+  row.give_up(why);
+  column.give_up(why);
 }
 
 }  // namespace dmuon::engine

@@ -4,8 +4,13 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstddef>
+#include <deque>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
 
 #include "dmuon/core/index.h"
 #include "dmuon/engine/group.h"
@@ -30,6 +35,22 @@ class Turn {
   std::function<void()> issue_rest_;
 };
 
+/// What a rank has given to a device's lanes, oldest first. Thread-safe.
+class OnDevice {
+ public:
+  void add(Stuck operation, Event done);
+
+  /// The oldest of which the host does not know that it has happened; the others are forgotten.
+  std::optional<Stuck> oldest();
+
+ private:
+  // A host that runs further ahead than this is not looked after that far.
+  static constexpr std::size_t kMost = 4096;
+
+  std::mutex mutex_;
+  std::deque<std::pair<Stuck, Event>> operations_;
+};
+
 /// What all models on a mesh of R replicates (nodes) x G shards share: process groups that are
 /// private to dmuon, the lanes on which they are used, and the turn. One total order over all
 /// groups holds on every rank. Copies share all of it, and each counts its own traffic.
@@ -41,6 +62,7 @@ struct SharedMesh {
   Group verdict;  ///< all; the agreement of a step. Host memory.
   std::shared_ptr<Lanes> lanes = std::make_shared<Lanes>();
   std::shared_ptr<Turn> turn = std::make_shared<Turn>();
+  std::shared_ptr<OnDevice> on_device = std::make_shared<OnDevice>();
   std::shared_ptr<Watch> watch = watch_over();
   pid_t process = getpid();  ///< that made it
 

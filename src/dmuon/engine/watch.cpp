@@ -24,7 +24,8 @@ std::int64_t wall_clock_ms() {
 }  // namespace
 
 Watch::Watch(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-             std::function<void()> give_up, std::chrono::milliseconds interval)
+             std::function<void(const std::string& why)> give_up,
+             std::chrono::milliseconds interval)
     : reports_(static_cast<std::size_t>(size)),
       rank_(static_cast<std::size_t>(rank)),
       give_up_(std::move(give_up)),
@@ -53,6 +54,11 @@ Watch::~Watch() {
 // A forked child has a copy of the thread's handle, and no thread.
 bool Watch::is_watched() const { return thread_.joinable() && getpid() == process_; }
 
+void Watch::look_at(std::function<std::optional<Stuck>()> device) {
+  const std::scoped_lock lock(mutex_);
+  device_ = std::move(device);
+}
+
 std::int64_t Watch::reach(Rendezvous what, const std::string& described) {
   const std::scoped_lock lock(mutex_);
   std::int64_t& reached = own_.reached[static_cast<std::size_t>(what)];
@@ -78,9 +84,14 @@ void Watch::leave(const std::string& described) {
   await_outside();
 }
 
-// What is left to await when this rank waits for nothing of dmuon's.
 void Watch::await_outside() {
   ++wait_;
+  rest();
+}
+
+// What is left to await when this rank waits for nothing of dmuon's.
+void Watch::rest() {
+  host_waits_ = device_waits_ = false;
   own_.awaited.reset();
   if (!left_) return;
   own_.awaited = Rendezvous::kOperation;
@@ -97,8 +108,8 @@ void Watch::wait(Rendezvous what, std::int64_t number, const std::function<std::
   } catch (const core::CommError& error) {
     if (!waiting) waiting.emplace(this, what, number, where());
     const std::string text = error.what() + waiting->attendance();
-    over(error.what());  // first: to give up may wait for a device
-    give_up_();          // whatever the caller makes of it, nothing can be sent any more
+    over(error.what());      // first: to give up may wait for a device
+    give_up_(error.what());  // whatever the caller makes of it, nothing can be sent any more
     throw core::CommError(text);
   }
 }
@@ -109,6 +120,8 @@ Watch::Waiting::Waiting(Watch* watch, Rendezvous what, std::int64_t number, std:
   watch_->own_.awaited = what;
   watch_->own_.number = number;
   watch_->own_.where = std::move(where);
+  watch_->host_waits_ = true;
+  watch_->device_waits_ = false;
   ++watch_->wait_;
 }
 
@@ -126,7 +139,7 @@ void Watch::Waiting::check() const {
   if (why.empty()) return;
   why = kInVain + why;
   watch_->over(why);
-  watch_->give_up_();
+  watch_->give_up_(why);
   throw core::CommError(why);
 }
 
@@ -221,7 +234,9 @@ void Watch::answer(std::unique_lock<std::mutex>& lock) {
 // until the next ring.
 void Watch::look(std::unique_lock<std::mutex>& lock) {
   // Not where it has only just come to wait: it mostly goes on.
-  const bool stays = std::exchange(looked_at_, wait_) == wait_ && own_.awaited;
+  const bool unchanged = std::exchange(looked_at_, wait_) == wait_;
+  if (unchanged) look_at_device(lock);
+  const bool stays = unchanged && looked_at_ == wait_ && own_.awaited;
   const bool rings = stays && std::exchange(rung_for_, wait_) != wait_;
   const bool searches = in_vain_.empty();
   const Report own = report();
@@ -244,9 +259,35 @@ void Watch::look(std::unique_lock<std::mutex>& lock) {
   if (searches) in_vain_ = std::move(verdict);
   // Where it has left, nothing of dmuon's can raise; what raises there in the end has no names.
   const bool outside = stays && left_ && own_.where == left_->second;
-  if (outside && !in_vain_.empty() && !std::exchange(warned_, true)) {
-    TORCH_WARN(kInVain, in_vain_);
-  }
+  if (in_vain_.empty() || !(outside || device_waits_) || std::exchange(warned_, true)) return;
+  TORCH_WARN(kInVain, in_vain_);
+  if (device_) give_up_device(lock);
+}
+
+// A host that waits for the device waits in this class only if it has nothing else to do.
+void Watch::look_at_device(std::unique_lock<std::mutex>& lock) {
+  if (!device_ || host_waits_ || !own_.over.empty()) return;
+  const std::int64_t wait = wait_;
+  lock.unlock();
+  std::optional<Stuck> stuck = device_();
+  lock.lock();
+  if (wait != wait_) return;  // it has come on meanwhile
+  rest();
+  if (!stuck) return;
+  device_waits_ = true;
+  own_.awaited = Rendezvous::kOperation;
+  own_.number = stuck->number;
+  own_.where = std::move(stuck->what) + ", on its device";
+}
+
+void Watch::give_up_device(std::unique_lock<std::mutex>& lock) {
+  own_.over = kInVain + in_vain_;
+  const Report own = report();
+  lock.unlock();
+  board_->tell(own);
+  board_->bell(true);
+  give_up_(own.over);
+  lock.lock();
 }
 
 }  // namespace dmuon::engine

@@ -19,6 +19,12 @@
 
 namespace dmuon::engine {
 
+/// An operation that a device has not come past, by its number and in words.
+struct Stuck {
+  std::int64_t number = 0;
+  std::string what;
+};
+
 /// Finds out, while ranks wait for each other, whether they do so in vain, so that a disagreement
 /// is an error on every rank within seconds and not a timeout.
 ///
@@ -29,20 +35,29 @@ namespace dmuon::engine {
 /// has rung itself, and two looks after a ring, when all have told. A verdict is heard like a ring,
 /// and every rank that waits, or comes to wait later, raises it.
 ///
+/// A device with streams blocks the host wherever it waits for it, in the user's code too. So where
+/// a rank does not wait for anybody and comes to nothing new, the thread asks how far its device
+/// is: a rank whose device is stuck in an operation waits for it. Of that nobody could raise: the
+/// thread warns, and gives up what the device waits for, so that the host comes on and raises next.
+///
 /// Thread-safe; in a forked child it does nothing. Where the store cannot be reached nothing is
 /// found out; timeouts remain.
 class Watch {
  public:
   /// @param store     null: a rank alone, which waits for nobody. Else its own connection is made.
-  /// @param give_up   called where a wait is in vain: nothing can be sent afterwards.
+  /// @param give_up   called where a wait is in vain, with the reason: nothing can be sent
+  ///                  afterwards.
   /// @param interval  between two looks, or more: ranks together look at most 2,000 times a second.
   Watch(
       const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-      std::function<void()> give_up = [] {},
+      std::function<void(const std::string& why)> give_up = [](const std::string&) {},
       std::chrono::milliseconds interval = std::chrono::milliseconds(500));
   ~Watch();
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
+
+  /// From now on `device` tells of the oldest operation that this rank's device has not come past.
+  void look_at(std::function<std::optional<Stuck>()> device);
 
   /// This rank comes to its next. @return its number.
   std::int64_t reach(Rendezvous what, const std::string& described);
@@ -91,10 +106,13 @@ class Watch {
 
   void run();
   void look(std::unique_lock<std::mutex>& lock);
+  void look_at_device(std::unique_lock<std::mutex>& lock);
+  void give_up_device(std::unique_lock<std::mutex>& lock);
   void answer(std::unique_lock<std::mutex>& lock);
   bool ask(std::unique_lock<std::mutex>& lock, bool* what, Time end);
   Report report() const;
   void await_outside();
+  void rest();
   bool is_watched() const;
 
   std::mutex mutex_;
@@ -102,6 +120,9 @@ class Watch {
   Report own_;
   // What it has left to, by number and words, if it has not come back.
   std::optional<std::pair<std::int64_t, std::string>> left_;
+  bool host_waits_ = false;                       // in this class
+  bool device_waits_ = false;                     // as far as it was asked
+  std::function<std::optional<Stuck>()> device_;  // what it waits for
   std::int64_t wait_ = 0;       // the number of this wait, or of what comes between two
   std::int64_t looked_at_ = 0;  // the wait at the last look
   std::int64_t rung_for_ = 0;   // the newest wait for which this rank has rung
@@ -118,7 +139,7 @@ class Watch {
   std::optional<Board> board_;           // the thread's
   std::array<std::int64_t, 3> heard_{};  // what the bell showed at the last looks, newest first
   std::size_t rank_;
-  std::function<void()> give_up_;
+  std::function<void(const std::string& why)> give_up_;
   std::chrono::milliseconds interval_;
   pid_t process_;
   std::thread thread_;  // last: it uses all of the above
