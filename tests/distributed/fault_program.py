@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import datetime
 import gc
@@ -20,8 +21,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn as nn
+from dmuon._setup import groups
 from models import Gpt, batch, loss_of, part
-from pool import make_mesh
+from pool import make_mesh, use_emulated_device
 from scenario import Session
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from training import AHEAD
@@ -32,6 +34,7 @@ NUM_RANKS = 4
 TIMEOUT_S = 5.0  # where a rank sleeps or dies: it cannot tell
 PATIENCE_S = 180.0  # where it goes astray or raises: longer than the test waits
 NAP_S = 2 * TIMEOUT_S
+STAY_S = 20 * TIMEOUT_S  # more than the others have
 DEPTH = 3
 STEPS_AFTER = 3  # that would follow if nobody noticed
 
@@ -79,6 +82,8 @@ class Case:
     insists: bool = False  # the others catch the exception and train on, which must fail at once or in time
     drops: bool = False  # all free the model first, and with it what is in flight
     lingers: bool = False  # the others stay for a while: nobody learns from a closed connection that they gave up
+    stays: bool = False  # the victim's process outlives its program, so that no connection closes before the others end
+    device: str = "cpu"  # or "emulated", which blocks the host only where this reads what the device computes
 
     @property
     def most_steps(self) -> int:
@@ -95,7 +100,8 @@ class Case:
         mesh = "x".join(map(str, self.mesh))
         what = [self.fault, f"rank {self.victim} of {mesh}", f"step {self.step}.{self.micro}", self.point]
         what += ["fsdp" if self.fsdp else "plain", f"lookahead {self.lookahead}"]
-        what += [word for word in ("insists", "drops", "lingers") if getattr(self, word)]
+        what += [word for word in ("insists", "drops", "lingers", "stays") if getattr(self, word)]
+        what += [self.device] if self.device != "cpu" else []
         return ", ".join(word for word in what if word)
 
 
@@ -123,14 +129,15 @@ class Program:
     def __init__(self, case: Case, rank: int, record: Callable[..., None]) -> None:
         self.case, self.rank, self.record = case, rank, record
         self.step, self.micro = -1, 0
-        mesh = make_mesh(case.mesh)
+        mesh = make_mesh(case.mesh, case.device)
         timeout = case.timeout
         for dim in range(mesh.ndim):  # FSDP2 uses them; by default they wait for half an hour
             dist.distributed_c10d._set_pg_timeout(timeout, mesh.get_group(dim))
         torch.manual_seed(0)
         self.session = Session(mesh, {**AHEAD, "lookahead": case.lookahead})
         units = {} if case.fsdp else {"units": None}
-        self.model = self.session.start(Ordered(), options={"timeout": timeout}, prepare=self.hook_inside, **units)
+        model = Ordered().to(case.device)
+        self.model = self.session.start(model, options={"timeout": timeout}, prepare=self.hook_inside, **units)
         self.hook_outside()
 
     def at(self, point: str) -> None:
@@ -183,7 +190,7 @@ class Program:
         """One step."""
         case = self.case
         self.step += 1
-        mine = part(batch(self.step), self.rank, NUM_RANKS)
+        mine = part(batch(self.step), self.rank, NUM_RANKS).to(case.device)
         for self.micro, tokens in enumerate(mine.chunk(case.micro_steps)):
             if (case.step, case.micro, case.victim) == (self.step, self.micro, self.rank):
                 self.deviate()
@@ -209,6 +216,17 @@ class Program:
             self.model.order = DEVIATIONS[self.case.fault]
 
 
+def stay(directory: Path) -> None:
+    """As a process does whose program has ended, and that has other things to clean up: until the others have ended."""
+    groups._leave()
+    end = time.monotonic() + STAY_S
+    while time.monotonic() < end:
+        events = [path.read_text() for path in directory.glob("*.events")]
+        if sum("gives up" in text for text in events) == NUM_RANKS:
+            return
+        time.sleep(0.1)
+
+
 def play(rank: int, case: Case, directory: Path) -> None:
     """Trains until it raises; what happened is in the directory."""
     events = os.open(directory / f"{rank}.events", os.O_WRONLY | os.O_CREAT)
@@ -218,7 +236,12 @@ def play(rank: int, case: Case, directory: Path) -> None:
 
     store = dist.FileStore(str(directory / "store"), NUM_RANKS)
     timeout = case.timeout
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=NUM_RANKS, timeout=timeout)
+    backends = "gloo" if case.device == "cpu" else use_emulated_device(rank)
+    if case.device != "cpu":
+        import async_device
+
+        atexit.unregister(async_device.reset)  # a process that ends does not wait for its GPU
+    dist.init_process_group(backends, store=store, rank=rank, world_size=NUM_RANKS, timeout=timeout)
 
     def train(program: Program, steps: int) -> None:
         try:
@@ -240,6 +263,8 @@ def play(rank: int, case: Case, directory: Path) -> None:
         if case.lingers and others:
             time.sleep(NAP_S)
         record("gives up")
+        if case.stays and not others:
+            stay(directory)
         if not case.drops:
             raise
         traceback.clear_frames(error.__traceback__)

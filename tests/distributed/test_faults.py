@@ -83,6 +83,7 @@ CASES = [
     Case("raises", "block 1 computes", victim=2),
     Case("raises", "block 1 backward ends", fsdp=True, mesh=(4,), victim=0),
     Case("raises", "gradients cleared", victim=3),
+    Case("raises", "block 1 computes", stays=True),
     Case("raises", "block 0 computes", drops=True),
     Case("raises", "block 1 backward ends", victim=3, drops=True),
     Case("dies", "gradients cleared", victim=2, drops=True),
@@ -92,6 +93,16 @@ CASES = [
     Case("repeats", mesh=(4,), insists=True),
     Case("repeats", victim=2, lookahead=0),
     Case("repeats", victim=3, micro_steps=2),
+    # On a device with streams, where the host runs ahead of what is stuck.
+    Case("raises", "block 1 computes", victim=2, device="emulated", stays=True),
+    Case("raises", "block 1 backward ends", mesh=(4,), victim=0, device="emulated", stays=True, lingers=True),
+    Case("raises", "step begins", victim=3, device="emulated", stays=True),
+    Case("raises", "block 0 computes", fsdp=True, device="emulated"),
+    Case("dies", "block 1 backward begins", victim=3, device="emulated"),
+    Case("dies", "gradients cleared", mesh=(4,), fsdp=True, device="emulated"),
+    Case("sleeps", "block 1 computes", victim=1, device="emulated"),
+    Case("reorders", device="emulated"),
+    Case("repeats", mesh=(4,), victim=2, device="emulated"),
 ]
 
 
@@ -154,6 +165,11 @@ def check_survivor(case: Case, outcome: Outcome, rank: int, struck: float) -> No
         check_error(case, error, who)
         assert 0 <= error["time"] - before <= RAISE_S, f"{who} after {error['time'] - before:.1f} s: {error}"
     assert len(outcome.events(rank, "step")) <= case.most_steps, f"{who} trained on"
+    if case.stays:
+        assert errors[-1]["time"] < outcome.ends[case.victim][0], (
+            f"{who} has noticed only that the victim's process ended"
+        )
+        assert f"rank {case.victim} of the mesh" in errors[0]["message"], f"{who}: {errors[0]}"
     if case.fault == "sleeps" and re.search(OURS, errors[0]["message"]):
         assert case.victim in absent_ranks(errors[0]["message"]), f"{who}: {errors[0]}"
     check_end(case, outcome, rank)
