@@ -83,7 +83,12 @@ TEST(Group, IssuesNothingOnceItWasGivenUp) {
   Group group = group_over(backend);
   group.give_up("nobody comes");
   EXPECT_EQ(backend->aborts_, 1);
-  EXPECT_THROW(broadcasts(&group, 1), core::CommError);
+  try {
+    broadcasts(&group, 1);
+    ADD_FAILURE() << "it was issued";
+  } catch (const core::CommError& error) {
+    EXPECT_NE(std::string(error.what()).find("given up: nobody comes"), std::string::npos);
+  }
   EXPECT_EQ(backend->messages_, 0);
 }
 

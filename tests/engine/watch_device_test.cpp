@@ -44,6 +44,10 @@ TEST(WatchOfADevice, GivesUpWhatTheDeviceWaitsForInVain) {
             "publish of 'a', on its device",
             "rank 1 of the mesh has issued 0 operations, and is over: its program has ended"}))
       << why;
+  EXPECT_TRUE(
+      contains_all(why, {"\nNot come to publish of 'a', on its device (operation 1): rank 1"}))
+      << why;
+  EXPECT_THROW(ranks.stuck.leave("collectives of X"), core::CommError);
 }
 
 TEST(WatchOfADevice, FindsThatAnotherRankHasIssuedSomethingElse) {

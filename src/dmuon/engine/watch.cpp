@@ -80,6 +80,7 @@ std::int64_t Watch::num_operations() {
 void Watch::leave(const std::string& described) {
   const std::int64_t number = reach(Rendezvous::kOperation, described);
   const std::scoped_lock lock(mutex_);
+  if (!given_up_.empty()) throw core::CommError(given_up_);
   left_ = {number, described};
   await_outside();
 }
@@ -286,7 +287,13 @@ void Watch::give_up_device(std::unique_lock<std::mutex>& lock) {
   lock.unlock();
   board_->tell(own);
   board_->bell(true);
-  give_up_(own.over);
+  std::vector<Report> reports = board_->reports();
+  reports[rank_].over.clear();  // which the error says already
+  const std::string text = own.over + "\n" + engine::attendance(reports, rank_, wall_clock_ms());
+  lock.lock();
+  given_up_ = text;  // first: the host comes on at once
+  lock.unlock();
+  give_up_(text);
   lock.lock();
 }
 

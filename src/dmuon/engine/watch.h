@@ -68,6 +68,7 @@ class Watch {
   /// This rank comes to something that it does outside of dmuon, with all others: until it comes to
   /// anything else it may be waiting there. Numbered with the operations, so it must lie at the
   /// same place between them on every rank.
+  /// @throws CommError if what the device waited for has been given up.
   void leave(const std::string& described);
 
   /// Waits in short turns until `turn` is true.
@@ -134,6 +135,7 @@ class Watch {
   std::int64_t num_asked_ = 0;
   std::int64_t num_answered_ = 0;
   std::string in_vain_;
+  std::string given_up_;  // why what the device waited for was, with the attendance
   bool warned_ = false;
   std::vector<Report> reports_;          // as they were read last
   std::optional<Board> board_;           // the thread's
