@@ -11,6 +11,8 @@ ROUNDS ?= 8
 MINUTES ?= 10
 SEEDS ?= 20
 OUT ?= out/gpu
+# Of tests/distributed, what has been seen to train on the asynchronous device as on CPUs.
+ON_DEVICE = full_params skips optimizer passes gradients adamw_groups
 # The address: a host name may not resolve.
 TORCHRUN = python -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node
 
@@ -33,10 +35,13 @@ test: setup ## C++ tests, then Python tests
 	@tools/build all
 	@$(ENV) ctest --test-dir build/release -j3 --output-on-failure --no-tests=error
 	@$(ENV) OMP_WAIT_POLICY=passive python -m pytest -n 2 --dist loadgroup $(ARGS)
+	@$(ENV) DMUON_TEST_DEVICE=emulated OMP_WAIT_POLICY=passive python -m pytest tests/distributed/test_adamw_groups.py \
+	  tests/distributed/test_passes.py
 
 test-async: setup ## training on the asynchronous device in all orders, the random one with SEEDS= (20) seeds
 	@tools/build all
 	@$(ENV) ASYNC_SEEDS=$(SEEDS) python -m pytest tests/async_device tests/programs/test_async_device.py $(ARGS)
+	@$(ENV) DMUON_TEST_DEVICE=emulated python -m pytest $(ON_DEVICE:%=tests/distributed/test_%.py) $(ARGS)
 
 # Without a GPU the emulated device stands in for it, which is among the tests.
 test-gpu: setup-build ## what one GPU can show, in parts; figures and logs into OUT= (out/gpu)

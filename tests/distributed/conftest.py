@@ -16,6 +16,8 @@ os.environ["DMUON_CACHE_DIR"] = _cache.name
 
 @pytest.fixture(scope="session")
 def ranks():
-    pool = RankPool(4)
+    """On CPUs; with DMUON_TEST_DEVICE=emulated on the asynchronous device, where a race is a failure."""
+    device_type = os.environ.get("DMUON_TEST_DEVICE", "cpu")
+    pool = RankPool(4, device_type=device_type, is_default=device_type != "cpu")
     yield pool
     pool.close()

@@ -24,11 +24,14 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed.device_mesh import DeviceMesh
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 HERE = str(Path(__file__).parent)
 # Limits for hangs: the slowest test, which compiles a model, takes 10 s on an idle machine.
 COLLECTIVE_S = 300
 ANSWER_S = 600
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class RankFailed(AssertionError):
@@ -82,7 +85,52 @@ def end_workers(workers: Workers) -> None:
         process.join()
 
 
-def _work(rank: int, size: int, port: int, device_type: str, connection: Any) -> None:
+class RandomNumbersOfTheCpu(TorchFunctionMode):
+    """A device's random numbers are the CPU's: a program has the same there, and so the same weights."""
+
+    _MADE = (torch.rand, torch.randn, torch.randint, torch.randperm, torch.rand_like, torch.randn_like)
+    _FILLED = (torch.Tensor.normal_, torch.Tensor.uniform_, torch.Tensor.bernoulli_, torch.Tensor.exponential_)
+
+    def __init__(self, device_type: str) -> None:
+        super().__init__()
+        self._device_type = device_type
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in self._MADE and kwargs.get("device") is None:
+            args = [value.cpu() if isinstance(value, torch.Tensor) else value for value in args]
+            return func(*args, **{**kwargs, "device": "cpu"}).to(self._device_type)
+        target = kwargs.get("tensor", args[0] if args else None)
+        fills = func in self._FILLED or getattr(func, "__module__", "") == "torch.nn.init"
+        if fills and type(target) in _PLAIN and target.device.type == self._device_type:
+            values = torch.empty(target.shape, dtype=target.dtype, device="cpu")
+            if "tensor" in kwargs:
+                kwargs["tensor"] = values
+            func(*(values, *args[1:])[: len(args)], **kwargs)
+            with torch.no_grad():
+                return target.copy_(values)
+        return func(*args, **kwargs)
+
+
+def on_default_device(function: Callable[..., Any], mesh: DeviceMesh, kwargs: dict[str, Any]) -> Any:
+    """What it returns, on the CPU, where tensors that name no device are made on the mesh's.
+
+    Raises:
+        AssertionError: the device has seen races.
+    """
+    import async_device
+
+    async_device.reset()
+    async_device.configure(seed=mesh.get_rank())
+    with torch.device(mesh.device_type), RandomNumbersOfTheCpu(mesh.device_type):
+        result = function(mesh, **kwargs)
+    torch.emulated.synchronize()
+    races = async_device.races()
+    assert not races, f"{len(races)} races, first: {races[0]}"
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), result)
+
+
+def _work(rank: int, size: int, port: int, device_type: str, is_default: bool, connection: Any) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(size))
     sys.path.insert(0, HERE)
     faulthandler.enable()
@@ -103,7 +151,10 @@ def _work(rank: int, size: int, port: int, device_type: str, connection: Any) ->
             if rank >= torch.Size(shape).numel():
                 connection.send(("outside", None))
                 continue
-            connection.send(("ok", function(meshes[shape], **kwargs)))
+            if is_default:
+                connection.send(("ok", on_default_device(function, meshes[shape], kwargs)))
+            else:
+                connection.send(("ok", function(meshes[shape], **kwargs)))
         except EOFError:  # the pool is closed
             return
         except Exception:
@@ -116,15 +167,18 @@ def _work(rank: int, size: int, port: int, device_type: str, connection: Any) ->
 class RankPool:
     """`size` processes on gloo; `run` calls one function on all ranks of a mesh and returns their results."""
 
-    def __init__(self, size: int = 4, answer_s: float = ANSWER_S, device_type: str = "cpu") -> None:
-        """`device_type`: of the meshes; or "emulated"."""
-        self._size, self._answer_s, self._device_type = size, answer_s, device_type
+    def __init__(
+        self, size: int = 4, answer_s: float = ANSWER_S, device_type: str = "cpu", is_default: bool = False
+    ) -> None:
+        """`device_type`: of the meshes; or "emulated", which may be the default device inside of functions."""
+        self._size, self._answer_s = size, answer_s
+        self._arguments = (device_type, is_default)
         self._workers: Workers = []
 
     def begin(self, function: Callable[..., Any], mesh: tuple[int, ...], **kwargs: Any) -> None:
         """Calls it as `run` does and waits for no answer: for ranks that `close` kills in the midst of it."""
         if not self._workers:
-            self._workers = start_workers(_work, self._size, self._device_type)
+            self._workers = start_workers(_work, self._size, *self._arguments)
         for _, connection in self._workers:
             connection.send((function, mesh, kwargs))
 
