@@ -172,7 +172,8 @@ def _worst(runtime: Runtime, differences: dict[int, float]) -> tuple[float, str]
 
 
 def _pieces(whole: torch.Tensor) -> Sequence[torch.Tensor]:
-    return whole.reshape(-1).split(_PIECE)
+    pieces: Sequence[torch.Tensor] = whole.reshape(-1).split(_PIECE)
+    return pieces
 
 
 def _relative(found: Iterable[torch.Tensor], expected: Iterable[torch.Tensor]) -> float:
