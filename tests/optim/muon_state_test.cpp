@@ -3,8 +3,10 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/logical_not.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/DefaultDtype.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -126,22 +128,38 @@ TEST(MuonUpdate, OfLearningRateZeroChangesMomentumAlone) {
   EXPECT_GT(momentum.abs().sum().item<float>(), 0);
 }
 
-// Whatever the gradient holds, an infinity say, and wherever a zero is negative.
-TEST(MuonUpdate, ThatDoesNotApplyKeepsEveryBit) {
+TEST(MuonUpdate, ThatDoesNotApplyChangesNothingWhateverTheGradientHolds) {
   for (const bool nesterov : {true, false}) {
     MuonGroup group = group_of(0.05);
     group.nesterov = nesterov;
     const at::Tensor master = random_tensor({2, 3, 4}, 1);
     const at::Tensor momentum = random_tensor({2, 3, 4}, 2);
     master[0][0][0] = -0.0;
-    momentum[0][1] = 0;
+    momentum[0][1] = -0.0;
     const at::Tensor gradient = random_tensor({2, 3, 4}, 3);
     gradient[0][0][0] = NAN;
     gradient[1][2][3] = INFINITY;
-    const at::Tensor before = at::cat({master, momentum}).view(at::kInt).clone();
+    const at::Tensor before = at::cat({master, momentum});
     muon_update(master, momentum, gradient, group, at::logical_not(kApplies));
-    EXPECT_TRUE(at::cat({master, momentum}).view(at::kInt).equal(before));
+    EXPECT_TRUE(at::cat({master, momentum}).equal(before));
   }
+}
+
+// A user may have set it for the model's sake: no number of the update is rounded to it.
+TEST(MuonUpdate, DoesNotDependOnTheDefaultDtype) {
+  const auto decayed = [] {
+    const at::Tensor master = at::ones({1, 3, 4}, at::kFloat);
+    const at::Tensor nothing = at::zeros({1, 3, 4}, at::kFloat);
+    muon_update(master, nothing, nothing.clone(), group_of(3e-4), kApplies);
+    return master;
+  };
+  const at::Tensor expected = decayed();
+  const caffe2::TypeMeta usual = c10::get_default_dtype();
+  c10::set_default_dtype(caffe2::TypeMeta::Make<c10::BFloat16>());
+  const at::Tensor got = decayed();
+  c10::set_default_dtype(usual);
+  EXPECT_TRUE(got.equal(expected));
+  EXPECT_LT(expected.max().item<float>(), 1);
 }
 
 using core::ParameterIndex;

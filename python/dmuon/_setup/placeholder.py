@@ -151,9 +151,9 @@ def _mul(owned: OwnedTensor, gradient: OwnedGradient, target: Any, factor: Any) 
         refuse(owned._name, "multiplying by it")
     if isinstance(factor, DTensor):
         factor = factor.full_tensor()
-    gradient.scale(
-        factor.to(owned.device) if isinstance(factor, torch.Tensor) else torch.full((), factor, device=owned.device)
-    )
+    if not isinstance(factor, torch.Tensor):
+        factor = torch.full((), factor, dtype=torch.float32, device=owned.device)
+    gradient.scale(factor.to(owned.device))
     return owned
 
 

@@ -1,6 +1,6 @@
 #include "dmuon/optim/muon_state.h"
 
-#include <ATen/ops/lerp.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/where.h>
 #include <c10/core/GradMode.h>
 
@@ -25,8 +25,11 @@ void muon_update(at::Tensor master, at::Tensor momentum, const at::Tensor& gradi
   options.eps = group.eps;
   options.dtype = group.ns_dtype;
   const at::Tensor orthogonal = newton_schulz::orthogonalize(std::move(update), options);
+  const auto scalar = [options = master.options()](double value) {
+    return at::scalar_tensor(value, options);
+  };
   const auto if_it_applies = [&](double value, double otherwise) {
-    return at::where(applies, value, otherwise).to(at::kFloat);
+    return at::where(applies, scalar(value), scalar(otherwise));
   };
   if (group.lr * group.weight_decay != 0)
     master.mul_(if_it_applies(1 - group.lr * group.weight_decay, 1));

@@ -31,8 +31,8 @@ struct MuonGroup {
 /// - u = gradient + mu (momentum - gradient) with nesterov, else momentum
 /// - master = (1 - lr weight_decay) master - adjusted_lr NewtonSchulz(u)
 ///
-/// Where it does not apply, master and momentum keep their bits, whatever the gradient holds;
-/// nobody waits for the device to know.
+/// Where it does not apply, master and momentum keep their values, whatever the gradient holds (a
+/// zero may change its sign); nobody waits for the device to know.
 ///
 /// @param master, momentum  [b, rows, cols] fp32, changed in place.
 /// @param gradient          [b, rows, cols] fp32, unchanged.
