@@ -49,9 +49,10 @@ class Muon(torch.optim.Optimizer):
     `skipped_steps` and logged. On an accelerator nothing in a step waits for the device.
     """
 
-    # torch.amp.GradScaler then sets `grad_scale` where it has not unscaled, and waits for no flag to decide whether to
-    # call step(), which finds on all ranks by itself what is not finite.
-    _step_supports_amp_scaling = True
+    # True, set by a user: torch.amp.GradScaler then sets `grad_scale` where it has not unscaled, and waits for no flag
+    # to decide whether to call step(), which finds on all ranks by itself what is not finite. Not by default: Lightning
+    # refuses to clip then, and Accelerate takes no step for a skipped one.
+    _step_supports_amp_scaling = False
 
     def __init__(
         self,
