@@ -8,6 +8,7 @@
 #include <ATen/ops/stack.h>
 
 #include <limits>
+#include <mutex>
 
 #include "dmuon/newton_schulz/backend.h"
 
@@ -24,7 +25,7 @@ bool allows(Option option) {
 }
 
 // While it lives cuBLAS adds the parts of a sum in fp32: by default it may split long ones and add
-// the parts in 16 bits. The options are the process's, so one thread at a time.
+// the parts in 16 bits. The options are the process's, so one thread at a time multiplies.
 class SumsInFp32 {
  public:
   SumsInFp32() {
@@ -39,6 +40,12 @@ class SumsInFp32 {
   SumsInFp32& operator=(const SumsInFp32&) = delete;
 
  private:
+  static std::mutex& mutex() {
+    static std::mutex mutex;
+    return mutex;
+  }
+
+  const std::scoped_lock<std::mutex> lock_{mutex()};
   bool fp16_ = allows(at::globalContext().allowFP16ReductionCuBLAS());
   bool bf16_ = allows(at::globalContext().allowBF16ReductionCuBLAS());
 };
