@@ -54,7 +54,7 @@ class InnerAdamW:
         """
         if self._adamw is None:
             return
-        groups = self._adamw.param_groups
+        groups = [group for group in self._adamw.param_groups if group["params"]]
         if all(group["fused"] and group["params"][0].device == applies.device for group in groups):
             # As torch.amp.GradScaler gives it.
             self._adamw.found_inf = applies.logical_not().float()  # type: ignore[attr-defined]

@@ -28,7 +28,7 @@ def average(parameters: Sequence[nn.Parameter], ranks: Ranks, engine: _C.Engine)
     present = (
         plain[0].new_ones(len(plain), dtype=torch.float32)
         if knows
-        else torch.tensor([float(p.grad is not None) for p in plain], device=plain[0].device)
+        else torch.tensor([float(p.grad is not None) for p in plain], dtype=torch.float32, device=plain[0].device)
     )
     pieces = [
         p.new_zeros(p.numel(), dtype=torch.float32) if p.grad is None else p.grad.flatten().float() for p in plain

@@ -21,7 +21,7 @@ class SkippedSteps:
         self._speaks = speaks
         self._num_told = 0
         on_host = not speaks or device.type == "cpu"
-        self._arriving = self.count if on_host else torch.zeros((), dtype=torch.int64, pin_memory=True)
+        self._arriving = self.count if on_host else torch.zeros((), dtype=torch.int64, device="cpu", pin_memory=True)
         self._arrived: torch.Event | None = None
 
     def add(self, applies: torch.Tensor) -> None:
