@@ -70,10 +70,10 @@ TEST(OnDevice, KnowsTheOldestOperationThatHasNotHappened) {
   EXPECT_FALSE(on_device.oldest().has_value());
   Lane lane("test");
   std::promise<void> release;
-  on_device.add({1, "a"}, Event());
+  on_device.add({1, "a"}, Event(), c10::kCPU);
   Event second = lane.enqueue(c10::kCPU, [&] { release.get_future().wait(); }, {});
-  on_device.add({2, "b"}, second);
-  on_device.add({3, "c"}, Event());
+  on_device.add({2, "b"}, second, c10::kCPU);
+  on_device.add({3, "c"}, Event(), c10::kCPU);
   ASSERT_TRUE(on_device.oldest().has_value());
   EXPECT_EQ(on_device.oldest()->number, 2);
   EXPECT_EQ(on_device.oldest()->what, "b");

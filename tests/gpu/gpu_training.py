@@ -38,10 +38,7 @@ class Block(nn.Module):
 
 
 def train(where: torch.device, mesh: DeviceMesh | None = None, guard: Guard = nullcontext) -> tuple[Weights, Weights]:
-    """Weights on the CPU, before and after. `guard` is around every forward, backward and step but the first ones.
-
-    Clipping, which reads the norms on the host, comes before the step and is not guarded.
-    """
+    """Weights on the CPU, before and after. `guard` is around every forward, backward and step but the first ones."""
     torch.manual_seed(0)
     model = nn.Sequential(*(Block() for _ in range(NUM_BLOCKS)))
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -61,8 +58,8 @@ def train(where: torch.device, mesh: DeviceMesh | None = None, guard: Guard = nu
             loss = (model(data[step]) - data[step].roll(1, -1)).square().mean()
         with around():
             loss.backward()
-        dmuon.clip_grad_norm_(model, 1.0)
         with around():
+            dmuon.clip_grad_norm_(model, 1.0)
             optimizer.step()
             optimizer.zero_grad()
     return before, {name: whole(value).cpu() for name, value in model.state_dict().items()}

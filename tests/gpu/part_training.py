@@ -1,4 +1,4 @@
-"""Training on one device ends where it ends on the CPU, and nothing in it but clipping waits for the device."""
+"""Training on one device ends where it ends on the CPU, and nothing in it waits for the device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def part(device: Device, findings: Findings) -> None:
     findings.check(f"weights are the CPU's within {BOUND} of their way", off <= BOUND, off)
     _, guarded = train(device.use(0), guard=device.no_host_sync)
     again = furthest(guarded, found, before)
-    findings.check("forward, backward and step wait for nothing, and repeat themselves", again == 0, again)
+    findings.check("forward, backward, clipping and step wait for nothing, and repeat themselves", again == 0, again)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import dmuon
 
 pytestmark = pytest.mark.xdist_group("async_device")
 NUM_STEPS, BAD_STEP = 6, 3
-HOW = ("step", "clips", "scaler", "scaler clips", "torch clips")
+HOW = ("step", "drops", "clips", "scaler", "scaler clips", "torch clips")
 
 
 @pytest.fixture(scope="module")
@@ -25,10 +25,19 @@ def device_ranks():
     pool.close()
 
 
-def start(mesh: Any, device: torch.device) -> tuple[nn.Module, dmuon.Muon]:
+class Net(nn.Sequential):
+    without = -1  # a module that is left out
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number, module in enumerate(self):
+            x = module(x) if number != self.without else x
+        return x
+
+
+def start(mesh: Any, device: torch.device) -> tuple[Net, dmuon.Muon]:
     torch.manual_seed(0)
     blocks = [nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8), nn.LayerNorm(8)) for _ in range(3)]
-    model = nn.Sequential(nn.Embedding(10, 8), *blocks, nn.Linear(8, 10)).to(device)
+    model = Net(nn.Embedding(10, 8), *blocks, nn.Linear(8, 10)).to(device)
     dmuon.dedicate_params(model, mesh, costs="modelled")
     for module in [*blocks, model]:
         fully_shard(module, mesh=mesh)
@@ -50,6 +59,7 @@ def train(mesh: Any, how: str, bad: float, order: str) -> dict[str, Any]:
     async_device.configure(order=order, seed=mesh.get_rank())
     device = torch.device("emulated", torch.emulated.current_device())
     model, opt = start(mesh, device)
+    opt._step_supports_amp_scaling = True
     scaler = torch.amp.GradScaler("emulated", init_scale=2.0**10, growth_interval=100, enabled="scaler" in how)
     factors = torch.ones(NUM_STEPS, device=device)
     factors[BAD_STEP] = bad if mesh.get_rank() == 1 else 1.0
@@ -62,6 +72,7 @@ def train(mesh: Any, how: str, bad: float, order: str) -> dict[str, Any]:
         tokens = torch.randint(10, (6,), generator=torch.Generator().manual_seed(4 * step + mesh.get_rank())).to(device)
         if step == BAD_STEP:
             found["before"] = bits(model, opt)
+        model.without = 1 + step % 3 if how == "drops" and step >= 2 else -1
         torch.emulated.synchronize()  # what was awaited last has arrived
         with async_device.no_host_sync():
             scaler.scale(nn.functional.cross_entropy(model(tokens), tokens) * factors[step]).backward()

@@ -159,7 +159,11 @@ void init_engine(py::module_& module) {
            [](Engine& e) {
              using Row = std::tuple<std::string, std::string, int, double, double, double>;
              std::vector<Row> rows;
-             for (const engine::Span& s : e.profile().stop()) {
+             const auto spans = [&] {
+               const py::gil_scoped_release released;
+               return e.profile().stop();
+             }();
+             for (const engine::Span& s : spans) {
                rows.emplace_back(schedule::name_of(s.kind),
                                  schedule::name_of(schedule::lane_of(s.kind)), s.unit, s.issued,
                                  s.started, s.done);

@@ -232,7 +232,7 @@ const Verdict& Engine::agree(const at::Tensor& host, std::uint32_t settings) {
   if (squared_norms.is_cpu()) {
     input.words = squared_norms;
   } else {
-    executor_.sum_over_mesh(squared_norms, "the norms of a step");
+    executor_.sum_over_mesh(squared_norms, "sum of norms");
   }
   kept_ = kept();
   for (const core::ParameterIndex parameter : parameters().indices())

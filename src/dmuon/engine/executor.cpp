@@ -140,7 +140,7 @@ void Executor::enqueue(const Operation& operation, Work work) {
   Lane& queue = intra ? mesh_.lanes->intra : mesh_.lanes->inter;
   state.done[kind] = queue.enqueue(pool_->device(), timed, std::move(after));
   if (!pool_->device().is_cpu())
-    mesh_.on_device->add({state.numbers[kind], std::move(what)}, state.done[kind]);
+    mesh_.on_device->add({state.numbers[kind], std::move(what)}, state.done[kind], pool_->device());
 }
 
 void Executor::await(const Operation& operation) {
@@ -218,8 +218,12 @@ void Executor::sum_over_mesh(const at::Tensor& words, const std::string& what) {
     return lane.enqueue(pool_->device(), [&] { group.all_reduce_sum(words, what).wait(); },
                         {after});
   };
+  const std::string described = what + " in step " + std::to_string(step_);
+  const std::int64_t number = mesh_.watch->reach(Rendezvous::kOperation, described);
   const Event in_node = sum_along(mesh_.lanes->intra, mesh_.row, {});
-  sum_along(mesh_.lanes->inter, mesh_.column, in_node).wait();
+  const Event done = sum_along(mesh_.lanes->inter, mesh_.column, in_node);
+  mesh_.on_device->add({number, described}, done, pool_->device());
+  done.wait();
 }
 
 void Executor::drain() {

@@ -1,9 +1,11 @@
 #include "dmuon/engine/gradient_norms.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -14,7 +16,9 @@ using core::ParameterIndex;
 at::Tensor Verdict::norm() const { return squared_norms.sum().sqrt_(); }
 at::Tensor Verdict::norms() const { return squared_norms.narrow(0, 0, has_gradient.size()).sqrt(); }
 at::Tensor Verdict::finite() const { return at::isfinite(squared_norms.sum()); }
-void Verdict::scale(const at::Tensor& factor) { squared_norms.mul_(factor.square()); }
+void Verdict::scale(const at::Tensor& factor) {
+  squared_norms.mul_(factor.to(at::kDouble).square_());
+}
 
 GradientNorms::GradientNorms(const Parameters& parameters, const Owned& owned, core::Slot slot,
                              int num_slots, int num_host_shards)
@@ -61,7 +65,12 @@ void GradientNorms::Eraser::erase(const at::Tensor& words,
     std::vector<std::int64_t> indices;
     for (const ParameterIndex parameter : which.indices())
       if (which[parameter]) indices.push_back(parameter.value());
-    indices_ = at::tensor(indices, at::kLong).to(words.device());
+    // From pinned memory, so that nobody waits.
+    const bool pins = !words.is_cpu();
+    const at::Tensor host =
+        at::empty({std::ssize(indices)}, at::TensorOptions().dtype(at::kLong).pinned_memory(pins));
+    std::copy(indices.begin(), indices.end(), host.mutable_data_ptr<std::int64_t>());
+    indices_ = host.to(words.device(), /*non_blocking=*/true);
     which_ = std::move(which);
   }
   if (indices_.numel() > 0) at::Tensor(words).index_fill_(0, indices_, 0);

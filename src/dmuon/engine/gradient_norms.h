@@ -15,7 +15,7 @@ namespace dmuon::engine {
 struct Verdict {
   core::Vector<core::ParameterIndex, bool> has_gradient;  ///< on any rank, since it was cleared
   /// [parameters + 2 slots] fp64: of each parameter's mean gradient, then of what each rank has of
-  /// the host framework's. Their sum is the whole gradient's.
+  /// the host framework's. Their sum is the whole gradient's. In memory of the next verdict too.
   at::Tensor squared_norms;
 
   at::Tensor norm() const;    ///< [] fp64, of all gradients together
@@ -45,7 +45,7 @@ class GradientNorms {
   void keep_only(const core::Vector<core::ParameterIndex, bool>& has_gradient);
 
  private:
-  // The words of some parameters become 0. The set hardly ever changes: a device gets it once.
+  // The words of some parameters become 0. A device gets the set where it changes.
   class Eraser {
    public:
     void erase(const at::Tensor& words, core::Vector<core::ParameterIndex, bool> which);

@@ -1,5 +1,7 @@
 #include "dmuon/engine/shared_mesh.h"
 
+#include <c10/core/DeviceGuard.h>
+
 #include <algorithm>
 #include <array>
 #include <utility>
@@ -17,14 +19,17 @@ void Turn::give_up(const void* holder) {
   if (holder_ == holder) holder_ = nullptr;
 }
 
-void OnDevice::add(Stuck operation, Event done) {
+void OnDevice::add(Stuck operation, Event done, c10::Device device) {
   const std::scoped_lock lock(mutex_);
+  device_ = device;
   operations_.emplace_back(std::move(operation), std::move(done));
   if (operations_.size() > kMost) operations_.pop_front();
 }
 
 std::optional<Stuck> OnDevice::oldest() {
   const std::scoped_lock lock(mutex_);
+  // Of a thread that has chosen none: CUDA would make a context on the first device.
+  const c10::OptionalDeviceGuard guard(device_);
   while (!operations_.empty() && operations_.front().second.has_happened()) operations_.pop_front();
   if (operations_.empty()) return std::nullopt;
   return operations_.front().first;

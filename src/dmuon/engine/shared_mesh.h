@@ -38,7 +38,7 @@ class Turn {
 /// What a rank has given to a device's lanes, oldest first. Thread-safe.
 class OnDevice {
  public:
-  void add(Stuck operation, Event done);
+  void add(Stuck operation, Event done, c10::Device device);
 
   /// The oldest of which the host does not know that it has happened; the others are forgotten.
   std::optional<Stuck> oldest();
@@ -49,6 +49,7 @@ class OnDevice {
 
   std::mutex mutex_;
   std::deque<std::pair<Stuck, Event>> operations_;
+  std::optional<c10::Device> device_;
 };
 
 /// What all models on a mesh of R replicates (nodes) x G shards share: process groups that are
