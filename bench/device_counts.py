@@ -16,14 +16,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn as nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import dmuon
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests/async_device")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from bench.emulated import emulated_mesh
 
 HIDDEN, KEYS, INNER, VOCABULARY = 3584 // 64, 512 // 64, 18944 // 64, 100
 MATRICES = 7  # of a block
@@ -118,27 +117,21 @@ def main() -> None:
     parser.add_argument("--mesh", default="2x2", help="nodes x ranks a node")
     parser.add_argument("--blocks", type=int, default=28)
     arguments = parser.parse_args()
-    importlib.import_module("async_device")  # which registers the device
-    dist.init_process_group("cpu:gloo,emulated:emulated")
-    torch.get_device_module("emulated").set_device(dist.get_rank())
-    shape = tuple(int(extent) for extent in arguments.mesh.split("x"))
-    mesh = init_device_mesh("emulated", shape, mesh_dim_names=("replicate", "shard"))
-    counts = {kind: count(mesh, kind, arguments.blocks) for kind in KINDS}
-    if dist.get_rank() == 0:
-        print(f"{arguments.blocks} blocks of {MATRICES} matrices on {arguments.mesh}, a step of rank 0")
-        print(f"{'':9} {'kernels':>32} {'launches of messages':>32} {'waits of the host':>32}")
-        print(f"{'':9} " + " ".join(f"{kind:>7}" for kind in KINDS * 3))
-        for phase in PHASES:
-            cells = [
-                total(counts[kind][phase], what)
-                for what in ("kernels", "communication_launches", "host_syncs")
-                for kind in KINDS
-            ]
-            print(f"{phase:9} " + " ".join(f"{cell:7}" for cell in cells))
-        found = ", ".join(f"{kernels} for {shape}" for shape, kernels in iteration(mesh).items())
-        print(f"of step(), Newton-Schulz launches a batch: {found}")
-    dist.barrier(device_ids=[dist.get_rank()])
-    dist.destroy_process_group()
+    with emulated_mesh(arguments.mesh) as mesh:
+        counts = {kind: count(mesh, kind, arguments.blocks) for kind in KINDS}
+        if dist.get_rank() == 0:
+            print(f"{arguments.blocks} blocks of {MATRICES} matrices on {arguments.mesh}, a step of rank 0")
+            print(f"{'':9} {'kernels':>32} {'launches of messages':>32} {'waits of the host':>32}")
+            print(f"{'':9} " + " ".join(f"{kind:>7}" for kind in KINDS * 3))
+            for phase in PHASES:
+                cells = [
+                    total(counts[kind][phase], what)
+                    for what in ("kernels", "communication_launches", "host_syncs")
+                    for kind in KINDS
+                ]
+                print(f"{phase:9} " + " ".join(f"{cell:7}" for cell in cells))
+            found = ", ".join(f"{kernels} for {shape}" for shape, kernels in iteration(mesh).items())
+            print(f"of step(), Newton-Schulz launches a batch: {found}")
 
 
 if __name__ == "__main__":

@@ -15,14 +15,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn as nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import dmuon
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/async_device"))
+from bench.emulated import emulated_mesh
 from bench.gpt import GPT, VOCABULARY, GPTConfig
 
 KINDS = ("adamw", "dmuon")
@@ -86,22 +85,16 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--dtypes", default=",".join(POLICIES), help=f"of {', '.join(POLICIES)}")
     arguments = parser.parse_args()
-    importlib.import_module("async_device")  # which registers the device
-    dist.init_process_group("cpu:gloo,emulated:emulated")
-    torch.get_device_module("emulated").set_device(dist.get_rank())
-    shape = tuple(int(extent) for extent in arguments.mesh.split("x"))
-    mesh = init_device_mesh("emulated", shape, mesh_dim_names=("replicate", "shard"))
-    for dtype in arguments.dtypes.split(","):
-        for kind in KINDS:
-            found = count(mesh, kind, dtype, arguments.blocks, arguments.width)
-            everyone: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(everyone, found)
-            if dist.get_rank() == 0:
-                fullest = max(everyone, key=lambda one: max(one[phase] for phase in PHASES))
-                cells = "  ".join(f"{name} {size / 1e6:7.1f}" for name, size in fullest.items())
-                print(f"{arguments.mesh} {dtype:8} {kind:5}  {cells}  MB, of the fullest rank", flush=True)
-    dist.barrier(device_ids=[dist.get_rank()])
-    dist.destroy_process_group()
+    with emulated_mesh(arguments.mesh) as mesh:
+        for dtype in arguments.dtypes.split(","):
+            for kind in KINDS:
+                found = count(mesh, kind, dtype, arguments.blocks, arguments.width)
+                everyone: list[Any] = [None] * dist.get_world_size()
+                dist.all_gather_object(everyone, found)
+                if dist.get_rank() == 0:
+                    fullest = max(everyone, key=lambda one: max(one[phase] for phase in PHASES))
+                    cells = "  ".join(f"{name} {size / 1e6:7.1f}" for name, size in fullest.items())
+                    print(f"{arguments.mesh} {dtype:8} {kind:5}  {cells}  MB, of the fullest rank", flush=True)
 
 
 if __name__ == "__main__":
