@@ -49,6 +49,12 @@ class Sizes:
     def unit(self, unit):
         return sum(self.column(unit, column) for column in range(self.num_shards))
 
+    def node_mean(self):
+        """What stage 2 of a route sends of a unit at most, and its inbox."""
+        if self.num_replicates == 1:
+            return 0
+        return 2 * max(self.column(u, column) for u in range(self.num_units) for column in range(self.num_shards))
+
     def owned(self, slot):
         return sum(n for n, owner, _ in self._matrices if owner == slot)
 

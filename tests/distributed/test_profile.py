@@ -17,7 +17,7 @@ from profiled import MESHES, Trained, raised, record, spans_of
 
 import dmuon
 
-WAITS = ("await weights", "reshard", "finish route")
+WAITS = ("await weights", "reshard", "finish route intra", "finish route inter")
 ENGINE = (*WAITS, "publish inter", "publish intra", "route intra", "route inter")
 
 
@@ -70,7 +70,8 @@ def test_modules_compute_between_their_weights_and_their_release(ranks, mesh):
             kinds = [span[2] for span in sorted(mine, key=lambda span: span[5])]
             kept = unit == result["units"][-1]  # from its forward to its backward
             forward = ["await weights", "forward", *([] if kept else ["reshard", "await weights"])]
-            step = [*forward, "backward", "reshard", "finish route"]
+            finish = ["finish route intra", *(["finish route inter"] if mesh == (2, 2) else [])]
+            step = [*forward, "backward", "reshard", *finish]
             # A step's own reshards have nothing to wait for, and come before its updates.
             assert [kind for kind in kinds if kind != "reshard"] == [k for k in 2 * step if k != "reshard"]
 

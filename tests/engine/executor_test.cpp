@@ -56,13 +56,14 @@ class ExecutorOnMesh : public testing::TestWithParam<Mesh> {
                         integers(executor->parameters()[parameter], 1));
     }
     executor->perform({.kind = Kind::kRouteIntra, .unit = kUnit, .hold = hold});
-    Kind last = Kind::kRouteIntra;
-    if (has_inter() && !hold) {
-      executor->perform(
-          {.kind = Kind::kRouteInter, .unit = kUnit, .after = {{Kind::kRouteIntra, kUnit}}});
-      last = Kind::kRouteInter;
-    }
-    executor->perform({.kind = Kind::kFinishRoute, .unit = kUnit, .after = {{last, kUnit}}});
+    const bool sends = has_inter() && !hold;
+    const auto after = [&](Kind kind, Kind earlier) {
+      executor->perform({.kind = kind, .unit = kUnit, .after = {{earlier, kUnit}}});
+    };
+    if (sends) after(Kind::kRouteInter, Kind::kRouteIntra);
+    after(Kind::kFinishRouteIntra, Kind::kRouteIntra);
+    EXPECT_FALSE(executor->unit(kUnit).gradients().allocated());
+    if (sends) after(Kind::kFinishRouteInter, Kind::kRouteInter);
   }
 
   static testing::AssertionResult has_weights(Executor& executor, int seed) {

@@ -34,7 +34,7 @@ TEST(Profile, CountsTheWaitsOfComputeByPhase) {
   add(profile, Kind::kReshard, 0, 0, 1, 3);
   add(profile, Kind::kRouteIntra, 0, 0, 1, 50);  // on a lane: nobody waits
   profile.set_phase(Phase::kStep);
-  add(profile, Kind::kFinishRoute, 0, 0, 3, 7);
+  add(profile, Kind::kFinishRouteIntra, 0, 0, 3, 7);
   const auto seconds = profile.seconds();
   EXPECT_EQ(seconds.at("wait_forward_s"), 1);
   EXPECT_EQ(seconds.at("wait_backward_s"), 2);

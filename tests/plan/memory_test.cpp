@@ -42,13 +42,14 @@ const std::vector<Batch> kBatches = {oracle::batch(0, {0}), oracle::batch(0, {3}
 
 TEST(Memory, OnTwoByTwoIsWhatItIsByHand) {
   // State 12 an element; the columns' 896 and 256 elements at 2 bytes. In unit 0's backward its
-  // weights and gradients, and the other two's gradients, on their way. The updates of unit 0 come
-  // first, those of the others beside its weights.
-  const std::int64_t buffers = kWeights + 2 * kGradients + 4 * 128;
+  // weights and gradients, and unit 1's gradients on their way, which become the first column's
+  // mean of the node. The updates of unit 0 come first, those of the others beside its weights.
+  const std::int64_t buffers = kWeights + 2 * kGradients;
+  const std::int64_t with_mean = buffers + 4 * 512;
   EXPECT_EQ(memory(kInventory, {2, 2}, kOwner, kBatches, ahead(2)),
-            (core::PerOwner<Memory>{bytes(12 * 384, 2 * 896, buffers, kOfA),
+            (core::PerOwner<Memory>{bytes(12 * 384, 2 * 896, with_mean, kOfA),
                                     bytes(0, 2 * 256, buffers, 0),
-                                    bytes(12 * 512, 2 * 896, buffers, kWeights + kOfC),
+                                    bytes(12 * 512, 2 * 896, with_mean, kWeights + kOfC),
                                     bytes(12 * 256, 2 * 256, buffers, kOfA)}));
 }
 
@@ -57,21 +58,30 @@ TEST(Memory, OfStateAndCopiesIsThereAllTheTimeAndTheRestInTurn) {
   EXPECT_EQ(bytes(1, 20, 4000, 300).total(), 4021);
 }
 
+// Of unit 1 with the node's mean of it, which is all in the first column; of unit 0.
 TEST(Memory, WithoutLookaheadIsThatOfOneUnit) {
-  const Memory first = memory(kInventory, {2, 2}, kOwner, kBatches, ahead(0))[Owner(0)];
-  EXPECT_EQ(first, bytes(12 * 384, 2 * 896, kWeights + kGradients, kOfA));
+  const auto all = memory(kInventory, {2, 2}, kOwner, kBatches, ahead(0));
+  EXPECT_EQ(all[Owner(0)], bytes(12 * 384, 2 * 896, kGradients + kGradients, kOfA));
+  EXPECT_EQ(all[Owner(1)], bytes(0, 2 * 256, kWeights + kGradients, 0));
 }
 
 TEST(Memory, GrowsWithWhatIsInFlight) {
-  // Weights and gradients of a unit, then gradients of one more, then of two more.
+  // Weights and gradients of a unit, then gradients of one more, and on one node of two more.
   const std::int64_t one = kWeights + kGradients;
-  const std::int64_t most = one + kGradients + 4 * 128;
-  const std::int64_t expected[] = {one, one + kGradients, most, most};
+  const std::int64_t two = one + kGradients;
+  const std::int64_t between_nodes[] = {one, two, two, two};
+  const std::int64_t on_one_node[] = {one, two, two + 4 * 128, two + 4 * 128};
   for (int lookahead = 0; lookahead < 4; ++lookahead) {
     const auto all = memory(kInventory, {2, 2}, kOwner, kBatches, ahead(lookahead));
-    EXPECT_EQ(all[Owner(1)].buffers, expected[lookahead]) << lookahead;
+    EXPECT_EQ(all[Owner(1)].buffers, between_nodes[lookahead]) << lookahead;
+    const auto node = memory(kInventory, {1, 4}, kOwner, kBatches, ahead(lookahead));
+    EXPECT_EQ(node[Owner(1)].buffers, on_one_node[lookahead]) << lookahead;
   }
   Options options = ahead(3);
+  options.max_units_in_flight = 100;
+  // The nodes' means of units 1 and 2.
+  EXPECT_EQ(memory(kInventory, {2, 2}, kOwner, kBatches, options)[Owner(0)].buffers,
+            two + 4 * (512 + 128));
   options.max_units_in_flight = 2;
   // No gradients of another unit, but the weights of the next one.
   EXPECT_EQ(memory(kInventory, {2, 2}, kOwner, kBatches, options)[Owner(1)].buffers,
@@ -113,7 +123,7 @@ TEST(Memory, OfBuffersAndCopiesIsOfAlignedMatrices) {
   const std::vector<Batch> batches = {oracle::batch(0, {0}), oracle::batch(1, {1})};
   const Memory first =
       memory(inventory, {2, 1}, oracle::owners({0, 1}), batches, ahead(0))[Owner(0)];
-  EXPECT_EQ(first, bytes(12 * 15, 2 * 256, 6 * 256, first.update));
+  EXPECT_EQ(first, bytes(12 * 15, 2 * 256, (4 + 4) * 256, first.update));
 }
 
 TEST(Memory, OfOneSlotHasBuffersAndNoCopies) {
@@ -131,8 +141,8 @@ TEST(Memory, IsSpreadOverTheRanksOfASlotButForTheWorkspace) {
                                       oracle::batch(2, {1}), oracle::batch(3, {3})};
   EXPECT_EQ(
       memory(kInventory, {2, 1, 2}, owner, batches, ahead(0)),
-      (core::PerOwner<Memory>{bytes(6 * 768, 1152, 1536, kOfA), bytes(6 * 768, 1152, 1536, kOfC),
-                              bytes(6 * 384, 1152, 1536, kOfA), bytes(6 * 384, 1152, 1536, kOfD)}));
+      (core::PerOwner<Memory>{bytes(6 * 768, 1152, 2048, kOfA), bytes(6 * 768, 1152, 2048, kOfC),
+                              bytes(6 * 384, 1152, 2048, kOfA), bytes(6 * 384, 1152, 2048, kOfD)}));
 }
 
 // A batch that several units wait for is updated for the first of them.
@@ -160,7 +170,8 @@ TEST(Memory, OfTheLargestInventoryDoesNotOverflow) {
   options.lookahead = kMostUnits;
   const auto all = memory(inventory, {2, 2}, PerParameter<Owner>(20), batches, options);
   const std::int64_t huge = inventory.front().num_elements();
-  EXPECT_EQ(all[Owner(0)].buffers, 16 * huge + 2 * 8 * 128);
+  // Beside it the gradients of one unit, and the nodes' means of four.
+  EXPECT_EQ(all[Owner(0)].buffers, 16 * huge + (1 + 4) * 8 * 128);
   EXPECT_EQ(all[Owner(0)].state, 12 * (huge + 19));
   const std::int64_t side = (1 << 28) - 1;
   EXPECT_EQ(all[Owner(0)].update, 8 * (2 * huge + 2 * side * side));

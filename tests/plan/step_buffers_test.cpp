@@ -14,6 +14,15 @@ using Kind = BufferEvent::Kind;
 constexpr core::UnitIndex kFirst(0);
 constexpr core::UnitIndex kSecond(1);
 
+// Of units of this size, with equal parts of all ranks.
+schedule::Layout equal_units(int num_units, int num_replicates, int num_shards) {
+  schedule::UnitLayout unit;
+  for (int slot = 0; slot < num_replicates * num_shards; ++slot) unit.owner_elements.push_back(5);
+  return {num_replicates, num_shards,
+          core::Vector<core::UnitIndex, schedule::UnitLayout>(static_cast<std::size_t>(num_units),
+                                                              unit)};
+}
+
 BufferPeaks peaks(const std::vector<BufferEvent>& events, const BufferBytes& bytes,
                   bool keeps = false) {
   return buffer_peaks(events, bytes, keeps);
@@ -58,12 +67,12 @@ TEST(BufferPeaks, CountIdleBlocksWhereTheyAreKept) {
 TEST(BufferEvents, EndWithWhatWasSentAheadAlone) {
   for (const bool node_copy : {true, false}) {
     for (int lookahead = 0; lookahead < 4; ++lookahead) {
-      Options options;
+      schedule::StepOptions options;
       options.lookahead = lookahead;
       options.node_copy = node_copy;
       std::map<std::pair<int, Buffer>, bool> held;
       int num_updates = 0;
-      for (const BufferEvent& event : buffer_events({5, 5, 5, 5}, {2, 2}, options)) {
+      for (const BufferEvent& event : buffer_events(equal_units(4, 2, 2), options)) {
         if (event.kind == Kind::kUpdate)
           ++num_updates;
         else
@@ -81,7 +90,7 @@ TEST(BufferEvents, EndWithWhatWasSentAheadAlone) {
 }
 
 TEST(UpdateOrder, IsThatOfFirstUse) {
-  EXPECT_EQ(update_order(buffer_events({5, 5, 5}, {2, 2}, {}), 3).values(),
+  EXPECT_EQ(update_order(buffer_events(equal_units(3, 2, 2), {}), 3).values(),
             (std::vector<int>{0, 1, 2}));
 }
 

@@ -82,9 +82,17 @@ DEVICE = (
     Planted(
         "gradients_freed_while_they_travel",
         EXECUTOR,
-        "      await(operation);\n      return finish_route(&state);\n",
-        "      return finish_route(&state);\n",
-        "A buffer goes to another unit while a lane still reads gradients from it; step() takes what is not summed.",
+        "      await(operation);\n      return finish_route_intra(&state);\n",
+        "      return finish_route_intra(&state);\n",
+        "A buffer goes to another unit while a lane still reads gradients from it.",
+        on_device=True,
+    ),
+    Planted(
+        "means_freed_while_they_travel",
+        EXECUTOR,
+        "      await(operation);\n      return finish_route_inter(&state);\n",
+        "      return finish_route_inter(&state);\n",
+        "A node's mean goes to another unit while a lane still sends it; step() takes what is not summed.",
         on_device=True,
     ),
     Planted(

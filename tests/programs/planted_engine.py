@@ -42,8 +42,8 @@ ENGINE = (
     Planted(
         "inbox_for_stage_1",
         ROUTE,
-        "  if (mesh->has_inter() && !hold) needed = std::max(needed, inbox_of_stage_2(*mesh, packing));\n",
-        "",
+        "exchange.inbox_elements(mesh->column, parts),",
+        "exchange_of(mesh->row).inbox_elements(mesh->row, state->packing().columns.values()),",
         "The inbox is too small where stage 2 needs more than stage 1 (one rank a node): the lane fails.",
     ),
     Planted(

@@ -109,9 +109,9 @@ SCHEDULE = (
     Planted(
         "finished_after_stage_1",
         MAKER,
-        "const Kind last = has_inter_ && sync ?",
-        "const Kind last = has_inter_ && !sync ?",
-        "A route counts as over when its first stage is: gradients and inbox are freed while stage 2 sends them.",
+        "{.kind = Kind::kFinishRouteInter, .unit = unit, .after = {{Kind::kRouteInter, unit}}}",
+        "{.kind = Kind::kFinishRouteInter, .unit = unit, .after = {{Kind::kRouteIntra, unit}}}",
+        "Stage 2 counts as over when stage 1 is: the node's mean and its inbox are freed while they are in use.",
     ),
     Planted(
         "stage_2_awaits_nothing",

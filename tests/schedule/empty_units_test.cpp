@@ -132,7 +132,7 @@ TEST_F(EmptyInResolver, IsTracedAndLeftToTheHost) {
             "compare the end, compare before use of 3, leave before use of 3, "
             "compare after backward of 3, leave after backward of 3, "
             "compare before use of 0, publish intra 0, await weights 0, "
-            "compare after backward of 0, reshard 0, route intra 0, finish route 0, "
+            "compare after backward of 0, reshard 0, route intra 0, finish route intra 0, "
             "compare the end, leave at the end");
 }
 

@@ -135,10 +135,10 @@ TEST_F(HostResolver, LeavesToTheHostBeforeAUseAfterABackwardAndAtTheEndOfAllOfIt
             "publish intra 2, await weights 2");
   backward(&resolver, {kC, kB, kA});
   EXPECT_EQ(recorder_.take(),
-            "reshard 2, route intra 2, finish route 2, "
+            "reshard 2, route intra 2, finish route intra 2, "
             "publish intra 1, await weights 1, leave before use of 1, "
-            "reshard 1, route intra 1, finish route 1, leave after backward of 1, "
-            "publish intra 0, await weights 0, reshard 0, route intra 0, finish route 0, "
+            "reshard 1, route intra 1, finish route intra 1, leave after backward of 1, "
+            "publish intra 0, await weights 0, reshard 0, route intra 0, finish route intra 0, "
             "leave at the end");
 }
 
@@ -154,10 +154,11 @@ TEST_F(HostResolver, ComparesWhereABackwardHasNoEndOfItsOwn) {
   resolver.before_backward(kB);
   recorder_.take();
   resolver.end_backward();
-  EXPECT_EQ(recorder_.take(),
-            "compare the end, reshard 1, route intra 1, finish route 1, leave after backward of 1, "
-            "publish intra 0, await weights 0, reshard 0, route intra 0, finish route 0, "
-            "leave at the end");
+  EXPECT_EQ(
+      recorder_.take(),
+      "compare the end, reshard 1, route intra 1, finish route intra 1, leave after backward of 1, "
+      "publish intra 0, await weights 0, reshard 0, route intra 0, finish route intra 0, "
+      "leave at the end");
 }
 
 TEST_F(HostResolver, ComparesOnlyWhereAllOfAPassIsTraced) {
@@ -187,11 +188,11 @@ TEST_F(HostResolver, ComparesAtTheEndOfAPassThatLeavesAHostUseOut) {
     Resolver resolver = make_host();
     backward(&resolver, used);
     EXPECT_EQ(recorder_.take(),
-              "publish intra 2, await weights 2, reshard 2, route intra 2, finish route 2, "
+              "publish intra 2, await weights 2, reshard 2, route intra 2, finish route intra 2, "
               "compare the end, "
               "publish intra 1, await weights 1, leave before use of 1, "
-              "reshard 1, route intra 1, finish route 1, leave after backward of 1, "
-              "publish intra 0, await weights 0, reshard 0, route intra 0, finish route 0, "
+              "reshard 1, route intra 1, finish route intra 1, leave after backward of 1, "
+              "publish intra 0, await weights 0, reshard 0, route intra 0, finish route intra 0, "
               "leave at the end");
   }
 }

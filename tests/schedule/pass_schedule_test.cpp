@@ -30,12 +30,13 @@ TEST(PassSchedule, WithoutLookaheadSendsWhatIsNeededWhenItIsNeeded) {
                       "publish inter 1, publish intra 1, await weights 1", "reshard 1",
                       "publish inter 2, publish intra 2, await weights 2"};
   EXPECT_EQ(forward_on(three_units(2, 2), options), forward);
-  const Steps backward{"publish intra 2, await weights 2",
-                       "reshard 2, route intra 2, route inter 2, finish route 2",
-                       "publish intra 1, await weights 1",
-                       "reshard 1, route intra 1, route inter 1, finish route 1",
-                       "publish intra 0, await weights 0",
-                       "reshard 0, route intra 0, route inter 0, finish route 0"};
+  const auto route = [](int unit) {
+    return core::message("route intra ", unit, ", route inter ", unit, ", finish route intra ",
+                         unit, ", finish route inter ", unit);
+  };
+  const Steps backward{"publish intra 2, await weights 2", "reshard 2, " + route(2),
+                       "publish intra 1, await weights 1", "reshard 1, " + route(1),
+                       "publish intra 0, await weights 0", "reshard 0, " + route(0)};
   EXPECT_EQ(backward_on(three_units(2, 2), options), backward);
 }
 
@@ -62,21 +63,22 @@ TEST(PassSchedule, LeavesOutStage1WhereThereIsOneReplicate) {
     EXPECT_EQ(step.find("inter"), std::string::npos) << step;
 }
 
-TEST(PassSchedule, SendsTheNextWeightsBeforeTheGradientsAndFinishesTheOldestRoute) {
-  const Steps two_routes{"publish intra 2, publish intra 1, await weights 2",
-                         "reshard 2, route intra 2, route inter 2",
-                         "publish intra 0, await weights 1",
-                         "reshard 1, route intra 1, route inter 1",
-                         "await weights 0",
-                         "reshard 0, finish route 2, route intra 0, route inter 0"};
-  EXPECT_EQ(backward_on(three_units(2, 2), {.lookahead = 2}), two_routes);
-  const Steps one_route{"publish intra 2, publish intra 1, await weights 2",
-                        "reshard 2, route intra 2, route inter 2",
-                        "publish intra 0, await weights 1",
-                        "reshard 1, finish route 2, route intra 1, route inter 1",
-                        "await weights 0",
-                        "reshard 0, finish route 1, route intra 0, route inter 0"};
-  EXPECT_EQ(backward_on(three_units(2, 2), {.lookahead = 1}), one_route);
+TEST(PassSchedule, SendsTheNextWeightsBeforeTheGradientsAndFreesWhatHasTravelled) {
+  const Steps many_in_stage_2{"publish intra 2, publish intra 1, await weights 2",
+                              "reshard 2, route intra 2, route inter 2",
+                              "publish intra 0, await weights 1",
+                              "reshard 1, finish route intra 2, route intra 1, route inter 1",
+                              "await weights 0",
+                              "reshard 0, finish route intra 1, route intra 0, route inter 0"};
+  EXPECT_EQ(backward_on(three_units(2, 2), {.lookahead = 2}), many_in_stage_2);
+  const Steps one_in_stage_2{
+      "publish intra 2, publish intra 1, await weights 2",
+      "reshard 2, route intra 2, route inter 2",
+      "publish intra 0, await weights 1",
+      "reshard 1, finish route intra 2, finish route inter 2, route intra 1, route inter 1",
+      "await weights 0",
+      "reshard 0, finish route intra 1, finish route inter 1, route intra 0, route inter 0"};
+  EXPECT_EQ(backward_on(three_units(2, 2), {.lookahead = 1}), one_in_stage_2);
 }
 
 TEST(PassSchedule, ReducesBeforeItBroadcastsIfAsked) {
@@ -85,7 +87,7 @@ TEST(PassSchedule, ReducesBeforeItBroadcastsIfAsked) {
                        "await weights 1",
                        "reshard 1, route intra 1, publish intra 0",
                        "await weights 0",
-                       "reshard 0, finish route 2, route intra 0"};
+                       "reshard 0, finish route intra 2, route intra 0"};
   EXPECT_EQ(backward_on(three_units(1, 2), {.broadcast_before_reduce = false}), backward);
 }
 
@@ -93,9 +95,9 @@ TEST(PassSchedule, KeepsGradientsOfANodeUnderNoSync) {
   const Steps backward{"publish intra 2, publish intra 1, await weights 2",
                        "reshard 2, route intra 2",
                        "publish intra 0, await weights 1",
-                       "reshard 1, route intra 1",
+                       "reshard 1, finish route intra 2, route intra 1",
                        "await weights 0",
-                       "reshard 0, finish route 2, route intra 0"};
+                       "reshard 0, finish route intra 1, route intra 0"};
   EXPECT_EQ(backward_on(three_units(2, 2), {}, /*sync=*/false), backward);
 }
 
@@ -106,9 +108,9 @@ TEST(PassSchedule, SendsBothStagesAtEveryUseWithoutNodeCopies) {
       "publish intra 1, await weights 2",
       "reshard 2, route intra 2, route inter 2",
       "publish intra 0, await weights 1",
-      "reshard 1, route intra 1, route inter 1",
+      "reshard 1, finish route intra 2, route intra 1, route inter 1",
       "await weights 0",
-      "reshard 0, finish route 2, route intra 0, route inter 0"};
+      "reshard 0, finish route intra 1, finish route inter 2, route intra 0, route inter 0"};
   EXPECT_EQ(backward_on(three_units(2, 2), options), backward);
 }
 
@@ -156,7 +158,27 @@ TEST(PassSchedule, BeginsABackwardWithTheUnitThatTheForwardKept) {
 // 4 and 4 bytes an element: two units grant 128 bytes, of which 64 are two units' weights.
 TEST(PassSchedule, HasAsManyRoutesInFlightAsMemoryAllows) {
   const Steps backward = backward_on(three_units(1, 2), {.lookahead = 2, .max_units_in_flight = 2});
-  EXPECT_EQ(backward[1], "reshard 2, route intra 2, finish route 2");
+  EXPECT_EQ(backward[1], "reshard 2, route intra 2, finish route intra 2");
+}
+
+// Four units and the window of three: 4 * 64 bytes, of which 2 * 32 are weights and 3 * 32
+// gradients of one in its backward and one in stage 1, which leaves 96 for nodes' means of 16 and
+// inboxes.
+TEST(PassSchedule, HasAsManyNodesMeansInFlightAsMemoryAllows) {
+  Layout layout = three_units(2, 2);
+  layout.units.push_back(layout.units.front());
+  Trace backward;
+  for (const int unit : {3, 2, 1, 0})
+    backward.insert(backward.end(), {before_use(unit), after_backward(unit)});
+  const auto last = [&](int max_units_in_flight) {
+    const StepOptions options{.lookahead = 2, .max_units_in_flight = max_units_in_flight};
+    return text_of(
+        build_pass_schedule(layout, backward, kForward, Pass::kBackward, options).back());
+  };
+  EXPECT_EQ(last(4),
+            "reshard 0, finish route intra 1, finish route inter 3, route intra 0, "
+            "route inter 0");
+  EXPECT_EQ(last(5), "reshard 0, finish route intra 1, route intra 0, route inter 0");
 }
 
 TEST(PassSchedule, NamesWhatEachOperationWaitsFor) {
@@ -173,7 +195,7 @@ TEST(PassSchedule, NamesWhatEachOperationWaitsFor) {
     const PassSchedule backward = build_pass_schedule(three_units(2, 2), kBackward, kForward,
                                                       Pass::kBackward, {.lookahead = 0}, sync);
     const Operation& finish = backward[1].back();
-    EXPECT_EQ(finish.kind, Kind::kFinishRoute);
+    EXPECT_EQ(finish.kind, sync ? Kind::kFinishRouteInter : Kind::kFinishRouteIntra);
     const Kind last = sync ? Kind::kRouteInter : Kind::kRouteIntra;
     EXPECT_EQ(finish.after, (After{{last, core::UnitIndex(2)}}));
   }

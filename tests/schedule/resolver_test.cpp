@@ -78,15 +78,18 @@ TEST_F(ResolverTest, FinishesAUnitsRouteBeforeItIsRoutedAgain) {
   backward(&resolver, {kC, kB, kA});
   recorder_.take();
   resolver.serve({Moment::kAfterBackward, kA});
-  EXPECT_EQ(recorder_.take(), "finish route 0, route intra 0, route inter 0, finish route 0");
+  EXPECT_EQ(recorder_.take(),
+            "finish route intra 0, finish route inter 0, route intra 0, route inter 0, "
+            "finish route intra 0, finish route inter 0");
   resolver.finish_routes();
-  EXPECT_EQ(recorder_.take(), "finish route 1");
+  EXPECT_EQ(recorder_.take(), "finish route inter 2, finish route inter 1");
 }
 
-// New gradients come where those in flight lie.
-TEST_F(ResolverTest, FinishesAUnitsRouteBeforeItGetsGradientsAgain) {
-  for (const bool with_use : {false, true}) {
-    Resolver resolver = make(1);
+// New gradients come where those in flight lie; between nodes goes a copy.
+TEST_F(ResolverTest, FinishesStage1OfAUnitsRouteBeforeItGetsGradientsAgain) {
+  for (const auto& [num_replicates, with_use] :
+       {std::pair{1, false}, {1, true}, {2, false}, {2, true}}) {
+    Resolver resolver = make(num_replicates);
     trace(&resolver);
     resolver.begin_backward();
     resolver.before_backward(kC);
@@ -96,10 +99,10 @@ TEST_F(ResolverTest, FinishesAUnitsRouteBeforeItGetsGradientsAgain) {
     if (with_use) {
       resolver.before_backward(kC);
       EXPECT_EQ(recorder_.take(),
-                "compare before use of 2, publish intra 2, await weights 2, finish route 2");
+                "compare before use of 2, publish intra 2, await weights 2, finish route intra 2");
     } else {
       resolver.before_gradient(kC);
-      EXPECT_EQ(recorder_.take(), "finish route 2");
+      EXPECT_EQ(recorder_.take(), "finish route intra 2");
     }
   }
 }
@@ -128,8 +131,9 @@ TEST_F(ResolverTest, SendsPartialSumsOnBeforeAStep) {
   recorder_.take();
   resolver.settle_step();
   EXPECT_EQ(recorder_.take(),
-            "route intra 0, route inter 0, finish route 0, route intra 1, route inter 1, "
-            "finish route 1, route intra 2, route inter 2, finish route 2");
+            "route intra 0, route inter 0, finish route intra 0, finish route inter 0, "
+            "route intra 1, route inter 1, finish route intra 1, finish route inter 1, "
+            "route intra 2, route inter 2, finish route intra 2, finish route inter 2");
   EXPECT_FALSE(resolver.holds_partial_sums());
 }
 
@@ -143,8 +147,8 @@ TEST_F(ResolverTest, RunsABackwardThatIsOwedBeforeAStep) {
   resolver.settle_step();
   EXPECT_EQ(recorder_.take(),
             "publish intra 1, reshard 2, route intra 2, publish intra 0, await weights 1, "
-            "reshard 1, route intra 1, await weights 0, reshard 0, finish route 2, "
-            "route intra 0, finish route 1, finish route 0");
+            "reshard 1, route intra 1, await weights 0, reshard 0, finish route intra 2, "
+            "route intra 0, finish route intra 1, finish route intra 0");
   EXPECT_FALSE(resolver.owes_backward());
 }
 
@@ -169,9 +173,9 @@ TEST_F(ResolverTest, ReleasesWhatIsStillOpenAfterEverythingElse) {
   recorder_.take();
   backward(&resolver, {});  // skips
   EXPECT_EQ(recorder_.take(),
-            "publish intra 1, await weights 1, reshard 1, route intra 1, finish route 1, "
-            "publish intra 0, await weights 0, reshard 0, route intra 0, finish route 0, "
-            "compare after backward of 2, reshard 2, route intra 2, finish route 2, "
+            "publish intra 1, await weights 1, reshard 1, route intra 1, finish route intra 1, "
+            "publish intra 0, await weights 0, reshard 0, route intra 0, finish route intra 0, "
+            "compare after backward of 2, reshard 2, route intra 2, finish route intra 2, "
             "compare the end");
 }
 
@@ -187,7 +191,7 @@ TEST_F(ResolverTest, RoutesAtTheEndWhatADeviationLeftUnrouted) {
   recorder_.take();
   resolver.end_backward();
   EXPECT_EQ(recorder_.take(),
-            "compare after backward of 0, route intra 0, finish route 0, compare the end");
+            "compare after backward of 0, route intra 0, finish route intra 0, compare the end");
 }
 
 TEST_F(ResolverTest, ReleasesAUnitWhoseGradientCameWithoutAUse) {
@@ -196,7 +200,7 @@ TEST_F(ResolverTest, ReleasesAUnitWhoseGradientCameWithoutAUse) {
   resolver.before_gradient(kB);
   resolver.end_backward();
   EXPECT_EQ(recorder_.take(),
-            "compare after backward of 1, route intra 1, finish route 1, compare the end");
+            "compare after backward of 1, route intra 1, finish route intra 1, compare the end");
 }
 
 TEST_F(ResolverTest, TakesAnOperationThatThrewForNotDone) {

@@ -43,9 +43,9 @@ TEST(ServeOnDemand, IssuesEverythingThatATriggerNeeds) {
             "publish inter 1, publish intra 1, await weights 1");
   EXPECT_EQ(serve(three_units(2, 2), after_forward(1)), "reshard 1");
   EXPECT_EQ(serve(three_units(2, 2), after_backward(1)),
-            "reshard 1, route intra 1, route inter 1, finish route 1");
+            "reshard 1, route intra 1, route inter 1, finish route intra 1, finish route inter 1");
   EXPECT_EQ(serve(three_units(2, 2), after_backward(1), false),
-            "reshard 1, route intra 1, finish route 1");
+            "reshard 1, route intra 1, finish route intra 1");
 }
 
 TEST(StepOptions, OutOfRangeAreRefusedByName) {

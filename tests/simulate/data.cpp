@@ -120,7 +120,7 @@ void Data::finish(core::Slot slot, int index) {
   const bool alone = layout(slot).num_shards == 1;
   if (of.operation.kind == Kind::kRouteIntra && alone) take(slot, index, own.packed_gradients);
   if (of.operation.kind == Kind::kRouteInter) own.node_sum = {};
-  if (of.operation.kind == Kind::kFinishRoute) own.packed_gradients = {};
+  if (of.operation.kind == Kind::kFinishRouteIntra) own.packed_gradients = {};
   if (of.operation.kind == Kind::kReshard) {
     own.packed = {};
     if (!node_copy_) own.part = {};

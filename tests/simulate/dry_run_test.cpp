@@ -174,7 +174,8 @@ TEST(DryRun, FindsGradientsThatAreLost) {
   const Job job = two_steps(2, 2);
   Programs programs = unroll(job);
   for (Program& program : programs) {
-    for (const Kind kind : {Kind::kRouteIntra, Kind::kRouteInter, Kind::kFinishRoute})
+    for (const Kind kind :
+         {Kind::kRouteIntra, Kind::kRouteInter, Kind::kFinishRouteIntra, Kind::kFinishRouteInter})
       erase(&program, find(program, kind, 1));
   }
   EXPECT_TRUE(says(run_with(job, programs),

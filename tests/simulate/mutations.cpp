@@ -1,4 +1,4 @@
-// A list: each unsound change with its finding. It is long because there are twenty of them.
+// A list: each unsound change with its finding. It is long because there are so many of them.
 
 #include "tests/simulate/mutations.h"
 
@@ -109,13 +109,30 @@ bool free_weights_early(Random* random, const Job&, Programs* programs) {
   return true;
 }
 
-bool is_finish(const Program& program, int i) { return is(program, i, Kind::kFinishRoute); }
+bool is_finish(const Program& program, int i) { return is(program, i, Kind::kFinishRouteIntra); }
 bool is_route(const Program& program, int i) { return is(program, i, Kind::kRouteIntra); }
 
 bool free_gradients_early(Random* random, const Job&, Programs* programs) {
   return change(random, programs, is_finish, [](Program* program, int i) {
     move(program, i, last_before(*program, i, Kind::kRouteIntra, unit_of(*program, i)));
   });
+}
+
+// Before its stage 2 is sent.
+bool free_node_mean_early(Random* random, const Job&, Programs* programs) {
+  const Condition finishes = [](const Program& program, int i) {
+    return is(program, i, Kind::kFinishRouteInter);
+  };
+  return change(random, programs, finishes, [](Program* program, int i) {
+    move(program, i, last_before(*program, i, Kind::kRouteInter, unit_of(*program, i)));
+  });
+}
+
+bool never_free_node_mean(Random* random, const Job&, Programs* programs) {
+  const Condition finishes = [](const Program& program, int i) {
+    return is(program, i, Kind::kFinishRouteInter);
+  };
+  return change(random, programs, finishes, erase);
 }
 
 bool never_free_gradients(Random* random, const Job&, Programs* programs) {
@@ -235,7 +252,7 @@ bool drop_route(Random* random, const Job&, Programs* programs) {
   return change(random, programs, is_route, [](Program* program, int i) {
     const core::UnitIndex unit = unit_of(*program, i);
     int end = i;
-    while (!is(*program, end, Kind::kFinishRoute, unit)) ++end;
+    while (!is(*program, end, Kind::kFinishRouteIntra, unit)) ++end;
     for (int j = end; j-- > i;) {
       const bool stage =
           is(*program, j, Kind::kRouteIntra, unit) || is(*program, j, Kind::kRouteInter, unit);
@@ -253,7 +270,7 @@ bool forget_route(Random* random, const Job& job, Programs* programs) {
   const auto index = pick(random, any, [&](const Program& program, int i) {
     if (!is(program, i, Kind::kRouteIntra)) return false;
     const core::UnitIndex unit = unit_of(program, i);
-    const int begin = last_before(program, i, Kind::kFinishRoute, unit);
+    const int begin = last_before(program, i, Kind::kFinishRouteIntra, unit);
     const bool contributes = last_before(program, i, Kind::kBackward, unit) > begin;
     if (!contributes || job.layout.units[unit].num_elements() == 0) return false;
     const int step = program.issue(i).step;
@@ -269,11 +286,16 @@ bool forget_route(Random* random, const Job& job, Programs* programs) {
     const int begin = counterpart(original, *index, program);
     const core::UnitIndex unit = unit_of(program, begin);
     int end = begin;
-    while (!is(program, end, Kind::kFinishRoute, unit)) ++end;
+    bool sent = false;
+    while (!is(program, end, sent ? Kind::kFinishRouteInter : Kind::kFinishRouteIntra, unit))
+      sent |= is(program, ++end, Kind::kRouteInter, unit);
     for (int j = end; j >= begin; --j) {
-      if (is(program, j, Kind::kRouteIntra, unit) || is(program, j, Kind::kRouteInter, unit) ||
-          j == end)
+      for (const Kind kind : {Kind::kRouteIntra, Kind::kRouteInter, Kind::kFinishRouteIntra,
+                              Kind::kFinishRouteInter}) {
+        if (!is(program, j, kind, unit)) continue;
         erase(&program, j);
+        break;
+      }
     }
   }
   return true;
@@ -361,6 +383,8 @@ const std::vector<Mutator>& mutators() {
       {"free weights early", "reads packed weights that are free", free_weights_early},
       {"free gradients early", "are not being routed", free_gradients_early},
       {"never free gradients", "", never_free_gradients},
+      {"free what stage 2 sends early", "is not being sent", free_node_mean_early},
+      {"never free what stage 2 sends", "", never_free_node_mean},
       {"take a wrong root", "another member's is of", take_wrong_root},
       {"publish before the update", "uses the masters too", update_too_late},
       {"claim a wrong version", "would publish version", claim_wrong_version},

@@ -67,12 +67,13 @@ TEST(Unroll, LeavesOutWhatHasBeenDoneInAReplay) {
               "await weights 2, forward 2");
     EXPECT_EQ(text_of(program, 7),
               "publish intra 1, backward 2, reshard 2, route intra 2, route inter 2, "
-              "publish intra 0, await weights 1, backward 1, reshard 1, route intra 1, "
-              "route inter 1, await weights 0, backward 0, reshard 0, finish route 2, "
-              "route intra 0, route inter 0");
+              "publish intra 0, await weights 1, backward 1, reshard 1, finish route intra 2, "
+              "route intra 1, route inter 1, await weights 0, backward 0, reshard 0, "
+              "finish route intra 1, finish route inter 2, route intra 0, route inter 0");
     EXPECT_EQ(text_of(program, 8),
-              "finish route 1, finish route 0, update 0, publish inter 0, publish intra 0, "
-              "update 1, publish inter 1, update 2, publish inter 2");
+              "finish route inter 1, finish route intra 0, finish route inter 0, update 0, "
+              "publish inter 0, publish intra 0, update 1, publish inter 1, update 2, "
+              "publish inter 2");
   }
 }
 

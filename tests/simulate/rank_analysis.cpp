@@ -24,14 +24,15 @@ enum class Buffer : int {
   kNodeCopy,   // the column member's
   kWeights,    // packed
   kGradients,  // packed
-  kInbox,      // what comes from others while gradients are routed
+  kInbox,      // what comes from others in stage 1 of a route
   kNodeSum,    // the column member's sum of a node's gradients
+  kNodeInbox,  // what comes from others in stage 2
   kTotal,      // the owner's accumulated gradient
 };
-constexpr std::size_t kNumBuffers = 7;
+constexpr std::size_t kNumBuffers = 8;
 constexpr const char* kBufferNames[kNumBuffers] = {
-    "the masters",       "the node copy",  "the packed weights",      "the packed gradients",
-    "the route's inbox", "the node's sum", "the accumulated gradient"};
+    "the masters",       "the node copy",  "the packed weights", "the packed gradients",
+    "the route's inbox", "the node's sum", "the node's inbox",   "the accumulated gradient"};
 
 /// Who used a buffer since it was last changed, and who changed it.
 struct Uses {
@@ -45,10 +46,12 @@ struct UnitUse {
   bool has_part = false;                          // stage 1 has come, or is on its way
   bool filled = false;                            // stage 2 likewise
   bool holds_gradients = false;
-  bool routing = false;
+  bool routing = false;  // stage 1 has come, or is on its way, and was not finished
+  bool sending = false;  // stage 2 likewise
   bool has_node_sum = false;
   int part_version = -1;  // of the node copy, or of this column's part of the packed weights
-  int last_finish = -1;
+  int last_finish_intra = -1;
+  int last_finish_inter = -1;
 
   UnitUse() { newest.fill(-1); }
 };
@@ -70,7 +73,7 @@ class Analyzer {
     analysis_.after = waits_on_;
     for (now_ = 0; now_ < program_.num_issues(); ++now_) take(program_.issue(now_));
     for (const core::UnitIndex unit : units_.indices()) {
-      if (units_[unit].routing)
+      if (units_[unit].routing || units_[unit].sending)
         violations_->push_back(
             core::message("slot ", slot_, ": the route of unit ", unit, " is never finished"));
     }
@@ -103,12 +106,13 @@ class Analyzer {
     for (const schedule::Dependency& dependency : operation.after) {
       const UnitUse& other = units_.at(dependency.unit);
       const int earlier = other.newest[static_cast<std::size_t>(dependency.kind)];
-      const bool is_route =
-          dependency.kind == Kind::kRouteIntra || dependency.kind == Kind::kRouteInter;
+      const int finished = dependency.kind == Kind::kRouteIntra   ? other.last_finish_intra
+                           : dependency.kind == Kind::kRouteInter ? other.last_finish_inter
+                                                                  : -1;
       const Operation named{.kind = dependency.kind, .unit = dependency.unit};
       if (earlier < 0 && operation.kind != Kind::kReshard)
         report("waits for ", describe(named), ", which was never issued");
-      if (earlier >= 0 && is_route && earlier < other.last_finish)
+      if (earlier >= 0 && earlier < finished)
         report("waits for ", describe(named), " of an earlier backward");
     }
   }
@@ -170,9 +174,12 @@ class Analyzer {
         if (!node_copy_) unit().has_part = false;
         break;
       case Kind::kRouteIntra:
+      case Kind::kFinishRouteIntra:
+        route_intra(taken.operation.kind);
+        break;
       case Kind::kRouteInter:
-      case Kind::kFinishRoute:
-        route(taken.operation.kind);
+      case Kind::kFinishRouteInter:
+        route_inter(taken.operation.kind);
         break;
     }
     count_bytes();
@@ -205,10 +212,10 @@ class Analyzer {
     read(Buffer::kWeights);
   }
 
-  void route(Kind kind) {
+  void route_intra(Kind kind) {
     UnitUse& state = unit();
     if (kind == Kind::kRouteIntra) {
-      if (state.routing) report("routes again what is being routed");
+      if (state.routing || state.sending) report("routes again what is being routed");
       state.holds_gradients = state.routing = state.has_node_sum = true;
       read(Buffer::kGradients);
       write(Buffer::kInbox);
@@ -216,18 +223,35 @@ class Analyzer {
       return;
     }
     if (!state.routing) report("the unit's gradients are not being routed");
-    if (kind == Kind::kRouteInter) {
-      if (!state.has_node_sum) report("sends a sum that it has sent already");
-      state.has_node_sum = false;
-      write(Buffer::kNodeSum);
-      write(Buffer::kInbox);
-      write(Buffer::kTotal);
-      return;
-    }
     write(Buffer::kGradients);
     write(Buffer::kInbox);
     state.holds_gradients = state.routing = false;
-    state.last_finish = now_;
+    state.last_finish_intra = now_;
+  }
+
+  void route_inter(Kind kind) {
+    UnitUse& state = unit();
+    if (kind == Kind::kRouteInter) {
+      if (!state.has_node_sum) report("the unit has no sum to send, or has sent it already");
+      state.has_node_sum = false;
+      state.sending = true;
+      write(Buffer::kNodeSum);
+      write(Buffer::kNodeInbox);
+      write(Buffer::kTotal);
+      return;
+    }
+    if (!state.sending) report("the node's sum is not being sent");
+    write(Buffer::kNodeSum);
+    write(Buffer::kNodeInbox);
+    state.sending = false;
+    state.last_finish_inter = now_;
+  }
+
+  std::int64_t column_elements(const schedule::UnitLayout& layout) const {
+    std::int64_t elements = 0;
+    for (const core::Replicate replicate : core::Indices<core::Replicate>(layout_.num_replicates))
+      elements += layout.owner_elements[layout_.slot_of(replicate, layout_.shard_of(slot_))];
+    return elements;
   }
 
   // In the order of issue, which is when memory is taken.
@@ -240,6 +264,8 @@ class Analyzer {
       if (state.filled || (!node_copy_ && state.has_part)) bytes += elements * layout.weight_size;
       const int buffers = (state.holds_gradients ? 1 : 0) + (state.routing ? 1 : 0);
       bytes += buffers * elements * layout.gradient_size;
+      // A sum that is held is a partial sum, in a buffer of its own.
+      if (state.sending) bytes += 2 * column_elements(layout) * layout.gradient_size;
     }
     analysis_.peak_bytes = std::max(analysis_.peak_bytes, bytes);
   }

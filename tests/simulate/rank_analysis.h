@@ -12,7 +12,7 @@ namespace dmuon::simulate {
 struct RankAnalysis {
   std::vector<Frontier> after;  ///< [issues] everything that is done before it starts, whatever
                                 ///< the delays: what it waits on, what that waits on, ...
-  std::int64_t peak_bytes = 0;  ///< packed weights, packed gradients, inboxes
+  std::int64_t peak_bytes = 0;  ///< packed weights and gradients, nodes' means, inboxes
 
   /// Whether `first` is done before `second` starts, whatever the delays.
   bool is_ordered(const Program& program, int first, int second) const;

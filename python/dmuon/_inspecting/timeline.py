@@ -12,7 +12,7 @@ from typing import Any
 from dmuon._planning.pictures import new_figure
 
 LANES = {"compute": "compute", "intra": "inside the node", "inter": "between nodes"}
-WAITS = ("await weights", "reshard", "finish route")
+WAITS = ("await weights", "reshard", "finish route intra", "finish route inter")
 PHASES = ("forward", "backward", "step", "between steps")
 
 _COLORS = {

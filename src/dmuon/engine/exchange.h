@@ -39,9 +39,9 @@ class Exchange {
                                       const std::vector<Segment>& segments) const = 0;
 
   /// Every member gets the sum of its own segment over all members.
-  /// @param packed  flat; undefined afterwards, but for what `take` has written to it.
+  /// @param packed  flat; undefined afterwards.
   /// @param inbox   [inbox_elements()] of `packed`'s dtype.
-  /// @param take    called with the pieces of the own segment in order; may write to that.
+  /// @param take    called with the pieces of the own segment in order.
   virtual void reduce(Group& group, const at::Tensor& packed, const std::vector<Segment>& segments,
                       const at::Tensor& inbox, const TakeSum& take,
                       const std::string& what) const = 0;

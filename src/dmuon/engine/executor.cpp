@@ -202,9 +202,12 @@ void Executor::perform(const Operation& operation,
       return enqueue(operation, route_intra(&mesh_, &owned_, &state, operation.hold));
     case Kind::kRouteInter:
       return enqueue(operation, route_inter(&mesh_, &owned_, &state));
-    case Kind::kFinishRoute:
+    case Kind::kFinishRouteIntra:
       await(operation);
-      return finish_route(&state);
+      return finish_route_intra(&state);
+    case Kind::kFinishRouteInter:
+      await(operation);
+      return finish_route_inter(&state);
     case Kind::kUpdate:
     case Kind::kForward:
     case Kind::kBackward:

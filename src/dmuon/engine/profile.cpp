@@ -35,7 +35,8 @@ void Profile::add(const Measured& operation) {
   const double seconds = operation.done.host - operation.started.host;
   durations_[static_cast<std::size_t>(operation.kind)] += seconds;
   const bool waits = operation.kind == Kind::kAwaitWeights || operation.kind == Kind::kReshard ||
-                     operation.kind == Kind::kFinishRoute;
+                     operation.kind == Kind::kFinishRouteIntra ||
+                     operation.kind == Kind::kFinishRouteInter;
   if (waits) waits_[static_cast<std::size_t>(phase_)] += seconds;
   if (recording_) operations_.push_back(operation);
 }

@@ -1,6 +1,10 @@
 #include "dmuon/engine/route.h"
 
+#include <ATen/ops/mul.h>
+#include <ATen/ops/scalar_tensor.h>
+
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -36,25 +40,31 @@ void finish_accumulation(Owned* owned, const Packing& packing) {
 
 // A piece of the node's mean of this column: kept where it is held, else made ready for stage 2
 // with what was held before.
-void take_node_mean(UnitState* state, const Segment& column, std::int64_t begin, at::Tensor values,
-                    double scale, bool hold) {
+void take_node_mean(UnitState* state, const Segment& column, std::int64_t begin,
+                    const at::Tensor& values, double scale, bool hold) {
+  if (!state->partial) {
+    at::Tensor mean = state->node_mean->slice(begin, begin + values.numel());
+    at::mul_out(mean, values, at::scalar_tensor(scale, at::kDouble));
+    return;
+  }
   const Packing& packing = state->packing();
   const Segment piece{column.begin + begin, column.begin + begin + values.numel()};
-  if (!state->partial) values.mul_(scale);
   for (const PackedIndex place : packing.parameters.indices()) {
     const Segment part = overlap(piece, packing.segments[place]);
-    if (!state->partial || part.size() == 0) continue;
-    const at::Tensor own = values.narrow(0, part.begin - piece.begin, part.size());
-    at::Tensor kept = state->partial->slice(part.begin - column.begin, part.end - column.begin);
-    add_scaled(kept, own, scale, /*adds=*/state->partial_filled[place]);
-    if (!hold) own.copy_(kept);
+    if (part.size() == 0) continue;
+    const Segment within{part.begin - column.begin, part.end - column.begin};
+    at::Tensor kept = state->partial->slice(within.begin, within.end);
+    add_scaled(kept, values.narrow(0, part.begin - piece.begin, part.size()), scale,
+               /*adds=*/state->partial_filled[place]);
+    if (!hold) state->node_mean->slice(within.begin, within.end).copy_(kept);
   }
-  const at::Tensor target = state->unit->gradients().slice(piece.begin, piece.end);
-  if (!hold && target.const_data_ptr() != values.const_data_ptr()) target.copy_(values);
 }
 
-std::int64_t inbox_of_stage_2(const SharedMesh& mesh, const Packing& packing) {
-  return exchange_of(mesh.column).inbox_elements(mesh.column, packing.parts_of(mesh.shard()));
+std::unique_ptr<PackedBuffer> allocated(const Owned& owned, std::int64_t num_elements,
+                                        at::ScalarType dtype) {
+  auto buffer = std::make_unique<PackedBuffer>(owned.pool(), num_elements, dtype);
+  if (num_elements > 0) buffer->allocate();
+  return buffer;
 }
 
 }  // namespace
@@ -68,23 +78,16 @@ Work route_intra(SharedMesh* mesh, Owned* owned, UnitState* state, bool hold) {
   }
   unit.hand_over_gradients();
   const Segment own = packing.columns[mesh->shard()];
-  if (hold && !state->partial) {
-    state->partial = std::make_unique<PackedBuffer>(owned->pool(), own.size(), at::kFloat);
-    state->partial->allocate();
-  }
-  // One inbox for both stages.
+  const at::ScalarType dtype = unit.gradients().flat().scalar_type();
   const Exchange& exchange = exchange_of(mesh->row);
-  const std::int64_t inbox = exchange.inbox_elements(mesh->row, packing.columns.values());
-  std::int64_t needed = inbox;
-  if (mesh->has_inter() && !hold) needed = std::max(needed, inbox_of_stage_2(*mesh, packing));
   state->inbox =
-      std::make_unique<PackedBuffer>(owned->pool(), needed, unit.gradients().flat().scalar_type());
-  if (needed > 0) state->inbox->allocate();
+      allocated(*owned, exchange.inbox_elements(mesh->row, packing.columns.values()), dtype);
+  if (hold && !state->partial) state->partial = allocated(*owned, own.size(), at::kFloat);
+  if (mesh->has_inter() && !hold) state->node_mean = allocated(*owned, own.size(), dtype);
 
   return [=, &unit, &packing, &exchange] {
     exchange.reduce(
-        mesh->row, unit.gradients().flat(), packing.columns.values(),
-        state->inbox->flat().narrow(0, 0, inbox),
+        mesh->row, unit.gradients().flat(), packing.columns.values(), state->inbox->flat(),
         [&](std::int64_t begin, const at::Tensor& sum, double scale) {
           if (mesh->has_inter()) {
             take_node_mean(state, own, begin, sum, scale, hold);
@@ -102,26 +105,31 @@ Work route_intra(SharedMesh* mesh, Owned* owned, UnitState* state, bool hold) {
 }
 
 Work route_inter(SharedMesh* mesh, Owned* owned, UnitState* state) {
-  return [=] {
+  const Exchange& exchange = exchange_of(mesh->column);
+  const std::vector<Segment> parts = state->packing().parts_of(mesh->shard());
+  state->node_inbox = allocated(*owned, exchange.inbox_elements(mesh->column, parts),
+                                state->node_mean->flat().scalar_type());
+  return [=, &exchange] {
     const Packing& packing = state->packing();
-    const Segment own = packing.columns[mesh->shard()];
-    const std::vector<Segment> parts = packing.parts_of(mesh->shard());
     const std::int64_t origin = packing.owners[mesh->slot()].begin;
-    exchange_of(mesh->column)
-        .reduce(
-            mesh->column, state->unit->gradients().slice(own.begin, own.end), parts,
-            state->inbox->flat().narrow(0, 0, inbox_of_stage_2(*mesh, packing)),
-            [&](std::int64_t begin, const at::Tensor& sum, double scale) {
-              accumulate(owned, packing, origin + begin, sum, scale);
-            },
-            "the gradients of " + state->unit->name());
+    exchange.reduce(
+        mesh->column, state->node_mean->flat(), parts, state->node_inbox->flat(),
+        [&](std::int64_t begin, const at::Tensor& sum, double scale) {
+          accumulate(owned, packing, origin + begin, sum, scale);
+        },
+        "the gradients of " + state->unit->name());
     finish_accumulation(owned, packing);
   };
 }
 
-void finish_route(UnitState* state) {
+void finish_route_intra(UnitState* state) {
   state->unit->gradients().release();
   state->inbox.reset();
+}
+
+void finish_route_inter(UnitState* state) {
+  state->node_mean.reset();
+  state->node_inbox.reset();
 }
 
 }  // namespace dmuon::engine

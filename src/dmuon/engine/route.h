@@ -11,8 +11,10 @@ namespace dmuon::engine {
 //
 // A rank sends each column's part of a unit once inside the node, and each owner's part of its own
 // column once between nodes: (G - 1)/G of the unit, then (R - 1)/R of a column's part, as much as a
-// reduce-scatter and a reduce-scatter. (The paper, sec:design-schedule.) Under no_sync the node's
-// mean stays at the column member, in fp32, and goes on with a later one.
+// reduce-scatter and a reduce-scatter. (The paper, sec:design-schedule.) Between the stages the
+// node's mean has a buffer of its own, the size of a column's part, so that a unit's gradients do
+// not wait for slow links. Under no_sync it stays at the column member, in fp32, and goes on with a
+// later one.
 //
 // Each takes memory from the calling thread and returns what its lane does; arguments outlive that.
 
@@ -23,7 +25,8 @@ Work route_intra(SharedMesh* mesh, Owned* owned, UnitState* state, bool hold);
 /// Stage 2.
 Work route_inter(SharedMesh* mesh, Owned* owned, UnitState* state);
 
-/// Frees what a route needed, once its last stage has happened.
-void finish_route(UnitState* state);
+/// Free what a stage needed, once it has happened.
+void finish_route_intra(UnitState* state);
+void finish_route_inter(UnitState* state);
 
 }  // namespace dmuon::engine

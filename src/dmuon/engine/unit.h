@@ -100,10 +100,12 @@ class Unit {
 /// A unit, and the buffers through which its weights and gradients travel.
 struct UnitState {
   std::unique_ptr<Unit> unit;
-  std::unique_ptr<PackedBuffer> node_copy;  ///< [own column]; null where there is none
-  std::unique_ptr<PackedBuffer> inbox;      ///< of the route that is in flight
-  std::unique_ptr<PackedBuffer> partial;    ///< fp32 [own column] what no_sync kept; else null
-  bool host = false;                        ///< see schedule::UnitLayout
+  std::unique_ptr<PackedBuffer> node_copy;   ///< [own column]; null where there is none
+  std::unique_ptr<PackedBuffer> inbox;       ///< of stage 1 of the route that is in flight
+  std::unique_ptr<PackedBuffer> node_mean;   ///< [own column] between its stages
+  std::unique_ptr<PackedBuffer> node_inbox;  ///< of stage 2
+  std::unique_ptr<PackedBuffer> partial;     ///< fp32 [own column] what no_sync kept; else null
+  bool host = false;                         ///< see schedule::UnitLayout
   core::Vector<PackedIndex, bool> partial_filled;
   core::Vector<PackedIndex, bool> has_gradient;  ///< on this rank, since it was cleared
   StreamMark weights_used;                       ///< or awaited, whatever stream that was on

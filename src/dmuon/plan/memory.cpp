@@ -1,6 +1,7 @@
 #include "dmuon/plan/memory.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "dmuon/plan/packed_size.h"
 #include "dmuon/plan/plan.h"
@@ -12,59 +13,44 @@ namespace {
 
 using Units = core::Vector<UnitIndex, std::vector<ParameterIndex>>;
 
-core::Vector<UnitIndex, std::int64_t> elements_of(const Units& units, const Inventory& inventory) {
-  core::Vector<UnitIndex, std::int64_t> elements(units.size());
-  for (const UnitIndex unit : units.indices()) {
-    for (const ParameterIndex w : units[unit])
-      elements[unit] += packed_elements(inventory[w].num_elements());
+schedule::Layout layout_of(const Units& units, const Inventory& inventory, Mesh mesh,
+                           const PerParameter<Owner>& owner, const Options& options) {
+  schedule::Layout layout{mesh.num_replicates, mesh.num_shards, {}};
+  for (const std::vector<ParameterIndex>& parameters : units) {
+    schedule::UnitLayout unit;
+    unit.owner_elements.resize(mesh.num_slots());
+    for (const ParameterIndex w : parameters)
+      unit.owner_elements[mesh.slot_of(owner[w])] += packed_elements(inventory[w].num_elements());
+    unit.weight_size = options.weight_bytes;
+    unit.gradient_size = options.gradient_bytes;
+    layout.units.push_back(std::move(unit));
   }
-  return elements;
+  return layout;
 }
 
-// Packed buffers of all units; and, on gloo, what a slot needs to take gradients in: the larger
-// part of the two stages of a route.
-class BufferSizes {
- public:
-  BufferSizes(const Units& units, const Inventory& inventory, Mesh mesh,
-              const PerParameter<Owner>& owner, const Options& options)
-      : units_(units), inventory_(inventory), mesh_(mesh), owner_(owner), options_(options) {
-    elements_ = elements_of(units, inventory);
-  }
-
-  BufferBytes of(Slot slot) const {
-    BufferBytes bytes(units_.size());
-    for (const UnitIndex unit : units_.indices()) {
-      const auto of = [&](std::int64_t elements, int size) {
-        return elements * size / mesh_.tensor_parallel;
-      };
-      bytes[unit] = {of(elements_[unit], options_.weight_bytes),
-                     of(elements_[unit], options_.gradient_bytes),
-                     of(options_.on_cpu ? inbox(unit, slot) : 0, options_.gradient_bytes)};
-    }
-    return bytes;
-  }
-
- private:
-  std::int64_t inbox(UnitIndex unit, Slot slot) const {
-    const Shard shard(slot.value() % mesh_.num_shards);
+// Of a slot's packed buffers. Inboxes are gloo's alone.
+BufferBytes buffer_bytes(const schedule::Layout& layout, Slot slot, Mesh mesh,
+                         const Options& options) {
+  BufferBytes bytes;
+  for (const schedule::UnitLayout& unit : layout.units) {
+    const std::int64_t all = unit.num_elements();
     std::int64_t column = 0;
-    std::int64_t own = 0;
-    for (const ParameterIndex w : units_[unit]) {
-      const std::int64_t size = packed_elements(inventory_[w].num_elements());
-      if (mesh_.shard_of(owner_[w]) == shard) column += size;
-      if (mesh_.slot_of(owner_[w]) == slot) own += size;
-    }
-    return std::max(inbox_elements(column, elements_[unit], mesh_.num_shards),
-                    inbox_elements(own, column, mesh_.num_replicates));
+    for (const core::Replicate replicate : core::Indices<core::Replicate>(layout.num_replicates))
+      column += unit.owner_elements[layout.slot_of(replicate, layout.shard_of(slot))];
+    const std::int64_t own = unit.owner_elements[slot];
+    const auto inbox = [&](std::int64_t segment, std::int64_t buffer, int group_size) {
+      return options.on_cpu ? inbox_elements(segment, buffer, group_size) : 0;
+    };
+    const auto of = [&](std::int64_t elements, int size) {
+      return elements * size / mesh.tensor_parallel;
+    };
+    bytes.push_back({of(all, unit.weight_size), of(all, unit.gradient_size),
+                     of(inbox(column, all, layout.num_shards), unit.gradient_size),
+                     of(column, unit.gradient_size),
+                     of(inbox(own, column, layout.num_replicates), unit.gradient_size)});
   }
-
-  const Units& units_;
-  const Inventory& inventory_;
-  Mesh mesh_;
-  const PerParameter<Owner>& owner_;
-  const Options& options_;
-  core::Vector<UnitIndex, std::int64_t> elements_;
-};
+  return bytes;
+}
 
 // For each batch the first unit that waits for it.
 std::vector<UnitIndex> units_of(const std::vector<Batch>& batches, const Units& units,
@@ -96,15 +82,16 @@ core::PerOwner<Memory> memory(const Inventory& inventory, Mesh mesh,
     column_elements[mesh.shard_of(owner[w])] += packed_elements(inventory[w].num_elements());
   }
   const Units units = group_by_unit(inventory);
-  const BufferSizes sizes(units, inventory, mesh, owner, options);
-  const std::vector<BufferEvent> events =
-      buffer_events(elements_of(units, inventory), mesh, options);
-  // Without inboxes alike on all ranks.
+  const schedule::Layout layout = layout_of(units, inventory, mesh, owner, options);
+  const std::vector<BufferEvent> events = buffer_events(layout, options);
+  // Without inboxes alike on all ranks of a column.
   core::Vector<Slot, BufferPeaks> peaks;
-  for (const Slot slot : core::Indices<Slot>(options.on_cpu ? mesh.num_slots() : 1))
-    peaks.push_back(buffer_peaks(events, sizes.of(slot), /*keeps=*/options.on_cpu));
+  for (const Slot slot : core::Indices<Slot>(options.on_cpu ? mesh.num_slots() : mesh.num_shards)) {
+    peaks.push_back(buffer_peaks(events, buffer_bytes(layout, slot, mesh, options),
+                                 /*keeps=*/options.on_cpu));
+  }
   const auto peaks_of = [&](Owner rank) -> const BufferPeaks& {
-    return peaks[options.on_cpu ? mesh.slot_of(rank) : Slot(0)];
+    return peaks[Slot(mesh.slot_of(rank).value() % peaks.size())];
   };
 
   const std::int64_t copied =

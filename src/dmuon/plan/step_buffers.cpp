@@ -19,7 +19,8 @@ constexpr int kSteps = 3;
 // What engine::Executor does to buffers at each operation.
 class Recorder final : public schedule::Performer {
  public:
-  explicit Recorder(bool copies_nodes) : copies_nodes_(copies_nodes) {}
+  Recorder(bool has_inter, bool copies_nodes)
+      : has_inter_(has_inter), copies_nodes_(copies_nodes) {}
 
   void take(core::UnitIndex unit, Buffer buffer) {
     events_.push_back({BufferEvent::Kind::kTake, unit, buffer});
@@ -40,14 +41,20 @@ class Recorder final : public schedule::Performer {
       case Kind::kReshard:
         return give(unit, Buffer::kWeights);
       case Kind::kRouteIntra:
-        return take(unit, Buffer::kInbox);
-      case Kind::kFinishRoute:
+        take(unit, Buffer::kInbox);
+        if (has_inter_) take(unit, Buffer::kNodeMean);
+        return;
+      case Kind::kRouteInter:
+        return take(unit, Buffer::kNodeInbox);
+      case Kind::kFinishRouteIntra:
         give(unit, Buffer::kGradients);
         return give(unit, Buffer::kInbox);
+      case Kind::kFinishRouteInter:
+        give(unit, Buffer::kNodeMean);
+        return give(unit, Buffer::kNodeInbox);
       case Kind::kAwaitWeights:
       case Kind::kForward:
       case Kind::kBackward:
-      case Kind::kRouteInter:
         return;
     }
   }
@@ -62,22 +69,10 @@ class Recorder final : public schedule::Performer {
     events_.push_back({BufferEvent::Kind::kGive, unit, buffer});
   }
 
+  bool has_inter_;
   bool copies_nodes_;
   std::vector<BufferEvent> events_;
 };
-
-schedule::Layout layout_of(const core::Vector<core::UnitIndex, std::int64_t>& num_elements,
-                           Mesh mesh, const Options& options) {
-  schedule::Layout layout{mesh.num_replicates, mesh.num_shards, {}};
-  for (const std::int64_t elements : num_elements) {
-    schedule::UnitLayout unit;
-    unit.owner_elements.push_back(elements);  // whose they are moves no buffer
-    unit.weight_size = options.weight_bytes;
-    unit.gradient_size = options.gradient_bytes;
-    layout.units.push_back(std::move(unit));
-  }
-  return layout;
-}
 
 // Blocks of memory as engine::BufferPool counts them.
 class Pool {
@@ -107,23 +102,22 @@ class Pool {
 
 }  // namespace
 
-std::vector<BufferEvent> buffer_events(
-    const core::Vector<core::UnitIndex, std::int64_t>& num_elements, Mesh mesh,
-    const Options& options) {
-  Recorder recorder(options.node_copy && mesh.num_replicates > 1);
+std::vector<BufferEvent> buffer_events(const schedule::Layout& layout,
+                                       const schedule::StepOptions& options) {
+  Recorder recorder(layout.has_inter(), options.node_copy && layout.has_inter());
+  const core::Indices<core::UnitIndex> units = layout.units.indices();
   schedule::Batches batches;
-  for (const core::UnitIndex unit : num_elements.indices()) batches.push_back({unit});
-  schedule::Resolver resolver(layout_of(num_elements, mesh, options), options, std::move(batches),
-                              &recorder);
+  for (const core::UnitIndex unit : units) batches.push_back({unit});
+  schedule::Resolver resolver(layout, options, std::move(batches), &recorder);
   for (int step = 0; step < kSteps; ++step) {
     resolver.begin_forward(/*training=*/true, /*whole=*/true);
-    for (const core::UnitIndex unit : num_elements.indices()) {
+    for (const core::UnitIndex unit : units) {
       resolver.before_use(unit);
       resolver.after_forward(unit);
     }
     resolver.end_forward();
     resolver.begin_backward();
-    for (int i = num_elements.size(); i-- > 0;) {
+    for (int i = layout.units.size(); i-- > 0;) {
       const core::UnitIndex unit(i);
       resolver.before_backward(unit);
       resolver.before_gradient(unit);

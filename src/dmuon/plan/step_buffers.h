@@ -5,14 +5,15 @@
 #include <vector>
 
 #include "dmuon/core/index.h"
-#include "dmuon/plan/mesh.h"
-#include "dmuon/plan/options.h"
+#include "dmuon/schedule/operation.h"
+#include "dmuon/schedule/step_options.h"
 
 namespace dmuon::plan {
 
-/// A packed buffer of a unit.
-enum class Buffer : int { kWeights, kGradients, kInbox };
-inline constexpr int kNumBuffers = 3;
+/// A packed buffer of a unit. While its gradients travel inside the node their inbox is beside
+/// them, while the node's mean travels between nodes there is one beside that.
+enum class Buffer : int { kWeights, kGradients, kInbox, kNodeMean, kNodeInbox };
+inline constexpr int kNumBuffers = 5;
 
 /// What happens to packed buffers, in order: one is taken, one is given back; or the batches are
 /// updated that a unit's weights wait for.
@@ -24,10 +25,9 @@ struct BufferEvent {
 
 /// The first steps of a training in which each unit is used once a pass, in order: what
 /// schedule::Resolver decides, which decides for the engine too. Alike on all ranks.
-/// @param num_elements  of each unit's packed buffer, at least 1.
-std::vector<BufferEvent> buffer_events(
-    const core::Vector<core::UnitIndex, std::int64_t>& num_elements, Mesh mesh,
-    const Options& options);
+/// @param layout  of units that are not empty.
+std::vector<BufferEvent> buffer_events(const schedule::Layout& layout,
+                                       const schedule::StepOptions& options);
 
 /// Bytes of packed buffers over these events.
 struct BufferPeaks {

@@ -12,9 +12,10 @@ std::vector<core::UnitIndex> units_by_first_use(const Layout& layout, const Trac
 
 /// How far ahead things go, from the options, the mesh and the memory that the options grant.
 struct Window {
-  int inter;   // uses that stage 1 goes ahead
-  int intra;   // uses that stage 2 goes ahead
-  int routes;  // in flight while another unit is in its backward
+  int inter;          // uses that stage 1 goes ahead
+  int intra;          // uses that stage 2 goes ahead
+  int route_stage_1;  // routes whose gradients travel while another unit is in its backward
+  int route_stage_2;  // routes whose nodes' means do; no less
 };
 
 Window window_of(const Layout& layout, const StepOptions& options);
@@ -53,9 +54,11 @@ class Maker {
     }
     return operations;
   }
-  Operation finish_route(core::UnitIndex unit, bool sync) const {
-    const Kind last = has_inter_ && sync ? Kind::kRouteInter : Kind::kRouteIntra;
-    return {.kind = Kind::kFinishRoute, .unit = unit, .after = {{last, unit}}};
+  Operation finish_route_intra(core::UnitIndex unit) const {
+    return {.kind = Kind::kFinishRouteIntra, .unit = unit, .after = {{Kind::kRouteIntra, unit}}};
+  }
+  Operation finish_route_inter(core::UnitIndex unit) const {
+    return {.kind = Kind::kFinishRouteInter, .unit = unit, .after = {{Kind::kRouteInter, unit}}};
   }
 
  private:

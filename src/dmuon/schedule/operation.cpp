@@ -7,8 +7,9 @@ namespace dmuon::schedule {
 
 const char* name_of(Kind kind) {
   static constexpr const char* kNames[kNumKinds] = {
-      "update",   "publish inter", "publish intra", "await weights", "forward",
-      "backward", "reshard",       "route intra",   "route inter",   "finish route"};
+      "update",      "publish inter",      "publish intra",     "await weights",
+      "forward",     "backward",           "reshard",           "route intra",
+      "route inter", "finish route intra", "finish route inter"};
   return kNames[static_cast<int>(kind)];
 }
 
@@ -38,6 +39,17 @@ std::int64_t Layout::largest_gradients() const {
   std::int64_t largest = 0;
   for (const UnitLayout& unit : units)
     largest = std::max(largest, unit.num_elements() * unit.gradient_size);
+  return largest;
+}
+
+std::int64_t Layout::largest_node_mean() const {
+  std::int64_t largest = 0;
+  for (const UnitLayout& unit : units) {
+    core::Vector<core::Shard, std::int64_t> columns(num_shards);
+    for (const core::Slot slot : unit.owner_elements.indices())
+      columns[shard_of(slot)] += unit.owner_elements[slot] * unit.gradient_size;
+    for (const std::int64_t column : columns) largest = std::max(largest, column);
+  }
   return largest;
 }
 

@@ -17,18 +17,19 @@ enum class Lane : int {
 constexpr int kNumLanes = 3;
 
 enum class Kind : int {
-  kUpdate,        ///< compute: momentum, Newton-Schulz and new masters of one batch of this rank
-  kPublishInter,  ///< stage 1: owner's weight -> its column's member on every node
-  kPublishIntra,  ///< stage 2: column members -> the packed buffer of every rank of the node
-  kAwaitWeights,  ///< compute waits until the packed buffer is filled
-  kForward,       ///< compute: the module reads its weights (no schedule holds it)
-  kBackward,      ///< compute: the module reads its weights and writes its gradients (likewise)
-  kReshard,       ///< compute: frees the packed buffer of weights
-  kRouteIntra,    ///< stage 1: gradients -> the column member; adds, and accumulates where R = 1
-  kRouteInter,    ///< stage 2: column members -> the owner, which accumulates
-  kFinishRoute,   ///< compute waits for the unit's route and frees its gradients
+  kUpdate,            ///< compute: momentum, Newton-Schulz, new masters of a batch of this rank
+  kPublishInter,      ///< stage 1: owner's weight -> its column's member on every node
+  kPublishIntra,      ///< stage 2: column members -> the packed buffer of every rank of the node
+  kAwaitWeights,      ///< compute waits until the packed buffer is filled
+  kForward,           ///< compute: the module reads its weights (no schedule holds it)
+  kBackward,          ///< compute: the module reads its weights, writes its gradients (likewise)
+  kReshard,           ///< compute: frees the packed buffer of weights
+  kRouteIntra,        ///< stage 1: gradients -> the column member's mean; R = 1: the owner's sum
+  kRouteInter,        ///< stage 2: the node's mean -> the owner, which accumulates
+  kFinishRouteIntra,  ///< compute waits for stage 1 of the unit's route and frees its gradients
+  kFinishRouteInter,  ///< compute waits for stage 2 and frees the node's mean
 };
-constexpr int kNumKinds = 10;
+constexpr int kNumKinds = 11;
 
 const char* name_of(Kind kind);
 const char* name_of(Lane lane);
@@ -94,6 +95,9 @@ struct Layout {
   /// Of the largest unit.
   std::int64_t largest_weights() const;
   std::int64_t largest_gradients() const;
+  /// Of any unit's gradients, the largest part of one column: what a column member keeps of a
+  /// route between the stages.
+  std::int64_t largest_node_mean() const;
 };
 
 /// One collective of an operation.

@@ -10,7 +10,11 @@
 namespace dmuon::schedule {
 namespace {
 
-constexpr int kMostRoutesInFlight = 2;  // one in each stage
+// Routes in flight. Whole gradients leave within the next unit's backward or two; of what goes
+// between nodes, which is slow and small, more may be on its way.
+constexpr int kMostWithOneStage = 2;
+constexpr int kMostInStage1 = 1;
+constexpr int kMostInStage2 = 4;
 
 bool uses_weights(const Trigger& trigger) { return trigger.moment == Moment::kBeforeUse; }
 
@@ -124,18 +128,21 @@ class PassBuilder {
   }
 
   void route(core::UnitIndex unit, std::vector<Operation>& to) {
-    while (window_.routes > 0 && static_cast<int>(in_flight_.size()) >= window_.routes)
-      to.push_back(finish_oldest());
-    const std::vector<Operation> operations = maker_.route(unit, sync_);
-    to.insert(to.end(), operations.begin(), operations.end());
-    in_flight_.push_back(unit);
-    if (window_.routes == 0) to.push_back(finish_oldest());
+    finish_routes(std::max(window_.route_stage_1 - 1, 0), std::max(window_.route_stage_2 - 1, 0),
+                  to);
+    for (const Operation& stage : maker_.route(unit, sync_)) {
+      to.push_back(stage);
+      (stage.kind == Kind::kRouteIntra ? in_stage_1_ : in_stage_2_).push_back(unit);
+    }
+    finish_routes(window_.route_stage_1, window_.route_stage_2, to);
   }
 
-  Operation finish_oldest() {
-    const core::UnitIndex unit = in_flight_.front();
-    in_flight_.pop_front();
-    return maker_.finish_route(unit, sync_);
+  // The oldest, until so many are left.
+  void finish_routes(int stage_1, int stage_2, std::vector<Operation>& to) {
+    for (; static_cast<int>(in_stage_1_.size()) > stage_1; in_stage_1_.pop_front())
+      to.push_back(maker_.finish_route_intra(in_stage_1_.front()));
+    for (; static_cast<int>(in_stage_2_.size()) > stage_2; in_stage_2_.pop_front())
+      to.push_back(maker_.finish_route_inter(in_stage_2_.front()));
   }
 
   Maker maker_;
@@ -145,9 +152,9 @@ class PassBuilder {
   const StepOptions& options_;
   bool sync_;
   Window window_;
-  std::vector<Parts> parts_;               // [triggers]
-  std::vector<std::size_t> uses_;          // places of kBeforeUse
-  std::deque<core::UnitIndex> in_flight_;  // units whose route is not finished
+  std::vector<Parts> parts_;                             // [triggers]
+  std::vector<std::size_t> uses_;                        // places of kBeforeUse
+  std::deque<core::UnitIndex> in_stage_1_, in_stage_2_;  // units whose route is not finished
 };
 
 }  // namespace
@@ -161,16 +168,24 @@ Window window_of(const Layout& layout, const StepOptions& options) {
 
   const std::int64_t weights = layout.largest_weights();
   const std::int64_t gradients = layout.largest_gradients();
-  // A route in flight holds gradients and an inbox no larger.
+  const std::int64_t node_mean = layout.largest_node_mean();
   const std::int64_t buffers = 1 + (through_buffers ? window.inter : window.intra);
   const std::int64_t granted = options.units_in_flight();
-  // Whether weights * buffers + gradients * both <= granted * (weights + gradients): differences
-  // stay in range whatever is granted.
-  const auto fits = [&](std::int64_t both) {
-    return both <= granted || (both - granted) * gradients <= (granted - buffers) * weights;
+  // Whether weights * buffers + gradients * whole + node_mean * parts are at most what is granted,
+  // granted * (weights + gradients): differences stay in range however much that is.
+  const auto fits = [&](std::int64_t whole, std::int64_t parts) {
+    return whole + parts <= granted ||
+           (whole - granted) * gradients + parts * node_mean <= (granted - buffers) * weights;
   };
-  const int most_routes = std::min(options.lookahead, kMostRoutesInFlight);
-  while (window.routes < most_routes && fits(3 + 2 * window.routes)) ++window.routes;
+  // In each stage a route holds what travels and an inbox no larger.
+  int& stage_1 = window.route_stage_1;
+  int& stage_2 = window.route_stage_2;
+  const int most = layout.has_inter() ? kMostInStage1 : kMostWithOneStage;
+  while (stage_1 < std::min(options.lookahead, most) && fits(3 + 2 * stage_1, 0)) ++stage_1;
+  if (!layout.has_inter()) return window;
+  stage_2 = stage_1;
+  while (stage_2 > 0 && stage_2 < kMostInStage2 && fits(1 + 2 * stage_1, 2 + 2 * stage_2))
+    ++stage_2;
   return window;
 }
 

@@ -73,11 +73,11 @@ void Resolver::begin_backward() {
 
 void Resolver::before_backward(core::UnitIndex unit) {
   before_use(unit);
-  finish_route(unit);  // its gradients lie where new ones come
+  finish_stage_1(unit);  // its gradients lie where new ones come
 }
 
 void Resolver::before_gradient(core::UnitIndex unit) {
-  finish_route(unit);
+  finish_stage_1(unit);
   units_.at(unit).owes_route = true;
 }
 
@@ -150,16 +150,8 @@ void Resolver::step() {
   for (const Operation& operation : schedule_.step) resolve(operation);
 }
 
-void Resolver::finish_route(core::UnitIndex unit) {
-  UnitState& state = units_.at(unit);
-  if (!state.route) return;
-  performer_->perform(maker_.finish_route(unit, /*sync=*/state.route == Kind::kRouteInter));
-  state.route.reset();
-  std::erase(routes_, unit);
-}
-
 void Resolver::finish_routes() {
-  while (!routes_.empty()) finish_route(routes_.front());
+  while (!routes_.empty()) finish_stage_2(routes_.front());
 }
 
 bool Resolver::holds_partial_sums() const {
@@ -252,19 +244,21 @@ void Resolver::resolve(const Operation& operation) {
     case Kind::kReshard:
       return reshard(&unit, operation);
     case Kind::kRouteIntra:
-      finish_route(operation.unit);
+      finish_stage_2(operation.unit);
       performer_->perform(operation);
-      unit.route = Kind::kRouteIntra;
+      unit.in_stage_1 = true;
       unit.held = operation.hold;
       unit.owes_route = false;
       routes_.push_back(operation.unit);
       return;
     case Kind::kRouteInter:
       performer_->perform(operation);
-      unit.route = Kind::kRouteInter;
+      unit.in_stage_2 = true;
       return;
-    case Kind::kFinishRoute:
-      return finish_route(operation.unit);
+    case Kind::kFinishRouteIntra:
+      return finish_stage_1(operation.unit);
+    case Kind::kFinishRouteInter:
+      return finish_stage_2(operation.unit);
     case Kind::kUpdate:
     case Kind::kForward:
     case Kind::kBackward:
@@ -279,6 +273,23 @@ void Resolver::reshard(UnitState* unit, const Operation& operation) {
   unit->filled = false;
   unit->part_awaited = true;
   if (!options_.node_copy) unit->part = kNone;
+}
+
+void Resolver::finish_stage_1(core::UnitIndex unit) {
+  UnitState& state = units_.at(unit);
+  if (!state.in_stage_1) return;
+  performer_->perform(maker_.finish_route_intra(unit));
+  state.in_stage_1 = false;
+  if (!state.in_stage_2) std::erase(routes_, unit);
+}
+
+void Resolver::finish_stage_2(core::UnitIndex unit) {
+  finish_stage_1(unit);
+  UnitState& state = units_.at(unit);
+  if (!state.in_stage_2) return;
+  performer_->perform(maker_.finish_route_inter(unit));
+  state.in_stage_2 = false;
+  std::erase(routes_, unit);
 }
 
 }  // namespace dmuon::schedule

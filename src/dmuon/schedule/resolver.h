@@ -47,7 +47,8 @@ class Performer {
 /// - kReshard runs if the buffer is filled, or if stage 1 may still be on its way, for that reads
 ///   what the update is about to change.
 /// - kRouteIntra runs after the unit's route that is still in flight has been finished.
-/// - kFinishRoute runs if the unit's route is in flight, and waits for its last stage.
+/// - kFinishRouteIntra runs if stage 1 of the unit's route is in flight; kFinishRouteInter if stage
+///   2 is, after stage 1 has been finished.
 ///
 /// "Issued" and "filled" are by order of issue; whether a lane has come so far does not matter. So
 /// ranks whose triggers are crossed alike issue alike.
@@ -93,8 +94,7 @@ class Resolver {
   void settle_step();
   /// Settles. The weights change, and a new version of them begins.
   void step();
-  /// Waits for the unit's route, or for all routes in the order of issue.
-  void finish_route(core::UnitIndex unit);
+  /// Waits for all routes in the order of issue.
   void finish_routes();
 
   /// All that a trigger needs by itself, outside of any order.
@@ -127,15 +127,16 @@ class Resolver {
 
   /// All that has been issued for a unit, as far as it decides what runs next.
   struct UnitState {
-    int part = kNone;                // version of stage 1
-    bool part_awaited = true;        // compute has waited since stage 1 was issued
-    bool filled = false;             // stage 2 was issued since the buffer was freed
-    bool ready = false;              // and compute has waited for it
-    bool used = false;               // in the pass that is open; if empty, since its last release
-    bool trained = false;            // used in a training forward since the last backward
-    bool owes_route = false;         // used in a backward, or given a gradient, since the last
-    std::optional<Kind> route = {};  // the last stage of the route that is in flight
-    bool held = false;               // column members hold partial sums
+    int part = kNone;          // version of stage 1
+    bool part_awaited = true;  // compute has waited since stage 1 was issued
+    bool filled = false;       // stage 2 was issued since the buffer was freed
+    bool ready = false;        // and compute has waited for it
+    bool used = false;         // in the pass that is open; if empty, since its last release
+    bool trained = false;      // used in a training forward since the last backward
+    bool owes_route = false;   // used in a backward, or given a gradient, since the last
+    bool in_stage_1 = false;   // its route is in flight, with its gradients
+    bool in_stage_2 = false;   // likewise, with the node's mean
+    bool held = false;         // column members hold partial sums
   };
 
   const PassSchedule& schedule_of(Pass pass) const;
@@ -146,6 +147,8 @@ class Resolver {
   void cross(const std::vector<Crossing>& crossings);
   void resolve(const Operation& operation);
   void reshard(UnitState* unit, const Operation& operation);
+  void finish_stage_1(core::UnitIndex unit);
+  void finish_stage_2(core::UnitIndex unit);
 
   Layout layout_;
   StepOptions options_;

@@ -106,7 +106,8 @@ std::vector<Operation> serve_on_demand(const Layout& layout, Trigger trigger, bo
       operations.push_back(maker.reshard(trigger.unit));
       for (Operation& stage : maker.route(trigger.unit, sync))
         operations.push_back(std::move(stage));
-      operations.push_back(maker.finish_route(trigger.unit, sync));
+      operations.push_back(maker.finish_route_intra(trigger.unit));
+      if (maker.has_inter() && sync) operations.push_back(maker.finish_route_inter(trigger.unit));
       break;
   }
   return operations;

@@ -28,14 +28,15 @@ struct StepSchedule {
 /// the same on every rank. Stage 1 of a unit's weights is issued `lookahead` uses ahead, stage 2
 /// one use ahead (without node copies a buffer travels through both stages, so both fill the same
 /// window); in a backward the next weights go before this unit's gradients, and at most as many
-/// routes are in flight as memory allows, two at most: one in each stage. Routes that are in flight
-/// at the end of a backward travel on; Resolver::finish_routes() ends them.
+/// routes are in flight as memory allows. A unit's gradients are freed after stage 1 of its route;
+/// what stage 2 sends, the node's mean of one column, is freed after that. Routes that are in
+/// flight at the end of a backward travel on; Resolver::finish_routes() ends them.
 ///
-/// Memory: in a pass whose uses do not nest, packed weights, gradients and inboxes (at most as
-/// large as the gradients in flight) fit in units_in_flight() times the largest unit's weights and
-/// gradients. Each use that is open while another begins adds a unit; so does a unit that a
-/// forward kept, until it is freed, and in a backward one that is used again later, whose gradients
-/// wait for its last use.
+/// Memory: in a pass whose uses do not nest, packed weights, gradients, nodes' means and inboxes
+/// (at most as large as what is in flight) fit in units_in_flight() times the largest unit's
+/// weights and gradients, and twice the largest node's mean. Each use that is open while another
+/// begins adds a unit; so does a unit that a forward kept, until it is freed, and in a backward one
+/// that is used again later, whose gradients wait for its last use.
 ///
 /// @param layout   at least the units that `trace` names.
 /// @param trace    kBeforeUse ... kAfterForward or kAfterBackward of each use.
