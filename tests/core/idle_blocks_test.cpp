@@ -28,15 +28,19 @@ TEST(IdleBlocks, GivesNoneOfMoreThanTwiceTheSize) {
   EXPECT_EQ(idle.take(11), std::pair(std::int64_t{21}, 'b'));
 }
 
-TEST(IdleBlocks, FreesAllAndSaysHowMuch) {
+TEST(IdleBlocks, FreesTheLargestUntilItIsEnough) {
   const auto block = std::make_shared<int>(1);
   IdleBlocks<std::shared_ptr<int>> idle;
   idle.give(3, block);
   idle.give(4, block);
   EXPECT_EQ(block.use_count(), 3);
-  EXPECT_EQ(idle.clear(), 7);
+  EXPECT_EQ(idle.free_at_least(0), 0);
+  EXPECT_EQ(idle.free_at_least(-1), 0);
+  EXPECT_EQ(idle.free_at_least(4), 4);
+  EXPECT_EQ(block.use_count(), 2);
+  EXPECT_EQ(idle.free_at_least(9), 3);
   EXPECT_EQ(block.use_count(), 1);
-  EXPECT_EQ(idle.clear(), 0);
+  EXPECT_EQ(idle.free_at_least(1), 0);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <utility>
@@ -24,13 +25,16 @@ class IdleBlocks {
 
   void give(std::int64_t num_bytes, Block block) { blocks_.emplace(num_bytes, std::move(block)); }
 
-  /// Frees all of them.
+  /// Frees the largest ones, until that is at least `num_bytes` or none is left.
   /// @return  how many bytes that were.
-  std::int64_t clear() {
-    std::int64_t num_bytes = 0;
-    for (const auto& [size, block] : blocks_) num_bytes += size;
-    blocks_.clear();
-    return num_bytes;
+  std::int64_t free_at_least(std::int64_t num_bytes) {
+    std::int64_t freed = 0;
+    while (freed < num_bytes && !blocks_.empty()) {
+      const auto largest = std::prev(blocks_.end());
+      freed += largest->first;
+      blocks_.erase(largest);
+    }
+    return freed;
   }
 
  private:

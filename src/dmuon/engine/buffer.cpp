@@ -31,7 +31,8 @@ c10::DataPtr BufferPool::take(std::int64_t num_bytes, std::int64_t* block_bytes)
     *block_bytes = idle->first;
     return std::move(idle->second);
   }
-  count(-idle_.clear());
+  count(-idle_.free_at_least(current_bytes_ + num_bytes - peak_bytes_));
+  ++num_allocations_;
   *block_bytes = num_bytes;
   count(num_bytes);
   const c10::OptionalDeviceGuard guard(device_);  // an allocator takes the current device

@@ -23,8 +23,8 @@ class BufferPool {
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;
 
-  /// At least `num_bytes`, uninitialised. Prefers an idle block; otherwise frees all idle blocks
-  /// before it allocates, so that idle memory never adds to a peak.
+  /// At least `num_bytes`, uninitialised. Prefers an idle block; otherwise frees idle blocks before
+  /// it allocates, as far as the peak would grow, so that idle memory never adds to one.
   c10::DataPtr take(std::int64_t num_bytes, std::int64_t* block_bytes);
 
   /// Returns a block of `block_bytes`.
@@ -35,6 +35,8 @@ class BufferPool {
 
   std::int64_t current_bytes() const { return current_bytes_; }
   std::int64_t peak_bytes() const { return peak_bytes_; }
+  /// Blocks that were asked of the device's allocator.
+  std::int64_t num_allocations() const { return num_allocations_; }
   void reset_peak() { peak_bytes_ = current_bytes_; }
 
   c10::Device device() const { return device_; }
@@ -45,6 +47,7 @@ class BufferPool {
   core::IdleBlocks<c10::DataPtr> idle_;
   std::int64_t current_bytes_ = 0;
   std::int64_t peak_bytes_ = 0;
+  std::int64_t num_allocations_ = 0;
 };
 
 /// A flat tensor whose storage is freed and refilled while the tensor, and every view of it, lives

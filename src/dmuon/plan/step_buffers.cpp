@@ -82,7 +82,8 @@ class Pool {
   /// @return  the bytes of the block.
   std::int64_t take(std::int64_t num_bytes) {
     if (const auto idle = idle_.take(num_bytes)) return idle->first;
-    bytes_ += num_bytes - idle_.clear();
+    bytes_ += num_bytes - idle_.free_at_least(bytes_ + num_bytes - most_);
+    most_ = std::max(most_, bytes_);
     return num_bytes;
   }
 
@@ -98,6 +99,7 @@ class Pool {
   bool keeps_;
   core::IdleBlocks<Nothing> idle_;
   std::int64_t bytes_ = 0;
+  std::int64_t most_ = 0;
 };
 
 }  // namespace
