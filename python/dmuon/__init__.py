@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dmuon._setup.dedication import dedicate_params as dedicate_params
     from dmuon._setup.routing import Route as Route
     from dmuon._setup.routing import RoutingTable as RoutingTable
+    from dmuon.views import View as View
 
 # Where each name is loaded from when it is first used: the command does without torch, which takes seconds to import.
 _HOMES = {
@@ -47,8 +48,9 @@ _HOMES = {
     "_running.orthogonalize": ("orthogonalize",),
     "_setup.dedication": ("dedicate_params",),
     "_setup.routing": ("Route", "RoutingTable"),
+    "views": ("View",),
 }
-__all__ = [name for names in _HOMES.values() for name in names]
+__all__ = ["views", *(name for names in _HOMES.values() for name in names)]
 
 
 if "torch" in sys.modules:  # else the engine's first use imports both
@@ -63,6 +65,8 @@ if not TYPE_CHECKING:  # a type checker shall know the names above and no others
             from dmuon import _built_for  # noqa: F401  (refuses another torch)
 
             return importlib.import_module("dmuon._C")
+        if name == "views":
+            return importlib.import_module("dmuon.views")
         for home, names in _HOMES.items():
             if name in names:
                 value = globals()[name] = getattr(importlib.import_module(f"dmuon.{home}"), name)

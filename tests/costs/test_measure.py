@@ -31,7 +31,7 @@ MUON = {
     "eps": 1e-7,
     "adjust_lr_fn": None,
 }
-SMALL, LARGE = (16, 16), (64, 64)
+SMALL, LARGE = (1, 16, 16), (2, 64, 64)
 SHAPES = {SMALL: 4, LARGE: 4}
 JOBS = [Job(shape, size) for shape in SHAPES for size in (1, 2, 3, 4)]
 DTYPES = dict.fromkeys(SHAPES, torch.float32)
@@ -75,7 +75,11 @@ def measure(jobs=JOBS, **options):
 
 def table(shapes=SHAPES):
     found = json.loads(costs.measured_costs(ALONE, shapes, MUON, DTYPES, CPU).to_json())
-    times = {((s["rows"], s["cols"]), b["size"]): b["ns"] for s in found["shapes"] for b in s["batches"]}
+    times = {
+        ((s.get("num_matrices", 1), s["rows"], s["cols"]), b["size"]): b["ns"]
+        for s in found["shapes"]
+        for b in s["batches"]
+    }
     return found["source"], times
 
 
@@ -125,7 +129,7 @@ def test_a_batch_is_not_run_where_smaller_ones_of_its_shape_show_it_to_be_long(m
 
 
 def test_a_long_batch_is_run_twice_and_those_of_other_shapes_as_ever(machine):
-    slow, other = Job(LARGE, 4), Job((80, 80), 4)
+    slow, other = Job(LARGE, 4), Job((1, 80, 80), 4)
     machine.seconds = lambda job: 1.0 if job == slow else 1e-3
     jobs = [*JOBS, other]
     _, scaled = costs.measure(ALONE, jobs, MUON, {**DTYPES, other.shape: torch.float32}, CPU)
@@ -136,7 +140,7 @@ def test_a_long_batch_is_run_twice_and_those_of_other_shapes_as_ever(machine):
 @pytest.mark.parametrize("number", [3, 20])
 def test_the_budget_ends_any_round_and_what_it_does_not_reach_is_scaled(machine, number):
     machine.seconds = lambda job: 0.4
-    jobs = [Job((16, 16 + index), 1) for index in range(number)]
+    jobs = [Job((1, 16, 16 + index), 1) for index in range(number)]
     times, scaled = costs.measure(ALONE, jobs, MUON, {job.shape: torch.float32 for job in jobs}, CPU)
     assert 10 < machine.now <= 10 + 2 * 0.4
     assert len(scaled) == number - len(machine.runs()) == max(0, number - 13)
@@ -170,7 +174,7 @@ def test_a_batch_that_lacks_memory_in_any_round_is_scaled_and_not_kept(machine, 
     assert 10**6 < times[job] < 10**9
     assert machine.runs()[job] == run + 1
     rows = json.loads(kept_file(tmp_path).read_text())["times"]
-    assert sorted(Job((r, c), b) for r, c, b, _ in rows) == sorted(set(JOBS) - {job})
+    assert sorted(Job((n, r, c), b) for n, r, c, b, _ in rows) == sorted(set(JOBS) - {job})
     (warning,) = [record for record in caplog.records if record.name == "dmuon"]
     assert "1 of 8 batches are scaled" in warning.getMessage()
 
@@ -185,7 +189,7 @@ def test_a_table_without_a_measured_batch_says_that_it_is_modelled(machine, tmp_
     machine.fails = {(job, 0): out_of_memory() for job in JOBS}
     source, times = table()
     assert source == "model of cpu"
-    assert all(times[job] == _plan.modelled_ns("cpu", *job.shape, job.size) for job in JOBS)
+    assert all(times[job] == _plan.modelled_ns("cpu", job.shape, job.size) for job in JOBS)
     assert not (tmp_path / "costs").exists()
 
 

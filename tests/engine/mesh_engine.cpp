@@ -53,7 +53,7 @@ plan::Plan plan_of(const Parameters& parameters, const Mesh& mesh) {
   std::map<std::tuple<core::Owner, std::int64_t, std::int64_t>, std::vector<ParameterIndex>>
       batches;
   for (const ParameterIndex index : parameters.indices()) {
-    const auto& [view, unit, owner] = parameters[index];
+    const auto& [view, unit, owner, sizes] = parameters[index];
     plan.inventory.push_back({.name = "weight " + std::to_string(index.value()),
                               .rows = view.rows,
                               .cols = view.cols,

@@ -180,10 +180,16 @@ TEST(InstanceOf, NamesAShapeThatIsMissingOrThereTwice) {
 
 TEST(CostsFromJson, ReadBackWhatToJsonWrote) {
   const CostTable table = {"\"quoted\" \u00e9 \\ \n",
-                           {{{1, 2, true}, {{1, 0}, {7, 1LL << 60}}}, {{3, 4}, {}}}};
+                           {{{1, 2, true}, {{1, 0}, {7, 1LL << 60}}}, {{3, 4, false, 5}, {}}}};
   EXPECT_EQ(costs_from_json(to_json(table)), table);
   EXPECT_EQ(to_json(costs_from_json(to_json(table))), to_json(table));
   EXPECT_EQ(costs_from_json(to_json(CostTable{})), CostTable{});
+}
+
+TEST(ModelledNs, OfAStackAreThoseOfABatchOfItsMatrices) {
+  const Device device = {"test", "", "", 1e-3, 0, 1.0, 1.0, 4, kInfinite};
+  EXPECT_EQ(modelled_ns(device, {10, 20, false, 6}, 2), modelled_ns(device, {10, 20}, 12));
+  EXPECT_GT(modelled_ns(device, {10, 20, false, 6}, 2), modelled_ns(device, {10, 20}, 2));
 }
 
 TEST(CostsFromJson, TakeAnAbsentTensorParallelForFalse) {

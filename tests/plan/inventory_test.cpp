@@ -24,6 +24,11 @@ TEST(Inventory, WithBadSidesUnitsOrRepeatedNamesIsRejectedByName) {
       {{"layer.w", (std::int64_t{1} << 31) - 1, (std::int64_t{1} << 31) - 1, 0}},
       {{"ok", 1 << 28, 1 << 28, 0}, {"layer.w", 1, 1, 0}},
       {{"layer.w", 4, 4, 0}, {"layer.w", 4, 4, 0}},
+      {{"layer.w", 4, 4, 0, false, 0}},
+      {{"layer.w", 4, 4, 0, false, std::int64_t{1} << 31}},
+      {{"layer.w", 1 << 28, 1 << 28, 0, false, 2}},
+      {{"layer.w", (std::int64_t{1} << 31) - 1, (std::int64_t{1} << 31) - 1, 0, false,
+        (std::int64_t{1} << 31) - 1}},
   };
   for (const Inventory& inventory : bad) {
     try {
@@ -51,6 +56,19 @@ TEST(GroupByShape, KeepsMatricesOverTensorParallelRanksApart) {
   EXPECT_EQ(groups.shape_of, shapes({0, 1, 1}));
   EXPECT_EQ(to_string(groups.shapes.front()), "4 x 8");
   EXPECT_EQ(to_string(groups.shapes.back()), "4 x 8 over TP");
+}
+
+// A stack goes to one owner whole, which a single matrix of its rows and columns does not.
+TEST(GroupByShape, KeepsStacksApartByTheirNumberOfMatrices) {
+  const ShapeGroups groups = group_by_shape({{"a", 4, 8, 0},
+                                             {"b", 4, 8, 0, false, 3},
+                                             {"c", 4, 8, 1, false, 3},
+                                             {"d", 4, 8, 1, true, 3}});
+  EXPECT_EQ(groups.num_matrices, (PerShape<int>{1, 2, 1}));
+  EXPECT_EQ(groups.shape_of, shapes({0, 1, 1, 2}));
+  EXPECT_EQ(groups.shapes[ShapeIndex(1)].num_elements(), 96);
+  EXPECT_EQ(to_string(groups.shapes[ShapeIndex(1)]), "3 of 4 x 8");
+  EXPECT_EQ(to_string(groups.shapes.back()), "3 of 4 x 8 over TP");
 }
 
 TEST(GroupByUnit, OrdersUnitsByTheirFirstMatricesEvenIfTheyInterleave) {

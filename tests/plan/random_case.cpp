@@ -18,8 +18,8 @@ Inventory draw_inventory(balance::Random& random, bool tensor_parallel) {
       const int shape = draw(random, 1, num_shapes);
       const int of_unit = interleaved ? draw(random, 0, num_units - 1) : unit;
       inventory.push_back({core::message("u", unit, ".", i), 16 * shape,
-                           8 * (num_shapes - shape + 1), of_unit,
-                           tensor_parallel && shape % 2 == 1});
+                           8 * (num_shapes - shape + 1), of_unit, tensor_parallel && shape % 2 == 1,
+                           /*num_matrices=*/draw(random, 0, 5) == 0 ? 3 : 1});
     }
   }
   return inventory;

@@ -57,7 +57,9 @@ TEST(Spread, IsWhatARecountFromTheDefinitionGives) {
       int num_matrices = 0;
       for (const ParameterIndex w : placed.columns.indices()) {
         if (placed.places[w] < first || placed.places[w] >= first + length) continue;
-        const auto size = static_cast<double>(placed.inventory[w].rows * placed.inventory[w].cols);
+        const Parameter& parameter = placed.inventory[w];
+        const auto size =
+            static_cast<double>(parameter.num_matrices * parameter.rows * parameter.cols);
         elements[placed.columns[w]] += size;
         all += size;
         ++num_matrices;

@@ -28,6 +28,11 @@ TEST(Workspace, IsThatOfTheFormThatTheIterationTakes) {
   EXPECT_EQ(bytes({10, 20}, 1, 2, 1), 2 * (2 * 200 + 2 * 100));
 }
 
+TEST(Workspace, OfAStackIsThatOfABatchOfItsMatrices) {
+  EXPECT_EQ(bytes({10, 40, false, 6}, 2, 2), bytes({10, 40}, 12, 2));
+  EXPECT_EQ(bytes({1, 100, false, 6}, 2, 2), bytes({1, 100}, 12, 2));
+}
+
 // Of a long matrix the squares are nothing: then the most is before the iteration, while the fp32
 // update is rounded.
 TEST(Workspace, IsTheUpdateAndTheRoundedOneWhereSquaresAreSmall) {

@@ -43,7 +43,7 @@ def test_load_balance_is_within_a_percent_of_the_milp_that_is_proved(seed):
     counts, proved = milp.solve(list(shapes.values()), num_owners)
     assert proved
     items = [_plan.Parameter(f"{shape}.{i}", *shape, i) for shape, (number, _) in shapes.items() for i in range(number)]
-    table = _plan.CostTable("a test", [(shape, times) for shape, (_, times) in shapes.items()])
+    table = _plan.CostTable("a test", [((1, *shape), times) for shape, (_, times) in shapes.items()])
     mesh, options = _plan.Mesh(1, num_owners), _plan.PlanOptions()
     best = _plan.make_plan_from_counts(items, mesh, "milp", counts, table, options)
     ours = _plan.make_plan(items, mesh, "load_balance", table, options)

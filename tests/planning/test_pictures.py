@@ -39,7 +39,7 @@ def test_stacks_end_at_the_loads_and_the_line_is_at_the_bound(sides, strategy):
 
 def test_every_shape_has_its_time_and_the_number_of_its_matrices():
     items = [_plan.Parameter("a", 4, 4, 0), _plan.Parameter("b", 4, 4, 0), _plan.Parameter("c", 8, 4, 1)]
-    costs = _plan.CostTable("by hand", [((4, 4), [(1, 3_000_000), (2, 4_500_000)]), ((8, 4), [(1, 7_000_000)])])
+    costs = _plan.CostTable("by hand", [((1, 4, 4), [(1, 3_000_000), (2, 4_500_000)]), ((1, 8, 4), [(1, 7_000_000)])])
     plan = _plan.make_plan(items, _plan.Mesh(1, 2), "rank0", costs, _plan.PlanOptions())
     assert pictures.times_by_shape(plan) == {"8 x 4 (1)": [7.0, 0.0], "4 x 4 (2)": [4.5, 0.0]}
 
@@ -76,7 +76,7 @@ def test_what_a_title_holds_is_text(tmp_path):
 
 def test_a_plan_without_matrices_or_times_is_drawn(tmp_path):
     for items in ([], [_plan.Parameter("a", 4, 4, 0)]):
-        free = _plan.CostTable("free", [((4, 4), [(1, 0)])])
+        free = _plan.CostTable("free", [((1, 4, 4), [(1, 0)])])
         for mesh in (_plan.Mesh(2, 4), _plan.Mesh(1, 1)):
             plan = _plan.make_plan(items, mesh, "lpt", free, _plan.PlanOptions())
             dmuon.Plan(plan).save_picture(tmp_path / "plan.png")

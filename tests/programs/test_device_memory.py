@@ -119,7 +119,7 @@ def planned_update(sizes: tuple[int, int, int], dtype: torch.dtype) -> int:
     batch, rows, cols = sizes
     options = _plan.PlanOptions()
     options.lookahead, options.ns_bytes = 0, dtype.itemsize
-    costs = _plan.CostTable("by hand", [((rows, cols), [(1, 10), (batch, 1)] if batch > 1 else [(1, 10)])])
+    costs = _plan.CostTable("by hand", [((1, rows, cols), [(1, 10), (batch, 1)] if batch > 1 else [(1, 10)])])
     items = [_plan.Parameter(f"{index}", rows, cols, 0) for index in range(batch)]
     plan = _plan.make_plan(items, _plan.Mesh(1, 1), "load_balance", costs, options)
     assert len(plan.batches) == 1

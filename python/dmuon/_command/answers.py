@@ -129,12 +129,12 @@ def models(as_json: bool) -> str:
 
 
 def _described(model: _plan.Model) -> dict[str, Any]:
-    sides = [(matrix.rows, matrix.cols) for matrix in model.inventory]
+    sizes = [(matrix.num_matrices, matrix.rows, matrix.cols) for matrix in model.inventory]
     return {
         "name": model.name,
-        "matrices": len(sides),
-        "elements": sum(rows * cols for rows, cols in sides),
-        "shapes": len(set(sides)),
+        "matrices": sum(number for number, _, _ in sizes),
+        "elements": sum(number * rows * cols for number, rows, cols in sizes),
+        "shapes": len(set(sizes)),
         "stand_in": model.stand_in,
         "description": model.description,
         "source": model.source,

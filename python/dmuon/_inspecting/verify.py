@@ -250,9 +250,17 @@ def _update_differences(runtime: Runtime, opt: Muon) -> dict[int, float]:
             if master is None:
                 continue
             assert momentum is not None and gradient is not None
-            expected = plain_muon_update(master, momentum, gradient, group, rows)
-            updated = master.clone().unsqueeze(0)
+            view = runtime.matrices[matrix].view
+            assert view is not None
+            master, momentum, gradient = (tensor.view(view.sizes) for tensor in (master, momentum, gradient))
+            updated = master.clone()
             applies = torch.ones((), dtype=torch.bool, device=updated.device)
-            _C.muon_update(updated, momentum.clone().unsqueeze(0), gradient.unsqueeze(0), native, applies)
-            differences[matrix] = _relative(_pieces(updated[0] - master), _pieces(expected))
+            _C.muon_update(updated, momentum.clone(), gradient, native, applies)
+            differences[matrix] = max(
+                _relative(
+                    _pieces(updated[i] - master[i]),
+                    _pieces(plain_muon_update(master[i], momentum[i], gradient[i], group, rows)),
+                )
+                for i in range(view.count)
+            )
     return differences

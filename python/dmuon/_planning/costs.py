@@ -32,14 +32,14 @@ _MOST_ROUNDS = 15
 _LONGEST_SHARE = 0.05  # of the budget, for a single run
 _DAY_NS = 86_400 * 10**9  # a kept time beyond it is damage
 
-Shape = tuple[int, int]
+Shape = tuple[int, int, int]  # matrices of a parameter, rows, cols
 
 
 class Job(NamedTuple):
     """One batch to be measured."""
 
     shape: Shape
-    size: int
+    size: int  # parameters
 
 
 def measured_costs(
@@ -53,12 +53,12 @@ def measured_costs(
 
     Args:
         ranks: of the mesh.
-        shapes: (rows, cols) and how many matrices there are.
+        shapes: and how many parameters have each.
         muon: Muon's hyperparameters.
         compute_dtypes: what updated weights are cast to.
         device: where the owner path runs.
     """
-    jobs = [Job(shape, size) for shape, number in shapes.items() for size in _plan.candidate_batches(*shape, number)]
+    jobs = [Job(shape, size) for shape, number in shapes.items() for size in _plan.candidate_batches(shape, number)]
     key = functools.partial(_key, ranks, muon, compute_dtypes, device)
     times = from_first(ranks, lambda: {job: ns for job, ns in _Kept(key()).times.items() if job in jobs})
     missing = [job for job in jobs if job not in times]
@@ -144,7 +144,7 @@ def _predicted(job: Job, times: dict[Job, int], model: str) -> int:
 
 @functools.cache
 def _modelled_ns(model: str, job: Job) -> int:
-    return max(1, _plan.modelled_ns(model, *job.shape, job.size))
+    return max(1, _plan.modelled_ns(model, job.shape, job.size))
 
 
 class _Sample(NamedTuple):
@@ -186,7 +186,8 @@ def _lacks_memory(error: Exception) -> bool:
 
 
 def _run(job: Job, group: _C.MuonGroup, compute_dtype: torch.dtype, device: torch.device) -> int:
-    shape = (job.size, *job.shape)
+    num_matrices, *sides = job.shape
+    shape = (job.size * num_matrices, *sides)
     master = torch.full(shape, 0.01, dtype=torch.float32, device=device)
     momentum = torch.zeros_like(master)
     # A pattern, not random numbers: the user's generators stay untouched.
@@ -252,7 +253,7 @@ class _Kept:
             kept = json.loads(self._path.read_text()) if self._path else {}
             rows = [row for row in kept["times"] if all(type(number) is int for number in row)]
             if kept["key"] == self._key:
-                self.times = {Job((r, c), b): ns for r, c, b, ns in rows if 0 < ns <= _DAY_NS}
+                self.times = {Job((n, r, c), b): ns for n, r, c, b, ns in rows if 0 < ns <= _DAY_NS}
 
     def add(self, times: dict[Job, int]) -> None:
         """Keeps what is known now; whole or not at all."""

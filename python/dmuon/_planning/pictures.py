@@ -107,7 +107,7 @@ def weights_by_column(plan: _plan.Plan) -> list[list[float]]:
     place = {unit: index for index, unit in enumerate(dict.fromkeys(matrix.unit for matrix in inventory))}
     weights = [[0.0] * len(place) for _ in range(plan.mesh.num_shards)]
     for matrix, owner in zip(inventory, owners, strict=True):
-        megabytes = matrix.rows * matrix.cols * plan.options.weight_bytes / 1e6
+        megabytes = matrix.num_matrices * matrix.rows * matrix.cols * plan.options.weight_bytes / 1e6
         weights[plan.mesh.shard_of(owner)][place[matrix.unit]] += megabytes
     return weights
 

@@ -111,7 +111,11 @@ def _entry(unit: str, index: int, items: list[_plan.Parameter]) -> dict[str, Any
     prefix = f"{unit}."
     if not unit or not all(item.name.startswith(prefix) for item in items):
         unit, prefix = "", ""
-    listed = [{"name": item.name.removeprefix(prefix), "rows": item.rows, "cols": item.cols} for item in items]
+    listed = [
+        {"name": item.name.removeprefix(prefix), "rows": item.rows, "cols": item.cols}
+        | ({"num_matrices": item.num_matrices} if item.num_matrices > 1 else {})
+        for item in items
+    ]
     return {"name": unit, "unit": index, "matrices": listed}
 
 
@@ -124,9 +128,14 @@ def inventory_of(matrices: list[Matrix], units: list[Unit]) -> list[_plan.Parame
     """The matrices as planning sees them."""
     unit_of = {matrix: index for index, unit in enumerate(units) for matrix in unit.matrices}
     return [
-        _plan.Parameter(matrix.name, matrix.shape[0], matrix.shape[1], unit_of[index])
+        _plan.Parameter(matrix.name, view.rows, view.cols, unit_of[index], num_matrices=view.count)
         for index, matrix in enumerate(matrices)
+        if (view := matrix.view)
     ]
+
+
+def _sizes(item: _plan.Parameter) -> tuple[int, int, int]:
+    return item.num_matrices, item.rows, item.cols
 
 
 def _changed(function: Callable[..., Any], **values: Any) -> dict[str, Any]:
@@ -153,13 +162,15 @@ def make_plan(dedication: Dedication, units: list[Unit], muon: dict[str, Any], d
     items = inventory_of(matrices, units)
     mesh = _plan.Mesh(ranks.num_replicates, ranks.num_shards)
     # Without batching one matrix of each shape is asked for, so that costs are of single matrices.
-    costed = items if planning.batching else list({(item.rows, item.cols): item for item in items}.values())
+    costed = items if planning.batching else list({_sizes(item): item for item in items}.values())
     policy = dedication.mp_policy
-    dtypes = {(m.shape[0], m.shape[1]): policy.param_dtype or m.parameter.dtype for m in matrices}
+    dtypes = {
+        _sizes(item): policy.param_dtype or matrix.parameter.dtype for item, matrix in zip(items, matrices, strict=True)
+    }
     table = None
     needs_costs = planning.plan is None and planning.strategy not in _WITHOUT_COSTS and ranks.size > 1
     if needs_costs and planning.costs == "measured":
-        shapes = Counter((item.rows, item.cols) for item in costed)
+        shapes = Counter(_sizes(item) for item in costed)
         table = measured_costs(ranks, shapes, muon, dtypes, device)
 
     def plan_here() -> str:

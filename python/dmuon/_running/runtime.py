@@ -65,7 +65,8 @@ class Runtime:
             dtype = self.matrices[unit.matrices[0]].parameter.dtype if unit.matrices else torch.float32
             compute = policy.param_dtype or dtype
             units.append(_C.UnitSpec(unit.name or "(root)", compute, policy.reduce_dtype or compute, unit.host))
-        return _C.Engine(options, engine_groups(self.ranks), self.plan.native, units)
+        sizes = [list(matrix.shape) for matrix in self.matrices]
+        return _C.Engine(options, engine_groups(self.ranks), self.plan.native, units, sizes)
 
     def _make_placeholders(self, meta_start: MetaStart | None) -> list[nn.Parameter]:
         placeholders, gradients = [], []

@@ -104,7 +104,8 @@ def dedicate_params(
             all ranks, or one device where no process group exists.
         mp_policy: as for `fully_shard`; the same one. None: that of a `fully_shard` before.
         reshard_after_forward: free a unit's matrices between its forward and backward. None means True.
-        select: `select(name, module, parameter)` returns True (Muon), False (AdamW) or None (by the rule).
+        select: `select(name, module, parameter)` returns True (Muon), False (AdamW), a `dmuon.View` (Muon, for the
+            matrices of which the parameter consists; see `dmuon.views`) or None (by the rule).
         strategy: how owners are chosen: "load_balance", or for comparison "milp" (the paper's formulation, needs
             SciPy), "lpt", "round_robin", "xor_layout", "rank0".
         plan: the file of a saved plan for this model and mesh, instead of strategy, costs and layout_slack.
@@ -149,8 +150,9 @@ def dedicate_params(
 
     if ranks.slot == 0 and (left := table.left_by_shape()):
         logger.warning(
-            "dmuon: AdamW updates %s: Muon takes 2-D parameters alone. If these are stacks of matrices (of experts, "
-            "say), keep each matrix as a parameter of its own to train it with Muon.",
+            "dmuon: AdamW updates %s: by itself Muon takes 2-D parameters and stacks of experts. If these hold "
+            "matrices, select() says so by a dmuon.View: select=lambda name, module, parameter: "
+            "dmuon.views.experts(parameter) if name in (...) else None.",
             ", ".join(f"'{row.name}' ({'x'.join(map(str, row.shape))})" for row in left),
         )
     known = {m: [name for name, p in m._parameters.items() if p is not None] for m in model.modules()}

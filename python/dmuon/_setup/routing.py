@@ -15,8 +15,9 @@ from torch.distributed.tensor import DTensor
 
 from dmuon._setup.place import Place, clean_name, holds_sentinel
 from dmuon._setup.placeholder import OwnedTensor
+from dmuon.views import View, experts, matrix
 
-Select = Callable[[str, nn.Module, nn.Parameter], bool | None]
+Select = Callable[[str, nn.Module, nn.Parameter], bool | View | None]
 
 # What dedicate_params keeps of a model, in the model's own __dict__ so that both are freed together.
 DEDICATION = "_dmuon_dedication"
@@ -37,10 +38,11 @@ class Matrix:
     name: str
     places: list[Place]  # several where it is tied
     parameter: nn.Parameter
+    view: View | None = None  # what is orthogonalised of it; none: nothing
 
     @property
     def shape(self) -> torch.Size:
-        """[rows, cols]."""
+        """As the model has it: [rows, cols], unless it is looked at by a view."""
         return self.parameter.shape
 
 
@@ -54,6 +56,7 @@ class Route:
     why: str
     owner: int | None = None
     unit: str | None = None
+    view: View | None = None  # what Muon orthogonalises of it
 
 
 class RoutingTable(tuple[Route, ...]):
@@ -73,7 +76,7 @@ class RoutingTable(tuple[Route, ...]):
             (
                 route.name,
                 "x".join(map(str, route.shape)) or "scalar",
-                {"muon": "Muon", "adamw": "AdamW", "frozen": "nobody"}[route.algorithm],
+                _updated_by(route),
                 "" if route.owner is None else str(route.owner),
                 "" if route.unit is None else route.unit or "(root)",
                 route.why,
@@ -104,14 +107,18 @@ class RoutingTable(tuple[Route, ...]):
         ]
 
 
+def _updated_by(route: Route) -> str:
+    if route.view and route.view.sizes[-len(route.shape) :] != route.shape:
+        return f"Muon, {route.view}"
+    return {"muon": "Muon", "adamw": "AdamW", "frozen": "nobody"}[route.algorithm]
+
+
 def _unfit(parameter: nn.Parameter) -> str | None:
-    """Why a parameter cannot be orthogonalised or trained."""
+    """Why a parameter cannot be orthogonalised or trained, whatever its dimensions."""
     if parameter.numel() == 0:
         return "empty"
     if not parameter.requires_grad:
         return "frozen"
-    if parameter.ndim != 2:
-        return f"{parameter.ndim}-D"
     if type(parameter) not in (nn.Parameter, DTensor):
         return f"a {type(parameter).__name__}"
     return None if parameter.dtype in MATRIX_DTYPES else f"dtype {parameter.dtype}"
@@ -143,24 +150,42 @@ class _Rules:
         alike = [m.weight for _, m in linear if "weight" in m._parameters and tuple(m.weight.shape) in shapes]
         return id(alike[0]) if len(alike) == 1 and alike[0] is linear[-1][1].weight else None
 
-    def decide(self, matrix: Matrix) -> tuple[bool, str]:
-        """Whether Muon updates a fit parameter by default, and why."""
-        parameter, place = matrix.parameter, matrix.places[0]
+    def decide(self, entry: Matrix) -> tuple[View | None, str]:
+        """What Muon orthogonalises of a fit parameter by default, and why."""
+        parameter, place = entry.parameter, entry.places[0]
+        if parameter.ndim == 3 and _holds_experts(place) and min(parameter.shape[1:]) > 1:
+            return experts(parameter), "a matrix for each expert"
+        if parameter.ndim != 2:
+            return None, f"{parameter.ndim}-D"
+        reason = self._no_matrix(entry)
+        return (None, reason) if reason else (matrix(parameter), "matrix")
+
+    def _no_matrix(self, entry: Matrix) -> str | None:
+        """Why a 2-D parameter is AdamW's."""
+        parameter, place = entry.parameter, entry.places[0]
         path = clean_name(place.path)
         if id(parameter) in self._embeddings:
-            return False, "embedding" if len(matrix.places) == 1 else "tied to an embedding"
-        last = clean_name(matrix.places[-1].path).rpartition(".")[2]
+            return "embedding" if len(entry.places) == 1 else "tied to an embedding"
+        last = clean_name(entry.places[-1].path).rpartition(".")[2]
         if not isinstance(place.module, _PROJECTIONS) and any(
             _names_embedding(name) for name in (last, place.attribute)
         ):
-            return False, f"embedding, by its name '{matrix.name}'"
+            return f"embedding, by its name '{entry.name}'"
         if id(parameter) in self._heads:
-            return False, "output head, by get_output_embeddings()"
+            return "output head, by get_output_embeddings()"
         if path.rpartition(".")[2].lower() in _HEAD_NAMES:
-            return False, f"output head, by its name '{path}'"
+            return f"output head, by its name '{path}'"
         if id(parameter) == self._by_shape:
-            return False, "output head, by its shape: an embedding's, and no other matrix has it"
-        return True, "matrix"
+            return "output head, by its shape: an embedding's, and no other matrix has it"
+        if _holds_experts(place) and "bias" in place.attribute.lower():
+            return "biases, one row an expert"
+        return None
+
+
+def _holds_experts(place: Place) -> bool:
+    """By the name of the module's class or of the module itself, as mixtures of experts have it."""
+    names = (type(place.module).__name__, clean_name(place.path).rpartition(".")[2])
+    return any("expert" in name.lower() for name in names)
 
 
 def _names_embedding(name: str) -> bool:
@@ -210,7 +235,7 @@ def _check_hooks(entry: Matrix) -> None:
         )
 
 
-def _ask(select: Select, entry: Matrix) -> tuple[bool, str] | None:
+def _ask(select: Select, entry: Matrix) -> tuple[View | None, str] | None:
     """The user's choice; None: by the rule."""
     try:
         answer = select(entry.name, entry.places[0].module, entry.parameter)
@@ -220,16 +245,29 @@ def _ask(select: Select, entry: Matrix) -> tuple[bool, str] | None:
         ) from error
     if answer is None:
         return None
-    if not isinstance(answer, bool):
-        raise ValueError(f"dedicate_params: select: expected True, False or None for '{entry.name}', got {answer!r}")
-    if not answer:
-        return False, "not selected by select()"
-    if unfit := _unfit(entry.parameter):
+    if not isinstance(answer, bool | View):
         raise ValueError(
-            f"dedicate_params: select: selected '{entry.name}'. Expected: a trainable 2-D parameter in float32, "
-            f"bfloat16 or float16; got one of shape {tuple(entry.shape)}: {unfit}."
+            f"dedicate_params: select: expected True, False, a dmuon.View or None for '{entry.name}', got {answer!r}"
         )
-    return True, "selected by select()"
+    if answer is False:
+        return None, "not selected by select()"
+    shape = tuple(entry.shape)
+    unfit = _unfit(entry.parameter)
+    if answer is True and len(shape) != 2:
+        unfit = unfit or f"{len(shape)}-D"
+    if unfit:
+        raise ValueError(
+            f"dedicate_params: select: selected '{entry.name}'. Expected: a trainable parameter in float32, bfloat16 "
+            "or float16, 2-D, or by a dmuon.View that says which matrices it consists of; got one of shape "
+            f"{shape}: {unfit}."
+        )
+    view = matrix(entry.parameter) if answer is True else answer
+    if math.prod(view.sizes) != math.prod(shape):
+        raise ValueError(
+            f"dedicate_params: select: expected a view of all {math.prod(shape):,} elements of '{entry.name}', of "
+            f"shape {shape}; got {view!r}, which has {math.prod(view.sizes):,}"
+        )
+    return view, "selected by select()"
 
 
 def route(model: nn.Module, select: Select | None, function: str = _DEDICATES) -> tuple[list[Matrix], RoutingTable]:
@@ -251,11 +289,11 @@ def route(model: nn.Module, select: Select | None, function: str = _DEDICATES) -
     for entry in parameters:
         choice = _ask(select, entry) if select else None
         unfit = _unfit(entry.parameter)
-        chosen, why = choice or ((False, unfit) if unfit else rules.decide(entry))
-        if chosen:
+        entry.view, why = choice or ((None, unfit) if unfit else rules.decide(entry))
+        if entry.view:
             if function == _DEDICATES:
                 _check_hooks(entry)
             matrices.append(entry)
-        algorithm = "muon" if chosen else "adamw" if entry.parameter.requires_grad else "frozen"
-        rows.append(Route(entry.name, tuple(entry.parameter.shape), algorithm, why))
+        algorithm = "muon" if entry.view else "adamw" if entry.parameter.requires_grad else "frozen"
+        rows.append(Route(entry.name, tuple(entry.parameter.shape), algorithm, why, view=entry.view))
     return matrices, RoutingTable(rows)

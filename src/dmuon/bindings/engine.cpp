@@ -70,8 +70,9 @@ void init_engine(py::module_& module) {
       .def("finite", &Verdict::finite);
 
   py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
-      .def(py::init<engine::Options, SharedMesh, const plan::Plan&, const std::vector<UnitSpec>&>(),
-           py::arg("options"), py::arg("mesh"), py::arg("plan"), py::arg("units"))
+      .def(py::init<engine::Options, SharedMesh, const plan::Plan&, const std::vector<UnitSpec>&,
+                    const engine::ParameterSizes&>(),
+           py::arg("options"), py::arg("mesh"), py::arg("plan"), py::arg("units"), py::arg("sizes"))
       .def(
           "weights", [](Engine& e, UnitIndex unit) { return e.unit(unit).weight_tensors(); },
           py::arg("unit"))

@@ -19,18 +19,20 @@ using plan::Plan;
 namespace {
 
 void init_inputs(py::module_& module) {
-  py::class_<Parameter>(module, "Parameter", "One dedicated parameter: a matrix.")
+  py::class_<Parameter>(module, "Parameter",
+                        "One dedicated parameter: matrices that follow each other in memory.")
       .def(py::init([](std::string name, std::int64_t rows, std::int64_t cols, int unit,
-                       bool tensor_parallel) {
-             return Parameter{std::move(name), rows, cols, unit, tensor_parallel};
+                       bool tensor_parallel, std::int64_t num_matrices) {
+             return Parameter{std::move(name), rows, cols, unit, tensor_parallel, num_matrices};
            }),
            py::arg("name"), py::arg("rows"), py::arg("cols"), py::arg("unit"),
-           py::arg("tensor_parallel") = false)
+           py::arg("tensor_parallel") = false, py::arg("num_matrices") = 1)
       .def_readonly("name", &Parameter::name)
       .def_readonly("rows", &Parameter::rows)
       .def_readonly("cols", &Parameter::cols)
       .def_readonly("unit", &Parameter::unit)
       .def_readonly("tensor_parallel", &Parameter::tensor_parallel)
+      .def_readonly("num_matrices", &Parameter::num_matrices)
       .def("shape_text", [](const Parameter& matrix) { return plan::to_string(matrix.shape()); });
 
   py::class_<Mesh>(module, "Mesh", "R x G slots of T ranks.")
@@ -66,14 +68,20 @@ void init_inputs(py::module_& module) {
       .def_readwrite("on_cpu", &Options::on_cpu);
 }
 
-// Times of batches, (rows, cols) -> [(size, nanoseconds)].
+// Matrices of a parameter, rows, cols.
+using Sizes = std::array<std::int64_t, 3>;
+
+plan::Shape shape_of(const Sizes& sizes) {
+  return {.rows = sizes[1], .cols = sizes[2], .num_matrices = sizes[0]};
+}
+
+// Times of batches, by sizes: [(parameters, nanoseconds)].
 CostTable cost_table(
     std::string source,
-    const std::vector<std::pair<std::pair<std::int64_t, std::int64_t>,
-                                std::vector<std::pair<int, std::int64_t>>>>& entries) {
+    const std::vector<std::pair<Sizes, std::vector<std::pair<int, std::int64_t>>>>& entries) {
   CostTable table{std::move(source), {}};
-  for (const auto& [sides, times] : entries) {
-    plan::ShapeCosts costs{{sides.first, sides.second}, {}};
+  for (const auto& [sizes, times] : entries) {
+    plan::ShapeCosts costs{shape_of(sizes), {}};
     for (const auto& [size, ns] : times) costs.batches.push_back({size, ns});
     table.shapes.push_back(std::move(costs));
   }
@@ -99,16 +107,16 @@ void init_costs(py::module_& module) {
       .def_static("from_json", &plan::costs_from_json, py::arg("text"));
   module.def(
       "candidate_batches",
-      [](std::int64_t rows, std::int64_t cols, int num_matrices) {
-        return plan::candidate_batches({rows, cols}, num_matrices);
+      [](const Sizes& sizes, int num_parameters) {
+        return plan::candidate_batches(shape_of(sizes), num_parameters);
       },
-      py::arg("rows"), py::arg("cols"), py::arg("num_matrices"));
+      py::arg("sizes"), py::arg("num_parameters"));
   module.def(
       "modelled_ns",
-      [](const std::string& device, std::int64_t rows, std::int64_t cols, int num_batch) {
-        return plan::modelled_ns(catalog::device(device), {rows, cols}, num_batch);
+      [](const std::string& device, const Sizes& sizes, int num_batch) {
+        return plan::modelled_ns(catalog::device(device), shape_of(sizes), num_batch);
       },
-      py::arg("device"), py::arg("rows"), py::arg("cols"), py::arg("num_batch"));
+      py::arg("device"), py::arg("sizes"), py::arg("num_batch"));
   module.def(
       "modelled_costs",
       [](const Inventory& inventory, const std::string& device, int tensor_parallel) {

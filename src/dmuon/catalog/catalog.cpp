@@ -40,13 +40,15 @@ struct Listed {
   std::int64_t rows;
   std::int64_t cols;
   int stack;
+  int num_matrices;  // of a parameter that is one
 };
 
 std::vector<Listed> listed_in(const JsonReader& unit) {
   std::vector<Listed> all;
   for (const JsonReader& entry : unit.at("matrices").items()) {
     all.push_back({entry.at("name").string(), entry.at("rows").integer(1, kMaxSide),
-                   entry.at("cols").integer(1, kMaxSide), optional_count(entry, "stack", 1)});
+                   entry.at("cols").integer(1, kMaxSide), optional_count(entry, "stack", 1),
+                   optional_count(entry, "num_matrices", 1)});
   }
   return all;
 }
@@ -58,7 +60,8 @@ void add_unit(const std::vector<Listed>& matrices, const std::string& name, int 
     const std::string matrix = name.empty() ? listed.name : name + "." + listed.name;
     for (int i = 0; i < listed.stack; ++i) {
       inventory.push_back({listed.stack > 1 ? core::message(matrix, "[", i, "]") : matrix,
-                           listed.rows, listed.cols, unit});
+                           listed.rows, listed.cols, unit, /*tensor_parallel=*/false,
+                           listed.num_matrices});
     }
   }
 }

@@ -46,7 +46,7 @@ class Engine : private schedule::Performer {
  public:
   /// See Executor.
   Engine(Options options, SharedMesh mesh, const plan::Plan& plan,
-         const std::vector<UnitSpec>& units);
+         const std::vector<UnitSpec>& units, const ParameterSizes& sizes = {});
   ~Engine() override;
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;

@@ -2,6 +2,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/accumulate.h>
 #include <unistd.h>
 
 #include <utility>
@@ -17,7 +18,8 @@ using schedule::Operation;
 
 namespace {
 
-Parameters parameters_of(const plan::Plan& plan, const SharedMesh& mesh) {
+Parameters parameters_of(const plan::Plan& plan, const SharedMesh& mesh,
+                         const ParameterSizes& sizes) {
   core::invariant(plan.mesh == plan::Mesh{mesh.num_replicates(), mesh.num_shards()},
                   "Engine: plan: expected one for a mesh of ", mesh.num_replicates(), " x ",
                   mesh.num_shards());
@@ -26,6 +28,10 @@ Parameters parameters_of(const plan::Plan& plan, const SharedMesh& mesh) {
     const plan::Parameter& parameter = plan.inventory[index];
     parameters.push_back({parameter.view(), core::UnitIndex(parameter.unit),
                           plan.mesh.slot_of(plan.owner.at(index))});
+    if (!sizes.empty()) parameters.back().sizes = sizes.at(index);
+    core::invariant(c10::multiply_integers(parameters.back().sizes) == parameter.num_elements(),
+                    "Engine: sizes: expected the ", parameter.num_elements(), " elements of '",
+                    parameter.name, "'");
   }
   return parameters;
 }
@@ -46,9 +52,9 @@ std::vector<std::vector<core::ParameterIndex>> batches_of(const plan::Plan& plan
 }  // namespace
 
 Executor::Executor(SharedMesh mesh, const plan::Plan& plan, const std::vector<UnitSpec>& units,
-                   bool node_copy, c10::Device device)
+                   bool node_copy, c10::Device device, const ParameterSizes& sizes)
     : mesh_(std::move(mesh)),
-      parameters_(parameters_of(plan, mesh_)),
+      parameters_(parameters_of(plan, mesh_, sizes)),
       pool_(std::make_shared<BufferPool>(device)),
       owned_(parameters_, batches_of(plan, mesh_.slot()), pool_),
       profile_(device),
@@ -259,6 +265,7 @@ std::map<std::string, double> Executor::statistics() const {
   all["routes"] = static_cast<double>(num_routes_);
   all["current_bytes"] = static_cast<double>(pool_->current_bytes());
   all["peak_bytes"] = static_cast<double>(pool_->peak_bytes());
+  all["allocations"] = static_cast<double>(pool_->num_allocations());
   all["messages_intra"] = static_cast<double>(mesh_.row.traffic().num_messages);
   all["messages_inter"] = static_cast<double>(mesh_.column.traffic().num_messages);
   all["bytes_sent_intra"] = static_cast<double>(mesh_.row.traffic().num_bytes);

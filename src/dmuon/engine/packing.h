@@ -10,9 +10,11 @@ namespace dmuon::engine {
 
 /// A parameter as the engine moves it.
 struct Parameter {
-  plan::View view;
+  plan::View view;  ///< what is orthogonalised of it
   core::UnitIndex unit;
   core::Slot owner;
+  std::vector<std::int64_t> sizes = view.sizes();  ///< as the model has it; as many elements
+
   std::int64_t num_elements() const { return view.num_elements(); }
 };
 

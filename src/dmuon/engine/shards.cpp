@@ -42,7 +42,7 @@ class Cut {
   int owners_column() const { return parameter_.owner.value() % members_; }
 
   Segment shard(int node, int member) const {
-    return shard_of(parameter_.view, num_chunks_, Slot(node * members_ + member));
+    return shard_of(parameter_, num_chunks_, Slot(node * members_ + member));
   }
 
   // What the ranks of a node have together, which is one range.
@@ -103,10 +103,10 @@ std::string described(const std::string& name, ParameterIndex parameter) {
 
 }  // namespace
 
-Segment shard_of(const plan::View& view, int num_chunks, Slot slot) {
-  const std::int64_t rows = view.sizes()[0];
+Segment shard_of(const Parameter& parameter, int num_chunks, Slot slot) {
+  const std::int64_t rows = parameter.sizes[0];
   const std::int64_t chunk = (rows + num_chunks - 1) / num_chunks;
-  const std::int64_t row = view.num_elements() / rows;
+  const std::int64_t row = parameter.num_elements() / rows;
   const std::int64_t begin = std::min(rows, chunk * (slot.value() % num_chunks));
   return {begin * row, std::min(rows, begin + chunk) * row};
 }

@@ -23,7 +23,7 @@ namespace dmuon::engine {
 // together. All is done on the calling thread; nothing may be in flight on the mesh's lanes.
 
 /// The elements of a parameter that a slot's shard has.
-Segment shard_of(const plan::View& view, int num_chunks, core::Slot slot);
+Segment shard_of(const Parameter& parameter, int num_chunks, core::Slot slot);
 
 /// Collective, with equal arguments but `owned`: this rank's shards of a named tensor.
 /// @param which  parameters, each once.

@@ -14,7 +14,7 @@ at::Tensor Engine::gather(core::ParameterIndex parameter, const std::string& nam
   const at::Tensor own = owned().of(parameter, name);
   drain();
   const auto options = at::TensorOptions().dtype(at::kFloat).device(options_.device);
-  at::Tensor whole = at::empty(parameters()[parameter].view.sizes(), options);
+  at::Tensor whole = at::empty(parameters()[parameter].sizes, options);
   if (own.defined()) whole.copy_(own);
   const core::Slot owner = parameters()[parameter].owner;
   const core::Shard column = layout().shard_of(owner);

@@ -16,38 +16,28 @@ Unit::Unit(std::string name, const Parameters& all, Packing packing,
       weights_(pool, packing_.num_elements, compute_dtype),
       gradients_(pool, packing_.num_elements, reduce_dtype),
       arrived_(packing_.parameters.size(), false) {
-  for (const core::ParameterIndex parameter : packing_.parameters)
-    views_.push_back(all[parameter].view);
-  view_gradients();
+  for (const PackedIndex i : packing_.parameters.indices()) {
+    sizes_.push_back(all[packing_.parameters[i]].sizes);
+    gradient_views_.push_back(gradients_.view(packing_.segments[i].begin, sizes_[i]));
+  }
 }
 
 std::vector<at::Tensor> Unit::weight_tensors() const {
   std::vector<at::Tensor> tensors;
-  for (const PackedIndex i : views_.indices())
-    tensors.push_back(weights_.view(packing_.segments[i].begin, views_[i].sizes()));
+  for (const PackedIndex i : sizes_.indices())
+    tensors.push_back(weights_.view(packing_.segments[i].begin, sizes_[i]));
   return tensors;
 }
 
 void Unit::bind(std::vector<at::Tensor> parameters, const std::function<void()>& on_gradient) {
-  core::invariant(static_cast<int>(parameters.size()) == views_.size() && registrations_.empty(),
-                  "Unit::bind: ", name_, " has ", views_.size(), " parameters and is bound once");
+  core::invariant(static_cast<int>(parameters.size()) == sizes_.size() && registrations_.empty(),
+                  "Unit::bind: ", name_, " has ", sizes_.size(), " parameters and is bound once");
   parameters_ = core::Vector<PackedIndex, at::Tensor>(std::move(parameters));
-  view_gradients();
   for (const PackedIndex i : parameters_.indices()) {
     registrations_.push_back(after_accumulation(parameters_[i], [this, i, on_gradient] {
       on_gradient();
       take_gradient(i);
     }));
-  }
-}
-
-void Unit::view_gradients() {
-  gradient_views_ = {};
-  for (const PackedIndex i : views_.indices()) {
-    const std::int64_t offset = packing_.segments[i].begin;
-    gradient_views_.push_back(parameters_.empty()
-                                  ? gradients_.view(offset, views_[i].sizes())
-                                  : gradients_.view(offset, parameters_[i].sizes()));
   }
 }
 

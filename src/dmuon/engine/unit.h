@@ -38,10 +38,10 @@ class Unit {
   const std::string& name() const { return name_; }
   const Packing& packing() const { return packing_; }
 
-  /// In packed order, tensors over the buffer to make parameters of.
+  /// In packed order, tensors over the buffer to make parameters of, in their sizes.
   std::vector<at::Tensor> weight_tensors() const;
 
-  /// @param parameters   leaves over weight_tensors(), in packed order; of any sizes.
+  /// @param parameters   leaves over weight_tensors(), in packed order.
   /// @param on_gradient  called before an accumulated gradient is taken.
   void bind(std::vector<at::Tensor> parameters, const std::function<void()>& on_gradient);
 
@@ -80,16 +80,15 @@ class Unit {
     const at::Tensor& weights = weights_.flat();
     return weights.is_cpu() && weights.scalar_type() == gradients_.flat().scalar_type();
   }
-  void view_gradients();
   void allocate_gradients();
   void take_gradient(PackedIndex place);
 
   std::string name_;
   Packing packing_;
-  core::Vector<PackedIndex, plan::View> views_;
+  core::Vector<PackedIndex, std::vector<std::int64_t>> sizes_;
   PackedBuffer weights_;
   PackedBuffer gradients_;
-  core::Vector<PackedIndex, at::Tensor> gradient_views_;  ///< of the sizes of the parameters
+  core::Vector<PackedIndex, at::Tensor> gradient_views_;
   core::Vector<PackedIndex, at::Tensor> parameters_;
   std::vector<std::any> registrations_;
   core::Vector<PackedIndex, bool> arrived_;

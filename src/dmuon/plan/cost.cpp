@@ -27,7 +27,7 @@ double tiles_along(double size) { return std::ceil(size / kTile); }
 // Five Newton-Schulz steps of one batch on one device.
 class Model {
  public:
-  Model(const Device& device, const Shape& shape, int num_batch)
+  Model(const Device& device, const Shape& shape, double num_batch)
       : device_(device),
         m_(static_cast<double>(std::min(shape.rows, shape.cols))),
         n_(static_cast<double>(std::max(shape.rows, shape.cols))),
@@ -101,7 +101,7 @@ std::vector<int> candidate_batches(const Shape& shape, int num_matrices) {
 
 Nanoseconds modelled_ns(const Device& device, const Shape& shape, int num_batch,
                         int tensor_parallel) {
-  const Model model(device, shape, num_batch);
+  const Model model(device, shape, static_cast<double>(shape.num_matrices) * num_batch);
   const double bytes = kBytesPerElement * num_batch * static_cast<double>(shape.num_elements());
   const double seconds =
       std::min(model.seconds(flops::Form::kDirect), model.seconds(flops::Form::kGram)) +

@@ -50,8 +50,9 @@ struct CostTable {
   bool operator==(const CostTable&) const = default;
 };
 
-/// The batch sizes B_s worth measuring: powers of two and their middles, as far as there are
-/// matrices, and as one batch's working memory stays within 64 MiB of fp32 input, or one matrix.
+/// The batch sizes B_s worth measuring, in parameters: powers of two and their middles, as far as
+/// there are parameters, and as one batch's working memory stays within 64 MiB of fp32 input, or
+/// one parameter.
 std::vector<int> candidate_batches(const Shape& shape, int num_matrices);
 
 /// Modelled nanoseconds of the owner path with five Newton-Schulz steps, for shapes that are

@@ -16,7 +16,10 @@ constexpr std::int64_t kMaxElements = std::int64_t{1} << 56;
 }  // namespace
 
 std::string to_string(const Shape& shape) {
-  return core::message(shape.rows, " x ", shape.cols, shape.tensor_parallel ? " over TP" : "");
+  const std::string number =
+      shape.num_matrices == 1 ? "" : core::message(shape.num_matrices, " of ");
+  return core::message(number, shape.rows, " x ", shape.cols,
+                       shape.tensor_parallel ? " over TP" : "");
 }
 
 void validate(const Inventory& inventory) {
@@ -31,14 +34,15 @@ void validate(const Inventory& inventory) {
         matrix.rows >= 1 && matrix.rows <= kMaxSide && matrix.cols >= 1 && matrix.cols <= kMaxSide,
         "Inventory: matrix '", matrix.name, "' must have rows and cols in [1, ", kMaxSide,
         "]; got ", matrix.rows, " x ", matrix.cols);
-    core::require(matrix.num_matrices == 1, "Inventory: parameter '", matrix.name,
-                  "' must be one matrix; got ", matrix.num_matrices);
+    core::require(matrix.num_matrices >= 1 && matrix.num_matrices <= kMaxSide,
+                  "Inventory: parameter '", matrix.name, "' must have matrices in [1, ", kMaxSide,
+                  "]; got ", matrix.num_matrices);
     core::require(matrix.unit >= 0, "Inventory: matrix '", matrix.name,
                   "' must have a unit >= 0; got ", matrix.unit);
     const std::int64_t left = kMaxElements - num_elements;
-    core::require(matrix.num_elements() <= left, "Inventory: matrix '", matrix.name,
-                  "' must not take all matrices past ", kMaxElements, " elements; got ",
-                  matrix.rows, " x ", matrix.cols);
+    core::require(matrix.rows * matrix.cols <= left / matrix.num_matrices, "Inventory: matrix '",
+                  matrix.name, "' must not take all matrices past ", kMaxElements,
+                  " elements; got ", to_string(matrix.shape()));
     num_elements += matrix.num_elements();
   }
 }

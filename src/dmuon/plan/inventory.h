@@ -15,16 +15,18 @@ using core::PerShape;
 using core::ShapeIndex;
 using core::UnitIndex;
 
+/// What is alike of parameters that may share a batch.
 struct Shape {
-  std::int64_t rows = 0;
+  std::int64_t rows = 0;  ///< of each matrix
   std::int64_t cols = 0;
-  bool tensor_parallel = false;  ///< what gathers and scatters costs more
+  bool tensor_parallel = false;   ///< what gathers and scatters costs more
+  std::int64_t num_matrices = 1;  ///< of one parameter, which stay together
 
-  std::int64_t num_elements() const { return rows * cols; }
+  std::int64_t num_elements() const { return num_matrices * rows * cols; }
   auto operator<=>(const Shape&) const = default;
 };
 
-/// "3584 x 18944", with " over TP" where it is.
+/// "3584 x 18944", of several matrices "64 of 512 x 2048"; with " over TP" where it is.
 std::string to_string(const Shape& shape);
 
 /// The matrices of a parameter, one after the other in memory: what is orthogonalised.
@@ -46,12 +48,12 @@ struct Parameter {
   std::string name;       ///< fully qualified
   std::int64_t rows = 0;  ///< of each of its matrices
   std::int64_t cols = 0;
-  int unit = 0;                   ///< index, >= 0, of the module whose hooks move it
-  bool tensor_parallel = false;   ///< sharded over the tensor-parallel group of its slot
-  std::int64_t num_matrices = 1;  ///< planning takes 1 alone; the engine any
+  int unit = 0;                  ///< index, >= 0, of the module whose hooks move it
+  bool tensor_parallel = false;  ///< sharded over the tensor-parallel group of its slot
+  std::int64_t num_matrices = 1;
 
   View view() const { return {num_matrices, rows, cols}; }
-  Shape shape() const { return {rows, cols, tensor_parallel}; }
+  Shape shape() const { return {rows, cols, tensor_parallel, num_matrices}; }
   std::int64_t num_elements() const { return view().num_elements(); }
   bool operator==(const Parameter&) const = default;
 };
@@ -62,15 +64,16 @@ inline constexpr std::int64_t kMaxSide = (std::int64_t{1} << 31) - 1;
 /// All parameters in module order, which planning takes for execution order.
 using Inventory = PerParameter<Parameter>;
 
-/// The matrices by shape; only equal shapes share a batch.
+/// The parameters by shape; only equal shapes share a batch.
 struct ShapeGroups {
-  PerShape<Shape> shapes;  ///< distinct, by first appearance
-  PerShape<int> num_matrices;
+  PerShape<Shape> shapes;      ///< distinct, by first appearance
+  PerShape<int> num_matrices;  ///< parameters, which is what balance counts
   PerParameter<ShapeIndex> shape_of;
 };
 
-/// @throws InvalidArgument unless every parameter has a name of its own, one matrix with rows and
-///         cols in [1, 2^31), a unit >= 0, and all of them at most 2^56 elements.
+/// @throws InvalidArgument unless every parameter has a name of its own, matrices whose number,
+/// rows
+///         and cols are in [1, 2^31), a unit >= 0, and all of them at most 2^56 elements.
 void validate(const Inventory& inventory);
 
 /// @param inventory valid.

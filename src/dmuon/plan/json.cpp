@@ -60,11 +60,22 @@ constexpr int kPlanVersion = 3;
 constexpr int kMaxInt = std::numeric_limits<int>::max();
 constexpr std::int64_t kMaxWide = std::numeric_limits<std::int64_t>::max();
 
+// Left out of one, so that files of models without stacks are as they were.
+constexpr const char* kNumMatrices = "num_matrices";
+static void add_num_matrices(Json& json, std::int64_t number) {
+  if (number != 1) json[kNumMatrices] = number;
+}
+static std::int64_t num_matrices_of(const JsonReader& reader) {
+  const auto number = reader.find(kNumMatrices);
+  return number ? number->integer(1, kMaxSide) : 1;
+}
+
 static void to_json(Json& json, const ShapeCosts& entry) {
   json = {{"rows", entry.shape.rows},
           {"cols", entry.shape.cols},
           {"tensor_parallel", entry.shape.tensor_parallel},
           {"batches", entry.batches}};
+  add_num_matrices(json, entry.shape.num_matrices);
 }
 
 static void to_json(Json& json, const CostTable& costs) {
@@ -99,6 +110,7 @@ static void to_json(Json& json, const Parameter& matrix) {
           {"cols", matrix.cols},
           {"unit", matrix.unit},
           {"tensor_parallel", matrix.tensor_parallel}};
+  add_num_matrices(json, matrix.num_matrices);
 }
 
 static void to_json(Json& json, const Batch& batch) {
@@ -127,6 +139,7 @@ CostTable costs_of(const JsonReader& reader) {
     shape.shape.cols = entry.at("cols").integer(1, kMaxSide);
     const auto tensor_parallel = entry.find("tensor_parallel");
     shape.shape.tensor_parallel = tensor_parallel && tensor_parallel->boolean();
+    shape.shape.num_matrices = num_matrices_of(entry);
     for (const JsonReader& batch : entry.at("batches").items()) {
       shape.batches.push_back(
           {batch.at("size").small(1, kMaxInt), batch.at("ns").integer(0, balance::kMaxTotalNs)});
@@ -192,7 +205,7 @@ void read_assignments(const JsonReader& reader, Plan& plan) {
     plan.inventory.push_back({entry.at("name").string(), entry.at("rows").integer(1, kMaxInt),
                               entry.at("cols").integer(1, kMaxInt),
                               entry.at("unit").small(0, kMaxInt),
-                              entry.at("tensor_parallel").boolean()});
+                              entry.at("tensor_parallel").boolean(), num_matrices_of(entry)});
     plan.owner.push_back(Owner(entry.at("owner").small(0, kMaxInt)));
   }
   validate(plan.inventory);

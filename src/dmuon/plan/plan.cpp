@@ -199,6 +199,7 @@ std::uint64_t hash(const Plan& plan) {
   for (const Parameter& matrix : plan.inventory) {
     hasher.add(matrix.name).add(matrix.rows).add(matrix.cols).add(matrix.unit);
     hasher.add(matrix.tensor_parallel ? 1 : 0);
+    if (matrix.num_matrices != 1) hasher.add(matrix.num_matrices);
   }
   for (const Owner owner : plan.owner) hasher.add(owner.value());
   add_size(plan.batches);

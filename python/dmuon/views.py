@@ -1,0 +1,94 @@
+"""What is orthogonalised of a parameter: itself, or matrices that follow each other in its memory.
+
+A parameter is owned, sent and saved whole; a view says which matrices it consists of. Each of them is orthogonalised by
+itself and has the learning rate of its own rows and columns, as if it were a parameter of its own. `select` of
+`dedicate_params` may return a view:
+
+    def select(name, module, parameter):
+        if name.endswith("gate_up_proj.weight"):
+            return dmuon.views.gate_up(parameter)  # gate and up apart, not as one matrix
+        return None  # by the default rule
+
+Muon's result is another one with another view: choose it at the start of a training, and keep it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """`count` matrices of `rows` x `cols`, one after the other in the memory of a contiguous parameter."""
+
+    count: int
+    rows: int
+    cols: int
+
+    def __post_init__(self) -> None:
+        for field, value in dataclasses.asdict(self).items():
+            if type(value) is not int or not 1 <= value < 2**31:
+                raise ValueError(f"View: {field}: expected an integer in [1, 2**31), got {value!r}")
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """[count, rows, cols], as which the parameter's elements are looked at."""
+        return self.count, self.rows, self.cols
+
+    def __str__(self) -> str:
+        return f"{self.count} of {self.rows} x {self.cols}" if self.count > 1 else f"{self.rows} x {self.cols}"
+
+
+def matrix(parameter: torch.Tensor) -> View:
+    """[rows, cols] as it is: what Muon takes without a view."""
+    return View(1, *_sizes("matrix", parameter, "[rows, cols]", 2))
+
+
+def experts(parameter: torch.Tensor) -> View:
+    """[experts, rows, cols]: a matrix for each expert. The default rule does the same for modules named so."""
+    return View(*_sizes("experts", parameter, "[experts, rows, cols]", 3))
+
+
+def gate_up(parameter: torch.Tensor) -> View:
+    """[2 rows, cols] or [experts, 2 rows, cols]: gate and up, one above the other, apart."""
+    *stack, rows, cols = _sizes("gate_up", parameter, "[2 rows, cols] or [experts, 2 rows, cols]", 2, 3)
+    return View(2 * (stack[0] if stack else 1), _divided("gate_up", parameter, rows, 2), cols)
+
+
+def per_head(parameter: torch.Tensor, head_dim: int) -> View:
+    """[heads * head_dim, cols]: [head_dim, cols] for each head; of Q, K and V alike where they are fused."""
+    rows, cols = _sizes("per_head", parameter, "[heads * head_dim, cols]", 2)
+    if type(head_dim) is not int or head_dim < 1 or rows % head_dim:
+        raise ValueError(f"views.per_head: head_dim: expected a divisor of the {rows} rows, got {head_dim!r}")
+    return View(rows // head_dim, head_dim, cols)
+
+
+def qkv(parameter: torch.Tensor) -> View:
+    """[3 rows, cols]: Q, K and V, one above the other and of equal height, apart.
+
+    Where K and V are lower than Q, as with grouped queries, use `per_head`.
+    """
+    rows, cols = _sizes("qkv", parameter, "[3 rows, cols]", 2)
+    return View(3, _divided("qkv", parameter, rows, 3), cols)
+
+
+def conv(parameter: torch.Tensor) -> View:
+    """[out, in, ...] of a convolution: one matrix of out rows, the rest flattened."""
+    sizes = _sizes("conv", parameter, "[out, in, ...]", 3, 4, 5)
+    return View(1, sizes[0], parameter.numel() // max(sizes[0], 1))
+
+
+def _sizes(function: str, parameter: torch.Tensor, expected: str, *dimensions: int) -> torch.Size:
+    if not isinstance(parameter, torch.Tensor) or parameter.ndim not in dimensions or parameter.numel() == 0:
+        shape = tuple(parameter.shape) if isinstance(parameter, torch.Tensor) else type(parameter).__name__
+        raise ValueError(f"views.{function}: parameter: expected {expected}, got {shape}")
+    return parameter.shape
+
+
+def _divided(function: str, parameter: torch.Tensor, rows: int, parts: int) -> int:
+    if rows % parts:
+        shape = tuple(parameter.shape)
+        raise ValueError(f"views.{function}: parameter: expected rows that are a multiple of {parts}, got {shape}")
+    return rows // parts

@@ -1,0 +1,89 @@
+"""A model whose weights are matrices in one parameter: experts, fused projections, heads, a convolution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+import dmuon
+
+WIDTH, HIDDEN, EXPERTS, HEADS = 12, 10, 3, 4
+
+
+class Experts(nn.Module):
+    """All of them see every token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_up = nn.Parameter(torch.randn(EXPERTS, 2 * HIDDEN, WIDTH) / 4)
+        self.down = nn.Parameter(torch.randn(EXPERTS, WIDTH, HIDDEN) / 4)
+        self.down_bias = nn.Parameter(torch.zeros(EXPERTS, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = torch.einsum("ehw,bw->ebh", self.gate_up, x).chunk(2, -1)
+        return (torch.einsum("ewh,ebh->ebw", self.down, F.silu(gate) * up) + self.down_bias[:, None]).mean(0)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
+        self.gate_up = nn.Linear(WIDTH, 2 * HIDDEN, bias=False)
+        self.down = nn.Linear(HIDDEN, WIDTH)
+        self.conv = nn.Conv1d(2, 3, 3, padding=1)
+        self.experts = Experts()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(F.normalize(x, dim=-1)).chunk(3, -1)
+        x = x + torch.tanh(self.heads(q * k + v))
+        gate, up = self.gate_up(x).chunk(2, -1)
+        x = x + self.down(F.silu(gate) * up)
+        x = x + self.conv(x.view(-1, 2, WIDTH // 2)).mean(1).repeat(1, 2)
+        return x + self.experts(x)
+
+
+class Mixture(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def make_mixture() -> Mixture:
+    torch.manual_seed(0)
+    return Mixture()
+
+
+def select(name: str, module: nn.Module, parameter: nn.Parameter) -> dmuon.View | None:
+    kind = name.partition(".")[2].partition(".")[2]
+    return {
+        "heads.weight": lambda: dmuon.views.per_head(parameter, WIDTH // HEADS),
+        "qkv.weight": lambda: dmuon.views.qkv(parameter),
+        "gate_up.weight": lambda: dmuon.views.gate_up(parameter),
+        "experts.gate_up": lambda: dmuon.views.gate_up(parameter),
+        "conv.weight": lambda: dmuon.views.conv(parameter),
+    }.get(kind, lambda: None)()
+
+
+# The matrices of each kind of weight, as indices say it; what is not here is AdamW's.
+MATRICES: dict[str, Callable[[torch.Tensor], list[torch.Tensor]]] = {
+    "heads.weight": lambda p: [p[0:3], p[3:6], p[6:9], p[9:12]],
+    "qkv.weight": lambda p: [p[0:12], p[12:24], p[24:36]],
+    "gate_up.weight": lambda p: [p[0:10], p[10:20]],
+    "down.weight": lambda p: [p],
+    "conv.weight": lambda p: [torch.stack([p[:, i, j] for i in range(2) for j in range(3)], dim=1)],
+    "experts.gate_up": lambda p: [p[0, :10], p[0, 10:], p[1, :10], p[1, 10:], p[2, :10], p[2, 10:]],
+    "experts.down": lambda p: [p[0], p[1], p[2]],
+}
+
+
+def matrices_of(name: str) -> Callable[[torch.Tensor], list[torch.Tensor]] | None:
+    return MATRICES.get(name.partition(".")[2].partition(".")[2])

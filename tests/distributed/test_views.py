@@ -1,0 +1,145 @@
+"""Matrices that share a parameter are orthogonalised each by itself, as if it were a parameter of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn as nn
+from mixture import make_mixture, matrices_of, select
+from models import weights_of_plain
+from reference import ReferenceMuon
+from scenario import assert_equal_to_reference
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from training import AHEAD, LR, ON_DEMAND, WEIGHT_DECAY, dedicate, place_of, shard, weights_of
+
+import dmuon
+
+STEPS = 4
+MOST = 0.5  # of the gradients' norm: less than any here, so that each step is clipped
+
+
+def loss_of(model: nn.Module, step: int, rank: int, size: int) -> torch.Tensor:
+    """Of this rank's part of 12 rows."""
+    x = torch.randn(12, 12, generator=torch.Generator().manual_seed(step))
+    return model(x.chunk(size)[rank]).square().mean()
+
+
+class Cut:
+    """A model's weights with every matrix as a parameter of its own, and the reference optimizer on these."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._cut = nn.ParameterDict()
+        for name, parameter in model.named_parameters():
+            for part, values in self._parts(name, parameter.detach()):
+                self._cut[part] = nn.Parameter(values.clone())
+        names = [part for part in self._cut if "/" in part]
+        self._optimizer = ReferenceMuon(self._cut, names, LR, WEIGHT_DECAY)
+
+    @staticmethod
+    def _parts(name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+        matrices, name = matrices_of(name), name.replace(".", "_")
+        return [(f"{name}/{i}", part) for i, part in enumerate(matrices(tensor))] if matrices else [(name, tensor)]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        torch.nn.utils.clip_grad_norm_(self._model.parameters(), MOST)
+        for name, parameter in self._model.named_parameters():
+            for part, gradient in self._parts(name, parameter.grad):
+                self._cut[part].grad = gradient.clone()
+            parameter.grad = None
+        self._optimizer.step()
+        for name, parameter in self._model.named_parameters():
+            # Each element's place in the parts, by the same cut of the elements' numbers.
+            places = torch.arange(parameter.numel()).view(parameter.shape)
+            for part, where in self._parts(name, places):
+                parameter.view(-1)[where.reshape(-1)] = self._cut[part].detach().reshape(-1)
+
+
+@pytest.fixture(scope="module")
+def reference() -> list[dict[str, torch.Tensor]]:
+    """The weights before the first step and after the last, on one process."""
+    model = make_mixture()
+    weights = [weights_of_plain(model)]
+    cut = Cut(model)
+    for step in range(STEPS):
+        loss_of(model, step, 0, 1).backward()
+        cut.step()
+    return [*weights, weights_of_plain(model)]
+
+
+def train(mesh: Any, schedule: dict[str, Any], fsdp: bool, held: bool = False) -> dict[str, Any]:
+    """Also saves and loads everything, in the middle, and says what the table and `verify` say."""
+    model = make_mixture()
+    dedicate(model, mesh, schedule, select=select)
+    if fsdp:
+        shard(model, mesh)
+    optimizer = dmuon.Muon(model, lr=LR, weight_decay=WEIGHT_DECAY, ns_dtype=torch.float32)
+    rank, size = place_of(mesh)
+    for step in range(STEPS):
+        if held:
+            with dmuon.no_sync(model):
+                (loss_of(model, step, rank, size) / 2).backward()
+            (loss_of(model, step, rank, size) / 2).backward()
+        else:
+            loss_of(model, step, rank, size).backward()
+        dmuon.clip_grad_norm_(model, MOST)
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 1:
+            saved = {name: value.clone() for name, value in model.state_dict().items()}, optimizer.state_dict()
+            for parameter in model.parameters():
+                assert parameter.grad is None
+            model.load_state_dict(saved[0])
+            optimizer.load_state_dict(saved[1])
+    verification = dmuon.verify(model, optimizer)
+    whole = {
+        name: value.full_tensor() if hasattr(value, "full_tensor") else value
+        for name, value in model.state_dict().items()
+    }
+    return {"weights": weights_of(model), "saved": whole, "update": verification.update, "ok": verification.ok}
+
+
+@pytest.mark.parametrize(
+    ("mesh", "schedule", "fsdp", "held"),
+    [
+        ((1, 4), AHEAD, True, False),
+        ((2, 2), AHEAD, True, True),
+        ((4, 1), ON_DEMAND, True, False),
+        ((3,), AHEAD, False, False),
+        ((1,), AHEAD, False, False),
+    ],
+)
+def test_each_matrix_is_trained_as_on_one_process(ranks, reference, mesh, schedule, fsdp, held):
+    for got in ranks.run(train, mesh, schedule=schedule, fsdp=fsdp, held=held):
+        assert_equal_to_reference(*reference, got["weights"])
+        for name, weight in got["weights"].items():
+            assert torch.equal(got["saved"][name], weight), name
+        assert got["ok"]
+
+
+def updated_in_bf16(mesh: Any) -> dict[str, torch.Tensor]:
+    """The change of every weight in one step of bf16 weights and iteration."""
+    model = make_mixture()
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    dedicate(model, mesh, AHEAD, select=select, mp_policy=policy)
+    shard(model, mesh, mp_policy=policy)
+    optimizer = dmuon.Muon(model, lr=LR, weight_decay=0.0, ns_dtype=torch.bfloat16)
+    before = weights_of(model)
+    loss_of(model, 0, *place_of(mesh)).backward()
+    optimizer.step()
+    return {name: weight - before[name] for name, weight in weights_of(model).items()}
+
+
+@pytest.mark.parametrize("mesh", [(1, 4), (2, 2)])
+def test_in_bf16_every_matrix_is_nearly_orthogonal_by_itself(ranks, mesh):
+    for changes in ranks.run(updated_in_bf16, mesh):
+        for name, change in changes.items():
+            if not (matrices := matrices_of(name)):
+                continue
+            for matrix in matrices(change.float()):
+                # The iteration leaves the singular values of a matrix of full rank near 1; lr * sqrt(max(1, m / n)).
+                factor = LR * max(1.0, matrix.shape[0] / matrix.shape[1]) ** 0.5
+                assert 0.5 < float(torch.linalg.svdvals(matrix)[0]) / factor < 1.3, name

@@ -1,0 +1,110 @@
+"""Which matrices a parameter consists of: the ready views, what select() may say, and the rule for experts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn as nn
+from dmuon._setup.routing import route
+
+import dmuon
+from dmuon import View, views
+
+
+class Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Parameter(torch.zeros(4, 6, 8))
+        self.gate_up_proj_bias = nn.Parameter(torch.zeros(4, 6))
+        self.scales = nn.Parameter(torch.zeros(4, 1, 8))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = Experts()
+        self.tables = nn.Parameter(torch.zeros(2, 6, 8))  # in no module of experts
+        self.proj = nn.Linear(8, 6)
+
+
+def routed(model: nn.Module, select=None) -> dict[str, tuple[str, View | None]]:
+    return {row.name: (row.algorithm, row.view) for row in route(model, select)[1]}
+
+
+@pytest.mark.parametrize(
+    ("view", "sizes"),
+    [
+        (views.matrix(torch.zeros(4, 6)), (1, 4, 6)),
+        (views.experts(torch.zeros(5, 4, 6)), (5, 4, 6)),
+        (views.gate_up(torch.zeros(4, 6)), (2, 2, 6)),
+        (views.gate_up(torch.zeros(5, 4, 6)), (10, 2, 6)),
+        (views.per_head(torch.zeros(12, 6), 4), (3, 4, 6)),
+        (views.qkv(torch.zeros(12, 6)), (3, 4, 6)),
+        (views.conv(torch.zeros(8, 4, 3, 3)), (1, 8, 36)),
+    ],
+)
+def test_ready_views_have_these_sizes(view, sizes):
+    assert view.sizes == sizes
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: View(0, 2, 3), r"View: count: expected an integer in \[1, 2\*\*31\), got 0"),
+        (lambda: View(1, 2.0, 3), "View: rows: expected an integer"),
+        (lambda: views.experts(torch.zeros(4, 6)), r"views.experts: parameter: expected \[experts, rows, cols\], got"),
+        (lambda: views.gate_up(torch.zeros(5, 6)), r"a multiple of 2, got \(5, 6\)"),
+        (lambda: views.per_head(torch.zeros(12, 6), 5), "views.per_head: head_dim: expected a divisor of the 12 rows"),
+        (lambda: views.qkv(torch.zeros(16, 6)), "a multiple of 3"),
+        (lambda: views.conv(torch.zeros(8, 4)), r"views.conv: parameter: expected \[out, in, ...\]"),
+        (lambda: views.matrix(3), "got int"),
+    ],
+)
+def test_what_is_no_such_parameter_is_refused_by_name(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_stacks_of_experts_are_muons_and_nothing_else_of_three_dimensions():
+    found = routed(Block())
+    assert found["experts.gate_up_proj"] == ("muon", View(4, 6, 8))
+    assert found["experts.gate_up_proj_bias"] == ("adamw", None)
+    assert found["experts.scales"] == ("adamw", None)
+    assert found["tables"] == ("adamw", None)
+    assert found["proj.weight"] == ("muon", View(1, 6, 8))
+
+
+def test_select_chooses_views():
+    class Flat(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(6, 8))
+
+    model = nn.ModuleDict({"proj": Flat()})
+    model.register_parameter("tables", nn.Parameter(torch.zeros(2, 6, 8)))
+
+    def by_name(name, module, parameter):
+        return View(4, 3, 8) if name == "tables" else views.gate_up(parameter)
+
+    assert routed(model, by_name) == {"tables": ("muon", View(4, 3, 8)), "proj.weight": ("muon", View(2, 3, 8))}
+    table = str(route(model, by_name)[1])
+    assert "Muon, 4 of 3 x 8" in table and "Muon, 2 of 3 x 8" in table
+    assert table.endswith("Muon updates 100.0% of 144 trainable weights, AdamW the others")
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (View(2, 6, 7), "expected a view of all 96 elements of 'tables', of shape \\(2, 6, 8\\); got View"),
+        (True, "or by a dmuon.View that says which matrices it consists of; got one of shape .2, 6, 8.: 3-D"),
+        ((2, 6, 8), "expected True, False, a dmuon.View or None for 'tables', got \\(2, 6, 8\\)"),
+    ],
+)
+def test_a_view_that_does_not_fit_is_refused(answer, message):
+    with pytest.raises(ValueError, match=message):
+        dmuon.dedicate_params(Block(), select=lambda name, module, p: answer if name == "tables" else None)
+
+
+def test_an_inventory_says_how_many_matrices_a_parameter_has():
+    (unit,) = (unit for unit in dmuon.inventory(Block())["units"] if unit["name"] == "experts")
+    assert unit["matrices"] == [{"name": "gate_up_proj", "rows": 6, "cols": 8, "num_matrices": 4}]
