@@ -71,6 +71,22 @@ def test_a_block_belongs_to_the_stream_that_allocated_it(device):
     assert wrong >= 1 and device.races()
 
 
+def test_streams_that_come_after_the_allocation_write_parts_of_a_reused_block_at_once(device):
+    for order, seed in SETTINGS:
+        device.configure(order=order, seed=seed)
+        main, sides = torch.emulated.current_stream(), [torch.emulated.Stream() for _ in range(3)]
+        torch.ones(900, device="emulated")  # is freed
+        block = torch.empty(900, device="emulated")
+        for number, (side, part) in enumerate(zip(sides, block.chunk(3), strict=True)):
+            side.wait_stream(main)
+            with torch.emulated.stream(side):
+                part.fill_(number)
+        for side in sides:
+            main.wait_stream(side)
+        assert block.cpu().tolist() == [float(number) for number in range(3) for _ in range(300)]
+    assert not device.races()
+
+
 def test_the_block_freed_last_is_taken_first_and_filled_with_nan(device):
     a, b = torch.ones(100, device="emulated"), torch.ones(100, device="emulated")
     address = a.data_ptr()

@@ -14,24 +14,27 @@ std::string subject(const Access& access) {
          (access.write ? " writes" : " reads");
 }
 
+bool is_before(const Access& earlier, const Access& access, const VectorClock& known) {
+  return earlier.stream == access.stream || known.at(earlier.stream) >= earlier.time;
+}
+
 }  // namespace
 
-std::optional<Access> AccessLog::add(const Access& access, const VectorClock& known) {
-  const auto is_before = [&](const Access& earlier) {
-    return earlier.stream == access.stream || known.at(earlier.stream) >= earlier.time;
-  };
-  std::optional<Access> race;
+std::optional<Access> AccessLog::conflict(const Access& access, const VectorClock& known) const {
   for (const Access& earlier : accesses_) {
-    if ((earlier.write || access.write) && !is_before(earlier) &&
-        overlap(earlier.region, access.region)) {
-      race = earlier;
-      break;
-    }
+    if ((earlier.write || access.write) && !is_before(earlier, access, known) &&
+        overlap(earlier.region, access.region))
+      return earlier;
   }
+  return std::nullopt;
+}
+
+std::optional<Access> AccessLog::add(const Access& access, const VectorClock& known) {
+  std::optional<Access> race = conflict(access, known);
   if (access.stream < 0) return race;
   std::erase_if(accesses_, [&](const Access& earlier) {
     const bool is_outdone = access.write || (!earlier.write && earlier.stream == access.stream);
-    return is_outdone && is_before(earlier) && covers(access.region, earlier.region);
+    return is_outdone && is_before(earlier, access, known) && covers(access.region, earlier.region);
   });
   accesses_.push_back(access);
   return race;

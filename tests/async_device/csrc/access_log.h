@@ -27,6 +27,9 @@ class AccessLog {
   /// @return       an earlier access that conflicts with it and is not among what is known.
   std::optional<Access> add(const Access& access, const VectorClock& known);
 
+  /// The same without adding it.
+  std::optional<Access> conflict(const Access& access, const VectorClock& known) const;
+
  private:
   std::vector<Access> accesses_;
 };

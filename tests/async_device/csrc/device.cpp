@@ -128,21 +128,32 @@ std::string Device::check(Stream* stream, const Label& label, const std::vector<
 std::string Device::poison_stale(Stream* stream, const Label& label, Operation& operation) {
   std::string race;
   for (const Use& use : operation.uses) {
-    if (!use.block->is_stale) continue;
-    use.block->is_stale = false;
-    Label first = label;
-    first.operation = interned("reuse of freed memory for " + *label.operation);
-    const Use whole{use.block, make_region(0, use.block->bytes), true};
-    std::string found = check(stream, first, {whole});
-    if (race.empty()) race = std::move(found);
-    if (!settings().poison) continue;
+    Block* block = use.block;
+    if (block->is_stale) {
+      block->is_stale = false;
+      std::string found = check_reuse(stream, label, *block);
+      if (race.empty()) race = std::move(found);
+      block->poison =
+          settings().poison ? std::make_shared<Poison>(block->host, block->bytes) : nullptr;
+    }
+    if (block->poison && block->poison->is_filled()) block->poison.reset();
+    if (!block->poison) continue;
     // Not an entry of its own: a schedule must not depend on which blocks are new.
-    operation.run = [block = use.block, then = std::move(operation.run)] {
-      std::memset(block->host, 0xFF, static_cast<size_t>(block->bytes));
+    operation.run = [poison = block->poison, then = std::move(operation.run)] {
+      poison->fill();
       then();
     };
   }
   return race;
+}
+
+std::string Device::check_reuse(Stream* stream, Label label, const Block& block) {
+  if (settings().races == Races::kOff) return "";
+  label.operation = interned("reuse of freed memory for " + *label.operation);
+  const Region whole = make_region(0, block.bytes);
+  const Access access{whole, true, stream->id, stream->clock.at(stream->id), label};
+  const auto earlier = block.accesses.conflict(access, stream->clock);
+  return earlier ? describe_race(*earlier, access, block.bytes) : "";
 }
 
 void Device::enqueue(Stream* stream, Operation operation) {

@@ -107,6 +107,9 @@ class Device {
   std::string check(Stream* stream, const Label& label, const std::vector<Use>& uses);
   /// Lets `operation` first fill blocks that it is the first to use in their new lives.
   std::string poison_stale(Stream* stream, const Label& label, Operation& operation);
+  /// A race of the first use of a block's new life, whatever its bytes, with one of an earlier
+  /// life.
+  std::string check_reuse(Stream* stream, Label label, const Block& block);
   void report(const std::string& race);
   void raise_error(const EventPtr& event);
   std::string queues() const;

@@ -15,6 +15,11 @@ constexpr int64_t kRounding = 512;
 
 }  // namespace
 
+void Poison::fill() {
+  std::call_once(once_, [this] { std::memset(host_, 0xFF, static_cast<size_t>(bytes_)); });
+  is_filled_ = true;
+}
+
 void Memory::map() {
   const int file = memfd_create("async_device", 0);
   if (file < 0 || ftruncate(file, kArenaBytes) != 0) raise("no memory for the device");

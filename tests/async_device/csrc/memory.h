@@ -1,8 +1,11 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <set>
 #include <utility>
 #include <vector>
@@ -12,6 +15,20 @@
 
 namespace async_device {
 
+/// Fills memory with NaN once, however many operations ask for it.
+class Poison {
+ public:
+  Poison(char* host, int64_t bytes) : host_(host), bytes_(bytes) {}
+  void fill();
+  bool is_filled() const { return is_filled_; }
+
+ private:
+  char* host_;
+  int64_t bytes_;
+  std::once_flag once_;
+  std::atomic<bool> is_filled_ = false;
+};
+
 /// Memory of one size. It never goes back to the system, so what points into it stays valid.
 struct Block {
   char* address;  // on the device: the host dies of reading it, as with a GPU
@@ -20,6 +37,9 @@ struct Block {
   Stream* owner;              // that it was allocated on, and is reused on
   std::set<Stream*> users{};  // others that use it, by record_stream
   bool is_stale = false;      // taken again and not used since: what it held is still there
+  /// Of its new life. The operation that runs first fills it, which need not have been issued
+  /// first: several streams may use parts of it at once.
+  std::shared_ptr<Poison> poison{};
   AccessLog accesses{};
 };
 
