@@ -162,6 +162,7 @@ class Ema:
 
     @torch.no_grad()
     def _exchange_masters(self) -> None:
+        self._runtime.engine.drain()  # publications read masters
         for mean, master in self._owned():
             kept = master.clone()
             master.copy_(mean)
