@@ -11,8 +11,8 @@ ROUNDS ?= 8
 MINUTES ?= 10
 SEEDS ?= 20
 OUT ?= out/gpu
-# Of tests/distributed, what has been seen to train on the asynchronous device as on CPUs.
-ON_DEVICE = full_params skips optimizer passes gradients adamw_groups
+# Of tests/distributed, what trains and compares weights: on the asynchronous device in all orders.
+TRAJECTORIES = trajectory composition checkpointing values_between_units gradients passes skips optimizer adamw_groups
 # The address: a host name may not resolve.
 TORCHRUN = python -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node
 
@@ -41,7 +41,10 @@ test: setup ## C++ tests, then Python tests
 test-async: setup ## training on the asynchronous device in all orders, the random one with SEEDS= (20) seeds
 	@tools/build all
 	@$(ENV) ASYNC_SEEDS=$(SEEDS) python -m pytest tests/async_device tests/programs/test_async_device.py $(ARGS)
-	@$(ENV) DMUON_TEST_DEVICE=emulated python -m pytest $(ON_DEVICE:%=tests/distributed/test_%.py) $(ARGS)
+	@$(ENV) DMUON_TEST_DEVICE=emulated python -m pytest tests/distributed $(ARGS)
+	@$(ENV) for run in compute_first-0 side_first-0 issue_order-0 $$(seq -f random-%g $(SEEDS)); do echo "== $$run"; \
+	  DMUON_TEST_DEVICE=emulated ASYNC_DEVICE_ORDER=$${run%-*} ASYNC_DEVICE_SEED=$${run#*-} \
+	    python -m pytest $(TRAJECTORIES:%=tests/distributed/test_%.py) $(ARGS) || exit 1; done
 
 # Without a GPU the emulated device stands in for it, which is among the tests.
 test-gpu: setup-build ## what one GPU can show, in parts; figures and logs into OUT= (out/gpu)

@@ -6,14 +6,18 @@ aligned elements of a packed buffer, and so of what travels.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from dmuon._setup.placeholder import OwnedTensor
 from models import batch, loss_of, make_gpt, part
+from pool import TEST_DEVICE
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.profiler import profile
+from torch.profiler import ProfilerActivity, profile, record_function
 from training import dedicate, place_of, shard
 
 import dmuon
@@ -38,10 +42,10 @@ class Sizes:
         self.num_replicates, self.num_shards = mesh if len(mesh) == 2 else (1, mesh[0])
         self.num_slots = self.num_replicates * self.num_shards
         self.num_units = max(facts["unit"]) + 1
-        self._matrices = list(zip(facts["elements"], facts["owner"], facts["unit"], strict=True))
+        self.matrices = list(zip(facts["elements"], facts["owner"], facts["unit"], strict=True))
 
     def part(self, unit, slot):
-        return sum(-(-n // ALIGNED) * ALIGNED for n, owner, u in self._matrices if (owner, u) == (slot, unit))
+        return sum(-(-n // ALIGNED) * ALIGNED for n, owner, u in self.matrices if (owner, u) == (slot, unit))
 
     def column(self, unit, column):
         return sum(self.part(unit, slot) for slot in range(column, self.num_slots, self.num_shards))
@@ -56,10 +60,15 @@ class Sizes:
         return 2 * max(self.column(u, column) for u in range(self.num_units) for column in range(self.num_shards))
 
     def owned(self, slot):
-        return sum(n for n, owner, _ in self._matrices if owner == slot)
+        return sum(n for n, owner, _ in self.matrices if owner == slot)
 
     def held_column(self, slot):
         return sum(self.column(unit, slot % self.num_shards) for unit in range(self.num_units))
+
+
+def bytes_of_norms(num_matrices, num_ranks, num_members):
+    """What a step's agreement sends over a lane of so many members: on a device norms are not of the hosts' message."""
+    return 8 * (num_matrices + 2 * num_ranks) if TEST_DEVICE != "cpu" and num_members > 1 else 0
 
 
 def covering(meshes, options):
@@ -105,6 +114,60 @@ def allocations(profiler: profile, mark: str) -> tuple[int, int]:
             largest = max(largest, live)
         last = live
     return largest, last
+
+
+class Counted:
+    """Bytes of tensors by name of what was done: the most at once, beyond what was there before; and what stayed."""
+
+    def __init__(self, device_type: str) -> None:
+        self._on_device = device_type != "cpu"
+        self._device: dict[str, tuple[int, int]] = {}
+        self._names: list[str] = []
+        activities = [ProfilerActivity.CPU]
+        self._profiler = profile(activities=activities, profile_memory=True)
+
+    @contextlib.contextmanager
+    def during(self, name: str) -> Iterator[None]:
+        gc.collect()
+        self._names.append(name)
+        if not self._on_device:
+            with record_function(f"before {name}"):
+                pass
+            with record_function(name):
+                yield
+            return
+        import async_device
+
+        torch.emulated.synchronize()
+        before = torch.emulated.memory_allocated()
+        with async_device.phase(name):
+            yield
+            torch.emulated.synchronize()
+        peak = async_device.statistics()[name]["peak_bytes"]
+        self._device[name] = (peak - before, torch.emulated.memory_allocated() - before)
+
+    def __enter__(self) -> Counted:
+        gc.collect()
+        if self._on_device:
+            import async_device
+
+            async_device.reset_statistics()
+        else:
+            self._profiler.__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        if not self._on_device:
+            self._profiler.__exit__(*raised)
+
+    def found(self) -> dict[str, tuple[int, int]]:
+        if self._on_device:
+            return self._device
+        found = {}
+        for name in self._names:
+            before = allocations(self._profiler, f"before {name}")[1]
+            found[name] = tuple(value - before for value in allocations(self._profiler, name))
+        return found
 
 
 def storage_bytes(tensors: list[torch.Tensor]) -> int:

@@ -85,7 +85,7 @@ def trained_by_torch(mesh: Any, steps: int) -> tuple[nn.Module, list[torch.optim
         shard(model, mesh)
     owned = matrices_of(model)
     rest = [p for p in model.parameters() if all(p is not matrix for matrix in owned)]
-    opts = [torch.optim.Muon(owned, lr=0.02), torch.optim.AdamW(rest, lr=3e-4, betas=(0.9, 0.95))]
+    opts = [torch.optim.Muon(owned, lr=0.02), torch.optim.AdamW(rest, lr=3e-4, betas=(0.9, 0.95), fused=True)]
     for step in range(steps):
         loss(mesh, model, step).backward()
         for opt in opts:

@@ -7,17 +7,40 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from pool import RankPool
+from pool import TEST_DEVICE, RankPool, as_default_device, use_emulated_device
+
+if TEST_DEVICE != "cpu":
+    use_emulated_device(0)  # before a first backward, at which autograd counts devices
 
 # Measured costs are kept for the session, not for the user.
 _cache = tempfile.TemporaryDirectory(prefix="dmuon-cache-")
 os.environ["DMUON_CACHE_DIR"] = _cache.name
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "cpu(reason): it says nothing of another device (DMUON_TEST_DEVICE)")
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        marker = item.get_closest_marker("cpu")
+        if marker and TEST_DEVICE != "cpu":
+            item.add_marker(pytest.mark.skip(reason=f"of CPUs: {marker.args[0]}"))
+
+
 @pytest.fixture(scope="session")
 def ranks():
     """On CPUs; with DMUON_TEST_DEVICE=emulated on the asynchronous device, where a race is a failure."""
-    device_type = os.environ.get("DMUON_TEST_DEVICE", "cpu")
-    pool = RankPool(4, device_type=device_type, is_default=device_type != "cpu")
+    pool = RankPool(4)
     yield pool
     pool.close()
+
+
+@pytest.fixture(autouse=True)
+def one_process(request):
+    """Tests without ranks are programs of one process, which runs on the same device."""
+    if TEST_DEVICE == "cpu" or "ranks" in request.fixturenames:
+        yield
+        return
+    with as_default_device(0):
+        yield

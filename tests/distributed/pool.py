@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 HERE = str(Path(__file__).parent)
+# Where the tests of this folder run: on CPUs, or "emulated", on the asynchronous device (tests/async_device).
+TEST_DEVICE = os.environ.get("DMUON_TEST_DEVICE", "cpu")
 # Limits for hangs: the slowest test, which compiles a model, takes 10 s on an idle machine.
 COLLECTIVE_S = 300
 ANSWER_S = 600
@@ -88,6 +90,7 @@ def end_workers(workers: Workers) -> None:
 class RandomNumbersOfTheCpu(TorchFunctionMode):
     """A device's random numbers are the CPU's: a program has the same there, and so the same weights."""
 
+    is_on = True
     _MADE = (torch.rand, torch.randn, torch.randint, torch.randperm, torch.rand_like, torch.randn_like)
     _FILLED = (torch.Tensor.normal_, torch.Tensor.uniform_, torch.Tensor.bernoulli_, torch.Tensor.exponential_)
 
@@ -97,6 +100,8 @@ class RandomNumbersOfTheCpu(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        if not self.is_on:
+            return func(*args, **kwargs)
         if func in self._MADE and kwargs.get("device") is None:
             args = [value.cpu() if isinstance(value, torch.Tensor) else value for value in args]
             return func(*args, **{**kwargs, "device": "cpu"}).to(self._device_type)
@@ -112,21 +117,44 @@ class RandomNumbersOfTheCpu(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def on_default_device(function: Callable[..., Any], mesh: DeviceMesh, kwargs: dict[str, Any]) -> Any:
-    """What it returns, on the CPU, where tensors that name no device are made on the mesh's.
+@contextlib.contextmanager
+def own_random_numbers() -> Iterator[None]:
+    """Inside, or in a function that this decorates, a device draws its own."""
+    RandomNumbersOfTheCpu.is_on = False
+    try:
+        yield
+    finally:
+        RandomNumbersOfTheCpu.is_on = True
+
+
+def random_state() -> torch.Tensor:
+    """Of the default device."""
+    device = torch.get_default_device()
+    return torch.get_rng_state() if device.type == "cpu" else torch.get_device_module(device).get_rng_state(device)
+
+
+@contextlib.contextmanager
+def as_default_device(rank: int) -> Iterator[None]:
+    """The asynchronous device is where tensors are made that name no device.
 
     Raises:
-        AssertionError: the device has seen races.
+        AssertionError: it has seen races.
     """
     import async_device
 
     async_device.reset()
-    async_device.configure(seed=mesh.get_rank())
-    with torch.device(mesh.device_type), RandomNumbersOfTheCpu(mesh.device_type):
-        result = function(mesh, **kwargs)
+    async_device.configure(seed=10 * async_device.configure()["seed"] + rank)
+    with torch.device("emulated"), RandomNumbersOfTheCpu("emulated"):
+        yield
     torch.emulated.synchronize()
     races = async_device.races()
     assert not races, f"{len(races)} races, first: {races[0]}"
+
+
+def on_default_device(function: Callable[..., Any], mesh: DeviceMesh, kwargs: dict[str, Any]) -> Any:
+    """What the function returns on this rank, with tensors on the CPU."""
+    with as_default_device(mesh.get_rank()):
+        result = function(mesh, **kwargs)
     return tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), result)
 
 
@@ -167,12 +195,10 @@ def _work(rank: int, size: int, port: int, device_type: str, is_default: bool, c
 class RankPool:
     """`size` processes on gloo; `run` calls one function on all ranks of a mesh and returns their results."""
 
-    def __init__(
-        self, size: int = 4, answer_s: float = ANSWER_S, device_type: str = "cpu", is_default: bool = False
-    ) -> None:
-        """`device_type`: of the meshes; or "emulated", which may be the default device inside of functions."""
+    def __init__(self, size: int = 4, answer_s: float = ANSWER_S, device_type: str = "") -> None:
+        """`device_type`: of the meshes; without it TEST_DEVICE, which is then the default one inside of functions."""
         self._size, self._answer_s = size, answer_s
-        self._arguments = (device_type, is_default)
+        self._arguments = (device_type or TEST_DEVICE, not device_type and TEST_DEVICE != "cpu")
         self._workers: Workers = []
 
     def begin(self, function: Callable[..., Any], mesh: tuple[int, ...], **kwargs: Any) -> None:

@@ -148,7 +148,7 @@ def assert_equal_to_reference(
     assert names
     for name in names:
         moved = float((expected[name] - initial[name]).norm())
-        error = float((got[name].float() - expected[name]).norm())
+        error = float((got[name].cpu().float() - expected[name]).norm())
         assert error <= bound * moved, f"{name}: |W - W_ref| = {error:.2e}, |W_ref - W_0| = {moved:.2e}"
 
 

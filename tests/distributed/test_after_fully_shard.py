@@ -9,8 +9,8 @@ import torch
 import torch.nn as nn
 from checkpoints import MODELS, loss, sharded
 from models import batch, loss_of, make_gpt
+from pool import make_mesh, own_random_numbers
 from refusals import REFUSED, Refusals, expect_refusal
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from training import AHEAD, dedicate, shard
@@ -80,6 +80,7 @@ def fill(model: nn.Module) -> None:
     model.apply(lambda module: getattr(module, "reset_parameters", lambda: None)())
 
 
+@own_random_numbers()
 def from_meta(mesh: Any) -> list[str]:
     """Whether matrices leave fully_shard before they have values, or with them: always those of one process."""
     reference = make_gpt(depth=2)
@@ -91,7 +92,7 @@ def from_meta(mesh: Any) -> list[str]:
         shard(model, mesh)
         if not has_values:
             dedicate(model, None, AHEAD)
-        model.to_empty(device="cpu")
+        model.to_empty(device=mesh.device_type)
         if has_values:
             for parameter, values in zip(model.parameters(), reference.parameters(), strict=True):
                 parameter.data.copy_(distribute_tensor(values.data, parameter.device_mesh, parameter.placements))
@@ -123,7 +124,7 @@ def after_a_forward(mesh: Any) -> None:
 @refused("'blocks.0.qkv.weight' is sharded by", "over ranks ((0, 1, 2, 3),)", "over ((0, 1), (2, 3))")
 def on_another_mesh(mesh: Any) -> None:
     model = make_gpt(depth=1)
-    shard(model, DeviceMesh("cpu", torch.arange(4)))
+    shard(model, make_mesh((4,), mesh.device_type))
     dmuon.dedicate_params(model, mesh)
 
 

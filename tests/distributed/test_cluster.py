@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.cpu("it is about a tool that starts programs")
 HERE = Path(__file__).parent
 # Limits for hangs: a run takes up to 10 s on an idle machine, and to end it less than one.
 RUN_S = 600

@@ -11,8 +11,8 @@ import torch.distributed.checkpoint as dcp
 import torch.nn as nn
 from checkpoints import MODELS, loss, started, train
 from models import batch, loss_of
+from pool import make_mesh
 from refusals import REFUSED, Refusals, expect_refusal, ready
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from training import place_of
@@ -214,7 +214,7 @@ def what_does_not_fit(mesh: Any, how: str) -> None:
     before = whole(state["weights"])
     match how:
         case "mesh":
-            table = DeviceMesh("cpu", torch.arange(4))
+            table = make_mesh((4,), mesh.device_type)
             state["weights"]["embedding.weight"] = distribute_tensor(torch.zeros(29, 24), table, [Shard(0)])
         case "number":
             state["num_updates"] = "many"

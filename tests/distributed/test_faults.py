@@ -20,7 +20,10 @@ from typing import Any
 import pytest
 from fault_program import AFTER_AGREEMENT, BEFORE_AGREEMENT, DEVIATIONS, IN_A_PASS, NUM_RANKS, TIMEOUT_S, Case
 
-pytestmark = pytest.mark.xdist_group("faults")  # one process runs all cases, several at once
+pytestmark = [
+    pytest.mark.xdist_group("faults"),  # one process runs all cases, several at once
+    pytest.mark.cpu("each case names its device"),
+]
 NUM_KILLS = 20
 # Limits for hangs, on machines with other work too. Where a rank sleeps or dies, the others raise after up to
 # TIMEOUT_S, and what is in flight then may take as long again before a process ends. Everywhere else timeouts are

@@ -135,7 +135,7 @@ def test_a_replaced_weight_is_refused():
 def test_a_move_to_where_it_is_and_a_cast_to_what_it_is_change_nothing():
     model, opt = trained()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    model.to("cpu:0").float().to(torch.float32)
+    model.to(torch.device(torch.get_default_device().type, 0)).float().to(torch.float32)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     with pytest.raises(ValueError, match=r"_to_copy.*on 'blocks\.0\.qkv\.weight'"):
         model.double()

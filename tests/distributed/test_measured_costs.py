@@ -11,6 +11,7 @@ import torch
 from dmuon._planning import costs
 from models import make_gpt
 from plans import plan_json, started
+from pool import own_random_numbers, random_state
 from training import place_of, shard
 
 import dmuon
@@ -106,15 +107,16 @@ def test_what_else_one_rank_raises_reaches_all_and_nobody_waits(ranks, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
+@own_random_numbers()
 def random_state_is_left_alone(mesh: Any, folder: str) -> bool:
     with cache_in(folder):
         model = make_gpt()
         dmuon.dedicate_params(model, mesh, costs="measured")
         shard(model, mesh)
         torch.manual_seed(7)
-        expected = torch.get_rng_state()
+        expected = random_state()
         dmuon.Muon(model)
-        return bool((torch.get_rng_state() == expected).all())
+        return bool((random_state() == expected).all())
 
 
 def test_measuring_leaves_random_numbers_alone(ranks, tmp_path):

@@ -1,6 +1,6 @@
 """Who holds what: an owner alone holds state, and a rank what its plan says, as the engine and PyTorch count it.
 
-On gloo, where the engine counts all but Newton-Schulz; with an allocator that counts that too: test_device_memory.py.
+The engine counts all but Newton-Schulz; with an allocator that counts that too: test_device_memory.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn as nn
-from accounting import BYTES, FP32, MESHES, STRATEGIES, Sizes, allocations, covering, layout, train
+from accounting import BYTES, FP32, MESHES, STRATEGIES, Counted, Sizes, allocations, covering, layout, train
 from torch.profiler import ProfilerActivity, profile, record_function
 from training import AHEAD, dedicate
 
@@ -59,35 +59,33 @@ def test_owners_alone_hold_state_and_a_rank_what_the_plan_says(ranks, mesh, stra
                 assert stats["peak_bytes"] == pytest.approx(result["planned"], rel=0), f"slot {slot}, step {step}"
 
 
-def saving(mesh: Any, width: int = 160, depth: int = 8) -> tuple[int, int]:
-    """Bytes that the state dicts of a model and of Muon hold, and at most take on the way."""
-    gc.collect()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+ROWS, COLS, DEPTH = 160, 128, 8  # a device gives out blocks of 512 bytes, of which a row is one
+
+
+def saving(mesh: Any) -> tuple[int, int]:
+    """Bytes that the state dicts of a model and of Muon at most take on the way, and hold."""
+    with Counted(mesh.device_type) as counted:
         torch.manual_seed(0)
-        model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(depth)))
+        model = nn.Sequential(*(nn.Linear(COLS, ROWS, bias=False) for _ in range(DEPTH)))
         dedicate(model, mesh, AHEAD)
         optimizer = dmuon.Muon(model, ns_dtype=torch.float32)
-        with record_function("before"):
-            before = optimizer.stats()
-        with record_function("measured"):
+        before = optimizer.stats()
+        with counted.during("measured"):
             saved = [model.state_dict(), optimizer.state_dict()]
         assert optimizer.stats()["current_bytes"] == before["current_bytes"]
-    held = allocations(profiler, "before")[1]
-    largest, last = allocations(profiler, "measured")
     del saved
-    return last - held, largest - held
+    return counted.found()["measured"]
 
 
 @pytest.mark.parametrize("mesh", [(1, 4), (1, 3), (2, 2), (4, 1), (1,)])
-def test_state_dicts_take_eight_bytes_an_element_of_the_shards(ranks, mesh, width=160, depth=8):
-    elements = depth * width * width
-    for rank, (held, largest) in enumerate(ranks.run(saving, mesh)):
-        rows = len(torch.arange(width).chunk(mesh[-1])[rank % mesh[-1]])
-        shards = 2 * FP32 * elements * rows // width  # weights, momentum
-        assert abs(held - shards) <= FP32 * width, f"rank {rank}"
+def test_state_dicts_take_eight_bytes_an_element_of_the_shards(ranks, mesh):
+    for rank, (largest, held) in enumerate(ranks.run(saving, mesh)):
+        rows = len(torch.arange(ROWS).chunk(mesh[-1])[rank % mesh[-1]])
+        shards = 2 * FP32 * DEPTH * rows * COLS  # weights, momentum
+        assert abs(held - shards) <= FP32 * COLS, f"rank {rank}"
         # Between nodes, what column members hold on the way: of all matrices, as these are less than 64 MB.
-        passing = FP32 * elements if mesh[0] > 1 and len(mesh) > 1 else 0
-        assert largest <= shards + passing + FP32 * width, f"rank {rank}"
+        passing = FP32 * DEPTH * ROWS * COLS if mesh[0] > 1 and len(mesh) > 1 else 0
+        assert largest <= shards + passing + FP32 * COLS, f"rank {rank}"
 
 
 def measure(mesh: Any, strategy: str, width: int = 160, depth: int = 4) -> dict[str, Any]:
@@ -113,6 +111,7 @@ def measure(mesh: Any, strategy: str, width: int = 160, depth: int = 4) -> dict[
     return {**layout(optimizer), "largest": largest, "last": last, "stats": stats}
 
 
+@pytest.mark.cpu("PyTorch's profiler sees no other allocator; test_device_memory.py asks that of a device")
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_allocator_sees_what_the_engine_counts(ranks, mesh, strategy):

@@ -7,7 +7,6 @@ one rank of 16 and of 256, whose others are not there, also what Python holds.
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import tracemalloc
 from collections.abc import Iterator
@@ -18,72 +17,18 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn as nn
-from accounting import FP32, allocations
+from accounting import FP32, Counted
 from dmuon._saving import owned_shards
 from pool import RankPool, end_workers, make_mesh, start_workers
 from torch.distributed.fsdp import fully_shard
-from torch.profiler import ProfilerActivity, profile, record_function
 from training import AHEAD, dedicate
 
 import dmuon
 
+pytestmark = pytest.mark.cpu("it names its devices")
 WIDTH, DEPTH = 128, 48
 MATRIX = FP32 * WIDTH * WIDTH
 LIMIT_S = 300  # for hangs
-
-
-class Counted:
-    """Bytes of tensors by name of what was done: the most at once, beyond what was there before; and what stayed."""
-
-    def __init__(self, device_type: str) -> None:
-        self._on_device = device_type != "cpu"
-        self._device: dict[str, tuple[int, int]] = {}
-        self._names: list[str] = []
-        activities = [ProfilerActivity.CPU]
-        self._profiler = profile(activities=activities, profile_memory=True)
-
-    @contextlib.contextmanager
-    def during(self, name: str) -> Iterator[None]:
-        gc.collect()
-        self._names.append(name)
-        if not self._on_device:
-            with record_function(f"before {name}"):
-                pass
-            with record_function(name):
-                yield
-            return
-        import async_device
-
-        torch.emulated.synchronize()
-        before = torch.emulated.memory_allocated()
-        with async_device.phase(name):
-            yield
-            torch.emulated.synchronize()
-        peak = async_device.statistics()[name]["peak_bytes"]
-        self._device[name] = (peak - before, torch.emulated.memory_allocated() - before)
-
-    def __enter__(self) -> Counted:
-        gc.collect()
-        if self._on_device:
-            import async_device
-
-            async_device.reset_statistics()
-        else:
-            self._profiler.__enter__()
-        return self
-
-    def __exit__(self, *raised: Any) -> None:
-        if not self._on_device:
-            self._profiler.__exit__(*raised)
-
-    def found(self) -> dict[str, tuple[int, int]]:
-        if self._on_device:
-            return self._device
-        found = {}
-        for name in self._names:
-            before = allocations(self._profiler, f"before {name}")[1]
-            found[name] = tuple(value - before for value in allocations(self._profiler, name))
-        return found
 
 
 def make_model() -> nn.Module:

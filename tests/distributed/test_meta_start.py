@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,13 +11,13 @@ import torch
 import torch.distributed.checkpoint.state_dict as dsd
 import torch.nn as nn
 import transformers
-from accounting import FP32, Sizes, allocations, layout
+from accounting import FP32, Counted, Sizes, layout
 from models import batch, loss_of, make_gpt
+from pool import own_random_numbers, random_state
 from refusals import REFUSED, Refusals, expect_refusal, rank_of
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import init
-from torch.profiler import ProfilerActivity, profile, record_function
 from training import AHEAD, dedicate, shard
 
 import dmuon
@@ -119,10 +118,10 @@ def of_one_process(name: str) -> dict[str, torch.Tensor]:
     with torch.device("meta"):
         model = make()
     with ties_outlive_to_empty():
-        model.to_empty(device="cpu")
+        model.to_empty(device=torch.get_default_device())
         torch.manual_seed(SEED)
         fill(model)
-    return {**{name: p.detach() for name, p in model.named_parameters()}, "state": torch.get_rng_state()}
+    return {**{name: p.detach() for name, p in model.named_parameters()}, "state": random_state()}
 
 
 def on_meta(mesh: Any, name: str = "ours") -> Any:
@@ -136,15 +135,16 @@ def on_meta(mesh: Any, name: str = "ours") -> Any:
     return fully_shard(model, mesh=mesh)
 
 
+@own_random_numbers()
 def differences(mesh: Any) -> list[str]:
     found = []
     for name, (_, _, fill) in MODELS.items():
         expected = of_one_process(name)
         model = on_meta(mesh, name)
-        model.to_empty(device="cpu")
+        model.to_empty(device=mesh.device_type)
         torch.manual_seed(SEED)
         fill(model)
-        if not torch.equal(torch.get_rng_state(), expected.pop("state")):
+        if not torch.equal(random_state(), expected.pop("state")):
             found.append(f"{name}: random state")
         dmuon.Muon(model)
         weights = model.state_dict()
@@ -161,15 +161,14 @@ def test_initial_weights_equal_those_of_one_process(ranks, mesh):
 
 
 def measure(mesh: Any, width: int = 160, depth: int = 4) -> dict[str, Any]:
-    gc.collect()  # what an earlier case left must not be freed while this one is measured
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with Counted(mesh.device_type) as counted:
         with torch.device("meta"):
             model = nn.Sequential(
                 *(nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(2))) for _ in range(depth))
             )
         dedicate(model, mesh, AHEAD)
-        with record_function("measured"):
-            model.to_empty(device="cpu")
+        with counted.during("measured"):
+            model.to_empty(device=mesh.device_type)
             torch.manual_seed(SEED)
             for module in model.modules():
                 if isinstance(module, nn.Linear):
@@ -177,7 +176,7 @@ def measure(mesh: Any, width: int = 160, depth: int = 4) -> dict[str, Any]:
             optimizer = dmuon.Muon(model, ns_dtype=torch.float32)
         model(torch.ones(1, width)).sum().backward()
         optimizer.step()
-    start, kept = allocations(profiler, "measured")
+    start, kept = counted.found()["measured"]
     plan = dmuon.plan(model).memory_bytes
     stats = optimizer.stats()
     return {**layout(optimizer), "start": start, "kept": kept, "plan": plan, "stats": stats}
@@ -205,7 +204,7 @@ def test_a_rank_holds_what_it_keeps_and_one_unit_more(ranks, mesh):
 def loaded(mesh: Any, whole: dict[str, torch.Tensor]) -> list[str]:
     """A checkpoint instead of an initialisation, and a step of training from it."""
     model = on_meta(mesh)
-    model.to_empty(device="cpu")
+    model.to_empty(device=mesh.device_type)
     opt = dmuon.Muon(model)
     dsd.set_model_state_dict(model, dict(whole), options=dsd.StateDictOptions(full_state_dict=True))
     saved = dsd.get_model_state_dict(model, options=dsd.StateDictOptions(full_state_dict=True))
@@ -219,10 +218,11 @@ def test_a_checkpoint_can_be_loaded_instead(ranks):
     assert ranks.run(loaded, (2, 2), whole=whole) == [[]] * 4
 
 
+@own_random_numbers()
 def grouped(mesh: Any, **options: Any) -> tuple[list[str], list[str]]:
     """The parameters of AdamW, and of what torch's functions save of the optimizer."""
     model = on_meta(mesh)
-    model.to_empty(device="cpu")
+    model.to_empty(device=mesh.device_type)
     all_kinds_of_init(model)
     small = [p for p in model.parameters() if p.ndim < 2]
     opt = dmuon.Muon(model, adamw_groups=[{"params": small, "weight_decay": 0.0}], **options)
@@ -239,6 +239,7 @@ def test_adamw_does_not_get_what_muon_has(ranks):
         assert sorted(saved) == sorted(name for name, _ in model.named_parameters())
 
 
+@own_random_numbers()
 def only_in_part(mesh: Any) -> list[str]:
     """Where matrices have values already, what AdamW updates is drawn as in one process; a second time counts."""
     torch.manual_seed(0)
@@ -246,10 +247,10 @@ def only_in_part(mesh: Any) -> list[str]:
     model.embedding.to("meta"), model.head.to("meta")
     dedicate(model, mesh, AHEAD)
     shard(model, mesh)
-    model.embedding.to_empty(device="cpu"), model.head.to_empty(device="cpu")
+    model.embedding.to_empty(device=mesh.device_type), model.head.to_empty(device=mesh.device_type)
     torch.manual_seed(rank_of(mesh))
     init.normal_(model.embedding.weight)
-    model.to("cpu")  # shows the others too
+    model.to(mesh.device_type)  # shows the others too
     for part in (model, expected):
         part.norm.weight.data.mul_(3)
         part.norm.bias.data[2:4].fill_(5)
@@ -264,13 +265,14 @@ def test_a_part_on_the_meta_device_and_a_second_initialisation(ranks):
     assert ranks.run(only_in_part, (2, 2)) == [[]] * 4
 
 
+@own_random_numbers()
 def moved(mesh: Any) -> bool:
     """Casts and moves that change nothing, and a second to_empty, leave values where they are."""
     model = on_meta(mesh)
-    model.to_empty(device="cpu")
+    model.to_empty(device=mesh.device_type)
     torch.manual_seed(SEED)
     init.normal_(model.blocks[0].up.weight)
-    model.to("cpu")
+    model.to(mesh.device_type)
     model.float()
     torch.manual_seed(SEED)
     expected = torch.empty(model.blocks[0].up.weight.shape).normal_()
@@ -288,7 +290,7 @@ def test_what_moves_a_model_keeps_its_values(ranks):
 def what_is_left(mesh: Any) -> list[str]:
     """Of the start, after Muon: nothing; of flags that were set, everything."""
     model = on_meta(mesh)
-    model.to_empty(device="cpu")
+    model.to_empty(device=mesh.device_type)
     for parameter in model.parameters():
         init.normal_(parameter)
     model.blocks[1].requires_grad_(False)
@@ -319,7 +321,7 @@ def never_given_memory(mesh: Any, how: int) -> None:
     if how == 0:
         for module in model.modules():
             if isinstance(module, nn.Linear):
-                module.to_empty(device="cpu", recurse=False)
+                module.to_empty(device=mesh.device_type, recurse=False)
     dmuon.Muon(model)
 
 
@@ -327,7 +329,7 @@ def never_given_memory(mesh: Any, how: int) -> None:
 @refused("a forward, and 'blocks.0.qkv.weight' has no values, nor have 3 more", "or a checkpoint loaded", part=True)
 def half_initialised(mesh: Any, part: bool) -> None:
     model = on_meta(mesh)
-    model.to_empty(device="cpu")
+    model.to_empty(device=mesh.device_type)
     torch.manual_seed(SEED)
     for name, parameter in model.named_parameters():
         if parameter.ndim < 2 or "blocks.0" not in name:
@@ -347,7 +349,7 @@ def half_initialised(mesh: Any, part: bool) -> None:
 @refused("'blocks.0.up.weight'", "a view as torch.complex64", how="complex")
 def values_that_are_elsewhere(mesh: Any, how: str) -> None:
     model = on_meta(mesh)
-    model.to_empty(device="cpu")
+    model.to_empty(device=mesh.device_type)
     up, other = model.blocks[0].up.weight, model.blocks[1].up.weight
     init.normal_(up)
     init.normal_(other)
@@ -376,7 +378,7 @@ def values_that_are_elsewhere(mesh: Any, how: str) -> None:
 @refused("Muon: ranks differ", "initial values of 'embedding.weight'", how="embedding")
 def unlike_on_ranks(mesh: Any, how: str) -> None:
     model = on_meta(mesh)
-    model.to_empty(device="cpu")
+    model.to_empty(device=mesh.device_type)
     rank = rank_of(mesh)
     torch.manual_seed(SEED + (rank if how in ("seed", "copied") else 0))
     if how in ("seed", "only one") and (how == "seed" or rank == 0):
@@ -394,14 +396,14 @@ def unlike_on_ranks(mesh: Any, how: str) -> None:
 @refused("adamw_groups[0]: params: expected parameters that AdamW updates", "'blocks.0.qkv.weight', which Muon updates")
 def matrices_for_adamw(mesh: Any) -> None:
     model = on_meta(mesh)
-    model.to_empty(device="cpu")
+    model.to_empty(device=mesh.device_type)
     dmuon.Muon(model, adamw_groups=[{"params": list(model.blocks.parameters())}])
 
 
 @refused("cast the model before dedicate_params")
 def cast_after_memory(mesh: Any) -> None:
     model = on_meta(mesh)
-    model.to_empty(device="cpu")
+    model.to_empty(device=mesh.device_type)
     model.double()
     dmuon.Muon(model)
 
@@ -414,15 +416,15 @@ def replaced(mesh: Any, early: bool) -> None:
         if is_now:
             model.blocks[0].qkv.weight = nn.Parameter(torch.zeros(72, 24))
         else:
-            model.to_empty(device="cpu")
-    model.to("cpu")
+            model.to_empty(device=mesh.device_type)
+    model.to(mesh.device_type)
     dmuon.Muon(model)
 
 
 @refused("a state dict was taken or loaded between dedicate_params and Muon")
 def state_dict_between(mesh: Any) -> None:
     model = on_meta(mesh)
-    model.to_empty(device="cpu")
+    model.to_empty(device=mesh.device_type)
     model.state_dict()
 
 
@@ -431,7 +433,7 @@ def sharded_after_memory(mesh: Any) -> None:
     with torch.device("meta"):
         model = make_gpt(depth=1)
     dedicate(model, mesh, AHEAD)
-    model.to_empty(device="cpu")
+    model.to_empty(device=mesh.device_type)
     shard(model, mesh)
 
 

@@ -41,6 +41,7 @@ def test_a_lane_does_one_thing_at_a_time(ranks, mesh):
         assert bool(times) == (lane == "intra" or mesh == (2, 2))
 
 
+@pytest.mark.cpu("on a device the counters are of the host, which issues, and the spans of the device, which runs")
 def test_spans_add_up_to_the_counters(ranks):
     for result in ranks.run(record, (2, 2), steps=2):
         spans, spent = spans_of(result, result["rank"]), result["spent"]

@@ -6,6 +6,7 @@ import collections
 import itertools
 
 import pytest
+from accounting import bytes_of_norms
 from profiled import MESHES, Trained, record, spans_of
 from training import AHEAD
 
@@ -36,8 +37,8 @@ def test_the_schedule_knows_what_each_rank_sends(ranks, mesh, node_copy, lookahe
     options = {**AHEAD, "node_copy": node_copy, "lookahead": lookahead}
     for result in ranks.run(record, mesh, schedule=options):
         schedule = result["schedule"]
-        for lane in ("intra", "inter"):
-            planned = sum(
+        for lane, num_members in (("intra", mesh[-1]), ("inter", 4 // mesh[-1])):
+            planned = bytes_of_norms(len(result["units"]) * 4, 4, num_members) + sum(
                 schedule.sent_bytes(operation)
                 for operations in schedule.passes.values()
                 for operation in operations

@@ -67,7 +67,7 @@ OVERFLOWS = 3
 def scaled(s: Session, fsdp: bool, clips: bool) -> None:
     """Loss scaling by powers of two changes nothing; where a gradient overflows on one rank, all leave the step out."""
     s.start(make_gpt(depth=2), **({} if fsdp else {"units": None}))
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=2)
+    scaler = torch.amp.GradScaler(torch.get_default_device().type, init_scale=2.0**12, growth_interval=2)
     for step in range(6):
         loss = language_loss(step, s.size)
         if s.reference:

@@ -23,8 +23,9 @@ def run_blocks(mesh: Any, page: str, folder: str) -> int:
         names: dict[str, Any] = {"__name__": "training"}
         blocks = blocks_of(Path(page).read_text())
         for line, source in blocks:
+            on_device = source.replace('"cpu"', f'"{mesh.device_type}"')
             # Lines of an error are the page's.
-            exec(compile("\n" * line + source, page, "exec"), names)
+            exec(compile("\n" * line + on_device, page, "exec"), names)
         return len(blocks)
     finally:
         os.chdir(before)

@@ -150,7 +150,7 @@ def save_between(mesh: Any) -> None:
 @refused("'embedding.weight' is sharded over ranks ((0, 1, 2, 3),)", "((0, 1), (2, 3))", "same mesh")
 def other_mesh(mesh: Any) -> None:
     model = dedicated(mesh)
-    shard(model, make_mesh((4,)))
+    shard(model, make_mesh((4,), mesh.device_type))
     dmuon.Muon(model)
 
 
