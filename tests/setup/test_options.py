@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 import pytest
-from dmuon._setup.options import STEP, Planning, step_options
+from dmuon._setup.options import STEP, AcrossRanks, Planning, step_options
 
 import dmuon
 from dmuon import _plan
@@ -31,8 +31,9 @@ def test_engine_and_planner_have_one_opinion():
 
 
 def test_the_signature_shows_the_same_defaults():
-    for name in vars(Planning()).keys() & SHOWN.keys():
-        assert SHOWN[name] == getattr(Planning(), name), name
+    for kind in (Planning(), AcrossRanks()):
+        for name in vars(kind).keys() & SHOWN.keys():
+            assert SHOWN[name] == getattr(kind, name), name
     assert inspect.signature(dmuon.plan).parameters["strategy"].default == Planning().strategy
     muon, iteration = (inspect.signature(f).parameters for f in (dmuon.Muon, dmuon.orthogonalize))
     assert [muon[name].default for name in ("ns_coefficients", "ns_steps")] == ["polar_express", 5]

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from dmuon._running.runtime import Runtime, runtime_of
 from dmuon._setup.agreement import agreement
-from dmuon._setup.initial_values import sum_of_bytes
+from dmuon._setup.checksum import checksum
 
 
 @contextmanager
@@ -110,7 +110,7 @@ def _write_back(runtime: Runtime, swapped: list[tuple[nn.Module, str, Any]]) -> 
         wholes = [_current(module, attribute, attribute, parameter.shape) for module, attribute, parameter in swapped]
         names = [matrix.name for matrix in runtime.matrices] + [attribute for _, attribute, _ in swapped]
         facts += [
-            f"'{name}' of sum {sum_of_bytes(whole)} at the end"
+            f"'{name}' of sum {int(checksum(whole))} at the end"
             for name, whole in zip(names, (*edited, *wholes), strict=True)
         ]
     for index, new in enumerate(edited):

@@ -8,39 +8,66 @@ from torch.distributed.tensor import DTensor
 
 from dmuon._running.runtime import Runtime
 from dmuon._saving.owned_shards import MASTER
+from dmuon._setup.dedication import Dedication
 from dmuon._setup.groups import verdict_group
 from dmuon._setup.meta_start import MetaStart
 
 
-def take_first_values(runtime: Runtime, meta_start: MetaStart | None) -> None:
+def take_first_values(runtime: Runtime, dedication: Dedication) -> None:
     """Owners take their masters from where the values are: on every rank, in its shards, or at one. Collective.
 
     What has no values yet is zero, and is to be loaded before the first forward.
     """
+    meta_start, syncs = dedication.meta_start, dedication.across_ranks.sync_from_rank0
     initial = {} if meta_start is None else meta_start.values
     parameters = {i: matrix.parameter for i, matrix in enumerate(runtime.matrices) if i not in initial}
     runtime.shards.take({i: p for i, p in parameters.items() if isinstance(p, DTensor)}, MASTER)
     for index, matrix in enumerate(runtime.matrices):
         if meta_start is not None and index in initial:
             _take_initial_values(runtime, meta_start, index)
-        elif not isinstance(matrix.parameter, DTensor):
+        elif isinstance(matrix.parameter, DTensor):
+            pass  # taken above
+        elif syncs:
+            _take_from(runtime, index, runtime.ranks.everyone[0], matrix.parameter.detach())
+        else:
             runtime.engine.scatter(index, MASTER, matrix.parameter.detach())
         matrix.parameter = runtime.placeholders[index]  # only the owner keeps values from here on
+    if syncs:
+        _take_plain_parameters(runtime)
 
 
 def _take_initial_values(runtime: Runtime, meta_start: MetaStart, index: int) -> None:
-    """From the rank that has kept them, if anything has been written; over the host, one matrix at a time."""
-    values, ranks = meta_start.values[index], runtime.ranks
-    here, owner = ranks.everyone[ranks.slot], ranks.everyone[runtime.plan.owner[index]]
+    """From the rank that has kept them, if anything has been written."""
+    values = meta_start.values[index]
     own = meta_start.taken(index)
-    if not values.is_written:
-        runtime.shards.without_values.add(index)
-        own = torch.zeros(values.base.shape, dtype=values.base.dtype, device="cpu") if here == owner else None
-    elif here != owner and own is not None:
+    if values.is_written:
+        _take_from(runtime, index, values.holder, own)
+        return
+    runtime.shards.without_values.add(index)
+    if runtime.plan.owner[index] == runtime.ranks.slot:
+        own = torch.zeros(values.base.shape, dtype=values.base.dtype, device="cpu")
+        runtime.engine.scatter(index, MASTER, own)
+
+
+def _take_from(runtime: Runtime, index: int, holder: int, own: torch.Tensor | None) -> None:
+    """The owner takes what `holder`, a global rank, has; over the host, one matrix at a time."""
+    ranks, matrix = runtime.ranks, runtime.matrices[index]
+    here, owner = ranks.everyone[ranks.slot], ranks.everyone[runtime.plan.owner[index]]
+    if here == holder != owner:
+        assert own is not None
         dist.send(own.cpu().contiguous(), owner, group=verdict_group(ranks))
-    elif here == owner and own is None:
-        own = torch.empty(values.base.shape, dtype=values.base.dtype, device="cpu")
-        dist.recv(own, values.holder, group=verdict_group(ranks))
+    elif here == owner != holder:
+        own = torch.empty(matrix.shape, dtype=matrix.parameter.dtype, device="cpu")
+        dist.recv(own, holder, group=verdict_group(ranks))
     if here == owner:
         assert own is not None
         runtime.engine.scatter(index, MASTER, own)
+
+
+def _take_plain_parameters(runtime: Runtime) -> None:
+    """All ranks take the first one's values of what neither dmuon nor fully_shard manages; over the host."""
+    group = verdict_group(runtime.ranks)
+    for parameter in runtime.plain_parameters if group is not None else ():
+        values = parameter.detach().cpu().contiguous()
+        dist.broadcast(values, runtime.ranks.everyone[0], group=group)
+        parameter.detach().copy_(values)

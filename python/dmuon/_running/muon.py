@@ -35,6 +35,7 @@ from dmuon._setup.hyperparameters import (
 )
 from dmuon._setup.placeholder import OwnedTensor
 from dmuon._setup.routing import RoutingTable
+from dmuon._setup.same_values import checksums, require_same_values
 from dmuon._setup.units import find_units
 
 
@@ -144,6 +145,8 @@ class Muon(torch.optim.Optimizer):
             groups = checked_adamw_groups(model, dedication, adamw_groups, adamw, facts)
             if not groups and not dedication.matrices:
                 raise ValueError("Muon: model: expected trainable parameters, got none")
+            values = checksums(model, dedication)
+        require_same_values(dedication.ranks, values)
 
         self._runtime = start(model, dedication, units, muon, device)
         dedication.table = RoutingTable(dedication.table, f"AdamW: lr {float(adamw['lr']):g}{adamw_lr_rule}")

@@ -61,7 +61,7 @@ def start(
             meet=runtime.meet,
             publish=runtime.engine.publish,
         )
-    take_first_values(runtime, dedication.meta_start)
+    take_first_values(runtime, dedication)
     end_setup(dedication)
     dedication.plan, dedication.runtime = plan, runtime
     if dedication.ranks.slot == 0:

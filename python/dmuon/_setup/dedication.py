@@ -17,7 +17,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from dmuon._plan import StepOptions
 from dmuon._setup.agreement import agreement
 from dmuon._setup.meta_start import MetaStart
-from dmuon._setup.options import STEP, Planning, check_as_for_fully_shard, step_options
+from dmuon._setup.options import STEP, AcrossRanks, Planning, check_as_for_fully_shard, step_options
 from dmuon._setup.ranks import Ranks, check_mesh, check_timeout, resolve_ranks
 from dmuon._setup.routing import DEDICATION, Matrix, RoutingTable, Select, route
 from dmuon._setup.sharded import check_sharded, mesh_and_policy_of, release
@@ -35,6 +35,7 @@ class Dedication:
     table: RoutingTable
     mp_policy: MixedPrecisionPolicy
     planning: Planning
+    across_ranks: AcrossRanks
     schedule: StepOptions
     known: dict[nn.Module, list[str]]  # every module, and its parameters in their order, as they were
     meta_start: MetaStart | None = None  # until Muon, of a model on the meta device
@@ -85,6 +86,7 @@ def dedicate_params(
     node_copy: bool = STEP.node_copy,
     lookahead: int = STEP.lookahead,
     max_units_in_flight: int | None = None,
+    sync_from_rank0: bool = AcrossRanks.sync_from_rank0,
     timeout: datetime.timedelta | None = None,
 ) -> RoutingTable:
     """Gives every weight matrix of `model` to Muon; call it before or after `fully_shard`, then `dmuon.Muon(model)`.
@@ -120,6 +122,9 @@ def dedicate_params(
             needed. With 1 or more, a unit's weights also travel inside the node while the one before computes.
         max_units_in_flight: the most units whose packed weights or gradients may be in memory at once, 2 or more;
             None: lookahead + 2.
+        sync_from_rank0: at `Muon`, take all matrices from the first rank of the mesh, and give all ranks its values of
+            the parameters that no `fully_shard` manages; False: raise where ranks differ. What `fully_shard` manages
+            stays as it is, each shard from its own rank, and so do buffers and models built on the meta device.
         timeout: of dmuon's process groups; None: PyTorch's default for a new group (30 minutes on gloo).
 
     Returns:
@@ -135,6 +140,7 @@ def dedicate_params(
     ranks = resolve_ranks(mesh, plain, timeout)
     step = (node_copy, lookahead, max_units_in_flight, reshard_after_forward)
     planning = Planning(strategy, plan, costs, layout_slack, max_memory_bytes)
+    across_ranks = AcrossRanks(sync_from_rank0)
     policy = mp_policy or MixedPrecisionPolicy()
     with agreement(ranks, "dedicate_params") as facts:
         model = plain_module(model, "dedicate_params")
@@ -142,10 +148,11 @@ def dedicate_params(
         check_timeout(timeout)
         check_as_for_fully_shard(mp_policy, reshard_after_forward)
         planning.check()
+        across_ranks.check()
         schedule = step_options(*step)
         matrices, table = route(model, select)
         check_sharded(matrices, model, ranks)
-        facts.append(f"options {(policy, planning, step, timeout, ranks.rows)}")
+        facts.append(f"options {(policy, planning, across_ranks, step, timeout, ranks.rows)}")
         facts += [f"{row} {parameter.dtype}" for row, parameter in zip(table, model.parameters(), strict=True)]
 
     if ranks.slot == 0 and (left := table.left_by_shape()):
@@ -157,7 +164,7 @@ def dedicate_params(
         )
     known = {m: [name for name, p in m._parameters.items() if p is not None] for m in model.modules()}
     on_meta = any(parameter.is_meta for parameter in model.parameters())
-    dedication = Dedication(ranks, mesh, matrices, table, policy, planning, schedule, known)
+    dedication = Dedication(ranks, mesh, matrices, table, policy, planning, across_ranks, schedule, known)
     _guard(model, dedication)
     release(matrices, model)
     for matrix in matrices:

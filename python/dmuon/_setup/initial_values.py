@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-_PIECE = 1 << 22  # bytes
+from dmuon._setup.checksum import checksum
 
 
 class InitialValues(abc.ABC):
@@ -123,13 +123,7 @@ def random_state(generator: torch.Generator | None, device: torch.device) -> byt
 
 
 def _told(argument: Any) -> Any:
-    """What of an argument is the same on all ranks; of a tensor a sum over its bytes."""
+    """What of an argument is the same on all ranks; of a tensor its bits."""
     if isinstance(argument, torch.Tensor):
-        return tuple(argument.shape), sum_of_bytes(argument.detach())
+        return tuple(argument.shape), int(checksum(argument))
     return repr(argument)
-
-
-def sum_of_bytes(values: torch.Tensor) -> int:
-    """Over all bytes of a tensor; in pieces, as torch makes 64-bit numbers of the bytes that it adds."""
-    pieces = values.contiguous().view(-1).view(torch.uint8).split(_PIECE)
-    return int(sum(piece.sum(dtype=torch.int64) for piece in pieces))

@@ -1,4 +1,4 @@
-"""What `dedicate_params` is told of schedule and plan: the place of each option's default, and what is a good value."""
+"""What `dedicate_params` is told of schedule, ranks and plan: each option's default, and what is a good value."""
 
 from __future__ import annotations
 
@@ -33,6 +33,17 @@ def step_options(
     options.max_units_in_flight = max_units_in_flight or 0
     options.reshard_after_forward = reshard_after_forward is not False
     return options
+
+
+@dataclasses.dataclass(frozen=True)
+class AcrossRanks:
+    """What becomes of values that ranks have each for themselves; see `dedicate_params`."""
+
+    sync_from_rank0: bool = False
+
+    def check(self) -> None:
+        """Raises a ValueError that names the first bad option of `dedicate_params`."""
+        _require(isinstance(self.sync_from_rank0, bool), "sync_from_rank0", "True or False", self.sync_from_rank0)
 
 
 @dataclasses.dataclass

@@ -1,0 +1,67 @@
+"""Weights that every rank has whole must be the same on all: of what differs, ranks would train a mixture."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from torch.distributed.tensor import DTensor
+
+from dmuon._setup.agreement import all_gather
+from dmuon._setup.checksum import checksum
+from dmuon._setup.dedication import Dedication
+from dmuon._setup.groups import verdict_group
+from dmuon._setup.place import clean_name
+from dmuon._setup.ranks import Ranks
+
+_NAMED = 3  # parameters in a message
+_RANKS_NAMED = 8  # of each
+
+Checksums = dict[str, torch.Tensor]  # [] by the name of the parameter
+
+
+def checksums(model: nn.Module, dedication: Dedication) -> Checksums:
+    """Of the matrices that every rank has whole, and of what AdamW updates without fully_shard. Sends nothing.
+
+    Of a model that was built on the meta device what was done to each parameter is compared (`MetaStart.facts`), and
+    what nobody has initialised yet differs between ranks.
+    """
+    if dedication.ranks.size == 1 or dedication.across_ranks.sync_from_rank0:
+        return {}
+    found = {matrix.name: matrix.parameter for matrix in dedication.matrices if not matrix.parameter.is_meta}
+    if dedication.meta_start is None:
+        found |= {clean_name(name): p for name, p in model.named_parameters() if p.requires_grad}
+    return {name: checksum(parameter) for name, parameter in found.items() if not isinstance(parameter, DTensor)}
+
+
+def require_same_values(ranks: Ranks, found: Checksums) -> None:
+    """Collective, one message over the host, unless `found` is empty.
+
+    Raises:
+        ValueError: on all ranks, where some have other values than the rest.
+    """
+    if not found:
+        return
+    sums = torch.stack([value.cpu() for value in found.values()])
+    words = torch.cat([sums, ~sums])  # the complement turns the order round, and overflows nowhere
+    dist.all_reduce(words, dist.ReduceOp.MAX, group=verdict_group(ranks))
+    largest, least = words[: len(sums)], ~words[len(sums) :]
+    differing = (largest != least).nonzero().flatten()
+    if not len(differing):
+        return
+    first = differing[:_NAMED].tolist()
+    of_all = all_gather(ranks, sums[first].tolist())  # by slot
+    names = list(found)
+    told = []
+    for place, index in enumerate(first):
+        others = [rank for rank, own in zip(ranks.everyone, of_all, strict=True) if own[place] != of_all[0][place]]
+        more = f" and {len(others) - _RANKS_NAMED} more" if len(others) > _RANKS_NAMED else ""
+        told.append(f"'{names[index]}' (on ranks {', '.join(map(str, others[:_RANKS_NAMED]))}{more})")
+    told += ["more"] if len(differing) > _NAMED else []
+    raise ValueError(
+        f"Muon: model: {len(differing)} of {len(found)} parameters have other values than on rank {ranks.everyone[0]}, "
+        f"so that what is trained would be a mixture: {', '.join(told)}. "
+        "Expected: the same values on every rank, by one seed or a checkpoint that every rank loads. Or "
+        "dedicate_params(sync_from_rank0=True), which takes the first rank's: where it alone has loaded a checkpoint, "
+        "or where values are to be loaded after Muon."
+    )
