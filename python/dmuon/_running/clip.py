@@ -23,8 +23,9 @@ def clip_grad_norm_(
     """Scales all gradients of `model` so that their joint 2-norm is at most `max_norm`.
 
     Collective over the mesh: one message, which the next `step()` then does not send. The norm is of the mean
-    gradient over all ranks. Where it is not finite, gradients stay as they are and `step()` skips. On an accelerator
-    nothing waits for the device, but for `error_if_nonfinite`.
+    gradient over all ranks, or of the sum by `gradient_divide_factor` of `dedicate_params`. Where it is not finite,
+    gradients stay as they are and `step()` skips. On an accelerator nothing waits for the device, but for
+    `error_if_nonfinite`.
 
     Args:
         model: with dmuon.Muon.

@@ -9,6 +9,7 @@ from typing import Any, overload
 
 import torch
 import torch.nn as nn
+from torch.distributed.tensor import DTensor
 
 from dmuon import _C
 from dmuon._planning.owner_plan import Plan
@@ -43,8 +44,9 @@ class Muon(torch.optim.Optimizer):
     """Muon for the matrices that `dedicate_params` took, AdamW for every other trainable parameter.
 
     Call it after `fully_shard`; collective over the mesh. Semantics are torch.optim.Muon's, on the
-    gradient averaged over all ranks: momentum and master weights in fp32 at the owner alone. One object with one
-    group for each algorithm (`group["algorithm"]` is "muon" or "adamw"); hyperparameters are read at every step.
+    gradient averaged over all ranks (or as `gradient_divide_factor` says): momentum and master weights in fp32 at the
+    owner alone. One object with one group for each algorithm (`group["algorithm"]` is "muon" or "adamw");
+    hyperparameters are read at every step.
 
     Where any rank has a gradient that is not finite, no rank changes anything: the step is counted in
     `skipped_steps` and logged. On an accelerator nothing in a step waits for the device.
@@ -196,6 +198,7 @@ class Muon(torch.optim.Optimizer):
         if any(isinstance(p, OwnedTensor) for p in group["params"]):
             self.param_groups.pop()
             raise ValueError("add_param_group: params: expected parameters for AdamW, got owned matrices")
+        self._runtime.scale_gradients_of(p for p in group["params"] if not isinstance(p, DTensor))
         self._adamw.add(group, self.state)
 
     # ---- the step ----

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -40,6 +41,8 @@ class Runtime:
         self.is_averaged = False  # inside Ema.applied
         self.num_means = 0  # that were made, by Ema
         self.no_sync_depth = 0
+        self.divide_factor = dedication.across_ranks.divide_factor(self.ranks.size)
+        self._scaled: dict[torch.Tensor, Any] = {}  # whose gradients get our hook, and its handle
         self.recomputed: dict[int, int] = {}  # by unit: the last backward in which a reentrant checkpoint did so
         self.step_agreement: Any = None  # a StepAgreement, from Muon on
         self.engine = self._make_engine(dedication)
@@ -103,6 +106,7 @@ class Runtime:
 
     def _bind(self, index: int) -> UnitWeights:
         weights = [nn.Parameter(view) for view in self.engine.weights(index)]
+        self.scale_gradients_of(weights)
         self.engine.bind(index, weights)
         places = []
         for matrix, weight in zip(self.engine.packed_order(index), weights, strict=True):
@@ -110,6 +114,19 @@ class Runtime:
                 place.put_back(self.placeholders[matrix], weight)
                 places.append(place)
         return UnitWeights(places)
+
+    def scale_gradients_of(self, parameters: Iterable[torch.Tensor]) -> None:
+        """From now on this rank's gradients are such that their mean over the ranks is the sum by `divide_factor`.
+
+        At their source, so that all that follows (sums of micro-steps, norms, momentum) has them in one size.
+        """
+        scale = self.ranks.size / self.divide_factor
+        for parameter in parameters if scale != 1 else ():
+            if parameter not in self._scaled:
+                is_trainable = parameter.requires_grad
+                parameter.requires_grad_(True)  # what is frozen takes no hooks
+                self._scaled[parameter] = parameter.register_hook(lambda gradient: gradient * scale)
+                parameter.requires_grad_(is_trainable)
 
     def show_placeholders(self) -> None:
         """Puts placeholders back wherever weights are."""

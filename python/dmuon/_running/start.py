@@ -13,6 +13,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
 from dmuon._planning.plan import make_plan
+from dmuon._running.divide_factor import problem_of_factors
 from dmuon._running.first_values import take_first_values
 from dmuon._running.hooks import add_hooks
 from dmuon._running.host_gradients import fsdp_modules
@@ -85,7 +86,7 @@ def check_units(units: list[Unit], dedication: Dedication) -> None:
 
 
 def check_host_parameters(model: nn.Module, dedication: Dedication) -> None:
-    """The mesh of fully_shard must be ours; compute dtypes need FSDP's casts."""
+    """The mesh of fully_shard must be ours, and what it divides gradients by; compute dtypes need FSDP's casts."""
     ranks, policy = dedication.ranks, dedication.mp_policy
     for name, parameter in model.named_parameters():
         if not isinstance(parameter, DTensor):
@@ -97,6 +98,9 @@ def check_host_parameters(model: nn.Module, dedication: Dedication) -> None:
                 "Expected: the same mesh for dedicate_params and fully_shard."
             )
     _check_policies(model, dedication)
+    ours = dedication.across_ranks.divide_factor(ranks.size)
+    if problem := problem_of_factors(model, fsdp_modules(model), ours, untold=ours):  # it may be told until the step
+        raise ValueError(problem)
     if policy.param_dtype is None or fsdp_modules(model):
         return
     for matrix in dedication.matrices:

@@ -10,6 +10,7 @@ import torch.nn as nn
 
 from dmuon import _C
 from dmuon._running import host_gradients
+from dmuon._running.divide_factor import problem_of_factors
 from dmuon._running.runtime import Runtime
 from dmuon._setup.hyperparameters import check_group, settings_of
 
@@ -96,4 +97,6 @@ class StepAgreement:
                 check_group(group)
         except ValueError as error:
             return str(error)
-        return None
+        runtime = self.runtime
+        size = float(runtime.ranks.size)
+        return problem_of_factors(runtime.model, runtime.fsdp_modules, runtime.divide_factor, untold=size)

@@ -87,6 +87,7 @@ def dedicate_params(
     lookahead: int = STEP.lookahead,
     max_units_in_flight: int | None = None,
     sync_from_rank0: bool = AcrossRanks.sync_from_rank0,
+    gradient_divide_factor: float | None = AcrossRanks.gradient_divide_factor,
     timeout: datetime.timedelta | None = None,
 ) -> RoutingTable:
     """Gives every weight matrix of `model` to Muon; call it before or after `fully_shard`, then `dmuon.Muon(model)`.
@@ -125,6 +126,9 @@ def dedicate_params(
         sync_from_rank0: at `Muon`, take all matrices from the first rank of the mesh, and give all ranks its values of
             the parameters that no `fully_shard` manages; False: raise where ranks differ. What `fully_shard` manages
             stays as it is, each shard from its own rank, and so do buffers and models built on the meta device.
+        gradient_divide_factor: gradients of matrices, and those that no `fully_shard` manages, are summed over all
+            ranks and divided by it; None: by the number of ranks. As `FSDPModule.set_gradient_divide_factor`, which
+            must have been told the same before the first step.
         timeout: of dmuon's process groups; None: PyTorch's default for a new group (30 minutes on gloo).
 
     Returns:
@@ -140,7 +144,7 @@ def dedicate_params(
     ranks = resolve_ranks(mesh, plain, timeout)
     step = (node_copy, lookahead, max_units_in_flight, reshard_after_forward)
     planning = Planning(strategy, plan, costs, layout_slack, max_memory_bytes)
-    across_ranks = AcrossRanks(sync_from_rank0)
+    across_ranks = AcrossRanks(sync_from_rank0, gradient_divide_factor)
     policy = mp_policy or MixedPrecisionPolicy()
     with agreement(ranks, "dedicate_params") as facts:
         model = plain_module(model, "dedicate_params")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 
 import torch
@@ -40,10 +41,19 @@ class AcrossRanks:
     """What becomes of values that ranks have each for themselves; see `dedicate_params`."""
 
     sync_from_rank0: bool = False
+    gradient_divide_factor: float | None = None
+
+    def divide_factor(self, num_ranks: int) -> float:
+        """By what the sum of gradients over `num_ranks` is divided."""
+        return float(num_ranks if self.gradient_divide_factor is None else self.gradient_divide_factor)
 
     def check(self) -> None:
         """Raises a ValueError that names the first bad option of `dedicate_params`."""
         _require(isinstance(self.sync_from_rank0, bool), "sync_from_rank0", "True or False", self.sync_from_rank0)
+        factor = self.gradient_divide_factor
+        is_number = isinstance(factor, int | float) and not isinstance(factor, bool)
+        good = factor is None or (is_number and 0 < factor < math.inf)
+        _require(good, "gradient_divide_factor", "a positive number or None", factor)
 
 
 @dataclasses.dataclass

@@ -32,7 +32,7 @@ def check_sharded(matrices: Sequence[Matrix], model: nn.Module, ranks: Ranks) ->
         raise ValueError(
             "dedicate_params: model: a forward has run under fully_shard. Expected: dedicate_params before the first."
         )
-    managed = {key for state in _states(model) for group in _groups(state) for key in map(_key, group.fsdp_params)}
+    managed = {key for state in _states(model) for group in param_groups(state) for key in map(_key, group.fsdp_params)}
     for matrix in sharded:
         parameter: Any = matrix.parameter
         rows, placements = rows_of(parameter.device_mesh.mesh), list(parameter.placements)
@@ -61,9 +61,9 @@ def release(matrices: Sequence[Matrix], model: nn.Module) -> None:
     """
     taken = {(place.module, place.attribute) for matrix in matrices for place in matrix.places}
     for state in _states(model):
-        for group in _groups(state):
+        for group in param_groups(state):
             group.fsdp_params = [parameter for parameter in group.fsdp_params if _key(parameter) not in taken]
-        kept = [group for group in _groups(state) if group.fsdp_params]
+        kept = [group for group in param_groups(state) if group.fsdp_params]
         if hasattr(state, "_fsdp_param_groups"):
             state._fsdp_param_groups = kept
         else:  # PyTorch has one at most, before 2.11
@@ -76,7 +76,8 @@ def _states(model: nn.Module) -> Iterator[Any]:
             yield module._get_fsdp_state()
 
 
-def _groups(state: Any) -> list[Any]:
+def param_groups(state: Any) -> list[Any]:
+    """In which FSDP2 manages the parameters of a module, of which `state` is its state."""
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     return [group for group in [state._fsdp_param_group] if group is not None]
