@@ -1,27 +1,41 @@
-"""Parameters that were frozen when the optimizer was made: unfrozen later, they would silently stay as they are."""
+"""Parameters that would silently stay as they are: frozen when the optimizer was made, or new in the model since."""
 
 from __future__ import annotations
 
+import functools
 import logging
+import weakref
 from typing import Any
 
 import torch
-import torch.nn as nn
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
+from dmuon._running.runtime import Runtime
+from dmuon._setup.place import clean_name
 from dmuon._setup.placeholder import OwnedTensor
 
 logger = logging.getLogger("dmuon")
+
+_NAMED = 8  # parameters in a message
 
 
 class FrozenParameters:
     """Those of a model; matrices of Muon can be frozen and trained again."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
         self._frozen: dict[str, torch.Tensor] = {
             name: parameter
-            for name, parameter in model.named_parameters()
+            for name, parameter in runtime.model.named_parameters()
             if not parameter.requires_grad and not isinstance(parameter, OwnedTensor)
         }
+        # By name: what the other warning is for, or has been warned of.
+        self._known = {name: weakref.ref(parameter) for name, parameter in self._frozen.items()}
+        self._looked_at: int | None = None  # how much was registered when the model was walked through
+        _watch_registrations()
 
     def warn_of_unfrozen(self, groups: list[dict[str, Any]], speaks: bool) -> None:
         """Once for each that requires a gradient now and is in none of the groups; `speaks`: on this rank."""
@@ -32,8 +46,60 @@ class FrozenParameters:
         for name in unfrozen:
             if id(self._frozen.pop(name)) not in grouped and speaks:
                 logger.warning(
-                    "dmuon: '%s' was frozen when Muon was made and requires a gradient now, but no group has it: it is "
-                    "not updated. Give it to AdamW by opt.add_param_group({'params': [...]}), or unfreeze before "
+                    "dmuon: '%s' was frozen at first and requires a gradient now, but no group has it: it is not "
+                    "updated. Give it to AdamW by opt.add_param_group({'params': [...]}), or unfreeze before "
                     "dedicate_params.",
                     name,
                 )
+
+    def warn_of_new(self, groups: list[dict[str, Any]], speaks: bool) -> None:
+        """One warning of all that has come into the model since Muon, trains and is in none of the groups.
+
+        The model is walked through in the first step, and in one before which PyTorch has registered a module or a
+        parameter anywhere: whoever replaces or adds one does that, and steps do not, FSDP2's and dmuon's included.
+        """
+        if not speaks or self._looked_at == _registrations.count:
+            return
+        self._looked_at = _registrations.count
+        self._runtime.show_placeholders()  # a backward that raised has left weights in their places
+        grouped = {id(parameter) for group in groups for parameter in group["params"]}
+        new = []
+        for name, parameter in self._runtime.model.named_parameters():
+            known = self._known.get(name)
+            is_known = known is not None and known() is parameter
+            if is_known or id(parameter) in grouped or isinstance(parameter, OwnedTensor):
+                continue
+            self._known[name] = weakref.ref(parameter)
+            if parameter.requires_grad:
+                new.append(f"'{clean_name(name)}'")
+            else:
+                self._frozen[name] = parameter
+        if new:
+            more = [f"{len(new) - _NAMED} more"] if len(new) > _NAMED else []
+            logger.warning(
+                "dmuon: no group of the optimizer has %s: what came into the model after Muon was made is not updated. "
+                "Give it to AdamW by opt.add_param_group({'params': [...]}); for Muon, change the model before "
+                "dedicate_params.",
+                ", ".join(new[:_NAMED] + more),
+            )
+
+
+class _Registrations:
+    """Of modules and parameters, in all modules of this process: PyTorch has no such hook of one model."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def note(self, *_: Any) -> None:
+        """Changes nothing."""
+        self.count += 1
+
+
+_registrations = _Registrations()
+
+
+@functools.cache
+def _watch_registrations() -> None:
+    """From now on they are counted, as long as the process lives."""
+    register_module_module_registration_hook(_registrations.note)
+    register_module_parameter_registration_hook(_registrations.note)

@@ -155,7 +155,7 @@ class Muon(torch.optim.Optimizer):
         owned = self._runtime.placeholders
         if owned:
             groups.insert(0, {"params": owned, **muon})
-        self._frozen = FrozenParameters(model)
+        self._frozen = FrozenParameters(self._runtime)
         self._matrix_of = {parameter: index for index, parameter in enumerate(owned)}
         self._adamw = InnerAdamW()
         self._skipped = SkippedSteps(self._runtime.device, speaks=self._runtime.ranks.slot == 0)
@@ -198,7 +198,7 @@ class Muon(torch.optim.Optimizer):
         if any(isinstance(p, OwnedTensor) for p in group["params"]):
             self.param_groups.pop()
             raise ValueError("add_param_group: params: expected parameters for AdamW, got owned matrices")
-        self._runtime.scale_gradients_of(p for p in group["params"] if not isinstance(p, DTensor))
+        self._runtime.take_plain([p for p in group["params"] if not isinstance(p, DTensor)])
         self._adamw.add(group, self.state)
 
     # ---- the step ----
@@ -231,6 +231,7 @@ class Muon(torch.optim.Optimizer):
         for module in runtime.fsdp_modules:
             module.reshard()
         runtime.engine.end_step()
+        self._frozen.warn_of_new(self.param_groups, speaks=runtime.ranks.slot == 0)
         return loss
 
     def _muon_groups(self, has_gradient: list[bool]) -> tuple[list[_C.MuonGroup], list[int]]:

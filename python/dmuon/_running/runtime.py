@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -53,7 +53,7 @@ class Runtime:
             restore_order(module, order)
         self.fsdp_modules = fsdp_modules(model)
         others = (p for p in model.parameters() if not isinstance(p, OwnedTensor | DTensor))
-        self.plain_parameters = list(others)  # which neither dmuon nor fully_shard manages
+        self.plain_parameters: list[torch.Tensor] = list(others)  # which neither dmuon nor fully_shard manages
         dtypes = [placeholder.dtype for placeholder in self.placeholders]
         self.shards = OwnedShards(self.engine, self.matrices, dtypes, self.ranks, dedication.mesh)
 
@@ -115,7 +115,13 @@ class Runtime:
                 places.append(place)
         return UnitWeights(places)
 
-    def scale_gradients_of(self, parameters: Iterable[torch.Tensor]) -> None:
+    def take_plain(self, parameters: Sequence[torch.Tensor]) -> None:
+        """AdamW updates these, and no fully_shard manages them: their gradients are dmuon's to average."""
+        known = set(map(id, self.plain_parameters))
+        self.plain_parameters += [parameter for parameter in parameters if id(parameter) not in known]
+        self.scale_gradients_of(parameters)
+
+    def scale_gradients_of(self, parameters: Sequence[torch.Tensor]) -> None:
         """From now on this rank's gradients are such that their mean over the ranks is the sum by `divide_factor`.
 
         At their source, so that all that follows (sums of micro-steps, norms, momentum) has them in one size.

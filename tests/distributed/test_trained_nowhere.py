@@ -1,0 +1,160 @@
+"""What comes into a model after Muon and is in no group is named in one warning; whatever is trained is not."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+import torch.nn as nn
+from models import batch, loss_of, make_gpt
+from refusals import ready
+from training import AHEAD, KEPT, dedicate, shard
+
+import dmuon
+
+
+class Adapted(nn.Module):
+    """A layer and the product of two small matrices, as LoRA has it."""
+
+    def __init__(self, layer: nn.Linear, rank: int = 2) -> None:
+        super().__init__()
+        self.layer = layer
+        self.down = nn.Linear(layer.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, layer.out_features, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) + self.up(self.down(x))
+
+
+def nothing(model: Any, opt: dmuon.Muon) -> None:
+    pass
+
+
+def another_model(model: Any, opt: dmuon.Muon) -> None:
+    """Other modules of the process do not concern this one."""
+    make_gpt(depth=1)
+
+
+def adapter(model: Any, opt: dmuon.Muon) -> None:
+    model.blocks[1].down = Adapted(model.blocks[1].down)
+
+
+def adapter_in_a_group(model: Any, opt: dmuon.Muon) -> None:
+    adapter(model, opt)
+    opt.add_param_group({"params": [p for name, p in model.blocks[1].down.named_parameters() if "layer" not in name]})
+
+
+def frozen_adapter(model: Any, opt: dmuon.Muon) -> None:
+    adapter(model, opt)
+    model.blocks[1].down.down.requires_grad_(False)
+    model.blocks[1].down.up.requires_grad_(False)
+
+
+def replaced(model: Any, opt: dmuon.Muon) -> None:
+    """The output head, by one of another task."""
+    model.head = nn.Linear(model.head.in_features, model.head.out_features, bias=False)
+
+
+def replaced_parameter(model: Any, opt: dmuon.Muon) -> None:
+    model.blocks[0].up.bias = nn.Parameter(torch.zeros(41))
+
+
+ADAPTER = ["blocks.1.down.down.weight", "blocks.1.down.up.weight"]
+
+
+def warned(mesh: Any, change: Any, fsdp: bool, schedule: dict[str, Any]) -> tuple[list[list[str]], int]:
+    """What dmuon logs in each of five steps, where a model changes after the second; how often it was walked."""
+    torch.manual_seed(0)
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    model = make_gpt(depth=2)
+    dedicate(model, mesh, schedule)
+    if fsdp:
+        shard(model, mesh)
+    opt = dmuon.Muon(model)
+    num_walks, walk = 0, model.named_parameters
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal num_walks
+        num_walks += 1
+        return walk(*args, **kwargs)
+
+    logging.getLogger("dmuon").addHandler(handler)
+    by_step = []
+    for step in range(5):
+        if step == 2:
+            change(model, opt)
+        if step == 4 and change is frozen_adapter:
+            model.requires_grad_(True)
+        model(batch(step)[:, :-1])  # an evaluation, of which weights might be left
+        loss_of(model, batch(step)).backward()
+        model.named_parameters = counted  # type: ignore[method-assign]
+        opt.step()
+        del model.named_parameters
+        opt.zero_grad()
+        by_step.append([message for message in messages if "no group" in message])
+        messages.clear()
+    logging.getLogger("dmuon").removeHandler(handler)
+    return by_step, num_walks
+
+
+def names_in(message: str) -> list[str]:
+    return message.split("'")[1 : 2 * message.count("', '") + 3 : 2]
+
+
+@pytest.mark.parametrize(("mesh", "fsdp", "schedule"), [((1,), False, AHEAD), ((2, 2), False, KEPT)])
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (nothing, []),
+        (another_model, []),
+        (adapter, ADAPTER),
+        (adapter_in_a_group, []),
+        (replaced, ["head.weight"]),
+        (replaced_parameter, ["blocks.0.up.bias"]),
+    ],
+)
+def test_the_next_step_names_what_no_group_has_once(ranks, mesh, fsdp, schedule, change, expected):
+    (by_step, num_walks), *others = ranks.run(warned, mesh, change=change, fsdp=fsdp, schedule=schedule)
+    named = [[name for message in step for name in names_in(message)] for step in by_step]
+    assert named == [[], [], expected, [], []]
+    assert [len(step) for step in by_step] == [0, 0, bool(expected), 0, 0]
+    assert num_walks == (1 if change is nothing else 2)
+    for silent, walks in others:
+        assert silent == [[]] * 5 and walks == 0
+
+
+@pytest.mark.parametrize("schedule", [AHEAD, KEPT])
+@pytest.mark.parametrize("change", [nothing, adapter])
+def test_steps_of_fully_shard_neither_walk_nor_warn(ranks, change, schedule):
+    (by_step, num_walks), *_ = ranks.run(warned, (2, 2), change=change, fsdp=True, schedule=schedule)
+    named = [[name for message in step for name in names_in(message)] for step in by_step]
+    assert named == [[], [], ADAPTER if change is adapter else [], [], []]
+    assert num_walks == (2 if change is adapter else 1)
+
+
+def clipped_by_torch(mesh: Any) -> str:
+    model, opt = ready(mesh)
+    adapter_in_a_group(model, opt)
+    loss_of(model, batch(1)).backward()
+    with pytest.raises(ValueError) as raised:
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    dmuon.clip_grad_norm_(model, 1.0)
+    opt.step()
+    return str(raised.value)
+
+
+def test_torch_s_clipping_refuses_what_was_given_to_adamw_on_every_rank(ranks):
+    """It would take this rank's own gradients of it for the mean."""
+    for message in ranks.run(clipped_by_torch, (2, 2)):
+        assert "parameters that no fully_shard manages" in message
+
+
+def test_what_came_frozen_and_is_unfrozen_later_is_named_too(ranks):
+    (by_step, _), *_ = ranks.run(warned, (2,), change=frozen_adapter, fsdp=False, schedule=AHEAD)
+    assert [len(step) for step in by_step] == [0, 0, 0, 0, 2]
+    for name, message in zip(ADAPTER, by_step[4], strict=True):
+        assert f"'{name}' was frozen" in message
