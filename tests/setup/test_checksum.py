@@ -26,6 +26,24 @@ def test_a_copy_has_the_same_and_one_bit_changes_it(dtype, shape):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_any_bit_of_any_value_changes_it(dtype):
+    values = drawn(dtype, 16)
+    of_bytes = values.view(torch.uint8)
+    sums = {int(checksum(values))}
+    for place in range(len(of_bytes)):
+        for bit in range(8):
+            of_bytes[place] ^= 1 << bit
+            sums.add(int(checksum(values)))
+            of_bytes[place] ^= 1 << bit
+    assert len(sums) == 1 + 8 * len(of_bytes)
+
+
+def test_where_a_tensor_begins_in_memory_does_not_count():
+    values = drawn(torch.float32, 7)
+    assert int(checksum(values[1:])) == int(checksum(values[1:].clone()))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_the_order_counts_inside_a_piece_and_of_pieces(dtype):
     values = drawn(dtype, 1024, 1024)
     orders = [values, values.T, values.flip(0), values.roll(512, 0), values.roll(1, 1), values[torch.randperm(1024)]]

@@ -210,7 +210,7 @@ def _mean_of_synthetic(runtime: Runtime, matrix: int) -> Iterator[torch.Tensor]:
     for piece, layout in enumerate(_pieces(torch.empty(runtime.matrices[matrix].shape, device="meta"))):
         mean = torch.zeros(layout.shape, dtype=torch.float64, device="cpu")
         for slot in range(runtime.ranks.size):
-            mean += _synthetic(runtime, matrix, slot, piece, len(mean)) / runtime.ranks.size
+            mean += _synthetic(runtime, matrix, slot, piece, len(mean)) / runtime.divide_factor
         yield mean
 
 

@@ -62,6 +62,7 @@ class Runtime:
         options = _C.Options()
         options.device = self.device
         options.step = dedication.schedule
+        options.gradient_scale = self.ranks.size / self.divide_factor
         options.host_replicates = self.ranks.host_replicates
         units = []
         for unit in self.units:
@@ -106,7 +107,6 @@ class Runtime:
 
     def _bind(self, index: int) -> UnitWeights:
         weights = [nn.Parameter(view) for view in self.engine.weights(index)]
-        self.scale_gradients_of(weights)
         self.engine.bind(index, weights)
         places = []
         for matrix, weight in zip(self.engine.packed_order(index), weights, strict=True):

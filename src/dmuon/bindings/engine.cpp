@@ -31,6 +31,7 @@ void init_engine(py::module_& module) {
   py::class_<engine::Options>(module, "Options")
       .def(py::init<>())
       .def_readwrite("device", &engine::Options::device)
+      .def_readwrite("gradient_scale", &engine::Options::gradient_scale)
       .def_readwrite("host_replicates", &engine::Options::host_replicates)
       .def_readwrite("step", &engine::Options::step);
 

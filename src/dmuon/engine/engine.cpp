@@ -19,7 +19,9 @@ Engine::Engine(Options options, SharedMesh mesh, const plan::Plan& plan,
     : options_(options),
       executor_(std::move(mesh), plan, units, options.step.node_copy, options.device, sizes),
       resolver_(executor_.layout(), options.step, executor_.units_of_batches(), this),
-      norms_(parameters(), owned(), this->mesh().slot(), layout().num_slots(), num_host_shards()) {}
+      norms_(parameters(), owned(), this->mesh().slot(), layout().num_slots(), num_host_shards()) {
+  owned().set_gradient_scale(options_.gradient_scale);
+}
 
 void Engine::bind(core::UnitIndex index, std::vector<at::Tensor> parameters) {
   // A gradient may come without its unit's outputs having been watched; it too waits for the end of

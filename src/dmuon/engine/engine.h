@@ -24,6 +24,8 @@ struct Options {
   c10::Device device = c10::kCPU;
   /// Of the parameters that stay with the host framework; it has slots / host_replicates shards.
   int host_replicates = 1;
+  /// Owners' gradients are the mean over all ranks times this.
+  double gradient_scale = 1;
 };
 
 /// Runs a model's communication: hooks say how far a step has come, schedule::Resolver says which

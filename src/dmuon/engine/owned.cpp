@@ -90,8 +90,8 @@ at::Tensor Owned::of(ParameterIndex parameter, const std::string& name) const {
 void Owned::accumulate(ParameterIndex parameter, std::int64_t begin, const at::Tensor& values,
                        double scale) {
   const Place& place = places_.at(parameter);
-  add_scaled(stack(place, kGradient).view({-1}).narrow(0, begin, values.numel()), values, scale,
-             place.filled);
+  add_scaled(stack(place, kGradient).view({-1}).narrow(0, begin, values.numel()), values,
+             scale * gradient_scale_, place.filled);
 }
 
 at::Tensor Owned::norms() const {

@@ -63,8 +63,12 @@ class Owned {
   /// @throws InvalidArgument as require_name.
   at::Tensor of(core::ParameterIndex parameter, const std::string& name) const;
 
-  /// gradient (+)= scale * values, from element `begin` on; overwrites where nothing is held. Who
-  /// has done so for all elements says so by set_filled. The parameter must be owned here.
+  /// What accumulate() multiplies by besides; 1 at first.
+  void set_gradient_scale(double scale) { gradient_scale_ = scale; }
+
+  /// gradient (+)= scale * gradient scale * values, from element `begin` on; overwrites where
+  /// nothing is held. Who has done so for all elements says so by set_filled. The parameter must be
+  /// owned here.
   /// @param values  [elements], any floating dtype.
   void accumulate(core::ParameterIndex parameter, std::int64_t begin, const at::Tensor& values,
                   double scale);
@@ -92,6 +96,7 @@ class Owned {
   core::Vector<core::ParameterIndex, Place> places_;
   std::vector<std::string> names_;
   std::shared_ptr<BufferPool> pool_;
+  double gradient_scale_ = 1;
 };
 
 }  // namespace dmuon::engine
