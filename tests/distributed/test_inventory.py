@@ -93,3 +93,19 @@ def test_arguments_of_a_plan_are_checked_by_name():
         dmuon.plan(Mixed(), (1, 2), device=None)
     with pytest.raises(ValueError, match=r"plan: mesh: "):
         dmuon.plan(Mixed(), (2**40, 1))
+
+
+def test_a_saved_plan_of_views_fits_the_model_that_selects_them(tmp_path: Path):
+    def select(name: str, _: nn.Module, parameter: nn.Parameter) -> dmuon.View | None:
+        return dmuon.views.gate_up(parameter) if name == "first" else None
+
+    plan = dmuon.plan(Mixed(), (1, 1), select=select, device="cpu")
+    plan.save(str(tmp_path / "plan.json"))
+    model = Mixed()
+    dmuon.dedicate_params(model, plan=str(tmp_path / "plan.json"), select=select)
+    optimizer = dmuon.Muon(model)
+    assert optimizer.plan.to_json() == plan.to_json()
+    model = Mixed()
+    dmuon.dedicate_params(model, plan=str(tmp_path / "plan.json"))
+    with pytest.raises(ValueError, match="expected 'first', 8 x 16, unit 0; the plan has 'first', 2 of 4 x 16, unit 0"):
+        dmuon.Muon(model)

@@ -17,6 +17,8 @@ class Experts(nn.Module):
         self.gate_up_proj = nn.Parameter(torch.zeros(4, 6, 8))
         self.gate_up_proj_bias = nn.Parameter(torch.zeros(4, 6))
         self.scales = nn.Parameter(torch.zeros(4, 1, 8))
+        self.stacked_bias = nn.Parameter(torch.zeros(4, 2, 8))
+        self.slot_embeds = nn.Parameter(torch.zeros(4, 2, 8))
 
 
 class Block(nn.Module):
@@ -25,6 +27,7 @@ class Block(nn.Module):
         self.experts = Experts()
         self.tables = nn.Parameter(torch.zeros(2, 6, 8))  # in no module of experts
         self.proj = nn.Linear(8, 6)
+        self.expert = nn.Conv1d(8, 6, 3)
 
 
 def routed(model: nn.Module, select=None) -> dict[str, tuple[str, View | None]]:
@@ -69,7 +72,8 @@ def test_stacks_of_experts_are_muons_and_nothing_else_of_three_dimensions():
     found = routed(Block())
     assert found["experts.gate_up_proj"] == ("muon", View(4, 6, 8))
     assert found["experts.gate_up_proj_bias"] == ("adamw", None)
-    assert found["experts.scales"] == ("adamw", None)
+    for name in ("experts.scales", "experts.stacked_bias", "experts.slot_embeds", "expert.weight"):
+        assert found[name] == ("adamw", None)
     assert found["tables"] == ("adamw", None)
     assert found["proj.weight"] == ("muon", View(1, 6, 8))
 
@@ -95,7 +99,8 @@ def test_select_chooses_views():
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (View(2, 6, 7), "expected a view of all 96 elements of 'tables', of shape \\(2, 6, 8\\); got View"),
+        (View(2, 6, 7), "all 96 elements of 'tables', whose rows are as long as its own, as its shape .2, 6, 8. has"),
+        (View(3, 2, 16), "whose rows are as long as its own"),
         (True, "or by a dmuon.View that says which matrices it consists of; got one of shape .2, 6, 8.: 3-D"),
         ((2, 6, 8), "expected True, False, a dmuon.View or None for 'tables', got \\(2, 6, 8\\)"),
     ],

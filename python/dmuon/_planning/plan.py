@@ -18,7 +18,7 @@ from dmuon._planning.owner_plan import DEFAULT_DEVICE, Plan, decide, from_file
 from dmuon._setup.agreement import agreement, from_first
 from dmuon._setup.dedication import Dedication, dedicate_params, dedication_of, plain_module
 from dmuon._setup.options import Planning, require_path
-from dmuon._setup.routing import DEDICATION, Matrix, route
+from dmuon._setup.routing import DEDICATION, Matrix, Select, route
 from dmuon._setup.strategies import require_strategy
 from dmuon._setup.units import Unit, find_units
 
@@ -33,6 +33,7 @@ def plan(
     device: str = DEFAULT_DEVICE,
     strategy: str = Planning.strategy,
     costs: str | os.PathLike[str] | None = None,
+    select: Select | None = None,
 ) -> Plan:
     """The plan that `dmuon.Muon` made of the model; or one of any model for a mesh that need not exist.
 
@@ -42,6 +43,7 @@ def plan(
         device: whose cost model is taken, as `dmuon models` lists them.
         strategy: as for `dedicate_params`.
         costs: instead of a device: the path of a table of measured costs.
+        select: as for `dedicate_params`.
 
     Raises:
         ValueError: a dedicated model without Muon yet, or given more than itself; or an unknown device or strategy.
@@ -51,7 +53,7 @@ def plan(
         made: Plan | None = dedication_of(model, "plan").plan
         if made is None:
             raise ValueError("plan: model: expected dmuon.Muon(model) first")
-        if given := _changed(plan, mesh=mesh, device=device, strategy=strategy, costs=costs):
+        if given := _changed(plan, mesh=mesh, device=device, strategy=strategy, costs=costs, select=select):
             raise ValueError(
                 f"plan: {', '.join(given)}: expected only for a model without dmuon.Muon, got {given} for one whose "
                 "plan is made"
@@ -69,7 +71,7 @@ def plan(
             f"plan: costs: expected the path of a table, or None for the model of {device!r}; got {costs!r}, which "
             "dedicate_params takes"
         )
-    matrices, units = _routed(model, "plan")
+    matrices, units = _routed(model, "plan", select)
     items = inventory_of(matrices, units)
     if costs is None:
         table = _plan.modelled_costs(items, device)
@@ -80,17 +82,18 @@ def plan(
     return Plan(decide(items, _plan.Mesh(*mesh), strategy, table, options))
 
 
-def inventory(model: nn.Module) -> dict[str, Any]:
+def inventory(model: nn.Module, select: Select | None = None) -> dict[str, Any]:
     """What Muon would take of a model, for `dmuon plan --inventory`; write it with json.dump.
 
     Args:
         model: any, before `dedicate_params` and `fully_shard`; on any device ("meta" will do).
+        select: as for `dedicate_params`.
 
     Raises:
         ValueError: the model is dedicated or sharded already.
     """
     model = plain_module(model, "inventory")
-    matrices, units = _routed(model, "inventory")
+    matrices, units = _routed(model, "inventory", select)
     items = inventory_of(matrices, units)
     name = type(model).__name__
     return {
@@ -119,8 +122,8 @@ def _entry(unit: str, index: int, items: list[_plan.Parameter]) -> dict[str, Any
     return {"name": unit, "unit": index, "matrices": listed}
 
 
-def _routed(model: nn.Module, function: str) -> tuple[list[Matrix], list[Unit]]:
-    matrices, _ = route(model, None, function)
+def _routed(model: nn.Module, function: str, select: Select | None = None) -> tuple[list[Matrix], list[Unit]]:
+    matrices, _ = route(model, select, function)
     return matrices, find_units(model, [[place.path for place in matrix.places] for matrix in matrices])
 
 

@@ -31,8 +31,9 @@ def problem_of_factors(model: nn.Module, modules: Sequence[FSDPModule], ours: fl
             if theirs != ours and any(parameter.sharded_param.requires_grad for parameter in group.fsdp_params):
                 name = next(clean_name(path) for path, other in model.named_modules() if other is module)
                 return (
-                    f"dmuon: fully_shard divides the gradients of '{name or '(root)'}' by {theirs:g}, and dmuon those "
-                    f"of matrices by {ours:g}. Expected: dedicate_params(gradient_divide_factor={theirs:g}) if "
-                    f"FSDP2's is meant, else set_gradient_divide_factor({ours:g}) on every module under fully_shard."
+                    f"dmuon: fully_shard divides the gradients of '{name or '(root)'}' by {theirs:.17g}, and dmuon "
+                    f"those of matrices by {ours:.17g}. Expected: dedicate_params(gradient_divide_factor={theirs:.17g}) "
+                    f"if FSDP2's is meant, else set_gradient_divide_factor({ours:.17g}) on every module under "
+                    "fully_shard."
                 )
     return None

@@ -69,5 +69,5 @@ def _take_plain_parameters(runtime: Runtime) -> None:
     group = verdict_group(runtime.ranks)
     for parameter in runtime.plain_parameters if group is not None else ():
         values = parameter.detach().cpu().contiguous()
-        dist.broadcast(values, runtime.ranks.everyone[0], group=group)
+        dist.broadcast(values.view(-1).view(torch.uint8), runtime.ranks.everyone[0], group=group)  # any dtype
         parameter.detach().copy_(values)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import weakref
 from typing import Any
 
 import torch
@@ -33,7 +32,7 @@ class FrozenParameters:
             if not parameter.requires_grad and not isinstance(parameter, OwnedTensor)
         }
         # By name: what the other warning is for, or has been warned of.
-        self._known = {name: weakref.ref(parameter) for name, parameter in self._frozen.items()}
+        self._known: dict[str, torch.Tensor] = dict(self._frozen)
         self._looked_at: int | None = None  # how much was registered when the model was walked through
         _watch_registrations()
 
@@ -65,11 +64,10 @@ class FrozenParameters:
         grouped = {id(parameter) for group in groups for parameter in group["params"]}
         new = []
         for name, parameter in self._runtime.model.named_parameters():
-            known = self._known.get(name)
-            is_known = known is not None and known() is parameter
+            is_known = self._known.get(name) is parameter
             if is_known or id(parameter) in grouped or isinstance(parameter, OwnedTensor):
                 continue
-            self._known[name] = weakref.ref(parameter)
+            self._known[name] = parameter
             if parameter.requires_grad:
                 new.append(f"'{clean_name(name)}'")
             else:

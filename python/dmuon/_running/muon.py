@@ -148,6 +148,7 @@ class Muon(torch.optim.Optimizer):
             if not groups and not dedication.matrices:
                 raise ValueError("Muon: model: expected trainable parameters, got none")
             values = checksums(model, dedication)
+            facts.append(f"compares the values of {list(values)}")
         require_same_values(dedication.ranks, values)
 
         self._runtime = start(model, dedication, units, muon, device)

@@ -93,7 +93,7 @@ def dedicate_params(
     """Gives every weight matrix of `model` to Muon; call it before or after `fully_shard`, then `dmuon.Muon(model)`.
 
     Muon gets every trainable 2-D weight that is not an embedding (by its module's class, or by a name with "embed" or
-    the word "emb", "wte" or "wpe" in it), not tied to one and not the output head.
+    the word "emb", "wte" or "wpe" in it), not tied to one and not the output head, and stacks of experts.
     The rest stays with the host framework and AdamW. Collective over the mesh; no forward may
     run before `Muon`.
 
@@ -162,8 +162,8 @@ def dedicate_params(
     if ranks.slot == 0 and (left := table.left_by_shape()):
         logger.warning(
             "dmuon: AdamW updates %s: by itself Muon takes 2-D parameters and stacks of experts. If these hold "
-            "matrices, select() says so by a dmuon.View: select=lambda name, module, parameter: "
-            "dmuon.views.experts(parameter) if name in (...) else None.",
+            "matrices, select() says so by a dmuon.View, such as dmuon.views.experts(parameter), or of a convolution "
+            "dmuon.views.conv(parameter).",
             ", ".join(f"'{row.name}' ({'x'.join(map(str, row.shape))})" for row in left),
         )
     known = {m: [name for name, p in m._parameters.items() if p is not None] for m in model.modules()}

@@ -29,6 +29,7 @@ _WORD = re.compile("[A-Z]?[a-z]+|[A-Z]+(?![a-z])")  # of a snake_case or CamelCa
 _EMBEDDING_WORDS = ("emb", "wte", "wpe")
 # Modules that multiply by their weight whatever they are called (a projection inside "patch_embed", say).
 _PROJECTIONS = (nn.Linear, nn.MultiheadAttention)
+_NO_EXPERTS = (nn.Conv1d, nn.ConvTranspose1d, nn.Bilinear)  # 3-D for another reason, whatever they are called
 
 
 @dataclasses.dataclass
@@ -108,7 +109,7 @@ class RoutingTable(tuple[Route, ...]):
 
 
 def _updated_by(route: Route) -> str:
-    if route.view and route.view.sizes[-len(route.shape) :] != route.shape:
+    if route.view and route.view.sizes != (1, *route.shape):
         return f"Muon, {route.view}"
     return {"muon": "Muon", "adamw": "AdamW", "frozen": "nobody"}[route.algorithm]
 
@@ -153,7 +154,7 @@ class _Rules:
     def decide(self, entry: Matrix) -> tuple[View | None, str]:
         """What Muon orthogonalises of a fit parameter by default, and why."""
         parameter, place = entry.parameter, entry.places[0]
-        if parameter.ndim == 3 and _holds_experts(place) and min(parameter.shape[1:]) > 1:
+        if parameter.ndim == 3 and min(parameter.shape[1:]) > 1 and _holds_experts(place):
             return experts(parameter), "a matrix for each expert"
         if parameter.ndim != 2:
             return None, f"{parameter.ndim}-D"
@@ -177,15 +178,19 @@ class _Rules:
             return f"output head, by its name '{path}'"
         if id(parameter) == self._by_shape:
             return "output head, by its shape: an embedding's, and no other matrix has it"
-        if _holds_experts(place) and "bias" in place.attribute.lower():
+        if "bias" in place.attribute.lower() and _is_of_experts(place):
             return "biases, one row an expert"
         return None
 
 
-def _holds_experts(place: Place) -> bool:
+def _is_of_experts(place: Place) -> bool:
     """By the name of the module's class or of the module itself, as mixtures of experts have it."""
     names = (type(place.module).__name__, clean_name(place.path).rpartition(".")[2])
-    return any("expert" in name.lower() for name in names)
+    return any("expert" in name.lower() for name in names) and not isinstance(place.module, _NO_EXPERTS)
+
+
+def _holds_experts(place: Place) -> bool:
+    return _is_of_experts(place) and not ("bias" in place.attribute.lower() or _names_embedding(place.attribute))
 
 
 def _names_embedding(name: str) -> bool:
@@ -262,10 +267,12 @@ def _ask(select: Select, entry: Matrix) -> tuple[View | None, str] | None:
             f"{shape}: {unfit}."
         )
     view = matrix(entry.parameter) if answer is True else answer
-    if math.prod(view.sizes) != math.prod(shape):
+    # A row must be whole: else one would be made of pieces of several.
+    widths = {math.prod(shape[dim:]) for dim in range(1, len(shape))}
+    if math.prod(view.sizes) != math.prod(shape) or view.cols not in widths:
         raise ValueError(
-            f"dedicate_params: select: expected a view of all {math.prod(shape):,} elements of '{entry.name}', of "
-            f"shape {shape}; got {view!r}, which has {math.prod(view.sizes):,}"
+            f"dedicate_params: select: expected a view of all {math.prod(shape):,} elements of '{entry.name}', whose "
+            f"rows are as long as its own, as its shape {shape} has them; got {view!r}"
         )
     return view, "selected by select()"
 

@@ -30,7 +30,7 @@ def checksums(model: nn.Module, dedication: Dedication) -> Checksums:
         return {}
     found = {matrix.name: matrix.parameter for matrix in dedication.matrices if not matrix.parameter.is_meta}
     if dedication.meta_start is None:
-        found |= {clean_name(name): p for name, p in model.named_parameters() if p.requires_grad}
+        found |= {clean_name(name): p for name, p in model.named_parameters()}
     return {name: checksum(parameter) for name, parameter in found.items() if not isinstance(parameter, DTensor)}
 
 

@@ -24,7 +24,7 @@ class BufferPool {
   BufferPool& operator=(const BufferPool&) = delete;
 
   /// At least `num_bytes`, uninitialised. Prefers an idle block; otherwise frees idle blocks before
-  /// it allocates, as far as the peak would grow, so that idle memory never adds to one.
+  /// it allocates, as far as the peak would grow, so that idle memory as such adds to none.
   c10::DataPtr take(std::int64_t num_bytes, std::int64_t* block_bytes);
 
   /// Returns a block of `block_bytes`.

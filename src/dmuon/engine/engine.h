@@ -78,7 +78,7 @@ class Engine : private schedule::Performer {
   /// @throws CommError or InvalidArgument, on all ranks, where one has come to something else.
   void meet(const std::string& call);
 
-  /// Collective: the tensor of a parameter, on every rank, in the sizes of its view. A gradient of
+  /// Collective: the tensor of a parameter, on every rank, in its own sizes. A gradient of
   /// which the owner holds nothing is undefined.
   at::Tensor gather(core::ParameterIndex parameter, const std::string& name);
 
