@@ -32,8 +32,8 @@ def problem_of_factors(model: nn.Module, modules: Sequence[FSDPModule], ours: fl
                 name = next(clean_name(path) for path, other in model.named_modules() if other is module)
                 return (
                     f"dmuon: fully_shard divides the gradients of '{name or '(root)'}' by {theirs:.17g}, and dmuon "
-                    f"those of matrices by {ours:.17g}. Expected: dedicate_params(gradient_divide_factor={theirs:.17g}) "
-                    f"if FSDP2's is meant, else set_gradient_divide_factor({ours:.17g}) on every module under "
-                    "fully_shard."
+                    f"those of matrices by {ours:.17g}. Expected: "
+                    f"dedicate_params(gradient_divide_factor={theirs:.17g}) if FSDP2's is meant, else "
+                    f"set_gradient_divide_factor({ours:.17g}) on every module under fully_shard."
                 )
     return None
