@@ -21,7 +21,7 @@ Checksums = dict[str, torch.Tensor]  # [] by the name of the parameter
 
 
 def checksums(model: nn.Module, dedication: Dedication) -> Checksums:
-    """Of the matrices that every rank has whole, and of what AdamW updates without fully_shard. Sends nothing.
+    """Of all that every rank has whole: matrices, and what no fully_shard manages, frozen too. Sends nothing.
 
     Of a model that was built on the meta device what was done to each parameter is compared (`MetaStart.facts`), and
     what nobody has initialised yet differs between ranks.
