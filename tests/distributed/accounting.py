@@ -54,10 +54,10 @@ class Sizes:
         return sum(self.column(unit, column) for column in range(self.num_shards))
 
     def node_mean(self):
-        """What stage 2 of a route sends of a unit at most, and its inbox."""
+        """What stage 2 of two routes sends at most, and their inboxes."""
         if self.num_replicates == 1:
             return 0
-        return 2 * max(self.column(u, column) for u in range(self.num_units) for column in range(self.num_shards))
+        return 4 * max(self.column(u, column) for u in range(self.num_units) for column in range(self.num_shards))
 
     def owned(self, slot):
         return sum(n for n, owner, _ in self.matrices if owner == slot)

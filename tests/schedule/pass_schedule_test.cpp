@@ -71,14 +71,17 @@ TEST(PassSchedule, SendsTheNextWeightsBeforeTheGradientsAndFreesWhatHasTravelled
                               "await weights 0",
                               "reshard 0, finish route intra 1, route intra 0, route inter 0"};
   EXPECT_EQ(backward_on(three_units(2, 2), {.lookahead = 2}), many_in_stage_2);
-  const Steps one_in_stage_2{
+  const Steps two_in_stage_2{
       "publish intra 2, publish intra 1, await weights 2",
       "reshard 2, route intra 2, route inter 2",
       "publish intra 0, await weights 1",
-      "reshard 1, finish route intra 2, finish route inter 2, route intra 1, route inter 1",
+      "reshard 1, finish route intra 2, route intra 1, route inter 1",
       "await weights 0",
-      "reshard 0, finish route intra 1, finish route inter 1, route intra 0, route inter 0"};
-  EXPECT_EQ(backward_on(three_units(2, 2), {.lookahead = 1}), one_in_stage_2);
+      "reshard 0, finish route intra 1, finish route inter 2, route intra 0, route inter 0"};
+  EXPECT_EQ(backward_on(three_units(2, 2), {.lookahead = 1}), two_in_stage_2);
+  Layout one_column = three_units(2, 2);
+  for (UnitLayout& unit : one_column.units) unit.owner_elements = {8, 0, 0, 0};
+  EXPECT_EQ(backward_on(one_column, {.lookahead = 2}), two_in_stage_2);
 }
 
 TEST(PassSchedule, ReducesBeforeItBroadcastsIfAsked) {

@@ -112,7 +112,7 @@ std::int64_t granted_bytes(const Job& job) {
   }
   const auto units = static_cast<std::int64_t>(most) + job.options.units_in_flight() - 1;
   return units * (job.layout.largest_weights() + job.layout.largest_gradients()) +
-         (job.layout.has_inter() ? 2 * job.layout.largest_node_mean() : 0);
+         (job.layout.has_inter() ? 4 * job.layout.largest_node_mean() : 0);
 }
 
 DryRun dry_run(const Programs& programs, bool node_copy, std::int64_t granted_bytes,

@@ -23,12 +23,12 @@ struct DryRun {
 };
 
 /// The bytes that weights, gradients, nodes' means and inboxes of a rank may take at most:
-/// (open + units_in_flight - 1) * (largest weights + largest gradients), and between nodes twice
-/// the largest node's mean, where `open` is the
-/// largest number of units in use at once. A unit that a forward keeps is in use until it is
-/// freed; in a backward, a unit is in use from its first use to the end of its last, when its
-/// gradients leave; what a step sends ahead is in use until a pass uses it. Without a reshard after
-/// the forward, or where a pass deviates, there is no such bound: the largest integer.
+/// (open + units_in_flight - 1) * (largest weights + largest gradients), and between nodes four
+/// times the largest node's mean, where `open` is the largest number of units in use at once. A
+/// unit that a forward keeps is in use until it is freed; in a backward, a unit is in use from its
+/// first use to the end of its last, when its gradients leave; what a step sends ahead is in use
+/// until a pass uses it. Without a reshard after the forward, or where a pass deviates, there is no
+/// such bound: the largest integer.
 std::int64_t granted_bytes(const Job& job);
 
 /// Runs the programs of all ranks of a mesh against the contract of schedule::Operation and says

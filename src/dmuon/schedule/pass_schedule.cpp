@@ -183,7 +183,8 @@ Window window_of(const Layout& layout, const StepOptions& options) {
   const int most = layout.has_inter() ? kMostInStage1 : kMostWithOneStage;
   while (stage_1 < std::min(options.lookahead, most) && fits(3 + 2 * stage_1, 0)) ++stage_1;
   if (!layout.has_inter()) return window;
-  stage_2 = stage_1;
+  // Always two, so that slow links stay busy where a column holds most of a unit.
+  stage_2 = 2 * stage_1;
   while (stage_2 > 0 && stage_2 < kMostInStage2 && fits(1 + 2 * stage_1, 2 + 2 * stage_2))
     ++stage_2;
   return window;

@@ -34,9 +34,9 @@ struct StepSchedule {
 ///
 /// Memory: in a pass whose uses do not nest, packed weights, gradients, nodes' means and inboxes
 /// (at most as large as what is in flight) fit in units_in_flight() times the largest unit's
-/// weights and gradients, and twice the largest node's mean. Each use that is open while another
-/// begins adds a unit; so does a unit that a forward kept, until it is freed, and in a backward one
-/// that is used again later, whose gradients wait for its last use.
+/// weights and gradients, and four times the largest node's mean. Each use that is open while
+/// another begins adds a unit; so does a unit that a forward kept, until it is freed, and in a
+/// backward one that is used again later, whose gradients wait for its last use.
 ///
 /// @param layout   at least the units that `trace` names.
 /// @param trace    kBeforeUse ... kAfterForward or kAfterBackward of each use.
