@@ -27,6 +27,14 @@ class Experts(nn.Module):
         return (torch.einsum("ewh,ebh->ebw", self.down, F.silu(gate) * up) + self.down_bias[:, None]).mean(0)
 
 
+class Convolution(nn.Conv1d):
+    # PyTorch has no convolution for the emulated device.
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.bias is not None
+        windows = F.pad(x, (1, 1)).unfold(-1, 3, 1)
+        return torch.einsum("oik,biwk->bow", self.weight, windows) + self.bias[:, None]
+
+
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +42,7 @@ class Block(nn.Module):
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
         self.gate_up = nn.Linear(WIDTH, 2 * HIDDEN, bias=False)
         self.down = nn.Linear(HIDDEN, WIDTH)
-        self.conv = nn.Conv1d(2, 3, 3, padding=1)
+        self.conv = Convolution(2, 3, 3, padding=1)
         self.experts = Experts()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -13,10 +13,11 @@ namespace dmuon::engine {
 namespace {
 
 constexpr ParameterIndex kRouted(5);
+constexpr LeafIndex kRoutedLeaf(5);
 
 // Of every rank, the gradient of one parameter, all elements equal, is routed.
 void route_constant(Engine& engine, double value) {
-  engine.put_gradient(kRouted, at::full(engine.parameters()[kRouted].view.sizes(), value));
+  engine.put_gradient(kRoutedLeaf, at::full(engine.parameters()[kRouted].view.sizes(), value));
   engine.route(UnitIndex(1));
 }
 
@@ -53,7 +54,8 @@ TEST_P(EngineAgreement, KnowsAGradientThatOneRankAloneHad) {
   run_ranks(size, [&](int rank, const StorePtr& store) {
     const auto engine = make_engine(setting, store, rank);
     const ParameterIndex third(3);
-    if (rank == size - 1) engine->put_gradient(third, integers(setting.parameters[third], 0));
+    if (rank == size - 1)
+      engine->put_gradient(LeafIndex(3), integers(setting.parameters[third], 0));
     engine->route(UnitIndex(0));
     const Verdict verdict = engine->agree();
     EXPECT_TRUE(verdict.has_gradient[third]);
@@ -67,7 +69,7 @@ TEST_P(EngineAgreement, ForgetsAClearedGradient) {
     const auto engine = make_engine(setting, store, rank);
     route_constant(*engine, 1);
     EXPECT_TRUE(engine->agree().has_gradient[kRouted]);
-    engine->clear_gradient(kRouted);
+    engine->clear_gradient(kRoutedLeaf);
     EXPECT_FALSE(engine->agreed());
     const Verdict verdict = engine->agree();
     EXPECT_FALSE(verdict.has_gradient[kRouted]);

@@ -65,8 +65,7 @@ class Model {
 };
 
 void clear_all(Engine& engine) {
-  for (const ParameterIndex parameter : engine.parameters().indices())
-    engine.clear_gradient(parameter);
+  for (const LeafIndex leaf : engine.leaves().indices()) engine.clear_gradient(leaf);
 }
 
 // Every owned gradient is `factors[unit]` times the weight of `seed`, to fp32's last bits.

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 #include <thread>
 
@@ -12,8 +13,9 @@ namespace dmuon::engine {
 namespace {
 
 struct Case {
-  std::vector<std::int64_t> sizes;  // [group size] of the segments
+  std::vector<std::int64_t> sizes;  // [group size] of the parts
   const char* name;
+  bool dealt = false;  // two elements at a time to each member in turn, so that no part is whole
 };
 
 const Case kCases[] = {
@@ -24,16 +26,38 @@ const Case kCases[] = {
     {{9, 0, 0, 0}, "AllAtTheFirst"},
     {{0, 0, 0, 9}, "AllAtTheLast"},
     {{1, 8, 1, 2}, "Most"},
+    {{6, 4}, "TwoDealt", true},
+    {{1, 8, 0, 5}, "MostDealt", true},
 };
 
-std::vector<Segment> segments_of(const std::vector<std::int64_t>& sizes) {
-  std::vector<Segment> segments;
+std::vector<Part> parts_of(const std::vector<std::int64_t>& sizes, bool dealt = false) {
+  std::vector<Part> parts(sizes.size());
   std::int64_t next = 0;
-  for (const std::int64_t size : sizes) {
-    segments.push_back({next, next + size});
-    next += size;
+  std::vector<std::int64_t> left = sizes;
+  while (std::any_of(left.begin(), left.end(), [](std::int64_t size) { return size > 0; })) {
+    for (std::size_t member = 0; member < parts.size(); ++member) {
+      const std::int64_t size = dealt ? std::min<std::int64_t>(left[member], 2) : left[member];
+      parts[member].append({next, next + size});
+      left[member] -= size;
+      next += size;
+    }
   }
-  return segments;
+  return parts;
+}
+
+std::int64_t total_of(const std::vector<Part>& parts) {
+  std::int64_t total = 0;
+  for (const Part& part : parts) total += part.size();
+  return total;
+}
+
+// [size] where a part's elements lie.
+std::vector<std::int64_t> elements_of(const Part& part) {
+  std::vector<std::int64_t> elements;
+  for (const Segment& segment : part.segments) {
+    for (std::int64_t i = segment.begin; i < segment.end; ++i) elements.push_back(i);
+  }
+  return elements;
 }
 
 // [size] small integers: sums over few ranks are exact in fp32 and in bf16.
@@ -45,31 +69,30 @@ at::Tensor values_of(int rank, std::int64_t size, at::ScalarType dtype) {
   return values.to(dtype);
 }
 
-// One to each other member with a segment, in its pieces.
-std::int64_t messages_of(const std::vector<Segment>& segments, int rank) {
+// To each other member its segments, each in pieces no longer than what fits.
+std::int64_t messages_of(const std::vector<Part>& parts, int rank) {
   std::int64_t messages = 0;
-  for (std::size_t r = 0; r < segments.size(); ++r) {
+  for (std::size_t r = 0; r < parts.size(); ++r) {
     if (static_cast<int>(r) != rank)
-      messages +=
-          pieces_of(segments[r].size(), segments.back().end, static_cast<int>(segments.size()) - 1);
+      messages += pieces_of(parts[r], total_of(parts), static_cast<int>(parts.size()) - 1);
   }
   return messages;
 }
 
 struct Sum {
-  at::Tensor values;  // [own segment] fp32
+  at::Tensor values;  // [own part] fp32
   std::int64_t inbox_bytes = 0;
 };
 
-Sum reduce(Group& group, const at::Tensor& packed, const std::vector<Segment>& segments) {
+Sum reduce(Group& group, const at::Tensor& packed, const std::vector<Part>& parts) {
   const Exchange& exchange = exchange_of(group);
-  const at::Tensor inbox = at::empty({exchange.inbox_elements(group, segments)}, packed.options());
-  const Segment own = segments[static_cast<std::size_t>(group.rank())];
+  const at::Tensor inbox = at::empty({exchange.inbox_elements(group, parts)}, packed.options());
+  const Part& own = parts[static_cast<std::size_t>(group.rank())];
   Sum sum{at::empty({own.size()}, at::TensorOptions().dtype(at::kFloat)),
           static_cast<std::int64_t>(inbox.nbytes())};
   std::int64_t next = 0;
   exchange.reduce(
-      group, packed, segments, inbox,
+      group, packed, parts, inbox,
       [&](std::int64_t begin, const at::Tensor& values, double scale) {
         EXPECT_EQ(begin, next);  // each element once, in order
         EXPECT_EQ(scale, 1.0 / group.size());
@@ -85,29 +108,29 @@ class ExchangeReduce : public testing::TestWithParam<std::tuple<Case, at::Scalar
 
 TEST_P(ExchangeReduce, LeavesEachSumAtItsMember) {
   const auto& [shape, dtype, disguise] = GetParam();
-  const std::vector<Segment> segments = segments_of(shape.sizes);
-  const std::int64_t total = segments.back().end;
+  const std::vector<Part> parts = parts_of(shape.sizes, shape.dealt);
+  const std::int64_t total = total_of(parts);
   const int size = static_cast<int>(shape.sizes.size());
   // Structured bindings are captured by copies alone.
   run_ranks(size, [&, dtype = dtype, disguise = disguise](int rank, const StorePtr& store) {
     Group group = make_group(store, "g", rank, size, kTimeout, disguise);
     EXPECT_EQ(group.free_point_to_point(), !disguise);
     const at::Tensor packed = values_of(rank, total, dtype);
-    const Sum sum = reduce(group, packed, segments);
-    const Segment own = segments[static_cast<std::size_t>(rank)];
-    ASSERT_EQ(sum.values.numel(), own.size());
-    for (std::int64_t i = 0; i < own.size(); ++i) {
+    const Sum sum = reduce(group, packed, parts);
+    const std::vector<std::int64_t> own = elements_of(parts[static_cast<std::size_t>(rank)]);
+    ASSERT_EQ(sum.values.numel(), std::ssize(own));
+    for (std::int64_t i = 0; i < std::ssize(own); ++i) {
       float expected = 0;
       for (int r = 0; r < size; ++r) {
-        expected += static_cast<float>((7 * (own.begin + i) + 3 * r) % 11 - 5);
+        expected += static_cast<float>((7 * own[static_cast<std::size_t>(i)] + 3 * r) % 11 - 5);
       }
       EXPECT_EQ(sum.values[i].item<float>(), expected) << "rank " << rank << ", element " << i;
     }
     // What gloo's tree moves is not what a rank sends itself.
     if (disguise) return;
-    EXPECT_EQ(group.traffic().num_messages, messages_of(segments, rank));
+    EXPECT_EQ(group.traffic().num_messages, messages_of(parts, rank));
     EXPECT_EQ(group.traffic().num_bytes,
-              (total - own.size()) * static_cast<std::int64_t>(c10::elementSize(dtype)));
+              (total - std::ssize(own)) * static_cast<std::int64_t>(c10::elementSize(dtype)));
     // The inbox is no larger than the buffer, whatever the number of peers; one element of each
     // peer must fit.
     const auto element = static_cast<std::int64_t>(c10::elementSize(dtype));
@@ -127,19 +150,18 @@ INSTANTIATE_TEST_SUITE_P(Cases, ExchangeReduce,
                                           testing::Bool()),
                          [](const auto& given) { return name_of(given); });
 
-TEST(Exchange, GathersEachSegmentFromItsMember) {
+TEST(Exchange, GathersEachPartFromItsMember) {
   for (const bool disguise : {false, true}) {
     for (const Case& shape : kCases) {
-      const std::vector<Segment> segments = segments_of(shape.sizes);
+      const std::vector<Part> parts = parts_of(shape.sizes, shape.dealt);
       const int size = static_cast<int>(shape.sizes.size());
       run_ranks(size, [&, disguise](int rank, const StorePtr& store) {
         Group group = make_group(store, "g", rank, size, kTimeout, disguise);
-        const at::Tensor packed = values_of(rank, segments.back().end, at::kFloat);
-        exchange_of(group).gather(group, packed, segments, "x");
+        const at::Tensor packed = values_of(rank, total_of(parts), at::kFloat);
+        exchange_of(group).gather(group, packed, parts, "x");
         for (int member = 0; member < size; ++member) {
-          const at::Tensor sent = values_of(member, segments.back().end, at::kFloat);
-          const Segment& segment = segments[static_cast<std::size_t>(member)];
-          for (std::int64_t i = segment.begin; i < segment.end; ++i)
+          const at::Tensor sent = values_of(member, total_of(parts), at::kFloat);
+          for (const std::int64_t i : elements_of(parts[static_cast<std::size_t>(member)]))
             EXPECT_EQ(packed[i].item<float>(), sent[i].item<float>()) << shape.name << ", " << i;
         }
       });
@@ -155,12 +177,11 @@ TEST(Exchange, SumsWhatIsLargeInFp16) {
       const Exchange& exchange = exchange_of(group);
       const at::Tensor packed = at::empty({3}, at::TensorOptions().dtype(at::kHalf));
       packed.fill_(rank == 0 ? 60'000 : 10'000);
-      const std::vector<Segment> segments = segments_of({3, 0});
-      const at::Tensor inbox =
-          at::empty({exchange.inbox_elements(group, segments)}, packed.options());
+      const std::vector<Part> parts = parts_of({3, 0});
+      const at::Tensor inbox = at::empty({exchange.inbox_elements(group, parts)}, packed.options());
       std::int64_t taken = 0;
       exchange.reduce(
-          group, packed, segments, inbox,
+          group, packed, parts, inbox,
           [&](std::int64_t, const at::Tensor& values, double scale) {
             taken += values.numel();
             EXPECT_NEAR(values[2].item<double>() * scale, 35'000, 32);  // fp16 counts by 32 there
@@ -177,7 +198,7 @@ TEST(ExchangeReduce, AddsABf16WireInFp32) {
     Group group = make_group(store, "g", rank, 3);
     const at::Tensor packed = at::empty({4}, at::TensorOptions().dtype(at::kBFloat16));
     packed.fill_(rank == 1 ? 256 : 1);
-    const Sum sum = reduce(group, packed, segments_of({0, 4, 0}));
+    const Sum sum = reduce(group, packed, parts_of({0, 4, 0}));
     if (rank != 1) return;
     EXPECT_EQ(sum.values.scalar_type(), at::kFloat);
     EXPECT_EQ(sum.values[3].item<float>(), 258);
@@ -207,7 +228,7 @@ TEST(ExchangeReduce, GivesTheSameBitsHoweverRanksArrive) {
       Group group = make_group(store, "g", rank, 3);
       const at::Tensor packed = fractions_of(rank);
       if (rank == late) std::this_thread::sleep_for(std::chrono::milliseconds(50));
-      const Sum sum = reduce(group, packed, segments_of({999, 0, 0}));
+      const Sum sum = reduce(group, packed, parts_of({999, 0, 0}));
       if (rank == 0) got = floats_of(sum.values);
     });
     sums.push_back(got);
@@ -228,7 +249,7 @@ TEST(ExchangeReduce, GivesTheSameBitsWhicheverMemberSums) {
     sizes[static_cast<std::size_t>(owner)] = 999;
     run_ranks(kRanks, [&](int rank, const StorePtr& store) {
       Group group = make_group(store, "g", rank, kRanks);
-      const Sum sum = reduce(group, fractions_of(rank), segments_of(sizes));
+      const Sum sum = reduce(group, fractions_of(rank), parts_of(sizes));
       if (rank != owner) return;
       EXPECT_EQ(floats_of(sum.values), expected) << "at rank " << owner;
     });

@@ -2,9 +2,9 @@
 
 #include "dmuon/engine/executor.h"
 
+#include <ATen/ops/cat.h>
 #include <gtest/gtest.h>
 
-#include "dmuon/plan/packed_size.h"
 #include "tests/engine/mesh_engine.h"
 
 namespace dmuon::engine {
@@ -50,10 +50,13 @@ class ExecutorOnMesh : public testing::TestWithParam<Mesh> {
   }
 
   void route(Executor* executor, bool hold) {
-    for (const ParameterIndex parameter : parameters_of(executor->parameters(), kUnit)) {
-      Unit& unit = executor->unit(kUnit);
-      unit.put_gradient(unit.packing().place_of(parameter),
-                        integers(executor->parameters()[parameter], 1));
+    Unit& unit = executor->unit(kUnit);
+    for (const LeafIndex index : unit.packing().leaves) {
+      const Leaf& leaf = executor->leaves()[index];
+      std::vector<at::Tensor> parts;
+      for (const ParameterIndex part : leaf.parameters)
+        parts.push_back(integers(executor->parameters()[part], 1));
+      unit.put_gradient(unit.packing().place_of(index), at::cat(parts));
     }
     executor->perform({.kind = Kind::kRouteIntra, .unit = kUnit, .hold = hold});
     const bool sends = has_inter() && !hold;
@@ -67,12 +70,14 @@ class ExecutorOnMesh : public testing::TestWithParam<Mesh> {
   }
 
   static testing::AssertionResult has_weights(Executor& executor, int seed) {
-    const Unit& unit = executor.unit(kUnit);
+    Unit& unit = executor.unit(kUnit);
     for (const PackedIndex place : unit.packing().parameters.indices()) {
       const ParameterIndex parameter = unit.packing().parameters[place];
+      const Segment part = unit.packing().segments[place];
+      const at::Tensor expected =
+          integers(executor.parameters()[parameter], seed + parameter.value());
       const auto same =
-          same_values(unit.weight_tensors()[place.position()],
-                      integers(executor.parameters()[parameter], seed + parameter.value()));
+          same_values(unit.weights().slice(part.begin, part.end).view(expected.sizes()), expected);
       if (!same) return same;
     }
     return testing::AssertionSuccess();
@@ -136,12 +141,12 @@ TEST_P(ExecutorOnMesh, DescribesUnitsAndBatchesToASchedule) {
     EXPECT_EQ(layout.num_replicates, GetParam().num_replicates);
     EXPECT_EQ(layout.num_shards, GetParam().num_shards);
     ASSERT_EQ(layout.units.size(), kNumUnits);
+    const auto packed =
+        plan::packed_elements_of(plan_of(executor.parameters(), GetParam()).inventory);
     for (const UnitIndex unit : kUnits) {
       core::Vector<core::Slot, std::int64_t> expected(GetParam().num_slots());
-      for (const ParameterIndex parameter : parameters_of(executor.parameters(), unit)) {
-        const Parameter& of = executor.parameters()[parameter];
-        expected[of.owner] += plan::packed_elements(of.num_elements());
-      }
+      for (const ParameterIndex parameter : parameters_of(executor.parameters(), unit))
+        expected[executor.parameters()[parameter].owner] += packed[parameter];
       EXPECT_EQ(layout.units[unit].owner_elements, expected);
       EXPECT_EQ(layout.units[unit].name, "unit " + std::to_string(unit.value()));
       EXPECT_EQ(layout.units[unit].weight_size, 4);

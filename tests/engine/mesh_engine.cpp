@@ -1,5 +1,6 @@
 #include "tests/engine/mesh_engine.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -29,6 +30,11 @@ Parameters unbalanced_parameters(const Mesh& mesh) {
   add(3, 5, 2, 1);
   add(1, 13, 2, 1);
   parameters.push_back({{2, 3, 5}, UnitIndex(2), core::Slot(1 % mesh.num_slots())});
+  add(2, 5, 0, 2);
+  for (const int owner : {0, last}) {
+    add(3, 5, 0, owner);
+    parameters.back().continues = true;
+  }
   return parameters;
 }
 
@@ -37,6 +43,22 @@ Setting setting_on(Mesh mesh) {
   setting.mesh = mesh;
   setting.parameters = unbalanced_parameters(mesh);
   return setting;
+}
+
+at::Tensor leaf_of(const Engine& engine, LeafIndex leaf,
+                   const std::function<at::Tensor(ParameterIndex)>& values) {
+  std::vector<at::Tensor> parts;
+  for (const ParameterIndex part : engine.leaves()[leaf].parameters)
+    parts.push_back(values(part).reshape(engine.parameters()[part].sizes));
+  return at::cat(parts);
+}
+
+void put_gradients(Engine& engine, UnitIndex unit,
+                   const std::function<at::Tensor(ParameterIndex)>& values) {
+  for (const LeafIndex leaf : engine.leaves().indices()) {
+    if (engine.leaves()[leaf].unit == unit)
+      engine.put_gradient(leaf, leaf_of(engine, leaf, values));
+  }
 }
 
 std::vector<ParameterIndex> parameters_of(const Parameters& parameters, UnitIndex unit) {
@@ -53,13 +75,15 @@ plan::Plan plan_of(const Parameters& parameters, const Mesh& mesh) {
   std::map<std::tuple<core::Owner, std::int64_t, std::int64_t>, std::vector<ParameterIndex>>
       batches;
   for (const ParameterIndex index : parameters.indices()) {
-    const auto& [view, unit, owner, sizes] = parameters[index];
+    const Parameter& parameter = parameters[index];
+    const plan::View& view = parameter.view;
     plan.inventory.push_back({.name = "weight " + std::to_string(index.value()),
                               .rows = view.rows,
                               .cols = view.cols,
-                              .unit = unit.value(),
-                              .num_matrices = view.num_matrices});
-    plan.owner.push_back(core::Owner(owner.value()));
+                              .unit = parameter.unit.value(),
+                              .num_matrices = view.num_matrices,
+                              .continues = parameter.continues});
+    plan.owner.push_back(core::Owner(parameter.owner.value()));
     batches[{plan.owner.back(), view.rows, view.cols}].push_back(index);
   }
   for (const auto& [key, batch] : batches) plan.batches.push_back({std::get<0>(key), batch});
@@ -109,9 +133,10 @@ at::Tensor integers(const Parameter& parameter, int seed) {
 }
 
 void set_masters(Engine& engine, int seed) {
-  for (const ParameterIndex parameter : engine.parameters().indices())
-    engine.scatter(parameter, kMaster,
-                   integers(engine.parameters()[parameter], seed + parameter.value()));
+  for (const LeafIndex leaf : engine.leaves().indices())
+    engine.scatter(leaf, kMaster, leaf_of(engine, leaf, [&](ParameterIndex parameter) {
+                     return integers(engine.parameters()[parameter], seed + parameter.value());
+                   }));
 }
 
 at::Tensor owned_gradient(Engine& engine, ParameterIndex parameter) {
@@ -120,10 +145,12 @@ at::Tensor owned_gradient(Engine& engine, ParameterIndex parameter) {
 }
 
 at::Tensor weight_of(Engine& engine, ParameterIndex parameter) {
-  const Unit& unit = engine.unit(engine.parameters()[parameter].unit);
-  const PackedIndex place = unit.packing().place_of(parameter);
-  return unit.weight_tensors()[place.position()].to(at::kFloat, /*non_blocking=*/false,
-                                                    /*copy=*/true);
+  Unit& unit = engine.unit(engine.parameters()[parameter].unit);
+  const Segment part = unit.packing().segments[unit.packing().place_of(parameter)];
+  return unit.weights()
+      .slice(part.begin, part.end)
+      .view(engine.parameters()[parameter].view.sizes())
+      .to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
 }
 
 testing::AssertionResult same_values(const at::Tensor& got, const at::Tensor& expected) {
@@ -142,6 +169,15 @@ std::int64_t pieces_of(std::int64_t size, std::int64_t room, int num_peers) {
   while ((size + pieces - 1) / pieces * num_peers > std::max<std::int64_t>(room, num_peers))
     ++pieces;
   return pieces;
+}
+
+std::int64_t pieces_of(const Part& part, std::int64_t room, int num_peers) {
+  if (part.size() == 0) return 0;
+  const std::int64_t pieces = pieces_of(part.size(), room, num_peers);
+  const std::int64_t longest = (part.size() + pieces - 1) / pieces;
+  std::int64_t messages = 0;
+  for (const Segment& segment : part.segments) messages += (segment.size() + longest - 1) / longest;
+  return messages;
 }
 
 }  // namespace dmuon::engine

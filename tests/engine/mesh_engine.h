@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <memory>
 #include <ostream>
 #include <set>
@@ -14,6 +15,7 @@
 
 namespace dmuon::engine {
 
+using core::LeafIndex;
 using core::ParameterIndex;
 using core::UnitIndex;
 
@@ -33,9 +35,9 @@ struct Setting {
   std::chrono::milliseconds timeout = kTimeout;
 };
 
-/// Ten odd-sized parameters, one a stack of two matrices, in three units, with owners drawn so that
-/// on meshes of more than one rank some columns are empty: unit 0 has one of everything, unit 1 one
-/// parameter alone, unit 2 lies at one owner.
+/// Thirteen odd-sized parameters, one a stack of two matrices and the last three of one leaf, in
+/// three units, with owners drawn so that on meshes of more than one rank some columns are empty:
+/// unit 0 has one of everything, unit 1 one parameter alone, unit 2 lies at one owner.
 Parameters unbalanced_parameters(const Mesh& mesh);
 constexpr int kNumUnits = 3;
 constexpr core::Indices<UnitIndex> kUnits(kNumUnits);
@@ -56,6 +58,14 @@ std::unique_ptr<Engine> make_engine(const Setting& setting, const StorePtr& stor
 
 /// What the plan of `parameters` is: each rank's batches are its parameters of equal shapes.
 plan::Plan plan_of(const Parameters& parameters, const Mesh& mesh);
+
+/// A leaf's values, of its parameters'.
+at::Tensor leaf_of(const Engine& engine, core::LeafIndex leaf,
+                   const std::function<at::Tensor(ParameterIndex)>& values);
+
+/// As if every leaf of the unit had got a gradient of these values.
+void put_gradients(Engine& engine, UnitIndex unit,
+                   const std::function<at::Tensor(ParameterIndex)>& values);
 
 /// Ascending.
 std::vector<ParameterIndex> parameters_of(const Parameters& parameters, UnitIndex unit);
@@ -78,5 +88,8 @@ testing::AssertionResult same_values(const at::Tensor& got, const at::Tensor& ex
 /// In how many messages a gradient of `size` elements comes from each peer, so that one of each
 /// fits into `room`, at least one element of each.
 std::int64_t pieces_of(std::int64_t size, std::int64_t room, int num_peers);
+
+/// In how many messages all segments of a part come, likewise.
+std::int64_t pieces_of(const Part& part, std::int64_t room, int num_peers);
 
 }  // namespace dmuon::engine

@@ -9,6 +9,7 @@
 namespace dmuon::engine {
 namespace {
 
+using core::LeafIndex;
 using core::ParameterIndex;
 using core::Shard;
 using core::Slot;
@@ -30,59 +31,107 @@ TEST(Pack, SortsByColumnThenOwnerThenIndex) {
   EXPECT_EQ(packing.segments.values(),
             (std::vector<Segment>{{0, 4}, {128, 428}, {512, 516}, {640, 649}, {768, 774}}));
   EXPECT_EQ(packing.num_elements, 896);
-  EXPECT_EQ(packing.columns.values(), (std::vector<Segment>{{0, 640}, {640, 896}}));
+  EXPECT_EQ(packing.columns.values(), (std::vector<Part>{{{{0, 640}}}, {{{640, 896}}}}));
   EXPECT_EQ(packing.owners.values(),
-            (std::vector<Segment>{{0, 512}, {640, 768}, {512, 640}, {768, 896}}));
+            (std::vector<Part>{{{{0, 512}}}, {{{640, 768}}}, {{{512, 640}}}, {{{768, 896}}}}));
 
   EXPECT_EQ(packing.place_of(ParameterIndex(3)), PackedIndex(2));
   EXPECT_THROW(packing.place_of(ParameterIndex(2)), core::InternalError);
-  EXPECT_EQ(packing.parts_of(Shard(1)), (std::vector<Segment>{{0, 128}, {128, 256}}));
+  EXPECT_EQ(packing.parts_of(Shard(1)), (std::vector<Part>{{{{0, 128}}}, {{{128, 256}}}}));
 }
 
-TEST(Pack, GivesAnOwnerOfNothingAnEmptySegmentInPlace) {
+// By hand, on 2 x 2, between parameters 0 and 4 a leaf of three with owners 3, 1 and 3.
+TEST(Pack, PutsAfterTheOthersALeafOfSeveralOwners) {
+  Parameters parameters{parameter(2, 3, 0, 3), parameter(2, 5, 0, 3), parameter(30, 5, 0, 1),
+                        parameter(1, 5, 0, 3), parameter(1, 4, 0, 0)};
+  parameters[ParameterIndex(2)].continues = parameters[ParameterIndex(3)].continues = true;
+  const Leaves leaves = leaves_of(parameters);
+  ASSERT_EQ(leaves.size(), 3);
+  EXPECT_EQ(leaves[LeafIndex(1)].sizes, (std::vector<std::int64_t>{33, 5}));
+  const Packing packing = pack(parameters, UnitIndex(0), 2, 2);
+  EXPECT_EQ(packing.leaves.values(),
+            (std::vector<LeafIndex>{LeafIndex(2), LeafIndex(0), LeafIndex(1)}));
+  EXPECT_EQ(packing.leaf_begins.values(), (std::vector<std::int64_t>{0, 128, 256}));
+  EXPECT_EQ(packing.segments.values(),
+            (std::vector<Segment>{{0, 4}, {128, 134}, {256, 266}, {266, 416}, {416, 421}}));
+  EXPECT_EQ(packing.num_elements, 512);
+  EXPECT_EQ(packing.columns.values(),
+            (std::vector<Part>{{{{0, 128}}}, {{{266, 416}, {128, 266}, {416, 512}}}}));
+  EXPECT_EQ(packing.owners.values(),
+            (std::vector<Part>{{{{0, 128}}}, {{{266, 416}}}, {}, {{{128, 266}, {416, 512}}}}));
+  EXPECT_EQ(packing.in_column.values(),
+            (std::vector<Segment>{{0, 4}, {150, 156}, {278, 288}, {0, 150}, {288, 293}}));
+  EXPECT_EQ(packing.parts_of(Shard(1)), (std::vector<Part>{{{{0, 150}}}, {{{150, 384}}}}));
+}
+
+TEST(Pack, RefusesAParameterThatDoesNotContinueTheOneBeforeIt) {
+  for (const auto& [cols, unit] : {std::pair{6, 0}, {5, 1}}) {
+    Parameters parameters{parameter(2, 5, 0, 0), parameter(2, cols, unit, 0)};
+    parameters[ParameterIndex(1)].continues = true;
+    EXPECT_THROW(leaves_of(parameters), core::InternalError);
+    parameters[ParameterIndex(0)].continues = true;
+    EXPECT_THROW(leaves_of(parameters), core::InternalError);
+  }
+}
+
+TEST(Pack, GivesAnOwnerOfNothingAnEmptyPart) {
   const Packing packing = pack({parameter(2, 2, 0, 1)}, UnitIndex(0), 2, 3);
   ASSERT_EQ(packing.owners.size(), 6);
   ASSERT_EQ(packing.columns.size(), 3);
   EXPECT_EQ(packing.columns[Shard(0)].size(), 0);
   EXPECT_EQ(packing.columns[Shard(1)].size(), 128);
-  EXPECT_EQ(packing.columns[Shard(2)].begin, 128);
   EXPECT_EQ(packing.columns[Shard(2)].size(), 0);
-  EXPECT_EQ(packing.owners[Slot(4)].begin, 128);
   EXPECT_EQ(packing.owners[Slot(4)].size(), 0);
 }
 
-// Whatever the owners: parameters follow each other at the next aligned element, each in its
-// owner's and column's segment, and these tile the buffer.
+// Whatever the owners: leaves follow each other at the next aligned element, and parameters in them
+// without a gap; each in its owner's and column's parts, and these tile the buffer.
 TEST(Pack, TilesTheBufferForAnyOwners) {
   std::mt19937 random(1);
   const auto draw = [&](int end) {
     return static_cast<int>(random() % static_cast<unsigned>(end));
+  };
+  const auto holds = [](const Part& part, const Segment& segment) {
+    return std::any_of(part.segments.begin(), part.segments.end(), [&](const Segment& of) {
+      return of.begin <= segment.begin && segment.end <= of.end;
+    });
   };
   for (int round = 0; round < 300; ++round) {
     const int num_replicates = 1 + draw(4);
     const int num_shards = 1 + draw(4);
     Parameters parameters;
     const int num_parameters = 1 + draw(9);
-    for (int i = 0; i < num_parameters; ++i)
-      parameters.push_back(
-          parameter(1 + draw(20), 1 + draw(20), 0, draw(num_replicates * num_shards)));
+    for (int i = 0; i < num_parameters; ++i) {
+      const bool continues = i > 0 && draw(3) == 0;
+      const std::int64_t cols = continues ? parameters.back().view.cols : 1 + draw(20);
+      parameters.push_back(parameter(1 + draw(20), cols, 0, draw(num_replicates * num_shards)));
+      parameters.back().continues = continues;
+    }
     const Packing packing = pack(parameters, UnitIndex(0), num_replicates, num_shards);
+    ASSERT_EQ(packing.parameters.size(), num_parameters);
     std::int64_t next = 0;
     for (const PackedIndex place : packing.parameters.indices()) {
       const Parameter& packed = parameters[packing.parameters[place]];
       const Segment segment = packing.segments[place];
+      if (!packed.continues) next = (next + 127) / 128 * 128;
       ASSERT_EQ(segment, (Segment{next, next + packed.num_elements()}));
-      next = (segment.end + 127) / 128 * 128;
-      const Segment owner = packing.owners[packed.owner];
-      const Segment column = packing.columns[Shard(packed.owner.value() % num_shards)];
-      ASSERT_TRUE(owner.begin <= segment.begin && next <= owner.end);
-      ASSERT_TRUE(column.begin <= owner.begin && owner.end <= column.end);
+      next = segment.end;
+      ASSERT_TRUE(holds(packing.owners[packed.owner], segment));
+      ASSERT_TRUE(holds(packing.columns[Shard(packed.owner.value() % num_shards)], segment));
     }
-    ASSERT_EQ(packing.parameters.size(), num_parameters);
-    ASSERT_EQ(next, packing.num_elements);
-    std::int64_t owned = 0;
-    for (const Segment& segment : packing.owners) owned += segment.size();
-    ASSERT_EQ(owned, packing.num_elements);
+    ASSERT_EQ((next + 127) / 128 * 128, packing.num_elements);
+    for (const auto& parts : {packing.owners.values(), packing.columns.values()}) {
+      std::vector<bool> held(static_cast<std::size_t>(packing.num_elements));
+      for (const Part& part : parts) {
+        for (const Segment& segment : part.segments) {
+          for (auto i = segment.begin; i < segment.end; ++i) {
+            ASSERT_FALSE(held[static_cast<std::size_t>(i)]);
+            held[static_cast<std::size_t>(i)] = true;
+          }
+        }
+      }
+      ASSERT_EQ(std::count(held.begin(), held.end(), true), packing.num_elements);
+    }
   }
 }
 

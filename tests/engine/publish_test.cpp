@@ -74,16 +74,16 @@ TEST_P(Publish, SendsEachPartOnce) {
     double inter_bytes = 0;
     for (const UnitIndex unit : kUnits) {
       const Packing& packing = engine->unit(unit).packing();
-      const std::int64_t column = packing.columns[core::Shard(rank % mesh.num_shards)].size();
-      const std::int64_t part = packing.owners[core::Slot(rank)].size();
+      const Part& column = packing.columns[core::Shard(rank % mesh.num_shards)];
+      const Part& part = packing.owners[core::Slot(rank)];
       const int stage_1 = setting_.step.node_copy ? 1 : kNumUnshards;
-      if (mesh.num_shards > 1 && column > 0) {
-        intra += kNumUnshards;
-        intra_bytes += static_cast<double>(kNumUnshards * column * element);
+      if (mesh.num_shards > 1) {
+        intra += kNumUnshards * static_cast<double>(column.segments.size());
+        intra_bytes += static_cast<double>(kNumUnshards * column.size() * element);
       }
-      if (mesh.num_replicates > 1 && part > 0) {
-        inter += stage_1;
-        inter_bytes += static_cast<double>(stage_1 * part * element);
+      if (mesh.num_replicates > 1 && part.size() > 0) {  // one of a node copy
+        inter += setting_.step.node_copy ? 1 : stage_1 * static_cast<double>(part.segments.size());
+        inter_bytes += static_cast<double>(stage_1 * part.size() * element);
       }
       for (int i = 0; i < kNumUnshards; ++i) {
         engine->unshard(unit);
@@ -107,17 +107,20 @@ TEST_P(Publish, GathersAnyOwnedTensorInFp32OnEveryRank) {
     const auto value = [&](ParameterIndex parameter, int seed) {
       return integers(setting_.parameters[parameter], seed).add_(0.001);  // not exact in bf16
     };
-    for (const ParameterIndex parameter : setting_.parameters.indices()) {
-      engine->scatter(parameter, kMaster, value(parameter, 1));
-      engine->scatter(parameter, "second moment", value(parameter, 2));
+    const auto whole = [&](LeafIndex leaf, int seed) {
+      return leaf_of(*engine, leaf, [&](ParameterIndex part) { return value(part, seed); });
+    };
+    for (const LeafIndex leaf : engine->leaves().indices()) {
+      engine->scatter(leaf, kMaster, whole(leaf, 1));
+      engine->scatter(leaf, "second moment", whole(leaf, 2));
     }
-    for (const ParameterIndex parameter : setting_.parameters.indices()) {
-      EXPECT_TRUE(same_values(engine->gather(parameter, kMaster), value(parameter, 1)));
-      EXPECT_TRUE(same_values(engine->gather(parameter, "second moment"), value(parameter, 2)));
+    for (const LeafIndex leaf : engine->leaves().indices()) {
+      EXPECT_TRUE(same_values(engine->gather(leaf, kMaster), whole(leaf, 1)));
+      EXPECT_TRUE(same_values(engine->gather(leaf, "second moment"), whole(leaf, 2)));
     }
     // Before anything is sent: at ranks that own nothing, too.
-    EXPECT_THROW(engine->gather(ParameterIndex(0), "third moment"), core::InvalidArgument);
-    EXPECT_THROW(engine->scatter(ParameterIndex(0), kMaster, value(ParameterIndex(1), 1)),
+    EXPECT_THROW(engine->gather(LeafIndex(0), "third moment"), core::InvalidArgument);
+    EXPECT_THROW(engine->scatter(LeafIndex(0), kMaster, value(ParameterIndex(1), 1)),
                  core::InvalidArgument);
   });
 }

@@ -34,9 +34,12 @@ class Route : public testing::TestWithParam<std::tuple<Mesh, at::ScalarType>> {
   }
 
   void put_and_route(Engine& engine, int rank) {
-    for (const ParameterIndex parameter : setting_.parameters.indices())
-      engine.put_gradient(parameter, gradient_of(setting_, rank, parameter));
-    for (const UnitIndex unit : kUnits) engine.route(unit);
+    for (const UnitIndex unit : kUnits) {
+      put_gradients(engine, unit, [&](ParameterIndex parameter) {
+        return gradient_of(setting_, rank, parameter);
+      });
+      engine.route(unit);
+    }
   }
 
   Setting setting_;
@@ -65,7 +68,7 @@ TEST_P(Route, AddsMicroStepsAndClearedGradientsStartAfresh) {
     const auto engine = make_engine(setting_, store, rank);
     put_and_route(*engine, rank);
     put_and_route(*engine, rank);
-    engine->clear_gradient(ParameterIndex(0));
+    engine->clear_gradient(LeafIndex(0));
     EXPECT_FALSE(owned_gradient(*engine, ParameterIndex(0)).defined());
     put_and_route(*engine, rank);
     for (const ParameterIndex parameter : setting_.parameters.indices()) {
@@ -86,7 +89,8 @@ TEST_P(Route, CountsRanksWithoutAGradientAsZeros) {
     const int giver = setting_.mesh.num_slots() - 1;
     for (const UnitIndex unit : kUnits) {
       const ParameterIndex first = parameters_of(setting_.parameters, unit)[0];
-      if (rank == giver) engine->put_gradient(first, gradient_of(setting_, giver, first));
+      if (rank == giver)
+        engine->put_gradient(LeafIndex(first.value()), gradient_of(setting_, giver, first));
       engine->route(unit);
     }
     for (const UnitIndex unit : kUnits) {
@@ -117,14 +121,15 @@ TEST_P(Route, SendsEachPartOnce) {
     for (const UnitIndex unit : kUnits) {
       const Packing& packing = engine->unit(unit).packing();
       for (const core::Shard column : packing.columns.indices()) {
-        const auto size = packing.columns[column].size();
-        if (column == shard || size == 0) continue;
-        intra += pieces_of(size, packing.num_elements, setting_.mesh.num_shards - 1);
-        bytes_intra += static_cast<double>(size);
+        const Part& part = packing.columns[column];
+        if (column == shard) continue;
+        intra += static_cast<double>(
+            pieces_of(part, packing.num_elements, setting_.mesh.num_shards - 1));
+        bytes_intra += static_cast<double>(part.size());
       }
       for (int slot = shard.value(); slot < packing.owners.size();
            slot += setting_.mesh.num_shards) {
-        const auto size = packing.owners[core::Slot(slot)].size();
+        const auto size = packing.owners[core::Slot(slot)].size();  // one message, as of all parts
         if (slot == rank || size == 0) continue;
         inter += pieces_of(size, packing.columns[shard].size(), setting_.mesh.num_replicates - 1);
         bytes_inter += static_cast<double>(size);

@@ -23,7 +23,8 @@ struct Bound {
   int num_gradients = 0;
 
   Bound(at::ScalarType compute, at::ScalarType reduce)
-      : unit("block", kParameters, pack(kParameters, UnitIndex(0), 1, 1), pool, compute, reduce) {
+      : unit("block", leaves_of(kParameters), pack(kParameters, UnitIndex(0), 1, 1), pool, compute,
+             reduce) {
     for (const at::Tensor& weight : unit.weight_tensors()) {
       parameters.push_back(weight.set_requires_grad(true));
     }
@@ -123,8 +124,8 @@ TEST(Unit, CountsMissingGradientsAsZeros) {
       Bound bound(compute, at::kFloat);
       if (announced) bound.unit.expect_gradients();
       bound.backward(1, 3);
-      EXPECT_FALSE(bound.unit.arrived(PackedIndex(0)));
-      EXPECT_TRUE(bound.unit.arrived(PackedIndex(1)));
+      EXPECT_FALSE(bound.unit.arrived(PackedLeafIndex(0)));
+      EXPECT_TRUE(bound.unit.arrived(PackedLeafIndex(1)));
       bound.unit.fill_missing_gradients();
       EXPECT_TRUE(same_values(bound.gradient(0), all(0, 0)));
       EXPECT_TRUE(same_values(bound.gradient(1), all(1, 3)));
@@ -157,7 +158,7 @@ TEST(Unit, ForgetsGradientsThatItDrops) {
   bound.backward(0, 2);
   bound.unit.hand_over_gradients();
   bound.unit.gradients().release();
-  EXPECT_FALSE(bound.unit.arrived(PackedIndex(0)));
+  EXPECT_FALSE(bound.unit.arrived(PackedLeafIndex(0)));
   EXPECT_FALSE(bound.unit.gradients().allocated());
   EXPECT_FALSE(bound.parameters[0].grad().defined());
   bound.unit.expect_gradients();
@@ -187,8 +188,8 @@ TEST(Unit, ThrowsWhereABackwardMeetsFreedWeights) {
 TEST(Unit, IsBoundOnceToAllItsParameters) {
   Bound bound(at::kFloat, at::kFloat);
   EXPECT_THROW(bound.unit.bind(bound.parameters, [] {}), core::InternalError);
-  Unit other("block", kParameters, pack(kParameters, UnitIndex(0), 1, 1), bound.pool, at::kFloat,
-             at::kFloat);
+  Unit other("block", leaves_of(kParameters), pack(kParameters, UnitIndex(0), 1, 1), bound.pool,
+             at::kFloat, at::kFloat);
   EXPECT_THROW(other.bind({bound.parameters[0]}, [] {}), core::InternalError);
 }
 

@@ -194,7 +194,7 @@ struct Owner {
     for (const ParameterIndex parameter : engine->parameters().indices()) {
       for (const std::string& name : {engine::kMaster, engine::kGradient}) {
         const std::vector<std::int64_t> sizes = engine->parameters()[parameter].view.sizes();
-        engine->scatter(parameter, name, random_tensor(sizes, ++seed));
+        engine->scatter(core::LeafIndex(parameter.value()), name, random_tensor(sizes, ++seed));
       }
     }
   }

@@ -43,9 +43,10 @@ const std::vector<Batch> kBatches = {oracle::batch(0, {0}), oracle::batch(0, {3}
 TEST(Memory, OnTwoByTwoIsWhatItIsByHand) {
   // State 12 an element; the columns' 896 and 256 elements at 2 bytes. In unit 0's backward its
   // weights and gradients, and unit 1's gradients on their way, which become the first column's
-  // mean of the node. The updates of unit 0 come first, those of the others beside its weights.
+  // mean of the node, as unit 2's have. The updates of unit 0 come first, those of the others
+  // beside its weights.
   const std::int64_t buffers = kWeights + 2 * kGradients;
-  const std::int64_t with_mean = buffers + 4 * 512;
+  const std::int64_t with_mean = buffers + 4 * 512 + 4 * 128;
   EXPECT_EQ(memory(kInventory, {2, 2}, kOwner, kBatches, ahead(2)),
             (core::PerOwner<Memory>{bytes(12 * 384, 2 * 896, with_mean, kOfA),
                                     bytes(0, 2 * 256, buffers, 0),

@@ -115,9 +115,10 @@ def _write_back(runtime: Runtime, swapped: list[tuple[nn.Module, str, Any]]) -> 
         ]
     for index, new in enumerate(edited):
         # A bf16 model's fp32 master holds more than the bf16 values shown: keep it where nothing was changed.
-        master = runtime.engine.owned(index, "master")
-        if master is not None and not torch.equal(new.to(master.device), master.to(new.dtype)):
-            runtime.engine.scatter(index, "master", new)
+        for _, begin, end, master in runtime.engine.owned_parts(index, "master"):
+            part = new[begin:end].to(master.device)
+            if not torch.equal(part, master.to(new.dtype)):
+                master.copy_(part)
         if index in runtime.shards.without_values and new.any():  # whose master is zero
             runtime.shards.without_values.discard(index)
     runtime.engine.publish()

@@ -30,7 +30,7 @@ def routing_table(model: nn.Module) -> RoutingTable:
         return table
     unit_of = {matrix: unit.name for unit in runtime.units for matrix in unit.matrices}
     found: dict[str, Any] = {
-        matrix.name: {"owner": runtime.plan.owner[index], "unit": unit_of[index]}
+        matrix.name: {"owner": runtime.owners_of(index), "unit": unit_of[index]}
         for index, matrix in enumerate(runtime.matrices)
     }
     return RoutingTable((dataclasses.replace(row, **found.get(row.name, {})) for row in table), table.note)
@@ -176,10 +176,10 @@ def _pieces(whole: torch.Tensor) -> Sequence[torch.Tensor]:
     return pieces
 
 
-def _relative(found: Iterable[torch.Tensor], expected: Iterable[torch.Tensor]) -> float:
+def _relative(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
     """|found - expected| / |expected| in fp64, of tensors that come in pieces."""
     squares = torch.zeros(2, dtype=torch.float64, device="cpu")
-    for part, of in zip(found, expected, strict=True):
+    for part, of in pairs:
         of = of.to(part.device, torch.float64)
         squares = squares.to(part.device) + torch.stack([(part - of).square().sum(), of.square().sum()])
     difference, whole = squares.sqrt().tolist()
@@ -193,7 +193,7 @@ def _publication_differences(runtime: Runtime) -> dict[int, float]:
         runtime.engine.unshard(unit)
         for matrix, view in zip(runtime.engine.packed_order(unit), runtime.engine.weights(unit), strict=True):
             expected = runtime.engine.gather(matrix, "master").to(view.dtype)
-            differences[matrix] = _relative(_pieces(view), _pieces(expected))
+            differences[matrix] = _relative(zip(_pieces(view), _pieces(expected), strict=True))
         runtime.engine.reshard(unit)
     return differences
 
@@ -214,6 +214,19 @@ def _mean_of_synthetic(runtime: Runtime, matrix: int) -> Iterator[torch.Tensor]:
         yield mean
 
 
+def _alike(
+    part: torch.Tensor, begin: int, whole: Iterable[torch.Tensor]
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Piece by piece, what the rows of a matrix from `begin` on are, and what they are of all of it."""
+    flat = part.reshape(-1)
+    low, at = begin * (len(flat) // len(part)), 0
+    for piece in whole:
+        first, last = max(at, low), min(at + len(piece), low + len(flat))
+        if first < last:
+            yield flat[first - low : last - low], piece[first - at : last - at]
+        at += len(piece)
+
+
 def _put_synthetic(runtime: Runtime, matrix: int) -> None:
     gradient = torch.empty(runtime.matrices[matrix].shape, device=runtime.device)
     for piece, part in enumerate(_pieces(gradient)):
@@ -230,9 +243,9 @@ def _routing_differences(runtime: Runtime) -> dict[int, float]:
             _put_synthetic(runtime, matrix)
         runtime.engine.route(index)
         for matrix in unit.matrices:
-            received = runtime.engine.owned(matrix, "gradient")
-            if received is not None:
-                differences[matrix] = _relative(_pieces(received), _mean_of_synthetic(runtime, matrix))
+            for _, begin, _, received in runtime.engine.owned_parts(matrix, "gradient"):
+                found = _relative(_alike(received, begin, _mean_of_synthetic(runtime, matrix)))
+                differences[matrix] = max(differences.get(matrix, 0.0), found)
     return differences
 
 
@@ -245,22 +258,16 @@ def _update_differences(runtime: Runtime, opt: Muon) -> dict[int, float]:
         rows = resolved_coefficients(group["ns_coefficients"], group["ns_steps"])
         for parameter in group["params"]:
             matrix = opt._matrix_of[parameter]
-            owned = (runtime.engine.owned(matrix, name) for name in ("master", "momentum_buffer", "gradient"))
-            master, momentum, gradient = owned
-            if master is None:
-                continue
-            assert momentum is not None and gradient is not None
-            view = runtime.matrices[matrix].view
-            assert view is not None
-            master, momentum, gradient = (tensor.view(view.sizes) for tensor in (master, momentum, gradient))
-            updated = master.clone()
-            applies = torch.ones((), dtype=torch.bool, device=updated.device)
-            _C.muon_update(updated, momentum.clone(), gradient, native, applies)
-            differences[matrix] = max(
-                _relative(
-                    _pieces(updated[i] - master[i]),
-                    _pieces(plain_muon_update(master[i], momentum[i], gradient[i], group, rows)),
-                )
-                for i in range(view.count)
-            )
+            names = ("master", "momentum_buffer", "gradient")
+            for parts in zip(*(runtime.engine.owned_parts(matrix, name) for name in names), strict=True):
+                item = runtime.plan.native.inventory[parts[0][0]]
+                sizes = item.num_matrices, item.rows, item.cols
+                master, momentum, gradient = (part[-1].view(sizes) for part in parts)
+                updated = master.clone()
+                applies = torch.ones((), dtype=torch.bool, device=updated.device)
+                _C.muon_update(updated, momentum.clone(), gradient, native, applies)
+                for i in range(item.num_matrices):
+                    expected = plain_muon_update(master[i], momentum[i], gradient[i], group, rows)
+                    found = _relative(zip(_pieces(updated[i] - master[i]), _pieces(expected), strict=True))
+                    differences[matrix] = max(differences.get(matrix, 0.0), found)
     return differences

@@ -151,8 +151,8 @@ class Ema:
         """(mean, master) of the matrices that this rank owns."""
         engine = self._runtime.engine
         for index in self._matrices:
-            mean, master = engine.owned(index, self._name), engine.owned(index, MASTER)
-            if mean is not None and master is not None:
+            parts = (engine.owned_parts(index, name) for name in (self._name, MASTER))
+            for (*_, mean), (*_, master) in zip(*parts, strict=True):
                 yield mean, master
 
     def _local(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

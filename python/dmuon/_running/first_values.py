@@ -44,24 +44,29 @@ def _take_initial_values(runtime: Runtime, meta_start: MetaStart, index: int) ->
         _take_from(runtime, index, values.holder, own)
         return
     runtime.shards.without_values.add(index)
-    if runtime.plan.owner[index] == runtime.ranks.slot:
-        own = torch.zeros(values.base.shape, dtype=values.base.dtype, device="cpu")
-        runtime.engine.scatter(index, MASTER, own)
+    for *_, own in runtime.engine.owned_parts(index, MASTER):
+        own.zero_()
 
 
 def _take_from(runtime: Runtime, index: int, holder: int, own: torch.Tensor | None) -> None:
-    """The owner takes what `holder`, a global rank, has; over the host, one matrix at a time."""
+    """Owners take what `holder`, a global rank, has; over the host, one part of a matrix at a time."""
     ranks, matrix = runtime.ranks, runtime.matrices[index]
-    here, owner = ranks.everyone[ranks.slot], ranks.everyone[runtime.plan.owner[index]]
-    if here == holder != owner:
-        assert own is not None
-        dist.send(own.cpu().contiguous(), owner, group=verdict_group(ranks))
-    elif here == owner != holder:
-        own = torch.empty(matrix.shape, dtype=matrix.parameter.dtype, device="cpu")
-        dist.recv(own, holder, group=verdict_group(ranks))
-    if here == owner:
-        assert own is not None
-        runtime.engine.scatter(index, MASTER, own)
+    here, group = ranks.everyone[ranks.slot], verdict_group(ranks)
+    masters = {part: master for part, _, _, master in runtime.engine.owned_parts(index, MASTER)}
+    row = 0
+    for part in runtime.parts[index]:
+        owner, sizes = ranks.everyone[runtime.plan.owner[part]], runtime.engine.sizes_of(part)
+        begin, row = row, row + sizes[0]
+        if here == holder:
+            assert own is not None
+            values = own[begin:row]
+            if here != owner:
+                dist.send(values.cpu().contiguous(), owner, group=group)
+        elif here == owner:
+            values = torch.empty(sizes, dtype=matrix.parameter.dtype, device="cpu")
+            dist.recv(values, holder, group=group)
+        if here == owner:
+            masters[part].copy_(values)
 
 
 def _take_plain_parameters(runtime: Runtime) -> None:

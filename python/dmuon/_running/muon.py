@@ -242,9 +242,9 @@ class Muon(torch.optim.Optimizer):
             if group["algorithm"] != "muon":
                 continue
             for parameter in group["params"]:
-                index = self._matrix_of[parameter]
-                if has_gradient[index] and parameter.grad is not None:
-                    group_of[index] = len(groups)
+                for index in self._runtime.parts[self._matrix_of[parameter]]:
+                    if has_gradient[index] and parameter.grad is not None:
+                        group_of[index] = len(groups)
             groups.append(native_group(group, self._runtime.device))
         return groups, group_of
 
@@ -324,7 +324,7 @@ class Muon(torch.optim.Optimizer):
             shards.take(values, name)
         if not state_dict["state"]:
             for index in self._matrix_of.values():
-                if (momentum := runtime.engine.owned(index, MOMENTUM)) is not None:
+                for *_, momentum in runtime.engine.owned_parts(index, MOMENTUM):
                     momentum.zero_()
         runtime.engine.publish()
         owned: dict[torch.Tensor, Any] = {parameter: self.state[parameter] for parameter in self._matrix_of}

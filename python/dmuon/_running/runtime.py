@@ -46,6 +46,7 @@ class Runtime:
         self.recomputed: dict[int, int] = {}  # by unit: the last backward in which a reentrant checkpoint did so
         self.step_agreement: Any = None  # a StepAgreement, from Muon on
         self.engine = self._make_engine(dedication)
+        self.parts = [self.engine.parameters_of(index) for index in range(len(self.matrices))]  # of what has an owner
         self.state = _C.MuonState(self.engine)
         self.placeholders = self._make_placeholders(dedication.meta_start)
         self.weights = [self._bind(index) for index in range(len(units))]
@@ -69,8 +70,18 @@ class Runtime:
             dtype = self.matrices[unit.matrices[0]].parameter.dtype if unit.matrices else torch.float32
             compute = policy.param_dtype or dtype
             units.append(_C.UnitSpec(unit.name or "(root)", compute, policy.reduce_dtype or compute, unit.host))
-        sizes = [list(matrix.shape) for matrix in self.matrices]
-        return _C.Engine(options, engine_groups(self.ranks), self.plan.native, units, sizes)
+        return _C.Engine(options, engine_groups(self.ranks), self.plan.native, units, self._sizes())
+
+    def _sizes(self) -> list[list[int]]:
+        """Of what the plan gives owners, as the model has it: matrices, and parts of them along their first side."""
+        sizes = []
+        matrices = iter(self.matrices)
+        for item in self.plan.native.inventory:
+            if not item.continues:
+                shape = next(matrices).shape
+            rows = item.num_matrices * item.rows * item.cols // shape[1:].numel()
+            sizes.append([rows, *shape[1:]])
+        return sizes
 
     def _make_placeholders(self, meta_start: MetaStart | None) -> list[nn.Parameter]:
         placeholders, gradients = [], []
@@ -85,16 +96,21 @@ class Runtime:
         self.engine.set_placeholders(placeholders, gradients)
         return placeholders
 
+    def owners_of(self, index: int) -> int | tuple[int, ...]:
+        """The slot that owns a matrix, or those that own parts of it, in the parts' order."""
+        owners = tuple(dict.fromkeys(self.plan.owner[part] for part in self.parts[index]))
+        return owners[0] if len(owners) == 1 else owners
+
     def owned_state(self, index: int) -> dict[str, torch.Tensor]:
-        """What an optimizer shows as a matrix's state: tensors at the owner, placeholders elsewhere."""
+        """What an optimizer shows as a matrix's state: a tensor where one rank owns all of it, else placeholders."""
         matrix, names = self.matrices[index], [MOMENTUM]
         if self.placeholders[index].dtype != torch.float32:
             names.append(MASTER)
-        found = {name: self.engine.owned(index, name) for name in names}
+        found = {name: self.engine.owned_parts(index, name) for name in names}
         return {
-            name: OwnedTensor(f"{matrix.name}.{name}", matrix.shape, torch.float32, self.device, None)
-            if own is None
-            else own
+            name: own[0][-1]
+            if len(own) == len(self.parts[index]) == 1
+            else OwnedTensor(f"{matrix.name}.{name}", matrix.shape, torch.float32, self.device, None)
             for name, own in found.items()
         }
 

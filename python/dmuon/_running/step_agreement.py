@@ -81,7 +81,10 @@ class StepAgreement:
     def owned_norms(self) -> tuple[torch.Tensor, ...]:
         """[] fp32, the 2-norm of each matrix's gradient; made once of a verdict: torch's clipping asks for one each."""
         if self._owned_norms is None or not self.runtime.engine.agreed():
-            self._owned_norms = self.verdict().norms().float().unbind()
+            norms, parts = self.verdict().norms(), self.runtime.parts
+            if any(len(indices) > 1 for indices in parts):
+                norms = torch.stack([norms[indices].norm() for indices in parts])
+            self._owned_norms = norms.float().unbind()
         return self._owned_norms
 
     def note_step(self) -> None:

@@ -133,13 +133,19 @@ class OwnedShards:
         taken = {index: value.detach() for index, value in values.items()}
         low = [index for index in sorted(taken) if self.dtypes[index] != torch.float32]
         sharded = [index for index in low if isinstance(taken[index], DTensor)]
-        held: dict[int, torch.Tensor | None] = {index: self._engine.owned(index, MASTER) for index in low}
-        held |= zip(sharded, self.give(sharded, MASTER, torch.float32), strict=True)
-        for index, old in held.items():
-            if old is not None:
-                value = taken[index].to(old.device, self.dtypes[index])
-                taken[index] = torch.where(old.to(value.dtype) == value, old, value.float())
+        for index, old in zip(sharded, self.give(sharded, MASTER, torch.float32), strict=True):
+            taken[index] = self._kept(index, old, taken[index])
+        for index in low:
+            if index not in sharded and (parts := self._engine.owned_parts(index, MASTER)):
+                taken[index] = taken[index].to(parts[0][-1].device, torch.float32, copy=True)
+                for _, begin, end, old in parts:
+                    taken[index][begin:end] = self._kept(index, old, taken[index][begin:end])
         self.take(taken, MASTER)
+
+    def _kept(self, index: int, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        """`new` in fp32, but `old` where that is the same in the matrix's own dtype."""
+        value = new.to(old.device, self.dtypes[index])
+        return torch.where(old.to(value.dtype) == value, old, value.float())
 
 
 def _flat(value: Any) -> torch.Tensor:

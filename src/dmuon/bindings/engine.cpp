@@ -16,7 +16,7 @@
 
 namespace dmuon::bindings {
 namespace py = pybind11;
-using core::ParameterIndex;
+using core::LeafIndex;
 using core::UnitIndex;
 using engine::Engine;
 using engine::Group;
@@ -78,8 +78,15 @@ void init_engine(py::module_& module) {
           "weights", [](Engine& e, UnitIndex unit) { return e.unit(unit).weight_tensors(); },
           py::arg("unit"))
       .def(
-          "packed_order",
-          [](Engine& e, UnitIndex unit) { return e.unit(unit).packing().parameters; },
+          "sizes_of",
+          [](const Engine& e, core::ParameterIndex part) { return e.parameters().at(part).sizes; },
+          py::arg("part"))
+      .def(
+          "parameters_of",
+          [](const Engine& e, LeafIndex leaf) { return e.leaves().at(leaf).parameters; },
+          py::arg("leaf"))
+      .def(
+          "packed_order", [](Engine& e, UnitIndex unit) { return e.unit(unit).packing().leaves; },
           py::arg("unit"))
       .def("bind", &Engine::bind, py::arg("unit"), py::arg("parameters"))
       .def("set_placeholders", &Engine::set_placeholders, py::arg("placeholders"),
@@ -102,10 +109,9 @@ void init_engine(py::module_& module) {
       .def("end_step", &Engine::end_step)
       .def("forget_verdict", &Engine::forget_verdict)
       .def("scale_gradients", &Engine::scale_gradients, py::arg("factor"), no_gil)
-      .def("scale_gradient", &Engine::scale_gradient, py::arg("parameter"), py::arg("factor"),
-           no_gil)
+      .def("scale_gradient", &Engine::scale_gradient, py::arg("leaf"), py::arg("factor"), no_gil)
       .def("publish", &Engine::publish, no_gil)
-      .def("clear_gradient", &Engine::clear_gradient, py::arg("parameter"), no_gil)
+      .def("clear_gradient", &Engine::clear_gradient, py::arg("leaf"), no_gil)
       .def("leave", &Engine::leave, py::arg("what"), no_gil)
       .def("meet", &Engine::meet, py::arg("call"), no_gil)
       .def_property_readonly("num_backwards", &Engine::num_backwards)
@@ -121,15 +127,17 @@ void init_engine(py::module_& module) {
           "remove_owned", [](Engine& e, const std::string& name) { e.owned().remove(name); },
           py::arg("name"))
       .def(
-          "owned",
-          [](Engine& e, ParameterIndex parameter, const std::string& name) {
-            const at::Tensor tensor = e.owned().of(parameter, name);
-            return tensor.defined() ? std::optional(tensor) : std::nullopt;
+          "owned_parts",
+          [](Engine& e, LeafIndex leaf, const std::string& name) {
+            using Part = std::tuple<core::ParameterIndex, std::int64_t, std::int64_t, at::Tensor>;
+            std::vector<Part> parts;
+            for (const Engine::OwnedPart& part : e.owned_parts(leaf, name))
+              parts.emplace_back(part.parameter, part.rows.begin, part.rows.end, part.tensor);
+            return parts;
           },
-          py::arg("parameter"), py::arg("name"))
-      .def("gather", &Engine::gather, py::arg("parameter"), py::arg("name"), no_gil)
-      .def("scatter", &Engine::scatter, py::arg("parameter"), py::arg("name"), py::arg("value"),
-           no_gil)
+          py::arg("leaf"), py::arg("name"))
+      .def("gather", &Engine::gather, py::arg("leaf"), py::arg("name"), no_gil)
+      .def("scatter", &Engine::scatter, py::arg("leaf"), py::arg("name"), py::arg("value"), no_gil)
       .def("to_shards", &Engine::to_shards, py::arg("which"), py::arg("name"), py::arg("dtype"),
            no_gil)
       .def("from_shards", &Engine::from_shards, py::arg("which"), py::arg("name"),
@@ -137,7 +145,7 @@ void init_engine(py::module_& module) {
       .def("unshard", &Engine::unshard, py::arg("unit"), no_gil)
       .def("reshard", &Engine::reshard, py::arg("unit"), no_gil)
       .def("route", &Engine::route, py::arg("unit"), no_gil)
-      .def("put_gradient", &Engine::put_gradient, py::arg("parameter"), py::arg("value"), no_gil)
+      .def("put_gradient", &Engine::put_gradient, py::arg("leaf"), py::arg("value"), no_gil)
       .def("ready", &Engine::ready, py::arg("unit"))
       .def("set_sync", &Engine::set_sync, py::arg("sync"))
       .def("layout", &Engine::layout)

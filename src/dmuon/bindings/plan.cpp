@@ -22,17 +22,20 @@ void init_inputs(py::module_& module) {
   py::class_<Parameter>(module, "Parameter",
                         "One dedicated parameter: matrices that follow each other in memory.")
       .def(py::init([](std::string name, std::int64_t rows, std::int64_t cols, int unit,
-                       bool tensor_parallel, std::int64_t num_matrices) {
-             return Parameter{std::move(name), rows, cols, unit, tensor_parallel, num_matrices};
+                       bool tensor_parallel, std::int64_t num_matrices, bool continues) {
+             return Parameter{std::move(name), rows,         cols,     unit,
+                              tensor_parallel, num_matrices, continues};
            }),
            py::arg("name"), py::arg("rows"), py::arg("cols"), py::arg("unit"),
-           py::arg("tensor_parallel") = false, py::arg("num_matrices") = 1)
+           py::arg("tensor_parallel") = false, py::arg("num_matrices") = 1,
+           py::arg("continues") = false)
       .def_readonly("name", &Parameter::name)
       .def_readonly("rows", &Parameter::rows)
       .def_readonly("cols", &Parameter::cols)
       .def_readonly("unit", &Parameter::unit)
       .def_readonly("tensor_parallel", &Parameter::tensor_parallel)
       .def_readonly("num_matrices", &Parameter::num_matrices)
+      .def_readonly("continues", &Parameter::continues)
       .def("shape_text", [](const Parameter& matrix) { return plan::to_string(matrix.shape()); });
 
   py::class_<Mesh>(module, "Mesh", "R x G slots of T ranks.")

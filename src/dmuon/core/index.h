@@ -136,7 +136,8 @@ class Vector {
 
 // The kinds that several modules share; docs/architecture.md has their meaning.
 using ParameterIndex = Index<struct ParameterKind>;  ///< in module order
-using UnitIndex = Index<struct UnitKind>;            ///< in module order
+using LeafIndex = Index<struct LeafKind>;            ///< likewise
+using UnitIndex = Index<struct UnitKind>;            ///< likewise
 using BatchIndex = Index<struct BatchKind>;          ///< of one rank
 using Slot = Index<struct SlotKind>;                 ///< replicate * num_shards + shard
 using Replicate = Index<struct ReplicateKind>;

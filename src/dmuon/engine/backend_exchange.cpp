@@ -5,11 +5,9 @@ namespace {
 
 class BackendExchange final : public Exchange {
  public:
-  std::int64_t inbox_elements(const Group&, const std::vector<Segment>&) const override {
-    return 0;
-  }
+  std::int64_t inbox_elements(const Group&, const std::vector<Part>&) const override { return 0; }
 
-  void reduce(Group& group, const at::Tensor& packed, const std::vector<Segment>& segments,
+  void reduce(Group& group, const at::Tensor& packed, const std::vector<Part>& parts,
               const at::Tensor& /*inbox*/, const TakeSum& take,
               const std::string& what) const override {
     double scale = 1.0 / group.size();
@@ -18,11 +16,14 @@ class BackendExchange final : public Exchange {
       terms.mul_(scale);
       scale = 1;
     }
-    for_segments(&group, packed, segments, what, [&](const at::Tensor& part, int root) {
-      return group.reduce_sum(part, root, what);
+    for_segments(&group, packed, parts, what, [&](const at::Tensor& values, int root) {
+      return group.reduce_sum(values, root, what);
     });
-    const Segment own = segments[static_cast<std::size_t>(group.rank())];
-    if (own.size() > 0) take(0, packed.narrow(0, own.begin, own.size()), scale);
+    std::int64_t begin = 0;
+    for (const Segment& own : parts[static_cast<std::size_t>(group.rank())].segments) {
+      take(begin, packed.narrow(0, own.begin, own.size()), scale);
+      begin += own.size();
+    }
   }
 };
 

@@ -32,9 +32,9 @@ void Engine::bind(core::UnitIndex index, std::vector<at::Tensor> parameters) {
   });
 }
 
-void Engine::set_placeholders(core::Vector<core::ParameterIndex, at::Tensor> placeholders,
-                              core::Vector<core::ParameterIndex, at::Tensor> gradients) {
-  const int expected = parameters().size();
+void Engine::set_placeholders(core::Vector<core::LeafIndex, at::Tensor> placeholders,
+                              core::Vector<core::LeafIndex, at::Tensor> gradients) {
+  const int expected = leaves().size();
   core::invariant(placeholders.size() == expected && gradients.size() == expected,
                   "Engine::set_placeholders: expected ", expected, " of each");
   placeholders_ = std::move(placeholders);
@@ -157,14 +157,14 @@ void Engine::open_backward() {
 // Whether gradients add to earlier micro-steps' or replace them is said by the placeholder:
 // model.zero_grad() takes its .grad away.
 void Engine::take_new_gradients() {
-  for (const core::ParameterIndex parameter : placeholders_.indices()) {
-    if (!placeholders_[parameter].grad().defined()) drop_gradient(parameter);
+  for (const core::LeafIndex leaf : placeholders_.indices()) {
+    if (!placeholders_[leaf].grad().defined()) drop_gradient(leaf);
   }
 }
 
 bool Engine::cleared() const {
   const auto trains = [](const at::Tensor& of) { return of.requires_grad(); };
-  const core::Vector<core::ParameterIndex, bool> held = kept();
+  const core::Vector<core::LeafIndex, bool> held = kept();
   return std::any_of(placeholders_.begin(), placeholders_.end(), trains) &&
          std::none_of(held.begin(), held.end(), [](bool is) { return is; });
 }
@@ -196,21 +196,22 @@ void Engine::end_backward() {
 }
 
 void Engine::give_placeholder_gradients() {
-  for (const core::ParameterIndex parameter : placeholders_.indices()) {
-    at::Tensor& placeholder = placeholders_[parameter];
-    if (placeholder.requires_grad()) placeholder.mutable_grad() = placeholder_gradients_[parameter];
+  for (const core::LeafIndex leaf : placeholders_.indices()) {
+    at::Tensor& placeholder = placeholders_[leaf];
+    if (placeholder.requires_grad()) placeholder.mutable_grad() = placeholder_gradients_[leaf];
   }
 }
 
-void Engine::drop_gradient(core::ParameterIndex parameter) {
+void Engine::drop_gradient(core::LeafIndex leaf) {
   verdict_.reset();
   resolver_.finish_routes();  // what is on its way would come back
-  executor_.clear_gradient(parameter);
+  for (const core::ParameterIndex part : leaves().at(leaf).parameters)
+    executor_.clear_gradient(part);
 }
 
-void Engine::put_gradient(core::ParameterIndex parameter, const at::Tensor& value) {
-  Unit& holder = unit(parameters().at(parameter).unit);
-  holder.put_gradient(holder.packing().place_of(parameter), value);
+void Engine::put_gradient(core::LeafIndex leaf, const at::Tensor& value) {
+  Unit& holder = unit(leaves().at(leaf).unit);
+  holder.put_gradient(holder.packing().place_of(leaf), value);
 }
 
 // ---- step ----
@@ -237,18 +238,20 @@ const Verdict& Engine::agree(const at::Tensor& host, std::uint32_t settings) {
     executor_.sum_over_mesh(squared_norms, "sum of norms");
   }
   kept_ = kept();
-  for (const core::ParameterIndex parameter : parameters().indices())
-    input.has_gradient.push_back(kept_[parameter] && executor_.has_gradient(parameter));
+  for (const core::LeafIndex leaf : leaves().indices()) {
+    for (const core::ParameterIndex part : leaves()[leaf].parameters)
+      input.has_gradient.push_back(kept_[leaf] && executor_.has_gradient(part));
+  }
   verdict_ = Verdict{engine::agree(mesh().verdict, input), squared_norms};
   norms_.keep_only(verdict_->has_gradient);
   return *verdict_;
 }
 
-// Of each parameter, whether its gradient has not been cleared by taking the placeholder's away.
-core::Vector<core::ParameterIndex, bool> Engine::kept() const {
-  core::Vector<core::ParameterIndex, bool> all;
-  for (const core::ParameterIndex parameter : parameters().indices())
-    all.push_back(placeholders_.empty() || placeholders_[parameter].grad().defined());
+// Of each leaf, whether its gradient has not been cleared by taking the placeholder's away.
+core::Vector<core::LeafIndex, bool> Engine::kept() const {
+  core::Vector<core::LeafIndex, bool> all;
+  for (const core::LeafIndex leaf : leaves().indices())
+    all.push_back(placeholders_.empty() || placeholders_[leaf].grad().defined());
   return all;
 }
 
@@ -258,10 +261,12 @@ void Engine::scale_gradients(const at::Tensor& factor) {
   if (verdict_) verdict_->scale(factor);
 }
 
-void Engine::scale_gradient(core::ParameterIndex parameter, const at::Tensor& factor) {
+void Engine::scale_gradient(core::LeafIndex leaf, const at::Tensor& factor) {
   const c10::AutoGradMode no_grad(false);
   verdict_.reset();
-  if (owned().filled(parameter)) owned().of(parameter, kGradient).mul_(factor);
+  for (const core::ParameterIndex part : leaves().at(leaf).parameters) {
+    if (owned().filled(part)) owned().of(part, kGradient).mul_(factor);
+  }
 }
 
 void Engine::step(const std::function<void(core::BatchIndex)>& update) {

@@ -61,10 +61,11 @@ class Engine : private schedule::Performer {
 
   /// The placeholders that the user sees, and what stands in for their gradients: set as `.grad` at
   /// the end of each backward; a placeholder without `.grad` has had its gradient cleared.
-  void set_placeholders(core::Vector<core::ParameterIndex, at::Tensor> placeholders,
-                        core::Vector<core::ParameterIndex, at::Tensor> gradients);
+  void set_placeholders(core::Vector<core::LeafIndex, at::Tensor> placeholders,
+                        core::Vector<core::LeafIndex, at::Tensor> gradients);
 
   const Parameters& parameters() const { return executor_.parameters(); }
+  const Leaves& leaves() const { return executor_.leaves(); }
 
   /// What this rank owns. Its named tensors travel by gather and scatter, which throw
   /// InvalidArgument for an unknown name before anything is sent.
@@ -78,21 +79,29 @@ class Engine : private schedule::Performer {
   /// @throws CommError or InvalidArgument, on all ranks, where one has come to something else.
   void meet(const std::string& call);
 
-  /// Collective: the tensor of a parameter, on every rank, in its own sizes. A gradient of
-  /// which the owner holds nothing is undefined.
-  at::Tensor gather(core::ParameterIndex parameter, const std::string& name);
+  /// Collective: the tensor of a leaf, on every rank, in its own sizes. A gradient of which an
+  /// owner holds nothing is undefined.
+  at::Tensor gather(core::LeafIndex leaf, const std::string& name);
 
-  /// The owner takes `value`; nothing happens at other ranks, and nothing is sent. A new master
-  /// counts from publish() on.
-  void scatter(core::ParameterIndex parameter, const std::string& name, const at::Tensor& value);
+  /// Owners take `value`, of several each its part; nothing happens at other ranks, and nothing is
+  /// sent. A new master counts from publish() on.
+  void scatter(core::LeafIndex leaf, const std::string& name, const at::Tensor& value);
+
+  struct OwnedPart {
+    core::ParameterIndex parameter;
+    Segment rows;  ///< of the leaf's first dimension
+    at::Tensor tensor;
+  };
+  /// What this rank owns of a leaf's tensor, in order.
+  std::vector<OwnedPart> owned_parts(core::LeafIndex leaf, const std::string& name);
 
   /// Collective: this rank's shards, flat, of what owners hold, as the host framework cuts its own
   /// parameters; see shards.h. In pieces, so that little is held beside them.
-  std::vector<at::Tensor> to_shards(const std::vector<core::ParameterIndex>& which,
+  std::vector<at::Tensor> to_shards(const std::vector<core::LeafIndex>& which,
                                     const std::string& name, at::ScalarType dtype);
 
   /// Collective: owners take what all ranks' shards hold. New masters count from publish() on.
-  void from_shards(const std::vector<core::ParameterIndex>& which, const std::string& name,
+  void from_shards(const std::vector<core::LeafIndex>& which, const std::string& name,
                    const std::vector<at::Tensor>& shards);
 
   // Triggers, from module hooks.
@@ -142,7 +151,7 @@ class Engine : private schedule::Performer {
   /// @param factor  [] on the engine's device.
   void scale_gradients(const at::Tensor& factor);
   /// Multiplies one, alike on all ranks; the verdict is not kept.
-  void scale_gradient(core::ParameterIndex parameter, const at::Tensor& factor);
+  void scale_gradient(core::LeafIndex leaf, const at::Tensor& factor);
 
   /// New weights, then their publication: `update(batch)` is called for each of this rank's
   /// batches, in the order in which units are waited for, and the first units travel when this
@@ -157,10 +166,10 @@ class Engine : private schedule::Performer {
   /// Under no_sync: gradients of the next backwards stay at the column members. Alike on all ranks.
   void set_sync(bool sync) { resolver_.set_sync(sync); }
 
-  /// Clears a parameter's accumulated gradient, as zero_grad does.
-  void clear_gradient(core::ParameterIndex parameter) {
+  /// Clears a leaf's accumulated gradient, as zero_grad does.
+  void clear_gradient(core::LeafIndex leaf) {
     host_mixes_ |= held_uses_.has_value();  // which lie elsewhere
-    drop_gradient(parameter);
+    drop_gradient(leaf);
   }
 
   /// Waits for everything that is in flight on the mesh's lanes, other models' too: then their
@@ -178,7 +187,7 @@ class Engine : private schedule::Performer {
   void unshard(core::UnitIndex unit) { serve(schedule::Moment::kBeforeUse, unit); }
   void reshard(core::UnitIndex unit) { serve(schedule::Moment::kAfterForward, unit); }
   void route(core::UnitIndex unit) { serve(schedule::Moment::kAfterBackward, unit); }
-  void put_gradient(core::ParameterIndex parameter, const at::Tensor& value);
+  void put_gradient(core::LeafIndex leaf, const at::Tensor& value);
 
   /// What the schedule is built from; the trace of a pass that has not been traced is empty.
   const schedule::Layout& layout() const { return resolver_.layout(); }
@@ -202,17 +211,17 @@ class Engine : private schedule::Performer {
   void check_host_sums();
   void give_placeholder_gradients();
   void take_new_gradients();
-  void drop_gradient(core::ParameterIndex parameter);
+  void drop_gradient(core::LeafIndex leaf);
   bool cleared() const;
-  core::Vector<core::ParameterIndex, bool> kept() const;
+  core::Vector<core::LeafIndex, bool> kept() const;
 
   SharedMesh& mesh() { return executor_.mesh(); }
   int num_host_shards() const { return layout().num_slots() / options_.host_replicates; }
 
   Options options_;
   Executor executor_;
-  core::Vector<core::ParameterIndex, at::Tensor> placeholders_;
-  core::Vector<core::ParameterIndex, at::Tensor> placeholder_gradients_;
+  core::Vector<core::LeafIndex, at::Tensor> placeholders_;
+  core::Vector<core::LeafIndex, at::Tensor> placeholder_gradients_;
 
   schedule::Resolver resolver_;
   std::function<void(core::BatchIndex)> update_;  // of the step that is being taken
@@ -226,7 +235,7 @@ class Engine : private schedule::Performer {
   std::string no_backward_;  // why, if none may begin
   GradientNorms norms_;
   std::optional<Verdict> verdict_;
-  core::Vector<core::ParameterIndex, bool> kept_;  // when the verdict was found
+  core::Vector<core::LeafIndex, bool> kept_;  // when the verdict was found
   std::map<std::string, double> seconds_;
 };
 

@@ -2,26 +2,27 @@
 
 namespace dmuon::engine {
 
-void Exchange::for_segments(Group* group, const at::Tensor& packed,
-                            const std::vector<Segment>& segments, const std::string& what,
-                            const std::function<Pending(const at::Tensor& part, int root)>& issue) {
+void Exchange::for_segments(
+    Group* group, const at::Tensor& packed, const std::vector<Part>& parts, const std::string& what,
+    const std::function<Pending(const at::Tensor& values, int root)>& issue) {
   std::vector<Pending> messages = group->together(what, [&] {
     std::vector<Pending> issued;
-    for (std::size_t root = 0; root < segments.size(); ++root) {
-      const Segment& segment = segments[root];
-      if (segment.size() == 0) continue;  // with many owners most are: they cost nothing
-      const at::Tensor part = packed.narrow(0, segment.begin, segment.size());
-      issued.push_back(issue(part, static_cast<int>(root)));
+    for (std::size_t root = 0; root < parts.size(); ++root) {
+      for (const Segment& segment : parts[root].segments) {
+        const at::Tensor values = packed.narrow(0, segment.begin, segment.size());
+        issued.push_back(issue(values, static_cast<int>(root)));
+      }
     }
     return issued;
   });
   for (Pending& message : messages) message.wait();
 }
 
-void Exchange::gather(Group& group, const at::Tensor& packed, const std::vector<Segment>& segments,
+void Exchange::gather(Group& group, const at::Tensor& packed, const std::vector<Part>& parts,
                       const std::string& what) const {
-  for_segments(&group, packed, segments, what,
-               [&](const at::Tensor& part, int root) { return group.broadcast(part, root, what); });
+  for_segments(&group, packed, parts, what, [&](const at::Tensor& values, int root) {
+    return group.broadcast(values, root, what);
+  });
 }
 
 }  // namespace dmuon::engine

@@ -13,13 +13,13 @@
 namespace dmuon::engine {
 
 /// Takes a piece of a sum over a group.
-/// @param begin   the first element of it, counted in the own segment.
+/// @param begin   the first element of it, counted in the own part.
 /// @param values  flat; the taker may change them, and they are gone afterwards.
 /// @param scale   the mean is scale * values.
 using TakeSum = std::function<void(std::int64_t begin, at::Tensor values, double scale)>;
 
-/// A way in which the segments of a packed buffer travel between the members of a group, where
-/// segment g is member g's. There are two, because backends differ in what they do well; see
+/// A way in which the parts of a packed buffer travel between the members of a group, where part g
+/// is member g's. There are two, because backends differ in what they do well; see
 /// exchange_of.
 ///
 /// Called on a lane, with all that it needs done before; alike on all members. Blocks the host on
@@ -29,34 +29,33 @@ class Exchange {
  public:
   virtual ~Exchange() = default;
 
-  /// Every member gets every segment, from the member whose it is.
-  /// @param packed  flat; its own segment holds values.
-  void gather(Group& group, const at::Tensor& packed, const std::vector<Segment>& segments,
+  /// Every member gets every part, from the member whose it is.
+  /// @param packed  flat; its own part holds values.
+  void gather(Group& group, const at::Tensor& packed, const std::vector<Part>& parts,
               const std::string& what) const;
 
   /// Elements of the inbox that reduce() needs at this member: never more than the buffer.
-  virtual std::int64_t inbox_elements(const Group& group,
-                                      const std::vector<Segment>& segments) const = 0;
+  virtual std::int64_t inbox_elements(const Group& group, const std::vector<Part>& parts) const = 0;
 
-  /// Every member gets the sum of its own segment over all members.
+  /// Every member gets the sum of its own part over all members.
   /// @param packed  flat; undefined afterwards.
   /// @param inbox   [inbox_elements()] of `packed`'s dtype.
-  /// @param take    called with the pieces of the own segment in order.
-  virtual void reduce(Group& group, const at::Tensor& packed, const std::vector<Segment>& segments,
+  /// @param take    called with the pieces of the own part in order.
+  virtual void reduce(Group& group, const at::Tensor& packed, const std::vector<Part>& parts,
                       const at::Tensor& inbox, const TakeSum& take,
                       const std::string& what) const = 0;
 
  protected:
-  /// One message for each member and its part of the buffer, together where the backend can; waits.
-  static void for_segments(Group* group, const at::Tensor& packed,
-                           const std::vector<Segment>& segments, const std::string& what,
-                           const std::function<Pending(const at::Tensor& part, int root)>& issue);
+  /// One message for each segment of each member, together where the backend can; waits.
+  static void for_segments(Group* group, const at::Tensor& packed, const std::vector<Part>& parts,
+                           const std::string& what,
+                           const std::function<Pending(const at::Tensor& values, int root)>& issue);
 };
 
-/// Straight from member to member, for gloo on CPUs. Each rank sends segment g to member g, which
+/// Straight from member to member, for gloo on CPUs. Each rank sends part g to member g, which
 /// adds what comes in order of rank in fp32: one message to each other member, (size - 1)/size of
-/// the buffer sent and (size - 1) own segments received, the least that any algorithm sends. The
-/// same bits in every run, whichever member sums. A segment of which size - 1 do not fit into the
+/// the buffer sent and (size - 1) own parts received, the least that any algorithm sends. The
+/// same bits in every run, whichever member sums. A part of which size - 1 do not fit into the
 /// inbox comes in as few equal pieces as do. (gloo's own reduce sends 1.5 to 2.4 times the
 /// payload.)
 const Exchange& peer_exchange();

@@ -28,6 +28,7 @@ Parameters parameters_of(const plan::Plan& plan, const SharedMesh& mesh,
     const plan::Parameter& parameter = plan.inventory[index];
     parameters.push_back({parameter.view(), core::UnitIndex(parameter.unit),
                           plan.mesh.slot_of(plan.owner.at(index))});
+    parameters.back().continues = parameter.continues;
     if (!sizes.empty()) parameters.back().sizes = sizes.at(index);
     core::invariant(c10::multiply_integers(parameters.back().sizes) == parameter.num_elements(),
                     "Engine: sizes: expected the ", parameter.num_elements(), " elements of '",
@@ -55,6 +56,7 @@ Executor::Executor(SharedMesh mesh, const plan::Plan& plan, const std::vector<Un
                    bool node_copy, c10::Device device, const ParameterSizes& sizes)
     : mesh_(std::move(mesh)),
       parameters_(parameters_of(plan, mesh_, sizes)),
+      leaves_(leaves_of(parameters_)),
       pool_(std::make_shared<BufferPool>(device)),
       owned_(parameters_, batches_of(plan, mesh_.slot()), pool_),
       profile_(device),
@@ -71,7 +73,7 @@ Executor::Executor(SharedMesh mesh, const plan::Plan& plan, const std::vector<Un
                                                        spec.compute_dtype);
       state.node_copy->allocate();
     }
-    state.unit = std::make_unique<Unit>(spec.name, parameters_, std::move(packing), pool_,
+    state.unit = std::make_unique<Unit>(spec.name, leaves_, std::move(packing), pool_,
                                         spec.compute_dtype, spec.reduce_dtype);
     states_.push_back(std::move(state));
   }
@@ -102,7 +104,7 @@ schedule::Layout Executor::layout() const {
     schedule::UnitLayout unit;
     unit.name = state.unit->name();
     unit.host = state.host;
-    for (const Segment& part : state.packing().owners) unit.owner_elements.push_back(part.size());
+    for (const Part& part : state.packing().owners) unit.owner_elements.push_back(part.size());
     unit.weight_size = static_cast<int>(state.unit->weights().flat().element_size());
     unit.gradient_size = static_cast<int>(state.unit->gradients().flat().element_size());
     layout.units.push_back(std::move(unit));

@@ -72,6 +72,7 @@ class Executor {
 
   Unit& unit(core::UnitIndex index) { return *states_.at(index).unit; }
   const Parameters& parameters() const { return parameters_; }
+  const Leaves& leaves() const { return leaves_; }
   Owned& owned() { return owned_; }
   SharedMesh& mesh() { return mesh_; }
   BufferPool& pool() { return *pool_; }
@@ -105,6 +106,7 @@ class Executor {
 
   SharedMesh mesh_;
   Parameters parameters_;
+  Leaves leaves_;
   std::shared_ptr<BufferPool> pool_;
   Owned owned_;
   core::Vector<core::UnitIndex, UnitState> states_;

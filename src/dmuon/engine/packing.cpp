@@ -2,23 +2,106 @@
 
 #include <algorithm>
 #include <tuple>
+#include <utility>
 
 #include "dmuon/core/error.h"
 #include "dmuon/plan/packed_size.h"
 
 namespace dmuon::engine {
+namespace {
 
+using core::LeafIndex;
 using core::ParameterIndex;
 using core::Shard;
 using core::Slot;
 
-std::vector<Segment> Packing::parts_of(Shard column) const {
-  const std::int64_t origin = columns[column].begin;
-  std::vector<Segment> parts;
-  for (int slot = column.value(); slot < owners.size(); slot += columns.size()) {
-    const Segment& part = owners[Slot(slot)];
-    parts.push_back({part.begin - origin, part.end - origin});
+std::vector<LeafIndex> sorted_leaves(const Parameters& parameters, const Leaves& leaves,
+                                     core::UnitIndex unit, int num_shards) {
+  std::vector<LeafIndex> sorted;
+  for (const LeafIndex leaf : leaves.indices()) {
+    if (leaves[leaf].unit == unit) sorted.push_back(leaf);
   }
+  const auto key = [&](LeafIndex leaf) {
+    const std::vector<ParameterIndex>& parts = leaves[leaf].parameters;
+    const Slot owner = parameters[parts[0]].owner;
+    const bool divided = std::any_of(parts.begin(), parts.end(), [&](ParameterIndex part) {
+      return parameters[part].owner != owner;
+    });
+    return divided ? std::tuple(num_shards, 0, leaf)
+                   : std::tuple(owner.value() % num_shards, owner.value() / num_shards, leaf);
+  };
+  std::sort(sorted.begin(), sorted.end(),
+            [&](LeafIndex a, LeafIndex b) { return key(a) < key(b); });
+  return sorted;
+}
+
+// What each column and owner has; `ends` of what travels with each place.
+void hand_out(const Parameters& parameters, const core::Vector<PackedIndex, std::int64_t>& ends,
+              Packing* packing) {
+  const int num_shards = packing->columns.size();
+  for (int slot = 0; slot < packing->owners.size(); ++slot) {
+    const Shard column(slot % num_shards);
+    for (const PackedIndex place : packing->parameters.indices()) {
+      if (parameters[packing->parameters[place]].owner != Slot(slot)) continue;
+      const Segment segment = packing->segments[place];
+      const std::int64_t begin = packing->columns[column].size();
+      packing->column_of[place] = column;
+      packing->in_column[place] = {begin, begin + segment.size()};
+      packing->columns[column].append({segment.begin, ends[place]});
+      packing->owners[Slot(slot)].append({segment.begin, ends[place]});
+    }
+  }
+}
+
+}  // namespace
+
+Leaves leaves_of(const Parameters& parameters) {
+  Leaves leaves;
+  for (const ParameterIndex index : parameters.indices()) {
+    const Parameter& parameter = parameters[index];
+    if (!parameter.continues) {
+      leaves.push_back({parameter.unit, {index}, parameter.sizes});
+      continue;
+    }
+    core::invariant(!leaves.empty() && leaves.back().unit == parameter.unit &&
+                        std::equal(parameter.sizes.begin() + 1, parameter.sizes.end(),
+                                   leaves.back().sizes.begin() + 1, leaves.back().sizes.end()),
+                    "leaves_of: parameter ", index, " does not continue the one before it");
+    leaves.back().parameters.push_back(index);
+    leaves.back().sizes[0] += parameter.sizes[0];
+  }
+  return leaves;
+}
+
+std::int64_t Part::size() const {
+  std::int64_t size = 0;
+  for (const Segment& segment : segments) size += segment.size();
+  return size;
+}
+
+void Part::append(const Segment& segment) {
+  if (segment.size() == 0) return;
+  if (!segments.empty() && segments.back().end == segment.begin) {
+    segments.back().end = segment.end;
+  } else {
+    segments.push_back(segment);
+  }
+}
+
+std::vector<Part> Packing::parts_of(Shard column) const {
+  std::vector<Part> parts;
+  std::int64_t next = 0;
+  for (const Part& part : owners_of(column)) {
+    const std::int64_t begin = std::exchange(next, next + part.size());
+    parts.emplace_back().append({begin, next});
+  }
+  return parts;
+}
+
+std::vector<Part> Packing::owners_of(Shard column) const {
+  std::vector<Part> parts;
+  for (int slot = column.value(); slot < owners.size(); slot += columns.size())
+    parts.push_back(owners[Slot(slot)]);
   return parts;
 }
 
@@ -29,39 +112,37 @@ PackedIndex Packing::place_of(ParameterIndex parameter) const {
   return PackedIndex(found - parameters.begin());
 }
 
+PackedLeafIndex Packing::place_of(LeafIndex leaf) const {
+  const auto found = std::find(leaves.begin(), leaves.end(), leaf);
+  core::invariant(found != leaves.end(),
+                  "Packing::place_of: leaf: expected one of the unit's, got ", leaf);
+  return PackedLeafIndex(found - leaves.begin());
+}
+
 Packing pack(const Parameters& parameters, core::UnitIndex unit, int num_replicates,
              int num_shards) {
-  std::vector<ParameterIndex> sorted;
-  for (const ParameterIndex parameter : parameters.indices()) {
-    if (parameters[parameter].unit == unit) sorted.push_back(parameter);
-  }
-  const auto key = [&](ParameterIndex parameter) {
-    const int owner = parameters[parameter].owner.value();
-    return std::tuple(owner % num_shards, owner / num_shards, parameter);
-  };
-  std::sort(sorted.begin(), sorted.end(),
-            [&](ParameterIndex a, ParameterIndex b) { return key(a) < key(b); });
-
+  const Leaves leaves = leaves_of(parameters);
   Packing packing;
-  packing.owners.resize(num_shards * num_replicates);
-  auto next = sorted.begin();
-  std::int64_t offset = 0;
-  for (int column = 0; column < num_shards; ++column) {
-    Segment& segment = packing.columns[packing.columns.push_back({offset, offset})];
-    for (int replicate = 0; replicate < num_replicates; ++replicate) {
-      const Slot slot(replicate * num_shards + column);
-      packing.owners[slot].begin = offset;
-      for (; next != sorted.end() && parameters[*next].owner == slot; ++next) {
-        const std::int64_t size = parameters[*next].num_elements();
-        packing.segments.push_back({offset, offset + size});
-        offset += plan::packed_elements(size);
-      }
-      packing.owners[slot].end = offset;
+  core::Vector<PackedIndex, std::int64_t> ends;
+  for (const LeafIndex leaf : sorted_leaves(parameters, leaves, unit, num_shards)) {
+    std::int64_t end = packing.num_elements;
+    for (const ParameterIndex parameter : leaves[leaf].parameters) {
+      const std::int64_t begin = std::exchange(end, end + parameters[parameter].num_elements());
+      packing.parameters.push_back(parameter);
+      packing.leaf_of.push_back(PackedLeafIndex(packing.leaves.size()));
+      packing.segments.push_back({begin, end});
+      ends.push_back(end);
     }
-    segment.end = offset;
+    packing.leaves.push_back(leaf);
+    packing.leaf_begins.push_back(packing.num_elements);
+    packing.num_elements += plan::packed_elements(end - packing.num_elements);
+    ends.back() = packing.num_elements;
   }
-  packing.parameters = core::Vector<PackedIndex, ParameterIndex>(std::move(sorted));
-  packing.num_elements = offset;
+  packing.column_of.resize(packing.parameters.size());
+  packing.in_column.resize(packing.parameters.size());
+  packing.columns.resize(num_shards);
+  packing.owners.resize(num_shards * num_replicates);
+  hand_out(parameters, ends, &packing);
   return packing;
 }
 

@@ -8,19 +8,32 @@
 
 namespace dmuon::engine {
 
-/// A parameter as the engine moves it.
+/// What one owner has: a leaf of the model, or a part of one along its first dimension.
 struct Parameter {
   plan::View view;  ///< what is orthogonalised of it
   core::UnitIndex unit;
   core::Slot owner;
   std::vector<std::int64_t> sizes = view.sizes();  ///< as the model has it; as many elements
+  bool continues = false;                          ///< the leaf of the parameter before it
 
   std::int64_t num_elements() const { return view.num_elements(); }
 };
 
 using Parameters = core::Vector<core::ParameterIndex, Parameter>;
 
-/// Elements [begin, end) of a packed buffer.
+/// What a module sees and autograd gives one gradient: of one parameter, or of several that follow
+/// each other.
+struct Leaf {
+  core::UnitIndex unit;
+  std::vector<core::ParameterIndex> parameters;
+  std::vector<std::int64_t> sizes;
+};
+
+using Leaves = core::Vector<core::LeafIndex, Leaf>;
+
+Leaves leaves_of(const Parameters& parameters);
+
+/// Elements [begin, end) of a buffer.
 struct Segment {
   std::int64_t begin = 0;
   std::int64_t end = 0;
@@ -28,25 +41,49 @@ struct Segment {
   bool operator==(const Segment&) const = default;
 };
 
+/// What a rank has of a packed buffer: segments, in the rank's own order, of which none is empty.
+struct Part {
+  std::vector<Segment> segments;
+
+  std::int64_t size() const;
+  /// What follows the last segment makes it longer.
+  void append(const Segment& segment);
+  bool operator==(const Part&) const = default;
+};
+
 /// A parameter's place in the packed order of its unit.
 using PackedIndex = core::Index<struct PackedKind>;
+/// Likewise a leaf's.
+using PackedLeafIndex = core::Index<struct PackedLeafKind>;
 
-/// Where a unit's parameters lie in its packed buffers. They are sorted by (column, owner, index),
-/// so that all of a column travel as one message inside a node, and all of an owner as one message
-/// between nodes. Each begins at an aligned element (plan::packed_elements): what lies between has
-/// no meaning, and travels with its column and owner.
+/// Where a unit's parameters lie in its packed buffers. Leaves are sorted by (column, owner,
+/// index), so that all of a column travel as one message inside a node, and all of an owner as one
+/// message between nodes; those whose parameters have several owners come last, and add a message
+/// for each run of one owner's. Each leaf begins at an aligned element (plan::packed_elements):
+/// what lies between has no meaning, and travels with what is before it.
+///
+/// A column has buffers of its own too (node copies, nodes' means): what its member of a node
+/// holds, owner by owner.
 struct Packing {
+  core::Vector<PackedLeafIndex, core::LeafIndex> leaves;
+  core::Vector<PackedLeafIndex, std::int64_t> leaf_begins;  ///< where each begins
   core::Vector<PackedIndex, core::ParameterIndex> parameters;
-  core::Vector<PackedIndex, Segment> segments;  ///< what each of them fills
-  core::Vector<core::Shard, Segment> columns;   ///< what each column's member of a node holds
-  core::Vector<core::Slot, Segment> owners;     ///< what each holds; a column's are adjacent
+  core::Vector<PackedIndex, PackedLeafIndex> leaf_of;
+  core::Vector<PackedIndex, Segment> segments;       ///< what each of them fills
+  core::Vector<PackedIndex, core::Shard> column_of;  ///< its owner's
+  core::Vector<PackedIndex, Segment> in_column;      ///< what it fills of its column's buffers
+  core::Vector<core::Shard, Part> columns;           ///< what each column's member of a node holds
+  core::Vector<core::Slot, Part> owners;             ///< what each holds
   std::int64_t num_elements = 0;
 
-  /// [num_replicates] each owner's part of a column, counted from the column's begin.
-  std::vector<Segment> parts_of(core::Shard column) const;
+  /// [num_replicates] each owner's part of a column's buffers.
+  std::vector<Part> parts_of(core::Shard column) const;
+  /// [num_replicates] of the packed buffer itself.
+  std::vector<Part> owners_of(core::Shard column) const;
 
   /// @throws InternalError where it is not in the unit.
   PackedIndex place_of(core::ParameterIndex parameter) const;
+  PackedLeafIndex place_of(core::LeafIndex leaf) const;
 };
 
 Packing pack(const Parameters& parameters, core::UnitIndex unit, int num_replicates,

@@ -10,42 +10,39 @@ namespace {
 // Sums are made in strides of 1 MB of fp32: they stay in a cache, and no second buffer is needed.
 constexpr std::int64_t kStride = std::int64_t{1} << 18;
 
-at::Tensor part(const at::Tensor& packed, const Segment& segment) {
-  return packed.narrow(0, segment.begin, segment.size());
-}
-
-std::int64_t num_elements(const std::vector<Segment>& segments) {
+std::int64_t num_elements(const std::vector<Part>& parts) {
   std::int64_t total = 0;
-  for (const Segment& segment : segments) total += segment.size();
+  for (const Part& part : parts) total += part.size();
   return total;
 }
 
-std::vector<Segment> pieces_of(const Segment& segment, std::int64_t buffer, int group_size) {
+// No longer than what fits into the inbox of the member whose part it is.
+std::vector<Segment> pieces_of(const Part& part, std::int64_t buffer, int group_size) {
   std::vector<Segment> pieces;
-  if (segment.size() == 0) return pieces;
-  const std::int64_t step = plan::piece_elements(segment.size(), buffer, group_size);
-  for (std::int64_t begin = segment.begin; begin < segment.end; begin += step) {
-    pieces.push_back({begin, std::min(begin + step, segment.end)});
+  const std::int64_t step = plan::piece_elements(part.size(), buffer, group_size);
+  for (const Segment& segment : part.segments) {
+    for (std::int64_t begin = segment.begin; begin < segment.end; begin += step)
+      pieces.push_back({begin, std::min(begin + step, segment.end)});
   }
   return pieces;
 }
 
 class PeerExchange final : public Exchange {
  public:
-  std::int64_t inbox_elements(const Group& group,
-                              const std::vector<Segment>& segments) const override {
-    const std::int64_t own = segments[static_cast<std::size_t>(group.rank())].size();
-    return plan::inbox_elements(own, num_elements(segments), group.size());
+  std::int64_t inbox_elements(const Group& group, const std::vector<Part>& parts) const override {
+    const std::int64_t own = parts[static_cast<std::size_t>(group.rank())].size();
+    return plan::inbox_elements(own, num_elements(parts), group.size());
   }
 
-  void reduce(Group& group, const at::Tensor& packed, const std::vector<Segment>& segments,
+  void reduce(Group& group, const at::Tensor& packed, const std::vector<Part>& parts,
               const at::Tensor& inbox, const TakeSum& take,
               const std::string& what) const override {
-    std::vector<Pending> sends = send_to_peers(&group, packed, segments, what);
-    const std::int64_t buffer = num_elements(segments);
+    std::vector<Pending> sends = send_to_peers(&group, packed, parts, what);
+    const std::int64_t buffer = num_elements(parts);
     const int num_peers = group.size() - 1;
-    const Segment own = segments[static_cast<std::size_t>(group.rank())];
+    const Part& own = parts[static_cast<std::size_t>(group.rank())];
     const std::int64_t slot = num_peers == 0 ? own.size() : inbox.numel() / num_peers;
+    std::int64_t taken = 0;
     for (const Segment& piece : pieces_of(own, buffer, std::max(group.size(), 2))) {
       // Peers in ring order from the next rank, so that not all send to one member at once.
       std::vector<Pending> arrivals;
@@ -63,7 +60,8 @@ class PeerExchange final : public Exchange {
         const std::int64_t size = std::min(kStride, piece.size() - begin);
         at::Tensor sum = term(0, begin, size).to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
         for (int rank = 1; rank < group.size(); ++rank) sum.add_(term(rank, begin, size));
-        take(piece.begin - own.begin + begin, sum, 1.0 / group.size());
+        take(taken, sum, 1.0 / group.size());
+        taken += size;
       }
     }
     for (Pending& send : sends) send.wait();
@@ -71,14 +69,14 @@ class PeerExchange final : public Exchange {
 
  private:
   static std::vector<Pending> send_to_peers(Group* group, const at::Tensor& packed,
-                                            const std::vector<Segment>& segments,
+                                            const std::vector<Part>& parts,
                                             const std::string& what) {
     std::vector<Pending> sends;
     for (int i = 1; i < group->size(); ++i) {
       const int peer = (group->rank() + group->size() - i) % group->size();
-      const Segment& segment = segments[static_cast<std::size_t>(peer)];
-      for (const Segment& piece : pieces_of(segment, num_elements(segments), group->size()))
-        sends.push_back(group->send(part(packed, piece), peer, what));
+      const Part& part = parts[static_cast<std::size_t>(peer)];
+      for (const Segment& piece : pieces_of(part, num_elements(parts), group->size()))
+        sends.push_back(group->send(packed.narrow(0, piece.begin, piece.size()), peer, what));
     }
     return sends;
   }

@@ -8,34 +8,33 @@
 namespace dmuon::engine {
 namespace {
 
-// Casts what this rank owns into its part of `target`, whose first element is `origin` of the
-// packing.
-void write_owned(const Owned& owned, const Packing& packing, const at::Tensor& target,
-                 std::int64_t origin) {
+// Casts what this rank owns into `target`, where `places` says.
+void write_owned(const Owned& owned, const Packing& packing,
+                 const core::Vector<PackedIndex, Segment>& places, const PackedBuffer& target) {
   for (const PackedIndex place : packing.parameters.indices()) {
     const at::Tensor master = owned.of(packing.parameters[place], kMaster);
     if (!master.defined()) continue;
-    const Segment part = packing.segments[place];
-    target.narrow(0, part.begin - origin, part.size()).copy_(master.view({-1}));
+    target.slice(places[place].begin, places[place].end).copy_(master.view({-1}));
   }
 }
 
 }  // namespace
 
 Work publish_inter(SharedMesh* mesh, const Owned* owned, UnitState* state) {
-  const Segment own = state->packing().columns[mesh->shard()];
-  at::Tensor target;
-  if (state->node_copy) {
-    target = state->node_copy->flat();
-  } else {
-    state->unit->weights().allocate();
-    target = state->unit->weights().slice(own.begin, own.end);
-  }
+  if (!state->node_copy) state->unit->weights().allocate();
   return [=] {
-    write_owned(*owned, state->packing(), target, own.begin);
-    exchange_of(mesh->column)
-        .gather(mesh->column, target, state->packing().parts_of(mesh->shard()),
-                "the weights of " + state->unit->name());
+    const Packing& packing = state->packing();
+    const std::string what = "the weights of " + state->unit->name();
+    const Exchange& exchange = exchange_of(mesh->column);
+    if (state->node_copy) {
+      write_owned(*owned, packing, packing.in_column, *state->node_copy);
+      exchange.gather(mesh->column, state->node_copy->flat(), packing.parts_of(mesh->shard()),
+                      what);
+    } else {
+      write_owned(*owned, packing, packing.segments, state->unit->weights());
+      exchange.gather(mesh->column, state->unit->weights().flat(), packing.owners_of(mesh->shard()),
+                      what);
+    }
   };
 }
 
@@ -43,12 +42,16 @@ Work publish_intra(SharedMesh* mesh, const Owned* owned, UnitState* state) {
   state->unit->weights().allocate();
   return [=] {
     const PackedBuffer& weights = state->unit->weights();
-    const auto& columns = state->packing().columns;
-    const Segment own = columns[mesh->shard()];
-    const at::Tensor segment = weights.slice(own.begin, own.end);
-    if (state->node_copy) segment.copy_(state->node_copy->flat());
-    if (!mesh->has_inter()) write_owned(*owned, state->packing(), segment, own.begin);
-    exchange_of(mesh->row).gather(mesh->row, weights.flat(), columns.values(),
+    const Packing& packing = state->packing();
+    if (state->node_copy) {
+      std::int64_t begin = 0;
+      for (const Segment& own : packing.columns[mesh->shard()].segments) {
+        weights.slice(own.begin, own.end).copy_(state->node_copy->slice(begin, begin + own.size()));
+        begin += own.size();
+      }
+    }
+    if (!mesh->has_inter()) write_owned(*owned, packing, packing.segments, weights);
+    exchange_of(mesh->row).gather(mesh->row, weights.flat(), packing.columns.values(),
                                   "the weights of " + state->unit->name());
   };
 }

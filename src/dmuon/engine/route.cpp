@@ -19,15 +19,16 @@ Segment overlap(const Segment& a, const Segment& b) {
   return both.end > both.begin ? both : Segment{};
 }
 
-// Adds a piece of a sum, whose first element is `begin` of the packing, to what this rank owns.
+// Adds a piece of a sum, whose first element is `begin` of the column, to what this rank owns.
 void accumulate(Owned* owned, const Packing& packing, std::int64_t begin, const at::Tensor& sum,
                 double scale) {
   const Segment piece{begin, begin + sum.numel()};
   for (const PackedIndex place : packing.parameters.indices()) {
     const core::ParameterIndex parameter = packing.parameters[place];
-    const Segment whole = packing.segments[place];
+    if (!owned->owns(parameter)) continue;
+    const Segment whole = packing.in_column[place];
     const Segment part = overlap(piece, whole);
-    if (part.size() == 0 || !owned->owns(parameter)) continue;
+    if (part.size() == 0) continue;
     owned->accumulate(parameter, part.begin - whole.begin,
                       sum.narrow(0, part.begin - begin, part.size()), scale);
   }
@@ -40,7 +41,7 @@ void finish_accumulation(Owned* owned, const Packing& packing) {
 
 // A piece of the node's mean of this column: kept where it is held, else made ready for stage 2
 // with what was held before.
-void take_node_mean(UnitState* state, const Segment& column, std::int64_t begin,
+void take_node_mean(UnitState* state, core::Shard column, std::int64_t begin,
                     const at::Tensor& values, double scale, bool hold) {
   if (!state->partial) {
     at::Tensor mean = state->node_mean->slice(begin, begin + values.numel());
@@ -48,15 +49,15 @@ void take_node_mean(UnitState* state, const Segment& column, std::int64_t begin,
     return;
   }
   const Packing& packing = state->packing();
-  const Segment piece{column.begin + begin, column.begin + begin + values.numel()};
+  const Segment piece{begin, begin + values.numel()};
   for (const PackedIndex place : packing.parameters.indices()) {
-    const Segment part = overlap(piece, packing.segments[place]);
+    if (packing.column_of[place] != column) continue;
+    const Segment part = overlap(piece, packing.in_column[place]);
     if (part.size() == 0) continue;
-    const Segment within{part.begin - column.begin, part.end - column.begin};
-    at::Tensor kept = state->partial->slice(within.begin, within.end);
-    add_scaled(kept, values.narrow(0, part.begin - piece.begin, part.size()), scale,
+    at::Tensor kept = state->partial->slice(part.begin, part.end);
+    add_scaled(kept, values.narrow(0, part.begin - begin, part.size()), scale,
                /*adds=*/state->partial_filled[place]);
-    if (!hold) state->node_mean->slice(within.begin, within.end).copy_(kept);
+    if (!hold) state->node_mean->slice(part.begin, part.end).copy_(kept);
   }
 }
 
@@ -74,25 +75,25 @@ Work route_intra(SharedMesh* mesh, Owned* owned, UnitState* state, bool hold) {
   const Packing& packing = state->packing();
   unit.fill_missing_gradients();
   for (const PackedIndex place : packing.parameters.indices()) {
-    if (unit.arrived(place)) state->has_gradient[place] = true;
+    if (unit.arrived(packing.leaf_of[place])) state->has_gradient[place] = true;
   }
   unit.hand_over_gradients();
-  const Segment own = packing.columns[mesh->shard()];
+  const std::int64_t own = packing.columns[mesh->shard()].size();
   const at::ScalarType dtype = unit.gradients().flat().scalar_type();
   const Exchange& exchange = exchange_of(mesh->row);
   state->inbox =
       allocated(*owned, exchange.inbox_elements(mesh->row, packing.columns.values()), dtype);
-  if (hold && !state->partial) state->partial = allocated(*owned, own.size(), at::kFloat);
-  if (mesh->has_inter() && !hold) state->node_mean = allocated(*owned, own.size(), dtype);
+  if (hold && !state->partial) state->partial = allocated(*owned, own, at::kFloat);
+  if (mesh->has_inter() && !hold) state->node_mean = allocated(*owned, own, dtype);
 
   return [=, &unit, &packing, &exchange] {
     exchange.reduce(
         mesh->row, unit.gradients().flat(), packing.columns.values(), state->inbox->flat(),
         [&](std::int64_t begin, const at::Tensor& sum, double scale) {
           if (mesh->has_inter()) {
-            take_node_mean(state, own, begin, sum, scale, hold);
+            take_node_mean(state, mesh->shard(), begin, sum, scale, hold);
           } else {
-            accumulate(owned, packing, own.begin + begin, sum, scale);
+            accumulate(owned, packing, begin, sum, scale);
           }
         },
         "the gradients of " + unit.name());
@@ -106,12 +107,13 @@ Work route_intra(SharedMesh* mesh, Owned* owned, UnitState* state, bool hold) {
 
 Work route_inter(SharedMesh* mesh, Owned* owned, UnitState* state) {
   const Exchange& exchange = exchange_of(mesh->column);
-  const std::vector<Segment> parts = state->packing().parts_of(mesh->shard());
+  const std::vector<Part> parts = state->packing().parts_of(mesh->shard());
   state->node_inbox = allocated(*owned, exchange.inbox_elements(mesh->column, parts),
                                 state->node_mean->flat().scalar_type());
   return [=, &exchange] {
     const Packing& packing = state->packing();
-    const std::int64_t origin = packing.owners[mesh->slot()].begin;
+    const Part& own = parts[static_cast<std::size_t>(mesh->column.rank())];
+    const std::int64_t origin = own.segments.empty() ? 0 : own.segments[0].begin;
     exchange.reduce(
         mesh->column, state->node_mean->flat(), parts, state->node_inbox->flat(),
         [&](std::int64_t begin, const at::Tensor& sum, double scale) {

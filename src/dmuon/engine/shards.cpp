@@ -1,6 +1,7 @@
 #include "dmuon/engine/shards.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <utility>
@@ -8,64 +9,14 @@
 #include "dmuon/core/error.h"
 
 namespace dmuon::engine {
-namespace {
 
+using core::LeafIndex;
 using core::ParameterIndex;
 using core::Slot;
 
+namespace {
+
 constexpr std::int64_t kPieceElements = std::int64_t{1} << 24;
-
-// In order, in pieces of some size; a larger parameter is one by itself.
-std::vector<std::vector<ParameterIndex>> pieces_of(const Parameters& all,
-                                                   const std::vector<ParameterIndex>& which) {
-  std::vector<std::vector<ParameterIndex>> pieces;
-  std::int64_t elements = kPieceElements;
-  for (const ParameterIndex parameter : which) {
-    const std::int64_t more = all.at(parameter).num_elements();
-    if (elements + more > kPieceElements) {
-      pieces.emplace_back();
-      elements = 0;
-    }
-    pieces.back().push_back(parameter);
-    elements += more;
-  }
-  return pieces;
-}
-
-// Which elements of a parameter the ranks of the mesh have.
-class Cut {
- public:
-  Cut(const SharedMesh& mesh, const Parameter& parameter, int num_chunks)
-      : members_(mesh.num_shards()), parameter_(parameter), num_chunks_(num_chunks) {}
-
-  int owners_node() const { return parameter_.owner.value() / members_; }
-  int owners_column() const { return parameter_.owner.value() % members_; }
-
-  Segment shard(int node, int member) const {
-    return shard_of(parameter_, num_chunks_, Slot(node * members_ + member));
-  }
-
-  // What the ranks of a node have together, which is one range.
-  Segment of_node(int node) const {
-    Segment whole = shard(node, 0);
-    for (int member = 1; member < members_; ++member) {
-      const Segment part = shard(node, member);
-      whole = {std::min(whole.begin, part.begin), std::max(whole.end, part.end)};
-    }
-    return whole;
-  }
-
-  // Of equal shards one counts, on the owner's node.
-  bool counts(int node) const { return num_chunks_ > members_ || node == owners_node(); }
-  Segment counted(int node, int member) const {
-    return counts(node) && member < num_chunks_ ? shard(node, member) : Segment{};
-  }
-
- private:
-  int members_;
-  const Parameter& parameter_;
-  int num_chunks_;
-};
 
 at::Tensor part_of(const at::Tensor& flat, const Segment& part, std::int64_t origin = 0) {
   return flat.narrow(0, part.size() == 0 ? 0 : part.begin - origin, part.size());
@@ -77,6 +28,8 @@ std::vector<int> others(const Group& group) {
   for (int i = 1; i < group.size(); ++i) members.push_back((group.rank() + i) % group.size());
   return members;
 }
+
+}  // namespace
 
 // Messages that are under way.
 class Messages {
@@ -97,110 +50,195 @@ class Messages {
   std::vector<Pending> pending_;
 };
 
-std::string described(const std::string& name, ParameterIndex parameter) {
-  return core::message("shards of ", name, " of matrix ", parameter.value());
-}
+// Which elements of a parameter the ranks of the mesh have; counted in the parameter.
+class Shards::Cut {
+ public:
+  // `within` of the leaf at place `place` of those that were named.
+  Cut(const Shards* shards, LeafIndex leaf, std::size_t place, ParameterIndex parameter,
+      Segment within)
+      : shards_(shards), leaf_(leaf), place_(place), parameter_(parameter), within_(within) {}
 
-}  // namespace
+  std::size_t place() const { return place_; }
+  LeafIndex leaf() const { return leaf_; }
+  ParameterIndex parameter() const { return parameter_; }
+  std::int64_t size() const { return within_.size(); }
+  bool begins_leaf() const { return within_.begin == 0; }
+  std::string described(const std::string& name) const {
+    return core::message("shards of ", name, " of matrix ", parameter_.value());
+  }
 
-Segment shard_of(const Parameter& parameter, int num_chunks, Slot slot) {
-  const std::int64_t rows = parameter.sizes[0];
-  const std::int64_t chunk = (rows + num_chunks - 1) / num_chunks;
-  const std::int64_t row = parameter.num_elements() / rows;
-  const std::int64_t begin = std::min(rows, chunk * (slot.value() % num_chunks));
+  int owners_node() const { return owner().value() / members(); }
+  int owners_column() const { return owner().value() % members(); }
+
+  Segment shard(int node, int member) const {
+    const Segment whole = whole_shard(node, member);
+    return {std::clamp(whole.begin, within_.begin, within_.end) - within_.begin,
+            std::clamp(whole.end, within_.begin, within_.end) - within_.begin};
+  }
+
+  // The same in the leaf's shard.
+  Segment in_shard(int node, int member, const Segment& part) const {
+    const std::int64_t origin = whole_shard(node, member).begin - within_.begin;
+    return {part.begin - origin, part.end - origin};
+  }
+
+  // What the ranks of a node have together, which is one range.
+  Segment of_node(int node) const {
+    Segment whole = shard(node, 0);
+    for (int member = 1; member < members(); ++member) {
+      const Segment part = shard(node, member);
+      whole = {std::min(whole.begin, part.begin), std::max(whole.end, part.end)};
+    }
+    return whole;
+  }
+
+  // Of equal shards one counts, on the owner's node.
+  bool counts(int node) const { return shards_->num_chunks_ > members() || node == owners_node(); }
+  Segment counted(int node, int member) const {
+    return counts(node) && member < shards_->num_chunks_ ? shard(node, member) : Segment{};
+  }
+
+ private:
+  Slot owner() const { return shards_->parameters_[parameter_].owner; }
+  int members() const { return shards_->mesh_->num_shards(); }
+  Segment whole_shard(int node, int member) const {
+    return shards_->shard_of(leaf_, Slot(node * members() + member));
+  }
+
+  const Shards* shards_;
+  LeafIndex leaf_;
+  std::size_t place_;
+  ParameterIndex parameter_;
+  Segment within_;
+};
+
+Segment Shards::shard_of(LeafIndex leaf, Slot slot) const {
+  const std::vector<std::int64_t>& sizes = leaves_[leaf].sizes;
+  const std::int64_t rows = sizes[0];
+  const std::int64_t chunk = (rows + num_chunks_ - 1) / num_chunks_;
+  const std::int64_t row = c10::multiply_integers(sizes) / rows;
+  const std::int64_t begin = std::min(rows, chunk * (slot.value() % num_chunks_));
   return {begin * row, std::min(rows, begin + chunk) * row};
 }
 
-std::vector<at::Tensor> to_shards(SharedMesh& mesh, const Parameters& all, const Owned& owned,
-                                  const std::vector<ParameterIndex>& which, const std::string& name,
-                                  at::ScalarType dtype, int num_chunks) {
-  owned.require_name(name);
-  const auto options = at::TensorOptions().dtype(dtype).device(owned.pool()->device());
-  const int node = mesh.column.rank();
-  const int here = mesh.row.rank();
+// In order, in pieces of some size; a larger parameter is one by itself.
+std::vector<Shards::Piece> Shards::pieces_of(const std::vector<LeafIndex>& which) const {
+  std::vector<Piece> pieces;
+  std::int64_t elements = kPieceElements;
+  for (std::size_t place = 0; place < which.size(); ++place) {
+    std::int64_t end = 0;
+    for (const ParameterIndex parameter : leaves_.at(which[place]).parameters) {
+      const std::int64_t more = parameters_[parameter].num_elements();
+      if (elements + more > kPieceElements) {
+        pieces.emplace_back();
+        elements = 0;
+      }
+      const std::int64_t begin = std::exchange(end, end + more);
+      pieces.back().emplace_back(this, which[place], place, parameter, Segment{begin, end});
+      elements += more;
+    }
+  }
+  return pieces;
+}
+
+// Of an owner's column: what this node has of the parameter.
+at::Tensor Shards::send_between_nodes(const Cut& cut, const std::string& name, at::ScalarType dtype,
+                                      Messages* messages) const {
+  const int node = mesh_->column.rank();
+  const std::string what = cut.described(name);
+  if (!owned_.owns(cut.parameter())) {
+    const auto options = at::TensorOptions().dtype(dtype).device(owned_.pool()->device());
+    at::Tensor arriving = at::empty({cut.of_node(node).size()}, options);
+    messages->receive(mesh_->column, arriving, cut.owners_node(), what);
+    return arriving;
+  }
+  const at::Tensor whole = owned_.of(cut.parameter(), name).view({-1}).to(dtype);
+  for (const int other : others(mesh_->column))
+    messages->send(mesh_->column, part_of(whole, cut.of_node(other)), other, what);
+  return part_of(whole, cut.of_node(node));
+}
+
+std::vector<at::Tensor> Shards::give(const std::vector<LeafIndex>& which, const std::string& name,
+                                     at::ScalarType dtype) const {
+  owned_.require_name(name);
+  const auto options = at::TensorOptions().dtype(dtype).device(owned_.pool()->device());
+  const int node = mesh_->column.rank();
+  const int here = mesh_->row.rank();
   std::vector<at::Tensor> shards;
   Messages messages;
-  for (const std::vector<ParameterIndex>& piece : pieces_of(all, which)) {
+  for (const Piece& piece : pieces_of(which)) {
     std::vector<at::Tensor> of_node;  // at the column members; elsewhere undefined
-    for (const ParameterIndex parameter : piece) {
-      const Cut cut(mesh, all[parameter], num_chunks);
+    for (const Cut& cut : piece) {
       of_node.emplace_back();
-      if (cut.owners_column() != here) continue;
-      const std::string what = described(name, parameter);
-      if (owned.owns(parameter)) {
-        const at::Tensor whole = owned.of(parameter, name).view({-1}).to(options.dtype());
-        for (const int other : others(mesh.column))
-          messages.send(mesh.column, part_of(whole, cut.of_node(other)), other, what);
-        of_node.back() = part_of(whole, cut.of_node(node));
-      } else {
-        of_node.back() = at::empty({cut.of_node(node).size()}, options);
-        messages.receive(mesh.column, of_node.back(), cut.owners_node(), what);
-      }
+      if (cut.owners_column() == here)
+        of_node.back() = send_between_nodes(cut, name, dtype, &messages);
     }
     messages.wait();
     for (std::size_t i = 0; i < piece.size(); ++i) {
-      const Cut cut(mesh, all[piece[i]], num_chunks);
-      const std::string what = described(name, piece[i]);
-      shards.push_back(at::empty({cut.shard(node, here).size()}, options));
+      const Cut& cut = piece[i];
+      const std::string what = cut.described(name);
+      if (cut.begins_leaf())
+        shards.push_back(at::empty(
+            {shard_of(cut.leaf(), Slot(node * mesh_->num_shards() + here)).size()}, options));
+      const Segment mine = cut.shard(node, here);
+      at::Tensor target = part_of(shards.back(), cut.in_shard(node, here, mine));
       if (cut.owners_column() != here) {
-        messages.receive(mesh.row, shards.back(), cut.owners_column(), what);
+        messages.receive(mesh_->row, target, cut.owners_column(), what);
         continue;
       }
       const std::int64_t origin = cut.of_node(node).begin;
-      for (const int other : others(mesh.row))
-        messages.send(mesh.row, part_of(of_node[i], cut.shard(node, other), origin), other, what);
-      shards.back().copy_(part_of(of_node[i], cut.shard(node, here), origin));
+      for (const int other : others(mesh_->row))
+        messages.send(mesh_->row, part_of(of_node[i], cut.shard(node, other), origin), other, what);
+      target.copy_(part_of(of_node[i], mine, origin));
     }
     messages.wait();
   }
   return shards;
 }
 
-void from_shards(SharedMesh& mesh, const Parameters& all, const Owned& owned,
-                 const std::vector<ParameterIndex>& which, const std::string& name,
-                 const std::vector<at::Tensor>& shards, int num_chunks) {
-  owned.require_name(name);
-  core::invariant(shards.size() == which.size(), "from_shards: expected ", which.size(),
+void Shards::take(const std::vector<LeafIndex>& which, const std::string& name,
+                  const std::vector<at::Tensor>& shards) const {
+  owned_.require_name(name);
+  core::invariant(shards.size() == which.size(), "Shards::take: expected ", which.size(),
                   " shards, got ", shards.size());
-  const auto options = at::TensorOptions().dtype(at::kFloat).device(owned.pool()->device());
-  const int node = mesh.column.rank();
-  const int here = mesh.row.rank();
+  const auto options = at::TensorOptions().dtype(at::kFloat).device(owned_.pool()->device());
+  const int node = mesh_->column.rank();
+  const int here = mesh_->row.rank();
   Messages messages;
-  auto next = shards.begin();
-  for (const std::vector<ParameterIndex>& piece : pieces_of(all, which)) {
+  for (const Piece& piece : pieces_of(which)) {
     std::vector<at::Tensor> of_node;  // at the column members; at owners a part of their tensor
-    for (const ParameterIndex parameter : piece) {
-      const Cut cut(mesh, all[parameter], num_chunks);
-      const std::string what = described(name, parameter);
-      const at::Tensor mine =
-          next++->narrow(0, 0, cut.counted(node, here).size()).to(options.device(), at::kFloat);
+    for (const Cut& cut : piece) {
+      const std::string what = cut.described(name);
+      const Segment counted = cut.counted(node, here);
+      const at::Tensor mine = part_of(shards[cut.place()], cut.in_shard(node, here, counted))
+                                  .to(options.device(), at::kFloat);
       of_node.emplace_back();
       if (cut.owners_column() != here) {
-        messages.send(mesh.row, mine, cut.owners_column(), what);
+        messages.send(mesh_->row, mine, cut.owners_column(), what);
         continue;
       }
       const Segment whole = cut.counts(node) ? cut.of_node(node) : Segment{};
-      of_node.back() = owned.owns(parameter) ? part_of(owned.of(parameter, name).view({-1}), whole)
-                                             : at::empty({whole.size()}, options);
-      for (const int other : others(mesh.row))
-        messages.receive(mesh.row, part_of(of_node.back(), cut.counted(node, other), whole.begin),
+      of_node.back() = owned_.owns(cut.parameter())
+                           ? part_of(owned_.of(cut.parameter(), name).view({-1}), whole)
+                           : at::empty({whole.size()}, options);
+      for (const int other : others(mesh_->row))
+        messages.receive(mesh_->row, part_of(of_node.back(), cut.counted(node, other), whole.begin),
                          other, what);
-      part_of(of_node.back(), cut.counted(node, here), whole.begin).copy_(mine);
+      part_of(of_node.back(), counted, whole.begin).copy_(mine);
     }
     messages.wait();
     for (std::size_t i = 0; i < piece.size(); ++i) {
-      const Cut cut(mesh, all[piece[i]], num_chunks);
-      const std::string what = described(name, piece[i]);
+      const Cut& cut = piece[i];
+      const std::string what = cut.described(name);
       if (cut.owners_column() != here) continue;
-      if (!owned.owns(piece[i])) {
-        messages.send(mesh.column, of_node[i], cut.owners_node(), what);
+      if (!owned_.owns(cut.parameter())) {
+        messages.send(mesh_->column, of_node[i], cut.owners_node(), what);
         continue;
       }
-      for (const int other : others(mesh.column)) {
+      const at::Tensor own = owned_.of(cut.parameter(), name).view({-1});
+      for (const int other : others(mesh_->column)) {
         if (cut.counts(other))
-          messages.receive(mesh.column,
-                           part_of(owned.of(piece[i], name).view({-1}), cut.of_node(other)), other,
-                           what);
+          messages.receive(mesh_->column, part_of(own, cut.of_node(other)), other, what);
       }
     }
     messages.wait();

@@ -12,7 +12,7 @@
 namespace dmuon::engine {
 
 // What owners hold, as shards on all ranks, and back: the form in which it is saved and loaded.
-// A parameter is cut along its first dimension as fully_shard and torch.chunk cut: chunks of
+// A leaf is cut along its first dimension as fully_shard and torch.chunk cut: chunks of
 // ceil(rows / num_chunks) rows, the last ones smaller or empty. Slot s has chunk s mod num_chunks:
 // with one chunk a rank of a node, every node has all of them.
 //
@@ -22,24 +22,47 @@ namespace dmuon::engine {
 // order on all ranks; those of 64 MB of parameters, or of one larger parameter, are under way
 // together. All is done on the calling thread; nothing may be in flight on the mesh's lanes.
 
-/// The elements of a parameter that a slot's shard has.
-Segment shard_of(const Parameter& parameter, int num_chunks, core::Slot slot);
+class Shards {
+ public:
+  /// @param num_chunks  of each leaf. All arguments outlive this.
+  Shards(SharedMesh* mesh, const Leaves& leaves, const Parameters& parameters, const Owned& owned,
+         int num_chunks)
+      : mesh_(mesh),
+        leaves_(leaves),
+        parameters_(parameters),
+        owned_(owned),
+        num_chunks_(num_chunks) {}
 
-/// Collective, with equal arguments but `owned`: this rank's shards of a named tensor.
-/// @param which  parameters, each once.
-/// @param dtype  in which they travel; owners cast.
-/// @returns [which] flat, each with memory of its own.
-/// @throws CommError; InvalidArgument for an unknown name before anything is sent.
-std::vector<at::Tensor> to_shards(SharedMesh& mesh, const Parameters& all, const Owned& owned,
-                                  const std::vector<core::ParameterIndex>& which,
-                                  const std::string& name, at::ScalarType dtype, int num_chunks);
+  /// Collective, with equal arguments: this rank's shards of a named tensor.
+  /// @param which  leaves, each once.
+  /// @param dtype  in which they travel; owners cast.
+  /// @returns [which] flat, each with memory of its own.
+  /// @throws CommError; InvalidArgument for an unknown name before anything is sent.
+  std::vector<at::Tensor> give(const std::vector<core::LeafIndex>& which, const std::string& name,
+                               at::ScalarType dtype) const;
 
-/// Collective: the owners' named tensors take the values of the shards. Of shards that several
-/// nodes hold, those of the owner's node count.
-/// @param shards  [which] flat, of any floating dtype and device; made fp32 on the owners' device a
-///                piece at a time.
-void from_shards(SharedMesh& mesh, const Parameters& all, const Owned& owned,
-                 const std::vector<core::ParameterIndex>& which, const std::string& name,
-                 const std::vector<at::Tensor>& shards, int num_chunks);
+  /// Collective: the owners' named tensors take the values of the shards. Of shards that several
+  /// nodes hold, those of the owner's node count.
+  /// @param shards  [which] flat, of any floating dtype and device; made fp32 on the owners' device
+  ///                a piece at a time.
+  void take(const std::vector<core::LeafIndex>& which, const std::string& name,
+            const std::vector<at::Tensor>& shards) const;
+
+  /// The elements of a leaf that a slot's shard has.
+  Segment shard_of(core::LeafIndex leaf, core::Slot slot) const;
+
+ private:
+  class Cut;
+  using Piece = std::vector<Cut>;
+  std::vector<Piece> pieces_of(const std::vector<core::LeafIndex>& which) const;
+  at::Tensor send_between_nodes(const Cut& cut, const std::string& name, at::ScalarType dtype,
+                                class Messages* messages) const;
+
+  SharedMesh* mesh_;
+  const Leaves& leaves_;
+  const Parameters& parameters_;
+  const Owned& owned_;
+  int num_chunks_;
+};
 
 }  // namespace dmuon::engine

@@ -2,6 +2,9 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
+#include <c10/util/accumulate.h>
+
+#include <utility>
 
 #include "dmuon/core/error.h"
 #include "dmuon/engine/engine.h"
@@ -9,44 +12,63 @@
 
 namespace dmuon::engine {
 
-at::Tensor Engine::gather(core::ParameterIndex parameter, const std::string& name) {
+at::Tensor Engine::gather(core::LeafIndex leaf, const std::string& name) {
   const c10::AutoGradMode no_grad(false);
-  const at::Tensor own = owned().of(parameter, name);
+  owned().require_name(name);
   drain();
   const auto options = at::TensorOptions().dtype(at::kFloat).device(options_.device);
-  at::Tensor whole = at::empty(parameters()[parameter].sizes, options);
-  if (own.defined()) whole.copy_(own);
-  const core::Slot owner = parameters()[parameter].owner;
-  const core::Shard column = layout().shard_of(owner);
+  at::Tensor whole = at::empty(leaves().at(leaf).sizes, options);
+  for (const OwnedPart& own : owned_parts(leaf, name))
+    whole.narrow(0, own.rows.begin, own.rows.size()).copy_(own.tensor);
   const std::string what = "a whole " + name;
-  if (column == mesh().shard())
-    mesh().column.broadcast(whole, layout().replicate_of(owner).value(), what).wait();
-  mesh().row.broadcast(whole, column.value(), what).wait();
+  std::int64_t row = 0;
+  for (const core::ParameterIndex part : leaves()[leaf].parameters) {
+    const core::Slot owner = parameters()[part].owner;
+    const core::Shard column = layout().shard_of(owner);
+    const std::int64_t begin = std::exchange(row, row + parameters()[part].sizes[0]);
+    at::Tensor values = whole.narrow(0, begin, row - begin);
+    if (column == mesh().shard())
+      mesh().column.broadcast(values, layout().replicate_of(owner).value(), what).wait();
+    mesh().row.broadcast(values, column.value(), what).wait();
+  }
   return whole;
 }
 
-void Engine::scatter(core::ParameterIndex parameter, const std::string& name,
-                     const at::Tensor& value) {
+void Engine::scatter(core::LeafIndex leaf, const std::string& name, const at::Tensor& value) {
   const c10::AutoGradMode no_grad(false);
-  const plan::View& view = parameters().at(parameter).view;
-  core::require(value.numel() == view.num_elements(), "Engine::scatter: value: expected ",
-                view.num_elements(), " elements, got ", value.numel());
-  at::Tensor own = owned().of(parameter, name);
-  if (own.defined()) own.copy_(value.reshape(own.sizes()));
+  const std::vector<std::int64_t>& sizes = leaves().at(leaf).sizes;
+  core::require(value.numel() == c10::multiply_integers(sizes), "Engine::scatter: value: expected ",
+                c10::multiply_integers(sizes), " elements, got ", value.numel());
+  const at::Tensor whole = value.reshape(sizes);
+  for (OwnedPart& own : owned_parts(leaf, name))
+    own.tensor.copy_(whole.narrow(0, own.rows.begin, own.rows.size()));
 }
 
-std::vector<at::Tensor> Engine::to_shards(const std::vector<core::ParameterIndex>& which,
+std::vector<Engine::OwnedPart> Engine::owned_parts(core::LeafIndex leaf, const std::string& name) {
+  owned().require_name(name);
+  std::vector<OwnedPart> parts;
+  std::int64_t row = 0;
+  for (const core::ParameterIndex part : leaves().at(leaf).parameters) {
+    const std::int64_t begin = std::exchange(row, row + parameters()[part].sizes[0]);
+    if (owned().owns(part)) parts.push_back({part, {begin, row}, owned().of(part, name)});
+  }
+  return parts;
+}
+
+std::vector<at::Tensor> Engine::to_shards(const std::vector<core::LeafIndex>& which,
                                           const std::string& name, at::ScalarType dtype) {
   const c10::AutoGradMode no_grad(false);
   drain();
-  return engine::to_shards(mesh(), parameters(), owned(), which, name, dtype, num_host_shards());
+  const Shards shards(&mesh(), leaves(), parameters(), owned(), num_host_shards());
+  return shards.give(which, name, dtype);
 }
 
-void Engine::from_shards(const std::vector<core::ParameterIndex>& which, const std::string& name,
+void Engine::from_shards(const std::vector<core::LeafIndex>& which, const std::string& name,
                          const std::vector<at::Tensor>& shards) {
   const c10::AutoGradMode no_grad(false);
   drain();
-  engine::from_shards(mesh(), parameters(), owned(), which, name, shards, num_host_shards());
+  const Shards all(&mesh(), leaves(), parameters(), owned(), num_host_shards());
+  all.take(which, name, shards);
 }
 
 }  // namespace dmuon::engine

@@ -8,32 +8,32 @@
 
 namespace dmuon::engine {
 
-Unit::Unit(std::string name, const Parameters& all, Packing packing,
+Unit::Unit(std::string name, const Leaves& all, Packing packing,
            const std::shared_ptr<BufferPool>& pool, at::ScalarType compute_dtype,
            at::ScalarType reduce_dtype)
     : name_(std::move(name)),
       packing_(std::move(packing)),
       weights_(pool, packing_.num_elements, compute_dtype),
       gradients_(pool, packing_.num_elements, reduce_dtype),
-      arrived_(packing_.parameters.size(), false) {
-  for (const PackedIndex i : packing_.parameters.indices()) {
-    sizes_.push_back(all[packing_.parameters[i]].sizes);
-    gradient_views_.push_back(gradients_.view(packing_.segments[i].begin, sizes_[i]));
+      arrived_(packing_.leaves.size(), false) {
+  for (const PackedLeafIndex i : packing_.leaves.indices()) {
+    sizes_.push_back(all[packing_.leaves[i]].sizes);
+    gradient_views_.push_back(gradients_.view(packing_.leaf_begins[i], sizes_[i]));
   }
 }
 
 std::vector<at::Tensor> Unit::weight_tensors() const {
   std::vector<at::Tensor> tensors;
-  for (const PackedIndex i : sizes_.indices())
-    tensors.push_back(weights_.view(packing_.segments[i].begin, sizes_[i]));
+  for (const PackedLeafIndex i : sizes_.indices())
+    tensors.push_back(weights_.view(packing_.leaf_begins[i], sizes_[i]));
   return tensors;
 }
 
 void Unit::bind(std::vector<at::Tensor> parameters, const std::function<void()>& on_gradient) {
   core::invariant(static_cast<int>(parameters.size()) == sizes_.size() && registrations_.empty(),
                   "Unit::bind: ", name_, " has ", sizes_.size(), " parameters and is bound once");
-  parameters_ = core::Vector<PackedIndex, at::Tensor>(std::move(parameters));
-  for (const PackedIndex i : parameters_.indices()) {
+  parameters_ = core::Vector<PackedLeafIndex, at::Tensor>(std::move(parameters));
+  for (const PackedLeafIndex i : parameters_.indices()) {
     registrations_.push_back(after_accumulation(parameters_[i], [this, i, on_gradient] {
       on_gradient();
       take_gradient(i);
@@ -51,20 +51,20 @@ void Unit::allocate_gradients() {
 void Unit::expect_gradients() {
   if (!presets() || gradients_.allocated()) return;
   allocate_gradients();
-  for (const PackedIndex i : parameters_.indices()) {
+  for (const PackedLeafIndex i : parameters_.indices()) {
     if (parameters_[i].requires_grad()) parameters_[i].mutable_grad() = gradient_views_[i];
   }
 }
 
-void Unit::take_gradient(PackedIndex place) {
+void Unit::take_gradient(PackedLeafIndex leaf) {
   allocate_gradients();
-  at::Tensor& grad = parameters_[place].mutable_grad();
+  at::Tensor& grad = parameters_[leaf].mutable_grad();
   core::invariant(grad.defined(), "Unit::take_gradient: ", name_, ": no gradient to take");
-  at::Tensor& packed = gradient_views_[place];
+  at::Tensor& packed = gradient_views_[leaf];
   if (grad.const_data_ptr() != packed.const_data_ptr()) {
     const at::Tensor value = grad.detach();
     // With a preset, autograd's own sum (create_graph) already holds what the buffer held.
-    if (arrived_[place] && !presets()) {
+    if (arrived_[leaf] && !presets()) {
       packed.add_(value);
     } else {
       packed.copy_(value);
@@ -77,21 +77,21 @@ void Unit::take_gradient(PackedIndex place) {
     }
   }
   last_gradient_.set(packed.device());
-  arrived_[place] = true;
+  arrived_[leaf] = true;
 }
 
-void Unit::put_gradient(PackedIndex place, const at::Tensor& value) {
+void Unit::put_gradient(PackedLeafIndex leaf, const at::Tensor& value) {
   allocate_gradients();
-  gradient_views_[place].copy_(value);
+  gradient_views_[leaf].copy_(value);
   last_gradient_.set(value.device());
-  arrived_[place] = true;
+  arrived_[leaf] = true;
 }
 
 void Unit::fill_missing_gradients() {
   last_gradient_.wait();
   allocate_gradients();
   if (presets()) return;
-  for (const PackedIndex i : arrived_.indices()) {
+  for (const PackedLeafIndex i : arrived_.indices()) {
     if (!arrived_[i]) gradient_views_[i].zero_();
   }
 }

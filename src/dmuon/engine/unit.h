@@ -26,10 +26,10 @@ namespace dmuon::engine {
 /// autograd takes gradients on the stream on which bind() was called, wherever the model computes.
 class Unit {
  public:
-  /// @param all            parameters of the engine.
+  /// @param all            leaves of the engine.
   /// @param compute_dtype  of the weights as the module sees them.
   /// @param reduce_dtype   of the gradients as they travel.
-  Unit(std::string name, const Parameters& all, Packing packing,
+  Unit(std::string name, const Leaves& all, Packing packing,
        const std::shared_ptr<BufferPool>& pool, at::ScalarType compute_dtype,
        at::ScalarType reduce_dtype);
   Unit(const Unit&) = delete;
@@ -38,7 +38,7 @@ class Unit {
   const std::string& name() const { return name_; }
   const Packing& packing() const { return packing_; }
 
-  /// In packed order, tensors over the buffer to make parameters of, in their sizes.
+  /// Of leaves in packed order, tensors over the buffer to make parameters of, in their sizes.
   std::vector<at::Tensor> weight_tensors() const;
 
   /// @param parameters   leaves over weight_tensors(), in packed order.
@@ -49,7 +49,7 @@ class Unit {
   PackedBuffer& gradients() { return gradients_; }
 
   /// Whether its gradient came since the last route.
-  bool arrived(PackedIndex place) const { return arrived_[place]; }
+  bool arrived(PackedLeafIndex leaf) const { return arrived_[leaf]; }
 
   /// Before a backward use. On a CPU, where the parameter's dtype is the wire's, presets every
   /// .grad to its place in the (zeroed) packed buffer, where autograd then adds without a copy.
@@ -57,8 +57,8 @@ class Unit {
   /// packs that.
   void expect_gradients();
 
-  /// As if autograd had accumulated `value` into the parameter at this place.
-  void put_gradient(PackedIndex place, const at::Tensor& value);
+  /// As if autograd had accumulated `value` into the leaf at this place.
+  void put_gradient(PackedLeafIndex leaf, const at::Tensor& value);
 
   /// The current stream goes on after all gradients that have come.
   void await_gradients() const { last_gradient_.wait(); }
@@ -81,17 +81,17 @@ class Unit {
     return weights.is_cpu() && weights.scalar_type() == gradients_.flat().scalar_type();
   }
   void allocate_gradients();
-  void take_gradient(PackedIndex place);
+  void take_gradient(PackedLeafIndex leaf);
 
   std::string name_;
   Packing packing_;
-  core::Vector<PackedIndex, std::vector<std::int64_t>> sizes_;
+  core::Vector<PackedLeafIndex, std::vector<std::int64_t>> sizes_;
   PackedBuffer weights_;
   PackedBuffer gradients_;
-  core::Vector<PackedIndex, at::Tensor> gradient_views_;
-  core::Vector<PackedIndex, at::Tensor> parameters_;
+  core::Vector<PackedLeafIndex, at::Tensor> gradient_views_;
+  core::Vector<PackedLeafIndex, at::Tensor> parameters_;
   std::vector<std::any> registrations_;
-  core::Vector<PackedIndex, bool> arrived_;
+  core::Vector<PackedLeafIndex, bool> arrived_;
   StreamMark last_gradient_;
   std::int64_t num_gradient_copies_ = 0;
 };

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "dmuon/core/error.h"
+#include "dmuon/plan/packed_size.h"
 
 namespace dmuon::plan {
 namespace {
@@ -27,7 +28,13 @@ void validate(const Inventory& inventory) {
                 "Inventory: expected fewer than 2^31 matrices; got ", inventory.values().size());
   std::unordered_set<std::string_view> names;
   std::int64_t num_elements = 0;
+  const Parameter* before = nullptr;
   for (const Parameter& matrix : inventory) {
+    core::require(!matrix.continues || (before != nullptr && before->unit == matrix.unit),
+                  "Inventory: matrix '", matrix.name,
+                  "' must follow a matrix of its unit, which it continues; got ",
+                  before == nullptr ? "none before it" : "one of another unit");
+    before = &matrix;
     core::require(names.insert(matrix.name).second, "Inventory: matrix '", matrix.name,
                   "' must occur once; it occurs again");
     core::require(
@@ -45,6 +52,22 @@ void validate(const Inventory& inventory) {
                   " elements; got ", to_string(matrix.shape()));
     num_elements += matrix.num_elements();
   }
+}
+
+PerParameter<std::int64_t> packed_elements_of(const Inventory& inventory) {
+  PerParameter<std::int64_t> all;
+  std::int64_t leaf = 0;
+  for (const Parameter& matrix : inventory) {
+    if (matrix.continues) {  // without the gap after the one before it
+      all.back() -= packed_elements(leaf) - leaf;
+    } else {
+      leaf = 0;
+    }
+    const std::int64_t size = matrix.num_elements();
+    leaf += size;
+    all.push_back(size + packed_elements(leaf) - leaf);
+  }
+  return all;
 }
 
 ShapeGroups group_by_shape(const Inventory& inventory) {

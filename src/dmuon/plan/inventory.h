@@ -43,7 +43,7 @@ struct View {
   }
 };
 
-/// One dedicated parameter: what is owned, moved and has a gradient.
+/// What has one owner: a parameter of the model, or a part of one along its first dimension.
 struct Parameter {
   std::string name;       ///< fully qualified
   std::int64_t rows = 0;  ///< of each of its matrices
@@ -51,6 +51,7 @@ struct Parameter {
   int unit = 0;                  ///< index, >= 0, of the module whose hooks move it
   bool tensor_parallel = false;  ///< sharded over the tensor-parallel group of its slot
   std::int64_t num_matrices = 1;
+  bool continues = false;  ///< the leaf of the parameter before it, in packed buffers without a gap
 
   View view() const { return {num_matrices, rows, cols}; }
   Shape shape() const { return {rows, cols, tensor_parallel, num_matrices}; }
@@ -73,8 +74,13 @@ struct ShapeGroups {
 
 /// @throws InvalidArgument unless every parameter has a name of its own, matrices whose number,
 /// rows
-///         and cols are in [1, 2^31), a unit >= 0, and all of them at most 2^56 elements.
+///         and cols are in [1, 2^31), a unit >= 0, all of them at most 2^56 elements, and what
+///         continues another follows one of its
+/// unit.
 void validate(const Inventory& inventory);
+
+/// What each fills of packed buffers: the last one of a leaf with the gap to the next leaf.
+PerParameter<std::int64_t> packed_elements_of(const Inventory& inventory);
 
 /// @param inventory valid.
 ShapeGroups group_by_shape(const Inventory& inventory);

@@ -65,6 +65,7 @@ constexpr const char* kNumMatrices = "num_matrices";
 static void add_num_matrices(Json& json, std::int64_t number) {
   if (number != 1) json[kNumMatrices] = number;
 }
+constexpr const char* kContinues = "continues";
 static std::int64_t num_matrices_of(const JsonReader& reader) {
   const auto number = reader.find(kNumMatrices);
   return number ? number->integer(1, kMaxSide) : 1;
@@ -111,6 +112,7 @@ static void to_json(Json& json, const Parameter& matrix) {
           {"unit", matrix.unit},
           {"tensor_parallel", matrix.tensor_parallel}};
   add_num_matrices(json, matrix.num_matrices);
+  if (matrix.continues) json[kContinues] = true;  // left out likewise
 }
 
 static void to_json(Json& json, const Batch& batch) {
@@ -202,10 +204,12 @@ Options options_of(const JsonReader& reader) {
 
 void read_assignments(const JsonReader& reader, Plan& plan) {
   for (const JsonReader& entry : reader.items()) {
+    const auto continues = entry.find(kContinues);
     plan.inventory.push_back({entry.at("name").string(), entry.at("rows").integer(1, kMaxInt),
                               entry.at("cols").integer(1, kMaxInt),
                               entry.at("unit").small(0, kMaxInt),
-                              entry.at("tensor_parallel").boolean(), num_matrices_of(entry)});
+                              entry.at("tensor_parallel").boolean(), num_matrices_of(entry),
+                              continues && continues->boolean()});
     plan.owner.push_back(Owner(entry.at("owner").small(0, kMaxInt)));
   }
   validate(plan.inventory);

@@ -13,14 +13,14 @@ namespace {
 
 using Units = core::Vector<UnitIndex, std::vector<ParameterIndex>>;
 
-schedule::Layout layout_of(const Units& units, const Inventory& inventory, Mesh mesh,
+schedule::Layout layout_of(const Units& units, const PerParameter<std::int64_t>& packed, Mesh mesh,
                            const PerParameter<Owner>& owner, const Options& options) {
   schedule::Layout layout{mesh.num_replicates, mesh.num_shards, {}};
   for (const std::vector<ParameterIndex>& parameters : units) {
     schedule::UnitLayout unit;
     unit.owner_elements.resize(mesh.num_slots());
     for (const ParameterIndex w : parameters)
-      unit.owner_elements[mesh.slot_of(owner[w])] += packed_elements(inventory[w].num_elements());
+      unit.owner_elements[mesh.slot_of(owner[w])] += packed[w];
     unit.weight_size = options.weight_bytes;
     unit.gradient_size = options.gradient_bytes;
     layout.units.push_back(std::move(unit));
@@ -75,14 +75,15 @@ std::vector<UnitIndex> units_of(const std::vector<Batch>& batches, const Units& 
 core::PerOwner<Memory> memory(const Inventory& inventory, Mesh mesh,
                               const PerParameter<Owner>& owner, const std::vector<Batch>& batches,
                               const Options& options) {
+  const PerParameter<std::int64_t> packed = packed_elements_of(inventory);
   core::Vector<Slot, std::int64_t> slot_elements(mesh.num_slots());
   core::PerShard<std::int64_t> column_elements(mesh.num_shards);
   for (const ParameterIndex w : inventory.indices()) {
     slot_elements[mesh.slot_of(owner[w])] += inventory[w].num_elements();
-    column_elements[mesh.shard_of(owner[w])] += packed_elements(inventory[w].num_elements());
+    column_elements[mesh.shard_of(owner[w])] += packed[w];
   }
   const Units units = group_by_unit(inventory);
-  const schedule::Layout layout = layout_of(units, inventory, mesh, owner, options);
+  const schedule::Layout layout = layout_of(units, packed, mesh, owner, options);
   const std::vector<BufferEvent> events = buffer_events(layout, options);
   // Without inboxes alike on all ranks of a column.
   core::Vector<Slot, BufferPeaks> peaks;

@@ -200,6 +200,7 @@ std::uint64_t hash(const Plan& plan) {
     hasher.add(matrix.name).add(matrix.rows).add(matrix.cols).add(matrix.unit);
     hasher.add(matrix.tensor_parallel ? 1 : 0);
     if (matrix.num_matrices != 1) hasher.add(matrix.num_matrices);
+    if (matrix.continues) hasher.add(0);
   }
   for (const Owner owner : plan.owner) hasher.add(owner.value());
   add_size(plan.batches);
