@@ -18,19 +18,20 @@ TEST(ModelFromJson, ExpandsRepeatedUnitsAndStacks) {
   const Model found = model_from_json(with_units(R"([
       {"name": "layers.{}.mlp", "repeat": 2, "first": 3, "matrices": [
         {"name": "up", "rows": 8, "cols": 4},
-        {"name": "experts", "rows": 2, "cols": 3, "stack": 2}]},
+        {"name": "experts", "rows": 2, "cols": 3, "num_matrices": 2},
+        {"name": "old", "rows": 3, "cols": 3, "stack": 4}]},
       {"name": "nothing", "matrices": []},
-      {"name": "last", "matrices": [{"name": "w", "rows": 5, "cols": 6, "stack": 1}]}])"));
+      {"name": "last", "matrices": [{"name": "w", "rows": 5, "cols": 6, "num_matrices": 1}]}])"));
   EXPECT_EQ(found.name, "n");
   EXPECT_EQ(found.description, "d");
   EXPECT_EQ(found.source, "s");
   EXPECT_TRUE(found.stand_in);
   EXPECT_EQ(found.inventory, (plan::Inventory{{"layers.3.mlp.up", 8, 4, 0},
-                                              {"layers.3.mlp.experts[0]", 2, 3, 0},
-                                              {"layers.3.mlp.experts[1]", 2, 3, 0},
+                                              {"layers.3.mlp.experts", 2, 3, 0, false, 2},
+                                              {"layers.3.mlp.old", 3, 3, 0, false, 4},
                                               {"layers.4.mlp.up", 8, 4, 1},
-                                              {"layers.4.mlp.experts[0]", 2, 3, 1},
-                                              {"layers.4.mlp.experts[1]", 2, 3, 1},
+                                              {"layers.4.mlp.experts", 2, 3, 1, false, 2},
+                                              {"layers.4.mlp.old", 3, 3, 1, false, 4},
                                               {"last.w", 5, 6, 3}}));
 }
 
@@ -77,16 +78,15 @@ TEST(ModelFromJson, MakesNoMoreThanTheMostMatricesAndUnits) {
           with_units(R"([{"name": "a", "matrices": [{"name": "m", "rows": 1, "cols": 1}]},
         {"name": "{}", "repeat": )" +
                      repeat + R"(, "matrices": [{"name": "m", "rows": 1, "cols": 1,
-         "stack": )" +
+         "num_matrices": )" +
                      stack + "}]}]"));
     });
   };
   const std::string expected = "model: expected at most 4194304 matrices";
   EXPECT_EQ(of("10", "10"), "");
   EXPECT_EQ(of("4194304", "1"), expected);
-  EXPECT_EQ(of("1", "4194304"), expected);
+  EXPECT_EQ(of("1", "4194304"), "");
   EXPECT_EQ(of("4194304", "4194304"), expected);
-  EXPECT_EQ(of("2048", "2048"), expected);
   EXPECT_EQ(plan::message_of([] {
               model_from_json(with_units(R"([{"name": "a", "matrices": []},
                 {"name": "b", "repeat": 4194304, "matrices": []}])"));

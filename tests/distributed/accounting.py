@@ -93,8 +93,8 @@ def owned_bytes(optimizer: dmuon.Muon) -> list[list[int]]:
     runtime = optimizer._runtime
     return [
         [
-            0 if tensor is None else tensor.numel() * tensor.element_size()
-            for tensor in (runtime.engine.owned(i, name) for name in ("master", "momentum_buffer", "gradient"))
+            sum(tensor.nbytes for *_, tensor in runtime.engine.owned_parts(i, name))
+            for name in ("master", "momentum_buffer", "gradient")
         ]
         for i in range(len(runtime.matrices))
     ]
@@ -203,13 +203,13 @@ def train(
         optimizer._runtime.engine.drain()  # what is on its way counts
         stats.append(optimizer.stats())
     runtime = optimizer._runtime
-    state = [runtime.engine.owned(i, "master") for i in range(len(runtime.matrices))]
+    state = [part[-1] for i in range(len(runtime.matrices)) for part in runtime.engine.owned_parts(i, "master")]
     planned = optimizer.plan.native.memory[rank]
     return {
         **layout(optimizer),
         "planned": planned.state + planned.node_copy + planned.buffers,
         "owned": owned_bytes(optimizer),
-        "master_storage": storage_bytes([tensor for tensor in state if tensor is not None]),
+        "master_storage": storage_bytes(state),
         "momenta": [not isinstance(optimizer.state[p]["momentum_buffer"], OwnedTensor) for p in runtime.placeholders],
         "stats": stats,
     }

@@ -55,8 +55,8 @@ class ExecutorOnMesh : public testing::TestWithParam<Mesh> {
       const Leaf& leaf = executor->leaves()[index];
       std::vector<at::Tensor> parts;
       for (const ParameterIndex part : leaf.parameters)
-        parts.push_back(integers(executor->parameters()[part], 1));
-      unit.put_gradient(unit.packing().place_of(index), at::cat(parts));
+        parts.push_back(integers(executor->parameters()[part], 1).view({-1}));
+      unit.put_gradient(unit.packing().place_of(index), at::cat(parts).view(leaf.sizes));
     }
     executor->perform({.kind = Kind::kRouteIntra, .unit = kUnit, .hold = hold});
     const bool sends = has_inter() && !hold;

@@ -49,8 +49,8 @@ at::Tensor leaf_of(const Engine& engine, LeafIndex leaf,
                    const std::function<at::Tensor(ParameterIndex)>& values) {
   std::vector<at::Tensor> parts;
   for (const ParameterIndex part : engine.leaves()[leaf].parameters)
-    parts.push_back(values(part).reshape(engine.parameters()[part].sizes));
-  return at::cat(parts);
+    parts.push_back(values(part).reshape({-1}));
+  return at::cat(parts).view(engine.leaves()[leaf].sizes);
 }
 
 void put_gradients(Engine& engine, UnitIndex unit,

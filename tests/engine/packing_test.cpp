@@ -47,7 +47,7 @@ TEST(Pack, PutsAfterTheOthersALeafOfSeveralOwners) {
   parameters[ParameterIndex(2)].continues = parameters[ParameterIndex(3)].continues = true;
   const Leaves leaves = leaves_of(parameters);
   ASSERT_EQ(leaves.size(), 3);
-  EXPECT_EQ(leaves[LeafIndex(1)].sizes, (std::vector<std::int64_t>{33, 5}));
+  EXPECT_EQ(leaves[LeafIndex(1)].sizes, (std::vector<std::int64_t>{165}));
   const Packing packing = pack(parameters, UnitIndex(0), 2, 2);
   EXPECT_EQ(packing.leaves.values(),
             (std::vector<LeafIndex>{LeafIndex(2), LeafIndex(0), LeafIndex(1)}));
@@ -64,14 +64,17 @@ TEST(Pack, PutsAfterTheOthersALeafOfSeveralOwners) {
   EXPECT_EQ(packing.parts_of(Shard(1)), (std::vector<Part>{{{{0, 150}}}, {{{150, 384}}}}));
 }
 
-TEST(Pack, RefusesAParameterThatDoesNotContinueTheOneBeforeIt) {
-  for (const auto& [cols, unit] : {std::pair{6, 0}, {5, 1}}) {
-    Parameters parameters{parameter(2, 5, 0, 0), parameter(2, cols, unit, 0)};
-    parameters[ParameterIndex(1)].continues = true;
-    EXPECT_THROW(leaves_of(parameters), core::InternalError);
-    parameters[ParameterIndex(0)].continues = true;
-    EXPECT_THROW(leaves_of(parameters), core::InternalError);
-  }
+TEST(Pack, RefusesLeavesThatDoNotFit) {
+  Parameters parameters{parameter(2, 5, 0, 0), parameter(2, 6, 0, 0)};
+  parameters[ParameterIndex(1)].continues = true;
+  EXPECT_EQ(leaves_of(parameters, {{{11, 2}}})[LeafIndex(0)].sizes,
+            (std::vector<std::int64_t>{11, 2}));
+  EXPECT_THROW(leaves_of(parameters, {{{11, 3}}}), core::InternalError);
+  EXPECT_THROW(leaves_of(parameters, {{{11, 2}}, {{11, 2}}}), core::InternalError);
+  parameters[ParameterIndex(1)].unit = UnitIndex(1);
+  EXPECT_THROW(leaves_of(parameters), core::InternalError);
+  parameters[ParameterIndex(0)].continues = true;
+  EXPECT_THROW(leaves_of(parameters), core::InternalError);
 }
 
 TEST(Pack, GivesAnOwnerOfNothingAnEmptyPart) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "dmuon/core/error.h"
+#include "tests/plan/message_of.h"
 
 namespace dmuon::plan {
 namespace {
@@ -58,7 +59,8 @@ TEST(GroupByShape, KeepsMatricesOverTensorParallelRanksApart) {
   EXPECT_EQ(to_string(groups.shapes.back()), "4 x 8 over TP");
 }
 
-// A stack goes to one owner whole, which a single matrix of its rows and columns does not.
+// A stack that is not divided goes to one owner whole, which a single matrix of its rows and
+// columns does not.
 TEST(GroupByShape, KeepsStacksApartByTheirNumberOfMatrices) {
   const ShapeGroups groups = group_by_shape({{"a", 4, 8, 0},
                                              {"b", 4, 8, 0, false, 3},
@@ -69,6 +71,28 @@ TEST(GroupByShape, KeepsStacksApartByTheirNumberOfMatrices) {
   EXPECT_EQ(groups.shapes[ShapeIndex(1)].num_elements(), 96);
   EXPECT_EQ(to_string(groups.shapes[ShapeIndex(1)]), "3 of 4 x 8");
   EXPECT_EQ(to_string(groups.shapes.back()), "3 of 4 x 8 over TP");
+}
+
+// 15 elements of a leaf of 25, then the other 10 with the 103 of the gap after it.
+TEST(PackedElementsOf, CountAGapAfterEachLeaf) {
+  EXPECT_EQ(packed_elements_of({{"a", 10, 13, 0}, {"b", 3, 5, 0}, {"c", 2, 5, 0, false, 1, true}}),
+            (PerParameter<std::int64_t>{256, 15, 113}));
+  EXPECT_EQ(packed_elements_of({{"a", 3, 5, 0}}), PerParameter<std::int64_t>{128});
+}
+
+TEST(Validate, WantsWhatContinuesAnotherToFollowOneOfItsUnit) {
+  validate({{"a", 2, 3, 0}, {"b", 2, 3, 0, false, 1, true}});
+  EXPECT_EQ(message_of([] {
+              validate({{"b", 2, 3, 0, false, 1, true}});
+            }),
+            "Inventory: matrix 'b' must follow a matrix of its unit, which it continues; got none "
+            "before it");
+  EXPECT_EQ(
+      message_of([] {
+        validate({{"a", 2, 3, 1}, {"b", 2, 3, 0, false, 1, true}});
+      }),
+      "Inventory: matrix 'b' must follow a matrix of its unit, which it continues; got one of "
+      "another unit");
 }
 
 TEST(GroupByUnit, OrdersUnitsByTheirFirstMatricesEvenIfTheyInterleave) {

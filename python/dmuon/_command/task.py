@@ -43,6 +43,7 @@ def read_task(arguments: argparse.Namespace) -> Task:
     inventory = model.inventory
     if mesh.tensor_parallel > 1:
         inventory = [_plan.Parameter(m.name, m.rows, m.cols, m.unit, True, m.num_matrices) for m in inventory]
+    inventory = _plan.divide(inventory, mesh)
     if arguments.costs is None:
         costs = _plan.modelled_costs(inventory, arguments.device or DEFAULT_DEVICE, mesh.tensor_parallel)
     else:

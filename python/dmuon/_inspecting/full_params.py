@@ -116,7 +116,7 @@ def _write_back(runtime: Runtime, swapped: list[tuple[nn.Module, str, Any]]) -> 
     for index, new in enumerate(edited):
         # A bf16 model's fp32 master holds more than the bf16 values shown: keep it where nothing was changed.
         for _, begin, end, master in runtime.engine.owned_parts(index, "master"):
-            part = new[begin:end].to(master.device)
+            part = new.reshape(-1)[begin:end].view(master.shape).to(master.device)
             if not torch.equal(part, master.to(new.dtype)):
                 master.copy_(part)
         if index in runtime.shards.without_values and new.any():  # whose master is zero

@@ -217,9 +217,8 @@ def _mean_of_synthetic(runtime: Runtime, matrix: int) -> Iterator[torch.Tensor]:
 def _alike(
     part: torch.Tensor, begin: int, whole: Iterable[torch.Tensor]
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Piece by piece, what the rows of a matrix from `begin` on are, and what they are of all of it."""
-    flat = part.reshape(-1)
-    low, at = begin * (len(flat) // len(part)), 0
+    """Piece by piece, the elements of a matrix from `begin` on, and the same ones of all of it."""
+    flat, low, at = part.reshape(-1), begin, 0
     for piece in whole:
         first, last = max(at, low), min(at + len(piece), low + len(flat))
         if first < last:

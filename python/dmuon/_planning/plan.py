@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -72,7 +73,7 @@ def plan(
             "dedicate_params takes"
         )
     matrices, units = _routed(model, "plan", select)
-    items = inventory_of(matrices, units)
+    items = _plan.divide(inventory_of(matrices, units), _plan.Mesh(*mesh))
     if costs is None:
         table = _plan.modelled_costs(items, device)
     else:
@@ -162,13 +163,15 @@ def make_plan(dedication: Dedication, units: list[Unit], muon: dict[str, Any], d
     if dedication.planning.plan is not None:
         _require_alone(dedication.planning)  # equal on all ranks, as dedicate_params has seen to: all raise
     ranks, planning, matrices = dedication.ranks, dedication.planning, dedication.matrices
-    items = inventory_of(matrices, units)
     mesh = _plan.Mesh(ranks.num_replicates, ranks.num_shards)
+    items = _plan.divide(inventory_of(matrices, units), mesh)
     # Without batching one matrix of each shape is asked for, so that costs are of single matrices.
     costed = items if planning.batching else list({_sizes(item): item for item in items}.values())
     policy = dedication.mp_policy
+    leaves = itertools.accumulate(not item.continues for item in items)  # from 1
     dtypes = {
-        _sizes(item): policy.param_dtype or matrix.parameter.dtype for item, matrix in zip(items, matrices, strict=True)
+        _sizes(item): policy.param_dtype or matrices[leaf - 1].parameter.dtype
+        for item, leaf in zip(items, leaves, strict=True)
     }
     table = None
     needs_costs = planning.plan is None and planning.strategy not in _WITHOUT_COSTS and ranks.size > 1

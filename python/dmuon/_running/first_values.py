@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
@@ -53,20 +55,21 @@ def _take_from(runtime: Runtime, index: int, holder: int, own: torch.Tensor | No
     ranks, matrix = runtime.ranks, runtime.matrices[index]
     here, group = ranks.everyone[ranks.slot], verdict_group(ranks)
     masters = {part: master for part, _, _, master in runtime.engine.owned_parts(index, MASTER)}
-    row = 0
+    end = 0
     for part in runtime.parts[index]:
-        owner, sizes = ranks.everyone[runtime.plan.owner[part]], runtime.engine.sizes_of(part)
-        begin, row = row, row + sizes[0]
+        item, owner = runtime.plan.native.inventory[part], ranks.everyone[runtime.plan.owner[part]]
+        sizes = item.num_matrices, item.rows, item.cols
+        begin, end = end, end + math.prod(sizes)
         if here == holder:
             assert own is not None
-            values = own[begin:row]
+            values = own.reshape(-1)[begin:end]
             if here != owner:
                 dist.send(values.cpu().contiguous(), owner, group=group)
         elif here == owner:
-            values = torch.empty(sizes, dtype=matrix.parameter.dtype, device="cpu")
+            values = torch.empty(math.prod(sizes), dtype=matrix.parameter.dtype, device="cpu")
             dist.recv(values, holder, group=group)
         if here == owner:
-            masters[part].copy_(values)
+            masters[part].view(-1).copy_(values)
 
 
 def _take_plain_parameters(runtime: Runtime) -> None:

@@ -70,18 +70,8 @@ class Runtime:
             dtype = self.matrices[unit.matrices[0]].parameter.dtype if unit.matrices else torch.float32
             compute = policy.param_dtype or dtype
             units.append(_C.UnitSpec(unit.name or "(root)", compute, policy.reduce_dtype or compute, unit.host))
-        return _C.Engine(options, engine_groups(self.ranks), self.plan.native, units, self._sizes())
-
-    def _sizes(self) -> list[list[int]]:
-        """Of what the plan gives owners, as the model has it: matrices, and parts of them along their first side."""
-        sizes = []
-        matrices = iter(self.matrices)
-        for item in self.plan.native.inventory:
-            if not item.continues:
-                shape = next(matrices).shape
-            rows = item.num_matrices * item.rows * item.cols // shape[1:].numel()
-            sizes.append([rows, *shape[1:]])
-        return sizes
+        sizes = [list(matrix.shape) for matrix in self.matrices]
+        return _C.Engine(options, engine_groups(self.ranks), self.plan.native, units, sizes)
 
     def _make_placeholders(self, meta_start: MetaStart | None) -> list[nn.Parameter]:
         placeholders, gradients = [], []
@@ -108,7 +98,7 @@ class Runtime:
             names.append(MASTER)
         found = {name: self.engine.owned_parts(index, name) for name in names}
         return {
-            name: own[0][-1]
+            name: own[0][-1].view(matrix.shape)
             if len(own) == len(self.parts[index]) == 1
             else OwnedTensor(f"{matrix.name}.{name}", matrix.shape, torch.float32, self.device, None)
             for name, own in found.items()

@@ -137,9 +137,10 @@ class OwnedShards:
             taken[index] = self._kept(index, old, taken[index])
         for index in low:
             if index not in sharded and (parts := self._engine.owned_parts(index, MASTER)):
-                taken[index] = taken[index].to(parts[0][-1].device, torch.float32, copy=True)
+                flat = taken[index].reshape(-1).to(parts[0][-1].device, torch.float32, copy=True)
                 for _, begin, end, old in parts:
-                    taken[index][begin:end] = self._kept(index, old, taken[index][begin:end])
+                    flat[begin:end] = self._kept(index, old.view(-1), flat[begin:end])
+                taken[index] = flat
         self.take(taken, MASTER)
 
     def _kept(self, index: int, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:

@@ -72,15 +72,11 @@ void init_engine(py::module_& module) {
 
   py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
       .def(py::init<engine::Options, SharedMesh, const plan::Plan&, const std::vector<UnitSpec>&,
-                    const engine::ParameterSizes&>(),
+                    const engine::LeafSizes&>(),
            py::arg("options"), py::arg("mesh"), py::arg("plan"), py::arg("units"), py::arg("sizes"))
       .def(
           "weights", [](Engine& e, UnitIndex unit) { return e.unit(unit).weight_tensors(); },
           py::arg("unit"))
-      .def(
-          "sizes_of",
-          [](const Engine& e, core::ParameterIndex part) { return e.parameters().at(part).sizes; },
-          py::arg("part"))
       .def(
           "parameters_of",
           [](const Engine& e, LeafIndex leaf) { return e.leaves().at(leaf).parameters; },
@@ -132,7 +128,8 @@ void init_engine(py::module_& module) {
             using Part = std::tuple<core::ParameterIndex, std::int64_t, std::int64_t, at::Tensor>;
             std::vector<Part> parts;
             for (const Engine::OwnedPart& part : e.owned_parts(leaf, name))
-              parts.emplace_back(part.parameter, part.rows.begin, part.rows.end, part.tensor);
+              parts.emplace_back(part.parameter, part.elements.begin, part.elements.end,
+                                 part.tensor);
             return parts;
           },
           py::arg("leaf"), py::arg("name"))

@@ -5,6 +5,7 @@
 #include "dmuon/bindings/index_caster.h"
 #include "dmuon/bindings/topics.h"
 #include "dmuon/catalog/catalog.h"
+#include "dmuon/plan/division.h"
 #include "dmuon/plan/strategy.h"
 
 namespace dmuon::bindings {
@@ -188,6 +189,13 @@ void init_plan(py::module_& module) {
   init_inputs(module);
   init_costs(module);
   init_results(module);
+  module.def(
+      "divide",
+      [](const plan::Inventory& inventory, const Mesh& mesh) {
+        plan::validate(inventory);
+        return plan::divide(inventory, mesh.num_owners());
+      },
+      py::arg("inventory"), py::arg("mesh"));
   module.def("make_plan", &plan::make_plan, py::arg("inventory"), py::arg("mesh"),
              py::arg("strategy"), py::arg("costs"), py::arg("options"), no_gil);
   module.def("make_plan_from_counts", &plan::make_plan_from_counts, py::arg("inventory"),

@@ -34,35 +34,33 @@ std::string with_index(const std::string& name, int index) {
   return name.substr(0, place) + std::to_string(index) + name.substr(place + 2);
 }
 
-// What a model file says of a matrix, or of a stack of them.
+// What a model file says of a parameter.
 struct Listed {
   std::string name;
   std::int64_t rows;
   std::int64_t cols;
-  int stack;
-  int num_matrices;  // of a parameter that is one
+  std::int64_t num_matrices;
 };
 
 std::vector<Listed> listed_in(const JsonReader& unit) {
   std::vector<Listed> all;
   for (const JsonReader& entry : unit.at("matrices").items()) {
+    // "stack" is what older files say.
+    const std::int64_t stack = optional_count(entry, "stack", 1);
     all.push_back({entry.at("name").string(), entry.at("rows").integer(1, kMaxSide),
-                   entry.at("cols").integer(1, kMaxSide), optional_count(entry, "stack", 1),
-                   optional_count(entry, "num_matrices", 1)});
+                   entry.at("cols").integer(1, kMaxSide),
+                   stack * optional_count(entry, "num_matrices", 1)});
   }
   return all;
 }
 
-// One unit of the model, its stacks taken apart.
+// One unit of the model.
 void add_unit(const std::vector<Listed>& matrices, const std::string& name, int unit,
               plan::Inventory& inventory) {
   for (const Listed& listed : matrices) {
     const std::string matrix = name.empty() ? listed.name : name + "." + listed.name;
-    for (int i = 0; i < listed.stack; ++i) {
-      inventory.push_back({listed.stack > 1 ? core::message(matrix, "[", i, "]") : matrix,
-                           listed.rows, listed.cols, unit, /*tensor_parallel=*/false,
-                           listed.num_matrices});
-    }
+    inventory.push_back(
+        {matrix, listed.rows, listed.cols, unit, /*tensor_parallel=*/false, listed.num_matrices});
   }
 }
 
@@ -89,11 +87,9 @@ Model model_from_json(std::string_view text) {
     const int first = optional_count(entry, "first", 0);
     const int repeat = optional_count(entry, "repeat", 1);
     const std::vector<Listed> matrices = listed_in(entry);
-    std::int64_t num_matrices = 0;
-    for (const Listed& listed : matrices) num_matrices += listed.stack;
     // Before they are there: a short text may ask for any number.
     const int left = kMaxMatrices - model.inventory.size();
-    core::require(num_matrices <= left / repeat, "model: expected at most ", kMaxMatrices,
+    core::require(std::ssize(matrices) <= left / repeat, "model: expected at most ", kMaxMatrices,
                   " matrices");
     core::require(repeat <= kMaxMatrices - unit, "model: expected at most ", kMaxMatrices,
                   " units");

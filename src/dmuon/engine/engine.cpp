@@ -15,7 +15,7 @@ namespace dmuon::engine {
 using schedule::Pass;
 
 Engine::Engine(Options options, SharedMesh mesh, const plan::Plan& plan,
-               const std::vector<UnitSpec>& units, const ParameterSizes& sizes)
+               const std::vector<UnitSpec>& units, const LeafSizes& sizes)
     : options_(options),
       executor_(std::move(mesh), plan, units, options.step.node_copy, options.device, sizes),
       resolver_(executor_.layout(), options.step, executor_.units_of_batches(), this),

@@ -48,7 +48,7 @@ class Engine : private schedule::Performer {
  public:
   /// See Executor.
   Engine(Options options, SharedMesh mesh, const plan::Plan& plan,
-         const std::vector<UnitSpec>& units, const ParameterSizes& sizes = {});
+         const std::vector<UnitSpec>& units, const LeafSizes& sizes = {});
   ~Engine() override;
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -89,8 +89,8 @@ class Engine : private schedule::Performer {
 
   struct OwnedPart {
     core::ParameterIndex parameter;
-    Segment rows;  ///< of the leaf's first dimension
-    at::Tensor tensor;
+    Segment elements;   ///< of the leaf
+    at::Tensor tensor;  ///< in sizes of its view
   };
   /// What this rank owns of a leaf's tensor, in order.
   std::vector<OwnedPart> owned_parts(core::LeafIndex leaf, const std::string& name);

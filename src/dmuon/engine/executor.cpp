@@ -2,7 +2,6 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/GradMode.h>
-#include <c10/util/accumulate.h>
 #include <unistd.h>
 
 #include <utility>
@@ -18,8 +17,7 @@ using schedule::Operation;
 
 namespace {
 
-Parameters parameters_of(const plan::Plan& plan, const SharedMesh& mesh,
-                         const ParameterSizes& sizes) {
+Parameters parameters_of(const plan::Plan& plan, const SharedMesh& mesh) {
   core::invariant(plan.mesh == plan::Mesh{mesh.num_replicates(), mesh.num_shards()},
                   "Engine: plan: expected one for a mesh of ", mesh.num_replicates(), " x ",
                   mesh.num_shards());
@@ -27,12 +25,7 @@ Parameters parameters_of(const plan::Plan& plan, const SharedMesh& mesh,
   for (const core::ParameterIndex index : plan.inventory.indices()) {
     const plan::Parameter& parameter = plan.inventory[index];
     parameters.push_back({parameter.view(), core::UnitIndex(parameter.unit),
-                          plan.mesh.slot_of(plan.owner.at(index))});
-    parameters.back().continues = parameter.continues;
-    if (!sizes.empty()) parameters.back().sizes = sizes.at(index);
-    core::invariant(c10::multiply_integers(parameters.back().sizes) == parameter.num_elements(),
-                    "Engine: sizes: expected the ", parameter.num_elements(), " elements of '",
-                    parameter.name, "'");
+                          plan.mesh.slot_of(plan.owner.at(index)), parameter.continues});
   }
   return parameters;
 }
@@ -53,10 +46,10 @@ std::vector<std::vector<core::ParameterIndex>> batches_of(const plan::Plan& plan
 }  // namespace
 
 Executor::Executor(SharedMesh mesh, const plan::Plan& plan, const std::vector<UnitSpec>& units,
-                   bool node_copy, c10::Device device, const ParameterSizes& sizes)
+                   bool node_copy, c10::Device device, const LeafSizes& sizes)
     : mesh_(std::move(mesh)),
-      parameters_(parameters_of(plan, mesh_, sizes)),
-      leaves_(leaves_of(parameters_)),
+      parameters_(parameters_of(plan, mesh_)),
+      leaves_(leaves_of(parameters_, sizes)),
       pool_(std::make_shared<BufferPool>(device)),
       owned_(parameters_, batches_of(plan, mesh_.slot()), pool_),
       profile_(device),

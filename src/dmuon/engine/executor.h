@@ -27,9 +27,6 @@ struct UnitSpec {
   bool host = false;  ///< see schedule::UnitLayout
 };
 
-/// Of parameters as the model has them; none: those of their views.
-using ParameterSizes = core::PerParameter<std::vector<std::int64_t>>;
-
 /// Performs operations on real tensors and groups: moves weights from owners' batches to units'
 /// packed buffers, and gradients back. It knows no trigger, no order and no history: it does each
 /// operation that it is told, and a schedule::Resolver tells it those that make sense, in the same
@@ -47,7 +44,7 @@ class Executor {
   /// @param units      of the plan's, by index.
   /// @param node_copy  with several nodes, column members keep what came from other nodes.
   Executor(SharedMesh mesh, const plan::Plan& plan, const std::vector<UnitSpec>& units,
-           bool node_copy, c10::Device device, const ParameterSizes& sizes = {});
+           bool node_copy, c10::Device device, const LeafSizes& sizes = {});
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;

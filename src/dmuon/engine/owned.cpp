@@ -84,7 +84,7 @@ void Owned::require_name(const std::string& name) const {
 at::Tensor Owned::of(ParameterIndex parameter, const std::string& name) const {
   require_name(name);
   if (!owns(parameter)) return {};
-  return stack(places_[parameter], name).view(all_[parameter].sizes);
+  return stack(places_[parameter], name).view(all_[parameter].view.sizes());
 }
 
 void Owned::accumulate(ParameterIndex parameter, std::int64_t begin, const at::Tensor& values,

@@ -58,8 +58,8 @@ class Owned {
   /// @throws InvalidArgument that lists the known names, on ranks that own nothing too.
   void require_name(const std::string& name) const;
 
-  /// What a named tensor holds of a parameter, in its sizes; undefined where another
-  /// rank owns it.
+  /// What a named tensor holds of a parameter, in sizes of its view; undefined where another rank
+  /// owns it.
   /// @throws InvalidArgument as require_name.
   at::Tensor of(core::ParameterIndex parameter, const std::string& name) const;
 

@@ -1,5 +1,7 @@
 #include "dmuon/engine/packing.h"
 
+#include <c10/util/accumulate.h>
+
 #include <algorithm>
 #include <tuple>
 #include <utility>
@@ -55,20 +57,28 @@ void hand_out(const Parameters& parameters, const core::Vector<PackedIndex, std:
 
 }  // namespace
 
-Leaves leaves_of(const Parameters& parameters) {
+Leaves leaves_of(const Parameters& parameters, const LeafSizes& sizes) {
   Leaves leaves;
+  core::Vector<LeafIndex, std::int64_t> num_elements;
   for (const ParameterIndex index : parameters.indices()) {
     const Parameter& parameter = parameters[index];
     if (!parameter.continues) {
-      leaves.push_back({parameter.unit, {index}, parameter.sizes});
-      continue;
+      leaves.push_back({parameter.unit, {}, parameter.view.sizes()});
+      num_elements.push_back(0);
     }
-    core::invariant(!leaves.empty() && leaves.back().unit == parameter.unit &&
-                        std::equal(parameter.sizes.begin() + 1, parameter.sizes.end(),
-                                   leaves.back().sizes.begin() + 1, leaves.back().sizes.end()),
-                    "leaves_of: parameter ", index, " does not continue the one before it");
+    core::invariant(!leaves.empty() && leaves.back().unit == parameter.unit,
+                    "leaves_of: parameter ", index, " continues none of its unit");
     leaves.back().parameters.push_back(index);
-    leaves.back().sizes[0] += parameter.sizes[0];
+    num_elements.back() += parameter.num_elements();
+  }
+  core::invariant(sizes.empty() || sizes.size() == leaves.size(), "leaves_of: sizes: expected ",
+                  leaves.size(), ", got ", sizes.size());
+  for (const LeafIndex leaf : leaves.indices()) {
+    if (leaves[leaf].parameters.size() > 1) leaves[leaf].sizes = {num_elements[leaf]};
+    if (!sizes.empty()) leaves[leaf].sizes = sizes[leaf];
+    const std::int64_t got = c10::multiply_integers(leaves[leaf].sizes);
+    core::invariant(got == num_elements[leaf], "leaves_of: sizes: expected the ",
+                    num_elements[leaf], " elements of leaf ", leaf, ", got ", got);
   }
   return leaves;
 }

@@ -8,13 +8,13 @@
 
 namespace dmuon::engine {
 
-/// What one owner has: a leaf of the model, or a part of one along its first dimension.
+/// What one owner has: a leaf of the model, or some of its matrices.
 struct Parameter {
   plan::View view;  ///< what is orthogonalised of it
   core::UnitIndex unit;
   core::Slot owner;
-  std::vector<std::int64_t> sizes = view.sizes();  ///< as the model has it; as many elements
-  bool continues = false;                          ///< the leaf of the parameter before it
+
+  bool continues = false;  ///< the leaf of the parameter before it
 
   std::int64_t num_elements() const { return view.num_elements(); }
 };
@@ -26,12 +26,16 @@ using Parameters = core::Vector<core::ParameterIndex, Parameter>;
 struct Leaf {
   core::UnitIndex unit;
   std::vector<core::ParameterIndex> parameters;
-  std::vector<std::int64_t> sizes;
+  std::vector<std::int64_t> sizes;  ///< as the model has it
 };
 
 using Leaves = core::Vector<core::LeafIndex, Leaf>;
+using LeafSizes = core::Vector<core::LeafIndex, std::vector<std::int64_t>>;
 
-Leaves leaves_of(const Parameters& parameters);
+/// @param sizes  of all leaves, with as many elements as their parameters; none: those of views.
+/// @throws InternalError where they do not fit, and for a parameter that continues none of its
+/// unit.
+Leaves leaves_of(const Parameters& parameters, const LeafSizes& sizes = {});
 
 /// Elements [begin, end) of a buffer.
 struct Segment {

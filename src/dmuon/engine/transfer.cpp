@@ -18,15 +18,16 @@ at::Tensor Engine::gather(core::LeafIndex leaf, const std::string& name) {
   drain();
   const auto options = at::TensorOptions().dtype(at::kFloat).device(options_.device);
   at::Tensor whole = at::empty(leaves().at(leaf).sizes, options);
+  const at::Tensor flat = whole.view({-1});
   for (const OwnedPart& own : owned_parts(leaf, name))
-    whole.narrow(0, own.rows.begin, own.rows.size()).copy_(own.tensor);
+    flat.narrow(0, own.elements.begin, own.elements.size()).copy_(own.tensor.view({-1}));
   const std::string what = "a whole " + name;
-  std::int64_t row = 0;
+  std::int64_t end = 0;
   for (const core::ParameterIndex part : leaves()[leaf].parameters) {
     const core::Slot owner = parameters()[part].owner;
     const core::Shard column = layout().shard_of(owner);
-    const std::int64_t begin = std::exchange(row, row + parameters()[part].sizes[0]);
-    at::Tensor values = whole.narrow(0, begin, row - begin);
+    const std::int64_t begin = std::exchange(end, end + parameters()[part].num_elements());
+    at::Tensor values = flat.narrow(0, begin, end - begin);
     if (column == mesh().shard())
       mesh().column.broadcast(values, layout().replicate_of(owner).value(), what).wait();
     mesh().row.broadcast(values, column.value(), what).wait();
@@ -39,18 +40,20 @@ void Engine::scatter(core::LeafIndex leaf, const std::string& name, const at::Te
   const std::vector<std::int64_t>& sizes = leaves().at(leaf).sizes;
   core::require(value.numel() == c10::multiply_integers(sizes), "Engine::scatter: value: expected ",
                 c10::multiply_integers(sizes), " elements, got ", value.numel());
-  const at::Tensor whole = value.reshape(sizes);
-  for (OwnedPart& own : owned_parts(leaf, name))
-    own.tensor.copy_(whole.narrow(0, own.rows.begin, own.rows.size()));
+  const at::Tensor flat = value.reshape({-1});
+  for (OwnedPart& own : owned_parts(leaf, name)) {
+    const Segment& of = own.elements;
+    own.tensor.copy_(flat.narrow(0, of.begin, of.size()).view(own.tensor.sizes()));
+  }
 }
 
 std::vector<Engine::OwnedPart> Engine::owned_parts(core::LeafIndex leaf, const std::string& name) {
   owned().require_name(name);
   std::vector<OwnedPart> parts;
-  std::int64_t row = 0;
+  std::int64_t end = 0;
   for (const core::ParameterIndex part : leaves().at(leaf).parameters) {
-    const std::int64_t begin = std::exchange(row, row + parameters()[part].sizes[0]);
-    if (owned().owns(part)) parts.push_back({part, {begin, row}, owned().of(part, name)});
+    const std::int64_t begin = std::exchange(end, end + parameters()[part].num_elements());
+    if (owned().owns(part)) parts.push_back({part, {begin, end}, owned().of(part, name)});
   }
   return parts;
 }

@@ -43,7 +43,7 @@ struct View {
   }
 };
 
-/// What has one owner: a parameter of the model, or a part of one along its first dimension.
+/// What has one owner: a parameter of the model, or some of the matrices of one.
 struct Parameter {
   std::string name;       ///< fully qualified
   std::int64_t rows = 0;  ///< of each of its matrices

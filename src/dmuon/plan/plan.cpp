@@ -9,6 +9,7 @@
 #include "dmuon/balance/solve.h"
 #include "dmuon/core/error.h"
 #include "dmuon/core/hash.h"
+#include "dmuon/plan/division.h"
 #include "dmuon/plan/placement.h"
 #include "dmuon/plan/strategy.h"
 
@@ -49,7 +50,7 @@ Plan decide(const Plan& base, const ShapeGroups& groups, balance::Instance insta
   const balance::Problem problem(std::move(instance));
   Plan plan = base;
   Decision decision = strategy({plan.inventory, groups, problem, plan.mesh, plan.options});
-  plan.owner = std::move(decision.owner);
+  plan.owner = with_neighbours_together(plan.inventory, plan.mesh, std::move(decision.owner));
   plan.batches = cut_batches(plan.owner, groups, problem);
   complete(plan);
   plan.certificate = decision.certificate ? *std::move(decision.certificate)

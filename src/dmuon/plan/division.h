@@ -1,0 +1,20 @@
+#pragma once
+
+#include "dmuon/plan/inventory.h"
+#include "dmuon/plan/mesh.h"
+
+namespace dmuon::plan {
+
+/// The inventory with large stacks in parts, so that no owner must take all matrices of one: a part
+/// has at most 1/8 of an owner's share of all work, or a single matrix. Parts of a stack are equal,
+/// as few as do, and follow each other; matrices [a, b) of `name` are "name[a:b]". What has parts
+/// already stays as it is, and on a single owner everything does. Deterministic.
+/// @param inventory  valid.
+Inventory divide(const Inventory& inventory, int num_owners);
+
+/// Equal parts of a leaf change owners among themselves so that those of one owner follow each
+/// other, and owners of one column: they travel as one message. Loads stay what they are.
+PerParameter<Owner> with_neighbours_together(const Inventory& inventory, Mesh mesh,
+                                             PerParameter<Owner> owner);
+
+}  // namespace dmuon::plan

@@ -1,0 +1,55 @@
+#include "dmuon/plan/division.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "tests/plan/oracle.h"
+
+namespace dmuon::plan {
+namespace {
+
+// By hand: a 2 x 2 matrix counts 8, a 4 x 5 one 80.
+TEST(Divide, MakesEqualPartsOfAtMostAnEighthOfAnOwnersShare) {
+  const Inventory divided =
+      divide({{"small", 2, 2, 0}, {"stack", 2, 2, 1, false, 12}, {"last", 2, 2, 2}}, 4);
+  // (8 + 96 + 8) / 4 / 8 = 3.5 is less than one matrix has.
+  ASSERT_EQ(divided.size(), 14);
+  EXPECT_EQ(divided[ParameterIndex(1)], (Parameter{"stack[0:1]", 2, 2, 1}));
+  EXPECT_EQ(divided[ParameterIndex(12)], (Parameter{"stack[11:12]", 2, 2, 1, false, 1, true}));
+  EXPECT_EQ(divided[ParameterIndex(13)], (Parameter{"last", 2, 2, 2}));
+  // 1,600 of work on 2 owners: at most 100 a part, which 12 matrices of 8 have.
+  Inventory large{{"stack", 2, 2, 0, false, 60}};
+  for (int i = 0; i < 14; ++i) large.push_back({"large " + std::to_string(i), 4, 5, 1});
+  large.push_back({"x", 2, 2, 1});  // 480 + 14 * 80
+  const Inventory parts = divide(large, 2);
+  ASSERT_EQ(parts.size(), 5 + 15);
+  EXPECT_EQ(parts[ParameterIndex(4)], (Parameter{"stack[48:60]", 2, 2, 0, false, 12, true}));
+}
+
+TEST(Divide, LeavesAloneWhatIsSmallOrHasPartsOrHasOneOwner) {
+  const Inventory stack{{"stack", 2, 2, 0, false, 60}};
+  EXPECT_EQ(divide(stack, 1), stack);
+  EXPECT_EQ(divide({}, 4), Inventory{});
+  const Inventory parts{{"q", 2, 2, 0, false, 60}, {"k", 1, 2, 0, false, 60, true}};
+  EXPECT_EQ(divide(parts, 8), parts);
+  Inventory many;
+  for (int i = 0; i < 100; ++i) many.push_back({"s" + std::to_string(i), 2, 2, 0, false, 2});
+  EXPECT_EQ(divide(many, 2), many);
+}
+
+// Columns 0 and 1 of 2 x 2: owners 0, 2 and 1, 3.
+TEST(WithNeighboursTogether, SortsEqualPartsOfALeafByColumnAndOwner) {
+  const Inventory inventory{{"a", 2, 2, 0},
+                            {"s0", 2, 2, 0},
+                            {"s1", 2, 2, 0, false, 1, true},
+                            {"s2", 3, 2, 0, false, 1, true},
+                            {"s3", 2, 2, 0, false, 1, true},
+                            {"s4", 2, 2, 0, false, 1, true},
+                            {"b", 2, 2, 0}};
+  EXPECT_EQ(with_neighbours_together(inventory, {2, 2}, oracle::owners({3, 3, 1, 2, 2, 0, 0})),
+            oracle::owners({3, 0, 2, 2, 1, 3, 0}));
+}
+
+}  // namespace
+}  // namespace dmuon::plan
