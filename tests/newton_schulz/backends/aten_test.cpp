@@ -5,11 +5,13 @@
 namespace dmuon::newton_schulz {
 namespace {
 
-TEST(AtenBackend, RunsInFp16ThroughoutWithFullProductsInBatches) {
+TEST(AtenBackend, RunsInFp16WithFullProductsInBatchesAndKeepsGramMatricesOfBf16InFp32) {
   EXPECT_EQ(aten_backend().default_dtype(), at::kHalf);
   EXPECT_EQ(aten_backend().gram_dtype(at::kHalf), at::kHalf);
   EXPECT_EQ(aten_backend().symmetric_cost(4096, at::kHalf).share, 1);
-  EXPECT_EQ(aten_backend().symmetric_cost(4096, at::kBFloat16).gram_dtype, 1);
+  EXPECT_EQ(aten_backend().symmetric_cost(4096, at::kHalf).gram_dtype, 1);
+  EXPECT_EQ(aten_backend().gram_dtype(at::kBFloat16), at::kFloat);
+  EXPECT_EQ(aten_backend().symmetric_cost(4096, at::kBFloat16).gram_dtype, 15);
   EXPECT_TRUE(aten_backend().batched(4096, at::kDouble));
 }
 
