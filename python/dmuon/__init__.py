@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from dmuon._running.no_sync import no_sync as no_sync
     from dmuon._running.orthogonalize import orthogonalize as orthogonalize
     from dmuon._setup.dedication import dedicate_params as dedicate_params
-    from dmuon._setup.routing import Route as Route
-    from dmuon._setup.routing import RoutingTable as RoutingTable
+    from dmuon._setup.routing_table import Route as Route
+    from dmuon._setup.routing_table import RoutingTable as RoutingTable
     from dmuon.views import View as View
 
 # Where each name is loaded from when it is first used: the command does without torch, which takes seconds to import.
@@ -47,7 +47,7 @@ _HOMES = {
     "_running.no_sync": ("no_sync",),
     "_running.orthogonalize": ("orthogonalize",),
     "_setup.dedication": ("dedicate_params",),
-    "_setup.routing": ("Route", "RoutingTable"),
+    "_setup.routing_table": ("Route", "RoutingTable"),
     "views": ("View",),
 }
 __all__ = ["views", *(name for names in _HOMES.values() for name in names)]

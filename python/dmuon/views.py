@@ -15,8 +15,10 @@ Muon's result is another one with another view: choose it at the start of a trai
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import torch
+import torch.nn as nn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +87,18 @@ def _sizes(function: str, parameter: torch.Tensor, expected: str, *dimensions: i
         shape = tuple(parameter.shape) if isinstance(parameter, torch.Tensor) else type(parameter).__name__
         raise ValueError(f"views.{function}: parameter: expected {expected}, got {shape}")
     return parameter.shape
+
+
+# By the default rule Muon takes these parameters of modules of these classes and their subclasses, by their views. A
+# key is a class or its qualified name, and the nearest base class counts; `*` and `?` in a parameter's name stand for
+# anything. Add your own before `dedicate_params`, the same on all ranks; {} leaves a class to AdamW.
+by_class: dict[type[nn.Module] | str, dict[str, Callable[[torch.Tensor], View]]] = {
+    nn.Linear: {"weight": matrix},
+    "transformers.pytorch_utils.Conv1D": {"weight": matrix},  # [in, out]
+    nn.MultiheadAttention: {"in_proj_weight": matrix, "?_proj_weight": matrix},
+    nn.RNNBase: {"weight_*": matrix},
+    nn.RNNCellBase: {"weight_*": matrix},
+}
 
 
 def _divided(function: str, parameter: torch.Tensor, rows: int, parts: int) -> int:

@@ -123,7 +123,8 @@ def test_plain_parameters_beside_sharded_ones(ranks):
 
 def only_matrices(s: Session, sizes: list[int], fsdp: bool = True) -> None:
     torch.manual_seed(0)
-    s.start(Matrices(sizes), units=(lambda m: []) if fsdp else None)
+    everything = {"select": lambda *_: True}  # single rows too
+    s.start(Matrices(sizes), units=(lambda m: []) if fsdp else None, options=everything)
     for step in range(3):
         s.backward(square_loss(step))
         s.step()

@@ -26,6 +26,9 @@ class Mixed(nn.Module):
         self.last = nn.Linear(8, 16)
 
 
+dmuon.views.by_class[Mixed] = {"first": dmuon.views.matrix}
+
+
 @pytest.mark.parametrize("model", [Mixed(), nn.Linear(4, 6), Mixed().blocks], ids=["mixed", "one", "list"])
 def test_a_plan_made_of_it_fits_the_model(model: nn.Module, tmp_path: Path):
     (tmp_path / "model.json").write_text(json.dumps(dmuon.inventory(model)))

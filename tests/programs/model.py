@@ -150,5 +150,11 @@ def make(program: Program, number: int = 0) -> Net:
 
 
 def is_muons(name: str, parameter: torch.Tensor) -> bool:
-    """By the rule in README: a trainable weight of two dimensions that is no embedding and not the output head."""
+    """A trainable weight of two dimensions that is not the output head."""
     return parameter.ndim == 2 and parameter.requires_grad and not name.startswith("head")
+
+
+def select(name: str, module: nn.Module, parameter: nn.Parameter) -> bool | None:
+    """Takes the matrices that the rule does not: those of `Matrix`, and single rows and columns."""
+    extra = isinstance(module, Matrix) or (parameter.ndim == 2 and min(parameter.shape) == 1)
+    return True if extra and is_muons(name, parameter) else None

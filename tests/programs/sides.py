@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn as nn
-from model import INPUTS, Net, is_muons, make
+from model import INPUTS, Net, is_muons, make, select
 from program import Options, Program
 from reference import ReferenceMuon
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -120,7 +120,7 @@ class Dmuon(OnRanks):
         super().__init__(mesh, program)
 
     def start(self, model: Net, mesh: Any, program: Program) -> Any:
-        dedicate(model, mesh, vars(self.options))
+        dedicate(model, mesh, vars(self.options), select=select)
         shard(model, mesh, program.wrap)
         return dmuon.Muon(
             model,

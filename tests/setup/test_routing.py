@@ -45,7 +45,8 @@ def test_a_model_without_weights_has_a_table():
 
 def test_a_large_stack_of_matrices_that_adamw_gets_is_warned_of_once(caplog):
     (message,) = warnings_of(caplog, Stack(2))
-    assert "AdamW updates 'stack' (2x8x8)" in message
+    assert "AdamW updates 'stack' (2x8x8) of test_routing.Stack: " in message
+    assert "dmuon.views.by_class[Class] = {'weight': dmuon.views.matrix}" in message
     assert "a dmuon.View, such as dmuon.views.experts(parameter)" in message
 
 
@@ -58,6 +59,28 @@ def test_small_and_empty_ones_are_not(caplog, number, warned):
     model.wide = nn.Linear(8, 120, bias=False)  # 8 x 8 are 4.7 % of all
     caplog.clear()
     assert not warnings_of(caplog, model)
+
+
+class ByHand(nn.Module):
+    """Multiplies by a weight of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(8, 8))
+
+
+@pytest.mark.parametrize(("number", "warned"), [(3, True), (1, False)])
+def test_so_are_matrices_of_a_class_without_a_rule_by_their_sum(caplog, number, warned):
+    model = nn.Sequential(nn.Linear(200, 8, bias=False), *(ByHand() for _ in range(number)))  # 3.8 % of all each
+    messages = warnings_of(caplog, model)
+    assert len(messages) == warned
+    assert not warned or "AdamW updates '1.weight' (8x8) and 2 more of test_routing.ByHand: " in messages[0]
+
+
+def test_a_class_that_the_user_has_named_is_not(caplog, monkeypatch):
+    for rule in ({"weight": dmuon.views.matrix}, {}):
+        monkeypatch.setitem(dmuon.views.by_class, ByHand, rule)
+        assert not warnings_of(caplog, nn.Sequential(ByHand()))
 
 
 def test_neither_are_frozen_ones_nor_those_that_the_user_left_to_adamw(caplog):

@@ -1,4 +1,4 @@
-"""Who updates a parameter by default, what select() may change, and which models are refused."""
+"""Which parameters are embeddings or unfit, what select() may change, and which models are refused."""
 
 from __future__ import annotations
 
@@ -32,18 +32,6 @@ def tied(embedding: nn.Embedding) -> nn.Module:
     return tree(tokens=embedding, last=last)
 
 
-class Headed(nn.Module):
-    """Names its head, as transformers models do."""
-
-    def __init__(self, head: nn.Module | None) -> None:
-        super().__init__()
-        self.body, self.last = linear(), linear(5)
-        self.named = self.last if head is None else head
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.named
-
-
 class Scaled(nn.Parameter):
     pass
 
@@ -53,23 +41,28 @@ def routes(model: nn.Module, **options: Any) -> dict[str, tuple[str, str]]:
     return {row.name: (row.algorithm, row.why) for row in route(model, **{"select": None, **options})[1]}
 
 
-MATRIX = ("muon", "matrix")
-BY_SHAPE = "output head, by its shape: an embedding's, and no other matrix has it"
+MATRIX = ("muon", "matrix of Linear")
 
 
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
         (nn.Linear(3, 4), {"weight": MATRIX, "bias": ("adamw", "1-D")}),
-        (nn.Conv2d(2, 3, 1, bias=False), {"weight": ("adamw", "4-D")}),
-        (tree(scalar=weight(), stack=weight(2, 3, 4)), {"scalar": ("adamw", "0-D"), "stack": ("adamw", "3-D")}),
-        (tree(w=weight(4, 3, dtype=torch.bfloat16)), {"w": MATRIX}),
+        (nn.Conv2d(2, 3, 2, bias=False), {"weight": ("adamw", "no rule for Conv2d (4-D)")}),
+        (tree(scalar=weight(), w=weight(4, 3)), {"scalar": ("adamw", "0-D"), "w": ("adamw", "no rule for Module")}),
+        (linear().bfloat16(), {"weight": MATRIX}),
+        (linear(1), {"weight": ("adamw", "a side of 1")}),
+        (tree(stack=weight(2, 3, 4)), {"stack": ("adamw", "no rule for Module (3-D)")}),
+        (tree(row=weight(1, 1, 4)), {"row": ("adamw", "a side of 1")}),
         (tree(w=weight(4, 3, dtype=torch.float64)), {"w": ("adamw", "dtype torch.float64")}),
         (tree(w=weight(4, 3, requires_grad=False)), {"w": ("frozen", "frozen")}),
         (tree(w=weight(4, 0)), {"w": ("adamw", "empty")}),
         (tree(w=Scaled(torch.zeros(4, 3))), {"w": ("adamw", "a Scaled")}),
     ],
-    ids=["linear", "convolution", "0-D and 3-D", "bfloat16", "float64", "frozen", "empty", "subclass"],
+    ids=[
+        *("linear", "convolution", "in no layer", "bfloat16", "one output", "3-D", "row"),
+        *("float64", "frozen", "empty", "subclass"),
+    ],
 )
 def test_a_trainable_matrix_is_muons_and_nothing_else_is(model, expected):
     assert routes(model) == expected
@@ -88,41 +81,24 @@ def test_a_trainable_matrix_is_muons_and_nothing_else_is(model, expected):
         (tree(tokEmb=weight(5, 4)), {"tokEmb": ("adamw", "embedding, by its name 'tokEmb'")}),
         (tree(posemb=weight(5, 4)), {"posemb": ("adamw", "embedding, by its name 'posemb'")}),
         (tree(tok_embs=weight(5, 4)), {"tok_embs": ("adamw", "embedding, by its name 'tok_embs'")}),
-        (tree(ensemble=tree(w=weight(5, 4))), {"ensemble.w": MATRIX}),
-        (tree(members=weight(5, 4)), {"members": MATRIX}),
+        (tree(pos_embed=weight(1, 5, 4)), {"pos_embed": ("adamw", "embedding, by its name 'pos_embed'")}),
+        (tree(ensemble=tree(w=weight(5, 4))), {"ensemble.w": ("adamw", "no rule for Module")}),
+        (tree(members=weight(5, 4)), {"members": ("adamw", "no rule for Module")}),
         (tree(patch_embed=linear()), {"patch_embed.weight": MATRIX}),
-        (tree(embedder=tree(mlp=tree(w=weight(5, 4)))), {"embedder.mlp.w": MATRIX}),
+        (
+            tree(patch_embed=nn.Conv2d(2, 3, 2, bias=False)),
+            {"patch_embed.weight": ("adamw", "no rule for Conv2d (4-D)")},
+        ),
+        (tree(embedder=tree(mlp=linear())), {"embedder.mlp.weight": MATRIX}),
     ],
     ids=[
         *("embedding", "bag", "tied", "parameter's name", "module's name", "word's part", "numbered"),
-        *("camel case", "end of a word", "plural"),
-        *("module's name has emb inside", "parameter's has", "projection", "module inside one"),
+        *("camel case", "end of a word", "plural", "of one row of rows"),
+        *("module's name has emb inside", "parameter's has", "projection", "convolution", "module inside one"),
     ],
 )
 def test_embeddings_are_adamws_by_kind_or_by_name_unless_they_multiply(model, expected):
     assert routes(model) == expected
-
-
-@pytest.mark.parametrize(
-    ("model", "head", "why"),
-    [
-        (tree(body=linear(), lm_head=linear(5)), "lm_head.weight", "output head, by its name 'lm_head'"),
-        (tree(score=linear(), body=linear(5)), "score.weight", "output head, by its name 'score'"),
-        (tree(body=tree(Output=linear())), "body.Output.weight", "output head, by its name 'body.Output'"),
-        (Headed(None), "last.weight", "output head, by get_output_embeddings()"),
-        (tree(e=nn.Embedding(5, 3), body=linear(), last=linear(5)), "last.weight", BY_SHAPE),
-        (tree(e=nn.Embedding(5, 3), last=linear(5), body=linear()), None, None),  # it is not the last
-        (tree(e=nn.Embedding(5, 3), one=linear(5), last=linear(5)), None, None),  # another has its shape
-        (tree(e=nn.Embedding(5, 3), head=linear(), last=linear(5)), "head.weight", "output head, by its name 'head'"),
-    ],
-    ids=["name", "name, first", "name, inside", "method", "shape", "not last", "not alone", "name before shape"],
-)
-def test_the_output_head_is_adamws(model, head, why):
-    found = routes(model)
-    linears = {f"{path}.weight" for path, module in model.named_modules() if isinstance(module, nn.Linear)}
-    assert {name for name in linears if found[name] != MATRIX} == ({head} if head else set())
-    if head:
-        assert found[head] == ("adamw", why)
 
 
 def test_a_tied_matrix_is_one_with_all_its_places():
@@ -212,6 +188,6 @@ def test_the_table_has_a_line_for_each_parameter():
         ["parameter", "shape", "updated", "by", "owner", "slot", "unit", "why"],
         ["frozen", "2x2", "nobody", "frozen"],
         ["scale", "scalar", "AdamW", "0-D"],
-        ["up.weight", "4x3", "Muon", "matrix"],
+        ["up.weight", "4x3", "Muon", "matrix", "of", "Linear"],
         ["up.bias", "4", "AdamW", "1-D"],
     ]

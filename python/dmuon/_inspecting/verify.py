@@ -16,7 +16,7 @@ from dmuon._running.runtime import Runtime, find_runtime, runtime_of
 from dmuon._setup.agreement import agreement, largest
 from dmuon._setup.dedication import dedication_of
 from dmuon._setup.hyperparameters import native_group, resolved_coefficients
-from dmuon._setup.routing import RoutingTable
+from dmuon._setup.routing_table import RoutingTable
 
 
 def routing_table(model: nn.Module) -> RoutingTable:

@@ -18,8 +18,9 @@ from dmuon._planning.costs import measured_costs, model_of
 from dmuon._planning.owner_plan import DEFAULT_DEVICE, Plan, decide, from_file
 from dmuon._setup.agreement import agreement, from_first
 from dmuon._setup.dedication import Dedication, dedicate_params, dedication_of, plain_module
+from dmuon._setup.matrix import Matrix
 from dmuon._setup.options import Planning, require_path
-from dmuon._setup.routing import DEDICATION, Matrix, Select, route
+from dmuon._setup.routing import DEDICATION, Select, route
 from dmuon._setup.strategies import require_strategy
 from dmuon._setup.units import Unit, find_units
 

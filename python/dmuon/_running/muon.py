@@ -35,7 +35,7 @@ from dmuon._setup.hyperparameters import (
     settings_of,
 )
 from dmuon._setup.placeholder import OwnedTensor
-from dmuon._setup.routing import RoutingTable
+from dmuon._setup.routing_table import RoutingTable
 from dmuon._setup.same_values import checksums, require_same_values
 from dmuon._setup.units import find_units
 

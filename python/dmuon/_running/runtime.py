@@ -17,10 +17,10 @@ from dmuon._running.unit_weights import UnitWeights
 from dmuon._saving.owned_shards import MASTER, MOMENTUM, OwnedShards
 from dmuon._setup.dedication import Dedication, dedication_of
 from dmuon._setup.groups import engine_groups
+from dmuon._setup.matrix import Matrix
 from dmuon._setup.meta_start import MetaStart
 from dmuon._setup.place import restore_order
 from dmuon._setup.placeholder import OwnedTensor
-from dmuon._setup.routing import Matrix
 from dmuon._setup.units import Unit
 
 

@@ -22,9 +22,9 @@ from dmuon._saving.model_state import ModelState
 from dmuon._setup.agreement import agreement
 from dmuon._setup.dedication import Dedication, end_setup
 from dmuon._setup.groups import engine_groups
+from dmuon._setup.matrix import Matrix
 from dmuon._setup.place import clean_name
 from dmuon._setup.ranks import rows_of
-from dmuon._setup.routing import Matrix
 from dmuon._setup.units import Unit
 
 logger = logging.getLogger("dmuon")

@@ -13,10 +13,10 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
 from dmuon._saving.owned_shards import MASTER, OwnedShards
 from dmuon._setup.agreement import agreement
+from dmuon._setup.matrix import Matrix
 from dmuon._setup.place import State
 from dmuon._setup.placeholder import OwnedTensor, is_same
 from dmuon._setup.ranks import Ranks
-from dmuon._setup.routing import Matrix
 
 _WRAPPERS = "_checkpoint_wrapped_module."  # removed from keys by its own hooks
 _LOAD = "load_state_dict"

@@ -12,9 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from dmuon import _C
+from dmuon._setup.matrix import Matrix
 from dmuon._setup.placeholder import OwnedTensor
 from dmuon._setup.ranks import Ranks
-from dmuon._setup.routing import Matrix
 
 MASTER = "master"
 MOMENTUM = "momentum_buffer"

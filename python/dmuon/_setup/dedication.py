@@ -16,10 +16,12 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from dmuon._plan import StepOptions
 from dmuon._setup.agreement import agreement
+from dmuon._setup.matrix import Matrix
 from dmuon._setup.meta_start import MetaStart
 from dmuon._setup.options import STEP, AcrossRanks, Planning, check_as_for_fully_shard, step_options
 from dmuon._setup.ranks import Ranks, check_mesh, check_timeout, resolve_ranks
-from dmuon._setup.routing import DEDICATION, Matrix, RoutingTable, Select, route
+from dmuon._setup.routing import DEDICATION, Select, route
+from dmuon._setup.routing_table import RoutingTable
 from dmuon._setup.sharded import check_sharded, mesh_and_policy_of, release
 
 logger = logging.getLogger("dmuon")
@@ -92,10 +94,9 @@ def dedicate_params(
 ) -> RoutingTable:
     """Gives every weight matrix of `model` to Muon; call it before or after `fully_shard`, then `dmuon.Muon(model)`.
 
-    Muon gets every trainable 2-D weight that is not an embedding (by its module's class, or by a name with "embed" or
-    the word "emb", "wte" or "wpe" in it), not tied to one and not the output head, and stacks of experts.
-    The rest stays with the host framework and AdamW. Collective over the mesh; no forward may
-    run before `Muon`.
+    Muon gets the trainable weights of linear layers and of the other classes in `dmuon.views.by_class`, of routers,
+    and stacks of experts; but not what is tied to an embedding, the output head, and what a weight is computed from.
+    The rest stays with the host framework and AdamW. Collective over the mesh; no forward may run before `Muon`.
 
     Args:
         model: on its device or on the CPU, initialised alike on all ranks; fp32, bf16 or fp16 matrices. Or on the meta
@@ -159,12 +160,13 @@ def dedicate_params(
         facts.append(f"options {(policy, planning, across_ranks, step, timeout, ranks.rows)}")
         facts += [f"{row} {parameter.dtype}" for row, parameter in zip(table, model.parameters(), strict=True)]
 
-    if ranks.slot == 0 and (left := table.left_by_shape()):
+    if ranks.slot == 0 and (left := table.left_out()):
         logger.warning(
-            "dmuon: AdamW updates %s: by itself Muon takes 2-D parameters and stacks of experts. If these hold "
-            "matrices, select() says so by a dmuon.View, such as dmuon.views.experts(parameter), or of a convolution "
+            "dmuon: AdamW updates %s: no rule takes anything of such modules. If these hold matrices, say so of the "
+            "class, as in dmuon.views.by_class[Class] = {'weight': dmuon.views.matrix}, or by select(), which returns "
+            "True or a dmuon.View, such as dmuon.views.experts(parameter), or of a convolution "
             "dmuon.views.conv(parameter).",
-            ", ".join(f"'{row.name}' ({'x'.join(map(str, row.shape))})" for row in left),
+            left,
         )
     known = {m: [name for name, p in m._parameters.items() if p is not None] for m in model.modules()}
     on_meta = any(parameter.is_meta for parameter in model.parameters())

@@ -12,10 +12,10 @@ import torch.nn as nn
 from torch.distributed.tensor import DTensor
 
 from dmuon._setup.initial_values import AtHolder, InitialValues, InShards
+from dmuon._setup.matrix import Matrix
 from dmuon._setup.place import Place, clean_name, restore_order
 from dmuon._setup.provisional import Desk, ProvisionalTensor
 from dmuon._setup.ranks import Ranks
-from dmuon._setup.routing import Matrix
 
 
 class MetaStart:

@@ -11,8 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from dmuon._setup.matrix import Matrix
 from dmuon._setup.ranks import Ranks, rows_of
-from dmuon._setup.routing import Matrix
 
 
 def mesh_and_policy_of(model: nn.Module) -> tuple[DeviceMesh | None, MixedPrecisionPolicy | None]:

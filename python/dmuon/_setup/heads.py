@@ -1,0 +1,112 @@
+"""Which projections are a model's output heads: AdamW updates them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+
+import torch
+import torch.nn as nn
+
+from dmuon._setup.place import clean_name
+
+# Of projections outside of repeated blocks; inside of one it is a name like any other.
+_NAMES = {"lm_head", "head", "output", "output_layer", "unembed", "embed_out", "classifier", "score", "logits"}
+_NAMES |= {"proj_out", "qa_outputs"}
+_ENDINGS = ("_head", "_classifier")
+_METHODS = ("get_output_embeddings", "get_classifier")  # of Transformers, of timm
+_SIZES = ("num_labels", "num_classes")
+
+
+def find_heads(model: nn.Module, embeddings: Iterable[nn.Parameter]) -> dict[int, str]:
+    """The ids of their parameters, and why each is one.
+
+    Args:
+        model: a model as it was built, or with wrappers around its modules.
+        embeddings: the weights of its embeddings.
+    """
+    outside = list(_outside_blocks("", model, set()))
+    heads: dict[int, str] = {}
+    for size, weight in _by_size(outside):
+        heads[id(weight)] = f"output head, by its rows: {size}"
+    for path, weight in _by_name(outside):
+        heads[id(weight)] = f"output head, by its name '{path}'"
+    for _, module in outside:
+        for method in _METHODS:
+            heads.update((id(weight), f"output head, by {method}()") for weight in _said(module, method))
+    return heads or _last_in_a_head(outside) or _by_shape(model, outside, embeddings)
+
+
+def _named_as_head(path: str) -> bool:
+    name = clean_name(path).rpartition(".")[2].lower()
+    return name in _NAMES or name.endswith(_ENDINGS)
+
+
+def _outside_blocks(path: str, module: nn.Module, seen: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    """named_modules() without the items of module lists, and without those of a Sequential that are alike."""
+    if module in seen or isinstance(module, nn.ModuleList):
+        return
+    seen.add(module)
+    yield path, module
+    children = list(module.named_children())
+    for name, child in children:
+        alike = [type(other) for _, other in children].count(type(child)) > 1
+        if not (isinstance(module, nn.Sequential) and alike and any(True for _ in child.children())):
+            yield from _outside_blocks(f"{path}.{name}" if path else name, child, seen)
+
+
+def _said(module: nn.Module, method: str) -> Iterator[torch.Tensor]:
+    """The weights that the model's own method gives; one that fails gives none."""
+    found = None
+    with contextlib.suppress(Exception):
+        found = getattr(module, method)()
+    for head in found if isinstance(found, tuple | list) else [found]:
+        if not isinstance(head, nn.Module):
+            continue
+        inside = [m.weight for m in head.modules() if isinstance(m, nn.Linear)]
+        # A classifier may have hidden layers; what is a head for a language is one, or one for each of several.
+        yield from inside[-1:] if method == "get_classifier" else head.parameters()
+
+
+def _by_name(outside: list[tuple[str, nn.Module]]) -> Iterator[tuple[str, torch.Tensor]]:
+    for path, module in outside:
+        weight = module._parameters.get("weight")
+        if weight is not None and weight.ndim == 2 and _named_as_head(path):
+            yield clean_name(path), weight
+
+
+def _last_in_a_head(outside: list[tuple[str, nn.Module]]) -> dict[int, str]:
+    """As torchvision has them: the last projection of a Sequential that is named as a head, or of the model as "fc"."""
+    linear = [(path, module) for path, module in outside if isinstance(module, nn.Linear)]
+    found = [(path, module) for path, module in linear[-1:] if clean_name(path) == "fc"]
+    for path, module in outside:
+        if isinstance(module, nn.Sequential) and _named_as_head(path):
+            found += [(below, m) for below, m in linear if below.startswith(f"{path}.")][-1:]
+    return {id(module.weight): f"output head, by its name '{clean_name(path)}'" for path, module in found}
+
+
+def _by_size(outside: list[tuple[str, nn.Module]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The last projection in a module that has as many rows as the module says it has classes."""
+    for path, module in outside:
+        prefix = f"{path}." if path else ""
+        for holder in (module, getattr(module, "config", None)):
+            for name in _SIZES:
+                size = getattr(holder, name, None)
+                last = [
+                    child.weight
+                    for below, child in outside
+                    if f"{below}.".startswith(prefix) and isinstance(child, nn.Linear) and child.out_features == size
+                ]
+                yield from ((f"{name} = {size}", weight) for weight in last[-1:])
+
+
+def _by_shape(
+    model: nn.Module, outside: list[tuple[str, nn.Module]], embeddings: Iterable[nn.Parameter]
+) -> dict[int, str]:
+    """The last projection, if it alone has the shape of the largest embedding: for language models written by hand."""
+    shape = tuple(max(embeddings, key=lambda weight: weight.numel()).shape) if embeddings else None
+    linear = [m for m in model.modules() if isinstance(m, nn.Linear)]
+    alike = [m for m in linear if (m.out_features, m.in_features) == shape]
+    if len(alike) != 1 or alike[0] is not linear[-1] or all(alike[0] is not m for _, m in outside):
+        return {}
+    return {id(alike[0].weight): "output head, by its shape: the largest embedding's, and no other matrix has it"}

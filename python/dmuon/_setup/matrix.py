@@ -1,0 +1,68 @@
+"""A parameter with its places, and whether it can be Muon's at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+import torch.nn as nn
+from torch.distributed.tensor import DTensor
+
+from dmuon._setup.place import Place
+from dmuon.views import View
+
+MATRIX_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclasses.dataclass
+class Matrix:
+    """A parameter: every place that holds it, and its values until owners take them."""
+
+    name: str
+    places: list[Place]  # several where it is tied
+    parameter: nn.Parameter
+    view: View | None = None  # what is orthogonalised of it; none: nothing
+
+    @property
+    def shape(self) -> torch.Size:
+        """As the model has it: [rows, cols], unless it is looked at by a view."""
+        return self.parameter.shape
+
+    def unfit(self) -> str | None:
+        """Why it cannot be orthogonalised or trained, whatever its dimensions."""
+        if self.parameter.numel() == 0:
+            return "empty"
+        if not self.parameter.requires_grad:
+            return "frozen"
+        if type(self.parameter) not in (nn.Parameter, DTensor):
+            return f"a {type(self.parameter).__name__}"
+        return None if self.parameter.dtype in MATRIX_DTYPES else f"dtype {self.parameter.dtype}"
+
+    def check_view(self, view: object, asked: str) -> View:
+        """`view`, which `asked` wants.
+
+        Raises:
+            ValueError: it is none, or not one of this parameter.
+        """
+        shape = tuple(self.shape)
+        # A row must be whole: else one would be made of pieces of several.
+        widths = {math.prod(shape[dim:]) for dim in range(1, len(shape))}
+        if not isinstance(view, View) or math.prod(view.sizes) != math.prod(shape) or view.cols not in widths:
+            raise ValueError(
+                f"{asked}: expected a view of all {math.prod(shape):,} elements of '{self.name}', whose "
+                f"rows are as long as its own, as its shape {shape} has them; got {view!r}"
+            )
+        return view
+
+
+def find_parameters(model: nn.Module) -> list[Matrix]:
+    """Every parameter once, in the order of named_parameters(), with all its aliases."""
+    found: dict[int, Matrix] = {}
+    for path, module in model.named_modules():
+        for attribute, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            place = Place(path, module, attribute)
+            found.setdefault(id(parameter), Matrix(place.name, [], parameter)).places.append(place)
+    return list(found.values())

@@ -1,0 +1,87 @@
+"""The table that says of every parameter who updates it, and why."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+from dmuon.views import View
+
+_LARGE = 0.05  # of all trainable weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Route:
+    """One row of the routing table; `owner` and `unit` are known once Muon has planned."""
+
+    name: str
+    shape: tuple[int, ...]
+    algorithm: str
+    why: str
+    owner: int | None = None
+    unit: str | None = None
+    view: View | None = None  # what Muon orthogonalises of it
+    unknown: str | None = None  # the class of its module, where AdamW has it only because no rule knows that class
+
+
+class RoutingTable(tuple[Route, ...]):
+    """A row for each parameter; prints as a table, with Muon's share of the weights and a note under it."""
+
+    note: str
+
+    def __new__(cls, rows: Iterable[Route] = (), note: str = "") -> RoutingTable:
+        """`note` is printed at the end."""
+        table = super().__new__(cls, rows)
+        table.note = note
+        return table
+
+    def __str__(self) -> str:
+        header = ("parameter", "shape", "updated by", "owner slot", "unit", "why")
+        rows = [
+            (
+                route.name,
+                _size(route),
+                _updated_by(route),
+                "" if route.owner is None else str(route.owner),
+                "" if route.unit is None else route.unit or "(root)",
+                route.why,
+            )
+            for route in self
+        ]
+        widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in [header, *rows]]
+        return "\n".join([*lines, self._share(), *([self.note] if self.note else [])])
+
+    def _share(self) -> str:
+        sizes = Counter[str]()
+        for route in self:
+            sizes[route.algorithm] += math.prod(route.shape)
+        total = sizes["muon"] + sizes["adamw"]
+        return f"Muon updates {sizes['muon'] / max(total, 1):.1%} of {total:,} trainable weights, AdamW the others"
+
+    def left_out(self) -> str | None:
+        """Of which classes of modules AdamW has many weights only because no rule knows them; None: of none."""
+        total = sum(math.prod(route.shape) for route in self if route.algorithm != "frozen")
+        unknown: dict[str, list[Route]] = {}
+        for route in self:
+            if route.unknown is not None:
+                unknown.setdefault(route.unknown, []).append(route)
+        found = []
+        for name, routes in unknown.items():
+            if sum(math.prod(route.shape) for route in routes) > _LARGE * total:
+                first = max(routes, key=lambda route: math.prod(route.shape))
+                others = f" and {len(routes) - 1} more" if len(routes) > 1 else ""
+                found.append(f"'{first.name}' ({_size(first)}){others} of {name}")
+        return ", ".join(found) or None
+
+
+def _size(route: Route) -> str:
+    return "x".join(map(str, route.shape)) or "scalar"
+
+
+def _updated_by(route: Route) -> str:
+    if route.view and route.view.sizes != (1, *route.shape):
+        return f"Muon, {route.view}"
+    return {"muon": "Muon", "adamw": "AdamW", "frozen": "nobody"}[route.algorithm]

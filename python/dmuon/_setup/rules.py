@@ -1,0 +1,132 @@
+"""The default routing: what Muon takes by itself."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+
+import torch.nn as nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.utils.parametrize import ParametrizationList
+
+from dmuon import views
+from dmuon._setup.heads import find_heads
+from dmuon._setup.matrix import Matrix
+from dmuon._setup.place import Place, clean_name
+from dmuon.views import View
+
+_WORD = re.compile("[A-Z]?[a-z]+|[A-Z]+(?![a-z])")  # of a snake_case or CamelCase name
+_EMBEDDING_WORDS = ("emb", "wte", "wpe")
+_NO_EXPERTS = (nn.Conv1d, nn.ConvTranspose1d, nn.Bilinear)  # 3-D for another reason, whatever they are called
+# What weight_norm, spectral_norm and pruning add to the name of the weight that they compute.
+_COMPUTED_FROM = re.compile("(.+)_(g|v|orig)")
+
+
+class Rules:
+    """The rules for one model; the same on all ranks."""
+
+    def __init__(self, model: nn.Module, function: str) -> None:
+        """Looks for embeddings and heads.
+
+        Raises:
+            ValueError: `dmuon.views.by_class` holds what it cannot; names `function`.
+        """
+        self._by_class = f"{function}: views.by_class"
+        for key, rule in views.by_class.items():
+            if not (
+                isinstance(key, type | str)
+                and isinstance(rule, dict)
+                and all(isinstance(name, str) and callable(view_of) for name, view_of in rule.items())
+            ):
+                raise ValueError(
+                    f"{self._by_class}: expected a class of modules, or its qualified name, and a dict that gives "
+                    f"names of parameters their view, such as {{'weight': dmuon.views.matrix}}; got {key!r}: {rule!r}"
+                )
+        embeddings = (m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag))
+        weights = (module._parameters.get("weight") for module in embeddings)
+        self._embeddings = {id(weight): weight for weight in weights if weight is not None}
+        self._heads = find_heads(model, self._embeddings.values())
+
+    def decide(self, entry: Matrix) -> tuple[View | None, str, str | None]:
+        """What Muon orthogonalises of a fit parameter, why, and the class of its module if no rule knows that."""
+        parameter, place = entry.parameter, entry.places[0]
+        if parameter.ndim < 2:
+            return None, f"{parameter.ndim}-D", None
+        if reason := self._no_matrix(entry):
+            return None, reason, None
+        found = next((found for place in entry.places if (found := self._view(entry, place))), None)
+        if found:
+            view, why = found
+            return (view, why, None) if view is None or min(view.rows, view.cols) > 1 else (None, "a side of 1", None)
+        if "bias" in place.attribute.lower() and _is_of_experts(place):
+            return None, "biases of experts", None
+        names = (clean_name(entry.places[-1].path).rpartition(".")[2], place.attribute)
+        if parameter.ndim <= 3 and any(_names_embedding(name) for name in names):
+            return None, f"embedding, by its name '{entry.name}'", None
+        if sorted(parameter.shape)[-2] == 1:
+            return None, "a side of 1", None
+        unknown = next(c for c in type(place.module).__mro__ if not issubclass(c, FSDPModule))
+        dimensions = f" ({parameter.ndim}-D)" if parameter.ndim > 2 else ""
+        return None, f"no rule for {unknown.__name__}{dimensions}", _qualified(unknown)
+
+    def _no_matrix(self, entry: Matrix) -> str | None:
+        """Why a parameter is AdamW's, whatever holds it."""
+        if id(entry.parameter) in self._embeddings:
+            return "embedding" if len(entry.places) == 1 else "tied to an embedding"
+        if any(_is_computed_from(place) for place in entry.places):
+            return "a weight is computed from it"
+        return self._heads.get(id(entry.parameter))
+
+    def _view(self, entry: Matrix, place: Place) -> tuple[View | None, str] | None:
+        """What the class of the module says of the parameter there; None: nothing."""
+        parameter, attribute = entry.parameter, place.attribute
+        for cls in type(place.module).__mro__:
+            rule = views.by_class.get(cls, views.by_class.get(_qualified(cls)))
+            if rule is None:
+                continue
+            view_of = next((view_of for name, view_of in rule.items() if fnmatch.fnmatchcase(attribute, name)), None)
+            if view_of is None and not rule:
+                return None, f"left out in dmuon.views.by_class: {cls.__name__}"
+            if view_of is None or (view_of is views.matrix and parameter.ndim != 2):
+                break
+            asked = f"{self._by_class}[{cls.__name__}][{attribute!r}]"
+            try:
+                view = view_of(parameter)
+            except Exception as error:  # the user's own
+                raise ValueError(f"{asked}: raised {type(error).__name__} for '{entry.name}': {error}") from error
+            return entry.check_view(view, asked), f"matrix of {cls.__name__}"
+        if parameter.ndim == 3 and min(parameter.shape[1:]) > 1 and _holds_experts(place):
+            return views.experts(parameter), "a matrix for each expert"
+        if parameter.ndim == 2 and attribute == "weight" and type(place.module).__name__.endswith("Router"):
+            return views.matrix(parameter), "matrix of a router, by its class's name"
+        return None
+
+
+def _qualified(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _is_computed_from(place: Place) -> bool:
+    """Whether the module computes a weight from what stands there, as weight_norm does of g and v."""
+    if isinstance(place.module, ParametrizationList):
+        return True
+    found = _COMPUTED_FROM.fullmatch(place.attribute)
+    return found is not None and found[1] not in place.module._parameters and hasattr(place.module, found[1])
+
+
+def _is_of_experts(place: Place) -> bool:
+    """By the name of the module's class or of the module itself, as mixtures of experts have it."""
+    names = (type(place.module).__name__, clean_name(place.path).rpartition(".")[2])
+    return any("expert" in name.lower() for name in names) and not isinstance(place.module, _NO_EXPERTS)
+
+
+def _holds_experts(place: Place) -> bool:
+    return _is_of_experts(place) and not ("bias" in place.attribute.lower() or _names_embedding(place.attribute))
+
+
+def _names_embedding(name: str) -> bool:
+    """By a word that begins or ends as embeddings' do: "tok_embs" and "posEmb", not "ensemble"."""
+    words = [word.lower().removesuffix("s") for word in _WORD.findall(name)]
+    return any(
+        "embed" in word or word.startswith(_EMBEDDING_WORDS) or word.endswith(_EMBEDDING_WORDS) for word in words
+    )
