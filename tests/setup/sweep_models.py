@@ -16,15 +16,18 @@ import signal
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn as nn
 import transformers
 from dmuon._setup.routing import route
-from timm_alone import import_timm
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "distributed"))
+from timm_alone import import_timm
 
 LAYERS = re.compile("(num_|n_)?((encoder|decoder|hidden)_)?(layers?|depth)")
 SECONDS = 40
