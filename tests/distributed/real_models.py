@@ -47,7 +47,9 @@ def qwen3_moe() -> nn.Module:
 def qwen2_5_vl() -> nn.Module:
     text = {**GROUPED, "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]}}
     vision = {"depth": 2, "hidden_size": 64, "intermediate_size": 96, "num_heads": 4, "out_hidden_size": 64}
-    return hf.Qwen2_5_VLForConditionalGeneration(hf.Qwen2_5_VLConfig(text_config=text, vision_config=vision))
+    tokens = {"vision_start_token_id": 2, "image_token_id": 3, "video_token_id": 0, "vision_end_token_id": 1}
+    config = hf.Qwen2_5_VLConfig(text_config=text, vision_config=vision, **tokens)
+    return hf.Qwen2_5_VLForConditionalGeneration(config)
 
 
 def whisper() -> nn.Module:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn as nn
+from cut import Cut
 from mixture import make_mixture, matrices_of, select
 from models import weights_of_plain
-from reference import ReferenceMuon
 from scenario import assert_equal_to_reference
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from training import AHEAD, LR, ON_DEMAND, WEIGHT_DECAY, dedicate, place_of, shard, weights_of
@@ -26,46 +26,15 @@ def loss_of(model: nn.Module, step: int, rank: int, size: int) -> torch.Tensor:
     return model(x.chunk(size)[rank]).square().mean()
 
 
-class Cut:
-    """A model's weights with every matrix as a parameter of its own, and the reference optimizer on these."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._cut = nn.ParameterDict()
-        for name, parameter in model.named_parameters():
-            for part, values in self._parts(name, parameter.detach()):
-                self._cut[part] = nn.Parameter(values.clone())
-        names = [part for part in self._cut if "/" in part]
-        self._optimizer = ReferenceMuon(self._cut, names, LR, WEIGHT_DECAY)
-
-    @staticmethod
-    def _parts(name: str, tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-        matrices, name = matrices_of(name), name.replace(".", "_")
-        return [(f"{name}/{i}", part) for i, part in enumerate(matrices(tensor))] if matrices else [(name, tensor)]
-
-    @torch.no_grad()
-    def step(self) -> None:
-        torch.nn.utils.clip_grad_norm_(self._model.parameters(), MOST)
-        for name, parameter in self._model.named_parameters():
-            for part, gradient in self._parts(name, parameter.grad):
-                self._cut[part].grad = gradient.clone()
-            parameter.grad = None
-        self._optimizer.step()
-        for name, parameter in self._model.named_parameters():
-            # Each element's place in the parts, by the same cut of the elements' numbers.
-            places = torch.arange(parameter.numel()).view(parameter.shape)
-            for part, where in self._parts(name, places):
-                parameter.view(-1)[where.reshape(-1)] = self._cut[part].detach().reshape(-1)
-
-
 @pytest.fixture(scope="module")
 def reference() -> list[dict[str, torch.Tensor]]:
     """The weights before the first step and after the last, on one process."""
     model = make_mixture()
     weights = [weights_of_plain(model)]
-    cut = Cut(model)
+    cut = Cut(model, matrices_of)
     for step in range(STEPS):
         loss_of(model, step, 0, 1).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), MOST)
         cut.step()
     return [*weights, weights_of_plain(model)]
 

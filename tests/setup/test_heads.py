@@ -89,12 +89,13 @@ def test_a_model_may_say_several():
     [
         (Tree(num_classes=5, body=linear(), to_classes=linear(5)), {"to_classes": "by its rows: num_classes = 5"}),
         (Tree(config=Config, one=linear(5), two=linear(5), rest=linear()), {"two": "by its rows: num_labels = 5"}),
+        (Tree(config=Config, with_none=linear(6), rest=linear(7)), {"with_none": "by its rows: num_labels = 5"}),
         (Tree(config=Config, layers=blocks(one=linear(5))), {}),
         (Tree(config=Config, body=linear()), {}),
         (Tree(config={"num_labels": 5}, body=linear(5)), {}),
         (Tree(task=Tree(num_labels=5, up=linear(5)), down=linear(5)), {"task.up": "by its rows: num_labels = 5"}),
     ],
-    ids=["of the model", "of its config, the last", "in blocks", "none", "a dict", "of a part"],
+    ids=["of the model", "of its config, the last", "and one for none", "in blocks", "none", "a dict", "of a part"],
 )
 def test_as_many_rows_as_classes_make_a_head(model, expected):
     assert heads_of(model) == expected
@@ -117,7 +118,7 @@ def test_as_many_rows_as_classes_make_a_head(model, expected):
         ),
         (Tree(classifier=nn.Sequential(linear(), linear())), {"classifier.1": "by its name 'classifier.1'"}),
         (Tree(fc=linear(), body=linear()), {}),
-        (Tree(value_head=linear(), body=linear()), {"value_head": "by its name 'value_head'"}),
+        (Tree(value_head=linear(), pre_classifier=linear()), {"value_head": "by its name 'value_head'"}),
     ],
     ids=[
         *("last", "first", "inside", "in a list's items", "in a Sequential's alike", "alone in one"),

@@ -39,7 +39,7 @@ def find_heads(model: nn.Module, embeddings: Iterable[nn.Parameter]) -> dict[int
 
 def _named_as_head(path: str) -> bool:
     name = clean_name(path).rpartition(".")[2].lower()
-    return name in _NAMES or name.endswith(_ENDINGS)
+    return name in _NAMES or (name.endswith(_ENDINGS) and not name.startswith("pre_"))
 
 
 def _outside_blocks(path: str, module: nn.Module, seen: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
@@ -86,18 +86,22 @@ def _last_in_a_head(outside: list[tuple[str, nn.Module]]) -> dict[int, str]:
 
 
 def _by_size(outside: list[tuple[str, nn.Module]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The last projection in a module that has as many rows as the module says it has classes."""
+    """The last projection in a module that has as many rows as the module says it has classes.
+
+    Or one more: detectors have one for "no object".
+    """
     for path, module in outside:
-        prefix = f"{path}." if path else ""
+        inside = [
+            child
+            for below, child in outside
+            if isinstance(child, nn.Linear) and f"{below}.".startswith(f"{path}." if path else "")
+        ]
         for holder in (module, getattr(module, "config", None)):
             for name in _SIZES:
                 size = getattr(holder, name, None)
-                last = [
-                    child.weight
-                    for below, child in outside
-                    if f"{below}.".startswith(prefix) and isinstance(child, nn.Linear) and child.out_features == size
-                ]
-                yield from ((f"{name} = {size}", weight) for weight in last[-1:])
+                if type(size) is int:
+                    last = [linear.weight for linear in inside if linear.out_features in (size, size + 1)][-1:]
+                    yield from ((f"{name} = {size}", weight) for weight in last)
 
 
 def _by_shape(

@@ -1,0 +1,123 @@
+"""Models of Transformers train under FSDP2 as on one process: mixtures of experts, `Conv1D`, images, sound."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from cut import Cut
+from models import weights_of_plain
+from real_models import BUILD
+from torch.distributed.fsdp import fully_shard
+from training import AHEAD, LR, WEIGHT_DECAY, dedicate, place_of, weights_of
+
+import dmuon
+
+STEPS, BATCH, LENGTH, VOCABULARY = 3, 8, 16, 128
+ADAMW_EPS = 1e-3  # the biases of keys have gradients of nothing but rounding
+NO_IMAGE = 4  # smaller tokens have a meaning
+
+# The matrices, as regular expressions of names; of a stack of experts one for each.
+LAYERS = r"layers\.\d+\..*(proj|fc\d|gate)\.weight"
+MATRICES = {
+    "qwen3 moe": LAYERS,
+    "mixtral": LAYERS,
+    "gpt2": r"\.h\.\d+\..*c_\w+\.weight",
+    "vit": LAYERS,
+    "whisper": LAYERS,
+    "qwen2.5 vl": rf"{LAYERS}|visual\.blocks\.\d+\..*(proj|qkv)\.weight|merger\.mlp\.\d\.weight",
+}
+
+
+def made(name: str) -> nn.Module:
+    """With weights large enough that every gradient is far from rounding."""
+    torch.manual_seed(0)
+    model = BUILD[name]().eval()  # without dropout
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.tie_weights()
+    return model
+
+
+def matrices_of(model: str) -> Callable[[str], Callable[[torch.Tensor], list[torch.Tensor]] | None]:
+    def of(name: str) -> Callable[[torch.Tensor], list[torch.Tensor]] | None:
+        if re.search(r"\.experts\.\w+$", name):
+            return lambda p: [p[i] for i in range(4)]
+        return (lambda p: [p]) if re.search(MATRICES[model], name) else None
+
+    return of
+
+
+def loss_of(name: str, model: nn.Module, step: int, rank: int, size: int) -> torch.Tensor:
+    """Of this rank's part of the batch."""
+    generator = torch.Generator().manual_seed(step)
+    tokens = torch.randint(NO_IMAGE, VOCABULARY, (BATCH, LENGTH + 1), generator=generator).chunk(size)[rank]
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+
+    def drawn(*sizes: int) -> torch.Tensor:
+        return torch.randn(BATCH, *sizes, generator=generator).chunk(size)[rank]
+
+    if name == "vit":
+        return F.cross_entropy(model(drawn(3, 32, 32)).logits, targets[:, 0] % 10)
+    if name == "whisper":
+        logits = model(input_features=drawn(16, 64), decoder_input_ids=inputs).logits
+    elif name == "qwen2.5 vl":
+        image = torch.tensor([2, 3, 3, 3, 3]).expand(len(inputs), -1)  # where it begins, and what 4 x 4 patches become
+        grid = torch.tensor([[1, 4, 4]]).expand(len(inputs), -1)
+        pixels = drawn(16, 3 * 2 * 14 * 14).flatten(0, 1)
+        seen = torch.cat([image, inputs], dim=1)
+        kinds = (seen == 3).int()
+        logits = model(input_ids=seen, pixel_values=pixels, image_grid_thw=grid, mm_token_type_ids=kinds).logits
+        logits = logits[:, image.shape[1] :]
+    else:
+        logits = model(input_ids=inputs).logits
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+@functools.cache
+def reference(name: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The weights before the first step and after the last, on one process."""
+    model = made(name)
+    initial, optimizer = weights_of_plain(model), Cut(model, matrices_of(name), ADAMW_EPS)
+    for step in range(STEPS):
+        loss_of(name, model, step, 0, 1).backward()
+        optimizer.step()
+    return initial, weights_of_plain(model)
+
+
+def train(mesh: Any, name: str) -> dict[str, torch.Tensor]:
+    model = made(name)
+    dedicate(model, mesh, AHEAD)
+    for layers in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
+        for layer in layers:
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = dmuon.Muon(
+        model, lr=LR, weight_decay=WEIGHT_DECAY, ns_dtype=torch.float32, adamw_lr=3e-4, adamw_eps=ADAMW_EPS
+    )
+    rank, size = place_of(mesh)
+    for step in range(STEPS):
+        loss_of(name, model, step, rank, size).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert dmuon.verify(model, optimizer)
+    return weights_of(model)
+
+
+@pytest.mark.parametrize("mesh", [(1, 4), (2, 2)])
+@pytest.mark.parametrize("name", MATRICES)
+def test_a_real_model_is_trained_as_on_one_process(ranks, name, mesh):
+    initial, expected = reference(name)
+    for got in ranks.run(train, mesh, name=name):
+        assert got.keys() == expected.keys()
+        for parameter, weight in expected.items():
+            moved = float((weight - initial[parameter]).norm())
+            error = float((got[parameter] - weight).norm())
+            assert error <= 1e-3 * moved + 1e-6, f"{parameter}: |W - W_ref| = {error:.2e}, |W_ref - W_0| = {moved:.2e}"
