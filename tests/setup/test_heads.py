@@ -73,6 +73,11 @@ def test_a_model_says_which_it_is(model, expected):
     assert heads_of(model) == expected
 
 
+def test_a_model_that_returns_its_embedding_says_nothing():
+    model = Says(body=linear(), of_language=nn.Embedding(5, 3), last=linear(5))
+    assert heads_of(model) == {"last": BY_SHAPE}
+
+
 def test_of_a_classifier_with_hidden_layers_the_last_is_the_head():
     model = Says(body=linear(), of_classes=Tree(up=linear(), out=linear(5)))
     assert heads_of(model) == {"of_classes.out": "by get_classifier()"}

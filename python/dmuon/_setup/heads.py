@@ -34,6 +34,8 @@ def find_heads(model: nn.Module, embeddings: Iterable[nn.Parameter]) -> dict[int
     for _, module in outside:
         for method in _METHODS:
             heads.update((id(weight), f"output head, by {method}()") for weight in _said(module, method))
+    for weight in embeddings:  # which some models return
+        heads.pop(id(weight), None)
     return heads or _last_in_a_head(outside) or _by_shape(model, outside, embeddings)
 
 
