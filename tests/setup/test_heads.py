@@ -52,10 +52,9 @@ def blocks(**children: Any) -> nn.ModuleList:
 def heads_of(model: nn.Module) -> dict[str, str]:
     """Of the linear layers that AdamW updates: why."""
     found = {row.name.removesuffix(".weight"): row for row in route(model, None)[1]}
-    linears = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
-    return {
-        path: row.why.removeprefix("output head, ") for path in linears if (row := found[path]).algorithm == "adamw"
-    }
+    linears = [path for path, module in model.named_modules() if isinstance(module, nn.Linear) and path in found]
+    left = [path for path in linears if found[path].algorithm == "adamw"]
+    return {path: found[path].why.removeprefix("output head, ") for path in left}
 
 
 @pytest.mark.parametrize(
@@ -164,3 +163,10 @@ def test_wrappers_hide_no_head(wrap):
 )
 def test_the_shape_of_the_largest_embedding_makes_the_last_one_a_head(model, expected):
     assert heads_of(model) == expected
+
+
+def test_no_weight_is_computed_to_find_heads():
+    layer = nn.utils.parametrizations.spectral_norm(linear())  # which changes at each use
+    before = layer.parametrizations.weight[0]._u.clone()
+    assert heads_of(Tree(num_classes=4, head=layer)) == {}
+    assert torch.equal(before, layer.parametrizations.weight[0]._u)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import torch
 import torch.nn as nn
@@ -18,7 +18,7 @@ _METHODS = ("get_output_embeddings", "get_classifier")  # of Transformers, of ti
 _SIZES = ("num_labels", "num_classes")
 
 
-def find_heads(model: nn.Module, embeddings: Iterable[nn.Parameter]) -> dict[int, str]:
+def find_heads(model: nn.Module, embeddings: Collection[nn.Parameter]) -> dict[int, str]:
     """The ids of their parameters, and why each is one.
 
     Args:
@@ -26,8 +26,9 @@ def find_heads(model: nn.Module, embeddings: Iterable[nn.Parameter]) -> dict[int
         embeddings: the weights of its embeddings.
     """
     outside = list(_outside_blocks("", model, set()))
+    projections = _projections(outside)
     heads: dict[int, str] = {}
-    for size, weight in _by_size(outside):
+    for size, weight in _by_size(outside, projections):
         heads[id(weight)] = f"output head, by its rows: {size}"
     for path, weight in _by_name(outside):
         heads[id(weight)] = f"output head, by its name '{path}'"
@@ -36,7 +37,13 @@ def find_heads(model: nn.Module, embeddings: Iterable[nn.Parameter]) -> dict[int
             heads.update((id(weight), f"output head, by {method}()") for weight in _said(module, method))
     for weight in embeddings:  # which some models return
         heads.pop(id(weight), None)
-    return heads or _last_in_a_head(outside) or _by_shape(model, outside, embeddings)
+    return heads or _last_in_a_head(outside, projections) or _by_shape(model, projections, embeddings)
+
+
+def _projections(modules: Iterable[tuple[str, nn.Module]]) -> list[tuple[str, torch.Tensor]]:
+    """Path and weight of the linear layers; not of one that computes its weight, which would do so to answer."""
+    weights = ((path, m._parameters.get("weight")) for path, m in modules if isinstance(m, nn.Linear))
+    return [(path, weight) for path, weight in weights if weight is not None and weight.ndim == 2]
 
 
 def _named_as_head(path: str) -> bool:
@@ -65,9 +72,9 @@ def _said(module: nn.Module, method: str) -> Iterator[torch.Tensor]:
     for head in found if isinstance(found, tuple | list) else [found]:
         if not isinstance(head, nn.Module):
             continue
-        inside = [m.weight for m in head.modules() if isinstance(m, nn.Linear)]
-        # A classifier may have hidden layers; what is a head for a language is one, or one for each of several.
-        yield from inside[-1:] if method == "get_classifier" else head.parameters()
+        # A classifier may have hidden layers; for a language a head is one layer, or there is one for each of several.
+        last = [weight for _, weight in _projections(head.named_modules())][-1:]
+        yield from last if method == "get_classifier" else head.parameters()
 
 
 def _by_name(outside: list[tuple[str, nn.Module]]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -77,42 +84,45 @@ def _by_name(outside: list[tuple[str, nn.Module]]) -> Iterator[tuple[str, torch.
             yield clean_name(path), weight
 
 
-def _last_in_a_head(outside: list[tuple[str, nn.Module]]) -> dict[int, str]:
+def _last_in_a_head(
+    outside: list[tuple[str, nn.Module]], projections: list[tuple[str, torch.Tensor]]
+) -> dict[int, str]:
     """As torchvision has them: the last projection of a Sequential that is named as a head, or of the model as "fc"."""
-    linear = [(path, module) for path, module in outside if isinstance(module, nn.Linear)]
-    found = [(path, module) for path, module in linear[-1:] if clean_name(path) == "fc"]
+    found = [(path, weight) for path, weight in projections[-1:] if clean_name(path) == "fc"]
     for path, module in outside:
         if isinstance(module, nn.Sequential) and _named_as_head(path):
-            found += [(below, m) for below, m in linear if below.startswith(f"{path}.")][-1:]
-    return {id(module.weight): f"output head, by its name '{clean_name(path)}'" for path, module in found}
+            found += _within(path, projections)[-1:]
+    return {id(weight): f"output head, by its name '{clean_name(path)}'" for path, weight in found}
 
 
-def _by_size(outside: list[tuple[str, nn.Module]]) -> Iterator[tuple[str, torch.Tensor]]:
+def _within(path: str, projections: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
+    return [(where, weight) for where, weight in projections if f"{where}.".startswith(f"{path}." if path else "")]
+
+
+def _by_size(
+    outside: list[tuple[str, nn.Module]], projections: list[tuple[str, torch.Tensor]]
+) -> Iterator[tuple[str, torch.Tensor]]:
     """The last projection in a module that has as many rows as the module says it has classes.
 
     Or one more: detectors have one for "no object".
     """
     for path, module in outside:
-        inside = [
-            child
-            for below, child in outside
-            if isinstance(child, nn.Linear) and f"{below}.".startswith(f"{path}." if path else "")
-        ]
         for holder in (module, getattr(module, "config", None)):
             for name in _SIZES:
                 size = getattr(holder, name, None)
                 if type(size) is int:
-                    last = [linear.weight for linear in inside if linear.out_features in (size, size + 1)][-1:]
-                    yield from ((f"{name} = {size}", weight) for weight in last)
+                    fit = [weight for _, weight in _within(path, projections) if weight.shape[0] in (size, size + 1)]
+                    yield from ((f"{name} = {size}", weight) for weight in fit[-1:])
 
 
 def _by_shape(
-    model: nn.Module, outside: list[tuple[str, nn.Module]], embeddings: Iterable[nn.Parameter]
+    model: nn.Module, projections: list[tuple[str, torch.Tensor]], embeddings: Collection[nn.Parameter]
 ) -> dict[int, str]:
     """The last projection, if it alone has the shape of the largest embedding: for language models written by hand."""
-    shape = tuple(max(embeddings, key=lambda weight: weight.numel()).shape) if embeddings else None
-    linear = [m for m in model.modules() if isinstance(m, nn.Linear)]
-    alike = [m for m in linear if (m.out_features, m.in_features) == shape]
-    if len(alike) != 1 or alike[0] is not linear[-1] or all(alike[0] is not m for _, m in outside):
+    everywhere = _projections(model.named_modules())
+    if not embeddings or not projections:
         return {}
-    return {id(alike[0].weight): "output head, by its shape: the largest embedding's, and no other matrix has it"}
+    shape, last = max(embeddings, key=lambda weight: weight.numel()).shape, projections[-1][1]
+    if last.shape != shape or last is not everywhere[-1][1] or [w.shape for _, w in everywhere].count(shape) > 1:
+        return {}
+    return {id(last): "output head, by its shape: the largest embedding's, and no other matrix has it"}
