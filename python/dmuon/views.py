@@ -9,7 +9,8 @@ itself and has the learning rate of its own rows and columns, as if it were a pa
             return dmuon.views.gate_up(parameter)  # gate and up apart, not as one matrix
         return None  # by the default rule
 
-Muon's result is another one with another view: choose it at the start of a training, and keep it.
+`by_class` says which parameters are matrices by default, and for all modules of a class. Muon's result is another
+one with another view: choose it at the start of a training, and keep it.
 """
 
 from __future__ import annotations
@@ -89,9 +90,16 @@ def _sizes(function: str, parameter: torch.Tensor, expected: str, *dimensions: i
     return parameter.shape
 
 
-# By the default rule Muon takes these parameters of modules of these classes and their subclasses, by their views. A
-# key is a class or its qualified name, and the nearest base class counts; `*` and `?` in a parameter's name stand for
-# anything. Add your own before `dedicate_params`, the same on all ranks; {} leaves a class to AdamW.
+def _divided(function: str, parameter: torch.Tensor, rows: int, parts: int) -> int:
+    if rows % parts:
+        shape = tuple(parameter.shape)
+        raise ValueError(f"views.{function}: parameter: expected rows that are a multiple of {parts}, got {shape}")
+    return rows // parts
+
+
+# By default Muon takes these parameters of modules of these classes and their subclasses, by these views. A key is a
+# class or its qualified name, and the nearest base class counts; in a parameter's name `*` and `?` stand for anything.
+# Add your own before `dedicate_params`, the same on all ranks; {} leaves a class to AdamW.
 by_class: dict[type[nn.Module] | str, dict[str, Callable[[torch.Tensor], View]]] = {
     nn.Linear: {"weight": matrix},
     "transformers.pytorch_utils.Conv1D": {"weight": matrix},  # [in, out]
@@ -99,10 +107,3 @@ by_class: dict[type[nn.Module] | str, dict[str, Callable[[torch.Tensor], View]]]
     nn.RNNBase: {"weight_*": matrix},
     nn.RNNCellBase: {"weight_*": matrix},
 }
-
-
-def _divided(function: str, parameter: torch.Tensor, rows: int, parts: int) -> int:
-    if rows % parts:
-        shape = tuple(parameter.shape)
-        raise ValueError(f"views.{function}: parameter: expected rows that are a multiple of {parts}, got {shape}")
-    return rows // parts

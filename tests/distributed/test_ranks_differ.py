@@ -102,6 +102,17 @@ def timeouts_differ(mesh: Any) -> None:
     dedicated(mesh, timeout=datetime.timedelta(seconds=32 + (rank_of(mesh) == 1)))
 
 
+@refused("ranks differ", "matrix of Linear", "left out in dmuon.views.by_class: Linear")
+def classes_differ(mesh: Any) -> None:
+    known = dict(dmuon.views.by_class)
+    try:
+        if rank_of(mesh) == 1:
+            dmuon.views.by_class[torch.nn.Linear] = {}
+        dedicated(mesh)
+    finally:
+        dmuon.views.by_class.update(known)
+
+
 @pytest.mark.parametrize(REFUSED, refused)
 def test_raises_on_every_rank_and_says_what_to_do(ranks, program, options, words):
     expect_refusal(ranks, program, options, words)
@@ -144,12 +155,26 @@ def max_norm_wrong_on_one_rank(mesh: Any, wrong: Any) -> None:
     dmuon.clip_grad_norm_(model, wrong if rank_of(mesh) == 1 else 1.0)
 
 
+def classes_wrong_on_one_rank(mesh: Any) -> None:
+    if rank_of(mesh) == 1:
+        dmuon.views.by_class[Unused] = [1]
+    try:
+        dedicated(mesh)
+    finally:
+        dmuon.views.by_class.pop(Unused, None)
+
+
+class Unused:
+    pass
+
+
 ON_RANK_1 = "(on rank 1)"
 
 
 @pytest.mark.parametrize(
     ("program", "options", "own", "elsewhere"),
     [
+        (classes_wrong_on_one_rank, {}, "dedicate_params: views.by_class: expected a class of modules", ON_RANK_1),
         (select_fails_on_one_rank, {}, "a dmuon.View or None for 'embedding.weight', got 'muon'", ON_RANK_1),
         (timeout_wrong_on_one_rank, {}, "expected a positive datetime.timedelta or None, got 5", ON_RANK_1),
         (no_model_on_one_rank, {}, "expected a torch.nn.Module, got list", ON_RANK_1),

@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import dmuon
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -17,7 +19,7 @@ def blocks_of(page: str) -> list[tuple[int, str]]:
 
 
 def run_blocks(mesh: Any, page: str, folder: str) -> int:
-    before = Path.cwd()
+    before, classes = Path.cwd(), dict(dmuon.views.by_class)
     os.chdir(folder)
     try:
         names: dict[str, Any] = {"__name__": "training"}
@@ -29,6 +31,8 @@ def run_blocks(mesh: Any, page: str, folder: str) -> int:
         return len(blocks)
     finally:
         os.chdir(before)
+        dmuon.views.by_class.clear()
+        dmuon.views.by_class.update(classes)
 
 
 def test_every_block_of_the_page_runs(ranks, tmp_path):
