@@ -111,6 +111,7 @@ def train(mesh: Any, name: str) -> dict[str, torch.Tensor]:
     return weights_of(model)
 
 
+@pytest.mark.cpu("the asynchronous device lacks operators that these models use")
 @pytest.mark.parametrize("mesh", [(1, 4), (2, 2)])
 @pytest.mark.parametrize("name", MATRICES)
 def test_a_real_model_is_trained_as_on_one_process(ranks, name, mesh):
