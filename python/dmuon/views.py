@@ -16,7 +16,8 @@ one with another view: choose it at the start of a training, and keep it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import groupby
 
 import torch
 import torch.nn as nn
@@ -68,13 +69,31 @@ def per_head(parameter: torch.Tensor, head_dim: int) -> View:
     return View(rows // head_dim, head_dim, cols)
 
 
-def qkv(parameter: torch.Tensor) -> View:
-    """[3 rows, cols]: Q, K and V, one above the other and of equal height, apart.
+def qkv(parameter: torch.Tensor, num_heads: int = 1, num_kv_heads: int | None = None) -> tuple[View, ...]:
+    """[rows, cols]: Q, K and V, one above the other, apart; of equal height, or K and V lower, as with grouped queries.
 
-    Where K and V are lower than Q, as with grouped queries, use `per_head`.
+    Args:
+        parameter: of (num_heads + 2 num_kv_heads) * head_dim rows.
+        num_heads: of Q.
+        num_kv_heads: of K, and of V; None: as many as Q's.
     """
-    rows, cols = _sizes("qkv", parameter, "[3 rows, cols]", 2)
-    return View(3, _divided("qkv", parameter, rows, 3), cols)
+    heads = [num_heads, *[num_heads if num_kv_heads is None else num_kv_heads] * 2]
+    if not all(type(number) is int and number >= 1 for number in heads):
+        raise ValueError(
+            f"views.qkv: num_heads, num_kv_heads: expected positive integers, got {num_heads!r}, {num_kv_heads!r}"
+        )
+    height, _ = _sizes("qkv", parameter, "[rows, cols]", 2)
+    head_dim = _divided("qkv", parameter, height, sum(heads))
+    return rows(parameter, [number * head_dim for number in heads])
+
+
+def rows(parameter: torch.Tensor, heights: Sequence[int]) -> tuple[View, ...]:
+    """[rows, cols]: a matrix for each of these heights, one above the other."""
+    height, cols = _sizes("rows", parameter, "[rows, cols]", 2)
+    heights = list(heights)
+    if not all(type(of) is int and of >= 1 for of in heights) or sum(heights) != height:
+        raise ValueError(f"views.rows: heights: expected positive integers that sum to {height}, got {heights}")
+    return tuple(View(len(list(alike)), of, cols) for of, alike in groupby(heights))
 
 
 def conv(parameter: torch.Tensor) -> View:
@@ -100,7 +119,7 @@ def _divided(function: str, parameter: torch.Tensor, rows: int, parts: int) -> i
 # By default Muon takes these parameters of modules of these classes and their subclasses, by these views. A key is a
 # class or its qualified name, and the nearest base class counts; in a parameter's name `*` and `?` stand for anything.
 # Add your own before `dedicate_params`, the same on all ranks; {} leaves a class to AdamW.
-by_class: dict[type[nn.Module] | str, dict[str, Callable[[torch.Tensor], View]]] = {
+by_class: dict[type[nn.Module] | str, dict[str, Callable[[torch.Tensor], View | Sequence[View]]]] = {
     nn.Linear: {"weight": matrix},
     "transformers.pytorch_utils.Conv1D": {"weight": matrix},  # [in, out]
     nn.MultiheadAttention: {"in_proj_weight": matrix, "?_proj_weight": matrix},

@@ -39,14 +39,15 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.heads = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)
+        self.qkv = nn.Linear(WIDTH, WIDTH + 2 * (WIDTH // HEADS), bias=False)  # heads of Q share one of K and V
         self.gate_up = nn.Linear(WIDTH, 2 * HIDDEN, bias=False)
         self.down = nn.Linear(HIDDEN, WIDTH)
         self.conv = Convolution(2, 3, 3, padding=1)
         self.experts = Experts()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = self.qkv(F.normalize(x, dim=-1)).chunk(3, -1)
+        q, *kv = self.qkv(F.normalize(x, dim=-1)).split([WIDTH, WIDTH // HEADS, WIDTH // HEADS], -1)
+        k, v = (part.repeat(1, HEADS) for part in kv)
         x = x + torch.tanh(self.heads(q * k + v))
         gate, up = self.gate_up(x).chunk(2, -1)
         x = x + self.down(F.silu(gate) * up)
@@ -70,11 +71,11 @@ def make_mixture() -> Mixture:
     return Mixture()
 
 
-def select(name: str, module: nn.Module, parameter: nn.Parameter) -> dmuon.View | None:
+def select(name: str, module: nn.Module, parameter: nn.Parameter) -> dmuon.View | tuple[dmuon.View, ...] | None:
     kind = name.partition(".")[2].partition(".")[2]
     return {
         "heads.weight": lambda: dmuon.views.per_head(parameter, WIDTH // HEADS),
-        "qkv.weight": lambda: dmuon.views.qkv(parameter),
+        "qkv.weight": lambda: dmuon.views.qkv(parameter, 4, 1),
         "gate_up.weight": lambda: dmuon.views.gate_up(parameter),
         "experts.gate_up": lambda: dmuon.views.gate_up(parameter),
         "conv.weight": lambda: dmuon.views.conv(parameter),
@@ -84,7 +85,7 @@ def select(name: str, module: nn.Module, parameter: nn.Parameter) -> dmuon.View 
 # The matrices of each kind of weight, as indices say it; what is not here is AdamW's.
 MATRICES: dict[str, Callable[[torch.Tensor], list[torch.Tensor]]] = {
     "heads.weight": lambda p: [p[0:3], p[3:6], p[6:9], p[9:12]],
-    "qkv.weight": lambda p: [p[0:12], p[12:24], p[24:36]],
+    "qkv.weight": lambda p: [p[0:12], p[12:15], p[15:18]],
     "gate_up.weight": lambda p: [p[0:10], p[10:20]],
     "down.weight": lambda p: [p],
     "conv.weight": lambda p: [torch.stack([p[:, i, j] for i in range(2) for j in range(3)], dim=1)],

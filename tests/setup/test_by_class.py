@@ -36,7 +36,7 @@ def _by_class_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def muons(model: nn.Module) -> dict[str, tuple[str, View]]:
-    return {row.name: (row.why, row.view) for row in route(model, None)[1] if row.algorithm == "muon"}
+    return {row.name: (row.why, *row.views) for row in route(model, None)[1] if row.algorithm == "muon"}
 
 
 def whole(why: str, **shapes: tuple[int, int]) -> dict[str, tuple[str, View]]:

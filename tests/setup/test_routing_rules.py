@@ -154,7 +154,9 @@ def test_what_select_raises_is_the_cause():
 
 @pytest.mark.parametrize("answer", ["muon", 1, torch.tensor(True)])
 def test_select_answers_true_false_or_none(answer):
-    with pytest.raises(ValueError, match=r"select: expected True, False, a dmuon.View or None for 'weight', got "):
+    with pytest.raises(
+        ValueError, match=r"select: expected True, False, a dmuon.View, several of them or None for 'weight', got "
+    ):
         route(linear(), lambda *_: answer)
 
 

@@ -119,6 +119,7 @@ def _entry(unit: str, index: int, items: list[_plan.Parameter]) -> dict[str, Any
     listed = [
         {"name": item.name.removeprefix(prefix), "rows": item.rows, "cols": item.cols}
         | ({"num_matrices": item.num_matrices} if item.num_matrices > 1 else {})
+        | ({"continues": True} if item.continues else {})
         for item in items
     ]
     return {"name": unit, "unit": index, "matrices": listed}
@@ -130,13 +131,20 @@ def _routed(model: nn.Module, function: str, select: Select | None = None) -> tu
 
 
 def inventory_of(matrices: list[Matrix], units: list[Unit]) -> list[_plan.Parameter]:
-    """The matrices as planning sees them."""
+    """The matrices as planning sees them: a parameter of several views as so many parts, "name[0:1]" and on."""
     unit_of = {matrix: index for index, unit in enumerate(units) for matrix in unit.matrices}
-    return [
-        _plan.Parameter(matrix.name, view.rows, view.cols, unit_of[index], num_matrices=view.count)
-        for index, matrix in enumerate(matrices)
-        if (view := matrix.view)
-    ]
+    items = []
+    for index, matrix in enumerate(matrices):
+        end = 0
+        for view in matrix.views:
+            begin, end = end, end + view.count
+            name = matrix.name if len(matrix.views) == 1 else f"{matrix.name}[{begin}:{end}]"
+            items.append(
+                _plan.Parameter(
+                    name, view.rows, view.cols, unit_of[index], num_matrices=view.count, continues=begin > 0
+                )
+            )
+    return items
 
 
 def _sizes(item: _plan.Parameter) -> tuple[int, int, int]:

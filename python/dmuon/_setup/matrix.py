@@ -22,7 +22,7 @@ class Matrix:
     name: str
     places: list[Place]  # several where it is tied
     parameter: nn.Parameter
-    view: View | None = None  # what is orthogonalised of it; none: nothing
+    views: tuple[View, ...] = ()  # what is orthogonalised of it, one after the other; none: nothing
 
     @property
     def shape(self) -> torch.Size:
@@ -39,21 +39,23 @@ class Matrix:
             return f"a {type(self.parameter).__name__}"
         return None if self.parameter.dtype in MATRIX_DTYPES else f"dtype {self.parameter.dtype}"
 
-    def check_view(self, view: object, asked: str) -> View:
-        """`view`, which `asked` wants.
+    def check_views(self, answer: object, asked: str) -> tuple[View, ...]:
+        """The views that `answer` is, which `asked` wants.
 
         Raises:
-            ValueError: it is none, or not one of this parameter.
+            ValueError: it is none, or they are not all of this parameter.
         """
         shape = tuple(self.shape)
+        views = tuple(answer) if isinstance(answer, tuple | list) else (answer,)
         # A row must be whole: else one would be made of pieces of several.
         widths = {math.prod(shape[dim:]) for dim in range(1, len(shape))}
-        if not isinstance(view, View) or math.prod(view.sizes) != math.prod(shape) or view.cols not in widths:
+        fits = all(isinstance(view, View) and view.cols in widths for view in views)
+        if not fits or sum(math.prod(view.sizes) for view in views) != math.prod(shape):
             raise ValueError(
-                f"{asked}: expected a view of all {math.prod(shape):,} elements of '{self.name}', whose "
-                f"rows are as long as its own, as its shape {shape} has them; got {view!r}"
+                f"{asked}: expected a view of all {math.prod(shape):,} elements of '{self.name}', or several one after "
+                f"the other, whose rows are as long as its own, as its shape {shape} has them; got {answer!r}"
             )
-        return view
+        return views
 
 
 def find_parameters(model: nn.Module) -> list[Matrix]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import torch.nn as nn
@@ -14,7 +14,7 @@ from dmuon._setup.routing_table import Route, RoutingTable
 from dmuon._setup.rules import Rules
 from dmuon.views import View, matrix
 
-Select = Callable[[str, nn.Module, nn.Parameter], bool | View | None]
+Select = Callable[[str, nn.Module, nn.Parameter], bool | View | Sequence[View] | None]
 
 # What dedicate_params keeps of a model, in the model's own __dict__ so that both are freed together.
 DEDICATION = "_dmuon_dedication"
@@ -48,7 +48,7 @@ def _check_hooks(entry: Matrix) -> None:
         )
 
 
-def _ask(select: Select, entry: Matrix) -> tuple[View | None, str] | None:
+def _ask(select: Select, entry: Matrix) -> tuple[tuple[View, ...], str] | None:
     """The user's choice; None: by the rule."""
     try:
         answer = select(entry.name, entry.places[0].module, entry.parameter)
@@ -58,12 +58,13 @@ def _ask(select: Select, entry: Matrix) -> tuple[View | None, str] | None:
         ) from error
     if answer is None:
         return None
-    if not isinstance(answer, bool | View):
+    if not isinstance(answer, bool | View | tuple | list):
         raise ValueError(
-            f"dedicate_params: select: expected True, False, a dmuon.View or None for '{entry.name}', got {answer!r}"
+            "dedicate_params: select: expected True, False, a dmuon.View, several of them or None for "
+            f"'{entry.name}', got {answer!r}"
         )
     if answer is False:
-        return None, "not selected by select()"
+        return (), "not selected by select()"
     shape = tuple(entry.shape)
     unfit = entry.unfit()
     if answer is True and len(shape) != 2:
@@ -74,8 +75,8 @@ def _ask(select: Select, entry: Matrix) -> tuple[View | None, str] | None:
             "or float16, 2-D, or by a dmuon.View that says which matrices it consists of; got one of shape "
             f"{shape}: {unfit}."
         )
-    view = entry.check_view(matrix(entry.parameter) if answer is True else answer, "dedicate_params: select")
-    return view, "selected by select()"
+    views = entry.check_views(matrix(entry.parameter) if answer is True else answer, "dedicate_params: select")
+    return views, "selected by select()"
 
 
 def route(model: nn.Module, select: Select | None, function: str = _DEDICATES) -> tuple[list[Matrix], RoutingTable]:
@@ -97,12 +98,12 @@ def route(model: nn.Module, select: Select | None, function: str = _DEDICATES) -
     for entry in parameters:
         choice = _ask(select, entry) if select else None
         if choice is None and (unfit := entry.unfit()):
-            choice = None, unfit
-        entry.view, why, unknown = (*choice, None) if choice else rules.decide(entry)
-        if entry.view:
+            choice = (), unfit
+        entry.views, why, unknown = (*choice, None) if choice else rules.decide(entry)
+        if entry.views:
             if function == _DEDICATES:
                 _check_hooks(entry)
             matrices.append(entry)
-        algorithm = "muon" if entry.view else "adamw" if entry.parameter.requires_grad else "frozen"
-        rows.append(Route(entry.name, tuple(entry.shape), algorithm, why, view=entry.view, unknown=unknown))
+        algorithm = "muon" if entry.views else "adamw" if entry.parameter.requires_grad else "frozen"
+        rows.append(Route(entry.name, tuple(entry.shape), algorithm, why, views=entry.views, unknown=unknown))
     return matrices, RoutingTable(rows)

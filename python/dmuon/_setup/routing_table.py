@@ -20,9 +20,9 @@ class Route:
     shape: tuple[int, ...]
     algorithm: str
     why: str
-    owner: int | None = None
+    owner: int | tuple[int, ...] | None = None  # several where their matrices are divided
     unit: str | None = None
-    view: View | None = None  # what Muon orthogonalises of it
+    views: tuple[View, ...] = ()  # what Muon orthogonalises of it, one after the other
     unknown: str | None = None  # the class of its module, where AdamW has it only because no rule knows that class
 
 
@@ -44,7 +44,7 @@ class RoutingTable(tuple[Route, ...]):
                 route.name,
                 _size(route),
                 _updated_by(route),
-                "" if route.owner is None else str(route.owner),
+                "" if route.owner is None else str(route.owner).strip("()"),
                 "" if route.unit is None else route.unit or "(root)",
                 route.why,
             )
@@ -82,6 +82,6 @@ def _size(route: Route) -> str:
 
 
 def _updated_by(route: Route) -> str:
-    if route.view and route.view.sizes != (1, *route.shape):
-        return f"Muon, {route.view}"
+    if route.views and route.views[0].sizes != (1, *route.shape):
+        return f"Muon, {', '.join(map(str, route.views))}"
     return {"muon": "Muon", "adamw": "AdamW", "frozen": "nobody"}[route.algorithm]

@@ -47,27 +47,27 @@ class Rules:
         self._embeddings = {id(weight): weight for weight in weights if weight is not None}
         self._heads = find_heads(model, self._embeddings.values())
 
-    def decide(self, entry: Matrix) -> tuple[View | None, str, str | None]:
+    def decide(self, entry: Matrix) -> tuple[tuple[View, ...], str, str | None]:
         """What Muon orthogonalises of a fit parameter, why, and the class of its module if no rule knows that."""
         parameter, place = entry.parameter, entry.places[0]
         if parameter.ndim < 2:
-            return None, f"{parameter.ndim}-D", None
+            return (), f"{parameter.ndim}-D", None
         if reason := self._no_matrix(entry):
-            return None, reason, None
-        found = next((found for place in entry.places if (found := self._view(entry, place))), None)
+            return (), reason, None
+        found = next((found for place in entry.places if (found := self._views(entry, place))), None)
         if found:
-            view, why = found
-            return (view, why, None) if view is None or min(view.rows, view.cols) > 1 else (None, "a side of 1", None)
+            views, why = found
+            return (views, why, None) if all(min(v.rows, v.cols) > 1 for v in views) else ((), "a side of 1", None)
         if "bias" in place.attribute.lower() and _is_of_experts(place):
-            return None, "biases of experts", None
+            return (), "biases of experts", None
         names = (clean_name(entry.places[-1].path).rpartition(".")[2], place.attribute)
         if parameter.ndim <= 3 and any(_names_embedding(name) for name in names):
-            return None, f"embedding, by its name '{entry.name}'", None
+            return (), f"embedding, by its name '{entry.name}'", None
         if sorted(parameter.shape)[-2] == 1:
-            return None, "a side of 1", None
+            return (), "a side of 1", None
         unknown = next(c for c in type(place.module).__mro__ if not issubclass(c, FSDPModule))
         dimensions = f" ({parameter.ndim}-D)" if parameter.ndim > 2 else ""
-        return None, f"no rule for {unknown.__name__}{dimensions}", _qualified(unknown)
+        return (), f"no rule for {unknown.__name__}{dimensions}", _qualified(unknown)
 
     def _no_matrix(self, entry: Matrix) -> str | None:
         """Why a parameter is AdamW's, whatever holds it."""
@@ -77,7 +77,7 @@ class Rules:
             return "a weight is computed from it"
         return self._heads.get(id(entry.parameter))
 
-    def _view(self, entry: Matrix, place: Place) -> tuple[View | None, str] | None:
+    def _views(self, entry: Matrix, place: Place) -> tuple[tuple[View, ...], str] | None:
         """What the class of the module says of the parameter there; None: nothing."""
         parameter, attribute = entry.parameter, place.attribute
         for cls in type(place.module).__mro__:
@@ -86,19 +86,19 @@ class Rules:
                 continue
             view_of = next((view_of for name, view_of in rule.items() if fnmatch.fnmatchcase(attribute, name)), None)
             if view_of is None and not rule:
-                return None, f"left out in dmuon.views.by_class: {cls.__name__}"
+                return (), f"left out in dmuon.views.by_class: {cls.__name__}"
             if view_of is None or (view_of is views.matrix and parameter.ndim != 2):
                 break
             asked = f"{self._by_class}[{cls.__name__}][{attribute!r}]"
             try:
-                view = view_of(parameter)
+                answer = view_of(parameter)
             except Exception as error:  # the user's own
                 raise ValueError(f"{asked}: raised {type(error).__name__} for '{entry.name}': {error}") from error
-            return entry.check_view(view, asked), f"matrix of {cls.__name__}"
+            return entry.check_views(answer, asked), f"matrix of {cls.__name__}"
         if parameter.ndim == 3 and min(parameter.shape[1:]) > 1 and _holds_experts(place):
-            return views.experts(parameter), "a matrix for each expert"
+            return (views.experts(parameter),), "a matrix for each expert"
         if parameter.ndim == 2 and attribute == "weight" and type(place.module).__name__.endswith("Router"):
-            return views.matrix(parameter), "matrix of a router, by its class's name"
+            return (views.matrix(parameter),), "matrix of a router, by its class's name"
         return None
 
 

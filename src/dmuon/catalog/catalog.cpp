@@ -40,6 +40,7 @@ struct Listed {
   std::int64_t rows;
   std::int64_t cols;
   std::int64_t num_matrices;
+  bool continues;
 };
 
 std::vector<Listed> listed_in(const JsonReader& unit) {
@@ -47,9 +48,11 @@ std::vector<Listed> listed_in(const JsonReader& unit) {
   for (const JsonReader& entry : unit.at("matrices").items()) {
     // "stack" is what older files say.
     const std::int64_t stack = optional_count(entry, "stack", 1);
+    const auto continues = entry.find("continues");
     all.push_back({entry.at("name").string(), entry.at("rows").integer(1, kMaxSide),
                    entry.at("cols").integer(1, kMaxSide),
-                   stack * optional_count(entry, "num_matrices", 1)});
+                   stack * optional_count(entry, "num_matrices", 1),
+                   continues && continues->boolean()});
   }
   return all;
 }
@@ -59,8 +62,8 @@ void add_unit(const std::vector<Listed>& matrices, const std::string& name, int 
               plan::Inventory& inventory) {
   for (const Listed& listed : matrices) {
     const std::string matrix = name.empty() ? listed.name : name + "." + listed.name;
-    inventory.push_back(
-        {matrix, listed.rows, listed.cols, unit, /*tensor_parallel=*/false, listed.num_matrices});
+    inventory.push_back({matrix, listed.rows, listed.cols, unit, /*tensor_parallel=*/false,
+                         listed.num_matrices, listed.continues});
   }
 }
 
