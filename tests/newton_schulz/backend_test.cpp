@@ -189,7 +189,7 @@ TEST_P(BackendTest, NormaliseDividesEachMatrixByItsFrobeniusNormAndPadsWithZeros
                                   toString(source) + " " + toString(dtype);
         const Tensor x = random({3, cols, rows}, source).mT();  // strided
         x[1].zero_();
-        const Tensor got = backend_.normalise(x, dtype);
+        const Tensor got = backend_.normalise(x, dtype, 0);
         EXPECT_EQ(got.scalar_type(), dtype) << where;
         EXPECT_TRUE(got.is_contiguous()) << where;
         for (std::int64_t i = 0; i < 3; ++i) {
@@ -211,22 +211,37 @@ TEST_P(BackendTest, NormaliseDividesEachMatrixByItsFrobeniusNormAndPadsWithZeros
 }
 
 TEST_P(BackendTest, NormaliseOfNoMatricesIsEmpty) {
-  EXPECT_EQ(backend_.normalise(at::empty({0, 5, 3}), at::kHalf).size(0), 0);
+  EXPECT_EQ(backend_.normalise(at::empty({0, 5, 3}), at::kHalf, 0).size(0), 0);
 }
 
 TEST_P(BackendTest, NormaliseTakesEntriesOfAnySize) {
   for (const double scale : {1e-300, 1e-160, 1e-30, 1e30, 1e160, 1e300}) {
     const Tensor unit = random({1, 8, 8}, at::kDouble);
     const Tensor got =
-        backend_.normalise(unit.mul(scale), at::kDouble).narrow(1, 0, 8).narrow(2, 0, 8);
+        backend_.normalise(unit.mul(scale), at::kDouble, 0).narrow(1, 0, 8).narrow(2, 0, 8);
     expect_near(got, unit.div(unit.norm()), std::to_string(std::log10(scale)));
   }
   for (const double scale : {1e-30, 1e30}) {
     const Tensor unit = random({1, 8, 16}, at::kFloat);
     const Tensor got =
-        backend_.normalise(unit.mul(scale), at::kFloat).narrow(1, 0, 8).narrow(2, 0, 16);
+        backend_.normalise(unit.mul(scale), at::kFloat, 0).narrow(1, 0, 8).narrow(2, 0, 16);
     expect_near(got, unit.to(at::kDouble).div(unit.to(at::kDouble).norm()), std::to_string(scale));
   }
+}
+
+// Of matrices with norms above eps, below it, far below it and 0.
+TEST_P(BackendTest, NormaliseDividesByNoLessThanEps) {
+  for (const at::ScalarType source : {at::kDouble, at::kFloat}) {
+    const Tensor unit = random({4, 8, 16}, source);
+    const Tensor x = unit.div(unit.norm(2, at::IntArrayRef{-2, -1}, /*keepdim=*/true));
+    for (const auto& [i, norm] : {std::pair{0, 1e-6}, {1, 1e-8}, {2, 1e-30}, {3, 0.0}})
+      x[i].mul_(norm);
+    const Tensor got = backend_.normalise(x, at::kDouble, 1e-7).narrow(1, 0, 8).narrow(2, 0, 16);
+    for (const auto& [i, norm] : {std::pair{0, 1.0}, {1, 0.1}, {2, 1e-23}, {3, 0.0}})
+      EXPECT_NEAR(got[i].norm().item().toDouble(), norm, 1e-5 * norm) << source << " " << i;
+  }
+  const Tensor small = random({1, 8, 16}, at::kDouble).mul(1e-250);
+  EXPECT_LT(backend_.normalise(small, at::kDouble, 1e-7).norm().item().toDouble(), 1e-240);
 }
 
 TEST_P(BackendTest, NormaliseMakesWhatIsNotFiniteNanAndLeavesOtherMatricesAlone) {
@@ -234,7 +249,7 @@ TEST_P(BackendTest, NormaliseMakesWhatIsNotFiniteNanAndLeavesOtherMatricesAlone)
     const Tensor x = random({3, 6, 8}, dtype);
     x[0][5][7].fill_(kNan);
     x[1][0][1].fill_(-std::numeric_limits<double>::infinity());
-    const Tensor got = backend_.normalise(x, dtype).narrow(1, 0, 6).narrow(2, 0, 8);
+    const Tensor got = backend_.normalise(x, dtype, 0).narrow(1, 0, 6).narrow(2, 0, 8);
     EXPECT_TRUE(got[0][5][7].isnan().item().toBool()) << dtype;
     EXPECT_TRUE(got[1][0][1].isnan().item().toBool()) << dtype;
     EXPECT_FALSE(got.narrow(0, 0, 2).isinf().any().item().toBool()) << dtype;

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from dmuon._running.orthogonalize import orthogonalize
+from dmuon._setup.hyperparameters import native_group
 from exact import relative_error, rounding_bound, textbook
 
 from dmuon import _C
@@ -172,3 +173,20 @@ def test_the_engine_rejects_bad_options():
         _C.orthogonalize(x, "you", 5, 0.0, torch.float32, gram_dtype=torch.float16)
     with pytest.raises(ValueError, match="dense"):
         _C.orthogonalize(x.to_sparse(), "you", 5, 0.0, None)
+
+
+@pytest.mark.parametrize(("norm", "eps"), [(1e-30, 1e-7), (1e-9, 1e-7), (1.0, 1e-7), (1e-30, 0.0)])
+def test_what_is_next_to_nothing_makes_no_full_sized_update_as_in_torch(norm, eps):
+    gradient = torch.randn(16, 24, generator=torch.Generator().manual_seed(0))
+    gradient *= norm / gradient.norm()
+    shared = {"lr": 0.1, "weight_decay": 0.0, "momentum": 0.0, "nesterov": False, "ns_steps": 5, "adjust_lr_fn": None}
+    group = {**shared, "ns_coefficients": "quintic", "eps": eps, "ns_dtype": torch.float32}
+    ours = torch.zeros(1, 16, 24)
+    applies = torch.ones((), dtype=torch.bool)
+    _C.muon_update(ours, torch.zeros_like(ours), gradient[None], native_group(group, ours.device), applies)
+    theirs = torch.nn.Parameter(torch.zeros(16, 24))
+    theirs.grad = gradient.clone()
+    torch.optim.Muon([theirs], eps=eps or 1e-38, **shared).step()
+    size = float(theirs.detach().norm())
+    assert float((ours[0] - theirs.detach()).norm()) <= 0.05 * size
+    assert (size > 0.1) == (norm > eps)

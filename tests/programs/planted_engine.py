@@ -85,8 +85,8 @@ ENGINE = (
     Planted(
         "partial_sums_are_sums",
         ROUTE,
-        "take_node_mean(state, own, begin, sum, scale, hold);",
-        "take_node_mean(state, own, begin, sum, hold ? 1 : scale, hold);",
+        "take_node_mean(state, mesh->shard(), begin, sum, scale, hold);",
+        "take_node_mean(state, mesh->shard(), begin, sum, hold ? 1 : scale, hold);",
         "Micro-steps under no_sync weigh as many times more as a node has ranks.",
     ),
     # Who has a gradient.
@@ -100,8 +100,8 @@ ENGINE = (
     Planted(
         "last_micro_step_decides",
         ROUTE,
-        "    if (unit.arrived(place)) state->has_gradient[place] = true;\n",
-        "    state->has_gradient[place] = unit.arrived(place);\n",
+        "    if (unit.arrived(packing.leaf_of[place])) state->has_gradient[place] = true;\n",
+        "    state->has_gradient[place] = unit.arrived(packing.leaf_of[place]);\n",
         "A matrix that no rank used in the last micro-step, but in one before, is not updated.",
     ),
     Planted(

@@ -108,7 +108,7 @@ def plain_muon_update(
     momentum = momentum + (1 - mu) * (gradient - momentum)
     x = gradient + mu * (momentum - gradient) if group["nesterov"] else momentum
     x = x.double()
-    x = (x / max(float(x.norm()), 1e-300)).float()
+    x = (x / max(float(x.norm()), float(group["eps"]), 1e-300)).float()  # type: ignore[arg-type]
     tall = x.shape[0] > x.shape[1]
     x = x.T if tall else x
     for a, b, c in rows:
@@ -188,7 +188,7 @@ def _relative(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
 
 
 def _publication_differences(runtime: Runtime) -> dict[int, float]:
-    differences = {}
+    differences: dict[int, float] = {}
     for unit in range(len(runtime.units)):
         runtime.engine.unshard(unit)
         for matrix, view in zip(runtime.engine.packed_order(unit), runtime.engine.weights(unit), strict=True):
@@ -234,7 +234,7 @@ def _put_synthetic(runtime: Runtime, matrix: int) -> None:
 
 
 def _routing_differences(runtime: Runtime) -> dict[int, float]:
-    differences = {}
+    differences: dict[int, float] = {}
     for index in range(len(runtime.matrices)):
         runtime.engine.clear_gradient(index)
     for index, unit in enumerate(runtime.units):
@@ -249,7 +249,7 @@ def _routing_differences(runtime: Runtime) -> dict[int, float]:
 
 
 def _update_differences(runtime: Runtime, opt: Muon) -> dict[int, float]:
-    differences = {}
+    differences: dict[int, float] = {}
     for group in opt.param_groups:
         if group["algorithm"] != "muon":
             continue

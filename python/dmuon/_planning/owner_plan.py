@@ -21,7 +21,8 @@ class Plan:
     """Owners and batches of a model's matrices; equal on every rank. Prints as a table.
 
     Attributes:
-        owner: for each matrix, in module order, the slot (replicate * num_shards + shard) of its owner.
+        owner: for each matrix, or part of one that is divided, in module order, the slot of its owner, which is
+            replicate * num_shards + shard.
         batches: (slot, matrices) of equal shapes that are updated together.
         loads_ms: predicted milliseconds of each slot's update.
         makespan_ms: of the slowest.

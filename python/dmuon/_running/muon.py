@@ -86,7 +86,7 @@ class Muon(torch.optim.Optimizer):
             nesterov: orthogonalise gradient and momentum mixed, rather than the momentum.
             ns_coefficients: "polar_express", "quintic" (torch.optim.Muon's), "you", one (a, b, c), or a row
                 for each step.
-            eps: kept for torch.optim.Muon's signature; see `dmuon.orthogonalize`.
+            eps: a matrix whose norm is less is divided by this before Newton-Schulz, as in torch.optim.Muon.
             ns_steps: Newton-Schulz steps; steps past the given rows repeat the last.
             adjust_lr_fn: None or "original": lr * sqrt(max(1, rows / cols)); "match_rms_adamw":
                 lr * 0.2 * sqrt(max(rows, cols)); "spectral_unclamped": lr * sqrt(rows / cols).

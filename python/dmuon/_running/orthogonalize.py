@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dmuon import _C
-from dmuon._setup.hyperparameters import EPS, NS_COEFFICIENTS, NS_STEPS, resolved_coefficients
+from dmuon._setup.hyperparameters import NS_COEFFICIENTS, NS_STEPS, resolved_coefficients
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -53,4 +53,4 @@ def orthogonalize(
     if isinstance(ns_steps, bool) or not isinstance(ns_steps, int) or not 0 <= ns_steps < 100:
         raise ValueError(f"orthogonalize: ns_steps must be an int in [0, 99]; got {ns_steps!r}")
     rows = resolved_coefficients(ns_coefficients, ns_steps, "orthogonalize")
-    return _C.orthogonalize(x, rows, ns_steps, EPS, ns_dtype)
+    return _C.orthogonalize(x, rows, ns_steps, 0.0, ns_dtype)

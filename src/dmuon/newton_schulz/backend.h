@@ -33,14 +33,15 @@ class Backend {
   /// It depends on one matrix alone, so that a matrix takes the same path alone and in a batch.
   virtual bool batched(std::int64_t short_side, at::ScalarType dtype) const = 0;
 
-  /// Divides every matrix by its Frobenius norm, then rounds to `dtype`. Safe for entries of any
+  /// Divides every matrix by its Frobenius norm, or by `eps` where that is larger, then rounds to
+  /// `dtype`. Safe for entries of any
   /// size that the input's dtype holds (1e-30 .. 1e30 and beyond). A zero matrix stays zero; what
   /// is not finite becomes NaN, of which products make a matrix of NaN.
   ///
   /// @param x  [b, rows, cols], of any of the dtypes; rows and cols at least 1.
   /// @return   [b, rows', cols'] contiguous, new: rows' >= rows and cols' >= cols as the backend's
   ///           products like them, padded with zeros, which the iteration keeps zero.
-  virtual at::Tensor normalise(const at::Tensor& x, at::ScalarType dtype) const = 0;
+  virtual at::Tensor normalise(const at::Tensor& x, at::ScalarType dtype, double eps) const = 0;
 
   /// out <- beta c + alpha a b. `out` may be a slice; it must not overlap a or b, but may be c.
   /// With beta = 0, c is not read.

@@ -154,13 +154,14 @@ Tensor orthogonalize(Tensor x, const Options& options) {
   };
   Tensor matrices = std::exchange(x, {}).detach().reshape({-1, rows, cols});
   if (backend.batched(std::min(rows, cols), options.dtype)) {
-    const Tensor normalised = backend.normalise(matrices, options.dtype);
+    const Tensor normalised = backend.normalise(matrices, options.dtype, options.eps);
     matrices.reset();
     return run(normalised).contiguous().view(sizes);
   }
   const Tensor out = at::empty(matrices.sizes(), result_options);
   for (std::int64_t i = 0; i < matrices.size(0); ++i) {
-    const Tensor matrix = backend.normalise(matrices.narrow(0, i, 1), options.dtype).squeeze(0);
+    const Tensor matrix =
+        backend.normalise(matrices.narrow(0, i, 1), options.dtype, options.eps).squeeze(0);
     out.select(0, i).copy_(run(matrix));
   }
   return out.view(sizes);

@@ -34,10 +34,9 @@ Form choose_form(std::int64_t m, std::int64_t n, int steps, c10::Device device,
 /// R <- (Z + a I) R (Z + a I); X <- Q X once before step flops::kRestartStep, where R
 /// and Q start afresh, and once at the end.
 ///
-/// A norm is never below eps times the largest entry. It is at least that entry,
-/// so eps, kept for torch.optim.Muon's signature, changes nothing: results do
-/// not depend on the scale of x (entries 1e-30 .. 1e30 and beyond), and a zero
-/// matrix gives zero. A NaN or infinity makes its whole matrix NaN.
+/// As in torch.optim.Muon a norm below eps counts as eps, so that what is next to nothing makes no
+/// full-sized update. With eps = 0 results do not depend on the scale of x (entries 1e-30 .. 1e30
+/// and beyond). A zero matrix gives zero. A NaN or infinity makes its whole matrix NaN.
 ///
 /// Deterministic; a matrix's result is bitwise the same alone and in a batch
 /// (CPUs). Runs on x's device, on the current stream. Thread-safe. Records no

@@ -46,12 +46,12 @@ TEST(CpuBackend, BatchesWhatHasNoPanelsUnlessInFp64) {
 
 TEST(CpuBackend, PadsRowsAndColumnsTo64Bytes) {
   const at::Tensor x = at::randn({2, 33, 16});
-  EXPECT_EQ(cpu_backend().normalise(x, at::kFloat).sizes(), (at::IntArrayRef{2, 48, 16}));
-  EXPECT_EQ(cpu_backend().normalise(x, at::kHalf).sizes(), (at::IntArrayRef{2, 64, 32}));
+  EXPECT_EQ(cpu_backend().normalise(x, at::kFloat, 0).sizes(), (at::IntArrayRef{2, 48, 16}));
+  EXPECT_EQ(cpu_backend().normalise(x, at::kHalf, 0).sizes(), (at::IntArrayRef{2, 64, 32}));
 }
 
 TEST(CpuBackend, GivesEachMatrixOfABatchTheBitsThatItHasAlone) {
-  const at::Tensor x = cpu_backend().normalise(at::randn({3, 64, 96}), at::kFloat);
+  const at::Tensor x = cpu_backend().normalise(at::randn({3, 64, 96}), at::kFloat, 0);
   const at::Tensor r = at::full({3, 64, 64}, 0.0);
   cpu_backend().symmetric_product(r, 0, r, 1, x, x.mT());
   for (std::int64_t i = 0; i < 3; ++i) {

@@ -71,12 +71,12 @@ void write_scaled(const In* x, std::int64_t rows, std::int64_t cols, Out* out, s
 // x [rows, cols] contiguous -> out, whose rows lie `stride` apart.
 template <typename In, typename Out>
 void normalise_matrix(const In* x, std::int64_t rows, std::int64_t cols, Out* out,
-                      std::int64_t stride) {
+                      std::int64_t stride, double eps) {
   const std::int64_t size = rows * cols;
   const auto plain = [](In value) { return static_cast<double>(value); };
   const double squares = sum_of_squares(x, size, plain);
   if (1e-200 < squares && squares < 1e200) {
-    return write_scaled(x, rows, cols, out, stride, plain, std::sqrt(squares));
+    return write_scaled(x, rows, cols, out, stride, plain, std::max(std::sqrt(squares), eps));
   }
   // Squares of fp64 entries can leave fp64's range: take the largest entry's exponent out first.
   double largest = 0;
@@ -87,8 +87,9 @@ void normalise_matrix(const In* x, std::int64_t rows, std::int64_t cols, Out* ou
   const auto shifted = [exponent](In value) {
     return std::scalbn(static_cast<double>(value), -exponent);
   };
-  const double norm = finite ? std::sqrt(sum_of_squares(x, size, shifted))
-                             : std::numeric_limits<double>::quiet_NaN();
+  const double norm =
+      finite ? std::max(std::sqrt(sum_of_squares(x, size, shifted)), std::scalbn(eps, -exponent))
+             : std::numeric_limits<double>::quiet_NaN();
   write_scaled(x, rows, cols, out, stride, shifted, norm);
 }
 
@@ -165,7 +166,7 @@ class CpuBackend final : public Backend {
 
   // The norm is taken in fp64. Rows and columns are padded to kAlignment: BLAS results depend on
   // the operands' alignment, and this makes it the same for every matrix.
-  Tensor normalise(const Tensor& x, at::ScalarType dtype) const override {
+  Tensor normalise(const Tensor& x, at::ScalarType dtype, double eps) const override {
     const auto padded = [&](std::int64_t size) {
       const std::int64_t entries = kAlignment / static_cast<std::int64_t>(c10::elementSize(dtype));
       return (size + entries - 1) / entries * entries;
@@ -181,7 +182,7 @@ class CpuBackend final : public Backend {
         auto* result = out.data_ptr<scalar_t>();
         for (std::int64_t i = 0; i < x.size(0); ++i) {
           normalise_matrix(in + i * rows * cols, rows, cols, result + i * out.stride(0),
-                           out.stride(1));
+                           out.stride(1), eps);
         }
       });
     });
