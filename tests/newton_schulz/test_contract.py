@@ -14,7 +14,7 @@ FORMS = [_C.Form.DIRECT, _C.Form.GRAM, None]
 
 
 def run(x, dtype, form=None, name="polar_express"):
-    return _C.orthogonalize(x, name, 5, 1e-7, dtype, form=form)
+    return _C.orthogonalize(x, name, 5, 0.0, dtype, form=form)
 
 
 @pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])

@@ -104,11 +104,11 @@ def plain_muon_update(
 
     Shares nothing with the engine but the hyperparameters.
     """
-    mu, lr = float(group["momentum"]), float(group["lr"])  # type: ignore[arg-type]
+    mu, lr, eps = (float(group[key]) for key in ("momentum", "lr", "eps"))  # type: ignore[arg-type]
     momentum = momentum + (1 - mu) * (gradient - momentum)
     x = gradient + mu * (momentum - gradient) if group["nesterov"] else momentum
     x = x.double()
-    x = (x / max(float(x.norm()), float(group["eps"]), 1e-300)).float()  # type: ignore[arg-type]
+    x = (x / max(float(x.norm()), eps, 1e-300)).float()
     tall = x.shape[0] > x.shape[1]
     x = x.T if tall else x
     for a, b, c in rows:
