@@ -40,6 +40,33 @@ def test_a_plan_made_of_it_fits_the_model(model: nn.Module, tmp_path: Path):
     plan.require_fit(items, _plan.Mesh(1, 2))
 
 
+class Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack = nn.Parameter(torch.randn(12, 6, 8))
+        self.qkv = nn.Linear(8, 12, bias=False)
+
+
+def of_several_views(name: str, module: nn.Module, parameter: nn.Parameter) -> tuple[dmuon.View, ...] | None:
+    return dmuon.views.qkv(parameter, 4, 1) if name.endswith("qkv.weight") else None
+
+
+def test_parts_of_parameters_are_the_same_in_files_and_in_the_model(tmp_path: Path):
+    model = nn.ModuleList(Experts() for _ in range(3))
+    (tmp_path / "model.json").write_text(json.dumps(dmuon.inventory(model, select=of_several_views)))
+    files = ["--inventory", f"{tmp_path}/model.json", "--save", f"{tmp_path}/plan.json"]
+    assert main(["plan", *files, "--mesh", "4", "--device", "cpu"]) == 0
+    plan = dmuon.Plan.load(tmp_path / "plan.json")
+    items = plan.native.inventory
+    names = [item.name for item in items if item.unit == 0]
+    assert names == [*(f"0.stack[{i}:{i + 1}]" for i in range(12)), "0.qkv.weight[0:1]", "0.qkv.weight[1:3]"]
+    assert [item.continues for item in items if item.unit == 0] == [False, *[True] * 11, False, True]
+    assert [(item.num_matrices, item.rows, item.cols) for item in items[12:14]] == [(1, 8, 8), (2, 2, 8)]
+    made = dmuon.plan(model, (1, 4), device="cpu", select=of_several_views)
+    assert made.to_json() == plan.to_json()
+    plan.native.require_fit(made.native.inventory, _plan.Mesh(1, 4))
+
+
 @pytest.mark.parametrize("strategy", ["load_balance", "milp"])
 def test_the_command_decides_as_python_does(strategy: str, tmp_path: Path, capsys):
     (tmp_path / "model.json").write_text(json.dumps(dmuon.inventory(Mixed())))
