@@ -1,6 +1,6 @@
 """What is orthogonalised of a parameter: itself, or matrices that follow each other in its memory.
 
-A parameter is sent and saved whole; a view says which matrices it consists of, or several views do, one after the
+A parameter is saved whole; a view says which matrices it consists of, or several views do, one after the
 other. Each matrix is orthogonalised by itself and has the learning rate of its own rows and columns, as if it were a
 parameter of its own. `select` of `dedicate_params` may return a view or several:
 

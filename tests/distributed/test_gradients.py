@@ -138,7 +138,7 @@ def test_a_layer_that_is_unfrozen_after_set_up_is_not_left_out_in_silence(ranks,
 def gradient_of_the_input(s: Session) -> None:
     """autograd.grad with respect to the input alone leaves the parameters' gradients as they are."""
     torch.manual_seed(0)
-    s.start(Matrices([10, 8, 6, 1]), units=None)
+    s.start(Matrices([10, 8, 6, 2]), units=None)
     x = torch.randn(4, 10, generator=torch.Generator().manual_seed(5), requires_grad=True)
     for step in range(3):
         (gradient,) = torch.autograd.grad(s.model(x).sum(), x)

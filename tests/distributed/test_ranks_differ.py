@@ -175,7 +175,12 @@ ON_RANK_1 = "(on rank 1)"
     ("program", "options", "own", "elsewhere"),
     [
         (classes_wrong_on_one_rank, {}, "dedicate_params: views.by_class: expected a class of modules", ON_RANK_1),
-        (select_fails_on_one_rank, {}, "a dmuon.View or None for 'embedding.weight', got 'muon'", ON_RANK_1),
+        (
+            select_fails_on_one_rank,
+            {},
+            "a dmuon.View, several of them or None for 'embedding.weight', got 'muon'",
+            ON_RANK_1,
+        ),
         (timeout_wrong_on_one_rank, {}, "expected a positive datetime.timedelta or None, got 5", ON_RANK_1),
         (no_model_on_one_rank, {}, "expected a torch.nn.Module, got list", ON_RANK_1),
         (module_replaced_on_one_rank, {}, "'blocks.0.up.weight' or its module was replaced", ON_RANK_1),

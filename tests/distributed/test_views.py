@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -58,9 +59,10 @@ def train(mesh: Any, schedule: dict[str, Any], fsdp: bool, held: bool, strategy:
         optimizer.step()
         optimizer.zero_grad()
         if step == 1:
-            saved = {name: value.clone() for name, value in model.state_dict().items()}, optimizer.state_dict()
-            for parameter in model.parameters():
-                assert parameter.grad is None
+            saved = copy.deepcopy((dict(model.state_dict()), optimizer.state_dict()))
+            loss_of(model, 100, rank, size).backward()
+            optimizer.step()  # which what was saved undoes
+            optimizer.zero_grad()
             model.load_state_dict(saved[0])
             optimizer.load_state_dict(saved[1])
     verification = dmuon.verify(model, optimizer)
@@ -167,3 +169,21 @@ def test_a_parameter_of_several_owners_is_changed_averaged_and_measured_as_one(r
             torch.testing.assert_close(got["averaged"][name], mean, msg=name)
         torch.testing.assert_close(got["mean"], got["averaged"]["blocks.0.experts.gate_up"])
         assert got["norms"] == pytest.approx((norm, 2 * norm, total), rel=1e-5)
+
+
+def from_rank_0(mesh: Any) -> dict[str, torch.Tensor]:
+    model = make_mixture()
+    if mesh.get_rank():
+        with torch.no_grad():
+            model.blocks[0].experts.gate_up += mesh.get_rank()
+    dedicate(model, mesh, AHEAD, select=select, strategy="round_robin", sync_from_rank0=True)
+    shard(model, mesh)
+    dmuon.Muon(model)
+    return weights_of(model)
+
+
+@pytest.mark.parametrize("mesh", [(1, 4), (2, 2)])
+def test_all_owners_of_a_parameter_take_rank_0s_values(ranks, mesh):
+    expected = weights_of_plain(make_mixture())["blocks.0.experts.gate_up"]
+    for got in ranks.run(from_rank_0, mesh):
+        assert torch.equal(got["blocks.0.experts.gate_up"], expected)

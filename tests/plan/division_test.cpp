@@ -38,6 +38,16 @@ TEST(Divide, LeavesAloneWhatIsSmallOrHasPartsOrHasOneOwner) {
   EXPECT_EQ(divide(many, 2), many);
 }
 
+TEST(Join, UndoesDivision) {
+  const Inventory stacks{{"a", 4, 4, 0}, {"s[0]", 2, 2, 1, false, 12}, {"t", 3, 2, 1, false, 7}};
+  const Inventory divided = divide(stacks, 4);
+  ASSERT_GT(divided.size(), 15);
+  EXPECT_EQ(join(divided), stacks);
+  EXPECT_EQ(join(divide(stacks, 2)), stacks);
+  const Inventory views{{"q[0:4]", 4, 4, 0, false, 4}, {"q[4:6]", 2, 4, 0, false, 2, true}};
+  EXPECT_EQ(join(views), views);
+}
+
 // Columns 0 and 1 of 2 x 2: owners 0, 2 and 1, 3.
 TEST(WithNeighboursTogether, SortsEqualPartsOfALeafByColumnAndOwner) {
   const Inventory inventory{{"a", 2, 2, 0},

@@ -106,6 +106,8 @@ def compare_plans(files: Sequence[str]) -> str:
         )
     if mesh_text(first.mesh) != mesh_text(second.mesh):
         return "\n".join([*lines, "owners are not compared: the meshes differ\n"])
+    if [matrix.name for matrix in first.inventory] != [matrix.name for matrix in second.inventory]:
+        return "\n".join([*lines, "owners are not compared: stacks are divided in other parts\n"])
     owners = zip(first.inventory, first.owner, second.owner, strict=True)
     moves = [f"{matrix.name}: owner {one} -> {other}" for matrix, one, other in owners if one != other]
     lines += moves[:_MOST_MOVES]

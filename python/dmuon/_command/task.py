@@ -42,7 +42,9 @@ def read_task(arguments: argparse.Namespace) -> Task:
     mesh = _mesh_of(nodes, gpus, arguments.tp)
     inventory = model.inventory
     if mesh.tensor_parallel > 1:
-        inventory = [_plan.Parameter(m.name, m.rows, m.cols, m.unit, True, m.num_matrices) for m in inventory]
+        inventory = [
+            _plan.Parameter(m.name, m.rows, m.cols, m.unit, True, m.num_matrices, m.continues) for m in inventory
+        ]
     inventory = _plan.divide(inventory, mesh)
     if arguments.costs is None:
         costs = _plan.modelled_costs(inventory, arguments.device or DEFAULT_DEVICE, mesh.tensor_parallel)

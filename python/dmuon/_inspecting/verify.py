@@ -205,25 +205,28 @@ def _synthetic(runtime: Runtime, matrix: int, slot: int, piece: int, size: int) 
     return torch.randn(size, generator=generator, device="cpu")
 
 
-def _mean_of_synthetic(runtime: Runtime, matrix: int) -> Iterator[torch.Tensor]:
-    """Of all ranks' gradients, piece by piece; one rank's after the other, so that many take no more memory."""
+def _mean_of_synthetic(runtime: Runtime, matrix: int, begin: int, end: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """Of all ranks' gradients, the pieces that have elements in [begin, end), and where each begins.
+
+    One rank's after the other, so that many take no more memory.
+    """
     for piece, layout in enumerate(_pieces(torch.empty(runtime.matrices[matrix].shape, device="meta"))):
+        if not piece * _PIECE < end or not begin < piece * _PIECE + len(layout):
+            continue
         mean = torch.zeros(layout.shape, dtype=torch.float64, device="cpu")
         for slot in range(runtime.ranks.size):
             mean += _synthetic(runtime, matrix, slot, piece, len(mean)) / runtime.divide_factor
-        yield mean
+        yield piece * _PIECE, mean
 
 
 def _alike(
-    part: torch.Tensor, begin: int, whole: Iterable[torch.Tensor]
+    part: torch.Tensor, begin: int, pieces: Iterable[tuple[int, torch.Tensor]]
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Piece by piece, the elements of a matrix from `begin` on, and the same ones of all of it."""
-    flat, low, at = part.reshape(-1), begin, 0
-    for piece in whole:
-        first, last = max(at, low), min(at + len(piece), low + len(flat))
-        if first < last:
-            yield flat[first - low : last - low], piece[first - at : last - at]
-        at += len(piece)
+    """The elements of a matrix from `begin` on, and the same ones of pieces of all of it."""
+    flat = part.reshape(-1)
+    for at, piece in pieces:
+        first, last = max(at, begin), min(at + len(piece), begin + len(flat))
+        yield flat[first - begin : last - begin], piece[first - at : last - at]
 
 
 def _put_synthetic(runtime: Runtime, matrix: int) -> None:
@@ -242,8 +245,9 @@ def _routing_differences(runtime: Runtime) -> dict[int, float]:
             _put_synthetic(runtime, matrix)
         runtime.engine.route(index)
         for matrix in unit.matrices:
-            for _, begin, _, received in runtime.engine.owned_parts(matrix, "gradient"):
-                found = _relative(_alike(received, begin, _mean_of_synthetic(runtime, matrix)))
+            for _, begin, end, received in runtime.engine.owned_parts(matrix, "gradient"):
+                mean = _mean_of_synthetic(runtime, matrix, begin, end)
+                found = _relative(_alike(received, begin, mean))
                 differences[matrix] = max(differences.get(matrix, 0.0), found)
     return differences
 

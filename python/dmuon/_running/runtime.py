@@ -92,7 +92,7 @@ class Runtime:
         return owners[0] if len(owners) == 1 else owners
 
     def owned_state(self, index: int) -> dict[str, torch.Tensor]:
-        """What an optimizer shows as a matrix's state: a tensor where one rank owns all of it, else placeholders."""
+        """What an optimizer shows as a matrix's state: a tensor at its owner; else, and of parts, placeholders."""
         matrix, names = self.matrices[index], [MOMENTUM]
         if self.placeholders[index].dtype != torch.float32:
             names.append(MASTER)

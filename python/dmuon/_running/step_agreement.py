@@ -82,8 +82,8 @@ class StepAgreement:
         """[] fp32, the 2-norm of each matrix's gradient; made once of a verdict: torch's clipping asks for one each."""
         if self._owned_norms is None or not self.runtime.engine.agreed():
             norms, parts = self.verdict().norms(), self.runtime.parts
-            if any(len(indices) > 1 for indices in parts):
-                norms = torch.stack([norms[indices].norm() for indices in parts])
+            if any(len(indices) > 1 for indices in parts):  # which follow each other
+                norms = torch.stack(torch._foreach_norm(norms.split([len(indices) for indices in parts])))
             self._owned_norms = norms.float().unbind()
         return self._owned_norms
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dmuon.views import View
 
 _LARGE = 0.05  # of all trainable weights
+_MOST_NAMED = 5  # classes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,19 +63,23 @@ class RoutingTable(tuple[Route, ...]):
         return f"Muon updates {sizes['muon'] / max(total, 1):.1%} of {total:,} trainable weights, AdamW the others"
 
     def left_out(self) -> str | None:
-        """Of which classes of modules AdamW has many weights only because no rule knows them; None: of none."""
+        """Of which classes AdamW has many weights, all together, only because no rule knows them; None: not many."""
         total = sum(math.prod(route.shape) for route in self if route.algorithm != "frozen")
         unknown: dict[str, list[Route]] = {}
         for route in self:
             if route.unknown is not None:
                 unknown.setdefault(route.unknown, []).append(route)
+        size_of = {name: sum(math.prod(route.shape) for route in routes) for name, routes in unknown.items()}
+        if sum(size_of.values()) <= _LARGE * total:
+            return None
         found = []
-        for name, routes in unknown.items():
-            if sum(math.prod(route.shape) for route in routes) > _LARGE * total:
-                first = max(routes, key=lambda route: math.prod(route.shape))
-                others = f" and {len(routes) - 1} more" if len(routes) > 1 else ""
-                found.append(f"'{first.name}' ({_size(first)}){others} of {name}")
-        return ", ".join(found) or None
+        for name in sorted(unknown, key=lambda name: -size_of[name])[:_MOST_NAMED]:
+            first = max(unknown[name], key=lambda route: math.prod(route.shape))
+            others = f" and {len(unknown[name]) - 1} more" if len(unknown[name]) > 1 else ""
+            found.append(f"'{first.name}' ({_size(first)}){others} of {name}")
+        if len(unknown) > _MOST_NAMED:
+            found.append(f"and others of {len(unknown) - _MOST_NAMED} more classes")
+        return ", ".join(found)
 
 
 def _size(route: Route) -> str:

@@ -58,6 +58,33 @@ Inventory divide(const Inventory& inventory, int num_owners) {
   return divided;
 }
 
+Inventory join(const Inventory& inventory) {
+  Inventory joined;
+  for (const Parameter& part : inventory) {
+    const bool alike = part.continues && !joined.empty() && joined.back().rows == part.rows &&
+                       joined.back().cols == part.cols;
+    if (!alike) {
+      joined.push_back(part);
+      continue;
+    }
+    Parameter& whole = joined.back();
+    whole.num_matrices += part.num_matrices;
+    // "name[a:b]" and "name[b:c]" are "name[a:c]".
+    const std::size_t colon = whole.name.rfind(':');
+    const std::size_t end = part.name.rfind(':');
+    if (colon != std::string::npos && end != std::string::npos)
+      whole.name = whole.name.substr(0, colon) + part.name.substr(end);
+  }
+  for (const ParameterIndex w : joined.indices()) {
+    const ParameterIndex next(w.value() + 1);
+    Parameter& whole = joined[w];
+    const bool alone = !whole.continues && !(joined.contains(next) && joined[next].continues);
+    const std::string range = core::message("[0:", whole.num_matrices, ']');
+    if (alone && whole.name.ends_with(range)) whole.name.resize(whole.name.size() - range.size());
+  }
+  return joined;
+}
+
 PerParameter<Owner> with_neighbours_together(const Inventory& inventory, Mesh mesh,
                                              PerParameter<Owner> owner) {
   std::map<Shape, std::vector<ParameterIndex>> alike;  // of the leaf

@@ -5,11 +5,11 @@
 
 namespace dmuon::plan {
 
-/// Every matrix begins at a multiple of so many elements of its packed buffer: 256 bytes of a
-/// 16-bit dtype, so that kernels find aligned operands whatever the sizes of matrices before it.
+/// Every leaf begins at a multiple of so many elements of its packed buffer: 256 bytes of a 16-bit
+/// dtype, so that kernels find aligned operands whatever the sizes of leaves before it.
 inline constexpr std::int64_t kAlignedElements = 128;
 
-/// What a matrix fills of a packed buffer.
+/// What a leaf fills of a packed buffer.
 inline std::int64_t packed_elements(std::int64_t num_elements) {
   return (num_elements + kAlignedElements - 1) / kAlignedElements * kAlignedElements;
 }

@@ -175,21 +175,23 @@ Plan make_plan_from_counts(const Inventory& inventory, Mesh mesh, std::string_vi
   });
 }
 
-void require_fit(const Plan& plan, const Inventory& inventory, Mesh mesh) {
+void require_fit(const Plan& plan, const Inventory& given, Mesh mesh) {
   core::require(plan.mesh == mesh, "plan: mesh: expected ", mesh.num_replicates, " x ",
                 mesh.num_shards, " x ", mesh.tensor_parallel, ", the plan is for ",
                 plan.mesh.num_replicates, " x ", plan.mesh.num_shards, " x ",
                 plan.mesh.tensor_parallel);
+  const Inventory inventory = join(given);
+  const Inventory of_plan = join(plan.inventory);
   for (const ParameterIndex w : inventory.indices()) {
-    if (!plan.inventory.contains(w)) break;
+    if (!of_plan.contains(w)) break;
     const Parameter& wanted = inventory[w];
-    const Parameter& planned = plan.inventory[w];
+    const Parameter& planned = of_plan[w];
     core::require(wanted == planned, "plan: matrix ", w, ": expected '", wanted.name, "', ",
                   to_string(wanted.shape()), ", unit ", wanted.unit, "; the plan has '",
                   planned.name, "', ", to_string(planned.shape()), ", unit ", planned.unit);
   }
-  core::require(inventory.size() == plan.inventory.size(), "plan: expected ", inventory.size(),
-                " matrices; the plan has ", plan.inventory.size());
+  core::require(inventory.size() == of_plan.size(), "plan: expected ", inventory.size(),
+                " matrices; the plan has ", of_plan.size());
 }
 
 std::uint64_t hash(const Plan& plan) {

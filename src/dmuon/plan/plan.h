@@ -81,7 +81,7 @@ std::string to_json(const Plan& plan);
 Plan from_json(std::string_view text);
 
 /// @throws InvalidArgument with the first difference, unless the plan is for these matrices (names,
-///         shapes, units, in this order) and this mesh.
+///         shapes, units, in this order, however stacks are divided) and this mesh.
 void require_fit(const Plan& plan, const Inventory& inventory, Mesh mesh);
 
 }  // namespace dmuon::plan
