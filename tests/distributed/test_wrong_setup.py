@@ -69,7 +69,7 @@ def select_a_vector(mesh: Any) -> None:
     dedicated(mesh, select=lambda name, module, parameter: "norm" in name or None)
 
 
-@refused("select: expected True, False, a dmuon.View or None", "got 'muon'")
+@refused("select: expected True, False, a dmuon.View, several of them or None", "got 'muon'")
 def select_returns_a_string(mesh: Any) -> None:
     dedicated(mesh, select=lambda *_: "muon")
 
