@@ -10,6 +10,25 @@ import torch.nn as nn
 from dmuon._setup.routing import route
 from real_models import BUILD
 
+# Whatever the number of classes.
+_BERT_CLASSIFIES = """
+        AdamW  bert.embeddings: word_embeddings, position_embeddings, token_type_embeddings  (embedding)
+        Muon   bert.encoder.layer.*.attention.self: query, key, value  (matrix of Linear)
+        Muon   bert.encoder.layer.*.attention.output: dense  (matrix of Linear)
+        Muon   bert.encoder.layer.*.intermediate: dense  (matrix of Linear)
+        Muon   bert.encoder.layer.*.output: dense  (matrix of Linear)
+        Muon   bert.pooler: dense  (matrix of Linear)
+        AdamW  classifier  (output head, by its name 'classifier')
+    """
+_BERT_ANSWERS = """
+        AdamW  bert.embeddings: word_embeddings, position_embeddings, token_type_embeddings  (embedding)
+        Muon   bert.encoder.layer.*.attention.self: query, key, value  (matrix of Linear)
+        Muon   bert.encoder.layer.*.attention.output: dense  (matrix of Linear)
+        Muon   bert.encoder.layer.*.intermediate: dense  (matrix of Linear)
+        Muon   bert.encoder.layer.*.output: dense  (matrix of Linear)
+        AdamW  qa_outputs  (output head, by its name 'qa_outputs')
+    """
+
 TABLES = {
     "llama": """
         AdamW  model: embed_tokens  (embedding)
@@ -80,40 +99,10 @@ TABLES = {
         Muon   model.decoder.layers.*.encoder_attn: k_proj, v_proj, q_proj, out_proj  (matrix of Linear)
         Muon   model.decoder.layers.*: fc1, fc2  (matrix of Linear)
     """,
-    "bert, 2 classes": """
-        AdamW  bert.embeddings: word_embeddings, position_embeddings, token_type_embeddings  (embedding)
-        Muon   bert.encoder.layer.*.attention.self: query, key, value  (matrix of Linear)
-        Muon   bert.encoder.layer.*.attention.output: dense  (matrix of Linear)
-        Muon   bert.encoder.layer.*.intermediate: dense  (matrix of Linear)
-        Muon   bert.encoder.layer.*.output: dense  (matrix of Linear)
-        Muon   bert.pooler: dense  (matrix of Linear)
-        AdamW  classifier  (output head, by its name 'classifier')
-    """,
-    "bert, 3 classes": """
-        AdamW  bert.embeddings: word_embeddings, position_embeddings, token_type_embeddings  (embedding)
-        Muon   bert.encoder.layer.*.attention.self: query, key, value  (matrix of Linear)
-        Muon   bert.encoder.layer.*.attention.output: dense  (matrix of Linear)
-        Muon   bert.encoder.layer.*.intermediate: dense  (matrix of Linear)
-        Muon   bert.encoder.layer.*.output: dense  (matrix of Linear)
-        Muon   bert.pooler: dense  (matrix of Linear)
-        AdamW  classifier  (output head, by its name 'classifier')
-    """,
-    "bert, answers of 2": """
-        AdamW  bert.embeddings: word_embeddings, position_embeddings, token_type_embeddings  (embedding)
-        Muon   bert.encoder.layer.*.attention.self: query, key, value  (matrix of Linear)
-        Muon   bert.encoder.layer.*.attention.output: dense  (matrix of Linear)
-        Muon   bert.encoder.layer.*.intermediate: dense  (matrix of Linear)
-        Muon   bert.encoder.layer.*.output: dense  (matrix of Linear)
-        AdamW  qa_outputs  (output head, by its name 'qa_outputs')
-    """,
-    "bert, answers of 3": """
-        AdamW  bert.embeddings: word_embeddings, position_embeddings, token_type_embeddings  (embedding)
-        Muon   bert.encoder.layer.*.attention.self: query, key, value  (matrix of Linear)
-        Muon   bert.encoder.layer.*.attention.output: dense  (matrix of Linear)
-        Muon   bert.encoder.layer.*.intermediate: dense  (matrix of Linear)
-        Muon   bert.encoder.layer.*.output: dense  (matrix of Linear)
-        AdamW  qa_outputs  (output head, by its name 'qa_outputs')
-    """,
+    "bert, 2 classes": _BERT_CLASSIFIES,
+    "bert, 3 classes": _BERT_CLASSIFIES,
+    "bert, answers of 2": _BERT_ANSWERS,
+    "bert, answers of 3": _BERT_ANSWERS,
     "t5": """
         AdamW  shared  (tied to an embedding)
         Muon   encoder.block.*.layer.*.SelfAttention: q, k, v, o  (matrix of Linear)

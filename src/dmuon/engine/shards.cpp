@@ -61,7 +61,6 @@ class Shards::Cut {
   std::size_t place() const { return place_; }
   LeafIndex leaf() const { return leaf_; }
   ParameterIndex parameter() const { return parameter_; }
-  std::int64_t size() const { return within_.size(); }
   bool begins_leaf() const { return within_.begin == 0; }
   std::string described(const std::string& name) const {
     return core::message("shards of ", name, " of matrix ", parameter_.value());

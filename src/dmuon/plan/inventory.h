@@ -73,9 +73,8 @@ struct ShapeGroups {
 };
 
 /// @throws InvalidArgument unless every parameter has a name of its own, matrices whose number,
-/// rows
-///         and cols are in [1, 2^31), a unit >= 0, all of them at most 2^56 elements, and what
-///         continues another follows one of its unit.
+///         rows and cols are in [1, 2^31), and a unit >= 0; all of them have at most 2^56 elements;
+///         and what continues another follows one of its unit.
 void validate(const Inventory& inventory);
 
 /// What each fills of packed buffers: the last one of a leaf with the gap to the next leaf.
