@@ -64,6 +64,40 @@ TEST(Pack, PutsAfterTheOthersALeafOfSeveralOwners) {
   EXPECT_EQ(packing.parts_of(Shard(1)), (std::vector<Part>{{{{0, 150}}}, {{{150, 384}}}}));
 }
 
+// By hand, on 2 x 2, beside a parameter of owner 1 a leaf of [4, 15] of which columns 0 and 1 have
+// two rows each: owners 2 and 0 one, owner 3 both.
+TEST(Pack, LaysWhatColumnsKeepForThemselvesInOnePlace) {
+  Parameters parameters{parameter(2, 3, 0, 1), parameter(1, 15, 0, 2), parameter(1, 15, 0, 0),
+                        parameter(2, 15, 0, 3)};
+  for (const int i : {1, 2, 3}) {
+    parameters[ParameterIndex(i)].continues = i > 1;
+    parameters[ParameterIndex(i)].column = Shard(i / 3);
+  }
+  const Leaf leaf = leaves_of(parameters, {{{2, 3}, {4, 15}}})[LeafIndex(1)];
+  EXPECT_EQ(leaf.local_sizes(), (std::vector<std::int64_t>{2, 15}));
+  const Packing packing = pack(parameters, UnitIndex(0), 2, 2);
+  EXPECT_EQ(packing.segments.values(),
+            (std::vector<Segment>{{0, 6}, {128, 143}, {143, 158}, {128, 158}}));
+  EXPECT_EQ(packing.num_elements, 256);
+  EXPECT_EQ(packing.columns.values(), (std::vector<Part>{{}, {{{0, 128}}}}));
+  EXPECT_EQ(packing.kept.values(), (std::vector<Part>{{{{143, 256}, {128, 143}}}, {{{128, 256}}}}));
+  EXPECT_EQ(packing.owners.values(),
+            (std::vector<Part>{{{{143, 256}}}, {{{0, 128}}}, {{{128, 143}}}, {{{128, 256}}}}));
+  EXPECT_EQ(packing.in_column.values(),
+            (std::vector<Segment>{{0, 6}, {113, 128}, {0, 15}, {128, 158}}));
+  EXPECT_EQ(packing.parts_of(Shard(0)), (std::vector<Part>{{{{0, 113}}}, {{{113, 128}}}}));
+  EXPECT_EQ(packing.parts_of(Shard(1)), (std::vector<Part>{{{{0, 128}}}, {{{128, 256}}}}));
+  EXPECT_TRUE(packing.is_at(PackedIndex(0), Shard(0)));
+  EXPECT_FALSE(packing.is_at(PackedIndex(3), Shard(0)));
+}
+
+TEST(Part, CountsItsElementsThroughItsSegments) {
+  const Part part{{{4, 6}, {9, 12}}};
+  for (const auto& [place, element] : {std::pair(0, 4), {1, 5}, {2, 9}, {4, 11}})
+    EXPECT_EQ(part.element_at(place), element);
+  EXPECT_THROW(part.element_at(5), core::InternalError);
+}
+
 TEST(Pack, RefusesLeavesThatDoNotFit) {
   Parameters parameters{parameter(2, 5, 0, 0), parameter(2, 6, 0, 0)};
   parameters[ParameterIndex(1)].continues = true;
@@ -73,6 +107,8 @@ TEST(Pack, RefusesLeavesThatDoNotFit) {
   EXPECT_THROW(leaves_of(parameters, {{{11, 2}}, {{11, 2}}}), core::InternalError);
   parameters[ParameterIndex(1)].unit = UnitIndex(1);
   EXPECT_THROW(leaves_of(parameters), core::InternalError);
+  Leaf odd{UnitIndex(0), {}, {3, 2}, 2};
+  EXPECT_THROW(odd.local_sizes(), core::InternalError);
   parameters[ParameterIndex(0)].continues = true;
   EXPECT_THROW(leaves_of(parameters), core::InternalError);
 }

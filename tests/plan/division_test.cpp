@@ -12,7 +12,7 @@ namespace {
 // By hand: a 2 x 2 matrix counts 8, a 4 x 5 one 80.
 TEST(Divide, MakesEqualPartsOfAtMostAnEighthOfAnOwnersShare) {
   const Inventory divided =
-      divide({{"small", 2, 2, 0}, {"stack", 2, 2, 1, false, 12}, {"last", 2, 2, 2}}, 4);
+      divide({{"small", 2, 2, 0}, {"stack", 2, 2, 1, false, 12}, {"last", 2, 2, 2}}, {1, 4});
   // (8 + 96 + 8) / 4 / 8 = 3.5 is less than one matrix has.
   ASSERT_EQ(divided.size(), 14);
   EXPECT_EQ(divided[ParameterIndex(1)], (Parameter{"stack[0:1]", 2, 2, 1}));
@@ -22,30 +22,47 @@ TEST(Divide, MakesEqualPartsOfAtMostAnEighthOfAnOwnersShare) {
   Inventory large{{"stack", 2, 2, 0, false, 60}};
   for (int i = 0; i < 14; ++i) large.push_back({"large " + std::to_string(i), 4, 5, 1});
   large.push_back({"x", 2, 2, 1});  // 480 + 14 * 80
-  const Inventory parts = divide(large, 2);
+  const Inventory parts = divide(large, {1, 2});
   ASSERT_EQ(parts.size(), 5 + 15);
   EXPECT_EQ(parts[ParameterIndex(4)], (Parameter{"stack[48:60]", 2, 2, 0, false, 12, true}));
 }
 
 TEST(Divide, LeavesAloneWhatIsSmallOrHasPartsOrHasOneOwner) {
   const Inventory stack{{"stack", 2, 2, 0, false, 60}};
-  EXPECT_EQ(divide(stack, 1), stack);
-  EXPECT_EQ(divide({}, 4), Inventory{});
+  EXPECT_EQ(divide(stack, {1, 1}), stack);
+  EXPECT_EQ(divide({}, {1, 4}), Inventory{});
   const Inventory parts{{"q", 2, 2, 0, false, 60}, {"k", 1, 2, 0, false, 60, true}};
-  EXPECT_EQ(divide(parts, 8), parts);
+  EXPECT_EQ(divide(parts, {2, 4}), parts);
   Inventory many;
   for (int i = 0; i < 100; ++i) many.push_back({"s" + std::to_string(i), 2, 2, 0, false, 2});
-  EXPECT_EQ(divide(many, 2), many);
+  EXPECT_EQ(divide(many, {1, 2}), many);
 }
 
 TEST(Join, UndoesDivision) {
   const Inventory stacks{{"a", 4, 4, 0}, {"s[0]", 2, 2, 1, false, 12}, {"t", 3, 2, 1, false, 7}};
-  const Inventory divided = divide(stacks, 4);
+  const Inventory divided = divide(stacks, {1, 4});
   ASSERT_GT(divided.size(), 15);
   EXPECT_EQ(join(divided), stacks);
-  EXPECT_EQ(join(divide(stacks, 2)), stacks);
+  EXPECT_EQ(join(divide(stacks, {1, 2})), stacks);
   const Inventory views{{"q[0:4]", 4, 4, 0, false, 4}, {"q[4:6]", 2, 4, 0, false, 2, true}};
   EXPECT_EQ(join(views), views);
+}
+
+// A stack of 8 that expert parallelism has cut between two columns.
+Inventory cut_stack() {
+  return {{"s[0:4]", 2, 2, 0, false, 4, false, core::Shard(0)},
+          {"s[4:8]", 2, 2, 0, false, 4, true, core::Shard(1)}};
+}
+
+TEST(Divide, DividesAColumnsPartBetweenItsNodes) {
+  EXPECT_EQ(divide(cut_stack(), {1, 2}), cut_stack());  // whose owner is the only one
+  const Inventory divided = divide(cut_stack(), {2, 2});
+  ASSERT_EQ(divided.size(), 8);
+  EXPECT_EQ(divided[ParameterIndex(0)],
+            (Parameter{"s[0:1]", 2, 2, 0, false, 1, false, core::Shard(0)}));
+  EXPECT_EQ(divided[ParameterIndex(4)],
+            (Parameter{"s[4:5]", 2, 2, 0, false, 1, true, core::Shard(1)}));
+  EXPECT_EQ(join(divided), cut_stack());
 }
 
 // Columns 0 and 1 of 2 x 2: owners 0, 2 and 1, 3.
@@ -59,6 +76,12 @@ TEST(WithNeighboursTogether, SortsEqualPartsOfALeafByColumnAndOwner) {
                             {"b", 2, 2, 0}};
   EXPECT_EQ(with_neighbours_together(inventory, {2, 2}, oracle::owners({3, 3, 1, 2, 2, 0, 0})),
             oracle::owners({3, 0, 2, 2, 1, 3, 0}));
+}
+
+TEST(WithNeighboursTogether, LeavesPartsOfAColumnToItsRanks) {
+  const Inventory halves = divide(cut_stack(), {2, 2});
+  EXPECT_EQ(with_neighbours_together(halves, {2, 2}, oracle::owners({2, 0, 2, 0, 1, 3, 1, 3})),
+            oracle::owners({0, 0, 2, 2, 1, 1, 3, 3}));
 }
 
 }  // namespace

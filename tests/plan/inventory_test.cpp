@@ -8,6 +8,8 @@
 namespace dmuon::plan {
 namespace {
 
+using core::Shard;
+
 PerParameter<ShapeIndex> shapes(const std::vector<int>& numbers) {
   PerParameter<ShapeIndex> all;
   for (const int number : numbers) all.emplace_back(number);
@@ -30,6 +32,14 @@ TEST(Inventory, WithBadSidesUnitsOrRepeatedNamesIsRejectedByName) {
       {{"layer.w", 1 << 28, 1 << 28, 0, false, 2}},
       {{"layer.w", (std::int64_t{1} << 31) - 1, (std::int64_t{1} << 31) - 1, 0, false,
         (std::int64_t{1} << 31) - 1}},
+      // Columns: not from 0 on, one left out, of some parameters only, of unequal parts.
+      {{"layer.w", 4, 4, 0, false, 1, false, Shard(1)}},
+      {{"a", 4, 4, 0, false, 1, false, Shard(0)}, {"layer.w", 4, 4, 0, false, 1, true, Shard(2)}},
+      {{"a", 4, 4, 0, false, 1, false, Shard(0)}, {"layer.w", 4, 4, 0, false, 1, true}},
+      {{"a", 4, 4, 0, false, 1, false, Shard(0)}, {"layer.w", 4, 3, 0, false, 1, true, Shard(1)}},
+      {{"a", 4, 4, 0, false, 1, false, Shard(0)},
+       {"layer.w", 4, 3, 0, false, 1, true, Shard(1)},
+       {"b", 4, 4, 0}},
   };
   for (const Inventory& inventory : bad) {
     try {
@@ -39,6 +49,16 @@ TEST(Inventory, WithBadSidesUnitsOrRepeatedNamesIsRejectedByName) {
       EXPECT_NE(std::string(error.what()).find("layer.w"), std::string::npos) << error.what();
     }
   }
+}
+
+TEST(Inventory, MayHaveLeavesInEqualPartsOfAllColumns) {
+  const Inventory stack{{"a", 4, 4, 0, false, 2, false, Shard(0)},
+                        {"b", 4, 4, 0, false, 1, true, Shard(1)},
+                        {"c", 4, 4, 0, false, 1, true, Shard(1)},
+                        {"d", 3, 3, 0}};
+  EXPECT_NO_THROW(validate(stack));
+  // By hand: each column's part of 32 ends with the gap to the next leaf, at 128.
+  EXPECT_EQ(packed_elements_of(stack), (PerParameter<std::int64_t>{128, 16, 112, 128}));
 }
 
 TEST(GroupByShape, TellsRowsFromColumnsAndOrdersByFirstAppearance) {

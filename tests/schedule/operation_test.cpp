@@ -30,5 +30,18 @@ TEST(MessagesOf, LeavesOutEmptyPartsAndGroupsOfOne) {
   EXPECT_EQ(messages_of({.kind = Kind::kPublishInter}, row, core::Slot(0)), Messages{});
 }
 
+TEST(MessagesOf, SendsBetweenNodesAloneWhatOtherColumnsDoNotHave) {
+  using Group = Message::Group;
+  using Messages = std::vector<Message>;
+  // Column 0 has 1 + 3 elements, column 1 2 + 4, and of each 2 are its own.
+  const Layout layout{2, 2, {{"a", {1, 2, 3, 4}, 2, 4, false, 2}}};
+  EXPECT_EQ(messages_of({.kind = Kind::kPublishIntra}, layout, core::Slot(0)),
+            (Messages{{Group::kRow, 0, 4}, {Group::kRow, 1, 8}}));
+  EXPECT_EQ(messages_of({.kind = Kind::kPublishInter}, layout, core::Slot(2)),
+            (Messages{{Group::kColumn, 0, 2}, {Group::kColumn, 1, 6}}));
+  EXPECT_EQ(layout.largest_weights(), 2 * (10 - 2));
+  EXPECT_EQ(layout.largest_node_mean(), 4 * 6);
+}
+
 }  // namespace
 }  // namespace dmuon::schedule

@@ -192,7 +192,7 @@ def _publication_differences(runtime: Runtime) -> dict[int, float]:
     for unit in range(len(runtime.units)):
         runtime.engine.unshard(unit)
         for matrix, view in zip(runtime.engine.packed_order(unit), runtime.engine.weights(unit), strict=True):
-            expected = runtime.engine.gather(matrix, "master").to(view.dtype)
+            expected = runtime.local(matrix, runtime.engine.gather(matrix, "master")).to(view.dtype)
             differences[matrix] = _relative(zip(_pieces(view), _pieces(expected), strict=True))
         runtime.engine.reshard(unit)
     return differences
@@ -206,7 +206,7 @@ def _synthetic(runtime: Runtime, matrix: int, slot: int, piece: int, size: int) 
 
 
 def _mean_of_synthetic(runtime: Runtime, matrix: int, begin: int, end: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """Of all ranks' gradients, the pieces that have elements in [begin, end), and where each begins.
+    """Of the gradients of all ranks that have it, the pieces with elements in [begin, end), and where each begins.
 
     One rank's after the other, so that many take no more memory.
     """
@@ -214,7 +214,7 @@ def _mean_of_synthetic(runtime: Runtime, matrix: int, begin: int, end: int) -> I
         if not piece * _PIECE < end or not begin < piece * _PIECE + len(layout):
             continue
         mean = torch.zeros(layout.shape, dtype=torch.float64, device="cpu")
-        for slot in range(runtime.ranks.size):
+        for slot in runtime.slots_with(matrix):
             mean += _synthetic(runtime, matrix, slot, piece, len(mean)) / runtime.divide_factor
         yield piece * _PIECE, mean
 
@@ -233,7 +233,7 @@ def _put_synthetic(runtime: Runtime, matrix: int) -> None:
     gradient = torch.empty(runtime.matrices[matrix].shape, device=runtime.device)
     for piece, part in enumerate(_pieces(gradient)):
         part.copy_(_synthetic(runtime, matrix, runtime.ranks.slot, piece, len(part)))
-    runtime.engine.put_gradient(matrix, gradient)
+    runtime.engine.put_gradient(matrix, runtime.local(matrix, gradient))
 
 
 def _routing_differences(runtime: Runtime) -> dict[int, float]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import itertools
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -23,6 +24,7 @@ from dmuon._setup.options import Planning, require_path
 from dmuon._setup.routing import DEDICATION, Select, route
 from dmuon._setup.strategies import require_strategy
 from dmuon._setup.units import Unit, find_units
+from dmuon.views import View
 
 # These do not look at costs; nor does a single rank, which owns everything, look at measured ones.
 _WITHOUT_COSTS = ("round_robin", "rank0", "xor_layout")
@@ -120,6 +122,7 @@ def _entry(unit: str, index: int, items: list[_plan.Parameter]) -> dict[str, Any
         {"name": item.name.removeprefix(prefix), "rows": item.rows, "cols": item.cols}
         | ({"num_matrices": item.num_matrices} if item.num_matrices > 1 else {})
         | ({"continues": True} if item.continues else {})
+        | ({"column": item.column} if item.column is not None else {})
         for item in items
     ]
     return {"name": unit, "unit": index, "matrices": listed}
@@ -131,20 +134,37 @@ def _routed(model: nn.Module, function: str, select: Select | None = None) -> tu
 
 
 def inventory_of(matrices: list[Matrix], units: list[Unit]) -> list[_plan.Parameter]:
-    """The matrices as planning sees them: a parameter of several views as so many parts, "name[0:1]" and on."""
+    """The matrices as planning sees them.
+
+    A parameter of several views, or one that is divided by experts, is as many parts: "name[0:1]" and on.
+    """
     unit_of = {matrix: index for index, unit in enumerate(units) for matrix in unit.matrices}
     items = []
     for index, matrix in enumerate(matrices):
         end = 0
-        for view in matrix.views:
+        for number, view in enumerate(_parts_of(matrix)):
             begin, end = end, end + view.count
-            name = matrix.name if len(matrix.views) == 1 else f"{matrix.name}[{begin}:{end}]"
+            name = f"{matrix.name}[{begin}:{end}]" if len(matrix.views) > 1 or matrix.num_columns > 1 else matrix.name
             items.append(
                 _plan.Parameter(
-                    name, view.rows, view.cols, unit_of[index], num_matrices=view.count, continues=begin > 0
+                    name,
+                    view.rows,
+                    view.cols,
+                    unit_of[index],
+                    num_matrices=view.count,
+                    continues=begin > 0,
+                    column=number if matrix.num_columns > 1 else None,
                 )
             )
     return items
+
+
+def _parts_of(matrix: Matrix) -> Sequence[View]:
+    """Its views; of a stack that is divided by experts, each column's part."""
+    if matrix.num_columns == 1:
+        return matrix.views
+    view = matrix.views[0]
+    return [dataclasses.replace(view, count=view.count // matrix.num_columns)] * matrix.num_columns
 
 
 def _sizes(item: _plan.Parameter) -> tuple[int, int, int]:

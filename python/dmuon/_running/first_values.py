@@ -22,11 +22,17 @@ def take_first_values(runtime: Runtime, dedication: Dedication) -> None:
     """
     meta_start, syncs = dedication.meta_start, dedication.across_ranks.sync_from_rank0
     initial = {} if meta_start is None else meta_start.values
-    parameters = {i: matrix.parameter for i, matrix in enumerate(runtime.matrices) if i not in initial}
-    runtime.shards.take({i: p for i, p in parameters.items() if isinstance(p, DTensor)}, MASTER)
+    sharded = {
+        index: matrix.parameter
+        for index, matrix in enumerate(runtime.matrices)
+        if index not in initial and matrix.num_columns == 1 and isinstance(matrix.parameter, DTensor)
+    }
+    runtime.shards.take(sharded, MASTER)
     for index, matrix in enumerate(runtime.matrices):
         if meta_start is not None and index in initial:
             _take_initial_values(runtime, meta_start, index)
+        elif matrix.num_columns > 1:
+            _take_from_column(runtime, index, first=syncs)
         elif isinstance(matrix.parameter, DTensor):
             pass  # taken above
         elif syncs:
@@ -48,6 +54,23 @@ def _take_initial_values(runtime: Runtime, meta_start: MetaStart, index: int) ->
     runtime.shards.without_values.add(index)
     for *_, own in runtime.engine.owned_parts(index, MASTER):
         own.zero_()
+
+
+def _take_from_column(runtime: Runtime, index: int, first: bool) -> None:
+    """Owners take what they have of their experts, or what the first rank of their column has."""
+    matrix, ranks = runtime.matrices[index], runtime.ranks
+    local = matrix.local().reshape(-1)
+    if first and ranks.num_replicates > 1:
+        group, values = verdict_group(ranks), local.cpu().contiguous()
+        for member in ranks.column[1:]:
+            if ranks.replicate == 0:
+                dist.send(values, member, group=group)
+            elif ranks.column[ranks.replicate] == member:
+                dist.recv(values, ranks.column[0], group=group)
+        local = values
+    origin = ranks.shard * local.numel()
+    for _, begin, end, master in runtime.engine.owned_parts(index, MASTER):
+        master.view(-1).copy_(local[begin - origin : end - origin])
 
 
 def _take_from(runtime: Runtime, index: int, holder: int, own: torch.Tensor | None) -> None:

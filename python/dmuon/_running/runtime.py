@@ -91,6 +91,16 @@ class Runtime:
         owners = tuple(dict.fromkeys(self.plan.owner[part] for part in self.parts[index]))
         return owners[0] if len(owners) == 1 else owners
 
+    def local(self, index: int, whole: torch.Tensor) -> torch.Tensor:
+        """What this rank's module sees of a whole matrix: of a stack that is divided by experts, its own."""
+        columns = self.matrices[index].num_columns
+        return whole.chunk(columns)[self.ranks.shard] if columns > 1 else whole
+
+    def slots_with(self, index: int) -> range:
+        """The slots whose modules see the same of a matrix as this rank's."""
+        ranks, divided = self.ranks, self.matrices[index].num_columns > 1
+        return range(ranks.shard, ranks.size, ranks.num_shards) if divided else range(ranks.size)
+
     def owned_state(self, index: int) -> dict[str, torch.Tensor]:
         """What an optimizer shows as a matrix's state: a tensor at its owner; else, and of parts, placeholders."""
         matrix, names = self.matrices[index], [MOMENTUM]

@@ -23,11 +23,17 @@ class Matrix:
     places: list[Place]  # several where it is tied
     parameter: nn.Parameter
     views: tuple[View, ...] = ()  # what is orthogonalised of it, one after the other; none: nothing
+    num_columns: int = 1  # of the mesh, each with a part of the first dimension, by expert parallelism; 1: all have all
 
     @property
     def shape(self) -> torch.Size:
         """As the model has it: [rows, cols], unless it is looked at by a view."""
         return self.parameter.shape
+
+    def local(self) -> torch.Tensor:
+        """What this rank has of it while it is a parameter with values."""
+        parameter = self.parameter.detach()
+        return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
     def unfit(self) -> str | None:
         """Why it cannot be orthogonalised or trained, whatever its dimensions."""

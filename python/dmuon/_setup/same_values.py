@@ -17,7 +17,9 @@ from dmuon._setup.ranks import Ranks
 _NAMED = 3  # parameters in a message
 _RANKS_NAMED = 8  # of each
 
-Checksums = dict[str, torch.Tensor]  # [] by the name of the parameter
+Checksums = dict[str, torch.Tensor | None]  # [] by the name of the parameter; None: of what this rank does not have
+
+_NOT_HERE = torch.iinfo(torch.int64).min
 
 
 def checksums(model: nn.Module, dedication: Dedication) -> Checksums:
@@ -31,7 +33,12 @@ def checksums(model: nn.Module, dedication: Dedication) -> Checksums:
     found = {matrix.name: matrix.parameter for matrix in dedication.matrices if not matrix.parameter.is_meta}
     if dedication.meta_start is None:
         found |= {clean_name(name): p for name, p in model.named_parameters()}
-    return {name: checksum(parameter) for name, parameter in found.items() if not isinstance(parameter, DTensor)}
+    sums: Checksums = {name: checksum(p) for name, p in found.items() if not isinstance(p, DTensor)}
+    shard = dedication.ranks.shard
+    for matrix in dedication.matrices if dedication.ranks.num_replicates > 1 else ():
+        for column in range(matrix.num_columns) if matrix.num_columns > 1 else ():
+            sums[f"{matrix.name} of column {column}"] = checksum(matrix.local()) if column == shard else None
+    return sums
 
 
 def require_same_values(ranks: Ranks, found: Checksums) -> None:
@@ -42,8 +49,10 @@ def require_same_values(ranks: Ranks, found: Checksums) -> None:
     """
     if not found:
         return
-    sums = torch.stack([value.cpu() for value in found.values()])
-    words = torch.cat([sums, ~sums])  # the complement turns the order round, and overflows nowhere
+    absent = torch.tensor(_NOT_HERE, device="cpu")
+    sums = torch.stack([absent if value is None else value.cpu() for value in found.values()])
+    complements = torch.stack([absent if value is None else ~value.cpu() for value in found.values()])
+    words = torch.cat([sums, complements])  # the complement turns the order round, and overflows nowhere
     dist.all_reduce(words, dist.ReduceOp.MAX, group=verdict_group(ranks))
     largest, least = words[: len(sums)], ~words[len(sums) :]
     differing = (largest != least).nonzero().flatten()
@@ -54,13 +63,14 @@ def require_same_values(ranks: Ranks, found: Checksums) -> None:
     names = list(found)
     told = []
     for place, index in enumerate(first):
-        others = [rank for rank, own in zip(ranks.everyone, of_all, strict=True) if own[place] != of_all[0][place]]
+        here = {rank: own[place] for rank, own in zip(ranks.everyone, of_all, strict=True) if own[place] != _NOT_HERE}
+        others = [rank for rank, own in here.items() if own != next(iter(here.values()))]
         more = f" and {len(others) - _RANKS_NAMED} more" if len(others) > _RANKS_NAMED else ""
         told.append(f"'{names[index]}' (on ranks {', '.join(map(str, others[:_RANKS_NAMED]))}{more})")
     told += ["more"] if len(differing) > _NAMED else []
     raise ValueError(
-        f"Muon: model: {len(differing)} of {len(found)} parameters have other values than on rank {ranks.everyone[0]}, "
-        f"so that what is trained would be a mixture: {', '.join(told)}. "
+        f"Muon: model: {len(differing)} of {len(found)} parameters have other values than on the first rank that has "
+        f"them, so that what is trained would be a mixture: {', '.join(told)}. "
         "Expected: the same values on every rank, by one seed or a checkpoint that every rank loads. Or "
         "dedicate_params(sync_from_rank0=True), which takes the first rank's: where it alone has loaded a checkpoint, "
         "or where values are to be loaded after Muon."

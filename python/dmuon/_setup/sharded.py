@@ -19,7 +19,11 @@ def mesh_and_policy_of(model: nn.Module) -> tuple[DeviceMesh | None, MixedPrecis
     """What `fully_shard` was given, None where it was not called; the policy that most modules have."""
     if not isinstance(model, nn.Module):
         return None, None  # for others to refuse
-    meshes = (parameter.device_mesh for parameter in model.parameters() if isinstance(parameter, DTensor))
+    managed = managed_by_fsdp(model)
+    parameters: Iterator[Any] = (
+        parameter for m in model.modules() for name, parameter in m._parameters.items() if (m, name) in managed
+    )
+    meshes = (parameter.device_mesh for parameter in parameters if isinstance(parameter, DTensor))
     policies = [getattr(state, "_mp_policy", None) for state in _states(model)]
     found = Counter(policy for policy in policies if isinstance(policy, MixedPrecisionPolicy)).most_common(1)
     return next(meshes, None), found[0][0] if found else None
@@ -32,10 +36,13 @@ def check_sharded(matrices: Sequence[Matrix], model: nn.Module, ranks: Ranks) ->
         raise ValueError(
             "dedicate_params: model: a forward has run under fully_shard. Expected: dedicate_params before the first."
         )
-    managed = {key for state in _states(model) for group in param_groups(state) for key in map(_key, group.fsdp_params)}
+    managed = managed_by_fsdp(model)
     for matrix in sharded:
         parameter: Any = matrix.parameter
         rows, placements = rows_of(parameter.device_mesh.mesh), list(parameter.placements)
+        if matrix.num_columns > 1:
+            _check_expert_parallel(matrix, rows, ranks)
+            continue
         expected = [Replicate()] * (len(placements) - 1) + [Shard(0)]
         if rows != ranks.mesh_rows or placements != expected:
             raise ValueError(
@@ -52,6 +59,39 @@ def check_sharded(matrices: Sequence[Matrix], model: nn.Module, ranks: Ranks) ->
                 f"dedicate_params: model: '{matrix.name}' is on {parameter.device}, and its mesh on "
                 f"{ranks.device_type}. Expected: fully_shard without an offload policy."
             )
+
+
+def managed_by_fsdp(model: nn.Module) -> set[tuple[nn.Module, str]]:
+    """Modules and names of the parameters that `fully_shard` manages."""
+    return {key for state in _states(model) for group in param_groups(state) for key in map(_key, group.fsdp_params)}
+
+
+def is_expert_parallel(matrix: Matrix, managed: set[tuple[nn.Module, str]]) -> bool:
+    """Whether it is a stack [experts, rows, cols] of which each rank of a mesh has some, but not by `fully_shard`."""
+    parameter: Any = matrix.parameter
+    return (
+        isinstance(parameter, DTensor)
+        and parameter.ndim == 3
+        and parameter.device_mesh.size() > 1
+        and list(parameter.placements) == [Shard(0)]
+        and all((place.module, place.attribute) not in managed for place in matrix.places)
+    )
+
+
+def _check_expert_parallel(matrix: Matrix, rows: tuple[tuple[int, ...], ...], ranks: Ranks) -> None:
+    who = f"dedicate_params: model: '{matrix.name}' is divided by experts over ranks {rows[0]}"
+    if rows != (ranks.row,):
+        raise ValueError(
+            f"{who}. Expected: over the ranks of a node, as the rows of the mesh are: {ranks.row} here, all ranks of a "
+            "mesh (shard), or those of one replicate of a mesh (replicate, shard)."
+        )
+    if matrix.parameter.is_meta:
+        raise ValueError(
+            f"{who} and on the meta device. Expected: values, from its initialisation or a checkpoint, before "
+            "dedicate_params."
+        )
+    if matrix.parameter.device.type != ranks.device_type:
+        raise ValueError(f"{who}, on {matrix.parameter.device}. Expected: on {ranks.device_type}, as its mesh.")
 
 
 def release(matrices: Sequence[Matrix], model: nn.Module) -> None:

@@ -1,5 +1,6 @@
 #include "dmuon/plan/plan.h"
 
+#include <optional>
 #include <utility>
 
 #include "dmuon/bindings/index_caster.h"
@@ -23,13 +24,14 @@ void init_inputs(py::module_& module) {
   py::class_<Parameter>(module, "Parameter",
                         "One dedicated parameter: matrices that follow each other in memory.")
       .def(py::init([](std::string name, std::int64_t rows, std::int64_t cols, int unit,
-                       bool tensor_parallel, std::int64_t num_matrices, bool continues) {
-             return Parameter{std::move(name), rows,         cols,     unit,
-                              tensor_parallel, num_matrices, continues};
+                       bool tensor_parallel, std::int64_t num_matrices, bool continues,
+                       std::optional<core::Shard> column) {
+             return Parameter{std::move(name), rows,         cols,      unit,
+                              tensor_parallel, num_matrices, continues, column};
            }),
            py::arg("name"), py::arg("rows"), py::arg("cols"), py::arg("unit"),
            py::arg("tensor_parallel") = false, py::arg("num_matrices") = 1,
-           py::arg("continues") = false)
+           py::arg("continues") = false, py::arg("column") = py::none())
       .def_readonly("name", &Parameter::name)
       .def_readonly("rows", &Parameter::rows)
       .def_readonly("cols", &Parameter::cols)
@@ -37,6 +39,7 @@ void init_inputs(py::module_& module) {
       .def_readonly("tensor_parallel", &Parameter::tensor_parallel)
       .def_readonly("num_matrices", &Parameter::num_matrices)
       .def_readonly("continues", &Parameter::continues)
+      .def_readonly("column", &Parameter::column)
       .def("shape_text", [](const Parameter& matrix) { return plan::to_string(matrix.shape()); });
 
   py::class_<Mesh>(module, "Mesh", "R x G slots of T ranks.")
@@ -193,7 +196,7 @@ void init_plan(py::module_& module) {
       "divide",
       [](const plan::Inventory& inventory, const Mesh& mesh) {
         plan::validate(inventory);
-        return plan::divide(inventory, mesh.num_owners());
+        return plan::divide(inventory, mesh);
       },
       py::arg("inventory"), py::arg("mesh"));
   module.def("make_plan", &plan::make_plan, py::arg("inventory"), py::arg("mesh"),

@@ -25,7 +25,8 @@ Parameters parameters_of(const plan::Plan& plan, const SharedMesh& mesh) {
   for (const core::ParameterIndex index : plan.inventory.indices()) {
     const plan::Parameter& parameter = plan.inventory[index];
     parameters.push_back({parameter.view(), core::UnitIndex(parameter.unit),
-                          plan.mesh.slot_of(plan.owner.at(index)), parameter.continues});
+                          plan.mesh.slot_of(plan.owner.at(index)), parameter.continues,
+                          parameter.column});
   }
   return parameters;
 }
@@ -62,8 +63,8 @@ Executor::Executor(SharedMesh mesh, const plan::Plan& plan, const std::vector<Un
     state.partial_filled.resize(packing.parameters.size());
     state.has_gradient.resize(packing.parameters.size());
     if (node_copy && mesh_.has_inter() && !packing.parameters.empty()) {
-      state.node_copy = std::make_unique<PackedBuffer>(pool_, packing.columns[mesh_.shard()].size(),
-                                                       spec.compute_dtype);
+      state.node_copy = std::make_unique<PackedBuffer>(
+          pool_, packing.column_elements(mesh_.shard()), spec.compute_dtype);
       state.node_copy->allocate();
     }
     state.unit = std::make_unique<Unit>(spec.name, leaves_, std::move(packing), pool_,
@@ -98,6 +99,7 @@ schedule::Layout Executor::layout() const {
     unit.name = state.unit->name();
     unit.host = state.host;
     for (const Part& part : state.packing().owners) unit.owner_elements.push_back(part.size());
+    unit.own_elements = state.packing().kept[mesh_.shard()].size();
     unit.weight_size = static_cast<int>(state.unit->weights().flat().element_size());
     unit.gradient_size = static_cast<int>(state.unit->gradients().flat().element_size());
     layout.units.push_back(std::move(unit));

@@ -3,6 +3,7 @@
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
+#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -37,20 +38,24 @@ std::vector<LeafIndex> sorted_leaves(const Parameters& parameters, const Leaves&
   return sorted;
 }
 
-// What each column and owner has; `ends` of what travels with each place.
+// What each column and owner has of what travels inside the node, or, afterwards, of what does not;
+// `ends` of what goes with each place.
 void hand_out(const Parameters& parameters, const core::Vector<PackedIndex, std::int64_t>& ends,
-              Packing* packing) {
+              bool kept, Packing* packing) {
   const int num_shards = packing->columns.size();
   for (int slot = 0; slot < packing->owners.size(); ++slot) {
     const Shard column(slot % num_shards);
+    Part& all = kept ? packing->kept[column] : packing->columns[column];
     for (const PackedIndex place : packing->parameters.indices()) {
       if (parameters[packing->parameters[place]].owner != Slot(slot)) continue;
+      if (packing->is_kept[place] != kept) continue;
       const Segment segment = packing->segments[place];
-      const std::int64_t begin = packing->columns[column].size();
+      const std::int64_t begin = packing->column_elements(column);
       packing->column_of[place] = column;
       packing->in_column[place] = {begin, begin + segment.size()};
-      packing->columns[column].append({segment.begin, ends[place]});
+      all.append({segment.begin, ends[place]});
       packing->owners[Slot(slot)].append({segment.begin, ends[place]});
+      if (kept) packing->kept_by[Slot(slot)] += ends[place] - segment.begin;
     }
   }
 }
@@ -69,6 +74,7 @@ Leaves leaves_of(const Parameters& parameters, const LeafSizes& sizes) {
     core::invariant(!leaves.empty() && leaves.back().unit == parameter.unit,
                     "leaves_of: parameter ", index, " continues none of its unit");
     leaves.back().parameters.push_back(index);
+    if (parameter.column) leaves.back().num_columns = parameter.column->value() + 1;
     num_elements.back() += parameter.num_elements();
   }
   core::invariant(sizes.empty() || sizes.size() == leaves.size(), "leaves_of: sizes: expected ",
@@ -83,10 +89,27 @@ Leaves leaves_of(const Parameters& parameters, const LeafSizes& sizes) {
   return leaves;
 }
 
+std::vector<std::int64_t> Leaf::local_sizes() const {
+  std::vector<std::int64_t> local = sizes;
+  core::invariant(local.at(0) % num_columns == 0, "Leaf: expected a first dimension for ",
+                  num_columns, " columns, got ", local[0]);
+  local[0] /= num_columns;
+  return local;
+}
+
 std::int64_t Part::size() const {
   std::int64_t size = 0;
   for (const Segment& segment : segments) size += segment.size();
   return size;
+}
+
+std::int64_t Part::element_at(std::int64_t place) const {
+  for (const Segment& segment : segments) {
+    if (place < segment.size()) return segment.begin + place;
+    place -= segment.size();
+  }
+  core::invariant(false, "Part::element_at: expected less than ", size(), ", got ", place + size());
+  return -1;
 }
 
 void Part::append(const Segment& segment) {
@@ -100,10 +123,15 @@ void Part::append(const Segment& segment) {
 
 std::vector<Part> Packing::parts_of(Shard column) const {
   std::vector<Part> parts;
-  std::int64_t next = 0;
-  for (const Part& part : owners_of(column)) {
-    const std::int64_t begin = std::exchange(next, next + part.size());
-    parts.emplace_back().append({begin, next});
+  std::int64_t travelling = 0;
+  std::int64_t next = columns[column].size();
+  for (int slot = column.value(); slot < owners.size(); slot += columns.size()) {
+    const std::int64_t own = kept_by[Slot(slot)];
+    const std::int64_t first = travelling;
+    travelling += owners[Slot(slot)].size() - own;
+    const std::int64_t begin = std::exchange(next, next + own);
+    parts.emplace_back().append({first, travelling});
+    parts.back().append({begin, next});
   }
   return parts;
 }
@@ -135,24 +163,37 @@ Packing pack(const Parameters& parameters, core::UnitIndex unit, int num_replica
   Packing packing;
   core::Vector<PackedIndex, std::int64_t> ends;
   for (const LeafIndex leaf : sorted_leaves(parameters, leaves, unit, num_shards)) {
-    std::int64_t end = packing.num_elements;
-    for (const ParameterIndex parameter : leaves[leaf].parameters) {
-      const std::int64_t begin = std::exchange(end, end + parameters[parameter].num_elements());
-      packing.parameters.push_back(parameter);
+    const std::int64_t first = packing.num_elements;
+    const auto aligned = [&](std::int64_t end) {
+      return first + plan::packed_elements(end - first);
+    };
+    std::int64_t end = first;
+    std::optional<Shard> column;
+    for (const ParameterIndex index : leaves[leaf].parameters) {
+      const Parameter& parameter = parameters[index];
+      if (parameter.column != column && end > first) {  // the next column's begins where this did
+        ends.back() = aligned(end);
+        end = first;
+      }
+      column = parameter.column;
+      const std::int64_t begin = std::exchange(end, end + parameter.num_elements());
+      packing.parameters.push_back(index);
       packing.leaf_of.push_back(PackedLeafIndex(packing.leaves.size()));
+      packing.is_kept.push_back(column.has_value());
       packing.segments.push_back({begin, end});
       ends.push_back(end);
     }
     packing.leaves.push_back(leaf);
-    packing.leaf_begins.push_back(packing.num_elements);
-    packing.num_elements += plan::packed_elements(end - packing.num_elements);
-    ends.back() = packing.num_elements;
+    packing.leaf_begins.push_back(first);
+    packing.num_elements = ends.back() = aligned(end);
   }
   packing.column_of.resize(packing.parameters.size());
   packing.in_column.resize(packing.parameters.size());
   packing.columns.resize(num_shards);
+  packing.kept.resize(num_shards);
   packing.owners.resize(num_shards * num_replicates);
-  hand_out(parameters, ends, &packing);
+  packing.kept_by.resize(num_shards * num_replicates);
+  for (const bool kept : {false, true}) hand_out(parameters, ends, kept, &packing);
   return packing;
 }
 

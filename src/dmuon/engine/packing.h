@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "dmuon/core/index.h"
@@ -15,6 +16,8 @@ struct Parameter {
   core::Slot owner;
 
   bool continues = false;  ///< the leaf of the parameter before it
+  /// The only one whose ranks have it, by expert parallelism, its owner's.
+  std::optional<core::Shard> column{};
 
   std::int64_t num_elements() const { return view.num_elements(); }
 };
@@ -27,6 +30,10 @@ struct Leaf {
   core::UnitIndex unit;
   std::vector<core::ParameterIndex> parameters;
   std::vector<std::int64_t> sizes;  ///< as the model has it
+  int num_columns = 1;  ///< of which each has an equal part of the first dimension; 1: all of it
+
+  /// As a rank's module sees it.
+  std::vector<std::int64_t> local_sizes() const;
 };
 
 using Leaves = core::Vector<core::LeafIndex, Leaf>;
@@ -50,6 +57,8 @@ struct Part {
   std::vector<Segment> segments;
 
   std::int64_t size() const;
+  /// Of the buffer, the element that is the part's at `place` in [0, size()).
+  std::int64_t element_at(std::int64_t place) const;
   /// What follows the last segment makes it longer.
   void append(const Segment& segment);
   bool operator==(const Part&) const = default;
@@ -66,19 +75,34 @@ using PackedLeafIndex = core::Index<struct PackedLeafKind>;
 /// for each run of one owner's. Each leaf begins at an aligned element (plan::packed_elements):
 /// what lies between has no meaning, and travels with what is before it.
 ///
+/// Of a leaf that is cut between the columns each rank has its own column's part, and these lie in
+/// the same place: what is another column's is not there.
+///
 /// A column has buffers of its own too (node copies, nodes' means): what its member of a node
-/// holds, owner by owner.
+/// holds, owner by owner; after what travels inside the node, what does not.
 struct Packing {
   core::Vector<PackedLeafIndex, core::LeafIndex> leaves;
   core::Vector<PackedLeafIndex, std::int64_t> leaf_begins;  ///< where each begins
   core::Vector<PackedIndex, core::ParameterIndex> parameters;
   core::Vector<PackedIndex, PackedLeafIndex> leaf_of;
+  core::Vector<PackedIndex, bool> is_kept;           ///< in its column
   core::Vector<PackedIndex, Segment> segments;       ///< what each of them fills
   core::Vector<PackedIndex, core::Shard> column_of;  ///< its owner's
   core::Vector<PackedIndex, Segment> in_column;      ///< what it fills of its column's buffers
-  core::Vector<core::Shard, Part> columns;           ///< what each column's member of a node holds
-  core::Vector<core::Slot, Part> owners;             ///< what each holds
+  core::Vector<core::Shard, Part> columns;           ///< what each column's member gives its node
+  core::Vector<core::Shard, Part> kept;              ///< what each keeps, as no other has it
+  core::Vector<core::Slot, Part> owners;             ///< what each holds, that last
+  core::Vector<core::Slot, std::int64_t> kept_by;    ///< elements of it that its column keeps
   std::int64_t num_elements = 0;
+
+  /// Of a column's buffers.
+  std::int64_t column_elements(core::Shard column) const {
+    return columns[column].size() + kept[column].size();
+  }
+  /// Whether a rank of the column has it, or all have.
+  bool is_at(PackedIndex place, core::Shard column) const {
+    return !is_kept[place] || column_of[place] == column;
+  }
 
   /// [num_replicates] each owner's part of a column's buffers.
   std::vector<Part> parts_of(core::Shard column) const;

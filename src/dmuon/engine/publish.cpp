@@ -45,9 +45,12 @@ Work publish_intra(SharedMesh* mesh, const Owned* owned, UnitState* state) {
     const Packing& packing = state->packing();
     if (state->node_copy) {
       std::int64_t begin = 0;
-      for (const Segment& own : packing.columns[mesh->shard()].segments) {
-        weights.slice(own.begin, own.end).copy_(state->node_copy->slice(begin, begin + own.size()));
-        begin += own.size();
+      for (const Part* part : {&packing.columns[mesh->shard()], &packing.kept[mesh->shard()]}) {
+        for (const Segment& own : part->segments) {
+          const at::Tensor copy = state->node_copy->slice(begin, begin + own.size());
+          weights.slice(own.begin, own.end).copy_(copy);
+          begin += own.size();
+        }
       }
     }
     if (!mesh->has_inter()) write_owned(*owned, packing, packing.segments, weights);

@@ -75,10 +75,11 @@ Work route_intra(SharedMesh* mesh, Owned* owned, UnitState* state, bool hold) {
   const Packing& packing = state->packing();
   unit.fill_missing_gradients();
   for (const PackedIndex place : packing.parameters.indices()) {
-    if (unit.arrived(packing.leaf_of[place])) state->has_gradient[place] = true;
+    if (unit.arrived(packing.leaf_of[place]) && packing.is_at(place, mesh->shard()))
+      state->has_gradient[place] = true;
   }
   unit.hand_over_gradients();
-  const std::int64_t own = packing.columns[mesh->shard()].size();
+  const std::int64_t own = packing.column_elements(mesh->shard());
   const at::ScalarType dtype = unit.gradients().flat().scalar_type();
   const Exchange& exchange = exchange_of(mesh->row);
   state->inbox =
@@ -87,16 +88,21 @@ Work route_intra(SharedMesh* mesh, Owned* owned, UnitState* state, bool hold) {
   if (mesh->has_inter() && !hold) state->node_mean = allocated(*owned, own, dtype);
 
   return [=, &unit, &packing, &exchange] {
-    exchange.reduce(
-        mesh->row, unit.gradients().flat(), packing.columns.values(), state->inbox->flat(),
-        [&](std::int64_t begin, const at::Tensor& sum, double scale) {
-          if (mesh->has_inter()) {
-            take_node_mean(state, mesh->shard(), begin, sum, scale, hold);
-          } else {
-            accumulate(owned, packing, begin, sum, scale);
-          }
-        },
-        "the gradients of " + unit.name());
+    const auto take = [&](std::int64_t begin, const at::Tensor& sum, double scale) {
+      if (mesh->has_inter()) {
+        take_node_mean(state, mesh->shard(), begin, sum, scale, hold);
+      } else {
+        accumulate(owned, packing, begin, sum, scale);
+      }
+    };
+    exchange.reduce(mesh->row, unit.gradients().flat(), packing.columns.values(),
+                    state->inbox->flat(), take, "the gradients of " + unit.name());
+    // Whatever tokens of the node had to do with it, this rank has computed.
+    std::int64_t begin = packing.columns[mesh->shard()].size();
+    for (const Segment& kept : packing.kept[mesh->shard()].segments) {
+      take(begin, unit.gradients().slice(kept.begin, kept.end), 1.0 / mesh->num_shards());
+      begin += kept.size();
+    }
     if (mesh->has_inter()) {
       std::fill(state->partial_filled.begin(), state->partial_filled.end(), hold);
     } else {
@@ -113,11 +119,10 @@ Work route_inter(SharedMesh* mesh, Owned* owned, UnitState* state) {
   return [=, &exchange] {
     const Packing& packing = state->packing();
     const Part& own = parts[static_cast<std::size_t>(mesh->column.rank())];
-    const std::int64_t origin = own.segments.empty() ? 0 : own.segments[0].begin;
     exchange.reduce(
         mesh->column, state->node_mean->flat(), parts, state->node_inbox->flat(),
         [&](std::int64_t begin, const at::Tensor& sum, double scale) {
-          accumulate(owned, packing, origin + begin, sum, scale);
+          accumulate(owned, packing, own.element_at(begin), sum, scale);
         },
         "the gradients of " + state->unit->name());
     finish_accumulation(owned, packing);

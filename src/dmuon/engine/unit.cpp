@@ -17,7 +17,7 @@ Unit::Unit(std::string name, const Leaves& all, Packing packing,
       gradients_(pool, packing_.num_elements, reduce_dtype),
       arrived_(packing_.leaves.size(), false) {
   for (const PackedLeafIndex i : packing_.leaves.indices()) {
-    sizes_.push_back(all[packing_.leaves[i]].sizes);
+    sizes_.push_back(all[packing_.leaves[i]].local_sizes());
     gradient_views_.push_back(gradients_.view(packing_.leaf_begins[i], sizes_[i]));
   }
 }

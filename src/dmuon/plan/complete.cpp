@@ -1,5 +1,6 @@
 #include <cstddef>
 #include <iterator>
+#include <optional>
 #include <utility>
 
 #include "dmuon/core/error.h"
@@ -16,6 +17,16 @@ void check_owners(const Plan& plan) {
     core::require(plan.mesh.owners().contains(plan.owner[w]), "plan: owner of matrix '",
                   plan.inventory[w].name, "' must be in [0, ", plan.mesh.num_owners(), "); got ",
                   plan.owner[w]);
+    const std::optional<Shard> column = plan.inventory[w].column;
+    if (!column) continue;
+    core::require(*column == plan.mesh.shard_of(plan.owner[w]), "plan: owner of matrix '",
+                  plan.inventory[w].name, "' must be of column ", *column,
+                  ", whose ranks alone have it; got ", plan.owner[w]);
+    const ParameterIndex next(w.value() + 1);
+    const bool is_last = !plan.inventory.contains(next) || !plan.inventory[next].continues;
+    core::require(!is_last || column->value() + 1 == plan.mesh.num_shards, "plan: matrix '",
+                  plan.inventory[w].name, "' must end its leaf in the last of ",
+                  plan.mesh.num_shards, " columns; got column ", *column);
   }
 }
 

@@ -1,8 +1,11 @@
 #include "dmuon/plan/division.h"
 
 #include <algorithm>
+#include <charconv>
 #include <map>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -21,6 +24,16 @@ double work_of(const Parameter& parameter) {
          static_cast<double>(std::min(parameter.rows, parameter.cols));
 }
 
+// The name of the leaf, and which of its matrices is the first: of "name[a:b]" those, else 0.
+std::pair<std::string, std::int64_t> range_of(const Parameter& part) {
+  const std::size_t bracket = part.column ? part.name.rfind('[') : std::string::npos;
+  if (bracket == std::string::npos) return {part.name, 0};
+  const std::string_view range = std::string_view(part.name).substr(bracket + 1);
+  std::int64_t begin = 0;
+  std::from_chars(range.begin(), range.end(), begin);
+  return {part.name.substr(0, bracket), begin};
+}
+
 // The smallest divisor of the stack that makes parts small enough.
 std::int64_t num_parts(const Parameter& stack, double largest) {
   const std::int64_t most = stack.num_matrices;
@@ -32,26 +45,30 @@ std::int64_t num_parts(const Parameter& stack, double largest) {
 
 }  // namespace
 
-Inventory divide(const Inventory& inventory, int num_owners) {
+Inventory divide(const Inventory& inventory, Mesh mesh) {
   double all = 0;
   for (const Parameter& parameter : inventory) all += work_of(parameter);
-  const double largest = kLargestPart * all / num_owners;
+  const double largest = kLargestPart * all / mesh.num_owners();
   Inventory divided;
   for (const ParameterIndex w : inventory.indices()) {
     const Parameter& whole = inventory[w];
     const ParameterIndex next(w.value() + 1);
     const bool has_parts =
         whole.continues || (inventory.contains(next) && inventory[next].continues);
-    const std::int64_t parts = has_parts || num_owners == 1 ? 1 : num_parts(whole, largest);
+    const bool stays =
+        whole.column ? mesh.num_owners() == mesh.num_shards : has_parts || mesh.num_owners() == 1;
+    const std::int64_t parts = stays ? 1 : num_parts(whole, largest);
     if (parts == 1) {
       divided.push_back(whole);
       continue;
     }
     Parameter part = whole;
     part.num_matrices /= parts;
-    for (std::int64_t begin = 0; begin < whole.num_matrices; begin += part.num_matrices) {
-      part.name = core::message(whole.name, '[', begin, ':', begin + part.num_matrices, ']');
-      part.continues = begin > 0;
+    const auto [leaf, origin] = range_of(whole);
+    for (std::int64_t i = 0; i < parts; ++i) {
+      const std::int64_t begin = origin + i * part.num_matrices;
+      part.name = core::message(leaf, '[', begin, ':', begin + part.num_matrices, ']');
+      part.continues = whole.continues || i > 0;
       divided.push_back(part);
     }
   }
@@ -62,7 +79,7 @@ Inventory join(const Inventory& inventory) {
   Inventory joined;
   for (const Parameter& part : inventory) {
     const bool alike = part.continues && !joined.empty() && joined.back().rows == part.rows &&
-                       joined.back().cols == part.cols;
+                       joined.back().cols == part.cols && joined.back().column == part.column;
     if (!alike) {
       joined.push_back(part);
       continue;
@@ -87,12 +104,13 @@ Inventory join(const Inventory& inventory) {
 
 PerParameter<Owner> with_neighbours_together(const Inventory& inventory, Mesh mesh,
                                              PerParameter<Owner> owner) {
-  std::map<Shape, std::vector<ParameterIndex>> alike;  // of the leaf
+  using Alike = std::pair<Shape, std::optional<Shard>>;
+  std::map<Alike, std::vector<ParameterIndex>> alike;  // of the leaf
   const auto key = [&](Owner one) {
     return std::tuple(mesh.shard_of(one), mesh.replicate_of(one), one);
   };
   const auto sort_leaf = [&] {
-    for (const auto& [shape, parts] : std::exchange(alike, {})) {
+    for (const auto& [of, parts] : std::exchange(alike, {})) {
       std::vector<Owner> owners;
       for (const ParameterIndex part : parts) owners.push_back(owner[part]);
       std::sort(owners.begin(), owners.end(), [&](Owner a, Owner b) { return key(a) < key(b); });
@@ -101,7 +119,7 @@ PerParameter<Owner> with_neighbours_together(const Inventory& inventory, Mesh me
   };
   for (const ParameterIndex w : inventory.indices()) {
     if (!inventory[w].continues) sort_leaf();
-    alike[inventory[w].shape()].push_back(w);
+    alike[{inventory[w].shape(), inventory[w].column}].push_back(w);
   }
   sort_leaf();
   return owner;

@@ -8,17 +8,18 @@ namespace dmuon::plan {
 /// The inventory with large stacks (several matrices of one shape: experts, heads) in parts, so
 /// that no owner must take all matrices of one: a part has at most 1/8 of an owner's share of all
 /// work, or a single matrix. Parts of a stack are equal, as few as do, and follow each other;
-/// matrices [a, b) of `name` are "name[a:b]". What has parts already stays as it is, and on a
-/// single owner everything does. Deterministic.
+/// matrices [a, b) of `name` are "name[a:b]". What has parts already stays as it is, but those of
+/// single columns; and everything stays whose owner there is no choice of. Deterministic.
 /// @param inventory  valid.
-Inventory divide(const Inventory& inventory, int num_owners);
+Inventory divide(const Inventory& inventory, Mesh mesh);
 
-/// The inventory as it was before divide(): neighbouring parts of a leaf whose matrices have equal
-/// shapes are one parameter again, under the leaf's name where they are all of it.
+/// The inventory as it was before divide(): neighbouring parts of a leaf, of equal shapes and
+/// one column, are one parameter again, under the leaf's name where they are all of it.
 Inventory join(const Inventory& inventory);
 
-/// Equal parts of a leaf change owners among themselves so that those of one owner follow each
-/// other, and owners of one column: they travel as one message. Loads stay what they are.
+/// Equal parts of a leaf, of one column where they have columns, change owners among themselves so
+/// that those of one owner follow each other, and owners of one column: they travel as one message.
+/// Loads stay what they are.
 PerParameter<Owner> with_neighbours_together(const Inventory& inventory, Mesh mesh,
                                              PerParameter<Owner> owner);
 

@@ -14,6 +14,44 @@ namespace {
 // Keeps every count of bytes, and of all matrices together, inside 64 bits.
 constexpr std::int64_t kMaxElements = std::int64_t{1} << 56;
 
+// Of a leaf whose parameters have columns, how they follow each other.
+class ColumnOrder {
+ public:
+  // In the inventory's order.
+  void add(const Parameter& parameter) {
+    if (!parameter.continues) {
+      require_whole();
+      before_ = nullptr;
+      sizes_.clear();
+    }
+    const bool follows =
+        before_ == nullptr
+            ? !parameter.column || parameter.column->value() == 0
+            : parameter.column.has_value() == before_->column.has_value() &&
+                  (!parameter.column || parameter.column->value() == before_->column->value() ||
+                   parameter.column->value() == before_->column->value() + 1);
+    core::require(follows, "Inventory: parameter '", parameter.name,
+                  "' must be of the first column of its leaf, of the column before it or of the "
+                  "next one, or none of the leaf of any");
+    before_ = &parameter;
+    if (!parameter.column) return;
+    sizes_.resize(static_cast<std::size_t>(parameter.column->value()) + 1);
+    sizes_.back() += parameter.num_elements();
+  }
+
+  void require_whole() const {
+    for (const std::int64_t size : sizes_) {
+      core::require(size == sizes_[0], "Inventory: the leaf of parameter '", before_->name,
+                    "' must have equally many elements in each column; got ", sizes_[0], " and ",
+                    size);
+    }
+  }
+
+ private:
+  const Parameter* before_ = nullptr;  // of the leaf
+  std::vector<std::int64_t> sizes_;    // by column
+};
+
 }  // namespace
 
 std::string to_string(const Shape& shape) {
@@ -29,6 +67,7 @@ void validate(const Inventory& inventory) {
   std::unordered_set<std::string_view> names;
   std::int64_t num_elements = 0;
   const Parameter* before = nullptr;
+  ColumnOrder columns;
   for (const Parameter& matrix : inventory) {
     core::require(!matrix.continues || (before != nullptr && before->unit == matrix.unit),
                   "Inventory: matrix '", matrix.name,
@@ -51,20 +90,24 @@ void validate(const Inventory& inventory) {
                   matrix.name, "' must not take all matrices past ", kMaxElements,
                   " elements; got ", to_string(matrix.shape()));
     num_elements += matrix.num_elements();
+    columns.add(matrix);
   }
+  columns.require_whole();
 }
 
 PerParameter<std::int64_t> packed_elements_of(const Inventory& inventory) {
   PerParameter<std::int64_t> all;
   std::int64_t leaf = 0;
+  std::optional<core::Shard> column;
   for (const Parameter& matrix : inventory) {
-    if (matrix.continues) {  // without the gap after the one before it
+    if (matrix.continues && matrix.column == column) {  // without the gap after the one before it
       all.back() -= packed_elements(leaf) - leaf;
     } else {
       leaf = 0;
     }
     const std::int64_t size = matrix.num_elements();
     leaf += size;
+    column = matrix.column;
     all.push_back(size + packed_elements(leaf) - leaf);
   }
   return all;

@@ -2,6 +2,7 @@
 
 #include <compare>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -52,6 +53,8 @@ struct Parameter {
   bool tensor_parallel = false;  ///< sharded over the tensor-parallel group of its slot
   std::int64_t num_matrices = 1;
   bool continues = false;  ///< the leaf of the parameter before it, in packed buffers without a gap
+  /// The only one whose ranks have it, by expert parallelism, and of which its owner is.
+  std::optional<core::Shard> column{};
 
   View view() const { return {num_matrices, rows, cols}; }
   Shape shape() const { return {rows, cols, tensor_parallel, num_matrices}; }
@@ -74,10 +77,12 @@ struct ShapeGroups {
 
 /// @throws InvalidArgument unless every parameter has a name of its own, matrices whose number,
 ///         rows and cols are in [1, 2^31), and a unit >= 0; all of them have at most 2^56 elements;
-///         and what continues another follows one of its unit.
+///         what continues another follows one of its unit; and leaves whose parameters have columns
+///         are cut into equal parts by them, from column 0 on.
 void validate(const Inventory& inventory);
 
-/// What each fills of packed buffers: the last one of a leaf with the gap to the next leaf.
+/// What each fills of packed buffers: the last one of a leaf, or of a leaf's column, with the gap
+/// to the next leaf.
 PerParameter<std::int64_t> packed_elements_of(const Inventory& inventory);
 
 /// @param inventory valid.

@@ -66,6 +66,7 @@ static void add_num_matrices(Json& json, std::int64_t number) {
   if (number != 1) json[kNumMatrices] = number;
 }
 constexpr const char* kContinues = "continues";
+constexpr const char* kColumn = "column";
 static std::int64_t num_matrices_of(const JsonReader& reader) {
   const auto number = reader.find(kNumMatrices);
   return number ? number->integer(1, kMaxSide) : 1;
@@ -113,6 +114,7 @@ static void to_json(Json& json, const Parameter& matrix) {
           {"tensor_parallel", matrix.tensor_parallel}};
   add_num_matrices(json, matrix.num_matrices);
   if (matrix.continues) json[kContinues] = true;  // left out likewise
+  if (matrix.column) json[kColumn] = *matrix.column;
 }
 
 static void to_json(Json& json, const Batch& batch) {
@@ -205,11 +207,13 @@ Options options_of(const JsonReader& reader) {
 void read_assignments(const JsonReader& reader, Plan& plan) {
   for (const JsonReader& entry : reader.items()) {
     const auto continues = entry.find(kContinues);
+    const auto column = entry.find(kColumn);
     plan.inventory.push_back({entry.at("name").string(), entry.at("rows").integer(1, kMaxInt),
                               entry.at("cols").integer(1, kMaxInt),
                               entry.at("unit").small(0, kMaxInt),
                               entry.at("tensor_parallel").boolean(), num_matrices_of(entry),
                               continues && continues->boolean()});
+    if (column) plan.inventory.back().column = core::Shard(column->small(0, kMaxInt));
     plan.owner.push_back(Owner(entry.at("owner").small(0, kMaxInt)));
   }
   validate(plan.inventory);

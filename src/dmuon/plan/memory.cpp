@@ -13,7 +13,8 @@ namespace {
 
 using Units = core::Vector<UnitIndex, std::vector<ParameterIndex>>;
 
-schedule::Layout layout_of(const Units& units, const PerParameter<std::int64_t>& packed, Mesh mesh,
+schedule::Layout layout_of(const Inventory& inventory, const Units& units,
+                           const PerParameter<std::int64_t>& packed, Mesh mesh,
                            const PerParameter<Owner>& owner, const Options& options) {
   schedule::Layout layout{mesh.num_replicates, mesh.num_shards, {}};
   for (const std::vector<ParameterIndex>& parameters : units) {
@@ -21,6 +22,8 @@ schedule::Layout layout_of(const Units& units, const PerParameter<std::int64_t>&
     unit.owner_elements.resize(mesh.num_slots());
     for (const ParameterIndex w : parameters)
       unit.owner_elements[mesh.slot_of(owner[w])] += packed[w];
+    for (const ParameterIndex w : parameters)
+      if (inventory[w].column == Shard(0)) unit.own_elements += packed[w];
     unit.weight_size = options.weight_bytes;
     unit.gradient_size = options.gradient_bytes;
     layout.units.push_back(std::move(unit));
@@ -33,7 +36,8 @@ BufferBytes buffer_bytes(const schedule::Layout& layout, Slot slot, Mesh mesh,
                          const Options& options) {
   BufferBytes bytes;
   for (const schedule::UnitLayout& unit : layout.units) {
-    const std::int64_t all = unit.num_elements();
+    const std::int64_t all = layout.buffer_elements(unit);
+    const std::int64_t travels = all - unit.own_elements;  // inside the node
     std::int64_t column = 0;
     for (const core::Replicate replicate : core::Indices<core::Replicate>(layout.num_replicates))
       column += unit.owner_elements[layout.slot_of(replicate, layout.shard_of(slot))];
@@ -44,10 +48,11 @@ BufferBytes buffer_bytes(const schedule::Layout& layout, Slot slot, Mesh mesh,
     const auto of = [&](std::int64_t elements, int size) {
       return elements * size / mesh.tensor_parallel;
     };
-    bytes.push_back({of(all, unit.weight_size), of(all, unit.gradient_size),
-                     of(inbox(column, all, layout.num_shards), unit.gradient_size),
-                     of(column, unit.gradient_size),
-                     of(inbox(own, column, layout.num_replicates), unit.gradient_size)});
+    bytes.push_back(
+        {of(all, unit.weight_size), of(all, unit.gradient_size),
+         of(inbox(column - unit.own_elements, travels, layout.num_shards), unit.gradient_size),
+         of(column, unit.gradient_size),
+         of(inbox(own, column, layout.num_replicates), unit.gradient_size)});
   }
   return bytes;
 }
@@ -83,7 +88,7 @@ core::PerOwner<Memory> memory(const Inventory& inventory, Mesh mesh,
     column_elements[mesh.shard_of(owner[w])] += packed[w];
   }
   const Units units = group_by_unit(inventory);
-  const schedule::Layout layout = layout_of(units, packed, mesh, owner, options);
+  const schedule::Layout layout = layout_of(inventory, units, packed, mesh, owner, options);
   const std::vector<BufferEvent> events = buffer_events(layout, options);
   // Without inboxes alike on all ranks of a column.
   core::Vector<Slot, BufferPeaks> peaks;

@@ -2,21 +2,19 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <iterator>
 #include <limits>
 
 #include "dmuon/balance/solve.h"
 #include "dmuon/core/error.h"
 #include "dmuon/core/hash.h"
+#include "dmuon/plan/column_parts.h"
 #include "dmuon/plan/division.h"
 #include "dmuon/plan/placement.h"
 #include "dmuon/plan/strategy.h"
 
 namespace dmuon::plan {
 namespace {
-
-using Decide = std::function<Decision(const Problem&)>;
 
 constexpr std::int64_t kRooms = 8;  // for state, see decide_within
 constexpr int kMostNsSteps = 1000;
@@ -49,7 +47,7 @@ Plan decide(const Plan& base, const ShapeGroups& groups, balance::Instance insta
   instance.max_bytes = state_bytes;
   const balance::Problem problem(std::move(instance));
   Plan plan = base;
-  Decision decision = strategy({plan.inventory, groups, problem, plan.mesh, plan.options});
+  Decision decision = decide_with_columns(plan, groups, problem, strategy);
   plan.owner = with_neighbours_together(plan.inventory, plan.mesh, std::move(decision.owner));
   plan.batches = cut_batches(plan.owner, groups, problem);
   complete(plan);
@@ -204,6 +202,7 @@ std::uint64_t hash(const Plan& plan) {
     hasher.add(matrix.tensor_parallel ? 1 : 0);
     if (matrix.num_matrices != 1) hasher.add(matrix.num_matrices);
     if (matrix.continues) hasher.add(0);
+    if (matrix.column) hasher.add(1).add(matrix.column->value());
   }
   for (const Owner owner : plan.owner) hasher.add(owner.value());
   add_size(plan.batches);

@@ -31,14 +31,14 @@ std::int64_t UnitLayout::num_elements() const {
 std::int64_t Layout::largest_weights() const {
   std::int64_t largest = 0;
   for (const UnitLayout& unit : units)
-    largest = std::max(largest, unit.num_elements() * unit.weight_size);
+    largest = std::max(largest, buffer_elements(unit) * unit.weight_size);
   return largest;
 }
 
 std::int64_t Layout::largest_gradients() const {
   std::int64_t largest = 0;
   for (const UnitLayout& unit : units)
-    largest = std::max(largest, unit.num_elements() * unit.gradient_size);
+    largest = std::max(largest, buffer_elements(unit) * unit.gradient_size);
   return largest;
 }
 
@@ -75,7 +75,7 @@ std::vector<Message> messages_of(const Operation& operation, const Layout& layou
   }
   if (layout.num_shards == 1) return messages;
   for (const core::Shard shard : core::Indices<core::Shard>(layout.num_shards)) {
-    std::int64_t elements = 0;
+    std::int64_t elements = -unit.own_elements;
     for (const core::Replicate replicate : replicates) elements += part(replicate, shard);
     add(Message::Group::kRow, shard.value(), elements);
   }

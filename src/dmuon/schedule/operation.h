@@ -71,8 +71,11 @@ struct UnitLayout {
   /// The host framework manages parameters in it, whose collectives all ranks must reach alike: no
   /// rank may skip it by itself.
   bool host = false;
+  /// Of a column's part, what other columns' ranks do not have: their buffers hold as much of
+  /// their own there (expert parallelism).
+  std::int64_t own_elements = 0;
 
-  std::int64_t num_elements() const;
+  std::int64_t num_elements() const;                  ///< of all owners
   bool empty() const { return num_elements() == 0; }  ///< of what the engine moves
 };
 
@@ -92,6 +95,10 @@ struct Layout {
   }
   core::Shard shard_of(core::Slot slot) const { return core::Shard(slot.value() % num_shards); }
 
+  /// Of a rank's packed buffer.
+  std::int64_t buffer_elements(const UnitLayout& unit) const {
+    return unit.num_elements() - (num_shards - 1) * unit.own_elements;
+  }
   /// Of the largest unit.
   std::int64_t largest_weights() const;
   std::int64_t largest_gradients() const;
