@@ -14,7 +14,8 @@ namespace {
 constexpr int kMaxSteps = 99;
 
 // A table maps [0, 1] onto [~0, ~1]; rounding can lift a singular value past 1, where the next row
-// would throw it far off. Dividing the argument by s keeps a margin; the last row has no successor.
+// would throw it far off. Dividing the argument by s keeps a margin; the last row repeats, and
+// carries what is near 1 to 1.
 Coefficients with_safety_factor(Coefficients rows, double s) {
   for (std::size_t i = 0; i + 1 < rows.size(); ++i) {
     rows[i].a /= s;
@@ -31,7 +32,10 @@ const std::vector<std::pair<std::string_view, Coefficients>>& known_sets() {
                            {4.107059111542203, -2.9478499167379106, 0.5448431082926601},
                            {3.9486908534822946, -2.908902115962949, 0.5518191394370137},
                            {3.3184196573706015, -2.488488024314874, 0.51004894012372},
-                           {2.300652019954817, -1.6689039845747493, 0.4188073119525673}},
+                           {2.300652019954817, -1.6689039845747493, 0.4188073119525673},
+                           {1.891301407787398, -1.2679958271945868, 0.37680408948524835},
+                           {1.8750014808534479, -1.2500016453999487, 0.3750001645474248},
+                           {1.875, -1.25, 0.375}},
                           1.05)},
       {"quintic", {{3.4445, -4.7750, 2.0315}}},
       {"you",

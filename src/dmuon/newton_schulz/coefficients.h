@@ -19,7 +19,7 @@ using Coefficients = std::vector<Row>;
 /// The rows of a named set for `num_steps` steps; steps past the set's table
 /// repeat its last row.
 ///
-///   polar_express  five rows by minimax approximation, damped by a safety
+///   polar_express  eight rows by minimax approximation, damped by a safety
 ///                  factor 1.05 on all but the last (arXiv 2505.16932).
 ///   quintic        one row for every step, as in torch.optim.Muon (Jordan).
 ///   you            five rows (YouJiacheng).
