@@ -12,7 +12,8 @@ MINUTES ?= 10
 SEEDS ?= 20
 OUT ?= out/gpu
 # Of tests/distributed, what trains and compares weights: on the asynchronous device in all orders.
-TRAJECTORIES = trajectory composition checkpointing values_between_units gradients passes skips optimizer adamw_groups
+TRAJECTORIES = trajectory composition checkpointing values_between_units gradients passes skips optimizer adamw_groups \
+  views expert_parallel
 # The address: a host name may not resolve.
 TORCHRUN = python -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node
 

@@ -81,7 +81,7 @@ def hard_spectra(size):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_hard_spectra_stay_finite_with_spectral_norm_at_most_1_16(dtype, form):
+def test_hard_spectra_stay_finite_with_a_spectral_norm_near_the_polynomials(dtype, form):
     # In the Gram form Q is rounded, which after two rows is up to 30 beside directions that it must leave at 1: bf16
     # then adds up to 30 * 2**-9 to what the polynomial has, 1.124. (16-bit Gram matrices are fp16's on GPUs.)
     most = 1.124 + 30 * 2**-9 if (dtype, form) == (torch.bfloat16, _C.Form.GRAM) else 1.16

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn as nn
 from pool import RankPool
+from torch.distributed.tensor import DTensor, Shard
 
 import dmuon
 from dmuon import _C, _plan
@@ -31,13 +32,28 @@ def device_ranks():
     pool.close()
 
 
+class Stack(nn.Module):
+    """Four experts, or, divided over the ranks of a node, this rank's; without an exchange of tokens."""
+
+    def __init__(self, experts: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(experts, WIDTH, WIDTH) / WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.weight.flatten(0, 1)).unflatten(-1, (-1, WIDTH)).sum(-2)
+
+
 def live_bytes() -> int:
     gc.collect()  # what an earlier case left must not be freed while this one is measured
     torch.accelerator.synchronize()
     return int(torch.emulated.memory_allocated())
 
 
-def trained(mesh: Any, dtype: torch.dtype, **options: Any) -> tuple[int, int]:
+def experts_by_view(name: str, module: nn.Module, parameter: nn.Parameter) -> dmuon.View | None:
+    return dmuon.views.experts(parameter) if isinstance(module, Stack) else None
+
+
+def trained(mesh: Any, dtype: torch.dtype, divided: bool = False, **options: Any) -> tuple[int, int]:
     """Most bytes of the third step, beyond those before the model; and those of the plan for this rank."""
     import async_device
 
@@ -46,9 +62,16 @@ def trained(mesh: Any, dtype: torch.dtype, **options: Any) -> tuple[int, int]:
     before = live_bytes()
     with torch.device("emulated"):
         units = [[nn.Linear(WIDTH, WIDTH, bias=False, dtype=dtype) for _ in range(size)] for size in UNITS]
+        if divided:
+            node = mesh if mesh.ndim == 1 else mesh[mesh.mesh_dim_names[1]]
+            units = [[*unit, Stack(4 // node.size())] for unit in units[:3]]
     model = nn.Sequential(*(nn.Sequential(*unit) for unit in units))
+    for unit in model if divided else ():
+        local = unit[-1].weight.detach()
+        unit[-1].weight = nn.Parameter(DTensor.from_local(local, node, [Shard(0)], run_check=False))
+        del local
     del units
-    dmuon.dedicate_params(model, mesh, costs="modelled", **options)
+    dmuon.dedicate_params(model, mesh, costs="modelled", select=experts_by_view, **options)
     optimizer = dmuon.Muon(model, ns_dtype=torch.bfloat16)  # in which the emulated iteration is fast
     most = 0
     x = torch.ones(1, WIDTH, dtype=dtype, device="emulated")
@@ -80,6 +103,7 @@ def trained(mesh: Any, dtype: torch.dtype, **options: Any) -> tuple[int, int]:
         {"max_units_in_flight": 2},
         {"reshard_after_forward": False},
         {"strategy": "rank0"},
+        {"divided": True},
     ],
     ids=str,
 )
