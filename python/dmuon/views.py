@@ -1,4 +1,4 @@
-"""What is orthogonalised of a parameter: itself, or matrices that follow each other in its memory.
+"""What is orthogonalised of a parameter: itself, matrices that follow each other in its memory, or blocks of columns.
 
 A parameter is saved whole; a view says which matrices it consists of, or several views do, one after the
 other. Each matrix is orthogonalised by itself and has the learning rate of its own rows and columns, as if it were a
@@ -25,24 +25,48 @@ import torch.nn as nn
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """`count` matrices of `rows` x `cols`, one after the other in the memory of a contiguous parameter."""
+    """`count` matrices of `rows` x `cols`, one after the other in the memory of a contiguous parameter.
+
+    Attributes:
+        count: of matrices.
+        rows: of each.
+        cols: of each, as long as the rows of the parameter.
+        column_blocks: so many equally wide blocks of columns of each are orthogonalised apart.
+        transposed: stored as [in, out], so that `adjust_lr_fn` takes columns for rows; the rest knows no difference.
+    """
 
     count: int
     rows: int
     cols: int
+    column_blocks: int = 1
+    transposed: bool = False
 
     def __post_init__(self) -> None:
-        for field, value in dataclasses.asdict(self).items():
+        for field in ("count", "rows", "cols", "column_blocks"):
+            value = getattr(self, field)
             if type(value) is not int or not 1 <= value < 2**31:
                 raise ValueError(f"View: {field}: expected an integer in [1, 2**31), got {value!r}")
+        if self.cols % self.column_blocks:
+            raise ValueError(
+                f"View: column_blocks: expected a divisor of the {self.cols} cols, got {self.column_blocks}"
+            )
+        if type(self.transposed) is not bool:
+            raise ValueError(f"View: transposed: expected True or False, got {self.transposed!r}")
 
     @property
     def sizes(self) -> tuple[int, int, int]:
         """[count, rows, cols], as which the parameter's elements are looked at."""
         return self.count, self.rows, self.cols
 
+    @property
+    def sides(self) -> tuple[int, int]:
+        """[rows, cols] of each matrix that is orthogonalised."""
+        return self.rows, self.cols // self.column_blocks
+
     def __str__(self) -> str:
-        return f"{self.count} of {self.rows} x {self.cols}" if self.count > 1 else f"{self.rows} x {self.cols}"
+        number = f"{self.count} of " if self.count > 1 else ""
+        blocks = f"{self.column_blocks}*" if self.column_blocks > 1 else ""
+        return f"{number}{self.rows} x {blocks}{self.sides[1]}{' transposed' if self.transposed else ''}"
 
 
 def matrix(parameter: torch.Tensor) -> View:
@@ -96,6 +120,26 @@ def rows(parameter: torch.Tensor, heights: Sequence[int]) -> tuple[View, ...]:
     return tuple(View(len(list(alike)), of, cols) for of, alike in groupby(heights))
 
 
+def columns(parameter: torch.Tensor, num_blocks: int) -> View:
+    """[rows, cols] or [experts, rows, cols]: equal blocks of columns, side by side, apart."""
+    *stack, rows, cols = _sizes("columns", parameter, "[rows, cols] or [experts, rows, cols]", 2, 3)
+    if type(num_blocks) is not int or num_blocks < 1 or cols % num_blocks:
+        raise ValueError(f"views.columns: num_blocks: expected a divisor of the {cols} columns, got {num_blocks!r}")
+    return View(stack[0] if stack else 1, rows, cols, column_blocks=num_blocks)
+
+
+def transposed(view: View) -> View:
+    """The same of a parameter that is stored as [in, out], so that `adjust_lr_fn` takes columns for rows."""
+    if not isinstance(view, View):
+        raise ValueError(f"views.transposed: view: expected a dmuon.View, got {view!r}")
+    return dataclasses.replace(view, transposed=True)
+
+
+def conv1d(parameter: torch.Tensor) -> View:
+    """[in, out] of Transformers' `Conv1D`: one matrix, which is stored transposed."""
+    return transposed(matrix(parameter))
+
+
 def conv(parameter: torch.Tensor) -> View:
     """[out, in, ...] of a convolution: one matrix of out rows, the rest flattened."""
     sizes = _sizes("conv", parameter, "[out, in, ...]", 3, 4, 5)
@@ -121,7 +165,7 @@ def _divided(function: str, parameter: torch.Tensor, rows: int, parts: int) -> i
 # Add your own before `dedicate_params`, the same on all ranks; {} leaves a class to AdamW.
 by_class: dict[type[nn.Module] | str, dict[str, Callable[[torch.Tensor], View | Sequence[View]]]] = {
     nn.Linear: {"weight": matrix},
-    "transformers.pytorch_utils.Conv1D": {"weight": matrix},  # [in, out]
+    "transformers.pytorch_utils.Conv1D": {"weight": conv1d},
     nn.MultiheadAttention: {"in_proj_weight": matrix, "?_proj_weight": matrix},
     nn.RNNBase: {"weight_*": matrix},
     nn.RNNCellBase: {"weight_*": matrix},

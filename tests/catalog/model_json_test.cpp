@@ -35,6 +35,14 @@ TEST(ModelFromJson, ExpandsRepeatedUnitsAndStacks) {
                                               {"last.w", 5, 6, 3}}));
 }
 
+TEST(ModelFromJson, ReadsHowMatricesLieInTheirParameter) {
+  const Model found = model_from_json(with_units(R"([{"name": "h", "matrices": [
+        {"name": "c_attn", "rows": 4, "cols": 12, "column_blocks": 3, "transposed": true},
+        {"name": "k", "rows": 2, "cols": 12, "transposed": false, "continues": true}]}])"));
+  EXPECT_EQ(found.inventory, (plan::Inventory{{"h.c_attn", 4, 12, 0, false, 1, false, {}, 3, true},
+                                              {"h.k", 2, 12, 0, false, 1, true}}));
+}
+
 TEST(ModelFromJson, TakesUnitsApartThatLieBetweenOthers) {
   const Model found = model_from_json(with_units(R"([
       {"name": "", "unit": 1, "matrices": [{"name": "first", "rows": 8, "cols": 4}]},

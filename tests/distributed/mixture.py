@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import dmuon
 
-WIDTH, HIDDEN, EXPERTS, HEADS = 12, 10, 3, 4
+WIDTH, HIDDEN, EXPERTS, HEADS, INNER = 12, 10, 3, 4, 6
 
 
 class Experts(nn.Module):
@@ -35,6 +35,21 @@ class Convolution(nn.Conv1d):
         return torch.einsum("oik,biwk->bow", self.weight, windows) + self.bias[:, None]
 
 
+class Stored(nn.Module):
+    """Weights as GPT-2 and Llama 4 store them, [in, out]; Q, K and V, gate and up are blocks of columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Parameter(torch.randn(WIDTH, 3 * INNER) / 4)
+        self.back = nn.Parameter(torch.randn(INNER, WIDTH) / 4)
+        self.gate_up = nn.Parameter(torch.randn(EXPERTS, WIDTH, 2 * INNER) / 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (x @ self.qkv).chunk(3, -1)
+        gate, up = torch.einsum("bw,ewh->ebh", x, self.gate_up).chunk(2, -1)
+        return torch.tanh(q * k + v + (F.silu(gate) * up).mean(0)) @ self.back
+
+
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -44,6 +59,7 @@ class Block(nn.Module):
         self.down = nn.Linear(HIDDEN, WIDTH)
         self.conv = Convolution(2, 3, 3, padding=1)
         self.experts = Experts()
+        self.stored = Stored()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, *kv = self.qkv(F.normalize(x, dim=-1)).split([WIDTH, WIDTH // HEADS, WIDTH // HEADS], -1)
@@ -52,6 +68,7 @@ class Block(nn.Module):
         gate, up = self.gate_up(x).chunk(2, -1)
         x = x + self.down(F.silu(gate) * up)
         x = x + self.conv(x.view(-1, 2, WIDTH // 2)).mean(1).repeat(1, 2)
+        x = x + self.stored(F.normalize(x, dim=-1))
         return x + self.experts(x)
 
 
@@ -72,13 +89,16 @@ def make_mixture() -> Mixture:
 
 
 def select(name: str, module: nn.Module, parameter: nn.Parameter) -> dmuon.View | tuple[dmuon.View, ...] | None:
-    kind = name.partition(".")[2].partition(".")[2]
+    kind, transposed = name.partition(".")[2].partition(".")[2], dmuon.views.transposed
     return {
         "heads.weight": lambda: dmuon.views.per_head(parameter, WIDTH // HEADS),
         "qkv.weight": lambda: dmuon.views.qkv(parameter, 4, 1),
         "gate_up.weight": lambda: dmuon.views.gate_up(parameter),
         "experts.gate_up": lambda: dmuon.views.gate_up(parameter),
         "conv.weight": lambda: dmuon.views.conv(parameter),
+        "stored.qkv": lambda: transposed(dmuon.views.columns(parameter, 3)),
+        "stored.back": lambda: transposed(dmuon.views.matrix(parameter)),
+        "stored.gate_up": lambda: transposed(dmuon.views.columns(parameter, 2)),
     }.get(kind, lambda: None)()
 
 
@@ -91,6 +111,9 @@ MATRICES: dict[str, Callable[[torch.Tensor], list[torch.Tensor]]] = {
     "conv.weight": lambda p: [torch.stack([p[:, i, j] for i in range(2) for j in range(3)], dim=1)],
     "experts.gate_up": lambda p: [p[0, :10], p[0, 10:], p[1, :10], p[1, 10:], p[2, :10], p[2, 10:]],
     "experts.down": lambda p: [p[0], p[1], p[2]],
+    "stored.qkv": lambda p: [p[:, :6].T, p[:, 6:12].T, p[:, 12:].T],
+    "stored.back": lambda p: [p.T],
+    "stored.gate_up": lambda p: [p[e, :, half].T for e in range(EXPERTS) for half in (slice(6), slice(6, 12))],
 }
 
 

@@ -45,9 +45,14 @@ class Experts(nn.Module):
         super().__init__()
         self.stack = nn.Parameter(torch.randn(12, 6, 8))
         self.qkv = nn.Linear(8, 12, bias=False)
+        self.stored = nn.Parameter(torch.randn(8, 6))  # [in, out]
 
 
-def of_several_views(name: str, module: nn.Module, parameter: nn.Parameter) -> tuple[dmuon.View, ...] | None:
+def of_several_views(
+    name: str, module: nn.Module, parameter: nn.Parameter
+) -> dmuon.View | tuple[dmuon.View, ...] | None:
+    if name.endswith("stored"):
+        return dmuon.views.transposed(dmuon.views.columns(parameter, 2))
     return dmuon.views.qkv(parameter, 4, 1) if name.endswith("qkv.weight") else None
 
 
@@ -59,9 +64,10 @@ def test_parts_of_parameters_are_the_same_in_files_and_in_the_model(tmp_path: Pa
     plan = dmuon.Plan.load(tmp_path / "plan.json")
     items = plan.native.inventory
     names = [item.name for item in items if item.unit == 0]
-    assert names == [*(f"0.stack[{i}:{i + 1}]" for i in range(12)), "0.qkv.weight[0:1]", "0.qkv.weight[1:3]"]
-    assert [item.continues for item in items if item.unit == 0] == [False, *[True] * 11, False, True]
-    assert [(item.num_matrices, item.rows, item.cols) for item in items[12:14]] == [(1, 8, 8), (2, 2, 8)]
+    stack = [f"0.stack[{i}:{i + 1}]" for i in range(12)]
+    assert names == [*stack, "0.stored", "0.qkv.weight[0:1]", "0.qkv.weight[1:3]"]
+    assert [item.continues for item in items if item.unit == 0] == [False, *[True] * 11, False, False, True]
+    assert [item.shape_text() for item in items[12:15]] == ["8 x 2*3 transposed", "8 x 8", "2 of 2 x 8"]
     made = dmuon.plan(model, (1, 4), device="cpu", select=of_several_views)
     assert made.to_json() == plan.to_json()
     plan.native.require_fit(made.native.inventory, _plan.Mesh(1, 4))

@@ -50,6 +50,8 @@ def matrices_of(model: str) -> Callable[[str], Callable[[torch.Tensor], list[tor
     def of(name: str) -> Callable[[torch.Tensor], list[torch.Tensor]] | None:
         if re.search(r"\.experts\.\w+$", name):
             return lambda p: [p[i] for i in range(4)]
+        if model == "gpt2" and re.search(MATRICES[model], name):  # stored as [in, out], Q, K and V side by side
+            return lambda p: [block.T for block in p.chunk(3 if "c_attn" in name else 1, dim=1)]
         return (lambda p: [p]) if re.search(MATRICES[model], name) else None
 
     return of
@@ -92,9 +94,13 @@ def reference(name: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tenso
     return initial, weights_of_plain(model)
 
 
+def select(name: str, module: nn.Module, parameter: nn.Parameter) -> dmuon.View | None:
+    return dmuon.views.transposed(dmuon.views.columns(parameter, 3)) if name.endswith("c_attn.weight") else None
+
+
 def train(mesh: Any, name: str) -> dict[str, torch.Tensor]:
     model = made(name)
-    dedicate(model, mesh, AHEAD)
+    dedicate(model, mesh, AHEAD, select=select)
     for layers in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
         for layer in layers:
             fully_shard(layer, mesh=mesh)

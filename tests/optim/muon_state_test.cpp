@@ -169,11 +169,13 @@ std::shared_ptr<engine::Engine> make_engine(const std::vector<plan::View>& views
                                             const std::vector<std::vector<int>>& batches) {
   const engine::Group alone(nullptr, "row", 0, 1);
   plan::Plan plan;
-  for (const auto& [num_matrices, rows, cols] : views) {
+  for (const plan::View& view : views) {
     plan.inventory.push_back({.name = std::to_string(plan.inventory.size()),
-                              .rows = rows,
-                              .cols = cols,
-                              .num_matrices = num_matrices});
+                              .rows = view.rows,
+                              .cols = view.cols,
+                              .num_matrices = view.num_matrices,
+                              .column_blocks = view.column_blocks,
+                              .transposed = view.transposed});
     plan.owner.push_back(core::Owner(0));
   }
   for (const std::vector<int>& batch : batches)
@@ -259,6 +261,39 @@ TEST(MuonState, TrainsAStackOfMatricesAsItTrainsThemApart) {
     EXPECT_TRUE(whole(*stacked, kMomentum).equal(whole(*apart, kMomentum))) << "step " << step;
   }
   EXPECT_FALSE(whole(*stacked, "master").equal(start));
+}
+
+// The same matrices, side by side in two parameters and one after the other in six.
+TEST(MuonState, TrainsBlocksOfColumnsAsItTrainsThemApart) {
+  const auto wide = make_engine({{1, 4, 9, 3, true}, {1, 4, 9, 3, true}}, {{0, 1}});
+  const auto apart = make_engine(std::vector<plan::View>(6, {1, 3, 4}), {{0, 1, 2, 3, 4, 5}});
+  MuonState wide_state(wide);
+  MuonState apart_state(apart);
+  std::vector<MuonGroup> groups{group_of(0.05), group_of(0.2)};
+  groups[0].adjust_lr = AdjustLr::kSpectralUnclamped;
+  // [6, 3, 4]: what is stored as [in, out] as [out, in].
+  const auto matrices = [](engine::Engine& engine, const std::string& name) {
+    const at::Tensor whole = engine.owned().batches()[core::BatchIndex(0)].tensors.at(name);
+    if (whole.size(0) == 6) return whole;
+    return whole.view({2, 4, 3, 3}).permute({0, 2, 3, 1}).reshape({6, 3, 4});
+  };
+  const auto put = [&](const std::string& name, const at::Tensor& values) {
+    const auto whole = [&](engine::Engine& engine) {
+      return engine.owned().batches()[core::BatchIndex(0)].tensors.at(name);
+    };
+    whole(*apart).copy_(values);
+    whole(*wide).copy_(values.view({2, 3, 3, 4}).permute({0, 3, 1, 2}).reshape({2, 4, 9}));
+  };
+  put(engine::kMaster, random_tensor({6, 3, 4}, 1));
+  for (unsigned step = 0; step < 3; ++step) {
+    put(engine::kGradient, random_tensor({6, 3, 4}, 10 + step));
+    wide_state.step(groups, core::Vector<ParameterIndex, int>{0, 1}, kApplies);
+    apart_state.step(groups, core::Vector<ParameterIndex, int>{0, 0, 0, 1, 1, 1}, kApplies);
+    for (const std::string& name : {engine::kMaster, kMomentum}) {
+      EXPECT_TRUE(matrices(*wide, name).allclose(matrices(*apart, name), 1e-5, 1e-6))
+          << name << ", step " << step;
+    }
+  }
 }
 
 TEST(MuonState, StartsWithZeroMomentumAndCountsIt) {

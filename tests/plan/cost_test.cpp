@@ -132,6 +132,25 @@ TEST(ModelledCosts, HaveOneEntryAShapeInTheGroupsOrderUpToTheLargestBatch) {
   EXPECT_GT(costs.shapes[2].batches[0].ns, costs.shapes[1].batches[0].ns);
 }
 
+// Blocks of columns cost what as many matrices of a stack do; two of these shapes share an entry.
+TEST(ModelledCosts, KnowNoLayout) {
+  const ShapeGroups groups = group_by_shape({{"a", 8, 24, 0, false, 1, false, {}, 3},
+                                             {"b", 8, 24, 0, false, 1, false, {}, 3, true},
+                                             {"c", 8, 8, 0}});
+  const Device device = oracle::a800();
+  const CostTable costs = modelled_costs(groups, device);
+  ASSERT_EQ(costs.shapes.size(), 2U);
+  EXPECT_EQ(costs.shapes[0].shape, (Shape{8, 8, false, 3}));
+  EXPECT_EQ(costs.shapes[0].batches, (std::vector<BatchTime>{{1, modelled_ns(device, {8, 8}, 3)},
+                                                             {2, modelled_ns(device, {8, 8}, 6)}}));
+  const balance::Instance instance = instance_of(groups, costs, 2, 12);
+  for (const int shape : {0, 1}) {
+    EXPECT_EQ(instance.shapes[ShapeIndex(shape)].batches, costs.shapes[0].batches);
+    EXPECT_EQ(instance.shapes[ShapeIndex(shape)].num_matrices, 1);
+    EXPECT_EQ(instance.shapes[ShapeIndex(shape)].bytes, 12 * 8 * 24);
+  }
+}
+
 TEST(Device, WithAConstantThatIsNoRateIsRejectedByName) {
   EXPECT_NO_THROW(validate(oracle::a800()));
   const std::pair<const char*, std::function<void(Device&)>> bad[] = {

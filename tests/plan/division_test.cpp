@@ -38,6 +38,31 @@ TEST(Divide, LeavesAloneWhatIsSmallOrHasPartsOrHasOneOwner) {
   EXPECT_EQ(divide(many, {1, 2}), many);
 }
 
+// By hand: a block of 2 x 2 counts 8 as a matrix does. A part that were half of "wide" would not be
+// in one piece of memory.
+TEST(Divide, KeepsBlocksOfColumnsTogether) {
+  const Parameter wide{"wide", 2, 24, 0, false, 1, false, {}, 12, true};
+  EXPECT_EQ(divide({wide}, {1, 4}), Inventory{wide});
+  const Inventory divided =
+      divide({{"stack", 2, 8, 0, false, 6, false, {}, 4}, {"x", 2, 2, 0}}, {1, 4});
+  ASSERT_EQ(divided.size(), 7);
+  EXPECT_EQ(divided[ParameterIndex(5)],
+            (Parameter{"stack[5:6]", 2, 8, 0, false, 1, true, {}, 4, false}));
+  // 48 blocks of 4 x 2 count 16 each: 768 and 224 * 8 are 2560, on 2 owners at most 160 a part.
+  Inventory many{{"stack", 4, 8, 0, false, 12, false, {}, 4}};
+  for (int i = 0; i < 224; ++i) many.push_back({"x" + std::to_string(i), 2, 2, 0});
+  EXPECT_EQ(divide(many, {1, 2}).size(), 6 + 224);
+}
+
+TEST(Join, KeepsLayoutsApart) {
+  const Inventory blocks{{"s", 2, 8, 0, false, 6, false, {}, 4}, {"x", 2, 2, 0}};
+  EXPECT_EQ(join(divide(blocks, {1, 4})), blocks);
+  const Inventory views{{"q[0:1]", 2, 4, 0, false, 1, false, {}, 2},
+                        {"q[1:2]", 2, 4, 0, false, 1, true},
+                        {"q[2:3]", 2, 4, 0, false, 1, true, {}, 1, true}};
+  EXPECT_EQ(join(views), views);
+}
+
 TEST(Join, UndoesDivision) {
   const Inventory stacks{{"a", 4, 4, 0}, {"s[0]", 2, 2, 1, false, 12}, {"t", 3, 2, 1, false, 7}};
   const Inventory divided = divide(stacks, {1, 4});

@@ -30,6 +30,8 @@ TEST(Inventory, WithBadSidesUnitsOrRepeatedNamesIsRejectedByName) {
       {{"layer.w", 4, 4, 0, false, 0}},
       {{"layer.w", 4, 4, 0, false, std::int64_t{1} << 31}},
       {{"layer.w", 1 << 28, 1 << 28, 0, false, 2}},
+      {{"layer.w", 4, 6, 0, false, 1, false, {}, 0}},
+      {{"layer.w", 4, 6, 0, false, 1, false, {}, 4}},
       {{"layer.w", (std::int64_t{1} << 31) - 1, (std::int64_t{1} << 31) - 1, 0, false,
         (std::int64_t{1} << 31) - 1}},
       // Columns: not from 0 on, one left out, of some parameters only, of unequal parts.
@@ -91,6 +93,28 @@ TEST(GroupByShape, KeepsStacksApartByTheirNumberOfMatrices) {
   EXPECT_EQ(groups.shapes[ShapeIndex(1)].num_elements(), 96);
   EXPECT_EQ(to_string(groups.shapes[ShapeIndex(1)]), "3 of 4 x 8");
   EXPECT_EQ(to_string(groups.shapes.back()), "3 of 4 x 8 over TP");
+}
+
+// Of one shape and one layout are a and f, and no others.
+TEST(GroupByShape, KeepsLayoutsApartThatWouldBeUpdatedOtherwise) {
+  const ShapeGroups groups = group_by_shape({{"a", 4, 6, 0, false, 1, false, {}, 3, true},
+                                             {"b", 4, 6, 0, false, 1, false, {}, 3},
+                                             {"c", 4, 2, 0, false, 3},
+                                             {"d", 4, 2, 0, false, 3, false, {}, 1, true},
+                                             {"e", 4, 6, 0, false, 5, false, {}, 3},
+                                             {"f", 4, 6, 0, false, 1, false, {}, 3, true}});
+  EXPECT_EQ(groups.shape_of, shapes({0, 1, 2, 3, 4, 0}));
+  const auto words = [&](int index) { return to_string(groups.shapes[ShapeIndex(index)]); };
+  EXPECT_EQ(words(0), "4 x 3*2 transposed");
+  EXPECT_EQ(words(1), "4 x 3*2");
+  EXPECT_EQ(words(2), "3 of 4 x 2");
+  EXPECT_EQ(words(3), "3 of 4 x 2 transposed");
+  EXPECT_EQ(words(4), "5 of 4 x 3*2");
+  for (const ShapeIndex s : groups.shapes.indices()) {
+    EXPECT_EQ(groups.shapes[s].rows, 4);
+    EXPECT_EQ(groups.shapes[s].cols, 2);
+    EXPECT_EQ(groups.shapes[s].num_elements(), s.value() == 4 ? 120 : 24);
+  }
 }
 
 // 15 elements of a leaf of 25, then the other 10 with the 103 of the gap after it.

@@ -66,6 +66,20 @@ TEST(PlanJson, KeepsNamesAndOptionsToTheLastBit) {
   EXPECT_EQ(from_json(to_json(plan)), plan);
 }
 
+TEST(PlanJson, KeepsLayoutsAndTakesTheirAbsenceForPlainMatrices) {
+  const Inventory inventory = {{"plain", 4, 6, 0},
+                               {"blocks", 4, 6, 0, false, 1, false, {}, 3},
+                               {"stored transposed", 4, 6, 0, false, 2, false, {}, 1, true},
+                               {"both", 4, 6, 0, false, 2, true, {}, 3, true}};
+  const Plan plan = make_plan(inventory, {1, 2}, "load_balance", oracle::modelled(inventory));
+  EXPECT_EQ(from_json(to_json(plan)), plan);
+  const json assignments = json::parse(to_json(plan))["assignments"];
+  for (const char* key : {"num_matrices", "continues", "column_blocks", "transposed"})
+    EXPECT_FALSE(assignments[0].contains(key));
+  EXPECT_EQ(assignments[3]["column_blocks"], 3);
+  EXPECT_EQ(assignments[3]["transposed"], true);
+}
+
 TEST(PlanJson, HasWhatReadersLookFor) {
   const Inventory inventory = oracle::inventory({0, 0, 1});
   const Plan plan =
@@ -116,6 +130,11 @@ TEST(PlanJson, NamesThePlaceOfWhatIsWrong) {
       {"plan.assignments[1].name", [](json& j) { j["assignments"][1]["name"] = 1; }},
       {"'m0' must occur once", [](json& j) { j["assignments"][1]["name"] = "m0"; }},
       {"plan.assignments[0].rows", [](json& j) { j["assignments"][0]["rows"] = 0; }},
+      {"plan.assignments[0].column_blocks",
+       [](json& j) { j["assignments"][0]["column_blocks"] = true; }},
+      {"'m0' must have column_blocks that divide its",
+       [](json& j) { j["assignments"][0]["column_blocks"] = 1 << 30; }},
+      {"plan.assignments[0].transposed", [](json& j) { j["assignments"][0]["transposed"] = 1; }},
       {"plan.assignments[0].owner", [](json& j) { j["assignments"][0]["owner"] = "0"; }},
       {"owner of matrix 'm0'", [](json& j) { j["assignments"][0]["owner"] = 7; }},
       {"plan.batches", [](json& j) { j["batches"] = nullptr; }},

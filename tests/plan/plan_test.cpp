@@ -222,6 +222,12 @@ TEST(RequireFit, NamesTheFirstDifference) {
   EXPECT_NE(
       changed([](Inventory& i) { i[ParameterIndex(0)].tensor_parallel = true; }).find("over TP"),
       std::string::npos);
+  EXPECT_EQ(changed([](Inventory& i) {
+              i[ParameterIndex(1)].column_blocks = 2;
+              i[ParameterIndex(1)].transposed = true;
+            }),
+            "plan: matrix 1: expected 'b', 4 x 2*2 transposed, unit 0; the plan has 'b', 4 x 4, "
+            "unit 0");
   EXPECT_EQ(changed([](Inventory& i) { i.pop_back(); }),
             "plan: expected 2 matrices; the plan has 3");
   EXPECT_EQ(changed([](Inventory& i) {
@@ -257,6 +263,8 @@ TEST(Hash, ChangesWithEverythingThatMovesDataAndWithNothingElse) {
       [](Plan& p) { p.inventory[ParameterIndex(0)].cols = 5; },
       [](Plan& p) { p.inventory[ParameterIndex(0)].unit = 1; },
       [](Plan& p) { p.inventory[ParameterIndex(0)].tensor_parallel = true; },
+      [](Plan& p) { p.inventory[ParameterIndex(0)].column_blocks = 2; },
+      [](Plan& p) { p.inventory[ParameterIndex(0)].transposed = true; },
   };
   for (const auto& change : changes) {
     Plan changed = plan;

@@ -40,5 +40,12 @@ TEST(Workspace, IsTheUpdateAndTheRoundedOneWhereSquaresAreSmall) {
   EXPECT_EQ(bytes({1, 100}, 2, 4), 2 * 4 * (2 * 100 + 4));
 }
 
+// They are copied apart in fp32 before that.
+TEST(Workspace, OfBlocksOfColumnsHoldsTheUpdateTwiceWhereThatIsTheMost) {
+  const Shape blocks{1, 100, false, 6, 6};
+  EXPECT_EQ(bytes(blocks, 2, 2), 12 * (4 + 4) * 100);
+  EXPECT_EQ(bytes({10, 40, false, 6, 3}, 2, 4), bytes({10, 40}, 12, 4));
+}
+
 }  // namespace
 }  // namespace dmuon::plan

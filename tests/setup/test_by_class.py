@@ -50,7 +50,7 @@ RECURRENT = {"weight_ih_l0": (20, 3), "weight_hh_l0": (20, 2), "weight_hr_l0": (
     ("model", "expected"),
     [
         (FusedLinear(4, 12), whole("matrix of Linear", weight=(12, 4))),
-        (Conv1D(12, 4), whole("matrix of Conv1D", weight=(4, 12))),
+        (Conv1D(12, 4), {"weight": ("matrix of Conv1D", View(1, 4, 12, transposed=True))}),
         (
             nn.MultiheadAttention(4, 2),
             whole("matrix of MultiheadAttention", in_proj_weight=(12, 4))

@@ -8,7 +8,7 @@ import torch.nn as nn
 from dmuon._setup.routing import route
 
 import dmuon
-from dmuon import View, views
+from dmuon import View, _plan, views
 
 
 class Experts(nn.Module):
@@ -30,6 +30,12 @@ class Block(nn.Module):
         self.expert = nn.Conv1d(8, 6, 3)
 
 
+class Flat(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(6, 8))
+
+
 def routed(model: nn.Module, select=None) -> dict[str, tuple[str | View, ...]]:
     return {row.name: (row.algorithm, *row.views) for row in route(model, select)[1]}
 
@@ -43,10 +49,29 @@ def routed(model: nn.Module, select=None) -> dict[str, tuple[str | View, ...]]:
         (views.gate_up(torch.zeros(5, 4, 6)), (10, 2, 6)),
         (views.per_head(torch.zeros(12, 6), 4), (3, 4, 6)),
         (views.conv(torch.zeros(8, 4, 3, 3)), (1, 8, 36)),
+        (views.columns(torch.zeros(4, 6), 3), (1, 4, 6)),
+        (views.columns(torch.zeros(5, 4, 6), 2), (5, 4, 6)),
+        (views.transposed(views.experts(torch.zeros(5, 4, 6))), (5, 4, 6)),
     ],
 )
 def test_ready_views_have_these_sizes(view, sizes):
     assert view.sizes == sizes
+
+
+@pytest.mark.parametrize(
+    ("view", "sides", "words"),
+    [
+        (View(1, 4, 6), (4, 6), "4 x 6"),
+        (View(5, 4, 6), (4, 6), "5 of 4 x 6"),
+        (views.columns(torch.zeros(4, 6), 3), (4, 2), "4 x 3*2"),
+        (views.transposed(views.columns(torch.zeros(5, 4, 6), 2)), (4, 3), "5 of 4 x 2*3 transposed"),
+        (views.conv1d(torch.zeros(4, 6)), (4, 6), "4 x 6 transposed"),
+    ],
+)
+def test_a_view_says_which_matrices_it_has(view, sides, words):
+    assert (view.sides, str(view)) == (sides, words)
+    item = _plan.Parameter("w", view.rows, view.cols, 0, False, view.count, False, view.column_blocks, view.transposed)
+    assert item.shape_text() == words
 
 
 @pytest.mark.parametrize(
@@ -73,6 +98,13 @@ def test_views_of_blocks_of_rows_have_these_sizes(answer, expected):
         (lambda: views.qkv(torch.zeros(16, 6)), "a multiple of 3"),
         (lambda: views.conv(torch.zeros(8, 4)), r"views.conv: parameter: expected \[out, in, ...\]"),
         (lambda: views.matrix(3), "got int"),
+        (lambda: View(1, 4, 6, column_blocks=4), "View: column_blocks: expected a divisor of the 6 cols, got 4"),
+        (lambda: View(1, 4, 6, column_blocks=True), "View: column_blocks: expected an integer"),
+        (lambda: View(1, 4, 6, transposed=1), "View: transposed: expected True or False, got 1"),
+        (lambda: views.columns(torch.zeros(4, 6), 4), "views.columns: num_blocks: expected a divisor of the 6 columns"),
+        (lambda: views.columns(torch.zeros(4, 6), 3.0), "views.columns: num_blocks: .* got 3.0"),
+        (lambda: views.columns(torch.zeros(6), 3), r"views.columns: parameter: expected \[rows, cols\] or"),
+        (lambda: views.transposed(torch.zeros(4, 6)), "views.transposed: view: expected a dmuon.View"),
     ],
 )
 def test_what_is_no_such_parameter_is_refused_by_name(make, message):
@@ -91,11 +123,6 @@ def test_stacks_of_experts_are_muons_and_nothing_else_of_three_dimensions():
 
 
 def test_select_chooses_views():
-    class Flat(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.zeros(6, 8))
-
     model = nn.ModuleDict({"proj": Flat()})
     model.register_parameter("tables", nn.Parameter(torch.zeros(2, 6, 8)))
 
@@ -123,6 +150,21 @@ def test_select_chooses_views():
 def test_a_view_that_does_not_fit_is_refused(answer, message):
     with pytest.raises(ValueError, match=message):
         dmuon.dedicate_params(Block(), select=lambda name, module, p: answer if name == "tables" else None)
+
+
+def test_a_block_of_one_column_is_no_matrix_by_default(monkeypatch):
+    monkeypatch.setitem(views.by_class, Flat, {"weight": lambda p: views.columns(p, 8)})
+    (row,) = route(Flat(), None)[1]
+    assert (row.algorithm, row.why) == ("adamw", "a side of 1")
+
+
+def test_files_and_tables_say_how_matrices_lie_in_their_parameter():
+    def blocks(name, module, parameter):
+        return views.transposed(views.columns(parameter, 4))
+
+    assert "Muon, 6 x 4*2 transposed" in str(route(Flat(), blocks)[1])
+    (unit,) = dmuon.inventory(Flat(), select=blocks)["units"]
+    assert unit["matrices"] == [{"name": "weight", "rows": 6, "cols": 8, "column_blocks": 4, "transposed": True}]
 
 
 def test_an_inventory_says_how_many_matrices_a_parameter_has():

@@ -131,12 +131,12 @@ def models(as_json: bool) -> str:
 
 
 def _described(model: _plan.Model) -> dict[str, Any]:
-    sizes = [(matrix.num_matrices, matrix.rows, matrix.cols) for matrix in model.inventory]
+    items = model.inventory
     return {
         "name": model.name,
-        "matrices": sum(number for number, _, _ in sizes),
-        "elements": sum(number * rows * cols for number, rows, cols in sizes),
-        "shapes": len(set(sizes)),
+        "matrices": sum(item.num_matrices * item.column_blocks for item in items),
+        "elements": sum(item.num_matrices * item.rows * item.cols for item in items),
+        "shapes": len({item.shape_text() for item in items}),
         "stand_in": model.stand_in,
         "description": model.description,
         "source": model.source,

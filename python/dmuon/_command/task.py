@@ -43,7 +43,19 @@ def read_task(arguments: argparse.Namespace) -> Task:
     inventory = model.inventory
     if mesh.tensor_parallel > 1:
         inventory = [
-            _plan.Parameter(m.name, m.rows, m.cols, m.unit, True, m.num_matrices, m.continues) for m in inventory
+            _plan.Parameter(
+                m.name,
+                m.rows,
+                m.cols,
+                m.unit,
+                tensor_parallel=True,
+                num_matrices=m.num_matrices,
+                continues=m.continues,
+                column=m.column,
+                column_blocks=m.column_blocks,
+                transposed=m.transposed,
+            )
+            for m in inventory
         ]
     inventory = _plan.divide(inventory, mesh)
     if arguments.costs is None:

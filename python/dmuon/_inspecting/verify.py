@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn as nn
 
-from dmuon import _C
+from dmuon import _C, _plan
 from dmuon._running.muon import Muon
 from dmuon._running.runtime import Runtime, find_runtime, runtime_of
 from dmuon._setup.agreement import agreement, largest
@@ -252,6 +252,13 @@ def _routing_differences(runtime: Runtime) -> dict[int, float]:
     return differences
 
 
+def _matrices_of(part: torch.Tensor, item: _plan.Parameter) -> Iterator[torch.Tensor]:
+    """What is orthogonalised of [num_matrices, rows, cols], each as [out, in]."""
+    for stacked in part:
+        for matrix in stacked.chunk(item.column_blocks, dim=1):
+            yield matrix.T if item.transposed else matrix
+
+
 def _update_differences(runtime: Runtime, opt: Muon) -> dict[int, float]:
     differences: dict[int, float] = {}
     for group in opt.param_groups:
@@ -268,9 +275,11 @@ def _update_differences(runtime: Runtime, opt: Muon) -> dict[int, float]:
                 master, momentum, gradient = (part[-1].view(sizes) for part in parts)
                 updated = master.clone()
                 applies = torch.ones((), dtype=torch.bool, device=updated.device)
-                _C.muon_update(updated, momentum.clone(), gradient, native, applies)
-                for i in range(item.num_matrices):
-                    expected = plain_muon_update(master[i], momentum[i], gradient[i], group, rows)
-                    found = _relative(zip(_pieces(updated[i] - master[i]), _pieces(expected), strict=True))
+                layout = item.column_blocks, item.transposed
+                _C.muon_update(updated, momentum.clone(), gradient, native, applies, *layout)
+                tensors = (_matrices_of(part, item) for part in (updated.sub_(master), master, momentum, gradient))
+                for change, old, moved, slope in zip(*tensors, strict=True):
+                    expected = plain_muon_update(old, moved, slope, group, rows)
+                    found = _relative(zip(_pieces(change), _pieces(expected), strict=True))
                     differences[matrix] = max(differences.get(matrix, 0.0), found)
     return differences

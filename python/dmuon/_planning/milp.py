@@ -94,7 +94,7 @@ def make_plan(
 
 def _shape_times(items: list[_plan.Parameter], costs: _plan.CostTable) -> list[ShapeTimes]:
     """By shape, in the order in which they first appear."""
-    alike: dict[tuple[int, int, int, bool], list[_plan.Parameter]] = {}
+    alike: dict[str, list[_plan.Parameter]] = {}
     for item in items:
-        alike.setdefault((item.num_matrices, item.rows, item.cols, item.tensor_parallel), []).append(item)
+        alike.setdefault(item.shape_text(), []).append(item)
     return [(len(matrices), costs.batches(matrices[0])) for matrices in alike.values()]

@@ -121,6 +121,8 @@ def _entry(unit: str, index: int, items: list[_plan.Parameter]) -> dict[str, Any
     listed = [
         {"name": item.name.removeprefix(prefix), "rows": item.rows, "cols": item.cols}
         | ({"num_matrices": item.num_matrices} if item.num_matrices > 1 else {})
+        | ({"column_blocks": item.column_blocks} if item.column_blocks > 1 else {})
+        | ({"transposed": True} if item.transposed else {})
         | ({"continues": True} if item.continues else {})
         | ({"column": item.column} if item.column is not None else {})
         for item in items
@@ -154,6 +156,8 @@ def inventory_of(matrices: list[Matrix], units: list[Unit]) -> list[_plan.Parame
                     num_matrices=view.count,
                     continues=begin > 0,
                     column=number if matrix.num_columns > 1 else None,
+                    column_blocks=view.column_blocks,
+                    transposed=view.transposed,
                 )
             )
     return items
@@ -168,7 +172,8 @@ def _parts_of(matrix: Matrix) -> Sequence[View]:
 
 
 def _sizes(item: _plan.Parameter) -> tuple[int, int, int]:
-    return item.num_matrices, item.rows, item.cols
+    """Number, rows and columns of the matrices that are orthogonalised, which is what costs depend on."""
+    return item.num_matrices * item.column_blocks, item.rows, item.cols // item.column_blocks
 
 
 def _changed(function: Callable[..., Any], **values: Any) -> dict[str, Any]:

@@ -64,6 +64,12 @@ class Matrix:
         return views
 
 
+def described(views: tuple[View, ...], shape: tuple[int, ...]) -> str:
+    """The views in words, nothing where they are one matrix as it is: equal words of a parameter are equal views."""
+    words = ", ".join(map(str, views))
+    return "" if words == " x ".join(map(str, shape)) else words
+
+
 def find_parameters(model: nn.Module) -> list[Matrix]:
     """Every parameter once, in the order of named_parameters(), with all its aliases."""
     found: dict[int, Matrix] = {}

@@ -7,6 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 
+from dmuon._setup.matrix import described
 from dmuon.views import View
 
 _LARGE = 0.05  # of all trainable weights
@@ -87,6 +88,6 @@ def _size(route: Route) -> str:
 
 
 def _updated_by(route: Route) -> str:
-    if route.views and route.views[0].sizes != (1, *route.shape):
-        return f"Muon, {', '.join(map(str, route.views))}"
+    if parts := described(route.views, route.shape):
+        return f"Muon, {parts}"
     return {"muon": "Muon", "adamw": "AdamW", "frozen": "nobody"}[route.algorithm]

@@ -57,7 +57,7 @@ class Rules:
         found = next((found for place in entry.places if (found := self._views(entry, place))), None)
         if found:
             views, why = found
-            return (views, why, None) if all(min(v.rows, v.cols) > 1 for v in views) else ((), "a side of 1", None)
+            return (views, why, None) if all(min(v.sides) > 1 for v in views) else ((), "a side of 1", None)
         if "bias" in place.attribute.lower() and _is_of_experts(place):
             return (), "biases of experts", None
         names = (clean_name(entry.places[-1].path).rpartition(".")[2], place.attribute)

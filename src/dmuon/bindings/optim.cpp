@@ -40,7 +40,8 @@ void init_optim(py::module_& module) {
            no_gil);
 
   module.def("muon_update", &optim::muon_update, py::arg("master"), py::arg("momentum"),
-             py::arg("gradient"), py::arg("group"), py::arg("applies"), no_gil);
+             py::arg("gradient"), py::arg("group"), py::arg("applies"),
+             py::arg("column_blocks") = 1, py::arg("transposed") = false, no_gil);
 }
 
 }  // namespace dmuon::bindings

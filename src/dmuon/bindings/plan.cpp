@@ -25,13 +25,15 @@ void init_inputs(py::module_& module) {
                         "One dedicated parameter: matrices that follow each other in memory.")
       .def(py::init([](std::string name, std::int64_t rows, std::int64_t cols, int unit,
                        bool tensor_parallel, std::int64_t num_matrices, bool continues,
-                       std::optional<core::Shard> column) {
-             return Parameter{std::move(name), rows,         cols,      unit,
-                              tensor_parallel, num_matrices, continues, column};
+                       std::optional<core::Shard> column, std::int64_t column_blocks,
+                       bool transposed) {
+             return Parameter{std::move(name), rows,      cols,   unit,          tensor_parallel,
+                              num_matrices,    continues, column, column_blocks, transposed};
            }),
            py::arg("name"), py::arg("rows"), py::arg("cols"), py::arg("unit"),
            py::arg("tensor_parallel") = false, py::arg("num_matrices") = 1,
-           py::arg("continues") = false, py::arg("column") = py::none())
+           py::arg("continues") = false, py::arg("column") = py::none(),
+           py::arg("column_blocks") = 1, py::arg("transposed") = false)
       .def_readonly("name", &Parameter::name)
       .def_readonly("rows", &Parameter::rows)
       .def_readonly("cols", &Parameter::cols)
@@ -40,6 +42,8 @@ void init_inputs(py::module_& module) {
       .def_readonly("num_matrices", &Parameter::num_matrices)
       .def_readonly("continues", &Parameter::continues)
       .def_readonly("column", &Parameter::column)
+      .def_readonly("column_blocks", &Parameter::column_blocks)
+      .def_readonly("transposed", &Parameter::transposed)
       .def("shape_text", [](const Parameter& matrix) { return plan::to_string(matrix.shape()); });
 
   py::class_<Mesh>(module, "Mesh", "R x G slots of T ranks.")

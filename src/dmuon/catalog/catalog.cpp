@@ -5,12 +5,12 @@
 #include "dmuon/catalog/embedded.h"
 #include "dmuon/core/error.h"
 #include "dmuon/plan/json_reader.h"
+#include "dmuon/plan/parameter_json.h"
 
 namespace dmuon::catalog {
 namespace {
 
 using plan::JsonReader;
-using plan::kMaxSide;
 
 constexpr int kVersion = 1;
 constexpr int kMaxMatrices = 1 << 22;
@@ -34,36 +34,23 @@ std::string with_index(const std::string& name, int index) {
   return name.substr(0, place) + std::to_string(index) + name.substr(place + 2);
 }
 
-// What a model file says of a parameter.
-struct Listed {
-  std::string name;
-  std::int64_t rows;
-  std::int64_t cols;
-  std::int64_t num_matrices;
-  bool continues;
-};
-
-std::vector<Listed> listed_in(const JsonReader& unit) {
-  std::vector<Listed> all;
+// Without their unit.
+std::vector<plan::Parameter> listed_in(const JsonReader& unit) {
+  std::vector<plan::Parameter> all;
   for (const JsonReader& entry : unit.at("matrices").items()) {
-    // "stack" is what older files say.
-    const std::int64_t stack = optional_count(entry, "stack", 1);
-    const auto continues = entry.find("continues");
-    all.push_back({entry.at("name").string(), entry.at("rows").integer(1, kMaxSide),
-                   entry.at("cols").integer(1, kMaxSide),
-                   stack * optional_count(entry, "num_matrices", 1),
-                   continues && continues->boolean()});
+    all.push_back(plan::read_matrices(entry));
+    all.back().num_matrices *= optional_count(entry, "stack", 1);  // what older files say
   }
   return all;
 }
 
 // One unit of the model.
-void add_unit(const std::vector<Listed>& matrices, const std::string& name, int unit,
+void add_unit(const std::vector<plan::Parameter>& matrices, const std::string& name, int unit,
               plan::Inventory& inventory) {
-  for (const Listed& listed : matrices) {
-    const std::string matrix = name.empty() ? listed.name : name + "." + listed.name;
-    inventory.push_back({matrix, listed.rows, listed.cols, unit, /*tensor_parallel=*/false,
-                         listed.num_matrices, listed.continues});
+  for (plan::Parameter matrix : matrices) {
+    if (!name.empty()) matrix.name = name + "." + matrix.name;
+    matrix.unit = unit;
+    inventory.push_back(std::move(matrix));
   }
 }
 
@@ -89,7 +76,7 @@ Model model_from_json(std::string_view text) {
     const std::string name = entry.at("name").string();
     const int first = optional_count(entry, "first", 0);
     const int repeat = optional_count(entry, "repeat", 1);
-    const std::vector<Listed> matrices = listed_in(entry);
+    const std::vector<plan::Parameter> matrices = listed_in(entry);
     // Before they are there: a short text may ask for any number.
     const int left = kMaxMatrices - model.inventory.size();
     core::require(std::ssize(matrices) <= left / repeat, "model: expected at most ", kMaxMatrices,

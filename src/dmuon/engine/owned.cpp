@@ -25,13 +25,13 @@ Owned::Owned(const Parameters& all, const std::vector<std::vector<ParameterIndex
     : all_(all), places_(all.size()), names_{kMaster, kGradient}, pool_(std::move(pool)) {
   const auto options = at::TensorOptions().dtype(at::kFloat).device(pool_->device());
   for (const std::vector<ParameterIndex>& parameters : batches) {
-    OwnedBatch batch{parameters, {0}, {}};
+    const plan::View& view = all[parameters.at(0)].view;
+    OwnedBatch batch{parameters, view, {0}, {}};
     const auto index = core::BatchIndex(batches_.size());
     for (const ParameterIndex parameter : parameters) {
       places_.at(parameter) = {index, static_cast<std::int64_t>(batch.first_matrix.size()) - 1};
       batch.first_matrix.push_back(batch.first_matrix.back() + all[parameter].view.num_matrices);
     }
-    const plan::View& view = all[parameters.at(0)].view;
     for (const std::string& name : names_) {
       batch.tensors[name] = at::empty({batch.first_matrix.back(), view.rows, view.cols}, options);
       pool_->count(static_cast<std::int64_t>(batch.tensors[name].nbytes()));

@@ -21,6 +21,7 @@ inline const std::string kGradient = "gradient";  ///< the mean, accumulated ove
 /// follow each other, contiguous, so that whole-batch operations are one kernel each.
 struct OwnedBatch {
   std::vector<core::ParameterIndex> parameters;
+  plan::View view;                            ///< of the first; others differ in their number alone
   std::vector<std::int64_t> first_matrix;     ///< [parameters + 1] of each; last, their number
   std::map<std::string, at::Tensor> tensors;  ///< [matrices, rows, cols] fp32
 

@@ -10,8 +10,25 @@
 
 namespace dmuon::optim {
 
+namespace {
+
+// [b, rows, cols] -> [b, num_blocks, rows, cols / num_blocks], of the same memory.
+at::Tensor column_blocks_of(const at::Tensor& matrices, std::int64_t num_blocks) {
+  return matrices.view({matrices.size(0), matrices.size(1), num_blocks, -1}).transpose(1, 2);
+}
+
+double adjusted_lr(const MuonGroup& group, std::int64_t rows, std::int64_t cols, bool transposed) {
+  if (transposed) std::swap(rows, cols);
+  return adjust_lr(group.adjust_lr, group.lr, rows, cols);
+}
+
+}  // namespace
+
+// What goes element by element goes through memory as it is; blocks of columns are copied apart
+// where the iteration begins, and written where they belong at the end.
 void muon_update(at::Tensor master, at::Tensor momentum, const at::Tensor& gradient,
-                 const MuonGroup& group, const at::Tensor& applies) {
+                 const MuonGroup& group, const at::Tensor& applies, std::int64_t column_blocks,
+                 bool transposed) {
   // In the direction of itself the momentum does not move, and what follows of it is finite.
   at::Tensor update = at::where(applies, gradient, momentum);
   momentum.lerp_(update, 1 - group.momentum);
@@ -24,6 +41,7 @@ void muon_update(at::Tensor master, at::Tensor momentum, const at::Tensor& gradi
   options.coefficients = group.coefficients;
   options.eps = group.eps;
   options.dtype = group.ns_dtype;
+  if (column_blocks > 1) update = column_blocks_of(update, column_blocks);
   const at::Tensor orthogonal = newton_schulz::orthogonalize(std::move(update), options);
   const auto scalar = [options = master.options()](double value) {
     return at::scalar_tensor(value, options);
@@ -33,7 +51,8 @@ void muon_update(at::Tensor master, at::Tensor momentum, const at::Tensor& gradi
   };
   if (group.lr * group.weight_decay != 0)
     master.mul_(if_it_applies(1 - group.lr * group.weight_decay, 1));
-  const double lr = adjust_lr(group.adjust_lr, group.lr, master.size(-2), master.size(-1));
+  if (column_blocks > 1) master = column_blocks_of(master, column_blocks);
+  const double lr = adjusted_lr(group, master.size(-2), master.size(-1), transposed);
   master.addcmul_(orthogonal, if_it_applies(-lr, 0));
 }
 
@@ -52,7 +71,8 @@ void update(const engine::OwnedBatch& batch, const std::vector<MuonGroup>& group
     if (group(begin) < 0) continue;
     muon_update(batch.part(engine::kMaster, begin, end), batch.part(kMomentum, begin, end),
                 batch.part(engine::kGradient, begin, end),
-                groups.at(static_cast<std::size_t>(group(begin))), applies);
+                groups.at(static_cast<std::size_t>(group(begin))), applies,
+                batch.view.column_blocks, batch.view.transposed);
   }
 }
 

@@ -34,11 +34,15 @@ struct MuonGroup {
 /// Where it does not apply, master and momentum keep their values, whatever the gradient holds (a
 /// zero may change its sign); nobody waits for the device to know.
 ///
-/// @param master, momentum  [b, rows, cols] fp32, changed in place.
-/// @param gradient          [b, rows, cols] fp32, unchanged.
+/// @param master, momentum  [b, rows, cols] fp32, contiguous, changed in place.
+/// @param gradient          [b, rows, cols] fp32, contiguous, unchanged.
 /// @param applies           [] bool, of the same device.
+/// @param column_blocks     divides cols: so many equal blocks of columns of each matrix are
+///                          orthogonalised apart, and have the learning rate of theirs.
+/// @param transposed        the learning rate takes columns for rows, and rows for columns.
 void muon_update(at::Tensor master, at::Tensor momentum, const at::Tensor& gradient,
-                 const MuonGroup& group, const at::Tensor& applies);
+                 const MuonGroup& group, const at::Tensor& applies, std::int64_t column_blocks = 1,
+                 bool transposed = false);
 
 /// What an owner holds for Muon beside master and gradient; torch.optim.Muon's name.
 inline const std::string kMomentum = "momentum_buffer";

@@ -59,7 +59,7 @@ void check_batch(const Plan& plan, std::size_t index, PerParameter<bool>& seen) 
 
 Nanoseconds time_of(const CostTable& costs, const Shape& shape, std::ptrdiff_t num_batch) {
   for (const ShapeCosts& entry : costs.shapes) {
-    if (entry.shape != shape) continue;
+    if (entry.shape != shape.of_costs()) continue;
     for (const BatchTime& batch : entry.batches) {
       if (batch.size == num_batch) return batch.ns;
     }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 #include "dmuon/core/error.h"
 #include "dmuon/flops/newton_schulz.h"
@@ -118,10 +119,17 @@ CostTable modelled_costs(const ShapeGroups& groups, const Device& device, int te
   validate(device);
   CostTable table;
   table.source = "model of " + device.name;
+  std::vector<Shape> shapes;  // by first appearance
+  std::map<Shape, int> num_parameters;
   for (const ShapeIndex s : groups.shapes.indices()) {
-    ShapeCosts costs{groups.shapes[s], {}};
-    for (const int size : candidate_batches(costs.shape, groups.num_matrices[s])) {
-      costs.batches.push_back({size, modelled_ns(device, costs.shape, size, tensor_parallel)});
+    const Shape shape = groups.shapes[s].of_costs();
+    if (!num_parameters.contains(shape)) shapes.push_back(shape);
+    num_parameters[shape] += groups.num_matrices[s];
+  }
+  for (const Shape& shape : shapes) {
+    ShapeCosts costs{shape, {}};
+    for (const int size : candidate_batches(shape, num_parameters[shape])) {
+      costs.batches.push_back({size, modelled_ns(device, shape, size, tensor_parallel)});
     }
     table.shapes.push_back(std::move(costs));
   }
@@ -129,7 +137,7 @@ CostTable modelled_costs(const ShapeGroups& groups, const Device& device, int te
 }
 
 const ShapeCosts& shape_costs(const CostTable& costs, const Shape& shape) {
-  const auto is_it = [&](const ShapeCosts& entry) { return entry.shape == shape; };
+  const auto is_it = [&](const ShapeCosts& entry) { return entry.shape == shape.of_costs(); };
   const auto found = std::find_if(costs.shapes.begin(), costs.shapes.end(), is_it);
   core::require(found != costs.shapes.end(), "costs: expected an entry for shape ",
                 to_string(shape), "; got none");

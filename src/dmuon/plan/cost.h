@@ -36,7 +36,7 @@ void validate(const Device& device);
 /// c[s,b] of one shape: the *whole* owner path (momentum, Newton-Schulz, update, cast) for a batch
 /// (paper, sec:loadbalance).
 struct ShapeCosts {
-  Shape shape;
+  Shape shape;                     ///< of costs (Shape::of_costs)
   std::vector<BatchTime> batches;  ///< ascending sizes, the first of them 1
 
   bool operator==(const ShapeCosts&) const = default;

@@ -20,8 +20,9 @@ constexpr double kLargestPart = 1. / 8;
 
 // What Newton-Schulz' FLOPs grow with.
 double work_of(const Parameter& parameter) {
-  return static_cast<double>(parameter.num_elements()) *
-         static_cast<double>(std::min(parameter.rows, parameter.cols));
+  const Shape shape = parameter.shape();
+  return static_cast<double>(shape.num_elements()) *
+         static_cast<double>(std::min(shape.rows, shape.cols));
 }
 
 // The name of the leaf, and which of its matrices is the first: of "name[a:b]" those, else 0.
@@ -78,8 +79,12 @@ Inventory divide(const Inventory& inventory, Mesh mesh) {
 Inventory join(const Inventory& inventory) {
   Inventory joined;
   for (const Parameter& part : inventory) {
-    const bool alike = part.continues && !joined.empty() && joined.back().rows == part.rows &&
-                       joined.back().cols == part.cols && joined.back().column == part.column;
+    const auto of_one = [](View view) {
+      view.num_matrices = 1;
+      return view;
+    };
+    const bool alike = part.continues && !joined.empty() && joined.back().column == part.column &&
+                       of_one(joined.back().view()) == of_one(part.view());
     if (!alike) {
       joined.push_back(part);
       continue;

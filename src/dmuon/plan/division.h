@@ -7,9 +7,10 @@ namespace dmuon::plan {
 
 /// The inventory with large stacks (several matrices of one shape: experts, heads) in parts, so
 /// that no owner must take all matrices of one: a part has at most 1/8 of an owner's share of all
-/// work, or a single matrix. Parts of a stack are equal, as few as do, and follow each other;
-/// matrices [a, b) of `name` are "name[a:b]". What has parts already stays as it is, but those of
-/// single columns; and everything stays whose owner there is no choice of. Deterministic.
+/// work, or a single matrix, whose blocks of columns stay together. Parts of a stack are equal, as
+/// few as do, and follow each other; matrices [a, b) of `name` are "name[a:b]". What has parts
+/// already stays as it is, but those of single columns of the mesh; and everything stays whose
+/// owner there is no choice of. Deterministic.
 /// @param inventory  valid.
 Inventory divide(const Inventory& inventory, Mesh mesh);
 

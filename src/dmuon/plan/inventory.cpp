@@ -55,9 +55,12 @@ class ColumnOrder {
 }  // namespace
 
 std::string to_string(const Shape& shape) {
-  const std::string number =
-      shape.num_matrices == 1 ? "" : core::message(shape.num_matrices, " of ");
-  return core::message(number, shape.rows, " x ", shape.cols,
+  const std::int64_t stacked = shape.num_matrices / shape.column_blocks;
+  const std::string number = stacked == 1 ? "" : core::message(stacked, " of ");
+  const std::string blocks =
+      shape.column_blocks == 1 ? "" : core::message(shape.column_blocks, '*');
+  return core::message(number, shape.rows, " x ", blocks, shape.cols,
+                       shape.transposed ? " transposed" : "",
                        shape.tensor_parallel ? " over TP" : "");
 }
 
@@ -83,6 +86,10 @@ void validate(const Inventory& inventory) {
     core::require(matrix.num_matrices >= 1 && matrix.num_matrices <= kMaxSide,
                   "Inventory: parameter '", matrix.name, "' must have matrices in [1, ", kMaxSide,
                   "]; got ", matrix.num_matrices);
+    core::require(matrix.column_blocks >= 1 && matrix.cols % matrix.column_blocks == 0,
+                  "Inventory: parameter '", matrix.name,
+                  "' must have column_blocks that divide its ", matrix.cols, " cols; got ",
+                  matrix.column_blocks);
     core::require(matrix.unit >= 0, "Inventory: matrix '", matrix.name,
                   "' must have a unit >= 0; got ", matrix.unit);
     const std::int64_t left = kMaxElements - num_elements;

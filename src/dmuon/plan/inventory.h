@@ -18,23 +18,31 @@ using core::UnitIndex;
 
 /// What is alike of parameters that may share a batch.
 struct Shape {
-  std::int64_t rows = 0;  ///< of each matrix
+  std::int64_t rows = 0;  ///< of each matrix that is orthogonalised, as it is stored
   std::int64_t cols = 0;
-  bool tensor_parallel = false;   ///< what gathers and scatters costs more
-  std::int64_t num_matrices = 1;  ///< of one parameter, which stay together
+  bool tensor_parallel = false;    ///< what gathers and scatters costs more
+  std::int64_t num_matrices = 1;   ///< of one parameter, which stay together
+  std::int64_t column_blocks = 1;  ///< so many of them lie side by side
+  bool transposed = false;
 
   std::int64_t num_elements() const { return num_matrices * rows * cols; }
+  /// Without what costs do not depend on: where in memory the matrices lie, and how.
+  Shape of_costs() const { return {rows, cols, tensor_parallel, num_matrices}; }
   auto operator<=>(const Shape&) const = default;
 };
 
-/// "3584 x 18944", of several matrices "64 of 512 x 2048"; with " over TP" where it is.
+/// "3584 x 18944", of several matrices "64 of 512 x 2048", of three side by side "512 x 3*512";
+/// with " transposed" and " over TP" where it is.
 std::string to_string(const Shape& shape);
 
-/// The matrices of a parameter, one after the other in memory: what is orthogonalised.
+/// The matrices of a parameter, one after the other in memory. They are orthogonalised, or, where
+/// column_blocks is more than 1, so many equally wide blocks of columns of each of them.
 struct View {
   std::int64_t num_matrices = 1;
   std::int64_t rows = 0;
-  std::int64_t cols = 0;
+  std::int64_t cols = 0;  ///< of all blocks together
+  std::int64_t column_blocks = 1;
+  bool transposed = false;  ///< stored as [in, out]: the learning rate takes cols for the rows
 
   std::int64_t num_elements() const { return num_matrices * rows * cols; }
   /// [rows, cols], or [num_matrices, rows, cols] of several.
@@ -42,6 +50,7 @@ struct View {
     if (num_matrices == 1) return {rows, cols};
     return {num_matrices, rows, cols};
   }
+  bool operator==(const View&) const = default;
 };
 
 /// What has one owner: a parameter of the model, or some of the matrices of one.
@@ -55,9 +64,18 @@ struct Parameter {
   bool continues = false;  ///< the leaf of the parameter before it, in packed buffers without a gap
   /// The only one whose ranks have it, by expert parallelism, and of which its owner is.
   std::optional<core::Shard> column{};
+  std::int64_t column_blocks = 1;  ///< of each of its matrices, orthogonalised apart: see View
+  bool transposed = false;
 
-  View view() const { return {num_matrices, rows, cols}; }
-  Shape shape() const { return {rows, cols, tensor_parallel, num_matrices}; }
+  View view() const { return {num_matrices, rows, cols, column_blocks, transposed}; }
+  Shape shape() const {
+    return {rows,
+            cols / column_blocks,
+            tensor_parallel,
+            num_matrices * column_blocks,
+            column_blocks,
+            transposed};
+  }
   std::int64_t num_elements() const { return view().num_elements(); }
   bool operator==(const Parameter&) const = default;
 };
@@ -76,9 +94,9 @@ struct ShapeGroups {
 };
 
 /// @throws InvalidArgument unless every parameter has a name of its own, matrices whose number,
-///         rows and cols are in [1, 2^31), and a unit >= 0; all of them have at most 2^56 elements;
-///         what continues another follows one of its unit; and leaves whose parameters have columns
-///         are cut into equal parts by them, from column 0 on.
+///         rows and cols are in [1, 2^31), column_blocks that divide its cols, and a unit >= 0; all
+///         of them have at most 2^56 elements; what continues another follows one of its unit; and
+///         leaves whose parameters have columns are cut into equal parts by them, from column 0 on.
 void validate(const Inventory& inventory);
 
 /// What each fills of packed buffers: the last one of a leaf, or of a leaf's column, with the gap

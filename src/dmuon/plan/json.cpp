@@ -8,6 +8,7 @@
 #include "dmuon/balance/verify.h"
 #include "dmuon/core/error.h"
 #include "dmuon/plan/json_reader.h"
+#include "dmuon/plan/parameter_json.h"
 #include "dmuon/plan/plan.h"
 
 // nlohmann-json finds these in the namespaces of what is written, within lists too, but in no
@@ -60,24 +61,12 @@ constexpr int kPlanVersion = 3;
 constexpr int kMaxInt = std::numeric_limits<int>::max();
 constexpr std::int64_t kMaxWide = std::numeric_limits<std::int64_t>::max();
 
-// Left out of one, so that files of models without stacks are as they were.
-constexpr const char* kNumMatrices = "num_matrices";
-static void add_num_matrices(Json& json, std::int64_t number) {
-  if (number != 1) json[kNumMatrices] = number;
-}
-constexpr const char* kContinues = "continues";
-constexpr const char* kColumn = "column";
-static std::int64_t num_matrices_of(const JsonReader& reader) {
-  const auto number = reader.find(kNumMatrices);
-  return number ? number->integer(1, kMaxSide) : 1;
-}
-
 static void to_json(Json& json, const ShapeCosts& entry) {
   json = {{"rows", entry.shape.rows},
           {"cols", entry.shape.cols},
           {"tensor_parallel", entry.shape.tensor_parallel},
           {"batches", entry.batches}};
-  add_num_matrices(json, entry.shape.num_matrices);
+  write_num_matrices(json, entry.shape.num_matrices);
 }
 
 static void to_json(Json& json, const CostTable& costs) {
@@ -107,14 +96,8 @@ static void to_json(Json& json, const Options& options) {
 }
 
 static void to_json(Json& json, const Parameter& matrix) {
-  json = {{"name", matrix.name},
-          {"rows", matrix.rows},
-          {"cols", matrix.cols},
-          {"unit", matrix.unit},
-          {"tensor_parallel", matrix.tensor_parallel}};
-  add_num_matrices(json, matrix.num_matrices);
-  if (matrix.continues) json[kContinues] = true;  // left out likewise
-  if (matrix.column) json[kColumn] = *matrix.column;
+  json = {{"unit", matrix.unit}, {"tensor_parallel", matrix.tensor_parallel}};
+  write_matrices(json, matrix);
 }
 
 static void to_json(Json& json, const Batch& batch) {
@@ -206,14 +189,10 @@ Options options_of(const JsonReader& reader) {
 
 void read_assignments(const JsonReader& reader, Plan& plan) {
   for (const JsonReader& entry : reader.items()) {
-    const auto continues = entry.find(kContinues);
-    const auto column = entry.find(kColumn);
-    plan.inventory.push_back({entry.at("name").string(), entry.at("rows").integer(1, kMaxInt),
-                              entry.at("cols").integer(1, kMaxInt),
-                              entry.at("unit").small(0, kMaxInt),
-                              entry.at("tensor_parallel").boolean(), num_matrices_of(entry),
-                              continues && continues->boolean()});
-    if (column) plan.inventory.back().column = core::Shard(column->small(0, kMaxInt));
+    Parameter parameter = read_matrices(entry);
+    parameter.unit = entry.at("unit").small(0, kMaxInt);
+    parameter.tensor_parallel = entry.at("tensor_parallel").boolean();
+    plan.inventory.push_back(std::move(parameter));
     plan.owner.push_back(Owner(entry.at("owner").small(0, kMaxInt)));
   }
   validate(plan.inventory);

@@ -203,6 +203,8 @@ std::uint64_t hash(const Plan& plan) {
     if (matrix.num_matrices != 1) hasher.add(matrix.num_matrices);
     if (matrix.continues) hasher.add(0);
     if (matrix.column) hasher.add(1).add(matrix.column->value());
+    if (matrix.column_blocks != 1) hasher.add(-matrix.column_blocks);
+    if (matrix.transposed) hasher.add(-1);
   }
   for (const Owner owner : plan.owner) hasher.add(owner.value());
   add_size(plan.batches);

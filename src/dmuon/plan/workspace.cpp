@@ -20,8 +20,10 @@ std::int64_t workspace_bytes(const Shape& shape, std::size_t num_batch, const Op
   const flops::Form form = flops::cheaper_form(shape.rows, shape.cols, options.ns_steps, {});
   const std::int64_t squares =
       shape.num_matrices * kSquares[form == flops::Form::kGram ? 1 : 0] * side * side;
-  // The update is gone when the iterate gets a spare.
-  const std::int64_t before = (kUpdateBytes + options.ns_bytes) * shape.num_elements();
+  // The update is gone when the iterate gets a spare. Blocks of columns are first copied apart.
+  const std::int64_t copied = shape.column_blocks > 1 ? kUpdateBytes : 0;
+  const std::int64_t before =
+      (kUpdateBytes + std::max<std::int64_t>(copied, options.ns_bytes)) * shape.num_elements();
   const std::int64_t iteration = options.ns_bytes * (2 * shape.num_elements() + squares);
   return static_cast<std::int64_t>(num_batch) * std::max(before, iteration);
 }
