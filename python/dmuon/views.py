@@ -10,7 +10,7 @@ parameter of its own. `select` of `dedicate_params` may return a view or several
         return None  # by the default rule
 
 `by_class` says which parameters are matrices by default, and for all modules of a class. Muon's result is another
-one with another view: choose it at the start of a training, and keep it.
+one with another view: choose it at the start of a training, and keep it, as `Muon.load_state_dict` wants it.
 """
 
 from __future__ import annotations

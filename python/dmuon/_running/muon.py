@@ -23,6 +23,7 @@ from dmuon._running.start import check_host_parameters, check_units, start
 from dmuon._running.step_agreement import StepAgreement
 from dmuon._saving.optimizer_state import fitting_state, saved_group, saved_state
 from dmuon._saving.owned_shards import MOMENTUM
+from dmuon._saving.saved_views import require_saved_views
 from dmuon._setup.agreement import agreement
 from dmuon._setup.dedication import check_parameters, check_sentinels, dedication_of, plain_module
 from dmuon._setup.hyperparameters import (
@@ -56,6 +57,9 @@ class Muon(torch.optim.Optimizer):
     # to decide whether to call step(), which finds on all ranks by itself what is not finite. Not by default: Lightning
     # refuses to clip then, and Accelerate takes no step for a skipped one.
     _step_supports_amp_scaling = False
+
+    # True, set by a user: `load_state_dict` takes what was saved with other views (dmuon.views) than the model has now.
+    accepts_other_views = False
 
     def __init__(
         self,
@@ -295,7 +299,8 @@ class Muon(torch.optim.Optimizer):
             packed = super().state_dict()
         finally:
             self.state = live
-        return {**packed, "param_groups": [saved_group(group) for group in packed["param_groups"]]}
+        groups = [saved_group(group, self._runtime.matrices) for group in packed["param_groups"]]
+        return {**packed, "param_groups": groups}
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -303,7 +308,8 @@ class Muon(torch.optim.Optimizer):
 
         Owned matrices take DTensors as `state_dict` gives them, or whole tensors from every rank. Hyperparameters and
         `skipped_steps` come too; what a group lacks stays as it is. The state is replaced as torch does it: what AdamW
-        has saved nothing of begins anew. A matrix must have its momentum, unless the saved optimizer had made no step.
+        has saved nothing of begins anew. A matrix must have its momentum, unless the saved optimizer had made no step,
+        and the views by which it was orthogonalised, unless `accepts_other_views` is set.
 
         Raises:
             ValueError: on all ranks, by name, where something does not fit; then nothing has changed.
@@ -319,6 +325,9 @@ class Muon(torch.optim.Optimizer):
                 state_dict = state_dict if changed is None else changed
             names = {id(p): name for name, p in runtime.model.named_parameters()}
             loaded = fitting_state(state_dict, self.param_groups, self._matrix_of, names, shards, facts)
+            facts.append(f"accepts_other_views {self.accepts_other_views}")
+            if not self.accepts_other_views:
+                require_saved_views(state_dict["param_groups"], runtime.matrices)
         # At once: nothing that may raise on some ranks comes between the check and what is collective.
         for name, values in loaded.owned.items():
             shards.take(values, name)

@@ -11,7 +11,9 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from dmuon._saving.owned_shards import MASTER, MOMENTUM, OwnedShards
+from dmuon._saving.saved_views import with_views, without_views
 from dmuon._setup.hyperparameters import adamw_moments, check_group, resolved_coefficients, settings_of
+from dmuon._setup.matrix import Matrix
 
 _LOAD = "Muon.load_state_dict"
 _OF_THIS_MACHINE = ("fused", "foreach", "capturable", "differentiable")  # not taken from where a group was saved
@@ -83,12 +85,15 @@ def saved_state(live: Any, matrix_of: Mapping[Any, int], shards: OwnedShards) ->
     return saved
 
 
-def saved_group(group: dict[str, Any]) -> dict[str, Any]:
+def saved_group(group: dict[str, Any], matrices: Sequence[Matrix]) -> dict[str, Any]:
     """A group as a state dict has it, of values that torch.distributed.checkpoint saves and torch.optim.Muon takes.
 
-    A dtype by its name; the name of coefficients that are the same in every step as these.
+    A dtype by its name; the name of coefficients that are the same in every step as these; beside Muon's name the views
+    of the matrices.
     """
     saved = dict(group)
+    if group["algorithm"] == "muon":
+        saved["algorithm"] = with_views("muon", matrices)
     for key, value in group.items():
         if isinstance(value, torch.dtype):
             saved[key] = str(value)
@@ -104,6 +109,7 @@ def _merged(number: int, current: dict[str, Any], saved: dict[str, Any]) -> dict
     expected = current["algorithm"]
     keys = saved.keys() - {"params", "param_names"}
     got = saved.get("algorithm") or ("adamw" if "betas" in keys else "muon" if "ns_steps" in keys else "")
+    got = without_views(str(got))
     if got == "adamw" and saved.get("decoupled_weight_decay") is False:
         got = "adam"
     if keys and got != expected:

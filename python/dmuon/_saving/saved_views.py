@@ -1,0 +1,58 @@
+"""By which views matrices were orthogonalised, as a saved optimizer says it: another view is another algorithm.
+
+They follow the algorithm's name in its group: 'muon {"blocks.0.qkv.weight": "3 of 4 x 12"}', with nothing of a matrix
+that is its whole parameter. A key of their own would be one that older checkpoints lack, and `dcp.load` refuses these.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from dmuon._setup.matrix import Matrix, described
+
+_MOST_NAMED = 3
+_WHOLE = "one matrix"
+
+
+def with_views(algorithm: str, matrices: Sequence[Matrix]) -> str:
+    """What a group's `algorithm` is saved as."""
+    words = {matrix.name: described(matrix.views, matrix.shape) for matrix in matrices}
+    return f"{algorithm} {json.dumps({name: view for name, view in words.items() if view})}"
+
+
+def without_views(algorithm: str) -> str:
+    """The algorithm that was saved."""
+    return algorithm.partition(" ")[0]
+
+
+def require_saved_views(groups: Sequence[dict[str, Any]], matrices: Sequence[Matrix]) -> None:
+    """Checks saved groups; those of torch's optimizers and of dmuon before it saved views say nothing, and fit.
+
+    Raises:
+        ValueError: a matrix was orthogonalised by other views than it is now; names it.
+    """
+    words = {text for group in groups if (text := str(group.get("algorithm", "")).partition(" ")[2])}
+    for text in words:
+        try:
+            saved = json.loads(text)
+            theirs = [str(saved.get(matrix.name, "")) for matrix in matrices]
+        except (ValueError, AttributeError):
+            raise ValueError(
+                f"Muon.load_state_dict: algorithm: expected views as dmuon saves them, got {text}"
+            ) from None
+        ours = [described(matrix.views, matrix.shape) for matrix in matrices]
+        differing = [
+            f"'{matrix.name}' was {then or _WHOLE} and is {now or _WHOLE} now"
+            for matrix, then, now in zip(matrices, theirs, ours, strict=True)
+            if then != now
+        ]
+        if differing:
+            more = f", and {len(differing) - _MOST_NAMED} more" if len(differing) > _MOST_NAMED else ""
+            raise ValueError(
+                f"Muon.load_state_dict: views: {'; '.join(differing[:_MOST_NAMED])}{more}. Expected: the views by "
+                "select and dmuon.views.by_class with which the training began, because Muon comes to another result "
+                "with others. To go on with others nevertheless, set optimizer.accepts_other_views = True on all ranks "
+                "before."
+            )
