@@ -2,7 +2,8 @@
 
 The other ranks do not exist: torch's `fake` backend answers for them at once, and matrices are so small that little but
 the work of the host is left. The bare model, without any sharding, is the floor; `rest` has FSDP2 and AdamW for what is
-no matrix of a block, as dmuon has. `make bench-host`.
+no matrix of a block, as dmuon has. `heads` has dmuon alone: each projection is one matrix, or one for each of 8 or 64
+heads. `make bench-host`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ from bench.interleave import orders, paired_ratio
 from bench.provenance import provenance
 
 KINDS = ("bare", "rest", "adamw", "dmuon")
-MODELS = ("matrices", "transformer")
+HEADS = {"1 head": 1, "8 heads": 8, "64 heads": 64}  # kinds of dmuon
+WIDEN = 4  # rows for a column, of projections with heads: so that 64 heads have some each
+MODELS = ("matrices", "transformer", "heads")
 PARTS = ("forward", "backward", "step")
 VOCABULARY = 64
 SCALE = 1e-9  # of the loss: buffers go round, and what are gradients here are weights of missing ranks there
@@ -55,15 +58,32 @@ class Block(nn.Module):
         return x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))  # type: ignore[no-any-return]
 
 
+class Projections(nn.Module):
+    """7 projections, whose outputs are added up."""
+
+    def __init__(self, side: int) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(side, elementwise_affine=False)
+        self.projections = nn.ModuleList(nn.Linear(side, WIDEN * side, bias=False) for _ in range(7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        total: Tensor = sum((projection(y) for projection in self.projections), torch.zeros(()))
+        return x + total.unflatten(-1, (WIDEN, -1)).sum(-2)  # type: ignore[no-any-return]
+
+
 class Model(nn.Module):
     """Blocks alone, or between an embedding and a head."""
 
     _x: Tensor
 
-    def __init__(self, side: int, num_blocks: int, is_whole: bool) -> None:
+    def __init__(self, side: int, num_blocks: int, model: str) -> None:
         super().__init__()
+        is_whole = model == "transformer"
         self.embedding = nn.Embedding(VOCABULARY, side) if is_whole else None
-        self.blocks = nn.ModuleList(Block(side, has_norms=is_whole) for _ in range(num_blocks))
+        self.blocks = nn.ModuleList(
+            Projections(side) if model == "heads" else Block(side, has_norms=is_whole) for _ in range(num_blocks)
+        )
         self.head = nn.Linear(side, VOCABULARY, bias=False) if is_whole else None
         x = torch.randint(0, VOCABULARY, (4,)) if is_whole else torch.randn(4, side)
         self.register_buffer("_x", x, persistent=False)
@@ -81,8 +101,11 @@ class Subject:
 
     def __init__(self, kind: str, model: str, mesh: DeviceMesh, options: argparse.Namespace) -> None:
         torch.manual_seed(0)
-        self.model = Model(options.side, options.blocks, is_whole=model == "transformer").to(options.device)
-        if kind == "dmuon":
+        self.model = Model(options.side, options.blocks, model).to(options.device)
+        if kind in HEADS:
+            head_dim = WIDEN * options.side // HEADS[kind]
+            dmuon.dedicate_params(self.model, mesh, select=lambda _, module, p: dmuon.views.per_head(p, head_dim))
+        elif kind == "dmuon":
             head = self.model.head
             dmuon.dedicate_params(self.model, mesh, select=lambda _, module, p: False if module is head else None)
         matrices = {p for block in self.model.blocks for p in block.parameters() if p.ndim == 2}
@@ -91,7 +114,9 @@ class Subject:
             fully_shard(module, mesh=mesh, ignored_params=ignored)
         others = [p for p in self.model.parameters() if p not in ignored]
         self.optimizer: torch.optim.Optimizer | None = None
-        if kind == "dmuon":
+        if kind in HEADS:  # of smaller matrices a CPU iterates longer, which is no work of a host
+            self.optimizer = dmuon.Muon(self.model, lr=1e-3, ns_steps=1, ns_dtype=torch.float32)
+        elif kind == "dmuon":
             self.optimizer = dmuon.Muon(self.model, lr=1e-3)
         elif others:
             self.optimizer = torch.optim.AdamW(others, lr=1e-3, fused=True)
@@ -126,31 +151,32 @@ def zero_new_memory(device: str, on: bool = True) -> None:
 def measure(mesh: DeviceMesh, model: str, options: argparse.Namespace) -> dict[str, list[list[float]]]:
     """By kind: [round][part]."""
     zero_new_memory(options.device)
-    subjects = {kind: Subject(kind, model, mesh, options) for kind in KINDS}
+    kinds = ("bare", *HEADS) if model == "heads" else KINDS
+    subjects = {kind: Subject(kind, model, mesh, options) for kind in kinds}
     for subject in subjects.values():
         subject.block(4)  # the first steps trace, and take the memory that later steps use
     zero_new_memory(options.device, on=False)
-    found: dict[str, list[list[float]]] = {kind: [] for kind in KINDS}
-    for order in orders(KINDS, options.rounds):
+    found: dict[str, list[list[float]]] = {kind: [] for kind in kinds}
+    for order in orders(kinds, options.rounds):
         for kind in order:
             found[kind].append(subjects[kind].block(options.steps))
-    optimizer = subjects["dmuon"].optimizer
-    assert isinstance(optimizer, dmuon.Muon)
-    if skipped := optimizer.skipped_steps:
+    optimizers = [subject.optimizer for subject in subjects.values()]
+    if skipped := sum(each.skipped_steps for each in optimizers if isinstance(each, dmuon.Muon)):
         raise SystemExit(f"{skipped} steps were skipped: what this process took for other ranks' values is not finite")
     return found
 
 
 def report(model: str, found: dict[str, list[list[float]]]) -> dict[str, Any]:
-    """Prints the medians, and returns them with the ratios to AdamW."""
+    """Prints the medians, and returns them with the ratios to AdamW, or to one head."""
+    base = "1 head" if model == "heads" else "adamw"
     sums = {kind: [sum(parts) for parts in rounds] for kind, rounds in found.items()}
     said: dict[str, Any] = {"median_ms": {}, "ratio": {}}
     for kind, rounds in found.items():
         medians = [1e3 * statistics.median(values) for values in (*zip(*rounds, strict=True), sums[kind])]
-        ratio = paired_ratio(sums[kind], sums["adamw"])
+        ratio = paired_ratio(sums[kind], sums[base])
         said["median_ms"][kind] = dict(zip((*PARTS, "all"), medians, strict=True))
         said["ratio"][kind] = asdict(ratio)
-        print(f"{model:12} {kind:6} " + " ".join(f"{value:9.2f}" for value in medians) + f"   {ratio}", flush=True)
+        print(f"{model:12} {kind:8} " + " ".join(f"{value:9.2f}" for value in medians) + f"   {ratio}", flush=True)
     return said
 
 
@@ -174,7 +200,7 @@ def main() -> None:
     dist.init_process_group("fake", store=store, rank=0, world_size=math.prod(shape))
     mesh = init_device_mesh(options.device, shape, mesh_dim_names=("replicate", "shard"))
     print(f"{options.blocks} blocks of 7 matrices of {options.side} x {options.side} on {options.mesh}, ms of a step")
-    print(f"{'model':12} {'kind':6} " + " ".join(f"{part:>9}" for part in (*PARTS, "all")) + "   all / adamw")
+    print(f"{'model':12} {'kind':8} " + " ".join(f"{part:>9}" for part in (*PARTS, "all")) + "   all / adamw, 1 head")
     said = {}
     for model in options.models.split(","):
         found = measure(mesh, model, options)

@@ -24,8 +24,11 @@ def test_every_step_is_taken_and_every_part_of_it_is_timed(tmp_path, mesh):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr  # which it is not where a step was skipped
     said = json.loads(file.read_text())
-    for model in ("matrices", "transformer"):
-        for kind in ("bare", "rest", "adamw", "dmuon"):
+    kinds = ("bare", "rest", "adamw", "dmuon")
+    heads = ("bare", "1 head", "8 heads", "64 heads")
+    for model, expected in {"matrices": kinds, "transformer": kinds, "heads": heads}.items():
+        assert tuple(said[model]["median_ms"]) == expected
+        for kind in expected:
             assert min(said[model]["median_ms"][kind].values()) > 0
             assert len(said[model]["seconds"][kind]) == 2
-        assert said[model]["ratio"]["adamw"]["median"] == 1
+    assert said["matrices"]["ratio"]["adamw"]["median"] == said["heads"]["ratio"]["1 head"]["median"] == 1

@@ -246,8 +246,10 @@ class Muon(torch.optim.Optimizer):
             if group["algorithm"] != "muon":
                 continue
             for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
                 for index in self._runtime.parts[self._matrix_of[parameter]]:
-                    if has_gradient[index] and parameter.grad is not None:
+                    if has_gradient[index]:
                         group_of[index] = len(groups)
             groups.append(native_group(group, self._runtime.device))
         return groups, group_of

@@ -27,9 +27,7 @@ GradientNorms::GradientNorms(const Parameters& parameters, const Owned& owned, c
   std::vector<std::int64_t> parameter_of;
   for (const OwnedBatch& batch : owned.batches()) {
     for (const ParameterIndex parameter : batch.parameters)
-      parameter_of.insert(parameter_of.end(),
-                          static_cast<std::size_t>(parameters[parameter].view.num_matrices),
-                          parameter.value());
+      parameter_of.push_back(parameter.value());
   }
   parameter_of_ = at::tensor(parameter_of, at::kLong).to(device);
   const std::vector<double> weights{slot.value() < num_host_shards ? 1. : 0.,

@@ -95,16 +95,16 @@ void Owned::accumulate(ParameterIndex parameter, std::int64_t begin, const at::T
 }
 
 at::Tensor Owned::norms() const {
-  std::vector<at::Tensor> matrices;
+  std::vector<at::Tensor> gradients;
   for (const OwnedBatch& batch : batches_) {
-    const std::vector<at::Tensor> own = batch.tensors.at(kGradient).unbind();
-    matrices.insert(matrices.end(), own.begin(), own.end());
+    for (std::size_t place = 0; place < batch.parameters.size(); ++place)
+      gradients.push_back(batch.part(kGradient, place, place + 1));
   }
-  if (matrices.empty())
+  if (gradients.empty())
     return at::empty({0}, at::TensorOptions().dtype(at::kDouble).device(pool_->device()));
   // fp64 throughout: squares of gradients as small as 1e-30 or as large as 1e30 leave fp32's range.
   // One kernel for all, which converts while it reads: a reduction would convert to memory first.
-  return at::stack(at::_foreach_norm(matrices, 2, at::kDouble));
+  return at::stack(at::_foreach_norm(gradients, 2, at::kDouble));
 }
 
 }  // namespace dmuon::engine

@@ -80,7 +80,7 @@ class Owned {
     places_.at(parameter).filled = filled && owns(parameter);
   }
 
-  /// [matrices of all batches] fp64: the Frobenius norm of what the gradient of each would be, on
+  /// [parameters of all batches] fp64: the Frobenius norm of what the gradient of each would be, on
   /// the device. Meaningless where nothing is held.
   at::Tensor norms() const;
 
