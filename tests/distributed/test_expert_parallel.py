@@ -17,7 +17,8 @@ from models import weights_of_plain
 from refusals import REFUSED, Refusals, expect_refusal
 from scenario import assert_equal_to_reference
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from training import AHEAD, LR, NO_COPY, ON_DEMAND, WEIGHT_DECAY, dedicate, place_of, shard, weights_of
 
 import dmuon
@@ -61,25 +62,31 @@ class _SumToOwn(torch.autograd.Function):
 
 
 class Experts(nn.Module):
-    """A token goes to two experts: by its first element, and to the next one; expert 5 gets none."""
+    """A token goes to two experts: by its first element, and to the next one; expert 5 gets none.
+
+    Where `few`, there are tokens for the first three alone. A stack without tokens gets no gradient.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.gate_up = nn.Parameter(torch.randn(EXPERTS, 2 * HIDDEN, WIDTH) / 4)
         self.down = nn.Parameter(torch.randn(EXPERTS, WIDTH, HIDDEN) / 4)
         self.group: Any = None
+        self.few = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         first, tokens = 0, x
+        gate_ups, downs = (p.to_local() if isinstance(p, DTensor) else p for p in (self.gate_up, self.down))
         if self.group is not None:
-            first, tokens = dist.get_rank(self.group) * len(self.down), _ToAll.apply(x, self.group)
-        chosen = (tokens[:, 0].detach().abs() * 100).long() % EXPERTS
-        out = torch.zeros_like(tokens)
-        for expert in range(len(self.down)):
+            first, tokens = dist.get_rank(self.group) * len(downs), _ToAll.apply(x, self.group)
+        chosen = (tokens[:, 0].detach().abs() * 100).long() % (2 if self.few else EXPERTS)
+        out = tokens * 0
+        for expert in range(len(downs)):
             here = (chosen == first + expert) | ((chosen + 1) % EXPERTS == first + expert)
-            gate, up = (tokens @ self.gate_up[expert].T).chunk(2, -1)
-            made = (F.silu(gate) * up) @ self.down[expert].T
-            out = out + made * (here & (first + expert != 5))[:, None]
+            if not here.any() or first + expert == 5:
+                continue
+            gate, up = (tokens @ gate_ups[expert].T).chunk(2, -1)
+            out = out + (F.silu(gate) * up) @ downs[expert].T * here[:, None]
         return out if self.group is None else _SumToOwn.apply(out, self.group)
 
 
@@ -140,6 +147,8 @@ def matrices_of(name: str) -> Callable[[torch.Tensor], list[torch.Tensor]] | Non
 def loss_of(model: nn.Module, step: int, rank: int, size: int) -> torch.Tensor:
     """Of this rank's part of 12 rows."""
     x = torch.randn(12, WIDTH, generator=torch.Generator().manual_seed(step))
+    for block in model.blocks:
+        block.experts.few = step == 2
     return model(x.chunk(size)[rank]).square().mean()
 
 
@@ -203,6 +212,101 @@ def test_divided_stacks_are_trained_as_on_one_process(ranks, reference, mesh, sc
         assert sorted(got["owners"]["blocks.1.experts.down"]) == [0, 1, 2, 3]
 
 
+def from_first_node(mesh: DeviceMesh) -> dict[str, torch.Tensor]:
+    model = make_model()
+    divide(model, node_of(mesh))
+    if mesh.get_rank() >= 2:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                (parameter.to_local() if isinstance(parameter, DTensor) else parameter).add_(mesh.get_rank())
+    dedicate(model, mesh, AHEAD, select=select, sync_from_rank0=True)
+    dmuon.Muon(model)
+    return weights_of(model)
+
+
+def test_owners_take_the_values_of_the_first_rank_that_has_the_experts(ranks):
+    expected = weights_of_plain(make_model())
+    for got in ranks.run(from_first_node, (2, 2)):
+        for name, weight in expected.items():
+            assert torch.equal(got[name], weight), name
+
+
+def from_undivided(mesh: DeviceMesh) -> dict[str, torch.Tensor]:
+    """What one step makes of weights and momentum that were saved where no stack was divided."""
+    trained = make_model()
+    dedicate(trained, mesh, AHEAD, select=select)
+    shard(trained, mesh)
+    first = dmuon.Muon(trained, lr=LR, weight_decay=WEIGHT_DECAY, ns_dtype=torch.float32)
+    loss_of(trained, 0, *place_of(mesh)).backward()
+    first.step()
+    saved = copy.deepcopy((dict(trained.state_dict()), first.state_dict()))
+    model = make_model()
+    divide(model, node_of(mesh))
+    dedicate(model, mesh, AHEAD, select=select)
+    shard(model, mesh)
+    optimizer = dmuon.Muon(model, lr=LR, weight_decay=WEIGHT_DECAY, ns_dtype=torch.float32)
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    loss_of(model, 1, *place_of(mesh)).backward()
+    optimizer.step()
+    return weights_of(model)
+
+
+@pytest.mark.parametrize("mesh", [(4,), (2, 2)])
+def test_a_checkpoint_of_whole_stacks_goes_on_divided(ranks, mesh):
+    model = make_model()
+    initial = weights_of_plain(model)
+    cut = Cut(model, matrices_of)
+    for step in range(2):
+        loss_of(model, step, 0, 1).backward()
+        cut.step()
+    for got in ranks.run(from_undivided, mesh):
+        assert_equal_to_reference(initial, weights_of_plain(model), got)
+
+
+def norms_in_16_bits(mesh: DeviceMesh, dtype: torch.dtype, divided: bool) -> tuple[dict[str, float], bool]:
+    """The norm of each stack's gradient, and what `verify` says."""
+    model = make_model()
+    if divided:
+        divide(model, node_of(mesh))
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype)
+    dedicate(model, mesh, AHEAD, select=select, mp_policy=policy)
+    shard(model, mesh, mp_policy=policy)
+    optimizer = dmuon.Muon(model)
+    ok = dmuon.verify(model, optimizer).ok
+    loss_of(model, 0, *place_of(mesh)).backward()
+    return {name: float(p.grad.norm()) for name, p in model.named_parameters() if "experts" in name}, ok
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("mesh", [(4,), (2, 2)])
+def test_gradients_in_16_bits_are_divided_by_the_ranks_once(ranks, mesh, dtype):
+    expected, _ = ranks.run(norms_in_16_bits, mesh, dtype=dtype, divided=False)[0]
+    for got, ok in ranks.run(norms_in_16_bits, mesh, dtype=dtype, divided=True):
+        assert got == pytest.approx(expected, rel=0.02)
+        assert ok
+
+
+def with_a_frozen_stack(mesh: DeviceMesh) -> dict[str, torch.Tensor]:
+    model = make_model()
+    divide(model, node_of(mesh))
+    for block in model.blocks:
+        block.experts.down.requires_grad_(False)
+    dedicate(model, mesh, AHEAD, select=select)
+    optimizer = dmuon.Muon(model, lr=LR)
+    loss_of(model, 0, *place_of(mesh)).backward()
+    optimizer.step()
+    return {name: p.to_local() for name, p in model.named_parameters() if isinstance(p, DTensor)}
+
+
+def test_a_frozen_stack_stays_as_it_was_divided(ranks):
+    whole = weights_of_plain(make_model())
+    for rank, got in enumerate(ranks.run(with_a_frozen_stack, (2, 2))):
+        assert len(got) == 3
+        for name, weight in got.items():
+            assert torch.equal(weight.cpu(), whole[name].chunk(2)[rank % 2]), name
+
+
 refused = Refusals()
 
 
@@ -213,7 +317,7 @@ def over_nodes(mesh: DeviceMesh) -> None:
     dedicate(model, mesh, AHEAD, select=select)
 
 
-@refused("'blocks.0.experts.down' is divided by experts over 2 ranks, and is AdamW's", "Expected: Muon")
+@refused("'blocks.0.experts.down' is a DTensor", "and AdamW's, so that nobody would average its gradients")
 def by_adamw(mesh: DeviceMesh) -> None:
     model = make_model()
     divide(model, node_of(mesh))
@@ -225,6 +329,31 @@ def as_one_matrix(mesh: DeviceMesh) -> None:
     model = make_model()
     divide(model, node_of(mesh))
     dedicate(model, mesh, AHEAD, select=lambda name, *_: dmuon.View(1, 160, 6) if name.endswith("gate_up") else None)
+
+
+@refused("'blocks.1.proj.bias' is a DTensor", "and AdamW's, so that nobody would average its gradients")
+def a_bias_by_ranks(mesh: DeviceMesh) -> None:
+    model = make_model()
+    bias = model.blocks[1].proj.bias.detach().chunk(2)[0]
+    model.blocks[1].proj.bias = nn.Parameter(DTensor.from_local(bias, node_of(mesh), [Shard(0)], run_check=False))
+    dedicate(model, mesh, AHEAD, select=select)
+
+
+@refused("'blocks.2.proj.weight' is a DTensor", "Tensor parallelism is not supported yet")
+def a_matrix_by_rows(mesh: DeviceMesh) -> None:
+    model = make_model()
+    layer = model.blocks[2].proj
+    rows = layer.weight.detach().chunk(4)[0]
+    layer.weight = nn.Parameter(DTensor.from_local(rows, mesh, [Replicate(), Shard(0)], run_check=False))
+    dedicate(model, mesh, AHEAD, select=select)
+
+
+@refused("and on the meta device. Expected: values")
+def on_meta(mesh: DeviceMesh) -> None:
+    with torch.device("meta"):
+        model = Model()
+    divide(model, node_of(mesh))
+    dedicate(model, mesh, AHEAD, select=select)
 
 
 @refused("1 of 21 parameters have other values", "'blocks.1.experts.down of column 1' (on ranks 3)")

@@ -87,8 +87,6 @@ TEST(Pack, LaysWhatColumnsKeepForThemselvesInOnePlace) {
             (std::vector<Segment>{{0, 6}, {113, 128}, {0, 15}, {128, 158}}));
   EXPECT_EQ(packing.parts_of(Shard(0)), (std::vector<Part>{{{{0, 113}}}, {{{113, 128}}}}));
   EXPECT_EQ(packing.parts_of(Shard(1)), (std::vector<Part>{{{{0, 128}}}, {{{128, 256}}}}));
-  EXPECT_TRUE(packing.is_at(PackedIndex(0), Shard(0)));
-  EXPECT_FALSE(packing.is_at(PackedIndex(3), Shard(0)));
 }
 
 TEST(Part, CountsItsElementsThroughItsSegments) {

@@ -69,7 +69,14 @@ TEST(ColumnParts, LeaveRoomForTheOthersUnderAMemoryLimit) {
   const Inventory inventory = divide(mixture(6, 8, 2), mesh);
   const CostTable costs = oracle::modelled(inventory);
   Options options;
-  options.max_memory_bytes = make_plan(inventory, mesh, "load_balance", costs).peak_bytes();
+  const std::int64_t most = make_plan(inventory, mesh, "rank0", costs).peak_bytes();
+  options.max_memory_bytes = 1;
+  const std::string told =
+      message_of([&] { make_plan(inventory, mesh, "load_balance", costs, options); });
+  const std::string before = "max_memory_bytes must be >= ";
+  ASSERT_NE(told.find(before), std::string::npos) << told;
+  options.max_memory_bytes = std::stoll(told.substr(told.find(before) + before.size()));
+  EXPECT_LT(options.max_memory_bytes, most);
   EXPECT_LE(make_plan(inventory, mesh, "load_balance", costs, options).peak_bytes(),
             options.max_memory_bytes);
 }

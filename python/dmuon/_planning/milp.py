@@ -78,7 +78,8 @@ def make_plan(
     Raises:
         ValueError: SciPy is missing, or a shape has no costs.
     """
-    shapes = _shape_times(items, costs)
+    # Those of single columns are dealt afterwards.
+    shapes = _shape_times([item for item in items if item.column is None], costs)
     size = sum(len(batches) for _, batches in shapes) * mesh.num_owners() + 1
     try:
         if size > MOST_VARIABLES:

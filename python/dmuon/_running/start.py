@@ -25,6 +25,7 @@ from dmuon._setup.groups import engine_groups
 from dmuon._setup.matrix import Matrix
 from dmuon._setup.place import clean_name
 from dmuon._setup.ranks import rows_of
+from dmuon._setup.sharded import managed_by_fsdp
 from dmuon._setup.units import Unit
 
 logger = logging.getLogger("dmuon")
@@ -45,6 +46,8 @@ def start(
         ValueError: on every rank, if any rank fails.
     """
     if dedication.one_stage:
+        if any(matrix.num_columns > 1 for matrix in dedication.matrices) and dedication.ranks.num_replicates > 1:
+            raise ValueError("Muon: one stage: expected no stacks that are divided by experts")
         dedication.ranks = dedication.ranks.as_one_node()
     device = device or torch.device(dedication.ranks.device_type)
     engine_groups(dedication.ranks)  # creating them is collective; the runtime's own start is not
@@ -88,8 +91,9 @@ def check_units(units: list[Unit], dedication: Dedication) -> None:
 def check_host_parameters(model: nn.Module, dedication: Dedication) -> None:
     """The mesh of fully_shard must be ours, and what it divides gradients by; compute dtypes need FSDP's casts."""
     ranks, policy = dedication.ranks, dedication.mp_policy
+    managed = {id(module._parameters[name]) for module, name in managed_by_fsdp(model)}
     for name, parameter in model.named_parameters():
-        if not isinstance(parameter, DTensor):
+        if not isinstance(parameter, DTensor) or not (parameter.requires_grad or id(parameter) in managed):
             continue
         rows = rows_of(parameter.device_mesh.mesh)
         if rows != ranks.mesh_rows:

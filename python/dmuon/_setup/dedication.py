@@ -124,7 +124,8 @@ def dedicate_params(
             needed. With 1 or more, a unit's weights also travel inside the node while the one before computes.
         max_units_in_flight: the most units whose packed weights or gradients may be in memory at once, 2 or more;
             None: lookahead + 2.
-        sync_from_rank0: at `Muon`, take all matrices from the first rank of the mesh, and give all ranks its values of
+        sync_from_rank0: at `Muon`, take all matrices from the first rank of the mesh (stacks that are divided by
+            experts from the first rank that has the same experts), and give all ranks its values of
             the parameters that no `fully_shard` manages; False: raise where ranks differ. What `fully_shard` manages
             stays as it is, each shard from its own rank, and so do buffers and models built on the meta device.
         gradient_divide_factor: gradients of matrices, and those that no `fully_shard` manages, are summed over all
@@ -159,6 +160,7 @@ def dedicate_params(
         check_sharded(matrices, model, ranks)
         facts.append(f"options {(policy, planning, across_ranks, step, timeout, ranks.rows)}")
         facts += [f"{row} {parameter.dtype}" for row, parameter in zip(table, model.parameters(), strict=True)]
+        facts += [f"'{m.name}' divided by experts over {m.num_columns} ranks" for m in matrices if m.num_columns > 1]
 
     if ranks.slot == 0 and (left := table.left_out()):
         logger.warning(

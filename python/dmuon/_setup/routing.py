@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch.nn as nn
 
+from dmuon._setup.expert_parallel import note_columns
 from dmuon._setup.matrix import Matrix, find_parameters
 from dmuon._setup.place import holds_sentinel
 from dmuon._setup.placeholder import OwnedTensor
 from dmuon._setup.routing_table import Route, RoutingTable
 from dmuon._setup.rules import Rules
-from dmuon._setup.sharded import is_expert_parallel, managed_by_fsdp
+from dmuon._setup.sharded import managed_by_fsdp
 from dmuon.views import View, matrix
 
 Select = Callable[[str, nn.Module, nn.Parameter], bool | View | Sequence[View] | None]
@@ -80,24 +81,6 @@ def _ask(select: Select, entry: Matrix) -> tuple[tuple[View, ...], str] | None:
     return views, "selected by select()"
 
 
-def _divide_by_experts(entry: Matrix, function: str) -> None:
-    """Notes that each rank of the mesh of the DTensor has some of its experts."""
-    parameter: Any = entry.parameter
-    entry.num_columns = parameter.device_mesh.size()
-    who = f"{function}: model: '{entry.name}' is divided by experts over {entry.num_columns} ranks, and"
-    if not entry.views and parameter.requires_grad:
-        raise ValueError(
-            f"{who} is AdamW's, whose gradients would be averaged over ranks that have other experts. Expected: "
-            "Muon, by the default rule or select(), or a frozen parameter."
-        )
-    experts, counts = parameter.shape[0], [view.count for view in entry.views]
-    if experts % entry.num_columns or len(counts) > 1 or any(count % experts for count in counts):
-        raise ValueError(
-            f"{who} has {experts} experts with views of {counts} matrices. Expected: equally many experts on each "
-            "rank, and one view, of whole matrices of each expert."
-        )
-
-
 def route(model: nn.Module, select: Select | None, function: str = _DEDICATES) -> tuple[list[Matrix], RoutingTable]:
     """The matrices to dedicate, in module order, and the table of all parameters.
 
@@ -119,8 +102,7 @@ def route(model: nn.Module, select: Select | None, function: str = _DEDICATES) -
         if choice is None and (unfit := entry.unfit()):
             choice = (), unfit
         entry.views, why, unknown = (*choice, None) if choice else rules.decide(entry)
-        if is_expert_parallel(entry, managed):
-            _divide_by_experts(entry, function)
+        note_columns(entry, managed, function)
         if entry.views:
             if function == _DEDICATES:
                 _check_hooks(entry)

@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from dmuon._setup.expert_parallel import Managed, check_columns
 from dmuon._setup.matrix import Matrix
 from dmuon._setup.ranks import Ranks, rows_of
 
@@ -39,10 +40,10 @@ def check_sharded(matrices: Sequence[Matrix], model: nn.Module, ranks: Ranks) ->
     managed = managed_by_fsdp(model)
     for matrix in sharded:
         parameter: Any = matrix.parameter
-        rows, placements = rows_of(parameter.device_mesh.mesh), list(parameter.placements)
         if matrix.num_columns > 1:
-            _check_expert_parallel(matrix, rows, ranks)
+            check_columns(matrix, ranks)
             continue
+        rows, placements = rows_of(parameter.device_mesh.mesh), list(parameter.placements)
         expected = [Replicate()] * (len(placements) - 1) + [Shard(0)]
         if rows != ranks.mesh_rows or placements != expected:
             raise ValueError(
@@ -61,37 +62,9 @@ def check_sharded(matrices: Sequence[Matrix], model: nn.Module, ranks: Ranks) ->
             )
 
 
-def managed_by_fsdp(model: nn.Module) -> set[tuple[nn.Module, str]]:
+def managed_by_fsdp(model: nn.Module) -> Managed:
     """Modules and names of the parameters that `fully_shard` manages."""
     return {key for state in _states(model) for group in param_groups(state) for key in map(_key, group.fsdp_params)}
-
-
-def is_expert_parallel(matrix: Matrix, managed: set[tuple[nn.Module, str]]) -> bool:
-    """Whether it is a stack [experts, rows, cols] of which each rank of a mesh has some, but not by `fully_shard`."""
-    parameter: Any = matrix.parameter
-    return (
-        isinstance(parameter, DTensor)
-        and parameter.ndim == 3
-        and parameter.device_mesh.size() > 1
-        and list(parameter.placements) == [Shard(0)]
-        and all((place.module, place.attribute) not in managed for place in matrix.places)
-    )
-
-
-def _check_expert_parallel(matrix: Matrix, rows: tuple[tuple[int, ...], ...], ranks: Ranks) -> None:
-    who = f"dedicate_params: model: '{matrix.name}' is divided by experts over ranks {rows[0]}"
-    if rows != (ranks.row,):
-        raise ValueError(
-            f"{who}. Expected: over the ranks of a node, as the rows of the mesh are: {ranks.row} here, all ranks of a "
-            "mesh (shard), or those of one replicate of a mesh (replicate, shard)."
-        )
-    if matrix.parameter.is_meta:
-        raise ValueError(
-            f"{who} and on the meta device. Expected: values, from its initialisation or a checkpoint, before "
-            "dedicate_params."
-        )
-    if matrix.parameter.device.type != ranks.device_type:
-        raise ValueError(f"{who}, on {matrix.parameter.device}. Expected: on {ranks.device_type}, as its mesh.")
 
 
 def release(matrices: Sequence[Matrix], model: nn.Module) -> None:

@@ -99,7 +99,7 @@ schedule::Layout Executor::layout() const {
     unit.name = state.unit->name();
     unit.host = state.host;
     for (const Part& part : state.packing().owners) unit.owner_elements.push_back(part.size());
-    unit.own_elements = state.packing().kept[mesh_.shard()].size();
+    unit.kept_elements = state.packing().kept[mesh_.shard()].size();
     unit.weight_size = static_cast<int>(state.unit->weights().flat().element_size());
     unit.gradient_size = static_cast<int>(state.unit->gradients().flat().element_size());
     layout.units.push_back(std::move(unit));

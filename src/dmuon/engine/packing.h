@@ -99,10 +99,6 @@ struct Packing {
   std::int64_t column_elements(core::Shard column) const {
     return columns[column].size() + kept[column].size();
   }
-  /// Whether a rank of the column has it, or all have.
-  bool is_at(PackedIndex place, core::Shard column) const {
-    return !is_kept[place] || column_of[place] == column;
-  }
 
   /// [num_replicates] each owner's part of a column's buffers.
   std::vector<Part> parts_of(core::Shard column) const;

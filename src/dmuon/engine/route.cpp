@@ -75,8 +75,7 @@ Work route_intra(SharedMesh* mesh, Owned* owned, UnitState* state, bool hold) {
   const Packing& packing = state->packing();
   unit.fill_missing_gradients();
   for (const PackedIndex place : packing.parameters.indices()) {
-    if (unit.arrived(packing.leaf_of[place]) && packing.is_at(place, mesh->shard()))
-      state->has_gradient[place] = true;
+    if (unit.arrived(packing.leaf_of[place])) state->has_gradient[place] = true;
   }
   unit.hand_over_gradients();
   const std::int64_t own = packing.column_elements(mesh->shard());
@@ -95,14 +94,15 @@ Work route_intra(SharedMesh* mesh, Owned* owned, UnitState* state, bool hold) {
         accumulate(owned, packing, begin, sum, scale);
       }
     };
-    exchange.reduce(mesh->row, unit.gradients().flat(), packing.columns.values(),
-                    state->inbox->flat(), take, "the gradients of " + unit.name());
-    // Whatever tokens of the node had to do with it, this rank has computed.
+    // What is kept, this rank has computed of whatever tokens of the node there were. It comes
+    // first: the exchange may leave anything in the buffer.
     std::int64_t begin = packing.columns[mesh->shard()].size();
     for (const Segment& kept : packing.kept[mesh->shard()].segments) {
       take(begin, unit.gradients().slice(kept.begin, kept.end), 1.0 / mesh->num_shards());
       begin += kept.size();
     }
+    exchange.reduce(mesh->row, unit.gradients().flat(), packing.columns.values(),
+                    state->inbox->flat(), take, "the gradients of " + unit.name());
     if (mesh->has_inter()) {
       std::fill(state->partial_filled.begin(), state->partial_filled.end(), hold);
     } else {

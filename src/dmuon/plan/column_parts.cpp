@@ -6,20 +6,43 @@
 #include <utility>
 
 #include "dmuon/balance/assignment.h"
+#include "dmuon/balance/solve.h"
 
 namespace dmuon::plan {
 namespace {
 
-// What an owner has of them at most: its share of a column, and one more.
-std::int64_t most_bytes(const Inventory& inventory, const Mesh& mesh) {
+// The parameters that any rank may own.
+struct Free {
+  Inventory inventory;
+  std::vector<ParameterIndex> indices;  // in the inventory of all
+  ShapeGroups groups;
+  balance::Instance instance;
+};
+
+Free free_of(const Plan& plan) {
+  Free free;
+  for (const ParameterIndex w : plan.inventory.indices()) {
+    if (plan.inventory[w].column) continue;
+    free.inventory.push_back(plan.inventory[w]);
+    free.indices.push_back(w);
+  }
+  free.groups = group_by_shape(free.inventory);
+  free.instance = instance_of(free.groups, plan.costs, plan.mesh.num_owners(), kStateBytes);
+  return free;
+}
+
+// The most that an owner has of the others: its share of a column, and one more where it has a
+// choice.
+std::int64_t dealt_bytes(const Plan& plan) {
   std::int64_t column = 0;
   std::int64_t largest = 0;
-  for (const Parameter& parameter : inventory) {
+  for (const Parameter& parameter : plan.inventory) {
     if (parameter.column != Shard(0)) continue;  // columns are alike
     column += kStateBytes * parameter.num_elements();
     largest = std::max(largest, kStateBytes * parameter.num_elements());
   }
-  return column / (mesh.num_owners() / mesh.num_shards) + largest;
+  const int num_members = plan.mesh.num_owners() / plan.mesh.num_shards;
+  return num_members == 1 ? column : column / num_members + largest;
 }
 
 // Deals the parameters of single columns, the costliest first, each to the owner of its column that
@@ -48,31 +71,25 @@ void deal(const Plan& plan, const ShapeGroups& groups, balance::Assignment assig
 
 }  // namespace
 
+std::int64_t sufficient_bytes_with_columns(const Plan& plan) {
+  return balance::sufficient_bytes(balance::Problem(free_of(plan).instance)) + dealt_bytes(plan);
+}
+
 Decision decide_with_columns(const Plan& plan, const ShapeGroups& groups,
                              const balance::Problem& problem, const Decide& strategy) {
-  Inventory free;
-  std::vector<ParameterIndex> indices;
-  for (const ParameterIndex w : plan.inventory.indices()) {
-    if (plan.inventory[w].column) continue;
-    free.push_back(plan.inventory[w]);
-    indices.push_back(w);
-  }
-  if (free.size() == plan.inventory.size())
+  Free free = free_of(plan);
+  if (free.indices.size() == static_cast<std::size_t>(plan.inventory.size()))
     return strategy({plan.inventory, groups, problem, plan.mesh, plan.options});
 
-  const ShapeGroups groups_of_free = group_by_shape(free);
-  balance::Instance instance =
-      instance_of(groups_of_free, plan.costs, plan.mesh.num_owners(), kStateBytes);
-  instance.max_bytes = std::max<std::int64_t>(
-      problem.instance().max_bytes - most_bytes(plan.inventory, plan.mesh), 0);
-  const balance::Problem problem_of_free(std::move(instance));
+  const std::int64_t left = problem.instance().max_bytes - dealt_bytes(plan);
+  free.instance.max_bytes = std::max<std::int64_t>(left, 0);
+  const balance::Problem problem_of_free(std::move(free.instance));
   const Decision decided =
-      strategy({free, groups_of_free, problem_of_free, plan.mesh, plan.options});
-
+      strategy({free.inventory, free.groups, problem_of_free, plan.mesh, plan.options});
   Decision decision{PerParameter<Owner>(plan.inventory.size())};
   balance::Assignment assignment(problem);
-  for (const ParameterIndex w : free.indices()) {
-    const ParameterIndex index = indices[w.position()];
+  for (const ParameterIndex w : free.inventory.indices()) {
+    const ParameterIndex index = free.indices[w.position()];
     decision.owner[index] = decided.owner[w];
     assignment.add(decided.owner[w], groups.shape_of[index], 1);
   }

@@ -31,8 +31,9 @@ class ColumnOrder {
                   (!parameter.column || parameter.column->value() == before_->column->value() ||
                    parameter.column->value() == before_->column->value() + 1);
     core::require(follows, "Inventory: parameter '", parameter.name,
-                  "' must be of the first column of its leaf, of the column before it or of the "
-                  "next one, or none of the leaf of any");
+                  "' must be of the column of the parameter before it or of the next, the first of "
+                  "a leaf of column 0, or no parameter of a leaf of any; got ",
+                  parameter.column ? std::to_string(parameter.column->value()) : "none");
     before_ = &parameter;
     if (!parameter.column) return;
     sizes_.resize(static_cast<std::size_t>(parameter.column->value()) + 1);

@@ -23,7 +23,7 @@ schedule::Layout layout_of(const Inventory& inventory, const Units& units,
     for (const ParameterIndex w : parameters)
       unit.owner_elements[mesh.slot_of(owner[w])] += packed[w];
     for (const ParameterIndex w : parameters)
-      if (inventory[w].column == Shard(0)) unit.own_elements += packed[w];
+      if (inventory[w].column == Shard(0)) unit.kept_elements += packed[w];
     unit.weight_size = options.weight_bytes;
     unit.gradient_size = options.gradient_bytes;
     layout.units.push_back(std::move(unit));
@@ -37,7 +37,7 @@ BufferBytes buffer_bytes(const schedule::Layout& layout, Slot slot, Mesh mesh,
   BufferBytes bytes;
   for (const schedule::UnitLayout& unit : layout.units) {
     const std::int64_t all = layout.buffer_elements(unit);
-    const std::int64_t travels = all - unit.own_elements;  // inside the node
+    const std::int64_t travels = all - unit.kept_elements;  // inside the node
     std::int64_t column = 0;
     for (const core::Replicate replicate : core::Indices<core::Replicate>(layout.num_replicates))
       column += unit.owner_elements[layout.slot_of(replicate, layout.shard_of(slot))];
@@ -50,7 +50,7 @@ BufferBytes buffer_bytes(const schedule::Layout& layout, Slot slot, Mesh mesh,
     };
     bytes.push_back(
         {of(all, unit.weight_size), of(all, unit.gradient_size),
-         of(inbox(column - unit.own_elements, travels, layout.num_shards), unit.gradient_size),
+         of(inbox(column - unit.kept_elements, travels, layout.num_shards), unit.gradient_size),
          of(column, unit.gradient_size),
          of(inbox(own, column, layout.num_replicates), unit.gradient_size)});
   }

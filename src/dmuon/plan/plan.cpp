@@ -65,7 +65,7 @@ Plan decide_within(const Plan& base, const ShapeGroups& groups, const balance::I
   Plan plan = decide(base, groups, instance, unlimited, strategy);
   std::int64_t smallest = plan.peak_bytes();
   if (cap == 0 || smallest <= cap) return plan;
-  const std::int64_t least = balance::sufficient_bytes(balance::Problem(instance));
+  const std::int64_t least = sufficient_bytes_with_columns(base);
   std::int64_t most = least;
   for (const Memory& one : plan.memory) most = std::max(most, one.state);
   for (std::int64_t left = kRooms - 1; left >= 0; --left) {

@@ -21,6 +21,7 @@ class Touched {
   }
 
   void add_to(Spread& sum) const {
+    if (num_matrices_ == 0) return;
     const auto distinct = static_cast<double>(by_size_.size());
     sum.distinct_columns += distinct;
     sum.repeats += num_matrices_ - distinct;
@@ -50,6 +51,7 @@ Spread spread(const Inventory& inventory, Mesh mesh, const PerParameter<Owner>& 
   Touched touched(mesh.num_shards);
   const auto add_unit = [&](int unit, int count) {
     for (const ParameterIndex w : units[UnitIndex(unit)]) {
+      if (inventory[w].column) continue;
       touched.add(mesh.shard_of(owner[w]), inventory[w].num_elements(), count);
     }
   };

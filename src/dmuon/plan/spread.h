@@ -9,7 +9,8 @@
 namespace dmuon::plan {
 
 /// How the matrices that travel together are spread over columns, each of which is one path between
-/// nodes. A window is `lookahead` consecutive units in execution order, at least one.
+/// nodes; but for column_bytes without those of single columns, of which all have as many. A window
+/// is `lookahead` consecutive units in execution order, at least one.
 struct Spread {
   double distinct_columns = 0;  ///< that a window touches, the mean over windows
   double repeats = 0;           ///< matrices of a window beyond the first on their column, the mean

@@ -75,7 +75,7 @@ std::vector<Message> messages_of(const Operation& operation, const Layout& layou
   }
   if (layout.num_shards == 1) return messages;
   for (const core::Shard shard : core::Indices<core::Shard>(layout.num_shards)) {
-    std::int64_t elements = -unit.own_elements;
+    std::int64_t elements = -unit.kept_elements;
     for (const core::Replicate replicate : replicates) elements += part(replicate, shard);
     add(Message::Group::kRow, shard.value(), elements);
   }

@@ -73,7 +73,7 @@ struct UnitLayout {
   bool host = false;
   /// Of a column's part, what other columns' ranks do not have: their buffers hold as much of
   /// their own there (expert parallelism).
-  std::int64_t own_elements = 0;
+  std::int64_t kept_elements = 0;
 
   std::int64_t num_elements() const;                  ///< of all owners
   bool empty() const { return num_elements() == 0; }  ///< of what the engine moves
@@ -97,7 +97,7 @@ struct Layout {
 
   /// Of a rank's packed buffer.
   std::int64_t buffer_elements(const UnitLayout& unit) const {
-    return unit.num_elements() - (num_shards - 1) * unit.own_elements;
+    return unit.num_elements() - (num_shards - 1) * unit.kept_elements;
   }
   /// Of the largest unit.
   std::int64_t largest_weights() const;

@@ -1,0 +1,66 @@
+"""Stacks [experts, rows, cols] of which each rank of a node has some: DTensors that no fully_shard has made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn as nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from dmuon._setup.matrix import Matrix
+from dmuon._setup.ranks import Ranks, rows_of
+
+Managed = set[tuple[nn.Module, str]]  # modules and names of the parameters that fully_shard manages
+
+
+def note_columns(entry: Matrix, managed: Managed, function: str) -> None:
+    """Sets `num_columns` of a stack that is divided by experts and Muon's.
+
+    Raises:
+        ValueError: it has other experts, or views, than can be; or is a DTensor that is AdamW's and nobody would
+            average its gradients.
+    """
+    parameter: Any = entry.parameter
+    foreign = isinstance(parameter, DTensor) and all((p.module, p.attribute) not in managed for p in entry.places)
+    if not foreign or not parameter.requires_grad:
+        return
+    if not entry.views:
+        raise ValueError(
+            f"{function}: model: '{entry.name}' is a DTensor with {list(parameter.placements)} that no fully_shard of "
+            "this model manages, and AdamW's, so that nobody would average its gradients. Expected: a plain parameter, "
+            "or one of fully_shard; or Muon, of a stack [experts, rows, cols] that is divided by experts."
+        )
+    replicated = [Replicate()] * (parameter.device_mesh.ndim - 1)
+    if parameter.ndim != 3 or list(parameter.placements) != [*replicated, Shard(0)]:
+        return  # which check_sharded refuses
+    entry.num_columns = parameter.device_mesh.size(-1)
+    experts, counts = parameter.shape[0], [view.count for view in entry.views]
+    if experts % entry.num_columns or len(counts) > 1 or counts[0] % experts:
+        raise ValueError(
+            f"{function}: model: '{entry.name}' is divided by experts over {entry.num_columns} ranks, and has "
+            f"{experts} experts with views of {counts} matrices. Expected: equally many experts on each rank, and one "
+            "view, of whole matrices of each expert."
+        )
+
+
+def check_columns(matrix: Matrix, ranks: Ranks) -> None:
+    """Raises ValueError where a stack is not divided over the columns of the mesh, or has no values there."""
+    parameter: Any = matrix.parameter
+    rows = rows_of(parameter.device_mesh.mesh)
+    who = f"dedicate_params: model: '{matrix.name}' is divided by experts over ranks {rows}"
+    if rows not in ((ranks.row,), ranks.rows):
+        raise ValueError(
+            f"{who}. Expected: over the ranks of a node, here {ranks.row}: those of one replicate of a mesh "
+            "(replicate, shard), those of one host of a mesh (shard) over several hosts, else all of the mesh."
+        )
+    if parameter.is_meta:
+        raise ValueError(
+            f"{who} and on the meta device. Expected: values, from its initialisation or a checkpoint, before "
+            "dedicate_params."
+        )
+    if parameter.device.type != ranks.device_type:
+        raise ValueError(f"{who}, on {parameter.device}. Expected: on {ranks.device_type}, as its mesh.")
+    local = parameter.to_local().shape
+    expected = (parameter.shape[0] // matrix.num_columns, *parameter.shape[1:])
+    if tuple(local) != expected:
+        raise ValueError(f"{who}. Expected: {expected} of it on each rank, got {tuple(local)}.")
