@@ -70,7 +70,8 @@ def test_ready_views_have_these_sizes(view, sizes):
 )
 def test_a_view_says_which_matrices_it_has(view, sides, words):
     assert (view.sides, str(view)) == (sides, words)
-    item = _plan.Parameter("w", view.rows, view.cols, 0, False, view.count, False, view.column_blocks, view.transposed)
+    layout = {"column_blocks": view.column_blocks, "transposed": view.transposed}
+    item = _plan.Parameter("w", view.rows, view.cols, 0, num_matrices=view.count, **layout)
     assert item.shape_text() == words
 
 
