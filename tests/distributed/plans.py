@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from models import make_gpt
 from training import AHEAD, dedicate, place_of, shard
 
 import dmuon
+from dmuon import _plan
 
 
 def started(mesh: Any, depth: int = 3, **options: Any) -> tuple[nn.Module, dmuon.Muon]:
@@ -38,3 +40,16 @@ def saved(mesh: Any, path: str, **options: Any) -> list[int]:
         dmuon.plan(model).save(path)
     torch.distributed.barrier()
     return opt.plan.owner
+
+
+def every_matrix_of(item: _plan.Parameter) -> list[_plan.Parameter]:
+    """What has one owner of a plan, as parts of one matrix each."""
+    name, first = item.name, 0
+    if found := re.fullmatch(r"(.*)\[(\d+):\d+\]", item.name):
+        name, first = found[1], int(found[2])
+    elif item.num_matrices == 1:
+        return [item]
+    return [
+        _plan.Parameter(f"{name}[{at}:{at + 1}]", item.rows, item.cols, item.unit, continues=at > 0)
+        for at in range(first, first + item.num_matrices)
+    ]

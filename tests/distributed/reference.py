@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn as nn
@@ -46,9 +47,12 @@ class ReferenceMuon:
         nesterov: bool = True,
         rows: list[tuple[float, float, float]] = POLAR_EXPRESS,
         adamw_lr: float = 3e-4,
+        cuts: Mapping[str, Callable[[torch.Tensor], list[torch.Tensor]]] | None = None,
     ) -> None:
+        """`cuts`: by name, views of the matrices of which a parameter consists; else it is one matrix."""
         parameters = dict(model.named_parameters())
         self.matrices = {name: parameters[name] for name in names}
+        self.cuts = cuts or {}
         self.lrs: dict[str, float] = {}  # of matrices whose lr is not `lr`
         self.buffers = {name: torch.zeros_like(p) for name, p in self.matrices.items()}
         self.lr, self.weight_decay, self.momentum, self.nesterov, self.rows = (
@@ -68,15 +72,18 @@ class ReferenceMuon:
         for name, p in self.matrices.items():
             if p.grad is None:
                 continue
-            buffer = self.buffers[name]
-            buffer += (1 - self.momentum) * (p.grad - buffer)
-            update = p.grad + self.momentum * (buffer - p.grad) if self.nesterov else buffer
-            orthogonal = newton_schulz(update, self.rows)
-            lr = self.lrs.get(name, self.lr)
-            p *= 1 - lr * self.weight_decay
-            p -= lr * math.sqrt(max(1.0, p.shape[0] / p.shape[1])) * orthogonal
+            parts = [self.cuts[name](of) if name in self.cuts else [of] for of in (p, p.grad, self.buffers[name])]
+            for matrix, gradient, buffer in zip(*parts, strict=True):
+                self._update(matrix, gradient, buffer, self.lrs.get(name, self.lr))
         if self.adamw is not None:
             self.adamw.step()
+
+    def _update(self, matrix: torch.Tensor, gradient: torch.Tensor, buffer: torch.Tensor, lr: float) -> None:
+        buffer += (1 - self.momentum) * (gradient - buffer)
+        update = gradient + self.momentum * (buffer - gradient) if self.nesterov else buffer
+        orthogonal = newton_schulz(update, self.rows)
+        matrix *= 1 - lr * self.weight_decay
+        matrix -= lr * math.sqrt(max(1.0, matrix.shape[0] / matrix.shape[1])) * orthogonal
 
     def zero_grad(self) -> None:
         for p in self.matrices.values():

@@ -29,8 +29,10 @@ MIXED_SUMS = "micro-steps under no_sync use other parameters of FSDP2"
 # What FSDP2 may refuse before dmuon does, and how.
 FSDP2S_OWN = {INFERENCE_FIRST: "[Ii]nference tensor", MIXED_SUMS: "size of tensor"}
 
-HAVE_MATRICES = ("linear", "biased", "mlp", "thin", "column", "parameter", "nested")
-HAVE_OTHERS = ("biased", "mlp", "norm", "nested")
+HAVE_SEVERAL = ("heads", "qkv", "rows", "gated", "conv", "stack", "experts")  # in one parameter
+HAVE_MATRICES = ("linear", "biased", "mlp", "thin", "column", "parameter", "nested", *HAVE_SEVERAL)
+HAVE_OTHERS = ("biased", "mlp", "norm", "nested", "gated")
+HAVE_NO_LINEAR = ("norm", "parameter", "conv", "stack", "experts")
 
 
 def refusal(program: Program) -> str:
@@ -58,6 +60,8 @@ def refusal(program: Program) -> str:
             last = index == len(step.micros) - 1 and (step.ends != "discarded" or step.clips)
             if reason := watch.run(micro, step, last):
                 return reason
+        if step.reloads:
+            watch = _Known(program)
     return ""
 
 
@@ -65,15 +69,18 @@ def _inference_first(program: Program) -> str:
     """FSDP2 makes its buffers in a module's first forward; made under inference_mode, they serve nothing else."""
     made: set[int] = set()  # blocks whose buffers are made; -1: the root's
     for_inference: set[int] = set()
-    for micro in (micro for step in program.steps for micro in step.micros):
-        if micro.evaluation == "inference_mode":
-            for_inference |= _with_buffers(micro.evaluated, program) - made
-            made |= for_inference
-        for chosen in (micro.evaluated, micro.forward) if micro.evaluation == "no_grad" else (micro.forward,):
-            uses = _with_buffers(chosen, program)
-            if uses & for_inference:
-                return INFERENCE_FIRST
-            made |= uses
+    for step in program.steps:
+        for micro in step.micros:
+            if micro.evaluation == "inference_mode":
+                for_inference |= _with_buffers(micro.evaluated, program) - made
+                made |= for_inference
+            for chosen in (micro.evaluated, micro.forward) if micro.evaluation == "no_grad" else (micro.forward,):
+                uses = _with_buffers(chosen, program)
+                if uses & for_inference:
+                    return INFERENCE_FIRST
+                made |= uses
+        if step.reloads:
+            made, for_inference = set(), set()
     return ""
 
 
@@ -189,7 +196,7 @@ class _Known:
             index
             for place, index in enumerate(uses)
             if self.program.blocks[index].checkpoint == "reentrant"
-            and self.program.blocks[index].kind not in ("norm", "parameter")  # which have no nn.Linear
+            and self.program.blocks[index].kind not in HAVE_NO_LINEAR
             and managed(self.program.blocks[index], "inner")
             and self.needs_gradient(uses[:place], step)
         ]

@@ -22,14 +22,18 @@ def rarely(draw: Draw, value: Any, otherwise: Any, one_in: int = 4) -> Any:
 
 
 @st.composite
-def block(draw: Draw, index: int) -> Block:
+def block(draw: Draw, earlier: tuple[Block, ...]) -> Block:
+    kinds = list(BODIES)
+    tied_to = rarely(draw, draw(st.integers(0, len(earlier) - 1)), -1) if earlier else -1
+    if tied_to >= 0 and draw(st.booleans()):  # else few could share a matrix
+        kinds = [earlier[tied_to].kind]
     return Block(
-        kind=draw(st.sampled_from(list(BODIES))),
+        kind=draw(st.sampled_from(kinds)),
         output=draw(st.sampled_from(["tensor", "tensor", "tuple", "dict", "dataclass"])),
         call=rarely(draw, "keyword", "positional"),
         checkpoint=draw(st.sampled_from(["", "", "", "reentrant", "non_reentrant", "wrapped"])),
         frozen=draw(st.sampled_from(["", "", "", "", "", "matrices", "others", "all"])),
-        tied_to=rarely(draw, draw(st.integers(0, index - 1)), -1) if index else -1,
+        tied_to=tied_to,
     )
 
 
@@ -93,14 +97,19 @@ def step(draw: Draw, frame: Frame, first: bool) -> Step:
     num_micros = draw(st.sampled_from([1, 1, 1, 2, 3]))
     ends = draw(st.sampled_from(["step"] * 8 + ["closure", "discarded"]))
     frozen = draw(st.sets(st.integers(0, len(frame.blocks) - 1), max_size=2)) if draw(st.integers(0, 7)) == 7 else ()
+    micros = tuple(
+        draw(micro(frame, first and index == 0, ends != "discarded" and index == num_micros - 1))
+        for index in range(num_micros)
+    )
+    # A GradScaler wants a gradient on every rank.
+    may_scale = ends == "step" and not any(one.backward == "dropped" or one.without_backward for one in micros)
     return Step(
-        micros=tuple(
-            draw(micro(frame, first and index == 0, ends != "discarded" and index == num_micros - 1))
-            for index in range(num_micros)
-        ),
+        micros=micros,
         clips=rarely(draw, True, False, 3),
+        scaled=may_scale and rarely(draw, True, False),
         frozen=tuple(sorted(frozen)),
         ends=ends,
+        reloads=rarely(draw, True, False, 8),
     )
 
 
@@ -112,6 +121,7 @@ def options(draw: Draw) -> Options:
         reshard_after_forward=draw(st.booleans()),
         max_units_in_flight=draw(st.sampled_from([None, None, 2, 3])),
         strategy=draw(st.sampled_from(["load_balance", "round_robin", "lpt", "xor_layout", "rank0"])),
+        division=draw(st.sampled_from(["by size", "by size", "all", "none"])),
     )
 
 
@@ -119,7 +129,7 @@ def options(draw: Draw) -> Options:
 def stray_programs(draw: Draw) -> Program:
     """Programs that would be trained, if one rank did not go astray in a step."""
     astray = draw(st.sampled_from(sorted(ASTRAY)))
-    program = draw(programs())
+    program = dataclasses.replace(draw(programs()), dtype="fp32")
     # So that another order is one for dmuon, too.
     blocks = (Block(), *(dataclasses.replace(block, tied_to=-1) for block in program.blocks), Block("parameter"))
     micro = Micro(forward=Pass(tuple(range(len(blocks)))))
@@ -142,7 +152,9 @@ def programs(draw: Draw) -> Program:
     mesh = draw(st.sampled_from(MESHES))
     size = 3 if mesh == (3,) else 4
     num_blocks = draw(st.integers(1, 5))
-    blocks = tuple(draw(block(index)) for index in range(num_blocks))
+    blocks: tuple[Block, ...] = ()
+    for _ in range(num_blocks):
+        blocks = (*blocks, draw(block(blocks)))
     usual = tuple(range(num_blocks))
     if draw(st.booleans()):
         usual = tuple(draw(st.lists(st.integers(0, num_blocks - 1), min_size=1, max_size=7)))
@@ -150,7 +162,7 @@ def programs(draw: Draw) -> Program:
     wrap = draw(st.sampled_from(["none", "blocks", "root", "inner"]))
     second = draw(st.sampled_from(["", "", "", "", "in turn", "forwards first", "joint"]))
     frame = Frame(usual, blocks, wrap, size, second)
-    return Program(
+    program = Program(
         mesh=mesh,
         wrap=wrap,
         blocks=blocks,
@@ -159,6 +171,26 @@ def programs(draw: Draw) -> Program:
         steps=tuple(draw(step(frame, index == 0)) for index in range(num_steps)),
         options=draw(options()),
         others=draw(options()),
+    )
+    return in_bf16(program) if wrap != "none" and rarely(draw, True, False, 3) else program
+
+
+def in_bf16(program: Program) -> Program:
+    """With the same weights the same bits: so only the last step changes them.
+
+    Later ones could not be compared: a weight that is off by less than nothing may be rounded to another one. Nor can
+    what a reentrant checkpoint adds up in bf16, use by use.
+    """
+    earlier = (dataclasses.replace(step, ends="discarded", scaled=False) for step in program.steps[:-1])
+    checkpoints = {"reentrant": "non_reentrant"}
+    return dataclasses.replace(
+        program,
+        dtype="bf16",
+        blocks=tuple(
+            dataclasses.replace(block, checkpoint=checkpoints.get(block.checkpoint, block.checkpoint))
+            for block in program.blocks
+        ),
+        steps=(*earlier, program.steps[-1]),
     )
 
 

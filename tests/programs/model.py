@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +13,10 @@ from program import Block, Program
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import checkpoint
 
+import dmuon
+
 INPUTS, WIDTH, HIDDEN = 6, 8, 12
+ROUTES = 4  # that a row may take, see `route_of`
 
 
 @dataclasses.dataclass
@@ -43,6 +48,58 @@ class Nested(nn.Module):
         return self.mix(torch.tanh(self.inner[0](x)))
 
 
+class Fused(nn.Module):
+    """A projection to several parts, the first of which is multiplied by the last."""
+
+    def __init__(self, rows: int, bias: bool = False) -> None:
+        super().__init__()
+        self.into = nn.Linear(WIDTH, rows, bias=bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        parts = self.into(x)
+        return parts[:, :WIDTH] * (1 + parts[:, -WIDTH:].sin())  # type: ignore[no-any-return]
+
+
+class Conv(nn.Module):
+    """As wide as its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel = nn.Parameter(torch.randn(WIDTH, 2, WIDTH // 2) / WIDTH**0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("oik,bik->bo", self.kernel, x.view(-1, 2, WIDTH // 2))
+
+
+class Stack(nn.Module):
+    """An expert a route, and one more that no row ever reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.Parameter(torch.randn(ROUTES + 1, WIDTH, WIDTH) / WIDTH**0.5)
+
+    def forward(self, x: torch.Tensor, route: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("eoi,bi,be->bo", self.experts, x, reached(route, ROUTES + 1, x))
+
+
+class Experts(nn.Module):
+    """Two stacks of six experts, two of which no row ever reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(ROUTES + 2, HIDDEN, WIDTH) / WIDTH**0.5)
+        self.down = nn.Parameter(torch.randn(ROUTES + 2, WIDTH, HIDDEN // 2) / HIDDEN**0.5)
+
+    def forward(self, x: torch.Tensor, route: torch.Tensor) -> torch.Tensor:
+        gate, up = torch.einsum("ehi,bi->beh", self.up, x).chunk(2, -1)
+        return torch.einsum("eoh,beh,be->bo", self.down, torch.tanh(gate) * up, reached(route, ROUTES + 2, x))
+
+
+def reached(route: torch.Tensor, num_experts: int, like: torch.Tensor) -> torch.Tensor:
+    """[batch, experts]: 1 where a row takes the expert. What is multiplied by 0 has a gradient of zeros."""
+    return (route[:, None] == torch.arange(num_experts, device=route.device)).to(like.dtype)
+
+
 def linear(rows: int, cols: int, bias: bool = False) -> nn.Module:
     return nn.Linear(cols, rows, bias=bias)
 
@@ -58,10 +115,45 @@ BODIES: dict[str, Any] = {
     "parameter": lambda: Matrix(WIDTH, WIDTH),
     "norm": lambda: nn.LayerNorm(WIDTH),
     "nested": Nested,
+    "heads": lambda: linear(WIDTH, WIDTH),
+    "qkv": lambda: Fused(2 * WIDTH),
+    "rows": lambda: Fused(WIDTH + 1),
+    "gated": lambda: Fused(2 * WIDTH, bias=True),
+    "conv": Conv,
+    "stack": Stack,
+    "experts": Experts,
     "empty": nn.Identity,
 }
-# Where a block's only matrix of WIDTH x WIDTH is.
-SQUARE = {"linear": "weight", "biased": "weight", "parameter": "value"}
+TAKE_ROUTES = (Stack, Experts)
+# A block's matrix that blocks may share: its shape's name, and where it is. What it consists of, the first block says.
+SHARED = {
+    "linear": ("square", "weight"),
+    "biased": ("square", "weight"),
+    "parameter": ("square", "value"),
+    "heads": ("square", "weight"),
+    "stack": ("stack", "experts"),
+    "conv": ("conv", "kernel"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Several:
+    """Of a parameter that consists of several matrices: what dmuon is told, and which they are."""
+
+    view: Callable[[torch.Tensor], Any] | None  # None: dmuon's default rule says it
+    cut: Callable[[torch.Tensor], list[torch.Tensor]]
+
+
+SEVERAL = {
+    ("heads", "weight"): Several(lambda p: dmuon.views.per_head(p, 2), lambda p: [p[i : i + 2] for i in (0, 2, 4, 6)]),
+    ("qkv", "into.weight"): Several(lambda p: dmuon.views.qkv(p, 2, 1), lambda p: [p[:8], p[8:12], p[12:]]),
+    ("rows", "into.weight"): Several(lambda p: dmuon.views.rows(p, [5, 1, 3]), lambda p: [p[:5], p[5:6], p[6:]]),
+    ("gated", "into.weight"): Several(dmuon.views.gate_up, lambda p: [p[:8], p[8:]]),
+    ("conv", "kernel"): Several(dmuon.views.conv, lambda p: [p.view(8, 8)]),
+    ("stack", "experts"): Several(dmuon.views.experts, lambda p: list(p)),
+    ("experts", "up"): Several(dmuon.views.gate_up, lambda p: [half for e in p for half in (e[:6], e[6:])]),
+    ("experts", "down"): Several(None, lambda p: list(p)),
+}
 
 
 class Residual(nn.Module):
@@ -70,14 +162,14 @@ class Residual(nn.Module):
         self.body = BODIES[block.kind]()
         self.output, self.checkpoint = block.output, block.checkpoint
 
-    def compute(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(self.body(x))
+    def compute(self, x: torch.Tensor, route: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.body(x, route) if isinstance(self.body, TAKE_ROUTES) else self.body(x))
 
-    def forward(self, x: torch.Tensor) -> Any:
+    def forward(self, x: torch.Tensor, route: torch.Tensor) -> Any:
         if "reentrant" in self.checkpoint:
-            change = checkpoint(self.compute, x, use_reentrant=self.checkpoint == "reentrant")
+            change = checkpoint(self.compute, x, route, use_reentrant=self.checkpoint == "reentrant")
         else:
-            change = self.compute(x)
+            change = self.compute(x, route)
         x, more = x + 0.5 * change, change.square()
         if self.output == "tensor":
             return x
@@ -101,6 +193,11 @@ def tensor_of(output: Any) -> torch.Tensor:
     return output.x + 0.1 * output.more  # type: ignore[no-any-return]
 
 
+def route_of(x: torch.Tensor) -> torch.Tensor:
+    """[batch] in [0, ROUTES): by two signs of a row, which every precision has alike."""
+    return 2 * (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
+
+
 class Net(nn.Module):
     """stem, blocks in the order that a forward is given, head; returns [batch, 2]."""
 
@@ -119,25 +216,27 @@ class Net(nn.Module):
     def _tie(self, index: int, block: Block, blocks: tuple[Block, ...]) -> None:
         if is_tied(block, blocks):
             source = self.blocks[block.tied_to].body
-            setattr(self.blocks[index].body, SQUARE[block.kind], getattr(source, SQUARE[blocks[block.tied_to].kind]))
+            shared = getattr(source, SHARED[blocks[block.tied_to].kind][1])
+            setattr(self.blocks[index].body, SHARED[block.kind][1], shared)
 
     def _freeze(self, block: nn.Module, what: str) -> None:
         for parameter in block.parameters():
-            if what in ("all", "matrices" if parameter.ndim == 2 else "others"):
+            if what in ("all", "matrices" if parameter.ndim >= 2 else "others"):
                 parameter.requires_grad_(False)
 
     def forward(self, x: torch.Tensor, uses: tuple[int, ...]) -> torch.Tensor:
-        x = self.stem(x)
+        route, x = route_of(x), self.stem(x)
         for index in uses:
             block = self.blocks[index]
-            x = tensor_of(block(x=x) if self.calls[index] == "keyword" else block(x))
+            x = tensor_of(block(x=x, route=route) if self.calls[index] == "keyword" else block(x, route))
         return self.head(x)  # type: ignore[no-any-return]
 
 
 def is_tied(block: Block, blocks: tuple[Block, ...]) -> bool:
     if block.tied_to < 0 or block.frozen or blocks[block.tied_to].frozen:  # which FSDP2 would manage, and refuses
         return False
-    return block.kind in SQUARE and blocks[block.tied_to].kind in SQUARE
+    shapes = [SHARED.get(kind, (kind, ""))[0] for kind in (block.kind, blocks[block.tied_to].kind)]
+    return block.kind in SHARED and shapes[0] == shapes[1]
 
 
 def make(program: Program, number: int = 0) -> Net:
@@ -150,11 +249,24 @@ def make(program: Program, number: int = 0) -> Net:
 
 
 def is_muons(name: str, parameter: torch.Tensor) -> bool:
-    """A trainable weight of two dimensions that is not the output head."""
-    return parameter.ndim == 2 and parameter.requires_grad and not name.startswith("head")
+    """A trainable weight of two dimensions or more that is not the output head."""
+    return parameter.ndim >= 2 and parameter.requires_grad and not name.startswith("head")
 
 
-def select(name: str, module: nn.Module, parameter: nn.Parameter) -> bool | None:
-    """Takes the matrices that the rule does not: those of `Matrix`, and single rows and columns."""
-    extra = isinstance(module, Matrix) or (parameter.ndim == 2 and min(parameter.shape) == 1)
-    return True if extra and is_muons(name, parameter) else None
+def several_of(program: Program, name: str) -> Several | None:
+    """What there is to know of a parameter, by its name; None of what is one matrix, or none."""
+    found = re.fullmatch(r"blocks\.(\d+)\.(?:_checkpoint_wrapped_module\.)?body\.(.+)", name)
+    return SEVERAL.get((program.blocks[int(found[1])].kind, found[2])) if found else None
+
+
+def selecting(program: Program) -> Callable[[str, nn.Module, nn.Parameter], Any]:
+    """Takes the matrices that the rule does not: those of `Matrix`, single rows and columns, and what has several."""
+
+    def select(name: str, module: nn.Module, parameter: nn.Parameter) -> Any:
+        several = several_of(program, name)
+        if several and several.view and parameter.requires_grad:
+            return several.view(parameter)
+        extra = isinstance(module, Matrix) or (parameter.ndim == 2 and min(parameter.shape) == 1)
+        return True if extra and is_muons(name, parameter) else None
+
+    return select

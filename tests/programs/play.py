@@ -20,6 +20,7 @@ class Player:
     def __init__(self, program: Program, side: Side) -> None:
         self.program, self.side = program, side
         self.step, self.micro = 0, 0
+        self.scales = False  # whether this step has a GradScaler
         # By rank: what its forwards and its clipping returned, in order. Read in the end: a host that reads has waited.
         self.notes: dict[int, list[torch.Tensor]] = {rank: [] for rank in side.ranks}
 
@@ -62,17 +63,22 @@ class Player:
         for parameter in frozen:
             parameter.requires_grad_(False)
         closes = step.ends == "closure"
+        self.scales = step.scaled
         for self.micro, micro in enumerate(step.micros[: -1 if closes else None]):
             self.run(micro)
         self.micro = len(step.micros) - 1
         if step.clips and not closes:
-            for model in self.side.models:
+            for model, optimizer in zip(self.side.models, self.side.optimizers, strict=True):
+                if step.scaled:
+                    self.side.unscale(optimizer)
                 self.note_all(self.side.clip(model))
         self.end(step, closes)
         for optimizer in self.side.optimizers:
             optimizer.zero_grad()
         for parameter in frozen:
             parameter.requires_grad_(True)
+        if step.reloads:
+            self.side.reload()
 
     def end(self, step: Step, closes: bool) -> None:
         if step.ends == "discarded":
@@ -90,7 +96,10 @@ class Player:
             else:
                 if closes:
                     closure()
-                optimizer.step()
+                if step.scaled:
+                    self.side.step_scaled(optimizer)
+                else:
+                    optimizer.step()
 
     def run(self, micro: Micro) -> None:
         """A micro-step of all models."""
@@ -139,7 +148,8 @@ class Player:
             terms[0] = terms[0] + 0.5 * self.forward(model, micro.forward, rank, number + 2).square().mean()
         for term in terms:
             self.note(rank, term)
-        return [term * self.side.scale() for term in terms]
+        losses = [term * self.side.scale() for term in terms]
+        return [self.side.scaled(loss) for loss in losses] if self.scales else losses
 
     def forward(self, model: Net, chosen: Pass, rank: int, number: int) -> torch.Tensor:
         return model(self.batch(rank, number), chosen.of(rank))  # type: ignore[no-any-return]

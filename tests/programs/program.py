@@ -53,8 +53,11 @@ class Step:
 
     micros: tuple[Micro, ...] = ()
     clips: bool = False
+    scaled: bool = False  # by a GradScaler; ends in "step"
     frozen: Positions = ()  # blocks that need no gradient in this step
     ends: str = "step"  # or "closure": the last micro-step is one; "discarded": the gradients are thrown away
+    # Then saves everything and goes on with new models of the other options, and so of other owners.
+    reloads: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,11 +69,13 @@ class Options:
     reshard_after_forward: bool = True
     max_units_in_flight: int | None = None
     strategy: str = "load_balance"
+    division: str = "by size"  # of stacks of matrices; or "none"; "all": every matrix by itself
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
     mesh: Positions = (2, 2)
+    dtype: str = "fp32"  # of compute; or "bf16", see draw.in_bf16
     wrap: str = "none"  # what is under fully_shard: or "root", "blocks", "inner" (what is inside blocks, too)
     blocks: tuple[Block, ...] = (Block(),)
     frozen_stem: bool = False  # so that the first block's input needs no gradient
@@ -78,7 +83,7 @@ class Program:
     second: str = ""
     steps: tuple[Step, ...] = ()
     options: Options = Options()
-    others: Options = Options(lookahead=0)  # must give the same bits
+    others: Options = Options(lookahead=0)  # must give the same bits, see judge.same_bits
     astray: str = ""  # what rank `stray` does unlike the others, see contract.ASTRAY
     stray: int = 0
     stray_step: int = 0

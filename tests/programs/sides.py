@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn as nn
-from model import INPUTS, Net, is_muons, make, select
+from model import INPUTS, Net, is_muons, make, selecting, several_of
+from plans import every_matrix_of
 from program import Options, Program
 from reference import ReferenceMuon
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from training import LR, WEIGHT_DECAY, dedicate, place_of, weights_of
 
 import dmuon
+from dmuon import _plan
 
 # Of the size of gradients here: a gradient that is nothing but noise then moves a weight by no more than noise.
 ADAMW_EPS = 1e-2
@@ -43,6 +47,19 @@ class Side:
         """What a rank's loss is multiplied by."""
         return 1.0
 
+    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        """What a GradScaler makes of a loss."""
+        return loss
+
+    def unscale(self, optimizer: Any) -> None:
+        """Ends the scaling, so that gradients can be clipped."""
+
+    def step_scaled(self, optimizer: Any) -> None:
+        optimizer.step()
+
+    def reload(self) -> None:
+        """Goes on with new models and optimizers, which have loaded the state of the old ones."""
+
     def no_sync(self, model: Net) -> AbstractContextManager[None]:
         return nullcontext()
 
@@ -59,33 +76,65 @@ class Reference(Side):
 
     def __init__(self, program: Program, dtype: torch.dtype, nudge: float = 0.0, muon: bool = True) -> None:
         """`nudge`: by how much each weight is changed at the start, relatively; `muon`: else AdamW has all."""
-        self.ranks, self.size, self.dtype = range(program.size), program.size, dtype
-        self.models = [make(program, number).to(dtype) for number in range(2 if program.second else 1)]
-        self.optimizers = []
+        in_bf16 = program.dtype == "bf16"  # then `dtype` is that of the weights
+        self.ranks, self.size, self.dtype = range(program.size), program.size, torch.float32 if in_bf16 else dtype
+        masters = [make(program, number).to(dtype) for number in range(2 if program.second else 1)]
+        self.models, self.optimizers = [], []
         torch.manual_seed(99)
-        for model in self.models:
+        for model in masters:
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.mul_(1 + nudge * torch.randn_like(parameter))
             names = [name for name, p in model.named_parameters() if muon and is_muons(name, p)]
-            optimizer = ReferenceMuon(model, names, LR, WEIGHT_DECAY, adamw_lr=ADAMW_LR)
+            cuts = {name: several.cut for name in names if (several := several_of(program, name))}
+            optimizer = ReferenceMuon(model, names, LR, WEIGHT_DECAY, adamw_lr=ADAMW_LR, cuts=cuts)
             if optimizer.adamw is not None:
                 optimizer.adamw.param_groups[0]["eps"] = ADAMW_EPS
             self.optimizers.append(optimizer)
+            self.models.append(computing_in_bf16(model, self.size) if in_bf16 else model)
+        self._in_bf16, self._masters = in_bf16, dict(zip(self.models, masters, strict=True))
 
     def scale(self) -> float:
-        return 1.0 / self.size
+        return 1.0 if self._in_bf16 else 1.0 / self.size
+
+    def clip(self, model: Net) -> torch.Tensor:
+        return super().clip(self._masters[model])
+
+    def weights(self, model: Net) -> dict[str, torch.Tensor]:
+        return super().weights(self._masters[model])
 
 
-def shard(model: nn.Module, mesh: Any, wrap: str) -> None:
+def computing_in_bf16(master: Net, size: int) -> Net:
+    """A copy that begins each forward with the weights of `master` in bf16 and adds to its gradients a `size`th."""
+    model = copy.deepcopy(master).bfloat16()
+    pairs = list(zip(model.parameters(), master.parameters(), strict=True))
+
+    def begin(_: nn.Module, arguments: Any) -> Any:
+        for parameter, weight in pairs:
+            parameter.data.copy_(weight.data)
+        return (arguments[0].bfloat16(), *arguments[1:])
+
+    def hand_on(parameter: torch.Tensor, weight: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        gradient, parameter.grad = parameter.grad.to(weight.dtype) / size, None
+        weight.grad = gradient if weight.grad is None else weight.grad + gradient
+
+    model.register_forward_pre_hook(begin)
+    for parameter, weight in pairs:
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(partial(hand_on, weight=weight))
+    return model
+
+
+def shard(model: nn.Module, mesh: Any, wrap: str, **options: Any) -> None:
     if wrap == "none":
         return
     for block in model.blocks if wrap in ("blocks", "inner") else ():
         for module in block.modules() if wrap == "inner" else ():
             if isinstance(module, nn.Linear):
-                fully_shard(module, mesh=mesh)
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+                fully_shard(module, mesh=mesh, **options)
+        fully_shard(block, mesh=mesh, **options)
+    fully_shard(model, mesh=mesh, **options)
 
 
 def on_device(model: Net, device: torch.device) -> Net:
@@ -104,32 +153,79 @@ class OnRanks(Side):
         self.ranks = [rank]
         if mesh.device_type != "cpu":
             self.device = torch.device(mesh.device_type, torch.get_device_module(mesh.device_type).current_device())
+        self.mesh, self.program = mesh, program
+        self.build(0)
+
+    def build(self, first: int) -> None:
+        """`first`: the number of the draw that the first model begins with."""
         self.models, self.optimizers = [], []
-        for number in range(2 if program.second else 1):
-            model = on_device(make(program, number), self.device)
-            self.optimizers.append(self.start(model, mesh, program))
+        for number in range(2 if self.program.second else 1):
+            model = on_device(make(self.program, first + number), self.device)
+            self.optimizers.append(self.start(model, self.mesh, self.program))
             self.models.append(model)
 
     def start(self, model: Net, mesh: Any, program: Program) -> Any:
         raise NotImplementedError
 
 
+@contextmanager
+def divided(division: str) -> Iterator[None]:
+    """Inside, plans are made of stacks that are divided so; as plans that come from files may be."""
+    divide = _plan.divide
+
+    def otherwise(items: list[_plan.Parameter], mesh: _plan.Mesh) -> list[_plan.Parameter]:
+        return items if division == "none" else [one for item in items for one in every_matrix_of(item)]
+
+    _plan.divide = divide if division == "by size" else otherwise  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        _plan.divide = divide
+
+
 class Dmuon(OnRanks):
-    def __init__(self, mesh: Any, program: Program, options: Options) -> None:
-        self.options = options
+    def __init__(self, mesh: Any, program: Program, options: Options, others: Options) -> None:
+        """`others`: of the models that a reload goes on with; the next one goes back."""
+        self.options, self.others = options, others
+        self.scaler = torch.amp.GradScaler(mesh.device_type, init_scale=2.0**10)
         super().__init__(mesh, program)
 
     def start(self, model: Net, mesh: Any, program: Program) -> Any:
-        dedicate(model, mesh, vars(self.options), select=select)
-        shard(model, mesh, program.wrap)
-        return dmuon.Muon(
-            model,
-            lr=LR,
-            weight_decay=WEIGHT_DECAY,
-            ns_dtype=torch.float32,
-            adamw_lr=ADAMW_LR,
-            adamw_eps=ADAMW_EPS,
-        )
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if program.dtype == "bf16" else None
+        schedule = {name: value for name, value in vars(self.options).items() if name != "division"}
+        dedicate(model, mesh, schedule, select=selecting(program), mp_policy=policy)
+        shard(model, mesh, program.wrap, **({"mp_policy": policy} if policy else {}))
+        with divided(self.options.division):
+            return dmuon.Muon(
+                model,
+                lr=LR,
+                weight_decay=WEIGHT_DECAY,
+                ns_dtype=torch.float32,
+                adamw_lr=ADAMW_LR,
+                adamw_eps=ADAMW_EPS,
+            )
+
+    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        return self.scaler.scale(loss)
+
+    def unscale(self, optimizer: Any) -> None:
+        self.scaler.unscale_(optimizer)
+
+    def step_scaled(self, optimizer: Any) -> None:
+        self.scaler.step(optimizer)
+        if optimizer is self.optimizers[-1]:
+            self.scaler.update()
+
+    def reload(self) -> None:
+        states = [(model.state_dict(), optimizer.state_dict()) for model, optimizer in self.both()]
+        self.options, self.others = self.others, self.options
+        self.build(len(states))  # of other weights
+        for (model, optimizer), (weights, state) in zip(self.both(), states, strict=True):
+            model.load_state_dict(weights)
+            optimizer.load_state_dict(state)
+
+    def both(self) -> Iterator[tuple[Net, Any]]:
+        return zip(self.models, self.optimizers, strict=True)
 
     def no_sync(self, model: Net) -> AbstractContextManager[None]:
         return dmuon.no_sync(model)

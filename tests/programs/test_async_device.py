@@ -16,7 +16,7 @@ import pytest
 import torch
 from contract import refusal
 from judge import Truth, check_same_bits
-from model import Net, make, tensor_of
+from model import Net, make, route_of, tensor_of
 from play import Outcome, Player, play
 from pool import RankPool
 from program import Block, Micro, Options, Pass, Program, Step, from_json
@@ -46,7 +46,7 @@ def on_device(mesh: Any, program: Program, order: str, seed: int) -> tuple[Outco
 
     async_device.reset()
     async_device.configure(order=order, seed=10 * seed + mesh.get_rank())
-    return play(program, Dmuon(mesh, program, program.options)), async_device.races()
+    return play(program, Dmuon(mesh, program, program.options, program.others)), async_device.races()
 
 
 def check(pool: RankPool, program: Program, chosen: str) -> None:
@@ -90,7 +90,7 @@ def on_another_stream(mesh: Any, program: Program, order: str) -> tuple[Outcome,
 
     async_device.reset()
     async_device.configure(order=order, seed=mesh.get_rank())
-    side = Dmuon(mesh, program, program.options)
+    side = Dmuon(mesh, program, program.options, program.others)
     initial = [side.weights(model) for model in side.models]
     torch.emulated.synchronize()
     own = torch.emulated.Stream()
@@ -116,17 +116,17 @@ def test_training_on_another_stream(device_ranks, wrap, order):
 
 def forward_in_branches(model: Net, x: torch.Tensor, uses: tuple[int, ...]) -> torch.Tensor:
     """Blocks in pairs that compute with the same input: on a device at once, on a stream each, hooks and all."""
-    x = model.stem(x)
+    route, x = route_of(x), model.stem(x)
     for first, second in zip(uses[::2], uses[1::2], strict=True):
         if x.is_cpu:
-            x = tensor_of(model.blocks[first](x)) + tensor_of(model.blocks[second](x))
+            x = tensor_of(model.blocks[first](x, route)) + tensor_of(model.blocks[second](x, route))
             continue
         main, beside = torch.emulated.current_stream(), torch.emulated.Stream()
         beside.wait_stream(main)
         with torch.emulated.stream(beside):
-            change = tensor_of(model.blocks[first](x))
+            change = tensor_of(model.blocks[first](x, route))
         x.record_stream(beside)
-        x = tensor_of(model.blocks[second](x))
+        x = tensor_of(model.blocks[second](x, route))
         main.wait_stream(beside)
         change.record_stream(main)
         x = change + x
