@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint.state_dict as dsd
 import torch.nn as nn
-from models import Gpt, Matrices, batch, loss_of, make_gpt, part
+from models import Gpt, Heads, Matrices, batch, experts_gpt, heads_gpt, loss_of, make_gpt, part
 from torch.distributed.fsdp import fully_shard
 from training import AHEAD, dedicate, place_of, shard
 
@@ -40,6 +40,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "frozen": frozen_gpt,
     "bf16": lambda: make_gpt(depth=2).bfloat16(),
     "thin": thin,
+    "heads": heads_gpt,
+    "experts": experts_gpt,
 }
 
 
@@ -54,6 +56,8 @@ def sharded(mesh: Any, model: nn.Module, tied: bool) -> nn.Module:
 
 
 def started(mesh: Any, model: nn.Module, schedule: dict[str, Any] = AHEAD, tied: bool = False) -> tuple[Any, Any]:
+    if any(isinstance(module, Heads) for module in model.modules()) and "plan" not in schedule:
+        schedule = {"strategy": "round_robin", **schedule}  # heads of a projection, and experts, get several owners
     dedicate(model, mesh, schedule)
     sharded(mesh, model, tied)
     return model, dmuon.Muon(model, lr=0.02, ns_coefficients="quintic", ns_dtype=torch.float32)
@@ -78,20 +82,20 @@ def matrices_of(model: nn.Module) -> list[nn.Parameter]:
     return [p for name, p in model.named_parameters() if p.ndim == 2 and "blocks" in name]
 
 
-def trained_by_torch(mesh: Any, steps: int) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
-    """Stock FSDP2 with torch's own optimizers; `mesh` None: one process."""
-    model = make_gpt(depth=2)
+def trained_by_torch(mesh: Any, steps: int, model: str = "gpt") -> tuple[nn.Module, list[torch.optim.Optimizer]]:
+    """Stock FSDP2 with torch's own optimizers, which know no heads; `mesh` None: one process."""
+    module = MODELS[model]()
     if mesh is not None:
-        shard(model, mesh)
-    owned = matrices_of(model)
-    rest = [p for p in model.parameters() if all(p is not matrix for matrix in owned)]
+        shard(module, mesh)
+    owned = matrices_of(module)
+    rest = [p for p in module.parameters() if all(p is not matrix for matrix in owned)]
     opts = [torch.optim.Muon(owned, lr=0.02), torch.optim.AdamW(rest, lr=3e-4, betas=(0.9, 0.95), fused=True)]
     for step in range(steps):
-        loss(mesh, model, step).backward()
+        loss(mesh, module, step).backward()
         for opt in opts:
             opt.step()
             opt.zero_grad()
-    return model, opts
+    return module, opts
 
 
 def full_state(model: nn.Module, opt: Any) -> dict[str, Any]:

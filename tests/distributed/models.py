@@ -9,6 +9,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+import dmuon
+
 VOCABULARY = 29
 
 
@@ -40,6 +42,24 @@ class Gpt(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
+
+
+class Heads(nn.Linear):
+    """Of a projection Muon takes every head of 8 rows by itself, so that heads may have several owners."""
+
+
+dmuon.views.by_class[Heads] = {"weight": lambda parameter: dmuon.views.per_head(parameter, 8)}
+
+
+class Experts(nn.Module):
+    """A layer of the mean of three, of which Muon takes each by itself."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.stack = nn.Parameter(torch.randn(3, outputs, inputs) / inputs**0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.einsum("eoi,bti->bto", self.stack, x) / 3
 
 
 class Matrices(nn.Module):
@@ -75,6 +95,21 @@ class Skips(nn.Module):
 def make_gpt(seed: int = 0, **sizes: int) -> Gpt:
     torch.manual_seed(seed)
     return Gpt(**sizes)
+
+
+def heads_gpt(depth: int = 2) -> Gpt:
+    """Q, K and V are 9 heads."""
+    model = make_gpt(depth=depth)
+    for block in model.blocks:
+        block.qkv = Heads(24, 72, bias=False)
+    return model
+
+
+def experts_gpt(depth: int = 2) -> Gpt:
+    model = heads_gpt(depth)
+    for block in model.blocks:
+        block.down = Experts(41, 24)
+    return model
 
 
 def batch(step: int, size: int = 12, length: int = 7) -> torch.Tensor:

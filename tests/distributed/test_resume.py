@@ -13,10 +13,12 @@ import torch.distributed.checkpoint.state_dict as dsd
 import torch.nn as nn
 from checkpoints import MODELS, dicts_of, full_state, group_of, started, tensors_of, train, trained_by_torch, unlike
 from models import make_gpt
+from plans import every_matrix_of
 from scenario import LossOf, Session, check, language_loss
 from training import AHEAD, KEPT, KEPT_NO_COPY, NO_COPY, place_of, weights_of
 
 import dmuon
+from dmuon import _plan
 
 SAVED, MORE = 3, 10  # steps before and after a checkpoint
 SOME_MESHES = [(1, 4), (2, 2), (4, 1), (1, 3), (1,)]
@@ -58,31 +60,67 @@ def test_training_goes_on_from_a_checkpoint_of_any_mesh(ranks, checkpoint, mesh)
         assert unlike(at_begin, saved) == []
         if mesh == saved_on:
             assert unlike(at_end, expected) == []
-        for kind in ("model", "optimizer"):
-            a, b, initial = (tensors_of(state[kind]) for state in (at_end, expected, saved))
-            for name, value in b.items():
-                moved = float(torch.as_tensor(value - initial[name], dtype=torch.float64).norm())
-                error = float(torch.as_tensor(a[name] - value, dtype=torch.float64).norm())
-                assert error <= 1e-3 * moved, (name, error, moved)
+        assert_near(at_end, expected, saved)
 
 
-@pytest.mark.parametrize("model", ["tied", "frozen", "bf16", "thin"])
+def assert_near(got: dict[str, Any], expected: dict[str, Any], initial: dict[str, Any]) -> None:
+    """Whole states, by 0.1 % of the way."""
+    for kind in ("model", "optimizer"):
+        a, b, begin = (tensors_of(state[kind]) for state in (got, expected, initial))
+        for name, value in b.items():
+            moved = float(torch.as_tensor(value - begin[name], dtype=torch.float64).norm())
+            error = float(torch.as_tensor(a[name] - value, dtype=torch.float64).norm())
+            assert error <= 1e-3 * moved, (name, error, moved)
+
+
+@pytest.mark.parametrize(("saved_on", "mesh"), [((2, 2), (1, 3)), ((1, 3), (4,)), ((4,), (1,)), ((1,), (2, 2))])
+def test_parameters_that_several_ranks_own_go_on_with_other_owners(ranks, saved_on, mesh, tmp_path):
+    """One rank owns them whole; three owners divide them otherwise than four."""
+    saved, expected = ranks.run(save, saved_on, directory=str(tmp_path), model="experts")[0]
+    for at_begin, at_end in ranks.run(resume, mesh, directory=str(tmp_path), model="experts", schedule=AHEAD):
+        assert unlike(at_begin, saved) == []
+        assert_near(at_end, expected, saved)
+
+
+def save_plan_of_single_matrices(mesh: Any, path: str) -> None:
+    """A plan in which every matrix has an owner of its own."""
+    module, _ = started(mesh, MODELS["experts"]())
+    made = dmuon.plan(module).native
+    items = [one for item in made.inventory for one in every_matrix_of(item)]
+    assert len(items) > len(made.inventory) and any(item.continues for item in made.inventory)
+    costs = _plan.modelled_costs(items, "cpu")
+    if place_of(mesh)[0] == 0:
+        dmuon.Plan(_plan.make_plan(items, made.mesh, "round_robin", costs, _plan.PlanOptions())).save(path)
+
+
+@pytest.mark.parametrize("mesh", [(2, 2), (4,)])
+def test_training_goes_on_bit_by_bit_with_a_plan_that_divides_parameters_otherwise(ranks, mesh, tmp_path):
+    directory, plan = str(tmp_path / "saved"), str(tmp_path / "plan.json")
+    saved, expected = ranks.run(save, mesh, directory=directory, model="experts")[0]
+    ranks.run(save_plan_of_single_matrices, mesh, path=plan)
+    schedule = {**AHEAD, "plan": plan}
+    for at_begin, at_end in ranks.run(resume, mesh, directory=directory, model="experts", schedule=schedule):
+        assert unlike(at_begin, saved) == []
+        assert unlike(at_end, expected) == []
+
+
+@pytest.mark.parametrize("model", ["tied", "frozen", "bf16", "thin", "experts"])
 @pytest.mark.parametrize("mesh", [(2, 2), (4,)])
 def test_what_is_saved_of_any_model_goes_on_bit_by_bit(ranks, mesh, model, tmp_path):
     saved, expected = ranks.run(save, mesh, directory=str(tmp_path), model=model)[0]
-    other = {**NO_COPY, "strategy": "round_robin"}  # owners are others, and add up in the same order
+    other = {**NO_COPY, "strategy": "xor_layout"}  # owners are others, and add up in the same order
     for at_begin, at_end in ranks.run(resume, mesh, directory=str(tmp_path), model=model, schedule=other):
         assert unlike(at_begin, saved) == []
         assert unlike(at_end, expected) == []
 
 
-def moved_by_full_dict(mesh: Any, source: str, target: str, from_rank_0: bool) -> list[str]:
+def moved_by_full_dict(mesh: Any, name: str, source: str, target: str, from_rank_0: bool) -> list[str]:
     """Between dmuon, stock FSDP2 and one process, as `torch.save` of the full dict moves it."""
 
     def made(kind: str, steps: int) -> tuple[nn.Module, Any]:
         if kind != "dmuon":
-            return trained_by_torch(mesh if kind == "fsdp2" else None, steps)
-        model, opt = started(mesh, make_gpt(seed=steps, depth=2), NO_COPY)
+            return trained_by_torch(mesh if kind == "fsdp2" else None, steps, name)
+        model, opt = started(mesh, MODELS[name](), NO_COPY)
         train(mesh, model, opt, range(steps))
         return model, opt
 
@@ -111,9 +149,9 @@ def moved_by_full_dict(mesh: Any, source: str, target: str, from_rank_0: bool) -
         ("one", "dmuon", True),
     ],
 )
-@pytest.mark.parametrize("mesh", [(2, 2), (4,)])
-def test_a_full_dict_moves_between_dmuon_and_torch(ranks, mesh, source, target, from_rank_0):
-    found = ranks.run(moved_by_full_dict, mesh, source=source, target=target, from_rank_0=from_rank_0)
+@pytest.mark.parametrize(("mesh", "name"), [((2, 2), "gpt"), ((4,), "gpt"), ((2, 2), "heads")])
+def test_a_full_dict_moves_between_dmuon_and_torch(ranks, mesh, name, source, target, from_rank_0):
+    found = ranks.run(moved_by_full_dict, mesh, name=name, source=source, target=target, from_rank_0=from_rank_0)
     assert found == [[]] * torch.Size(mesh).numel()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn as nn
-from models import make_gpt
+from models import Heads, heads_gpt, make_gpt
 from scenario import LossOf, Session, check, language_loss
 from torch.distributed.tensor import DTensor
 from training import AHEAD, FAR_AHEAD, KEPT, NO_COPY
@@ -64,9 +64,15 @@ def test_a_part_of_a_model_is_clipped_by_itself(ranks):
 OVERFLOWS = 3
 
 
-def scaled(s: Session, fsdp: bool, clips: bool) -> None:
+def scaled(s: Session, fsdp: bool, clips: bool, heads: bool) -> None:
     """Loss scaling by powers of two changes nothing; where a gradient overflows on one rank, all leave the step out."""
-    s.start(make_gpt(depth=2), **({} if fsdp else {"units": None}))
+    model = heads_gpt() if heads else make_gpt(depth=2)
+    of_heads = [name for name, module in model.named_modules() if isinstance(module, Heads)]
+    cuts = {f"{name}.weight": lambda p: list(p.split(8)) for name in of_heads}
+    several = {"muon": {"cuts": cuts}} if s.reference else {"options": {"strategy": "round_robin"}}
+    s.start(model, **(several if heads else {}), **({} if fsdp else {"units": None}))
+    if heads and not s.reference:
+        assert any(isinstance(row.owner, tuple) for row in dmuon.routing_table(model))
     scaler = torch.amp.GradScaler(torch.get_default_device().type, init_scale=2.0**12, growth_interval=2)
     for step in range(6):
         loss = language_loss(step, s.size)
@@ -93,9 +99,12 @@ def scaled(s: Session, fsdp: bool, clips: bool) -> None:
 
 
 @pytest.mark.parametrize("clips", [True, False])
-@pytest.mark.parametrize(("mesh", "fsdp"), [((2, 2), True), ((4,), True), ((2, 2), False)])
-def test_a_scaled_loss_trains_as_one_that_is_not(ranks, mesh, fsdp, clips):
-    *notes, _ = check(ranks, scaled, mesh, schedule=NO_COPY, fsdp=fsdp, clips=clips)
+@pytest.mark.parametrize(
+    ("mesh", "fsdp", "heads"),
+    [((2, 2), True, False), ((4,), True, False), ((2, 2), False, False), ((2, 2), True, True), ((4,), False, True)],
+)
+def test_a_scaled_loss_trains_as_one_that_is_not(ranks, mesh, fsdp, heads, clips):
+    *notes, _ = check(ranks, scaled, mesh, schedule=NO_COPY, fsdp=fsdp, heads=heads, clips=clips)
     assert notes == [[1, 2, 2, 1, 1, 2]] * 4
 
 

@@ -25,7 +25,7 @@ KEPT_NO_COPY = {"lookahead": 1, "node_copy": False, "reshard_after_forward": Fal
 
 def dedicate(model: nn.Module, mesh: Any, schedule: dict[str, Any], **options: Any) -> None:
     """`dmuon.dedicate_params` with modelled costs: to measure takes a second a model; test_measured_costs does."""
-    costs = {} if "plan" in options else {"costs": "modelled"}
+    costs = {} if "plan" in {**schedule, **options} else {"costs": "modelled"}
     dmuon.dedicate_params(model, mesh, **{**costs, **schedule, **options})
 
 
