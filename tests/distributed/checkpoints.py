@@ -42,6 +42,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "thin": thin,
     "heads": heads_gpt,
     "experts": experts_gpt,
+    "bf16 experts": lambda: experts_gpt().bfloat16(),
 }
 
 

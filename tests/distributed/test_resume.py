@@ -104,7 +104,7 @@ def test_training_goes_on_bit_by_bit_with_a_plan_that_divides_parameters_otherwi
         assert unlike(at_end, expected) == []
 
 
-@pytest.mark.parametrize("model", ["tied", "frozen", "bf16", "thin", "experts"])
+@pytest.mark.parametrize("model", ["tied", "frozen", "bf16", "thin", "experts", "bf16 experts"])
 @pytest.mark.parametrize("mesh", [(2, 2), (4,)])
 def test_what_is_saved_of_any_model_goes_on_bit_by_bit(ranks, mesh, model, tmp_path):
     saved, expected = ranks.run(save, mesh, directory=str(tmp_path), model=model)[0]

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import argparse
 import collections
+import functools
 import hashlib
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "distributed"))
@@ -19,7 +21,8 @@ import torch
 from contract import refusal
 from draw import plays
 from hypothesis.errors import Flaky
-from judge import ANSWER_S, Outside, check, check_stock
+from judge import ANSWER_S, check, check_stock
+from on_device import check_on_device
 from pool import RankPool
 from program import Program, from_json, to_json
 
@@ -31,8 +34,8 @@ A_ROUND = 100  # programs drawn of one seed
 class Run:
     """Counts what was played."""
 
-    def __init__(self, pool: RankPool, most: float, until: float, keep_going: bool) -> None:
-        self.pool, self.most, self.until, self.keep_going = pool, most, until, keep_going
+    def __init__(self, check: Callable[[Program], None], most: float, until: float, keep_going: bool) -> None:
+        self.check, self.most, self.until, self.keep_going = check, most, until, keep_going
         self.played: collections.Counter[str] = collections.Counter()
         self.failing: tuple[Program, Exception] | None = None
 
@@ -45,7 +48,7 @@ class Run:
                 return
             self.played[refusal(program)] += 1
         try:
-            check(self.pool, program)
+            self.check(program)
         except Exception as error:
             if self.keep_going:
                 first = str(error).strip().splitlines()
@@ -70,6 +73,11 @@ def play_round(run: Run, number: int, shrink: bool) -> None:
     draw()
 
 
+def check_in_two_orders(pool: RankPool, program: Program) -> None:
+    if not refusal(program):
+        check_on_device(pool, program, [("compute_first", 0), ("random", 1)])
+
+
 def keep(program: Program, error: Exception) -> Path:
     text = to_json(program)
     FOUND.mkdir(parents=True, exist_ok=True)
@@ -88,28 +96,31 @@ def main() -> int:
     parser.add_argument("--keep-going", action="store_true", help="keep what fails, as drawn, and go on")
     parser.add_argument("--file", type=Path, help="play this program only")
     parser.add_argument("--stock", action="store_true", help="play it with FSDP2 and AdamW, without dmuon")
+    parser.add_argument("--emulated", action="store_true", help="play those that train, on the asynchronous device")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     most = float("inf") if arguments.programs is None else arguments.programs
-    run = Run(RankPool(4, ANSWER_S), most, time.monotonic() + 60 * arguments.minutes, arguments.keep_going)
+    pool = RankPool(4, ANSWER_S, "emulated" if arguments.emulated else "cpu")
+    chosen = check_stock if arguments.stock else check_in_two_orders if arguments.emulated else check
+    run = Run(functools.partial(chosen, pool), most, time.monotonic() + 60 * arguments.minutes, arguments.keep_going)
     begun = time.monotonic()
     try:
         if arguments.file is not None:
             program = from_json(arguments.file.read_text())
-            (check_stock if arguments.stock else check)(run.pool, program)
+            run.check(program)
             print(refusal(program) or "trained exactly")
             return 0
         number = arguments.seed * 1_000_000
         while not run.over():
             play_round(run, number, not arguments.no_shrink)
             number += 1
-    except (Outside, Flaky) as error:
+    except (AssertionError, Flaky) as error:
         print(error)
         if run.failing is not None:
             print(f"{run.failing[0]}\nkept as {keep(*run.failing)}")
         return 1
     finally:
-        run.pool.close()
+        pool.close()
         print(f"{run.played.total()} programs in {time.monotonic() - begun:.0f} s:")
         for reason, count in run.played.most_common():
             print(f"{count:6} {reason or 'trained exactly'}")

@@ -18,6 +18,20 @@ PYTHON = (
         "A matrix that had no gradient on any rank decays, and moves by its old momentum.",
     ),
     Planted(
+        "only_the_first_part_moves",
+        RUNNING + "muon.py",
+        "for index in self._runtime.parts[self._matrix_of[parameter]]:",
+        "for index in self._runtime.parts[self._matrix_of[parameter]][:1]:",
+        "Of a parameter in parts, one owner updates what it has, and the others do not.",
+    ),
+    Planted(
+        "stack_taken_for_one_matrix",
+        "python/dmuon/_planning/plan.py",
+        "name, view.rows, view.cols, unit_of[index], num_matrices=view.count, continues=begin > 0",
+        "name, view.rows * view.count, view.cols, unit_of[index], continues=begin > 0",
+        "Experts and heads are orthogonalised together, as one tall matrix.",
+    ),
+    Planted(
         "verdict_before_closure",
         RUNNING + "muon.py",
         "        if closure is not None:\n"

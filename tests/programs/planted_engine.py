@@ -171,6 +171,20 @@ ENGINE = (
         "The norm of clipping counts what every rank has whole (no fully_shard) once for each shard.",
     ),
     Planted(
+        "norm_of_the_last_matrix",
+        NORMS,
+        "words_.index_add_(0, parameter_of_, owned_.norms().square_());",
+        "words_.index_copy_(0, parameter_of_, owned_.norms().square_());",
+        "Of several matrices in a parameter the norm of clipping counts one.",
+    ),
+    Planted(
+        "learning_rate_of_the_stack",
+        MUON_STATE,
+        "const double lr = adjust_lr(group.adjust_lr, group.lr, master.size(-2), master.size(-1));",
+        "const double lr = adjust_lr(group.adjust_lr, group.lr, master.numel() / master.size(-1), master.size(-1));",
+        "Matrices that are updated together have the learning rate of one as tall as all of them.",
+    ),
+    Planted(
         "batch_follows_its_first",
         MUON_STATE,
         "while (end < size && group(end) == group(begin)) ++end;",

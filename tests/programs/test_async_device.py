@@ -15,18 +15,19 @@ from typing import Any
 import pytest
 import torch
 from contract import refusal
-from judge import Truth, check_same_bits
+from judge import Truth
 from model import Net, make, route_of, tensor_of
-from play import Outcome, Player, play
+from on_device import ORDERS, check_on_device, on_device
+from play import Outcome, Player
 from pool import RankPool
 from program import Block, Micro, Options, Pass, Program, Step, from_json
+from several import with_several_matrices
 from sides import Dmuon
 
 import dmuon
 
 pytestmark = pytest.mark.xdist_group("async_device")  # one process has the ranks
 
-ORDERS = ("compute_first", "side_first", "random", "issue_order")
 NUM_SEEDS = int(os.environ.get("ASYNC_SEEDS", "0"))
 KEPT = {path.stem: from_json(path.read_text()) for path in sorted((Path(__file__).parent / "kept").glob("*.json"))}
 TRAINED = {name: program for name, program in KEPT.items() if not refusal(program)}
@@ -41,25 +42,9 @@ def device_ranks():
     pool.close()
 
 
-def on_device(mesh: Any, program: Program, order: str, seed: int) -> tuple[Outcome, list[str]]:
-    import async_device
-
-    async_device.reset()
-    async_device.configure(order=order, seed=10 * seed + mesh.get_rank())
-    return play(program, Dmuon(mesh, program, program.options, program.others)), async_device.races()
-
-
 def check(pool: RankPool, program: Program, chosen: str) -> None:
-    truth, first = Truth(program), None
-    for order in ORDERS if NUM_SEEDS else (chosen,):
-        for seed in range(NUM_SEEDS if NUM_SEEDS and order == "random" else 1):
-            answers = pool.run(on_device, program.mesh, program=program, order=order, seed=seed)
-            found = [race for _, races in answers for race in races]
-            assert not found, f"{order}, seed {seed}: {len(found)} races, first: {found[0]}"
-            outcomes = [outcome for outcome, _ in answers]
-            truth.check_all(outcomes)
-            first = first or outcomes[0]
-            check_same_bits(first, outcomes[0], f"in order {order}, seed {seed}, than in the first order")
+    seeds = {order: NUM_SEEDS if order == "random" else 1 for order in ORDERS} if NUM_SEEDS else {chosen: 1}
+    check_on_device(pool, program, [(order, seed) for order, number in seeds.items() for seed in range(number)])
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -82,6 +67,11 @@ def test_units_that_were_sent_ahead_in_vain(device_ranks, order):
     steps = tuple(Step((Micro(Pass(uses)),)) for uses in ((0, 1, 2), (0, 0), (0, 1, 2), (0, 0, 2), (0, 1, 2)))
     options = Options(lookahead=3, max_units_in_flight=8)
     check(device_ranks, Program(mesh=(4,), blocks=BLOCKS, steps=steps, options=options), order)
+
+
+@pytest.mark.parametrize(("mesh", "division", "dtype"), [((2, 2), "by size", "fp32"), ((4,), "all", "bf16")])
+def test_parameters_that_hold_several_matrices(device_ranks, mesh, division, dtype):
+    check(device_ranks, with_several_matrices(mesh, division, dtype), "side_first")
 
 
 def on_another_stream(mesh: Any, program: Program, order: str) -> tuple[Outcome, list[str]]:

@@ -14,7 +14,8 @@ import pytest
 from contract import ASTRAY, refusal
 from draw import plays
 from judge import Outside, Truth, check
-from program import Block, Micro, Options, Pass, Program, Step, from_json, to_json
+from program import Block, Micro, Pass, Program, Step, from_json, to_json
+from several import with_several_matrices
 
 pytestmark = pytest.mark.xdist_group("programs")  # one process has the ranks
 
@@ -53,32 +54,11 @@ def test_a_rank_that_goes_astray_alone_ends_all_ranks(programs_pool, astray, wra
     )
 
 
-# Tied ones among them; random programs seldom have these.
-SEVERAL = (
-    *(Block("heads"), Block("heads", tied_to=0), Block("linear", tied_to=0), Block("qkv"), Block("gated")),
-    *(Block("stack", checkpoint="non_reentrant"), Block("stack", tied_to=5), Block("experts"), Block("rows")),
-    Block("conv", checkpoint="wrapped"),
-)
-
-
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("division", ["by size", "all", "none"])
 @pytest.mark.parametrize("mesh", [(2, 2), (4,), (4, 1), (3,)], ids=str)
-def test_each_of_several_matrices_in_a_parameter_is_trained_as_one_by_itself(programs_pool, mesh, division):
-    """Under no_sync, clipped, scaled, saved and loaded into another division, and in bf16."""
-    all_of_them = Pass(tuple(range(len(SEVERAL))))
-    held, usual = Micro(all_of_them, synced=False), Micro(all_of_them)
-    steps = (
-        *(Step((usual,)), Step((held, usual), clips=True, reloads=True), Step((usual,), clips=True, scaled=True)),
-        *(Step((held, usual), scaled=True, reloads=True), Step((usual,))),
-    )
-    others = Options(division="all" if division == "none" else "none", strategy="round_robin", node_copy=False)
-    program = Program(mesh=mesh, blocks=SEVERAL, steps=steps, options=Options(division=division), others=others)
-    check(programs_pool, program)
-    last = (Step((held, usual), ends="discarded"), Step((held, usual), clips=True, scaled=True))
-    check(
-        programs_pool,
-        dataclasses.replace(program, wrap="blocks" if mesh == (4, 1) else "root", dtype="bf16", steps=last),
-    )
+def test_each_of_several_matrices_in_a_parameter_is_trained_as_one_by_itself(programs_pool, mesh, division, dtype):
+    check(programs_pool, with_several_matrices(mesh, division, dtype))
 
 
 def test_a_program_comes_back_from_its_file():
