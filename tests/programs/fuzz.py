@@ -74,7 +74,9 @@ def play_round(run: Run, number: int, shrink: bool) -> None:
 
 
 def check_in_two_orders(pool: RankPool, program: Program) -> None:
-    if not refusal(program):
+    retains = any(micro.backward == "retained" for step in program.steps for micro in step.micros)
+    # FSDP2 alone races in the second backward of one forward: what it gathers there may take memory still in use.
+    if not refusal(program) and not (retains and program.wrap != "none"):
         check_on_device(pool, program, [("compute_first", 0), ("random", 1)])
 
 
