@@ -27,8 +27,8 @@ PYTHON = (
     Planted(
         "stack_taken_for_one_matrix",
         "python/dmuon/_planning/plan.py",
-        "name, view.rows, view.cols, unit_of[index], num_matrices=view.count, continues=begin > 0",
-        "name, view.rows * view.count, view.cols, unit_of[index], continues=begin > 0",
+        "        return matrix.views\n",
+        "        return [View(1, view.count * view.rows, view.cols) for view in matrix.views]\n",
         "Experts and heads are orthogonalised together, as one tall matrix.",
     ),
     Planted(

@@ -100,8 +100,10 @@ ENGINE = (
     Planted(
         "last_micro_step_decides",
         ROUTE,
-        "    if (unit.arrived(packing.leaf_of[place])) state->has_gradient[place] = true;\n",
-        "    state->has_gradient[place] = unit.arrived(packing.leaf_of[place]);\n",
+        "    if (unit.arrived(packing.leaf_of[place]) && packing.is_at(place, mesh->shard()))\n"
+        "      state->has_gradient[place] = true;\n",
+        "    state->has_gradient[place] =\n"
+        "        unit.arrived(packing.leaf_of[place]) && packing.is_at(place, mesh->shard());\n",
         "A matrix that no rank used in the last micro-step, but in one before, is not updated.",
     ),
     Planted(
