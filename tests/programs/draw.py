@@ -181,7 +181,9 @@ def in_bf16(program: Program) -> Program:
     Later ones could not be compared: a weight that is off by less than nothing may be rounded to another one. Nor can
     what a reentrant checkpoint adds up in bf16, use by use.
     """
-    earlier = (dataclasses.replace(step, ends="discarded", scaled=False) for step in program.steps[:-1])
+    # FSDP2 fixes the dtype of gradients in the first forward, by what needs one then: so nothing is frozen for a step.
+    steps = [dataclasses.replace(step, frozen=()) for step in program.steps]
+    earlier = (dataclasses.replace(step, ends="discarded", scaled=False) for step in steps[:-1])
     checkpoints = {"reentrant": "non_reentrant"}
     return dataclasses.replace(
         program,
@@ -190,7 +192,7 @@ def in_bf16(program: Program) -> Program:
             dataclasses.replace(block, checkpoint=checkpoints.get(block.checkpoint, block.checkpoint))
             for block in program.blocks
         ),
-        steps=(*earlier, program.steps[-1]),
+        steps=(*earlier, steps[-1]),
     )
 
 
