@@ -174,16 +174,16 @@ ENGINE = (
     ),
     Planted(
         "norm_of_the_last_matrix",
-        NORMS,
-        "words_.index_add_(0, parameter_of_, owned_.norms().square_());",
-        "words_.index_copy_(0, parameter_of_, owned_.norms().square_());",
+        OWNED,
+        "gradients.push_back(batch.part(kGradient, place, place + 1));",
+        "gradients.push_back(batch.part(kGradient, place, place + 1).select(0, -1));",
         "Of several matrices in a parameter the norm of clipping counts one.",
     ),
     Planted(
         "learning_rate_of_the_stack",
         MUON_STATE,
-        "const double lr = adjust_lr(group.adjust_lr, group.lr, master.size(-2), master.size(-1));",
-        "const double lr = adjust_lr(group.adjust_lr, group.lr, master.numel() / master.size(-1), master.size(-1));",
+        "adjusted_lr(group, master.size(-2), master.size(-1), transposed);",
+        "adjusted_lr(group, master.numel() / master.size(-1), master.size(-1), transposed);",
         "Matrices that are updated together have the learning rate of one as tall as all of them.",
     ),
     Planted(
