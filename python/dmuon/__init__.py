@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from dmuon._running.ema import Ema as Ema
     from dmuon._running.muon import Muon as Muon
     from dmuon._running.no_sync import no_sync as no_sync
+    from dmuon._running.norms import grad_norms as grad_norms
+    from dmuon._running.norms import weight_norms as weight_norms
     from dmuon._running.orthogonalize import orthogonalize as orthogonalize
     from dmuon._setup.dedication import dedicate_params as dedicate_params
     from dmuon._setup.routing_table import Route as Route
@@ -45,6 +47,7 @@ _HOMES = {
     "_running.ema": ("Ema",),
     "_running.muon": ("Muon",),
     "_running.no_sync": ("no_sync",),
+    "_running.norms": ("grad_norms", "weight_norms"),
     "_running.orthogonalize": ("orthogonalize",),
     "_setup.dedication": ("dedicate_params",),
     "_setup.routing_table": ("Route", "RoutingTable"),

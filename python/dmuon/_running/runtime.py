@@ -101,6 +101,12 @@ class Runtime:
         ranks, divided = self.ranks, self.matrices[index].num_columns > 1
         return range(ranks.shard, ranks.size, ranks.num_shards) if divided else range(ranks.size)
 
+    def of_matrices(self, norms: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """[] fp32 of each matrix, of the [] of each of its parts, which follow each other."""
+        if any(len(indices) > 1 for indices in self.parts):
+            norms = torch.stack(torch._foreach_norm(norms.split([len(indices) for indices in self.parts])))
+        return norms.float().unbind()
+
     def owned_state(self, index: int) -> dict[str, torch.Tensor]:
         """What an optimizer shows as a matrix's state: a tensor at its owner; else, and of parts, placeholders."""
         matrix, names = self.matrices[index], [MOMENTUM]

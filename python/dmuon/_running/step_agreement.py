@@ -81,10 +81,7 @@ class StepAgreement:
     def owned_norms(self) -> tuple[torch.Tensor, ...]:
         """[] fp32, the 2-norm of each matrix's gradient; made once of a verdict: torch's clipping asks for one each."""
         if self._owned_norms is None or not self.runtime.engine.agreed():
-            norms, parts = self.verdict().norms(), self.runtime.parts
-            if any(len(indices) > 1 for indices in parts):  # which follow each other
-                norms = torch.stack(torch._foreach_norm(norms.split([len(indices) for indices in parts])))
-            self._owned_norms = norms.float().unbind()
+            self._owned_norms = self.runtime.of_matrices(self.verdict().norms())
         return self._owned_norms
 
     def note_step(self) -> None:

@@ -1,0 +1,69 @@
+"""Norms of whole matrices, for logs: no rank has the whole weights for it."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+
+from dmuon._running.runtime import runtime_of
+from dmuon._running.step_agreement import StepAgreement
+from dmuon._saving.owned_shards import MASTER
+from dmuon._setup.groups import column_group, row_group
+
+_PIECE = 1 << 24  # elements that are in fp64 at once
+
+
+@torch.no_grad()
+def grad_norms(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The 2-norm (Frobenius) of the gradient of each matrix that Muon updates, by its name.
+
+    Collective over the mesh, between backward and `step()`: one message, which `clip_grad_norm_` and `step()` then do
+    not send. The norms are of the mean gradient over all ranks, or of the sum by `gradient_divide_factor`; after
+    `clip_grad_norm_`, of what it has left. Nothing waits for the device.
+
+    Args:
+        model: with dmuon.Muon.
+
+    Returns:
+        0-dimensional fp32 tensors, equal on every rank; 0 where no rank had a gradient.
+
+    Raises:
+        ValueError: the model has no dmuon.Muon yet; or, on every rank, what `clip_grad_norm_` raises.
+    """
+    runtime = runtime_of(model, "grad_norms")
+    runtime.refuse_inside_full_params("grad_norms()")
+    step_agreement: StepAgreement = runtime.step_agreement
+    return dict(zip((matrix.name for matrix in runtime.matrices), step_agreement.owned_norms(), strict=True))
+
+
+@torch.no_grad()
+def weight_norms(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The 2-norm (Frobenius) of each matrix that Muon updates, by its name.
+
+    Collective over the mesh, outside of a forward or backward: every owner takes the norms of its fp32 masters, and one
+    number a matrix travels. Nothing waits for the device.
+
+    Args:
+        model: with dmuon.Muon.
+
+    Returns:
+        0-dimensional fp32 tensors, equal on every rank.
+
+    Raises:
+        ValueError: the model has no dmuon.Muon yet, or ranks have come to different calls.
+    """
+    runtime = runtime_of(model, "weight_norms")
+    runtime.refuse_inside_full_params("weight_norms()")
+    runtime.meet("weight_norms()")
+    # Each word is 0 but at one rank, so that every order of addition gives all ranks the same bits.
+    squares = torch.zeros(sum(map(len, runtime.parts)), dtype=torch.float64, device=runtime.device)
+    for index in range(len(runtime.matrices)):
+        for parameter, _, _, master in runtime.engine.owned_parts(index, MASTER):
+            pieces = torch._foreach_norm(list(master.view(-1).split(_PIECE)), 2, dtype=torch.float64)
+            squares[parameter] = torch.stack(list(pieces)).square().sum()
+    runtime.engine.drain()  # lanes use these groups too
+    for group in (row_group(runtime.ranks), column_group(runtime.ranks)):
+        if group is not None:
+            dist.all_reduce(squares, group=group)
+    return dict(zip((matrix.name for matrix in runtime.matrices), runtime.of_matrices(squares.sqrt()), strict=True))
