@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn as nn
 from models import batch, loss_of, make_gpt
-from refusals import ready
+from refusals import rank_of, ready
 from training import AHEAD, KEPT, dedicate, shard
 
 import dmuon
@@ -64,8 +64,13 @@ def replaced_parameter(model: Any, opt: dmuon.Muon) -> None:
 ADAPTER = ["blocks.1.down.down.weight", "blocks.1.down.up.weight"]
 
 
-def warned(mesh: Any, change: Any, fsdp: bool, schedule: dict[str, Any]) -> tuple[list[list[str]], int]:
-    """What dmuon logs in each of five steps, where a model changes after the second; how often it was walked."""
+def warned(
+    mesh: Any, change: Any, fsdp: bool, schedule: dict[str, Any], on: range = range(4)
+) -> tuple[list[list[str]], int]:
+    """What dmuon logs in each of five steps, where a model changes after the second; how often it was walked.
+
+    `on`: the ranks whose model changes.
+    """
     torch.manual_seed(0)
     messages: list[str] = []
     handler = logging.Handler()
@@ -85,7 +90,7 @@ def warned(mesh: Any, change: Any, fsdp: bool, schedule: dict[str, Any]) -> tupl
     logging.getLogger("dmuon").addHandler(handler)
     by_step = []
     for step in range(5):
-        if step == 2:
+        if step == 2 and rank_of(mesh) in on:
             change(model, opt)
         if step == 4 and change is frozen_adapter:
             model.requires_grad_(True)
@@ -124,7 +129,14 @@ def test_the_next_step_names_what_no_group_has_once(ranks, mesh, fsdp, schedule,
     assert [len(step) for step in by_step] == [0, 0, bool(expected), 0, 0]
     assert num_walks == (1 if change is nothing else 2)
     for silent, walks in others:
-        assert silent == [[]] * 5 and walks == 0
+        assert silent == [[]] * 5 and walks == num_walks
+
+
+def test_one_of_the_ranks_that_alone_have_something_new_names_it_a_step_later(ranks):
+    results = ranks.run(warned, (2, 2), change=replaced_parameter, fsdp=False, schedule=AHEAD, on=range(2, 4))
+    named = [[[name for message in step for name in names_in(message)] for step in steps] for steps, _ in results]
+    assert named[:2] == [[[]] * 5] * 2
+    assert sorted(named[2:]) == [[[]] * 5, [[], [], [], ["blocks.0.up.bias"], []]]
 
 
 @pytest.mark.parametrize("schedule", [AHEAD, KEPT])

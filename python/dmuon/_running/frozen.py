@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
+from collections import Counter
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.modules.module import (
     register_module_module_registration_hook,
     register_module_parameter_registration_hook,
@@ -19,6 +22,7 @@ from dmuon._setup.placeholder import OwnedTensor
 logger = logging.getLogger("dmuon")
 
 _NAMED = 8  # parameters in a message
+_num_models: Counter[tuple[tuple[int, ...], ...]] = Counter()  # that were ever made on a mesh, by its rows
 
 
 class FrozenParameters:
@@ -34,6 +38,10 @@ class FrozenParameters:
         # By name: what the other warning is for, or has been warned of.
         self._known: dict[str, torch.Tensor] = dict(self._frozen)
         self._looked_at: int | None = None  # how much was registered when the model was walked through
+        self._num_steps = 0
+        self._unsaid: tuple[int, list[str]] | None = None  # a step, and what this rank has seen new in it
+        _num_models[runtime.ranks.rows] += 1
+        self._number = _num_models[runtime.ranks.rows]  # the same one on all ranks
         _watch_registrations()
 
     def warn_of_unfrozen(self, groups: list[dict[str, Any]], speaks: bool) -> None:
@@ -51,13 +59,20 @@ class FrozenParameters:
                     name,
                 )
 
-    def warn_of_new(self, groups: list[dict[str, Any]], speaks: bool) -> None:
+    def warn_of_new(self, groups: list[dict[str, Any]]) -> None:
         """One warning of all that has come into the model since Muon, trains and is in none of the groups.
 
         The model is walked through in the first step, and in one before which PyTorch has registered a module or a
         parameter anywhere: whoever replaces or adds one does that, and steps do not, FSDP2's and dmuon's included.
+
+        Slot 0 speaks of what it sees. Of what others see and slot 0 does not, the first of them speaks a step later,
+        when slot 0 would have told.
         """
-        if not speaks or self._looked_at == _registrations.count:
+        self._num_steps += 1
+        if self._unsaid is not None:
+            self._tell(*self._unsaid)
+            self._unsaid = None
+        if self._looked_at == _registrations.count:
             return
         self._looked_at = _registrations.count
         self._runtime.show_placeholders()  # a backward that raised has left weights in their places
@@ -72,14 +87,25 @@ class FrozenParameters:
                 new.append(f"'{clean_name(name)}'")
             else:
                 self._frozen[name] = parameter
-        if new:
-            more = [f"{len(new) - _NAMED} more"] if len(new) > _NAMED else []
-            logger.warning(
-                "dmuon: no group of the optimizer has %s: what came into the model after Muon was made is not updated. "
-                "Give it to AdamW by opt.add_param_group({'params': [...]}); for Muon, change the model before "
-                "dedicate_params.",
-                ", ".join(new[:_NAMED] + more),
-            )
+        if new and self._runtime.ranks.slot == 0:
+            self._tell(self._num_steps, new)
+        elif new:
+            self._unsaid = (self._num_steps, new)
+
+    def _tell(self, step: int, new: list[str]) -> None:
+        """Unless another rank has told of it."""
+        ranks = self._runtime.ranks
+        if ranks.size > 1:
+            seen = hashlib.sha256(f"{ranks.rows} {self._number} {step} {new}".encode()).hexdigest()
+            if dist.distributed_c10d._get_default_store().add(f"dmuon: new parameters {seen}", 1) > 1:
+                return
+        more = [f"{len(new) - _NAMED} more"] if len(new) > _NAMED else []
+        logger.warning(
+            "dmuon: no group of the optimizer has %s: what came into the model after Muon was made is not updated. "
+            "Give it to AdamW by opt.add_param_group({'params': [...]}); for Muon, change the model before "
+            "dedicate_params.",
+            ", ".join(new[:_NAMED] + more),
+        )
 
 
 class _Registrations:

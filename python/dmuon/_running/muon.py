@@ -236,7 +236,7 @@ class Muon(torch.optim.Optimizer):
         for module in runtime.fsdp_modules:
             module.reshard()
         runtime.engine.end_step()
-        self._frozen.warn_of_new(self.param_groups, speaks=runtime.ranks.slot == 0)
+        self._frozen.warn_of_new(self.param_groups)
         return loss
 
     def _muon_groups(self, has_gradient: list[bool]) -> tuple[list[_C.MuonGroup], list[int]]:
