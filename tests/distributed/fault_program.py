@@ -25,7 +25,6 @@ from dmuon._setup import groups
 from models import Gpt, batch, loss_of, part
 from pool import make_mesh, use_emulated_device
 from scenario import Session
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from training import AHEAD
 
 import dmuon
@@ -165,9 +164,9 @@ class Program:
             block.register_forward_pre_hook(self.enter(index, "enters", "gradient left"), prepend=True)
             block.register_forward_hook(self.leave(index, "leaves", ""))
             block.register_forward_hook(self.leave(index, "", "gradient comes"), prepend=True)
-        self.global_hook = register_optimizer_step_pre_hook(
-            lambda opt, args, kwargs: self.at("AdamW begins") if isinstance(opt, torch.optim.AdamW) else None
-        )
+        adamw = self.session.opt._adamw
+        step_of_adamw = adamw.step
+        adamw.step = lambda finite: (self.at("AdamW begins"), step_of_adamw(finite))
         self.session.opt.register_step_pre_hook(lambda *_: self.at("step begins"))
         self.session.opt.register_step_post_hook(lambda *_: self.at("step ends"))
 
@@ -277,7 +276,6 @@ def play(rank: int, case: Case, directory: Path) -> None:
             raise
         traceback.clear_frames(error.__traceback__)
     model = weakref.ref(program.model)
-    program.global_hook.remove()
     del program
     gc.collect()
     record("dropped", freed=model() is None)

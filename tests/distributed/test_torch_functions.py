@@ -11,6 +11,7 @@ import torch.nn as nn
 from models import Heads, heads_gpt, make_gpt
 from scenario import LossOf, Session, check, language_loss
 from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from training import AHEAD, FAR_AHEAD, KEPT, NO_COPY
 
 import dmuon
@@ -118,12 +119,19 @@ def hooked(mesh: Any) -> list[str]:
     s.opt.register_state_dict_post_hook(lambda *_: calls.append("after state_dict"))
     s.opt.register_load_state_dict_pre_hook(lambda *_: calls.append("before load"))
     s.opt.register_load_state_dict_post_hook(lambda *_: calls.append("after load"))
+    everywhere = [
+        register_optimizer_step_pre_hook(lambda opt, *_: calls.append(f"before any step: {type(opt).__name__}")),
+        register_optimizer_step_post_hook(lambda opt, *_: calls.append(f"after any step: {type(opt).__name__}")),
+    ]
     s.train(0)
     s.opt.load_state_dict(s.opt.state_dict())
     s.train(1)
+    for hook in everywhere:
+        hook.remove()
     return calls
 
 
 def test_hooks_of_torchs_optimizers_run_once_each(ranks):
     step, save, load = (["before " + what, "after " + what] for what in ("step", "state_dict", "load"))
+    step = ["before any step: Muon", *step, "after any step: Muon"]
     assert ranks.run(hooked, (2, 2)) == [[*step, *save, *load, *step]] * 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +14,9 @@ from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 from dmuon._setup.dedication import Dedication
 from dmuon._setup.hyperparameters import adamw_moments, check_group, settings_of
 from dmuon._setup.place import clean_name
+
+# Without the hooks of torch.optim, which see one step in a step of the outer optimizer.
+_step = inspect.unwrap(torch.optim.AdamW.step)
 
 
 class InnerAdamW:
@@ -59,11 +63,11 @@ class InnerAdamW:
             # As torch.amp.GradScaler gives it.
             self._adamw.found_inf = applies.logical_not().float()  # type: ignore[attr-defined]
             try:
-                self._adamw.step()
+                _step(self._adamw)
             finally:
                 del self._adamw.found_inf  # type: ignore[attr-defined]
         elif applies:
-            self._adamw.step()
+            _step(self._adamw)
 
 
 def checked_adamw_groups(
