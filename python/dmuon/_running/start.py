@@ -13,6 +13,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
 from dmuon._planning.plan import make_plan
+from dmuon._running.casts import guard_casts
 from dmuon._running.divide_factor import problem_of_factors
 from dmuon._running.first_values import take_first_values
 from dmuon._running.hooks import add_hooks
@@ -67,6 +68,7 @@ def start(
         )
     take_first_values(runtime, dedication)
     end_setup(dedication)
+    guard_casts(runtime)
     dedication.plan, dedication.runtime = plan, runtime
     if dedication.ranks.slot == 0:
         _warn_of_large_units(runtime)

@@ -1,0 +1,75 @@
+"""A cast or move of a model after Muon passes where it changes nothing; else it raises, and nothing has changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn as nn
+from models import make_gpt
+from refusals import REFUSED, Refusals, expect_refusal, ready, with_gradients
+from scenario import Session, check, language_loss
+from training import KEPT
+
+refused = Refusals()
+
+
+def casts_that_change_nothing(model: nn.Module) -> None:
+    """What trainers do first, some of it in every epoch."""
+    device = torch.get_default_device()
+    model.to(device)
+    model.to(torch.float32).to(device, torch.float32)
+    model.to(dtype=torch.float32, non_blocking=True)
+    model.float()
+    model.blocks[0].to(device).up.float()
+    if device.type == "cpu":
+        model.cpu()
+
+
+def cast_in_training(s: Session) -> None:
+    s.start(make_gpt(depth=2))
+    for step in range(3):
+        casts_that_change_nothing(s.model)
+        s.backward(language_loss(step, s.size))
+        casts_that_change_nothing(s.model)  # gradients too
+        s.step()
+
+
+@pytest.mark.parametrize("mesh", [(2, 2), (1,)])
+def test_casts_that_change_nothing_leave_training_alone(ranks, mesh):
+    check(ranks, cast_in_training, mesh, schedule=KEPT)
+
+
+CASTS = {
+    "half": lambda model: model.half(),
+    "double": lambda model: model.to(torch.float64),
+    "bfloat16 of a block": lambda model: model.blocks[1].bfloat16(),
+    "bfloat16 of a layer": lambda model: model.blocks[1].up.bfloat16(),
+    "meta": lambda model: model.to("meta"),
+    "to_empty": lambda model: model.to_empty(device="meta"),
+    "share_memory": lambda model: model.share_memory(),
+}
+
+
+@refused("would change 'blocks.0.qkv.weight', which is torch.float32 on", "before dedicate_params", how="half")
+@refused("would change 'blocks.0.qkv.weight'", "model.state_dict()", "mp_policy", how="double")
+@refused("would change 'blocks.1.qkv.weight'", "Nothing has changed", how="bfloat16 of a block")
+@refused("would change 'blocks.1.up.weight'", "Nothing has changed", how="bfloat16 of a layer")
+@refused("would change 'blocks.0.qkv.weight'", "Nothing has changed", how="meta")
+@refused("would change 'blocks.0.qkv.weight'", "Nothing has changed", how="to_empty")
+@refused("would change 'blocks.0.qkv.weight'", "Nothing has changed", how="share_memory")
+def cast_after(mesh: Any, how: str) -> None:
+    for model, _ in (ready(mesh), with_gradients(mesh, fsdp=False)):
+        before = [(p.dtype, p.device) for p in model.parameters()]
+        try:
+            CASTS[how](model)
+        except ValueError as error:
+            raised = error
+        assert [(p.dtype, p.device) for p in model.parameters()] == before
+    raise raised
+
+
+@pytest.mark.parametrize(REFUSED, refused)
+def test_raises_on_every_rank_and_says_what_to_do(ranks, program, options, words):
+    expect_refusal(ranks, program, options, words)
