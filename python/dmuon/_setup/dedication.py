@@ -23,6 +23,7 @@ from dmuon._setup.ranks import Ranks, check_mesh, check_timeout, resolve_ranks
 from dmuon._setup.routing import DEDICATION, Select, route
 from dmuon._setup.routing_table import RoutingTable
 from dmuon._setup.sharded import check_sharded, mesh_and_policy_of, release
+from dmuon._setup.wrappers import refused_wrapper, unwrapped
 
 logger = logging.getLogger("dmuon")
 
@@ -48,14 +49,20 @@ class Dedication:
 
 
 def plain_module(model: nn.Module, function: str) -> nn.Module:
-    """The module under torch.compile's wrapper.
+    """The module inside the wrappers of torch.compile and of trainers.
 
     Raises:
-        ValueError: `model` is not a module; the message names `function`.
+        ValueError: `model` is not a module, or in a wrapper that copies it; the message names `function`.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"{function}: model: expected a torch.nn.Module, got {type(model).__name__}")
-    return getattr(model, "_orig_mod", model)
+    if (wrapper := refused_wrapper(model)) is not None:
+        raise ValueError(
+            f"{function}: model: expected a plain module, or one under fully_shard, got {wrapper}, which copies or "
+            "cuts parameters by itself. Expected: the model without it; dmuon and fully_shard average all gradients."
+        )
+    plain: nn.Module = unwrapped(model)
+    return plain
 
 
 def dedication_of(model: nn.Module, function: str) -> Dedication:
@@ -140,7 +147,7 @@ def dedicate_params(
         ValueError: on every rank, if any rank finds something wrong or the ranks differ. Only on the rank itself, if
             its `mesh` is no mesh that holds it: the other ranks can hear of nothing before they share one.
     """
-    plain = getattr(model, "_orig_mod", model)
+    plain = unwrapped(model)
     mesh_there, policy_there = mesh_and_policy_of(plain)
     mesh, mp_policy = mesh or mesh_there, mp_policy or policy_there
     ranks = resolve_ranks(mesh, plain, timeout)
