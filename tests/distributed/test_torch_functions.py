@@ -62,6 +62,54 @@ def test_a_part_of_a_model_is_clipped_by_itself(ranks):
         assert norms == pytest.approx(expected, rel=1e-4)
 
 
+def scale_gradients(parameters: list[Any], how: str) -> None:
+    """By a quarter, as programs do who sum over micro-batches or tokens."""
+    gradients = [p.grad for p in parameters]
+    if how == "mul_":
+        for p in parameters:
+            p.grad.mul_(0.25)
+    elif how == "div_":
+        for p in parameters:
+            p.grad.div_(4)
+    elif how == "*=":
+        for p in parameters:
+            p.grad *= torch.tensor(0.25)
+    elif how == "/=":
+        for p in parameters:
+            p.grad /= torch.tensor([4])
+    else:
+        matrices = [g for g, p in zip(gradients, parameters, strict=True) if not isinstance(p, DTensor)]
+        others = [g for g, p in zip(gradients, parameters, strict=True) if isinstance(p, DTensor)]
+        for together in filter(None, (matrices, others)):
+            if how == "_foreach_mul_":
+                torch._foreach_mul_(together, torch.tensor(0.5))
+                torch._foreach_mul_(together, 0.5)
+            else:
+                torch._foreach_div_(together, torch.tensor(2.0))
+                torch._foreach_div_(together, [2.0] * len(together))
+
+
+def scaled_by_hand(s: Session, how: str, fsdp: bool) -> None:
+    """Clipping between two scalings sees the gradients of that moment."""
+    s.start(make_gpt(depth=2), **({} if fsdp else {"units": None}))
+    for step in range(3):
+        s.backward(language_loss(step, s.size), scale=16)
+        scale_gradients(list(s.model.parameters()), how)
+        s.clip(1.0)
+        s.clip(math.inf)
+        scale_gradients(list(s.model.parameters()), how)
+        s.clip(math.inf)
+        s.step()
+
+
+@pytest.mark.parametrize("how", ["mul_", "div_", "*=", "/=", "_foreach_mul_", "_foreach_div_"])
+@pytest.mark.parametrize(("mesh", "schedule", "fsdp"), [((2, 2), AHEAD, True), ((4,), KEPT, False)])
+def test_gradients_scaled_by_a_number_are_scaled_at_their_owners(ranks, mesh, schedule, fsdp, how):
+    *notes, expected = check(ranks, scaled_by_hand, mesh, schedule=schedule, how=how, fsdp=fsdp)
+    for norms in notes:
+        assert norms == pytest.approx(expected, rel=1e-4)
+
+
 OVERFLOWS = 3
 
 

@@ -147,6 +147,61 @@ def save_between(mesh: Any) -> None:
     model.state_dict()
 
 
+BETWEEN = "between dedicate_params and Muon no module holds its matrices"
+
+
+@refused("on 'blocks.0.up.weight'", BETWEEN, "before dedicate_params, or after Muon", how="reset_parameters")
+@refused("on 'blocks.0.up.weight'", BETWEEN, "then model.to_empty(device=...)", how="nn.init")
+@refused("on 'blocks.0.up.weight'", BETWEEN, how="data")
+@refused("on 'blocks.0.up.weight'", BETWEEN, how="copy_")
+@refused("on 'blocks.0.up.weight'", BETWEEN, how="index")
+@refused("on 'blocks.0.up.weight'", BETWEEN, how="requires_grad_")
+@refused("on 'blocks.0.up.weight'", BETWEEN, how="read")
+@refused("on 'blocks.0.up.weight'", BETWEEN, how="read on meta")
+def touch_between(mesh: Any, how: str) -> None:
+    with torch.device("meta" if "meta" in how else mesh.device_type):
+        model = make_gpt(depth=1)
+    dmuon.dedicate_params(model, mesh)
+    assert model.blocks[0].up.weight.shape == (41, 24) and model.blocks[0].up.weight.dtype == torch.float32
+    up = model.blocks[0].up
+    if how == "reset_parameters":
+        up.reset_parameters()
+    elif how == "nn.init":
+        nn.init.trunc_normal_(up.weight)
+    elif how == "data":
+        up.weight.data.normal_()
+    elif how == "copy_":
+        with torch.no_grad():
+            up.weight.copy_(torch.ones(41, 24))
+    elif how == "index":
+        with torch.no_grad():
+            up.weight[3] = 0
+    elif how == "requires_grad_":
+        up.weight.requires_grad_(False)
+    else:
+        up.weight.norm()
+
+
+@refused("'blocks.0.up.weight' or its module was replaced")
+def tensor_assigned_between(mesh: Any) -> None:
+    """No parameter, and so beside the module's parameters."""
+    model = dedicated(mesh)
+    model.blocks[0].up.weight = torch.ones(41, 24)
+    dmuon.Muon(model)
+
+
+@refused("a state dict was taken or loaded between", "load weights before dedicate_params")
+def load_between_changes_nothing(mesh: Any) -> None:
+    model = make_gpt(depth=1)
+    saved = make_gpt(seed=1, depth=1).state_dict()
+    before = model.embedding.weight.detach().clone()
+    dmuon.dedicate_params(model, mesh)
+    try:
+        model.load_state_dict(saved)
+    finally:
+        assert torch.equal(model.embedding.weight, before)
+
+
 @refused("'embedding.weight' is sharded over ranks ((0, 1, 2, 3),)", "((0, 1), (2, 3))", "same mesh")
 def other_mesh(mesh: Any) -> None:
     model = dedicated(mesh)

@@ -75,10 +75,12 @@ class Runtime:
 
     def _make_placeholders(self, meta_start: MetaStart | None) -> list[nn.Parameter]:
         placeholders, gradients = [], []
+        unit_of = {index: unit.name or "(root)" for unit in self.units for index in unit.matrices}
         for index, matrix in enumerate(self.matrices):
             dtype = matrix.parameter.dtype
             is_trainable = meta_start is None or meta_start.is_trainable(index)
             placeholder = OwnedTensor(matrix.name, matrix.shape, dtype, self.device, None)
+            placeholder._unit = unit_of[index]
             placeholders.append(nn.Parameter(placeholder, is_trainable))
             gradients.append(
                 OwnedTensor(f"{matrix.name}.grad", matrix.shape, dtype, self.device, Gradient(self, index))

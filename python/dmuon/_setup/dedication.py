@@ -209,13 +209,12 @@ def _guard(model: nn.Module, dedication: Dedication) -> None:
         "dedicate_params, or after Muon."
     )
     holders = {place.module: None for matrix in dedication.matrices for place in matrix.places}
-    for module in holders:
+    for module in {model: None, **holders}:  # the model itself first, before anything of it is loaded
         dedication.guards += [
             module.register_state_dict_pre_hook(refuse_state),
             module.register_load_state_dict_pre_hook(refuse_state),
+            module.register_forward_pre_hook(refuse_forward),
         ]
-    for module in {model: None, **holders}:
-        dedication.guards.append(module.register_forward_pre_hook(refuse_forward))
 
 
 def end_setup(dedication: Dedication) -> None:

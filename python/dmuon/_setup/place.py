@@ -11,6 +11,8 @@ import torch
 import torch.nn as nn
 from torch.distributed.fsdp._common_utils import clean_tensor_name
 
+from dmuon._setup.placeholder import TakenOutTensor
+
 # A buffer that stands in a module for a matrix taken out of it, and is cast and moved with the module.
 _SENTINEL = "_dmuon_sentinel_"
 
@@ -62,6 +64,7 @@ class Place:
     attribute: str
     state: State = State.WHOLE
     provisional: nn.Parameter | None = None  # what can be initialised, once there is memory, until `put_back`
+    _taken_out: TakenOutTensor | None = None
     _placeholder: nn.Parameter | None = None
     _weight: nn.Parameter | None = None
 
@@ -77,6 +80,9 @@ class Place:
         assert parameter is not None
         sentinel = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
         self.module.register_buffer(_SENTINEL + self.attribute, sentinel, persistent=False)
+        # For who reads the attribute, which is no parameter now.
+        self._taken_out = TakenOutTensor(self.name, parameter.shape, parameter.dtype, parameter.device, None)
+        self.module.__dict__[self.attribute] = self._taken_out
 
     def sentinel(self) -> torch.Tensor:
         """What has followed the module's casts and moves since `take_out`; until `put_back`."""
@@ -87,6 +93,7 @@ class Place:
     def show_provisional(self, parameter: nn.Parameter) -> None:
         """Puts in what can be initialised."""
         self._enter(State.PROVISIONAL)
+        self.module.__dict__.pop(self.attribute, None)
         self.provisional = self.module._parameters[self.attribute] = parameter
 
     def hide_provisional(self) -> None:
@@ -98,12 +105,14 @@ class Place:
     def is_replaced(self) -> bool:
         """Between the calls: whether the user has put another parameter there."""
         expected = self.provisional if self.state is State.PROVISIONAL else None
-        return self.module._parameters.get(self.attribute) is not expected
+        beside = self.module.__dict__.get(self.attribute, self._taken_out)  # where what is no parameter goes
+        return self.module._parameters.get(self.attribute) is not expected or beside is not self._taken_out
 
     def put_back(self, placeholder: nn.Parameter, weight: nn.Parameter) -> None:
         """Ends the time without a parameter; from now on the two take turns."""
         self._enter(State.PLACEHOLDER)
-        self.provisional = None
+        self.provisional = self._taken_out = None
+        self.module.__dict__.pop(self.attribute, None)
         self._placeholder, self._weight = placeholder, weight
         self.module._buffers.pop(_SENTINEL + self.attribute, None)
         self.module._non_persistent_buffers_set.discard(_SENTINEL + self.attribute)

@@ -16,16 +16,22 @@ _WAYS_OUT = (
 )
 
 
-def refuse(name: str, what: str) -> NoReturn:
-    """Raises ValueError: `what` was tried on the placeholder of parameter `name`."""
-    if "split" in what or "chunk" in what:
-        what += " (is this fully_shard? call it before dmuon.Muon)"
-    raise ValueError(f"dmuon: {what} on '{name}': this weight is whole only at its owner. {_WAYS_OUT}")
+_OUTSIDE = (
+    "it was used outside of the forward of its unit '{unit}', and its values are here inside of that alone. Expected: "
+    "inside of it, by a call of the module that holds it; or that module as a unit of its own, by fully_shard on it "
+    "before dmuon.Muon; or AdamW for it, by dedicate_params(select=...). To look at it: "
+    "`with dmuon.full_params(model):`."
+)
+_BETWEEN = (
+    "between dedicate_params and Muon no module holds its matrices. Expected: initialise and load weights before "
+    "dedicate_params, or after Muon; of a model on the meta device, first fully_shard, then "
+    "model.to_empty(device=...), then its initialisation, then Muon."
+)
 
 
 def _refusing(what: str) -> Any:
     def method(self: OwnedTensor, *_: Any) -> NoReturn:
-        refuse(self._name, what)
+        self._refuse(what)
 
     return method
 
@@ -50,12 +56,13 @@ class OwnedTensor(torch.Tensor):
     """A weight, or its gradient, that this rank does not hold: true shape and dtype, no storage.
 
     Metadata, `detach` and a copy onto itself work, and of a gradient what OwnedGradient has, by `zero_`, the 2-norm,
-    `mul_` and torch.amp.GradScaler's unscaling. Everything else raises ValueError and names the way out, so that no
-    clipping, averaging, initialising or saving passes over a matrix in silence.
+    `mul_` and `div_` with a number, and torch.amp.GradScaler's unscaling. Everything else raises ValueError and names
+    the way out, so that no clipping, averaging, initialising or saving passes over a matrix in silence.
     """
 
     _name: str
     _gradient: OwnedGradient | None
+    _unit: str | None = None  # of a weight: the name of the unit in whose forward its module has the values
     _identity: object  # shared by a placeholder's aliases alone
 
     @staticmethod
@@ -82,9 +89,7 @@ class OwnedTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        owned = next(_owned_in(args), None)
-        if owned is None:
-            refuse("?", str(func))
+        owned = next(_owned_in((*args, *(kwargs or {}).values())))
         if func in (_aten.detach.default, _aten.alias.default) or (
             func is _aten._to_copy.default and _changes_nothing(owned, **(kwargs or {}))
         ):
@@ -93,11 +98,22 @@ class OwnedTensor(torch.Tensor):
             return owned  # load_state_dict, after what was loaded has been taken out
         if owned._gradient is not None and func in _OF_GRADIENTS:
             return _OF_GRADIENTS[func](owned, owned._gradient, *args, **(kwargs or {}))
-        refuse(owned._name, str(func))
+        owned._refuse(str(func), _computes(func, args))
+
+    def _refuse(self, what: str, computes: bool = False) -> NoReturn:
+        """Raises ValueError: `what` was tried; `computes`: as a layer does with its weight."""
+        why = f"this weight is whole only at its owner. {_WAYS_OUT}"
+        if "split" in what or "chunk" in what:
+            what += " (is this fully_shard? call it before dmuon.Muon)"
+        elif "view" in what:
+            what += " (is this DistributedDataParallel? train the model without it: dmuon averages gradients)"
+        elif computes and self._unit is not None:
+            why = _OUTSIDE.format(unit=self._unit)
+        raise ValueError(f"dmuon: {what} on '{self._name}': {why}")
 
     def _alias(self) -> OwnedTensor:
-        alias = OwnedTensor(self._name, self.shape, self.dtype, self.device, self._gradient)
-        alias._identity = self._identity
+        alias = type(self)(self._name, self.shape, self.dtype, self.device, self._gradient)
+        alias._identity, alias._unit = self._identity, self._unit
         return alias
 
     @property
@@ -108,7 +124,7 @@ class OwnedTensor(torch.Tensor):
     @data.setter
     def data(self, value: torch.Tensor) -> None:
         if not is_same(value, self):  # as a move of the module to where it is assigns it
-            refuse(self._name, "assigning .data")
+            self._refuse("assigning .data")
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"OwnedTensor('{self._name}', shape={tuple(self.shape)}, dtype={self.dtype})"
@@ -121,6 +137,23 @@ class OwnedTensor(torch.Tensor):
     data_ptr = _refusing("data_ptr")
     __deepcopy__ = _refusing("copy.deepcopy")
     __reduce_ex__ = _refusing("pickling")
+
+
+class TakenOutTensor(OwnedTensor):
+    """What an attribute gives in the place of a matrix between dedicate_params and Muon: its shape and dtype alone."""
+
+    is_cuda = False  # recurrent layers that are moved would bring it into cuDNN's order
+
+    def _refuse(self, what: str, computes: bool = False) -> NoReturn:
+        raise ValueError(f"dmuon: {what} on '{self._name}': {_BETWEEN}")
+
+    requires_grad_ = _refusing("requires_grad_")
+
+
+def _computes(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether it makes something new of a weight and other tensors, or of another view of it."""
+    others = any(isinstance(value, torch.Tensor) and not isinstance(value, OwnedTensor) for value in args)
+    return not func._schema.is_mutable and (func.is_view or others)
 
 
 def _changes_nothing(
@@ -142,19 +175,44 @@ def _zero(owned: OwnedTensor, gradient: OwnedGradient, target: Any) -> Any:
 
 def _norm(owned: OwnedTensor, gradient: OwnedGradient, target: Any, order: float = 2.0, *rest: Any) -> torch.Tensor:
     if order != 2 or any(value not in (None, False) for value in rest):
-        refuse(owned._name, f"a norm of order {order}, where the 2-norm alone is known")
+        owned._refuse(f"a norm of order {order}, where the 2-norm alone is known")
     return gradient.norm()
 
 
 def _mul(owned: OwnedTensor, gradient: OwnedGradient, target: Any, factor: Any) -> Any:
     if target is not owned:
-        refuse(owned._name, "multiplying by it")
+        owned._refuse("multiplying by it")
+    gradient.scale(_number(owned, factor))
+    return owned
+
+
+def _div(owned: OwnedTensor, gradient: OwnedGradient, target: Any, divisor: Any) -> Any:
+    if target is not owned:
+        owned._refuse("dividing by it")
+    gradient.scale(_number(owned, divisor).double().reciprocal())
+    return owned
+
+
+def _number(owned: OwnedTensor, factor: Any) -> torch.Tensor:
+    """[] on its device."""
     if isinstance(factor, DTensor):
         factor = factor.full_tensor()
     if not isinstance(factor, torch.Tensor):
-        factor = torch.full((), factor, dtype=torch.float32, device=owned.device)
-    gradient.scale(factor.to(owned.device))
-    return owned
+        factor = torch.full((), factor, dtype=torch.float64, device=owned.device)
+    if factor.numel() != 1:
+        owned._refuse(f"scaling by a tensor of shape {tuple(factor.shape)}, where one number alone is known")
+    number: torch.Tensor = factor.to(owned.device).reshape(())
+    return number
+
+
+def _each(change: Callable[[torch.Tensor, Any], Any]) -> Callable[..., None]:
+    """What torch's functions do to a list of gradients, one by one."""
+
+    def change_each(owned: OwnedTensor, gradient: OwnedGradient, targets: Any, factors: Any) -> None:
+        for index, target in enumerate(targets):
+            change(target, factors[index] if isinstance(factors, list | tuple) else factors)
+
+    return change_each
 
 
 def _unscale(
@@ -176,12 +234,20 @@ def _unscale(
     found.copy_(torch.where(finite, found, 1))
 
 
+def _overloads(packet: Any) -> list[Any]:
+    return [getattr(packet, name) for name in packet.overloads()]
+
+
 _OF_GRADIENTS: dict[Any, Callable[..., Any]] = {
     _aten.zero_.default: _zero,
     _aten._foreach_zero_.default: _zero,
     _aten.linalg_vector_norm.default: _norm,
     _aten.mul_.Tensor: _mul,
     _aten.mul_.Scalar: _mul,
+    _aten.div_.Tensor: _div,
+    _aten.div_.Scalar: _div,
+    **{overload: _each(torch.Tensor.mul_) for overload in _overloads(_aten._foreach_mul_)},
+    **{overload: _each(torch.Tensor.div_) for overload in _overloads(_aten._foreach_div_)},
     _aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale,
 }
 
