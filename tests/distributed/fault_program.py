@@ -59,11 +59,13 @@ POINTS = (*IN_A_PASS, BEFORE_AGREEMENT, *AFTER_AGREEMENT)
 
 # The blocks that the victim's forward uses, in a step that the others replay.
 DEVIATIONS = {"reorders": [1, 0, 2], "repeats": [0, 1, 1, 2]}
+# What the victim calls by itself before a step, as in `if rank == 0:`, and what errors then say of it.
+ALONE = {"full_params": "waits for full_params in step 3", "evaluates": "evaluation forwards so far "}
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What happens on one rank: "dies", "raises" or "sleeps" at a point; or one of DEVIATIONS.
+    """What happens on one rank: "dies", "raises" or "sleeps" at a point; or one of DEVIATIONS or ALONE.
 
     The other ranks must notice and end with the exception.
     """
@@ -81,6 +83,7 @@ class Case:
     insists: bool = False  # the others catch the exception and train on, which must fail at once or in time
     drops: bool = False  # all free the model first, and with it what is in flight
     lingers: bool = False  # the others stay for a while: nobody learns from a closed connection that they gave up
+    evaluated: bool = False  # all ranks have evaluated before
     stays: bool = False  # the victim's process outlives its program, so that no connection closes before the others end
     device: str = "cpu"  # or "emulated", which blocks the host only where this reads what the device computes
 
@@ -99,7 +102,7 @@ class Case:
         mesh = "x".join(map(str, self.mesh))
         what = [self.fault, f"rank {self.victim} of {mesh}", f"step {self.step}.{self.micro}", self.point]
         what += ["fsdp" if self.fsdp else "plain", f"lookahead {self.lookahead}"]
-        what += [word for word in ("insists", "drops", "lingers", "stays") if getattr(self, word)]
+        what += [word for word in ("insists", "drops", "lingers", "evaluated", "stays") if getattr(self, word)]
         what += [self.device] if self.device != "cpu" else []
         return ", ".join(word for word in what if word)
 
@@ -181,7 +184,8 @@ class Program:
     def leave(self, index: int, moment: str, backward: str) -> Callable[[nn.Module, Any, torch.Tensor], None]:
         def hook(module: nn.Module, args: Any, output: torch.Tensor) -> None:
             self.at(f"block {index} {moment}")
-            output.register_hook(lambda _: self.at(f"block {index} {backward}"))
+            if output.requires_grad:
+                output.register_hook(lambda _: self.at(f"block {index} {backward}"))
 
         return hook
 
@@ -189,6 +193,8 @@ class Program:
         """One step."""
         case = self.case
         self.step += 1
+        if case.fault in ALONE:
+            self.call_alone()
         mine = part(batch(self.step), self.rank, NUM_RANKS).to(case.device)
         for self.micro, tokens in enumerate(mine.chunk(case.micro_steps)):
             if (case.step, case.micro, case.victim) == (self.step, self.micro, self.rank):
@@ -216,6 +222,19 @@ class Program:
         with a value of no use, this device's with an error: what counts is that the next call of dmuon raises."""
         with suppress(RuntimeError):
             loss.item()
+
+    def call_alone(self) -> None:
+        """What only the victim does; an evaluation may have been traced by all ranks before."""
+        is_struck = (self.case.step, self.case.victim) == (self.step, self.rank)
+        if is_struck:
+            self.record("strike")
+        if self.case.fault == "full_params":
+            if is_struck:
+                with dmuon.full_params(self.model):
+                    pass
+        elif is_struck or (self.step == 1 and self.case.evaluated):
+            with torch.no_grad():
+                self.model(batch(self.step)[:, :-1].to(self.case.device))
 
     def deviate(self) -> None:
         if self.case.fault in DEVIATIONS:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_program import AFTER_AGREEMENT, BEFORE_AGREEMENT, DEVIATIONS, IN_A_PASS, NUM_RANKS, TIMEOUT_S, Case
+from fault_program import AFTER_AGREEMENT, ALONE, BEFORE_AGREEMENT, DEVIATIONS, IN_A_PASS, NUM_RANKS, TIMEOUT_S, Case
 
 pytestmark = [
     pytest.mark.xdist_group("faults"),  # one process runs all cases, several at once
@@ -96,6 +96,14 @@ CASES = [
     Case("repeats", mesh=(4,), insists=True),
     Case("repeats", victim=2, lookahead=0),
     Case("repeats", victim=3, micro_steps=2),
+    Case("full_params", victim=0),
+    Case("full_params", victim=0, mesh=(4,), fsdp=True),
+    Case("full_params", victim=2, stays=True),
+    Case("evaluates", victim=0),
+    Case("evaluates", victim=0, evaluated=True),
+    Case("evaluates", victim=0, mesh=(4,), fsdp=True),
+    Case("evaluates", victim=0, fsdp=True, evaluated=True),
+    Case("evaluates", victim=1, mesh=(4,), evaluated=True, lookahead=0),
     # On a device with streams, where the host runs ahead of what is stuck.
     Case("raises", "block 1 computes", victim=2, device="emulated", stays=True),
     Case("raises", "block 1 backward ends", mesh=(4,), victim=0, device="emulated", stays=True, lingers=True),
@@ -157,6 +165,8 @@ def test_every_other_rank_raises_in_time_and_none_trains_on(case: Case, outcomes
         if rank != case.victim:
             check_survivor(case, outcome, rank, strikes[0]["time"])
     check_victim(case, outcome)
+    if case.fault in ALONE:
+        check_what_was_called_alone(case, outcome)
 
 
 def check_survivor(case: Case, outcome: Outcome, rank: int, struck: float) -> None:
@@ -176,6 +186,18 @@ def check_survivor(case: Case, outcome: Outcome, rank: int, struck: float) -> No
     if case.fault == "sleeps" and re.search(OURS, errors[0]["message"]):
         assert case.victim in absent_ranks(errors[0]["message"]), f"{who}: {errors[0]}"
     check_end(case, outcome, rank)
+
+
+def check_what_was_called_alone(case: Case, outcome: Outcome) -> None:
+    """Whoever has an error of ours knows the rank and the call; the victim, for whom it has waited."""
+    messages = [outcome.events(rank, "raised")[0]["message"] for rank in range(NUM_RANKS)]
+    ours = [message for message in messages if re.search(OURS, message)]
+    assert messages[case.victim] in ours and (case.fsdp or len(ours) == NUM_RANKS)
+    for message in ours:
+        says = ALONE[case.fault] + (str(1 + case.evaluated) if case.fault == "evaluates" else "")
+        assert re.search(f"rank {case.victim} (of the mesh has issued|is in) [^;]*{says}", message), message
+    if case.fault == "full_params":
+        assert absent_ranks(messages[case.victim]) == set(range(NUM_RANKS)) - {case.victim}
 
 
 def check_error(case: Case, error: dict[str, Any], who: str) -> None:

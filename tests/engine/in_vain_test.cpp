@@ -45,6 +45,18 @@ TEST(InVain, IsAWaitInACircle) {
   EXPECT_NE(in_vain({issued({}), operation, comparison}), "");
 }
 
+// As where one rank alone evaluates, and the others train.
+TEST(InVain, IsSomethingElseThatWasIssuedAndSaysInWhichPass) {
+  Report evaluates = waits(issued({"a", "b"}), What::kOperation, 2);
+  evaluates.pass = "an evaluation forward";
+  Report trains = waits(issued({"a", "c"}), What::kOperation, 2);
+  const std::string why = "rank 0 of the mesh has issued b where rank 1 has issued c";
+  EXPECT_EQ(in_vain({evaluates, trains}),
+            why + "; rank 0 is in an evaluation forward, rank 1 in no pass");
+  trains.pass = evaluates.pass;
+  EXPECT_EQ(in_vain({evaluates, trains}), why);
+}
+
 // It may be the one that all others wait for.
 TEST(InVain, IsNoCircleThatARankMayStillEnd) {
   const Report first = waits(issued({"a", "b"}), What::kOperation, 2);

@@ -90,6 +90,30 @@ TEST(Watch, NeedsNoRankToFindACircleOfOthers) {
   }
 }
 
+// What one rank alone has called; others may come yet, and it goes on.
+TEST(Watch, WarnsOnceOfAWaitThatLasts) {
+  testing::internal::CaptureStderr();
+  const StorePtr store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::unique_ptr<Watch>> ranks;
+  for (int rank = 0; rank < 3; ++rank)
+    ranks.push_back(std::make_unique<Watch>(
+        store, rank, 3, [](const std::string&) {}, kInterval, 20 * kInterval));
+  std::this_thread::sleep_for(5 * kInterval);
+  ranks[0]->enter("a backward");
+  const std::int64_t number = ranks[0]->reach(What::kComparison, "");
+  const Watch::Waiting waiting(ranks[0].get(), What::kComparison, number, "full_params in step 3");
+  std::this_thread::sleep_for(35 * kInterval);  // more than 20, and less than 40
+  waiting.check();
+  const std::string warned = testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(contains_all(
+      warned, {"rank 0 of the mesh has waited for ", "what is collective is called on all ranks",
+               "Not come to full_params in step 3 (comparison 1): rank 1, 2 of the mesh.",
+               "rank 0 of the mesh has issued 0 operations, is in a backward, and waits for",
+               "rank 2 of the mesh has issued 0 operations, and waits for nobody; told "}))
+      << warned;
+  EXPECT_EQ(warned.find("has waited", warned.find("has waited") + 1), std::string::npos) << warned;
+}
+
 // What a wait says that ends as a process group's timeout does.
 std::string error_of_a_timeout(Watch* watch, What what, std::int64_t number, milliseconds after) {
   const auto end = std::chrono::steady_clock::now() + after;

@@ -131,7 +131,7 @@ ENGINE = (
     Planted(
         "evaluation_taken_for_training",
         ENGINE_CPP,
-        "resolver_.begin_forward(c10::GradMode::is_enabled(), whole);",
+        "resolver_.begin_forward(trains, whole);",
         "resolver_.begin_forward(true, whole);",
         "Evaluations and training have one trace: an evaluation over other blocks makes ranks raise that may skip, or"
         " lets ranks differ in a training forward that is not known.",

@@ -34,7 +34,9 @@ std::string described(const Place& place, const schedule::Layout& layout) {
   const core::UnitIndex index(unit);
   const bool known = layout.units.contains(index) && moment >= 0 && moment < 3;
   if (!known) return "?";
-  return core::message(kMoments[moment], " '", layout.units[index].name, "'");
+  const bool evaluates = pass == static_cast<int>(schedule::Pass::kEvalForward);
+  return core::message(kMoments[moment], " '", layout.units[index].name, "'",
+                       evaluates ? " in an evaluation forward" : "");
 }
 
 }  // namespace

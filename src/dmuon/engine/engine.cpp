@@ -54,6 +54,7 @@ void Engine::settle() {
   if (resolver_.order().current() == Pass::kBackward) check_host_sums();
   backward_.reset();
   resolver_.settle();
+  mesh().watch->enter("");
 }
 
 void Engine::settle_step() {
@@ -85,7 +86,17 @@ Engine::~Engine() { mesh().turn->give_up(this); }
 void Engine::open_forward(bool whole) {
   settle();
   executor_.profile().set_phase(Phase::kForward);
-  resolver_.begin_forward(c10::GradMode::is_enabled(), whole);
+  const bool trains = c10::GradMode::is_enabled();
+  if (!trains) ++num_evaluations_;
+  enter(trains ? "a training forward" : "an evaluation forward");
+  resolver_.begin_forward(trains, whole);
+}
+
+// A rank that has evaluated alone may be found out in a later pass, so it says how often it has.
+void Engine::enter(const char* pass) {
+  mesh().watch->enter(num_evaluations_ == 0
+                          ? pass
+                          : core::message(pass, ", evaluation forwards so far ", num_evaluations_));
 }
 
 // In a backward the model is recomputed, which is a part of that pass.
@@ -147,6 +158,7 @@ void Engine::open_backward() {
   take_new_gradients();
   executor_.profile().set_phase(Phase::kBackward);
   host_uses_.clear();
+  enter("a backward");
   resolver_.begin_backward();
   ++num_backwards_;
   auto alive = std::make_shared<bool>(true);

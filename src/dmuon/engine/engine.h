@@ -205,6 +205,7 @@ class Engine : private schedule::Performer {
   void serve(schedule::Moment moment, core::UnitIndex unit) { resolver_.serve({moment, unit}); }
   void before_backward(core::UnitIndex unit);
   void open_forward(bool whole);
+  void enter(const char* pass);
   void open_backward();
   void take_turn();
   void end_backward();
@@ -227,6 +228,7 @@ class Engine : private schedule::Performer {
   std::function<void(core::BatchIndex)> update_;  // of the step that is being taken
   std::weak_ptr<bool> backward_;  // alive while the backward that opened the pass is
   std::int64_t num_backwards_ = 0;
+  std::int64_t num_evaluations_ = 0;
   std::set<core::UnitIndex> host_uses_;  // of the backward that is open
   std::optional<std::set<core::UnitIndex>>
       held_uses_;            // of those whose gradients the host has kept

@@ -74,6 +74,7 @@ std::string line_of(const Report& report, std::size_t rank,
   const std::int64_t issued = count(report, Rendezvous::kOperation);
   text += core::message("has issued ", issued, " operations");
   if (!report.words.empty()) text += ", last " + report.words.back();
+  if (!report.pass.empty()) text += ", is in " + report.pass;
   if (!report.over.empty())
     return text + ", and is over: " + beginning(report.over, most_of_reason);
   return text + (report.awaited ? ", and waits for " + report.where : ", and waits for nobody");
@@ -101,6 +102,14 @@ std::vector<bool> stuck_ranks(const std::vector<Report>& reports) {
     }
   }
   return stuck;
+}
+
+std::string passes_of(const std::vector<Report>& reports, std::size_t first, std::size_t second) {
+  const std::string one = reports[first].pass;
+  const std::string other = reports[second].pass;
+  if (one == other) return {};
+  const auto in = [](const std::string& pass) { return pass.empty() ? "no pass" : pass; };
+  return core::message("; rank ", first, " is in ", in(one), ", rank ", second, " in ", in(other));
 }
 
 std::string age_of(const Report& report, std::int64_t now_ms) {
@@ -141,6 +150,7 @@ std::string to_text(const Report& report) {
                         {"awaited", report.awaited ? static_cast<int>(*report.awaited) : -1},
                         {"number", report.number},
                         {"where", report.where},
+                        {"pass", report.pass},
                         {"over", report.over},
                         {"told_ms", report.told_ms},
                         {"hashes", hashes},
@@ -156,6 +166,7 @@ Report report_from(const std::string& text) {
     report.awaited = static_cast<Rendezvous>(awaited);
   report.number = json.at("number");
   report.where = json.at("where");
+  report.pass = json.at("pass");
   report.over = json.at("over");
   report.told_ms = json.at("told_ms");
   const std::string hashes = json.at("hashes");
@@ -180,7 +191,8 @@ std::string in_vain(const std::vector<Report>& reports) {
       return core::message("rank ", found->first, " of the mesh has issued other operations than ",
                            "rank ", found->second, ", up to operation ", found->number);
     return core::message("rank ", found->first, " of the mesh has issued ", first, " where rank ",
-                         found->second, " has issued ", second);
+                         found->second, " has issued ", second,
+                         passes_of(reports, found->first, found->second));
   }
   const std::vector<bool> stuck = stuck_ranks(reports);
   for (std::size_t rank = 0; rank < reports.size(); ++rank) {

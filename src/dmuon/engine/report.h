@@ -22,6 +22,7 @@ struct Report {
   std::optional<Rendezvous> awaited;          ///< it does nothing until all ranks have come to ...
   std::int64_t number = 0;                    ///< ... this one, to which it has come itself
   std::string where;                          ///< what that is, for people
+  std::string pass;                           ///< the model's that it is in, for people; or empty
   std::string over;                           ///< why it will not come to anything more; else empty
   std::int64_t told_ms = 0;                   ///< when, by its clock, since 1970; 0: never
 

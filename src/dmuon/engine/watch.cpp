@@ -25,11 +25,12 @@ std::int64_t wall_clock_ms() {
 
 Watch::Watch(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
              std::function<void(const std::string& why)> give_up,
-             std::chrono::milliseconds interval)
+             std::chrono::milliseconds interval, std::chrono::milliseconds slow_after)
     : reports_(static_cast<std::size_t>(size)),
       rank_(static_cast<std::size_t>(rank)),
       give_up_(std::move(give_up)),
       interval_(std::max(interval, std::chrono::milliseconds(size / kLooksPerMs))),
+      slow_after_(slow_after),
       process_(getpid()) {
   if (!store || size == 1) return;
   board_.emplace(store, rank_, reports_.size());
@@ -72,6 +73,11 @@ std::int64_t Watch::reach(Rendezvous what, const std::string& described) {
   return reached;
 }
 
+void Watch::enter(const std::string& pass) {
+  const std::scoped_lock lock(mutex_);
+  own_.pass = pass;
+}
+
 std::int64_t Watch::num_operations() {
   const std::scoped_lock lock(mutex_);
   return own_.reached[static_cast<std::size_t>(Rendezvous::kOperation)];
@@ -86,8 +92,13 @@ void Watch::leave(const std::string& described) {
 }
 
 void Watch::await_outside() {
-  ++wait_;
+  begin_wait();
   rest();
+}
+
+void Watch::begin_wait() {
+  ++wait_;
+  begun_ = steady_clock::now();
 }
 
 // What is left to await when this rank waits for nothing of dmuon's.
@@ -123,7 +134,7 @@ Watch::Waiting::Waiting(Watch* watch, Rendezvous what, std::int64_t number, std:
   watch_->own_.where = std::move(where);
   watch_->host_waits_ = true;
   watch_->device_waits_ = false;
-  ++watch_->wait_;
+  watch_->begin_wait();
 }
 
 Watch::Waiting::~Waiting() {
@@ -238,7 +249,12 @@ void Watch::look(std::unique_lock<std::mutex>& lock) {
   const bool unchanged = std::exchange(looked_at_, wait_) == wait_;
   if (unchanged) look_at_device(lock);
   const bool stays = unchanged && looked_at_ == wait_ && own_.awaited;
-  const bool rings = stays && std::exchange(rung_for_, wait_) != wait_;
+  const bool is_slow = stays && host_waits_ && steady_clock::now() - begun_ >= slow_after_;
+  if (is_slow) {
+    slow_wait_ = wait_;
+    slow_after_ *= 2;
+  }
+  const bool rings = (stays && std::exchange(rung_for_, wait_) != wait_) || is_slow;
   const bool searches = in_vain_.empty();
   const Report own = report();
   lock.unlock();
@@ -256,13 +272,28 @@ void Watch::look(std::unique_lock<std::mutex>& lock) {
     if (!verdict.empty()) board_->publish(verdict);
   }
   lock.lock();
+  const bool told = !reports.empty() && !rings;  // by all that have heard the last ring
   if (!reports.empty()) reports_ = std::move(reports);
   if (searches) in_vain_ = std::move(verdict);
+  if (told && in_vain_.empty() && slow_wait_ == wait_) warn_of_slow_wait();
   // Where it has left, nothing of dmuon's can raise; what raises there in the end has no names.
   const bool outside = stays && left_ && own_.where == left_->second;
   if (in_vain_.empty() || !(outside || device_waits_) || std::exchange(warned_, true)) return;
   TORCH_WARN(kInVain, in_vain_);
   if (device_) give_up_device(lock);
+}
+
+// Others may come yet, so that nothing can raise; they may also never come, where one rank alone
+// has called what is collective.
+void Watch::warn_of_slow_wait() {
+  slow_wait_ = 0;
+  const auto waited =
+      std::chrono::duration_cast<std::chrono::seconds>(steady_clock::now() - begun_);
+  TORCH_WARN(
+      "dmuon: rank ", rank_, " of the mesh has waited for ", waited.count(),
+      " s, and waits until the timeout if others never come: what is collective is called on "
+      "all ranks. ",
+      engine::attendance(reports_, rank_, wall_clock_ms()));
 }
 
 // A host that waits for the device waits in this class only if it has nothing else to do.

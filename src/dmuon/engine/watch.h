@@ -35,6 +35,10 @@ struct Stuck {
 /// has rung itself, and two looks after a ring, when all have told. A verdict is heard like a ring,
 /// and every rank that waits, or comes to wait later, raises it.
 ///
+/// Where a wait is not known to be in vain and lasts, one of those that wait tells in a warning who
+/// has not come: after ten seconds, and after each time twice as long. All that wait ring again
+/// then.
+///
 /// A device with streams blocks the host wherever it waits for it, in the user's code too. So where
 /// a rank does not wait for anybody and comes to nothing new, the thread asks how far its device
 /// is: a rank whose device is stuck in an operation waits for it. Of that nobody could raise: the
@@ -51,7 +55,8 @@ class Watch {
   Watch(
       const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
       std::function<void(const std::string& why)> give_up = [](const std::string&) {},
-      std::chrono::milliseconds interval = std::chrono::milliseconds(500));
+      std::chrono::milliseconds interval = std::chrono::milliseconds(500),
+      std::chrono::milliseconds slow_after = std::chrono::seconds(10));
   ~Watch();
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
@@ -64,6 +69,9 @@ class Watch {
 
   /// The number of the newest operation that this rank has come to.
   std::int64_t num_operations();
+
+  /// From now on this rank is in a pass of the model; between two, in an empty one. For people.
+  void enter(const std::string& pass);
 
   /// This rank comes to something that it does outside of dmuon, with all others: until it comes to
   /// anything else it may be waiting there. Numbered with the operations, so it must lie at the
@@ -112,7 +120,9 @@ class Watch {
   void answer(std::unique_lock<std::mutex>& lock);
   bool ask(std::unique_lock<std::mutex>& lock, bool* what, Time end);
   Report report() const;
+  void warn_of_slow_wait();
   void await_outside();
+  void begin_wait();
   void rest();
   bool is_watched() const;
 
@@ -125,8 +135,10 @@ class Watch {
   bool device_waits_ = false;                     // as far as it was asked
   std::function<std::optional<Stuck>()> device_;  // what it waits for
   std::int64_t wait_ = 0;       // the number of this wait, or of what comes between two
+  Time begun_;                  // when it began
   std::int64_t looked_at_ = 0;  // the wait at the last look
   std::int64_t rung_for_ = 0;   // the newest wait for which this rank has rung
+  std::int64_t slow_wait_ = 0;  // the wait for which this rank has rung once more
   bool ends_ = false;
   bool lost_ = false;  // the store
   // What the thread is asked to do at once: to tell and ring, to read all reports.
@@ -143,6 +155,7 @@ class Watch {
   std::size_t rank_;
   std::function<void(const std::string& why)> give_up_;
   std::chrono::milliseconds interval_;
+  std::chrono::milliseconds slow_after_;  // how long a wait lasts of which nobody has been told
   pid_t process_;
   std::thread thread_;  // last: it uses all of the above
 };
