@@ -80,6 +80,22 @@ def test_a_wrapped_model_trains_as_the_one_inside(ranks, wrapper, early):
         assert note[-1] and note[:-1] == pytest.approx(expected, rel=1e-4)
 
 
+class AcceleratedOptimizer:
+    """As Accelerate's: no Muon, and holds one."""
+
+    def __init__(self, optimizer: dmuon.Muon) -> None:
+        self.optimizer = optimizer
+
+
+def verified(mesh: Any) -> bool:
+    model, opt = ready(mesh)
+    return dmuon.verify(_FabricModule(model, model), AcceleratedOptimizer(opt)).ok  # type: ignore[arg-type]
+
+
+def test_verify_finds_the_model_and_the_optimizer_in_their_wrappers(ranks):
+    assert ranks.run(verified, (2, 2)) == [True] * 4
+
+
 def ddp(model: nn.Module) -> nn.Module:
     return DistributedDataParallel(model)
 

@@ -137,6 +137,7 @@ def verify(model: nn.Module, opt: Muon) -> Verification:
     runtime = runtime_of(model, "verify")
     runtime.engine.meet("verify")
     with agreement(runtime.ranks, "verify"):
+        opt = getattr(opt, "optimizer", opt)  # inside of Accelerate's wrapper, or Fabric's
         if not isinstance(opt, Muon) or opt._runtime is not runtime:
             raise ValueError("verify: opt: expected the dmuon.Muon of this model, got another optimizer")
         waiting = [p for p in runtime.placeholders if p.grad is not None]
