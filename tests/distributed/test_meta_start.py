@@ -12,6 +12,7 @@ import torch.distributed.checkpoint.state_dict as dsd
 import torch.nn as nn
 import transformers
 from accounting import FP32, Counted, Sizes, layout
+from dmuon._running import casts
 from models import batch, loss_of, make_gpt
 from pool import own_random_numbers, random_state
 from refusals import REFUSED, Refusals, expect_refusal, rank_of
@@ -298,7 +299,8 @@ def what_is_left(mesh: Any) -> list[str]:
     model.embedding.weight.flag = "kept"
     dmuon.Muon(model)
     frozen = {*(f"blocks.1.{name}" for name, _ in model.blocks[1].named_parameters()), "norm.weight"}
-    found = [f"_apply of {path}" for path, module in model.named_modules() if "_apply" in vars(module)]
+    asked_first = {path: vars(module)["_apply"] for path, module in model.named_modules() if "_apply" in vars(module)}
+    found = [f"_apply of {path}" for path, apply in asked_first.items() if apply.func.__module__ != casts.__name__]
     for name, parameter in model.named_parameters():
         if "Provisional" in type(parameter).__name__:
             found.append(name)
