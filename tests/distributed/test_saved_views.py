@@ -88,7 +88,7 @@ def test_the_same_views_go_on_and_others_are_refused_by_name_unless_they_are_acc
     assert found("heads", "whole", accepts=True) == [("", [])] * 4
     for message, changed in found("heads", "whole"):
         assert f"views: '{HEADS}' was 4 of 3 x 12 and is one matrix now. " in message
-        assert "optimizer.accepts_other_views = True" in message
+        assert "accepts_other_views = True of the dmuon.Muon itself" in message
         assert changed == []
 
 
@@ -115,6 +115,17 @@ def test_of_many_differences_some_are_named():
     with pytest.raises(
         ValueError, match=r"'blocks.0.heads.weight' was .*; 'blocks.0.qkv.weight' was .*, and 24 more\. "
     ):
+        optimizer.load_state_dict(saved)
+
+
+@pytest.mark.parametrize("views", ["heads", "whole"])
+def test_views_of_a_name_that_is_no_matrix_here_are_no_proof(views):
+    """As a state dict has whose keys were renamed."""
+    saved = started(None, "heads", 1)[1].state_dict()
+    group = saved["param_groups"][0]
+    group["algorithm"] = group["algorithm"].replace("blocks.", "model.blocks.")
+    _, optimizer = started(None, views, 1)
+    with pytest.raises(ValueError, match=r"has 'model.blocks.0.conv.weight' as 3 x 6, and no matrix here; .*Expected"):
         optimizer.load_state_dict(saved)
 
 

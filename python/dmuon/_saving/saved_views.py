@@ -31,12 +31,13 @@ def require_saved_views(groups: Sequence[dict[str, Any]], matrices: Sequence[Mat
     """Checks saved groups; those of torch's optimizers and of dmuon before it saved views say nothing, and fit.
 
     Raises:
-        ValueError: a matrix was orthogonalised by other views than it is now; names it.
+        ValueError: a matrix was orthogonalised by other views than it is now, or has another name; names it.
     """
     words = {text for group in groups if (text := str(group.get("algorithm", "")).partition(" ")[2])}
     for text in words:
         try:
             saved = json.loads(text)
+            unknown = sorted(saved.keys() - {matrix.name for matrix in matrices})
             theirs = [str(saved.get(matrix.name, "")) for matrix in matrices]
         except (ValueError, AttributeError):
             raise ValueError(
@@ -48,11 +49,14 @@ def require_saved_views(groups: Sequence[dict[str, Any]], matrices: Sequence[Mat
             for matrix, then, now in zip(matrices, theirs, ours, strict=True)
             if then != now
         ]
+        differing = [
+            f"the checkpoint has '{name}' as {saved[name]}, and no matrix here" for name in unknown
+        ] or differing
         if differing:
             more = f", and {len(differing) - _MOST_NAMED} more" if len(differing) > _MOST_NAMED else ""
             raise ValueError(
                 f"Muon.load_state_dict: views: {'; '.join(differing[:_MOST_NAMED])}{more}. Expected: the views by "
                 "select and dmuon.views.by_class with which the training began, because Muon comes to another result "
-                "with others. To go on with others nevertheless, set optimizer.accepts_other_views = True on all ranks "
-                "before."
+                "with others. To go on with others nevertheless, set accepts_other_views = True of the dmuon.Muon "
+                "itself, not of a wrapper, on all ranks before."
             )

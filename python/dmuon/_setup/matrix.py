@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from itertools import groupby
 
 import torch
 import torch.nn as nn
@@ -46,7 +47,7 @@ class Matrix:
         return None if self.parameter.dtype in MATRIX_DTYPES else f"dtype {self.parameter.dtype}"
 
     def check_views(self, answer: object, asked: str) -> tuple[View, ...]:
-        """The views that `answer` is, which `asked` wants.
+        """The views that `answer` is, which `asked` wants; neighbours that are alike as one.
 
         Raises:
             ValueError: it is none, or they are not all of this parameter.
@@ -61,7 +62,10 @@ class Matrix:
                 f"{asked}: expected a view of all {math.prod(shape):,} elements of '{self.name}', or several one after "
                 f"the other, whose rows are as long as its own, as its shape {shape} has them; got {answer!r}"
             )
-        return views
+        return tuple(
+            dataclasses.replace(view, count=sum(one.count for one in alike))
+            for view, alike in groupby(views, key=lambda one: dataclasses.replace(one, count=1))
+        )
 
 
 def described(views: tuple[View, ...], shape: tuple[int, ...]) -> str:

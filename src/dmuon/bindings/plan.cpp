@@ -6,6 +6,7 @@
 #include "dmuon/bindings/index_caster.h"
 #include "dmuon/bindings/topics.h"
 #include "dmuon/catalog/catalog.h"
+#include "dmuon/core/error.h"
 #include "dmuon/plan/division.h"
 #include "dmuon/plan/strategy.h"
 
@@ -27,6 +28,8 @@ void init_inputs(py::module_& module) {
                        bool tensor_parallel, std::int64_t num_matrices, bool continues,
                        std::optional<core::Shard> column, std::int64_t column_blocks,
                        bool transposed) {
+             core::require(column_blocks >= 1,
+                           "Parameter: column_blocks: expected at least 1; got ", column_blocks);
              return Parameter{std::move(name), rows,      cols,   unit,          tensor_parallel,
                               num_matrices,    continues, column, column_blocks, transposed};
            }),

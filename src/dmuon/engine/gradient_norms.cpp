@@ -25,10 +25,8 @@ GradientNorms::GradientNorms(const Parameters& parameters, const Owned& owned, c
     : owned_(owned), slot_(slot), num_parameters_(parameters.size()) {
   const c10::Device device = owned.pool()->device();
   std::vector<std::int64_t> parameter_of;
-  for (const OwnedBatch& batch : owned.batches()) {
-    for (const ParameterIndex parameter : batch.parameters)
-      parameter_of.push_back(parameter.value());
-  }
+  for (const GradientPiece& piece : owned.gradient_pieces())
+    parameter_of.push_back(piece.parameter.value());
   parameter_of_ = at::tensor(parameter_of, at::kLong).to(device);
   const std::vector<double> weights{slot.value() < num_host_shards ? 1. : 0.,
                                     slot.value() == 0 ? 1. : 0.};

@@ -58,7 +58,7 @@ class GradientNorms {
   const Owned& owned_;
   core::Slot slot_;
   int num_parameters_;
-  at::Tensor parameter_of_;  // [of this rank's batches] their parameters
+  at::Tensor parameter_of_;  // [owned.gradient_pieces()] of each
   at::Tensor host_weights_;  // [2] 1 where this rank's word counts
   at::Tensor words_;
   Eraser without_here_, without_anywhere_;

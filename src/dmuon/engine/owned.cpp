@@ -16,6 +16,9 @@ namespace dmuon::engine {
 
 using core::ParameterIndex;
 
+// CPUs convert a piece to fp64 in memory to measure it: 32 MB.
+constexpr std::int64_t kNormElements = std::int64_t{1} << 22;
+
 at::Tensor OwnedBatch::part(const std::string& name, std::size_t begin, std::size_t end) const {
   return tensors.at(name).narrow(0, first_matrix[begin], first_matrix[end] - first_matrix[begin]);
 }
@@ -94,12 +97,21 @@ void Owned::accumulate(ParameterIndex parameter, std::int64_t begin, const at::T
              scale * gradient_scale_, place.filled);
 }
 
+std::vector<GradientPiece> Owned::gradient_pieces() const {
+  std::vector<GradientPiece> pieces;
+  for (const OwnedBatch& batch : batches_) {
+    for (std::size_t place = 0; place < batch.parameters.size(); ++place) {
+      const at::Tensor whole = batch.part(kGradient, place, place + 1).view({-1});
+      for (const at::Tensor& values : whole.split(kNormElements))
+        pieces.push_back({batch.parameters[place], values});
+    }
+  }
+  return pieces;
+}
+
 at::Tensor Owned::norms() const {
   std::vector<at::Tensor> gradients;
-  for (const OwnedBatch& batch : batches_) {
-    for (std::size_t place = 0; place < batch.parameters.size(); ++place)
-      gradients.push_back(batch.part(kGradient, place, place + 1));
-  }
+  for (const GradientPiece& piece : gradient_pieces()) gradients.push_back(piece.values);
   if (gradients.empty())
     return at::empty({0}, at::TensorOptions().dtype(at::kDouble).device(pool_->device()));
   // fp64 throughout: squares of gradients as small as 1e-30 or as large as 1e30 leave fp32's range.

@@ -29,6 +29,12 @@ struct OwnedBatch {
   at::Tensor part(const std::string& name, std::size_t begin, std::size_t end) const;
 };
 
+/// Of a parameter's gradient.
+struct GradientPiece {
+  core::ParameterIndex parameter;
+  at::Tensor values;  ///< flat
+};
+
 /// target = scale * values, or, where it adds, target + scale * values.
 /// @param target  fp32
 /// @param values  of its sizes, any floating dtype.
@@ -80,8 +86,9 @@ class Owned {
     places_.at(parameter).filled = filled && owns(parameter);
   }
 
-  /// [parameters of all batches] fp64: the Frobenius norm of what the gradient of each would be, on
-  /// the device. Meaningless where nothing is held.
+  /// What the gradients of all batches would be, in pieces that are small enough to be converted.
+  std::vector<GradientPiece> gradient_pieces() const;
+  /// [these] fp64: the 2-norm of each, on the device. Meaningless where nothing is held.
   at::Tensor norms() const;
 
  private:
