@@ -10,6 +10,7 @@ import torch.nn as nn
 from models import make_gpt
 from refusals import REFUSED, Refusals, expect_refusal, ready, with_gradients
 from scenario import Session, check, language_loss
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from training import KEPT
 
 refused = Refusals()
@@ -54,11 +55,11 @@ CASTS = {
 
 @refused("would change 'blocks.0.qkv.weight', which is torch.float32 on", "before dedicate_params", how="half")
 @refused("would change 'blocks.0.qkv.weight'", "model.state_dict()", "mp_policy", how="double")
-@refused("would change 'blocks.1.qkv.weight'", "Nothing has changed", how="bfloat16 of a block")
-@refused("would change 'blocks.1.up.weight'", "Nothing has changed", how="bfloat16 of a layer")
-@refused("would change 'blocks.0.qkv.weight'", "Nothing has changed", how="meta")
-@refused("would change 'blocks.0.qkv.weight'", "Nothing has changed", how="to_empty")
-@refused("would change 'blocks.0.qkv.weight'", "Nothing has changed", how="share_memory")
+@refused("would change 'blocks.1.qkv.weight'", "Nothing of this model has changed", how="bfloat16 of a block")
+@refused("would change 'blocks.1.up.weight'", "Nothing of this model has changed", how="bfloat16 of a layer")
+@refused("would change 'blocks.0.qkv.weight'", "Nothing of this model has changed", how="meta")
+@refused("would change 'blocks.0.qkv.weight'", "Nothing of this model has changed", how="to_empty")
+@refused("would change 'blocks.0.qkv.weight'", "Nothing of this model has changed", how="share_memory")
 def cast_after(mesh: Any, how: str) -> None:
     for model, _ in (ready(mesh), with_gradients(mesh, fsdp=False)):
         before = [(p.dtype, p.device) for p in model.parameters()]
@@ -68,6 +69,17 @@ def cast_after(mesh: Any, how: str) -> None:
             raised = error
         assert [(p.dtype, p.device) for p in model.parameters()] == before
     raise raised
+
+
+@refused("would change 'blocks.0.up.weight', which is torch.bfloat16 on", "Nothing of this model has changed")
+def cast_in_a_forward(mesh: Any) -> None:
+    s = Session(mesh, KEPT)
+    s.start(make_gpt(depth=2), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    layer = s.model.blocks[0].up
+    layer.register_forward_pre_hook(lambda module, inputs: module.to(inputs[0].dtype) and None)  # as it is
+    s.train(0, 1)
+    layer.register_forward_pre_hook(lambda module, inputs: module.float() and None)
+    s.train(2)
 
 
 @pytest.mark.parametrize(REFUSED, refused)

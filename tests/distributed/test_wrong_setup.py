@@ -156,6 +156,8 @@ BETWEEN = "between dedicate_params and Muon no module holds its matrices"
 @refused("on 'blocks.0.up.weight'", BETWEEN, how="copy_")
 @refused("on 'blocks.0.up.weight'", BETWEEN, how="index")
 @refused("on 'blocks.0.up.weight'", BETWEEN, how="requires_grad_")
+@refused("setting .requires_grad on 'blocks.0.up.weight'", BETWEEN, how="requires_grad =")
+@refused("setting .data on 'blocks.0.up.weight'", BETWEEN, how="data =")
 @refused("on 'blocks.0.up.weight'", BETWEEN, how="read")
 @refused("on 'blocks.0.up.weight'", BETWEEN, how="read on meta")
 def touch_between(mesh: Any, how: str) -> None:
@@ -164,8 +166,13 @@ def touch_between(mesh: Any, how: str) -> None:
     dmuon.dedicate_params(model, mesh)
     assert model.blocks[0].up.weight.shape == (41, 24) and model.blocks[0].up.weight.dtype == torch.float32
     up = model.blocks[0].up
+    assert up.weight.requires_grad
     if how == "reset_parameters":
         up.reset_parameters()
+    elif how == "requires_grad =":
+        up.weight.requires_grad = False
+    elif how == "data =":
+        up.weight.data = torch.ones(41, 24)
     elif how == "nn.init":
         nn.init.trunc_normal_(up.weight)
     elif how == "data":

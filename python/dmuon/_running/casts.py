@@ -11,31 +11,51 @@ import torch
 import torch.nn as nn
 
 from dmuon._running.runtime import Runtime
+from dmuon._setup.place import Place, State
 
 
 def guard_casts(runtime: Runtime) -> None:
     """From now on `to`, `float`, `cpu` and their like look at a module's matrices first: all of them call `_apply`."""
-    held: dict[nn.Module, list[nn.Parameter]] = {}
+    held: dict[nn.Module, list[tuple[Place, nn.Parameter]]] = {}
     for matrix, placeholder in zip(runtime.matrices, runtime.placeholders, strict=True):
         for place in matrix.places:
-            held.setdefault(place.module, []).append(placeholder)
+            held.setdefault(place.module, []).append((place, placeholder))
     for module in runtime.model.modules():
-        if inside := [placeholder for part in module.modules() for placeholder in held.get(part, ())]:
+        if inside := [entry for part in module.modules() for entry in held.get(part, ())]:
             module.__dict__["_apply"] = functools.partial(_apply, weakref.ref(module), inside)
 
 
 def _apply(
     held: weakref.ref[nn.Module],
-    inside: Sequence[nn.Parameter],
+    inside: Sequence[tuple[Place, nn.Parameter]],
     change: Callable[[torch.Tensor], torch.Tensor],
     recurse: bool = True,
 ) -> nn.Module:
     module = held()
     assert module is not None
-    for placeholder in inside:
-        _require_unchanged(placeholder, change)
+    for place, placeholder in inside:
+        weight = _weight_at(place)
+        if weight is None:
+            _require_unchanged(placeholder, change)
+        else:
+            _require_same_memory(placeholder, weight, change)
     same: nn.Module = type(module)._apply(module, change, recurse)
     return same
+
+
+def _weight_at(place: Place) -> torch.Tensor | None:
+    """What the module computes with, inside of its unit's forward and backward; else None."""
+    return place.module._parameters[place.attribute] if place.state is State.WEIGHT else None
+
+
+@torch.no_grad()
+def _require_same_memory(
+    placeholder: Any, weight: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    # A module that got other memory would compute with it from then on.
+    changed = change(weight)
+    if changed.dtype != weight.dtype or changed.device != weight.device or changed.data_ptr() != weight.data_ptr():
+        raise _would_change(placeholder, weight)
 
 
 @torch.no_grad()
@@ -43,9 +63,13 @@ def _require_unchanged(placeholder: Any, change: Callable[[torch.Tensor], torch.
     try:
         change(placeholder)
     except ValueError as error:
-        raise ValueError(
-            f"dmuon: a cast or move of the model after dmuon.Muon would change '{placeholder._name}', which is "
-            f"{placeholder.dtype} on {placeholder.device} and whole only at its owner. Nothing has changed. Expected: "
-            "cast and move before dedicate_params, or take model.state_dict(), which has the weights, and cast or move "
-            "those; mp_policy chooses the dtype of compute."
-        ) from error
+        raise _would_change(placeholder, placeholder) from error
+
+
+def _would_change(placeholder: Any, shown: torch.Tensor) -> ValueError:
+    return ValueError(
+        f"dmuon: a cast or move of the model after dmuon.Muon would change '{placeholder._name}', which is "
+        f"{shown.dtype} on {shown.device} here and whole only at its owner. Nothing of this model has changed. "
+        "Expected: cast and move before dedicate_params, or take model.state_dict(), which has the weights, and cast "
+        "or move those; mp_policy chooses the dtype of compute."
+    )

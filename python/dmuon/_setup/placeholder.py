@@ -107,7 +107,7 @@ class OwnedTensor(torch.Tensor):
             what += " (is this fully_shard? call it before dmuon.Muon)"
         elif "view" in what:
             what += " (is this DistributedDataParallel? train the model without it: dmuon averages gradients)"
-        elif computes and self._unit is not None:
+        if computes and self._unit is not None:
             why = _OUTSIDE.format(unit=self._unit)
         raise ValueError(f"dmuon: {what} on '{self._name}': {why}")
 
@@ -147,6 +147,12 @@ class TakenOutTensor(OwnedTensor):
     def _refuse(self, what: str, computes: bool = False) -> NoReturn:
         raise ValueError(f"dmuon: {what} on '{self._name}': {_BETWEEN}")
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_"):  # freezing it, say, would be lost
+            self._refuse(f"setting .{name}")
+        super().__setattr__(name, value)
+
+    requires_grad = property(lambda _: True)  # as what dedicate_params takes
     requires_grad_ = _refusing("requires_grad_")
 
 

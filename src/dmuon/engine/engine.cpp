@@ -105,7 +105,9 @@ void Engine::begin_forward() {
 }
 
 void Engine::end_forward() {
-  if (!in_backward()) resolver_.end_forward();
+  if (in_backward()) return;
+  resolver_.end_forward();
+  mesh().watch->enter("");
 }
 
 void Engine::before_forward(core::UnitIndex index) {
@@ -205,6 +207,7 @@ void Engine::end_backward() {
   resolver_.end_backward();
   check_host_sums();
   give_placeholder_gradients();
+  mesh().watch->enter("");
 }
 
 void Engine::give_placeholder_gradients() {

@@ -205,6 +205,11 @@ std::string in_vain(const std::vector<Report>& reports) {
   return {};
 }
 
+bool awaits_others(const std::vector<Report>& reports, std::size_t self) {
+  return std::any_of(reports.begin(), reports.end(),
+                     [&](const Report& other) { return misses(reports.at(self), other); });
+}
+
 std::string attendance(const std::vector<Report>& reports, std::size_t self, std::int64_t now_ms) {
   const Report& own = reports[self];
   const Rendezvous what = own.awaited.value_or(Rendezvous::kOperation);

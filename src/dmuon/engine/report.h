@@ -46,6 +46,9 @@ Report report_from(const std::string& text);
 /// is over; ranks wait for each other in a circle.
 std::string in_vain(const std::vector<Report>& reports);
 
+/// Whether the rank at `self` awaits what another has not come to.
+bool awaits_others(const std::vector<Report>& reports, std::size_t self);
+
 /// For people, where the wait of the rank at `self` has failed: who has not come to what it awaits;
 /// then a line for each rank: what it issued last, what it waits for, whether it is over, and how
 /// long ago it told so. Of many ranks those that are furthest behind.

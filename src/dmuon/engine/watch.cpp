@@ -287,6 +287,7 @@ void Watch::look(std::unique_lock<std::mutex>& lock) {
 // has called what is collective.
 void Watch::warn_of_slow_wait() {
   slow_wait_ = 0;
+  if (!awaits_others(reports_, rank_)) return;  // what all have come to takes its time
   const auto waited =
       std::chrono::duration_cast<std::chrono::seconds>(steady_clock::now() - begun_);
   TORCH_WARN(
