@@ -100,10 +100,8 @@ ENGINE = (
     Planted(
         "last_micro_step_decides",
         ROUTE,
-        "    if (unit.arrived(packing.leaf_of[place]) && packing.is_at(place, mesh->shard()))\n"
-        "      state->has_gradient[place] = true;\n",
-        "    state->has_gradient[place] =\n"
-        "        unit.arrived(packing.leaf_of[place]) && packing.is_at(place, mesh->shard());\n",
+        "if (unit.arrived(packing.leaf_of[place])) state->has_gradient[place] = true;",
+        "state->has_gradient[place] = unit.arrived(packing.leaf_of[place]);",
         "A matrix that no rank used in the last micro-step, but in one before, is not updated.",
     ),
     Planted(
@@ -175,8 +173,8 @@ ENGINE = (
     Planted(
         "norm_of_the_last_matrix",
         OWNED,
-        "gradients.push_back(batch.part(kGradient, place, place + 1));",
-        "gradients.push_back(batch.part(kGradient, place, place + 1).select(0, -1));",
+        "const at::Tensor whole = batch.part(kGradient, place, place + 1).view({-1});",
+        "const at::Tensor whole = batch.part(kGradient, place, place + 1).select(0, -1).view({-1});",
         "Of several matrices in a parameter the norm of clipping counts one.",
     ),
     Planted(
