@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 import torch
 import torch.nn as nn
+from models import weights_of_plain
 from reference import ReferenceMuon
 from training import LR, WEIGHT_DECAY
 
 MatricesOf = Callable[[str], Callable[[torch.Tensor], list[torch.Tensor]] | None]
+LossOf = Callable[[nn.Module, int, int, int], torch.Tensor]  # of a step, a rank and their number
 
 
 class Cut:
@@ -45,3 +47,16 @@ class Cut:
             places = torch.arange(parameter.numel()).view(parameter.shape)
             for part, where in self._parts(name, places):
                 parameter.view(-1)[where.reshape(-1)] = self._cut[part].detach().reshape(-1)
+
+
+def trained_alone(
+    model: nn.Module, matrices_of: MatricesOf, loss_of: LossOf, steps: int, max_norm: float
+) -> list[dict[str, torch.Tensor]]:
+    """The weights before the first step and after the last, on one process; gradients are clipped."""
+    weights = [weights_of_plain(model)]
+    cut = Cut(model, matrices_of)
+    for step in range(steps):
+        loss_of(model, step, 0, 1).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        cut.step()
+    return [*weights, weights_of_plain(model)]

@@ -72,10 +72,12 @@ class Block(nn.Module):
         return x + self.experts(x)
 
 
-class Mixture(nn.Module):
-    def __init__(self) -> None:
+class Blocks(nn.Module):
+    """Three of a kind, one after the other."""
+
+    def __init__(self, kind: Callable[[], nn.Module]) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.blocks = nn.ModuleList(kind() for _ in range(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
@@ -83,9 +85,9 @@ class Mixture(nn.Module):
         return x
 
 
-def make_mixture() -> Mixture:
+def make_mixture() -> Blocks:
     torch.manual_seed(0)
-    return Mixture()
+    return Blocks(Block)
 
 
 def select(name: str, module: nn.Module, parameter: nn.Parameter) -> dmuon.View | tuple[dmuon.View, ...] | None:

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
-from cut import Cut
+from cut import Cut, trained_alone
+from mixture import Blocks
 from models import weights_of_plain
 from refusals import REFUSED, Refusals, expect_refusal
 from scenario import assert_equal_to_reference
@@ -102,27 +103,16 @@ class Block(nn.Module):
         return x + self.out(self.experts(x))
 
 
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-
-def make_model() -> Model:
+def make_model() -> Blocks:
     torch.manual_seed(0)
-    return Model()
+    return Blocks(Block)
 
 
 def node_of(mesh: DeviceMesh) -> DeviceMesh:
     return mesh if mesh.ndim == 1 else mesh[mesh.mesh_dim_names[1]]
 
 
-def divide(model: Model, mesh: DeviceMesh) -> None:
+def divide(model: Blocks, mesh: DeviceMesh) -> None:
     """Each rank keeps its part of the experts, as expert parallelism leaves it: without a collective of its own."""
     for block in model.blocks:
         block.experts.group = mesh.get_group()
@@ -154,15 +144,7 @@ def loss_of(model: nn.Module, step: int, rank: int, size: int) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def reference() -> list[dict[str, torch.Tensor]]:
-    """The weights before the first step and after the last, on one process."""
-    model = make_model()
-    weights = [weights_of_plain(model)]
-    cut = Cut(model, matrices_of)
-    for step in range(STEPS):
-        loss_of(model, step, 0, 1).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), MOST)
-        cut.step()
-    return [*weights, weights_of_plain(model)]
+    return trained_alone(make_model(), matrices_of, loss_of, STEPS, MOST)
 
 
 def train(mesh: DeviceMesh, schedule: dict[str, Any], held: bool, options: dict[str, Any]) -> dict[str, Any]:
@@ -351,7 +333,7 @@ def a_matrix_by_rows(mesh: DeviceMesh) -> None:
 @refused("and on the meta device. Expected: values")
 def on_meta(mesh: DeviceMesh) -> None:
     with torch.device("meta"):
-        model = Model()
+        model = Blocks(Block)
     divide(model, node_of(mesh))
     dedicate(model, mesh, AHEAD, select=select)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn as nn
-from cut import Cut
+from cut import trained_alone
 from mixture import make_mixture, matrices_of, select
 from models import weights_of_plain
 from scenario import assert_equal_to_reference
@@ -29,15 +29,7 @@ def loss_of(model: nn.Module, step: int, rank: int, size: int) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def reference() -> list[dict[str, torch.Tensor]]:
-    """The weights before the first step and after the last, on one process."""
-    model = make_mixture()
-    weights = [weights_of_plain(model)]
-    cut = Cut(model, matrices_of)
-    for step in range(STEPS):
-        loss_of(model, step, 0, 1).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), MOST)
-        cut.step()
-    return [*weights, weights_of_plain(model)]
+    return trained_alone(make_mixture(), matrices_of, loss_of, STEPS, MOST)
 
 
 def train(mesh: Any, schedule: dict[str, Any], fsdp: bool, held: bool, strategy: str) -> dict[str, Any]:
