@@ -77,10 +77,11 @@ std::int64_t sufficient_bytes_with_columns(const Plan& plan) {
 
 Decision decide_with_columns(const Plan& plan, const ShapeGroups& groups,
                              const balance::Problem& problem, const Decide& strategy) {
-  Free free = free_of(plan);
-  if (free.indices.size() == static_cast<std::size_t>(plan.inventory.size()))
-    return strategy({plan.inventory, groups, problem, plan.mesh, plan.options});
+  const bool all_free = std::none_of(plan.inventory.begin(), plan.inventory.end(),
+                                     [](const Parameter& one) { return one.column.has_value(); });
+  if (all_free) return strategy({plan.inventory, groups, problem, plan.mesh, plan.options});
 
+  Free free = free_of(plan);
   const std::int64_t left = problem.instance().max_bytes - dealt_bytes(plan);
   free.instance.max_bytes = std::max<std::int64_t>(left, 0);
   const balance::Problem problem_of_free(std::move(free.instance));
