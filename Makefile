@@ -17,7 +17,7 @@ TRAJECTORIES = trajectory composition checkpointing values_between_units gradien
 # The address: a host name may not resolve.
 TORCHRUN = python -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node
 
-.PHONY: help setup setup-build build test test-async test-gpu fuzz demo bench bench-host bench-counts bench-memory bench-plan bench-ablation bench-cluster wheel lint format clean
+.PHONY: help setup setup-build build test test-async test-gpu fuzz demo bench bench-host bench-ns bench-counts bench-memory bench-plan bench-ablation bench-cluster wheel lint format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -75,6 +75,9 @@ bench-memory: setup ## memory of an accelerator at the peak of a step, on 2 x 2 
 
 bench-host: build ## CPU time of a step's host side at 16 and 256 ranks that do not exist, beside FSDP2 with AdamW
 	@$(ENV) for mesh in 2x8 32x8; do python bench/host_time.py --mesh $$mesh --json out/bench/host-$$mesh.json $(ARGS) || exit 1; done
+
+bench-ns: build ## Newton-Schulz alone: against torch.optim.Muon's, plain products and the floor; time by batch size
+	@$(ENV) python bench/newton_schulz.py --draw out/bench/batched.svg --json out/bench/newton_schulz.json $(ARGS)
 
 bench-plan: build ## gaps and times of plans, and predicted beside measured optimizer times
 	@$(ENV) cmake --build build/release --target plan_stress && build/release/bench/plan_stress && build/release/bench/plan_stress --largest

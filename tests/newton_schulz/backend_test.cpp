@@ -2,11 +2,14 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
+#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
@@ -15,6 +18,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <vector>
 
 namespace dmuon::newton_schulz {
 namespace {
@@ -22,6 +26,8 @@ namespace {
 using at::Tensor;
 
 constexpr at::ScalarType kDtypes[] = {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf};
+const Tensor kTrue = at::scalar_tensor(true, at::kBool);
+const Tensor kFalse = at::scalar_tensor(false, at::kBool);
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 // Unit roundoff times a margin for the sum's length.
@@ -258,6 +264,78 @@ TEST_P(BackendTest, NormaliseMakesWhatIsNotFiniteNanAndLeavesOtherMatricesAlone)
 }
 
 // Which are the process's, and the user's.
+// fp32 [2, 6, n] and, of the same values, blocks of its columns: [2, 3, 6, n / 3], which do not
+// follow each other in memory.
+std::vector<Tensor> laid_out_two_ways(std::int64_t cols) {
+  const Tensor closed = random({2, 6, cols}, at::kFloat);
+  return {closed, closed.clone().view({2, 6, 3, cols / 3}).transpose(1, 2)};
+}
+
+TEST_P(BackendTest, TakesMomentumAndItsDirection) {
+  for (const std::int64_t cols : {3, 51, 4098}) {
+    for (const Tensor& layout : laid_out_two_ways(cols)) {
+      for (const double mu : {0.0, 0.3, 0.95}) {
+        for (const bool nesterov : {false, true}) {
+          const Tensor momentum = at::empty_like(layout).copy_(layout);
+          const Tensor gradient = random(layout.sizes(), at::kFloat);
+          const Tensor expected = layout.to(at::kDouble).mul(mu).add(gradient, 1 - mu);
+          const Tensor direction = backend_.take_momentum(momentum, gradient, mu, nesterov, kTrue);
+          expect_near(momentum, expected, "momentum");
+          expect_near(direction, nesterov ? expected.mul(mu).add(gradient, 1 - mu) : expected,
+                      "direction");
+        }
+      }
+    }
+  }
+}
+
+TEST_P(BackendTest, MovesWeightsByADirectionOfAnyDtype) {
+  for (const std::int64_t cols : {3, 51, 4098}) {
+    for (const Tensor& layout : laid_out_two_ways(cols)) {
+      for (const at::ScalarType dtype : kDtypes) {
+        const Tensor direction = random(layout.sizes(), dtype);
+        for (const double decay : {1.0, 0.9}) {
+          const Tensor expected = layout.to(at::kDouble).mul(decay).sub(direction, 0.25);
+          const Tensor master = at::empty_like(layout).copy_(layout);
+          backend_.move_weights(master, direction, decay, 0.25, kTrue);
+          expect_near(master, expected, toString(dtype));
+        }
+      }
+    }
+  }
+}
+
+TEST_P(BackendTest, LeavesMomentumAndWeightsAloneWhereAStepDoesNotApply) {
+  const Tensor before = random({2, 5, 7}, at::kFloat);
+  for (const bool nesterov : {false, true}) {
+    const Tensor momentum = before.clone();
+    const Tensor gradient = filled({2, 5, 7}, kNan, at::kFloat);
+    const Tensor direction = backend_.take_momentum(momentum, gradient, 0.9, nesterov, kFalse);
+    EXPECT_TRUE(momentum.equal(before));
+    EXPECT_TRUE(direction.equal(before));
+    EXPECT_FALSE(direction.is_alias_of(momentum));
+  }
+  const Tensor master = before.clone();
+  backend_.move_weights(master, random({2, 5, 7}, at::kBFloat16), 0.5, 0.1, kFalse);
+  EXPECT_TRUE(master.equal(before));
+}
+
+TEST(CpuBackend, HasTheSameElementsWhateverTheNumberOfThreads) {
+  const int before = at::get_num_threads();
+  std::vector<Tensor> results;
+  for (const int threads : {1, 2}) {
+    at::set_num_threads(threads);
+    const Tensor momentum = at::ones({3, 400, 301});
+    const Tensor gradient = at::ones({3, 400, 301}).cumsum(2).sin_();
+    results.push_back(cpu_backend().take_momentum(momentum, gradient, 0.9, true, kTrue));
+    cpu_backend().move_weights(momentum, gradient, 0.9, 0.1, kTrue);
+    results.push_back(momentum);
+  }
+  at::set_num_threads(before);
+  EXPECT_TRUE(results[0].equal(results[2]));
+  EXPECT_TRUE(results[1].equal(results[3]));
+}
+
 TEST(AtenBackend, LeavesTheOptionsOfCublasAsTheyAre) {
   const auto option = [] { return at::globalContext().allowFP16ReductionCuBLAS(); };
   const Tensor x = random({5, 5}, at::kHalf);

@@ -15,7 +15,7 @@ from torch.optim._muon import _zeropower_via_newtonschulz
 
 from dmuon import _C
 
-FORMS = [_C.Form.DIRECT, _C.Form.GRAM]
+FORMS = [_C.Form.DIRECT, _C.Form.PAIRS, _C.Form.GRAM]
 SHAPES = [(128, 128), (96, 384), (384, 96), (300, 460), (64, 67)]
 SETS = ["polar_express", "quintic", "you"]
 
@@ -35,7 +35,7 @@ def test_fp64_and_fp32_are_the_exact_polynomial_up_to_rounding(dtype, name, shap
         assert relative_error(got, case.polynomial(rows)) <= rounding_bound(rows, dtype)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [_C.Form.DIRECT, _C.Form.GRAM])
 @pytest.mark.parametrize("shape", [*SHAPES, (256, 256), (128, 1024)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_16_bit_error_is_at_most_1_3_times_that_of_torch_optim_muon(dtype, shape, form):
@@ -55,6 +55,30 @@ def test_16_bit_error_is_at_most_1_3_times_that_of_torch_optim_muon(dtype, shape
         assert relative_error(ours, exact) <= 1.3 * relative_error(theirs, exact)
 
 
+@pytest.mark.parametrize("shape", [(256, 512), (448, 256), (300, 520), (256, 2048)])
+@pytest.mark.parametrize("name", SETS)
+def test_the_error_of_pairs_in_bf16_is_at_most_1_3_times_that_of_torch_optim_muons_arithmetic(name, shape):
+    rows = _C.resolve_coefficients(name, 5)
+    for case in (gaussian(*shape), conditioned(*shape, 10), conditioned(*shape, 1e3), conditioned(*shape, 1e7)):
+        exact = case.polynomial(rows)
+        ours = run(case.x.float(), name, torch.bfloat16, _C.Form.PAIRS)
+        theirs = textbook(case.x.float(), rows, torch.bfloat16)
+        assert relative_error(ours, exact) <= 1.3 * relative_error(theirs, exact)
+
+
+def test_pairs_are_chosen_in_bf16_alone_for_large_wide_matrices_and_rows_that_were_measured():
+    cpu = torch.device("cpu")
+
+    def choice(m, n, name="polar_express", steps=5, dtype=torch.bfloat16):
+        return _C.choose_form(m, n, name, steps, cpu, dtype).name
+
+    multiplies = _C.default_ns_dtype(cpu) == torch.bfloat16
+    assert choice(1024, 4096) == choice(4096, 1024, "quintic") == ("PAIRS" if multiplies else "GRAM")
+    assert choice(1024, 1024) == "DIRECT"
+    others = [choice(255, 1024), choice(1024, 4096, steps=6), choice(1024, 4096, [(3.0, -3.2, 1.2)])]
+    assert "PAIRS" not in [*others, choice(1024, 4096, dtype=torch.float32), choice(1024, 4096, dtype=torch.float16)]
+
+
 @pytest.mark.parametrize("gpu", [False, True])
 def test_fp16_meets_the_kernels_error_bounds(gpu):
     """gpu: the form and the 16-bit R, Z, Q that GPUs run, with tensor cores' fp32 accumulation."""
@@ -67,7 +91,7 @@ def test_fp16_meets_the_kernels_error_bounds(gpu):
         (conditioned(128, 128, 1e3), 6e-2),
     ):
         device = torch.device("cuda" if gpu else "cpu")
-        form = _C.choose_form(*case.x.shape, 5, device, torch.float16)
+        form = _C.choose_form(*case.x.shape, "polar_express", 5, device, torch.float16)
         gram_dtype = torch.float16 if gpu else None
         got = run(case.x.float(), "polar_express", torch.float16, form, gram_dtype=gram_dtype)
         assert relative_error(got, case.polynomial(rows)) <= bound

@@ -60,6 +60,14 @@ def test_a_matrix_gives_the_same_bits_alone_in_a_batch_and_again(shape, dtype, f
     assert torch.isfinite(y).all()
 
 
+@pytest.mark.parametrize("shape", [(257, 451), (451, 257)])
+def test_pairs_give_the_same_bits_alone_and_in_a_batch_and_transposed(shape, threads):
+    x = torch.randn(3, *shape)
+    y = run(x, torch.bfloat16, _C.Form.PAIRS)
+    assert torch.equal(y, torch.stack([run(one, torch.bfloat16, _C.Form.PAIRS) for one in x]))
+    assert relative_error(run(x.mT, torch.bfloat16, _C.Form.PAIRS).mT, y.double()) <= 2e-2
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_random_small_shapes_give_the_same_bits_alone_and_in_a_batch(dtype, threads):
     g = torch.Generator().manual_seed(3)

@@ -40,6 +40,11 @@ std::vector<PyRow> resolve_coefficients(const PyCoefficients& coefficients, int 
 
 at::ScalarType default_dtype(c10::Device device) { return ns::backend_of(device).default_dtype(); }
 
+ns::Form choose_form(std::int64_t m, std::int64_t n, const PyCoefficients& coefficients,
+                     int num_steps, c10::Device device, at::ScalarType dtype) {
+  return ns::choose_form(m, n, resolve(coefficients, num_steps), device, dtype);
+}
+
 at::Tensor orthogonalize(const at::Tensor& x, const PyCoefficients& coefficients, int num_steps,
                          double eps, std::optional<at::ScalarType> dtype,
                          std::optional<ns::Form> form, std::optional<at::ScalarType> gram_dtype) {
@@ -56,6 +61,7 @@ at::Tensor orthogonalize(const at::Tensor& x, const PyCoefficients& coefficients
 void init_newton_schulz(py::module_& module) {
   py::enum_<ns::Form>(module, "Form")
       .value("DIRECT", ns::Form::kDirect)
+      .value("PAIRS", ns::Form::kPairs)
       .value("GRAM", ns::Form::kGram);
   module.def("orthogonalize", &orthogonalize, py::arg("x"), py::arg("coefficients"),
              py::arg("num_steps"), py::arg("eps"), py::arg("dtype"), py::kw_only(),
@@ -64,8 +70,8 @@ void init_newton_schulz(py::module_& module) {
   module.def("resolve_coefficients", &resolve_coefficients, py::arg("coefficients"),
              py::arg("num_steps"));
   module.def("default_ns_dtype", &default_dtype, py::arg("device"));
-  module.def("choose_form", &ns::choose_form, py::arg("m"), py::arg("n"), py::arg("num_steps"),
-             py::arg("device"), py::arg("dtype"));
+  module.def("choose_form", &choose_form, py::arg("m"), py::arg("n"), py::arg("coefficients"),
+             py::arg("num_steps"), py::arg("device"), py::arg("dtype"));
 }
 
 }  // namespace dmuon::bindings

@@ -1,29 +1,39 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 namespace dmuon::flops {
 
 // Which matrix products one orthogonalisation by Newton-Schulz takes, and their FLOPs, two a
 // multiply-add. The iteration chooses its form by these figures, and plans are made with them.
 
-/// The two algebraically equal forms of the iteration (newton_schulz/orthogonalize.h).
-enum class Form { kDirect, kGram };
+/// Algebraically equal forms of the iteration (newton_schulz/orthogonalize.h), which differ in the
+/// number of steps between two of its products with X.
+enum class Form {
+  kDirect,  ///< each step
+  kPairs,   ///< each two steps
+  kGram,    ///< all steps, but for a restart after the second
+};
 
-/// The step index before which the Gram form applies Q to X and starts afresh.
-inline constexpr int kRestartStep = 2;
+/// Numbers of steps that follow each other without a product with X.
+using Segments = std::vector<int>;
+
+/// `steps` as the form divides them: of pairs an odd step is the last.
+Segments segments(int steps, Form form);
 
 /// How many products of each kind the orthogonalisation of an m x n matrix takes, m <= n.
 struct Products {
   int to_square = 0;  ///< symmetric m x m result, inner dimension n: R = X X'
-  int square = 0;     ///< symmetric m x m result, inner dimension m
+  int square = 0;     ///< symmetric m x m result, inner dimension m: Z, and the next R
+  int mixed = 0;      ///< the same, symmetric as its factors commute: R Z and Z Q; full in pairs
   int to_wide = 0;    ///< m x n result, inner dimension m: Q X
+
+  bool operator==(const Products&) const = default;
 };
 
-/// Products of `steps` steps. The direct form takes one of each kind a step. The Gram form takes
-/// one to_square, 4 L - 3 square and one to_wide for a segment of L steps; there are two segments
-/// when steps > kRestartStep, else one.
-Products products(int steps, Form form);
+/// A segment of L steps takes one to_square, 2 L - 1 square, 2 L - 2 mixed and one to_wide.
+Products products(const Segments& segments);
 
 /// FLOPs of a full product with a rows x cols result.
 constexpr double product(double rows, double cols, double inner) { return 2 * rows * cols * inner; }
@@ -35,13 +45,15 @@ struct SymmetricCost {
   double gram_dtype = 1;
 };
 
-/// FLOPs of `steps` steps on one m x n matrix (either order of sides), those in the Gram dtype
-/// weighted by their cost. Five steps with full products take 20 m^2 n + 10 m^3 (direct) and
-/// 8 m^2 n + 28 m^3 (Gram); with triangles 15 m^2 n + 5 m^3 and 6 m^2 n + 14 m^3.
+/// FLOPs of `steps` steps on one m x n matrix (either order of sides), those in the Gram dtype,
+/// which is kGram's alone, weighted by their cost. Five steps with full products take
+/// 20 m^2 n + 10 m^3 (direct), 12 m^2 n + 22 m^3 (pairs) and 8 m^2 n + 28 m^3 (Gram); with
+/// triangles 15 m^2 n + 5 m^3, 9 m^2 n + 11 m^3 and 6 m^2 n + 14 m^3.
 double orthogonalisation(std::int64_t m, std::int64_t n, int steps, Form form,
                          const SymmetricCost& symmetric);
 
-/// The form that costs less; a tie goes to the direct form.
-Form cheaper_form(std::int64_t m, std::int64_t n, int steps, const SymmetricCost& symmetric);
+/// The one of these forms that costs least; the first of equal ones.
+Form cheapest_form(std::int64_t m, std::int64_t n, int steps, const SymmetricCost& symmetric,
+                   const std::vector<Form>& forms);
 
 }  // namespace dmuon::flops

@@ -9,7 +9,7 @@
 
 namespace dmuon::newton_schulz {
 
-/// What the iteration needs of a kind of device: three operations on tensors, and the choices that
+/// What an owner's update needs of a kind of device: operations on tensors, and the choices that
 /// depend on how fast they are. Backends have no state, are thread-safe, work on the current stream
 /// and record no autograd.
 ///
@@ -54,6 +54,22 @@ class Backend {
   /// @param out  [(b,) m, m] contiguous.
   virtual void symmetric_product(const at::Tensor& out, double beta, const at::Tensor& c,
                                  double alpha, const at::Tensor& a, const at::Tensor& b) const = 0;
+
+  // Before and after the iteration; fp32, the two of one call have the same sizes, any strides.
+
+  /// momentum <- momentum + (1 - mu) (gradient - momentum), and the direction that follows:
+  /// gradient + mu (momentum - gradient) with nesterov, else momentum. Where it does not apply
+  /// momentum keeps its values and is the direction, whatever the gradient holds.
+  /// @param applies  [] bool; nobody waits for the device to know it.
+  /// @return         new.
+  virtual at::Tensor take_momentum(const at::Tensor& momentum, const at::Tensor& gradient,
+                                   double mu, bool nesterov, const at::Tensor& applies) const = 0;
+
+  /// master <- decay master - lr direction, in place. Where it does not apply, master keeps its
+  /// values, of which zeros may change their sign.
+  /// @param direction  finite, of any of the dtypes.
+  virtual void move_weights(const at::Tensor& master, const at::Tensor& direction, double decay,
+                            double lr, const at::Tensor& applies) const = 0;
 };
 
 /// backends/cpu.cpp: a matrix's result is also bitwise the same alone and in a batch, and symmetric

@@ -16,14 +16,15 @@ struct Options {
   double eps = 1e-7;          ///< in [0, 1]; see orthogonalize
   at::ScalarType dtype = at::ScalarType::Float;  ///< fp64, fp32, bf16 or fp16
   std::optional<Form> form;                      ///< unset: the cheaper one for the shape
-  /// dtype of the Gram form's R, Z and Q: fp32 or wider than dtype, or dtype
+  /// dtype of kGram's R, Z and Q: fp32 or wider than dtype, or dtype
   /// itself. Unset: the device's backend chooses (backend.h).
   std::optional<at::ScalarType> gram_dtype;
 };
 
-/// The form `orthogonalize` takes for an m x n matrix when none is given.
-Form choose_form(std::int64_t m, std::int64_t n, int steps, c10::Device device,
-                 at::ScalarType dtype);
+/// The form `orthogonalize` takes for an m x n matrix when none is given: the one of fewest FLOPs,
+/// of pairs only where `pairs` knows the rows and the Gram form needs a wider dtype.
+Form choose_form(std::int64_t m, std::int64_t n, const Coefficients& coefficients,
+                 c10::Device device, at::ScalarType dtype);
 
 /// Newton-Schulz: moves the singular values of every matrix of `x` towards 1
 /// and keeps its singular vectors. X = x / ||x||_F; then one step for each row
@@ -31,8 +32,8 @@ Form choose_form(std::int64_t m, std::int64_t n, int steps, c10::Device device,
 ///
 /// Direct form: as written. Gram form (Gram Newton-Schulz, Dao-AILab 2026): with
 /// R = X X' and Q = I, each step takes Z = b R + c R^2, Q <- Z Q + a Q,
-/// R <- (Z + a I) R (Z + a I); X <- Q X once before step flops::kRestartStep, where R
-/// and Q start afresh, and once at the end.
+/// R <- (Z + a I) R (Z + a I); X <- Q X at the end of each segment (flops::segments), after which R
+/// and Q start afresh. Pairs: the Gram form in segments of two steps at most, in dtype.
 ///
 /// As in torch.optim.Muon a norm below eps counts as eps, so that what is next to nothing makes no
 /// full-sized update. With eps = 0 results do not depend on the scale of x (entries 1e-30 .. 1e30

@@ -1,11 +1,10 @@
 #include "dmuon/optim/muon_state.h"
 
-#include <ATen/ops/scalar_tensor.h>
-#include <ATen/ops/where.h>
 #include <c10/core/GradMode.h>
 
 #include <utility>
 
+#include "dmuon/newton_schulz/backend.h"
 #include "dmuon/newton_schulz/orthogonalize.h"
 
 namespace dmuon::optim {
@@ -29,31 +28,18 @@ double adjusted_lr(const MuonGroup& group, std::int64_t rows, std::int64_t cols,
 void muon_update(at::Tensor master, at::Tensor momentum, const at::Tensor& gradient,
                  const MuonGroup& group, const at::Tensor& applies, std::int64_t column_blocks,
                  bool transposed) {
-  // In the direction of itself the momentum does not move, and what follows of it is finite.
-  at::Tensor update = at::where(applies, gradient, momentum);
-  momentum.lerp_(update, 1 - group.momentum);
-  if (group.nesterov) {
-    update.lerp_(momentum, group.momentum);
-  } else {
-    update = momentum;
-  }
+  const newton_schulz::Backend& backend = newton_schulz::backend_of(master.device());
+  at::Tensor update =
+      backend.take_momentum(momentum, gradient, group.momentum, group.nesterov, applies);
   newton_schulz::Options options;
   options.coefficients = group.coefficients;
   options.eps = group.eps;
   options.dtype = group.ns_dtype;
   if (column_blocks > 1) update = column_blocks_of(update, column_blocks);
   const at::Tensor orthogonal = newton_schulz::orthogonalize(std::move(update), options);
-  const auto scalar = [options = master.options()](double value) {
-    return at::scalar_tensor(value, options);
-  };
-  const auto if_it_applies = [&](double value, double otherwise) {
-    return at::where(applies, scalar(value), scalar(otherwise));
-  };
-  if (group.lr * group.weight_decay != 0)
-    master.mul_(if_it_applies(1 - group.lr * group.weight_decay, 1));
   if (column_blocks > 1) master = column_blocks_of(master, column_blocks);
   const double lr = adjusted_lr(group, master.size(-2), master.size(-1), transposed);
-  master.addcmul_(orthogonal, if_it_applies(-lr, 0));
+  backend.move_weights(master, orthogonal, 1 - group.lr * group.weight_decay, lr, applies);
 }
 
 namespace {

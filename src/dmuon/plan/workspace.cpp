@@ -17,7 +17,8 @@ constexpr std::int64_t kSquares[] = {2, 4};
 
 std::int64_t workspace_bytes(const Shape& shape, std::size_t num_batch, const Options& options) {
   const std::int64_t side = std::min(shape.rows, shape.cols);
-  const flops::Form form = flops::cheaper_form(shape.rows, shape.cols, options.ns_steps, {});
+  const flops::Form form = flops::cheapest_form(shape.rows, shape.cols, options.ns_steps, {},
+                                                {flops::Form::kDirect, flops::Form::kGram});
   const std::int64_t squares =
       shape.num_matrices * kSquares[form == flops::Form::kGram ? 1 : 0] * side * side;
   // The update is gone when the iterate gets a spare. Blocks of columns are first copied apart.

@@ -6,7 +6,9 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/maximum.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/where.h>
 
 #include <algorithm>
 #include <limits>
@@ -115,6 +117,25 @@ class AtenBackend final : public Backend {
   void symmetric_product(const Tensor& out, double beta, const Tensor& c, double alpha,
                          const Tensor& a, const Tensor& b) const override {
     product(out, beta, c, alpha, a, b);
+  }
+
+  Tensor take_momentum(const Tensor& momentum, const Tensor& gradient, double mu, bool nesterov,
+                       const Tensor& applies) const override {
+    // In the direction of itself the momentum does not move, and what follows of it is finite.
+    Tensor direction = at::where(applies, gradient, momentum);
+    momentum.lerp_(direction, 1 - mu);
+    if (!nesterov) return momentum.clone();
+    return direction.lerp_(momentum, mu);
+  }
+
+  void move_weights(const Tensor& master, const Tensor& direction, double decay, double lr,
+                    const Tensor& applies) const override {
+    const auto if_it_applies = [&](double value, double otherwise) {
+      const auto scalar = [&](double x) { return at::scalar_tensor(x, master.options()); };
+      return at::where(applies, scalar(value), scalar(otherwise));
+    };
+    if (decay != 1) master.mul_(if_it_applies(decay, 1));
+    master.addcmul_(direction, if_it_applies(-lr, 0));
   }
 };
 

@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "dmuon/newton_schulz/backend.h"
+#include "dmuon/newton_schulz/backends/cpu_elementwise.h"
 
 namespace dmuon::newton_schulz {
 namespace {
@@ -91,6 +92,28 @@ void normalise_matrix(const In* x, std::int64_t rows, std::int64_t cols, Out* ou
       finite ? std::max(std::sqrt(sum_of_squares(x, size, shifted)), std::scalbn(eps, -exponent))
              : std::numeric_limits<double>::quiet_NaN();
   write_scaled(x, rows, cols, out, stride, shifted, norm);
+}
+
+// The same for what gradients come in; its squares fp64 always holds.
+template <typename Out>
+void normalise_fp32(const float* x, std::int64_t rows, std::int64_t cols, Out* out,
+                    std::int64_t stride, double eps) {
+  const double squares = cpu::sum_of_squares(x, rows * cols);
+  if (squares == 0) return;
+  const double scale = std::isfinite(squares) ? 1 / std::max(std::sqrt(squares), eps)
+                                              : std::numeric_limits<double>::quiet_NaN();
+  for (std::int64_t row = 0; row < rows; ++row)
+    cpu::write_scaled(x + row * cols, cols, scale, out + row * stride);
+}
+
+void normalise_matrix(const float* x, std::int64_t rows, std::int64_t cols, float* out,
+                      std::int64_t stride, double eps) {
+  normalise_fp32(x, rows, cols, out, stride, eps);
+}
+
+void normalise_matrix(const float* x, std::int64_t rows, std::int64_t cols, at::BFloat16* out,
+                      std::int64_t stride, double eps) {
+  normalise_fp32(x, rows, cols, out, stride, eps);
 }
 
 // Tiles of 32 x 32 keep both the rows read and the rows written in the first-level cache.
@@ -209,6 +232,18 @@ class CpuBackend final : public Backend {
               b.narrow(-1, 0, end));
     }
     mirror_lower(out);
+  }
+
+  // A CPU knows what applies.
+  Tensor take_momentum(const Tensor& momentum, const Tensor& gradient, double mu, bool nesterov,
+                       const Tensor& applies) const override {
+    if (!applies.item<bool>()) return momentum.clone();
+    return cpu::take_momentum(momentum, gradient, mu, nesterov);
+  }
+
+  void move_weights(const Tensor& master, const Tensor& direction, double decay, double lr,
+                    const Tensor& applies) const override {
+    if (applies.item<bool>()) cpu::move_weights(master, direction, decay, lr);
   }
 };
 

@@ -1,0 +1,160 @@
+#include "dmuon/newton_schulz/backends/cpu_elementwise.h"
+
+#include <ATen/TensorIterator.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/util/BFloat16.h>
+
+#include <array>
+#include <cstring>
+
+// The loops are compiled for several instruction sets, of which the loader picks. Multiplications
+// and additions stay apart (-ffp-contract=off), or some of them would round differently.
+#if defined(__x86_64__) && defined(__linux__) && (defined(__GNUC__) || defined(__clang__))
+#define DMUON_EACH_INSTRUCTION_SET \
+  __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define DMUON_EACH_INSTRUCTION_SET
+#endif
+
+namespace dmuon::newton_schulz::cpu {
+namespace {
+
+// What torch.lerp does for a weight below 1/2 and above it, one after the other.
+DMUON_EACH_INSTRUCTION_SET
+void momentum_loop(float* momentum, float* direction, const float* gradient, std::int64_t size,
+                   float rest, bool nesterov) {
+  for (std::int64_t i = 0; i < size; ++i) {
+    const float moved = momentum[i] + rest * (gradient[i] - momentum[i]);
+    momentum[i] = moved;
+    direction[i] = nesterov ? moved - rest * (moved - gradient[i]) : moved;
+  }
+}
+
+DMUON_EACH_INSTRUCTION_SET
+void weight_loop(float* master, const float* direction, std::int64_t size, float decay, float lr) {
+  for (std::int64_t i = 0; i < size; ++i) master[i] = decay * master[i] - lr * direction[i];
+}
+
+float wide(std::uint16_t bf16) {
+  const std::uint32_t bits = std::uint32_t{bf16} << 16;
+  float value = 0;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+DMUON_EACH_INSTRUCTION_SET
+void weight_loop_bf16(float* master, const std::uint16_t* direction, std::int64_t size, float decay,
+                      float lr) {
+  for (std::int64_t i = 0; i < size; ++i) master[i] = decay * master[i] - lr * wide(direction[i]);
+}
+
+constexpr std::int64_t kLanes = 32;
+
+DMUON_EACH_INSTRUCTION_SET
+double squares_loop(const float* x, std::int64_t size) {
+  std::array<double, kLanes> sums{};
+  std::int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) {
+    for (std::int64_t lane = 0; lane < kLanes; ++lane) {
+      const double value = x[i + lane];
+      sums[lane] += value * value;
+    }
+  }
+  for (; i < size; ++i) sums[i % kLanes] += static_cast<double>(x[i]) * x[i];
+  double total = 0;
+  for (const double sum : sums) total += sum;
+  return total;
+}
+
+DMUON_EACH_INSTRUCTION_SET
+void scale_loop(const float* x, std::int64_t size, double scale, float* out) {
+  for (std::int64_t i = 0; i < size; ++i) out[i] = static_cast<float>(x[i] * scale);
+}
+
+// To the nearest, ties to even; a NaN stays one.
+DMUON_EACH_INSTRUCTION_SET
+void scale_loop_bf16(const float* x, std::int64_t size, double scale, std::uint16_t* out) {
+  for (std::int64_t i = 0; i < size; ++i) {
+    const auto value = static_cast<float>(x[i] * scale);
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, &value, sizeof bits);
+    const std::uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    out[i] = static_cast<std::uint16_t>(value == value ? rounded : 0x7fc0);
+  }
+}
+
+// Calls loop(data, size) on stretches in which all operands are closed: of one element at worst.
+template <std::size_t kOperands, typename Loop>
+void over(at::TensorIterator iterator, const std::array<std::int64_t, kOperands>& sizes,
+          const Loop& loop) {
+  iterator.for_each(
+      [&](char** data, const std::int64_t* strides, std::int64_t size0, std::int64_t size1) {
+        bool whole = true;
+        for (std::size_t k = 0; k < kOperands; ++k) whole = whole && strides[k] == sizes[k];
+        for (std::int64_t row = 0; row < size1; ++row) {
+          std::array<char*, kOperands> at{};
+          for (std::size_t k = 0; k < kOperands; ++k)
+            at[k] = data[k] + row * strides[kOperands + k];
+          if (whole) {
+            loop(at, size0);
+            continue;
+          }
+          for (std::int64_t i = 0; i < size0; ++i) {
+            loop(at, 1);
+            for (std::size_t k = 0; k < kOperands; ++k) at[k] += strides[k];
+          }
+        }
+      });
+}
+
+at::TensorIteratorConfig in_place() {
+  at::TensorIteratorConfig config;
+  config.check_all_same_dtype(false).resize_outputs(false).set_check_mem_overlap(false);
+  return config;
+}
+
+template <typename T>
+T* as(char* data) {
+  return reinterpret_cast<T*>(data);
+}
+
+}  // namespace
+
+at::Tensor take_momentum(const at::Tensor& momentum, const at::Tensor& gradient, double mu,
+                         bool nesterov) {
+  at::Tensor direction = at::empty_like(momentum);
+  const auto rest = static_cast<float>(1 - mu);
+  over<3>(in_place().add_output(momentum).add_output(direction).add_const_input(gradient).build(),
+          {4, 4, 4}, [&](const std::array<char*, 3>& at, std::int64_t size) {
+            momentum_loop(as<float>(at[0]), as<float>(at[1]), as<float>(at[2]), size, rest,
+                          nesterov);
+          });
+  return direction;
+}
+
+void move_weights(const at::Tensor& master, const at::Tensor& direction, double decay, double lr) {
+  const bool is_bf16 = direction.scalar_type() == at::kBFloat16;
+  const at::Tensor from = is_bf16 ? direction : direction.to(at::kFloat);
+  const auto kept = static_cast<float>(decay);
+  const auto rate = static_cast<float>(lr);
+  over<2>(in_place().add_output(master).add_const_input(from).build(), {4, is_bf16 ? 2 : 4},
+          [&](const std::array<char*, 2>& at, std::int64_t size) {
+            if (is_bf16) {
+              weight_loop_bf16(as<float>(at[0]), as<std::uint16_t>(at[1]), size, kept, rate);
+            } else {
+              weight_loop(as<float>(at[0]), as<float>(at[1]), size, kept, rate);
+            }
+          });
+}
+
+double sum_of_squares(const float* x, std::int64_t size) { return squares_loop(x, size); }
+
+void write_scaled(const float* x, std::int64_t size, double scale, float* out) {
+  scale_loop(x, size, scale, out);
+}
+
+void write_scaled(const float* x, std::int64_t size, double scale, c10::BFloat16* out) {
+  scale_loop_bf16(x, size, scale, &out->x);
+}
+
+}  // namespace dmuon::newton_schulz::cpu
