@@ -184,8 +184,10 @@ Tensor orthogonalize(Tensor x, const Options& options) {
     return iterate.x.narrow(-2, 0, rows).narrow(-1, 0, cols);
   };
   Tensor matrices = std::exchange(x, {}).detach().reshape({-1, rows, cols});
-  if (backend.batched(std::min(rows, cols), options.dtype)) {
-    const Tensor normalised = backend.normalise(matrices, options.dtype, options.eps);
+  const bool batched = backend.batched(std::min(rows, cols), options.dtype);
+  if (batched || matrices.size(0) == 1) {
+    Tensor normalised = backend.normalise(matrices, options.dtype, options.eps);
+    if (!batched) normalised = normalised.squeeze(0);
     matrices.reset();
     return iterated(normalised).contiguous().view(sizes);
   }

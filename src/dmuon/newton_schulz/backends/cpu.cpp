@@ -116,20 +116,29 @@ void normalise_matrix(const float* x, std::int64_t rows, std::int64_t cols, at::
   normalise_fp32(x, rows, cols, out, stride, eps);
 }
 
-// Tiles of 32 x 32 keep both the rows read and the rows written in the first-level cache.
+constexpr std::int64_t kTile = 16;
+
+// Through a copy whose sizes the compiler knows, so that registers do it: in place a mirrored
+// 2048 x 2048 takes as long as a sixteenth of its product.
 template <typename T>
-void mirror_tiles(T* data, std::int64_t m) {
-  constexpr std::int64_t kTile = 32;
-  for (std::int64_t row_tile = 0; row_tile < m; row_tile += kTile) {
-    const std::int64_t row_end = std::min(row_tile + kTile, m);
-    for (std::int64_t col_tile = 0; col_tile <= row_tile; col_tile += kTile) {
-      for (std::int64_t row = row_tile; row < row_end; ++row) {
-        const std::int64_t col_end = std::min(col_tile + kTile, row);
-        for (std::int64_t col = col_tile; col < col_end; ++col) {
-          data[col * m + row] = data[row * m + col];
-        }
-      }
-    }
+void transpose_tile(const T* from, T* to, std::int64_t stride) {
+  std::array<std::array<T, kTile>, kTile> tile;
+  for (std::int64_t row = 0; row < kTile; ++row)
+    for (std::int64_t col = 0; col < kTile; ++col) tile[row][col] = from[row * stride + col];
+  for (std::int64_t col = 0; col < kTile; ++col)
+    for (std::int64_t row = 0; row < kTile; ++row) to[col * stride + row] = tile[row][col];
+}
+
+template <typename T>
+void mirror_matrix(T* data, std::int64_t m) {
+  for (std::int64_t top = 0; top < m; top += kTile) {
+    const std::int64_t bottom = std::min(top + kTile, m);
+    // Whole tiles first; then the one on the diagonal or, of rows that are none, all that is left.
+    const std::int64_t whole = bottom - top == kTile ? top : 0;
+    for (std::int64_t left = 0; left < whole; left += kTile)
+      transpose_tile(data + top * m + left, data + left * m + top, m);
+    for (std::int64_t row = top; row < bottom; ++row)
+      for (std::int64_t col = whole; col < row; ++col) data[col * m + row] = data[row * m + col];
   }
 }
 
@@ -140,7 +149,7 @@ void mirror_lower(const Tensor& square) {
                                   [&] {
                                     auto* data = square.data_ptr<scalar_t>();
                                     for (std::int64_t at = 0; at < square.numel(); at += m * m)
-                                      mirror_tiles(data + at, m);
+                                      mirror_matrix(data + at, m);
                                   });
 }
 
