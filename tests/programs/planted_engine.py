@@ -194,9 +194,8 @@ ENGINE = (
     Planted(
         "decay_by_adjusted_lr",
         MUON_STATE,
-        "master.mul_(if_it_applies(1 - group.lr * group.weight_decay, 1));",
-        "master.mul_(if_it_applies(1 - adjust_lr(group.adjust_lr, group.lr, master.size(-2), master.size(-1)) * "
-        "group.weight_decay, 1));",
+        "1 - group.lr * group.weight_decay, lr, applies",
+        "1 - lr * group.weight_decay, lr, applies",
         "Weights of matrices with more rows than columns decay too fast.",
     ),
 )
