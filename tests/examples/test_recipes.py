@@ -120,6 +120,24 @@ def test_accelerate_llama(tmp_path):
     assert_equal_to_reference(initial, expected, weights_of_plain(got), BOUND)
 
 
+def test_transformers_trainer(tmp_path):
+    run_in_fp32(tmp_path, "transformers_trainer", "--out", "model")
+    module = recipe("transformers_trainer")
+    size = NUM_RANKS * module.BATCH_SIZE
+    seed = transformers.TrainingArguments(use_cpu=True).seed  # by which Trainer shuffles
+    order = torch.randperm(module.NUM_SENTENCES, generator=torch.Generator().manual_seed(seed))
+    batches = module.Counting().tokens[order].split(size)
+
+    def loss(step: int) -> torch.Tensor:
+        return model(input_ids=batches[step], labels=batches[step]).loss
+
+    model = module.make_model()
+    initial, expected = reference(module, model, lambda name: "layers" in name, loss, len(batches))
+    assert loss(0) < 2
+    got = transformers.Qwen2ForCausalLM.from_pretrained(tmp_path / "model")
+    assert_equal_to_reference(initial, expected, weights_of_plain(got), BOUND)
+
+
 def test_lightning_gpt(tmp_path):
     losses = run_in_fp32(tmp_path, "lightning_gpt", "--out", "first.ckpt")
     losses |= run_in_fp32(tmp_path, "lightning_gpt", "--epochs", "2", "--resume", "first.ckpt", "--out", "second.ckpt")
