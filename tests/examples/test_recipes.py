@@ -194,6 +194,24 @@ def test_peft_lora(tmp_path):
     assert_equal_to_reference(initial, expected, weights_of_plain(got), BOUND)
 
 
+def test_pipeline(tmp_path):
+    losses = run_in_fp32(tmp_path, "pipeline", "--out", "stages", num_ranks=4)
+    module = recipe("pipeline")
+    assert list(losses) == list(range(1, module.NUM_STEPS + 1))
+    assert losses[module.NUM_STEPS] < 0.7 * losses[1]
+
+    def loss(step: int) -> torch.Tensor:
+        batches = [module.batch(step, rank) for rank in range(2)]
+        return module.mean_square(model(torch.cat([x for x, _ in batches])), torch.cat([y for _, y in batches]))
+
+    model = module.make_model()
+    initial, expected = reference(module, model, lambda _: True, loss, module.NUM_STEPS)
+    got = {}
+    for index in range(module.NUM_STAGES):
+        got |= torch.load(tmp_path / "stages" / f"stage_{index}.pt")
+    assert_equal_to_reference(initial, expected, got, BOUND)
+
+
 def test_resume_on_another_number_of_ranks(tmp_path):
     losses = run_in_fp32(tmp_path, "resume", "--steps", "12", "--folder", "checkpoints", "--out", "first.pt")
     module = recipe("resume")

@@ -6,7 +6,9 @@ import math
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn as nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from dmuon._running.runtime import runtime_of
 from dmuon._running.step_agreement import StepAgreement
@@ -19,6 +21,7 @@ def clip_grad_norm_(
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
+    pp_mesh: DeviceMesh | None = None,
 ) -> torch.Tensor:
     """Scales all gradients of `model` so that their joint 2-norm is at most `max_norm`.
 
@@ -27,12 +30,16 @@ def clip_grad_norm_(
     gradients stay as they are and `step()` skips. On an accelerator nothing waits for the device, but for
     `error_if_nonfinite`.
 
+    With `pp_mesh` the gradients of all pipeline stages have one norm, which takes one more message along it, and where
+    those of one stage are not finite all stages skip, as they do where this call raises on another stage.
+
     Args:
         model: with dmuon.Muon.
         max_norm: a positive number.
         norm_type: 2 alone is supported: owners send squared norms.
         error_if_nonfinite: raise where the norm is not finite.
         foreach: as torch's function has it; without effect.
+        pp_mesh: the stages of a pipeline, one-dimensional: each has a model of its own, and all make this call.
 
     Returns:
         The norm before clipping: a 0-dimensional fp32 tensor, equal on every rank; NaN where it is not finite.
@@ -44,10 +51,21 @@ def clip_grad_norm_(
     runtime = runtime_of(model, "clip_grad_norm_")
     step_agreement: StepAgreement = runtime.step_agreement
     runtime.refuse_inside_full_params("clip_grad_norm_")
-    problem = _problem(max_norm, norm_type, error_if_nonfinite)
+    problem = _problem(max_norm, norm_type, error_if_nonfinite, pp_mesh)
     arguments = None if problem else (float(max_norm), error_if_nonfinite)
-    verdict = step_agreement.verdict(arguments, problem)
+    stages = pp_mesh.get_group() if isinstance(pp_mesh, DeviceMesh) and pp_mesh.ndim == 1 else None
+    try:
+        verdict = step_agreement.verdict(arguments, problem)
+    except Exception:
+        if stages is not None:  # which wait for this one
+            dist.all_reduce(torch.full((), math.nan, dtype=torch.float64, device=runtime.device), group=stages)
+        raise
     norm, finite = verdict.norm(), verdict.finite()
+    if stages is not None:
+        squared = torch.where(finite, norm, math.nan).double().square()
+        dist.all_reduce(squared, group=stages)
+        norm, finite = squared.sqrt(), squared.isfinite()
+        step_agreement.skip_unless(finite)
     if error_if_nonfinite and not finite:
         raise RuntimeError(
             "clip_grad_norm_: expected a finite norm of all gradients, got one that is not, and error_if_nonfinite=True"
@@ -57,7 +75,7 @@ def clip_grad_norm_(
     return torch.where(finite, norm, math.nan).float()
 
 
-def _problem(max_norm: Any, norm_type: Any, error_if_nonfinite: Any) -> str | None:
+def _problem(max_norm: Any, norm_type: Any, error_if_nonfinite: Any, pp_mesh: Any) -> str | None:
     single = max_norm.numel() == 1 if isinstance(max_norm, torch.Tensor) else isinstance(max_norm, int | float)
     if not single or not float(max_norm) > 0:
         return f"clip_grad_norm_: max_norm: expected a positive number, got {max_norm!r}"
@@ -65,4 +83,6 @@ def _problem(max_norm: Any, norm_type: Any, error_if_nonfinite: Any) -> str | No
         return f"clip_grad_norm_: norm_type: expected 2, the only norm that is supported, got {norm_type!r}"
     if not isinstance(error_if_nonfinite, bool):
         return f"clip_grad_norm_: error_if_nonfinite: expected True or False, got {error_if_nonfinite!r}"
+    if pp_mesh is not None and not (isinstance(pp_mesh, DeviceMesh) and pp_mesh.ndim == 1):
+        return f"clip_grad_norm_: pp_mesh: expected a one-dimensional DeviceMesh or None, got {pp_mesh!r}"
     return None

@@ -227,7 +227,7 @@ class Muon(torch.optim.Optimizer):
         self._agreement.note_step()
         if (grad_scale := getattr(self, "grad_scale", None)) is not None:
             self._agreement.scale(grad_scale.double().reciprocal().float().to(runtime.device))
-        finite = verdict.finite()
+        finite = self._agreement.finite()
         groups, group_of = self._muon_groups(verdict.has_gradient)
         runtime.state.step(groups, group_of, finite)
         self._adamw.step(finite)

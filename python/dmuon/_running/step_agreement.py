@@ -26,6 +26,7 @@ class StepAgreement:
         self._optimizer = optimizer
         self._applied = 0  # digest of the hyperparameters of all steps so far
         self._owned_norms: tuple[torch.Tensor, ...] | None = None  # of the verdict that is kept
+        self._others_finite: torch.Tensor | None = None  # beside it
         runtime.step_agreement = self
 
     def host_parameters(self) -> list[nn.Parameter]:
@@ -57,6 +58,7 @@ class StepAgreement:
             if runtime.engine.agreed():
                 found = runtime.engine.agree(None, 0)
             else:
+                self._others_finite = None
                 # A problem is compared like a setting: where only some ranks have it, the others raise.
                 compared = zlib.crc32(repr((problem or self._settings(), arguments, self._applied)).encode())
                 parameters = self.host_parameters()
@@ -69,6 +71,15 @@ class StepAgreement:
         if problem is not None:
             raise ValueError(problem)
         return found
+
+    def skip_unless(self, finite: torch.Tensor) -> None:
+        """The step of this verdict is skipped too where [] `finite`, alike on all ranks, is false."""
+        self._others_finite = finite
+
+    def finite(self) -> torch.Tensor:
+        """[] bool: whether the step applies. Collective as `verdict`."""
+        finite = self.verdict().finite()
+        return finite if self._others_finite is None else finite & self._others_finite
 
     def scale(self, factor: torch.Tensor) -> None:
         """Multiplies all gradients by a [] of the device, alike on all ranks; the verdict stays, with other norms."""

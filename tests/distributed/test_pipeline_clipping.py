@@ -1,0 +1,88 @@
+"""Clipping over pipeline stages: one norm of all of them, and what one stage skips all skip."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn as nn
+from refusals import expect_refusal, with_gradients
+from torch.distributed.fsdp import fully_shard
+
+import dmuon
+
+WIDTH = 12
+
+
+def stage_model(stage: int) -> nn.Module:
+    torch.manual_seed(stage)
+    return nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH))
+
+
+def loss_of(model: nn.Module, stage: int, rank: int) -> torch.Tensor:
+    x = torch.randn(6, WIDTH, generator=torch.Generator().manual_seed(10 * stage + rank))
+    return (1 + 9 * stage) * model(x).square().mean()
+
+
+def clipped(mesh: Any, spoiled: int | None, wrong: int | None) -> dict[str, Any]:
+    """A step of two stages; the loss of one may be infinite, its max_norm wrong."""
+    stages, dp = mesh["replicate"], mesh["shard"]
+    stage, rank = mesh.get_coordinate()
+    model = stage_model(stage)
+    dmuon.dedicate_params(model, dp)
+    fully_shard(model, mesh=dp)
+    optimizer = dmuon.Muon(model, lr=0.1, ns_dtype=torch.float32)
+    loss_of(model, stage, rank).mul(math.inf if spoiled == stage else 1).backward()
+    said: dict[str, Any] = {"stage": stage}
+    max_norm = -1.0 if wrong == stage else 0.5
+    try:
+        said["norm"] = dmuon.clip_grad_norm_(model, max_norm, pp_mesh=stages)
+    except ValueError as error:
+        said["error"] = str(error)
+        return said
+    said["after"] = {name: float(norm) for name, norm in dmuon.grad_norms(model).items()}
+    optimizer.step()
+    said["skipped"] = optimizer.skipped_steps
+    optimizer.zero_grad()
+    loss_of(model, stage, rank).backward()
+    optimizer.step()  # without clipping: what the other stage had found does not stay
+    said["skipped after"] = optimizer.skipped_steps
+    return said
+
+
+def test_all_stages_are_clipped_by_one_norm(ranks):
+    models = [stage_model(stage) for stage in range(2)]
+    for stage, model in enumerate(models):
+        sum(loss_of(model, stage, rank) for rank in range(2)).div(2).backward()
+    together = nn.ModuleList(models)
+    norm = nn.utils.clip_grad_norm_(together.parameters(), 0.5)
+    for said in ranks.run(clipped, (2, 2), spoiled=None, wrong=None):
+        assert float(said["norm"]) == pytest.approx(float(norm), rel=1e-4)
+        weights = {n: p.grad.norm().item() for n, p in models[said["stage"]].named_parameters() if p.ndim == 2}
+        assert said["after"] == pytest.approx(weights, rel=1e-4)
+        assert said["skipped after"] == said["skipped"] == 0
+
+
+def test_what_is_not_finite_in_one_stage_makes_all_skip_that_step_alone(ranks):
+    for said in ranks.run(clipped, (2, 2), spoiled=1, wrong=None):
+        assert math.isnan(said["norm"])
+        assert said["skipped after"] == said["skipped"] == 1
+
+
+def test_a_stage_that_raises_keeps_no_other_waiting(ranks):
+    first, second = (
+        [s for s in ranks.run(clipped, (2, 2), spoiled=None, wrong=0) if s["stage"] == stage] for stage in range(2)
+    )
+    assert all("max_norm: expected a positive number, got -1.0" in said["error"] for said in first)
+    assert all(said["skipped"] == 1 for said in second)
+
+
+def a_mesh_of_two_dimensions(mesh: Any) -> None:
+    dmuon.clip_grad_norm_(with_gradients(mesh)[0], 1.0, pp_mesh=mesh)
+
+
+def test_a_mesh_of_stages_has_one_dimension(ranks):
+    words = ("clip_grad_norm_: pp_mesh: expected a one-dimensional DeviceMesh or None", "got DeviceMesh")
+    expect_refusal(ranks, a_mesh_of_two_dimensions, {}, words)
