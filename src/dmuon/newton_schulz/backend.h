@@ -61,7 +61,7 @@ class Backend {
   /// gradient + mu (momentum - gradient) with nesterov, else momentum. Where it does not apply
   /// momentum keeps its values and is the direction, whatever the gradient holds.
   /// @param applies  [] bool; nobody waits for the device to know it.
-  /// @return         new.
+  /// @return         momentum itself where that is the direction, else new.
   virtual at::Tensor take_momentum(const at::Tensor& momentum, const at::Tensor& gradient,
                                    double mu, bool nesterov, const at::Tensor& applies) const = 0;
 

@@ -124,7 +124,7 @@ class AtenBackend final : public Backend {
     // In the direction of itself the momentum does not move, and what follows of it is finite.
     Tensor direction = at::where(applies, gradient, momentum);
     momentum.lerp_(direction, 1 - mu);
-    if (!nesterov) return momentum.clone();
+    if (!nesterov) return momentum;
     return direction.lerp_(momentum, mu);
   }
 

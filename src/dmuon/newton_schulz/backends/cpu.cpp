@@ -246,8 +246,9 @@ class CpuBackend final : public Backend {
   // A CPU knows what applies.
   Tensor take_momentum(const Tensor& momentum, const Tensor& gradient, double mu, bool nesterov,
                        const Tensor& applies) const override {
-    if (!applies.item<bool>()) return momentum.clone();
-    return cpu::take_momentum(momentum, gradient, mu, nesterov);
+    if (!applies.item<bool>()) return momentum;
+    if (!nesterov) return momentum.lerp_(gradient, 1 - mu);
+    return cpu::take_momentum(momentum, gradient, mu);
   }
 
   void move_weights(const Tensor& master, const Tensor& direction, double decay, double lr,

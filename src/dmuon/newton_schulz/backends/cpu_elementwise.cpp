@@ -22,11 +22,11 @@ namespace {
 // What torch.lerp does for a weight below 1/2 and above it, one after the other.
 DMUON_EACH_INSTRUCTION_SET
 void momentum_loop(float* momentum, float* direction, const float* gradient, std::int64_t size,
-                   float rest, bool nesterov) {
+                   float rest) {
   for (std::int64_t i = 0; i < size; ++i) {
     const float moved = momentum[i] + rest * (gradient[i] - momentum[i]);
     momentum[i] = moved;
-    direction[i] = nesterov ? moved - rest * (moved - gradient[i]) : moved;
+    direction[i] = moved - rest * (moved - gradient[i]);
   }
 }
 
@@ -120,14 +120,12 @@ T* as(char* data) {
 
 }  // namespace
 
-at::Tensor take_momentum(const at::Tensor& momentum, const at::Tensor& gradient, double mu,
-                         bool nesterov) {
+at::Tensor take_momentum(const at::Tensor& momentum, const at::Tensor& gradient, double mu) {
   at::Tensor direction = at::empty_like(momentum);
   const auto rest = static_cast<float>(1 - mu);
   over<3>(in_place().add_output(momentum).add_output(direction).add_const_input(gradient).build(),
           {4, 4, 4}, [&](const std::array<char*, 3>& at, std::int64_t size) {
-            momentum_loop(as<float>(at[0]), as<float>(at[1]), as<float>(at[2]), size, rest,
-                          nesterov);
+            momentum_loop(as<float>(at[0]), as<float>(at[1]), as<float>(at[2]), size, rest);
           });
   return direction;
 }

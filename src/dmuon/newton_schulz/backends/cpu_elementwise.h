@@ -9,9 +9,8 @@ namespace dmuon::newton_schulz::cpu {
 // What CPUs do element by element, in one pass over memory each: on torch's threads, with the
 // widest registers that the machine has. Bits depend on neither.
 
-/// Backend::take_momentum where it applies: reads 8 bytes an element and writes 8.
-at::Tensor take_momentum(const at::Tensor& momentum, const at::Tensor& gradient, double mu,
-                         bool nesterov);
+/// Backend::take_momentum with nesterov, where it applies: reads 8 bytes an element and writes 8.
+at::Tensor take_momentum(const at::Tensor& momentum, const at::Tensor& gradient, double mu);
 
 /// Backend::move_weights where it applies: reads 4 bytes an element and the direction, writes 4.
 void move_weights(const at::Tensor& master, const at::Tensor& direction, double decay, double lr);
