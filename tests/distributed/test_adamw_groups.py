@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from models import make_gpt
+import torch
+from models import batch, loss_of, make_gpt
 from refusals import REFUSED, Refusals, expect_refusal, rank_of
-from training import AHEAD, dedicate, shard
+from training import AHEAD, dedicate, shard, weights_of
 
 import dmuon
 
@@ -50,3 +51,20 @@ def adamw_groups(mesh: Any, which: str, only_on: int | None = None) -> None:
 @pytest.mark.parametrize(REFUSED, refused)
 def test_raises_on_every_rank_and_says_what_to_do(ranks, program, options, words):
     expect_refusal(ranks, program, options, words)
+
+
+def one_step(mesh: Any, is_empty_group_there: bool) -> dict[str, torch.Tensor]:
+    model = make_gpt(depth=1)
+    dedicate(model, mesh, AHEAD)
+    shard(model, mesh)
+    optimizer = dmuon.Muon(model, lr=0.1, adamw_groups=[{"params": []}] if is_empty_group_there else ())
+    if is_empty_group_there:
+        optimizer.add_param_group({"params": []})
+    loss_of(model, batch(0)).backward()
+    optimizer.step()
+    return weights_of(model)
+
+
+def test_a_group_may_be_empty(ranks):
+    with_group, without = (ranks.run(one_step, (2, 2), is_empty_group_there=there)[0] for there in (True, False))
+    assert all(torch.equal(value, with_group[name]) for name, value in without.items())

@@ -6,9 +6,11 @@ import collections
 import itertools
 
 import pytest
+import torch
 from accounting import bytes_of_norms
+from mixture import make_mixture, select
 from profiled import MESHES, Trained, record, spans_of
-from training import AHEAD
+from training import AHEAD, dedicate, shard
 
 import dmuon
 
@@ -47,6 +49,24 @@ def test_the_schedule_knows_what_each_rank_sends(ranks, mesh, node_copy, lookahe
             assert planned == result["spent"][f"bytes_sent_{lane}"], lane
         for unit in result["units"]:
             assert unit in result["table"]
+
+
+def printed_with_stacks(mesh):
+    model = make_mixture()
+    dedicate(model, mesh, AHEAD, select=select, strategy="round_robin")
+    shard(model, mesh)
+    optimizer = dmuon.Muon(model, lr=0.1)
+    model(torch.ones(2, 12)).sum().backward()
+    optimizer.step()
+    return [dmuon.routing_table(model), str(dmuon.schedule(model))]
+
+
+def test_the_schedule_knows_the_units_of_stacks_that_have_several_owners(ranks):
+    for table, printed in ranks.run(printed_with_stacks, (2, 2)):
+        (owners,) = (row.owner for row in table if row.name == "blocks.0.experts.gate_up")
+        assert len(owners) == 4
+        for unit in {row.unit for row in table if row.algorithm == "muon"}:
+            assert f"{unit or '(root)'} " in printed
 
 
 def test_a_missing_matplotlib_is_named(monkeypatch, tmp_path):

@@ -189,6 +189,13 @@ def touch_between(mesh: Any, how: str) -> None:
         up.weight.norm()
 
 
+@refused("requires_grad_(False) between", "would not reach 'blocks.0.", "freeze before dedicate_params, or after Muon")
+def freeze_a_block_between(mesh: Any) -> None:
+    model = dedicated(mesh)
+    model.blocks[0].requires_grad_(True)
+    model.blocks[0].requires_grad_(False)
+
+
 @refused("'blocks.0.up.weight' or its module was replaced")
 def tensor_assigned_between(mesh: Any) -> None:
     """No parameter, and so beside the module's parameters."""

@@ -170,10 +170,15 @@ class _Simulated:
 
     def __init__(self, model: nn.Module, runtime: Runtime) -> None:
         dedication, engine, ranks = dedication_of(model, "schedule"), runtime.engine, runtime.ranks
-        unit_of = {matrix: index for index, unit in enumerate(runtime.units) for matrix in unit.matrices}
+        unit_of = {
+            parameter: index
+            for index, unit in enumerate(runtime.units)
+            for matrix in unit.matrices
+            for parameter in runtime.parts[matrix]
+        }
         batches: list[list[list[int]]] = [[] for _ in range(ranks.num_replicates * ranks.num_shards)]
-        for slot, matrices in runtime.plan.batches:
-            batches[slot].append([unit_of[matrix] for matrix in matrices])
+        for slot, parameters in runtime.plan.batches:
+            batches[slot].append([unit_of[parameter] for parameter in parameters])
         self.slot = ranks.slot
         self.names = [unit.name or "(root)" for unit in runtime.units]
         job = _C.Job(

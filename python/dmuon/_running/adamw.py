@@ -29,7 +29,7 @@ class InnerAdamW:
         """Takes a group of the outer optimizer, whose `state` is always the same one."""
         known = _get_fused_kernels_supported_devices()
         on_fused_device = all(p.is_floating_point() and p.device.type in known for p in group["params"])
-        one_kind = len({isinstance(p, DTensor) for p in group["params"]}) == 1
+        one_kind = len({isinstance(p, DTensor) for p in group["params"]}) <= 1
         group.setdefault("fused", True if on_fused_device and one_kind else None)
         group.setdefault("foreach", None if one_kind else False)
         if self._adamw is None:

@@ -6,7 +6,6 @@ import dataclasses
 import datetime
 import logging
 import os
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from dmuon._plan import StepOptions
 from dmuon._setup.agreement import agreement
+from dmuon._setup.guards import Handle, guards
 from dmuon._setup.matrix import Matrix
 from dmuon._setup.meta_start import MetaStart
 from dmuon._setup.options import STEP, AcrossRanks, Planning, check_as_for_fully_shard, step_options
@@ -43,7 +43,7 @@ class Dedication:
     known: dict[nn.Module, list[str]]  # every module, and its parameters in their order, as they were
     meta_start: MetaStart | None = None  # until Muon, of a model on the meta device
     one_stage: bool = False  # all ranks as one node, for ablations
-    guards: list[Any] = dataclasses.field(default_factory=list)  # handles of hooks that forbid early use
+    guards: list[Handle] = dataclasses.field(default_factory=list)  # against early use
     plan: Any = None  # a Plan, and
     runtime: Any = None  # a Runtime, from Muon on
 
@@ -180,7 +180,7 @@ def dedicate_params(
     known = {m: [name for name, p in m._parameters.items() if p is not None] for m in model.modules()}
     on_meta = any(parameter.is_meta for parameter in model.parameters())
     dedication = Dedication(ranks, mesh, matrices, table, policy, planning, across_ranks, schedule, known)
-    _guard(model, dedication)
+    dedication.guards += guards(model, matrices)
     release(matrices, model)
     for matrix in matrices:
         for place in matrix.places:
@@ -189,32 +189,6 @@ def dedicate_params(
         dedication.meta_start = MetaStart(model, matrices, known, ranks)
     model.__dict__[DEDICATION] = dedication
     return table
-
-
-def _guard(model: nn.Module, dedication: Dedication) -> None:
-    """Lets nothing use the model until Muon puts placeholders where matrices were."""
-
-    def refusing(problem: str) -> Callable[..., None]:
-        def refuse(*_: Any) -> None:
-            raise ValueError(f"dedicate_params: {problem}")
-
-        return refuse
-
-    refuse_forward = refusing(
-        "a forward ran between dedicate_params and Muon. Expected: dedicate_params(model), fully_shard, "
-        "dmuon.Muon(model), then the first forward."
-    )
-    refuse_state = refusing(
-        "a state dict was taken or loaded between dedicate_params and Muon. Expected: load weights before "
-        "dedicate_params, or after Muon."
-    )
-    holders = {place.module: None for matrix in dedication.matrices for place in matrix.places}
-    for module in {model: None, **holders}:  # the model itself first, before anything of it is loaded
-        dedication.guards += [
-            module.register_state_dict_pre_hook(refuse_state),
-            module.register_load_state_dict_pre_hook(refuse_state),
-            module.register_forward_pre_hook(refuse_forward),
-        ]
 
 
 def end_setup(dedication: Dedication) -> None:

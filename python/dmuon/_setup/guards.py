@@ -1,0 +1,73 @@
+"""What a model refuses between dedicate_params and Muon, while no module holds its matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import torch.nn as nn
+
+from dmuon._setup.matrix import Matrix
+from dmuon._setup.place import Place, State
+
+
+class Handle(Protocol):
+    """What ends a guard."""
+
+    def remove(self) -> None: ...
+
+
+def guards(model: nn.Module, matrices: Iterable[Matrix]) -> list[Handle]:
+    """From now on nothing uses the model, until Muon puts placeholders where matrices were and removes the handles."""
+
+    def refusing(problem: str) -> Callable[..., None]:
+        def refuse(*_: Any) -> None:
+            raise ValueError(f"dedicate_params: {problem}")
+
+        return refuse
+
+    refuse_forward = refusing(
+        "a forward ran between dedicate_params and Muon. Expected: dedicate_params(model), fully_shard, "
+        "dmuon.Muon(model), then the first forward."
+    )
+    refuse_state = refusing(
+        "a state dict was taken or loaded between dedicate_params and Muon. Expected: load weights before "
+        "dedicate_params, or after Muon."
+    )
+    handles: list[Handle] = []
+    held: dict[nn.Module, list[Place]] = {}
+    for matrix in matrices:
+        for place in matrix.places:
+            held.setdefault(place.module, []).append(place)
+    for module in {model: None, **held}:  # the model itself first, before anything of it is loaded
+        handles += [
+            module.register_state_dict_pre_hook(refuse_state),
+            module.register_load_state_dict_pre_hook(refuse_state),
+            module.register_forward_pre_hook(refuse_forward),
+        ]
+    for module in model.modules():
+        places = [place for part in module.modules() for place in held.get(part, ())]
+        if places:
+            handles.append(_FreezingGuard(module, places))
+    return handles
+
+
+class _FreezingGuard:
+    """In the place of a module's `requires_grad_`, which would pass over what is taken out."""
+
+    def __init__(self, module: nn.Module, places: list[Place]) -> None:
+        self._module, self._places = module, places
+        module.__dict__["requires_grad_"] = self
+
+    def __call__(self, requires_grad: bool = True) -> nn.Module:
+        taken_out = [place.name for place in self._places if place.state is State.TAKEN_OUT]
+        if taken_out and not requires_grad:
+            raise ValueError(
+                f"dedicate_params: requires_grad_(False) between dedicate_params and Muon would not reach "
+                f"'{taken_out[0]}', which no module holds now. Expected: freeze before dedicate_params, or after Muon."
+            )
+        same: nn.Module = type(self._module).requires_grad_(self._module, requires_grad)
+        return same
+
+    def remove(self) -> None:
+        self._module.__dict__.pop("requires_grad_", None)
