@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn as nn
-import torch.nn.functional as F
 from cut import Cut, trained_alone
+from divided import IN_COLUMNS, Block, divide, loss_of, make_model, matrices_of, node_of, select
 from mixture import Blocks
 from models import weights_of_plain
 from refusals import REFUSED, Refusals, expect_refusal
 from scenario import assert_equal_to_reference
+from test_divide_factor import tell
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -24,122 +23,8 @@ from training import AHEAD, LR, NO_COPY, ON_DEMAND, WEIGHT_DECAY, dedicate, plac
 
 import dmuon
 
-EXPERTS, WIDTH, HIDDEN, STEPS = 8, 6, 10, 4
+STEPS = 4
 MOST = 0.5  # of the gradients' norm: less than any here
-
-
-class _ToAll(torch.autograd.Function):
-    """[tokens of a rank] -> [tokens of all ranks of the group], one rank's after the other."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
-        ctx.group, ctx.size = group, len(x)
-        parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(parts, x.contiguous(), group=group)
-        return torch.cat(parts)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        gradient = gradient.contiguous()
-        dist.all_reduce(gradient, group=ctx.group)
-        return gradient.split(ctx.size)[dist.get_rank(ctx.group)], None
-
-
-class _SumToOwn(torch.autograd.Function):
-    """What each rank made of all ranks' tokens -> the sums for this rank's own tokens."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
-        ctx.group = group
-        x = x.clone()
-        dist.all_reduce(x, group=group)
-        return x.chunk(dist.get_world_size(group))[dist.get_rank(group)].clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        parts = [torch.empty_like(gradient) for _ in range(dist.get_world_size(ctx.group))]
-        dist.all_gather(parts, gradient.contiguous(), group=ctx.group)
-        return torch.cat(parts), None
-
-
-class Experts(nn.Module):
-    """A token goes to two experts: by its first element, and to the next one; expert 5 gets none.
-
-    Where `few`, there are tokens for the first three alone. A stack without tokens gets no gradient.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate_up = nn.Parameter(torch.randn(EXPERTS, 2 * HIDDEN, WIDTH) / 4)
-        self.down = nn.Parameter(torch.randn(EXPERTS, WIDTH, HIDDEN) / 4)
-        self.group: Any = None
-        self.few = False
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        first, tokens = 0, x
-        gate_ups, downs = (p.to_local() if isinstance(p, DTensor) else p for p in (self.gate_up, self.down))
-        if self.group is not None:
-            first, tokens = dist.get_rank(self.group) * len(downs), _ToAll.apply(x, self.group)
-        chosen = (tokens[:, 0].detach().abs() * 100).long() % (2 if self.few else EXPERTS)
-        out = tokens * 0
-        for expert in range(len(downs)):
-            here = (chosen == first + expert) | ((chosen + 1) % EXPERTS == first + expert)
-            if not here.any() or first + expert == 5:
-                continue
-            gate, up = (tokens @ gate_ups[expert].T).chunk(2, -1)
-            out = out + (F.silu(gate) * up) @ downs[expert].T * here[:, None]
-        return out if self.group is None else _SumToOwn.apply(out, self.group)
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.proj = nn.Linear(WIDTH, WIDTH)
-        self.experts = Experts()
-        self.out = nn.Linear(WIDTH, WIDTH, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + torch.tanh(self.proj(x))
-        return x + self.out(self.experts(x))
-
-
-def make_model() -> Blocks:
-    torch.manual_seed(0)
-    return Blocks(Block)
-
-
-def node_of(mesh: DeviceMesh) -> DeviceMesh:
-    return mesh if mesh.ndim == 1 else mesh[mesh.mesh_dim_names[1]]
-
-
-def divide(model: Blocks, mesh: DeviceMesh) -> None:
-    """Each rank keeps its part of the experts, as expert parallelism leaves it: without a collective of its own."""
-    for block in model.blocks:
-        block.experts.group = mesh.get_group()
-        for name in ("gate_up", "down"):
-            values = getattr(block.experts, name).detach()
-            local = values.chunk(mesh.size())[mesh.get_local_rank()].clone()
-            setattr(block.experts, name, nn.Parameter(DTensor.from_local(local, mesh, [Shard(0)], run_check=False)))
-
-
-def select(name: str, module: nn.Module, parameter: nn.Parameter) -> dmuon.View | None:
-    return dmuon.views.gate_up(parameter) if name.endswith("experts.gate_up") else None
-
-
-def matrices_of(name: str) -> Callable[[torch.Tensor], list[torch.Tensor]] | None:
-    if name.endswith("gate_up"):
-        return lambda p: [half for expert in p for half in (expert[:HIDDEN], expert[HIDDEN:])]
-    if name.endswith("down"):
-        return list
-    return (lambda p: [p]) if name.endswith("weight") else None
-
-
-def loss_of(model: nn.Module, step: int, rank: int, size: int) -> torch.Tensor:
-    """Of this rank's part of 12 rows."""
-    x = torch.randn(12, WIDTH, generator=torch.Generator().manual_seed(step))
-    for block in model.blocks:
-        block.experts.few = step == 2
-    return model(x.chunk(size)[rank]).square().mean()
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +76,7 @@ def test_divided_stacks_are_trained_as_on_one_process(ranks, reference, mesh, sc
         for name, weight in got["weights"].items():
             assert torch.equal(got["saved"][name], weight), name
         assert got["ok"]
-        assert sorted(got["owners"]["blocks.1.experts.down"]) == [0, 1, 2, 3]
+        assert sorted(got["owners"][IN_COLUMNS]) == [0, 1, 2, 3]
 
 
 def from_first_node(mesh: DeviceMesh) -> dict[str, torch.Tensor]:
@@ -211,6 +96,58 @@ def test_owners_take_the_values_of_the_first_rank_that_has_the_experts(ranks):
     for got in ranks.run(from_first_node, (2, 2)):
         for name, weight in expected.items():
             assert torch.equal(got[name], weight), name
+
+
+def edit(model: Blocks) -> None:
+    with torch.no_grad():
+        model.blocks[0].experts.gate_up[1::2] *= -1
+        model.blocks[2].experts.down[:, 2] *= -1
+
+
+def of_a_tied_stack(mesh: DeviceMesh) -> dict[str, Any]:
+    """After an edit and two steps on sums of gradients: weights, their average, and the norms of clipping."""
+    model = make_model()
+    divide(model, node_of(mesh))
+    model.blocks[2].experts.down = model.blocks[1].experts.down
+    dedicate(model, mesh, AHEAD, select=select, gradient_divide_factor=1.0)
+    shard(model, mesh)
+    tell(model, 1.0)
+    optimizer = dmuon.Muon(model, lr=LR, weight_decay=WEIGHT_DECAY, ns_dtype=torch.float32)
+    ema = dmuon.Ema(model, decay=0.75)
+    with dmuon.full_params(model, writeback=True):
+        edit(model)
+    edited, norms = weights_of(model), []
+    rank, size = place_of(mesh)
+    for step in range(2):
+        (loss_of(model, step, rank, size) / size).backward()
+        norms.append(float(dmuon.clip_grad_norm_(model, MOST)))
+        optimizer.step()
+        optimizer.zero_grad()
+        ema.update()
+    with ema.applied():
+        averaged = weights_of(model)
+    return {"edited": edited, "weights": weights_of(model), "averaged": averaged, "norms": norms}
+
+
+@pytest.mark.parametrize("mesh", [(4,), (2, 2)])
+def test_a_divided_stack_of_two_modules_is_edited_summed_and_averaged_as_on_one_process(ranks, mesh):
+    model = make_model()
+    model.blocks[2].experts.down = model.blocks[1].experts.down
+    initial = weights_of_plain(model)
+    edit(model)
+    edited, averaged, norms = weights_of_plain(model), initial, []
+    cut = Cut(model, matrices_of)
+    for step in range(2):
+        loss_of(model, step, 0, 1).backward()
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), MOST)))
+        cut.step()
+        averaged = {name: 0.75 * averaged[name] + 0.25 * weight for name, weight in weights_of_plain(model).items()}
+    for got in ranks.run(of_a_tied_stack, mesh):
+        for name, weight in edited.items():
+            assert torch.equal(got["edited"][name], weight), name
+        assert_equal_to_reference(edited, weights_of_plain(model), got["weights"])
+        assert_equal_to_reference(initial, averaged, got["averaged"])
+        assert got["norms"] == pytest.approx(norms, rel=1e-4)
 
 
 def from_undivided(mesh: DeviceMesh) -> dict[str, torch.Tensor]:
