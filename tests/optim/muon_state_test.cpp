@@ -263,7 +263,8 @@ TEST(MuonState, TrainsAStackOfMatricesAsItTrainsThemApart) {
   EXPECT_FALSE(whole(*stacked, "master").equal(start));
 }
 
-// The same matrices, side by side in two parameters and one after the other in six.
+// The same matrices, side by side in two parameters and one after the other in six. The second
+// parameter is of a group without Nesterov's step.
 TEST(MuonState, TrainsBlocksOfColumnsAsItTrainsThemApart) {
   const auto wide = make_engine({{1, 4, 9, 3, true}, {1, 4, 9, 3, true}}, {{0, 1}});
   const auto apart = make_engine(std::vector<plan::View>(6, {1, 3, 4}), {{0, 1, 2, 3, 4, 5}});
@@ -271,6 +272,7 @@ TEST(MuonState, TrainsBlocksOfColumnsAsItTrainsThemApart) {
   MuonState apart_state(apart);
   std::vector<MuonGroup> groups{group_of(0.05), group_of(0.2)};
   groups[0].adjust_lr = AdjustLr::kSpectralUnclamped;
+  groups[1].nesterov = false;
   // [6, 3, 4]: what is stored as [in, out] as [out, in].
   const auto matrices = [](engine::Engine& engine, const std::string& name) {
     const at::Tensor whole = engine.owned().batches()[core::BatchIndex(0)].tensors.at(name);
