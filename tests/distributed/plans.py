@@ -50,6 +50,15 @@ def every_matrix_of(item: _plan.Parameter) -> list[_plan.Parameter]:
     elif item.num_matrices == 1:
         return [item]
     return [
-        _plan.Parameter(f"{name}[{at}:{at + 1}]", item.rows, item.cols, item.unit, continues=at > 0)
+        _plan.Parameter(
+            f"{name}[{at}:{at + 1}]",
+            item.rows,
+            item.cols,
+            item.unit,
+            continues=at > 0,
+            column=item.column,
+            column_blocks=item.column_blocks,
+            transposed=item.transposed,
+        )
         for at in range(first, first + item.num_matrices)
     ]

@@ -86,6 +86,8 @@ def test_each_matrix_is_trained_as_on_one_process(ranks, reference, mesh, schedu
         assert got["ok"]
         if strategy == "round_robin":
             assert sorted(got["owners"]["blocks.0.experts.gate_up"]) == [0, 1, 2, 3]
+            # Blocks of columns, stored as [in, out]: an owner has those of whole experts.
+            assert len(got["owners"]["blocks.0.stored.gate_up"]) == 3
 
 
 def updated_in_bf16(mesh: Any) -> dict[str, torch.Tensor]:
