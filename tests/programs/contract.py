@@ -29,10 +29,10 @@ MIXED_SUMS = "micro-steps under no_sync use other parameters of FSDP2"
 # What FSDP2 may refuse before dmuon does, and how.
 FSDP2S_OWN = {INFERENCE_FIRST: "[Ii]nference tensor", MIXED_SUMS: "size of tensor"}
 
-HAVE_SEVERAL = ("heads", "qkv", "rows", "gated", "conv", "stack", "experts")  # in one parameter
+HAVE_SEVERAL = ("heads", "qkv", "rows", "gated", "conv", "stack", "experts", "beside", "stored")  # in one parameter
 HAVE_MATRICES = ("linear", "biased", "mlp", "thin", "column", "parameter", "nested", *HAVE_SEVERAL)
 HAVE_OTHERS = ("biased", "mlp", "norm", "nested", "gated")
-HAVE_NO_LINEAR = ("norm", "parameter", "conv", "stack", "experts")
+HAVE_NO_LINEAR = ("norm", "parameter", "conv", "stack", "experts", "stored")
 
 
 def refusal(program: Program) -> str:

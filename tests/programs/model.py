@@ -95,6 +95,19 @@ class Experts(nn.Module):
         return torch.einsum("eoh,beh,be->bo", self.down, torch.tanh(gate) * up, reached(route, ROUTES + 2, x))
 
 
+class Stored(nn.Module):
+    """Weights as [in, out]: a stack of six experts, each of two parts side by side, and the way back to WIDTH."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(ROUTES + 2, WIDTH, HIDDEN) / WIDTH**0.5)
+        self.back = nn.Parameter(torch.randn(HIDDEN // 2, WIDTH) / HIDDEN**0.5)
+
+    def forward(self, x: torch.Tensor, route: torch.Tensor) -> torch.Tensor:
+        gate, up = torch.einsum("eih,bi,be->bh", self.up, x, reached(route, ROUTES + 2, x)).chunk(2, -1)
+        return (torch.tanh(gate) * up) @ self.back
+
+
 def reached(route: torch.Tensor, num_experts: int, like: torch.Tensor) -> torch.Tensor:
     """[batch, experts]: 1 where a row takes the expert. What is multiplied by 0 has a gradient of zeros."""
     return (route[:, None] == torch.arange(num_experts, device=route.device)).to(like.dtype)
@@ -122,15 +135,18 @@ BODIES: dict[str, Any] = {
     "conv": Conv,
     "stack": Stack,
     "experts": Experts,
+    "beside": lambda: linear(WIDTH, WIDTH),
+    "stored": Stored,
     "empty": nn.Identity,
 }
-TAKE_ROUTES = (Stack, Experts)
+TAKE_ROUTES = (Stack, Experts, Stored)
 # A block's matrix that blocks may share: its shape's name, and where it is. What it consists of, the first block says.
 SHARED = {
     "linear": ("square", "weight"),
     "biased": ("square", "weight"),
     "parameter": ("square", "value"),
     "heads": ("square", "weight"),
+    "beside": ("square", "weight"),
     "stack": ("stack", "experts"),
     "conv": ("conv", "kernel"),
 }
@@ -144,6 +160,10 @@ class Several:
     cut: Callable[[torch.Tensor], list[torch.Tensor]]
 
 
+def in_out(parameter: torch.Tensor) -> dmuon.View:
+    return dmuon.views.transposed(dmuon.views.columns(parameter, 2))
+
+
 SEVERAL = {
     ("heads", "weight"): Several(lambda p: dmuon.views.per_head(p, 2), lambda p: [p[i : i + 2] for i in (0, 2, 4, 6)]),
     ("qkv", "into.weight"): Several(lambda p: dmuon.views.qkv(p, 2, 1), lambda p: [p[:8], p[8:12], p[12:]]),
@@ -153,6 +173,9 @@ SEVERAL = {
     ("stack", "experts"): Several(dmuon.views.experts, lambda p: list(p)),
     ("experts", "up"): Several(dmuon.views.gate_up, lambda p: [half for e in p for half in (e[:6], e[6:])]),
     ("experts", "down"): Several(None, lambda p: list(p)),
+    ("beside", "weight"): Several(lambda p: dmuon.views.columns(p, 2), lambda p: [p[:, :4], p[:, 4:]]),
+    ("stored", "up"): Several(in_out, lambda p: [half.T for e in p for half in (e[:, :6], e[:, 6:])]),
+    ("stored", "back"): Several(in_out, lambda p: [p[:, :4].T, p[:, 4:].T]),
 }
 
 

@@ -7,7 +7,7 @@ from program import Block, Micro, Options, Pass, Positions, Program, Step
 BLOCKS = (
     *(Block("heads"), Block("heads", tied_to=0), Block("linear", tied_to=0), Block("qkv"), Block("gated")),
     *(Block("stack", checkpoint="non_reentrant"), Block("stack", tied_to=5), Block("experts"), Block("rows")),
-    Block("conv", checkpoint="wrapped"),
+    *(Block("conv", checkpoint="wrapped"), Block("beside"), Block("linear", tied_to=10), Block("stored")),
 )
 
 
