@@ -115,6 +115,13 @@ def scale_by_a_vector(mesh: Any, how: str) -> None:
     getattr(with_gradients(mesh)[0].blocks[0].up.weight.grad, how)(torch.ones(24))
 
 
+@refused("the gradient of 'blocks.0.up.weight' was assigned, which its owner does not see", "None in its place")
+def gradient_assigned(mesh: Any) -> None:
+    model, optimizer = with_gradients(mesh)
+    model.blocks[0].up.weight.grad = torch.zeros(41, 24)
+    optimizer.step()
+
+
 @refused("full_params: a forward inside it", "leave the context")
 def forward_in_full_params(mesh: Any) -> None:
     model, _ = ready(mesh)

@@ -13,6 +13,7 @@ from dmuon._running import host_gradients
 from dmuon._running.divide_factor import problem_of_factors
 from dmuon._running.runtime import Runtime
 from dmuon._setup.hyperparameters import check_group, settings_of
+from dmuon._setup.placeholder import OwnedTensor
 
 
 class StepAgreement:
@@ -108,6 +109,19 @@ class StepAgreement:
                 check_group(group)
         except ValueError as error:
             return str(error)
+        if (name := self._assigned_gradient()) is not None:
+            return (
+                f"dmuon: the gradient of '{name}' was assigned, which its owner does not see. Expected: a change of "
+                "what .grad is (mul_ and div_ by a number, zero_), or None in its place."
+            )
         runtime = self.runtime
         size = float(runtime.ranks.size)
         return problem_of_factors(runtime.model, runtime.fsdp_modules, runtime.divide_factor, untold=size)
+
+    def _assigned_gradient(self) -> str | None:
+        """Of which matrix the user has put another gradient where its placeholder was."""
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"] if group["algorithm"] == "muon" else ():
+                if not isinstance(parameter.grad, OwnedTensor | None):
+                    return str(parameter._name)
+        return None
