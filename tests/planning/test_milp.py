@@ -119,3 +119,19 @@ def test_milp_takes_no_times_over_tensor_parallelism():
     assert (plan.strategy, sorted(plan.loads_ns)) == ("milp", [10, 10])
     with pytest.raises(ValueError, match="expected an entry for shape 8 x 4; got none"):
         milp.make_plan(items, _plan.Mesh(1, 2), table(("true", 10, 10)), _plan.PlanOptions())
+
+
+def test_milp_leaves_what_single_columns_have_to_their_ranks():
+    """By hand: 6 matrices of 10 ns, and 4 of 2 blocks for each of two columns; 220 ns on 4 owners, in tens."""
+    stack = {"num_matrices": 4, "column_blocks": 2, "transposed": True}
+    items = [_plan.Parameter(str(i), 8, 4, i) for i in range(6)]
+    items += [_plan.Parameter("s[0:4]", 8, 8, 6, column=0, **stack)]
+    items += [_plan.Parameter("s[4:8]", 8, 8, 6, column=1, continues=True, **stack)]
+    mesh = _plan.Mesh(2, 2)
+    divided = _plan.divide(items, mesh)
+    assert len(divided) == 14 and all(item.column_blocks == 2 for item in divided[6:])
+    times = _plan.CostTable("a test", [((1, 8, 4), [(1, 10), (2, 20)]), ((2, 8, 4), [(1, 20)])])
+    plan = milp.make_plan(divided, mesh, times, _plan.PlanOptions())
+    assert (plan.strategy, sum(plan.loads_ns), plan.makespan_ns) == ("milp", 220, 60)
+    assert [owner % 2 for owner in plan.owner[6:]] == [0] * 4 + [1] * 4
+    assert max(map(plan.owner[:6].count, range(4))) == 2
