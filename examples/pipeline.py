@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 4 examples/pipeline.py
 
 Each stage is a model of its own for dmuon, on the ranks that have it: dedicate_params, fully_shard and Muon take that
-part of the mesh. The schedule divides gradients by the number of micro-batches, which owners do. Clipping alone looks
-at all stages.
+part of the mesh. The schedule divides gradients by the number of micro-batches; dmuon does that at the owners. Clipping
+alone looks at all stages.
 """
 
 import argparse

@@ -263,7 +263,6 @@ TEST_P(BackendTest, NormaliseMakesWhatIsNotFiniteNanAndLeavesOtherMatricesAlone)
   }
 }
 
-// Which are the process's, and the user's.
 // fp32 [2, 6, n] and, of the same values, blocks of its columns: [2, 3, 6, n / 3], which do not
 // follow each other in memory.
 std::vector<Tensor> laid_out_two_ways(std::int64_t cols) {
@@ -319,22 +318,45 @@ TEST_P(BackendTest, LeavesMomentumAndWeightsAloneWhereAStepDoesNotApply) {
   EXPECT_TRUE(master.equal(before));
 }
 
-TEST(CpuBackend, HasTheSameElementsWhateverTheNumberOfThreads) {
+// By plain loops, which the compiler leaves alone here: no instruction set and no thread shows.
+TEST(CpuBackend, HasTheBitsOfPlainLoopsWhateverTheMachineAndTheNumberOfThreads) {
   const int before = at::get_num_threads();
-  std::vector<Tensor> results;
+  const Tensor start = random({3, 400, 301}, at::kFloat);
+  const Tensor gradient = random({3, 400, 301}, at::kFloat);
+  constexpr float kRest = 1 - 0.9;
   for (const int threads : {1, 2}) {
     at::set_num_threads(threads);
-    const Tensor momentum = at::ones({3, 400, 301});
-    const Tensor gradient = at::ones({3, 400, 301}).cumsum(2).sin_();
-    results.push_back(cpu_backend().take_momentum(momentum, gradient, 0.9, true, kTrue));
-    cpu_backend().move_weights(momentum, gradient, 0.9, 0.1, kTrue);
-    results.push_back(momentum);
+    const Tensor momentum = start.clone();
+    const Tensor direction = cpu_backend().take_momentum(momentum, gradient, 0.9, true, kTrue);
+    const Tensor master = start.clone();
+    cpu_backend().move_weights(master, gradient, 0.9, 0.1, kTrue);
+    std::int64_t off = 0;
+    for (std::int64_t i = 0; i < start.numel(); ++i) {
+      const float m = start.const_data_ptr<float>()[i];
+      const float g = gradient.const_data_ptr<float>()[i];
+      volatile float step = kRest * (g - m);
+      volatile float moved = m + step;
+      volatile float back = kRest * (moved - g);
+      volatile float kept = 0.9F * m;
+      volatile float change = 0.1F * g;
+      off += momentum.const_data_ptr<float>()[i] != moved;
+      off += direction.const_data_ptr<float>()[i] != moved - back;
+      off += master.const_data_ptr<float>()[i] != kept - change;
+    }
+    EXPECT_EQ(off, 0) << threads;
   }
   at::set_num_threads(before);
-  EXPECT_TRUE(results[0].equal(results[2]));
-  EXPECT_TRUE(results[1].equal(results[3]));
 }
 
+TEST_P(BackendTest, KeepsNothingOfTheOldMomentumWithoutMomentum) {
+  const Tensor momentum = filled({1, 3, 5}, 1e8, at::kFloat);
+  const Tensor gradient = random({1, 3, 5}, at::kFloat);
+  const Tensor direction = backend_.take_momentum(momentum, gradient, 0, true, kTrue);
+  EXPECT_TRUE(momentum.equal(gradient));
+  EXPECT_TRUE(direction.equal(gradient));
+}
+
+// Which are the process's, and the user's.
 TEST(AtenBackend, LeavesTheOptionsOfCublasAsTheyAre) {
   const auto option = [] { return at::globalContext().allowFP16ReductionCuBLAS(); };
   const Tensor x = random({5, 5}, at::kHalf);

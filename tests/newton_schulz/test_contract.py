@@ -61,7 +61,7 @@ def test_a_matrix_gives_the_same_bits_alone_in_a_batch_and_again(shape, dtype, f
 
 
 @pytest.mark.parametrize("shape", [(257, 451), (451, 257)])
-def test_pairs_give_the_same_bits_alone_and_in_a_batch_and_transposed(shape, threads):
+def test_pairs_give_the_same_bits_alone_and_in_a_batch_and_transpose_with_their_input(shape, threads):
     x = torch.randn(3, *shape)
     y = run(x, torch.bfloat16, _C.Form.PAIRS)
     assert torch.equal(y, torch.stack([run(one, torch.bfloat16, _C.Form.PAIRS) for one in x]))

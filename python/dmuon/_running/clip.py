@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.distributed as dist
@@ -39,7 +39,8 @@ def clip_grad_norm_(
         norm_type: 2 alone is supported: owners send squared norms.
         error_if_nonfinite: raise where the norm is not finite.
         foreach: as torch's function has it; without effect.
-        pp_mesh: the stages of a pipeline, one-dimensional: each has a model of its own, and all make this call.
+        pp_mesh: the stages of a pipeline, one-dimensional: each has one model of its own, and all make this call, with
+            equal arguments, which stages do not compare.
 
     Returns:
         The norm before clipping: a 0-dimensional fp32 tensor, equal on every rank; NaN where it is not finite.
@@ -48,17 +49,17 @@ def clip_grad_norm_(
         ValueError: the model has no dmuon.Muon yet; or, on every rank, an argument is bad or differs between ranks.
         RuntimeError: on every rank, where the norm is not finite and that is an error.
     """
-    runtime = runtime_of(model, "clip_grad_norm_")
-    step_agreement: StepAgreement = runtime.step_agreement
-    runtime.refuse_inside_full_params("clip_grad_norm_")
-    problem = _problem(max_norm, norm_type, error_if_nonfinite, pp_mesh)
-    arguments = None if problem else (float(max_norm), error_if_nonfinite)
-    stages = pp_mesh.get_group() if isinstance(pp_mesh, DeviceMesh) and pp_mesh.ndim == 1 else None
+    stages = pp_mesh.get_group() if _is_line(pp_mesh) else None
     try:
+        runtime = runtime_of(model, "clip_grad_norm_")
+        step_agreement: StepAgreement = runtime.step_agreement
+        runtime.refuse_inside_full_params("clip_grad_norm_")
+        problem = _problem(max_norm, norm_type, error_if_nonfinite, pp_mesh)
+        arguments = None if problem else (float(max_norm), error_if_nonfinite, pp_mesh is not None)
         verdict = step_agreement.verdict(arguments, problem)
     except Exception:
-        if stages is not None:  # which wait for this one
-            dist.all_reduce(torch.full((), math.nan, dtype=torch.float64, device=runtime.device), group=stages)
+        if stages is not None and _is_line(pp_mesh):  # they wait for this one
+            dist.all_reduce(torch.full((), math.nan, dtype=torch.float64, device=pp_mesh.device_type), group=stages)
         raise
     norm, finite = verdict.norm(), verdict.finite()
     if stages is not None:
@@ -83,6 +84,10 @@ def _problem(max_norm: Any, norm_type: Any, error_if_nonfinite: Any, pp_mesh: An
         return f"clip_grad_norm_: norm_type: expected 2, the only norm that is supported, got {norm_type!r}"
     if not isinstance(error_if_nonfinite, bool):
         return f"clip_grad_norm_: error_if_nonfinite: expected True or False, got {error_if_nonfinite!r}"
-    if pp_mesh is not None and not (isinstance(pp_mesh, DeviceMesh) and pp_mesh.ndim == 1):
+    if pp_mesh is not None and not _is_line(pp_mesh):
         return f"clip_grad_norm_: pp_mesh: expected a one-dimensional DeviceMesh or None, got {pp_mesh!r}"
     return None
+
+
+def _is_line(mesh: Any) -> TypeGuard[DeviceMesh]:
+    return isinstance(mesh, DeviceMesh) and mesh.ndim == 1

@@ -236,6 +236,7 @@ class Muon(torch.optim.Optimizer):
         for module in runtime.fsdp_modules:
             module.reshard()
         runtime.engine.end_step()
+        self._agreement.end_step()
         self._frozen.warn_of_new(self.param_groups)
         return loss
 
@@ -257,6 +258,7 @@ class Muon(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears all gradients, the owners' accumulated ones and FSDP2's of `no_sync` too."""
         self._runtime.engine.forget_verdict()
+        self._agreement.end_step()
         if self._runtime.host_misses_partial_sums():
             discard_partial_sums(self._runtime.fsdp_modules)
             self._runtime.engine.forget_host_sums()

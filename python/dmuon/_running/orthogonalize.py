@@ -25,7 +25,7 @@ def orthogonalize(
     ``X = x / ||x||_F``, then ``X <- a X + (b X X' + c (X X')^2) X`` once a step. With the default set
     and five steps, singular values above 1.2e-3 of the Frobenius norm land in [0.83, 1.14]. The result
     does not depend on the scale of ``x``; a zero matrix stays zero; one with a NaN or an infinity
-    becomes NaN. Whichever of the direct form and the Gram form is cheaper for the shape runs.
+    becomes NaN. Which form of the iteration runs, the shape, the dtype and the coefficients decide.
 
     Args:
         x: ``[..., m, n]``, fp64, fp32, bf16 or fp16, on any device. Left alone; no autograd.

@@ -27,7 +27,7 @@ class StepAgreement:
         self._optimizer = optimizer
         self._applied = 0  # digest of the hyperparameters of all steps so far
         self._owned_norms: tuple[torch.Tensor, ...] | None = None  # of the verdict that is kept
-        self._others_finite: torch.Tensor | None = None  # beside it
+        self._others_finite: torch.Tensor | None = None  # of other pipeline stages, until the step ends
         runtime.step_agreement = self
 
     def host_parameters(self) -> list[nn.Parameter]:
@@ -59,7 +59,6 @@ class StepAgreement:
             if runtime.engine.agreed():
                 found = runtime.engine.agree(None, 0)
             else:
-                self._others_finite = None
                 # A problem is compared like a setting: where only some ranks have it, the others raise.
                 compared = zlib.crc32(repr((problem or self._settings(), arguments, self._applied)).encode())
                 parameters = self.host_parameters()
@@ -74,8 +73,12 @@ class StepAgreement:
         return found
 
     def skip_unless(self, finite: torch.Tensor) -> None:
-        """The step of this verdict is skipped too where [] `finite`, alike on all ranks, is false."""
+        """The next step is skipped too where [] `finite`, alike on all ranks, is false."""
         self._others_finite = finite
+
+    def end_step(self) -> None:
+        """The gradients are used up, or taken away."""
+        self._others_finite = None
 
     def finite(self) -> torch.Tensor:
         """[] bool: whether the step applies. Collective as `verdict`."""

@@ -29,9 +29,14 @@ Products products(const Segments& segments) {
 
 double orthogonalisation(std::int64_t m, std::int64_t n, int steps, Form form,
                          const SymmetricCost& symmetric) {
+  return orthogonalisation(m, n, segments(steps, form), form, symmetric);
+}
+
+double orthogonalisation(std::int64_t m, std::int64_t n, const Segments& segments, Form form,
+                         const SymmetricCost& symmetric) {
   const auto rows = static_cast<double>(std::min(m, n));
   const auto cols = static_cast<double>(std::max(m, n));
-  const Products count = products(segments(steps, form));
+  const Products count = products(segments);
   const double to_square = symmetric.share * product(rows, rows, cols);
   const double full_square = product(rows, rows, rows);
   const double square = symmetric.share * full_square;

@@ -26,7 +26,7 @@ Segments segments(int steps, Form form);
 struct Products {
   int to_square = 0;  ///< symmetric m x m result, inner dimension n: R = X X'
   int square = 0;     ///< symmetric m x m result, inner dimension m: Z, and the next R
-  int mixed = 0;      ///< the same, symmetric as its factors commute: R Z and Z Q; full in pairs
+  int mixed = 0;      ///< the same, symmetric as its factors commute: R Z and Z Q; in pairs full
   int to_wide = 0;    ///< m x n result, inner dimension m: Q X
 
   bool operator==(const Products&) const = default;
@@ -48,8 +48,12 @@ struct SymmetricCost {
 /// FLOPs of `steps` steps on one m x n matrix (either order of sides), those in the Gram dtype,
 /// which is kGram's alone, weighted by their cost. Five steps with full products take
 /// 20 m^2 n + 10 m^3 (direct), 12 m^2 n + 22 m^3 (pairs) and 8 m^2 n + 28 m^3 (Gram); with
-/// triangles 15 m^2 n + 5 m^3, 9 m^2 n + 11 m^3 and 6 m^2 n + 14 m^3.
+/// triangles 15 m^2 n + 5 m^3, 9 m^2 n + 15 m^3 and 6 m^2 n + 14 m^3.
 double orthogonalisation(std::int64_t m, std::int64_t n, int steps, Form form,
+                         const SymmetricCost& symmetric);
+
+/// The same for steps that are divided in another way.
+double orthogonalisation(std::int64_t m, std::int64_t n, const Segments& segments, Form form,
                          const SymmetricCost& symmetric);
 
 /// The one of these forms that costs least; the first of equal ones.

@@ -9,7 +9,7 @@
 
 namespace dmuon::newton_schulz {
 
-/// What an owner's update needs of a kind of device: operations on tensors, and the choices that
+/// What a Muon update needs of a kind of device: operations on tensors, and the choices that
 /// depend on how fast they are. Backends have no state, are thread-safe, work on the current stream
 /// and record no autograd.
 ///
@@ -55,7 +55,7 @@ class Backend {
   virtual void symmetric_product(const at::Tensor& out, double beta, const at::Tensor& c,
                                  double alpha, const at::Tensor& a, const at::Tensor& b) const = 0;
 
-  // Before and after the iteration; fp32, the two of one call have the same sizes, any strides.
+  // Before and after the iteration, element by element: fp32 tensors of equal sizes, any strides.
 
   /// momentum <- momentum + (1 - mu) (gradient - momentum), and the direction that follows:
   /// gradient + mu (momentum - gradient) with nesterov, else momentum. Where it does not apply

@@ -79,8 +79,8 @@ Coefficients resolve(const Coefficients& rows, int num_steps) {
 std::optional<flops::Segments> pairs(const Coefficients& rows) {
   constexpr int kSteps = 5;
   if (rows == resolve("quintic", kSteps)) return flops::Segments{2, 1, 2};
-  if (rows == resolve("polar_express", kSteps) || rows == resolve("you", kSteps))
-    return flops::Segments{2, 2, 1};
+  if (rows == resolve("you", kSteps)) return flops::Segments{2, 2, 1};
+  if (rows == resolve("polar_express", kSteps)) return flops::Segments{2, 1, 1, 1};
   return std::nullopt;
 }
 

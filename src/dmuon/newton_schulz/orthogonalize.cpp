@@ -50,7 +50,7 @@ struct Iterate {
     backend.symmetric_product(r, 0, r, 1, tall ? transposed : wide, tall ? wide : transposed);
   }
 
-  // X <- a X + Q X. What is not quite symmetric in Q is transposed with X.
+  // X <- a X + Q X. A Q in 16 bits is not quite symmetric: where X is transposed, so is Q.
   void apply(double a, const Tensor& q) {
     if (tall) {
       backend.product(spare, a, x, 1, x, q.mT());
@@ -157,8 +157,10 @@ Form choose_form(std::int64_t m, std::int64_t n, const Coefficients& coefficient
   if (dtype == at::kBFloat16 && side >= kLeastPairedSide && pairs(coefficients))
     forms.push_back(Form::kPairs);
   forms.push_back(Form::kGram);
-  return flops::cheapest_form(m, n, static_cast<int>(std::ssize(coefficients)),
-                              backend.symmetric_cost(side, dtype), forms);
+  const flops::SymmetricCost symmetric = backend.symmetric_cost(side, dtype);
+  return *std::ranges::min_element(forms, {}, [&](Form form) {
+    return flops::orthogonalisation(m, n, segments_of(form, coefficients), form, symmetric);
+  });
 }
 
 Tensor orthogonalize(Tensor x, const Options& options) {

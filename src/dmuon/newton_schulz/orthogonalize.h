@@ -15,14 +15,14 @@ struct Options {
   Coefficients coefficients;  ///< one row a step; none: the normalised input comes back
   double eps = 1e-7;          ///< in [0, 1]; see orthogonalize
   at::ScalarType dtype = at::ScalarType::Float;  ///< fp64, fp32, bf16 or fp16
-  std::optional<Form> form;                      ///< unset: the cheaper one for the shape
+  std::optional<Form> form;                      ///< unset: choose_form
   /// dtype of kGram's R, Z and Q: fp32 or wider than dtype, or dtype
   /// itself. Unset: the device's backend chooses (backend.h).
   std::optional<at::ScalarType> gram_dtype;
 };
 
 /// The form `orthogonalize` takes for an m x n matrix when none is given: the one of fewest FLOPs,
-/// of pairs only where `pairs` knows the rows and the Gram form needs a wider dtype.
+/// of pairs only in bf16, where `pairs` knows the rows and the short side is long enough.
 Form choose_form(std::int64_t m, std::int64_t n, const Coefficients& coefficients,
                  c10::Device device, at::ScalarType dtype);
 

@@ -71,7 +71,7 @@ class AtenBackend final : public Backend {
 
   // An R in fp16 meets fp16's error bounds on rectangular matrices. In bf16 it does not: singular
   // values of ill-conditioned ones come out as 1.4 instead of 1.12. At the cost of fp32 below
-  // nearly all shapes take the direct form.
+  // nearly all shapes take another form.
   at::ScalarType gram_dtype(at::ScalarType dtype) const override {
     return dtype == at::kBFloat16 ? at::kFloat : dtype;
   }

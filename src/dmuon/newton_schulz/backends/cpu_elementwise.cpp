@@ -9,7 +9,7 @@
 
 // The loops are compiled for several instruction sets, of which the loader picks. Multiplications
 // and additions stay apart (-ffp-contract=off), or some of them would round differently.
-#if defined(__x86_64__) && defined(__linux__) && (defined(__GNUC__) || defined(__clang__))
+#if defined(__x86_64__) && defined(__GLIBC__) && (!defined(__clang__) || __clang_major__ >= 18)
 #define DMUON_EACH_INSTRUCTION_SET \
   __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
@@ -19,14 +19,18 @@
 namespace dmuon::newton_schulz::cpu {
 namespace {
 
-// What torch.lerp does for a weight below 1/2 and above it, one after the other.
+// As torch.lerp: from the nearer end, so that a momentum of 0 leaves the gradient exactly.
 DMUON_EACH_INSTRUCTION_SET
 void momentum_loop(float* momentum, float* direction, const float* gradient, std::int64_t size,
                    float rest) {
+  const float kept = 1 - rest;
+  const bool near = rest < 0.5F;
   for (std::int64_t i = 0; i < size; ++i) {
-    const float moved = momentum[i] + rest * (gradient[i] - momentum[i]);
+    const float way = gradient[i] - momentum[i];
+    const float moved = near ? momentum[i] + rest * way : gradient[i] - kept * way;
+    const float back = moved - gradient[i];
     momentum[i] = moved;
-    direction[i] = moved - rest * (moved - gradient[i]);
+    direction[i] = near ? moved - rest * back : gradient[i] + kept * back;
   }
 }
 

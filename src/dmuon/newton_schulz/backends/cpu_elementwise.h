@@ -6,8 +6,8 @@
 
 namespace dmuon::newton_schulz::cpu {
 
-// What CPUs do element by element, in one pass over memory each: on torch's threads, with the
-// widest registers that the machine has. Bits depend on neither.
+// What CPUs do element by element, in one pass over memory each, with the widest registers that the
+// machine has; where tensors are given, on torch's threads. Bits depend on neither.
 
 /// Backend::take_momentum with nesterov, where it applies: reads 8 bytes an element and writes 8.
 at::Tensor take_momentum(const at::Tensor& momentum, const at::Tensor& gradient, double mu);
