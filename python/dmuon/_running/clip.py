@@ -49,7 +49,6 @@ def clip_grad_norm_(
         ValueError: the model has no dmuon.Muon yet; or, on every rank, an argument is bad or differs between ranks.
         RuntimeError: on every rank, where the norm is not finite and that is an error.
     """
-    stages = pp_mesh.get_group() if _is_line(pp_mesh) else None
     try:
         runtime = runtime_of(model, "clip_grad_norm_")
         step_agreement: StepAgreement = runtime.step_agreement
@@ -58,13 +57,14 @@ def clip_grad_norm_(
         arguments = None if problem else (float(max_norm), error_if_nonfinite, pp_mesh is not None)
         verdict = step_agreement.verdict(arguments, problem)
     except Exception:
-        if stages is not None and _is_line(pp_mesh):  # they wait for this one
-            dist.all_reduce(torch.full((), math.nan, dtype=torch.float64, device=pp_mesh.device_type), group=stages)
+        if _is_line(pp_mesh):  # the other stages wait for this one
+            no_norm = torch.full((), math.nan, dtype=torch.float64, device=pp_mesh.device_type)
+            dist.all_reduce(no_norm, group=pp_mesh.get_group())
         raise
     norm, finite = verdict.norm(), verdict.finite()
-    if stages is not None:
+    if pp_mesh is not None:
         squared = torch.where(finite, norm, math.nan).double().square()
-        dist.all_reduce(squared, group=stages)
+        dist.all_reduce(squared, group=pp_mesh.get_group())
         norm, finite = squared.sqrt(), squared.isfinite()
         step_agreement.skip_unless(finite)
     if error_if_nonfinite and not finite:
