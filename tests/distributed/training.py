@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import torch.nn as nn
+from dmuon._setup.dedication import dedication_of
 from torch.distributed.fsdp import fully_shard
 
 import dmuon
@@ -24,9 +25,13 @@ KEPT_NO_COPY = {"lookahead": 1, "node_copy": False, "reshard_after_forward": Fal
 
 
 def dedicate(model: nn.Module, mesh: Any, schedule: dict[str, Any], **options: Any) -> None:
-    """`dmuon.dedicate_params` with modelled costs: to measure takes a second a model; test_measured_costs does."""
+    """`dmuon.dedicate_params` with modelled costs: to measure takes a second a model; test_measured_costs does.
+
+    Stacks are divided however small they are.
+    """
     costs = {} if "plan" in {**schedule, **options} else {"costs": "modelled"}
     dmuon.dedicate_params(model, mesh, **{**costs, **schedule, **options})
+    dedication_of(model, "dedicate").planning.smallest_part = 1
 
 
 def shard(model: nn.Module, mesh: Any, **kwargs: Any) -> None:

@@ -31,7 +31,7 @@ Inventory mixture(int num_blocks, int num_experts, int num_columns) {
 
 TEST(ColumnParts, HaveOwnersInTheirColumns) {
   for (const Mesh mesh : {Mesh{1, 4}, Mesh{4, 2}, Mesh{3, 4}}) {
-    const Inventory inventory = divide(mixture(12, 16, mesh.num_shards), mesh);
+    const Inventory inventory = oracle::divide_small(mixture(12, 16, mesh.num_shards), mesh);
     const CostTable costs = oracle::modelled(inventory);
     for (const std::string& strategy : strategy_names()) {
       const Plan plan = make_plan(inventory, mesh, strategy, costs);
@@ -47,7 +47,7 @@ TEST(ColumnParts, HaveOwnersInTheirColumns) {
 // On one column: no owner has more to do than another and one part more.
 TEST(ColumnParts, FillUpWhatTheOthersLeaveUneven) {
   const Mesh mesh{4, 1};
-  Inventory inventory = divide(mixture(12, 16, 1), mesh);
+  Inventory inventory = oracle::divide_small(mixture(12, 16, 1), mesh);
   inventory.push_back({"large", 1024, 1024, 12});
   const CostTable costs = oracle::modelled(inventory);
   const Plan plan = make_plan(inventory, mesh, "rank0", costs);
@@ -66,7 +66,7 @@ TEST(ColumnParts, FillUpWhatTheOthersLeaveUneven) {
 
 TEST(ColumnParts, LeaveRoomForTheOthersUnderAMemoryLimit) {
   const Mesh mesh{2, 2};
-  const Inventory inventory = divide(mixture(6, 8, 2), mesh);
+  const Inventory inventory = oracle::divide_small(mixture(6, 8, 2), mesh);
   const CostTable costs = oracle::modelled(inventory);
   Options options;
   const std::int64_t most = make_plan(inventory, mesh, "rank0", costs).peak_bytes();

@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "dmuon/core/error.h"
 #include "tests/plan/oracle.h"
 
 namespace dmuon::plan {
@@ -11,8 +12,8 @@ namespace {
 
 // By hand: a 2 x 2 matrix counts 8, a 4 x 5 one 80.
 TEST(Divide, MakesEqualPartsOfAtMostAnEighthOfAnOwnersShare) {
-  const Inventory divided =
-      divide({{"small", 2, 2, 0}, {"stack", 2, 2, 1, false, 12}, {"last", 2, 2, 2}}, {1, 4});
+  const Inventory divided = oracle::divide_small(
+      {{"small", 2, 2, 0}, {"stack", 2, 2, 1, false, 12}, {"last", 2, 2, 2}}, {1, 4});
   // (8 + 96 + 8) / 4 / 8 = 3.5 is less than one matrix has.
   ASSERT_EQ(divided.size(), 14);
   EXPECT_EQ(divided[ParameterIndex(1)], (Parameter{"stack[0:1]", 2, 2, 1}));
@@ -22,41 +23,53 @@ TEST(Divide, MakesEqualPartsOfAtMostAnEighthOfAnOwnersShare) {
   Inventory large{{"stack", 2, 2, 0, false, 60}};
   for (int i = 0; i < 14; ++i) large.push_back({"large " + std::to_string(i), 4, 5, 1});
   large.push_back({"x", 2, 2, 1});  // 480 + 14 * 80
-  const Inventory parts = divide(large, {1, 2});
+  const Inventory parts = oracle::divide_small(large, {1, 2});
   ASSERT_EQ(parts.size(), 5 + 15);
   EXPECT_EQ(parts[ParameterIndex(4)], (Parameter{"stack[48:60]", 2, 2, 0, false, 12, true}));
 }
 
+TEST(Divide, MakesNoPartSmallerThanItShouldBe) {
+  const Inventory stack{{"stack", 4, 8, 0, false, 12}};  // 384 elements
+  EXPECT_EQ(divide(stack, {1, 4}), stack);
+  EXPECT_EQ(divide(stack, {1, 4}, 193), stack);
+  EXPECT_EQ(divide(stack, {1, 4}, 192).size(), 2);
+  EXPECT_EQ(divide(stack, {1, 4}, 72).size(), 4);  // 5 does not divide 12
+  EXPECT_EQ(divide(stack, {1, 4}, 32).size(), 12);
+  EXPECT_THROW(divide(stack, {1, 4}, 0), core::InvalidArgument);
+  const Inventory large{{"stack", 512, 1024, 0, false, 4}};
+  EXPECT_EQ(divide(large, {1, 2}).size(), 4);
+}
+
 TEST(Divide, LeavesAloneWhatIsSmallOrHasPartsOrHasOneOwner) {
   const Inventory stack{{"stack", 2, 2, 0, false, 60}};
-  EXPECT_EQ(divide(stack, {1, 1}), stack);
-  EXPECT_EQ(divide({}, {1, 4}), Inventory{});
+  EXPECT_EQ(oracle::divide_small(stack, {1, 1}), stack);
+  EXPECT_EQ(oracle::divide_small({}, {1, 4}), Inventory{});
   const Inventory parts{{"q", 2, 2, 0, false, 60}, {"k", 1, 2, 0, false, 60, true}};
-  EXPECT_EQ(divide(parts, {2, 4}), parts);
+  EXPECT_EQ(oracle::divide_small(parts, {2, 4}), parts);
   Inventory many;
   for (int i = 0; i < 100; ++i) many.push_back({"s" + std::to_string(i), 2, 2, 0, false, 2});
-  EXPECT_EQ(divide(many, {1, 2}), many);
+  EXPECT_EQ(oracle::divide_small(many, {1, 2}), many);
 }
 
 // By hand: a block of 2 x 2 counts 8 as a matrix does. A part that were half of "wide" would not be
 // in one piece of memory.
 TEST(Divide, KeepsBlocksOfColumnsTogether) {
   const Parameter wide{"wide", 2, 24, 0, false, 1, false, {}, 12, true};
-  EXPECT_EQ(divide({wide}, {1, 4}), Inventory{wide});
+  EXPECT_EQ(oracle::divide_small({wide}, {1, 4}), Inventory{wide});
   const Inventory divided =
-      divide({{"stack", 2, 8, 0, false, 6, false, {}, 4}, {"x", 2, 2, 0}}, {1, 4});
+      oracle::divide_small({{"stack", 2, 8, 0, false, 6, false, {}, 4}, {"x", 2, 2, 0}}, {1, 4});
   ASSERT_EQ(divided.size(), 7);
   EXPECT_EQ(divided[ParameterIndex(5)],
             (Parameter{"stack[5:6]", 2, 8, 0, false, 1, true, {}, 4, false}));
   // 48 blocks of 4 x 2 count 16 each: 768 and 224 * 8 are 2560, on 2 owners at most 160 a part.
   Inventory many{{"stack", 4, 8, 0, false, 12, false, {}, 4}};
   for (int i = 0; i < 224; ++i) many.push_back({"x" + std::to_string(i), 2, 2, 0});
-  EXPECT_EQ(divide(many, {1, 2}).size(), 6 + 224);
+  EXPECT_EQ(oracle::divide_small(many, {1, 2}).size(), 6 + 224);
 }
 
 TEST(Join, KeepsLayoutsApart) {
   const Inventory blocks{{"s", 2, 8, 0, false, 6, false, {}, 4}, {"x", 2, 2, 0}};
-  EXPECT_EQ(join(divide(blocks, {1, 4})), blocks);
+  EXPECT_EQ(join(oracle::divide_small(blocks, {1, 4})), blocks);
   const Inventory views{{"q[0:1]", 2, 4, 0, false, 1, false, {}, 2},
                         {"q[1:2]", 2, 4, 0, false, 1, true},
                         {"q[2:3]", 2, 4, 0, false, 1, true, {}, 1, true}};
@@ -65,10 +78,10 @@ TEST(Join, KeepsLayoutsApart) {
 
 TEST(Join, UndoesDivision) {
   const Inventory stacks{{"a", 4, 4, 0}, {"s[0]", 2, 2, 1, false, 12}, {"t", 3, 2, 1, false, 7}};
-  const Inventory divided = divide(stacks, {1, 4});
+  const Inventory divided = oracle::divide_small(stacks, {1, 4});
   ASSERT_GT(divided.size(), 15);
   EXPECT_EQ(join(divided), stacks);
-  EXPECT_EQ(join(divide(stacks, {1, 2})), stacks);
+  EXPECT_EQ(join(oracle::divide_small(stacks, {1, 2})), stacks);
   const Inventory views{{"q[0:4]", 4, 4, 0, false, 4}, {"q[4:6]", 2, 4, 0, false, 2, true}};
   EXPECT_EQ(join(views), views);
 }
@@ -80,8 +93,8 @@ Inventory cut_stack() {
 }
 
 TEST(Divide, DividesAColumnsPartBetweenItsNodes) {
-  EXPECT_EQ(divide(cut_stack(), {1, 2}), cut_stack());  // whose owner is the only one
-  const Inventory divided = divide(cut_stack(), {2, 2});
+  EXPECT_EQ(oracle::divide_small(cut_stack(), {1, 2}), cut_stack());  // whose owner is the only one
+  const Inventory divided = oracle::divide_small(cut_stack(), {2, 2});
   ASSERT_EQ(divided.size(), 8);
   EXPECT_EQ(divided[ParameterIndex(0)],
             (Parameter{"s[0:1]", 2, 2, 0, false, 1, false, core::Shard(0)}));
@@ -104,7 +117,7 @@ TEST(WithNeighboursTogether, SortsEqualPartsOfALeafByColumnAndOwner) {
 }
 
 TEST(WithNeighboursTogether, LeavesPartsOfAColumnToItsRanks) {
-  const Inventory halves = divide(cut_stack(), {2, 2});
+  const Inventory halves = oracle::divide_small(cut_stack(), {2, 2});
   EXPECT_EQ(with_neighbours_together(halves, {2, 2}, oracle::owners({2, 0, 2, 0, 1, 3, 1, 3})),
             oracle::owners({0, 0, 2, 2, 1, 1, 3, 3}));
 }

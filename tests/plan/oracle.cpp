@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "dmuon/core/error.h"
+#include "dmuon/plan/division.h"
 
 namespace dmuon::plan::oracle {
 
@@ -44,6 +45,8 @@ Nanoseconds optimum(const std::vector<int>& shape_of, const Costs& costs, int nu
     if (digit == owner.size()) return best;
   }
 }
+
+Inventory divide_small(const Inventory& inventory, Mesh mesh) { return divide(inventory, mesh, 1); }
 
 Inventory inventory(const std::vector<int>& shape_of) {
   Inventory matrices;

@@ -21,6 +21,9 @@ Nanoseconds makespan(const std::vector<int>& shape_of, const Costs& costs,
 /// The smallest makespan of all num_owners^n assignments.
 Nanoseconds optimum(const std::vector<int>& shape_of, const Costs& costs, int num_owners);
 
+/// divide(), however small parts get.
+Inventory divide_small(const Inventory& inventory, Mesh mesh);
+
 /// One matrix per entry, shape s being (s + 1) x (s + 1), two matrices a unit.
 Inventory inventory(const std::vector<int>& shape_of);
 

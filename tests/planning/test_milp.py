@@ -128,7 +128,7 @@ def test_milp_leaves_what_single_columns_have_to_their_ranks():
     items += [_plan.Parameter("s[0:4]", 8, 8, 6, column=0, **stack)]
     items += [_plan.Parameter("s[4:8]", 8, 8, 6, column=1, continues=True, **stack)]
     mesh = _plan.Mesh(2, 2)
-    divided = _plan.divide(items, mesh)
+    divided = _plan.divide(items, mesh, smallest_part=1)
     assert len(divided) == 14 and all(item.column_blocks == 2 for item in divided[6:])
     times = _plan.CostTable("a test", [((1, 8, 4), [(1, 10), (2, 20)]), ((2, 8, 4), [(1, 20)])])
     plan = milp.make_plan(divided, mesh, times, _plan.PlanOptions())

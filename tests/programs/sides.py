@@ -173,7 +173,7 @@ def divided(division: str) -> Iterator[None]:
     """Inside, plans are made of stacks that are divided so; as plans that come from files may be."""
     divide = _plan.divide
 
-    def otherwise(items: list[_plan.Parameter], mesh: _plan.Mesh) -> list[_plan.Parameter]:
+    def otherwise(items: list[_plan.Parameter], mesh: _plan.Mesh, smallest_part: int) -> list[_plan.Parameter]:
         return items if division == "none" else [one for item in items for one in every_matrix_of(item)]
 
     _plan.divide = divide if division == "by size" else otherwise  # type: ignore[assignment]

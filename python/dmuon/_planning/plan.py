@@ -198,7 +198,7 @@ def make_plan(dedication: Dedication, units: list[Unit], muon: dict[str, Any], d
         _require_alone(dedication.planning)  # equal on all ranks, as dedicate_params has seen to: all raise
     ranks, planning, matrices = dedication.ranks, dedication.planning, dedication.matrices
     mesh = _plan.Mesh(ranks.num_replicates, ranks.num_shards)
-    items = _plan.divide(inventory_of(matrices, units), mesh)
+    items = _plan.divide(inventory_of(matrices, units), mesh, planning.smallest_part)
     # Without batching one matrix of each shape is asked for, so that costs are of single matrices.
     costed = items if planning.batching else list({_sizes(item): item for item in items}.values())
     policy = dedication.mp_policy

@@ -66,6 +66,7 @@ class Planning:
     layout_slack: float = _PLAN.layout_slack
     max_memory_bytes: int | None = None
     batching: bool = True  # False, for ablations: every matrix alone
+    smallest_part: int = _plan.SMALLEST_PART  # elements, of a stack that is divided; tests have smaller models
 
     def native(self, step: _plan.StepOptions) -> _plan.PlanOptions:
         """For the planner, of a step that runs by the plan; without what only model and device know."""

@@ -201,11 +201,12 @@ void init_plan(py::module_& module) {
   init_results(module);
   module.def(
       "divide",
-      [](const plan::Inventory& inventory, const Mesh& mesh) {
+      [](const plan::Inventory& inventory, const Mesh& mesh, std::int64_t smallest_part) {
         plan::validate(inventory);
-        return plan::divide(inventory, mesh);
+        return plan::divide(inventory, mesh, smallest_part);
       },
-      py::arg("inventory"), py::arg("mesh"));
+      py::arg("inventory"), py::arg("mesh"), py::arg("smallest_part") = plan::kSmallestPart);
+  module.attr("SMALLEST_PART") = plan::kSmallestPart;
   module.def("make_plan", &plan::make_plan, py::arg("inventory"), py::arg("mesh"),
              py::arg("strategy"), py::arg("costs"), py::arg("options"), no_gil);
   module.def("make_plan_from_counts", &plan::make_plan_from_counts, py::arg("inventory"),

@@ -35,18 +35,24 @@ std::pair<std::string, std::int64_t> range_of(const Parameter& part) {
   return {part.name.substr(0, bracket), begin};
 }
 
-// The smallest divisor of the stack that makes parts small enough.
-std::int64_t num_parts(const Parameter& stack, double largest) {
-  const std::int64_t most = stack.num_matrices;
-  for (std::int64_t parts = 1; parts < most; ++parts) {
-    if (most % parts == 0 && work_of(stack) <= largest * static_cast<double>(parts)) return parts;
+// The smallest divisor of the stack that makes parts light enough, or the last one before parts get
+// too small.
+std::int64_t num_parts(const Parameter& stack, double largest, std::int64_t smallest) {
+  const std::int64_t all = stack.shape().num_elements();
+  std::int64_t best = 1;
+  for (std::int64_t parts = 1; parts <= stack.num_matrices && all / parts >= smallest; ++parts) {
+    if (stack.num_matrices % parts != 0) continue;
+    best = parts;
+    if (work_of(stack) <= largest * static_cast<double>(parts)) break;
   }
-  return most;
+  return best;
 }
 
 }  // namespace
 
-Inventory divide(const Inventory& inventory, Mesh mesh) {
+Inventory divide(const Inventory& inventory, Mesh mesh, std::int64_t smallest_part) {
+  core::require(smallest_part >= 1, "divide: smallest_part: expected at least 1, got ",
+                smallest_part);
   double all = 0;
   for (const Parameter& parameter : inventory) all += work_of(parameter);
   const double largest = kLargestPart * all / mesh.num_owners();
@@ -58,7 +64,7 @@ Inventory divide(const Inventory& inventory, Mesh mesh) {
         whole.continues || (inventory.contains(next) && inventory[next].continues);
     const bool stays =
         whole.column ? mesh.num_owners() == mesh.num_shards : has_parts || mesh.num_owners() == 1;
-    const std::int64_t parts = stays ? 1 : num_parts(whole, largest);
+    const std::int64_t parts = stays ? 1 : num_parts(whole, largest, smallest_part);
     if (parts == 1) {
       divided.push_back(whole);
       continue;
