@@ -16,7 +16,11 @@ namespace {
 
 constexpr int kGpus = 8;
 
+#ifdef __SANITIZE_ADDRESS__
+const std::vector<int> kNodes = {2, 16};  // the code is the same on all of them
+#else
 const std::vector<int> kNodes = {1, 2, 4, 8, 16, 32};
+#endif
 
 class ModelPlans : public testing::TestWithParam<std::string> {};
 
