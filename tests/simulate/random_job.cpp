@@ -185,6 +185,16 @@ void draw_host_units(Random* random, Job* job) {
   for (schedule::UnitLayout& unit : job->layout.units) unit.host = draw_one_in(random, 3);
 }
 
+// Of some units every column keeps a part, but not all that it has: the simulator's data are whole
+// parts of a column, which all ranks of a node must have.
+void draw_kept_elements(Random* random, schedule::Layout* layout) {
+  if (!draw_one_in(random, 4)) return;
+  const std::int64_t most = draw(random, 0, 200);
+  for (schedule::UnitLayout& unit : layout->units)
+    unit.kept_elements =
+        std::min(most, std::max<std::int64_t>(least_of_a_column(*layout, unit) - 1, 0));
+}
+
 void draw_skips(Random* random, Job* job) {
   if (draw_one_in(random, 2)) return;
   const int one_in = draw(random, 1, 6);
@@ -206,6 +216,14 @@ void print(std::ostream& out, const char* name, const Trace& trace) {
 
 }  // namespace
 
+std::int64_t least_of_a_column(const schedule::Layout& layout, const schedule::UnitLayout& unit) {
+  core::Vector<core::Shard, std::int64_t> columns;
+  for (int shard = 0; shard < layout.num_shards; ++shard) columns.push_back(0);
+  for (const core::Slot slot : unit.owner_elements.indices())
+    columns[layout.shard_of(slot)] += unit.owner_elements[slot];
+  return *std::min_element(columns.begin(), columns.end());
+}
+
 Job draw_job(Random* random) {
   Job job;
   job.layout = draw_layout(random);
@@ -215,6 +233,7 @@ Job draw_job(Random* random) {
   Historian(random, &job).draw_events();
   draw_host_units(random, &job);
   draw_skips(random, &job);
+  draw_kept_elements(random, &job.layout);
   return job;
 }
 
@@ -230,6 +249,7 @@ std::ostream& operator<<(std::ostream& out, const Job& job) {
     out << "\n  " << unit.name << (unit.host ? ", the host's: " : ": ") << unit.weight_size
         << " and " << unit.gradient_size << " bytes x";
     for (const std::int64_t elements : unit.owner_elements) out << ' ' << elements;
+    if (unit.kept_elements > 0) out << ", of which a column keeps " << unit.kept_elements;
   }
   print(out, "forward", job.forward);
   print(out, "backward", job.backward);

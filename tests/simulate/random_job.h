@@ -23,10 +23,13 @@ inline int num_schedules(int usual) {
   return wanted == nullptr ? usual : std::stoi(wanted);
 }
 
+/// What the column that owns least of a unit has of it.
+std::int64_t least_of_a_column(const schedule::Layout& layout, const schedule::UnitLayout& unit);
+
 /// A job that a sound schedule can serve: a mesh up to 8 x 8 (mostly small), 1 to 8 units with
-/// uneven and empty parts, traces with repeated, nested and tied uses, any options, several steps
-/// of micro-steps with and without no_sync, evaluations, forwards that are dropped, passes that
-/// deviate, and units that some ranks skip.
+/// uneven, empty and kept parts, traces with repeated, nested and tied uses, any options, several
+/// steps of micro-steps with and without no_sync, evaluations, forwards that are dropped, passes
+/// that deviate, and units that some ranks skip.
 Job draw_job(Random* random);
 
 /// As program text, nearly: to be read, and to make a test of.

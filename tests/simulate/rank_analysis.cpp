@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 
 #include "dmuon/core/error.h"
 
@@ -254,13 +255,19 @@ class Analyzer {
     return elements;
   }
 
+  // What this rank has of all columns' parts.
+  std::int64_t buffer_elements(const schedule::UnitLayout& unit) const {
+    const std::int64_t others = (layout_.num_shards - 1) * unit.kept_elements;
+    return std::reduce(unit.owner_elements.begin(), unit.owner_elements.end(), -others);
+  }
+
   // In the order of issue, which is when memory is taken.
   void count_bytes() {
     std::int64_t bytes = 0;
     for (const core::UnitIndex i : units_.indices()) {
       const UnitUse& state = units_[i];
       const schedule::UnitLayout& layout = layout_.units[i];
-      const std::int64_t elements = layout.num_elements();
+      const std::int64_t elements = buffer_elements(layout);
       if (state.filled || (!node_copy_ && state.has_part)) bytes += elements * layout.weight_size;
       const int buffers = (state.holds_gradients ? 1 : 0) + (state.routing ? 1 : 0);
       bytes += buffers * elements * layout.gradient_size;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "tests/simulate/random_job.h"
+
 namespace dmuon::simulate {
 namespace {
 
@@ -71,6 +73,9 @@ Job on_smaller_mesh(Job job, bool drop_replicate) {
     for (schedule::UnitLayout& unit : job.layout.units) erase_at(&unit.owner_elements, slot);
     erase_at(&job.batches, slot);
   }
+  for (schedule::UnitLayout& unit : job.layout.units)
+    unit.kept_elements = std::min(
+        unit.kept_elements, std::max<std::int64_t>(least_of_a_column(job.layout, unit) - 1, 0));
   std::erase_if(job.skips, [&](const Skip& skip) { return is_dropped(skip.slot); });
   for (Skip& skip : job.skips)
     skip.slot = job.layout.slot_of(mesh.replicate_of(skip.slot), mesh.shard_of(skip.slot));
@@ -103,6 +108,12 @@ void add_smaller_options(const Job& job, std::vector<Job>* smaller) {
   if (!job.options.broadcast_before_reduce)
     add([](Job* other) { other->options.broadcast_before_reduce = true; });
   if (!job.options.asynchronous) add([](Job* other) { other->options.asynchronous = true; });
+  const auto keeps = [](const schedule::UnitLayout& unit) { return unit.kept_elements > 0; };
+  if (std::any_of(job.layout.units.begin(), job.layout.units.end(), keeps)) {
+    add([](Job* other) {
+      for (schedule::UnitLayout& unit : other->layout.units) unit.kept_elements = 0;
+    });
+  }
   if (!job.skips.empty()) add([](Job* other) { other->skips.clear(); });
   for (std::size_t i = 0; i < job.skips.size() && job.skips.size() < 20; ++i)
     add([&](Job* other) { erase_at(&other->skips, i); });
