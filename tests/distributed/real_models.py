@@ -59,6 +59,14 @@ def whisper() -> nn.Module:
     return hf.WhisperForConditionalGeneration(hf.WhisperConfig(d_model=64, **layers, **tokens, **lengths))
 
 
+def sd3() -> nn.Module:
+    from diffusers import SD3Transformer2DModel  # which takes seconds
+
+    sides = {"sample_size": 8, "patch_size": 2, "in_channels": 4, "out_channels": 4, "pos_embed_max_size": 8}
+    heads = {"num_layers": 2, "attention_head_dim": 16, "num_attention_heads": 4, "caption_projection_dim": 64}
+    return SD3Transformer2DModel(**sides, **heads, joint_attention_dim=32, pooled_projection_dim=32)
+
+
 def timm(name: str, **sizes: Any) -> nn.Module:
     return import_timm().create_model(name, **sizes, num_classes=10)
 
@@ -80,6 +88,7 @@ BUILD: dict[str, Callable[[], nn.Module]] = {
     "t5": lambda: hf.T5ForConditionalGeneration(hf.T5Config(**T5)),
     "mamba": lambda: hf.MambaForCausalLM(hf.MambaConfig(**STATE)),
     "mamba2": lambda: hf.Mamba2ForCausalLM(hf.Mamba2Config(**STATE, num_heads=8, head_dim=16, n_groups=2)),
+    "sd3": sd3,
     "timm vit": lambda: timm("vit_tiny_patch16_224", depth=2, embed_dim=64, num_heads=2),
     "timm convnext": lambda: timm("convnext_atto", depths=(1, 1, 1, 1), dims=(16, 16, 16, 16)),
     "timm resnet": lambda: timm("resnet18", layers=(1, 1, 1, 1)),

@@ -1,4 +1,4 @@
-"""Models of Transformers train under FSDP2 as on one process: mixtures of experts, `Conv1D`, images, sound."""
+"""Models of Transformers, timm and diffusers train under FSDP2 as on one process: mixtures, `Conv1D`, images, sound."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+import transformers
 from cut import Cut
 from models import weights_of_plain
 from real_models import BUILD
@@ -31,6 +32,8 @@ MATRICES = {
     "gpt2": r"\.h\.\d+\..*c_\w+\.weight",
     "vit": LAYERS,
     "whisper": LAYERS,
+    "timm vit": r"blocks\.\d+\.(attn|mlp)\.\w+\.weight",
+    "sd3": r"transformer_blocks\.\d+\..*weight|(context|timestep|text)_embedder.*weight|norm_out\.linear\.weight",
     "qwen2.5 vl": rf"{LAYERS}|visual\.blocks\.\d+\..*(proj|qkv)\.weight|merger\.mlp\.\d\.weight",
 }
 
@@ -42,7 +45,8 @@ def made(name: str) -> nn.Module:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    model.tie_weights()
+    if isinstance(model, transformers.PreTrainedModel):
+        model.tie_weights()
     return model
 
 
@@ -68,6 +72,11 @@ def loss_of(name: str, model: nn.Module, step: int, rank: int, size: int) -> tor
 
     if name == "vit":
         return F.cross_entropy(model(drawn(3, 32, 32)).logits, targets[:, 0] % 10)
+    if name == "timm vit":
+        return F.cross_entropy(model(drawn(3, 224, 224)), targets[:, 0] % 10)
+    if name == "sd3":  # it takes noise out of latents
+        told = {"encoder_hidden_states": drawn(5, 32), "pooled_projections": drawn(32), "timestep": targets[:, 0]}
+        return F.mse_loss(model(drawn(4, 8, 8), **told).sample, drawn(4, 8, 8))
     if name == "whisper":
         logits = model(input_features=drawn(16, 64), decoder_input_ids=inputs).logits
     elif name == "qwen2.5 vl":
@@ -101,8 +110,10 @@ def select(name: str, module: nn.Module, parameter: nn.Parameter) -> dmuon.View 
 def train(mesh: Any, name: str) -> dict[str, torch.Tensor]:
     model = made(name)
     dedicate(model, mesh, AHEAD, select=select)
-    for layers in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
-        for layer in layers:
+    lists = {path: module for path, module in model.named_modules() if isinstance(module, nn.ModuleList)}
+    for path, layers in lists.items():
+        inside_another = any(path.startswith(f"{other}.") for other in lists)
+        for layer in () if inside_another else layers:
             fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = dmuon.Muon(

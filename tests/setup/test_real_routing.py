@@ -125,6 +125,22 @@ TABLES = {
         Muon   backbone.layers.*.mixer: in_proj, out_proj  (matrix of Linear)
         AdamW  lm_head  (output head, by get_output_embeddings())
     """,
+    "sd3": """
+        AdamW  pos_embed: proj  (no rule for Conv2d (4-D))
+        Muon   time_text_embed.timestep_embedder: linear_1, linear_2  (matrix of Linear)
+        Muon   time_text_embed.text_embedder: linear_1, linear_2  (matrix of Linear)
+        Muon   context_embedder  (matrix of Linear)
+        Muon   transformer_blocks.*.norm1: linear  (matrix of Linear)
+        Muon   transformer_blocks.*.norm1_context: linear  (matrix of Linear)
+        Muon   transformer_blocks.*.attn: to_q, to_k, to_v, add_k_proj, add_v_proj, add_q_proj, to_add_out  (matrix of Linear)
+        Muon   transformer_blocks.*.attn.to_out: *  (matrix of Linear)
+        Muon   transformer_blocks.*.ff.net.*: proj  (matrix of Linear)
+        Muon   transformer_blocks.*.ff.net: *  (matrix of Linear)
+        Muon   transformer_blocks.*.ff_context.net.*: proj  (matrix of Linear)
+        Muon   transformer_blocks.*.ff_context.net: *  (matrix of Linear)
+        Muon   norm_out: linear  (matrix of Linear)
+        AdamW  proj_out  (output head, by its name 'proj_out')
+    """,  # noqa: E501
     "timm vit": """
         AdamW  cls_token  (a side of 1)
         AdamW  pos_embed  (embedding, by its name 'pos_embed')
