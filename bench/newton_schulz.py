@@ -149,7 +149,7 @@ def report(shape: Shape, peak: float, options: argparse.Namespace) -> dict[str, 
     medians = {name: statistics.median(seconds) for name, seconds in found.items()}
     floor = floor_seconds(shape, peak)
     wrong = errors(shape, options)
-    form = _C.choose_form(shape.rows, shape.cols, [ROW], STEPS, options.device, options.dtype).name.lower()
+    form = _C.choose(shape.rows, shape.cols, [ROW], STEPS, options.device, options.dtype).form.name.lower()
     print(
         f"{shape!s:16} {form:6} {1e3 * medians['dmuon'] / shape.batch:9.3f} {ratios['torch']!s:>22} "
         f"{ratios['plain']!s:>22} {floor / medians['dmuon']:6.0%} {wrong['dmuon']:9.1e} {wrong['torch']:9.1e}",

@@ -70,7 +70,7 @@ def test_pairs_are_chosen_in_bf16_alone_for_large_wide_matrices_and_rows_that_we
     cpu = torch.device("cpu")
 
     def choice(m, n, name="polar_express", steps=5, dtype=torch.bfloat16):
-        return _C.choose_form(m, n, name, steps, cpu, dtype).name
+        return _C.choose(m, n, name, steps, cpu, dtype).form.name
 
     multiplies = _C.default_ns_dtype(cpu) == torch.bfloat16
     assert choice(1024, 4096) == choice(4096, 1024, "quintic") == ("PAIRS" if multiplies else "GRAM")
@@ -91,7 +91,7 @@ def test_fp16_meets_the_kernels_error_bounds(gpu):
         (conditioned(128, 128, 1e3), 6e-2),
     ):
         device = torch.device("cuda" if gpu else "cpu")
-        form = _C.choose_form(*case.x.shape, "polar_express", 5, device, torch.float16)
+        form = _C.choose(*case.x.shape, "polar_express", 5, device, torch.float16).form
         gram_dtype = torch.float16 if gpu else None
         got = run(case.x.float(), "polar_express", torch.float16, form, gram_dtype=gram_dtype)
         assert relative_error(got, case.polynomial(rows)) <= bound

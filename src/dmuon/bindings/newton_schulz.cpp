@@ -40,18 +40,26 @@ std::vector<PyRow> resolve_coefficients(const PyCoefficients& coefficients, int 
 
 at::ScalarType default_dtype(c10::Device device) { return ns::backend_of(device).default_dtype(); }
 
-ns::Form choose_form(std::int64_t m, std::int64_t n, const PyCoefficients& coefficients,
-                     int num_steps, c10::Device device, at::ScalarType dtype) {
-  return ns::choose_form(m, n, resolve(coefficients, num_steps), device, dtype);
+ns::Choice choose(std::int64_t m, std::int64_t n, const PyCoefficients& coefficients, int num_steps,
+                  c10::Device device, at::ScalarType dtype) {
+  return ns::choose(m, n, resolve(coefficients, num_steps), device, dtype);
+}
+
+std::vector<ns::Choice> candidates(std::int64_t m, std::int64_t n,
+                                   const PyCoefficients& coefficients, int num_steps,
+                                   c10::Device device, at::ScalarType dtype) {
+  return ns::candidates(m, n, resolve(coefficients, num_steps), device, dtype);
 }
 
 at::Tensor orthogonalize(const at::Tensor& x, const PyCoefficients& coefficients, int num_steps,
                          double eps, std::optional<at::ScalarType> dtype,
-                         std::optional<ns::Form> form, std::optional<at::ScalarType> gram_dtype) {
+                         std::optional<ns::Form> form, std::optional<bool> batched,
+                         std::optional<at::ScalarType> gram_dtype) {
   ns::Options options{.coefficients = resolve(coefficients, num_steps),
                       .eps = eps,
                       .dtype = dtype.value_or(default_dtype(x.device())),
                       .form = form,
+                      .batched = batched,
                       .gram_dtype = gram_dtype};
   return ns::orthogonalize(x, options);
 }
@@ -63,14 +71,27 @@ void init_newton_schulz(py::module_& module) {
       .value("DIRECT", ns::Form::kDirect)
       .value("PAIRS", ns::Form::kPairs)
       .value("GRAM", ns::Form::kGram);
+  py::class_<ns::Choice>(module, "Choice")
+      .def(py::init<ns::Form, bool>(), py::arg("form"), py::arg("batched"))
+      .def_readonly("form", &ns::Choice::form)
+      .def_readonly("batched", &ns::Choice::batched)
+      .def("__eq__",
+           [](const ns::Choice& one, const py::object& other) {
+             return py::isinstance<ns::Choice>(other) && one == other.cast<ns::Choice>();
+           })
+      .def("__hash__", [](const ns::Choice& one) {
+        return py::hash(py::make_tuple(static_cast<int>(one.form), one.batched));
+      });
   module.def("orthogonalize", &orthogonalize, py::arg("x"), py::arg("coefficients"),
              py::arg("num_steps"), py::arg("eps"), py::arg("dtype"), py::kw_only(),
-             py::arg("form") = std::nullopt, py::arg("gram_dtype") = std::nullopt,
-             py::call_guard<py::gil_scoped_release>());
+             py::arg("form") = std::nullopt, py::arg("batched") = std::nullopt,
+             py::arg("gram_dtype") = std::nullopt, py::call_guard<py::gil_scoped_release>());
   module.def("resolve_coefficients", &resolve_coefficients, py::arg("coefficients"),
              py::arg("num_steps"));
   module.def("default_ns_dtype", &default_dtype, py::arg("device"));
-  module.def("choose_form", &choose_form, py::arg("m"), py::arg("n"), py::arg("coefficients"),
+  module.def("choose", &choose, py::arg("m"), py::arg("n"), py::arg("coefficients"),
+             py::arg("num_steps"), py::arg("device"), py::arg("dtype"));
+  module.def("candidates", &candidates, py::arg("m"), py::arg("n"), py::arg("coefficients"),
              py::arg("num_steps"), py::arg("device"), py::arg("dtype"));
 }
 

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "dmuon/bindings/index_caster.h"
@@ -19,7 +20,8 @@ void init_optim(py::module_& module) {
   py::class_<MuonGroup>(module, "MuonGroup")
       .def(py::init([](double lr, double weight_decay, double momentum, bool nesterov,
                        const std::vector<std::tuple<double, double, double>>& coefficients,
-                       double eps, const std::string& adjust_lr_fn, at::ScalarType ns_dtype) {
+                       double eps, const std::string& adjust_lr_fn, at::ScalarType ns_dtype,
+                       newton_schulz::Choices choices) {
              newton_schulz::Coefficients rows;
              for (const auto& [a, b, c] : coefficients) rows.push_back({a, b, c});
              return MuonGroup{lr,
@@ -29,10 +31,12 @@ void init_optim(py::module_& module) {
                               rows,
                               eps,
                               optim::parse_adjust_lr(adjust_lr_fn),
-                              ns_dtype};
+                              ns_dtype,
+                              std::move(choices)};
            }),
            py::arg("lr"), py::arg("weight_decay"), py::arg("momentum"), py::arg("nesterov"),
-           py::arg("coefficients"), py::arg("eps"), py::arg("adjust_lr_fn"), py::arg("ns_dtype"));
+           py::arg("coefficients"), py::arg("eps"), py::arg("adjust_lr_fn"), py::arg("ns_dtype"),
+           py::arg("choices") = newton_schulz::Choices());
 
   py::class_<MuonState>(module, "MuonState")
       .def(py::init<std::shared_ptr<engine::Engine>>(), py::arg("engine"))

@@ -29,7 +29,8 @@ class Backend {
   /// What symmetric products with m x m results cost when the working dtype is `dtype`.
   virtual flops::SymmetricCost symmetric_cost(std::int64_t m, at::ScalarType dtype) const = 0;
 
-  /// Whether matrices of this short side are orthogonalised as one batch rather than one by one.
+  /// Whether matrices of this short side are orthogonalised as one batch rather than one by one,
+  /// unless something else is chosen for them; where this is false nothing else may be.
   /// It depends on one matrix alone, so that a matrix takes the same path alone and in a batch.
   virtual bool batched(std::int64_t short_side, at::ScalarType dtype) const = 0;
 

@@ -149,17 +149,29 @@ void check(const Tensor& x, const Options& options) {
 
 }  // namespace
 
-Form choose_form(std::int64_t m, std::int64_t n, const Coefficients& coefficients,
-                 c10::Device device, at::ScalarType dtype) {
-  const Backend& backend = backend_of(device);
+std::vector<Choice> candidates(std::int64_t m, std::int64_t n, const Coefficients& coefficients,
+                               c10::Device device, at::ScalarType dtype) {
   const std::int64_t side = std::min(m, n);
-  std::vector<Form> forms{Form::kDirect};
-  if (dtype == at::kBFloat16 && side >= kLeastPairedSide && pairs(coefficients))
-    forms.push_back(Form::kPairs);
-  forms.push_back(Form::kGram);
-  const flops::SymmetricCost symmetric = backend.symmetric_cost(side, dtype);
-  return *std::ranges::min_element(forms, {}, [&](Form form) {
-    return flops::orthogonalisation(m, n, segments_of(form, coefficients), form, symmetric);
+  const bool has_batches = backend_of(device).batched(side, dtype);
+  const bool has_pairs =
+      dtype == at::kBFloat16 && side >= kLeastPairedSide && pairs(coefficients).has_value();
+  std::vector<Choice> found;
+  for (const Form form : {Form::kDirect, Form::kPairs, Form::kGram}) {
+    if (form == Form::kPairs && !has_pairs) continue;
+    found.push_back({form, has_batches});
+    if (has_batches) found.push_back({form, false});
+  }
+  return found;
+}
+
+Choice choose(std::int64_t m, std::int64_t n, const Coefficients& coefficients, c10::Device device,
+              at::ScalarType dtype) {
+  const flops::SymmetricCost symmetric = backend_of(device).symmetric_cost(std::min(m, n), dtype);
+  // Of candidates that differ in `batched` alone the first is the backend's own.
+  const std::vector<Choice> all = candidates(m, n, coefficients, device, dtype);
+  return *std::ranges::min_element(all, {}, [&](const Choice& choice) {
+    return flops::orthogonalisation(m, n, segments_of(choice.form, coefficients), choice.form,
+                                    symmetric);
   });
 }
 
@@ -172,8 +184,12 @@ Tensor orthogonalize(Tensor x, const Options& options) {
   const Backend& backend = backend_of(x.device());
   const std::int64_t rows = x.size(-2);
   const std::int64_t cols = x.size(-1);
-  const Form form = options.form.value_or(
-      choose_form(rows, cols, options.coefficients, x.device(), options.dtype));
+  const Choice chosen = choose(rows, cols, options.coefficients, x.device(), options.dtype);
+  const Form form = options.form.value_or(chosen.form);
+  const bool batched = options.batched.value_or(chosen.batched);
+  require(!batched || backend.batched(std::min(rows, cols), options.dtype),
+          "orthogonalize: batched must be false for ", rows, " x ", cols, " in ", options.dtype,
+          " on ", x.device(), "; got true");
   const flops::Segments segments = segments_of(form, options.coefficients);
   const auto square_dtype = form == Form::kGram
                                 ? options.gram_dtype.value_or(backend.gram_dtype(options.dtype))
@@ -186,7 +202,6 @@ Tensor orthogonalize(Tensor x, const Options& options) {
     return iterate.x.narrow(-2, 0, rows).narrow(-1, 0, cols);
   };
   Tensor matrices = std::exchange(x, {}).detach().reshape({-1, rows, cols});
-  const bool batched = backend.batched(std::min(rows, cols), options.dtype);
   if (batched || matrices.size(0) == 1) {
     Tensor normalised = backend.normalise(matrices, options.dtype, options.eps);
     if (!batched) normalised = normalised.squeeze(0);

@@ -2,7 +2,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <map>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "dmuon/flops/newton_schulz.h"
 #include "dmuon/newton_schulz/coefficients.h"
@@ -11,20 +15,40 @@ namespace dmuon::newton_schulz {
 
 using flops::Form;
 
+/// What is open in how a matrix is orthogonalised. It depends on the matrix's shape, its
+/// coefficients and its dtype, never on the batch: a matrix takes the same path alone and in a
+/// batch.
+struct Choice {
+  Form form = Form::kDirect;
+  bool batched = false;  ///< all matrices of a call at once, rather than one by one
+
+  bool operator==(const Choice&) const = default;
+};
+
+/// By rows and columns of a matrix.
+using Choices = std::map<std::pair<std::int64_t, std::int64_t>, Choice>;
+
 struct Options {
   Coefficients coefficients;  ///< one row a step; none: the normalised input comes back
   double eps = 1e-7;          ///< in [0, 1]; see orthogonalize
   at::ScalarType dtype = at::ScalarType::Float;  ///< fp64, fp32, bf16 or fp16
-  std::optional<Form> form;                      ///< unset: choose_form
+  std::optional<Form> form;                      ///< unset: as choose says
+  std::optional<bool> batched;                   ///< the same; true only where candidates have it
   /// dtype of kGram's R, Z and Q: fp32 or wider than dtype, or dtype
   /// itself. Unset: the device's backend chooses (backend.h).
   std::optional<at::ScalarType> gram_dtype;
 };
 
-/// The form `orthogonalize` takes for an m x n matrix when none is given: the one of fewest FLOPs,
-/// of pairs only in bf16, where `pairs` knows the rows and the short side is long enough.
-Form choose_form(std::int64_t m, std::int64_t n, const Coefficients& coefficients,
-                 c10::Device device, at::ScalarType dtype);
+/// All that may be chosen for an m x n matrix: the direct form, the Gram form and, only in bf16,
+/// where `pairs` knows the rows and the short side is long enough, pairs; each one by one and,
+/// where the backend makes batches of such matrices, in one.
+std::vector<Choice> candidates(std::int64_t m, std::int64_t n, const Coefficients& coefficients,
+                               c10::Device device, at::ScalarType dtype);
+
+/// Which of them `orthogonalize` takes when none is given: the form of fewest FLOPs, in a batch
+/// where the backend makes one.
+Choice choose(std::int64_t m, std::int64_t n, const Coefficients& coefficients, c10::Device device,
+              at::ScalarType dtype);
 
 /// Newton-Schulz: moves the singular values of every matrix of `x` towards 1
 /// and keeps its singular vectors. X = x / ||x||_F; then one step for each row

@@ -8,6 +8,7 @@
 
 #include "dmuon/engine/engine.h"
 #include "dmuon/newton_schulz/coefficients.h"
+#include "dmuon/newton_schulz/orthogonalize.h"
 #include "dmuon/optim/adjust_lr.h"
 
 namespace dmuon::optim {
@@ -22,6 +23,7 @@ struct MuonGroup {
   double eps;
   AdjustLr adjust_lr;
   at::ScalarType ns_dtype;
+  newton_schulz::Choices choices = {};  ///< of the shapes that were tuned
 };
 
 /// One Muon update, in place, of a batch of equally shaped matrices (torch.optim.Muon's semantics;
