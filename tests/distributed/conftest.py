@@ -1,6 +1,4 @@
-import os
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,10 +9,6 @@ from pool import TEST_DEVICE, RankPool, as_default_device, use_emulated_device
 
 if TEST_DEVICE != "cpu":
     use_emulated_device(0)  # before a first backward, at which autograd counts devices
-
-# Measured costs are kept for the session, not for the user.
-_cache = tempfile.TemporaryDirectory(prefix="dmuon-cache-")
-os.environ["DMUON_CACHE_DIR"] = _cache.name
 
 
 def pytest_configure(config):
