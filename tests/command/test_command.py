@@ -11,7 +11,7 @@ import pytest
 from dmuon._command.main import main
 from dmuon._planning import milp
 
-COMMANDS = ("plan", "compare", "models")
+COMMANDS = ("plan", "compare", "models", "tune")
 INVENTORY = {
     "schema_version": 1,
     "name": "small",
@@ -398,7 +398,7 @@ def test_bad_input_is_answered_in_one_line_that_names_it(complains, small):
 
 
 def test_bad_arguments_are_answered_in_one_line(complains, small):
-    complains("plan, compare or models")
+    complains("plan, compare, models or tune")
     complains("plans", "plans")
     complains("--mesh", "plan", "--model", "pi0")
     complains("--mesh", "compare", "--model", "pi0")

@@ -24,7 +24,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """For `dmuon plan`, `dmuon compare` and `dmuon models`; it raises a ValueError for what it does not understand."""
+    """For `dmuon plan`, `compare`, `models` and `tune`; it raises a ValueError for what it does not understand."""
     top = _Parser(
         prog="dmuon",
         description="Owner plans of dmuon, the distributed Muon: who orthogonalises which matrix.",
@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     top.add_argument("--version", action="version", version=_plan.__version__)
-    commands = top.add_subparsers(dest="command", required=True, metavar="plan, compare or models")
+    commands = top.add_subparsers(dest="command", required=True, metavar="plan, compare, models or tune")
 
     def add(name: str, text: str, example: str) -> argparse.ArgumentParser:
         return commands.add_parser(name, help=text, description=text, epilog=example, allow_abbrev=False)
@@ -65,10 +65,33 @@ def parser() -> argparse.ArgumentParser:
 
     models = add("models", "Lists the models and devices that dmuon knows.", "Example: dmuon models")
     models.add_argument("--json", action="store_true", help="print the list as JSON")
+    _add_tune(
+        add(
+            "tune",
+            "Times the forms of Newton-Schulz here and keeps the fastest of each shape, which Muon then takes.",
+            "Example: dmuon tune --shapes 256x256,64*32x32 --threads 1 --budget 5",
+        )
+    )
     return top
 
 
 _STRATEGY_HELP = f"{', '.join(strategies())} (milp needs SciPy, and up to a minute)"
+
+
+def _add_tune(parser: argparse.ArgumentParser) -> None:
+    models, add = _plan.model_names(), parser.add_argument
+    add("--shapes", type=_shapes, metavar="LIST", help="of matrices: rows x columns, such as 1024x4096,64*128x512")
+    add("--inventory", metavar="FILE", help="instead: a JSON file, as dmuon.inventory(model) returns it")
+    add("--model", type=_one_of(models), help=f"instead, one of: {', '.join(models)}")
+    add("--dtype", type=_one_of(["bf16", "fp16", "fp32"]), help="ns_dtype of Muon: bf16, fp16 or fp32 [its default]")
+    add("--steps", type=_whole(1, 99), metavar="N", default=5, help="ns_steps of Muon [%(default)s]")
+    names = ["polar_express", "quintic", "you"]
+    words = f"ns_coefficients of Muon: {', '.join(names)} [%(default)s]"
+    add("--coefficients", type=_one_of(names), metavar="NAME", default=names[0], help=words)
+    add("--threads", type=_whole(1, 1024), metavar="N", help="of a rank in training, on CPUs [PyTorch's default]")
+    add("--budget", type=_seconds, metavar="S", default=60.0, help="seconds, for all shapes together [%(default)g]")
+    add("--show", action="store_true", help="instead: list what is kept")
+    add("--json", action="store_true", help="print the table as JSON")
 
 
 def _add_task(parser: argparse.ArgumentParser, mesh_required: bool) -> None:
@@ -115,13 +138,33 @@ def _mesh(text: str) -> tuple[int, int]:
     return nodes, gpus
 
 
-def _whole(least: int) -> Callable[[str], int]:
+def _whole(least: int, most: int = _MOST) -> Callable[[str], int]:
     def read(text: str) -> int:
-        if not re.fullmatch(r"\d{1,9}", text, re.ASCII) or not least <= int(text) <= _MOST:
-            raise argparse.ArgumentTypeError(f"expected a whole number from {least} to {_MOST}; got {text!r}")
+        if not re.fullmatch(r"\d{1,9}", text, re.ASCII) or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"expected a whole number from {least} to {most}; got {text!r}")
         return int(text)
 
     return read
+
+
+def _shapes(text: str) -> list[tuple[int, int, int]]:
+    """Number, rows and columns of each."""
+    found = [
+        re.fullmatch(r"(?:([1-9]\d{0,6})\*)?([1-9]\d{0,6})x([1-9]\d{0,6})", one, re.ASCII) for one in text.split(",")
+    ]
+    if not all(found):
+        raise argparse.ArgumentTypeError(f"expected shapes such as 1024x4096,64*128x512; got {text!r}")
+    return [(int(one[1] or 1), int(one[2]), int(one[3])) for one in found if one]
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value <= 86_400:
+        raise argparse.ArgumentTypeError(f"expected seconds, at most 86400; got {text!r}")
+    return value
 
 
 def _share(text: str) -> float:

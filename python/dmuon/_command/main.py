@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from dmuon._command.answers import compare, compare_plans, models, plan
 from dmuon._command.arguments import parser
+from dmuon._command.tune import tune
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,6 +43,8 @@ def _answer(argv: Sequence[str] | None) -> str:
         return models(arguments.json)
     if arguments.command == "plan":
         return plan(arguments)
+    if arguments.command == "tune":
+        return tune(arguments)
     if arguments.plans:
         return compare_plans(_two_plans(arguments))
     if arguments.mesh is None:

@@ -265,7 +265,7 @@ def _update_differences(runtime: Runtime, opt: Muon) -> dict[int, float]:
     for group in opt.param_groups:
         if group["algorithm"] != "muon":
             continue
-        native = native_group(group, runtime.device)
+        native = native_group(group, runtime.device, runtime.tuned)
         rows = resolved_coefficients(group["ns_coefficients"], group["ns_steps"])
         for parameter in group["params"]:
             matrix = opt._matrix_of[parameter]

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
-import json
 import logging
-import os
-import platform
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from tqdm.auto import tqdm
 
 from dmuon import _C, _plan
+from dmuon._planning.cache import KeptFile, device_name
 from dmuon._planning.owner_plan import DEFAULT_DEVICE
 from dmuon._setup.agreement import described, from_first, from_slot, largest
-from dmuon._setup.hyperparameters import native_group, resolved_coefficients
+from dmuon._setup.hyperparameters import Tuned, native_group, resolved_coefficients
 from dmuon._setup.ranks import Ranks
 
 logger = logging.getLogger("dmuon")
@@ -48,6 +43,7 @@ def measured_costs(
     muon: dict[str, Any],
     compute_dtypes: dict[Shape, torch.dtype],
     device: torch.device,
+    tuned: Tuned | None = None,
 ) -> _plan.CostTable:
     """The costs on these ranks: those that slot 0 has kept, the others measured. Collective; alike on all ranks.
 
@@ -57,17 +53,18 @@ def measured_costs(
         muon: Muon's hyperparameters.
         compute_dtypes: what updated weights are cast to.
         device: where the owner path runs.
+        tuned: the choices by which it runs.
     """
     jobs = [Job(shape, size) for shape, number in shapes.items() for size in _plan.candidate_batches(shape, number)]
-    key = functools.partial(_key, ranks, muon, compute_dtypes, device)
+    key = functools.partial(_key, ranks, muon, compute_dtypes, device, tuned)
     times = from_first(ranks, lambda: {job: ns for job, ns in _Kept(key()).times.items() if job in jobs})
     missing = [job for job in jobs if job not in times]
     scaled: set[Job] = set()
     if missing:
-        found, scaled = measure(ranks, missing, muon, compute_dtypes, device, known=times)
+        found, scaled = measure(ranks, missing, muon, compute_dtypes, device, known=times, tuned=tuned)
         from_first(ranks, lambda: _Kept(key()).add({job: ns for job, ns in found.items() if job not in scaled}))
         times |= found
-    source = f"measured on {_device_name(device)}, {ranks.size} ranks at once"
+    source = f"measured on {device_name(device)}, {ranks.size} ranks at once"
     if len(scaled) == len(jobs):
         source = f"model of {model_of(device)}"
     elif scaled:
@@ -84,6 +81,7 @@ def measure(
     compute_dtypes: dict[Shape, torch.dtype],
     device: torch.device,
     known: dict[Job, int] | None = None,
+    tuned: Tuned | None = None,
 ) -> tuple[dict[Job, int], set[Job]]:
     """Nanoseconds of each job: the median over rounds, the maximum over ranks; and what was scaled. Collective.
 
@@ -94,7 +92,7 @@ def measure(
     `known` ones among them, by the device's model.
     """
     model = from_first(ranks, lambda: model_of(device))  # one for all: ranks must choose alike
-    group = native_group(muon, device)
+    group = native_group(muon, device, tuned)
     order = sorted(jobs, key=lambda job: (_modelled_ns(model, job), job))
     runs: dict[Job, list[int]] = {job: [] for job in jobs}  # nanoseconds of this rank
     least: dict[Job, int] = {}  # of the fastest run, at the slowest rank
@@ -166,7 +164,7 @@ def _sample(ranks: Ranks, job: Job, run: Callable[[Job], int], runs: list[int], 
     try:
         runs.append(run(job))
     except Exception as error:
-        lacks_memory = _lacks_memory(error)
+        lacks_memory = is_short_of_memory(error)
         failure = None if lacks_memory else error  # of which the others wait to hear
     times = (min(runs), statistics.median_low(runs)) if runs else (0, 0)
     seconds = time.monotonic() - begin
@@ -180,7 +178,8 @@ def _sample(ranks: Ranks, job: Job, run: Callable[[Job], int], runs: list[int], 
     return _Sample(any_lacks > 0, seconds, int(least_ns), int(median_ns))
 
 
-def _lacks_memory(error: Exception) -> bool:
+def is_short_of_memory(error: Exception) -> bool:
+    """Whether a batch was too large for what is free."""
     words = ("out of memory", "can't allocate memory", "not enough memory")  # of CPUs' allocator, and through C++
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in str(error) for word in words)
 
@@ -203,16 +202,6 @@ def _run(job: Job, group: _C.MuonGroup, compute_dtype: torch.dtype, device: torc
     return time.perf_counter_ns() - begin
 
 
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
 def model_of(device: torch.device) -> str:
     """The cost model nearest to the device."""
     if device.type != "cuda":
@@ -223,17 +212,22 @@ def model_of(device: torch.device) -> str:
 
 
 def _key(
-    ranks: Ranks, muon: dict[str, Any], compute_dtypes: dict[Shape, torch.dtype], device: torch.device
+    ranks: Ranks,
+    muon: dict[str, Any],
+    compute_dtypes: dict[Shape, torch.dtype],
+    device: torch.device,
+    tuned: Tuned | None = None,
 ) -> dict[str, Any]:
     """All that a time depends on besides shape and batch."""
     return {
-        "device": _device_name(device),
+        "device": device_name(device),
         "dmuon": _plan.__version__,
         "torch": torch.__version__,
         "ns_dtype": str(muon["ns_dtype"] or _C.default_ns_dtype(device)),
         "ns_coefficients": resolved_coefficients(muon["ns_coefficients"], muon["ns_steps"]),
         "compute_dtypes": sorted({str(dtype) for dtype in compute_dtypes.values()}),
         "nesterov": muon["nesterov"],
+        "tuned": tuned.rows() if tuned else [],
         # Ranks of a CPU share its cores.
         "ranks": ranks.size if device.type == "cpu" else 0,
         "threads": torch.get_num_threads() if device.type == "cpu" else 0,
@@ -241,38 +235,22 @@ def _key(
 
 
 class _Kept:
-    """Times measured before, in a file of the user's cache; DMUON_CACHE_DIR names another folder, "" none."""
+    """Times measured before, in a file of the user's cache."""
 
     def __init__(self, key: dict[str, Any]) -> None:
-        self._key = json.loads(json.dumps(key))
-        self.times: dict[Job, int] = {}
-        folder = _cache_folder()
-        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-        self._path = folder / "costs" / f"{digest}.json" if folder else None
+        self._file = KeptFile("costs", "times", key)
+        self.times = self._read()
+
+    def _read(self) -> dict[Job, int]:
         with contextlib.suppress(Exception):  # what cannot be read, for whatever reason, is measured again
-            kept = json.loads(self._path.read_text()) if self._path else {}
-            rows = [row for row in kept["times"] if all(type(number) is int for number in row)]
-            if kept["key"] == self._key:
-                self.times = {Job((n, r, c), b): ns for n, r, c, b, ns in rows if 0 < ns <= _DAY_NS}
+            rows = [row for row in self._file.rows() if all(type(number) is int for number in row)]
+            return {Job((n, r, c), b): ns for n, r, c, b, ns in rows if 0 < ns <= _DAY_NS}
+        return {}
 
     def add(self, times: dict[Job, int]) -> None:
-        """Keeps what is known now; whole or not at all."""
-        if self._path is None or not times:
-            return
-        self.times |= times
-        rows = [[*job.shape, job.size, ns] for job, ns in sorted(self.times.items())]
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=self._path.parent) as folder:
-                file = Path(folder) / self._path.name
-                file.write_text(json.dumps({"key": self._key, "times": rows}))
-                file.replace(self._path)
-        except OSError as error:
-            logger.warning("dmuon: the measured costs were not kept: %s", error)
-
-
-def _cache_folder() -> Path | None:
-    if (chosen := os.environ.get("DMUON_CACHE_DIR")) is not None:
-        return Path(chosen) if chosen else None
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return None if home.startswith("~") else Path(home) / "dmuon"  # there may be no home
+        """Keeps what is known now."""
+        if times:
+            self._file.replace(
+                lambda: [[*job.shape, job.size, ns] for job, ns in sorted((self._read() | times).items())],
+                "measured costs",
+            )

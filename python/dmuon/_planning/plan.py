@@ -19,6 +19,7 @@ from dmuon._planning.costs import measured_costs, model_of
 from dmuon._planning.owner_plan import DEFAULT_DEVICE, Plan, decide, from_file
 from dmuon._setup.agreement import agreement, from_first
 from dmuon._setup.dedication import Dedication, dedicate_params, dedication_of, plain_module
+from dmuon._setup.hyperparameters import Tuned
 from dmuon._setup.matrix import Matrix
 from dmuon._setup.options import Planning, require_path
 from dmuon._setup.routing import DEDICATION, Select, route
@@ -171,7 +172,7 @@ def _parts_of(matrix: Matrix) -> Sequence[View]:
     return [dataclasses.replace(view, count=view.count // matrix.num_columns)] * matrix.num_columns
 
 
-def _sizes(item: _plan.Parameter) -> tuple[int, int, int]:
+def sizes_of(item: _plan.Parameter) -> tuple[int, int, int]:
     """Number, rows and columns of the matrices that are orthogonalised, which is what costs depend on."""
     return item.num_matrices * item.column_blocks, item.rows, item.cols // item.column_blocks
 
@@ -192,7 +193,13 @@ def _require_alone(planning: Planning) -> None:
         )
 
 
-def make_plan(dedication: Dedication, units: list[Unit], muon: dict[str, Any], device: torch.device) -> Plan:
+def make_plan(
+    dedication: Dedication,
+    units: list[Unit],
+    muon: dict[str, Any],
+    device: torch.device,
+    tuned: Tuned | None = None,
+) -> Plan:
     """Plans at slot 0, or loads; sends the plan to every rank, compares its hash. Collective."""
     if dedication.planning.plan is not None:
         _require_alone(dedication.planning)  # equal on all ranks, as dedicate_params has seen to: all raise
@@ -200,18 +207,18 @@ def make_plan(dedication: Dedication, units: list[Unit], muon: dict[str, Any], d
     mesh = _plan.Mesh(ranks.num_replicates, ranks.num_shards)
     items = _plan.divide(inventory_of(matrices, units), mesh, planning.smallest_part)
     # Without batching one matrix of each shape is asked for, so that costs are of single matrices.
-    costed = items if planning.batching else list({_sizes(item): item for item in items}.values())
+    costed = items if planning.batching else list({sizes_of(item): item for item in items}.values())
     policy = dedication.mp_policy
     leaves = itertools.accumulate(not item.continues for item in items)  # from 1
     dtypes = {
-        _sizes(item): policy.param_dtype or matrices[leaf - 1].parameter.dtype
+        sizes_of(item): policy.param_dtype or matrices[leaf - 1].parameter.dtype
         for item, leaf in zip(items, leaves, strict=True)
     }
     table = None
     needs_costs = planning.plan is None and planning.strategy not in _WITHOUT_COSTS and ranks.size > 1
     if needs_costs and planning.costs == "measured":
-        shapes = Counter(_sizes(item) for item in costed)
-        table = measured_costs(ranks, shapes, muon, dtypes, device)
+        shapes = Counter(sizes_of(item) for item in costed)
+        table = measured_costs(ranks, shapes, muon, dtypes, device, tuned)
 
     def plan_here() -> str:
         if planning.plan is not None:

@@ -252,7 +252,7 @@ class Muon(torch.optim.Optimizer):
                 for index in self._runtime.parts[self._matrix_of[parameter]]:
                     if has_gradient[index]:
                         group_of[index] = len(groups)
-            groups.append(native_group(group, self._runtime.device))
+            groups.append(native_group(group, self._runtime.device, self._runtime.tuned))
         return groups, group_of
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -17,6 +17,7 @@ from dmuon._running.unit_weights import UnitWeights
 from dmuon._saving.owned_shards import MASTER, MOMENTUM, OwnedShards
 from dmuon._setup.dedication import Dedication, dedication_of
 from dmuon._setup.groups import engine_groups
+from dmuon._setup.hyperparameters import Tuned
 from dmuon._setup.matrix import Matrix
 from dmuon._setup.meta_start import MetaStart
 from dmuon._setup.place import restore_order
@@ -28,7 +29,13 @@ class Runtime:
     """Everything dmuon keeps of a model at work. One thread at a time."""
 
     def __init__(
-        self, model: nn.Module, dedication: Dedication, plan: Plan, units: list[Unit], device: torch.device
+        self,
+        model: nn.Module,
+        dedication: Dedication,
+        plan: Plan,
+        units: list[Unit],
+        device: torch.device,
+        tuned: Tuned,
     ) -> None:
         self.model = model
         self.ranks = dedication.ranks
@@ -36,6 +43,7 @@ class Runtime:
         self.plan = plan
         self.units = units
         self.device = device
+        self.tuned = tuned
         self.whole = False  # inside full_params
         self.writes_back = False  # at the end of full_params
         self.is_averaged = False  # inside Ema.applied

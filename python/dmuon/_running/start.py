@@ -12,7 +12,8 @@ import torch.nn as nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
-from dmuon._planning.plan import make_plan
+from dmuon._planning.choices import kept_choices
+from dmuon._planning.plan import inventory_of, make_plan, sizes_of
 from dmuon._running.casts import guard_casts
 from dmuon._running.divide_factor import problem_of_factors
 from dmuon._running.first_values import take_first_values
@@ -52,9 +53,11 @@ def start(
         dedication.ranks = dedication.ranks.as_one_node()
     device = device or torch.device(dedication.ranks.device_type)
     engine_groups(dedication.ranks)  # creating them is collective; the runtime's own start is not
-    plan = make_plan(dedication, units, muon, device)
+    shapes = {sizes_of(item) for item in inventory_of(dedication.matrices, units)}
+    tuned = kept_choices(dedication.ranks, shapes, muon, device)
+    plan = make_plan(dedication, units, muon, device, tuned)
     with agreement(dedication.ranks, "Muon"):  # an owner may be out of memory, say
-        runtime = Runtime(model, dedication, plan, units, device)
+        runtime = Runtime(model, dedication, plan, units, device, tuned)
         add_hooks(runtime)
         ModelState(
             model,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -43,15 +43,31 @@ def settings_of(group: dict[str, Any]) -> dict[str, Any]:
     return plain({key: group[key] for key in known})
 
 
-def native_group(group: dict[str, Any], device: torch.device) -> _C.MuonGroup:
-    """The hyperparameters of a Muon group, as they are now."""
+class Tuned(NamedTuple):
+    """How matrices are orthogonalised that `dmuon tune` has seen, by rows and columns; and for which settings."""
+
+    ns_dtype: torch.dtype
+    coefficients: list[tuple[float, float, float]]
+    choices: dict[tuple[int, int], _C.Choice]
+
+    def rows(self) -> list[tuple[int, int, str, bool]]:
+        """The choices as plain values, in order."""
+        return [(*sides, (one := self.choices[sides]).form.name, one.batched) for sides in sorted(self.choices)]
+
+
+def native_group(group: dict[str, Any], device: torch.device, tuned: Tuned | None = None) -> _C.MuonGroup:
+    """The hyperparameters of a Muon group, as they are now; with the choices that were tuned for just these."""
+    coefficients = resolved_coefficients(group["ns_coefficients"], group["ns_steps"])
+    ns_dtype = group["ns_dtype"] or _C.default_ns_dtype(device)
+    choices: dict[Any, _C.Choice] = tuned.choices if tuned and tuned[:2] == (ns_dtype, coefficients) else {}
     numbers = {name: float(group[name]) for name in ("lr", "weight_decay", "momentum", "eps")}
     return _C.MuonGroup(
         **numbers,
         nesterov=bool(group["nesterov"]),
-        coefficients=resolved_coefficients(group["ns_coefficients"], group["ns_steps"]),
+        coefficients=coefficients,
         adjust_lr_fn=group["adjust_lr_fn"] or "original",
-        ns_dtype=group["ns_dtype"] or _C.default_ns_dtype(device),
+        ns_dtype=ns_dtype,
+        choices=choices,
     )
 
 

@@ -1,0 +1,105 @@
+"""What `dmuon tune` answers. It alone needs PyTorch, which it imports when it has something to time."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+from typing import Any
+
+from dmuon import _plan
+from dmuon._planning.cache import cache_folder
+from dmuon._planning.owner_plan import from_file
+
+logger = logging.getLogger("dmuon")
+
+_SOURCES = ("shapes", "inventory", "model", "show")
+
+
+def tune(arguments: argparse.Namespace) -> str:
+    """Tunes the shapes that are not kept, or lists what is kept."""
+    given = [f"--{name}" for name in _SOURCES if getattr(arguments, name)]
+    if len(given) != 1:
+        names = "--shapes, --inventory, --model or --show"
+        raise ValueError(f"tune: expected one of {names}; got {' and '.join(given) or 'none'}")
+    if arguments.show:
+        return _shown(arguments.json)
+    shapes = arguments.shapes or _shapes_of(arguments)
+    import torch
+
+    from dmuon import _C
+    from dmuon._planning import tuning
+    from dmuon._planning.choices import Setting
+
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtypes = {None: _C.default_ns_dtype(device), "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    rows = _C.resolve_coefficients(arguments.coefficients, arguments.steps)
+    setting = Setting(device, dtypes[arguments.dtype], rows)
+    results, unreached = tuning.tune(shapes, setting, arguments.budget)
+    found = {"key": setting.key(), "choices": [result._asdict() for result in results]}
+    missing = [(*shape, why) for shape, why in unreached.items()]
+    if arguments.json:
+        return json.dumps({**found, "not_tuned": missing, "kept": cache_folder() is not None}) + "\n"
+    lines = [_table(found)]
+    lines += [f"{_shape_text(number, rows, cols)}: the default stays: {why}" for number, rows, cols, why in missing]
+    if cache_folder() is None:
+        lines.append("nothing is kept: there is no folder for it (DMUON_CACHE_DIR)")
+    return "\n".join([*lines, ""])
+
+
+def _shapes_of(arguments: argparse.Namespace) -> list[tuple[int, int, int]]:
+    """Of a model: what is orthogonalised of each parameter."""
+    if arguments.model is not None:
+        model = _plan.model(arguments.model)
+    else:
+        model = from_file(arguments.inventory, _plan.model_from_json, "--inventory: cannot read")
+    items = model.inventory
+    return [(item.num_matrices * item.column_blocks, item.rows, item.cols // item.column_blocks) for item in items]
+
+
+def _shown(as_json: bool) -> str:
+    """All that is kept, of every setting; a file that cannot be read is named and left out."""
+    folder = cache_folder()
+    shown, tables = [], []
+    for path in sorted((folder / "tuned").glob("*.json")) if folder else []:
+        try:
+            found = json.loads(path.read_text())
+            table = _table(found)
+        except Exception as error:  # whatever is in it
+            logger.warning("dmuon: tuned choices are not read from %s: %s: %s", path, type(error).__name__, error)
+            continue
+        shown.append(found)
+        tables.append(table)
+    if as_json:
+        return json.dumps(shown) + "\n"
+    return "\n\n".join(tables) + "\n" if tables else f"nothing is kept in {folder}\n"
+
+
+def _table(found: dict[str, Any]) -> str:
+    key = found["key"]
+    threads = f", {key['threads']} thread{'s' if key['threads'] > 1 else ''}" if key["threads"] else ""
+    rows = key["ns_coefficients"]
+    first = ", ".join(f"{number:.4g}" for number in rows[0]) if rows else ""
+    lines = [
+        f"{key['device']}{threads}, {key['ns_dtype']}, {len(rows)} steps from ({first}), dmuon {key['dmuon']}, "
+        f"PyTorch {key['torch']}",
+        f"{'shape':<20}{'default':<17}{'chosen':<17}{'default ms':>12}{'chosen ms':>12}{'ratio':>8}{'error':>10}",
+    ]
+    for one in found["choices"]:
+        lines.append(
+            f"{_shape_text(one['number'], one['rows'], one['cols']):<20}"
+            f"{_choice_text(one['default_form'], one['default_batched']):<17}"
+            f"{_choice_text(one['form'], one['batched']):<17}"
+            f"{one['default_ns'] / 1e6:12.3f}{one['ns'] / 1e6:12.3f}{one['ratio']:8.2f}{one['error']:10.1e}"
+        )
+    return "\n".join(lines)
+
+
+def _shape_text(number: int, rows: int, cols: int) -> str:
+    return f"{f'{number}*' if number > 1 else ''}{rows}x{cols}"
+
+
+def _choice_text(form: str, batched: bool) -> str:
+    return f"{form.lower()}{', batched' if batched else ''}"

@@ -1,0 +1,120 @@
+"""What `dmuon tune` has chosen for each shape, in a file of the user's cache, and how Muon comes by it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+from dmuon import _C, _plan
+from dmuon._planning.cache import KeptFile, device_name
+from dmuon._setup.agreement import from_first
+from dmuon._setup.hyperparameters import Tuned, resolved_coefficients
+from dmuon._setup.ranks import Ranks
+
+logger = logging.getLogger("dmuon")
+
+VERSION = 1  # of what is kept
+
+Shape = tuple[int, int, int]  # matrices, rows, cols
+
+
+class Setting(NamedTuple):
+    """All that a choice depends on besides the shape."""
+
+    device: torch.device
+    ns_dtype: torch.dtype
+    coefficients: list[tuple[float, float, float]]
+
+    def key(self) -> dict[str, Any]:
+        return {
+            "version": VERSION,
+            "device": device_name(self.device),
+            "dmuon": _plan.__version__,
+            "torch": torch.__version__,
+            "ns_dtype": str(self.ns_dtype).removeprefix("torch."),
+            "ns_coefficients": self.coefficients,
+            "threads": torch.get_num_threads() if self.device.type == "cpu" else 0,
+        }
+
+    def candidates(self, rows: int, cols: int) -> list[_C.Choice]:
+        """The default first."""
+        place = self.coefficients, len(self.coefficients), self.device, self.ns_dtype
+        default = _C.choose(rows, cols, *place)
+        return [default, *(one for one in _C.candidates(rows, cols, *place) if one != default)]
+
+
+class Result(NamedTuple):
+    """What is kept of a shape."""
+
+    number: int
+    rows: int
+    cols: int
+    form: str
+    batched: bool
+    ns: int  # a call, in the median
+    error: float  # relative to the same polynomial in fp64, the largest of several matrices
+    default_form: str
+    default_batched: bool
+    default_ns: int
+    default_error: float
+    ratio: float  # of times, in the median over rounds; 1 where the default stays
+
+    @property
+    def choice(self) -> _C.Choice:
+        return _C.Choice(getattr(_C.Form, self.form), self.batched)
+
+
+_TYPES = (int, int, int, str, bool, int, float, str, bool, int, float, float)
+
+
+def kept_choices(ranks: Ranks, shapes: Iterable[Shape], muon: dict[str, Any], device: torch.device) -> Tuned:
+    """The choices that slot 0 has kept for these shapes. Times nothing. Collective; alike on all ranks."""
+    sides = sorted({shape[1:] for shape in shapes})
+
+    def look() -> tuple[Any, ...]:
+        rows = resolved_coefficients(muon["ns_coefficients"], muon["ns_steps"])
+        setting = Setting(device, muon["ns_dtype"] or _C.default_ns_dtype(device), rows)
+        known = kept(setting) if sides else {}
+        return *setting[1:], [(*one, known[one].form, known[one].batched) for one in sides if one in known]
+
+    ns_dtype, coefficients, found = from_first(ranks, look)
+    if found and ranks.slot == 0:
+        logger.info("dmuon: %d of %d shapes are orthogonalised as `dmuon tune` has chosen", len(found), len(sides))
+    choices = {(rows, cols): _C.Choice(getattr(_C.Form, form), batched) for rows, cols, form, batched in found}
+    return Tuned(ns_dtype, coefficients, choices)
+
+
+def kept(setting: Setting, quiet: bool = False) -> dict[tuple[int, int], Result]:
+    """What was tuned before, by rows and columns; nothing, with a warning, where the file is damaged."""
+    file = KeptFile("tuned", "choices", setting.key())
+    try:
+        return {result[1:3]: result for result in map(_checked, file.rows()) if _fits(result, setting)}
+    except Exception as error:  # whatever it is: the default holds, and the shapes may be tuned again
+        if not quiet:
+            logger.warning("dmuon: tuned choices are not read from %s: %s: %s", file.path, type(error).__name__, error)
+        return {}
+
+
+def _checked(row: dict[str, Any]) -> Result:
+    result = Result(**row)
+    if any(type(value) is not kind for value, kind in zip(result, _TYPES, strict=True)) or min(result[:3]) < 1:
+        raise ValueError(f"expected numbers of a shape and a choice, got {row}")
+    return result
+
+
+def _fits(result: Result, setting: Setting) -> bool:
+    if result.choice in setting.candidates(result.rows, result.cols):
+        return True
+    raise ValueError(f"expected a choice that there is, got {result}")
+
+
+def keep(result: Result, setting: Setting) -> None:
+    """Adds a result to what is kept by now, by whomever."""
+
+    def rows() -> list[Any]:
+        return [one._asdict() for _, one in sorted((kept(setting, quiet=True) | {result[1:3]: result}).items())]
+
+    KeptFile("tuned", "choices", setting.key()).replace(rows, "tuned choices")

@@ -1,0 +1,197 @@
+"""How each shape is orthogonalised fastest on this machine: timed by `dmuon tune` alone, kept, and taken by Muon."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from dmuon import _C
+from dmuon._planning.choices import Result, Setting, Shape, keep, kept
+from dmuon._planning.costs import is_short_of_memory
+
+_ROUNDS, _LEAST_ROUNDS = 15, 7
+_LEAST_RUNS = 12  # of each candidate, its check among them
+_FASTER = 0.97  # what a choice must take of the default's time, in three of four rounds
+_HOPELESS = 2.0  # times the default's: not timed further
+_BLOCK_S = 2e-3  # of repeated calls, at least
+_POOL_ELEMENTS = 1 << 24  # that batches are taken from in turn: 64 MiB, more than caches hold
+_MOST_ERROR = 1.3  # times the direct form's
+_EXACT_FLOPS = 1 << 32  # of one product: larger matrices are compared with the direct form in fp32
+
+
+class _NotReachedError(Exception):
+    """Nothing is known of a shape; says why."""
+
+
+def tune(shapes: Iterable[Shape], setting: Setting, budget_s: float) -> tuple[list[Result], dict[Shape, str]]:
+    """Times what is not kept yet, small shapes first, and keeps each shape's result at once.
+
+    Of one shape the largest number of matrices counts.
+
+    Returns:
+        What is known of each shape, in the order given; and why nothing is known of the others.
+    """
+    numbers: dict[tuple[int, int], int] = {}
+    for number, rows, cols in shapes:
+        timed = _timed_number(number, rows, cols, setting)
+        numbers[rows, cols] = max(timed, numbers.get((rows, cols), 0))
+    known = kept(setting)
+    missing = [(number, *sides) for sides, number in numbers.items() if sides not in known or known[sides][0] < number]
+    missing.sort(key=lambda shape: math.prod(shape) * min(shape[1:]))
+    unreached: dict[Shape, str] = {}
+    if missing:
+        generator = torch.Generator().manual_seed(0)  # its own: the user's random numbers are as they were
+        elements = max(_POOL_ELEMENTS, *(rows * cols for _, rows, cols in missing))
+        pool = torch.randn(elements, generator=generator, device="cpu").to(setting.device)
+    words = "dmuon tunes shapes: |{bar}| {n:.0f} s of at most {total:.0f} s"
+    with tqdm(total=budget_s, bar_format=words, leave=False, delay=1.0, disable=None) as bar:
+        budget = _Budget(budget_s, bar)
+        for index, shape in enumerate(missing):
+            budget.share(len(missing) - index)
+            try:
+                result = _measure(shape, setting, pool, budget)
+            except _NotReachedError as reason:
+                unreached[shape] = str(reason)
+                continue
+            known[result[1:3]] = result
+            keep(result, setting)
+    return [known[sides] for sides in numbers if (numbers[sides], *sides) not in unreached], unreached
+
+
+class _Budget:
+    """Seconds, of which shapes have equal shares of what those before them have left."""
+
+    def __init__(self, seconds: float, bar: Any) -> None:
+        self._end, self._seconds, self._bar = time.monotonic() + seconds, seconds, bar
+        self._share_end = self._end
+
+    def share(self, num_shapes: int) -> None:
+        self._share_end = time.monotonic() + self.left() / num_shapes
+
+    def left(self) -> float:
+        left = self._end - time.monotonic()
+        self._bar.update(min(self._seconds - left, self._seconds) - self._bar.n)
+        return left
+
+    def of_share(self) -> float:
+        return min(self._share_end - time.monotonic(), self.left())
+
+
+def _measure(shape: Shape, setting: Setting, pool: Tensor, budget: _Budget) -> Result:
+    number, rows, cols = shape
+    size = number * rows * cols
+    batches = pool[: len(pool) // size * size].view(-1, *shape)
+    default, *others = setting.candidates(rows, cols)
+    late = "not reached within the budget"
+
+    def seconds(choice: _C.Choice, times: int = 1) -> float:
+        if budget.left() <= 0:
+            raise _NotReachedError(late)
+        return _seconds(choice, batches, setting, times)
+
+    try:
+        if _LEAST_RUNS * (1 + len(others)) * seconds(default) > budget.left():
+            raise _NotReachedError(late)
+        errors = _errors(rows, cols, setting, [default, *others])
+        timed = [default, *(one for one in others if _is_exact(one, errors, setting))]
+        once = [min(seconds(choice), seconds(choice)) for choice in timed]
+        hopeful = [at for at, spent in enumerate(once) if spent <= _HOPELESS * once[0]]
+        times = max(1, min(1000, math.ceil(_BLOCK_S / max(once[0], 1e-9))))
+        if _LEAST_ROUNDS * times * sum(once[at] for at in hopeful) > budget.left():
+            raise _NotReachedError(late)
+        rounds: list[dict[int, float]] = []
+        while len(rounds) < _ROUNDS and (len(rounds) < _LEAST_ROUNDS or budget.of_share() > 0):
+            turn = len(rounds) % len(hopeful)
+            rounds.append({at: seconds(timed[at], times) / times for at in hopeful[turn:] + hopeful[:turn]})
+    except Exception as error:
+        if is_short_of_memory(error):
+            raise _NotReachedError("short of memory") from None
+        raise
+    best, ratio = _winner(rounds)
+    took = {at: int(1e9 * statistics.median(one[at] for one in rounds)) for at in (0, best)}
+    most = {at: max(errors[_name(timed[at])]) for at in (0, best)}
+    return Result(*shape, *_name(timed[best]), took[best], most[best], *_name(default), took[0], most[0], ratio)
+
+
+def _winner(rounds: list[dict[int, float]]) -> tuple[int, float]:
+    """The fastest by its ratio to the default, which is 0, if it is faster than noise; and that ratio."""
+    best, least = 0, 1.0
+    for at in rounds[0].keys() - {0}:
+        ratios = sorted(one[at] / one[0] for one in rounds)
+        if ratios[3 * len(ratios) // 4] <= _FASTER and (middle := statistics.median(ratios)) < least:
+            best, least = at, middle
+    return best, least
+
+
+def _timed_number(number: int, rows: int, cols: int, setting: Setting) -> int:
+    """At least eight of what goes in batches: a choice holds for batches of any size, which plans make of likes."""
+    least = 8 if setting.candidates(rows, cols)[0].batched else 1
+    return max(1, min(max(number, least), _POOL_ELEMENTS // (rows * cols)))
+
+
+def _name(choice: _C.Choice) -> tuple[str, bool]:
+    return choice.form.name, choice.batched
+
+
+def _run(x: Tensor, choice: _C.Choice, setting: Setting) -> Tensor:
+    rows = setting.coefficients
+    y: Tensor = _C.orthogonalize(x, rows, len(rows), 0.0, setting.ns_dtype, form=choice.form, batched=choice.batched)
+    return y
+
+
+def _seconds(choice: _C.Choice, batches: Tensor, setting: Setting, times: int) -> float:
+    """Of so many calls, each on another batch than the call before."""
+    synchronize = torch.get_device_module(setting.device).synchronize  # on CPUs it does nothing
+    synchronize(setting.device)
+    begin = time.perf_counter()
+    for index in range(times):
+        _run(batches[index % len(batches)], choice, setting)
+    synchronize(setting.device)
+    return time.perf_counter() - begin
+
+
+def _errors(rows: int, cols: int, setting: Setting, choices: list[_C.Choice]) -> dict[tuple[str, bool], list[float]]:
+    """Of each choice: relative to the polynomial, of Gaussian matrices and of those of condition 1e3 and more."""
+    number = max(1, min(8, 2**16 // (rows * cols)))
+    x = torch.randn(2, number, rows, cols, generator=torch.Generator().manual_seed(1), device="cpu")
+    decay = torch.logspace(0, -3, min(rows, cols), device="cpu")
+    x[1] *= decay[:, None] if rows <= cols else decay
+    x = x.to(setting.device).view(-1, rows, cols)
+    if rows * cols * min(rows, cols) <= _EXACT_FLOPS:
+        exact = polynomial(x, setting.coefficients)
+    else:
+        direct = _C.Choice(_C.Form.DIRECT, False)
+        exact = _run(x, direct, setting._replace(ns_dtype=torch.float32)).double()
+    norms = exact.view(2, -1).norm(dim=1)
+    return {
+        _name(one): ((_run(x, one, setting).double() - exact).view(2, -1).norm(dim=1) / norms).tolist()
+        for one in choices
+    }
+
+
+def polynomial(x: Tensor, coefficients: list[tuple[float, float, float]]) -> Tensor:
+    """What Newton-Schulz is without rounding: in fp64, by torch's products alone."""
+    tall = x.shape[-2] > x.shape[-1]
+    y = (x.mT if tall else x).double()
+    y /= torch.linalg.matrix_norm(y, keepdim=True)
+    for a, b, c in coefficients:
+        r = y @ y.mT
+        y = a * y + (b * r + c * (r @ r)) @ y
+    return y.mT if tall else y
+
+
+def _is_exact(choice: _C.Choice, errors: dict[tuple[str, bool], list[float]], setting: Setting) -> bool:
+    """At most 1.3 times the direct form's error; or what rounding alone explains, where that is less than 1."""
+    unit = torch.finfo(setting.ns_dtype).eps / 2
+    slope = math.prod(a for a, _, _ in setting.coefficients)  # by which small singular values grow, and their rounding
+    floor = unit / 2 if setting.ns_dtype.itemsize == 2 else 4 * unit * abs(slope)
+    direct = next(error for (form, _), error in errors.items() if form == "DIRECT")
+    pairs = zip(errors[_name(choice)], direct, strict=True)
+    return all(error <= _MOST_ERROR * least + floor for error, least in pairs)

@@ -1,0 +1,93 @@
+"""All that may be chosen for a shape is as exact as the direct form, and an update takes what is chosen."""
+
+import pytest
+import torch
+from dmuon._planning.tuning import polynomial
+from dmuon._setup.hyperparameters import Tuned, native_group
+from exact import conditioned, gaussian, relative_error, rounding_bound
+
+from dmuon import _C
+
+CPU = torch.device("cpu")
+SETS = ["polar_express", "quintic", "you"]
+
+
+@pytest.mark.parametrize("shape", [(31, 67), (64, 64), (200, 96), (256, 256), (340, 256)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_every_candidate_has_at_most_1_3_times_the_direct_forms_error_or_what_rounding_explains(dtype, shape):
+    seen = set()
+    for name in SETS:
+        rows = _C.resolve_coefficients(name, 5)
+        floor = rounding_bound(rows, dtype) if dtype.itemsize > 2 else torch.finfo(dtype).eps / 4
+        for case in (gaussian(*shape), conditioned(*shape, 1e3)):
+            exact = case.polynomial(rows)
+            x = torch.stack([case.x, -case.x])
+
+            def error_of(form, batched, x=x, exact=exact, name=name):
+                got = _C.orthogonalize(x, name, 5, 0.0, dtype, form=form, batched=batched)
+                return max(relative_error(one, exact * sign) for one, sign in zip(got, (1, -1), strict=True))
+
+            direct = error_of(_C.Form.DIRECT, False)
+            for one in _C.candidates(*shape, name, 5, CPU, dtype):
+                assert error_of(one.form, one.batched) <= 1.3 * direct + floor, (name, one.form, one.batched)
+                seen.add((one.form.name, one.batched))
+    forms = {"DIRECT", "GRAM", *(["PAIRS"] if dtype == torch.bfloat16 and min(shape) >= 256 else [])}
+    in_batches = min(shape) < 256 and dtype != torch.float64
+    assert seen == {(form, batched) for form in forms for batched in (False, in_batches)}
+
+
+def test_the_default_is_a_candidate_and_a_batch_that_is_none_is_refused():
+    for shape, dtype in (((64, 64), torch.bfloat16), ((300, 900), torch.bfloat16), ((64, 64), torch.float64)):
+        place = *shape, "you", 5, CPU, dtype
+        assert _C.choose(*place) in _C.candidates(*place)
+    with pytest.raises(
+        ValueError, match=r"orthogonalize: batched must be false for 300 x 260 in Float on cpu; got true"
+    ):
+        _C.orthogonalize(torch.randn(2, 300, 260), "you", 5, 0.0, torch.float32, batched=True)
+
+
+@pytest.mark.parametrize("shape", [(40, 31), (31, 40), (257, 120)])
+def test_one_by_one_a_matrix_has_the_same_bits_alone_and_in_a_batch(shape):
+    x = torch.randn(4, *shape)
+    for one in _C.candidates(*shape, "you", 5, CPU, torch.float32):
+        options = {"form": one.form, "batched": one.batched}
+        y = _C.orthogonalize(x, "you", 5, 0.0, torch.float32, **options)
+        assert torch.equal(y, torch.stack([_C.orthogonalize(m, "you", 5, 0.0, torch.float32, **options) for m in x]))
+
+
+@pytest.mark.parametrize("shape", [(24, 40), (40, 24), (300, 130)])
+def test_the_tuners_reference_is_the_exact_polynomial(shape):
+    rows = _C.resolve_coefficients("polar_express", 5)
+    for case in (gaussian(*shape), conditioned(*shape, 1e3)):
+        assert relative_error(polynomial(case.x[None], rows)[0], case.polynomial(rows)) < 1e-11
+
+
+def updated(tuned, shape, column_blocks=1, **changes):
+    options = {"lr": 1.0, "weight_decay": 0.0, "momentum": 0.0, "nesterov": False, "adjust_lr_fn": None, "eps": 0.0}
+    group = {**options, "ns_coefficients": "quintic", "ns_steps": 5, "ns_dtype": torch.float32, **changes}
+    master = torch.zeros(shape)
+    gradient = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    native = native_group(group, CPU, tuned)
+    _C.muon_update(master, torch.zeros(shape), gradient, native, torch.tensor(True), column_blocks)
+    return -master, gradient
+
+
+def test_an_update_takes_the_choice_of_its_shape_and_only_with_the_settings_that_were_tuned():
+    rows = _C.resolve_coefficients("quintic", 5)
+    direct, gram = _C.Form.DIRECT, _C.Form.GRAM
+    tuned = Tuned(torch.float32, rows, dict.fromkeys([(24, 40), (24, 8)], _C.Choice(direct, False)))
+
+    def plain(x, form):
+        return _C.orthogonalize(x, rows, 5, 0.0, torch.float32, form=form)
+
+    got, x = updated(tuned, (3, 24, 40))
+    assert torch.equal(got, plain(x, direct)) and not torch.equal(got, plain(x, gram))
+    assert torch.equal(updated(None, (3, 24, 40))[0], plain(x, gram))
+    for changes in ({"ns_steps": 4}, {"ns_coefficients": "you"}, {"ns_dtype": torch.float64}):
+        assert torch.equal(updated(tuned, (3, 24, 40), **changes)[0], updated(None, (3, 24, 40), **changes)[0])
+    # Blocks of columns are matrices by themselves, here 24 x 8: their shape is tuned, not that of the whole.
+    got, x = updated(tuned, (1, 24, 40), 5)
+    whole = updated(tuned._replace(choices={(24, 40): tuned.choices[24, 40]}), (1, 24, 40), 5)[0]
+    assert torch.equal(whole, updated(None, (1, 24, 40), 5)[0]) and not torch.equal(whole, got)
+    expected = plain(x.view(24, 5, 8).transpose(0, 1), direct) * 3**0.5
+    assert torch.allclose(got.view(24, 5, 8).transpose(0, 1), expected, rtol=1e-6, atol=0)
