@@ -173,6 +173,13 @@ def test_the_budget_holds_small_shapes_come_first_and_what_is_left_keeps_the_def
     assert (64, 64) not in kept(SETTING)
 
 
+def test_what_is_known_by_fewer_matrices_stays_where_the_budget_does_not_reach_more(machine):
+    first = tuned()
+    machine.seconds = {("GRAM", True): 100.0}
+    assert tuned((9, 24, 96)) == first
+    assert kept(SETTING) == {(24, 96): first}
+
+
 def test_a_machine_that_becomes_slow_ends_the_tuning_at_the_budget(machine):
     machine.noise = lambda name, call: 1.0 if call < 20 else 1000.0
     _, unreached = tuning.tune([WIDE], SETTING, 10.0)

@@ -58,7 +58,8 @@ def tune(shapes: Iterable[Shape], setting: Setting, budget_s: float) -> tuple[li
             try:
                 result = _measure(shape, setting, pool, budget)
             except _NotReachedError as reason:
-                unreached[shape] = str(reason)
+                if shape[1:] not in known:  # by fewer matrices
+                    unreached[shape] = str(reason)
                 continue
             known[result[1:3]] = result
             keep(result, setting)
