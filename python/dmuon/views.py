@@ -162,7 +162,8 @@ def _divided(function: str, parameter: torch.Tensor, rows: int, parts: int) -> i
 
 # By default Muon takes these parameters of modules of these classes and their subclasses, by these views. A key is a
 # class or its qualified name, and the nearest base class counts; in a parameter's name `*` and `?` stand for anything.
-# Add your own before `dedicate_params`, the same on all ranks; {} leaves a class to AdamW.
+# Add your own before `dedicate_params`, the same on all ranks; {} leaves a class to AdamW. What fits nothing in a model
+# is warned of.
 by_class: dict[type[nn.Module] | str, dict[str, Callable[[torch.Tensor], View | Sequence[View]]]] = {
     nn.Linear: {"weight": matrix},
     "transformers.pytorch_utils.Conv1D": {"weight": conv1d},
@@ -170,3 +171,4 @@ by_class: dict[type[nn.Module] | str, dict[str, Callable[[torch.Tensor], View | 
     nn.RNNBase: {"weight_*": matrix},
     nn.RNNCellBase: {"weight_*": matrix},
 }
+_BY_DEFAULT = {cls: dict(rule) for cls, rule in by_class.items()}

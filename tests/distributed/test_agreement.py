@@ -1,8 +1,9 @@
-"""How ranks agree at set-up: all leave a block well, or all raise, each with what it can know."""
+"""How ranks agree at set-up: all leave a block well, or all raise, each with what it can know; and what meshes say."""
 
 from __future__ import annotations
 
 import datetime
+import logging
 from typing import Any
 
 import pytest
@@ -10,6 +11,9 @@ import torch
 import torch.nn as nn
 from dmuon._setup.agreement import agreement, from_first
 from dmuon._setup.ranks import Ranks, resolve_ranks
+from torch.distributed.device_mesh import DeviceMesh
+
+import dmuon
 
 
 def _ranks(mesh: Any, timeout: Any = None) -> Ranks:
@@ -137,3 +141,39 @@ NINE = datetime.timedelta(seconds=9)
 )
 def test_ranks_take_a_timeout_that_all_have_and_else_none(ranks, mesh, timeouts, agreed):
     assert ranks.run(agreed_timeout, mesh, timeouts=timeouts) == [agreed] * 4
+
+
+MESH_NAMES = {
+    ("replicate", "shard"): None,
+    ("shard", "replicate"): "'shard' as replicate and 'replicate' as shard",
+    ("dp_shard", "dp_replicate"): "'dp_shard' as replicate and 'dp_replicate' as shard",
+    ("dp_replicate", "dp_shard_cp"): None,
+    ("dp", "tp"): None,
+    ("replicate",): "'replicate' as shard",
+    ("dp",): None,
+}
+
+
+def said_of_names(mesh: Any) -> list[list[str]]:
+    """What dmuon logs of meshes with these names."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.addFilter(lambda record: "by position" in record.getMessage())
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    found = []
+    for names in MESH_NAMES:
+        named = DeviceMesh(mesh.device_type, mesh.mesh if len(names) == 2 else range(4), mesh_dim_names=names)
+        logging.getLogger("dmuon").addHandler(handler)
+        dmuon.dedicate_params(nn.Linear(4, 4), named)
+        logging.getLogger("dmuon").removeHandler(handler)
+        found.append([*said])
+        said.clear()
+    return found
+
+
+def test_a_mesh_whose_names_contradict_the_positions_is_warned_of_at_slot_0(ranks):
+    first, *others = ranks.run(said_of_names, (2, 2))
+    for said, expected in zip(first, MESH_NAMES.values(), strict=True):
+        assert len(said) == (expected is not None)
+        assert not said or f"by position, as fully_shard takes them: {expected}, which" in said[0]
+    assert others == [[[]] * len(MESH_NAMES)] * 3

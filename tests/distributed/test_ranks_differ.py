@@ -30,6 +30,18 @@ def dtypes_differ(mesh: Any) -> None:
     dmuon.dedicate_params(model.bfloat16() if rank_of(mesh) == 1 else model, mesh)
 
 
+@refused("dedicate_params: ranks differ", "'blocks.0.up.weight'", "algorithm='frozen'", when="before")
+@refused(
+    "Muon: ranks differ", "has: 'embedding.weight' trainable", "rank 1 has: 'embedding.weight' frozen", when="between"
+)
+def trainable_parameters_differ(mesh: Any, when: str) -> None:
+    model = make_gpt(depth=1)
+    model.blocks[0].up.weight.requires_grad_(when != "before" or rank_of(mesh) != 1)
+    dmuon.dedicate_params(model, mesh)
+    model.embedding.weight.requires_grad_(when != "between" or rank_of(mesh) != 1)
+    dmuon.Muon(model)
+
+
 @refused("ranks differ", "strategy='round_robin'", "rank 1 has: ", "strategy='rank0'")
 def options_differ(mesh: Any) -> None:
     dedicated(mesh, strategy="rank0" if rank_of(mesh) == 1 else "round_robin")

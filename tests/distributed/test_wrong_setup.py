@@ -10,7 +10,7 @@ import torch
 import torch.nn as nn
 from models import batch, make_gpt
 from pool import make_mesh
-from refusals import REFUSED, Refusals, dedicated, expect_refusal, messages_of, ready
+from refusals import REFUSED, Refusals, dedicated, expect_refusal, messages_of, rank_of, ready
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from training import shard
 
@@ -194,6 +194,27 @@ def freeze_a_block_between(mesh: Any) -> None:
     model = dedicated(mesh)
     model.blocks[0].requires_grad_(True)
     model.blocks[0].requires_grad_(False)
+
+
+@refused("Muon: model: 'blocks.0.up.weight' was frozen", "unfreeze it before dedicate_params", fsdp=True)
+@refused("Muon: model: 'blocks.0.up.weight' was frozen", "unfreeze it before dedicate_params", fsdp=False)
+@refused("Muon: model: 'blocks.0.up.weight' was frozen", "unfreeze it before dedicate_params", fsdp=True, only_on=1)
+def unfrozen_between(mesh: Any, fsdp: bool, only_on: int | None = None) -> None:
+    model = make_gpt(depth=1)
+    model.blocks[0].up.weight.requires_grad_(False)
+    dmuon.dedicate_params(model, mesh)
+    if fsdp:
+        shard(model, mesh)
+    if only_on in (None, rank_of(mesh)):
+        model.blocks[0].up.weight.requires_grad_(True)
+    dmuon.Muon(model)
+
+
+@refused("'blocks.0.up.weight' or its module was replaced or removed")
+def weight_deleted_between(mesh: Any) -> None:
+    model = dedicated(mesh)
+    del model.blocks[0].up.weight
+    dmuon.Muon(model)
 
 
 @refused("'blocks.0.up.weight' or its module was replaced")

@@ -110,6 +110,13 @@ def test_what_the_user_has_put_there_between_the_calls_is_known_and_stays(state)
     assert found.held() is found.other
 
 
+@pytest.mark.parametrize("state", [State.TAKEN_OUT, State.PROVISIONAL], ids=lambda state: state.name)
+def test_so_is_what_the_user_has_deleted(state):
+    found = Attribute(state)
+    del found.module.weight
+    assert found.place.is_replaced()
+
+
 def test_the_weight_is_trained_as_the_placeholder_says():
     found = Attribute(State.PLACEHOLDER)
     found.placeholder.requires_grad_(False)

@@ -23,10 +23,12 @@ class Stack(nn.Module):
         self.stack = nn.Parameter(torch.zeros(number, 8, 8))
 
 
-def warnings_of(caplog: pytest.LogCaptureFixture, model: nn.Module, **options) -> list[str]:
+def warnings_of(
+    caplog: pytest.LogCaptureFixture, model: nn.Module, about: str = "AdamW updates", **options
+) -> list[str]:
     with caplog.at_level(logging.WARNING, "dmuon"):
         dmuon.dedicate_params(model, **options)
-    return [record.getMessage() for record in caplog.records if record.name == "dmuon"]
+    return [record.getMessage() for record in caplog.records if record.name == "dmuon" and about in record.getMessage()]
 
 
 def test_the_table_ends_with_muons_share_of_what_is_trained():
@@ -37,6 +39,18 @@ def test_the_table_ends_with_muons_share_of_what_is_trained():
     assert str(table).splitlines()[-1] == "Muon updates 70.2% of 456 trainable weights, AdamW the others"
     optimizer_says = dmuon.RoutingTable(table, "and a note")
     assert str(optimizer_says).splitlines()[-2:] == [str(table).splitlines()[-1], "and a note"]
+
+
+def test_the_table_of_an_optimizer_says_what_was_frozen_after_dedicate_params():
+    model = Stack(2)
+    dmuon.dedicate_params(model)
+    model.norm.weight.requires_grad_(False)
+    dmuon.Muon(model, adamw_lr=0.5)
+    table = dmuon.routing_table(model)
+    assert {row.name: row.why for row in table if row.algorithm == "frozen"} == {
+        "norm.weight": "frozen after dedicate_params"
+    }
+    assert table.note == "AdamW: lr 0.5"
 
 
 def test_a_model_without_weights_has_a_table():
@@ -81,6 +95,32 @@ def test_a_class_that_the_user_has_named_is_not(caplog, monkeypatch):
     for rule in ({"weight": dmuon.views.matrix}, {}):
         monkeypatch.setitem(dmuon.views.by_class, ByHand, rule)
         assert not warnings_of(caplog, nn.Sequential(ByHand()))
+
+
+class Weighs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(8, 8))
+
+
+def test_entries_of_the_users_table_that_fit_nothing_are_warned_of_once(caplog, monkeypatch):
+    matrix = dmuon.views.matrix
+    entries = {
+        nn.Linear: {"weight": matrix, "wait": matrix},
+        Weighs: {"weight": matrix, "wieght": matrix, "bias_?": matrix},
+        "elsewhere.Weighs": {"weight": matrix},
+        f"{__name__}.Weighs": {"w*": matrix},
+        nn.Module: {"we?ght": matrix},
+        Stack: {},
+    }
+    monkeypatch.setattr(dmuon.views, "by_class", {**dmuon.views._BY_DEFAULT, **entries})
+    (message,) = warnings_of(caplog, nn.Sequential(Weighs(), nn.Linear(8, 8)), "fit nothing in this model")
+    assert message.split(":")[1].strip() == (
+        "by_class[Linear]['wait'], by_class[Weighs]['wieght'], by_class[Weighs]['bias_?'], "
+        "by_class['elsewhere.Weighs'], by_class[Stack]"
+    )
+    caplog.clear()
+    assert not warnings_of(caplog, nn.Sequential(Weighs(), nn.Linear(8, 8)), "fit nothing in this model")
 
 
 def test_neither_are_frozen_ones_nor_those_that_the_user_left_to_adamw(caplog):

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import logging
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,9 +20,11 @@ from dmuon._setup.guards import Handle, guards
 from dmuon._setup.matrix import Matrix
 from dmuon._setup.meta_start import MetaStart
 from dmuon._setup.options import STEP, AcrossRanks, Planning, check_as_for_fully_shard, step_options
-from dmuon._setup.ranks import Ranks, check_mesh, check_timeout, resolve_ranks
+from dmuon._setup.place import clean_name
+from dmuon._setup.ranks import Ranks, check_mesh, check_timeout, contradicted_by_names, resolve_ranks
 from dmuon._setup.routing import DEDICATION, Select, route
-from dmuon._setup.routing_table import RoutingTable
+from dmuon._setup.routing_table import Route, RoutingTable
+from dmuon._setup.rules import unfit_entries
 from dmuon._setup.sharded import check_sharded, mesh_and_policy_of, release
 from dmuon._setup.wrappers import refused_wrapper, unwrapped
 
@@ -40,7 +43,7 @@ class Dedication:
     planning: Planning
     across_ranks: AcrossRanks
     schedule: StepOptions
-    known: dict[nn.Module, list[str]]  # every module, and its parameters in their order, as they were
+    known: dict[nn.Module, dict[str, bool]]  # every module; its parameters in their order, and which were trainable
     meta_start: MetaStart | None = None  # until Muon, of a model on the meta device
     one_stage: bool = False  # all ranks as one node, for ablations
     guards: list[Handle] = dataclasses.field(default_factory=list)  # against early use
@@ -169,15 +172,9 @@ def dedicate_params(
         facts += [f"{row} {parameter.dtype}" for row, parameter in zip(table, model.parameters(), strict=True)]
         facts += [f"'{m.name}' divided by experts over {m.num_columns} ranks" for m in matrices if m.num_columns > 1]
 
-    if ranks.slot == 0 and (left := table.left_out()):
-        logger.warning(
-            "dmuon: AdamW updates %s: no rule takes anything of such modules. If these hold matrices, say so of the "
-            "class, as in dmuon.views.by_class[Class] = {'weight': dmuon.views.matrix}, or by select(), which returns "
-            "True or a dmuon.View, such as dmuon.views.experts(parameter), or of a convolution "
-            "dmuon.views.conv(parameter).",
-            left,
-        )
-    known = {m: [name for name, p in m._parameters.items() if p is not None] for m in model.modules()}
+    if ranks.slot == 0:
+        _warn(model, mesh, table)
+    known = {m: {k: p.requires_grad for k, p in m._parameters.items() if p is not None} for m in model.modules()}
     on_meta = any(parameter.is_meta for parameter in model.parameters())
     dedication = Dedication(ranks, mesh, matrices, table, policy, planning, across_ranks, schedule, known)
     dedication.guards += guards(model, matrices)
@@ -191,6 +188,35 @@ def dedicate_params(
     return table
 
 
+_warned_of: set[str] = set()  # entries of by_class, in this process: other models may have what one lacks
+
+
+def _warn(model: nn.Module, mesh: DeviceMesh | None, table: RoutingTable) -> None:
+    """Of what may be meant otherwise."""
+    if left := table.left_out():
+        logger.warning(
+            "dmuon: AdamW updates %s: no rule takes anything of such modules. If these hold matrices, say so of the "
+            "class, as in dmuon.views.by_class[Class] = {'weight': dmuon.views.matrix}, or by select(), which returns "
+            "True or a dmuon.View, such as dmuon.views.experts(parameter), or of a convolution "
+            "dmuon.views.conv(parameter).",
+            left,
+        )
+    if unfit := [entry for entry in unfit_entries(model) if entry not in _warned_of]:
+        _warned_of.update(unfit)
+        logger.warning(
+            "dmuon.views: %s: these entries fit nothing in this model, no module of the class or no parameter of the "
+            "name, and decide nothing.",
+            ", ".join(unfit),
+        )
+    if (roles := contradicted_by_names(mesh)) is not None:
+        logger.warning(
+            "dmuon: dedicate_params: mesh: dimensions are taken by position, as fully_shard takes them: %s, which is "
+            "not as they are named. If the names are meant, pass the mesh with its dimensions in the order (replicate, "
+            "shard).",
+            roles,
+        )
+
+
 def end_setup(dedication: Dedication) -> None:
     """Ends the time between the two calls."""
     if dedication.meta_start is not None:
@@ -201,11 +227,14 @@ def end_setup(dedication: Dedication) -> None:
     dedication.guards.clear()
 
 
-def check_parameters(model: nn.Module, dedication: Dedication) -> None:
+def check_parameters(model: nn.Module, dedication: Dedication, facts: list[str]) -> None:
     """What came since dedicate_params would silently not be Muon's; what went would be trained nowhere.
 
+    `facts` gets which parameters are trainable now.
+
     Raises:
-        ValueError: a parameter was added, or the module of a matrix replaced. Wrappers around modules are no change.
+        ValueError: a parameter was added or unfrozen, or the module of a matrix replaced. Wrappers around modules are
+            no change.
     """
     modules = dict(model.named_modules())
     present = set(modules.values())
@@ -216,8 +245,26 @@ def check_parameters(model: nn.Module, dedication: Dedication) -> None:
                 raise ValueError(f"Muon: model: '{matrix.name}' or its module was replaced or removed {whole}")
     for path, module in modules.items():
         for attribute, parameter in module._parameters.items():
-            if parameter is not None and attribute not in dedication.known.get(module, ()):
-                raise ValueError(f"Muon: model: '{f'{path}.' if path else ''}{attribute}' was added {whole}")
+            if parameter is None:
+                continue
+            name = clean_name(f"{path}.{attribute}" if path else attribute)
+            was_trainable = dedication.known.get(module, {}).get(attribute)
+            if was_trainable is None:
+                raise ValueError(f"Muon: model: '{name}' was added {whole}")
+            if parameter.requires_grad and not was_trainable:
+                raise ValueError(
+                    f"Muon: model: '{name}' was frozen at dedicate_params and is trainable now: AdamW would update it, "
+                    "whatever it is. Expected: unfreeze it before dedicate_params."
+                )
+            facts.append(f"'{name}' {'trainable' if parameter.requires_grad else 'frozen'}")
+
+
+def with_frozen(table: RoutingTable, model: nn.Module) -> Iterator[Route]:
+    """The rows of a table, such that what was frozen since is nobody's."""
+    frozen = {clean_name(name) for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad}
+    for row in table:
+        is_frozen = row.algorithm == "adamw" and row.name in frozen
+        yield dataclasses.replace(row, algorithm="frozen", why="frozen after dedicate_params") if is_frozen else row
 
 
 def check_sentinels(model: nn.Module, dedication: Dedication) -> torch.device | None:

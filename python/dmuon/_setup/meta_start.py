@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ class MetaStart:
     """
 
     def __init__(
-        self, model: nn.Module, matrices: Sequence[Matrix], known: Mapping[nn.Module, list[str]], ranks: Ranks
+        self, model: nn.Module, matrices: Sequence[Matrix], known: Mapping[nn.Module, Iterable[str]], ranks: Ranks
     ) -> None:
         """`matrices`: all of the model, by now taken out of it; of these, the ones on the meta device."""
         self._known, self._desk = known, Desk()

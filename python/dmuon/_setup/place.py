@@ -94,6 +94,7 @@ class Place:
         """Puts in what can be initialised."""
         self._enter(State.PROVISIONAL)
         self.module.__dict__.pop(self.attribute, None)
+        self._taken_out = None
         self.provisional = self.module._parameters[self.attribute] = parameter
 
     def hide_provisional(self) -> None:
@@ -103,9 +104,9 @@ class Place:
             del self.module._parameters[self.attribute]
 
     def is_replaced(self) -> bool:
-        """Between the calls: whether the user has put another parameter there."""
+        """Between the calls: whether the user has put another parameter there, or taken out what stands for it."""
         expected = self.provisional if self.state is State.PROVISIONAL else None
-        beside = self.module.__dict__.get(self.attribute, self._taken_out)  # where what is no parameter goes
+        beside = self.module.__dict__.get(self.attribute)  # where what is no parameter goes
         return self.module._parameters.get(self.attribute) is not expected or beside is not self._taken_out
 
     def put_back(self, placeholder: nn.Parameter, weight: nn.Parameter) -> None:

@@ -130,6 +130,21 @@ def check_mesh(mesh: DeviceMesh | None) -> None:
         )
 
 
+def contradicted_by_names(mesh: DeviceMesh | None) -> str | None:
+    """The dimensions of a mesh with their roles, where a name says the other one; FSDP2 goes by position too."""
+    names = mesh.mesh_dim_names if mesh is not None else None
+    if not names:
+        return None
+    roles = ("replicate", "shard")[-len(names) :]
+    others = ("shard", "replicate")[-len(names) :]
+    if not any(
+        other in name.lower() and role not in name.lower()
+        for name, role, other in zip(names, roles, others, strict=True)
+    ):
+        return None
+    return " and ".join(f"'{name}' as {role}" for name, role in zip(names, roles, strict=True))
+
+
 def check_timeout(timeout: object) -> None:
     """Raises a ValueError, unless it is a positive datetime.timedelta or None."""
     if _milliseconds(timeout) < 0:

@@ -102,6 +102,28 @@ class Rules:
         return None
 
 
+def unfit_entries(model: nn.Module) -> list[str]:
+    """What a user has put into `dmuon.views.by_class` that no module, or no parameter of such modules, fits."""
+    names: dict[type | str, set[str]] = {}  # of the parameters, by class
+    for module in model.modules():
+        for cls in type(module).__mro__:
+            for key in (cls, _qualified(cls)):
+                names.setdefault(key, set()).update(module._parameters)
+    found = []
+    for key, rule in views.by_class.items():
+        entry = f"by_class[{key.__name__ if isinstance(key, type) else repr(key)}]"
+        default = views._BY_DEFAULT.get(key, {})
+        if key not in names:
+            found += [entry] if key not in views._BY_DEFAULT else []
+            continue
+        found += [
+            f"{entry}[{pattern!r}]"
+            for pattern in rule
+            if pattern not in default and not any(fnmatch.fnmatchcase(name, pattern) for name in names[key])
+        ]
+    return found
+
+
 def _qualified(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
