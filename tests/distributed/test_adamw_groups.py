@@ -18,12 +18,15 @@ refused = Refusals()
 @refused("adamw_groups[1]", "'blocks.0.up.weight', which Muon updates", which="a matrix")
 @refused("adamw_groups[1]", "'blocks.0.up.weight'", which="a matrix", only_on=2)
 @refused("adamw_groups[1]", "'norm.weight' twice", which="twice")
-@refused("adamw_groups[0]", "shape (24,)", "fully_shard", which="before fully_shard")
-@refused("adamw_groups: expected a list of groups, got dict", which="no groups")
+@refused("groups[0]: params[0]", "shape (24,), which is no parameter of the model", which="before fully_shard")
+@refused("adamw_groups: expected a list of groups, got a dict with ['params']", which="no groups")
 @refused("adamw_groups[0]: expected a dict with 'params', got list", which="no params")
-@refused("adamw_groups[0]: params", "got str", which="a name")
-@refused("adamw_groups[0]: params", "got int", which="a number")
-@refused("adamw_weight_decay", "-1", which="decay")
+@refused("adamw_groups[0]: params", "got 'norm.weight'", which="a name")
+@refused("adamw_groups[0]: params[0]: expected a parameter of the model, got 3", which="a number")
+@refused("adamw_groups[0]: expected a dict with 'params', got a dict with ['param']", which="other keys")
+@refused("Muon: adamw_groups[0]: weight_decay: expected a number in [0, inf), got -1", which="decay")
+@refused("Muon: adamw_groups[0]: lr: expected one element, got a tensor of shape (2, 2)", which="lr")
+@refused("Muon: adamw_groups[0]: betas: expected two numbers, got a Tensor of shape (3, 3)", which="betas")
 @refused("adamw_groups[0]: algorithm", "'muon'", which="muon")
 @refused("ranks differ", "norm.weight", which="good", only_on=1)
 def adamw_groups(mesh: Any, which: str, only_on: int | None = None) -> None:
@@ -42,6 +45,9 @@ def adamw_groups(mesh: Any, which: str, only_on: int | None = None) -> None:
         "a name": [{"params": ["norm.weight"]}],
         "a number": [{"params": 3}],
         "decay": [{"params": [norm], "weight_decay": -1.0}],
+        "lr": [{"params": [norm], "lr": torch.ones(2, 2)}],
+        "betas": [{"params": [norm], "betas": torch.ones(3, 3)}],
+        "other keys": [{"param": [norm]}],
         "muon": [{"params": [norm], "algorithm": "muon"}],
         "good": [{"params": [norm], "weight_decay": 0.0}],
     }

@@ -101,12 +101,16 @@ def lr_differs_after_clipping(mesh: Any) -> None:
     opt.step()
 
 
-@refused("ranks differ", "'blocks.0.out.weight' of sum")
-def written_back_unlike(mesh: Any) -> None:
+WRITTEN = "full_params: ranks differ. Expected: inside of writeback=True the same values written on every rank"
+
+
+@refused(WRITTEN, "Rank 0 has: 'blocks.0.out.weight' of values with checksum", name="blocks.0.out.weight")
+@refused(WRITTEN, "Rank 0 has: 'blocks.1.norm.weight' of values with checksum", name="blocks.1.norm.weight")
+def written_back_unlike(mesh: Any, name: str) -> None:
     model = with_gradients(mesh)[0]
     with dmuon.full_params(model, writeback=True), torch.no_grad():
         if rank_of(mesh) == 0:
-            model.blocks[0].out.weight.add_(1.0)
+            model.get_parameter(name).add_(1.0)
 
 
 @refused("ranks differ", "seconds=32", "seconds=33")
@@ -162,6 +166,13 @@ def lr_wrong_on_one_rank(mesh: Any) -> None:
     opt.step()
 
 
+def key_missing_on_one_rank(mesh: Any, number: int, key: str) -> None:
+    _, opt = with_gradients(mesh)
+    if rank_of(mesh) == 1:
+        del opt.param_groups[number][key]
+    opt.step()
+
+
 def max_norm_wrong_on_one_rank(mesh: Any, wrong: Any) -> None:
     model, _ = with_gradients(mesh)
     dmuon.clip_grad_norm_(model, wrong if rank_of(mesh) == 1 else 1.0)
@@ -198,6 +209,13 @@ ON_RANK_1 = "(on rank 1)"
         (module_replaced_on_one_rank, {}, "'blocks.0.up.weight' or its module was replaced", ON_RANK_1),
         (muon_option_wrong_on_one_rank, {}, "momentum: expected a number in [0, 1), got 2", ON_RANK_1),
         (lr_wrong_on_one_rank, {}, "lr: expected a number in [0, inf), got -1", DIFFER),
+        (
+            key_missing_on_one_rank,
+            {"number": 0, "key": "momentum"},
+            "param_groups[0]: expected a group with 'mom",
+            DIFFER,
+        ),
+        (key_missing_on_one_rank, {"number": 1, "key": "algorithm"}, "[1]: expected a group with 'algorithm'", DIFFER),
         (max_norm_wrong_on_one_rank, {"wrong": -1.0}, "max_norm: expected a positive number, got -1.0", DIFFER),
         (max_norm_wrong_on_one_rank, {"wrong": torch.ones(2)}, "positive number, got tensor([1., 1.])", DIFFER),
     ],

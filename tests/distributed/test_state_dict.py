@@ -97,6 +97,10 @@ def spoiled(mesh: Any, how: str, saved: dict[str, Any]) -> None:
             weights["blocks.1.gate.weight"] = torch.zeros(3, 3)
         case "a number":
             weights["blocks.1.up.bias"] = 1.0
+        case "another depth":
+            for key in [key for key in weights if key.startswith("blocks.1.")]:
+                weights[key.replace("1", "2")] = weights.pop(key)
+            weights["embedding.weight"] = torch.zeros(3, 3)
         case "foreign":
             weights.clear()
             weights["transformer.h.0.weight"] = torch.zeros(3, 3)
@@ -189,6 +193,13 @@ def numbered(
         ("another shape of a bias", ["'blocks.1.up.bias': expected shape (41,), got (40,)"]),
         ("a key too many", ["no place for 'blocks.1.gate.weight'"]),
         ("a number", ["'blocks.1.up.bias': expected a tensor, got float"]),
+        (
+            "another depth",
+            [
+                "no values for 'blocks.1.norm.weight', 'blocks.1.norm.bias'",
+                "and 2 more; no place for 'blocks.2.norm.weight', 'blocks.2.norm.bias'",
+            ],
+        ),
         ("foreign", ["no values for 'embedding.weight', 'blocks.0.norm.weight'", "more"]),
     ],
 )

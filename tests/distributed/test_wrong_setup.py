@@ -69,9 +69,20 @@ def select_a_vector(mesh: Any) -> None:
     dedicated(mesh, select=lambda name, module, parameter: "norm" in name or None)
 
 
-@refused("select: expected True, False, a dmuon.View, several of them or None", "got 'muon'")
-def select_returns_a_string(mesh: Any) -> None:
-    dedicated(mesh, select=lambda *_: "muon")
+SEVERAL = "several of them or None for 'embedding.weight', got "
+OF_ANOTHER = "as its shape (29, 24) has them; got "
+
+
+@refused("select: expected True, False, a dmuon.View, several of them or None", "got 'muon'", answer="muon")
+@refused(SEVERAL + "a Tensor of shape (50, 50)", answer=torch.ones(50, 50))
+@refused(SEVERAL + "a Linear", answer=nn.Linear(2, 2))
+@refused(OF_ANOTHER + "[a Tensor of shape (9,), 1, 2, 1 more]", answer=[torch.ones(9), 1, 2, 3])
+def select_returns_something_else(mesh: Any, answer: Any) -> None:
+    try:
+        dedicated(mesh, select=lambda *_: answer)
+    except ValueError as error:
+        assert len(str(error)) < 400
+        raise
 
 
 @refused("dedicate_params: select", "KeyError", "embedding.weight")
@@ -207,6 +218,21 @@ def unfrozen_between(mesh: Any, fsdp: bool, only_on: int | None = None) -> None:
         shard(model, mesh)
     if only_on in (None, rank_of(mesh)):
         model.blocks[0].up.weight.requires_grad_(True)
+    dmuon.Muon(model)
+
+
+@refused("register_parameter between", "'blocks.0.up.weight' is Muon's already", "at dedicate_params")
+def weight_registered_between(mesh: Any) -> None:
+    up = dedicated(mesh).blocks[0].up
+    up.register_parameter("other", None)
+    up.register_parameter("weight", nn.Parameter(torch.ones(41, 24)))
+
+
+@refused("dedicate_params: plan: cannot read '/nowhere/plan.json'", "No such file", plan="/nowhere/plan.json")
+@refused("dedicate_params: costs: expected 'measured', 'modelled' or a table, cannot read 'measurd'", costs="measurd")
+def file_missing(mesh: Any, **options: Any) -> None:
+    model = make_gpt(depth=1)
+    dmuon.dedicate_params(model, mesh, **options)
     dmuon.Muon(model)
 
 

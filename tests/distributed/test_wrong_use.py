@@ -122,6 +122,31 @@ def gradient_assigned(mesh: Any) -> None:
     optimizer.step()
 
 
+@refused("dmuon: 'blocks.0.up.weight' was replaced after dmuon.Muon", how="replaced")
+@refused("dmuon: 'blocks.0.up.weight' was deleted after dmuon.Muon", how="deleted")
+@refused("full_params: 'blocks.0.up.weight': expected shape (41, 24), got a deleted one", how="in full_params")
+@refused("full_params: 'blocks.0.norm.weight': expected shape (24,), got a deleted one", how="AdamW's in full_params")
+def weight_gone(mesh: Any, how: str) -> None:
+    model, _ = ready(mesh)
+    up = model.blocks[0].up
+    if how == "replaced":
+        up.weight = nn.Parameter(torch.zeros(41, 24))
+    elif how == "deleted":
+        del up.weight
+    else:
+        with dmuon.full_params(model, writeback=True):
+            del (model.blocks[0].norm if "AdamW" in how else up).weight
+    model(batch(0)[:, :-1])
+
+
+@refused("aten.add.Tensor on 'blocks.0.up.weight'", "whole only at its owner", where={"a": 0})
+@refused("aten.add.Tensor on a weight", "whole only at its owner", where=None)
+def nested_in_arguments(mesh: Any, where: Any) -> None:
+    """As an operator of higher order may be given it."""
+    weight = ready(mesh)[0].blocks[0].up.weight
+    type(weight.data).__torch_dispatch__(torch.ops.aten.add.Tensor, (), ({"a": [weight]} if where else iter([weight]),))
+
+
 @refused("full_params: a forward inside it", "leave the context")
 def forward_in_full_params(mesh: Any) -> None:
     model, _ = ready(mesh)

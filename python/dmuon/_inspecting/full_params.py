@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from dmuon._running.runtime import Runtime, runtime_of
 from dmuon._setup.agreement import agreement
 from dmuon._setup.checksum import checksum
+from dmuon._setup.place import clean_name
 
 
 @contextmanager
@@ -43,6 +44,7 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
     with agreement(runtime.ranks, "full_params") as facts:
         facts.append(f"writeback={bool(writeback)}")
     swapped = _sharded_places(model)
+    names = [_name_of(model, module, attribute) for module, attribute, _ in swapped] if writeback else []
     wholes = [
         nn.Parameter(runtime.engine.gather(index, "master").to(placeholder.dtype), placeholder.requires_grad)
         for index, placeholder in enumerate(runtime.placeholders)
@@ -64,7 +66,7 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
                     raise error
             raise
         if writeback:
-            _write_back(runtime, swapped)
+            _write_back(runtime, swapped, names)
     finally:
         runtime.whole = False
         for matrix in runtime.matrices:
@@ -100,19 +102,25 @@ def _sharded_places(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
     ]
 
 
+def _name_of(model: nn.Module, holder: nn.Module, attribute: str) -> str:
+    path = next(path for path, module in model.named_modules() if module is holder)
+    return clean_name(f"{path}.{attribute}" if path else attribute)
+
+
 @torch.no_grad()
-def _write_back(runtime: Runtime, swapped: list[tuple[nn.Module, str, Any]]) -> None:
-    with agreement(runtime.ranks, "full_params") as facts:
+def _write_back(runtime: Runtime, swapped: list[tuple[nn.Module, str, Any]], names: list[str]) -> None:
+    wanted = "inside of writeback=True the same values written on every rank"
+    with agreement(runtime.ranks, "full_params", wanted) as facts:
         edited = [
             _current(matrix.places[0].module, matrix.places[0].attribute, matrix.name, matrix.shape)
             for matrix in runtime.matrices
         ]
-        wholes = [_current(module, attribute, attribute, parameter.shape) for module, attribute, parameter in swapped]
-        names = [matrix.name for matrix in runtime.matrices] + [attribute for _, attribute, _ in swapped]
-        facts += [
-            f"'{name}' of sum {int(checksum(whole))} at the end"
-            for name, whole in zip(names, (*edited, *wholes), strict=True)
+        wholes = [
+            _current(module, attribute, name, parameter.shape)
+            for name, (module, attribute, parameter) in zip(names, swapped, strict=True)
         ]
+        values = zip([*(matrix.name for matrix in runtime.matrices), *names], (*edited, *wholes), strict=True)
+        facts += [f"'{name}' of values with checksum {int(checksum(whole)):x}" for name, whole in values]
     for index, new in enumerate(edited):
         # A bf16 model's fp32 master holds more than the bf16 values shown: keep it where nothing was changed.
         for _, begin, end, master in runtime.engine.owned_parts(index, "master"):
@@ -132,6 +140,6 @@ def _write_back(runtime: Runtime, swapped: list[tuple[nn.Module, str, Any]]) -> 
 def _current(module: nn.Module, attribute: str, name: str, shape: torch.Size) -> torch.Tensor:
     parameter = module._parameters.get(attribute)
     if parameter is None or parameter.shape != shape:
-        got = "none" if parameter is None else tuple(parameter.shape)
+        got = "a deleted one" if parameter is None else tuple(parameter.shape)
         raise ValueError(f"full_params: '{name}': expected shape {tuple(shape)}, got {got}")
     return parameter.detach()

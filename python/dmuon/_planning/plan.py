@@ -222,9 +222,9 @@ def make_plan(
 
     def plan_here() -> str:
         if planning.plan is not None:
-            return Plan.load(planning.plan).to_json()
+            return from_file(planning.plan, _plan.Plan.from_json, "dedicate_params: plan: cannot read").to_json()
         if planning.costs not in ("measured", "modelled"):
-            problem = "dedicate_params: costs: cannot read the table"
+            problem = "dedicate_params: costs: expected 'measured', 'modelled' or a table, cannot read"
             found = from_file(planning.costs, _plan.CostTable.from_json, problem)
         else:  # what does not look at costs was not measured
             found = table or _plan.modelled_costs(costed, model_of(device))

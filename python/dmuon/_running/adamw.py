@@ -14,6 +14,7 @@ from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 from dmuon._setup.dedication import Dedication
 from dmuon._setup.hyperparameters import adamw_moments, check_group, settings_of
 from dmuon._setup.place import clean_name
+from dmuon._setup.shown import shown
 
 # Without the hooks of torch.optim, which see one step in a step of the outer optimizer.
 _step = inspect.unwrap(torch.optim.AdamW.step)
@@ -87,7 +88,7 @@ def checked_adamw_groups(
             was named before, or a bad hyperparameter.
     """
     if not isinstance(given, list | tuple):
-        raise ValueError(f"Muon: adamw_groups: expected a list of groups, got {type(given).__name__}")
+        raise ValueError(f"Muon: adamw_groups: expected a list of groups, got {_kind(given)}")
     matrices = {
         id(parameter): matrix.name
         for matrix in dedication.matrices
@@ -99,23 +100,25 @@ def checked_adamw_groups(
     for index, options in enumerate(given):
         where = f"Muon: adamw_groups[{index}]"
         if not isinstance(options, dict) or "params" not in options:
-            raise ValueError(f"{where}: expected a dict with 'params', got {type(options).__name__}")
+            raise ValueError(f"{where}: expected a dict with 'params', got {_kind(options)}")
         if options.get("algorithm", "adamw") != "adamw":
-            raise ValueError(f"{where}: algorithm: expected 'adamw' or nothing, got {options['algorithm']!r}")
+            raise ValueError(f"{where}: algorithm: expected 'adamw' or nothing, got {shown(options['algorithm'])}")
         params = _listed(options["params"], where)
-        for parameter in params:
+        for number, parameter in enumerate(params):
             problem = None
             if id(parameter) in matrices:
                 problem = f"'{matrices[id(parameter)]}', which Muon updates (dedicate_params(select=...) decides)"
             elif id(parameter) not in names:
-                problem = f"one of shape {tuple(parameter.shape)} that the model under fully_shard does not have"
+                problem = f"{shown(parameter)}, which is no parameter of the model as it is after fully_shard"
             elif id(parameter) in taken:
                 problem = f"'{names[id(parameter)]}' twice"
             if problem:
-                raise ValueError(f"{where}: params: expected parameters that AdamW updates, each once, got {problem}")
+                raise ValueError(
+                    f"{where}: params[{number}]: expected parameters that AdamW updates, each once, got {problem}"
+                )
             taken.add(id(parameter))
         group = {**defaults, **options, "params": params, "algorithm": "adamw"}
-        check_group(group)
+        check_group(group, where)
         facts.append(f"adamw_groups[{index}] {settings_of(group)} of {[names[id(p)] for p in params]}")
         groups.append(group)
     # Fused AdamW takes plain tensors or DTensors, not both at once.
@@ -128,7 +131,12 @@ def checked_adamw_groups(
 def _listed(params: Any, where: str) -> list[torch.Tensor]:
     items = list(params) if isinstance(params, Iterable) and not isinstance(params, torch.Tensor) else [params]
     found: list[Any] = [item[1] if isinstance(item, tuple) and len(item) == 2 else item for item in items]
-    for item in found:
+    for number, item in enumerate(found):
         if not isinstance(item, torch.Tensor):
-            raise ValueError(f"{where}: params: expected parameters of the model, got {type(item).__name__}")
+            raise ValueError(f"{where}: params[{number}]: expected a parameter of the model, got {shown(item)}")
     return found
+
+
+def _kind(value: Any) -> str:
+    """Of what is in the place of a group, or of a list of groups."""
+    return f"a dict with {sorted(map(str, value))}" if isinstance(value, dict) else type(value).__name__

@@ -38,6 +38,7 @@ from dmuon._setup.hyperparameters import (
 from dmuon._setup.placeholder import OwnedTensor
 from dmuon._setup.routing_table import RoutingTable
 from dmuon._setup.same_values import checksums, require_same_values
+from dmuon._setup.shown import shown
 from dmuon._setup.units import find_units
 
 
@@ -182,12 +183,14 @@ class Muon(torch.optim.Optimizer):
         Raises:
             ValueError: the group asks for Muon; matrices are chosen by `dedicate_params(select=...)`.
         """
+        if not isinstance(param_group, dict) or "params" not in param_group:
+            raise ValueError(f"add_param_group: expected a dict with 'params', got {shown(param_group)}")
         algorithm = param_group.setdefault("algorithm", "adamw")
         if algorithm not in ("muon", "adamw"):
             raise ValueError(f"add_param_group: algorithm: expected 'muon' or 'adamw', got {algorithm!r}")
         defaults = self._muon_defaults if algorithm == "muon" else self._adamw_defaults
         param_group.update({**defaults, **param_group, SKIPPED_STEPS: self._skipped.count})
-        check_group(param_group)
+        check_group(param_group, "add_param_group")
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         if algorithm == "muon":

@@ -33,7 +33,7 @@ class StepAgreement:
     def host_parameters(self) -> list[nn.Parameter]:
         """What AdamW updates."""
         groups = self._optimizer.param_groups
-        return [p for group in groups if group["algorithm"] == "adamw" for p in group["params"]]
+        return [p for group in groups for p in group["params"] if not isinstance(p, OwnedTensor)]
 
     def verdict(self, arguments: object = None, problem: str | None = None) -> _C.Verdict:
         """The verdict over all gradients, owned and not. Collective unless it is kept already.
@@ -108,8 +108,8 @@ class StepAgreement:
 
     def _problem(self) -> str | None:
         try:
-            for group in self._optimizer.param_groups:
-                check_group(group)
+            for number, group in enumerate(self._optimizer.param_groups):
+                check_group(group, f"Muon: param_groups[{number}]")
         except ValueError as error:
             return str(error)
         if (name := self._assigned_gradient()) is not None:

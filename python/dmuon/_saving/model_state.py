@@ -145,7 +145,7 @@ class ModelState:
         taken: dict[int, torch.Tensor] = {}
         stand_ins: dict[str, OwnedTensor] = {}
         with agreement(self._ranks, _LOAD) as facts:
-            missing, known = [], set()
+            missing, known, problems = [], set(), []
             for name, parameter in _named_tensors(module):
                 key = _key(f"{prefix}{name}", state_dict)
                 known.add(key)
@@ -161,11 +161,13 @@ class ModelState:
                 else:
                     problem = _misfit(parameter, value)
                 if problem:
-                    raise ValueError(f"{_LOAD}: '{key}': {problem}.{self._loaded_so_far(module)}")
+                    problems.append(f"{_LOAD}: '{key}': {problem}.{self._loaded_so_far(module)}")
             unknown = [key for key in state_dict if key.startswith(prefix) and key not in known]
             facts.append(f"no {sorted(missing)}, and {sorted(unknown)} too")
             if strict and not _renames(module):
                 _refuse_keys(missing, unknown)
+            if problems:
+                raise ValueError(problems[0])
         state_dict.update(stand_ins)
         return taken
 
@@ -185,12 +187,14 @@ def _refuse_copy(protocol: Any) -> NoReturn:
 
 def _refuse_keys(missing: list[str], unknown: list[str]) -> None:
     unknown = [key for key in unknown if not key.endswith(_EXTRA_STATE_KEY_SUFFIX)]
-    for keys, what in ((missing, "no values for"), (unknown, "no place for")):
-        if keys:
-            raise ValueError(
-                f"{_LOAD}: {what} {_listed(keys)}. Expected: a value for each parameter and no other, or strict=False. "
-                "Nothing has been loaded."
-            )
+    found = [
+        f"{what} {_listed(keys)}" for what, keys in (("no values for", missing), ("no place for", unknown)) if keys
+    ]
+    if found:
+        raise ValueError(
+            f"{_LOAD}: {'; '.join(found)}. Expected: a value for each parameter and no other, or strict=False. Nothing "
+            "has been loaded."
+        )
 
 
 def _renames(module: nn.Module) -> bool:

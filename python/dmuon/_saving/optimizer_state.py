@@ -55,7 +55,10 @@ def fitting_state(
         )
     sizes = [[len(group["params"]) for group in side] for side in (groups, saved["param_groups"])]
     if sizes[0] != sizes[1]:
-        raise ValueError(f"{_LOAD}: param_groups: expected groups of {sizes[0]} parameters, got {sizes[1]}")
+        raise ValueError(
+            f"{_LOAD}: param_groups: expected groups of {sizes[0]} parameters, as the model has them, got {sizes[1]}: "
+            "those of another model, of another depth say, or of other groups"
+        )
     merged = [_merged(number, *pair) for number, pair in enumerate(zip(groups, saved["param_groups"], strict=True))]
     facts += [f"group {settings_of(group)}" for group in merged]
     loaded = LoadedState(merged, {}, {MOMENTUM: {}, MASTER: {}})
@@ -121,7 +124,7 @@ def _merged(number: int, current: dict[str, Any], saved: dict[str, Any]) -> dict
     merged |= {key: current[key] for key in _OF_THIS_MACHINE if key in current}
     if isinstance(merged.get("ns_dtype"), str):
         merged["ns_dtype"] = getattr(torch, merged["ns_dtype"].removeprefix("torch."), merged["ns_dtype"])
-    check_group(merged)
+    check_group(merged, f"{_LOAD}: param_groups[{number}]")
     return merged
 
 

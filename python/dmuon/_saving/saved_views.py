@@ -37,7 +37,7 @@ def require_saved_views(groups: Sequence[dict[str, Any]], matrices: Sequence[Mat
     for text in words:
         try:
             saved = json.loads(text)
-            unknown = sorted(saved.keys() - {matrix.name for matrix in matrices})
+            unknown = [f"'{name}'" for name in sorted(saved.keys() - {matrix.name for matrix in matrices})]
             theirs = [str(saved.get(matrix.name, "")) for matrix in matrices]
         except (ValueError, AttributeError):
             raise ValueError(
@@ -49,14 +49,21 @@ def require_saved_views(groups: Sequence[dict[str, Any]], matrices: Sequence[Mat
             for matrix, then, now in zip(matrices, theirs, ours, strict=True)
             if then != now
         ]
-        differing = [
-            f"the checkpoint has '{name}' as {saved[name]}, and no matrix here" for name in unknown
-        ] or differing
-        if differing:
-            more = f", and {len(differing) - _MOST_NAMED} more" if len(differing) > _MOST_NAMED else ""
+        if unknown:
             raise ValueError(
-                f"Muon.load_state_dict: views: {'; '.join(differing[:_MOST_NAMED])}{more}. Expected: the views by "
+                f"Muon.load_state_dict: the checkpoint has matrices that this model has not, {_named(unknown, ', ')}. "
+                "Expected: the model, with its depth and names, of which the checkpoint is. Where names alone differ, "
+                "accepts_other_views = True of the dmuon.Muon itself loads it, if views need no comparison."
+            )
+        if differing:
+            raise ValueError(
+                f"Muon.load_state_dict: views: {_named(differing, '; ')}. Expected: the views by "
                 "select and dmuon.views.by_class with which the training began, because Muon comes to another result "
                 "with others. To go on with others nevertheless, set accepts_other_views = True of the dmuon.Muon "
                 "itself, not of a wrapper, on all ranks before."
             )
+
+
+def _named(items: Sequence[str], between: str) -> str:
+    more = f", and {len(items) - _MOST_NAMED} more" if len(items) > _MOST_NAMED else ""
+    return between.join(items[:_MOST_NAMED]) + more

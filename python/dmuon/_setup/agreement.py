@@ -23,7 +23,9 @@ T = TypeVar("T")
 
 
 @contextlib.contextmanager
-def agreement(ranks: Ranks, function: str) -> Iterator[list[str]]:
+def agreement(
+    ranks: Ranks, function: str, expected: str = "the same model and options on every rank"
+) -> Iterator[list[str]]:
     """Every rank leaves the block well, or every rank raises ValueError. Collective, at the end of the block.
 
     The block gets a list and adds facts to it, one line each, which must be equal on every rank. Nothing in the block
@@ -38,6 +40,7 @@ def agreement(ranks: Ranks, function: str) -> Iterator[list[str]]:
     Args:
         ranks: the mesh.
         function: for messages.
+        expected: for the message where facts differ.
     """
     facts: list[str] = []
     error: Exception | None = None
@@ -53,7 +56,7 @@ def agreement(ranks: Ranks, function: str) -> Iterator[list[str]]:
     if -minus_first < ranks.size:
         _raise_problem(ranks, -int(minus_first), problem, error)
     if any(most != -minus_least for most, minus_least in zip(extremes[:8], extremes[8:], strict=True)):
-        _raise_difference(ranks, function, facts)
+        _raise_difference(ranks, function, expected, facts)
 
 
 def _raise_problem(ranks: Ranks, first: int, problem: str | None, error: Exception | None) -> NoReturn:
@@ -66,14 +69,14 @@ def _raise_problem(ranks: Ranks, first: int, problem: str | None, error: Excepti
     raise ValueError(f"{theirs} (on rank {ranks.everyone[first]})")
 
 
-def _raise_difference(ranks: Ranks, function: str, facts: list[str]) -> NoReturn:
+def _raise_difference(ranks: Ranks, function: str, wanted: str, facts: list[str]) -> NoReturn:
     pairs = itertools.zip_longest(from_slot(ranks, 0, facts), facts, fillvalue="nothing")
     difference = next(((first, own) for first, own in pairs if first != own), None)
     (minus_slot,) = largest(ranks, [-ranks.size if difference is None else -ranks.slot])
     slot = -int(minus_slot)
     expected, got = from_slot(ranks, slot, difference)  # type: ignore[misc]  # that slot has one
     raise ValueError(
-        f"{function}: ranks differ. Expected: the same model and options on every rank. "
+        f"{function}: ranks differ. Expected: {wanted}. "
         f"Rank {ranks.everyone[0]} has: {expected}; rank {ranks.everyone[slot]} has: {got}"
     )
 

@@ -49,6 +49,7 @@ def guards(model: nn.Module, matrices: Iterable[Matrix]) -> list[Handle]:
         places = [place for part in module.modules() for place in held.get(part, ())]
         if places:
             handles.append(_FreezingGuard(module, places))
+    handles += [_RegistrationGuard(module, places) for module, places in held.items()]
     return handles
 
 
@@ -71,3 +72,23 @@ class _FreezingGuard:
 
     def remove(self) -> None:
         self._module.__dict__.pop("requires_grad_", None)
+
+
+class _RegistrationGuard:
+    """In the place of a module's `register_parameter`, which of what is taken out would only say that it exists."""
+
+    def __init__(self, module: nn.Module, places: list[Place]) -> None:
+        self._module, self._places = module, places
+        module.__dict__["register_parameter"] = self
+
+    def __call__(self, name: str, param: nn.Parameter | None) -> None:
+        for place in self._places:
+            if place.attribute == name and name in self._module.__dict__:  # which an assignment has removed
+                raise ValueError(
+                    f"dedicate_params: register_parameter between dedicate_params and Muon: '{place.name}' is Muon's "
+                    "already. Expected: the model as it is trained, with this parameter, at dedicate_params."
+                )
+        type(self._module).register_parameter(self._module, name, param)
+
+    def remove(self) -> None:
+        self._module.__dict__.pop("register_parameter", None)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from dmuon import _C
+from dmuon._setup.shown import shown
 
 NsCoefficients = str | Sequence[float] | Sequence[Sequence[float]]
 
@@ -100,32 +101,39 @@ def _number(argument: str, value: Any, most: float = math.inf) -> None:
             raise TypeError
         number = float(value)
     except (TypeError, ValueError):
-        raise ValueError(f"{argument}: expected a number, got {value!r}") from None
+        raise ValueError(f"{argument}: expected a number, got {shown(value)}") from None
     if not 0 <= number < most:
         raise ValueError(f"{argument}: expected a number in [0, {most:g}), got {number:g}")
 
 
-def check_group(group: dict[str, Any]) -> None:
-    """Raises ValueError naming the first bad hyperparameter of a group."""
-    of_muon = group["algorithm"] == "muon"
+def check_group(group: dict[str, Any], where: str = "") -> None:
+    """Raises ValueError naming the first hyperparameter of a group that is bad or missing.
+
+    `where`: which group it is, for the message; without it the arguments of Muon are named.
+    """
+    of_muon = group.get("algorithm") == "muon"
+    for name in ("algorithm", *(_MUON if of_muon else _ADAMW)):
+        if name not in group:
+            raise ValueError(f"{where or 'Muon'}: expected a group with '{name}', got one without")
+    prefix = f"{where}: " if where else "Muon: " if of_muon else "Muon: adamw_"
     for name in ("lr", "weight_decay", "eps"):
-        _number(f"Muon: {'' if of_muon else 'adamw_'}{name}", group[name])
+        _number(f"{prefix}{name}", group[name])
     if not of_muon:
         betas = group["betas"]
         if not isinstance(betas, tuple | list) or len(betas) != 2:
-            raise ValueError(f"Muon: adamw_betas: expected two numbers, got {betas!r}")
+            raise ValueError(f"{prefix}betas: expected two numbers, got {shown(betas)}")
         for beta in betas:
-            _number("Muon: adamw_betas", beta, 1)
+            _number(f"{prefix}betas", beta, 1)
         return
-    _number("Muon: momentum", group["momentum"], 1)
+    _number(f"{prefix}momentum", group["momentum"], 1)
     steps = group["ns_steps"]
     if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps < 100:
-        raise ValueError(f"Muon: ns_steps: expected an int in [1, 99], got {steps!r}")
+        raise ValueError(f"{prefix}ns_steps: expected an int in [1, 99], got {shown(steps)}")
     if not isinstance(group["nesterov"], bool):
-        raise ValueError(f"Muon: nesterov: expected True or False, got {group['nesterov']!r}")
+        raise ValueError(f"{prefix}nesterov: expected True or False, got {shown(group['nesterov'])}")
     if group["ns_dtype"] not in (None, torch.float32, torch.bfloat16, torch.float16, torch.float64):
-        raise ValueError(f"Muon: ns_dtype: expected a floating dtype or None, got {group['ns_dtype']}")
+        raise ValueError(f"{prefix}ns_dtype: expected a floating dtype or None, got {group['ns_dtype']}")
     try:
         native_group({**group, "ns_dtype": torch.float32}, torch.device("cpu"))
     except TypeError as error:
-        raise ValueError(f"Muon: a hyperparameter has the wrong type: {error}") from None
+        raise ValueError(f"{prefix}a hyperparameter has the wrong type: {error}") from None

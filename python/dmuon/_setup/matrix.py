@@ -11,6 +11,7 @@ import torch.nn as nn
 from torch.distributed.tensor import DTensor
 
 from dmuon._setup.place import Place
+from dmuon._setup.shown import shown
 from dmuon.views import View
 
 MATRIX_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -60,7 +61,7 @@ class Matrix:
         if not fits or sum(math.prod(view.sizes) for view in views) != math.prod(shape):
             raise ValueError(
                 f"{asked}: expected a view of all {math.prod(shape):,} elements of '{self.name}', or several one after "
-                f"the other, whose rows are as long as its own, as its shape {shape} has them; got {answer!r}"
+                f"the other, whose rows are as long as its own, as its shape {shape} has them; got {shown(answer)}"
             )
         return tuple(
             dataclasses.replace(view, count=sum(one.count for one in alike))

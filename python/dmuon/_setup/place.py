@@ -134,9 +134,9 @@ class Place:
         if held is not placeholder and held is not weight:
             self.state = State.PLACEHOLDER
             raise ValueError(
-                f"dmuon: '{self.attribute}' of a {type(self.module).__name__} was replaced after dmuon.Muon, and "
-                "training would not see the new weight. Expected: write new values inside `with "
-                "dmuon.full_params(model, writeback=True)`."
+                f"dmuon: '{self.name}' was {'deleted' if held is None else 'replaced'} after dmuon.Muon, which would "
+                "go on with the weight of before. Expected: write new values inside `with dmuon.full_params(model, "
+                "writeback=True)`; take layers out before dedicate_params."
             )
         self.module._parameters[self.attribute] = weight
 

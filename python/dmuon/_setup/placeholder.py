@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -89,7 +89,9 @@ class OwnedTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        owned = next(_owned_in((*args, *(kwargs or {}).values())))
+        owned = next(_owned_in((*args, *(kwargs or {}).values())), None)
+        if owned is None:  # deep in a structure that only the caller knows
+            raise ValueError(f"dmuon: {func} on a weight that is whole only at its owner. {_WAYS_OUT}")
         if func in (_aten.detach.default, _aten.alias.default) or (
             func is _aten._to_copy.default and _changes_nothing(owned, **(kwargs or {}))
         ):
@@ -270,3 +272,5 @@ def _owned_in(values: Any) -> Iterator[OwnedTensor]:
             yield value
         elif isinstance(value, list | tuple):
             yield from _owned_in(value)
+        elif isinstance(value, Mapping):
+            yield from _owned_in(value.values())

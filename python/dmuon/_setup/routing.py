@@ -14,6 +14,7 @@ from dmuon._setup.placeholder import OwnedTensor
 from dmuon._setup.routing_table import Route, RoutingTable
 from dmuon._setup.rules import Rules
 from dmuon._setup.sharded import managed_by_fsdp
+from dmuon._setup.shown import shown
 from dmuon.views import View, matrix
 
 Select = Callable[[str, nn.Module, nn.Parameter], bool | View | Sequence[View] | None]
@@ -63,7 +64,7 @@ def _ask(select: Select, entry: Matrix) -> tuple[tuple[View, ...], str] | None:
     if not isinstance(answer, bool | View | tuple | list):
         raise ValueError(
             "dedicate_params: select: expected True, False, a dmuon.View, several of them or None for "
-            f"'{entry.name}', got {answer!r}"
+            f"'{entry.name}', got {shown(answer)}"
         )
     if answer is False:
         return (), "not selected by select()"
