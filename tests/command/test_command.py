@@ -196,8 +196,14 @@ def test_any_other_mesh_is_refused(complains, text):
         complains("--mesh: expected nodes x GPUs a node", command, "--model", "pi0", f"--mesh={text}")
 
 
-def test_a_mesh_beyond_any_machine_is_refused(complains):
-    complains("num_replicates", "plan", "--model", "pi0", "--mesh", "1048576x8")
+@pytest.mark.parametrize(("mesh", "tp", "owners"), [("1048576x8", "1", 1 << 23), ("4097x16", "2", 32776)])
+def test_a_mesh_beyond_what_is_planned_in_seconds_is_refused(complains, mesh, tp, owners):
+    error = complains("--mesh", "plan", "--model", "pi0", "--mesh", mesh, "--tp", tp, "--strategy", "rank0")
+    assert "expected at most 32768 owners (nodes x GPUs a node, by --tp)" in error and f"got {owners}" in error
+
+
+def test_the_largest_mesh_is_planned(succeeds):
+    succeeds("plan", "--model", "pi0", "--mesh", "4096x16", "--tp", "2", "--strategy", "rank0")
 
 
 def test_tensor_parallel_groups_are_gpus_of_a_node(succeeds):

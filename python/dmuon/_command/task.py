@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 
 from dmuon import _plan
-from dmuon._planning.owner_plan import DEFAULT_DEVICE, decide, from_file
+from dmuon._planning.owner_plan import DEFAULT_DEVICE, MOST_OWNERS, decide, from_file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +73,11 @@ def _mesh_of(nodes: int, gpus: int, tensor_parallel: int) -> _plan.Mesh:
             f"--tp: expected a divisor of the {gpus} GPUs of a node, got {tensor_parallel}: --mesh counts nodes x GPUs "
             f"a node, and every matrix is sharded over --tp of a node's GPUs; did you mean {gpus} groups of "
             f"{tensor_parallel} GPUs a node, which is --mesh {nodes}x{gpus * tensor_parallel}?"
+        )
+    if (owners := nodes * gpus // tensor_parallel) > MOST_OWNERS:
+        raise ValueError(
+            f"--mesh: expected at most {MOST_OWNERS} owners (nodes x GPUs a node, by --tp), as planning for more takes "
+            f"minutes; got {owners}"
         )
     return _plan.Mesh(nodes, gpus // tensor_parallel, tensor_parallel)
 

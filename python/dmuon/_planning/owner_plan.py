@@ -13,6 +13,7 @@ from dmuon._planning.table import table
 from dmuon._setup.strategies import MILP
 
 DEFAULT_DEVICE = "a100-sxm4-80gb"
+MOST_OWNERS = 1 << 15  # of a mesh that need not exist: the catalogue's largest models take some 15 s there
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ import torch.nn as nn
 
 from dmuon import _C, _plan
 from dmuon._planning.costs import measured_costs, model_of
-from dmuon._planning.owner_plan import DEFAULT_DEVICE, Plan, decide, from_file
+from dmuon._planning.owner_plan import DEFAULT_DEVICE, MOST_OWNERS, Plan, decide, from_file
 from dmuon._setup.agreement import agreement, from_first
 from dmuon._setup.dedication import Dedication, dedicate_params, dedication_of, plain_module
 from dmuon._setup.hyperparameters import Tuned
@@ -66,6 +66,10 @@ def plan(
         return made
     if not isinstance(mesh, tuple | list) or len(mesh) != 2 or not all(type(n) is int and 0 < n < 2**31 for n in mesh):
         raise ValueError(f"plan: mesh: expected (nodes, GPUs a node) for a model without dmuon.Muon; got {mesh!r}")
+    if mesh[0] * mesh[1] > MOST_OWNERS:
+        raise ValueError(
+            f"plan: mesh: expected at most {MOST_OWNERS} owners, as planning for more takes minutes; got {mesh}"
+        )
     require_strategy(strategy, "plan")
     if device not in _plan.device_names():
         raise ValueError(f"plan: device: expected one of {_plan.device_names()}, got {device!r}")
