@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import datetime
 import logging
+import time
 from typing import Any
 
 import pytest
 import torch
 import torch.nn as nn
+from dmuon._setup import ranks as ranks_module
 from dmuon._setup.agreement import agreement, from_first
 from dmuon._setup.ranks import Ranks, resolve_ranks
 from torch.distributed.device_mesh import DeviceMesh
@@ -177,3 +179,26 @@ def test_a_mesh_whose_names_contradict_the_positions_is_warned_of_at_slot_0(rank
         assert len(said) == (expected is not None)
         assert not said or f"by position, as fully_shard takes them: {expected}, which" in said[0]
     assert others == [[[]] * len(MESH_NAMES)] * 3
+
+
+def said_of_late_ranks(mesh: Any, late: tuple[int, ...]) -> list[str]:
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("dmuon").addHandler(handler)
+    slow_s, ranks_module._SLOW_S = ranks_module._SLOW_S, 0.3
+    torch.distributed.barrier()
+    if torch.distributed.get_rank() in late:
+        time.sleep(1.5)
+    _ranks(mesh)
+    ranks_module._SLOW_S = slow_s
+    logging.getLogger("dmuon").removeHandler(handler)
+    return said
+
+
+@pytest.mark.parametrize("late", [(), (1, 3)])
+def test_one_rank_says_on_which_ranks_dedicate_params_has_not_been_called(ranks, late):
+    said = ranks.run(said_of_late_ranks, (2, 2), late=late)
+    messages = [message for of_rank in said for message in of_rank]
+    assert len(messages) == bool(late)
+    assert not late or "has not been called on rank 1, 3." in messages[0]

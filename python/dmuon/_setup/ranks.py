@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import itertools
 import logging
 import os
-from collections.abc import Sequence
+import threading
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -15,6 +19,10 @@ import torch.nn as nn
 from torch.distributed.device_mesh import DeviceMesh
 
 logger = logging.getLogger("dmuon")
+
+_SLOW_S = 10.0  # as the engine's own watch
+_RANKS_NAMED = 8
+_num_calls: Counter[tuple[int, ...]] = Counter()  # of dedicate_params on a mesh
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +119,8 @@ def resolve_ranks(mesh: DeviceMesh | None, model: nn.Module, timeout: datetime.t
         raise ValueError(f"dedicate_params: mesh: expected a mesh that holds this rank ({here}), got {mesh_rows}")
     known = getattr(getattr(dist.distributed_c10d, "_world", None), "pg_names", {})
     numbers = (len(known), _local_world_size(), _milliseconds(timeout))
-    group_counts, local_sizes, timeouts = _extremes(groups, device_type, numbers)
+    with _watched(tuple(rank for row in mesh_rows for rank in row)):
+        group_counts, local_sizes, timeouts = _extremes(groups, device_type, numbers)
     _level(group_counts[1], len(known))
     rows = mesh_rows
     if len(rows) == 1 and local_sizes[0] == local_sizes[1]:
@@ -169,6 +178,42 @@ def _extremes(
         dist.all_reduce(words, op=dist.ReduceOp.MAX, group=group)
     largest, minus_least = words.view(2, -1).tolist()
     return [(-least, most) for most, least in zip(largest, minus_least, strict=True)]
+
+
+@contextlib.contextmanager
+def _watched(everyone: tuple[int, ...]) -> Iterator[None]:
+    """Inside, one rank warns of those that have not come: nobody else watches before dmuon has groups of its own."""
+    store, here = dist.distributed_c10d._get_default_store(), dist.get_rank()
+    _num_calls[everyone] += 1
+    key = f"dmuon: dedicate_params {zlib.crc32(repr(everyone).encode())} {_num_calls[everyone]}"
+    try:
+        store.set(f"{key} {here}", "here")
+    except RuntimeError:  # of one that keeps nothing, beside torch's fake process groups
+        yield
+        return
+
+    def warn() -> None:
+        # A connection of its own: the first collective of a group may hold the other one until all ranks have come.
+        own = store.clone() if hasattr(store, "clone") else store
+        missing = [rank for rank in everyone if not own.check([f"{key} {rank}"])]
+        if missing and own.add(f"{key} told", 1) == 1:
+            more = f" and {len(missing) - _RANKS_NAMED} more" if len(missing) > _RANKS_NAMED else ""
+            logger.warning(
+                "dmuon: dedicate_params on rank %d has waited for %g s, and waits until the timeout of your process "
+                "group: it is collective over its mesh, and has not been called on rank %s%s.",
+                here,
+                _SLOW_S,
+                ", ".join(map(str, missing[:_RANKS_NAMED])),
+                more,
+            )
+
+    timer = threading.Timer(_SLOW_S, warn)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _level(most: int, known: int) -> None:
