@@ -35,6 +35,7 @@ def test_the_table_ends_with_muons_share_of_what_is_trained():
     model = Stack(2)
     model.norm.weight.requires_grad_(False)
     _, table = route(model, None)
+    assert str(table).splitlines()[0].split() == ["parameter", "shape", "updated", "by", "owner", "unit", "why"]
     # 8 x 40 of 8 x 40 + 8 (the norm's bias) + 2 x 8 x 8.
     assert str(table).splitlines()[-1] == "Muon updates 70.2% of 456 trainable weights, AdamW the others"
     optimizer_says = dmuon.RoutingTable(table, "and a note")

@@ -119,8 +119,8 @@ def _write_back(runtime: Runtime, swapped: list[tuple[nn.Module, str, Any]], nam
             _current(module, attribute, name, parameter.shape)
             for name, (module, attribute, parameter) in zip(names, swapped, strict=True)
         ]
-        values = zip([*(matrix.name for matrix in runtime.matrices), *names], (*edited, *wholes), strict=True)
-        facts += [f"'{name}' of values with checksum {int(checksum(whole)):x}" for name, whole in values]
+        pairs = zip([*(matrix.name for matrix in runtime.matrices), *names], (*edited, *wholes), strict=True)
+        facts += [f"'{name}' of values with checksum {int(checksum(whole)):x}" for name, whole in pairs]
     for index, new in enumerate(edited):
         # A bf16 model's fp32 master holds more than the bf16 values shown: keep it where nothing was changed.
         for _, begin, end, master in runtime.engine.owned_parts(index, "master"):

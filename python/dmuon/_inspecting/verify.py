@@ -20,7 +20,7 @@ from dmuon._setup.routing_table import RoutingTable
 
 
 def routing_table(model: nn.Module) -> RoutingTable:
-    """For every parameter who updates it and why, and, once Muon has planned, its owner slot and unit.
+    """For every parameter who updates it and why, and, once Muon has planned, its owner's slot and unit.
 
     Raises:
         ValueError: dedicate_params was not called on the model.

@@ -16,7 +16,7 @@ _MOST_NAMED = 5  # classes
 
 @dataclasses.dataclass(frozen=True)
 class Route:
-    """One row of the routing table; `owner` and `unit` are known once Muon has planned."""
+    """One row of the routing table; `owner`, a slot of the mesh, and `unit` are known once Muon has planned."""
 
     name: str
     shape: tuple[int, ...]
@@ -40,7 +40,7 @@ class RoutingTable(tuple[Route, ...]):
         return table
 
     def __str__(self) -> str:
-        header = ("parameter", "shape", "updated by", "owner slot", "unit", "why")
+        header = ("parameter", "shape", "updated by", "owner", "unit", "why")
         rows = [
             (
                 route.name,

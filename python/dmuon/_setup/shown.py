@@ -14,7 +14,7 @@ def shown(value: object) -> str:
         return f"a {type(value).__name__} of shape {tuple(value.shape)}"
     if isinstance(value, nn.Module):
         return f"a {type(value).__name__}"
-    if type(value) in (tuple, list) and value:  # type: ignore[truthy-bool]
+    if type(value) in (tuple, list) and value:
         items: list[object] = list(value)  # type: ignore[call-overload]
         parts = [*map(shown, items[:3]), *([f"{len(items) - 3} more"] if len(items) > 3 else [])]
         return f"({', '.join(parts)})" if isinstance(value, tuple) else f"[{', '.join(parts)}]"
