@@ -73,13 +73,19 @@ SEVERAL = "several of them or None for 'embedding.weight', got "
 OF_ANOTHER = "as its shape (29, 24) has them; got "
 
 
-@refused("select: expected True, False, a dmuon.View, several of them or None", "got 'muon'", answer="muon")
-@refused(SEVERAL + "a Tensor of shape (50, 50)", answer=torch.ones(50, 50))
-@refused(SEVERAL + "a Linear", answer=nn.Linear(2, 2))
-@refused(OF_ANOTHER + "[a Tensor of shape (9,), 1, 2, 1 more]", answer=[torch.ones(9), 1, 2, 3])
-def select_returns_something_else(mesh: Any, answer: Any) -> None:
+@refused("select: expected True, False, a dmuon.View, several of them or None", "got 'muon'", kind="string")
+@refused(SEVERAL + "a Tensor of shape (50, 50)", kind="tensor")
+@refused(SEVERAL + "a Linear", kind="module")
+@refused(OF_ANOTHER + "[a Tensor of shape (9,), 1, 2, 1 more]", kind="list")
+def select_returns_something_else(mesh: Any, kind: str) -> None:
+    answers = {
+        "string": "muon",
+        "tensor": torch.ones(50, 50),
+        "module": nn.Linear(2, 2),
+        "list": [torch.ones(9), 1, 2, 3],
+    }
     try:
-        dedicated(mesh, select=lambda *_: answer)
+        dedicated(mesh, select=lambda *_: answers[kind])
     except ValueError as error:
         assert len(str(error)) < 400
         raise
