@@ -395,7 +395,9 @@ def unlike_on_ranks(mesh: Any, how: str) -> None:
     dmuon.Muon(model)
 
 
-@refused("adamw_groups[0]: params: expected parameters that AdamW updates", "'blocks.0.qkv.weight', which Muon updates")
+@refused(
+    "adamw_groups[0]: params[2]: expected parameters that AdamW updates", "'blocks.0.qkv.weight', which Muon updates"
+)
 def matrices_for_adamw(mesh: Any) -> None:
     model = on_meta(mesh)
     model.to_empty(device=mesh.device_type)

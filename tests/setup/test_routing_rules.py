@@ -187,7 +187,7 @@ def test_the_table_has_a_line_for_each_parameter():
     model = tree(up=nn.Linear(3, 4), frozen=weight(2, 2, requires_grad=False), scale=weight())
     lines = [line.split() for line in str(route(model, None)[1]).splitlines()]
     assert lines[:5] == [
-        ["parameter", "shape", "updated", "by", "owner", "slot", "unit", "why"],
+        ["parameter", "shape", "updated", "by", "owner", "unit", "why"],
         ["frozen", "2x2", "nobody", "frozen"],
         ["scale", "scalar", "AdamW", "0-D"],
         ["up.weight", "4x3", "Muon", "matrix", "of", "Linear"],
