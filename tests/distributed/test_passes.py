@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
 import torch
 import torch.nn as nn
 from models import batch, loss_of, make_gpt
-from scenario import Session, check, language_loss
+from scenario import Session, blocks_of, check, language_loss
 from training import AHEAD, FAR_AHEAD, KEPT, KEPT_NO_COPY, NO_COPY, ON_DEMAND
 
 
@@ -105,6 +107,36 @@ def raised_backward(s: Session, first: bool, clear: bool) -> None:
 @pytest.mark.parametrize(("clear", "schedule"), [(True, AHEAD), (False, NO_COPY)])
 def test_a_backward_that_raised_leaves_no_trace(ranks, first, clear, schedule):
     check(ranks, raised_backward, schedule=schedule, first=first, clear=clear)
+
+
+def raised_forward(s: Session, fsdp: bool, trained: int) -> None:
+    """A forward that raises half-way on every rank, with garbage collected on some, then another model."""
+    units = blocks_of if fsdp else None
+    first = s.another()
+    kept = [first.start(make_gpt(depth=3), units=units)]
+    model = weakref.ref(first.model)
+    first.train(*range(trained))
+    if not s.reference:
+        gc.disable()
+        first.model.blocks[1].register_forward_hook(lambda module, args, output: _explode(output))
+        with pytest.raises(_Boom):
+            first.backward(language_loss(99, s.size))
+        del first
+        if s.rank % 2:
+            kept.clear()
+            gc.collect()
+    s.start(make_gpt(seed=1, depth=2), units=units)
+    gc.enable()
+    s.train(0, 1)
+    s.notes.append(model() is not None)
+
+
+@pytest.mark.parametrize("fsdp", [True, False])
+@pytest.mark.parametrize("trained", [0, 3])
+@pytest.mark.parametrize("schedule", [AHEAD, KEPT])
+def test_a_forward_that_raised_does_not_disturb_another_model(ranks, fsdp, trained, schedule):
+    *alive, _ = check(ranks, raised_forward, schedule=schedule, fsdp=fsdp, trained=trained)
+    assert alive == [[True], [False]] * 2
 
 
 def two_backwards(s: Session) -> None:

@@ -89,6 +89,7 @@ void init_engine(py::module_& module) {
            py::arg("gradients"))
       .def("begin_forward", &Engine::begin_forward, no_gil)
       .def("end_forward", &Engine::end_forward)
+      .def("leave_forward", &Engine::leave_forward)
       .def("before_forward", &Engine::before_forward, py::arg("unit"), no_gil)
       .def("after_forward", &Engine::after_forward, py::arg("unit"), no_gil)
       .def("watch_inputs", &Engine::watch_inputs, py::arg("unit"), py::arg("inputs"))

@@ -70,12 +70,14 @@ void Engine::settle_step() {
 }
 
 // A forward has no certain end: what it still owes goes before another engine's operations, on
-// every rank. Its backward ends by itself, and a pass on demand owes nothing: asking the other
-// ranks would hang where one of them has freed this engine already.
+// every rank. Its backward ends by itself, and a pass on demand owes nothing. Nor does a forward
+// that raised, until its own model is used again: it has come equally far on all ranks, and where
+// garbage is collected earlier, this engine is gone already, and nobody would answer the others.
 void Engine::take_turn() {
   mesh().turn->take(this, [this] {
     const schedule::Order& order = resolver_.order();
-    if (order.current() != Pass::kBackward && !order.on_demand()) resolver_.end_pass();
+    const bool owes = order.current() != Pass::kBackward && !order.on_demand();
+    if (owes && !unfinished_forward_) resolver_.end_pass();
   });
 }
 
@@ -89,6 +91,7 @@ void Engine::open_forward(bool whole) {
   const bool trains = c10::GradMode::is_enabled();
   if (!trains) ++num_evaluations_;
   enter(trains ? "a training forward" : "an evaluation forward");
+  unfinished_forward_ = whole;
   resolver_.begin_forward(trains, whole);
 }
 
@@ -105,6 +108,10 @@ void Engine::begin_forward() {
 }
 
 void Engine::end_forward() {
+  if (!in_backward()) unfinished_forward_ = false;
+}
+
+void Engine::leave_forward() {
   if (in_backward()) return;
   resolver_.end_forward();
   mesh().watch->enter("");
