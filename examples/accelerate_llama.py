@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import dmuon
 
 VOCABULARY, LENGTH = 64, 17
-NUM_SENTENCES, BATCH_SIZE = 480, 8  # the batch of a rank
+NUM_SENTENCES, BATCH_SIZE = 640, 8  # the batch of a rank
 LR, ADAMW_LR, WEIGHT_DECAY, MAX_NORM = 5e-3, 2e-3, 0.1, 1.0
 
 

@@ -1,12 +1,14 @@
 """Each program of examples/ runs by its one command, its loss falls, and it ends with the weights of one process.
 
 That process imports the recipe's model and data, and trains with the reference optimizer, which shares no code with
-dmuon.
+dmuon. Half of them run on one node of four ranks, half on two nodes of two; RECIPE_NODES in the environment, 1 or 2,
+says it for all.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import re
 import shutil
@@ -27,7 +29,7 @@ from scenario import assert_equal_to_reference
 from torch.utils.data import DistributedSampler
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NUM_RANKS = 2
+NUM_RANKS = 4
 RUN_S = 600  # a limit for hangs: the slowest run takes 15 s on an idle machine
 
 BOUND = 1e-4  # of |W - W_ref| / |W_ref - W_0|; seen: 1e-5
@@ -43,11 +45,12 @@ def recipe(name: str) -> ModuleType:
     return module
 
 
-def run(folder: Path, *words: str, num_ranks: int = NUM_RANKS) -> dict[int, float]:
+def run(folder: Path, *words: str, num_ranks: int = NUM_RANKS, nodes: int = 1) -> dict[int, float]:
     """Runs a program on ranks, in `folder`; the loss that it prints of each step."""
     # The address: a host name may not resolve.
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
     own = {"OMP_NUM_THREADS": "1", "DMUON_CACHE_DIR": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
+    own["RECIPE_NODES"] = str(math.gcd(int(os.environ.get("RECIPE_NODES", nodes)), num_ranks))
     done = subprocess.run(
         [*torchrun, "--nproc-per-node", str(num_ranks), *words],
         cwd=folder, env={**os.environ, **own}, capture_output=True, text=True, timeout=RUN_S,
@@ -57,9 +60,9 @@ def run(folder: Path, *words: str, num_ranks: int = NUM_RANKS) -> dict[int, floa
     return {int(step): float(loss) for step, loss in found}
 
 
-def run_in_fp32(folder: Path, name: str, *options: str, num_ranks: int = NUM_RANKS) -> dict[int, float]:
+def run_in_fp32(folder: Path, name: str, *options: str, num_ranks: int = NUM_RANKS, nodes: int = 1) -> dict[int, float]:
     program = [str(Path(__file__).parent / "in_fp32.py"), str(EXAMPLES / f"{name}.py")]
-    return run(folder, *program, *options, num_ranks=num_ranks)
+    return run(folder, *program, *options, num_ranks=num_ranks, nodes=nodes)
 
 
 def reference(
@@ -104,7 +107,7 @@ def test_train(tmp_path):
 
 
 def test_accelerate_llama(tmp_path):
-    losses = run_in_fp32(tmp_path, "accelerate_llama", "--out", "model")
+    losses = run_in_fp32(tmp_path, "accelerate_llama", "--out", "model", nodes=2)
     module = recipe("accelerate_llama")
     tokens, size = module.Counting().tokens, NUM_RANKS * module.BATCH_SIZE
     num_steps = len(tokens) // size
@@ -162,8 +165,8 @@ def test_lightning_gpt(tmp_path):
 
 
 def test_torchtitan_order(tmp_path):
-    losses = run_in_fp32(tmp_path, "torchtitan_order", "--folder", "checkpoints", "--out", "first.pt")
-    losses |= run_in_fp32(tmp_path, "torchtitan_order", "--folder", "checkpoints", "--out", "second.pt")
+    losses = run_in_fp32(tmp_path, "torchtitan_order", "--folder", "checkpoints", "--out", "first.pt", nodes=2)
+    losses |= run_in_fp32(tmp_path, "torchtitan_order", "--folder", "checkpoints", "--out", "second.pt", nodes=2)
     module = recipe("torchtitan_order")
     assert_falls(losses, 2 * module.NUM_STEPS)
 
@@ -178,7 +181,7 @@ def test_torchtitan_order(tmp_path):
 
 
 def test_peft_lora(tmp_path):
-    losses = run_in_fp32(tmp_path, "peft_lora", "--out", "adapter")
+    losses = run_in_fp32(tmp_path, "peft_lora", "--out", "adapter", nodes=2)
     module = recipe("peft_lora")
     assert_falls(losses, module.NUM_STEPS)
 
@@ -195,7 +198,7 @@ def test_peft_lora(tmp_path):
 
 
 def test_pipeline(tmp_path):
-    losses = run_in_fp32(tmp_path, "pipeline", "--out", "stages", num_ranks=4)
+    losses = run_in_fp32(tmp_path, "pipeline", "--out", "stages")
     module = recipe("pipeline")
     assert list(losses) == list(range(1, module.NUM_STEPS + 1))
     assert losses[module.NUM_STEPS] < 0.7 * losses[1]
@@ -213,7 +216,7 @@ def test_pipeline(tmp_path):
 
 
 def test_resume_on_another_number_of_ranks(tmp_path):
-    losses = run_in_fp32(tmp_path, "resume", "--steps", "12", "--folder", "checkpoints", "--out", "first.pt")
+    losses = run_in_fp32(tmp_path, "resume", "--steps", "12", "--folder", "checkpoints", "--out", "first.pt", nodes=2)
     module = recipe("resume")
     steps = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert steps == ["step-10", "step-5"]
