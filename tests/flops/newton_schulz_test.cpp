@@ -67,28 +67,21 @@ TEST(Products, AreThoseThatTheStepsMake) {
   }
 }
 
-TEST(CheapestForm, IsDirectForSquareMatricesAndGramForWideOnes) {
-  const auto cheapest = [](std::int64_t m, std::int64_t n, const SymmetricCost& symmetric) {
-    return cheapest_form(m, n, 5, symmetric, {Form::kDirect, Form::kGram});
+TEST(Orthogonalisation, CostsLeastInTheDirectFormForSquareMatricesAndElsewhereForWideOnes) {
+  const auto gains = [](Form form, std::int64_t m, std::int64_t n, const SymmetricCost& symmetric) {
+    return orthogonalisation(m, n, 5, form, symmetric) <
+           orthogonalisation(m, n, 5, Form::kDirect, symmetric);
   };
-  EXPECT_EQ(cheapest(4096, 4096, kTriangle), Form::kDirect);
-  EXPECT_EQ(cheapest(4096, 4097, kTriangle), Form::kGram);
-  EXPECT_EQ(cheapest(4097, 4096, kTriangle), Form::kGram);
-  EXPECT_EQ(cheapest(4096, 6144, kFull), Form::kDirect);
-  EXPECT_EQ(cheapest(4096, 6145, kFull), Form::kGram);
+  EXPECT_FALSE(gains(Form::kGram, 4096, 4096, kTriangle));
+  EXPECT_TRUE(gains(Form::kGram, 4096, 4097, kTriangle));
+  EXPECT_TRUE(gains(Form::kGram, 4097, 4096, kTriangle));
+  EXPECT_FALSE(gains(Form::kGram, 4096, 6144, kFull));
+  EXPECT_TRUE(gains(Form::kGram, 4096, 6145, kFull));
   const SymmetricCost bf16_cpu{.share = 0.5, .gram_dtype = 2.15};
-  EXPECT_EQ(cheapest(4096, 8192, bf16_cpu), Form::kDirect);
-  EXPECT_EQ(cheapest(4096, 40960, bf16_cpu), Form::kGram);
-}
-
-TEST(CheapestForm, IsPairsWhereTheGramFormNeedsAWiderDtype) {
-  const SymmetricCost bf16_cpu{.share = 0.5, .gram_dtype = 2.15};
-  const auto cheapest = [&](std::int64_t n) {
-    return cheapest_form(1024, n, 5, bf16_cpu, {Form::kDirect, Form::kPairs, Form::kGram});
-  };
-  EXPECT_EQ(cheapest(1024 * 5 / 3), Form::kDirect);
-  EXPECT_EQ(cheapest(1024 * 5 / 3 + 1), Form::kPairs);
-  EXPECT_EQ(cheapest(1024 * 20), Form::kPairs);
+  EXPECT_FALSE(gains(Form::kGram, 4096, 8192, bf16_cpu));
+  EXPECT_TRUE(gains(Form::kGram, 4096, 40960, bf16_cpu));
+  EXPECT_FALSE(gains(Form::kPairs, 1024, 1024 * 5 / 3, bf16_cpu));
+  EXPECT_TRUE(gains(Form::kPairs, 1024, 1024 * 5 / 3 + 1, bf16_cpu));
 }
 
 }  // namespace

@@ -60,6 +60,15 @@ def test_a_matrix_gives_the_same_bits_alone_in_a_batch_and_again(shape, dtype, f
     assert torch.isfinite(y).all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("count", "shape"), [(300, (20, 33)), (45, (64, 200)), (15, (200, 130))])
+def test_a_matrix_gives_the_same_bits_in_a_batch_that_no_cache_holds(count, shape, dtype, threads):
+    x = torch.randn(count, *shape)
+    y = run(x, dtype)
+    for i in (0, count // 2, count - 1):
+        assert torch.equal(y[i], run(x[i], dtype))
+
+
 @pytest.mark.parametrize("shape", [(257, 451), (451, 257)])
 def test_pairs_give_the_same_bits_alone_and_in_a_batch_and_transpose_with_their_input(shape, threads):
     x = torch.randn(3, *shape)

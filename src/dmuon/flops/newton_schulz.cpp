@@ -47,13 +47,4 @@ double orthogonalisation(std::int64_t m, std::int64_t n, const Segments& segment
          weight * (count.to_square * to_square + count.square * square + count.mixed * mixed);
 }
 
-Form cheapest_form(std::int64_t m, std::int64_t n, int steps, const SymmetricCost& symmetric,
-                   const std::vector<Form>& forms) {
-  const auto less = [&](Form a, Form b) {
-    return orthogonalisation(m, n, steps, a, symmetric) <
-           orthogonalisation(m, n, steps, b, symmetric);
-  };
-  return *std::min_element(forms.begin(), forms.end(), less);
-}
-
 }  // namespace dmuon::flops

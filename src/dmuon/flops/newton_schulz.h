@@ -56,8 +56,4 @@ double orthogonalisation(std::int64_t m, std::int64_t n, int steps, Form form,
 double orthogonalisation(std::int64_t m, std::int64_t n, const Segments& segments, Form form,
                          const SymmetricCost& symmetric);
 
-/// The one of these forms that costs least; the first of equal ones.
-Form cheapest_form(std::int64_t m, std::int64_t n, int steps, const SymmetricCost& symmetric,
-                   const std::vector<Form>& forms);
-
 }  // namespace dmuon::flops

@@ -202,17 +202,20 @@ Tensor orthogonalize(Tensor x, const Options& options) {
     return iterate.x.narrow(-2, 0, rows).narrow(-1, 0, cols);
   };
   Tensor matrices = std::exchange(x, {}).detach().reshape({-1, rows, cols});
-  if (batched || matrices.size(0) == 1) {
-    Tensor normalised = backend.normalise(matrices, options.dtype, options.eps);
-    if (!batched) normalised = normalised.squeeze(0);
-    matrices.reset();
-    return iterated(normalised).contiguous().view(sizes);
+  const std::int64_t count = matrices.size(0);
+  const std::int64_t at_once = batched ? backend.at_once(rows, cols, options.dtype) : 1;
+  const auto normalised = [&](const Tensor& some) {
+    const Tensor result = backend.normalise(some, options.dtype, options.eps);
+    return batched ? result : result.squeeze(0);
+  };
+  if (count <= at_once) {
+    const Tensor all = normalised(std::exchange(matrices, {}));
+    return iterated(all).contiguous().view(sizes);
   }
   const Tensor out = at::empty(matrices.sizes(), result_options);
-  for (std::int64_t i = 0; i < matrices.size(0); ++i) {
-    const Tensor matrix =
-        backend.normalise(matrices.narrow(0, i, 1), options.dtype, options.eps).squeeze(0);
-    out.select(0, i).copy_(iterated(matrix));
+  for (std::int64_t first = 0; first < count; first += at_once) {
+    const std::int64_t size = std::min(at_once, count - first);
+    out.narrow(0, first, size).copy_(iterated(normalised(matrices.narrow(0, first, size))));
   }
   return out.view(sizes);
 }

@@ -18,10 +18,11 @@ constexpr std::int64_t kSquares[] = {2, 4};
 
 std::int64_t workspace_bytes(const Shape& shape, std::size_t num_batch, const Options& options) {
   const std::int64_t side = std::min(shape.rows, shape.cols);
-  const flops::Form form = flops::cheapest_form(shape.rows, shape.cols, options.ns_steps, {},
-                                                {flops::Form::kDirect, flops::Form::kGram});
-  const std::int64_t squares =
-      shape.num_matrices * kSquares[form == flops::Form::kGram ? 1 : 0] * side * side;
+  const auto cost = [&](flops::Form form) {
+    return flops::orthogonalisation(shape.rows, shape.cols, options.ns_steps, form, {});
+  };
+  const bool gram = cost(flops::Form::kGram) < cost(flops::Form::kDirect);
+  const std::int64_t squares = shape.num_matrices * kSquares[gram ? 1 : 0] * side * side;
   // The update is gone when the iterate gets a spare. Blocks of columns are first copied apart.
   const std::int64_t copied = shape.column_blocks > 1 ? kUpdateBytes : 0;
   const std::int64_t before =

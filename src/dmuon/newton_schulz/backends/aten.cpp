@@ -83,6 +83,10 @@ class AtenBackend final : public Backend {
 
   bool batched(std::int64_t, at::ScalarType) const override { return true; }
 
+  std::int64_t at_once(std::int64_t, std::int64_t, at::ScalarType) const override {
+    return std::numeric_limits<std::int64_t>::max();
+  }
+
   // The norm in fp64, because squares of the entries could leave their dtype's range, by a kernel
   // that converts while it reads: x is read twice, and nothing as large lies between it and the
   // result.
