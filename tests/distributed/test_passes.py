@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -109,8 +110,23 @@ def test_a_backward_that_raised_leaves_no_trace(ranks, first, clear, schedule):
     check(ranks, raised_backward, schedule=schedule, first=first, clear=clear)
 
 
-def raised_forward(s: Session, fsdp: bool, trained: int) -> None:
-    """A forward that raises half-way on every rank, with garbage collected on some, then another model."""
+def raises(model: nn.Module) -> None:
+    model.blocks[1].register_forward_hook(lambda module, args, output: _explode(output))
+    with pytest.raises(_Boom):
+        loss_of(model, batch(99))
+
+
+def returns_early(model: nn.Module) -> None:
+    model.blocks = model.blocks[:1]
+    loss_of(model, batch(99))
+
+
+def uses_a_part(model: nn.Module) -> None:
+    model.blocks[0](torch.randn(2, 3, 24))
+
+
+def unfinished_forward(s: Session, fsdp: bool, trained: int, how: Callable[[nn.Module], None]) -> None:
+    """A forward that uses not all of a model, with garbage collected on some ranks, then another model."""
     units = blocks_of if fsdp else None
     first = s.another()
     kept = [first.start(make_gpt(depth=3), units=units)]
@@ -118,9 +134,7 @@ def raised_forward(s: Session, fsdp: bool, trained: int) -> None:
     first.train(*range(trained))
     if not s.reference:
         gc.disable()
-        first.model.blocks[1].register_forward_hook(lambda module, args, output: _explode(output))
-        with pytest.raises(_Boom):
-            first.backward(language_loss(99, s.size))
+        how(first.model)
         del first
         if s.rank % 2:
             kept.clear()
@@ -132,10 +146,18 @@ def raised_forward(s: Session, fsdp: bool, trained: int) -> None:
 
 
 @pytest.mark.parametrize("fsdp", [True, False])
-@pytest.mark.parametrize("trained", [0, 3])
-@pytest.mark.parametrize("schedule", [AHEAD, KEPT])
-def test_a_forward_that_raised_does_not_disturb_another_model(ranks, fsdp, trained, schedule):
-    *alive, _ = check(ranks, raised_forward, schedule=schedule, fsdp=fsdp, trained=trained)
+@pytest.mark.parametrize(
+    ("how", "trained", "schedule"),
+    [
+        (raises, 0, AHEAD),
+        (raises, 3, AHEAD),
+        (returns_early, 3, AHEAD),
+        (returns_early, 3, KEPT),
+        (uses_a_part, 3, AHEAD),
+    ],
+)
+def test_an_unfinished_forward_does_not_disturb_another_model(ranks, fsdp, how, trained, schedule):
+    *alive, _ = check(ranks, unfinished_forward, schedule=schedule, fsdp=fsdp, trained=trained, how=how)
     assert alive == [[True], [False]] * 2
 
 

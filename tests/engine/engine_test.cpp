@@ -53,8 +53,6 @@ class Model {
     engine_.begin_forward();
     at::Tensor x = at::ones({}).set_requires_grad(c10::GradMode::is_enabled());
     for (const int unit : units) x = use(UnitIndex(unit), x, scale);
-    engine_.end_forward();
-    engine_.leave_forward();
     if (c10::GradMode::is_enabled()) engine_.watch_root_outputs({x});
     return x;
   }

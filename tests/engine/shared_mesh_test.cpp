@@ -46,6 +46,25 @@ TEST(Turn, AsksNothingOfAHolderThatGaveItUp) {
   EXPECT_EQ(ended, (std::vector<int>{1}));
 }
 
+TEST(Turn, KeepsItsHolderUntilAnotherHasTakenIt) {
+  Turn turn;
+  std::vector<int> ended;
+  auto first = std::make_shared<int>(1);
+  auto second = std::make_shared<int>(2);
+  const std::weak_ptr<int> first_lives = first;
+  const std::weak_ptr<int> second_lives = second;
+  turn.take(first.get(), [&, it = first.get()] { ended.push_back(*it); });
+  const void* const holder = first.get();
+  turn.keep(holder, std::move(first));
+  turn.keep(second.get(), second);  // has no turn
+  EXPECT_FALSE(first_lives.expired());
+  turn.take(second.get(), [] {});
+  EXPECT_EQ(ended, (std::vector<int>{1}));
+  EXPECT_TRUE(first_lives.expired());
+  second.reset();
+  EXPECT_TRUE(second_lives.expired());
+}
+
 TEST(SharedMesh, KnowsItsPlace) {
   run_ranks(6, [](int rank, const StorePtr& store) {  // 2 x 3
     const int replicate = rank / 3;

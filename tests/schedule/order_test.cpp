@@ -178,6 +178,20 @@ TEST(Order, TracesTrainingAndEvaluationForwardsSeparately) {
   EXPECT_EQ(triggers_of(order.end_pass()), (Triggers{before_use(1), after_forward(1)}));
 }
 
+TEST(Order, OwesOfAForwardWhatItsTraceHasLeft) {
+  Order order = traced();
+  EXPECT_FALSE(order.owes_forward());
+  order.begin_forward(true);
+  EXPECT_TRUE(order.owes_forward());
+  order.request(before_use(2));
+  EXPECT_FALSE(order.owes_forward());
+  order.begin_backward();
+  EXPECT_FALSE(order.owes_forward());
+  order.begin_forward(false);  // is traced
+  order.request(before_use(0));
+  EXPECT_FALSE(order.owes_forward());
+}
+
 TEST(Order, OwesNothingWhereNoPassIsOpen) {
   Order order = traced();
   EXPECT_FALSE(order.owes(before_use(0)));

@@ -16,7 +16,7 @@ from dmuon._setup.ranks import Ranks
 
 logger = logging.getLogger("dmuon")
 
-VERSION = 1  # of what is kept
+VERSION = 2  # of what is kept
 
 Shape = tuple[int, int, int]  # matrices, rows, cols
 

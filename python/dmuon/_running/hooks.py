@@ -21,8 +21,7 @@ def add_hooks(runtime: Runtime) -> None:
         unit.module.register_forward_pre_hook(_watch_inputs(runtime, index), with_kwargs=True)
         unit.module.register_forward_hook(_after(runtime, index), prepend=True, always_call=True)
     runtime.model.register_forward_pre_hook(_begin(runtime), prepend=True)
-    runtime.model.register_forward_hook(_leave(runtime), prepend=True, always_call=True)
-    runtime.model.register_forward_hook(_end(runtime), prepend=True)
+    runtime.model.register_forward_hook(_end(runtime), prepend=True, always_call=True)
 
 
 def _begin(runtime: Runtime) -> Any:
@@ -45,14 +44,6 @@ def _end(runtime: Runtime) -> Any:
             runtime.engine.watch_root_outputs(tensors_requiring_grad(output))
 
     return end
-
-
-def _leave(runtime: Runtime) -> Any:
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def leave(module: nn.Module, args: Any, output: Any) -> None:
-        runtime.engine.leave_forward()
-
-    return leave
 
 
 def _before(runtime: Runtime, index: int) -> Any:

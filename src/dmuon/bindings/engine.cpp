@@ -71,9 +71,8 @@ void init_engine(py::module_& module) {
       .def("finite", &Verdict::finite);
 
   py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
-      .def(py::init<engine::Options, SharedMesh, const plan::Plan&, const std::vector<UnitSpec>&,
-                    const engine::LeafSizes&>(),
-           py::arg("options"), py::arg("mesh"), py::arg("plan"), py::arg("units"), py::arg("sizes"))
+      .def(py::init(&Engine::make), py::arg("options"), py::arg("mesh"), py::arg("plan"),
+           py::arg("units"), py::arg("sizes"))
       .def(
           "weights", [](Engine& e, UnitIndex unit) { return e.unit(unit).weight_tensors(); },
           py::arg("unit"))
@@ -89,7 +88,6 @@ void init_engine(py::module_& module) {
            py::arg("gradients"))
       .def("begin_forward", &Engine::begin_forward, no_gil)
       .def("end_forward", &Engine::end_forward)
-      .def("leave_forward", &Engine::leave_forward)
       .def("before_forward", &Engine::before_forward, py::arg("unit"), no_gil)
       .def("after_forward", &Engine::after_forward, py::arg("unit"), no_gil)
       .def("watch_inputs", &Engine::watch_inputs, py::arg("unit"), py::arg("inputs"))

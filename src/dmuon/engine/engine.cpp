@@ -70,15 +70,22 @@ void Engine::settle_step() {
 }
 
 // A forward has no certain end: what it still owes goes before another engine's operations, on
-// every rank. Its backward ends by itself, and a pass on demand owes nothing. Nor does a forward
-// that raised, until its own model is used again: it has come equally far on all ranks, and where
-// garbage is collected earlier, this engine is gone already, and nobody would answer the others.
+// every rank. Its backward ends by itself, and a pass on demand owes nothing.
 void Engine::take_turn() {
   mesh().turn->take(this, [this] {
     const schedule::Order& order = resolver_.order();
-    const bool owes = order.current() != Pass::kBackward && !order.on_demand();
-    if (owes && !unfinished_forward_) resolver_.end_pass();
+    if (order.current() != Pass::kBackward && !order.on_demand()) resolver_.end_pass();
   });
+}
+
+std::shared_ptr<Engine> Engine::make(Options options, SharedMesh mesh, const plan::Plan& plan,
+                                     const std::vector<UnitSpec>& units, const LeafSizes& sizes) {
+  auto made = std::make_unique<Engine>(options, std::move(mesh), plan, units, sizes);
+  return {made.release(), [](Engine* engine) {
+            std::shared_ptr<Engine> last(engine);
+            const std::shared_ptr<Turn> turn = engine->mesh().turn;
+            if (engine->resolver_.order().owes_forward()) turn->keep(engine, std::move(last));
+          }};
 }
 
 Engine::~Engine() { mesh().turn->give_up(this); }
@@ -91,7 +98,6 @@ void Engine::open_forward(bool whole) {
   const bool trains = c10::GradMode::is_enabled();
   if (!trains) ++num_evaluations_;
   enter(trains ? "a training forward" : "an evaluation forward");
-  unfinished_forward_ = whole;
   resolver_.begin_forward(trains, whole);
 }
 
@@ -108,10 +114,6 @@ void Engine::begin_forward() {
 }
 
 void Engine::end_forward() {
-  if (!in_backward()) unfinished_forward_ = false;
-}
-
-void Engine::leave_forward() {
   if (in_backward()) return;
   resolver_.end_forward();
   mesh().watch->enter("");

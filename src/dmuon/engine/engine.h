@@ -50,6 +50,10 @@ class Engine : private schedule::Performer {
   Engine(Options options, SharedMesh mesh, const plan::Plan& plan,
          const std::vector<UnitSpec>& units, const LeafSizes& sizes = {});
   ~Engine() override;
+  /// One that ranks may free at different times, as garbage is: where its forward has left
+  /// something open, it lives until another engine has the turn.
+  static std::shared_ptr<Engine> make(Options options, SharedMesh mesh, const plan::Plan& plan,
+                                      const std::vector<UnitSpec>& units, const LeafSizes& sizes);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -106,8 +110,7 @@ class Engine : private schedule::Performer {
 
   // Triggers, from module hooks.
   void begin_forward();  ///< the model's own
-  void end_forward();    ///< it has returned
-  void leave_forward();  ///< it has returned or raised
+  void end_forward();
   void before_forward(core::UnitIndex unit);
   void after_forward(core::UnitIndex unit);
   std::vector<at::Tensor> watch_inputs(core::UnitIndex unit, const std::vector<at::Tensor>& inputs);
@@ -232,9 +235,8 @@ class Engine : private schedule::Performer {
   std::int64_t num_evaluations_ = 0;
   std::set<core::UnitIndex> host_uses_;  // of the backward that is open
   std::optional<std::set<core::UnitIndex>>
-      held_uses_;                    // of those whose gradients the host has kept
-  bool unfinished_forward_ = false;  // the last of the model itself runs, or has raised
-  bool host_mixes_ = false;          // what does not belong together, since the last agreement
+      held_uses_;            // of those whose gradients the host has kept
+  bool host_mixes_ = false;  // what does not belong together, since the last agreement
   std::int64_t num_compared_ = 0;
   std::string no_backward_;  // why, if none may begin
   GradientNorms norms_;

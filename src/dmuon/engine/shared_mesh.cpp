@@ -13,10 +13,15 @@ void Turn::take(const void* holder, std::function<void()> issue_rest) {
   if (holder_ != nullptr) issue_rest_();
   holder_ = holder;
   issue_rest_ = std::move(issue_rest);
+  kept_.reset();
 }
 
 void Turn::give_up(const void* holder) {
   if (holder_ == holder) holder_ = nullptr;
+}
+
+void Turn::keep(const void* holder, std::shared_ptr<void> last) {
+  if (holder_ == holder) kept_ = std::move(last);
 }
 
 void OnDevice::add(Stuck operation, Event done, c10::Device device) {

@@ -22,7 +22,7 @@ namespace dmuon::engine {
 /// Whose operations may be issued, of those who share a mesh's groups: one order holds over all.
 class Turn {
  public:
-  /// Ends what the holder before has left open, on every rank; nothing for the holder itself.
+  /// Ends what the holder before has left open; nothing for the holder itself.
   /// @param holder      tells it from others.
   /// @param issue_rest  called where another takes the turn, unless given up before.
   void take(const void* holder, std::function<void()> issue_rest);
@@ -30,9 +30,13 @@ class Turn {
   /// What the holder has left open is nobody's any more. Nothing where another has the turn.
   void give_up(const void* holder);
 
+  /// The holder's last owner, until another takes the turn. Nothing where another has it.
+  void keep(const void* holder, std::shared_ptr<void> last);
+
  private:
   const void* holder_ = nullptr;
   std::function<void()> issue_rest_;
+  std::shared_ptr<void> kept_;
 };
 
 /// What a rank has given to a device's lanes, oldest first. Thread-safe.

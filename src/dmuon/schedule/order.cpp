@@ -121,6 +121,11 @@ std::vector<Crossing> Order::end_pass() {
   return owed;
 }
 
+bool Order::owes_forward() const {
+  return current_ && current_ != Pass::kBackward && course().replaying() &&
+         course().cursor < course().triggers.size();
+}
+
 bool Order::owes(Trigger trigger) const {
   return current_ && course().replaying() && course().lies_ahead(trigger);
 }

@@ -78,6 +78,9 @@ class Order {
   /// The pass that is open, if any.
   std::optional<Pass> current() const { return current_; }
 
+  /// Whether the open pass is a forward that end_pass() would cross more of.
+  bool owes_forward() const;
+
   /// Whether the open pass will still cross `trigger` without its being requested.
   bool owes(Trigger trigger) const;
 
