@@ -30,16 +30,11 @@ def dtypes_differ(mesh: Any) -> None:
     dmuon.dedicate_params(model.bfloat16() if rank_of(mesh) == 1 else model, mesh)
 
 
-@refused("dedicate_params: ranks differ", "'blocks.0.up.weight'", "algorithm='frozen'", when="before")
-@refused(
-    "Muon: ranks differ", "has: 'embedding.weight' trainable", "rank 1 has: 'embedding.weight' frozen", when="between"
-)
-def trainable_parameters_differ(mesh: Any, when: str) -> None:
+@refused("dedicate_params: ranks differ", "'blocks.0.up.weight'", "algorithm='frozen'")
+def trainable_parameters_differ(mesh: Any) -> None:
     model = make_gpt(depth=1)
-    model.blocks[0].up.weight.requires_grad_(when != "before" or rank_of(mesh) != 1)
+    model.blocks[0].up.weight.requires_grad_(rank_of(mesh) != 1)
     dmuon.dedicate_params(model, mesh)
-    model.embedding.weight.requires_grad_(when != "between" or rank_of(mesh) != 1)
-    dmuon.Muon(model)
 
 
 @refused("ranks differ", "strategy='round_robin'", "rank 1 has: ", "strategy='rank0'")
@@ -79,6 +74,18 @@ def backward_differs_in_the_first_step(mesh: Any) -> None:
 def lr_differs_at_a_step(mesh: Any) -> None:
     _, opt = with_gradients(mesh)
     opt.param_groups[0]["lr"] *= 1 + rank_of(mesh)
+    opt.step()
+
+
+@refused(DIFFER, key="maximize", value=True)
+@refused(DIFFER, key="amsgrad", value=None)
+def adamw_switch_differs(mesh: Any, key: str, value: bool | None) -> None:
+    """None: one rank's group does not have it, of which torch's own step would raise there alone."""
+    _, opt = with_gradients(mesh)
+    if rank_of(mesh) == 1:
+        opt.param_groups[-1][key] = value
+        if value is None:
+            del opt.param_groups[-1][key]
     opt.step()
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
 import torch
 import torch.nn as nn
-from models import batch, make_gpt
+from models import make_gpt
 from pool import make_mesh
-from refusals import REFUSED, Refusals, dedicated, expect_refusal, messages_of, rank_of, ready
+from refusals import REFUSED, Refusals, dedicated, expect_refusal, messages_of, ready
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from training import shard
 
@@ -49,21 +48,6 @@ def inside_a_dedicated_model(mesh: Any) -> None:
     dmuon.dedicate_params(ready(mesh, fsdp=False)[0].blocks[0], mesh)
 
 
-@refused("between dedicate_params and Muon", fsdp=False)
-@refused("between dedicate_params and Muon", fsdp=True)
-def forward_between(mesh: Any, fsdp: bool) -> None:
-    model = dedicated(mesh)
-    if fsdp:
-        shard(model, mesh)
-    model(batch(0))
-
-
-@refused("between dedicate_params and Muon")
-def forward_of_a_submodule_between(mesh: Any) -> None:
-    model = dedicated(mesh)
-    model.blocks[0].up(torch.zeros(1, 24))
-
-
 @refused("select: selected 'blocks.0.norm.weight'", "2-D", ": 1-D.")
 def select_a_vector(mesh: Any) -> None:
     dedicated(mesh, select=lambda name, module, parameter: "norm" in name or None)
@@ -100,21 +84,6 @@ def select_raises(mesh: Any) -> None:
         raise
 
 
-@refused("'blocks.0.up.weight' or its module was replaced")
-def weight_assigned_between(mesh: Any) -> None:
-    model = dedicated(mesh)
-    model.blocks[0].up.weight = nn.Parameter(torch.ones(41, 24))
-    dmuon.Muon(model)
-
-
-@refused("'blocks.0.up.adapter.weight' was added after dedicate_params")
-def matrix_added_between(mesh: Any) -> None:
-    model = dedicated(mesh)
-    model.blocks[0].up.adapter = nn.Linear(4, 4)
-    shard(model, mesh)
-    dmuon.Muon(model)
-
-
 @refused("'blocks.0.up.weight' has gradient hooks", "select()")
 def hook_before(mesh: Any) -> None:
     model = make_gpt(depth=1)
@@ -139,134 +108,12 @@ def no_sync_without_muon(mesh: Any) -> None:
         pass
 
 
-@refused("cast the model before dedicate_params", fsdp=False)
-@refused("cast the model before dedicate_params", fsdp=True)
-def cast_between(mesh: Any, fsdp: bool) -> None:
-    model = dedicated(mesh)
-    if fsdp:
-        shard(model, mesh)
-    model.double()
-    dmuon.Muon(model)
-
-
-@refused("a state dict was taken or loaded between", "load weights before dedicate_params", strict=True)
-@refused("a state dict was taken or loaded between", "load weights before dedicate_params", strict=False)
-def load_between(mesh: Any, strict: bool) -> None:
-    model = make_gpt(depth=1)
-    saved = copy.deepcopy(model.state_dict())
-    dmuon.dedicate_params(model, mesh)
-    model.load_state_dict(saved, strict=strict)
-
-
-@refused("a state dict was taken or loaded between", "load weights before dedicate_params")
-def save_between(mesh: Any) -> None:
-    model = dedicated(mesh)
-    model.state_dict()
-
-
-BETWEEN = "between dedicate_params and Muon no module holds its matrices"
-
-
-@refused("on 'blocks.0.up.weight'", BETWEEN, "before dedicate_params, or after Muon", how="reset_parameters")
-@refused("on 'blocks.0.up.weight'", BETWEEN, "then model.to_empty(device=...)", how="nn.init")
-@refused("on 'blocks.0.up.weight'", BETWEEN, how="data")
-@refused("on 'blocks.0.up.weight'", BETWEEN, how="copy_")
-@refused("on 'blocks.0.up.weight'", BETWEEN, how="index")
-@refused("on 'blocks.0.up.weight'", BETWEEN, how="requires_grad_")
-@refused("setting .requires_grad on 'blocks.0.up.weight'", BETWEEN, how="requires_grad =")
-@refused("setting .data on 'blocks.0.up.weight'", BETWEEN, how="data =")
-@refused("on 'blocks.0.up.weight'", BETWEEN, how="read")
-@refused("on 'blocks.0.up.weight'", BETWEEN, how="read on meta")
-def touch_between(mesh: Any, how: str) -> None:
-    with torch.device("meta" if "meta" in how else mesh.device_type):
-        model = make_gpt(depth=1)
-    dmuon.dedicate_params(model, mesh)
-    assert model.blocks[0].up.weight.shape == (41, 24) and model.blocks[0].up.weight.dtype == torch.float32
-    up = model.blocks[0].up
-    assert up.weight.requires_grad
-    if how == "reset_parameters":
-        up.reset_parameters()
-    elif how == "requires_grad =":
-        up.weight.requires_grad = False
-    elif how == "data =":
-        up.weight.data = torch.ones(41, 24)
-    elif how == "nn.init":
-        nn.init.trunc_normal_(up.weight)
-    elif how == "data":
-        up.weight.data.normal_()
-    elif how == "copy_":
-        with torch.no_grad():
-            up.weight.copy_(torch.ones(41, 24))
-    elif how == "index":
-        with torch.no_grad():
-            up.weight[3] = 0
-    elif how == "requires_grad_":
-        up.weight.requires_grad_(False)
-    else:
-        up.weight.norm()
-
-
-@refused("requires_grad_(False) between", "would not reach 'blocks.0.", "freeze before dedicate_params, or after Muon")
-def freeze_a_block_between(mesh: Any) -> None:
-    model = dedicated(mesh)
-    model.blocks[0].requires_grad_(True)
-    model.blocks[0].requires_grad_(False)
-
-
-@refused("Muon: model: 'blocks.0.up.weight' was frozen", "unfreeze it before dedicate_params", fsdp=True)
-@refused("Muon: model: 'blocks.0.up.weight' was frozen", "unfreeze it before dedicate_params", fsdp=False)
-@refused("Muon: model: 'blocks.0.up.weight' was frozen", "unfreeze it before dedicate_params", fsdp=True, only_on=1)
-def unfrozen_between(mesh: Any, fsdp: bool, only_on: int | None = None) -> None:
-    model = make_gpt(depth=1)
-    model.blocks[0].up.weight.requires_grad_(False)
-    dmuon.dedicate_params(model, mesh)
-    if fsdp:
-        shard(model, mesh)
-    if only_on in (None, rank_of(mesh)):
-        model.blocks[0].up.weight.requires_grad_(True)
-    dmuon.Muon(model)
-
-
-@refused("register_parameter between", "'blocks.0.up.weight' is Muon's already", "at dedicate_params")
-def weight_registered_between(mesh: Any) -> None:
-    up = dedicated(mesh).blocks[0].up
-    up.register_parameter("other", None)
-    up.register_parameter("weight", nn.Parameter(torch.ones(41, 24)))
-
-
 @refused("dedicate_params: plan: cannot read '/nowhere/plan.json'", "No such file", plan="/nowhere/plan.json")
 @refused("dedicate_params: costs: expected 'measured', 'modelled' or a table, cannot read 'measurd'", costs="measurd")
 def file_missing(mesh: Any, **options: Any) -> None:
     model = make_gpt(depth=1)
     dmuon.dedicate_params(model, mesh, **options)
     dmuon.Muon(model)
-
-
-@refused("'blocks.0.up.weight' or its module was replaced or removed")
-def weight_deleted_between(mesh: Any) -> None:
-    model = dedicated(mesh)
-    del model.blocks[0].up.weight
-    dmuon.Muon(model)
-
-
-@refused("'blocks.0.up.weight' or its module was replaced")
-def tensor_assigned_between(mesh: Any) -> None:
-    """No parameter, and so beside the module's parameters."""
-    model = dedicated(mesh)
-    model.blocks[0].up.weight = torch.ones(41, 24)
-    dmuon.Muon(model)
-
-
-@refused("a state dict was taken or loaded between", "load weights before dedicate_params")
-def load_between_changes_nothing(mesh: Any) -> None:
-    model = make_gpt(depth=1)
-    saved = make_gpt(seed=1, depth=1).state_dict()
-    before = model.embedding.weight.detach().clone()
-    dmuon.dedicate_params(model, mesh)
-    try:
-        model.load_state_dict(saved)
-    finally:
-        assert torch.equal(model.embedding.weight, before)
 
 
 @refused("'embedding.weight' is sharded over ranks ((0, 1, 2, 3),)", "((0, 1), (2, 3))", "same mesh")

@@ -114,6 +114,7 @@ def test_tensors_become_numbers_wherever_they_are():
 def test_what_ranks_must_share_of_a_group_is_neither_its_parameters_nor_the_users_own_entries():
     assert settings_of({**MUON, "lr": torch.tensor(0.5), "params": [1], "initial_lr": 7}) == {**MUON, "lr": 0.5}
     assert settings_of({**ADAMW, "params": [1], "foreach": True}) == ADAMW
+    assert settings_of({**ADAMW, "maximize": True, "fused": True}) == {**ADAMW, "maximize": True}
 
 
 def updated(group: dict[str, Any], master: float, momentum: float, gradient: float) -> tuple[float, float]:

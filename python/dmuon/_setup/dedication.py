@@ -6,7 +6,6 @@ import dataclasses
 import datetime
 import logging
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -227,14 +226,12 @@ def end_setup(dedication: Dedication) -> None:
     dedication.guards.clear()
 
 
-def check_parameters(model: nn.Module, dedication: Dedication, facts: list[str]) -> None:
+def check_parameters(model: nn.Module, dedication: Dedication) -> None:
     """What came since dedicate_params would silently not be Muon's; what went would be trained nowhere.
 
-    `facts` gets which parameters are trainable now.
-
     Raises:
-        ValueError: a parameter was added or unfrozen, or the module of a matrix replaced. Wrappers around modules are
-            no change.
+        ValueError: a parameter was added, frozen or unfrozen, or the module of a matrix replaced. Wrappers around
+            modules are no change.
     """
     modules = dict(model.named_modules())
     present = set(modules.values())
@@ -256,15 +253,11 @@ def check_parameters(model: nn.Module, dedication: Dedication, facts: list[str])
                     f"Muon: model: '{name}' was frozen at dedicate_params and is trainable now: AdamW would update it, "
                     "whatever it is. Expected: unfreeze it before dedicate_params."
                 )
-            facts.append(f"'{name}' {'trainable' if parameter.requires_grad else 'frozen'}")
-
-
-def with_frozen(table: RoutingTable, model: nn.Module) -> Iterator[Route]:
-    """The rows of a table, such that what was frozen since is nobody's."""
-    frozen = {clean_name(name) for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad}
-    for row in table:
-        is_frozen = row.algorithm == "adamw" and row.name in frozen
-        yield dataclasses.replace(row, algorithm="frozen", why="frozen after dedicate_params") if is_frozen else row
+            if was_trainable and not parameter.requires_grad:
+                raise ValueError(
+                    f"Muon: model: '{name}' was frozen between dedicate_params and Muon, when no module held matrices: "
+                    "these would be trained. Expected: freeze before dedicate_params, or after Muon."
+                )
 
 
 def check_sentinels(model: nn.Module, dedication: Dedication) -> torch.device | None:

@@ -20,6 +20,7 @@ EPS = 1e-7
 
 _MUON = ("lr", "weight_decay", "momentum", "nesterov", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn", "ns_dtype")
 _ADAMW = ("lr", "betas", "eps", "weight_decay")
+_ADAMW_SWITCHES = ("amsgrad", "maximize", "decoupled_weight_decay", "capturable", "differentiable")  # torch's defaults
 
 
 def adamw_moments(group: dict[str, Any]) -> tuple[str, ...]:
@@ -40,8 +41,10 @@ def plain(group: dict[str, Any]) -> dict[str, Any]:
 
 def settings_of(group: dict[str, Any]) -> dict[str, Any]:
     """What of a group must be equal on all ranks."""
-    known = ("algorithm", *(_MUON if group["algorithm"] == "muon" else _ADAMW))
-    return plain({key: group[key] for key in known})
+    of_muon = group["algorithm"] == "muon"
+    known = ("algorithm", *(_MUON if of_muon else _ADAMW))
+    switches = () if of_muon else _ADAMW_SWITCHES
+    return plain({key: group[key] for key in known} | {key: group[key] for key in switches if key in group})
 
 
 class Tuned(NamedTuple):
