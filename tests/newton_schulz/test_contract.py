@@ -10,7 +10,7 @@ from dmuon import _C
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 ODD = [(1, 1), (1, 9), (9, 1), (2, 3), (7, 13), (31, 67), (67, 31), (257, 263), (263, 257), (1, 4099)]
-FORMS = [_C.Form.DIRECT, _C.Form.GRAM, None]
+FORMS = [None, _C.Form.DIRECT, _C.Form.PAIRS, _C.Form.GRAM]
 
 
 def run(x, dtype, form=None, name="polar_express"):
