@@ -2,140 +2,57 @@
 
 from __future__ import annotations
 
-import functools
-import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
-import torch.nn as nn
-import torch.nn.functional as F
-import transformers
-from cut import Cut
-from models import weights_of_plain
-from real_models import BUILD
-from torch.distributed.fsdp import fully_shard
-from training import AHEAD, LR, WEIGHT_DECAY, dedicate, place_of, weights_of
+from real_training import MATRICES, made, reference, start, told_of_an_adapter, train
+from refusals import messages_of, rank_of
 
-import dmuon
-
-STEPS, BATCH, LENGTH, VOCABULARY = 3, 8, 16, 128
-ADAMW_EPS = 1e-3  # the biases of keys have gradients of nothing but rounding
-NO_IMAGE = 4  # smaller tokens have a meaning
-
-# The matrices, as regular expressions of names; of a stack of experts one for each.
-LAYERS = r"layers\.\d+\..*(proj|fc\d|gate)\.weight"
-MATRICES = {
-    "qwen3 moe": LAYERS,
-    "mixtral": LAYERS,
-    "gpt2": r"\.h\.\d+\..*c_\w+\.weight",
-    "vit": LAYERS,
-    "whisper": LAYERS,
-    "timm vit": r"blocks\.\d+\.(attn|mlp)\.\w+\.weight",
-    "sd3": r"transformer_blocks\.\d+\..*weight|(context|timestep|text)_embedder.*weight|norm_out\.linear\.weight",
-    "qwen2.5 vl": rf"{LAYERS}|visual\.blocks\.\d+\..*(proj|qkv)\.weight|merger\.mlp\.\d\.weight",
-}
+pytestmark = pytest.mark.cpu("the asynchronous device lacks operators that these models use")
 
 
-def made(name: str) -> nn.Module:
-    """With weights large enough that every gradient is far from rounding."""
-    torch.manual_seed(0)
-    model = BUILD[name]().eval()  # without dropout
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    if isinstance(model, transformers.PreTrainedModel):
-        model.tie_weights()
-    return model
-
-
-def matrices_of(model: str) -> Callable[[str], Callable[[torch.Tensor], list[torch.Tensor]] | None]:
-    def of(name: str) -> Callable[[torch.Tensor], list[torch.Tensor]] | None:
-        if re.search(r"\.experts\.\w+$", name):
-            return lambda p: [p[i] for i in range(4)]
-        if model == "gpt2" and re.search(MATRICES[model], name):  # stored as [in, out], Q, K and V side by side
-            return lambda p: [block.T for block in p.chunk(3 if "c_attn" in name else 1, dim=1)]
-        return (lambda p: [p]) if re.search(MATRICES[model], name) else None
-
-    return of
-
-
-def loss_of(name: str, model: nn.Module, step: int, rank: int, size: int) -> torch.Tensor:
-    """Of this rank's part of the batch."""
-    generator = torch.Generator().manual_seed(step)
-    tokens = torch.randint(NO_IMAGE, VOCABULARY, (BATCH, LENGTH + 1), generator=generator).chunk(size)[rank]
-    inputs, targets = tokens[:, :-1], tokens[:, 1:]
-
-    def drawn(*sizes: int) -> torch.Tensor:
-        return torch.randn(BATCH, *sizes, generator=generator).chunk(size)[rank]
-
-    if name == "vit":
-        return F.cross_entropy(model(drawn(3, 32, 32)).logits, targets[:, 0] % 10)
-    if name == "timm vit":
-        return F.cross_entropy(model(drawn(3, 224, 224)), targets[:, 0] % 10)
-    if name == "sd3":  # it takes noise out of latents
-        told = {"encoder_hidden_states": drawn(5, 32), "pooled_projections": drawn(32), "timestep": targets[:, 0]}
-        return F.mse_loss(model(drawn(4, 8, 8), **told).sample, drawn(4, 8, 8))
-    if name == "whisper":
-        logits = model(input_features=drawn(16, 64), decoder_input_ids=inputs).logits
-    elif name == "qwen2.5 vl":
-        image = torch.tensor([2, 3, 3, 3, 3]).expand(len(inputs), -1)  # where it begins, and what 4 x 4 patches become
-        grid = torch.tensor([[1, 4, 4]]).expand(len(inputs), -1)
-        pixels = drawn(16, 3 * 2 * 14 * 14).flatten(0, 1)
-        seen = torch.cat([image, inputs], dim=1)
-        kinds = (seen == 3).int()
-        logits = model(input_ids=seen, pixel_values=pixels, image_grid_thw=grid, mm_token_type_ids=kinds).logits
-        logits = logits[:, image.shape[1] :]
-    else:
-        logits = model(input_ids=inputs).logits
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-
-@functools.cache
-def reference(name: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """The weights before the first step and after the last, on one process."""
-    model = made(name)
-    initial, optimizer = weights_of_plain(model), Cut(model, matrices_of(name), ADAMW_EPS)
-    for step in range(STEPS):
-        loss_of(name, model, step, 0, 1).backward()
-        optimizer.step()
-    return initial, weights_of_plain(model)
-
-
-def select(name: str, module: nn.Module, parameter: nn.Parameter) -> dmuon.View | None:
-    return dmuon.views.transposed(dmuon.views.columns(parameter, 3)) if name.endswith("c_attn.weight") else None
-
-
-def train(mesh: Any, name: str) -> dict[str, torch.Tensor]:
-    model = made(name)
-    dedicate(model, mesh, AHEAD, select=select)
-    lists = {path: module for path, module in model.named_modules() if isinstance(module, nn.ModuleList)}
-    for path, layers in lists.items():
-        inside_another = any(path.startswith(f"{other}.") for other in lists)
-        for layer in () if inside_another else layers:
-            fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    optimizer = dmuon.Muon(
-        model, lr=LR, weight_decay=WEIGHT_DECAY, ns_dtype=torch.float32, adamw_lr=3e-4, adamw_eps=ADAMW_EPS
-    )
-    rank, size = place_of(mesh)
-    for step in range(STEPS):
-        loss_of(name, model, step, rank, size).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert dmuon.verify(model, optimizer)
-    return weights_of(model)
-
-
-@pytest.mark.cpu("the asynchronous device lacks operators that these models use")
-@pytest.mark.parametrize("mesh", [(1, 4), (2, 2)])
-@pytest.mark.parametrize("name", MATRICES)
-def test_a_real_model_is_trained_as_on_one_process(ranks, name, mesh):
+def assert_as_on_one_process(name: str, results: list[Any]) -> None:
     initial, expected = reference(name)
-    for got in ranks.run(train, mesh, name=name):
+    for got in results:
         assert got.keys() == expected.keys()
         for parameter, weight in expected.items():
             moved = float((weight - initial[parameter]).norm())
             error = float((got[parameter] - weight).norm())
             assert error <= 1e-3 * moved + 1e-6, f"{parameter}: |W - W_ref| = {error:.2e}, |W_ref - W_0| = {moved:.2e}"
+
+
+@pytest.mark.parametrize("mesh", [(1, 4), (2, 2)])
+@pytest.mark.parametrize("name", MATRICES)
+def test_a_real_model_is_trained_as_on_one_process(ranks, name, mesh):
+    assert_as_on_one_process(name, ranks.run(train, mesh, name=name))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "timm vit"])
+def test_sums_of_losses_and_the_first_rank_s_weights(ranks, name):
+    """Where FSDP2 is told not to divide, and rank 0 alone has loaded a checkpoint."""
+    assert_as_on_one_process(name, ranks.run(train, (2, 2), name=name, sums=True, loaded_on_rank_0=True))
+
+
+def divided_otherwise(mesh: Any, name: str) -> None:
+    start(mesh, made(name), fsdp_sums=True)
+
+
+def loaded_otherwise(mesh: Any, name: str) -> None:
+    model = made(name)
+    for parameter in model.parameters():
+        parameter.detach().add_(rank_of(mesh))
+    start(mesh, model)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "timm vit"])
+def test_other_sums_and_other_weights_are_refused_by_name(ranks, name):
+    for message in messages_of(ranks, divided_otherwise, name=name):
+        assert "by 1, and dmuon those of matrices by 4" in message
+    for message in messages_of(ranks, loaded_otherwise, name=name):
+        assert "(on ranks 1, 2, 3)" in message and "sync_from_rank0=True" in message
+
+
+@pytest.mark.parametrize(("name", "target"), [("gpt2", "c_fc"), ("timm vit", "fc1")])
+def test_an_adapter_that_comes_after_muon_is_told_of_once(ranks, name, target):
+    ((message,),) = [told for told in ranks.run(told_of_an_adapter, (2, 2), name=name, target=target) if told]
+    assert f"{target}.lora_A.default.weight'" in message and "change the model before dedicate_params" in message
