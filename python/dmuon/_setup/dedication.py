@@ -22,7 +22,7 @@ from dmuon._setup.options import STEP, AcrossRanks, Planning, check_as_for_fully
 from dmuon._setup.place import clean_name
 from dmuon._setup.ranks import Ranks, check_mesh, check_timeout, contradicted_by_names, resolve_ranks
 from dmuon._setup.routing import DEDICATION, Select, route
-from dmuon._setup.routing_table import Route, RoutingTable
+from dmuon._setup.routing_table import RoutingTable
 from dmuon._setup.rules import unfit_entries
 from dmuon._setup.sharded import check_sharded, mesh_and_policy_of, release
 from dmuon._setup.wrappers import refused_wrapper, unwrapped
