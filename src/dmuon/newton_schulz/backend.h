@@ -34,9 +34,9 @@ class Backend {
   /// It depends on one matrix alone, so that a matrix takes the same path alone and in a batch.
   virtual bool batched(std::int64_t short_side, at::ScalarType dtype) const = 0;
 
-  /// How many matrices of a batch go through the iteration at once: as many as caches hold, where
-  /// they decide how fast it is. At least 1; no matrix's bits depend on it.
-  virtual std::int64_t at_once(std::int64_t rows, std::int64_t cols,
+  /// How many of a batch's `count` matrices go through the iteration at once: about as many as
+  /// caches hold, where they decide how fast it is. At least 1; no matrix's bits depend on it.
+  virtual std::int64_t at_once(std::int64_t rows, std::int64_t cols, std::int64_t count,
                                at::ScalarType dtype) const = 0;
 
   /// Divides every matrix by its Frobenius norm, or by `eps` where that is larger, then rounds to

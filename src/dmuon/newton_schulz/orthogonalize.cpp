@@ -203,7 +203,7 @@ Tensor orthogonalize(Tensor x, const Options& options) {
   };
   Tensor matrices = std::exchange(x, {}).detach().reshape({-1, rows, cols});
   const std::int64_t count = matrices.size(0);
-  const std::int64_t at_once = batched ? backend.at_once(rows, cols, options.dtype) : 1;
+  const std::int64_t at_once = batched ? backend.at_once(rows, cols, count, options.dtype) : 1;
   const auto normalised = [&](const Tensor& some) {
     const Tensor result = backend.normalise(some, options.dtype, options.eps);
     return batched ? result : result.squeeze(0);

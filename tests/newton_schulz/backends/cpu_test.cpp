@@ -1,3 +1,4 @@
+#include <ATen/Parallel.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/randn.h>
@@ -42,6 +43,24 @@ TEST(CpuBackend, BatchesWhatHasNoPanelsUnlessInFp64) {
   EXPECT_TRUE(cpu_backend().batched(255, at::kFloat));
   EXPECT_FALSE(cpu_backend().batched(256, at::kFloat));
   EXPECT_FALSE(cpu_backend().batched(8, at::kDouble));
+}
+
+TEST(CpuBackend, TakesPartsOfEqualSizeThatCachesHold) {
+  const int threads = at::get_num_threads();
+  const auto at_once = [](std::int64_t count, at::ScalarType dtype) {
+    return cpu_backend().at_once(128, 128, count, dtype);
+  };
+  at::set_num_threads(1);
+  EXPECT_EQ(at_once(1, at::kFloat), 1);
+  EXPECT_EQ(at_once(11, at::kFloat), 11);  // 1.5 MB hold 6 of 256 KB
+  EXPECT_EQ(at_once(12, at::kFloat), 6);
+  EXPECT_EQ(at_once(64, at::kFloat), 7);
+  EXPECT_EQ(at_once(64, at::kBFloat16), 32);  // 3 MB hold 24 of 128 KB
+  EXPECT_EQ(cpu_backend().at_once(255, 4096, 5, at::kFloat), 1);
+  at::set_num_threads(2);
+  EXPECT_EQ(at_once(64, at::kFloat), 13);
+  EXPECT_EQ(cpu_backend().at_once(255, 4096, 5, at::kFloat), 3);
+  at::set_num_threads(threads);
 }
 
 TEST(CpuBackend, PadsRowsAndColumnsTo64Bytes) {

@@ -83,8 +83,9 @@ class AtenBackend final : public Backend {
 
   bool batched(std::int64_t, at::ScalarType) const override { return true; }
 
-  std::int64_t at_once(std::int64_t, std::int64_t, at::ScalarType) const override {
-    return std::numeric_limits<std::int64_t>::max();
+  std::int64_t at_once(std::int64_t, std::int64_t, std::int64_t count,
+                       at::ScalarType) const override {
+    return count;
   }
 
   // The norm in fp64, because squares of the entries could leave their dtype's range, by a kernel
