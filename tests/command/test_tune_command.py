@@ -62,6 +62,12 @@ def test_json_has_what_is_kept(dmuon):
     assert json.loads(dmuon("tune", "--show", "--json")[1]) == [{key: found[key] for key in ("key", "choices")}]
 
 
+def test_what_could_not_be_kept_is_not_said_to_be(dmuon, monkeypatch):
+    monkeypatch.setenv("DMUON_CACHE_DIR", "/proc/nowhere")
+    assert not json.loads(tune(dmuon, "--shapes", "16x16", "--json"))["kept"]
+    assert "nothing is kept: /proc/nowhere cannot be written (DMUON_CACHE_DIR)" in tune(dmuon, "--shapes", "16x16")
+
+
 def test_a_models_shapes_are_those_of_its_inventory(dmuon, monkeypatch, tmp_path):
     seen = []
     monkeypatch.setattr(tuning, "tune", lambda shapes, setting, budget: (seen.extend(shapes), ([], {}))[1])

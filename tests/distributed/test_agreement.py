@@ -186,13 +186,15 @@ def said_of_late_ranks(mesh: Any, late: tuple[int, ...]) -> list[str]:
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("dmuon").addHandler(handler)
-    slow_s, ranks_module._SLOW_S = ranks_module._SLOW_S, 0.3
-    torch.distributed.barrier()
-    if torch.distributed.get_rank() in late:
-        time.sleep(1.5)
-    _ranks(mesh)
-    ranks_module._SLOW_S = slow_s
-    logging.getLogger("dmuon").removeHandler(handler)
+    slow_s, ranks_module._SLOW_S = ranks_module._SLOW_S, 0.3 if late else 60.0
+    try:
+        torch.distributed.barrier()
+        if torch.distributed.get_rank() in late:
+            time.sleep(1.5)
+        _ranks(mesh)
+    finally:
+        ranks_module._SLOW_S = slow_s
+        logging.getLogger("dmuon").removeHandler(handler)
     return said
 
 

@@ -29,7 +29,7 @@ def tune(arguments: argparse.Namespace) -> str:
 
     from dmuon import _C
     from dmuon._planning import tuning
-    from dmuon._planning.choices import Setting
+    from dmuon._planning.choices import Setting, kept
 
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
@@ -40,12 +40,15 @@ def tune(arguments: argparse.Namespace) -> str:
     results, unreached = tuning.tune(shapes, setting, arguments.budget)
     found = {"key": setting.key(), "choices": [result._asdict() for result in results]}
     missing = [(*shape, why) for shape, why in unreached.items()]
+    known = kept(setting, quiet=True)
+    is_kept = all(known.get(result[1:3]) == result for result in results)
     if arguments.json:
-        return json.dumps({**found, "not_tuned": missing, "kept": cache_folder() is not None}) + "\n"
+        return json.dumps({**found, "not_tuned": missing, "kept": is_kept}) + "\n"
     lines = [_table(found)]
     lines += [f"{_shape_text(number, rows, cols)}: the default stays: {why}" for number, rows, cols, why in missing]
-    if cache_folder() is None:
-        lines.append("nothing is kept: there is no folder for it (DMUON_CACHE_DIR)")
+    if not is_kept:
+        why = "there is no folder for it" if cache_folder() is None else f"{cache_folder()} cannot be written"
+        lines.append(f"nothing is kept: {why} (DMUON_CACHE_DIR)")
     return "\n".join([*lines, ""])
 
 

@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import platform
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,8 +48,10 @@ class KeptFile:
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with _locked(self.path.parents[1] / "lock"), tempfile.TemporaryDirectory(dir=self.path.parent) as folder:
-                file = Path(folder) / self.path.name
+            with _locked(self.path.parents[1] / "lock"):
+                for left in self.path.parent.glob("*.tmp"):  # by a process that was killed
+                    left.unlink(missing_ok=True)
+                file = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
                 file.write_text(json.dumps({"key": self._key, self._member: rows()}))
                 file.replace(self.path)
         except OSError as error:

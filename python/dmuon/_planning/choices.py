@@ -88,27 +88,34 @@ def kept_choices(ranks: Ranks, shapes: Iterable[Shape], muon: dict[str, Any], de
 
 
 def kept(setting: Setting, quiet: bool = False) -> dict[tuple[int, int], Result]:
-    """What was tuned before, by rows and columns; nothing, with a warning, where the file is damaged."""
+    """What was tuned before, by rows and columns; with a warning, without what is damaged, a row or the file."""
     file = KeptFile("tuned", "choices", setting.key())
+    found, problems = {}, []
+    # Whatever the error is: the default holds, and the shapes may be tuned again.
     try:
-        return {result[1:3]: result for result in map(_checked, file.rows()) if _fits(result, setting)}
-    except Exception as error:  # whatever it is: the default holds, and the shapes may be tuned again
-        if not quiet:
-            logger.warning("dmuon: tuned choices are not read from %s: %s: %s", file.path, type(error).__name__, error)
-        return {}
+        rows = list(file.rows())
+    except Exception as error:
+        rows, problems = [], [error]
+    for row in rows:
+        try:
+            result = _checked(row, setting)
+            found[result[1:3]] = result
+        except Exception as error:
+            problems.append(error)
+    if problems and not quiet:
+        which = f"{len(problems)} tuned choices" if rows else "tuned choices"
+        kind = type(problems[0]).__name__
+        logger.warning("dmuon: %s are not read from %s: %s: %s", which, file.path, kind, problems[0])
+    return found
 
 
-def _checked(row: dict[str, Any]) -> Result:
+def _checked(row: dict[str, Any], setting: Setting) -> Result:
     result = Result(**row)
     if any(type(value) is not kind for value, kind in zip(result, _TYPES, strict=True)) or min(result[:3]) < 1:
         raise ValueError(f"expected numbers of a shape and a choice, got {row}")
+    if result.choice not in setting.candidates(result.rows, result.cols):
+        raise ValueError(f"expected a choice that there is, got {result}")
     return result
-
-
-def _fits(result: Result, setting: Setting) -> bool:
-    if result.choice in setting.candidates(result.rows, result.cols):
-        return True
-    raise ValueError(f"expected a choice that there is, got {result}")
 
 
 def keep(result: Result, setting: Setting) -> None:

@@ -24,6 +24,7 @@ _BLOCK_S = 2e-3  # of repeated calls, at least
 _POOL_ELEMENTS = 1 << 24  # that batches are taken from in turn: 64 MiB, more than caches hold
 _MOST_ERROR = 1.3  # times the direct form's
 _EXACT_FLOPS = 1 << 32  # of one product: larger matrices are compared with the direct form in fp32
+_GAUGE = (1, 256, 256)  # by whose time that of larger shapes is guessed before they run at all
 
 
 class _NotReachedError(Exception):
@@ -44,12 +45,9 @@ def tune(shapes: Iterable[Shape], setting: Setting, budget_s: float) -> tuple[li
         numbers[rows, cols] = max(timed, numbers.get((rows, cols), 0))
     known = kept(setting)
     missing = [(number, *sides) for sides, number in numbers.items() if sides not in known or known[sides][0] < number]
-    missing.sort(key=lambda shape: math.prod(shape) * min(shape[1:]))
+    missing.sort(key=_work)
     unreached: dict[Shape, str] = {}
-    if missing:
-        generator = torch.Generator().manual_seed(0)  # its own: the user's random numbers are as they were
-        elements = max(_POOL_ELEMENTS, *(rows * cols for _, rows, cols in missing))
-        pool = torch.randn(elements, generator=generator, device="cpu").to(setting.device)
+    pool = _random(_POOL_ELEMENTS if missing else 0, setting)
     words = "dmuon tunes shapes: |{bar}| {n:.0f} s of at most {total:.0f} s"
     with tqdm(total=budget_s, bar_format=words, leave=False, delay=1.0, disable=None) as bar:
         budget = _Budget(budget_s, bar)
@@ -88,7 +86,6 @@ class _Budget:
 def _measure(shape: Shape, setting: Setting, pool: Tensor, budget: _Budget) -> Result:
     number, rows, cols = shape
     size = number * rows * cols
-    batches = pool[: len(pool) // size * size].view(-1, *shape)
     default, *others = setting.candidates(rows, cols)
     late = "not reached within the budget"
 
@@ -97,8 +94,17 @@ def _measure(shape: Shape, setting: Setting, pool: Tensor, budget: _Budget) -> R
             raise _NotReachedError(late)
         return _seconds(choice, batches, setting, times)
 
+    least_runs = _LEAST_RUNS * (1 + len(others))
     try:
-        if _LEAST_RUNS * (1 + len(others)) * seconds(default) > budget.left():
+        is_large = _work(shape) > _work(_GAUGE)
+        # Half: larger products are done at a higher rate.
+        if is_large and least_runs * _guessed_seconds(shape, pool, setting) / 2 > budget.left():
+            raise _NotReachedError(late)
+        enough = pool if size <= len(pool) else _random(size, setting)
+        batches = enough[: len(enough) // size * size].view(-1, *shape)
+        if not is_large:
+            seconds(default)  # the first call of a shape may prepare kernels
+        if least_runs * seconds(default) > budget.left():
             raise _NotReachedError(late)
         errors = _errors(rows, cols, setting, [default, *others])
         timed = [default, *(one for one in others if _is_exact(one, errors, setting))]
@@ -119,6 +125,21 @@ def _measure(shape: Shape, setting: Setting, pool: Tensor, budget: _Budget) -> R
     took = {at: int(1e9 * statistics.median(one[at] for one in rounds)) for at in (0, best)}
     most = {at: max(errors[_name(timed[at])]) for at in (0, best)}
     return Result(*shape, *_name(timed[best]), took[best], most[best], *_name(default), took[0], most[0], ratio)
+
+
+def _random(elements: int, setting: Setting) -> Tensor:
+    generator = torch.Generator().manual_seed(0)  # its own: the user's random numbers are as they were
+    return torch.randn(elements, generator=generator, device="cpu").to(setting.device)
+
+
+def _work(shape: Shape) -> int:
+    return math.prod(shape) * min(shape[1:])
+
+
+def _guessed_seconds(shape: Shape, pool: Tensor, setting: Setting) -> float:
+    gauge = pool[: math.prod(_GAUGE)].view(1, *_GAUGE)
+    choice = setting.candidates(*_GAUGE[1:])[0]
+    return min(_seconds(choice, gauge, setting, 1) for _ in range(3)) * _work(shape) / _work(_GAUGE)
 
 
 def _winner(rounds: list[dict[int, float]]) -> tuple[int, float]:

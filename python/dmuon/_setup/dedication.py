@@ -210,7 +210,7 @@ def _warn(model: nn.Module, mesh: DeviceMesh | None, table: RoutingTable) -> Non
     if (roles := contradicted_by_names(mesh)) is not None:
         logger.warning(
             "dmuon: dedicate_params: mesh: dimensions are taken by position, as fully_shard takes them: %s, which is "
-            "not as they are named. If the names are meant, pass the mesh with its dimensions in the order (replicate, "
+            "not as they are named. If the names are meant, pass a mesh of two dimensions in the order (replicate, "
             "shard).",
             roles,
         )

@@ -195,8 +195,9 @@ def _watched(everyone: tuple[int, ...]) -> Iterator[None]:
     def warn() -> None:
         # A connection of its own: the first collective of a group may hold the other one until all ranks have come.
         own = store.clone() if hasattr(store, "clone") else store
-        missing = [rank for rank in everyone if not own.check([f"{key} {rank}"])]
-        if missing and own.add(f"{key} told", 1) == 1:
+        if own.check([f"{key} {rank}" for rank in everyone]) or own.add(f"{key} told", 1) != 1:
+            return
+        if missing := [rank for rank in everyone if not own.check([f"{key} {rank}"])]:
             more = f" and {len(missing) - _RANKS_NAMED} more" if len(missing) > _RANKS_NAMED else ""
             logger.warning(
                 "dmuon: dedicate_params on rank %d has waited for %g s, and waits until the timeout of your process "
