@@ -248,13 +248,13 @@ def test_the_bar_stays_out_of_logs(machine, monkeypatch, terminal):
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda kept: kept | {"times": [[*row[:3], float("inf")] for row in kept["times"]]},
-        lambda kept: kept | {"times": [[*row[:3], 2**60 + 1] for row in kept["times"]]},
-        lambda kept: kept | {"times": [[*row[:3], -5] for row in kept["times"]]},
-        lambda kept: kept | {"times": [[*row[:3], 1.5] for row in kept["times"]]},
-        lambda kept: kept | {"times": [[*row[:3], True] for row in kept["times"]]},
-        lambda kept: kept | {"times": [[*row[:3], str(row[3])] for row in kept["times"]]},
-        lambda kept: kept | {"times": [row[:3] for row in kept["times"]]},
+        lambda kept: kept | {"times": [[*row[:-1], float("inf")] for row in kept["times"]]},
+        lambda kept: kept | {"times": [[*row[:-1], 2**60 + 1] for row in kept["times"]]},
+        lambda kept: kept | {"times": [[*row[:-1], -5] for row in kept["times"]]},
+        lambda kept: kept | {"times": [[*row[:-1], 1.5] for row in kept["times"]]},
+        lambda kept: kept | {"times": [[*row[:-1], True] for row in kept["times"]]},
+        lambda kept: kept | {"times": [[*row[:-1], str(row[-1])] for row in kept["times"]]},
+        lambda kept: kept | {"times": [row[:-1] for row in kept["times"]]},
         lambda kept: kept | {"times": 3},
         lambda kept: [kept],
         lambda kept: "[" * 100_000,
@@ -276,6 +276,19 @@ def test_what_is_damaged_is_measured_again(machine, tmp_path, damage):
     machine.calls = []
     table()
     assert not machine.calls
+
+
+@pytest.mark.parametrize("damage", [lambda row: row[:-1], lambda row: [*row, 1], lambda row: 3, lambda row: None])
+def test_one_damaged_row_is_measured_again_alone(machine, tmp_path, damage):
+    _, before = table()
+    file = kept_file(tmp_path)
+    kept = json.loads(file.read_text())
+    n, rows, cols, size, _ = lost = kept["times"].pop()
+    file.write_text(json.dumps(kept | {"times": [damage(lost), *kept["times"]]}))
+    machine.calls = []
+    _, after = table()
+    assert set(machine.calls) == {((n, rows, cols), size)}
+    assert after == before
 
 
 def test_the_home_is_not_looked_for_where_nothing_is_kept(machine, monkeypatch):

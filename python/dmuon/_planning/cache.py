@@ -52,8 +52,11 @@ class KeptFile:
                 for left in self.path.parent.glob("*.tmp"):  # by a process that was killed
                     left.unlink(missing_ok=True)
                 file = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
-                file.write_text(json.dumps({"key": self._key, self._member: rows()}))
-                file.replace(self.path)
+                try:
+                    file.write_text(json.dumps({"key": self._key, self._member: rows()}))
+                    file.replace(self.path)
+                finally:
+                    file.unlink(missing_ok=True)
         except OSError as error:
             logger.warning("dmuon: the %s were not kept: %s", what, error)
 

@@ -243,7 +243,7 @@ class _Kept:
 
     def _read(self) -> dict[Job, int]:
         with contextlib.suppress(Exception):  # what cannot be read, for whatever reason, is measured again
-            rows = [row for row in self._file.rows() if all(type(number) is int for number in row)]
+            rows = [row for row in self._file.rows() if type(row) is list and list(map(type, row)) == [int] * 5]
             return {Job((n, r, c), b): ns for n, r, c, b, ns in rows if 0 < ns <= _DAY_NS}
         return {}
 

@@ -25,7 +25,7 @@ from dmuon._saving.optimizer_state import fitting_state, saved_group, saved_stat
 from dmuon._saving.owned_shards import MOMENTUM
 from dmuon._saving.saved_views import require_saved_views
 from dmuon._setup.agreement import agreement
-from dmuon._setup.dedication import check_parameters, check_sentinels, dedication_of, plain_module
+from dmuon._setup.dedication import check_parameters, check_sentinels, dedication_of, plain_module, with_frozen
 from dmuon._setup.hyperparameters import (
     EPS,
     NS_COEFFICIENTS,
@@ -140,7 +140,7 @@ class Muon(torch.optim.Optimizer):
             for group in (muon, adamw):
                 check_group(group)
                 facts.append(f"{settings_of(group)}")
-            check_parameters(model, dedication)
+            check_parameters(model, dedication, facts)
             check_host_parameters(model, dedication)
             device = check_sentinels(model, dedication)
             if dedication.meta_start is not None:
@@ -157,7 +157,8 @@ class Muon(torch.optim.Optimizer):
         require_same_values(dedication.ranks, values)
 
         self._runtime = start(model, dedication, units, muon, device)
-        dedication.table = RoutingTable(dedication.table, f"AdamW: lr {float(adamw['lr']):g}{adamw_lr_rule}")
+        rows = with_frozen(dedication.table, model)
+        dedication.table = RoutingTable(rows, f"AdamW: lr {float(adamw['lr']):g}{adamw_lr_rule}")
         owned = self._runtime.placeholders
         if owned:
             groups.insert(0, {"params": owned, **muon})

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import logging
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from dmuon._setup.options import STEP, AcrossRanks, Planning, check_as_for_fully
 from dmuon._setup.place import clean_name
 from dmuon._setup.ranks import Ranks, check_mesh, check_timeout, contradicted_by_names, resolve_ranks
 from dmuon._setup.routing import DEDICATION, Select, route
-from dmuon._setup.routing_table import RoutingTable
+from dmuon._setup.routing_table import Route, RoutingTable
 from dmuon._setup.rules import unfit_entries
 from dmuon._setup.sharded import check_sharded, mesh_and_policy_of, release
 from dmuon._setup.wrappers import refused_wrapper, unwrapped
@@ -226,12 +227,14 @@ def end_setup(dedication: Dedication) -> None:
     dedication.guards.clear()
 
 
-def check_parameters(model: nn.Module, dedication: Dedication) -> None:
+def check_parameters(model: nn.Module, dedication: Dedication, facts: list[str]) -> None:
     """What came since dedicate_params would silently not be Muon's; what went would be trained nowhere.
 
+    `facts` gets which parameters are trainable now.
+
     Raises:
-        ValueError: a parameter was added, frozen or unfrozen, or the module of a matrix replaced. Wrappers around
-            modules are no change.
+        ValueError: a parameter was added, unfrozen or, but for a start on the meta device, where modules hold
+            matrices too, frozen; or the module of a matrix replaced. Wrappers around modules are no change.
     """
     modules = dict(model.named_modules())
     present = set(modules.values())
@@ -253,11 +256,20 @@ def check_parameters(model: nn.Module, dedication: Dedication) -> None:
                     f"Muon: model: '{name}' was frozen at dedicate_params and is trainable now: AdamW would update it, "
                     "whatever it is. Expected: unfreeze it before dedicate_params."
                 )
-            if was_trainable and not parameter.requires_grad:
+            if was_trainable and not parameter.requires_grad and dedication.meta_start is None:
                 raise ValueError(
                     f"Muon: model: '{name}' was frozen between dedicate_params and Muon, when no module held matrices: "
                     "these would be trained. Expected: freeze before dedicate_params, or after Muon."
                 )
+            facts.append(f"'{name}' {'trainable' if parameter.requires_grad else 'frozen'}")
+
+
+def with_frozen(table: RoutingTable, model: nn.Module) -> Iterator[Route]:
+    """The rows of a table, such that what was frozen since is nobody's."""
+    frozen = {clean_name(name) for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad}
+    for row in table:
+        is_frozen = row.algorithm == "adamw" and row.name in frozen
+        yield dataclasses.replace(row, algorithm="frozen", why="frozen after dedicate_params") if is_frozen else row
 
 
 def check_sentinels(model: nn.Module, dedication: Dedication) -> torch.device | None:
