@@ -67,6 +67,13 @@ def sd3() -> nn.Module:
     return SD3Transformer2DModel(**sides, **heads, joint_attention_dim=32, pooled_projection_dim=32)
 
 
+def dit() -> nn.Module:
+    from diffusers import DiTTransformer2DModel
+
+    sides = {"sample_size": 8, "patch_size": 2, "in_channels": 4, "norm_num_groups": 1, "num_embeds_ada_norm": 10}
+    return DiTTransformer2DModel(**sides, num_layers=2, num_attention_heads=4, attention_head_dim=16)
+
+
 def timm(name: str, **sizes: Any) -> nn.Module:
     return import_timm().create_model(name, **sizes, num_classes=10)
 
@@ -89,6 +96,7 @@ BUILD: dict[str, Callable[[], nn.Module]] = {
     "mamba": lambda: hf.MambaForCausalLM(hf.MambaConfig(**STATE)),
     "mamba2": lambda: hf.Mamba2ForCausalLM(hf.Mamba2Config(**STATE, num_heads=8, head_dim=16, n_groups=2)),
     "sd3": sd3,
+    "dit": dit,
     "timm vit": lambda: timm("vit_tiny_patch16_224", depth=2, embed_dim=64, num_heads=2),
     "timm convnext": lambda: timm("convnext_atto", depths=(1, 1, 1, 1), dims=(16, 16, 16, 16)),
     "timm resnet": lambda: timm("resnet18", layers=(1, 1, 1, 1)),

@@ -25,16 +25,23 @@ STEPS, BATCH, LENGTH, VOCABULARY = 3, 8, 16, 128
 ADAMW_EPS = 1e-3  # the biases of keys have gradients of nothing but rounding
 NO_IMAGE = 4  # smaller tokens have a meaning
 
+# What the whole model calls too; inside of its block alone it would be without values then.
+APART = {"dit": ("transformer_blocks.0.norm1.emb",)}
+
 # The matrices, as regular expressions of names; of a stack of experts one for each.
-LAYERS = r"layers\.\d+\..*(proj|fc\d|gate)\.weight"
+LAYERS = r"layers\.\d+\..*(proj|proj_with_mqa|fc\d|gate)\.weight"
 MATRICES = {
+    "tied llama": LAYERS,
     "qwen3 moe": LAYERS,
     "mixtral": LAYERS,
+    "deepseek v3": LAYERS,
+    "t5": r"(Attention\.[qkvo]|DenseReluDense\.w[io])\.weight",
     "gpt2": r"\.h\.\d+\..*c_\w+\.weight",
     "vit": LAYERS,
     "whisper": LAYERS,
     "timm vit": r"blocks\.\d+\.(attn|mlp)\.\w+\.weight",
     "sd3": r"transformer_blocks\.\d+\..*weight|(context|timestep|text)_embedder.*weight|norm_out\.linear\.weight",
+    "dit": r"transformer_blocks\.\d+\..*(linear|linear_\d|to_\w|to_out\.0|proj|net\.2)\.weight|proj_out_1\.weight",
     "qwen2.5 vl": rf"{LAYERS}|visual\.blocks\.\d+\..*(proj|qkv)\.weight|merger\.mlp\.\d\.weight",
 }
 
@@ -54,7 +61,7 @@ def made(name: str) -> nn.Module:
 def matrices_of(model: str) -> Callable[[str], Callable[[torch.Tensor], list[torch.Tensor]] | None]:
     def of(name: str) -> Callable[[torch.Tensor], list[torch.Tensor]] | None:
         if re.search(r"\.experts\.\w+$", name):
-            return lambda p: [p[i] for i in range(4)]
+            return lambda p: list(p.unbind())
         if model == "gpt2" and re.search(MATRICES[model], name):  # stored as [in, out], Q, K and V side by side
             return lambda p: [block.T for block in p.chunk(3 if "c_attn" in name else 1, dim=1)]
         return (lambda p: [p]) if re.search(MATRICES[model], name) else None
@@ -75,10 +82,16 @@ def loss_of(name: str, model: nn.Module, step: int, rank: int, size: int) -> tor
         return F.cross_entropy(model(drawn(3, 32, 32)).logits, targets[:, 0] % 10)
     if name == "timm vit":
         return F.cross_entropy(model(drawn(3, 224, 224)), targets[:, 0] % 10)
-    if name == "sd3":  # it takes noise out of latents
-        told = {"encoder_hidden_states": drawn(5, 32), "pooled_projections": drawn(32), "timestep": targets[:, 0]}
+    if name in ("sd3", "dit"):  # they take noise out of latents
+        told = {"timestep": targets[:, 0]}
+        if name == "sd3":
+            told |= {"encoder_hidden_states": drawn(5, 32), "pooled_projections": drawn(32)}
+        else:
+            told |= {"class_labels": targets[:, 1] % 10}
         return F.mse_loss(model(drawn(4, 8, 8), **told).sample, drawn(4, 8, 8))
-    if name == "whisper":
+    if name == "t5":
+        logits = model(input_ids=inputs.flip(1), decoder_input_ids=inputs).logits
+    elif name == "whisper":
         logits = model(input_features=drawn(16, 64), decoder_input_ids=inputs).logits
     elif name == "qwen2.5 vl":
         image = torch.tensor([2, 3, 3, 3, 3]).expand(len(inputs), -1)  # where it begins, and what 4 x 4 patches become
@@ -108,8 +121,13 @@ def select(name: str, module: nn.Module, parameter: nn.Parameter) -> dmuon.View 
     return dmuon.views.transposed(dmuon.views.columns(parameter, 3)) if name.endswith("c_attn.weight") else None
 
 
-def start(mesh: Any, model: nn.Module, fsdp_sums: bool = False, **options: Any) -> dmuon.Muon:
+def start(
+    mesh: Any, model: nn.Module, fsdp_sums: bool = False, apart: tuple[str, ...] = (), **options: Any
+) -> dmuon.Muon:
+    """`apart`: modules that become units of their own."""
     dedicate(model, mesh, AHEAD, select=select, **options)
+    for path in apart:
+        fully_shard(model.get_submodule(path), mesh=mesh)
     lists = {path: module for path, module in model.named_modules() if isinstance(module, nn.ModuleList)}
     for path, layers in lists.items():
         inside_another = any(path.startswith(f"{other}.") for other in lists)
@@ -142,7 +160,7 @@ def train(mesh: Any, name: str, sums: bool = False, loaded_on_rank_0: bool = Fal
                 parameter.add_(rank)
     options: dict[str, Any] = {"sync_from_rank0": True} if loaded_on_rank_0 else {}
     options |= {"gradient_divide_factor": 1.0, "fsdp_sums": True} if sums else {}
-    optimizer = start(mesh, model, **options)
+    optimizer = start(mesh, model, apart=APART.get(name, ()), **options)
     for step in range(STEPS):
         (loss_of(name, model, step, rank, size) / (size if sums else 1)).backward()
         optimizer.step()

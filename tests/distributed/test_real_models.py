@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from real_training import MATRICES, made, reference, start, told_of_an_adapter, train
+from real_training import MATRICES, loss_of, made, reference, start, told_of_an_adapter, train
 from refusals import messages_of, rank_of
+from training import place_of
 
 pytestmark = pytest.mark.cpu("the asynchronous device lacks operators that these models use")
 
@@ -25,6 +26,18 @@ def assert_as_on_one_process(name: str, results: list[Any]) -> None:
 @pytest.mark.parametrize("name", MATRICES)
 def test_a_real_model_is_trained_as_on_one_process(ranks, name, mesh):
     assert_as_on_one_process(name, ranks.run(train, mesh, name=name))
+
+
+def called_outside_of_its_block(mesh: Any) -> None:
+    model = made("dit")
+    start(mesh, model)
+    loss_of("dit", model, 0, *place_of(mesh)).backward()
+
+
+def test_a_part_that_is_called_outside_of_its_block_is_refused_with_the_way_out(ranks):
+    for message in messages_of(ranks, called_outside_of_its_block):
+        assert "on 'transformer_blocks.0.norm1.emb.timestep_embedder.linear_1.weight'" in message
+        assert "outside of the forward of its unit 'transformer_blocks.0'" in message and "fully_shard on it" in message
 
 
 @pytest.mark.parametrize("name", ["gpt2", "timm vit"])

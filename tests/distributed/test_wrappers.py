@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn as nn
-from models import make_gpt
+from models import batch, make_gpt
 from refusals import REFUSED, Refusals, expect_refusal, ready
 from scenario import Session, check, language_loss
+from torch.distributed._composable import replicate as replicate_by_ddp
+from torch.distributed._composable.replicate_with_fsdp import replicate as replicate_by_fsdp
 from torch.nn.parallel import DistributedDataParallel
 from training import AHEAD, LR, WEIGHT_DECAY, dedicate, shard
 
@@ -124,6 +127,32 @@ def muon_of_a_replica(mesh: Any) -> None:
 @refused("is this DistributedDataParallel? train the model without it")
 def replica_of_a_trained_model(mesh: Any) -> None:
     ddp(ready(mesh, fsdp=False)[0])
+
+
+@refused("aten.view.default (is this DistributedDataParallel? train the model without it", before=True)
+@refused("aten.view.default (is this DistributedDataParallel? train the model without it", before=False)
+def replicate_of_old(mesh: Any, before: bool) -> None:
+    """Which acts in its first forward."""
+    model = make_gpt(depth=1)
+    if before:
+        replicate_by_ddp(model)
+    dedicate(model, mesh, AHEAD)
+    if not before:
+        replicate_by_ddp(model)
+    dmuon.Muon(model)
+    model(batch(0))
+
+
+@refused("is sharded by [Replicate()", "by fully_shard on the same mesh", before=True)
+@refused("is whole on every rank", "was this module given to replicate()?", "fully_shard", before=False)
+def replicate_beside_fully_shard(mesh: Any, before: bool) -> None:
+    model, flat = make_gpt(depth=1), dist.init_device_mesh("cpu", (4,))
+    if before:
+        replicate_by_fsdp(model, mesh=flat)
+    dedicate(model, flat, AHEAD)
+    if not before:
+        replicate_by_fsdp(model, mesh=flat)
+    dmuon.Muon(model)
 
 
 @pytest.mark.parametrize(REFUSED, refused)

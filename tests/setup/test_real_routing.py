@@ -141,6 +141,18 @@ TABLES = {
         Muon   norm_out: linear  (matrix of Linear)
         AdamW  proj_out  (output head, by its name 'proj_out')
     """,  # noqa: E501
+    "dit": """
+        AdamW  pos_embed: proj  (no rule for Conv2d (4-D))
+        Muon   transformer_blocks.*.norm1.emb.timestep_embedder: linear_1, linear_2  (matrix of Linear)
+        AdamW  transformer_blocks.*.norm1.emb.class_embedder: embedding_table  (embedding)
+        Muon   transformer_blocks.*.norm1: linear  (matrix of Linear)
+        Muon   transformer_blocks.*.attn1: to_q, to_k, to_v  (matrix of Linear)
+        Muon   transformer_blocks.*.attn1.to_out: *  (matrix of Linear)
+        Muon   transformer_blocks.*.ff.net.*: proj  (matrix of Linear)
+        Muon   transformer_blocks.*.ff.net: *  (matrix of Linear)
+        Muon   proj_out_1  (matrix of Linear)
+        AdamW  proj_out_2  (output head, by its name 'proj_out_2')
+    """,
     "timm vit": """
         AdamW  cls_token  (a side of 1)
         AdamW  pos_embed  (embedding, by its name 'pos_embed')

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn as nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from dmuon._planning.choices import kept_choices
 from dmuon._planning.plan import inventory_of, make_plan, sizes_of
@@ -105,6 +105,11 @@ def check_host_parameters(model: nn.Module, dedication: Dedication) -> None:
             raise ValueError(
                 f"Muon: model: '{name}' is sharded over ranks {rows}, dedicate_params was given {ranks.mesh_rows}. "
                 "Expected: the same mesh for dedicate_params and fully_shard."
+            )
+        if not any(isinstance(placement, Shard) for placement in parameter.placements):  # norms would count it often
+            raise ValueError(
+                f"Muon: model: '{name}' is whole on every rank of {rows}: was this module given to replicate()? "
+                "Expected: fully_shard on the same mesh."
             )
     _check_policies(model, dedication)
     ours = dedication.across_ranks.divide_factor(ranks.size)
