@@ -49,9 +49,11 @@ def test_a_table_is_printed_kept_and_shown(dmuon, monkeypatch):
         assert re.fullmatch(
             r"\S+ +(direct|gram)(, batched)? +(direct|gram)(, batched)?( +\d+\.\d+){3} +\d\.\de-\d\d", row
         )
+    (row,) = tune(dmuon, "--shapes", "256x256", "--dtype", "fp32").splitlines()[2:]
+    assert re.fullmatch(r"256x256 +direct, panels of 64 +direct, panels of (64|128|256)( +[\d.e-]+){4}", row)
     monkeypatch.setattr(tuning, "_measure", None)  # it is not timed again
     assert tune(dmuon, "--shapes", "16x16,9*12x30", "--dtype", "fp32") == out
-    assert sorted(dmuon("tune", "--show")[1].splitlines()) == sorted(out.splitlines())
+    assert sorted(dmuon("tune", "--show")[1].splitlines()) == sorted([*out.splitlines(), row])
 
 
 def test_json_has_what_is_kept(dmuon):
@@ -104,6 +106,13 @@ def test_show_leaves_out_what_is_damaged_with_a_warning(dmuon, tmp_path, caplog)
     with caplog.at_level(logging.WARNING):
         assert dmuon("tune", "--show")[1] == out
     assert caplog.text.count("tuned choices are not read from") == 1 and "0.json" in caplog.text
+    (tmp_path / "cache" / "tuned" / "0.json").unlink()
+    (file,) = (tmp_path / "cache" / "tuned").iterdir()
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps(content | {"choices": [{"number": 1}, *content["choices"], None]}))
+    with caplog.at_level(logging.WARNING):
+        assert dmuon("tune", "--show")[1] == out
+    assert caplog.text.count("tuned choices are not read from") == 2 and "KeyError: 'rows'" in caplog.text
 
 
 SHAPES = ["--shapes", "8x8"]

@@ -9,6 +9,7 @@ from unittest import mock
 
 import torch
 from dmuon._planning.choices import Result, Setting, keep
+from dmuon._setup.hyperparameters import plain_choice
 from models import batch, is_matrix_of_a_block, loss_of, make_gpt, part, weights_of_plain
 from reference import ReferenceMuon
 from scenario import assert_equal_to_reference
@@ -21,14 +22,14 @@ STEPS = 3
 SHAPES = [(72, 24), (24, 24), (41, 24), (24, 41)]
 
 
-def keep_others(setting: Setting) -> dict[tuple[int, int], tuple[str, bool]]:
+def keep_others(setting: Setting) -> dict[tuple[int, int], tuple[str, bool, int]]:
     """Keeps of each shape what is not the default, another form; says what."""
     found = {}
     for sides in SHAPES:
         default, *others = setting.candidates(*sides)
         other = next(one for one in others if one.form != default.form)
-        found[sides] = (other.form.name, other.batched)
-        keep(Result(8, *sides, *found[sides], 1, 1e-6, default.form.name, default.batched, 2, 1e-6, 0.5), setting)
+        found[sides] = plain_choice(other)
+        keep(Result(8, *sides, *found[sides], 1, 1e-6, *plain_choice(default), 2, 1e-6, 0.5), setting)
     return found
 
 
@@ -47,7 +48,7 @@ def trained(mesh: Any, folders: tuple[str, ...], kept_at: tuple[int, ...]) -> tu
             loss_of(model, part(batch(step), rank, size)).backward()
             optimizer.step()
             optimizer.zero_grad()
-        ran = {sides: (one.form.name, one.batched) for sides, one in optimizer._runtime.tuned.choices.items()}
+        ran = {sides: plain_choice(one) for sides, one in optimizer._runtime.tuned.choices.items()}
         verdict = bool(dmuon.verify(model, optimizer))
     return weights_of(model), kept, ran, "dmuon._planning.tuning" in sys.modules, verdict
 

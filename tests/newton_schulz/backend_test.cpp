@@ -154,14 +154,18 @@ TEST_P(BackendTest, SymmetricProductAgreesWithFp64) {
             std::to_string(m) + " " + std::to_string(n) + " " + toString(dtype);
         const double scale = 1 / std::sqrt(static_cast<double>(m + n + 1));
         const Tensor x = random({m, n}, at::kDouble).mul(scale).to(dtype);
-        const Tensor r = filled({m, m}, kNan, dtype);
-        backend_.symmetric_product(r, 0, r, 1, x, x.mT());
-        expect_near(r, plain_product(0, at::zeros({m, m}), 1, x, x.mT()), where);
+        for (const std::int64_t panel_rows : {0, 1, 100, 128}) {
+          const Tensor r = filled({m, m}, kNan, dtype);
+          backend_.symmetric_product(r, 0, r, 1, x, x.mT(), panel_rows);
+          expect_near(r, plain_product(0, at::zeros({m, m}), 1, x, x.mT()), where);
 
-        if (n != 131) continue;
-        const Tensor z = filled({m, m}, kNan, dtype);
-        backend_.symmetric_product(z, 0.5, r, 0.25, r, r);
-        expect_near(z, plain_product(0.5, r, 0.25, r, r), where);
+          if (n != 131) continue;
+          const Tensor z = filled({m, m}, kNan, dtype);
+          backend_.symmetric_product(z, 0.5, r, 0.25, r, r, panel_rows);
+          expect_near(z, plain_product(0.5, r, 0.25, r, r), where);
+          backend_.symmetric_product(r, 0.5, r, 0.25, x, x.mT(), panel_rows);  // c is out
+          expect_near(r, plain_product(0, at::zeros({m, m}), 0.75, x, x.mT()), where);
+        }
       }
     }
   }
@@ -174,7 +178,7 @@ TEST(CpuBackend, MirrorsTheLowerTriangleOfASymmetricProduct) {
       const Tensor a = random({2, m, 5}, dtype);
       const Tensor b = random({2, 5, m}, dtype);
       const Tensor out = filled({2, m, m}, kNan, dtype);
-      cpu_backend().symmetric_product(out, 0, out, 1, a, b);
+      cpu_backend().symmetric_product(out, 0, out, 1, a, b, 128);
       for (std::int64_t i = 0; i < 2; ++i) {
         const Tensor full = plain_product(0, at::zeros({m, m}), 1, a[i], b[i]);
         EXPECT_TRUE(at::equal(out[i], out[i].mT())) << m;

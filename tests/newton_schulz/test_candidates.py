@@ -15,7 +15,7 @@ SETS = ["polar_express", "quintic", "you"]
 @pytest.mark.parametrize("shape", [(31, 67), (64, 64), (200, 96), (256, 256), (340, 256)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_every_candidate_has_at_most_1_3_times_the_direct_forms_error_or_what_rounding_explains(dtype, shape):
-    seen = set()
+    seen, panels = set(), set()
     for name in SETS:
         rows = _C.resolve_coefficients(name, 5)
         floor = rounding_bound(rows, dtype) if dtype.itemsize > 2 else torch.finfo(dtype).eps / 4
@@ -23,16 +23,19 @@ def test_every_candidate_has_at_most_1_3_times_the_direct_forms_error_or_what_ro
             exact = case.polynomial(rows)
             x = torch.stack([case.x, -case.x])
 
-            def error_of(form, batched, x=x, exact=exact, name=name):
-                got = _C.orthogonalize(x, name, 5, 0.0, dtype, form=form, batched=batched)
+            def error_of(form, batched, panel_rows, x=x, exact=exact, name=name):
+                got = _C.orthogonalize(x, name, 5, 0.0, dtype, form=form, batched=batched, panel_rows=panel_rows)
                 return max(relative_error(one, exact * sign) for one, sign in zip(got, (1, -1), strict=True))
 
-            direct = error_of(_C.Form.DIRECT, False)
+            direct = error_of(_C.Form.DIRECT, False, 0)
             for one in _C.candidates(*shape, name, 5, CPU, dtype):
-                assert error_of(one.form, one.batched) <= 1.3 * direct + floor, (name, one.form, one.batched)
+                choice = one.form, one.batched, one.panel_rows
+                assert error_of(*choice) <= 1.3 * direct + floor, (name, choice)
                 seen.add((one.form.name, one.batched))
+                panels.add(one.panel_rows)
     forms = {"DIRECT", "GRAM", *(["PAIRS"] if dtype == torch.bfloat16 and min(shape) >= 256 else [])}
     in_batches = min(shape) < 256 and dtype != torch.float64
+    assert panels == ({64, 128, 256} if min(shape) >= 256 else {0})
     assert seen == {(form, batched) for form in forms for batched in (False, in_batches)}
 
 
@@ -40,17 +43,19 @@ def test_the_default_is_a_candidate_and_a_batch_that_is_none_is_refused():
     for shape, dtype in (((64, 64), torch.bfloat16), ((300, 900), torch.bfloat16), ((64, 64), torch.float64)):
         place = *shape, "you", 5, CPU, dtype
         assert _C.choose(*place) in _C.candidates(*place)
+    with pytest.raises(ValueError, match=r"orthogonalize: panel_rows must be at least 0; got -1"):
+        _C.orthogonalize(torch.randn(30, 26), "you", 5, 0.0, torch.float32, panel_rows=-1)
     with pytest.raises(
         ValueError, match=r"orthogonalize: batched must be false for 300 x 260 in Float on cpu; got true"
     ):
         _C.orthogonalize(torch.randn(2, 300, 260), "you", 5, 0.0, torch.float32, batched=True)
 
 
-@pytest.mark.parametrize("shape", [(40, 31), (31, 40), (257, 120)])
+@pytest.mark.parametrize("shape", [(40, 31), (31, 40), (257, 120), (300, 260)])
 def test_one_by_one_a_matrix_has_the_same_bits_alone_and_in_a_batch(shape):
     x = torch.randn(4, *shape)
     for one in _C.candidates(*shape, "you", 5, CPU, torch.float32):
-        options = {"form": one.form, "batched": one.batched}
+        options = {"form": one.form, "batched": one.batched, "panel_rows": one.panel_rows}
         y = _C.orthogonalize(x, "you", 5, 0.0, torch.float32, **options)
         assert torch.equal(y, torch.stack([_C.orthogonalize(m, "you", 5, 0.0, torch.float32, **options) for m in x]))
 
@@ -75,7 +80,7 @@ def updated(tuned, shape, column_blocks=1, **changes):
 def test_an_update_takes_the_choice_of_its_shape_and_only_with_the_settings_that_were_tuned():
     rows = _C.resolve_coefficients("quintic", 5)
     direct, gram = _C.Form.DIRECT, _C.Form.GRAM
-    tuned = Tuned(torch.float32, rows, dict.fromkeys([(24, 40), (24, 8)], _C.Choice(direct, False)))
+    tuned = Tuned(torch.float32, rows, dict.fromkeys([(24, 40), (24, 8)], _C.Choice(direct, False, 0)))
 
     def plain(x, form):
         return _C.orthogonalize(x, rows, 5, 0.0, torch.float32, form=form)

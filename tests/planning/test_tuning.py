@@ -24,6 +24,14 @@ def test_the_fastest_choice_is_taken_and_kept(machine):
     assert kept(SETTING) == {(24, 96): result}
 
 
+def test_the_fastest_panels_of_the_default_are_taken(machine):
+    machine.seconds = {("DIRECT", False, 64): 1e-3, ("DIRECT", False, 128): 0.8e-3, ("DIRECT", False, 256): 0.9e-3}
+    result = tuned((1, 256, 256))
+    assert (result.form, result.panel_rows) == ("DIRECT", 128)
+    assert (result.default_form, result.default_panel_rows) == ("DIRECT", 64)
+    assert (result.ratio, kept(SETTING)) == (pytest.approx(0.8), {(256, 256): result})
+
+
 @pytest.mark.parametrize("share", [0.975, 1.0, 1.5])
 def test_what_is_not_faster_by_three_percent_leaves_the_default(machine, share):
     machine.seconds = {("DIRECT", True): share * 1e-3}

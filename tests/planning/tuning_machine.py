@@ -14,16 +14,18 @@ WIDE = (8, 24, 96)  # Gram by default, in batches
 
 
 class Machine:
-    """Takes `seconds[form name, batched]` a call, or 1 ms; `noise` multiplies them."""
+    """Takes `seconds[form name, batched, panel_rows]` a call, or without the last; or 1 ms. `noise` multiplies them."""
 
     def __init__(self):
         self.now, self.calls, self.seconds = 0.0, [], {}
         self.noise = lambda name, call: 1.0
 
     def run(self, choice, batches, setting, times):
-        name = choice.form.name, choice.batched
+        name, panels = (choice.form.name, choice.batched), (choice.panel_rows,)
         self.calls.append(name)
-        taken = times * self.seconds.get(name, 1e-3) * self.noise(name, len(self.calls))
+        taken = (
+            times * self.seconds.get(name + panels, self.seconds.get(name, 1e-3)) * self.noise(name, len(self.calls))
+        )
         self.now += taken
         return taken
 
@@ -35,4 +37,4 @@ def tuned(shape=WIDE, budget_s=60.0):
 
 
 def result_of(rows, cols, form="DIRECT", batched=False, number=8):
-    return Result(number, rows, cols, form, batched, 10, 1e-6, "GRAM", True, 20, 1e-6, 0.5)
+    return Result(number, rows, cols, form, batched, 0, 10, 1e-6, "GRAM", True, 0, 20, 1e-6, 0.5)

@@ -63,15 +63,21 @@ def _shapes_of(arguments: argparse.Namespace) -> list[tuple[int, int, int]]:
 
 
 def _shown(as_json: bool) -> str:
-    """All that is kept, of every setting; a file that cannot be read is named and left out."""
+    """All that is kept, of every setting; what cannot be read, a row or a file, is left out, with a warning."""
     folder = cache_folder()
     shown, tables = [], []
     for path in sorted((folder / "tuned").glob("*.json")) if folder else []:
+        problems: list[Exception] = []
         try:
             found = json.loads(path.read_text())
+            found["choices"] = [one for one in found["choices"] if _is_shown(one, problems)]
             table = _table(found)
         except Exception as error:  # whatever is in it
-            logger.warning("dmuon: tuned choices are not read from %s: %s: %s", path, type(error).__name__, error)
+            found, problems = None, [error]
+        if problems:
+            kind = type(problems[0]).__name__
+            logger.warning("dmuon: tuned choices are not read from %s: %s: %s", path, kind, problems[0])
+        if found is None:
             continue
         shown.append(found)
         tables.append(table)
@@ -88,21 +94,30 @@ def _table(found: dict[str, Any]) -> str:
     lines = [
         f"{key['device']}{threads}, {key['ns_dtype']}, {len(rows)} steps from ({first}), dmuon {key['dmuon']}, "
         f"PyTorch {key['torch']}",
-        f"{'shape':<20}{'default':<17}{'chosen':<17}{'default ms':>12}{'chosen ms':>12}{'ratio':>8}{'error':>10}",
+        f"{'shape':<20}{'default':<24}{'chosen':<24}{'default ms':>12}{'chosen ms':>12}{'ratio':>8}{'error':>10}",
     ]
-    for one in found["choices"]:
-        lines.append(
-            f"{_shape_text(one['number'], one['rows'], one['cols']):<20}"
-            f"{_choice_text(one['default_form'], one['default_batched']):<17}"
-            f"{_choice_text(one['form'], one['batched']):<17}"
-            f"{one['default_ns'] / 1e6:12.3f}{one['ns'] / 1e6:12.3f}{one['ratio']:8.2f}{one['error']:10.1e}"
-        )
-    return "\n".join(lines)
+    return "\n".join([*lines, *map(_row, found["choices"])])
+
+
+def _row(one: dict[str, Any]) -> str:
+    shape = _shape_text(one["number"], one["rows"], one["cols"])
+    numbers = f"{one['default_ns'] / 1e6:12.3f}{one['ns'] / 1e6:12.3f}{one['ratio']:8.2f}{one['error']:10.1e}"
+    return f"{shape:<20}{_choice_text(one, 'default_'):<24}{_choice_text(one, ''):<24}{numbers}"
+
+
+def _is_shown(one: Any, problems: list[Exception]) -> bool:
+    try:
+        _row(one)
+    except Exception as error:
+        problems.append(error)
+        return False
+    return True
 
 
 def _shape_text(number: int, rows: int, cols: int) -> str:
     return f"{f'{number}*' if number > 1 else ''}{rows}x{cols}"
 
 
-def _choice_text(form: str, batched: bool) -> str:
-    return f"{form.lower()}{', batched' if batched else ''}"
+def _choice_text(of: dict[str, Any], prefix: str) -> str:
+    form, batched, rows = (of[f"{prefix}{name}"] for name in ("form", "batched", "panel_rows"))
+    return f"{form.lower()}{', batched' if batched else ''}{f', panels of {rows}' if rows else ''}"

@@ -11,12 +11,12 @@ import torch
 from dmuon import _C, _plan
 from dmuon._planning.cache import KeptFile, device_name
 from dmuon._setup.agreement import from_first
-from dmuon._setup.hyperparameters import Tuned, resolved_coefficients
+from dmuon._setup.hyperparameters import Tuned, choice_of, plain_choice, resolved_coefficients
 from dmuon._setup.ranks import Ranks
 
 logger = logging.getLogger("dmuon")
 
-VERSION = 2  # of what is kept
+VERSION = 3  # of what is kept
 
 Shape = tuple[int, int, int]  # matrices, rows, cols
 
@@ -54,20 +54,22 @@ class Result(NamedTuple):
     cols: int
     form: str
     batched: bool
+    panel_rows: int
     ns: int  # a call, in the median
     error: float  # relative to the same polynomial in fp64, the largest of several matrices
     default_form: str
     default_batched: bool
+    default_panel_rows: int
     default_ns: int
     default_error: float
     ratio: float  # of times, in the median over rounds; 1 where the default stays
 
     @property
     def choice(self) -> _C.Choice:
-        return _C.Choice(getattr(_C.Form, self.form), self.batched)
+        return choice_of(self.form, self.batched, self.panel_rows)
 
 
-_TYPES = (int, int, int, str, bool, int, float, str, bool, int, float, float)
+_TYPES = (int, int, int, str, bool, int, int, float, str, bool, int, int, float, float)
 
 
 def kept_choices(ranks: Ranks, shapes: Iterable[Shape], muon: dict[str, Any], device: torch.device) -> Tuned:
@@ -78,12 +80,12 @@ def kept_choices(ranks: Ranks, shapes: Iterable[Shape], muon: dict[str, Any], de
         rows = resolved_coefficients(muon["ns_coefficients"], muon["ns_steps"])
         setting = Setting(device, muon["ns_dtype"] or _C.default_ns_dtype(device), rows)
         known = kept(setting) if sides else {}
-        return *setting[1:], [(*one, known[one].form, known[one].batched) for one in sides if one in known]
+        return *setting[1:], [(*one, *plain_choice(known[one].choice)) for one in sides if one in known]
 
     ns_dtype, coefficients, found = from_first(ranks, look)
     if found and ranks.slot == 0:
         logger.info("dmuon: %d of %d shapes are orthogonalised as `dmuon tune` has chosen", len(found), len(sides))
-    choices = {(rows, cols): _C.Choice(getattr(_C.Form, form), batched) for rows, cols, form, batched in found}
+    choices = {(rows, cols): choice_of(*choice) for rows, cols, *choice in found}
     return Tuned(ns_dtype, coefficients, choices)
 
 

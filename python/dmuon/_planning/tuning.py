@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 from dmuon import _C
 from dmuon._planning.choices import Result, Setting, Shape, keep, kept
 from dmuon._planning.costs import is_short_of_memory
+from dmuon._setup.hyperparameters import plain_choice
 
 _ROUNDS, _LEAST_ROUNDS = 15, 7
 _LEAST_RUNS = 12  # of each candidate, its check among them
@@ -25,6 +26,9 @@ _POOL_ELEMENTS = 1 << 24  # that batches are taken from in turn: 64 MiB, more th
 _MOST_ERROR = 1.3  # times the direct form's
 _EXACT_FLOPS = 1 << 32  # of one product: larger matrices are compared with the direct form in fp32
 _GAUGE = (1, 256, 256)  # by whose time that of larger shapes is guessed before they run at all
+
+
+_Errors = dict[tuple[str, bool, int], list[float]]  # by plain choices
 
 
 class _NotReachedError(Exception):
@@ -123,8 +127,9 @@ def _measure(shape: Shape, setting: Setting, pool: Tensor, budget: _Budget) -> R
         raise
     best, ratio = _winner(rounds)
     took = {at: int(1e9 * statistics.median(one[at] for one in rounds)) for at in (0, best)}
-    most = {at: max(errors[_name(timed[at])]) for at in (0, best)}
-    return Result(*shape, *_name(timed[best]), took[best], most[best], *_name(default), took[0], most[0], ratio)
+    most = {at: max(errors[plain_choice(timed[at])]) for at in (0, best)}
+    taken, usual = plain_choice(timed[best]), plain_choice(default)
+    return Result(*shape, *taken, took[best], most[best], *usual, took[0], most[0], ratio)
 
 
 def _random(elements: int, setting: Setting) -> Tensor:
@@ -158,13 +163,12 @@ def _timed_number(number: int, rows: int, cols: int, setting: Setting) -> int:
     return max(1, min(max(number, least), _POOL_ELEMENTS // (rows * cols)))
 
 
-def _name(choice: _C.Choice) -> tuple[str, bool]:
-    return choice.form.name, choice.batched
-
-
 def _run(x: Tensor, choice: _C.Choice, setting: Setting) -> Tensor:
     rows = setting.coefficients
-    y: Tensor = _C.orthogonalize(x, rows, len(rows), 0.0, setting.ns_dtype, form=choice.form, batched=choice.batched)
+    form, batched, panel_rows = choice.form, choice.batched, choice.panel_rows
+    y: Tensor = _C.orthogonalize(
+        x, rows, len(rows), 0.0, setting.ns_dtype, form=form, batched=batched, panel_rows=panel_rows
+    )
     return y
 
 
@@ -179,7 +183,7 @@ def _seconds(choice: _C.Choice, batches: Tensor, setting: Setting, times: int) -
     return time.perf_counter() - begin
 
 
-def _errors(rows: int, cols: int, setting: Setting, choices: list[_C.Choice]) -> dict[tuple[str, bool], list[float]]:
+def _errors(rows: int, cols: int, setting: Setting, choices: list[_C.Choice]) -> _Errors:
     """Of each choice: relative to the polynomial, of Gaussian matrices and of those of condition 1e3 and more."""
     number = max(1, min(8, 2**16 // (rows * cols)))
     x = torch.randn(2, number, rows, cols, generator=torch.Generator().manual_seed(1), device="cpu")
@@ -189,11 +193,11 @@ def _errors(rows: int, cols: int, setting: Setting, choices: list[_C.Choice]) ->
     if rows * cols * min(rows, cols) <= _EXACT_FLOPS:
         exact = polynomial(x, setting.coefficients)
     else:
-        direct = _C.Choice(_C.Form.DIRECT, False)
+        direct = _C.Choice(_C.Form.DIRECT, False, 0)
         exact = _run(x, direct, setting._replace(ns_dtype=torch.float32)).double()
     norms = exact.view(2, -1).norm(dim=1)
     return {
-        _name(one): ((_run(x, one, setting).double() - exact).view(2, -1).norm(dim=1) / norms).tolist()
+        plain_choice(one): ((_run(x, one, setting).double() - exact).view(2, -1).norm(dim=1) / norms).tolist()
         for one in choices
     }
 
@@ -209,11 +213,11 @@ def polynomial(x: Tensor, coefficients: list[tuple[float, float, float]]) -> Ten
     return y.mT if tall else y
 
 
-def _is_exact(choice: _C.Choice, errors: dict[tuple[str, bool], list[float]], setting: Setting) -> bool:
+def _is_exact(choice: _C.Choice, errors: _Errors, setting: Setting) -> bool:
     """At most 1.3 times the direct form's error; or what rounding alone explains, where that is less than 1."""
     unit = torch.finfo(setting.ns_dtype).eps / 2
     slope = math.prod(a for a, _, _ in setting.coefficients)  # by which small singular values grow, and their rounding
     floor = unit / 2 if setting.ns_dtype.itemsize == 2 else 4 * unit * abs(slope)
-    direct = next(error for (form, _), error in errors.items() if form == "DIRECT")
-    pairs = zip(errors[_name(choice)], direct, strict=True)
+    direct = next(error for (form, *_), error in errors.items() if form == "DIRECT")
+    pairs = zip(errors[plain_choice(choice)], direct, strict=True)
     return all(error <= _MOST_ERROR * least + floor for error, least in pairs)

@@ -54,9 +54,17 @@ class Tuned(NamedTuple):
     coefficients: list[tuple[float, float, float]]
     choices: dict[tuple[int, int], _C.Choice]
 
-    def rows(self) -> list[tuple[int, int, str, bool]]:
+    def rows(self) -> list[tuple[int, int, str, bool, int]]:
         """The choices as plain values, in order."""
-        return [(*sides, (one := self.choices[sides]).form.name, one.batched) for sides in sorted(self.choices)]
+        return [(*sides, *plain_choice(self.choices[sides])) for sides in sorted(self.choices)]
+
+
+def plain_choice(choice: _C.Choice) -> tuple[str, bool, int]:
+    return choice.form.name, choice.batched, choice.panel_rows
+
+
+def choice_of(form: str, batched: bool, panel_rows: int) -> _C.Choice:
+    return _C.Choice(getattr(_C.Form, form), batched, panel_rows)
 
 
 def native_group(group: dict[str, Any], device: torch.device, tuned: Tuned | None = None) -> _C.MuonGroup:

@@ -54,12 +54,14 @@ std::vector<ns::Choice> candidates(std::int64_t m, std::int64_t n,
 at::Tensor orthogonalize(const at::Tensor& x, const PyCoefficients& coefficients, int num_steps,
                          double eps, std::optional<at::ScalarType> dtype,
                          std::optional<ns::Form> form, std::optional<bool> batched,
+                         std::optional<std::int64_t> panel_rows,
                          std::optional<at::ScalarType> gram_dtype) {
   ns::Options options{.coefficients = resolve(coefficients, num_steps),
                       .eps = eps,
                       .dtype = dtype.value_or(default_dtype(x.device())),
                       .form = form,
                       .batched = batched,
+                      .panel_rows = panel_rows,
                       .gram_dtype = gram_dtype};
   return ns::orthogonalize(x, options);
 }
@@ -72,20 +74,23 @@ void init_newton_schulz(py::module_& module) {
       .value("PAIRS", ns::Form::kPairs)
       .value("GRAM", ns::Form::kGram);
   py::class_<ns::Choice>(module, "Choice")
-      .def(py::init<ns::Form, bool>(), py::arg("form"), py::arg("batched"))
+      .def(py::init<ns::Form, bool, std::int64_t>(), py::arg("form"), py::arg("batched"),
+           py::arg("panel_rows"))
       .def_readonly("form", &ns::Choice::form)
       .def_readonly("batched", &ns::Choice::batched)
+      .def_readonly("panel_rows", &ns::Choice::panel_rows)
       .def("__eq__",
            [](const ns::Choice& one, const py::object& other) {
              return py::isinstance<ns::Choice>(other) && one == other.cast<ns::Choice>();
            })
       .def("__hash__", [](const ns::Choice& one) {
-        return py::hash(py::make_tuple(static_cast<int>(one.form), one.batched));
+        return py::hash(py::make_tuple(static_cast<int>(one.form), one.batched, one.panel_rows));
       });
   module.def("orthogonalize", &orthogonalize, py::arg("x"), py::arg("coefficients"),
              py::arg("num_steps"), py::arg("eps"), py::arg("dtype"), py::kw_only(),
              py::arg("form") = std::nullopt, py::arg("batched") = std::nullopt,
-             py::arg("gram_dtype") = std::nullopt, py::call_guard<py::gil_scoped_release>());
+             py::arg("panel_rows") = std::nullopt, py::arg("gram_dtype") = std::nullopt,
+             py::call_guard<py::gil_scoped_release>());
   module.def("resolve_coefficients", &resolve_coefficients, py::arg("coefficients"),
              py::arg("num_steps"));
   module.def("default_ns_dtype", &default_dtype, py::arg("device"));

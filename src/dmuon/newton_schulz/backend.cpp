@@ -2,6 +2,28 @@
 
 namespace dmuon::newton_schulz {
 
+void Backend::symmetric_product(const at::Tensor& out, double beta, const at::Tensor& c,
+                                double alpha, const at::Tensor& a, const at::Tensor& b,
+                                std::int64_t panel_rows) const {
+  const std::int64_t m = out.size(-1);
+  const std::int64_t panels = num_panels(m, panel_rows);
+  if (panels == 1) {
+    product(out, beta, c, alpha, a, b);
+  } else {
+    for (std::int64_t i = 0; i < panels; ++i) {
+      const std::int64_t start = m * i / panels;
+      const std::int64_t end = m * (i + 1) / panels;
+      const auto panel = [&](const at::Tensor& x) {
+        return x.narrow(-2, start, end - start).narrow(-1, 0, end);
+      };
+      const at::Tensor part = panel(out);
+      product(part, beta, beta == 0 || c.is_same(out) ? part : panel(c), alpha,
+              a.narrow(-2, start, end - start), b.narrow(-1, 0, end));
+    }
+  }
+  mirror(out, panels);
+}
+
 const Backend& backend_of(c10::Device device) {
   return device.is_cpu() ? cpu_backend() : aten_backend();
 }

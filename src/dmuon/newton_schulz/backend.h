@@ -4,6 +4,7 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <vector>
 
 #include "dmuon/flops/newton_schulz.h"
 
@@ -26,7 +27,11 @@ class Backend {
   /// The dtype in which the Gram form keeps R = X X', Z and Q by default: `dtype` or a wider one.
   virtual at::ScalarType gram_dtype(at::ScalarType dtype) const = 0;
 
-  /// What symmetric products with m x m results cost when the working dtype is `dtype`.
+  /// In which panels a symmetric product with an m x m result may be computed when the working
+  /// dtype is `dtype`: their rows, the default's first; 0: in full.
+  virtual std::vector<std::int64_t> panel_rows(std::int64_t m, at::ScalarType dtype) const = 0;
+
+  /// What symmetric products with m x m results cost by default when the working dtype is `dtype`.
   virtual flops::SymmetricCost symmetric_cost(std::int64_t m, at::ScalarType dtype) const = 0;
 
   /// Whether matrices of this short side are orthogonalised as one batch rather than one by one,
@@ -54,12 +59,13 @@ class Backend {
   virtual void product(const at::Tensor& out, double beta, const at::Tensor& c, double alpha,
                        const at::Tensor& a, const at::Tensor& b) const = 0;
 
-  /// The same for a product a b that is symmetric in exact arithmetic, and a symmetric c: a backend
-  /// may compute one triangle and mirror it.
+  /// The same for a product a b that is symmetric in exact arithmetic, and a symmetric c: each of
+  /// the panels, of near-equal height, leaves out what lies right of its last row and is mirrored.
   ///
-  /// @param out  [(b,) m, m] contiguous.
-  virtual void symmetric_product(const at::Tensor& out, double beta, const at::Tensor& c,
-                                 double alpha, const at::Tensor& a, const at::Tensor& b) const = 0;
+  /// @param out         [(b,) m, m] contiguous.
+  /// @param panel_rows  at least 0, of a panel at most; 0: one panel.
+  void symmetric_product(const at::Tensor& out, double beta, const at::Tensor& c, double alpha,
+                         const at::Tensor& a, const at::Tensor& b, std::int64_t panel_rows) const;
 
   // Before and after the iteration, element by element: fp32 tensors of equal sizes, any strides.
 
@@ -76,7 +82,22 @@ class Backend {
   /// @param direction  finite, of any of the dtypes.
   virtual void move_weights(const at::Tensor& master, const at::Tensor& direction, double decay,
                             double lr, const at::Tensor& applies) const = 0;
+
+ protected:
+  /// Fills what is right of the panels, of which panel i of p ends at row m (i + 1) / p, with what
+  /// is below; a backend may make the panels' own squares symmetric too.
+  virtual void mirror(const at::Tensor& out, std::int64_t num_panels) const = 0;
 };
+
+/// How many panels of at most `panel_rows` rows m rows are; one where panel_rows is 0.
+constexpr std::int64_t num_panels(std::int64_t m, std::int64_t panel_rows) {
+  return panel_rows == 0 ? 1 : (m + panel_rows - 1) / panel_rows;
+}
+
+/// FLOPs in that many panels over those in full: panel i computes i + 1 equal parts of each row.
+constexpr double panels_share(std::int64_t num_panels) {
+  return (1 + 1 / static_cast<double>(num_panels)) / 2;
+}
 
 /// backends/cpu.cpp: a matrix's result is also bitwise the same alone and in a batch, and symmetric
 /// products are the lower triangle, mirrored.

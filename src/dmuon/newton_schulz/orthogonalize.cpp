@@ -31,6 +31,7 @@ bool floating(at::ScalarType dtype) {
 // operand order instead of being transposed.
 struct Iterate {
   const Backend& backend;
+  std::int64_t panel_rows;
   Tensor x;
   Tensor spare;  // X's next value; a product may not overwrite its operand
   bool tall;
@@ -47,7 +48,12 @@ struct Iterate {
   void gram_matrix(const Tensor& r) const {
     const Tensor wide = x.to(r.scalar_type());
     const Tensor transposed = wide.mT();
-    backend.symmetric_product(r, 0, r, 1, tall ? transposed : wide, tall ? wide : transposed);
+    symmetric_product(r, 0, r, 1, tall ? transposed : wide, tall ? wide : transposed);
+  }
+
+  void symmetric_product(const Tensor& out, double beta, const Tensor& c, double alpha,
+                         const Tensor& a, const Tensor& b) const {
+    backend.symmetric_product(out, beta, c, alpha, a, b, panel_rows);
   }
 
   // X <- a X + Q X. A Q in 16 bits is not quite symmetric: where X is transposed, so is Q.
@@ -78,7 +84,6 @@ struct Squares {
 };
 
 void run_segment(Iterate& iterate, Squares& squares, std::span<const Row> rows) {
-  const Backend& backend = iterate.backend;
   auto& [r, z, q, scratch] = squares;
   // A mirrored triangle has each rounding error twice, of a full product two partly cancel: in 16
   // bits that is 1.2 instead of 1.8 times the direct form's error.
@@ -86,9 +91,9 @@ void run_segment(Iterate& iterate, Squares& squares, std::span<const Row> rows) 
   const auto mixed_product = [&](const Tensor& out, double a, const Tensor& c, const Tensor& left,
                                  const Tensor& right) {
     if (in_full) {
-      backend.product(out, a, c, 1, left, right);
+      iterate.backend.product(out, a, c, 1, left, right);
     } else {
-      backend.symmetric_product(out, a, c, 1, left, right);
+      iterate.symmetric_product(out, a, c, 1, left, right);
     }
   };
   iterate.gram_matrix(r);
@@ -96,7 +101,7 @@ void run_segment(Iterate& iterate, Squares& squares, std::span<const Row> rows) 
     const auto& [a, b, c] = rows[step];
     const bool first = step == 0;
     const bool last = step + 1 == rows.size();
-    backend.symmetric_product(z, b, r, c, r, r);
+    iterate.symmetric_product(z, b, r, c, r, r);
     if (first && last) return iterate.apply(a, z.to(iterate.x.scalar_type()));
     if (!first) {
       mixed_product(scratch, a, q, z, q);
@@ -104,7 +109,7 @@ void run_segment(Iterate& iterate, Squares& squares, std::span<const Row> rows) 
     }
     if (!last) {
       mixed_product(scratch, a, r, r, z);                       // R Z + a R
-      backend.symmetric_product(r, a, scratch, 1, z, scratch);  // Z (R Z + a R) + a (R Z + a R)
+      iterate.symmetric_product(r, a, scratch, 1, z, scratch);  // Z (R Z + a R) + a (R Z + a R)
     }
     if (first) {
       std::swap(q, z);
@@ -131,6 +136,15 @@ flops::Segments segments_of(Form form, const Coefficients& coefficients) {
   return form == Form::kPairs ? pairs(coefficients).value_or(plain) : plain;
 }
 
+// The first of those, by the default's panels.
+Choice of_fewest_flops(const std::vector<Choice>& choices, std::int64_t m, std::int64_t n,
+                       const Coefficients& coefficients, const flops::SymmetricCost& symmetric) {
+  return *std::ranges::min_element(choices, {}, [&](const Choice& choice) {
+    return flops::orthogonalisation(m, n, segments_of(choice.form, coefficients), choice.form,
+                                    symmetric);
+  });
+}
+
 void check(const Tensor& x, const Options& options) {
   require(x.defined() && x.dim() >= 2, "orthogonalize: x must be [..., m, n]; got ",
           x.defined() ? x.dim() : 0, " dimension(s)");
@@ -141,6 +155,8 @@ void check(const Tensor& x, const Options& options) {
           options.dtype);
   require(0 <= options.eps && options.eps <= 1, "orthogonalize: eps must be in [0, 1]; got ",
           options.eps);
+  require(options.panel_rows.value_or(0) >= 0, "orthogonalize: panel_rows must be at least 0; got ",
+          options.panel_rows.value_or(0));
   require(!options.gram_dtype || *options.gram_dtype == options.dtype ||
               *options.gram_dtype == at::kFloat || *options.gram_dtype == at::kDouble,
           "orthogonalize: gram_dtype must be dtype, fp32 or fp64; got ",
@@ -152,27 +168,30 @@ void check(const Tensor& x, const Options& options) {
 std::vector<Choice> candidates(std::int64_t m, std::int64_t n, const Coefficients& coefficients,
                                c10::Device device, at::ScalarType dtype) {
   const std::int64_t side = std::min(m, n);
-  const bool has_batches = backend_of(device).batched(side, dtype);
+  const Backend& backend = backend_of(device);
+  const bool has_batches = backend.batched(side, dtype);
   const bool has_pairs =
       dtype == at::kBFloat16 && side >= kLeastPairedSide && pairs(coefficients).has_value();
+  const std::vector<std::int64_t> panel_rows = backend.panel_rows(side, dtype);
   std::vector<Choice> found;
   for (const Form form : {Form::kDirect, Form::kPairs, Form::kGram}) {
     if (form == Form::kPairs && !has_pairs) continue;
-    found.push_back({form, has_batches});
-    if (has_batches) found.push_back({form, false});
+    found.push_back({form, has_batches, panel_rows.front()});
+    if (has_batches) found.push_back({form, false, panel_rows.front()});
+  }
+  const Choice best =
+      of_fewest_flops(found, m, n, coefficients, backend.symmetric_cost(side, dtype));
+  for (const std::int64_t others : std::span(panel_rows).subspan(1)) {
+    found.push_back({best.form, best.batched, others});
   }
   return found;
 }
 
 Choice choose(std::int64_t m, std::int64_t n, const Coefficients& coefficients, c10::Device device,
               at::ScalarType dtype) {
-  const flops::SymmetricCost symmetric = backend_of(device).symmetric_cost(std::min(m, n), dtype);
-  // Of candidates that differ in `batched` alone the first is the backend's own.
-  const std::vector<Choice> all = candidates(m, n, coefficients, device, dtype);
-  return *std::ranges::min_element(all, {}, [&](const Choice& choice) {
-    return flops::orthogonalisation(m, n, segments_of(choice.form, coefficients), choice.form,
-                                    symmetric);
-  });
+  // Of candidates that differ in `batched` or in panels alone the first is the backend's own.
+  return of_fewest_flops(candidates(m, n, coefficients, device, dtype), m, n, coefficients,
+                         backend_of(device).symmetric_cost(std::min(m, n), dtype));
 }
 
 Tensor orthogonalize(Tensor x, const Options& options) {
@@ -187,6 +206,7 @@ Tensor orthogonalize(Tensor x, const Options& options) {
   const Choice chosen = choose(rows, cols, options.coefficients, x.device(), options.dtype);
   const Form form = options.form.value_or(chosen.form);
   const bool batched = options.batched.value_or(chosen.batched);
+  const std::int64_t panel_rows = options.panel_rows.value_or(chosen.panel_rows);
   require(!batched || backend.batched(std::min(rows, cols), options.dtype),
           "orthogonalize: batched must be false for ", rows, " x ", cols, " in ", options.dtype,
           " on ", x.device(), "; got true");
@@ -197,7 +217,7 @@ Tensor orthogonalize(Tensor x, const Options& options) {
 
   const auto iterated = [&](const Tensor& normalised) {
     const bool tall = normalised.size(-2) > normalised.size(-1);
-    Iterate iterate{backend, normalised, at::empty_like(normalised), tall};
+    Iterate iterate{backend, panel_rows, normalised, at::empty_like(normalised), tall};
     run(iterate, options.coefficients, segments, square_dtype);
     return iterate.x.narrow(-2, 0, rows).narrow(-1, 0, cols);
   };

@@ -20,7 +20,8 @@ using flops::Form;
 /// batch.
 struct Choice {
   Form form = Form::kDirect;
-  bool batched = false;  ///< all matrices of a call at once, rather than one by one
+  bool batched = false;         ///< all matrices of a call at once, rather than one by one
+  std::int64_t panel_rows = 0;  ///< of symmetric products; see Backend::panel_rows
 
   bool operator==(const Choice&) const = default;
 };
@@ -34,6 +35,7 @@ struct Options {
   at::ScalarType dtype = at::ScalarType::Float;  ///< fp64, fp32, bf16 or fp16
   std::optional<Form> form;                      ///< unset: as choose says
   std::optional<bool> batched;                   ///< the same; true only where candidates have it
+  std::optional<std::int64_t> panel_rows;        ///< the same; at least 0
   /// dtype of kGram's R, Z and Q: fp32 or wider than dtype, or dtype
   /// itself. Unset: the device's backend chooses (backend.h).
   std::optional<at::ScalarType> gram_dtype;
@@ -41,12 +43,13 @@ struct Options {
 
 /// All that may be chosen for an m x n matrix: the direct form, the Gram form and, only in bf16,
 /// where `pairs` knows the rows and the short side is long enough, pairs; each one by one and,
-/// where the backend makes batches of such matrices, in one.
+/// where the backend makes batches of such matrices, in one. And the default in the backend's other
+/// panels.
 std::vector<Choice> candidates(std::int64_t m, std::int64_t n, const Coefficients& coefficients,
                                c10::Device device, at::ScalarType dtype);
 
 /// Which of them `orthogonalize` takes when none is given: the form of fewest FLOPs, in a batch
-/// where the backend makes one.
+/// where the backend makes one, in its default panels.
 Choice choose(std::int64_t m, std::int64_t n, const Coefficients& coefficients, c10::Device device,
               at::ScalarType dtype);
 

@@ -40,6 +40,7 @@ void muon_update(at::Tensor master, at::Tensor momentum, const at::Tensor& gradi
   if (tuned != group.choices.end()) {
     options.form = tuned->second.form;
     options.batched = tuned->second.batched;
+    options.panel_rows = tuned->second.panel_rows;
   }
   const at::Tensor orthogonal = newton_schulz::orthogonalize(std::move(update), options);
   if (column_blocks > 1) master = column_blocks_of(master, column_blocks);

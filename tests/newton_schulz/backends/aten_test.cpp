@@ -1,5 +1,8 @@
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <vector>
+
 #include "dmuon/newton_schulz/backend.h"
 
 namespace dmuon::newton_schulz {
@@ -13,6 +16,11 @@ TEST(AtenBackend, RunsInFp16WithFullProductsInBatchesAndKeepsGramMatricesOfBf16I
   EXPECT_EQ(aten_backend().gram_dtype(at::kBFloat16), at::kFloat);
   EXPECT_EQ(aten_backend().symmetric_cost(4096, at::kBFloat16).gram_dtype, 15);
   EXPECT_TRUE(aten_backend().batched(4096, at::kDouble));
+}
+
+TEST(AtenBackend, OffersPanelsOfLargeResultsAndTakesNone) {
+  EXPECT_EQ(aten_backend().panel_rows(2047, at::kHalf), (std::vector<std::int64_t>{0}));
+  EXPECT_EQ(aten_backend().panel_rows(2049, at::kHalf), (std::vector<std::int64_t>{0, 1025, 513}));
 }
 
 }  // namespace

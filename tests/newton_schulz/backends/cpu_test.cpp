@@ -14,11 +14,13 @@ namespace {
 // Counted panel by panel: equal parts of about 128 rows, each as far as its last row, from 256 on.
 TEST(CpuBackend, CountsThePanelsOfASymmetricProduct) {
   const auto share = [](std::int64_t m) {
-    return cpu_backend().symmetric_cost(m, at::kFloat).share;
+    return cpu_backend().symmetric_cost(m, at::kBFloat16).share;
   };
   EXPECT_EQ(share(1), 1);
   EXPECT_EQ(share(255), 1);
   EXPECT_EQ(share(256), (1 + 2) / 4.0);
+  EXPECT_EQ(cpu_backend().symmetric_cost(256, at::kFloat).share, (1 + 2 + 3 + 4) / 16.0);
+  EXPECT_EQ(cpu_backend().symmetric_cost(768, at::kFloat).share, share(768));
   EXPECT_DOUBLE_EQ(share(384), (1 + 2 + 3) / 9.0);
   EXPECT_DOUBLE_EQ(share(385), (1 + 2 + 3 + 4) / 16.0);
   EXPECT_EQ(share(1024), (1 + 2 + 3 + 4 + 5 + 6 + 7 + 8) / 64.0);
@@ -72,11 +74,11 @@ TEST(CpuBackend, PadsRowsAndColumnsTo64Bytes) {
 TEST(CpuBackend, GivesEachMatrixOfABatchTheBitsThatItHasAlone) {
   const at::Tensor x = cpu_backend().normalise(at::randn({3, 64, 96}), at::kFloat, 0);
   const at::Tensor r = at::full({3, 64, 64}, 0.0);
-  cpu_backend().symmetric_product(r, 0, r, 1, x, x.mT());
+  cpu_backend().symmetric_product(r, 0, r, 1, x, x.mT(), 0);
   for (std::int64_t i = 0; i < 3; ++i) {
     const at::Tensor one = x.narrow(0, i, 1);
     const at::Tensor alone = at::full({1, 64, 64}, 0.0);
-    cpu_backend().symmetric_product(alone, 0, alone, 1, one, one.mT());
+    cpu_backend().symmetric_product(alone, 0, alone, 1, one, one.mT(), 0);
     EXPECT_TRUE(at::equal(alone, r.narrow(0, i, 1)));
   }
 }

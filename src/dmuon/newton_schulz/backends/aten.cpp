@@ -64,6 +64,9 @@ Tensor largest_of(const Tensor& x) {
 // Time of an fp32 FLOP over a 16-bit one of tensor cores: 989 against 67 TFLOP/s on an H100.
 constexpr double kFp32CostBesideTensorCores = 15;
 
+// Of smaller results a panel would leave most of an accelerator idle.
+constexpr std::int64_t kMinRowsOfPanels = 2048;
+
 class AtenBackend final : public Backend {
  public:
   // fp16 has three more significand bits than bf16, and the iteration never leaves its range.
@@ -76,7 +79,14 @@ class AtenBackend final : public Backend {
     return dtype == at::kBFloat16 ? at::kFloat : dtype;
   }
 
-  // Panels of one result would each fill only a part of an accelerator, so products are full.
+  // Panels of one result may each fill only a part of an accelerator, and a mirrored triangle has
+  // each rounding error twice: the Gram form is off by 1.0 to 2.7 times as much (128 x 512 in fp16,
+  // condition numbers 1 to 1e8). So products are full unless others were found faster, and exact.
+  std::vector<std::int64_t> panel_rows(std::int64_t m, at::ScalarType) const override {
+    if (m < kMinRowsOfPanels) return {0};
+    return {0, (m + 1) / 2, (m + 3) / 4};
+  }
+
   flops::SymmetricCost symmetric_cost(std::int64_t, at::ScalarType dtype) const override {
     return {.share = 1, .gram_dtype = dtype == at::kBFloat16 ? kFp32CostBesideTensorCores : 1};
   }
@@ -117,13 +127,6 @@ class AtenBackend final : public Backend {
     }
   }
 
-  // In full: to mirror a triangle takes four kernels, and the Gram form is then off by 1.0 to 2.7
-  // times as much (128 x 512 in fp16, condition numbers 1 to 1e8).
-  void symmetric_product(const Tensor& out, double beta, const Tensor& c, double alpha,
-                         const Tensor& a, const Tensor& b) const override {
-    product(out, beta, c, alpha, a, b);
-  }
-
   Tensor take_momentum(const Tensor& momentum, const Tensor& gradient, double mu, bool nesterov,
                        const Tensor& applies) const override {
     // In the direction of itself the momentum does not move, and what follows of it is finite.
@@ -141,6 +144,17 @@ class AtenBackend final : public Backend {
     };
     if (decay != 1) master.mul_(if_it_applies(decay, 1));
     master.addcmul_(direction, if_it_applies(-lr, 0));
+  }
+
+ protected:
+  void mirror(const Tensor& out, std::int64_t num_panels) const override {
+    const std::int64_t m = out.size(-1);
+    for (std::int64_t i = 1; i < num_panels; ++i) {
+      const std::int64_t start = m * i / num_panels;
+      const std::int64_t rows = m * (i + 1) / num_panels - start;
+      const Tensor below = out.narrow(-2, start, rows).narrow(-1, 0, start);
+      out.narrow(-2, 0, start).narrow(-1, start, rows).copy_(below.mT());
+    }
   }
 };
 
