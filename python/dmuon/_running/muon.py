@@ -1,10 +1,12 @@
-"""The second call: the optimizer."""
+"""The second call: the optimizer.
+
+Longer than other files because torch.optim.Optimizer is one class, and much of it is what its users read.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any, overload
 
 import torch
@@ -13,19 +15,18 @@ from torch.distributed.tensor import DTensor
 
 from dmuon import _C
 from dmuon._planning.owner_plan import Plan
-from dmuon._running.adamw import InnerAdamW, checked_adamw_groups
+from dmuon._running.adamw import InnerAdamW
 from dmuon._running.frozen import FrozenParameters
 from dmuon._running.host_gradients import discard_partial_sums
-from dmuon._running.runtime import find_runtime
 from dmuon._running.skipped_steps import KEY as SKIPPED_STEPS
 from dmuon._running.skipped_steps import SkippedSteps
-from dmuon._running.start import check_host_parameters, check_units, start
+from dmuon._running.start import agreed_setup, start
 from dmuon._running.step_agreement import StepAgreement
 from dmuon._saving.optimizer_state import fitting_state, saved_group, saved_state
 from dmuon._saving.owned_shards import MOMENTUM
 from dmuon._saving.saved_views import require_saved_views
 from dmuon._setup.agreement import agreement
-from dmuon._setup.dedication import check_parameters, check_sentinels, dedication_of, plain_module, with_frozen
+from dmuon._setup.dedication import dedication_of, plain_module, with_frozen
 from dmuon._setup.hyperparameters import (
     EPS,
     NS_COEFFICIENTS,
@@ -33,13 +34,10 @@ from dmuon._setup.hyperparameters import (
     NsCoefficients,
     check_group,
     native_group,
-    settings_of,
 )
 from dmuon._setup.placeholder import OwnedTensor
 from dmuon._setup.routing_table import RoutingTable
-from dmuon._setup.same_values import checksums, require_same_values
 from dmuon._setup.shown import shown
-from dmuon._setup.units import find_units
 
 
 class Muon(torch.optim.Optimizer):
@@ -133,29 +131,7 @@ class Muon(torch.optim.Optimizer):
             "eps": adamw_eps,
             "weight_decay": weight_decay if adamw_weight_decay is None else adamw_weight_decay,
         }
-        paused = dedication.meta_start.paused() if dedication.meta_start is not None else nullcontext()
-        with paused, agreement(dedication.ranks, "Muon") as facts:
-            if find_runtime(model, "Muon") is not None:
-                raise ValueError("Muon: model: expected one Muon a model, got a second one")
-            for group in (muon, adamw):
-                check_group(group)
-                facts.append(f"{settings_of(group)}")
-            check_parameters(model, dedication, facts)
-            check_host_parameters(model, dedication)
-            device = check_sentinels(model, dedication)
-            if dedication.meta_start is not None:
-                facts += dedication.meta_start.facts()
-                adamw_groups = dedication.meta_start.resolved(adamw_groups)
-            paths = [[place.path for place in matrix.places] for matrix in dedication.matrices]
-            units = find_units(model, paths)
-            check_units(units, dedication)
-            groups = checked_adamw_groups(model, dedication, adamw_groups, adamw, facts)
-            if not groups and not dedication.matrices:
-                raise ValueError("Muon: model: expected trainable parameters, got none")
-            values = checksums(model, dedication)
-            facts.append(f"compares the values of {list(values)}")
-        require_same_values(dedication.ranks, values)
-
+        units, groups, device = agreed_setup(model, dedication, muon, adamw, adamw_groups)
         self._runtime = start(model, dedication, units, muon, device)
         rows = with_frozen(dedication.table, model)
         dedication.table = RoutingTable(rows, f"AdamW: lr {float(adamw['lr']):g}{adamw_lr_rule}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import Counter
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,25 +16,69 @@ from torch.distributed.tensor import DTensor, Shard
 
 from dmuon._planning.choices import kept_choices
 from dmuon._planning.plan import inventory_of, make_plan, sizes_of
+from dmuon._running.adamw import checked_adamw_groups
 from dmuon._running.casts import guard_casts
 from dmuon._running.divide_factor import problem_of_factors
 from dmuon._running.first_values import take_first_values
 from dmuon._running.hooks import add_hooks
 from dmuon._running.host_gradients import fsdp_modules
-from dmuon._running.runtime import Runtime
+from dmuon._running.runtime import Runtime, find_runtime
 from dmuon._saving.model_state import ModelState
 from dmuon._setup.agreement import agreement
-from dmuon._setup.dedication import Dedication, end_setup
+from dmuon._setup.dedication import Dedication, check_parameters, check_sentinels, end_setup
 from dmuon._setup.groups import engine_groups
+from dmuon._setup.hyperparameters import check_group, settings_of
 from dmuon._setup.matrix import Matrix
 from dmuon._setup.place import clean_name
 from dmuon._setup.ranks import rows_of
+from dmuon._setup.same_values import checksums, require_same_values
 from dmuon._setup.sharded import managed_by_fsdp
-from dmuon._setup.units import Unit
+from dmuon._setup.units import Unit, find_units
 
 logger = logging.getLogger("dmuon")
 
 _LARGE_UNIT = 0.25  # of all matrix bytes
+
+
+def agreed_setup(
+    model: nn.Module,
+    dedication: Dedication,
+    muon: dict[str, Any],
+    adamw: dict[str, Any],
+    adamw_groups: Sequence[dict[str, Any]],
+) -> tuple[list[Unit], list[dict[str, Any]], torch.device | None]:
+    """Checks all that `Muon` was given, and the model as it is by now. Collective.
+
+    Returns:
+        The units that hold matrices, AdamW's groups, and the device of the matrices, None if there are none.
+
+    Raises:
+        ValueError: on every rank, if any rank finds something wrong or the ranks differ.
+    """
+    meta_start = dedication.meta_start
+    paused = meta_start.paused() if meta_start is not None else nullcontext()
+    with paused, agreement(dedication.ranks, "Muon") as facts:
+        if find_runtime(model, "Muon") is not None:
+            raise ValueError("Muon: model: expected one Muon a model, got a second one")
+        for group in (muon, adamw):
+            check_group(group)
+            facts.append(f"{settings_of(group)}")
+        check_parameters(model, dedication, facts)
+        _check_host_parameters(model, dedication)
+        device = check_sentinels(model, dedication)
+        if meta_start is not None:
+            facts += meta_start.facts()
+            adamw_groups = meta_start.resolved(adamw_groups)
+        paths = [[place.path for place in matrix.places] for matrix in dedication.matrices]
+        units = find_units(model, paths)
+        _check_units(units, dedication)
+        groups = checked_adamw_groups(model, dedication, adamw_groups, adamw, facts)
+        if not groups and not dedication.matrices:
+            raise ValueError("Muon: model: expected trainable parameters, got none")
+        values = checksums(model, dedication)
+        facts.append(f"compares the values of {list(values)}")
+    require_same_values(dedication.ranks, values)
+    return units, groups, device
 
 
 def start(
@@ -78,7 +124,7 @@ def start(
     return runtime
 
 
-def check_units(units: list[Unit], dedication: Dedication) -> None:
+def _check_units(units: list[Unit], dedication: Dedication) -> None:
     """The matrices of a unit share one buffer, hence one dtype."""
     if dedication.mp_policy.param_dtype is not None:
         return
@@ -93,7 +139,7 @@ def check_units(units: list[Unit], dedication: Dedication) -> None:
                 )
 
 
-def check_host_parameters(model: nn.Module, dedication: Dedication) -> None:
+def _check_host_parameters(model: nn.Module, dedication: Dedication) -> None:
     """The mesh of fully_shard must be ours, and what it divides gradients by; compute dtypes need FSDP's casts."""
     ranks, policy = dedication.ranks, dedication.mp_policy
     managed = {id(module._parameters[name]) for module, name in managed_by_fsdp(model)}
