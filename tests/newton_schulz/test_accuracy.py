@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from dmuon._planning.tuning import polynomial
 from exact import (
     QUINTIC,
     conditioned,
@@ -15,7 +16,7 @@ from torch.optim._muon import _zeropower_via_newtonschulz
 
 from dmuon import _C
 
-FORMS = [_C.Form.DIRECT, _C.Form.PAIRS, _C.Form.GRAM]
+FORMS = [_C.Form.DIRECT, _C.Form.SEGMENTED, _C.Form.GRAM]
 SHAPES = [(128, 128), (96, 384), (384, 96), (300, 460), (64, 67)]
 SETS = ["polar_express", "quintic", "you"]
 
@@ -55,28 +56,49 @@ def test_16_bit_error_is_at_most_1_3_times_that_of_torch_optim_muon(dtype, shape
         assert relative_error(ours, exact) <= 1.3 * relative_error(theirs, exact)
 
 
+def no_worse_than_torch_optim_muon(x, name, exact):
+    rows = _C.resolve_coefficients(name, 5)
+    ours = run(x.float(), name, torch.bfloat16, _C.Form.SEGMENTED)
+    theirs = textbook(x.float(), rows, torch.bfloat16)
+    return relative_error(ours, exact) <= 1.3 * relative_error(theirs, exact)
+
+
 @pytest.mark.parametrize("shape", [(256, 512), (448, 256), (300, 520), (256, 2048), (512, 1024)])
 @pytest.mark.parametrize("name", SETS)
-def test_the_error_of_pairs_in_bf16_is_at_most_1_3_times_that_of_torch_optim_muons_arithmetic(name, shape):
+def test_the_error_of_segments_in_bf16_is_at_most_1_3_times_that_of_torch_optim_muons_arithmetic(name, shape):
     rows = _C.resolve_coefficients(name, 5)
     for case in (gaussian(*shape), *(conditioned(*shape, condition) for condition in (10, 20, 30, 50, 1e3, 1e7))):
-        exact = case.polynomial(rows)
-        ours = run(case.x.float(), name, torch.bfloat16, _C.Form.PAIRS)
-        theirs = textbook(case.x.float(), rows, torch.bfloat16)
-        assert relative_error(ours, exact) <= 1.3 * relative_error(theirs, exact)
+        assert no_worse_than_torch_optim_muon(case.x, name, case.polynomial(rows))
+    for exponent in (1, 2, 3):
+        for side in (0, 1):
+            fall = torch.logspace(0, -exponent, shape[side])
+            x = gaussian(*shape).x.float() * (fall if side else fall[:, None])
+            assert no_worse_than_torch_optim_muon(x, name, polynomial(x[None], rows)[0]), (exponent, side)
 
 
-def test_pairs_are_chosen_in_bf16_alone_for_large_wide_matrices_and_rows_that_were_measured():
+@pytest.mark.parametrize("name", ["quintic", "you"])
+def test_so_is_that_of_three_steps_at_once(name):
+    rows = _C.resolve_coefficients(name, 5)
+    for shape, condition in (((1024, 4096), 20), ((4096, 1024), 1e3)):
+        for case in (gaussian(*shape), conditioned(*shape, condition)):
+            assert no_worse_than_torch_optim_muon(case.x, name, case.polynomial(rows))
+
+
+def test_segments_are_chosen_in_bf16_alone_for_large_wide_matrices_and_rows_that_were_measured():
     cpu = torch.device("cpu")
 
     def choice(m, n, name="polar_express", steps=5, dtype=torch.bfloat16):
         return _C.choose(m, n, name, steps, cpu, dtype).form.name
 
     multiplies = _C.default_ns_dtype(cpu) == torch.bfloat16
-    assert choice(1024, 4096) == choice(4096, 1024, "quintic") == ("PAIRS" if multiplies else "GRAM")
+    assert choice(1024, 4096) == choice(4096, 1024, "quintic") == ("SEGMENTED" if multiplies else "GRAM")
     assert choice(1024, 1024) == "DIRECT"
     others = [choice(255, 1024), choice(1024, 4096, steps=6), choice(1024, 4096, [(3.0, -3.2, 1.2)])]
-    assert "PAIRS" not in [*others, choice(1024, 4096, dtype=torch.float32), choice(1024, 4096, dtype=torch.float16)]
+    assert "SEGMENTED" not in [
+        *others,
+        choice(1024, 4096, dtype=torch.float32),
+        choice(1024, 4096, dtype=torch.float16),
+    ]
 
 
 @pytest.mark.parametrize("gpu", [False, True])

@@ -34,7 +34,7 @@ DAMAGE = {
     "other key": lambda text, kept: json.dumps({**kept, "key": {**kept["key"], "threads": 99}}),
     "other version": lambda text, kept: json.dumps({**kept, "key": {**kept["key"], "version": 99}}),
     "no such form": lambda text, kept: json.dumps(changed(kept, form="FAST")),
-    "no candidate": lambda text, kept: json.dumps(changed(kept, form="PAIRS")),
+    "no candidate": lambda text, kept: json.dumps(changed(kept, form="SEGMENTED")),
     "text": lambda text, kept: json.dumps(changed(kept, rows="24")),
     "no rows": lambda text, kept: json.dumps(changed(kept, rows=0)),
     "more": lambda text, kept: json.dumps(changed(kept, more=1)),

@@ -16,7 +16,7 @@ from dmuon._setup.ranks import Ranks
 
 logger = logging.getLogger("dmuon")
 
-VERSION = 3  # of what is kept
+VERSION = 4  # of what is kept
 
 Shape = tuple[int, int, int]  # matrices, rows, cols
 

@@ -71,7 +71,7 @@ at::Tensor orthogonalize(const at::Tensor& x, const PyCoefficients& coefficients
 void init_newton_schulz(py::module_& module) {
   py::enum_<ns::Form>(module, "Form")
       .value("DIRECT", ns::Form::kDirect)
-      .value("PAIRS", ns::Form::kPairs)
+      .value("SEGMENTED", ns::Form::kSegmented)
       .value("GRAM", ns::Form::kGram);
   py::class_<ns::Choice>(module, "Choice")
       .def(py::init<ns::Form, bool, std::int64_t>(), py::arg("form"), py::arg("batched"),

@@ -1,6 +1,7 @@
 #include "dmuon/flops/newton_schulz.h"
 
 #include <algorithm>
+#include <cstddef>
 
 namespace dmuon::flops {
 
@@ -16,12 +17,15 @@ Segments segments(int steps, Form form) {
   return lengths;
 }
 
+bool leads(const Segments& segments) { return segments.size() > 1 && segments.front() == 3; }
+
 Products products(const Segments& segments) {
   Products sum;
-  for (const int length : segments) {
+  for (std::size_t i = 0; i < segments.size(); ++i) {
+    const bool apart = i == 0 && leads(segments);
     ++sum.to_square;
-    sum.square += 2 * length - 1;
-    sum.mixed += 2 * length - 2;
+    sum.square += 2 * segments[i] - 1;
+    (apart ? sum.square : sum.mixed) += 2 * segments[i] - 2;
     ++sum.to_wide;
   }
   return sum;
@@ -40,7 +44,7 @@ double orthogonalisation(std::int64_t m, std::int64_t n, const Segments& segment
   const double to_square = symmetric.share * product(rows, rows, cols);
   const double full_square = product(rows, rows, rows);
   const double square = symmetric.share * full_square;
-  const double mixed = form == Form::kPairs ? full_square : square;
+  const double mixed = form == Form::kSegmented ? full_square : square;
   const double to_wide = product(rows, cols, rows);
   const double weight = form == Form::kGram ? symmetric.gram_dtype : 1;
   return count.to_wide * to_wide +

@@ -76,12 +76,21 @@ Coefficients resolve(const Coefficients& rows, int num_steps) {
   return steps;
 }
 
-std::optional<flops::Segments> pairs(const Coefficients& rows) {
+std::optional<flops::Segments> measured_segments(const Coefficients& rows, std::int64_t m,
+                                                 std::int64_t n) {
   constexpr int kSteps = 5;
-  if (rows == resolve("quintic", kSteps)) return flops::Segments{2, 1, 2};
-  if (rows == resolve("you", kSteps)) return flops::Segments{2, 2, 1};
-  if (rows == resolve("polar_express", kSteps)) return flops::Segments{2, 1, 1, 1};
-  return std::nullopt;
+  const std::int64_t side = std::min(m, n);
+  const bool wide = std::max(m, n) >= 4 * side;
+  const bool quintic = rows == resolve("quintic", kSteps);
+  const bool you = rows == resolve("you", kSteps);
+  if (side < 256 || !(quintic || you || rows == resolve("polar_express", kSteps))) {
+    return std::nullopt;
+  }
+  if (wide && side >= 1024 && (quintic || you)) return flops::Segments{3, 2};
+  if (wide && quintic) return flops::Segments{2, 1, 2};
+  if (wide && you) return flops::Segments{2, 2, 1};
+  if (side >= 512 && quintic) return flops::Segments{3, 1, 1};
+  return flops::Segments{2, 1, 1, 1};
 }
 
 }  // namespace dmuon::newton_schulz

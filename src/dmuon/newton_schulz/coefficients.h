@@ -43,15 +43,15 @@ Coefficients resolve(std::string_view name, int num_steps);
 /// @throws InvalidArgument naming the first bad argument.
 Coefficients resolve(const Coefficients& rows, int num_steps);
 
-/// How the steps of these rows may go in pairs (flops::Form::kPairs) wholly in bf16, where short
-/// sides are at least kLeastPairedSide: errors were measured for five rows of the named sets, and
-/// are at most 1.25 times those of torch.optim.Muon's arithmetic (short sides 256 to 512, long ones
-/// 4/3 to 8 times as long; Gaussian, or of condition number 10 to 1e3). It matters which steps stay
-/// alone: two pairs of polar_express have up to 1.6 times the error. Of other rows nothing is
-/// known: none.
-std::optional<flops::Segments> pairs(const Coefficients& rows);
-
-/// Of 64 or 128 rows errors are up to 1.5 times as large.
-inline constexpr std::int64_t kLeastPairedSide = 256;
+/// How the steps of these rows may go in segments (flops::Form::kSegmented) wholly in bf16 for an
+/// m x n matrix, either order of sides: known for five rows of the named sets and sides from 256
+/// on. There errors were measured, and are at most 1.3 times those of torch.optim.Muon's
+/// arithmetic: long sides 4/3 to 8 times the short ones; Gaussian, also with rows or columns that
+/// fall off by 10 to 1e3, and of condition number 10 to 1e7 in any direction. It matters which
+/// steps go together, and columns that fall off on nearly square matrices are the hardest: there
+/// {2, 1, 2} and {3, 2} have twice those errors, as two pairs of polar_express have up to 1.6 times
+/// for other matrices.
+std::optional<flops::Segments> measured_segments(const Coefficients& rows, std::int64_t m,
+                                                 std::int64_t n);
 
 }  // namespace dmuon::newton_schulz

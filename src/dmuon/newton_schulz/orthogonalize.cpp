@@ -83,11 +83,15 @@ struct Squares {
   Tensor scratch;
 };
 
-void run_segment(Iterate& iterate, Squares& squares, std::span<const Row> rows) {
+// Divided by its norm, a matrix has small singular values, so that Q is close to a multiple of the
+// identity. In a segment that leads (flops/newton_schulz.h) that multiple is a number of its own:
+// rounding what is left costs less. Later, near 1, the two would cancel, and Q is whole.
+void run_segment(Iterate& iterate, Squares& squares, std::span<const Row> rows, bool leads) {
   auto& [r, z, q, scratch] = squares;
+  double identity = 0;  // what of it Q leaves out
   // A mirrored triangle has each rounding error twice, of a full product two partly cancel: in 16
-  // bits that is 1.2 instead of 1.8 times the direct form's error.
-  const bool in_full = c10::elementSize(r.scalar_type()) == 2;
+  // bits and where Q is whole that is 1.2 instead of 1.8 times the direct form's error.
+  const bool in_full = !leads && c10::elementSize(r.scalar_type()) == 2;
   const auto mixed_product = [&](const Tensor& out, double a, const Tensor& c, const Tensor& left,
                                  const Tensor& right) {
     if (in_full) {
@@ -106,6 +110,10 @@ void run_segment(Iterate& iterate, Squares& squares, std::span<const Row> rows) 
     if (!first) {
       mixed_product(scratch, a, q, z, q);
       std::swap(q, scratch);
+      if (leads) {
+        at::add_out(q, q, z, identity);
+        identity *= a;
+      }
     }
     if (!last) {
       mixed_product(scratch, a, r, r, z);                       // R Z + a R
@@ -113,10 +121,14 @@ void run_segment(Iterate& iterate, Squares& squares, std::span<const Row> rows) 
     }
     if (first) {
       std::swap(q, z);
-      add_identity(q, a);
+      if (leads) {
+        identity = a;
+      } else {
+        add_identity(q, a);
+      }
     }
   }
-  iterate.apply(0, q.to(iterate.x.scalar_type()));
+  iterate.apply(identity, q.to(iterate.x.scalar_type()));
 }
 
 void run(Iterate& iterate, const Coefficients& coefficients, const flops::Segments& segments,
@@ -126,22 +138,25 @@ void run(Iterate& iterate, const Coefficients& coefficients, const flops::Segmen
   Squares squares{square(true), square(true), square(longer), square(longer)};
   auto next = coefficients.begin();
   for (const int length : segments) {
-    run_segment(iterate, squares, {next, next + length});
+    const bool leads = next == coefficients.begin() && flops::leads(segments);
+    run_segment(iterate, squares, {next, next + length}, leads);
     next += length;
   }
 }
 
-flops::Segments segments_of(Form form, const Coefficients& coefficients) {
+flops::Segments segments_of(Form form, const Coefficients& coefficients, std::int64_t m,
+                            std::int64_t n) {
   const flops::Segments plain = flops::segments(static_cast<int>(std::ssize(coefficients)), form);
-  return form == Form::kPairs ? pairs(coefficients).value_or(plain) : plain;
+  if (form != Form::kSegmented) return plain;
+  return measured_segments(coefficients, m, n).value_or(plain);
 }
 
 // The first of those, by the default's panels.
 Choice of_fewest_flops(const std::vector<Choice>& choices, std::int64_t m, std::int64_t n,
                        const Coefficients& coefficients, const flops::SymmetricCost& symmetric) {
   return *std::ranges::min_element(choices, {}, [&](const Choice& choice) {
-    return flops::orthogonalisation(m, n, segments_of(choice.form, coefficients), choice.form,
-                                    symmetric);
+    const flops::Segments segments = segments_of(choice.form, coefficients, m, n);
+    return flops::orthogonalisation(m, n, segments, choice.form, symmetric);
   });
 }
 
@@ -170,12 +185,12 @@ std::vector<Choice> candidates(std::int64_t m, std::int64_t n, const Coefficient
   const std::int64_t side = std::min(m, n);
   const Backend& backend = backend_of(device);
   const bool has_batches = backend.batched(side, dtype);
-  const bool has_pairs =
-      dtype == at::kBFloat16 && side >= kLeastPairedSide && pairs(coefficients).has_value();
+  const bool has_segments =
+      dtype == at::kBFloat16 && measured_segments(coefficients, m, n).has_value();
   const std::vector<std::int64_t> panel_rows = backend.panel_rows(side, dtype);
   std::vector<Choice> found;
-  for (const Form form : {Form::kDirect, Form::kPairs, Form::kGram}) {
-    if (form == Form::kPairs && !has_pairs) continue;
+  for (const Form form : {Form::kDirect, Form::kSegmented, Form::kGram}) {
+    if (form == Form::kSegmented && !has_segments) continue;
     found.push_back({form, has_batches, panel_rows.front()});
     if (has_batches) found.push_back({form, false, panel_rows.front()});
   }
@@ -210,7 +225,7 @@ Tensor orthogonalize(Tensor x, const Options& options) {
   require(!batched || backend.batched(std::min(rows, cols), options.dtype),
           "orthogonalize: batched must be false for ", rows, " x ", cols, " in ", options.dtype,
           " on ", x.device(), "; got true");
-  const flops::Segments segments = segments_of(form, options.coefficients);
+  const flops::Segments segments = segments_of(form, options.coefficients, rows, cols);
   const auto square_dtype = form == Form::kGram
                                 ? options.gram_dtype.value_or(backend.gram_dtype(options.dtype))
                                 : options.dtype;

@@ -42,9 +42,9 @@ struct Options {
 };
 
 /// All that may be chosen for an m x n matrix: the direct form, the Gram form and, only in bf16,
-/// where `pairs` knows the rows and the short side is long enough, pairs; each one by one and,
-/// where the backend makes batches of such matrices, in one. And the default in the backend's other
-/// panels.
+/// where `measured_segments` knows the rows and the shape, the segmented form; each one by one
+/// and, where the backend makes batches of such matrices, in one. And the default in the backend's
+/// other panels.
 std::vector<Choice> candidates(std::int64_t m, std::int64_t n, const Coefficients& coefficients,
                                c10::Device device, at::ScalarType dtype);
 
@@ -60,7 +60,7 @@ Choice choose(std::int64_t m, std::int64_t n, const Coefficients& coefficients, 
 /// Direct form: as written. Gram form (Gram Newton-Schulz, Dao-AILab 2026): with
 /// R = X X' and Q = I, each step takes Z = b R + c R^2, Q <- Z Q + a Q,
 /// R <- (Z + a I) R (Z + a I); X <- Q X at the end of each segment (flops::segments), after which R
-/// and Q start afresh. Pairs: the Gram form in segments of two steps at most, in dtype.
+/// and Q start afresh. Segmented: the Gram form in segments of at most three steps, in dtype.
 ///
 /// As in torch.optim.Muon a norm below eps counts as eps, so that what is next to nothing makes no
 /// full-sized update. With eps = 0 results do not depend on the scale of x (entries 1e-30 .. 1e30

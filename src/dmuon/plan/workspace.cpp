@@ -10,8 +10,8 @@ namespace {
 constexpr std::int64_t kUpdateBytes = 4;  // fp32
 
 // Square matrices of the iteration (orthogonalize.cpp): R and Z, in the Gram form Q and a spare one
-// too. Pairs need as many, and with full products are cheaper than the direct form from the same
-// shape on.
+// too. The segmented form needs as many, and with full products is cheaper than the direct form
+// from the same shape on.
 constexpr std::int64_t kSquares[] = {2, 4};
 
 }  // namespace
