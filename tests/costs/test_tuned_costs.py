@@ -30,7 +30,7 @@ def test_costs_are_measured_with_the_tuned_choices_and_kept_for_them_alone(monke
 
     def measured(form):
         ran.clear()
-        choices = {(24, 40): _C.Choice(form, False, 0)} if form else {}
+        choices = {(24, 40): _C.Choice("cpu", form, False, 0)} if form else {}
         tuned = Tuned(torch.float32, _C.resolve_coefficients("quintic", 5), choices)
         dtypes = {SHAPE: torch.float32}
         costs.measured_costs(ALONE, {SHAPE: 1}, MUON, dtypes, torch.device("cpu"), tuned)

@@ -9,7 +9,7 @@ from unittest import mock
 
 import torch
 from dmuon._planning.choices import Result, Setting, keep
-from dmuon._setup.hyperparameters import plain_choice
+from dmuon._setup.hyperparameters import PlainChoice, plain_choice
 from models import batch, is_matrix_of_a_block, loss_of, make_gpt, part, weights_of_plain
 from reference import ReferenceMuon
 from scenario import assert_equal_to_reference
@@ -22,7 +22,7 @@ STEPS = 3
 SHAPES = [(72, 24), (24, 24), (41, 24), (24, 41)]
 
 
-def keep_others(setting: Setting) -> dict[tuple[int, int], tuple[str, bool, int]]:
+def keep_others(setting: Setting) -> dict[tuple[int, int], PlainChoice]:
     """Keeps of each shape what is not the default, another form; says what."""
     found = {}
     for sides in SHAPES:

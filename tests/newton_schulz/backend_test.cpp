@@ -20,6 +20,8 @@
 #include <string>
 #include <vector>
 
+#include "dmuon/kernels/products.h"
+
 namespace dmuon::newton_schulz {
 namespace {
 
@@ -93,7 +95,8 @@ class BackendTest : public testing::TestWithParam<Case> {
 };
 
 INSTANTIATE_TEST_SUITE_P(All, BackendTest,
-                         testing::Values(Case{"cpu", cpu_backend}, Case{"aten", aten_backend}),
+                         testing::Values(Case{"cpu", cpu_backend}, Case{"avx512", avx512_backend},
+                                         Case{"aten", aten_backend}),
                          [](const auto& param) { return std::string(param.param.name); });
 
 TEST_P(BackendTest, ProductAgreesWithFp64AtOddAndEmptySizes) {
@@ -378,6 +381,21 @@ TEST(BackendOf, IsTheCpusForCpusAndAtensForTheRest) {
   EXPECT_EQ(&backend_of(c10::Device(c10::kCPU)), &cpu_backend());
   EXPECT_EQ(&backend_of(c10::Device(c10::kCUDA, 1)), &aten_backend());
   EXPECT_EQ(&backend_of(c10::Device(c10::kXPU)), &aten_backend());
+}
+
+TEST(BackendsOf, AreTheKernelsAndBlasWhereTheMachineHasBoth) {
+  using Backends = std::vector<const Backend*>;
+  EXPECT_EQ(backends_of(c10::Device(c10::kCUDA), at::kBFloat16), Backends{&aten_backend()});
+  const c10::Device cpu(c10::kCPU);
+  for (const at::ScalarType dtype : {at::kDouble, at::kHalf})
+    EXPECT_EQ(backends_of(cpu, dtype), Backends{&cpu_backend()});
+  for (const auto& [dtype, of_kernels] : {std::pair{at::kFloat, kernels::Dtype::kFloat},
+                                          {at::kBFloat16, kernels::Dtype::kBFloat16}}) {
+    const Backends found = backends_of(cpu, dtype);
+    EXPECT_EQ(std::ranges::count(found, &cpu_backend()), 1);
+    EXPECT_EQ(std::ranges::count(found, &avx512_backend()),
+              kernels::multiplies(of_kernels) ? 1 : 0);
+  }
 }
 
 }  // namespace

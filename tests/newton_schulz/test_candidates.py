@@ -1,9 +1,11 @@
 """All that may be chosen for a shape is as exact as the direct form, and an update takes what is chosen."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from dmuon._planning.tuning import polynomial
-from dmuon._setup.hyperparameters import Tuned, native_group
+from dmuon._setup.hyperparameters import Tuned, native_group, plain_choice
 from exact import conditioned, gaussian, relative_error, rounding_bound
 
 from dmuon import _C
@@ -12,10 +14,17 @@ CPU = torch.device("cpu")
 SETS = ["polar_express", "quintic", "you"]
 
 
+def has_kernels(dtype):
+    """What the system says of the processor."""
+    flags = set(Path("/proc/cpuinfo").read_text().split())
+    needed = {"avx512f", "avx512bw", "avx512dq", "avx512vl", *(["avx512_bf16"] if dtype == torch.bfloat16 else [])}
+    return dtype in (torch.float32, torch.bfloat16) and needed <= flags
+
+
 @pytest.mark.parametrize("shape", [(31, 67), (64, 64), (200, 96), (256, 256), (340, 256)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_every_candidate_has_at_most_1_3_times_the_direct_forms_error_or_what_rounding_explains(dtype, shape):
-    seen, panels = set(), set()
+    seen, panels = set(), {}
     for name in SETS:
         rows = _C.resolve_coefficients(name, 5)
         floor = rounding_bound(rows, dtype) if dtype.itemsize > 2 else torch.finfo(dtype).eps / 4
@@ -23,41 +32,48 @@ def test_every_candidate_has_at_most_1_3_times_the_direct_forms_error_or_what_ro
             exact = case.polynomial(rows)
             x = torch.stack([case.x, -case.x])
 
-            def error_of(form, batched, panel_rows, x=x, exact=exact, name=name):
-                got = _C.orthogonalize(x, name, 5, 0.0, dtype, form=form, batched=batched, panel_rows=panel_rows)
+            def error_of(choice, x=x, exact=exact, name=name):
+                got = _C.orthogonalize(x, name, 5, 0.0, dtype, choice=choice)
                 return max(relative_error(one, exact * sign) for one, sign in zip(got, (1, -1), strict=True))
 
-            direct = error_of(_C.Form.DIRECT, False, 0)
+            direct = error_of(_C.Choice("cpu", _C.Form.DIRECT, False, 0))
             for one in _C.candidates(*shape, name, 5, CPU, dtype):
-                choice = one.form, one.batched, one.panel_rows
-                assert error_of(*choice) <= 1.3 * direct + floor, (name, choice)
-                seen.add((one.form.name, one.batched))
-                panels.add(one.panel_rows)
+                assert error_of(one) <= 1.3 * direct + floor, (name, plain_choice(one))
+                seen.add((one.backend, one.form.name, one.batched))
+                panels.setdefault(one.backend, set()).add(one.panel_rows)
     forms = {"DIRECT", "GRAM", *(["SEGMENTED"] if dtype == torch.bfloat16 and min(shape) >= 256 else [])}
     in_batches = min(shape) < 256 and dtype != torch.float64
-    assert panels == ({64, 128, 256} if min(shape) >= 256 else {0})
-    assert seen == {(form, batched) for form in forms for batched in (False, in_batches)}
+    possible = {"cpu": {64, 128, 256} if min(shape) >= 256 else {0}, "avx512": {16}}
+    assert panels == {backend: possible[backend] for backend in panels} and "cpu" in panels
+    assert ("avx512" in panels) == has_kernels(dtype)
+    assert seen == {(backend, form, batched) for backend in panels for form in forms for batched in (False, in_batches)}
 
 
 def test_the_default_is_a_candidate_and_a_batch_that_is_none_is_refused():
     for shape, dtype in (((64, 64), torch.bfloat16), ((300, 900), torch.bfloat16), ((64, 64), torch.float64)):
         place = *shape, "you", 5, CPU, dtype
         assert _C.choose(*place) in _C.candidates(*place)
-    with pytest.raises(ValueError, match=r"orthogonalize: panel_rows must be at least 0; got -1"):
-        _C.orthogonalize(torch.randn(30, 26), "you", 5, 0.0, torch.float32, panel_rows=-1)
-    with pytest.raises(
-        ValueError, match=r"orthogonalize: batched must be false for 300 x 260 in Float on cpu; got true"
+    for choice, words in (
+        (_C.Choice("cpu", _C.Form.GRAM, False, -1), r"choice.panel_rows must be at least 0; got -1"),
+        (
+            _C.Choice("cpu", _C.Form.GRAM, True, 0),
+            r"choice.batched must be false for 300 x 260 in Float on cpu; got true",
+        ),
+        (
+            _C.Choice("aten", _C.Form.GRAM, True, 0),
+            r"choice.backend must be one of .*cpu.* on this machine; got 'aten'",
+        ),
     ):
-        _C.orthogonalize(torch.randn(2, 300, 260), "you", 5, 0.0, torch.float32, batched=True)
+        with pytest.raises(ValueError, match="orthogonalize: " + words):
+            _C.orthogonalize(torch.randn(2, 300, 260), "you", 5, 0.0, torch.float32, choice=choice)
 
 
 @pytest.mark.parametrize("shape", [(40, 31), (31, 40), (257, 120), (300, 260)])
 def test_one_by_one_a_matrix_has_the_same_bits_alone_and_in_a_batch(shape):
     x = torch.randn(4, *shape)
     for one in _C.candidates(*shape, "you", 5, CPU, torch.float32):
-        options = {"form": one.form, "batched": one.batched, "panel_rows": one.panel_rows}
-        y = _C.orthogonalize(x, "you", 5, 0.0, torch.float32, **options)
-        assert torch.equal(y, torch.stack([_C.orthogonalize(m, "you", 5, 0.0, torch.float32, **options) for m in x]))
+        y = _C.orthogonalize(x, "you", 5, 0.0, torch.float32, choice=one)
+        assert torch.equal(y, torch.stack([_C.orthogonalize(m, "you", 5, 0.0, torch.float32, choice=one) for m in x]))
 
 
 @pytest.mark.parametrize("shape", [(24, 40), (40, 24), (300, 130)])
@@ -80,7 +96,8 @@ def updated(tuned, shape, column_blocks=1, **changes):
 def test_an_update_takes_the_choice_of_its_shape_and_only_with_the_settings_that_were_tuned():
     rows = _C.resolve_coefficients("quintic", 5)
     direct, gram = _C.Form.DIRECT, _C.Form.GRAM
-    tuned = Tuned(torch.float32, rows, dict.fromkeys([(24, 40), (24, 8)], _C.Choice(direct, False, 0)))
+    choice = next(one for one in _C.candidates(24, 40, rows, 5, CPU, torch.float32) if one.form == direct)
+    tuned = Tuned(torch.float32, rows, dict.fromkeys([(24, 40), (24, 8)], choice))
 
     def plain(x, form):
         return _C.orthogonalize(x, rows, 5, 0.0, torch.float32, form=form)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from dmuon._planning import tuning
+from dmuon._planning.choices import Setting
 from tuning_machine import Machine
 
 
@@ -24,5 +25,8 @@ def own_cache(monkeypatch, tmp_path):
 def machine(monkeypatch):
     machine = Machine()
     monkeypatch.setattr(tuning, "_seconds", machine.run)
+    # The backend of any machine.
+    all_of = Setting.candidates
+    monkeypatch.setattr(Setting, "candidates", lambda *to: [one for one in all_of(*to) if one.backend == "cpu"])
     monkeypatch.setattr(tuning, "time", SimpleNamespace(monotonic=lambda: machine.now))
     return machine

@@ -10,13 +10,13 @@ import torch
 
 from dmuon import _C, _plan
 from dmuon._planning.cache import KeptFile, device_name
-from dmuon._setup.agreement import from_first
+from dmuon._setup.agreement import agreement, from_first
 from dmuon._setup.hyperparameters import Tuned, choice_of, plain_choice, resolved_coefficients
 from dmuon._setup.ranks import Ranks
 
 logger = logging.getLogger("dmuon")
 
-VERSION = 4  # of what is kept
+VERSION = 5  # of what is kept
 
 Shape = tuple[int, int, int]  # matrices, rows, cols
 
@@ -52,11 +52,13 @@ class Result(NamedTuple):
     number: int
     rows: int
     cols: int
+    backend: str
     form: str
     batched: bool
     panel_rows: int
     ns: int  # a call, in the median
     error: float  # relative to the same polynomial in fp64, the largest of several matrices
+    default_backend: str
     default_form: str
     default_batched: bool
     default_panel_rows: int
@@ -66,14 +68,18 @@ class Result(NamedTuple):
 
     @property
     def choice(self) -> _C.Choice:
-        return choice_of(self.form, self.batched, self.panel_rows)
+        return choice_of(self.backend, self.form, self.batched, self.panel_rows)
 
 
-_TYPES = (int, int, int, str, bool, int, int, float, str, bool, int, int, float, float)
+_TYPES = (int, int, int, str, str, bool, int, int, float, str, str, bool, int, int, float, float)
 
 
 def kept_choices(ranks: Ranks, shapes: Iterable[Shape], muon: dict[str, Any], device: torch.device) -> Tuned:
-    """The choices that slot 0 has kept for these shapes. Times nothing. Collective; alike on all ranks."""
+    """The choices that slot 0 has kept for these shapes. Times nothing. Collective; alike on all ranks.
+
+    Raises:
+        ValueError: on every rank, if the machine of one of them cannot do what was chosen.
+    """
     sides = sorted({shape[1:] for shape in shapes})
 
     def look() -> tuple[Any, ...]:
@@ -86,7 +92,22 @@ def kept_choices(ranks: Ranks, shapes: Iterable[Shape], muon: dict[str, Any], de
     if found and ranks.slot == 0:
         logger.info("dmuon: %d of %d shapes are orthogonalised as `dmuon tune` has chosen", len(found), len(sides))
     choices = {(rows, cols): choice_of(*choice) for rows, cols, *choice in found}
+    if choices:
+        with agreement(ranks, "Muon"):
+            _check_machine(choices, Setting(device, ns_dtype, coefficients))
     return Tuned(ns_dtype, coefficients, choices)
+
+
+def _check_machine(choices: dict[tuple[int, int], _C.Choice], setting: Setting) -> None:
+    for sides, choice in choices.items():
+        possible = setting.candidates(*sides)
+        if choice not in possible:
+            backends = ", ".join(sorted({one.backend for one in possible}))
+            raise ValueError(
+                f"Muon: what `dmuon tune` has kept on slot 0's machine for {sides[0]} x {sides[1]} matrices cannot be "
+                f"done on this one: expected one of its backends {backends}, got {plain_choice(choice)}; without the "
+                "folder `tuned` in slot 0's DMUON_CACHE_DIR the defaults are taken"
+            )
 
 
 def kept(setting: Setting, quiet: bool = False) -> dict[tuple[int, int], Result]:

@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 from dmuon import _C
 from dmuon._planning.choices import Result, Setting, Shape, keep, kept
 from dmuon._planning.costs import is_short_of_memory
-from dmuon._setup.hyperparameters import plain_choice
+from dmuon._setup.hyperparameters import PlainChoice, plain_choice
 
 _ROUNDS, _LEAST_ROUNDS = 15, 7
 _LEAST_RUNS = 12  # of each candidate, its check among them
@@ -28,7 +28,7 @@ _EXACT_FLOPS = 1 << 32  # of one product: larger matrices are compared with the 
 _GAUGE = (1, 256, 256)  # by whose time that of larger shapes is guessed before they run at all
 
 
-_Errors = dict[tuple[str, bool, int], list[float]]  # by plain choices
+_Errors = dict[PlainChoice, list[float]]
 
 
 class _NotReachedError(Exception):
@@ -129,7 +129,7 @@ def _measure(shape: Shape, setting: Setting, pool: Tensor, budget: _Budget) -> R
     took = {at: int(1e9 * statistics.median(one[at] for one in rounds)) for at in (0, best)}
     most = {at: max(errors[plain_choice(timed[at])]) for at in (0, best)}
     taken, usual = plain_choice(timed[best]), plain_choice(default)
-    return Result(*shape, *taken, took[best], most[best], *usual, took[0], most[0], ratio)
+    return Result._make((*shape, *taken, took[best], most[best], *usual, took[0], most[0], ratio))
 
 
 def _random(elements: int, setting: Setting) -> Tensor:
@@ -165,10 +165,7 @@ def _timed_number(number: int, rows: int, cols: int, setting: Setting) -> int:
 
 def _run(x: Tensor, choice: _C.Choice, setting: Setting) -> Tensor:
     rows = setting.coefficients
-    form, batched, panel_rows = choice.form, choice.batched, choice.panel_rows
-    y: Tensor = _C.orthogonalize(
-        x, rows, len(rows), 0.0, setting.ns_dtype, form=form, batched=batched, panel_rows=panel_rows
-    )
+    y: Tensor = _C.orthogonalize(x, rows, len(rows), 0.0, setting.ns_dtype, choice=choice)
     return y
 
 
@@ -193,8 +190,8 @@ def _errors(rows: int, cols: int, setting: Setting, choices: list[_C.Choice]) ->
     if rows * cols * min(rows, cols) <= _EXACT_FLOPS:
         exact = polynomial(x, setting.coefficients)
     else:
-        direct = _C.Choice(_C.Form.DIRECT, False, 0)
-        exact = _run(x, direct, setting._replace(ns_dtype=torch.float32)).double()
+        coefs = setting.coefficients
+        exact = _C.orthogonalize(x, coefs, len(coefs), 0.0, torch.float32, form=_C.Form.DIRECT).double()
     norms = exact.view(2, -1).norm(dim=1)
     return {
         plain_choice(one): ((_run(x, one, setting).double() - exact).view(2, -1).norm(dim=1) / norms).tolist()
@@ -214,10 +211,10 @@ def polynomial(x: Tensor, coefficients: list[tuple[float, float, float]]) -> Ten
 
 
 def _is_exact(choice: _C.Choice, errors: _Errors, setting: Setting) -> bool:
-    """At most 1.3 times the direct form's error; or what rounding alone explains, where that is less than 1."""
+    """At most 1.3 times the direct form's least error; or what rounding alone explains, where that is less than 1."""
     unit = torch.finfo(setting.ns_dtype).eps / 2
     slope = math.prod(a for a, _, _ in setting.coefficients)  # by which small singular values grow, and their rounding
     floor = unit / 2 if setting.ns_dtype.itemsize == 2 else 4 * unit * abs(slope)
-    direct = next(error for (form, *_), error in errors.items() if form == "DIRECT")
-    pairs = zip(errors[plain_choice(choice)], direct, strict=True)
-    return all(error <= _MOST_ERROR * least + floor for error, least in pairs)
+    direct = [error for (_, form, *_), error in errors.items() if form == "DIRECT"]
+    pairs = zip(errors[plain_choice(choice)], *direct, strict=True)
+    return all(error <= _MOST_ERROR * min(of_direct) + floor for error, *of_direct in pairs)

@@ -54,17 +54,20 @@ class Tuned(NamedTuple):
     coefficients: list[tuple[float, float, float]]
     choices: dict[tuple[int, int], _C.Choice]
 
-    def rows(self) -> list[tuple[int, int, str, bool, int]]:
+    def rows(self) -> list[tuple[int, int, str, str, bool, int]]:
         """The choices as plain values, in order."""
         return [(*sides, *plain_choice(self.choices[sides])) for sides in sorted(self.choices)]
 
 
-def plain_choice(choice: _C.Choice) -> tuple[str, bool, int]:
-    return choice.form.name, choice.batched, choice.panel_rows
+PlainChoice = tuple[str, str, bool, int]
 
 
-def choice_of(form: str, batched: bool, panel_rows: int) -> _C.Choice:
-    return _C.Choice(getattr(_C.Form, form), batched, panel_rows)
+def plain_choice(choice: _C.Choice) -> PlainChoice:
+    return choice.backend, choice.form.name, choice.batched, choice.panel_rows
+
+
+def choice_of(backend: str, form: str, batched: bool, panel_rows: int) -> _C.Choice:
+    return _C.Choice(backend, getattr(_C.Form, form), batched, panel_rows)
 
 
 def native_group(group: dict[str, Any], device: torch.device, tuned: Tuned | None = None) -> _C.MuonGroup:

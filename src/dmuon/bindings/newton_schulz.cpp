@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -53,15 +54,13 @@ std::vector<ns::Choice> candidates(std::int64_t m, std::int64_t n,
 
 at::Tensor orthogonalize(const at::Tensor& x, const PyCoefficients& coefficients, int num_steps,
                          double eps, std::optional<at::ScalarType> dtype,
-                         std::optional<ns::Form> form, std::optional<bool> batched,
-                         std::optional<std::int64_t> panel_rows,
+                         std::optional<ns::Choice> choice, std::optional<ns::Form> form,
                          std::optional<at::ScalarType> gram_dtype) {
   ns::Options options{.coefficients = resolve(coefficients, num_steps),
                       .eps = eps,
                       .dtype = dtype.value_or(default_dtype(x.device())),
+                      .choice = std::move(choice),
                       .form = form,
-                      .batched = batched,
-                      .panel_rows = panel_rows,
                       .gram_dtype = gram_dtype};
   return ns::orthogonalize(x, options);
 }
@@ -74,8 +73,9 @@ void init_newton_schulz(py::module_& module) {
       .value("SEGMENTED", ns::Form::kSegmented)
       .value("GRAM", ns::Form::kGram);
   py::class_<ns::Choice>(module, "Choice")
-      .def(py::init<ns::Form, bool, std::int64_t>(), py::arg("form"), py::arg("batched"),
-           py::arg("panel_rows"))
+      .def(py::init<std::string, ns::Form, bool, std::int64_t>(), py::arg("backend"),
+           py::arg("form"), py::arg("batched"), py::arg("panel_rows"))
+      .def_readonly("backend", &ns::Choice::backend)
       .def_readonly("form", &ns::Choice::form)
       .def_readonly("batched", &ns::Choice::batched)
       .def_readonly("panel_rows", &ns::Choice::panel_rows)
@@ -84,13 +84,13 @@ void init_newton_schulz(py::module_& module) {
              return py::isinstance<ns::Choice>(other) && one == other.cast<ns::Choice>();
            })
       .def("__hash__", [](const ns::Choice& one) {
-        return py::hash(py::make_tuple(static_cast<int>(one.form), one.batched, one.panel_rows));
+        return py::hash(
+            py::make_tuple(one.backend, static_cast<int>(one.form), one.batched, one.panel_rows));
       });
   module.def("orthogonalize", &orthogonalize, py::arg("x"), py::arg("coefficients"),
              py::arg("num_steps"), py::arg("eps"), py::arg("dtype"), py::kw_only(),
-             py::arg("form") = std::nullopt, py::arg("batched") = std::nullopt,
-             py::arg("panel_rows") = std::nullopt, py::arg("gram_dtype") = std::nullopt,
-             py::call_guard<py::gil_scoped_release>());
+             py::arg("choice") = std::nullopt, py::arg("form") = std::nullopt,
+             py::arg("gram_dtype") = std::nullopt, py::call_guard<py::gil_scoped_release>());
   module.def("resolve_coefficients", &resolve_coefficients, py::arg("coefficients"),
              py::arg("num_steps"));
   module.def("default_ns_dtype", &default_dtype, py::arg("device"));

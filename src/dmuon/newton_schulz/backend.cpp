@@ -1,5 +1,9 @@
 #include "dmuon/newton_schulz/backend.h"
 
+#include <cpuinfo.h>
+
+#include "dmuon/kernels/products.h"
+
 namespace dmuon::newton_schulz {
 
 void Backend::symmetric_product(const at::Tensor& out, double beta, const at::Tensor& c,
@@ -22,6 +26,19 @@ void Backend::symmetric_product(const at::Tensor& out, double beta, const at::Te
     }
   }
   mirror(out, panels);
+}
+
+std::vector<const Backend*> backends_of(c10::Device device, at::ScalarType dtype) {
+  if (!device.is_cpu()) return {&aten_backend()};
+  const bool is_bf16 = dtype == at::kBFloat16;
+  const bool has_kernels = (is_bf16 && kernels::multiplies(kernels::Dtype::kBFloat16)) ||
+                           (dtype == at::kFloat && kernels::multiplies(kernels::Dtype::kFloat));
+  if (!has_kernels) return {&cpu_backend()};
+  // AMX, which PyTorch's BLAS knows, multiplies bf16 faster.
+  if (is_bf16 && cpuinfo_initialize() && cpuinfo_has_x86_amx_bf16()) {
+    return {&cpu_backend(), &avx512_backend()};
+  }
+  return {&avx512_backend(), &cpu_backend()};
 }
 
 const Backend& backend_of(c10::Device device) {

@@ -4,6 +4,7 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "dmuon/flops/newton_schulz.h"
@@ -20,6 +21,9 @@ namespace dmuon::newton_schulz {
 class Backend {
  public:
   virtual ~Backend() = default;
+
+  /// Of its file in backends/: what a Choice names.
+  virtual std::string_view name() const = 0;
 
   /// The dtype Newton-Schulz runs in when the user names none.
   virtual at::ScalarType default_dtype() const = 0;
@@ -63,9 +67,11 @@ class Backend {
   /// the panels, of near-equal height, leaves out what lies right of its last row and is mirrored.
   ///
   /// @param out         [(b,) m, m] contiguous.
-  /// @param panel_rows  at least 0, of a panel at most; 0: one panel.
-  void symmetric_product(const at::Tensor& out, double beta, const at::Tensor& c, double alpha,
-                         const at::Tensor& a, const at::Tensor& b, std::int64_t panel_rows) const;
+  /// @param panel_rows  at least 0, of a panel at most; 0: one panel. A backend with panels of one
+  ///                    height does not read it.
+  virtual void symmetric_product(const at::Tensor& out, double beta, const at::Tensor& c,
+                                 double alpha, const at::Tensor& a, const at::Tensor& b,
+                                 std::int64_t panel_rows) const;
 
   // Before and after the iteration, element by element: fp32 tensors of equal sizes, any strides.
 
@@ -99,14 +105,22 @@ constexpr double panels_share(std::int64_t num_panels) {
   return (1 + 1 / static_cast<double>(num_panels)) / 2;
 }
 
-/// backends/cpu.cpp: a matrix's result is also bitwise the same alone and in a batch, and symmetric
-/// products are the lower triangle, mirrored.
+/// backends/cpu.cpp: the products of PyTorch's BLAS. A matrix's result is also bitwise the same
+/// alone and in a batch, and symmetric products are the lower triangle, mirrored.
 const Backend& cpu_backend();
+
+/// backends/avx512.cpp: the same but for products in fp32 and bf16, which are those of kernels/,
+/// and have the same bits on any number of threads. For machines of kernels::multiplies.
+const Backend& avx512_backend();
 
 /// backends/aten.cpp: whatever the device, by ATen's operators alone.
 const Backend& aten_backend();
 
-/// The backend that works on tensors of this device.
+/// The backends that may work on tensors of this device when Newton-Schulz runs in `dtype`, of
+/// which the first is the default.
+std::vector<const Backend*> backends_of(c10::Device device, at::ScalarType dtype);
+
+/// The one among them that works element by element, and knows the default dtype.
 const Backend& backend_of(c10::Device device);
 
 }  // namespace dmuon::newton_schulz

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -151,13 +152,44 @@ flops::Segments segments_of(Form form, const Coefficients& coefficients, std::in
   return measured_segments(coefficients, m, n).value_or(plain);
 }
 
-// The first of those, by the default's panels.
-Choice of_fewest_flops(const std::vector<Choice>& choices, std::int64_t m, std::int64_t n,
-                       const Coefficients& coefficients, const flops::SymmetricCost& symmetric) {
-  return *std::ranges::min_element(choices, {}, [&](const Choice& choice) {
+// All of one backend: first what takes the fewest FLOPs, by its default panels and in a batch where
+// it makes one.
+std::vector<Choice> candidates_of(const Backend& backend, std::int64_t m, std::int64_t n,
+                                  const Coefficients& coefficients, at::ScalarType dtype) {
+  const std::int64_t side = std::min(m, n);
+  const std::vector<std::int64_t> panel_rows = backend.panel_rows(side, dtype);
+  const bool has_segments =
+      dtype == at::kBFloat16 && measured_segments(coefficients, m, n).has_value();
+  std::vector<Choice> found;
+  for (const Form form : {Form::kDirect, Form::kSegmented, Form::kGram}) {
+    if (form == Form::kSegmented && !has_segments) continue;
+    if (backend.batched(side, dtype)) {
+      found.push_back({std::string(backend.name()), form, true, panel_rows.front()});
+    }
+    found.push_back({std::string(backend.name()), form, false, panel_rows.front()});
+  }
+  const auto best = std::ranges::min_element(found, {}, [&](const Choice& choice) {
     const flops::Segments segments = segments_of(choice.form, coefficients, m, n);
-    return flops::orthogonalisation(m, n, segments, choice.form, symmetric);
+    return flops::orthogonalisation(m, n, segments, choice.form,
+                                    backend.symmetric_cost(side, dtype));
   });
+  std::rotate(found.begin(), best, best + 1);
+  for (const std::int64_t others : std::span(panel_rows).subspan(1)) {
+    found.push_back(found.front());
+    found.back().panel_rows = others;
+  }
+  return found;
+}
+
+const Backend& named(const std::string& name, c10::Device device, at::ScalarType dtype) {
+  std::vector<std::string> names;
+  for (const Backend* backend : backends_of(device, dtype)) {
+    if (backend->name() == name) return *backend;
+    names.emplace_back(backend->name());
+  }
+  throw core::InvalidArgument(core::message("orthogonalize: choice.backend must be one of ",
+                                            core::joined(names), " for ", dtype, " on ", device,
+                                            " on this machine; got '", name, "'"));
 }
 
 void check(const Tensor& x, const Options& options) {
@@ -170,8 +202,6 @@ void check(const Tensor& x, const Options& options) {
           options.dtype);
   require(0 <= options.eps && options.eps <= 1, "orthogonalize: eps must be in [0, 1]; got ",
           options.eps);
-  require(options.panel_rows.value_or(0) >= 0, "orthogonalize: panel_rows must be at least 0; got ",
-          options.panel_rows.value_or(0));
   require(!options.gram_dtype || *options.gram_dtype == options.dtype ||
               *options.gram_dtype == at::kFloat || *options.gram_dtype == at::kDouble,
           "orthogonalize: gram_dtype must be dtype, fp32 or fp64; got ",
@@ -182,31 +212,17 @@ void check(const Tensor& x, const Options& options) {
 
 std::vector<Choice> candidates(std::int64_t m, std::int64_t n, const Coefficients& coefficients,
                                c10::Device device, at::ScalarType dtype) {
-  const std::int64_t side = std::min(m, n);
-  const Backend& backend = backend_of(device);
-  const bool has_batches = backend.batched(side, dtype);
-  const bool has_segments =
-      dtype == at::kBFloat16 && measured_segments(coefficients, m, n).has_value();
-  const std::vector<std::int64_t> panel_rows = backend.panel_rows(side, dtype);
-  std::vector<Choice> found;
-  for (const Form form : {Form::kDirect, Form::kSegmented, Form::kGram}) {
-    if (form == Form::kSegmented && !has_segments) continue;
-    found.push_back({form, has_batches, panel_rows.front()});
-    if (has_batches) found.push_back({form, false, panel_rows.front()});
+  std::vector<Choice> all;
+  for (const Backend* backend : backends_of(device, dtype)) {
+    const std::vector<Choice> some = candidates_of(*backend, m, n, coefficients, dtype);
+    all.insert(all.end(), some.begin(), some.end());
   }
-  const Choice best =
-      of_fewest_flops(found, m, n, coefficients, backend.symmetric_cost(side, dtype));
-  for (const std::int64_t others : std::span(panel_rows).subspan(1)) {
-    found.push_back({best.form, best.batched, others});
-  }
-  return found;
+  return all;
 }
 
 Choice choose(std::int64_t m, std::int64_t n, const Coefficients& coefficients, c10::Device device,
               at::ScalarType dtype) {
-  // Of candidates that differ in `batched` or in panels alone the first is the backend's own.
-  return of_fewest_flops(candidates(m, n, coefficients, device, dtype), m, n, coefficients,
-                         backend_of(device).symmetric_cost(std::min(m, n), dtype));
+  return candidates_of(*backends_of(device, dtype).front(), m, n, coefficients, dtype).front();
 }
 
 Tensor orthogonalize(Tensor x, const Options& options) {
@@ -215,16 +231,17 @@ Tensor orthogonalize(Tensor x, const Options& options) {
   const auto sizes = x.sizes().vec();
   const auto result_options = x.options().dtype(options.dtype);
   if (x.numel() == 0) return at::empty(sizes, result_options);
-  const Backend& backend = backend_of(x.device());
   const std::int64_t rows = x.size(-2);
   const std::int64_t cols = x.size(-1);
-  const Choice chosen = choose(rows, cols, options.coefficients, x.device(), options.dtype);
-  const Form form = options.form.value_or(chosen.form);
-  const bool batched = options.batched.value_or(chosen.batched);
-  const std::int64_t panel_rows = options.panel_rows.value_or(chosen.panel_rows);
+  const auto& [name, chosen_form, batched, panel_rows] =
+      options.choice ? *options.choice
+                     : choose(rows, cols, options.coefficients, x.device(), options.dtype);
+  const Form form = options.form.value_or(chosen_form);
+  const Backend& backend = named(name, x.device(), options.dtype);
   require(!batched || backend.batched(std::min(rows, cols), options.dtype),
-          "orthogonalize: batched must be false for ", rows, " x ", cols, " in ", options.dtype,
-          " on ", x.device(), "; got true");
+          "orthogonalize: choice.batched must be false for ", rows, " x ", cols, " in ",
+          options.dtype, " on ", x.device(), "; got true");
+  require(panel_rows >= 0, "orthogonalize: choice.panel_rows must be at least 0; got ", panel_rows);
   const flops::Segments segments = segments_of(form, options.coefficients, rows, cols);
   const auto square_dtype = form == Form::kGram
                                 ? options.gram_dtype.value_or(backend.gram_dtype(options.dtype))

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -19,6 +20,7 @@ using flops::Form;
 /// coefficients and its dtype, never on the batch: a matrix takes the same path alone and in a
 /// batch.
 struct Choice {
+  std::string backend;  ///< Backend::name
   Form form = Form::kDirect;
   bool batched = false;         ///< all matrices of a call at once, rather than one by one
   std::int64_t panel_rows = 0;  ///< of symmetric products; see Backend::panel_rows
@@ -33,23 +35,22 @@ struct Options {
   Coefficients coefficients;  ///< one row a step; none: the normalised input comes back
   double eps = 1e-7;          ///< in [0, 1]; see orthogonalize
   at::ScalarType dtype = at::ScalarType::Float;  ///< fp64, fp32, bf16 or fp16
-  std::optional<Form> form;                      ///< unset: as choose says
-  std::optional<bool> batched;                   ///< the same; true only where candidates have it
-  std::optional<std::int64_t> panel_rows;        ///< the same; at least 0
+  std::optional<Choice> choice;  ///< unset: as choose says; any panels that the backend can do
+  std::optional<Form> form;      ///< instead of the choice's
   /// dtype of kGram's R, Z and Q: fp32 or wider than dtype, or dtype
   /// itself. Unset: the device's backend chooses (backend.h).
   std::optional<at::ScalarType> gram_dtype;
 };
 
-/// All that may be chosen for an m x n matrix: the direct form, the Gram form and, only in bf16,
-/// where `measured_segments` knows the rows and the shape, the segmented form; each one by one
-/// and, where the backend makes batches of such matrices, in one. And the default in the backend's
-/// other panels.
+/// All that may be chosen for an m x n matrix: of each backend the direct form, the Gram form and,
+/// only in bf16, where `measured_segments` knows the rows and the shape, the segmented form; each
+/// one by one and, where the backend makes batches of such matrices, in one. And what takes the
+/// fewest FLOPs of these in the backend's other panels.
 std::vector<Choice> candidates(std::int64_t m, std::int64_t n, const Coefficients& coefficients,
                                c10::Device device, at::ScalarType dtype);
 
-/// Which of them `orthogonalize` takes when none is given: the form of fewest FLOPs, in a batch
-/// where the backend makes one, in its default panels.
+/// Which of them `orthogonalize` takes when none is given: the default backend's form of fewest
+/// FLOPs, in a batch where it makes one, in its default panels.
 Choice choose(std::int64_t m, std::int64_t n, const Coefficients& coefficients, c10::Device device,
               at::ScalarType dtype);
 

@@ -37,11 +37,7 @@ void muon_update(at::Tensor master, at::Tensor momentum, const at::Tensor& gradi
   options.dtype = group.ns_dtype;
   if (column_blocks > 1) update = column_blocks_of(update, column_blocks);
   const auto tuned = group.choices.find({update.size(-2), update.size(-1)});
-  if (tuned != group.choices.end()) {
-    options.form = tuned->second.form;
-    options.batched = tuned->second.batched;
-    options.panel_rows = tuned->second.panel_rows;
-  }
+  if (tuned != group.choices.end()) options.choice = tuned->second;
   const at::Tensor orthogonal = newton_schulz::orthogonalize(std::move(update), options);
   if (column_blocks > 1) master = column_blocks_of(master, column_blocks);
   const double lr = adjusted_lr(group, master.size(-2), master.size(-1), transposed);

@@ -69,6 +69,8 @@ constexpr std::int64_t kMinRowsOfPanels = 2048;
 
 class AtenBackend final : public Backend {
  public:
+  std::string_view name() const override { return "aten"; }
+
   // fp16 has three more significand bits than bf16, and the iteration never leaves its range.
   at::ScalarType default_dtype() const override { return at::kHalf; }
 

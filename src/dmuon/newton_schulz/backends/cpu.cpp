@@ -1,3 +1,5 @@
+#include "dmuon/newton_schulz/backends/cpu.h"
+
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/bmm.h>
@@ -10,10 +12,17 @@
 #include <cmath>
 #include <limits>
 
-#include "dmuon/newton_schulz/backend.h"
 #include "dmuon/newton_schulz/backends/cpu_elementwise.h"
 
 namespace dmuon::newton_schulz {
+
+bool multiplies_bf16() {
+  static const bool answer =
+      cpuinfo_initialize() &&
+      (cpuinfo_has_x86_avx512bf16() || cpuinfo_has_x86_amx_bf16() || cpuinfo_has_arm_bf16());
+  return answer;
+}
+
 namespace {
 
 using at::Tensor;
@@ -29,15 +38,7 @@ constexpr std::int64_t kPartBytes = 3 << 19;
 
 // Time of an fp32 FLOP over a bf16 one where the CPU multiplies both: 220 against 102 GFLOP/s a
 // core with AVX512-BF16.
-constexpr double kFp32Cost = 2.15;
-
-// AVX512-BF16, AMX, or Arm's BF16 extension. Elsewhere torch emulates bf16, slower than fp32.
-bool multiplies_bf16() {
-  static const bool answer =
-      cpuinfo_initialize() &&
-      (cpuinfo_has_x86_avx512bf16() || cpuinfo_has_x86_amx_bf16() || cpuinfo_has_arm_bf16());
-  return answer;
-}
+constexpr double kFp32CostOfBlas = 2.15;
 
 constexpr std::int64_t kAlignment = 64;  // bytes: a cache line, and an AVX-512 register
 
@@ -170,102 +171,95 @@ void emulated_product(const Tensor& out, double beta, const Tensor& c, double al
   out.copy_(wide);
 }
 
-class CpuBackend final : public Backend {
- public:
-  at::ScalarType default_dtype() const override {
-    return multiplies_bf16() ? at::kBFloat16 : at::kFloat;
-  }
-
-  // With a 16-bit R the error is up to 3 times the direct form's (square and ill-conditioned
-  // matrices): R's rounding swamps the small eigenvalues that the iteration then amplifies.
-  at::ScalarType gram_dtype(at::ScalarType dtype) const override {
-    return dtype == at::kHalf || dtype == at::kBFloat16 ? at::kFloat : dtype;
-  }
-
-  std::vector<std::int64_t> panel_rows(std::int64_t m, at::ScalarType dtype) const override {
-    if (m < kMinPanelledRows) return {0};
-    if (dtype == at::kFloat && m < kLeastRowsOfHighPanels) return {64, 128, 256};
-    return {128, 64, 256};
-  }
-
-  flops::SymmetricCost symmetric_cost(std::int64_t m, at::ScalarType dtype) const override {
-    return {.share = panels_share(num_panels(m, panel_rows(m, dtype).front())),
-            .gram_dtype = dtype == at::kBFloat16 && multiplies_bf16() ? kFp32Cost : 1};
-  }
-
-  // For small matrices torch's own overhead outweighs the arithmetic, and a batched product of many
-  // is up to 40 times faster (32 x 32 bf16); for others one at a time is as fast, and symmetric
-  // products save their panels. MKL's fp64 batched product differs from batch to batch with more
-  // than one thread.
-  bool batched(std::int64_t short_side, at::ScalarType dtype) const override {
-    return short_side < kMinPanelledRows && dtype != at::kDouble;
-  }
-
-  // X, its next value, R and Z, of as many matrices as a core's second-level cache holds for each
-  // thread, in parts of equal size: 64 of 128 x 128 in fp32 take 0.6 of the time that they take at
-  // once.
-  std::int64_t at_once(std::int64_t rows, std::int64_t cols, std::int64_t count,
-                       at::ScalarType dtype) const override {
-    const std::int64_t side = std::min(rows, cols);
-    const auto size = static_cast<std::int64_t>(c10::elementSize(dtype));
-    const std::int64_t elements = 2 * (rows * cols + side * side);
-    const std::int64_t held = std::max<std::int64_t>(1, kPartBytes * 4 / size / (elements * size));
-    const std::int64_t num_parts =
-        std::max<std::int64_t>(1, count / (at::get_num_threads() * held));
-    return (count + num_parts - 1) / num_parts;
-  }
-
-  // The norm is taken in fp64. Rows and columns are padded to kAlignment: BLAS results depend on
-  // the operands' alignment, and this makes it the same for every matrix.
-  Tensor normalise(const Tensor& x, at::ScalarType dtype, double eps) const override {
-    const auto padded = [&](std::int64_t size) {
-      const std::int64_t entries = kAlignment / static_cast<std::int64_t>(c10::elementSize(dtype));
-      return (size + entries - 1) / entries * entries;
-    };
-    const std::int64_t rows = x.size(1);
-    const std::int64_t cols = x.size(2);
-    const Tensor source = x.contiguous();
-    const Tensor out = at::zeros({x.size(0), padded(rows), padded(cols)}, x.options().dtype(dtype));
-    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "normalise", [&] {
-      using In = scalar_t;
-      const In* in = source.const_data_ptr<In>();
-      AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "normalise", [&] {
-        auto* result = out.data_ptr<scalar_t>();
-        for (std::int64_t i = 0; i < x.size(0); ++i) {
-          normalise_matrix(in + i * rows * cols, rows, cols, result + i * out.stride(0),
-                           out.stride(1), eps);
-        }
-      });
-    });
-    return out;
-  }
-
-  void product(const Tensor& out, double beta, const Tensor& c, double alpha, const Tensor& a,
-               const Tensor& b) const override {
-    if (emulated(out.scalar_type())) return emulated_product(out, beta, c, alpha, a, b);
-    aten_backend().product(out, beta, c, alpha, a, b);
-  }
-
-  // A CPU knows what applies.
-  Tensor take_momentum(const Tensor& momentum, const Tensor& gradient, double mu, bool nesterov,
-                       const Tensor& applies) const override {
-    if (!applies.item<bool>()) return momentum;
-    if (!nesterov) return momentum.lerp_(gradient, 1 - mu);
-    return cpu::take_momentum(momentum, gradient, mu);
-  }
-
-  void move_weights(const Tensor& master, const Tensor& direction, double decay, double lr,
-                    const Tensor& applies) const override {
-    if (applies.item<bool>()) cpu::move_weights(master, direction, decay, lr);
-  }
-
- protected:
-  // All of it, whatever the panels: results are symmetric bit by bit.
-  void mirror(const Tensor& out, std::int64_t) const override { mirror_lower(out); }
-};
-
 }  // namespace
 
+at::ScalarType CpuBackend::default_dtype() const {
+  return multiplies_bf16() ? at::kBFloat16 : at::kFloat;
+}
+
+// With a 16-bit R the error is up to 3 times the direct form's (square and ill-conditioned
+// matrices): R's rounding swamps the small eigenvalues that the iteration then amplifies.
+at::ScalarType CpuBackend::gram_dtype(at::ScalarType dtype) const {
+  return dtype == at::kHalf || dtype == at::kBFloat16 ? at::kFloat : dtype;
+}
+
+std::vector<std::int64_t> CpuBackend::panel_rows(std::int64_t m, at::ScalarType dtype) const {
+  if (m < kMinPanelledRows) return {0};
+  if (dtype == at::kFloat && m < kLeastRowsOfHighPanels) return {64, 128, 256};
+  return {128, 64, 256};
+}
+
+flops::SymmetricCost CpuBackend::symmetric_cost(std::int64_t m, at::ScalarType dtype) const {
+  return {.share = panels_share(num_panels(m, panel_rows(m, dtype).front())),
+          .gram_dtype = dtype == at::kBFloat16 && multiplies_bf16() ? kFp32CostOfBlas : 1};
+}
+
+// For small matrices torch's own overhead outweighs the arithmetic, and a batched product of many
+// is up to 40 times faster (32 x 32 bf16); for others one at a time is as fast, and symmetric
+// products save their panels. MKL's fp64 batched product differs from batch to batch with more
+// than one thread.
+bool CpuBackend::batched(std::int64_t short_side, at::ScalarType dtype) const {
+  return short_side < kMinPanelledRows && dtype != at::kDouble;
+}
+
+// X, its next value, R and Z, of as many matrices as a core's second-level cache holds for each
+// thread, in parts of equal size: 64 of 128 x 128 in fp32 take 0.6 of the time that they take at
+// once.
+std::int64_t CpuBackend::at_once(std::int64_t rows, std::int64_t cols, std::int64_t count,
+                                 at::ScalarType dtype) const {
+  const std::int64_t side = std::min(rows, cols);
+  const auto size = static_cast<std::int64_t>(c10::elementSize(dtype));
+  const std::int64_t elements = 2 * (rows * cols + side * side);
+  const std::int64_t held = std::max<std::int64_t>(1, kPartBytes * 4 / size / (elements * size));
+  const std::int64_t num_parts = std::max<std::int64_t>(1, count / (at::get_num_threads() * held));
+  return (count + num_parts - 1) / num_parts;
+}
+
+// The norm is taken in fp64. Rows and columns are padded to kAlignment: BLAS results depend on
+// the operands' alignment, and this makes it the same for every matrix.
+Tensor CpuBackend::normalise(const Tensor& x, at::ScalarType dtype, double eps) const {
+  const auto padded = [&](std::int64_t size) {
+    const std::int64_t entries = kAlignment / static_cast<std::int64_t>(c10::elementSize(dtype));
+    return (size + entries - 1) / entries * entries;
+  };
+  const std::int64_t rows = x.size(1);
+  const std::int64_t cols = x.size(2);
+  const Tensor source = x.contiguous();
+  const Tensor out = at::zeros({x.size(0), padded(rows), padded(cols)}, x.options().dtype(dtype));
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "normalise", [&] {
+    using In = scalar_t;
+    const In* in = source.const_data_ptr<In>();
+    AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "normalise", [&] {
+      auto* result = out.data_ptr<scalar_t>();
+      for (std::int64_t i = 0; i < x.size(0); ++i) {
+        normalise_matrix(in + i * rows * cols, rows, cols, result + i * out.stride(0),
+                         out.stride(1), eps);
+      }
+    });
+  });
+  return out;
+}
+
+void CpuBackend::product(const Tensor& out, double beta, const Tensor& c, double alpha,
+                         const Tensor& a, const Tensor& b) const {
+  if (emulated(out.scalar_type())) return emulated_product(out, beta, c, alpha, a, b);
+  aten_backend().product(out, beta, c, alpha, a, b);
+}
+
+// A CPU knows what applies.
+Tensor CpuBackend::take_momentum(const Tensor& momentum, const Tensor& gradient, double mu,
+                                 bool nesterov, const Tensor& applies) const {
+  if (!applies.item<bool>()) return momentum;
+  if (!nesterov) return momentum.lerp_(gradient, 1 - mu);
+  return cpu::take_momentum(momentum, gradient, mu);
+}
+
+void CpuBackend::move_weights(const Tensor& master, const Tensor& direction, double decay,
+                              double lr, const Tensor& applies) const {
+  if (applies.item<bool>()) cpu::move_weights(master, direction, decay, lr);
+}
+
+void CpuBackend::mirror(const Tensor& out, std::int64_t) const { mirror_lower(out); }
 const Backend& cpu_backend() {
   static const CpuBackend backend;
   return backend;

@@ -1,0 +1,149 @@
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <tuple>
+#include <vector>
+
+#include "dmuon/core/error.h"
+#include "dmuon/kernels/avx512_pack.h"
+#include "dmuon/kernels/avx512_registers.h"
+#include "dmuon/kernels/avx512_tile.h"
+#include "dmuon/kernels/products.h"
+
+// How a product is computed. Rows of a, and columns of b, are vectors of `inner` entries. They are
+// packed into panels of 16 vectors (avx512_pack.h). Of 8 rows and up to 48 columns a tile then
+// keeps its sums in 24 registers (avx512_tile.h), and for each word loads 3 registers of b and
+// broadcasts 8 words of a: one load for two multiplications.
+namespace dmuon::kernels {
+namespace avx512 {
+namespace {
+
+// A unit is a piece of work that one thread does: tiles of so many rows and columns. It goes
+// through kMostWords words at a time, of which the second-level cache then holds what a unit's rows
+// need, while its columns come from further away: 370 KB and 740 KB.
+constexpr std::int64_t kUnitRows = 240;
+constexpr std::int64_t kUnitCols = 480;
+constexpr std::int64_t kMostWords = 384;
+// Where all operands are close by, smaller units are as fast, and more threads find work.
+constexpr std::int64_t kSmallUnitRows = 96;
+constexpr std::int64_t kSmallUnitCols = 192;
+constexpr std::int64_t kMostSmallWords = 1 << 19;
+
+static_assert(kTile == kLanes);
+
+// Rows [top, bottom) of the columns [left, right).
+struct Unit {
+  std::int64_t top;
+  std::int64_t bottom;
+  std::int64_t left;
+  std::int64_t right;
+};
+
+std::vector<Unit> units_of(const Product& product, std::int64_t words) {
+  const bool is_small = (product.rows + product.cols) * words <= kMostSmallWords;
+  const std::int64_t rows = is_small ? kSmallUnitRows : kUnitRows;
+  const std::int64_t cols = is_small ? kSmallUnitCols : kUnitCols;
+  std::vector<Unit> units;
+  for (std::int64_t left = 0; left < product.cols; left += cols) {
+    for (std::int64_t top = product.symmetric ? left : 0; top < product.rows; top += rows) {
+      units.push_back(
+          {top, std::min(top + rows, product.rows), left, std::min(left + cols, product.cols)});
+    }
+  }
+  return units;
+}
+
+// Up to where the columns of a unit are computed in the rows from `top`.
+std::int64_t right_of(const Product& product, const Unit& unit, std::int64_t top) {
+  return product.symmetric ? std::min(unit.right, (top / kLanes + 1) * kLanes) : unit.right;
+}
+
+template <typename T>
+void compute_unit(const Product& product, const Unit& unit, const Panels& a, const Panels& b) {
+  const auto* c = static_cast<const std::byte*>(product.c);
+  auto* out = static_cast<std::byte*>(product.out);
+  const std::int64_t c_stride = product.c_stride * T::kSize;
+  const std::int64_t out_stride = product.out_stride * T::kSize;
+  thread_local Scratch scratch;
+  auto* sums = reinterpret_cast<float*>(scratch.words(kUnitRows * kUnitCols));
+  std::int64_t word = 0;
+  do {
+    const std::int64_t words = std::min(kMostWords, a.words - word);
+    for (std::int64_t left = unit.left; left < unit.right; left += kTileCols) {
+      const std::int64_t col = left * T::kSize;
+      const std::int64_t start = product.symmetric ? std::max(unit.top, left) : unit.top;
+      for (std::int64_t top = start; top < unit.bottom; top += kTileRows) {
+        compute_tile<T>(
+            {.a = a.at(top) + word * kLanes,
+             .b = b.at(left) + word * kLanes,
+             .panel = b.words * kLanes,
+             .words = words,
+             .is_first = word == 0,
+             .is_last = word + words == a.words,
+             .sums = sums + (top - unit.top) * kTileCols + (left - unit.left) * kUnitRows,
+             .c = c == nullptr ? nullptr : c + top * c_stride + col,
+             .c_stride = c_stride,
+             .out = out + top * out_stride + col,
+             .out_stride = out_stride,
+             .rows = unit.bottom - top,
+             .cols = std::min(left + kTileCols, right_of(product, unit, top)) - left},
+            static_cast<float>(product.alpha), static_cast<float>(product.beta));
+      }
+    }
+    word += words;
+  } while (word < a.words);
+  if (!product.symmetric) return;
+  for (std::int64_t top = unit.top; top < unit.bottom; top += kLanes)
+    for (std::int64_t left = unit.left; left < right_of(product, unit, top); left += kLanes)
+      mirror<T>(out, out_stride, product.rows, top, left);
+}
+
+template <typename T>
+void multiply_as(const Product& product, const Parallel& parallel) {
+  const auto vectors = [](const void* data, std::int64_t count, std::int64_t stride,
+                          std::int64_t step) {
+    return Vectors{static_cast<const std::byte*>(data), count, stride * T::kSize, step * T::kSize};
+  };
+  const auto& [of_a, of_b] = std::tie(product.a, product.b);
+  const bool is_one =
+      of_a == Operand{of_b.data, of_b.col_stride, of_b.row_stride} && product.rows == product.cols;
+  const std::int64_t words = divided_up(product.inner * T::kSize, 4);
+  const std::int64_t words_of_a = divided_up(product.rows, kLanes) * kLanes * words;
+  const std::int64_t words_of_b = is_one ? 0 : divided_up(product.cols, kLanes) * kLanes * words;
+  thread_local Scratch scratch;
+  const Panels a{scratch.words(words_of_a + words_of_b), words};
+  const Panels b{is_one ? a.data : a.data + words_of_a, words};
+  pack<T>(vectors(of_a.data, product.rows, of_a.row_stride, of_a.col_stride), product.inner, a,
+          parallel);
+  if (!is_one) {
+    pack<T>(vectors(of_b.data, product.cols, of_b.col_stride, of_b.row_stride), product.inner, b,
+            parallel);
+  }
+  const std::vector<Unit> units = units_of(product, words);
+  parallel(static_cast<std::int64_t>(units.size()), [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i)
+      compute_unit<T>(product, units[static_cast<std::size_t>(i)], a, b);
+  });
+  scratch.give_back();
+}
+
+}  // namespace
+}  // namespace avx512
+
+bool multiplies(Dtype dtype) {
+  const bool has_registers =
+      __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
+      __builtin_cpu_supports("avx512dq") != 0 && __builtin_cpu_supports("avx512vl") != 0;
+  return has_registers && (dtype == Dtype::kFloat || __builtin_cpu_supports("avx512bf16") != 0);
+}
+
+void multiply(const Product& product, Dtype dtype, const Parallel& parallel) {
+  core::invariant(multiplies(dtype), "multiply: this processor does not multiply the dtype");
+  if (dtype == Dtype::kFloat) {
+    avx512::multiply_as<avx512::Fp32>(product, parallel);
+  } else {
+    avx512::multiply_as<avx512::Bf16>(product, parallel);
+  }
+}
+
+}  // namespace dmuon::kernels

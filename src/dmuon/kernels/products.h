@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+namespace dmuon::kernels {
+
+// Products of matrices on CPUs whose AVX-512 instructions multiply their dtype, and what BLAS has
+// no function for: of a symmetric product the lower triangle alone, and both addends in one pass.
+// On other machines `multiplies` says that nothing here runs.
+
+enum class Dtype { kFloat, kBFloat16 };
+
+/// Whether this machine has the instructions; AVX512-BF16 for kBFloat16.
+bool multiplies(Dtype dtype);
+
+/// Entry (i, j) of a matrix is data[i * row_stride + j * col_stride], in elements; one of the
+/// strides is 1.
+struct Operand {
+  const void* data;
+  std::int64_t row_stride;
+  std::int64_t col_stride;
+
+  bool operator==(const Operand&) const = default;
+};
+
+/// out <- beta c + alpha a b, where a is [rows, inner] and b [inner, cols], each at least 0. Rows
+/// of c and out lie c_stride and out_stride elements apart, and their entries side by side. out
+/// does not overlap a or b, but may be c, in the same strides. With beta = 0, c is not read and may
+/// be null.
+struct Product {
+  std::int64_t rows;
+  std::int64_t cols;
+  std::int64_t inner;
+  double alpha;
+  Operand a;
+  Operand b;
+  double beta;
+  const void* c;
+  std::int64_t c_stride;
+  void* out;
+  std::int64_t out_stride;
+  /// rows == cols, c is symmetric and a b would be: what lies below the diagonal is computed, in
+  /// tiles of kTile columns, and mirrored, so that out is symmetric bit by bit.
+  bool symmetric;
+};
+
+inline constexpr std::int64_t kTile = 16;
+
+using OnRange = std::function<void(std::int64_t begin, std::int64_t end)>;
+
+/// Calls its argument on ranges that make up [0, count), on whichever threads.
+using Parallel = std::function<void(std::int64_t count, const OnRange&)>;
+
+/// Computes a product. Sums are taken in fp32, each entry's in an order that depends on `inner`
+/// alone, so that bits depend neither on threads nor on where matrices lie, and rounded once.
+/// bf16 products leave subnormal numbers out. Thread-safe.
+///
+/// Beside out it writes a and b once more, packed: 2 (rows + cols) inner elements of traffic at
+/// most, beside 2 rows cols inner FLOPs.
+///
+/// @throws InternalError where multiplies(dtype) is false.
+void multiply(const Product& product, Dtype dtype, const Parallel& parallel);
+
+}  // namespace dmuon::kernels
