@@ -74,8 +74,9 @@ def share_gloos_thread() -> None:
     make = dist.ProcessGroupGloo.__init__
     device = dist.ProcessGroupGloo.create_default_device()
     for task in Path("/proc/self/task").iterdir():
-        if (task / "comm").read_text().startswith("gloo_tcp"):
-            os.setpriority(os.PRIO_PROCESS, int(task.name), 19)
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            if (task / "comm").read_text().startswith("gloo_tcp"):
+                os.setpriority(os.PRIO_PROCESS, int(task.name), 19)
 
     def make_on_device(self: Any, store: Any, rank: int, size: int, timeout: datetime.timedelta) -> None:
         options = dist.ProcessGroupGloo._Options()

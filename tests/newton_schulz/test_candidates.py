@@ -53,19 +53,18 @@ def test_the_default_is_a_candidate_and_a_batch_that_is_none_is_refused():
     for shape, dtype in (((64, 64), torch.bfloat16), ((300, 900), torch.bfloat16), ((64, 64), torch.float64)):
         place = *shape, "you", 5, CPU, dtype
         assert _C.choose(*place) in _C.candidates(*place)
-    for choice, words in (
-        (_C.Choice("cpu", _C.Form.GRAM, False, -1), r"choice.panel_rows must be at least 0; got -1"),
-        (
-            _C.Choice("cpu", _C.Form.GRAM, True, 0),
-            r"choice.batched must be false for 300 x 260 in Float on cpu; got true",
-        ),
+    for choice, words, shape in (
+        (_C.Choice("cpu", _C.Form.GRAM, False, -1), "panel_rows must be at least 0; got -1", (300, 260)),
+        (_C.Choice("cpu", _C.Form.GRAM, False, 7), "panel_rows must be 0; got 7", (20, 24)),
+        (_C.Choice("cpu", _C.Form.GRAM, True, 0), "batched must be false for 300 x 260 in Float on cpu", (300, 260)),
         (
             _C.Choice("aten", _C.Form.GRAM, True, 0),
-            r"choice.backend must be one of .*cpu.* on this machine; got 'aten'",
+            r"backend must be one of .*cpu.* on this machine; got 'aten'",
+            (8, 8),
         ),
     ):
-        with pytest.raises(ValueError, match="orthogonalize: " + words):
-            _C.orthogonalize(torch.randn(2, 300, 260), "you", 5, 0.0, torch.float32, choice=choice)
+        with pytest.raises(ValueError, match="orthogonalize: choice." + words):
+            _C.orthogonalize(torch.randn(2, *shape), "you", 5, 0.0, torch.float32, choice=choice)
 
 
 @pytest.mark.parametrize("shape", [(40, 31), (31, 40), (257, 120), (300, 260)])

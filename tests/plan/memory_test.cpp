@@ -168,7 +168,7 @@ TEST(Memory, OfTheLargestInventoryDoesNotOverflow) {
   validate(inventory);
   Options options;
   options.weight_bytes = options.gradient_bytes = options.ns_bytes = 8;
-  options.lookahead = kMostUnits;
+  options.lookahead = schedule::kMostUnits;
   const auto all = memory(inventory, {2, 2}, PerParameter<Owner>(20), batches, options);
   const std::int64_t huge = inventory.front().num_elements();
   // Beside it the gradients of one unit, and the nodes' means of four.

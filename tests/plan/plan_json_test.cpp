@@ -49,8 +49,8 @@ TEST(PlanJson, KeepsNamesAndOptionsToTheLastBit) {
   Options options;
   options.layout_slack = 0.1 + 0.2;
   options.max_memory_bytes = std::numeric_limits<std::int64_t>::max();
-  options.lookahead = kMostUnits;
-  options.max_units_in_flight = kMostUnits;
+  options.lookahead = schedule::kMostUnits;
+  options.max_units_in_flight = schedule::kMostUnits;
   options.node_copy = false;
   options.reshard_after_forward = false;
   options.broadcast_before_reduce = false;

@@ -170,9 +170,9 @@ TEST(MakePlan, NamesABadOption) {
       {"max_memory_bytes", [](Options& o) { o.max_memory_bytes = -1; }},
       {"weight_bytes", [](Options& o) { o.weight_bytes = 0; }},
       {"gradient_bytes", [](Options& o) { o.gradient_bytes = 9; }},
-      {"lookahead", [](Options& o) { o.lookahead = kMostUnits + 1; }},
+      {"lookahead", [](Options& o) { o.lookahead = schedule::kMostUnits + 1; }},
       {"max_units_in_flight", [](Options& o) { o.max_units_in_flight = 1; }},
-      {"max_units_in_flight", [](Options& o) { o.max_units_in_flight = kMostUnits + 1; }},
+      {"max_units_in_flight", [](Options& o) { o.max_units_in_flight = schedule::kMostUnits + 1; }},
       {"ns_bytes", [](Options& o) { o.ns_bytes = 0; }},
       {"ns_steps", [](Options& o) { o.ns_steps = -1; }},
   };

@@ -57,9 +57,11 @@ TEST(StepOptions, OutOfRangeAreRefusedByName) {
     }
     return false;
   };
-  EXPECT_TRUE(refuses({.lookahead = -1}, "lookahead: expected 0 or more units, got -1"));
-  EXPECT_TRUE(refuses({.max_units_in_flight = 1}, "expected 2 or more, or None, got 1"));
-  EXPECT_TRUE(refuses({.max_units_in_flight = -3}, "expected 2 or more, or None, got -3"));
+  EXPECT_TRUE(refuses({.lookahead = -1}, "lookahead: expected 0 to 1048576 units, got -1"));
+  EXPECT_TRUE(
+      refuses({.max_units_in_flight = 1}, "expected 0, for lookahead + 2, or 2 to 1048576, got 1"));
+  EXPECT_TRUE(refuses({.max_units_in_flight = -3},
+                      "expected 0, for lookahead + 2, or 2 to 1048576, got -3"));
   EXPECT_EQ((StepOptions{.lookahead = 3}).units_in_flight(), 5);
   EXPECT_EQ((StepOptions{.lookahead = 3, .max_units_in_flight = 2}).units_in_flight(), 2);
 }

@@ -94,7 +94,7 @@ def _table(found: dict[str, Any]) -> str:
     lines = [
         f"{key['device']}{threads}, {key['ns_dtype']}, {len(rows)} steps from ({first}), dmuon {key['dmuon']}, "
         f"PyTorch {key['torch']}",
-        f"{'shape':<20}{'default':<38}{'chosen':<38}{'default ms':>12}{'chosen ms':>12}{'ratio':>8}{'error':>10}",
+        f"{'shape':<20}{'default':<42}{'chosen':<42}{'default ms':>12}{'chosen ms':>12}{'ratio':>8}{'error':>10}",
     ]
     return "\n".join([*lines, *map(_row, found["choices"])])
 
@@ -102,7 +102,7 @@ def _table(found: dict[str, Any]) -> str:
 def _row(one: dict[str, Any]) -> str:
     shape = _shape_text(one["number"], one["rows"], one["cols"])
     numbers = f"{one['default_ns'] / 1e6:12.3f}{one['ns'] / 1e6:12.3f}{one['ratio']:8.2f}{one['error']:10.1e}"
-    return f"{shape:<20}{_choice_text(one, 'default_'):<38}{_choice_text(one, ''):<38}{numbers}"
+    return f"{shape:<20}{_choice_text(one, 'default_'):<42}{_choice_text(one, ''):<42}{numbers}"
 
 
 def _is_shown(one: Any, problems: list[Exception]) -> bool:

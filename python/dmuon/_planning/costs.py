@@ -22,6 +22,8 @@ from dmuon._setup.ranks import Ranks
 
 logger = logging.getLogger("dmuon")
 
+VERSION = 2  # of what an update takes: its products, and what is kept of them
+
 BUDGET_S = 10.0  # of measuring, on all ranks together
 _MOST_ROUNDS = 15
 _LONGEST_SHARE = 0.05  # of the budget, for a single run
@@ -220,6 +222,7 @@ def _key(
 ) -> dict[str, Any]:
     """All that a time depends on besides shape and batch."""
     return {
+        "version": VERSION,
         "device": device_name(device),
         "dmuon": _plan.__version__,
         "torch": torch.__version__,

@@ -128,16 +128,15 @@ def dedicate_params(
         layout_slack: share of the makespan that may be given up so that matrices used one after the other have
             owners in different columns.
         max_memory_bytes: the most bytes that any rank may use, as the plan counts them; None: no limit.
-        node_copy: with several nodes, keep what came from other nodes until the weights change, as HSDP
-            does, so that a step moves each weight between nodes once.
+        node_copy: with several nodes, keep what came from other nodes until the weights change, as HSDP does: a step
+            moves each weight between nodes once.
         lookahead: how many units ahead of their use weights travel between nodes; 0 sends everything when it is
             needed. With 1 or more, a unit's weights also travel inside the node while the one before computes.
-        max_units_in_flight: the most units whose packed weights or gradients may be in memory at once, 2 or more;
-            None: lookahead + 2.
+        max_units_in_flight: the most units with packed weights or gradients in memory, 2 or more; None: lookahead + 2.
         sync_from_rank0: at `Muon`, take all matrices from the first rank of the mesh (stacks that are divided by
-            experts from the first rank that has the same experts), and give all ranks its values of
-            the parameters that no `fully_shard` manages; False: raise where ranks differ. What `fully_shard` manages
-            stays as it is, each shard from its own rank, and so do buffers and models built on the meta device.
+            experts from the first rank that has the same experts), and give all ranks its values of the parameters
+            that no `fully_shard` manages; False: raise where ranks differ. What `fully_shard` manages stays as it is,
+            each shard from its own rank, and so do buffers and models built on the meta device.
         gradient_divide_factor: gradients of matrices, and those that no `fully_shard` manages, are summed over all
             ranks and divided by it; None: by the number of ranks. As `FSDPModule.set_gradient_divide_factor`, which
             must have been told the same before the first step.

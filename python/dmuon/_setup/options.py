@@ -14,7 +14,6 @@ from dmuon._setup.strategies import require_strategy
 
 STEP = _plan.StepOptions()  # the engine's defaults
 _PLAN = _plan.PlanOptions()
-_MOST_UNITS = 10**6  # more would leave the engine's integers
 
 
 def step_options(
@@ -26,9 +25,10 @@ def step_options(
         ValueError: names the first bad option.
     """
     _require(isinstance(node_copy, bool), "node_copy", "True or False", node_copy)
-    _require(_is_int(lookahead, 0, _MOST_UNITS), "lookahead", "a number of units, 0 or more", lookahead)
-    good = max_units_in_flight is None or _is_int(max_units_in_flight, 2, _MOST_UNITS)
-    _require(good, "max_units_in_flight", "a number of units, 2 or more or None", max_units_in_flight)
+    most = _plan.MOST_UNITS
+    _require(_is_int(lookahead, 0, most), "lookahead", f"a number of units, 0 to {most}", lookahead)
+    good = max_units_in_flight is None or _is_int(max_units_in_flight, 2, most)
+    _require(good, "max_units_in_flight", f"a number of units, 2 to {most}, or None", max_units_in_flight)
     options = _plan.StepOptions()
     options.node_copy, options.lookahead = node_copy, lookahead
     options.max_units_in_flight = max_units_in_flight or 0

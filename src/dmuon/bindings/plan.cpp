@@ -62,6 +62,7 @@ void init_inputs(py::module_& module) {
       .def("replicate_of", &Mesh::replicate_of, py::arg("owner"));
 
   using schedule::StepOptions;
+  module.attr("MOST_UNITS") = schedule::kMostUnits;
   py::class_<StepOptions>(module, "StepOptions")
       .def(py::init<>())
       .def_readwrite("node_copy", &StepOptions::node_copy)

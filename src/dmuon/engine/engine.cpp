@@ -10,6 +10,8 @@
 #include "dmuon/engine/autograd.h"
 #include "dmuon/engine/stopwatch.h"
 
+// Longer than other files because a step is told here in its order: each hook, what it tells the
+// resolver, and what a pass that ended otherwise leaves to be settled.
 namespace dmuon::engine {
 
 using schedule::Pass;

@@ -8,6 +8,8 @@
 
 #include "dmuon/core/error.h"
 
+// Longer than other files because what waits, what the thread does for it and what either may touch
+// under the mutex are one protocol, and are read together.
 namespace dmuon::engine {
 namespace {
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <tuple>
@@ -24,10 +25,12 @@ namespace {
 constexpr std::int64_t kUnitRows = 240;
 constexpr std::int64_t kUnitCols = 480;
 constexpr std::int64_t kMostWords = 384;
-// Where all operands are close by, smaller units are as fast, and more threads find work.
+// Smaller units are as fast where all operands are close by; and where large ones are too few for
+// the threads, which take one after the other.
 constexpr std::int64_t kSmallUnitRows = 96;
 constexpr std::int64_t kSmallUnitCols = 192;
 constexpr std::int64_t kMostSmallWords = 1 << 19;
+constexpr std::int64_t kLeastUnitsOfThread = 4;
 
 static_assert(kTile == kLanes);
 
@@ -39,10 +42,7 @@ struct Unit {
   std::int64_t right;
 };
 
-std::vector<Unit> units_of(const Product& product, std::int64_t words) {
-  const bool is_small = (product.rows + product.cols) * words <= kMostSmallWords;
-  const std::int64_t rows = is_small ? kSmallUnitRows : kUnitRows;
-  const std::int64_t cols = is_small ? kSmallUnitCols : kUnitCols;
+std::vector<Unit> units_of_size(const Product& product, std::int64_t rows, std::int64_t cols) {
   std::vector<Unit> units;
   for (std::int64_t left = 0; left < product.cols; left += cols) {
     for (std::int64_t top = product.symmetric ? left : 0; top < product.rows; top += rows) {
@@ -51,6 +51,15 @@ std::vector<Unit> units_of(const Product& product, std::int64_t words) {
     }
   }
   return units;
+}
+
+std::vector<Unit> units_of(const Product& product, std::int64_t words, std::int64_t num_threads) {
+  if ((product.rows + product.cols) * words > kMostSmallWords) {
+    std::vector<Unit> units = units_of_size(product, kUnitRows, kUnitCols);
+    const auto count = static_cast<std::int64_t>(units.size());
+    if (num_threads == 1 || count >= kLeastUnitsOfThread * num_threads) return units;
+  }
+  return units_of_size(product, kSmallUnitRows, kSmallUnitCols);
 }
 
 // Up to where the columns of a unit are computed in the rows from `top`.
@@ -99,7 +108,7 @@ void compute_unit(const Product& product, const Unit& unit, const Panels& a, con
 }
 
 template <typename T>
-void multiply_as(const Product& product, const Parallel& parallel) {
+void multiply_as(const Product& product, const Workers& workers) {
   const auto vectors = [](const void* data, std::int64_t count, std::int64_t stride,
                           std::int64_t step) {
     return Vectors{static_cast<const std::byte*>(data), count, stride * T::kSize, step * T::kSize};
@@ -111,20 +120,22 @@ void multiply_as(const Product& product, const Parallel& parallel) {
   const std::int64_t words_of_a = divided_up(product.rows, kLanes) * kLanes * words;
   const std::int64_t words_of_b = is_one ? 0 : divided_up(product.cols, kLanes) * kLanes * words;
   thread_local Scratch scratch;
+  const Scratch::Use use(scratch);
   const Panels a{scratch.words(words_of_a + words_of_b), words};
   const Panels b{is_one ? a.data : a.data + words_of_a, words};
   pack<T>(vectors(of_a.data, product.rows, of_a.row_stride, of_a.col_stride), product.inner, a,
-          parallel);
+          workers);
   if (!is_one) {
     pack<T>(vectors(of_b.data, product.cols, of_b.col_stride, of_b.row_stride), product.inner, b,
-            parallel);
+            workers);
   }
-  const std::vector<Unit> units = units_of(product, words);
-  parallel(static_cast<std::int64_t>(units.size()), [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i)
+  const std::vector<Unit> units = units_of(product, words, workers.num_threads);
+  const auto count = static_cast<std::int64_t>(units.size());
+  std::atomic<std::int64_t> next = 0;  // units are unequal
+  workers.run(std::min(count, workers.num_threads), [&](std::int64_t, std::int64_t) {
+    for (std::int64_t i = next++; i < count; i = next++)
       compute_unit<T>(product, units[static_cast<std::size_t>(i)], a, b);
   });
-  scratch.give_back();
 }
 
 }  // namespace
@@ -137,12 +148,12 @@ bool multiplies(Dtype dtype) {
   return has_registers && (dtype == Dtype::kFloat || __builtin_cpu_supports("avx512bf16") != 0);
 }
 
-void multiply(const Product& product, Dtype dtype, const Parallel& parallel) {
+void multiply(const Product& product, Dtype dtype, const Workers& workers) {
   core::invariant(multiplies(dtype), "multiply: this processor does not multiply the dtype");
   if (dtype == Dtype::kFloat) {
-    avx512::multiply_as<avx512::Fp32>(product, parallel);
+    avx512::multiply_as<avx512::Fp32>(product, workers);
   } else {
-    avx512::multiply_as<avx512::Bf16>(product, parallel);
+    avx512::multiply_as<avx512::Bf16>(product, workers);
   }
 }
 

@@ -11,10 +11,22 @@
 
 namespace dmuon::kernels::avx512 {
 
-// Where operands are packed. A thread keeps what it took last, up to kMostKeptBytes: the system
-// clears new memory page by page, which for a product of 1024 x 1024 takes a fifth of its time.
+// Where operands are packed. A thread keeps the largest that it took, up to kMostKeptBytes: the
+// system clears new memory page by page, which for a product of 1024 x 1024 takes a fifth of its
+// time. While a Use lives, more is kept.
 class Scratch {
  public:
+  class Use {
+   public:
+    explicit Use(Scratch& scratch) : scratch_(scratch) {}
+    ~Use() { scratch_.give_back(); }
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+
+   private:
+    Scratch& scratch_;
+  };
+
   std::uint32_t* words(std::int64_t count) {
     const auto bytes = static_cast<std::size_t>(count) * sizeof(std::uint32_t);
     if (bytes > bytes_) {
@@ -26,15 +38,15 @@ class Scratch {
     return data_.get();
   }
 
+ private:
+  static constexpr std::size_t kMostKeptBytes = std::size_t{64} << 20;
+  static constexpr std::align_val_t kAlignment{sizeof(__m512i)};
+
   void give_back() {
     if (bytes_ <= kMostKeptBytes) return;
     data_.reset();
     bytes_ = 0;
   }
-
- private:
-  static constexpr std::size_t kMostKeptBytes = std::size_t{64} << 20;
-  static constexpr std::align_val_t kAlignment{sizeof(__m512i)};
 
   struct Free {
     void operator()(std::uint32_t* words) const { ::operator delete(words, kAlignment); }
@@ -97,8 +109,8 @@ struct Panels {
 
 template <typename T>
 void pack(const Vectors& vectors, std::int64_t inner, const Panels& panels,
-          const Parallel& parallel) {
-  parallel(divided_up(vectors.count, kLanes), [&](std::int64_t begin, std::int64_t end) {
+          const Workers& workers) {
+  workers.run(divided_up(vectors.count, kLanes), [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t panel = begin; panel < end; ++panel) {
       const std::int64_t done = panel * kLanes;
       const Vectors some{vectors.data + done * vectors.stride,

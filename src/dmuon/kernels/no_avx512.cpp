@@ -6,7 +6,7 @@ namespace dmuon::kernels {
 
 bool multiplies(Dtype) { return false; }
 
-void multiply(const Product&, Dtype, const Parallel&) {
+void multiply(const Product&, Dtype, const Workers&) {
   core::invariant(false, "multiply: this processor has no AVX-512");
 }
 

@@ -49,17 +49,23 @@ inline constexpr std::int64_t kTile = 16;
 
 using OnRange = std::function<void(std::int64_t begin, std::int64_t end)>;
 
-/// Calls its argument on ranges that make up [0, count), on whichever threads.
-using Parallel = std::function<void(std::int64_t count, const OnRange&)>;
+/// Who computes. `run` calls its argument on disjoint ranges that make up [0, count), on whichever
+/// threads, and returns when all are done.
+struct Workers {
+  std::int64_t num_threads;  ///< at least 1; decides how finely work is divided, and no bit
+  std::function<void(std::int64_t count, const OnRange&)> run;
+};
 
 /// Computes a product. Sums are taken in fp32, each entry's in an order that depends on `inner`
-/// alone, so that bits depend neither on threads nor on where matrices lie, and rounded once.
-/// bf16 products leave subnormal numbers out. Thread-safe.
+/// alone, so that bits depend neither on threads nor on where matrices lie; what they are scaled
+/// and added to is rounded to fp32, the result to the dtype. bf16 products leave subnormal numbers
+/// out. Thread-safe.
 ///
 /// Beside out it writes a and b once more, packed: 2 (rows + cols) inner elements of traffic at
-/// most, beside 2 rows cols inner FLOPs.
+/// most, beside 2 rows cols inner FLOPs. The calling thread keeps that memory for the next product,
+/// up to 64 MB a dtype, and each worker 460 KB.
 ///
 /// @throws InternalError where multiplies(dtype) is false.
-void multiply(const Product& product, Dtype dtype, const Parallel& parallel);
+void multiply(const Product& product, Dtype dtype, const Workers& workers);
 
 }  // namespace dmuon::kernels

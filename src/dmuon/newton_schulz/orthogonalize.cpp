@@ -241,7 +241,10 @@ Tensor orthogonalize(Tensor x, const Options& options) {
   require(!batched || backend.batched(std::min(rows, cols), options.dtype),
           "orthogonalize: choice.batched must be false for ", rows, " x ", cols, " in ",
           options.dtype, " on ", x.device(), "; got true");
-  require(panel_rows >= 0, "orthogonalize: choice.panel_rows must be at least 0; got ", panel_rows);
+  const std::vector<std::int64_t> panels = backend.panel_rows(std::min(rows, cols), options.dtype);
+  require(panels.size() == 1 ? panel_rows == panels.front() : panel_rows >= 0,
+          "orthogonalize: choice.panel_rows must be ",
+          panels.size() == 1 ? std::to_string(panels.front()) : "at least 0", "; got ", panel_rows);
   const flops::Segments segments = segments_of(form, options.coefficients, rows, cols);
   const auto square_dtype = form == Form::kGram
                                 ? options.gram_dtype.value_or(backend.gram_dtype(options.dtype))

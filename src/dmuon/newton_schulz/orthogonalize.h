@@ -35,8 +35,8 @@ struct Options {
   Coefficients coefficients;  ///< one row a step; none: the normalised input comes back
   double eps = 1e-7;          ///< in [0, 1]; see orthogonalize
   at::ScalarType dtype = at::ScalarType::Float;  ///< fp64, fp32, bf16 or fp16
-  std::optional<Choice> choice;  ///< unset: as choose says; any panels that the backend can do
-  std::optional<Form> form;      ///< instead of the choice's
+  std::optional<Choice> choice;                  ///< unset: as choose says
+  std::optional<Form> form;                      ///< instead of the choice's
   /// dtype of kGram's R, Z and Q: fp32 or wider than dtype, or dtype
   /// itself. Unset: the device's backend chooses (backend.h).
   std::optional<at::ScalarType> gram_dtype;

@@ -25,9 +25,6 @@ struct Options : schedule::StepOptions {
   bool operator==(const Options&) const = default;
 };
 
-/// The most units ahead, and in flight; keeps their sums inside an int.
-inline constexpr int kMostUnits = 1 << 20;
-
 /// @throws InvalidArgument, naming the first bad one.
 void validate(const Options& options);
 

@@ -124,11 +124,7 @@ balance::Assignment assignment_of(const Problem& problem,
 }  // namespace
 
 void validate(const Options& options) {
-  core::require(options.lookahead >= 0 && options.lookahead <= kMostUnits,
-                "plan: lookahead must be in [0, ", kMostUnits, "]; got ", options.lookahead);
-  const int most = options.max_units_in_flight;
-  core::require(most == 0 || (most >= 2 && most <= kMostUnits),
-                "plan: max_units_in_flight must be 0 or in [2, ", kMostUnits, "]; got ", most);
+  schedule::check(options);
   core::require(
       std::isfinite(options.layout_slack) && options.layout_slack >= 0 && options.layout_slack <= 1,
       "plan: layout_slack must be in [0, 1]; got ", options.layout_slack);

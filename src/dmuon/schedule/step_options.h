@@ -2,6 +2,9 @@
 
 namespace dmuon::schedule {
 
+/// More would leave the integers that uses are counted in.
+inline constexpr int kMostUnits = 1 << 20;
+
 /// How a step runs. The one place of these options' defaults: dedicate_params and plans have them
 /// from here.
 struct StepOptions {
@@ -22,6 +25,7 @@ struct StepOptions {
   bool operator==(const StepOptions&) const = default;
 };
 
+/// The one place of what is valid.
 /// @throws InvalidArgument naming the option, what is expected and what came.
 void check(const StepOptions& options);
 

@@ -28,11 +28,13 @@ void check_units(const Layout& layout, const Trace& trace) {
 }
 
 void check(const StepOptions& options) {
-  core::require(options.lookahead >= 0,
-                "dedicate_params: lookahead: expected 0 or more units, got ", options.lookahead);
-  core::require(options.max_units_in_flight == 0 || options.max_units_in_flight >= 2,
-                "dedicate_params: max_units_in_flight: expected 2 or more, or None, got ",
-                options.max_units_in_flight);
+  core::require(0 <= options.lookahead && options.lookahead <= kMostUnits,
+                "StepOptions: lookahead: expected 0 to ", kMostUnits, " units, got ",
+                options.lookahead);
+  const int most = options.max_units_in_flight;
+  core::require(most == 0 || (2 <= most && most <= kMostUnits),
+                "StepOptions: max_units_in_flight: expected 0, for lookahead + 2, or 2 to ",
+                kMostUnits, ", got ", most);
 }
 
 std::vector<Operation> build_update_schedule(const Layout& layout, const Trace& forward,

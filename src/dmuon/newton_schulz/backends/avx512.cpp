@@ -7,6 +7,7 @@
 
 #include "dmuon/kernels/products.h"
 #include "dmuon/newton_schulz/backends/cpu.h"
+#include "dmuon/newton_schulz/backends/cpu_threads.h"
 
 namespace dmuon::newton_schulz {
 namespace {
@@ -21,18 +22,18 @@ bool multiplied(at::ScalarType dtype) {
   return dtype == at::kBFloat16 && kernels::multiplies(kernels::Dtype::kBFloat16);
 }
 
-void on_threads(std::int64_t count, const kernels::OnRange& on_range) {
-  at::parallel_for(0, count, 1, on_range);
-}
+kernels::Workers all_threads() { return {at::get_num_threads(), cpu::on_threads}; }
 
-void on_this_thread(std::int64_t count, const kernels::OnRange& on_range) { on_range(0, count); }
+kernels::Workers this_thread() {
+  return {1, [](std::int64_t count, const kernels::OnRange& on_range) { on_range(0, count); }};
+}
 
 // One whose entries lie side by side along one of its last two dimensions.
 Tensor strided(const Tensor& x) {
   return x.stride(-1) == 1 || x.stride(-2) == 1 ? x : x.contiguous();
 }
 
-// Each matrix of a batch on a thread, one alone on all of them.
+// Each matrix of a batch on a thread; where there are fewer than threads, each on all of them.
 void multiply(const Tensor& out, double beta, const Tensor& c, double alpha, const Tensor& a,
               const Tensor& b, bool symmetric) {
   const Tensor left = strided(a);
@@ -50,7 +51,7 @@ void multiply(const Tensor& out, double beta, const Tensor& c, double alpha, con
     return kernels::Operand{start(x, i), x.stride(-2), x.stride(-1)};
   };
   auto* result = static_cast<std::byte*>(out.data_ptr());
-  const auto multiply_one = [&](std::int64_t i, const kernels::Parallel& parallel) {
+  const auto multiply_one = [&](std::int64_t i, const kernels::Workers& workers) {
     kernels::multiply({.rows = out.size(-2),
                        .cols = out.size(-1),
                        .inner = left.size(-1),
@@ -63,11 +64,15 @@ void multiply(const Tensor& out, double beta, const Tensor& c, double alpha, con
                        .out = result + (i == 0 ? 0 : i * out.stride(0) * size),
                        .out_stride = out.stride(-2),
                        .symmetric = symmetric},
-                      dtype, parallel);
+                      dtype, workers);
   };
-  if (out.dim() == 2) return multiply_one(0, on_threads);
-  at::parallel_for(0, out.size(0), 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) multiply_one(i, on_this_thread);
+  const std::int64_t count = out.dim() == 2 ? 1 : out.size(0);
+  if (count < at::get_num_threads()) {
+    for (std::int64_t i = 0; i < count; ++i) multiply_one(i, all_threads());
+    return;
+  }
+  cpu::on_threads(count, [&, alone = this_thread()](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) multiply_one(i, alone);
   });
 }
 

@@ -260,6 +260,7 @@ void CpuBackend::move_weights(const Tensor& master, const Tensor& direction, dou
 }
 
 void CpuBackend::mirror(const Tensor& out, std::int64_t) const { mirror_lower(out); }
+
 const Backend& cpu_backend() {
   static const CpuBackend backend;
   return backend;

@@ -1,0 +1,138 @@
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/randn.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "dmuon/kernels/products.h"
+#include "dmuon/newton_schulz/backend.h"
+#include "dmuon/newton_schulz/backends/cpu_threads.h"
+
+namespace dmuon::newton_schulz {
+namespace {
+
+using at::Tensor;
+
+class WithThreads {
+ public:
+  explicit WithThreads(int threads) { at::set_num_threads(threads); }
+  ~WithThreads() { at::set_num_threads(before_); }
+  WithThreads(const WithThreads&) = delete;
+  WithThreads& operator=(const WithThreads&) = delete;
+
+ private:
+  int before_ = at::get_num_threads();
+};
+
+std::vector<at::ScalarType> dtypes_of_kernels() {
+  std::vector<at::ScalarType> dtypes;
+  if (kernels::multiplies(kernels::Dtype::kFloat)) dtypes.push_back(at::kFloat);
+  if (kernels::multiplies(kernels::Dtype::kBFloat16)) dtypes.push_back(at::kBFloat16);
+  return dtypes;
+}
+
+TEST(CpuThreads, AreAsManyAsPyTorchsAndEachPlaceIsDoneOnce) {
+  const WithThreads two(2);
+  std::mutex mutex;
+  std::set<std::thread::id> seen;
+  std::vector<int> times(1000);
+  cpu::on_threads(1000, [&](std::int64_t begin, std::int64_t end) {
+    const std::scoped_lock lock(mutex);
+    seen.insert(std::this_thread::get_id());
+    for (std::int64_t i = begin; i < end; ++i) ++times[static_cast<std::size_t>(i)];
+  });
+  EXPECT_EQ(seen.size(), 2);
+  EXPECT_EQ(times, std::vector<int>(1000, 1));
+}
+
+TEST(CpuThreads, AreOneInsideOfATaskAndWhereThereIsOne) {
+  const auto ranges_of = [](std::int64_t count) {
+    std::mutex mutex;
+    int ranges = 0;
+    cpu::on_threads(count, [&](std::int64_t, std::int64_t) {
+      const std::scoped_lock lock(mutex);
+      ++ranges;
+    });
+    return ranges;
+  };
+  EXPECT_EQ(ranges_of(0), 0);
+  {
+    const WithThreads one(1);
+    EXPECT_EQ(ranges_of(8), 1);
+  }
+  const WithThreads two(2);
+  std::mutex mutex;
+  std::vector<int> inside;
+  cpu::on_threads(2, [&](std::int64_t, std::int64_t) {
+    const int ranges = ranges_of(8);
+    const std::scoped_lock lock(mutex);
+    inside.push_back(ranges);
+  });
+  EXPECT_EQ(inside, (std::vector<int>{1, 1}));
+}
+
+// A matrix alone, in batches of fewer and of more matrices than threads, and on one thread.
+TEST(Avx512Backend, GivesAMatrixTheSameBitsOnAnyThreadsAndInAnyBatch) {
+  for (const at::ScalarType dtype : dtypes_of_kernels()) {
+    const Tensor x = at::randn({5, 200, 331}, dtype);
+    const auto symmetric = [&](const Tensor& some) {
+      const Tensor r = at::empty({some.size(0), 200, 200}, dtype);
+      avx512_backend().symmetric_product(r, 0, r, 1, some, some.mT(), kernels::kTile);
+      const Tensor y = at::empty_like(some);
+      avx512_backend().product(y, 0.5, some, 1, r, some);
+      return std::pair{r, y};
+    };
+    const WithThreads one(1);
+    const auto [r, y] = symmetric(x);
+    EXPECT_TRUE(at::equal(r, r.mT()));
+    const WithThreads three(3);
+    for (const auto& [first, count] : {std::pair{0, 5}, {1, 2}, {4, 1}}) {
+      const auto [part_r, part_y] = symmetric(x.narrow(0, first, count));
+      EXPECT_TRUE(at::equal(part_r, r.narrow(0, first, count))) << dtype << " " << count;
+      EXPECT_TRUE(at::equal(part_y, y.narrow(0, first, count))) << dtype << " " << count;
+    }
+  }
+}
+
+// Operands, addend and result whose entries do not lie side by side along any dimension.
+TEST(Avx512Backend, TakesTensorsOfAnyStrides) {
+  for (const at::ScalarType dtype : dtypes_of_kernels()) {
+    const auto spread = [&](const Tensor& x) {
+      const Tensor wide = at::full({x.size(0), x.size(1), 3, x.size(2), 2}, 7, x.options());
+      Tensor part = wide.select(4, 1).select(2, 1);
+      return part.copy_(x);
+    };
+    const Tensor a = at::randn({2, 17, 40}, dtype);
+    const Tensor b = at::randn({2, 40, 23}, dtype);
+    const Tensor c = at::randn({2, 17, 23}, dtype);
+    const Tensor plain = at::empty_like(c);
+    avx512_backend().product(plain, 0.5, c, 2, a, b);
+    const Tensor got = at::empty_like(c);
+    avx512_backend().product(got, 0.5, spread(c), 2, spread(a), spread(b));
+    EXPECT_TRUE(at::equal(got, plain)) << dtype;
+    const Tensor apart = spread(c);  // computed by PyTorch's BLAS, which rounds otherwise
+    avx512_backend().product(apart, 0.5, c, 2, a, b);
+    EXPECT_LE(apart.sub(plain).norm().item<double>(), 1e-2 * plain.norm().item<double>()) << dtype;
+  }
+}
+
+TEST(Avx512Backend, CountsTheTilesOfASymmetricProductAndFp32Twice) {
+  for (const at::ScalarType dtype : dtypes_of_kernels()) {
+    const auto cost = avx512_backend().symmetric_cost(64, dtype);
+    EXPECT_EQ(cost.share, (1 + 2 + 3 + 4) / 16.0);
+    EXPECT_EQ(cost.gram_dtype, dtype == at::kBFloat16 ? 2.05 : 1);
+    EXPECT_EQ(avx512_backend().panel_rows(64, dtype), std::vector<std::int64_t>{16});
+  }
+}
+
+}  // namespace
+}  // namespace dmuon::newton_schulz
