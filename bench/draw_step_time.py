@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -18,6 +20,14 @@ from matplotlib import pyplot as plt
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.contender import LABELS
 from bench.report import COLORS
+
+
+def where(run: dict[str, Any]) -> str:
+    """A run's mesh and network, as in "mesh 2x2, 1 Gbit/s"."""
+    rate = re.search(r"(\d+)([kmg])bit", run.get("network", ""))
+    network = f"{rate[1]} {rate[2].replace('m', 'M').replace('g', 'G')}bit/s" if rate else "loopback"
+    mesh = run["mesh"] if "x" in run["mesh"] else f"1x{run['mesh']}"
+    return f"mesh {mesh}, {network}"
 
 
 def main() -> None:
@@ -33,7 +43,7 @@ def main() -> None:
             errors = [[ratio["median"] - ratio["low"]], [ratio["high"] - ratio["median"]]]
             label = LABELS[name] if place == 0 else None
             axis.barh(place + 0.27 * line, ratio["median"], 0.25, color=COLORS[name], label=label, xerr=errors)
-    axis.set_yticks([place + 0.27 for place in range(len(runs))], [f"mesh {run['mesh']}" for run in runs])
+    axis.set_yticks([place + 0.27 for place in range(len(runs))], [where(run) for run in runs])
     axis.axvline(1, color="black", linewidth=0.8)
     axis.invert_yaxis()
     axis.set(xlabel="time of a training step, AdamW's = 1", xlim=(0, None))
