@@ -33,7 +33,7 @@ INSTANTIATE_TEST_SUITE_P(All, ModelPlans, testing::ValuesIn(model_names()), [](c
 
 TEST_P(ModelPlans, OfLoadBalanceAreNeverSlowerThanOthersAndCloseToTheBound) {
   const plan::Inventory whole = model(GetParam()).inventory;
-  plan::Options options;
+  plan::PlanOptions options;
   options.layout_slack = 0;
   for (const int num_nodes : kNodes) {
     const plan::Mesh mesh{num_nodes, kGpus};
@@ -104,7 +104,7 @@ TEST(Placement, LayoutSlackBuysSpreadWhereItIsScarce) {
   const plan::Inventory inventory = model("wall-oss-0.5").inventory;
   const plan::CostTable costs =
       plan::modelled_costs(plan::group_by_shape(inventory), device("a800-sxm4-80gb"));
-  plan::Options tight;
+  plan::PlanOptions tight;
   tight.layout_slack = 0;
   const plan::Plan balanced = plan::make_plan(inventory, {2, kGpus}, "load_balance", costs, tight);
   const plan::Plan spread = plan::make_plan(inventory, {2, kGpus}, "load_balance", costs);

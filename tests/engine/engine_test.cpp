@@ -314,7 +314,7 @@ TEST(HostSums, AreRefusedWhereMicroStepsUnderNoSyncUsedOtherHostUnits) {
 void make_alone(const plan::Plan& plan) {
   const Group alone(nullptr, "row", 0, 1);
   const std::vector<UnitSpec> units{{"unit", at::kFloat, at::kFloat}};
-  const Engine engine(Options{}, {alone, alone, alone, alone}, plan, units);
+  const Engine engine(EngineOptions{}, {alone, alone, alone, alone}, plan, units);
 }
 
 TEST(Engine, RefusesAPlanOfAnotherMeshOrUnit) {

@@ -115,7 +115,7 @@ std::vector<UnitSpec> unit_specs(const Setting& setting) {
 }
 
 std::unique_ptr<Engine> make_engine(const Setting& setting, const StorePtr& store, int rank) {
-  Options options;
+  EngineOptions options;
   options.host_replicates = setting.mesh.num_replicates;
   options.step = setting.step;
 

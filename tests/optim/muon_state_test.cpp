@@ -182,7 +182,7 @@ std::shared_ptr<engine::Engine> make_engine(const std::vector<plan::View>& views
     plan.batches.push_back({core::Owner(0), {batch.begin(), batch.end()}});
   const std::vector<engine::UnitSpec> units{{"unit", at::kFloat, at::kFloat}};
   return std::make_shared<engine::Engine>(
-      engine::Options{}, engine::SharedMesh{alone, alone, alone, alone}, plan, units);
+      engine::EngineOptions{}, engine::SharedMesh{alone, alone, alone, alone}, plan, units);
 }
 
 // Four 3 x 4 matrices in one batch and a 2 x 2 one.

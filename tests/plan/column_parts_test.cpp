@@ -68,7 +68,7 @@ TEST(ColumnParts, LeaveRoomForTheOthersUnderAMemoryLimit) {
   const Mesh mesh{2, 2};
   const Inventory inventory = oracle::divide_small(mixture(6, 8, 2), mesh);
   const CostTable costs = oracle::modelled(inventory);
-  Options options;
+  PlanOptions options;
   const std::int64_t most = make_plan(inventory, mesh, "rank0", costs).peak_bytes();
   options.max_memory_bytes = 1;
   const std::string told =

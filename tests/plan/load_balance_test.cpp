@@ -11,7 +11,7 @@ namespace dmuon::plan {
 namespace {
 
 Plan with_slack(const Case& drawn, double slack) {
-  Options options = drawn.options;
+  PlanOptions options = drawn.options;
   options.layout_slack = slack;
   return make_plan(drawn.inventory, drawn.mesh, "load_balance", drawn.costs, options);
 }

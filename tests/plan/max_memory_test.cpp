@@ -48,7 +48,7 @@ TEST(MaxMemory, IsKeptOrAnsweredWithANumberThatDoes) {
     const Case drawn = trial % 3 == 0 ? draw_case(random) : draw_small(random);
     for (const char* strategy : {"load_balance", "lpt", "xor_layout"}) {
       const auto plan_within = [&](std::int64_t bytes) {
-        Options options = drawn.options;
+        PlanOptions options = drawn.options;
         options.max_memory_bytes = bytes;
         return make_plan(drawn.inventory, drawn.mesh, strategy, drawn.costs, options);
       };
@@ -83,7 +83,7 @@ TEST(MaxMemory, MovesStateToOwnersThatAreSlowerForIt) {
   EXPECT_EQ(free.makespan_ns(), 30);
   const Memory& before = free.memory[free.owner.front()];
   EXPECT_GT(before.state, 12 * 10'000);
-  Options options;
+  PlanOptions options;
   options.max_memory_bytes = before.total() - before.state + 12 * 10'000;
   const Plan tight = make_plan(inventory, {1, 2}, "load_balance", costs, options);
   EXPECT_EQ(tight.memory[tight.owner.front()].state, 12 * 10'000);
@@ -94,7 +94,7 @@ TEST(MaxMemory, MovesStateToOwnersThatAreSlowerForIt) {
 TEST(MaxMemory, HoldsForCountsMadeElsewhere) {
   const Inventory inventory = oracle::inventory({0, 0, 0, 0});
   const CostTable costs = oracle::table({{5}});
-  Options options;
+  PlanOptions options;
   const Plan free = make_plan_from_counts(inventory, {1, 2}, "mine", {{3}, {1}}, costs, options);
   options.max_memory_bytes = largest(free);
   EXPECT_EQ(make_plan_from_counts(inventory, {1, 2}, "mine", {{3}, {1}}, costs, options).owner,

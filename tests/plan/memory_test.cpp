@@ -23,8 +23,8 @@ Memory bytes(std::int64_t state, std::int64_t node_copy, std::int64_t buffers,
   return {state, node_copy, buffers, update};
 }
 
-Options ahead(int lookahead) {
-  Options options;
+PlanOptions ahead(int lookahead) {
+  PlanOptions options;
   options.lookahead = lookahead;
   return options;
 }
@@ -78,7 +78,7 @@ TEST(Memory, GrowsWithWhatIsInFlight) {
     const auto node = memory(kInventory, {1, 4}, kOwner, kBatches, ahead(lookahead));
     EXPECT_EQ(node[Owner(1)].buffers, on_one_node[lookahead]) << lookahead;
   }
-  Options options = ahead(3);
+  PlanOptions options = ahead(3);
   options.max_units_in_flight = 100;
   // The nodes' means of units 1 and 2.
   EXPECT_EQ(memory(kInventory, {2, 2}, kOwner, kBatches, options)[Owner(0)].buffers,
@@ -90,14 +90,14 @@ TEST(Memory, GrowsWithWhatIsInFlight) {
 }
 
 TEST(Memory, IsMoreWhereWeightsStayUntilTheBackward) {
-  Options options = ahead(0);
+  PlanOptions options = ahead(0);
   options.reshard_after_forward = false;
   EXPECT_EQ(memory(kInventory, {2, 2}, kOwner, kBatches, options)[Owner(1)].buffers,
             2 * kWeights + kGradients);
 }
 
 TEST(Memory, WithoutNodeCopiesHasStageOneInItsBuffers) {
-  Options options = ahead(2);
+  PlanOptions options = ahead(2);
   options.node_copy = false;
   options.weight_bytes = 4;
   options.gradient_bytes = 2;
@@ -109,7 +109,7 @@ TEST(Memory, WithoutNodeCopiesHasStageOneInItsBuffers) {
 TEST(Memory, OnGlooHasInboxesAndKeepsWhatWasFreed) {
   const Inventory inventory = {{"a", 16, 16, 0}};
   const std::vector<Batch> batches = {oracle::batch(0, {0})};
-  Options options = ahead(0);
+  PlanOptions options = ahead(0);
   const auto of = [&] { return memory(inventory, {1, 2}, oracle::owners({0}), batches, options); };
   EXPECT_EQ(of(), (core::PerOwner<Memory>{bytes(12 * 256, 0, 512 + 1024, kOfA),
                                           bytes(0, 0, 512 + 1024, 0)}));
@@ -166,7 +166,7 @@ TEST(Memory, OfTheLargestInventoryDoesNotOverflow) {
     batches.push_back(oracle::batch(0, {w}));
   }
   validate(inventory);
-  Options options;
+  PlanOptions options;
   options.weight_bytes = options.gradient_bytes = options.ns_bytes = 8;
   options.lookahead = schedule::kMostUnits;
   const auto all = memory(inventory, {2, 2}, PerParameter<Owner>(20), batches, options);

@@ -38,7 +38,7 @@ Inventory equal_units(int num_units, int per_unit) {
 
 // Every owner as many, in batches of at most `batch` matrices that take as long as one.
 PerParameter<Owner> place_evenly(const Inventory& inventory, Mesh mesh, int batch,
-                                 const Options& options) {
+                                 const PlanOptions& options) {
   const int all = inventory.size();
   balance::Shape shape{all, {{1, 10}}, 0};
   if (batch > 1) shape.batches.push_back({batch, 10});
@@ -79,7 +79,7 @@ TEST(Place, ReachesAllColumnsInEveryWindowWhereTheCountsAllowIt) {
     for (const int lookahead : {1, 2, 4}) {
       for (const int per_unit : {mesh.num_shards, mesh.num_shards / 2, mesh.num_shards / 4}) {
         if (per_unit == 0 || per_unit * lookahead % mesh.num_shards != 0) continue;
-        Options options;
+        PlanOptions options;
         options.lookahead = lookahead;
         const Inventory inventory = equal_units(4 * mesh.num_owners(), per_unit);
         const Spread found =
@@ -94,7 +94,7 @@ TEST(Place, ReachesAllColumnsInEveryWindowWhereTheCountsAllowIt) {
 }
 
 TEST(Place, LetsAWindowOfFewMatricesMeetNoColumnTwice) {
-  Options options;
+  PlanOptions options;
   options.lookahead = 3;
   const Mesh mesh{2, 7};
   const Inventory inventory = equal_units(7 * 4, 2);
@@ -108,7 +108,7 @@ TEST(Place, SpreadsTheMatricesOfAUnitEvenIfTheUnitIsNotContiguous) {
   // Two units of 4, interleaved.
   Inventory inventory;
   for (int w = 0; w < 8; ++w) inventory.push_back({core::message("m", w), 4, 4, w % 2});
-  Options options;
+  PlanOptions options;
   options.lookahead = 0;
   const Spread found =
       spread(inventory, {2, 4}, place_evenly(inventory, {2, 4}, 1, options), options);
@@ -156,7 +156,7 @@ TEST(Place, KeepsBatchesCloseTogether) {
 // However large a lookahead, the answer comes, and is that of a window over all units.
 TEST(Place, TakesAnyLookahead) {
   const Inventory inventory = equal_units(12, 3);
-  Options options;
+  PlanOptions options;
   options.lookahead = 12;
   const PerParameter<Owner> expected = place_evenly(inventory, {2, 3}, 1, options);
   options.lookahead = std::numeric_limits<int>::max();

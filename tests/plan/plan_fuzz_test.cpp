@@ -64,7 +64,7 @@ bool read(const std::string& text) {
 
 TEST(FromJson, TakesNoMutationForWhatItIsNot) {
   balance::Random random(16);
-  Options options;
+  PlanOptions options;
   options.layout_slack = 0;
   const std::string texts[] = {
       to_json(make_plan(oracle::inventory({0, 1, 0, 2}), {1, 3}, "load_balance",

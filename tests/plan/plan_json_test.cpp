@@ -46,7 +46,7 @@ TEST(PlanJson, ReadsBackEveryKindOfCertificate) {
 }
 
 TEST(PlanJson, KeepsNamesAndOptionsToTheLastBit) {
-  Options options;
+  PlanOptions options;
   options.layout_slack = 0.1 + 0.2;
   options.max_memory_bytes = std::numeric_limits<std::int64_t>::max();
   options.lookahead = schedule::kMostUnits;

@@ -162,23 +162,24 @@ TEST(MakePlan, NamesTheFirstBadArgument) {
 }
 
 TEST(MakePlan, NamesABadOption) {
-  const std::pair<const char*, std::function<void(Options&)>> bad[] = {
-      {"lookahead", [](Options& o) { o.lookahead = -1; }},
-      {"layout_slack", [](Options& o) { o.layout_slack = -0.1; }},
-      {"layout_slack", [](Options& o) { o.layout_slack = 1.5; }},
-      {"layout_slack", [](Options& o) { o.layout_slack = std::nan(""); }},
-      {"max_memory_bytes", [](Options& o) { o.max_memory_bytes = -1; }},
-      {"weight_bytes", [](Options& o) { o.weight_bytes = 0; }},
-      {"gradient_bytes", [](Options& o) { o.gradient_bytes = 9; }},
-      {"lookahead", [](Options& o) { o.lookahead = schedule::kMostUnits + 1; }},
-      {"max_units_in_flight", [](Options& o) { o.max_units_in_flight = 1; }},
-      {"max_units_in_flight", [](Options& o) { o.max_units_in_flight = schedule::kMostUnits + 1; }},
-      {"ns_bytes", [](Options& o) { o.ns_bytes = 0; }},
-      {"ns_steps", [](Options& o) { o.ns_steps = -1; }},
+  const std::pair<const char*, std::function<void(PlanOptions&)>> bad[] = {
+      {"lookahead", [](PlanOptions& o) { o.lookahead = -1; }},
+      {"layout_slack", [](PlanOptions& o) { o.layout_slack = -0.1; }},
+      {"layout_slack", [](PlanOptions& o) { o.layout_slack = 1.5; }},
+      {"layout_slack", [](PlanOptions& o) { o.layout_slack = std::nan(""); }},
+      {"max_memory_bytes", [](PlanOptions& o) { o.max_memory_bytes = -1; }},
+      {"weight_bytes", [](PlanOptions& o) { o.weight_bytes = 0; }},
+      {"gradient_bytes", [](PlanOptions& o) { o.gradient_bytes = 9; }},
+      {"lookahead", [](PlanOptions& o) { o.lookahead = schedule::kMostUnits + 1; }},
+      {"max_units_in_flight", [](PlanOptions& o) { o.max_units_in_flight = 1; }},
+      {"max_units_in_flight",
+       [](PlanOptions& o) { o.max_units_in_flight = schedule::kMostUnits + 1; }},
+      {"ns_bytes", [](PlanOptions& o) { o.ns_bytes = 0; }},
+      {"ns_steps", [](PlanOptions& o) { o.ns_steps = -1; }},
   };
   const CostTable costs = oracle::modelled(kSmall);
   for (const auto& [name, spoil] : bad) {
-    Options options;
+    PlanOptions options;
     spoil(options);
     const std::string message = message_of([&] {
       make_plan(kSmall, {1, 1}, "rank0", costs, options);

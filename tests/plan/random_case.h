@@ -15,7 +15,7 @@ struct Case {
   Inventory inventory;
   Mesh mesh;
   CostTable costs;
-  Options options;
+  PlanOptions options;
 };
 
 /// In [first, last], the same on every machine.

@@ -38,7 +38,7 @@ Spread spread_of(const Inventory& inventory, int num_columns, const PerParameter
   const Mesh mesh{1, num_columns};
   PerParameter<Owner> owner;
   for (const Shard column : columns) owner.push_back(mesh.owner_at(Replicate(0), column, 0));
-  Options options;
+  PlanOptions options;
   options.lookahead = window;
   return spread(inventory, mesh, owner, options);
 }
@@ -108,7 +108,7 @@ TEST(Spread, OfNoMatricesIsNothing) {
 }
 
 TEST(Spread, CountsTheWeightsOfEachColumn) {
-  Options options;
+  PlanOptions options;
   options.weight_bytes = 4;
   const Inventory inventory = {{"a", 2, 3, 0}, {"b", 5, 7, 0}, {"c", 1, 11, 1}};
   // Owners 0 and 2 of 2 x 2 slots are column 0.

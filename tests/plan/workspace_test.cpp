@@ -6,7 +6,7 @@ namespace dmuon::plan {
 namespace {
 
 std::int64_t bytes(const Shape& shape, std::size_t num_batch, int ns_bytes, int ns_steps = 5) {
-  Options options;
+  PlanOptions options;
   options.ns_bytes = ns_bytes;
   options.ns_steps = ns_steps;
   return workspace_bytes(shape, num_batch, options);

@@ -73,10 +73,10 @@ TEST(DryRun, SaysWhoTakesMoreBytesThanGranted) {
 TEST(DryRun, LanesRunInOrderAndNothingStartsBeforeItWasIssued) {
   const Job job = two_steps(2, 2);
   const DryRun run = dry_run(job, {.seed = 3});
-  for (const std::vector<Span>& spans : run.timeline) {
+  for (const std::vector<SimulatedSpan>& spans : run.timeline) {
     double end_us[3] = {0, 0, 0};
     int issue[3] = {-1, -1, -1};
-    for (const Span& span : spans) {
+    for (const SimulatedSpan& span : spans) {
       const auto lane = static_cast<std::size_t>(span.lane);
       EXPECT_GT(span.issue, issue[lane]);
       EXPECT_GE(span.start_us, end_us[lane]);

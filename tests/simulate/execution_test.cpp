@@ -39,7 +39,7 @@ TEST(Execute, TakesAsLongAsMessagesSay) {
   const Programs programs = steps_on(1, 2);
   const Execution execution = execute(programs, timing());
   int num_publications = 0;
-  for (const Span& span : execution.timeline.front()) {
+  for (const SimulatedSpan& span : execution.timeline.front()) {
     if (programs.front().issue(span.issue).operation.kind != Kind::kPublishIntra) continue;
     EXPECT_GE(span.end_us - span.start_us, 2 * 8 * kByteUs);
     ++num_publications;
@@ -56,9 +56,9 @@ TEST(Execute, StartsNothingBeforeWhatItWaitsFor) {
     const std::vector<Frontier> waits = waits_on(programs[slot]);
     ASSERT_EQ(execution.timeline[slot].size(), waits.size());
     std::vector<double> end_us(waits.size());
-    for (const Span& span : execution.timeline[slot])
+    for (const SimulatedSpan& span : execution.timeline[slot])
       end_us[static_cast<std::size_t>(span.issue)] = span.end_us;
-    for (const Span& span : execution.timeline[slot]) {
+    for (const SimulatedSpan& span : execution.timeline[slot]) {
       for (const int earlier : waits[static_cast<std::size_t>(span.issue)]) {
         if (earlier < 0) continue;
         EXPECT_GE(span.start_us, end_us[static_cast<std::size_t>(earlier)]);

@@ -68,7 +68,7 @@ class Runtime:
 
     def _make_engine(self, dedication: Dedication) -> _C.Engine:
         policy = dedication.mp_policy
-        options = _C.Options()
+        options = _C.EngineOptions()
         options.device = self.device
         options.step = dedication.schedule
         options.gradient_scale = self.ranks.size / self.divide_factor

@@ -28,12 +28,12 @@ void init_engine(py::module_& module) {
   using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroup>;
   const py::call_guard<py::gil_scoped_release> no_gil;
 
-  py::class_<engine::Options>(module, "Options")
+  py::class_<engine::EngineOptions>(module, "EngineOptions")
       .def(py::init<>())
-      .def_readwrite("device", &engine::Options::device)
-      .def_readwrite("gradient_scale", &engine::Options::gradient_scale)
-      .def_readwrite("host_replicates", &engine::Options::host_replicates)
-      .def_readwrite("step", &engine::Options::step);
+      .def_readwrite("device", &engine::EngineOptions::device)
+      .def_readwrite("gradient_scale", &engine::EngineOptions::gradient_scale)
+      .def_readwrite("host_replicates", &engine::EngineOptions::host_replicates)
+      .def_readwrite("step", &engine::EngineOptions::step);
 
   py::class_<Group>(module, "Group")
       .def(py::init([](const std::optional<ProcessGroup>& group, std::string name, int rank,

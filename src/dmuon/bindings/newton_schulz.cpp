@@ -56,12 +56,12 @@ at::Tensor orthogonalize(const at::Tensor& x, const PyCoefficients& coefficients
                          double eps, std::optional<at::ScalarType> dtype,
                          std::optional<ns::Choice> choice, std::optional<ns::Form> form,
                          std::optional<at::ScalarType> gram_dtype) {
-  ns::Options options{.coefficients = resolve(coefficients, num_steps),
-                      .eps = eps,
-                      .dtype = dtype.value_or(default_dtype(x.device())),
-                      .choice = std::move(choice),
-                      .form = form,
-                      .gram_dtype = gram_dtype};
+  ns::IterationOptions options{.coefficients = resolve(coefficients, num_steps),
+                               .eps = eps,
+                               .dtype = dtype.value_or(default_dtype(x.device())),
+                               .choice = std::move(choice),
+                               .form = form,
+                               .gram_dtype = gram_dtype};
   return ns::orthogonalize(x, options);
 }
 

@@ -15,9 +15,9 @@ namespace py = pybind11;
 using plan::CostTable;
 using plan::Inventory;
 using plan::Mesh;
-using plan::Options;
 using plan::Parameter;
 using plan::Plan;
+using plan::PlanOptions;
 
 namespace {
 
@@ -72,15 +72,15 @@ void init_inputs(py::module_& module) {
       .def_readwrite("reshard_after_forward", &StepOptions::reshard_after_forward)
       .def_readwrite("asynchronous", &StepOptions::asynchronous);
 
-  py::class_<Options, StepOptions>(module, "PlanOptions")
+  py::class_<PlanOptions, StepOptions>(module, "PlanOptions")
       .def(py::init<const StepOptions&>(), py::arg_v("step", StepOptions{}, "StepOptions()"))
-      .def_readwrite("layout_slack", &Options::layout_slack)
-      .def_readwrite("max_memory_bytes", &Options::max_memory_bytes)
-      .def_readwrite("weight_bytes", &Options::weight_bytes)
-      .def_readwrite("gradient_bytes", &Options::gradient_bytes)
-      .def_readwrite("ns_bytes", &Options::ns_bytes)
-      .def_readwrite("ns_steps", &Options::ns_steps)
-      .def_readwrite("on_cpu", &Options::on_cpu);
+      .def_readwrite("layout_slack", &PlanOptions::layout_slack)
+      .def_readwrite("max_memory_bytes", &PlanOptions::max_memory_bytes)
+      .def_readwrite("weight_bytes", &PlanOptions::weight_bytes)
+      .def_readwrite("gradient_bytes", &PlanOptions::gradient_bytes)
+      .def_readwrite("ns_bytes", &PlanOptions::ns_bytes)
+      .def_readwrite("ns_steps", &PlanOptions::ns_steps)
+      .def_readwrite("on_cpu", &PlanOptions::on_cpu);
 }
 
 // Matrices of a parameter, rows, cols.

@@ -55,11 +55,11 @@ void init_simulate(py::module_& module) {
 
   py::class_<Program>(module, "Program").def_readonly("issues", &Program::issues);
 
-  py::class_<simulate::Span>(module, "SimulatedSpan")
-      .def_readonly("issue", &simulate::Span::issue)
-      .def_readonly("issued_us", &simulate::Span::issued_us)
-      .def_readonly("start_us", &simulate::Span::start_us)
-      .def_readonly("end_us", &simulate::Span::end_us);
+  py::class_<simulate::SimulatedSpan>(module, "SimulatedSpan")
+      .def_readonly("issue", &simulate::SimulatedSpan::issue)
+      .def_readonly("issued_us", &simulate::SimulatedSpan::issued_us)
+      .def_readonly("start_us", &simulate::SimulatedSpan::start_us)
+      .def_readonly("end_us", &simulate::SimulatedSpan::end_us);
 
   module.def("unroll", &simulate::unroll, py::arg("job"), no_gil);
   module.def(

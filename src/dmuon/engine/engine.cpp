@@ -16,7 +16,7 @@ namespace dmuon::engine {
 
 using schedule::Pass;
 
-Engine::Engine(Options options, SharedMesh mesh, const plan::Plan& plan,
+Engine::Engine(EngineOptions options, SharedMesh mesh, const plan::Plan& plan,
                const std::vector<UnitSpec>& units, const LeafSizes& sizes)
     : options_(options),
       executor_(std::move(mesh), plan, units, options.step.node_copy, options.device, sizes),
@@ -80,7 +80,7 @@ void Engine::take_turn() {
   });
 }
 
-std::shared_ptr<Engine> Engine::make(Options options, SharedMesh mesh, const plan::Plan& plan,
+std::shared_ptr<Engine> Engine::make(EngineOptions options, SharedMesh mesh, const plan::Plan& plan,
                                      const std::vector<UnitSpec>& units, const LeafSizes& sizes) {
   auto made = std::make_unique<Engine>(options, std::move(mesh), plan, units, sizes);
   return {made.release(), [](Engine* engine) {

@@ -19,7 +19,7 @@
 namespace dmuon::engine {
 
 /// What does not follow from the mesh and the plan.
-struct Options {
+struct EngineOptions {
   schedule::StepOptions step;
   c10::Device device = c10::kCPU;
   /// Of the parameters that stay with the host framework; it has slots / host_replicates shards.
@@ -47,13 +47,14 @@ struct Options {
 class Engine : private schedule::Performer {
  public:
   /// See Executor.
-  Engine(Options options, SharedMesh mesh, const plan::Plan& plan,
+  Engine(EngineOptions options, SharedMesh mesh, const plan::Plan& plan,
          const std::vector<UnitSpec>& units, const LeafSizes& sizes = {});
   ~Engine() override;
   /// One that ranks may free at different times, as garbage is: where its forward has left
   /// something open, it lives until another engine has the turn.
-  static std::shared_ptr<Engine> make(Options options, SharedMesh mesh, const plan::Plan& plan,
-                                      const std::vector<UnitSpec>& units, const LeafSizes& sizes);
+  static std::shared_ptr<Engine> make(EngineOptions options, SharedMesh mesh,
+                                      const plan::Plan& plan, const std::vector<UnitSpec>& units,
+                                      const LeafSizes& sizes);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -223,7 +224,7 @@ class Engine : private schedule::Performer {
   SharedMesh& mesh() { return executor_.mesh(); }
   int num_host_shards() const { return layout().num_slots() / options_.host_replicates; }
 
-  Options options_;
+  EngineOptions options_;
   Executor executor_;
   core::Vector<core::LeafIndex, at::Tensor> placeholders_;
   core::Vector<core::LeafIndex, at::Tensor> placeholder_gradients_;

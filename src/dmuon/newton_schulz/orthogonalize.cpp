@@ -192,7 +192,7 @@ const Backend& named(const std::string& name, c10::Device device, at::ScalarType
                                             " on this machine; got '", name, "'"));
 }
 
-void check(const Tensor& x, const Options& options) {
+void check(const Tensor& x, const IterationOptions& options) {
   require(x.defined() && x.dim() >= 2, "orthogonalize: x must be [..., m, n]; got ",
           x.defined() ? x.dim() : 0, " dimension(s)");
   require(x.layout() == at::kStrided, "orthogonalize: x must be dense; got layout ", x.layout());
@@ -225,7 +225,7 @@ Choice choose(std::int64_t m, std::int64_t n, const Coefficients& coefficients, 
   return candidates_of(*backends_of(device, dtype).front(), m, n, coefficients, dtype).front();
 }
 
-Tensor orthogonalize(Tensor x, const Options& options) {
+Tensor orthogonalize(Tensor x, const IterationOptions& options) {
   check(x, options);
   const at::NoGradGuard no_grad;
   const auto sizes = x.sizes().vec();

@@ -31,7 +31,7 @@ struct Choice {
 /// By rows and columns of a matrix.
 using Choices = std::map<std::pair<std::int64_t, std::int64_t>, Choice>;
 
-struct Options {
+struct IterationOptions {
   Coefficients coefficients;  ///< one row a step; none: the normalised input comes back
   double eps = 1e-7;          ///< in [0, 1]; see orthogonalize
   at::ScalarType dtype = at::ScalarType::Float;  ///< fp64, fp32, bf16 or fp16
@@ -76,6 +76,6 @@ Choice choose(std::int64_t m, std::int64_t n, const Coefficients& coefficients, 
 ///           moves its last reference here.
 /// @return   x's shape, contiguous, in options.dtype.
 /// @throws InvalidArgument naming the first bad argument.
-at::Tensor orthogonalize(at::Tensor x, const Options& options);
+at::Tensor orthogonalize(at::Tensor x, const IterationOptions& options);
 
 }  // namespace dmuon::newton_schulz

@@ -31,7 +31,7 @@ void muon_update(at::Tensor master, at::Tensor momentum, const at::Tensor& gradi
   const newton_schulz::Backend& backend = newton_schulz::backend_of(master.device());
   at::Tensor update =
       backend.take_momentum(momentum, gradient, group.momentum, group.nesterov, applies);
-  newton_schulz::Options options;
+  newton_schulz::IterationOptions options;
   options.coefficients = group.coefficients;
   options.eps = group.eps;
   options.dtype = group.ns_dtype;

@@ -79,7 +79,7 @@ static void to_json(Json& json, const Mesh& mesh) {
           {"tensor_parallel", mesh.tensor_parallel}};
 }
 
-static void to_json(Json& json, const Options& options) {
+static void to_json(Json& json, const PlanOptions& options) {
   json = {{"lookahead", options.lookahead},
           {"layout_slack", options.layout_slack},
           {"max_memory_bytes", options.max_memory_bytes},
@@ -168,8 +168,8 @@ Mesh mesh_of(const JsonReader& reader) {
   return mesh;
 }
 
-Options options_of(const JsonReader& reader) {
-  Options options;
+PlanOptions options_of(const JsonReader& reader) {
+  PlanOptions options;
   options.lookahead = reader.at("lookahead").small(0, kMaxInt);
   options.layout_slack = reader.at("layout_slack").number();
   options.max_memory_bytes = reader.at("max_memory_bytes").integer(0, kMaxWide);

@@ -15,7 +15,7 @@ using Units = core::Vector<UnitIndex, std::vector<ParameterIndex>>;
 
 schedule::Layout layout_of(const Inventory& inventory, const Units& units,
                            const PerParameter<std::int64_t>& packed, Mesh mesh,
-                           const PerParameter<Owner>& owner, const Options& options) {
+                           const PerParameter<Owner>& owner, const PlanOptions& options) {
   schedule::Layout layout{mesh.num_replicates, mesh.num_shards, {}};
   for (const std::vector<ParameterIndex>& parameters : units) {
     schedule::UnitLayout unit;
@@ -33,7 +33,7 @@ schedule::Layout layout_of(const Inventory& inventory, const Units& units,
 
 // Of a slot's packed buffers. Inboxes are gloo's alone.
 BufferBytes buffer_bytes(const schedule::Layout& layout, Slot slot, Mesh mesh,
-                         const Options& options) {
+                         const PlanOptions& options) {
   BufferBytes bytes;
   for (const schedule::UnitLayout& unit : layout.units) {
     const std::int64_t all = layout.buffer_elements(unit);
@@ -79,7 +79,7 @@ std::vector<UnitIndex> units_of(const std::vector<Batch>& batches, const Units& 
 
 core::PerOwner<Memory> memory(const Inventory& inventory, Mesh mesh,
                               const PerParameter<Owner>& owner, const std::vector<Batch>& batches,
-                              const Options& options) {
+                              const PlanOptions& options) {
   const PerParameter<std::int64_t> packed = packed_elements_of(inventory);
   core::Vector<Slot, std::int64_t> slot_elements(mesh.num_slots());
   core::PerShard<std::int64_t> column_elements(mesh.num_shards);

@@ -31,6 +31,6 @@ struct Memory {
 /// @param owner, batches  as a plan has them: in range, every matrix once.
 core::PerOwner<Memory> memory(const Inventory& inventory, Mesh mesh,
                               const PerParameter<Owner>& owner, const std::vector<Batch>& batches,
-                              const Options& options);
+                              const PlanOptions& options);
 
 }  // namespace dmuon::plan

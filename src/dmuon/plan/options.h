@@ -7,9 +7,9 @@
 namespace dmuon::plan {
 
 /// What a plan should heed besides time: the step that will run by it, and what follows.
-struct Options : schedule::StepOptions {
-  Options() = default;
-  explicit Options(const schedule::StepOptions& step) : StepOptions(step) {}
+struct PlanOptions : schedule::StepOptions {
+  PlanOptions() = default;
+  explicit PlanOptions(const schedule::StepOptions& step) : StepOptions(step) {}
 
   /// Share of the makespan that may be given up so that units in execution order that travel at the
   /// same time, `lookahead` of them, sit on different columns; 0 keeps the best balance.
@@ -22,10 +22,10 @@ struct Options : schedule::StepOptions {
   int ns_steps = 5;        ///< of Newton-Schulz
   bool on_cpu = false;     ///< ranks are CPUs, which gloo connects
 
-  bool operator==(const Options&) const = default;
+  bool operator==(const PlanOptions&) const = default;
 };
 
 /// @throws InvalidArgument, naming the first bad one.
-void validate(const Options& options);
+void validate(const PlanOptions& options);
 
 }  // namespace dmuon::plan

@@ -48,7 +48,7 @@ core::PerOwner<Shard> give_columns(const Assignment& assignment, Mesh mesh) {
 class Sequence {
  public:
   Sequence(const Inventory& inventory, const ShapeGroups& groups, const Assignment& assignment,
-           Mesh mesh, const Options& options)
+           Mesh mesh, const PlanOptions& options)
       : groups_(groups),
         unit_of_(inventory.size()),
         stock_(mesh.num_shards, PerShape<int>(groups.shapes.size())) {
@@ -190,7 +190,7 @@ Assignment columns_alike(const Assignment& assignment, Mesh mesh) {
 }
 
 PerParameter<Owner> place(const Inventory& inventory, const ShapeGroups& groups,
-                          const Assignment& assignment, Mesh mesh, const Options& options) {
+                          const Assignment& assignment, Mesh mesh, const PlanOptions& options) {
   const Assignment arranged = columns_alike(assignment, mesh);
   const Columns columns = Sequence(inventory, groups, arranged, mesh, options).columns();
   Turns turns(arranged, mesh);

@@ -17,6 +17,7 @@ balance::Assignment columns_alike(const balance::Assignment& assignment, Mesh me
 /// ideal); ranks of a column take turns, so nodes rotate.
 /// @return owners. Deterministic, by counted work.
 PerParameter<Owner> place(const Inventory& inventory, const ShapeGroups& groups,
-                          const balance::Assignment& assignment, Mesh mesh, const Options& options);
+                          const balance::Assignment& assignment, Mesh mesh,
+                          const PlanOptions& options);
 
 }  // namespace dmuon::plan

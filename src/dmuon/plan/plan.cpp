@@ -78,7 +78,7 @@ Plan decide_within(const Plan& base, const ShapeGroups& groups, const balance::I
 }
 
 Plan make(const Inventory& inventory, Mesh mesh, std::string_view strategy, const CostTable& costs,
-          const Options& options, const Decide& decision) {
+          const PlanOptions& options, const Decide& decision) {
   validate(inventory);
   validate(mesh);
   validate(options);
@@ -123,7 +123,7 @@ balance::Assignment assignment_of(const Problem& problem,
 
 }  // namespace
 
-void validate(const Options& options) {
+void validate(const PlanOptions& options) {
   schedule::check(options);
   core::require(
       std::isfinite(options.layout_slack) && options.layout_slack >= 0 && options.layout_slack <= 1,
@@ -156,13 +156,13 @@ double Plan::gap() const {
 }
 
 Plan make_plan(const Inventory& inventory, Mesh mesh, std::string_view strategy,
-               const CostTable& costs, const Options& options) {
+               const CostTable& costs, const PlanOptions& options) {
   return make(inventory, mesh, strategy, costs, options, find_strategy(strategy));
 }
 
 Plan make_plan_from_counts(const Inventory& inventory, Mesh mesh, std::string_view strategy,
                            const core::PerOwner<PerShape<int>>& counts, const CostTable& costs,
-                           const Options& options) {
+                           const PlanOptions& options) {
   return make(inventory, mesh, strategy, costs, options, [&](const Problem& problem) -> Decision {
     return {place(problem.inventory, problem.groups, assignment_of(problem, counts), problem.mesh,
                   problem.options)};

@@ -28,7 +28,7 @@ struct Batch {
 struct Plan {
   Mesh mesh;
   std::string strategy;
-  Options options;
+  PlanOptions options;
   Inventory inventory;
   CostTable costs;
   PerParameter<Owner> owner;
@@ -54,7 +54,7 @@ struct Plan {
 ///         found for, with one that would do.
 /// Deterministic and equal on every machine.
 Plan make_plan(const Inventory& inventory, Mesh mesh, std::string_view strategy,
-               const CostTable& costs, const Options& options = {});
+               const CostTable& costs, const PlanOptions& options = {});
 
 /// The same, with the decision of eq:owner_assignment made elsewhere.
 /// @param strategy what the plan is called.
@@ -63,7 +63,7 @@ Plan make_plan(const Inventory& inventory, Mesh mesh, std::string_view strategy,
 ///                 columns, which are dealt afterwards.
 Plan make_plan_from_counts(const Inventory& inventory, Mesh mesh, std::string_view strategy,
                            const core::PerOwner<PerShape<int>>& counts, const CostTable& costs,
-                           const Options& options = {});
+                           const PlanOptions& options = {});
 
 /// Fills what follows from the rest of the plan: loads, memory, spread.
 /// @throws InvalidArgument unless owners are in range and batches are each of one shape and one

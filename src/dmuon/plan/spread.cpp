@@ -40,7 +40,7 @@ class Touched {
 }  // namespace
 
 Spread spread(const Inventory& inventory, Mesh mesh, const PerParameter<Owner>& owner,
-              const Options& options) {
+              const PlanOptions& options) {
   Spread sum;
   sum.column_bytes.resize(mesh.num_shards);
   for (const ParameterIndex w : inventory.indices()) {

@@ -23,6 +23,6 @@ struct Spread {
 
 /// `batch_units` is left 0.
 Spread spread(const Inventory& inventory, Mesh mesh, const PerParameter<Owner>& owner,
-              const Options& options);
+              const PlanOptions& options);
 
 }  // namespace dmuon::plan

@@ -19,7 +19,7 @@ struct Problem {
   const ShapeGroups& groups;
   const balance::Problem& balance;
   Mesh mesh;
-  const Options& options;
+  const PlanOptions& options;
 };
 
 struct Decision {

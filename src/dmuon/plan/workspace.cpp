@@ -16,7 +16,8 @@ constexpr std::int64_t kSquares[] = {2, 4};
 
 }  // namespace
 
-std::int64_t workspace_bytes(const Shape& shape, std::size_t num_batch, const Options& options) {
+std::int64_t workspace_bytes(const Shape& shape, std::size_t num_batch,
+                             const PlanOptions& options) {
   const std::int64_t side = std::min(shape.rows, shape.cols);
   const auto cost = [&](flops::Form form) {
     return flops::orthogonalisation(shape.rows, shape.cols, options.ns_steps, form, {});

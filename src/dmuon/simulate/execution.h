@@ -20,7 +20,7 @@ struct Timing {
 };
 
 /// One operation on its lane, in virtual time.
-struct Span {
+struct SimulatedSpan {
   int issue;  ///< index in the rank's program
   schedule::Lane lane;
   double issued_us;
@@ -30,7 +30,7 @@ struct Span {
 
 struct Execution {
   std::vector<std::string> violations;  ///< sentences: messages that do not fit, and what hangs
-  core::Vector<core::Slot, std::vector<Span>> timeline;  ///< in the order of completion
+  core::Vector<core::Slot, std::vector<SimulatedSpan>> timeline;  ///< in the order of completion
 };
 
 /// The messages of a group by their place; rows are groups [0, R), columns [R, R + G).
