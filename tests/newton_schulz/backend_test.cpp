@@ -295,6 +295,16 @@ TEST_P(BackendTest, TakesMomentumAndItsDirection) {
   }
 }
 
+TEST_P(BackendTest, AddsAMultiple) {
+  for (const at::ScalarType dtype : kDtypes) {
+    const Tensor out = random({2, 51, 67}, dtype);
+    const Tensor x = random({2, 51, 67}, dtype);
+    const Tensor expected = out.to(at::kDouble).add(x.to(at::kDouble), -1.7131);
+    backend_.add(out, x, -1.7131);
+    expect_near(out, expected, toString(dtype));
+  }
+}
+
 TEST_P(BackendTest, MovesWeightsByADirectionOfAnyDtype) {
   for (const std::int64_t cols : {3, 51, 4098}) {
     for (const Tensor& layout : laid_out_two_ways(cols)) {

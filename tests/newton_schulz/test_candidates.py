@@ -75,6 +75,23 @@ def test_one_by_one_a_matrix_has_the_same_bits_alone_and_in_a_batch(shape):
         assert torch.equal(y, torch.stack([_C.orthogonalize(m, "you", 5, 0.0, torch.float32, choice=one) for m in x]))
 
 
+@pytest.mark.parametrize("shape", [(700, 1400), (257, 400), (40, 90)])
+def test_no_bit_of_the_kernels_depends_on_the_number_of_threads(shape):
+    x = torch.randn(shape)
+    dtypes = [dtype for dtype in (torch.bfloat16, torch.float32) if has_kernels(dtype)]
+    if not dtypes:
+        pytest.skip("this machine has no AVX-512")
+    for dtype in dtypes:
+        for one in _C.candidates(*shape, "quintic", 5, CPU, dtype):
+            if one.backend != "avx512":
+                continue
+            found = []
+            for threads in (1, 2, 3, 5):
+                torch.set_num_threads(threads)
+                found.append(_C.orthogonalize(x, "quintic", 5, 0.0, dtype, choice=one))
+            assert all(torch.equal(y, found[0]) for y in found), plain_choice(one)
+
+
 @pytest.mark.parametrize("shape", [(24, 40), (40, 24), (300, 130)])
 def test_the_tuners_reference_is_the_exact_polynomial(shape):
     rows = _C.resolve_coefficients("polar_express", 5)

@@ -137,7 +137,10 @@ def _checked(row: dict[str, Any], setting: Setting) -> Result:
     if any(type(value) is not kind for value, kind in zip(result, _TYPES, strict=True)) or min(result[:3]) < 1:
         raise ValueError(f"expected numbers of a shape and a choice, got {row}")
     if result.choice not in setting.candidates(result.rows, result.cols):
-        raise ValueError(f"expected a choice that there is, got {result}")
+        raise ValueError(
+            f"{result.rows} x {result.cols}: expected what may be chosen on this machine, got "
+            f"{plain_choice(result.choice)}; `dmuon tune` times it anew"
+        )
     return result
 
 

@@ -28,6 +28,10 @@ void Backend::symmetric_product(const at::Tensor& out, double beta, const at::Te
   mirror(out, panels);
 }
 
+void Backend::add(const at::Tensor& out, const at::Tensor& x, double alpha) const {
+  out.add_(x, alpha);
+}
+
 std::vector<const Backend*> backends_of(c10::Device device, at::ScalarType dtype) {
   if (!device.is_cpu()) return {&aten_backend()};
   const bool is_bf16 = dtype == at::kBFloat16;

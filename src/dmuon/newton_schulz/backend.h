@@ -73,6 +73,10 @@ class Backend {
                                  double alpha, const at::Tensor& a, const at::Tensor& b,
                                  std::int64_t panel_rows) const;
 
+  /// out <- out + alpha x, element by element; one dtype and size, contiguous. On CPUs no bit
+  /// depends on the number of threads.
+  virtual void add(const at::Tensor& out, const at::Tensor& x, double alpha) const;
+
   // Before and after the iteration, element by element: fp32 tensors of equal sizes, any strides.
 
   /// momentum <- momentum + (1 - mu) (gradient - momentum), and the direction that follows:

@@ -112,7 +112,7 @@ void run_segment(Iterate& iterate, Squares& squares, std::span<const Row> rows, 
       mixed_product(scratch, a, q, z, q);
       std::swap(q, scratch);
       if (leads) {
-        at::add_out(q, q, z, identity);
+        iterate.backend.add(q, z, identity);
         identity *= a;
       }
     }

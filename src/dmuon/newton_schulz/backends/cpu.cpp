@@ -246,6 +246,12 @@ void CpuBackend::product(const Tensor& out, double beta, const Tensor& c, double
   aten_backend().product(out, beta, c, alpha, a, b);
 }
 
+// PyTorch rounds what is left over at the end of a thread's part in another way, in bf16.
+void CpuBackend::add(const Tensor& out, const Tensor& x, double alpha) const {
+  if (out.scalar_type() != at::kBFloat16) return Backend::add(out, x, alpha);
+  cpu::add(out, x, alpha);
+}
+
 // A CPU knows what applies.
 Tensor CpuBackend::take_momentum(const Tensor& momentum, const Tensor& gradient, double mu,
                                  bool nesterov, const Tensor& applies) const {

@@ -76,15 +76,21 @@ void scale_loop(const float* x, std::int64_t size, double scale, float* out) {
 }
 
 // To the nearest, ties to even; a NaN stays one.
+std::uint16_t narrow(float value) {
+  std::uint32_t bits = 0;
+  std::memcpy(&bits, &value, sizeof bits);
+  const std::uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return static_cast<std::uint16_t>(value == value ? rounded : 0x7fc0);
+}
+
 DMUON_EACH_INSTRUCTION_SET
 void scale_loop_bf16(const float* x, std::int64_t size, double scale, std::uint16_t* out) {
-  for (std::int64_t i = 0; i < size; ++i) {
-    const auto value = static_cast<float>(x[i] * scale);
-    std::uint32_t bits = 0;
-    std::memcpy(&bits, &value, sizeof bits);
-    const std::uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    out[i] = static_cast<std::uint16_t>(value == value ? rounded : 0x7fc0);
-  }
+  for (std::int64_t i = 0; i < size; ++i) out[i] = narrow(static_cast<float>(x[i] * scale));
+}
+
+DMUON_EACH_INSTRUCTION_SET
+void add_loop_bf16(std::uint16_t* out, const std::uint16_t* x, std::int64_t size, float alpha) {
+  for (std::int64_t i = 0; i < size; ++i) out[i] = narrow(wide(out[i]) + alpha * wide(x[i]));
 }
 
 // Calls loop(data, size) on stretches in which all operands are closed: of one element at worst.
@@ -146,6 +152,14 @@ void move_weights(const at::Tensor& master, const at::Tensor& direction, double 
             } else {
               weight_loop(as<float>(at[0]), as<float>(at[1]), size, kept, rate);
             }
+          });
+}
+
+void add(const at::Tensor& out, const at::Tensor& x, double alpha) {
+  const auto factor = static_cast<float>(alpha);
+  over<2>(in_place().add_output(out).add_const_input(x).build(), {2, 2},
+          [&](const std::array<char*, 2>& at, std::int64_t size) {
+            add_loop_bf16(as<std::uint16_t>(at[0]), as<std::uint16_t>(at[1]), size, factor);
           });
 }
 
