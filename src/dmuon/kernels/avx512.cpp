@@ -25,6 +25,8 @@ namespace {
 constexpr std::int64_t kUnitRows = 240;
 constexpr std::int64_t kUnitCols = 480;
 constexpr std::int64_t kMostWords = 384;
+// The sums of so many words are added up apart, in fp32: with longer ones its errors grow.
+constexpr std::int64_t kMostFp32Words = 128;
 // Smaller units are as fast where all operands are close by; and where large ones are too few for
 // the threads, which take one after the other.
 constexpr std::int64_t kSmallUnitRows = 96;
@@ -75,9 +77,10 @@ void compute_unit(const Product& product, const Unit& unit, const Panels& a, con
   const std::int64_t out_stride = product.out_stride * T::kSize;
   thread_local Scratch scratch;
   auto* sums = reinterpret_cast<float*>(scratch.words(kUnitRows * kUnitCols));
+  const std::int64_t most = T::kSize == 4 ? kMostFp32Words : kMostWords;
   std::int64_t word = 0;
   do {
-    const std::int64_t words = std::min(kMostWords, a.words - word);
+    const std::int64_t words = std::min(most, a.words - word);
     for (std::int64_t left = unit.left; left < unit.right; left += kTileCols) {
       const std::int64_t col = left * T::kSize;
       const std::int64_t start = product.symmetric ? std::max(unit.top, left) : unit.top;

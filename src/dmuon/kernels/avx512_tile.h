@@ -12,7 +12,7 @@ constexpr std::int64_t kTileVectors = 3;
 constexpr std::int64_t kTileCols = kTileVectors * kLanes;
 
 // What of a product a tile is: where it begins, and how far it goes, at most kTileRows rows and
-// kTileCols columns. The sums of earlier words are taken from `sums`, [kTileRows][kTileCols], and
+// kTileCols columns. The sums of earlier words are added from `sums`, [kTileRows][kTileCols], and
 // those of all but the last words left there.
 struct Tile {
   const std::uint32_t* a;
@@ -37,8 +37,7 @@ DMUON_AVX512 void compute_tile(const Tile& tile, float alpha, float beta) {
   for (std::int64_t i = 0; i < kTileRows; ++i) {
 #pragma GCC unroll 3
     for (std::int64_t v = 0; v < kVectors; ++v) {
-      sum[i][v] = tile.is_first ? _mm512_setzero_ps()
-                                : _mm512_load_ps(tile.sums + i * kTileCols + v * kLanes);
+      sum[i][v] = _mm512_setzero_ps();
     }
   }
   const std::uint32_t* a = tile.a;
@@ -61,6 +60,10 @@ DMUON_AVX512 void compute_tile(const Tile& tile, float alpha, float beta) {
     if (i >= tile.rows) break;
 #pragma GCC unroll 3
     for (std::int64_t v = 0; v < kVectors; ++v) {
+      if (!tile.is_first) {
+        const __m512 before = _mm512_load_ps(tile.sums + i * kTileCols + v * kLanes);
+        sum[i][v] = _mm512_add_ps(before, sum[i][v]);
+      }
       if (!tile.is_last) {
         _mm512_store_ps(tile.sums + i * kTileCols + v * kLanes, sum[i][v]);
         continue;
