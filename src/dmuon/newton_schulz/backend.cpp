@@ -2,7 +2,7 @@
 
 #include <cpuinfo.h>
 
-#include "dmuon/kernels/products.h"
+#include "dmuon/newton_schulz/backends/cpu.h"
 
 namespace dmuon::newton_schulz {
 
@@ -34,12 +34,9 @@ void Backend::add(const at::Tensor& out, const at::Tensor& x, double alpha) cons
 
 std::vector<const Backend*> backends_of(c10::Device device, at::ScalarType dtype) {
   if (!device.is_cpu()) return {&aten_backend()};
-  const bool is_bf16 = dtype == at::kBFloat16;
-  const bool has_kernels = (is_bf16 && kernels::multiplies(kernels::Dtype::kBFloat16)) ||
-                           (dtype == at::kFloat && kernels::multiplies(kernels::Dtype::kFloat));
-  if (!has_kernels) return {&cpu_backend()};
+  if (!kernels_multiply(dtype)) return {&cpu_backend()};
   // AMX, which PyTorch's BLAS knows, multiplies bf16 faster.
-  if (is_bf16 && cpuinfo_initialize() && cpuinfo_has_x86_amx_bf16()) {
+  if (dtype == at::kBFloat16 && cpuinfo_initialize() && cpuinfo_has_x86_amx_bf16()) {
     return {&cpu_backend(), &avx512_backend()};
   }
   return {&avx512_backend(), &cpu_backend()};

@@ -10,17 +10,18 @@
 #include "dmuon/newton_schulz/backends/cpu_threads.h"
 
 namespace dmuon::newton_schulz {
+
+bool kernels_multiply(at::ScalarType dtype) {
+  if (dtype == at::kFloat) return kernels::multiplies(kernels::Dtype::kFloat);
+  return dtype == at::kBFloat16 && kernels::multiplies(kernels::Dtype::kBFloat16);
+}
+
 namespace {
 
 using at::Tensor;
 
 // Time of an fp32 FLOP over a bf16 one: 105 against 213 GFLOP/s a core.
 constexpr double kFp32CostOfKernels = 2.05;
-
-bool multiplied(at::ScalarType dtype) {
-  if (dtype == at::kFloat) return kernels::multiplies(kernels::Dtype::kFloat);
-  return dtype == at::kBFloat16 && kernels::multiplies(kernels::Dtype::kBFloat16);
-}
 
 kernels::Workers all_threads() { return {at::get_num_threads(), cpu::on_threads}; }
 
@@ -82,19 +83,19 @@ class Avx512Backend final : public CpuBackend {
 
   // Of the kernels' own height.
   std::vector<std::int64_t> panel_rows(std::int64_t m, at::ScalarType dtype) const override {
-    return multiplied(dtype) ? std::vector<std::int64_t>{kernels::kTile}
-                             : CpuBackend::panel_rows(m, dtype);
+    return kernels_multiply(dtype) ? std::vector<std::int64_t>{kernels::kTile}
+                                   : CpuBackend::panel_rows(m, dtype);
   }
 
   flops::SymmetricCost symmetric_cost(std::int64_t m, at::ScalarType dtype) const override {
-    if (!multiplied(dtype)) return CpuBackend::symmetric_cost(m, dtype);
+    if (!kernels_multiply(dtype)) return CpuBackend::symmetric_cost(m, dtype);
     return {.share = panels_share(num_panels(m, kernels::kTile)),
             .gram_dtype = dtype == at::kBFloat16 ? kFp32CostOfKernels : 1};
   }
 
   void product(const Tensor& out, double beta, const Tensor& c, double alpha, const Tensor& a,
                const Tensor& b) const override {
-    if (!multiplied(out.scalar_type()) || out.stride(-1) != 1) {
+    if (!kernels_multiply(out.scalar_type()) || out.stride(-1) != 1) {
       return CpuBackend::product(out, beta, c, alpha, a, b);
     }
     multiply(out, beta, c, alpha, a, b, /*symmetric=*/false);
@@ -102,7 +103,7 @@ class Avx512Backend final : public CpuBackend {
 
   void symmetric_product(const Tensor& out, double beta, const Tensor& c, double alpha,
                          const Tensor& a, const Tensor& b, std::int64_t panel_rows) const override {
-    if (!multiplied(out.scalar_type())) {
+    if (!kernels_multiply(out.scalar_type())) {
       return CpuBackend::symmetric_product(out, beta, c, alpha, a, b, panel_rows);
     }
     multiply(out, beta, c, alpha, a, b, /*symmetric=*/true);

@@ -8,6 +8,9 @@ namespace dmuon::newton_schulz {
 /// emulates it, slower than fp32.
 bool multiplies_bf16();
 
+/// Whether the products of kernels/ multiply this dtype on this machine (backends/avx512.cpp).
+bool kernels_multiply(at::ScalarType dtype);
+
 /// cpu_backend(), and the base of others that differ in their products.
 class CpuBackend : public Backend {
  public:
