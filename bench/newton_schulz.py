@@ -1,7 +1,8 @@
 """Newton-Schulz alone, on one device: dmuon's, torch.optim.Muon's iteration, and the same in plain products.
 
 Of each shape: milliseconds a matrix, torch.optim.Muon's time and that of plain products over dmuon's, the share of the
-floor that dmuon reaches, and errors against the exact polynomial in fp64. The floor is the least that a backend may
+floor that dmuon reaches, dmuon's whole update from gradient to weight over the iteration alone, and errors against the
+exact polynomial in fp64. The floor is the least that a backend may
 need: FLOPs of the cheaper form with symmetric products by triangles, at the rate of the fastest large product found in
 this run. `make bench-ns`.
 """
@@ -87,6 +88,28 @@ Work = Callable[[Tensor, torch.dtype], Tensor]
 CONTENDERS: dict[str, Work] = {"dmuon": ours, "torch": theirs, "plain": plain}
 
 
+def whole_update(like: Tensor) -> Work:
+    """From a gradient to momentum and weights, which grow no larger by it."""
+    master, momentum = torch.zeros_like(like), torch.zeros_like(like)
+    applies = torch.ones((), dtype=torch.bool, device=like.device)
+
+    def work(x: Tensor, dtype: torch.dtype) -> Tensor:
+        group = _C.MuonGroup(
+            lr=0.02,
+            weight_decay=0.1,
+            momentum=0.95,
+            nesterov=True,
+            coefficients=[ROW] * STEPS,
+            eps=EPS,
+            adjust_lr_fn="original",
+            ns_dtype=dtype,
+        )
+        _C.muon_update(master, momentum, x, group, applies)
+        return master
+
+    return work
+
+
 def exact(x: Tensor) -> Tensor:
     y: Tensor = x.double() / torch.linalg.matrix_norm(x.double(), keepdim=True)
     for _ in range(STEPS):
@@ -124,12 +147,13 @@ def measure(shape: Shape, names: list[str], options: argparse.Namespace) -> dict
     """By contender: seconds of a call, by round."""
     torch.manual_seed(0)
     x = torch.randn(shape.batch, shape.rows, shape.cols, device=options.device)
-    once = {name: [seconds_of(CONTENDERS[name], x, options.dtype) for _ in range(2)][1] for name in names}
+    works = {**CONTENDERS, "update": whole_update(x)}
+    once = {name: [seconds_of(works[name], x, options.dtype) for _ in range(2)][1] for name in names}
     found: dict[str, list[float]] = {name: [] for name in names}
     for order in orders(names, options.rounds):
         for name in order:
             times = max(1, round(LEAST_S / once[name]))
-            found[name].append(seconds_of(CONTENDERS[name], x, options.dtype, times))
+            found[name].append(seconds_of(works[name], x, options.dtype, times))
     return found
 
 
@@ -144,15 +168,15 @@ def errors(shape: Shape, options: argparse.Namespace) -> dict[str, float]:
 
 def report(shape: Shape, peak: float, options: argparse.Namespace) -> dict[str, Any]:
     """Prints a line, and returns what it says."""
-    found = measure(shape, list(CONTENDERS), options)
-    ratios: dict[str, Ratio] = {name: paired_ratio(found[name], found["dmuon"]) for name in ("torch", "plain")}
+    found = measure(shape, [*CONTENDERS, "update"], options)
+    ratios: dict[str, Ratio] = {name: paired_ratio(found[name], found["dmuon"]) for name in found if name != "dmuon"}
     medians = {name: statistics.median(seconds) for name, seconds in found.items()}
     floor = floor_seconds(shape, peak)
     wrong = errors(shape, options)
     form = _C.choose(shape.rows, shape.cols, [ROW], STEPS, options.device, options.dtype).form.name.lower()
     print(
         f"{shape!s:16} {form:6} {1e3 * medians['dmuon'] / shape.batch:9.3f} {ratios['torch']!s:>22} "
-        f"{ratios['plain']!s:>22} {floor / medians['dmuon']:6.0%} {wrong['dmuon']:9.1e} {wrong['torch']:9.1e}",
+        f"{ratios['plain']!s:>22} {floor / medians['dmuon']:6.0%} {ratios['update'].median:9.3f} {wrong['dmuon']:9.1e} {wrong['torch']:9.1e}",
         flush=True,
     )
     said = {name: asdict(ratio) for name, ratio in ratios.items()}
@@ -201,7 +225,7 @@ def main() -> None:
     print(f"{options.dtype}, products at {peak / 1e9:.0f} GFLOP/s, {options.rounds} rounds")
     print(
         f"{'matrices':16} {'form':6} {'ms each':>9} {'torch.optim.Muon, x':>22} {'plain products, x':>22} "
-        f"{'floor':>6} {'error':>9} {'torch':>9}"
+        f"{'floor':>6} {'update, x':>9} {'error':>9} {'torch':>9}"
     )
     said: dict[str, Any] = {"peak_flops": peak, "shapes": [report(shape, peak, options) for shape in shapes]}
     if options.draw is not None:

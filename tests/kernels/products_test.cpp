@@ -10,6 +10,7 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "dmuon/core/error.h"
@@ -145,6 +146,35 @@ TYPED_TEST(ProductsTest, AgreesWithFp64WhateverTheSizesAndStrides) {
           for (std::int64_t row = 0; row < rows; ++row)
             for (std::int64_t i = 0; i < 3; ++i)
               EXPECT_EQ(out[static_cast<std::size_t>(row * (cols + 3) + cols + i)], kept);
+        }
+      }
+    }
+  }
+}
+
+// Sizes below and above those of a tile and a unit; the room between rows of out stays as it is.
+TYPED_TEST(ProductsTest, AddsToFp32WhatItKeeps) {
+  using Entry = typename TypeParam::Entry;
+  for (const auto& [rows, cols, inner] :
+       {std::tuple{1, 1, 1}, {7, 13, 5}, {17, 33, 64}, {300, 100, 31}, {9, 5, 0}, {40, 50, 1501}}) {
+    const std::vector<Entry> a = this->random(rows * inner);
+    const std::vector<Entry> b = this->random(inner * cols);
+    const std::vector<Entry> c = this->random(rows * cols);
+    for (const auto& [beta, kept] : {std::pair{0.0, 0.75}, {0.5, 0.75}, {0.5, 0.0}}) {
+      const std::int64_t stride = cols + 3;
+      std::vector<float> out(static_cast<std::size_t>(rows * stride), 7);
+      Product product{
+          rows, cols,       inner,  0.25, {a.data(), inner, 1}, {b.data(), cols, 1}, beta, c.data(),
+          cols, out.data(), stride, false};
+      product.kept = kept;
+      multiply(product, TypeParam::kDtype, on_threads);
+      const std::vector<double> exact = this->exact(product);
+      for (std::int64_t row = 0; row < rows; ++row) {
+        for (std::int64_t col = 0; col < stride; ++col) {
+          const double should =
+              col < cols ? kept * 7 + exact[static_cast<std::size_t>(row * cols + col)] : 7;
+          EXPECT_NEAR(out[static_cast<std::size_t>(row * stride + col)], should, 1e-4)
+              << rows << " " << cols << " " << row << " " << col;
         }
       }
     }

@@ -194,8 +194,8 @@ ENGINE = (
     Planted(
         "decay_by_adjusted_lr",
         MUON_STATE,
-        "1 - group.lr * group.weight_decay, lr, applies",
-        "1 - lr * group.weight_decay, lr, applies",
+        ".decay = 1 - group.lr * group.weight_decay",
+        ".decay = 1 - lr * group.weight_decay",
         "Weights of matrices with more rows than columns decay too fast.",
     ),
 )

@@ -22,7 +22,7 @@ using Segments = std::vector<int>;
 /// `steps` as the form divides them, kSegmented in pairs: an odd step is the last.
 Segments segments(int steps, Form form);
 
-/// Whether the first segment keeps the identity out of Q (orthogonalize.cpp): of three steps, with
+/// Whether the first segment keeps the identity out of Q (iteration.cpp): of three steps, with
 /// others to come.
 bool leads(const Segments& segments);
 
@@ -31,7 +31,7 @@ struct Products {
   int to_square = 0;  ///< symmetric m x m result, inner dimension n: R = X X'
   int square = 0;     ///< symmetric m x m result, inner dimension m: Z, and the next R
   /// R Z and Z Q: symmetric because their factors commute, but in kSegmented computed in full, see
-  /// orthogonalize.cpp. Those of a segment that leads are among `square`.
+  /// iteration.cpp. Those of a segment that leads are among `square`.
   int mixed = 0;
   int to_wide = 0;  ///< m x n result, inner dimension m: Q X
 

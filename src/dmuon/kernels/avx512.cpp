@@ -74,7 +74,9 @@ void compute_unit(const Product& product, const Unit& unit, const Panels& a, con
   const auto* c = static_cast<const std::byte*>(product.c);
   auto* out = static_cast<std::byte*>(product.out);
   const std::int64_t c_stride = product.c_stride * T::kSize;
-  const std::int64_t out_stride = product.out_stride * T::kSize;
+  const std::int64_t out_size = product.kept ? Fp32::kSize : T::kSize;
+  const std::int64_t out_stride = product.out_stride * out_size;
+  const auto kept = static_cast<float>(product.kept.value_or(0));
   thread_local Scratch scratch;
   auto* sums = reinterpret_cast<float*>(scratch.words(kUnitRows * kUnitCols));
   const std::int64_t most = T::kSize == 4 ? kMostFp32Words : kMostWords;
@@ -82,7 +84,6 @@ void compute_unit(const Product& product, const Unit& unit, const Panels& a, con
   do {
     const std::int64_t words = std::min(most, a.words - word);
     for (std::int64_t left = unit.left; left < unit.right; left += kTileCols) {
-      const std::int64_t col = left * T::kSize;
       const std::int64_t start = product.symmetric ? std::max(unit.top, left) : unit.top;
       for (std::int64_t top = start; top < unit.bottom; top += kTileRows) {
         compute_tile<T>(
@@ -93,12 +94,13 @@ void compute_unit(const Product& product, const Unit& unit, const Panels& a, con
              .is_first = word == 0,
              .is_last = word + words == a.words,
              .sums = sums + (top - unit.top) * kTileCols + (left - unit.left) * kUnitRows,
-             .c = c == nullptr ? nullptr : c + top * c_stride + col,
+             .c = c == nullptr ? nullptr : c + top * c_stride + left * T::kSize,
              .c_stride = c_stride,
-             .out = out + top * out_stride + col,
+             .out = out + top * out_stride + left * out_size,
              .out_stride = out_stride,
              .rows = unit.bottom - top,
-             .cols = std::min(left + kTileCols, right_of(product, unit, top)) - left},
+             .cols = std::min(left + kTileCols, right_of(product, unit, top)) - left,
+             .kept = product.kept ? &kept : nullptr},
             static_cast<float>(product.alpha), static_cast<float>(product.beta));
       }
     }
@@ -153,6 +155,7 @@ bool multiplies(Dtype dtype) {
 
 void multiply(const Product& product, Dtype dtype, const Workers& workers) {
   core::invariant(multiplies(dtype), "multiply: this processor does not multiply the dtype");
+  core::invariant(!product.symmetric || !product.kept, "multiply: a symmetric product is new");
   if (dtype == Dtype::kFloat) {
     avx512::multiply_as<avx512::Fp32>(product, workers);
   } else {

@@ -28,9 +28,10 @@ struct Tile {
   std::int64_t out_stride;
   std::int64_t rows;
   std::int64_t cols;
+  const float* kept;  // Product::kept; null where unset
 };
 
-template <typename T, std::int64_t kVectors>
+template <typename T, std::int64_t kVectors, bool kKeeps>
 DMUON_AVX512 void compute_tile(const Tile& tile, float alpha, float beta) {
   __m512 sum[kTileRows][kVectors];
 #pragma GCC unroll 8
@@ -75,21 +76,34 @@ DMUON_AVX512 void compute_tile(const Tile& tile, float alpha, float beta) {
         const __m512 addend = T::load(mask, tile.c + i * tile.c_stride + at);
         value = _mm512_fmadd_ps(addend, _mm512_set1_ps(beta), value);
       }
-      T::store(tile.out + i * tile.out_stride + at, mask, value);
+      std::byte* row = tile.out + i * tile.out_stride;
+      if constexpr (kKeeps) {
+        row += v * kLanes * Fp32::kSize;
+        value = _mm512_fmadd_ps(Fp32::load(mask, row), _mm512_set1_ps(*tile.kept), value);
+        Fp32::store(row, mask, value);
+      } else {
+        T::store(row + at, mask, value);
+      }
     }
+  }
+}
+
+template <typename T, bool kKeeps>
+void compute_tile(const Tile& tile, float alpha, float beta) {
+  switch (divided_up(tile.cols, kLanes)) {
+    case 1:
+      return compute_tile<T, 1, kKeeps>(tile, alpha, beta);
+    case 2:
+      return compute_tile<T, 2, kKeeps>(tile, alpha, beta);
+    default:
+      return compute_tile<T, kTileVectors, kKeeps>(tile, alpha, beta);
   }
 }
 
 template <typename T>
 void compute_tile(const Tile& tile, float alpha, float beta) {
-  switch (divided_up(tile.cols, kLanes)) {
-    case 1:
-      return compute_tile<T, 1>(tile, alpha, beta);
-    case 2:
-      return compute_tile<T, 2>(tile, alpha, beta);
-    default:
-      return compute_tile<T, kTileVectors>(tile, alpha, beta);
-  }
+  if (tile.kept == nullptr) return compute_tile<T, false>(tile, alpha, beta);
+  compute_tile<T, true>(tile, alpha, beta);
 }
 
 // Copies the 16 x 16 block of m x m `square` that begins at (top, left) on or below the diagonal to

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 
 namespace dmuon::kernels {
 
@@ -43,6 +44,9 @@ struct Product {
   /// rows == cols, c is symmetric and a b would be: what lies below the diagonal is computed, in
   /// tiles of kTile columns, and mirrored, so that out is symmetric bit by bit.
   bool symmetric;
+  /// Where it is set, out is fp32 whatever the dtype, apart from c, and keeps so much of itself:
+  /// out <- kept out + beta c + alpha a b, rounded to fp32 alone. Not of a symmetric product.
+  std::optional<double> kept = {};
 };
 
 inline constexpr std::int64_t kTile = 16;
@@ -65,7 +69,7 @@ struct Workers {
 /// most, beside 2 rows cols inner FLOPs. The calling thread keeps that memory for the next product,
 /// up to 64 MB a dtype, and each worker 460 KB.
 ///
-/// @throws InternalError where multiplies(dtype) is false.
+/// @throws InternalError where multiplies(dtype) is false, or a symmetric product is to be kept.
 void multiply(const Product& product, Dtype dtype, const Workers& workers);
 
 }  // namespace dmuon::kernels

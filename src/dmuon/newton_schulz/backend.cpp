@@ -1,10 +1,18 @@
 #include "dmuon/newton_schulz/backend.h"
 
+#include <ATen/ops/empty_like.h>
 #include <cpuinfo.h>
 
 #include "dmuon/newton_schulz/backends/cpu.h"
 
 namespace dmuon::newton_schulz {
+
+at::Tensor computed(const Backend& backend, const PendingProduct& product) {
+  const auto& [beta, c, alpha, a, b, spare] = product;
+  const at::Tensor out = spare.defined() ? spare : at::empty_like(c);
+  backend.product(out, beta, c, alpha, a, b);
+  return out;
+}
 
 void Backend::symmetric_product(const at::Tensor& out, double beta, const at::Tensor& c,
                                 double alpha, const at::Tensor& a, const at::Tensor& b,
@@ -30,6 +38,20 @@ void Backend::symmetric_product(const at::Tensor& out, double beta, const at::Te
 
 void Backend::add(const at::Tensor& out, const at::Tensor& x, double alpha) const {
   out.add_(x, alpha);
+}
+
+Start Backend::start(const Update& update, at::ScalarType dtype, double eps) const {
+  at::Tensor direction = take_momentum(update);
+  direction = direction.reshape({-1, direction.size(-2), direction.size(-1)});
+  const at::Tensor x = normalise(direction, dtype, eps);
+  return {update.master.dim() == 2 ? x.squeeze(0) : x};
+}
+
+void Backend::finish(const Update& update, const PendingProduct& product) const {
+  const at::Tensor& master = update.master;
+  const at::Tensor direction =
+      computed(*this, product).narrow(-2, 0, master.size(-2)).narrow(-1, 0, master.size(-1));
+  move_weights(update, direction.view(master.sizes()));
 }
 
 std::vector<const Backend*> backends_of(c10::Device device, at::ScalarType dtype) {

@@ -11,6 +11,42 @@
 
 namespace dmuon::newton_schulz {
 
+class Backend;
+
+/// Where an iteration starts: X = scale x. Folded into the first products, the scale takes no pass
+/// over x.
+struct Start {
+  at::Tensor x;
+  double scale = 1;
+};
+
+/// beta c + alpha a b, not computed yet: see Backend::product.
+struct PendingProduct {
+  double beta;
+  at::Tensor c;
+  double alpha;
+  at::Tensor a;
+  at::Tensor b;
+  at::Tensor spare = {};  ///< of c's size and dtype, free to hold the result; may be undefined
+};
+
+/// In `spare`, or new.
+at::Tensor computed(const Backend& backend, const PendingProduct& product);
+
+/// A Muon update of equally shaped matrices, [..., rows, cols] in fp32, which need not follow each
+/// other in memory. Where it does not apply, all keep their values, whatever the gradient holds; of
+/// master's, zeros may change their sign.
+struct Update {
+  at::Tensor master;
+  at::Tensor momentum;
+  at::Tensor gradient;  ///< unchanged
+  double mu;
+  bool nesterov;
+  double decay;
+  double lr;
+  at::Tensor applies;  ///< [] bool; nobody waits for the device to know it
+};
+
 /// What a Muon update needs of a kind of device: operations on tensors, and the choices that
 /// depend on how fast they are. Backends have no state, are thread-safe, work on the current stream
 /// and record no autograd.
@@ -77,21 +113,27 @@ class Backend {
   /// depends on the number of threads.
   virtual void add(const at::Tensor& out, const at::Tensor& x, double alpha) const;
 
-  // Before and after the iteration, element by element: fp32 tensors of equal sizes, any strides.
+  // Before and after the iteration.
+
+  /// The momentum that follows, and of its direction what the iteration starts from: take_momentum
+  /// and normalise, in one pass over memory where the backend can.
+  /// @param update  one matrix, [rows, cols], or a batch, [..., rows, cols].
+  /// @return        [rows', cols'], or [b, rows', cols'] with all of the batch's, as of normalise.
+  virtual Start start(const Update& update, at::ScalarType dtype, double eps) const;
+
+  /// move_weights by the iteration's last product, in one pass over memory where the backend can.
+  /// @param product  [(b,) rows', cols'], of what lies beyond update's rows and columns nothing.
+  virtual void finish(const Update& update, const PendingProduct& product) const;
 
   /// momentum <- momentum + (1 - mu) (gradient - momentum), and the direction that follows:
   /// gradient + mu (momentum - gradient) with nesterov, else momentum. Where it does not apply
   /// momentum keeps its values and is the direction, whatever the gradient holds.
-  /// @param applies  [] bool; nobody waits for the device to know it.
-  /// @return         momentum itself where that is the direction, else new.
-  virtual at::Tensor take_momentum(const at::Tensor& momentum, const at::Tensor& gradient,
-                                   double mu, bool nesterov, const at::Tensor& applies) const = 0;
+  /// @return  momentum itself where that is the direction, else new.
+  virtual at::Tensor take_momentum(const Update& update) const = 0;
 
-  /// master <- decay master - lr direction, in place. Where it does not apply, master keeps its
-  /// values, of which zeros may change their sign.
-  /// @param direction  finite, of any of the dtypes.
-  virtual void move_weights(const at::Tensor& master, const at::Tensor& direction, double decay,
-                            double lr, const at::Tensor& applies) const = 0;
+  /// master <- decay master - lr direction, in place.
+  /// @param direction  of master's sizes, finite, of any of the dtypes and strides.
+  virtual void move_weights(const Update& update, const at::Tensor& direction) const = 0;
 
  protected:
   /// Fills what is right of the panels, of which panel i of p ends at row m (i + 1) / p, with what

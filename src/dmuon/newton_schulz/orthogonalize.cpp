@@ -1,13 +1,9 @@
 #include "dmuon/newton_schulz/orthogonalize.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/scalar_tensor.h>
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -16,6 +12,7 @@
 
 #include "dmuon/core/error.h"
 #include "dmuon/newton_schulz/backend.h"
+#include "dmuon/newton_schulz/iteration.h"
 
 namespace dmuon::newton_schulz {
 namespace {
@@ -26,123 +23,6 @@ using core::require;
 bool floating(at::ScalarType dtype) {
   return dtype == at::kDouble || dtype == at::kFloat || dtype == at::kBFloat16 ||
          dtype == at::kHalf;
-}
-
-// The iterate X, [(b,) rows, cols], either side the shorter: `tall` matrices are read in the other
-// operand order instead of being transposed.
-struct Iterate {
-  const Backend& backend;
-  std::int64_t panel_rows;
-  Tensor x;
-  Tensor spare;  // X's next value; a product may not overwrite its operand
-  bool tall;
-
-  std::int64_t short_side() const { return x.size(tall ? -1 : -2); }
-
-  Tensor square(at::ScalarType dtype) const {
-    auto sizes = x.sizes().vec();
-    sizes[sizes.size() - 1] = sizes[sizes.size() - 2] = short_side();
-    return at::empty(sizes, x.options().dtype(dtype));
-  }
-
-  // R <- X X' on the short side, in R's dtype.
-  void gram_matrix(const Tensor& r) const {
-    const Tensor wide = x.to(r.scalar_type());
-    const Tensor transposed = wide.mT();
-    symmetric_product(r, 0, r, 1, tall ? transposed : wide, tall ? wide : transposed);
-  }
-
-  void symmetric_product(const Tensor& out, double beta, const Tensor& c, double alpha,
-                         const Tensor& a, const Tensor& b) const {
-    backend.symmetric_product(out, beta, c, alpha, a, b, panel_rows);
-  }
-
-  // X <- a X + Q X. A Q in 16 bits is not quite symmetric: where X is transposed, so is Q.
-  void apply(double a, const Tensor& q) {
-    if (tall) {
-      backend.product(spare, a, x, 1, x, q.mT());
-    } else {
-      backend.product(spare, a, x, 1, q, x);
-    }
-    std::swap(x, spare);
-  }
-};
-
-// Q + a I on the diagonal in fp32: rounding a itself to 16 bits would shift every singular value.
-void add_identity(const Tensor& q, double a) {
-  Tensor diagonal = q.diagonal(0, -2, -1);
-  const auto dtype = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  const Tensor wide = diagonal.to(dtype, /*non_blocking=*/false, /*copy=*/true);
-  at::add_out(diagonal, wide, at::scalar_tensor(a, at::kDouble));
-}
-
-// What one matrix, or a batch, keeps of the short side: a segment of one step has no q and scratch.
-struct Squares {
-  Tensor r;
-  Tensor z;
-  Tensor q;
-  Tensor scratch;
-};
-
-// Divided by its norm, a matrix has small singular values, so that Q is close to a multiple of the
-// identity. In a segment that leads (flops/newton_schulz.h) that multiple is a number of its own:
-// rounding what is left costs less. Later, near 1, the two would cancel, and Q is whole.
-void run_segment(Iterate& iterate, Squares& squares, std::span<const Row> rows, bool leads) {
-  auto& [r, z, q, scratch] = squares;
-  double identity = 0;  // what of it Q leaves out
-  // A mirrored triangle has each rounding error twice, of a full product two partly cancel: in 16
-  // bits and where Q is whole that is 1.2 instead of 1.8 times the direct form's error.
-  const bool in_full = !leads && c10::elementSize(r.scalar_type()) == 2;
-  const auto mixed_product = [&](const Tensor& out, double a, const Tensor& c, const Tensor& left,
-                                 const Tensor& right) {
-    if (in_full) {
-      iterate.backend.product(out, a, c, 1, left, right);
-    } else {
-      iterate.symmetric_product(out, a, c, 1, left, right);
-    }
-  };
-  iterate.gram_matrix(r);
-  for (std::size_t step = 0; step < rows.size(); ++step) {
-    const auto& [a, b, c] = rows[step];
-    const bool first = step == 0;
-    const bool last = step + 1 == rows.size();
-    iterate.symmetric_product(z, b, r, c, r, r);
-    if (first && last) return iterate.apply(a, z.to(iterate.x.scalar_type()));
-    if (!first) {
-      mixed_product(scratch, a, q, z, q);
-      std::swap(q, scratch);
-      if (leads) {
-        iterate.backend.add(q, z, identity);
-        identity *= a;
-      }
-    }
-    if (!last) {
-      mixed_product(scratch, a, r, r, z);                       // R Z + a R
-      iterate.symmetric_product(r, a, scratch, 1, z, scratch);  // Z (R Z + a R) + a (R Z + a R)
-    }
-    if (first) {
-      std::swap(q, z);
-      if (leads) {
-        identity = a;
-      } else {
-        add_identity(q, a);
-      }
-    }
-  }
-  iterate.apply(identity, q.to(iterate.x.scalar_type()));
-}
-
-void run(Iterate& iterate, const Coefficients& coefficients, const flops::Segments& segments,
-         at::ScalarType square_dtype) {
-  const bool longer = std::ranges::any_of(segments, [](int length) { return length > 1; });
-  const auto square = [&](bool needed) { return needed ? iterate.square(square_dtype) : Tensor(); };
-  Squares squares{square(true), square(true), square(longer), square(longer)};
-  auto next = coefficients.begin();
-  for (const int length : segments) {
-    const bool leads = next == coefficients.begin() && flops::leads(segments);
-    run_segment(iterate, squares, {next, next + length}, leads);
-    next += length;
-  }
 }
 
 flops::Segments segments_of(Form form, const Coefficients& coefficients, std::int64_t m,
@@ -225,6 +105,75 @@ Choice choose(std::int64_t m, std::int64_t n, const Coefficients& coefficients, 
   return candidates_of(*backends_of(device, dtype).front(), m, n, coefficients, dtype).front();
 }
 
+namespace {
+
+// What is chosen for matrices of one shape.
+struct Way {
+  const Backend& backend;
+  bool batched;
+  Steps steps;
+};
+
+Way way_of(std::int64_t rows, std::int64_t cols, c10::Device device,
+           const IterationOptions& options) {
+  const auto& [name, chosen_form, batched, panel_rows] =
+      options.choice ? *options.choice
+                     : choose(rows, cols, options.coefficients, device, options.dtype);
+  const Form form = options.form.value_or(chosen_form);
+  const Backend& backend = named(name, device, options.dtype);
+  require(!batched || backend.batched(std::min(rows, cols), options.dtype),
+          "orthogonalize: choice.batched must be false for ", rows, " x ", cols, " in ",
+          options.dtype, " on ", device, "; got true");
+  const std::vector<std::int64_t> panels = backend.panel_rows(std::min(rows, cols), options.dtype);
+  require(panels.size() == 1 ? panel_rows == panels.front() : panel_rows >= 0,
+          "orthogonalize: choice.panel_rows must be ",
+          panels.size() == 1 ? std::to_string(panels.front()) : "at least 0", "; got ", panel_rows);
+  const auto square_dtype = form == Form::kGram
+                                ? options.gram_dtype.value_or(backend.gram_dtype(options.dtype))
+                                : options.dtype;
+  const flops::Segments segments = segments_of(form, options.coefficients, rows, cols);
+  return {backend, batched, {options.coefficients, segments, square_dtype, panel_rows}};
+}
+
+void update_as(const Update& update, const Way& way, const IterationOptions& options) {
+  Start start = way.backend.start(update, options.dtype, options.eps);
+  way.backend.finish(update, iterate(way.backend, std::move(start), way.steps));
+}
+
+// What `part` makes of the matrices.
+template <typename Part>
+Update part_of(const Update& update, const Part& part) {
+  Update some = update;
+  for (Tensor* tensor : {&some.master, &some.momentum, &some.gradient}) *tensor = part(*tensor);
+  return some;
+}
+
+// All matrices at once, in parts, or one by one.
+void update_each(const Update& update, const Way& way, const IterationOptions& options) {
+  const Tensor& master = update.master;
+  const std::int64_t rows = master.size(-2);
+  const std::int64_t cols = master.size(-1);
+  const std::int64_t count = master.numel() / (rows * cols);
+  const std::int64_t at_once =
+      way.batched ? way.backend.at_once(rows, cols, count, options.dtype) : 1;
+  if (master.dim() == 2 || (way.batched && count <= at_once)) {
+    return update_as(update, way, options);
+  }
+  const std::int64_t step = way.batched && master.dim() == 3 ? at_once : 1;
+  for (std::int64_t first = 0; first < master.size(0); first += step) {
+    const std::int64_t size = std::min(step, master.size(0) - first);
+    const Update some =
+        part_of(update, [&](const Tensor& all) { return all.narrow(0, first, size); });
+    if (way.batched && master.dim() == 3) {
+      update_as(some, way, options);
+    } else {
+      update_each(part_of(some, [](const Tensor& one) { return one.squeeze(0); }), way, options);
+    }
+  }
+}
+
+}  // namespace
+
 Tensor orthogonalize(Tensor x, const IterationOptions& options) {
   check(x, options);
   const at::NoGradGuard no_grad;
@@ -233,33 +182,17 @@ Tensor orthogonalize(Tensor x, const IterationOptions& options) {
   if (x.numel() == 0) return at::empty(sizes, result_options);
   const std::int64_t rows = x.size(-2);
   const std::int64_t cols = x.size(-1);
-  const auto& [name, chosen_form, batched, panel_rows] =
-      options.choice ? *options.choice
-                     : choose(rows, cols, options.coefficients, x.device(), options.dtype);
-  const Form form = options.form.value_or(chosen_form);
-  const Backend& backend = named(name, x.device(), options.dtype);
-  require(!batched || backend.batched(std::min(rows, cols), options.dtype),
-          "orthogonalize: choice.batched must be false for ", rows, " x ", cols, " in ",
-          options.dtype, " on ", x.device(), "; got true");
-  const std::vector<std::int64_t> panels = backend.panel_rows(std::min(rows, cols), options.dtype);
-  require(panels.size() == 1 ? panel_rows == panels.front() : panel_rows >= 0,
-          "orthogonalize: choice.panel_rows must be ",
-          panels.size() == 1 ? std::to_string(panels.front()) : "at least 0", "; got ", panel_rows);
-  const flops::Segments segments = segments_of(form, options.coefficients, rows, cols);
-  const auto square_dtype = form == Form::kGram
-                                ? options.gram_dtype.value_or(backend.gram_dtype(options.dtype))
-                                : options.dtype;
-
-  const auto iterated = [&](const Tensor& normalised) {
-    const bool tall = normalised.size(-2) > normalised.size(-1);
-    Iterate iterate{backend, panel_rows, normalised, at::empty_like(normalised), tall};
-    run(iterate, options.coefficients, segments, square_dtype);
-    return iterate.x.narrow(-2, 0, rows).narrow(-1, 0, cols);
+  const auto& [backend, batched, steps] = way_of(rows, cols, x.device(), options);
+  const auto iterated = [&, &backend = backend, &steps = steps](const Tensor& normalised) {
+    const Tensor result = steps.coefficients.empty()
+                              ? normalised
+                              : computed(backend, iterate(backend, {normalised}, steps));
+    return result.narrow(-2, 0, rows).narrow(-1, 0, cols);
   };
   Tensor matrices = std::exchange(x, {}).detach().reshape({-1, rows, cols});
   const std::int64_t count = matrices.size(0);
   const std::int64_t at_once = batched ? backend.at_once(rows, cols, count, options.dtype) : 1;
-  const auto normalised = [&](const Tensor& some) {
+  const auto normalised = [&, &backend = backend, batched = batched](const Tensor& some) {
     const Tensor result = backend.normalise(some, options.dtype, options.eps);
     return batched ? result : result.squeeze(0);
   };
@@ -273,6 +206,19 @@ Tensor orthogonalize(Tensor x, const IterationOptions& options) {
     out.narrow(0, first, size).copy_(iterated(normalised(matrices.narrow(0, first, size))));
   }
   return out.view(sizes);
+}
+
+void update(const Update& update, const IterationOptions& options) {
+  check(update.gradient, options);
+  const at::NoGradGuard no_grad;
+  if (update.master.numel() == 0) return;
+  if (options.coefficients.empty()) {
+    const Backend& backend = backend_of(update.master.device());
+    return backend.move_weights(update, orthogonalize(backend.take_momentum(update), options));
+  }
+  const Way way =
+      way_of(update.master.size(-2), update.master.size(-1), update.master.device(), options);
+  update_each(update, way, options);
 }
 
 }  // namespace dmuon::newton_schulz

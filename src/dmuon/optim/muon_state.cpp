@@ -4,7 +4,6 @@
 
 #include <utility>
 
-#include "dmuon/newton_schulz/backend.h"
 #include "dmuon/newton_schulz/orthogonalize.h"
 
 namespace dmuon::optim {
@@ -23,25 +22,29 @@ double adjusted_lr(const MuonGroup& group, std::int64_t rows, std::int64_t cols,
 
 }  // namespace
 
-// What goes element by element goes through memory as it is; blocks of columns are copied apart
-// where the iteration begins, and written where they belong at the end.
-void muon_update(at::Tensor master, at::Tensor momentum, const at::Tensor& gradient,
+void muon_update(at::Tensor master, at::Tensor momentum, at::Tensor gradient,
                  const MuonGroup& group, const at::Tensor& applies, std::int64_t column_blocks,
                  bool transposed) {
-  const newton_schulz::Backend& backend = newton_schulz::backend_of(master.device());
-  at::Tensor update =
-      backend.take_momentum(momentum, gradient, group.momentum, group.nesterov, applies);
+  if (column_blocks > 1) {
+    for (at::Tensor* tensor : {&master, &momentum, &gradient})
+      *tensor = column_blocks_of(*tensor, column_blocks);
+  }
   newton_schulz::IterationOptions options;
   options.coefficients = group.coefficients;
   options.eps = group.eps;
   options.dtype = group.ns_dtype;
-  if (column_blocks > 1) update = column_blocks_of(update, column_blocks);
-  const auto tuned = group.choices.find({update.size(-2), update.size(-1)});
+  const auto tuned = group.choices.find({master.size(-2), master.size(-1)});
   if (tuned != group.choices.end()) options.choice = tuned->second;
-  const at::Tensor orthogonal = newton_schulz::orthogonalize(std::move(update), options);
-  if (column_blocks > 1) master = column_blocks_of(master, column_blocks);
   const double lr = adjusted_lr(group, master.size(-2), master.size(-1), transposed);
-  backend.move_weights(master, orthogonal, 1 - group.lr * group.weight_decay, lr, applies);
+  newton_schulz::update({.master = std::move(master),
+                         .momentum = std::move(momentum),
+                         .gradient = std::move(gradient),
+                         .mu = group.momentum,
+                         .nesterov = group.nesterov,
+                         .decay = 1 - group.lr * group.weight_decay,
+                         .lr = lr,
+                         .applies = applies},
+                        options);
 }
 
 namespace {

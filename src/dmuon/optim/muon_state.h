@@ -42,7 +42,7 @@ struct MuonGroup {
 /// @param column_blocks     divides cols: so many equal blocks of columns of each matrix are
 ///                          orthogonalised apart, and have the learning rate of theirs.
 /// @param transposed        the learning rate takes columns for rows, and rows for columns.
-void muon_update(at::Tensor master, at::Tensor momentum, const at::Tensor& gradient,
+void muon_update(at::Tensor master, at::Tensor momentum, at::Tensor gradient,
                  const MuonGroup& group, const at::Tensor& applies, std::int64_t column_blocks = 1,
                  bool transposed = false);
 

@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::int64_t kUpdateBytes = 4;  // fp32
 
-// Square matrices of the iteration (orthogonalize.cpp): R and Z, in the Gram form Q and a spare one
+// Square matrices of the iteration (iteration.cpp): R and Z, in the Gram form Q and a spare one
 // too. The segmented form needs as many, and with full products is cheaper than the direct form
 // from the same shape on.
 constexpr std::int64_t kSquares[] = {2, 4};

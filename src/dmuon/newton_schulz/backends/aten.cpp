@@ -129,23 +129,21 @@ class AtenBackend final : public Backend {
     }
   }
 
-  Tensor take_momentum(const Tensor& momentum, const Tensor& gradient, double mu, bool nesterov,
-                       const Tensor& applies) const override {
+  Tensor take_momentum(const Update& update) const override {
     // In the direction of itself the momentum does not move, and what follows of it is finite.
-    Tensor direction = at::where(applies, gradient, momentum);
-    momentum.lerp_(direction, 1 - mu);
-    if (!nesterov) return momentum;
-    return direction.lerp_(momentum, mu);
+    Tensor direction = at::where(update.applies, update.gradient, update.momentum);
+    update.momentum.lerp_(direction, 1 - update.mu);
+    if (!update.nesterov) return update.momentum;
+    return direction.lerp_(update.momentum, update.mu);
   }
 
-  void move_weights(const Tensor& master, const Tensor& direction, double decay, double lr,
-                    const Tensor& applies) const override {
+  void move_weights(const Update& update, const Tensor& direction) const override {
     const auto if_it_applies = [&](double value, double otherwise) {
-      const auto scalar = [&](double x) { return at::scalar_tensor(x, master.options()); };
-      return at::where(applies, scalar(value), scalar(otherwise));
+      const auto scalar = [&](double x) { return at::scalar_tensor(x, update.master.options()); };
+      return at::where(update.applies, scalar(value), scalar(otherwise));
     };
-    if (decay != 1) master.mul_(if_it_applies(decay, 1));
-    master.addcmul_(direction, if_it_applies(-lr, 0));
+    if (update.decay != 1) update.master.mul_(if_it_applies(update.decay, 1));
+    update.master.addcmul_(direction, if_it_applies(-update.lr, 0));
   }
 
  protected:

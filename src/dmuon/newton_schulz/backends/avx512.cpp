@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -35,37 +36,36 @@ Tensor strided(const Tensor& x) {
 }
 
 // Each matrix of a batch on a thread; where there are fewer than threads, each on all of them.
-void multiply(const Tensor& out, double beta, const Tensor& c, double alpha, const Tensor& a,
-              const Tensor& b, bool symmetric) {
-  const Tensor left = strided(a);
-  const Tensor right = strided(b);
-  const bool adds = beta != 0;
-  const Tensor addend = !adds || c.stride(-1) == 1 ? c : c.contiguous();
-  const auto dtype =
-      out.scalar_type() == at::kFloat ? kernels::Dtype::kFloat : kernels::Dtype::kBFloat16;
-  const auto size = static_cast<std::int64_t>(out.element_size());
+void multiply(const Tensor& out, const PendingProduct& given, bool symmetric,
+              std::optional<double> kept = {}) {
+  const Tensor a = strided(given.a);
+  const Tensor b = strided(given.b);
+  const bool adds = given.beta != 0;
+  const Tensor c = !adds || given.c.stride(-1) == 1 ? given.c : given.c.contiguous();
   const auto start = [&](const Tensor& x, std::int64_t i) {
     return static_cast<const std::byte*>(x.const_data_ptr()) +
-           (i == 0 ? 0 : i * x.stride(0) * size);
+           (i == 0 ? 0 : i * x.stride(0) * static_cast<std::int64_t>(x.element_size()));
   };
   const auto operand = [&](const Tensor& x, std::int64_t i) {
     return kernels::Operand{start(x, i), x.stride(-2), x.stride(-1)};
   };
-  auto* result = static_cast<std::byte*>(out.data_ptr());
   const auto multiply_one = [&](std::int64_t i, const kernels::Workers& workers) {
-    kernels::multiply({.rows = out.size(-2),
-                       .cols = out.size(-1),
-                       .inner = left.size(-1),
-                       .alpha = alpha,
-                       .a = operand(left, i),
-                       .b = operand(right, i),
-                       .beta = beta,
-                       .c = adds ? start(addend, i) : nullptr,
-                       .c_stride = adds ? addend.stride(-2) : 0,
-                       .out = result + (i == 0 ? 0 : i * out.stride(0) * size),
-                       .out_stride = out.stride(-2),
-                       .symmetric = symmetric},
-                      dtype, workers);
+    kernels::multiply(
+        {.rows = out.size(-2),
+         .cols = out.size(-1),
+         .inner = a.size(-1),
+         .alpha = given.alpha,
+         .a = operand(a, i),
+         .b = operand(b, i),
+         .beta = given.beta,
+         .c = adds ? start(c, i) : nullptr,
+         .c_stride = adds ? c.stride(-2) : 0,
+         .out = const_cast<std::byte*>(start(out, i)),
+         .out_stride = out.stride(-2),
+         .symmetric = symmetric,
+         .kept = kept},
+        a.scalar_type() == at::kFloat ? kernels::Dtype::kFloat : kernels::Dtype::kBFloat16,
+        workers);
   };
   const std::int64_t count = out.dim() == 2 ? 1 : out.size(0);
   if (count < at::get_num_threads()) {
@@ -98,7 +98,7 @@ class Avx512Backend final : public CpuBackend {
     if (!kernels_multiply(out.scalar_type()) || out.stride(-1) != 1) {
       return CpuBackend::product(out, beta, c, alpha, a, b);
     }
-    multiply(out, beta, c, alpha, a, b, /*symmetric=*/false);
+    multiply(out, {beta, c, alpha, a, b}, /*symmetric=*/false);
   }
 
   void symmetric_product(const Tensor& out, double beta, const Tensor& c, double alpha,
@@ -106,7 +106,20 @@ class Avx512Backend final : public CpuBackend {
     if (!kernels_multiply(out.scalar_type())) {
       return CpuBackend::symmetric_product(out, beta, c, alpha, a, b, panel_rows);
     }
-    multiply(out, beta, c, alpha, a, b, /*symmetric=*/true);
+    multiply(out, {beta, c, alpha, a, b}, /*symmetric=*/true);
+  }
+
+  // The product's sums go to the weights in fp32, never rounded to the dtype.
+  void finish(const Update& update, const PendingProduct& product) const override {
+    const Tensor& master = update.master;
+    if (!kernels_multiply(product.c.scalar_type()) || master.dim() > 3 || master.stride(-1) != 1) {
+      return CpuBackend::finish(update, product);
+    }
+    if (!update.applies.item<bool>()) return;
+    PendingProduct moves = product;
+    moves.beta *= -update.lr;
+    moves.alpha *= -update.lr;
+    multiply(master, moves, /*symmetric=*/false, update.decay);
   }
 };
 

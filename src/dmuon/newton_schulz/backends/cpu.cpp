@@ -3,6 +3,7 @@
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/bmm.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
 #include <cpuinfo.h>
@@ -11,6 +12,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <tuple>
 
 #include "dmuon/newton_schulz/backends/cpu_elementwise.h"
 
@@ -40,7 +42,17 @@ constexpr std::int64_t kPartBytes = 3 << 19;
 // core with AVX512-BF16.
 constexpr double kFp32CostOfBlas = 2.15;
 
-constexpr std::int64_t kAlignment = 64;  // bytes: a cache line, and an AVX-512 register
+// Rows and columns are padded to a multiple of so many bytes, a cache line and an AVX-512 register:
+// BLAS results depend on the operands' alignment, and this makes it the same for every matrix.
+constexpr std::int64_t kAlignment = 64;
+
+std::int64_t padded(std::int64_t size, at::ScalarType dtype) {
+  const std::int64_t entries = kAlignment / static_cast<std::int64_t>(c10::elementSize(dtype));
+  return (size + entries - 1) / entries * entries;
+}
+
+// Products of entries of matrices with smaller norms, or larger than one over it, may leave fp32.
+constexpr double kLeastNorm = 1e-15;
 
 // A fixed order of additions, whatever the batch; the lanes let the compiler vectorise it.
 template <typename T, typename Transform>
@@ -215,17 +227,13 @@ std::int64_t CpuBackend::at_once(std::int64_t rows, std::int64_t cols, std::int6
   return (count + num_parts - 1) / num_parts;
 }
 
-// The norm is taken in fp64. Rows and columns are padded to kAlignment: BLAS results depend on
-// the operands' alignment, and this makes it the same for every matrix.
+// The norm is taken in fp64.
 Tensor CpuBackend::normalise(const Tensor& x, at::ScalarType dtype, double eps) const {
-  const auto padded = [&](std::int64_t size) {
-    const std::int64_t entries = kAlignment / static_cast<std::int64_t>(c10::elementSize(dtype));
-    return (size + entries - 1) / entries * entries;
-  };
   const std::int64_t rows = x.size(1);
   const std::int64_t cols = x.size(2);
   const Tensor source = x.contiguous();
-  const Tensor out = at::zeros({x.size(0), padded(rows), padded(cols)}, x.options().dtype(dtype));
+  const Tensor out =
+      at::zeros({x.size(0), padded(rows, dtype), padded(cols, dtype)}, x.options().dtype(dtype));
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.scalar_type(), "normalise", [&] {
     using In = scalar_t;
     const In* in = source.const_data_ptr<In>();
@@ -238,6 +246,24 @@ Tensor CpuBackend::normalise(const Tensor& x, at::ScalarType dtype, double eps) 
     });
   });
   return out;
+}
+
+// In batches, which caches hold, another pass costs little, and products have one scale for all.
+Start CpuBackend::start(const Update& update, at::ScalarType dtype, double eps) const {
+  const auto& [momentum, gradient] = std::tie(update.momentum, update.gradient);
+  const bool fuses = momentum.dim() == 2 && (dtype == at::kFloat || dtype == at::kBFloat16) &&
+                     momentum.stride(1) == 1 && gradient.stride(1) == 1;
+  if (!fuses || !update.applies.item<bool>()) return Backend::start(update, dtype, eps);
+  const std::int64_t rows = padded(momentum.size(0), dtype);
+  const std::int64_t cols = padded(momentum.size(1), dtype);
+  const bool pads = momentum.sizes() != at::IntArrayRef{rows, cols};
+  const auto options = momentum.options().dtype(dtype);
+  const Tensor x = pads ? at::zeros({rows, cols}, options) : at::empty({rows, cols}, options);
+  const double norm =
+      std::sqrt(cpu::take_momentum(momentum, gradient, update.mu, update.nesterov, x));
+  if (kLeastNorm < norm && norm < 1 / kLeastNorm) return {x, 1 / std::max(norm, eps)};
+  const Tensor direction = update.nesterov ? gradient.lerp(momentum, update.mu) : momentum;
+  return {normalise(direction.unsqueeze(0), dtype, eps).squeeze(0)};
 }
 
 void CpuBackend::product(const Tensor& out, double beta, const Tensor& c, double alpha,
@@ -253,16 +279,15 @@ void CpuBackend::add(const Tensor& out, const Tensor& x, double alpha) const {
 }
 
 // A CPU knows what applies.
-Tensor CpuBackend::take_momentum(const Tensor& momentum, const Tensor& gradient, double mu,
-                                 bool nesterov, const Tensor& applies) const {
-  if (!applies.item<bool>()) return momentum;
-  if (!nesterov) return momentum.lerp_(gradient, 1 - mu);
-  return cpu::take_momentum(momentum, gradient, mu);
+Tensor CpuBackend::take_momentum(const Update& update) const {
+  if (!update.applies.item<bool>()) return update.momentum;
+  if (!update.nesterov) return update.momentum.lerp_(update.gradient, 1 - update.mu);
+  return cpu::take_momentum(update.momentum, update.gradient, update.mu);
 }
 
-void CpuBackend::move_weights(const Tensor& master, const Tensor& direction, double decay,
-                              double lr, const Tensor& applies) const {
-  if (applies.item<bool>()) cpu::move_weights(master, direction, decay, lr);
+void CpuBackend::move_weights(const Update& update, const Tensor& direction) const {
+  if (update.applies.item<bool>())
+    cpu::move_weights(update.master, direction, update.decay, update.lr);
 }
 
 void CpuBackend::mirror(const Tensor& out, std::int64_t) const { mirror_lower(out); }

@@ -26,10 +26,9 @@ class CpuBackend : public Backend {
   void product(const at::Tensor& out, double beta, const at::Tensor& c, double alpha,
                const at::Tensor& a, const at::Tensor& b) const override;
   void add(const at::Tensor& out, const at::Tensor& x, double alpha) const override;
-  at::Tensor take_momentum(const at::Tensor& momentum, const at::Tensor& gradient, double mu,
-                           bool nesterov, const at::Tensor& applies) const override;
-  void move_weights(const at::Tensor& master, const at::Tensor& direction, double decay, double lr,
-                    const at::Tensor& applies) const override;
+  Start start(const Update& update, at::ScalarType dtype, double eps) const override;
+  at::Tensor take_momentum(const Update& update) const override;
+  void move_weights(const Update& update, const at::Tensor& direction) const override;
 
  protected:
   /// All of it, whatever the panels: results are symmetric bit by bit.

@@ -4,8 +4,14 @@
 #include <ATen/ops/empty_like.h>
 #include <c10/util/BFloat16.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
+#include <iterator>
+#include <numeric>
+#include <vector>
+
+#include "dmuon/newton_schulz/backends/cpu_threads.h"
 
 // The loops are compiled for several instruction sets, of which the loader picks. Multiplications
 // and additions stay apart (-ffp-contract=off), or some of them would round differently.
@@ -138,6 +144,44 @@ at::Tensor take_momentum(const at::Tensor& momentum, const at::Tensor& gradient,
             momentum_loop(as<float>(at[0]), as<float>(at[1]), as<float>(at[2]), size, rest);
           });
   return direction;
+}
+
+// Through a piece of the first-level cache, by the loops of those who go through memory.
+template <typename Out>
+double take_momentum_of_row(float* momentum, const float* gradient, std::int64_t size, float rest,
+                            bool nesterov, Out* direction) {
+  std::array<float, 1024> piece;
+  double squares = 0;
+  for (std::int64_t at = 0; at < size; at += std::ssize(piece)) {
+    const std::int64_t length = std::min(size - at, std::ssize(piece));
+    momentum_loop(momentum + at, piece.data(), gradient + at, length, rest);
+    const float* taken = nesterov ? piece.data() : momentum + at;
+    squares += squares_loop(taken, length);
+    write_scaled(taken, length, 1, direction + at);
+  }
+  return squares;
+}
+
+double take_momentum(const at::Tensor& momentum, const at::Tensor& gradient, double mu,
+                     bool nesterov, const at::Tensor& direction) {
+  const auto rest = static_cast<float>(1 - mu);
+  std::vector<double> squares(static_cast<std::size_t>(momentum.size(0)));
+  const auto take = [&]<typename Out>(Out* out) {
+    on_threads(momentum.size(0), [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t row = begin; row < end; ++row) {
+        squares[static_cast<std::size_t>(row)] =
+            take_momentum_of_row(momentum.data_ptr<float>() + row * momentum.stride(0),
+                                 gradient.const_data_ptr<float>() + row * gradient.stride(0),
+                                 momentum.size(1), rest, nesterov, out + row * direction.stride(0));
+      }
+    });
+  };
+  if (direction.scalar_type() == at::kFloat) {
+    take(direction.data_ptr<float>());
+  } else {
+    take(direction.data_ptr<c10::BFloat16>());
+  }
+  return std::accumulate(squares.begin(), squares.end(), 0.0);
 }
 
 void move_weights(const at::Tensor& master, const at::Tensor& direction, double decay, double lr) {

@@ -12,6 +12,14 @@ namespace dmuon::newton_schulz::cpu {
 /// Backend::take_momentum with nesterov, where it applies: reads 8 bytes an element and writes 8.
 at::Tensor take_momentum(const at::Tensor& momentum, const at::Tensor& gradient, double mu);
 
+/// Backend::start where it applies, of one matrix: reads 8 bytes an element, writes 4 and the
+/// direction, rounded once.
+/// @param momentum, gradient  [rows, cols] fp32, entries of a row side by side.
+/// @param direction           at least as large, contiguous: fp32 or bf16. What is beyond stays.
+/// @return                    the sum of the direction's squares before it is rounded, in fp64.
+double take_momentum(const at::Tensor& momentum, const at::Tensor& gradient, double mu,
+                     bool nesterov, const at::Tensor& direction);
+
 /// Backend::move_weights where it applies: reads 4 bytes an element and the direction, writes 4.
 void move_weights(const at::Tensor& master, const at::Tensor& direction, double decay, double lr);
 

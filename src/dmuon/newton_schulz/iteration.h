@@ -1,0 +1,23 @@
+#pragma once
+
+#include "dmuon/flops/newton_schulz.h"
+#include "dmuon/newton_schulz/backend.h"
+#include "dmuon/newton_schulz/coefficients.h"
+
+namespace dmuon::newton_schulz {
+
+/// How orthogonalize runs its steps.
+struct Steps {
+  Coefficients coefficients;    ///< at least one row
+  flops::Segments segments;     ///< which make up the rows
+  at::ScalarType square_dtype;  ///< of R, Z and Q
+  std::int64_t panel_rows;      ///< of symmetric products
+};
+
+/// All of Newton-Schulz but its last product, whose result the iterate would be: it may go straight
+/// to where it is wanted.
+///
+/// @param start  [(b,) rows, cols], either side the shorter.
+PendingProduct iterate(const Backend& backend, Start start, const Steps& steps);
+
+}  // namespace dmuon::newton_schulz
