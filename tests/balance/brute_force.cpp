@@ -10,7 +10,7 @@ namespace {
 constexpr Nanoseconds kNever = std::numeric_limits<Nanoseconds>::max();
 
 // Batches in descending order of their index, so that each set of them comes once.
-Nanoseconds cheapest_split(const Shape& shape, int k, std::size_t num_batches) {
+Nanoseconds cheapest_split(const CostedShape& shape, int k, std::size_t num_batches) {
   if (k == 0) return 0;
   Nanoseconds least = kNever;
   for (std::size_t i = 0; i < num_batches; ++i) {
@@ -25,7 +25,7 @@ Nanoseconds cheapest_split(const Shape& shape, int k, std::size_t num_batches) {
 class Enumeration {
  public:
   explicit Enumeration(const Instance& instance) : instance_(instance) {
-    for (const Shape& shape : instance.shapes) {
+    for (const CostedShape& shape : instance.shapes) {
       std::vector<Nanoseconds>& times = times_.emplace_back();
       for (int k = 0; k <= shape.num_matrices; ++k) {
         times.push_back(balance::cheapest_split(shape, k));
@@ -80,7 +80,7 @@ class Enumeration {
 
 }  // namespace
 
-Nanoseconds cheapest_split(const Shape& shape, int k) {
+Nanoseconds cheapest_split(const CostedShape& shape, int k) {
   return cheapest_split(shape, k, shape.batches.size());
 }
 

@@ -50,7 +50,7 @@ TEST(Exchange, KeepsMatricesAndMaxBytesAndIsNoSlower) {
     Random random(static_cast<std::uint64_t>(seed));
     Instance instance = draw_small(random, 30, 6);
     std::int64_t all_bytes = 0;
-    for (const Shape& shape : instance.shapes) all_bytes += shape.num_matrices * shape.bytes;
+    for (const CostedShape& shape : instance.shapes) all_bytes += shape.num_matrices * shape.bytes;
     if (seed % 2 == 1) instance.max_bytes = all_bytes / instance.num_owners + 5;
     const Problem problem(instance);
     std::optional<Assignment> assignment = draw_assignment(random, problem);

@@ -82,17 +82,17 @@ TEST(Validate, RefusesTimesBeyondTheLimitAlone) {
 }
 
 TEST(Validate, RefusesTimesBeyondTheLimitTogether) {
-  const Shape half{2, {{1, kMaxTotalNs / 4}}};
+  const CostedShape half{2, {{1, kMaxTotalNs / 4}}};
   EXPECT_EQ(refusal({.shapes = {half, half}}), "");
   expect_refused({.shapes = {half, half, {1, {{1, 1}}}}}, "times of all matrices");
   // In 64 bits each of these products would wrap around, and so would their sum.
-  const Shape most{kMostMatrices, {{1, kMaxTotalNs}}};
+  const CostedShape most{kMostMatrices, {{1, kMaxTotalNs}}};
   expect_refused({.shapes = {most, most, most}}, "times of all matrices");
   expect_refused({.shapes = {{1 << 4, {{1, kMaxTotalNs}}}}}, "times of all matrices");
 }
 
 TEST(Validate, RefusesBytesBeyondTheLimitTogether) {
-  const Shape whole{4, {{1, 1}}, kMaxTotalNs / 4};
+  const CostedShape whole{4, {{1, 1}}, kMaxTotalNs / 4};
   EXPECT_EQ(refusal({.shapes = {whole}}), "");
   expect_refused({.shapes = {whole, {1, {{1, 1}}, 1}}}, "bytes of all matrices");
   expect_refused({.shapes = {{kMostMatrices, {{1, 0}}, kMost}}}, "bytes of all matrices");

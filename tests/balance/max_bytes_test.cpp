@@ -32,7 +32,7 @@ std::string refusal_with_bytes(const Instance& instance) {
 
 std::int64_t all_bytes(const Instance& instance) {
   std::int64_t sum = 0;
-  for (const Shape& shape : instance.shapes) sum += shape.num_matrices * shape.bytes;
+  for (const CostedShape& shape : instance.shapes) sum += shape.num_matrices * shape.bytes;
   return sum;
 }
 

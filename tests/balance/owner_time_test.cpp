@@ -15,7 +15,7 @@ namespace {
 constexpr int kNumShapes = 300;
 constexpr int kNumMatrices = 14;
 
-Nanoseconds cost(const Shape& shape, const std::vector<int>& sizes) {
+Nanoseconds cost(const CostedShape& shape, const std::vector<int>& sizes) {
   Nanoseconds sum = 0;
   for (const int size : sizes) {
     const auto batch = std::find_if(shape.batches.begin(), shape.batches.end(),
@@ -57,7 +57,7 @@ TEST(OwnerTime, OfEqualWaysTakesTheSmallestBatches) {
 TEST(OwnerTime, EqualsTheEnumerationOfAllSplits) {
   for (int seed = 0; seed < kNumShapes; ++seed) {
     Random random(static_cast<std::uint64_t>(seed));
-    const Shape shape = draw_shape(random, kNumMatrices);
+    const CostedShape shape = draw_shape(random, kNumMatrices);
     const OwnerTime time(shape);
     for (int k = 0; k <= kNumMatrices; ++k) {
       ASSERT_EQ(time(k), cheapest_split(shape, k)) << "seed " << seed << ", k " << k;
@@ -68,7 +68,7 @@ TEST(OwnerTime, EqualsTheEnumerationOfAllSplits) {
 TEST(OwnerTime, BatchesAddUpToTheMatricesAndTheTime) {
   for (int seed = 0; seed < kNumShapes; ++seed) {
     Random random(static_cast<std::uint64_t>(seed));
-    const Shape shape = draw_shape(random, kNumMatrices);
+    const CostedShape shape = draw_shape(random, kNumMatrices);
     const OwnerTime time(shape);
     for (int k = 0; k <= kNumMatrices; ++k) {
       const std::vector<int> sizes = time.batches(k);

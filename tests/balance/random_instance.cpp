@@ -28,8 +28,8 @@ Times draw_times(Random& random) {
   return kOften[draw(random, 0, 8)];
 }
 
-Shape shape_of(Random& random, int num_matrices, Times times) {
-  Shape shape;
+CostedShape shape_of(Random& random, int num_matrices, Times times) {
+  CostedShape shape;
   shape.num_matrices = num_matrices;
   shape.bytes = draw(random, 0, 9);
   for (int size = 1; size <= 8; ++size) {
@@ -41,7 +41,7 @@ Shape shape_of(Random& random, int num_matrices, Times times) {
 
 }  // namespace
 
-Shape draw_shape(Random& random, int num_matrices) {
+CostedShape draw_shape(Random& random, int num_matrices) {
   return shape_of(random, num_matrices, draw_times(random));
 }
 
@@ -65,7 +65,7 @@ Instance draw_model(Random& random, int most_each, int max_owners) {
   instance.num_owners = draw(random, 2, max_owners);
   const int num_shapes = draw(random, 2, 5);
   for (int s = 0; s < num_shapes; ++s) {
-    Shape& shape = instance.shapes.emplace_back();
+    CostedShape& shape = instance.shapes.emplace_back();
     shape.num_matrices = draw(random, 1, most_each);
     shape.bytes = draw(random, 1, 1000);
     // A launch, and matrices that take less the more of them there are.

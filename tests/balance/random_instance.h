@@ -12,7 +12,7 @@ inline int draw(Random& random, int first, int last) {
 
 /// A shape with any batch sizes up to 8, whose times are one of: unrelated to each other, so not
 /// monotone; less a matrix the larger the batch; all equal; all zero; of about 2^40 ns.
-Shape draw_shape(Random& random, int num_matrices);
+CostedShape draw_shape(Random& random, int num_matrices);
 
 /// At most `max_matrices` matrices of at most 4 shapes, some of which may have none, and at most
 /// `max_owners` owners: small enough for brute force.

@@ -78,7 +78,7 @@ TEST(Solve, ComesWithinItsToleranceOfTheBoundsOfModels) {
     for (const int num_owners : {4, 8, 16, 32}) {
       Instance instance{.shapes = {}, .num_owners = num_owners};
       for (const auto& [num_matrices, each] : model) {
-        Shape& shape = instance.shapes.emplace_back();
+        CostedShape& shape = instance.shapes.emplace_back();
         shape.num_matrices = num_matrices;
         for (int size = 1, percent = 100; size <= 16; size *= 2, percent -= 8) {
           shape.batches.push_back({size, 150'000 + size * each / 100 * percent});

@@ -90,7 +90,7 @@ TEST(ModelFromJson, MakesNoMoreThanTheMostMatricesAndUnits) {
                      stack + "}]}]"));
     });
   };
-  const std::string expected = "model: expected at most 4194304 matrices";
+  const std::string expected = "model.units: expected at most 4194304 matrices; got 4194305";
   EXPECT_EQ(of("10", "10"), "");
   EXPECT_EQ(of("4194304", "1"), expected);
   EXPECT_EQ(of("1", "4194304"), "");
@@ -99,7 +99,7 @@ TEST(ModelFromJson, MakesNoMoreThanTheMostMatricesAndUnits) {
               model_from_json(with_units(R"([{"name": "a", "matrices": []},
                 {"name": "b", "repeat": 4194304, "matrices": []}])"));
             }),
-            "model: expected at most 4194304 units");
+            "model.units: expected at most 4194304 units; got 4194305");
 }
 
 }  // namespace

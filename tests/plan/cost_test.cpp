@@ -176,8 +176,8 @@ TEST(InstanceOf, TakesEveryShapeFromTheTableInWhicheverOrderItIsThere) {
                            {{{4, 4}, {{1, 7}}}, {{9, 9}, {{1, 8}}}, {{2, 3}, {{1, 5}, {2, 6}}}}};
   const balance::Instance instance = instance_of(groups, costs, 3, 12);
   EXPECT_EQ(instance.num_owners, 3);
-  EXPECT_EQ(instance.shapes,
-            (PerShape<balance::Shape>{{2, {{1, 5}, {2, 6}}, 12 * 6}, {1, {{1, 7}}, 12 * 16}}));
+  EXPECT_EQ(instance.shapes, (PerShape<balance::CostedShape>{{2, {{1, 5}, {2, 6}}, 12 * 6},
+                                                             {1, {{1, 7}}, 12 * 16}}));
 }
 
 TEST(InstanceOf, NamesAShapeThatIsMissingOrThereTwice) {

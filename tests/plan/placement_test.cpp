@@ -40,7 +40,7 @@ Inventory equal_units(int num_units, int per_unit) {
 PerParameter<Owner> place_evenly(const Inventory& inventory, Mesh mesh, int batch,
                                  const PlanOptions& options) {
   const int all = inventory.size();
-  balance::Shape shape{all, {{1, 10}}, 0};
+  balance::CostedShape shape{all, {{1, 10}}, 0};
   if (batch > 1) shape.batches.push_back({batch, 10});
   const balance::Problem problem({{shape}, mesh.num_owners()});
   balance::Assignment assignment(problem);

@@ -173,8 +173,8 @@ ENGINE = (
     Planted(
         "norm_of_the_last_matrix",
         OWNED,
-        "const at::Tensor whole = batch.part(kGradient, place, place + 1).view({-1});",
-        "const at::Tensor whole = batch.part(kGradient, place, place + 1).select(0, -1).view({-1});",
+        "const at::Tensor whole = batch.part(kGradient, position, position + 1).view({-1});",
+        "const at::Tensor whole = batch.part(kGradient, position, position + 1).select(0, -1).view({-1});",
         "Of several matrices in a parameter the norm of clipping counts one.",
     ),
     Planted(

@@ -18,7 +18,7 @@ using core::UnitIndex;
 using schedule::Moment;
 using schedule::Trace;
 using schedule::Trigger;
-using What = Event::What;
+using What = TrainingEvent::What;
 
 constexpr std::int64_t kUnbounded = std::numeric_limits<std::int64_t>::max();
 
@@ -92,7 +92,7 @@ std::int64_t granted_bytes(const Job& job) {
       false;  // what the last step sent ahead, the forward's first unit, was not used since
   std::size_t most = 1;
   bool traced = false;
-  for (const Event& event : job.events) {
+  for (const TrainingEvent& event : job.events) {
     if (event.what == What::kStep) {
       open.clear();
       waits = traced && job.options.lookahead > 0;

@@ -12,7 +12,7 @@ namespace {
 
 using schedule::Kind;
 using schedule::Lane;
-using What = Event::What;
+using What = TrainingEvent::What;
 
 Job two_steps(int num_replicates, int num_shards) {
   Job job = small_job(num_replicates, num_shards);

@@ -9,7 +9,7 @@ namespace dmuon::simulate {
 namespace {
 
 using schedule::Kind;
-using What = Event::What;
+using What = TrainingEvent::What;
 
 constexpr double kByteUs = 10;
 

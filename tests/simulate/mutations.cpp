@@ -263,9 +263,9 @@ bool drop_route(Random* random, const Job&, Programs* programs) {
 
 // A unit's last route before a step, on all ranks, and the wait for it.
 bool forget_route(Random* random, const Job& job, Programs* programs) {
-  const auto num_steps =
-      std::count_if(job.events.begin(), job.events.end(),
-                    [](const Event& event) { return event.what == Event::What::kStep; });
+  const auto num_steps = std::count_if(
+      job.events.begin(), job.events.end(),
+      [](const TrainingEvent& event) { return event.what == TrainingEvent::What::kStep; });
   Program& any = (*programs)[random_slot(random, *programs)];
   const auto index = pick(random, any, [&](const Program& program, int i) {
     if (!is(program, i, Kind::kRouteIntra)) return false;

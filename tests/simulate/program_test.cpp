@@ -13,7 +13,7 @@ namespace {
 using schedule::after_forward;
 using schedule::before_use;
 using schedule::Kind;
-using What = Event::What;
+using What = TrainingEvent::What;
 
 int count(const Program& program, Kind kind, int unit) {
   int found = 0;
@@ -36,10 +36,10 @@ std::string text_of(const Program& program, int event) {
   return text;
 }
 
-const std::vector<Event> kStep{{What::kTrainForward}, {What::kBackward}, {What::kStep}};
+const std::vector<TrainingEvent> kStep{{What::kTrainForward}, {What::kBackward}, {What::kStep}};
 
-std::vector<Event> steps(int num_steps) {
-  std::vector<Event> events;
+std::vector<TrainingEvent> steps(int num_steps) {
+  std::vector<TrainingEvent> events;
   for (int step = 0; step < num_steps; ++step)
     events.insert(events.end(), kStep.begin(), kStep.end());
   return events;

@@ -11,7 +11,7 @@ using core::UnitIndex;
 using schedule::Moment;
 using schedule::Trace;
 using schedule::Trigger;
-using What = Event::What;
+using What = TrainingEvent::What;
 
 schedule::Layout draw_layout(Random* random) {
   schedule::Layout layout;
@@ -165,7 +165,7 @@ class Historian {
   }
 
   void add(What what) {
-    Event& event = job_->events.emplace_back(Event{what});
+    TrainingEvent& event = job_->events.emplace_back(TrainingEvent{what});
     if (!draw_one_in(random_, 30) || nests(job_->forward) || nests(job_->evaluation)) return;
     for (int left = draw(random_, 1, 6); left > 0; --left) {
       const UnitIndex unit(draw(random_, 0, job_->layout.units.size() - 1));
@@ -257,7 +257,7 @@ std::ostream& operator<<(std::ostream& out, const Job& job) {
   out << "\n  events:";
   constexpr const char* kNames[] = {"forward", "evaluation", "backward", "backward_no_sync",
                                     "step"};
-  for (const Event& event : job.events) {
+  for (const TrainingEvent& event : job.events) {
     out << ' ' << kNames[static_cast<int>(event.what)];
     if (!event.instead.empty()) print(out, "instead", event.instead);
   }

@@ -13,7 +13,7 @@ using core::UnitIndex;
 using schedule::Moment;
 using schedule::Trace;
 using schedule::Trigger;
-using What = Event::What;
+using What = TrainingEvent::What;
 
 template <typename T>
 void erase_at(std::vector<T>* items, std::size_t index) {
@@ -40,7 +40,7 @@ Job without_unit(Job job, UnitIndex unit) {
   };
   erase_at(&job.layout.units, unit);
   std::vector<Trace*> traces{&job.forward, &job.backward, &job.evaluation};
-  for (Event& event : job.events) traces.push_back(&event.instead);
+  for (TrainingEvent& event : job.events) traces.push_back(&event.instead);
   for (Trace* trace : traces) {
     std::erase_if(*trace, [&](const Trigger& trigger) { return trigger.unit == unit; });
     for (Trigger& trigger : *trace) trigger.unit = renamed(trigger.unit);

@@ -158,9 +158,9 @@ def _bytes(count: int) -> str:
 
 
 # The last of three equal steps is what follows; the first is traced. What comes after it is a micro-step.
-_STEP = [_C.Event.TRAIN_FORWARD, _C.Event.BACKWARD, _C.Event.STEP]
+_STEP = [_C.TrainingEvent.TRAIN_FORWARD, _C.TrainingEvent.BACKWARD, _C.TrainingEvent.STEP]
 _NUM_STEPS = 3
-_EVENTS = [*_STEP * _NUM_STEPS, _C.Event.TRAIN_FORWARD, _C.Event.BACKWARD_NO_SYNC]
+_EVENTS = [*_STEP * _NUM_STEPS, _C.TrainingEvent.TRAIN_FORWARD, _C.TrainingEvent.BACKWARD_NO_SYNC]
 _FIRST = len(_STEP) * (_NUM_STEPS - 1)
 _NO_SYNC = len(_EVENTS) - 1
 

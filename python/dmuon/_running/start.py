@@ -94,8 +94,9 @@ def start(
         ValueError: on every rank, if any rank fails.
     """
     if dedication.one_stage:
-        if any(matrix.num_columns > 1 for matrix in dedication.matrices) and dedication.ranks.num_replicates > 1:
-            raise ValueError("Muon: one stage: expected no stacks that are divided by experts")
+        divided = [matrix.name for matrix in dedication.matrices if matrix.num_columns > 1]
+        if divided and dedication.ranks.num_replicates > 1:
+            raise ValueError(f"Muon: one stage: expected no stacks that are divided by experts, got '{divided[0]}'")
         dedication.ranks = dedication.ranks.as_one_node()
     device = device or torch.device(dedication.ranks.device_type)
     engine_groups(dedication.ranks)  # creating them is collective; the runtime's own start is not

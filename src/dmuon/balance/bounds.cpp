@@ -23,9 +23,9 @@ Certificate one_owner(const Problem& problem) {
 // The bound is the least limit within which the batches that are no longer than it do all work.
 // More batches make that work no longer, so of each set of them the least limit is looked at.
 Certificate all_owners(const Problem& problem) {
-  const PerShape<Shape>& shapes = problem.instance().shapes;
+  const PerShape<CostedShape>& shapes = problem.instance().shapes;
   std::set<Nanoseconds> longest_batches = {0};
-  for (const Shape& shape : shapes) {
+  for (const CostedShape& shape : shapes) {
     for (const BatchTime& batch : shape.batches) longest_batches.insert(batch.ns);
   }
   PerShape<Nanoseconds> work(shapes.size(), OwnerTime::kNever);

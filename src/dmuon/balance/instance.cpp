@@ -5,7 +5,7 @@
 namespace dmuon::balance {
 namespace {
 
-void validate(const Shape& shape, ShapeIndex index) {
+void validate(const CostedShape& shape, ShapeIndex index) {
   const auto where = core::message("balance: shapes[", index, "]");
   core::require(shape.num_matrices >= 0, where, ".num_matrices must be >= 0; got ",
                 shape.num_matrices);
@@ -33,16 +33,18 @@ void validate(const Instance& instance) {
   Wide total = 0;
   Wide total_bytes = 0;
   for (const ShapeIndex s : instance.shapes.indices()) {
-    const Shape& shape = instance.shapes[s];
+    const CostedShape& shape = instance.shapes[s];
     validate(shape, s);
     // As single matrices: the cheapest batches take no more.
     total += static_cast<Wide>(shape.batches.front().ns) * shape.num_matrices;
     total_bytes += static_cast<Wide>(shape.bytes) * shape.num_matrices;
   }
   core::require(total_bytes <= kMaxTotalNs,
-                "balance: the bytes of all matrices must add up to at most ", kMaxTotalNs);
+                "balance: the bytes of all matrices must add up to at most ", kMaxTotalNs, "; got ",
+                static_cast<double>(total_bytes));
   core::require(total <= kMaxTotalNs, "balance: the times of all matrices must add up to at most ",
-                kMaxTotalNs, " ns (", kMaxTotalNs / 1'000'000'000, " s)");
+                kMaxTotalNs, " ns (", kMaxTotalNs / 1'000'000'000, " s); got ",
+                static_cast<double>(total));
 }
 
 }  // namespace dmuon::balance

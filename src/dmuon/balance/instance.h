@@ -31,17 +31,17 @@ struct BatchTime {
 };
 
 /// Matrices that cost the same: n_s of them, and c[s,b] for b in B_s (paper, sec:loadbalance).
-struct Shape {
+struct CostedShape {
   int num_matrices = 0;
   std::vector<BatchTime> batches;  ///< ascending sizes, the first of them 1
   std::int64_t bytes = 0;          ///< that one matrix takes at its owner, for `max_bytes`
 
-  bool operator==(const Shape&) const = default;
+  bool operator==(const CostedShape&) const = default;
 };
 
 /// What eq:owner_assignment decides upon. Plain data, which the search and the verifier share.
 struct Instance {
-  PerShape<Shape> shapes;
+  PerShape<CostedShape> shapes;
   int num_owners = 1;
   std::int64_t max_bytes = std::numeric_limits<std::int64_t>::max();  ///< of one owner
 

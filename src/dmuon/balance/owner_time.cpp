@@ -7,7 +7,8 @@
 namespace dmuon::balance {
 
 // f(0) = 0; f(k) = min over batch sizes b of f(k - b) + c[b].
-OwnerTime::OwnerTime(const Shape& shape, Nanoseconds longest) : ways_(shape.num_matrices + 1) {
+OwnerTime::OwnerTime(const CostedShape& shape, Nanoseconds longest)
+    : ways_(shape.num_matrices + 1) {
   ways_[Count(0)].ns = 0;
   for (int k = 1; k <= num_matrices(); ++k) {
     Way& way = ways_[Count(k)];
@@ -35,7 +36,7 @@ std::vector<int> OwnerTime::batches(int k) const {
 
 Problem::Problem(Instance instance) : instance_(std::move(instance)) {
   validate(instance_);
-  for (const Shape& shape : instance_.shapes) {
+  for (const CostedShape& shape : instance_.shapes) {
     times_.emplace_back(shape);
     num_matrices_.push_back(shape.num_matrices);
   }

@@ -16,7 +16,7 @@ class OwnerTime {
   static constexpr Nanoseconds kNever = std::numeric_limits<Nanoseconds>::max();
 
   /// @param longest batches that take more are left out.
-  explicit OwnerTime(const Shape& shape, Nanoseconds longest = kNever);
+  explicit OwnerTime(const CostedShape& shape, Nanoseconds longest = kNever);
 
   /// @param k in [0, num_matrices]. @return kNever only if batches of 1 are left out.
   Nanoseconds operator()(int k) const { return ways_[Count(k)].ns; }

@@ -10,7 +10,7 @@ namespace {
 constexpr Nanoseconds kImpossible = -1;
 
 // The least time for 0 to all matrices of one shape, using only batches of at most `longest`.
-core::Vector<Count, Nanoseconds> least_times(const Shape& shape, Nanoseconds longest) {
+core::Vector<Count, Nanoseconds> least_times(const CostedShape& shape, Nanoseconds longest) {
   core::Vector<Count, Nanoseconds> least = {0};
   for (int k = 1; k <= shape.num_matrices; ++k) {
     Nanoseconds best = kImpossible;
@@ -27,7 +27,7 @@ core::Vector<Count, Nanoseconds> least_times(const Shape& shape, Nanoseconds lon
 
 std::string verify_one_owner(const Instance& instance, const Certificate& certificate) {
   if (!instance.shapes.contains(certificate.shape)) return "no such shape";
-  const Shape& shape = instance.shapes[certificate.shape];
+  const CostedShape& shape = instance.shapes[certificate.shape];
   const core::Vector<Count, Nanoseconds> least = least_times(shape, kMaxTotalNs);
   // Owners that all had less would not have all: some k >= n / owners is somebody's.
   for (const Count k : least.indices()) {
@@ -42,7 +42,7 @@ std::string verify_one_owner(const Instance& instance, const Certificate& certif
 std::string verify_all_owners(const Instance& instance, const Certificate& certificate) {
   const Nanoseconds limit = certificate.bound - 1;
   Wide total = 0;
-  for (const Shape& shape : instance.shapes) {
+  for (const CostedShape& shape : instance.shapes) {
     const Nanoseconds least = least_times(shape, limit).back();
     if (least == kImpossible) return {};
     total += least;
@@ -51,8 +51,8 @@ std::string verify_all_owners(const Instance& instance, const Certificate& certi
 }
 
 // [cells + 1] the largest worth of matrices of one shape that take at most so many cells.
-std::vector<Wide> worth_by_cells(const Shape& shape, std::int64_t per_matrix, std::int64_t per_ns,
-                                 Nanoseconds limit, Nanoseconds cell) {
+std::vector<Wide> worth_by_cells(const CostedShape& shape, std::int64_t per_matrix,
+                                 std::int64_t per_ns, Nanoseconds limit, Nanoseconds cell) {
   const core::Vector<Count, Nanoseconds> least = least_times(shape, kMaxTotalNs);
   std::vector<Wide> worth(static_cast<std::size_t>(limit / cell) + 1, 0);
   for (const Count k : least.indices()) {
@@ -80,7 +80,7 @@ std::string verify_patterns(const Instance& instance, const Certificate& certifi
     const std::int64_t per_matrix = certificate.per_matrix[s];
     const std::int64_t per_ns = certificate.per_ns[s];
     if (per_matrix < 0 || per_ns < 0) return "a price is negative";
-    const Shape& shape = instance.shapes[s];
+    const CostedShape& shape = instance.shapes[s];
     all += Wide{per_matrix} * shape.num_matrices +
            Wide{per_ns} * least_times(shape, kMaxTotalNs).back();
     const std::vector<Wide> worth = worth_by_cells(shape, per_matrix, per_ns, limit, cell);

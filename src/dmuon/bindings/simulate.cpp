@@ -12,28 +12,28 @@
 
 namespace dmuon::bindings {
 namespace py = pybind11;
-using simulate::Event;
 using simulate::Issue;
 using simulate::Job;
 using simulate::Program;
+using simulate::TrainingEvent;
 
 void init_simulate(py::module_& module) {
   const py::call_guard<py::gil_scoped_release> no_gil;
 
-  py::enum_<Event::What>(module, "Event")
-      .value("TRAIN_FORWARD", Event::What::kTrainForward)
-      .value("EVALUATION", Event::What::kEvaluation)
-      .value("BACKWARD", Event::What::kBackward)
-      .value("BACKWARD_NO_SYNC", Event::What::kBackwardNoSync)
-      .value("STEP", Event::What::kStep);
+  py::enum_<TrainingEvent::What>(module, "TrainingEvent")
+      .value("TRAIN_FORWARD", TrainingEvent::What::kTrainForward)
+      .value("EVALUATION", TrainingEvent::What::kEvaluation)
+      .value("BACKWARD", TrainingEvent::What::kBackward)
+      .value("BACKWARD_NO_SYNC", TrainingEvent::What::kBackwardNoSync)
+      .value("STEP", TrainingEvent::What::kStep);
 
   py::class_<Job>(module, "Job")
       .def(py::init([](schedule::Layout layout, const schedule::StepOptions& options,
                        schedule::Trace forward, schedule::Trace backward,
                        core::Vector<core::Slot, schedule::Batches> batches,
-                       const std::vector<Event::What>& events) {
-             std::vector<Event> all;
-             for (const Event::What what : events) all.push_back({what});
+                       const std::vector<TrainingEvent::What>& events) {
+             std::vector<TrainingEvent> all;
+             for (const TrainingEvent::What what : events) all.push_back({what});
              return Job{.layout = std::move(layout),
                         .options = options,
                         .forward = std::move(forward),

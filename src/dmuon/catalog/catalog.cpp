@@ -79,10 +79,11 @@ Model model_from_json(std::string_view text) {
     const std::vector<plan::Parameter> matrices = listed_in(entry);
     // Before they are there: a short text may ask for any number.
     const int left = kMaxMatrices - model.inventory.size();
-    core::require(std::ssize(matrices) <= left / repeat, "model: expected at most ", kMaxMatrices,
-                  " matrices");
-    core::require(repeat <= kMaxMatrices - unit, "model: expected at most ", kMaxMatrices,
-                  " units");
+    core::require(std::ssize(matrices) <= left / repeat, "model.units: expected at most ",
+                  kMaxMatrices, " matrices; got ",
+                  model.inventory.size() + std::int64_t{repeat} * std::ssize(matrices));
+    core::require(repeat <= kMaxMatrices - unit, "model.units: expected at most ", kMaxMatrices,
+                  " units; got ", std::int64_t{repeat} + unit);
     if (const auto number = entry.find("unit")) {
       core::require(repeat == 1, "model.units: expected no repeat where unit is given; got ",
                     repeat);

@@ -11,7 +11,7 @@ namespace {
 // Of what is compared: the pass, the moment, the unit or, where a pass ends, how much of its trace
 // was crossed (a unit can be used several times, and ranks may end at different uses), and how many
 // comparisons came before.
-using Place = std::array<std::int64_t, 4>;
+using Compared = std::array<std::int64_t, 4>;
 
 // Stand for a moment. Where a pass ends, a rank that wants more triggers than the others meets the
 // end, and all of them can say so. A call lies outside of passes; its unit is a hash of its name.
@@ -25,7 +25,7 @@ constexpr const char* kSameModules =
     "modules in the same order. Later a rank may skip modules in which fully_shard manages "
     "nothing.";
 
-std::string described(const Place& place, const schedule::Layout& layout) {
+std::string described(const Compared& place, const schedule::Layout& layout) {
   const auto [pass, moment, unit, count] = place;
   if (moment == kCall) return "another call";
   if (moment == kEndOfPass) return pass == kNoPass ? "the next forward" : "the end of a pass";
@@ -43,11 +43,11 @@ std::string described(const Place& place, const schedule::Layout& layout) {
 
 void Engine::compare(const std::optional<schedule::Trigger>& trigger) {
   const std::optional<schedule::Pass> open = resolver_.order().current();
-  const Place place{open ? static_cast<int>(*open) : kNoPass,
-                    trigger ? static_cast<int>(trigger->moment) : kEndOfPass,
-                    trigger ? trigger->unit.value() : resolver_.order().position(),
-                    num_compared_++};
-  require_all_at(place, described(place, layout()));
+  const Compared here{open ? static_cast<int>(*open) : kNoPass,
+                      trigger ? static_cast<int>(trigger->moment) : kEndOfPass,
+                      trigger ? trigger->unit.value() : resolver_.order().position(),
+                      num_compared_++};
+  require_all_at(here, described(here, layout()));
 }
 
 void Engine::meet(const std::string& call) {
@@ -59,8 +59,10 @@ void Engine::meet(const std::string& call) {
 void Engine::require_all_at(const std::array<std::int64_t, 4>& place, const std::string& what) {
   Stopwatch watch(seconds_["compare_s"]);
   const std::string where = core::message(what, " in step ", executor_.step());
-  const std::vector<Place> all = mesh().order.all_gather(place, where);
-  const auto text = [&](const Place& of) { return of == place ? what : described(of, layout()); };
+  const std::vector<Compared> all = mesh().order.all_gather(place, where);
+  const auto text = [&](const Compared& of) {
+    return of == place ? what : described(of, layout());
+  };
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
     const bool calls = all[0][1] == kCall || all[rank][1] == kCall;

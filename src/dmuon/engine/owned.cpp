@@ -25,14 +25,14 @@ at::Tensor OwnedBatch::part(const std::string& name, std::size_t begin, std::siz
 
 Owned::Owned(const Parameters& all, const std::vector<std::vector<ParameterIndex>>& batches,
              std::shared_ptr<BufferPool> pool)
-    : all_(all), places_(all.size()), names_{kMaster, kGradient}, pool_(std::move(pool)) {
+    : all_(all), positions_(all.size()), names_{kMaster, kGradient}, pool_(std::move(pool)) {
   const auto options = at::TensorOptions().dtype(at::kFloat).device(pool_->device());
   for (const std::vector<ParameterIndex>& parameters : batches) {
     const plan::View& view = all[parameters.at(0)].view;
     OwnedBatch batch{parameters, view, {0}, {}};
     const auto index = core::BatchIndex(batches_.size());
     for (const ParameterIndex parameter : parameters) {
-      places_.at(parameter) = {index, static_cast<std::int64_t>(batch.first_matrix.size()) - 1};
+      positions_.at(parameter) = {index, static_cast<std::int64_t>(batch.first_matrix.size()) - 1};
       batch.first_matrix.push_back(batch.first_matrix.back() + all[parameter].view.num_matrices);
     }
     for (const std::string& name : names_) {
@@ -73,9 +73,9 @@ void Owned::remove(const std::string& name) {
   }
 }
 
-at::Tensor Owned::stack(const Place& place, const std::string& name) const {
-  const auto index = static_cast<std::size_t>(place.index);
-  return batches_[place.batch].part(name, index, index + 1);
+at::Tensor Owned::stack(const Position& position, const std::string& name) const {
+  const auto index = static_cast<std::size_t>(position.index);
+  return batches_[position.batch].part(name, index, index + 1);
 }
 
 void Owned::require_name(const std::string& name) const {
@@ -87,23 +87,23 @@ void Owned::require_name(const std::string& name) const {
 at::Tensor Owned::of(ParameterIndex parameter, const std::string& name) const {
   require_name(name);
   if (!owns(parameter)) return {};
-  return stack(places_[parameter], name).view(all_[parameter].view.sizes());
+  return stack(positions_[parameter], name).view(all_[parameter].view.sizes());
 }
 
 void Owned::accumulate(ParameterIndex parameter, std::int64_t begin, const at::Tensor& values,
                        double scale) {
-  const Place& place = places_.at(parameter);
-  add_scaled(stack(place, kGradient).view({-1}).narrow(0, begin, values.numel()), values,
-             scale * gradient_scale_, place.filled);
+  const Position& position = positions_.at(parameter);
+  add_scaled(stack(position, kGradient).view({-1}).narrow(0, begin, values.numel()), values,
+             scale * gradient_scale_, position.filled);
 }
 
 std::vector<GradientPiece> Owned::gradient_pieces() const {
   std::vector<GradientPiece> pieces;
   for (const OwnedBatch& batch : batches_) {
-    for (std::size_t place = 0; place < batch.parameters.size(); ++place) {
-      const at::Tensor whole = batch.part(kGradient, place, place + 1).view({-1});
+    for (std::size_t position = 0; position < batch.parameters.size(); ++position) {
+      const at::Tensor whole = batch.part(kGradient, position, position + 1).view({-1});
       for (const at::Tensor& values : whole.split(kNormElements))
-        pieces.push_back({batch.parameters[place], values});
+        pieces.push_back({batch.parameters[position], values});
     }
   }
   return pieces;

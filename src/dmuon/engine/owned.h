@@ -51,7 +51,7 @@ class Owned {
         std::shared_ptr<BufferPool> pool);
 
   const core::Vector<core::BatchIndex, OwnedBatch>& batches() const { return batches_; }
-  bool owns(core::ParameterIndex parameter) const { return places_.at(parameter).index >= 0; }
+  bool owns(core::ParameterIndex parameter) const { return positions_.at(parameter).index >= 0; }
   const std::shared_ptr<BufferPool>& pool() const { return pool_; }
 
   /// Adds a named tensor of zeros to every batch; the same names on all ranks.
@@ -81,9 +81,9 @@ class Owned {
                   double scale);
 
   /// Whether the gradient holds anything; where not, it is undefined. False at other ranks.
-  bool filled(core::ParameterIndex parameter) const { return places_.at(parameter).filled; }
+  bool filled(core::ParameterIndex parameter) const { return positions_.at(parameter).filled; }
   void set_filled(core::ParameterIndex parameter, bool filled) {
-    places_.at(parameter).filled = filled && owns(parameter);
+    positions_.at(parameter).filled = filled && owns(parameter);
   }
 
   /// What the gradients of all batches would be, in pieces that are small enough to be converted.
@@ -92,16 +92,16 @@ class Owned {
   at::Tensor norms() const;
 
  private:
-  struct Place {
+  struct Position {
     core::BatchIndex batch;
     std::int64_t index = -1;  // in the batch; -1 where another rank owns it
     bool filled = false;
   };
-  at::Tensor stack(const Place& place, const std::string& name) const;
+  at::Tensor stack(const Position& position, const std::string& name) const;
 
   const Parameters& all_;
   core::Vector<core::BatchIndex, OwnedBatch> batches_;
-  core::Vector<core::ParameterIndex, Place> places_;
+  core::Vector<core::ParameterIndex, Position> positions_;
   std::vector<std::string> names_;
   std::shared_ptr<BufferPool> pool_;
   double gradient_scale_ = 1;

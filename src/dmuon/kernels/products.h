@@ -30,20 +30,20 @@ struct Operand {
 /// does not overlap a or b, but may be c, in the same strides. With beta = 0, c is not read and may
 /// be null.
 struct Product {
-  std::int64_t rows;
-  std::int64_t cols;
-  std::int64_t inner;
-  double alpha;
-  Operand a;
-  Operand b;
-  double beta;
-  const void* c;
-  std::int64_t c_stride;
-  void* out;
-  std::int64_t out_stride;
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+  std::int64_t inner = 0;
+  double alpha = 1;
+  Operand a{};
+  Operand b{};
+  double beta = 0;
+  const void* c = nullptr;
+  std::int64_t c_stride = 0;
+  void* out = nullptr;
+  std::int64_t out_stride = 0;
   /// rows == cols, c is symmetric and a b would be: what lies below the diagonal is computed, in
   /// tiles of kTile columns, and mirrored, so that out is symmetric bit by bit.
-  bool symmetric;
+  bool symmetric = false;
   /// Where it is set, out is fp32 whatever the dtype, apart from c, and keeps so much of itself:
   /// out <- kept out + beta c + alpha a b, rounded to fp32 alone. Not of a symmetric product.
   std::optional<double> kept = {};

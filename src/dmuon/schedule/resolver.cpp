@@ -94,12 +94,12 @@ void Resolver::end_backward() {
   confirm_end();
   cross(order_.catch_up());
   for (int i = units_.size(); i-- > 0;) {
-    const UnitState& unit = units_[core::UnitIndex(i)];
+    const Progress& unit = units_[core::UnitIndex(i)];
     const bool open = unit.ready && (unit.used || unit.trained);
     if (open || unit.owes_route) request({Moment::kAfterBackward, core::UnitIndex(i)});
   }
   end_pass();
-  for (UnitState& unit : units_) unit.trained = false;
+  for (Progress& unit : units_) unit.trained = false;
   if (has_host_) performer_->leave_to_host(std::nullopt);
 }
 
@@ -155,7 +155,7 @@ void Resolver::finish_routes() {
 }
 
 bool Resolver::holds_partial_sums() const {
-  return std::any_of(units_.begin(), units_.end(), [](const UnitState& unit) { return unit.held; });
+  return std::any_of(units_.begin(), units_.end(), [](const Progress& unit) { return unit.held; });
 }
 
 // ---- from triggers to operations ----
@@ -182,13 +182,13 @@ const PassSchedule& Resolver::schedule_of(Pass pass) const {
 }
 
 void Resolver::forget_uses() {
-  for (UnitState& unit : units_) unit.used = false;
+  for (Progress& unit : units_) unit.used = false;
 }
 
 void Resolver::cross(const std::vector<Crossing>& crossings) {
   for (const Crossing& crossing : crossings) {
     const Trigger& trigger = crossing.trigger;
-    UnitState& unit = units_.at(trigger.unit);
+    Progress& unit = units_.at(trigger.unit);
     const bool empty = layout_.units[trigger.unit].empty();
     if (trigger.moment == Moment::kBeforeUse) {
       unit.used = true;
@@ -218,7 +218,7 @@ void Resolver::serve(Trigger trigger) {
 
 void Resolver::resolve(const Operation& operation) {
   if (operation.kind == Kind::kUpdate) return performer_->perform(operation);
-  UnitState& unit = units_.at(operation.unit);
+  Progress& unit = units_.at(operation.unit);
   switch (operation.kind) {
     case Kind::kPublishInter:
       if (unit.part == version_) return;
@@ -266,7 +266,7 @@ void Resolver::resolve(const Operation& operation) {
   }
 }
 
-void Resolver::reshard(UnitState* unit, const Operation& operation) {
+void Resolver::reshard(Progress* unit, const Operation& operation) {
   if (!unit->filled && unit->part_awaited) return;
   unit->ready = false;  // whatever happens, nobody computes with half of it
   performer_->perform(operation);
@@ -276,7 +276,7 @@ void Resolver::reshard(UnitState* unit, const Operation& operation) {
 }
 
 void Resolver::finish_stage_1(core::UnitIndex unit) {
-  UnitState& state = units_.at(unit);
+  Progress& state = units_.at(unit);
   if (!state.in_stage_1) return;
   performer_->perform(maker_.finish_route_intra(unit));
   state.in_stage_1 = false;
@@ -285,7 +285,7 @@ void Resolver::finish_stage_1(core::UnitIndex unit) {
 
 void Resolver::finish_stage_2(core::UnitIndex unit) {
   finish_stage_1(unit);
-  UnitState& state = units_.at(unit);
+  Progress& state = units_.at(unit);
   if (!state.in_stage_2) return;
   performer_->perform(maker_.finish_route_inter(unit));
   state.in_stage_2 = false;

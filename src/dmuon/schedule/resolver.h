@@ -126,7 +126,7 @@ class Resolver {
   static constexpr int kNone = -1;
 
   /// All that has been issued for a unit, as far as it decides what runs next.
-  struct UnitState {
+  struct Progress {
     int part = kNone;          // version of stage 1
     bool part_awaited = true;  // compute has waited since stage 1 was issued
     bool filled = false;       // stage 2 was issued since the buffer was freed
@@ -146,7 +146,7 @@ class Resolver {
   void confirm_end();
   void cross(const std::vector<Crossing>& crossings);
   void resolve(const Operation& operation);
-  void reshard(UnitState* unit, const Operation& operation);
+  void reshard(Progress* unit, const Operation& operation);
   void finish_stage_1(core::UnitIndex unit);
   void finish_stage_2(core::UnitIndex unit);
 
@@ -157,7 +157,7 @@ class Resolver {
   Maker maker_;
   Order order_;
   StepSchedule schedule_;
-  core::Vector<core::UnitIndex, UnitState> units_;
+  core::Vector<core::UnitIndex, Progress> units_;
   bool has_host_ = false;                // any unit is a host unit
   std::vector<core::UnitIndex> routes_;  // in flight, in order of issue
   std::optional<Crossing> crossing_;

@@ -17,7 +17,7 @@ using schedule::Operation;
 using schedule::Pass;
 using schedule::Trace;
 using schedule::Trigger;
-using What = Event::What;
+using What = TrainingEvent::What;
 
 Pass pass_of(What what) {
   if (what == What::kEvaluation) return Pass::kEvalForward;
@@ -71,7 +71,7 @@ class Rank : private schedule::Performer {
     program_.issues.push_back({operation, event_, step_, crossing});
   }
 
-  const Event& now() const { return job_.events[static_cast<std::size_t>(event_)]; }
+  const TrainingEvent& now() const { return job_.events[static_cast<std::size_t>(event_)]; }
   bool skips(UnitIndex unit) const {
     return skipped_[static_cast<std::size_t>(event_)].contains(unit);
   }
@@ -108,7 +108,7 @@ class Rank : private schedule::Performer {
     }
     // As a loop over micro-steps does it, a forward has the sync of the backward that follows.
     const auto later = job_.events.begin() + event_;
-    const auto backward = std::find_if(later, job_.events.end(), [](const Event& event) {
+    const auto backward = std::find_if(later, job_.events.end(), [](const TrainingEvent& event) {
       return is_backward(event.what) || event.what == What::kStep;
     });
     resolver_.set_sync(backward == job_.events.end() || backward->what != What::kBackwardNoSync);
@@ -149,7 +149,7 @@ class Rank : private schedule::Performer {
 
 }  // namespace
 
-const Trace& uses_of(const Job& job, const Event& event) {
+const Trace& uses_of(const Job& job, const TrainingEvent& event) {
   if (!event.instead.empty()) return event.instead;
   if (event.what == What::kEvaluation) return job.evaluation;
   return is_backward(event.what) ? job.backward : job.forward;

@@ -14,18 +14,18 @@
 namespace dmuon::simulate {
 
 /// Something that a training program does, on all ranks alike.
-struct Event {
+struct TrainingEvent {
   enum class What : int { kTrainForward, kEvaluation, kBackward, kBackwardNoSync, kStep };
   What what = What::kStep;
   /// What the pass uses in place of the job's units: it may deviate from the trace. No use is
   /// inside another, for a replay may free what the trace does not use. Empty: the pass uses what
   /// the job says.
   schedule::Trace instead{};
-  bool operator==(const Event&) const = default;
+  bool operator==(const TrainingEvent&) const = default;
 };
 
-inline bool is_backward(Event::What what) {
-  return what == Event::What::kBackward || what == Event::What::kBackwardNoSync;
+inline bool is_backward(TrainingEvent::What what) {
+  return what == TrainingEvent::What::kBackward || what == TrainingEvent::What::kBackwardNoSync;
 }
 
 /// The rank at `slot` does not use `unit` in the event at `event`.
@@ -44,14 +44,14 @@ struct Job {
   schedule::Trace evaluation;  ///< as `forward`
   /// Every part of a unit that is not empty is touched by a batch of its owner.
   core::Vector<core::Slot, schedule::Batches> batches;
-  std::vector<Event> events;
+  std::vector<TrainingEvent> events;
   /// In a pass that all ranks must run alike (it is traced, or deviates), a skip leaves out the
   /// compute alone.
   std::vector<Skip> skips;
 };
 
 /// What an event uses: its own trace, or the job's for passes of its kind.
-const schedule::Trace& uses_of(const Job& job, const Event& event);
+const schedule::Trace& uses_of(const Job& job, const TrainingEvent& event);
 
 /// An operation as a rank issues it.
 struct Issue {

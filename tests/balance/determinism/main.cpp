@@ -14,7 +14,7 @@ Instance model(std::initializer_list<std::pair<int, Nanoseconds>> shapes, int nu
   Instance instance;
   instance.num_owners = num_owners;
   for (const auto& [num_matrices, each] : shapes) {
-    Shape& shape = instance.shapes.emplace_back();
+    CostedShape& shape = instance.shapes.emplace_back();
     shape.num_matrices = num_matrices;
     for (int size = 1, percent = 100; size <= 16; size *= 2, percent -= 8) {
       shape.batches.push_back({size, 150'000 + size * each / 100 * percent});
