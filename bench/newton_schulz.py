@@ -176,7 +176,8 @@ def report(shape: Shape, peak: float, options: argparse.Namespace) -> dict[str, 
     form = _C.choose(shape.rows, shape.cols, [ROW], STEPS, options.device, options.dtype).form.name.lower()
     print(
         f"{shape!s:16} {form:6} {1e3 * medians['dmuon'] / shape.batch:9.3f} {ratios['torch']!s:>22} "
-        f"{ratios['plain']!s:>22} {floor / medians['dmuon']:6.0%} {ratios['update'].median:9.3f} {wrong['dmuon']:9.1e} {wrong['torch']:9.1e}",
+        f"{ratios['plain']!s:>22} {floor / medians['dmuon']:6.0%} {ratios['update'].median:9.3f} "
+        f"{wrong['dmuon']:9.1e} {wrong['torch']:9.1e}",
         flush=True,
     )
     said = {name: asdict(ratio) for name, ratio in ratios.items()}

@@ -129,3 +129,39 @@ def test_an_update_takes_the_choice_of_its_shape_and_only_with_the_settings_that
     assert torch.equal(whole, updated(None, (1, 24, 40), 5)[0]) and not torch.equal(whole, got)
     expected = plain(x.view(24, 5, 8).transpose(0, 1), direct) * 3**0.5
     assert torch.allclose(got.view(24, 5, 8).transpose(0, 1), expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("shape", "blocks"), [((2, 40, 24), 1), ((2, 300, 270), 1), ((2, 257, 1100), 2)])
+@pytest.mark.parametrize("size", [1.0, 1e-25, 1e25])
+def test_an_update_is_as_exact_as_its_iteration_by_every_choice_and_for_gradients_of_any_size(
+    shape, blocks, size, dtype
+):
+    generator = torch.Generator().manual_seed(0)
+    start, first, second = (scale * torch.randn(shape, generator=generator) for scale in (0.01, 1, 1))
+    rows = _C.resolve_coefficients("quintic", 5)
+    sides = shape[1], shape[2] // blocks
+
+    def matrices(x):
+        return x.view(*shape[:2], blocks, sides[1]).transpose(1, 2).reshape(-1, *sides)
+
+    momentum = 0.1 * first.double()
+    moved = 0.9 * momentum + 0.1 * second.double()
+    direction = matrices(0.9 * moved + 0.1 * second.double()).float()
+    exact = polynomial(direction, rows)
+    for choice in _C.candidates(*sides, rows, 5, CPU, dtype):
+        found = []
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            group = {"lr": 0.25, "weight_decay": 0.4, "momentum": 0.9, "nesterov": True, "adjust_lr_fn": None}
+            group |= {"eps": 0.0, "ns_coefficients": "quintic", "ns_steps": 5, "ns_dtype": dtype}
+            native = native_group(group, CPU, Tuned(dtype, rows, {sides: choice}))
+            master, state = start.clone(), size * momentum.float()
+            _C.muon_update(master, state, size * second, native, torch.tensor(True), blocks)
+            found.append(master)
+        assert torch.equal(*found), plain_choice(choice)
+        lr = 0.25 * max(1.0, sides[0] / sides[1]) ** 0.5
+        update = matrices(0.9 * start.double() - found[0]) / lr
+        alone = _C.orthogonalize(direction, rows, 5, 0.0, dtype, choice=choice)
+        assert relative_error(update, exact) <= 1.1 * relative_error(alone, exact) + 1e-6, plain_choice(choice)
+        assert relative_error(state / size, moved) < 1e-6
