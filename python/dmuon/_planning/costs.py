@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 from dmuon import _C, _plan
 from dmuon._planning.cache import KeptFile, device_name
 from dmuon._planning.owner_plan import DEFAULT_DEVICE
-from dmuon._setup.agreement import described, from_first, from_slot, largest
+from dmuon._setup.agreement import described, from_first, largest_unless
 from dmuon._setup.hyperparameters import Tuned, native_group, resolved_coefficients
 from dmuon._setup.ranks import Ranks
 
@@ -159,7 +159,7 @@ class _Sample(NamedTuple):
 def _sample(ranks: Ranks, job: Job, run: Callable[[Job], int], runs: list[int], begin: float) -> _Sample:
     """Runs a job on all ranks at once, and adds its nanoseconds to `runs`, unless it is short of memory.
 
-    Any other error is raised on all ranks. Collective, and so the ranks' meeting before the next run.
+    Any other error raises ValueError on all ranks. Collective, and so the ranks' meeting before the next run.
     """
     failure: Exception | None = None
     lacks_memory = False
@@ -167,16 +167,12 @@ def _sample(ranks: Ranks, job: Job, run: Callable[[Job], int], runs: list[int], 
         runs.append(run(job))
     except Exception as error:
         lacks_memory = is_short_of_memory(error)
-        failure = None if lacks_memory else error  # of which the others wait to hear
+        if not lacks_memory:  # the others wait to hear of it
+            failure = ValueError(f"Muon: measuring {job} failed: {described(error)}")
+            failure.__cause__ = error
     times = (min(runs), statistics.median_low(runs)) if runs else (0, 0)
     seconds = time.monotonic() - begin
-    numbers = [-ranks.size if failure is None else -ranks.slot, lacks_memory, seconds, *times]
-    minus_first, any_lacks, seconds, least_ns, median_ns = largest(ranks, numbers)
-    if (first := -int(minus_first)) < ranks.size:
-        problem = from_slot(ranks, first, "" if failure is None else described(failure))
-        if failure is not None:
-            raise failure
-        raise RuntimeError(f"Muon: measuring {job} failed on rank {ranks.everyone[first]}: {problem}")
+    any_lacks, seconds, least_ns, median_ns = largest_unless(ranks, failure, [lacks_memory, seconds, *times])
     return _Sample(any_lacks > 0, seconds, int(least_ns), int(median_ns))
 
 

@@ -48,25 +48,25 @@ def agreement(
         yield facts
     except Exception as raised:  # whatever it is, the other ranks must hear of it
         error = raised
-    problem = None if error is None else described(error)
     digest = hashlib.sha256("\n".join(facts).encode()).digest()
     words = [word for (word,) in struct.iter_unpack("<I", digest)]
-    numbers = [-ranks.size if error is None else -ranks.slot, *words, *(-word for word in words)]
-    minus_first, *extremes = largest(ranks, numbers)
-    if -minus_first < ranks.size:
-        _raise_problem(ranks, -int(minus_first), problem, error)
+    extremes = largest_unless(ranks, error, [*words, *(-word for word in words)])
     if any(most != -minus_least for most, minus_least in zip(extremes[:8], extremes[8:], strict=True)):
         _raise_difference(ranks, function, expected, facts)
 
 
-def _raise_problem(ranks: Ranks, first: int, problem: str | None, error: Exception | None) -> NoReturn:
-    """`first`: the lowest slot that has one; this rank need not."""
-    theirs = from_slot(ranks, first, problem)
+def largest_unless(ranks: Ranks, error: Exception | None, numbers: Sequence[float]) -> list[float]:
+    """`largest`, unless any rank brings an error: then all raise, as `agreement` says. Collective."""
+    minus_first, *found = largest(ranks, [-ranks.size if error is None else -ranks.slot, *numbers])
+    first = -int(minus_first)
+    if first == ranks.size:
+        return found
+    theirs = from_slot(ranks, first, None if error is None else described(error))
+    if error is None:
+        raise ValueError(f"{theirs} (on rank {ranks.everyone[first]})")
     if isinstance(error, ValueError):
         raise error
-    if error is not None:
-        raise ValueError(problem) from error
-    raise ValueError(f"{theirs} (on rank {ranks.everyone[first]})")
+    raise ValueError(described(error)) from error
 
 
 def _raise_difference(ranks: Ranks, function: str, wanted: str, facts: list[str]) -> NoReturn:
