@@ -181,7 +181,7 @@ def test_a_batch_that_lacks_memory_in_any_round_is_scaled_and_not_kept(machine, 
 
 def test_other_errors_reach_the_user(machine):
     machine.fails = {(Job(LARGE, 1), 4): RuntimeError("an illegal memory access")}
-    with pytest.raises(ValueError, match="measuring .* failed: RuntimeError: an illegal memory access") as raised:
+    with pytest.raises(ValueError, match=r"measuring .* failed: RuntimeError: an illegal memory access") as raised:
         measure()
     assert isinstance(raised.value.__cause__, RuntimeError)
 

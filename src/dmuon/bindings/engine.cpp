@@ -62,7 +62,8 @@ void init_engine(py::module_& module) {
            }),
            py::arg("name"), py::arg("compute_dtype"), py::arg("reduce_dtype"), py::arg("host"));
 
-  py::class_<engine::Instant>(module, "Instant");
+  // A class without functions.
+  py::class_<engine::Instant>(module, "Instant");  // NOLINT(bugprone-unused-raii)
 
   py::class_<Verdict>(module, "Verdict")
       .def_readonly("has_gradient", &Verdict::has_gradient)

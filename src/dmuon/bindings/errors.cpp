@@ -6,6 +6,7 @@
 namespace dmuon::bindings {
 
 void init_errors() {
+  // NOLINTNEXTLINE(performance-unnecessary-value-param): as pybind11 wants it
   pybind11::register_local_exception_translator([](std::exception_ptr raised) {
     try {
       if (raised) std::rethrow_exception(raised);

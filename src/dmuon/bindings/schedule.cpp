@@ -46,7 +46,8 @@ void init_schedule(py::module_& module) {
       .def_readonly("version", &Operation::version)
       .def_readonly("after", &Operation::after);
 
-  py::class_<schedule::Layout>(module, "Layout");
+  // A class without functions.
+  py::class_<schedule::Layout>(module, "Layout");  // NOLINT(bugprone-unused-raii)
 
   py::class_<Message>(module, "Message")
       .def_property_readonly(

@@ -92,7 +92,7 @@ std::vector<at::Tensor> before_leaving_backward(const std::vector<at::Tensor>& i
   // adds gradients up where they arrive, in place, unordered with what another branch still reads.
   c10::OptionalStreamGuard on_producer;
   for (const at::Tensor& input : inputs) {
-    const auto producer = input.grad_fn();
+    const auto& producer = input.grad_fn();
     if (!producer || !producer->stream()) continue;
     on_producer.reset_stream(*producer->stream());
     break;

@@ -12,8 +12,7 @@ class BackendExchange final : public Exchange {
               const std::string& what) const override {
     double scale = 1.0 / group.size();
     if (packed.scalar_type() == at::kHalf && group.size() > 1) {
-      at::Tensor terms = packed;
-      terms.mul_(scale);
+      packed.mul_(scale);
       scale = 1;
     }
     for_segments(&group, packed, parts, what, [&](const at::Tensor& values, int root) {
@@ -30,8 +29,8 @@ class BackendExchange final : public Exchange {
 }  // namespace
 
 const Exchange& backend_exchange() {
-  static const BackendExchange exchange;
-  return exchange;
+  static const BackendExchange kExchange;
+  return kExchange;
 }
 
 }  // namespace dmuon::engine

@@ -75,8 +75,8 @@ class Lane::Worker {
   ~Worker() {
     if (getpid() != process_) {
       thread_.detach();
-      changed_
-          .release();  // whose end would wait for the thread, which a forked child does not have
+      // Its end would wait for the thread, which a forked child does not have.
+      static_cast<void>(changed_.release());
       return;
     }
     {

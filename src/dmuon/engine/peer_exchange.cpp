@@ -85,8 +85,8 @@ class PeerExchange final : public Exchange {
 }  // namespace
 
 const Exchange& peer_exchange() {
-  static const PeerExchange exchange;
-  return exchange;
+  static const PeerExchange kExchange;
+  return kExchange;
 }
 
 }  // namespace dmuon::engine

@@ -23,8 +23,8 @@ struct Span {
 
 /// The same while it may still be going on.
 struct Measured {
-  schedule::Kind kind;
-  int unit;
+  schedule::Kind kind{};
+  int unit = 0;
   Instant issued, started, done;
 };
 

@@ -26,7 +26,7 @@ Coefficients with_safety_factor(Coefficients rows, double s) {
 }
 
 const std::vector<std::pair<std::string_view, Coefficients>>& known_sets() {
-  static const std::vector<std::pair<std::string_view, Coefficients>> sets = {
+  static const std::vector<std::pair<std::string_view, Coefficients>> kSets = {
       {"polar_express",
        with_safety_factor({{8.28721201814563, -23.595886519098837, 17.300387312530933},
                            {4.107059111542203, -2.9478499167379106, 0.5448431082926601},
@@ -45,7 +45,7 @@ const std::vector<std::pair<std::string_view, Coefficients>>& known_sets() {
         {2.8769, -3.1427, 1.2046},
         {2.8366, -3.0525, 1.2012}}},
   };
-  return sets;
+  return kSets;
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ bool floating(at::ScalarType dtype) {
 
 flops::Segments segments_of(Form form, const Coefficients& coefficients, std::int64_t m,
                             std::int64_t n) {
-  const flops::Segments plain = flops::segments(static_cast<int>(std::ssize(coefficients)), form);
+  flops::Segments plain = flops::segments(static_cast<int>(std::ssize(coefficients)), form);
   if (form != Form::kSegmented) return plain;
   return measured_segments(coefficients, m, n).value_or(plain);
 }
@@ -110,8 +110,8 @@ namespace {
 // What is chosen for matrices of one shape.
 struct Way {
   const Backend& backend;
-  bool batched;
-  Steps steps;
+  bool batched = false;
+  Steps steps = {};
 };
 
 Way way_of(std::int64_t rows, std::int64_t cols, c10::Device device,

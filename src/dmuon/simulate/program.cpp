@@ -177,7 +177,7 @@ Programs unroll(const Job& job) {
 }
 
 std::vector<Frontier> waits_on(const Program& program) {
-  constexpr auto compute = static_cast<std::size_t>(schedule::Lane::kCompute);
+  constexpr auto kCompute = static_cast<std::size_t>(schedule::Lane::kCompute);
   const Frontier nothing{-1, -1, -1};
   std::vector<Frontier> all;
   Frontier newest_on_lane = nothing;
@@ -189,7 +189,7 @@ std::vector<Frontier> waits_on(const Program& program) {
     const auto lane = static_cast<std::size_t>(schedule::lane_of(operation.kind));
     Frontier& waits = all.emplace_back(nothing);
     waits[lane] = newest_on_lane[lane];
-    waits[compute] = newest_on_lane[compute];
+    waits[kCompute] = newest_on_lane[kCompute];
     for (const schedule::Dependency& dependency : operation.after) {
       const auto of = static_cast<std::size_t>(schedule::lane_of(dependency.kind));
       const auto kind = static_cast<std::size_t>(dependency.kind);

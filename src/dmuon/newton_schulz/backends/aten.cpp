@@ -161,8 +161,8 @@ class AtenBackend final : public Backend {
 }  // namespace
 
 const Backend& aten_backend() {
-  static const AtenBackend backend;
-  return backend;
+  static const AtenBackend kBackend;
+  return kBackend;
 }
 
 }  // namespace dmuon::newton_schulz

@@ -126,8 +126,8 @@ class Avx512Backend final : public CpuBackend {
 }  // namespace
 
 const Backend& avx512_backend() {
-  static const Avx512Backend backend;
-  return backend;
+  static const Avx512Backend kBackend;
+  return kBackend;
 }
 
 }  // namespace dmuon::newton_schulz

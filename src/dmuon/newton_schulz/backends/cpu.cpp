@@ -19,10 +19,10 @@
 namespace dmuon::newton_schulz {
 
 bool multiplies_bf16() {
-  static const bool answer =
+  static const bool kAnswer =
       cpuinfo_initialize() &&
       (cpuinfo_has_x86_avx512bf16() || cpuinfo_has_x86_amx_bf16() || cpuinfo_has_arm_bf16());
-  return answer;
+  return kAnswer;
 }
 
 namespace {
@@ -136,7 +136,7 @@ constexpr std::int64_t kTile = 16;
 // 2048 x 2048 takes as long as a sixteenth of its product.
 template <typename T>
 void transpose_tile(const T* from, T* to, std::int64_t stride) {
-  std::array<std::array<T, kTile>, kTile> tile;
+  std::array<std::array<T, kTile>, kTile> tile{};
   for (std::int64_t row = 0; row < kTile; ++row)
     for (std::int64_t col = 0; col < kTile; ++col) tile[row][col] = from[row * stride + col];
   for (std::int64_t col = 0; col < kTile; ++col)
@@ -293,8 +293,8 @@ void CpuBackend::move_weights(const Update& update, const Tensor& direction) con
 void CpuBackend::mirror(const Tensor& out, std::int64_t) const { mirror_lower(out); }
 
 const Backend& cpu_backend() {
-  static const CpuBackend backend;
-  return backend;
+  static const CpuBackend kBackend;
+  return kBackend;
 }
 
 }  // namespace dmuon::newton_schulz

@@ -150,7 +150,7 @@ at::Tensor take_momentum(const at::Tensor& momentum, const at::Tensor& gradient,
 template <typename Out>
 double take_momentum_of_row(float* momentum, const float* gradient, std::int64_t size, float rest,
                             bool nesterov, Out* direction) {
-  std::array<float, 1024> piece;
+  std::array<float, 1024> piece{};
   double squares = 0;
   for (std::int64_t at = 0; at < size; at += std::ssize(piece)) {
     const std::int64_t length = std::min(size - at, std::ssize(piece));
