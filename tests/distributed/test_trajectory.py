@@ -29,8 +29,8 @@ from training import (
 
 import dmuon
 
-STEPS = 10
-FEW = 4  # of what the other tests have in common with the first
+STEPS = 6
+FEW = 3  # of what the other tests have in common with the first
 
 
 @pytest.fixture(scope="session")
@@ -96,32 +96,27 @@ def train(
     return weights_of(model)
 
 
-# Mesh with strategy and options; on 2 x 2 every lookahead with either value of the other two and all four pairs,
-# beside FSDP2 and on plain replicas.
+# Mesh with strategy, reshard_after_forward, node_copy, lookahead, and whether beside FSDP2 or on plain replicas. On
+# 2 x 2 every pair of values of the last four: lookaheads of none, one, some, and more units than the model has.
 COVERING = [
     ((1,), "load_balance", True, True, 2, True),
     ((2,), "round_robin", False, True, 1, True),
     ((4,), "load_balance", True, True, 2, True),
     ((4,), "rank0", False, False, 0, True),
-    ((2, 2), "load_balance", True, True, 2, True),
-    ((2, 2), "round_robin", False, False, 2, True),
-    ((2, 2), "rank0", True, True, 0, True),
     ((4, 1), "round_robin", True, True, 9, True),
     ((4, 1), "load_balance", False, False, 1, True),
     ((3,), "rank0", True, False, 5, True),
     ((3,), "load_balance", False, True, 2, True),
-    *(
-        (
-            (2, 2),
-            "load_balance",
-            reshard,
-            (lookahead % 2 == 0) == reshard,
-            lookahead,
-            (lookahead // 2 % 2 == 0) == reshard,
-        )
-        for lookahead in range(10)
-        for reshard in (True, False)
-    ),
+    ((2, 2), "round_robin", True, True, 0, True),
+    ((2, 2), "rank0", False, False, 0, False),
+    ((2, 2), "load_balance", True, False, 1, False),
+    ((2, 2), "load_balance", False, True, 1, True),
+    ((2, 2), "load_balance", True, True, 2, False),
+    ((2, 2), "round_robin", False, False, 2, True),
+    ((2, 2), "load_balance", True, False, 3, True),
+    ((2, 2), "load_balance", False, True, 3, False),
+    ((2, 2), "rank0", True, True, 9, True),
+    ((2, 2), "load_balance", False, False, 9, False),
 ]
 
 
