@@ -21,7 +21,7 @@ from training import AHEAD, LR, WEIGHT_DECAY, dedicate, place_of, weights_of
 
 import dmuon
 
-STEPS, BATCH, LENGTH, VOCABULARY = 3, 8, 16, 128
+STEPS, BATCH, LENGTH, VOCABULARY = 2, 8, 16, 128
 ADAMW_EPS = 1e-3  # the biases of keys have gradients of nothing but rounding
 NO_IMAGE = 4  # smaller tokens have a meaning
 

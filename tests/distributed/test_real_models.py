@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -22,8 +23,8 @@ def assert_as_on_one_process(name: str, results: list[Any]) -> None:
             assert error <= 1e-3 * moved + 1e-6, f"{parameter}: |W - W_ref| = {error:.2e}, |W_ref - W_0| = {moved:.2e}"
 
 
-@pytest.mark.parametrize("mesh", [(1, 4), (2, 2)])
-@pytest.mark.parametrize("name", MATRICES)
+# In turn on one node and on two: of each family some on both.
+@pytest.mark.parametrize(("name", "mesh"), zip(MATRICES, itertools.cycle([(1, 4), (2, 2)]), strict=False))
 def test_a_real_model_is_trained_as_on_one_process(ranks, name, mesh):
     assert_as_on_one_process(name, ranks.run(train, mesh, name=name))
 
