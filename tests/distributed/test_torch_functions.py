@@ -23,7 +23,7 @@ def number(norm: torch.Tensor) -> float:
 
 def clipped(s: Session, how: str) -> None:
     s.start(make_gpt(depth=2), units=None if s.size == 1 else lambda model: list(model.blocks))
-    for step in range(4):
+    for step in range(3):
         s.backward(language_loss(step, s.size))
         parameters = list(s.model.parameters())
         if how == "clip_grad_norm_":
@@ -37,8 +37,15 @@ def clipped(s: Session, how: str) -> None:
         s.step()
 
 
-@pytest.mark.parametrize("how", ["clip_grad_norm_", "get_total_norm"])
-@pytest.mark.parametrize(("mesh", "schedule"), [((2, 2), AHEAD), ((4,), KEPT), ((3,), NO_COPY)])
+@pytest.mark.parametrize(
+    ("mesh", "schedule", "how"),
+    [
+        ((2, 2), AHEAD, "clip_grad_norm_"),
+        ((2, 2), AHEAD, "get_total_norm"),
+        ((4,), KEPT, "clip_grad_norm_"),
+        ((3,), NO_COPY, "get_total_norm"),
+    ],
+)
 def test_torchs_clipping_includes_owned_matrices(ranks, mesh, schedule, how):
     *notes, expected = check(ranks, clipped, mesh, schedule=schedule, how=how)
     for norms in notes:
@@ -102,8 +109,14 @@ def scaled_by_hand(s: Session, how: str, fsdp: bool) -> None:
         s.step()
 
 
-@pytest.mark.parametrize("how", ["mul_", "div_", "*=", "/=", "_foreach_mul_", "_foreach_div_"])
-@pytest.mark.parametrize(("mesh", "schedule", "fsdp"), [((2, 2), AHEAD, True), ((4,), KEPT, False)])
+# Beside FSDP2, whose gradients are DTensors, and on plain replicas.
+@pytest.mark.parametrize(
+    ("mesh", "schedule", "fsdp", "how"),
+    [
+        *(((2, 2), AHEAD, True, how) for how in ("mul_", "/=", "_foreach_mul_", "_foreach_div_")),
+        *(((4,), KEPT, False, how) for how in ("div_", "*=")),
+    ],
+)
 def test_gradients_scaled_by_a_number_are_scaled_at_their_owners(ranks, mesh, schedule, fsdp, how):
     *notes, expected = check(ranks, scaled_by_hand, mesh, schedule=schedule, how=how, fsdp=fsdp)
     for norms in notes:
@@ -147,10 +160,15 @@ def scaled(s: Session, fsdp: bool, clips: bool, heads: bool) -> None:
         s.notes.append(scaler.get_scale() / 2**12)
 
 
-@pytest.mark.parametrize("clips", [True, False])
 @pytest.mark.parametrize(
-    ("mesh", "fsdp", "heads"),
-    [((2, 2), True, False), ((4,), True, False), ((2, 2), False, False), ((2, 2), True, True), ((4,), False, True)],
+    ("mesh", "fsdp", "heads", "clips"),
+    [
+        ((2, 2), True, False, True),
+        ((2, 2), True, True, False),
+        ((2, 2), False, False, False),
+        ((4,), True, False, False),
+        ((4,), False, True, True),
+    ],
 )
 def test_a_scaled_loss_trains_as_one_that_is_not(ranks, mesh, fsdp, heads, clips):
     *notes, _ = check(ranks, scaled, mesh, schedule=NO_COPY, fsdp=fsdp, heads=heads, clips=clips)
