@@ -52,8 +52,17 @@ def test_kept_programs(device_ranks, name):
     check(device_ranks, TRAINED[name], ORDERS[list(TRAINED).index(name) % len(ORDERS)])
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("mesh", [(4,), (2, 2), (4, 1), (2,)], ids=str)
+@pytest.mark.parametrize(
+    ("mesh", "order"),
+    [
+        *(((2, 2), order) for order in ORDERS),
+        ((4,), "compute_first"),
+        ((4,), "side_first"),
+        ((4, 1), "random"),
+        ((2,), "side_first"),
+    ],
+    ids=str,
+)
 def test_meshes(device_ranks, mesh, order):
     """Blocks under fully_shard, two micro-steps of which one is under no_sync, clipping."""
     micros = (Micro(Pass((0, 1, 2)), synced=False), USUAL)
