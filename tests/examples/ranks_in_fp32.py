@@ -2,9 +2,9 @@
 
     python ranks_in_fp32.py NUM_RANKS NUM_NODES PROGRAM ...
 
-By default a CPU that multiplies bf16 iterates in it: too coarse to compare weights with another program's. And where
-NUM_NODES is not 1, a model on one mesh of all ranks is sharded inside that many groups of them and replicated between
-these, on a mesh of two dimensions.
+By default a CPU that multiplies bf16 iterates in it: too coarse to compare weights with another program's. Costs are
+modelled: to measure them takes seconds, and changes no weight. And where NUM_NODES is not 1, a model on one mesh of all
+ranks is sharded inside that many groups of them and replicated between these, on a mesh of two dimensions.
 
 What takes most of a small program's time is done once: the ranks are forked from a process that has imported what the
 program imports. This is safe because that process has no second thread.
@@ -107,6 +107,7 @@ if __name__ == "__main__":
     del sys.argv[:3]
     import_as(sys.argv[0])
     dmuon.Muon = functools.partial(dmuon.Muon, ns_dtype=torch.float32)  # type: ignore[assignment,misc]
+    dmuon.dedicate_params = functools.partial(dmuon.dedicate_params, costs="modelled")  # type: ignore[assignment]
     if num_nodes > 1:
         dmuon.dedicate_params = on_nodes(dmuon.dedicate_params, num_nodes)
         torch.distributed.fsdp.fully_shard = on_nodes(torch.distributed.fsdp.fully_shard, num_nodes)
