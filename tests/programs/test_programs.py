@@ -19,7 +19,7 @@ from several import with_several_matrices
 
 pytestmark = pytest.mark.xdist_group("programs")  # one process has the ranks
 
-NUM_RANDOM = 40
+NUM_RANDOM = 15
 KEPT = sorted((Path(__file__).parent / "kept").glob("*.json"))
 
 
@@ -44,8 +44,14 @@ BLOCKS = (Block(), Block("mlp"), Block("parameter"))
 USUAL = Micro(Pass((0, 1, 2)))
 
 
-@pytest.mark.parametrize("wrap", ["none", "blocks"])
-@pytest.mark.parametrize("astray", ASTRAY)
+# Beside FSDP2 its collectives have to end, too. Without it test_faults has the others.
+@pytest.mark.parametrize(
+    ("astray", "wrap"),
+    [
+        *((astray, "blocks") for astray in ASTRAY),
+        *((astray, "none") for astray in ("adds", "no backward", "no_sync", "no step", "clips")),
+    ],
+)
 def test_a_rank_that_goes_astray_alone_ends_all_ranks(programs_pool, astray, wrap):
     step = Step((USUAL, USUAL) if astray in ("no backward", "no_sync") else (USUAL,))
     check(
@@ -57,9 +63,12 @@ def test_a_rank_that_goes_astray_alone_ends_all_ranks(programs_pool, astray, wra
 @pytest.mark.parametrize(
     ("mesh", "division", "dtype"),
     [
-        *(((2, 2), division, dtype) for division in ("by size", "all", "none") for dtype in ("fp32", "bf16")),
-        *((mesh, division, "fp32") for mesh in ((4,), (4, 1), (3,)) for division in ("by size", "all")),
-        ((3,), "all", "bf16"),
+        ((2, 2), "by size", "fp32"),
+        ((2, 2), "all", "bf16"),
+        ((2, 2), "none", "fp32"),
+        ((4,), "all", "fp32"),
+        ((4, 1), "by size", "fp32"),
+        ((3,), "by size", "bf16"),
     ],
 )
 def test_each_of_several_matrices_in_a_parameter_is_trained_as_one_by_itself(programs_pool, mesh, division, dtype):
