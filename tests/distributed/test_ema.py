@@ -70,7 +70,7 @@ def differences(mesh: Any, models: list[str]) -> list[str]:
         found += [f"{name}: names {got.keys() ^ trainable}"] if got.keys() != trainable else []
         found += [f"{name}: {k}" for k, v in got.items() if not torch.allclose(v, expected[k], rtol=1e-6, atol=1e-7)]
 
-        before = [masters(model, opt), whole(model.state_dict()), float(loss(mesh, model, 0).detach())]
+        before = [snapshots[-1], whole(model.state_dict()), float(loss(mesh, model, 0).detach())]
         with ema.applied(), torch.no_grad():
             shown = whole(model.state_dict())
             value = float(loss(mesh, model, 0))
