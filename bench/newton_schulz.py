@@ -1,8 +1,9 @@
 """Newton-Schulz alone, on one device: dmuon's, torch.optim.Muon's iteration, and the same in plain products.
 
 Of each shape: milliseconds a matrix, torch.optim.Muon's time and that of plain products over dmuon's, the share of the
-floor that dmuon reaches, dmuon's whole update from gradient to weight over the iteration alone, and errors against the
-exact polynomial in fp64. The floor is the least that a backend may
+floor that dmuon reaches, dmuon's whole update from gradient to weight over the iteration alone and the bytes an element
+that it moves beside the products (as orthogonalize.h counts them, on CPUs), and errors against the exact polynomial in
+fp64. The floor is the least that a backend may
 need: FLOPs of the cheaper form with symmetric products by triangles, at the rate of the fastest large product found in
 this run. `make bench-ns`.
 """
@@ -138,6 +139,15 @@ def peak_flops(dtype: torch.dtype, device: torch.device) -> float:
     return 2 * side**3 / min(seconds_of(lambda a, _: torch.mm(a, a, out=out), a, dtype) for _ in range(6))
 
 
+def moved_bytes(choice: _C.Choice, dtype: torch.dtype) -> int | None:
+    """An element, before the iteration and after it, beside its products."""
+    if choice.backend == "aten":
+        return None
+    passes_once = not choice.batched and dtype in (torch.float32, torch.bfloat16)
+    before = (12 if passes_once else 24) + dtype.itemsize
+    return before + (8 if choice.backend == "avx512" else 8 + 2 * dtype.itemsize)
+
+
 def floor_seconds(shape: Shape, peak: float) -> float:
     m, n = sorted((shape.rows, shape.cols))
     return shape.batch * min(15 * m * m * n + 5 * m**3, 6 * m * m * n + 14 * m**3) / peak
@@ -173,15 +183,24 @@ def report(shape: Shape, peak: float, options: argparse.Namespace) -> dict[str, 
     medians = {name: statistics.median(seconds) for name, seconds in found.items()}
     floor = floor_seconds(shape, peak)
     wrong = errors(shape, options)
-    form = _C.choose(shape.rows, shape.cols, [ROW], STEPS, options.device, options.dtype).form.name.lower()
+    choice = _C.choose(shape.rows, shape.cols, [ROW], STEPS, options.device, options.dtype)
+    form, moved = choice.form.name.lower(), moved_bytes(choice, options.dtype)
     print(
         f"{shape!s:16} {form:6} {1e3 * medians['dmuon'] / shape.batch:9.3f} {ratios['torch']!s:>22} "
-        f"{ratios['plain']!s:>22} {floor / medians['dmuon']:6.0%} {ratios['update'].median:9.3f} "
+        f"{ratios['plain']!s:>22} {floor / medians['dmuon']:6.0%} {ratios['update'].median:9.3f} {moved or '':>5} "
         f"{wrong['dmuon']:9.1e} {wrong['torch']:9.1e}",
         flush=True,
     )
     said = {name: asdict(ratio) for name, ratio in ratios.items()}
-    return {**asdict(shape), "form": form, "floor_s": floor, "errors": wrong, "ratio": said, "seconds": found}
+    return {
+        **asdict(shape),
+        "form": form,
+        "bytes": moved,
+        "floor_s": floor,
+        "errors": wrong,
+        "ratio": said,
+        "seconds": found,
+    }
 
 
 def draw_batches(options: argparse.Namespace, to: Path) -> dict[str, list[tuple[int, float]]]:
@@ -226,7 +245,7 @@ def main() -> None:
     print(f"{options.dtype}, products at {peak / 1e9:.0f} GFLOP/s, {options.rounds} rounds")
     print(
         f"{'matrices':16} {'form':6} {'ms each':>9} {'torch.optim.Muon, x':>22} {'plain products, x':>22} "
-        f"{'floor':>6} {'update, x':>9} {'error':>9} {'torch':>9}"
+        f"{'floor':>6} {'update, x':>9} {'bytes':>5} {'error':>9} {'torch':>9}"
     )
     said: dict[str, Any] = {"peak_flops": peak, "shapes": [report(shape, peak, options) for shape in shapes]}
     if options.draw is not None:

@@ -26,11 +26,11 @@
 namespace {
 
 using dmuon::balance::Certificate;
+using dmuon::balance::CostedShape;
 using dmuon::balance::Instance;
 using dmuon::balance::Nanoseconds;
 using dmuon::balance::Problem;
 using dmuon::balance::Random;
-using dmuon::balance::Shape;
 using dmuon::balance::Solution;
 
 constexpr int kBatchSizes[] = {1, 2, 4, 8, 16};
@@ -111,7 +111,7 @@ Instance instance_of(const Model& model, int num_owners) {
   Instance instance;
   instance.num_owners = num_owners;
   for (const Matrices& matrices : model.matrices) {
-    Shape& shape = instance.shapes.emplace_back();
+    CostedShape& shape = instance.shapes.emplace_back();
     shape.num_matrices = matrices.count;
     shape.bytes = std::int64_t{8} * matrices.rows * matrices.cols;
     for (const int batch : kBatchSizes) {
@@ -128,7 +128,7 @@ void perturb(Instance* instance, std::uint64_t seed) {
   Random random(seed);
   const double scale = kScales[random.below(3)];
   const double power = kPowers[random.below(4)];
-  for (Shape& shape : instance->shapes) {
+  for (CostedShape& shape : instance->shapes) {
     // The experts of kimi-k2 keep their number, for it is a matter of the machine how long it
     // takes.
     if (shape.num_matrices < 1000) {

@@ -166,7 +166,7 @@ TYPED_TEST(ProductsTest, AddsToFp32WhatItKeeps) {
       Product product{
           rows, cols,       inner,  0.25, {a.data(), inner, 1}, {b.data(), cols, 1}, beta, c.data(),
           cols, out.data(), stride, false};
-      product.kept = kept;
+      product.decay = kept;
       multiply(product, TypeParam::kDtype, on_threads);
       const std::vector<double> exact = this->exact(product);
       for (std::int64_t row = 0; row < rows; ++row) {

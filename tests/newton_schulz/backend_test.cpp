@@ -204,6 +204,16 @@ TEST_P(BackendTest, NormaliseMakesWhatIsNotFiniteNanAndLeavesOtherMatricesAlone)
   }
 }
 
+TEST_P(BackendTest, AddsAMultiple) {
+  for (const at::ScalarType dtype : kDtypes) {
+    const Tensor out = random({2, 51, 67}, dtype);
+    const Tensor x = random({2, 51, 67}, dtype);
+    const Tensor expected = out.to(at::kDouble).add(x.to(at::kDouble), -1.7131);
+    backend_.add(out, x, -1.7131);
+    expect_near(out, expected, toString(dtype));
+  }
+}
+
 // Which are the process's, and the user's.
 TEST(AtenBackend, LeavesTheOptionsOfCublasAsTheyAre) {
   const auto option = [] { return at::globalContext().allowFP16ReductionCuBLAS(); };

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from dmuon._running.orthogonalize import orthogonalize
-from dmuon._setup.hyperparameters import native_group
+from dmuon._setup.hyperparameters import Tuned, native_group
 from exact import relative_error, rounding_bound, textbook
 
 from dmuon import _C
@@ -192,18 +192,39 @@ def test_the_engine_rejects_bad_options():
         _C.orthogonalize(x.to_sparse(), "you", 5, 0.0, None)
 
 
+@pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize(("norm", "smallest", "largest"), [(1e-30, 0, 1e-18), (1e-9, 0.3, 0.4), (1.0, 0.35, 0.45)])
-def test_what_is_next_to_nothing_makes_no_full_sized_update_as_in_torch(norm, smallest, largest):
+def test_what_is_next_to_nothing_makes_no_full_sized_update_as_in_torch(norm, smallest, largest, batched):
     gradient = torch.randn(16, 24, generator=torch.Generator().manual_seed(0))
     gradient *= norm / gradient.norm()
     options = {"lr": 0.1, "weight_decay": 0.0, "momentum": 0.0, "nesterov": False, "ns_steps": 5, "adjust_lr_fn": None}
     group = {**options, "ns_coefficients": "quintic", "eps": 1e-7, "ns_dtype": torch.float32}
     ours = torch.zeros(1, 16, 24)
     applies = torch.ones((), dtype=torch.bool)
-    _C.muon_update(ours, torch.zeros_like(ours), gradient[None], native_group(group, ours.device), applies)
+    rows = _C.resolve_coefficients("quintic", 5)
+    candidates = _C.candidates(16, 24, rows, 5, ours.device, torch.float32)
+    tuned = Tuned(torch.float32, rows, {(16, 24): next(one for one in candidates if one.batched == batched)})
+    _C.muon_update(ours, torch.zeros_like(ours), gradient[None], native_group(group, ours.device, tuned), applies)
     theirs = torch.nn.Parameter(torch.zeros(16, 24))
     theirs.grad = gradient.clone()
     torch.optim.Muon([theirs], **options).step()
     size = float(theirs.detach().norm())
     assert smallest <= size <= largest
     assert float((ours[0] - theirs.detach()).norm()) <= 0.05 * size
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name", "got"),
+    [
+        ({"gradient": torch.zeros(1, 8, 5)}, "gradient", r"CPUFloatType \[1, 8, 5\]"),
+        ({"momentum": torch.zeros(1, 4, 8)}, "momentum", r"CPUFloatType \[1, 4, 8\]"),
+        ({"gradient": torch.zeros(1, 8, 4, dtype=torch.bfloat16)}, "gradient", "CPUBFloat16Type"),
+        ({"master": torch.zeros(1, 8, 4, dtype=torch.float64)}, "master", "CPUDoubleType"),
+    ],
+)
+def test_an_update_refuses_tensors_that_do_not_fit(wrong, name, got):
+    tensors = {one: torch.zeros(1, 8, 4) for one in ("master", "momentum", "gradient")} | wrong
+    options = {"lr": 0.1, "weight_decay": 0.0, "momentum": 0.0, "nesterov": False, "ns_steps": 5, "adjust_lr_fn": None}
+    group = native_group({**options, "ns_coefficients": "quintic", "eps": 1e-7, "ns_dtype": None}, torch.device("cpu"))
+    with pytest.raises(ValueError, match=rf"update: {name} must be dense fp32 of master's sizes.*got {got}"):
+        _C.muon_update(*tensors.values(), group, torch.tensor(True))

@@ -48,7 +48,7 @@ def _answer(argv: Sequence[str] | None) -> str:
     if arguments.plans:
         return compare_plans(_two_plans(arguments))
     if arguments.mesh is None:
-        raise ValueError("compare: expected --mesh and a model, or two files of plans; got neither")
+        raise ValueError("compare: expected --mesh and a model, or two files of plans; got no --mesh")
     return compare(arguments)
 
 

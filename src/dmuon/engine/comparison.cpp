@@ -25,8 +25,8 @@ constexpr const char* kSameModules =
     "modules in the same order. Later a rank may skip modules in which fully_shard manages "
     "nothing.";
 
-std::string described(const Compared& place, const schedule::Layout& layout) {
-  const auto [pass, moment, unit, count] = place;
+std::string described(const Compared& compared, const schedule::Layout& layout) {
+  const auto [pass, moment, unit, count] = compared;
   if (moment == kCall) return "another call";
   if (moment == kEndOfPass) return pass == kNoPass ? "the next forward" : "the end of a pass";
   constexpr const char* kMoments[] = {"the use of", "the end of the forward of",
@@ -56,13 +56,11 @@ void Engine::meet(const std::string& call) {
   require_all_at({kNoPass, kCall, name, num_compared_++}, call);
 }
 
-void Engine::require_all_at(const std::array<std::int64_t, 4>& place, const std::string& what) {
+void Engine::require_all_at(const std::array<std::int64_t, 4>& here, const std::string& what) {
   Stopwatch watch(seconds_["compare_s"]);
   const std::string where = core::message(what, " in step ", executor_.step());
-  const std::vector<Compared> all = mesh().order.all_gather(place, where);
-  const auto text = [&](const Compared& of) {
-    return of == place ? what : described(of, layout());
-  };
+  const std::vector<Compared> all = mesh().order.all_gather(here, where);
+  const auto text = [&](const Compared& of) { return of == here ? what : described(of, layout()); };
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
     const bool calls = all[0][1] == kCall || all[rank][1] == kCall;

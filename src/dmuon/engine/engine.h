@@ -206,7 +206,7 @@ class Engine : private schedule::Performer {
   void compare(const std::optional<schedule::Trigger>& trigger) override;
   void perform(const schedule::Operation& operation) override;
   void leave_to_host(const std::optional<schedule::Trigger>& use) override;
-  void require_all_at(const std::array<std::int64_t, 4>& place, const std::string& what);
+  void require_all_at(const std::array<std::int64_t, 4>& here, const std::string& what);
   void serve(schedule::Moment moment, core::UnitIndex unit) { resolver_.serve({moment, unit}); }
   void before_backward(core::UnitIndex unit);
   void open_forward(bool whole);

@@ -74,9 +74,9 @@ void compute_unit(const Product& product, const Unit& unit, const Panels& a, con
   const auto* c = static_cast<const std::byte*>(product.c);
   auto* out = static_cast<std::byte*>(product.out);
   const std::int64_t c_stride = product.c_stride * T::kSize;
-  const std::int64_t out_size = product.kept ? Fp32::kSize : T::kSize;
+  const std::int64_t out_size = product.decay ? Fp32::kSize : T::kSize;
   const std::int64_t out_stride = product.out_stride * out_size;
-  const auto kept = static_cast<float>(product.kept.value_or(0));
+  const auto decay = static_cast<float>(product.decay.value_or(0));
   thread_local Scratch scratch;
   auto* sums = reinterpret_cast<float*>(scratch.words(kUnitRows * kUnitCols));
   const std::int64_t most = T::kSize == 4 ? kMostFp32Words : kMostWords;
@@ -100,7 +100,7 @@ void compute_unit(const Product& product, const Unit& unit, const Panels& a, con
              .out_stride = out_stride,
              .rows = unit.bottom - top,
              .cols = std::min(left + kTileCols, right_of(product, unit, top)) - left,
-             .kept = product.kept ? &kept : nullptr},
+             .decay = product.decay ? &decay : nullptr},
             static_cast<float>(product.alpha), static_cast<float>(product.beta));
       }
     }
@@ -155,7 +155,8 @@ bool multiplies(Dtype dtype) {
 
 void multiply(const Product& product, Dtype dtype, const Workers& workers) {
   core::invariant(multiplies(dtype), "multiply: this processor does not multiply the dtype");
-  core::invariant(!product.symmetric || !product.kept, "multiply: a symmetric product is new");
+  core::invariant(!product.symmetric || !product.decay,
+                  "multiply: decay must be unset in a symmetric product");
   if (dtype == Dtype::kFloat) {
     avx512::multiply_as<avx512::Fp32>(product, workers);
   } else {

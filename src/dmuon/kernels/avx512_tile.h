@@ -28,10 +28,10 @@ struct Tile {
   std::int64_t out_stride;
   std::int64_t rows;
   std::int64_t cols;
-  const float* kept;  // Product::kept; null where unset
+  const float* decay;  // Product::decay; null where unset
 };
 
-template <typename T, std::int64_t kVectors, bool kKeeps>
+template <typename T, std::int64_t kVectors, bool kAdds>
 DMUON_AVX512 void compute_tile(const Tile& tile, float alpha, float beta) {
   __m512 sum[kTileRows][kVectors];
 #pragma GCC unroll 8
@@ -77,9 +77,9 @@ DMUON_AVX512 void compute_tile(const Tile& tile, float alpha, float beta) {
         value = _mm512_fmadd_ps(addend, _mm512_set1_ps(beta), value);
       }
       std::byte* row = tile.out + i * tile.out_stride;
-      if constexpr (kKeeps) {
+      if constexpr (kAdds) {
         row += v * kLanes * Fp32::kSize;
-        value = _mm512_fmadd_ps(Fp32::load(mask, row), _mm512_set1_ps(*tile.kept), value);
+        value = _mm512_fmadd_ps(Fp32::load(mask, row), _mm512_set1_ps(*tile.decay), value);
         Fp32::store(row, mask, value);
       } else {
         T::store(row + at, mask, value);
@@ -88,21 +88,21 @@ DMUON_AVX512 void compute_tile(const Tile& tile, float alpha, float beta) {
   }
 }
 
-template <typename T, bool kKeeps>
+template <typename T, bool kAdds>
 void compute_tile(const Tile& tile, float alpha, float beta) {
   switch (divided_up(tile.cols, kLanes)) {
     case 1:
-      return compute_tile<T, 1, kKeeps>(tile, alpha, beta);
+      return compute_tile<T, 1, kAdds>(tile, alpha, beta);
     case 2:
-      return compute_tile<T, 2, kKeeps>(tile, alpha, beta);
+      return compute_tile<T, 2, kAdds>(tile, alpha, beta);
     default:
-      return compute_tile<T, kTileVectors, kKeeps>(tile, alpha, beta);
+      return compute_tile<T, kTileVectors, kAdds>(tile, alpha, beta);
   }
 }
 
 template <typename T>
 void compute_tile(const Tile& tile, float alpha, float beta) {
-  if (tile.kept == nullptr) return compute_tile<T, false>(tile, alpha, beta);
+  if (tile.decay == nullptr) return compute_tile<T, false>(tile, alpha, beta);
   compute_tile<T, true>(tile, alpha, beta);
 }
 

@@ -44,9 +44,9 @@ struct Product {
   /// rows == cols, c is symmetric and a b would be: what lies below the diagonal is computed, in
   /// tiles of kTile columns, and mirrored, so that out is symmetric bit by bit.
   bool symmetric = false;
-  /// Where it is set, out is fp32 whatever the dtype, apart from c, and keeps so much of itself:
-  /// out <- kept out + beta c + alpha a b, rounded to fp32 alone. Not of a symmetric product.
-  std::optional<double> kept = {};
+  /// Where it is set, out is added to, out <- decay out + beta c + alpha a b, and is fp32 whatever
+  /// the dtype; it does not overlap c. Not for symmetric products.
+  std::optional<double> decay = {};
 };
 
 inline constexpr std::int64_t kTile = 16;
@@ -69,7 +69,7 @@ struct Workers {
 /// most, beside 2 rows cols inner FLOPs. The calling thread keeps that memory for the next product,
 /// up to 64 MB a dtype, and each worker 460 KB.
 ///
-/// @throws InternalError where multiplies(dtype) is false, or a symmetric product is to be kept.
+/// @throws InternalError where multiplies(dtype) is false, or a symmetric product has a decay.
 void multiply(const Product& product, Dtype dtype, const Workers& workers);
 
 }  // namespace dmuon::kernels

@@ -30,12 +30,13 @@ struct PendingProduct {
   at::Tensor spare = {};  ///< of c's size and dtype, free to hold the result; may be undefined
 };
 
-/// In `spare`, or new.
+/// The product's result, in its `spare` where there is one, else in new memory.
 at::Tensor computed(const Backend& backend, const PendingProduct& product);
 
 /// A Muon update of equally shaped matrices, [..., rows, cols] in fp32, which need not follow each
 /// other in memory. Where it does not apply, all keep their values, whatever the gradient holds; of
-/// master's, zeros may change their sign.
+/// master's, zeros may change their sign. Where it applies and a matrix's gradient has a NaN or an
+/// infinity, its momentum has it too, and all its weights become NaN.
 struct Update {
   at::Tensor master;
   at::Tensor momentum;
@@ -51,8 +52,9 @@ struct Update {
 /// depend on how fast they are. Backends have no state, are thread-safe, work on the current stream
 /// and record no autograd.
 ///
-/// Dtypes are fp64, fp32, bf16 and fp16. Matrices are [rows, cols] or, batched, [b, rows, cols];
-/// one call's tensors share dtype, device and number of dimensions, the caller's responsibility.
+/// Dtypes are fp64, fp32, bf16 and fp16. Matrices are [rows, cols] or, batched, [b, rows, cols].
+/// Tensors of one call share dtype, device and number of dimensions, unless the function says
+/// otherwise: the caller sees to that.
 /// Each matrix's result is the same bits run to run.
 class Backend {
  public:
@@ -115,14 +117,18 @@ class Backend {
 
   // Before and after the iteration.
 
-  /// The momentum that follows, and of its direction what the iteration starts from: take_momentum
-  /// and normalise, in one pass over memory where the backend can.
+  /// Moves the momentum, and makes of its direction what the iteration starts from: take_momentum,
+  /// then normalise. A backend may do both in one pass over memory.
   /// @param update  one matrix, [rows, cols], or a batch, [..., rows, cols].
-  /// @return        [rows', cols'], or [b, rows', cols'] with all of the batch's, as of normalise.
+  /// @return        x in new memory, of normalise's sizes: [rows', cols'], or [b, rows', cols'],
+  ///                where b counts all matrices of the batch.
   virtual Start start(const Update& update, at::ScalarType dtype, double eps) const;
 
-  /// move_weights by the iteration's last product, in one pass over memory where the backend can.
-  /// @param product  [(b,) rows', cols'], of what lies beyond update's rows and columns nothing.
+  /// move_weights by the result of the iteration's last product. A backend may add that to the
+  /// weights where it computes it, and then does not round it to the iteration's dtype.
+  /// @param product  [(b,) rows', cols'], of the iteration's dtype. Rows and columns beyond those
+  /// of
+  ///                 the update's matrices are padding, and are left out.
   virtual void finish(const Update& update, const PendingProduct& product) const;
 
   /// momentum <- momentum + (1 - mu) (gradient - momentum), and the direction that follows:
@@ -166,7 +172,8 @@ const Backend& aten_backend();
 /// which the first is the default.
 std::vector<const Backend*> backends_of(c10::Device device, at::ScalarType dtype);
 
-/// The one among them that works element by element, and knows the default dtype.
+/// The one among them that knows the default dtype, and whose elementwise functions are the others'
+/// too.
 const Backend& backend_of(c10::Device device);
 
 }  // namespace dmuon::newton_schulz

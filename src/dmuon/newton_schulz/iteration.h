@@ -15,9 +15,10 @@ struct Steps {
 };
 
 /// All of Newton-Schulz but its last product, whose result the iterate would be: it may go straight
-/// to where it is wanted.
+/// to where it is wanted. Works on the current stream.
 ///
-/// @param start  [(b,) rows, cols], either side the shorter.
+/// @param start  x [(b,) rows, cols], either side the shorter. It is new memory: the iteration may
+///               write there, and the product returned may have it as its operand.
 PendingProduct iterate(const Backend& backend, Start start, const Steps& steps);
 
 }  // namespace dmuon::newton_schulz

@@ -108,14 +108,14 @@ Choice choose(std::int64_t m, std::int64_t n, const Coefficients& coefficients, 
 namespace {
 
 // What is chosen for matrices of one shape.
-struct Way {
+struct Chosen {
   const Backend& backend;
   bool batched = false;
   Steps steps = {};
 };
 
-Way way_of(std::int64_t rows, std::int64_t cols, c10::Device device,
-           const IterationOptions& options) {
+Chosen chosen_for(std::int64_t rows, std::int64_t cols, c10::Device device,
+                  const IterationOptions& options) {
   const auto& [name, chosen_form, batched, panel_rows] =
       options.choice ? *options.choice
                      : choose(rows, cols, options.coefficients, device, options.dtype);
@@ -135,9 +135,9 @@ Way way_of(std::int64_t rows, std::int64_t cols, c10::Device device,
   return {backend, batched, {options.coefficients, segments, square_dtype, panel_rows}};
 }
 
-void update_as(const Update& update, const Way& way, const IterationOptions& options) {
-  Start start = way.backend.start(update, options.dtype, options.eps);
-  way.backend.finish(update, iterate(way.backend, std::move(start), way.steps));
+void update_as(const Update& update, const Chosen& chosen, const IterationOptions& options) {
+  Start start = chosen.backend.start(update, options.dtype, options.eps);
+  chosen.backend.finish(update, iterate(chosen.backend, std::move(start), chosen.steps));
 }
 
 // What `part` makes of the matrices.
@@ -148,27 +148,43 @@ Update part_of(const Update& update, const Part& part) {
   return some;
 }
 
-// All matrices at once, in parts, or one by one.
-void update_each(const Update& update, const Way& way, const IterationOptions& options) {
+// All matrices at once, in parts, or one by one. Of blocks of columns a part has whole rows' worth.
+void update_each(const Update& update, const Chosen& chosen, const IterationOptions& options) {
   const Tensor& master = update.master;
   const std::int64_t rows = master.size(-2);
   const std::int64_t cols = master.size(-1);
-  const std::int64_t count = master.numel() / (rows * cols);
-  const std::int64_t at_once =
-      way.batched ? way.backend.at_once(rows, cols, count, options.dtype) : 1;
-  if (master.dim() == 2 || (way.batched && count <= at_once)) {
-    return update_as(update, way, options);
+  if (master.dim() == 2) {
+    if (!chosen.batched) return update_as(update, chosen, options);
+    const auto unsqueezed = [](const Tensor& one) { return one.unsqueeze(0); };
+    return update_as(part_of(update, unsqueezed), chosen, options);
   }
-  const std::int64_t step = way.batched && master.dim() == 3 ? at_once : 1;
+  const std::int64_t count = master.numel() / (rows * cols);
+  const std::int64_t in_one = count / master.size(0);
+  const std::int64_t at_once =
+      chosen.batched ? chosen.backend.at_once(rows, cols, count, options.dtype) : 1;
+  const std::int64_t step = std::max<std::int64_t>(1, at_once / in_one);
   for (std::int64_t first = 0; first < master.size(0); first += step) {
     const std::int64_t size = std::min(step, master.size(0) - first);
-    const Update some =
-        part_of(update, [&](const Tensor& all) { return all.narrow(0, first, size); });
-    if (way.batched && master.dim() == 3) {
-      update_as(some, way, options);
+    const auto narrowed = [&](const Tensor& all) { return all.narrow(0, first, size); };
+    const auto selected = [&](const Tensor& all) { return all.select(0, first); };
+    if (chosen.batched) {
+      update_as(part_of(update, narrowed), chosen, options);
     } else {
-      update_each(part_of(some, [](const Tensor& one) { return one.squeeze(0); }), way, options);
+      update_each(part_of(update, selected), chosen, options);
     }
+  }
+}
+
+void check(const Update& update) {
+  for (const auto& [name, tensor] : {std::pair{"master", update.master},
+                                     {"momentum", update.momentum},
+                                     {"gradient", update.gradient}}) {
+    require(tensor.defined() && tensor.dim() >= 2 && tensor.layout() == at::kStrided &&
+                tensor.scalar_type() == at::kFloat && tensor.device() == update.master.device() &&
+                tensor.sizes() == update.master.sizes(),
+            "update: ", name, " must be dense fp32 of master's sizes, [..., rows, cols], on its ",
+            "device; got ", tensor.defined() ? tensor.toString() : "nothing", " ",
+            tensor.defined() ? tensor.sizes() : at::IntArrayRef());
   }
 }
 
@@ -182,7 +198,7 @@ Tensor orthogonalize(Tensor x, const IterationOptions& options) {
   if (x.numel() == 0) return at::empty(sizes, result_options);
   const std::int64_t rows = x.size(-2);
   const std::int64_t cols = x.size(-1);
-  const auto& [backend, batched, steps] = way_of(rows, cols, x.device(), options);
+  const auto& [backend, batched, steps] = chosen_for(rows, cols, x.device(), options);
   const auto iterated = [&, &backend = backend, &steps = steps](const Tensor& normalised) {
     const Tensor result = steps.coefficients.empty()
                               ? normalised
@@ -209,6 +225,7 @@ Tensor orthogonalize(Tensor x, const IterationOptions& options) {
 }
 
 void update(const Update& update, const IterationOptions& options) {
+  check(update);
   check(update.gradient, options);
   const at::NoGradGuard no_grad;
   if (update.master.numel() == 0) return;
@@ -216,9 +233,9 @@ void update(const Update& update, const IterationOptions& options) {
     const Backend& backend = backend_of(update.master.device());
     return backend.move_weights(update, orthogonalize(backend.take_momentum(update), options));
   }
-  const Way way =
-      way_of(update.master.size(-2), update.master.size(-1), update.master.device(), options);
-  update_each(update, way, options);
+  const Chosen chosen =
+      chosen_for(update.master.size(-2), update.master.size(-1), update.master.device(), options);
+  update_each(update, chosen, options);
 }
 
 }  // namespace dmuon::newton_schulz

@@ -79,13 +79,19 @@ Choice choose(std::int64_t m, std::int64_t n, const Coefficients& coefficients, 
 /// @throws InvalidArgument naming the first bad argument.
 at::Tensor orthogonalize(at::Tensor x, const IterationOptions& options);
 
-/// A Muon update, in place, by `orthogonalize` of the momentum's direction. On CPUs of a matrix
-/// that is orthogonalised by itself in fp32 or bf16, what goes element by element moves
-/// 14 bytes an element before the iteration in bf16 (momentum in and out, gradient, X) and, by
-/// kernels/, 8 after it, where the last product goes straight to the weights (X is that product's
-/// operand); else 26 and 12.
+/// A Muon update, in place, by `orthogonalize` of the momentum's direction.
 ///
-/// @throws InvalidArgument as orthogonalize.
+/// Bytes an element that are read and written beside the iteration's products, in bf16:
+///
+///   before it  14  one matrix by itself, on CPUs in fp32 and bf16: momentum in and out, gradient,
+///   X
+///              26  else, of which batches on CPUs find 12 in caches: the direction out, in twice
+///   after it    8  by kernels/, where the last product goes straight to the weights
+///              12  else: its result out and in
+///
+/// @throws InvalidArgument naming the first tensor that is no fp32 of master's sizes and device,
+/// and
+///         as orthogonalize.
 void update(const Update& update, const IterationOptions& options);
 
 }  // namespace dmuon::newton_schulz

@@ -53,7 +53,7 @@ void update(const engine::OwnedBatch& batch, const std::vector<MuonGroup>& group
             const core::Vector<core::ParameterIndex, int>& group_of, const at::Tensor& applies) {
   const c10::AutoGradMode no_grad(false);
   const std::size_t size = batch.parameters.size();
-  const auto group = [&](std::size_t place) { return group_of.at(batch.parameters[place]); };
+  const auto group = [&](std::size_t index) { return group_of.at(batch.parameters[index]); };
   // Neighbours of one group go together; mostly that is the whole batch.
   std::size_t end = 0;
   for (std::size_t begin = 0; begin < size; begin = end) {

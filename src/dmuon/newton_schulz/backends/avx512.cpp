@@ -37,7 +37,7 @@ Tensor strided(const Tensor& x) {
 
 // Each matrix of a batch on a thread; where there are fewer than threads, each on all of them.
 void multiply(const Tensor& out, const PendingProduct& given, bool symmetric,
-              std::optional<double> kept = {}) {
+              std::optional<double> decay = {}) {
   const Tensor a = strided(given.a);
   const Tensor b = strided(given.b);
   const bool adds = given.beta != 0;
@@ -63,7 +63,7 @@ void multiply(const Tensor& out, const PendingProduct& given, bool symmetric,
          .out = const_cast<std::byte*>(start(out, i)),
          .out_stride = out.stride(-2),
          .symmetric = symmetric,
-         .kept = kept},
+         .decay = decay},
         a.scalar_type() == at::kFloat ? kernels::Dtype::kFloat : kernels::Dtype::kBFloat16,
         workers);
   };

@@ -12,7 +12,6 @@
 #include <array>
 #include <cmath>
 #include <limits>
-#include <tuple>
 
 #include "dmuon/newton_schulz/backends/cpu_elementwise.h"
 
@@ -250,7 +249,8 @@ Tensor CpuBackend::normalise(const Tensor& x, at::ScalarType dtype, double eps) 
 
 // In batches, which caches hold, another pass costs little, and products have one scale for all.
 Start CpuBackend::start(const Update& update, at::ScalarType dtype, double eps) const {
-  const auto& [momentum, gradient] = std::tie(update.momentum, update.gradient);
+  const Tensor& momentum = update.momentum;
+  const Tensor& gradient = update.gradient;
   const bool fuses = momentum.dim() == 2 && (dtype == at::kFloat || dtype == at::kBFloat16) &&
                      momentum.stride(1) == 1 && gradient.stride(1) == 1;
   if (!fuses || !update.applies.item<bool>()) return Backend::start(update, dtype, eps);

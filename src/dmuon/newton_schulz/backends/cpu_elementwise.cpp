@@ -129,6 +129,22 @@ at::TensorIteratorConfig in_place() {
   return config;
 }
 
+// Through a piece of the first-level cache, by the loops of those who go through memory.
+template <typename Out>
+double take_momentum_of_row(float* momentum, const float* gradient, std::int64_t size, float rest,
+                            bool nesterov, Out* direction) {
+  std::array<float, 1024> piece{};
+  double squares = 0;
+  for (std::int64_t at = 0; at < size; at += std::ssize(piece)) {
+    const std::int64_t length = std::min(size - at, std::ssize(piece));
+    momentum_loop(momentum + at, piece.data(), gradient + at, length, rest);
+    const float* taken = nesterov ? piece.data() : momentum + at;
+    squares += squares_loop(taken, length);
+    write_scaled(taken, length, 1, direction + at);
+  }
+  return squares;
+}
+
 template <typename T>
 T* as(char* data) {
   return reinterpret_cast<T*>(data);
@@ -144,22 +160,6 @@ at::Tensor take_momentum(const at::Tensor& momentum, const at::Tensor& gradient,
             momentum_loop(as<float>(at[0]), as<float>(at[1]), as<float>(at[2]), size, rest);
           });
   return direction;
-}
-
-// Through a piece of the first-level cache, by the loops of those who go through memory.
-template <typename Out>
-double take_momentum_of_row(float* momentum, const float* gradient, std::int64_t size, float rest,
-                            bool nesterov, Out* direction) {
-  std::array<float, 1024> piece{};
-  double squares = 0;
-  for (std::int64_t at = 0; at < size; at += std::ssize(piece)) {
-    const std::int64_t length = std::min(size - at, std::ssize(piece));
-    momentum_loop(momentum + at, piece.data(), gradient + at, length, rest);
-    const float* taken = nesterov ? piece.data() : momentum + at;
-    squares += squares_loop(taken, length);
-    write_scaled(taken, length, 1, direction + at);
-  }
-  return squares;
 }
 
 double take_momentum(const at::Tensor& momentum, const at::Tensor& gradient, double mu,
