@@ -10,6 +10,7 @@ namespace dmuon::kernels::avx512 {
 constexpr std::int64_t kTileRows = 8;
 constexpr std::int64_t kTileVectors = 3;
 constexpr std::int64_t kTileCols = kTileVectors * kLanes;
+constexpr std::int64_t kLineBytes = 64;  // of a cache
 
 // What of a product a tile is: where it begins, and how far it goes, at most kTileRows rows and
 // kTileCols columns. The sums of earlier words are added from `sums`, [kTileRows][kTileCols], and
@@ -39,6 +40,14 @@ DMUON_AVX512 void compute_tile(const Tile& tile, float alpha, float beta) {
 #pragma GCC unroll 3
     for (std::int64_t v = 0; v < kVectors; ++v) {
       sum[i][v] = _mm512_setzero_ps();
+    }
+  }
+  // What it is added to comes from memory, in pieces too short for the processor to foresee.
+  if (kAdds && tile.is_last) {
+    for (std::int64_t i = 0; i < tile.rows && i < kTileRows; ++i) {
+      for (std::int64_t at = 0; at < tile.cols * Fp32::kSize; at += kLineBytes)
+        _mm_prefetch(reinterpret_cast<const char*>(tile.out + i * tile.out_stride + at),
+                     _MM_HINT_T0);
     }
   }
   const std::uint32_t* a = tile.a;
