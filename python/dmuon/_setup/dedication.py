@@ -200,6 +200,14 @@ def _warn(model: nn.Module, mesh: DeviceMesh | None, table: RoutingTable) -> Non
             "dmuon.views.conv(parameter).",
             left,
         )
+    if misfits := [route for route in table if route.misfit]:
+        logger.warning(
+            "dmuon: AdamW updates '%s'%s, because of its %s. Muon takes matrices in fp32, bf16 and fp16: convert them "
+            "before dedicate_params.",
+            misfits[0].name,
+            f" and {len(misfits) - 1} more matrices" if len(misfits) > 1 else "",
+            misfits[0].why,
+        )
     if unfit := [entry for entry in unfit_entries(model) if entry not in _warned_of]:
         _warned_of.update(unfit)
         logger.warning(

@@ -100,7 +100,9 @@ def route(model: nn.Module, select: Select | None, function: str = _DEDICATES) -
     rows: list[Route] = []
     for entry in parameters:
         choice = _ask(select, entry) if select else None
+        misfit = False
         if choice is None and (unfit := entry.unfit()):
+            misfit = unfit.startswith("dtype") and bool(rules.decide(entry)[0])
             choice = (), unfit
         entry.views, why, unknown = (*choice, None) if choice else rules.decide(entry)
         note_columns(entry, managed, function)
@@ -109,5 +111,6 @@ def route(model: nn.Module, select: Select | None, function: str = _DEDICATES) -
                 _check_hooks(entry)
             matrices.append(entry)
         algorithm = "muon" if entry.views else "adamw" if entry.parameter.requires_grad else "frozen"
-        rows.append(Route(entry.name, tuple(entry.shape), algorithm, why, views=entry.views, unknown=unknown))
+        row = Route(entry.name, tuple(entry.shape), algorithm, why, views=entry.views, unknown=unknown, misfit=misfit)
+        rows.append(row)
     return matrices, RoutingTable(rows)

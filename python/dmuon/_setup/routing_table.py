@@ -26,6 +26,7 @@ class Route:
     unit: str | None = None
     views: tuple[View, ...] = ()  # what Muon orthogonalises of it, one after the other
     unknown: str | None = None  # the class of its module, where AdamW has it only because no rule knows that class
+    misfit: bool = False  # AdamW has it only because of its dtype
 
 
 class RoutingTable(tuple[Route, ...]):
