@@ -192,22 +192,8 @@ _warned_of: set[str] = set()  # entries of by_class, in this process: other mode
 
 def _warn(model: nn.Module, mesh: DeviceMesh | None, table: RoutingTable) -> None:
     """Of what may be meant otherwise."""
-    if left := table.left_out():
-        logger.warning(
-            "dmuon: AdamW updates %s: no rule takes anything of such modules. If these hold matrices, say so of the "
-            "class, as in dmuon.views.by_class[Class] = {'weight': dmuon.views.matrix}, or by select(), which returns "
-            "True or a dmuon.View, such as dmuon.views.experts(parameter), or of a convolution "
-            "dmuon.views.conv(parameter).",
-            left,
-        )
-    if misfits := [route for route in table if route.misfit]:
-        logger.warning(
-            "dmuon: AdamW updates '%s'%s, because of its %s. Muon takes matrices in fp32, bf16 and fp16: convert them "
-            "before dedicate_params.",
-            misfits[0].name,
-            f" and {len(misfits) - 1} more matrices" if len(misfits) > 1 else "",
-            misfits[0].why,
-        )
+    for doubt in table.doubts():
+        logger.warning("dmuon: %s", doubt)
     if unfit := [entry for entry in unfit_entries(model) if entry not in _warned_of]:
         _warned_of.update(unfit)
         logger.warning(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from dmuon._setup.matrix import described
 from dmuon.views import View
@@ -64,7 +64,23 @@ class RoutingTable(tuple[Route, ...]):
         total = sizes["muon"] + sizes["adamw"]
         return f"Muon updates {sizes['muon'] / max(total, 1):.1%} of {total:,} trainable weights, AdamW the others"
 
-    def left_out(self) -> str | None:
+    def doubts(self) -> Iterator[str]:
+        """What of it may be meant otherwise."""
+        if left := self._left_out():
+            yield (
+                f"AdamW updates {left}: no rule takes anything of such modules. If these hold matrices, say so of the "
+                "class, as in dmuon.views.by_class[Class] = {'weight': dmuon.views.matrix}, or by select(), which "
+                "returns True or a dmuon.View, such as dmuon.views.experts(parameter), or of a convolution "
+                "dmuon.views.conv(parameter)."
+            )
+        if misfits := [route for route in self if route.misfit]:
+            more = f" and {len(misfits) - 1} more matrices" if len(misfits) > 1 else ""
+            yield (
+                f"AdamW updates '{misfits[0].name}'{more}, because of its {misfits[0].why}. Muon takes matrices in "
+                "fp32, bf16 and fp16: convert them before dedicate_params."
+            )
+
+    def _left_out(self) -> str | None:
         """Of which classes AdamW has many weights, all together, only because no rule knows them; None: not many."""
         total = sum(math.prod(route.shape) for route in self if route.algorithm != "frozen")
         unknown: dict[str, list[Route]] = {}
