@@ -3,9 +3,8 @@
 Of each shape: milliseconds a matrix, torch.optim.Muon's time and that of plain products over dmuon's, the share of the
 floor that dmuon reaches, dmuon's whole update from gradient to weight over the iteration alone and the bytes an element
 that it moves beside the products (as orthogonalize.h counts them, on CPUs), and errors against the exact polynomial in
-fp64. The floor is the least that a backend may
-need: FLOPs of the cheaper form with symmetric products by triangles, at the rate of the fastest large product found in
-this run. `make bench-ns`.
+fp64. The floor is the least that a backend may need: FLOPs of the cheaper form with symmetric products by triangles, at
+the rate of the fastest large product found in this run. `make bench-ns`.
 """
 
 from __future__ import annotations
@@ -89,22 +88,23 @@ Work = Callable[[Tensor, torch.dtype], Tensor]
 CONTENDERS: dict[str, Work] = {"dmuon": ours, "torch": theirs, "plain": plain}
 
 
-def whole_update(like: Tensor) -> Work:
+def whole_update(like: Tensor, dtype: torch.dtype) -> Work:
     """From a gradient to momentum and weights, which grow no larger by it."""
     master, momentum = torch.zeros_like(like), torch.zeros_like(like)
     applies = torch.ones((), dtype=torch.bool, device=like.device)
 
-    def work(x: Tensor, dtype: torch.dtype) -> Tensor:
-        group = _C.MuonGroup(
-            lr=0.02,
-            weight_decay=0.1,
-            momentum=0.95,
-            nesterov=True,
-            coefficients=[ROW] * STEPS,
-            eps=EPS,
-            adjust_lr_fn="original",
-            ns_dtype=dtype,
-        )
+    group = _C.MuonGroup(
+        lr=0.02,
+        weight_decay=0.1,
+        momentum=0.95,
+        nesterov=True,
+        coefficients=[ROW] * STEPS,
+        eps=EPS,
+        adjust_lr_fn="original",
+        ns_dtype=dtype,
+    )
+
+    def work(x: Tensor, _: torch.dtype) -> Tensor:
         _C.muon_update(master, momentum, x, group, applies)
         return master
 
@@ -157,7 +157,7 @@ def measure(shape: Shape, names: list[str], options: argparse.Namespace) -> dict
     """By contender: seconds of a call, by round."""
     torch.manual_seed(0)
     x = torch.randn(shape.batch, shape.rows, shape.cols, device=options.device)
-    works = {**CONTENDERS, "update": whole_update(x)}
+    works = {**CONTENDERS, "update": whole_update(x, options.dtype)}
     once = {name: [seconds_of(works[name], x, options.dtype) for _ in range(2)][1] for name in names}
     found: dict[str, list[float]] = {name: [] for name in names}
     for order in orders(names, options.rounds):

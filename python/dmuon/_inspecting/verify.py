@@ -73,6 +73,8 @@ class Verification:
         return self.ok
 
     def __str__(self) -> str:
+        if not (self.publication_of or self.routing_of or self.update_of):
+            return "verdict: Muon has no matrix of this model, so nothing was compared"
         lines = [f"{'':11}  {'difference':>10}  {'tolerance':>9}  matrix"]
         lines += [
             f"{part:11}  {difference:10.2g}  {tolerance:9.2g}  {matrix}"
@@ -80,8 +82,6 @@ class Verification:
         ]
         wrong = " and ".join(self._wrong())
         verdict = f"differ from the plain computation in {wrong}" if wrong else "agree with the plain computation"
-        if not (self.publication_of or self.routing_of or self.update_of):
-            return "verdict: Muon has no matrix of this model, so nothing was compared"
         return "\n".join([*lines, f"verdict: dmuon's results {verdict}"])
 
     def _wrong(self) -> list[str]:

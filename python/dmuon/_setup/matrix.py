@@ -45,6 +45,10 @@ class Matrix:
             return "frozen"
         if type(self.parameter) not in (nn.Parameter, DTensor):
             return f"a {type(self.parameter).__name__}"
+        return self.unfit_dtype()
+
+    def unfit_dtype(self) -> str | None:
+        """The last of these reasons."""
         return None if self.parameter.dtype in MATRIX_DTYPES else f"dtype {self.parameter.dtype}"
 
     def check_views(self, answer: object, asked: str) -> tuple[View, ...]:

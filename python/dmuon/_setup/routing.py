@@ -102,7 +102,7 @@ def route(model: nn.Module, select: Select | None, function: str = _DEDICATES) -
         choice = _ask(select, entry) if select else None
         misfit = False
         if choice is None and (unfit := entry.unfit()):
-            misfit = unfit.startswith("dtype") and bool(rules.decide(entry)[0])
+            misfit = unfit == entry.unfit_dtype() and bool(rules.decide(entry)[0])
             choice = (), unfit
         entry.views, why, unknown = (*choice, None) if choice else rules.decide(entry)
         note_columns(entry, managed, function)
