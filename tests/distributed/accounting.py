@@ -1,6 +1,6 @@
 """What ranks hold and send while they train, and the layout from which tests compute what they should.
 
-c(u, j) elements of unit u lie in column j of an R x G mesh, and p(u, s) at the owner of slot s: each matrix fills
+c(u, j) elements of unit u lie in column j of an R x G mesh, and p(u, s) at the owner of slot s: each leaf fills
 aligned elements of a packed buffer, and so of what travels.
 """
 
@@ -42,10 +42,10 @@ class Sizes:
         self.num_replicates, self.num_shards = mesh if len(mesh) == 2 else (1, mesh[0])
         self.num_slots = self.num_replicates * self.num_shards
         self.num_units = max(facts["unit"]) + 1
-        self.matrices = list(zip(facts["elements"], facts["owner"], facts["unit"], strict=True))
+        self.leaves = list(zip(facts["elements"], facts["owner"], facts["unit"], strict=True))
 
     def part(self, unit, slot):
-        return sum(-(-n // ALIGNED) * ALIGNED for n, owner, u in self.matrices if (owner, u) == (slot, unit))
+        return sum(-(-n // ALIGNED) * ALIGNED for n, owner, u in self.leaves if (owner, u) == (slot, unit))
 
     def column(self, unit, column):
         return sum(self.part(unit, slot) for slot in range(column, self.num_slots, self.num_shards))
@@ -60,15 +60,15 @@ class Sizes:
         return 4 * max(self.column(u, column) for u in range(self.num_units) for column in range(self.num_shards))
 
     def owned(self, slot):
-        return sum(n for n, owner, _ in self.matrices if owner == slot)
+        return sum(n for n, owner, _ in self.leaves if owner == slot)
 
     def held_column(self, slot):
         return sum(self.column(unit, slot % self.num_shards) for unit in range(self.num_units))
 
 
-def bytes_of_norms(num_matrices, num_ranks, num_members):
+def bytes_of_norms(num_parameters, num_ranks, num_members):
     """What a step's agreement sends over a lane of so many members: on a device norms are not of the hosts' message."""
-    return 8 * (num_matrices + 2 * num_ranks) if TEST_DEVICE != "cpu" and num_members > 1 else 0
+    return 8 * (num_parameters + 2 * num_ranks) if TEST_DEVICE != "cpu" and num_members > 1 else 0
 
 
 def covering(meshes, options):
@@ -78,25 +78,25 @@ def covering(meshes, options):
 
 
 def layout(optimizer: dmuon.Muon) -> dict[str, Any]:
-    """The facts that figures are computed from: each matrix's elements, owner and unit."""
+    """The facts that figures are computed from: each leaf's elements, owner and unit."""
     runtime = optimizer._runtime
-    unit_of = {matrix: index for index, unit in enumerate(runtime.units) for matrix in unit.matrices}
+    unit_of = {leaf: index for index, unit in enumerate(runtime.units) for leaf in unit.leaves}
     return {
-        "elements": [matrix.shape.numel() for matrix in runtime.matrices],
+        "elements": [leaf.shape.numel() for leaf in runtime.leaves],
         "owner": list(optimizer.plan.owner),
-        "unit": [unit_of[index] for index in range(len(runtime.matrices))],
+        "unit": [unit_of[index] for index in range(len(runtime.leaves))],
     }
 
 
 def owned_bytes(optimizer: dmuon.Muon) -> list[list[int]]:
-    """[matrices] bytes of (master, momentum, gradient) that this rank holds of each."""
+    """[leaves] bytes of (master, momentum, gradient) that this rank holds of each."""
     runtime = optimizer._runtime
     return [
         [
             sum(tensor.nbytes for *_, tensor in runtime.engine.owned_parts(i, name))
             for name in ("master", "momentum_buffer", "gradient")
         ]
-        for i in range(len(runtime.matrices))
+        for i in range(len(runtime.leaves))
     ]
 
 
@@ -203,7 +203,7 @@ def train(
         optimizer._runtime.engine.drain()  # what is on its way counts
         stats.append(optimizer.stats())
     runtime = optimizer._runtime
-    state = [part[-1] for i in range(len(runtime.matrices)) for part in runtime.engine.owned_parts(i, "master")]
+    state = [part[-1] for i in range(len(runtime.leaves)) for part in runtime.engine.owned_parts(i, "master")]
     planned = optimizer.plan.native.memory[rank]
     return {
         **layout(optimizer),

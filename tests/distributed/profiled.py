@@ -53,7 +53,7 @@ def record(mesh: Any, schedule: dict[str, Any] = AHEAD, steps: int = 1, folder: 
     schedule = dmuon.schedule(trained.model)
     return {
         "rank": trained.place[0],
-        "units": [unit.name for unit in trained.optimizer._runtime.units if unit.matrices],
+        "units": [unit.name for unit in trained.optimizer._runtime.units if unit.leaves],
         "num_batches": [
             sum(slot == rank for slot, _ in trained.optimizer.plan.batches) for rank in range(trained.place[1])
         ],

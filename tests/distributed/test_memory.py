@@ -38,11 +38,11 @@ def test_owners_alone_hold_state_and_a_rank_what_the_plan_says(ranks, mesh, stra
     sizes = Sizes(results[0], mesh)
     weight, gradient = BYTES[dtypes]
 
-    # Each matrix's master, momentum and accumulator once over the mesh, at its owner.
-    for matrix, elements in enumerate(results[0]["elements"]):
+    # Each leaf's master, momentum and accumulator once over the mesh, at its owner.
+    for leaf, elements in enumerate(results[0]["elements"]):
         for slot, result in enumerate(results):
-            expected = FP32 * elements if slot == result["owner"][matrix] else 0
-            assert result["owned"][matrix] == [expected] * 3, f"slot {slot}, matrix {matrix}"
+            expected = FP32 * elements if slot == result["owner"][leaf] else 0
+            assert result["owned"][leaf] == [expected] * 3, f"slot {slot}, leaf {leaf}"
     for slot, result in enumerate(results):
         assert result["master_storage"] == FP32 * sizes.owned(slot)
         assert result["momenta"] == [slot == owner for owner in result["owner"]]

@@ -49,8 +49,8 @@ def sent_by(sizes, slot, dtypes, unshards, routes, copies):
             if other != slot:
                 sent = pieces(sizes.part(unit, other), sizes.column(unit, shard), sizes.num_replicates - 1)
                 inter += routes * [gradient * size for size in sent]
-    intra.append(bytes_of_norms(len(sizes.matrices), sizes.num_slots, sizes.num_shards))
-    inter.append(bytes_of_norms(len(sizes.matrices), sizes.num_slots, sizes.num_replicates))
+    intra.append(bytes_of_norms(len(sizes.leaves), sizes.num_slots, sizes.num_shards))
+    inter.append(bytes_of_norms(len(sizes.leaves), sizes.num_slots, sizes.num_replicates))
     return {
         where: (sum(size > 0 for size in messages), sum(messages))
         for where, messages in (("intra", intra), ("inter", inter))

@@ -20,15 +20,15 @@ PYTHON = (
     Planted(
         "only_the_first_part_moves",
         RUNNING + "muon.py",
-        "for index in self._runtime.parts[self._matrix_of[parameter]]:",
-        "for index in self._runtime.parts[self._matrix_of[parameter]][:1]:",
+        "for index in self._runtime.parts[self._leaf_of[parameter]]:",
+        "for index in self._runtime.parts[self._leaf_of[parameter]][:1]:",
         "Of a parameter in parts, one owner updates what it has, and the others do not.",
     ),
     Planted(
         "stack_taken_for_one_matrix",
         "python/dmuon/_planning/plan.py",
-        "        return matrix.views\n",
-        "        return [View(1, view.count * view.rows, view.cols) for view in matrix.views]\n",
+        "        return leaf.views\n",
+        "        return [View(1, view.count * view.rows, view.cols) for view in leaf.views]\n",
         "Experts and heads are orthogonalised together, as one tall matrix.",
     ),
     Planted(
@@ -79,7 +79,7 @@ PYTHON = (
     Planted(
         "recomputed_with_placeholders",
         RUNNING + "hooks.py",
-        "        for tensor in outputs if runtime.units[index].matrices else ():\n"
+        "        for tensor in outputs if runtime.units[index].leaves else ():\n"
         "            tensor.register_hook(show_weights)\n",
         "",
         "A checkpoint inside a unit is recomputed without hooks, and finds placeholders, which refuse.",

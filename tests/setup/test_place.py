@@ -1,4 +1,4 @@
-"""A matrix's place: what the module holds in each state, and which changes are refused as bugs."""
+"""A leaf's place: what the module holds in each state, and which changes are refused as bugs."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_the_sentinel_follows_casts_is_not_saved_and_goes():
     assert not found.module._non_persistent_buffers_set
 
 
-def test_each_matrix_of_a_module_has_its_own_sentinel():
+def test_each_leaf_of_a_module_has_its_own_sentinel():
     module = nn.Module()
     module.a, module.b = nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(2, 2, dtype=torch.bfloat16))
     places = [Place("", module, name) for name in "ab"]

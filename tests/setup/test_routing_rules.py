@@ -101,13 +101,13 @@ def test_embeddings_are_adamws_by_kind_or_by_name_unless_they_multiply(model, ex
     assert routes(model) == expected
 
 
-def test_a_tied_matrix_is_one_with_all_its_places():
+def test_a_tied_leaf_is_one_with_all_its_places():
     model = tree(first=linear(3), second=linear(3), third=linear(3))
     model.third.weight = model.first.weight
-    matrices, table = route(model, None)
-    assert [(matrix.name, matrix.shape) for matrix in matrices] == [("first.weight", (3, 3)), ("second.weight", (3, 3))]
+    leaves, table = route(model, None)
+    assert [(leaf.name, leaf.shape) for leaf in leaves] == [("first.weight", (3, 3)), ("second.weight", (3, 3))]
     assert [row.name for row in table] == ["first.weight", "second.weight"]
-    assert len(matrices[0].places) == 2 and len(matrices[1].places) == 1
+    assert len(leaves[0].places) == 2 and len(leaves[1].places) == 1
 
 
 def test_select_is_asked_of_every_parameter_and_none_leaves_the_rule():

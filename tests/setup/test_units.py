@@ -1,4 +1,4 @@
-"""Which module's hooks move a matrix."""
+"""Which module's hooks move a leaf."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def tree(**children: nn.Module) -> nn.Module:
 
 
 def units_of(root: nn.Module, *paths: str | list[str]) -> dict[str, tuple[int, ...]]:
-    """The matrices of each unit; `paths`: of the modules that hold each matrix."""
+    """The leaves of each unit; `paths`: of the modules that hold each leaf."""
     found = find_units(root, [[path] if isinstance(path, str) else path for path in paths])
     assert all(unit.module is root.get_submodule(unit.name) for unit in found)
-    return {unit.name: unit.matrices for unit in found}
+    return {unit.name: unit.leaves for unit in found}
 
 
 def test_the_innermost_sharded_module_is_a_unit():
@@ -67,7 +67,7 @@ def test_else_the_module_itself_is():
     assert units_of(root, "body.up", "", "body.down") == {"": (1,), "body.up": (0,), "body.down": (2,)}
 
 
-def test_units_and_their_matrices_are_in_module_order():
+def test_units_and_their_leaves_are_in_module_order():
     root = tree(first=nn.Linear(2, 2), blocks=nn.ModuleList([Mlp(), Mlp()]), last=nn.Linear(2, 2))
     found = units_of(root, "last", "blocks.1.up", "blocks.0.up", "first", "blocks.1.down")
     assert list(found.items()) == [("first", (3,)), ("blocks.0", (2,)), ("blocks.1", (1, 4)), ("last", (0,))]
@@ -85,12 +85,12 @@ def test_a_unit_that_stands_in_several_places_is_one():
     assert units_of(root, "layers.0.up", "layers.1.up") == {"layers.0": (0,), "layers.1": (1,)}
 
 
-def test_a_matrix_tied_inside_a_unit_belongs_to_it():
+def test_a_leaf_tied_inside_a_unit_belongs_to_it():
     root = nn.Sequential(Mlp(), Mlp())
     assert units_of(root, ["1.up", "1.down"]) == {"1": (0,)}
 
 
-def test_a_matrix_tied_across_units_belongs_to_their_lowest_common_ancestor():
+def test_a_leaf_tied_across_units_belongs_to_their_lowest_common_ancestor():
     root = tree(body=tree(left=as_fsdp(Mlp()), right=as_fsdp(Mlp())), head=nn.Linear(2, 2))
     assert units_of(root, ["body.left.up", "body.right.up"]) == {"body": (0,)}
     assert units_of(root, ["body.left.up", "head"]) == {"": (0,)}
@@ -125,7 +125,7 @@ def test_a_wrapper_leaves_no_trace_in_a_units_name():
     assert found[0].module is root.body._checkpoint_wrapped_module and found[1].module is root.blocks[0]
 
 
-def test_a_model_without_matrices_has_no_units():
+def test_a_model_without_leaves_has_no_units():
     assert find_units(Mlp(), []) == []
 
 

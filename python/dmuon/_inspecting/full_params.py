@@ -53,8 +53,8 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
     hooks = _suspend_load_hooks([module for module, _, _ in swapped])
     runtime.whole, runtime.writes_back = True, bool(writeback)
     try:
-        for matrix, whole in zip(runtime.matrices, wholes, strict=True):
-            for place in matrix.places:
+        for leaf, whole in zip(runtime.leaves, wholes, strict=True):
+            for place in leaf.places:
                 place.show_whole(whole)
         for module, attribute, parameter in swapped:
             module._parameters[attribute] = shards[id(parameter)]
@@ -69,8 +69,8 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
             _write_back(runtime, swapped, names)
     finally:
         runtime.whole = False
-        for matrix in runtime.matrices:
-            for place in matrix.places:
+        for leaf in runtime.leaves:
+            for place in leaf.places:
                 place.show_placeholder()
         for module, attribute, parameter in swapped:
             module._parameters[attribute] = parameter
@@ -112,14 +112,13 @@ def _write_back(runtime: Runtime, swapped: list[tuple[nn.Module, str, Any]], nam
     wanted = "inside of writeback=True the same values written on every rank"
     with agreement(runtime.ranks, "full_params", wanted) as facts:
         edited = [
-            _current(matrix.places[0].module, matrix.places[0].attribute, matrix.name, matrix.shape)
-            for matrix in runtime.matrices
+            _current(leaf.places[0].module, leaf.places[0].attribute, leaf.name, leaf.shape) for leaf in runtime.leaves
         ]
         wholes = [
             _current(module, attribute, name, parameter.shape)
             for name, (module, attribute, parameter) in zip(names, swapped, strict=True)
         ]
-        pairs = zip([*(matrix.name for matrix in runtime.matrices), *names], (*edited, *wholes), strict=True)
+        pairs = zip([*(leaf.name for leaf in runtime.leaves), *names], (*edited, *wholes), strict=True)
         facts += [f"'{name}' of values with checksum {int(checksum(whole)):x}" for name, whole in pairs]
     for index, new in enumerate(edited):
         # A bf16 model's fp32 master holds more than the bf16 values shown: keep it where nothing was changed.

@@ -76,7 +76,7 @@ class Recorder:
             register_optimizer_step_post_hook(self._after_step),
         ]
         for index, unit in enumerate(runtime.units):
-            if not unit.matrices:
+            if not unit.leaves:
                 continue
             # The inner hooks run next to the module: what dmuon and FSDP2 wait for is not its compute.
             self._handles += [

@@ -173,8 +173,8 @@ class _Simulated:
         unit_of = {
             parameter: index
             for index, unit in enumerate(runtime.units)
-            for matrix in unit.matrices
-            for parameter in runtime.parts[matrix]
+            for leaf in unit.leaves
+            for parameter in runtime.parts[leaf]
         }
         batches: list[list[list[int]]] = [[] for _ in range(ranks.num_replicates * ranks.num_shards)]
         for slot, parameters in runtime.plan.batches:

@@ -28,10 +28,10 @@ def routing_table(model: nn.Module) -> RoutingTable:
     table, runtime = dedication_of(model, "routing_table").table, find_runtime(model, "routing_table")
     if runtime is None:
         return table
-    unit_of = {matrix: unit.name for unit in runtime.units for matrix in unit.matrices}
+    unit_of = {leaf: unit.name for unit in runtime.units for leaf in unit.leaves}
     found: dict[str, Any] = {
-        matrix.name: {"owner": runtime.owners_of(index), "unit": unit_of[index]}
-        for index, matrix in enumerate(runtime.matrices)
+        leaf.name: {"owner": runtime.owners_of(index), "unit": unit_of[index]}
+        for index, leaf in enumerate(runtime.leaves)
     }
     return RoutingTable((dataclasses.replace(row, **found.get(row.name, {})) for row in table), table.note)
 
@@ -77,8 +77,8 @@ class Verification:
             return "verdict: Muon has no matrix of this model, so nothing was compared"
         lines = [f"{'':11}  {'difference':>10}  {'tolerance':>9}  matrix"]
         lines += [
-            f"{part:11}  {difference:10.2g}  {tolerance:9.2g}  {matrix}"
-            for part, difference, matrix, tolerance in self._parts()
+            f"{part:11}  {difference:10.2g}  {tolerance:9.2g}  {name}"
+            for part, difference, name, tolerance in self._parts()
         ]
         wrong = " and ".join(self._wrong())
         verdict = f"differ from the plain computation in {wrong}" if wrong else "agree with the plain computation"
@@ -152,7 +152,7 @@ def verify(model: nn.Module, opt: Muon) -> Verification:
         publication = _worst(runtime, _publication_differences(runtime))
         routing = _worst(runtime, _routing_differences(runtime))
         update = _worst(runtime, _update_differences(runtime, opt))
-    for index in range(len(runtime.matrices)):
+    for index in range(len(runtime.leaves)):
         runtime.engine.clear_gradient(index)
         runtime.placeholders[index].grad = None
     policy = dedication_of(model, "verify").mp_policy
@@ -171,7 +171,7 @@ def _worst(runtime: Runtime, differences: dict[int, float]) -> tuple[float, str]
     own, index = max(((value, index) for index, value in differences.items()), default=(0.0, -1))
     (value,) = largest(runtime.ranks, [own])
     (worst,) = largest(runtime.ranks, [index if own == value else -1])
-    return value, runtime.matrices[int(worst)].name if worst >= 0 else ""
+    return value, runtime.leaves[int(worst)].name if worst >= 0 else ""
 
 
 def _pieces(whole: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -194,64 +194,64 @@ def _publication_differences(runtime: Runtime) -> dict[int, float]:
     differences: dict[int, float] = {}
     for unit in range(len(runtime.units)):
         runtime.engine.unshard(unit)
-        for matrix, view in zip(runtime.engine.packed_order(unit), runtime.engine.weights(unit), strict=True):
-            expected = runtime.local(matrix, runtime.engine.gather(matrix, "master")).to(view.dtype)
-            differences[matrix] = _relative(zip(_pieces(view), _pieces(expected), strict=True))
+        for leaf, view in zip(runtime.engine.packed_order(unit), runtime.engine.weights(unit), strict=True):
+            expected = runtime.local(leaf, runtime.engine.gather(leaf, "master")).to(view.dtype)
+            differences[leaf] = _relative(zip(_pieces(view), _pieces(expected), strict=True))
         runtime.engine.reshard(unit)
     return differences
 
 
-def _synthetic(runtime: Runtime, matrix: int, slot: int, piece: int, size: int) -> torch.Tensor:
-    """A piece of the gradient that a rank has of a matrix: numbers of the CPU's, which are the same everywhere."""
-    num_pieces = -(-runtime.matrices[matrix].shape.numel() // _PIECE)
-    generator = torch.Generator().manual_seed((matrix * runtime.ranks.size + slot) * num_pieces + piece)
+def _synthetic(runtime: Runtime, leaf: int, slot: int, piece: int, size: int) -> torch.Tensor:
+    """A piece of the gradient that a rank has of a leaf: numbers of the CPU's, which are the same everywhere."""
+    num_pieces = -(-runtime.leaves[leaf].shape.numel() // _PIECE)
+    generator = torch.Generator().manual_seed((leaf * runtime.ranks.size + slot) * num_pieces + piece)
     return torch.randn(size, generator=generator, device="cpu")
 
 
-def _mean_of_synthetic(runtime: Runtime, matrix: int, begin: int, end: int) -> Iterator[tuple[int, torch.Tensor]]:
+def _mean_of_synthetic(runtime: Runtime, leaf: int, begin: int, end: int) -> Iterator[tuple[int, torch.Tensor]]:
     """Of the gradients of all ranks that have it, the pieces with elements in [begin, end), and where each begins.
 
     One rank's after the other, so that many take no more memory.
     """
-    for piece, layout in enumerate(_pieces(torch.empty(runtime.matrices[matrix].shape, device="meta"))):
+    for piece, layout in enumerate(_pieces(torch.empty(runtime.leaves[leaf].shape, device="meta"))):
         if not piece * _PIECE < end or not begin < piece * _PIECE + len(layout):
             continue
         mean = torch.zeros(layout.shape, dtype=torch.float64, device="cpu")
-        for slot in runtime.slots_with(matrix):
-            mean += _synthetic(runtime, matrix, slot, piece, len(mean)) / runtime.divide_factor
+        for slot in runtime.slots_with(leaf):
+            mean += _synthetic(runtime, leaf, slot, piece, len(mean)) / runtime.divide_factor
         yield piece * _PIECE, mean
 
 
 def _alike(
     part: torch.Tensor, begin: int, pieces: Iterable[tuple[int, torch.Tensor]]
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The elements of a matrix from `begin` on, and the same ones of pieces of all of it."""
+    """The elements of a leaf from `begin` on, and the same ones of pieces of all of it."""
     flat = part.reshape(-1)
     for at, piece in pieces:
         first, last = max(at, begin), min(at + len(piece), begin + len(flat))
         yield flat[first - begin : last - begin], piece[first - at : last - at]
 
 
-def _put_synthetic(runtime: Runtime, matrix: int) -> None:
-    gradient = torch.empty(runtime.matrices[matrix].shape, device=runtime.device)
+def _put_synthetic(runtime: Runtime, leaf: int) -> None:
+    gradient = torch.empty(runtime.leaves[leaf].shape, device=runtime.device)
     for piece, part in enumerate(_pieces(gradient)):
-        part.copy_(_synthetic(runtime, matrix, runtime.ranks.slot, piece, len(part)))
-    runtime.engine.put_gradient(matrix, runtime.local(matrix, gradient))
+        part.copy_(_synthetic(runtime, leaf, runtime.ranks.slot, piece, len(part)))
+    runtime.engine.put_gradient(leaf, runtime.local(leaf, gradient))
 
 
 def _routing_differences(runtime: Runtime) -> dict[int, float]:
     differences: dict[int, float] = {}
-    for index in range(len(runtime.matrices)):
+    for index in range(len(runtime.leaves)):
         runtime.engine.clear_gradient(index)
     for index, unit in enumerate(runtime.units):
-        for matrix in unit.matrices:
-            _put_synthetic(runtime, matrix)
+        for leaf in unit.leaves:
+            _put_synthetic(runtime, leaf)
         runtime.engine.route(index)
-        for matrix in unit.matrices:
-            for _, begin, end, received in runtime.engine.owned_parts(matrix, "gradient"):
-                mean = _mean_of_synthetic(runtime, matrix, begin, end)
+        for leaf in unit.leaves:
+            for _, begin, end, received in runtime.engine.owned_parts(leaf, "gradient"):
+                mean = _mean_of_synthetic(runtime, leaf, begin, end)
                 found = _relative(_alike(received, begin, mean))
-                differences[matrix] = max(differences.get(matrix, 0.0), found)
+                differences[leaf] = max(differences.get(leaf, 0.0), found)
     return differences
 
 
@@ -270,9 +270,9 @@ def _update_differences(runtime: Runtime, opt: Muon) -> dict[int, float]:
         native = native_group(group, runtime.device, runtime.tuned)
         rows = resolved_coefficients(group["ns_coefficients"], group["ns_steps"])
         for parameter in group["params"]:
-            matrix = opt._matrix_of[parameter]
+            leaf = opt._leaf_of[parameter]
             names = ("master", "momentum_buffer", "gradient")
-            for parts in zip(*(runtime.engine.owned_parts(matrix, name) for name in names), strict=True):
+            for parts in zip(*(runtime.engine.owned_parts(leaf, name) for name in names), strict=True):
                 item = runtime.plan.native.inventory[parts[0][0]]
                 sizes = item.num_matrices, item.rows, item.cols
                 master, momentum, gradient = (part[-1].view(sizes) for part in parts)
@@ -284,5 +284,5 @@ def _update_differences(runtime: Runtime, opt: Muon) -> dict[int, float]:
                 for change, old, moved, slope in zip(*tensors, strict=True):
                     expected = plain_muon_update(old, moved, slope, group, rows)
                     found = _relative(zip(_pieces(change), _pieces(expected), strict=True))
-                    differences[matrix] = max(differences.get(matrix, 0.0), found)
+                    differences[leaf] = max(differences.get(leaf, 0.0), found)
     return differences

@@ -20,7 +20,7 @@ from dmuon._planning.owner_plan import DEFAULT_DEVICE, MOST_OWNERS, Plan, decide
 from dmuon._setup.agreement import agreement, from_first
 from dmuon._setup.dedication import Dedication, dedicate_params, dedication_of, plain_module
 from dmuon._setup.hyperparameters import Tuned
-from dmuon._setup.matrix import Matrix
+from dmuon._setup.leaf import Leaf
 from dmuon._setup.options import Planning, require_path
 from dmuon._setup.routing import DEDICATION, Select, route
 from dmuon._setup.strategies import require_strategy
@@ -80,8 +80,8 @@ def plan(
             f"plan: costs: expected the path of a table, or None for the model of {device!r}; got {costs!r}, which "
             "dedicate_params takes"
         )
-    matrices, units = _routed(model, "plan", select)
-    items = _plan.divide(inventory_of(matrices, units), _plan.Mesh(*mesh))
+    leaves, units = _routed(model, "plan", select)
+    items = _plan.divide(inventory_of(leaves, units), _plan.Mesh(*mesh))
     if costs is None:
         table = _plan.modelled_costs(items, device)
     else:
@@ -102,8 +102,8 @@ def inventory(model: nn.Module, select: Select | None = None) -> dict[str, Any]:
         ValueError: the model is dedicated or sharded already.
     """
     model = plain_module(model, "inventory")
-    matrices, units = _routed(model, "inventory", select)
-    items = inventory_of(matrices, units)
+    leaves, units = _routed(model, "inventory", select)
+    items = inventory_of(leaves, units)
     name = type(model).__name__
     return {
         "schema_version": 1,
@@ -111,7 +111,7 @@ def inventory(model: nn.Module, select: Select | None = None) -> dict[str, Any]:
         "description": f"The matrices that dmuon takes of a {name}.",
         "source": "dmuon.inventory",
         "stand_in": False,
-        # In module order: a unit whose matrices lie between others' has several entries.
+        # In module order: a unit whose leaves lie between others' has several entries.
         "units": [
             _entry(units[unit].name, unit, list(run)) for unit, run in groupby(items, key=lambda item: item.unit)
         ],
@@ -119,7 +119,7 @@ def inventory(model: nn.Module, select: Select | None = None) -> dict[str, Any]:
 
 
 def _entry(unit: str, index: int, items: list[_plan.Parameter]) -> dict[str, Any]:
-    """Of an inventory; a tied matrix may lie outside its unit, which then lends no name."""
+    """Of an inventory; a tied leaf may lie outside its unit, which then lends no name."""
     prefix = f"{unit}."
     if not unit or not all(item.name.startswith(prefix) for item in items):
         unit, prefix = "", ""
@@ -135,23 +135,23 @@ def _entry(unit: str, index: int, items: list[_plan.Parameter]) -> dict[str, Any
     return {"name": unit, "unit": index, "matrices": listed}
 
 
-def _routed(model: nn.Module, function: str, select: Select | None = None) -> tuple[list[Matrix], list[Unit]]:
-    matrices, _ = route(model, select, function)
-    return matrices, find_units(model, [[place.path for place in matrix.places] for matrix in matrices])
+def _routed(model: nn.Module, function: str, select: Select | None = None) -> tuple[list[Leaf], list[Unit]]:
+    leaves, _ = route(model, select, function)
+    return leaves, find_units(model, [[place.path for place in leaf.places] for leaf in leaves])
 
 
-def inventory_of(matrices: list[Matrix], units: list[Unit]) -> list[_plan.Parameter]:
-    """The matrices as planning sees them.
+def inventory_of(leaves: list[Leaf], units: list[Unit]) -> list[_plan.Parameter]:
+    """The leaves as planning sees them.
 
-    A parameter of several views, or one that is divided by experts, is as many parts: "name[0:1]" and on.
+    A leaf of several views, or one that is divided by experts, is as many parts: "name[0:1]" and on.
     """
-    unit_of = {matrix: index for index, unit in enumerate(units) for matrix in unit.matrices}
+    unit_of = {leaf: index for index, unit in enumerate(units) for leaf in unit.leaves}
     items = []
-    for index, matrix in enumerate(matrices):
+    for index, leaf in enumerate(leaves):
         end = 0
-        for number, view in enumerate(_parts_of(matrix)):
+        for number, view in enumerate(_parts_of(leaf)):
             begin, end = end, end + view.count
-            name = f"{matrix.name}[{begin}:{end}]" if len(matrix.views) > 1 or matrix.num_columns > 1 else matrix.name
+            name = f"{leaf.name}[{begin}:{end}]" if len(leaf.views) > 1 or leaf.num_columns > 1 else leaf.name
             items.append(
                 _plan.Parameter(
                     name,
@@ -160,7 +160,7 @@ def inventory_of(matrices: list[Matrix], units: list[Unit]) -> list[_plan.Parame
                     unit_of[index],
                     num_matrices=view.count,
                     continues=begin > 0,
-                    column=number if matrix.num_columns > 1 else None,
+                    column=number if leaf.num_columns > 1 else None,
                     column_blocks=view.column_blocks,
                     transposed=view.transposed,
                 )
@@ -168,12 +168,12 @@ def inventory_of(matrices: list[Matrix], units: list[Unit]) -> list[_plan.Parame
     return items
 
 
-def _parts_of(matrix: Matrix) -> Sequence[View]:
+def _parts_of(leaf: Leaf) -> Sequence[View]:
     """Its views; of a stack that is divided by experts, each column's part."""
-    if matrix.num_columns == 1:
-        return matrix.views
-    view = matrix.views[0]
-    return [dataclasses.replace(view, count=view.count // matrix.num_columns)] * matrix.num_columns
+    if leaf.num_columns == 1:
+        return leaf.views
+    view = leaf.views[0]
+    return [dataclasses.replace(view, count=view.count // leaf.num_columns)] * leaf.num_columns
 
 
 def sizes_of(item: _plan.Parameter) -> tuple[int, int, int]:
@@ -207,16 +207,16 @@ def make_plan(
     """Plans at slot 0, or loads; sends the plan to every rank, compares its hash. Collective."""
     if dedication.planning.plan is not None:
         _require_alone(dedication.planning)  # equal on all ranks, as dedicate_params has seen to: all raise
-    ranks, planning, matrices = dedication.ranks, dedication.planning, dedication.matrices
+    ranks, planning, leaves = dedication.ranks, dedication.planning, dedication.leaves
     mesh = _plan.Mesh(ranks.num_replicates, ranks.num_shards)
-    items = _plan.divide(inventory_of(matrices, units), mesh, planning.smallest_part)
+    items = _plan.divide(inventory_of(leaves, units), mesh, planning.smallest_part)
     # Without batching one matrix of each shape is asked for, so that costs are of single matrices.
     costed = items if planning.batching else list({sizes_of(item): item for item in items}.values())
     policy = dedication.mp_policy
-    leaves = itertools.accumulate(not item.continues for item in items)  # from 1
+    numbers = itertools.accumulate(not item.continues for item in items)  # of their leaves, from 1
     dtypes = {
-        sizes_of(item): policy.param_dtype or matrices[leaf - 1].parameter.dtype
-        for item, leaf in zip(items, leaves, strict=True)
+        sizes_of(item): policy.param_dtype or leaves[number - 1].parameter.dtype
+        for item, number in zip(items, numbers, strict=True)
     }
     table = None
     needs_costs = planning.plan is None and planning.strategy not in _WITHOUT_COSTS and ranks.size > 1

@@ -77,7 +77,7 @@ def checked_adamw_groups(
     """What no given group names, sharded and not, each if there is any; then the given groups in their order.
 
     Args:
-        model: whose matrices are taken out, or provisional.
+        model: whose leaves are taken out, or provisional.
         dedication: of the model.
         given: a list of groups by torch's conventions: "params" (a parameter or some, named or not) and options.
         defaults: the options that a group does not name.
@@ -89,10 +89,10 @@ def checked_adamw_groups(
     """
     if not isinstance(given, list | tuple):
         raise ValueError(f"Muon: adamw_groups: expected a list of groups, got {_kind(given)}")
-    matrices = {
-        id(parameter): matrix.name
-        for matrix in dedication.matrices
-        for parameter in (matrix.parameter, matrix.places[0].provisional)
+    leaf_names = {
+        id(parameter): leaf.name
+        for leaf in dedication.leaves
+        for parameter in (leaf.parameter, leaf.places[0].provisional)
     }
     names = {id(parameter): clean_name(name) for name, parameter in model.named_parameters()}
     taken: set[int] = set()
@@ -106,8 +106,8 @@ def checked_adamw_groups(
         params = _listed(options["params"], where)
         for number, parameter in enumerate(params):
             problem = None
-            if id(parameter) in matrices:
-                problem = f"'{matrices[id(parameter)]}', which Muon updates (dedicate_params(select=...) decides)"
+            if id(parameter) in leaf_names:
+                problem = f"'{leaf_names[id(parameter)]}', which Muon updates (dedicate_params(select=...) decides)"
             elif id(parameter) not in names:
                 problem = f"{shown(parameter)}, which is no parameter of the model as it is after fully_shard"
             elif id(parameter) in taken:
@@ -122,7 +122,7 @@ def checked_adamw_groups(
         facts.append(f"adamw_groups[{index}] {settings_of(group)} of {[names[id(p)] for p in params]}")
         groups.append(group)
     # Fused AdamW takes plain tensors or DTensors, not both at once.
-    named = taken | matrices.keys()
+    named = taken | leaf_names.keys()
     rest = [p for p in model.parameters() if p.requires_grad and id(p) not in named]
     halves = [[p for p in rest if isinstance(p, DTensor) == sharded] for sharded in (True, False)]
     return [{"params": half, "algorithm": "adamw", **defaults} for half in halves if half] + groups

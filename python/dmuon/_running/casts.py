@@ -1,4 +1,4 @@
-"""Casts and moves of a running model: what would change a matrix raises before anything has changed."""
+"""Casts and moves of a running model: what would change a leaf raises before anything has changed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from dmuon._setup.place import Place, State
 
 
 def guard_casts(runtime: Runtime) -> None:
-    """From now on `to`, `float`, `cpu` and their like look at a module's matrices first: all of them call `_apply`."""
+    """From now on `to`, `float`, `cpu` and their like look at a module's leaves first: all of them call `_apply`."""
     held: dict[nn.Module, list[tuple[Place, nn.Parameter]]] = {}
-    for matrix, placeholder in zip(runtime.matrices, runtime.placeholders, strict=True):
-        for place in matrix.places:
+    for leaf, placeholder in zip(runtime.leaves, runtime.placeholders, strict=True):
+        for place in leaf.places:
             held.setdefault(place.module, []).append((place, placeholder))
     for module in runtime.model.modules():
         if inside := [entry for part in module.modules() for entry in held.get(part, ())]:

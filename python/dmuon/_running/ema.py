@@ -46,7 +46,7 @@ class Ema:
         self._name = f"mean {runtime.num_means}"
         runtime.engine.add_owned(self._name)
         weakref.finalize(self, runtime.engine.remove_owned, self._name).atexit = False
-        self._matrices = [index for index, p in enumerate(runtime.placeholders) if p.requires_grad]
+        self._leaves = [index for index, p in enumerate(runtime.placeholders) if p.requires_grad]
         self._others = {
             clean_name(name): parameter
             for name, parameter in runtime.model.named_parameters()
@@ -101,8 +101,8 @@ class Ema:
         """The mean in fp32 under the names of the parameters, cut as `model.state_dict()` is; collective."""
         self._runtime.refuse_while_averaged("Ema.state_dict()")
         self._runtime.meet("Ema.state_dict()")
-        given = self._runtime.shards.give(self._matrices, self._name, torch.float32)
-        names = [self._runtime.matrices[index].name for index in self._matrices]
+        given = self._runtime.shards.give(self._leaves, self._name, torch.float32)
+        names = [self._runtime.leaves[index].name for index in self._leaves]
         weights = {**dict(zip(names, given, strict=True)), **self._means}
         return {"decay": self.decay, "num_updates": self.num_updates, "weights": weights}
 
@@ -119,7 +119,7 @@ class Ema:
         with agreement(runtime.ranks, "Ema.load_state_dict") as facts:
             decay, num_updates, weights = self._fitting(state_dict)
             facts.append(f"decay {decay}, {num_updates} updates")
-        values = {index: weights[runtime.matrices[index].name] for index in self._matrices}
+        values = {index: weights[runtime.leaves[index].name] for index in self._leaves}
         runtime.shards.take(values, self._name)
         for name, mean in self._means.items():
             mean.copy_(weights[name])
@@ -130,8 +130,8 @@ class Ema:
         if not isinstance(saved, Mapping) or saved.keys() != keys:
             got = sorted(saved) if isinstance(saved, Mapping) else type(saved).__name__
             raise ValueError(f"{load}: state_dict: expected {sorted(keys)}, got {got}")
-        weights, matrices = saved["weights"], self._runtime.matrices
-        names = {matrices[index].name: index for index in self._matrices}
+        weights, leaves = saved["weights"], self._runtime.leaves
+        names = {leaves[index].name: index for index in self._leaves}
         if weights.keys() != (expected := {*names, *self._means}):
             missing, unknown = sorted(expected - weights.keys()), sorted(weights.keys() - expected)
             raise ValueError(
@@ -148,9 +148,9 @@ class Ema:
         return _checked_decay(saved["decay"]), saved["num_updates"], weights
 
     def _owned(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """(mean, master) of the matrices that this rank owns."""
+        """(mean, master) of what this rank owns of the leaves."""
         engine = self._runtime.engine
-        for index in self._matrices:
+        for index in self._leaves:
             parts = (engine.owned_parts(index, name) for name in (self._name, MASTER))
             for (*_, mean), (*_, master) in zip(*parts, strict=True):
                 yield mean, master

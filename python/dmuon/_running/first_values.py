@@ -23,23 +23,23 @@ def take_first_values(runtime: Runtime, dedication: Dedication) -> None:
     meta_start, syncs = dedication.meta_start, dedication.across_ranks.sync_from_rank0
     initial = {} if meta_start is None else meta_start.values
     sharded = {
-        index: matrix.parameter
-        for index, matrix in enumerate(runtime.matrices)
-        if index not in initial and matrix.num_columns == 1 and isinstance(matrix.parameter, DTensor)
+        index: leaf.parameter
+        for index, leaf in enumerate(runtime.leaves)
+        if index not in initial and leaf.num_columns == 1 and isinstance(leaf.parameter, DTensor)
     }
     runtime.shards.take(sharded, MASTER)
-    for index, matrix in enumerate(runtime.matrices):
+    for index, leaf in enumerate(runtime.leaves):
         if meta_start is not None and index in initial:
             _take_initial_values(runtime, meta_start, index)
-        elif matrix.num_columns > 1:
+        elif leaf.num_columns > 1:
             _take_from_column(runtime, index, first=syncs)
-        elif isinstance(matrix.parameter, DTensor):
+        elif isinstance(leaf.parameter, DTensor):
             pass  # taken above
         elif syncs:
-            _take_from(runtime, index, runtime.ranks.everyone[0], matrix.parameter.detach())
+            _take_from(runtime, index, runtime.ranks.everyone[0], leaf.parameter.detach())
         else:
-            runtime.engine.scatter(index, MASTER, matrix.parameter.detach())
-        matrix.parameter = runtime.placeholders[index]  # only the owner keeps values from here on
+            runtime.engine.scatter(index, MASTER, leaf.parameter.detach())
+        leaf.parameter = runtime.placeholders[index]  # only the owner keeps values from here on
     if syncs:
         _take_plain_parameters(runtime)
 
@@ -58,8 +58,8 @@ def _take_initial_values(runtime: Runtime, meta_start: MetaStart, index: int) ->
 
 def _take_from_column(runtime: Runtime, index: int, first: bool) -> None:
     """Owners take what they have of their experts, or what the first rank of their column has."""
-    matrix, ranks = runtime.matrices[index], runtime.ranks
-    local = matrix.local().reshape(-1)
+    leaf, ranks = runtime.leaves[index], runtime.ranks
+    local = leaf.local().reshape(-1)
     if first and ranks.num_replicates > 1:
         group, values = verdict_group(ranks), local.cpu().contiguous()
         for member in ranks.column[1:]:
@@ -74,8 +74,8 @@ def _take_from_column(runtime: Runtime, index: int, first: bool) -> None:
 
 
 def _take_from(runtime: Runtime, index: int, holder: int, own: torch.Tensor | None) -> None:
-    """Owners take what `holder`, a global rank, has; over the host, one part of a matrix at a time."""
-    ranks, matrix = runtime.ranks, runtime.matrices[index]
+    """Owners take what `holder`, a global rank, has; over the host, one part of a leaf at a time."""
+    ranks, leaf = runtime.ranks, runtime.leaves[index]
     here, group = ranks.everyone[ranks.slot], verdict_group(ranks)
     masters = {part: master for part, _, _, master in runtime.engine.owned_parts(index, MASTER)}
     end = 0
@@ -89,7 +89,7 @@ def _take_from(runtime: Runtime, index: int, holder: int, own: torch.Tensor | No
             if here != owner:
                 dist.send(values.cpu().contiguous(), owner, group=group)
         elif here == owner:
-            values = torch.empty(math.prod(sizes), dtype=matrix.parameter.dtype, device="cpu")
+            values = torch.empty(math.prod(sizes), dtype=leaf.parameter.dtype, device="cpu")
             dist.recv(values, holder, group=group)
         if here == owner:
             masters[part].view(-1).copy_(values)

@@ -26,7 +26,7 @@ _num_models: Counter[tuple[tuple[int, ...], ...]] = Counter()  # that were ever 
 
 
 class FrozenParameters:
-    """Those of a model; matrices of Muon can be frozen and trained again."""
+    """Those of a model; leaves can be frozen and trained again."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime

@@ -100,7 +100,7 @@ def _after(runtime: Runtime, index: int) -> Any:
         outputs = tensors_requiring_grad(output)
         # Before any hook of Python's: these all run where a tensor's first one stands, FSDP2's too.
         runtime.engine.watch_outputs(index, outputs)
-        for tensor in outputs if runtime.units[index].matrices else ():
+        for tensor in outputs if runtime.units[index].leaves else ():
             tensor.register_hook(show_weights)
 
     return after

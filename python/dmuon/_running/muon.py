@@ -139,14 +139,14 @@ class Muon(torch.optim.Optimizer):
         if owned:
             groups.insert(0, {"params": owned, **muon})
         self._frozen = FrozenParameters(self._runtime)
-        self._matrix_of = {parameter: index for index, parameter in enumerate(owned)}
+        self._leaf_of = {parameter: index for index, parameter in enumerate(owned)}
         self._adamw = InnerAdamW()
         self._skipped = SkippedSteps(self._runtime.device, speaks=self._runtime.ranks.slot == 0)
         self._adamw_defaults = adamw
         self._muon_defaults = muon
         super().__init__(groups, {**muon})
         self._agreement = StepAgreement(self._runtime, self)
-        for parameter, index in self._matrix_of.items():
+        for parameter, index in self._leaf_of.items():
             self.state[parameter] = self._runtime.owned_state(index)
 
     # ---- groups ----
@@ -170,7 +170,7 @@ class Muon(torch.optim.Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         if algorithm == "muon":
-            strangers = [tuple(p.shape) for p in group["params"] if p not in self._matrix_of]
+            strangers = [tuple(p.shape) for p in group["params"] if p not in self._leaf_of]
             if strangers:
                 self.param_groups.pop()
                 raise ValueError(
@@ -229,7 +229,7 @@ class Muon(torch.optim.Optimizer):
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
-                for index in self._runtime.parts[self._matrix_of[parameter]]:
+                for index in self._runtime.parts[self._leaf_of[parameter]]:
                     if has_gradient[index]:
                         group_of[index] = len(groups)
             groups.append(native_group(group, self._runtime.device, self._runtime.tuned))
@@ -278,12 +278,12 @@ class Muon(torch.optim.Optimizer):
         self._runtime.refuse_while_averaged("opt.state_dict()")
         self._adamw.make_state()
         self._runtime.meet("Muon.state_dict()")
-        live, self.state = self.state, saved_state(self.state, self._matrix_of, self._runtime.shards)
+        live, self.state = self.state, saved_state(self.state, self._leaf_of, self._runtime.shards)
         try:
             packed = super().state_dict()
         finally:
             self.state = live
-        groups = [saved_group(group, self._runtime.matrices) for group in packed["param_groups"]]
+        groups = [saved_group(group, self._runtime.leaves) for group in packed["param_groups"]]
         return {**packed, "param_groups": groups}
 
     @torch.no_grad()
@@ -308,19 +308,19 @@ class Muon(torch.optim.Optimizer):
                 changed = hook(self, state_dict)
                 state_dict = state_dict if changed is None else changed
             names = {id(p): name for name, p in runtime.model.named_parameters()}
-            loaded = fitting_state(state_dict, self.param_groups, self._matrix_of, names, shards, facts)
+            loaded = fitting_state(state_dict, self.param_groups, self._leaf_of, names, shards, facts)
             facts.append(f"accepts_other_views {self.accepts_other_views}")
             if not self.accepts_other_views:
-                require_saved_views(state_dict["param_groups"], runtime.matrices)
+                require_saved_views(state_dict["param_groups"], runtime.leaves)
         # At once: nothing that may raise on some ranks comes between the check and what is collective.
         for name, values in loaded.owned.items():
             shards.take(values, name)
         if not state_dict["state"]:
-            for index in self._matrix_of.values():
+            for index in self._leaf_of.values():
                 for *_, momentum in runtime.engine.owned_parts(index, MOMENTUM):
                     momentum.zero_()
         runtime.engine.publish()
-        owned: dict[torch.Tensor, Any] = {parameter: self.state[parameter] for parameter in self._matrix_of}
+        owned: dict[torch.Tensor, Any] = {parameter: self.state[parameter] for parameter in self._leaf_of}
         self._adamw = InnerAdamW()  # of what the base class puts in the place of groups and state
         self._optimizer_load_state_dict_pre_hooks = OrderedDict()  # they have run
         try:

@@ -34,7 +34,7 @@ def grad_norms(model: nn.Module) -> dict[str, torch.Tensor]:
     runtime = runtime_of(model, "grad_norms")
     runtime.refuse_inside_full_params("grad_norms()")
     step_agreement: StepAgreement = runtime.step_agreement
-    return dict(zip((matrix.name for matrix in runtime.matrices), step_agreement.owned_norms(), strict=True))
+    return dict(zip((leaf.name for leaf in runtime.leaves), step_agreement.owned_norms(), strict=True))
 
 
 @torch.no_grad()
@@ -58,7 +58,7 @@ def weight_norms(model: nn.Module) -> dict[str, torch.Tensor]:
     runtime.meet("weight_norms()")
     # Each word is 0 but at one rank, so that every order of addition gives all ranks the same bits.
     squares = torch.zeros(sum(map(len, runtime.parts)), dtype=torch.float64, device=runtime.device)
-    for index in range(len(runtime.matrices)):
+    for index in range(len(runtime.leaves)):
         for parameter, _, _, master in runtime.engine.owned_parts(index, MASTER):
             pieces = torch._foreach_norm(list(master.view(-1).split(_PIECE)), 2, dtype=torch.float64)
             squares[parameter] = torch.stack(list(pieces)).square().sum()
@@ -66,4 +66,4 @@ def weight_norms(model: nn.Module) -> dict[str, torch.Tensor]:
     for group in (row_group(runtime.ranks), column_group(runtime.ranks)):
         if group is not None:
             dist.all_reduce(squares, group=group)
-    return dict(zip((matrix.name for matrix in runtime.matrices), runtime.of_matrices(squares.sqrt()), strict=True))
+    return dict(zip((leaf.name for leaf in runtime.leaves), runtime.of_leaves(squares.sqrt()), strict=True))

@@ -18,7 +18,7 @@ from dmuon._saving.owned_shards import MASTER, MOMENTUM, OwnedShards
 from dmuon._setup.dedication import Dedication, dedication_of
 from dmuon._setup.groups import engine_groups
 from dmuon._setup.hyperparameters import Tuned
-from dmuon._setup.matrix import Matrix
+from dmuon._setup.leaf import Leaf
 from dmuon._setup.meta_start import MetaStart
 from dmuon._setup.place import restore_order
 from dmuon._setup.placeholder import OwnedTensor
@@ -39,7 +39,7 @@ class Runtime:
     ) -> None:
         self.model = model
         self.ranks = dedication.ranks
-        self.matrices: list[Matrix] = dedication.matrices
+        self.leaves: list[Leaf] = dedication.leaves
         self.plan = plan
         self.units = units
         self.device = device
@@ -54,7 +54,7 @@ class Runtime:
         self.recomputed: dict[int, int] = {}  # by unit: the last backward in which a reentrant checkpoint did so
         self.step_agreement: Any = None  # a StepAgreement, from Muon on
         self.engine = self._make_engine(dedication)
-        self.parts = [self.engine.parameters_of(index) for index in range(len(self.matrices))]  # of what has an owner
+        self.parts = [self.engine.parameters_of(index) for index in range(len(self.leaves))]  # of what has an owner
         self.state = _C.MuonState(self.engine)
         self.placeholders = self._make_placeholders(dedication.meta_start)
         self.weights = [self._bind(index) for index in range(len(units))]
@@ -64,7 +64,7 @@ class Runtime:
         others = (p for p in model.parameters() if not isinstance(p, OwnedTensor | DTensor))
         self.plain_parameters: list[torch.Tensor] = list(others)  # which neither dmuon nor fully_shard manages
         dtypes = [placeholder.dtype for placeholder in self.placeholders]
-        self.shards = OwnedShards(self.engine, self.matrices, dtypes, self.ranks, dedication.mesh)
+        self.shards = OwnedShards(self.engine, self.leaves, dtypes, self.ranks, dedication.mesh)
 
     def _make_engine(self, dedication: Dedication) -> _C.Engine:
         policy = dedication.mp_policy
@@ -75,58 +75,56 @@ class Runtime:
         options.host_replicates = self.ranks.host_replicates
         units = []
         for unit in self.units:
-            dtype = self.matrices[unit.matrices[0]].parameter.dtype if unit.matrices else torch.float32
+            dtype = self.leaves[unit.leaves[0]].parameter.dtype if unit.leaves else torch.float32
             compute = policy.param_dtype or dtype
             units.append(_C.UnitSpec(unit.name or "(root)", compute, policy.reduce_dtype or compute, unit.host))
-        sizes = [list(matrix.shape) for matrix in self.matrices]
+        sizes = [list(leaf.shape) for leaf in self.leaves]
         return _C.Engine(options, engine_groups(self.ranks), self.plan.native, units, sizes)
 
     def _make_placeholders(self, meta_start: MetaStart | None) -> list[nn.Parameter]:
         placeholders, gradients = [], []
-        unit_of = {index: unit.name or "(root)" for unit in self.units for index in unit.matrices}
-        for index, matrix in enumerate(self.matrices):
-            dtype = matrix.parameter.dtype
+        unit_of = {index: unit.name or "(root)" for unit in self.units for index in unit.leaves}
+        for index, leaf in enumerate(self.leaves):
+            dtype = leaf.parameter.dtype
             is_trainable = meta_start is None or meta_start.is_trainable(index)
-            placeholder = OwnedTensor(matrix.name, matrix.shape, dtype, self.device, None)
+            placeholder = OwnedTensor(leaf.name, leaf.shape, dtype, self.device, None)
             placeholder._unit = unit_of[index]
             placeholders.append(nn.Parameter(placeholder, is_trainable))
-            gradients.append(
-                OwnedTensor(f"{matrix.name}.grad", matrix.shape, dtype, self.device, Gradient(self, index))
-            )
+            gradients.append(OwnedTensor(f"{leaf.name}.grad", leaf.shape, dtype, self.device, Gradient(self, index)))
         self.engine.set_placeholders(placeholders, gradients)
         return placeholders
 
     def owners_of(self, index: int) -> int | tuple[int, ...]:
-        """The slot that owns a matrix, or those that own parts of it, in the parts' order."""
+        """The slot that owns a leaf, or those that own parts of it, in the parts' order."""
         owners = tuple(dict.fromkeys(self.plan.owner[part] for part in self.parts[index]))
         return owners[0] if len(owners) == 1 else owners
 
     def local(self, index: int, whole: torch.Tensor) -> torch.Tensor:
-        """What this rank's module sees of a whole matrix: of a stack that is divided by experts, its own."""
-        columns = self.matrices[index].num_columns
+        """What this rank's module sees of a whole leaf: of a stack that is divided by experts, its own."""
+        columns = self.leaves[index].num_columns
         return whole.chunk(columns)[self.ranks.shard] if columns > 1 else whole
 
     def slots_with(self, index: int) -> range:
-        """The slots whose modules see the same of a matrix as this rank's."""
-        ranks, divided = self.ranks, self.matrices[index].num_columns > 1
+        """The slots whose modules see the same of a leaf as this rank's."""
+        ranks, divided = self.ranks, self.leaves[index].num_columns > 1
         return range(ranks.shard, ranks.size, ranks.num_shards) if divided else range(ranks.size)
 
-    def of_matrices(self, norms: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """[] fp32 of each matrix, of the [] of each of its parts, which follow each other."""
+    def of_leaves(self, norms: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """[] fp32 of each leaf, of the [] of each of its parts, which follow each other."""
         if any(len(indices) > 1 for indices in self.parts):
             norms = torch.stack(torch._foreach_norm(norms.split([len(indices) for indices in self.parts])))
         return norms.float().unbind()
 
     def owned_state(self, index: int) -> dict[str, torch.Tensor]:
-        """What an optimizer shows as a matrix's state: a tensor at its owner; else, and of parts, placeholders."""
-        matrix, names = self.matrices[index], [MOMENTUM]
+        """What an optimizer shows as a leaf's state: a tensor at its owner; else, and of parts, placeholders."""
+        leaf, names = self.leaves[index], [MOMENTUM]
         if self.placeholders[index].dtype != torch.float32:
             names.append(MASTER)
         found = {name: self.engine.owned_parts(index, name) for name in names}
         return {
-            name: own[0][-1].view(matrix.shape)
+            name: own[0][-1].view(leaf.shape)
             if len(own) == len(self.parts[index]) == 1
-            else OwnedTensor(f"{matrix.name}.{name}", matrix.shape, torch.float32, self.device, None)
+            else OwnedTensor(f"{leaf.name}.{name}", leaf.shape, torch.float32, self.device, None)
             for name, own in found.items()
         }
 
@@ -141,9 +139,9 @@ class Runtime:
         weights = [nn.Parameter(view) for view in self.engine.weights(index)]
         self.engine.bind(index, weights)
         places = []
-        for matrix, weight in zip(self.engine.packed_order(index), weights, strict=True):
-            for place in self.matrices[matrix].places:
-                place.put_back(self.placeholders[matrix], weight)
+        for leaf, weight in zip(self.engine.packed_order(index), weights, strict=True):
+            for place in self.leaves[leaf].places:
+                place.put_back(self.placeholders[leaf], weight)
                 places.append(place)
         return UnitWeights(places)
 
@@ -172,7 +170,7 @@ class Runtime:
             weights.show_placeholders()
 
     def all_sharded(self) -> bool:
-        """Whether fully_shard manages every trainable parameter but the matrices, or there is one rank alone."""
+        """Whether fully_shard manages every trainable parameter but the leaves, or there is one rank alone."""
         return self.ranks.size == 1 or not any(p.requires_grad for p in self.plain_parameters)
 
     def refuse_inside_full_params(self, what: str) -> None:
@@ -200,9 +198,9 @@ class Runtime:
             )
 
     def refuse_without_values(self) -> None:
-        """Raises ValueError where a matrix was never initialised, nor loaded."""
+        """Raises ValueError where a leaf was never initialised, nor loaded."""
         if self.shards.without_values:
-            names = [self.matrices[index].name for index in sorted(self.shards.without_values)]
+            names = [self.leaves[index].name for index in sorted(self.shards.without_values)]
             raise ValueError(
                 f"dmuon: a forward, and '{names[0]}' has no values, nor have {len(names) - 1} more. Expected: the "
                 "model's initialisation between model.to_empty(...) and dmuon.Muon(model), or a checkpoint loaded."
@@ -214,7 +212,7 @@ class Runtime:
 
 
 class Gradient:
-    """A matrix's gradient, see OwnedGradient; holds the runtime weakly.
+    """A leaf's gradient, see OwnedGradient; holds the runtime weakly.
 
     The engine holds its stand-ins, and a cycle through C++ is never collected.
     """

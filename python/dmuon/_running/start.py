@@ -28,7 +28,7 @@ from dmuon._setup.agreement import agreement
 from dmuon._setup.dedication import Dedication, check_parameters, check_sentinels, end_setup
 from dmuon._setup.groups import engine_groups
 from dmuon._setup.hyperparameters import check_group, settings_of
-from dmuon._setup.matrix import Matrix
+from dmuon._setup.leaf import Leaf
 from dmuon._setup.place import clean_name
 from dmuon._setup.ranks import rows_of
 from dmuon._setup.same_values import checksums, require_same_values
@@ -50,7 +50,7 @@ def agreed_setup(
     """Checks all that `Muon` was given, and the model as it is by now. Collective.
 
     Returns:
-        The units that hold matrices, AdamW's groups, and the device of the matrices, None if there are none.
+        The units, AdamW's groups, and the device of the leaves, None if there are none.
 
     Raises:
         ValueError: on every rank, if any rank finds something wrong or the ranks differ.
@@ -69,11 +69,11 @@ def agreed_setup(
         if meta_start is not None:
             facts += meta_start.facts()
             adamw_groups = meta_start.resolved(adamw_groups)
-        paths = [[place.path for place in matrix.places] for matrix in dedication.matrices]
+        paths = [[place.path for place in leaf.places] for leaf in dedication.leaves]
         units = find_units(model, paths)
         _check_units(units, dedication)
         groups = checked_adamw_groups(model, dedication, adamw_groups, adamw, facts)
-        if not groups and not dedication.matrices:
+        if not groups and not dedication.leaves:
             raise ValueError("Muon: model: expected trainable parameters, got none")
         values = checksums(model, dedication)
         facts.append(f"compares the values of {list(values)}")
@@ -94,13 +94,13 @@ def start(
         ValueError: on every rank, if any rank fails.
     """
     if dedication.one_stage:
-        divided = [matrix.name for matrix in dedication.matrices if matrix.num_columns > 1]
+        divided = [leaf.name for leaf in dedication.leaves if leaf.num_columns > 1]
         if divided and dedication.ranks.num_replicates > 1:
             raise ValueError(f"Muon: one stage: expected no stacks that are divided by experts, got '{divided[0]}'")
         dedication.ranks = dedication.ranks.as_one_node()
     device = device or torch.device(dedication.ranks.device_type)
     engine_groups(dedication.ranks)  # creating them is collective; the runtime's own start is not
-    shapes = {sizes_of(item) for item in inventory_of(dedication.matrices, units)}
+    shapes = {sizes_of(item) for item in inventory_of(dedication.leaves, units)}
     tuned = kept_choices(dedication.ranks, shapes, muon, device)
     plan = make_plan(dedication, units, muon, device, tuned)
     with agreement(dedication.ranks, "Muon"):  # an owner may be out of memory, say
@@ -108,7 +108,7 @@ def start(
         add_hooks(runtime)
         ModelState(
             model,
-            runtime.matrices,
+            runtime.leaves,
             runtime.ranks,
             runtime.shards,
             rest=runtime.show_placeholders,
@@ -126,16 +126,16 @@ def start(
 
 
 def _check_units(units: list[Unit], dedication: Dedication) -> None:
-    """The matrices of a unit share one buffer, hence one dtype."""
+    """The leaves of a unit share one buffer, hence one dtype."""
     if dedication.mp_policy.param_dtype is not None:
         return
     for unit in units:
-        matrices = [dedication.matrices[index] for index in unit.matrices]
-        for first, matrix in itertools.pairwise(matrices):
-            if matrix.parameter.dtype != first.parameter.dtype:
+        leaves = [dedication.leaves[index] for index in unit.leaves]
+        for first, leaf in itertools.pairwise(leaves):
+            if leaf.parameter.dtype != first.parameter.dtype:
                 raise ValueError(
                     f"Muon: model: unit '{unit.name or '(root)'}' mixes dtypes: '{first.name}' is "
-                    f"{first.parameter.dtype}, '{matrix.name}' is {matrix.parameter.dtype}. Expected: one dtype a "
+                    f"{first.parameter.dtype}, '{leaf.name}' is {leaf.parameter.dtype}. Expected: one dtype a "
                     "unit, or mp_policy with param_dtype."
                 )
 
@@ -164,44 +164,44 @@ def _check_host_parameters(model: nn.Module, dedication: Dedication) -> None:
         raise ValueError(problem)
     if policy.param_dtype is None or fsdp_modules(model):
         return
-    for matrix in dedication.matrices:
-        if matrix.parameter.dtype != policy.param_dtype:
+    for leaf in dedication.leaves:
+        if leaf.parameter.dtype != policy.param_dtype:
             raise ValueError(
                 f"Muon: mp_policy.param_dtype: without fully_shard nothing casts activations; expected None or "
-                f"{matrix.parameter.dtype} (as '{matrix.name}' has), got {policy.param_dtype}"
+                f"{leaf.parameter.dtype} (as '{leaf.name}' has), got {policy.param_dtype}"
             )
 
 
 def _check_policies(model: nn.Module, dedication: Dedication) -> None:
-    """Where FSDP2 shows its policies, those around matrices must be as dedicate_params was told."""
+    """Where FSDP2 shows its policies, those around leaves must be as dedicate_params was told."""
     around: dict[nn.Module, tuple[str, MixedPrecisionPolicy]] = {}  # by module, the innermost one's
     for path, holder in model.named_modules():  # outer modules come before inner ones
         found = getattr(getattr(holder, "_get_fsdp_state", lambda: None)(), "_mp_policy", None)
         if isinstance(found, MixedPrecisionPolicy):
             around |= dict.fromkeys(holder.modules(), (clean_name(path) or "(root)", found))
-    for matrix in dedication.matrices:
-        for place in matrix.places:
+    for leaf in dedication.leaves:
+        for place in leaf.places:
             path, theirs = around.get(place.module, ("", dedication.mp_policy))
-            given, used = (_dtypes_of(policy, matrix) for policy in (dedication.mp_policy, theirs))
+            given, used = (_dtypes_of(policy, leaf) for policy in (dedication.mp_policy, theirs))
             if given != used:
                 raise ValueError(
-                    f"Muon: mp_policy: '{matrix.name}' computes and reduces in {given[0]} and {given[1]} by "
+                    f"Muon: mp_policy: '{leaf.name}' computes and reduces in {given[0]} and {given[1]} by "
                     f"dedicate_params, and its module '{path}' in {used[0]} and {used[1]} by fully_shard. Expected: "
                     "the same mp_policy for both."
                 )
 
 
-def _dtypes_of(policy: MixedPrecisionPolicy, matrix: Matrix) -> tuple[torch.dtype, torch.dtype]:
-    compute = policy.param_dtype or matrix.parameter.dtype
+def _dtypes_of(policy: MixedPrecisionPolicy, leaf: Leaf) -> tuple[torch.dtype, torch.dtype]:
+    compute = policy.param_dtype or leaf.parameter.dtype
     return compute, policy.reduce_dtype or compute
 
 
 def _warn_of_large_units(runtime: Runtime) -> None:
-    sizes = [sum(runtime.matrices[m].shape.numel() for m in unit.matrices) for unit in runtime.units]
+    sizes = [sum(runtime.leaves[index].shape.numel() for index in unit.leaves) for unit in runtime.units]
     large = [
         f"'{unit.name or '(root)'}' ({size / sum(sizes):.0%})"
         for unit, size in zip(runtime.units, sizes, strict=True)
-        if size > _LARGE_UNIT * sum(sizes) and _holds_blocks(unit, runtime.matrices)
+        if size > _LARGE_UNIT * sum(sizes) and _holds_blocks(unit, runtime.leaves)
     ]
     if large and runtime.ranks.size > 1:
         logger.warning(
@@ -213,9 +213,9 @@ def _warn_of_large_units(runtime: Runtime) -> None:
         )
 
 
-def _holds_blocks(unit: Unit, matrices: list[Matrix]) -> bool:
-    """Whether there is something to split: children of one module, of one class, with two of its matrices or more."""
-    held = Counter(place.module for index in unit.matrices for place in matrices[index].places)
+def _holds_blocks(unit: Unit, leaves: list[Leaf]) -> bool:
+    """Whether there is something to split: children of one module, of one class, with two of its leaves or more."""
+    held = Counter(place.module for index in unit.leaves for place in leaves[index].places)
     for holder in unit.module.modules():
         blocks = (child for child in holder.children() if sum(held[module] for module in child.modules()) >= 2)
         if max(Counter(map(type, blocks)).values(), default=0) >= 2:

@@ -94,9 +94,9 @@ class StepAgreement:
         self.runtime.engine.scale_gradients(factor)
 
     def owned_norms(self) -> tuple[torch.Tensor, ...]:
-        """[] fp32, the 2-norm of each matrix's gradient; made once of a verdict: torch's clipping asks for one each."""
+        """[] fp32, the 2-norm of each leaf's gradient; made once of a verdict: torch's clipping asks for one each."""
         if self._owned_norms is None or not self.runtime.engine.agreed():
-            self._owned_norms = self.runtime.of_matrices(self.verdict().norms())
+            self._owned_norms = self.runtime.of_leaves(self.verdict().norms())
         return self._owned_norms
 
     def note_step(self) -> None:
@@ -122,7 +122,7 @@ class StepAgreement:
         return problem_of_factors(runtime.model, runtime.fsdp_modules, runtime.divide_factor, untold=size)
 
     def _assigned_gradient(self) -> str | None:
-        """Of which matrix the user has put another gradient where its placeholder was."""
+        """Of which leaf the user has put another gradient where its placeholder was."""
         for group in self._optimizer.param_groups:
             for parameter in group["params"] if group["algorithm"] == "muon" else ():
                 if not isinstance(parameter.grad, OwnedTensor | None):

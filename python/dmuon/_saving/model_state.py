@@ -1,4 +1,4 @@
-"""state_dict and load_state_dict of a model whose matrices are owned: what stock FSDP2 would give and take."""
+"""state_dict and load_state_dict of a model whose leaves are owned: what stock FSDP2 would give and take."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
 from dmuon._saving.owned_shards import MASTER, OwnedShards
 from dmuon._setup.agreement import agreement
-from dmuon._setup.matrix import Matrix
+from dmuon._setup.leaf import Leaf
 from dmuon._setup.place import State
 from dmuon._setup.placeholder import OwnedTensor, is_same
 from dmuon._setup.ranks import Ranks
@@ -28,7 +28,7 @@ class ModelState:
     def __init__(
         self,
         model: nn.Module,
-        matrices: list[Matrix],
+        leaves: list[Leaf],
         ranks: Ranks,
         shards: OwnedShards,
         rest: Callable[[], None],
@@ -39,8 +39,8 @@ class ModelState:
         """Registers them.
 
         Args:
-            model: its matrices are placeholders from now on.
-            matrices: of the model.
+            model: its leaves are placeholders from now on.
+            leaves: of the model.
             ranks: of the mesh.
             shards: of the model's engine.
             rest: puts placeholders back where a backward that raised has left weights.
@@ -49,12 +49,12 @@ class ModelState:
             publish: lets new masters count.
         """
         self._model = weakref.ref(model)
-        self._matrices, self._ranks, self._shards, self._publish = matrices, ranks, shards, publish
+        self._leaves, self._ranks, self._shards, self._publish = leaves, ranks, shards, publish
         self._rest, self._meet, self._refuse_lost_load = rest, meet, refuse_lost_load
-        self._index = {matrix.name: index for index, matrix in enumerate(matrices)}
+        self._index = {leaf.name: index for index, leaf in enumerate(leaves)}
         self._strict: bool | None = None  # of the load_state_dict that is under way; None: not the model's own
         self._is_saving = False  # the model as a whole
-        for module in {place.module: None for matrix in matrices for place in matrix.places}:
+        for module in {place.module: None for leaf in leaves for place in leaf.places}:
             if module is not model:
                 module.register_state_dict_pre_hook(_function(self._before_save_of_module))
                 module.register_state_dict_post_hook(_function(self._after_save_of_module))
@@ -117,7 +117,7 @@ class ModelState:
 
     def _before_load(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
         self._refuse_lost_load()
-        places = [place for matrix in self._matrices for place in matrix.places]
+        places = [place for leaf in self._leaves for place in leaf.places]
         if places and places[0].state is not State.WHOLE:
             self._commit(self._checked(module, state_dict, prefix, self._strict))
 
@@ -140,7 +140,7 @@ class ModelState:
     def _checked(
         self, module: nn.Module, state_dict: dict[str, Any], prefix: str, strict: bool | None
     ) -> dict[int, torch.Tensor]:
-        """Takes the matrices' values out of the dict. Collective; raises on all ranks before anything has changed."""
+        """Takes the leaves' values out of the dict. Collective; raises on all ranks before anything has changed."""
         self._meet(f"{_LOAD}()")
         taken: dict[int, torch.Tensor] = {}
         stand_ins: dict[str, OwnedTensor] = {}

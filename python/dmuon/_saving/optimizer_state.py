@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from dmuon._saving.owned_shards import MASTER, MOMENTUM, OwnedShards
 from dmuon._saving.saved_views import with_views, without_views
 from dmuon._setup.hyperparameters import adamw_moments, check_group, resolved_coefficients, settings_of
-from dmuon._setup.matrix import Matrix
+from dmuon._setup.leaf import Leaf
 
 _LOAD = "Muon.load_state_dict"
 _OF_THIS_MACHINE = ("fused", "foreach", "capturable", "differentiable")  # not taken from where a group was saved
@@ -25,13 +25,13 @@ class LoadedState:
 
     groups: list[dict[str, Any]]  # whole: what was not saved is as it is now; "params" as saved
     adamw: dict[int, Any]  # the state of the others, by the number of the parameter
-    owned: dict[str, dict[int, torch.Tensor]]  # by name, and by the index of the matrix
+    owned: dict[str, dict[int, torch.Tensor]]  # by name, and by the index of the leaf
 
 
 def fitting_state(
     saved: Any,
     groups: Sequence[dict[str, Any]],
-    matrix_of: Mapping[Any, int],
+    leaf_of: Mapping[Any, int],
     names: Mapping[int, str],
     shards: OwnedShards,
     facts: list[str],
@@ -41,9 +41,9 @@ def fitting_state(
     Args:
         saved: as torch's optimizers return it.
         groups: of the optimizer, as they are now.
-        matrix_of: the index of every owned matrix, by its placeholder.
+        leaf_of: the index of every leaf, by its placeholder.
         names: of parameters, by id.
-        shards: checks what is for owned matrices.
+        shards: checks what is for leaves.
         facts: gets what must be equal on all ranks.
 
     Raises:
@@ -68,35 +68,35 @@ def fitting_state(
             state = saved["state"].get(number)
             name = names.get(id(parameter), "?")
             facts.append(f"'{name}' {_described(state)}")
-            if parameter in matrix_of:
+            if parameter in leaf_of:
                 # torch.distributed.checkpoint leaves out what needs no gradient.
                 if not fresh and (state is not None or parameter.requires_grad):
-                    _take_matrix(loaded, matrix_of[parameter], name, state, shards)
+                    _take_leaf(loaded, leaf_of[parameter], name, state, shards)
             elif state is not None:
                 loaded.adamw[number] = _checked_adamw(parameter, name, state, group)
     return loaded
 
 
-def saved_state(live: Any, matrix_of: Mapping[Any, int], shards: OwnedShards) -> defaultdict[Any, dict[str, Any]]:
-    """An optimizer's state in which matrices have DTensors where `live` has what owners hold. Collective."""
+def saved_state(live: Any, leaf_of: Mapping[Any, int], shards: OwnedShards) -> defaultdict[Any, dict[str, Any]]:
+    """An optimizer's state in which leaves have DTensors where `live` has what owners hold. Collective."""
     saved = defaultdict(dict, {parameter: dict(state) for parameter, state in live.items()})
     for name in (MOMENTUM, MASTER):
-        having = [parameter for parameter in matrix_of if name in live[parameter]]
-        given = shards.give([matrix_of[parameter] for parameter in having], name, torch.float32)
+        having = [parameter for parameter in leaf_of if name in live[parameter]]
+        given = shards.give([leaf_of[parameter] for parameter in having], name, torch.float32)
         for parameter, value in zip(having, given, strict=True):
             saved[parameter][name] = value
     return saved
 
 
-def saved_group(group: dict[str, Any], matrices: Sequence[Matrix]) -> dict[str, Any]:
+def saved_group(group: dict[str, Any], leaves: Sequence[Leaf]) -> dict[str, Any]:
     """A group as a state dict has it, of values that torch.distributed.checkpoint saves and torch.optim.Muon takes.
 
     A dtype by its name; the name of coefficients that are the same in every step as these; beside Muon's name the views
-    of the matrices.
+    of the leaves.
     """
     saved = dict(group)
     if group["algorithm"] == "muon":
-        saved["algorithm"] = with_views("muon", matrices)
+        saved["algorithm"] = with_views("muon", leaves)
     for key, value in group.items():
         if isinstance(value, torch.dtype):
             saved[key] = str(value)
@@ -128,7 +128,7 @@ def _merged(number: int, current: dict[str, Any], saved: dict[str, Any]) -> dict
     return merged
 
 
-def _take_matrix(loaded: LoadedState, index: int, name: str, state: Any, shards: OwnedShards) -> None:
+def _take_leaf(loaded: LoadedState, index: int, name: str, state: Any, shards: OwnedShards) -> None:
     if not isinstance(state, Mapping) or MOMENTUM not in state:
         raise ValueError(f"{_LOAD}: state of '{name}': expected '{MOMENTUM}', got {_described(state)}")
     for key, taken in loaded.owned.items():

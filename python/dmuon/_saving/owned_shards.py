@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from dmuon import _C
-from dmuon._setup.matrix import Matrix
+from dmuon._setup.leaf import Leaf
 from dmuon._setup.placeholder import OwnedTensor
 from dmuon._setup.ranks import Ranks
 
@@ -22,24 +22,24 @@ _PIECE = 1 << 24  # elements, as the engine's pieces of shards
 
 
 class OwnedShards:
-    """Gives and takes owners' tensors ("master", "momentum_buffer") by the index of their matrix.
+    """Gives and takes owners' tensors ("master", "momentum_buffer") by the index of their leaf.
 
-    What is collective is so over the mesh, and every rank names the same matrices in one order. Where no process
+    What is collective is so over the mesh, and every rank names the same leaves in one order. Where no process
     group exists there is no mesh: tensors are plain then, as those of one process are.
     """
 
     def __init__(
         self,
         engine: _C.Engine,
-        matrices: Sequence[Matrix],
+        leaves: Sequence[Leaf],
         dtypes: Sequence[torch.dtype],
         ranks: Ranks,
         mesh: DeviceMesh | None,
     ) -> None:
-        """`dtypes`: of the matrices; `mesh`: as for fully_shard, None for all ranks."""
-        self._engine, self._matrices, self._ranks, self._given = engine, matrices, ranks, mesh
+        """`dtypes`: of the leaves; `mesh`: as for fully_shard, None for all ranks."""
+        self._engine, self._leaves, self._ranks, self._given = engine, leaves, ranks, mesh
         self.dtypes = dtypes
-        self.without_values: set[int] = set()  # matrices that were neither initialised nor loaded
+        self.without_values: set[int] = set()  # leaves that were neither initialised nor loaded
 
     @functools.cached_property
     def mesh(self) -> DeviceMesh | None:
@@ -50,16 +50,16 @@ class OwnedShards:
 
     @property
     def placements(self) -> list[Placement]:
-        """Of every matrix."""
+        """Of every leaf."""
         return [Replicate()] * (0 if self.mesh is None else self.mesh.ndim - 1) + [Shard(0)]
 
     def give(self, indices: Sequence[int], name: str, dtype: torch.dtype) -> list[torch.Tensor]:
-        """Collective: matrices' tensors of this name, each with memory of its own."""
+        """Collective: leaves' tensors of this name, each with memory of its own."""
         flat = self._engine.to_shards(indices, name, dtype)
         return [self._as_saved(index, values) for index, values in zip(indices, flat, strict=True)]
 
     def _as_saved(self, index: int, flat: torch.Tensor) -> torch.Tensor:
-        shape = self._matrices[index].shape
+        shape = self._leaves[index].shape
         if self.mesh is None:
             return flat.view(shape)
         local = flat.view(-1, *shape[1:])
@@ -70,8 +70,8 @@ class OwnedShards:
         return made
 
     def problem(self, index: int, value: Any) -> str | None:
-        """Why `value` cannot be taken for a matrix, None where it can."""
-        shape = tuple(self._matrices[index].shape)
+        """Why `value` cannot be taken for a leaf, None where it can."""
+        shape = tuple(self._leaves[index].shape)
         if not isinstance(value, torch.Tensor):
             return f"expected a tensor of shape {shape}, got {type(value).__name__}"
         if tuple(value.shape) != shape:
@@ -110,7 +110,7 @@ class OwnedShards:
             self._engine.scatter(index, name, value.detach())
 
     def take_weights(self, values: Mapping[int, torch.Tensor]) -> None:
-        """Collective: new weights, in the matrices' own dtypes; call `publish` afterwards.
+        """Collective: new weights, in the leaves' own dtypes; call `publish` afterwards.
 
         A low-precision weight that is as it was keeps the fp32 master behind it, so that it does not matter whether
         weights or masters are loaded first.
@@ -119,10 +119,10 @@ class OwnedShards:
             self._take_piece({index: values[index] for index in piece})
 
     def _pieces(self, indices: Sequence[int]) -> Iterator[list[int]]:
-        """Matrices that are in fp32 together; the same ones on all ranks."""
+        """Leaves that are in fp32 together; the same ones on all ranks."""
         piece: list[int] = []
         for index in indices:
-            if piece and sum(self._matrices[i].shape.numel() for i in [*piece, index]) > _PIECE:
+            if piece and sum(self._leaves[i].shape.numel() for i in [*piece, index]) > _PIECE:
                 yield piece
                 piece = []
             piece.append(index)
@@ -144,7 +144,7 @@ class OwnedShards:
         self.take(taken, MASTER)
 
     def _kept(self, index: int, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        """`new` in fp32, but `old` where that is the same in the matrix's own dtype."""
+        """`new` in fp32, but `old` where that is the same in the leaf's own dtype."""
         value = new.to(old.device, self.dtypes[index])
         return torch.where(old.to(value.dtype) == value, old, value.float())
 

@@ -1,7 +1,7 @@
-"""By which views matrices were orthogonalised, as a saved optimizer says it: another view is another algorithm.
+"""By which views leaves were orthogonalised, as a saved optimizer says it: another view is another algorithm.
 
-They follow the algorithm's name in its group: 'muon {"blocks.0.qkv.weight": "3 of 4 x 12"}', with nothing of a matrix
-that is its whole parameter. A key of their own would be one that older checkpoints lack, and `dcp.load` refuses these.
+They follow the algorithm's name in its group: 'muon {"blocks.0.qkv.weight": "3 of 4 x 12"}', with nothing of a leaf
+that is one matrix as it is. A key of their own would be one that older checkpoints lack, and `dcp.load` refuses these.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from dmuon._setup.matrix import Matrix, described
+from dmuon._setup.leaf import Leaf, described
 
 _MOST_NAMED = 3
 _WHOLE = "one matrix"
 
 
-def with_views(algorithm: str, matrices: Sequence[Matrix]) -> str:
+def with_views(algorithm: str, leaves: Sequence[Leaf]) -> str:
     """What a group's `algorithm` is saved as."""
-    words = {matrix.name: described(matrix.views, matrix.shape) for matrix in matrices}
+    words = {leaf.name: described(leaf.views, leaf.shape) for leaf in leaves}
     return f"{algorithm} {json.dumps({name: view for name, view in words.items() if view})}"
 
 
@@ -27,26 +27,26 @@ def without_views(algorithm: str) -> str:
     return algorithm.partition(" ")[0]
 
 
-def require_saved_views(groups: Sequence[dict[str, Any]], matrices: Sequence[Matrix]) -> None:
+def require_saved_views(groups: Sequence[dict[str, Any]], leaves: Sequence[Leaf]) -> None:
     """Checks saved groups; those of torch's optimizers and of dmuon before it saved views say nothing, and fit.
 
     Raises:
-        ValueError: a matrix was orthogonalised by other views than it is now, or has another name; names it.
+        ValueError: a leaf was orthogonalised by other views than it is now, or has another name; names it.
     """
     words = {text for group in groups if (text := str(group.get("algorithm", "")).partition(" ")[2])}
     for text in words:
         try:
             saved = json.loads(text)
-            unknown = [f"'{name}'" for name in sorted(saved.keys() - {matrix.name for matrix in matrices})]
-            theirs = [str(saved.get(matrix.name, "")) for matrix in matrices]
+            unknown = [f"'{name}'" for name in sorted(saved.keys() - {leaf.name for leaf in leaves})]
+            theirs = [str(saved.get(leaf.name, "")) for leaf in leaves]
         except (ValueError, AttributeError):
             raise ValueError(
                 f"Muon.load_state_dict: algorithm: expected views as dmuon saves them, got {text}"
             ) from None
-        ours = [described(matrix.views, matrix.shape) for matrix in matrices]
+        ours = [described(leaf.views, leaf.shape) for leaf in leaves]
         differing = [
-            f"'{matrix.name}' was {then or _WHOLE} and is {now or _WHOLE} now"
-            for matrix, then, now in zip(matrices, theirs, ours, strict=True)
+            f"'{leaf.name}' was {then or _WHOLE} and is {now or _WHOLE} now"
+            for leaf, then, now in zip(leaves, theirs, ours, strict=True)
             if then != now
         ]
         if unknown:

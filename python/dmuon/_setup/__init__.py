@@ -1,1 +1,1 @@
-"""From a stock model to a dedicated one: options, ranks, what is a matrix, and what stands in its place."""
+"""From a stock model to a dedicated one: options, ranks, which parameters are taken, and what stands in their place."""

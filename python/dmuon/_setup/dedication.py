@@ -1,4 +1,4 @@
-"""The first call: takes matrices out of a model, so that fully_shard does not see them."""
+"""The first call: takes leaves out of a model, so that fully_shard does not see them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from dmuon._plan import StepOptions
 from dmuon._setup.agreement import agreement
 from dmuon._setup.guards import Handle, guards
-from dmuon._setup.matrix import Matrix
+from dmuon._setup.leaf import Leaf
 from dmuon._setup.meta_start import MetaStart
 from dmuon._setup.options import STEP, AcrossRanks, Planning, check_as_for_fully_shard, step_options
 from dmuon._setup.place import clean_name
@@ -37,7 +37,7 @@ class Dedication:
 
     ranks: Ranks
     mesh: DeviceMesh | None  # as given
-    matrices: list[Matrix]
+    leaves: list[Leaf]
     table: RoutingTable
     mp_policy: MixedPrecisionPolicy
     planning: Planning
@@ -165,24 +165,25 @@ def dedicate_params(
         planning.check()
         across_ranks.check()
         schedule = step_options(*step)
-        matrices, table = route(model, select)
-        check_sharded(matrices, model, ranks)
+        leaves, table = route(model, select)
+        check_sharded(leaves, model, ranks)
         facts.append(f"options {(policy, planning, across_ranks, step, timeout, ranks.rows)}")
         facts += [f"{row} {parameter.dtype}" for row, parameter in zip(table, model.parameters(), strict=True)]
-        facts += [f"'{m.name}' divided by experts over {m.num_columns} ranks" for m in matrices if m.num_columns > 1]
+        divided = (leaf for leaf in leaves if leaf.num_columns > 1)
+        facts += [f"'{leaf.name}' divided by experts over {leaf.num_columns} ranks" for leaf in divided]
 
     if ranks.slot == 0:
         _warn(model, mesh, table)
     known = {m: {k: p.requires_grad for k, p in m._parameters.items() if p is not None} for m in model.modules()}
     on_meta = any(parameter.is_meta for parameter in model.parameters())
-    dedication = Dedication(ranks, mesh, matrices, table, policy, planning, across_ranks, schedule, known)
-    dedication.guards += guards(model, matrices)
-    release(matrices, model)
-    for matrix in matrices:
-        for place in matrix.places:
+    dedication = Dedication(ranks, mesh, leaves, table, policy, planning, across_ranks, schedule, known)
+    dedication.guards += guards(model, leaves)
+    release(leaves, model)
+    for leaf in leaves:
+        for place in leaf.places:
             place.take_out()
     if on_meta:
-        dedication.meta_start = MetaStart(model, matrices, known, ranks)
+        dedication.meta_start = MetaStart(model, leaves, known, ranks)
     model.__dict__[DEDICATION] = dedication
     return table
 
@@ -227,15 +228,15 @@ def check_parameters(model: nn.Module, dedication: Dedication, facts: list[str])
 
     Raises:
         ValueError: a parameter was added, unfrozen or, but for a start on the meta device, where modules hold
-            matrices too, frozen; or the module of a matrix replaced. Wrappers around modules are no change.
+            leaves too, frozen; or the module of a leaf replaced. Wrappers around modules are no change.
     """
     modules = dict(model.named_modules())
     present = set(modules.values())
     whole = "after dedicate_params. Expected: the whole model, as it is trained, at dedicate_params."
-    for matrix in dedication.matrices:
-        for place in matrix.places:
+    for leaf in dedication.leaves:
+        for place in leaf.places:
             if place.module not in present or place.is_replaced():
-                raise ValueError(f"Muon: model: '{matrix.name}' or its module was replaced or removed {whole}")
+                raise ValueError(f"Muon: model: '{leaf.name}' or its module was replaced or removed {whole}")
     for path, module in modules.items():
         for attribute, parameter in module._parameters.items():
             if parameter is None:
@@ -269,22 +270,22 @@ def check_sentinels(model: nn.Module, dedication: Dedication) -> torch.device | 
     """Where the model has been moved to since dedicate_params.
 
     Returns:
-        The device of the matrices, None if there are none.
+        The device of the leaves, None if there are none.
 
     Raises:
         ValueError: the model was cast in between, or is on the meta device still or by now.
     """
     device = None
-    for matrix in dedication.matrices:
-        sentinel = matrix.places[0].sentinel()
+    for leaf in dedication.leaves:
+        sentinel = leaf.places[0].sentinel()
         device = sentinel.device
-        if sentinel.dtype != matrix.parameter.dtype or (sentinel.is_meta and not matrix.parameter.is_meta):
+        if sentinel.dtype != leaf.parameter.dtype or (sentinel.is_meta and not leaf.parameter.is_meta):
             raise ValueError(
-                f"Muon: model: '{matrix.name}' was {matrix.parameter.dtype} on {matrix.parameter.device} at "
+                f"Muon: model: '{leaf.name}' was {leaf.parameter.dtype} on {leaf.parameter.device} at "
                 f"dedicate_params, and its module has become {sentinel.dtype} on {sentinel.device}. Expected: cast "
                 "the model before dedicate_params; mp_policy chooses the dtype of compute."
             )
-    on_meta = [matrix.name for matrix in dedication.matrices if matrix.places[0].sentinel().is_meta]
+    on_meta = [leaf.name for leaf in dedication.leaves if leaf.places[0].sentinel().is_meta]
     on_meta += [name for name, parameter in model.named_parameters() if parameter.is_meta]
     if on_meta:
         raise ValueError(

@@ -7,13 +7,13 @@ from typing import Any
 import torch.nn as nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from dmuon._setup.matrix import Matrix
+from dmuon._setup.leaf import Leaf
 from dmuon._setup.ranks import Ranks, rows_of
 
 Managed = set[tuple[nn.Module, str]]  # modules and names of the parameters that fully_shard manages
 
 
-def note_columns(entry: Matrix, managed: Managed, function: str) -> None:
+def note_columns(entry: Leaf, managed: Managed, function: str) -> None:
     """Sets `num_columns` of a stack that is divided by experts and Muon's.
 
     Raises:
@@ -43,11 +43,11 @@ def note_columns(entry: Matrix, managed: Managed, function: str) -> None:
         )
 
 
-def check_columns(matrix: Matrix, ranks: Ranks) -> None:
+def check_columns(leaf: Leaf, ranks: Ranks) -> None:
     """Raises ValueError where a stack is not divided over the columns of the mesh, or has no values there."""
-    parameter: Any = matrix.parameter
+    parameter: Any = leaf.parameter
     rows = rows_of(parameter.device_mesh.mesh)
-    who = f"dedicate_params: model: '{matrix.name}' is divided by experts over ranks {rows}"
+    who = f"dedicate_params: model: '{leaf.name}' is divided by experts over ranks {rows}"
     if rows not in ((ranks.row,), ranks.rows):
         raise ValueError(
             f"{who}. Expected: over the ranks of a node, here {ranks.row}: those of one replicate of a mesh "
@@ -61,6 +61,6 @@ def check_columns(matrix: Matrix, ranks: Ranks) -> None:
     if parameter.device.type != ranks.device_type:
         raise ValueError(f"{who}, on {parameter.device}. Expected: on {ranks.device_type}, as its mesh.")
     local = parameter.to_local().shape
-    expected = (parameter.shape[0] // matrix.num_columns, *parameter.shape[1:])
+    expected = (parameter.shape[0] // leaf.num_columns, *parameter.shape[1:])
     if tuple(local) != expected:
         raise ValueError(f"{who}. Expected: {expected} of it on each rank, got {tuple(local)}.")

@@ -1,4 +1,4 @@
-"""What a model refuses between dedicate_params and Muon, while no module holds its matrices."""
+"""What a model refuses between dedicate_params and Muon, while no module holds its leaves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch.nn as nn
 
-from dmuon._setup.matrix import Matrix
+from dmuon._setup.leaf import Leaf
 from dmuon._setup.place import Place, State
 
 
@@ -17,8 +17,8 @@ class Handle(Protocol):
     def remove(self) -> None: ...
 
 
-def guards(model: nn.Module, matrices: Iterable[Matrix]) -> list[Handle]:
-    """From now on nothing uses the model, until Muon puts placeholders where matrices were and removes the handles."""
+def guards(model: nn.Module, leaves: Iterable[Leaf]) -> list[Handle]:
+    """From now on nothing uses the model, until Muon puts placeholders where leaves were and removes the handles."""
 
     def refusing(problem: str) -> Callable[..., None]:
         def refuse(*_: Any) -> None:
@@ -36,8 +36,8 @@ def guards(model: nn.Module, matrices: Iterable[Matrix]) -> list[Handle]:
     )
     handles: list[Handle] = []
     held: dict[nn.Module, list[Place]] = {}
-    for matrix in matrices:
-        for place in matrix.places:
+    for leaf in leaves:
+        for place in leaf.places:
             held.setdefault(place.module, []).append(place)
     for module in {model: None, **held}:  # the model itself first, before anything of it is loaded
         handles += [

@@ -53,7 +53,7 @@ class InitialValues(abc.ABC):
 
 
 class AtHolder(InitialValues):
-    """A matrix that one rank keeps."""
+    """A leaf that one rank keeps."""
 
     can_be_read = False
 
@@ -74,7 +74,7 @@ class AtHolder(InitialValues):
             self.base = self.base.to("meta")
 
     def move(self, device: torch.device) -> None:
-        """The module of the matrix has a device, or another one."""
+        """The module of the leaf has a device, or another one."""
         if not self.base.is_meta:
             self.base = self.base.to(device)
         elif self._is_here:

@@ -12,7 +12,7 @@ import torch.nn as nn
 from torch.distributed.tensor import DTensor
 
 from dmuon._setup.initial_values import AtHolder, InitialValues, InShards
-from dmuon._setup.matrix import Matrix
+from dmuon._setup.leaf import Leaf
 from dmuon._setup.place import Place, clean_name, restore_order
 from dmuon._setup.provisional import Desk, ProvisionalTensor
 from dmuon._setup.ranks import Ranks
@@ -21,14 +21,14 @@ from dmuon._setup.ranks import Ranks
 class MetaStart:
     """Gives parameters values that one process would give them, as soon as `to_empty` has given modules a device.
 
-    Modules then show provisional parameters, so that the model's own initialisation finds them: of matrices, which one
+    Modules then show provisional parameters, so that the model's own initialisation finds them: of leaves, which one
     rank keeps, and in the places of what `fully_shard` manages.
     """
 
     def __init__(
-        self, model: nn.Module, matrices: Sequence[Matrix], known: Mapping[nn.Module, Iterable[str]], ranks: Ranks
+        self, model: nn.Module, leaves: Sequence[Leaf], known: Mapping[nn.Module, Iterable[str]], ranks: Ranks
     ) -> None:
-        """`matrices`: all of the model, by now taken out of it; of these, the ones on the meta device."""
+        """`leaves`: all of the model, by now taken out of it; of these, the ones on the meta device."""
         self._known, self._desk = known, Desk()
         self._names = {module: path for path, module in model.named_modules()}
         self._had_values = {
@@ -43,12 +43,12 @@ class MetaStart:
         self._sharded: dict[int, tuple[DTensor, nn.Parameter]] = {}  # by the id of what stands for it
         here = ranks.everyone[ranks.slot]
         held = dict.fromkeys(ranks.everyone, 0)  # elements at each rank
-        for index, matrix in sorted(enumerate(matrices), key=lambda entry: -entry[1].shape.numel()):
-            if matrix.parameter.is_meta:
+        for index, leaf in sorted(enumerate(leaves), key=lambda entry: -entry[1].shape.numel()):
+            if leaf.parameter.is_meta:
                 holder = min(held, key=held.__getitem__)
-                held[holder] += matrix.shape.numel()
-                self.values[index] = AtHolder(matrix.name, matrix.parameter, holder, here)
-                for place in matrix.places:
+                held[holder] += leaf.shape.numel()
+                self.values[index] = AtHolder(leaf.name, leaf.parameter, holder, here)
+                for place in leaf.places:
                     self._places.setdefault(place.module, []).append((index, place))
         for module in known:
             # `to_empty`, `to` and their like all go through it, of this module or of one around it.
@@ -80,7 +80,7 @@ class MetaStart:
         for index, place in self._places.get(module, ()):
             device = place.sentinel().device
             if device.type != "meta" and not place.is_replaced():
-                place.show_provisional(self._matrix(index, device))
+                place.show_provisional(self._provisional(index, device))
         self._show_sharded(module)
         restore_order(module, self._known[module])
 
@@ -116,7 +116,7 @@ class MetaStart:
         return self._sharded[id(groups)][0] if id(groups) in self._sharded else groups
 
     def taken(self, index: int) -> torch.Tensor | None:
-        """The values of a matrix, which are forgotten here; None where another rank keeps them."""
+        """The values of a leaf, which are forgotten here; None where another rank keeps them."""
         self._shown.pop(index, None)
         values = self.values[index]
         base, values.base = values.base, values.base.to("meta")
@@ -129,17 +129,17 @@ class MetaStart:
         return [values.fact() for values in shown]
 
     def is_trainable(self, index: int) -> bool:
-        """Whether a matrix has not been frozen since it is shown."""
+        """Whether a leaf has not been frozen since it is shown."""
         return index not in self._shown or self._shown[index].requires_grad
 
     def end(self) -> None:
-        """Muon has put placeholders where the matrices were shown."""
+        """Muon has put placeholders where the leaves were shown."""
         for module in self._known:
             module.__dict__.pop("_apply", None)
         self._places.clear()
         self._sharded.clear()
 
-    def _matrix(self, index: int, device: torch.device) -> nn.Parameter:
+    def _provisional(self, index: int, device: torch.device) -> nn.Parameter:
         shown = self._shown.get(index)
         if shown is None or shown.device != device:
             self.values[index].move(device)

@@ -1,4 +1,4 @@
-"""A place of a matrix in a model: what stands there, and how that may change."""
+"""A place of a leaf in a model: what stands there, and how that may change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.distributed.fsdp._common_utils import clean_tensor_name
 
 from dmuon._setup.placeholder import TakenOutTensor
 
-# A buffer that stands in a module for a matrix taken out of it, and is cast and moved with the module.
+# A buffer that stands in a module for a leaf taken out of it, and is cast and moved with the module.
 _SENTINEL = "_dmuon_sentinel_"
 
 
@@ -53,7 +53,7 @@ _LEGAL = {
 
 @dataclasses.dataclass(eq=False)
 class Place:
-    """An attribute of a module that holds a matrix; a tied matrix has several.
+    """An attribute of a module that holds a leaf; a tied leaf has several.
 
     No other code changes what the module holds there. A transition that is not in `_LEGAL` is a bug of dmuon and
     raises RuntimeError; then nothing has changed.
@@ -169,7 +169,7 @@ def clean_name(path: str) -> str:
 
 
 def holds_sentinel(module: nn.Module) -> bool:
-    """Whether a matrix of the module itself is taken out."""
+    """Whether a leaf of the module itself is taken out."""
     return any(name.startswith(_SENTINEL) for name in module._buffers)
 
 

@@ -57,7 +57,7 @@ class OwnedTensor(torch.Tensor):
 
     Metadata, `detach` and a copy onto itself work, and of a gradient what OwnedGradient has, by `zero_`, the 2-norm,
     `mul_` and `div_` with a number, and torch.amp.GradScaler's unscaling. Everything else raises ValueError and names
-    the way out, so that no clipping, averaging, initialising or saving passes over a matrix in silence.
+    the way out, so that no clipping, averaging, initialising or saving passes over a leaf in silence.
     """
 
     _name: str
@@ -142,7 +142,7 @@ class OwnedTensor(torch.Tensor):
 
 
 class TakenOutTensor(OwnedTensor):
-    """What an attribute gives in the place of a matrix between dedicate_params and Muon: its shape and dtype alone."""
+    """What an attribute gives in the place of a leaf between dedicate_params and Muon: its shape and dtype alone."""
 
     is_cuda = False  # recurrent layers that are moved would bring it into cuDNN's order
 
@@ -261,7 +261,7 @@ _OF_GRADIENTS: dict[Any, Callable[..., Any]] = {
 
 
 def is_same(value: Any, other: Any) -> bool:
-    """Whether both are placeholders of one matrix of one model."""
+    """Whether both are placeholders of one leaf of one model."""
     both = isinstance(value, OwnedTensor) and isinstance(other, OwnedTensor)
     return both and value._identity is other._identity
 

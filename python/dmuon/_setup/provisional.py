@@ -67,7 +67,7 @@ class ProvisionalTensor(torch.Tensor):
     """A parameter that is initialised as in one process, on all ranks alike, and kept by one of them or in shards.
 
     What overwrites it puts it on the desk: there it is whole on every rank, and everything works. Once another one
-    lies there, what is kept in shards is brought back by any use. Of a matrix, an in-place operation then runs at its
+    lies there, what is kept in shards is brought back by any use. Of a leaf, an in-place operation then runs at its
     holder alone; a random one draws its numbers on every rank, so that random states advance alike; everything else
     needs values that are elsewhere, and raises ValueError. Views are views of the same values; `empty_like`,
     `randn_like` and their like give plain whole tensors.

@@ -8,7 +8,7 @@ from typing import NoReturn
 import torch.nn as nn
 
 from dmuon._setup.expert_parallel import note_columns
-from dmuon._setup.matrix import Matrix, find_parameters
+from dmuon._setup.leaf import Leaf, find_parameters
 from dmuon._setup.place import holds_sentinel
 from dmuon._setup.placeholder import OwnedTensor
 from dmuon._setup.routing_table import Route, RoutingTable
@@ -21,10 +21,10 @@ Select = Callable[[str, nn.Module, nn.Parameter], bool | View | Sequence[View] |
 
 # What dedicate_params keeps of a model, in the model's own __dict__ so that both are freed together.
 DEDICATION = "_dmuon_dedication"
-_DEDICATES = "dedicate_params"  # the function that takes the matrices; the others only look at them
+_DEDICATES = "dedicate_params"  # the function that takes leaves; the others only look at them
 
 
-def _check_model(parameters: list[Matrix], model: nn.Module, function: str) -> None:
+def _check_model(parameters: list[Leaf], model: nn.Module, function: str) -> None:
     once = "one call a model" if function == _DEDICATES else "the model as it is before dedicate_params"
     dedicated = f"is dedicated already. Expected: {once}."
 
@@ -42,7 +42,7 @@ def _check_model(parameters: list[Matrix], model: nn.Module, function: str) -> N
             refuse(entry.name, "has no shape yet (its module is lazy). Run one forward pass first.")
 
 
-def _check_hooks(entry: Matrix) -> None:
+def _check_hooks(entry: Leaf) -> None:
     parameter = entry.parameter
     if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
         raise ValueError(
@@ -51,7 +51,7 @@ def _check_hooks(entry: Matrix) -> None:
         )
 
 
-def _ask(select: Select, entry: Matrix) -> tuple[tuple[View, ...], str] | None:
+def _ask(select: Select, entry: Leaf) -> tuple[tuple[View, ...], str] | None:
     """The user's choice; None: by the rule."""
     try:
         answer = select(entry.name, entry.places[0].module, entry.parameter)
@@ -82,8 +82,8 @@ def _ask(select: Select, entry: Matrix) -> tuple[tuple[View, ...], str] | None:
     return views, "selected by select()"
 
 
-def route(model: nn.Module, select: Select | None, function: str = _DEDICATES) -> tuple[list[Matrix], RoutingTable]:
-    """The matrices to dedicate, in module order, and the table of all parameters.
+def route(model: nn.Module, select: Select | None, function: str = _DEDICATES) -> tuple[list[Leaf], RoutingTable]:
+    """The leaves to dedicate, in module order, and the table of all parameters.
 
     Args:
         model: not dedicated yet.
@@ -96,7 +96,7 @@ def route(model: nn.Module, select: Select | None, function: str = _DEDICATES) -
     parameters = find_parameters(model)
     _check_model(parameters, model, function)
     rules, managed = Rules(model, function), managed_by_fsdp(model)
-    matrices: list[Matrix] = []
+    leaves: list[Leaf] = []
     rows: list[Route] = []
     for entry in parameters:
         choice = _ask(select, entry) if select else None
@@ -109,8 +109,8 @@ def route(model: nn.Module, select: Select | None, function: str = _DEDICATES) -
         if entry.views:
             if function == _DEDICATES:
                 _check_hooks(entry)
-            matrices.append(entry)
+            leaves.append(entry)
         algorithm = "muon" if entry.views else "adamw" if entry.parameter.requires_grad else "frozen"
         row = Route(entry.name, tuple(entry.shape), algorithm, why, views=entry.views, unknown=unknown, misfit=misfit)
         rows.append(row)
-    return matrices, RoutingTable(rows)
+    return leaves, RoutingTable(rows)

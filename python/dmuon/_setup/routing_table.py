@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from dmuon._setup.matrix import described
+from dmuon._setup.leaf import described
 from dmuon.views import View
 
 _LARGE = 0.05  # of all trainable weights

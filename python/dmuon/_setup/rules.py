@@ -11,7 +11,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from dmuon import views
 from dmuon._setup.heads import find_heads
-from dmuon._setup.matrix import Matrix
+from dmuon._setup.leaf import Leaf
 from dmuon._setup.place import Place, clean_name
 from dmuon.views import View
 
@@ -47,7 +47,7 @@ class Rules:
         self._embeddings = {id(weight): weight for weight in weights if weight is not None}
         self._heads = find_heads(model, self._embeddings.values())
 
-    def decide(self, entry: Matrix) -> tuple[tuple[View, ...], str, str | None]:
+    def decide(self, entry: Leaf) -> tuple[tuple[View, ...], str, str | None]:
         """What Muon orthogonalises of a fit parameter, why, and the class of its module if no rule knows that."""
         parameter, place = entry.parameter, entry.places[0]
         if parameter.ndim < 2:
@@ -69,7 +69,7 @@ class Rules:
         dimensions = f" ({parameter.ndim}-D)" if parameter.ndim > 2 else ""
         return (), f"no rule for {unknown.__name__}{dimensions}", _qualified(unknown)
 
-    def _no_matrix(self, entry: Matrix) -> str | None:
+    def _no_matrix(self, entry: Leaf) -> str | None:
         """Why a parameter is AdamW's, whatever holds it."""
         if id(entry.parameter) in self._embeddings:
             return "embedding" if len(entry.places) == 1 else "tied to an embedding"
@@ -77,7 +77,7 @@ class Rules:
             return "a weight is computed from it"
         return self._heads.get(id(entry.parameter))
 
-    def _views(self, entry: Matrix, place: Place) -> tuple[tuple[View, ...], str] | None:
+    def _views(self, entry: Leaf, place: Place) -> tuple[tuple[View, ...], str] | None:
         """What the class of the module says of the parameter there; None: nothing."""
         parameter, attribute = entry.parameter, place.attribute
         for cls in type(place.module).__mro__:

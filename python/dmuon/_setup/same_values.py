@@ -23,21 +23,21 @@ _NOT_HERE = torch.iinfo(torch.int64).min
 
 
 def checksums(model: nn.Module, dedication: Dedication) -> Checksums:
-    """Of all that every rank has whole: matrices, and what no fully_shard manages, frozen too. Sends nothing.
+    """Of all that every rank has whole: leaves, and what no fully_shard manages, frozen too. Sends nothing.
 
     Of a model that was built on the meta device what was done to each parameter is compared (`MetaStart.facts`), and
     what nobody has initialised yet differs between ranks.
     """
     if dedication.ranks.size == 1 or dedication.across_ranks.sync_from_rank0:
         return {}
-    found = {matrix.name: matrix.parameter for matrix in dedication.matrices if not matrix.parameter.is_meta}
+    found = {leaf.name: leaf.parameter for leaf in dedication.leaves if not leaf.parameter.is_meta}
     if dedication.meta_start is None:
         found |= {clean_name(name): p for name, p in model.named_parameters()}
     sums: Checksums = {name: checksum(p) for name, p in found.items() if not isinstance(p, DTensor)}
     shard = dedication.ranks.shard
-    for matrix in dedication.matrices if dedication.ranks.num_replicates > 1 else ():
-        for column in range(matrix.num_columns) if matrix.num_columns > 1 else ():
-            sums[f"{matrix.name} of column {column}"] = checksum(matrix.local()) if column == shard else None
+    for leaf in dedication.leaves if dedication.ranks.num_replicates > 1 else ():
+        for column in range(leaf.num_columns) if leaf.num_columns > 1 else ():
+            sums[f"{leaf.name} of column {column}"] = checksum(leaf.local()) if column == shard else None
     return sums
 
 

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from dmuon._setup.expert_parallel import Managed, check_columns
-from dmuon._setup.matrix import Matrix
+from dmuon._setup.leaf import Leaf
 from dmuon._setup.ranks import Ranks, rows_of
 
 
@@ -30,34 +30,34 @@ def mesh_and_policy_of(model: nn.Module) -> tuple[DeviceMesh | None, MixedPrecis
     return next(meshes, None), found[0][0] if found else None
 
 
-def check_sharded(matrices: Sequence[Matrix], model: nn.Module, ranks: Ranks) -> None:
-    """Raises ValueError where a matrix cannot leave its `fully_shard`."""
-    sharded = [matrix for matrix in matrices if isinstance(matrix.parameter, DTensor)]
+def check_sharded(leaves: Sequence[Leaf], model: nn.Module, ranks: Ranks) -> None:
+    """Raises ValueError where a leaf cannot leave its `fully_shard`."""
+    sharded = [leaf for leaf in leaves if isinstance(leaf.parameter, DTensor)]
     if sharded and any(getattr(state, "_is_root", None) is not None for state in _states(model)):
         raise ValueError(
             "dedicate_params: model: a forward has run under fully_shard. Expected: dedicate_params before the first."
         )
     managed = managed_by_fsdp(model)
-    for matrix in sharded:
-        parameter: Any = matrix.parameter
-        if matrix.num_columns > 1:
-            check_columns(matrix, ranks)
+    for leaf in sharded:
+        parameter: Any = leaf.parameter
+        if leaf.num_columns > 1:
+            check_columns(leaf, ranks)
             continue
         rows, placements = rows_of(parameter.device_mesh.mesh), list(parameter.placements)
         expected = [Replicate()] * (len(placements) - 1) + [Shard(0)]
         if rows != ranks.mesh_rows or placements != expected:
             raise ValueError(
-                f"dedicate_params: model: '{matrix.name}' is sharded by {placements} over ranks {rows}. Expected: "
+                f"dedicate_params: model: '{leaf.name}' is sharded by {placements} over ranks {rows}. Expected: "
                 f"{expected} over {ranks.mesh_rows}, by fully_shard on the same mesh."
             )
-        if all((place.module, place.attribute) not in managed for place in matrix.places):
+        if all((place.module, place.attribute) not in managed for place in leaf.places):
             raise ValueError(
-                f"dedicate_params: model: '{matrix.name}' is a DTensor that no fully_shard of this model manages. "
+                f"dedicate_params: model: '{leaf.name}' is a DTensor that no fully_shard of this model manages. "
                 "Tensor parallelism is not supported yet; expected plain parameters, or those of fully_shard."
             )
         if not parameter.is_meta and parameter.device.type != ranks.device_type:
             raise ValueError(
-                f"dedicate_params: model: '{matrix.name}' is on {parameter.device}, and its mesh on "
+                f"dedicate_params: model: '{leaf.name}' is on {parameter.device}, and its mesh on "
                 f"{ranks.device_type}. Expected: fully_shard without an offload policy."
             )
 
@@ -67,12 +67,12 @@ def managed_by_fsdp(model: nn.Module) -> Managed:
     return {key for state in _states(model) for group in param_groups(state) for key in map(_key, group.fsdp_params)}
 
 
-def release(matrices: Sequence[Matrix], model: nn.Module) -> None:
-    """Takes matrices, which `check_sharded` has seen, out of the groups in which `fully_shard` manages parameters.
+def release(leaves: Sequence[Leaf], model: nn.Module) -> None:
+    """Takes leaves, which `check_sharded` has seen, out of the groups in which `fully_shard` manages parameters.
 
-    It is left as if it had never seen them. A matrix keeps its DTensor, for owners to take.
+    It is left as if it had never seen them. A leaf keeps its DTensor, for owners to take.
     """
-    taken = {(place.module, place.attribute) for matrix in matrices for place in matrix.places}
+    taken = {(place.module, place.attribute) for leaf in leaves for place in leaf.places}
     for state in _states(model):
         for group in param_groups(state):
             group.fsdp_params = [parameter for parameter in group.fsdp_params if _key(parameter) not in taken]

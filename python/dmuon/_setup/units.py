@@ -1,4 +1,4 @@
-"""Which module's hooks move a matrix."""
+"""Which module's hooks move a leaf."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from dmuon._setup.place import clean_name
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """A module whose hooks move `matrices` (indices in module order, ascending) together; there may be none."""
+    """A module whose hooks move `leaves` (indices in module order, ascending) together; there may be none."""
 
     name: str  # in the model without wrappers
     module: nn.Module
-    matrices: tuple[int, ...]
+    leaves: tuple[int, ...]
     host: bool = False  # fully_shard manages parameters in it, so that no rank may skip it by itself
 
 
@@ -56,18 +56,18 @@ def _with_forward(root: nn.Module, path: str) -> str:
 
 
 def find_units(root: nn.Module, module_paths: list[list[str]]) -> list[Unit]:
-    """Groups matrices into units, in module order.
+    """Groups leaves into units, in module order.
 
     Args:
         root: the model.
-        module_paths: for each matrix a path of every module that holds it. A matrix tied across units, or in a module
+        module_paths: for each leaf a path of every module that holds it. A leaf tied across units, or in a module
             that several units share, belongs to their lowest common ancestor.
     """
     aliases: dict[nn.Module, list[str]] = {}
     for path, module in root.named_modules(remove_duplicate=False):
         aliases.setdefault(module, []).append(path)
     members: dict[str, list[int]] = {}
-    for matrix, paths in enumerate(module_paths):
+    for leaf, paths in enumerate(module_paths):
         everywhere = [alias for path in paths for alias in aliases[root.get_submodule(path)]]
         found = [_path_to_unit(root, path) for path in everywhere]
         # A unit that is used in several places is one.
@@ -75,10 +75,10 @@ def find_units(root: nn.Module, module_paths: list[list[str]]) -> list[Unit]:
         levels = zip(*(path.split(".") for path in units.values()), strict=False)
         common = itertools.takewhile(lambda names: len(set(names)) == 1, levels)
         path = _with_forward(root, ".".join(names[0] for names in common))
-        members.setdefault(path, []).append(matrix)
+        members.setdefault(path, []).append(leaf)
     order = {name: place for place, (name, _) in enumerate(root.named_modules(remove_duplicate=False))}
     host = _host_paths(root)
-    # Those without matrices come last: plans know the others by their places.
+    # Those without leaves come last: plans know the others by their places.
     paths = [*sorted(members, key=order.__getitem__), *sorted(host - members.keys(), key=order.__getitem__)]
     return [
         Unit(clean_name(path), root.get_submodule(path), tuple(members.get(path, ())), path in host) for path in paths

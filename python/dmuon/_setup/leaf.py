@@ -1,4 +1,4 @@
-"""A parameter with its places, and whether it can be Muon's at all."""
+"""A leaf with its places, and whether it can be Muon's at all."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ MATRIX_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclasses.dataclass
-class Matrix:
-    """A parameter: every place that holds it, and its values until owners take them."""
+class Leaf:
+    """A leaf of the model: every place that holds it, and its values until owners take them.
+
+    Routing looks at every parameter of PyTorch's as one, and takes those of which it has views.
+    """
 
     name: str
     places: list[Place]  # several where it is tied
@@ -55,7 +58,7 @@ class Matrix:
         """The views that `answer` is, which `asked` wants; neighbours that are alike as one.
 
         Raises:
-            ValueError: it is none, or they are not all of this parameter.
+            ValueError: it is none, or they are not all of this leaf.
         """
         shape = tuple(self.shape)
         views = tuple(answer) if isinstance(answer, tuple | list) else (answer,)
@@ -74,18 +77,18 @@ class Matrix:
 
 
 def described(views: tuple[View, ...], shape: tuple[int, ...]) -> str:
-    """The views in words, nothing where they are one matrix as it is: equal words of a parameter are equal views."""
+    """The views in words, nothing where they are one matrix as it is: equal words of a leaf are equal views."""
     words = ", ".join(map(str, views))
     return "" if words == " x ".join(map(str, shape)) else words
 
 
-def find_parameters(model: nn.Module) -> list[Matrix]:
+def find_parameters(model: nn.Module) -> list[Leaf]:
     """Every parameter once, in the order of named_parameters(), with all its aliases."""
-    found: dict[int, Matrix] = {}
+    found: dict[int, Leaf] = {}
     for path, module in model.named_modules():
         for attribute, parameter in module._parameters.items():
             if parameter is None:
                 continue
             place = Place(path, module, attribute)
-            found.setdefault(id(parameter), Matrix(place.name, [], parameter)).places.append(place)
+            found.setdefault(id(parameter), Leaf(place.name, [], parameter)).places.append(place)
     return list(found.values())
