@@ -304,7 +304,7 @@ def test_saved_plans_are_compared(succeeds, complains, small, file, tmp_path):
     complains("schema_version", "compare", first, tmp_path / "costs.json")
     broken = file("broken.json", "{")
     for arguments in ((first, broken), (broken, first)):
-        assert str(broken) in complains("expected JSON", "compare", *arguments)
+        assert str(broken) in complains("expected JSON; parse error at line 1", "compare", *arguments)
 
 
 def test_plans_of_two_meshes_are_compared_but_not_their_owners(succeeds, small, tmp_path):

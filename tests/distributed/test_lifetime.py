@@ -10,6 +10,7 @@ import weakref
 
 import pytest
 import torch
+from dmuon._inspecting.verify import _relative
 from dmuon._planning import costs
 from models import batch, loss_of, make_gpt
 
@@ -34,14 +35,22 @@ def test_a_model_and_its_optimizer_are_freed():
     assert [ref() for ref in alive] == [None, None, None]
 
 
-def test_verify_reports_nan_as_infinitely_wrong():
+@pytest.mark.parametrize(("tensor", "words"), [("master", "weights"), ("momentum_buffer", "momentum")])
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_verify_says_that_a_model_is_broken_already(tensor, words, value):
     model, optimizer = trained()
-    assert dmuon.verify(model, optimizer).update < 1e-4
-    name = dmuon.verify(model, optimizer).update_of
-    parameter = dict(model.named_parameters())["blocks.0.out.weight"]
-    optimizer.state[parameter]["momentum_buffer"].fill_(math.nan)
-    found = dmuon.verify(model, optimizer)
-    assert math.isinf(found.update) and found.update_of == "blocks.0.out.weight", name
+    index = [leaf.name for leaf in optimizer._runtime.leaves].index("blocks.0.out.weight")
+    for *_, part in optimizer._runtime.engine.owned_parts(index, tensor):
+        part[-1, -1] = value
+    expected = f"verify: model: expected finite {words}, got a NaN or an infinity in 'blocks.0.out.weight'"
+    with pytest.raises(ValueError, match=expected):
+        dmuon.verify(model, optimizer)
+
+
+def test_a_result_that_is_no_number_is_infinitely_wrong():
+    found, expected = torch.tensor([1.0, math.nan]), torch.ones(2)
+    assert _relative([(found, expected)]) == math.inf
+    assert _relative([(expected, expected)]) == 0
 
 
 def test_verify_ends_in_a_verdict():

@@ -180,5 +180,5 @@ def error_of_plan(mesh: Any, given: dict[str, Any]) -> str:
 @pytest.mark.parametrize("options", [{"mesh": (1, 2)}, {"strategy": "lpt", "costs": "costs.json"}], ids=str)
 def test_a_model_with_muon_has_its_plan_and_no_other(ranks, options):
     for message in ranks.run(error_of_plan, (2, 2), given=options):
-        assert message.startswith(f"plan: {', '.join(options)}: expected only for a model without dmuon.Muon")
+        assert message.startswith(f"plan: {', '.join(options)}: expected none for a model that dmuon.Muon has planned")
         assert all(repr(value) in message for value in options.values())

@@ -44,6 +44,12 @@ def deepcopy(mesh: Any) -> None:
     copy.deepcopy(ready(mesh, fsdp=False)[0])
 
 
+@refused("numpy on 'blocks.0.up.weight'", "full_params", how="numpy")
+@refused("tolist on 'blocks.0.up.weight'", "full_params", how="tolist")
+def taken_to_python(mesh: Any, how: str) -> None:
+    getattr(ready(mesh, fsdp=False)[0].blocks[0].up.weight.detach(), how)()
+
+
 @refused("pickling on 'blocks.0.up.weight'", "full_params")
 def pickled(mesh: Any) -> None:
     pickle.dumps(ready(mesh, fsdp=False)[0].blocks[0].up.weight)

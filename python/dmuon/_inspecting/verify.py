@@ -134,7 +134,8 @@ def verify(model: nn.Module, opt: Muon) -> Verification:
     hundredths (a tenth for a very thin matrix). Memory: a unit's weights or gradients, and a few times a matrix.
 
     Raises:
-        ValueError: the optimizer is not this model's, or gradients wait for a step.
+        ValueError: the optimizer is not this model's, gradients wait for a step, or weights or momentum are not
+            finite.
     """
     runtime = runtime_of(model, "verify")
     runtime.engine.meet("verify")
@@ -148,6 +149,7 @@ def verify(model: nn.Module, opt: Muon) -> Verification:
                 f"verify: model: expected no gradients that wait for a step, got {len(waiting)} matrices with some. "
                 "Call it before backward, or after step() and zero_grad()."
             )
+        _require_finite(runtime)
     with torch.no_grad():
         publication = _worst(runtime, _publication_differences(runtime))
         routing = _worst(runtime, _routing_differences(runtime))
@@ -165,6 +167,14 @@ def verify(model: nn.Module, opt: Muon) -> Verification:
         routing_tolerance=max((8 * torch.finfo(dtype).eps for dtype in reduced), default=0.0),
         update_tolerance=max((_UPDATE_TOLERANCE[dtype] for dtype in iterated), default=0.0),
     )
+
+
+def _require_finite(runtime: Runtime) -> None:
+    for index, leaf in enumerate(runtime.leaves):
+        for name in ("master", "momentum_buffer"):
+            if not all(part.isfinite().all() for *_, part in runtime.engine.owned_parts(index, name)):
+                what = "weights" if name == "master" else "momentum"
+                raise ValueError(f"verify: model: expected finite {what}, got a NaN or an infinity in '{leaf.name}'")
 
 
 def _worst(runtime: Runtime, differences: dict[int, float]) -> tuple[float, str]:

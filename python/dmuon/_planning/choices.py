@@ -16,7 +16,7 @@ from dmuon._setup.ranks import Ranks
 
 logger = logging.getLogger("dmuon")
 
-VERSION = 5  # of what is kept
+VERSION = 6  # of what is kept
 
 Shape = tuple[int, int, int]  # matrices, rows, cols
 
@@ -34,6 +34,8 @@ class Setting(NamedTuple):
             "device": device_name(self.device),
             "dmuon": _plan.__version__,
             "torch": torch.__version__,
+            # Machines of one name may differ in their instructions.
+            "backends": sorted({one.backend for one in self.candidates(1, 1)}),
             "ns_dtype": str(self.ns_dtype).removeprefix("torch."),
             "ns_coefficients": self.coefficients,
             "threads": torch.get_num_threads() if self.device.type == "cpu" else 0,

@@ -60,8 +60,8 @@ def plan(
             raise ValueError("plan: model: expected dmuon.Muon(model) first")
         if given := _changed(plan, mesh=mesh, device=device, strategy=strategy, costs=costs, select=select):
             raise ValueError(
-                f"plan: {', '.join(given)}: expected only for a model without dmuon.Muon, got {given} for one whose "
-                "plan is made"
+                f"plan: {', '.join(given)}: expected none for a model that dmuon.Muon has planned, whose plan this "
+                f"returns; got {', '.join(f'{name}={value!r}' for name, value in given.items())}"
             )
         return made
     if not isinstance(mesh, tuple | list) or len(mesh) != 2 or not all(type(n) is int and 0 < n < 2**31 for n in mesh):

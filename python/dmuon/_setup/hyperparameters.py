@@ -99,6 +99,8 @@ def resolved_coefficients(
             rows: Any = list(given)
             if rows and not isinstance(rows[0], Sequence):
                 rows = [rows]
+            if any(len(row) != 3 for row in rows):
+                raise ValueError("a row has another number of them")
             given = [(float(a), float(b), float(c)) for a, b, c in rows]
         return _C.resolve_coefficients(given, steps)
     except (TypeError, ValueError) as error:
@@ -118,6 +120,8 @@ def _number(argument: str, value: Any, most: float = math.inf) -> None:
         raise ValueError(f"{argument}: expected a number, got {shown(value)}") from None
     if not 0 <= number < most:
         raise ValueError(f"{argument}: expected a number in [0, {most:g}), got {number:g}")
+    if number > torch.finfo(torch.float32).max:
+        raise ValueError(f"{argument}: expected a number that fp32 can hold, got {number:g}")
 
 
 def check_group(group: dict[str, Any], where: str = "") -> None:

@@ -137,6 +137,8 @@ class OwnedTensor(torch.Tensor):
     share_memory_ = _refusing("share_memory_")
     untyped_storage = _refusing("untyped_storage")
     data_ptr = _refusing("data_ptr")
+    numpy = _refusing("numpy")
+    tolist = _refusing("tolist")
     __deepcopy__ = _refusing("copy.deepcopy")
     __reduce_ex__ = _refusing("pickling")
 

@@ -96,7 +96,10 @@ nlohmann::json parse_json(std::string_view text, std::string_view what) {
   try {
     return nlohmann::json::parse(text);
   } catch (const nlohmann::json::exception& error) {
-    throw core::InvalidArgument(core::message(what, ": expected JSON; ", in_ascii(error.what())));
+    const std::string_view all =
+        error.what();  // "[json.exception.parse_error.101] parse error at ..."
+    throw core::InvalidArgument(
+        core::message(what, ": expected JSON; ", in_ascii(all.substr(all.find("] ") + 2))));
   }
 }
 
