@@ -61,7 +61,7 @@ def plan(
         if given := _changed(plan, mesh=mesh, device=device, strategy=strategy, costs=costs, select=select):
             raise ValueError(
                 f"plan: {', '.join(given)}: expected none for a model that dmuon.Muon has planned, whose plan this "
-                f"returns; got {', '.join(f'{name}={value!r}' for name, value in given.items())}"
+                f"returns; got {_as_arguments(given)}"
             )
         return made
     if not isinstance(mesh, tuple | list) or len(mesh) != 2 or not all(type(n) is int and 0 < n < 2**31 for n in mesh):
@@ -187,13 +187,17 @@ def _changed(function: Callable[..., Any], **values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value != parameters[name].default}
 
 
+def _as_arguments(given: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in given.items())
+
+
 def _require_alone(planning: Planning) -> None:
     """A loaded plan leaves nothing to decide: options of deciding would be without effect."""
     values = {name: getattr(planning, name) for name in ("strategy", "costs", "layout_slack")}
     if given := _changed(dedicate_params, **values):
         raise ValueError(
             f"dedicate_params: plan: expected no {' or '.join(given)} beside the file of a plan, which has its own; "
-            f"got plan={planning.plan!r} and {', '.join(f'{name}={value!r}' for name, value in given.items())}"
+            f"got plan={planning.plan!r} and {_as_arguments(given)}"
         )
 
 

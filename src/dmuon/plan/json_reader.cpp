@@ -96,8 +96,8 @@ nlohmann::json parse_json(std::string_view text, std::string_view what) {
   try {
     return nlohmann::json::parse(text);
   } catch (const nlohmann::json::exception& error) {
-    const std::string_view all =
-        error.what();  // "[json.exception.parse_error.101] parse error at ..."
+    // "[json.exception.parse_error.101] parse error at ..."
+    const std::string_view all = error.what();
     throw core::InvalidArgument(
         core::message(what, ": expected JSON; ", in_ascii(all.substr(all.find("] ") + 2))));
   }
