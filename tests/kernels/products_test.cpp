@@ -9,11 +9,11 @@
 #include <limits>
 #include <random>
 #include <string>
-#include <thread>
 #include <tuple>
 #include <vector>
 
 #include "dmuon/core/error.h"
+#include "tests/kernels/workers.h"
 
 namespace dmuon::kernels {
 namespace {
@@ -111,16 +111,6 @@ void mirror(std::vector<Entry>& square, std::int64_t m) {
       square[static_cast<std::size_t>(j * m + i)] = square[static_cast<std::size_t>(i * m + j)];
 }
 
-const Workers serially{1, [](std::int64_t count, const OnRange& on_range) { on_range(0, count); }};
-
-// A thread for each piece, which begin in reverse.
-const Workers on_threads{7, [](std::int64_t count, const OnRange& on_range) {
-                           std::vector<std::thread> threads;
-                           for (std::int64_t i = count; i-- > 0;)
-                             threads.emplace_back(on_range, i, i + 1);
-                           for (std::thread& thread : threads) thread.join();
-                         }};
-
 // Sizes of nothing, below, at and above those of tiles, units and words; operands either way round,
 // which begin at no multiple of a word; an output with room between its rows, which stays as it is.
 TYPED_TEST(ProductsTest, AgreesWithFp64WhateverTheSizesAndStrides) {
@@ -178,6 +168,40 @@ TYPED_TEST(ProductsTest, AddsToFp32WhatItKeeps) {
         }
       }
     }
+  }
+}
+
+// Of the addend's rows, and of its columns; stored, and added to fp32.
+TYPED_TEST(ProductsTest, ScalesTheAddend) {
+  using Entry = typename TypeParam::Entry;
+  constexpr std::int64_t kRows = 131;
+  constexpr std::int64_t kCols = 100;
+  const std::vector<Entry> a = this->random(kRows);
+  const std::vector<Entry> b = this->random(kCols);
+  const std::vector<Entry> c = this->random(kRows * kCols);
+  std::vector<float> factors;
+  for (std::int64_t i = 0; i < kRows; ++i) factors.push_back(static_cast<float>(i - 50));
+  for (const bool of_rows : {false, true}) {
+    std::vector<Entry> out(kRows * kCols);
+    Product product{
+        kRows, kCols,      1,     2,    {a.data(), 1, 1}, {b.data(), kCols, 1}, 0.5, c.data(),
+        kCols, out.data(), kCols, false};
+    std::vector<double> exact = this->exact(product);
+    for (std::int64_t i = 0; i < kRows * kCols; ++i) {
+      const float factor = factors[static_cast<std::size_t>(of_rows ? i / kCols : i % kCols)];
+      exact[static_cast<std::size_t>(i)] +=
+          0.5 * (factor - 1) * TypeParam::wide(c[static_cast<std::size_t>(i)]);
+    }
+    (of_rows ? product.row_factors : product.col_factors) = factors.data();
+    multiply(product, TypeParam::kDtype, on_threads);
+    EXPECT_LE(this->error(product, exact), TypeParam::kTolerance);
+
+    std::vector<float> added(kRows * kCols, 7);
+    product.out = added.data();
+    product.decay = 0.25;
+    multiply(product, TypeParam::kDtype, serially);
+    for (std::size_t i = 0; i < exact.size(); ++i)
+      ASSERT_NEAR(added[i], exact[i] + 1.75, 1e-4) << of_rows << " " << i;
   }
 }
 
@@ -297,6 +321,16 @@ TYPED_TEST(ProductsTest, ANanSpreadsToItsRowAndColumnOnly) {
     for (std::int64_t j = 0; j < kSize; ++j)
       EXPECT_EQ(std::isnan(TypeParam::wide(out[static_cast<std::size_t>(i * kSize + j)])),
                 i == 3 || j == 3);
+}
+
+TYPED_TEST(ProductsTest, ThrowsForWhatExcludesEachOther) {
+  const float factor = 1;
+  Product symmetric{.symmetric = true, .decay = 1};
+  EXPECT_THROW(multiply(symmetric, TypeParam::kDtype, serially), core::InternalError);
+  symmetric = {.symmetric = true, .row_factors = &factor};
+  EXPECT_THROW(multiply(symmetric, TypeParam::kDtype, serially), core::InternalError);
+  const Product both{.row_factors = &factor, .col_factors = &factor};
+  EXPECT_THROW(multiply(both, TypeParam::kDtype, serially), core::InternalError);
 }
 
 TEST(Products, ThrowWhereTheInstructionsAreMissing) {

@@ -69,14 +69,17 @@ std::int64_t right_of(const Product& product, const Unit& unit, std::int64_t top
   return product.symmetric ? std::min(unit.right, (top / kLanes + 1) * kLanes) : unit.right;
 }
 
-template <typename T>
-void compute_unit(const Product& product, const Unit& unit, const Panels& a, const Panels& b) {
+template <typename T, End kEnd>
+void compute_unit(const Product& product, const WideEnd* wide, const Unit& unit, const Panels& a,
+                  const Panels& b) {
   const auto* c = static_cast<const std::byte*>(product.c);
   auto* out = static_cast<std::byte*>(product.out);
   const std::int64_t c_stride = product.c_stride * T::kSize;
-  const std::int64_t out_size = product.decay ? Fp32::kSize : T::kSize;
+  const std::int64_t out_size = kEnd == End::kAdded ? Fp32::kSize : T::kSize;
   const std::int64_t out_stride = product.out_stride * out_size;
-  const auto decay = static_cast<float>(product.decay.value_or(0));
+  const auto from = [](const float* factors, std::int64_t at) {
+    return factors == nullptr ? nullptr : factors + at;
+  };
   thread_local Scratch scratch;
   auto* sums = reinterpret_cast<float*>(scratch.words(kUnitRows * kUnitCols));
   const std::int64_t most = T::kSize == 4 ? kMostFp32Words : kMostWords;
@@ -86,7 +89,7 @@ void compute_unit(const Product& product, const Unit& unit, const Panels& a, con
     for (std::int64_t left = unit.left; left < unit.right; left += kTileCols) {
       const std::int64_t start = product.symmetric ? std::max(unit.top, left) : unit.top;
       for (std::int64_t top = start; top < unit.bottom; top += kTileRows) {
-        compute_tile<T>(
+        compute_tile<T, kEnd>(
             {.a = a.at(top) + word * kLanes,
              .b = b.at(left) + word * kLanes,
              .panel = b.words * kLanes,
@@ -96,11 +99,16 @@ void compute_unit(const Product& product, const Unit& unit, const Panels& a, con
              .sums = sums + (top - unit.top) * kTileCols + (left - unit.left) * kUnitRows,
              .c = c == nullptr ? nullptr : c + top * c_stride + left * T::kSize,
              .c_stride = c_stride,
+             .row_factors = from(product.row_factors, top),
+             .col_factors = from(product.col_factors, left),
              .out = out + top * out_stride + left * out_size,
              .out_stride = out_stride,
              .rows = unit.bottom - top,
              .cols = std::min(left + kTileCols, right_of(product, unit, top)) - left,
-             .decay = product.decay ? &decay : nullptr},
+             .decay = static_cast<float>(product.decay.value_or(0)),
+             .wide = wide,
+             .top = top,
+             .left = left},
             static_cast<float>(product.alpha), static_cast<float>(product.beta));
       }
     }
@@ -112,8 +120,8 @@ void compute_unit(const Product& product, const Unit& unit, const Panels& a, con
       mirror<T>(out, out_stride, product.rows, top, left);
 }
 
-template <typename T>
-void multiply_as(const Product& product, const Workers& workers) {
+template <typename T, End kEnd>
+void multiply_as(const Product& product, const Workers& workers, const WideEnd* wide = nullptr) {
   const auto vectors = [](const void* data, std::int64_t count, std::int64_t stride,
                           std::int64_t step) {
     return Vectors{static_cast<const std::byte*>(data), count, stride * T::kSize, step * T::kSize};
@@ -139,7 +147,7 @@ void multiply_as(const Product& product, const Workers& workers) {
   std::atomic<std::int64_t> next = 0;  // units are unequal
   workers.run(std::min(count, workers.num_threads), [&](std::int64_t, std::int64_t) {
     for (std::int64_t i = next++; i < count; i = next++)
-      compute_unit<T>(product, units[static_cast<std::size_t>(i)], a, b);
+      compute_unit<T, kEnd>(product, wide, units[static_cast<std::size_t>(i)], a, b);
   });
 }
 
@@ -153,15 +161,65 @@ bool multiplies(Dtype dtype) {
   return has_registers && (dtype == Dtype::kFloat || __builtin_cpu_supports("avx512bf16") != 0);
 }
 
+namespace {
+
+template <typename T>
+void multiply_plain(const Product& product, const Workers& workers) {
+  if (product.decay) {
+    avx512::multiply_as<T, avx512::End::kAdded>(product, workers);
+  } else {
+    avx512::multiply_as<T, avx512::End::kStored>(product, workers);
+  }
+}
+
+void multiply_wide(const Product& product, const avx512::WideEnd& wide, const Workers& workers) {
+  core::invariant(multiplies(Dtype::kBFloat16), "multiply: this processor does not multiply bf16");
+  avx512::multiply_as<avx512::Bf16, avx512::End::kWide>(product, workers, &wide);
+}
+
+}  // namespace
+
 void multiply(const Product& product, Dtype dtype, const Workers& workers) {
   core::invariant(multiplies(dtype), "multiply: this processor does not multiply the dtype");
-  core::invariant(!product.symmetric || !product.decay,
-                  "multiply: decay must be unset in a symmetric product");
+  const int num_factors = (product.row_factors != nullptr) + (product.col_factors != nullptr);
+  core::invariant(num_factors <= 1, "multiply: factors of rows and of columns exclude each other");
+  core::invariant(!product.symmetric || (!product.decay && num_factors == 0),
+                  "multiply: decay and factors must be unset in a symmetric product");
   if (dtype == Dtype::kFloat) {
-    avx512::multiply_as<avx512::Fp32>(product, workers);
+    multiply_plain<avx512::Fp32>(product, workers);
   } else {
-    avx512::multiply_as<avx512::Bf16>(product, workers);
+    multiply_plain<avx512::Bf16>(product, workers);
   }
+}
+
+void multiply(const WideGram& product, const Workers& workers) {
+  const auto& [m, inner, alpha, a, out] = product;
+  const Product of_narrow{.rows = m,
+                          .cols = m,
+                          .inner = inner,
+                          .alpha = alpha,
+                          .a = a,
+                          .b = {a.data, a.col_stride, a.row_stride},
+                          .out = out.narrow,
+                          .out_stride = m,
+                          .symmetric = true};
+  multiply_wide(of_narrow, {m, {}, {}, nullptr, out}, workers);
+}
+
+void multiply(const WideProduct& product, const Workers& workers) {
+  const auto& [m, alpha, a, b, beta, c, out] = product;
+  // b read as its transpose, which it equals: a square by itself is packed once.
+  const Product of_narrow{.rows = m,
+                          .cols = m,
+                          .inner = m,
+                          .alpha = alpha,
+                          .a = {a.narrow, m, 1},
+                          .b = {b.narrow, 1, m},
+                          .beta = beta,
+                          .out = out.narrow,
+                          .out_stride = m,
+                          .symmetric = true};
+  multiply_wide(of_narrow, {m, a, b, c, out}, workers);
 }
 
 }  // namespace dmuon::kernels

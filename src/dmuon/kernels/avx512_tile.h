@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "dmuon/kernels/avx512_registers.h"
+#include "dmuon/kernels/products.h"
 
 namespace dmuon::kernels::avx512 {
 
@@ -11,6 +12,23 @@ constexpr std::int64_t kTileRows = 8;
 constexpr std::int64_t kTileVectors = 3;
 constexpr std::int64_t kTileCols = kTileVectors * kLanes;
 constexpr std::int64_t kLineBytes = 64;  // of a cache
+
+/// What the tiles of a WideProduct share: its operands, addend and result. Of a WideGram only
+/// `out` is set.
+struct WideEnd {
+  std::int64_t m;
+  WideSquare a;
+  WideSquare b;
+  const float* c;
+  WideSquare out;
+};
+
+/// What becomes of a tile's sums.
+enum class End {
+  kStored,  ///< in the dtype
+  kAdded,   ///< to fp32: Product::decay
+  kWide,    ///< as a WideSquare
+};
 
 // What of a product a tile is: where it begins, and how far it goes, at most kTileRows rows and
 // kTileCols columns. The sums of earlier words are added from `sums`, [kTileRows][kTileCols], and
@@ -25,14 +43,95 @@ struct Tile {
   float* sums;
   const std::byte* c;
   std::int64_t c_stride;
+  const float* row_factors;  // of the tile's rows, or null
+  const float* col_factors;
   std::byte* out;
   std::int64_t out_stride;
   std::int64_t rows;
   std::int64_t cols;
-  const float* decay;  // Product::decay; null where unset
+  float decay;
+  const WideEnd* wide;  // of End::kWide, with where in it the tile begins
+  std::int64_t top;
+  std::int64_t left;
 };
 
-template <typename T, std::int64_t kVectors, bool kAdds>
+// Of a row of the tile 16 sums, from column `col` on.
+template <typename T, End kEnd>
+DMUON_AVX512_INLINE void store(const Tile& tile, std::int64_t i, std::int64_t col, __mmask16 mask,
+                               __m512 sum, float alpha, float beta) {
+  __m512 value = _mm512_mul_ps(sum, _mm512_set1_ps(alpha));
+  if (beta != 0) {
+    __m512 factor = _mm512_set1_ps(beta);
+    if (tile.row_factors != nullptr) {
+      factor = _mm512_mul_ps(factor, _mm512_set1_ps(tile.row_factors[i]));
+    } else if (tile.col_factors != nullptr) {
+      factor = _mm512_mul_ps(factor, _mm512_maskz_loadu_ps(mask, tile.col_factors + col));
+    }
+    const __m512 addend = T::load(mask, tile.c + i * tile.c_stride + col * T::kSize);
+    value = _mm512_fmadd_ps(addend, factor, value);
+  }
+  std::byte* row = tile.out + i * tile.out_stride;
+  if constexpr (kEnd == End::kAdded) {
+    row += col * Fp32::kSize;
+    value = _mm512_fmadd_ps(Fp32::load(mask, row), _mm512_set1_ps(tile.decay), value);
+    Fp32::store(row, mask, value);
+  } else {
+    T::store(row + col * T::kSize, mask, value);
+  }
+}
+
+// With a = D + A and b = E + B, D and E their diagonals, a b is A B + D b + A E: the sum is A B.
+template <>
+DMUON_AVX512_INLINE void store<Bf16, End::kWide>(const Tile& tile, std::int64_t i, std::int64_t col,
+                                                 __mmask16 mask, __m512 sum, float alpha,
+                                                 float beta) {
+  const auto& [m, a, b, c, out] = *tile.wide;
+  const std::int64_t row = tile.top + i;
+  const std::int64_t left = tile.left + col;
+  const std::int64_t at = row * m + left;
+  const bool has_diagonal = left <= row && row < left + kLanes;
+  const auto diagonal = static_cast<__mmask16>(has_diagonal ? 1 << (row - left) : 0);
+  const auto beside = static_cast<__mmask16>(mask & ~diagonal);
+  if (a.wide != nullptr) {
+    const __m512 of_b = _mm512_maskz_loadu_ps(mask, b.wide + at);
+    sum = _mm512_fmadd_ps(_mm512_set1_ps(a.diagonal[row]), of_b, sum);
+    const __m512 of_a = _mm512_maskz_loadu_ps(beside, a.wide + at);
+    sum = _mm512_fmadd_ps(of_a, _mm512_maskz_loadu_ps(mask, b.diagonal + left), sum);
+  }
+  __m512 value = _mm512_mul_ps(sum, _mm512_set1_ps(alpha));
+  if (beta != 0) {
+    value = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(mask, c + at), _mm512_set1_ps(beta), value);
+  }
+  _mm512_mask_storeu_ps(out.wide + at, mask, value);
+  if (has_diagonal) _mm512_mask_compressstoreu_ps(out.diagonal + row, diagonal & mask, value);
+  Bf16::store(static_cast<std::byte*>(out.narrow) + at * Bf16::kSize, mask,
+              _mm512_maskz_mov_ps(beside, value));
+}
+
+DMUON_AVX512_INLINE void prefetch(const void* first, std::int64_t stride, const Tile& tile) {
+  for (std::int64_t i = 0; i < tile.rows && i < kTileRows; ++i) {
+    for (std::int64_t at = 0; at < tile.cols * Fp32::kSize; at += kLineBytes)
+      _mm_prefetch(static_cast<const char*>(first) + i * stride + at, _MM_HINT_T0);
+  }
+}
+
+// What is added to sums in fp32 comes from memory, in pieces too short for the processor to
+// foresee.
+template <End kEnd>
+DMUON_AVX512_INLINE void prefetch_addends(const Tile& tile) {
+  if constexpr (kEnd == End::kAdded) prefetch(tile.out, tile.out_stride, tile);
+  if constexpr (kEnd == End::kWide) {
+    const auto& [m, a, b, c, out] = *tile.wide;
+    const std::int64_t at = tile.top * m + tile.left;
+    const std::int64_t stride = m * Fp32::kSize;
+    prefetch(out.wide + at, stride, tile);
+    if (a.wide != nullptr) prefetch(a.wide + at, stride, tile);
+    if (b.wide != a.wide) prefetch(b.wide + at, stride, tile);
+    if (c != nullptr && c != a.wide && c != b.wide) prefetch(c + at, stride, tile);
+  }
+}
+
+template <typename T, std::int64_t kVectors, End kEnd>
 DMUON_AVX512 void compute_tile(const Tile& tile, float alpha, float beta) {
   __m512 sum[kTileRows][kVectors];
 #pragma GCC unroll 8
@@ -42,14 +141,7 @@ DMUON_AVX512 void compute_tile(const Tile& tile, float alpha, float beta) {
       sum[i][v] = _mm512_setzero_ps();
     }
   }
-  // What it is added to comes from memory, in pieces too short for the processor to foresee.
-  if (kAdds && tile.is_last) {
-    for (std::int64_t i = 0; i < tile.rows && i < kTileRows; ++i) {
-      for (std::int64_t at = 0; at < tile.cols * Fp32::kSize; at += kLineBytes)
-        _mm_prefetch(reinterpret_cast<const char*>(tile.out + i * tile.out_stride + at),
-                     _MM_HINT_T0);
-    }
-  }
+  if (tile.is_last) prefetch_addends<kEnd>(tile);
   const std::uint32_t* a = tile.a;
   const std::uint32_t* b = tile.b;
   const std::int64_t panel = tile.panel;
@@ -78,41 +170,22 @@ DMUON_AVX512 void compute_tile(const Tile& tile, float alpha, float beta) {
         _mm512_store_ps(tile.sums + i * kTileCols + v * kLanes, sum[i][v]);
         continue;
       }
-      const __mmask16 mask = first(tile.cols - v * kLanes);
-      const std::int64_t at = v * kLanes * T::kSize;
-      __m512 value = _mm512_mul_ps(sum[i][v], _mm512_set1_ps(alpha));
-      if (beta != 0) {
-        const __m512 addend = T::load(mask, tile.c + i * tile.c_stride + at);
-        value = _mm512_fmadd_ps(addend, _mm512_set1_ps(beta), value);
-      }
-      std::byte* row = tile.out + i * tile.out_stride;
-      if constexpr (kAdds) {
-        row += v * kLanes * Fp32::kSize;
-        value = _mm512_fmadd_ps(Fp32::load(mask, row), _mm512_set1_ps(*tile.decay), value);
-        Fp32::store(row, mask, value);
-      } else {
-        T::store(row + at, mask, value);
-      }
+      const std::int64_t col = v * kLanes;
+      store<T, kEnd>(tile, i, col, first(tile.cols - col), sum[i][v], alpha, beta);
     }
   }
 }
 
-template <typename T, bool kAdds>
+template <typename T, End kEnd>
 void compute_tile(const Tile& tile, float alpha, float beta) {
   switch (divided_up(tile.cols, kLanes)) {
     case 1:
-      return compute_tile<T, 1, kAdds>(tile, alpha, beta);
+      return compute_tile<T, 1, kEnd>(tile, alpha, beta);
     case 2:
-      return compute_tile<T, 2, kAdds>(tile, alpha, beta);
+      return compute_tile<T, 2, kEnd>(tile, alpha, beta);
     default:
-      return compute_tile<T, kTileVectors, kAdds>(tile, alpha, beta);
+      return compute_tile<T, kTileVectors, kEnd>(tile, alpha, beta);
   }
-}
-
-template <typename T>
-void compute_tile(const Tile& tile, float alpha, float beta) {
-  if (tile.decay == nullptr) return compute_tile<T, false>(tile, alpha, beta);
-  compute_tile<T, true>(tile, alpha, beta);
 }
 
 // Copies the 16 x 16 block of m x m `square` that begins at (top, left) on or below the diagonal to

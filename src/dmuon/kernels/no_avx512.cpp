@@ -6,8 +6,14 @@ namespace dmuon::kernels {
 
 bool multiplies(Dtype) { return false; }
 
-void multiply(const Product&, Dtype, const Workers&) {
-  core::invariant(false, "multiply: this processor has no AVX-512");
-}
+namespace {
+
+void refuse() { core::invariant(false, "multiply: this processor has no AVX-512"); }
+
+}  // namespace
+
+void multiply(const Product&, Dtype, const Workers&) { refuse(); }
+void multiply(const WideGram&, const Workers&) { refuse(); }
+void multiply(const WideProduct&, const Workers&) { refuse(); }
 
 }  // namespace dmuon::kernels
