@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cstddef>
 #include <tuple>
 
 namespace dmuon::flops {
@@ -13,27 +12,26 @@ constexpr SymmetricCost kTriangle{.share = 0.5};
 
 TEST(Orthogonalisation, WithFullProductsTakesTheFlopsOfTheFormulas) {
   EXPECT_EQ(orthogonalisation(10, 100, 5, Form::kDirect, kFull), 20e4 + 10e3);
-  EXPECT_EQ(orthogonalisation(10, 100, 5, Form::kSegmented, kFull), 12e4 + 22e3);
   EXPECT_EQ(orthogonalisation(10, 100, 5, Form::kGram, kFull), 8e4 + 28e3);
 }
 
 TEST(Orthogonalisation, WithTrianglesTakesTheFlopsOfTheFormulas) {
   EXPECT_EQ(orthogonalisation(10, 100, 5, Form::kDirect, kTriangle), 15e4 + 5e3);
-  EXPECT_EQ(orthogonalisation(10, 100, 5, Form::kSegmented, kTriangle), 9e4 + 15e3);
   EXPECT_EQ(orthogonalisation(10, 100, 5, Form::kGram, kTriangle), 6e4 + 14e3);
-  EXPECT_EQ(orthogonalisation(10, 100, {3, 2}, Form::kSegmented, kTriangle), 6e4 + 16e3);
+  EXPECT_EQ(orthogonalisation(10, 100, {3, 2}, Form::kSegmented, kTriangle), 6e4 + 14e3);
+  EXPECT_EQ(orthogonalisation(10, 100, {3, 1, 1}, Form::kSegmented, kTriangle), 9e4 + 11e3);
 }
 
 TEST(Orthogonalisation, WeighsOnlyWhatTheGramFormDoesInItsOwnDtype) {
   const SymmetricCost twice{.share = 1, .gram_dtype = 2};
   EXPECT_EQ(orthogonalisation(10, 100, 5, Form::kDirect, twice), 20e4 + 10e3);
-  EXPECT_EQ(orthogonalisation(10, 100, 5, Form::kSegmented, twice), 12e4 + 22e3);
+  EXPECT_EQ(orthogonalisation(10, 100, {3, 2}, Form::kSegmented, twice), 8e4 + 28e3);
   // Two of the five segments' products, Q X, are in the working dtype: 4 m^2 n.
   EXPECT_EQ(orthogonalisation(10, 100, 5, Form::kGram, twice), 4e4 + 2 * (4e4 + 28e3));
 }
 
 TEST(Orthogonalisation, DoesNotDependOnTheOrderOfSides) {
-  for (const Form form : {Form::kDirect, Form::kSegmented, Form::kGram}) {
+  for (const Form form : {Form::kDirect, Form::kGram}) {
     EXPECT_EQ(orthogonalisation(300, 700, 5, form, kTriangle),
               orthogonalisation(700, 300, 5, form, kTriangle));
   }
@@ -41,36 +39,24 @@ TEST(Orthogonalisation, DoesNotDependOnTheOrderOfSides) {
 
 TEST(Segments, EndWhereTheFormMultipliesX) {
   EXPECT_EQ(segments(3, Form::kDirect), (Segments{1, 1, 1}));
-  EXPECT_EQ(segments(4, Form::kSegmented), (Segments{2, 2}));
-  EXPECT_EQ(segments(5, Form::kSegmented), (Segments{2, 2, 1}));
   EXPECT_EQ(segments(1, Form::kGram), (Segments{1}));
   EXPECT_EQ(segments(2, Form::kGram), (Segments{2}));
   EXPECT_EQ(segments(7, Form::kGram), (Segments{2, 5}));
-  for (const Form form : {Form::kDirect, Form::kSegmented, Form::kGram})
-    EXPECT_TRUE(segments(0, form).empty());
+  for (const Form form : {Form::kDirect, Form::kGram}) EXPECT_TRUE(segments(0, form).empty());
 }
 
 // The iteration itself, counted, as orthogonalize.h says it multiplies R, Z and Q.
-TEST(Leads, IsAFirstSegmentOfThreeStepsWithOthersToCome) {
-  EXPECT_TRUE(leads({3, 2}));
-  for (const Segments& other : {Segments{}, {3}, {2, 3}, {2, 1, 2}, {4, 1}})
-    EXPECT_FALSE(leads(other));
-}
-
 TEST(Products, AreThoseThatTheStepsMake) {
   for (const Segments& lengths :
        {Segments{}, {1}, {2}, {5}, {2, 3}, {3, 2}, {2, 1, 2}, {1, 1, 1, 1}}) {
     Products counted;
-    for (std::size_t i = 0; i < lengths.size(); ++i) {
-      const int length = lengths[i];
-      int& mixed = i == 0 && leads(lengths) ? counted.square : counted.mixed;
+    for (const int length : lengths) {
       for (int step = 0; step < length; ++step) {
         counted.to_square += step == 0;  // R
         const bool last = step + 1 == length;
         counted.square += 1;             // Z
-        mixed += step > 0;               // Z Q
-        mixed += last ? 0 : 1;           // R Z
-        counted.square += last ? 0 : 1;  // the next R
+        counted.square += step > 0;      // Z Q
+        counted.square += last ? 0 : 2;  // R Z and the next R
         counted.to_wide += last;         // X
       }
     }
@@ -91,8 +77,6 @@ TEST(Orthogonalisation, CostsLeastInTheDirectFormForSquareMatricesAndElsewhereFo
   const SymmetricCost bf16_cpu{.share = 0.5, .gram_dtype = 2.15};
   EXPECT_FALSE(gains(Form::kGram, 4096, 8192, bf16_cpu));
   EXPECT_TRUE(gains(Form::kGram, 4096, 40960, bf16_cpu));
-  EXPECT_FALSE(gains(Form::kSegmented, 1024, 1024 * 5 / 3, bf16_cpu));
-  EXPECT_TRUE(gains(Form::kSegmented, 1024, 1024 * 5 / 3 + 1, bf16_cpu));
 }
 
 }  // namespace

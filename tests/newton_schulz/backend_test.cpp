@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "dmuon/core/error.h"
 #include "dmuon/kernels/products.h"
 #include "tests/newton_schulz/every_backend.h"
 
@@ -204,13 +205,14 @@ TEST_P(BackendTest, NormaliseMakesWhatIsNotFiniteNanAndLeavesOtherMatricesAlone)
   }
 }
 
-TEST_P(BackendTest, AddsAMultiple) {
-  for (const at::ScalarType dtype : kDtypes) {
-    const Tensor out = random({2, 51, 67}, dtype);
-    const Tensor x = random({2, 51, 67}, dtype);
-    const Tensor expected = out.to(at::kDouble).add(x.to(at::kDouble), -1.7131);
-    backend_.add(out, x, -1.7131);
-    expect_near(out, expected, toString(dtype));
+TEST(Backends, WithoutWideSquaresComputeNone) {
+  const Tensor x = random({4, 4}, at::kBFloat16);
+  const WideSquare square{x, x, x};
+  for (const Backend* backend : {&cpu_backend(), &aten_backend()}) {
+    EXPECT_FALSE(backend->has_wide_squares(at::kBFloat16));
+    EXPECT_THROW(backend->wide_gram(square, 1, x), core::InternalError);
+    EXPECT_THROW(backend->wide_product(square, 1, square, 1, square, square), core::InternalError);
+    EXPECT_THROW(computed(*backend, {1, x, 1, x, x, x, x}), core::InternalError);
   }
 }
 

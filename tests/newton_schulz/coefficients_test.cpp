@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -48,6 +50,40 @@ TEST(Coefficients, PolarExpressCarriesSingularValuesNearOne) {
   const auto [converged_least, converged_most] = range(10);  // to which more steps go on
   EXPECT_NEAR(converged_least, 1, 1e-6);
   EXPECT_NEAR(converged_most, 1, 1e-6);
+}
+
+// At each boundary of what was measured, either order of sides.
+TEST(MeasuredSegments, AreThoseOfTheShapeAndTheRows) {
+  const auto found = [](const char* name, std::int64_t m, std::int64_t n, int num_steps = 5) {
+    const auto segments = measured_segments(resolve(name, num_steps), m, n);
+    EXPECT_EQ(segments, measured_segments(resolve(name, num_steps), n, m));
+    return segments.value_or(flops::Segments{});
+  };
+  const flops::Segments none;
+  const flops::Segments pairs{2, 1, 2};
+  for (const char* name : {"polar_express", "you", "quintic"}) {
+    EXPECT_EQ(found(name, 127, 1000), none);
+    EXPECT_EQ(found(name, 128, 255), none);
+    EXPECT_EQ(found(name, 128, 256), pairs);
+    EXPECT_EQ(found(name, 255, 509), none);
+    EXPECT_EQ(found(name, 255, 4000), pairs);
+    EXPECT_EQ(found(name, 256, 383), none);
+    EXPECT_EQ(found(name, 4097, 20000), none);
+    EXPECT_EQ(found(name, 1024, 4096, 4), none);
+    EXPECT_EQ(found(name, 1024, 4096, 6), none);
+  }
+  for (const char* name : {"polar_express", "you"}) {
+    EXPECT_EQ(found(name, 256, 384), pairs);
+    EXPECT_EQ(found(name, 1024, 1536), pairs);
+    EXPECT_EQ(found(name, 1025, 2562), none);
+    EXPECT_EQ(found(name, 1025, 2563), pairs);
+    EXPECT_EQ(found(name, 4096, 10240), pairs);
+  }
+  EXPECT_EQ(found("quintic", 256, 384), (flops::Segments{3, 1, 1}));
+  EXPECT_EQ(found("quintic", 4096, 12287), (flops::Segments{3, 1, 1}));
+  EXPECT_EQ(found("quintic", 256, 768), (flops::Segments{3, 2}));
+  EXPECT_EQ(found("quintic", 4096, 12288), (flops::Segments{3, 2}));
+  EXPECT_EQ(measured_segments({{3, -3.2, 1.2}}, 1024, 4096), std::nullopt);
 }
 
 TEST(Coefficients, StepsPastTheTableRepeatTheLastRow) {

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 QUINTIC = [(3.4445, -4.7750, 2.0315)] * 5
+
+
+def has_kernels(dtype: torch.dtype) -> bool:
+    """What the system says of the processor."""
+    flags = set(Path("/proc/cpuinfo").read_text().split())
+    needed = {"avx512f", "avx512bw", "avx512dq", "avx512vl", *(["avx512_bf16"] if dtype == torch.bfloat16 else [])}
+    return dtype in (torch.float32, torch.bfloat16) and needed <= flags
 
 
 @dataclass
@@ -48,6 +56,12 @@ def conditioned(rows: int, cols: int, condition: float, seed: int = 0) -> Constr
     """Singular values equally spaced in the logarithm, from 1 down to 1/condition."""
     s = torch.logspace(0, -math.log10(condition), min(rows, cols), dtype=torch.float64)
     return with_singular_values(rows, cols, s, seed)
+
+
+def hard_spectra(size):
+    yield torch.logspace(0, -7, size, dtype=torch.float64)
+    yield torch.cat([torch.ones(10, dtype=torch.float64), torch.zeros(size - 10, dtype=torch.float64)])
+    yield torch.cat([torch.ones(2, dtype=torch.float64), torch.logspace(-4, -7, size - 2, dtype=torch.float64)])
 
 
 def relative_error(got: Tensor, exact: Tensor) -> float:

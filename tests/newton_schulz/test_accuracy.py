@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from dmuon._planning.tuning import polynomial
 from exact import (
     QUINTIC,
     conditioned,
     gaussian,
+    hard_spectra,
     relative_error,
     rounding_bound,
     textbook,
@@ -16,7 +16,7 @@ from torch.optim._muon import _zeropower_via_newtonschulz
 
 from dmuon import _C
 
-FORMS = [_C.Form.DIRECT, _C.Form.SEGMENTED, _C.Form.GRAM]
+FORMS = [_C.Form.DIRECT, _C.Form.GRAM]
 SHAPES = [(128, 128), (96, 384), (384, 96), (300, 460), (64, 67)]
 SETS = ["polar_express", "quintic", "you"]
 
@@ -56,51 +56,6 @@ def test_16_bit_error_is_at_most_1_3_times_that_of_torch_optim_muon(dtype, shape
         assert relative_error(ours, exact) <= 1.3 * relative_error(theirs, exact)
 
 
-def no_worse_than_torch_optim_muon(x, name, exact):
-    rows = _C.resolve_coefficients(name, 5)
-    ours = run(x.float(), name, torch.bfloat16, _C.Form.SEGMENTED)
-    theirs = textbook(x.float(), rows, torch.bfloat16)
-    return relative_error(ours, exact) <= 1.3 * relative_error(theirs, exact)
-
-
-@pytest.mark.parametrize("shape", [(256, 512), (448, 256), (300, 520), (256, 2048), (512, 1024)])
-def test_the_error_of_segments_in_bf16_is_at_most_1_3_times_that_of_torch_optim_muons_arithmetic(shape):
-    random = gaussian(*shape)
-    for case in (random, *(conditioned(*shape, condition) for condition in (10, 20, 30, 50, 1e3, 1e7))):
-        for name in SETS:
-            assert no_worse_than_torch_optim_muon(case.x, name, case.polynomial(_C.resolve_coefficients(name, 5))), name
-    for exponent in (1, 2, 3):
-        for side in (0, 1):
-            fall = torch.logspace(0, -exponent, shape[side])
-            x = random.x.float() * (fall if side else fall[:, None])
-            for name in SETS:
-                exact = polynomial(x[None], _C.resolve_coefficients(name, 5))[0]
-                assert no_worse_than_torch_optim_muon(x, name, exact), (exponent, side, name)
-
-
-def test_so_is_that_of_three_steps_at_once():
-    for case in (gaussian(1024, 4096), conditioned(4096, 1024, 1e3)):
-        for name in ("quintic", "you"):
-            assert no_worse_than_torch_optim_muon(case.x, name, case.polynomial(_C.resolve_coefficients(name, 5))), name
-
-
-def test_segments_are_chosen_in_bf16_alone_for_large_wide_matrices_and_rows_that_were_measured():
-    cpu = torch.device("cpu")
-
-    def choice(m, n, name="polar_express", steps=5, dtype=torch.bfloat16):
-        return _C.choose(m, n, name, steps, cpu, dtype).form.name
-
-    multiplies = _C.default_ns_dtype(cpu) == torch.bfloat16
-    assert choice(1024, 4096) == choice(4096, 1024, "quintic") == ("SEGMENTED" if multiplies else "GRAM")
-    assert choice(1024, 1024) == "DIRECT"
-    others = [choice(255, 1024), choice(1024, 4096, steps=6), choice(1024, 4096, [(3.0, -3.2, 1.2)])]
-    assert "SEGMENTED" not in [
-        *others,
-        choice(1024, 4096, dtype=torch.float32),
-        choice(1024, 4096, dtype=torch.float16),
-    ]
-
-
 @pytest.mark.parametrize("gpu", [False, True])
 def test_fp16_meets_the_kernels_error_bounds(gpu):
     """gpu: the form and the 16-bit R, Z, Q that GPUs run, with tensor cores' fp32 accumulation."""
@@ -117,12 +72,6 @@ def test_fp16_meets_the_kernels_error_bounds(gpu):
         gram_dtype = torch.float16 if gpu else None
         got = run(case.x.float(), "polar_express", torch.float16, form, gram_dtype=gram_dtype)
         assert relative_error(got, case.polynomial(rows)) <= bound
-
-
-def hard_spectra(size):
-    yield torch.logspace(0, -7, size, dtype=torch.float64)
-    yield torch.cat([torch.ones(10, dtype=torch.float64), torch.zeros(size - 10, dtype=torch.float64)])
-    yield torch.cat([torch.ones(2, dtype=torch.float64), torch.logspace(-4, -7, size - 2, dtype=torch.float64)])
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -1,12 +1,10 @@
 """All that may be chosen for a shape is as exact as the direct form, and an update takes what is chosen."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from dmuon._planning.tuning import polynomial
 from dmuon._setup.hyperparameters import Tuned, native_group, plain_choice
-from exact import conditioned, gaussian, relative_error, rounding_bound
+from exact import conditioned, gaussian, has_kernels, relative_error, rounding_bound
 
 from dmuon import _C
 
@@ -14,14 +12,7 @@ CPU = torch.device("cpu")
 SETS = ["polar_express", "quintic", "you"]
 
 
-def has_kernels(dtype):
-    """What the system says of the processor."""
-    flags = set(Path("/proc/cpuinfo").read_text().split())
-    needed = {"avx512f", "avx512bw", "avx512dq", "avx512vl", *(["avx512_bf16"] if dtype == torch.bfloat16 else [])}
-    return dtype in (torch.float32, torch.bfloat16) and needed <= flags
-
-
-@pytest.mark.parametrize("shape", [(31, 67), (64, 64), (200, 96), (256, 256), (340, 256)])
+@pytest.mark.parametrize("shape", [(31, 67), (64, 64), (200, 96), (420, 140), (256, 256), (400, 256)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_every_candidate_has_at_most_1_3_times_the_direct_forms_error_or_what_rounding_explains(dtype, shape):
     seen, panels = set(), {}
@@ -41,12 +32,17 @@ def test_every_candidate_has_at_most_1_3_times_the_direct_forms_error_or_what_ro
                 assert error_of(one) <= 1.3 * direct + floor, (name, plain_choice(one))
                 seen.add((one.backend, one.form.name, one.batched))
                 panels.setdefault(one.backend, set()).add(one.panel_rows)
-    forms = {"DIRECT", "GRAM", *(["SEGMENTED"] if dtype == torch.bfloat16 and min(shape) >= 256 else [])}
+    segmented = dtype == torch.bfloat16 and shape in [(420, 140), (400, 256)]
     in_batches = min(shape) < 256 and dtype != torch.float64
     possible = {"cpu": {64, 128, 256} if min(shape) >= 256 else {0}, "avx512": {16}}
     assert panels == {backend: possible[backend] for backend in panels} and "cpu" in panels
     assert ("avx512" in panels) == has_kernels(dtype)
-    assert seen == {(backend, form, batched) for backend in panels for form in forms for batched in (False, in_batches)}
+    assert seen == {
+        (backend, form, batched)
+        for backend in panels
+        for form in ("DIRECT", "GRAM", *(["SEGMENTED"] if segmented and backend == "avx512" else []))
+        for batched in (False, in_batches)
+    }
 
 
 def test_the_default_is_a_candidate_and_a_batch_that_is_none_is_refused():
@@ -57,6 +53,11 @@ def test_the_default_is_a_candidate_and_a_batch_that_is_none_is_refused():
         (_C.Choice("cpu", _C.Form.GRAM, False, -1), "panel_rows must be at least 0; got -1", (300, 260)),
         (_C.Choice("cpu", _C.Form.GRAM, False, 7), "panel_rows must be 0; got 7", (20, 24)),
         (_C.Choice("cpu", _C.Form.GRAM, True, 0), "batched must be false for 300 x 260 in Float on cpu", (300, 260)),
+        (
+            _C.Choice("cpu", _C.Form.SEGMENTED, False, 0),
+            "form must be direct or Gram for 300 x 260 .* got segmented",
+            (300, 260),
+        ),
         (
             _C.Choice("aten", _C.Form.GRAM, True, 0),
             r"backend must be one of .*cpu.* on this machine; got 'aten'",
@@ -132,7 +133,9 @@ def test_an_update_takes_the_choice_of_its_shape_and_only_with_the_settings_that
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("shape", "blocks"), [((2, 40, 24), 1), ((2, 300, 270), 1), ((2, 257, 1100), 2)])
+@pytest.mark.parametrize(
+    ("shape", "blocks"), [((2, 40, 24), 1), ((2, 300, 270), 1), ((2, 257, 1100), 2), ((2, 400, 130), 1)]
+)
 @pytest.mark.parametrize("size", [1.0, 1e-25, 1e25])
 def test_an_update_is_as_exact_as_its_iteration_by_every_choice_and_for_gradients_of_any_size(
     shape, blocks, size, dtype

@@ -22,6 +22,16 @@ TEST(Workspace, HasFourSquaresOfTheShortSideInTheGramForm) {
   EXPECT_EQ(bytes({40, 10}, 3, 2), bytes({10, 40}, 3, 2));
 }
 
+TEST(Workspace, OnCpusHasThemInFp32TooWhereItIsIn16Bits) {
+  PlanOptions options;
+  options.on_cpu = true;
+  options.ns_bytes = 2;
+  EXPECT_EQ(workspace_bytes({10, 40}, 3, options), 3 * (2 * 2 * 400 + 4 * 6 * 100));
+  EXPECT_EQ(workspace_bytes({10, 10}, 3, options), bytes({10, 10}, 3, 2));
+  options.ns_bytes = 4;
+  EXPECT_EQ(workspace_bytes({10, 40}, 3, options), bytes({10, 40}, 3, 4));
+}
+
 // One step takes the same products in both forms, and the tie goes to the direct one.
 TEST(Workspace, IsThatOfTheFormThatTheIterationTakes) {
   EXPECT_EQ(bytes({10, 20}, 1, 2, 5), 2 * (2 * 200 + 4 * 100));

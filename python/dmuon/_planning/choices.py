@@ -16,7 +16,7 @@ from dmuon._setup.ranks import Ranks
 
 logger = logging.getLogger("dmuon")
 
-VERSION = 6  # of what is kept
+VERSION = 7  # of what is kept
 
 Shape = tuple[int, int, int]  # matrices, rows, cols
 

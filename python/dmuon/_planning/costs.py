@@ -22,7 +22,7 @@ from dmuon._setup.ranks import Ranks
 
 logger = logging.getLogger("dmuon")
 
-VERSION = 2  # of what an update takes: its products, and what is kept of them
+VERSION = 3  # of what an update takes: its products, and what is kept of them
 
 BUDGET_S = 10.0  # of measuring, on all ranks together
 _MOST_ROUNDS = 15

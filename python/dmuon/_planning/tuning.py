@@ -181,20 +181,29 @@ def _seconds(choice: _C.Choice, batches: Tensor, setting: Setting, times: int) -
 
 
 def _errors(rows: int, cols: int, setting: Setting, choices: list[_C.Choice]) -> _Errors:
-    """Of each choice: relative to the polynomial, of Gaussian matrices and of those of condition 1e3 and more."""
+    """Of each choice: relative to the polynomial.
+
+    Of Gaussian matrices, of those of condition 1e3 and more, and of those of which one direction has 0.7 of the square
+    of the norm, as that of the inputs' mean in a gradient has.
+    """
     number = max(1, min(8, 2**16 // (rows * cols)))
-    x = torch.randn(2, number, rows, cols, generator=torch.Generator().manual_seed(1), device="cpu")
+    x = torch.randn(3, number, rows, cols, generator=torch.Generator().manual_seed(1), device="cpu")
     decay = torch.logspace(0, -3, min(rows, cols), device="cpu")
     x[1] *= decay[:, None] if rows <= cols else decay
+    generator = torch.Generator().manual_seed(2)
+    direction = torch.randn(rows, 1, generator=generator, device="cpu") * torch.randn(
+        1, cols, generator=generator, device="cpu"
+    )
+    x[2] += (7 / 3) ** 0.5 * direction
     x = x.to(setting.device).view(-1, rows, cols)
     if rows * cols * min(rows, cols) <= _EXACT_FLOPS:
         exact = polynomial(x, setting.coefficients)
     else:
         coefs = setting.coefficients
         exact = _C.orthogonalize(x, coefs, len(coefs), 0.0, torch.float32, form=_C.Form.DIRECT).double()
-    norms = exact.view(2, -1).norm(dim=1)
+    norms = exact.view(3, -1).norm(dim=1)
     return {
-        plain_choice(one): ((_run(x, one, setting).double() - exact).view(2, -1).norm(dim=1) / norms).tolist()
+        plain_choice(one): ((_run(x, one, setting).double() - exact).view(3, -1).norm(dim=1) / norms).tolist()
         for one in choices
     }
 

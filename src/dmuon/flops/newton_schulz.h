@@ -12,34 +12,29 @@ namespace dmuon::flops {
 /// number of steps between two of its products with X.
 enum class Form {
   kDirect,     ///< each step
-  kSegmented,  ///< each two or three steps
+  kSegmented,  ///< as products in the working dtype remain exact enough (coefficients.h)
   kGram,       ///< all steps, but for a restart after the second
 };
 
 /// Numbers of steps that follow each other without a product with X.
 using Segments = std::vector<int>;
 
-/// `steps` as the form divides them, kSegmented in pairs: an odd step is the last.
+/// `steps` as kDirect and kGram divide them.
+/// @throws InternalError for kSegmented.
 Segments segments(int steps, Form form);
 
-/// Whether the first segment keeps the identity out of Q (iteration.cpp): of three steps, with
-/// others to come.
-bool leads(const Segments& segments);
-
-/// How many products of each kind the orthogonalisation of an m x n matrix takes, m <= n.
+/// How many products of each kind the orthogonalisation of an m x n matrix takes, m <= n. Those of
+/// matrices that commute are symmetric too, but in 16 bits R Z and Z Q are computed in full
+/// (iteration.cpp).
 struct Products {
   int to_square = 0;  ///< symmetric m x m result, inner dimension n: R = X X'
-  int square = 0;     ///< symmetric m x m result, inner dimension m: Z, and the next R
-  /// R Z and Z Q: symmetric because their factors commute, but in kSegmented computed in full, see
-  /// iteration.cpp. Those of a segment that leads are among `square`.
-  int mixed = 0;
-  int to_wide = 0;  ///< m x n result, inner dimension m: Q X
+  int square = 0;     ///< symmetric m x m result, inner dimension m: Z, R Z, the next R and Z Q
+  int to_wide = 0;    ///< m x n result, inner dimension m: Q X
 
   bool operator==(const Products&) const = default;
 };
 
-/// A segment of L steps takes one to_square, 2 L - 1 square, 2 L - 2 mixed and one to_wide; the
-/// first of several 4 L - 3 square and none mixed.
+/// A segment of L steps takes one to_square, 4 L - 3 square and one to_wide.
 Products products(const Segments& segments);
 
 /// FLOPs of a full product with a rows x cols result.
@@ -54,9 +49,8 @@ struct SymmetricCost {
 
 /// FLOPs of `steps` steps on one m x n matrix (either order of sides), those in the Gram dtype,
 /// which is kGram's alone, weighted by their cost. Five steps with full products take
-/// 20 m^2 n + 10 m^3 (direct), 12 m^2 n + 22 m^3 (pairs) and 8 m^2 n + 28 m^3 (Gram); with
-/// triangles 15 m^2 n + 5 m^3, 9 m^2 n + 15 m^3 and 6 m^2 n + 14 m^3. Three steps and two take
-/// 6 m^2 n + 16 m^3.
+/// 20 m^2 n + 10 m^3 (direct) and 8 m^2 n + 28 m^3 (two segments); with triangles 15 m^2 n + 5 m^3
+/// and 6 m^2 n + 14 m^3. Three segments take 9 m^2 n + 11 m^3.
 double orthogonalisation(std::int64_t m, std::int64_t n, int steps, Form form,
                          const SymmetricCost& symmetric);
 

@@ -3,14 +3,19 @@
 #include <ATen/ops/empty_like.h>
 #include <cpuinfo.h>
 
+#include "dmuon/core/error.h"
 #include "dmuon/newton_schulz/backends/cpu.h"
 
 namespace dmuon::newton_schulz {
 
 at::Tensor computed(const Backend& backend, const PendingProduct& product) {
-  const auto& [beta, c, alpha, a, b, spare] = product;
+  const auto& [beta, c, alpha, a, b, spare, factors] = product;
   const at::Tensor out = spare.defined() ? spare : at::empty_like(c);
-  backend.product(out, beta, c, alpha, a, b);
+  if (factors.defined()) {
+    backend.scaled_product(out, product);
+  } else {
+    backend.product(out, beta, c, alpha, a, b);
+  }
   return out;
 }
 
@@ -36,8 +41,19 @@ void Backend::symmetric_product(const at::Tensor& out, double beta, const at::Te
   mirror(out, panels);
 }
 
-void Backend::add(const at::Tensor& out, const at::Tensor& x, double alpha) const {
-  out.add_(x, alpha);
+bool Backend::has_wide_squares(at::ScalarType) const { return false; }
+
+void Backend::wide_gram(const WideSquare&, double, const at::Tensor&) const {
+  core::invariant(false, "wide_gram: the backend has no wide squares");
+}
+
+void Backend::wide_product(const WideSquare&, double, const WideSquare&, double, const WideSquare&,
+                           const WideSquare&) const {
+  core::invariant(false, "wide_product: the backend has no wide squares");
+}
+
+void Backend::scaled_product(const at::Tensor&, const PendingProduct&) const {
+  core::invariant(false, "scaled_product: the backend has no wide squares");
 }
 
 Start Backend::start(const Update& update, at::ScalarType dtype, double eps) const {

@@ -28,6 +28,17 @@ struct PendingProduct {
   at::Tensor a;
   at::Tensor b;
   at::Tensor spare = {};  ///< of c's size and dtype, free to hold the result; may be undefined
+  /// fp32 [(b,) 1, cols] or [(b,) rows, 1], with which c is multiplied first; undefined: nothing.
+  /// Only where the backend has wide squares.
+  at::Tensor factors = {};
+};
+
+/// A symmetric matrix, [(b,) m, m], in fp32 and, for bf16 products, without its diagonal in bf16:
+/// see kernels::WideSquare. 6 bytes an element.
+struct WideSquare {
+  at::Tensor wide;      ///< fp32; what lies above the diagonal means nothing
+  at::Tensor diagonal;  ///< fp32 [(b,) m], the same numbers as on wide's
+  at::Tensor narrow;    ///< bf16; zeros on the diagonal
 };
 
 /// The product's result, in its `spare` where there is one, else in new memory.
@@ -111,9 +122,20 @@ class Backend {
                                  double alpha, const at::Tensor& a, const at::Tensor& b,
                                  std::int64_t panel_rows) const;
 
-  /// out <- out + alpha x, element by element; one dtype and size, contiguous. On CPUs no bit
-  /// depends on the number of threads.
-  virtual void add(const at::Tensor& out, const at::Tensor& x, double alpha) const;
+  /// Whether products of this dtype may be kept as a WideSquare, by what follows; else nothing of
+  /// it may be called. Tensors of squares are contiguous.
+  virtual bool has_wide_squares(at::ScalarType dtype) const;
+
+  /// out <- alpha a a', of [(b,) m, inner].
+  virtual void wide_gram(const WideSquare& out, double alpha, const at::Tensor& a) const;
+
+  /// out <- beta c + alpha a b of squares, where a and b commute in exact arithmetic. out may be c;
+  /// it overlaps neither a nor b.
+  virtual void wide_product(const WideSquare& out, double beta, const WideSquare& c, double alpha,
+                            const WideSquare& a, const WideSquare& b) const;
+
+  /// product of what has factors. Entries of out's rows lie side by side.
+  virtual void scaled_product(const at::Tensor& out, const PendingProduct& pending) const;
 
   // Before and after the iteration.
 

@@ -79,18 +79,17 @@ Coefficients resolve(const Coefficients& rows, int num_steps) {
 std::optional<flops::Segments> measured_segments(const Coefficients& rows, std::int64_t m,
                                                  std::int64_t n) {
   constexpr int kSteps = 5;
-  const std::int64_t side = std::min(m, n);
-  const bool wide = std::max(m, n) >= 4 * side;
+  const auto side = static_cast<double>(std::min(m, n));
+  const double ratio = static_cast<double>(std::max(m, n)) / side;
   const bool quintic = rows == resolve("quintic", kSteps);
-  const bool you = rows == resolve("you", kSteps);
-  if (side < 256 || !(quintic || you || rows == resolve("polar_express", kSteps))) {
+  if (!quintic && rows != resolve("you", kSteps) && rows != resolve("polar_express", kSteps)) {
     return std::nullopt;
   }
-  if (wide && side >= 1024 && (quintic || you)) return flops::Segments{3, 2};
-  if (wide && quintic) return flops::Segments{2, 1, 2};
-  if (wide && you) return flops::Segments{2, 2, 1};
-  if (side >= 512 && quintic) return flops::Segments{3, 1, 1};
-  return flops::Segments{2, 1, 1, 1};
+  if (side < 128 || side > 4096) return std::nullopt;
+  if (side < 256) return ratio < 2 ? std::nullopt : std::optional(flops::Segments{2, 1, 2});
+  if (ratio < (quintic || side <= 1024 ? 1.5 : 2.5)) return std::nullopt;
+  if (!quintic) return flops::Segments{2, 1, 2};
+  return ratio < 3 ? flops::Segments{3, 1, 1} : flops::Segments{3, 2};
 }
 
 }  // namespace dmuon::newton_schulz

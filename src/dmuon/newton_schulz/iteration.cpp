@@ -2,13 +2,14 @@
 
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/scalar_tensor.h>
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <utility>
+#include <vector>
 
 namespace dmuon::newton_schulz {
 namespace {
@@ -19,36 +20,25 @@ using at::Tensor;
 // the other operand order instead of being transposed.
 struct Iterate {
   const Backend& backend;
-  std::int64_t panel_rows;
   Tensor x;
   double scale;
   bool tall;
   Tensor spare = {};  // X's next value; a product may not overwrite its operand
 
-  std::int64_t short_side() const { return x.size(tall ? -1 : -2); }
-
-  Tensor square(at::ScalarType dtype) const {
+  std::vector<std::int64_t> square_sizes() const {
     auto sizes = x.sizes().vec();
-    sizes[sizes.size() - 1] = sizes[sizes.size() - 2] = short_side();
-    return at::empty(sizes, x.options().dtype(dtype));
+    sizes[sizes.size() - 1] = sizes[sizes.size() - 2] = x.size(tall ? -1 : -2);
+    return sizes;
   }
 
-  // R <- X X' on the short side, in R's dtype.
-  void gram_matrix(const Tensor& r) const {
-    const Tensor wide = x.to(r.scalar_type());
-    const Tensor transposed = wide.mT();
-    symmetric_product(r, 0, r, scale * scale, tall ? transposed : wide, tall ? wide : transposed);
-  }
+  // Its short side first.
+  Tensor upright() const { return tall ? x.mT() : x; }
 
-  void symmetric_product(const Tensor& out, double beta, const Tensor& c, double alpha,
-                         const Tensor& a, const Tensor& b) const {
-    backend.symmetric_product(out, beta, c, alpha, a, b, panel_rows);
-  }
-
-  // a X + Q X. A Q in 16 bits is not quite symmetric: where X is transposed, so is Q.
-  PendingProduct applied(double a, const Tensor& q) const {
-    if (tall) return {scale * a, x, scale, x, q.mT(), spare};
-    return {scale * a, x, scale, q, x, spare};
+  // a X + Q X, where `factors` go with the rows of X on its short side. A Q in 16 bits is not quite
+  // symmetric: where X is transposed, so is Q.
+  PendingProduct applied(double a, const Tensor& q, const Tensor& factors = {}) const {
+    if (tall) return {scale * a, x, scale, x, q.mT(), spare, factors};
+    return {scale * a, x, scale, q, x, spare, factors};
   }
 
   void become(const PendingProduct& product) {
@@ -57,91 +47,156 @@ struct Iterate {
   }
 };
 
-// Q + a I on the diagonal in fp32: rounding a itself to 16 bits would shift every singular value.
-void add_identity(const Tensor& q, double a) {
-  Tensor diagonal = q.diagonal(0, -2, -1);
-  const auto dtype = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  const Tensor wide = diagonal.to(dtype, /*non_blocking=*/false, /*copy=*/true);
-  at::add_out(diagonal, wide, at::scalar_tensor(a, at::kDouble));
-}
+// R, Z and Q in one dtype.
+struct InOneDtype {
+  using Square = Tensor;
 
-// What one matrix, or a batch, keeps of the short side: a segment of one step has no q and scratch.
+  const Iterate& iterate;
+  at::ScalarType dtype;
+  std::int64_t panel_rows;
+
+  Tensor square() const {
+    return at::empty(iterate.square_sizes(), iterate.x.options().dtype(dtype));
+  }
+
+  // R <- X X' on the short side.
+  void gram_product(const Tensor& r) const {
+    const Tensor x = iterate.upright().to(dtype);
+    const double scale = iterate.scale * iterate.scale;
+    iterate.backend.symmetric_product(r, 0, r, scale, x, x.mT(), panel_rows);
+  }
+
+  // out <- beta c + alpha a b by the lower triangle, of Z and the next R.
+  void square_product(const Tensor& out, double beta, const Tensor& c, double alpha,
+                      const Tensor& a, const Tensor& b) const {
+    iterate.backend.symmetric_product(out, beta, c, alpha, a, b, panel_rows);
+  }
+
+  // out <- beta c + a b, of R Z and Z Q. A mirrored triangle has each rounding error twice, of a
+  // full product two partly cancel: in 16 bits that is 1.2 instead of 1.8 times the direct form's
+  // error.
+  void mixed_product(const Tensor& out, double beta, const Tensor& c, const Tensor& a,
+                     const Tensor& b) const {
+    if (c10::elementSize(dtype) == 2) return iterate.backend.product(out, beta, c, 1, a, b);
+    square_product(out, beta, c, 1, a, b);
+  }
+
+  // Q + a I, its diagonal in fp32: rounding a itself to 16 bits would shift every singular value.
+  void add_identity(const Tensor& q, double a) const {
+    Tensor diagonal = q.diagonal(0, -2, -1);
+    const auto wide_dtype = dtype == at::kDouble ? at::kDouble : at::kFloat;
+    const Tensor wide = diagonal.to(wide_dtype, /*non_blocking=*/false, /*copy=*/true);
+    at::add_out(diagonal, wide, at::scalar_tensor(a, at::kDouble));
+  }
+
+  // (a I + Q) X.
+  PendingProduct applied(double a, const Tensor& q) const {
+    return iterate.applied(a, q.to(iterate.x.scalar_type()));
+  }
+};
+
+// R, Z and Q in fp32, of which products multiply a part in X's dtype.
+struct InFp32 {
+  using Square = WideSquare;
+
+  const Iterate& iterate;
+
+  Square square() const {
+    const std::vector<std::int64_t> sizes = iterate.square_sizes();
+    const auto options = iterate.x.options();
+    const auto wide = options.dtype(at::kFloat);
+    return {at::empty(sizes, wide),
+            at::empty(at::IntArrayRef(sizes).slice(0, sizes.size() - 1), wide),
+            at::empty(sizes, options)};
+  }
+
+  void gram_product(const Square& r) const {
+    iterate.backend.wide_gram(r, iterate.scale * iterate.scale, iterate.upright());
+  }
+
+  void square_product(const Square& out, double beta, const Square& c, double alpha,
+                      const Square& a, const Square& b) const {
+    iterate.backend.wide_product(out, beta, c, alpha, a, b);
+  }
+
+  void mixed_product(const Square& out, double beta, const Square& c, const Square& a,
+                     const Square& b) const {
+    square_product(out, beta, c, 1, a, b);
+  }
+
+  void add_identity(const Square& q, double a) const {
+    q.wide.diagonal(0, -2, -1).add_(a);
+    q.diagonal.add_(a);
+  }
+
+  PendingProduct applied(double a, const Square& q) const {
+    const Tensor diagonal = a == 0 ? q.diagonal : q.diagonal.add(a);
+    return iterate.applied(1, q.narrow, diagonal.unsqueeze(iterate.tall ? -2 : -1));
+  }
+};
+
+// What one matrix, or a batch, keeps of the short side: where no segment has more than one step,
+// neither q nor scratch.
+template <typename Square>
 struct Squares {
-  Tensor r;
-  Tensor z;
-  Tensor q;
-  Tensor scratch;
+  Square r;
+  Square z;
+  Square q = {};
+  Square scratch = {};
 };
 
 // What X becomes by a segment.
-//
-// Divided by its norm, a matrix has small singular values, so that Q is close to a multiple of the
-// identity. In a segment that leads (flops/newton_schulz.h) that multiple is a number of its own:
-// rounding what is left costs less. Later, near 1, the two would cancel, and Q is whole.
-PendingProduct run_segment(const Iterate& iterate, Squares& squares, std::span<const Row> rows,
-                           bool leads) {
+template <typename Kind>
+PendingProduct run_segment(const Kind& kind, Squares<typename Kind::Square>& squares,
+                           std::span<const Row> rows) {
   auto& [r, z, q, scratch] = squares;
-  double identity = 0;  // what of it Q leaves out
-  // A mirrored triangle has each rounding error twice, of a full product two partly cancel: in 16
-  // bits and where Q is whole that is 1.2 instead of 1.8 times the direct form's error.
-  const bool in_full = !leads && c10::elementSize(r.scalar_type()) == 2;
-  const auto mixed_product = [&](const Tensor& out, double a, const Tensor& c, const Tensor& left,
-                                 const Tensor& right) {
-    if (in_full) {
-      iterate.backend.product(out, a, c, 1, left, right);
-    } else {
-      iterate.symmetric_product(out, a, c, 1, left, right);
-    }
-  };
-  iterate.gram_matrix(r);
+  kind.gram_product(r);
   for (std::size_t step = 0; step < rows.size(); ++step) {
     const auto& [a, b, c] = rows[step];
     const bool first = step == 0;
     const bool last = step + 1 == rows.size();
-    iterate.symmetric_product(z, b, r, c, r, r);
-    if (first && last) return iterate.applied(a, z.to(iterate.x.scalar_type()));
+    kind.square_product(z, b, r, c, r, r);
+    if (first && last) return kind.applied(a, z);
     if (!first) {
-      mixed_product(scratch, a, q, z, q);
+      kind.mixed_product(scratch, a, q, z, q);
       std::swap(q, scratch);
-      if (leads) {
-        iterate.backend.add(q, z, identity);
-        identity *= a;
-      }
     }
     if (!last) {
-      mixed_product(scratch, a, r, r, z);                       // R Z + a R
-      iterate.symmetric_product(r, a, scratch, 1, z, scratch);  // Z (R Z + a R) + a (R Z + a R)
+      kind.mixed_product(scratch, a, r, r, z);            // R Z + a R
+      kind.square_product(r, a, scratch, 1, z, scratch);  // Z (R Z + a R) + a (R Z + a R)
     }
     if (first) {
       std::swap(q, z);
-      if (leads) {
-        identity = a;
-      } else {
-        add_identity(q, a);
-      }
+      kind.add_identity(q, a);
     }
   }
-  return iterate.applied(identity, q.to(iterate.x.scalar_type()));
+  return kind.applied(0, q);
+}
+
+template <typename Kind>
+PendingProduct run(Iterate& iterate, const Kind& kind, const Steps& steps) {
+  Squares<typename Kind::Square> squares{kind.square(), kind.square()};
+  if (std::ranges::any_of(steps.segments, [](int length) { return length > 1; })) {
+    squares.q = kind.square();
+    squares.scratch = kind.square();
+  }
+  auto next = steps.coefficients.begin();
+  for (std::size_t i = 0;; ++i) {
+    const int length = steps.segments.at(i);
+    const PendingProduct product = run_segment(kind, squares, {next, next + length});
+    if (i + 1 == steps.segments.size()) return product;
+    iterate.become(product);
+    next += length;
+  }
 }
 
 }  // namespace
 
 PendingProduct iterate(const Backend& backend, Start start, const Steps& steps) {
-  const auto& [coefficients, segments, square_dtype, panel_rows] = steps;
   const bool tall = start.x.size(-2) > start.x.size(-1);
-  Iterate iterate{backend, panel_rows, std::move(start.x), start.scale, tall};
-  const bool longer = std::ranges::any_of(segments, [](int length) { return length > 1; });
-  const auto square = [&](bool needed) { return needed ? iterate.square(square_dtype) : Tensor(); };
-  Squares squares{square(true), square(true), square(longer), square(longer)};
-  auto next = coefficients.begin();
-  for (std::size_t i = 0;; ++i) {
-    const int length = segments.at(i);
-    const bool leads = i == 0 && flops::leads(segments);
-    const PendingProduct product = run_segment(iterate, squares, {next, next + length}, leads);
-    if (i + 1 == segments.size()) return product;
-    iterate.become(product);
-    next += length;
-  }
+  Iterate iterate{backend, std::move(start.x), start.scale, tall};
+  if (!steps.square_dtype) return run(iterate, InFp32{iterate}, steps);
+  return run(iterate, InOneDtype{iterate, *steps.square_dtype, steps.panel_rows}, steps);
 }
 
 }  // namespace dmuon::newton_schulz

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+
 #include "dmuon/flops/newton_schulz.h"
 #include "dmuon/newton_schulz/backend.h"
 #include "dmuon/newton_schulz/coefficients.h"
@@ -8,10 +10,11 @@ namespace dmuon::newton_schulz {
 
 /// How orthogonalize runs its steps.
 struct Steps {
-  Coefficients coefficients;    ///< at least one row
-  flops::Segments segments;     ///< which make up the rows
-  at::ScalarType square_dtype;  ///< of R, Z and Q
-  std::int64_t panel_rows;      ///< of symmetric products
+  Coefficients coefficients;  ///< at least one row
+  flops::Segments segments;   ///< which make up the rows
+  /// Of R, Z and Q; unset: each is a WideSquare (backend.h).
+  std::optional<at::ScalarType> square_dtype;
+  std::int64_t panel_rows;  ///< of symmetric products; not read of WideSquares
 };
 
 /// All of Newton-Schulz but its last product, whose result the iterate would be: it may go straight

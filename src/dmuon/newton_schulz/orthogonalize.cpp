@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -25,11 +26,15 @@ bool floating(at::ScalarType dtype) {
          dtype == at::kHalf;
 }
 
-flops::Segments segments_of(Form form, const Coefficients& coefficients, std::int64_t m,
-                            std::int64_t n) {
-  flops::Segments plain = flops::segments(static_cast<int>(std::ssize(coefficients)), form);
-  if (form != Form::kSegmented) return plain;
-  return measured_segments(coefficients, m, n).value_or(plain);
+// None where the backend does not have the form.
+std::optional<flops::Segments> segments_of(Form form, const Backend& backend, std::int64_t m,
+                                           std::int64_t n, const Coefficients& coefficients,
+                                           at::ScalarType dtype) {
+  if (form != Form::kSegmented) {
+    return flops::segments(static_cast<int>(std::ssize(coefficients)), form);
+  }
+  if (!backend.has_wide_squares(dtype)) return std::nullopt;
+  return measured_segments(coefficients, m, n);
 }
 
 // All of one backend: first what takes the fewest FLOPs, by its default panels and in a batch where
@@ -38,19 +43,19 @@ std::vector<Choice> candidates_of(const Backend& backend, std::int64_t m, std::i
                                   const Coefficients& coefficients, at::ScalarType dtype) {
   const std::int64_t side = std::min(m, n);
   const std::vector<std::int64_t> panel_rows = backend.panel_rows(side, dtype);
-  const bool has_segments =
-      dtype == at::kBFloat16 && measured_segments(coefficients, m, n).has_value();
+  const auto segments = [&](Form form) {
+    return segments_of(form, backend, m, n, coefficients, dtype);
+  };
   std::vector<Choice> found;
   for (const Form form : {Form::kDirect, Form::kSegmented, Form::kGram}) {
-    if (form == Form::kSegmented && !has_segments) continue;
+    if (!segments(form)) continue;
     if (backend.batched(side, dtype)) {
       found.push_back({std::string(backend.name()), form, true, panel_rows.front()});
     }
     found.push_back({std::string(backend.name()), form, false, panel_rows.front()});
   }
   const auto best = std::ranges::min_element(found, {}, [&](const Choice& choice) {
-    const flops::Segments segments = segments_of(choice.form, coefficients, m, n);
-    return flops::orthogonalisation(m, n, segments, choice.form,
+    return flops::orthogonalisation(m, n, *segments(choice.form), choice.form,
                                     backend.symmetric_cost(side, dtype));
   });
   std::rotate(found.begin(), best, best + 1);
@@ -128,11 +133,15 @@ Chosen chosen_for(std::int64_t rows, std::int64_t cols, c10::Device device,
   require(panels.size() == 1 ? panel_rows == panels.front() : panel_rows >= 0,
           "orthogonalize: choice.panel_rows must be ",
           panels.size() == 1 ? std::to_string(panels.front()) : "at least 0", "; got ", panel_rows);
-  const auto square_dtype = form == Form::kGram
-                                ? options.gram_dtype.value_or(backend.gram_dtype(options.dtype))
-                                : options.dtype;
-  const flops::Segments segments = segments_of(form, options.coefficients, rows, cols);
-  return {backend, batched, {options.coefficients, segments, square_dtype, panel_rows}};
+  const auto segments = segments_of(form, backend, rows, cols, options.coefficients, options.dtype);
+  require(segments.has_value(), "orthogonalize: ", options.form ? "form" : "choice.form",
+          " must be direct or Gram for ", rows, " x ", cols, " in ", options.dtype,
+          " with these coefficients by the backend '", name, "'; got segmented");
+  std::optional<at::ScalarType> square_dtype = options.dtype;
+  if (form == Form::kGram)
+    square_dtype = options.gram_dtype.value_or(backend.gram_dtype(options.dtype));
+  if (form == Form::kSegmented) square_dtype = std::nullopt;
+  return {backend, batched, {options.coefficients, *segments, square_dtype, panel_rows}};
 }
 
 void update_as(const Update& update, const Chosen& chosen, const IterationOptions& options) {

@@ -44,9 +44,9 @@ struct IterationOptions {
 };
 
 /// All that may be chosen for an m x n matrix: of each backend the direct form, the Gram form and,
-/// only in bf16, where `measured_segments` knows the rows and the shape, the segmented form; each
-/// one by one and, where the backend makes batches of such matrices, in one. And what takes the
-/// fewest FLOPs of these in the backend's other panels.
+/// where the backend has WideSquares in this dtype and `measured_segments` knows the rows and the
+/// shape, the segmented form; each one by one and, where the backend makes batches of such
+/// matrices, in one. And what takes the fewest FLOPs of these in the backend's other panels.
 std::vector<Choice> candidates(std::int64_t m, std::int64_t n, const Coefficients& coefficients,
                                c10::Device device, at::ScalarType dtype);
 
@@ -62,7 +62,8 @@ Choice choose(std::int64_t m, std::int64_t n, const Coefficients& coefficients, 
 /// Direct form: as written. Gram form (Gram Newton-Schulz, Dao-AILab 2026): with
 /// R = X X' and Q = I, each step takes Z = b R + c R^2, Q <- Z Q + a Q,
 /// R <- (Z + a I) R (Z + a I); X <- Q X at the end of each segment (flops::segments), after which R
-/// and Q start afresh. Segmented: the Gram form in segments of at most three steps, in dtype.
+/// and Q start afresh. Segmented: the Gram form in other segments, with its products in dtype and
+/// R, Z and Q in fp32 (WideSquare in backend.h), so without the cost of fp32 products.
 ///
 /// As in torch.optim.Muon a norm below eps counts as eps, so that what is next to nothing makes no
 /// full-sized update. With eps = 0 results do not depend on the scale of x (entries 1e-30 .. 1e30

@@ -36,9 +36,8 @@ class Model {
 
   double seconds(flops::Form form) const {
     const flops::Products count = flops::products(flops::segments(5, form));
-    const int squares = count.square + count.mixed;
-    const int launches = count.to_square + squares + count.to_wide;
-    return count.to_square * symmetric_seconds(n_) + squares * symmetric_seconds(m_) +
+    const int launches = count.to_square + count.square + count.to_wide;
+    return count.to_square * symmetric_seconds(n_) + count.square * symmetric_seconds(m_) +
            count.to_wide * full_seconds(n_, m_) + launches * device_.launch_us * 1e-6;
   }
 

@@ -103,6 +103,49 @@ TEST(Avx512Backend, GivesAMatrixTheSameBitsOnAnyThreadsAndInAnyBatch) {
   }
 }
 
+WideSquare square_of(std::int64_t count, std::int64_t m) {
+  return {at::empty({count, m, m}, at::kFloat), at::empty({count, m}, at::kFloat),
+          at::empty({count, m, m}, at::kBFloat16)};
+}
+
+WideSquare part_of(const WideSquare& x, std::int64_t first, std::int64_t count) {
+  return {x.wide.narrow(0, first, count), x.diagonal.narrow(0, first, count),
+          x.narrow.narrow(0, first, count)};
+}
+
+Tensor whole(const WideSquare& x) {
+  return x.wide.tril().add(x.wide.tril(-1).mT()).to(at::kDouble);
+}
+
+// Of matrices in a batch, also of columns that lie side by side.
+TEST(Avx512Backend, KeepsWideSquaresInFp32) {
+  const Backend& backend = avx512_backend();
+  if (!kernels::multiplies(kernels::Dtype::kBFloat16)) {
+    EXPECT_FALSE(backend.has_wide_squares(at::kBFloat16));
+    GTEST_SKIP() << "this machine lacks the instructions";
+  }
+  EXPECT_FALSE(backend.has_wide_squares(at::kFloat));
+  const Tensor x = at::randn({3, 51, 200}, at::kDouble).mul(0.05).to(at::kBFloat16);
+  const WideSquare r = square_of(3, 51);
+  const WideSquare z = square_of(3, 51);
+  backend.wide_gram(r, 0.5, x);
+  backend.wide_product(z, 2, r, 0.25, r, r);
+  const Tensor wide = x.to(at::kDouble);
+  const Tensor exact = wide.matmul(wide.mT()).mul(0.5);
+  const auto off = [](const Tensor& got, const Tensor& should) {
+    return got.sub(should).norm().item<double>() / should.norm().item<double>();
+  };
+  EXPECT_LE(off(whole(r), exact), 1e-6);
+  EXPECT_LE(off(whole(z), exact.mul(2).add(exact.matmul(exact), 0.25)), 5e-4);
+  EXPECT_TRUE(at::equal(z.narrow, z.narrow.mT()));
+  EXPECT_TRUE(at::equal(z.diagonal, z.wide.diagonal(0, -2, -1)));
+  const WideSquare alone = square_of(1, 51);
+  backend.wide_gram(alone, 0.5, x.mT().contiguous().mT().narrow(0, 1, 1));
+  EXPECT_TRUE(at::equal(alone.narrow, part_of(r, 1, 1).narrow));
+  backend.wide_product(alone, 2, part_of(r, 1, 1), 0.25, part_of(r, 1, 1), part_of(r, 1, 1));
+  EXPECT_TRUE(at::equal(alone.narrow, part_of(z, 1, 1).narrow));
+}
+
 // Operands, addend and result whose entries do not lie side by side along any dimension.
 TEST(Avx512Backend, TakesTensorsOfAnyStrides) {
   for (const at::ScalarType dtype : dtypes_of_kernels()) {

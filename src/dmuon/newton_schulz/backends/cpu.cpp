@@ -213,9 +213,9 @@ bool CpuBackend::batched(std::int64_t short_side, at::ScalarType dtype) const {
   return short_side < kMinPanelledRows && dtype != at::kDouble;
 }
 
-// X, its next value, R and Z, of as many matrices as a core's second-level cache holds for each
-// thread, in parts of equal size: 64 of 128 x 128 in fp32 take 0.6 of the time that they take at
-// once.
+// X, its next value, R and Z (WideSquares take more, which costs 128 x 512 and larger ones no
+// time), of as many matrices as a core's second-level cache holds for each thread, in parts of
+// equal size: 64 of 128 x 128 in fp32 take 0.6 of the time that they take at once.
 std::int64_t CpuBackend::at_once(std::int64_t rows, std::int64_t cols, std::int64_t count,
                                  at::ScalarType dtype) const {
   const std::int64_t side = std::min(rows, cols);
@@ -270,12 +270,6 @@ void CpuBackend::product(const Tensor& out, double beta, const Tensor& c, double
                          const Tensor& a, const Tensor& b) const {
   if (emulated(out.scalar_type())) return emulated_product(out, beta, c, alpha, a, b);
   aten_backend().product(out, beta, c, alpha, a, b);
-}
-
-// PyTorch rounds what is left over at the end of a thread's part in another way, in bf16.
-void CpuBackend::add(const Tensor& out, const Tensor& x, double alpha) const {
-  if (out.scalar_type() != at::kBFloat16) return Backend::add(out, x, alpha);
-  cpu::add(out, x, alpha);
 }
 
 // A CPU knows what applies.

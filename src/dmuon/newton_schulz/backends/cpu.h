@@ -25,7 +25,6 @@ class CpuBackend : public Backend {
   at::Tensor normalise(const at::Tensor& x, at::ScalarType dtype, double eps) const override;
   void product(const at::Tensor& out, double beta, const at::Tensor& c, double alpha,
                const at::Tensor& a, const at::Tensor& b) const override;
-  void add(const at::Tensor& out, const at::Tensor& x, double alpha) const override;
   Start start(const Update& update, at::ScalarType dtype, double eps) const override;
   at::Tensor take_momentum(const Update& update) const override;
   void move_weights(const Update& update, const at::Tensor& direction) const override;

@@ -94,11 +94,6 @@ void scale_loop_bf16(const float* x, std::int64_t size, double scale, std::uint1
   for (std::int64_t i = 0; i < size; ++i) out[i] = narrow(static_cast<float>(x[i] * scale));
 }
 
-DMUON_EACH_INSTRUCTION_SET
-void add_loop_bf16(std::uint16_t* out, const std::uint16_t* x, std::int64_t size, float alpha) {
-  for (std::int64_t i = 0; i < size; ++i) out[i] = narrow(wide(out[i]) + alpha * wide(x[i]));
-}
-
 // Calls loop(data, size) on stretches in which all operands are closed: of one element at worst.
 template <std::size_t kOperands, typename Loop>
 void over(at::TensorIterator iterator, const std::array<std::int64_t, kOperands>& sizes,
@@ -196,14 +191,6 @@ void move_weights(const at::Tensor& master, const at::Tensor& direction, double 
             } else {
               weight_loop(as<float>(at[0]), as<float>(at[1]), size, kept, rate);
             }
-          });
-}
-
-void add(const at::Tensor& out, const at::Tensor& x, double alpha) {
-  const auto factor = static_cast<float>(alpha);
-  over<2>(in_place().add_output(out).add_const_input(x).build(), {2, 2},
-          [&](const std::array<char*, 2>& at, std::int64_t size) {
-            add_loop_bf16(as<std::uint16_t>(at[0]), as<std::uint16_t>(at[1]), size, factor);
           });
 }
 

@@ -23,9 +23,6 @@ double take_momentum(const at::Tensor& momentum, const at::Tensor& gradient, dou
 /// Backend::move_weights where it applies: reads 4 bytes an element and the direction, writes 4.
 void move_weights(const at::Tensor& master, const at::Tensor& direction, double decay, double lr);
 
-/// Backend::add in bf16: sums are rounded once, from fp32.
-void add(const at::Tensor& out, const at::Tensor& x, double alpha);
-
 /// In fp64, in an order of additions that depends on the size alone.
 double sum_of_squares(const float* x, std::int64_t size);
 
