@@ -96,7 +96,7 @@ def test_what_the_budget_does_not_reach_is_said(dmuon):
 def test_nothing_is_kept_without_a_folder_and_that_is_said(dmuon, monkeypatch):
     monkeypatch.setenv("DMUON_CACHE_DIR", "")
     assert tune(dmuon, "--shapes", "16x16").endswith("nothing is kept: there is no folder for it (DMUON_CACHE_DIR)\n")
-    assert dmuon("tune", "--show")[:2] == (0, "nothing is kept in None\n")
+    assert dmuon("tune", "--show")[:2] == (0, "nothing is kept: there is no folder for it (DMUON_CACHE_DIR)\n")
 
 
 def test_show_leaves_out_what_is_damaged_with_a_warning(dmuon, tmp_path, caplog):
@@ -130,8 +130,8 @@ SHAPES = ["--shapes", "8x8"]
         ([*SHAPES, "--steps", "0"], "--steps: expected a whole number from 1 to 99; got '0'"),
         ([*SHAPES, "--steps", "100"], "--steps: expected a whole number from 1 to 99; got '100'"),
         ([*SHAPES, "--threads", "none"], "--threads: expected a whole number from 1 to 1024; got 'none'"),
-        ([*SHAPES, "--budget", "nan"], "--budget: expected seconds, at most 86400; got 'nan'"),
-        ([*SHAPES, "--budget", "0"], "--budget: expected seconds, at most 86400; got '0'"),
+        ([*SHAPES, "--budget", "nan"], "--budget: expected seconds, more than 0 and at most 86400; got 'nan'"),
+        ([*SHAPES, "--budget", "0"], "--budget: expected seconds, more than 0 and at most 86400; got '0'"),
         ([*SHAPES, "--dtype", "fp8"], "--dtype: expected one of bf16, fp16, fp32; got 'fp8'"),
         ([*SHAPES, "--coefficients", "express"], "'express'; did you mean polar_express?"),
         (["--model", "gpt"], "--model: expected one of"),

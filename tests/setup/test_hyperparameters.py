@@ -44,7 +44,7 @@ ADAMW = {"algorithm": "adamw", "lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-8, "w
         ("ns_steps", 5.0, r"ns_steps: expected an int in \[1, 99\], got 5.0"),
         ("ns_steps", True, r"ns_steps: expected an int in \[1, 99\], got True"),
         ("nesterov", 1, "nesterov: expected True or False, got 1"),
-        ("ns_dtype", torch.int32, "ns_dtype: expected a floating dtype or None, got torch.int32"),
+        ("ns_dtype", torch.int32, "ns_dtype: expected fp64, fp32, bf16, fp16 or None, got torch.int32"),
         ("ns_coefficients", "sextic", "^Muon: ns_coefficients: expected .*, got 'sextic'"),
         ("ns_coefficients", [(1.0, 2.0)], r"expected rows \(a, b, c\) or a name, got .*: a row has another"),
         ("ns_coefficients", [(1.0, 2.0, math.nan)], "^Muon: ns_coefficients: expected .* nan"),

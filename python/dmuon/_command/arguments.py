@@ -163,7 +163,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 < value <= 86_400:
-        raise argparse.ArgumentTypeError(f"expected seconds, at most 86400; got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected seconds, more than 0 and at most 86400; got {text!r}")
     return value
 
 

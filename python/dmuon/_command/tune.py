@@ -13,6 +13,7 @@ from dmuon._planning.owner_plan import from_file
 
 logger = logging.getLogger("dmuon")
 
+_NO_FOLDER = "there is no folder for it"
 _SOURCES = ("shapes", "inventory", "model", "show")
 
 
@@ -47,7 +48,7 @@ def tune(arguments: argparse.Namespace) -> str:
     lines = [_table(found)]
     lines += [f"{_shape_text(number, rows, cols)}: the default stays: {why}" for number, rows, cols, why in missing]
     if not is_kept:
-        why = "there is no folder for it" if cache_folder() is None else f"{cache_folder()} cannot be written"
+        why = _NO_FOLDER if cache_folder() is None else f"{cache_folder()} cannot be written"
         lines.append(f"nothing is kept: {why} (DMUON_CACHE_DIR)")
     return "\n".join([*lines, ""])
 
@@ -83,7 +84,9 @@ def _shown(as_json: bool) -> str:
         tables.append(table)
     if as_json:
         return json.dumps(shown) + "\n"
-    return "\n\n".join(tables) + "\n" if tables else f"nothing is kept in {folder}\n"
+    if tables:
+        return "\n\n".join(tables) + "\n"
+    return f"nothing is kept in {folder}\n" if folder else f"nothing is kept: {_NO_FOLDER} (DMUON_CACHE_DIR)\n"
 
 
 def _table(found: dict[str, Any]) -> str:

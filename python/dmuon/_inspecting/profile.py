@@ -74,18 +74,18 @@ class Profile:
         shares = max(1, len(self._records) * self.num_steps)
         lines = [
             f"{self.num_steps} steps on {len(self._records)} ranks ({self._mesh}); ms a rank and step",
-            f"{'':15} {'time':>8} {'lanes busy':>11} {'compute waits':>14} {'hidden':>8}",
+            f"{'':18} {'time':>8} {'lanes busy':>11} {'compute waits':>14} {'hidden':>8}",
         ]
         for phase in (*PHASES, None):
             busy, waiting, all_of_it = (1e3 * seconds / shares for seconds in self._seconds(phase))
             hidden = "" if busy == 0 else f"{self.hidden(phase):.0%}"
-            lines.append(f"{phase or 'all':15} {all_of_it:8.2f} {busy:11.2f} {waiting:14.2f} {hidden:>8}")
-        lines.append(f"{'':15} {'lane':>8} {'a step':>11} {'ms a step':>14} {'longest':>8}")
+            lines.append(f"{phase or 'all':18} {all_of_it:8.2f} {busy:11.2f} {waiting:14.2f} {hidden:>8}")
+        lines.append(f"{'':18} {'lane':>8} {'a step':>11} {'ms a step':>14} {'longest':>8}")
         for lane in LANES:
             for kind in dict.fromkeys(span.kind for span in self.spans if span.lane == lane):
                 times = [span.done - span.started for span in self.spans if (span.lane, span.kind) == (lane, kind)]
                 lines.append(
-                    f"{kind:15} {lane:>8} {len(times) / shares:11.1f} {1e3 * sum(times) / shares:14.2f} "
+                    f"{kind:18} {lane:>8} {len(times) / shares:11.1f} {1e3 * sum(times) / shares:14.2f} "
                     f"{1e3 * max(times):8.2f}"
                 )
         return "\n".join(lines)

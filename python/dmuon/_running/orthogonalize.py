@@ -31,7 +31,8 @@ def orthogonalize(
         x: ``[..., m, n]``, fp64, fp32, bf16 or fp16, on any device. Left alone; no autograd.
         ns_coefficients: ``"polar_express"`` (arXiv 2505.16932), ``"quintic"`` (Keller Jordan, the set
             of ``torch.optim.Muon``), ``"you"`` (YouJiacheng), or rows ``(a, b, c)``. Steps past the
-            last row repeat it.
+            last row repeat it. In 16 bits rows need a margin where their polynomial runs away above 1, as those
+            of ``"polar_express"`` have (docs/options.md).
         ns_steps: number of steps, in [0, 99].
         ns_dtype: dtype to compute in and return. Default: fp16 on GPUs; on CPUs bf16 where the
             hardware multiplies it, else fp32.

@@ -150,7 +150,7 @@ def check_group(group: dict[str, Any], where: str = "") -> None:
     if not isinstance(group["nesterov"], bool):
         raise ValueError(f"{prefix}nesterov: expected True or False, got {shown(group['nesterov'])}")
     if group["ns_dtype"] not in (None, torch.float32, torch.bfloat16, torch.float16, torch.float64):
-        raise ValueError(f"{prefix}ns_dtype: expected a floating dtype or None, got {group['ns_dtype']}")
+        raise ValueError(f"{prefix}ns_dtype: expected fp64, fp32, bf16, fp16 or None, got {group['ns_dtype']}")
     try:
         native_group({**group, "ns_dtype": torch.float32}, torch.device("cpu"))
     except TypeError as error:
