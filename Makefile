@@ -17,7 +17,7 @@ TRAJECTORIES = trajectory composition checkpointing values_between_units gradien
 # The address: a host name may not resolve.
 TORCHRUN = python -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node
 
-.PHONY: help setup setup-build build test test-async test-gpu fuzz demo bench bench-host bench-ns bench-counts bench-memory bench-plan bench-ablation bench-cluster wheel lint format clean
+.PHONY: help setup setup-build build test test-python test-cpp test-device test-async test-gpu fuzz demo bench bench-host bench-ns bench-counts bench-memory bench-plan bench-ablation bench-cluster wheel lint format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -32,12 +32,20 @@ setup-build:
 build: setup-build ## the extension module, installed editable; afterwards only what has changed
 	@tools/build
 
-test: setup ## C++ tests, then Python tests
+# The C++ tests, which mostly wait, and Python's beside each other.
+test: setup ## C++ tests and Python tests
 	@tools/build all
-	@$(ENV) ctest --test-dir build/release -j3 --output-on-failure --no-tests=error
+	@+$(MAKE) --no-print-directory -j2 test-python test-cpp test-device
+
+test-python:
 	@$(ENV) OMP_WAIT_POLICY=passive python -m pytest -n 2 --dist loadgroup $(ARGS)
-	@$(ENV) DMUON_TEST_DEVICE=emulated OMP_WAIT_POLICY=passive python -m pytest tests/distributed/test_adamw_groups.py \
-	  tests/distributed/test_passes.py
+
+test-cpp:
+	@$(ENV) ctest --test-dir build/release -j2 --output-on-failure --no-tests=error
+
+test-device:
+	@$(ENV) DMUON_TEST_DEVICE=emulated OMP_WAIT_POLICY=passive python -m pytest tests/distributed/test_passes.py \
+	  tests/distributed/test_adamw_groups.py
 
 test-async: setup ## training on the asynchronous device in all orders, the random one with SEEDS= (20) seeds
 	@tools/build all
