@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import pytest
 import torch.nn as nn
@@ -19,10 +19,13 @@ Program = TypeVar("Program", bound=Callable[..., None])
 class Refusals(list[Any]):
     """The cases of a test module, for `pytest.mark.parametrize(REFUSED, ...)`, in the order of their programs."""
 
+    first_options: ClassVar[dict[Callable[..., None], dict[str, Any]]] = {}  # of each program
+
     def __call__(self, *words: str, **options: Any) -> Callable[[Program], Program]:
         """`@refused(*words, **options)` above a program: with these options its error has these words on every rank."""
 
         def add(program: Program) -> Program:
+            self.first_options.setdefault(program, options)
             values = [f"{name}={value!r}" for name, value in options.items()]
             self.append(pytest.param(program, options, words, id=f"{program.__name__}({', '.join(values)})"))
             return program
@@ -33,15 +36,15 @@ class Refusals(list[Any]):
 REFUSED = ("program", "options", "words")
 
 
-def attempt(mesh: Any, program: Callable[..., None], options: dict[str, Any]) -> str:
-    """The ValueError's message; then one good step, which proves that the process can go on."""
+def attempt(mesh: Any, program: Callable[..., None], options: dict[str, Any], goes_on: bool) -> str:
+    """The ValueError's message; if asked, after one good step, which proves that the process can go on."""
     try:
         program(mesh, **options)
     except ValueError as error:
         message = str(error)
     else:
         raise AssertionError(f"{program.__name__}: no error")
-    if mesh.ndim <= 2:
+    if goes_on and mesh.ndim <= 2:
         s = Session(mesh, AHEAD)
         s.start(make_gpt(depth=1))
         s.train(0)
@@ -50,7 +53,8 @@ def attempt(mesh: Any, program: Callable[..., None], options: dict[str, Any]) ->
 
 def messages_of(pool: Any, program: Callable[..., None], mesh: tuple[int, ...] = (2, 2), **options: Any) -> list[str]:
     """What each rank's ValueError says."""
-    return list(pool.run(attempt, mesh, program=program, options=options))
+    goes_on = Refusals.first_options.setdefault(program, options) == options  # once a program
+    return list(pool.run(attempt, mesh, program=program, options=options, goes_on=goes_on))
 
 
 def expect_refusal(pool: Any, program: Callable[..., None], options: dict[str, Any], words: tuple[str, ...]) -> None:

@@ -68,9 +68,18 @@ def sums_of_losses(s: Session, factor: float, units: Any, max_norm: float) -> No
     s.notes.append(momenta(s))
 
 
-@pytest.mark.parametrize(("mesh", "schedule"), [((4,), AHEAD), ((2, 2), NO_COPY), ((2, 2), KEPT)])
-@pytest.mark.parametrize("units", [blocks_of, None])
-@pytest.mark.parametrize(("factor", "max_norm"), [(1.0, 0.3), (3, 1e4)])
+# Each pair of a mesh with a schedule, units and factors.
+@pytest.mark.parametrize(
+    ("mesh", "schedule", "units", "factor", "max_norm"),
+    [
+        ((4,), AHEAD, blocks_of, 1.0, 0.3),
+        ((4,), AHEAD, None, 3, 1e4),
+        ((2, 2), NO_COPY, blocks_of, 3, 1e4),
+        ((2, 2), NO_COPY, None, 1.0, 0.3),
+        ((2, 2), KEPT, blocks_of, 1.0, 0.3),
+        ((2, 2), KEPT, None, 3, 1e4),
+    ],
+)
 def test_the_program_is_that_of_one_process(ranks, mesh, schedule, units, factor, max_norm):
     *notes, reference = check(
         ranks, sums_of_losses, mesh, schedule=schedule, factor=factor, units=units, max_norm=max_norm

@@ -100,7 +100,6 @@ CASES = [
     Case("full_params", victim=0, mesh=(4,), fsdp=True),
     Case("full_params", victim=2, stays=True),
     Case("evaluates", victim=0),
-    Case("evaluates", victim=0, evaluated=True),
     Case("evaluates", victim=0, mesh=(4,), fsdp=True),
     Case("evaluates", victim=0, fsdp=True, evaluated=True),
     Case("evaluates", victim=1, mesh=(4,), evaluated=True, lookahead=0),

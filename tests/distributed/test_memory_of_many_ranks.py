@@ -26,7 +26,7 @@ from training import AHEAD, dedicate
 import dmuon
 
 pytestmark = pytest.mark.cpu("it names its devices")
-WIDTH, DEPTH = 128, 48
+WIDTH, DEPTH = 128, 24
 MATRIX = FP32 * WIDTH * WIDTH
 LIMIT_S = 300  # for hangs
 
@@ -82,7 +82,6 @@ def test_four_ranks_hold_no_more_than_two(request, kind):
     for mesh, results in found.items():
         state = 3 * DEPTH // len(results)  # matrices: masters, momentum, gradients
         copies = DEPTH // mesh[1] if len(mesh) > 1 else 0  # of what other nodes own
-        # The model has 48 matrices.
         most = {
             "start": state + copies + 1,
             "verify": 12 + (2 if len(mesh) > 1 else 0),  # between nodes a mean, and an inbox for it

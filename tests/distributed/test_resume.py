@@ -90,8 +90,8 @@ def save_plan_of_single_matrices(mesh: Any, path: str) -> None:
         dmuon.Plan(_plan.make_plan(items, made.mesh, "round_robin", costs, _plan.PlanOptions())).save(path)
 
 
-@pytest.mark.parametrize("mesh", [(2, 2), (4,)])
-def test_training_goes_on_bit_by_bit_with_a_plan_that_divides_parameters_otherwise(ranks, mesh, tmp_path):
+def test_training_goes_on_bit_by_bit_with_a_plan_that_divides_parameters_otherwise(ranks, tmp_path):
+    mesh = (2, 2)
     directory, plan = str(tmp_path / "saved"), str(tmp_path / "plan.json")
     saved, expected = ranks.run(save, mesh, directory=directory, model="experts")[0]
     ranks.run(save_plan_of_single_matrices, mesh, path=plan)
@@ -143,14 +143,11 @@ def moved_by_full_dict(mesh: Any, name: str, source: str, target: str, from_rank
     ("mesh", "name", "source", "target", "from_rank_0"),
     [
         ((2, 2), "gpt", "dmuon", "dmuon", False),
-        ((4,), "gpt", "dmuon", "dmuon", True),
         ((2, 2), "gpt", "dmuon", "fsdp2", True),
-        ((2, 2), "gpt", "dmuon", "one", False),
         ((4,), "gpt", "fsdp2", "dmuon", False),
         ((2, 2), "gpt", "fsdp2", "dmuon", True),
-        ((4,), "gpt", "one", "dmuon", False),
         ((2, 2), "gpt", "one", "dmuon", True),
-        ((2, 2), "heads", "dmuon", "dmuon", True),
+        ((4,), "heads", "dmuon", "dmuon", True),
         ((2, 2), "heads", "dmuon", "one", False),
         ((2, 2), "heads", "one", "dmuon", False),
     ],

@@ -104,7 +104,9 @@ def from_the_first_rank(s: Session, fsdp: bool) -> None:
     s.train(0, 1, 2)
 
 
-@pytest.mark.parametrize(("mesh", "schedule"), [((4,), AHEAD), ((2, 2), NO_COPY), ((2, 2), ON_DEMAND)])
-@pytest.mark.parametrize("fsdp", [True, False])
+@pytest.mark.parametrize(
+    ("mesh", "schedule", "fsdp"),
+    [((4,), AHEAD, True), ((4,), AHEAD, False), ((2, 2), NO_COPY, True), ((2, 2), ON_DEMAND, False)],
+)
 def test_training_goes_on_from_the_first_rank_s_values(ranks, mesh, schedule, fsdp):
     check(ranks, from_the_first_rank, mesh, schedule=schedule, fsdp=fsdp)

@@ -35,6 +35,12 @@ USUAL = Micro(Pass((0, 1, 2)))
 BLOCKS = (Block(), Block("mlp"), Block("nested"))
 
 
+def each_order_with(*values: Any) -> list[tuple[Any, str]]:
+    """All pairs in `make test-async`; else each order once, with the values in turn."""
+    pairs = [(i, j) for i in range(len(values)) for j in range(len(ORDERS))]
+    return [(values[i], ORDERS[j]) for i, j in pairs if NUM_SEEDS or j % len(values) == i]
+
+
 @pytest.fixture(scope="module")
 def device_ranks():
     pool = RankPool(4, device_type="emulated")
@@ -102,8 +108,7 @@ def on_another_stream(mesh: Any, program: Program, order: str) -> tuple[Outcome,
     return (initial, final, notes), async_device.races()
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("wrap", ["none", "blocks"])
+@pytest.mark.parametrize(("wrap", "order"), each_order_with("none", "blocks"))
 def test_training_on_another_stream(device_ranks, wrap, order):
     steps = (Step((USUAL,)), Step((USUAL, USUAL), clips=True), Step((USUAL,)))
     program = Program(mesh=(2, 2), wrap=wrap, blocks=BLOCKS, steps=steps)
@@ -140,8 +145,7 @@ def in_branches(mesh: Any, program: Program, order: str) -> tuple[Outcome, list[
         Net.forward = usual
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("reshard", [True, False])
+@pytest.mark.parametrize(("reshard", "order"), each_order_with(True, False))
 def test_units_on_two_streams(device_ranks, monkeypatch, reshard, order):
     uses = Pass((1, 1, 0, 1, 2, 0))
     micro = Micro(uses, evaluation="no_grad", evaluated=uses)

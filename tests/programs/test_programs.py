@@ -19,7 +19,7 @@ from several import with_several_matrices
 
 pytestmark = pytest.mark.xdist_group("programs")  # one process has the ranks
 
-NUM_RANDOM = 15
+NUM_RANDOM = 10
 KEPT = sorted((Path(__file__).parent / "kept").glob("*.json"))
 
 
@@ -48,7 +48,7 @@ USUAL = Micro(Pass((0, 1, 2)))
 @pytest.mark.parametrize(
     ("astray", "wrap"),
     [
-        *((astray, "blocks") for astray in ASTRAY),
+        *((astray, "blocks") for astray in ASTRAY if astray != "repeats"),  # one of the kept
         *((astray, "none") for astray in ("adds", "no backward", "no_sync", "no step", "clips")),
     ],
 )
@@ -65,7 +65,6 @@ def test_a_rank_that_goes_astray_alone_ends_all_ranks(programs_pool, astray, wra
     [
         ((2, 2), "by size", "fp32"),
         ((2, 2), "all", "bf16"),
-        ((2, 2), "none", "fp32"),
         ((4,), "all", "fp32"),
         ((4, 1), "by size", "fp32"),
         ((3,), "by size", "bf16"),
