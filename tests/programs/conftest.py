@@ -15,3 +15,11 @@ def programs_pool():
     pool = RankPool(4, 10 * ANSWER_S)  # a limit for hangs
     yield pool
     pool.close()
+
+
+@pytest.fixture(scope="session")
+def device_ranks():
+    """On the asynchronous device; the tests that use it are of one xdist_group, and so of one process."""
+    pool = RankPool(4, device_type="emulated")
+    yield pool
+    pool.close()

@@ -41,13 +41,6 @@ def each_order_with(*values: Any) -> list[tuple[Any, str]]:
     return [(values[i], ORDERS[j]) for i, j in pairs if NUM_SEEDS or j % len(values) == i]
 
 
-@pytest.fixture(scope="module")
-def device_ranks():
-    pool = RankPool(4, device_type="emulated")
-    yield pool
-    pool.close()
-
-
 def check(pool: RankPool, program: Program, chosen: str) -> None:
     seeds = {order: NUM_SEEDS if order == "random" else 1 for order in ORDERS} if NUM_SEEDS else {chosen: 1}
     check_on_device(pool, program, [(order, seed) for order, number in seeds.items() for seed in range(number)])

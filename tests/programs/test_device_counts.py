@@ -10,22 +10,14 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
 from device_counts import KINDS, MATRICES, PHASES, count, iteration, total
-from pool import RankPool
 
 pytestmark = pytest.mark.xdist_group("async_device")
 NUM_BLOCKS = 4
 
 
 @pytest.fixture(scope="module")
-def pool():
-    made = RankPool(4, device_type="emulated")
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
-def counts(pool):
-    return {kind: pool.run(count, (2, 2), kind=kind, num_blocks=NUM_BLOCKS)[0] for kind in KINDS}
+def counts(device_ranks):
+    return {kind: device_ranks.run(count, (2, 2), kind=kind, num_blocks=NUM_BLOCKS)[0] for kind in KINDS}
 
 
 def beyond(counts, phase, what, kind="rest"):
@@ -51,7 +43,7 @@ def test_the_host_never_waits_for_the_device(counts):
     assert [total(counts["dmuon"][phase], "host_syncs") for phase in PHASES] == [0, 0, 0, 0]
 
 
-def test_newton_schulz_launches_few_kernels_a_batch(pool):
-    (found,) = pool.run(iteration, (1,))
+def test_newton_schulz_launches_few_kernels_a_batch(device_ranks):
+    (found,) = device_ranks.run(iteration, (1,))
     assert len(found) == 3
     assert all(0 < kernels <= 40 for kernels in found.values()), found

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn as nn
-from pool import RankPool
 from torch.distributed.tensor import DTensor, Shard
 
 import dmuon
@@ -23,13 +22,6 @@ pytestmark = pytest.mark.xdist_group("async_device")  # one process has the rank
 WIDTH = 128
 UNITS = (7, 4, 8, 5, 8, 6)  # matrices of each
 PHASES = ("forward", "backward", "step")
-
-
-@pytest.fixture(scope="module")
-def device_ranks():
-    pool = RankPool(4, device_type="emulated")
-    yield pool
-    pool.close()
 
 
 class Stack(nn.Module):

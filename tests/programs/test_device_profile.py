@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn as nn
-from pool import RankPool
 from test_device_step import start
 
 import dmuon
@@ -43,10 +42,8 @@ def profiled(mesh: Any) -> tuple[dmuon.Profile, float]:
         async_device.configure(order="random", idle_ms=2)
 
 
-def test_spans_are_when_the_device_worked():
-    pool = RankPool(4, device_type="emulated")
-    profile, issued = pool.run(profiled, (2, 2))[0]
-    pool.close()
+def test_spans_are_when_the_device_worked(device_ranks):
+    profile, issued = device_ranks.run(profiled, (2, 2))[0]
     of_rank = [span for span in profile.spans if span.rank == 0]
     assert {span.lane for span in of_rank} == {"compute", "intra", "inter"}
     for span in of_rank:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn as nn
-from pool import RankPool
 from torch.distributed.fsdp import fully_shard
 
 import dmuon
@@ -16,13 +15,6 @@ import dmuon
 pytestmark = pytest.mark.xdist_group("async_device")
 NUM_STEPS, BAD_STEP = 6, 3
 ON_NODES, ON_ONE_NODE = ((2, 2), "side_first", "inf"), ((4,), "compute_first", "nan")
-
-
-@pytest.fixture(scope="module")
-def device_ranks():
-    pool = RankPool(4, device_type="emulated")
-    yield pool
-    pool.close()
 
 
 class Net(nn.Sequential):
