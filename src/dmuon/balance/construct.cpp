@@ -27,7 +27,8 @@ bool give(Assignment& assignment, ShapeIndex shape, int size, const Key& key) {
   return best.has_value();
 }
 
-// All owners have `each` matrices of every shape at first; the rest goes where it is cheapest.
+// Where `evenly`, all owners have as many matrices of a shape at first; the rest, or else all of
+// them, goes where it is cheapest.
 std::optional<Assignment> rest_where_cheapest(const Problem& problem, bool evenly) {
   Assignment assignment(problem);
   const auto longest = [&](ShapeIndex s) {

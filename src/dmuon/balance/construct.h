@@ -17,7 +17,7 @@ std::optional<Assignment> longest_first(const Problem& problem, int lot);
 /// Shape after shape, each matrix to the owner that ends least loaded with it, its batches counted.
 std::optional<Assignment> least_loaded(const Problem& problem);
 
-/// Of each shape everybody has as many, the rest going to the least loaded.
+/// All owners have as many matrices of each shape, and the rest goes to the least loaded.
 std::optional<Assignment> even(const Problem& problem);
 
 /// The owner with fewest bytes gets the next matrix, largest first: what fits a tight max_bytes.

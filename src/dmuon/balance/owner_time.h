@@ -12,7 +12,7 @@ namespace dmuon::balance {
 /// Immutable, so safe to share between threads.
 class OwnerTime {
  public:
-  /// Of what no set of batches adds up to.
+  /// The time of a number of matrices that no set of batches adds up to.
   static constexpr Nanoseconds kNever = std::numeric_limits<Nanoseconds>::max();
 
   /// @param longest batches that take more are left out.

@@ -1,7 +1,6 @@
 #include <pybind11/stl.h>
 
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 

@@ -3,7 +3,6 @@
 #include <c10/core/Device.h>
 
 #include <memory>
-#include <optional>
 
 namespace c10 {
 struct Event;

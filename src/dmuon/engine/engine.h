@@ -22,7 +22,8 @@ namespace dmuon::engine {
 struct EngineOptions {
   schedule::StepOptions step;
   c10::Device device = c10::kCPU;
-  /// Of the parameters that stay with the host framework; it has slots / host_replicates shards.
+  /// How often the host framework has each of the parameters that stay with it, of which it makes
+  /// slots / host_replicates shards.
   int host_replicates = 1;
   /// Owners' gradients are the mean over all ranks times this.
   double gradient_scale = 1;

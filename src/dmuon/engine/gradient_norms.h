@@ -2,8 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <utility>
-
 #include "dmuon/core/index.h"
 #include "dmuon/engine/owned.h"
 #include "dmuon/engine/packing.h"

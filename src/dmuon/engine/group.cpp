@@ -1,7 +1,6 @@
 #include "dmuon/engine/group.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 
 #include <stdexcept>
 #include <utility>

@@ -151,7 +151,7 @@ class Group {
   Pending issue(const std::string& what, Call&& call);
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
-  // Of the device. Called directly: the dispatcher's way to it costs the host more than the rest.
+  // The device's. Called directly: the dispatcher's way to it costs the host more than the rest.
   c10::intrusive_ptr<c10d::Backend> backend_;
   std::string name_;
   int rank_;

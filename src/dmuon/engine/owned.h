@@ -29,7 +29,7 @@ struct OwnedBatch {
   at::Tensor part(const std::string& name, std::size_t begin, std::size_t end) const;
 };
 
-/// Of a parameter's gradient.
+/// Some elements of a parameter's gradient.
 struct GradientPiece {
   core::ParameterIndex parameter;
   at::Tensor values;  ///< flat

@@ -57,7 +57,7 @@ struct Part {
   std::vector<Segment> segments;
 
   std::int64_t size() const;
-  /// Of the buffer, the element that is the part's at `place` in [0, size()).
+  /// The element of the buffer that is the part's at `place` in [0, size()).
   std::int64_t element_at(std::int64_t place) const;
   /// What follows the last segment makes it longer.
   void append(const Segment& segment);
@@ -66,7 +66,7 @@ struct Part {
 
 /// A parameter's place in the packed order of its unit.
 using PackedIndex = core::Index<struct PackedKind>;
-/// Likewise a leaf's.
+/// A leaf's place in the packed order of its unit.
 using PackedLeafIndex = core::Index<struct PackedLeafKind>;
 
 /// Where a unit's parameters lie in its packed buffers. Leaves are sorted by (column, owner,
@@ -75,7 +75,7 @@ using PackedLeafIndex = core::Index<struct PackedLeafKind>;
 /// for each run of one owner's. Each leaf begins at an aligned element (plan::packed_elements):
 /// what lies between has no meaning, and travels with what is before it.
 ///
-/// Of a leaf that is cut between the columns each rank has its own column's part, and these lie in
+/// Where a leaf is cut between the columns, each rank has its own column's part, and these lie in
 /// the same place: what is another column's is not there.
 ///
 /// A column has buffers of its own too (node copies, nodes' means): what its member of a node
@@ -95,7 +95,7 @@ struct Packing {
   core::Vector<core::Slot, std::int64_t> kept_by;    ///< elements of it that its column keeps
   std::int64_t num_elements = 0;
 
-  /// Of a column's buffers.
+  /// The length of a column's buffers.
   std::int64_t column_elements(core::Shard column) const {
     return columns[column].size() + kept[column].size();
   }

@@ -43,7 +43,7 @@ class PeerExchange final : public Exchange {
     const Part& own = parts[static_cast<std::size_t>(group.rank())];
     const std::int64_t slot = num_peers == 0 ? own.size() : inbox.numel() / num_peers;
     std::int64_t taken = 0;
-    for (const Segment& piece : pieces_of(own, buffer, std::max(group.size(), 2))) {
+    for (const Segment& piece : pieces_of(own, buffer, group.size())) {
       // Peers in ring order from the next rank, so that not all send to one member at once.
       std::vector<Pending> arrivals;
       for (int i = 0; i < num_peers; ++i) {

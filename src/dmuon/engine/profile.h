@@ -1,7 +1,6 @@
 #pragma once
 
 #include <array>
-#include <cstdint>
 #include <map>
 #include <mutex>
 #include <string>
@@ -15,7 +14,7 @@ namespace dmuon::engine {
 /// One operation as it happened, in seconds of the system clock.
 struct Span {
   schedule::Kind kind;
-  int unit;  ///< the batch of kUpdate
+  int unit;  ///< or the batch that kUpdate updates
   double issued;
   double started;  ///< its dependencies had happened, and its lane was free
   double done;

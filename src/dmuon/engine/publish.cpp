@@ -1,7 +1,6 @@
 #include "dmuon/engine/publish.h"
 
 #include <string>
-#include <vector>
 
 #include "dmuon/engine/exchange.h"
 

@@ -26,7 +26,7 @@ struct Report {
   std::string over;                           ///< why it will not come to anything more; else empty
   std::int64_t told_ms = 0;                   ///< when, by its clock, since 1970; 0: never
 
-  // Of the newest operations, the last being number `reached[kOperation]`.
+  // The newest operations, the last being number `reached[kOperation]`.
   std::deque<std::uint64_t> hashes;  ///< of each and all before it
   std::deque<std::string> words;     ///< what they are; of fewer
 

@@ -38,7 +38,7 @@ class Unit {
   const std::string& name() const { return name_; }
   const Packing& packing() const { return packing_; }
 
-  /// Of leaves in packed order, tensors over the buffer to make parameters of, in their sizes.
+  /// Tensors over the buffer to make parameters of, one a leaf in packed order, in its sizes.
   std::vector<at::Tensor> weight_tensors() const;
 
   /// @param parameters   leaves over weight_tensors(), in packed order.

@@ -36,7 +36,7 @@ struct Fp32 {
   DMUON_AVX512_INLINE static void store(std::byte* to, __mmask16 mask, __m512 value) {
     _mm512_mask_storeu_ps(to, mask, value);
   }
-  // Of 16 vectors the word that begins at `from`, whose second entry would be a stride further.
+  // The word of each of 16 vectors that begins at `from`; its second entry would be a stride on.
   DMUON_AVX512_INLINE static __m512i word(__mmask16 mask, const std::byte* from, std::int64_t,
                                           bool) {
     return _mm512_maskz_loadu_epi32(mask, from);

@@ -55,7 +55,7 @@ struct Tile {
   std::int64_t left;
 };
 
-// Of a row of the tile 16 sums, from column `col` on.
+// 16 sums of a row of the tile, from column `col` on.
 template <typename T, End kEnd>
 DMUON_AVX512_INLINE void store(const Tile& tile, std::int64_t i, std::int64_t col, __mmask16 mask,
                                __m512 sum, float alpha, float beta) {

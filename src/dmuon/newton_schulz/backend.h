@@ -71,7 +71,7 @@ class Backend {
  public:
   virtual ~Backend() = default;
 
-  /// Of its file in backends/: what a Choice names.
+  /// The name of its file in backends/, by which a Choice names it.
   virtual std::string_view name() const = 0;
 
   /// The dtype Newton-Schulz runs in when the user names none.
@@ -149,8 +149,7 @@ class Backend {
   /// move_weights by the result of the iteration's last product. A backend may add that to the
   /// weights where it computes it, and then does not round it to the iteration's dtype.
   /// @param product  [(b,) rows', cols'], of the iteration's dtype. Rows and columns beyond those
-  /// of
-  ///                 the update's matrices are padding, and are left out.
+  ///                 of the update's matrices are padding, and are left out.
   virtual void finish(const Update& update, const PendingProduct& product) const;
 
   /// momentum <- momentum + (1 - mu) (gradient - momentum), and the direction that follows:

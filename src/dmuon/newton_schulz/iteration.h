@@ -12,7 +12,7 @@ namespace dmuon::newton_schulz {
 struct Steps {
   Coefficients coefficients;  ///< at least one row
   flops::Segments segments;   ///< which make up the rows
-  /// Of R, Z and Q; unset: each is a WideSquare (backend.h).
+  /// The dtype of R, Z and Q; unset: each is a WideSquare (backend.h).
   std::optional<at::ScalarType> square_dtype;
   std::int64_t panel_rows;  ///< of symmetric products; not read of WideSquares
 };

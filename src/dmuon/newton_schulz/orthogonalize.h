@@ -84,15 +84,14 @@ at::Tensor orthogonalize(at::Tensor x, const IterationOptions& options);
 ///
 /// Bytes an element that are read and written beside the iteration's products, in bf16:
 ///
-///   before it  14  one matrix by itself, on CPUs in fp32 and bf16: momentum in and out, gradient,
-///   X
+///   before it  14  one matrix by itself, on CPUs in fp32 and bf16: momentum in and out,
+///                  gradient, X
 ///              26  else, of which batches on CPUs find 12 in caches: the direction out, in twice
 ///   after it    8  by kernels/, where the last product goes straight to the weights
 ///              12  else: its result out and in
 ///
-/// @throws InvalidArgument naming the first tensor that is no fp32 of master's sizes and device,
-/// and
-///         as orthogonalize.
+/// @throws InvalidArgument naming the first tensor that is no fp32 of master's sizes and device;
+///         and as orthogonalize.
 void update(const Update& update, const IterationOptions& options);
 
 }  // namespace dmuon::newton_schulz

@@ -3,7 +3,6 @@
 #include <map>
 #include <string_view>
 #include <unordered_set>
-#include <utility>
 
 #include "dmuon/core/error.h"
 #include "dmuon/plan/packed_size.h"

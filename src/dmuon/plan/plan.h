@@ -59,8 +59,7 @@ Plan make_plan(const Inventory& inventory, Mesh mesh, std::string_view strategy,
 /// The same, with the decision of eq:owner_assignment made elsewhere.
 /// @param strategy what the plan is called.
 /// @param counts   matrices of each shape of group_by_shape(inventory), without parameters of
-/// single
-///                 columns, which are dealt afterwards.
+///                 single columns, which are dealt afterwards.
 Plan make_plan_from_counts(const Inventory& inventory, Mesh mesh, std::string_view strategy,
                            const core::PerOwner<PerShape<int>>& counts, const CostTable& costs,
                            const PlanOptions& options = {});

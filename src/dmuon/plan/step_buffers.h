@@ -35,9 +35,11 @@ struct BufferPeaks {
   core::Vector<core::UnitIndex, std::int64_t> at_update;  ///< by unit that waits for it
 };
 
-/// @param bytes  [units] of its buffers; one of 0 bytes is never taken.
-/// @param keeps  what is given back waits for the next buffer, as in engine::BufferPool on CPUs.
+/// Each unit's buffers.
 using BufferBytes = core::Vector<core::UnitIndex, std::array<std::int64_t, kNumBuffers>>;
+
+/// @param bytes  one of 0 bytes is never taken.
+/// @param keeps  what is given back waits for the next buffer, as in engine::BufferPool on CPUs.
 BufferPeaks buffer_peaks(const std::vector<BufferEvent>& events, const BufferBytes& bytes,
                          bool keeps);
 

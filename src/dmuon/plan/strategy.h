@@ -39,8 +39,8 @@ Strategy find_strategy(std::string_view name);
 // The strategies. All but the first are for comparison.
 
 /// eq:owner_assignment: how many matrices of each shape an owner gets, then which. Within the
-/// layout slack, an assignment that spreads better is taken instead; nothing is given up on one
-/// node, where no two columns share a network. Nobody is faster with another strategy.
+/// layout slack, and no slower than lpt, round_robin and xor_layout, an assignment that spreads
+/// better is taken instead; nothing is given up on one node, where no two columns share a network.
 Decision load_balance(const Problem& problem);
 
 /// Longest processing time first, matrix by matrix at what one alone takes: what is done where

@@ -4,7 +4,8 @@
 
 #include "dmuon/schedule/step_schedule.h"
 
-// What the builders of passes and of updates and the resolver share; not for users of the schedule.
+// What the builders of passes and of updates share with the resolver, which has a Maker; who uses
+// either needs nothing of it.
 namespace dmuon::schedule {
 
 /// Without those that are empty.

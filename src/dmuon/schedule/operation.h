@@ -52,11 +52,11 @@ struct Dependency {
 /// Which of a schedule's operations run, and which have been done already, a Resolver says.
 struct Operation {
   Kind kind{};
-  core::UnitIndex unit{};    ///< not of kUpdate
-  core::BatchIndex batch{};  ///< of kUpdate
-  /// Of the weights, counted from those that the step began with: 1 after the update.
+  core::UnitIndex unit{};    ///< but for kUpdate, which has a batch instead
+  core::BatchIndex batch{};  ///< kUpdate's
+  /// Which weights it moves, counted from those that the step began with: 1 after the update.
   int version = 0;
-  /// Of kRouteIntra: the node's mean stays at the column member, as a partial sum.
+  /// Whether the node's mean stays at the column member, as a partial sum: kRouteIntra alone.
   bool hold = false;
   std::vector<Dependency> after{};
   bool operator==(const Operation&) const = default;
@@ -71,7 +71,7 @@ struct UnitLayout {
   /// The host framework manages parameters in it, whose collectives all ranks must reach alike: no
   /// rank may skip it by itself.
   bool host = false;
-  /// Of a column's part, what other columns' ranks do not have: their buffers hold as much of
+  /// How much of a column's part other columns' ranks do not have: their buffers hold as much of
   /// their own there (expert parallelism).
   std::int64_t kept_elements = 0;
 
@@ -95,15 +95,15 @@ struct Layout {
   }
   core::Shard shard_of(core::Slot slot) const { return core::Shard(slot.value() % num_shards); }
 
-  /// Of a rank's packed buffer.
+  /// The length of a rank's packed buffer.
   std::int64_t buffer_elements(const UnitLayout& unit) const {
     return unit.num_elements() - (num_shards - 1) * unit.kept_elements;
   }
-  /// Of the largest unit.
+  /// Bytes of the largest packed buffer of any unit.
   std::int64_t largest_weights() const;
   std::int64_t largest_gradients() const;
-  /// Of any unit's gradients, the largest part of one column: what a column member keeps of a
-  /// route between the stages.
+  /// Bytes of the largest part that a column has of any unit's gradients: what a column member
+  /// keeps of a route between the stages.
   std::int64_t largest_node_mean() const;
 };
 

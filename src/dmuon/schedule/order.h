@@ -62,7 +62,7 @@ class Order {
   /// What the open pass still owes where it follows a trace; the pass stays open.
   std::vector<Crossing> catch_up();
 
-  /// Of that, what lies before the next use of a host unit.
+  /// The part of catch_up() that lies before the next use of a host unit.
   std::vector<Crossing> catch_up_to_host_use();
 
   /// Ends the current pass; returns what it still owed. Nothing where no pass is open.

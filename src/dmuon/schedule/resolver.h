@@ -118,8 +118,8 @@ class Resolver {
   /// Whose operations are being performed, if they are a crossing's.
   const std::optional<Crossing>& crossing() const { return crossing_; }
 
-  /// Of all triggers that were crossed and of the schedules. What is issued follows from them, so
-  /// it is equal on ranks that have issued the same.
+  /// A hash of all triggers that were crossed and of the schedules. What is issued follows from
+  /// them, so it is equal on ranks that have issued the same.
   std::uint64_t hash() const { return issued_.value(); }
 
  private:

@@ -59,11 +59,12 @@ struct Issue {
   int event = 0;                                 ///< place in Job::events
   int step = 0;                                  ///< steps taken before it
   std::optional<schedule::Crossing> crossing{};  ///< or the use, that it belongs to
-  /// Of the weights that it moves or reads.
+  /// The version of the weights that it moves or reads.
   int version() const { return step + operation.version; }
 };
 
-/// What a rank compares with all others before it goes on; or what it leaves to the host framework.
+/// Where a rank compares its trigger with all others before it goes on; or where it leaves for the
+/// host framework's collectives.
 struct Comparison {
   int num_messages = 0;                        ///< operations of communication issued before it
   std::optional<schedule::Trigger> trigger{};  ///< none: the end of a pass
