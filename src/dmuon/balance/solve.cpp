@@ -98,9 +98,9 @@ Solution solve(const Problem& problem) {
   Best best(bound.bound + bound.bound / 1000);
   construct(problem, best);
   if (!best.found()) {
-    throw core::InvalidArgument(core::message(
-        "balance: max_bytes must let every matrix have an owner; ", problem.instance().max_bytes,
-        " do not. With ", sufficient_bytes(problem), " there is an assignment"));
+    core::refuse("balance: max_bytes must let every matrix have an owner; ",
+                 problem.instance().max_bytes, " do not. With ", sufficient_bytes(problem),
+                 " there is an assignment");
   }
   PatternLp lp(problem);
   Nanoseconds possible = best->makespan();

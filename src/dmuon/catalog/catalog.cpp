@@ -20,7 +20,7 @@ std::string_view text_of(std::string_view name) {
   for (const Embedded& file : embedded()) {
     if (file.name == name) return file.text;
   }
-  throw core::InternalError(core::message("dmuon bug: catalog has no '", name, "'"));
+  core::bug("catalog has no '", name, "'");
 }
 
 int optional_count(const JsonReader& reader, const char* key, int otherwise) {
@@ -110,8 +110,7 @@ Model model(std::string_view name) {
   for (const std::string& known : model_names()) {
     if (known == name) return model_from_json(text_of(name));
   }
-  throw core::InvalidArgument(
-      core::message("model: expected one of ", core::joined(model_names()), "; got '", name, "'"));
+  core::refuse("model: expected one of ", core::joined(model_names()), "; got '", name, "'");
 }
 
 std::vector<plan::Device> devices_from_json(std::string_view text) {
@@ -147,8 +146,7 @@ plan::Device device(std::string_view name) {
   for (const plan::Device& known : known_devices()) {
     if (known.name == name) return known;
   }
-  throw core::InvalidArgument(core::message("device: expected one of ",
-                                            core::joined(device_names()), "; got '", name, "'"));
+  core::refuse("device: expected one of ", core::joined(device_names()), "; got '", name, "'");
 }
 
 }  // namespace dmuon::catalog

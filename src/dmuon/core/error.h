@@ -40,16 +40,28 @@ inline std::string joined(const std::vector<std::string>& words) {
   return all;
 }
 
+/// @throws InvalidArgument with the streamed parts.
+template <typename... Parts>
+[[noreturn]] void refuse(Parts&&... parts) {
+  throw InvalidArgument(message(std::forward<Parts>(parts)...));
+}
+
+/// For what is never reached. @throws InternalError with the streamed parts.
+template <typename... Parts>
+[[noreturn]] void bug(Parts&&... parts) {
+  throw InternalError(message("dmuon bug: ", std::forward<Parts>(parts)...));
+}
+
 /// @throws InvalidArgument with the streamed parts unless `condition` holds.
 template <typename... Parts>
 void require(bool condition, Parts&&... parts) {
-  if (!condition) throw InvalidArgument(message(std::forward<Parts>(parts)...));
+  if (!condition) refuse(std::forward<Parts>(parts)...);
 }
 
 /// @throws InternalError with the streamed parts unless `condition` holds.
 template <typename... Parts>
 void invariant(bool condition, Parts&&... parts) {
-  if (!condition) throw InternalError(message("dmuon bug: ", std::forward<Parts>(parts)...));
+  if (!condition) bug(std::forward<Parts>(parts)...);
 }
 
 }  // namespace dmuon::core

@@ -64,10 +64,9 @@ void Engine::require_all_at(const std::array<std::int64_t, 4>& here, const std::
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
     const bool calls = all[0][1] == kCall || all[rank][1] == kCall;
-    throw core::InvalidArgument(core::message("dmuon: ranks disagree in step ", executor_.step(),
-                                              ": rank 0 of the mesh is at ", text(all[0]),
-                                              ", rank ", rank, " is at ", text(all[rank]),
-                                              ". Expected: ", calls ? kSameCalls : kSameModules));
+    core::refuse("dmuon: ranks disagree in step ", executor_.step(), ": rank 0 of the mesh is at ",
+                 text(all[0]), ", rank ", rank, " is at ", text(all[rank]),
+                 ". Expected: ", calls ? kSameCalls : kSameModules);
   }
 }
 

@@ -214,8 +214,7 @@ void Executor::perform(const Operation& operation,
     case Kind::kUpdate:
     case Kind::kForward:
     case Kind::kBackward:
-      core::invariant(false, "Executor: modules compute by themselves, got ",
-                      schedule::name_of(operation.kind));
+      core::bug("Executor: modules compute by themselves, got ", schedule::name_of(operation.kind));
   }
 }
 

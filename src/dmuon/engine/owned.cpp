@@ -80,8 +80,7 @@ at::Tensor Owned::stack(const Position& position, const std::string& name) const
 
 void Owned::require_name(const std::string& name) const {
   if (std::find(names_.begin(), names_.end(), name) == names_.end())
-    throw core::InvalidArgument(core::message("Owned::of: name: expected one of ",
-                                              core::joined(names_), "; got '", name, "'"));
+    core::refuse("Owned::of: name: expected one of ", core::joined(names_), "; got '", name, "'");
 }
 
 at::Tensor Owned::of(ParameterIndex parameter, const std::string& name) const {

@@ -108,8 +108,7 @@ std::int64_t Part::element_at(std::int64_t place) const {
     if (place < segment.size()) return segment.begin + place;
     place -= segment.size();
   }
-  core::invariant(false, "Part::element_at: expected less than ", size(), ", got ", place + size());
-  return -1;
+  core::bug("Part::element_at: expected less than ", size(), ", got ", place + size());
 }
 
 void Part::append(const Segment& segment) {

@@ -8,7 +8,7 @@ bool multiplies(Dtype) { return false; }
 
 namespace {
 
-void refuse() { core::invariant(false, "multiply: this processor has no AVX-512"); }
+void refuse() { core::bug("multiply: this processor has no AVX-512"); }
 
 }  // namespace
 

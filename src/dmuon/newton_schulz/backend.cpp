@@ -44,16 +44,16 @@ void Backend::symmetric_product(const at::Tensor& out, double beta, const at::Te
 bool Backend::has_wide_squares(at::ScalarType) const { return false; }
 
 void Backend::wide_gram(const WideSquare&, double, const at::Tensor&) const {
-  core::invariant(false, "wide_gram: the backend has no wide squares");
+  core::bug("wide_gram: the backend has no wide squares");
 }
 
 void Backend::wide_product(const WideSquare&, double, const WideSquare&, double, const WideSquare&,
                            const WideSquare&) const {
-  core::invariant(false, "wide_product: the backend has no wide squares");
+  core::bug("wide_product: the backend has no wide squares");
 }
 
 void Backend::scaled_product(const at::Tensor&, const PendingProduct&) const {
-  core::invariant(false, "scaled_product: the backend has no wide squares");
+  core::bug("scaled_product: the backend has no wide squares");
 }
 
 Start Backend::start(const Update& update, at::ScalarType dtype, double eps) const {

@@ -56,8 +56,8 @@ Coefficients resolve(std::string_view name, int num_steps) {
     if (set_name == name) return resolve(rows, num_steps);
     known += (known.empty() ? "'" : ", '") + std::string(set_name) + "'";
   }
-  throw core::InvalidArgument(core::message(
-      "resolve: coefficients must be rows (a, b, c) or one of ", known, "; got '", name, "'"));
+  core::refuse("resolve: coefficients must be rows (a, b, c) or one of ", known, "; got '", name,
+               "'");
 }
 
 Coefficients resolve(const Coefficients& rows, int num_steps) {

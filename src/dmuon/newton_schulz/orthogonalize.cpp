@@ -72,9 +72,8 @@ const Backend& named(const std::string& name, c10::Device device, at::ScalarType
     if (backend->name() == name) return *backend;
     names.emplace_back(backend->name());
   }
-  throw core::InvalidArgument(core::message("orthogonalize: choice.backend must be one of ",
-                                            core::joined(names), " for ", dtype, " on ", device,
-                                            " on this machine; got '", name, "'"));
+  core::refuse("orthogonalize: choice.backend must be one of ", core::joined(names), " for ", dtype,
+               " on ", device, " on this machine; got '", name, "'");
 }
 
 void check(const Tensor& x, const IterationOptions& options) {

@@ -28,7 +28,7 @@ double adjust_lr(AdjustLr rule, double lr, std::int64_t rows, std::int64_t cols)
     case AdjustLr::kSpectralUnclamped:
       return lr * std::sqrt(ratio);
   }
-  throw core::InternalError("adjust_lr: unknown rule");
+  core::bug("adjust_lr: unknown rule");
 }
 
 }  // namespace dmuon::optim

@@ -64,8 +64,8 @@ Nanoseconds time_of(const CostTable& costs, const Shape& shape, std::ptrdiff_t n
       if (batch.size == num_batch) return batch.ns;
     }
   }
-  throw core::InvalidArgument(core::message("plan: costs must have a time for a batch of ",
-                                            num_batch, " of ", to_string(shape), "; got none"));
+  core::refuse("plan: costs must have a time for a batch of ", num_batch, " of ", to_string(shape),
+               "; got none");
 }
 
 double mean_batch_units(const Plan& plan) {

@@ -88,8 +88,7 @@ void JsonReader::require_version(int version) const {
 }
 
 void JsonReader::fail(std::string_view expected) const {
-  throw core::InvalidArgument(
-      core::message(place_, ": expected ", expected, "; got ", shown(*value_)));
+  core::refuse(place_, ": expected ", expected, "; got ", shown(*value_));
 }
 
 nlohmann::json parse_json(std::string_view text, std::string_view what) {
@@ -98,8 +97,7 @@ nlohmann::json parse_json(std::string_view text, std::string_view what) {
   } catch (const nlohmann::json::exception& error) {
     // "[json.exception.parse_error.101] parse error at ..."
     const std::string_view all = error.what();
-    throw core::InvalidArgument(
-        core::message(what, ": expected JSON; ", in_ascii(all.substr(all.find("] ") + 2))));
+    core::refuse(what, ": expected JSON; ", in_ascii(all.substr(all.find("] ") + 2)));
   }
 }
 

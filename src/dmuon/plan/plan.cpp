@@ -73,8 +73,8 @@ Plan decide_within(const Plan& base, const ShapeGroups& groups, const balance::I
     if (plan.peak_bytes() <= cap) return plan;
     smallest = std::min(smallest, plan.peak_bytes());
   }
-  throw core::InvalidArgument(core::message("plan: max_memory_bytes must be >= ", smallest, " for ",
-                                            base.strategy, " on this mesh; got ", cap));
+  core::refuse("plan: max_memory_bytes must be >= ", smallest, " for ", base.strategy,
+               " on this mesh; got ", cap);
 }
 
 Plan make(const Inventory& inventory, Mesh mesh, std::string_view strategy, const CostTable& costs,

@@ -51,8 +51,8 @@ Strategy find_strategy(std::string_view name) {
   for (const Entry& entry : kStrategies) {
     if (entry.name == name) return entry.strategy;
   }
-  throw core::InvalidArgument(core::message("find_strategy: strategy must be one of ",
-                                            core::joined(strategy_names()), "; got '", name, "'"));
+  core::refuse("find_strategy: strategy must be one of ", core::joined(strategy_names()), "; got '",
+               name, "'");
 }
 
 Decision lpt(const Problem& problem) {

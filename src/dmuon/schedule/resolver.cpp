@@ -262,7 +262,7 @@ void Resolver::resolve(const Operation& operation) {
     case Kind::kUpdate:
     case Kind::kForward:
     case Kind::kBackward:
-      core::invariant(false, "Resolver: no schedule holds ", name_of(operation.kind));
+      core::bug("Resolver: no schedule holds ", name_of(operation.kind));
   }
 }
 
