@@ -4,6 +4,7 @@
 
 #include "dmuon/catalog/embedded.h"
 #include "dmuon/core/error.h"
+#include "dmuon/core/named.h"
 #include "dmuon/plan/json_reader.h"
 #include "dmuon/plan/parameter_json.h"
 
@@ -17,10 +18,7 @@ constexpr int kMaxMatrices = 1 << 22;
 constexpr std::string_view kDevices = "devices";
 
 std::string_view text_of(std::string_view name) {
-  for (const Embedded& file : embedded()) {
-    if (file.name == name) return file.text;
-  }
-  core::bug("catalog has no '", name, "'");
+  return core::named(embedded(), name, "catalog: expected", &Embedded::name).text;
 }
 
 int optional_count(const JsonReader& reader, const char* key, int otherwise) {
@@ -107,10 +105,8 @@ std::vector<std::string> model_names() {
 }
 
 Model model(std::string_view name) {
-  for (const std::string& known : model_names()) {
-    if (known == name) return model_from_json(text_of(name));
-  }
-  core::refuse("model: expected one of ", core::joined(model_names()), "; got '", name, "'");
+  core::named(model_names(), name, "model: expected");
+  return model_from_json(text_of(name));
 }
 
 std::vector<plan::Device> devices_from_json(std::string_view text) {
@@ -143,10 +139,7 @@ std::vector<std::string> device_names() {
 }
 
 plan::Device device(std::string_view name) {
-  for (const plan::Device& known : known_devices()) {
-    if (known.name == name) return known;
-  }
-  core::refuse("device: expected one of ", core::joined(device_names()), "; got '", name, "'");
+  return core::named(known_devices(), name, "device: expected", &plan::Device::name);
 }
 
 }  // namespace dmuon::catalog

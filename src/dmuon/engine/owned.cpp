@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "dmuon/core/error.h"
+#include "dmuon/core/named.h"
 
 namespace dmuon::engine {
 
@@ -79,8 +80,7 @@ at::Tensor Owned::stack(const Position& position, const std::string& name) const
 }
 
 void Owned::require_name(const std::string& name) const {
-  if (std::find(names_.begin(), names_.end(), name) == names_.end())
-    core::refuse("Owned::of: name: expected one of ", core::joined(names_), "; got '", name, "'");
+  core::named(names_, name, "Owned::of: name: expected");
 }
 
 at::Tensor Owned::of(ParameterIndex parameter, const std::string& name) const {

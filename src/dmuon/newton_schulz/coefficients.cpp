@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <string>
 #include <utility>
 
 #include "dmuon/core/error.h"
+#include "dmuon/core/named.h"
 
 namespace dmuon::newton_schulz {
 namespace {
@@ -25,8 +25,10 @@ Coefficients with_safety_factor(Coefficients rows, double s) {
   return rows;
 }
 
-const std::vector<std::pair<std::string_view, Coefficients>>& known_sets() {
-  static const std::vector<std::pair<std::string_view, Coefficients>> kSets = {
+using Set = std::pair<std::string_view, Coefficients>;
+
+const std::vector<Set>& known_sets() {
+  static const std::vector<Set> kSets = {
       {"polar_express",
        with_safety_factor({{8.28721201814563, -23.595886519098837, 17.300387312530933},
                            {4.107059111542203, -2.9478499167379106, 0.5448431082926601},
@@ -51,13 +53,8 @@ const std::vector<std::pair<std::string_view, Coefficients>>& known_sets() {
 }  // namespace
 
 Coefficients resolve(std::string_view name, int num_steps) {
-  std::string known;
-  for (const auto& [set_name, rows] : known_sets()) {
-    if (set_name == name) return resolve(rows, num_steps);
-    known += (known.empty() ? "'" : ", '") + std::string(set_name) + "'";
-  }
-  core::refuse("resolve: coefficients must be rows (a, b, c) or one of ", known, "; got '", name,
-               "'");
+  const char* expected = "resolve: coefficients must be rows (a, b, c) or";
+  return resolve(core::named(known_sets(), name, expected, &Set::first).second, num_steps);
 }
 
 Coefficients resolve(const Coefficients& rows, int num_steps) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "dmuon/core/error.h"
+#include "dmuon/core/named.h"
 #include "dmuon/newton_schulz/backend.h"
 #include "dmuon/newton_schulz/iteration.h"
 
@@ -66,14 +67,9 @@ std::vector<Choice> candidates_of(const Backend& backend, std::int64_t m, std::i
   return found;
 }
 
-const Backend& named(const std::string& name, c10::Device device, at::ScalarType dtype) {
-  std::vector<std::string> names;
-  for (const Backend* backend : backends_of(device, dtype)) {
-    if (backend->name() == name) return *backend;
-    names.emplace_back(backend->name());
-  }
-  core::refuse("orthogonalize: choice.backend must be one of ", core::joined(names), " for ", dtype,
-               " on ", device, " on this machine; got '", name, "'");
+const Backend& backend_named(const std::string& name, c10::Device device, at::ScalarType dtype) {
+  return *core::named(backends_of(device, dtype), name, "orthogonalize: choice.backend must be",
+                      &Backend::name, " for ", dtype, " on ", device, " on this machine");
 }
 
 void check(const Tensor& x, const IterationOptions& options) {
@@ -124,7 +120,7 @@ Chosen chosen_for(std::int64_t rows, std::int64_t cols, c10::Device device,
       options.choice ? *options.choice
                      : choose(rows, cols, options.coefficients, device, options.dtype);
   const Form form = options.form.value_or(chosen_form);
-  const Backend& backend = named(name, device, options.dtype);
+  const Backend& backend = backend_named(name, device, options.dtype);
   require(!batched || backend.batched(std::min(rows, cols), options.dtype),
           "orthogonalize: choice.batched must be false for ", rows, " x ", cols, " in ",
           options.dtype, " on ", device, "; got true");

@@ -1,12 +1,11 @@
 // Cost tables and plans as JSON.
 
-#include <algorithm>
-#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 
 #include "dmuon/balance/verify.h"
 #include "dmuon/core/error.h"
+#include "dmuon/core/named.h"
 #include "dmuon/plan/json_reader.h"
 #include "dmuon/plan/parameter_json.h"
 #include "dmuon/plan/plan.h"
@@ -136,13 +135,10 @@ CostTable costs_of(const JsonReader& reader) {
 }
 
 Certificate certificate_of(const JsonReader& reader) {
-  const std::string kind = reader.at("kind").string();
-  const auto* found = std::find(std::begin(balance::kKinds), std::end(balance::kKinds), kind);
-  core::require(found != std::end(balance::kKinds), "plan.certificate.kind: expected one of '",
-                balance::kKinds[0], "', '", balance::kKinds[1], "', '", balance::kKinds[2],
-                "'; got '", kind, "'");
+  const auto& kind = core::named(balance::kKinds, reader.at("kind").string(),
+                                 "plan.certificate.kind: expected");
   Certificate certificate;
-  certificate.kind = static_cast<Certificate::Kind>(found - balance::kKinds);
+  certificate.kind = static_cast<Certificate::Kind>(&kind - balance::kKinds);
   certificate.bound = reader.at("bound_ns").integer(0, balance::kMaxTotalNs);
   if (certificate.kind == Certificate::Kind::kOneOwner) {
     certificate.shape = ShapeIndex(reader.at("shape").small(-1, kMaxInt));

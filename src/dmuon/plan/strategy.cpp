@@ -2,6 +2,7 @@
 
 #include "dmuon/balance/construct.h"
 #include "dmuon/core/error.h"
+#include "dmuon/core/named.h"
 #include "dmuon/plan/placement.h"
 
 namespace dmuon::plan {
@@ -48,11 +49,7 @@ std::vector<std::string> strategy_names() {
 }
 
 Strategy find_strategy(std::string_view name) {
-  for (const Entry& entry : kStrategies) {
-    if (entry.name == name) return entry.strategy;
-  }
-  core::refuse("find_strategy: strategy must be one of ", core::joined(strategy_names()), "; got '",
-               name, "'");
+  return core::named(kStrategies, name, "find_strategy: strategy must be", &Entry::name).strategy;
 }
 
 Decision lpt(const Problem& problem) {
