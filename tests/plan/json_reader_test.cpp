@@ -64,6 +64,20 @@ TEST(JsonReader, NamesThePlaceOfAMember) {
   EXPECT_TRUE(reader.find("a"));
 }
 
+TEST(JsonReader, HasWhatIsNotSaid) {
+  const nlohmann::json value = parse_json(R"({"a": 3, "b": true, "none": null})", "it");
+  const JsonReader reader(value, "it");
+  EXPECT_EQ(reader.count("a", 1, 9), 3);
+  EXPECT_EQ(reader.count("none", 1, 9), 1);
+  EXPECT_EQ(reader.count("c", 0, 9), 0);
+  EXPECT_EQ(message_of([&] { (void)reader.count("a", 4, 9); }),
+            "it.a: expected a whole number in [4, 9]; got 3");
+  EXPECT_TRUE(reader.flag("b"));
+  EXPECT_FALSE(reader.flag("none"));
+  EXPECT_FALSE(reader.flag("c"));
+  EXPECT_EQ(message_of([&] { (void)reader.flag("a"); }), "it.a: expected true or false; got 3");
+}
+
 // Python decodes messages as UTF-8, and commands print them in one line.
 TEST(JsonReader, ComplainsInShortLinesOfAscii) {
   std::string text = "\"";

@@ -21,12 +21,7 @@ std::string_view text_of(std::string_view name) {
   return core::named(embedded(), name, "catalog: expected", &Embedded::name).text;
 }
 
-int optional_count(const JsonReader& reader, const char* key, int otherwise) {
-  const auto found = reader.find(key);
-  return found ? found->small(otherwise, kMaxMatrices) : otherwise;
-}
-
-std::string with_index(const std::string& name, int index) {
+std::string with_index(const std::string& name, std::int64_t index) {
   const std::size_t place = name.find("{}");
   if (place == std::string::npos) return name;
   return name.substr(0, place) + std::to_string(index) + name.substr(place + 2);
@@ -37,7 +32,7 @@ std::vector<plan::Parameter> listed_in(const JsonReader& unit) {
   std::vector<plan::Parameter> all;
   for (const JsonReader& entry : unit.at("matrices").items()) {
     all.push_back(plan::read_matrices(entry));
-    all.back().num_matrices *= optional_count(entry, "stack", 1);  // what older files say
+    all.back().num_matrices *= entry.count("stack", 1, kMaxMatrices);  // what older files say
   }
   return all;
 }
@@ -72,16 +67,16 @@ Model model_from_json(std::string_view text) {
   int unit = 0;
   for (const JsonReader& entry : reader.at("units").items()) {
     const std::string name = entry.at("name").string();
-    const int first = optional_count(entry, "first", 0);
-    const int repeat = optional_count(entry, "repeat", 1);
+    const std::int64_t first = entry.count("first", 0, kMaxMatrices);
+    const std::int64_t repeat = entry.count("repeat", 1, kMaxMatrices);
     const std::vector<plan::Parameter> matrices = listed_in(entry);
     // Before they are there: a short text may ask for any number.
     const int left = kMaxMatrices - model.inventory.size();
     core::require(std::ssize(matrices) <= left / repeat, "model.units: expected at most ",
                   kMaxMatrices, " matrices; got ",
-                  model.inventory.size() + std::int64_t{repeat} * std::ssize(matrices));
+                  model.inventory.size() + repeat * std::ssize(matrices));
     core::require(repeat <= kMaxMatrices - unit, "model.units: expected at most ", kMaxMatrices,
-                  " units; got ", std::int64_t{repeat} + unit);
+                  " units; got ", repeat + unit);
     if (const auto number = entry.find("unit")) {
       core::require(repeat == 1, "model.units: expected no repeat where unit is given; got ",
                     repeat);

@@ -65,7 +65,7 @@ static void to_json(Json& json, const ShapeCosts& entry) {
           {"cols", entry.shape.cols},
           {"tensor_parallel", entry.shape.tensor_parallel},
           {"batches", entry.batches}};
-  write_num_matrices(json, entry.shape.num_matrices);
+  if (entry.shape.num_matrices != 1) json["num_matrices"] = entry.shape.num_matrices;
 }
 
 static void to_json(Json& json, const CostTable& costs) {
@@ -123,9 +123,8 @@ CostTable costs_of(const JsonReader& reader) {
     ShapeCosts& shape = costs.shapes.emplace_back();
     shape.shape.rows = entry.at("rows").integer(1, kMaxSide);
     shape.shape.cols = entry.at("cols").integer(1, kMaxSide);
-    const auto tensor_parallel = entry.find("tensor_parallel");
-    shape.shape.tensor_parallel = tensor_parallel && tensor_parallel->boolean();
-    shape.shape.num_matrices = num_matrices_of(entry);
+    shape.shape.tensor_parallel = entry.flag("tensor_parallel");
+    shape.shape.num_matrices = entry.count("num_matrices", 1, kMaxSide);
     for (const JsonReader& batch : entry.at("batches").items()) {
       shape.batches.push_back(
           {batch.at("size").small(1, kMaxInt), batch.at("ns").integer(0, balance::kMaxTotalNs)});
@@ -135,8 +134,8 @@ CostTable costs_of(const JsonReader& reader) {
 }
 
 Certificate certificate_of(const JsonReader& reader) {
-  const auto& kind = core::named(balance::kKinds, reader.at("kind").string(),
-                                 "plan.certificate.kind: expected");
+  const auto& kind =
+      core::named(balance::kKinds, reader.at("kind").string(), "plan.certificate.kind: expected");
   Certificate certificate;
   certificate.kind = static_cast<Certificate::Kind>(&kind - balance::kKinds);
   certificate.bound = reader.at("bound_ns").integer(0, balance::kMaxTotalNs);

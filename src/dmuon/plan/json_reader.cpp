@@ -44,6 +44,16 @@ std::optional<JsonReader> JsonReader::find(const char* key) const {
   return JsonReader(*found, place_ + "." + key);
 }
 
+bool JsonReader::flag(const char* key) const {
+  const auto found = find(key);
+  return found && found->boolean();
+}
+
+std::int64_t JsonReader::count(const char* key, std::int64_t least, std::int64_t most) const {
+  const auto found = find(key);
+  return found ? found->integer(least, most) : least;
+}
+
 std::vector<JsonReader> JsonReader::items() const {
   if (!value_->is_array()) fail("an array");
   std::vector<JsonReader> items;

@@ -19,7 +19,10 @@ class JsonReader {
 
   JsonReader at(const char* key) const;
   std::optional<JsonReader> find(const char* key) const;  ///< nothing where absent or null
-  std::vector<JsonReader> items() const;                  ///< of an array
+  bool flag(const char* key) const;                       ///< false where absent or null
+  /// The whole number in [least, most]; `least` where absent or null.
+  std::int64_t count(const char* key, std::int64_t least, std::int64_t most) const;
+  std::vector<JsonReader> items() const;  ///< of an array
   std::int64_t integer(std::int64_t least, std::int64_t most) const;
   int small(int least, int most) const { return static_cast<int>(integer(least, most)); }
   double number() const;  ///< finite

@@ -14,10 +14,4 @@ void write_matrices(nlohmann::json& json, const Parameter& parameter);
 /// @return with neither unit nor tensor parallelism, which each file has in its own way.
 Parameter read_matrices(const JsonReader& reader);
 
-/// How many matrices an entry says it has; 1 where it does not.
-std::int64_t num_matrices_of(const JsonReader& reader);
-
-/// Leaves out a 1.
-void write_num_matrices(nlohmann::json& json, std::int64_t number);
-
 }  // namespace dmuon::plan
