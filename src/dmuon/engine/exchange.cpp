@@ -5,7 +5,7 @@ namespace dmuon::engine {
 void Exchange::for_segments(
     Group* group, const at::Tensor& packed, const std::vector<Part>& parts, const std::string& what,
     const std::function<Pending(const at::Tensor& values, int root)>& issue) {
-  std::vector<Pending> messages = group->together(what, [&] {
+  wait_all(group->together(what, [&] {
     std::vector<Pending> issued;
     for (std::size_t root = 0; root < parts.size(); ++root) {
       for (const Segment& segment : parts[root].segments) {
@@ -14,8 +14,7 @@ void Exchange::for_segments(
       }
     }
     return issued;
-  });
-  for (Pending& message : messages) message.wait();
+  }));
 }
 
 void Exchange::gather(Group& group, const at::Tensor& packed, const std::vector<Part>& parts,

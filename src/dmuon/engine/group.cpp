@@ -89,6 +89,10 @@ void Pending::wait() {
   works_.clear();
 }
 
+void wait_all(std::vector<Pending> messages) {
+  for (Pending& message : messages) message.wait();
+}
+
 template <typename Call>
 Pending Group::issue(const std::string& what, Call&& call) {
   try {

@@ -81,6 +81,9 @@ class Pending {
   std::shared_ptr<InFlight> in_flight_;
 };
 
+/// Waits for each in turn.
+void wait_all(std::vector<Pending> messages);
+
 /// One private process group and the calls that the engine makes on it. A group of one has no
 /// process group and communicates nothing. Calls issue at once, on the current stream, in the
 /// caller's order, which must be the same on all members. Not thread-safe.

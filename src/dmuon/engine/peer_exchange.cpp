@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstddef>
+#include <utility>
 
 #include "dmuon/engine/exchange.h"
 #include "dmuon/plan/packed_size.h"
@@ -50,7 +51,7 @@ class PeerExchange final : public Exchange {
         arrivals.push_back(group.receive(inbox.narrow(0, i * slot, piece.size()),
                                          (group.rank() + 1 + i) % group.size(), what));
       }
-      for (Pending& arrival : arrivals) arrival.wait();
+      wait_all(std::move(arrivals));
       const auto term = [&](int rank, std::int64_t begin, std::int64_t size) {
         if (rank == group.rank()) return packed.narrow(0, piece.begin + begin, size);
         const int arrived = (rank - group.rank() - 1 + group.size()) % group.size();
@@ -64,7 +65,7 @@ class PeerExchange final : public Exchange {
         taken += size;
       }
     }
-    for (Pending& send : sends) send.wait();
+    wait_all(std::move(sends));
   }
 
  private:

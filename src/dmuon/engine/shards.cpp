@@ -31,25 +31,6 @@ std::vector<int> others(const Group& group) {
 
 }  // namespace
 
-// Messages that are under way.
-class Messages {
- public:
-  // `name` of a parameter's tensor: every message has a name of its own between two ranks.
-  void send(Group& group, const at::Tensor& values, int to, const std::string& name) {
-    pending_.push_back(group.send(values, to, name));
-  }
-  void receive(Group& group, const at::Tensor& target, int from, const std::string& name) {
-    pending_.push_back(group.receive(target, from, name));
-  }
-  void wait() {
-    for (Pending& message : pending_) message.wait();
-    pending_.clear();
-  }
-
- private:
-  std::vector<Pending> pending_;
-};
-
 // Which elements of a parameter the ranks of the mesh have; counted in the parameter.
 class Shards::Cut {
  public:
@@ -62,6 +43,7 @@ class Shards::Cut {
   LeafIndex leaf() const { return leaf_; }
   ParameterIndex parameter() const { return parameter_; }
   bool begins_leaf() const { return within_.begin == 0; }
+  // What its messages are called: each has a name of its own between two ranks.
   std::string described(const std::string& name) const {
     return core::message("shards of ", name, " of matrix ", parameter_.value());
   }
@@ -142,18 +124,18 @@ std::vector<Shards::Piece> Shards::pieces_of(const std::vector<LeafIndex>& which
 
 // Of an owner's column: what this node has of the parameter.
 at::Tensor Shards::send_between_nodes(const Cut& cut, const std::string& name, at::ScalarType dtype,
-                                      Messages* messages) const {
+                                      std::vector<Pending>* messages) const {
   const int node = mesh_->column.rank();
   const std::string what = cut.described(name);
   if (!owned_.owns(cut.parameter())) {
     const auto options = at::TensorOptions().dtype(dtype).device(owned_.pool()->device());
     at::Tensor arriving = at::empty({cut.of_node(node).size()}, options);
-    messages->receive(mesh_->column, arriving, cut.owners_node(), what);
+    messages->push_back(mesh_->column.receive(arriving, cut.owners_node(), what));
     return arriving;
   }
   const at::Tensor whole = owned_.of(cut.parameter(), name).view({-1}).to(dtype);
   for (const int other : others(mesh_->column))
-    messages->send(mesh_->column, part_of(whole, cut.of_node(other)), other, what);
+    messages->push_back(mesh_->column.send(part_of(whole, cut.of_node(other)), other, what));
   return part_of(whole, cut.of_node(node));
 }
 
@@ -164,7 +146,7 @@ std::vector<at::Tensor> Shards::give(const std::vector<LeafIndex>& which, const 
   const int node = mesh_->column.rank();
   const int here = mesh_->row.rank();
   std::vector<at::Tensor> shards;
-  Messages messages;
+  std::vector<Pending> messages;  // under way
   for (const Piece& piece : pieces_of(which)) {
     std::vector<at::Tensor> of_node;  // at the column members; elsewhere undefined
     for (const Cut& cut : piece) {
@@ -172,7 +154,7 @@ std::vector<at::Tensor> Shards::give(const std::vector<LeafIndex>& which, const 
       if (cut.owners_column() == here)
         of_node.back() = send_between_nodes(cut, name, dtype, &messages);
     }
-    messages.wait();
+    wait_all(std::exchange(messages, {}));
     for (std::size_t i = 0; i < piece.size(); ++i) {
       const Cut& cut = piece[i];
       const std::string what = cut.described(name);
@@ -182,15 +164,16 @@ std::vector<at::Tensor> Shards::give(const std::vector<LeafIndex>& which, const 
       const Segment mine = cut.shard(node, here);
       at::Tensor target = part_of(shards.back(), cut.in_shard(node, here, mine));
       if (cut.owners_column() != here) {
-        messages.receive(mesh_->row, target, cut.owners_column(), what);
+        messages.push_back(mesh_->row.receive(target, cut.owners_column(), what));
         continue;
       }
       const std::int64_t origin = cut.of_node(node).begin;
       for (const int other : others(mesh_->row))
-        messages.send(mesh_->row, part_of(of_node[i], cut.shard(node, other), origin), other, what);
+        messages.push_back(
+            mesh_->row.send(part_of(of_node[i], cut.shard(node, other), origin), other, what));
       target.copy_(part_of(of_node[i], mine, origin));
     }
-    messages.wait();
+    wait_all(std::exchange(messages, {}));
   }
   return shards;
 }
@@ -203,7 +186,7 @@ void Shards::take(const std::vector<LeafIndex>& which, const std::string& name,
   const auto options = at::TensorOptions().dtype(at::kFloat).device(owned_.pool()->device());
   const int node = mesh_->column.rank();
   const int here = mesh_->row.rank();
-  Messages messages;
+  std::vector<Pending> messages;  // under way
   for (const Piece& piece : pieces_of(which)) {
     std::vector<at::Tensor> of_node;  // at the column members; at owners a part of their tensor
     for (const Cut& cut : piece) {
@@ -213,7 +196,7 @@ void Shards::take(const std::vector<LeafIndex>& which, const std::string& name,
                                   .to(options.device(), at::kFloat);
       of_node.emplace_back();
       if (cut.owners_column() != here) {
-        messages.send(mesh_->row, mine, cut.owners_column(), what);
+        messages.push_back(mesh_->row.send(mine, cut.owners_column(), what));
         continue;
       }
       const Segment whole = cut.counts(node) ? cut.of_node(node) : Segment{};
@@ -221,26 +204,26 @@ void Shards::take(const std::vector<LeafIndex>& which, const std::string& name,
                            ? part_of(owned_.of(cut.parameter(), name).view({-1}), whole)
                            : at::empty({whole.size()}, options);
       for (const int other : others(mesh_->row))
-        messages.receive(mesh_->row, part_of(of_node.back(), cut.counted(node, other), whole.begin),
-                         other, what);
+        messages.push_back(mesh_->row.receive(
+            part_of(of_node.back(), cut.counted(node, other), whole.begin), other, what));
       part_of(of_node.back(), counted, whole.begin).copy_(mine);
     }
-    messages.wait();
+    wait_all(std::exchange(messages, {}));
     for (std::size_t i = 0; i < piece.size(); ++i) {
       const Cut& cut = piece[i];
       const std::string what = cut.described(name);
       if (cut.owners_column() != here) continue;
       if (!owned_.owns(cut.parameter())) {
-        messages.send(mesh_->column, of_node[i], cut.owners_node(), what);
+        messages.push_back(mesh_->column.send(of_node[i], cut.owners_node(), what));
         continue;
       }
       const at::Tensor own = owned_.of(cut.parameter(), name).view({-1});
       for (const int other : others(mesh_->column)) {
         if (cut.counts(other))
-          messages.receive(mesh_->column, part_of(own, cut.of_node(other)), other, what);
+          messages.push_back(mesh_->column.receive(part_of(own, cut.of_node(other)), other, what));
       }
     }
-    messages.wait();
+    wait_all(std::exchange(messages, {}));
   }
 }
 

@@ -56,7 +56,7 @@ class Shards {
   using Piece = std::vector<Cut>;
   std::vector<Piece> pieces_of(const std::vector<core::LeafIndex>& which) const;
   at::Tensor send_between_nodes(const Cut& cut, const std::string& name, at::ScalarType dtype,
-                                class Messages* messages) const;
+                                std::vector<Pending>* messages) const;
 
   SharedMesh* mesh_;
   const Leaves& leaves_;
