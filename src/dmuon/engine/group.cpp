@@ -105,6 +105,12 @@ Pending Group::issue(const std::string& what, Call&& call) {
   }
 }
 
+template <typename Call>
+Pending Group::issue(const std::string& what, at::Tensor tensor, Call&& call) {
+  std::vector<at::Tensor> tensors{std::move(tensor)};
+  return issue(what, [&] { return call(tensors); });
+}
+
 Group::Group(c10::intrusive_ptr<c10d::ProcessGroup> group, std::string name, int rank, int size,
              c10::DeviceType device)
     : group_(std::move(group)),
@@ -173,12 +179,9 @@ Pending Group::broadcast(at::Tensor tensor, int root, const std::string& what) {
     if (root == rank_) return send_to_all(tensor, what);
     return receive(std::move(tensor), root, what);
   }
-  return issue(along("broadcast of ", what) + " from " + std::to_string(root), [&] {
-    std::vector<at::Tensor> tensors{std::move(tensor)};
-    c10d::BroadcastOptions options;
-    options.rootRank = root;
-    options.asyncOp = runs_beside();
-    return backend_->broadcast(tensors, options);
+  const std::string described = along("broadcast of ", what) + " from " + std::to_string(root);
+  return issue(described, std::move(tensor), [&](auto& tensors) {
+    return backend_->broadcast(tensors, {.rootRank = root, .asyncOp = runs_beside()});
   });
 }
 
@@ -220,53 +223,42 @@ Pending Group::send_to_all(const at::Tensor& tensor, const std::string& what) {
 Pending Group::reduce_sum(at::Tensor tensor, int root, const std::string& what) {
   if (size_ == 1 || tensor.numel() == 0) return {};
   if (root != rank_) count(tensor);
-  return issue(along("reduction of ", what) + " to " + std::to_string(root), [&] {
-    std::vector<at::Tensor> tensors{std::move(tensor)};
-    c10d::ReduceOptions options;
-    options.rootRank = root;
-    options.asyncOp = runs_beside();
-    return backend_->reduce(tensors, options);
+  const std::string described = along("reduction of ", what) + " to " + std::to_string(root);
+  return issue(described, std::move(tensor), [&](auto& tensors) {
+    return backend_->reduce(tensors, {.rootRank = root, .asyncOp = runs_beside()});
   });
 }
 
 Pending Group::send(at::Tensor tensor, int to, const std::string& what) {
   if (tensor.numel() == 0) return {};
   count(tensor);
-  return issue(along("sending ", what) + " to " + std::to_string(to), [&] {
-    std::vector<at::Tensor> tensors{std::move(tensor)};
-    return backend_->send(tensors, to, tag_of(what));
-  });
+  const std::string described = along("sending ", what) + " to " + std::to_string(to);
+  return issue(described, std::move(tensor),
+               [&](auto& tensors) { return backend_->send(tensors, to, tag_of(what)); });
 }
 
 Pending Group::receive(at::Tensor tensor, int from, const std::string& what) {
   if (tensor.numel() == 0) return {};
-  return issue(along("receiving ", what) + " from " + std::to_string(from), [&] {
-    std::vector<at::Tensor> tensors{std::move(tensor)};
-    return backend_->recv(tensors, from, tag_of(what));
-  });
+  const std::string described = along("receiving ", what) + " from " + std::to_string(from);
+  return issue(described, std::move(tensor),
+               [&](auto& tensors) { return backend_->recv(tensors, from, tag_of(what)); });
 }
 
 Pending Group::all_reduce_sum(at::Tensor tensor, const std::string& what) {
   if (size_ == 1 || tensor.numel() == 0) return {};
   count(tensor);
-  return issue("sum of " + what + " over the " + name_, [&] {
-    std::vector<at::Tensor> tensors{std::move(tensor)};
-    c10d::AllreduceOptions options;
-    options.asyncOp = runs_beside();
-    return backend_->allreduce(tensors, options);
+  return issue("sum of " + what + " over the " + name_, std::move(tensor), [&](auto& tensors) {
+    return backend_->allreduce(tensors, {.asyncOp = runs_beside()});
   });
 }
 
 void Group::all_reduce_max(at::Tensor tensor, const std::string& what) {
   if (size_ == 1) return;
   count(tensor);
-  const auto call = [&] {
-    std::vector<at::Tensor> tensors{std::move(tensor)};
-    c10d::AllreduceOptions options;
-    options.reduceOp = c10d::ReduceOp::MAX;
-    return backend_->allreduce(tensors, options);
+  const auto call = [&](auto& tensors) {
+    return backend_->allreduce(tensors, {.reduceOp = c10d::ReduceOp::MAX});
   };
-  block(issue(what, call), what);
+  block(issue(what, std::move(tensor), call), what);
 }
 
 std::vector<std::array<std::int64_t, 4>> Group::all_gather(std::array<std::int64_t, 4> words,

@@ -152,6 +152,9 @@ class Group {
   Pending send_to_all(const at::Tensor& tensor, const std::string& what);
   template <typename Call>
   Pending issue(const std::string& what, Call&& call);
+  // c10d's calls take lists.
+  template <typename Call>
+  Pending issue(const std::string& what, at::Tensor tensor, Call&& call);
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
   // The device's. Called directly: the dispatcher's way to it costs the host more than the rest.

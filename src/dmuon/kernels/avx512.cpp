@@ -151,6 +151,20 @@ void multiply_as(const Product& product, const Workers& workers, const WideEnd* 
   });
 }
 
+template <typename T>
+void multiply_plain(const Product& product, const Workers& workers) {
+  if (product.decay) {
+    multiply_as<T, End::kAdded>(product, workers);
+  } else {
+    multiply_as<T, End::kStored>(product, workers);
+  }
+}
+
+void multiply_wide(const Product& product, const WideEnd& wide, const Workers& workers) {
+  core::invariant(multiplies(Dtype::kBFloat16), "multiply: this processor does not multiply bf16");
+  multiply_as<Bf16, End::kWide>(product, workers, &wide);
+}
+
 }  // namespace
 }  // namespace avx512
 
@@ -161,24 +175,6 @@ bool multiplies(Dtype dtype) {
   return has_registers && (dtype == Dtype::kFloat || __builtin_cpu_supports("avx512bf16") != 0);
 }
 
-namespace {
-
-template <typename T>
-void multiply_plain(const Product& product, const Workers& workers) {
-  if (product.decay) {
-    avx512::multiply_as<T, avx512::End::kAdded>(product, workers);
-  } else {
-    avx512::multiply_as<T, avx512::End::kStored>(product, workers);
-  }
-}
-
-void multiply_wide(const Product& product, const avx512::WideEnd& wide, const Workers& workers) {
-  core::invariant(multiplies(Dtype::kBFloat16), "multiply: this processor does not multiply bf16");
-  avx512::multiply_as<avx512::Bf16, avx512::End::kWide>(product, workers, &wide);
-}
-
-}  // namespace
-
 void multiply(const Product& product, Dtype dtype, const Workers& workers) {
   core::invariant(multiplies(dtype), "multiply: this processor does not multiply the dtype");
   const int num_factors = (product.row_factors != nullptr) + (product.col_factors != nullptr);
@@ -186,9 +182,9 @@ void multiply(const Product& product, Dtype dtype, const Workers& workers) {
   core::invariant(!product.symmetric || (!product.decay && num_factors == 0),
                   "multiply: decay and factors must be unset in a symmetric product");
   if (dtype == Dtype::kFloat) {
-    multiply_plain<avx512::Fp32>(product, workers);
+    avx512::multiply_plain<avx512::Fp32>(product, workers);
   } else {
-    multiply_plain<avx512::Bf16>(product, workers);
+    avx512::multiply_plain<avx512::Bf16>(product, workers);
   }
 }
 
@@ -203,7 +199,7 @@ void multiply(const WideGram& product, const Workers& workers) {
                           .out = out.narrow,
                           .out_stride = m,
                           .symmetric = true};
-  multiply_wide(of_narrow, {m, {}, {}, nullptr, out}, workers);
+  avx512::multiply_wide(of_narrow, {m, {}, {}, nullptr, out}, workers);
 }
 
 void multiply(const WideProduct& product, const Workers& workers) {
@@ -219,7 +215,7 @@ void multiply(const WideProduct& product, const Workers& workers) {
                           .out = out.narrow,
                           .out_stride = m,
                           .symmetric = true};
-  multiply_wide(of_narrow, {m, a, b, c, out}, workers);
+  avx512::multiply_wide(of_narrow, {m, a, b, c, out}, workers);
 }
 
 }  // namespace dmuon::kernels

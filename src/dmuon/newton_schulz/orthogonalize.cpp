@@ -88,25 +88,6 @@ void check(const Tensor& x, const IterationOptions& options) {
           options.gram_dtype.value_or(options.dtype));
 }
 
-}  // namespace
-
-std::vector<Choice> candidates(std::int64_t m, std::int64_t n, const Coefficients& coefficients,
-                               c10::Device device, at::ScalarType dtype) {
-  std::vector<Choice> all;
-  for (const Backend* backend : backends_of(device, dtype)) {
-    const std::vector<Choice> some = candidates_of(*backend, m, n, coefficients, dtype);
-    all.insert(all.end(), some.begin(), some.end());
-  }
-  return all;
-}
-
-Choice choose(std::int64_t m, std::int64_t n, const Coefficients& coefficients, c10::Device device,
-              at::ScalarType dtype) {
-  return candidates_of(*backends_of(device, dtype).front(), m, n, coefficients, dtype).front();
-}
-
-namespace {
-
 // What is chosen for matrices of one shape.
 struct Chosen {
   const Backend& backend;
@@ -193,6 +174,21 @@ void check(const Update& update) {
 }
 
 }  // namespace
+
+std::vector<Choice> candidates(std::int64_t m, std::int64_t n, const Coefficients& coefficients,
+                               c10::Device device, at::ScalarType dtype) {
+  std::vector<Choice> all;
+  for (const Backend* backend : backends_of(device, dtype)) {
+    const std::vector<Choice> some = candidates_of(*backend, m, n, coefficients, dtype);
+    all.insert(all.end(), some.begin(), some.end());
+  }
+  return all;
+}
+
+Choice choose(std::int64_t m, std::int64_t n, const Coefficients& coefficients, c10::Device device,
+              at::ScalarType dtype) {
+  return candidates_of(*backends_of(device, dtype).front(), m, n, coefficients, dtype).front();
+}
 
 Tensor orthogonalize(Tensor x, const IterationOptions& options) {
   check(x, options);

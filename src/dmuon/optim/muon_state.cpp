@@ -7,7 +7,6 @@
 #include "dmuon/newton_schulz/orthogonalize.h"
 
 namespace dmuon::optim {
-
 namespace {
 
 // [b, rows, cols] -> [b, num_blocks, rows, cols / num_blocks], of the same memory.
@@ -18,6 +17,24 @@ at::Tensor column_blocks_of(const at::Tensor& matrices, std::int64_t num_blocks)
 double adjusted_lr(const MuonGroup& group, std::int64_t rows, std::int64_t cols, bool transposed) {
   if (transposed) std::swap(rows, cols);
   return adjust_lr(group.adjust_lr, group.lr, rows, cols);
+}
+
+void update(const engine::OwnedBatch& batch, const std::vector<MuonGroup>& groups,
+            const core::Vector<core::ParameterIndex, int>& group_of, const at::Tensor& applies) {
+  const c10::AutoGradMode no_grad(false);
+  const std::size_t size = batch.parameters.size();
+  const auto group = [&](std::size_t index) { return group_of.at(batch.parameters[index]); };
+  // Neighbours of one group go together; mostly that is the whole batch.
+  std::size_t end = 0;
+  for (std::size_t begin = 0; begin < size; begin = end) {
+    end = begin + 1;
+    while (end < size && group(end) == group(begin)) ++end;
+    if (group(begin) < 0) continue;
+    muon_update(batch.part(engine::kMaster, begin, end), batch.part(kMomentum, begin, end),
+                batch.part(engine::kGradient, begin, end),
+                groups.at(static_cast<std::size_t>(group(begin))), applies,
+                batch.view.column_blocks, batch.view.transposed);
+  }
 }
 
 }  // namespace
@@ -46,28 +63,6 @@ void muon_update(at::Tensor master, at::Tensor momentum, at::Tensor gradient,
                          .applies = applies},
                         options);
 }
-
-namespace {
-
-void update(const engine::OwnedBatch& batch, const std::vector<MuonGroup>& groups,
-            const core::Vector<core::ParameterIndex, int>& group_of, const at::Tensor& applies) {
-  const c10::AutoGradMode no_grad(false);
-  const std::size_t size = batch.parameters.size();
-  const auto group = [&](std::size_t index) { return group_of.at(batch.parameters[index]); };
-  // Neighbours of one group go together; mostly that is the whole batch.
-  std::size_t end = 0;
-  for (std::size_t begin = 0; begin < size; begin = end) {
-    end = begin + 1;
-    while (end < size && group(end) == group(begin)) ++end;
-    if (group(begin) < 0) continue;
-    muon_update(batch.part(engine::kMaster, begin, end), batch.part(kMomentum, begin, end),
-                batch.part(engine::kGradient, begin, end),
-                groups.at(static_cast<std::size_t>(group(begin))), applies,
-                batch.view.column_blocks, batch.view.transposed);
-  }
-}
-
-}  // namespace
 
 MuonState::MuonState(std::shared_ptr<engine::Engine> engine) : engine_(std::move(engine)) {
   engine_->owned().add(kMomentum);
