@@ -181,15 +181,16 @@ std::shared_ptr<engine::Engine> make_engine(const std::vector<plan::View>& views
   for (const std::vector<int>& batch : batches)
     plan.batches.push_back({core::Owner(0), {batch.begin(), batch.end()}});
   const std::vector<engine::UnitSpec> units{{"unit", at::kFloat, at::kFloat}};
-  return std::make_shared<engine::Engine>(
+  auto engine = std::make_shared<engine::Engine>(
       engine::EngineOptions{}, engine::SharedMesh{alone, alone, alone, alone}, plan, units);
+  add_momentum(*engine);
+  return engine;
 }
 
 // Four 3 x 4 matrices in one batch and a 2 x 2 one.
 struct Owner {
   std::shared_ptr<engine::Engine> engine =
       make_engine({{1, 3, 4}, {1, 3, 4}, {1, 3, 4}, {1, 3, 4}, {1, 2, 2}}, {{0, 1, 2, 3}, {4}});
-  MuonState state{engine};
 
   Owner() {
     unsigned seed = 20;
@@ -206,7 +207,7 @@ struct Owner {
   }
 };
 
-TEST(MuonState, UpdatesEachMatrixByItsGroup) {
+TEST(MuonStep, UpdatesEachMatrixByItsGroup) {
   const std::vector<MuonGroup> groups{group_of(0.05), group_of(0.2)};
   using Of = core::Vector<ParameterIndex, int>;
   for (const Of& of : {Of{0, 0, 0, 0, 0}, Of{0, 1, 0, 1, 1}, Of{1, 1, 0, 0, 0},
@@ -223,7 +224,7 @@ TEST(MuonState, UpdatesEachMatrixByItsGroup) {
       plain_muon_update(&masters[parameter], &momenta[parameter], plain_of(gradient),
                         plain_options(group, gradient.size(0), gradient.size(1)));
     }
-    owner.state.step(groups, of, kApplies);
+    muon_step(*owner.engine, groups, of, kApplies);
     for (const ParameterIndex parameter : of.indices()) {
       // What is left alone is left bit by bit.
       const double allowed = of[parameter] < 0 ? 0 : 2e-5;
@@ -236,11 +237,9 @@ TEST(MuonState, UpdatesEachMatrixByItsGroup) {
 
 // Beside it in the batch lies a parameter of another group. Learning rates follow from the shape of
 // a matrix, here 3 x 7, not of the stack.
-TEST(MuonState, TrainsAStackOfMatricesAsItTrainsThemApart) {
+TEST(MuonStep, TrainsAStackOfMatricesAsItTrainsThemApart) {
   const auto stacked = make_engine({{3, 3, 7}, {1, 3, 7}}, {{0, 1}});
   const auto apart = make_engine({{1, 3, 7}, {1, 3, 7}, {1, 3, 7}, {1, 3, 7}}, {{0, 1, 2, 3}});
-  MuonState stacked_state(stacked);
-  MuonState apart_state(apart);
   std::vector<MuonGroup> groups{group_of(0.05), group_of(0.2)};
   groups[0].adjust_lr = AdjustLr::kMatchRmsAdamw;
   // [4, 3, 7], wherever the values lie.
@@ -255,8 +254,8 @@ TEST(MuonState, TrainsAStackOfMatricesAsItTrainsThemApart) {
     const at::Tensor gradient = random_tensor({4, 3, 7}, 10 + step);
     whole(*stacked, "gradient").copy_(gradient);
     whole(*apart, "gradient").copy_(gradient);
-    stacked_state.step(groups, core::Vector<ParameterIndex, int>{0, 1}, kApplies);
-    apart_state.step(groups, core::Vector<ParameterIndex, int>{0, 0, 0, 1}, kApplies);
+    muon_step(*stacked, groups, core::Vector<ParameterIndex, int>{0, 1}, kApplies);
+    muon_step(*apart, groups, core::Vector<ParameterIndex, int>{0, 0, 0, 1}, kApplies);
     EXPECT_TRUE(whole(*stacked, "master").equal(whole(*apart, "master"))) << "step " << step;
     EXPECT_TRUE(whole(*stacked, kMomentum).equal(whole(*apart, kMomentum))) << "step " << step;
   }
@@ -265,11 +264,9 @@ TEST(MuonState, TrainsAStackOfMatricesAsItTrainsThemApart) {
 
 // The same matrices, side by side in two parameters and one after the other in six. The second
 // parameter is of a group without Nesterov's step.
-TEST(MuonState, TrainsBlocksOfColumnsAsItTrainsThemApart) {
+TEST(MuonStep, TrainsBlocksOfColumnsAsItTrainsThemApart) {
   const auto wide = make_engine({{1, 4, 9, 3, true}, {1, 4, 9, 3, true}}, {{0, 1}});
   const auto apart = make_engine(std::vector<plan::View>(6, {1, 3, 4}), {{0, 1, 2, 3, 4, 5}});
-  MuonState wide_state(wide);
-  MuonState apart_state(apart);
   std::vector<MuonGroup> groups{group_of(0.05), group_of(0.2)};
   groups[0].adjust_lr = AdjustLr::kSpectralUnclamped;
   groups[1].nesterov = false;
@@ -289,8 +286,8 @@ TEST(MuonState, TrainsBlocksOfColumnsAsItTrainsThemApart) {
   put(engine::kMaster, random_tensor({6, 3, 4}, 1));
   for (unsigned step = 0; step < 3; ++step) {
     put(engine::kGradient, random_tensor({6, 3, 4}, 10 + step));
-    wide_state.step(groups, core::Vector<ParameterIndex, int>{0, 1}, kApplies);
-    apart_state.step(groups, core::Vector<ParameterIndex, int>{0, 0, 0, 1, 1, 1}, kApplies);
+    muon_step(*wide, groups, core::Vector<ParameterIndex, int>{0, 1}, kApplies);
+    muon_step(*apart, groups, core::Vector<ParameterIndex, int>{0, 0, 0, 1, 1, 1}, kApplies);
     for (const std::string& name : {engine::kMaster, kMomentum}) {
       EXPECT_TRUE(matrices(*wide, name).allclose(matrices(*apart, name), 1e-5, 1e-6))
           << name << ", step " << step;
@@ -298,7 +295,7 @@ TEST(MuonState, TrainsBlocksOfColumnsAsItTrainsThemApart) {
   }
 }
 
-TEST(MuonState, StartsWithZeroMomentumAndCountsIt) {
+TEST(AddMomentum, StartsWithZerosAndCountsThem) {
   Owner owner;
   for (const ParameterIndex parameter : owner.engine->parameters().indices())
     EXPECT_EQ(owner.of(parameter, kMomentum).abs().sum().item<float>(), 0);
@@ -306,7 +303,7 @@ TEST(MuonState, StartsWithZeroMomentumAndCountsIt) {
   EXPECT_EQ(owner.engine->statistics().at("current_bytes"), 3 * 4 * (4 * 12 + 4));
 }
 
-TEST(MuonState, LeavesGradientsToTheEngineWhichScalesThemAlone) {
+TEST(MuonStep, LeavesGradientsToTheEngineWhichScalesThemAlone) {
   Owner owner;
   const ParameterIndex second(2);
   const at::Tensor gradient = owner.of(second, engine::kGradient).clone();

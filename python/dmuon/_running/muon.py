@@ -209,7 +209,7 @@ class Muon(torch.optim.Optimizer):
             self._agreement.scale(grad_scale.double().reciprocal().float().to(runtime.device))
         finite = self._agreement.finite()
         groups, group_of = self._muon_groups(verdict.has_gradient)
-        runtime.state.step(groups, group_of, finite)
+        _C.muon_step(runtime.engine, groups, group_of, finite)
         self._adamw.step(finite)
         self._skipped.add(finite)
         # After a forward without a backward FSDP2 would go on computing with the old weights that it gathered.

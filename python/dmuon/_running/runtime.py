@@ -55,7 +55,7 @@ class Runtime:
         self.step_agreement: Any = None  # a StepAgreement, from Muon on
         self.engine = self._make_engine(dedication)
         self.parts = [self.engine.parameters_of(index) for index in range(len(self.leaves))]  # of what has an owner
-        self.state = _C.MuonState(self.engine)
+        _C.add_momentum(self.engine)
         self.placeholders = self._make_placeholders(dedication.meta_start)
         self.weights = [self._bind(index) for index in range(len(units))]
         for module, order in dedication.known.items():

@@ -1,6 +1,5 @@
 #include <torch/csrc/utils/pybind.h>
 
-#include <memory>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -12,7 +11,6 @@
 namespace dmuon::bindings {
 namespace py = pybind11;
 using optim::MuonGroup;
-using optim::MuonState;
 
 void init_optim(py::module_& module) {
   const py::call_guard<py::gil_scoped_release> no_gil;
@@ -38,11 +36,9 @@ void init_optim(py::module_& module) {
            py::arg("coefficients"), py::arg("eps"), py::arg("adjust_lr_fn"), py::arg("ns_dtype"),
            py::arg("choices") = newton_schulz::Choices());
 
-  py::class_<MuonState>(module, "MuonState")
-      .def(py::init<std::shared_ptr<engine::Engine>>(), py::arg("engine"))
-      .def("step", &MuonState::step, py::arg("groups"), py::arg("group_of"), py::arg("applies"),
-           no_gil);
-
+  module.def("add_momentum", &optim::add_momentum, py::arg("engine"));
+  module.def("muon_step", &optim::muon_step, py::arg("engine"), py::arg("groups"),
+             py::arg("group_of"), py::arg("applies"), no_gil);
   module.def("muon_update", &optim::muon_update, py::arg("master"), py::arg("momentum"),
              py::arg("gradient"), py::arg("group"), py::arg("applies"),
              py::arg("column_blocks") = 1, py::arg("transposed") = false, no_gil);

@@ -64,15 +64,12 @@ void muon_update(at::Tensor master, at::Tensor momentum, at::Tensor gradient,
                         options);
 }
 
-MuonState::MuonState(std::shared_ptr<engine::Engine> engine) : engine_(std::move(engine)) {
-  engine_->owned().add(kMomentum);
-}
+void add_momentum(engine::Engine& engine) { engine.owned().add(kMomentum); }
 
-void MuonState::step(const std::vector<MuonGroup>& groups,
-                     const core::Vector<core::ParameterIndex, int>& group_of,
-                     const at::Tensor& applies) {
-  engine_->step([&](core::BatchIndex batch) {
-    update(engine_->owned().batches()[batch], groups, group_of, applies);
+void muon_step(engine::Engine& engine, const std::vector<MuonGroup>& groups,
+               const core::Vector<core::ParameterIndex, int>& group_of, const at::Tensor& applies) {
+  engine.step([&](core::BatchIndex batch) {
+    update(engine.owned().batches()[batch], groups, group_of, applies);
   });
 }
 

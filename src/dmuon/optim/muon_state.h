@@ -2,7 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -49,22 +48,15 @@ void muon_update(at::Tensor master, at::Tensor momentum, at::Tensor gradient,
 /// What an owner holds for Muon beside master and gradient; torch.optim.Muon's name.
 inline const std::string kMomentum = "momentum_buffer";
 
-/// Muon on what an engine's owners hold. Not thread-safe; works on the current stream.
-class MuonState {
- public:
-  /// Adds a momentum of zeros for each parameter, at its owner alone.
-  explicit MuonState(std::shared_ptr<engine::Engine> engine);
+/// Each parameter gets a momentum of zeros, at its owner alone; before the first step.
+void add_momentum(engine::Engine& engine);
 
-  /// Updates what this rank owns and publishes it (Engine::step). Every rank calls it, with equal
-  /// arguments.
-  /// @param groups        by group index.
-  /// @param group_of      group index; -1 leaves the parameter alone.
-  /// @param applies       [] bool, on the engine's device: false leaves everything as it is.
-  void step(const std::vector<MuonGroup>& groups,
-            const core::Vector<core::ParameterIndex, int>& group_of, const at::Tensor& applies);
-
- private:
-  std::shared_ptr<engine::Engine> engine_;
-};
+/// Updates what this rank owns and publishes it (Engine::step). Every rank calls it, with equal
+/// arguments. Works on the current stream.
+/// @param groups        by group index.
+/// @param group_of      group index; -1 leaves the parameter alone.
+/// @param applies       [] bool, on the engine's device: false leaves everything as it is.
+void muon_step(engine::Engine& engine, const std::vector<MuonGroup>& groups,
+               const core::Vector<core::ParameterIndex, int>& group_of, const at::Tensor& applies);
 
 }  // namespace dmuon::optim
