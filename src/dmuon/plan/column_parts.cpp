@@ -75,7 +75,7 @@ std::int64_t sufficient_bytes_with_columns(const Plan& plan) {
 }
 
 Decision decide_with_columns(const Plan& plan, const ShapeGroups& groups,
-                             const balance::Problem& problem, const Decide& strategy) {
+                             const balance::Problem& problem, const Strategy& strategy) {
   const bool all_free = std::none_of(plan.inventory.begin(), plan.inventory.end(),
                                      [](const Parameter& one) { return one.column.has_value(); });
   if (all_free) return strategy({plan.inventory, groups, problem, plan.mesh, plan.options});

@@ -1,13 +1,9 @@
 #pragma once
 
-#include <functional>
-
 #include "dmuon/plan/plan.h"
 #include "dmuon/plan/strategy.h"
 
 namespace dmuon::plan {
-
-using Decide = std::function<Decision(const Problem&)>;
 
 /// The strategy's decision about all parameters that any rank may own; then those of single columns
 /// (expert parallelism) are dealt between the ranks of each, so that all have equally much to do.
@@ -17,7 +13,7 @@ using Decide = std::function<Decision(const Problem&)>;
 /// @param plan     has inventory, mesh, costs and options.
 /// @param problem  of all parameters.
 Decision decide_with_columns(const Plan& plan, const ShapeGroups& groups,
-                             const balance::Problem& problem, const Decide& strategy);
+                             const balance::Problem& problem, const Strategy& strategy);
 
 /// The least state of an owner with which that surely succeeds.
 std::int64_t sufficient_bytes_with_columns(const Plan& plan);

@@ -22,10 +22,8 @@ void check_owners(const Plan& plan) {
     core::require(*column == plan.mesh.shard_of(plan.owner[w]), "plan: owner of matrix '",
                   plan.inventory[w].name, "' must be of column ", *column,
                   ", whose ranks alone have it; got ", plan.owner[w]);
-    const ParameterIndex next(w.value() + 1);
-    const bool is_last = !plan.inventory.contains(next) || !plan.inventory[next].continues;
-    core::require(!is_last || column->value() + 1 == plan.mesh.num_shards, "plan: matrix '",
-                  plan.inventory[w].name, "' must end its leaf in the last of ",
+    core::require(is_continued(plan.inventory, w) || column->value() + 1 == plan.mesh.num_shards,
+                  "plan: matrix '", plan.inventory[w].name, "' must end its leaf in the last of ",
                   plan.mesh.num_shards, " columns; got column ", *column);
   }
 }

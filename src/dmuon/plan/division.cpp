@@ -59,9 +59,7 @@ Inventory divide(const Inventory& inventory, Mesh mesh, std::int64_t smallest_pa
   Inventory divided;
   for (const ParameterIndex w : inventory.indices()) {
     const Parameter& whole = inventory[w];
-    const ParameterIndex next(w.value() + 1);
-    const bool has_parts =
-        whole.continues || (inventory.contains(next) && inventory[next].continues);
+    const bool has_parts = whole.continues || is_continued(inventory, w);
     const bool stays =
         whole.column ? mesh.num_owners() == mesh.num_shards : has_parts || mesh.num_owners() == 1;
     const std::int64_t parts = stays ? 1 : num_parts(whole, largest, smallest_part);
@@ -104,9 +102,8 @@ Inventory join(const Inventory& inventory) {
       whole.name = whole.name.substr(0, colon) + part.name.substr(end);
   }
   for (const ParameterIndex w : joined.indices()) {
-    const ParameterIndex next(w.value() + 1);
     Parameter& whole = joined[w];
-    const bool alone = !whole.continues && !(joined.contains(next) && joined[next].continues);
+    const bool alone = !whole.continues && !is_continued(joined, w);
     const std::string range = core::message("[0:", whole.num_matrices, ']');
     if (alone && whole.name.ends_with(range)) whole.name.resize(whole.name.size() - range.size());
   }

@@ -102,6 +102,11 @@ void validate(const Inventory& inventory) {
   columns.require_whole();
 }
 
+bool is_continued(const Inventory& inventory, ParameterIndex parameter) {
+  const ParameterIndex next(parameter.value() + 1);
+  return inventory.contains(next) && inventory[next].continues;
+}
+
 PerParameter<std::int64_t> packed_elements_of(const Inventory& inventory) {
   PerParameter<std::int64_t> all;
   std::int64_t leaf = 0;

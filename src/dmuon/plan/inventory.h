@@ -99,6 +99,9 @@ struct ShapeGroups {
 ///         leaves whose parameters have columns are cut into equal parts by them, from column 0 on.
 void validate(const Inventory& inventory);
 
+/// Whether the parameter after it is of the same leaf.
+bool is_continued(const Inventory& inventory, ParameterIndex parameter);
+
 /// What each fills of packed buffers: the last one of a leaf, or of a leaf's column, with the gap
 /// to the next leaf.
 PerParameter<std::int64_t> packed_elements_of(const Inventory& inventory);

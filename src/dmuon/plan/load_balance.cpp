@@ -32,7 +32,7 @@ Candidate placed(const Problem& problem, const balance::Assignment& assignment, 
 balance::Nanoseconds simplest_makespan(const Problem& problem) {
   balance::Nanoseconds least = balance::kMaxTotalNs;
   if (const auto longest = balance::longest_first(problem.balance, 1)) least = longest->makespan();
-  for (const Strategy strategy : {round_robin, xor_layout}) {
+  for (const auto strategy : {round_robin, xor_layout}) {
     const PerParameter<Owner> owner = strategy(problem).owner;
     balance::Assignment assignment(problem.balance);
     for (const ParameterIndex w : owner.indices()) {

@@ -43,7 +43,7 @@ std::vector<Batch> cut_batches(const PerParameter<Owner>& owner, const ShapeGrou
 
 // One plan with at most `state_bytes` of state an owner.
 Plan decide(const Plan& base, const ShapeGroups& groups, balance::Instance instance,
-            std::int64_t state_bytes, const Decide& strategy) {
+            std::int64_t state_bytes, const Strategy& strategy) {
   instance.max_bytes = state_bytes;
   const balance::Problem problem(std::move(instance));
   Plan plan = base;
@@ -59,7 +59,7 @@ Plan decide(const Plan& base, const ShapeGroups& groups, balance::Instance insta
 // What is not state depends on the plan, so the room for state is found by trying, always the same
 // rooms: the smallest cap that one of them meets can then be named.
 Plan decide_within(const Plan& base, const ShapeGroups& groups, const balance::Instance& instance,
-                   const Decide& strategy) {
+                   const Strategy& strategy) {
   const std::int64_t unlimited = balance::Instance{}.max_bytes;
   const std::int64_t cap = base.options.max_memory_bytes;
   Plan plan = decide(base, groups, instance, unlimited, strategy);
@@ -78,7 +78,7 @@ Plan decide_within(const Plan& base, const ShapeGroups& groups, const balance::I
 }
 
 Plan make(const Inventory& inventory, Mesh mesh, std::string_view strategy, const CostTable& costs,
-          const PlanOptions& options, const Decide& decision) {
+          const PlanOptions& options, const Strategy& decision) {
   validate(inventory);
   validate(mesh);
   validate(options);

@@ -10,7 +10,7 @@ namespace {
 
 struct Entry {
   std::string_view name;
-  Strategy strategy;
+  Decision (*strategy)(const Problem&);
 };
 
 constexpr Entry kStrategies[] = {{"load_balance", load_balance},

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -28,7 +29,7 @@ struct Decision {
 };
 
 /// Deterministic.
-using Strategy = Decision (*)(const Problem&);
+using Strategy = std::function<Decision(const Problem&)>;
 
 /// @return the known names, the default first.
 std::vector<std::string> strategy_names();

@@ -28,17 +28,10 @@ std::int64_t UnitLayout::num_elements() const {
   return std::accumulate(owner_elements.begin(), owner_elements.end(), std::int64_t{0});
 }
 
-std::int64_t Layout::largest_weights() const {
+std::int64_t Layout::largest_buffer(int UnitLayout::*element_size) const {
   std::int64_t largest = 0;
   for (const UnitLayout& unit : units)
-    largest = std::max(largest, buffer_elements(unit) * unit.weight_size);
-  return largest;
-}
-
-std::int64_t Layout::largest_gradients() const {
-  std::int64_t largest = 0;
-  for (const UnitLayout& unit : units)
-    largest = std::max(largest, buffer_elements(unit) * unit.gradient_size);
+    largest = std::max(largest, buffer_elements(unit) * unit.*element_size);
   return largest;
 }
 

@@ -100,11 +100,14 @@ struct Layout {
     return unit.num_elements() - (num_shards - 1) * unit.kept_elements;
   }
   /// Bytes of the largest packed buffer of any unit.
-  std::int64_t largest_weights() const;
-  std::int64_t largest_gradients() const;
+  std::int64_t largest_weights() const { return largest_buffer(&UnitLayout::weight_size); }
+  std::int64_t largest_gradients() const { return largest_buffer(&UnitLayout::gradient_size); }
   /// Bytes of the largest part that a column has of any unit's gradients: what a column member
   /// keeps of a route between the stages.
   std::int64_t largest_node_mean() const;
+
+ private:
+  std::int64_t largest_buffer(int UnitLayout::*element_size) const;
 };
 
 /// One collective of an operation.
