@@ -8,6 +8,8 @@ namespace py = pybind11;
 using catalog::Model;
 
 void init_catalog(py::module_& module) {
+  const py::call_guard<py::gil_scoped_release> no_gil;
+
   py::class_<Model>(module, "Model", "The weight matrices of a model, as a file of models/.")
       .def_readonly("name", &Model::name)
       .def_readonly("description", &Model::description)
@@ -15,8 +17,8 @@ void init_catalog(py::module_& module) {
       .def_readonly("stand_in", &Model::stand_in)
       .def_readonly("inventory", &Model::inventory);
   module.def("model_names", &catalog::model_names);
-  module.def("model", &catalog::model, py::arg("name"));
-  module.def("model_from_json", &catalog::model_from_json, py::arg("text"));
+  module.def("model", &catalog::model, py::arg("name"), no_gil);
+  module.def("model_from_json", &catalog::model_from_json, py::arg("text"), no_gil);
   module.def("device_names", &catalog::device_names);
 }
 

@@ -97,7 +97,8 @@ void init_newton_schulz(py::module_& module) {
   module.def("choose", &choose, py::arg("m"), py::arg("n"), py::arg("coefficients"),
              py::arg("num_steps"), py::arg("device"), py::arg("dtype"));
   module.def("candidates", &candidates, py::arg("m"), py::arg("n"), py::arg("coefficients"),
-             py::arg("num_steps"), py::arg("device"), py::arg("dtype"));
+             py::arg("num_steps"), py::arg("device"), py::arg("dtype"),
+             py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace dmuon::bindings

@@ -114,12 +114,15 @@ std::vector<std::pair<int, std::int64_t>> batches_of_shape(const CostTable& tabl
 }
 
 void init_costs(py::module_& module) {
+  const py::call_guard<py::gil_scoped_release> no_gil;
+
   py::class_<CostTable>(module, "CostTable", "c[s,b], nanoseconds of a batch.")
       .def(py::init(&cost_table), py::arg("source"), py::arg("entries"))
       .def_readonly("source", &CostTable::source)
       .def("batches", &batches_of_shape, py::arg("matrix"))
-      .def("to_json", [](const CostTable& table) { return plan::to_json(table); })
-      .def_static("from_json", &plan::costs_from_json, py::arg("text"));
+      .def(
+          "to_json", [](const CostTable& table) { return plan::to_json(table); }, no_gil)
+      .def_static("from_json", &plan::costs_from_json, py::arg("text"), no_gil);
   module.def(
       "candidate_batches",
       [](const Sizes& sizes, int num_parameters) {
@@ -138,7 +141,7 @@ void init_costs(py::module_& module) {
         return plan::modelled_costs(plan::group_by_shape(inventory), catalog::device(device),
                                     tensor_parallel);
       },
-      py::arg("inventory"), py::arg("device"), py::arg("tensor_parallel") = 1);
+      py::arg("inventory"), py::arg("device"), py::arg("tensor_parallel") = 1, no_gil);
 }
 
 std::vector<std::pair<core::Owner, std::vector<core::ParameterIndex>>> batches_of(
@@ -200,13 +203,8 @@ void init_plan(py::module_& module) {
   init_inputs(module);
   init_costs(module);
   init_results(module);
-  module.def(
-      "divide",
-      [](const plan::Inventory& inventory, const Mesh& mesh, std::int64_t smallest_part) {
-        plan::validate(inventory);
-        return plan::divide(inventory, mesh, smallest_part);
-      },
-      py::arg("inventory"), py::arg("mesh"), py::arg("smallest_part") = plan::kSmallestPart);
+  module.def("divide", &plan::divide, py::arg("inventory"), py::arg("mesh"),
+             py::arg("smallest_part") = plan::kSmallestPart, no_gil);
   module.attr("SMALLEST_PART") = plan::kSmallestPart;
   module.def("make_plan", &plan::make_plan, py::arg("inventory"), py::arg("mesh"),
              py::arg("strategy"), py::arg("costs"), py::arg("options"), no_gil);

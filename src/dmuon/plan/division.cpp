@@ -51,6 +51,7 @@ std::int64_t num_parts(const Parameter& stack, double largest, std::int64_t smal
 }  // namespace
 
 Inventory divide(const Inventory& inventory, Mesh mesh, std::int64_t smallest_part) {
+  validate(inventory);
   core::require(smallest_part >= 1, "divide: smallest_part: expected at least 1, got ",
                 smallest_part);
   double all = 0;

@@ -17,7 +17,7 @@ inline constexpr std::int64_t kSmallestPart = std::int64_t{1} << 19;
 /// than `smallest_part`. Parts of a stack are equal, as few as do, and follow each other; matrices
 /// [a, b) of `name` are "name[a:b]". What has parts already stays as it is, but those of single
 /// columns of the mesh; and everything stays whose owner there is no choice of. Deterministic.
-/// @param inventory      valid.
+/// @throws InvalidArgument as validate, and for a smallest part of less than an element.
 /// @param smallest_part  elements that a part has at least, 1 or more.
 Inventory divide(const Inventory& inventory, Mesh mesh, std::int64_t smallest_part = kSmallestPart);
 
