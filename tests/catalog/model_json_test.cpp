@@ -26,21 +26,21 @@ TEST(ModelFromJson, ExpandsRepeatedUnitsAndStacks) {
   EXPECT_EQ(found.description, "d");
   EXPECT_EQ(found.source, "s");
   EXPECT_TRUE(found.stand_in);
-  EXPECT_EQ(found.inventory, (plan::Inventory{{"layers.3.mlp.up", 8, 4, 0},
-                                              {"layers.3.mlp.experts", 2, 3, 0, false, 2},
-                                              {"layers.3.mlp.old", 3, 3, 0, false, 4},
-                                              {"layers.4.mlp.up", 8, 4, 1},
-                                              {"layers.4.mlp.experts", 2, 3, 1, false, 2},
-                                              {"layers.4.mlp.old", 3, 3, 1, false, 4},
-                                              {"last.w", 5, 6, 3}}));
+  EXPECT_EQ(found.inventory, (plan::Inventory{{"layers.3.mlp.up", {1, 8, 4}, 0},
+                                              {"layers.3.mlp.experts", {2, 2, 3}, 0},
+                                              {"layers.3.mlp.old", {4, 3, 3}, 0},
+                                              {"layers.4.mlp.up", {1, 8, 4}, 1},
+                                              {"layers.4.mlp.experts", {2, 2, 3}, 1},
+                                              {"layers.4.mlp.old", {4, 3, 3}, 1},
+                                              {"last.w", {1, 5, 6}, 3}}));
 }
 
 TEST(ModelFromJson, ReadsHowMatricesLieInTheirParameter) {
   const Model found = model_from_json(with_units(R"([{"name": "h", "matrices": [
         {"name": "c_attn", "rows": 4, "cols": 12, "column_blocks": 3, "transposed": true},
         {"name": "k", "rows": 2, "cols": 12, "transposed": false, "continues": true}]}])"));
-  EXPECT_EQ(found.inventory, (plan::Inventory{{"h.c_attn", 4, 12, 0, false, 1, false, {}, 3, true},
-                                              {"h.k", 2, 12, 0, false, 1, true}}));
+  EXPECT_EQ(found.inventory, (plan::Inventory{{"h.c_attn", {1, 4, 12, 3, true}, 0},
+                                              {"h.k", {1, 2, 12}, 0, false, true}}));
 }
 
 TEST(ModelFromJson, TakesUnitsApartThatLieBetweenOthers) {
@@ -49,7 +49,8 @@ TEST(ModelFromJson, TakesUnitsApartThatLieBetweenOthers) {
       {"name": "block", "unit": 0, "matrices": [{"name": "w", "rows": 2, "cols": 3}]},
       {"name": "", "unit": 1, "matrices": [{"name": "a.last", "rows": 5, "cols": 6}]}])"));
   EXPECT_EQ(found.inventory,
-            (plan::Inventory{{"first", 8, 4, 1}, {"block.w", 2, 3, 0}, {"a.last", 5, 6, 1}}));
+            (plan::Inventory{
+                {"first", {1, 8, 4}, 1}, {"block.w", {1, 2, 3}, 0}, {"a.last", {1, 5, 6}, 1}}));
   EXPECT_EQ(
       plan::message_of([] {
         model_from_json(with_units(R"([{"name": "u", "unit": 1, "repeat": 2, "matrices": []}])"));

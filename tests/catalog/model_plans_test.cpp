@@ -80,11 +80,12 @@ TEST(Division, BalancesMixturesWhoseExpertsAreDividedOverColumns) {
     plan::Inventory columns;
     for (const plan::Parameter& whole : model(name).inventory) {
       plan::Parameter part = whole;
-      if (whole.num_matrices > 1) part.num_matrices /= kGpus;
-      for (int column = 0; column < (whole.num_matrices > 1 ? kGpus : 1); ++column) {
-        const std::int64_t begin = column * part.num_matrices;
-        if (whole.num_matrices > 1) {
-          part.name = core::message(whole.name, '[', begin, ':', begin + part.num_matrices, ']');
+      if (whole.view.num_matrices > 1) part.view.num_matrices /= kGpus;
+      for (int column = 0; column < (whole.view.num_matrices > 1 ? kGpus : 1); ++column) {
+        const std::int64_t begin = column * part.view.num_matrices;
+        if (whole.view.num_matrices > 1) {
+          part.name =
+              core::message(whole.name, '[', begin, ':', begin + part.view.num_matrices, ']');
           part.continues = column > 0;
           part.column = core::Shard(column);
         }

@@ -51,7 +51,7 @@ TEST(Models, AreThoseOfTheirTable) {
     std::int64_t matrices = 0;
     for (const plan::Parameter& parameter : found.inventory) {
       elements += parameter.num_elements();
-      matrices += parameter.num_matrices;
+      matrices += parameter.view.num_matrices;
     }
     EXPECT_EQ(matrices, expected.num_matrices) << name;
     const double billions = kBillions.at(name);
@@ -76,7 +76,7 @@ TEST(Models, OfQwenAreItsLayers) {
   const plan::Inventory inventory = model("qwen2.5-7b").inventory;
   std::multiset<std::pair<std::int64_t, std::int64_t>> layer;
   for (const plan::Parameter& matrix : inventory) {
-    if (matrix.unit == 27) layer.insert({matrix.rows, matrix.cols});
+    if (matrix.unit == 27) layer.insert({matrix.view.rows, matrix.view.cols});
   }
   EXPECT_EQ(layer, (std::multiset<std::pair<std::int64_t, std::int64_t>>{{3584, 3584},
                                                                          {3584, 3584},

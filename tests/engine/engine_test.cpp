@@ -75,7 +75,7 @@ void expect_gradients(Engine& engine, int seed, const std::vector<double>& facto
     if (!engine.owned().owns(parameter)) continue;
     const Parameter& of = engine.parameters()[parameter];
     const at::Tensor expected =
-        integers(of, seed + parameter.value()).mul(factors[of.unit.position()]);
+        integers(of, seed + parameter.value()).mul(factors[of.unit_index().position()]);
     const at::Tensor gradient = owned_gradient(engine, parameter);
     ASSERT_TRUE(gradient.defined()) << "parameter " << parameter;
     EXPECT_LE(gradient.sub(expected).abs().max().item<float>(), 2e-4F) << "parameter " << parameter;
@@ -319,7 +319,7 @@ void make_alone(const plan::Plan& plan) {
 
 TEST(Engine, RefusesAPlanOfAnotherMeshOrUnit) {
   const auto plan = [](int unit, Mesh mesh) {
-    const Parameters parameters{{{1, 2, 2}, UnitIndex(unit), core::Slot(0)}};
+    const Parameters parameters{{{"", {1, 2, 2}, unit}, core::Slot(0)}};
     return plan_of(parameters, mesh);
   };
   EXPECT_NO_THROW(make_alone(plan(0, {1, 1})));
@@ -328,7 +328,7 @@ TEST(Engine, RefusesAPlanOfAnotherMeshOrUnit) {
 }
 
 TEST(Engine, RefusesABatchOfWhatItDoesNotOwn) {
-  const Parameters parameters{{{1, 2, 2}, UnitIndex(0), core::Slot(1)}};
+  const Parameters parameters{{{"", {1, 2, 2}, 0}, core::Slot(1)}};
   plan::Plan plan = plan_of(parameters, {1, 1});
   plan.batches[0].owner = core::Owner(0);
   EXPECT_THROW(make_alone(plan), core::InternalError);

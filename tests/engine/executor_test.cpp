@@ -156,7 +156,7 @@ TEST_P(ExecutorOnMesh, DescribesUnitsAndBatchesToASchedule) {
     for (const core::BatchIndex batch : touched.indices()) {
       std::vector<UnitIndex> expected;
       for (const ParameterIndex parameter : executor.owned().batches()[batch].parameters)
-        expected.push_back(executor.parameters()[parameter].unit);
+        expected.push_back(executor.parameters()[parameter].unit_index());
       EXPECT_EQ(touched[batch], expected);
     }
   });

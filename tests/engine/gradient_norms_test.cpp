@@ -38,7 +38,7 @@ class GradientNormsTest : public testing::Test {
     return {data, data + words.numel()};
   }
 
-  const Parameters all{{{1, 2, 3}, {}, {}}, {{1, 9, 9}, {}, {}}, {{2, 2, 3}, {}, {}}};
+  const Parameters all{{{"", {1, 2, 3}}, {}}, {{"", {1, 9, 9}}, {}}, {{"", {2, 2, 3}}, {}}};
   Owned owned{all, {{kSingle, kStack}}, std::make_shared<BufferPool>(c10::kCPU)};
 };
 

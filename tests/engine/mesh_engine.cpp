@@ -16,8 +16,9 @@ std::string mesh_name(const Mesh& mesh) {
 
 Parameters unbalanced_parameters(const Mesh& mesh) {
   Parameters parameters;
+  const auto name = [&] { return "weight " + std::to_string(parameters.size()); };
   const auto add = [&](std::int64_t rows, std::int64_t cols, int unit, int owner) {
-    parameters.push_back({{1, rows, cols}, UnitIndex(unit), core::Slot(owner % mesh.num_slots())});
+    parameters.push_back({{name(), {1, rows, cols}, unit}, core::Slot(owner % mesh.num_slots())});
   };
   const int last = mesh.num_slots() - 1;
   add(3, 5, 0, 1);
@@ -29,7 +30,7 @@ Parameters unbalanced_parameters(const Mesh& mesh) {
   add(2, 11, 2, 1);
   add(3, 5, 2, 1);
   add(1, 13, 2, 1);
-  parameters.push_back({{2, 3, 5}, UnitIndex(2), core::Slot(1 % mesh.num_slots())});
+  parameters.push_back({{name(), {2, 3, 5}, 2}, core::Slot(1 % mesh.num_slots())});
   add(2, 5, 0, 2);
   for (const int owner : {0, last}) {
     add(3, 5, 0, owner);
@@ -64,7 +65,7 @@ void put_gradients(Engine& engine, UnitIndex unit,
 std::vector<ParameterIndex> parameters_of(const Parameters& parameters, UnitIndex unit) {
   std::vector<ParameterIndex> found;
   for (const ParameterIndex parameter : parameters.indices()) {
-    if (parameters[parameter].unit == unit) found.push_back(parameter);
+    if (parameters[parameter].unit_index() == unit) found.push_back(parameter);
   }
   return found;
 }
@@ -77,12 +78,7 @@ plan::Plan plan_of(const Parameters& parameters, const Mesh& mesh) {
   for (const ParameterIndex index : parameters.indices()) {
     const Parameter& parameter = parameters[index];
     const plan::View& view = parameter.view;
-    plan.inventory.push_back({.name = "weight " + std::to_string(index.value()),
-                              .rows = view.rows,
-                              .cols = view.cols,
-                              .unit = parameter.unit.value(),
-                              .num_matrices = view.num_matrices,
-                              .continues = parameter.continues});
+    plan.inventory.push_back(parameter);
     plan.owner.push_back(core::Owner(parameter.owner.value()));
     batches[{plan.owner.back(), view.rows, view.cols}].push_back(index);
   }
@@ -105,7 +101,7 @@ SharedMesh make_mesh(const Setting& setting, const StorePtr& store, int rank) {
 std::vector<UnitSpec> unit_specs(const Setting& setting) {
   std::vector<UnitSpec> units;
   for (const Parameter& parameter : setting.parameters) {
-    while (parameter.unit.value() >= static_cast<int>(units.size())) {
+    while (parameter.unit >= static_cast<int>(units.size())) {
       const UnitIndex unit(static_cast<int>(units.size()));
       units.push_back({"unit " + std::to_string(units.size()), setting.compute_dtype,
                        setting.reduce_dtype, setting.host_units.contains(unit)});
@@ -145,7 +141,7 @@ at::Tensor owned_gradient(Engine& engine, ParameterIndex parameter) {
 }
 
 at::Tensor weight_of(Engine& engine, ParameterIndex parameter) {
-  Unit& unit = engine.unit(engine.parameters()[parameter].unit);
+  Unit& unit = engine.unit(engine.parameters()[parameter].unit_index());
   const Segment part = unit.packing().segments[unit.packing().place_of(parameter)];
   return unit.weights()
       .slice(part.begin, part.end)

@@ -41,7 +41,7 @@ class OwnedTest : public testing::Test {
   }
 
   const Parameters all{
-      {{1, 2, 3}, {}, {}}, {{1, 9, 9}, {}, {}}, {{1, 2, 3}, {}, {}}, {{2, 2, 3}, {}, {}}};
+      {{"", {1, 2, 3}}, {}}, {{"", {1, 9, 9}}, {}}, {{"", {1, 2, 3}}, {}}, {{"", {2, 2, 3}}, {}}};
   std::shared_ptr<BufferPool> pool = std::make_shared<BufferPool>(c10::kCPU);
   Owned owned{all, {{kSingle, kStack}, {kOther}}, pool};
 };

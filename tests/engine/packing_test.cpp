@@ -16,7 +16,7 @@ using core::Slot;
 using core::UnitIndex;
 
 Parameter parameter(std::int64_t rows, std::int64_t cols, int unit, int owner) {
-  return {{1, rows, cols}, UnitIndex(unit), Slot(owner)};
+  return {{"", {1, rows, cols}, unit}, Slot(owner)};
 }
 
 // By hand, on 2 x 2: slots 0 and 2 are column 0, slots 1 and 3 column 1.
@@ -103,7 +103,7 @@ TEST(Pack, RefusesLeavesThatDoNotFit) {
             (std::vector<std::int64_t>{11, 2}));
   EXPECT_THROW(leaves_of(parameters, {{{11, 3}}}), core::InternalError);
   EXPECT_THROW(leaves_of(parameters, {{{11, 2}}, {{11, 2}}}), core::InternalError);
-  parameters[ParameterIndex(1)].unit = UnitIndex(1);
+  parameters[ParameterIndex(1)].unit = 1;
   EXPECT_THROW(leaves_of(parameters), core::InternalError);
   Leaf odd{UnitIndex(0), {}, {3, 2}, 2};
   EXPECT_THROW(odd.local_sizes(), core::InternalError);

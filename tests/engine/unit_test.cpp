@@ -12,8 +12,8 @@
 namespace dmuon::engine {
 namespace {
 
-const Parameters kParameters{{{1, 2, 3}, UnitIndex(0), core::Slot(0)},
-                             {{1, 4, 2}, UnitIndex(0), core::Slot(0)}};
+const Parameters kParameters{{{"", {1, 2, 3}, 0}, core::Slot(0)},
+                             {{"", {1, 4, 2}, 0}, core::Slot(0)}};
 
 // A unit of two parameters, with weights of ones.
 struct Bound {

@@ -170,12 +170,7 @@ std::shared_ptr<engine::Engine> make_engine(const std::vector<plan::View>& views
   const engine::Group alone(nullptr, "row", 0, 1);
   plan::Plan plan;
   for (const plan::View& view : views) {
-    plan.inventory.push_back({.name = std::to_string(plan.inventory.size()),
-                              .rows = view.rows,
-                              .cols = view.cols,
-                              .num_matrices = view.num_matrices,
-                              .column_blocks = view.column_blocks,
-                              .transposed = view.transposed});
+    plan.inventory.push_back({std::to_string(plan.inventory.size()), view});
     plan.owner.push_back(core::Owner(0));
   }
   for (const std::vector<int>& batch : batches)

@@ -17,12 +17,16 @@ Inventory mixture(int num_blocks, int num_experts, int num_columns) {
   Inventory inventory;
   for (int block = 0; block < num_blocks; ++block) {
     const std::string name = "block." + std::to_string(block);
-    inventory.push_back({name + ".proj", 512, 512, block});
-    inventory.push_back({name + ".out", 512, 1024, block});
+    inventory.push_back({name + ".proj", {1, 512, 512}, block});
+    inventory.push_back({name + ".out", {1, 512, 1024}, block});
     const int part = num_experts / num_columns;
     for (int column = 0; column < num_columns; ++column) {
       const std::string range = core::message("[", column * part, ":", (column + 1) * part, "]");
-      inventory.push_back({name + ".experts" + range, 256, 512, block, false, part, column > 0,
+      inventory.push_back({name + ".experts" + range,
+                           {part, 256, 512},
+                           block,
+                           false,
+                           column > 0,
                            core::Shard(column)});
     }
   }
@@ -48,7 +52,7 @@ TEST(ColumnParts, HaveOwnersInTheirColumns) {
 TEST(ColumnParts, FillUpWhatTheOthersLeaveUneven) {
   const Mesh mesh{4, 1};
   Inventory inventory = oracle::divide_small(mixture(12, 16, 1), mesh);
-  inventory.push_back({"large", 1024, 1024, 12});
+  inventory.push_back({"large", {1, 1024, 1024}, 12});
   const CostTable costs = oracle::modelled(inventory);
   const Plan plan = make_plan(inventory, mesh, "rank0", costs);
   Nanoseconds part = 0;

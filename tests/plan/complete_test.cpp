@@ -14,7 +14,7 @@ namespace {
 Plan by_hand() {
   Plan plan;
   plan.mesh = {1, 2};
-  plan.inventory = {{"a", 4, 4, 0}, {"b", 4, 4, 3}, {"c", 8, 4, 1}};
+  plan.inventory = {{"a", {1, 4, 4}, 0}, {"b", {1, 4, 4}, 3}, {"c", {1, 8, 4}, 1}};
   plan.costs = {"by hand", {{{4, 4}, {{1, 5}, {2, 6}}}, {{8, 4}, {{1, 9}}}}};
   plan.owner = oracle::owners({1, 1, 0});
   plan.batches = {oracle::batch(0, {2}), oracle::batch(1, {0, 1})};

@@ -117,8 +117,10 @@ TEST(CandidateBatches, StayWithinTheMatricesAnd64MiBOfFp32OrOneMatrix) {
 }
 
 TEST(ModelledCosts, HaveOneEntryAShapeInTheGroupsOrderUpToTheLargestBatch) {
-  const ShapeGroups groups =
-      group_by_shape({{"a", 2048, 2048, 0}, {"b", 8, 8, 0}, {"c", 8, 8, 0}, {"d", 8, 8, 0, true}});
+  const ShapeGroups groups = group_by_shape({{"a", {1, 2048, 2048}, 0},
+                                             {"b", {1, 8, 8}, 0},
+                                             {"c", {1, 8, 8}, 0},
+                                             {"d", {1, 8, 8}, 0, true}});
   const Device device = oracle::a800();
   const CostTable costs = modelled_costs(groups, device, 2);
   EXPECT_EQ(costs.source, "model of a800");
@@ -134,9 +136,8 @@ TEST(ModelledCosts, HaveOneEntryAShapeInTheGroupsOrderUpToTheLargestBatch) {
 
 // Blocks of columns cost what as many matrices of a stack do; two of these shapes share an entry.
 TEST(ModelledCosts, KnowNoLayout) {
-  const ShapeGroups groups = group_by_shape({{"a", 8, 24, 0, false, 1, false, {}, 3},
-                                             {"b", 8, 24, 0, false, 1, false, {}, 3, true},
-                                             {"c", 8, 8, 0}});
+  const ShapeGroups groups =
+      group_by_shape({{"a", {1, 8, 24, 3}, 0}, {"b", {1, 8, 24, 3, true}, 0}, {"c", {1, 8, 8}, 0}});
   const Device device = oracle::a800();
   const CostTable costs = modelled_costs(groups, device);
   ASSERT_EQ(costs.shapes.size(), 2U);
@@ -171,7 +172,8 @@ TEST(Device, WithAConstantThatIsNoRateIsRejectedByName) {
 }
 
 TEST(InstanceOf, TakesEveryShapeFromTheTableInWhicheverOrderItIsThere) {
-  const ShapeGroups groups = group_by_shape({{"a", 2, 3, 0}, {"b", 4, 4, 0}, {"c", 2, 3, 0}});
+  const ShapeGroups groups =
+      group_by_shape({{"a", {1, 2, 3}, 0}, {"b", {1, 4, 4}, 0}, {"c", {1, 2, 3}, 0}});
   const CostTable costs = {"by hand",
                            {{{4, 4}, {{1, 7}}}, {{9, 9}, {{1, 8}}}, {{2, 3}, {{1, 5}, {2, 6}}}}};
   const balance::Instance instance = instance_of(groups, costs, 3, 12);
@@ -181,7 +183,7 @@ TEST(InstanceOf, TakesEveryShapeFromTheTableInWhicheverOrderItIsThere) {
 }
 
 TEST(InstanceOf, NamesAShapeThatIsMissingOrThereTwice) {
-  const ShapeGroups groups = group_by_shape({{"a", 2, 3, 0, true}});
+  const ShapeGroups groups = group_by_shape({{"a", {1, 2, 3}, 0, true}});
   const auto of = [&](const CostTable& costs) {
     return message_of([&] { instance_of(groups, costs, 1, 12); });
   };

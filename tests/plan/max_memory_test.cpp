@@ -76,8 +76,8 @@ TEST(MaxMemory, IsKeptOrAnsweredWithANumberThatDoes) {
 // One large matrix and four small ones that are slow: for time alone the first owner of two gets
 // the large one and a small one.
 TEST(MaxMemory, MovesStateToOwnersThatAreSlowerForIt) {
-  Inventory inventory = {{"large", 100, 100, 0}};
-  for (int w = 0; w < 4; ++w) inventory.push_back({core::message("m", w), 10, 10, 1});
+  Inventory inventory = {{"large", {1, 100, 100}, 0}};
+  for (int w = 0; w < 4; ++w) inventory.push_back({core::message("m", w), {1, 10, 10}, 1});
   const CostTable costs = {"by hand", {{{100, 100}, {{1, 10}}}, {{10, 10}, {{1, 10}}}}};
   const Plan free = make_plan(inventory, {1, 2}, "load_balance", costs);
   EXPECT_EQ(free.makespan_ns(), 30);

@@ -11,7 +11,7 @@ namespace {
 
 // Elements 256, 256, 512 and 128; of units 512, 512 and 128.
 const Inventory kInventory = {
-    {"a", 16, 16, 0}, {"b", 16, 16, 0}, {"c", 32, 16, 1}, {"d", 16, 8, 2}};
+    {"a", {1, 16, 16}, 0}, {"b", {1, 16, 16}, 0}, {"c", {1, 32, 16}, 1}, {"d", {1, 16, 8}, 2}};
 
 // Bytes of a unit of 512 elements.
 constexpr std::int64_t kWeights = 2 * 512;
@@ -107,7 +107,7 @@ TEST(Memory, WithoutNodeCopiesHasStageOneInItsBuffers) {
 }
 
 TEST(Memory, OnGlooHasInboxesAndKeepsWhatWasFreed) {
-  const Inventory inventory = {{"a", 16, 16, 0}};
+  const Inventory inventory = {{"a", {1, 16, 16}, 0}};
   const std::vector<Batch> batches = {oracle::batch(0, {0})};
   PlanOptions options = ahead(0);
   const auto of = [&] { return memory(inventory, {1, 2}, oracle::owners({0}), batches, options); };
@@ -120,7 +120,7 @@ TEST(Memory, OnGlooHasInboxesAndKeepsWhatWasFreed) {
 
 // 15 elements fill as much as 128, and are owned as 15.
 TEST(Memory, OfBuffersAndCopiesIsOfAlignedMatrices) {
-  const Inventory inventory = {{"a", 3, 5, 0}, {"b", 16, 8, 0}};
+  const Inventory inventory = {{"a", {1, 3, 5}, 0}, {"b", {1, 16, 8}, 0}};
   const std::vector<Batch> batches = {oracle::batch(0, {0}), oracle::batch(1, {1})};
   const Memory first =
       memory(inventory, {2, 1}, oracle::owners({0, 1}), batches, ahead(0))[Owner(0)];
@@ -151,7 +151,7 @@ TEST(Memory, OfABatchIsThatOfItsFirstUnit) {
   const std::vector<Batch> batches = {oracle::batch(0, {0, 1}), oracle::batch(0, {2}),
                                       oracle::batch(0, {3})};
   const Inventory inventory = {
-      {"a", 16, 16, 0}, {"b", 16, 16, 1}, {"c", 32, 16, 0}, {"d", 16, 8, 2}};
+      {"a", {1, 16, 16}, 0}, {"b", {1, 16, 16}, 1}, {"c", {1, 32, 16}, 0}, {"d", {1, 16, 8}, 2}};
   EXPECT_EQ(
       memory(inventory, {1, 2}, oracle::owners({0, 0, 0, 0}), batches, ahead(1))[Owner(0)].update,
       2 * kOfA);
@@ -159,10 +159,10 @@ TEST(Memory, OfABatchIsThatOfItsFirstUnit) {
 
 // 2^56 elements, the most there may be, in one unit of several.
 TEST(Memory, OfTheLargestInventoryDoesNotOverflow) {
-  Inventory inventory = {{"huge", (1 << 28) - 1, 1 << 28, 0}};
+  Inventory inventory = {{"huge", {1, (1 << 28) - 1, 1 << 28}, 0}};
   std::vector<Batch> batches = {oracle::batch(0, {0})};
   for (int w = 1; w < 20; ++w) {
-    inventory.push_back({core::message("m", w), 1, 1, w});
+    inventory.push_back({core::message("m", w), {1, 1, 1}, w});
     batches.push_back(oracle::batch(0, {w}));
   }
   validate(inventory);

@@ -52,7 +52,7 @@ Inventory inventory(const std::vector<int>& shape_of) {
   Inventory matrices;
   for (std::size_t w = 0; w < shape_of.size(); ++w) {
     const std::int64_t side = shape_of[w] + 1;
-    matrices.push_back({core::message("m", w), side, side, static_cast<int>(w / 2)});
+    matrices.push_back({core::message("m", w), {1, side, side}, static_cast<int>(w / 2)});
   }
   return matrices;
 }
@@ -90,7 +90,7 @@ Inventory qwen_7b(int num_layers) {
     int index = 0;
     for (const Shape& shape : shapes) {
       const std::string name = core::message(layer, ".", index++);
-      matrices.push_back({name, shape.rows, shape.cols, layer});
+      matrices.push_back({name, {1, shape.rows, shape.cols}, layer});
     }
   }
   return matrices;

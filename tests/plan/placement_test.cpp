@@ -31,7 +31,7 @@ std::vector<std::vector<int>> sorted_counts(const ShapeGroups& groups,
 Inventory equal_units(int num_units, int per_unit) {
   Inventory inventory;
   for (int w = 0; w < num_units * per_unit; ++w) {
-    inventory.push_back({core::message("m", w), 8, 8, w / per_unit});
+    inventory.push_back({core::message("m", w), {1, 8, 8}, w / per_unit});
   }
   return inventory;
 }
@@ -107,7 +107,7 @@ TEST(Place, LetsAWindowOfFewMatricesMeetNoColumnTwice) {
 TEST(Place, SpreadsTheMatricesOfAUnitEvenIfTheUnitIsNotContiguous) {
   // Two units of 4, interleaved.
   Inventory inventory;
-  for (int w = 0; w < 8; ++w) inventory.push_back({core::message("m", w), 4, 4, w % 2});
+  for (int w = 0; w < 8; ++w) inventory.push_back({core::message("m", w), {1, 4, 4}, w % 2});
   PlanOptions options;
   options.lookahead = 0;
   const Spread found =

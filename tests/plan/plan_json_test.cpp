@@ -58,8 +58,8 @@ TEST(PlanJson, KeepsNamesAndOptionsToTheLastBit) {
   options.on_cpu = true;
   options.ns_bytes = 4;
   options.ns_steps = 7;
-  const Inventory inventory = {{"\"\\\u00e9\n", 3, 5, std::numeric_limits<int>::max()},
-                               {"", 5, 3, 0}};
+  const Inventory inventory = {{"\"\\\u00e9\n", {1, 3, 5}, std::numeric_limits<int>::max()},
+                               {"", {1, 5, 3}, 0}};
   CostTable costs = oracle::modelled(inventory);
   costs.source = "\t\u4e2d";
   const Plan plan = make_plan(inventory, {2, 2}, "load_balance", costs, options);
@@ -67,10 +67,10 @@ TEST(PlanJson, KeepsNamesAndOptionsToTheLastBit) {
 }
 
 TEST(PlanJson, KeepsLayoutsAndTakesTheirAbsenceForPlainMatrices) {
-  const Inventory inventory = {{"plain", 4, 6, 0},
-                               {"blocks", 4, 6, 0, false, 1, false, {}, 3},
-                               {"stored transposed", 4, 6, 0, false, 2, false, {}, 1, true},
-                               {"both", 4, 6, 0, false, 2, true, {}, 3, true}};
+  const Inventory inventory = {{"plain", {1, 4, 6}, 0},
+                               {"blocks", {1, 4, 6, 3}, 0},
+                               {"stored transposed", {2, 4, 6, 1, true}, 0},
+                               {"both", {2, 4, 6, 3, true}, 0, false, true}};
   const Plan plan = make_plan(inventory, {1, 2}, "load_balance", oracle::modelled(inventory));
   EXPECT_EQ(from_json(to_json(plan)), plan);
   const json assignments = json::parse(to_json(plan))["assignments"];

@@ -17,7 +17,7 @@
 namespace dmuon::plan {
 namespace {
 
-const Inventory kSmall = {{"a", 4, 4, 0}, {"b", 4, 4, 0}, {"c", 8, 4, 1}};
+const Inventory kSmall = {{"a", {1, 4, 4}, 0}, {"b", {1, 4, 4}, 0}, {"c", {1, 8, 4}, 1}};
 
 Nanoseconds time_of(const CostTable& costs, const Shape& shape, std::size_t size) {
   for (const ShapeCosts& entry : costs.shapes) {
@@ -140,7 +140,7 @@ TEST(MakePlan, BatchesWhatTheCostsSayInRunsOfExecutionOrder) {
 }
 
 TEST(MakePlan, KeepsMatricesOverTensorParallelRanksInBatchesOfTheirOwn) {
-  const Inventory inventory = {{"a", 1, 1, 0}, {"b", 1, 1, 0, true}, {"c", 1, 1, 0}};
+  const Inventory inventory = {{"a", {1, 1, 1}, 0}, {"b", {1, 1, 1}, 0, true}, {"c", {1, 1, 1}, 0}};
   const CostTable costs = {"by hand",
                            {{{1, 1, true}, {{1, 7}}}, {{1, 1, false}, {{1, 5}, {2, 6}}}}};
   const Plan plan = make_plan(inventory, {1, 1, 2}, "rank0", costs);
@@ -157,7 +157,7 @@ TEST(MakePlan, NamesTheFirstBadArgument) {
   EXPECT_EQ(of(kSmall, {1, 1}, "rank0", costs), "");
   EXPECT_NE(of(kSmall, {0, 1}, "rank0", costs).find("num_replicates"), std::string::npos);
   EXPECT_NE(of(kSmall, {1, 1}, "best", costs).find("'best'"), std::string::npos);
-  EXPECT_NE(of({{"a", 0, 4, 0}}, {1, 1}, "rank0", costs).find("'a'"), std::string::npos);
+  EXPECT_NE(of({{"a", {1, 0, 4}, 0}}, {1, 1}, "rank0", costs).find("'a'"), std::string::npos);
   EXPECT_NE(of(kSmall, {1, 1}, "rank0", {}).find("4 x 4"), std::string::npos);
 }
 
@@ -214,9 +214,9 @@ TEST(RequireFit, NamesTheFirstDifference) {
   };
   EXPECT_EQ(changed([](Inventory& i) { i[ParameterIndex(1)].name = "z"; }),
             "plan: matrix 1: expected 'z', 4 x 4, unit 0; the plan has 'b', 4 x 4, unit 0");
-  EXPECT_NE(changed([](Inventory& i) { i[ParameterIndex(2)].rows = 9; }).find("matrix 2"),
+  EXPECT_NE(changed([](Inventory& i) { i[ParameterIndex(2)].view.rows = 9; }).find("matrix 2"),
             std::string::npos);
-  EXPECT_NE(changed([](Inventory& i) { i[ParameterIndex(0)].cols = 9; }).find("matrix 0"),
+  EXPECT_NE(changed([](Inventory& i) { i[ParameterIndex(0)].view.cols = 9; }).find("matrix 0"),
             std::string::npos);
   EXPECT_NE(changed([](Inventory& i) { i[ParameterIndex(0)].unit = 9; }).find("unit 9"),
             std::string::npos);
@@ -224,15 +224,15 @@ TEST(RequireFit, NamesTheFirstDifference) {
       changed([](Inventory& i) { i[ParameterIndex(0)].tensor_parallel = true; }).find("over TP"),
       std::string::npos);
   EXPECT_EQ(changed([](Inventory& i) {
-              i[ParameterIndex(1)].column_blocks = 2;
-              i[ParameterIndex(1)].transposed = true;
+              i[ParameterIndex(1)].view.column_blocks = 2;
+              i[ParameterIndex(1)].view.transposed = true;
             }),
             "plan: matrix 1: expected 'b', 4 x 2*2 transposed, unit 0; the plan has 'b', 4 x 4, "
             "unit 0");
   EXPECT_EQ(changed([](Inventory& i) { i.pop_back(); }),
             "plan: expected 2 matrices; the plan has 3");
   EXPECT_EQ(changed([](Inventory& i) {
-              i.push_back({"d", 1, 1, 1});
+              i.push_back({"d", {1, 1, 1}, 1});
             }),
             "plan: expected 4 matrices; the plan has 3");
 }
@@ -260,12 +260,12 @@ TEST(Hash, ChangesWithEverythingThatMovesDataAndWithNothingElse) {
       [](Plan& p) { p.batches[0].parameters[0] = ParameterIndex(1); },
       [](Plan& p) { p.batches.pop_back(); },
       [](Plan& p) { p.inventory[ParameterIndex(0)].name = "z"; },
-      [](Plan& p) { p.inventory[ParameterIndex(0)].rows = 5; },
-      [](Plan& p) { p.inventory[ParameterIndex(0)].cols = 5; },
+      [](Plan& p) { p.inventory[ParameterIndex(0)].view.rows = 5; },
+      [](Plan& p) { p.inventory[ParameterIndex(0)].view.cols = 5; },
       [](Plan& p) { p.inventory[ParameterIndex(0)].unit = 1; },
       [](Plan& p) { p.inventory[ParameterIndex(0)].tensor_parallel = true; },
-      [](Plan& p) { p.inventory[ParameterIndex(0)].column_blocks = 2; },
-      [](Plan& p) { p.inventory[ParameterIndex(0)].transposed = true; },
+      [](Plan& p) { p.inventory[ParameterIndex(0)].view.column_blocks = 2; },
+      [](Plan& p) { p.inventory[ParameterIndex(0)].view.transposed = true; },
   };
   for (const auto& change : changes) {
     Plan changed = plan;

@@ -17,9 +17,11 @@ Inventory draw_inventory(balance::Random& random, bool tensor_parallel) {
     for (int i = 0; i < num_matrices && inventory.size() < 60; ++i) {
       const int shape = draw(random, 1, num_shapes);
       const int of_unit = interleaved ? draw(random, 0, num_units - 1) : unit;
-      inventory.push_back({core::message("u", unit, ".", i), 16 * shape,
-                           8 * (num_shapes - shape + 1), of_unit, tensor_parallel && shape % 2 == 1,
-                           /*num_matrices=*/draw(random, 0, 5) == 0 ? 3 : 1});
+      inventory.push_back({core::message("u", unit, ".", i),
+                           {/*num_matrices=*/draw(random, 0, 5) == 0 ? 3 : 1, 16 * shape,
+                            8 * (num_shapes - shape + 1)},
+                           of_unit,
+                           tensor_parallel && shape % 2 == 1});
     }
   }
   return inventory;

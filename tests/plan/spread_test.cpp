@@ -58,8 +58,7 @@ TEST(Spread, IsWhatARecountFromTheDefinitionGives) {
       for (const ParameterIndex w : placed.columns.indices()) {
         if (placed.places[w] < first || placed.places[w] >= first + length) continue;
         const Parameter& parameter = placed.inventory[w];
-        const auto size =
-            static_cast<double>(parameter.num_matrices * parameter.rows * parameter.cols);
+        const auto size = static_cast<double>(parameter.num_elements());
         elements[placed.columns[w]] += size;
         all += size;
         ++num_matrices;
@@ -79,7 +78,8 @@ TEST(Spread, IsWhatARecountFromTheDefinitionGives) {
 }
 
 TEST(Spread, ByHand) {
-  const Inventory inventory = {{"a", 2, 2, 0}, {"b", 2, 2, 0}, {"c", 2, 2, 1}, {"d", 4, 2, 2}};
+  const Inventory inventory = {
+      {"a", {1, 2, 2}, 0}, {"b", {1, 2, 2}, 0}, {"c", {1, 2, 2}, 1}, {"d", {1, 4, 2}, 2}};
   // Windows {a b c} on columns 0 1 0 and {c d} on columns 0 0, of four columns.
   const Spread found = spread_of(inventory, 4, {Shard(0), Shard(1), Shard(0), Shard(0)}, 2);
   EXPECT_DOUBLE_EQ(found.distinct_columns, 1.5);
@@ -93,7 +93,7 @@ TEST(Spread, OfEnormousWindowsAndMeshesIsQuick) {
   Inventory inventory;
   PerParameter<Shard> columns;
   for (int w = 0; w < 3000; ++w) {
-    inventory.push_back({std::to_string(w), 1, 1, w});
+    inventory.push_back({std::to_string(w), {1, 1, 1}, w});
     columns.push_back(Shard(w * 300));
   }
   constexpr int kMaxInt = std::numeric_limits<int>::max();
@@ -110,7 +110,7 @@ TEST(Spread, OfNoMatricesIsNothing) {
 TEST(Spread, CountsTheWeightsOfEachColumn) {
   PlanOptions options;
   options.weight_bytes = 4;
-  const Inventory inventory = {{"a", 2, 3, 0}, {"b", 5, 7, 0}, {"c", 1, 11, 1}};
+  const Inventory inventory = {{"a", {1, 2, 3}, 0}, {"b", {1, 5, 7}, 0}, {"c", {1, 1, 11}, 1}};
   // Owners 0 and 2 of 2 x 2 slots are column 0.
   EXPECT_EQ(spread(inventory, {2, 2}, {Owner(0), Owner(1), Owner(2)}, options).column_bytes,
             (core::PerShard<std::int64_t>{4 * (6 + 11), 4 * 35}));

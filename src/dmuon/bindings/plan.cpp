@@ -30,23 +30,28 @@ void init_inputs(py::module_& module) {
                        bool transposed) {
              core::require(column_blocks >= 1,
                            "Parameter: column_blocks: expected at least 1; got ", column_blocks);
-             return Parameter{std::move(name), rows,      cols,   unit,          tensor_parallel,
-                              num_matrices,    continues, column, column_blocks, transposed};
+             return Parameter{std::move(name),
+                              {num_matrices, rows, cols, column_blocks, transposed},
+                              unit,
+                              tensor_parallel,
+                              continues,
+                              column};
            }),
            py::arg("name"), py::arg("rows"), py::arg("cols"), py::arg("unit"),
            py::arg("tensor_parallel") = false, py::arg("num_matrices") = 1,
            py::arg("continues") = false, py::arg("column") = py::none(),
            py::arg("column_blocks") = 1, py::arg("transposed") = false)
       .def_readonly("name", &Parameter::name)
-      .def_readonly("rows", &Parameter::rows)
-      .def_readonly("cols", &Parameter::cols)
+      .def_property_readonly("rows", [](const Parameter& p) { return p.view.rows; })
+      .def_property_readonly("cols", [](const Parameter& p) { return p.view.cols; })
       .def_readonly("unit", &Parameter::unit)
       .def_readonly("tensor_parallel", &Parameter::tensor_parallel)
-      .def_readonly("num_matrices", &Parameter::num_matrices)
+      .def_property_readonly("num_matrices", [](const Parameter& p) { return p.view.num_matrices; })
       .def_readonly("continues", &Parameter::continues)
       .def_readonly("column", &Parameter::column)
-      .def_readonly("column_blocks", &Parameter::column_blocks)
-      .def_readonly("transposed", &Parameter::transposed)
+      .def_property_readonly("column_blocks",
+                             [](const Parameter& p) { return p.view.column_blocks; })
+      .def_property_readonly("transposed", [](const Parameter& p) { return p.view.transposed; })
       .def("shape_text", [](const Parameter& matrix) { return plan::to_string(matrix.shape()); });
 
   py::class_<Mesh>(module, "Mesh", "R x G slots of T ranks.")

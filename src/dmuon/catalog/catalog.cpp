@@ -32,7 +32,7 @@ std::vector<plan::Parameter> listed_in(const JsonReader& unit) {
   std::vector<plan::Parameter> all;
   for (const JsonReader& entry : unit.at("matrices").items()) {
     all.push_back(plan::read_matrices(entry));
-    all.back().num_matrices *= entry.count("stack", 1, kMaxMatrices);  // what older files say
+    all.back().view.num_matrices *= entry.count("stack", 1, kMaxMatrices);  // what older files say
   }
   return all;
 }

@@ -23,10 +23,7 @@ Parameters parameters_of(const plan::Plan& plan, const SharedMesh& mesh) {
                   mesh.num_shards());
   Parameters parameters;
   for (const core::ParameterIndex index : plan.inventory.indices()) {
-    const plan::Parameter& parameter = plan.inventory[index];
-    parameters.push_back({parameter.view(), core::UnitIndex(parameter.unit),
-                          plan.mesh.slot_of(plan.owner.at(index)), parameter.continues,
-                          parameter.column});
+    parameters.push_back({plan.inventory[index], plan.mesh.slot_of(plan.owner.at(index))});
   }
   return parameters;
 }
@@ -72,7 +69,7 @@ Executor::Executor(SharedMesh mesh, const plan::Plan& plan, const std::vector<Un
     states_.push_back(std::move(state));
   }
   for (const Parameter& parameter : parameters_) {
-    core::invariant(states_.contains(parameter.unit), "Engine: plan: expected units below ",
+    core::invariant(states_.contains(parameter.unit_index()), "Engine: plan: expected units below ",
                     states_.size(), ", got ", parameter.unit);
   }
 }
@@ -112,7 +109,7 @@ schedule::Batches Executor::units_of_batches() const {
   for (const OwnedBatch& batch : owned_.batches()) {
     std::vector<core::UnitIndex> units;
     for (const core::ParameterIndex parameter : batch.parameters)
-      units.push_back(parameters_[parameter].unit);
+      units.push_back(parameters_[parameter].unit_index());
     touched.push_back(std::move(units));
   }
   return touched;
@@ -239,12 +236,12 @@ void Executor::drain() {
 }
 
 bool Executor::has_gradient(core::ParameterIndex parameter) const {
-  const UnitState& state = states_[parameters_.at(parameter).unit];
+  const UnitState& state = states_[parameters_.at(parameter).unit_index()];
   return state.has_gradient[state.packing().place_of(parameter)];
 }
 
 void Executor::clear_gradient(core::ParameterIndex parameter) {
-  UnitState& state = states_[parameters_.at(parameter).unit];
+  UnitState& state = states_[parameters_.at(parameter).unit_index()];
   const PackedIndex place = state.packing().place_of(parameter);
   state.has_gradient[place] = false;
   state.partial_filled[place] = false;

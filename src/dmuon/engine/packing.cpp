@@ -68,10 +68,10 @@ Leaves leaves_of(const Parameters& parameters, const LeafSizes& sizes) {
   for (const ParameterIndex index : parameters.indices()) {
     const Parameter& parameter = parameters[index];
     if (!parameter.continues) {
-      leaves.push_back({parameter.unit, {}, parameter.view.sizes()});
+      leaves.push_back({parameter.unit_index(), {}, parameter.view.sizes()});
       num_elements.push_back(0);
     }
-    core::invariant(!leaves.empty() && leaves.back().unit == parameter.unit,
+    core::invariant(!leaves.empty() && leaves.back().unit == parameter.unit_index(),
                     "leaves_of: parameter ", index, " continues none of its unit");
     leaves.back().parameters.push_back(index);
     if (parameter.column) leaves.back().num_columns = parameter.column->value() + 1;

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 #include "dmuon/core/index.h"
@@ -9,17 +8,11 @@
 
 namespace dmuon::engine {
 
-/// What one owner has: a leaf of the model, or some of its matrices.
-struct Parameter {
-  plan::View view;  ///< what is orthogonalised of it
-  core::UnitIndex unit;
+/// A parameter of the plan, and whose it is.
+struct Parameter : plan::Parameter {
   core::Slot owner;
 
-  bool continues = false;  ///< the leaf of the parameter before it
-  /// The only one whose ranks have it, by expert parallelism, its owner's.
-  std::optional<core::Shard> column{};
-
-  std::int64_t num_elements() const { return view.num_elements(); }
+  core::UnitIndex unit_index() const { return core::UnitIndex(unit); }
 };
 
 using Parameters = core::Vector<core::ParameterIndex, Parameter>;

@@ -40,8 +40,9 @@ std::pair<std::string, std::int64_t> range_of(const Parameter& part) {
 std::int64_t num_parts(const Parameter& stack, double largest, std::int64_t smallest) {
   const std::int64_t all = stack.shape().num_elements();
   std::int64_t best = 1;
-  for (std::int64_t parts = 1; parts <= stack.num_matrices && all / parts >= smallest; ++parts) {
-    if (stack.num_matrices % parts != 0) continue;
+  for (std::int64_t parts = 1; parts <= stack.view.num_matrices && all / parts >= smallest;
+       ++parts) {
+    if (stack.view.num_matrices % parts != 0) continue;
     best = parts;
     if (work_of(stack) <= largest * static_cast<double>(parts)) break;
   }
@@ -69,11 +70,11 @@ Inventory divide(const Inventory& inventory, Mesh mesh, std::int64_t smallest_pa
       continue;
     }
     Parameter part = whole;
-    part.num_matrices /= parts;
+    part.view.num_matrices /= parts;
     const auto [leaf, origin] = range_of(whole);
     for (std::int64_t i = 0; i < parts; ++i) {
-      const std::int64_t begin = origin + i * part.num_matrices;
-      part.name = core::message(leaf, '[', begin, ':', begin + part.num_matrices, ']');
+      const std::int64_t begin = origin + i * part.view.num_matrices;
+      part.name = core::message(leaf, '[', begin, ':', begin + part.view.num_matrices, ']');
       part.continues = whole.continues || i > 0;
       divided.push_back(part);
     }
@@ -89,13 +90,13 @@ Inventory join(const Inventory& inventory) {
       return view;
     };
     const bool alike = part.continues && !joined.empty() && joined.back().column == part.column &&
-                       of_one(joined.back().view()) == of_one(part.view());
+                       of_one(joined.back().view) == of_one(part.view);
     if (!alike) {
       joined.push_back(part);
       continue;
     }
     Parameter& whole = joined.back();
-    whole.num_matrices += part.num_matrices;
+    whole.view.num_matrices += part.view.num_matrices;
     // "name[a:b]" and "name[b:c]" are "name[a:c]".
     const std::size_t colon = whole.name.rfind(':');
     const std::size_t end = part.name.rfind(':');
@@ -105,7 +106,7 @@ Inventory join(const Inventory& inventory) {
   for (const ParameterIndex w : joined.indices()) {
     Parameter& whole = joined[w];
     const bool alone = !whole.continues && !is_continued(joined, w);
-    const std::string range = core::message("[0:", whole.num_matrices, ']');
+    const std::string range = core::message("[0:", whole.view.num_matrices, ']');
     if (alone && whole.name.ends_with(range)) whole.name.resize(whole.name.size() - range.size());
   }
   return joined;

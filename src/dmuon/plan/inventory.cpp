@@ -79,23 +79,23 @@ void validate(const Inventory& inventory) {
     before = &matrix;
     core::require(names.insert(matrix.name).second, "Inventory: matrix '", matrix.name,
                   "' must occur once; it occurs again");
-    core::require(
-        matrix.rows >= 1 && matrix.rows <= kMaxSide && matrix.cols >= 1 && matrix.cols <= kMaxSide,
-        "Inventory: matrix '", matrix.name, "' must have rows and cols in [1, ", kMaxSide,
-        "]; got ", matrix.rows, " x ", matrix.cols);
-    core::require(matrix.num_matrices >= 1 && matrix.num_matrices <= kMaxSide,
+    core::require(matrix.view.rows >= 1 && matrix.view.rows <= kMaxSide && matrix.view.cols >= 1 &&
+                      matrix.view.cols <= kMaxSide,
+                  "Inventory: matrix '", matrix.name, "' must have rows and cols in [1, ", kMaxSide,
+                  "]; got ", matrix.view.rows, " x ", matrix.view.cols);
+    core::require(matrix.view.num_matrices >= 1 && matrix.view.num_matrices <= kMaxSide,
                   "Inventory: parameter '", matrix.name, "' must have matrices in [1, ", kMaxSide,
-                  "]; got ", matrix.num_matrices);
-    core::require(matrix.column_blocks >= 1 && matrix.cols % matrix.column_blocks == 0,
-                  "Inventory: parameter '", matrix.name,
-                  "' must have column_blocks that divide its ", matrix.cols, " cols; got ",
-                  matrix.column_blocks);
+                  "]; got ", matrix.view.num_matrices);
+    core::require(
+        matrix.view.column_blocks >= 1 && matrix.view.cols % matrix.view.column_blocks == 0,
+        "Inventory: parameter '", matrix.name, "' must have column_blocks that divide its ",
+        matrix.view.cols, " cols; got ", matrix.view.column_blocks);
     core::require(matrix.unit >= 0, "Inventory: matrix '", matrix.name,
                   "' must have a unit >= 0; got ", matrix.unit);
     const std::int64_t left = kMaxElements - num_elements;
-    core::require(matrix.rows * matrix.cols <= left / matrix.num_matrices, "Inventory: matrix '",
-                  matrix.name, "' must not take all matrices past ", kMaxElements,
-                  " elements; got ", to_string(matrix.shape()));
+    core::require(matrix.view.rows * matrix.view.cols <= left / matrix.view.num_matrices,
+                  "Inventory: matrix '", matrix.name, "' must not take all matrices past ",
+                  kMaxElements, " elements; got ", to_string(matrix.shape()));
     num_elements += matrix.num_elements();
     columns.add(matrix);
   }

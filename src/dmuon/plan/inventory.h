@@ -55,28 +55,20 @@ struct View {
 
 /// What has one owner: a parameter of the model, or some of the matrices of one.
 struct Parameter {
-  std::string name;       ///< fully qualified
-  std::int64_t rows = 0;  ///< of each of its matrices
-  std::int64_t cols = 0;
+  std::string name;  ///< fully qualified
+  View view;
   int unit = 0;                  ///< index, >= 0, of the module whose hooks move it
   bool tensor_parallel = false;  ///< sharded over the tensor-parallel group of its slot
-  std::int64_t num_matrices = 1;
   bool continues = false;  ///< the leaf of the parameter before it, in packed buffers without a gap
   /// The only one whose ranks have it, by expert parallelism, and of which its owner is.
   std::optional<core::Shard> column{};
-  std::int64_t column_blocks = 1;  ///< of each of its matrices, orthogonalised apart: see View
-  bool transposed = false;
 
-  View view() const { return {num_matrices, rows, cols, column_blocks, transposed}; }
   Shape shape() const {
-    return {rows,
-            cols / column_blocks,
-            tensor_parallel,
-            num_matrices * column_blocks,
-            column_blocks,
-            transposed};
+    return {view.rows,          view.cols / view.column_blocks,
+            tensor_parallel,    view.num_matrices * view.column_blocks,
+            view.column_blocks, view.transposed};
   }
-  std::int64_t num_elements() const { return view().num_elements(); }
+  std::int64_t num_elements() const { return view.num_elements(); }
   bool operator==(const Parameter&) const = default;
 };
 

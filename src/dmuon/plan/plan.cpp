@@ -194,13 +194,13 @@ std::uint64_t hash(const Plan& plan) {
   hasher.add(plan.mesh.num_replicates).add(plan.mesh.num_shards).add(plan.mesh.tensor_parallel);
   add_size(plan.inventory.values());
   for (const Parameter& matrix : plan.inventory) {
-    hasher.add(matrix.name).add(matrix.rows).add(matrix.cols).add(matrix.unit);
+    hasher.add(matrix.name).add(matrix.view.rows).add(matrix.view.cols).add(matrix.unit);
     hasher.add(matrix.tensor_parallel ? 1 : 0);
-    if (matrix.num_matrices != 1) hasher.add(matrix.num_matrices);
+    if (matrix.view.num_matrices != 1) hasher.add(matrix.view.num_matrices);
     if (matrix.continues) hasher.add(0);
     if (matrix.column) hasher.add(1).add(matrix.column->value());
-    if (matrix.column_blocks != 1) hasher.add(-matrix.column_blocks);
-    if (matrix.transposed) hasher.add(-1);
+    if (matrix.view.column_blocks != 1) hasher.add(-matrix.view.column_blocks);
+    if (matrix.view.transposed) hasher.add(-1);
   }
   for (const Owner owner : plan.owner) hasher.add(owner.value());
   add_size(plan.batches);
