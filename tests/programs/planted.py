@@ -39,8 +39,8 @@ PYTHON = (
         "                loss = closure()\n"
         "        self._frozen.warn_of_unfrozen(self.param_groups, speaks=self._runtime.ranks.slot == 0)\n"
         "        runtime = self._runtime\n"
-        "        verdict = self._agreement.verdict()\n",
-        "        verdict = self._agreement.verdict()\n"
+        "        verdict = runtime.step_agreement.verdict()\n",
+        "        verdict = self._runtime.step_agreement.verdict()\n"
         "        if closure is not None:\n"
         "            with torch.enable_grad():\n"
         "                loss = closure()\n"

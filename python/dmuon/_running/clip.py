@@ -11,7 +11,6 @@ import torch.nn as nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from dmuon._running.runtime import runtime_of
-from dmuon._running.step_agreement import StepAgreement
 
 
 @torch.no_grad()
@@ -51,7 +50,7 @@ def clip_grad_norm_(
     """
     try:
         runtime = runtime_of(model, "clip_grad_norm_")
-        step_agreement: StepAgreement = runtime.step_agreement
+        step_agreement = runtime.step_agreement
         runtime.refuse_inside_full_params("clip_grad_norm_")
         problem = _problem(max_norm, norm_type, error_if_nonfinite, pp_mesh)
         arguments = None if problem else (float(max_norm), error_if_nonfinite, pp_mesh is not None)

@@ -21,7 +21,6 @@ from dmuon._running.host_gradients import discard_partial_sums
 from dmuon._running.skipped_steps import KEY as SKIPPED_STEPS
 from dmuon._running.skipped_steps import SkippedSteps
 from dmuon._running.start import agreed_setup, start
-from dmuon._running.step_agreement import StepAgreement
 from dmuon._saving.optimizer_state import fitting_state, saved_group, saved_state
 from dmuon._saving.owned_shards import MOMENTUM
 from dmuon._saving.saved_views import require_saved_views
@@ -132,7 +131,7 @@ class Muon(torch.optim.Optimizer):
             "weight_decay": weight_decay if adamw_weight_decay is None else adamw_weight_decay,
         }
         units, groups, device = agreed_setup(model, dedication, muon, adamw, adamw_groups)
-        self._runtime = start(model, dedication, units, muon, device)
+        self._runtime = start(model, dedication, units, muon, device, optimizer=self)
         rows = with_frozen(dedication.table, model)
         dedication.table = RoutingTable(rows, f"AdamW: lr {float(adamw['lr']):g}{adamw_lr_rule}")
         owned = self._runtime.placeholders
@@ -145,7 +144,6 @@ class Muon(torch.optim.Optimizer):
         self._adamw_defaults = adamw
         self._muon_defaults = muon
         super().__init__(groups, {**muon})
-        self._agreement = StepAgreement(self._runtime, self)
         for parameter, index in self._leaf_of.items():
             self.state[parameter] = self._runtime.owned_state(index)
 
@@ -203,11 +201,11 @@ class Muon(torch.optim.Optimizer):
                 loss = closure()
         self._frozen.warn_of_unfrozen(self.param_groups, speaks=self._runtime.ranks.slot == 0)
         runtime = self._runtime
-        verdict = self._agreement.verdict()
-        self._agreement.note_step()
+        verdict = runtime.step_agreement.verdict()
+        runtime.step_agreement.note_step()
         if (grad_scale := getattr(self, "grad_scale", None)) is not None:
-            self._agreement.scale(grad_scale.double().reciprocal().float().to(runtime.device))
-        finite = self._agreement.finite()
+            runtime.step_agreement.scale(grad_scale.double().reciprocal().float().to(runtime.device))
+        finite = runtime.step_agreement.finite()
         groups, group_of = self._muon_groups(verdict.has_gradient)
         _C.muon_step(runtime.engine, groups, group_of, finite)
         self._adamw.step(finite)
@@ -216,7 +214,7 @@ class Muon(torch.optim.Optimizer):
         for module in runtime.fsdp_modules:
             module.reshard()
         runtime.engine.end_step()
-        self._agreement.end_step()
+        runtime.step_agreement.end_step()
         self._frozen.warn_of_new(self.param_groups)
         return loss
 
@@ -237,11 +235,12 @@ class Muon(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears all gradients, the owners' accumulated ones and FSDP2's of `no_sync` too."""
-        self._runtime.engine.forget_verdict()
-        self._agreement.end_step()
-        if self._runtime.host_misses_partial_sums():
-            discard_partial_sums(self._runtime.fsdp_modules)
-            self._runtime.engine.forget_host_sums()
+        runtime = self._runtime
+        runtime.engine.forget_verdict()
+        runtime.step_agreement.end_step()
+        if runtime.step_agreement.host_misses_partial_sums():
+            discard_partial_sums(runtime.fsdp_modules)
+            runtime.engine.forget_host_sums()
         for group in self.param_groups:
             for parameter in group["params"]:
                 if set_to_none or parameter.grad is None:

@@ -7,7 +7,7 @@ import torch.distributed as dist
 import torch.nn as nn
 
 from dmuon._running.runtime import runtime_of
-from dmuon._running.step_agreement import StepAgreement
+from dmuon._running.step_agreement import of_leaves
 from dmuon._saving.owned_shards import MASTER
 from dmuon._setup.groups import column_group, row_group
 
@@ -33,8 +33,7 @@ def grad_norms(model: nn.Module) -> dict[str, torch.Tensor]:
     """
     runtime = runtime_of(model, "grad_norms")
     runtime.refuse_inside_full_params("grad_norms()")
-    step_agreement: StepAgreement = runtime.step_agreement
-    return dict(zip((leaf.name for leaf in runtime.leaves), step_agreement.owned_norms(), strict=True))
+    return dict(zip((leaf.name for leaf in runtime.leaves), runtime.step_agreement.owned_norms(), strict=True))
 
 
 @torch.no_grad()
@@ -66,4 +65,5 @@ def weight_norms(model: nn.Module) -> dict[str, torch.Tensor]:
     for group in (row_group(runtime.ranks), column_group(runtime.ranks)):
         if group is not None:
             dist.all_reduce(squares, group=group)
-    return dict(zip((leaf.name for leaf in runtime.leaves), runtime.of_leaves(squares.sqrt()), strict=True))
+    norms = of_leaves(squares.sqrt(), runtime.parts)
+    return dict(zip((leaf.name for leaf in runtime.leaves), norms, strict=True))

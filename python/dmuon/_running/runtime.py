@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from dmuon import _C
 from dmuon._planning.owner_plan import Plan
 from dmuon._running.host_gradients import fsdp_modules
+from dmuon._running.step_agreement import StepAgreement
 from dmuon._running.unit_weights import UnitWeights
 from dmuon._saving.owned_shards import MASTER, MOMENTUM, OwnedShards
 from dmuon._setup.dedication import Dedication, dedication_of
@@ -36,7 +37,9 @@ class Runtime:
         units: list[Unit],
         device: torch.device,
         tuned: Tuned,
+        optimizer: torch.optim.Optimizer,
     ) -> None:
+        """`optimizer`: of the model; nothing of it is looked at before the first clipping or step."""
         self.model = model
         self.ranks = dedication.ranks
         self.leaves: list[Leaf] = dedication.leaves
@@ -49,18 +52,20 @@ class Runtime:
         self.is_averaged = False  # inside Ema.applied
         self.num_means = 0  # that were made, by Ema
         self.no_sync_depth = 0
+        self.fsdp_modules = fsdp_modules(model)
         self.divide_factor = dedication.across_ranks.divide_factor(self.ranks.size)
         self._scaled: dict[torch.Tensor, Any] = {}  # whose gradients get our hook, and its handle
         self.recomputed: dict[int, int] = {}  # by unit: the last backward in which a reentrant checkpoint did so
-        self.step_agreement: Any = None  # a StepAgreement, from Muon on
         self.engine = self._make_engine(dedication)
         self.parts = [self.engine.parameters_of(index) for index in range(len(self.leaves))]  # of what has an owner
+        self.step_agreement = StepAgreement(
+            optimizer, model, self.fsdp_modules, self.engine, self.parts, self.ranks, device, self.divide_factor
+        )
         _C.add_momentum(self.engine)
         self.placeholders = self._make_placeholders(dedication.meta_start)
         self.weights = [self._bind(index) for index in range(len(units))]
         for module, order in dedication.known.items():
             restore_order(module, order)
-        self.fsdp_modules = fsdp_modules(model)
         others = (p for p in model.parameters() if not isinstance(p, OwnedTensor | DTensor))
         self.plain_parameters: list[torch.Tensor] = list(others)  # which neither dmuon nor fully_shard manages
         dtypes = [placeholder.dtype for placeholder in self.placeholders]
@@ -108,12 +113,6 @@ class Runtime:
         """The slots whose modules see the same of a leaf as this rank's."""
         ranks, divided = self.ranks, self.leaves[index].num_columns > 1
         return range(ranks.shard, ranks.size, ranks.num_shards) if divided else range(ranks.size)
-
-    def of_leaves(self, norms: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """[] fp32 of each leaf, of the [] of each of its parts, which follow each other."""
-        if any(len(indices) > 1 for indices in self.parts):
-            norms = torch.stack(torch._foreach_norm(norms.split([len(indices) for indices in self.parts])))
-        return norms.float().unbind()
 
     def owned_state(self, index: int) -> dict[str, torch.Tensor]:
         """What an optimizer shows as a leaf's state: a tensor at its owner; else, and of parts, placeholders."""
@@ -206,10 +205,6 @@ class Runtime:
                 "model's initialisation between model.to_empty(...) and dmuon.Muon(model), or a checkpoint loaded."
             )
 
-    def host_misses_partial_sums(self) -> bool:
-        """Whether FSDP2 keeps sums of an HSDP mesh that only a synchronised backward sends on."""
-        return self.engine.host_holds_sums() and bool(self.fsdp_modules)
-
 
 class Gradient:
     """A leaf's gradient, see OwnedGradient; holds the runtime weakly.
@@ -237,7 +232,7 @@ class Gradient:
                 "dmuon: a norm of torch's with parameters that no fully_shard manages: their gradients are averaged "
                 "over the ranks by dmuon.clip_grad_norm_(model, max_norm) or the step. Expected: dmuon.clip_grad_norm_."
             )
-        norm: torch.Tensor = runtime.step_agreement.owned_norms()[self._index]
+        norm = runtime.step_agreement.owned_norms()[self._index]
         mesh = runtime.shards.mesh
         if mesh is None or not runtime.fsdp_modules:
             return norm
@@ -250,8 +245,7 @@ class Gradient:
         runtime.engine.scale_gradient(self._index, factor)
 
     def all_finite(self) -> torch.Tensor:
-        finite: torch.Tensor = self._alive().step_agreement.verdict().finite()
-        return finite
+        return self._alive().step_agreement.verdict().finite()
 
 
 def _inside_applied(what: str) -> str:

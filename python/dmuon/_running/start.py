@@ -87,6 +87,7 @@ def start(
     units: list[Unit],
     muon: dict[str, Any],
     device: torch.device | None,
+    optimizer: torch.optim.Optimizer,
 ) -> Runtime:
     """Plans owners, makes the process groups and the engine. Collective.
 
@@ -104,7 +105,7 @@ def start(
     tuned = kept_choices(dedication.ranks, shapes, muon, device)
     plan = make_plan(dedication, units, muon, device, tuned)
     with agreement(dedication.ranks, "Muon"):  # an owner may be out of memory, say
-        runtime = Runtime(model, dedication, plan, units, device, tuned)
+        runtime = Runtime(model, dedication, plan, units, device, tuned, optimizer)
         add_hooks(runtime)
         ModelState(
             model,

@@ -2,38 +2,50 @@
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn as nn
+from torch.distributed.fsdp import FSDPModule
 
 from dmuon import _C
 from dmuon._running import host_gradients
 from dmuon._running.divide_factor import problem_of_factors
-from dmuon._running.runtime import Runtime
 from dmuon._setup.hyperparameters import check_group, settings_of
 from dmuon._setup.placeholder import OwnedTensor
+from dmuon._setup.ranks import Ranks
 
 
+@dataclasses.dataclass(eq=False)
 class StepAgreement:
     """Brings a step's verdict about: one message, sent by `clip_grad_norm_` or by `step`, whichever comes first.
 
     It reads the optimizer's groups at every call, so that it sees what the user has changed.
     """
 
-    def __init__(self, runtime: Runtime, optimizer: torch.optim.Optimizer) -> None:
-        self.runtime = runtime
-        self._optimizer = optimizer
-        self._applied = 0  # digest of the hyperparameters of all steps so far
-        self._owned_norms: tuple[torch.Tensor, ...] | None = None  # of the verdict that is kept
-        self._others_finite: torch.Tensor | None = None  # of other pipeline stages, until the step ends
-        runtime.step_agreement = self
+    optimizer: torch.optim.Optimizer  # may get its groups later
+    model: nn.Module
+    fsdp_modules: Sequence[FSDPModule]  # of the model
+    engine: _C.Engine
+    parts: Sequence[Sequence[int]]  # of each leaf
+    ranks: Ranks
+    device: torch.device
+    divide_factor: float
+    _applied: int = 0  # digest of the hyperparameters of all steps so far
+    _owned_norms: tuple[torch.Tensor, ...] | None = None  # of the verdict that is kept
+    _others_finite: torch.Tensor | None = None  # of other pipeline stages, until the step ends
 
     def host_parameters(self) -> list[nn.Parameter]:
         """What AdamW updates."""
-        groups = self._optimizer.param_groups
+        groups = self.optimizer.param_groups
         return [p for group in groups for p in group["params"] if not isinstance(p, OwnedTensor)]
+
+    def host_misses_partial_sums(self) -> bool:
+        """Whether FSDP2 keeps sums of an HSDP mesh that only a synchronised backward sends on."""
+        return self.engine.host_holds_sums() and bool(self.fsdp_modules)
 
     def verdict(self, arguments: object = None, problem: str | None = None) -> _C.Verdict:
         """The verdict over all gradients, owned and not. Collective unless it is kept already.
@@ -46,24 +58,23 @@ class StepAgreement:
             ValueError: on all ranks, where any has a problem or a bad hyperparameter, or where hyperparameters or
                 `arguments` differ, in this call or in the last step. A rank with a problem of its own names it.
         """
-        runtime = self.runtime
         self._owned_norms = None
         problem = problem or self._problem()
-        if runtime.host_misses_partial_sums():
+        if self.host_misses_partial_sums():
             raise ValueError(
                 "dmuon: clip or step after a backward under no_sync: FSDP2's gradients have not been summed over the "
                 "replicates. Expected: the last backward before them outside of no_sync."
             )
-        runtime.engine.settle_step()
+        self.engine.settle_step()
         try:
-            if runtime.engine.agreed():
-                found = runtime.engine.agree(None, 0)
+            if self.engine.agreed():
+                found = self.engine.agree(None, 0)
             else:
                 # A problem is compared like a setting: where only some ranks have it, the others raise.
                 compared = zlib.crc32(repr((problem or self._settings(), arguments, self._applied)).encode())
                 parameters = self.host_parameters()
-                host_gradients.average(parameters, runtime.ranks, runtime.engine)
-                found = runtime.engine.agree(host_gradients.squared_norms(parameters, runtime.device), compared)
+                host_gradients.average(parameters, self.ranks, self.engine)
+                found = self.engine.agree(host_gradients.squared_norms(parameters, self.device), compared)
         except ValueError:
             if problem is not None:
                 raise ValueError(problem) from None
@@ -91,12 +102,12 @@ class StepAgreement:
         if factor.is_cpu and factor == 1:
             return  # there it can be read without waiting
         host_gradients.scale(self.host_parameters(), factor)
-        self.runtime.engine.scale_gradients(factor)
+        self.engine.scale_gradients(factor)
 
     def owned_norms(self) -> tuple[torch.Tensor, ...]:
         """[] fp32, the 2-norm of each leaf's gradient; made once of a verdict: torch's clipping asks for one each."""
-        if self._owned_norms is None or not self.runtime.engine.agreed():
-            self._owned_norms = self.runtime.of_leaves(self.verdict().norms())
+        if self._owned_norms is None or not self.engine.agreed():
+            self._owned_norms = of_leaves(self.verdict().norms(), self.parts)
         return self._owned_norms
 
     def note_step(self) -> None:
@@ -104,11 +115,11 @@ class StepAgreement:
         self._applied = zlib.crc32(repr(self._settings()).encode(), self._applied)
 
     def _settings(self) -> list[dict[str, Any]]:
-        return [settings_of(group) for group in self._optimizer.param_groups]
+        return [settings_of(group) for group in self.optimizer.param_groups]
 
     def _problem(self) -> str | None:
         try:
-            for number, group in enumerate(self._optimizer.param_groups):
+            for number, group in enumerate(self.optimizer.param_groups):
                 check_group(group, f"Muon: param_groups[{number}]")
         except ValueError as error:
             return str(error)
@@ -117,14 +128,19 @@ class StepAgreement:
                 f"dmuon: the gradient of '{name}' was assigned, which its owner does not see. Expected: a change of "
                 "what .grad is (mul_ and div_ by a number, zero_), or None in its place."
             )
-        runtime = self.runtime
-        size = float(runtime.ranks.size)
-        return problem_of_factors(runtime.model, runtime.fsdp_modules, runtime.divide_factor, untold=size)
+        return problem_of_factors(self.model, self.fsdp_modules, self.divide_factor, untold=float(self.ranks.size))
 
     def _assigned_gradient(self) -> str | None:
         """Of which leaf the user has put another gradient where its placeholder was."""
-        for group in self._optimizer.param_groups:
+        for group in self.optimizer.param_groups:
             for parameter in group["params"] if group["algorithm"] == "muon" else ():
                 if not isinstance(parameter.grad, OwnedTensor | None):
                     return str(parameter._name)
         return None
+
+
+def of_leaves(norms: torch.Tensor, parts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, ...]:
+    """[] fp32 of each leaf, of the [] of each of its parts, which follow each other."""
+    if any(len(indices) > 1 for indices in parts):
+        norms = torch.stack(torch._foreach_norm(norms.split([len(indices) for indices in parts])))
+    return norms.float().unbind()
