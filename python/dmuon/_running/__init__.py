@@ -1,1 +1,1 @@
-"""A dedicated model at work: its engine, its hooks and its optimizer."""
+"""A dedicated model at work: its engine, its hooks, its state dict and its optimizer."""

@@ -22,8 +22,8 @@ from dmuon._running.divide_factor import problem_of_factors
 from dmuon._running.first_values import take_first_values
 from dmuon._running.hooks import add_hooks
 from dmuon._running.host_gradients import fsdp_modules
+from dmuon._running.model_state import ModelState
 from dmuon._running.runtime import Runtime, find_runtime
-from dmuon._saving.model_state import ModelState
 from dmuon._setup.agreement import agreement
 from dmuon._setup.dedication import Dedication, check_parameters, check_sentinels, end_setup
 from dmuon._setup.groups import engine_groups
@@ -107,16 +107,7 @@ def start(
     with agreement(dedication.ranks, "Muon"):  # an owner may be out of memory, say
         runtime = Runtime(model, dedication, plan, units, device, tuned, optimizer)
         add_hooks(runtime)
-        ModelState(
-            model,
-            runtime.leaves,
-            runtime.ranks,
-            runtime.shards,
-            rest=runtime.show_placeholders,
-            refuse_lost_load=runtime.refuse_lost_load,
-            meet=runtime.meet,
-            publish=runtime.engine.publish,
-        )
+        ModelState(runtime)
     take_first_values(runtime, dedication)
     end_setup(dedication)
     guard_casts(runtime)

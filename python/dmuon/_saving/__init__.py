@@ -1,1 +1,1 @@
-"""What enters and leaves checkpoints: owners' tensors as shards, state dicts of model and optimizer."""
+"""What owners hold as checkpoints have it: tensors as shards, groups and state of the optimizer, views."""

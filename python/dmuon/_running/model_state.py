@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -11,12 +10,11 @@ import torch.nn as nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 
-from dmuon._saving.owned_shards import MASTER, OwnedShards
+from dmuon._running.runtime import Runtime
+from dmuon._saving.owned_shards import MASTER
 from dmuon._setup.agreement import agreement
-from dmuon._setup.leaf import Leaf
 from dmuon._setup.place import State
 from dmuon._setup.placeholder import OwnedTensor, is_same
-from dmuon._setup.ranks import Ranks
 
 _WRAPPERS = "_checkpoint_wrapped_module."  # removed from keys by its own hooks
 _LOAD = "load_state_dict"
@@ -25,32 +23,9 @@ _LOAD = "load_state_dict"
 class ModelState:
     """The hooks of one model. Outside `full_params` both directions are collective, of a module of the model too."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        leaves: list[Leaf],
-        ranks: Ranks,
-        shards: OwnedShards,
-        rest: Callable[[], None],
-        refuse_lost_load: Callable[[], None],
-        meet: Callable[[str], None],
-        publish: Callable[[], None],
-    ) -> None:
-        """Registers them.
-
-        Args:
-            model: its leaves are placeholders from now on.
-            leaves: of the model.
-            ranks: of the mesh.
-            shards: of the model's engine.
-            rest: puts placeholders back where a backward that raised has left weights.
-            refuse_lost_load: raises where what is loaded would not stay.
-            meet: returns where all ranks have come to the call that it is given.
-            publish: lets new masters count.
-        """
-        self._model = weakref.ref(model)
-        self._leaves, self._ranks, self._shards, self._publish = leaves, ranks, shards, publish
-        self._rest, self._meet, self._refuse_lost_load = rest, meet, refuse_lost_load
+    def __init__(self, runtime: Runtime) -> None:
+        """Registers them; the model's leaves are placeholders by now."""
+        self._runtime, model, leaves = runtime, runtime.model, runtime.leaves
         self._index = {leaf.name: index for index, leaf in enumerate(leaves)}
         self._strict: bool | None = None  # of the load_state_dict that is under way; None: not the model's own
         self._is_saving = False  # the model as a whole
@@ -68,7 +43,7 @@ class ModelState:
     # ---- saving ----
 
     def _before_save(self, *_: Any) -> None:
-        self._rest()
+        self._runtime.show_placeholders()  # a backward that raised has left weights in their places
         self._is_saving = True
 
     def _after_save(self, module: nn.Module, state_dict: dict[str, Any], *_: Any) -> None:
@@ -77,7 +52,7 @@ class ModelState:
 
     def _before_save_of_module(self, *_: Any) -> None:
         if not self._is_saving:
-            self._rest()
+            self._runtime.show_placeholders()
 
     def _after_save_of_module(self, module: nn.Module, state_dict: dict[str, Any], *_: Any) -> None:
         if not self._is_saving:
@@ -87,14 +62,14 @@ class ModelState:
         owned = {key: value for key, value in state_dict.items() if isinstance(value, OwnedTensor)}
         if not owned:
             return  # inside full_params, say
-        self._meet("state_dict()")
+        self._runtime.meet("state_dict()")
         by_dtype: dict[torch.dtype, set[int]] = {}
         for value in owned.values():
             by_dtype.setdefault(value.dtype, set()).add(self._index[value._name])
         saved: dict[int, torch.Tensor] = {}
         for dtype, found in by_dtype.items():
             indices = sorted(found)
-            saved |= zip(indices, self._shards.give(indices, MASTER, dtype), strict=True)
+            saved |= zip(indices, self._runtime.shards.give(indices, MASTER, dtype), strict=True)
         for key, value in owned.items():
             state_dict[key] = saved[self._index[value._name]]
 
@@ -102,8 +77,7 @@ class ModelState:
 
     def _load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
         """The model's own, whose hooks are not told whether it is strict."""
-        model = self._model()
-        assert model is not None
+        model = self._runtime.model
         given = dict(zip(("strict", "assign"), args, strict=False)) | kwargs
         if given.get("assign"):
             raise ValueError(
@@ -116,14 +90,14 @@ class ModelState:
             self._strict = None
 
     def _before_load(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-        self._refuse_lost_load()
-        places = [place for leaf in self._leaves for place in leaf.places]
+        self._runtime.refuse_lost_load()
+        places = [place for leaf in self._runtime.leaves for place in leaf.places]
         if places and places[0].state is not State.WHOLE:
             self._commit(self._checked(module, state_dict, prefix, self._strict))
 
     def _before_load_of_module(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
         """Where the model's own hook has come first, placeholders stand for what it has taken."""
-        self._refuse_lost_load()
+        self._runtime.refuse_lost_load()
         held = {f"{prefix}{name}": p for name, p in module._parameters.items() if isinstance(p, OwnedTensor)}
         if any(not is_same(state_dict[key], p) for key, p in held.items() if key in state_dict):
             self._commit(self._checked(module, state_dict, prefix, None))
@@ -131,20 +105,20 @@ class ModelState:
     def _commit(self, loaded: dict[int, torch.Tensor]) -> None:
         """Right after the check, on all ranks: nothing that may raise on some of them comes between."""
         if loaded:
-            self._shards.take_weights(loaded)
-            self._publish()
+            self._runtime.shards.take_weights(loaded)
+            self._runtime.engine.publish()
 
     def _loaded_so_far(self, module: nn.Module) -> str:
-        return " Nothing has been loaded." if module is self._model() else ""
+        return " Nothing has been loaded." if module is self._runtime.model else ""
 
     def _checked(
         self, module: nn.Module, state_dict: dict[str, Any], prefix: str, strict: bool | None
     ) -> dict[int, torch.Tensor]:
         """Takes the leaves' values out of the dict. Collective; raises on all ranks before anything has changed."""
-        self._meet(f"{_LOAD}()")
+        self._runtime.meet(f"{_LOAD}()")
         taken: dict[int, torch.Tensor] = {}
         stand_ins: dict[str, OwnedTensor] = {}
-        with agreement(self._ranks, _LOAD) as facts:
+        with agreement(self._runtime.ranks, _LOAD) as facts:
             missing, known, problems = [], set(), []
             for name, parameter in _named_tensors(module):
                 key = _key(f"{prefix}{name}", state_dict)
@@ -155,7 +129,7 @@ class ModelState:
                 value = state_dict[key]
                 if isinstance(parameter, OwnedTensor):
                     index = self._index[parameter._name]
-                    problem = self._shards.problem(index, value)
+                    problem = self._runtime.shards.problem(index, value)
                     taken[index], stand_ins[key] = value, parameter
                     facts.append(f"'{key}' {'sharded' if isinstance(value, DTensor) else 'whole'}")
                 else:
