@@ -293,10 +293,10 @@ def test_saved_plans_are_compared(succeeds, complains, small, file, tmp_path):
     first, second = tmp_path / "a.json", tmp_path / "b.json"
     succeeds("plan", *small, "--save", first)
     succeeds("plan", *small, "--save", second, "--strategy", "rank0")
-    assert "0 of 4 matrices have another owner" in succeeds("compare", first, first)
+    assert "0 of 4 parameters have another owner" in succeeds("compare", first, first)
     text = succeeds("compare", first, second)
     assert f"1 x 2  rank0  {second}" in text
-    assert "2 of 4 matrices have another owner" in text and text.count(": owner 1 -> 0\n") == 2
+    assert "2 of 4 parameters have another owner" in text and text.count(": owner 1 -> 0\n") == 2
     complains("two files of plans", "compare", first)
     complains("files and --mesh", "compare", first, second, "--mesh", "2")
     complains("files and --lookahead, --json", "compare", first, second, "--json", "--lookahead", "0")
@@ -321,7 +321,7 @@ def test_plans_of_two_models_are_refused(succeeds, complains, small, file, tmp_p
     other = file("wider.json", wider)
     succeeds("plan", *small, "--save", tmp_path / "a.json")
     succeeds("plan", "--inventory", other, "--mesh", "2", "--save", tmp_path / "b.json")
-    complains("matrix 0: expected 'layers.0.up', 8 x 4", "compare", tmp_path / "a.json", tmp_path / "b.json")
+    complains("parameter 0: expected 'layers.0.up', 8 x 4", "compare", tmp_path / "a.json", tmp_path / "b.json")
 
 
 def test_of_many_moves_some_are_shown(succeeds, tmp_path):

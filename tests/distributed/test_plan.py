@@ -74,9 +74,11 @@ def test_a_plan_for_something_else_is_refused_with_the_first_difference(ranks, t
     for message in ranks.run(error, (4,), plan=path):
         assert "mesh: expected 1 x 4 x 1, the plan is for 2 x 2 x 1" in message
     for message in ranks.run(error, (2, 2), plan=path, depth=2):
-        assert "expected 8 matrices; the plan has 12" in message
+        assert "expected 8 parameters; the plan has 12" in message
     for message in ranks.run(error, (2, 2), plan=path, select=out_is_adamws):
-        assert "matrix 1: expected 'blocks.0.up.weight', 41 x 24, unit 0; the plan has 'blocks.0.out.weight'" in message
+        assert (
+            "parameter 1: expected 'blocks.0.up.weight', 41 x 24, unit 0; the plan has 'blocks.0.out.weight'" in message
+        )
 
 
 def out_is_adamws(name: str, *_: Any) -> bool | None:

@@ -213,10 +213,10 @@ TEST(RequireFit, NamesTheFirstDifference) {
     return of(inventory, {2, 2});
   };
   EXPECT_EQ(changed([](Inventory& i) { i[ParameterIndex(1)].name = "z"; }),
-            "plan: matrix 1: expected 'z', 4 x 4, unit 0; the plan has 'b', 4 x 4, unit 0");
-  EXPECT_NE(changed([](Inventory& i) { i[ParameterIndex(2)].view.rows = 9; }).find("matrix 2"),
+            "plan: parameter 1: expected 'z', 4 x 4, unit 0; the plan has 'b', 4 x 4, unit 0");
+  EXPECT_NE(changed([](Inventory& i) { i[ParameterIndex(2)].view.rows = 9; }).find("parameter 2"),
             std::string::npos);
-  EXPECT_NE(changed([](Inventory& i) { i[ParameterIndex(0)].view.cols = 9; }).find("matrix 0"),
+  EXPECT_NE(changed([](Inventory& i) { i[ParameterIndex(0)].view.cols = 9; }).find("parameter 0"),
             std::string::npos);
   EXPECT_NE(changed([](Inventory& i) { i[ParameterIndex(0)].unit = 9; }).find("unit 9"),
             std::string::npos);
@@ -227,14 +227,14 @@ TEST(RequireFit, NamesTheFirstDifference) {
               i[ParameterIndex(1)].view.column_blocks = 2;
               i[ParameterIndex(1)].view.transposed = true;
             }),
-            "plan: matrix 1: expected 'b', 4 x 2*2 transposed, unit 0; the plan has 'b', 4 x 4, "
+            "plan: parameter 1: expected 'b', 4 x 2*2 transposed, unit 0; the plan has 'b', 4 x 4, "
             "unit 0");
   EXPECT_EQ(changed([](Inventory& i) { i.pop_back(); }),
-            "plan: expected 2 matrices; the plan has 3");
+            "plan: expected 2 parameters; the plan has 3");
   EXPECT_EQ(changed([](Inventory& i) {
               i.push_back({"d", {1, 1, 1}, 1});
             }),
-            "plan: expected 4 matrices; the plan has 3");
+            "plan: expected 4 parameters; the plan has 3");
 }
 
 // The literal was computed by an independent program from the definition in plan.h.

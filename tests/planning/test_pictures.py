@@ -37,7 +37,7 @@ def test_stacks_end_at_the_loads_and_the_line_is_at_the_bound(sides, strategy):
     assert bound.get_ydata()[0] == pytest.approx(plan.bound_ns / 1e6)
 
 
-def test_every_shape_has_its_time_and_the_number_of_its_matrices():
+def test_every_shape_has_its_time_and_the_number_of_its_parameters():
     items = [_plan.Parameter("a", 4, 4, 0), _plan.Parameter("b", 4, 4, 0), _plan.Parameter("c", 8, 4, 1)]
     costs = _plan.CostTable("by hand", [((1, 4, 4), [(1, 3_000_000), (2, 4_500_000)]), ((1, 8, 4), [(1, 7_000_000)])])
     plan = _plan.make_plan(items, _plan.Mesh(1, 2), "rank0", costs, _plan.PlanOptions())

@@ -30,9 +30,9 @@ def test_the_slowest_owner_comes_first_then_bound_gap_and_spread():
     plan = by_hand()
     lines = table(plan, 16).splitlines()
     assert lines[:3] == [
-        "strategy by hand, mesh 2 x 1, tensor parallel 2, 3 matrices in 2 batches",
+        "strategy by hand, mesh 2 x 1, tensor parallel 2, 3 parameters in 2 batches",
         "costs: by hand",
-        " owner  node  column  matrices  batches  state MiB  total MiB  predicted ms",
+        " owner  node  column  parameters  batches  state MiB  total MiB  predicted ms",
     ]
     rows = [line.split() for line in lines[3:7]]
     assert [row[7] for row in rows] == ["1.800", "1.000", "0.000", "0.000"]

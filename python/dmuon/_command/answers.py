@@ -18,7 +18,7 @@ from dmuon._planning.table import mesh_text, table
 from dmuon._setup.strategies import MILP, strategies
 
 _MOST_ROWS = 16  # owners
-_MOST_MOVES = 10  # matrices that moved
+_MOST_MOVES = 10  # parameters that moved
 
 
 def plan(arguments: argparse.Namespace) -> str:
@@ -94,7 +94,7 @@ def _row(task: Task, strategy: str) -> dict[str, Any]:
 
 
 def compare_plans(files: Sequence[str]) -> str:
-    """Two saved plans of the same matrices: figures side by side; then what moved, where both are for one mesh."""
+    """Two saved plans of the same parameters: figures side by side; then what moved, where both are for one mesh."""
     plans = [from_file(file, _plan.Plan.from_json, "plan: cannot read") for file in files]
     first, second = plans
     second.require_fit(first.inventory, second.mesh)
@@ -106,14 +106,14 @@ def compare_plans(files: Sequence[str]) -> str:
         )
     if mesh_text(first.mesh) != mesh_text(second.mesh):
         return "\n".join([*lines, "owners are not compared: the meshes differ\n"])
-    if [matrix.name for matrix in first.inventory] != [matrix.name for matrix in second.inventory]:
+    if [one.name for one in first.inventory] != [one.name for one in second.inventory]:
         return "\n".join([*lines, "owners are not compared: stacks are divided in other parts\n"])
     owners = zip(first.inventory, first.owner, second.owner, strict=True)
-    moves = [f"{matrix.name}: owner {one} -> {other}" for matrix, one, other in owners if one != other]
+    moves = [f"{parameter.name}: owner {one} -> {other}" for parameter, one, other in owners if one != other]
     lines += moves[:_MOST_MOVES]
     if len(moves) > _MOST_MOVES:
         lines.append(f"... and {len(moves) - _MOST_MOVES} more")
-    return "\n".join([*lines, f"{len(moves)} of {len(first.owner)} matrices have another owner\n"])
+    return "\n".join([*lines, f"{len(moves)} of {len(first.owner)} parameters have another owner\n"])
 
 
 def models(as_json: bool) -> str:

@@ -16,7 +16,7 @@ logger = logging.getLogger("dmuon")
 MOST_VARIABLES = 20_000  # S_thr of the paper: beyond, load_balance decides
 TIME_LIMIT_S = 60.0
 
-# Of one shape: the number of matrices and (size, nanoseconds) of its batches.
+# Of one shape: the number of parameters and (size, nanoseconds) of its batches.
 ShapeTimes = tuple[int, list[tuple[int, int]]]
 
 
@@ -32,7 +32,7 @@ def solve(shapes: list[ShapeTimes], num_owners: int) -> tuple[list[list[int]], b
         num_owners: R.
 
     Returns:
-        [owners][shapes] numbers of matrices, and whether they are proved optimal (to SciPy's 0.01 %).
+        [owners][shapes] numbers of parameters, and whether they are proved optimal (to SciPy's 0.01 %).
 
     Raises:
         NoSolutionError: SciPy found nothing within TIME_LIMIT_S.
@@ -46,16 +46,16 @@ def solve(shapes: list[ShapeTimes], num_owners: int) -> tuple[list[list[int]], b
         raise ValueError(f"milp: expected SciPy (pip install 'dmuon[milp]'): {error}") from error
     kinds = [(s, size, ns) for s, (_, batches) in enumerate(shapes) for size, ns in batches]
     longest = max((ns for _, _, ns in kinds), default=1) or 1
-    # What a batch of each kind holds of each shape; every matrix is in one batch, whoever owns it.
+    # What a batch of each kind holds of each shape; every parameter is in one batch, whoever owns it.
     held = np.zeros((len(shapes), len(kinds)))
     for kind, (s, size, _) in enumerate(kinds):
         held[s, kind] = size
     wanted = np.array([number for number, _ in shapes])
     # x[kind, owner], then the makespan in units of the longest batch.
     times = np.array([[ns / longest for _, _, ns in kinds]])
-    matrices_done = kron(held, np.ones((1, num_owners)))
+    parameters_done = kron(held, np.ones((1, num_owners)))
     owner_loads, minus_makespan = kron(times, eye(num_owners)), np.full((num_owners, 1), -1)
-    matrix = bmat([[matrices_done, None], [owner_loads, minus_makespan]])
+    matrix = bmat([[parameters_done, None], [owner_loads, minus_makespan]])
     most = [shapes[s][0] // size for s, size, _ in kinds for _ in range(num_owners)]
     result = milp(
         [0] * len(most) + [1],
@@ -98,4 +98,4 @@ def _shape_times(items: list[_plan.Parameter], costs: _plan.CostTable) -> list[S
     alike: dict[str, list[_plan.Parameter]] = {}
     for item in items:
         alike.setdefault(item.shape_text(), []).append(item)
-    return [(len(matrices), costs.batches(matrices[0])) for matrices in alike.values()]
+    return [(len(parameters), costs.batches(parameters[0])) for parameters in alike.values()]

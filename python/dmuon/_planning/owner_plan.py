@@ -19,12 +19,12 @@ T = TypeVar("T")
 
 
 class Plan:
-    """Owners and batches of a model's matrices; equal on every rank. Prints as a table.
+    """Owners and batches of the parameters that Muon updates; equal on every rank. Prints as a table.
 
     Attributes:
-        owner: for each matrix, or part of one that is divided, in module order, the slot of its owner, which is
+        owner: for each parameter, or part of one that is divided, in module order, the slot of its owner, which is
             replicate * num_shards + shard.
-        batches: (slot, matrices) of equal shapes that are updated together.
+        batches: (slot, parameters) of equal shapes that are updated together.
         loads_ms: predicted milliseconds of each slot's update.
         makespan_ms: of the slowest.
         bound_ms: no plan can have a smaller makespan under the same costs; the plan carries a proof.
@@ -82,7 +82,7 @@ class Plan:
 
     def __repr__(self) -> str:
         return (
-            f"<dmuon.Plan: {self.strategy}, {len(self.owner)} matrices on {len(self.loads_ms)} owners, "
+            f"<dmuon.Plan: {self.strategy}, {len(self.owner)} parameters on {len(self.loads_ms)} owners, "
             f"makespan {self.makespan_ms:.3f} ms>"
         )
 

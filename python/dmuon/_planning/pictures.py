@@ -55,25 +55,25 @@ def draw(plan: _plan.Plan, title: str, function: str) -> Any:
 
 def _summary(plan: _plan.Plan) -> str:
     return (
-        f"{plan.strategy} on a mesh of {mesh_text(plan.mesh)}: {len(plan.owner)} matrices in {len(plan.batches)} "
+        f"{plan.strategy} on a mesh of {mesh_text(plan.mesh)}: {len(plan.owner)} parameters in {len(plan.batches)} "
         f"batches, makespan {plan.makespan_ns / 1e6:.3f} ms, bound {plan.bound_ns / 1e6:.3f} ms{gap_text(plan)}\n"
         f"costs: {plan.costs.source}"
     )
 
 
 def times_by_shape(plan: _plan.Plan) -> dict[str, list[float]]:
-    """Milliseconds of every owner for each shape, "3584 x 3584 (56)" with the number of matrices; the longest first.
+    """Milliseconds of every owner for each shape, "3584 x 3584 (56)" with the number of parameters; the longest first.
 
     The last of many shapes are one entry.
     """
     inventory, costs = plan.inventory, plan.costs
-    times = {matrix.shape_text(): dict(costs.batches(matrix)) for matrix in inventory}  # nanoseconds by size of batch
+    times = {one.shape_text(): dict(costs.batches(one)) for one in inventory}  # nanoseconds by size of batch
     loads = {shape: [0.0] * plan.mesh.num_owners() for shape in times}
     numbers = Counter[str]()
-    for owner, matrices in plan.batches:
-        shape = inventory[matrices[0]].shape_text()
-        loads[shape][owner] += times[shape][len(matrices)] / 1e6
-        numbers[shape] += len(matrices)
+    for owner, parameters in plan.batches:
+        shape = inventory[parameters[0]].shape_text()
+        loads[shape][owner] += times[shape][len(parameters)] / 1e6
+        numbers[shape] += len(parameters)
     order = sorted(loads, key=lambda shape: -sum(loads[shape]))
     alone = order if len(order) <= _MOST_LAYERS else order[: _MOST_LAYERS - 1]
     layers = {f"{shape} ({numbers[shape]})": loads[shape] for shape in alone}
@@ -97,18 +97,18 @@ def _draw_times(axes: Any, plan: _plan.Plan) -> None:
     axes.axhline(plan.bound_ns / 1e6, color="black", linestyle="--", linewidth=1.2, label="bound")
     axes.set(xlim=(edges[0], edges[-1]), xlabel="owner", ylabel="predicted ms")
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set_title("Predicted time of every owner, by shape (matrices)", loc="left", fontsize=10)
+    axes.set_title("Predicted time of every owner, by shape (parameters)", loc="left", fontsize=10)
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), fontsize=8, frameon=False)
 
 
 def weights_by_column(plan: _plan.Plan) -> list[list[float]]:
     """Megabytes of weights in the compute dtype, [columns][units in execution order]."""
     inventory, owners = plan.inventory, plan.owner
-    place = {unit: index for index, unit in enumerate(dict.fromkeys(matrix.unit for matrix in inventory))}
+    place = {unit: index for index, unit in enumerate(dict.fromkeys(one.unit for one in inventory))}
     weights = [[0.0] * len(place) for _ in range(plan.mesh.num_shards)]
-    for matrix, owner in zip(inventory, owners, strict=True):
-        megabytes = matrix.num_matrices * matrix.rows * matrix.cols * plan.options.weight_bytes / 1e6
-        weights[plan.mesh.shard_of(owner)][place[matrix.unit]] += megabytes
+    for one, owner in zip(inventory, owners, strict=True):
+        megabytes = one.num_matrices * one.rows * one.cols * plan.options.weight_bytes / 1e6
+        weights[plan.mesh.shard_of(owner)][place[one.unit]] += megabytes
     return weights
 
 

@@ -29,16 +29,16 @@ def table(plan: _plan.Plan, max_rows: int) -> str:
     """
     mesh, loads, spread, batches = plan.mesh, plan.loads_ns, plan.spread, plan.batches
     num_batches = Counter(owner for owner, _ in batches)
-    num_matrices = Counter(plan.owner)
+    num_parameters = Counter(plan.owner)
     memory = plan.memory
     order = sorted(range(len(loads)), key=lambda owner: -loads[owner])
     shown = order[: max(0, max_rows)]
     lines = [
-        f"strategy {plan.strategy}, mesh {mesh_text(mesh)}, {len(plan.owner)} matrices in {len(batches)} batches",
+        f"strategy {plan.strategy}, mesh {mesh_text(mesh)}, {len(plan.owner)} parameters in {len(batches)} batches",
         f"costs: {plan.costs.source}",
-        " owner  node  column  matrices  batches  state MiB  total MiB  predicted ms",
+        " owner  node  column  parameters  batches  state MiB  total MiB  predicted ms",
         *(
-            f"{owner:6d}{mesh.replicate_of(owner):6d}{mesh.shard_of(owner):8d}{num_matrices[owner]:10d}"
+            f"{owner:6d}{mesh.replicate_of(owner):6d}{mesh.shard_of(owner):8d}{num_parameters[owner]:12d}"
             f"{num_batches[owner]:9d} {memory[owner].state / _MIB:10.2f} {memory[owner].total() / _MIB:10.2f}"
             f" {loads[owner] / 1e6:11.3f}"
             for owner in shown

@@ -52,7 +52,7 @@ void init_inputs(py::module_& module) {
       .def_property_readonly("column_blocks",
                              [](const Parameter& p) { return p.view.column_blocks; })
       .def_property_readonly("transposed", [](const Parameter& p) { return p.view.transposed; })
-      .def("shape_text", [](const Parameter& matrix) { return plan::to_string(matrix.shape()); });
+      .def("shape_text", [](const Parameter& p) { return plan::to_string(p.shape()); });
 
   py::class_<Mesh>(module, "Mesh", "R x G slots of T ranks.")
       .def(py::init([](int num_replicates, int num_shards, int tensor_parallel) {
@@ -108,11 +108,11 @@ CostTable cost_table(
   return table;
 }
 
-// Of the matrix's shape: (size, nanoseconds).
+// Of the parameter's shape: (size, nanoseconds).
 std::vector<std::pair<int, std::int64_t>> batches_of_shape(const CostTable& table,
-                                                           const Parameter& matrix) {
+                                                           const Parameter& parameter) {
   std::vector<std::pair<int, std::int64_t>> batches;
-  for (const auto& [size, ns] : plan::shape_costs(table, matrix.shape()).batches) {
+  for (const auto& [size, ns] : plan::shape_costs(table, parameter.shape()).batches) {
     batches.emplace_back(size, ns);
   }
   return batches;
@@ -124,7 +124,7 @@ void init_costs(py::module_& module) {
   py::class_<CostTable>(module, "CostTable", "c[s,b], nanoseconds of a batch.")
       .def(py::init(&cost_table), py::arg("source"), py::arg("entries"))
       .def_readonly("source", &CostTable::source)
-      .def("batches", &batches_of_shape, py::arg("matrix"))
+      .def("batches", &batches_of_shape, py::arg("parameter"))
       .def(
           "to_json", [](const CostTable& table) { return plan::to_json(table); }, no_gil)
       .def_static("from_json", &plan::costs_from_json, py::arg("text"), no_gil);

@@ -180,12 +180,12 @@ void require_fit(const Plan& plan, const Inventory& given, Mesh mesh) {
     if (!of_plan.contains(w)) break;
     const Parameter& wanted = inventory[w];
     const Parameter& planned = of_plan[w];
-    core::require(wanted == planned, "plan: matrix ", w, ": expected '", wanted.name, "', ",
+    core::require(wanted == planned, "plan: parameter ", w, ": expected '", wanted.name, "', ",
                   to_string(wanted.shape()), ", unit ", wanted.unit, "; the plan has '",
                   planned.name, "', ", to_string(planned.shape()), ", unit ", planned.unit);
   }
   core::require(inventory.size() == of_plan.size(), "plan: expected ", inventory.size(),
-                " matrices; the plan has ", of_plan.size());
+                " parameters; the plan has ", of_plan.size());
 }
 
 std::uint64_t hash(const Plan& plan) {
