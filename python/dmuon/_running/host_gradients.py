@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from dmuon import _C
 from dmuon._setup.groups import column_group, row_group
 from dmuon._setup.ranks import Ranks
+from dmuon._setup.sharded import param_groups
 
 
 def average(parameters: Sequence[nn.Parameter], ranks: Ranks, engine: _C.Engine) -> None:
@@ -84,7 +85,7 @@ def discard_partial_sums(modules: Sequence[FSDPModule]) -> None:
         ValueError: this PyTorch keeps it elsewhere.
     """
     for module in modules:
-        for group in getattr(module._get_fsdp_state(), "_fsdp_param_groups", [None]):
+        for group in param_groups(module._get_fsdp_state()):
             if not hasattr(group, "_partial_reduce_output"):
                 raise ValueError(
                     "dmuon: zero_grad() after a backward under no_sync: FSDP2 keeps its own partial sums over the "
@@ -92,8 +93,3 @@ def discard_partial_sums(modules: Sequence[FSDPModule]) -> None:
                     "outside of no_sync."
                 )
             group._partial_reduce_output = None
-
-
-def fsdp_modules(model: nn.Module) -> list[FSDPModule]:
-    """The modules of `model` under fully_shard."""
-    return [module for module in model.modules() if isinstance(module, FSDPModule)]

@@ -12,7 +12,6 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from dmuon import _C
 from dmuon._planning.owner_plan import Plan
-from dmuon._running.host_gradients import fsdp_modules
 from dmuon._running.step_agreement import StepAgreement
 from dmuon._running.unit_weights import UnitWeights
 from dmuon._saving.owned_shards import MASTER, MOMENTUM, OwnedShards
@@ -23,6 +22,7 @@ from dmuon._setup.leaf import Leaf
 from dmuon._setup.meta_start import MetaStart
 from dmuon._setup.place import restore_order
 from dmuon._setup.placeholder import OwnedTensor
+from dmuon._setup.sharded import fsdp_modules
 from dmuon._setup.units import Unit
 
 

@@ -21,7 +21,6 @@ from dmuon._running.casts import guard_casts
 from dmuon._running.divide_factor import problem_of_factors
 from dmuon._running.first_values import take_first_values
 from dmuon._running.hooks import add_hooks
-from dmuon._running.host_gradients import fsdp_modules
 from dmuon._running.model_state import ModelState
 from dmuon._running.runtime import Runtime, find_runtime
 from dmuon._setup.agreement import agreement
@@ -32,7 +31,7 @@ from dmuon._setup.leaf import Leaf
 from dmuon._setup.place import clean_name
 from dmuon._setup.ranks import rows_of
 from dmuon._setup.same_values import checksums, require_same_values
-from dmuon._setup.sharded import managed_by_fsdp
+from dmuon._setup.sharded import fsdp_modules, managed_by_fsdp
 from dmuon._setup.units import Unit, find_units
 
 logger = logging.getLogger("dmuon")

@@ -83,10 +83,13 @@ def release(leaves: Sequence[Leaf], model: nn.Module) -> None:
             state._fsdp_param_group = kept[0] if kept else None
 
 
+def fsdp_modules(model: nn.Module) -> list[FSDPModule]:
+    """The modules of `model` under fully_shard."""
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
 def _states(model: nn.Module) -> Iterator[Any]:
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            yield module._get_fsdp_state()
+    return (module._get_fsdp_state() for module in fsdp_modules(model))
 
 
 def param_groups(state: Any) -> list[Any]:
