@@ -16,6 +16,7 @@ from dmuon._running.runtime import Runtime, find_runtime, runtime_of
 from dmuon._setup.agreement import agreement, largest
 from dmuon._setup.dedication import dedication_of
 from dmuon._setup.hyperparameters import native_group, resolved_coefficients
+from dmuon._setup.options import dtypes_of
 from dmuon._setup.routing_table import RoutingTable
 
 
@@ -158,7 +159,7 @@ def verify(model: nn.Module, opt: Muon) -> Verification:
         runtime.engine.clear_gradient(index)
         runtime.placeholders[index].grad = None
     policy = dedication_of(model, "verify").mp_policy
-    reduced = [policy.reduce_dtype or policy.param_dtype or p.dtype for p in runtime.placeholders]
+    reduced = [dtypes_of(policy, p.dtype)[1] for p in runtime.placeholders]
     iterated = [g["ns_dtype"] or _C.default_ns_dtype(runtime.device) for g in opt.param_groups if "ns_dtype" in g]
     return Verification(
         *publication,

@@ -21,7 +21,7 @@ from dmuon._setup.agreement import agreement, from_first
 from dmuon._setup.dedication import Dedication, dedicate_params, dedication_of, plain_module
 from dmuon._setup.hyperparameters import Tuned
 from dmuon._setup.leaf import Leaf
-from dmuon._setup.options import Planning, require_path
+from dmuon._setup.options import Planning, dtypes_of, require_path
 from dmuon._setup.routing import DEDICATION, Select, route
 from dmuon._setup.strategies import require_strategy
 from dmuon._setup.units import Unit, find_units
@@ -216,17 +216,17 @@ def make_plan(
     items = _plan.divide(inventory_of(leaves, units), mesh, planning.smallest_part)
     # Without batching one matrix of each shape is asked for, so that costs are of single matrices.
     costed = items if planning.batching else list({sizes_of(item): item for item in items}.values())
-    policy = dedication.mp_policy
     numbers = itertools.accumulate(not item.continues for item in items)  # of their leaves, from 1
     dtypes = {
-        sizes_of(item): policy.param_dtype or leaves[number - 1].parameter.dtype
+        sizes_of(item): dtypes_of(dedication.mp_policy, leaves[number - 1].parameter.dtype)
         for item, number in zip(items, numbers, strict=True)
     }
     table = None
     needs_costs = planning.plan is None and planning.strategy not in _WITHOUT_COSTS and ranks.size > 1
     if needs_costs and planning.costs == "measured":
         shapes = Counter(sizes_of(item) for item in costed)
-        table = measured_costs(ranks, shapes, muon, dtypes, device, tuned)
+        compute_dtypes = {shape: compute for shape, (compute, _) in dtypes.items()}
+        table = measured_costs(ranks, shapes, muon, compute_dtypes, device, tuned)
 
     def plan_here() -> str:
         if planning.plan is not None:
@@ -237,8 +237,8 @@ def make_plan(
         else:  # what does not look at costs was not measured
             found = table or _plan.modelled_costs(costed, model_of(device))
         options = planning.native(dedication.schedule)
-        options.weight_bytes = max((dtype.itemsize for dtype in dtypes.values()), default=4)
-        options.gradient_bytes = policy.reduce_dtype.itemsize if policy.reduce_dtype else options.weight_bytes
+        options.weight_bytes = max((compute.itemsize for compute, _ in dtypes.values()), default=4)
+        options.gradient_bytes = max((reduced.itemsize for _, reduced in dtypes.values()), default=4)
         options.ns_bytes = (muon["ns_dtype"] or _C.default_ns_dtype(device)).itemsize
         options.ns_steps, options.on_cpu = muon["ns_steps"], device.type == "cpu"
         return decide(items, mesh, planning.strategy, found, options).to_json()

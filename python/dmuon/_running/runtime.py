@@ -20,6 +20,7 @@ from dmuon._setup.groups import engine_groups
 from dmuon._setup.hyperparameters import Tuned
 from dmuon._setup.leaf import Leaf
 from dmuon._setup.meta_start import MetaStart
+from dmuon._setup.options import dtypes_of
 from dmuon._setup.place import restore_order
 from dmuon._setup.placeholder import OwnedTensor
 from dmuon._setup.sharded import fsdp_modules
@@ -72,7 +73,6 @@ class Runtime:
         self.shards = OwnedShards(self.engine, self.leaves, dtypes, self.ranks, dedication.mesh)
 
     def _make_engine(self, dedication: Dedication) -> _C.Engine:
-        policy = dedication.mp_policy
         options = _C.EngineOptions()
         options.device = self.device
         options.step = dedication.schedule
@@ -81,8 +81,7 @@ class Runtime:
         units = []
         for unit in self.units:
             dtype = self.leaves[unit.leaves[0]].parameter.dtype if unit.leaves else torch.float32
-            compute = policy.param_dtype or dtype
-            units.append(_C.UnitSpec(unit.name or "(root)", compute, policy.reduce_dtype or compute, unit.host))
+            units.append(_C.UnitSpec(unit.name or "(root)", *dtypes_of(dedication.mp_policy, dtype), unit.host))
         sizes = [list(leaf.shape) for leaf in self.leaves]
         return _C.Engine(options, engine_groups(self.ranks), self.plan.native, units, sizes)
 

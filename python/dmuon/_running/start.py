@@ -28,6 +28,7 @@ from dmuon._setup.dedication import Dedication, check_parameters, check_sentinel
 from dmuon._setup.groups import engine_groups
 from dmuon._setup.hyperparameters import check_group, settings_of
 from dmuon._setup.leaf import Leaf
+from dmuon._setup.options import dtypes_of
 from dmuon._setup.place import clean_name
 from dmuon._setup.ranks import rows_of
 from dmuon._setup.same_values import checksums, require_same_values
@@ -173,18 +174,13 @@ def _check_policies(model: nn.Module, dedication: Dedication) -> None:
     for leaf in dedication.leaves:
         for place in leaf.places:
             path, theirs = around.get(place.module, ("", dedication.mp_policy))
-            given, used = (_dtypes_of(policy, leaf) for policy in (dedication.mp_policy, theirs))
+            given, used = (dtypes_of(policy, leaf.parameter.dtype) for policy in (dedication.mp_policy, theirs))
             if given != used:
                 raise ValueError(
                     f"Muon: mp_policy: '{leaf.name}' computes and reduces in {given[0]} and {given[1]} by "
                     f"dedicate_params, and its module '{path}' in {used[0]} and {used[1]} by fully_shard. Expected: "
                     "the same mp_policy for both."
                 )
-
-
-def _dtypes_of(policy: MixedPrecisionPolicy, leaf: Leaf) -> tuple[torch.dtype, torch.dtype]:
-    compute = policy.param_dtype or leaf.parameter.dtype
-    return compute, policy.reduce_dtype or compute
 
 
 def _warn_of_large_units(runtime: Runtime) -> None:

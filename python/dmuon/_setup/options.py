@@ -105,6 +105,12 @@ def check_as_for_fully_shard(mp_policy: MixedPrecisionPolicy | None, reshard_aft
     )
 
 
+def dtypes_of(policy: MixedPrecisionPolicy, own: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
+    """In what a leaf of this dtype of its own is computed with, and in what its gradients are reduced."""
+    compute = policy.param_dtype or own
+    return compute, policy.reduce_dtype or compute
+
+
 def _require(good: bool, argument: str, expected: str, got: object) -> None:
     if not good:
         raise ValueError(f"dedicate_params: {argument}: expected {expected}, got {got!r}")
