@@ -41,22 +41,8 @@ def read_task(arguments: argparse.Namespace) -> Task:
     nodes, gpus = arguments.mesh
     mesh = _mesh_of(nodes, gpus, arguments.tp)
     inventory = model.inventory
-    if mesh.tensor_parallel > 1:
-        inventory = [
-            _plan.Parameter(
-                m.name,
-                m.rows,
-                m.cols,
-                m.unit,
-                tensor_parallel=True,
-                num_matrices=m.num_matrices,
-                continues=m.continues,
-                column=m.column,
-                column_blocks=m.column_blocks,
-                transposed=m.transposed,
-            )
-            for m in inventory
-        ]
+    for parameter in inventory if mesh.tensor_parallel > 1 else ():
+        parameter.tensor_parallel = True
     inventory = _plan.divide(inventory, mesh)
     if arguments.costs is None:
         costs = _plan.modelled_costs(inventory, arguments.device or DEFAULT_DEVICE, mesh.tensor_parallel)
