@@ -312,7 +312,11 @@ def what_is_left(mesh: Any) -> list[str]:
     dmuon.Muon(model)
     frozen = {*(f"blocks.1.{name}" for name, _ in model.blocks[1].named_parameters()), "norm.weight"}
     asked_first = {path: vars(module)["_apply"] for path, module in model.named_modules() if "_apply" in vars(module)}
-    found = [f"_apply of {path}" for path, apply in asked_first.items() if apply.func.__module__ != casts.__name__]
+    found = [
+        f"_apply of {path}"
+        for path, apply in asked_first.items()
+        if getattr(apply._method, "func", None) is not casts._apply
+    ]
     for name, parameter in model.named_parameters():
         if "Provisional" in type(parameter).__name__:
             found.append(name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch.nn as nn
 
 from dmuon._running.runtime import Runtime
 from dmuon._setup.place import Place, State
+from dmuon._setup.replaced_method import ReplacedMethod
 
 
 def guard_casts(runtime: Runtime) -> None:
@@ -22,17 +22,15 @@ def guard_casts(runtime: Runtime) -> None:
             held.setdefault(place.module, []).append((place, placeholder))
     for module in runtime.model.modules():
         if inside := [entry for part in module.modules() for entry in held.get(part, ())]:
-            module.__dict__["_apply"] = functools.partial(_apply, weakref.ref(module), inside)
+            ReplacedMethod(module, "_apply", functools.partial(_apply, inside))
 
 
 def _apply(
-    held: weakref.ref[nn.Module],
     inside: Sequence[tuple[Place, nn.Parameter]],
+    module: nn.Module,
     change: Callable[[torch.Tensor], torch.Tensor],
     recurse: bool = True,
 ) -> nn.Module:
-    module = held()
-    assert module is not None
     for place, placeholder in inside:
         weight = _weight_at(place)
         if weight is None:

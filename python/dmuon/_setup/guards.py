@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Protocol
 
 import torch.nn as nn
 
 from dmuon._setup.leaf import Leaf
 from dmuon._setup.place import Place, State
+from dmuon._setup.replaced_method import ReplacedMethod
 
 
 class Handle(Protocol):
@@ -48,47 +50,30 @@ def guards(model: nn.Module, leaves: Iterable[Leaf]) -> list[Handle]:
     for module in model.modules():
         places = [place for part in module.modules() for place in held.get(part, ())]
         if places:
-            handles.append(_FreezingGuard(module, places))
-    handles += [_RegistrationGuard(module, places) for module, places in held.items()]
+            handles.append(ReplacedMethod(module, "requires_grad_", partial(_requires_grad, places)))
+    for module, places in held.items():
+        handles.append(ReplacedMethod(module, "register_parameter", partial(_register_parameter, places)))
     return handles
 
 
-class _FreezingGuard:
-    """In the place of a module's `requires_grad_`, which would pass over what is taken out."""
+def _requires_grad(places: list[Place], module: nn.Module, requires_grad: bool = True) -> nn.Module:
+    """In the place of `requires_grad_`, which would pass over what is taken out."""
+    taken_out = [place.name for place in places if place.state is State.TAKEN_OUT]
+    if taken_out and not requires_grad:
+        raise ValueError(
+            f"dedicate_params: requires_grad_(False) between dedicate_params and Muon would not reach "
+            f"'{taken_out[0]}', which no module holds now. Expected: freeze before dedicate_params, or after Muon."
+        )
+    same: nn.Module = type(module).requires_grad_(module, requires_grad)
+    return same
 
-    def __init__(self, module: nn.Module, places: list[Place]) -> None:
-        self._module, self._places = module, places
-        module.__dict__["requires_grad_"] = self
 
-    def __call__(self, requires_grad: bool = True) -> nn.Module:
-        taken_out = [place.name for place in self._places if place.state is State.TAKEN_OUT]
-        if taken_out and not requires_grad:
+def _register_parameter(places: list[Place], module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+    """In the place of `register_parameter`, which of what is taken out would only say that it exists."""
+    for place in places:
+        if place.attribute == name and name in module.__dict__:  # which an assignment has removed
             raise ValueError(
-                f"dedicate_params: requires_grad_(False) between dedicate_params and Muon would not reach "
-                f"'{taken_out[0]}', which no module holds now. Expected: freeze before dedicate_params, or after Muon."
+                f"dedicate_params: register_parameter between dedicate_params and Muon: '{place.name}' is Muon's "
+                "already. Expected: the model as it is trained, with this parameter, at dedicate_params."
             )
-        same: nn.Module = type(self._module).requires_grad_(self._module, requires_grad)
-        return same
-
-    def remove(self) -> None:
-        self._module.__dict__.pop("requires_grad_", None)
-
-
-class _RegistrationGuard:
-    """In the place of a module's `register_parameter`, which of what is taken out would only say that it exists."""
-
-    def __init__(self, module: nn.Module, places: list[Place]) -> None:
-        self._module, self._places = module, places
-        module.__dict__["register_parameter"] = self
-
-    def __call__(self, name: str, param: nn.Parameter | None) -> None:
-        for place in self._places:
-            if place.attribute == name and name in self._module.__dict__:  # which an assignment has removed
-                raise ValueError(
-                    f"dedicate_params: register_parameter between dedicate_params and Muon: '{place.name}' is Muon's "
-                    "already. Expected: the model as it is trained, with this parameter, at dedicate_params."
-                )
-        type(self._module).register_parameter(self._module, name, param)
-
-    def remove(self) -> None:
-        self._module.__dict__.pop("register_parameter", None)
+    type(module).register_parameter(module, name, param)

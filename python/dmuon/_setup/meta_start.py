@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from dmuon._setup.leaf import Leaf
 from dmuon._setup.place import Place, clean_name, restore_order
 from dmuon._setup.provisional import Desk, ProvisionalTensor
 from dmuon._setup.ranks import Ranks
+from dmuon._setup.replaced_method import ReplacedMethod
 
 
 class MetaStart:
@@ -50,9 +50,8 @@ class MetaStart:
                 self.values[index] = AtHolder(leaf.name, leaf.parameter, holder, here)
                 for place in leaf.places:
                     self._places.setdefault(place.module, []).append((index, place))
-        for module in known:
-            # `to_empty`, `to` and their like all go through it, of this module or of one around it.
-            module.__dict__["_apply"] = functools.partial(self._apply, module)
+        # `to_empty`, `to` and their like all go through it, of this module or of one around it.
+        self._replaced = [ReplacedMethod(module, "_apply", self._apply) for module in known]
         self._moving: list[nn.Module] = []  # modules whose cast or move is under way
 
     def _apply(self, module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
@@ -134,8 +133,8 @@ class MetaStart:
 
     def end(self) -> None:
         """Muon has put placeholders where the leaves were shown."""
-        for module in self._known:
-            module.__dict__.pop("_apply", None)
+        for replaced in self._replaced:
+            replaced.remove()
         self._places.clear()
         self._sharded.clear()
 

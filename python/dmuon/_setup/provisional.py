@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map
 
 from dmuon._setup.initial_values import InitialValues, is_random
 
@@ -102,13 +103,14 @@ class ProvisionalTensor(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        found = list(_provisional_in((args, kwargs)))
+        values = tree_leaves((args, kwargs))
+        found = [value for value in values if isinstance(value, ProvisionalTensor)]
         first = found[0]
         if func in _LIKE and args[0] is first and len(found) == 1:
             given = {key: value for key, value in kwargs.items() if value is not None}
             return func(first._layout(), *args[1:], **{"device": first.device, **given})
         if func.is_view:
-            return _mapped(func(first._layout(), *args[1:], **kwargs), first._view)
+            return tree_map(first._view, func(first._layout(), *args[1:], **kwargs))
         if torch.Tag.inplace_view in func.tags:
             _refuse(first, str(func))
         for tensor in found:
@@ -118,9 +120,9 @@ class ProvisionalTensor(torch.Tensor):
         first._prepare(func, len(found), bool(written))
         if written:
             is_new = first._overwrites(func, len(found))
-            others = [value for value in _flat((args, kwargs)) if not isinstance(value, ProvisionalTensor)]
+            others = [value for value in values if not isinstance(value, ProvisionalTensor)]
             first._initial.note(func, others, first.device, is_new)
-        result = _run(func, args, kwargs)
+        result = _run(func, args, kwargs, first)
         if not written:
             return result
         return written[0] if len(func._schema.returns) == 1 else None
@@ -170,10 +172,13 @@ class ProvisionalTensor(torch.Tensor):
         return f"ProvisionalTensor('{self._initial.name}', shape={tuple(self.shape)}, dtype={self.dtype})"
 
 
-def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """On the values; where these are not, for its shapes' sake, or to draw the same random numbers."""
+def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], first: ProvisionalTensor) -> Any:
+    """On the values; where these are not, for its shapes' sake, or to draw the same random numbers.
+
+    `first`: of the arguments, of which all provisional ones are of one parameter.
+    """
     draws = is_random(func)
-    elsewhere = not draws and next(_provisional_in((args, kwargs)))._initial.base.is_meta
+    elsewhere = not draws and first._initial.base.is_meta
 
     def real(value: Any) -> Any:
         if not isinstance(value, ProvisionalTensor):
@@ -183,7 +188,8 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return value._initial.base.as_strided(value.size(), value.stride(), value.storage_offset())
 
     try:
-        return func(*_mapped(args, real), **{key: _mapped(value, real) for key, value in kwargs.items()})
+        args, kwargs = tree_map(real, (args, kwargs))
+        return func(*args, **kwargs)
     except NotImplementedError:
         if not elsewhere:  # there, shapes that depend on values cannot be checked
             raise
@@ -195,21 +201,3 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterat
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[place] if place < len(args) else kwargs.get(argument.name)
             yield from value if isinstance(value, list | tuple) else [value]
-
-
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(value, list | tuple):
-        return type(value)(_mapped(part, change) for part in value)
-    return change(value)
-
-
-def _flat(values: Any) -> Iterator[Any]:
-    for value in values.values() if isinstance(values, dict) else values:
-        if isinstance(value, list | tuple | dict):
-            yield from _flat(value)
-        else:
-            yield value
-
-
-def _provisional_in(values: Any) -> Iterator[ProvisionalTensor]:
-    return (value for value in _flat(values) if isinstance(value, ProvisionalTensor))

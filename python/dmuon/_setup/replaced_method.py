@@ -1,0 +1,23 @@
+"""A method that one module has instead of its class's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.nn as nn
+
+
+class ReplacedMethod:
+    """From now on `module.name(...)` is `method(module, ...)`, until `remove`."""
+
+    def __init__(self, module: nn.Module, name: str, method: Callable[..., Any]) -> None:
+        self._module, self._name, self._method = module, name, method
+        module.__dict__[name] = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._method(self._module, *args, **kwargs)
+
+    def remove(self) -> None:
+        """The class's method returns."""
+        self._module.__dict__.pop(self._name, None)
