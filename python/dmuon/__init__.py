@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from dmuon._inspecting.full_params import full_params as full_params
     from dmuon._inspecting.profile import Profile as Profile
     from dmuon._inspecting.profile import profile as profile
+    from dmuon._inspecting.routing_table import routing_table as routing_table
     from dmuon._inspecting.schedule import StepSchedule as StepSchedule
     from dmuon._inspecting.schedule import schedule as schedule
     from dmuon._inspecting.verify import Verification as Verification
-    from dmuon._inspecting.verify import routing_table as routing_table
     from dmuon._inspecting.verify import verify as verify
     from dmuon._plan import __version__ as __version__
     from dmuon._planning.owner_plan import Plan as Plan
@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "_inspecting.full_params": ("full_params",),
     "_inspecting.profile": ("Profile", "profile"),
+    "_inspecting.routing_table": ("routing_table",),
     "_inspecting.schedule": ("StepSchedule", "schedule"),
-    "_inspecting.verify": ("Verification", "routing_table", "verify"),
+    "_inspecting.verify": ("Verification", "verify"),
     "_plan": ("__version__",),
     "_planning.owner_plan": ("Plan",),
     "_planning.plan": ("inventory", "plan"),

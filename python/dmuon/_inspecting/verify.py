@@ -1,41 +1,21 @@
-"""Is it really Muon? The table, and a replay against a plain computation."""
+"""Is it really Muon? A replay against a plain computation."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import torch
 import torch.nn as nn
 
 from dmuon import _C, _plan
 from dmuon._running.muon import Muon
-from dmuon._running.runtime import Runtime, find_runtime, runtime_of
+from dmuon._running.runtime import Runtime, runtime_of
 from dmuon._setup.agreement import agreement, largest
 from dmuon._setup.dedication import dedication_of
 from dmuon._setup.hyperparameters import native_group, resolved_coefficients
 from dmuon._setup.options import dtypes_of
-from dmuon._setup.routing_table import RoutingTable
-
-
-def routing_table(model: nn.Module) -> RoutingTable:
-    """For every parameter who updates it and why, and, once Muon has planned, its owner's slot and unit.
-
-    Raises:
-        ValueError: dedicate_params was not called on the model.
-    """
-    table, runtime = dedication_of(model, "routing_table").table, find_runtime(model, "routing_table")
-    if runtime is None:
-        return table
-    unit_of = {leaf: unit.name for unit in runtime.units for leaf in unit.leaves}
-    found: dict[str, Any] = {
-        leaf.name: {"owner": runtime.owners_of(index), "unit": unit_of[index]}
-        for index, leaf in enumerate(runtime.leaves)
-    }
-    return RoutingTable((dataclasses.replace(row, **found.get(row.name, {})) for row in table), table.note)
-
 
 _PIECE = 1 << 20  # elements that are compared, or drawn, at once
 _UPDATE_TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.2}

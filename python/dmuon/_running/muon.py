@@ -25,7 +25,7 @@ from dmuon._saving.optimizer_state import fitting_state, saved_group, saved_stat
 from dmuon._saving.owned_shards import MOMENTUM
 from dmuon._saving.saved_views import require_saved_views
 from dmuon._setup.agreement import agreement
-from dmuon._setup.dedication import dedication_of, plain_module, with_frozen
+from dmuon._setup.dedication import dedication_of, plain_module
 from dmuon._setup.hyperparameters import (
     EPS,
     NS_COEFFICIENTS,
@@ -35,7 +35,7 @@ from dmuon._setup.hyperparameters import (
     native_group,
 )
 from dmuon._setup.placeholder import OwnedTensor
-from dmuon._setup.routing_table import RoutingTable
+from dmuon._setup.routing_table import RoutingTable, with_frozen
 from dmuon._setup.shown import shown
 
 

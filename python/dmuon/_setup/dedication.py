@@ -6,10 +6,8 @@ import dataclasses
 import datetime
 import logging
 import os
-from collections.abc import Iterator
 from typing import Any
 
-import torch
 import torch.nn as nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -20,10 +18,9 @@ from dmuon._setup.guards import Handle, guards
 from dmuon._setup.leaf import Leaf
 from dmuon._setup.meta_start import MetaStart
 from dmuon._setup.options import STEP, AcrossRanks, Planning, check_as_for_fully_shard, step_options
-from dmuon._setup.place import clean_name
 from dmuon._setup.ranks import Ranks, check_mesh, check_timeout, contradicted_by_names, resolve_ranks
 from dmuon._setup.routing import DEDICATION, Select, route
-from dmuon._setup.routing_table import Route, RoutingTable
+from dmuon._setup.routing_table import RoutingTable
 from dmuon._setup.rules import unfit_entries
 from dmuon._setup.sharded import check_sharded, mesh_and_policy_of, release
 from dmuon._setup.wrappers import refused_wrapper, unwrapped
@@ -219,77 +216,3 @@ def end_setup(dedication: Dedication) -> None:
     for handle in dedication.guards:
         handle.remove()
     dedication.guards.clear()
-
-
-def check_parameters(model: nn.Module, dedication: Dedication, facts: list[str]) -> None:
-    """What came since dedicate_params would silently not be Muon's; what went would be trained nowhere.
-
-    `facts` gets which parameters are trainable now.
-
-    Raises:
-        ValueError: a parameter was added, unfrozen or, but for a start on the meta device, where modules hold
-            leaves too, frozen; or the module of a leaf replaced. Wrappers around modules are no change.
-    """
-    modules = dict(model.named_modules())
-    present = set(modules.values())
-    whole = "after dedicate_params. Expected: the whole model, as it is trained, at dedicate_params."
-    for leaf in dedication.leaves:
-        for place in leaf.places:
-            if place.module not in present or place.is_replaced():
-                raise ValueError(f"Muon: model: '{leaf.name}' or its module was replaced or removed {whole}")
-    for path, module in modules.items():
-        for attribute, parameter in module._parameters.items():
-            if parameter is None:
-                continue
-            name = clean_name(f"{path}.{attribute}" if path else attribute)
-            was_trainable = dedication.known.get(module, {}).get(attribute)
-            if was_trainable is None:
-                raise ValueError(f"Muon: model: '{name}' was added {whole}")
-            if parameter.requires_grad and not was_trainable:
-                raise ValueError(
-                    f"Muon: model: '{name}' was frozen at dedicate_params and is trainable now: AdamW would update it, "
-                    "whatever it is. Expected: unfreeze it before dedicate_params."
-                )
-            if was_trainable and not parameter.requires_grad and dedication.meta_start is None:
-                raise ValueError(
-                    f"Muon: model: '{name}' was frozen between dedicate_params and Muon, when no module held matrices: "
-                    "these would be trained. Expected: freeze before dedicate_params, or after Muon."
-                )
-            facts.append(f"'{name}' {'trainable' if parameter.requires_grad else 'frozen'}")
-
-
-def with_frozen(table: RoutingTable, model: nn.Module) -> Iterator[Route]:
-    """The rows of a table, such that what was frozen since is nobody's."""
-    frozen = {clean_name(name) for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad}
-    for row in table:
-        is_frozen = row.algorithm == "adamw" and row.name in frozen
-        yield dataclasses.replace(row, algorithm="frozen", why="frozen after dedicate_params") if is_frozen else row
-
-
-def check_sentinels(model: nn.Module, dedication: Dedication) -> torch.device | None:
-    """Where the model has been moved to since dedicate_params.
-
-    Returns:
-        The device of the leaves, None if there are none.
-
-    Raises:
-        ValueError: the model was cast in between, or is on the meta device still or by now.
-    """
-    device = None
-    for leaf in dedication.leaves:
-        sentinel = leaf.places[0].sentinel()
-        device = sentinel.device
-        if sentinel.dtype != leaf.parameter.dtype or (sentinel.is_meta and not leaf.parameter.is_meta):
-            raise ValueError(
-                f"Muon: model: '{leaf.name}' was {leaf.parameter.dtype} on {leaf.parameter.device} at "
-                f"dedicate_params, and its module has become {sentinel.dtype} on {sentinel.device}. Expected: cast "
-                "the model before dedicate_params; mp_policy chooses the dtype of compute."
-            )
-    on_meta = [leaf.name for leaf in dedication.leaves if leaf.places[0].sentinel().is_meta]
-    on_meta += [name for name, parameter in model.named_parameters() if parameter.is_meta]
-    if on_meta:
-        raise ValueError(
-            f"Muon: model: '{on_meta[0]}' is on the meta device, and {len(on_meta) - 1} more. Expected: "
-            "model.to_empty(device=...) after fully_shard, then its initialisation, then Muon."
-        )
-    return device

@@ -7,7 +7,10 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+import torch.nn as nn
+
 from dmuon._setup.leaf import described
+from dmuon._setup.place import clean_name
 from dmuon.views import View
 
 _LARGE = 0.05  # of all trainable weights
@@ -98,6 +101,14 @@ class RoutingTable(tuple[Route, ...]):
         if len(unknown) > _MOST_NAMED:
             found.append(f"and others of {len(unknown) - _MOST_NAMED} more classes")
         return ", ".join(found)
+
+
+def with_frozen(table: RoutingTable, model: nn.Module) -> Iterator[Route]:
+    """The rows of a table, such that what was frozen since is nobody's."""
+    frozen = {clean_name(name) for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad}
+    for row in table:
+        is_frozen = row.algorithm == "adamw" and row.name in frozen
+        yield dataclasses.replace(row, algorithm="frozen", why="frozen after dedicate_params") if is_frozen else row
 
 
 def _size(route: Route) -> str:

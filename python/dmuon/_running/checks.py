@@ -1,0 +1,150 @@
+"""What `Muon` checks of a model: that it is as `dedicate_params` has left it, and fits what `fully_shard` was told."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+import torch.nn as nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor, Shard
+
+from dmuon._running.divide_factor import problem_of_factors
+from dmuon._setup.dedication import Dedication
+from dmuon._setup.options import dtypes_of
+from dmuon._setup.place import clean_name
+from dmuon._setup.ranks import rows_of
+from dmuon._setup.sharded import fsdp_modules, managed_by_fsdp
+from dmuon._setup.units import Unit
+
+
+def check_parameters(model: nn.Module, dedication: Dedication, facts: list[str]) -> None:
+    """What came since dedicate_params would silently not be Muon's; what went would be trained nowhere.
+
+    `facts` gets which parameters are trainable now.
+
+    Raises:
+        ValueError: a parameter was added, unfrozen or, but for a start on the meta device, where modules hold
+            leaves too, frozen; or the module of a leaf replaced. Wrappers around modules are no change.
+    """
+    modules = dict(model.named_modules())
+    present = set(modules.values())
+    whole = "after dedicate_params. Expected: the whole model, as it is trained, at dedicate_params."
+    for leaf in dedication.leaves:
+        for place in leaf.places:
+            if place.module not in present or place.is_replaced():
+                raise ValueError(f"Muon: model: '{leaf.name}' or its module was replaced or removed {whole}")
+    for path, module in modules.items():
+        for attribute, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            name = clean_name(f"{path}.{attribute}" if path else attribute)
+            was_trainable = dedication.known.get(module, {}).get(attribute)
+            if was_trainable is None:
+                raise ValueError(f"Muon: model: '{name}' was added {whole}")
+            if parameter.requires_grad and not was_trainable:
+                raise ValueError(
+                    f"Muon: model: '{name}' was frozen at dedicate_params and is trainable now: AdamW would update it, "
+                    "whatever it is. Expected: unfreeze it before dedicate_params."
+                )
+            if was_trainable and not parameter.requires_grad and dedication.meta_start is None:
+                raise ValueError(
+                    f"Muon: model: '{name}' was frozen between dedicate_params and Muon, when no module held matrices: "
+                    "these would be trained. Expected: freeze before dedicate_params, or after Muon."
+                )
+            facts.append(f"'{name}' {'trainable' if parameter.requires_grad else 'frozen'}")
+
+
+def check_sentinels(model: nn.Module, dedication: Dedication) -> torch.device | None:
+    """Where the model has been moved to since dedicate_params.
+
+    Returns:
+        The device of the leaves, None if there are none.
+
+    Raises:
+        ValueError: the model was cast in between, or is on the meta device still or by now.
+    """
+    device = None
+    for leaf in dedication.leaves:
+        sentinel = leaf.places[0].sentinel()
+        device = sentinel.device
+        if sentinel.dtype != leaf.parameter.dtype or (sentinel.is_meta and not leaf.parameter.is_meta):
+            raise ValueError(
+                f"Muon: model: '{leaf.name}' was {leaf.parameter.dtype} on {leaf.parameter.device} at "
+                f"dedicate_params, and its module has become {sentinel.dtype} on {sentinel.device}. Expected: cast "
+                "the model before dedicate_params; mp_policy chooses the dtype of compute."
+            )
+    on_meta = [leaf.name for leaf in dedication.leaves if leaf.places[0].sentinel().is_meta]
+    on_meta += [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    if on_meta:
+        raise ValueError(
+            f"Muon: model: '{on_meta[0]}' is on the meta device, and {len(on_meta) - 1} more. Expected: "
+            "model.to_empty(device=...) after fully_shard, then its initialisation, then Muon."
+        )
+    return device
+
+
+def check_units(units: list[Unit], dedication: Dedication) -> None:
+    """The leaves of a unit share one buffer, hence one dtype."""
+    if dedication.mp_policy.param_dtype is not None:
+        return
+    for unit in units:
+        leaves = [dedication.leaves[index] for index in unit.leaves]
+        for first, leaf in itertools.pairwise(leaves):
+            if leaf.parameter.dtype != first.parameter.dtype:
+                raise ValueError(
+                    f"Muon: model: unit '{unit.name or '(root)'}' mixes dtypes: '{first.name}' is "
+                    f"{first.parameter.dtype}, '{leaf.name}' is {leaf.parameter.dtype}. Expected: one dtype a "
+                    "unit, or mp_policy with param_dtype."
+                )
+
+
+def check_host_parameters(model: nn.Module, dedication: Dedication) -> None:
+    """The mesh of fully_shard must be ours, and what it divides gradients by; compute dtypes need FSDP's casts."""
+    ranks, policy = dedication.ranks, dedication.mp_policy
+    managed = {id(module._parameters[name]) for module, name in managed_by_fsdp(model)}
+    for name, parameter in model.named_parameters():
+        if not isinstance(parameter, DTensor) or not (parameter.requires_grad or id(parameter) in managed):
+            continue
+        rows = rows_of(parameter.device_mesh.mesh)
+        if rows != ranks.mesh_rows:
+            raise ValueError(
+                f"Muon: model: '{name}' is sharded over ranks {rows}, dedicate_params was given {ranks.mesh_rows}. "
+                "Expected: the same mesh for dedicate_params and fully_shard."
+            )
+        if not any(isinstance(placement, Shard) for placement in parameter.placements):  # norms would count it often
+            raise ValueError(
+                f"Muon: model: '{name}' is whole on every rank of {rows}: was this module given to replicate()? "
+                "Expected: fully_shard on the same mesh."
+            )
+    _check_policies(model, dedication)
+    ours = dedication.across_ranks.divide_factor(ranks.size)
+    if problem := problem_of_factors(model, fsdp_modules(model), ours, untold=ours):  # it may be told until the step
+        raise ValueError(problem)
+    if policy.param_dtype is None or fsdp_modules(model):
+        return
+    for leaf in dedication.leaves:
+        if leaf.parameter.dtype != policy.param_dtype:
+            raise ValueError(
+                f"Muon: mp_policy.param_dtype: without fully_shard nothing casts activations; expected None or "
+                f"{leaf.parameter.dtype} (as '{leaf.name}' has), got {policy.param_dtype}"
+            )
+
+
+def _check_policies(model: nn.Module, dedication: Dedication) -> None:
+    """Where FSDP2 shows its policies, those around leaves must be as dedicate_params was told."""
+    around: dict[nn.Module, tuple[str, MixedPrecisionPolicy]] = {}  # by module, the innermost one's
+    for path, holder in model.named_modules():  # outer modules come before inner ones
+        found = getattr(getattr(holder, "_get_fsdp_state", lambda: None)(), "_mp_policy", None)
+        if isinstance(found, MixedPrecisionPolicy):
+            around |= dict.fromkeys(holder.modules(), (clean_name(path) or "(root)", found))
+    for leaf in dedication.leaves:
+        for place in leaf.places:
+            path, theirs = around.get(place.module, ("", dedication.mp_policy))
+            given, used = (dtypes_of(policy, leaf.parameter.dtype) for policy in (dedication.mp_policy, theirs))
+            if given != used:
+                raise ValueError(
+                    f"Muon: mp_policy: '{leaf.name}' computes and reduces in {given[0]} and {given[1]} by "
+                    f"dedicate_params, and its module '{path}' in {used[0]} and {used[1]} by fully_shard. Expected: "
+                    "the same mp_policy for both."
+                )
