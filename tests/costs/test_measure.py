@@ -13,6 +13,7 @@ import pytest
 import torch
 from dmuon._planning import costs
 from dmuon._setup import agreement
+from dmuon._setup.hyperparameters import Tuned
 from dmuon._setup.ranks import Ranks
 
 from dmuon import _plan
@@ -20,6 +21,7 @@ from dmuon import _plan
 Job = costs.Job
 ALONE = Ranks(((0,),), 0, 0, "cpu", None, ((0,),))
 CPU = torch.device("cpu")
+UNTUNED = Tuned(torch.float32, [], {})
 MUON = {
     "lr": 0.1,
     "weight_decay": 0.0,
@@ -69,12 +71,12 @@ def machine(monkeypatch, tmp_path):
     return machine
 
 
-def measure(jobs=JOBS, **options):
-    return costs.measure(ALONE, jobs, MUON, DTYPES, CPU, **options)
+def measure(jobs=JOBS, dtypes=DTYPES, known=None):
+    return costs.measure(ALONE, jobs, MUON, dtypes, CPU, known or {}, UNTUNED)
 
 
 def table(shapes=SHAPES):
-    found = json.loads(costs.measured_costs(ALONE, shapes, MUON, DTYPES, CPU).to_json())
+    found = json.loads(costs.measured_costs(ALONE, shapes, MUON, DTYPES, CPU, UNTUNED).to_json())
     times = {
         ((s.get("num_matrices", 1), s["rows"], s["cols"]), b["size"]): b["ns"]
         for s in found["shapes"]
@@ -132,7 +134,7 @@ def test_a_long_batch_is_run_twice_and_those_of_other_shapes_as_ever(machine):
     slow, other = Job(LARGE, 4), Job((1, 80, 80), 4)
     machine.seconds = lambda job: 1.0 if job == slow else 1e-3
     jobs = [*JOBS, other]
-    _, scaled = costs.measure(ALONE, jobs, MUON, {**DTYPES, other.shape: torch.float32}, CPU)
+    _, scaled = measure(jobs, {**DTYPES, other.shape: torch.float32})
     assert not scaled
     assert machine.runs() == {**dict.fromkeys(jobs, 16), slow: 2}
 
@@ -141,7 +143,7 @@ def test_a_long_batch_is_run_twice_and_those_of_other_shapes_as_ever(machine):
 def test_the_budget_ends_any_round_and_what_it_does_not_reach_is_scaled(machine, number):
     machine.seconds = lambda job: 0.4
     jobs = [Job((1, 16, 16 + index), 1) for index in range(number)]
-    times, scaled = costs.measure(ALONE, jobs, MUON, {job.shape: torch.float32 for job in jobs}, CPU)
+    times, scaled = measure(jobs, {job.shape: torch.float32 for job in jobs})
     assert 10 < machine.now <= 10 + 2 * 0.4
     assert len(scaled) == number - len(machine.runs()) == max(0, number - 13)
     assert all(10**8 < times[job] < 10**9 for job in jobs)
@@ -315,7 +317,9 @@ def test_without_a_home_nothing_is_kept(machine, monkeypatch, tmp_path):
 
 def test_one_row_of_coefficients_is_kept_as_its_name_is(machine):
     row = (3.4445, -4.7750, 2.0315)
-    keys = [costs._key(ALONE, {**MUON, "ns_coefficients": given}, DTYPES, CPU) for given in ("quintic", row, [row])]
+    keys = [
+        costs._key(ALONE, {**MUON, "ns_coefficients": given}, DTYPES, CPU, UNTUNED) for given in ("quintic", row, [row])
+    ]
     assert keys[0] == keys[1] == keys[2]
 
 
@@ -327,7 +331,7 @@ def test_only_slot_0_looks_at_what_is_kept(machine, monkeypatch):
     expected = {job: 7 for job in JOBS}
     monkeypatch.setattr(costs, "_Kept", refused)
     monkeypatch.setattr(agreement, "from_slot", lambda ranks, slot, value: (expected, None))
-    found = costs.measured_costs(second, SHAPES, MUON, DTYPES, CPU)
+    found = costs.measured_costs(second, SHAPES, MUON, DTYPES, CPU, UNTUNED)
     assert '"ns":7' in found.to_json().replace(" ", "")
 
 

@@ -35,7 +35,7 @@ def test_a_plan_made_of_it_fits_the_model(model: nn.Module, tmp_path: Path):
     files = ["--inventory", f"{tmp_path}/model.json", "--save", f"{tmp_path}/plan.json"]
     assert main(["plan", *files, "--mesh", "2", "--device", "cpu"]) == 0
     plan = _plan.Plan.from_json((tmp_path / "plan.json").read_text())
-    items = inventory_of(*_routed(model, "inventory"))
+    items = inventory_of(*_routed(model, "inventory", None))
     assert items
     plan.require_fit(items, _plan.Mesh(1, 2))
 

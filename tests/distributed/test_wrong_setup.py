@@ -60,7 +60,7 @@ OF_ANOTHER = "as its shape (29, 24) has them; got "
 @refused("select: expected True, False, a dmuon.View, several of them or None", "got 'muon'", kind="string")
 @refused(SEVERAL + "a Tensor of shape (50, 50)", kind="tensor")
 @refused(SEVERAL + "a Linear", kind="module")
-@refused(OF_ANOTHER + "[a Tensor of shape (9,), 1, 2, 1 more]", kind="list")
+@refused(OF_ANOTHER + "[a Tensor of shape (9,), 1, 2 and 1 more]", kind="list")
 def select_returns_something_else(mesh: Any, kind: str) -> None:
     answers = {
         "string": "muon",

@@ -149,7 +149,7 @@ def test_wrappers_change_neither_names_nor_routes():
 def test_matrices_that_adamw_gets_because_of_their_dtype_are_warned_of_once(caplog):
     model = nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8)).double()
     (message,) = warnings_of(caplog, model)
-    assert "'1.weight' and 1 more matrices, because of its dtype torch.float64" in message
+    assert "'1.weight' and 1 more, because of its dtype torch.float64" in message
     caplog.clear()
     assert warnings_of(caplog, nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8).double())) == []
 

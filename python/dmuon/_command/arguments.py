@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import re
 from collections.abc import Callable
@@ -157,24 +158,18 @@ def _shapes(text: str) -> list[tuple[int, int, int]]:
     return [(int(one[1] or 1), int(one[2]), int(one[3])) for one in found if one]
 
 
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value <= 86_400:
-        raise argparse.ArgumentTypeError(f"expected seconds, more than 0 and at most 86400; got {text!r}")
-    return value
+def _number(expected: str, is_good: Callable[[float], bool]) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        with contextlib.suppress(ValueError):
+            if is_good(value := float(text)):
+                return value
+        raise argparse.ArgumentTypeError(f"expected {expected}; got {text!r}")
+
+    return read
 
 
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"expected a number from 0 to 1; got {text!r}")
-    return value
+_seconds = _number("seconds, more than 0 and at most 86400", lambda value: 0 < value <= 86_400)
+_share = _number("a number from 0 to 1", lambda value: 0 <= value <= 1)
 
 
 def _size(text: str) -> int:

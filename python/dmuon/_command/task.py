@@ -34,10 +34,7 @@ def read_task(arguments: argparse.Namespace) -> Task:
         raise ValueError("expected --model or --inventory, one of them")
     if arguments.device is not None and arguments.costs is not None:
         raise ValueError("expected --device or --costs, got both")
-    if arguments.model is not None:
-        model = _plan.model(arguments.model)
-    else:
-        model = from_file(arguments.inventory, _plan.model_from_json, "--inventory: cannot read")
+    model = read_model(arguments)
     nodes, gpus = arguments.mesh
     mesh = _mesh_of(nodes, gpus, arguments.tp)
     inventory = model.inventory
@@ -50,6 +47,17 @@ def read_task(arguments: argparse.Namespace) -> Task:
         costs = from_file(arguments.costs, _plan.CostTable.from_json, "--costs: cannot read")
     title = f"{model.name}{' (stand-in)' if model.stand_in else ''} on {nodes}x{gpus}"
     return Task(title, inventory, mesh, costs, _options(arguments))
+
+
+def read_model(arguments: argparse.Namespace) -> _plan.Model:
+    """That of --model, or of the file of --inventory.
+
+    Raises:
+        ValueError: the file cannot be read.
+    """
+    if arguments.model is not None:
+        return _plan.model(arguments.model)
+    return from_file(arguments.inventory, _plan.model_from_json, "--inventory: cannot read")
 
 
 def _mesh_of(nodes: int, gpus: int, tensor_parallel: int) -> _plan.Mesh:

@@ -7,9 +7,9 @@ import json
 import logging
 from typing import Any
 
-from dmuon import _plan
+from dmuon._command.task import read_model
 from dmuon._planning.cache import cache_folder
-from dmuon._planning.owner_plan import from_file
+from dmuon._planning.owner_plan import sizes_of
 
 logger = logging.getLogger("dmuon")
 
@@ -25,7 +25,7 @@ def tune(arguments: argparse.Namespace) -> str:
         raise ValueError(f"tune: expected one of {names}; got {' and '.join(given) or 'none'}")
     if arguments.show:
         return _shown(arguments.json)
-    shapes = arguments.shapes or _shapes_of(arguments)
+    shapes = arguments.shapes or [sizes_of(item) for item in read_model(arguments).inventory]
     import torch
 
     from dmuon import _C
@@ -51,16 +51,6 @@ def tune(arguments: argparse.Namespace) -> str:
         why = _NO_FOLDER if cache_folder() is None else f"{cache_folder()} cannot be written"
         lines.append(f"nothing is kept: {why} (DMUON_CACHE_DIR)")
     return "\n".join([*lines, ""])
-
-
-def _shapes_of(arguments: argparse.Namespace) -> list[tuple[int, int, int]]:
-    """Of a model: what is orthogonalised of each parameter."""
-    if arguments.model is not None:
-        model = _plan.model(arguments.model)
-    else:
-        model = from_file(arguments.inventory, _plan.model_from_json, "--inventory: cannot read")
-    items = model.inventory
-    return [(item.num_matrices * item.column_blocks, item.rows, item.cols // item.column_blocks) for item in items]
 
 
 def _shown(as_json: bool) -> str:

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from dmuon._running.runtime import Runtime, runtime_of
 from dmuon._setup.agreement import agreement
 from dmuon._setup.checksum import checksum
-from dmuon._setup.place import clean_name
+from dmuon._setup.place import clean_name, joined
 
 
 @contextmanager
@@ -104,7 +104,7 @@ def _sharded_places(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
 
 def _name_of(model: nn.Module, holder: nn.Module, attribute: str) -> str:
     path = next(path for path, module in model.named_modules() if module is holder)
-    return clean_name(f"{path}.{attribute}" if path else attribute)
+    return clean_name(joined(path, attribute))
 
 
 @torch.no_grad()

@@ -60,7 +60,7 @@ class Recorder:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._names = [unit.name or "(root)" for unit in runtime.units]
+        self._names = [unit.label for unit in runtime.units]
         self._now = runtime.engine.now
         self._open = True
         self._began = self._ended = self._now()
@@ -149,7 +149,7 @@ class Recorder:
         """All of it, with what the engine has recorded. Waits until it has happened."""
         seconds = self._runtime.engine.seconds
         timed = [(kind, unit, seconds(begin), seconds(end)) for kind, unit, begin, end in self._spans]
-        rank = self._runtime.ranks.everyone[self._runtime.ranks.slot]
+        rank = self._runtime.ranks.here
         spans = [
             Span(rank, lane, kind, f"batch {unit}" if kind == "update" else self._names[unit], *times)
             for kind, lane, unit, *times in rows

@@ -180,7 +180,7 @@ class _Simulated:
         for slot, parameters in runtime.plan.batches:
             batches[slot].append([unit_of[parameter] for parameter in parameters])
         self.slot = ranks.slot
-        self.names = [unit.name or "(root)" for unit in runtime.units]
+        self.names = [unit.label for unit in runtime.units]
         job = _C.Job(
             engine.layout(),
             dedication.schedule,

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dmuon import _plan
+
 if TYPE_CHECKING:
     import torch
 
@@ -76,6 +78,18 @@ def cache_folder() -> Path | None:
         return Path(chosen) if chosen else None
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return None if home.startswith("~") else Path(home) / "dmuon"  # there may be no home
+
+
+def machine_key(device: torch.device) -> dict[str, Any]:
+    """What all that is measured on a device depends on: part of its file's key."""
+    import torch
+
+    return {
+        "device": device_name(device),
+        "dmuon": _plan.__version__,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads() if device.type == "cpu" else 0,
+    }
 
 
 def device_name(device: torch.device) -> str:

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dmuon import _C, _plan
-from dmuon._planning.cache import KeptFile, device_name
+from dmuon import _C
+from dmuon._planning.cache import KeptFile, machine_key
 from dmuon._setup.agreement import agreement, from_first
 from dmuon._setup.hyperparameters import Tuned, choice_of, plain_choice, resolved_coefficients
 from dmuon._setup.ranks import Ranks
@@ -31,14 +31,11 @@ class Setting(NamedTuple):
     def key(self) -> dict[str, Any]:
         return {
             "version": VERSION,
-            "device": device_name(self.device),
-            "dmuon": _plan.__version__,
-            "torch": torch.__version__,
+            **machine_key(self.device),
             # Machines of one name may differ in their instructions.
             "backends": sorted({one.backend for one in self.candidates(1, 1)}),
             "ns_dtype": str(self.ns_dtype).removeprefix("torch."),
             "ns_coefficients": self.coefficients,
-            "threads": torch.get_num_threads() if self.device.type == "cpu" else 0,
         }
 
     def candidates(self, rows: int, cols: int) -> list[_C.Choice]:

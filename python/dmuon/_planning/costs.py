@@ -14,7 +14,7 @@ import torch
 from tqdm.auto import tqdm
 
 from dmuon import _C, _plan
-from dmuon._planning.cache import KeptFile, device_name
+from dmuon._planning.cache import KeptFile, device_name, machine_key
 from dmuon._planning.owner_plan import DEFAULT_DEVICE
 from dmuon._setup.agreement import described, from_first, largest_unless
 from dmuon._setup.hyperparameters import Tuned, native_group, resolved_coefficients
@@ -45,7 +45,7 @@ def measured_costs(
     muon: dict[str, Any],
     compute_dtypes: dict[Shape, torch.dtype],
     device: torch.device,
-    tuned: Tuned | None = None,
+    tuned: Tuned,
 ) -> _plan.CostTable:
     """The costs on these ranks: those that slot 0 has kept, the others measured. Collective; alike on all ranks.
 
@@ -82,8 +82,8 @@ def measure(
     muon: dict[str, Any],
     compute_dtypes: dict[Shape, torch.dtype],
     device: torch.device,
-    known: dict[Job, int] | None = None,
-    tuned: Tuned | None = None,
+    known: dict[Job, int],
+    tuned: Tuned,
 ) -> tuple[dict[Job, int], set[Job]]:
     """Nanoseconds of each job: the median over rounds, the maximum over ranks; and what was scaled. Collective.
 
@@ -98,7 +98,7 @@ def measure(
     order = sorted(jobs, key=lambda job: (_modelled_ns(model, job), job))
     runs: dict[Job, list[int]] = {job: [] for job in jobs}  # nanoseconds of this rank
     least: dict[Job, int] = {}  # of the fastest run, at the slowest rank
-    times = dict(known or {})
+    times = dict(known)
     failed: set[Job] = set()
 
     def run(job: Job) -> int:
@@ -214,22 +214,19 @@ def _key(
     muon: dict[str, Any],
     compute_dtypes: dict[Shape, torch.dtype],
     device: torch.device,
-    tuned: Tuned | None = None,
+    tuned: Tuned,
 ) -> dict[str, Any]:
     """All that a time depends on besides shape and batch."""
     return {
         "version": VERSION,
-        "device": device_name(device),
-        "dmuon": _plan.__version__,
-        "torch": torch.__version__,
+        **machine_key(device),
         "ns_dtype": str(muon["ns_dtype"] or _C.default_ns_dtype(device)),
         "ns_coefficients": resolved_coefficients(muon["ns_coefficients"], muon["ns_steps"]),
         "compute_dtypes": sorted({str(dtype) for dtype in compute_dtypes.values()}),
         "nesterov": muon["nesterov"],
-        "tuned": tuned.rows() if tuned else [],
+        "tuned": tuned.rows(),
         # Ranks of a CPU share its cores.
         "ranks": ranks.size if device.type == "cpu" else 0,
-        "threads": torch.get_num_threads() if device.type == "cpu" else 0,
     }
 
 

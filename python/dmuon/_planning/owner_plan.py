@@ -100,6 +100,11 @@ def decide(
     return _plan.make_plan(items, mesh, strategy, costs, options)
 
 
+def sizes_of(item: _plan.Parameter) -> tuple[int, int, int]:
+    """Number, rows and columns of the matrices that are orthogonalised, which is what costs depend on."""
+    return item.num_matrices * item.column_blocks, item.rows, item.cols // item.column_blocks
+
+
 def from_file(path: str | os.PathLike[str], read: Callable[[str], T], problem: str) -> T:
     """What `read` makes of the file's text.
 

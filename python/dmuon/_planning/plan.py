@@ -16,7 +16,7 @@ import torch.nn as nn
 
 from dmuon import _C, _plan
 from dmuon._planning.costs import measured_costs, model_of
-from dmuon._planning.owner_plan import DEFAULT_DEVICE, MOST_OWNERS, Plan, decide, from_file
+from dmuon._planning.owner_plan import DEFAULT_DEVICE, MOST_OWNERS, Plan, decide, from_file, sizes_of
 from dmuon._setup.agreement import agreement, from_first
 from dmuon._setup.dedication import Dedication, dedicate_params, dedication_of, plain_module
 from dmuon._setup.hyperparameters import Tuned
@@ -55,9 +55,9 @@ def plan(
     """
     model = plain_module(model, "plan")
     if DEDICATION in model.__dict__:
-        made: Plan | None = dedication_of(model, "plan").plan
-        if made is None:
+        if (runtime := dedication_of(model, "plan").runtime) is None:
             raise ValueError("plan: model: expected dmuon.Muon(model) first")
+        made: Plan = runtime.plan
         if given := _changed(plan, mesh=mesh, device=device, strategy=strategy, costs=costs, select=select):
             raise ValueError(
                 f"plan: {', '.join(given)}: expected none for a model that dmuon.Muon has planned, whose plan this "
@@ -135,7 +135,7 @@ def _entry(unit: str, index: int, items: list[_plan.Parameter]) -> dict[str, Any
     return {"name": unit, "unit": index, "matrices": listed}
 
 
-def _routed(model: nn.Module, function: str, select: Select | None = None) -> tuple[list[Leaf], list[Unit]]:
+def _routed(model: nn.Module, function: str, select: Select | None) -> tuple[list[Leaf], list[Unit]]:
     leaves, _ = route(model, select, function)
     return leaves, find_units(model, [[place.path for place in leaf.places] for leaf in leaves])
 
@@ -176,11 +176,6 @@ def _parts_of(leaf: Leaf) -> Sequence[View]:
     return [dataclasses.replace(view, count=view.count // leaf.num_columns)] * leaf.num_columns
 
 
-def sizes_of(item: _plan.Parameter) -> tuple[int, int, int]:
-    """Number, rows and columns of the matrices that are orthogonalised, which is what costs depend on."""
-    return item.num_matrices * item.column_blocks, item.rows, item.cols // item.column_blocks
-
-
 def _changed(function: Callable[..., Any], **values: Any) -> dict[str, Any]:
     """Those that are not the function's defaults."""
     parameters = inspect.signature(function).parameters
@@ -206,7 +201,7 @@ def make_plan(
     units: list[Unit],
     muon: dict[str, Any],
     device: torch.device,
-    tuned: Tuned | None = None,
+    tuned: Tuned,
 ) -> Plan:
     """Plans at slot 0, or loads; sends the plan to every rank, compares its hash. Collective."""
     if dedication.planning.plan is not None:

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Shard
 from dmuon._running.divide_factor import problem_of_factors
 from dmuon._setup.dedication import Dedication
 from dmuon._setup.options import dtypes_of
-from dmuon._setup.place import clean_name
+from dmuon._setup.place import clean_name, joined
 from dmuon._setup.ranks import rows_of
 from dmuon._setup.sharded import fsdp_modules, managed_by_fsdp
 from dmuon._setup.units import Unit
@@ -38,7 +38,7 @@ def check_parameters(model: nn.Module, dedication: Dedication, facts: list[str])
         for attribute, parameter in module._parameters.items():
             if parameter is None:
                 continue
-            name = clean_name(f"{path}.{attribute}" if path else attribute)
+            name = clean_name(joined(path, attribute))
             was_trainable = dedication.known.get(module, {}).get(attribute)
             if was_trainable is None:
                 raise ValueError(f"Muon: model: '{name}' was added {whole}")
@@ -93,7 +93,7 @@ def check_units(units: list[Unit], dedication: Dedication) -> None:
         for first, leaf in itertools.pairwise(leaves):
             if leaf.parameter.dtype != first.parameter.dtype:
                 raise ValueError(
-                    f"Muon: model: unit '{unit.name or '(root)'}' mixes dtypes: '{first.name}' is "
+                    f"Muon: model: unit '{unit.label}' mixes dtypes: '{first.name}' is "
                     f"{first.parameter.dtype}, '{leaf.name}' is {leaf.parameter.dtype}. Expected: one dtype a "
                     "unit, or mp_policy with param_dtype."
                 )

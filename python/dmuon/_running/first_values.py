@@ -76,7 +76,7 @@ def _take_from_column(runtime: Runtime, index: int, first: bool) -> None:
 def _take_from(runtime: Runtime, index: int, holder: int, own: torch.Tensor | None) -> None:
     """Owners take what `holder`, a global rank, has; over the host, one part of a leaf at a time."""
     ranks, leaf = runtime.ranks, runtime.leaves[index]
-    here, group = ranks.everyone[ranks.slot], verdict_group(ranks)
+    here, group = ranks.here, verdict_group(ranks)
     masters = {part: master for part, _, _, master in runtime.engine.owned_parts(index, MASTER)}
     end = 0
     for part in runtime.parts[index]:

@@ -18,6 +18,7 @@ from torch.nn.modules.module import (
 from dmuon._running.runtime import Runtime
 from dmuon._setup.place import clean_name
 from dmuon._setup.placeholder import OwnedTensor
+from dmuon._setup.shown import listed
 
 logger = logging.getLogger("dmuon")
 
@@ -30,6 +31,7 @@ class FrozenParameters:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        self._speaks = runtime.ranks.slot == 0
         self._frozen: dict[str, torch.Tensor] = {
             name: parameter
             for name, parameter in runtime.model.named_parameters()
@@ -44,14 +46,14 @@ class FrozenParameters:
         self._number = _num_models[runtime.ranks.rows]  # the same one on all ranks
         _watch_registrations()
 
-    def warn_of_unfrozen(self, groups: list[dict[str, Any]], speaks: bool) -> None:
-        """Once for each that requires a gradient now and is in none of the groups; `speaks`: on this rank."""
+    def warn_of_unfrozen(self, groups: list[dict[str, Any]]) -> None:
+        """Slot 0 warns once of each that requires a gradient now and is in none of the groups."""
         unfrozen = [name for name, parameter in self._frozen.items() if parameter.requires_grad]
         if not unfrozen:
             return
         grouped = {id(parameter) for group in groups for parameter in group["params"]}
         for name in unfrozen:
-            if id(self._frozen.pop(name)) not in grouped and speaks:
+            if id(self._frozen.pop(name)) not in grouped and self._speaks:
                 logger.warning(
                     "dmuon: '%s' was frozen at first and requires a gradient now, but no group has it: it is not "
                     "updated. Give it to AdamW by opt.add_param_group({'params': [...]}), or unfreeze before "
@@ -87,7 +89,7 @@ class FrozenParameters:
                 new.append(f"'{clean_name(name)}'")
             else:
                 self._frozen[name] = parameter
-        if new and self._runtime.ranks.slot == 0:
+        if new and self._speaks:
             self._tell(self._num_steps, new)
         elif new:
             self._unsaid = (self._num_steps, new)
@@ -99,12 +101,11 @@ class FrozenParameters:
             seen = hashlib.sha256(f"{ranks.rows} {self._number} {step} {new}".encode()).hexdigest()
             if dist.distributed_c10d._get_default_store().add(f"dmuon: new parameters {seen}", 1) > 1:
                 return
-        more = [f"{len(new) - _NAMED} more"] if len(new) > _NAMED else []
         logger.warning(
             "dmuon: no group of the optimizer has %s: what came into the model after Muon was made is not updated. "
             "Give it to AdamW by opt.add_param_group({'params': [...]}); for Muon, change the model before "
             "dedicate_params.",
-            ", ".join(new[:_NAMED] + more),
+            listed(new, _NAMED),
         )
 
 

@@ -79,7 +79,7 @@ def _refuse_second_recomputation(runtime: Runtime, index: int) -> None:
     unit, backward = runtime.units[index], runtime.engine.num_backwards
     if runtime.recomputed.get(index) == backward:
         raise ValueError(
-            f"dmuon: '{unit.name or '(root)'}' is under fully_shard and used twice inside a reentrant checkpoint: "
+            f"dmuon: '{unit.label}' is under fully_shard and used twice inside a reentrant checkpoint: "
             "FSDP2 loses gradients there. Expected: checkpoints with use_reentrant=False, or fully_shard around them."
         )
     runtime.recomputed[index] = backward

@@ -13,8 +13,9 @@ from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
 from dmuon._running.runtime import Runtime
 from dmuon._saving.owned_shards import MASTER
 from dmuon._setup.agreement import agreement
-from dmuon._setup.place import State
+from dmuon._setup.place import State, joined
 from dmuon._setup.placeholder import OwnedTensor, is_same
+from dmuon._setup.shown import listed
 
 _WRAPPERS = "_checkpoint_wrapped_module."  # removed from keys by its own hooks
 _LOAD = "load_state_dict"
@@ -162,7 +163,9 @@ def _refuse_copy(protocol: Any) -> NoReturn:
 def _refuse_keys(missing: list[str], unknown: list[str]) -> None:
     unknown = [key for key in unknown if not key.endswith(_EXTRA_STATE_KEY_SUFFIX)]
     found = [
-        f"{what} {_listed(keys)}" for what, keys in (("no values for", missing), ("no place for", unknown)) if keys
+        f"{what} {listed([repr(key) for key in keys], 5)}"
+        for what, keys in (("no values for", missing), ("no place for", unknown))
+        if keys
     ]
     if found:
         raise ValueError(
@@ -184,7 +187,7 @@ def _named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for path, part in module.named_modules(remove_duplicate=False):
         for name, buffer in part._buffers.items():
             if buffer is not None and name not in part._non_persistent_buffers_set:
-                yield f"{path}.{name}" if path else name, buffer
+                yield joined(path, name), buffer
 
 
 def _key(name: str, state_dict: dict[str, Any]) -> str:
@@ -204,8 +207,3 @@ def _misfit(parameter: torch.Tensor, value: Any) -> str | None:
     if isinstance(value, DTensor) and not isinstance(parameter, DTensor):
         return "expected a whole tensor, as no fully_shard manages it, got a DTensor"
     return None
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(f"'{name}'" for name in names[:5]) + more

@@ -199,7 +199,7 @@ class Muon(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._frozen.warn_of_unfrozen(self.param_groups, speaks=self._runtime.ranks.slot == 0)
+        self._frozen.warn_of_unfrozen(self.param_groups)
         runtime = self._runtime
         verdict = runtime.step_agreement.verdict()
         runtime.step_agreement.note_step()

@@ -81,13 +81,13 @@ class Runtime:
         units = []
         for unit in self.units:
             dtype = self.leaves[unit.leaves[0]].parameter.dtype if unit.leaves else torch.float32
-            units.append(_C.UnitSpec(unit.name or "(root)", *dtypes_of(dedication.mp_policy, dtype), unit.host))
+            units.append(_C.UnitSpec(unit.label, *dtypes_of(dedication.mp_policy, dtype), unit.host))
         sizes = [list(leaf.shape) for leaf in self.leaves]
         return _C.Engine(options, engine_groups(self.ranks), self.plan.native, units, sizes)
 
     def _make_placeholders(self, meta_start: MetaStart | None) -> list[nn.Parameter]:
         placeholders, gradients = [], []
-        unit_of = {index: unit.name or "(root)" for unit in self.units for index in unit.leaves}
+        unit_of = {index: unit.label for unit in self.units for index in unit.leaves}
         for index, leaf in enumerate(self.leaves):
             dtype = leaf.parameter.dtype
             is_trainable = meta_start is None or meta_start.is_trainable(index)

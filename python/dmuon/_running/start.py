@@ -12,7 +12,8 @@ import torch
 import torch.nn as nn
 
 from dmuon._planning.choices import kept_choices
-from dmuon._planning.plan import inventory_of, make_plan, sizes_of
+from dmuon._planning.owner_plan import sizes_of
+from dmuon._planning.plan import inventory_of, make_plan
 from dmuon._running.adamw import checked_adamw_groups
 from dmuon._running.casts import guard_casts
 from dmuon._running.checks import check_host_parameters, check_parameters, check_sentinels, check_units
@@ -104,7 +105,7 @@ def start(
     take_first_values(runtime, dedication)
     end_setup(dedication)
     guard_casts(runtime)
-    dedication.plan, dedication.runtime = plan, runtime
+    dedication.runtime = runtime
     if dedication.ranks.slot == 0:
         _warn_of_large_units(runtime)
     return runtime
@@ -113,7 +114,7 @@ def start(
 def _warn_of_large_units(runtime: Runtime) -> None:
     sizes = [sum(runtime.leaves[index].shape.numel() for index in unit.leaves) for unit in runtime.units]
     large = [
-        f"'{unit.name or '(root)'}' ({size / sum(sizes):.0%})"
+        f"'{unit.label}' ({size / sum(sizes):.0%})"
         for unit, size in zip(runtime.units, sizes, strict=True)
         if size > _LARGE_UNIT * sum(sizes) and _holds_blocks(unit, runtime.leaves)
     ]

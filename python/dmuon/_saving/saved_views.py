@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dmuon._setup.leaf import Leaf, described
+from dmuon._setup.shown import listed
 
 _MOST_NAMED = 3
 _WHOLE = "one matrix"
@@ -51,19 +52,15 @@ def require_saved_views(groups: Sequence[dict[str, Any]], leaves: Sequence[Leaf]
         ]
         if unknown:
             raise ValueError(
-                f"Muon.load_state_dict: the checkpoint has matrices that this model has not, {_named(unknown, ', ')}. "
-                "Expected: the model, with its depth and names, of which the checkpoint is. Where names alone differ, "
-                "accepts_other_views = True of the dmuon.Muon itself loads it, if views need no comparison."
+                "Muon.load_state_dict: the checkpoint has matrices that this model has not, "
+                f"{listed(unknown, _MOST_NAMED)}. Expected: the model, with its depth and names, of which the "
+                "checkpoint is. Where names alone differ, accepts_other_views = True of the dmuon.Muon itself loads "
+                "it, if views need no comparison."
             )
         if differing:
             raise ValueError(
-                f"Muon.load_state_dict: views: {_named(differing, '; ')}. Expected: the views by "
+                f"Muon.load_state_dict: views: {listed(differing, _MOST_NAMED, '; ')}. Expected: the views by "
                 "select and dmuon.views.by_class with which the training began, because Muon comes to another result "
                 "with others. To go on with others nevertheless, set accepts_other_views = True of the dmuon.Muon "
                 "itself, not of a wrapper, on all ranks before."
             )
-
-
-def _named(items: Sequence[str], between: str) -> str:
-    more = f", and {len(items) - _MOST_NAMED} more" if len(items) > _MOST_NAMED else ""
-    return between.join(items[:_MOST_NAMED]) + more

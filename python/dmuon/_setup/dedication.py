@@ -44,8 +44,7 @@ class Dedication:
     meta_start: MetaStart | None = None  # until Muon, of a model on the meta device
     one_stage: bool = False  # all ranks as one node, for ablations
     guards: list[Handle] = dataclasses.field(default_factory=list)  # against early use
-    plan: Any = None  # a Plan, and
-    runtime: Any = None  # a Runtime, from Muon on
+    runtime: Any = None  # a Runtime, which this room does not know, from Muon on
 
 
 def plain_module(model: nn.Module, function: str) -> nn.Module:

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from dmuon._setup.initial_values import AtHolder, InitialValues, InShards
 from dmuon._setup.leaf import Leaf
-from dmuon._setup.place import Place, clean_name, restore_order
+from dmuon._setup.place import Place, clean_name, joined, restore_order
 from dmuon._setup.provisional import Desk, ProvisionalTensor
 from dmuon._setup.ranks import Ranks
 from dmuon._setup.replaced_method import ReplacedMethod
@@ -41,13 +41,12 @@ class MetaStart:
         self._shown: dict[int, nn.Parameter] = {}
         self._places: dict[nn.Module, list[tuple[int, Place]]] = {}
         self._sharded: dict[int, tuple[DTensor, nn.Parameter]] = {}  # by the id of what stands for it
-        here = ranks.everyone[ranks.slot]
         held = dict.fromkeys(ranks.everyone, 0)  # elements at each rank
         for index, leaf in sorted(enumerate(leaves), key=lambda entry: -entry[1].shape.numel()):
             if leaf.parameter.is_meta:
                 holder = min(held, key=held.__getitem__)
                 held[holder] += leaf.shape.numel()
-                self.values[index] = AtHolder(leaf.name, leaf.parameter, holder, here)
+                self.values[index] = AtHolder(leaf.name, leaf.parameter, holder, ranks.here)
                 for place in leaf.places:
                     self._places.setdefault(place.module, []).append((index, place))
         # `to_empty`, `to` and their like all go through it, of this module or of one around it.
@@ -149,8 +148,7 @@ class MetaStart:
         for other, stand_in in self._sharded.values():
             if other is sharded and stand_in.device == sharded.device:
                 return stand_in
-        path = self._names[module]
-        name = clean_name(f"{path}.{attribute}" if path else attribute)
+        name = clean_name(joined(self._names[module], attribute))
         values = InShards(name, sharded, (module, attribute) in self._had_values)
         made = nn.Parameter(ProvisionalTensor(values, self._desk, sharded.device), sharded.requires_grad)
         made.__dict__.update({key: value for key, value in vars(sharded).items() if key not in vars(made)})

@@ -71,7 +71,7 @@ class Place:
     @property
     def name(self) -> str:
         """Of the parameter there, in the model without wrappers."""
-        return clean_name(f"{self.path}.{self.attribute}" if self.path else self.attribute)
+        return clean_name(joined(self.path, self.attribute))
 
     def take_out(self) -> None:
         """Leaves a sentinel where the parameter was."""
@@ -161,6 +161,11 @@ class Place:
 
     def _refuse(self, state: State) -> NoReturn:
         raise RuntimeError(f"dmuon bug: '{self.name}': expected no change from {self.state} to {state}")
+
+
+def joined(path: str, attribute: str) -> str:
+    """The name of what a module at a path holds; the model itself is at ""."""
+    return f"{path}.{attribute}" if path else attribute
 
 
 def clean_name(path: str) -> str:

@@ -18,6 +18,8 @@ import torch.distributed as dist
 import torch.nn as nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from dmuon._setup.shown import listed
+
 logger = logging.getLogger("dmuon")
 
 _SLOW_S = 10.0  # as the engine's own watch
@@ -69,6 +71,11 @@ class Ranks:
     def everyone(self) -> tuple[int, ...]:
         """Global ranks by slot."""
         return tuple(rank for row in self.rows for rank in row)
+
+    @property
+    def here(self) -> int:
+        """This rank, as the default process group counts it."""
+        return self.rows[self.replicate][self.shard]
 
     @property
     def row(self) -> tuple[int, ...]:
@@ -198,14 +205,12 @@ def _watched(everyone: tuple[int, ...]) -> Iterator[None]:
         if own.check([f"{key} {rank}" for rank in everyone]) or own.add(f"{key} told", 1) != 1:
             return
         if missing := [rank for rank in everyone if not own.check([f"{key} {rank}"])]:
-            more = f" and {len(missing) - _RANKS_NAMED} more" if len(missing) > _RANKS_NAMED else ""
             logger.warning(
                 "dmuon: dedicate_params on rank %d has waited for %g s, and waits until the timeout of your process "
-                "group: it is collective over its mesh, and has not been called on rank %s%s.",
+                "group: it is collective over its mesh, and has not been called on rank %s.",
                 here,
                 _SLOW_S,
-                ", ".join(map(str, missing[:_RANKS_NAMED])),
-                more,
+                listed([*map(str, missing)], _RANKS_NAMED),
             )
 
     timer = threading.Timer(_SLOW_S, warn)

@@ -11,6 +11,7 @@ import torch.nn as nn
 
 from dmuon._setup.leaf import described
 from dmuon._setup.place import clean_name
+from dmuon._setup.shown import listed
 from dmuon.views import View
 
 _LARGE = 0.05  # of all trainable weights
@@ -77,10 +78,10 @@ class RoutingTable(tuple[Route, ...]):
                 "dmuon.views.conv(parameter)."
             )
         if misfits := [route for route in self if route.misfit]:
-            more = f" and {len(misfits) - 1} more matrices" if len(misfits) > 1 else ""
+            names = listed([f"'{route.name}'" for route in misfits], 1)
             yield (
-                f"AdamW updates '{misfits[0].name}'{more}, because of its {misfits[0].why}. Muon takes matrices in "
-                "fp32, bf16 and fp16: convert them before dedicate_params."
+                f"AdamW updates {names}, because of its {misfits[0].why}. Muon takes matrices in fp32, bf16 and fp16: "
+                "convert them before dedicate_params."
             )
 
     def _left_out(self) -> str | None:
@@ -95,9 +96,9 @@ class RoutingTable(tuple[Route, ...]):
             return None
         found = []
         for name in sorted(unknown, key=lambda name: -size_of[name])[:_MOST_NAMED]:
-            first = max(unknown[name], key=lambda route: math.prod(route.shape))
-            others = f" and {len(unknown[name]) - 1} more" if len(unknown[name]) > 1 else ""
-            found.append(f"'{first.name}' ({_size(first)}){others} of {name}")
+            largest_first = sorted(unknown[name], key=lambda route: -math.prod(route.shape))
+            parameters = listed([f"'{route.name}' ({_size(route)})" for route in largest_first], 1)
+            found.append(f"{parameters} of {name}")
         if len(unknown) > _MOST_NAMED:
             found.append(f"and others of {len(unknown) - _MOST_NAMED} more classes")
         return ", ".join(found)

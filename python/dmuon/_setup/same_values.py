@@ -13,6 +13,7 @@ from dmuon._setup.dedication import Dedication
 from dmuon._setup.groups import verdict_group
 from dmuon._setup.place import clean_name
 from dmuon._setup.ranks import Ranks
+from dmuon._setup.shown import listed
 
 _NAMED = 3  # parameters in a message
 _RANKS_NAMED = 8  # of each
@@ -65,8 +66,7 @@ def require_same_values(ranks: Ranks, found: Checksums) -> None:
     for place, index in enumerate(first):
         here = {rank: own[place] for rank, own in zip(ranks.everyone, of_all, strict=True) if own[place] != _NOT_HERE}
         others = [rank for rank, own in here.items() if own != next(iter(here.values()))]
-        more = f" and {len(others) - _RANKS_NAMED} more" if len(others) > _RANKS_NAMED else ""
-        told.append(f"'{names[index]}' (on ranks {', '.join(map(str, others[:_RANKS_NAMED]))}{more})")
+        told.append(f"'{names[index]}' (on ranks {listed([*map(str, others)], _RANKS_NAMED)})")
     told += ["more"] if len(differing) > _NAMED else []
     raise ValueError(
         f"Muon: model: {len(differing)} of {len(found)} parameters have other values than on the first rank that has "

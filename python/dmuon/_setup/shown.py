@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn as nn
 
@@ -16,7 +18,13 @@ def shown(value: object) -> str:
         return f"a {type(value).__name__}"
     if type(value) in (tuple, list) and value:
         items: list[object] = list(value)  # type: ignore[call-overload]
-        parts = [*map(shown, items[:3]), *([f"{len(items) - 3} more"] if len(items) > 3 else [])]
-        return f"({', '.join(parts)})" if isinstance(value, tuple) else f"[{', '.join(parts)}]"
+        words = listed([*map(shown, items)], 3)
+        return f"({words})" if isinstance(value, tuple) else f"[{words}]"
     text = repr(value)
     return text if len(text) <= _MOST else f"{text[:_MOST]}... ({type(value).__name__})"
+
+
+def listed(items: Sequence[str], most: int, between: str = ", ") -> str:
+    """The first items and the number of the others, such as "a, b and 3 more"."""
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return between.join(items[:most]) + more

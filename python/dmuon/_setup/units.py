@@ -21,6 +21,11 @@ class Unit:
     leaves: tuple[int, ...]
     host: bool = False  # fully_shard manages parameters in it, so that no rank may skip it by itself
 
+    @property
+    def label(self) -> str:
+        """Its name where people read it."""
+        return self.name or "(root)"
+
 
 def _path_to_unit(root: nn.Module, path: str) -> str:
     """The path of the unit of a parameter that sits in the module at `path`.
