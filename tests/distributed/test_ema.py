@@ -170,6 +170,7 @@ refused = Refusals()
 
 @refused("Ema: decay: expected a number from 0 to 1, got 1.5", decay=1.5)
 @refused("Ema: decay: expected a number from 0 to 1, got '1'", decay="1")
+@refused("Ema: decay: expected a number from 0 to 1, got True", decay=True)
 def no_decay(mesh: Any, decay: Any) -> None:
     dmuon.Ema(ready(mesh)[0], decay)
 

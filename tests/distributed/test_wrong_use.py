@@ -167,9 +167,10 @@ def nested_full_params(mesh: Any) -> None:
         pass
 
 
-@refused("clip_grad_norm_: max_norm: expected a positive number, got -1.0")
-def clip_bad_norm(mesh: Any) -> None:
-    dmuon.clip_grad_norm_(with_gradients(mesh)[0], -1.0)
+@refused("clip_grad_norm_: max_norm: expected a positive number, got -1.0", max_norm=-1.0)
+@refused("clip_grad_norm_: max_norm: expected a positive number, got True", max_norm=True)
+def clip_bad_norm(mesh: Any, max_norm: Any) -> None:
+    dmuon.clip_grad_norm_(with_gradients(mesh)[0], max_norm)
 
 
 @refused("clip or step after a backward under no_sync", "outside")

@@ -76,7 +76,8 @@ def clip_grad_norm_(
 
 
 def _problem(max_norm: Any, norm_type: Any, error_if_nonfinite: Any, pp_mesh: Any) -> str | None:
-    single = max_norm.numel() == 1 if isinstance(max_norm, torch.Tensor) else isinstance(max_norm, int | float)
+    is_number = isinstance(max_norm, int | float) and not isinstance(max_norm, bool)
+    single = max_norm.numel() == 1 if isinstance(max_norm, torch.Tensor) else is_number
     if not single or not float(max_norm) > 0:
         return f"clip_grad_norm_: max_norm: expected a positive number, got {max_norm!r}"
     if isinstance(norm_type, bool) or not isinstance(norm_type, int | float) or norm_type != 2:

@@ -193,6 +193,6 @@ def _cut(tensor: DTensor) -> tuple[Any, ...]:
 
 
 def _checked_decay(decay: Any) -> float:
-    if not isinstance(decay, int | float) or not 0 <= decay <= 1:
+    if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 <= decay <= 1:
         raise ValueError(f"Ema: decay: expected a number from 0 to 1, got {decay!r}")
     return float(decay)
