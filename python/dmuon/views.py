@@ -33,6 +33,9 @@ class View:
         cols: of each, as long as the rows of the parameter.
         column_blocks: so many equally wide blocks of columns of each are orthogonalised apart.
         transposed: stored as [in, out], so that `adjust_lr_fn` takes columns for rows; the rest knows no difference.
+
+    Raises:
+        ValueError: a number is no positive int, or `column_blocks` does not divide `cols`.
     """
 
     count: int
@@ -70,23 +73,39 @@ class View:
 
 
 def matrix(parameter: torch.Tensor) -> View:
-    """[rows, cols] as it is: what Muon takes without a view."""
+    """[rows, cols] as it is: what Muon takes without a view.
+
+    Raises:
+        ValueError: the parameter has another shape.
+    """
     return View(1, *_sizes("matrix", parameter, "[rows, cols]", 2))
 
 
 def experts(parameter: torch.Tensor) -> View:
-    """[experts, rows, cols]: a matrix for each expert. The default rule does the same for modules named so."""
+    """[experts, rows, cols]: a matrix for each expert. The default rule does the same for modules named so.
+
+    Raises:
+        ValueError: the parameter has another shape.
+    """
     return View(*_sizes("experts", parameter, "[experts, rows, cols]", 3))
 
 
 def gate_up(parameter: torch.Tensor) -> View:
-    """[2 rows, cols] or [experts, 2 rows, cols]: gate and up, one above the other, apart."""
+    """[2 rows, cols] or [experts, 2 rows, cols]: gate and up, one above the other, apart.
+
+    Raises:
+        ValueError: the parameter has another shape, or an odd number of rows.
+    """
     *stack, rows, cols = _sizes("gate_up", parameter, "[2 rows, cols] or [experts, 2 rows, cols]", 2, 3)
     return View(2 * (stack[0] if stack else 1), _divided("gate_up", parameter, rows, 2), cols)
 
 
 def per_head(parameter: torch.Tensor, head_dim: int) -> View:
-    """[heads * head_dim, cols]: [head_dim, cols] for each head; of Q, K and V alike where they are fused."""
+    """[heads * head_dim, cols]: [head_dim, cols] for each head; of Q, K and V alike where they are fused.
+
+    Raises:
+        ValueError: the parameter has another shape, or `head_dim` does not divide its rows.
+    """
     rows, cols = _sizes("per_head", parameter, "[heads * head_dim, cols]", 2)
     if type(head_dim) is not int or head_dim < 1 or rows % head_dim:
         raise ValueError(f"views.per_head: head_dim: expected a divisor of the {rows} rows, got {head_dim!r}")
@@ -100,6 +119,9 @@ def qkv(parameter: torch.Tensor, num_heads: int = 1, num_kv_heads: int | None = 
         parameter: of (num_heads + 2 num_kv_heads) * head_dim rows.
         num_heads: of Q.
         num_kv_heads: of K, and of V; None: as many as Q's.
+
+    Raises:
+        ValueError: the parameter has another shape, or other rows than for these heads; or a number is not positive.
     """
     heads = [num_heads, *[num_heads if num_kv_heads is None else num_kv_heads] * 2]
     if not all(type(number) is int and number >= 1 for number in heads):
@@ -112,7 +134,11 @@ def qkv(parameter: torch.Tensor, num_heads: int = 1, num_kv_heads: int | None = 
 
 
 def rows(parameter: torch.Tensor, heights: Sequence[int]) -> tuple[View, ...]:
-    """[rows, cols]: a matrix for each of these heights, one above the other."""
+    """[rows, cols]: a matrix for each of these heights, one above the other.
+
+    Raises:
+        ValueError: the parameter has another shape, or the heights do not sum to its rows.
+    """
     height, cols = _sizes("rows", parameter, "[rows, cols]", 2)
     heights = list(heights)
     if not all(type(of) is int and of >= 1 for of in heights) or sum(heights) != height:
@@ -121,7 +147,11 @@ def rows(parameter: torch.Tensor, heights: Sequence[int]) -> tuple[View, ...]:
 
 
 def columns(parameter: torch.Tensor, num_blocks: int) -> View:
-    """[rows, cols] or [experts, rows, cols]: equal blocks of columns, side by side, apart."""
+    """[rows, cols] or [experts, rows, cols]: equal blocks of columns, side by side, apart.
+
+    Raises:
+        ValueError: the parameter has another shape, or `num_blocks` does not divide its columns.
+    """
     *stack, rows, cols = _sizes("columns", parameter, "[rows, cols] or [experts, rows, cols]", 2, 3)
     if type(num_blocks) is not int or num_blocks < 1 or cols % num_blocks:
         raise ValueError(f"views.columns: num_blocks: expected a divisor of the {cols} columns, got {num_blocks!r}")
@@ -129,19 +159,31 @@ def columns(parameter: torch.Tensor, num_blocks: int) -> View:
 
 
 def transposed(view: View) -> View:
-    """The same of a parameter that is stored as [in, out], so that `adjust_lr_fn` takes columns for rows."""
+    """The same of a parameter that is stored as [in, out], so that `adjust_lr_fn` takes columns for rows.
+
+    Raises:
+        ValueError: `view` is none.
+    """
     if not isinstance(view, View):
         raise ValueError(f"views.transposed: view: expected a dmuon.View, got {view!r}")
     return dataclasses.replace(view, transposed=True)
 
 
 def conv1d(parameter: torch.Tensor) -> View:
-    """[in, out] of Transformers' `Conv1D`: one matrix, which is stored transposed."""
+    """[in, out] of Transformers' `Conv1D`: one matrix, which is stored transposed.
+
+    Raises:
+        ValueError: the parameter has another shape.
+    """
     return transposed(matrix(parameter))
 
 
 def conv(parameter: torch.Tensor) -> View:
-    """[out, in, ...] of a convolution: one matrix of out rows, the rest flattened."""
+    """[out, in, ...] of a convolution: one matrix of out rows, the rest flattened.
+
+    Raises:
+        ValueError: the parameter has another shape.
+    """
     sizes = _sizes("conv", parameter, "[out, in, ...]", 3, 4, 5)
     return View(1, sizes[0], parameter.numel() // max(sizes[0], 1))
 

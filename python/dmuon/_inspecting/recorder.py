@@ -173,7 +173,7 @@ class Recorder:
 
 
 def _pair(starts: list[float], ends: list[float]) -> list[Interval]:
-    """From the first start since the end before to each end: a module's use ends where its release begins."""
+    """Intervals from the first start since the end before to each end: a module's use ends where its release begins."""
     pairs, last_end = [], -math.inf
     for end in ends:
         since = [start for start in starts if last_end < start <= end]

@@ -200,9 +200,9 @@ def _synthetic(runtime: Runtime, leaf: int, slot: int, piece: int, size: int) ->
 
 
 def _mean_of_synthetic(runtime: Runtime, leaf: int, begin: int, end: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """Of the gradients of all ranks that have it, the pieces with elements in [begin, end), and where each begins.
+    """The pieces of the mean that have elements in [begin, end), and where each begins.
 
-    One rank's after the other, so that many take no more memory.
+    The gradients of all ranks that have the leaf are added one after the other, so that many take no more memory.
     """
     for piece, layout in enumerate(_pieces(torch.empty(runtime.leaves[leaf].shape, device="meta"))):
         if not piece * _PIECE < end or not begin < piece * _PIECE + len(layout):

@@ -93,7 +93,7 @@ def machine_key(device: torch.device) -> dict[str, Any]:
 
 
 def device_name(device: torch.device) -> str:
-    """As its maker calls it."""
+    """The device as its maker calls it."""
     if device.type == "cuda":
         import torch
 

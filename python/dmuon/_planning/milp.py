@@ -29,7 +29,7 @@ def solve(shapes: list[ShapeTimes], num_owners: int) -> tuple[list[list[int]], b
 
     Args:
         shapes: what there is to assign.
-        num_owners: R.
+        num_owners: R * G, the slots of the mesh.
 
     Returns:
         [owners][shapes] numbers of parameters, and whether they are proved optimal (to SciPy's 0.01 %).
@@ -94,7 +94,7 @@ def make_plan(
 
 
 def _shape_times(items: list[_plan.Parameter], costs: _plan.CostTable) -> list[ShapeTimes]:
-    """By shape, in the order in which they first appear."""
+    """The times of each shape, in the order in which they first appear."""
     alike: dict[str, list[_plan.Parameter]] = {}
     for item in items:
         alike.setdefault(item.shape_text(), []).append(item)

@@ -119,7 +119,7 @@ def inventory(model: nn.Module, select: Select | None = None) -> dict[str, Any]:
 
 
 def _entry(unit: str, index: int, items: list[_plan.Parameter]) -> dict[str, Any]:
-    """Of an inventory; a tied leaf may lie outside its unit, which then lends no name."""
+    """An entry of an inventory; a tied leaf may lie outside its unit, which then lends no name."""
     prefix = f"{unit}."
     if not unit or not all(item.name.startswith(prefix) for item in items):
         unit, prefix = "", ""

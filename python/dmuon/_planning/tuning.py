@@ -158,7 +158,10 @@ def _winner(rounds: list[dict[int, float]]) -> tuple[int, float]:
 
 
 def _timed_number(number: int, rows: int, cols: int, setting: Setting) -> int:
-    """At least eight of what goes in batches: a choice holds for batches of any size, which plans make of likes."""
+    """How many are timed: at least eight of what goes in batches.
+
+    A choice holds for batches of any size, which plans make of likes.
+    """
     least = 8 if setting.candidates(rows, cols)[0].batched else 1
     return max(1, min(max(number, least), _POOL_ELEMENTS // (rows * cols)))
 
@@ -170,7 +173,7 @@ def _run(x: Tensor, choice: _C.Choice, setting: Setting) -> Tensor:
 
 
 def _seconds(choice: _C.Choice, batches: Tensor, setting: Setting, times: int) -> float:
-    """Of so many calls, each on another batch than the call before."""
+    """What so many calls take, each on another batch than the call before."""
     synchronize = torch.get_device_module(setting.device).synchronize  # on CPUs it does nothing
     synchronize(setting.device)
     begin = time.perf_counter()
@@ -181,10 +184,10 @@ def _seconds(choice: _C.Choice, batches: Tensor, setting: Setting, times: int) -
 
 
 def _errors(rows: int, cols: int, setting: Setting, choices: list[_C.Choice]) -> _Errors:
-    """Of each choice: relative to the polynomial.
+    """The errors of each choice, relative to the polynomial.
 
-    Of Gaussian matrices, of those of condition 1e3 and more, and of those of which one direction has 0.7 of the square
-    of the norm, as that of the inputs' mean in a gradient has.
+    They are those of Gaussian matrices, of those of condition 1e3 and more, and of those of which one direction has 0.7
+    of the square of the norm, as that of the inputs' mean in a gradient has.
     """
     number = max(1, min(8, 2**16 // (rows * cols)))
     x = torch.randn(3, number, rows, cols, generator=torch.Generator().manual_seed(1), device="cpu")

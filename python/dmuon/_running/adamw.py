@@ -138,5 +138,5 @@ def _listed(params: Any, where: str) -> list[torch.Tensor]:
 
 
 def _kind(value: Any) -> str:
-    """Of what is in the place of a group, or of a list of groups."""
+    """What kind of thing is in the place of a group, or of a list of groups."""
     return f"a dict with {sorted(map(str, value))}" if isinstance(value, dict) else type(value).__name__

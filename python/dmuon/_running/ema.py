@@ -58,7 +58,11 @@ class Ema:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Mean += (1 - decay) (weight - mean), after a step. Sends nothing; alike on all ranks."""
+        """Mean += (1 - decay) (weight - mean), after a step. Sends nothing; alike on all ranks.
+
+        Raises:
+            ValueError: inside of `applied`, or `decay` is no number from 0 to 1.
+        """
         self._runtime.refuse_while_averaged("Ema.update()")
         weight = 1 - _checked_decay(self.decay)
         pairs = [*self._owned(), *self._local()]
@@ -73,6 +77,9 @@ class Ema:
 
         Collective over the mesh on entry and exit. Memory beside the model: the largest matrix that a rank owns, and a
         copy of its part of what AdamW updates.
+
+        Raises:
+            ValueError: inside of it already or of `full_params`, or ranks have come to different calls.
         """
         runtime = self._runtime
         runtime.refuse_inside_full_params("Ema.applied()")
@@ -98,7 +105,11 @@ class Ema:
 
     @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
-        """The mean in fp32 under the names of the parameters, cut as `model.state_dict()` is; collective."""
+        """The mean in fp32 under the names of the parameters, cut as `model.state_dict()` is; collective.
+
+        Raises:
+            ValueError: inside of `applied`, or ranks have come to different calls.
+        """
         self._runtime.refuse_while_averaged("Ema.state_dict()")
         self._runtime.meet("Ema.state_dict()")
         given = self._runtime.shards.give(self._leaves, self._name, torch.float32)

@@ -95,7 +95,7 @@ class FrozenParameters:
             self._unsaid = (self._num_steps, new)
 
     def _tell(self, step: int, new: list[str]) -> None:
-        """Unless another rank has told of it."""
+        """Warns, unless another rank has told of it."""
         ranks = self._runtime.ranks
         if ranks.size > 1:
             seen = hashlib.sha256(f"{ranks.rows} {self._number} {step} {new}".encode()).hexdigest()
@@ -110,13 +110,13 @@ class FrozenParameters:
 
 
 class _Registrations:
-    """Of modules and parameters, in all modules of this process: PyTorch has no such hook of one model."""
+    """Counts those of modules and parameters, in all modules of this process: PyTorch has no such hook of one model."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def note(self, *_: Any) -> None:
-        """Changes nothing."""
+        """Counts one more; what is registered stays as it is."""
         self.count += 1
 
 

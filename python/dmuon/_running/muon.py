@@ -49,15 +49,18 @@ class Muon(torch.optim.Optimizer):
 
     Where any rank has a gradient that is not finite, no rank changes anything: the step is counted in
     `skipped_steps` and logged. On an accelerator nothing in a step waits for the device.
+
+    Attributes:
+        accepts_other_views: set it to True, and `load_state_dict` takes what was saved with other views (dmuon.views)
+            than the model has now.
+        _step_supports_amp_scaling: set it to True, and torch.amp.GradScaler sets `grad_scale` where it has not
+            unscaled, and waits for no flag to decide whether to call `step`, which finds on all ranks by itself what
+            is not finite. False by default: Lightning refuses to clip then, and Accelerate takes no step for a
+            skipped one.
     """
 
-    # True, set by a user: torch.amp.GradScaler then sets `grad_scale` where it has not unscaled, and waits for no flag
-    # to decide whether to call step(), which finds on all ranks by itself what is not finite. Not by default: Lightning
-    # refuses to clip then, and Accelerate takes no step for a skipped one.
-    _step_supports_amp_scaling = False
-
-    # True, set by a user: `load_state_dict` takes what was saved with other views (dmuon.views) than the model has now.
     accepts_other_views = False
+    _step_supports_amp_scaling = False
 
     def __init__(
         self,
@@ -155,7 +158,8 @@ class Muon(torch.optim.Optimizer):
         What the group does not say is as the `adamw_` arguments of Muon say.
 
         Raises:
-            ValueError: the group asks for Muon; matrices are chosen by `dedicate_params(select=...)`.
+            ValueError: the group asks for Muon (matrices are chosen by `dedicate_params(select=...)`), has owned
+                matrices or a parameter of another group, or a bad hyperparameter.
         """
         if not isinstance(param_group, dict) or "params" not in param_group:
             raise ValueError(f"add_param_group: expected a dict with 'params', got {shown(param_group)}")
@@ -192,7 +196,13 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One update of everything that had a gradient on any rank. Collective over the mesh."""
+        """One update of everything that had a gradient on any rank. Collective over the mesh.
+
+        Raises:
+            ValueError: inside of `full_params` or `Ema.applied`; or, on all ranks, where hyperparameters are bad or
+                differ, a matrix's gradient was assigned, or the last backward was one under `no_sync` whose FSDP2
+                gradients nobody has sent on.
+        """
         self._runtime.refuse_inside_full_params("step()")
         self._runtime.refuse_while_averaged("step()")
         loss = None
@@ -234,7 +244,11 @@ class Muon(torch.optim.Optimizer):
         return groups, group_of
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears all gradients, the owners' accumulated ones and FSDP2's of `no_sync` too."""
+        """Clears all gradients, the owners' accumulated ones and FSDP2's of `no_sync` too.
+
+        Raises:
+            ValueError: FSDP2 keeps gradients of `no_sync`, and where is not known for this PyTorch.
+        """
         runtime = self._runtime
         runtime.engine.forget_verdict()
         runtime.step_agreement.end_step()
@@ -273,6 +287,9 @@ class Muon(torch.optim.Optimizer):
 
         Collective over the mesh. Where a matrix is no fp32 parameter, its fp32 weights are beside it as `master`.
         AdamW's state exists for every parameter, zeros before its first step.
+
+        Raises:
+            ValueError: inside of `Ema.applied`, or ranks have come to different calls.
         """
         self._runtime.refuse_while_averaged("opt.state_dict()")
         self._adamw.make_state()

@@ -20,25 +20,24 @@ def orthogonalize(
     ns_steps: int = NS_STEPS,
     ns_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Move the singular values of every matrix of ``x`` towards 1; keep its singular vectors.
+    """Moves the singular values of every matrix of `x` towards 1 and keeps its singular vectors.
 
-    ``X = x / ||x||_F``, then ``X <- a X + (b X X' + c (X X')^2) X`` once a step. With the default set
-    and five steps, singular values above 1.2e-3 of the Frobenius norm land in [0.83, 1.14]. The result
-    does not depend on the scale of ``x``; a zero matrix stays zero; one with a NaN or an infinity
-    becomes NaN. Which form of the iteration runs, the shape, the dtype and the coefficients decide.
+    X = x / ||x||_F, then X <- a X + (b X X' + c (X X')^2) X once a step. With the default set and five steps, singular
+    values above 1.2e-3 of the Frobenius norm land in [0.83, 1.14]. The result does not depend on the scale of `x`; a
+    zero matrix stays zero; one with a NaN or an infinity becomes NaN. Which form of the iteration runs, the shape, the
+    dtype and the coefficients decide.
 
     Args:
-        x: ``[..., m, n]``, fp64, fp32, bf16 or fp16, on any device. Left alone; no autograd.
-        ns_coefficients: ``"polar_express"`` (arXiv 2505.16932), ``"quintic"`` (Keller Jordan, the set
-            of ``torch.optim.Muon``), ``"you"`` (YouJiacheng), or rows ``(a, b, c)``. Steps past the
-            last row repeat it. In 16 bits rows need a margin where their polynomial runs away above 1, as those
-            of ``"polar_express"`` have (docs/options.md).
+        x: [..., m, n], fp64, fp32, bf16 or fp16, on any device; stays as it is, without autograd.
+        ns_coefficients: "polar_express" (arXiv 2505.16932), "quintic" (Keller Jordan, the set of torch.optim.Muon),
+            "you" (YouJiacheng), or rows (a, b, c). Steps past the last row repeat it. In 16 bits rows need a margin
+            where their polynomial runs away above 1, as those of "polar_express" have (docs/options.md).
         ns_steps: number of steps, in [0, 99].
-        ns_dtype: dtype to compute in and return. Default: fp16 on GPUs; on CPUs bf16 where the
-            hardware multiplies it, else fp32.
+        ns_dtype: of the iteration and the result; None: fp16 on GPUs, on CPUs bf16 where the hardware multiplies it,
+            else fp32.
 
     Returns:
-        A new tensor of ``x``'s shape in ``ns_dtype``.
+        A new tensor of `x`'s shape in `ns_dtype`.
 
     Raises:
         ValueError: an argument is outside the ranges above.

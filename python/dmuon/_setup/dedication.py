@@ -114,8 +114,8 @@ def dedicate_params(
             all ranks, or one device where no process group exists.
         mp_policy: as for `fully_shard`; the same one. None: that of a `fully_shard` before.
         reshard_after_forward: free a unit's matrices between its forward and backward. None means True.
-        select: `select(name, module, parameter)` returns True (Muon), False (AdamW), a `dmuon.View` (Muon, for the
-            matrices of which the parameter consists; see `dmuon.views`) or None (by the rule).
+        select: `select(name, module, parameter)` returns True (Muon), False (AdamW), a `dmuon.View` or several (Muon,
+            for the matrices of which the parameter consists; see `dmuon.views`) or None (by the rule).
         strategy: how owners are chosen: "load_balance", or for comparison "milp" (the paper's formulation, needs
             SciPy), "lpt", "round_robin", "xor_layout", "rank0".
         plan: the file of a saved plan for this model and mesh, instead of strategy, costs and layout_slack.
@@ -188,7 +188,7 @@ _warned_of: set[str] = set()  # entries of by_class, in this process: other mode
 
 
 def _warn(model: nn.Module, mesh: DeviceMesh | None, table: RoutingTable) -> None:
-    """Of what may be meant otherwise."""
+    """Warns of what may be meant otherwise."""
     for doubt in table.doubts():
         logger.warning("dmuon: %s", doubt)
     if unfit := [entry for entry in unfit_entries(model) if entry not in _warned_of]:

@@ -85,7 +85,7 @@ def _host_backend() -> str:
 
 @contextmanager
 def _unbound_world() -> Iterator[None]:
-    """Without the device to which `init_process_group(device_id=)` has bound the world.
+    """Inside, the world has no device, to which `init_process_group(device_id=)` may have bound it.
 
     NCCL splits a world that is bound, and waits for all of its ranks; those that are not of the mesh never come.
     """

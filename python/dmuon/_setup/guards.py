@@ -57,7 +57,7 @@ def guards(model: nn.Module, leaves: Iterable[Leaf]) -> list[Handle]:
 
 
 def _requires_grad(places: list[Place], module: nn.Module, requires_grad: bool = True) -> nn.Module:
-    """In the place of `requires_grad_`, which would pass over what is taken out."""
+    """Stands in the place of `requires_grad_`, which would pass over what is taken out."""
     taken_out = [place.name for place in places if place.state is State.TAKEN_OUT]
     if taken_out and not requires_grad:
         raise ValueError(
@@ -69,7 +69,7 @@ def _requires_grad(places: list[Place], module: nn.Module, requires_grad: bool =
 
 
 def _register_parameter(places: list[Place], module: nn.Module, name: str, param: nn.Parameter | None) -> None:
-    """In the place of `register_parameter`, which of what is taken out would only say that it exists."""
+    """Stands in the place of `register_parameter`, which of what is taken out would only say that it exists."""
     for place in places:
         if place.attribute == name and name in module.__dict__:  # which an assignment has removed
             raise ValueError(

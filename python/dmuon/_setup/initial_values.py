@@ -112,7 +112,7 @@ def is_random(func: Any) -> bool:
 
 
 def random_state(generator: torch.Generator | None, device: torch.device) -> bytes:
-    """From which numbers are drawn next."""
+    """The state from which numbers are drawn next."""
     if generator is not None:
         state = generator.get_state()
     elif device.type == "cpu":

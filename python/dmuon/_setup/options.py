@@ -44,7 +44,7 @@ class AcrossRanks:
     gradient_divide_factor: float | None = None
 
     def divide_factor(self, num_ranks: int) -> float:
-        """By what the sum of gradients over `num_ranks` is divided."""
+        """What the sum of gradients over `num_ranks` is divided by."""
         return float(num_ranks if self.gradient_divide_factor is None else self.gradient_divide_factor)
 
     def check(self) -> None:
@@ -69,7 +69,7 @@ class Planning:
     smallest_part: int = _plan.SMALLEST_PART  # elements, of a stack that is divided; tests have smaller models
 
     def native(self, step: _plan.StepOptions) -> _plan.PlanOptions:
-        """For the planner, of a step that runs by the plan; without what only model and device know."""
+        """The planner's options, of a step that runs by the plan; without what only model and device know."""
         options = _plan.PlanOptions(step)
         options.layout_slack = self.layout_slack
         options.max_memory_bytes = self.max_memory_bytes or 0
@@ -106,7 +106,7 @@ def check_as_for_fully_shard(mp_policy: MixedPrecisionPolicy | None, reshard_aft
 
 
 def dtypes_of(policy: MixedPrecisionPolicy, own: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
-    """In what a leaf of this dtype of its own is computed with, and in what its gradients are reduced."""
+    """The dtypes in which a leaf that has `own` computes, and in which its gradients are reduced."""
     compute = policy.param_dtype or own
     return compute, policy.reduce_dtype or compute
 

@@ -173,7 +173,7 @@ class ProvisionalTensor(torch.Tensor):
 
 
 def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], first: ProvisionalTensor) -> Any:
-    """On the values; where these are not, for its shapes' sake, or to draw the same random numbers.
+    """Runs an operation on the values; where these are not, for its shapes' sake, or to draw the same random numbers.
 
     `first`: of the arguments, of which all provisional ones are of one parameter.
     """

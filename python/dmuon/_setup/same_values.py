@@ -24,7 +24,7 @@ _NOT_HERE = torch.iinfo(torch.int64).min
 
 
 def checksums(model: nn.Module, dedication: Dedication) -> Checksums:
-    """Of all that every rank has whole: leaves, and what no fully_shard manages, frozen too. Sends nothing.
+    """Checksums of all that every rank has whole: leaves, and what no fully_shard manages, frozen too. Sends nothing.
 
     Of a model that was built on the meta device what was done to each parameter is compared (`MetaStart.facts`), and
     what nobody has initialised yet differs between ranks.

@@ -93,7 +93,7 @@ def _states(model: nn.Module) -> Iterator[Any]:
 
 
 def param_groups(state: Any) -> list[Any]:
-    """In which FSDP2 manages the parameters of a module, of which `state` is its state."""
+    """The groups in which FSDP2 manages the parameters of a module; `state` is the module's."""
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     return [group for group in [state._fsdp_param_group] if group is not None]
