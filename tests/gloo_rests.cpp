@@ -24,14 +24,15 @@ EpollWait original() {
 
 }  // namespace
 
-extern "C" int epoll_wait(int epoll, epoll_event* events, int max_events, int timeout_ms) {
+extern "C" __attribute__((visibility("default"))) int epoll_wait(int epoll, epoll_event* events,
+                                                                 int max_events, int timeout_ms) {
   thread_local int in_a_row = 0;
   const int count = original()(epoll, events, max_events, 0);
   if (count == 0) {
     in_a_row = 0;
     return timeout_ms == 0 ? 0 : original()(epoll, events, max_events, timeout_ms);
   }
-  if (++in_a_row == kMostInARow) {
+  if (count > 0 && ++in_a_row == kMostInARow) {
     in_a_row = 0;
     nanosleep(&kRest, nullptr);
   }
