@@ -32,11 +32,12 @@ setup-build:
 build: setup-build ## the extension module, installed editable; afterwards only what has changed
 	@tools/build
 
-# The C++ tests, which mostly wait, and Python's beside each other.
+# The C++ tests mostly wait, so Python's run beside them; those on the asynchronous device follow them.
 test: setup ## C++ tests and Python tests
 	@tools/build all
-	@+$(MAKE) --no-print-directory -j2 test-python test-cpp test-device
+	@+$(MAKE) --no-print-directory -kj2 test-python test-cpp test-device
 
+# Parts of `test`, which build nothing.
 test-python:
 	@$(ENV) OMP_WAIT_POLICY=passive python -m pytest -n 2 --dist loadgroup $(ARGS)
 
@@ -44,7 +45,7 @@ test-cpp:
 	@$(ENV) ctest --test-dir build/release -j2 --output-on-failure --no-tests=error
 
 test-device:
-	@$(ENV) DMUON_TEST_DEVICE=emulated OMP_WAIT_POLICY=passive python -m pytest tests/distributed/test_passes.py \
+	@$(ENV) DMUON_TEST_DEVICE=emulated OMP_WAIT_POLICY=passive python -m pytest -p no:cacheprovider tests/distributed/test_passes.py \
 	  tests/distributed/test_adamw_groups.py
 
 test-async: setup ## training on the asynchronous device in all orders, the random one with SEEDS= (20) seeds

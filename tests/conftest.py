@@ -8,7 +8,7 @@ from pathlib import Path
 _cache = tempfile.TemporaryDirectory(prefix="dmuon-cache-")
 os.environ["DMUON_CACHE_DIR"] = _cache.name
 
-# For the processes that tests start, which otherwise only take longer.
+# gloo_rests.cpp, for the processes that tests start; without it these take longer.
 _gloo_rests = Path(__file__).parents[1] / "build/release/tests/libgloo_rests.so"
 if _gloo_rests.exists():
-    os.environ["LD_PRELOAD"] = str(_gloo_rests)
+    os.environ["LD_PRELOAD"] = " ".join(filter(None, [os.environ.get("LD_PRELOAD"), str(_gloo_rests)]))

@@ -1,5 +1,5 @@
-// An epoll_wait, preloaded into the processes that tests start, that gives up the processor where
-// its caller turns in vain.
+// An epoll_wait, preloaded into the processes that tests start, that rests after a few returns in a
+// row without a wait.
 //
 // gloo's thread skips a connection whose lock another thread holds, and its epoll_wait returns at
 // once for as long as there is something to read. With more ranks than cores the lock's holder may
@@ -32,7 +32,8 @@ extern "C" __attribute__((visibility("default"))) int epoll_wait(int epoll, epol
     in_a_row = 0;
     return timeout_ms == 0 ? 0 : original()(epoll, events, max_events, timeout_ms);
   }
-  if (count > 0 && ++in_a_row == kMostInARow) {
+  if (count < 0) return count;
+  if (++in_a_row == kMostInARow) {
     in_a_row = 0;
     nanosleep(&kRest, nullptr);
   }

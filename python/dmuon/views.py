@@ -35,7 +35,7 @@ class View:
         transposed: stored as [in, out], so that `adjust_lr_fn` takes columns for rows; the rest knows no difference.
 
     Raises:
-        ValueError: a number is no positive int, or `column_blocks` does not divide `cols`.
+        ValueError: a number is not a positive int, or `column_blocks` does not divide `cols`.
     """
 
     count: int
@@ -162,7 +162,7 @@ def transposed(view: View) -> View:
     """The same of a parameter that is stored as [in, out], so that `adjust_lr_fn` takes columns for rows.
 
     Raises:
-        ValueError: `view` is none.
+        ValueError: `view` is no dmuon.View.
     """
     if not isinstance(view, View):
         raise ValueError(f"views.transposed: view: expected a dmuon.View, got {view!r}")

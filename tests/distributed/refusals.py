@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import torch.nn as nn
@@ -19,13 +19,10 @@ Program = TypeVar("Program", bound=Callable[..., None])
 class Refusals(list[Any]):
     """The cases of a test module, for `pytest.mark.parametrize(REFUSED, ...)`, in the order of their programs."""
 
-    first_options: ClassVar[dict[Callable[..., None], dict[str, Any]]] = {}  # of each program
-
     def __call__(self, *words: str, **options: Any) -> Callable[[Program], Program]:
         """`@refused(*words, **options)` above a program: with these options its error has these words on every rank."""
 
         def add(program: Program) -> Program:
-            self.first_options.setdefault(program, options)
             values = [f"{name}={value!r}" for name, value in options.items()]
             self.append(pytest.param(program, options, words, id=f"{program.__name__}({', '.join(values)})"))
             return program
@@ -36,7 +33,7 @@ class Refusals(list[Any]):
 REFUSED = ("program", "options", "words")
 
 
-def attempt(mesh: Any, program: Callable[..., None], options: dict[str, Any], goes_on: bool) -> str:
+def attempt(mesh: Any, program: Callable[..., None], options: dict[str, Any], goes_on: bool = True) -> str:
     """The ValueError's message; if asked, after one good step, which proves that the process can go on."""
     try:
         program(mesh, **options)
@@ -53,13 +50,18 @@ def attempt(mesh: Any, program: Callable[..., None], options: dict[str, Any], go
 
 def messages_of(pool: Any, program: Callable[..., None], mesh: tuple[int, ...] = (2, 2), **options: Any) -> list[str]:
     """What each rank's ValueError says."""
-    goes_on = Refusals.first_options.setdefault(program, options) == options  # once a program
-    return list(pool.run(attempt, mesh, program=program, options=options, goes_on=goes_on))
+    return list(pool.run(attempt, mesh, program=program, options=options))
+
+
+_gone_on: set[tuple[Callable[..., None], tuple[str, ...]]] = set()
 
 
 def expect_refusal(pool: Any, program: Callable[..., None], options: dict[str, Any], words: tuple[str, ...]) -> None:
+    """A good step follows the first refusal of a program with these words."""
     assert words
-    for message in messages_of(pool, program, **options):
+    goes_on = (program, words) not in _gone_on
+    _gone_on.add((program, words))
+    for message in pool.run(attempt, (2, 2), program=program, options=options, goes_on=goes_on):
         for word in words:
             assert word in message
 

@@ -68,7 +68,7 @@ def sums_of_losses(s: Session, factor: float, units: Any, max_norm: float) -> No
     s.notes.append(momenta(s))
 
 
-# Each pair of a mesh with a schedule, units and factors.
+# Every two of a mesh with its schedule, units, and a factor meet once at least.
 @pytest.mark.parametrize(
     ("mesh", "schedule", "units", "factor", "max_norm"),
     [

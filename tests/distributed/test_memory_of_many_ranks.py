@@ -26,7 +26,7 @@ from training import AHEAD, dedicate
 import dmuon
 
 pytestmark = pytest.mark.cpu("it names its devices")
-WIDTH, DEPTH = 128, 24
+WIDTH, DEPTH = 128, 36
 MATRIX = FP32 * WIDTH * WIDTH
 LIMIT_S = 300  # for hangs
 

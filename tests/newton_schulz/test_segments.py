@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from dmuon._planning.tuning import polynomial
 from exact import (
     conditioned,
     gaussian,
@@ -41,6 +42,8 @@ def excess(x, *names):
             s, factor = s * change**2, factor * change
         exact = (vectors * factor) @ (vectors.mT @ y)
         exact = exact if x.shape[0] <= x.shape[1] else exact.mT
+        if x.shape == SHAPES[0]:
+            assert relative_error(polynomial(x[None], rows)[0], exact) < 1e-9
         found[name] = relative_error(run(x, name), exact) / relative_error(textbook(x, rows, BF16), exact)
     return found
 

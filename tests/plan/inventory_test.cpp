@@ -129,17 +129,18 @@ TEST(PackedElementsOf, CountAGapAfterEachLeaf) {
 
 TEST(Validate, WantsWhatContinuesAnotherToFollowOneOfItsUnit) {
   validate({{"a", {1, 2, 3}, 0}, {"b", {1, 2, 3}, 0, false, true}});
-  EXPECT_EQ(message_of([] {
-              validate({{"b", {1, 2, 3}, 0, false, true}});
-            }),
-            "Inventory: matrix 'b' must follow a matrix of its unit, which it continues; got none "
-            "before it");
   EXPECT_EQ(
       message_of([] {
-        validate({{"a", {1, 2, 3}, 1}, {"b", {1, 2, 3}, 0, false, true}});
+        validate({{"b", {1, 2, 3}, 0, false, true}});
       }),
-      "Inventory: matrix 'b' must follow a matrix of its unit, which it continues; got one of "
-      "another unit");
+      "Inventory: parameter 'b' must follow a parameter of its unit, which it continues; got none "
+      "before it");
+  EXPECT_EQ(message_of([] {
+              validate({{"a", {1, 2, 3}, 1}, {"b", {1, 2, 3}, 0, false, true}});
+            }),
+            "Inventory: parameter 'b' must follow a parameter of its unit, which it continues; got "
+            "one of "
+            "another unit");
 }
 
 TEST(GroupByUnit, OrdersUnitsByTheirFirstMatricesEvenIfTheyInterleave) {

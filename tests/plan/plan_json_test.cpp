@@ -136,7 +136,7 @@ TEST(PlanJson, NamesThePlaceOfWhatIsWrong) {
        [](json& j) { j["assignments"][0]["column_blocks"] = 1 << 30; }},
       {"plan.assignments[0].transposed", [](json& j) { j["assignments"][0]["transposed"] = 1; }},
       {"plan.assignments[0].owner", [](json& j) { j["assignments"][0]["owner"] = "0"; }},
-      {"owner of matrix 'm0'", [](json& j) { j["assignments"][0]["owner"] = 7; }},
+      {"owner of parameter 'm0'", [](json& j) { j["assignments"][0]["owner"] = 7; }},
       {"plan.batches", [](json& j) { j["batches"] = nullptr; }},
       {"plan.batches[0]", [](json& j) { j["batches"][0] = 1; }},
       {"'matrices'", [](json& j) { j["batches"][0].erase("matrices"); }},

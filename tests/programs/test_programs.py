@@ -48,7 +48,7 @@ USUAL = Micro(Pass((0, 1, 2)))
 @pytest.mark.parametrize(
     ("astray", "wrap"),
     [
-        *((astray, "blocks") for astray in ASTRAY if astray != "repeats"),  # one of the kept
+        *((astray, "blocks") for astray in ASTRAY if astray != "repeats"),  # kept/a_rank_uses_a_block_once_more.json
         *((astray, "none") for astray in ("adds", "no backward", "no_sync", "no step", "clips")),
     ],
 )

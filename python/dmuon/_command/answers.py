@@ -14,7 +14,7 @@ from dmuon import _plan
 from dmuon._command.task import Task, read_task
 from dmuon._planning import pictures
 from dmuon._planning.owner_plan import from_file, sizes_of
-from dmuon._planning.table import mesh_text, table
+from dmuon._planning.table import mesh_text, parameters_text, table
 from dmuon._setup.strategies import MILP, strategies
 
 _MOST_ROWS = 16  # owners
@@ -113,7 +113,7 @@ def compare_plans(files: Sequence[str]) -> str:
     lines += moves[:_MOST_MOVES]
     if len(moves) > _MOST_MOVES:
         lines.append(f"... and {len(moves) - _MOST_MOVES} more")
-    return "\n".join([*lines, f"{len(moves)} of {len(first.owner)} parameters have another owner\n"])
+    return "\n".join([*lines, f"{len(moves)} of {parameters_text(first.inventory)} have another owner\n"])
 
 
 def models(as_json: bool) -> str:

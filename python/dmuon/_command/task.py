@@ -38,6 +38,7 @@ def read_task(arguments: argparse.Namespace) -> Task:
     nodes, gpus = arguments.mesh
     mesh = _mesh_of(nodes, gpus, arguments.tp)
     inventory = model.inventory
+    # Those of this Model, which nobody else has.
     for parameter in inventory if mesh.tensor_parallel > 1 else ():
         parameter.tensor_parallel = True
     inventory = _plan.divide(inventory, mesh)

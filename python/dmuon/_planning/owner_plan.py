@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from dmuon import _plan
 from dmuon._planning import milp, pictures
-from dmuon._planning.table import table
+from dmuon._planning.table import parameters_text, table
 from dmuon._setup.strategies import MILP
 
 DEFAULT_DEVICE = "a100-sxm4-80gb"
@@ -82,7 +82,7 @@ class Plan:
 
     def __repr__(self) -> str:
         return (
-            f"<dmuon.Plan: {self.strategy}, {len(self.owner)} parameters on {len(self.loads_ms)} owners, "
+            f"<dmuon.Plan: {self.strategy}, {parameters_text(self.native.inventory)} on {len(self.loads_ms)} owners, "
             f"makespan {self.makespan_ms:.3f} ms>"
         )
 

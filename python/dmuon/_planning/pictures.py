@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dmuon import _plan
-from dmuon._planning.table import gap_text, mesh_text
+from dmuon._planning.table import gap_text, mesh_text, parameters_text
 
 _MOST_LAYERS = 10  # colours that are told apart
 
@@ -55,8 +55,9 @@ def draw(plan: _plan.Plan, title: str, function: str) -> Any:
 
 def _summary(plan: _plan.Plan) -> str:
     return (
-        f"{plan.strategy} on a mesh of {mesh_text(plan.mesh)}: {len(plan.owner)} parameters in {len(plan.batches)} "
-        f"batches, makespan {plan.makespan_ns / 1e6:.3f} ms, bound {plan.bound_ns / 1e6:.3f} ms{gap_text(plan)}\n"
+        f"{plan.strategy} on a mesh of {mesh_text(plan.mesh)}: {parameters_text(plan.inventory)} in "
+        f"{len(plan.batches)} batches, makespan {plan.makespan_ns / 1e6:.3f} ms, bound {plan.bound_ns / 1e6:.3f} ms"
+        f"{gap_text(plan)}\n"
         f"costs: {plan.costs.source}"
     )
 

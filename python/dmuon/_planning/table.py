@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from dmuon import _plan
 
@@ -13,6 +14,12 @@ def mesh_text(mesh: _plan.Mesh) -> str:
     """Such as "2 x 8, tensor parallel 2"."""
     text = f"{mesh.num_replicates} x {mesh.num_shards}"
     return text + (f", tensor parallel {mesh.tensor_parallel}" if mesh.tensor_parallel > 1 else "")
+
+
+def parameters_text(inventory: Sequence[_plan.Parameter]) -> str:
+    """How many there are, such as "12 parameters"; where stacks are divided, "96 parameters or parts"."""
+    parts = " or parts" if any(parameter.continues for parameter in inventory) else ""
+    return f"{len(inventory)} parameters{parts}"
 
 
 def gap_text(plan: _plan.Plan) -> str:
@@ -34,7 +41,8 @@ def table(plan: _plan.Plan, max_rows: int) -> str:
     order = sorted(range(len(loads)), key=lambda owner: -loads[owner])
     shown = order[: max(0, max_rows)]
     lines = [
-        f"strategy {plan.strategy}, mesh {mesh_text(mesh)}, {len(plan.owner)} parameters in {len(batches)} batches",
+        f"strategy {plan.strategy}, mesh {mesh_text(mesh)}, "
+        f"{parameters_text(plan.inventory)} in {len(batches)} batches",
         f"costs: {plan.costs.source}",
         " owner  node  column  parameters  batches  state MiB  total MiB  predicted ms",
         *(

@@ -1,4 +1,4 @@
-"""From a dedicated model to a running engine: what `Muon` checks and does once."""
+"""From a dedicated model to a running engine: what `Muon` does once, after its checks (checks.py)."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from dmuon._setup.placeholder import OwnedTensor
 from dmuon._setup.ranks import Ranks
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, repr=False)
 class StepAgreement:
     """Brings a step's verdict about: one message, sent by `clip_grad_norm_` or by `step`, whichever comes first.
 
@@ -34,9 +34,13 @@ class StepAgreement:
     ranks: Ranks
     device: torch.device
     divide_factor: float
-    _applied: int = 0  # digest of the hyperparameters of all steps so far
-    _owned_norms: tuple[torch.Tensor, ...] | None = None  # of the verdict that is kept
-    _others_finite: torch.Tensor | None = None  # of other pipeline stages, until the step ends
+    _applied: int = dataclasses.field(default=0, init=False)  # digest of the hyperparameters of all steps so far
+    _owned_norms: tuple[torch.Tensor, ...] | None = dataclasses.field(
+        default=None, init=False
+    )  # of the verdict that is kept
+    _others_finite: torch.Tensor | None = dataclasses.field(
+        default=None, init=False
+    )  # of other pipeline stages, until the step ends
 
     def host_parameters(self) -> list[nn.Parameter]:
         """What AdamW updates."""

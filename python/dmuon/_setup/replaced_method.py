@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,12 +13,14 @@ class ReplacedMethod:
     """From now on `module.name(...)` is `method(module, ...)`, until `remove`."""
 
     def __init__(self, module: nn.Module, name: str, method: Callable[..., Any]) -> None:
-        self._module, self._name, self._method = module, name, method
+        # Weakly: a module that is taken out of a model goes at once.
+        self._module, self._name, self._method = weakref.ref(module), name, method
         module.__dict__[name] = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._method(self._module, *args, **kwargs)
+        return self._method(self._module(), *args, **kwargs)
 
     def remove(self) -> None:
         """The class's method returns."""
-        self._module.__dict__.pop(self._name, None)
+        if (module := self._module()) is not None:
+            module.__dict__.pop(self._name, None)

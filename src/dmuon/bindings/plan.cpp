@@ -61,7 +61,7 @@ void init_inputs(py::module_& module) {
            py::arg("num_replicates"), py::arg("num_shards"), py::arg("tensor_parallel") = 1)
       .def_readonly("num_replicates", &Mesh::num_replicates)
       .def_readonly("num_shards", &Mesh::num_shards)
-      .def_readwrite("tensor_parallel", &Mesh::tensor_parallel)
+      .def_readonly("tensor_parallel", &Mesh::tensor_parallel)
       .def("num_owners", &Mesh::num_owners)
       .def("shard_of", &Mesh::shard_of, py::arg("owner"))
       .def("replicate_of", &Mesh::replicate_of, py::arg("owner"));

@@ -13,6 +13,7 @@ struct Parameter : plan::Parameter {
   core::Slot owner;
 
   core::UnitIndex unit_index() const { return core::UnitIndex(unit); }
+  bool operator==(const Parameter&) const = default;
 };
 
 using Parameters = core::Vector<core::ParameterIndex, Parameter>;

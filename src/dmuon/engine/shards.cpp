@@ -45,7 +45,7 @@ class Shards::Cut {
   bool begins_leaf() const { return within_.begin == 0; }
   // What its messages are called: each has a name of its own between two ranks.
   std::string described(const std::string& name) const {
-    return core::message("shards of ", name, " of matrix ", parameter_.value());
+    return core::message("shards of ", name, " of parameter ", parameter_.value());
   }
 
   int owners_node() const { return owner().value() / members(); }

@@ -71,7 +71,7 @@ class Backend {
  public:
   virtual ~Backend() = default;
 
-  /// The name of its file in backends/, by which a Choice names it.
+  /// The name of its file in backends/, and so its name in a Choice.
   virtual std::string_view name() const = 0;
 
   /// The dtype Newton-Schulz runs in when the user names none.

@@ -48,7 +48,8 @@ void muon_update(at::Tensor master, at::Tensor momentum, at::Tensor gradient,
 /// What an owner holds for Muon beside master and gradient; torch.optim.Muon's name.
 inline const std::string kMomentum = "momentum_buffer";
 
-/// Each parameter gets a momentum of zeros, at its owner alone; before the first step.
+/// Each parameter gets a momentum of zeros, at its owner alone. Once an engine, before its first
+/// step. Neither this nor muon_step may run beside other calls of the engine.
 void add_momentum(engine::Engine& engine);
 
 /// Updates what this rank owns and publishes it (Engine::step). Every rank calls it, with equal

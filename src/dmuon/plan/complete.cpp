@@ -14,16 +14,16 @@ void check_owners(const Plan& plan) {
                 "plan: owner must have an entry for each of ", plan.inventory.size(),
                 " matrices; got ", plan.owner.size());
   for (const ParameterIndex w : plan.owner.indices()) {
-    core::require(plan.mesh.owners().contains(plan.owner[w]), "plan: owner of matrix '",
+    core::require(plan.mesh.owners().contains(plan.owner[w]), "plan: owner of parameter '",
                   plan.inventory[w].name, "' must be in [0, ", plan.mesh.num_owners(), "); got ",
                   plan.owner[w]);
     const std::optional<Shard> column = plan.inventory[w].column;
     if (!column) continue;
-    core::require(*column == plan.mesh.shard_of(plan.owner[w]), "plan: owner of matrix '",
+    core::require(*column == plan.mesh.shard_of(plan.owner[w]), "plan: owner of parameter '",
                   plan.inventory[w].name, "' must be of column ", *column,
                   ", whose ranks alone have it; got ", plan.owner[w]);
     core::require(is_continued(plan.inventory, w) || column->value() + 1 == plan.mesh.num_shards,
-                  "plan: matrix '", plan.inventory[w].name, "' must end its leaf in the last of ",
+                  "plan: parameter '", plan.inventory[w].name, "' must end its leaf in the last of ",
                   plan.mesh.num_shards, " columns; got column ", *column);
   }
 }
@@ -31,28 +31,28 @@ void check_owners(const Plan& plan) {
 void check_batch(const Plan& plan, std::size_t index, PerParameter<bool>& seen) {
   const Batch& batch = plan.batches[index];
   const auto where = core::message("plan: batches[", index, "]");
-  core::require(!batch.parameters.empty(), where, " must hold a matrix; got none");
+  core::require(!batch.parameters.empty(), where, " must hold a parameter; got none");
   ParameterIndex previous(-1);
   for (const ParameterIndex w : batch.parameters) {
     core::require(plan.inventory.contains(w), where, " must hold indices in [0, ",
                   plan.inventory.size(), "); got ", w);
-    const Parameter& matrix = plan.inventory[w];
+    const Parameter& parameter = plan.inventory[w];
     const Shape shape = plan.inventory[batch.parameters.front()].shape();
-    core::require(!seen[w], "plan: matrix '", matrix.name,
+    core::require(!seen[w], "plan: parameter '", parameter.name,
                   "' must be in one batch; it is again in batches[", index, "]");
     seen[w] = true;
     core::require(w > previous, where, " must hold ascending indices; got ", w, " after ",
                   previous);
     previous = w;
     core::require(plan.owner[w] == batch.owner, where, " of owner ", batch.owner,
-                  " must hold its own matrices; got '", matrix.name, "' of owner ", plan.owner[w]);
-    core::require(matrix.shape() == shape, where, " must hold matrices of one shape, ",
-                  to_string(shape), "; got '", matrix.name, "', ", to_string(matrix.shape()));
+                  " must hold its own parameters; got '", parameter.name, "' of owner ", plan.owner[w]);
+    core::require(parameter.shape() == shape, where, " must hold parameters of one shape, ",
+                  to_string(shape), "; got '", parameter.name, "', ", to_string(parameter.shape()));
   }
   const auto key = [](const Batch& b) { return std::pair(b.owner, b.parameters.front()); };
   core::require(index == 0 || key(plan.batches[index - 1]) < key(batch), where,
-                " must follow the one before by owner, then by first matrix; got owner ",
-                batch.owner, ", matrix ", batch.parameters.front());
+                " must follow the one before by owner, then by first parameter; got owner ",
+                batch.owner, ", parameter ", batch.parameters.front());
 }
 
 Nanoseconds time_of(const CostTable& costs, const Shape& shape, std::ptrdiff_t num_batch) {
@@ -92,7 +92,7 @@ void complete(Plan& plan) {
                   balance::kMaxTotalNs, " ns; got ", load);
   }
   for (const ParameterIndex w : seen.indices()) {
-    core::require(seen[w], "plan: matrix '", plan.inventory[w].name,
+    core::require(seen[w], "plan: parameter '", plan.inventory[w].name,
                   "' must be in a batch; it is in none");
   }
   plan.memory = memory(plan.inventory, plan.mesh, plan.owner, plan.batches, plan.options);

@@ -66,38 +66,38 @@ std::string to_string(const Shape& shape) {
 
 void validate(const Inventory& inventory) {
   core::require(inventory.values().size() <= std::size_t{kMaxSide},
-                "Inventory: expected fewer than 2^31 matrices; got ", inventory.values().size());
+                "Inventory: expected fewer than 2^31 parameters; got ", inventory.values().size());
   std::unordered_set<std::string_view> names;
   std::int64_t num_elements = 0;
   const Parameter* before = nullptr;
   ColumnOrder columns;
-  for (const Parameter& matrix : inventory) {
-    core::require(!matrix.continues || (before != nullptr && before->unit == matrix.unit),
-                  "Inventory: matrix '", matrix.name,
-                  "' must follow a matrix of its unit, which it continues; got ",
+  for (const Parameter& parameter : inventory) {
+    core::require(!parameter.continues || (before != nullptr && before->unit == parameter.unit),
+                  "Inventory: parameter '", parameter.name,
+                  "' must follow a parameter of its unit, which it continues; got ",
                   before == nullptr ? "none before it" : "one of another unit");
-    before = &matrix;
-    core::require(names.insert(matrix.name).second, "Inventory: matrix '", matrix.name,
+    before = &parameter;
+    core::require(names.insert(parameter.name).second, "Inventory: parameter '", parameter.name,
                   "' must occur once; it occurs again");
-    core::require(matrix.view.rows >= 1 && matrix.view.rows <= kMaxSide && matrix.view.cols >= 1 &&
-                      matrix.view.cols <= kMaxSide,
-                  "Inventory: matrix '", matrix.name, "' must have rows and cols in [1, ", kMaxSide,
-                  "]; got ", matrix.view.rows, " x ", matrix.view.cols);
-    core::require(matrix.view.num_matrices >= 1 && matrix.view.num_matrices <= kMaxSide,
-                  "Inventory: parameter '", matrix.name, "' must have matrices in [1, ", kMaxSide,
-                  "]; got ", matrix.view.num_matrices);
+    core::require(parameter.view.rows >= 1 && parameter.view.rows <= kMaxSide && parameter.view.cols >= 1 &&
+                      parameter.view.cols <= kMaxSide,
+                  "Inventory: parameter '", parameter.name, "' must have rows and cols in [1, ", kMaxSide,
+                  "]; got ", parameter.view.rows, " x ", parameter.view.cols);
+    core::require(parameter.view.num_matrices >= 1 && parameter.view.num_matrices <= kMaxSide,
+                  "Inventory: parameter '", parameter.name, "' must have matrices in [1, ", kMaxSide,
+                  "]; got ", parameter.view.num_matrices);
     core::require(
-        matrix.view.column_blocks >= 1 && matrix.view.cols % matrix.view.column_blocks == 0,
-        "Inventory: parameter '", matrix.name, "' must have column_blocks that divide its ",
-        matrix.view.cols, " cols; got ", matrix.view.column_blocks);
-    core::require(matrix.unit >= 0, "Inventory: matrix '", matrix.name,
-                  "' must have a unit >= 0; got ", matrix.unit);
+        parameter.view.column_blocks >= 1 && parameter.view.cols % parameter.view.column_blocks == 0,
+        "Inventory: parameter '", parameter.name, "' must have column_blocks that divide its ",
+        parameter.view.cols, " cols; got ", parameter.view.column_blocks);
+    core::require(parameter.unit >= 0, "Inventory: parameter '", parameter.name,
+                  "' must have a unit >= 0; got ", parameter.unit);
     const std::int64_t left = kMaxElements - num_elements;
-    core::require(matrix.view.rows * matrix.view.cols <= left / matrix.view.num_matrices,
-                  "Inventory: matrix '", matrix.name, "' must not take all matrices past ",
-                  kMaxElements, " elements; got ", to_string(matrix.shape()));
-    num_elements += matrix.num_elements();
-    columns.add(matrix);
+    core::require(parameter.view.rows * parameter.view.cols <= left / parameter.view.num_matrices,
+                  "Inventory: parameter '", parameter.name, "' must not take all matrices past ",
+                  kMaxElements, " elements; got ", to_string(parameter.shape()));
+    num_elements += parameter.num_elements();
+    columns.add(parameter);
   }
   columns.require_whole();
 }

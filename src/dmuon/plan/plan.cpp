@@ -193,14 +193,14 @@ std::uint64_t hash(const Plan& plan) {
   const auto add_size = [&](const auto& list) { hasher.add(std::ssize(list)); };
   hasher.add(plan.mesh.num_replicates).add(plan.mesh.num_shards).add(plan.mesh.tensor_parallel);
   add_size(plan.inventory.values());
-  for (const Parameter& matrix : plan.inventory) {
-    hasher.add(matrix.name).add(matrix.view.rows).add(matrix.view.cols).add(matrix.unit);
-    hasher.add(matrix.tensor_parallel ? 1 : 0);
-    if (matrix.view.num_matrices != 1) hasher.add(matrix.view.num_matrices);
-    if (matrix.continues) hasher.add(0);
-    if (matrix.column) hasher.add(1).add(matrix.column->value());
-    if (matrix.view.column_blocks != 1) hasher.add(-matrix.view.column_blocks);
-    if (matrix.view.transposed) hasher.add(-1);
+  for (const Parameter& parameter : plan.inventory) {
+    hasher.add(parameter.name).add(parameter.view.rows).add(parameter.view.cols).add(parameter.unit);
+    hasher.add(parameter.tensor_parallel ? 1 : 0);
+    if (parameter.view.num_matrices != 1) hasher.add(parameter.view.num_matrices);
+    if (parameter.continues) hasher.add(0);
+    if (parameter.column) hasher.add(1).add(parameter.column->value());
+    if (parameter.view.column_blocks != 1) hasher.add(-parameter.view.column_blocks);
+    if (parameter.view.transposed) hasher.add(-1);
   }
   for (const Owner owner : plan.owner) hasher.add(owner.value());
   add_size(plan.batches);
