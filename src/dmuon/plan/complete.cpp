@@ -23,8 +23,9 @@ void check_owners(const Plan& plan) {
                   plan.inventory[w].name, "' must be of column ", *column,
                   ", whose ranks alone have it; got ", plan.owner[w]);
     core::require(is_continued(plan.inventory, w) || column->value() + 1 == plan.mesh.num_shards,
-                  "plan: parameter '", plan.inventory[w].name, "' must end its leaf in the last of ",
-                  plan.mesh.num_shards, " columns; got column ", *column);
+                  "plan: parameter '", plan.inventory[w].name,
+                  "' must end its leaf in the last of ", plan.mesh.num_shards,
+                  " columns; got column ", *column);
   }
 }
 
@@ -45,7 +46,8 @@ void check_batch(const Plan& plan, std::size_t index, PerParameter<bool>& seen) 
                   previous);
     previous = w;
     core::require(plan.owner[w] == batch.owner, where, " of owner ", batch.owner,
-                  " must hold its own parameters; got '", parameter.name, "' of owner ", plan.owner[w]);
+                  " must hold its own parameters; got '", parameter.name, "' of owner ",
+                  plan.owner[w]);
     core::require(parameter.shape() == shape, where, " must hold parameters of one shape, ",
                   to_string(shape), "; got '", parameter.name, "', ", to_string(parameter.shape()));
   }

@@ -79,17 +79,18 @@ void validate(const Inventory& inventory) {
     before = &parameter;
     core::require(names.insert(parameter.name).second, "Inventory: parameter '", parameter.name,
                   "' must occur once; it occurs again");
-    core::require(parameter.view.rows >= 1 && parameter.view.rows <= kMaxSide && parameter.view.cols >= 1 &&
-                      parameter.view.cols <= kMaxSide,
-                  "Inventory: parameter '", parameter.name, "' must have rows and cols in [1, ", kMaxSide,
-                  "]; got ", parameter.view.rows, " x ", parameter.view.cols);
+    core::require(parameter.view.rows >= 1 && parameter.view.rows <= kMaxSide &&
+                      parameter.view.cols >= 1 && parameter.view.cols <= kMaxSide,
+                  "Inventory: parameter '", parameter.name, "' must have rows and cols in [1, ",
+                  kMaxSide, "]; got ", parameter.view.rows, " x ", parameter.view.cols);
     core::require(parameter.view.num_matrices >= 1 && parameter.view.num_matrices <= kMaxSide,
-                  "Inventory: parameter '", parameter.name, "' must have matrices in [1, ", kMaxSide,
-                  "]; got ", parameter.view.num_matrices);
-    core::require(
-        parameter.view.column_blocks >= 1 && parameter.view.cols % parameter.view.column_blocks == 0,
-        "Inventory: parameter '", parameter.name, "' must have column_blocks that divide its ",
-        parameter.view.cols, " cols; got ", parameter.view.column_blocks);
+                  "Inventory: parameter '", parameter.name, "' must have matrices in [1, ",
+                  kMaxSide, "]; got ", parameter.view.num_matrices);
+    core::require(parameter.view.column_blocks >= 1 &&
+                      parameter.view.cols % parameter.view.column_blocks == 0,
+                  "Inventory: parameter '", parameter.name,
+                  "' must have column_blocks that divide its ", parameter.view.cols, " cols; got ",
+                  parameter.view.column_blocks);
     core::require(parameter.unit >= 0, "Inventory: parameter '", parameter.name,
                   "' must have a unit >= 0; got ", parameter.unit);
     const std::int64_t left = kMaxElements - num_elements;

@@ -194,7 +194,10 @@ std::uint64_t hash(const Plan& plan) {
   hasher.add(plan.mesh.num_replicates).add(plan.mesh.num_shards).add(plan.mesh.tensor_parallel);
   add_size(plan.inventory.values());
   for (const Parameter& parameter : plan.inventory) {
-    hasher.add(parameter.name).add(parameter.view.rows).add(parameter.view.cols).add(parameter.unit);
+    hasher.add(parameter.name)
+        .add(parameter.view.rows)
+        .add(parameter.view.cols)
+        .add(parameter.unit);
     hasher.add(parameter.tensor_parallel ? 1 : 0);
     if (parameter.view.num_matrices != 1) hasher.add(parameter.view.num_matrices);
     if (parameter.continues) hasher.add(0);
