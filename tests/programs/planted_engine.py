@@ -14,7 +14,7 @@ BUFFER = "src/dmuon/engine/buffer.cpp"
 NORMS = "src/dmuon/engine/gradient_norms.cpp"
 AGREEMENT = "src/dmuon/engine/agreement.cpp"
 SHARED_MESH = "src/dmuon/engine/shared_mesh.cpp"
-MUON_STATE = "src/dmuon/optim/muon_state.cpp"
+MUON_STEP = "src/dmuon/optim/muon_step.cpp"
 
 ENGINE = (
     # Gradients on their way.
@@ -179,21 +179,21 @@ ENGINE = (
     ),
     Planted(
         "learning_rate_of_the_stack",
-        MUON_STATE,
+        MUON_STEP,
         "adjusted_lr(group, master.size(-2), master.size(-1), transposed);",
         "adjusted_lr(group, master.numel() / master.size(-1), master.size(-1), transposed);",
         "Matrices that are updated together have the learning rate of one as tall as all of them.",
     ),
     Planted(
         "batch_follows_its_first",
-        MUON_STATE,
+        MUON_STEP,
         "while (end < size && group(end) == group(begin)) ++end;",
         "while (end < size) ++end;",
         "Of a batch in which some matrices have no gradient, all are updated or none.",
     ),
     Planted(
         "decay_by_adjusted_lr",
-        MUON_STATE,
+        MUON_STEP,
         ".decay = 1 - group.lr * group.weight_decay",
         ".decay = 1 - lr * group.weight_decay",
         "Weights of matrices with more rows than columns decay too fast.",

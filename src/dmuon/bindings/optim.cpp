@@ -6,7 +6,7 @@
 
 #include "dmuon/bindings/index_caster.h"
 #include "dmuon/bindings/topics.h"
-#include "dmuon/optim/muon_state.h"
+#include "dmuon/optim/muon_step.h"
 
 namespace dmuon::bindings {
 namespace py = pybind11;

@@ -1,4 +1,4 @@
-#include "dmuon/optim/muon_state.h"
+#include "dmuon/optim/muon_step.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>

@@ -1,4 +1,4 @@
-#include "dmuon/optim/muon_state.h"
+#include "dmuon/optim/muon_step.h"
 
 #include <c10/core/GradMode.h>
 
