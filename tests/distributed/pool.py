@@ -207,12 +207,12 @@ def _work(rank: int, size: int, port: int, device_type: str, is_default: bool, c
             if rank >= torch.Size(shape).numel():
                 connection.send(("outside", None))
                 continue
-            if device_type != "cpu":
-                sys.modules["async_device"].reset()  # what a program has set is over with it
             if is_default:
                 connection.send(("ok", on_default_device(function, meshes[shape], kwargs)))
-            else:
-                connection.send(("ok", function(meshes[shape], **kwargs)))
+                continue
+            if device_type != "cpu":
+                sys.modules["async_device"].reset()  # what a program has set is over with it
+            connection.send(("ok", function(meshes[shape], **kwargs)))
         except EOFError:  # the pool is closed
             return
         except Exception:
