@@ -7,7 +7,7 @@
 #include <limits>
 
 #include "dmuon/core/error.h"
-#include "tests/engine/rank_threads.h"
+#include "tests/wire/groups.h"
 
 namespace dmuon::engine {
 namespace {
@@ -31,8 +31,8 @@ class Agreement : public testing::TestWithParam<int> {
   // Calls `body` with a function that agrees on this rank's input.
   void run(
       const std::function<void(int, std::function<HasGradient(const AgreementInput&)>)>& body) {
-    run_ranks(GetParam(), [&](int rank, const StorePtr& store) {
-      Group group = make_group(store, "verdict", rank, GetParam());
+    wire::run_ranks(GetParam(), [&](int rank, const wire::StorePtr& store) {
+      wire::Group group = wire::make_group(store, "verdict", rank, GetParam());
       body(rank, [&](const AgreementInput& input) { return agree(group, input); });
     });
   }

@@ -12,7 +12,7 @@ namespace {
 template <typename First, typename Second>
 void expect_refusal(First first, Second second, const std::string& expected) {
   const Setting setting = setting_on({1, 2});
-  run_ranks(2, [&](int rank, const StorePtr& store) {
+  wire::run_ranks(2, [&](int rank, const wire::StorePtr& store) {
     const auto engine = make_engine(setting, store, rank);
     engine->publish();
     engine->end_step();
@@ -33,7 +33,7 @@ void use_first(Engine& engine) {
 
 TEST(Comparison, LetsRanksGoOnThatMeet) {
   const Setting setting = setting_on({1, 2});
-  run_ranks(2, [&](int rank, const StorePtr& store) {
+  wire::run_ranks(2, [&](int rank, const wire::StorePtr& store) {
     const auto engine = make_engine(setting, store, rank);
     engine->publish();
     for (int i = 0; i < 2; ++i) {

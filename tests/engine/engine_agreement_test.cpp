@@ -33,7 +33,7 @@ class EngineAgreement : public testing::TestWithParam<Mesh> {};
 TEST_P(EngineAgreement, TellsEveryRankTheNormsOfMeans) {
   const Setting setting = setting_on(GetParam());
   const int size = setting.mesh.num_slots();
-  run_ranks(size, [&](int rank, const StorePtr& store) {
+  wire::run_ranks(size, [&](int rank, const wire::StorePtr& store) {
     const auto engine = make_engine(setting, store, rank);
     route_constant(*engine, rank);
     const Verdict verdict = engine->agree();
@@ -51,7 +51,7 @@ TEST_P(EngineAgreement, TellsEveryRankTheNormsOfMeans) {
 TEST_P(EngineAgreement, KnowsAGradientThatOneRankAloneHad) {
   const Setting setting = setting_on(GetParam());
   const int size = setting.mesh.num_slots();
-  run_ranks(size, [&](int rank, const StorePtr& store) {
+  wire::run_ranks(size, [&](int rank, const wire::StorePtr& store) {
     const auto engine = make_engine(setting, store, rank);
     const ParameterIndex third(3);
     if (rank == size - 1)
@@ -65,7 +65,7 @@ TEST_P(EngineAgreement, KnowsAGradientThatOneRankAloneHad) {
 
 TEST_P(EngineAgreement, ForgetsAClearedGradient) {
   const Setting setting = setting_on(GetParam());
-  run_ranks(setting.mesh.num_slots(), [&](int rank, const StorePtr& store) {
+  wire::run_ranks(setting.mesh.num_slots(), [&](int rank, const wire::StorePtr& store) {
     const auto engine = make_engine(setting, store, rank);
     route_constant(*engine, 1);
     EXPECT_TRUE(engine->agree().has_gradient[kRouted]);
@@ -79,7 +79,7 @@ TEST_P(EngineAgreement, ForgetsAClearedGradient) {
 
 TEST_P(EngineAgreement, IsKeptUntilGradientsChange) {
   const Setting setting = setting_on(GetParam());
-  run_ranks(setting.mesh.num_slots(), [&](int rank, const StorePtr& store) {
+  wire::run_ranks(setting.mesh.num_slots(), [&](int rank, const wire::StorePtr& store) {
     const auto engine = make_engine(setting, store, rank);
     const auto norm = [&](double squares) {
       return engine->agree(host_squares(squares)).norm().item<double>();
@@ -100,7 +100,7 @@ TEST_P(EngineAgreement, RaisesOnEveryRankWhereOneIssuedMoreThanTheOthers) {
   const Setting setting = setting_on(GetParam());
   const int size = setting.mesh.num_slots();
   if (size == 1) return;
-  run_ranks(size, [&](int rank, const StorePtr& store) {
+  wire::run_ranks(size, [&](int rank, const wire::StorePtr& store) {
     const auto engine = make_engine(setting, store, rank);
     const auto forward = [&] {
       engine->begin_forward();

@@ -73,7 +73,7 @@ void expect_gradients(Engine& engine, int seed, const std::vector<double>& facto
   engine.settle();  // what a backward sent last may still be on its way
   for (const ParameterIndex parameter : engine.parameters().indices()) {
     if (!engine.owned().owns(parameter)) continue;
-    const Parameter& of = engine.parameters()[parameter];
+    const layout::OwnedParameter& of = engine.parameters()[parameter];
     const at::Tensor expected =
         integers(of, seed + parameter.value()).mul(factors[of.unit_index().position()]);
     const at::Tensor gradient = owned_gradient(engine, parameter);
@@ -87,7 +87,7 @@ class EngineOnMesh : public testing::TestWithParam<Mesh> {
   // Calls `body(engine, model, rank)` on all ranks, with the masters of seed 1 published.
   template <typename Body>
   void run(const Setting& setting, Body body) {
-    run_ranks(setting.mesh.num_slots(), [&](int rank, const StorePtr& store) {
+    wire::run_ranks(setting.mesh.num_slots(), [&](int rank, const wire::StorePtr& store) {
       const auto engine = make_engine(setting, store, rank);
       set_masters(*engine, 1);
       engine->publish();
@@ -280,7 +280,7 @@ INSTANTIATE_TEST_SUITE_P(Meshes, EngineOnMesh,
 void expect_agreement(Mesh mesh, const std::vector<Units>& micro_steps, bool no_sync, bool agrees) {
   Setting setting = setting_on(mesh);
   setting.host_units = {UnitIndex(1), UnitIndex(2)};
-  run_ranks(mesh.num_slots(), [&](int rank, const StorePtr& store) {
+  wire::run_ranks(mesh.num_slots(), [&](int rank, const wire::StorePtr& store) {
     const auto engine = make_engine(setting, store, rank);
     set_masters(*engine, 1);
     engine->publish();
@@ -312,14 +312,14 @@ TEST(HostSums, AreRefusedWhereMicroStepsUnderNoSyncUsedOtherHostUnits) {
 
 // A rank alone, given a plan that does not fit.
 void make_alone(const plan::Plan& plan) {
-  const Group alone(nullptr, "row", 0, 1);
+  const wire::Group alone(nullptr, "row", 0, 1);
   const std::vector<UnitSpec> units{{"unit", at::kFloat, at::kFloat}};
   const Engine engine(EngineOptions{}, {alone, alone, alone, alone}, plan, units);
 }
 
 TEST(Engine, RefusesAPlanOfAnotherMeshOrUnit) {
   const auto plan = [](int unit, Mesh mesh) {
-    const Parameters parameters{{{"", {1, 2, 2}, unit}, core::Slot(0)}};
+    const layout::Parameters parameters{{{"", {1, 2, 2}, unit}, core::Slot(0)}};
     return plan_of(parameters, mesh);
   };
   EXPECT_NO_THROW(make_alone(plan(0, {1, 1})));
@@ -328,7 +328,7 @@ TEST(Engine, RefusesAPlanOfAnotherMeshOrUnit) {
 }
 
 TEST(Engine, RefusesABatchOfWhatItDoesNotOwn) {
-  const Parameters parameters{{{"", {1, 2, 2}, 0}, core::Slot(1)}};
+  const layout::Parameters parameters{{{"", {1, 2, 2}, 0}, core::Slot(1)}};
   plan::Plan plan = plan_of(parameters, {1, 1});
   plan.batches[0].owner = core::Owner(0);
   EXPECT_THROW(make_alone(plan), core::InternalError);

@@ -20,7 +20,7 @@ class ExecutorOnMesh : public testing::TestWithParam<Mesh> {
   template <typename Body>
   void run(Body body) {
     const Setting setting = setting_on(GetParam());
-    run_ranks(setting.mesh.num_slots(), [&](int rank, const StorePtr& store) {
+    wire::run_ranks(setting.mesh.num_slots(), [&](int rank, const wire::StorePtr& store) {
       Executor executor(make_mesh(setting, store, rank), plan_of(setting.parameters, setting.mesh),
                         unit_specs(setting),
                         /*node_copy=*/true, c10::kCPU);
@@ -31,7 +31,7 @@ class ExecutorOnMesh : public testing::TestWithParam<Mesh> {
 
   static void write_masters(Executor* executor, int seed) {
     for (const ParameterIndex parameter : executor->parameters().indices()) {
-      at::Tensor master = executor->owned().of(parameter, kMaster);
+      at::Tensor master = executor->owned().of(parameter, wire::kMaster);
       if (master.defined())
         master.copy_(integers(executor->parameters()[parameter], seed + parameter.value()));
     }
@@ -51,12 +51,12 @@ class ExecutorOnMesh : public testing::TestWithParam<Mesh> {
 
   void route(Executor* executor, bool hold) {
     Unit& unit = executor->unit(kUnit);
-    for (const LeafIndex index : unit.packing().leaves) {
-      const Leaf& leaf = executor->leaves()[index];
+    for (const layout::PackedLeafIndex place : unit.packing().leaves.indices()) {
+      const layout::Leaf& leaf = executor->leaves()[unit.packing().leaves[place].index];
       std::vector<at::Tensor> parts;
       for (const ParameterIndex part : leaf.parameters)
         parts.push_back(integers(executor->parameters()[part], 1).view({-1}));
-      unit.put_gradient(unit.packing().place_of(index), at::cat(parts).view(leaf.sizes));
+      unit.put_gradient(place, at::cat(parts).view(leaf.sizes));
     }
     executor->perform({.kind = Kind::kRouteIntra, .unit = kUnit, .hold = hold});
     const bool sends = has_inter() && !hold;
@@ -71,9 +71,9 @@ class ExecutorOnMesh : public testing::TestWithParam<Mesh> {
 
   static testing::AssertionResult has_weights(Executor& executor, int seed) {
     Unit& unit = executor.unit(kUnit);
-    for (const PackedIndex place : unit.packing().parameters.indices()) {
-      const ParameterIndex parameter = unit.packing().parameters[place];
-      const Segment part = unit.packing().segments[place];
+    for (const layout::PackedParameter& packed : unit.packing().parameters) {
+      const ParameterIndex parameter = packed.index;
+      const layout::Segment part = packed.in_unit;
       const at::Tensor expected =
           integers(executor.parameters()[parameter], seed + parameter.value());
       const auto same =
@@ -113,7 +113,7 @@ TEST_P(ExecutorOnMesh, KeepsAPartialSumUntilARouteThatHoldsNothing) {
       EXPECT_TRUE(executor.owned().filled(parameter));
       const at::Tensor expected =
           integers(executor.parameters()[parameter], 1).mul(has_inter() ? 2 : 1);
-      const at::Tensor got = executor.owned().of(parameter, kGradient);
+      const at::Tensor got = executor.owned().of(parameter, wire::kGradient);
       EXPECT_LE(got.sub(expected).abs().max().item<float>(), 1e-4F) << "parameter " << parameter;
     }
     executor.clear_gradient(ParameterIndex(0));
@@ -133,6 +133,16 @@ TEST_P(ExecutorOnMesh, UpdatesTheBatchThatIsNamed) {
   });
 }
 
+// A parameter's elements; after the last one of a leaf, with the gap to a multiple of 128.
+std::int64_t elements_with_gap(const layout::Parameters& parameters, ParameterIndex last) {
+  const ParameterIndex next(last.value() + 1);
+  const std::int64_t own = parameters[last].num_elements();
+  if (parameters.contains(next) && parameters[next].continues) return own;
+  std::int64_t leaf = own;
+  for (ParameterIndex at = last; parameters[at].continues;) leaf += parameters[--at].num_elements();
+  return own + (128 - leaf % 128) % 128;
+}
+
 // What every parameter fills of a buffer counts for its owner, and every batch of this rank for the
 // units that it touches.
 TEST_P(ExecutorOnMesh, DescribesUnitsAndBatchesToASchedule) {
@@ -141,12 +151,11 @@ TEST_P(ExecutorOnMesh, DescribesUnitsAndBatchesToASchedule) {
     EXPECT_EQ(layout.num_replicates, GetParam().num_replicates);
     EXPECT_EQ(layout.num_shards, GetParam().num_shards);
     ASSERT_EQ(layout.units.size(), kNumUnits);
-    const auto packed =
-        plan::packed_elements_of(plan_of(executor.parameters(), GetParam()).inventory);
     for (const UnitIndex unit : kUnits) {
       core::Vector<core::Slot, std::int64_t> expected(GetParam().num_slots());
       for (const ParameterIndex parameter : parameters_of(executor.parameters(), unit))
-        expected[executor.parameters()[parameter].owner] += packed[parameter];
+        expected[executor.parameters()[parameter].owner] +=
+            elements_with_gap(executor.parameters(), parameter);
       EXPECT_EQ(layout.units[unit].owner_elements, expected);
       EXPECT_EQ(layout.units[unit].name, "unit " + std::to_string(unit.value()));
       EXPECT_EQ(layout.units[unit].weight_size, 4);

@@ -38,8 +38,8 @@ class GradientNormsTest : public testing::Test {
     return {data, data + words.numel()};
   }
 
-  const Parameters all{{{"", {1, 2, 3}}, {}}, {{"", {1, 9, 9}}, {}}, {{"", {2, 2, 3}}, {}}};
-  Owned owned{all, {{kSingle, kStack}}, std::make_shared<BufferPool>(c10::kCPU)};
+  const layout::Parameters all{{{"", {1, 2, 3}}, {}}, {{"", {1, 9, 9}}, {}}, {{"", {2, 2, 3}}, {}}};
+  wire::Owned owned{all, {{kSingle, kStack}}, std::make_shared<wire::BufferPool>(c10::kCPU)};
 };
 
 TEST_F(GradientNormsTest, AddsTheMatricesOfAParameter) {
@@ -54,7 +54,7 @@ TEST_F(GradientNormsTest, AddsTheMatricesOfAParameter) {
 
 // Memory that nothing was written to may hold a NaN.
 TEST_F(GradientNormsTest, CountsNothingWhereNothingIsHeld) {
-  owned.batches()[core::BatchIndex(0)].tensors.at(kGradient).fill_(NAN);
+  owned.batches()[core::BatchIndex(0)].tensors.at(wire::kGradient).fill_(NAN);
   fill(kStack, at::full({12}, 2.0));
   GradientNorms norms(all, owned, Slot(0), kNumSlots, 2);
   const auto words = [&] { return values_of(norms.measure({})); };
@@ -93,8 +93,7 @@ TEST_F(GradientNormsTest, CountsEachOfTheHostsGradientsOnce) {
 
 // Also a copy of a shard, which does not count otherwise.
 TEST_F(GradientNormsTest, TellsWhatIsNotFiniteOfAnyRank) {
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  for (const double bad : {std::nan(""), kInfinity}) {
+  for (const double bad : {std::nan(""), std::numeric_limits<double>::infinity()}) {
     for (const auto& host : {at::tensor({bad, 0.}), at::tensor({0., bad})}) {
       for (int slot = 0; slot < kNumSlots; ++slot) {
         GradientNorms norms(all, owned, Slot(slot), kNumSlots, 2);

@@ -14,8 +14,8 @@ std::string mesh_name(const Mesh& mesh) {
   return std::to_string(mesh.num_replicates) + "x" + std::to_string(mesh.num_shards);
 }
 
-Parameters unbalanced_parameters(const Mesh& mesh) {
-  Parameters parameters;
+layout::Parameters unbalanced_parameters(const Mesh& mesh) {
+  layout::Parameters parameters;
   const auto name = [&] { return "weight " + std::to_string(parameters.size()); };
   const auto add = [&](std::int64_t rows, std::int64_t cols, int unit, int owner) {
     parameters.push_back({{name(), {1, rows, cols}, unit}, core::Slot(owner % mesh.num_slots())});
@@ -62,7 +62,7 @@ void put_gradients(Engine& engine, UnitIndex unit,
   }
 }
 
-std::vector<ParameterIndex> parameters_of(const Parameters& parameters, UnitIndex unit) {
+std::vector<ParameterIndex> parameters_of(const layout::Parameters& parameters, UnitIndex unit) {
   std::vector<ParameterIndex> found;
   for (const ParameterIndex parameter : parameters.indices()) {
     if (parameters[parameter].unit_index() == unit) found.push_back(parameter);
@@ -70,14 +70,14 @@ std::vector<ParameterIndex> parameters_of(const Parameters& parameters, UnitInde
   return found;
 }
 
-plan::Plan plan_of(const Parameters& parameters, const Mesh& mesh) {
+plan::Plan plan_of(const layout::Parameters& parameters, const Mesh& mesh) {
   plan::Plan plan;
   plan.mesh = mesh;
   std::map<std::tuple<core::Owner, std::int64_t, std::int64_t>, std::vector<ParameterIndex>>
       batches;
   for (const ParameterIndex index : parameters.indices()) {
-    const Parameter& parameter = parameters[index];
-    const plan::View& view = parameter.view;
+    const layout::OwnedParameter& parameter = parameters[index];
+    const layout::View& view = parameter.view;
     plan.inventory.push_back(parameter);
     plan.owner.push_back(core::Owner(parameter.owner.value()));
     batches[{plan.owner.back(), view.rows, view.cols}].push_back(index);
@@ -86,12 +86,12 @@ plan::Plan plan_of(const Parameters& parameters, const Mesh& mesh) {
   return plan;
 }
 
-SharedMesh make_mesh(const Setting& setting, const StorePtr& store, int rank) {
+wire::SharedMesh make_mesh(const Setting& setting, const wire::StorePtr& store, int rank) {
   const Mesh mesh = setting.mesh;
   const int replicate = rank / mesh.num_shards;
   const int shard = rank % mesh.num_shards;
   const auto group = [&](const std::string& name, int member, int size) {
-    return make_group(store, name, member, size, setting.timeout);
+    return wire::make_group(store, name, member, size, setting.timeout);
   };
   return {group("row" + std::to_string(replicate), shard, mesh.num_shards),
           group("column" + std::to_string(shard), replicate, mesh.num_replicates),
@@ -100,7 +100,7 @@ SharedMesh make_mesh(const Setting& setting, const StorePtr& store, int rank) {
 
 std::vector<UnitSpec> unit_specs(const Setting& setting) {
   std::vector<UnitSpec> units;
-  for (const Parameter& parameter : setting.parameters) {
+  for (const layout::OwnedParameter& parameter : setting.parameters) {
     while (parameter.unit >= static_cast<int>(units.size())) {
       const UnitIndex unit(static_cast<int>(units.size()));
       units.push_back({"unit " + std::to_string(units.size()), setting.compute_dtype,
@@ -110,7 +110,7 @@ std::vector<UnitSpec> unit_specs(const Setting& setting) {
   return units;
 }
 
-std::unique_ptr<Engine> make_engine(const Setting& setting, const StorePtr& store, int rank) {
+std::unique_ptr<Engine> make_engine(const Setting& setting, const wire::StorePtr& store, int rank) {
   EngineOptions options;
   options.host_replicates = setting.mesh.num_replicates;
   options.step = setting.step;
@@ -119,7 +119,7 @@ std::unique_ptr<Engine> make_engine(const Setting& setting, const StorePtr& stor
                                   plan_of(setting.parameters, setting.mesh), unit_specs(setting));
 }
 
-at::Tensor integers(const Parameter& parameter, int seed) {
+at::Tensor integers(const layout::OwnedParameter& parameter, int seed) {
   at::Tensor values = at::empty(parameter.view.sizes(), at::TensorOptions().dtype(at::kFloat));
   auto* data = values.mutable_data_ptr<float>();
   for (std::int64_t i = 0; i < parameter.num_elements(); ++i) {
@@ -130,19 +130,20 @@ at::Tensor integers(const Parameter& parameter, int seed) {
 
 void set_masters(Engine& engine, int seed) {
   for (const LeafIndex leaf : engine.leaves().indices())
-    engine.scatter(leaf, kMaster, leaf_of(engine, leaf, [&](ParameterIndex parameter) {
+    engine.scatter(leaf, wire::kMaster, leaf_of(engine, leaf, [&](ParameterIndex parameter) {
                      return integers(engine.parameters()[parameter], seed + parameter.value());
                    }));
 }
 
 at::Tensor owned_gradient(Engine& engine, ParameterIndex parameter) {
   if (!engine.owned().filled(parameter)) return {};
-  return engine.owned().of(parameter, kGradient);
+  return engine.owned().of(parameter, wire::kGradient);
 }
 
 at::Tensor weight_of(Engine& engine, ParameterIndex parameter) {
   Unit& unit = engine.unit(engine.parameters()[parameter].unit_index());
-  const Segment part = unit.packing().segments[unit.packing().place_of(parameter)];
+  const layout::Segment part =
+      unit.packing().parameters[unit.packing().place_of(parameter)].in_unit;
   return unit.weights()
       .slice(part.begin, part.end)
       .view(engine.parameters()[parameter].view.sizes())
@@ -157,23 +158,6 @@ testing::AssertionResult same_values(const at::Tensor& got, const at::Tensor& ex
   }
   if (got.equal(expected)) return testing::AssertionSuccess();
   return testing::AssertionFailure() << "got\n" << got << "\nexpected\n" << expected;
-}
-
-std::int64_t pieces_of(std::int64_t size, std::int64_t room, int num_peers) {
-  if (size == 0) return 0;
-  std::int64_t pieces = 1;
-  while ((size + pieces - 1) / pieces * num_peers > std::max<std::int64_t>(room, num_peers))
-    ++pieces;
-  return pieces;
-}
-
-std::int64_t pieces_of(const Part& part, std::int64_t room, int num_peers) {
-  if (part.size() == 0) return 0;
-  const std::int64_t pieces = pieces_of(part.size(), room, num_peers);
-  const std::int64_t longest = (part.size() + pieces - 1) / pieces;
-  std::int64_t messages = 0;
-  for (const Segment& segment : part.segments) messages += (segment.size() + longest - 1) / longest;
-  return messages;
 }
 
 }  // namespace dmuon::engine

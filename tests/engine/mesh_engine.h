@@ -11,7 +11,8 @@
 #include <vector>
 
 #include "dmuon/engine/engine.h"
-#include "tests/engine/rank_threads.h"
+#include "tests/wire/groups.h"
+#include "tests/wire/pieces.h"
 
 namespace dmuon::engine {
 
@@ -19,7 +20,7 @@ using core::LeafIndex;
 using core::ParameterIndex;
 using core::UnitIndex;
 
-using plan::Mesh;
+using layout::Mesh;
 
 /// For names of tests, "2x2".
 std::string mesh_name(const Mesh& mesh);
@@ -27,18 +28,18 @@ std::string mesh_name(const Mesh& mesh);
 /// What the engines of all ranks are made of.
 struct Setting {
   Mesh mesh;
-  Parameters parameters;
+  layout::Parameters parameters;
   at::ScalarType compute_dtype = at::kFloat;
   at::ScalarType reduce_dtype = at::kFloat;
   schedule::StepOptions step;
   std::set<UnitIndex> host_units;
-  std::chrono::milliseconds timeout = kTimeout;
+  std::chrono::milliseconds timeout = wire::kTimeout;
 };
 
 /// Thirteen odd-sized parameters, one a stack of two matrices and the last three of one leaf, in
 /// three units, with owners drawn so that on meshes of more than one rank some columns are empty:
 /// unit 0 has one of everything, unit 1 one parameter alone, unit 2 lies at one owner.
-Parameters unbalanced_parameters(const Mesh& mesh);
+layout::Parameters unbalanced_parameters(const Mesh& mesh);
 constexpr int kNumUnits = 3;
 constexpr core::Indices<UnitIndex> kUnits(kNumUnits);
 
@@ -48,16 +49,16 @@ Setting setting_on(Mesh mesh);
 inline const Mesh kMeshes[] = {{1, 1}, {1, 2}, {2, 1}, {2, 2}, {1, 3}, {3, 1}, {1, 5}, {5, 1}};
 
 /// One rank's groups; blocks until all ranks have come.
-SharedMesh make_mesh(const Setting& setting, const StorePtr& store, int rank);
+wire::SharedMesh make_mesh(const Setting& setting, const wire::StorePtr& store, int rank);
 
 /// "unit 0" and so on, for all units of the setting.
 std::vector<UnitSpec> unit_specs(const Setting& setting);
 
 /// One rank's engine; blocks until all ranks have come.
-std::unique_ptr<Engine> make_engine(const Setting& setting, const StorePtr& store, int rank);
+std::unique_ptr<Engine> make_engine(const Setting& setting, const wire::StorePtr& store, int rank);
 
 /// What the plan of `parameters` is: each rank's batches are its parameters of equal shapes.
-plan::Plan plan_of(const Parameters& parameters, const Mesh& mesh);
+plan::Plan plan_of(const layout::Parameters& parameters, const Mesh& mesh);
 
 /// A leaf's values, of its parameters'.
 at::Tensor leaf_of(const Engine& engine, core::LeafIndex leaf,
@@ -68,10 +69,10 @@ void put_gradients(Engine& engine, UnitIndex unit,
                    const std::function<at::Tensor(ParameterIndex)>& values);
 
 /// Ascending.
-std::vector<ParameterIndex> parameters_of(const Parameters& parameters, UnitIndex unit);
+std::vector<ParameterIndex> parameters_of(const layout::Parameters& parameters, UnitIndex unit);
 
 /// fp32 integers of at most 8 bits, so exact in every dtype; different for each seed.
-at::Tensor integers(const Parameter& parameter, int seed);
+at::Tensor integers(const layout::OwnedParameter& parameter, int seed);
 
 /// This rank's owned masters become `integers(parameter, seed + index)`.
 void set_masters(Engine& engine, int seed);
@@ -85,11 +86,6 @@ at::Tensor weight_of(Engine& engine, ParameterIndex parameter);
 /// Whether shapes and all values are equal; NaN equals nothing.
 testing::AssertionResult same_values(const at::Tensor& got, const at::Tensor& expected);
 
-/// In how many messages a gradient of `size` elements comes from each peer, so that one of each
-/// fits into `room`, at least one element of each.
-std::int64_t pieces_of(std::int64_t size, std::int64_t room, int num_peers);
-
-/// In how many messages all segments of a part come, likewise.
-std::int64_t pieces_of(const Part& part, std::int64_t room, int num_peers);
+using wire::pieces_of;
 
 }  // namespace dmuon::engine

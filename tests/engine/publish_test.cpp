@@ -29,7 +29,7 @@ class Publish : public testing::TestWithParam<std::tuple<Mesh, at::ScalarType, b
 };
 
 TEST_P(Publish, GivesEveryRankTheOwnersWeights) {
-  run_ranks(setting_.mesh.num_slots(), [this](int rank, const StorePtr& store) {
+  wire::run_ranks(setting_.mesh.num_slots(), [this](int rank, const wire::StorePtr& store) {
     const auto engine = make_engine(setting_, store, rank);
     set_masters(*engine, 1);
     engine->publish();
@@ -43,7 +43,7 @@ TEST_P(Publish, GivesEveryRankTheOwnersWeights) {
 }
 
 TEST_P(Publish, ShowsNewWeightsFromTheNextVersionOn) {
-  run_ranks(setting_.mesh.num_slots(), [this](int rank, const StorePtr& store) {
+  wire::run_ranks(setting_.mesh.num_slots(), [this](int rank, const wire::StorePtr& store) {
     const auto engine = make_engine(setting_, store, rank);
     set_masters(*engine, 1);
     engine->publish();
@@ -61,7 +61,7 @@ TEST_P(Publish, ShowsNewWeightsFromTheNextVersionOn) {
 // Stage 2: one broadcast a non-empty column at every unshard. Stage 1: one a non-empty part, once a
 // version with node copies and at every unshard without.
 TEST_P(Publish, SendsEachPartOnce) {
-  run_ranks(setting_.mesh.num_slots(), [this](int rank, const StorePtr& store) {
+  wire::run_ranks(setting_.mesh.num_slots(), [this](int rank, const wire::StorePtr& store) {
     const auto engine = make_engine(setting_, store, rank);
     const Mesh mesh = setting_.mesh;
     const auto element = static_cast<std::int64_t>(c10::elementSize(setting_.compute_dtype));
@@ -73,9 +73,9 @@ TEST_P(Publish, SendsEachPartOnce) {
     double intra_bytes = 0;
     double inter_bytes = 0;
     for (const UnitIndex unit : kUnits) {
-      const Packing& packing = engine->unit(unit).packing();
-      const Part& column = packing.columns[core::Shard(rank % mesh.num_shards)];
-      const Part& part = packing.owners[core::Slot(rank)];
+      const layout::Packing& packing = engine->unit(unit).packing();
+      const layout::Part& column = packing.columns[core::Shard(rank % mesh.num_shards)];
+      const layout::Part& part = packing.owners[core::Slot(rank)];
       const int stage_1 = setting_.step.node_copy ? 1 : kNumUnshards;
       if (mesh.num_shards > 1) {
         intra += kNumUnshards * static_cast<double>(column.segments.size());
@@ -101,7 +101,7 @@ TEST_P(Publish, SendsEachPartOnce) {
 }
 
 TEST_P(Publish, GathersAnyOwnedTensorInFp32OnEveryRank) {
-  run_ranks(setting_.mesh.num_slots(), [this](int rank, const StorePtr& store) {
+  wire::run_ranks(setting_.mesh.num_slots(), [this](int rank, const wire::StorePtr& store) {
     const auto engine = make_engine(setting_, store, rank);
     engine->owned().add("second moment");
     const auto value = [&](ParameterIndex parameter, int seed) {
@@ -111,23 +111,23 @@ TEST_P(Publish, GathersAnyOwnedTensorInFp32OnEveryRank) {
       return leaf_of(*engine, leaf, [&](ParameterIndex part) { return value(part, seed); });
     };
     for (const LeafIndex leaf : engine->leaves().indices()) {
-      engine->scatter(leaf, kMaster, whole(leaf, 1));
+      engine->scatter(leaf, wire::kMaster, whole(leaf, 1));
       engine->scatter(leaf, "second moment", whole(leaf, 2));
     }
     for (const LeafIndex leaf : engine->leaves().indices()) {
-      EXPECT_TRUE(same_values(engine->gather(leaf, kMaster), whole(leaf, 1)));
+      EXPECT_TRUE(same_values(engine->gather(leaf, wire::kMaster), whole(leaf, 1)));
       EXPECT_TRUE(same_values(engine->gather(leaf, "second moment"), whole(leaf, 2)));
     }
     // Before anything is sent: at ranks that own nothing, too.
     EXPECT_THROW(engine->gather(LeafIndex(0), "third moment"), core::InvalidArgument);
-    EXPECT_THROW(engine->scatter(LeafIndex(0), kMaster, value(ParameterIndex(1), 1)),
+    EXPECT_THROW(engine->scatter(LeafIndex(0), wire::kMaster, value(ParameterIndex(1), 1)),
                  core::InvalidArgument);
   });
 }
 
 // Cut along the first dimension as torch.chunk does; then all owners take twice as much.
 TEST_P(Publish, GivesShardsOfOwnedTensorsAndTakesThem) {
-  run_ranks(setting_.mesh.num_slots(), [this](int rank, const StorePtr& store) {
+  wire::run_ranks(setting_.mesh.num_slots(), [this](int rank, const wire::StorePtr& store) {
     const auto engine = make_engine(setting_, store, rank);
     set_masters(*engine, 1);
     const auto whole = [&](LeafIndex leaf) {
@@ -138,7 +138,7 @@ TEST_P(Publish, GivesShardsOfOwnedTensorsAndTakesThem) {
     const int num_shards = setting_.mesh.num_shards;
     std::vector<LeafIndex> all;
     for (const LeafIndex leaf : engine->leaves().indices()) all.push_back(leaf);
-    std::vector<at::Tensor> shards = engine->to_shards(all, kMaster, at::kFloat);
+    std::vector<at::Tensor> shards = engine->to_shards(all, wire::kMaster, at::kFloat);
     for (const LeafIndex leaf : all) {
       const at::Tensor expected = whole(leaf);
       const std::int64_t rows = expected.size(0);
@@ -148,9 +148,9 @@ TEST_P(Publish, GivesShardsOfOwnedTensorsAndTakesThem) {
       EXPECT_TRUE(same_values(shards[leaf.position()], own.reshape({-1}))) << leaf;
     }
     for (at::Tensor& shard : shards) shard.mul_(2);
-    engine->from_shards(all, kMaster, shards);
+    engine->from_shards(all, wire::kMaster, shards);
     for (const LeafIndex leaf : all)
-      EXPECT_TRUE(same_values(engine->gather(leaf, kMaster), whole(leaf).mul(2))) << leaf;
+      EXPECT_TRUE(same_values(engine->gather(leaf, wire::kMaster), whole(leaf).mul(2))) << leaf;
   });
 }
 

@@ -46,7 +46,7 @@ class Route : public testing::TestWithParam<std::tuple<Mesh, at::ScalarType>> {
 };
 
 TEST_P(Route, GivesTheOwnerTheMean) {
-  run_ranks(setting_.mesh.num_slots(), [this](int rank, const StorePtr& store) {
+  wire::run_ranks(setting_.mesh.num_slots(), [this](int rank, const wire::StorePtr& store) {
     const auto engine = make_engine(setting_, store, rank);
     put_and_route(*engine, rank);
     for (const ParameterIndex parameter : setting_.parameters.indices()) {
@@ -64,7 +64,7 @@ TEST_P(Route, GivesTheOwnerTheMean) {
 }
 
 TEST_P(Route, AddsMicroStepsAndClearedGradientsStartAfresh) {
-  run_ranks(setting_.mesh.num_slots(), [this](int rank, const StorePtr& store) {
+  wire::run_ranks(setting_.mesh.num_slots(), [this](int rank, const wire::StorePtr& store) {
     const auto engine = make_engine(setting_, store, rank);
     put_and_route(*engine, rank);
     put_and_route(*engine, rank);
@@ -84,7 +84,7 @@ TEST_P(Route, AddsMicroStepsAndClearedGradientsStartAfresh) {
 
 // A mean counts ranks without a gradient as zeros.
 TEST_P(Route, CountsRanksWithoutAGradientAsZeros) {
-  run_ranks(setting_.mesh.num_slots(), [this](int rank, const StorePtr& store) {
+  wire::run_ranks(setting_.mesh.num_slots(), [this](int rank, const wire::StorePtr& store) {
     const auto engine = make_engine(setting_, store, rank);
     const int giver = setting_.mesh.num_slots() - 1;
     for (const UnitIndex unit : kUnits) {
@@ -110,7 +110,7 @@ TEST_P(Route, CountsRanksWithoutAGradientAsZeros) {
 // Of each unit a rank sends every other column's part, then every other owner's part of its own
 // column.
 TEST_P(Route, SendsEachPartOnce) {
-  run_ranks(setting_.mesh.num_slots(), [this](int rank, const StorePtr& store) {
+  wire::run_ranks(setting_.mesh.num_slots(), [this](int rank, const wire::StorePtr& store) {
     const auto engine = make_engine(setting_, store, rank);
     put_and_route(*engine, rank);
     const core::Shard shard(rank % setting_.mesh.num_shards);
@@ -119,9 +119,9 @@ TEST_P(Route, SendsEachPartOnce) {
     double bytes_intra = 0;
     double bytes_inter = 0;
     for (const UnitIndex unit : kUnits) {
-      const Packing& packing = engine->unit(unit).packing();
+      const layout::Packing& packing = engine->unit(unit).packing();
       for (const core::Shard column : packing.columns.indices()) {
-        const Part& part = packing.columns[column];
+        const layout::Part& part = packing.columns[column];
         if (column == shard) continue;
         intra += static_cast<double>(
             pieces_of(part, packing.num_elements, setting_.mesh.num_shards - 1));

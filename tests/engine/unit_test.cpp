@@ -12,19 +12,22 @@
 namespace dmuon::engine {
 namespace {
 
-const Parameters kParameters{{{"", {1, 2, 3}, 0}, core::Slot(0)},
-                             {{"", {1, 4, 2}, 0}, core::Slot(0)}};
+const layout::Parameters kParameters{{{"", {1, 2, 3}, 0}, core::Slot(0)},
+                                     {{"", {1, 4, 2}, 0}, core::Slot(0)}};
 
 // A unit of two parameters, with weights of ones.
 struct Bound {
-  std::shared_ptr<BufferPool> pool = std::make_shared<BufferPool>(c10::kCPU);
+  std::shared_ptr<wire::BufferPool> pool = std::make_shared<wire::BufferPool>(c10::kCPU);
+  wire::UnitBuffers buffers;
   Unit unit;
   std::vector<at::Tensor> parameters;
   int num_gradients = 0;
 
   Bound(at::ScalarType compute, at::ScalarType reduce)
-      : unit("block", leaves_of(kParameters), pack(kParameters, UnitIndex(0), 1, 1), pool, compute,
-             reduce) {
+      : buffers("block",
+                layout::pack(kParameters, layout::leaves_of(kParameters), UnitIndex(0), {1, 1}),
+                pool, compute, reduce),
+        unit(layout::leaves_of(kParameters), &buffers) {
     for (const at::Tensor& weight : unit.weight_tensors()) {
       parameters.push_back(weight.set_requires_grad(true));
     }
@@ -32,13 +35,13 @@ struct Bound {
     unit.weights().allocate();
     unit.weights().flat().fill_(1);
     // Buffers are handed out as they are: what a unit does not write must not be read.
-    PackedBuffer dirty(pool, unit.packing().num_elements, reduce);
+    wire::PackedBuffer dirty(pool, unit.packing().num_elements, reduce);
     dirty.allocate();
     dirty.flat().fill_(std::numeric_limits<double>::quiet_NaN());
   }
 
   at::Tensor gradient(int place) {
-    const Segment part = unit.packing().segments[PackedIndex(place)];
+    const layout::Segment part = unit.packing().parameters[layout::PackedIndex(place)].in_unit;
     return unit.gradients()
         .slice(part.begin, part.end)
         .view(kParameters[ParameterIndex(place)].view.sizes())
@@ -124,8 +127,8 @@ TEST(Unit, CountsMissingGradientsAsZeros) {
       Bound bound(compute, at::kFloat);
       if (announced) bound.unit.expect_gradients();
       bound.backward(1, 3);
-      EXPECT_FALSE(bound.unit.arrived(PackedLeafIndex(0)));
-      EXPECT_TRUE(bound.unit.arrived(PackedLeafIndex(1)));
+      EXPECT_FALSE(bound.unit.arrived(layout::PackedLeafIndex(0)));
+      EXPECT_TRUE(bound.unit.arrived(layout::PackedLeafIndex(1)));
       bound.unit.fill_missing_gradients();
       EXPECT_TRUE(same_values(bound.gradient(0), all(0, 0)));
       EXPECT_TRUE(same_values(bound.gradient(1), all(1, 3)));
@@ -158,7 +161,7 @@ TEST(Unit, ForgetsGradientsThatItDrops) {
   bound.backward(0, 2);
   bound.unit.hand_over_gradients();
   bound.unit.gradients().release();
-  EXPECT_FALSE(bound.unit.arrived(PackedLeafIndex(0)));
+  EXPECT_FALSE(bound.unit.arrived(layout::PackedLeafIndex(0)));
   EXPECT_FALSE(bound.unit.gradients().allocated());
   EXPECT_FALSE(bound.parameters[0].grad().defined());
   bound.unit.expect_gradients();
@@ -188,8 +191,7 @@ TEST(Unit, ThrowsWhereABackwardMeetsFreedWeights) {
 TEST(Unit, IsBoundOnceToAllItsParameters) {
   Bound bound(at::kFloat, at::kFloat);
   EXPECT_THROW(bound.unit.bind(bound.parameters, [] {}), core::InternalError);
-  Unit other("block", leaves_of(kParameters), pack(kParameters, UnitIndex(0), 1, 1), bound.pool,
-             at::kFloat, at::kFloat);
+  Unit other(layout::leaves_of(kParameters), &bound.buffers);
   EXPECT_THROW(other.bind({bound.parameters[0]}, [] {}), core::InternalError);
 }
 

@@ -167,7 +167,7 @@ using core::ParameterIndex;
 // One rank, which owns all of these.
 std::shared_ptr<engine::Engine> make_engine(const std::vector<plan::View>& views,
                                             const std::vector<std::vector<int>>& batches) {
-  const engine::Group alone(nullptr, "row", 0, 1);
+  const wire::Group alone(nullptr, "row", 0, 1);
   plan::Plan plan;
   for (const plan::View& view : views) {
     plan.inventory.push_back({std::to_string(plan.inventory.size()), view});
@@ -177,7 +177,7 @@ std::shared_ptr<engine::Engine> make_engine(const std::vector<plan::View>& views
     plan.batches.push_back({core::Owner(0), {batch.begin(), batch.end()}});
   const std::vector<engine::UnitSpec> units{{"unit", at::kFloat, at::kFloat}};
   auto engine = std::make_shared<engine::Engine>(
-      engine::EngineOptions{}, engine::SharedMesh{alone, alone, alone, alone}, plan, units);
+      engine::EngineOptions{}, wire::SharedMesh{alone, alone, alone, alone}, plan, units);
   add_momentum(*engine);
   return engine;
 }
@@ -190,7 +190,7 @@ struct Owner {
   Owner() {
     unsigned seed = 20;
     for (const ParameterIndex parameter : engine->parameters().indices()) {
-      for (const std::string& name : {engine::kMaster, engine::kGradient}) {
+      for (const std::string& name : {wire::kMaster, wire::kGradient}) {
         const std::vector<std::int64_t> sizes = engine->parameters()[parameter].view.sizes();
         engine->scatter(core::LeafIndex(parameter.value()), name, random_tensor(sizes, ++seed));
       }
@@ -211,10 +211,10 @@ TEST(MuonStep, UpdatesEachMatrixByItsGroup) {
     core::Vector<ParameterIndex, Plain> masters;
     core::Vector<ParameterIndex, Plain> momenta;
     for (const ParameterIndex parameter : of.indices()) {
-      masters.push_back(plain_of(owner.of(parameter, engine::kMaster)));
+      masters.push_back(plain_of(owner.of(parameter, wire::kMaster)));
       momenta.push_back(plain_of(owner.of(parameter, kMomentum)));
       if (of[parameter] < 0) continue;
-      const at::Tensor gradient = owner.of(parameter, engine::kGradient);
+      const at::Tensor gradient = owner.of(parameter, wire::kGradient);
       const MuonGroup& group = groups[static_cast<std::size_t>(of[parameter])];
       plain_muon_update(&masters[parameter], &momenta[parameter], plain_of(gradient),
                         plain_options(group, gradient.size(0), gradient.size(1)));
@@ -223,7 +223,7 @@ TEST(MuonStep, UpdatesEachMatrixByItsGroup) {
     for (const ParameterIndex parameter : of.indices()) {
       // What is left alone is left bit by bit.
       const double allowed = of[parameter] < 0 ? 0 : 2e-5;
-      EXPECT_LE(largest_difference(owner.of(parameter, engine::kMaster), masters[parameter]),
+      EXPECT_LE(largest_difference(owner.of(parameter, wire::kMaster), masters[parameter]),
                 allowed);
       EXPECT_LE(largest_difference(owner.of(parameter, kMomentum), momenta[parameter]), allowed);
     }
@@ -278,12 +278,12 @@ TEST(MuonStep, TrainsBlocksOfColumnsAsItTrainsThemApart) {
     whole(*apart).copy_(values);
     whole(*wide).copy_(values.view({2, 3, 3, 4}).permute({0, 3, 1, 2}).reshape({2, 4, 9}));
   };
-  put(engine::kMaster, random_tensor({6, 3, 4}, 1));
+  put(wire::kMaster, random_tensor({6, 3, 4}, 1));
   for (unsigned step = 0; step < 3; ++step) {
-    put(engine::kGradient, random_tensor({6, 3, 4}, 10 + step));
+    put(wire::kGradient, random_tensor({6, 3, 4}, 10 + step));
     muon_step(*wide, groups, core::Vector<ParameterIndex, int>{0, 1}, kApplies);
     muon_step(*apart, groups, core::Vector<ParameterIndex, int>{0, 0, 0, 1, 1, 1}, kApplies);
-    for (const std::string& name : {engine::kMaster, kMomentum}) {
+    for (const std::string& name : {wire::kMaster, kMomentum}) {
       EXPECT_TRUE(matrices(*wide, name).allclose(matrices(*apart, name), 1e-5, 1e-6))
           << name << ", step " << step;
     }
@@ -301,11 +301,11 @@ TEST(AddMomentum, StartsWithZerosAndCountsThem) {
 TEST(MuonStep, LeavesGradientsToTheEngineWhichScalesThemAlone) {
   Owner owner;
   const ParameterIndex second(2);
-  const at::Tensor gradient = owner.of(second, engine::kGradient).clone();
-  const at::Tensor master = owner.of(second, engine::kMaster).clone();
+  const at::Tensor gradient = owner.of(second, wire::kGradient).clone();
+  const at::Tensor master = owner.of(second, wire::kMaster).clone();
   owner.engine->scale_gradients(at::scalar_tensor(0.25));
-  EXPECT_TRUE(owner.of(second, engine::kGradient).equal(gradient.mul(0.25)));
-  EXPECT_TRUE(owner.of(second, engine::kMaster).equal(master));
+  EXPECT_TRUE(owner.of(second, wire::kGradient).equal(gradient.mul(0.25)));
+  EXPECT_TRUE(owner.of(second, wire::kMaster).equal(master));
 }
 
 }  // namespace

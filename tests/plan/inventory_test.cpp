@@ -63,8 +63,6 @@ TEST(Inventory, MayHaveLeavesInEqualPartsOfAllColumns) {
                         {"c", {1, 4, 4}, 0, false, true, Shard(1)},
                         {"d", {1, 3, 3}, 0}};
   EXPECT_NO_THROW(validate(stack));
-  // By hand: each column's part of 32 ends with the gap to the next leaf, at 128.
-  EXPECT_EQ(packed_elements_of(stack), (PerParameter<std::int64_t>{128, 16, 112, 128}));
 }
 
 TEST(GroupByShape, TellsRowsFromColumnsAndOrdersByFirstAppearance) {
@@ -117,14 +115,6 @@ TEST(GroupByShape, KeepsLayoutsApartThatWouldBeUpdatedOtherwise) {
     EXPECT_EQ(groups.shapes[s].cols, 2);
     EXPECT_EQ(groups.shapes[s].num_elements(), s.value() == 4 ? 120 : 24);
   }
-}
-
-// 15 elements of a leaf of 25, then the other 10 with the 103 of the gap after it.
-TEST(PackedElementsOf, CountAGapAfterEachLeaf) {
-  EXPECT_EQ(packed_elements_of(
-                {{"a", {1, 10, 13}, 0}, {"b", {1, 3, 5}, 0}, {"c", {1, 2, 5}, 0, false, true}}),
-            (PerParameter<std::int64_t>{256, 15, 113}));
-  EXPECT_EQ(packed_elements_of({{"a", {1, 3, 5}, 0}}), PerParameter<std::int64_t>{128});
 }
 
 TEST(Validate, WantsWhatContinuesAnotherToFollowOneOfItsUnit) {

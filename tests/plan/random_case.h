@@ -2,9 +2,9 @@
 
 #include <vector>
 
+#include "dmuon/layout/mesh.h"
 #include "dmuon/plan/cost.h"
 #include "dmuon/plan/inventory.h"
-#include "dmuon/plan/mesh.h"
 #include "dmuon/plan/options.h"
 #include "tests/balance/random.h"
 

@@ -18,7 +18,7 @@ constexpr core::UnitIndex kSecond(1);
 schedule::Layout equal_units(int num_units, int num_replicates, int num_shards) {
   schedule::UnitLayout unit;
   for (int slot = 0; slot < num_replicates * num_shards; ++slot) unit.owner_elements.push_back(5);
-  return {num_replicates, num_shards,
+  return {{num_replicates, num_shards},
           core::Vector<core::UnitIndex, schedule::UnitLayout>(static_cast<std::size_t>(num_units),
                                                               unit)};
 }

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from planted_change import Planted
 
-LANE = "src/dmuon/engine/lane.cpp"
+LANE = "src/dmuon/wire/lane.cpp"
 AUTOGRAD = "src/dmuon/engine/autograd.cpp"
-BUFFER = "src/dmuon/engine/buffer.cpp"
+BUFFER = "src/dmuon/wire/buffer.cpp"
 EXECUTOR_H = "src/dmuon/engine/executor.h"
 UNIT = "src/dmuon/engine/unit.cpp"
 EXECUTOR = "src/dmuon/engine/executor.cpp"
@@ -82,16 +82,16 @@ DEVICE = (
     Planted(
         "gradients_freed_while_they_travel",
         EXECUTOR,
-        "      await(operation);\n      return finish_route_intra(&state);\n",
-        "      return finish_route_intra(&state);\n",
+        "      await(operation);\n      return wire::finish_route_intra(state.buffers.get());\n",
+        "      return wire::finish_route_intra(state.buffers.get());\n",
         "A buffer goes to another unit while a lane still reads gradients from it.",
         on_device=True,
     ),
     Planted(
         "means_freed_while_they_travel",
         EXECUTOR,
-        "      await(operation);\n      return finish_route_inter(&state);\n",
-        "      return finish_route_inter(&state);\n",
+        "      await(operation);\n      return wire::finish_route_inter(state.buffers.get());\n",
+        "      return wire::finish_route_inter(state.buffers.get());\n",
         "A node's mean goes to another unit while a lane still sends it; step() takes what is not summed.",
         on_device=True,
     ),
@@ -106,8 +106,8 @@ DEVICE = (
     Planted(
         "norms_summed_before_the_node_has",
         EXECUTOR,
-        "sum_along(mesh_.lanes->inter, mesh_.column, in_node);",
-        "sum_along(mesh_.lanes->inter, mesh_.column, {});",
+        "mesh_.column(), in_node);",
+        "mesh_.column(), {});",
         "The column adds up while the row still does.",
         on_device=True,
     ),

@@ -6,14 +6,14 @@ from planted_change import Planted
 
 ENGINE_CPP = "src/dmuon/engine/engine.cpp"
 EXECUTOR = "src/dmuon/engine/executor.cpp"
-PEER_EXCHANGE = "src/dmuon/engine/peer_exchange.cpp"
-ROUTE = "src/dmuon/engine/route.cpp"
-OWNED = "src/dmuon/engine/owned.cpp"
+PEER_EXCHANGE = "src/dmuon/wire/peer_exchange.cpp"
+ROUTE = "src/dmuon/wire/route.cpp"
+OWNED = "src/dmuon/wire/owned.cpp"
 UNIT = "src/dmuon/engine/unit.cpp"
-BUFFER = "src/dmuon/engine/buffer.cpp"
+BUFFER = "src/dmuon/wire/buffer.cpp"
 NORMS = "src/dmuon/engine/gradient_norms.cpp"
 AGREEMENT = "src/dmuon/engine/agreement.cpp"
-SHARED_MESH = "src/dmuon/engine/shared_mesh.cpp"
+SHARED_MESH = "src/dmuon/wire/shared_mesh.cpp"
 MUON_STEP = "src/dmuon/optim/muon_step.cpp"
 
 ENGINE = (
@@ -35,15 +35,15 @@ ENGINE = (
     Planted(
         "piece_at_matrix_begin",
         ROUTE,
-        "owned->accumulate(parameter, part.begin - whole.begin,",
-        "owned->accumulate(parameter, 0,",
+        "owned->accumulate(packed.index, part.begin - whole.begin,",
+        "owned->accumulate(packed.index, 0,",
         "A piece that begins inside a matrix is added at its begin: wrong gradients where three ranks or more add up.",
     ),
     Planted(
         "inbox_for_stage_1",
         ROUTE,
-        "exchange.inbox_elements(mesh->column, parts),",
-        "exchange_of(mesh->row).inbox_elements(mesh->row, state->packing().columns.values()),",
+        "exchange.inbox_elements(mesh->column(), parts),",
+        "exchange_of(mesh->row()).inbox_elements(mesh->row(), unit->packing.columns.values()),",
         "The inbox is too small where stage 2 needs more than stage 1 (one rank a node): the lane fails.",
     ),
     Planted(
@@ -64,29 +64,29 @@ ENGINE = (
     Planted(
         "partial_sums_dropped",
         ROUTE,
-        "/*adds=*/state->partial_filled[place]);",
-        "/*adds=*/hold && state->partial_filled[place]);",
+        "/*adds=*/unit->partial_filled[place]);",
+        "/*adds=*/hold && unit->partial_filled[place]);",
         "A synchronised backward sends its own gradients without those that no_sync kept.",
     ),
     Planted(
         "partial_sums_counted_twice",
         ROUTE,
-        "      std::fill(state->partial_filled.begin(), state->partial_filled.end(), hold);\n",
-        "      if (hold) std::fill(state->partial_filled.begin(), state->partial_filled.end(), true);\n",
+        "      std::fill(unit->partial_filled.begin(), unit->partial_filled.end(), hold);\n",
+        "      if (hold) std::fill(unit->partial_filled.begin(), unit->partial_filled.end(), true);\n",
         "What was sent on stays: a second synchronised micro-step of the same step adds it again.",
     ),
     Planted(
         "partial_sums_survive_zero_grad",
         EXECUTOR,
-        "  state.partial_filled[place] = false;\n",
+        "  state.buffers->partial_filled[place] = false;\n",
         "",
         "Gradients that were thrown away between no_sync and a synchronised backward come with the next one.",
     ),
     Planted(
         "partial_sums_are_sums",
         ROUTE,
-        "take_node_mean(state, mesh->shard(), begin, sum, scale, hold);",
-        "take_node_mean(state, mesh->shard(), begin, sum, hold ? 1 : scale, hold);",
+        "take_node_mean(unit, mesh->shard(), begin, sum, scale, hold);",
+        "take_node_mean(unit, mesh->shard(), begin, sum, hold ? 1 : scale, hold);",
         "Micro-steps under no_sync weigh as many times more as a node has ranks.",
     ),
     # Who has a gradient.
@@ -99,9 +99,9 @@ ENGINE = (
     ),
     Planted(
         "last_micro_step_decides",
-        ROUTE,
-        "if (unit.arrived(packing.leaf_of[place])) state->has_gradient[place] = true;",
-        "state->has_gradient[place] = unit.arrived(packing.leaf_of[place]);",
+        EXECUTOR,
+        "if (unit.arrived(packing.parameters[place].leaf)) state->has_gradient[place] = true;",
+        "state->has_gradient[place] = unit.arrived(packing.parameters[place].leaf);",
         "A matrix that no rank used in the last micro-step, but in one before, is not updated.",
     ),
     Planted(

@@ -11,7 +11,7 @@ namespace dmuon::schedule {
 
 // Three units of 8 elements, fp32, that all slots own alike. Slots: 1, 2, 4 or 8.
 inline Layout three_units(int num_replicates, int num_shards) {
-  Layout layout{num_replicates, num_shards, {}};
+  Layout layout{{num_replicates, num_shards}, {}};
   const int num_slots = layout.num_slots();
   for (const char* name : {"a", "b", "c"}) {
     const core::Vector<core::Slot, std::int64_t> parts(num_slots, 8 / num_slots);

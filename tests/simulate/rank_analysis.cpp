@@ -251,7 +251,7 @@ class Analyzer {
   std::int64_t column_elements(const schedule::UnitLayout& layout) const {
     std::int64_t elements = 0;
     for (const core::Replicate replicate : core::Indices<core::Replicate>(layout_.num_replicates))
-      elements += layout.owner_elements[layout_.slot_of(replicate, layout_.shard_of(slot_))];
+      elements += layout.owner_elements[layout_.slot_at(replicate, layout_.shard_of(slot_))];
     return elements;
   }
 

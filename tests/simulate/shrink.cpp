@@ -78,7 +78,7 @@ Job on_smaller_mesh(Job job, bool drop_replicate) {
         unit.kept_elements, std::max<std::int64_t>(least_of_a_column(job.layout, unit) - 1, 0));
   std::erase_if(job.skips, [&](const Skip& skip) { return is_dropped(skip.slot); });
   for (Skip& skip : job.skips)
-    skip.slot = job.layout.slot_of(mesh.replicate_of(skip.slot), mesh.shard_of(skip.slot));
+    skip.slot = job.layout.slot_at(mesh.replicate_of(skip.slot), mesh.shard_of(skip.slot));
   return job;
 }
 

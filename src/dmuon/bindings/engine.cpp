@@ -19,10 +19,10 @@ namespace py = pybind11;
 using core::LeafIndex;
 using core::UnitIndex;
 using engine::Engine;
-using engine::Group;
-using engine::SharedMesh;
 using engine::UnitSpec;
 using engine::Verdict;
+using wire::Group;
+using wire::SharedMesh;
 
 void init_engine(py::module_& module) {
   using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroup>;
@@ -46,8 +46,8 @@ void init_engine(py::module_& module) {
 
   py::class_<SharedMesh>(module, "SharedMesh")
       .def(py::init([](Group row, Group column, Group order, Group verdict) {
-             return SharedMesh{std::move(row), std::move(column), std::move(order),
-                               std::move(verdict)};
+             return SharedMesh{
+                 {std::move(row), std::move(column)}, std::move(order), std::move(verdict)};
            }),
            py::arg("row"), py::arg("column"), py::arg("order"), py::arg("verdict"))
       .def(
@@ -63,7 +63,7 @@ void init_engine(py::module_& module) {
            py::arg("name"), py::arg("compute_dtype"), py::arg("reduce_dtype"), py::arg("host"));
 
   // A class without functions.
-  py::class_<engine::Instant>(module, "Instant");  // NOLINT(bugprone-unused-raii)
+  py::class_<wire::Instant>(module, "Instant");  // NOLINT(bugprone-unused-raii)
 
   py::class_<Verdict>(module, "Verdict")
       .def_readonly("has_gradient", &Verdict::has_gradient)
@@ -82,7 +82,13 @@ void init_engine(py::module_& module) {
           [](const Engine& e, LeafIndex leaf) { return e.leaves().at(leaf).parameters; },
           py::arg("leaf"))
       .def(
-          "packed_order", [](Engine& e, UnitIndex unit) { return e.unit(unit).packing().leaves; },
+          "packed_order",
+          [](Engine& e, UnitIndex unit) {
+            std::vector<LeafIndex> order;
+            for (const layout::PackedLeaf& leaf : e.unit(unit).packing().leaves)
+              order.push_back(leaf.index);
+            return order;
+          },
           py::arg("unit"))
       .def("bind", &Engine::bind, py::arg("unit"), py::arg("parameters"))
       .def("set_placeholders", &Engine::set_placeholders, py::arg("placeholders"),
@@ -158,7 +164,7 @@ void init_engine(py::module_& module) {
       .def("now", [](Engine& e) { return e.profile().clock().now(); })
       .def(
           "seconds",
-          [](Engine& e, const engine::Instant& instant) {
+          [](Engine& e, const wire::Instant& instant) {
             return e.profile().clock().seconds(instant);
           },
           py::arg("instant"), no_gil)

@@ -52,7 +52,7 @@ void init_inputs(py::module_& module) {
       .def_property_readonly("column_blocks",
                              [](const Parameter& p) { return p.view.column_blocks; })
       .def_property_readonly("transposed", [](const Parameter& p) { return p.view.transposed; })
-      .def("shape_text", [](const Parameter& p) { return plan::to_string(p.shape()); });
+      .def("shape_text", [](const Parameter& p) { return layout::to_string(p.shape()); });
 
   py::class_<Mesh>(module, "Mesh", "R x G slots of T ranks.")
       .def(py::init([](int num_replicates, int num_shards, int tensor_parallel) {
@@ -63,8 +63,10 @@ void init_inputs(py::module_& module) {
       .def_readonly("num_shards", &Mesh::num_shards)
       .def_readonly("tensor_parallel", &Mesh::tensor_parallel)
       .def("num_owners", &Mesh::num_owners)
-      .def("shard_of", &Mesh::shard_of, py::arg("owner"))
-      .def("replicate_of", &Mesh::replicate_of, py::arg("owner"));
+      .def("shard_of", py::overload_cast<core::Owner>(&Mesh::shard_of, py::const_),
+           py::arg("owner"))
+      .def("replicate_of", py::overload_cast<core::Owner>(&Mesh::replicate_of, py::const_),
+           py::arg("owner"));
 
   using schedule::StepOptions;
   module.attr("MOST_UNITS") = schedule::kMostUnits;

@@ -51,8 +51,7 @@ void init_schedule(py::module_& module) {
 
   py::class_<Message>(module, "Message")
       .def_property_readonly(
-          "group",
-          [](const Message& m) { return m.group == Message::Group::kRow ? "row" : "column"; })
+          "group", [](const Message& m) { return m.axis == layout::Axis::kRow ? "row" : "column"; })
       .def_readonly("root", &Message::root)
       .def_readonly("bytes", &Message::bytes);
 }

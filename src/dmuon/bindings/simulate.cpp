@@ -70,7 +70,7 @@ void init_simulate(py::module_& module) {
           return kind == schedule::Kind::kForward ? forward : backward;
         };
         const auto message = [=](const schedule::Message& sent) {
-          const bool row = sent.group == schedule::Message::Group::kRow;
+          const bool row = sent.axis == layout::Axis::kRow;
           return static_cast<double>(sent.bytes) * (row ? row_byte : column_byte);
         };
         simulate::Execution run = simulate::execute(programs, {compute, message});

@@ -40,7 +40,7 @@ void require_equal_everywhere(const double* words) {
 
 }  // namespace
 
-core::Vector<core::ParameterIndex, bool> agree(Group& group, const AgreementInput& input) {
+core::Vector<core::ParameterIndex, bool> agree(wire::Group& group, const AgreementInput& input) {
   const int along_at = kParametersAt + input.has_gradient.size();
   const std::int64_t num_along = input.words.defined() ? input.words.numel() : 0;
   const at::Tensor message =

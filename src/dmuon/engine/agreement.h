@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "dmuon/core/index.h"
-#include "dmuon/engine/group.h"
+#include "dmuon/wire/group.h"
 
 namespace dmuon::engine {
 
@@ -23,6 +23,6 @@ struct AgreementInput {
 /// One message over all members of `group`. Blocks.
 /// @returns of each parameter, whether any rank had a gradient; equal on all ranks.
 /// @throws InvalidArgument, on all ranks, where what was issued or the settings differ.
-core::Vector<core::ParameterIndex, bool> agree(Group& group, const AgreementInput& input);
+core::Vector<core::ParameterIndex, bool> agree(wire::Group& group, const AgreementInput& input);
 
 }  // namespace dmuon::engine

@@ -16,8 +16,8 @@ namespace dmuon::engine {
 
 using schedule::Pass;
 
-Engine::Engine(EngineOptions options, SharedMesh mesh, const plan::Plan& plan,
-               const std::vector<UnitSpec>& units, const LeafSizes& sizes)
+Engine::Engine(EngineOptions options, wire::SharedMesh mesh, const plan::Plan& plan,
+               const std::vector<UnitSpec>& units, const layout::LeafSizes& sizes)
     : options_(options),
       executor_(std::move(mesh), plan, units, options.step.node_copy, options.device, sizes),
       resolver_(executor_.layout(), options.step, executor_.units_of_batches(), this),
@@ -80,12 +80,13 @@ void Engine::take_turn() {
   });
 }
 
-std::shared_ptr<Engine> Engine::make(EngineOptions options, SharedMesh mesh, const plan::Plan& plan,
-                                     const std::vector<UnitSpec>& units, const LeafSizes& sizes) {
+std::shared_ptr<Engine> Engine::make(EngineOptions options, wire::SharedMesh mesh,
+                                     const plan::Plan& plan, const std::vector<UnitSpec>& units,
+                                     const layout::LeafSizes& sizes) {
   auto made = std::make_unique<Engine>(options, std::move(mesh), plan, units, sizes);
   return {made.release(), [](Engine* engine) {
             std::shared_ptr<Engine> last(engine);
-            const std::shared_ptr<Turn> turn = engine->mesh().turn;
+            const std::shared_ptr<wire::Turn> turn = engine->mesh().turn;
             if (engine->resolver_.order().owes_forward()) turn->keep(engine, std::move(last));
           }};
 }
@@ -283,7 +284,8 @@ core::Vector<core::LeafIndex, bool> Engine::kept() const {
 
 void Engine::scale_gradients(const at::Tensor& factor) {
   const c10::AutoGradMode no_grad(false);
-  for (const OwnedBatch& batch : owned().batches()) batch.tensors.at(kGradient).mul_(factor);
+  for (const wire::OwnedBatch& batch : owned().batches())
+    batch.tensors.at(wire::kGradient).mul_(factor);
   if (verdict_) verdict_->scale(factor);
 }
 
@@ -291,7 +293,7 @@ void Engine::scale_gradient(core::LeafIndex leaf, const at::Tensor& factor) {
   const c10::AutoGradMode no_grad(false);
   verdict_.reset();
   for (const core::ParameterIndex part : leaves().at(leaf).parameters) {
-    if (owned().filled(part)) owned().of(part, kGradient).mul_(factor);
+    if (owned().filled(part)) owned().of(part, wire::kGradient).mul_(factor);
   }
 }
 

@@ -48,14 +48,14 @@ struct EngineOptions {
 class Engine : private schedule::Performer {
  public:
   /// See Executor.
-  Engine(EngineOptions options, SharedMesh mesh, const plan::Plan& plan,
-         const std::vector<UnitSpec>& units, const LeafSizes& sizes = {});
+  Engine(EngineOptions options, wire::SharedMesh mesh, const plan::Plan& plan,
+         const std::vector<UnitSpec>& units, const layout::LeafSizes& sizes = {});
   ~Engine() override;
   /// One that ranks may free at different times, as garbage is: where its forward has left
   /// something open, it lives until another engine has the turn.
-  static std::shared_ptr<Engine> make(EngineOptions options, SharedMesh mesh,
+  static std::shared_ptr<Engine> make(EngineOptions options, wire::SharedMesh mesh,
                                       const plan::Plan& plan, const std::vector<UnitSpec>& units,
-                                      const LeafSizes& sizes);
+                                      const layout::LeafSizes& sizes);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -70,12 +70,12 @@ class Engine : private schedule::Performer {
   void set_placeholders(core::Vector<core::LeafIndex, at::Tensor> placeholders,
                         core::Vector<core::LeafIndex, at::Tensor> gradients);
 
-  const Parameters& parameters() const { return executor_.parameters(); }
-  const Leaves& leaves() const { return executor_.leaves(); }
+  const layout::Parameters& parameters() const { return executor_.parameters(); }
+  const layout::Leaves& leaves() const { return executor_.leaves(); }
 
   /// What this rank owns. Its named tensors travel by gather and scatter, which throw
   /// InvalidArgument for an unknown name before anything is sent.
-  Owned& owned() { return executor_.owned(); }
+  wire::Owned& owned() { return executor_.owned(); }
 
   /// `what`, which is not the engine's, is done next on all ranks. A rank that waits there is known
   /// to.
@@ -95,8 +95,8 @@ class Engine : private schedule::Performer {
 
   struct OwnedPart {
     core::ParameterIndex parameter;
-    Segment elements;   ///< of the leaf
-    at::Tensor tensor;  ///< in sizes of its view
+    layout::Segment elements;  ///< of the leaf
+    at::Tensor tensor;         ///< in sizes of its view
   };
   /// What this rank owns of a leaf's tensor, in order.
   std::vector<OwnedPart> owned_parts(core::LeafIndex leaf, const std::string& name);
@@ -222,7 +222,7 @@ class Engine : private schedule::Performer {
   bool cleared() const;
   core::Vector<core::LeafIndex, bool> kept() const;
 
-  SharedMesh& mesh() { return executor_.mesh(); }
+  wire::SharedMesh& mesh() { return executor_.mesh(); }
   int num_host_shards() const { return layout().num_slots() / options_.host_replicates; }
 
   EngineOptions options_;

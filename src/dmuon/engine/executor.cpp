@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "dmuon/core/error.h"
-#include "dmuon/engine/publish.h"
-#include "dmuon/engine/route.h"
+#include "dmuon/wire/publish.h"
+#include "dmuon/wire/route.h"
 
 namespace dmuon::engine {
 
@@ -17,11 +17,11 @@ using schedule::Operation;
 
 namespace {
 
-Parameters parameters_of(const plan::Plan& plan, const SharedMesh& mesh) {
-  core::invariant(plan.mesh == plan::Mesh{mesh.num_replicates(), mesh.num_shards()},
-                  "Engine: plan: expected one for a mesh of ", mesh.num_replicates(), " x ",
-                  mesh.num_shards());
-  Parameters parameters;
+layout::Parameters parameters_of(const plan::Plan& plan, const wire::SharedMesh& mesh) {
+  const layout::Mesh shape = mesh.shape();
+  core::invariant(plan.mesh == shape, "Engine: plan: expected one for a mesh of ",
+                  shape.num_replicates, " x ", shape.num_shards);
+  layout::Parameters parameters;
   for (const core::ParameterIndex index : plan.inventory.indices()) {
     parameters.push_back({plan.inventory[index], plan.mesh.slot_of(plan.owner.at(index))});
   }
@@ -43,32 +43,31 @@ std::vector<std::vector<core::ParameterIndex>> batches_of(const plan::Plan& plan
 
 }  // namespace
 
-Executor::Executor(SharedMesh mesh, const plan::Plan& plan, const std::vector<UnitSpec>& units,
-                   bool node_copy, c10::Device device, const LeafSizes& sizes)
+Executor::Executor(wire::SharedMesh mesh, const plan::Plan& plan,
+                   const std::vector<UnitSpec>& units, bool node_copy, c10::Device device,
+                   const layout::LeafSizes& sizes)
     : mesh_(std::move(mesh)),
       parameters_(parameters_of(plan, mesh_)),
-      leaves_(leaves_of(parameters_, sizes)),
-      pool_(std::make_shared<BufferPool>(device)),
+      leaves_(layout::leaves_of(parameters_, sizes)),
+      pool_(std::make_shared<wire::BufferPool>(device)),
       owned_(parameters_, batches_of(plan, mesh_.slot()), pool_),
       profile_(device),
       process_(getpid()) {
   for (const UnitSpec& spec : units) {
-    Packing packing = pack(parameters_, core::UnitIndex(states_.size()), mesh_.num_replicates(),
-                           mesh_.num_shards());
-    UnitState state;
+    layout::Packing packing =
+        layout::pack(parameters_, leaves_, core::UnitIndex(states_.size()), mesh_.shape());
+    UnitState& state = states_.emplace_back();
     state.host = spec.host;
-    state.partial_filled.resize(packing.parameters.size());
     state.has_gradient.resize(packing.parameters.size());
-    if (node_copy && mesh_.has_inter() && !packing.parameters.empty()) {
-      state.node_copy = std::make_unique<PackedBuffer>(
-          pool_, packing.column_elements(mesh_.shard()), spec.compute_dtype);
-      state.node_copy->allocate();
-    }
-    state.unit = std::make_unique<Unit>(spec.name, leaves_, std::move(packing), pool_,
-                                        spec.compute_dtype, spec.reduce_dtype);
-    states_.push_back(std::move(state));
+    state.buffers = std::make_unique<wire::UnitBuffers>(spec.name, std::move(packing), pool_,
+                                                        spec.compute_dtype, spec.reduce_dtype);
+    state.unit = std::make_unique<Unit>(leaves_, state.buffers.get());
+    if (!node_copy || !mesh_.has_inter() || state.buffers->packing.empty()) continue;
+    state.buffers->node_copy = std::make_unique<wire::PackedBuffer>(
+        pool_, state.buffers->packing.column_elements(mesh_.shard()), spec.compute_dtype);
+    state.buffers->node_copy->allocate();
   }
-  for (const Parameter& parameter : parameters_) {
+  for (const layout::OwnedParameter& parameter : parameters_) {
     core::invariant(states_.contains(parameter.unit_index()), "Engine: plan: expected units below ",
                     states_.size(), ", got ", parameter.unit);
   }
@@ -80,9 +79,9 @@ Executor::~Executor() {
   for (const UnitState& state : states_) {
     state.weights_used.wait();
     state.unit->await_gradients();
-    for (const Event& event : state.done) {
+    for (const Newest& newest : state.newest) {
       try {
-        event.wait();
+        newest.done.wait();
       } catch (const std::exception&) {  // a lost peer: whoever waited for this has heard of it
       }
     }
@@ -90,23 +89,20 @@ Executor::~Executor() {
 }
 
 schedule::Layout Executor::layout() const {
-  schedule::Layout layout{mesh_.num_replicates(), mesh_.num_shards(), {}};
+  schedule::Layout layout{mesh_.shape(), {}};
   for (const UnitState& state : states_) {
-    schedule::UnitLayout unit;
+    layout::UnitLayout& unit = layout.units.emplace_back(unit_layout(state.buffers->packing));
     unit.name = state.unit->name();
     unit.host = state.host;
-    for (const Part& part : state.packing().owners) unit.owner_elements.push_back(part.size());
-    unit.kept_elements = state.packing().kept[mesh_.shard()].size();
-    unit.weight_size = static_cast<int>(state.unit->weights().flat().element_size());
-    unit.gradient_size = static_cast<int>(state.unit->gradients().flat().element_size());
-    layout.units.push_back(std::move(unit));
+    unit.weight_size = static_cast<int>(state.buffers->weights.flat().element_size());
+    unit.gradient_size = static_cast<int>(state.buffers->gradients.flat().element_size());
   }
   return layout;
 }
 
 schedule::Batches Executor::units_of_batches() const {
   schedule::Batches touched;
-  for (const OwnedBatch& batch : owned_.batches()) {
+  for (const wire::OwnedBatch& batch : owned_.batches()) {
     std::vector<core::UnitIndex> units;
     for (const core::ParameterIndex parameter : batch.parameters)
       units.push_back(parameters_[parameter].unit_index());
@@ -122,29 +118,29 @@ std::string Executor::described(schedule::Kind kind, const Unit& unit) const {
   return schedule::name_of(kind) + (" of '" + unit.name()) + "' in step " + std::to_string(step_);
 }
 
-void Executor::enqueue(const Operation& operation, Work work) {
-  const bool intra = schedule::lane_of(operation.kind) == schedule::Lane::kIntra;
-  std::vector<Event> after;
+void Executor::enqueue(const Operation& operation, wire::Work work) {
+  std::vector<wire::Event> after;
   for (const schedule::Dependency& dependency : operation.after)
     after.push_back(newest(dependency));
   const auto timed = [this, of = operation.kind, unit = operation.unit.value(),
                       issued = profile_.clock().now(), work = std::move(work)] {
-    const Instant started = profile_.clock().now();
+    const wire::Instant started = profile_.clock().now();
     work();
     profile_.add({of, unit, issued, started, profile_.clock().now()});
   };
-  const auto kind = static_cast<std::size_t>(operation.kind);
   UnitState& state = states_[operation.unit];
+  Newest& newest_of_kind = state.newest[operation.kind];
   std::string what = described(operation.kind, *state.unit);
-  state.numbers[kind] = mesh_.watch->reach(Rendezvous::kOperation, what);
-  Lane& queue = intra ? mesh_.lanes->intra : mesh_.lanes->inter;
-  state.done[kind] = queue.enqueue(pool_->device(), timed, std::move(after));
+  newest_of_kind.number = mesh_.watch->reach(watch::Rendezvous::kOperation, what);
+  wire::Lane& queue = (*mesh_.lanes)[schedule::lane_of(operation.kind)];
+  newest_of_kind.done = queue.enqueue(pool_->device(), timed, std::move(after));
   if (!pool_->device().is_cpu())
-    mesh_.on_device->add({state.numbers[kind], std::move(what)}, state.done[kind], pool_->device());
+    mesh_.on_device->add({newest_of_kind.number, std::move(what)}, newest_of_kind.done,
+                         pool_->device());
 }
 
 void Executor::await(const Operation& operation) {
-  const Instant started = profile_.clock().now();
+  const wire::Instant started = profile_.clock().now();
   for (const schedule::Dependency& dependency : operation.after)
     finish(states_[dependency.unit], dependency.kind);
   profile_.add({operation.kind, operation.unit.value(), started, started, profile_.clock().now()});
@@ -152,22 +148,23 @@ void Executor::await(const Operation& operation) {
 
 // Waits for the unit's newest operation of the kind.
 void Executor::finish(const UnitState& state, Kind kind) {
-  const auto which = static_cast<std::size_t>(kind);
-  finish(state.done[which], state.numbers[which], [&] { return described(kind, *state.unit); });
+  const Newest& newest_of_kind = state.newest[kind];
+  finish(newest_of_kind.done, newest_of_kind.number, [&] { return described(kind, *state.unit); });
 }
 
-void Executor::finish(const Event& event, std::int64_t number,
+void Executor::finish(const wire::Event& event, std::int64_t number,
                       const std::function<std::string()>& where) {
-  mesh_.watch->wait(Rendezvous::kOperation, number, where, [&](std::chrono::milliseconds most) {
-    if (!event.wait_for(most)) return false;
-    event.wait();  // which throws what it threw
-    return true;
-  });
+  mesh_.watch->wait(watch::Rendezvous::kOperation, number, where,
+                    [&](std::chrono::milliseconds most) {
+                      if (!event.wait_for(most)) return false;
+                      event.wait();  // which throws what it threw
+                      return true;
+                    });
 }
 
 void Executor::drain_lanes() {
-  for (Lane* lane : {&mesh_.lanes->intra, &mesh_.lanes->inter}) {
-    finish(lane->enqueue(pool_->device(), [] {}, {}), mesh_.watch->num_operations(),
+  for (wire::Lane& lane : *mesh_.lanes) {
+    finish(lane.enqueue(pool_->device(), [] {}, {}), mesh_.watch->num_operations(),
            [] { return std::string("all operations in flight"); });
   }
 }
@@ -175,7 +172,7 @@ void Executor::drain_lanes() {
 void Executor::perform(const Operation& operation,
                        const std::function<void(core::BatchIndex)>& update) {
   if (operation.kind == Kind::kUpdate) {
-    const Instant started = profile_.clock().now();
+    const wire::Instant started = profile_.clock().now();
     if (update) update(operation.batch);
     profile_.add(
         {operation.kind, operation.batch.value(), started, started, profile_.clock().now()});
@@ -186,10 +183,10 @@ void Executor::perform(const Operation& operation,
   UnitState& state = states_.at(operation.unit);
   switch (operation.kind) {
     case Kind::kPublishInter:
-      return enqueue(operation, publish_inter(&mesh_, &owned_, &state));
+      return enqueue(operation, wire::publish_inter(&mesh_, &owned_, state.buffers.get()));
     case Kind::kPublishIntra:
       ++num_unshards_;
-      return enqueue(operation, publish_intra(&mesh_, &owned_, &state));
+      return enqueue(operation, wire::publish_intra(&mesh_, &owned_, state.buffers.get()));
     case Kind::kAwaitWeights:
       await(operation);
       return end_use(operation.unit);
@@ -199,15 +196,17 @@ void Executor::perform(const Operation& operation,
       return state.unit->weights().release();
     case Kind::kRouteIntra:
       ++num_routes_;
-      return enqueue(operation, route_intra(&mesh_, &owned_, &state, operation.hold));
+      take_gradients(&state);
+      return enqueue(operation,
+                     wire::route_intra(&mesh_, &owned_, state.buffers.get(), operation.hold));
     case Kind::kRouteInter:
-      return enqueue(operation, route_inter(&mesh_, &owned_, &state));
+      return enqueue(operation, wire::route_inter(&mesh_, &owned_, state.buffers.get()));
     case Kind::kFinishRouteIntra:
       await(operation);
-      return finish_route_intra(&state);
+      return wire::finish_route_intra(state.buffers.get());
     case Kind::kFinishRouteInter:
       await(operation);
-      return finish_route_inter(&state);
+      return wire::finish_route_inter(state.buffers.get());
     case Kind::kUpdate:
     case Kind::kForward:
     case Kind::kBackward:
@@ -215,36 +214,46 @@ void Executor::perform(const Operation& operation,
   }
 }
 
+void Executor::take_gradients(UnitState* state) {
+  Unit& unit = *state->unit;
+  unit.fill_missing_gradients();
+  const layout::Packing& packing = unit.packing();
+  for (const layout::PackedIndex place : packing.parameters.indices()) {
+    if (unit.arrived(packing.parameters[place].leaf)) state->has_gradient[place] = true;
+  }
+  unit.hand_over_gradients();
+}
+
 void Executor::sum_over_mesh(const at::Tensor& words, const std::string& what) {
-  const auto sum_along = [&](Lane& lane, Group& group, const Event& after) {
+  const auto sum_along = [&](wire::Lane& lane, wire::Group& group, const wire::Event& after) {
     return lane.enqueue(pool_->device(), [&] { group.all_reduce_sum(words, what).wait(); },
                         {after});
   };
   const std::string described = what + " in step " + std::to_string(step_);
-  const std::int64_t number = mesh_.watch->reach(Rendezvous::kOperation, described);
-  const Event in_node = sum_along(mesh_.lanes->intra, mesh_.row, {});
-  const Event done = sum_along(mesh_.lanes->inter, mesh_.column, in_node);
+  const std::int64_t number = mesh_.watch->reach(watch::Rendezvous::kOperation, described);
+  const wire::Event in_node = sum_along((*mesh_.lanes)[schedule::Lane::kIntra], mesh_.row(), {});
+  const wire::Event done =
+      sum_along((*mesh_.lanes)[schedule::Lane::kInter], mesh_.column(), in_node);
   mesh_.on_device->add({number, described}, done, pool_->device());
   done.wait();
 }
 
 void Executor::drain() {
   for (const UnitState& state : states_) {
-    for (std::size_t kind = 0; kind < state.done.size(); ++kind)
-      finish(state, static_cast<Kind>(kind));
+    for (const Kind kind : schedule::kKinds) finish(state, kind);
   }
 }
 
 bool Executor::has_gradient(core::ParameterIndex parameter) const {
   const UnitState& state = states_[parameters_.at(parameter).unit_index()];
-  return state.has_gradient[state.packing().place_of(parameter)];
+  return state.has_gradient[state.unit->packing().place_of(parameter)];
 }
 
 void Executor::clear_gradient(core::ParameterIndex parameter) {
   UnitState& state = states_[parameters_.at(parameter).unit_index()];
-  const PackedIndex place = state.packing().place_of(parameter);
+  const layout::PackedIndex place = state.unit->packing().place_of(parameter);
   state.has_gradient[place] = false;
-  state.partial_filled[place] = false;
+  state.buffers->partial_filled[place] = false;
   owned_.set_filled(parameter, false);
 }
 
@@ -259,10 +268,12 @@ std::map<std::string, double> Executor::statistics() const {
   all["current_bytes"] = static_cast<double>(pool_->current_bytes());
   all["peak_bytes"] = static_cast<double>(pool_->peak_bytes());
   all["allocations"] = static_cast<double>(pool_->num_allocations());
-  all["messages_intra"] = static_cast<double>(mesh_.row.traffic().num_messages);
-  all["messages_inter"] = static_cast<double>(mesh_.column.traffic().num_messages);
-  all["bytes_sent_intra"] = static_cast<double>(mesh_.row.traffic().num_bytes);
-  all["bytes_sent_inter"] = static_cast<double>(mesh_.column.traffic().num_bytes);
+  for (const layout::Axis axis : layout::kAxes) {
+    const std::string of = axis == layout::Axis::kRow ? "_intra" : "_inter";
+    const wire::Group& group = mesh_.along[axis];
+    all["messages" + of] = static_cast<double>(group.traffic().num_messages);
+    all["bytes_sent" + of] = static_cast<double>(group.traffic().num_bytes);
+  }
   return all;
 }
 

@@ -10,12 +10,12 @@
 #include <string>
 #include <vector>
 
-#include "dmuon/engine/owned.h"
 #include "dmuon/engine/profile.h"
-#include "dmuon/engine/shared_mesh.h"
 #include "dmuon/engine/unit.h"
 #include "dmuon/plan/plan.h"
 #include "dmuon/schedule/step_schedule.h"
+#include "dmuon/wire/owned.h"
+#include "dmuon/wire/shared_mesh.h"
 
 namespace dmuon::engine {
 
@@ -24,7 +24,23 @@ struct UnitSpec {
   std::string name;
   at::ScalarType compute_dtype;
   at::ScalarType reduce_dtype;
-  bool host = false;  ///< see schedule::UnitLayout
+  bool host = false;  ///< see layout::UnitLayout
+};
+
+/// The newest operation of a kind on a unit.
+struct Newest {
+  wire::Event done;
+  std::int64_t number = 0;  ///< by which the Watch knows it
+};
+
+/// A unit on this rank.
+struct UnitState {
+  std::unique_ptr<wire::UnitBuffers> buffers;
+  std::unique_ptr<Unit> unit;
+  bool host = false;                                     ///< see layout::UnitLayout
+  core::Vector<layout::PackedIndex, bool> has_gradient;  ///< on this rank, since it was cleared
+  wire::StreamMark weights_used;  ///< or awaited, whatever stream that was on
+  schedule::PerKind<Newest> newest;
 };
 
 /// Performs operations on real tensors and groups: moves weights from owners' batches to units'
@@ -43,8 +59,8 @@ class Executor {
   /// @param plan       whose inventory are the parameters.
   /// @param units      of the plan's, by index.
   /// @param node_copy  with several nodes, column members keep what came from other nodes.
-  Executor(SharedMesh mesh, const plan::Plan& plan, const std::vector<UnitSpec>& units,
-           bool node_copy, c10::Device device, const LeafSizes& sizes = {});
+  Executor(wire::SharedMesh mesh, const plan::Plan& plan, const std::vector<UnitSpec>& units,
+           bool node_copy, c10::Device device, const layout::LeafSizes& sizes = {});
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
@@ -68,11 +84,11 @@ class Executor {
   void begin_next_step() { ++step_; }
 
   Unit& unit(core::UnitIndex index) { return *states_.at(index).unit; }
-  const Parameters& parameters() const { return parameters_; }
-  const Leaves& leaves() const { return leaves_; }
-  Owned& owned() { return owned_; }
-  SharedMesh& mesh() { return mesh_; }
-  BufferPool& pool() { return *pool_; }
+  const layout::Parameters& parameters() const { return parameters_; }
+  const layout::Leaves& leaves() const { return leaves_; }
+  wire::Owned& owned() { return owned_; }
+  wire::SharedMesh& mesh() { return mesh_; }
+  wire::BufferPool& pool() { return *pool_; }
   Profile& profile() { return profile_; }
 
   /// Around what a module computes with a unit's weights, on the current stream: they are there,
@@ -92,20 +108,22 @@ class Executor {
   std::map<std::string, double> statistics() const;
 
  private:
-  const Event& newest(const schedule::Dependency& dependency) const {
-    return states_[dependency.unit].done[static_cast<std::size_t>(dependency.kind)];
+  const wire::Event& newest(const schedule::Dependency& dependency) const {
+    return states_[dependency.unit].newest[dependency.kind].done;
   }
-  void enqueue(const schedule::Operation& operation, Work work);
+  void enqueue(const schedule::Operation& operation, wire::Work work);
   void await(const schedule::Operation& operation);
   std::string described(schedule::Kind kind, const Unit& unit) const;
+  static void take_gradients(UnitState* state);
   void finish(const UnitState& state, schedule::Kind kind);
-  void finish(const Event& event, std::int64_t number, const std::function<std::string()>& where);
+  void finish(const wire::Event& event, std::int64_t number,
+              const std::function<std::string()>& where);
 
-  SharedMesh mesh_;
-  Parameters parameters_;
-  Leaves leaves_;
-  std::shared_ptr<BufferPool> pool_;
-  Owned owned_;
+  wire::SharedMesh mesh_;
+  layout::Parameters parameters_;
+  layout::Leaves leaves_;
+  std::shared_ptr<wire::BufferPool> pool_;
+  wire::Owned owned_;
   core::Vector<core::UnitIndex, UnitState> states_;
   Profile profile_;
   pid_t process_;  // that made it: a forked child has no lanes

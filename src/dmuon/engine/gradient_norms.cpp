@@ -20,12 +20,12 @@ void Verdict::scale(const at::Tensor& factor) {
   squared_norms.mul_(factor.to(at::kDouble).square_());
 }
 
-GradientNorms::GradientNorms(const Parameters& parameters, const Owned& owned, core::Slot slot,
-                             int num_slots, int num_host_shards)
+GradientNorms::GradientNorms(const layout::Parameters& parameters, const wire::Owned& owned,
+                             core::Slot slot, int num_slots, int num_host_shards)
     : owned_(owned), slot_(slot), num_parameters_(parameters.size()) {
   const c10::Device device = owned.pool()->device();
   std::vector<std::int64_t> parameter_of;
-  for (const GradientPiece& piece : owned.gradient_pieces())
+  for (const wire::GradientPiece& piece : owned.gradient_pieces())
     parameter_of.push_back(piece.parameter.value());
   parameter_of_ = at::tensor(parameter_of, at::kLong).to(device);
   const std::vector<double> weights{slot.value() < num_host_shards ? 1. : 0.,

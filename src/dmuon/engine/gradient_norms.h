@@ -3,8 +3,8 @@
 #include <ATen/core/Tensor.h>
 
 #include "dmuon/core/index.h"
-#include "dmuon/engine/owned.h"
-#include "dmuon/engine/packing.h"
+#include "dmuon/layout/packing.h"
+#include "dmuon/wire/owned.h"
 
 namespace dmuon::engine {
 
@@ -31,8 +31,8 @@ class GradientNorms {
   /// @param owned      outlives this.
   /// @param num_slots  ranks; the first `num_host_shards` hold different shards of the host's
   ///                   gradients.
-  GradientNorms(const Parameters& parameters, const Owned& owned, core::Slot slot, int num_slots,
-                int num_host_shards);
+  GradientNorms(const layout::Parameters& parameters, const wire::Owned& owned, core::Slot slot,
+                int num_slots, int num_host_shards);
 
   /// @param host  [2] fp64: the squared norms of what this rank has of the host's gradients, of
   ///              shards and of those that every rank holds alike; undefined: zeros.
@@ -53,7 +53,7 @@ class GradientNorms {
     at::Tensor indices_;
   };
 
-  const Owned& owned_;
+  const wire::Owned& owned_;
   core::Slot slot_;
   int num_parameters_;
   at::Tensor parameter_of_;  // [owned.gradient_pieces()] of each

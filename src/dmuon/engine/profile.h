@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "dmuon/engine/clock.h"
 #include "dmuon/schedule/step_schedule.h"
+#include "dmuon/wire/clock.h"
 
 namespace dmuon::engine {
 
@@ -24,7 +24,7 @@ struct Span {
 struct Measured {
   schedule::Kind kind{};
   int unit = 0;
-  Instant issued, started, done;
+  wire::Instant issued, started, done;
 };
 
 /// Where the compute lane is, for the time that it waits.
@@ -37,7 +37,7 @@ class Profile {
  public:
   explicit Profile(c10::Device device) : clock_(device) {}
 
-  const Clock& clock() const { return clock_; }
+  const wire::Clock& clock() const { return clock_; }
 
   /// What waits from now on is counted for this phase.
   void set_phase(Phase phase);
@@ -56,7 +56,7 @@ class Profile {
 
  private:
   mutable std::mutex mutex_;
-  Clock clock_;
+  wire::Clock clock_;
   bool recording_ = false;
   std::vector<Measured> operations_;
   Phase phase_ = Phase::kForward;

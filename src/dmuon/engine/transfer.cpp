@@ -8,7 +8,7 @@
 
 #include "dmuon/core/error.h"
 #include "dmuon/engine/engine.h"
-#include "dmuon/engine/shards.h"
+#include "dmuon/wire/shards.h"
 
 namespace dmuon::engine {
 
@@ -29,8 +29,8 @@ at::Tensor Engine::gather(core::LeafIndex leaf, const std::string& name) {
     const std::int64_t begin = std::exchange(end, end + parameters()[part].num_elements());
     at::Tensor values = flat.narrow(0, begin, end - begin);
     if (column == mesh().shard())
-      mesh().column.broadcast(values, layout().replicate_of(owner).value(), what).wait();
-    mesh().row.broadcast(values, column.value(), what).wait();
+      mesh().column().broadcast(values, layout().replicate_of(owner).value(), what).wait();
+    mesh().row().broadcast(values, column.value(), what).wait();
   }
   return whole;
 }
@@ -42,7 +42,7 @@ void Engine::scatter(core::LeafIndex leaf, const std::string& name, const at::Te
                 c10::multiply_integers(sizes), " elements, got ", value.numel());
   const at::Tensor flat = value.reshape({-1});
   for (OwnedPart& own : owned_parts(leaf, name)) {
-    const Segment& of = own.elements;
+    const layout::Segment& of = own.elements;
     own.tensor.copy_(flat.narrow(0, of.begin, of.size()).view(own.tensor.sizes()));
   }
 }
@@ -62,7 +62,7 @@ std::vector<at::Tensor> Engine::to_shards(const std::vector<core::LeafIndex>& wh
                                           const std::string& name, at::ScalarType dtype) {
   const c10::AutoGradMode no_grad(false);
   drain();
-  const Shards shards(&mesh(), leaves(), parameters(), owned(), num_host_shards());
+  const wire::Shards shards(&mesh(), leaves(), parameters(), owned(), num_host_shards());
   return shards.give(which, name, dtype);
 }
 
@@ -70,7 +70,7 @@ void Engine::from_shards(const std::vector<core::LeafIndex>& which, const std::s
                          const std::vector<at::Tensor>& shards) {
   const c10::AutoGradMode no_grad(false);
   drain();
-  const Shards all(&mesh(), leaves(), parameters(), owned(), num_host_shards());
+  const wire::Shards all(&mesh(), leaves(), parameters(), owned(), num_host_shards());
   all.take(which, name, shards);
 }
 

@@ -8,32 +8,26 @@
 
 namespace dmuon::engine {
 
-Unit::Unit(std::string name, const Leaves& all, Packing packing,
-           const std::shared_ptr<BufferPool>& pool, at::ScalarType compute_dtype,
-           at::ScalarType reduce_dtype)
-    : name_(std::move(name)),
-      packing_(std::move(packing)),
-      weights_(pool, packing_.num_elements, compute_dtype),
-      gradients_(pool, packing_.num_elements, reduce_dtype),
-      arrived_(packing_.leaves.size(), false) {
-  for (const PackedLeafIndex i : packing_.leaves.indices()) {
-    sizes_.push_back(all[packing_.leaves[i]].local_sizes());
-    gradient_views_.push_back(gradients_.view(packing_.leaf_begins[i], sizes_[i]));
+Unit::Unit(const layout::Leaves& all, wire::UnitBuffers* buffers)
+    : buffers_(*buffers), arrived_(packing().leaves.size(), false) {
+  for (const layout::PackedLeaf& leaf : packing().leaves) {
+    sizes_.push_back(all[leaf.index].local_sizes());
+    gradient_views_.push_back(buffers_.gradients.view(leaf.begin, sizes_.back()));
   }
 }
 
 std::vector<at::Tensor> Unit::weight_tensors() const {
   std::vector<at::Tensor> tensors;
-  for (const PackedLeafIndex i : sizes_.indices())
-    tensors.push_back(weights_.view(packing_.leaf_begins[i], sizes_[i]));
+  for (const layout::PackedLeafIndex i : sizes_.indices())
+    tensors.push_back(buffers_.weights.view(packing().leaves[i].begin, sizes_[i]));
   return tensors;
 }
 
 void Unit::bind(std::vector<at::Tensor> parameters, const std::function<void()>& on_gradient) {
   core::invariant(static_cast<int>(parameters.size()) == sizes_.size() && registrations_.empty(),
-                  "Unit::bind: ", name_, " has ", sizes_.size(), " parameters and is bound once");
-  parameters_ = core::Vector<PackedLeafIndex, at::Tensor>(std::move(parameters));
-  for (const PackedLeafIndex i : parameters_.indices()) {
+                  "Unit::bind: ", name(), " has ", sizes_.size(), " parameters and is bound once");
+  parameters_ = core::Vector<layout::PackedLeafIndex, at::Tensor>(std::move(parameters));
+  for (const layout::PackedLeafIndex i : parameters_.indices()) {
     registrations_.push_back(after_accumulation(parameters_[i], [this, i, on_gradient] {
       on_gradient();
       take_gradient(i);
@@ -42,24 +36,24 @@ void Unit::bind(std::vector<at::Tensor> parameters, const std::function<void()>&
 }
 
 void Unit::allocate_gradients() {
-  if (gradients_.allocated()) return;
-  gradients_.allocate();
+  if (buffers_.gradients.allocated()) return;
+  buffers_.gradients.allocate();
   // In-place accumulation starts from zero; a copy overwrites.
-  if (presets()) gradients_.flat().zero_();
+  if (presets()) buffers_.gradients.flat().zero_();
 }
 
 void Unit::expect_gradients() {
-  if (!presets() || gradients_.allocated()) return;
+  if (!presets() || buffers_.gradients.allocated()) return;
   allocate_gradients();
-  for (const PackedLeafIndex i : parameters_.indices()) {
+  for (const layout::PackedLeafIndex i : parameters_.indices()) {
     if (parameters_[i].requires_grad()) parameters_[i].mutable_grad() = gradient_views_[i];
   }
 }
 
-void Unit::take_gradient(PackedLeafIndex leaf) {
+void Unit::take_gradient(layout::PackedLeafIndex leaf) {
   allocate_gradients();
   at::Tensor& grad = parameters_[leaf].mutable_grad();
-  core::invariant(grad.defined(), "Unit::take_gradient: ", name_, ": no gradient to take");
+  core::invariant(grad.defined(), "Unit::take_gradient: ", name(), ": no gradient to take");
   at::Tensor& packed = gradient_views_[leaf];
   if (grad.const_data_ptr() != packed.const_data_ptr()) {
     const at::Tensor value = grad.detach();
@@ -80,7 +74,7 @@ void Unit::take_gradient(PackedLeafIndex leaf) {
   arrived_[leaf] = true;
 }
 
-void Unit::put_gradient(PackedLeafIndex leaf, const at::Tensor& value) {
+void Unit::put_gradient(layout::PackedLeafIndex leaf, const at::Tensor& value) {
   allocate_gradients();
   gradient_views_[leaf].copy_(value);
   last_gradient_.set(value.device());
@@ -91,7 +85,7 @@ void Unit::fill_missing_gradients() {
   last_gradient_.wait();
   allocate_gradients();
   if (presets()) return;
-  for (const PackedLeafIndex i : arrived_.indices()) {
+  for (const layout::PackedLeafIndex i : arrived_.indices()) {
     if (!arrived_[i]) gradient_views_[i].zero_();
   }
 }

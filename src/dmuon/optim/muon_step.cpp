@@ -19,7 +19,7 @@ double adjusted_lr(const MuonGroup& group, std::int64_t rows, std::int64_t cols,
   return adjust_lr(group.adjust_lr, group.lr, rows, cols);
 }
 
-void update(const engine::OwnedBatch& batch, const std::vector<MuonGroup>& groups,
+void update(const wire::OwnedBatch& batch, const std::vector<MuonGroup>& groups,
             const core::Vector<core::ParameterIndex, int>& group_of, const at::Tensor& applies) {
   const c10::AutoGradMode no_grad(false);
   const std::size_t size = batch.parameters.size();
@@ -30,8 +30,8 @@ void update(const engine::OwnedBatch& batch, const std::vector<MuonGroup>& group
     end = begin + 1;
     while (end < size && group(end) == group(begin)) ++end;
     if (group(begin) < 0) continue;
-    muon_update(batch.part(engine::kMaster, begin, end), batch.part(kMomentum, begin, end),
-                batch.part(engine::kGradient, begin, end),
+    muon_update(batch.part(wire::kMaster, begin, end), batch.part(kMomentum, begin, end),
+                batch.part(wire::kGradient, begin, end),
                 groups.at(static_cast<std::size_t>(group(begin))), applies,
                 batch.view.column_blocks, batch.view.transposed);
   }

@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
+#include "dmuon/layout/mesh.h"
 #include "dmuon/plan/inventory.h"
-#include "dmuon/plan/mesh.h"
 
 namespace dmuon::plan {
 

@@ -5,7 +5,6 @@
 #include <unordered_set>
 
 #include "dmuon/core/error.h"
-#include "dmuon/plan/packed_size.h"
 
 namespace dmuon::plan {
 namespace {
@@ -54,16 +53,6 @@ class ColumnOrder {
 
 }  // namespace
 
-std::string to_string(const Shape& shape) {
-  const std::int64_t stacked = shape.num_matrices / shape.column_blocks;
-  const std::string number = stacked == 1 ? "" : core::message(stacked, " of ");
-  const std::string blocks =
-      shape.column_blocks == 1 ? "" : core::message(shape.column_blocks, '*');
-  return core::message(number, shape.rows, " x ", blocks, shape.cols,
-                       shape.transposed ? " transposed" : "",
-                       shape.tensor_parallel ? " over TP" : "");
-}
-
 void validate(const Inventory& inventory) {
   core::require(inventory.values().size() <= std::size_t{kMaxSide},
                 "Inventory: expected fewer than 2^31 parameters; got ", inventory.values().size());
@@ -106,24 +95,6 @@ void validate(const Inventory& inventory) {
 bool is_continued(const Inventory& inventory, ParameterIndex parameter) {
   const ParameterIndex next(parameter.value() + 1);
   return inventory.contains(next) && inventory[next].continues;
-}
-
-PerParameter<std::int64_t> packed_elements_of(const Inventory& inventory) {
-  PerParameter<std::int64_t> all;
-  std::int64_t leaf = 0;
-  std::optional<core::Shard> column;
-  for (const Parameter& matrix : inventory) {
-    if (matrix.continues && matrix.column == column) {  // without the gap after the one before it
-      all.back() -= packed_elements(leaf) - leaf;
-    } else {
-      leaf = 0;
-    }
-    const std::int64_t size = matrix.num_elements();
-    leaf += size;
-    column = matrix.column;
-    all.push_back(size + packed_elements(leaf) - leaf);
-  }
-  return all;
 }
 
 ShapeGroups group_by_shape(const Inventory& inventory) {

@@ -1,82 +1,31 @@
 #pragma once
 
-#include <compare>
 #include <cstdint>
-#include <optional>
-#include <string>
 #include <vector>
 
 #include "dmuon/core/index.h"
+#include "dmuon/layout/mesh.h"
+#include "dmuon/layout/parameter.h"
 
 namespace dmuon::plan {
 
+using core::Owner;
 using core::ParameterIndex;
 using core::PerParameter;
 using core::PerShape;
+using core::Replicate;
 using core::ShapeIndex;
+using core::Shard;
+using core::Slot;
 using core::UnitIndex;
-
-/// What is alike of parameters that may share a batch.
-struct Shape {
-  std::int64_t rows = 0;  ///< of each matrix that is orthogonalised, as it is stored
-  std::int64_t cols = 0;
-  bool tensor_parallel = false;    ///< what gathers and scatters costs more
-  std::int64_t num_matrices = 1;   ///< of one parameter, which stay together
-  std::int64_t column_blocks = 1;  ///< so many of them lie side by side
-  bool transposed = false;
-
-  std::int64_t num_elements() const { return num_matrices * rows * cols; }
-  /// Without what costs do not depend on: where in memory the matrices lie, and how.
-  Shape of_costs() const { return {rows, cols, tensor_parallel, num_matrices}; }
-  auto operator<=>(const Shape&) const = default;
-};
-
-/// "3584 x 18944", of several matrices "64 of 512 x 2048", of three side by side "512 x 3*512";
-/// with " transposed" and " over TP" where it is.
-std::string to_string(const Shape& shape);
-
-/// The matrices of a parameter, one after the other in memory. They are orthogonalised, or, where
-/// column_blocks is more than 1, so many equally wide blocks of columns of each of them.
-struct View {
-  std::int64_t num_matrices = 1;
-  std::int64_t rows = 0;
-  std::int64_t cols = 0;  ///< of all blocks together
-  std::int64_t column_blocks = 1;
-  bool transposed = false;  ///< stored as [in, out]: the learning rate takes cols for the rows
-
-  std::int64_t num_elements() const { return num_matrices * rows * cols; }
-  /// [rows, cols], or [num_matrices, rows, cols] of several.
-  std::vector<std::int64_t> sizes() const {
-    if (num_matrices == 1) return {rows, cols};
-    return {num_matrices, rows, cols};
-  }
-  bool operator==(const View&) const = default;
-};
-
-/// What has one owner: a parameter of the model, or some of the matrices of one.
-struct Parameter {
-  std::string name;  ///< fully qualified
-  View view;
-  int unit = 0;                  ///< index, >= 0, of the module whose hooks move it
-  bool tensor_parallel = false;  ///< sharded over the tensor-parallel group of its slot
-  bool continues = false;  ///< the leaf of the parameter before it, in packed buffers without a gap
-  /// The only one whose ranks have it, by expert parallelism, and of which its owner is.
-  std::optional<core::Shard> column{};
-
-  Shape shape() const {
-    return {view.rows,          view.cols / view.column_blocks,
-            tensor_parallel,    view.num_matrices * view.column_blocks,
-            view.column_blocks, view.transposed};
-  }
-  std::int64_t num_elements() const { return view.num_elements(); }
-  bool operator==(const Parameter&) const = default;
-};
+using layout::Inventory;
+using layout::Mesh;
+using layout::Parameter;
+using layout::Shape;
+using layout::View;
 
 /// The most rows or columns of a matrix.
 inline constexpr std::int64_t kMaxSide = (std::int64_t{1} << 31) - 1;
-
-/// All parameters in module order, which planning takes for execution order.
-using Inventory = PerParameter<Parameter>;
 
 /// The parameters by shape; only equal shapes share a batch.
 struct ShapeGroups {
@@ -93,10 +42,6 @@ void validate(const Inventory& inventory);
 
 /// Whether the parameter after it is of the same leaf.
 bool is_continued(const Inventory& inventory, ParameterIndex parameter);
-
-/// What each fills of packed buffers: the last one of a leaf, or of a leaf's column, with the gap
-/// to the next leaf.
-PerParameter<std::int64_t> packed_elements_of(const Inventory& inventory);
 
 /// @param inventory valid.
 ShapeGroups group_by_shape(const Inventory& inventory);

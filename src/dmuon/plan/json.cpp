@@ -30,6 +30,21 @@ void to_json(Json& json, const Vector<I, T>& vector) {
 
 }  // namespace core
 
+namespace layout {
+
+static void to_json(Json& json, const Mesh& mesh) {
+  json = {{"num_replicates", mesh.num_replicates},
+          {"num_shards", mesh.num_shards},
+          {"tensor_parallel", mesh.tensor_parallel}};
+}
+
+static void to_json(Json& json, const Parameter& matrix) {
+  json = {{"unit", matrix.unit}, {"tensor_parallel", matrix.tensor_parallel}};
+  plan::write_matrices(json, matrix);
+}
+
+}  // namespace layout
+
 namespace balance {
 
 constexpr const char* kKinds[] = {"one owner", "all owners", "patterns"};
@@ -72,12 +87,6 @@ static void to_json(Json& json, const CostTable& costs) {
   json = {{"schema_version", kCostsVersion}, {"source", costs.source}, {"shapes", costs.shapes}};
 }
 
-static void to_json(Json& json, const Mesh& mesh) {
-  json = {{"num_replicates", mesh.num_replicates},
-          {"num_shards", mesh.num_shards},
-          {"tensor_parallel", mesh.tensor_parallel}};
-}
-
 static void to_json(Json& json, const PlanOptions& options) {
   json = {{"lookahead", options.lookahead},
           {"layout_slack", options.layout_slack},
@@ -92,11 +101,6 @@ static void to_json(Json& json, const PlanOptions& options) {
           {"reshard_after_forward", options.reshard_after_forward},
           {"broadcast_before_reduce", options.broadcast_before_reduce},
           {"asynchronous", options.asynchronous}};
-}
-
-static void to_json(Json& json, const Parameter& matrix) {
-  json = {{"unit", matrix.unit}, {"tensor_parallel", matrix.tensor_parallel}};
-  write_matrices(json, matrix);
 }
 
 static void to_json(Json& json, const Batch& batch) {

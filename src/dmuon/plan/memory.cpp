@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "dmuon/plan/packed_size.h"
+#include "dmuon/layout/packed_size.h"
+#include "dmuon/layout/packing.h"
 #include "dmuon/plan/plan.h"
 #include "dmuon/plan/step_buffers.h"
 #include "dmuon/plan/workspace.h"
@@ -13,40 +14,45 @@ namespace {
 
 using Units = core::Vector<UnitIndex, std::vector<ParameterIndex>>;
 
-schedule::Layout layout_of(const Inventory& inventory, const Units& units,
-                           const PerParameter<std::int64_t>& packed, Mesh mesh,
-                           const PerParameter<Owner>& owner, const PlanOptions& options) {
-  schedule::Layout layout{mesh.num_replicates, mesh.num_shards, {}};
-  for (const std::vector<ParameterIndex>& parameters : units) {
-    schedule::UnitLayout unit;
-    unit.owner_elements.resize(mesh.num_slots());
-    for (const ParameterIndex w : parameters)
-      unit.owner_elements[mesh.slot_of(owner[w])] += packed[w];
-    for (const ParameterIndex w : parameters)
-      if (inventory[w].column == Shard(0)) unit.kept_elements += packed[w];
-    unit.weight_size = options.weight_bytes;
-    unit.gradient_size = options.gradient_bytes;
-    layout.units.push_back(std::move(unit));
+// Where parameters lie in the packed buffers of their units, which are numbered by first
+// appearance.
+struct Packed {
+  core::Vector<UnitIndex, layout::Packing> units;
+  schedule::Layout layout;
+};
+
+Packed pack_units(const Inventory& inventory, const Units& units, Mesh mesh,
+                  const PerParameter<Owner>& owner, const PlanOptions& options) {
+  layout::Parameters parameters;
+  for (const ParameterIndex w : inventory.indices())
+    parameters.push_back({inventory[w], mesh.slot_of(owner[w])});
+  for (const UnitIndex unit : units.indices()) {
+    for (const ParameterIndex w : units[unit]) parameters[w].unit = unit.value();
   }
-  return layout;
+  const layout::Leaves leaves = layout::leaves_of(parameters);
+  Packed packed{{}, {mesh, {}}};
+  for (const UnitIndex unit : units.indices()) {
+    packed.units.push_back(layout::pack(parameters, leaves, unit, mesh));
+    schedule::UnitLayout& made = packed.layout.units.emplace_back(unit_layout(packed.units.back()));
+    made.weight_size = options.weight_bytes;
+    made.gradient_size = options.gradient_bytes;
+  }
+  return packed;
 }
 
-// Of a slot's packed buffers. Inboxes are gloo's alone.
-BufferBytes buffer_bytes(const schedule::Layout& layout, Slot slot, Mesh mesh,
-                         const PlanOptions& options) {
+// A slot's packed buffers. Only gloo has inboxes.
+BufferBytes buffer_bytes(const schedule::Layout& layout, Slot slot, const PlanOptions& options) {
   BufferBytes bytes;
   for (const schedule::UnitLayout& unit : layout.units) {
     const std::int64_t all = layout.buffer_elements(unit);
     const std::int64_t travels = all - unit.kept_elements;  // inside the node
-    std::int64_t column = 0;
-    for (const core::Replicate replicate : core::Indices<core::Replicate>(layout.num_replicates))
-      column += unit.owner_elements[layout.slot_of(replicate, layout.shard_of(slot))];
+    const std::int64_t column = layout.column_elements(unit, layout.shard_of(slot));
     const std::int64_t own = unit.owner_elements[slot];
     const auto inbox = [&](std::int64_t segment, std::int64_t buffer, int group_size) {
-      return options.on_cpu ? inbox_elements(segment, buffer, group_size) : 0;
+      return options.on_cpu ? layout::inbox_elements(segment, buffer, group_size) : 0;
     };
     const auto of = [&](std::int64_t elements, int size) {
-      return elements * size / mesh.tensor_parallel;
+      return elements * size / layout.tensor_parallel;
     };
     bytes.push_back(
         {of(all, unit.weight_size), of(all, unit.gradient_size),
@@ -80,20 +86,22 @@ std::vector<UnitIndex> units_of(const std::vector<Batch>& batches, const Units& 
 core::PerOwner<Memory> memory(const Inventory& inventory, Mesh mesh,
                               const PerParameter<Owner>& owner, const std::vector<Batch>& batches,
                               const PlanOptions& options) {
-  const PerParameter<std::int64_t> packed = packed_elements_of(inventory);
   core::Vector<Slot, std::int64_t> slot_elements(mesh.num_slots());
-  core::PerShard<std::int64_t> column_elements(mesh.num_shards);
-  for (const ParameterIndex w : inventory.indices()) {
+  for (const ParameterIndex w : inventory.indices())
     slot_elements[mesh.slot_of(owner[w])] += inventory[w].num_elements();
-    column_elements[mesh.shard_of(owner[w])] += packed[w];
-  }
   const Units units = group_by_unit(inventory);
-  const schedule::Layout layout = layout_of(inventory, units, packed, mesh, owner, options);
+  const Packed packed = pack_units(inventory, units, mesh, owner, options);
+  const schedule::Layout& layout = packed.layout;
+  core::PerShard<std::int64_t> column_elements(mesh.num_shards);
+  for (const layout::Packing& packing : packed.units) {
+    for (const Shard column : mesh.shards())
+      column_elements[column] += packing.column_elements(column);
+  }
   const std::vector<BufferEvent> events = buffer_events(layout, options);
   // Without inboxes alike on all ranks of a column.
   core::Vector<Slot, BufferPeaks> peaks;
   for (const Slot slot : core::Indices<Slot>(options.on_cpu ? mesh.num_slots() : mesh.num_shards)) {
-    peaks.push_back(buffer_peaks(events, buffer_bytes(layout, slot, mesh, options),
+    peaks.push_back(buffer_peaks(events, buffer_bytes(layout, slot, options),
                                  /*keeps=*/options.on_cpu));
   }
   const auto peaks_of = [&](Owner rank) -> const BufferPeaks& {

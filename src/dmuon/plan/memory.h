@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "dmuon/layout/mesh.h"
 #include "dmuon/plan/inventory.h"
-#include "dmuon/plan/mesh.h"
 #include "dmuon/plan/options.h"
 
 namespace dmuon::plan {

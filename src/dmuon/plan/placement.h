@@ -1,8 +1,8 @@
 #pragma once
 
 #include "dmuon/balance/assignment.h"
+#include "dmuon/layout/mesh.h"
 #include "dmuon/plan/inventory.h"
-#include "dmuon/plan/mesh.h"
 #include "dmuon/plan/options.h"
 
 namespace dmuon::plan {

@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "dmuon/balance/certificate.h"
+#include "dmuon/layout/mesh.h"
 #include "dmuon/plan/cost.h"
 #include "dmuon/plan/inventory.h"
 #include "dmuon/plan/memory.h"
-#include "dmuon/plan/mesh.h"
 #include "dmuon/plan/options.h"
 #include "dmuon/plan/spread.h"
 

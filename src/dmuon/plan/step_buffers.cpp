@@ -74,7 +74,7 @@ class Recorder final : public schedule::Performer {
   std::vector<BufferEvent> events_;
 };
 
-// Blocks of memory as engine::BufferPool counts them.
+// Blocks of memory as wire::BufferPool counts them.
 class Pool {
  public:
   explicit Pool(bool keeps) : keeps_(keeps) {}

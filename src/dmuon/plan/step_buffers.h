@@ -39,7 +39,7 @@ struct BufferPeaks {
 using BufferBytes = core::Vector<core::UnitIndex, std::array<std::int64_t, kNumBuffers>>;
 
 /// @param bytes  one of 0 bytes is never taken.
-/// @param keeps  what is given back waits for the next buffer, as in engine::BufferPool on CPUs.
+/// @param keeps  what is given back waits for the next buffer, as in wire::BufferPool on CPUs.
 BufferPeaks buffer_peaks(const std::vector<BufferEvent>& events, const BufferBytes& bytes,
                          bool keeps);
 

@@ -8,8 +8,8 @@
 
 #include "dmuon/balance/certificate.h"
 #include "dmuon/balance/owner_time.h"
+#include "dmuon/layout/mesh.h"
 #include "dmuon/plan/inventory.h"
-#include "dmuon/plan/mesh.h"
 #include "dmuon/plan/options.h"
 
 namespace dmuon::plan {

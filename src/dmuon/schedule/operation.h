@@ -4,17 +4,29 @@
 #include <string>
 #include <vector>
 
+#include "dmuon/core/by_enum.h"
 #include "dmuon/core/index.h"
+#include "dmuon/layout/layout.h"
 
 namespace dmuon::schedule {
 
+using layout::Layout;
+using layout::UnitLayout;
+
 /// An ordered queue of operations that overlaps with the other lanes.
 enum class Lane : int {
-  kCompute,  ///< the training program itself; an operation here blocks it
   kIntra,    ///< messages inside a node: the row
   kInter,    ///< messages between nodes: the column
+  kCompute,  ///< the training program itself; an operation here blocks it
 };
 constexpr int kNumLanes = 3;
+constexpr int kNumQueues = 2;  ///< the lanes beside compute, which come first
+constexpr core::EachOf<Lane, kNumQueues> kQueues;
+
+template <typename T>
+using PerLane = core::ByEnum<Lane, T, kNumLanes>;
+template <typename T>
+using PerQueue = core::ByEnum<Lane, T, kNumQueues>;
 
 enum class Kind : int {
   kUpdate,            ///< compute: momentum, Newton-Schulz, new masters of a batch of this rank
@@ -30,6 +42,10 @@ enum class Kind : int {
   kFinishRouteInter,  ///< compute waits for stage 2 and frees the node's mean
 };
 constexpr int kNumKinds = 11;
+constexpr core::EachOf<Kind, kNumKinds> kKinds;
+
+template <typename T>
+using PerKind = core::ByEnum<Kind, T, kNumKinds>;
 
 const char* name_of(Kind kind);
 const char* name_of(Lane lane);
@@ -62,57 +78,9 @@ struct Operation {
   bool operator==(const Operation&) const = default;
 };
 
-/// A unit as the schedule sees it.
-struct UnitLayout {
-  std::string name;
-  core::Vector<core::Slot, std::int64_t> owner_elements{};  ///< of each owner's part of a buffer
-  int weight_size = 4;    ///< bytes of an element of weights as they travel
-  int gradient_size = 4;  ///< likewise of gradients
-  /// The host framework manages parameters in it, whose collectives all ranks must reach alike: no
-  /// rank may skip it by itself.
-  bool host = false;
-  /// How much of a column's part other columns' ranks do not have: their buffers hold as much of
-  /// their own there (expert parallelism).
-  std::int64_t kept_elements = 0;
-
-  std::int64_t num_elements() const;                  ///< of all owners
-  bool empty() const { return num_elements() == 0; }  ///< of what the engine moves
-};
-
-/// A mesh of R replicates (nodes) of G shards, and the units on it.
-struct Layout {
-  int num_replicates = 1;
-  int num_shards = 1;
-  core::Vector<core::UnitIndex, UnitLayout> units;
-
-  int num_slots() const { return num_replicates * num_shards; }
-  bool has_inter() const { return num_replicates > 1; }
-  core::Slot slot_of(core::Replicate replicate, core::Shard shard) const {
-    return core::Slot(replicate.value() * num_shards + shard.value());
-  }
-  core::Replicate replicate_of(core::Slot slot) const {
-    return core::Replicate(slot.value() / num_shards);
-  }
-  core::Shard shard_of(core::Slot slot) const { return core::Shard(slot.value() % num_shards); }
-
-  /// The length of a rank's packed buffer.
-  std::int64_t buffer_elements(const UnitLayout& unit) const {
-    return unit.num_elements() - (num_shards - 1) * unit.kept_elements;
-  }
-  /// Bytes of the largest packed buffer of any unit.
-  std::int64_t largest_weights() const { return largest_buffer(&UnitLayout::weight_size); }
-  std::int64_t largest_gradients() const { return largest_buffer(&UnitLayout::gradient_size); }
-  /// Bytes of the largest part that a column has of any unit's gradients: what a column member
-  /// keeps of a route between the stages.
-  std::int64_t largest_node_mean() const;
-
- private:
-  std::int64_t largest_buffer(int UnitLayout::*element_size) const;
-};
-
 /// One collective of an operation.
 struct Message {
-  enum class Group : int { kRow, kColumn } group;
+  layout::Axis axis;   ///< of the group
   int root;            ///< member's place in the group: who sends (publish) or receives (route)
   std::int64_t bytes;  ///< payload from or to each other member
   bool operator==(const Message&) const = default;

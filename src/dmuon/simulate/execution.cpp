@@ -10,6 +10,7 @@ namespace dmuon::simulate {
 namespace {
 
 using core::Slot;
+using layout::Axis;
 using schedule::Kind;
 using schedule::Lane;
 using schedule::Message;
@@ -171,26 +172,17 @@ class Machine {
   }
 
   // Rows come first, then columns.
-  std::size_t group_of(Slot slot, Message::Group group) const {
-    if (group == Message::Group::kRow) return mesh_.replicate_of(slot).position();
+  std::size_t group_of(Slot slot, Axis axis) const {
+    if (axis == Axis::kRow) return mesh_.replicate_of(slot).position();
     return static_cast<std::size_t>(mesh_.num_replicates) + mesh_.shard_of(slot).position();
-  }
-  int member_of(Slot slot, Message::Group group) const {
-    return group == Message::Group::kRow ? mesh_.shard_of(slot).value()
-                                         : mesh_.replicate_of(slot).value();
-  }
-  Slot slot_of(Slot slot, Message::Group group, int member) const {
-    return group == Message::Group::kRow
-               ? mesh_.slot_of(mesh_.replicate_of(slot), core::Shard(member))
-               : mesh_.slot_of(core::Replicate(member), mesh_.shard_of(slot));
   }
 
   bool pass_message(Slot slot, LaneState* lane, int index) {
     const Message& message = lane->messages[lane->message];
-    const std::size_t group = group_of(slot, message.group);
+    const std::size_t group = group_of(slot, message.axis);
     if (!lane->begun) begin_message(slot, lane, index, group);
     const Collective& collective = groups_[group][lane->sequence];
-    const int member = member_of(slot, message.group);
+    const int member = mesh_.member_of(slot, message.axis);
     double ready_us = lane->now_us;
     const bool is_root = member == message.root;
     if (timing_.rendezvous || (!schedule::is_publication(collective.kind) && is_root)) {
@@ -213,8 +205,7 @@ class Machine {
   void begin_message(Slot slot, LaneState* lane, int index, std::size_t group) {
     const schedule::Operation& own = operation(slot, index);
     const Message& message = lane->messages[lane->message];
-    const int size =
-        message.group == Message::Group::kRow ? mesh_.num_shards : mesh_.num_replicates;
+    const int size = mesh_.size(message.axis);
     std::deque<Collective>& collectives = groups_[group];
     while (collectives.size() <= lane->sequence)
       collectives.push_back(
@@ -229,7 +220,7 @@ class Machine {
                         describe({.kind = collective.kind, .unit = collective.unit}), " with root ",
                         collective.message.root, " and ", collective.message.bytes, " bytes"));
     }
-    const int member = member_of(slot, message.group);
+    const int member = mesh_.member_of(slot, message.axis);
     collective.begun_us.at(static_cast<std::size_t>(member)) = lane->now_us;
     collective.last_begun_us = std::max(collective.last_begun_us, lane->now_us);
     ++collective.num_begun;
@@ -238,7 +229,7 @@ class Machine {
     lane->begun = true;
     for (int other = 0; other < size; ++other) {
       if (other != member && collective.begun_us[static_cast<std::size_t>(other)] != kNotYet)
-        wake(slot_of(slot, message.group, other));
+        wake(mesh_.slot_of(slot, message.axis, other));
     }
   }
 

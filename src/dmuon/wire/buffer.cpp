@@ -1,0 +1,105 @@
+#include "dmuon/wire/buffer.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace dmuon::wire {
+namespace {
+
+constexpr const char* kFreed =
+    "dmuon: this weight is resharded; its values exist on this rank only while its unit computes. "
+    "Use dmuon.full_params(model) to read or change weights.";
+
+}  // namespace
+
+BufferPool::BufferPool(c10::Device device) : device_(device) {
+  const at::Tensor probe = at::empty({1}, at::TensorOptions().device(device));
+  allocator_ = probe.storage().allocator();
+}
+
+void BufferPool::count(std::int64_t num_bytes) {
+  current_bytes_ += num_bytes;
+  peak_bytes_ = std::max(peak_bytes_, current_bytes_);
+}
+
+c10::DataPtr BufferPool::take(std::int64_t num_bytes, std::int64_t* block_bytes) {
+  if (auto idle = idle_.take(num_bytes)) {
+    *block_bytes = idle->first;
+    return std::move(idle->second);
+  }
+  count(-idle_.free_at_least(current_bytes_ + num_bytes - peak_bytes_));
+  ++num_allocations_;
+  *block_bytes = num_bytes;
+  count(num_bytes);
+  const c10::OptionalDeviceGuard guard(device_);  // an allocator takes the current device
+  return allocator_->allocate(static_cast<std::size_t>(num_bytes));
+}
+
+void BufferPool::give(c10::DataPtr data, std::int64_t block_bytes) {
+  if (device_.is_cpu()) return idle_.give(block_bytes, std::move(data));
+  // The allocator knows the stream on which a block was allocated, and may hand it out there at
+  // once.
+  const c10::impl::VirtualGuardImpl guard(device_.type());
+  guard.recordDataPtrOnStream(data, guard.getStream(device_));
+  count(-block_bytes);
+}
+
+PackedBuffer::PackedBuffer(std::shared_ptr<BufferPool> pool, std::int64_t num_elements,
+                           at::ScalarType dtype)
+    : pool_(std::move(pool)),
+      num_bytes_(num_elements * static_cast<std::int64_t>(c10::elementSize(dtype))),
+      flat_(at::empty({0}, at::TensorOptions().dtype(dtype).device(pool_->device()))) {
+  auto* storage = flat_.storage().unsafeGetStorageImpl();
+  storage->set_resizable(false);
+  flat_.unsafeGetTensorImpl()->set_sizes_contiguous({num_elements});
+  storage->set_nbytes(0);
+  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(kFreed);
+}
+
+PackedBuffer::~PackedBuffer() {
+  try {
+    release();
+  } catch (const std::exception&) {  // a device that has failed, or that a forked child cannot use
+  }
+}
+
+void PackedBuffer::allocate() {
+  if (allocated_) return;
+  auto* storage = flat_.storage().unsafeGetStorageImpl();
+  storage->clear_data_ptr_access_error_msg_();
+  storage->set_data_ptr_noswap(pool_->take(num_bytes_, &block_bytes_));
+  storage->set_nbytes(static_cast<std::size_t>(num_bytes_));
+  allocated_ = true;
+}
+
+void PackedBuffer::release() {
+  if (!allocated_) return;
+  auto* storage = flat_.storage().unsafeGetStorageImpl();
+  c10::DataPtr block = storage->set_data_ptr(c10::DataPtr(nullptr, pool_->device()));
+  storage->set_nbytes(0);
+  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(kFreed);
+  pool_->give(std::move(block), block_bytes_);
+  allocated_ = false;
+}
+
+at::Tensor PackedBuffer::view(std::int64_t offset, at::IntArrayRef sizes) const {
+  // narrow checks against the storage's size, which is zero while the buffer is freed.
+  auto* storage = flat_.storage().unsafeGetStorageImpl();
+  const auto bytes = storage->nbytes();
+  storage->set_nbytes(static_cast<std::size_t>(num_bytes_));
+  const std::int64_t num_elements = c10::multiply_integers(sizes);
+  at::Tensor view =
+      flat_.variable_data().narrow(0, offset, num_elements).view(sizes).variable_data();
+  storage->set_nbytes(bytes);
+  return view;
+}
+
+at::Tensor PackedBuffer::slice(std::int64_t begin, std::int64_t end) const {
+  return flat_.narrow(0, begin, end - begin);
+}
+
+}  // namespace dmuon::wire

@@ -1,0 +1,283 @@
+#include "dmuon/wire/group.h"
+
+#include <ATen/ops/empty.h>
+
+#include <stdexcept>
+#include <utility>
+
+#include "dmuon/core/error.h"
+#include "dmuon/core/hash.h"
+
+namespace dmuon::wire {
+namespace {
+
+// Members of a group in which a root sends to each by itself: a tree would be no shorter by much.
+constexpr int kMostDirect = 4;
+
+// A message and a receive of something else never meet: a rank gone astray ends in a timeout, where
+// gloo would end the process or, with equal sizes, swap data.
+int tag_of(const std::string& what) {
+  return static_cast<int>(core::Hasher().add(what).value() & 0x7fffffff);
+}
+
+[[noreturn]] void fail(const std::string& what, const std::exception& error) {
+  throw core::CommError(core::message(
+      "dmuon: ", what,
+      " failed: a rank died, did not come within the timeout, or issued something else; ",
+      "training cannot go on with this process group. Reported: ", error.what()));
+}
+
+}  // namespace
+
+bool InFlight::wait(const WorkPtr& work) {
+  {
+    const std::scoped_lock lock(mutex_);
+    if (!given_up_.empty()) return false;
+    works_.push_back(work);
+  }
+  const auto forget = [&] {
+    const std::scoped_lock lock(mutex_);
+    std::erase(works_, work);
+    return given_up_.empty();
+  };
+  try {
+    const bool done = work->wait();
+    return forget() && done;
+  } catch (...) {
+    forget();
+    throw;
+  }
+}
+
+std::string InFlight::given_up() {
+  const std::scoped_lock lock(mutex_);
+  return given_up_;
+}
+
+void InFlight::give_up(const std::string& why) {
+  const std::scoped_lock lock(mutex_);
+  if (given_up_.empty()) given_up_ = "it was given up: " + why;
+  for (const WorkPtr& work : works_) {
+    try {
+      work->abort();
+    } catch (const std::exception&) {  // a backend that cannot: its own timeout ends the wait
+    }
+  }
+}
+
+bool Pending::wait_for(std::chrono::milliseconds most) const {
+  for (const WorkPtr& work : works_) {
+    if (!work || work->isCompleted()) continue;
+    if (most.count() == 0) return false;
+    try {
+      work->wait(most);  // throws where the time is over, and leaves the work alone
+    } catch (const std::exception&) {
+      if (!work->isCompleted()) return false;
+    }
+  }
+  return true;
+}
+
+void Pending::wait() {
+  try {
+    for (const WorkPtr& work : works_) {
+      if (work && !in_flight_->wait(work)) throw std::runtime_error(in_flight_->given_up());
+    }
+  } catch (const std::exception& error) {
+    fail(what_, error);
+  }
+  works_.clear();
+}
+
+void wait_all(std::vector<Pending> messages) {
+  for (Pending& message : messages) message.wait();
+}
+
+template <typename Call>
+Pending Group::issue(const std::string& what, Call&& call) {
+  try {
+    // On a CPU the wait for it fails, and says who has not come.
+    const std::string given_up = in_flight_->given_up();
+    if (!runs_beside() && !given_up.empty()) throw std::runtime_error(given_up);
+    return Pending({call()}, what, in_flight_);
+  } catch (const std::exception& error) {
+    fail(what, error);
+  }
+}
+
+template <typename Call>
+Pending Group::issue(const std::string& what, at::Tensor tensor, Call&& call) {
+  std::vector<at::Tensor> tensors{std::move(tensor)};
+  return issue(what, [&] { return call(tensors); });
+}
+
+Group::Group(c10::intrusive_ptr<c10d::ProcessGroup> group, std::string name, int rank, int size,
+             c10::DeviceType device)
+    : group_(std::move(group)),
+      name_(std::move(name)),
+      rank_(rank),
+      size_(size),
+      device_(device),
+      free_point_to_point_(device == c10::DeviceType::CPU) {
+  core::invariant(size_ == 1 || group_, "Group ", name_, ": no process group for ", size_,
+                  " ranks");
+  if (!group_) return;
+  core::invariant(group_->getRank() == rank_ && group_->getSize() == size_, "Group ", name_,
+                  ": rank or size differs from its process group's");
+  backend_ = group_->getBackend(device_);
+  free_point_to_point_ &= backend_->getBackendName() == "gloo";
+  groups_messages_ = device_ != c10::DeviceType::CPU && backend_->supportsCoalescing();
+}
+
+void Group::give_up(const std::string& why) {
+  in_flight_->give_up(why);
+  if (group_ && device_ != c10::DeviceType::CPU) {
+    try {
+      backend_->abort();
+    } catch (const std::exception&) {  // a backend that cannot: its own timeout ends what it does
+    }
+  }
+  auto kept = group_;
+  static_cast<void>(kept.release());
+}
+
+void Group::wait_under(std::shared_ptr<watch::Watch> watch, watch::Rendezvous what) {
+  watch_ = std::move(watch);
+  blocking_ = what;
+}
+
+c10::intrusive_ptr<c10d::Store> Group::store() const {
+  return group_ ? group_->getStore() : c10::intrusive_ptr<c10d::Store>();
+}
+
+void Group::block(Pending pending, const std::string& what) {
+  if (!watch_) return pending.wait();
+  const std::int64_t number = watch_->reach(blocking_, what);
+  watch_->wait(
+      blocking_, number, [&] { return what; },
+      [&](std::chrono::milliseconds most) {
+        if (!pending.wait_for(most)) return false;
+        pending.wait();
+        return true;
+      });
+}
+
+// Said of every message, and mostly for nothing: a stream would take longer than a small message.
+std::string Group::along(const char* does, const std::string& what) const {
+  return does + what + " along the " + name_;
+}
+
+void Group::count(const at::Tensor& tensor) {
+  num_messages_.add(1);
+  num_bytes_.add(static_cast<std::int64_t>(tensor.nbytes()));
+}
+
+Pending Group::broadcast(at::Tensor tensor, int root, const std::string& what) {
+  if (size_ == 1 || tensor.numel() == 0) return {};
+  if (root == rank_) count(tensor);
+  if (free_point_to_point_ && size_ <= kMostDirect) {
+    if (root == rank_) return send_to_all(tensor, what);
+    return receive(std::move(tensor), root, what);
+  }
+  const std::string described = along("broadcast of ", what) + " from " + std::to_string(root);
+  return issue(described, std::move(tensor), [&](auto& tensors) {
+    return backend_->broadcast(tensors, {.rootRank = root, .asyncOp = runs_beside()});
+  });
+}
+
+std::vector<Pending> Group::together(const std::string& what,
+                                     const std::function<std::vector<Pending>()>& issue_all) {
+  if (!groups_messages_) return issue_all();
+  const auto grouped = [&] {
+    backend_->startCoalescing();
+    try {
+      issue_all();
+    } catch (...) {
+      // A group that stays open would take in all that this thread issues to whatever group.
+      try {
+        backend_->endCoalescing();
+      } catch (const std::exception&) {  // the first error says why
+      }
+      throw;
+    }
+    return backend_->endCoalescing();
+  };
+  return {issue(along("messages of ", what), grouped)};
+}
+
+Pending Group::send_to_all(const at::Tensor& tensor, const std::string& what) {
+  const std::string described = along("sending ", what) + " to all";
+  std::vector<WorkPtr> works;
+  try {
+    // In ring order, so that not all roots send to one member at once.
+    for (int i = 1; i < size_; ++i) {
+      std::vector<at::Tensor> tensors{tensor};
+      works.push_back(backend_->send(tensors, (rank_ + i) % size_, tag_of(what)));
+    }
+  } catch (const std::exception& error) {
+    fail(described, error);
+  }
+  return {std::move(works), described, in_flight_};
+}
+
+Pending Group::reduce_sum(at::Tensor tensor, int root, const std::string& what) {
+  if (size_ == 1 || tensor.numel() == 0) return {};
+  if (root != rank_) count(tensor);
+  const std::string described = along("reduction of ", what) + " to " + std::to_string(root);
+  return issue(described, std::move(tensor), [&](auto& tensors) {
+    return backend_->reduce(tensors, {.rootRank = root, .asyncOp = runs_beside()});
+  });
+}
+
+Pending Group::send(at::Tensor tensor, int to, const std::string& what) {
+  if (tensor.numel() == 0) return {};
+  count(tensor);
+  const std::string described = along("sending ", what) + " to " + std::to_string(to);
+  return issue(described, std::move(tensor),
+               [&](auto& tensors) { return backend_->send(tensors, to, tag_of(what)); });
+}
+
+Pending Group::receive(at::Tensor tensor, int from, const std::string& what) {
+  if (tensor.numel() == 0) return {};
+  const std::string described = along("receiving ", what) + " from " + std::to_string(from);
+  return issue(described, std::move(tensor),
+               [&](auto& tensors) { return backend_->recv(tensors, from, tag_of(what)); });
+}
+
+Pending Group::all_reduce_sum(at::Tensor tensor, const std::string& what) {
+  if (size_ == 1 || tensor.numel() == 0) return {};
+  count(tensor);
+  return issue("sum of " + what + " over the " + name_, std::move(tensor), [&](auto& tensors) {
+    return backend_->allreduce(tensors, {.asyncOp = runs_beside()});
+  });
+}
+
+void Group::all_reduce_max(at::Tensor tensor, const std::string& what) {
+  if (size_ == 1) return;
+  count(tensor);
+  const auto call = [&](auto& tensors) {
+    return backend_->allreduce(tensors, {.reduceOp = c10d::ReduceOp::MAX});
+  };
+  block(issue(what, std::move(tensor), call), what);
+}
+
+std::vector<std::array<std::int64_t, 4>> Group::all_gather(std::array<std::int64_t, 4> words,
+                                                           const std::string& what) {
+  std::vector<std::array<std::int64_t, 4>> all(static_cast<std::size_t>(size_), words);
+  if (size_ == 1) return all;
+  const auto options = at::TensorOptions().dtype(at::kLong);
+  at::Tensor mine = at::empty({4}, options);
+  std::copy(words.begin(), words.end(), mine.mutable_data_ptr<std::int64_t>());
+  std::vector<at::Tensor> inputs{mine};
+  std::vector<std::vector<at::Tensor>> outputs(1);
+  for (int i = 0; i < size_; ++i) outputs[0].push_back(at::empty({4}, options));
+  count(mine);
+  block(issue(what, [&] { return backend_->allgather(outputs, inputs); }), what);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const auto* data = outputs[0][i].const_data_ptr<std::int64_t>();
+    std::copy(data, data + 4, all[i].begin());
+  }
+  return all;
+}
+
+}  // namespace dmuon::wire

@@ -1,0 +1,206 @@
+#include "dmuon/wire/lane.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/Event.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+namespace dmuon::wire {
+
+struct Event::State {
+  // On a CPU.
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool happened = false;
+  std::exception_ptr error;
+  // Elsewhere.
+  std::optional<c10::Event> event;
+
+  void happen(std::exception_ptr with) {
+    {
+      const std::scoped_lock lock(mutex);
+      happened = true;
+      error = std::move(with);
+    }
+    changed.notify_all();
+  }
+};
+
+void Event::wait() const {
+  if (!state_) return;
+  if (state_->event) {
+    const c10::impl::VirtualGuardImpl device(state_->event->device_type());
+    state_->event->block(device.getStream(state_->event->device()));
+    return;
+  }
+  std::unique_lock lock(state_->mutex);
+  state_->changed.wait(lock, [this] { return state_->happened; });
+  if (state_->error) std::rethrow_exception(state_->error);
+}
+
+bool Event::wait_for(std::chrono::milliseconds most) const {
+  if (!state_ || state_->event) return true;
+  std::unique_lock lock(state_->mutex);
+  return state_->changed.wait_for(lock, most, [this] { return state_->happened; });
+}
+
+bool Event::has_happened() const {
+  if (!state_) return true;
+  if (!state_->event) return wait_for(std::chrono::milliseconds(0));
+  try {
+    return state_->event->query();
+  } catch (const std::exception&) {  // the device has failed
+    return true;
+  }
+}
+
+class Lane::Worker {
+ public:
+  explicit Worker(const std::string& name) : thread_([this] { run(); }) {
+    pthread_setname_np(thread_.native_handle(), name.substr(0, 15).c_str());
+  }
+
+  ~Worker() {
+    if (getpid() != process_) {
+      thread_.detach();
+      // Its end would wait for the thread, which a forked child does not have.
+      static_cast<void>(changed_.release());
+      return;
+    }
+    {
+      const std::scoped_lock lock(mutex_);
+      over_ = true;
+    }
+    changed_->notify_all();
+    thread_.join();
+  }
+
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+
+  void enqueue(std::function<void()> operation, std::vector<Event> after,
+               std::shared_ptr<Event::State> done) {
+    {
+      const std::scoped_lock lock(mutex_);
+      jobs_.push_back({std::move(operation), std::move(after), std::move(done)});
+    }
+    changed_->notify_all();
+  }
+
+ private:
+  struct Job {
+    std::function<void()> operation;
+    std::vector<Event> after;
+    std::shared_ptr<Event::State> done;
+  };
+
+  void run() {
+    const c10::AutoGradMode no_grad(false);
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;  // which sees nothing of a lane
+    std::exception_ptr error;
+    while (true) {
+      std::unique_lock lock(mutex_);
+      changed_->wait(lock, [this] { return over_ || !jobs_.empty(); });
+      if (jobs_.empty()) return;
+      Job job = std::move(jobs_.front());
+      jobs_.pop_front();
+      lock.unlock();
+      if (!error) {
+        try {
+          for (const Event& event : job.after) event.wait();
+          job.operation();
+        } catch (...) {
+          error = std::current_exception();
+        }
+      }
+      job.operation = nullptr;  // what it holds goes before anybody hears of its end
+      job.done->happen(error);
+    }
+  }
+
+  std::mutex mutex_;
+  std::unique_ptr<std::condition_variable> changed_ = std::make_unique<std::condition_variable>();
+  std::deque<Job> jobs_;
+  bool over_ = false;
+  pid_t process_ = getpid();
+  std::thread thread_;  // last: it uses all of the above
+};
+
+// Everything is issued to a stream of its own, which first waits for the current one.
+class Lane::Stream {
+ public:
+  explicit Stream(c10::Device device)
+      : guard_(device.type()), stream_(guard_.getStreamFromGlobalPool(device, true)) {}
+
+  void enqueue(const std::function<void()>& operation, const std::vector<Event>& after,
+               Event::State& done) {
+    const c10::Device device = stream_.device();
+    c10::Event issued(device.type());
+    issued.record(guard_.getStream(device));
+    issued.block(stream_);
+    done.event.emplace(device.type());
+    const c10::AutoGradMode no_grad(false);
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const c10::StreamGuard on_lane(stream_);
+    try {
+      if (error_) std::rethrow_exception(error_);
+      for (const Event& event : after) event.wait();
+      operation();
+      done.event->record(stream_);
+    } catch (...) {
+      error_ = std::current_exception();
+      done.event.reset();
+      done.happen(error_);
+    }
+  }
+
+  bool ends_before(std::chrono::steady_clock::time_point end) {
+    c10::Event last(guard_.type());
+    last.record(stream_);
+    while (!last.query()) {
+      if (std::chrono::steady_clock::now() > end) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return true;
+  }
+
+ private:
+  std::exception_ptr error_;
+  c10::impl::VirtualGuardImpl guard_;
+  c10::Stream stream_;
+};
+
+bool Lane::ends_within(std::chrono::milliseconds most) {
+  const auto end = std::chrono::steady_clock::now() + most;
+  if (stream_ && !stream_->ends_before(end)) return false;
+  return !worker_ || enqueue(c10::kCPU, [] {}, {}).wait_for(most);
+}
+
+Lane::Lane(std::string name) : name_(std::move(name)) {}
+Lane::~Lane() = default;
+
+Event Lane::enqueue(c10::Device device, std::function<void()> operation, std::vector<Event> after) {
+  auto done = std::make_shared<Event::State>();
+  if (device.is_cpu()) {
+    if (!worker_) worker_ = std::make_unique<Worker>(name_);
+    worker_->enqueue(std::move(operation), std::move(after), done);
+  } else {
+    if (!stream_) stream_ = std::make_unique<Stream>(device);
+    stream_->enqueue(operation, after, *done);
+  }
+  return Event(std::move(done));
+}
+
+}  // namespace dmuon::wire

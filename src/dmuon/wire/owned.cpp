@@ -1,0 +1,121 @@
+#include "dmuon/wire/owned.h"
+
+#include <ATen/ops/_foreach_norm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "dmuon/core/error.h"
+#include "dmuon/core/named.h"
+
+namespace dmuon::wire {
+
+using core::ParameterIndex;
+
+// CPUs convert a piece to fp64 in memory to measure it: 32 MB.
+constexpr std::int64_t kNormElements = std::int64_t{1} << 22;
+
+at::Tensor OwnedBatch::part(const std::string& name, std::size_t begin, std::size_t end) const {
+  return tensors.at(name).narrow(0, first_matrix[begin], first_matrix[end] - first_matrix[begin]);
+}
+
+Owned::Owned(const layout::Parameters& all, const std::vector<std::vector<ParameterIndex>>& batches,
+             std::shared_ptr<BufferPool> pool)
+    : all_(all), positions_(all.size()), names_{kMaster, kGradient}, pool_(std::move(pool)) {
+  const auto options = at::TensorOptions().dtype(at::kFloat).device(pool_->device());
+  for (const std::vector<ParameterIndex>& parameters : batches) {
+    const layout::View& view = all[parameters.at(0)].view;
+    OwnedBatch batch{parameters, view, {0}, {}};
+    const auto index = core::BatchIndex(batches_.size());
+    for (const ParameterIndex parameter : parameters) {
+      positions_.at(parameter) = {index, static_cast<std::int64_t>(batch.first_matrix.size()) - 1};
+      batch.first_matrix.push_back(batch.first_matrix.back() + all[parameter].view.num_matrices);
+    }
+    for (const std::string& name : names_) {
+      batch.tensors[name] = at::empty({batch.first_matrix.back(), view.rows, view.cols}, options);
+      pool_->count(static_cast<std::int64_t>(batch.tensors[name].nbytes()));
+    }
+    batches_.push_back(std::move(batch));
+  }
+}
+
+void add_scaled(at::Tensor target, const at::Tensor& values, double scale, bool adds) {
+  if (adds) {
+    target.add_(values, scale);
+  } else if (values.scalar_type() == at::kFloat) {
+    at::mul_out(target, values, at::scalar_tensor(scale, at::TensorOptions().dtype(at::kDouble)));
+  } else {
+    target.copy_(values);
+    if (scale != 1) target.mul_(scale);
+  }
+}
+
+void Owned::add(const std::string& name) {
+  core::require(std::find(names_.begin(), names_.end(), name) == names_.end(),
+                "Owned::add: name: expected a new one, got '", name, "'");
+  names_.push_back(name);
+  for (OwnedBatch& batch : batches_) {
+    batch.tensors[name] = at::zeros_like(batch.tensors.at(kMaster));
+    pool_->count(static_cast<std::int64_t>(batch.tensors[name].nbytes()));
+  }
+}
+
+void Owned::remove(const std::string& name) {
+  require_name(name);
+  names_.erase(std::find(names_.begin(), names_.end(), name));
+  for (OwnedBatch& batch : batches_) {
+    pool_->count(-static_cast<std::int64_t>(batch.tensors.at(name).nbytes()));
+    batch.tensors.erase(name);
+  }
+}
+
+at::Tensor Owned::stack(const Position& position, const std::string& name) const {
+  const auto index = static_cast<std::size_t>(position.index);
+  return batches_[position.batch].part(name, index, index + 1);
+}
+
+void Owned::require_name(const std::string& name) const {
+  core::named(names_, name, "Owned::of: name: expected");
+}
+
+at::Tensor Owned::of(ParameterIndex parameter, const std::string& name) const {
+  require_name(name);
+  if (!owns(parameter)) return {};
+  return stack(positions_[parameter], name).view(all_[parameter].view.sizes());
+}
+
+void Owned::accumulate(ParameterIndex parameter, std::int64_t begin, const at::Tensor& values,
+                       double scale) {
+  const Position& position = positions_.at(parameter);
+  add_scaled(stack(position, kGradient).view({-1}).narrow(0, begin, values.numel()), values,
+             scale * gradient_scale_, position.filled);
+}
+
+std::vector<GradientPiece> Owned::gradient_pieces() const {
+  std::vector<GradientPiece> pieces;
+  for (const OwnedBatch& batch : batches_) {
+    for (std::size_t position = 0; position < batch.parameters.size(); ++position) {
+      const at::Tensor whole = batch.part(kGradient, position, position + 1).view({-1});
+      for (const at::Tensor& values : whole.split(kNormElements))
+        pieces.push_back({batch.parameters[position], values});
+    }
+  }
+  return pieces;
+}
+
+at::Tensor Owned::norms() const {
+  std::vector<at::Tensor> gradients;
+  for (const GradientPiece& piece : gradient_pieces()) gradients.push_back(piece.values);
+  if (gradients.empty())
+    return at::empty({0}, at::TensorOptions().dtype(at::kDouble).device(pool_->device()));
+  // fp64 throughout: squares of gradients as small as 1e-30 or as large as 1e30 leave fp32's range.
+  // One kernel for all, which converts while it reads: a reduction would convert to memory first.
+  return at::stack(at::_foreach_norm(gradients, 2, at::kDouble));
+}
+
+}  // namespace dmuon::wire

@@ -1,0 +1,66 @@
+#include "dmuon/wire/publish.h"
+
+#include <string>
+
+#include "dmuon/wire/exchange.h"
+
+namespace dmuon::wire {
+namespace {
+
+// Casts the masters that this rank owns into `target`, each to the segment `where` of its record.
+void write_owned(const Owned& owned, const layout::Packing& packing,
+                 layout::Segment layout::PackedParameter::*where, const PackedBuffer& target) {
+  for (const layout::PackedParameter& packed : packing.parameters) {
+    const at::Tensor master = owned.of(packed.index, kMaster);
+    if (!master.defined()) continue;
+    const layout::Segment& place = packed.*where;
+    target.slice(place.begin, place.end).copy_(master.view({-1}));
+  }
+}
+
+// Copies this column's part of the node copy into the unit's weights.
+void copy_from_node(const UnitBuffers& unit, core::Shard column) {
+  std::int64_t begin = 0;
+  for (const layout::Part* part : {&unit.packing.columns[column], &unit.packing.kept[column]}) {
+    for (const layout::Segment& own : part->segments) {
+      const at::Tensor copy = unit.node_copy->slice(begin, begin + own.size());
+      unit.weights.slice(own.begin, own.end).copy_(copy);
+      begin += own.size();
+    }
+  }
+}
+
+}  // namespace
+
+Work publish_inter(SharedMesh* mesh, const Owned* owned, UnitBuffers* unit) {
+  if (!unit->node_copy) unit->weights.allocate();
+  return [=] {
+    const layout::Packing& packing = unit->packing;
+    const std::string what = "the weights of " + unit->name;
+    Group& column = mesh->column();
+    if (unit->node_copy) {
+      write_owned(*owned, packing, &layout::PackedParameter::in_column, *unit->node_copy);
+      exchange_of(column).gather(column, unit->node_copy->flat(), packing.parts_of(mesh->shard()),
+                                 what);
+    } else {
+      write_owned(*owned, packing, &layout::PackedParameter::in_unit, unit->weights);
+      exchange_of(column).gather(column, unit->weights.flat(), packing.owners_of(mesh->shard()),
+                                 what);
+    }
+  };
+}
+
+Work publish_intra(SharedMesh* mesh, const Owned* owned, UnitBuffers* unit) {
+  unit->weights.allocate();
+  return [=] {
+    const layout::Packing& packing = unit->packing;
+    if (unit->node_copy) copy_from_node(*unit, mesh->shard());
+    if (!mesh->has_inter())
+      write_owned(*owned, packing, &layout::PackedParameter::in_unit, unit->weights);
+    Group& row = mesh->row();
+    exchange_of(row).gather(row, unit->weights.flat(), packing.columns.values(),
+                            "the weights of " + unit->name);
+  };
+}
+
+}  // namespace dmuon::wire

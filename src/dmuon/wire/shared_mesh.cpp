@@ -1,0 +1,78 @@
+#include "dmuon/wire/shared_mesh.h"
+
+#include <c10/core/DeviceGuard.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace dmuon::wire {
+
+void Turn::take(const void* holder, std::function<void()> issue_rest) {
+  if (holder_ == holder) return;
+  if (holder_ != nullptr) issue_rest_();
+  holder_ = holder;
+  issue_rest_ = std::move(issue_rest);
+  kept_.reset();
+}
+
+void Turn::give_up(const void* holder) {
+  if (holder_ == holder) holder_ = nullptr;
+}
+
+void Turn::keep(const void* holder, std::shared_ptr<void> last) {
+  if (holder_ == holder) kept_ = std::move(last);
+}
+
+void OnDevice::add(watch::Stuck operation, Event done, c10::Device device) {
+  const std::scoped_lock lock(mutex_);
+  device_ = device;
+  operations_.emplace_back(std::move(operation), std::move(done));
+  if (operations_.size() > kMost) operations_.pop_front();
+}
+
+std::optional<watch::Stuck> OnDevice::oldest() {
+  const std::scoped_lock lock(mutex_);
+  // Of a thread that has chosen none: CUDA would make a context on the first device.
+  const c10::OptionalDeviceGuard guard(device_);
+  while (!operations_.empty() && operations_.front().second.has_happened()) operations_.pop_front();
+  if (operations_.empty()) return std::nullopt;
+  return operations_.front().first;
+}
+
+std::shared_ptr<watch::Watch> SharedMesh::watch_over() {
+  // The groups' copies end the same messages.
+  const auto give_up = [along = along, order = order,
+                        verdict = verdict](const std::string& why) mutable {
+    for (Group& group : along) group.give_up(why);
+    order.give_up(why);
+    verdict.give_up(why);
+  };
+  auto made = std::make_shared<watch::Watch>(order.store(), order.rank(), order.size(), give_up);
+  if (row().device() != c10::DeviceType::CPU)
+    made->look_at([known = on_device] { return known->oldest(); });
+  order.wait_under(made, watch::Rendezvous::kComparison);
+  verdict.wait_under(made, watch::Rendezvous::kAgreement);
+  return made;
+}
+
+void SharedMesh::leave(std::chrono::milliseconds grace) {
+  if (getpid() != process) return;
+  const std::string why = "its program has ended";
+  watch->over(why);
+  const auto end = std::chrono::steady_clock::now() + grace;
+  const auto left = [&] {
+    const auto rest = end - std::chrono::steady_clock::now();
+    return std::chrono::ceil<std::chrono::milliseconds>(std::max(rest, rest.zero()));
+  };
+  const auto ends_in_time = [&](Lane& lane) {
+    try {
+      return lane.ends_within(left());
+    } catch (const std::exception&) {  // a device that has failed
+      return false;
+    }
+  };
+  if (std::ranges::all_of(*lanes, ends_in_time)) return;
+  for (Group& group : along) group.give_up(why);
+}
+
+}  // namespace dmuon::wire

@@ -1,0 +1,67 @@
+#include <gtest/gtest.h>
+
+#include <future>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "dmuon/watch/watch.h"
+#include "tests/watch/watches.h"
+
+namespace dmuon::watch {
+namespace {
+
+using What = Rendezvous;
+
+// Two ranks of which the first has a device that is stuck in its first operation.
+struct Ranks {
+  StorePtr store = c10::make_intrusive<c10d::HashStore>();
+  std::promise<std::string> promise;
+  std::future<std::string> given_up = promise.get_future();
+  Watch stuck{store, 0, 2, [this](const std::string& why) { promise.set_value(why); }, kInterval};
+  Watch other{store, 1, 2, [](const std::string&) {}, kInterval};
+
+  Ranks() {
+    stuck.look_at([] { return std::optional(Stuck{1, "publish of 'a'"}); });
+    stuck.reach(What::kOperation, "publish of 'a'");
+    stuck.reach(What::kOperation, "route of 'b'");  // the host runs ahead
+  }
+
+  // Empty: not in time.
+  std::string why(std::chrono::milliseconds most) {
+    return given_up.wait_for(most) == std::future_status::ready ? given_up.get() : "";
+  }
+};
+
+// The host is blocked outside of dmuon, or computes: it waits for nobody here.
+TEST(WatchOfADevice, GivesUpWhatTheDeviceWaitsForInVain) {
+  Ranks ranks;
+  ranks.other.over("its program has ended");
+  const std::string why = ranks.why(std::chrono::seconds(10));
+  EXPECT_TRUE(contains_all(
+      why, {"in vain",
+            "rank 0 of the mesh has issued 2 operations, last route of 'b', and waits for "
+            "publish of 'a', on its device",
+            "rank 1 of the mesh has issued 0 operations, and is over: its program has ended"}))
+      << why;
+  EXPECT_TRUE(
+      contains_all(why, {"\nNot come to publish of 'a', on its device (operation 1): rank 1"}))
+      << why;
+  EXPECT_THROW(ranks.stuck.leave("collectives of X"), core::CommError);
+}
+
+TEST(WatchOfADevice, FindsThatAnotherRankHasIssuedSomethingElse) {
+  Ranks ranks;
+  ranks.other.reach(What::kOperation, "route of 'b'");
+  const std::string why = ranks.why(std::chrono::seconds(10));
+  EXPECT_TRUE(contains_all(why, {"has issued publish of 'a' where rank 1 has issued route of 'b'"}))
+      << why;
+}
+
+TEST(WatchOfADevice, LetsADeviceBeWhoseOperationTheOthersHaveComeTo) {
+  Ranks ranks;
+  ranks.other.reach(What::kOperation, "publish of 'a'");
+  ranks.other.over("its program has ended");
+  EXPECT_EQ(ranks.why(30 * kInterval), "");
+}
+
+}  // namespace
+}  // namespace dmuon::watch

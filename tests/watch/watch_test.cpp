@@ -1,0 +1,297 @@
+#include "dmuon/watch/watch.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "dmuon/core/error.h"
+#include "tests/watch/forked_child.h"
+#include "tests/watch/rank_threads.h"
+#include "tests/watch/watches.h"
+
+namespace dmuon::watch {
+namespace {
+
+using std::chrono::milliseconds;
+using What = Rendezvous;
+
+TEST(Watch, EndsADisagreementOnEveryRank) {
+  run_ranks(2, [](int rank, const StorePtr& store) {
+    Watch watch(
+        store, rank, 2, [](const std::string&) {}, kInterval);
+    watch.reach(What::kOperation, "publish of 'a'");
+    const std::string why =
+        rank == 0 ? wait_for(&watch, What::kComparison, watch.reach(What::kComparison, "here"))
+                  : wait_for(&watch, What::kOperation, watch.reach(What::kOperation, "route"));
+    EXPECT_NE(why.find("in vain"), std::string::npos) << "rank " << rank;
+    watch.over(why);
+    // Both have looked before either goes.
+    store->add("done", 1);
+    while (store->add("done", 0) < 2) std::this_thread::sleep_for(milliseconds(1));
+  });
+}
+
+// Of as many ranks, which have told that they have begun, and nothing else.
+std::vector<std::unique_ptr<Watch>> watches_of(std::size_t size) {
+  auto ranks = watches({size, c10::make_intrusive<c10d::HashStore>()});
+  std::this_thread::sleep_for(5 * kInterval);
+  return ranks;
+}
+
+TEST(Watch, TellsThatARankIsOver) {
+  const auto ranks = watches_of(2);
+  ranks[1]->over("it has had enough");
+  const std::string why =
+      wait_for(ranks[0].get(), What::kAgreement, ranks[0]->reach(What::kAgreement, ""));
+  EXPECT_TRUE(contains_all(why, {"in vain", "it has had enough"})) << why;
+}
+
+TEST(Watch, TellsThatARankIsOverWhoeverWaitsLater) {
+  auto ranks = watches_of(3);
+  ranks[1]->over("it has had enough");
+  ranks[1].reset();
+  std::this_thread::sleep_for(10 * kInterval);  // what rang has been heard long ago
+  const std::int64_t number = ranks[2]->reach(What::kAgreement, "");
+  const std::string why = wait_for(ranks[2].get(), What::kAgreement, number);
+  EXPECT_TRUE(contains_all(why, {"rank 2 of the mesh has", "it has had enough"})) << why;
+  // And a verdict is for all that wait.
+  EXPECT_EQ(wait_for(ranks[0].get(), What::kComparison, 0), why);
+}
+
+// The one that has gone astray computes; it tells what it has issued, because the other rings.
+TEST(Watch, EndsAWaitForARankThatHasIssuedSomethingElseAndWaitsForNobody) {
+  const auto ranks = watches_of(2);
+  ranks[1]->reach(What::kOperation, "route of 'b'");
+  const std::string why = wait_for(ranks[0].get(), What::kOperation,
+                                   ranks[0]->reach(What::kOperation, "publish of 'a'"));
+  EXPECT_TRUE(contains_all(why, {"rank 0 of the mesh has issued publish of 'a' where rank 1 has "
+                                 "issued route of 'b'"}))
+      << why;
+}
+
+// Rank 0 is over and nobody waits for it; or it has died, and nobody knows.
+TEST(Watch, NeedsNoRankToFindACircleOfOthers) {
+  for (const bool dies : {false, true}) {
+    auto ranks = watches_of(4);
+    for (const auto& rank : ranks) rank->reach(What::kOperation, "publish of 'a'");
+    for (const std::size_t rank : {0, 1}) ranks[rank]->reach(What::kOperation, "route of 'b'");
+    ranks[0]->reach(What::kComparison, "here");
+    if (!dies) ranks[0]->over("it has had enough");
+    ranks[0].reset();
+    const std::int64_t number = ranks[2]->reach(What::kComparison, "here");
+    const Watch::Waiting first(ranks[1].get(), What::kOperation, 2, "route of 'b'");
+    const std::string why = wait_for(ranks[2].get(), What::kComparison, number);
+    EXPECT_TRUE(contains_all(why, {"rank 1 of the mesh has issued 2 operations, last route of 'b'",
+                                   "; rank 2 of the mesh has issued 1 operations"}))
+        << why;
+  }
+}
+
+// What one rank alone has called; others may come yet, and it goes on.
+TEST(Watch, WarnsOnceOfAWaitThatLasts) {
+  testing::internal::CaptureStderr();
+  const StorePtr store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::unique_ptr<Watch>> ranks;
+  for (int rank = 0; rank < 3; ++rank)
+    ranks.push_back(std::make_unique<Watch>(
+        store, rank, 3, [](const std::string&) {}, kInterval, 20 * kInterval));
+  std::this_thread::sleep_for(5 * kInterval);
+  ranks[0]->enter("a backward");
+  const std::int64_t number = ranks[0]->reach(What::kComparison, "");
+  const Watch::Waiting waiting(ranks[0].get(), What::kComparison, number, "full_params in step 3");
+  std::this_thread::sleep_for(35 * kInterval);  // more than 20, and less than 40
+  waiting.check();
+  const std::string warned = testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(contains_all(
+      warned, {"rank 0 of the mesh has waited for ", "what is collective is called on all ranks",
+               "Not come to full_params in step 3 (comparison 1): rank 1, 2 of the mesh.",
+               "rank 0 of the mesh has issued 0 operations, is in a backward, and waits for",
+               "rank 2 of the mesh has issued 0 operations, and waits for nobody; told "}))
+      << warned;
+  EXPECT_EQ(warned.find("has waited", warned.find("has waited") + 1), std::string::npos) << warned;
+}
+
+// What a wait says that ends as a process group's timeout does.
+std::string error_of_a_timeout(Watch* watch, What what, std::int64_t number, milliseconds after) {
+  const auto end = std::chrono::steady_clock::now() + after;
+  try {
+    watch->wait(
+        what, number, [] { return std::string("what is awaited"); },
+        [&](milliseconds most) {
+          std::this_thread::sleep_for(std::min(most, kInterval));
+          if (std::chrono::steady_clock::now() < end) return false;
+          throw core::CommError("timed out");
+        });
+  } catch (const core::CommError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// However soon a wait fails: what all have just come to, nobody is late for.
+TEST(Watch, SaysWhoHasNotComeWhereAWaitFails) {
+  constexpr milliseconds kLong(500);  // others have to tell within it
+  for (const milliseconds after : {milliseconds(0), kLong}) {
+    run_ranks(3, [&](int rank, const StorePtr& store) {
+      Watch watch(
+          store, rank, 3, [](const std::string&) {}, kLong);
+      const auto all_are_here = [&](const std::string& key) {
+        store->add(key, 1);
+        while (store->add(key, 0) < 3) std::this_thread::sleep_for(milliseconds(1));
+      };
+      watch.reach(What::kOperation, "publish of 'a'");
+      all_are_here("begun");
+      if (rank != 2) {
+        const std::int64_t number = watch.reach(What::kOperation, "route of 'b'");
+        const std::string why = error_of_a_timeout(&watch, What::kOperation, number, after);
+        EXPECT_TRUE(contains_all(
+            why, {"timed out\n", "Not come to what is awaited (operation 2): rank 2 of the mesh.",
+                  "rank 2 of the mesh has issued 1 operations, last publish of 'a', and waits for "
+                  "nobody; told ",
+                  "rank 0 of the mesh has issued 2 operations, last route of 'b', and ",
+                  "rank 1 of the mesh has issued 2 operations, last route of 'b', and ",
+                  "and waits for what is awaited; this rank"}))
+            << why;
+        EXPECT_FALSE(contains_all(why, {"the store does not answer"})) << why;
+      }
+      all_are_here("done");
+    });
+  }
+}
+
+// One rank has come to something of dmuon's, the other waits inside of the host framework.
+TEST(Watch, EndsAWaitForARankThatHasLeft) {
+  run_ranks(2, [](int rank, const StorePtr& store) {
+    Watch watch(
+        store, rank, 2, [](const std::string&) {}, kInterval);
+    watch.reach(What::kOperation, "publish of 'a'");
+    if (rank == 0) {
+      watch.leave("collectives of X");
+    } else {
+      const std::string why =
+          wait_for(&watch, What::kComparison, watch.reach(What::kComparison, "here"));
+      EXPECT_TRUE(contains_all(why, {"in vain", "rank 1 of the mesh has issued 1 operations",
+                                     "rank 0 of the mesh has issued 2 operations, last collectives "
+                                     "of X, and waits for collectives of X"}))
+          << why;
+    }
+    store->add("done", 1);
+    while (store->add("done", 0) < 2) std::this_thread::sleep_for(milliseconds(1));
+  });
+}
+
+// What the first of two ranks tells when it is asked, once it is as expected; else what it told
+// last.
+Report told(const StorePtr& store, const std::function<bool(const Report&)>& as_expected) {
+  Report report;
+  for (int i = 0; i < 1000; ++i) {
+    store->add("dmuon watch bell", 1);
+    const std::vector<std::uint8_t> text = store->get("dmuon watch 0");
+    report = report_from({text.begin(), text.end()});
+    if (as_expected(report)) break;
+    std::this_thread::sleep_for(milliseconds(10));
+  }
+  return report;
+}
+
+TEST(Watch, HasLeftUntilItComesToAnythingElse) {
+  for (const What next : {What::kOperation, What::kComparison, What::kAgreement}) {
+    const auto store = c10::make_intrusive<c10d::HashStore>();
+    Watch watch(
+        store, 0, 2, [](const std::string&) {}, kInterval);
+    const auto expect_awaited = [&](std::optional<What> what, std::int64_t number,
+                                    const std::string& moment) {
+      const Report report = told(store, [&](const Report& seen) {
+        return seen.awaited == what && (!what || seen.number == number);
+      });
+      EXPECT_EQ(report.awaited, what) << moment;
+      EXPECT_EQ(what ? report.number : 0, number) << moment;
+    };
+    watch.reach(What::kOperation, "publish of 'a'");
+    expect_awaited({}, 0, "before it leaves");
+    watch.leave("X");
+    EXPECT_EQ(watch.num_operations(), 2);
+    expect_awaited(What::kOperation, 2, "after it has left");
+    {
+      const Watch::Waiting waiting(&watch, What::kOperation, 1, "publish of 'a'");
+      expect_awaited(What::kOperation, 1, "while it waits for what it issued before");
+    }
+    expect_awaited(What::kOperation, 2, "after the wait");
+    watch.reach(next, "");
+    expect_awaited({}, 0, "after it has come to something else");
+    { const Watch::Waiting waiting(&watch, What::kOperation, 1, ""); }
+    watch.reach(What::kOperation, "the last");  // so that what is told is newer than the wait
+    const Report last = told(store, [](const Report& seen) {
+      return !seen.words.empty() && seen.words.back() == "the last";
+    });
+    EXPECT_FALSE(last.awaited.has_value());
+  }
+}
+
+// A store whose host is gone, after a while.
+class Store : public c10d::HashStore {
+ public:
+  c10::intrusive_ptr<c10d::Store> clone() override {
+    return c10::intrusive_ptr<c10d::Store>::reclaim_copy(this);
+  }
+  std::int64_t add(const std::string& key, std::int64_t value) override {
+    if (silent) std::this_thread::sleep_for(10 * kInterval);
+    if (gone) throw std::runtime_error("Connection closed by peer");
+    return c10d::HashStore::add(key, value);
+  }
+  std::atomic<bool> gone = false;
+  std::atomic<bool> silent = false;
+};
+
+TEST(Watch, SaysWhatItKnowsWhereTheStoreIsGoneOrSilent) {
+  for (const bool gone : {true, false}) {
+    const auto store = c10::make_intrusive<Store>();
+    Watch first(
+        store, 0, 2, [](const std::string&) {}, kInterval);
+    Watch second(
+        store, 1, 2, [](const std::string&) {}, kInterval);
+    second.reach(What::kOperation, "publish of 'a'");
+    const auto fail = [&] {
+      return error_of_a_timeout(&first, What::kAgreement,
+                                first.reach(What::kAgreement, "what is awaited"), kInterval);
+    };
+    int looks = 0;  // until the second has told
+    while (++looks < 100 && !contains_all(fail(), {"rank 1 of the mesh has issued"})) continue;
+    (gone ? store->gone : store->silent) = true;
+    const std::string why = fail();
+    EXPECT_TRUE(contains_all(
+        why, {"): rank 1 of the mesh.", "rank 1 of the mesh has issued 1 operations, last publish",
+              "the store does not answer"}))
+        << why;
+  }
+}
+
+// A rank that fails at once may be the first to look.
+TEST(Watch, KnowsThatARankHasToldNothing) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  Watch watch(
+      store, 0, 2, [](const std::string&) {}, kInterval);
+  const std::string why = error_of_a_timeout(&watch, What::kComparison,
+                                             watch.reach(What::kComparison, ""), milliseconds(0));
+  EXPECT_TRUE(contains_all(why, {"rank 1 of the mesh has told nothing"})) << why;
+}
+
+TEST(Watch, ARankAloneWaitsForNobody) {
+  Watch watch(nullptr, 0, 1);
+  EXPECT_EQ(watch.reach(What::kOperation, "a"), 1);
+  EXPECT_EQ(watch.reach(What::kOperation, "b"), 2);
+  const Watch::Waiting waiting(&watch, What::kOperation, 2, "b");
+  EXPECT_NO_THROW(waiting.check());
+}
+
+// A data loader's worker, say, that frees its copy of the model.
+TEST(Watch, MayBeFreedByAForkedChild) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  auto watch = std::make_unique<Watch>(store, 0, 2);
+  std::this_thread::sleep_for(milliseconds(100));  // its thread waits
+  EXPECT_TRUE(ends_in_a_child([&] { watch.reset(); }));
+}
+
+}  // namespace
+}  // namespace dmuon::watch

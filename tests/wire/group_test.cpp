@@ -1,0 +1,253 @@
+#include "dmuon/wire/group.h"
+
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "dmuon/core/error.h"
+#include "tests/wire/groups.h"
+
+namespace dmuon::wire {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+at::Tensor filled(double value, std::int64_t size = 5, at::ScalarType dtype = at::kFloat) {
+  return at::full({size}, value, at::TensorOptions().dtype(dtype));
+}
+
+// A backend that groups messages, and fails at one of them.
+class Grouping final : public c10d::Backend {
+ public:
+  Grouping(int failing) : Backend(0, 2), failing_(failing) {}
+  const std::string getBackendName() const override { return "grouping"; }
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override { ++open_; }
+  WorkPtr endCoalescing() override {
+    --open_;
+    ++launches_;
+    return nullptr;
+  }
+  WorkPtr broadcast(std::vector<at::Tensor>&, const c10d::BroadcastOptions& options) override {
+    EXPECT_FALSE(options.asyncOp);  // on the current stream
+    if (messages_++ == failing_) throw std::runtime_error("no peer");
+    return nullptr;
+  }
+  void abort() override { ++aborts_; }
+
+  int failing_, open_ = 0, launches_ = 0, messages_ = 0, aborts_ = 0;
+};
+
+// It has a backend for a device that needs not exist here: tensors are the host's.
+Group group_over(const c10::intrusive_ptr<Grouping>& backend) {
+  const auto type = c10d::ProcessGroup::BackendType::CUSTOM;
+  auto group =
+      c10::make_intrusive<c10d::ProcessGroup>(c10::make_intrusive<c10d::HashStore>(), 0, 2);
+  for (const c10::DeviceType device : {c10::DeviceType::CPU, c10::DeviceType::CUDA})
+    group->setBackend(device, type, c10::intrusive_ptr<c10d::Backend>(backend));
+  group->setDefaultBackend(type);
+  return {std::move(group), "row", 0, 2, c10::DeviceType::CUDA};
+}
+
+std::vector<Pending> broadcasts(Group* group, int number) {
+  return group->together("x", [&] {
+    std::vector<Pending> messages;
+    for (int i = 0; i < number; ++i) messages.push_back(group->broadcast(filled(1), i % 2, "x"));
+    return messages;
+  });
+}
+
+TEST(Group, LaunchesMessagesTogetherWhereTheBackendCan) {
+  const auto backend = c10::make_intrusive<Grouping>(-1);
+  Group group = group_over(backend);
+  EXPECT_FALSE(group.free_point_to_point());
+  for (Pending& message : broadcasts(&group, 3)) message.wait();
+  EXPECT_EQ(backend->launches_, 1);
+  EXPECT_EQ(backend->messages_, 3);
+}
+
+// Else all that the thread sends later, in whatever group, would wait for the end of this launch.
+TEST(Group, LeavesNoLaunchOpenWhereAMessageFails) {
+  const auto backend = c10::make_intrusive<Grouping>(1);
+  Group group = group_over(backend);
+  EXPECT_THROW(broadcasts(&group, 3), core::CommError);
+  EXPECT_EQ(backend->open_, 0);
+}
+
+TEST(Group, IssuesNothingOnceItWasGivenUp) {
+  const auto backend = c10::make_intrusive<Grouping>(-1);
+  Group group = group_over(backend);
+  group.give_up("nobody comes");
+  EXPECT_EQ(backend->aborts_, 1);
+  try {
+    broadcasts(&group, 1);
+    ADD_FAILURE() << "it was issued";
+  } catch (const core::CommError& error) {
+    EXPECT_NE(std::string(error.what()).find("given up: nobody comes"), std::string::npos);
+  }
+  EXPECT_EQ(backend->messages_, 0);
+}
+
+TEST(Group, OfOneCommunicatesNothing) {
+  Group group(nullptr, "row", 0, 1);
+  const at::Tensor tensor = filled(3);
+  group.broadcast(tensor, 0, "x").wait();
+  group.reduce_sum(tensor, 0, "x").wait();
+  group.all_reduce_max(tensor, "x");
+  EXPECT_EQ(tensor[4].item<float>(), 3);
+  EXPECT_EQ(group.all_gather({1, 2, 3, 4}, "x").at(0)[3], 4);
+  EXPECT_EQ(group.traffic().num_messages, 0);
+}
+
+TEST(Group, RefusesToBeOfSeveralWithoutAProcessGroup) {
+  EXPECT_THROW(Group(nullptr, "row", 0, 2), core::InternalError);
+}
+
+TEST(Group, BroadcastsFromEachRootAndCountsThere) {
+  run_ranks(3, [](int rank, const StorePtr& store) {
+    Group group = make_group(store, "g", rank, 3);
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      for (int root = 0; root < 3; ++root) {
+        const at::Tensor tensor = filled(rank + 10, 5, dtype);
+        group.broadcast(tensor, root, "x").wait();
+        EXPECT_EQ(tensor[4].item<float>(), static_cast<float>(root + 10));
+      }
+    }
+    EXPECT_EQ(group.traffic().num_messages, 2);
+    EXPECT_EQ(group.traffic().num_bytes, 5 * 4 + 5 * 2);
+  });
+}
+
+TEST(Group, ReducesToTheRootAndCountsElsewhere) {
+  run_ranks(3, [](int rank, const StorePtr& store) {
+    Group group = make_group(store, "g", rank, 3);
+    const at::Tensor tensor = filled(1 << rank);
+    group.reduce_sum(tensor, 1, "x").wait();
+    if (rank == 1) {
+      EXPECT_EQ(tensor[0].item<float>(), 7);
+    }
+    EXPECT_EQ(group.traffic().num_bytes, rank == 1 ? 0 : 20);
+  });
+}
+
+TEST(Group, SendsToOneMember) {
+  run_ranks(3, [](int rank, const StorePtr& store) {
+    Group group = make_group(store, "g", rank, 3);
+    EXPECT_TRUE(group.free_point_to_point());
+    const int next = (rank + 1) % 3;
+    const int previous = (rank + 2) % 3;
+    const at::Tensor inbox = filled(-1);
+    Pending receive = group.receive(inbox, previous, "x");
+    Pending send = group.send(filled(rank), next, "x");
+    receive.wait();
+    send.wait();
+    EXPECT_EQ(inbox[2].item<float>(), static_cast<float>(previous));
+    EXPECT_EQ(group.traffic().num_messages, 1);
+    EXPECT_EQ(group.traffic().num_bytes, 20);
+  });
+}
+
+TEST(Group, SendsNothingOfAnEmptyTensor) {
+  run_ranks(2, [](int rank, const StorePtr& store) {
+    Group group = make_group(store, "g", rank, 2);
+    const at::Tensor empty = at::zeros({0});
+    group.broadcast(empty, 0, "x").wait();
+    group.reduce_sum(empty, 0, "x").wait();
+    if (rank == 0) group.send(empty, 1, "x").wait();
+    EXPECT_EQ(group.traffic().num_messages, 0);
+    EXPECT_EQ(group.all_gather({rank, 0, 0, 0}, "x").at(1)[0], 1);
+  });
+}
+
+TEST(Group, TakesTheLargestOfEachElement) {
+  run_ranks(3, [](int rank, const StorePtr& store) {
+    Group group = make_group(store, "g", rank, 3);
+    const at::Tensor tensor = at::zeros({3}, at::TensorOptions().dtype(at::kDouble));
+    tensor[rank] = 1 + rank;
+    tensor[0] = -rank;
+    group.all_reduce_max(tensor, "x");
+    EXPECT_EQ(tensor[0].item<double>(), 0);
+    EXPECT_EQ(tensor[1].item<double>(), 2);
+    EXPECT_EQ(tensor[2].item<double>(), 3);
+  });
+}
+
+TEST(Group, GathersTheWordsOfEachMember) {
+  run_ranks(3, [](int rank, const StorePtr& store) {
+    Group group = make_group(store, "g", rank, 3);
+    const auto all = group.all_gather({rank, -1, std::int64_t{1} << 60, rank * rank}, "x");
+    ASSERT_EQ(all.size(), 3U);
+    for (int member = 0; member < 3; ++member) {
+      const auto& words = all[static_cast<std::size_t>(member)];
+      EXPECT_EQ(words[0], member);
+      EXPECT_EQ(words[2], std::int64_t{1} << 60);
+      EXPECT_EQ(words[3], member * member);
+    }
+  });
+}
+
+// What a peer's death looks like from every kind of call.
+TEST(Group, NamesTheOperationWhenAPeerHasLeft) {
+  run_ranks(2, [](int rank, const StorePtr& store) {
+    Group group = make_group(store, "column", rank, 2, std::chrono::milliseconds(1000));
+    group.all_gather({0, 0, 0, 0}, "x");
+    if (rank == 1) return;  // its process group goes with it
+    const auto start = Clock::now();
+    try {
+      group.receive(filled(0), 1, "blocks.3").wait();
+      ADD_FAILURE() << "received from a rank that left";
+    } catch (const core::CommError& error) {
+      const std::string message = error.what();
+      EXPECT_NE(message.find("receiving blocks.3 along the column from 1"), std::string::npos)
+          << message;
+    }
+    EXPECT_THROW(group.all_reduce_max(filled(0), "x"), core::CommError);
+    EXPECT_THROW(group.broadcast(filled(0, 1 << 20), 1, "x").wait(), core::CommError);
+    EXPECT_LT(Clock::now() - start, std::chrono::milliseconds(4500));
+  });
+}
+
+TEST(Group, GivesUpOnAPeerThatDoesNotComeWithinTheTimeout) {
+  run_ranks(2, [](int rank, const StorePtr& store) {
+    Group group = make_group(store, "g", rank, 2, std::chrono::milliseconds(400));
+    group.all_gather({0, 0, 0, 0}, "x");
+    const auto start = Clock::now();
+    if (rank == 0) {
+      EXPECT_THROW(group.receive(filled(0), 1, "x").wait(), core::CommError);
+      EXPECT_LT(Clock::now() - start, std::chrono::milliseconds(1500));
+      store->set("over", std::vector<std::uint8_t>{1});
+    } else {
+      store->wait({"over"});  // alive, and elsewhere
+    }
+  });
+}
+
+// As a process does that ends: its timeout may be half an hour.
+TEST(Group, GivesUpAtOnceWhenAskedTo) {
+  run_ranks(2, [](int rank, const StorePtr& store) {
+    Group group = make_group(store, "g", rank, 2, std::chrono::milliseconds(60000));
+    group.all_gather({0, 0, 0, 0}, "x");
+    const auto start = Clock::now();
+    if (rank == 0) {
+      Group copy = group;  // as each engine of a mesh has one
+      std::thread other([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        group.give_up("nobody comes");
+      });
+      EXPECT_THROW(copy.receive(filled(0), 1, "x").wait(), core::CommError);
+      EXPECT_THROW(copy.receive(filled(0), 1, "y").wait(), core::CommError);
+      EXPECT_LT(Clock::now() - start, std::chrono::milliseconds(5000));
+      other.join();
+      store->set("over", std::vector<std::uint8_t>{1});
+    } else {
+      store->wait({"over"});
+    }
+  });
+}
+
+}  // namespace
+}  // namespace dmuon::wire

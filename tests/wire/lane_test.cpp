@@ -1,0 +1,146 @@
+#include "dmuon/wire/lane.h"
+
+#include <c10/core/GradMode.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+
+#include "tests/watch/forked_child.h"
+
+namespace dmuon::wire {
+namespace {
+
+/// Holds an operation until it is opened.
+class Gate {
+ public:
+  void open() {
+    {
+      const std::scoped_lock lock(mutex_);
+      is_open_ = true;
+    }
+    changed_.notify_all();
+  }
+  void pass() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return is_open_; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool is_open_ = false;
+};
+
+TEST(Lane, ReturnsAtOnceAndRunsInOrder) {
+  Lane lane("test");
+  Gate gate;
+  std::vector<int> order;
+  lane.enqueue(c10::kCPU, [&] { gate.pass(); }, {});
+  Event last;
+  for (int i = 0; i < 20; ++i) {
+    last = lane.enqueue(c10::kCPU, [&order, i] { order.push_back(i); }, {});
+  }
+  EXPECT_TRUE(order.empty());  // nothing has run, and this thread is here
+  gate.open();
+  last.wait();
+  for (int i = 0; i < 20; ++i) EXPECT_EQ(order.at(static_cast<std::size_t>(i)), i);
+}
+
+TEST(Lane, WaitsForAnotherLanesEvents) {
+  Lane first("first");
+  Lane second("second");
+  Gate gate;
+  std::atomic<bool> happened = false;
+  const Event event = first.enqueue(c10::kCPU,
+                                    [&] {
+                                      gate.pass();
+                                      happened = true;
+                                    },
+                                    {});
+  bool seen = false;
+  const Event after = second.enqueue(c10::kCPU, [&] { seen = happened; }, {event, Event()});
+  gate.open();
+  after.wait();
+  EXPECT_TRUE(seen);
+}
+
+TEST(Lane, RunsBesideTheOthers) {
+  Lane first("first");
+  Lane second("second");
+  Gate gate;
+  const Event held = first.enqueue(c10::kCPU, [&] { gate.pass(); }, {});
+  second.enqueue(c10::kCPU, [] {}, {}).wait();
+  gate.open();
+  held.wait();
+}
+
+TEST(Lane, FailsEverythingAfterAFailure) {
+  Lane lane("test");
+  const Event before = lane.enqueue(c10::kCPU, [] {}, {});
+  const Event failed = lane.enqueue(c10::kCPU, [] { throw std::runtime_error("a peer died"); }, {});
+  bool ran = false;
+  const Event after = lane.enqueue(c10::kCPU, [&] { ran = true; }, {});
+  EXPECT_NO_THROW(before.wait());
+  for (const Event& event : {failed, after, failed}) {
+    try {
+      event.wait();
+      ADD_FAILURE() << "expected the error";
+    } catch (const std::runtime_error& error) {
+      EXPECT_STREQ(error.what(), "a peer died");
+    }
+  }
+  EXPECT_FALSE(ran);
+}
+
+TEST(Lane, FailsWhatDependsOnAFailure) {
+  Lane first("first");
+  Lane second("second");
+  const Event failed =
+      first.enqueue(c10::kCPU, [] { throw std::runtime_error("a peer died"); }, {});
+  bool ran = false;
+  EXPECT_THROW(second.enqueue(c10::kCPU, [&] { ran = true; }, {failed}).wait(), std::runtime_error);
+  EXPECT_FALSE(ran);
+}
+
+TEST(Lane, TakesNoGradients) {
+  Lane lane("test");
+  bool enabled = true;
+  lane.enqueue(c10::kCPU, [&] { enabled = c10::GradMode::is_enabled(); }, {}).wait();
+  EXPECT_FALSE(enabled);
+}
+
+TEST(Lane, FinishesWhatIsEnqueuedBeforeItGoes) {
+  int runs = 0;
+  {
+    Lane lane("test");
+    for (int i = 0; i < 100; ++i) lane.enqueue(c10::kCPU, [&] { ++runs; }, {});
+  }
+  EXPECT_EQ(runs, 100);
+}
+
+TEST(Event, SaysWhetherItHasHappenedInTime) {
+  Lane lane("test");
+  Gate gate;
+  const Event event = lane.enqueue(c10::kCPU, [&] { gate.pass(); }, {});
+  EXPECT_FALSE(event.wait_for(std::chrono::milliseconds(1)));
+  gate.open();
+  EXPECT_TRUE(event.wait_for(std::chrono::milliseconds(60000)));
+}
+
+TEST(Event, HasHappenedByDefault) { EXPECT_NO_THROW(Event().wait()); }
+
+// A data loader's worker, say, that frees its copy of the model.
+TEST(Lane, MayBeFreedByAForkedChild) {
+  auto lane = std::make_unique<Lane>("lane");
+  lane->enqueue(c10::kCPU, [] {}, {}).wait();
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // its thread waits
+  EXPECT_TRUE(watch::ends_in_a_child([&] { lane.reset(); }));
+}
+
+}  // namespace
+}  // namespace dmuon::wire

@@ -1,0 +1,151 @@
+#include "dmuon/wire/owned.h"
+
+#include <ATen/ops/add.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "dmuon/core/error.h"
+
+namespace dmuon::wire {
+namespace {
+
+using core::ParameterIndex;
+
+// Parameter 1 is another rank's; 0 and 3, a stack of two, are one batch, 2 is another.
+class OwnedTest : public testing::Test {
+ protected:
+  static constexpr ParameterIndex kSingle{0};
+  static constexpr ParameterIndex kElsewhere{1};
+  static constexpr ParameterIndex kOther{2};
+  static constexpr ParameterIndex kStack{3};
+
+  // All of a parameter.
+  void accumulate(ParameterIndex parameter, const at::Tensor& values, double scale) {
+    owned.accumulate(parameter, 0, values, scale);
+    owned.set_filled(parameter, true);
+  }
+
+  at::Tensor gradient(ParameterIndex parameter) const {
+    return owned.of(parameter, kGradient).view({-1});
+  }
+
+  void poison() {
+    for (const OwnedBatch& batch : owned.batches())
+      batch.tensors.at(kGradient).fill_(std::numeric_limits<double>::quiet_NaN());
+  }
+
+  const layout::Parameters all{
+      {{"", {1, 2, 3}}, {}}, {{"", {1, 9, 9}}, {}}, {{"", {1, 2, 3}}, {}}, {{"", {2, 2, 3}}, {}}};
+  std::shared_ptr<BufferPool> pool = std::make_shared<BufferPool>(c10::kCPU);
+  Owned owned{all, {{kSingle, kStack}, {kOther}}, pool};
+};
+
+// Six values from `first` on.
+at::Tensor row(double first, at::ScalarType dtype) {
+  return at::arange(first, first + 6, at::TensorOptions().dtype(dtype));
+}
+
+TEST_F(OwnedTest, FindsEachParameterInItsBatch) {
+  float value = 0;
+  for (const ParameterIndex parameter : all.indices()) {
+    const at::Tensor master = owned.of(parameter, kMaster);
+    EXPECT_EQ(master.defined(), owned.owns(parameter));
+    EXPECT_EQ(master.defined(), parameter != kElsewhere);
+    if (!master.defined()) continue;
+    EXPECT_EQ(master.sizes().vec(), all[parameter].view.sizes());
+    master.fill_(++value);
+  }
+  const OwnedBatch& first = owned.batches()[core::BatchIndex(0)];
+  EXPECT_EQ(first.tensors.at(kMaster)[0].sum().item<float>(), 6 * 1);
+  EXPECT_EQ(first.part(kMaster, 1, 2).sizes().vec(), (std::vector<std::int64_t>{2, 2, 3}));
+  EXPECT_EQ(first.part(kMaster, 1, 2).sum().item<float>(), 12 * 3);
+  EXPECT_EQ(first.part(kMaster, 0, 2).sum().item<float>(), 6 * 1 + 12 * 3);
+  EXPECT_EQ(owned.of(kOther, kMaster).sum().item<float>(), 6 * 2);
+}
+
+TEST_F(OwnedTest, OverwritesWhatItDoesNotHold) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    owned.set_filled(kSingle, false);
+    poison();
+    accumulate(kSingle, row(1, dtype), 0.5);
+    for (int i = 0; i < 6; ++i)
+      EXPECT_EQ(gradient(kSingle)[i].item<float>(), 0.5F * static_cast<float>(1 + i));
+    EXPECT_TRUE(owned.filled(kSingle));
+    EXPECT_FALSE(owned.filled(kStack));
+    EXPECT_TRUE(std::isnan(gradient(kStack)[0].item<float>()));
+  }
+}
+
+TEST_F(OwnedTest, AddsToWhatItHolds) {
+  accumulate(kOther, row(0, at::kBFloat16), 2);
+  accumulate(kOther, row(10, at::kFloat), 0.25);
+  for (int i = 0; i < 6; ++i) {
+    const double expected = 2.0 * i + 0.25 * (10 + i);
+    EXPECT_EQ(gradient(kOther)[i].item<float>(), static_cast<float>(expected));
+  }
+}
+
+TEST_F(OwnedTest, TakesAParameterInPiecesThatEndInsideAMatrix) {
+  poison();
+  const at::Tensor values = at::arange(12, at::TensorOptions().dtype(at::kFloat));
+  for (int i = 0; i < 2; ++i) {
+    owned.accumulate(kStack, 0, values.narrow(0, 0, 7), 1);
+    owned.accumulate(kStack, 7, values.narrow(0, 7, 5), 1);
+    owned.set_filled(kStack, true);
+  }
+  EXPECT_TRUE(gradient(kStack).equal(at::add(values, values)));
+}
+
+// 0.1 in bf16 has 8 bits; sums of a hundred of them in bf16 would stop growing.
+TEST_F(OwnedTest, AccumulatesABf16WireInFp32) {
+  const at::Tensor wire = at::full({6}, 0.1, at::TensorOptions().dtype(at::kBFloat16));
+  for (int i = 0; i < 1000; ++i) accumulate(kSingle, wire, 1);
+  EXPECT_NEAR(gradient(kSingle)[0].item<double>(), 1000 * wire[0].item<double>(), 1e-2);
+}
+
+TEST_F(OwnedTest, FindsTheNormOfEachParameterAlsoBeyondTheRangeOfFp32) {
+  accumulate(kSingle, at::full({6}, 1e-30), 1);
+  accumulate(kOther, at::full({6}, 1e30), 1);
+  accumulate(kStack, at::arange(1, 13, at::TensorOptions().dtype(at::kFloat)), 1);
+  const at::Tensor norms = owned.norms();
+  ASSERT_EQ(norms.sizes().vec(), (std::vector<std::int64_t>{3}));
+  const auto* found = norms.const_data_ptr<double>();
+  EXPECT_NEAR(found[0] / (std::sqrt(6) * 1e-30), 1, 1e-6);
+  EXPECT_DOUBLE_EQ(found[1], std::sqrt(650));  // 1 to 12
+  EXPECT_NEAR(found[2] / (std::sqrt(6) * 1e30), 1, 1e-6);
+}
+
+TEST_F(OwnedTest, HoldsNothingOfWhatAnotherRankOwns) {
+  owned.set_filled(kElsewhere, true);
+  EXPECT_FALSE(owned.filled(kElsewhere));
+}
+
+TEST_F(OwnedTest, AddsNamedTensorsOfZerosAndCountsThem) {
+  constexpr std::int64_t kElements = 4 * 6;
+  EXPECT_EQ(pool->current_bytes(), 2 * 4 * kElements);
+  owned.add("momentum_buffer");
+  EXPECT_EQ(pool->current_bytes(), 3 * 4 * kElements);
+  EXPECT_TRUE(owned.of(kStack, "momentum_buffer").equal(at::zeros({2, 2, 3})));
+}
+
+TEST_F(OwnedTest, RefusesAnUnknownNameEvenWhereItOwnsNothing) {
+  const Owned nothing(all, {}, pool);
+  for (const Owned* holder : {&std::as_const(owned), &nothing}) {
+    try {
+      holder->of(kElsewhere, "variance");
+      ADD_FAILURE() << "expected an error";
+    } catch (const core::InvalidArgument& error) {
+      EXPECT_STREQ(error.what(),
+                   "Owned::of: name: expected one of master, gradient; got 'variance'");
+    }
+  }
+}
+
+}  // namespace
+}  // namespace dmuon::wire
