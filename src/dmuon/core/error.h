@@ -20,7 +20,7 @@ struct CommError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// A broken invariant: a bug in dmuon. Python sees a RuntimeError.
+/// An invariant is broken: a bug in dmuon. Python sees a RuntimeError.
 struct InternalError : std::logic_error {
   using std::logic_error::logic_error;
 };
