@@ -7,9 +7,8 @@
 namespace dmuon::balance {
 
 /// The number of matrices of each shape at every owner, with each owner's load and bytes. Matrices
-/// of one shape cost the same, so placement decides later which of them an owner gets. Keeps a
-/// pointer to its problem, which must outlive it. Const methods are safe to call from several
-/// threads.
+/// of one shape cost the same, so placement decides later which of them an owner gets. Points to
+/// its problem, which must outlive it. Threads may share it while none changes it.
 class Assignment {
  public:
   /// Starts with no matrix at any owner.

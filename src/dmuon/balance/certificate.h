@@ -17,8 +17,7 @@ struct Certificate {
     kAllOwners,
     /// At these prices all work together is worth more than `owners` times the most that one owner
     /// can do within bound - 1. The work of shape s is worth per_matrix[s] for each matrix and
-    /// per_ns[s] for each nanosecond. All its matrices take f_s(n_s) or more, however they are
-    /// split.
+    /// per_ns[s] for each nanosecond. Its matrices take f_s(n_s) or more, in any split.
     kPatterns,
   };
 

@@ -53,11 +53,9 @@ struct Instance {
 inline constexpr Nanoseconds kMaxTotalNs = Nanoseconds{1} << 60;
 
 /// Checks an instance. Thread-safe: reads its argument only.
-/// @throws InvalidArgument, naming the first bad part:
-///         - no owner;
-///         - a batch list that is empty, not ascending or does not start at 1;
-///         - a time < 0, or times that add up to more than kMaxTotalNs;
-///         - bytes or max_bytes < 0, or bytes that add up to more than kMaxTotalNs.
+/// @throws InvalidArgument, naming the first bad part: no owner; a batch list that is empty, not
+///         ascending or does not start at 1; a time, bytes or max_bytes < 0; times or bytes that
+///         add up to more than kMaxTotalNs.
 void validate(const Instance& instance);
 
 }  // namespace dmuon::balance

@@ -7,9 +7,8 @@
 
 namespace dmuon::balance {
 
-// All functions here are thread-safe: they read their arguments only.
-
 /// Returns the larger of two bounds that need no search; see Certificate::Kind for the arguments.
+/// All functions here are thread-safe: they read their arguments only.
 Certificate simple_bound(const Problem& problem);
 
 /// Returns a bound with the argument that proves it. Bounds ignore max_bytes, which can only make
@@ -23,15 +22,13 @@ struct Solution {
 };
 
 /// Solves eq:owner_assignment. The makespan is small, and never above the one of longest_first or
-/// least_loaded. The certificate bounds every makespan from below.
-/// Deterministic: equal on every machine that computes IEEE doubles without contracting them. Takes
-/// at most about a second.
+/// least_loaded. The certificate bounds every makespan from below. Takes about a second at most.
+/// Deterministic: equal on every machine that computes IEEE doubles without contracting them.
 /// @throws InvalidArgument if no assignment was found that keeps to max_bytes.
 Solution solve(const Problem& problem);
 
-/// Returns assignments of at most `limit` that local search has changed as little as needed; those
-/// that begin with equal shares of every shape come first. They suit a layout better than the best
-/// balance does.
+/// Returns assignments of at most `limit` that local search has changed as little as needed, those
+/// that began with equal shares first. They suit a layout better than the best balance does.
 std::vector<Assignment> alternatives(const Problem& problem, Nanoseconds limit);
 
 /// Returns the smallest max_bytes for which solve() surely finds an assignment.

@@ -9,8 +9,6 @@
 
 namespace dmuon::catalog {
 
-// All functions here are thread-safe.
-
 /// The weight matrices of a published model, from models/*.json. The program contains the files.
 struct Model {
   std::string name;
@@ -20,10 +18,9 @@ struct Model {
   plan::Inventory inventory;
 };
 
-/// Returns the known models in alphabetical order.
+/// Returns the known models in alphabetical order. Thread-safe, like all functions here.
 std::vector<std::string> model_names();
 
-/// Returns the model of this name.
 /// @throws InvalidArgument for an unknown name, with the known ones.
 Model model(std::string_view name);
 

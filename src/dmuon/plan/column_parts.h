@@ -8,8 +8,7 @@ namespace dmuon::plan {
 /// Decides about all parameters in two steps. The strategy decides about those that any rank may
 /// own. The parameters of single columns (expert parallelism) are then divided between the ranks of
 /// their column, so that all have equal work. Columns have equally many, so the strategy ignores
-/// them. Then its certificate does not cover all parameters and is dropped. As thread-safe as
-/// `strategy`.
+/// them. Its certificate, which does not cover all, is then dropped. As thread-safe as `strategy`.
 /// @param plan     has inventory, mesh, costs and options.
 /// @param problem  covers all parameters.
 /// @throws InvalidArgument if a parameter's column is not in the mesh.

@@ -11,15 +11,14 @@ namespace dmuon::plan {
 /// host's work for a part does not depend on its size.
 inline constexpr std::int64_t kSmallestPart = std::int64_t{1} << 19;
 
-/// Divides large stacks (several matrices of one shape: experts, heads) into parts, so that no
-/// owner must own all matrices of one.
+/// Divides large stacks (several matrices of one shape: experts, heads) between owners. Pure
+/// function, deterministic.
 /// - A part has at most 1/8 of an owner's share of all work, but at least one matrix (whose blocks
 ///   of columns stay together) and at least `smallest_part` elements.
 /// - Parts of a stack are equal, as few as suffice, and follow each other. Matrices [a, b) of
 ///   `name` are "name[a:b]".
 /// - A parameter that has parts already is not divided, unless it belongs to a single column of the
 ///   mesh. Nor is one with only one possible owner.
-/// Deterministic. Pure function.
 /// @param smallest_part  >= 1.
 /// @throws InvalidArgument as validate, and for a smallest_part < 1.
 Inventory divide(const Inventory& inventory, Mesh mesh, std::int64_t smallest_part = kSmallestPart);

@@ -48,9 +48,8 @@ struct Plan {
   bool operator==(const Plan&) const = default;
 };
 
-// All functions here except complete() are thread-safe: they read their arguments only.
-
-/// Makes a plan. Deterministic; the plan is equal on every machine.
+/// Makes a plan. Deterministic; the plan is equal on every machine. Thread-safe: like all functions
+/// here except complete(), it reads its arguments only.
 /// @param strategy one of strategy_names().
 /// @param costs    has an entry for every shape of the inventory.
 /// @throws InvalidArgument, naming the first bad argument. If no plan fits max_memory_bytes, it
@@ -78,10 +77,8 @@ std::uint64_t hash(const Plan& plan);
 /// Returns one JSON object, described in docs/plans.md, that from_json reads back to an equal plan.
 std::string to_json(const Plan& plan);
 
-/// Reads a plan.
-/// @throws InvalidArgument, naming the place in the text, if the text is no plan of this version,
-///         if owners and batches do not hold every matrix once, or if the certificate does not
-///         prove the bound.
+/// @throws InvalidArgument, naming the place in the text, if it is no plan of this version, if
+///         owners and batches do not hold every matrix once, or if the bound is not proved.
 Plan from_json(std::string_view text);
 
 /// Checks that the plan is for these matrices (names, shapes, units, in this order, however stacks

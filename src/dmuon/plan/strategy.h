@@ -41,8 +41,8 @@ Strategy find_strategy(std::string_view name);
 
 /// Solves eq:owner_assignment for the number of matrices of each shape at an owner, then places
 /// them. Prefers an assignment that spreads better if it is within the layout slack and no slower
-/// than lpt, round_robin and xor_layout. On one node it spends no slack: no two columns share a
-/// network there.
+/// than lpt, round_robin and xor_layout. Spends no slack on one node, where columns share no
+/// network.
 Decision load_balance(const Problem& problem);
 
 /// Longest processing time first, matrix by matrix at the time of a single matrix, as in programs
