@@ -24,8 +24,8 @@ struct PricedPattern {
 };
 
 /// Returns the most valuable pattern of at most `available` matrices of each shape. Solves a
-/// knapsack over `cells` parts of `limit`. Loads are rounded down to whole cells. So it may take
-/// a little more than the limit, and no pattern within the limit is worth more. Pure function.
+/// knapsack over `cells` parts of `limit`. Loads are rounded down to whole cells. So the pattern may
+/// exceed the limit a little, and no pattern within the limit is worth more. Pure function.
 /// @param limit > 0. @param cells in [1, limit].
 PricedPattern most_valuable(const Problem& problem, const Prices& prices, Nanoseconds limit,
                             int cells, const PerShape<int>& available);
