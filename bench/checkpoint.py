@@ -78,7 +78,7 @@ def floor(model: nn.Module, cluster: Cluster) -> Callable[[], list[torch.Tensor]
 
 
 def local_bytes(state: Any) -> int:
-    """Returns every shard of matrices in a state dict."""
+    """Returns the bytes of all shards of matrices in a state dict."""
     if isinstance(state, dict):
         return sum(local_bytes(value) for value in state.values())
     return state.to_local().nbytes if isinstance(state, DTensor) and state.ndim == 2 else 0

@@ -3,8 +3,9 @@
     torchrun --nproc-per-node 4 examples/transformers_trainer.py
 
 The program shards the model by itself: dedicate_params, fully_shard, Muon, on the device that Trainer has chosen.
-Trainer gets the optimizer and does the rest. The program changes two defaults of Trainer. prepare_model with
-evaluation_mode=True puts no DDP around the model. save_model saves a state dict that all ranks gather.
+Trainer gets the optimizer and does the rest. The program changes two defaults of Trainer: prepare_model with
+evaluation_mode=True keeps Trainer from putting DDP around the model, and save_model saves a state dict that all ranks
+gather.
 """
 
 import argparse

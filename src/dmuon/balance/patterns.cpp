@@ -6,8 +6,8 @@
 namespace dmuon::balance {
 namespace {
 
-// Merges further ways to fill an owner with one shape into lots, at the smallest size and the
-// largest value of each lot.
+// The most ways to fill an owner with one shape. If there are more, neighbours are merged, at the
+// smallest size and the largest value of each lot.
 constexpr std::size_t kMaxChoices = 512;
 
 struct Choice {

@@ -23,9 +23,9 @@ struct PricedPattern {
   std::int64_t value = 0;  ///< no pattern with a load of at most `limit` is worth more
 };
 
-/// Returns the most valuable pattern of at most `available` matrices of each shape. Solves a
-/// knapsack over `cells` parts of `limit`. Loads are rounded down to whole cells. So the pattern may
-/// exceed the limit a little, and no pattern within the limit is worth more. Pure function.
+/// Returns the most valuable pattern of at most `available` matrices of each shape: a knapsack over
+/// `cells` parts of `limit`. Loads are rounded down to whole cells. So the pattern may exceed the
+/// limit a little, and no pattern within the limit is worth more. Pure function.
 /// @param limit > 0. @param cells in [1, limit].
 PricedPattern most_valuable(const Problem& problem, const Prices& prices, Nanoseconds limit,
                             int cells, const PerShape<int>& available);
