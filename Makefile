@@ -11,10 +11,10 @@ ROUNDS ?= 8
 MINUTES ?= 10
 SEEDS ?= 20
 OUT ?= out/gpu
-# Of tests/distributed, what trains and compares weights: on the asynchronous device in all orders.
+# The tests of tests/distributed that train and compare weights: on the asynchronous device in all orders.
 TRAJECTORIES = trajectory composition checkpointing values_between_units gradients passes skips optimizer adamw_groups \
   views expert_parallel
-# The address: a host name may not resolve.
+# Uses the address, because a host name may not resolve.
 TORCHRUN = python -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node
 
 .PHONY: help setup setup-build build test test-python test-cpp test-device test-async test-gpu fuzz demo bench bench-host bench-ns bench-counts bench-memory bench-plan bench-ablation bench-cluster wheel lint format clean
@@ -25,7 +25,7 @@ help: ## this list
 setup: ## system packages, Python environment, PyTorch, also for tests and lint: only what is missing
 	@tools/setup dev
 
-# Without what only tests and lint need.
+# Skips the packages that only tests and lint need.
 setup-build:
 	@tools/setup
 
@@ -56,7 +56,7 @@ test-async: setup ## training on the asynchronous device in all orders, the rand
 	  DMUON_TEST_DEVICE=emulated ASYNC_DEVICE_ORDER=$${run%-*} ASYNC_DEVICE_SEED=$${run#*-} \
 	    python -m pytest $(TRAJECTORIES:%=tests/distributed/test_%.py) $(ARGS) || exit 1; done
 
-# Without a GPU the emulated device stands in for it, which is among the tests.
+# Without a GPU the emulated device replaces it, which is among the tests.
 test-gpu: setup-build ## what one GPU can show, in parts; figures and logs into OUT= (out/gpu)
 	@tools/build $$($(ENV) python -c "import torch; print('_C' if torch.cuda.is_available() else 'all')")
 	@$(ENV) python tests/gpu/gpu_run.py --out $(OUT) $(ARGS)
@@ -97,7 +97,7 @@ bench-ablation: build ## what balance and batches are worth, on 1 x 2 and 2 x 2 
 	@$(ENV) $(TORCHRUN) 2 bench/ablation.py --mesh 1x2 --variants plan --rounds $(ROUNDS) --json out/bench/ablation-plan-1x2.json $(ARGS)
 	@$(ENV) $(TORCHRUN) 4 bench/ablation.py --mesh 2x2 --variants plan --rounds $(ROUNDS) --json out/bench/ablation-plan-2x2.json $(ARGS)
 
-# Nodes, bandwidth, program. Status 77 says that the machine cannot do this; tools/cluster has said why.
+# Arguments: nodes, bandwidth, program. Status 77: the machine cannot do this; tools/cluster has printed the reason.
 bench-cluster: build ## step times and ablations on emulated nodes with limited bandwidth (ROUNDS=)
 	@tools/setup cluster
 	@$(ENV) for run in "2 1gbit train_step" "2 200mbit train_step" "4 1gbit train_step" "2 1gbit ablation"; do \

@@ -1,9 +1,9 @@
-"""What each part of dmuon's schedule and plan is worth: dmuon without it over dmuon as it is, in interleaved blocks.
+"""Compares dmuon without one part of its schedule or plan with dmuon as it is, in interleaved blocks.
 
     tools/cluster --nodes 2 --ranks 2 --rate 1gbit -- bench/ablation.py --mesh 2x2 --json out/bench/ablation.json
     torchrun --nproc-per-node 4 bench/ablation.py --mesh 2x2 --variants plan
 
-Blocks, ratios and intervals are those of train_step.py. All variants compute the same weights up to rounding.
+Uses train_step.py's blocks, ratios and intervals. All variants compute the same weights up to rounding.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEFAULT = "default"
 
 
 def changed(part: str | None, **changes: bool) -> Callable[[nn.Module], None]:
-    """Changes what is kept of a dedicated model, or a part of it: fields that users have no option for."""
+    """Changes fields of a model's dedication, or of a part of it, for which users have no option."""
 
     def configure(model: nn.Module) -> None:
         options = model.__dict__["_dmuon_dedication"]
@@ -39,7 +39,7 @@ def changed(part: str | None, **changes: bool) -> Callable[[nn.Module], None]:
 
 @dataclass(frozen=True)
 class Variant:
-    """What differs from the default, or from another variant."""
+    """Differences from the default, or from another variant."""
 
     without: str
     dedicate: dict[str, Any] = field(default_factory=dict)

@@ -1,9 +1,10 @@
-"""What a state dict costs beside one scatter of its bytes, and a checkpoint beside stock FSDP2's with AdamW.
+"""Compares a state dict with one scatter of its bytes, and a checkpoint with stock FSDP2's with AdamW.
 
     torchrun --nproc-per-node 4 bench/checkpoint.py --mesh 2x2
 
-The scatter is the floor: every rank sends what it owns once, cut into a part for each rank (1-D meshes), or for each
-rank of its node and then on to the other nodes (2-D), in one exchange without names, pieces or copies, into new memory.
+The scatter is the floor. Every rank sends each byte that it owns once. On 1-D meshes it cuts its matrices into a part
+for each rank. On 2-D meshes it cuts them for the ranks of its node, which send them on to the other nodes. It is one
+exchange without names, pieces or copies, into new memory.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def floor(model: nn.Module, cluster: Cluster) -> Callable[[], list[torch.Tensor]
 
 
 def local_bytes(state: Any) -> int:
-    """Of every shard of matrices in a state dict."""
+    """Returns the bytes of all shards of matrices in a state dict."""
     if isinstance(state, dict):
         return sum(local_bytes(value) for value in state.values())
     return state.to_local().nbytes if isinstance(state, DTensor) and state.ndim == 2 else 0

@@ -31,7 +31,7 @@ LABELS = {"adamw": "AdamW", "muon_ag": "Muon-AG", "dmuon": "dmuon"}
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where this process stands: its device, the mesh (None: no process group) and its rank in it."""
+    """This process's device, the mesh (None: no process group) and this process's rank in the mesh."""
 
     device: torch.device
     mesh: DeviceMesh | None
@@ -43,13 +43,13 @@ class Cluster:
             dist.barrier()
 
     def mean(self, values: Tensor) -> Tensor:
-        """Of a tensor over all ranks."""
+        """Averages a tensor over all ranks."""
         if self.mesh is not None:
             dist.all_reduce(values)
         return values / self.num_ranks
 
     def gather(self, value: T) -> list[T]:
-        """One value a rank, on every rank."""
+        """Gathers one value a rank on every rank."""
         values = [value] * self.num_ranks
         if self.mesh is not None:
             dist.all_gather_object(values, value)
@@ -177,9 +177,9 @@ class Contender:
         raise SystemExit(f"optimizer: expected one of {', '.join(NAMES)}; got {self.name}")
 
     def train(self, num_steps: int) -> tuple[list[StepTimes], Tensor]:
-        """Trains on; the times of each step on this rank, and the losses, mean over ranks.
+        """Trains on. Returns the times of each step on this rank, and the losses, mean over ranks.
 
-        Ranks start together. Leave the first step out of a comparison: then an optimizer whose
+        Ranks start together. Omit the first step from a comparison: then an optimizer whose
         communication outlives its `step()` has as much of it in flight at the start as at the end.
         """
         rank = self._cluster.rank

@@ -1,8 +1,9 @@
-"""What a step asks of an accelerator: kernels, launches of messages, waits of the host; dmuon.Muon beside AdamW under
-FSDP2, beside FSDP2 over what dmuon leaves to it (`rest`) and beside the bare model.
+"""Counts the kernels, launches of messages and waits of the host in a step.
 
-Counted, not timed, on the asynchronous device of the tests (tests/async_device): `make bench-counts`. The model is
-Qwen2.5-7B's block with all extents divided by 64, so that matrices are as many as in the real one.
+Compares dmuon.Muon with AdamW under FSDP2, with FSDP2 over the parameters that dmuon does not take (`rest`), and with
+the bare model. It counts, and does not time, on the asynchronous device of the tests (tests/async_device):
+`make bench-counts`. The model is Qwen2.5-7B's block with all extents divided by 64, so it has as many matrices as the
+real one.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def clip_all_groups(model: nn.Module, max_norm: float) -> None:
 
 
 def count(mesh: Any, kind: str, num_blocks: int) -> dict[str, dict[str, Any]]:
-    """Of the third step, by phase."""
+    """Counts the third step, by phase."""
     async_device = importlib.import_module("async_device")
     device = f"{mesh.device_type}:{torch.get_device_module(mesh.device_type).current_device()}"
     model, optimizer = make(kind, mesh, num_blocks, device)
@@ -107,7 +108,7 @@ def iteration(mesh: Any) -> dict[str, int]:
 
 
 def total(counts: dict[str, Any], what: str) -> int:
-    """Of a phase; of waits by what waits, their sum."""
+    """The count of a phase. Sums waits over the operations that wait."""
     found = counts.get(what, 0)
     return sum(found.values()) if isinstance(found, dict) else int(found)
 

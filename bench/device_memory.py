@@ -1,7 +1,7 @@
 """Memory of an accelerator at the peak of a step: dmuon.Muon, its plan, and AdamW under FSDP2.
 
-Counted by the allocator of the asynchronous device of the tests (tests/async_device): `make bench-memory`. The model is
-a GPT on so few tokens that activations are next to nothing.
+The allocator of the asynchronous device of the tests (tests/async_device) counts: `make bench-memory`. The model is a
+GPT on so few tokens that activations are next to nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ POLICIES = {
 
 
 def count(mesh: Any, kind: str, dtype: str, num_blocks: int, width: int, **options: Any) -> dict[str, int]:
-    """Most bytes of the third step, by phase, beyond those before the model; and what the plan says.
+    """Returns the peak bytes of the third step, by phase, above the level before the model; and the plan's figure.
 
     Args:
         mesh: of the asynchronous device.

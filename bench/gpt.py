@@ -22,7 +22,7 @@ class GPTConfig:
 
 
 class Attention(nn.Module):
-    """Causal self-attention, [batch, sequence, width] to the same."""
+    """Causal self-attention: input and output are [batch, sequence, width]."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()

@@ -1,9 +1,9 @@
 """CPU time of a training step's host side: dmuon.Muon beside FSDP2 with fused AdamW, as rank 0 of a large mesh.
 
-The other ranks do not exist: torch's `fake` backend answers for them at once, and matrices are so small that little but
-the work of the host is left. The bare model, without any sharding, is the floor; `rest` has FSDP2 and AdamW for what is
-no matrix of a block, as dmuon has. `heads` has dmuon alone: each projection is one matrix, or one for each of 8 or 64
-heads. `make bench-host`.
+The other ranks do not exist: torch's `fake` backend answers for them at once. Matrices are so small that little but the
+host's work remains. The bare model, without any sharding, is the floor. `rest` uses FSDP2 and AdamW for all parameters
+except the blocks' matrices, as dmuon does. `heads` measures dmuon alone: each projection is one matrix, or one for each
+of 8 or 64 heads. `make bench-host`.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Subject:
 
 
 def zero_new_memory(device: str, on: bool = True) -> None:
-    """Lets new memory hold zeros, for what the missing ranks would send is what the memory holds already."""
+    """Fills new memory with zeros: the memory's content serves as the missing ranks' messages."""
     if device == "cpu":
         perturb = -6  # M_PERTURB of glibc's malloc.h: new bytes are the complement
         ctypes.CDLL(None).mallopt(perturb, 0xFF if on else 0)
@@ -149,7 +149,7 @@ def zero_new_memory(device: str, on: bool = True) -> None:
 
 
 def measure(mesh: DeviceMesh, model: str, options: argparse.Namespace) -> dict[str, list[list[float]]]:
-    """By kind: [round][part]."""
+    """Returns [round][part] for each kind."""
     zero_new_memory(options.device)
     kinds = ("bare", *HEADS) if model == "heads" else KINDS
     subjects = {kind: Subject(kind, model, mesh, options) for kind in kinds}

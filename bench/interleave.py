@@ -1,7 +1,7 @@
 """Fair comparison on a noisy machine: interleaved blocks, paired ratios, distribution-free intervals.
 
 Contenders run in turns, in a fresh random order every round, so that whatever else the machine does
-hits all alike. A ratio is taken within each round; its median over the rounds is reported with the
+hits all alike. Each round gives a ratio. The median over the rounds is reported with the
 order-statistic interval of the median, which assumes no distribution.
 """
 

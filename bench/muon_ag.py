@@ -2,13 +2,15 @@
 
 Matrices stay sharded by FSDP2. Each rank smooths its gradient shards with momentum (1/G of the work),
 then every matrix's update is gathered whole and every rank orthogonalises all of them, keeping its own
-rows. What can be done for this design is done: updates travel in bf16, which is what the iteration
-computes in; many matrices share one all-gather (a pack); the next pack travels while the current one is
-orthogonalised; the AdamW step of the other parameters runs while the first pack travels; a replicated
-mesh (HSDP) gathers inside the shard dimension only.
+rows. It has every improvement that this design allows:
+
+- Updates travel in bf16, the dtype in which the iteration computes.
+- Many matrices share one all-gather (a pack). The next pack travels while the current one is
+  orthogonalised, and the AdamW step of the other parameters runs while the first pack travels.
+- A replicated mesh (HSDP) gathers inside the shard dimension only.
 
 Cost a step and rank, with W matrix elements on R x G ranks: (G - 1)/G * 2 W bytes received, and the
-Newton-Schulz work of all W elements, R * G times what sharing it out would take.
+Newton-Schulz work of all W elements, R * G times a rank's work if it were shared.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 
 def best_orthogonalize() -> tuple[str, Orthogonalize]:
-    """Name and function of the fastest iteration at hand: dmuon's own, else torch.optim.Muon's."""
+    """Returns name and function of the fastest iteration at hand: dmuon's own, else torch.optim.Muon's."""
     try:
         import dmuon
     except ImportError:

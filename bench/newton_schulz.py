@@ -1,10 +1,15 @@
 """Newton-Schulz alone, on one device: dmuon's, torch.optim.Muon's iteration, and the same in plain products.
 
-Of each shape: milliseconds a matrix, torch.optim.Muon's time and that of plain products over dmuon's, the share of the
-floor that dmuon reaches, dmuon's whole update from gradient to weight over the iteration alone and the bytes an element
-that it moves beside the products (as orthogonalize.h counts them, on CPUs), and errors against the exact polynomial in
-fp64. The floor is the least that a backend may need: FLOPs of the cheaper form with symmetric products by triangles, at
-the rate of the fastest large product found in this run. `make bench-ns`.
+It prints for each shape:
+
+- milliseconds a matrix, and the times of torch.optim.Muon and of plain products over dmuon's;
+- the share of the floor that dmuon reaches;
+- dmuon's whole update from gradient to weight over the iteration alone, and the bytes an element that the update moves
+  beside the products (as orthogonalize.h counts them, on CPUs);
+- errors against the exact polynomial in fp64.
+
+The floor is the least time of any backend: FLOPs of the cheaper form with symmetric products by triangles, at the rate
+of the fastest large product found in this run. `make bench-ns`.
 """
 
 from __future__ import annotations
@@ -132,7 +137,7 @@ def seconds_of(work: Work, x: Tensor, dtype: torch.dtype, times: int = 1) -> flo
 
 
 def peak_flops(dtype: torch.dtype, device: torch.device) -> float:
-    """Of large products, a second: the best of a few."""
+    """FLOPs a second of large products: the best of a few."""
     side = 2048 if device.type == "cpu" else 8192
     a = torch.randn(side, side, device=device).to(dtype)
     out = torch.empty_like(a)
@@ -154,7 +159,7 @@ def floor_seconds(shape: Shape, peak: float) -> float:
 
 
 def measure(shape: Shape, names: list[str], options: argparse.Namespace) -> dict[str, list[float]]:
-    """By contender: seconds of a call, by round."""
+    """Returns the seconds of a call by round, for each contender."""
     torch.manual_seed(0)
     x = torch.randn(shape.batch, shape.rows, shape.cols, device=options.device)
     works = {**CONTENDERS, "update": whole_update(x, options.dtype)}

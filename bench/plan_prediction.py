@@ -1,11 +1,11 @@
-"""What the plan predicts for each rank beside what the rank's updates take in training.
+"""Compares the plan's prediction for each rank with the time of the rank's updates in training.
 
     torchrun --nproc-per-node 4 bench/plan_prediction.py --mesh 2x2 --json out/bench/plan_prediction.json
 
-In each round a new model measures costs, plans and trains. Measured is a rank's batches of a step (momentum,
-Newton-Schulz, update) on its compute lane, the median over steps; the plan's costs hold the cast into the packed buffer
-too, which training does as it publishes. On CPUs each rank keeps to one core, so that ranks that share cores get equal
-parts of them.
+In each round a new model measures costs, plans and trains. The measured time is that of a rank's batches of a step
+(momentum, Newton-Schulz, update) on its compute lane, the median over steps. The plan's costs also include the cast
+into the packed buffer, which training does as it publishes. On CPUs each rank stays on one core, so ranks that share
+cores get equal parts of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Row = dict[str, float]
 
 
 def keep_to_one_core() -> None:
-    """Before other threads exist, which inherit it."""
+    """Pins this process to one core. Call it before other threads exist: they inherit the core."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[int(os.environ.get("LOCAL_RANK", "0")) % len(cores)]})
 

@@ -1,5 +1,5 @@
-// How far solve() stays from its own lower bound, and how long it takes: over 30 named instances,
-// and over 600 seeded perturbations of them.
+// Measures the gap between solve() and its own lower bound, and the time of solve(). Runs over 30
+// named instances, and over 600 seeded perturbations of them.
 //
 //   plan_stress            both
 //   plan_stress --named    only the named ones
@@ -86,8 +86,8 @@ std::vector<Model> models() {
 // In [0, 1).
 double uniform(Random& random) { return static_cast<double>(random() >> 11) * 0x1p-53; }
 
-// Five Newton-Schulz iterations of one m x n matrix at 600 TFLOP/s times the share of 132 SMs that
-// its 128 x 128 tiles of symmetric products keep busy, and 0.15 ms of launches.
+// Models five Newton-Schulz iterations of one m x n matrix, plus 0.15 ms of launches. The rate is
+// 600 TFLOP/s times the share of 132 SMs that the 128 x 128 tiles of its symmetric products use.
 double seconds_of(int m, int n, int batch) {
   const double cube = static_cast<double>(m) * m * m;
   const double area = static_cast<double>(m) * m * n;

@@ -1,4 +1,4 @@
-"""What a figure was measured on: hardware, versions, command."""
+"""Records the hardware, versions and command behind a figure."""
 
 from __future__ import annotations
 

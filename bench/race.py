@@ -133,7 +133,7 @@ def race(
     cluster: Cluster,
     bars: Bars,
 ) -> None:
-    """Turn by turn in random order, to the last step of each."""
+    """Trains the contenders turn by turn in random order, each to its last step."""
     lengths = turns(options.steps - WARM_STEPS, options.block)
     rounds = orders(list(contenders), len(lengths), options.seed)
     for index, (length, order) in enumerate(zip(lengths, rounds, strict=True)):

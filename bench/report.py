@@ -1,4 +1,4 @@
-"""What a training run says about its contenders: a table, two figures, JSON."""
+"""Reports a training run's contenders: a table, two figures, JSON."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Record:
 
 
 def table(records: dict[str, Record], title: str) -> Table:
-    """One row a contender, AdamW the unit of time."""
+    """Returns a table with one row a contender; AdamW's time is the unit."""
     out = Table(title=title, caption="times: median ms; x AdamW: median of paired blocks with its 95 % interval")
     out.add_column("optimizer", no_wrap=True)
     for heading in ("step", *PARTS, "x AdamW", "train loss", "val. loss", "peak MB"):

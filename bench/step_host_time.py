@@ -1,7 +1,7 @@
 """Time of one `step()` over many matrices on one process: dmuon.Muon against torch.optim.Muon's loop.
 
-dmuon has them as parameters of their own, and as one parameter with a view, as heads or experts are. Tiny matrices
-leave nothing but overhead to measure. No process group exists.
+dmuon runs twice: the matrices are parameters of their own, or one parameter with a view, like heads or experts. With
+tiny matrices overhead is all that there is to measure. No process group exists.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Wide(nn.Module):
 
 
 class Subject:
-    """A model, its optimizer and a step of which only `step()` is timed."""
+    """A model, its optimizer, and a training step that times `step()` alone."""
 
     def __init__(self, name: str, num_matrices: int, rows: int, cols: int) -> None:
         torch.manual_seed(0)

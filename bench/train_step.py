@@ -52,7 +52,7 @@ LANES = {"intra": "busy_intra_s", "inter": "busy_inter_s"}
 
 @dataclass
 class Samples:
-    """Of one contender, by round."""
+    """One contender's times, by round."""
 
     blocks: list[list[StepTimes]] = field(default_factory=list)
     traffic: list[list[Traffic]] = field(default_factory=list)  # [rank] of a whole block, untimed step included
@@ -66,17 +66,17 @@ class Samples:
         return [statistics.fmean(times.step for times in block) for block in self.blocks]
 
     def sent(self, kind: str) -> list[float]:
-        """Bytes of a block, by rank: of its node, which is what the kernel counts; the median over the rounds."""
+        """Bytes of a block, by rank: its node's, because the kernel counts by node; the median over the rounds."""
         return [statistics.median(getattr(one, kind) for one in blocks) for blocks in zip(*self.traffic, strict=True)]
 
     def mean_stats(self) -> dict[str, float]:
-        """Over the ranks."""
+        """Averages the statistics over the ranks."""
         return {key: statistics.fmean(stats[key] for stats in self.stats) for key in self.stats[0]}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What contenders have in common."""
+    """Settings that contenders share."""
 
     cluster: Cluster
     config: GPTConfig
@@ -88,7 +88,7 @@ class Setting:
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
-    """What all comparisons of training steps take."""
+    """The arguments of all comparisons of training steps."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--mesh", help="RxG: R replicas of G shards; default: all ranks one row")
@@ -141,7 +141,7 @@ def settle(contender: Contender) -> None:
 
 
 def show_profile(contender: Contender, options: argparse.Namespace, cluster: Cluster) -> None:
-    """What dmuon hides behind compute, by intervals; beside the JSON a trace and a picture of one step."""
+    """Prints the communication hidden behind compute, by intervals; writes a trace and a picture beside the JSON."""
     with dmuon.profile(contender.model) as profile:
         contender.train(1 + options.steps)
     if cluster.rank != 0:
@@ -204,7 +204,7 @@ def summarise(samples: dict[str, Samples], steps_a_block: int, base: str = "adam
 
 
 def hidden_share(stats: dict[str, float]) -> float | None:
-    """Of the time that dmuon communicates, what no rank waits for; None where that is not counted."""
+    """The share of dmuon's communication time that no rank waits for; None if it is not counted."""
     if not stats.keys() >= {*WAITS.values(), *LANES.values()}:
         return None
     busy = sum(stats[key] for key in LANES.values())
@@ -216,7 +216,7 @@ def show_above(label: str, base: str, above: dict[str, float]) -> None:
 
 
 def show_waits(label: str, row: dict[str, Any]) -> None:
-    """Nothing where dmuon does not count them."""
+    """Prints waits; nothing if dmuon does not count them."""
 
     def listed(keys: dict[str, str]) -> str:
         found = {name: row["mean_stats"][key] for name, key in keys.items() if key in row["mean_stats"]}

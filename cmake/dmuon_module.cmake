@@ -1,5 +1,6 @@
-# Sets `out` to what is compiled for these sources: one file, <name>.cpp in the build folder, that includes them all. Most
-# of a compilation is headers, PyTorch's above all. With DMUON_UNITY=OFF, or a single source, `out` is the sources.
+# Sets `out` to the files to compile for these sources: one file, <name>.cpp in the build folder, that includes them
+# all. Most of a compilation is headers, PyTorch's above all. With DMUON_UNITY=OFF, or a single source, `out` is the
+# sources.
 #
 # Not CMake's UNITY_BUILD: the files that it writes hold absolute paths, so ccache would know them in no other clone.
 function(dmuon_unite out name)
@@ -24,7 +25,7 @@ endfunction()
 
 # One folder, one target: dmuon_add_module(<name> SOURCES ... DEPENDS ... [TORCH])
 #
-# A module without TORCH gets no torch include directory, nor does it inherit one, so a torch include
+# A module without TORCH gets no torch include directory and inherits none. So a torch include
 # in it, or in anything it depends on, does not compile: this is the torch line of docs/architecture.md.
 function(dmuon_add_module name)
   cmake_parse_arguments(ARG "TORCH" "" "SOURCES;DEPENDS" ${ARGN})
@@ -46,7 +47,7 @@ function(dmuon_add_module name)
   set_target_properties(${target} PROPERTIES DMUON_TORCH "${ARG_TORCH}" DMUON_SOURCES "${ARG_SOURCES}")
 endfunction()
 
-# One test binary a module: dmuon_add_test(<module> <sources>...). Where PyTorch's headers are most of the work, it is
+# One test binary a module: dmuon_add_test(<module> <sources>...). If PyTorch's headers are most of the work, it is
 # compiled as two files, for two cores.
 function(dmuon_add_test module)
   if(NOT DMUON_BUILD_TESTS)

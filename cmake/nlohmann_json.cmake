@@ -1,5 +1,5 @@
-# The target nlohmann_json::nlohmann_json: the system's or, for who installs dmuon with pip, that of PyPI's nlohmann-json,
-# which pytorch.py requires where the system has none.
+# Finds the target nlohmann_json::nlohmann_json: the system's, or the one of PyPI's nlohmann-json, which pytorch.py
+# requires for an install with pip if the system has none.
 find_package(nlohmann_json 3.10 QUIET)
 if(nlohmann_json_FOUND)
   return()
@@ -14,7 +14,7 @@ if(nlohmann_json_missing)
   message(FATAL_ERROR "dmuon needs the headers of nlohmann-json >= 3.10 to build: apt-get install nlohmann-json3-dev, "
                       "or pip install nlohmann-json")
 endif()
-# By a link, as PyTorch's.
+# Includes the headers by a link, as PyTorch's.
 file(CREATE_LINK ${nlohmann_json_folder} ${CMAKE_BINARY_DIR}/nlohmann_json SYMBOLIC)
 add_library(nlohmann_json::nlohmann_json INTERFACE IMPORTED)
 target_include_directories(nlohmann_json::nlohmann_json SYSTEM INTERFACE ${CMAKE_BINARY_DIR}/nlohmann_json/include)

@@ -40,7 +40,7 @@ def _site_packages() -> Iterator[str]:
 
 
 def series(version: str) -> str:
-    """2.13 of 2.13.0+cpu."""
+    """Returns "2.13" for "2.13.0+cpu"."""
     return ".".join(version.split(".")[:2])
 
 
@@ -48,7 +48,7 @@ class Provider:
     """The requirements that pyproject.toml cannot name."""
 
     def get_requires_for_dynamic_metadata(self, _: Mapping[str, Any]) -> list[str]:
-        """What pip installs to build with."""
+        """The packages that pip installs for the build."""
         requires = [] if find() else [f"torch=={DEFAULT}"]
         headers = (Path(prefix, "include/nlohmann/json.hpp") for prefix in (sys.prefix, "/usr/local", "/usr"))
         if not any(header.is_file() for header in headers):
@@ -56,7 +56,7 @@ class Provider:
         return requires
 
     def dynamic_metadata(self, settings: Mapping[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
-        """What an installed dmuon depends on: the `dependencies` of the settings and its series of PyTorch."""
+        """The dependencies of an installed dmuon: the `dependencies` of the settings and its series of PyTorch."""
         found = find()
         return {"dependencies": [f"torch=={series(found[0] if found else DEFAULT)}.*", *settings["dependencies"]]}
 

@@ -1,7 +1,7 @@
-# The PyTorch that pytorch.py finds, as the one target dmuon_torch.
+# Makes the target dmuon_torch from the PyTorch that pytorch.py finds.
 #
-# Not find_package(Torch): where PyTorch has CUDA, that one fails without the CUDA toolkit, which PyTorch's own
-# packages do without, and so do we.
+# Does not use find_package(Torch): with a PyTorch that has CUDA it fails without the CUDA toolkit. PyTorch's own
+# packages need no toolkit, and neither does dmuon.
 find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
 execute_process(
   COMMAND ${Python_EXECUTABLE} ${PROJECT_SOURCE_DIR}/cmake/pytorch.py
@@ -26,8 +26,8 @@ target_link_libraries(dmuon_torch INTERFACE ${torch_path} ${torch_cpu_path} ${c1
 target_compile_definitions(dmuon_torch INTERFACE USE_DISTRIBUTED USE_C10D_GLOO)
 set(TORCH_PYTHON_LIBRARY ${torch_python_path})
 
-# PyTorch's pybind11 alone, for bindings below the torch line: objects of one module pass into the other only where
-# both are built with the same pybind11.
+# PyTorch's pybind11 alone, for bindings below the torch line. Objects of one module pass into the other only if both
+# are built with the same pybind11.
 file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/pybind11)
 file(CREATE_LINK ${TORCH_INSTALL_PREFIX}/include/pybind11 ${CMAKE_BINARY_DIR}/pybind11/pybind11 SYMBOLIC)
 add_library(dmuon_pybind11 INTERFACE)

@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 4 examples/accelerate_llama.py
 
 The program shards the model by itself: dedicate_params, fully_shard, Muon. Accelerate gets the result and does the
-rest: it deals out the data, moves it, scales losses, clips. Take the model back from prepare_model, which with
-evaluation_mode=True puts no DDP around it; prepare would.
+rest: it distributes the data, moves it, scales losses, clips. Call prepare_model with evaluation_mode=True and use the
+model that it returns. This call puts no DDP around the model; prepare would.
 """
 
 import argparse

@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 4 examples/lightning_gpt.py
     torchrun --nproc-per-node 4 examples/lightning_gpt.py --epochs 2 --resume out/lightning_gpt.ckpt
 
-ModelParallelStrategy leaves the sharding to the module: configure_model calls dedicate_params and fully_shard, and
-configure_optimizers, which Lightning calls next, makes the Muon.
+ModelParallelStrategy lets the module shard itself: configure_model calls dedicate_params and fully_shard. Lightning
+calls configure_optimizers next, which makes the Muon.
 """
 
 import argparse

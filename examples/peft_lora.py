@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 4 examples/peft_lora.py
 
-get_peft_model comes first, for dedicate_params takes what is trainable then. Frozen weights stay with FSDP2, which
-shards them and keeps no optimizer state.
+get_peft_model comes first: dedicate_params takes the matrices that are trainable then. Frozen weights stay with FSDP2,
+which shards them. They have no optimizer state.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def sentences(step: int, rank: int, num_ranks: int) -> torch.Tensor:
 def make_model() -> PeftModel:
     torch.manual_seed(0)  # the same weights on every rank
     sizes = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 4, "num_attention_heads": 4}
-    # Stands for a trained model, so its weights are larger than an untrained one's.
+    # This stands for a trained model, so its weights are larger than an untrained one's.
     base = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, initializer_range=0.2, **sizes))
     return get_peft_model(base, LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM"))
 
@@ -62,7 +62,7 @@ def main() -> None:
         if rank == 0:
             print(f"step {step + 1}: loss {loss.item():.3f}")
 
-    # Only of what is trainable: the base is not gathered.
+    # Gathers trainable weights only, not the base.
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
     weights = get_model_state_dict(model, options=options)
     if rank == 0:

@@ -2,9 +2,9 @@
 
     torchrun --nproc-per-node 4 examples/pipeline.py
 
-Each stage is a model of its own for dmuon, on the ranks that have it: dedicate_params, fully_shard and Muon take that
-part of the mesh. The schedule divides gradients by the number of micro-batches; dmuon does that at the owners. Clipping
-alone looks at all stages.
+dmuon treats each stage as a model of its own, on the ranks that run it: dedicate_params, fully_shard and Muon use that
+part of the mesh. The schedule divides gradients by the number of micro-batches; dmuon does that at the owners. Only
+clipping spans all stages.
 """
 
 import argparse

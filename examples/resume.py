@@ -1,10 +1,10 @@
-"""Trains with checkpoints, and goes on from the newest whole one when it is started again, on any number of ranks.
+"""Trains with checkpoints. Started again, it goes on from the newest whole one, on any number of ranks.
 
     torchrun --nproc-per-node 4 examples/resume.py
 
 Stop it and run it again, or say --steps 60, on as many ranks as you like: the loss goes on where it was. The folder
-out/resume holds the checkpoints; without it the program starts anew. A batch depends on the step alone and is dealt out
-to the ranks, so the training does not depend on their number, as long as that divides the batch.
+out/resume holds the checkpoints; without it the program starts anew. A batch depends on the step alone and is divided
+between the ranks, so the training does not depend on their number, as long as that divides the batch.
 """
 
 import argparse
@@ -46,12 +46,12 @@ def words(step: int, rank: int, num_ranks: int) -> torch.Tensor:
 
 
 def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
-    """Of the next number, to each number."""
+    """Cross-entropy of predicting the next number from each number."""
     return nn.functional.cross_entropy(model(tokens), (tokens + 1) % NUM_WORDS)
 
 
 def is_whole(checkpoint: Path) -> bool:
-    """Whether a save came to its end, and no file has been cut off since."""
+    """True if a save came to its end and no file has been cut off since."""
     if not (checkpoint / ".metadata").exists():
         return False
     places = dcp.FileSystemReader(checkpoint).read_metadata().storage_data.values()

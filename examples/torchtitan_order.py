@@ -4,7 +4,7 @@
 
 dedicate_params and fully_shard see shapes alone. Then to_empty gives each rank memory for its part, init_weights fills
 it with the values that one process would draw, and Muon follows. A checkpoint, if there is one, is loaded last. Started
-again, the program trains on from the one that it left.
+again, the program trains on from its last checkpoint.
 """
 
 import argparse
@@ -93,7 +93,7 @@ def main() -> None:
     model.init_weights()
     optimizer = dmuon.Muon(model, lr=LR, adamw_lr=ADAMW_LR, weight_decay=WEIGHT_DECAY)
 
-    # .metadata is written last: where it lies, the save came to its end.
+    # .metadata is written last: if it exists, the save came to its end.
     first = max((int(path.parent.name[5:]) for path in arguments.folder.glob("step-*/.metadata")), default=0)
     if first > 0:
         weights, state = dsd.get_state_dict(model, optimizer)

@@ -3,8 +3,9 @@
     torchrun --nproc-per-node 4 examples/transformers_trainer.py
 
 The program shards the model by itself: dedicate_params, fully_shard, Muon, on the device that Trainer has chosen.
-Trainer gets the optimizer and does the rest. Two things it would do otherwise: it puts no DDP around what prepare_model
-has seen with evaluation_mode=True, and it saves by a state dict that all ranks gather.
+Trainer gets the optimizer and does the rest. The program changes two defaults of Trainer: prepare_model with
+evaluation_mode=True keeps Trainer from putting DDP around the model, and save_model saves a state dict that all ranks
+gather.
 """
 
 import argparse
@@ -44,7 +45,7 @@ def make_model() -> Qwen2ForCausalLM:
 
 
 class Arguments(TrainingArguments):
-    place_model_on_device = False  # it is there already
+    place_model_on_device = False  # the model is there already
 
 
 class ShardedTrainer(Trainer):

@@ -38,7 +38,7 @@ class Ranks:
         self._workers = start_workers(_work, size, timeout_s)
 
     def run(self, function: Callable[..., Any], **arguments: Any) -> list[Any]:
-        """What the function, which stands at the top of its module, returns on each rank."""
+        """Runs a function of a module's top level on each rank. Returns their results."""
         answers = self.answers(function, **arguments)
         errors = [f"--- rank {rank} ---\n{value}" for rank, (kind, value) in enumerate(answers) if kind != "ok"]
         if errors:

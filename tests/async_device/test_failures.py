@@ -1,4 +1,4 @@
-"""What would hang a GPU's ranks ends with an error that says why."""
+"""A program that would hang a GPU's ranks ends with an error that says why."""
 
 import os
 import time

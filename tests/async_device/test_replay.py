@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 
 def racing():
-    """What comes out depends on the order: two streams add to and multiply the same numbers."""
+    """Two streams add to and multiply the same numbers, so the result depends on the order."""
     a = torch.ones(4, dtype=torch.float64, device="emulated")
     torch.emulated.synchronize()
     sides = [torch.emulated.Stream() for _ in range(3)]

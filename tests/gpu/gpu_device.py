@@ -24,7 +24,7 @@ class NotHere(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """What differs between a GPU and the emulated one."""
+    """The differences between a GPU and the emulated one."""
 
     kind: str  # "cuda" or "emulated"
 
@@ -63,7 +63,7 @@ class Device:
         return statistics.median(found)
 
     def kernels(self, call: Callable[[], Any]) -> int:
-        """How many kernels a call launches."""
+        """Returns the number of kernels that a call launches."""
         self.synchronize()
         if not self.is_real:
             import async_device
@@ -82,7 +82,7 @@ class Device:
 
     @contextmanager
     def no_host_sync(self) -> Iterator[None]:
-        """What would block the host raises."""
+        """Makes a call raise if it would block the host."""
         if not self.is_real:
             import async_device
 

@@ -1,4 +1,4 @@
-"""What a part is: figures and checks of one device, as JSON and as a log; a program that can be started alone."""
+"""Runs a part: figures and checks of one device, as JSON and as a log. A part is a program that can start alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PASSED, FAILED, NOT_HERE = "passed", "failed", "not on this device"
 
 
 class Findings:
-    """What a part has found so far."""
+    """The figures and failures of a part so far."""
 
     def __init__(self) -> None:
         self.figures: list[dict[str, Any]] = []
@@ -26,7 +26,7 @@ class Findings:
         self.not_here: list[str] = []
 
     def figure(self, **values: Any) -> None:
-        """Keeps a row of figures, and prints it."""
+        """Stores a row of figures, and prints it."""
         self.figures.append(values)
         print("  ".join(f"{name} {_short(value)}" for name, value in values.items()), flush=True)
 

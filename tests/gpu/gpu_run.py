@@ -13,11 +13,11 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 PARTS = ("newton_schulz", "training", "nccl", "host_time", "memory")
 MOST_S = 600  # of a part
-FAILED = "failed"  # as gpu_part.py has it: this program needs no PyTorch, so that a part without it is heard of
+FAILED = "failed"  # as in gpu_part.py: this program needs no PyTorch, so it can report a part without PyTorch
 
 
 def run(name: str, out: Path, most_s: float = MOST_S) -> dict[str, Any]:
-    """The part's report. What it prints is in NAME.log; of one that ended without a report this says how."""
+    """Runs a part, with its output in NAME.log. Returns its report, or its end if it wrote no report."""
     report, log = out / f"{name}.json", out / f"{name}.log"
     report.unlink(missing_ok=True)
     with log.open("w") as file:

@@ -24,7 +24,7 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def flops(batch: int, rows: int, cols: int) -> float:
-    """Of the direct form, whatever form runs: TFLOP/s of different forms are then comparable as times are."""
+    """Counts the direct form, whatever form runs: so TFLOP/s of different forms compare as their times do."""
     short, long = sorted((rows, cols))
     return STEPS * batch * (4.0 * short * short * long + 2.0 * short**3)
 
@@ -69,7 +69,7 @@ def part(device: Device, findings: Findings) -> None:
         exact_values = torch.linalg.svdvals(textbook(x, rows, torch.float64))
         off = (values - exact_values).abs().max().item()
         findings.figure(condition=condition, largest=values[0].item(), least=values[-1].item(), furthest_off=off)
-        # What is above fp16's rounding of the input ends where fp64 has it; no value may exceed the polynomial's range.
+        # Values above fp16's rounding of the input end at fp64's values; none may exceed the polynomial's range.
         findings.check(
             f"condition {condition:.0e}: singular values <= 1.16", values[0].item() <= 1.16, values[0].item()
         )

@@ -7,8 +7,8 @@ from gpu_device import Device
 from gpu_part import Findings, run_part
 from gpu_training import furthest, train
 
-# Of the way that a parameter goes. Other kernels round otherwise, which the iteration enlarges with the condition
-# number of a gradient.
+# Largest distance, as a share of a parameter's own change. Other kernels round otherwise, which the iteration enlarges
+# with the condition number of a gradient.
 BOUND = 2e-2
 
 

@@ -6,11 +6,12 @@
 
 namespace dmuon::balance {
 
-/// How many matrices of each shape every owner has, with what that takes. Which ones they are is
-/// free, since they cost the same: placement decides it. Refers to its problem.
+/// The number of matrices of each shape at every owner, with each owner's load and bytes. Matrices
+/// of one shape cost the same, so placement decides later which of them an owner gets. Points to
+/// its problem, which must outlive it. Threads may share it while none changes it.
 class Assignment {
  public:
-  /// Everybody has nothing.
+  /// Starts with no matrix at any owner.
   explicit Assignment(const Problem& problem);
 
   const PerShape<int>& counts(Owner owner) const { return counts_[owner]; }
@@ -20,19 +21,19 @@ class Assignment {
   const PerOwner<Nanoseconds>& loads() const { return loads_; }
   Nanoseconds makespan() const { return load(slowest()); }
 
-  /// The owner with the largest load, of several the first.
+  /// Returns the owner with the largest load; among equals the first.
   Owner slowest() const;
 
-  /// What `owner` would take with `change` matrices of `shape` more.
+  /// Returns the load of `owner` with `change` more matrices of `shape`.
   Nanoseconds load_with(Owner owner, ShapeIndex shape, int change) const;
 
-  /// Whether `change` matrices of `shape` more stay within the instance's max_bytes.
+  /// True if `owner` stays within the instance's max_bytes with `change` more matrices of `shape`.
   bool fits(Owner owner, ShapeIndex shape, int change) const;
 
-  /// The bytes of the fullest owner.
+  /// Returns the bytes of the fullest owner.
   std::int64_t most_bytes() const;
 
-  /// Gives `owner` that many matrices more, or fewer; not checked against what there is.
+  /// Adds `change` matrices of `shape` to `owner`, or removes them if negative. Unchecked.
   void add(Owner owner, ShapeIndex shape, int change);
 
   const Problem& problem() const { return *problem_; }

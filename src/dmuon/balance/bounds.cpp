@@ -20,8 +20,8 @@ Certificate one_owner(const Problem& problem) {
   return best;
 }
 
-// The bound is the least limit within which the batches that are no longer than it do all work.
-// More batches make that work no longer, so of each set of them the least limit is looked at.
+// Returns the least limit within which batches no longer than the limit do all work. More batches
+// never make the work longer. So for each set of batches only the least limit is checked.
 Certificate all_owners(const Problem& problem) {
   const PerShape<CostedShape>& shapes = problem.instance().shapes;
   std::set<Nanoseconds> longest_batches = {0};

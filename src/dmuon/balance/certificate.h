@@ -6,18 +6,18 @@
 
 namespace dmuon::balance {
 
-/// Why no assignment of an instance has a makespan below `bound`. Each kind is an argument that
-/// whole numbers prove; verify() checks it without the code that found it.
+/// Proves that no assignment of an instance has a makespan below `bound`. Each kind is an argument
+/// in whole numbers; verify() checks it without the code that found it. Plain data.
 struct Certificate {
   enum class Kind {
-    /// Somebody has at least ceil(n_s / owners) matrices of `shape`, and takes `bound` for them.
+    /// Some owner has at least ceil(n_s / owners) matrices of `shape`, and takes `bound` for them.
     kOneOwner,
     /// Under `bound` some batches are too long for any owner. The cheapest way to run all matrices
     /// with the others takes more than owners * (bound - 1).
     kAllOwners,
-    /// Prices in which all work together is worth more than `owners` times what one owner can do
-    /// within bound - 1. The work of shape s is worth per_matrix[s] for each matrix and per_ns[s]
-    /// for each nanosecond of it; all its matrices take f_s(n_s) or more, however they are split.
+    /// At these prices all work together is worth more than `owners` times the most that one owner
+    /// can do within bound - 1. The work of shape s is worth per_matrix[s] for each matrix and
+    /// per_ns[s] for each nanosecond. Its matrices take f_s(n_s) or more, in any split.
     kPatterns,
   };
 

@@ -13,8 +13,8 @@ struct Lot {
   int size;
 };
 
-// Gives a lot to the owner with the smallest key of those that it fits, of several to the first;
-// false if it fits nowhere.
+// Gives a lot to the owner with the smallest key among those that it fits; among equals, to the
+// first. Returns false if it fits nowhere.
 template <typename Key>
 bool give(Assignment& assignment, ShapeIndex shape, int size, const Key& key) {
   std::optional<std::pair<decltype(key(Owner())), Owner>> best;
@@ -27,8 +27,8 @@ bool give(Assignment& assignment, ShapeIndex shape, int size, const Key& key) {
   return best.has_value();
 }
 
-// Where `evenly`, all owners have as many matrices of a shape at first; the rest, or else all of
-// them, goes where it is cheapest.
+// If `evenly`, first gives all owners equally many matrices of a shape. Then gives the remaining
+// matrices, one by one, to the cheapest owner.
 std::optional<Assignment> rest_where_cheapest(const Problem& problem, bool evenly) {
   Assignment assignment(problem);
   const auto longest = [&](ShapeIndex s) {

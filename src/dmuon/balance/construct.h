@@ -6,24 +6,25 @@
 
 namespace dmuon::balance {
 
-/// First assignments, from which local search goes on. Each does without local search, and keeps
-/// owners within max_bytes or returns nothing.
+/// First assignments, which local search then improves. Each keeps all owners within max_bytes or
+/// returns nothing. Thread-safe: these functions read their arguments only, add_where_cheapest
+/// excepted.
 
-/// Longest processing time first: lots of at most `lot` matrices of a shape, the longest first, to
-/// the owner that has least (Graham 1969, whose bound holds for lot = 1 and batches that gain
-/// nothing).
+/// Longest processing time first: gives lots of at most `lot` matrices of a shape, the longest
+/// first, to the owner with the least load. Graham's bound (1969) holds for lot = 1 if batches gain
+/// nothing.
 std::optional<Assignment> longest_first(const Problem& problem, int lot);
 
-/// Shape after shape, each matrix to the owner that ends least loaded with it, its batches counted.
+/// Goes shape by shape. Gives each matrix to the owner whose load, batches counted, is then least.
 std::optional<Assignment> least_loaded(const Problem& problem);
 
-/// All owners have as many matrices of each shape, and the rest goes to the least loaded.
+/// Gives all owners equally many matrices of each shape, and the rest to the least loaded.
 std::optional<Assignment> even(const Problem& problem);
 
-/// The owner with fewest bytes gets the next matrix, largest first: what fits a tight max_bytes.
+/// Gives the next matrix, largest first, to the owner with fewest bytes. Fits a tight max_bytes.
 std::optional<Assignment> fewest_bytes(const Problem& problem);
 
-/// Gives one matrix more to the owner that ends least loaded with it; false if it fits nowhere.
+/// Adds one matrix to the owner whose load is then least. Returns false if it fits nowhere.
 bool add_where_cheapest(Assignment& assignment, ShapeIndex shape);
 
 }  // namespace dmuon::balance

@@ -47,7 +47,7 @@ class Tableau {
   }
 
  private:
-  // The column that gains most; their number if none gains.
+  // Returns the column that gains most, or the number of columns if none gains.
   std::size_t entering() const {
     std::size_t best = of_column_.size();
     double least = -kTolerance;
@@ -59,7 +59,7 @@ class Tableau {
     return best;
   }
 
-  // The row that is used up first, of several the one with the largest pivot.
+  // Returns the row that reaches 0 first; among equals the one with the largest pivot.
   std::size_t leaving(std::size_t column) const {
     std::size_t best = of_row_.size();
     double least = 0;

@@ -34,8 +34,8 @@ class Dive {
     return std::any_of(left_.begin(), left_.end(), [](int left) { return left > 0; });
   }
 
-  // As many owners follow a pattern as the program says, rounded down. Beyond the first, only while
-  // all of the pattern is left to be given.
+  // Gives each pattern to as many owners as the program says, rounded down. After the first owner,
+  // stops as soon as the remaining matrices do not fill the whole pattern.
   bool give_whole(const PatternLp::Answer& answer) {
     bool any = false;
     for (const PatternLp::Use& use : answer.uses) {
@@ -58,7 +58,7 @@ class Dive {
     return std::equal(pattern.begin(), pattern.end(), left_.begin(), std::less_equal<>());
   }
 
-  // What is left of the pattern, to the next owner; false if that is nothing or does not fit.
+  // Gives the pattern's remaining matrices to the next owner. Returns false if none fits.
   bool give(const Pattern& pattern) {
     if (!problem().owners().contains(next_owner_)) return false;
     bool any = false;
@@ -73,7 +73,7 @@ class Dive {
     return any;
   }
 
-  // What no pattern took goes where it costs least.
+  // Gives each matrix that no pattern took to the cheapest owner.
   std::optional<Assignment> finish() {
     for (const ShapeIndex s : problem().shapes()) {
       for (; left_[s] > 0; --left_[s]) {

@@ -12,7 +12,7 @@ namespace {
 // Numbers of matrices that change hands at once.
 constexpr int kAmounts[] = {1, 2, 3, 4, 5, 6, 7, 8, 12, 16};
 
-// One owner gives matrices of a shape to another and takes some of another shape for them.
+// One owner swaps matrices of a shape for some of another owner's of another shape.
 struct Exchange {
   Owner from;
   Owner to;
@@ -22,7 +22,7 @@ struct Exchange {
   int num_taken = 0;
 };
 
-// Whether the one that has more bytes afterwards stays within max_bytes.
+// True if the owner that gains bytes stays within max_bytes.
 bool fits(const Assignment& assignment, const Exchange& exchange) {
   const Problem& problem = assignment.problem();
   const std::int64_t bytes = exchange.num_given * problem.bytes(exchange.given) -
@@ -38,7 +38,7 @@ void perform(Assignment& assignment, const Exchange& exchange) {
   assignment.add(exchange.from, exchange.taken, exchange.num_taken);
 }
 
-// The best exchange of one owner.
+// Finds the best exchange of one owner.
 class Search {
  public:
   Search(const Assignment& assignment, Owner from)
@@ -67,7 +67,7 @@ class Search {
     const Nanoseconds mine = assignment_.load_with(from_, shape, -amount);
     const Nanoseconds theirs = assignment_.load_with(to, shape, amount);
     keep({from_, to, shape, amount}, mine, theirs);
-    // What is taken can only add to the giver's load, or nearly so.
+    // Taken matrices can only add to the giver's load, or nearly so.
     if (mine >= best_load_) return;
     for (const ShapeIndex t : assignment_.problem().shapes()) {
       if (t == shape) continue;

@@ -4,10 +4,11 @@
 
 namespace dmuon::balance {
 
-/// Local search. While the makespan is above `target` and it helps: the slowest owner gives some
-/// matrices of one shape to another owner and takes some of another shape for them, whichever makes
-/// the slower of the two fastest. Owners that were within max_bytes stay so. Ended after
-/// `max_exchanges`: a limit on time would make the answer depend on the machine.
+/// Local search, which writes `assignment` only. Repeats the best exchange while the makespan is
+/// above `target` and it helps: the slowest owner swaps some matrices of one shape for some of
+/// another owner's of another shape. The best exchange makes the slower of the two owners fastest.
+/// Owners within max_bytes stay within. Stops after `max_exchanges`; a limit on time would make the
+/// answer depend on the machine.
 void exchange(Assignment& assignment, Nanoseconds target, int max_exchanges);
 
 }  // namespace dmuon::balance

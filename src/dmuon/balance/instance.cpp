@@ -35,7 +35,7 @@ void validate(const Instance& instance) {
   for (const ShapeIndex s : instance.shapes.indices()) {
     const CostedShape& shape = instance.shapes[s];
     validate(shape, s);
-    // As single matrices: the cheapest batches take no more.
+    // Counts single matrices: the cheapest batches take no more.
     total += static_cast<Wide>(shape.batches.front().ns) * shape.num_matrices;
     total_bytes += static_cast<Wide>(shape.bytes) * shape.num_matrices;
   }

@@ -16,10 +16,10 @@ using core::ShapeIndex;
 /// Times are whole nanoseconds, so that a plan is the same on every machine and a bound is exact.
 using Nanoseconds = std::int64_t;
 
-/// A number of matrices, from 0, in a list with an entry for each.
+/// Indexes a list with one entry for each number of matrices, from 0.
 using Count = core::Index<struct CountKind>;
 
-/// Products of times.
+/// Holds products of times.
 __extension__ using Wide = __int128;
 
 /// One candidate batch of a shape: `size` matrices together take `ns`.
@@ -39,7 +39,7 @@ struct CostedShape {
   bool operator==(const CostedShape&) const = default;
 };
 
-/// What eq:owner_assignment decides upon. Plain data, which the search and the verifier share.
+/// The input of eq:owner_assignment. Plain data that the search and the verifier share.
 struct Instance {
   PerShape<CostedShape> shapes;
   int num_owners = 1;
@@ -48,13 +48,14 @@ struct Instance {
   bool operator==(const Instance&) const = default;
 };
 
-/// The largest sum of all shapes' times, each matrix alone or in its cheapest batches, that is
-/// accepted, and of all bytes: sums and differences of loads then stay far inside 64 bits.
+/// The largest accepted sum of all shapes' times, each matrix alone or in its cheapest batches, and
+/// the largest accepted sum of bytes. So sums and differences of loads stay far inside 64 bits.
 inline constexpr Nanoseconds kMaxTotalNs = Nanoseconds{1} << 60;
 
-/// @throws InvalidArgument, naming the first bad part: no owner, a batch list that is empty, not
-///         ascending or does not start at 1, a time < 0, times that add up to more than
-///         kMaxTotalNs, bytes or max_bytes < 0, bytes that add up to more than that.
+/// Checks an instance. Thread-safe: reads its argument only.
+/// @throws InvalidArgument, naming the first bad part: no owner; a batch list that is empty, not
+///         ascending or does not start at 1; a time, bytes or max_bytes < 0; times or bytes that
+///         add up to more than kMaxTotalNs.
 void validate(const Instance& instance);
 
 }  // namespace dmuon::balance

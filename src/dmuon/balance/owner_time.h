@@ -7,28 +7,28 @@
 
 namespace dmuon::balance {
 
-/// f_s(k): what an owner takes for k matrices of one shape, run as the cheapest set of batches.
-/// Neither monotone nor convex in k: nothing is assumed of measured times.
-/// Immutable, so safe to share between threads.
+/// f_s(k): an owner's time for k matrices of one shape, run as the cheapest set of batches. It is
+/// neither monotone nor convex in k, because nothing is assumed of measured times.
+/// Immutable, so threads may share it.
 class OwnerTime {
  public:
   /// The time of a number of matrices that no set of batches adds up to.
   static constexpr Nanoseconds kNever = std::numeric_limits<Nanoseconds>::max();
 
-  /// @param longest batches that take more are left out.
+  /// @param longest  batches that take longer are ignored.
   explicit OwnerTime(const CostedShape& shape, Nanoseconds longest = kNever);
 
-  /// @param k in [0, num_matrices]. @return kNever only if batches of 1 are left out.
+  /// @param k in [0, num_matrices]. @return kNever only if batches of 1 are ignored.
   Nanoseconds operator()(int k) const { return ways_[Count(k)].ns; }
 
-  /// What an owner of k or more takes at least.
+  /// Returns the least time of an owner of k or more.
   Nanoseconds at_least(int k) const { return ways_[Count(k)].at_least; }
 
-  /// What all matrices take together.
+  /// Returns the time of all matrices together.
   Nanoseconds of_all() const { return ways_.back().ns; }
 
-  /// The batch sizes behind operator()(k), largest first; they sum to k. Where several ways take as
-  /// long, the one found with the smallest batches, on every machine the same.
+  /// Returns the batch sizes behind operator()(k), largest first; they sum to k. Among ways of
+  /// equal time it returns the one with the smallest batches, the same on every machine.
   std::vector<int> batches(int k) const;
 
   int num_matrices() const { return ways_.size() - 1; }
@@ -43,7 +43,7 @@ class OwnerTime {
   core::Vector<Count, Way> ways_;  // for 0 to num_matrices
 };
 
-/// An instance with the f_s of its shapes.
+/// An instance with the f_s of its shapes. Immutable, so threads may share it.
 class Problem {
  public:
   /// @throws InvalidArgument as validate does.

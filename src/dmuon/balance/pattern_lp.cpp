@@ -10,17 +10,17 @@ namespace dmuon::balance {
 namespace {
 
 constexpr int kProofCells = 4096;
-constexpr int kDiveCells = 1536;  // where nothing is proved, in about a third of the time
+constexpr int kDiveCells = 1536;  // proves nothing, takes about a third of the time
 constexpr int kMaxColumnRounds = 200;
-// All work together is worth about this in whole prices; any pattern, far less than 2^63.
+// All work together is worth about this in whole prices. Any pattern is worth far less than 2^63.
 constexpr double kWholeValue = 288230376151711744.0;  // 2^58
-// A shape's price of time is cut where a whole limit of it would be worth more. Any prices are
-// honest, so a cut costs quality only.
+// Cuts a shape's price of time if a whole limit of the shape would be worth more. Any prices give a
+// true bound, so a cut costs quality only.
 constexpr std::int64_t kMaxTimeValue = std::int64_t{1} << 60;
 constexpr double kConverged = 1e-6;  // of a pattern's reduced cost
 
-// One question. Two kinds of work for each shape with matrices left: that all of them are done, and
-// that their time is spent. A pattern does a share of each.
+// Answers one question. Each shape with matrices left has two kinds of work: its matrices, and the
+// time that they take together. A pattern does a share of each.
 class Solver {
  public:
   Solver(const Problem& problem, const PatternLp::Question& question)
@@ -92,7 +92,7 @@ class Solver {
     std::vector<double>& shares = shares_.emplace_back();
     for (const Work& work : works_) {
       const int k = pattern[work.shape];
-      // A shape that takes no time has its matrices for work, so that its time is spent with them.
+      // For a shape that takes no time, the matrices are the work of both kinds.
       const bool of_time = work.of_time && work.all > 0;
       const std::int64_t done = of_time ? problem_.time(work.shape)(k) : k;
       const std::int64_t all = of_time ? work.all : num_matrices(work.shape);
@@ -101,7 +101,7 @@ class Solver {
     used_.push_back(pattern);
   }
 
-  // For each shape a pattern of as much of it as fits, or there might be no cover.
+  // Adds for each shape a pattern of as much of it as fits; otherwise there might be no cover.
   bool use_single_shapes() {
     for (const ShapeIndex s : problem_.shapes()) {
       int k = num_matrices(s);

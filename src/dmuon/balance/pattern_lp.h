@@ -9,9 +9,9 @@
 
 namespace dmuon::balance {
 
-/// How many owners, in fractions, it takes to do all work within a limit, each following some
-/// pattern: column generation over the patterns. It proves limits impossible, and its patterns are
-/// good building blocks.
+/// Finds the number of owners, in fractions, that do all work within a limit if each follows some
+/// pattern. Works by column generation over the patterns. It proves limits impossible, and its
+/// patterns are good building blocks. Not thread-safe: each solve() adds patterns for later ones.
 class PatternLp {
  public:
   explicit PatternLp(const Problem& problem) : problem_(&problem) {}
@@ -19,7 +19,7 @@ class PatternLp {
   struct Question {
     Nanoseconds limit = 0;       ///< > 0
     PerShape<int> num_matrices;  ///< the work to be done
-    double num_owners = 0;       ///< the search ends where so many suffice; 0: at the fewest
+    double num_owners = 0;       ///< the search ends when so many suffice; 0: at the fewest
     bool work_rows = true;  ///< also: the patterns' times must add up to f_s(n_s) of every shape
   };
 
@@ -29,19 +29,19 @@ class PatternLp {
   };
 
   struct Answer {
-    /// No patterns were found that do all work: a matrix takes longer than the limit, `proof`
-    /// holds, or, where some batch takes no time, the search gave up.
+    /// No patterns were found that do all work: a matrix takes longer than the limit, `proof` is
+    /// set, or the search gave up, which happens only if some batch takes no time.
     bool impossible = false;
-    /// That the instance's owners cannot do it; bound = limit + 1.
+    /// Proves that the instance's owners cannot do the work; bound = limit + 1.
     std::optional<Certificate> proof;
     std::vector<Use> uses;  ///< of patterns, in fractions, amounts > 0
   };
 
-  /// A proof is looked for only if the question is about all matrices of the instance. Loads are
-  /// rounded more finely if `num_owners` is given.
+  /// Looks for a proof only if the question is about all matrices of the instance. Rounds loads
+  /// more finely if `num_owners` is given.
   Answer solve(const Question& question);
 
-  /// Rounds the patterns down, owner after owner, and solves again for what is left ("dive").
+  /// Rounds the patterns down, owner by owner, and solves again for the remaining work ("dive").
   /// @return nothing if max_bytes leaves a matrix without an owner.
   std::optional<Assignment> dive(Nanoseconds limit, bool work_rows);
 
@@ -49,7 +49,7 @@ class PatternLp {
 
  private:
   const Problem* problem_;
-  std::vector<Pattern> patterns_;  // that later questions begin with
+  std::vector<Pattern> patterns_;  // later questions begin with them
   int num_rounds_ = 0;             // of column generation, over all questions
 };
 

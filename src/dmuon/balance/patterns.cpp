@@ -6,8 +6,8 @@
 namespace dmuon::balance {
 namespace {
 
-// More ways to fill an owner with one shape are put together, at the smallest size and the largest
-// value of each lot.
+// The most ways to fill an owner with one shape. If there are more, neighbours are merged, at the
+// smallest size and the largest value of each lot.
 constexpr std::size_t kMaxChoices = 512;
 
 struct Choice {
@@ -19,8 +19,8 @@ struct Choice {
 using ChoiceIndex = core::Index<struct ChoiceKind>;
 using Choices = core::Vector<ChoiceIndex, Choice>;
 
-// The numbers of matrices of one shape worth considering: each takes more cells and is worth more
-// than the one before.
+// Returns the numbers of matrices of one shape worth considering: each takes more cells and is
+// worth more than the one before.
 Choices choices(const OwnerTime& time, std::int64_t per_matrix, std::int64_t per_ns,
                 Nanoseconds limit, Nanoseconds cell, int available) {
   std::vector<Choice> by_cells(static_cast<std::size_t>(limit / cell) + 1, {0, 0, 0});

@@ -6,13 +6,13 @@
 
 namespace dmuon::balance {
 
-/// How many matrices of each shape one owner takes.
+/// The number of matrices of each shape that one owner gets.
 using Pattern = PerShape<int>;
 
-/// What an owner takes for these matrices.
+/// Returns an owner's time for these matrices. Pure function.
 Nanoseconds load(const Problem& problem, const Pattern& pattern);
 
-/// What work is worth: the prices of Certificate::Kind::kPatterns.
+/// Prices of work, as in Certificate::Kind::kPatterns.
 struct Prices {
   PerShape<std::int64_t> per_matrix;  ///< >= 0
   PerShape<std::int64_t> per_ns;      ///< >= 0
@@ -23,9 +23,9 @@ struct PricedPattern {
   std::int64_t value = 0;  ///< no pattern with a load of at most `limit` is worth more
 };
 
-/// The most valuable pattern of at most `available` matrices of each shape: a knapsack over `cells`
-/// parts of `limit`. A load is rounded down to whole cells, so the pattern found may take a little
-/// more than the limit, and its value bounds that of all that do not.
+/// Returns the most valuable pattern of at most `available` matrices of each shape: a knapsack over
+/// `cells` parts of `limit`. Loads are rounded down to whole cells. So the pattern may exceed the
+/// limit a little, and no pattern within the limit is worth more. Pure function.
 /// @param limit > 0. @param cells in [1, limit].
 PricedPattern most_valuable(const Problem& problem, const Prices& prices, Nanoseconds limit,
                             int cells, const PerShape<int>& available);

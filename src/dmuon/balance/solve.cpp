@@ -13,7 +13,7 @@
 namespace dmuon::balance {
 namespace {
 
-// Searches end within this of the bound: less is not worth a millisecond.
+// Searches end this close to the bound: smaller gains are not worth a millisecond.
 Nanoseconds good_enough(Nanoseconds bound) { return bound + bound / 500; }
 
 // Limits on counted work: about a second on the largest instances.
@@ -54,7 +54,7 @@ void construct(const Problem& problem, Best& best) {
   if (!best.found()) best.offer(fewest_bytes(problem));
 }
 
-// Halves the span between an impossible limit and one that is possible in fractions.
+// Raises the bound: halves the span between an impossible limit and one possible in fractions.
 // @param high in: the makespan of some assignment; out: the smallest limit found possible.
 void raise(PatternLp& lp, const Problem& problem, Certificate& bound, Nanoseconds& high) {
   PatternLp::Question question{.num_matrices = problem.num_matrices(),

@@ -9,7 +9,7 @@ namespace {
 
 constexpr Nanoseconds kImpossible = -1;
 
-// The least time for 0 to all matrices of one shape, using only batches of at most `longest`.
+// Returns the least time for 0 to all matrices of one shape, with batches of at most `longest`.
 core::Vector<Count, Nanoseconds> least_times(const CostedShape& shape, Nanoseconds longest) {
   core::Vector<Count, Nanoseconds> least = {0};
   for (int k = 1; k <= shape.num_matrices; ++k) {
@@ -29,7 +29,7 @@ std::string verify_one_owner(const Instance& instance, const Certificate& certif
   if (!instance.shapes.contains(certificate.shape)) return "no such shape";
   const CostedShape& shape = instance.shapes[certificate.shape];
   const core::Vector<Count, Nanoseconds> least = least_times(shape, kMaxTotalNs);
-  // Owners that all had less would not have all: some k >= n / owners is somebody's.
+  // If every owner had fewer, matrices would be left over: some owner has k >= n / owners.
   for (const Count k : least.indices()) {
     const bool somebody_may = Wide{k.value()} * instance.num_owners >= shape.num_matrices;
     if (somebody_may && least[k] < certificate.bound) {
@@ -50,7 +50,7 @@ std::string verify_all_owners(const Instance& instance, const Certificate& certi
   return total > Wide{limit} * instance.num_owners ? "" : "all owners together have time enough";
 }
 
-// [cells + 1] the largest worth of matrices of one shape that take at most so many cells.
+// [cells + 1] the largest value of matrices of one shape that take at most so many cells.
 std::vector<Wide> worth_by_cells(const CostedShape& shape, std::int64_t per_matrix,
                                  std::int64_t per_ns, Nanoseconds limit, Nanoseconds cell) {
   const core::Vector<Count, Nanoseconds> least = least_times(shape, kMaxTotalNs);
@@ -91,11 +91,11 @@ std::string verify_patterns(const Instance& instance, const Certificate& certifi
         next[q] = std::max(next[q], most[q - part] + worth[part]);
       }
     }
-    // Parts that take less than a cell.
+    // Counts parts that take less than a cell.
     for (std::size_t q = 0; q < next.size(); ++q) next[q] = std::max(next[q], most[q] + worth[0]);
     most = std::move(next);
   }
-  // all > most * num_owners, whose product may exceed 128 bits.
+  // Tests all > most * num_owners; the product may exceed 128 bits.
   const bool too_much = all > 0 && (all - 1) / instance.num_owners >= most.back();
   return too_much ? "" : "owners within the limit can do all work";
 }

@@ -7,10 +7,10 @@
 
 namespace dmuon::balance {
 
-/// Whether the certificate proves its bound for the instance. Whole numbers only, and nothing of
-/// the search is used: reading this file and certificate.h is enough to trust a bound.
+/// Checks that the certificate proves its bound for the instance. Uses whole numbers only, and no
+/// code of the search: to trust a bound, read verify.cpp and certificate.h. Pure function.
 /// @param instance valid.
-/// @return empty if it does, else what is wrong.
+/// @return empty if the certificate proves the bound, otherwise the error.
 std::string verify(const Instance& instance, const Certificate& certificate);
 
 }  // namespace dmuon::balance

@@ -7,7 +7,7 @@
 
 #include "dmuon/core/index.h"
 
-// In Python an index is an int, and what is indexed by it a list.
+// In Python an index is an int, and a Vector is a list.
 namespace pybind11::detail {
 
 template <typename Kind>

@@ -90,14 +90,14 @@ void init_inputs(py::module_& module) {
       .def_readwrite("on_cpu", &PlanOptions::on_cpu);
 }
 
-// Matrices of a parameter, rows, cols.
+// A parameter's shape in Python: number of matrices, rows, cols.
 using Sizes = std::array<std::int64_t, 3>;
 
 plan::Shape shape_of(const Sizes& sizes) {
   return {.rows = sizes[1], .cols = sizes[2], .num_matrices = sizes[0]};
 }
 
-// Times of batches, by sizes: [(parameters, nanoseconds)].
+// Times of batches in Python: [(parameters, nanoseconds)].
 CostTable cost_table(
     std::string source,
     const std::vector<std::pair<Sizes, std::vector<std::pair<int, std::int64_t>>>>& entries) {
@@ -110,7 +110,7 @@ CostTable cost_table(
   return table;
 }
 
-// Of the parameter's shape: (size, nanoseconds).
+// Returns (size, nanoseconds) for each batch of the parameter's shape.
 std::vector<std::pair<int, std::int64_t>> batches_of_shape(const CostTable& table,
                                                            const Parameter& parameter) {
   std::vector<std::pair<int, std::int64_t>> batches;
@@ -163,7 +163,7 @@ void init_results(py::module_& module) {
   using plan::Spread;
   const py::call_guard<py::gil_scoped_release> no_gil;
 
-  py::class_<Spread>(module, "Spread", "How the matrices of a window are spread over columns.")
+  py::class_<Spread>(module, "Spread", "The spread of a window's matrices over columns.")
       .def_readonly("distinct_columns", &Spread::distinct_columns)
       .def_readonly("repeats", &Spread::repeats)
       .def_readonly("busiest_column", &Spread::busiest_column)
@@ -176,7 +176,7 @@ void init_results(py::module_& module) {
       .def_readonly("update", &Memory::update)
       .def("total", &Memory::total);
 
-  py::class_<Plan>(module, "Plan", "Who owns what and in which batches.")
+  py::class_<Plan>(module, "Plan", "The owner of each parameter, and the batches.")
       .def_readonly("mesh", &Plan::mesh)
       .def_readonly("strategy", &Plan::strategy)
       .def_readonly("options", &Plan::options)

@@ -15,7 +15,7 @@ void init_simulate(pybind11::module_& module);
 void init_engine(pybind11::module_& module);
 void init_optim(pybind11::module_& module);
 
-// and by both: how the error types of core become Python's.
+// and by both: the error types of core, as Python's.
 void init_errors();
 
 }  // namespace dmuon::bindings

@@ -30,17 +30,17 @@ std::string with_index(const std::string& name, std::int64_t index) {
   return name.substr(0, place) + std::to_string(index) + name.substr(place + 2);
 }
 
-// Without their unit.
+// Reads matrices without their unit.
 std::vector<plan::Parameter> listed_in(const JsonReader& unit) {
   std::vector<plan::Parameter> all;
   for (const JsonReader& entry : unit.at("matrices").items()) {
     all.push_back(plan::read_matrices(entry));
-    all.back().view.num_matrices *= entry.count("stack", 1, kMaxMatrices);  // what older files say
+    all.back().view.num_matrices *= entry.count("stack", 1, kMaxMatrices);  // in older files
   }
   return all;
 }
 
-// One unit of the model.
+// Reads one unit of the model.
 void add_unit(const std::vector<plan::Parameter>& matrices, const std::string& name, int unit,
               plan::Inventory& inventory) {
   for (plan::Parameter matrix : matrices) {
@@ -50,7 +50,7 @@ void add_unit(const std::vector<plan::Parameter>& matrices, const std::string& n
   }
 }
 
-// Read once: who models costs asks for every batch.
+// Reads the devices once: the cost model asks for every batch.
 const std::vector<plan::Device>& known_devices() {
   static const std::vector<plan::Device> kParsed = devices_from_json(text_of(kDevices));
   return kParsed;
@@ -73,7 +73,7 @@ Model model_from_json(std::string_view text) {
     const std::int64_t first = entry.count("first", 0, kMaxMatrices);
     const std::int64_t repeat = entry.count("repeat", 1, kMaxMatrices);
     const std::vector<plan::Parameter> matrices = listed_in(entry);
-    // Before they are there: a short text may ask for any number.
+    // Checks before it allocates: a short text may ask for any number.
     const int left = kMaxMatrices - model.inventory.size();
     core::require(std::ssize(matrices) <= left / repeat, "model.units: expected at most ",
                   kMaxMatrices, " matrices; got ",

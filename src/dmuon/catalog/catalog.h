@@ -9,7 +9,7 @@
 
 namespace dmuon::catalog {
 
-/// The weight matrices of a published model; models/*.json, in the program itself.
+/// The weight matrices of a published model, from models/*.json. The program contains the files.
 struct Model {
   std::string name;
   std::string description;
@@ -18,17 +18,17 @@ struct Model {
   plan::Inventory inventory;
 };
 
-/// @return alphabetical.
+/// Returns the known models in alphabetical order. Thread-safe, like all functions here.
 std::vector<std::string> model_names();
 
 /// @throws InvalidArgument for an unknown name, with the known ones.
 Model model(std::string_view name);
 
-/// Reads what models/README.md describes.
+/// Reads a model file, whose format models/README.md describes.
 /// @throws InvalidArgument, naming the place in the text; for more than 2^22 matrices.
 Model model_from_json(std::string_view text);
 
-/// models/devices.json.
+/// Returns the names in models/devices.json.
 std::vector<std::string> device_names();
 
 /// @throws InvalidArgument for an unknown name, with the known ones.

@@ -5,7 +5,7 @@
 
 namespace dmuon::catalog {
 
-/// A file of models/ as it was when the program was built; embedded.cpp is made by CMake.
+/// A file of models/ as it was when the program was built. CMake writes embedded.cpp.
 struct Embedded {
   std::string_view name;  ///< without the ending
   std::string_view text;

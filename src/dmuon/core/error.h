@@ -8,9 +8,9 @@
 
 namespace dmuon::core {
 
-/// Bad input: the caller can mend it. Python sees a ValueError.
+/// The input is bad, and the caller can mend it. Python sees a ValueError.
 /// The message names the function, the argument (with the parameter's fully
-/// qualified name), what was expected and what came.
+/// qualified name), the expected value and the given one.
 struct InvalidArgument : std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
@@ -20,12 +20,12 @@ struct CommError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// A broken invariant: a bug in dmuon. Python sees a RuntimeError.
+/// An invariant is broken: a bug in dmuon. Python sees a RuntimeError.
 struct InternalError : std::logic_error {
   using std::logic_error::logic_error;
 };
 
-/// The parts, streamed one after the other.
+/// Streams the parts one after the other into a string.
 template <typename... Parts>
 std::string message(Parts&&... parts) {
   std::ostringstream out;
@@ -33,7 +33,7 @@ std::string message(Parts&&... parts) {
   return out.str();
 }
 
-/// "a, b, c".
+/// Returns "a, b, c".
 inline std::string joined(const std::vector<std::string>& words) {
   std::string all;
   for (const std::string& word : words) all += (all.empty() ? "" : ", ") + word;
@@ -46,7 +46,7 @@ template <typename... Parts>
   throw InvalidArgument(message(std::forward<Parts>(parts)...));
 }
 
-/// For what is never reached. @throws InternalError with the streamed parts.
+/// Marks code that is never reached. @throws InternalError with the streamed parts.
 template <typename... Parts>
 [[noreturn]] void bug(Parts&&... parts) {
   throw InternalError(message("dmuon bug: ", std::forward<Parts>(parts)...));

@@ -8,7 +8,7 @@ constexpr std::uint64_t kPrime = 0x100000001b3ULL;
 }  // namespace
 
 Hasher& Hasher::add(std::string_view bytes) {
-  // The length first, so that ("ab", "c") and ("a", "bc") differ.
+  // Adds the length first, so that ("ab", "c") and ("a", "bc") differ.
   add(static_cast<std::int64_t>(bytes.size()));
   for (const char byte : bytes) state_ = (state_ ^ static_cast<unsigned char>(byte)) * kPrime;
   return *this;

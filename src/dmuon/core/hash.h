@@ -5,9 +5,9 @@
 
 namespace dmuon::core {
 
-/// A running 64-bit hash, equal on every machine for equal input (FNV-1a).
-/// Ranks compare hashes to learn that they hold the same plan and have issued
-/// the same operations; it is no protection against an adversary.
+/// Computes a 64-bit hash, equal on every machine for equal input (FNV-1a).
+/// Ranks compare hashes to check that they hold the same plan and have issued
+/// the same operations. It does not protect against an adversary.
 /// Not thread-safe.
 class Hasher {
  public:

@@ -8,13 +8,13 @@
 
 namespace dmuon::core {
 
-/// Blocks of memory that wait for their next use, by size. What the engine keeps and what a plan
-/// counts follow the same rule.
+/// Freed blocks of memory that wait for their next use, by size. The engine and a plan's count of
+/// memory follow this same rule. Not thread-safe.
 template <typename Block>
 class IdleBlocks {
  public:
-  /// The smallest of at least `num_bytes` and at most twice as many, with its size; none where
-  /// there is none.
+  /// Removes and returns the smallest block of at least `num_bytes` and at most twice as many, with
+  /// its size; std::nullopt if there is none.
   std::optional<std::pair<std::int64_t, Block>> take(std::int64_t num_bytes) {
     const auto found = blocks_.lower_bound(num_bytes);
     if (found == blocks_.end() || found->first - num_bytes > num_bytes) return std::nullopt;
@@ -25,8 +25,8 @@ class IdleBlocks {
 
   void give(std::int64_t num_bytes, Block block) { blocks_.emplace(num_bytes, std::move(block)); }
 
-  /// Frees the largest ones, until that is at least `num_bytes` or none is left.
-  /// @return  how many bytes that were.
+  /// Frees the largest blocks until at least `num_bytes` are freed or no block is left.
+  /// @return  the number of freed bytes.
   std::int64_t free_at_least(std::int64_t num_bytes) {
     std::int64_t freed = 0;
     while (freed < num_bytes && !blocks_.empty()) {

@@ -11,8 +11,8 @@
 
 namespace dmuon::core {
 
-/// A place in one kind of list. Two kinds do not convert into each other, so an owner's slot cannot
-/// be taken for a unit. As small as an int; prints as its number.
+/// Names a place in one kind of list. Two kinds do not convert into each other, so the compiler
+/// rejects an owner's slot used as a unit. As small as an int; prints as its number.
 template <typename Kind>
 class Index {
  public:
@@ -38,7 +38,7 @@ class Index {
   int value_ = 0;
 };
 
-/// 0 ... size - 1, for range-based loops.
+/// The indices 0 ... size - 1, for range-based loops.
 template <typename I>
 class Indices {
  public:
@@ -67,7 +67,7 @@ class Indices {
   I end_;
 };
 
-/// By a rising key, ties by index.
+/// Returns the indices sorted by rising key, ties by index.
 template <typename I, typename Key>
 std::vector<I> sorted_by(const Indices<I>& all, const Key& key) {
   std::vector<I> sorted;
@@ -76,7 +76,7 @@ std::vector<I> sorted_by(const Indices<I>& all, const Key& key) {
   return sorted;
 }
 
-/// A std::vector that is indexed by one kind of index alone.
+/// A std::vector that accepts one kind of index alone.
 template <typename I, typename T>
 class Vector {
  public:
@@ -125,7 +125,7 @@ class Vector {
     values_.resize(static_cast<std::size_t>(size), value);
   }
 
-  /// For code that does not know the index, such as bindings.
+  /// Returns the plain vector, for code that does not know the index, such as bindings.
   const Values& values() const { return values_; }
 
   bool operator==(const Vector&) const = default;

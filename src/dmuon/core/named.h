@@ -9,10 +9,10 @@
 
 namespace dmuon::core {
 
-/// The first of `all` that has this name.
-/// @param expected  how the message begins: "device: expected".
-/// @param name_of   one's name; without it they are names themselves.
-/// @param after     what the message says of the names after it has listed them.
+/// Returns the first of `all` that has this name.
+/// @param expected  the beginning of the message: "device: expected".
+/// @param name_of   returns an element's name; the default takes elements as names.
+/// @param after     words of the message after the list of names.
 /// @throws InvalidArgument, "device: expected one of a, b; got 'c'".
 template <typename All, typename NameOf = std::identity, typename... After>
 const auto& named(const All& all, std::string_view name, std::string_view expected,

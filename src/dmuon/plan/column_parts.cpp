@@ -10,7 +10,7 @@
 namespace dmuon::plan {
 namespace {
 
-// The parameters that any rank may own.
+// Holds the parameters that any rank may own.
 struct Free {
   Inventory inventory;
   std::vector<ParameterIndex> indices;  // in the inventory of all
@@ -30,8 +30,8 @@ Free free_of(const Plan& plan) {
   return free;
 }
 
-// The most that an owner has of the others: its share of a column, and one more where it has a
-// choice.
+// Returns the most bytes that an owner has of the others: its share of a column, and one parameter
+// more if the column has several owners.
 std::int64_t dealt_bytes(const Plan& plan) {
   std::int64_t column = 0;
   std::int64_t largest = 0;
@@ -44,8 +44,8 @@ std::int64_t dealt_bytes(const Plan& plan) {
   return num_members == 1 ? column : column / num_members + largest;
 }
 
-// Deals the parameters of single columns, the costliest first, each to the owner of its column that
-// has least to do by then.
+// Assigns the parameters of single columns, the costliest first, each to the owner of its column
+// with the least load.
 void deal(const Plan& plan, const ShapeGroups& groups, balance::Assignment assignment,
           PerParameter<Owner>* owner) {
   const auto cost = [&](ParameterIndex w) {

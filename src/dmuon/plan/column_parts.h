@@ -5,17 +5,17 @@
 
 namespace dmuon::plan {
 
-/// The strategy's decision about all parameters that any rank may own; then those of single columns
-/// (expert parallelism) are dealt between the ranks of each, so that all have equally much to do.
-/// A column has as many of them as another, so the strategy need not know of them. Its certificate,
-/// which is not one of all, is left out.
-/// @throws InvalidArgument where one is of no column of the mesh.
+/// Decides about all parameters in two steps. The strategy decides about those that any rank may
+/// own. The parameters of single columns (expert parallelism) are then divided between the ranks of
+/// their column, so that all have equal work. Columns have equally many, so the strategy ignores
+/// them. Its certificate, which does not cover all, is then dropped. As thread-safe as `strategy`.
 /// @param plan     has inventory, mesh, costs and options.
-/// @param problem  of all parameters.
+/// @param problem  covers all parameters.
+/// @throws InvalidArgument if a parameter's column is not in the mesh.
 Decision decide_with_columns(const Plan& plan, const ShapeGroups& groups,
                              const balance::Problem& problem, const Strategy& strategy);
 
-/// The least state of an owner with which that surely succeeds.
+/// Returns the least state of an owner, in bytes, for which that surely succeeds. Thread-safe.
 std::int64_t sufficient_bytes_with_columns(const Plan& plan);
 
 }  // namespace dmuon::plan

@@ -20,12 +20,12 @@ constexpr double kPositive = 1e-9;
 
 // Bounds the working memory of a batch: 64 MiB of fp32 input.
 constexpr std::int64_t kMaxBatchElements = std::int64_t{16} << 20;
-// Few enough to be measured; beyond 64, sharing launches gains nothing more.
+// Limits the sizes to measure; beyond 64, sharing launches gains nothing more.
 constexpr int kBatchSizes[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64};
 
 double tiles_along(double size) { return std::ceil(size / kTile); }
 
-// Five Newton-Schulz steps of one batch on one device.
+// Models five Newton-Schulz steps of one batch on one device.
 class Model {
  public:
   Model(const Device& device, const Shape& shape, double num_batch)
@@ -42,14 +42,14 @@ class Model {
   }
 
  private:
-  // An m x m result from this inner dimension.
+  // Times an m x m result from this inner dimension.
   double symmetric_seconds(double inner) const {
     if (device_.symmetric_tflops <= 0) return full_seconds(m_, inner);
     const double tiles = tiles_along(m_) * (tiles_along(m_) + 1) / 2;
     return work_seconds(flops::product(m_, m_, inner) / 2, tiles, device_.symmetric_tflops);
   }
 
-  // An m x cols result.
+  // Times an m x cols result.
   double full_seconds(double cols, double inner) const {
     return work_seconds(flops::product(m_, cols, inner), tiles_along(m_) * tiles_along(cols),
                         device_.product_tflops);
@@ -68,7 +68,7 @@ class Model {
   double num_batch_;
 };
 
-// Gradient slices come from the other ranks of the group and update slices return, fp32.
+// Gradient slices come from the other ranks of the group and update slices return, in fp32.
 double link_seconds(const Device& device, const Shape& shape, int num_batch, int tensor_parallel) {
   if (!shape.tensor_parallel || tensor_parallel == 1) return 0;
   const double others = (tensor_parallel - 1.0) / tensor_parallel;

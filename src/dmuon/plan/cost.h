@@ -12,16 +12,17 @@ namespace dmuon::plan {
 using balance::BatchTime;
 using balance::Nanoseconds;
 
+// All functions here are thread-safe: they read their arguments only.
 inline double milliseconds(Nanoseconds ns) { return static_cast<double>(ns) / 1e6; }
 
-/// What a device does per second: constants of the cost model, used where nothing can be measured.
+/// A device's rates: constants of the cost model, for times that cannot be measured.
 struct Device {
   std::string name;           ///< "a800-sxm4-80gb"
   std::string description;    ///< as the vendor writes it
   std::string source;         ///< where each constant comes from
   double product_tflops = 0;  ///< 10^12 FLOP/s of a large matrix product
-  /// 10^12 FLOP/s of a symmetric product, a triangle counted once; 0: none exists, full products
-  /// are run instead.
+  /// 10^12 FLOP/s of a symmetric product, a triangle counted once; 0: the device has none and
+  /// runs full products.
   double symmetric_tflops = 0;
   double elementwise_gb_per_s = 0;  ///< 10^9 bytes/s
   double launch_us = 0;             ///< microseconds to start one operation
@@ -29,12 +30,12 @@ struct Device {
   double link_gb_per_s = 0;         ///< 10^9 bytes/s a direction to the others of its node
 };
 
-/// @throws InvalidArgument, naming the first constant that is not finite and > 0 (symmetric_tflops
-///         and launch_us: >= 0).
+/// @throws InvalidArgument, naming the first constant that is not finite and > 0;
+///         symmetric_tflops and launch_us may be 0.
 void validate(const Device& device);
 
-/// c[s,b] of one shape: the *whole* owner path (momentum, Newton-Schulz, update, cast) for a batch
-/// (paper, sec:loadbalance).
+/// The costs c[s,b] of one shape: times of the *whole* owner path (momentum, Newton-Schulz, update,
+/// cast) for a batch (paper, sec:loadbalance).
 struct ShapeCosts {
   Shape shape;                     ///< of costs (Shape::of_costs)
   std::vector<BatchTime> batches;  ///< ascending sizes, the first of them 1
@@ -42,7 +43,7 @@ struct ShapeCosts {
   bool operator==(const ShapeCosts&) const = default;
 };
 
-/// What plans are made of. Plain data; measured, modelled or loaded.
+/// The times that a plan is based on: measured, modelled or loaded. Plain data.
 struct CostTable {
   std::string source;  ///< "measured on NVIDIA H200, ...", "model of a800-sxm4-80gb"
   std::vector<ShapeCosts> shapes;
@@ -50,33 +51,31 @@ struct CostTable {
   bool operator==(const CostTable&) const = default;
 };
 
-/// The batch sizes B_s worth measuring, in parameters: powers of two and their middles, as far as
-/// there are parameters, and as one batch's working memory stays within 64 MiB of fp32 input, or
-/// one parameter.
+/// Returns the batch sizes B_s worth measuring, in parameters: powers of two and their middles, up
+/// to the number of parameters. A batch of more than one has at most 64 MiB of fp32 input.
 std::vector<int> candidate_batches(const Shape& shape, int num_matrices);
 
-/// Modelled nanoseconds of the owner path with five Newton-Schulz steps, for shapes that are
-/// sharded over `tensor_parallel` ranks with a gather of the gradients and a scatter of the
-/// updates.
+/// Returns modelled nanoseconds of the owner path with five Newton-Schulz steps. If the shape is
+/// sharded over `tensor_parallel` ranks, adds a gather of gradients and a scatter of updates.
 Nanoseconds modelled_ns(const Device& device, const Shape& shape, int num_batch,
                         int tensor_parallel = 1);
 
-/// Candidate batches of every shape at modelled times.
+/// Returns candidate batches of every shape with modelled times.
 CostTable modelled_costs(const ShapeGroups& groups, const Device& device, int tensor_parallel = 1);
 
-/// The table's only entry for a shape.
+/// Returns the table's only entry for a shape.
 /// @throws InvalidArgument unless there is exactly one.
 const ShapeCosts& shape_costs(const CostTable& costs, const Shape& shape);
 
-/// One entry a shape of `groups`, in its order, with the number of matrices: what balance decides
-/// upon.
-/// @param bytes_per_element that an owner keeps of its matrices.
+/// Returns the input of balance: one entry a shape of `groups`, in its order, with the number of
+/// matrices.
+/// @param bytes_per_element  state that an owner stores for an element.
 /// @throws InvalidArgument if a shape is missing in the table, is there twice or has no valid
 /// batches.
 balance::Instance instance_of(const ShapeGroups& groups, const CostTable& costs, int num_owners,
                               std::int64_t bytes_per_element);
 
-/// One JSON object that costs_from_json reads back to an equal table.
+/// Returns one JSON object that costs_from_json reads back to an equal table.
 std::string to_json(const CostTable& costs);
 
 /// @throws InvalidArgument, naming the place in the text, unless it is a table of this version.

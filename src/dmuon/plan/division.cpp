@@ -15,17 +15,18 @@
 namespace dmuon::plan {
 namespace {
 
-// Of an owner's share of the work. Smaller parts balance better and travel in more messages.
+// A part has at most this share of an owner's work. Smaller parts balance better and travel in
+// more messages.
 constexpr double kLargestPart = 1. / 8;
 
-// What Newton-Schulz' FLOPs grow with.
+// The number that Newton-Schulz' FLOPs grow with.
 double work_of(const Parameter& parameter) {
   const Shape shape = parameter.shape();
   return static_cast<double>(shape.num_elements()) *
          static_cast<double>(std::min(shape.rows, shape.cols));
 }
 
-// The name of the leaf, and which of its matrices is the first: of "name[a:b]" those, else 0.
+// Returns the leaf's name and its first matrix: name and a of "name[a:b]", otherwise 0.
 std::pair<std::string, std::int64_t> range_of(const Parameter& part) {
   const std::size_t bracket = part.column ? part.name.rfind('[') : std::string::npos;
   if (bracket == std::string::npos) return {part.name, 0};
@@ -35,8 +36,8 @@ std::pair<std::string, std::int64_t> range_of(const Parameter& part) {
   return {part.name.substr(0, bracket), begin};
 }
 
-// The smallest divisor of the stack that makes parts light enough, or the last one before parts get
-// too small.
+// Returns the smallest divisor of the stack that makes parts light enough, or the last one before
+// parts get too small.
 std::int64_t num_parts(const Parameter& stack, double largest, std::int64_t smallest) {
   const std::int64_t all = stack.shape().num_elements();
   std::int64_t best = 1;
@@ -97,7 +98,7 @@ Inventory join(const Inventory& inventory) {
     }
     Parameter& whole = joined.back();
     whole.view.num_matrices += part.view.num_matrices;
-    // "name[a:b]" and "name[b:c]" are "name[a:c]".
+    // Joins "name[a:b]" and "name[b:c]" to "name[a:c]".
     const std::size_t colon = whole.name.rfind(':');
     const std::size_t end = part.name.rfind(':');
     if (colon != std::string::npos && end != std::string::npos)

@@ -10,8 +10,8 @@
 #include "dmuon/plan/parameter_json.h"
 #include "dmuon/plan/plan.h"
 
-// nlohmann-json finds these in the namespaces of what is written, within lists too, but in no
-// unnamed one.
+// nlohmann-json finds these functions in the namespaces of the written types, within lists too, but
+// not in an unnamed namespace.
 namespace dmuon {
 
 using Json = nlohmann::json;
@@ -69,7 +69,7 @@ namespace plan {
 
 using balance::Certificate;
 
-// Raised when a change makes older text mean something else.
+// Increase this number when a change makes older text mean something else.
 constexpr int kCostsVersion = 1;
 constexpr int kPlanVersion = 3;
 constexpr int kMaxInt = std::numeric_limits<int>::max();
@@ -230,7 +230,7 @@ std::string to_json(const Plan& plan) {
       {"batches", plan.batches},
       {"costs", plan.costs},
       {"certificate", plan.certificate},
-      // For readers; from_json computes them again.
+      // Informs readers; from_json computes these members again.
       {"makespan_ms", milliseconds(plan.makespan_ns())},
       {"bound_ms", milliseconds(plan.bound_ns())},
       {"gap", plan.gap()},

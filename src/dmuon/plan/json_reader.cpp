@@ -12,16 +12,16 @@ namespace {
 constexpr std::size_t kMaxShown = 60;
 constexpr std::size_t kMaxQuoted = 300;
 
-// Only the size of what holds others: text of any depth would need a stack of that depth.
+// Shows only the size of lists and objects: deep text would need a stack as deep.
 std::string shown(const nlohmann::json& value) {
   if (value.is_object()) return core::message("an object of ", value.size());
   if (value.is_array()) return core::message("an array of ", value.size());
-  // In ASCII, so that no character is cut in two.
+  // Writes ASCII, so that no character is cut in two.
   std::string text = value.dump(-1, ' ', true);
   return text.size() <= kMaxShown ? text : text.substr(0, kMaxShown) + "...";
 }
 
-// The parser quotes what it could not read, as it is: whole strings and bytes that are no UTF-8.
+// The parser quotes unreadable text as it is: whole strings and bytes that are not UTF-8.
 std::string in_ascii(std::string_view text) {
   std::string quoted(text.substr(0, kMaxQuoted));
   for (char& byte : quoted) byte = byte < ' ' || byte > '~' ? '?' : byte;

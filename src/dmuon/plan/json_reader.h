@@ -9,18 +9,19 @@
 
 namespace dmuon::plan {
 
-/// Strict reading of JSON: every error is an InvalidArgument that names the place in the text, what
-/// was expected and what came. nlohmann::json alone would read 1.9 or true as an int.
+/// Reads JSON strictly: every error is an InvalidArgument that names the place in the text, the
+/// expected value and the given one. nlohmann::json alone would read 1.9 or true as an int.
+/// Immutable, so threads may share it.
 class JsonReader {
  public:
-  /// @param value outlives the reader. @param place what errors call it, "plan".
+  /// @param value outlives the reader. @param place its name in errors, "plan".
   JsonReader(const nlohmann::json& value, std::string place)
       : value_(&value), place_(std::move(place)) {}
 
   JsonReader at(const char* key) const;
-  std::optional<JsonReader> find(const char* key) const;  ///< nothing where absent or null
-  bool flag(const char* key) const;                       ///< false where absent or null
-  /// The whole number in [least, most]; `least` where absent or null.
+  std::optional<JsonReader> find(const char* key) const;  ///< nullopt if absent or null
+  bool flag(const char* key) const;                       ///< false if absent or null
+  /// Returns the whole number in [least, most]; `least` if absent or null.
   std::int64_t count(const char* key, std::int64_t least, std::int64_t most) const;
   std::vector<JsonReader> items() const;  ///< of an array
   std::int64_t integer(std::int64_t least, std::int64_t most) const;
@@ -42,7 +43,7 @@ class JsonReader {
 /// @throws InvalidArgument with the place of the first mistake.
 nlohmann::json parse_json(std::string_view text, std::string_view what);
 
-/// Compact, the same bytes for equal values; text that is no UTF-8 is replaced.
+/// Writes compact JSON, the same bytes for equal values. Replaces text that is not UTF-8.
 std::string dump_json(const nlohmann::json& value);
 
 }  // namespace dmuon::plan

@@ -10,15 +10,15 @@
 namespace dmuon::plan {
 namespace {
 
-// Distinct columns of a window that all of the layout slack is worth; a part of it, so much less.
+// Distinct columns of a window that justify spending all of the layout slack; a part, so much less.
 constexpr double kWorth = 0.4;
 
-// Search ends as soon as it is within its limit, so parts of the slack are tried too.
+// A search ends as soon as it is within its limit, so limits inside the slack are tried too.
 constexpr int kNumParts = 8;
 
 struct Candidate {
   PerParameter<Owner> owner;
-  double columns = 0;  // distinct ones, less what the slack spent on them is worth
+  double columns = 0;  // distinct ones, less the price of the slack spent on them
 };
 
 Candidate placed(const Problem& problem, const balance::Assignment& assignment, double spent) {
@@ -28,7 +28,7 @@ Candidate placed(const Problem& problem, const balance::Assignment& assignment, 
   return {std::move(owner), found.distinct_columns - kWorth * spent};
 }
 
-// What strategies that look at less would take.
+// Returns the least makespan of lpt, round_robin and xor_layout.
 balance::Nanoseconds simplest_makespan(const Problem& problem) {
   balance::Nanoseconds least = balance::kMaxTotalNs;
   if (const auto longest = balance::longest_first(problem.balance, 1)) least = longest->makespan();

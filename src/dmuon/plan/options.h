@@ -6,15 +6,15 @@
 
 namespace dmuon::plan {
 
-/// What a plan should heed besides time: the step that will run by it, and what follows.
+/// The demands on a plan besides time: the options of the step that will run by it, and these.
 struct PlanOptions : schedule::StepOptions {
   PlanOptions() = default;
   explicit PlanOptions(const schedule::StepOptions& step) : StepOptions(step) {}
 
-  /// Share of the makespan that may be given up so that units in execution order that travel at the
-  /// same time, `lookahead` of them, sit on different columns; 0 keeps the best balance.
+  /// Share of the makespan that may be spent so that units that travel at the same time,
+  /// `lookahead` of them in execution order, are on different columns. 0 keeps the best balance.
   double layout_slack = 0.03;
-  /// Bytes that no owner may exceed, as `memory` counts them; 0: no limit.
+  /// Most bytes of any owner, as `memory` counts them; 0: no limit.
   std::int64_t max_memory_bytes = 0;
   int weight_bytes = 2;    ///< of an element in the compute dtype
   int gradient_bytes = 4;  ///< of an element of gradients on the wire

@@ -7,11 +7,12 @@
 
 namespace dmuon::plan {
 
-/// What plan files and model files alike say of a parameter: its name and its matrices. What a
-/// plain matrix need not say is left out, so that files of plain models are as they always were.
+/// Writes the members that plan files and model files share: a parameter's name and its matrices.
+/// Omits members that a plain matrix does not need, so files of plain models look as always.
 void write_matrices(nlohmann::json& json, const Parameter& parameter);
 
-/// @return with neither unit nor tensor parallelism, which each file has in its own way.
+/// Reads these members. Unit and tensor parallelism stay unset: each file stores them in its own
+/// way.
 Parameter read_matrices(const JsonReader& reader);
 
 }  // namespace dmuon::plan

@@ -16,9 +16,9 @@ using balance::Assignment;
 using balance::Nanoseconds;
 using Columns = PerParameter<Shard>;
 
-// Which column each owner of the assignment is on. Columns are alike where the sum of the squares
-// of what they hold is small: owners with most matrices come first, each where it adds least to
-// that.
+// Returns the column of each owner of the assignment. Columns are alike if the sum of the squares
+// of their counts is small. So owners with most matrices come first, each where it adds least to
+// the sum.
 core::PerOwner<Shard> give_columns(const Assignment& assignment, Mesh mesh) {
   const core::Indices<ShapeIndex> shapes = assignment.problem().shapes();
   core::PerOwner<Shard> column_of(mesh.num_owners());
@@ -44,7 +44,7 @@ core::PerOwner<Shard> give_columns(const Assignment& assignment, Mesh mesh) {
   return column_of;
 }
 
-// Takes matrices in execution order and gives each a column.
+// Gives each matrix a column, in execution order.
 class Sequence {
  public:
   Sequence(const Inventory& inventory, const ShapeGroups& groups, const Assignment& assignment,
@@ -80,8 +80,9 @@ class Sequence {
   }
 
  private:
-  // The column used least by the unit, then by the window; then the one that is furthest behind in
-  // giving out its matrices of the shape, or the end of the order would be left with few columns.
+  // Chooses the column that the unit uses least, then the window. Among equals it chooses the one
+  // that is furthest behind with its matrices of the shape; otherwise few columns would remain at
+  // the end.
   Shard best_column(UnitIndex unit, ShapeIndex shape, int seen) const {
     using Key = std::tuple<int, int, std::int64_t>;
     std::optional<std::pair<Key, Shard>> best;
@@ -98,7 +99,7 @@ class Sequence {
     return best->second;
   }
 
-  // On a column, in the window that ends with the unit.
+  // Counts matrices on a column, in the window that ends with the unit.
   int in_window(UnitIndex unit, Shard column) const {
     int sum = 0;
     for (int u = std::max(0, unit.value() - window_ + 1); u <= unit.value(); ++u) {
@@ -111,13 +112,13 @@ class Sequence {
   PerParameter<UnitIndex> unit_of_;  // numbered by the order of first matrices
   core::Vector<UnitIndex, core::PerShard<int>> placed_;
   int window_;                           // units
-  core::PerShard<PerShape<int>> stock_;  // still to be given
+  core::PerShard<PerShape<int>> stock_;  // matrices not given yet
   core::PerShard<PerShape<int>> whole_;
 };
 
-// Which rank of its column a matrix goes to. A batch once begun is filled first, so that its
-// members lie close in execution order and early layers can be published early; then comes the rank
-// that has waited longest, so that nodes rotate.
+// Gives each matrix a rank of its column. First fills a batch that has begun. So its members are
+// close in execution order and early layers can be published early. Otherwise chooses the rank that
+// has waited longest, so that nodes rotate.
 class Turns {
  public:
   Turns(const Assignment& assignment, Mesh mesh)
@@ -130,7 +131,7 @@ class Turns {
     }
   }
 
-  /// @return nothing if nobody in the column wants the shape.
+  /// @return std::nullopt if no rank of the column wants the shape.
   std::optional<Owner> take(Shard column, ShapeIndex shape, ParameterIndex now) {
     std::optional<std::tuple<bool, int, Owner>> best;
     for (const Replicate node : mesh_.replicates()) {
@@ -149,7 +150,7 @@ class Turns {
   }
 
  private:
-  // Whether what is left is no whole number of batches, counted from the last.
+  // True if the remaining matrices are no whole number of batches, counted from the last batch.
   bool begun(Owner owner, ShapeIndex shape) const {
     int left = left_.count(owner, shape);
     const std::vector<int>& batches = batches_[owner][shape];
@@ -159,13 +160,13 @@ class Turns {
 
   Assignment left_;
   Mesh mesh_;
-  core::PerOwner<int> last_;                            // parameter that it was given last
+  core::PerOwner<int> last_;                            // parameter that it got last
   core::PerOwner<PerShape<std::vector<int>>> batches_;  // sizes, largest first
 };
 
 }  // namespace
 
-// Column after column, the owner with most to do goes to the node that has least so far.
+// In each column gives the owner with the largest load to the node with the least load so far.
 Assignment columns_alike(const Assignment& assignment, Mesh mesh) {
   const core::PerOwner<Shard> column_of = give_columns(assignment, mesh);
   Assignment result(assignment.problem());

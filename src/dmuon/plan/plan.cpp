@@ -16,10 +16,10 @@
 namespace dmuon::plan {
 namespace {
 
-constexpr std::int64_t kRooms = 8;  // for state, see decide_within
+constexpr std::int64_t kRooms = 8;  // sizes of room for state, see decide_within
 constexpr int kMostNsSteps = 1000;
 
-// The matrices of every owner by shape, ascending, cut into the cheapest batches, so that a batch
+// Cuts the matrices of every owner, by shape and ascending, into the cheapest batches. So a batch
 // is consecutive in execution order among its owner's matrices of that shape.
 std::vector<Batch> cut_batches(const PerParameter<Owner>& owner, const ShapeGroups& groups,
                                const balance::Problem& problem) {
@@ -41,7 +41,7 @@ std::vector<Batch> cut_batches(const PerParameter<Owner>& owner, const ShapeGrou
   return batches;
 }
 
-// One plan with at most `state_bytes` of state an owner.
+// Makes one plan with at most `state_bytes` of state an owner.
 Plan decide(const Plan& base, const ShapeGroups& groups, balance::Instance instance,
             std::int64_t state_bytes, const Strategy& strategy) {
   instance.max_bytes = state_bytes;
@@ -56,8 +56,8 @@ Plan decide(const Plan& base, const ShapeGroups& groups, balance::Instance insta
   return plan;
 }
 
-// What is not state depends on the plan, so the room for state is found by trying, always the same
-// rooms: the smallest cap that one of them meets can then be named.
+// Finds the room for state by trials, because the other memory depends on the plan. It tries the
+// same rooms for every cap, so the error can name the smallest cap that one of them meets.
 Plan decide_within(const Plan& base, const ShapeGroups& groups, const balance::Instance& instance,
                    const Strategy& strategy) {
   const std::int64_t unlimited = balance::Instance{}.max_bytes;

@@ -6,7 +6,7 @@
 namespace dmuon::plan {
 namespace {
 
-// What a window has on the columns that it touches.
+// Counts a window's matrices and elements on the columns that it touches.
 class Touched {
  public:
   explicit Touched(int num_columns) : counts_(num_columns), sizes_(num_columns) {}

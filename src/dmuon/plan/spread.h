@@ -8,9 +8,9 @@
 
 namespace dmuon::plan {
 
-/// How the matrices that travel together are spread over columns, each of which is one path between
-/// nodes; but for column_bytes without those of single columns, of which all have as many. A window
-/// is `lookahead` consecutive units in execution order, at least one.
+/// Measures the spread of matrices that travel together over columns; a column is one path between
+/// nodes. Only column_bytes counts the matrices of single columns, which all columns have equally.
+/// A window is `lookahead` consecutive units in execution order, at least one.
 struct Spread {
   double distinct_columns = 0;  ///< that a window touches, the mean over windows
   double repeats = 0;           ///< matrices of a window beyond the first on their column, the mean
@@ -21,7 +21,7 @@ struct Spread {
   bool operator==(const Spread&) const = default;
 };
 
-/// `batch_units` is left 0.
+/// Computes all members except `batch_units`, which stays 0. Pure function.
 Spread spread(const Inventory& inventory, Mesh mesh, const PerParameter<Owner>& owner,
               const PlanOptions& options);
 

@@ -21,13 +21,15 @@ constexpr Entry kStrategies[] = {{"load_balance", load_balance},
 
 // Let q = floor(w/G) count the blocks of G matrices and g = w mod G be the column.
 //
-// The paper gives (w mod R) xor (q mod R), for 4 x 8. In a fixed column, w = qG + g, and the node
-// visits all R values as q does if R is a power of two and G is even: bit i of qG + g then depends
-// on lower bits of q only, so the xor with bit i of q can be undone from the lowest bit up. With G
-// odd the lowest bit of q cancels and half of the slots are never used; with any other R the xor
-// leaves [0, R). Replacing the xor by a sum, (w + q) mod R, does not mend this: it is q(G + 1) + g,
-// which skips slots whenever G + 1 and R share a divisor (3 x 8 puts each column on one node). (g +
-// q) mod R visits all nodes on every mesh.
+// The paper gives (w mod R) xor (q mod R), for 4 x 8. In a fixed column, w = qG + g.
+// - If R is a power of two and G is even, the node visits all R values as q does. Bit i of qG + g
+//   depends on lower bits of q only, so the xor with bit i of q can be undone from the lowest bit
+//   up.
+// - If G is odd, the lowest bit of q cancels and half of the slots are never used.
+// - With any other R the xor leaves [0, R).
+// A sum instead of the xor, (w + q) mod R, does not help. It is q(G + 1) + g, which skips slots if
+// G + 1 and R share a divisor (3 x 8 puts each column on one node). (g + q) mod R visits all nodes
+// on every mesh.
 Owner layout_owner(int w, Mesh mesh) {
   const int num_replicates = mesh.num_replicates;
   const int block = w / mesh.num_shards;

@@ -14,7 +14,7 @@
 
 namespace dmuon::plan {
 
-/// What a strategy decides upon. All parts are valid and belong together.
+/// The input of a strategy. All parts are valid and belong together.
 struct Problem {
   const Inventory& inventory;
   const ShapeGroups& groups;
@@ -25,10 +25,10 @@ struct Problem {
 
 struct Decision {
   PerParameter<Owner> owner;
-  std::optional<balance::Certificate> certificate{};  ///< where the search has found one
+  std::optional<balance::Certificate> certificate{};  ///< set if the search has found one
 };
 
-/// Deterministic.
+/// A deterministic, pure function.
 using Strategy = std::function<Decision(const Problem&)>;
 
 /// @return the known names, the default first.
@@ -37,26 +37,27 @@ std::vector<std::string> strategy_names();
 /// @throws InvalidArgument for an unknown name, with the known ones.
 Strategy find_strategy(std::string_view name);
 
-// The strategies. All but the first are for comparison.
+// The strategies. All except the first are for comparison.
 
-/// eq:owner_assignment: how many matrices of each shape an owner gets, then which. Within the
-/// layout slack, and no slower than lpt, round_robin and xor_layout, an assignment that spreads
-/// better is taken instead; nothing is given up on one node, where no two columns share a network.
+/// Solves eq:owner_assignment for the number of matrices of each shape at an owner, then places
+/// them. Prefers an assignment that spreads better if it is within the layout slack and no slower
+/// than lpt, round_robin and xor_layout. Spends no slack on one node, where columns share no
+/// network.
 Decision load_balance(const Problem& problem);
 
-/// Longest processing time first, matrix by matrix at what one alone takes: what is done where
-/// batches are not known of.
+/// Longest processing time first, matrix by matrix at the time of a single matrix, as in programs
+/// that know no batches.
 Decision lpt(const Problem& problem);
 
-/// One after the other, whatever they cost.
+/// Assigns parameters to owners in turn, whatever they cost.
 Decision round_robin(const Problem& problem);
 
-/// Everything on one owner: the worst case.
+/// Assigns everything to one owner: the worst case.
 Decision rank0(const Problem& problem);
 
-/// Every matrix at its ideal slot (eq:comm-layout), whatever it costs: the best for communication.
-/// Any G consecutive matrices sit on G different columns, and any R*G consecutive ones use every
-/// slot once, on every mesh.
+/// Assigns every matrix to its ideal slot (eq:comm-layout), whatever it costs: the best for
+/// communication. On every mesh, any G consecutive matrices are on G different columns, and any R*G
+/// consecutive ones use every slot once.
 Decision xor_layout(const Problem& problem);
 
 }  // namespace dmuon::plan

@@ -20,7 +20,7 @@ void Order::Course::begin() {
   deviated = false;
 }
 
-// Its next place from the cursor on, or the end.
+// Returns the trigger's next place from the cursor on, or the end.
 std::size_t Order::Course::find(Trigger trigger) const {
   const auto begin = triggers.begin() + static_cast<std::ptrdiff_t>(cursor);
   return static_cast<std::size_t>(std::find(begin, triggers.end(), trigger) - triggers.begin());
@@ -146,7 +146,7 @@ bool Order::owes_backward() const {
   return unanswered_ && courses_[static_cast<int>(Pass::kBackward)].replaying();
 }
 
-// Its place in the trace, from the cursor on, or the end.
+// Returns its place in the trace, from the cursor on, or the end.
 std::size_t Order::next_host_use() const {
   const Trace& triggers = course().triggers;
   for (std::size_t at = course().cursor; at < std::min(course().tail, triggers.size()); ++at) {

@@ -12,91 +12,93 @@ namespace dmuon::schedule {
 struct Crossing {
   Trigger trigger;
   Pass pass;
-  int position;  ///< in the pass's trace; -1 where none is followed
-  /// Not known from a trace: every rank must confirm that it is at the same.
+  int position;  ///< in the pass's trace; -1 if the pass follows none
+  /// True if no trace foretold the crossing: every rank must confirm that it crosses the same.
   bool compare() const { return position < 0; }
 };
 
 /// The one order in which a rank crosses the triggers of a step, and so issues their operations.
 ///
-/// Collectives that two ranks issue in different order abort, hang or swap data silently, so hooks
-/// never issue what they please. They say which trigger they are at; the order answers with what to
-/// cross. The first pass of each kind is traced: each trigger is crossed as it comes, after
-/// comparison with the other ranks. Later passes replay the trace: a trigger that lies ahead first
-/// crosses everything before it, which is what a rank owes for units that it skipped. A trigger
-/// that does not lie ahead is a deviation: the rest of the pass is served on demand, with
-/// comparison, and the next pass of that kind is traced again. Passes are traced separately for
-/// training forwards, evaluation forwards (gradients disabled) and backwards.
+/// Collectives that two ranks issue in different order abort, hang or swap data silently. So hooks
+/// never choose the operations. A hook names its trigger, and the order returns the crossings:
+/// - The first pass of each kind is traced. Each trigger is crossed as it comes, after ranks have
+///   compared it.
+/// - Later passes replay the trace. A trigger that lies ahead first crosses everything before it,
+///   which the rank owes for units that it skipped.
+/// - A trigger that does not lie ahead is a deviation. The rest of the pass is on demand: ranks
+///   compare each trigger. The next pass of that kind is traced again.
+/// - Skipping a use of a host unit (UnitLayout::host), or the end of its backward, is a deviation
+///   too, right before it. Ranks must agree on the skip before the host framework's next
+///   collective.
 ///
-/// A training forward's trace leaves out a reshard that ends it: the backward begins with that
-/// unit, so freeing it would only have it sent again.
+/// Training forwards, evaluation forwards (gradients disabled) and backwards have separate traces.
+/// The trace of a training forward omits a reshard at its end. The backward begins with that unit,
+/// so a freed buffer would only be sent again.
 ///
-/// Where a model is driven through its submodules, a forward has no certain end: a trigger that
-/// does not lie ahead but is in the trace then starts the next forward.
+/// If a program calls a model's submodules, a forward has no certain end. Then a trigger that does
+/// not lie ahead but is in the trace starts the next forward.
 ///
 /// Deterministic: the crossings depend only on the requests. Not thread-safe.
-///
-/// A replay that would skip a use of a host unit (UnitLayout::host), or the end of its backward, is
-/// a deviation too, right before it: whether all ranks skip it must be known before the host
-/// framework's next collective.
 class Order {
  public:
-  /// @param host  [units] whether the unit is one; those beyond its end are not.
+  /// @param host  [units] true if the unit is a host unit; units beyond its end are none.
   explicit Order(std::vector<bool> host = {}) : host_(std::move(host)) {}
 
-  /// Starts a forward; returns what the pass before it still owed.
+  /// Starts a forward. Returns the crossings that the previous pass still owed.
   std::vector<Crossing> begin_forward(bool training);
 
-  /// Starts a backward; returns what the pass before it still owed.
+  /// Starts a backward. Returns the crossings that the previous pass still owed.
   std::vector<Crossing> begin_backward();
 
-  /// What to cross for one trigger in the open pass; the trigger itself comes last.
-  /// @param has_end  whether the pass, if a forward, ends by end_pass() alone; else what was
-  ///                 crossed in it ends it too.
+  /// Returns the crossings for one trigger in the open pass; the trigger itself comes last.
+  /// @param has_end  true if a forward ends by end_pass() alone. If false, a trigger that was
+  ///                 crossed in it already ends it too.
   /// @throws InternalError if no pass is open.
   std::vector<Crossing> request(Trigger trigger, bool has_end = false);
 
-  /// No hook says more in the open pass: what is requested now follows from what was crossed.
+  /// Marks that no hook names a trigger of the open pass any more: later requests follow from the
+  /// crossings.
   void begin_end();
 
-  /// What the open pass still owes where it follows a trace; the pass stays open.
+  /// Returns the crossings that the open pass still owes its trace. The pass stays open.
   std::vector<Crossing> catch_up();
 
-  /// The part of catch_up() that lies before the next use of a host unit.
+  /// Returns the part of catch_up() that lies before the next use of a host unit.
   std::vector<Crossing> catch_up_to_host_use();
 
-  /// Ends the current pass; returns what it still owed. Nothing where no pass is open.
+  /// Ends the open pass. Returns the crossings that it still owed; none if no pass is open.
   std::vector<Crossing> end_pass();
 
-  /// Whether a training forward has come since the last backward, and a backward's trace is known:
-  /// other ranks may have run one.
+  /// True if a training forward has come since the last backward and a backward's trace is known:
+  /// other ranks may have run a backward.
   bool owes_backward() const;
 
-  /// Whether a training forward has come since the last backward.
+  /// True if a training forward has come since the last backward.
   bool unanswered() const { return unanswered_; }
 
-  /// The pass that is open, if any.
+  /// Returns the open pass, if any.
   std::optional<Pass> current() const { return current_; }
 
-  /// Whether the open pass is a forward that end_pass() would cross more of.
+  /// True if the open pass is a forward for which end_pass() would return crossings.
   bool owes_forward() const;
 
-  /// Whether the open pass will still cross `trigger` without its being requested.
+  /// True if the open pass will still cross `trigger` without a request.
   bool owes(Trigger trigger) const;
 
-  /// Whether `trigger` is the next that the open pass will cross.
+  /// True if the open pass will cross `trigger` next.
   bool is_next(Trigger trigger) const;
 
-  /// The trace of a pass; empty where none is followed.
+  /// Returns the trace of a pass; empty if the pass follows none.
   const Trace& trace(Pass pass) const;
 
-  /// Whether the open pass follows no trace, so that triggers are compared.
+  /// True if the open pass follows no trace, so that ranks compare triggers.
   bool on_demand() const;
 
-  /// Whether the open pass follows a trace with a use of a host unit that has not come.
+  /// True if the open pass follows a trace in which a use of a host unit lies ahead.
   bool owes_host_use() const;
 
-  /// How much of its trace the open pass has crossed; -1 where it follows none.
+  /// Returns the number of triggers of its trace that the open pass has crossed; -1 without a
+  /// trace.
   int position() const;
 
  private:
@@ -107,7 +109,7 @@ class Order {
     bool known = false;  // a whole pass has been traced
     bool deviated = false;
     std::size_t cursor = 0;
-    std::size_t tail = kNoTail;  // of the triggers, where the pass's end began
+    std::size_t tail = kNoTail;  // index of the trigger at which the pass's end began
 
     void begin();
     bool replaying() const { return known && !deviated; }
@@ -130,7 +132,7 @@ class Order {
   std::vector<bool> host_;
   Course courses_[3];  // [passes]
   std::optional<Pass> current_;
-  bool unanswered_ = false;  // a training forward without a backward since
+  bool unanswered_ = false;  // true after a training forward until the next backward
 };
 
 }  // namespace dmuon::schedule

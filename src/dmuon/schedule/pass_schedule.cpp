@@ -1,4 +1,4 @@
-// What a pass issues: the schedule's window, and the builder of one pass.
+// Builds the schedule of one pass, and its window.
 
 #include <algorithm>
 #include <deque>
@@ -10,16 +10,16 @@
 namespace dmuon::schedule {
 namespace {
 
-// Routes in flight. Whole gradients leave within the next unit's backward or two; of what goes
-// between nodes, which is slow and small, more may be on its way.
+// Routes in flight. Whole gradients must arrive within the next unit's backward or two. Nodes'
+// means travel slowly but are small, so more of them may be in flight.
 constexpr int kMostWithOneStage = 2;
 constexpr int kMostInStage1 = 1;
 constexpr int kMostInStage2 = 4;
 
 bool uses_weights(const Trigger& trigger) { return trigger.moment == Moment::kBeforeUse; }
 
-/// Builds one pass: what each trigger does by itself goes to `before` and `after`, and
-/// publications, which move ahead, between.
+/// Builds one pass. Operations of a trigger itself go to `before` and `after`. Publications, which
+/// move ahead, go between them.
 class PassBuilder {
  public:
   PassBuilder(const Layout& layout, const Trace& trace, const Trace& forward, Pass pass,
@@ -57,8 +57,8 @@ class PassBuilder {
     std::vector<Operation> before, inter, intra, after;
   };
 
-  // Where a publication for the use at uses_[use] is issued that may go `ahead` uses ahead: not
-  // before the unit's buffer is free.
+  // Returns the trigger at which to issue the publication for uses_[use]: up to `ahead` uses ahead,
+  // but not before the unit's buffer is free.
   std::size_t place(std::size_t use, int ahead) const {
     const auto distance = static_cast<std::size_t>(ahead);
     std::size_t place = use >= distance ? uses_[use - distance] : uses_[0];
@@ -79,8 +79,8 @@ class PassBuilder {
       }
       return;
     }
-    // Once a version: with the first use in a forward; in a backward, units that the forward left
-    // out.
+    // Publishes once a version: in a forward for a unit's first use, in a backward for units that
+    // the forward did not use.
     std::vector<std::size_t> first_uses;
     std::set<core::UnitIndex> seen;
     if (pass_ == Pass::kBackward) seen.insert(forward_units.begin(), forward_units.end());
@@ -137,7 +137,7 @@ class PassBuilder {
     finish_routes(window_.route_stage_1, window_.route_stage_2, to);
   }
 
-  // The oldest, until so many are left.
+  // Finishes the oldest routes until so many remain.
   void finish_routes(int stage_1, int stage_2, std::vector<Operation>& to) {
     for (; static_cast<int>(in_stage_1_.size()) > stage_1; in_stage_1_.pop_front())
       to.push_back(maker_.finish_route_intra(in_stage_1_.front()));
@@ -171,19 +171,19 @@ Window window_of(const Layout& layout, const StepOptions& options) {
   const std::int64_t node_mean = layout.largest_node_mean();
   const std::int64_t buffers = 1 + (through_buffers ? window.inter : window.intra);
   const std::int64_t granted = options.units_in_flight();
-  // Whether weights * buffers + gradients * whole + node_mean * parts are at most what is granted,
-  // granted * (weights + gradients): differences stay in range however much that is.
+  // Tests weights * buffers + gradients * whole + node_mean * parts <= granted * (weights +
+  // gradients). Differences stay in range for any `granted`.
   const auto fits = [&](std::int64_t whole, std::int64_t parts) {
     return whole + parts <= granted ||
            (whole - granted) * gradients + parts * node_mean <= (granted - buffers) * weights;
   };
-  // In each stage a route holds what travels and an inbox no larger.
+  // In each stage a route holds its message and an inbox that is no larger.
   int& stage_1 = window.route_stage_1;
   int& stage_2 = window.route_stage_2;
   const int most = layout.has_inter() ? kMostInStage1 : kMostWithOneStage;
   while (stage_1 < std::min(options.lookahead, most) && fits(3 + 2 * stage_1, 0)) ++stage_1;
   if (!layout.has_inter()) return window;
-  // Always two, so that slow links stay busy where a column holds most of a unit.
+  // Allows at least two, so that slow links stay busy if a column owns most of a unit.
   stage_2 = 2 * stage_1;
   while (stage_2 > 0 && stage_2 < kMostInStage2 && fits(1 + 2 * stage_1, 2 + 2 * stage_2))
     ++stage_2;

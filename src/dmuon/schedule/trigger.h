@@ -7,14 +7,14 @@
 
 namespace dmuon::schedule {
 
-/// How far a module's use has come.
+/// A moment in the use of a module.
 enum class Moment : int {
   kBeforeUse,      ///< a forward, a recomputation or a backward is about to read its weights
-  kAfterForward,   ///< its forward is over, and its weights may go
-  kAfterBackward,  ///< a backward use is over: its weights may go, and its gradients have come
+  kAfterForward,   ///< its forward is over, and its weights may be freed
+  kAfterBackward,  ///< a backward use is over: weights may be freed, gradients have come
 };
 
-/// What a hook says: this unit is at this moment.
+/// A hook's report: this unit is at this moment.
 struct Trigger {
   Moment moment{};
   core::UnitIndex unit;

@@ -55,7 +55,7 @@ ORDERS = ("compute_first", "side_first", "random", "issue_order")
 
 
 def configure(**changes: Any) -> dict[str, Any]:
-    """Changes settings, after waiting for everything that is queued; errors of the device are forgotten.
+    """Waits for all queued work, then changes settings. Forgets errors of the device.
 
     Args:
         **changes: `order` (one of ORDERS), `seed`, `races` ("raise", "record", "off"), `syncs` ("count", "raise"),
@@ -78,14 +78,14 @@ def configure(**changes: Any) -> dict[str, Any]:
 
 
 def reset() -> None:
-    """Waits for everything; settings are those of the environment, nothing is counted, errors are forgotten."""
+    """Waits for everything. Restores the environment's settings, clears the counts and forgets errors."""
     configure(**_at_import)
     reset_statistics()
 
 
 @contextlib.contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Counts what is done meanwhile, by any thread of the process, under this name."""
+    """Counts the work of all threads of the process under this name meanwhile."""
     before = _native.enter_phase(name)
     try:
         yield
@@ -94,12 +94,12 @@ def phase(name: str) -> Iterator[None]:
 
 
 def statistics() -> dict[str, dict[str, Any]]:
-    """What was counted in each phase ("" is outside of all); see the README for what is counted."""
+    """Returns the counts of each phase ("" is outside of all); the README explains them."""
     return _native.statistics()
 
 
 def reset_statistics() -> None:
-    """Nothing is counted, no race was seen; the peak of memory is what is in use."""
+    """Clears counts and races; the peak of memory becomes the memory in use."""
     _native.reset_statistics()
 
 
@@ -109,17 +109,17 @@ def races() -> list[str]:
 
 
 def check_order() -> None:
-    """Compares in which order ranks have launched communication; all ranks call it.
+    """Compares the orders in which ranks have launched communication; all ranks call it.
 
     Raises:
-        RuntimeError: two ranks launched what they have in common in different orders; NCCL may wait for ever then.
+        RuntimeError: two ranks launched common communication in different orders; NCCL may then wait for ever.
     """
     _native.check_order()
 
 
 @contextlib.contextmanager
 def no_host_sync() -> Iterator[None]:
-    """Raises at what would block the host on a GPU."""
+    """Makes a call raise if it would block the host on a GPU."""
     _native.raise_at_syncs(True)
     try:
         yield
@@ -129,7 +129,7 @@ def no_host_sync() -> Iterator[None]:
 
 @dataclasses.dataclass
 class Schedule:
-    """What the device did, step by step; filled at the end of `recording`."""
+    """The steps of the device; filled at the end of `recording`."""
 
     steps: list[int] = dataclasses.field(default_factory=list)
     observations: list[int] = dataclasses.field(default_factory=list)
@@ -137,7 +137,7 @@ class Schedule:
 
 @contextlib.contextmanager
 def recording() -> Iterator[Schedule]:
-    """Notes what the device does meanwhile, after waiting for what is queued."""
+    """Waits for all queued work, then records the device's steps meanwhile."""
     schedule = Schedule()
     _native.record_schedule()
     try:
@@ -148,7 +148,7 @@ def recording() -> Iterator[Schedule]:
 
 @contextlib.contextmanager
 def replaying(schedule: Schedule) -> Iterator[None]:
-    """The device does what was recorded, whatever the order; the program must do the same, too."""
+    """Makes the device repeat the recorded steps, whatever the order. The program must do the same, too."""
     _native.replay_schedule(schedule.steps, schedule.observations)
     try:
         yield

@@ -1,4 +1,4 @@
-"""`torch.emulated`: what PyTorch and FSDP2 ask of a device's module."""
+"""`torch.emulated`: the functions that PyTorch and FSDP2 call in a device's module."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _device(device: Any = None) -> torch.device:
 
 
 class Stream(torch.Stream):
-    """A stream of the device's pool."""
+    """Makes a stream of the device's pool."""
 
     def __new__(cls, device: Any = None, priority: int = 0, **kwargs: Any) -> Stream:
         if kwargs:

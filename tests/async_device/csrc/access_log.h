@@ -19,22 +19,22 @@ struct Access {
   Label label{};
 };
 
-/// Who touched which bytes of a block, as far as a later access could still race with it.
+/// The accesses to a block, by bytes, that a later access could still race with.
 class AccessLog {
  public:
-  /// Adds an access of a stream; one of the host is only checked, for the host has then waited.
-  /// @param known  what has happened before `access`.
-  /// @return       an earlier access that conflicts with it and is not among what is known.
+  /// Adds an access of a stream. Checks one of the host without adding it: the host has waited.
+  /// @param known  the entries that happened before `access`.
+  /// @return       an earlier access that conflicts with `access` and is not in `known`.
   std::optional<Access> add(const Access& access, const VectorClock& known);
 
-  /// The same without adding it.
+  /// Checks an access without adding it.
   std::optional<Access> conflict(const Access& access, const VectorClock& known) const;
 
  private:
   std::vector<Access> accesses_;
 };
 
-/// The report of a race in one sentence.
+/// Reports a race in one sentence.
 std::string describe_race(const Access& earlier, const Access& later, int64_t block_bytes);
 
 }  // namespace async_device

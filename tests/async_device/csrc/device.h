@@ -24,7 +24,7 @@ struct Use {
   bool write;
 };
 
-/// What is put into a stream.
+/// An entry of a stream.
 struct Operation {
   const std::string* name;  // interned
   std::function<void()> run;
@@ -34,7 +34,7 @@ struct Operation {
 };
 
 /// The accelerator: streams of entries that one thread of its own runs, in the order that the
-/// settings choose. All calls return at once, but for `synchronize`. Safe from any thread.
+/// settings choose. All calls except `synchronize` return at once. Safe from any thread.
 class Device {
  public:
   static Device& get();
@@ -43,29 +43,29 @@ class Device {
   Stream* default_stream(int device) { return stream(device); }
   Stream* stream(int id);
   Stream* current_stream(int device);
-  /// Makes `stream` the calling thread's current one of its device; returns the one before.
+  /// Makes `stream` the calling thread's current one of its device. Returns the previous one.
   Stream* exchange_stream(Stream* stream);
-  /// One that no communicator has; the 33rd of a device is the first one again, as of CUDA's pool.
+  /// Returns a stream that no communicator has. As in CUDA's pool, a device's 33rd is its first.
   Stream* pool_stream(int device);
-  /// One for a communicator alone, until it returns it.
+  /// Returns a stream for one communicator alone, until the communicator returns it.
   Stream* take_stream(int device);
   void return_stream(Stream* stream);
 
   /// @throws c10::Error on a race, if these raise.
   void enqueue(Stream* stream, Operation operation);
   EventPtr record(Stream* stream);
-  /// What is issued to `stream` later happens after `event`; null has happened.
+  /// Makes later entries of `stream` run after `event`; a null event has happened.
   void wait(Stream* stream, const EventPtr& event);
-  /// As the host asks: who asks until it is true will see it.
+  /// Answers a query of the host. A host that repeats the query until it is true will see true.
   bool query(const EventPtr& event);
-  /// To be called before `has_happened`: so a replay gives it the same answers.
+  /// Call this before `has_happened`, so that a replay gives the same answers.
   void observe();
-  /// Not as the host of a GPU could: it learns nothing from it.
+  /// For the emulation itself: the host does not learn the answer, as no GPU's host could.
   bool has_happened(const EventPtr& event);
   std::string error_of(const LaunchPtr& launch);
 
   /// Blocks the host; releases the GIL meanwhile.
-  /// @throws c10::Error if the device failed, what it waits for was given up, or time is over.
+  /// @throws c10::Error if the device failed, the awaited entry was given up, or time is over.
   void synchronize(const EventPtr& event);
   void synchronize_stream(Stream* stream) { synchronize(record(stream)); }
   void synchronize_device(int device);
@@ -81,19 +81,19 @@ class Device {
   void free(Block* block);
   void record_stream(Block* block, Stream* stream);
 
-  /// Nothing runs any more, and every wait raises this.
+  /// Stops all entries; every wait raises this error.
   void fail(const std::string& error);
-  /// Ends what the group has in streams; who waits for it hears `error`.
+  /// Ends the group's entries in streams; waits for them raise `error`.
   void abort(int64_t group, const std::string& error);
-  /// The longest time, in seconds, that a communication that has not ended has taken.
+  /// Returns the age, in seconds, of the oldest communication that has not ended.
   double longest_communication_s();
-  /// What is in the queues, in words.
+  /// Describes the queues in words.
   std::string describe_queues();
-  /// From now on, after waiting for everything: notes what is done, or does what was noted. Streams
-  /// of the pool are given out from the first one again.
+  /// Waits for everything, then records steps or replays recorded ones. Streams of the pool start
+  /// from the first one again.
   void record_schedule();
   void replay_schedule(Schedule::Record record);
-  /// Ends both.
+  /// Ends a recording or a replay.
   Schedule::Record stop_schedule();
   /// Ends the device's thread; for the end of the process.
   void stop();
@@ -107,17 +107,17 @@ class Device {
   std::string check(Stream* stream, const Label& label, const std::vector<Use>& uses);
   /// Lets `operation` first fill blocks that it is the first to use in their new lives.
   std::string poison_stale(Stream* stream, const Label& label, Operation& operation);
-  /// A race of the first use of a block's new life, whatever its bytes, with one of an earlier
-  /// life.
+  /// Reports a race between the first use of a block's new life, whatever its bytes, and a use of
+  /// an earlier life.
   std::string check_reuse(Stream* stream, Label label, const Block& block);
   void report(const std::string& race);
   void raise_error(const EventPtr& event);
   std::string queues() const;
 
-  /// The host looks at how far the device is; a replay lets it look when it did before.
+  /// Observes the device's progress for the host; a replay repeats the moment of the observation.
   void observe(std::unique_lock<std::mutex>& lock);
 
-  /// Whether a replay has steps left: while nothing can run, these are of another program.
+  /// True if a replay has steps left. If nothing can run then, they belong to another program.
   bool is_lost();
 
   void run();
@@ -149,10 +149,10 @@ class Device {
   bool is_started_ = false, is_stopping_ = false;
 };
 
-/// The calling thread's current device.
+/// Returns the calling thread's current device.
 int& current_device();
 
-/// Milliseconds on a clock that only rises.
+/// Returns milliseconds on a clock that only rises.
 double now_ms();
 
 /// Releases the GIL, if the calling thread holds it, while it lives.

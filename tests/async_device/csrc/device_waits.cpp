@@ -1,4 +1,4 @@
-// What the host waits for and asks.
+// Implements the host's waits and queries.
 #include <algorithm>
 #include <chrono>
 #include <utility>

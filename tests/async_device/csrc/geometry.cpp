@@ -1,4 +1,4 @@
-// Operators that only make or change geometry: nothing of them runs on the device.
+// Operators that only make or change geometry: they run nothing on the device.
 #include <ATen/EmptyTensor.h>
 #include <ATen/TensorUtils.h>
 #include <torch/library.h>

@@ -3,13 +3,13 @@
 namespace async_device {
 namespace {
 
-/// What gloo is asked for in the place of `wanted`.
+/// Returns the reduction that gloo runs in place of `wanted`.
 c10d::ReduceOp gloo_op(const c10d::ReduceOp& wanted) {
   const bool is_sum = wanted == c10d::ReduceOp::AVG || wanted == c10d::ReduceOp::PREMUL_SUM;
   return is_sum ? c10d::ReduceOp(c10d::ReduceOp::SUM) : wanted;
 }
 
-/// Of a sum of multiples, before it.
+/// Scales the input before a sum of multiples.
 void multiply(const c10d::ReduceOp& wanted, at::Tensor& input) {
   if (wanted != c10d::ReduceOp::PREMUL_SUM) return;
   const auto* factor = static_cast<const c10d::NCCLPreMulSumSupplement*>(wanted.supplement_.get());
@@ -20,7 +20,7 @@ void multiply(const c10d::ReduceOp& wanted, at::Tensor& input) {
   }
 }
 
-/// Of an average, after the sum.
+/// Divides the sum for an average.
 void divide(const c10d::ReduceOp& wanted, at::Tensor& output, int num_ranks) {
   if (wanted == c10d::ReduceOp::AVG) output.div_(num_ranks);
 }

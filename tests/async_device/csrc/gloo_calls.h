@@ -7,11 +7,11 @@ namespace async_device {
 
 using Tensors = std::vector<at::Tensor>;
 
-// What NCCL's calls do, done by gloo on CPU tensors. Each blocks until this rank's part is over,
-// and @throws c10::Error or std::runtime_error of gloo's: a lost peer, a time that is over.
+// Performs NCCL's calls by gloo on CPU tensors. Each call blocks until this rank's part is over,
+// and @throws c10::Error or std::runtime_error of gloo's if a peer is lost or time is over.
 //
-// NCCL has two reductions that gloo lacks, the average and the sum of multiples; it lets an input
-// be part of the output; and it leaves the inputs of a reduction to a root as they were.
+// NCCL has two reductions that gloo lacks: the average and the sum of multiples. It lets an input
+// be part of the output. It does not change the inputs of a reduction to a root.
 
 void all_reduce(c10d::Backend& gloo, Tensors& tensors, const c10d::AllreduceOptions& options);
 

@@ -28,14 +28,14 @@ struct Call {
   bool blocks_host = false;          // its work's wait does
 };
 
-/// What outlives a call: when it ends, and the tensors that it needs until somebody has waited.
+/// The part of a call that outlives it: its end, and the tensors that it needs until a wait.
 struct Flight {
   EventPtr end;
   LaunchPtr launch;
   Tensors held;
 };
 
-/// Process group of the device: NCCL's semantics, done by gloo. A call puts one entry into a
+/// Process group of the device: NCCL's semantics, run by gloo. A call puts one entry into a
 /// stream and returns; the work's `wait` makes the current stream wait. The calls of one group, and
 /// those between one pair of ranks, follow each other in the order of issue, whatever their
 /// streams. CPU tensors go to gloo. As with NCCL, one thread at a time may call it.
@@ -44,7 +44,7 @@ class Group final : public c10d::Backend {
   /// @param name  c10d's, the same on all ranks.
   Group(c10::intrusive_ptr<c10d::Backend> gloo, std::string name, std::vector<int> global_ranks,
         std::chrono::milliseconds timeout);
-  /// Waits for what has been issued.
+  /// Waits for all issued calls.
   ~Group() override;
 
   const std::string getBackendName() const override { return "emulated"; }
@@ -56,7 +56,7 @@ class Group final : public c10d::Backend {
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
   void shutdown() override;
-  /// Ends what has been issued, and lets nothing more be; who waits for it hears of it.
+  /// Ends all issued calls and refuses more; waits for them raise.
   void abort() override;
 
   WorkPtr broadcast(Tensors&, const c10d::BroadcastOptions&) override;
@@ -93,7 +93,7 @@ class Group final : public c10d::Backend {
   WorkPtr add(Call call);
   /// Issues calls as one launch.
   WorkPtr issue(std::vector<Call> calls, const std::string& name, c10d::OpType type);
-  /// Tells LaunchOrder.
+  /// Reports the launch to LaunchOrder.
   void note_order(const std::vector<Call>& calls, const std::string& name, int peer) const;
   void forget_finished();
 

@@ -1,4 +1,4 @@
-// The calls of a group, one by one: what each reads, writes and sends, and how gloo does it.
+// Implements the calls of a group, one by one: their reads, writes, messages and gloo calls.
 #include <utility>
 
 #include "async_device/csrc/group.h"
@@ -25,12 +25,12 @@ Tensors aliases(const Tensors& tensors) {
   return all;
 }
 
-/// Of a list of lists that only a root gives.
+/// Returns the one list in `lists`, which only a root gives; empty on other ranks.
 Tensors first_or_none(const std::vector<Tensors>& lists) {
   return lists.empty() ? Tensors{} : lists[0];
 }
 
-/// One flat tensor of all elements.
+/// Returns one flat tensor of all elements.
 at::Tensor flattened(const Tensors& tensors) {
   Tensors flat;
   for (const at::Tensor& tensor : tensors) flat.push_back(tensor.reshape(-1));

@@ -7,11 +7,11 @@
 
 namespace async_device {
 
-/// A launch, for who waits for it. `wait` makes the calling thread's current stream wait, not the
-/// host, but for a barrier.
+/// A launch that can be waited for. `wait` makes the calling thread's current stream wait, not the
+/// host. A barrier also makes the host wait.
 class GroupWork final : public c10d::Work {
  public:
-  /// @param flight  null of a part of a coalesced launch, which has no work of its own.
+  /// @param flight  null for a part of a coalesced launch, which has no work of its own.
   GroupWork(int rank, c10d::OpType type, std::shared_ptr<Flight> flight, int device,
             Tensors results, bool blocks_host);
 

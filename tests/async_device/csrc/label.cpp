@@ -20,7 +20,7 @@ constexpr size_t kMaxFrames = 3;
 using Frame = std::pair<PyCodeObject*, int>;
 using Frames = std::array<Frame, kMaxFrames>;
 
-/// Places by number. Code objects in it are kept for ever, so that their addresses stay theirs.
+/// Places by number. Code objects in it are never freed, so that their addresses stay theirs.
 struct Places {
   std::mutex mutex;
   std::vector<std::string> texts{"no Python line"};
@@ -38,7 +38,7 @@ std::string file_name(PyCodeObject* code) {
   return name == nullptr ? "" : name;
 }
 
-/// Whether a frame is PyTorch's or this package's. Needs the GIL.
+/// True if a frame is PyTorch's or this package's. Needs the GIL.
 bool is_internal(PyCodeObject* code) {
   static std::unordered_map<PyCodeObject*, bool> known;
   const auto [found, is_new] = known.try_emplace(code, false);
@@ -62,7 +62,7 @@ std::string text_of(const Frames& frames) {
   return text;
 }
 
-/// Needs the GIL. 0 where there is no line of the user's.
+/// Needs the GIL. Returns 0 if there is no line of the user's.
 uint32_t python_place() {
   Frames frames{};
   size_t num_frames = 0;

@@ -5,18 +5,18 @@
 
 namespace async_device {
 
-/// Which operation an entry is, and who issued it: cheap to make, told in words only when needed.
+/// An entry's operation and issuer. Cheap to make; becomes words only when needed.
 struct Label {
   const std::string* operation = nullptr;  // from `interned`
   uint64_t number = 0;                     // of a group's launch; 0 for all else
   uint32_t place = 0;                      // from `current_place`
 };
 
-/// One address for equal texts, for ever.
+/// Returns one address for equal texts, for ever.
 const std::string* interned(const std::string& text);
 
-/// The Python lines outside PyTorch that the calling thread is in, else the node of autograd that
-/// it runs. May take the GIL: not to be called with a lock held.
+/// Returns the calling thread's Python lines outside PyTorch, otherwise its node of autograd. May
+/// take the GIL: do not call it with a lock held.
 uint32_t current_place();
 
 /// "'aten::add.Tensor' (train.py:12 forward < train.py:40 main)"

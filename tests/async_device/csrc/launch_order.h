@@ -9,12 +9,13 @@
 
 namespace async_device {
 
-/// In which order this process has launched communication, over all its groups, and whether other
-/// ranks have launched what they have in common with it in the same order. If not, NCCL can wait
-/// for ever: on each of two ranks the kernel of one group may hold what the other group's needs.
+/// Records the order in which this process launches communication, over all its groups, and
+/// compares it with other ranks. If two ranks launch common communication in different orders, NCCL
+/// can wait for ever: on each rank the kernel of one group may hold resources that the other
+/// group's needs.
 ///
-/// Ranks tell each other through c10d's store, when asked to or when a communication takes longer
-/// than `stall_s` of the settings; a thread watches that. Safe from any thread.
+/// Ranks exchange their orders through c10d's store: on request, or when a communication takes
+/// longer than `stall_s` of the settings, which a thread watches. Safe from any thread.
 class LaunchOrder {
  public:
   static LaunchOrder& get();

@@ -37,34 +37,35 @@ struct Block {
   Stream* owner;              // that it was allocated on, and is reused on
   std::set<Stream*> users{};  // others that use it, by record_stream
   bool is_stale = false;      // taken again and not used since: what it held is still there
-  /// Of its new life. The operation that runs first fills it, which need not have been issued
-  /// first: several streams may use parts of it at once.
+  /// Fills the block for its new life. The operation that runs first fills it. It need not have
+  /// been issued first: several streams may use parts of the block at once.
   std::shared_ptr<Poison> poison{};
   AccessLog accesses{};
 };
 
-/// The rules of CUDA's caching allocator: a freed block is reused at once by the stream that owns
-/// it, without regard to what is queued; a stream of `record_stream` delays that until it is done.
-/// Of equal blocks the one freed last is reused first: it is most likely still in use, if by
-/// mistake. Sizes are rounded to 512 bytes and never split. Guarded by the device's lock.
+/// The rules of CUDA's caching allocator. The stream that owns a freed block reuses it at once,
+/// whatever is queued. A stream of `record_stream` delays that until its entries are done.
+/// Among equal blocks the one freed last is reused first: a program that uses it too long by
+/// mistake most likely still does. Sizes are rounded to 512 bytes and never split. Guarded by the
+/// device's lock.
 class Memory {
  public:
   /// @throws c10::Error if the device's 64 GiB of addresses are used up.
   Block* take(int64_t bytes, Stream* stream);
 
-  /// Can be taken at once; @param after  these events.
+  /// Makes a block reusable at once, or @param after  these events.
   void give(Block* block, std::vector<EventPtr> after);
 
-  /// Whether blocks wait for events.
+  /// True if blocks wait for events.
   bool has_waiting() const { return !waiting_.empty(); }
 
-  /// Lets blocks be taken whose events have happened, and joins these events' clocks to `known`.
+  /// Makes blocks reusable whose events have happened, and joins these events' clocks to `known`.
   void reclaim(VectorClock& known);
 
   int64_t live_bytes() const { return live_bytes_; }
 
  private:
-  /// At the first use: processes that are forked before share nothing.
+  /// Allocates at the first use, so that processes forked before it share nothing.
   void map();
 
   char* next_ = nullptr;

@@ -48,7 +48,7 @@ OperatorFacts make_facts(const c10::OperatorHandle& handle) {
   }
   facts.needs_values |=
       handle.hasTag(at::Tag::data_dependent_output) || handle.hasTag(at::Tag::dynamic_output_shape);
-  // Which kernel of attention to take is decided by shapes alone.
+  // Shapes alone decide which kernel of attention runs.
   facts.blocks_gpu_host = facts.needs_values && name != "aten::_fused_sdp_choice";
   return facts;
 }

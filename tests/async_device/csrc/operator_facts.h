@@ -7,7 +7,7 @@
 
 namespace async_device {
 
-/// What an operator's schema says, as the device needs it.
+/// The facts of an operator's schema that the device needs.
 struct OperatorFacts {
   struct Argument {
     bool is_written;
@@ -26,7 +26,7 @@ struct OperatorFacts {
   bool blocks_gpu_host = false;  // ... also on a GPU
 };
 
-/// Of one schema, for ever. Safe from any thread.
+/// Returns the facts of one schema; the reference is valid for ever. Safe from any thread.
 const OperatorFacts& facts_of(const c10::OperatorHandle& handle);
 
 }  // namespace async_device

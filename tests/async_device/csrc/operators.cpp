@@ -23,7 +23,7 @@ struct Destination {
   std::vector<at::Tensor> aliases;
 };
 
-/// That of all tensors, else that of a device argument, else the current one.
+/// Returns the device of all tensors, otherwise of a device argument, otherwise the current one.
 c10::Device device_of(const OperatorFacts& facts, const Stack& arguments) {
   c10::Device device(kDeviceType, static_cast<c10::DeviceIndex>(current_device()));
   bool is_found = false;
@@ -100,8 +100,8 @@ void resize_outs(const OperatorFacts& facts, const Stack& arguments, const Infer
   }
 }
 
-/// The host waits and runs the kernel itself: shapes or results depend on values, or nobody can
-/// tell shapes.
+/// Makes the host wait and run the kernel itself: shapes or results depend on values, or shapes
+/// cannot be known.
 Stack run_on_host(const c10::OperatorHandle& handle, const OperatorFacts& facts,
                   const Stack& arguments) {
   Device& device = Device::get();

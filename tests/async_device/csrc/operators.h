@@ -2,8 +2,8 @@
 
 namespace async_device {
 
-/// Every operator of ATen that has a kernel for CPUs of its own is run by it, rather than by its
-/// decomposition into others: so values are those of the CPU. Called once, at import.
+/// Registers every operator of ATen that has its own kernel for CPUs to run by that kernel, not by
+/// a decomposition into others. So values equal the CPU's. Called once, at import.
 void prefer_cpu_kernels();
 
 }  // namespace async_device

@@ -24,8 +24,8 @@ int64_t num_runs(const Region& region) {
   return runs;
 }
 
-/// Whether a byte of [low, high), counted from the first one of the region, is in the region. Only
-/// those repetitions of the outermost dimension are looked at whose extent meets the range.
+/// True if a byte of [low, high), counted from the region's first byte, is in the region. Checks
+/// only the repetitions of the outermost dimension whose extent meets the range.
 bool meets(Dimensions dimensions, int64_t run, int64_t low, int64_t high) {
   if (high <= 0 || low >= extent(dimensions, run)) return false;
   if (dimensions.empty()) return true;
@@ -41,7 +41,7 @@ bool meets(Dimensions dimensions, int64_t run, int64_t low, int64_t high) {
   return false;
 }
 
-/// Calls `visit` with the first byte of each run until it returns true; whether it did.
+/// Calls `visit` with the first byte of each run until it returns true. Returns true if it did.
 template <typename Visit>
 bool any_run(Dimensions dimensions, int64_t begin, const Visit& visit) {
   if (dimensions.empty()) return visit(begin);

@@ -20,7 +20,7 @@ struct Region {
   int64_t run = 0;                              // bytes; 0 if the region is empty
   c10::SmallVector<Dimension, 3> dimensions{};  // by rising stride; none: `run` is all there is
 
-  /// The byte after the last one.
+  /// Returns the offset just past the last byte.
   int64_t end() const;
 
   bool operator==(const Region&) const = default;
@@ -34,11 +34,11 @@ Region make_region(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t off
 /// All bytes in [begin, end).
 Region make_region(int64_t begin, int64_t end);
 
-/// Whether any byte is in both: exact, unless both have more than 65536 runs; then whether the
+/// True if any byte is in both. Exact, unless both have more than 65536 runs; then true if the
 /// ranges from their first bytes to their last overlap.
 bool overlap(const Region& a, const Region& b);
 
-/// Whether every byte of `inner` is surely in `outer`; false where that takes work to find out.
+/// True if every byte of `inner` is surely in `outer`; false if that takes work to find out.
 bool covers(const Region& outer, const Region& inner);
 
 }  // namespace async_device

@@ -6,8 +6,8 @@
 
 namespace async_device {
 
-/// What the device did, step by step, so that it can do the same again: the host's program being
-/// the same, a replay is exact, down to addresses. Guarded by the device's lock.
+/// Records the device's steps so that it can repeat them. If the host's program is the same, a
+/// replay is exact, down to addresses. Guarded by the device's lock.
 ///
 /// A step starts the first entry of a stream, or ends a stream's communication. The host sees the
 /// device's progress only where it waits, which is the same in any order, and in observations:
@@ -24,7 +24,7 @@ class Schedule {
 
   void record();
   void replay(Record record);
-  /// Does neither; returns what was recorded.
+  /// Ends recording and replay. Returns the recorded steps.
   Record stop();
 
   bool is_recording() const { return mode_ == Mode::kRecord; }
@@ -33,10 +33,11 @@ class Schedule {
     return mode_ == Mode::kReplay && num_steps_ < static_cast<int64_t>(record_.steps.size());
   }
 
-  /// Of a replay: the step that comes next, and whether an observation must be made before it.
+  /// In a replay: returns the next step.
   int64_t next_step() const { return record_.steps[static_cast<size_t>(num_steps_)]; }
+  /// In a replay: true if an observation must be made before the next step.
   bool waits_for_observation() const;
-  /// Of a replay: whether the next observation can be made.
+  /// In a replay: true if the next observation can be made.
   bool can_observe() const;
 
   int64_t num_steps() const { return num_steps_; }

@@ -69,7 +69,7 @@ Stream* Scheduler::pick_needed(std::deque<Stream>& streams, const std::vector<Ev
     if (target->is_done) continue;
     if (Stream* stream = first_needed_by(target->stream)) return stream;
   }
-  // Other ranks may wait for what nobody here needs yet.
+  // Other ranks may wait for entries that no thread here needs yet.
   if (!targets.empty() && !is_idle) return nullptr;
   return first_that_can_run(streams.begin(), streams.end());
 }

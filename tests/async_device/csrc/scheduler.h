@@ -9,18 +9,18 @@
 
 namespace async_device {
 
-/// Says which stream's first entry runs next, by the order of the settings. Guarded by the
+/// Chooses the stream whose first entry runs next, by the order of the settings. Guarded by the
 /// device's lock.
 class Scheduler {
  public:
   void seed(uint64_t seed);
 
   /// @param targets  events that the host waits for.
-  /// @param is_idle  whether nothing has happened for a while.
+  /// @param is_idle  true if nothing has happened for a while.
   /// @return         null if nothing can or should run.
   Stream* pick(std::deque<Stream>& streams, const std::vector<EventPtr>& targets, bool is_idle);
 
-  /// How many entries the device runs now although nobody waits for it.
+  /// Returns the number of entries that the device runs now although no thread waits for it.
   int64_t eagerness();
 
  private:

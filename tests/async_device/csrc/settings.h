@@ -5,7 +5,7 @@
 
 namespace async_device {
 
-/// In which order the device runs what events leave open.
+/// The order in which the device runs entries that events do not order.
 enum class Order {
   kComputeFirst,  // only what somebody waits for; side streams as late as possible
   kSideFirst,     // the youngest stream that can run
@@ -13,10 +13,10 @@ enum class Order {
   kIssueOrder     // as issued by the host: one hardware queue
 };
 
-/// What happens when two accesses are not ordered.
+/// The reaction to two accesses that are not ordered.
 enum class Races { kRaise, kRecord, kOff };
 
-/// What happens where a GPU would block the host.
+/// The reaction to a call that would block a GPU's host.
 enum class Syncs { kCount, kRaise };
 
 struct Settings {
@@ -34,7 +34,7 @@ struct Settings {
 /// The process's settings. Changed only while nothing is queued.
 Settings& settings();
 
-/// @throws c10::Error with this message and what repeats the run: order, seed and rank.
+/// @throws c10::Error with this message and the order, seed and rank that repeat the run.
 [[noreturn]] void raise(const std::string& message);
 
 /// "order 'random', seed 3, rank 0", as the end of a message.

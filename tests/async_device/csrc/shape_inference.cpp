@@ -30,7 +30,7 @@ at::Tensor meta_of(const at::Tensor& tensor) {
   return meta;
 }
 
-/// What the shapes of results depend on, as bytes. Not every argument can be told.
+/// Serialises the arguments that decide the shapes of results. Not every argument can be.
 class Key {
  public:
   Key(const c10::OperatorHandle& handle, const Stack& arguments) {
@@ -124,7 +124,7 @@ bool says_no_meta_kernel(const std::string& message) {
   return false;
 }
 
-/// Where CPU kernels disagree with those of the meta device.
+/// Corrects results for which CPU kernels disagree with those of the meta device.
 void correct(const OperatorFacts& facts, const Stack& arguments, Stack& results) {
   if (*facts.name != "aten::native_layer_norm") return;
   // On CPUs mean and rstd have the parameters' type.

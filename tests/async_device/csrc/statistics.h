@@ -8,7 +8,7 @@
 
 namespace async_device {
 
-/// What was counted while a phase was entered.
+/// The counts of one phase.
 struct PhaseCounts {
   int64_t kernels = 0;                                // operators that were launched
   int64_t communication_launches = 0;                 // a coalesced group is one
@@ -32,11 +32,11 @@ class Statistics {
   void set_live_bytes(int64_t bytes);
   void add_race(const std::string& race);
 
-  /// The phase that is entered from now on; its name before.
+  /// Enters a phase. Returns the previous one's name.
   std::string enter(const std::string& phase);
 
   std::map<std::string, PhaseCounts> phases() const;
-  /// Each kind of race once.
+  /// Returns each kind of race once.
   std::vector<std::string> races() const;
   int64_t live_bytes() const;
   void reset();

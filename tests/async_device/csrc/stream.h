@@ -29,7 +29,7 @@ struct Launch {
 };
 using LaunchPtr = std::shared_ptr<Launch>;
 
-/// What a stream does next.
+/// The next action of a stream.
 struct Entry {
   enum class Kind { kRun, kCommunicate, kRecord, kWait };
 
@@ -42,7 +42,7 @@ struct Entry {
   double begin_ms = 0;          // when it was started; kCommunicate only
 };
 
-/// Entries that happen one after the other. Guarded by the device's lock, but for id and device.
+/// Entries that happen one after the other. The device's lock guards all except id and device.
 struct Stream {
   int id;
   int device;
@@ -53,7 +53,7 @@ struct Stream {
   VectorClock clock{};   // of what has been issued to it
   std::string error{};   // of a communication that was given up; until the host has heard of it
 
-  /// Whether its first entry could be started now.
+  /// True if its first entry could be started now.
   bool can_run() const {
     if (entries.empty() || is_busy) return false;
     return entries.front().kind != Entry::Kind::kWait || entries.front().event->is_done;

@@ -6,7 +6,7 @@
 
 namespace async_device {
 
-/// What is known to have happened: for each stream, how many of its entries.
+/// The entries known to have happened: their number for each stream.
 class VectorClock {
  public:
   /// The last entry of this stream that is known to have happened; 0 if none is.
@@ -15,7 +15,7 @@ class VectorClock {
     return index < entries_.size() ? entries_[index] : 0;
   }
 
-  /// Now also knows what `other` knows.
+  /// Adds the knowledge of `other`.
   void join(const VectorClock& other);
 
   /// Counts one more entry of this stream, and returns its number.

@@ -7,8 +7,8 @@
 
 namespace async_device {
 
-/// Threads for communication, as many as run at once; they are never ended. One that an abort has
-/// left behind ends with its call, if that ever returns.
+/// Threads for communication, as many as run at once; they are never ended. A thread whose call was
+/// aborted ends with that call, if it ever returns.
 class Workers {
  public:
   /// Runs `work` in a thread at once; it must not throw.
