@@ -38,7 +38,7 @@ def update_ms(profile: Profile, num_ranks: int) -> list[float]:
     for rank in range(num_ranks):
         spans = [span for span in profile.spans if span.rank == rank]
         steps = [span for span in spans if span.kind == "optimizer step"]
-        updates = [span for span in spans if span.kind == "update"]
+        updates = [span for span in spans if span.lane == "update"]
         sums.append(
             [1e3 * sum(u.done - u.started for u in updates if step.started <= u.started < step.done) for step in steps]
         )

@@ -64,7 +64,11 @@ def test_modules_compute_between_their_weights_and_their_release(ranks, mesh):
         assert counts == {
             **{(kind, unit): 2 for kind in ("forward", "backward") for unit in result["units"]},
             ("optimizer step", ""): 2,
-            **{("update", f"batch {index}"): 2 for index in range(result["num_batches"][rank])},
+            **{
+                (kind, f"batch {index}"): 2
+                for kind in ("prepare", "orthogonalise", "apply", "finish update")
+                for index in range(result["num_batches"][rank])
+            },
         }
         for unit in result["units"]:
             mine = [span for span in spans_of(result, rank) if span[3] == unit and span[1] == "compute"]
@@ -151,7 +155,7 @@ def test_one_process_has_lanes_too():
     trained = Trained(None)
     with dmuon.profile(trained.model) as profile:
         trained.step()
-    assert {span.lane for span in profile.spans} == {"compute", "intra"}
+    assert {span.lane for span in profile.spans} == {"compute", "update", "intra"}
     assert "blocks.0" in str(dmuon.schedule(trained.model))
 
 

@@ -23,10 +23,10 @@ def test_a_replayed_step_does_what_its_schedule_says_in_its_order_once(ranks, me
         schedule = result["schedule"]
         issued = [o for operations in schedule.passes.values() for o in operations]
         spans = sorted(spans_of(results[0], rank), key=lambda span: span[4])
-        for lane in ("intra", "inter"):
+        for lane in ("intra", "inter", "update"):
             planned = [(o.kind, o.unit) for o in issued if o.lane == lane]
             assert [(kind, unit) for _, on, kind, unit, *_ in spans if on == lane] == planned
-        seen = collections.Counter((o.kind, o.unit) for o in issued if o.lane != "compute")
+        seen = collections.Counter((o.kind, o.unit) for o in issued if o.lane in ("intra", "inter"))
         once = {
             count for (kind, _), count in seen.items() if kind != "publish intra" and (node_copy or "route" in kind)
         }
@@ -92,6 +92,6 @@ def test_the_picture_shows_each_unit_once_and_a_lane_does_one_thing_at_a_time():
     computes = [bar for bar in panel.bars if bar.kind in ("forward", "backward")]
     units = len({bar.unit for bar in computes})
     assert [bar.end - bar.begin for bar in computes] == [1.0] * units + [2.0] * units
-    for lane in ("compute", "intra"):
+    for lane in ("compute", "update", "intra"):
         bars = sorted((bar.begin, bar.end) for bar in panel.bars if bar.lane == lane)
         assert all(before[1] <= after[0] for before, after in itertools.pairwise(bars))

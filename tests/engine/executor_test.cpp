@@ -41,12 +41,12 @@ class ExecutorOnMesh : public testing::TestWithParam<Mesh> {
 
   void publish(Executor* executor, bool with_stage_1) {
     const bool stages = has_inter() && with_stage_1;
-    if (stages) executor->perform({.kind = Kind::kPublishInter, .unit = kUnit});
-    schedule::Operation intra{.kind = Kind::kPublishIntra, .unit = kUnit};
+    if (stages) executor->perform({.kind = Kind::kPublishInter, .subject = kUnit});
+    schedule::Operation intra{.kind = Kind::kPublishIntra, .subject = kUnit};
     if (stages) intra.after.push_back({Kind::kPublishInter, kUnit});
     executor->perform(intra);
     executor->perform(
-        {.kind = Kind::kAwaitWeights, .unit = kUnit, .after = {{Kind::kPublishIntra, kUnit}}});
+        {.kind = Kind::kAwaitWeights, .subject = kUnit, .after = {{Kind::kPublishIntra, kUnit}}});
   }
 
   void route(Executor* executor, bool hold) {
@@ -58,10 +58,10 @@ class ExecutorOnMesh : public testing::TestWithParam<Mesh> {
         parts.push_back(integers(executor->parameters()[part], 1).view({-1}));
       unit.put_gradient(place, at::cat(parts).view(leaf.sizes));
     }
-    executor->perform({.kind = Kind::kRouteIntra, .unit = kUnit, .hold = hold});
+    executor->perform({.kind = Kind::kRouteIntra, .subject = kUnit, .hold = hold});
     const bool sends = has_inter() && !hold;
     const auto after = [&](Kind kind, Kind earlier) {
-      executor->perform({.kind = kind, .unit = kUnit, .after = {{earlier, kUnit}}});
+      executor->perform({.kind = kind, .subject = kUnit, .after = {{earlier, kUnit}}});
     };
     if (sends) after(Kind::kRouteInter, Kind::kRouteIntra);
     after(Kind::kFinishRouteIntra, Kind::kRouteIntra);
@@ -94,7 +94,7 @@ TEST_P(ExecutorOnMesh, PublishesEachTimeThatItIsTold) {
     write_masters(&executor, 50);
     publish(&executor, /*with_stage_1=*/false);
     EXPECT_TRUE(has_weights(executor, has_inter() ? 1 : 50));
-    executor.perform({.kind = Kind::kReshard, .unit = kUnit});
+    executor.perform({.kind = Kind::kReshard, .subject = kUnit});
     EXPECT_FALSE(executor.unit(kUnit).weights().allocated());
   });
 }
@@ -123,13 +123,62 @@ TEST_P(ExecutorOnMesh, KeepsAPartialSumUntilARouteThatHoldsNothing) {
   });
 }
 
-TEST_P(ExecutorOnMesh, UpdatesTheBatchThatIsNamed) {
+class Calls final : public Update {
+ public:
+  explicit Calls(std::vector<std::string>* seen) : seen_(seen) {}
+  void prepare(core::BatchIndex batch) override { add("prepare", batch); }
+  void orthogonalise(core::BatchIndex batch) override { add("orthogonalise", batch); }
+  void apply(core::BatchIndex batch) override { add("apply", batch); }
+
+ private:
+  void add(const char* what, core::BatchIndex batch) {
+    seen_->push_back(core::message(what, ' ', batch));
+  }
+  std::vector<std::string>* seen_;
+};
+
+TEST_P(ExecutorOnMesh, UpdatesBatchesInOrderOfIssue) {
   run([](Executor& executor) {
-    std::vector<int> updated;
-    const auto update = [&](core::BatchIndex batch) { updated.push_back(batch.value()); };
-    executor.perform({.kind = Kind::kUpdate, .batch = core::BatchIndex(2)}, update);
-    executor.perform({.kind = Kind::kUpdate, .batch = core::BatchIndex(0)}, update);
-    EXPECT_EQ(updated, (std::vector<int>{2, 0}));
+    if (executor.owned().batches().size() < 2) return;
+    std::vector<std::string> seen;
+    executor.set_update(std::make_shared<Calls>(&seen));
+    const core::BatchIndex first(1);
+    const core::BatchIndex second(0);
+    for (const core::BatchIndex batch : {first, second}) {
+      for (const Kind kind : {Kind::kPrepare, Kind::kOrthogonalise, Kind::kApply})
+        executor.perform({.kind = kind, .subject = batch});
+    }
+    executor.set_update(nullptr);  // operations that were issued keep theirs
+    executor.perform(
+        {.kind = Kind::kFinishUpdate, .subject = second, .after = {{Kind::kApply, second}}});
+    EXPECT_EQ(seen, (std::vector<std::string>{"prepare 1", "orthogonalise 1", "apply 1",
+                                              "prepare 0", "orthogonalise 0", "apply 0"}));
+  });
+}
+
+class Failing final : public Update {
+ public:
+  void prepare(core::BatchIndex) override {}
+  void orthogonalise(core::BatchIndex) override {}
+  void apply(core::BatchIndex) override { throw std::domain_error("no memory"); }
+};
+
+// The row's lane fails with the update's error: peers raise too, instead of reading old weights.
+TEST(Executor, PublishesNothingOfABatchWhoseUpdateFailed) {
+  const Setting setting = setting_on({1, 1});
+  wire::run_ranks(1, [&](int rank, const wire::StorePtr& store) {
+    Executor executor(make_mesh(setting, store, rank), plan_of(setting.parameters, setting.mesh),
+                      unit_specs(setting), /*node_copy=*/true, c10::kCPU);
+    const core::BatchIndex batch(0);
+    executor.set_update(std::make_shared<Failing>());
+    executor.perform({.kind = Kind::kApply, .subject = batch});
+    executor.perform(
+        {.kind = Kind::kPublishIntra, .subject = kUnit, .after = {{Kind::kApply, batch}}});
+    const schedule::Operation waits[] = {
+        {.kind = Kind::kFinishUpdate, .subject = batch, .after = {{Kind::kApply, batch}}},
+        {.kind = Kind::kAwaitWeights, .subject = kUnit, .after = {{Kind::kPublishIntra, kUnit}}}};
+    for (const schedule::Operation& wait : waits)
+      EXPECT_THROW(executor.perform(wait), std::domain_error);
   });
 }
 

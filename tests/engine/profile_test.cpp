@@ -7,8 +7,14 @@ namespace {
 
 using schedule::Kind;
 
-void add(Profile& profile, Kind kind, int unit, double issued, double started, double done) {
-  profile.add({kind, unit, {issued, nullptr}, {started, nullptr}, {done, nullptr}});
+schedule::Subject subject_of(Kind kind, int index) {
+  if (schedule::is_on_batch(kind)) return core::BatchIndex(index);
+  return core::UnitIndex(index);
+}
+
+void add(Profile& profile, Kind kind, int index, double issued, double started, double done) {
+  profile.add(
+      {kind, subject_of(kind, index), {issued, nullptr}, {started, nullptr}, {done, nullptr}});
 }
 
 TEST(Profile, CountsEachKindAndItsLaneAlways) {
@@ -17,14 +23,18 @@ TEST(Profile, CountsEachKindAndItsLaneAlways) {
   add(profile, Kind::kPublishIntra, 1, 0, 3, 3.5);
   add(profile, Kind::kRouteIntra, 0, 0, 4, 5);
   add(profile, Kind::kRouteInter, 0, 0, 5, 9);
-  add(profile, Kind::kUpdate, 0, 9, 9, 100);  // compute's own affair
+  add(profile, Kind::kPrepare, 0, 9, 9, 10);
+  add(profile, Kind::kOrthogonalise, 0, 9, 10, 16);
+  add(profile, Kind::kFinishUpdate, 0, 9, 9, 100);  // compute waits
   const auto seconds = profile.seconds();
   EXPECT_EQ(seconds.at("publish_intra_s"), 2.5);
   EXPECT_EQ(seconds.at("publish_inter_s"), 0);
   EXPECT_EQ(seconds.at("route_intra_s"), 1);
   EXPECT_EQ(seconds.at("busy_intra_s"), 3.5);
   EXPECT_EQ(seconds.at("busy_inter_s"), 4);
-  EXPECT_FALSE(seconds.contains("update_s"));
+  EXPECT_EQ(seconds.at("orthogonalise_s"), 6);
+  EXPECT_EQ(seconds.at("busy_update_s"), 7);
+  EXPECT_FALSE(seconds.contains("finish_update_s"));
 }
 
 TEST(Profile, CountsTheWaitsOfComputeByPhase) {
@@ -35,6 +45,7 @@ TEST(Profile, CountsTheWaitsOfComputeByPhase) {
   add(profile, Kind::kRouteIntra, 0, 0, 1, 50);  // on a lane: nobody waits
   profile.set_phase(Phase::kStep);
   add(profile, Kind::kFinishRouteIntra, 0, 0, 3, 7);
+  add(profile, Kind::kFinishUpdate, 0, 7, 7, 20);  // no wait for messages
   const auto seconds = profile.seconds();
   EXPECT_EQ(seconds.at("wait_forward_s"), 1);
   EXPECT_EQ(seconds.at("wait_backward_s"), 2);
@@ -43,16 +54,16 @@ TEST(Profile, CountsTheWaitsOfComputeByPhase) {
 
 TEST(Profile, KeepsOperationsWhileItRecords) {
   Profile profile(c10::kCPU);
-  add(profile, Kind::kUpdate, 7, 0, 1, 2);
+  add(profile, Kind::kApply, 7, 0, 1, 2);
   profile.start();
   add(profile, Kind::kReshard, 3, 1, 2, 4);
-  add(profile, Kind::kUpdate, 5, 4, 4, 6);
+  add(profile, Kind::kApply, 5, 4, 4, 6);
   const auto spans = profile.stop();
-  add(profile, Kind::kUpdate, 8, 6, 6, 7);
+  add(profile, Kind::kApply, 8, 6, 6, 7);
   ASSERT_EQ(spans.size(), 2U);
   EXPECT_EQ(spans[0].kind, Kind::kReshard);
-  EXPECT_EQ(spans[0].unit, 3);
-  EXPECT_EQ(spans[1].unit, 5);
+  EXPECT_EQ(spans[0].subject, subject_of(Kind::kReshard, 3));
+  EXPECT_EQ(spans[1].subject, subject_of(Kind::kApply, 5));
   EXPECT_EQ(spans[1].done, 6);
   EXPECT_TRUE(profile.stop().empty());
   profile.start();

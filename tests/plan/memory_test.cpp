@@ -43,15 +43,15 @@ const std::vector<Batch> kBatches = {oracle::batch(0, {0}), oracle::batch(0, {3}
 TEST(Memory, OnTwoByTwoIsWhatItIsByHand) {
   // State 12 an element; the columns' 896 and 256 elements at 2 bytes. In unit 0's backward its
   // weights and gradients, and unit 1's gradients on their way, which become the first column's
-  // mean of the node, as unit 2's have. The updates of unit 0 come first, those of the others
-  // beside its weights.
+  // mean of the node, as unit 2's have. All updates run beside unit 0's weights, whose buffer is
+  // taken when their publication is issued.
   const std::int64_t buffers = kWeights + 2 * kGradients;
   const std::int64_t with_mean = buffers + 4 * 512 + 4 * 128;
   EXPECT_EQ(memory(kInventory, {2, 2}, kOwner, kBatches, ahead(2)),
-            (core::PerOwner<Memory>{bytes(12 * 384, 2 * 896, with_mean, kOfA),
+            (core::PerOwner<Memory>{bytes(12 * 384, 2 * 896, with_mean, kWeights + kOfA),
                                     bytes(0, 2 * 256, buffers, 0),
                                     bytes(12 * 512, 2 * 896, with_mean, kWeights + kOfC),
-                                    bytes(12 * 256, 2 * 256, buffers, kOfA)}));
+                                    bytes(12 * 256, 2 * 256, buffers, kWeights + kOfA)}));
 }
 
 TEST(Memory, OfStateAndCopiesIsThereAllTheTimeAndTheRestInTurn) {
@@ -101,9 +101,9 @@ TEST(Memory, WithoutNodeCopiesHasStageOneInItsBuffers) {
   options.node_copy = false;
   options.weight_bytes = 4;
   options.gradient_bytes = 2;
-  // Units 0 and 1 have left in part when d is updated.
+  // Units 0 and 1 have buffers when a and d are updated.
   EXPECT_EQ(memory(kInventory, {2, 2}, kOwner, kBatches, options)[Owner(0)].update,
-            2 * (4 * 512) + kOfD);
+            2 * (4 * 512) + kOfA);
 }
 
 TEST(Memory, OnGlooHasInboxesAndKeepsWhatWasFreed) {
@@ -146,15 +146,15 @@ TEST(Memory, IsSpreadOverTheRanksOfASlotButForTheWorkspace) {
                               bytes(6 * 384, 1152, 2048, kOfA), bytes(6 * 384, 1152, 2048, kOfD)}));
 }
 
-// A batch that several units wait for is updated for the first of them.
-TEST(Memory, OfABatchIsThatOfItsFirstUnit) {
+// The first unit's 768 elements, beside the larger update: of both a and b, or of c.
+TEST(Memory, OfAnUpdateIsBesideTheWeightsThatAreSentAhead) {
   const std::vector<Batch> batches = {oracle::batch(0, {0, 1}), oracle::batch(0, {2}),
                                       oracle::batch(0, {3})};
   const Inventory inventory = {
       {"a", {1, 16, 16}, 0}, {"b", {1, 16, 16}, 1}, {"c", {1, 32, 16}, 0}, {"d", {1, 16, 8}, 2}};
   EXPECT_EQ(
       memory(inventory, {1, 2}, oracle::owners({0, 0, 0, 0}), batches, ahead(1))[Owner(0)].update,
-      2 * kOfA);
+      2 * 768 + 2 * kOfA);
 }
 
 // 2^56 elements, the most there may be, in one unit of several.
@@ -175,7 +175,7 @@ TEST(Memory, OfTheLargestInventoryDoesNotOverflow) {
   EXPECT_EQ(all[Owner(0)].buffers, 16 * huge + (1 + 4) * 8 * 128);
   EXPECT_EQ(all[Owner(0)].state, 12 * (huge + 19));
   const std::int64_t side = (1 << 28) - 1;
-  EXPECT_EQ(all[Owner(0)].update, 8 * (2 * huge + 2 * side * side));
+  EXPECT_EQ(all[Owner(0)].update, 8 * huge + 8 * (2 * huge + 2 * side * side));
   EXPECT_GT(all[Owner(0)].total(), all[Owner(0)].update);
 }
 

@@ -96,6 +96,14 @@ DEVICE = (
         on_device=True,
     ),
     Planted(
+        "device_does_not_wait_for_updates",
+        EXECUTOR,
+        "  if (schedule::is_on_batch(kind)) return awaited.done.wait();\n",
+        "  if (schedule::is_on_batch(kind)) return;\n",
+        "Compute changes gradients, or saves weights, while the update lane still works on them.",
+        on_device=True,
+    ),
+    Planted(
         "norms_used_before_their_sum",
         EXECUTOR,
         "  done.wait();\n}",

@@ -9,6 +9,7 @@ ORDER = "src/dmuon/schedule/order.cpp"
 PASS = "src/dmuon/schedule/pass_schedule.cpp"
 STEP = "src/dmuon/schedule/step_schedule.cpp"
 MAKER = "src/dmuon/schedule/maker.h"
+MAKER_CPP = "src/dmuon/schedule/maker.cpp"
 
 SCHEDULE = (
     Planted(
@@ -109,17 +110,29 @@ SCHEDULE = (
     Planted(
         "finished_after_stage_1",
         MAKER,
-        "{.kind = Kind::kFinishRouteInter, .unit = unit, .after = {{Kind::kRouteInter, unit}}}",
-        "{.kind = Kind::kFinishRouteInter, .unit = unit, .after = {{Kind::kRouteIntra, unit}}}",
+        "{.kind = Kind::kFinishRouteInter, .subject = unit, .after = {{Kind::kRouteInter, unit}}}",
+        "{.kind = Kind::kFinishRouteInter, .subject = unit, .after = {{Kind::kRouteIntra, unit}}}",
         "Stage 2 counts as over when stage 1 is: the node's mean and its inbox are freed while they are in use.",
     ),
     Planted(
         "stage_2_awaits_nothing",
         MAKER,
-        "    Operation operation{.kind = Kind::kPublishIntra, .unit = unit};\n"
-        "    if (has_inter_) operation.after.push_back({Kind::kPublishInter, unit});\n"
-        "    return operation;\n",
-        "    return {.kind = Kind::kPublishIntra, .unit = unit};\n",
+        "    return {.kind = Kind::kPublishIntra, .subject = unit, .after = {{Kind::kPublishInter, unit}}};\n",
+        "    return {.kind = Kind::kPublishIntra, .subject = unit};\n",
         "Inside the node goes what lies in the node copy before stage 1 has come: old weights, or none.",
+    ),
+    Planted(
+        "published_while_updated",
+        MAKER_CPP,
+        "if (known.empty() || !(known.back() == apply)) known.push_back(apply);",
+        "static_cast<void>(known);",
+        "Weights leave their owner while the update lane changes them.",
+    ),
+    Planted(
+        "steps_do_not_wait_for_updates",
+        MAKER,
+        "{.kind = Kind::kFinishUpdate, .subject = batch, .after = {{Kind::kApply, batch}}}",
+        "{.kind = Kind::kFinishUpdate, .subject = batch}",
+        "step() returns while the update lane still reads gradients, which the program clears or adds to.",
     ),
 )

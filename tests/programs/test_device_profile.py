@@ -45,11 +45,11 @@ def profiled(mesh: Any) -> tuple[dmuon.Profile, float]:
 def test_spans_are_when_the_device_worked(device_ranks):
     profile, issued = device_ranks.run(profiled, (2, 2))[0]
     of_rank = [span for span in profile.spans if span.rank == 0]
-    assert {span.lane for span in of_rank} == {"compute", "intra", "inter"}
+    assert {span.lane for span in of_rank} == {"compute", "update", "intra", "inter"}
     for span in of_rank:
         assert span.started <= span.done
         assert span.done > issued  # begun by the profile's end, when the device was first waited for
-    for lane in ("intra", "inter"):
+    for lane in ("update", "intra", "inter"):
         spans = [span for span in of_rank if span.lane == lane]
         assert all(one.done <= other.started + 1e-4 for one, other in itertools.pairwise(spans))
     arrivals = {span.unit: span.done for span in of_rank if span.kind == "publish intra"}

@@ -65,9 +65,9 @@ class EmptyUnits : public testing::TestWithParam<bool> {
     const Trace backward = with_empty_uses(kBackward, after_backward(kEmpty), GetParam());
     const Batches batches = batches_of({{0}, {1}, {2}});
     const StepSchedule with =
-        build_step_schedule(more, forward, forward, backward, batches, options);
+        build_step_schedule(more, batches, forward, forward, backward, options);
     const StepSchedule expected =
-        build_step_schedule(layout, kForward, kForward, kBackward, batches, options);
+        build_step_schedule(layout, batches, kForward, kForward, kBackward, options);
     same(without_empty(with.forward, forward), expected.forward);
     same(without_empty(with.evaluation, forward), expected.evaluation);
     same(without_empty(with.backward, backward), expected.backward);
@@ -101,7 +101,7 @@ INSTANTIATE_TEST_SUITE_P(BetweenUsesAndAroundThem, EmptyUnits, testing::Bool());
 TEST(EmptyUnit, IsServedNothing) {
   const Layout layout = with_an_empty_unit(three_units(2, 2));
   for (const Trigger& trigger : {before_use(kEmpty), after_forward(kEmpty), after_backward(kEmpty)})
-    EXPECT_TRUE(serve_on_demand(layout, trigger, true).empty()) << trigger;
+    EXPECT_TRUE(serve_on_demand(layout, {}, trigger, true).empty()) << trigger;
 }
 
 /// With three units and an empty one of the host's.

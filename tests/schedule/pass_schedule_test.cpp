@@ -17,11 +17,12 @@ Steps text_of(const PassSchedule& pass) {
 }
 
 Steps forward_on(const Layout& layout, const StepOptions& options, const Trace& trace = kForward) {
-  return text_of(build_pass_schedule(layout, trace, trace, Pass::kTrainForward, options));
+  return text_of(build_pass_schedule(layout, {}, trace, trace, Pass::kTrainForward, options));
 }
 
 Steps backward_on(const Layout& layout, const StepOptions& options, bool sync = true) {
-  return text_of(build_pass_schedule(layout, kBackward, kForward, Pass::kBackward, options, sync));
+  return text_of(
+      build_pass_schedule(layout, {}, kBackward, kForward, Pass::kBackward, options, sync));
 }
 
 TEST(PassSchedule, WithoutLookaheadSendsWhatIsNeededWhenItIsNeeded) {
@@ -127,7 +128,7 @@ TEST(PassSchedule, SendsStage1OnceAVersionWithNodeCopies) {
   EXPECT_EQ(forward_on(three_units(2, 1), {}, twice), forward);
   // A backward's units of which the forward knew nothing.
   const PassSchedule backward = build_pass_schedule(
-      three_units(2, 1), {before_use(1), after_backward(1), before_use(2), after_backward(2)},
+      three_units(2, 1), {}, {before_use(1), after_backward(1), before_use(2), after_backward(2)},
       {before_use(1)}, Pass::kBackward, {});
   EXPECT_EQ(text_of(backward[0]),
             "publish inter 2, publish intra 1, publish intra 2, await weights 1");
@@ -145,7 +146,7 @@ TEST(PassSchedule, RoutesAUnitThatIsUsedTwiceOnce) {
   const Trace twice{before_use(0),     after_backward(0), before_use(1),
                     after_backward(1), before_use(0),     after_backward(0)};
   const Steps backward =
-      text_of(build_pass_schedule(three_units(1, 2), twice, kForward, Pass::kBackward, {}));
+      text_of(build_pass_schedule(three_units(1, 2), {}, twice, kForward, Pass::kBackward, {}));
   EXPECT_EQ(backward[1], "reshard 0");
   EXPECT_EQ(backward[5], "reshard 0, route intra 0");
 }
@@ -176,7 +177,7 @@ TEST(PassSchedule, HasAsManyNodesMeansInFlightAsMemoryAllows) {
   const auto last = [&](int max_units_in_flight) {
     const StepOptions options{.lookahead = 2, .max_units_in_flight = max_units_in_flight};
     return text_of(
-        build_pass_schedule(layout, backward, kForward, Pass::kBackward, options).back());
+        build_pass_schedule(layout, {}, backward, kForward, Pass::kBackward, options).back());
   };
   EXPECT_EQ(last(4),
             "reshard 0, finish route intra 1, finish route inter 3, route intra 0, "
@@ -185,7 +186,7 @@ TEST(PassSchedule, HasAsManyNodesMeansInFlightAsMemoryAllows) {
 }
 
 TEST(PassSchedule, NamesWhatEachOperationWaitsFor) {
-  const PassSchedule forward = build_pass_schedule(three_units(2, 2), kForward, kForward,
+  const PassSchedule forward = build_pass_schedule(three_units(2, 2), {}, kForward, kForward,
                                                    Pass::kTrainForward, {.lookahead = 0});
   using After = std::vector<Dependency>;
   const core::UnitIndex first(0);
@@ -195,7 +196,7 @@ TEST(PassSchedule, NamesWhatEachOperationWaitsFor) {
   EXPECT_EQ(forward[1][0].after,
             (After{{Kind::kPublishIntra, first}, {Kind::kPublishInter, first}}));
   for (const bool sync : {false, true}) {
-    const PassSchedule backward = build_pass_schedule(three_units(2, 2), kBackward, kForward,
+    const PassSchedule backward = build_pass_schedule(three_units(2, 2), {}, kBackward, kForward,
                                                       Pass::kBackward, {.lookahead = 0}, sync);
     const Operation& finish = backward[1].back();
     EXPECT_EQ(finish.kind, sync ? Kind::kFinishRouteInter : Kind::kFinishRouteIntra);
@@ -207,7 +208,7 @@ TEST(PassSchedule, NamesWhatEachOperationWaitsFor) {
 // Where nothing goes between nodes there is nothing to hold back.
 TEST(PassSchedule, SaysWhichRoutesStayAtTheColumnMembers) {
   for (const auto& [num_replicates, sync] : {std::pair{1, false}, {2, false}, {2, true}}) {
-    const PassSchedule backward = build_pass_schedule(three_units(num_replicates, 2), kBackward,
+    const PassSchedule backward = build_pass_schedule(three_units(num_replicates, 2), {}, kBackward,
                                                       kForward, Pass::kBackward, {}, sync);
     for (const std::vector<Operation>& operations : backward) {
       for (const Operation& operation : operations) {

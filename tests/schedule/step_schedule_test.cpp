@@ -12,31 +12,67 @@ TEST(UpdateSchedule, PublishesInForwardOrderAsSoonAsAUnitIsUpdated) {
   const Batches batches = batches_of({{2}, {1}, {0, 2}});
   const std::string freed = "reshard 0, reshard 1, reshard 2, ";
   const auto step = [&](const Layout& layout, const StepOptions& options) {
-    return text_of(build_update_schedule(layout, kForward, batches, options));
+    return text_of(build_update_schedule(layout, batches, kForward, options));
   };
+  const std::string waits = ", finish update 2, finish update 1, finish update 0";
+  const std::string waits_in_order = ", finish update 0, finish update 1, finish update 2";
   EXPECT_EQ(step(three_units(2, 2), {.lookahead = 1}),
-            freed +
-                "update 2, publish inter 0, publish intra 0, update 1, publish inter 1, "
-                "update 0, publish inter 2");
+            freed + update(2) + ", publish inter 0, publish intra 0, " + update(1) +
+                ", publish inter 1, " + update(0) + ", publish inter 2" + waits);
   EXPECT_EQ(step(three_units(2, 2), {.node_copy = false, .lookahead = 2}),
-            freed +
-                "update 2, publish inter 0, publish intra 0, update 1, publish inter 1, "
-                "update 0");
+            freed + update(2) + ", publish inter 0, publish intra 0, " + update(1) +
+                ", publish inter 1, " + update(0) + waits);
   EXPECT_EQ(step(three_units(1, 2), {.lookahead = 2}),
-            freed + "update 2, publish intra 0, update 0, update 1");
-  EXPECT_EQ(step(three_units(2, 2), {.lookahead = 0}), freed + "update 0, update 1, update 2");
-  EXPECT_EQ(
-      step(three_units(2, 2), {.lookahead = 0, .asynchronous = false}),
-      freed + "update 2, publish inter 0, update 1, publish inter 1, update 0, publish inter 2");
+            freed + update(2) + ", publish intra 0, " + update(0) + ", " + update(1) +
+                ", finish update 2, finish update 0, finish update 1");
+  EXPECT_EQ(step(three_units(2, 2), {.lookahead = 0}),
+            freed + update(0) + ", " + update(1) + ", " + update(2) + waits_in_order);
+  EXPECT_EQ(step(three_units(2, 2), {.lookahead = 0, .asynchronous = false}),
+            freed + update(2) + ", publish inter 0, " + update(1) + ", publish inter 1, " +
+                update(0) + ", publish inter 2" + waits);
   for (const Operation& operation :
-       build_update_schedule(three_units(2, 2), kForward, batches, {})) {
+       build_update_schedule(three_units(2, 2), batches, kForward, {})) {
     EXPECT_EQ(operation.version, operation.kind == Kind::kReshard ? 0 : 1);
   }
 }
 
+// Batch 0 touches unit 2, batch 1 unit 1, batch 2 units 0 and 2.
+TEST(UpdateSchedule, LetsPublicationsWaitForTheBatchesThatCompleteTheirUnit) {
+  const Batches batches = batches_of({{2, 2}, {1}, {0, 2}});
+  using After = std::vector<Dependency>;
+  const auto apply = [](int batch) { return Dependency{Kind::kApply, core::BatchIndex(batch)}; };
+  const After expected[] = {{apply(2)}, {apply(1)}, {apply(0), apply(2)}};
+  for (const int num_replicates : {1, 2}) {
+    const Layout layout = three_units(num_replicates, 2);
+    const Kind first_stage = num_replicates == 1 ? Kind::kPublishIntra : Kind::kPublishInter;
+    int found = 0;
+    const auto check = [&](const std::vector<Operation>& operations) {
+      for (const Operation& operation : operations) {
+        if (operation.kind != first_stage) continue;
+        EXPECT_EQ(operation.after, expected[operation.unit().value()]) << text_of(operation);
+        ++found;
+      }
+    };
+    check(build_update_schedule(layout, batches, kForward, {}));
+    check(serve_on_demand(layout, batches, before_use(2)));
+    for (const auto& operations :
+         build_pass_schedule(layout, batches, kForward, kForward, Pass::kTrainForward, {}))
+      check(operations);
+    EXPECT_GE(found, 5);
+  }
+  const std::vector<Operation> step = build_update_schedule(three_units(1, 2), batches, {}, {});
+  EXPECT_EQ(step.back().after, (After{apply(2)}));
+  EXPECT_EQ(step.back().kind, Kind::kFinishUpdate);
+}
+
+TEST(UpdateSchedule, RefusesBatchesOfUnitsThatTheLayoutLacks) {
+  EXPECT_THROW(build_update_schedule(three_units(1, 2), batches_of({{3}}), kForward, {}),
+               core::InvalidArgument);
+}
+
 TEST(ServeOnDemand, IssuesEverythingThatATriggerNeeds) {
   const auto serve = [](const Layout& layout, Trigger trigger, bool sync = true) {
-    return text_of(serve_on_demand(layout, trigger, sync));
+    return text_of(serve_on_demand(layout, {}, trigger, sync));
   };
   EXPECT_EQ(serve(three_units(1, 2), before_use(1)), "publish intra 1, await weights 1");
   EXPECT_EQ(serve(three_units(2, 2), before_use(1)),
@@ -51,7 +87,7 @@ TEST(ServeOnDemand, IssuesEverythingThatATriggerNeeds) {
 TEST(StepOptions, OutOfRangeAreRefusedByName) {
   const auto refuses = [](const StepOptions& options, const std::string& text) {
     try {
-      build_pass_schedule(three_units(1, 2), kForward, kForward, Pass::kTrainForward, options);
+      build_pass_schedule(three_units(1, 2), {}, kForward, kForward, Pass::kTrainForward, options);
     } catch (const core::InvalidArgument& error) {
       return std::string(error.what()).find(text) != std::string::npos;
     }
@@ -69,18 +105,18 @@ TEST(StepOptions, OutOfRangeAreRefusedByName) {
 TEST(StepSchedule, RefusesUnitsThatTheLayoutLacks) {
   for (const int unit : {-1, 3}) {
     const Trace unknown{before_use(unit)};
-    EXPECT_THROW(build_step_schedule(three_units(1, 2), unknown, {}, kBackward, {}, {}),
+    EXPECT_THROW(build_step_schedule(three_units(1, 2), {}, unknown, {}, kBackward, {}),
                  core::InvalidArgument);
-    EXPECT_THROW(build_step_schedule(three_units(1, 2), kForward, {}, unknown, {}, {}),
+    EXPECT_THROW(build_step_schedule(three_units(1, 2), {}, kForward, {}, unknown, {}),
                  core::InvalidArgument);
-    EXPECT_THROW(build_step_schedule(three_units(1, 2), kForward, unknown, kBackward, {}, {}),
+    EXPECT_THROW(build_step_schedule(three_units(1, 2), {}, kForward, unknown, kBackward, {}),
                  core::InvalidArgument);
   }
 }
 
 TEST(StepSchedule, HashLeavesOutARanksOwnBatchesAndNothingElse) {
   const auto hash = [](const Trace& forward, const StepOptions& options, const Batches& batches) {
-    return build_step_schedule(three_units(2, 2), forward, {}, kBackward, batches, options).hash();
+    return build_step_schedule(three_units(2, 2), batches, forward, {}, kBackward, options).hash();
   };
   const std::uint64_t expected = hash(kForward, {}, batches_of({{0}, {1, 2}}));
   EXPECT_EQ(hash(kForward, {}, {}), expected);

@@ -33,9 +33,14 @@ inline const Trace kBackward{before_use(2),     after_backward(2), before_use(1)
                              after_backward(1), before_use(0),     after_backward(0)};
 
 inline std::string text_of(const Operation& operation) {
-  const bool updates = operation.kind == Kind::kUpdate;
+  const bool on_batch = is_on_batch(operation.kind);
   return core::message(name_of(operation.kind), ' ',
-                       updates ? operation.batch.value() : operation.unit.value());
+                       on_batch ? operation.batch().value() : operation.unit().value());
+}
+
+// What text_of says of the update of a batch.
+inline std::string update(int batch) {
+  return core::message("prepare ", batch, ", orthogonalise ", batch, ", apply ", batch);
 }
 
 inline std::string text_of(const std::vector<Operation>& operations) {

@@ -42,10 +42,10 @@ Data::Data(const Programs& programs, bool node_copy, std::vector<std::string>* v
     ranks_.push_back(std::move(rank));
     for (int index = 0; index < program.num_issues(); ++index) {
       const Issue& issue = program.issue(index);
-      if (issue.operation.kind != Kind::kBackward) continue;
+      if (!issue.is(Compute::kBackward)) continue;
       const auto step = static_cast<std::size_t>(issue.step);
       while (contributed_.size() <= step) contributed_.emplace_back(num_units, 0);
-      contributed_[step].at(issue.operation.unit) += token(slot, index);
+      contributed_[step].at(issue.unit()) += token(slot, index);
     }
   }
 }
@@ -53,7 +53,7 @@ Data::Data(const Programs& programs, bool node_copy, std::vector<std::string>* v
 template <typename... Parts>
 void Data::report(core::Slot slot, int index, Parts&&... parts) {
   violations_->push_back(core::message("slot ", slot, ", issue ", index, ", ",
-                                       describe(issue(slot, index).operation), ": ", parts...));
+                                       describe(issue(slot, index)), ": ", parts...));
 }
 
 // A part is as old as the batch that was updated least.
@@ -67,27 +67,24 @@ Value Data::masters(core::Slot slot, core::UnitIndex unit) const {
 }
 
 void Data::start(core::Slot slot, int index) {
-  const schedule::Operation& operation = issue(slot, index).operation;
-  if (operation.kind == Kind::kUpdate) {
-    update(slot, index);
-    return;
-  }
-  Buffers& own = ranks_[slot].units[operation.unit];
+  const Issue& of = issue(slot, index);
+  if (of.is(Kind::kPrepare)) check_gradients(slot, index);
+  if (of.is(Kind::kApply)) apply(slot, index);
+  if (of.is_on_batch()) return;
+  Buffers& own = ranks_[slot].units[of.unit()];
   const bool has_inter = layout(slot).has_inter();
-  const bool intra = operation.kind == Kind::kPublishIntra;
-  if (operation.kind == Kind::kPublishInter || (intra && !has_inter))
-    own.part = masters(slot, operation.unit);
+  const bool intra = of.is(Kind::kPublishIntra);
+  if (of.is(Kind::kPublishInter) || (intra && !has_inter)) own.part = masters(slot, of.unit());
   if (intra) own.packed = own.part;
-  if (intra || operation.kind == Kind::kPublishInter) check_part(slot, index);
-  if (operation.kind == Kind::kForward || operation.kind == Kind::kBackward)
-    check_weights(slot, index);
-  if (operation.kind == Kind::kBackward) own.packed_gradients.sum += token(slot, index);
+  if (intra || of.is(Kind::kPublishInter)) check_part(slot, index);
+  if (of.compute) check_weights(slot, index);
+  if (of.is(Compute::kBackward)) own.packed_gradients.sum += token(slot, index);
 }
 
 Value Data::contribution(core::Slot slot, int index) const {
   const schedule::Operation& operation = issue(slot, index).operation;
-  const Buffers& own = ranks_[slot].units[operation.unit];
-  if (operation.kind == Kind::kPublishInter) return masters(slot, operation.unit);
+  const Buffers& own = ranks_[slot].units[operation.unit()];
+  if (operation.kind == Kind::kPublishInter) return masters(slot, operation.unit());
   if (operation.kind == Kind::kPublishIntra) return own.part;
   return operation.kind == Kind::kRouteIntra ? own.packed_gradients : own.node_sum;
 }
@@ -102,7 +99,7 @@ void Data::receive(core::Slot slot, int index, MessageId message) {
 
 void Data::take(core::Slot slot, int index, const Value& value) {
   const Issue& of = issue(slot, index);
-  Buffers& own = ranks_[slot].units[of.operation.unit];
+  Buffers& own = ranks_[slot].units[of.unit()];
   const bool has_inter = layout(slot).has_inter();
   if (of.operation.kind == Kind::kRouteIntra) {
     (has_inter ? own.node_sum : own.total).sum += value.sum;
@@ -115,8 +112,8 @@ void Data::take(core::Slot slot, int index, const Value& value) {
 
 void Data::finish(core::Slot slot, int index) {
   const Issue& of = issue(slot, index);
-  if (of.operation.kind == Kind::kUpdate) return;
-  Buffers& own = ranks_[slot].units[of.operation.unit];
+  if (of.compute || of.is_on_batch()) return;
+  Buffers& own = ranks_[slot].units[of.unit()];
   const bool alone = layout(slot).num_shards == 1;
   if (of.operation.kind == Kind::kRouteIntra && alone) take(slot, index, own.packed_gradients);
   if (of.operation.kind == Kind::kRouteInter) own.node_sum = {};
@@ -130,15 +127,15 @@ void Data::finish(core::Slot slot, int index) {
 // What this rank is about to publish, if it has any of it.
 void Data::check_part(core::Slot slot, int index) {
   const Issue& of = issue(slot, index);
-  const Value& part = ranks_[slot].units[of.operation.unit].part;
+  const Value& part = ranks_[slot].units[of.unit()].part;
   if (part.newest >= 0 && (part.oldest != of.version() || part.newest != of.version()))
     report(slot, index, "would publish version ", part.oldest, " as version ", of.version());
 }
 
 void Data::check_weights(core::Slot slot, int index) {
   const Issue& of = issue(slot, index);
-  if (layout(slot).units[of.operation.unit].num_elements() == 0) return;
-  const Value& packed = ranks_[slot].units[of.operation.unit].packed;
+  if (layout(slot).units[of.unit()].num_elements() == 0) return;
+  const Value& packed = ranks_[slot].units[of.unit()].packed;
   if (packed.newest < 0) {
     report(slot, index, "reads nothing");
   } else if (packed.oldest != of.step || packed.newest != of.step) {
@@ -147,10 +144,10 @@ void Data::check_weights(core::Slot slot, int index) {
   }
 }
 
-void Data::update(core::Slot slot, int index) {
+void Data::check_gradients(core::Slot slot, int index) {
   const Issue& of = issue(slot, index);
   RankData& rank = ranks_[slot];
-  const core::BatchIndex batch = of.operation.batch;
+  const core::BatchIndex batch = of.operation.batch();
   for (const core::UnitIndex unit : programs_[slot].batches.at(batch)) {
     if (!owns_part(slot, unit)) continue;
     Buffers& own = rank.units[unit];
@@ -163,7 +160,11 @@ void Data::update(core::Slot slot, int index) {
              " are not what all ranks put in, each once");
     own.total = own.expected;  // reported once
   }
-  const int version = ++rank.versions[batch];
+}
+
+void Data::apply(core::Slot slot, int index) {
+  const Issue& of = issue(slot, index);
+  const int version = ++ranks_[slot].versions[of.operation.batch()];
   if (version != of.version())
     report(slot, index, "leaves version ", version, ", expected ", of.version());
 }

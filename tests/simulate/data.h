@@ -59,7 +59,8 @@ class Data : public Witness {
   void take(core::Slot slot, int index, const Value& value);
   void check_part(core::Slot slot, int index);
   void check_weights(core::Slot slot, int index);
-  void update(core::Slot slot, int index);
+  void check_gradients(core::Slot slot, int index);
+  void apply(core::Slot slot, int index);
   template <typename... Parts>
   void report(core::Slot slot, int index, Parts&&... parts);
 

@@ -22,9 +22,7 @@ using What = TrainingEvent::What;
 
 constexpr std::int64_t kUnbounded = std::numeric_limits<std::int64_t>::max();
 
-bool communicates(const Issue& issue) {
-  return schedule::lane_of(issue.operation.kind) != schedule::Lane::kCompute;
-}
+bool communicates(const Issue& issue) { return issue.carries_messages(); }
 
 // The order of the first rank is every rank's.
 void check_order(const Program& first, const Program& other, core::Slot slot,
@@ -37,11 +35,10 @@ void check_order(const Program& first, const Program& other, core::Slot slot,
     const bool ends = own == other.issues.end();
     if (ends && model == first.issues.end()) break;
     if (ends || model == first.issues.end() || own->operation.kind != model->operation.kind ||
-        own->operation.unit != model->operation.unit || own->version() != model->version()) {
-      violations->push_back(
-          core::message("slot ", slot, ": ", ends ? "nothing" : describe(own->operation),
-                        " is issued where slot 0 issues ",
-                        model == first.issues.end() ? "nothing" : describe(model->operation)));
+        own->unit() != model->unit() || own->version() != model->version()) {
+      violations->push_back(core::message(
+          "slot ", slot, ": ", ends ? "nothing" : describe(*own), " is issued where slot 0 issues ",
+          model == first.issues.end() ? "nothing" : describe(*model)));
       break;
     }
     ++own;
@@ -79,7 +76,7 @@ Timing draw_times(const Delays& delays) {
     return static_cast<double>((*random)()) / static_cast<double>(std::minstd_rand::max()) * 2 *
            mean_us;
   };
-  return {[=](schedule::Kind) { return draw(delays.compute_us); },
+  return {[=](const Issue&) { return draw(delays.compute_us); },
           [=](const schedule::Message&) { return draw(delays.message_us); }, delays.rendezvous};
 }
 

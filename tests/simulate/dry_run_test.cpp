@@ -33,8 +33,7 @@ bool says(const DryRun& run, const std::string& text) {
 
 std::size_t find(const Program& program, Kind kind, int unit) {
   for (std::size_t i = 0; i < program.issues.size(); ++i) {
-    const schedule::Operation& operation = program.issues[i].operation;
-    if (operation.kind == kind && operation.unit == core::UnitIndex(unit)) return i;
+    if (program.issues[i].is(kind) && program.issues[i].unit() == core::UnitIndex(unit)) return i;
   }
   ADD_FAILURE() << "no " << schedule::name_of(kind) << " of unit " << unit;
   return 0;
@@ -74,10 +73,10 @@ TEST(DryRun, LanesRunInOrderAndNothingStartsBeforeItWasIssued) {
   const Job job = two_steps(2, 2);
   const DryRun run = dry_run(job, {.seed = 3});
   for (const std::vector<SimulatedSpan>& spans : run.timeline) {
-    double end_us[3] = {0, 0, 0};
-    int issue[3] = {-1, -1, -1};
+    schedule::PerLane<double> end_us{};
+    Frontier issue = kNothing;
     for (const SimulatedSpan& span : spans) {
-      const auto lane = static_cast<std::size_t>(span.lane);
+      const Lane lane = span.lane;
       EXPECT_GT(span.issue, issue[lane]);
       EXPECT_GE(span.start_us, end_us[lane]);
       EXPECT_GE(span.start_us, span.issued_us);
@@ -161,9 +160,8 @@ TEST(DryRun, FindsAnOldVersion) {
   for (Program& program : programs) {
     // What is left of the old version is taken for the new one.
     std::erase_if(program.issues, [](const Issue& issue) {
-      const Kind kind = issue.operation.kind;
-      return issue.operation.unit == core::UnitIndex(0) &&
-             (kind == Kind::kReshard || (kind == Kind::kPublishIntra && issue.version() == 1));
+      return issue.operation.subject == schedule::Subject(core::UnitIndex(0)) &&
+             (issue.is(Kind::kReshard) || (issue.is(Kind::kPublishIntra) && issue.version() == 1));
     });
   }
   EXPECT_TRUE(
@@ -182,6 +180,21 @@ TEST(DryRun, FindsGradientsThatAreLost) {
                    "the gradients of unit 1 are not what all ranks put in, each once"));
 }
 
+// A batch is prepared from the gradients of all ranks, and its masters leave when it was applied.
+TEST(DryRun, FindsAnUpdateOutOfTurn) {
+  const Job job = two_steps(1, 2);
+  const auto without = [&](Kind kind) {
+    Programs programs = unroll(job);
+    for (Program& program : programs)
+      std::erase_if(program.issues, [&](const Issue& issue) { return issue.is(kind); });
+    return run_with(job, programs);
+  };
+  EXPECT_TRUE(says(without(Kind::kPrepare), "orthogonalise of batch 0: comes out of turn"));
+  EXPECT_TRUE(says(without(Kind::kOrthogonalise), "apply of batch 0: comes out of turn"));
+  EXPECT_TRUE(says(without(Kind::kApply), "waits for apply of batch 0, which was never issued"));
+  EXPECT_TRUE(says(without(Kind::kFinishUpdate), "the update of batch 2 is never finished"));
+}
+
 // Sums of micro-steps stay at the column members until one that is synchronized.
 TEST(DryRun, CountsGradientsUnderNoSyncOnce) {
   Job job = small_job(2, 2);
@@ -195,8 +208,7 @@ TEST(DryRun, CountsGradientsUnderNoSyncOnce) {
   EXPECT_EQ(dry_run(job, {}).violations, std::vector<std::string>{});
   Programs programs = unroll(job);
   for (Program& program : programs) {
-    std::erase_if(program.issues,
-                  [](const Issue& issue) { return issue.operation.kind == Kind::kRouteInter; });
+    std::erase_if(program.issues, [](const Issue& issue) { return issue.is(Kind::kRouteInter); });
   }
   EXPECT_TRUE(says(run_with(job, programs), "are not what all ranks put in"));
 }

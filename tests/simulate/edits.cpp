@@ -8,11 +8,9 @@ using schedule::Dependency;
 using schedule::Kind;
 using schedule::Lane;
 
-bool is(const Program& program, int index, Kind kind) {
-  return program.issue(index).operation.kind == kind;
-}
-bool is(const Program& program, int index, Kind kind, core::UnitIndex unit) {
-  return is(program, index, kind) && unit_of(program, index) == unit;
+bool is(const Program& program, int index, Kind kind) { return program.issue(index).is(kind); }
+bool is(const Program& program, int index, Kind kind, const schedule::Subject& subject) {
+  return is(program, index, kind) && program.issue(index).operation.subject == subject;
 }
 
 core::Slot random_slot(Random* random, const Programs& programs) {
@@ -28,9 +26,16 @@ std::optional<int> pick(Random* random, const Program& program, const Condition&
   return found[at(draw(random, 0, static_cast<int>(found.size()) - 1))];
 }
 
-int last_before(const Program& program, int end, Kind kind, core::UnitIndex unit) {
+int last_before(const Program& program, int end, Kind kind, const schedule::Subject& subject) {
   while (end-- > 0) {
-    if (is(program, end, kind, unit)) return end;
+    if (is(program, end, kind, subject)) return end;
+  }
+  return -1;
+}
+
+int last_before(const Program& program, int end, Compute compute, core::UnitIndex unit) {
+  while (end-- > 0) {
+    if (program.issue(end).is(compute) && unit_of(program, end) == unit) return end;
   }
   return -1;
 }
@@ -72,14 +77,12 @@ bool is_ordered(const Program& program, int first, int second) {
   before[at(second)] = true;
   for (int i = second; i > first; --i) {
     if (!before[at(i)]) continue;
-    const schedule::Operation& operation = program.issue(i).operation;
     for (int j = i - 1; j >= first; --j) {
-      const Lane lane = schedule::lane_of(program.issue(j).operation.kind);
-      const bool waits = lane == Lane::kCompute || lane == schedule::lane_of(operation.kind);
-      if (waits) before[at(j)] = true;
+      const Lane lane = program.issue(j).lane();
+      if (lane == Lane::kCompute || lane == program.issue(i).lane()) before[at(j)] = true;
     }
-    for (const Dependency& dependency : operation.after) {
-      const int named = last_before(program, i, dependency.kind, dependency.unit);
+    for (const Dependency& dependency : program.issue(i).operation.after) {
+      const int named = last_before(program, i, dependency.kind, dependency.subject);
       if (named >= 0) before[at(named)] = true;
     }
   }

@@ -14,9 +14,9 @@ using Condition = std::function<bool(const Program&, int)>;
 inline std::size_t at(int index) { return static_cast<std::size_t>(index); }
 
 bool is(const Program& program, int index, schedule::Kind kind);
-bool is(const Program& program, int index, schedule::Kind kind, core::UnitIndex unit);
+bool is(const Program& program, int index, schedule::Kind kind, const schedule::Subject& subject);
 inline core::UnitIndex unit_of(const Program& program, int index) {
-  return program.issue(index).operation.unit;
+  return program.issue(index).unit();
 }
 
 core::Slot random_slot(Random* random, const Programs& programs);
@@ -24,14 +24,17 @@ core::Slot random_slot(Random* random, const Programs& programs);
 /// One of the issues that meet a condition.
 std::optional<int> pick(Random* random, const Program& program, const Condition& condition);
 
-/// The last issue before `end` of a kind and unit; -1 if none.
-int last_before(const Program& program, int end, schedule::Kind kind, core::UnitIndex unit);
+/// The last issue before `end` of a kind and subject; -1 if none.
+int last_before(const Program& program, int end, schedule::Kind kind,
+                const schedule::Subject& subject);
+/// The last compute before `end` of a unit; -1 if none.
+int last_before(const Program& program, int end, Compute compute, core::UnitIndex unit);
 
 void erase(Program* program, int index);
 void move(Program* program, int from, int to);
 
-/// The same issue in another rank's program: the n-th of its kind and unit. Not for kUpdate,
-/// kForward and kBackward.
+/// The same issue in another rank's program: the n-th of its kind and unit. Not for operations on
+/// batches, nor for the compute of modules.
 int counterpart(const Program& program, int index, const Program& other);
 
 /// Picks an issue of one rank that meets a condition, and changes it there, or it and its

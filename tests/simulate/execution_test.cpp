@@ -14,7 +14,7 @@ using What = TrainingEvent::What;
 constexpr double kByteUs = 10;
 
 Timing timing() {
-  return {[](Kind kind) { return kind == Kind::kUpdate ? 0.5 : 1; },
+  return {[](const Issue& issue) { return issue.compute ? 1 : 0.5; },
           [](const schedule::Message& message) {
             return kByteUs * static_cast<double>(message.bytes);
           }};
@@ -31,7 +31,7 @@ Programs steps_on(int num_replicates, int num_shards, int num_steps = 2) {
 
 TEST(Execute, TakesAsLongAsComputeWhereARankIsAlone) {
   EXPECT_EQ(execute(steps_on(1, 1), timing()).timeline.front().back().end_us,
-            2 * (3 * 1 + 3 * 1 + 3 * 0.5));
+            2 * (3 * 1 + 3 * 1 + 3 * 3 * 0.5));
 }
 
 // A publication is a broadcast of 8 bytes from each of two ranks.
@@ -40,7 +40,7 @@ TEST(Execute, TakesAsLongAsMessagesSay) {
   const Execution execution = execute(programs, timing());
   int num_publications = 0;
   for (const SimulatedSpan& span : execution.timeline.front()) {
-    if (programs.front().issue(span.issue).operation.kind != Kind::kPublishIntra) continue;
+    if (!programs.front().issue(span.issue).is(Kind::kPublishIntra)) continue;
     EXPECT_GE(span.end_us - span.start_us, 2 * 8 * kByteUs);
     ++num_publications;
   }
@@ -101,8 +101,8 @@ TEST(Execute, ShowsAWitnessEveryOperationAndMessage) {
   for (const Program& program : programs) {
     num_issues += program.num_issues();
     for (const Issue& issue : program.issues) {
-      num_publications += issue.operation.kind == Kind::kPublishIntra ? 1 : 0;
-      num_routes += issue.operation.kind == Kind::kRouteIntra ? 1 : 0;
+      num_publications += issue.is(Kind::kPublishIntra) ? 1 : 0;
+      num_routes += issue.is(Kind::kRouteIntra) ? 1 : 0;
     }
   }
   EXPECT_EQ(counter.started, num_issues);

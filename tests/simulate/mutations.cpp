@@ -15,21 +15,22 @@ using schedule::Kind;
 using schedule::Lane;
 
 bool has_messages(const Program& program, int index, core::Slot slot) {
-  return !schedule::messages_of(program.issue(index).operation, *program.layout, slot).empty();
+  return program.issue(index).carries_messages() &&
+         !schedule::messages_of(program.issue(index).operation, *program.layout, slot).empty();
 }
 
 // Two messages of one group, one right after the other; nothing between them frees what they fill.
 bool swap_in_group(Random* random, const Job&, Programs* programs) {
   const core::Slot slot = random_slot(random, *programs);
   Program& program = (*programs)[slot];
-  const auto lane = [&](int i) { return schedule::lane_of(program.issue(i).operation.kind); };
+  const auto lane = [&](int i) { return program.issue(i).lane(); };
   const auto next = [&](int first) {
     const schedule::Operation& one = program.issue(first).operation;
     for (int i = first + 1; i < program.num_issues(); ++i) {
       if (is(program, i, Kind::kReshard)) return -1;
       if (lane(i) != lane(first) || !has_messages(program, i, slot)) continue;
       const schedule::Operation& other = program.issue(i).operation;
-      return other.kind == one.kind && other.unit == one.unit ? -1 : i;
+      return other.kind == one.kind && other.subject == one.subject ? -1 : i;
     }
     return -1;
   };
@@ -46,7 +47,7 @@ bool swap_across_lanes(Random* random, const Job&, Programs* programs) {
   Program& program = (*programs)[slot];
   const auto pick_from = [&](Lane lane) {
     return pick(random, program, [&](const Program& of, int i) {
-      return schedule::lane_of(of.issue(i).operation.kind) == lane && has_messages(of, i, slot);
+      return of.issue(i).lane() == lane && has_messages(of, i, slot);
     });
   };
   const auto intra = pick_from(Lane::kIntra);
@@ -60,11 +61,11 @@ bool swap_across_lanes(Random* random, const Job&, Programs* programs) {
 bool drop_dependency(Random* random, const Job&, Programs* programs) {
   const Program original = programs->front();
   const auto index = pick(random, original, [&](const Program& program, int i) {
-    return !program.issue(i).operation.after.empty();
+    return !program.issue(i).operation.after.empty() && !program.issue(i).is_on_batch();
   });
   if (!index) return false;
   const Dependency& dependency = original.issue(*index).operation.after.front();
-  const int named = last_before(original, *index, dependency.kind, dependency.unit);
+  const int named = last_before(original, *index, dependency.kind, dependency.subject);
   Program without = original;
   without.issues[at(*index)].operation.after.clear();
   if (named < 0 || is_ordered(without, named, *index)) return false;
@@ -80,7 +81,8 @@ bool drop_wait(Random* random, const Job&, Programs* programs) {
   const core::Slot slot = random_slot(random, *programs);
   Program& program = (*programs)[slot];
   const auto reads = [](const Program& of, int i) {
-    return i > 0 && is(of, i, Kind::kForward) && is(of, i - 1, Kind::kAwaitWeights, unit_of(of, i));
+    return i > 0 && of.issue(i).is(Compute::kForward) &&
+           is(of, i - 1, Kind::kAwaitWeights, unit_of(of, i));
   };
   const auto reader = pick(random, program, reads);
   if (!reader) return false;
@@ -97,8 +99,8 @@ bool free_weights_early(Random* random, const Job&, Programs* programs) {
   Program& program = (*programs)[random_slot(random, *programs)];
   const auto last_reader = [](const Program& of, int i) {
     const core::UnitIndex unit = unit_of(of, i);
-    const int reader = std::max(last_before(of, i, Kind::kForward, unit),
-                                last_before(of, i, Kind::kBackward, unit));
+    const int reader = std::max(last_before(of, i, Compute::kForward, unit),
+                                last_before(of, i, Compute::kBackward, unit));
     return reader > last_before(of, i, Kind::kReshard, unit) ? reader : -1;
   };
   const auto freed = pick(random, program, [&](const Program& of, int i) {
@@ -175,8 +177,8 @@ bool update_too_late(Random* random, const Job& job, Programs* programs) {
   const auto update_of = [&](const Program& of, int i) {
     int update = i;
     while (update-- > 0) {
-      if (!is(of, update, Kind::kUpdate)) continue;
-      const auto& touched = of.batches[of.issue(update).operation.batch];
+      if (!is(of, update, Kind::kApply)) continue;
+      const auto& touched = of.batches[of.issue(update).operation.batch()];
       if (std::find(touched.begin(), touched.end(), unit_of(of, i)) != touched.end()) break;
     }
     return update;
@@ -195,12 +197,13 @@ bool claim_wrong_version(Random* random, const Job& job, Programs* programs) {
   const core::Slot slot = random_slot(random, *programs);
   Program& chosen = (*programs)[slot];
   const auto index = pick(random, chosen, [&](const Program& of, int i) {
+    if (!is(of, i, Kind::kPublishIntra)) return false;
     std::int64_t column = 0;
     for (const core::Slot other : programs->indices()) {
       if (job.layout.shard_of(other) == job.layout.shard_of(slot))
         column += job.layout.units[unit_of(of, i)].owner_elements[other];
     }
-    return is(of, i, Kind::kPublishIntra) && column > 0;
+    return column > 0;
   });
   if (!index) return false;
   const Program original = chosen;
@@ -271,7 +274,7 @@ bool forget_route(Random* random, const Job& job, Programs* programs) {
     if (!is(program, i, Kind::kRouteIntra)) return false;
     const core::UnitIndex unit = unit_of(program, i);
     const int begin = last_before(program, i, Kind::kFinishRouteIntra, unit);
-    const bool contributes = last_before(program, i, Kind::kBackward, unit) > begin;
+    const bool contributes = last_before(program, i, Compute::kBackward, unit) > begin;
     if (!contributes || job.layout.units[unit].num_elements() == 0) return false;
     const int step = program.issue(i).step;
     if (step == num_steps) return false;  // no update asks for these gradients
@@ -340,8 +343,8 @@ bool forget_reshard(Random* random, const Job&, Programs* programs) {
 // A unit whose stage 1 alone was sent is waited for before the update changes what it reads.
 bool update_what_travels(Random* random, const Job&, Programs* programs) {
   const auto changes = [](const Program& of, int i, core::UnitIndex unit) {
-    if (!is(of, i, Kind::kUpdate)) return false;
-    const auto& touched = of.batches[of.issue(i).operation.batch];
+    if (!is(of, i, Kind::kApply)) return false;
+    const auto& touched = of.batches[of.issue(i).operation.batch()];
     return std::find(touched.begin(), touched.end(), unit) != touched.end();
   };
   const Condition waits = [&](const Program& of, int i) {
@@ -362,6 +365,40 @@ bool update_what_travels(Random* random, const Job&, Programs* programs) {
     return true;
   }
   return false;
+}
+
+// At one rank alone, whose batches are its own.
+bool drop_one(Random* random, Programs* programs, Kind kind) {
+  Program& program = (*programs)[random_slot(random, *programs)];
+  const auto index =
+      pick(random, program, [&](const Program& of, int i) { return is(of, i, kind); });
+  if (!index) return false;
+  erase(&program, *index);
+  return true;
+}
+bool never_apply(Random* random, const Job&, Programs* programs) {
+  return drop_one(random, programs, Kind::kApply);
+}
+bool never_finish_update(Random* random, const Job&, Programs* programs) {
+  return drop_one(random, programs, Kind::kFinishUpdate);
+}
+
+// A publication that does not wait for the batches that complete its unit.
+bool publish_while_updating(Random* random, const Job& job, Programs* programs) {
+  const Kind first_stage =
+      job.layout.num_replicates > 1 ? Kind::kPublishInter : Kind::kPublishIntra;
+  Program& program = (*programs)[random_slot(random, *programs)];
+  const auto index = pick(random, program, [&](const Program& of, int i) {
+    if (!is(of, i, first_stage) || of.issue(i).operation.after.empty()) return false;
+    const Dependency& apply = of.issue(i).operation.after.back();
+    const int named = last_before(of, i, apply.kind, apply.subject);
+    Program without = of;
+    without.issues[at(i)].operation.after.clear();
+    return named >= 0 && !is_ordered(without, named, i);
+  });
+  if (!index) return false;
+  program.issues[at(*index)].operation.after.clear();
+  return true;
 }
 
 bool compare_alone(Random* random, const Job&, Programs* programs) {
@@ -387,6 +424,9 @@ const std::vector<Mutator>& mutators() {
       {"never free what stage 2 sends", "", never_free_node_mean},
       {"take a wrong root", "another member's is of", take_wrong_root},
       {"publish before the update", "uses the masters too", update_too_late},
+      {"publish while a batch is updated", "uses the masters too", publish_while_updating},
+      {"never apply an update", "comes out of turn", never_apply},
+      {"never wait for an update", "", never_finish_update},
       {"claim a wrong version", "would publish version", claim_wrong_version},
       {"drop stage 1 of a publication", "", drop_stage_1},
       {"drop stage 2 of a publication", "reads packed weights that are free", drop_stage_2},

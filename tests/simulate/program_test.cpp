@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "dmuon/core/error.h"
-#include "tests/schedule/triggers.h"
+#include "tests/schedule/three_units.h"
 #include "tests/simulate/dry_run.h"
 #include "tests/simulate/small_job.h"
 
@@ -15,12 +17,12 @@ using schedule::before_use;
 using schedule::Kind;
 using What = TrainingEvent::What;
 
-int count(const Program& program, Kind kind, int unit) {
-  int found = 0;
-  for (const Issue& issue : program.issues) {
-    found += issue.operation.kind == kind && issue.operation.unit == core::UnitIndex(unit) ? 1 : 0;
-  }
-  return found;
+template <typename What>
+int count(const Program& program, What what, int unit) {
+  const schedule::Subject subject = core::UnitIndex(unit);
+  return static_cast<int>(std::count_if(
+      program.issues.begin(), program.issues.end(),
+      [&](const Issue& issue) { return issue.is(what) && issue.operation.subject == subject; }));
 }
 
 // What an event issues, such as "await weights 0, forward 0".
@@ -28,10 +30,9 @@ std::string text_of(const Program& program, int event) {
   std::string text;
   for (const Issue& issue : program.issues) {
     if (issue.event != event) continue;
-    const schedule::Operation& operation = issue.operation;
-    const bool updates = operation.kind == Kind::kUpdate;
-    text += core::message(text.empty() ? "" : ", ", schedule::name_of(operation.kind), ' ',
-                          updates ? operation.batch.value() : operation.unit.value());
+    const std::string use = issue.is(Compute::kForward) ? "forward" : "backward";
+    text += (text.empty() ? "" : ", ") +
+            (issue.compute ? core::message(use, ' ', issue.unit()) : text_of(issue.operation));
   }
   return text;
 }
@@ -71,9 +72,10 @@ TEST(Unroll, LeavesOutWhatHasBeenDoneInAReplay) {
               "route intra 1, route inter 1, await weights 0, backward 0, reshard 0, "
               "finish route intra 1, finish route inter 2, route intra 0, route inter 0");
     EXPECT_EQ(text_of(program, 8),
-              "finish route inter 1, finish route intra 0, finish route inter 0, update 0, "
-              "publish inter 0, publish intra 0, update 1, publish inter 1, update 2, "
-              "publish inter 2");
+              "finish route inter 1, finish route intra 0, finish route inter 0, " +
+                  schedule::update(0) + ", publish inter 0, publish intra 0, " +
+                  schedule::update(1) + ", publish inter 1, " + schedule::update(2) +
+                  ", publish inter 2, finish update 0, finish update 1, finish update 2");
   }
 }
 
@@ -102,9 +104,9 @@ TEST(Unroll, LeavesOutOnlyTheUsesThatARankSkips) {
   const core::Slot other(1);
   job.skips = {{other, 3, core::UnitIndex(2)}, {other, 4, core::UnitIndex(0)}};
   const Programs programs = unroll(job);
-  EXPECT_EQ(count(programs[other], Kind::kForward, 2), 1);
-  EXPECT_EQ(count(programs[other], Kind::kBackward, 0), 1);
-  EXPECT_EQ(count(programs.front(), Kind::kForward, 2), 2);
+  EXPECT_EQ(count(programs[other], Compute::kForward, 2), 1);
+  EXPECT_EQ(count(programs[other], Compute::kBackward, 0), 1);
+  EXPECT_EQ(count(programs.front(), Compute::kForward, 2), 2);
   EXPECT_EQ(programs.front().num_issues(), programs[other].num_issues() + 2);
   EXPECT_EQ(count(programs[other], Kind::kRouteIntra, 0), 2);
 }
@@ -119,7 +121,7 @@ TEST(Unroll, RunsABackwardThatARankLeavesOutBeforeTheStep) {
   const Programs programs = unroll(job);
   EXPECT_EQ(text_of(programs[other], 4), "");
   for (int unit = 0; unit < 3; ++unit) {
-    EXPECT_EQ(count(programs[other], Kind::kBackward, unit), 1);
+    EXPECT_EQ(count(programs[other], Compute::kBackward, unit), 1);
     EXPECT_EQ(count(programs[other], Kind::kRouteInter, unit), 2);
   }
 }

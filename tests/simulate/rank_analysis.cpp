@@ -1,7 +1,6 @@
 #include "tests/simulate/rank_analysis.h"
 
 #include <algorithm>
-#include <array>
 #include <numeric>
 
 #include "dmuon/core/error.h"
@@ -12,11 +11,9 @@ namespace {
 using schedule::Kind;
 using schedule::Operation;
 
-std::size_t lane_index(Kind kind) { return static_cast<std::size_t>(schedule::lane_of(kind)); }
-
 void join(Frontier* into, const Frontier& other) {
   for (std::size_t lane = 0; lane < schedule::kNumLanes; ++lane)
-    (*into)[lane] = std::max((*into)[lane], other[lane]);
+    into->values[lane] = std::max(into->values[lane], other.values[lane]);
 }
 
 /// What several operations of a rank use, of one unit.
@@ -38,14 +35,13 @@ constexpr const char* kBufferNames[kNumBuffers] = {
 /// Who used a buffer since it was last changed, and who changed it.
 struct Uses {
   int writer = -1;
-  Frontier readers{-1, -1, -1};
+  Frontier readers = kNothing;
 };
 
 struct UnitUse {
   Uses uses[kNumBuffers];
-  std::array<int, schedule::kNumKinds> newest{};  // issue of each kind
-  bool has_part = false;                          // stage 1 has come, or is on its way
-  bool filled = false;                            // stage 2 likewise
+  bool has_part = false;  // stage 1 has come, or is on its way
+  bool filled = false;    // stage 2 likewise
   bool holds_gradients = false;
   bool routing = false;  // stage 1 has come, or is on its way, and was not finished
   bool sending = false;  // stage 2 likewise
@@ -53,8 +49,6 @@ struct UnitUse {
   int part_version = -1;  // of the node copy, or of this column's part of the packed weights
   int last_finish_intra = -1;
   int last_finish_inter = -1;
-
-  UnitUse() { newest.fill(-1); }
 };
 
 class Analyzer {
@@ -67,7 +61,9 @@ class Analyzer {
         has_inter_(layout_.has_inter()),
         node_copy_(node_copy),
         violations_(violations),
-        units_(layout_.units.size()) {}
+        units_(layout_.units.size()),
+        newest_(program),
+        next_(program.batches.size(), Kind::kPrepare) {}
 
   RankAnalysis run() {
     waits_on_ = waits_on(program_);
@@ -78,57 +74,67 @@ class Analyzer {
         violations_->push_back(
             core::message("slot ", slot_, ": the route of unit ", unit, " is never finished"));
     }
+    for (const core::BatchIndex batch : next_.indices()) {
+      if (next_[batch] != Kind::kPrepare)
+        violations_->push_back(
+            core::message("slot ", slot_, ": the update of batch ", batch, " is never finished"));
+    }
     return std::move(analysis_);
   }
 
  private:
-  UnitUse& unit() { return units_.at(program_.issue(now_).operation.unit); }
+  UnitUse& unit() { return units_.at(program_.issue(now_).unit()); }
 
   template <typename... Parts>
   void report(Parts&&... parts) {
     violations_->push_back(core::message("slot ", slot_, ", issue ", now_, ", ",
-                                         describe(program_.issue(now_).operation), ": ", parts...));
+                                         describe(program_.issue(now_)), ": ", parts...));
   }
 
   void take(const Issue& taken) {
-    const Operation& operation = taken.operation;
-    order(operation);
-    perform(taken);
-    if (operation.kind != Kind::kUpdate)
-      unit().newest[static_cast<std::size_t>(operation.kind)] = now_;
+    order(taken);
+    if (taken.is_on_batch()) {
+      update(taken.operation);
+    } else {
+      perform(taken);
+    }
+    if (!taken.compute) newest_.set(taken.operation, now_);
   }
 
-  void order(const Operation& operation) {
+  void order(const Issue& taken) {
     const auto here = static_cast<std::size_t>(now_);
     for (const int earlier : waits_on_[here]) {
       if (earlier >= 0)
         join(&analysis_.after[here], analysis_.after[static_cast<std::size_t>(earlier)]);
     }
-    for (const schedule::Dependency& dependency : operation.after) {
-      const UnitUse& other = units_.at(dependency.unit);
-      const int earlier = other.newest[static_cast<std::size_t>(dependency.kind)];
-      const int finished = dependency.kind == Kind::kRouteIntra   ? other.last_finish_intra
-                           : dependency.kind == Kind::kRouteInter ? other.last_finish_inter
-                                                                  : -1;
-      const Operation named{.kind = dependency.kind, .unit = dependency.unit};
-      if (earlier < 0 && operation.kind != Kind::kReshard)
-        report("waits for ", describe(named), ", which was never issued");
-      if (earlier >= 0 && earlier < finished)
-        report("waits for ", describe(named), " of an earlier backward");
+    for (const schedule::Dependency& dependency : taken.operation.after) {
+      const int earlier = newest_.of(dependency);
+      const std::string named = schedule::describe(dependency.kind, dependency.subject);
+      // There may be nothing to free, and weights may not have been updated yet.
+      const bool optional = taken.is(Kind::kReshard) || dependency.kind == Kind::kApply;
+      if (earlier < 0 && !(optional && !taken.is_on_batch()))
+        report("waits for ", named, ", which was never issued");
+      if (earlier >= 0 && earlier < last_finish(dependency))
+        report("waits for ", named, " of an earlier backward");
     }
+  }
+
+  int last_finish(const schedule::Dependency& route) const {
+    const auto* unit = std::get_if<core::UnitIndex>(&route.subject);
+    if (route.kind == Kind::kRouteIntra) return units_.at(*unit).last_finish_intra;
+    return route.kind == Kind::kRouteInter ? units_.at(*unit).last_finish_inter : -1;
   }
 
   void require_ordered(int earlier, Buffer buffer) {
     if (analysis_.is_ordered(program_, earlier, now_)) return;
-    report("may run at the same time as issue ", earlier, ", ",
-           describe(program_.issue(earlier).operation), ", which uses ",
-           kBufferNames[static_cast<std::size_t>(buffer)], " too");
+    report("may run at the same time as issue ", earlier, ", ", describe(program_.issue(earlier)),
+           ", which uses ", kBufferNames[static_cast<std::size_t>(buffer)], " too");
   }
 
   void read(UnitUse* of, Buffer buffer) {
     Uses& uses = of->uses[static_cast<std::size_t>(buffer)];
     require_ordered(uses.writer, buffer);
-    uses.readers[lane_index(program_.issue(now_).operation.kind)] = now_;
+    uses.readers[program_.issue(now_).lane()] = now_;
   }
   void read(Buffer buffer) { read(&unit(), buffer); }
 
@@ -137,15 +143,23 @@ class Analyzer {
     Uses& uses = of->uses[static_cast<std::size_t>(buffer)];
     require_ordered(uses.writer, buffer);
     for (const int reader : uses.readers) require_ordered(reader, buffer);
-    uses = {now_, {-1, -1, -1}};
+    uses = {now_, kNothing};
   }
   void write(Buffer buffer) { write(&unit(), buffer); }
 
+  void compute(Compute what) {
+    read_weights();
+    if (what == Compute::kForward) return;
+    write(Buffer::kGradients);
+    unit().holds_gradients = true;
+  }
+
   void perform(const Issue& taken) {
+    if (taken.compute) {
+      compute(*taken.compute);
+      return count_bytes();
+    }
     switch (taken.operation.kind) {
-      case Kind::kUpdate:
-        update(taken.operation.batch);
-        break;
       case Kind::kPublishInter:
         if (unit().has_part && unit().part_version == taken.version()) report("sends it twice");
         read(Buffer::kMasters);
@@ -161,14 +175,6 @@ class Analyzer {
             taken.crossing && taken.crossing->pass == schedule::Pass::kBackward;
         read_weights();
         break;
-      case Kind::kForward:
-        read_weights();
-        break;
-      case Kind::kBackward:
-        read_weights();
-        write(Buffer::kGradients);
-        unit().holds_gradients = true;
-        break;
       case Kind::kReshard:
         write(Buffer::kWeights);
         unit().filled = false;
@@ -182,14 +188,25 @@ class Analyzer {
       case Kind::kFinishRouteInter:
         route_inter(taken.operation.kind);
         break;
+      case Kind::kPrepare:
+      case Kind::kOrthogonalise:
+      case Kind::kApply:
+      case Kind::kFinishUpdate:
+        core::bug("an operation on a batch");
     }
     count_bytes();
   }
 
-  void update(core::BatchIndex batch) {
-    for (const core::UnitIndex touched : program_.batches.at(batch)) {
-      write(&units_.at(touched), Buffer::kMasters);
-      write(&units_.at(touched), Buffer::kTotal);
+  // Its three operations follow each other, then compute waits for them.
+  void update(const Operation& operation) {
+    const core::BatchIndex batch = operation.batch();
+    if (operation.kind != next_.at(batch)) report("comes out of turn");
+    next_[batch] = operation.kind == Kind::kFinishUpdate
+                       ? Kind::kPrepare
+                       : static_cast<Kind>(static_cast<int>(operation.kind) + 1);
+    for (const core::UnitIndex touched : program_.batches[batch]) {
+      if (operation.kind == Kind::kPrepare) read(&units_.at(touched), Buffer::kTotal);
+      if (operation.kind == Kind::kApply) write(&units_.at(touched), Buffer::kMasters);
     }
   }
 
@@ -248,13 +265,6 @@ class Analyzer {
     state.last_finish_inter = now_;
   }
 
-  std::int64_t column_elements(const schedule::UnitLayout& layout) const {
-    std::int64_t elements = 0;
-    for (const core::Replicate replicate : core::Indices<core::Replicate>(layout_.num_replicates))
-      elements += layout.owner_elements[layout_.slot_at(replicate, layout_.shard_of(slot_))];
-    return elements;
-  }
-
   // What this rank has of all columns' parts.
   std::int64_t buffer_elements(const schedule::UnitLayout& unit) const {
     const std::int64_t others = (layout_.num_shards - 1) * unit.kept_elements;
@@ -272,7 +282,9 @@ class Analyzer {
       const int buffers = (state.holds_gradients ? 1 : 0) + (state.routing ? 1 : 0);
       bytes += buffers * elements * layout.gradient_size;
       // A sum that is held is a partial sum, in a buffer of its own.
-      if (state.sending) bytes += 2 * column_elements(layout) * layout.gradient_size;
+      if (state.sending)
+        bytes +=
+            2 * layout_.column_elements(layout, layout_.shard_of(slot_)) * layout.gradient_size;
     }
     analysis_.peak_bytes = std::max(analysis_.peak_bytes, bytes);
   }
@@ -284,6 +296,8 @@ class Analyzer {
   bool node_copy_;
   std::vector<std::string>* violations_;
   core::Vector<core::UnitIndex, UnitUse> units_;
+  Newest newest_;
+  core::Vector<core::BatchIndex, Kind> next_;  // operation of each batch
   RankAnalysis analysis_;
   std::vector<Frontier> waits_on_;
   int now_ = 0;
@@ -293,8 +307,7 @@ class Analyzer {
 
 bool RankAnalysis::is_ordered(const Program& program, int first, int second) const {
   if (first < 0) return true;
-  const Kind kind = program.issue(first).operation.kind;
-  return after[static_cast<std::size_t>(second)][lane_index(kind)] >= first;
+  return after[static_cast<std::size_t>(second)][program.issue(first).lane()] >= first;
 }
 
 RankAnalysis analyze(const Program& program, core::Slot slot, bool node_copy,

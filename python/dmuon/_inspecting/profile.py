@@ -13,7 +13,7 @@ from typing import Any
 import torch.nn as nn
 
 from dmuon._inspecting.recorder import Record, Recorder, Span
-from dmuon._inspecting.timeline import LANES, PHASES, WAITS, Bar, Interval, Panel, common, draw, length
+from dmuon._inspecting.timeline import COMMUNICATION, LANES, PHASES, WAITS, Bar, Interval, Panel, common, draw, length
 from dmuon._running.runtime import Runtime, runtime_of
 from dmuon._setup.agreement import all_gather
 
@@ -43,9 +43,9 @@ class Profile:
         return min((len(record.steps) for record in self._records), default=0)
 
     def hidden(self, phase: str | None = None) -> float:
-        """Of the time in which a lane was busy, over all ranks, the share in which compute did not wait for lanes.
+        """Of the time in which a lane of messages was busy, over all ranks, the share in which compute did not wait.
 
-        NaN where no lane was busy. Other waiting, as for FSDP2's messages or the step's agreement, is not in it.
+        NaN where no such lane was busy. Other waiting, as for FSDP2's messages or the step's agreement, is not in it.
 
         Args:
             phase: only while the program was in its "forward", "backward", "step" or "between steps"; None: all.
@@ -63,7 +63,7 @@ class Profile:
         total = [0.0, 0.0, 0.0]
         for record in self._records:
             window = [(begin, end) for name, begin, end in record.phases if phase in (None, name)]
-            busy = common(record.intervals(lambda span: span.lane != "compute"), window)
+            busy = common(record.intervals(lambda span: span.lane in COMMUNICATION), window)
             total[0] += length(busy)
             total[1] += length(common(record.intervals(lambda span: span.kind in WAITS), busy))
             total[2] += length(window)

@@ -12,7 +12,7 @@ import torch.nn as nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from dmuon import _C
-from dmuon._inspecting.timeline import Interval
+from dmuon._inspecting.timeline import Interval, named
 from dmuon._running.muon import Muon
 from dmuon._running.runtime import Runtime
 from dmuon._running.structures import tensors_requiring_grad
@@ -24,7 +24,7 @@ class Span:
 
     Attributes:
         rank: global.
-        lane: "compute", "intra" (messages inside the node) or "inter" (between nodes).
+        lane: "compute", "update", "intra" (messages inside the node) or "inter" (between nodes).
         kind: of the engine, as `dmuon.schedule` names it; or "forward", "recompute", "backward", "optimizer step".
         unit: its name; "" for "optimizer step".
         issued: when it was put in its lane's queue.
@@ -145,18 +145,18 @@ class Recorder:
             self._steps.append(self._marks[-1][0])
             self._spans.append(("optimizer step", "", begin, self._steps[-1]))
 
-    def record(self, rows: list[tuple[str, str, int, float, float, float]]) -> Record:
+    def record(self, rows: list[tuple[str, str, tuple[str, int], float, float, float]]) -> Record:
         """All of it, with what the engine has recorded. Waits until it has happened."""
         seconds = self._runtime.engine.seconds
         timed = [(kind, unit, seconds(begin), seconds(end)) for kind, unit, begin, end in self._spans]
         rank = self._runtime.ranks.here
         spans = [
-            Span(rank, lane, kind, f"batch {unit}" if kind == "update" else self._names[unit], *times)
-            for kind, lane, unit, *times in rows
+            Span(rank, lane, kind, named(subject, self._names), *times)
+            for kind, lane, subject, *times in rows
         ]
         for index, instants in enumerate(self._gradients):
             starts = [seconds(instant) for instant in instants]
-            own = [row for row in rows if row[2] == index and row[0] != "update"]
+            own = [row for row in rows if row[2] == ("unit", index)]
             awaited = [row[5] for row in own if row[0] == "await weights"]
             releases = sorted(row[4] for row in own if row[0] == "reshard")
             for begin, end in _pair(starts, releases):

@@ -9,10 +9,11 @@ import os
 import torch.nn as nn
 
 from dmuon import _C
-from dmuon._inspecting.timeline import Bar, Panel, draw
+from dmuon._inspecting.timeline import COMMUNICATION, Bar, Panel, draw, named
 from dmuon._running.runtime import Runtime, runtime_of
 from dmuon._setup.dedication import dedication_of
 
+_COMPUTE = ("forward", "backward")  # of modules, which no schedule holds
 _UNTRACED = "nothing has been traced yet: run a training step (forward, backward, step), then ask again"
 
 
@@ -31,9 +32,9 @@ class Operation:
 
     Attributes:
         trigger: what has come to pass: "before blocks.3", "after blocks.3", "opt.step()".
-        lane: "compute", "intra" (messages inside the node) or "inter" (between nodes).
+        lane: "compute", "update", "intra" (messages inside the node) or "inter" (between nodes).
         kind: such as "publish intra".
-        unit: its name; of an update, "batch 2".
+        unit: its name; of an operation on a batch, "batch 2".
         version: of the weights that it moves, counted from those that the step began with.
         after: (kind, unit) of those that end before it starts, beside earlier ones of its lane.
         messages: that this rank takes part in.
@@ -97,7 +98,7 @@ class StepSchedule:
         ]
         for name, operations in self.passes.items():
             lines.append(f"{name}:")
-            own = [operation for operation in operations if operation.kind not in ("forward", "backward")]
+            own = [operation for operation in operations if operation.kind not in _COMPUTE]
             for trigger, issued in itertools.groupby(own, lambda operation: operation.trigger):
                 first, *others = issued
                 lines += [self._line(first, trigger), *(self._line(operation, "") for operation in others)]
@@ -115,7 +116,7 @@ class StepSchedule:
             operation.kind,
             operation.unit,
             str(operation.version),
-            _bytes(self.sent_bytes(operation)) if operation.lane != "compute" else "",
+            _bytes(self.sent_bytes(operation)) if operation.lane in COMMUNICATION else "",
             messages,
             after,
         )
@@ -200,49 +201,55 @@ class _Simulated:
 
     def _operation(self, engine: _C.Engine, issue: _C.Issue) -> Operation:
         operation, trigger = issue.operation, "opt.step()"
+        computes = issue.kind in _COMPUTE
         if issue.trigger is not None:
             word = "before" if issue.trigger.moment == _C.Moment.BEFORE_USE else "after"
             trigger = f"{word} {self.names[issue.trigger.unit]}"
         return Operation(
             trigger,
-            operation.lane,
-            operation.kind,
-            self._unit(operation),
+            issue.lane,
+            issue.kind,
+            self._named(operation.subject),
             operation.version,
-            tuple((dependency.kind, self.names[dependency.unit]) for dependency in operation.after),
-            tuple(Message(m.group, m.root, m.bytes) for m in engine.messages_of(operation, self.slot)),
+            tuple((dependency.kind, self._named(dependency.subject)) for dependency in operation.after),
+            () if computes else self._messages(engine, operation),
         )
 
-    def _unit(self, operation: _C.Operation) -> str:
-        return f"batch {operation.batch}" if operation.kind == "update" else self.names[operation.unit]
+    def _messages(self, engine: _C.Engine, operation: _C.Operation) -> tuple[Message, ...]:
+        return tuple(Message(m.group, m.root, m.bytes) for m in engine.messages_of(operation, self.slot))
+
+    def _named(self, subject: tuple[str, int]) -> str:
+        return named(subject, self.names)
 
     def panel(self, schedule: StepSchedule, intra: float, inter: float) -> Panel:
         """The lanes of this rank in the step, where the largest operations of two lanes take so long."""
         totals = [(o.lane, sum(m.bytes for m in o.messages)) for ops in schedule.passes.values() for o in ops]
         largest = {
-            lane: max((size for at, size in totals if at == lane), default=0) or 1 for lane in ("intra", "inter")
+            lane: max((size for at, size in totals if at == lane), default=0) or 1 for lane in COMMUNICATION
         }
         spans = _C.execute(
             self.programs,
             forward=1.0,
             backward=2.0,
-            update=0.5,
+            prepare=0.05,
+            orthogonalise=0.4,
+            apply=0.05,
             row_byte=intra / largest["intra"],
             column_byte=inter / largest["inter"],
         )[self.slot]
         ends = [0.0] * len(_EVENTS)  # when the program has issued all of an event, and computed it
         for span in spans:
             issue = self.issues[span.issue]
-            computes = issue.operation.lane == "compute"
+            computes = issue.lane == "compute"
             ends[issue.event] = max(ends[issue.event], span.end_us if computes else span.issued_us)
         ends = list(itertools.accumulate(ends, max))  # in an event without an issue no time passes
         begin, end = ends[_FIRST - 1], ends[_FIRST + 2]
         bars = []
         for span in spans:
-            operation = self.issues[span.issue].operation
+            issue = self.issues[span.issue]
             shown = max(span.start_us, begin) - begin, min(span.end_us, end) - begin
             if shown[0] < shown[1]:
-                bars.append(Bar(operation.lane, operation.kind, self._unit(operation), *shown))
+                bars.append(Bar(issue.lane, issue.kind, self._named(issue.operation.subject), *shown))
         times = [at - begin for at in ends[_FIRST - 1 : _FIRST + 3]]
         return Panel("", bars, list(zip(schedule.passes, times, times[1:], strict=False)))
 

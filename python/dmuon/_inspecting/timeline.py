@@ -11,7 +11,8 @@ from typing import Any
 
 from dmuon._planning.pictures import new_figure
 
-LANES = {"compute": "compute", "intra": "inside the node", "inter": "between nodes"}
+LANES = {"compute": "compute", "update": "the update", "intra": "inside the node", "inter": "between nodes"}
+COMMUNICATION = ("intra", "inter")
 WAITS = ("await weights", "reshard", "finish route intra", "finish route inter")
 PHASES = ("forward", "backward", "step", "between steps")
 
@@ -20,7 +21,10 @@ _COLORS = {
     "recompute": "#80b1d3",
     "backward": "#5b9bc8",
     "optimizer step": "#b8b8b8",
-    "update": "#8a8a8a",
+    "finish update": "#b8b8b8",
+    "prepare": "#cab2d6",
+    "orthogonalise": "#8d6bb5",
+    "apply": "#b39bcf",
     "wait": "#e31a1c",
     "publish intra": "#fdbf6f",
     "publish inter": "#f0851b",
@@ -28,6 +32,7 @@ _COLORS = {
     "route inter": "#33a02c",
 }
 _LABELS = {
+    "finish update": "compute waits for updates",
     "wait": "compute waits",
     "publish intra": "weights, inside the node",
     "publish inter": "weights, between nodes",
@@ -38,9 +43,15 @@ _PHASE_SHADES = {"forward": "#f4f8fb", "backward": "#e3edf5", "step": "#f0f0f0",
 _INCHES = 14.0
 _CHARACTER = 0.078  # inches of a label's character
 
-_NO_UNIT = ("optimizer step", "update")
+_NO_UNIT = ("optimizer step", "finish update", "prepare", "orthogonalise", "apply")
 
 Interval = tuple[float, float]
+
+
+def named(subject: tuple[str, int], units: Sequence[str]) -> str:
+    """Returns the name of an operation's unit, or "batch 2"."""
+    what, index = subject
+    return units[index] if what == "unit" else f"batch {index}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +148,7 @@ def _draw_panel(area: Any, panel: Panel, lanes: list[str], names: dict[str, str]
     for phase, begin, until in panel.phases:
         area.axvspan(begin, until, color=_PHASE_SHADES[phase], zorder=0, linewidth=0)
         area.axvline(begin, color="#999999", linewidth=0.6, linestyle=":", zorder=1)
-    # What nests (the updates in a step) lies on top of what is around it.
+    # A bar inside another one (a wait inside a step) lies on top of it.
     for bar in sorted(panel.bars, key=lambda bar: bar.begin - bar.end):
         row, kind, size = lanes.index(bar.lane), _kind(bar), bar.end - bar.begin
         area.barh(

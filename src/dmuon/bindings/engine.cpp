@@ -170,7 +170,8 @@ void init_engine(py::module_& module) {
           py::arg("instant"), no_gil)
       .def("stop_profile",
            [](Engine& e) {
-             using Row = std::tuple<std::string, std::string, int, double, double, double>;
+             using Row =
+                 std::tuple<std::string, std::string, schedule::Subject, double, double, double>;
              std::vector<Row> rows;
              const auto spans = [&] {
                const py::gil_scoped_release released;
@@ -178,7 +179,7 @@ void init_engine(py::module_& module) {
              }();
              for (const engine::Span& s : spans) {
                rows.emplace_back(schedule::name_of(s.kind),
-                                 schedule::name_of(schedule::lane_of(s.kind)), s.unit, s.issued,
+                                 schedule::name_of(schedule::lane_of(s.kind)), s.subject, s.issued,
                                  s.started, s.done);
              }
              return rows;

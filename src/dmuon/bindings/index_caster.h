@@ -2,10 +2,13 @@
 
 #include <pybind11/stl.h>
 
+#include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "dmuon/core/index.h"
+#include "dmuon/schedule/operation.h"
 
 // In Python an index is an int, and a Vector is a list.
 namespace pybind11::detail {
@@ -40,6 +43,21 @@ struct type_caster<dmuon::core::Vector<I, T>> {
   }
   static handle cast(const Vector& vector, return_value_policy policy, handle parent) {
     return Values::cast(vector.values(), policy, parent);
+  }
+};
+
+/// A subject is ("unit", index) or ("batch", index).
+template <>
+struct type_caster<dmuon::schedule::Subject> {
+  PYBIND11_TYPE_CASTER(dmuon::schedule::Subject, const_name("tuple[str, int]"));
+
+  static handle cast(const dmuon::schedule::Subject& subject, return_value_policy policy,
+                     handle parent) {
+    const auto* unit = std::get_if<dmuon::core::UnitIndex>(&subject);
+    const int index =
+        unit != nullptr ? unit->value() : std::get<dmuon::core::BatchIndex>(subject).value();
+    const std::pair<std::string, int> named(unit != nullptr ? "unit" : "batch", index);
+    return make_caster<std::pair<std::string, int>>::cast(named, policy, parent);
   }
 };
 

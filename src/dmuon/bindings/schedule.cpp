@@ -32,7 +32,7 @@ void init_schedule(py::module_& module) {
   py::class_<Dependency>(module, "Dependency")
       .def_property_readonly(
           "kind", [](const Dependency& d) { return std::string(schedule::name_of(d.kind)); })
-      .def_readonly("unit", &Dependency::unit);
+      .def_readonly("subject", &Dependency::subject);
 
   py::class_<Operation>(module, "Operation")
       .def_property_readonly(
@@ -41,8 +41,7 @@ void init_schedule(py::module_& module) {
                              [](const Operation& o) {
                                return std::string(schedule::name_of(schedule::lane_of(o.kind)));
                              })
-      .def_readonly("unit", &Operation::unit)
-      .def_readonly("batch", &Operation::batch)
+      .def_readonly("subject", &Operation::subject)
       .def_readonly("version", &Operation::version)
       .def_readonly("after", &Operation::after);
 

@@ -1,6 +1,7 @@
 #include <pybind11/stl.h>
 
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -11,6 +12,7 @@
 
 namespace dmuon::bindings {
 namespace py = pybind11;
+using simulate::Compute;
 using simulate::Issue;
 using simulate::Job;
 using simulate::Program;
@@ -47,6 +49,14 @@ void init_simulate(py::module_& module) {
 
   py::class_<Issue>(module, "Issue")
       .def_readonly("operation", &Issue::operation)
+      .def_property_readonly("kind",
+                             [](const Issue& issue) -> std::string {
+                               if (issue.compute)
+                                 return issue.is(Compute::kForward) ? "forward" : "backward";
+                               return schedule::name_of(issue.operation.kind);
+                             })
+      .def_property_readonly(
+          "lane", [](const Issue& issue) { return std::string(schedule::name_of(issue.lane())); })
       .def_readonly("event", &Issue::event)
       .def_property_readonly("trigger", [](const Issue& issue) {
         return issue.crossing ? std::optional(issue.crossing->trigger) : std::nullopt;
@@ -63,11 +73,12 @@ void init_simulate(py::module_& module) {
   module.def("unroll", &simulate::unroll, py::arg("job"), no_gil);
   module.def(
       "execute",
-      [](const simulate::Programs& programs, double forward, double backward, double update,
-         double row_byte, double column_byte) {
-        const auto compute = [=](schedule::Kind kind) {
-          if (kind == schedule::Kind::kUpdate) return update;
-          return kind == schedule::Kind::kForward ? forward : backward;
+      [](const simulate::Programs& programs, double forward, double backward, double prepare,
+         double orthogonalise, double apply, double row_byte, double column_byte) {
+        const auto compute = [=](const Issue& issue) {
+          if (issue.compute) return issue.is(Compute::kForward) ? forward : backward;
+          if (issue.is(schedule::Kind::kOrthogonalise)) return orthogonalise;
+          return issue.is(schedule::Kind::kPrepare) ? prepare : apply;
         };
         const auto message = [=](const schedule::Message& sent) {
           const bool row = sent.axis == layout::Axis::kRow;
@@ -78,7 +89,8 @@ void init_simulate(py::module_& module) {
         return std::move(run.timeline);
       },
       py::arg("programs"), py::kw_only(), py::arg("forward"), py::arg("backward"),
-      py::arg("update"), py::arg("row_byte"), py::arg("column_byte"), no_gil);
+      py::arg("prepare"), py::arg("orthogonalise"), py::arg("apply"), py::arg("row_byte"),
+      py::arg("column_byte"), no_gil);
 }
 
 }  // namespace dmuon::bindings

@@ -297,18 +297,23 @@ void Engine::scale_gradient(core::LeafIndex leaf, const at::Tensor& factor) {
   }
 }
 
-void Engine::step(const std::function<void(core::BatchIndex)>& update) {
+void Engine::step(std::shared_ptr<Update> update) {
   settle();
   executor_.profile().set_phase(Phase::kStep);
-  update_ = update;
+  executor_.set_update(std::move(update));
   resolver_.step();
-  update_ = nullptr;
+  executor_.set_update(nullptr);
   if (!options_.step.asynchronous) executor_.drain();
 }
 
-void Engine::perform(const schedule::Operation& operation) {
-  executor_.perform(operation, update_);
+void Engine::publish() {
+  settle();
+  executor_.profile().set_phase(Phase::kStep);
+  resolver_.publish();
+  if (!options_.step.asynchronous) executor_.drain();
 }
+
+void Engine::perform(const schedule::Operation& operation) { executor_.perform(operation); }
 
 std::map<std::string, double> Engine::statistics() const {
   std::map<std::string, double> all = executor_.statistics();

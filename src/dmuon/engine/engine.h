@@ -31,7 +31,7 @@ struct EngineOptions {
 
 /// Runs a model's communication: hooks say how far a step has come, schedule::Resolver says which
 /// operations run, Executor does them. It knows nothing of Muon: owners' weights change in step(),
-/// by the function that it is given.
+/// by the Update that it is given.
 ///
 /// A step, from hooks: begin_forward; before_forward and after_forward of each unit; from autograd:
 /// the unit's weights return before its backward and its gradients leave after it; end of backward.
@@ -159,15 +159,14 @@ class Engine : private schedule::Performer {
   /// Multiplies one, alike on all ranks; the verdict is not kept.
   void scale_gradient(core::LeafIndex leaf, const at::Tensor& factor);
 
-  /// New weights, then their publication: `update(batch)` is called for each of this rank's
-  /// batches, in the order in which units are waited for, and the first units travel when this
-  /// returns. Every rank calls it, in the same place of its program.
-  void step(const std::function<void(core::BatchIndex)>& update);
+  /// New weights, then their publication. Updates this rank's batches, in the order in which units
+  /// are waited for. Masters are new when this returns, and the first units travel. Every rank
+  /// calls it, in the same place of its program.
+  /// @param update  not null.
+  void step(std::shared_ptr<Update> update);
 
-  /// The owners' weights have been changed by other means, as step() does.
-  void publish() {
-    step([](core::BatchIndex) {});
-  }
+  /// As step(), where the owners' weights have been changed by other means.
+  void publish();
 
   /// Under no_sync: gradients of the next backwards stay at the column members. Alike on all ranks.
   void set_sync(bool sync) { resolver_.set_sync(sync); }
@@ -231,7 +230,6 @@ class Engine : private schedule::Performer {
   core::Vector<core::LeafIndex, at::Tensor> placeholder_gradients_;
 
   schedule::Resolver resolver_;
-  std::function<void(core::BatchIndex)> update_;  // of the step that is being taken
   std::weak_ptr<bool> backward_;  // alive while the backward that opened the pass is
   std::int64_t num_backwards_ = 0;
   std::int64_t num_evaluations_ = 0;

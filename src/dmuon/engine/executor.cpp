@@ -1,5 +1,6 @@
 #include "dmuon/engine/executor.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/GradMode.h>
 #include <unistd.h>
@@ -51,6 +52,7 @@ Executor::Executor(wire::SharedMesh mesh, const plan::Plan& plan,
       leaves_(layout::leaves_of(parameters_, sizes)),
       pool_(std::make_shared<wire::BufferPool>(device)),
       owned_(parameters_, batches_of(plan, mesh_.slot()), pool_),
+      batches_(owned_.batches().size()),
       profile_(device),
       process_(getpid()) {
   for (const UnitSpec& spec : units) {
@@ -73,18 +75,27 @@ Executor::Executor(wire::SharedMesh mesh, const plan::Plan& plan,
   }
 }
 
-// What travels uses this object's buffers.
+namespace {
+
+void wait_quietly(const schedule::PerKind<Newest>& operations) {
+  for (const Newest& newest : operations) {
+    try {
+      newest.done.wait();
+    } catch (const std::exception&) {  // a lost peer: whoever waited has raised
+    }
+  }
+}
+
+}  // namespace
+
+// Operations in flight use this object's buffers.
 Executor::~Executor() {
   if (getpid() != process_) return;
+  for (const schedule::PerKind<Newest>& batch : batches_) wait_quietly(batch);
   for (const UnitState& state : states_) {
     state.weights_used.wait();
     state.unit->await_gradients();
-    for (const Newest& newest : state.newest) {
-      try {
-        newest.done.wait();
-      } catch (const std::exception&) {  // a lost peer: whoever waited for this has heard of it
-      }
-    }
+    wait_quietly(state.newest);
   }
 }
 
@@ -113,43 +124,67 @@ schedule::Batches Executor::units_of_batches() const {
 
 // ---- operations ----
 
-// The same on all ranks, which compare it.
-std::string Executor::described(schedule::Kind kind, const Unit& unit) const {
-  return schedule::name_of(kind) + (" of '" + unit.name()) + "' in step " + std::to_string(step_);
+// Equal on all ranks, which compare it.
+std::string Executor::described(schedule::Kind kind, core::UnitIndex unit) const {
+  return schedule::name_of(kind) + (" of '" + states_[unit].unit->name()) + "' in step " +
+         std::to_string(step_);
+}
+
+Newest& Executor::newest(schedule::Kind kind, const schedule::Subject& subject) {
+  if (const auto* unit = std::get_if<core::UnitIndex>(&subject))
+    return states_.at(*unit).newest[kind];
+  return batches_.at(std::get<core::BatchIndex>(subject))[kind];
 }
 
 void Executor::enqueue(const Operation& operation, wire::Work work) {
   std::vector<wire::Event> after;
   for (const schedule::Dependency& dependency : operation.after)
-    after.push_back(newest(dependency));
-  const auto timed = [this, of = operation.kind, unit = operation.unit.value(),
+    after.push_back(newest(dependency.kind, dependency.subject).done);
+  const auto timed = [this, kind = operation.kind, subject = operation.subject,
                       issued = profile_.clock().now(), work = std::move(work)] {
     const wire::Instant started = profile_.clock().now();
     work();
-    profile_.add({of, unit, issued, started, profile_.clock().now()});
+    profile_.add({kind, subject, issued, started, profile_.clock().now()});
   };
-  UnitState& state = states_[operation.unit];
-  Newest& newest_of_kind = state.newest[operation.kind];
-  std::string what = described(operation.kind, *state.unit);
-  newest_of_kind.number = mesh_.watch->reach(watch::Rendezvous::kOperation, what);
-  wire::Lane& queue = (*mesh_.lanes)[schedule::lane_of(operation.kind)];
-  newest_of_kind.done = queue.enqueue(pool_->device(), timed, std::move(after));
-  if (!pool_->device().is_cpu())
-    mesh_.on_device->add({newest_of_kind.number, std::move(what)}, newest_of_kind.done,
-                         pool_->device());
+  const schedule::Lane lane = schedule::lane_of(operation.kind);
+  const bool meets_others = schedule::carries_messages(lane);
+  std::string what;
+  Newest& made = newest(operation.kind, operation.subject);
+  if (meets_others) {
+    what = described(operation.kind, operation.unit());
+    made.number = mesh_.watch->reach(watch::Rendezvous::kOperation, what);
+  }
+  made.done = (*mesh_.lanes)[lane].enqueue(pool_->device(), timed, std::move(after));
+  if (meets_others && !pool_->device().is_cpu())
+    mesh_.on_device->add({made.number, std::move(what)}, made.done, pool_->device());
+}
+
+void Executor::enqueue_update(const Operation& operation) {
+  core::invariant(update_ != nullptr, "Executor: no update for an operation on a batch");
+  enqueue(operation, [update = update_, kind = operation.kind, batch = operation.batch(),
+                      num_threads = at::get_num_threads()] {
+    // A thread keeps the number that it found when it first computed.
+    if (at::get_num_threads() != num_threads) at::set_num_threads(num_threads);
+    if (kind == Kind::kPrepare) update->prepare(batch);
+    if (kind == Kind::kOrthogonalise) update->orthogonalise(batch);
+    if (kind == Kind::kApply) update->apply(batch);
+  });
 }
 
 void Executor::await(const Operation& operation) {
   const wire::Instant started = profile_.clock().now();
   for (const schedule::Dependency& dependency : operation.after)
-    finish(states_[dependency.unit], dependency.kind);
-  profile_.add({operation.kind, operation.unit.value(), started, started, profile_.clock().now()});
+    finish(dependency.kind, dependency.subject);
+  profile_.add({operation.kind, operation.subject, started, started, profile_.clock().now()});
 }
 
-// Waits for the unit's newest operation of the kind.
-void Executor::finish(const UnitState& state, Kind kind) {
-  const Newest& newest_of_kind = state.newest[kind];
-  finish(newest_of_kind.done, newest_of_kind.number, [&] { return described(kind, *state.unit); });
+// Waits for the subject's newest operation of the kind. Nobody else takes part in an update, so the
+// Watch need not know of that wait.
+void Executor::finish(Kind kind, const schedule::Subject& subject) {
+  const Newest& awaited = newest(kind, subject);
+  if (schedule::is_on_batch(kind)) return awaited.done.wait();
+  finish(awaited.done, awaited.number,
+         [&] { return described(kind, std::get<core::UnitIndex>(subject)); });
 }
 
 void Executor::finish(const wire::Event& event, std::int64_t number,
@@ -169,18 +204,16 @@ void Executor::drain_lanes() {
   }
 }
 
-void Executor::perform(const Operation& operation,
-                       const std::function<void(core::BatchIndex)>& update) {
-  if (operation.kind == Kind::kUpdate) {
-    const wire::Instant started = profile_.clock().now();
-    if (update) update(operation.batch);
-    profile_.add(
-        {operation.kind, operation.batch.value(), started, started, profile_.clock().now()});
-    return;
-  }
+void Executor::perform(const Operation& operation) {
   const c10::AutoGradMode no_grad(false);
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  UnitState& state = states_.at(operation.unit);
+  if (!schedule::is_on_batch(operation.kind)) return perform_on_unit(operation);
+  if (operation.kind == Kind::kFinishUpdate) return await(operation);
+  enqueue_update(operation);
+}
+
+void Executor::perform_on_unit(const Operation& operation) {
+  UnitState& state = states_.at(operation.unit());
   switch (operation.kind) {
     case Kind::kPublishInter:
       return enqueue(operation, wire::publish_inter(&mesh_, &owned_, state.buffers.get()));
@@ -189,10 +222,10 @@ void Executor::perform(const Operation& operation,
       return enqueue(operation, wire::publish_intra(&mesh_, &owned_, state.buffers.get()));
     case Kind::kAwaitWeights:
       await(operation);
-      return end_use(operation.unit);
+      return end_use(operation.unit());
     case Kind::kReshard:
       await(operation);
-      begin_use(operation.unit);
+      begin_use(operation.unit());
       return state.unit->weights().release();
     case Kind::kRouteIntra:
       ++num_routes_;
@@ -207,10 +240,12 @@ void Executor::perform(const Operation& operation,
     case Kind::kFinishRouteInter:
       await(operation);
       return wire::finish_route_inter(state.buffers.get());
-    case Kind::kUpdate:
-    case Kind::kForward:
-    case Kind::kBackward:
-      core::bug("Executor: modules compute by themselves, got ", schedule::name_of(operation.kind));
+    case Kind::kPrepare:
+    case Kind::kOrthogonalise:
+    case Kind::kApply:
+    case Kind::kFinishUpdate:
+      core::bug("Executor: expected an operation on a unit, got ",
+                schedule::name_of(operation.kind));
   }
 }
 
@@ -239,8 +274,12 @@ void Executor::sum_over_mesh(const at::Tensor& words, const std::string& what) {
 }
 
 void Executor::drain() {
-  for (const UnitState& state : states_) {
-    for (const Kind kind : schedule::kKinds) finish(state, kind);
+  for (const Kind kind : schedule::kKinds) {
+    if (schedule::is_on_batch(kind)) {
+      for (const core::BatchIndex batch : batches_.indices()) finish(kind, batch);
+    } else {
+      for (const core::UnitIndex unit : states_.indices()) finish(kind, unit);
+    }
   }
 }
 

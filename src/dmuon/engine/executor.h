@@ -12,6 +12,7 @@
 
 #include "dmuon/engine/profile.h"
 #include "dmuon/engine/unit.h"
+#include "dmuon/engine/update.h"
 #include "dmuon/plan/plan.h"
 #include "dmuon/schedule/step_schedule.h"
 #include "dmuon/wire/owned.h"
@@ -27,10 +28,10 @@ struct UnitSpec {
   bool host = false;  ///< see layout::UnitLayout
 };
 
-/// The newest operation of a kind on a unit.
+/// The newest operation of a kind on a subject.
 struct Newest {
   wire::Event done;
-  std::int64_t number = 0;  ///< by which the Watch knows it
+  std::int64_t number = 0;  ///< by which the Watch knows it; 0 on a batch
 };
 
 /// A unit on this rank.
@@ -65,9 +66,10 @@ class Executor {
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  /// @param update  called for kUpdate.
-  void perform(const schedule::Operation& operation,
-               const std::function<void(core::BatchIndex)>& update = nullptr);
+  void perform(const schedule::Operation& operation);
+
+  /// Sets who performs operations on batches from now on. Operations that were issued keep theirs.
+  void set_update(std::shared_ptr<Update> update) { update_ = std::move(update); }
 
   /// The sum over all ranks, in place, behind all that is in flight. Not on a CPU, whose ranks have
   /// the verdict's group for it.
@@ -108,14 +110,14 @@ class Executor {
   std::map<std::string, double> statistics() const;
 
  private:
-  const wire::Event& newest(const schedule::Dependency& dependency) const {
-    return states_[dependency.unit].newest[dependency.kind].done;
-  }
+  Newest& newest(schedule::Kind kind, const schedule::Subject& subject);
+  void perform_on_unit(const schedule::Operation& operation);
   void enqueue(const schedule::Operation& operation, wire::Work work);
+  void enqueue_update(const schedule::Operation& operation);
   void await(const schedule::Operation& operation);
-  std::string described(schedule::Kind kind, const Unit& unit) const;
+  std::string described(schedule::Kind kind, core::UnitIndex unit) const;
   static void take_gradients(UnitState* state);
-  void finish(const UnitState& state, schedule::Kind kind);
+  void finish(schedule::Kind kind, const schedule::Subject& subject);
   void finish(const wire::Event& event, std::int64_t number,
               const std::function<std::string()>& where);
 
@@ -125,6 +127,8 @@ class Executor {
   std::shared_ptr<wire::BufferPool> pool_;
   wire::Owned owned_;
   core::Vector<core::UnitIndex, UnitState> states_;
+  core::Vector<core::BatchIndex, schedule::PerKind<Newest>> batches_;
+  std::shared_ptr<Update> update_;
   Profile profile_;
   pid_t process_;  // that made it: a forked child has no lanes
   std::int64_t step_ = 1;

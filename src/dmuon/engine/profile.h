@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <map>
 #include <mutex>
 #include <string>
@@ -14,7 +13,7 @@ namespace dmuon::engine {
 /// One operation as it happened, in seconds of the system clock.
 struct Span {
   schedule::Kind kind;
-  int unit;  ///< or the batch that kUpdate updates
+  schedule::Subject subject;
   double issued;
   double started;  ///< its dependencies had happened, and its lane was free
   double done;
@@ -23,12 +22,13 @@ struct Span {
 /// The same while it may still be going on.
 struct Measured {
   schedule::Kind kind{};
-  int unit = 0;
+  schedule::Subject subject;
   wire::Instant issued, started, done;
 };
 
 /// Where the compute lane is, for the time that it waits.
 enum class Phase : int { kForward, kBackward, kStep };
+constexpr int kNumPhases = 3;
 
 /// Counts how long lanes are busy and how long compute waits for them, always, by the host's clock:
 /// on a device with streams, how long it took to issue operations. Keeps each operation only while
@@ -50,8 +50,8 @@ class Profile {
 
   void add(const Measured& operation);
 
-  /// Seconds since construction: "<kind>_s" of each kind on a lane, "busy_intra_s", "busy_inter_s",
-  /// "wait_forward_s", "wait_backward_s", "wait_step_s".
+  /// Seconds since construction: "<kind>_s" of each kind on a lane beside compute, "busy_<lane>_s"
+  /// of each of these lanes, and "wait_<phase>_s": how long compute waited for messages.
   std::map<std::string, double> seconds() const;
 
  private:
@@ -60,8 +60,8 @@ class Profile {
   bool recording_ = false;
   std::vector<Measured> operations_;
   Phase phase_ = Phase::kForward;
-  std::array<double, 3> waits_{};                        // [phases]
-  std::array<double, schedule::kNumKinds> durations_{};  // [kinds]
+  core::ByEnum<Phase, double, kNumPhases> waits_{};
+  schedule::PerKind<double> durations_{};
 };
 
 }  // namespace dmuon::engine

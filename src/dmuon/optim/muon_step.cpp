@@ -66,11 +66,35 @@ void muon_update(at::Tensor master, at::Tensor momentum, at::Tensor gradient,
 
 void add_momentum(engine::Engine& engine) { engine.owned().add(kMomentum); }
 
+namespace {
+
+class MuonUpdate final : public engine::Update {
+ public:
+  MuonUpdate(const wire::Owned& owned, std::vector<MuonGroup> groups,
+             core::Vector<core::ParameterIndex, int> group_of, at::Tensor applies)
+      : owned_(owned),
+        groups_(std::move(groups)),
+        group_of_(std::move(group_of)),
+        applies_(std::move(applies)) {}
+
+  void prepare(core::BatchIndex) override {}
+  void orthogonalise(core::BatchIndex) override {}
+  void apply(core::BatchIndex batch) override {
+    update(owned_.batches()[batch], groups_, group_of_, applies_);
+  }
+
+ private:
+  const wire::Owned& owned_;
+  std::vector<MuonGroup> groups_;
+  core::Vector<core::ParameterIndex, int> group_of_;
+  at::Tensor applies_;
+};
+
+}  // namespace
+
 void muon_step(engine::Engine& engine, const std::vector<MuonGroup>& groups,
                const core::Vector<core::ParameterIndex, int>& group_of, const at::Tensor& applies) {
-  engine.step([&](core::BatchIndex batch) {
-    update(engine.owned().batches()[batch], groups, group_of, applies);
-  });
+  engine.step(std::make_shared<MuonUpdate>(engine.owned(), groups, group_of, applies));
 }
 
 }  // namespace dmuon::optim

@@ -63,24 +63,6 @@ BufferBytes buffer_bytes(const schedule::Layout& layout, Slot slot, const PlanOp
   return bytes;
 }
 
-// For each batch the first unit that waits for it.
-std::vector<UnitIndex> units_of(const std::vector<Batch>& batches, const Units& units,
-                                int num_parameters, const std::vector<BufferEvent>& events) {
-  PerParameter<UnitIndex> unit_of(num_parameters);
-  for (const UnitIndex unit : units.indices()) {
-    for (const ParameterIndex w : units[unit]) unit_of[w] = unit;
-  }
-  const auto order = update_order(events, units.size());
-  std::vector<UnitIndex> first;
-  for (const Batch& batch : batches) {
-    const ParameterIndex w = *std::min_element(
-        batch.parameters.begin(), batch.parameters.end(),
-        [&](ParameterIndex a, ParameterIndex b) { return order[unit_of[a]] < order[unit_of[b]]; });
-    first.push_back(unit_of[w]);
-  }
-  return first;
-}
-
 }  // namespace
 
 core::PerOwner<Memory> memory(const Inventory& inventory, Mesh mesh,
@@ -116,13 +98,10 @@ core::PerOwner<Memory> memory(const Inventory& inventory, Mesh mesh,
     all[rank].node_copy = copied * column_elements[mesh.shard_of(rank)] / mesh.tensor_parallel;
     all[rank].buffers = peaks_of(rank).most;
   }
-  const std::vector<UnitIndex> units_of_batches =
-      units_of(batches, units, inventory.size(), events);
-  for (std::size_t b = 0; b < batches.size(); ++b) {
-    const Batch& batch = batches[b];
+  for (const Batch& batch : batches) {
     const Shape shape = inventory[batch.parameters.front()].shape();
     std::int64_t& most = all[batch.owner].update;
-    most = std::max(most, peaks_of(batch.owner).at_update[units_of_batches[b]] +
+    most = std::max(most, peaks_of(batch.owner).at_update +
                               workspace_bytes(shape, batch.parameters.size(), options));
   }
   return all;

@@ -27,12 +27,13 @@ class Recorder final : public schedule::Performer {
   }
 
   void perform(const Operation& operation) override {
-    const core::UnitIndex unit = operation.unit;
+    if (schedule::is_on_batch(operation.kind)) {
+      // Buffers are taken when operations are issued, so all are there until compute has waited.
+      if (operation.kind == Kind::kFinishUpdate && !updating()) events_.push_back({kUpdate});
+      return;
+    }
+    const core::UnitIndex unit = operation.unit();
     switch (operation.kind) {
-      case Kind::kUpdate:  // each unit is given as a batch
-        events_.push_back(
-            {BufferEvent::Kind::kUpdate, core::UnitIndex(operation.batch.value()), {}});
-        return;
       case Kind::kPublishInter:
         if (!copies_nodes_) take(unit, Buffer::kWeights);
         return;
@@ -53,8 +54,10 @@ class Recorder final : public schedule::Performer {
         give(unit, Buffer::kNodeMean);
         return give(unit, Buffer::kNodeInbox);
       case Kind::kAwaitWeights:
-      case Kind::kForward:
-      case Kind::kBackward:
+      case Kind::kPrepare:
+      case Kind::kOrthogonalise:
+      case Kind::kApply:
+      case Kind::kFinishUpdate:
         return;
     }
   }
@@ -65,6 +68,10 @@ class Recorder final : public schedule::Performer {
   std::vector<BufferEvent> events() && { return std::move(events_); }
 
  private:
+  static constexpr BufferEvent::Kind kUpdate = BufferEvent::Kind::kUpdate;
+
+  bool updating() const { return !events_.empty() && events_.back().kind == kUpdate; }
+
   void give(core::UnitIndex unit, Buffer buffer) {
     events_.push_back({BufferEvent::Kind::kGive, unit, buffer});
   }
@@ -136,13 +143,11 @@ std::vector<BufferEvent> buffer_events(const schedule::Layout& layout,
 BufferPeaks buffer_peaks(const std::vector<BufferEvent>& events, const BufferBytes& bytes,
                          bool keeps) {
   BufferPeaks peaks;
-  peaks.at_update.resize(bytes.size());
   Pool pool(keeps);
   BufferBytes held(bytes.size());  // of the blocks
   for (const BufferEvent& event : events) {
     if (event.kind == BufferEvent::Kind::kUpdate) {
-      std::int64_t& most = peaks.at_update[event.unit];
-      most = std::max(most, pool.bytes());
+      peaks.at_update = std::max(peaks.at_update, pool.bytes());
       continue;
     }
     const auto which = static_cast<std::size_t>(event.buffer);
@@ -156,17 +161,6 @@ BufferPeaks buffer_peaks(const std::vector<BufferEvent>& events, const BufferByt
     }
   }
   return peaks;
-}
-
-core::Vector<core::UnitIndex, int> update_order(const std::vector<BufferEvent>& events,
-                                                int num_units) {
-  core::Vector<core::UnitIndex, int> order(num_units, num_units);
-  int next = 0;
-  for (const BufferEvent& event : events) {
-    if (event.kind != BufferEvent::Kind::kUpdate || next == num_units) continue;
-    order[event.unit] = next++;
-  }
-  return order;
 }
 
 }  // namespace dmuon::plan

@@ -15,12 +15,12 @@ namespace dmuon::plan {
 enum class Buffer : int { kWeights, kGradients, kInbox, kNodeMean, kNodeInbox };
 inline constexpr int kNumBuffers = 5;
 
-/// What happens to packed buffers, in order: one is taken, one is given back; or the batches are
-/// updated that a unit's weights wait for.
+/// What happens to packed buffers, in order: one is taken, one is given back; or all of a step's
+/// batches have been updated since the last event.
 struct BufferEvent {
   enum class Kind { kTake, kGive, kUpdate } kind{};
-  core::UnitIndex unit;
-  Buffer buffer{};  ///< not of kUpdate
+  core::UnitIndex unit{};  ///< not of kUpdate
+  Buffer buffer{};         ///< not of kUpdate
 };
 
 /// The first steps of a training in which each unit is used once a pass, in order: what
@@ -32,7 +32,7 @@ std::vector<BufferEvent> buffer_events(const schedule::Layout& layout,
 /// Bytes of packed buffers over these events.
 struct BufferPeaks {
   std::int64_t most = 0;
-  core::Vector<core::UnitIndex, std::int64_t> at_update;  ///< by unit that waits for it
+  std::int64_t at_update = 0;  ///< while batches are updated
 };
 
 /// Each unit's buffers.
@@ -42,9 +42,5 @@ using BufferBytes = core::Vector<core::UnitIndex, std::array<std::int64_t, kNumB
 /// @param keeps  what is given back waits for the next buffer, as in wire::BufferPool on CPUs.
 BufferPeaks buffer_peaks(const std::vector<BufferEvent>& events, const BufferBytes& bytes,
                          bool keeps);
-
-/// For each unit, its place in the order in which units' updates come.
-core::Vector<core::UnitIndex, int> update_order(const std::vector<BufferEvent>& events,
-                                                int num_units);
 
 }  // namespace dmuon::plan

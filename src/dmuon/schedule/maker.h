@@ -4,66 +4,66 @@
 
 #include "dmuon/schedule/step_schedule.h"
 
-// What the builders of passes and of updates share with the resolver, which has a Maker; who uses
-// either needs nothing of it.
+// Shared by the builders of passes and of updates, and by the resolver.
 namespace dmuon::schedule {
 
-/// Without those that are empty.
+/// Units in order of first use. Skips empty units.
 std::vector<core::UnitIndex> units_by_first_use(const Layout& layout, const Trace& trace);
 
-/// How far ahead things go, from the options, the mesh and the memory that the options grant.
+/// Prefetch distances, derived from the options, the mesh and the memory that the options grant.
 struct Window {
   int inter;          // uses that stage 1 goes ahead
   int intra;          // uses that stage 2 goes ahead
   int route_stage_1;  // routes whose gradients travel while another unit is in its backward
-  int route_stage_2;  // routes whose nodes' means do; no less
+  int route_stage_2;  // routes whose nodes' means travel meanwhile; no less
 };
 
 Window window_of(const Layout& layout, const StepOptions& options);
 
-/// The operations that make operations of a mesh: what a stage that the mesh lacks leaves out.
+/// Builds operations, with what each must wait for. Omits the stages that a single node does not
+/// need. A publication that reads masters waits for the batches that touch its unit.
 class Maker {
  public:
-  explicit Maker(const Layout& layout) : has_inter_(layout.has_inter()) {}
+  /// @param batches  of this rank.
+  /// @throws InvalidArgument if a batch names a unit that the layout lacks.
+  Maker(const Layout& layout, const Batches& batches);
 
   bool has_inter() const { return has_inter_; }
 
+  /// The update of a batch: prepare, orthogonalise, apply.
+  static std::vector<Operation> update(core::BatchIndex batch);
+  static Operation finish_update(core::BatchIndex batch) {
+    return {.kind = Kind::kFinishUpdate, .subject = batch, .after = {{Kind::kApply, batch}}};
+  }
+
   Operation publish_inter(core::UnitIndex unit) const {
-    return {.kind = Kind::kPublishInter, .unit = unit};
+    return {.kind = Kind::kPublishInter, .subject = unit, .after = applies_[unit]};
   }
   Operation publish_intra(core::UnitIndex unit) const {
-    Operation operation{.kind = Kind::kPublishIntra, .unit = unit};
-    if (has_inter_) operation.after.push_back({Kind::kPublishInter, unit});
-    return operation;
+    if (!has_inter_) return {.kind = Kind::kPublishIntra, .subject = unit, .after = applies_[unit]};
+    return {.kind = Kind::kPublishIntra, .subject = unit, .after = {{Kind::kPublishInter, unit}}};
   }
   Operation await_weights(core::UnitIndex unit) const {
-    return {.kind = Kind::kAwaitWeights, .unit = unit, .after = {{Kind::kPublishIntra, unit}}};
+    return {.kind = Kind::kAwaitWeights, .subject = unit, .after = {{Kind::kPublishIntra, unit}}};
   }
   // A buffer that nobody awaited may still be on its way.
   Operation reshard(core::UnitIndex unit) const {
     Operation operation{
-        .kind = Kind::kReshard, .unit = unit, .after = {{Kind::kPublishIntra, unit}}};
+        .kind = Kind::kReshard, .subject = unit, .after = {{Kind::kPublishIntra, unit}}};
     if (has_inter_) operation.after.push_back({Kind::kPublishInter, unit});
     return operation;
   }
-  std::vector<Operation> route(core::UnitIndex unit, bool sync) const {
-    std::vector<Operation> operations{
-        {.kind = Kind::kRouteIntra, .unit = unit, .hold = has_inter_ && !sync}};
-    if (has_inter_ && sync) {
-      operations.push_back(
-          {.kind = Kind::kRouteInter, .unit = unit, .after = {{Kind::kRouteIntra, unit}}});
-    }
-    return operations;
-  }
+  std::vector<Operation> route(core::UnitIndex unit, bool sync) const;
   Operation finish_route_intra(core::UnitIndex unit) const {
-    return {.kind = Kind::kFinishRouteIntra, .unit = unit, .after = {{Kind::kRouteIntra, unit}}};
+    return {.kind = Kind::kFinishRouteIntra, .subject = unit, .after = {{Kind::kRouteIntra, unit}}};
   }
   Operation finish_route_inter(core::UnitIndex unit) const {
-    return {.kind = Kind::kFinishRouteInter, .unit = unit, .after = {{Kind::kRouteInter, unit}}};
+    return {.kind = Kind::kFinishRouteInter, .subject = unit, .after = {{Kind::kRouteInter, unit}}};
   }
 
  private:
   bool has_inter_;
+  core::Vector<core::UnitIndex, std::vector<Dependency>> applies_;  // of the batches that touch it
 };
 
 /// @throws InvalidArgument if the trace names a unit that the layout lacks.

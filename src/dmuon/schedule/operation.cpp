@@ -1,34 +1,70 @@
 #include "dmuon/schedule/operation.h"
 
+#include "dmuon/core/error.h"
+
 namespace dmuon::schedule {
 
 const char* name_of(Kind kind) {
-  static constexpr const char* kNames[kNumKinds] = {
-      "update",      "publish inter",      "publish intra",     "await weights",
-      "forward",     "backward",           "reshard",           "route intra",
-      "route inter", "finish route intra", "finish route inter"};
-  return kNames[static_cast<int>(kind)];
+  static constexpr PerKind<const char*> kNames{"prepare",
+                                               "orthogonalise",
+                                               "apply",
+                                               "finish update",
+                                               "publish inter",
+                                               "publish intra",
+                                               "await weights",
+                                               "reshard",
+                                               "route intra",
+                                               "route inter",
+                                               "finish route intra",
+                                               "finish route inter"};
+  return kNames[kind];
 }
 
 const char* name_of(Lane lane) {
-  static constexpr const char* kNames[kNumLanes] = {"intra", "inter", "compute"};
-  return kNames[static_cast<int>(lane)];
+  static constexpr PerLane<const char*> kNames{"intra", "inter", "update", "compute"};
+  return kNames[lane];
 }
 
 Lane lane_of(Kind kind) {
-  if (kind == Kind::kPublishInter || kind == Kind::kRouteInter) return Lane::kInter;
-  if (kind == Kind::kPublishIntra || kind == Kind::kRouteIntra) return Lane::kIntra;
+  switch (kind) {
+    case Kind::kPublishInter:
+    case Kind::kRouteInter:
+      return Lane::kInter;
+    case Kind::kPublishIntra:
+    case Kind::kRouteIntra:
+      return Lane::kIntra;
+    case Kind::kPrepare:
+    case Kind::kOrthogonalise:
+    case Kind::kApply:
+      return Lane::kUpdate;
+    case Kind::kFinishUpdate:
+    case Kind::kAwaitWeights:
+    case Kind::kReshard:
+    case Kind::kFinishRouteIntra:
+    case Kind::kFinishRouteInter:
+      break;
+  }
   return Lane::kCompute;
+}
+
+std::string describe(const Subject& subject) {
+  if (const auto* unit = std::get_if<core::UnitIndex>(&subject))
+    return core::message("unit ", *unit);
+  return core::message("batch ", std::get<core::BatchIndex>(subject));
+}
+
+std::string describe(Kind kind, const Subject& subject) {
+  return name_of(kind) + (" of " + describe(subject));
 }
 
 std::vector<Message> messages_of(const Operation& operation, const Layout& layout,
                                  core::Slot slot) {
   std::vector<Message> messages;
   const Lane lane = lane_of(operation.kind);
-  if (lane == Lane::kCompute) return messages;
+  if (!carries_messages(lane)) return messages;
   const layout::Axis axis = lane == Lane::kInter ? layout::Axis::kColumn : layout::Axis::kRow;
   if (layout.size(axis) == 1) return messages;
-  const UnitLayout& unit = layout.units.at(operation.unit);
+  const UnitLayout& unit = layout.units.at(operation.unit());
   const int size = is_publication(operation.kind) ? unit.weight_size : unit.gradient_size;
   for (int member = 0; member < layout.size(axis); ++member) {
     const core::Slot root = layout.slot_of(slot, axis, member);

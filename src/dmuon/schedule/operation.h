@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "dmuon/core/by_enum.h"
@@ -17,10 +18,11 @@ using layout::UnitLayout;
 enum class Lane : int {
   kIntra,    ///< messages inside a node: the row
   kInter,    ///< messages between nodes: the column
+  kUpdate,   ///< the update of this rank's batches
   kCompute,  ///< the training program itself; an operation here blocks it
 };
-constexpr int kNumLanes = 3;
-constexpr int kNumQueues = 2;  ///< the lanes beside compute, which come first
+constexpr int kNumLanes = 4;
+constexpr int kNumQueues = 3;  ///< the lanes beside compute, which come first
 constexpr core::EachOf<Lane, kNumQueues> kQueues;
 
 template <typename T>
@@ -29,19 +31,22 @@ template <typename T>
 using PerQueue = core::ByEnum<Lane, T, kNumQueues>;
 
 enum class Kind : int {
-  kUpdate,            ///< compute: momentum, Newton-Schulz, new masters of a batch of this rank
+  // On a batch of this rank, in this order.
+  kPrepare,        ///< momentum, direction and norm: what the iteration starts from
+  kOrthogonalise,  ///< Newton-Schulz
+  kApply,          ///< decay and update of the masters
+  kFinishUpdate,   ///< compute waits for the batch's apply
+  // On a unit.
   kPublishInter,      ///< stage 1: owner's weight -> its column's member on every node
   kPublishIntra,      ///< stage 2: column members -> the packed buffer of every rank of the node
   kAwaitWeights,      ///< compute waits until the packed buffer is filled
-  kForward,           ///< compute: the module reads its weights (no schedule holds it)
-  kBackward,          ///< compute: the module reads its weights, writes its gradients (likewise)
   kReshard,           ///< compute: frees the packed buffer of weights
   kRouteIntra,        ///< stage 1: gradients -> the column member's mean; R = 1: the owner's sum
   kRouteInter,        ///< stage 2: the node's mean -> the owner, which accumulates
   kFinishRouteIntra,  ///< compute waits for stage 1 of the unit's route and frees its gradients
   kFinishRouteInter,  ///< compute waits for stage 2 and frees the node's mean
 };
-constexpr int kNumKinds = 11;
+constexpr int kNumKinds = 12;
 constexpr core::EachOf<Kind, kNumKinds> kKinds;
 
 template <typename T>
@@ -50,33 +55,50 @@ using PerKind = core::ByEnum<Kind, T, kNumKinds>;
 const char* name_of(Kind kind);
 const char* name_of(Lane lane);
 Lane lane_of(Kind kind);
+/// True if operations of this kind are on a batch, else on a unit. Batches are a rank's own: other
+/// ranks issue other operations on them, or none.
+inline bool is_on_batch(Kind kind) { return kind <= Kind::kFinishUpdate; }
+/// True if the lane carries messages. All ranks issue these operations in one order.
+inline bool carries_messages(Lane lane) { return lane == Lane::kIntra || lane == Lane::kInter; }
 inline bool is_publication(Kind kind) {
   return kind == Kind::kPublishInter || kind == Kind::kPublishIntra;
 }
 
-/// The newest operation of `kind` on `unit` that was issued before.
+/// The unit or batch that an operation is on.
+using Subject = std::variant<core::UnitIndex, core::BatchIndex>;
+
+/// The newest operation of `kind` on `subject` that was issued before.
 struct Dependency {
   Kind kind{};
-  core::UnitIndex unit;
+  Subject subject;
   bool operator==(const Dependency&) const = default;
 };
 
-/// One operation. Issuing it on a lane of communication does not wait; it runs after everything
-/// issued on its lane before, after everything done on the compute lane before, and after what
-/// `after` names. A kReshard waits for nothing where nothing of that kind was issued.
+/// One operation. Issuing it on a lane other than compute does not wait. It runs after everything
+/// issued on its lane before, after everything done on the compute lane before, and after the
+/// operations that `after` names. A dependency of which nothing was issued is no wait.
 ///
-/// Which of a schedule's operations run, and which have been done already, a Resolver says.
+/// A Resolver decides which of a schedule's operations run, and which have been done already.
 struct Operation {
   Kind kind{};
-  core::UnitIndex unit{};    ///< but for kUpdate, which has a batch instead
-  core::BatchIndex batch{};  ///< kUpdate's
-  /// Which weights it moves, counted from those that the step began with: 1 after the update.
+  Subject subject{};
+  /// The version of the weights it sends or changes: 0 before this step's update, 1 after.
   int version = 0;
-  /// Whether the node's mean stays at the column member, as a partial sum: kRouteIntra alone.
+  /// True if the node's mean stays at the column member, as a partial sum: kRouteIntra alone.
   bool hold = false;
   std::vector<Dependency> after{};
+
+  /// @throws std::bad_variant_access if the operation is on a batch.
+  core::UnitIndex unit() const { return std::get<core::UnitIndex>(subject); }
+  /// @throws std::bad_variant_access if the operation is on a unit.
+  core::BatchIndex batch() const { return std::get<core::BatchIndex>(subject); }
   bool operator==(const Operation&) const = default;
 };
+
+/// Prints like "unit 3" and "batch 0".
+std::string describe(const Subject& subject);
+/// Prints like "publish intra of unit 3".
+std::string describe(Kind kind, const Subject& subject);
 
 /// One collective of an operation.
 struct Message {

@@ -22,9 +22,9 @@ bool uses_weights(const Trigger& trigger) { return trigger.moment == Moment::kBe
 /// move ahead, go between them.
 class PassBuilder {
  public:
-  PassBuilder(const Layout& layout, const Trace& trace, const Trace& forward, Pass pass,
-              const StepOptions& options, bool sync)
-      : maker_(layout),
+  PassBuilder(const Layout& layout, const Batches& batches, const Trace& trace,
+              const Trace& forward, Pass pass, const StepOptions& options, bool sync)
+      : maker_(layout, batches),
         layout_(layout),
         trace_(trace),
         pass_(pass),
@@ -190,11 +190,12 @@ Window window_of(const Layout& layout, const StepOptions& options) {
   return window;
 }
 
-PassSchedule build_pass_schedule(const Layout& layout, const Trace& trace, const Trace& forward,
-                                 Pass pass, const StepOptions& options, bool sync) {
+PassSchedule build_pass_schedule(const Layout& layout, const Batches& batches, const Trace& trace,
+                                 const Trace& forward, Pass pass, const StepOptions& options,
+                                 bool sync) {
   check(options);
   check_units(layout, trace);
-  return PassBuilder(layout, trace, forward, pass, options, sync).take();
+  return PassBuilder(layout, batches, trace, forward, pass, options, sync).take();
 }
 
 }  // namespace dmuon::schedule

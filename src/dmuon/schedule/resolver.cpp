@@ -22,7 +22,7 @@ Resolver::Resolver(Layout layout, const StepOptions& options, Batches batches, P
       options_(options),
       batches_(std::move(batches)),
       performer_(performer),
-      maker_(layout_),
+      maker_(layout_, batches_),
       order_(host_units(layout_)),
       units_(layout_.units.size()) {
   for (const UnitLayout& unit : layout_.units) has_host_ |= unit.host;
@@ -150,6 +150,14 @@ void Resolver::step() {
   for (const Operation& operation : schedule_.step) resolve(operation);
 }
 
+void Resolver::publish() {
+  settle();
+  ++version_;
+  for (const Operation& operation : schedule_.step) {
+    if (!is_on_batch(operation.kind)) resolve(operation);
+  }
+}
+
 void Resolver::finish_routes() {
   while (!routes_.empty()) finish_stage_2(routes_.front());
 }
@@ -163,9 +171,9 @@ bool Resolver::holds_partial_sums() const {
 // Passes are traced one after the other, and the parts that a new trace does not touch come out as
 // they were.
 void Resolver::rebuild_schedule() {
-  schedule_ = build_step_schedule(layout_, order_.trace(Pass::kTrainForward),
+  schedule_ = build_step_schedule(layout_, batches_, order_.trace(Pass::kTrainForward),
                                   order_.trace(Pass::kEvalForward), order_.trace(Pass::kBackward),
-                                  batches_, options_);
+                                  options_);
   issued_.add(static_cast<std::int64_t>(schedule_.hash()));
 }
 
@@ -213,12 +221,13 @@ void Resolver::cross(const std::vector<Crossing>& crossings) {
 }
 
 void Resolver::serve(Trigger trigger) {
-  for (const Operation& operation : serve_on_demand(layout_, trigger, sync_)) resolve(operation);
+  for (const Operation& operation : serve_on_demand(layout_, batches_, trigger, sync_))
+    resolve(operation);
 }
 
 void Resolver::resolve(const Operation& operation) {
-  if (operation.kind == Kind::kUpdate) return performer_->perform(operation);
-  Progress& unit = units_.at(operation.unit);
+  if (is_on_batch(operation.kind)) return performer_->perform(operation);
+  Progress& unit = units_.at(operation.unit());
   switch (operation.kind) {
     case Kind::kPublishInter:
       if (unit.part == version_) return;
@@ -229,7 +238,7 @@ void Resolver::resolve(const Operation& operation) {
     case Kind::kPublishIntra:
       if (unit.filled) return;
       if (maker_.has_inter()) {
-        Operation stage_1 = maker_.publish_inter(operation.unit);
+        Operation stage_1 = maker_.publish_inter(operation.unit());
         stage_1.version = operation.version;
         resolve(stage_1);
       }
@@ -244,25 +253,26 @@ void Resolver::resolve(const Operation& operation) {
     case Kind::kReshard:
       return reshard(&unit, operation);
     case Kind::kRouteIntra:
-      finish_stage_2(operation.unit);
+      finish_stage_2(operation.unit());
       performer_->perform(operation);
       unit.in_stage_1 = true;
       unit.held = operation.hold;
       unit.owes_route = false;
-      routes_.push_back(operation.unit);
+      routes_.push_back(operation.unit());
       return;
     case Kind::kRouteInter:
       performer_->perform(operation);
       unit.in_stage_2 = true;
       return;
     case Kind::kFinishRouteIntra:
-      return finish_stage_1(operation.unit);
+      return finish_stage_1(operation.unit());
     case Kind::kFinishRouteInter:
-      return finish_stage_2(operation.unit);
-    case Kind::kUpdate:
-    case Kind::kForward:
-    case Kind::kBackward:
-      core::bug("Resolver: no schedule holds ", name_of(operation.kind));
+      return finish_stage_2(operation.unit());
+    case Kind::kPrepare:
+    case Kind::kOrthogonalise:
+    case Kind::kApply:
+    case Kind::kFinishUpdate:
+      break;  // above
   }
 }
 

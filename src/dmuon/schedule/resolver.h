@@ -50,6 +50,8 @@ class Performer {
 /// - kFinishRouteIntra runs if stage 1 of the unit's route is in flight; kFinishRouteInter if stage
 ///   2 is, after stage 1 has been finished.
 ///
+/// - Operations on batches run as they come, each once a step.
+///
 /// "Issued" and "filled" are by order of issue; whether a lane has come so far does not matter. So
 /// ranks whose triggers are crossed alike issue alike.
 ///
@@ -92,8 +94,10 @@ class Resolver {
   /// Before a step's agreement: settles, takes part in a backward that other ranks may have run
   /// while this rank's loss touched nothing, and sends on the partial sums.
   void settle_step();
-  /// Settles. The weights change, and a new version of them begins.
+  /// Settles. Updates this rank's batches, and begins a new version of the weights.
   void step();
+  /// As step(), where the owners' weights were changed by other means: updates no batch.
+  void publish();
   /// Waits for all routes in the order of issue.
   void finish_routes();
 

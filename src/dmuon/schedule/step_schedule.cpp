@@ -9,24 +9,6 @@
 
 namespace dmuon::schedule {
 
-std::vector<core::UnitIndex> units_by_first_use(const Layout& layout, const Trace& trace) {
-  std::vector<core::UnitIndex> units;
-  for (const Trigger& trigger : trace) {
-    const bool known = std::find(units.begin(), units.end(), trigger.unit) != units.end();
-    if (trigger.moment == Moment::kBeforeUse && !known && !layout.units[trigger.unit].empty())
-      units.push_back(trigger.unit);
-  }
-  return units;
-}
-
-void check_units(const Layout& layout, const Trace& trace) {
-  for (const Trigger& trigger : trace) {
-    core::require(layout.units.contains(trigger.unit),
-                  "build_step_schedule: trace: expected units below ", layout.units.size(),
-                  ", got ", trigger.unit);
-  }
-}
-
 void check(const StepOptions& options) {
   core::require(0 <= options.lookahead && options.lookahead <= kMostUnits,
                 "StepOptions: lookahead: expected 0 to ", kMostUnits, " units, got ",
@@ -37,24 +19,25 @@ void check(const StepOptions& options) {
                 kMostUnits, ", got ", most);
 }
 
-std::vector<Operation> build_update_schedule(const Layout& layout, const Trace& forward,
-                                             const Batches& batches, const StepOptions& options) {
+std::vector<Operation> build_update_schedule(const Layout& layout, const Batches& batches,
+                                             const Trace& forward, const StepOptions& options) {
   check(options);
   check_units(layout, forward);
-  const Maker maker(layout);
+  const Maker maker(layout, batches);
   const Window window = window_of(layout, options);
   std::vector<Operation> operations;
-  // What is left of the old version must not be taken for the new one.
+  // Drop old copies, so that nobody mistakes them for the new version.
   for (const core::UnitIndex unit : layout.units.indices()) {
     if (!layout.units[unit].empty()) operations.push_back(maker.reshard(unit));
   }
 
-  core::Vector<core::BatchIndex, bool> updated(batches.size(), false);
+  std::vector<core::BatchIndex> updated;  // in order of issue
   const auto update = [&](auto&& touches) {
     for (const core::BatchIndex batch : batches.indices()) {
-      if (updated[batch] || !touches(batches[batch])) continue;
-      updated[batch] = true;
-      operations.push_back({.kind = Kind::kUpdate, .batch = batch, .version = 1});
+      const bool known = std::find(updated.begin(), updated.end(), batch) != updated.end();
+      if (known || !touches(batches[batch])) continue;
+      updated.push_back(batch);
+      for (Operation& operation : Maker::update(batch)) operations.push_back(std::move(operation));
     }
   };
   const auto add = [&](Operation operation) {
@@ -74,25 +57,27 @@ std::vector<Operation> build_update_schedule(const Layout& layout, const Trace& 
     if (i == 0 && window.intra > 0) add(maker.publish_intra(units[i]));
   }
   update([](const std::vector<core::UnitIndex>&) { return true; });
+  for (const core::BatchIndex batch : updated) add(Maker::finish_update(batch));
   return operations;
 }
 
-StepSchedule build_step_schedule(const Layout& layout, const Trace& forward,
+StepSchedule build_step_schedule(const Layout& layout, const Batches& batches, const Trace& forward,
                                  const Trace& evaluation, const Trace& backward,
-                                 const Batches& batches, const StepOptions& options) {
+                                 const StepOptions& options) {
   const auto forward_of = [&](const Trace& trace, Pass pass) {
-    return build_pass_schedule(layout, trace, trace, pass, options);
+    return build_pass_schedule(layout, batches, trace, trace, pass, options);
   };
   const auto backward_of = [&](bool sync) {
-    return build_pass_schedule(layout, backward, forward, Pass::kBackward, options, sync);
+    return build_pass_schedule(layout, batches, backward, forward, Pass::kBackward, options, sync);
   };
   return {forward_of(forward, Pass::kTrainForward), forward_of(evaluation, Pass::kEvalForward),
           backward_of(true), backward_of(false),
-          build_update_schedule(layout, forward, batches, options)};
+          build_update_schedule(layout, batches, forward, options)};
 }
 
-std::vector<Operation> serve_on_demand(const Layout& layout, Trigger trigger, bool sync) {
-  const Maker maker(layout);
+std::vector<Operation> serve_on_demand(const Layout& layout, const Batches& batches,
+                                       Trigger trigger, bool sync) {
+  const Maker maker(layout, batches);
   std::vector<Operation> operations;
   if (layout.units[trigger.unit].empty()) return operations;
   switch (trigger.moment) {
@@ -119,9 +104,9 @@ std::uint64_t StepSchedule::hash() const {
   core::Hasher hasher;
   const auto add = [&](const std::vector<Operation>& operations) {
     for (const Operation& operation : operations) {
-      if (operation.kind == Kind::kUpdate) continue;
+      if (is_on_batch(operation.kind)) continue;
       hasher.add(static_cast<std::int64_t>(operation.kind))
-          .add(std::int64_t{operation.unit.value()});
+          .add(std::int64_t{operation.unit().value()});
     }
     hasher.add(std::int64_t{-1});
   };

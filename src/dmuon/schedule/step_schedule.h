@@ -20,7 +20,8 @@ struct StepSchedule {
   PassSchedule backward_no_sync;  ///< of a micro-step whose gradients stay at the column members
   std::vector<Operation> step;    ///< the update, and publication in forward order
 
-  /// Equal on all ranks whose schedules agree: kUpdate is a rank's own affair and left out.
+  /// Equal on all ranks whose schedules agree. Leaves out what is a rank's own: batches, and what
+  /// operations wait for.
   std::uint64_t hash() const;
 };
 
@@ -44,22 +45,29 @@ struct StepSchedule {
 ///                 had stage 1 already.
 /// @param sync     false: a backward under no_sync, which sends nothing between nodes.
 /// @throws InvalidArgument for options out of range or a unit out of range.
-PassSchedule build_pass_schedule(const Layout& layout, const Trace& trace, const Trace& forward,
-                                 Pass pass, const StepOptions& options, bool sync = true);
+PassSchedule build_pass_schedule(const Layout& layout, const Batches& batches, const Trace& trace,
+                                 const Trace& forward, Pass pass, const StepOptions& options,
+                                 bool sync = true);
 
-/// What `step()` does: per unit in forward order, the updates that complete this rank's part of it,
-/// then its stage 1, and stage 2 of the first; without node copies, of the first `lookahead` units
-/// alone; then the remaining updates. With `lookahead` 0 the updates.
-std::vector<Operation> build_update_schedule(const Layout& layout, const Trace& forward,
-                                             const Batches& batches, const StepOptions& options);
+/// The operations of `step()`:
+///
+/// 1. Free what is left of the old weights.
+/// 2. For each unit in forward order: update the batches that complete this rank's part, then send
+///    stage 1, and stage 2 of the first unit. Without node copies for the first `lookahead` units
+///    alone; with `lookahead` 0 for none.
+/// 3. Update the remaining batches.
+/// 4. Wait for all updates.
+std::vector<Operation> build_update_schedule(const Layout& layout, const Batches& batches,
+                                             const Trace& forward, const StepOptions& options);
 
 /// All of a step. Passes without a trace are empty.
-StepSchedule build_step_schedule(const Layout& layout, const Trace& forward,
+StepSchedule build_step_schedule(const Layout& layout, const Batches& batches, const Trace& forward,
                                  const Trace& evaluation, const Trace& backward,
-                                 const Batches& batches, const StepOptions& options);
+                                 const StepOptions& options);
 
-/// What a trigger issues where no trace is known: everything it needs, in order, and the wait for
-/// it.
-std::vector<Operation> serve_on_demand(const Layout& layout, Trigger trigger, bool sync = true);
+/// The operations of a trigger where no trace is known: everything it needs, in order, and the wait
+/// for it.
+std::vector<Operation> serve_on_demand(const Layout& layout, const Batches& batches,
+                                       Trigger trigger, bool sync = true);
 
 }  // namespace dmuon::schedule

@@ -1,7 +1,6 @@
 #include "dmuon/simulate/execution.h"
 
 #include <algorithm>
-#include <array>
 #include <deque>
 
 #include "dmuon/core/error.h"
@@ -15,8 +14,8 @@ using schedule::Kind;
 using schedule::Lane;
 using schedule::Message;
 
-constexpr std::size_t kCompute = static_cast<std::size_t>(Lane::kCompute);
 constexpr double kNotYet = -1;
+constexpr core::EachOf<Lane, schedule::kNumLanes> kLanes;
 
 /// A collective of a group: what its first member said it is, and who has begun it.
 struct Collective {
@@ -41,7 +40,7 @@ struct LaneState {
 };
 
 struct RankState {
-  std::array<LaneState, schedule::kNumLanes> lanes;
+  schedule::PerLane<LaneState> lanes;
   std::vector<Frontier> waits_on;         // [issues]
   std::vector<double> issued_us, end_us;  // [issues]
   int num_issued = 0;
@@ -66,8 +65,7 @@ class Machine {
       own.issued_us.assign(programs[slot].issues.size(), kNotYet);
       own.end_us.assign(programs[slot].issues.size(), kNotYet);
       for (int i = 0; i < programs[slot].num_issues(); ++i) {
-        const Lane lane = schedule::lane_of(operation(slot, i).kind);
-        own.lanes[static_cast<std::size_t>(lane)].issues.push_back(i);
+        own.lanes[issue(slot, i).lane()].issues.push_back(i);
       }
       wake(slot);
     }
@@ -81,8 +79,7 @@ class Machine {
       bool progress = true;
       while (progress) {
         progress = issue_all(slot);
-        for (std::size_t lane = 0; lane < schedule::kNumLanes; ++lane)
-          progress |= advance(slot, lane);
+        for (const Lane lane : kLanes) progress |= advance(slot, lane);
       }
     }
     report_blocked();
@@ -92,14 +89,10 @@ class Machine {
 
  private:
   RankState& rank(Slot slot) { return ranks_[slot]; }
-  const schedule::Operation& operation(Slot slot, int index) const {
-    return programs_[slot].issue(index).operation;
-  }
+  const Issue& issue(Slot slot, int index) const { return programs_[slot].issue(index); }
 
-  double compute_us(Kind kind) {
-    const bool computes =
-        kind == Kind::kUpdate || kind == Kind::kForward || kind == Kind::kBackward;
-    return computes ? timing_.compute_us(kind) : 0;
+  double compute_us(const Issue& of) {
+    return of.compute || of.lane() == Lane::kUpdate ? timing_.compute_us(of) : 0;
   }
 
   void wake(Slot slot) {
@@ -115,14 +108,13 @@ class Machine {
     while (own.blocked_on < 0 && own.num_issued < programs_[slot].num_issues()) {
       const int index = own.num_issued++;
       own.issued_us[static_cast<std::size_t>(index)] = own.now_us;
-      const Kind kind = operation(slot, index).kind;
-      if (schedule::lane_of(kind) == Lane::kCompute) own.blocked_on = index;
+      if (issue(slot, index).lane() == Lane::kCompute) own.blocked_on = index;
     }
     return own.num_issued > before;
   }
 
-  bool advance(Slot slot, std::size_t lane_index) {
-    LaneState& lane = rank(slot).lanes[lane_index];
+  bool advance(Slot slot, Lane of) {
+    LaneState& lane = rank(slot).lanes[of];
     bool progress = false;
     while (lane.cursor < lane.issues.size() && lane.issues[lane.cursor] < rank(slot).num_issued) {
       const int index = lane.issues[lane.cursor];
@@ -131,7 +123,7 @@ class Machine {
         progress = true;
       }
       if (lane.message < lane.messages.size()) break;
-      finish(slot, lane_index, index);
+      finish(slot, of, index);
       progress = true;
     }
     return progress;
@@ -148,25 +140,30 @@ class Machine {
     }
     lane->running = true;
     lane->start_us = lane->now_us = start_us;
-    lane->messages = schedule::messages_of(operation(slot, index), *programs_[slot].layout, slot);
+    lane->messages = messages_of(slot, index);
     lane->message = 0;
     if (witness_ != nullptr) witness_->start(slot, index);
     return true;
   }
 
-  void finish(Slot slot, std::size_t lane_index, int index) {
+  std::vector<Message> messages_of(Slot slot, int index) const {
+    const Issue& of = issue(slot, index);
+    if (!of.carries_messages()) return {};
+    return schedule::messages_of(of.operation, *programs_[slot].layout, slot);
+  }
+
+  void finish(Slot slot, Lane of, int index) {
     RankState& own = rank(slot);
-    LaneState& lane = own.lanes[lane_index];
+    LaneState& lane = own.lanes[of];
     if (witness_ != nullptr) witness_->finish(slot, index);
-    if (lane_index == kCompute) {
-      lane.now_us += compute_us(operation(slot, index).kind);
+    lane.now_us += compute_us(issue(slot, index));
+    if (of == Lane::kCompute) {
       own.now_us = lane.now_us;
       own.blocked_on = -1;
     }
     const auto at = static_cast<std::size_t>(index);
     own.end_us[at] = lane.now_us;
-    run_.timeline[slot].push_back(
-        {index, static_cast<Lane>(lane_index), own.issued_us[at], lane.start_us, lane.now_us});
+    run_.timeline[slot].push_back({index, of, own.issued_us[at], lane.start_us, lane.now_us});
     lane.running = false;
     ++lane.cursor;
   }
@@ -203,21 +200,21 @@ class Machine {
   }
 
   void begin_message(Slot slot, LaneState* lane, int index, std::size_t group) {
-    const schedule::Operation& own = operation(slot, index);
+    const schedule::Operation& own = issue(slot, index).operation;
     const Message& message = lane->messages[lane->message];
     const int size = mesh_.size(message.axis);
     std::deque<Collective>& collectives = groups_[group];
     while (collectives.size() <= lane->sequence)
       collectives.push_back(
-          {own.kind, own.unit, message, std::vector(static_cast<std::size_t>(size), kNotYet)});
+          {own.kind, own.unit(), message, std::vector(static_cast<std::size_t>(size), kNotYet)});
     Collective& collective = collectives[lane->sequence];
-    if (collective.kind != own.kind || collective.unit != own.unit ||
+    if (collective.kind != own.kind || collective.unit != own.unit() ||
         !(collective.message == message)) {
       run_.violations.push_back(
-          core::message("slot ", slot, ", issue ", index, ", ", describe(own), ": message ",
-                        lane->sequence, " of the group has root ", message.root, " and ",
-                        message.bytes, " bytes, but another member's is of ",
-                        describe({.kind = collective.kind, .unit = collective.unit}), " with root ",
+          core::message("slot ", slot, ", issue ", index, ", ", describe(issue(slot, index)),
+                        ": message ", lane->sequence, " of the group has root ", message.root,
+                        " and ", message.bytes, " bytes, but another member's is of ",
+                        schedule::describe(collective.kind, collective.unit), " with root ",
                         collective.message.root, " and ", collective.message.bytes, " bytes"));
     }
     const int member = mesh_.member_of(slot, message.axis);
@@ -240,7 +237,7 @@ class Machine {
         const int index = lane.issues[lane.cursor];
         if (index >= ranks_[slot].num_issued) continue;
         run_.violations.push_back(
-            core::message("slot ", slot, ", issue ", index, ", ", describe(operation(slot, index)),
+            core::message("slot ", slot, ", issue ", index, ", ", describe(issue(slot, index)),
                           ": waits forever", lane.begun ? " for another member of a group" : ""));
       }
     }
@@ -250,10 +247,9 @@ class Machine {
     for (std::size_t group = 0; group < groups_.size(); ++group) {
       for (const Collective& collective : groups_[group]) {
         if (collective.num_begun == static_cast<int>(collective.begun_us.size())) continue;
-        run_.violations.push_back(
-            core::message("group ", group, ": ", collective.num_begun, " of ",
-                          collective.begun_us.size(), " members begin a message of ",
-                          describe({.kind = collective.kind, .unit = collective.unit})));
+        run_.violations.push_back(core::message(
+            "group ", group, ": ", collective.num_begun, " of ", collective.begun_us.size(),
+            " members begin a message of ", schedule::describe(collective.kind, collective.unit)));
         return;
       }
     }

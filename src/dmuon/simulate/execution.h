@@ -12,7 +12,8 @@ namespace dmuon::simulate {
 
 /// How long things take, in virtual microseconds.
 struct Timing {
-  std::function<double(schedule::Kind)> compute_us;  ///< of kForward, kBackward and kUpdate
+  /// Of the compute of modules, and of operations of the update lane.
+  std::function<double(const Issue&)> compute_us;
   std::function<double(const schedule::Message&)> message_us;
   /// A collective ends nowhere before it has begun at all members. Else a broadcast ends where its
   /// root has begun it, and a reduction at its root when all have begun it.

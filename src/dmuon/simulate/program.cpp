@@ -11,7 +11,7 @@ namespace dmuon::simulate {
 namespace {
 
 using core::UnitIndex;
-using schedule::Kind;
+using schedule::Lane;
 using schedule::Moment;
 using schedule::Operation;
 using schedule::Pass;
@@ -63,12 +63,9 @@ class Rank : private schedule::Performer {
   }
 
   void perform(const Operation& operation) override {
-    num_messages_ += schedule::lane_of(operation.kind) == schedule::Lane::kCompute ? 0 : 1;
-    issue(operation, resolver_.crossing());
-  }
-
-  void issue(const Operation& operation, const std::optional<schedule::Crossing>& crossing) {
-    program_.issues.push_back({operation, event_, step_, crossing});
+    program_.issues.push_back(
+        {.operation = operation, .event = event_, .step = step_, .crossing = resolver_.crossing()});
+    num_messages_ += program_.issues.back().carries_messages() ? 1 : 0;
   }
 
   const TrainingEvent& now() const { return job_.events[static_cast<std::size_t>(event_)]; }
@@ -121,20 +118,24 @@ class Rank : private schedule::Performer {
       case Moment::kBeforeUse:
         if (backward) return resolver_.before_backward(trigger.unit);
         resolver_.before_use(trigger.unit);
-        return compute(Kind::kForward, trigger);
+        return compute(Compute::kForward, trigger);
       case Moment::kAfterForward:
         return resolver_.after_forward(trigger.unit);
       case Moment::kAfterBackward:
         if (computes(trigger.unit)) resolver_.before_gradient(trigger.unit);
-        compute(Kind::kBackward, trigger);
+        compute(Compute::kBackward, trigger);
         return resolver_.after_backward(trigger.unit);
     }
   }
 
-  void compute(Kind kind, const Trigger& trigger) {
+  void compute(Compute what, const Trigger& trigger) {
     if (!computes(trigger.unit)) return;
-    issue({.kind = kind, .unit = trigger.unit},
-          schedule::Crossing{trigger, pass_of(now().what), /*position=*/-1});
+    program_.issues.push_back(
+        {.compute = what,
+         .operation = {.subject = trigger.unit},
+         .event = event_,
+         .step = step_,
+         .crossing = schedule::Crossing{trigger, pass_of(now().what), /*position=*/-1}});
   }
 
   const Job& job_;
@@ -176,36 +177,50 @@ Programs unroll(const Job& job) {
   return programs;
 }
 
+Newest::Newest(const Program& program) {
+  schedule::PerKind<int> none{};
+  for (int& index : none) index = -1;
+  units_.resize(program.layout->units.size(), none);
+  batches_.resize(program.batches.size(), none);
+}
+
+schedule::PerKind<int>& Newest::kinds(const schedule::Subject& subject) {
+  if (const auto* unit = std::get_if<UnitIndex>(&subject)) return units_.at(*unit);
+  return batches_.at(std::get<core::BatchIndex>(subject));
+}
+
+int Newest::of(const schedule::Dependency& named) const {
+  return const_cast<Newest*>(this)->kinds(named.subject)[named.kind];
+}
+
+void Newest::set(const Operation& operation, int index) {
+  kinds(operation.subject)[operation.kind] = index;
+}
+
 std::vector<Frontier> waits_on(const Program& program) {
-  constexpr auto kCompute = static_cast<std::size_t>(schedule::Lane::kCompute);
-  const Frontier nothing{-1, -1, -1};
   std::vector<Frontier> all;
-  Frontier newest_on_lane = nothing;
-  core::Vector<core::UnitIndex, std::array<int, schedule::kNumKinds>> newest;
-  newest.resize(program.layout->units.size());
-  for (auto& kinds : newest) kinds.fill(-1);
+  Frontier newest_on_lane = kNothing;
+  Newest newest(program);
   for (int index = 0; index < program.num_issues(); ++index) {
-    const schedule::Operation& operation = program.issue(index).operation;
-    const auto lane = static_cast<std::size_t>(schedule::lane_of(operation.kind));
-    Frontier& waits = all.emplace_back(nothing);
+    const Issue& issue = program.issue(index);
+    const Lane lane = issue.lane();
+    Frontier& waits = all.emplace_back(kNothing);
     waits[lane] = newest_on_lane[lane];
-    waits[kCompute] = newest_on_lane[kCompute];
-    for (const schedule::Dependency& dependency : operation.after) {
-      const auto of = static_cast<std::size_t>(schedule::lane_of(dependency.kind));
-      const auto kind = static_cast<std::size_t>(dependency.kind);
-      waits[of] = std::max(waits[of], newest.at(dependency.unit)[kind]);
+    waits[Lane::kCompute] = newest_on_lane[Lane::kCompute];
+    for (const schedule::Dependency& dependency : issue.operation.after) {
+      int& of = waits[schedule::lane_of(dependency.kind)];
+      of = std::max(of, newest.of(dependency));
     }
     newest_on_lane[lane] = index;
-    if (operation.kind != Kind::kUpdate)
-      newest.at(operation.unit)[static_cast<std::size_t>(operation.kind)] = index;
+    if (!issue.compute) newest.set(issue.operation, index);
   }
   return all;
 }
 
-std::string describe(const Operation& operation) {
-  const bool updates = operation.kind == Kind::kUpdate;
-  return core::message(schedule::name_of(operation.kind), updates ? " of batch " : " of unit ",
-                       updates ? operation.batch.value() : operation.unit.value());
+std::string describe(const Issue& issue) {
+  if (!issue.compute) return schedule::describe(issue.operation.kind, issue.operation.subject);
+  return (issue.is(Compute::kForward) ? "forward of " : "backward of ") +
+         schedule::describe(issue.operation.subject);
 }
 
 }  // namespace dmuon::simulate

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -53,13 +52,30 @@ struct Job {
 /// What an event uses: its own trace, or the job's for passes of its kind.
 const schedule::Trace& uses_of(const Job& job, const TrainingEvent& event);
 
-/// An operation as a rank issues it.
+/// The compute of a module, which no schedule holds.
+enum class Compute : int {
+  kForward,   ///< reads the unit's weights
+  kBackward,  ///< reads the unit's weights, writes its gradients
+};
+
+/// Something that a rank issues: an operation, or the compute of a module.
 struct Issue {
+  std::optional<Compute> compute{};  ///< of the unit that `operation` is on; its kind means nothing
   schedule::Operation operation;
   int event = 0;                                 ///< place in Job::events
   int step = 0;                                  ///< steps taken before it
-  std::optional<schedule::Crossing> crossing{};  ///< or the use, that it belongs to
-  /// The version of the weights that it moves or reads.
+  std::optional<schedule::Crossing> crossing{};  ///< the crossing or use that it belongs to
+
+  bool is(schedule::Kind kind) const { return !compute && operation.kind == kind; }
+  bool is(Compute of) const { return compute == of; }
+  bool is_on_batch() const { return !compute && schedule::is_on_batch(operation.kind); }
+  schedule::Lane lane() const {
+    return compute ? schedule::Lane::kCompute : schedule::lane_of(operation.kind);
+  }
+  /// True if other ranks issue the same, in the same order.
+  bool carries_messages() const { return schedule::carries_messages(lane()); }
+  core::UnitIndex unit() const { return operation.unit(); }
+  /// The version of the weights that it sends, changes or reads.
   int version() const { return step + operation.version; }
 };
 
@@ -86,21 +102,37 @@ struct Program {
 
 using Programs = core::Vector<core::Slot, Program>;
 
-/// What each rank issues: what a schedule::Resolver makes of the job's events, and the compute of
-/// its modules. The same on all ranks but for kUpdate, and for kForward and kBackward of units that
-/// a rank skips. A rank that skips all units of the last backward before a step does not run it.
+/// Unrolls the job into the program of each rank: the operations that a schedule::Resolver decides
+/// on, and the compute of modules. Programs differ in operations on batches, and in the compute of
+/// units that a rank skips. A rank that skips all units of the last backward before a step does not
+/// run it.
 /// @throws InvalidArgument for a slot, an event or a unit out of range, or bad options.
 Programs unroll(const Job& job);
 
 /// One place in a program for each lane: the newest issue of that lane, -1 for none. A lane runs
-/// its issues in order, so this says all of what was done before.
-using Frontier = std::array<int, schedule::kNumLanes>;
+/// its issues in order, so a frontier stands for everything that was done before.
+using Frontier = schedule::PerLane<int>;
+constexpr Frontier kNothing{-1, -1, -1, -1};
 
 /// [issues] what must be done before each starts: the issue before it on its lane, the compute
-/// before it, and what it names. What it names and was never issued is left out.
+/// before it, and its dependencies. Dependencies that were never issued are left out.
 std::vector<Frontier> waits_on(const Program& program);
 
-/// Prints like "publish intra of unit 3".
-std::string describe(const schedule::Operation& operation);
+/// The newest issue of each kind on each subject, -1 for none.
+class Newest {
+ public:
+  explicit Newest(const Program& program);
+  int of(const schedule::Dependency& named) const;
+  void set(const schedule::Operation& operation, int index);
+
+ private:
+  schedule::PerKind<int>& kinds(const schedule::Subject& subject);
+
+  core::Vector<core::UnitIndex, schedule::PerKind<int>> units_;
+  core::Vector<core::BatchIndex, schedule::PerKind<int>> batches_;
+};
+
+/// Prints like "publish intra of unit 3" and "forward of unit 0".
+std::string describe(const Issue& issue);
 
 }  // namespace dmuon::simulate

@@ -141,8 +141,9 @@ class Lane::Worker {
 // Everything is issued to a stream of its own, which first waits for the current one.
 class Lane::Stream {
  public:
-  explicit Stream(c10::Device device)
-      : guard_(device.type()), stream_(guard_.getStreamFromGlobalPool(device, true)) {}
+  Stream(c10::Device device, Priority priority)
+      : guard_(device.type()),
+        stream_(guard_.getStreamFromGlobalPool(device, priority == Priority::kHigh)) {}
 
   void enqueue(const std::function<void()>& operation, const std::vector<Event>& after,
                Event::State& done) {
@@ -188,7 +189,7 @@ bool Lane::ends_within(std::chrono::milliseconds most) {
   return !worker_ || enqueue(c10::kCPU, [] {}, {}).wait_for(most);
 }
 
-Lane::Lane(std::string name) : name_(std::move(name)) {}
+Lane::Lane(std::string name, Priority priority) : name_(std::move(name)), priority_(priority) {}
 Lane::~Lane() = default;
 
 Event Lane::enqueue(c10::Device device, std::function<void()> operation, std::vector<Event> after) {
@@ -197,7 +198,7 @@ Event Lane::enqueue(c10::Device device, std::function<void()> operation, std::ve
     if (!worker_) worker_ = std::make_unique<Worker>(name_);
     worker_->enqueue(std::move(operation), std::move(after), done);
   } else {
-    if (!stream_) stream_ = std::make_unique<Stream>(device);
+    if (!stream_) stream_ = std::make_unique<Stream>(device, priority_);
     stream_->enqueue(operation, after, *done);
   }
   return Event(std::move(done));

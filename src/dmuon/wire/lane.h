@@ -47,8 +47,11 @@ using Work = std::function<void()>;
 /// enqueue. Destruction waits for what runs, except in a forked child, which has no such thread.
 class Lane {
  public:
-  /// @param name  of the thread.
-  explicit Lane(std::string name);
+  enum class Priority { kLow, kHigh };
+
+  /// @param name      of the thread.
+  /// @param priority  of the stream.
+  explicit Lane(std::string name, Priority priority = Priority::kHigh);
   ~Lane();
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
@@ -66,13 +69,16 @@ class Lane {
   class Stream;
 
   std::string name_;
+  Priority priority_;
   std::unique_ptr<Worker> worker_;
   std::unique_ptr<Stream> stream_;
 };
 
 /// The lanes of a mesh beside compute. All its engines share them, hence one order.
 struct Lanes : schedule::PerQueue<Lane> {
-  Lanes() : schedule::PerQueue<Lane>{{Lane("dmuon intra"), Lane("dmuon inter")}} {}
+  Lanes()
+      : schedule::PerQueue<Lane>{{Lane("dmuon intra"), Lane("dmuon inter"),
+                                  Lane("dmuon update", Lane::Priority::kLow)}} {}
 };
 
 }  // namespace dmuon::wire
