@@ -21,6 +21,7 @@ Engine::Engine(EngineOptions options, wire::SharedMesh mesh, const plan::Plan& p
     : options_(options),
       executor_(std::move(mesh), plan, units, options.step.node_copy, options.device, sizes),
       resolver_(executor_.layout(), options.step, executor_.units_of_batches(), this),
+      host_sums_(options.host_replicates > 1),
       norms_(parameters(), owned(), this->mesh().slot(), layout().num_slots(), num_host_shards()) {
   owned().set_gradient_scale(options_.gradient_scale);
 }
@@ -53,7 +54,7 @@ void Engine::drain() {
 // gradients: zero_grad() may have come since.
 void Engine::settle() {
   take_turn();
-  if (resolver_.order().current() == Pass::kBackward) check_host_sums();
+  if (resolver_.order().current() == Pass::kBackward) host_sums_.end_backward(resolver_.syncs());
   backward_.reset();
   resolver_.settle();
   mesh().watch->enter("");
@@ -168,10 +169,9 @@ void Engine::open_backward() {
   core::require(no_backward_.empty(), no_backward_);
   settle();
   verdict_.reset();
-  host_mixes_ |= held_uses_ && cleared();
+  host_sums_.begin_backward(host_sums_.held() && cleared());
   take_new_gradients();
   executor_.profile().set_phase(Phase::kBackward);
-  host_uses_.clear();
   enter("a backward");
   resolver_.begin_backward();
   ++num_backwards_;
@@ -195,19 +195,9 @@ bool Engine::cleared() const {
          std::none_of(held.begin(), held.end(), [](bool is) { return is; });
 }
 
-// Between nodes FSDP2 adds what it keeps under no_sync place by place, whatever parameters it is
-// of.
-void Engine::check_host_sums() {
-  if (options_.host_replicates == 1 || host_uses_.empty()) return;
-  host_mixes_ |= held_uses_ && *held_uses_ != host_uses_;
-  held_uses_.reset();
-  if (!resolver_.syncs()) held_uses_ = host_uses_;
-  host_uses_.clear();
-}
-
 void Engine::before_backward(core::UnitIndex index) {
   open_backward();
-  if (layout().units[index].host) host_uses_.insert(index);
+  if (layout().units[index].host) host_sums_.use(index);
   resolver_.before_backward(index);
   executor_.begin_use(index);
   c10::AutoGradMode no_grad(false);
@@ -217,7 +207,7 @@ void Engine::before_backward(core::UnitIndex index) {
 void Engine::end_backward() {
   backward_.reset();
   resolver_.end_backward();
-  check_host_sums();
+  host_sums_.end_backward(resolver_.syncs());
   give_placeholder_gradients();
   mesh().watch->enter("");
 }
@@ -246,7 +236,7 @@ void Engine::put_gradient(core::LeafIndex leaf, const at::Tensor& value) {
 const Verdict& Engine::agree(const at::Tensor& host, std::uint32_t settings) {
   settle_step();
   core::require(
-      !std::exchange(host_mixes_, false),
+      !host_sums_.take_mixed(),
       "dmuon: micro-steps of one step have used different modules in which fully_shard manages "
       "parameters, some under no_sync, or gradients of no_sync were cleared but by "
       "optimizer.zero_grad(): FSDP2 would add gradients that do not belong together. Expected: the "

@@ -8,12 +8,12 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "dmuon/engine/executor.h"
 #include "dmuon/engine/gradient_norms.h"
+#include "dmuon/engine/host_sums.h"
 #include "dmuon/schedule/resolver.h"
 
 namespace dmuon::engine {
@@ -142,13 +142,7 @@ class Engine : private schedule::Performer {
     executor_.begin_next_step();
   }
 
-  /// Whether the host keeps sums of gradients that no synchronised backward has sent between nodes.
-  bool host_holds_sums() const { return held_uses_.has_value(); }
-  /// The host has thrown them away.
-  void forget_host_sums() {
-    held_uses_.reset();
-    host_mixes_ = false;
-  }
+  HostSums& host_sums() { return host_sums_; }
 
   /// Since construction, the open one included.
   std::int64_t num_backwards() const { return num_backwards_; }
@@ -173,7 +167,7 @@ class Engine : private schedule::Performer {
 
   /// Clears a leaf's accumulated gradient, as zero_grad does.
   void clear_gradient(core::LeafIndex leaf) {
-    host_mixes_ |= held_uses_.has_value();  // which lie elsewhere
+    host_sums_.clear_leaf();
     drop_gradient(leaf);
   }
 
@@ -214,7 +208,6 @@ class Engine : private schedule::Performer {
   void open_backward();
   void take_turn();
   void end_backward();
-  void check_host_sums();
   void give_placeholder_gradients();
   void take_new_gradients();
   void drop_gradient(core::LeafIndex leaf);
@@ -233,10 +226,7 @@ class Engine : private schedule::Performer {
   std::weak_ptr<bool> backward_;  // alive while the backward that opened the pass is
   std::int64_t num_backwards_ = 0;
   std::int64_t num_evaluations_ = 0;
-  std::set<core::UnitIndex> host_uses_;  // of the backward that is open
-  std::optional<std::set<core::UnitIndex>>
-      held_uses_;            // of those whose gradients the host has kept
-  bool host_mixes_ = false;  // what does not belong together, since the last agreement
+  HostSums host_sums_;
   std::int64_t num_compared_ = 0;
   std::string no_backward_;  // why, if none may begin
   GradientNorms norms_;

@@ -9,13 +9,13 @@ namespace dmuon::engine {
 ///
 ///     engine.step(std::make_shared<MyUpdate>(engine.owned(), hyperparameters));
 ///
-/// Hyperparameters are those of the call. For each batch the engine calls prepare, orthogonalise and
-/// apply, in this order and once each. Batches may follow each other, or overlap.
+/// Hyperparameters are those of the call. For each batch the engine calls prepare, orthogonalise
+/// and apply, in this order and once each. Batches may follow each other, or overlap.
 ///
 /// Threads: on a CPU the calls come on the lane's thread, one at a time, with as many threads for
-/// at::parallel_for as the thread that called step() has. Elsewhere they come on that thread itself,
-/// and the current stream is the lane's. Gradients are off. An exception reaches the caller of
-/// step(), and every rank that waits for the batch's weights raises.
+/// at::parallel_for as the thread that called step() has. Elsewhere they come on that thread
+/// itself, and the current stream is the lane's. Gradients are off. An exception reaches the caller
+/// of step(), and every rank that waits for the batch's weights raises.
 class Update {
  public:
   Update() = default;
