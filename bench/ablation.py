@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from bench.interleave import Ratio, paired_ratio
+from bench.interleave import Ratio
 from bench.train_step import PARTS, arguments, conclude, measure, prepare, show_above, show_waits, summarise
 
 DEFAULT = "default"
@@ -39,12 +39,11 @@ def changed(part: str | None, **changes: bool) -> Callable[[nn.Module], None]:
 
 @dataclass(frozen=True)
 class Variant:
-    """Differences from the default, or from another variant."""
+    """Differences from the default."""
 
     without: str
     dedicate: dict[str, Any] = field(default_factory=dict)
     configure: Callable[[nn.Module], None] | None = None
-    over: str = DEFAULT  # whose steps its own are compared with
 
 
 VARIANTS = {
@@ -53,18 +52,7 @@ VARIANTS = {
     "one_stage": Variant(
         "the two stages: a matrix goes to every rank directly", configure=changed(None, one_stage=True)
     ),
-    "synchronous": Variant("publication that outlives the step", configure=changed("schedule", asynchronous=False)),
-    "reduce_first": Variant(
-        "broadcasts before reductions", configure=changed("schedule", broadcast_before_reduce=False)
-    ),
-    # Without node copies a backward's weights share the slow links with its gradients, as in the paper.
     "no_copy": Variant("node copies", {"node_copy": False}),
-    "no_copy_reduce_first": Variant(
-        "broadcasts before reductions, over no_copy",
-        {"node_copy": False},
-        changed("schedule", broadcast_before_reduce=False),
-        over="no_copy",
-    ),
     # The paper's components (tab:ablation) as far as they are there; symmetric products are not.
     "no_batching": Variant("batches: every matrix alone", configure=changed("planning", batching=False)),
     "lpt": Variant("batches in the balance: longest processing time first", {"strategy": "lpt"}),
@@ -98,7 +86,6 @@ def main() -> None:
     )
     options = parser.parse_args()
     names = [DEFAULT, *groups.get(options.variants, filter(None, options.variants.split(",")))]
-    names += [VARIANTS[name].over for name in names if name in VARIANTS and VARIANTS[name].over not in names]
     unknown = set(names) - VARIANTS.keys()
     if unknown:
         parser.error(f"--variants: expected names of {', '.join(variants)}; got {', '.join(sorted(unknown))}")
@@ -110,10 +97,6 @@ def main() -> None:
         for name in names
     }
     summary = summarise(measure(contenders, options, setting.cluster), 1 + options.steps, DEFAULT)
-    for name, row in summary.items():
-        if VARIANTS[name].over != DEFAULT:
-            base = summary[VARIANTS[name].over]["block_seconds"]
-            row["ratio_to_default"] = asdict(paired_ratio(row["block_seconds"], base))
     if setting.cluster.rank == 0:
         show(summary)
     conclude(options, setting.cluster, {**facts, "variants": summary})

@@ -70,7 +70,7 @@ const std::map<std::string, std::string> kMessages = {
     {"plan_matrix_in_no_batch", "must be in a batch; it is in none"},
     {"plan_matrix_in_two_batches", "must be in one batch; it is again in batches["},
     {"plan_no_version", "plan: expected a member 'schema_version'; got none"},
-    {"plan_old_version", "plan.schema_version: expected 3; got 2"},
+    {"plan_old_version", "plan.schema_version: expected 4; got 3"},
     {"plan_owner_negative", "plan.assignments[0].owner: expected a whole number"},
     {"plan_owner_out_of_range", "owner of parameter 'layers.0.up' must be in [0, 2); got 2"},
     {"plan_prices_missing", "the prices are not one a shape"},
@@ -124,8 +124,8 @@ TEST(Corpus, OfDeepNestingIsRejectedByEveryReader) {
     for (const std::string& text :
          {open, "{\"schema_version\":" + nested + "}",
           "{\"schema_version\":1,\"source\":" + nested + ",\"name\":" + nested + "}",
-          "{\"schema_version\":3,\"mesh\":" + nested + "}",
-          "{\"unknown\":" + nested + ",\"schema_version\":3}"}) {
+          "{\"schema_version\":4,\"mesh\":" + nested + "}",
+          "{\"unknown\":" + nested + ",\"schema_version\":4}"}) {
       for (const auto& [kind, reader] : kReaders) {
         EXPECT_NE(message_of([&, &read = reader] { read(text); }), "") << kind;
       }

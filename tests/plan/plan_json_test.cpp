@@ -53,8 +53,6 @@ TEST(PlanJson, KeepsNamesAndOptionsToTheLastBit) {
   options.max_units_in_flight = schedule::kMostUnits;
   options.node_copy = false;
   options.reshard_after_forward = false;
-  options.broadcast_before_reduce = false;
-  options.asynchronous = false;
   options.on_cpu = true;
   options.ns_bytes = 4;
   options.ns_steps = 7;
@@ -85,7 +83,7 @@ TEST(PlanJson, HasWhatReadersLookFor) {
   const Plan plan =
       make_plan(inventory, {1, 2}, "rank0", oracle::table({{1'000'000, 1'500'000}, {3'000'000}}));
   const json text = json::parse(to_json(plan));
-  EXPECT_EQ(text["schema_version"], 3);
+  EXPECT_EQ(text["schema_version"], 4);
   EXPECT_EQ(text["makespan_ms"], 4.5);
   EXPECT_EQ(text["bound_ms"], static_cast<double>(plan.bound_ns()) / 1e6);
   EXPECT_EQ(text["gap"], plan.gap());
@@ -112,7 +110,7 @@ TEST(PlanJson, NamesThePlaceOfWhatIsWrong) {
       make_plan(oracle::inventory({0, 0, 1}), {1, 2}, "load_balance", oracle::table({{4, 5}, {6}}));
   const json good = json::parse(to_json(plan));
   const std::pair<const char*, std::function<void(json&)>> corruptions[] = {
-      {"plan.schema_version", [](json& j) { j["schema_version"] = 2; }},
+      {"plan.schema_version", [](json& j) { j["schema_version"] = 3; }},
       {"plan.mesh.num_shards", [](json& j) { j["mesh"]["num_shards"] = 2.0; }},
       {"plan.mesh.num_shards",
        [](json& j) { j["mesh"]["num_shards"] = (std::int64_t{1} << 32) + 2; }},

@@ -85,16 +85,6 @@ TEST(PassSchedule, SendsTheNextWeightsBeforeTheGradientsAndFreesWhatHasTravelled
   EXPECT_EQ(backward_on(one_column, {.lookahead = 2}), two_in_stage_2);
 }
 
-TEST(PassSchedule, ReducesBeforeItBroadcastsIfAsked) {
-  const Steps backward{"publish intra 2, await weights 2",
-                       "reshard 2, route intra 2, publish intra 1",
-                       "await weights 1",
-                       "reshard 1, route intra 1, publish intra 0",
-                       "await weights 0",
-                       "reshard 0, finish route intra 2, route intra 0"};
-  EXPECT_EQ(backward_on(three_units(1, 2), {.broadcast_before_reduce = false}), backward);
-}
-
 TEST(PassSchedule, KeepsGradientsOfANodeUnderNoSync) {
   const Steps backward{"publish intra 2, publish intra 1, await weights 2",
                        "reshard 2, route intra 2",

@@ -27,9 +27,6 @@ TEST(UpdateSchedule, PublishesInForwardOrderAsSoonAsAUnitIsUpdated) {
                 ", finish update 2, finish update 0, finish update 1");
   EXPECT_EQ(step(three_units(2, 2), {.lookahead = 0}),
             freed + update(0) + ", " + update(1) + ", " + update(2) + waits_in_order);
-  EXPECT_EQ(step(three_units(2, 2), {.lookahead = 0, .asynchronous = false}),
-            freed + update(2) + ", publish inter 0, " + update(1) + ", publish inter 1, " +
-                update(0) + ", publish inter 2" + waits);
   for (const Operation& operation :
        build_update_schedule(three_units(2, 2), batches, kForward, {})) {
     EXPECT_EQ(operation.version, operation.kind == Kind::kReshard ? 0 : 1);

@@ -105,9 +105,6 @@ void add_smaller_options(const Job& job, std::vector<Job>* smaller) {
   if (job.options.max_units_in_flight != 0)
     add([](Job* other) { other->options.max_units_in_flight = 0; });
   if (!job.options.node_copy) add([](Job* other) { other->options.node_copy = true; });
-  if (!job.options.broadcast_before_reduce)
-    add([](Job* other) { other->options.broadcast_before_reduce = true; });
-  if (!job.options.asynchronous) add([](Job* other) { other->options.asynchronous = true; });
   const auto keeps = [](const schedule::UnitLayout& unit) { return unit.kept_elements > 0; };
   if (std::any_of(job.layout.units.begin(), job.layout.units.end(), keeps)) {
     add([](Job* other) {

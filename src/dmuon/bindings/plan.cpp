@@ -75,9 +75,7 @@ void init_inputs(py::module_& module) {
       .def_readwrite("node_copy", &StepOptions::node_copy)
       .def_readwrite("lookahead", &StepOptions::lookahead)
       .def_readwrite("max_units_in_flight", &StepOptions::max_units_in_flight)
-      .def_readwrite("broadcast_before_reduce", &StepOptions::broadcast_before_reduce)
-      .def_readwrite("reshard_after_forward", &StepOptions::reshard_after_forward)
-      .def_readwrite("asynchronous", &StepOptions::asynchronous);
+      .def_readwrite("reshard_after_forward", &StepOptions::reshard_after_forward);
 
   py::class_<PlanOptions, StepOptions>(module, "PlanOptions")
       .def(py::init<const StepOptions&>(), py::arg_v("step", StepOptions{}, "StepOptions()"))

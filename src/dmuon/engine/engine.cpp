@@ -293,14 +293,12 @@ void Engine::step(std::shared_ptr<Update> update) {
   executor_.set_update(std::move(update));
   resolver_.step();
   executor_.set_update(nullptr);
-  if (!options_.step.asynchronous) executor_.drain();
 }
 
 void Engine::publish() {
   settle();
   executor_.profile().set_phase(Phase::kStep);
   resolver_.publish();
-  if (!options_.step.asynchronous) executor_.drain();
 }
 
 void Engine::perform(const schedule::Operation& operation) { executor_.perform(operation); }

@@ -71,7 +71,7 @@ using balance::Certificate;
 
 // Increase this number when a change makes older text mean something else.
 constexpr int kCostsVersion = 1;
-constexpr int kPlanVersion = 3;
+constexpr int kPlanVersion = 4;
 constexpr int kMaxInt = std::numeric_limits<int>::max();
 constexpr std::int64_t kMaxWide = std::numeric_limits<std::int64_t>::max();
 
@@ -98,9 +98,7 @@ static void to_json(Json& json, const PlanOptions& options) {
           {"on_cpu", options.on_cpu},
           {"node_copy", options.node_copy},
           {"max_units_in_flight", options.max_units_in_flight},
-          {"reshard_after_forward", options.reshard_after_forward},
-          {"broadcast_before_reduce", options.broadcast_before_reduce},
-          {"asynchronous", options.asynchronous}};
+          {"reshard_after_forward", options.reshard_after_forward}};
 }
 
 static void to_json(Json& json, const Batch& batch) {
@@ -180,8 +178,6 @@ PlanOptions options_of(const JsonReader& reader) {
   options.node_copy = reader.at("node_copy").boolean();
   options.max_units_in_flight = reader.at("max_units_in_flight").small(0, kMaxInt);
   options.reshard_after_forward = reader.at("reshard_after_forward").boolean();
-  options.broadcast_before_reduce = reader.at("broadcast_before_reduce").boolean();
-  options.asynchronous = reader.at("asynchronous").boolean();
   validate(options);
   return options;
 }

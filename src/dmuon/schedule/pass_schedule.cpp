@@ -65,8 +65,7 @@ class PassBuilder {
     const std::size_t last = uses_[use];
     for (std::size_t i = last; ahead > 0 && i-- > place;) {
       const bool freed = trace_[i].unit == trace_[last].unit && !uses_weights(trace_[i]);
-      const bool reduces = trace_[i].moment == Moment::kAfterBackward && !empty(trace_[i]);
-      if (freed || (reduces && !options_.broadcast_before_reduce)) place = i;
+      if (freed) place = i;
     }
     return place;
   }
@@ -121,7 +120,7 @@ class PassBuilder {
           break;
         case Moment::kAfterBackward:
           parts.before = {maker_.reshard(unit)};
-          if (last[i]) route(unit, options_.broadcast_before_reduce ? parts.after : parts.before);
+          if (last[i]) route(unit, parts.after);
           break;
       }
     }

@@ -14,9 +14,6 @@ struct StepOptions {
   /// Units whose packed weights or gradients may be in memory at once, 2 or more; 0: lookahead + 2.
   int max_units_in_flight = 0;
   bool reshard_after_forward = true;  ///< free weights between a unit's forward and its backward
-  /// Sends the backward's next weights before this unit's gradients (paper, sec:design-schedule).
-  bool broadcast_before_reduce = true;
-  bool asynchronous = true;  ///< step() returns while the first weights travel
 
   int units_in_flight() const {
     return max_units_in_flight > 0 ? max_units_in_flight : lookahead + 2;

@@ -47,7 +47,7 @@ std::vector<Operation> build_update_schedule(const Layout& layout, const Batches
   const std::vector<core::UnitIndex> units = units_by_first_use(layout, forward);
   std::size_t ahead = static_cast<std::size_t>(window.inter);
   // Node copies wait for nothing: the slow links have all of the next forward.
-  if (options.node_copy && (window.inter > 0 || !options.asynchronous)) ahead = units.size();
+  if (options.node_copy && window.inter > 0) ahead = units.size();
   if (!maker.has_inter()) ahead = static_cast<std::size_t>(window.intra);
   for (std::size_t i = 0; i < std::min(units.size(), ahead); ++i) {
     update([&](const std::vector<core::UnitIndex>& touched) {
