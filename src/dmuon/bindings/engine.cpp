@@ -24,17 +24,14 @@ using engine::Verdict;
 using wire::Group;
 using wire::SharedMesh;
 
-void init_engine(py::module_& module) {
+namespace {
+
+using EngineClass = py::class_<Engine, std::shared_ptr<Engine>>;
+using NoGil = py::call_guard<py::gil_scoped_release>;
+
+void init_mesh(py::module_& module) {
+  const NoGil no_gil;
   using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroup>;
-  const py::call_guard<py::gil_scoped_release> no_gil;
-
-  py::class_<engine::EngineOptions>(module, "EngineOptions")
-      .def(py::init<>())
-      .def_readwrite("device", &engine::EngineOptions::device)
-      .def_readwrite("gradient_scale", &engine::EngineOptions::gradient_scale)
-      .def_readwrite("host_replicates", &engine::EngineOptions::host_replicates)
-      .def_readwrite("step", &engine::EngineOptions::step);
-
   py::class_<Group>(module, "Group")
       .def(py::init([](const std::optional<ProcessGroup>& group, std::string name, int rank,
                        int size, const std::string& device_type) {
@@ -54,6 +51,15 @@ void init_engine(py::module_& module) {
           "leave",
           [](SharedMesh& mesh, int grace_ms) { mesh.leave(std::chrono::milliseconds(grace_ms)); },
           py::arg("grace_ms"), no_gil);
+}
+
+void init_settings(py::module_& module) {
+  py::class_<engine::EngineOptions>(module, "EngineOptions")
+      .def(py::init<>())
+      .def_readwrite("device", &engine::EngineOptions::device)
+      .def_readwrite("gradient_scale", &engine::EngineOptions::gradient_scale)
+      .def_readwrite("host_replicates", &engine::EngineOptions::host_replicates)
+      .def_readwrite("step", &engine::EngineOptions::step);
 
   py::class_<UnitSpec>(module, "UnitSpec")
       .def(py::init([](std::string name, at::ScalarType compute_dtype, at::ScalarType reduce_dtype,
@@ -62,16 +68,15 @@ void init_engine(py::module_& module) {
            }),
            py::arg("name"), py::arg("compute_dtype"), py::arg("reduce_dtype"), py::arg("host"));
 
-  // A class without functions.
-  py::class_<wire::Instant>(module, "Instant");  // NOLINT(bugprone-unused-raii)
-
   py::class_<Verdict>(module, "Verdict")
       .def_readonly("has_gradient", &Verdict::has_gradient)
       .def("norm", &Verdict::norm)
       .def("norms", &Verdict::norms)
       .def("finite", &Verdict::finite);
+}
 
-  py::class_<Engine, std::shared_ptr<Engine>>(module, "Engine")
+void add_construction(EngineClass& engine) {
+  engine
       .def(py::init(&Engine::make), py::arg("options"), py::arg("mesh"), py::arg("plan"),
            py::arg("units"), py::arg("sizes"))
       .def(
@@ -92,15 +97,24 @@ void init_engine(py::module_& module) {
           py::arg("unit"))
       .def("bind", &Engine::bind, py::arg("unit"), py::arg("parameters"))
       .def("set_placeholders", &Engine::set_placeholders, py::arg("placeholders"),
-           py::arg("gradients"))
-      .def("begin_forward", &Engine::begin_forward, no_gil)
+           py::arg("gradients"));
+}
+
+void add_hooks(EngineClass& engine) {
+  const NoGil no_gil;
+  engine.def("begin_forward", &Engine::begin_forward, no_gil)
       .def("end_forward", &Engine::end_forward)
       .def("before_forward", &Engine::before_forward, py::arg("unit"), no_gil)
       .def("after_forward", &Engine::after_forward, py::arg("unit"), no_gil)
       .def("watch_inputs", &Engine::watch_inputs, py::arg("unit"), py::arg("inputs"))
       .def("watch_outputs", &Engine::watch_outputs, py::arg("unit"), py::arg("outputs"))
       .def("watch_root_outputs", &Engine::watch_root_outputs, py::arg("outputs"))
-      .def("refuse_backward", &Engine::refuse_backward, py::arg("why"))
+      .def("refuse_backward", &Engine::refuse_backward, py::arg("why"));
+}
+
+void add_step(EngineClass& engine) {
+  const NoGil no_gil;
+  engine
       .def(
           "agree",
           [](Engine& e, const std::optional<at::Tensor>& host, std::uint32_t settings) {
@@ -121,7 +135,12 @@ void init_engine(py::module_& module) {
       .def("forget_host_sums", [](Engine& e) { e.host_sums().forget(); })
       .def("drain", &Engine::drain, no_gil)
       .def("settle", &Engine::settle, no_gil)
-      .def("settle_step", &Engine::settle_step, no_gil)
+      .def("settle_step", &Engine::settle_step, no_gil);
+}
+
+void add_owned_tensors(EngineClass& engine) {
+  const NoGil no_gil;
+  engine
       .def(
           "add_owned", [](Engine& e, const std::string& name) { e.owned().add(name); },
           py::arg("name"))
@@ -144,14 +163,23 @@ void init_engine(py::module_& module) {
       .def("to_shards", &Engine::to_shards, py::arg("which"), py::arg("name"), py::arg("dtype"),
            no_gil)
       .def("from_shards", &Engine::from_shards, py::arg("which"), py::arg("name"),
-           py::arg("shards"), no_gil)
-      .def("unshard", &Engine::unshard, py::arg("unit"), no_gil)
+           py::arg("shards"), no_gil);
+}
+
+// One unit's operations by themselves, for verification.
+void add_operations(EngineClass& engine) {
+  const NoGil no_gil;
+  engine.def("unshard", &Engine::unshard, py::arg("unit"), no_gil)
       .def("reshard", &Engine::reshard, py::arg("unit"), no_gil)
       .def("route", &Engine::route, py::arg("unit"), no_gil)
       .def("put_gradient", &Engine::put_gradient, py::arg("leaf"), py::arg("value"), no_gil)
       .def("ready", &Engine::ready, py::arg("unit"))
-      .def("set_sync", &Engine::set_sync, py::arg("sync"))
-      .def("layout", &Engine::layout)
+      .def("set_sync", &Engine::set_sync, py::arg("sync"));
+}
+
+void add_inspection(EngineClass& engine) {
+  const NoGil no_gil;
+  engine.def("layout", &Engine::layout)
       .def("trace", &Engine::trace, py::arg("of_pass"))
       .def(
           "messages_of",
@@ -186,7 +214,23 @@ void init_engine(py::module_& module) {
            })
       .def("statistics", &Engine::statistics)
       .def("reset_peak", &Engine::reset_peak);
+}
 
+}  // namespace
+
+void init_engine(py::module_& module) {
+  init_mesh(module);
+  init_settings(module);
+  // A class without functions.
+  py::class_<wire::Instant>(module, "Instant");  // NOLINT(bugprone-unused-raii)
+
+  EngineClass engine(module, "Engine");
+  add_construction(engine);
+  add_hooks(engine);
+  add_step(engine);
+  add_owned_tensors(engine);
+  add_operations(engine);
+  add_inspection(engine);
   module.def("in_backward", &engine::in_backward);
 }
 

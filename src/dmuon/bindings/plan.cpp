@@ -21,7 +21,7 @@ using plan::PlanOptions;
 
 namespace {
 
-void init_inputs(py::module_& module) {
+void init_parameter(py::module_& module) {
   py::class_<Parameter>(module, "Parameter",
                         "One dedicated parameter: matrices that follow each other in memory.")
       .def(py::init([](std::string name, std::int64_t rows, std::int64_t cols, int unit,
@@ -53,7 +53,9 @@ void init_inputs(py::module_& module) {
                              [](const Parameter& p) { return p.view.column_blocks; })
       .def_property_readonly("transposed", [](const Parameter& p) { return p.view.transposed; })
       .def("shape_text", [](const Parameter& p) { return layout::to_string(p.shape()); });
+}
 
+void init_mesh_and_options(py::module_& module) {
   py::class_<Mesh>(module, "Mesh", "R x G slots of T ranks.")
       .def(py::init([](int num_replicates, int num_shards, int tensor_parallel) {
              return Mesh{num_replicates, num_shards, tensor_parallel};
@@ -205,7 +207,8 @@ void init_results(py::module_& module) {
 
 void init_plan(py::module_& module) {
   const py::call_guard<py::gil_scoped_release> no_gil;
-  init_inputs(module);
+  init_parameter(module);
+  init_mesh_and_options(module);
   init_costs(module);
   init_results(module);
   module.def("divide", &plan::divide, py::arg("inventory"), py::arg("mesh"),

@@ -18,9 +18,9 @@ using simulate::Job;
 using simulate::Program;
 using simulate::TrainingEvent;
 
-void init_simulate(py::module_& module) {
-  const py::call_guard<py::gil_scoped_release> no_gil;
+namespace {
 
+void init_job(py::module_& module) {
   py::enum_<TrainingEvent::What>(module, "TrainingEvent")
       .value("TRAIN_FORWARD", TrainingEvent::What::kTrainForward)
       .value("EVALUATION", TrainingEvent::What::kEvaluation)
@@ -46,7 +46,9 @@ void init_simulate(py::module_& module) {
            }),
            py::arg("layout"), py::arg("options"), py::arg("forward"), py::arg("backward"),
            py::arg("batches"), py::arg("events"));
+}
 
+void init_programs(py::module_& module) {
   py::class_<Issue>(module, "Issue")
       .def_readonly("operation", &Issue::operation)
       .def_property_readonly("kind",
@@ -69,7 +71,14 @@ void init_simulate(py::module_& module) {
       .def_readonly("issued_us", &simulate::SimulatedSpan::issued_us)
       .def_readonly("start_us", &simulate::SimulatedSpan::start_us)
       .def_readonly("end_us", &simulate::SimulatedSpan::end_us);
+}
 
+}  // namespace
+
+void init_simulate(py::module_& module) {
+  const py::call_guard<py::gil_scoped_release> no_gil;
+  init_job(module);
+  init_programs(module);
   module.def("unroll", &simulate::unroll, py::arg("job"), no_gil);
   module.def(
       "execute",
