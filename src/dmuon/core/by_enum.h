@@ -8,7 +8,7 @@ namespace dmuon::core {
 /// Like a plain array it is an aggregate: `ByEnum<Lane, double, kNumLanes> seconds{};`
 template <typename Enum, typename T, int kSize>
 struct ByEnum {
-  T values[kSize];
+  T values[static_cast<std::size_t>(kSize)];
 
   constexpr T& operator[](Enum of) { return values[static_cast<std::size_t>(of)]; }
   constexpr const T& operator[](Enum of) const { return values[static_cast<std::size_t>(of)]; }
