@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 
 from dmuon import _C, _plan
 from dmuon._planning.cache import KeptFile, device_name, machine_key
+from dmuon._planning.clock import device_ns
 from dmuon._planning.owner_plan import DEFAULT_DEVICE
 from dmuon._setup.agreement import described, from_first, largest_unless
 from dmuon._setup.hyperparameters import Tuned, native_group, resolved_coefficients
@@ -191,13 +192,12 @@ def _run(job: Job, group: _C.MuonGroup, compute_dtype: torch.dtype, device: torc
     gradient = torch.arange(master.numel(), dtype=torch.float32, device=device).mul_(0.7).sin_().view(shape)
     packed = torch.empty(shape, dtype=compute_dtype, device=device)
     applies = torch.ones((), dtype=torch.bool, device=device)
-    synchronize = torch.get_device_module(device).synchronize  # on CPUs it does nothing
-    synchronize(device)
-    begin = time.perf_counter_ns()
-    _C.muon_update(master, momentum, gradient, group, applies)
-    packed.copy_(master)
-    synchronize(device)
-    return time.perf_counter_ns() - begin
+
+    def update() -> None:
+        _C.muon_update(master, momentum, gradient, group, applies)
+        packed.copy_(master)
+
+    return device_ns(update, device)
 
 
 def model_of(device: torch.device) -> str:

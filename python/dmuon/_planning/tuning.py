@@ -14,6 +14,7 @@ from tqdm.auto import tqdm
 
 from dmuon import _C
 from dmuon._planning.choices import Result, Setting, Shape, keep, kept
+from dmuon._planning.clock import device_ns
 from dmuon._planning.costs import is_short_of_memory
 from dmuon._setup.hyperparameters import PlainChoice, plain_choice
 
@@ -173,14 +174,13 @@ def _run(x: Tensor, choice: _C.Choice, setting: Setting) -> Tensor:
 
 
 def _seconds(choice: _C.Choice, batches: Tensor, setting: Setting, times: int) -> float:
-    """What so many calls take, each on another batch than the call before."""
-    synchronize = torch.get_device_module(setting.device).synchronize  # on CPUs it does nothing
-    synchronize(setting.device)
-    begin = time.perf_counter()
-    for index in range(times):
-        _run(batches[index % len(batches)], choice, setting)
-    synchronize(setting.device)
-    return time.perf_counter() - begin
+    """Returns the seconds that `times` calls take together, each on another batch than the call before."""
+
+    def calls() -> None:
+        for index in range(times):
+            _run(batches[index % len(batches)], choice, setting)
+
+    return device_ns(calls, setting.device) / 1e9
 
 
 def _errors(rows: int, cols: int, setting: Setting, choices: list[_C.Choice]) -> _Errors:
