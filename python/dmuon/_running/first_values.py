@@ -1,8 +1,9 @@
-"""What owners begin with."""
+"""The values that owners begin with."""
 
 from __future__ import annotations
 
-import math
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -15,90 +16,137 @@ from dmuon._setup.groups import verdict_group
 from dmuon._setup.meta_start import MetaStart
 
 
-def take_first_values(runtime: Runtime, dedication: Dedication) -> None:
-    """Owners take their masters from where the values are: on every rank, in its shards, or at one. Collective.
+class FirstValues:
+    """Copies masters to their owners from where the values are: on every rank, in its shards, or at one rank.
 
-    What has no values yet is zero, and is to be loaded before the first forward.
+        with agreement(ranks, "Muon"):
+            first_values = FirstValues(runtime, dedication)
+        first_values.copy()
+        with agreement(ranks, "Muon"):
+            first_values.raise_failure()
+
+    A rank that fails still sends and receives every message, of no meaning, so that no peer waits for it. Messages
+    travel over the host, one part of a leaf at a time.
     """
-    meta_start, syncs = dedication.meta_start, dedication.across_ranks.sync_from_rank0
-    initial = {} if meta_start is None else meta_start.values
-    sharded = {
-        index: leaf.parameter
-        for index, leaf in enumerate(runtime.leaves)
-        if index not in initial and leaf.num_columns == 1 and isinstance(leaf.parameter, DTensor)
-    }
-    runtime.shards.take(sharded, MASTER)
-    for index, leaf in enumerate(runtime.leaves):
-        if meta_start is not None and index in initial:
-            _take_initial_values(runtime, meta_start, index)
-        elif leaf.num_columns > 1:
-            _take_from_column(runtime, index, first=syncs)
-        elif isinstance(leaf.parameter, DTensor):
-            pass  # taken above
-        elif syncs:
-            _take_from(runtime, index, runtime.ranks.everyone[0], leaf.parameter.detach())
+
+    def __init__(self, runtime: Runtime, dedication: Dedication) -> None:
+        """Allocates the memory of the largest message; a process that never writes to it does not have it."""
+        self._runtime, self._meta_start = runtime, dedication.meta_start
+        self._syncs = dedication.across_ranks.sync_from_rank0
+        self._group = verdict_group(runtime.ranks)
+        travelling = [leaf.parameter for leaf in runtime.leaves] + runtime.plain_parameters
+        most = max((tensor.numel() * tensor.element_size() for tensor in travelling), default=0)
+        self._spare = torch.empty(most if self._syncs or self._meta_start else 0, dtype=torch.uint8, device="cpu")
+        self._failure: Exception | None = None
+
+    def copy(self) -> None:
+        """Fills all masters. Zero where nothing has values yet, to be loaded before the first forward. Collective."""
+        runtime = self._runtime
+        initial = {} if self._meta_start is None else self._meta_start.values
+        sharded = {
+            index: leaf.parameter
+            for index, leaf in enumerate(runtime.leaves)
+            if index not in initial and leaf.num_columns == 1 and isinstance(leaf.parameter, DTensor)
+        }
+        runtime.shards.take(sharded, MASTER)
+        for index, leaf in enumerate(runtime.leaves):
+            if self._meta_start is not None and index in initial:
+                self._copy_initial_values(index, self._meta_start)
+            elif leaf.num_columns > 1:
+                self._copy_experts(index)
+            elif index in sharded:
+                pass  # copied above
+            elif self._syncs:
+                self._copy_from(index, runtime.ranks.everyone[0], leaf.parameter.detach())
+            else:
+                with self._attempt():
+                    runtime.engine.scatter(index, MASTER, leaf.parameter.detach())
+            leaf.parameter = runtime.placeholders[index]  # only the owner keeps values from here on
+        if self._syncs and self._group is not None:
+            for parameter in runtime.plain_parameters:
+                self._broadcast(parameter.detach())
+
+    def raise_failure(self) -> None:
+        """Raises this rank's first error, if it had one."""
+        if self._failure is not None:
+            raise self._failure
+
+    @contextlib.contextmanager
+    def _attempt(self) -> Iterator[None]:
+        """Stores an error of the block instead of raising it."""
+        try:
+            yield
+        except Exception as error:  # all ranks raise it at the end
+            self._failure = self._failure or error
+
+    def _read(self, tensor: torch.Tensor, travels: bool) -> torch.Tensor:
+        """Returns the values, flat, and on the host if they travel; after an error, values of no meaning."""
+        with self._attempt():
+            flat = tensor.reshape(-1)
+            return flat.cpu().contiguous() if travels else flat
+        return self._spare_of(tensor.numel(), tensor.dtype)
+
+    def _spare_of(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        return self._spare[: numel * dtype.itemsize].view(dtype)
+
+    def _send(self, values: torch.Tensor, holder: int, takers: Sequence[int]) -> None:
+        """From one global rank to the others. Receives into `values` there."""
+        here = self._runtime.ranks.here
+        for taker in takers:
+            if here == holder != taker:
+                dist.send(values, taker, group=self._group)
+            elif here == taker != holder:
+                dist.recv(values, holder, group=self._group)
+
+    def _copy_initial_values(self, index: int, meta_start: MetaStart) -> None:
+        """From the rank that has them, if anything has been written."""
+        values, own = meta_start.values[index], meta_start.taken(index)
+        if values.is_written:
+            self._copy_from(index, values.holder, own)
+            return
+        self._runtime.shards.without_values.add(index)
+        with self._attempt():
+            for *_, master in self._runtime.engine.owned_parts(index, MASTER):
+                master.zero_()
+
+    def _copy_experts(self, index: int) -> None:
+        """From this rank's own experts; with `sync_from_rank0` from those of the first rank of its column."""
+        ranks, local = self._runtime.ranks, self._runtime.leaves[index].local()
+        travels = self._syncs and ranks.num_replicates > 1
+        if travels and ranks.replicate > 0:
+            values = self._spare_of(local.numel(), local.dtype)
         else:
-            runtime.engine.scatter(index, MASTER, leaf.parameter.detach())
-        leaf.parameter = runtime.placeholders[index]  # only the owner keeps values from here on
-    if syncs:
-        _take_plain_parameters(runtime)
+            values = self._read(local, travels)
+        if travels:
+            self._send(values, ranks.column[0], ranks.column)
+        origin = ranks.shard * local.numel()
+        with self._attempt():
+            for _, begin, end, master in self._runtime.engine.owned_parts(index, MASTER):
+                master.view(-1).copy_(values[begin - origin : end - origin])
 
+    def _copy_from(self, index: int, holder: int, own: torch.Tensor | None) -> None:
+        """From `holder`, a global rank, which has `own`; over the host, one part of the leaf at a time."""
+        runtime, ranks, dtype = self._runtime, self._runtime.ranks, self._runtime.leaves[index].parameter.dtype
+        here, masters, end = ranks.here, {}, 0
+        with self._attempt():
+            masters = {part: master for part, _, _, master in runtime.engine.owned_parts(index, MASTER)}
+        flat = None if own is None else self._read(own, travels=False)
+        for part in runtime.parts[index]:
+            item, owner = runtime.plan.native.inventory[part], ranks.everyone[runtime.plan.owner[part]]
+            begin, end = end, end + item.num_matrices * item.rows * item.cols
+            values = self._spare_of(end - begin, dtype)
+            if here == holder:
+                assert flat is not None
+                values = self._read(flat[begin:end], travels=here != owner)
+            self._send(values, holder, [owner])
+            if here == owner:
+                with self._attempt():
+                    masters[part].view(-1).copy_(values)
 
-def _take_initial_values(runtime: Runtime, meta_start: MetaStart, index: int) -> None:
-    """From the rank that has kept them, if anything has been written."""
-    values = meta_start.values[index]
-    own = meta_start.taken(index)
-    if values.is_written:
-        _take_from(runtime, index, values.holder, own)
-        return
-    runtime.shards.without_values.add(index)
-    for *_, own in runtime.engine.owned_parts(index, MASTER):
-        own.zero_()
-
-
-def _take_from_column(runtime: Runtime, index: int, first: bool) -> None:
-    """Owners take what they have of their experts, or what the first rank of their column has."""
-    leaf, ranks = runtime.leaves[index], runtime.ranks
-    local = leaf.local().reshape(-1)
-    if first and ranks.num_replicates > 1:
-        group, values = verdict_group(ranks), local.cpu().contiguous()
-        for member in ranks.column[1:]:
-            if ranks.replicate == 0:
-                dist.send(values, member, group=group)
-            elif ranks.column[ranks.replicate] == member:
-                dist.recv(values, ranks.column[0], group=group)
-        local = values
-    origin = ranks.shard * local.numel()
-    for _, begin, end, master in runtime.engine.owned_parts(index, MASTER):
-        master.view(-1).copy_(local[begin - origin : end - origin])
-
-
-def _take_from(runtime: Runtime, index: int, holder: int, own: torch.Tensor | None) -> None:
-    """Owners take what `holder`, a global rank, has; over the host, one part of a leaf at a time."""
-    ranks, leaf = runtime.ranks, runtime.leaves[index]
-    here, group = ranks.here, verdict_group(ranks)
-    masters = {part: master for part, _, _, master in runtime.engine.owned_parts(index, MASTER)}
-    end = 0
-    for part in runtime.parts[index]:
-        item, owner = runtime.plan.native.inventory[part], ranks.everyone[runtime.plan.owner[part]]
-        sizes = item.num_matrices, item.rows, item.cols
-        begin, end = end, end + math.prod(sizes)
-        if here == holder:
-            assert own is not None
-            values = own.reshape(-1)[begin:end]
-            if here != owner:
-                dist.send(values.cpu().contiguous(), owner, group=group)
-        elif here == owner:
-            values = torch.empty(math.prod(sizes), dtype=leaf.parameter.dtype, device="cpu")
-            dist.recv(values, holder, group=group)
-        if here == owner:
-            masters[part].view(-1).copy_(values)
-
-
-def _take_plain_parameters(runtime: Runtime) -> None:
-    """All ranks take the first one's values of what neither dmuon nor fully_shard manages; over the host."""
-    group = verdict_group(runtime.ranks)
-    for parameter in runtime.plain_parameters if group is not None else ():
-        values = parameter.detach().cpu().contiguous()
-        dist.broadcast(values.view(-1).view(torch.uint8), runtime.ranks.everyone[0], group=group)  # any dtype
-        parameter.detach().copy_(values)
+    def _broadcast(self, parameter: torch.Tensor) -> None:
+        """From the first rank to all; over the host, in any dtype."""
+        first = self._runtime.ranks.slot == 0
+        values = self._read(parameter, travels=True) if first else self._spare_of(parameter.numel(), parameter.dtype)
+        dist.broadcast(values.view(torch.uint8), self._runtime.ranks.everyone[0], group=self._group)
+        with self._attempt():
+            parameter.copy_(values.view(parameter.shape))

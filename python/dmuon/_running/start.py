@@ -17,13 +17,13 @@ from dmuon._planning.plan import inventory_of, make_plan
 from dmuon._running.adamw import checked_adamw_groups
 from dmuon._running.casts import guard_casts
 from dmuon._running.checks import check_host_parameters, check_parameters, check_sentinels, check_units
-from dmuon._running.first_values import take_first_values
+from dmuon._running.first_values import FirstValues
 from dmuon._running.hooks import add_hooks
 from dmuon._running.model_state import ModelState
 from dmuon._running.runtime import Runtime, find_runtime
 from dmuon._setup.agreement import agreement
 from dmuon._setup.dedication import Dedication, end_setup
-from dmuon._setup.groups import engine_groups
+from dmuon._setup.groups import process_groups
 from dmuon._setup.hyperparameters import check_group, settings_of
 from dmuon._setup.leaf import Leaf
 from dmuon._setup.same_values import checksums, require_same_values
@@ -94,7 +94,7 @@ def start(
             raise ValueError(f"Muon: one stage: expected no stacks that are divided by experts, got '{divided[0]}'")
         dedication.ranks = dedication.ranks.as_one_node()
     device = device or torch.device(dedication.ranks.device_type)
-    engine_groups(dedication.ranks)  # creating them is collective; the runtime's own start is not
+    process_groups(dedication.ranks)  # creating them is collective; the runtime's own start is not
     shapes = {sizes_of(item) for item in inventory_of(dedication.leaves, units)}
     tuned = kept_choices(dedication.ranks, shapes, muon, device)
     plan = make_plan(dedication, units, muon, device, tuned)
@@ -102,9 +102,12 @@ def start(
         runtime = Runtime(model, dedication, plan, units, device, tuned, optimizer)
         add_hooks(runtime)
         ModelState(runtime)
-    take_first_values(runtime, dedication)
-    end_setup(dedication)
-    guard_casts(runtime)
+        first_values = FirstValues(runtime, dedication)
+    first_values.copy()
+    with agreement(dedication.ranks, "Muon"):
+        first_values.raise_failure()
+        end_setup(dedication)
+        guard_casts(runtime)
     dedication.runtime = runtime
     if dedication.ranks.slot == 0:
         _warn_of_large_units(runtime)

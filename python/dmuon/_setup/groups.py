@@ -32,12 +32,16 @@ def verdict_group(ranks: Ranks) -> dist.ProcessGroup | None:
     return _group("verdict", ranks.everyone, ranks, host=True)
 
 
+def process_groups(ranks: Ranks) -> tuple[dist.ProcessGroup | None, ...]:
+    """Creates the four groups of an engine, in one order on every rank: verdict, order, row, column. Collective."""
+    order = verdict_group(ranks), _group("order", ranks.everyone, ranks, host=True)
+    return *order, row_group(ranks), column_group(ranks)
+
+
 def engine_groups(ranks: Ranks) -> _C.SharedMesh:
-    """The four groups of an engine, created in one order on every rank; models on one mesh share them."""
-    verdict = verdict_group(ranks)
-    order = _group("order", ranks.everyone, ranks, host=True)
-    row, column = row_group(ranks), column_group(ranks)
-    key = (ranks.slot, *(id(group) for group in (verdict, order, row, column)))
+    """Returns what models on one mesh share. Waits for no rank once `process_groups` was called."""
+    groups = verdict, order, row, column = process_groups(ranks)
+    key = (ranks.slot, *map(id, groups))
     if key not in _engine_groups:
         made = _C.SharedMesh(
             row=_C.Group(row, "row", ranks.shard, ranks.num_shards, ranks.device_type),
@@ -45,7 +49,7 @@ def engine_groups(ranks: Ranks) -> _C.SharedMesh:
             order=_C.Group(order, "mesh (order)", ranks.slot, ranks.size, "cpu"),
             verdict=_C.Group(verdict, "mesh (verdict)", ranks.slot, ranks.size, "cpu"),
         )
-        _engine_groups[key] = (made, (verdict, order, row, column))
+        _engine_groups[key] = (made, groups)
     return _engine_groups[key][0]
 
 

@@ -39,7 +39,7 @@ def checksums(model: nn.Module, dedication: Dedication) -> Checksums:
     for leaf in dedication.leaves if dedication.ranks.num_replicates > 1 else ():
         for column in range(leaf.num_columns) if leaf.num_columns > 1 else ():
             sums[f"{leaf.name} of column {column}"] = checksum(leaf.local()) if column == shard else None
-    return sums
+    return {name: None if value is None else value.cpu() for name, value in sums.items()}
 
 
 def require_same_values(ranks: Ranks, found: Checksums) -> None:
@@ -51,8 +51,8 @@ def require_same_values(ranks: Ranks, found: Checksums) -> None:
     if not found:
         return
     absent = torch.tensor(_NOT_HERE, device="cpu")
-    sums = torch.stack([absent if value is None else value.cpu() for value in found.values()])
-    complements = torch.stack([absent if value is None else ~value.cpu() for value in found.values()])
+    sums = torch.stack([absent if value is None else value for value in found.values()])
+    complements = torch.stack([absent if value is None else ~value for value in found.values()])
     words = torch.cat([sums, complements])  # the complement turns the order round, and overflows nowhere
     dist.all_reduce(words, dist.ReduceOp.MAX, group=verdict_group(ranks))
     largest, least = words[: len(sums)], ~words[len(sums) :]
