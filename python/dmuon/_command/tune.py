@@ -1,4 +1,4 @@
-"""What `dmuon tune` answers. It alone needs PyTorch, which it imports when it has something to time."""
+"""The answer of `dmuon tune`, the only command that needs PyTorch. Imports PyTorch when there is something to time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SOURCES = ("shapes", "inventory", "model", "show")
 
 
 def tune(arguments: argparse.Namespace) -> str:
-    """Tunes the shapes that are not kept, or lists what is kept."""
+    """Tunes the shapes that the cache lacks, or lists the cache."""
     given = [f"--{name}" for name in _SOURCES if getattr(arguments, name)]
     if len(given) != 1:
         names = "--shapes, --inventory, --model or --show"
@@ -54,7 +54,7 @@ def tune(arguments: argparse.Namespace) -> str:
 
 
 def _shown(as_json: bool) -> str:
-    """All that is kept, of every setting; what cannot be read, a row or a file, is left out, with a warning."""
+    """Returns all choices in the cache, of every setting. Warns of unreadable rows and files, and omits them."""
     folder = cache_folder()
     shown, tables = [], []
     for path in sorted((folder / "tuned").glob("*.json")) if folder else []:
