@@ -30,7 +30,7 @@ def tune(arguments: argparse.Namespace) -> str:
 
     from dmuon import _C
     from dmuon._planning import tuning
-    from dmuon._planning.choices import Setting, kept
+    from dmuon._planning.choices import Setting, cached
 
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
@@ -41,7 +41,7 @@ def tune(arguments: argparse.Namespace) -> str:
     results, unreached = tuning.tune(shapes, setting, arguments.budget)
     found = {"key": setting.key(), "choices": [result._asdict() for result in results]}
     missing = [(*shape, why) for shape, why in unreached.items()]
-    known = kept(setting, quiet=True)
+    known = cached(setting, quiet=True)
     is_kept = all(known.get(result[1:3]) == result for result in results)
     if arguments.json:
         return json.dumps({**found, "not_tuned": missing, "kept": is_kept}) + "\n"

@@ -1,4 +1,4 @@
-"""The clock of everything that dmuon times on a device."""
+"""The clock for costs and choices: times a call on a device."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 
 def device_ns(call: Callable[[], object], device: torch.device) -> int:
-    """Returns the nanoseconds from the begin of `call`, on an idle device, to the end of all that it starts there.
+    """Returns the nanoseconds from the begin of `call`, on an idle device, to the end of the work that it starts there.
 
-    CPUs are timed by the host's clock. Other devices are timed by two events on the current stream, so that the host's
-    wait for the device does not count. At least 1.
+    Reads the host's clock on CPUs, and two events on the current stream elsewhere, so that the host's wait for the
+    device does not count. At least 1.
     """
     module = torch.get_device_module(device)
     module.synchronize(device)  # on CPUs a no-op

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn as nn
 
-from dmuon._planning.choices import kept_choices
+from dmuon._planning.choices import cached_choices
 from dmuon._planning.owner_plan import sizes_of
 from dmuon._planning.plan import inventory_of, make_plan
 from dmuon._running.adamw import checked_adamw_groups
@@ -96,7 +96,7 @@ def start(
     device = device or torch.device(dedication.ranks.device_type)
     process_groups(dedication.ranks)  # creating them is collective; the runtime's own start is not
     shapes = {sizes_of(item) for item in inventory_of(dedication.leaves, units)}
-    tuned = kept_choices(dedication.ranks, shapes, muon, device)
+    tuned = cached_choices(dedication.ranks, shapes, muon, device)
     plan = make_plan(dedication, units, muon, device, tuned)
     with agreement(dedication.ranks, "Muon"):  # an owner may be out of memory, say
         runtime = Runtime(model, dedication, plan, units, device, tuned, optimizer)
