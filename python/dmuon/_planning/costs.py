@@ -54,9 +54,9 @@ def measured_costs(
         ranks: the ranks of the mesh.
         shapes: the number of parameters by shape.
         muon: Muon's hyperparameters.
-        compute_dtypes: the dtypes to which updated weights are cast, by shape.
+        compute_dtypes: by shape, the dtype that updated weights are cast to.
         device: the device on which the owner path runs.
-        tuned: the choices by which the owner path runs.
+        tuned: the choices that the owner path runs by.
     """
     jobs = [Job(shape, size) for shape, number in shapes.items() for size in _plan.candidate_batches(shape, number)]
     key = functools.partial(_key, ranks, muon, compute_dtypes, device, tuned)
@@ -90,10 +90,9 @@ def measure(
 
     All ranks run the same job at the same time, because they will share the machine in training. A round runs all
     jobs, small ones first, so that a disturbance meets all of them. Rounds end with the budget, after any job.
-    A job that takes more than a twentieth of the budget, twice, does not run again. A job that would take so long, by
-    the times of others, does not run at all. The device's model scales times for four kinds of jobs from other times,
-    `known` ones among them: jobs that take too long, that would take too long, that the budget does not reach, and
-    that lack memory on any rank.
+    A job that takes more than a twentieth of the budget, twice, does not run again. The device's model scales the times
+    of other jobs, `known` ones among them, for three kinds of jobs. First, jobs that by the times of others would take
+    so long. Second, jobs that the budget does not reach. Third, jobs that lack memory on any rank.
     """
     model = from_first(ranks, lambda: model_of(device))  # one model for all ranks, which must choose alike
     group = native_group(muon, device, tuned)

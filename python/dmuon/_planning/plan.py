@@ -27,7 +27,7 @@ from dmuon._setup.strategies import require_strategy
 from dmuon._setup.units import Unit, find_units
 from dmuon.views import View
 
-# These strategies read no costs. A single rank, which owns everything, reads no measured costs either.
+# Strategies that read no costs. A single rank, which owns everything, reads no measured costs either.
 _WITHOUT_COSTS = ("round_robin", "rank0", "xor_layout")
 
 

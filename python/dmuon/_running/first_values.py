@@ -1,4 +1,4 @@
-"""The values that owners begin with."""
+"""Copies the values that owners begin with."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class FirstValues:
         with agreement(ranks, "Muon"):
             first_values.raise_failure()
 
-    A rank that fails still sends and receives every message, of no meaning, so that no peer waits for it. Messages
-    travel over the host, one part of a leaf at a time.
+    A rank that fails still sends and receives every message, with meaningless values, so that no peer waits for it.
+    Messages travel over the host, one part of a leaf at a time.
     """
 
     def __init__(self, runtime: Runtime, dedication: Dedication) -> None:
-        """Allocates the memory of the largest message; a process that never writes to it does not have it."""
+        """Allocates memory for the largest message, so that an exchange cannot fail for lack of it."""
         self._runtime, self._meta_start = runtime, dedication.meta_start
         self._syncs = dedication.across_ranks.sync_from_rank0
         self._group = verdict_group(runtime.ranks)
@@ -40,7 +40,7 @@ class FirstValues:
         self._failure: Exception | None = None
 
     def copy(self) -> None:
-        """Fills all masters. Zero where nothing has values yet, to be loaded before the first forward. Collective."""
+        """Fills all masters. Collective. A leaf without values is zero, and must be loaded before the first forward."""
         runtime = self._runtime
         initial = {} if self._meta_start is None else self._meta_start.values
         sharded = {
@@ -48,7 +48,7 @@ class FirstValues:
             for index, leaf in enumerate(runtime.leaves)
             if index not in initial and leaf.num_columns == 1 and isinstance(leaf.parameter, DTensor)
         }
-        runtime.shards.take(sharded, MASTER)
+        runtime.shards.write(sharded, MASTER)
         for index, leaf in enumerate(runtime.leaves):
             if self._meta_start is not None and index in initial:
                 self._copy_initial_values(index, self._meta_start)
@@ -61,7 +61,7 @@ class FirstValues:
             else:
                 with self._attempt():
                     runtime.engine.scatter(index, MASTER, leaf.parameter.detach())
-            leaf.parameter = runtime.placeholders[index]  # only the owner keeps values from here on
+            leaf.parameter = runtime.placeholders[index]  # from here on only the owner has the values
         if self._syncs and self._group is not None:
             for parameter in runtime.plain_parameters:
                 self._broadcast(parameter.detach())
@@ -73,14 +73,14 @@ class FirstValues:
 
     @contextlib.contextmanager
     def _attempt(self) -> Iterator[None]:
-        """Stores an error of the block instead of raising it."""
+        """Stores the block's error instead of raising it."""
         try:
             yield
-        except Exception as error:  # all ranks raise it at the end
+        except Exception as error:  # `raise_failure` raises it
             self._failure = self._failure or error
 
     def _read(self, tensor: torch.Tensor, travels: bool) -> torch.Tensor:
-        """Returns the values, flat, and on the host if they travel; after an error, values of no meaning."""
+        """Returns the values, flat, and on the host if they travel. After an error returns meaningless values."""
         with self._attempt():
             flat = tensor.reshape(-1)
             return flat.cpu().contiguous() if travels else flat
@@ -89,17 +89,17 @@ class FirstValues:
     def _spare_of(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         return self._spare[: numel * dtype.itemsize].view(dtype)
 
-    def _send(self, values: torch.Tensor, holder: int, takers: Sequence[int]) -> None:
-        """From one global rank to the others. Receives into `values` there."""
+    def _send(self, values: torch.Tensor, holder: int, receivers: Sequence[int]) -> None:
+        """Sends `values` from one global rank to others, which receive into theirs."""
         here = self._runtime.ranks.here
-        for taker in takers:
-            if here == holder != taker:
-                dist.send(values, taker, group=self._group)
-            elif here == taker != holder:
+        for receiver in receivers:
+            if here == holder != receiver:
+                dist.send(values, receiver, group=self._group)
+            elif here == receiver != holder:
                 dist.recv(values, holder, group=self._group)
 
     def _copy_initial_values(self, index: int, meta_start: MetaStart) -> None:
-        """From the rank that has them, if anything has been written."""
+        """Copies from the rank that has initialised the leaf, if one has."""
         values, own = meta_start.values[index], meta_start.taken(index)
         if values.is_written:
             self._copy_from(index, values.holder, own)
@@ -110,7 +110,7 @@ class FirstValues:
                 master.zero_()
 
     def _copy_experts(self, index: int) -> None:
-        """From this rank's own experts; with `sync_from_rank0` from those of the first rank of its column."""
+        """Copies from this rank's own experts, or with `sync_from_rank0` from the first rank of its column."""
         ranks, local = self._runtime.ranks, self._runtime.leaves[index].local()
         travels = self._syncs and ranks.num_replicates > 1
         if travels and ranks.replicate > 0:
@@ -125,7 +125,7 @@ class FirstValues:
                 master.view(-1).copy_(values[begin - origin : end - origin])
 
     def _copy_from(self, index: int, holder: int, own: torch.Tensor | None) -> None:
-        """From `holder`, a global rank, which has `own`; over the host, one part of the leaf at a time."""
+        """Copies from the global rank `holder`, which has the values `own`."""
         runtime, ranks, dtype = self._runtime, self._runtime.ranks, self._runtime.leaves[index].parameter.dtype
         here, masters, end = ranks.here, {}, 0
         with self._attempt():
@@ -144,7 +144,7 @@ class FirstValues:
                     masters[part].view(-1).copy_(values)
 
     def _broadcast(self, parameter: torch.Tensor) -> None:
-        """From the first rank to all; over the host, in any dtype."""
+        """Sends a parameter from the first rank to all, in any dtype."""
         first = self._runtime.ranks.slot == 0
         values = self._read(parameter, travels=True) if first else self._spare_of(parameter.numel(), parameter.dtype)
         dist.broadcast(values.view(torch.uint8), self._runtime.ranks.everyone[0], group=self._group)

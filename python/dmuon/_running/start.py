@@ -1,4 +1,4 @@
-"""From a dedicated model to a running engine: what `Muon` does once, after its checks (checks.py)."""
+"""Starts the engine of a dedicated model, after the checks in checks.py. `Muon` does so once."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def agreed_setup(
     adamw: dict[str, Any],
     adamw_groups: Sequence[dict[str, Any]],
 ) -> tuple[list[Unit], list[dict[str, Any]], torch.device | None]:
-    """Checks all that `Muon` was given, and the model as it is by now. Collective.
+    """Checks the arguments of `Muon` and the present model. Collective.
 
     Returns:
-        The units, AdamW's groups, and the device of the leaves, None if there are none.
+        The units, AdamW's groups, and the leaves' device, None if there are no leaves.
 
     Raises:
         ValueError: on every rank, if any rank finds something wrong or the ranks differ.
@@ -94,11 +94,11 @@ def start(
             raise ValueError(f"Muon: one stage: expected no stacks that are divided by experts, got '{divided[0]}'")
         dedication.ranks = dedication.ranks.as_one_node()
     device = device or torch.device(dedication.ranks.device_type)
-    process_groups(dedication.ranks)  # creating them is collective; the runtime's own start is not
+    process_groups(dedication.ranks)  # collective, so outside of the agreement below
     shapes = {sizes_of(item) for item in inventory_of(dedication.leaves, units)}
     tuned = cached_choices(dedication.ranks, shapes, muon, device)
     plan = make_plan(dedication, units, muon, device, tuned)
-    with agreement(dedication.ranks, "Muon"):  # an owner may be out of memory, say
+    with agreement(dedication.ranks, "Muon"):  # an owner may lack memory, for example
         runtime = Runtime(model, dedication, plan, units, device, tuned, optimizer)
         add_hooks(runtime)
         ModelState(runtime)
@@ -132,7 +132,7 @@ def _warn_of_large_units(runtime: Runtime) -> None:
 
 
 def _holds_blocks(unit: Unit, leaves: list[Leaf]) -> bool:
-    """Whether there is something to split: children of one module, of one class, with two of its leaves or more."""
+    """True if the unit can be split: a module has two children of one class that hold two leaves or more each."""
     held = Counter(place.module for index in unit.leaves for place in leaves[index].places)
     for holder in unit.module.modules():
         blocks = (child for child in holder.children() if sum(held[module] for module in child.modules()) >= 2)

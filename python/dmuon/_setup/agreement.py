@@ -28,7 +28,7 @@ def agreement(
 ) -> Iterator[list[str]]:
     """Makes every rank raise ValueError at the end of the block if one rank raises in it. Collective, at the end.
 
-    The block adds facts to a list, one line each, which must be equal on every rank. Nothing in the block may wait for
+    The block adds facts to a list, one line each, which must be equal on every rank. The block must not wait for
     another rank, because a rank that raises goes straight to the end. A rank raises its own error if it has one, else
     the error of the first rank that has one, with that rank's number. Other errors become the cause of a ValueError.
 
@@ -55,7 +55,7 @@ def agreement(
 
 
 def largest_unless(ranks: Ranks, error: Exception | None, numbers: Sequence[float]) -> list[float]:
-    """Returns `largest` if no rank has an error. Else all ranks raise, as `agreement` does. Collective."""
+    """Returns `largest`. If a rank has an error, all ranks raise instead, as `agreement` does. Collective."""
     minus_first, *found = largest(ranks, [-ranks.size if error is None else -ranks.slot, *numbers])
     first = -int(minus_first)
     if first == ranks.size:

@@ -101,8 +101,8 @@ def dedicate_params(
     """Gives every weight matrix of `model` to Muon. Call it before or after `fully_shard`, then `dmuon.Muon(model)`.
 
     Muon gets the trainable weights of linear layers, of routers and of the other classes in `dmuon.views.by_class`, and
-    stacks of experts. Muon does not get weights tied to an embedding, the output head, and parameters from which a
-    weight is computed. The other parameters stay with the host framework and AdamW. Collective over the mesh. No
+    stacks of experts. Muon does not get weights tied to an embedding, the output head, and parameters that a module
+    computes its weight from. The other parameters stay with the host framework and AdamW. Collective over the mesh. No
     forward may run before `Muon`.
 
     Args:

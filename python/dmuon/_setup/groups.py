@@ -89,7 +89,7 @@ def _host_backend() -> str:
 
 @contextmanager
 def _unbound_world() -> Iterator[None]:
-    """Takes from the world, inside the context, the device to which `init_process_group(device_id=)` has bound it.
+    """Hides the device that `init_process_group(device_id=)` has bound the world to, inside the context.
 
     NCCL splits a bound world and waits for all of its ranks, but the ranks outside the mesh never come.
     """

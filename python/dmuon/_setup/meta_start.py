@@ -22,13 +22,13 @@ class MetaStart:
     """Gives parameters the values that one process would give them.
 
     Once `to_empty` has given a module a device, the module shows provisional parameters, for the model's own
-    initialisation. These stand for leaves, which one rank stores, and for the DTensors of `fully_shard`.
+    initialisation. They stand for leaves, which one rank stores, and for the DTensors of `fully_shard`.
     """
 
     def __init__(
         self, model: nn.Module, leaves: Sequence[Leaf], known: Mapping[nn.Module, Iterable[str]], ranks: Ranks
     ) -> None:
-        """`leaves`: all leaves, which were taken out of the model. Those on the meta device are started here."""
+        """Starts those of `leaves` that are on the meta device. All leaves were taken out of the model."""
         self._known, self._desk = known, Desk()
         self._names = {module: path for path, module in model.named_modules()}
         self._had_values = {

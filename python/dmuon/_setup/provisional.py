@@ -12,7 +12,7 @@ from dmuon._setup.initial_values import InitialValues, is_random
 
 _aten = torch.ops.aten
 
-# These read shape, dtype and device of a tensor, but none of its values.
+# Operations that read shape, dtype and device of a tensor, but none of its values.
 _LIKE = {
     getattr(_aten, name).default
     for name in (

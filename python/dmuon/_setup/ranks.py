@@ -98,7 +98,7 @@ def resolve_ranks(mesh: DeviceMesh | None, model: nn.Module, timeout: datetime.t
 
     A 1-D mesh that spans hosts (LOCAL_WORLD_SIZE) gets a row for each host, so that weights and gradients travel in two
     stages. Bad arguments do not raise here, so that all ranks can refuse them together (`check_mesh`, `check_timeout`,
-    `agreement`): a mesh of more than two dimensions is flattened; a bad timeout, or one that differs between ranks,
+    `agreement`). A mesh of more than two dimensions is flattened. A bad timeout, or one that differs between ranks,
     becomes None.
 
     Args:

@@ -1,4 +1,4 @@
-"""Checks that weights which every rank has whole are equal on all ranks. Else ranks would train a mixture."""
+"""Checks that whole weights are equal on all ranks, because ranks would else train a mixture."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _NOT_HERE = torch.iinfo(torch.int64).min
 def checksums(model: nn.Module, dedication: Dedication) -> Checksums:
     """Returns checksums of the values that every rank has whole. Sends nothing.
 
-    These are leaves, and parameters that no fully_shard manages, frozen ones too. For a model that was built on the
-    meta device, ranks compare the history of each parameter instead (`MetaStart.facts`): values that nobody has
-    initialised yet differ between ranks.
+    Covers leaves, and parameters that no fully_shard manages, frozen ones too. For a model that was built on the meta
+    device, ranks compare the history of each parameter instead (`MetaStart.facts`): values that nobody has initialised
+    yet differ between ranks.
     """
     if dedication.ranks.size == 1 or dedication.across_ranks.sync_from_rank0:
         return {}

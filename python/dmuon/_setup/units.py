@@ -30,8 +30,8 @@ class Unit:
 def _path_to_unit(root: nn.Module, path: str) -> str:
     """Returns the path of the unit that holds the parameters of the module at `path`.
 
-    The unit is the innermost FSDPModule below the root. Else it is the outermost item of a ModuleList or Sequential,
-    else the module itself.
+    The unit is the innermost FSDPModule below the root. Without one, it is the outermost item of a ModuleList or
+    Sequential. Without that, it is the module itself.
     """
     names = path.split(".") if path else []
     prefixes = [".".join(names[:depth]) for depth in range(len(names) + 1)]

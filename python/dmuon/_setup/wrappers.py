@@ -9,7 +9,7 @@ import torch.nn as nn
 # The attributes in which torch.compile (one) and Lightning Fabric (two) store the module that they wrap.
 _INSIDE = ("_orig_mod", "_original_module")
 _FORWARD = ("_orig_mod", "_forward_module")
-# These wrappers copy or cut parameters by themselves.
+# Wrappers that copy or cut parameters by themselves.
 _REFUSED = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
 
 
