@@ -62,8 +62,8 @@ class Verification:
             for part, difference, name, tolerance in self._parts()
         ]
         wrong = " and ".join(self._wrong())
-        verdict = f"differ from the plain computation in {wrong}" if wrong else "agree with the plain computation"
-        return "\n".join([*lines, f"verdict: dmuon's results {verdict}"])
+        conclusion = f"differ from the plain computation in {wrong}" if wrong else "agree with the plain computation"
+        return "\n".join([*lines, f"verdict: dmuon's results {conclusion}"])
 
     def _wrong(self) -> list[str]:
         return [part for part, difference, _, tolerance in self._parts() if difference > tolerance]

@@ -59,13 +59,16 @@ def measured_costs(
         tuned: the choices that the owner path runs by.
     """
     jobs = [Job(shape, size) for shape, number in shapes.items() for size in _plan.candidate_batches(shape, number)]
-    key = functools.partial(_key, ranks, muon, compute_dtypes, device, tuned)
-    times = from_first(ranks, lambda: {job: ns for job, ns in _CachedTimes(key()).times.items() if job in jobs})
+
+    def file() -> CacheFile:
+        return CacheFile("costs", "times", _key(ranks, muon, compute_dtypes, device, tuned))
+
+    times = from_first(ranks, lambda: {job: ns for job, ns in _cached_times(file()).items() if job in jobs})
     missing = [job for job in jobs if job not in times]
     scaled: set[Job] = set()
     if missing:
         found, scaled = measure(ranks, missing, muon, compute_dtypes, device, known=times, tuned=tuned)
-        from_first(ranks, lambda: _CachedTimes(key()).add({job: ns for job, ns in found.items() if job not in scaled}))
+        from_first(ranks, lambda: _store(file(), {job: ns for job, ns in found.items() if job not in scaled}))
         times |= found
     source = f"measured on {device_name(device)}, {ranks.size} ranks at once"
     if len(scaled) == len(jobs):
@@ -233,23 +236,18 @@ def _key(
     }
 
 
-class _CachedTimes:
-    """Times measured before, in a file of the user's cache."""
+def _cached_times(file: CacheFile) -> dict[Job, int]:
+    with contextlib.suppress(Exception):  # after any error the times are measured again
+        rows = [row for row in file.rows() if type(row) is list and list(map(type, row)) == [int] * 5]
+        return {Job((n, r, c), b): ns for n, r, c, b, ns in rows if 0 < ns <= _DAY_NS}
+    return {}
 
-    def __init__(self, key: dict[str, Any]) -> None:
-        self._file = CacheFile("costs", "times", key)
-        self.times = self._read()
 
-    def _read(self) -> dict[Job, int]:
-        with contextlib.suppress(Exception):  # after any error the times are measured again
-            rows = [row for row in self._file.rows() if type(row) is list and list(map(type, row)) == [int] * 5]
-            return {Job((n, r, c), b): ns for n, r, c, b, ns in rows if 0 < ns <= _DAY_NS}
-        return {}
+def _store(file: CacheFile, times: dict[Job, int]) -> None:
+    """Stores these times beside the cached ones."""
 
-    def add(self, times: dict[Job, int]) -> None:
-        """Stores these times beside the cached ones."""
-        if times:
-            self._file.replace(
-                lambda: [[*job.shape, job.size, ns] for job, ns in sorted((self._read() | times).items())],
-                "measured costs",
-            )
+    def rows() -> list[list[int]]:
+        return [[*job.shape, job.size, ns] for job, ns in sorted((_cached_times(file) | times).items())]
+
+    if times:
+        file.replace(rows, "measured costs")

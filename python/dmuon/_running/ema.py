@@ -102,8 +102,8 @@ class Ema:
             runtime.meet("the end of Ema.applied()")
             self._exchange_masters()
             with torch.no_grad():
-                for (_, weight), kept in zip(self._local(), weights, strict=True):
-                    weight.copy_(kept)
+                for (_, weight), own in zip(self._local(), weights, strict=True):
+                    weight.copy_(own)
             runtime.set_averaged(False)
             runtime.engine.publish()
 
@@ -179,9 +179,9 @@ class Ema:
     def _exchange_masters(self) -> None:
         self._runtime.engine.drain()  # publications read masters
         for mean, master in self._owned():
-            kept = master.clone()
+            old = master.clone()
             master.copy_(mean)
-            mean.copy_(kept)
+            mean.copy_(old)
 
 
 def _part(tensor: torch.Tensor) -> torch.Tensor:

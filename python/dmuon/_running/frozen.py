@@ -67,7 +67,7 @@ class FrozenParameters:
             self._unsaid = (self._num_steps, new)
         if self._runtime.ranks.slot == 0:
             seen, self._unsaid = self._unsaid, None
-        if seen is not None and self._is_first(*seen):
+        if seen is not None and self._is_first(seen):
             logger.warning(
                 "dmuon: no group of the optimizer has %s: what came into the model after Muon was made is not updated. "
                 "Give it to AdamW by opt.add_param_group({'params': [...]}); for Muon, change the model before "
@@ -75,9 +75,15 @@ class FrozenParameters:
                 listed(seen[1], _NAMED),
             )
 
+    def _is_first(self, seen: tuple[int, list[str]]) -> bool:
+        """True if no other rank has named these parameters."""
+        ranks = self._runtime.ranks
+        key = f"dmuon: new parameters {zlib.crc32(f'{ranks.rows} {self._number} {seen}'.encode())}"
+        return ranks.size == 1 or dist.distributed_c10d._get_default_store().add(key, 1) == 1
+
     def _new(self, groups: list[dict[str, Any]]) -> list[str]:
         self._walked_at = _count["registrations"]
-        self._runtime.show_placeholders()  # a backward that raised has left weights in their places
+        self._runtime.show_placeholders()
         grouped, new = _ids(groups), []
         for name, parameter in self._runtime.model.named_parameters():
             is_known = self._known.get(name) is parameter
@@ -89,12 +95,6 @@ class FrozenParameters:
             else:
                 self._frozen[name] = parameter
         return new
-
-    def _is_first(self, step: int, new: list[str]) -> bool:
-        """True if no other rank has named these parameters."""
-        ranks = self._runtime.ranks
-        key = f"dmuon: new parameters {zlib.crc32(f'{ranks.rows} {self._number} {step} {new}'.encode())}"
-        return ranks.size == 1 or dist.distributed_c10d._get_default_store().add(key, 1) == 1
 
 
 def _ids(groups: list[dict[str, Any]]) -> set[int]:

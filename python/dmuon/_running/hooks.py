@@ -30,7 +30,7 @@ def _begin(runtime: Runtime) -> Any:
         runtime.refuse_inside_full_params("a forward")
         runtime.refuse_without_values()
         if not _C.in_backward():
-            runtime.show_placeholders()  # a backward that raised has left weights in their places
+            runtime.show_placeholders()
         runtime.engine.begin_forward()
 
     return begin

@@ -44,7 +44,7 @@ class ModelState:
     # ---- saving ----
 
     def _before_save(self, *_: Any) -> None:
-        self._runtime.show_placeholders()  # a backward that raised has left weights in their places
+        self._runtime.show_placeholders()
         self._is_saving = True
 
     def _after_save(self, module: nn.Module, state_dict: dict[str, Any], *_: Any) -> None:

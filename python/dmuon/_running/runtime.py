@@ -128,7 +128,7 @@ class Runtime:
 
     def meet(self, call: str) -> None:
         """Waits until all ranks have come to `call`, outside of passes. Collective."""
-        self.show_placeholders()  # a backward that raised has left weights in their places
+        self.show_placeholders()
         for module in self.fsdp_modules:
             module.reshard()
         self.engine.meet(call)
@@ -163,7 +163,7 @@ class Runtime:
                 parameter.requires_grad_(is_trainable)
 
     def show_placeholders(self) -> None:
-        """Replaces all weights in modules by placeholders."""
+        """Replaces all weights in modules by placeholders: a backward that raised has not."""
         for weights in self.weights:
             weights.show_placeholders()
 

@@ -35,12 +35,8 @@ class StepAgreement:
     device: torch.device
     divide_factor: float
     _applied: int = dataclasses.field(default=0, init=False)  # digest of the hyperparameters of all steps so far
-    _owned_norms: tuple[torch.Tensor, ...] | None = dataclasses.field(
-        default=None, init=False
-    )  # of the present verdict
-    _others_finite: torch.Tensor | None = dataclasses.field(
-        default=None, init=False
-    )  # [] bool of the other pipeline stages, until the step ends
+    _owned_norms: tuple[torch.Tensor, ...] | None = dataclasses.field(default=None, init=False)  # of the verdict
+    _others_finite: torch.Tensor | None = dataclasses.field(default=None, init=False)  # [] of other pipeline stages
 
     def host_parameters(self) -> list[nn.Parameter]:
         """Returns the parameters that AdamW updates."""
@@ -109,7 +105,7 @@ class StepAgreement:
         self.engine.scale_gradients(factor)
 
     def owned_norms(self) -> tuple[torch.Tensor, ...]:
-        """Returns [] fp32 for each leaf: the 2-norm of its gradient. Computes all at once; torch's clipping reads each."""
+        """Returns [] fp32 for each leaf: the 2-norm of its gradient. Computed once a verdict, for torch's clipping."""
         if self._owned_norms is None or not self.engine.agreed():
             self._owned_norms = of_leaves(self.verdict().norms(), self.parts)
         return self._owned_norms

@@ -189,18 +189,18 @@ def _norm(owned: OwnedTensor, gradient: OwnedGradient, target: Any, order: float
     return gradient.norm()
 
 
-def _mul(owned: OwnedTensor, gradient: OwnedGradient, target: Any, factor: Any) -> Any:
-    if target is not owned:
-        owned._refuse("multiplying by it")
-    gradient.scale(_number(owned, factor))
-    return owned
+def _scaling(verb: str, factor_of: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
+    def scale(owned: OwnedTensor, gradient: OwnedGradient, target: Any, number: Any) -> Any:
+        if target is not owned:
+            owned._refuse(f"{verb} by it")
+        gradient.scale(factor_of(_number(owned, number)))
+        return owned
+
+    return scale
 
 
-def _div(owned: OwnedTensor, gradient: OwnedGradient, target: Any, divisor: Any) -> Any:
-    if target is not owned:
-        owned._refuse("dividing by it")
-    gradient.scale(_number(owned, divisor).double().reciprocal())
-    return owned
+_mul = _scaling("multiplying", lambda factor: factor)
+_div = _scaling("dividing", lambda divisor: divisor.double().reciprocal())
 
 
 def _number(owned: OwnedTensor, factor: Any) -> torch.Tensor:
