@@ -90,7 +90,7 @@ class Muon(torch.optim.Optimizer):
             nesterov: True to orthogonalise a mix of gradient and momentum, False for the momentum alone.
             ns_coefficients: "polar_express", "quintic" (torch.optim.Muon's), "you", one (a, b, c), or a row
                 for each step.
-            eps: the least divisor of a matrix before Newton-Schulz, if its norm is less, as in torch.optim.Muon.
+            eps: least divisor before Newton-Schulz, for matrices whose norm is less, as in torch.optim.Muon.
             ns_steps: number of Newton-Schulz steps. Steps past the given rows repeat the last row.
             adjust_lr_fn: None or "original": lr * sqrt(max(1, rows / cols)); "match_rms_adamw":
                 lr * 0.2 * sqrt(max(rows, cols)); "spectral_unclamped": lr * sqrt(rows / cols).
@@ -218,7 +218,7 @@ class Muon(torch.optim.Optimizer):
         _C.muon_step(runtime.engine, groups, group_of, finite)
         self._adamw.step(finite)
         self._skipped.add(finite)
-        # After a forward without a backward FSDP2 would compute on with the old weights that it gathered.
+        # After a forward without a backward FSDP2 would still compute with the old weights that it gathered.
         for module in runtime.fsdp_modules:
             module.reshard()
         runtime.engine.end_step()
