@@ -12,6 +12,7 @@ import pytest
 import torch
 from dmuon._running import first_values
 from models import make_gpt
+from pool import own_random_numbers
 from refusals import attempt, rank_of
 from test_meta_start import all_kinds_of_init
 from training import AHEAD, dedicate
@@ -39,6 +40,7 @@ def fail_from_first_values(owner: Any, name: str, after: int) -> Any:
     return mock.patch.object(owner, name, failing)
 
 
+@own_random_numbers()
 def first_values_that_fail(mesh: Any, owner: Any, name: str, after: int, on: int, syncs: bool, on_meta: bool) -> None:
     with torch.device("meta") if on_meta else torch.device(mesh.device_type):
         model = make_gpt(depth=2)
