@@ -1,4 +1,4 @@
-"""What costs and choices are timed by counts what a device does after the host's call, and nothing before it."""
+"""The clock of costs and choices counts the work of a device after the host's call, and no work before the call."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ AT_ONCE_S = 40
 
 
 def fail_from_first_values(owner: Any, name: str, after: int) -> Any:
-    """Calls of `owner.name` by first_values.py raise, but for the first ones."""
+    """Makes calls of `owner.name` by first_values.py raise, except the first `after` calls."""
     right, calls = getattr(owner, name), []
 
     def failing(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What the tuner has chosen is kept: by setting, whole at any moment, and for Muon to take."""
+"""Choices of the tuner are cached by setting, in a file that is whole at any moment, and Muon reads them."""
 
 from __future__ import annotations
 

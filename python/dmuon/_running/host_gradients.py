@@ -35,13 +35,11 @@ def average(parameters: Sequence[nn.Parameter], ranks: Ranks, engine: _C.Engine)
         p.new_zeros(p.numel(), dtype=torch.float32) if p.grad is None else p.grad.flatten().float() for p in plain
     ]
     flat = torch.cat([present, *pieces])
-    engine.drain()  # lanes use these groups too
+    engine.drain()
     what = "the mean of the gradients that no fully_shard manages"
     engine.leave(what)
     try:
-        for group in (row_group(ranks), column_group(ranks)):
-            if group is not None:
-                dist.all_reduce(flat, group=group)
+        add_up(flat, ranks)
     except RuntimeError as error:
         raise RuntimeError(f"dmuon: {what} failed: a rank died, or did not come. Reported: {error}") from error
     means = (flat[len(plain) :] / ranks.size).split([p.numel() for p in plain])
@@ -52,6 +50,13 @@ def average(parameters: Sequence[nn.Parameter], ranks: Ranks, engine: _C.Engine)
         if parameter.grad is None:
             parameter.grad = torch.empty_like(parameter)
         parameter.grad.copy_(mean.view_as(parameter))
+
+
+def add_up(words: torch.Tensor, ranks: Ranks) -> None:
+    """Sums a tensor over all ranks, in place. Collective. Drain the engine before: lanes use these groups too."""
+    for group in (row_group(ranks), column_group(ranks)):
+        if group is not None:
+            dist.all_reduce(words, group=group)
 
 
 def squared_norms(parameters: Sequence[nn.Parameter], device: torch.device) -> torch.Tensor:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 import torch.nn as nn
 
+from dmuon._running.host_gradients import add_up
 from dmuon._running.runtime import runtime_of
 from dmuon._running.step_agreement import of_leaves
 from dmuon._saving.owned_shards import MASTER
-from dmuon._setup.groups import column_group, row_group
 
 _PIECE = 1 << 24  # elements in fp64 at once
 
@@ -61,9 +60,7 @@ def weight_norms(model: nn.Module) -> dict[str, torch.Tensor]:
         for parameter, _, _, master in runtime.engine.owned_parts(index, MASTER):
             pieces = torch._foreach_norm(list(master.view(-1).split(_PIECE)), 2, dtype=torch.float64)
             squares[parameter] = torch.stack(list(pieces)).square().sum()
-    runtime.engine.drain()  # lanes use these groups too
-    for group in (row_group(runtime.ranks), column_group(runtime.ranks)):
-        if group is not None:
-            dist.all_reduce(squares, group=group)
+    runtime.engine.drain()
+    add_up(squares, runtime.ranks)
     norms = of_leaves(squares.sqrt(), runtime.parts)
     return dict(zip((leaf.name for leaf in runtime.leaves), norms, strict=True))
