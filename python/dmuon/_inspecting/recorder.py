@@ -151,10 +151,7 @@ class Recorder:
         seconds = self._runtime.engine.seconds
         timed = [(kind, unit, seconds(begin), seconds(end)) for kind, unit, begin, end in self._spans]
         rank = self._runtime.ranks.here
-        spans = [
-            Span(rank, lane, kind, named(subject, self._names), *times)
-            for kind, lane, subject, *times in rows
-        ]
+        spans = [Span(rank, lane, kind, named(subject, self._names), *times) for kind, lane, subject, *times in rows]
         for index, instants in enumerate(self._gradients):
             starts = [seconds(instant) for instant in instants]
             own = [row for row in rows if row[2] == ("unit", index)]

@@ -224,9 +224,7 @@ class _Simulated:
     def panel(self, schedule: StepSchedule, intra: float, inter: float) -> Panel:
         """Returns this rank's lanes in the step, with these durations of the largest operations of two lanes."""
         totals = [(o.lane, sum(m.bytes for m in o.messages)) for ops in schedule.passes.values() for o in ops]
-        largest = {
-            lane: max((size for at, size in totals if at == lane), default=0) or 1 for lane in COMMUNICATION
-        }
+        largest = {lane: max((size for at, size in totals if at == lane), default=0) or 1 for lane in COMMUNICATION}
         spans = _C.execute(
             self.programs,
             forward=1.0,

@@ -112,7 +112,7 @@ class FirstValues:
     ) -> torch.Tensor:
         """Returns, at the receivers, elements from `begin` to `end` of the holder's `own`, on the host if they travel.
 
-        `holder` and `receivers` are global ranks. The result is flat, and `dtype` is that of `own`.
+        `holder` and `receivers` are global ranks. The result is flat, in the dtype of `own`, `dtype`.
         """
         ranks, group = self._runtime.ranks, verdict_group(self._runtime.ranks)
         values, travels = self._spare[: (end - begin) * dtype.itemsize].view(dtype), set(receivers) != {holder}
