@@ -1,6 +1,6 @@
 """dmuon: distributed Muon for PyTorch FSDP2/HSDP.
 
-dedicate_params(model, mesh) -> fully_shard(...) -> Muon(model), then train as before.
+Call dedicate_params(model, mesh), then fully_shard(...), then Muon(model), and train as before.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from dmuon._setup.routing_table import RoutingTable as RoutingTable
     from dmuon.views import View as View
 
-# Where each name is loaded from when it is first used: the command does without torch, which takes seconds to import.
+# The module that holds each name, imported at its first use. So the command needs no torch, which imports in seconds.
 _HOMES = {
     "_inspecting.full_params": ("full_params",),
     "_inspecting.profile": ("Profile", "profile"),

@@ -1,16 +1,17 @@
-"""What is orthogonalised of a parameter: itself, matrices that follow each other in its memory, or blocks of columns.
+"""Views: which matrices Muon orthogonalises in a parameter.
 
-A parameter is saved whole; a view says which matrices it consists of, or several views do, one after the
-other. Each matrix is orthogonalised by itself and has the learning rate of its own rows and columns, as if it were a
-parameter of its own. `select` of `dedicate_params` may return a view or several:
+A matrix is the parameter itself, one of several that follow each other in its memory, or a block of its columns. One
+view describes all matrices of a parameter; several views describe them one after the other. Muon treats each matrix
+as a parameter of its own, with the learning rate of its own rows and columns. The parameter is saved whole.
+`select` of `dedicate_params` may return a view or several:
 
     def select(name, module, parameter):
         if name.endswith("gate_up_proj.weight"):
             return dmuon.views.gate_up(parameter)  # gate and up apart, not as one matrix
         return None  # by the default rule
 
-`by_class` says which parameters are matrices by default, and for all modules of a class. Muon's result is another
-one with another view: choose it at the start of a training, and keep it, as `Muon.load_state_dict` wants it.
+`by_class` holds the default views of all modules of a class. Another view gives another result: choose views at the
+start of a training and do not change them, because `Muon.load_state_dict` compares them.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ class View:
     """`count` matrices of `rows` x `cols`, one after the other in the memory of a contiguous parameter.
 
     Attributes:
-        count: of matrices.
-        rows: of each.
-        cols: of each, as long as the rows of the parameter.
-        column_blocks: so many equally wide blocks of columns of each are orthogonalised apart.
-        transposed: stored as [in, out], so that `adjust_lr_fn` takes columns for rows; the rest knows no difference.
+        count: number of matrices.
+        rows: rows of each matrix.
+        cols: columns of each matrix, the length of a row of the parameter.
+        column_blocks: number of equally wide blocks of columns that are orthogonalised apart.
+        transposed: True if the parameter is stored as [in, out]. Only `adjust_lr_fn` then exchanges rows and columns.
 
     Raises:
         ValueError: a number is not a positive int, or `column_blocks` does not divide `cols`.
@@ -58,12 +59,12 @@ class View:
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """[count, rows, cols], as which the parameter's elements are looked at."""
+        """The shape [count, rows, cols] in which the parameter's elements are read."""
         return self.count, self.rows, self.cols
 
     @property
     def sides(self) -> tuple[int, int]:
-        """[rows, cols] of each matrix that is orthogonalised."""
+        """The shape [rows, cols] of each matrix that is orthogonalised."""
         return self.rows, self.cols // self.column_blocks
 
     def __str__(self) -> str:
@@ -73,7 +74,7 @@ class View:
 
 
 def matrix(parameter: torch.Tensor) -> View:
-    """[rows, cols] as it is: what Muon takes without a view.
+    """Views [rows, cols] as one matrix, as Muon does without a view.
 
     Raises:
         ValueError: the parameter has another shape.
@@ -82,7 +83,7 @@ def matrix(parameter: torch.Tensor) -> View:
 
 
 def experts(parameter: torch.Tensor) -> View:
-    """[experts, rows, cols]: a matrix for each expert. The default rule does the same for modules named so.
+    """Views [experts, rows, cols] as one matrix for each expert. The default rule does so for modules named so.
 
     Raises:
         ValueError: the parameter has another shape.
@@ -91,7 +92,7 @@ def experts(parameter: torch.Tensor) -> View:
 
 
 def gate_up(parameter: torch.Tensor) -> View:
-    """[2 rows, cols] or [experts, 2 rows, cols]: gate and up, one above the other, apart.
+    """Views [2 rows, cols] or [experts, 2 rows, cols] as gate and up, which lie one above the other.
 
     Raises:
         ValueError: the parameter has another shape, or an odd number of rows.
@@ -101,7 +102,7 @@ def gate_up(parameter: torch.Tensor) -> View:
 
 
 def per_head(parameter: torch.Tensor, head_dim: int) -> View:
-    """[heads * head_dim, cols]: [head_dim, cols] for each head; of Q, K and V alike where they are fused.
+    """Views [heads * head_dim, cols] as one [head_dim, cols] for each head. Fused Q, K and V are treated alike.
 
     Raises:
         ValueError: the parameter has another shape, or `head_dim` does not divide its rows.
@@ -113,12 +114,12 @@ def per_head(parameter: torch.Tensor, head_dim: int) -> View:
 
 
 def qkv(parameter: torch.Tensor, num_heads: int = 1, num_kv_heads: int | None = None) -> tuple[View, ...]:
-    """[rows, cols]: Q, K and V, one above the other, apart; of equal height, or K and V lower, as with grouped queries.
+    """Views [rows, cols] as Q, K and V, which lie one above the other. K and V may have fewer heads than Q.
 
     Args:
-        parameter: of (num_heads + 2 num_kv_heads) * head_dim rows.
-        num_heads: of Q.
-        num_kv_heads: of K, and of V; None: as many as Q's.
+        parameter: has (num_heads + 2 num_kv_heads) * head_dim rows.
+        num_heads: heads of Q.
+        num_kv_heads: heads of K, and of V. None means as many as Q has.
 
     Raises:
         ValueError: the parameter has another shape, or other rows than for these heads; or a number is not positive.
@@ -134,7 +135,7 @@ def qkv(parameter: torch.Tensor, num_heads: int = 1, num_kv_heads: int | None = 
 
 
 def rows(parameter: torch.Tensor, heights: Sequence[int]) -> tuple[View, ...]:
-    """[rows, cols]: a matrix for each of these heights, one above the other.
+    """Views [rows, cols] as matrices of these heights, which lie one above the other.
 
     Raises:
         ValueError: the parameter has another shape, or the heights do not sum to its rows.
@@ -147,7 +148,7 @@ def rows(parameter: torch.Tensor, heights: Sequence[int]) -> tuple[View, ...]:
 
 
 def columns(parameter: torch.Tensor, num_blocks: int) -> View:
-    """[rows, cols] or [experts, rows, cols]: equal blocks of columns, side by side, apart.
+    """Views [rows, cols] or [experts, rows, cols] as blocks of equally many columns, which lie side by side.
 
     Raises:
         ValueError: the parameter has another shape, or `num_blocks` does not divide its columns.
@@ -159,7 +160,7 @@ def columns(parameter: torch.Tensor, num_blocks: int) -> View:
 
 
 def transposed(view: View) -> View:
-    """The same of a parameter that is stored as [in, out], so that `adjust_lr_fn` takes columns for rows.
+    """Returns the same view of a parameter that is stored as [in, out]: `adjust_lr_fn` exchanges rows and columns.
 
     Raises:
         ValueError: `view` is no dmuon.View.
@@ -170,7 +171,7 @@ def transposed(view: View) -> View:
 
 
 def conv1d(parameter: torch.Tensor) -> View:
-    """[in, out] of Transformers' `Conv1D`: one matrix, which is stored transposed.
+    """Views [in, out] of Transformers' `Conv1D` as one matrix, which is stored transposed.
 
     Raises:
         ValueError: the parameter has another shape.
@@ -179,7 +180,7 @@ def conv1d(parameter: torch.Tensor) -> View:
 
 
 def conv(parameter: torch.Tensor) -> View:
-    """[out, in, ...] of a convolution: one matrix of out rows, the rest flattened.
+    """Views [out, in, ...] of a convolution as one matrix of `out` rows.
 
     Raises:
         ValueError: the parameter has another shape.
@@ -202,10 +203,10 @@ def _divided(function: str, parameter: torch.Tensor, rows: int, parts: int) -> i
     return rows // parts
 
 
-# By default Muon takes these parameters of modules of these classes and their subclasses, by these views. A key is a
-# class or its qualified name, and the nearest base class counts; in a parameter's name `*` and `?` stand for anything.
-# Add your own before `dedicate_params`, the same on all ranks; {} leaves a class to AdamW. What fits nothing in a model
-# is warned of.
+# The parameters that Muon updates by default, and their views, for modules of these classes and of subclasses. A key is
+# a class or its qualified name; the nearest base class counts. In a parameter's name `*` and `?` stand for anything.
+# Add your own before `dedicate_params`, the same on all ranks; {} gives a class to AdamW. dmuon warns of an entry that
+# fits nothing in a model.
 by_class: dict[type[nn.Module] | str, dict[str, Callable[[torch.Tensor], View | Sequence[View]]]] = {
     nn.Linear: {"weight": matrix},
     "transformers.pytorch_utils.Conv1D": {"weight": conv1d},

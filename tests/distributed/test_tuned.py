@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from dmuon._planning.choices import Result, Setting, keep
+from dmuon._planning.choices import Result, Setting, store
 from dmuon._setup.hyperparameters import PlainChoice, plain_choice
 from models import batch, is_matrix_of_a_block, loss_of, make_gpt, part, weights_of_plain
 from reference import ReferenceMuon
@@ -29,7 +29,7 @@ def keep_others(setting: Setting) -> dict[tuple[int, int], PlainChoice]:
         default, *others = setting.candidates(*sides)
         other = next(one for one in others if one.form != default.form)
         found[sides] = plain_choice(other)
-        keep(Result(8, *sides, *found[sides], 1, 1e-6, *plain_choice(default), 2, 1e-6, 0.5), setting)
+        store(Result(8, *sides, *found[sides], 1, 1e-6, *plain_choice(default), 2, 1e-6, 0.5), setting)
     return found
 
 

@@ -9,7 +9,7 @@ import numpy
 import pytest
 import torch
 from dmuon._planning import tuning
-from dmuon._planning.choices import kept
+from dmuon._planning.choices import cached
 from tuning_machine import ROWS, SETTING, WIDE, tuned
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -21,7 +21,7 @@ def test_the_fastest_choice_is_taken_and_kept(machine):
     assert (result.form, result.batched, result.default_form, result.default_batched) == ("DIRECT", False, "GRAM", True)
     assert (result.ns, result.default_ns, result.ratio) == (500_000, 1_000_000, pytest.approx(0.5))
     assert 0 < result.error < 1e-4 and 0 < result.default_error < 1e-4
-    assert kept(SETTING) == {(24, 96): result}
+    assert cached(SETTING) == {(24, 96): result}
 
 
 def test_the_fastest_panels_of_the_default_are_taken(machine):
@@ -29,7 +29,7 @@ def test_the_fastest_panels_of_the_default_are_taken(machine):
     result = tuned((1, 256, 256))
     assert (result.form, result.panel_rows) == ("DIRECT", 128)
     assert (result.default_form, result.default_panel_rows) == ("DIRECT", 64)
-    assert (result.ratio, kept(SETTING)) == (pytest.approx(0.8), {(256, 256): result})
+    assert (result.ratio, cached(SETTING)) == (pytest.approx(0.8), {(256, 256): result})
 
 
 @pytest.mark.parametrize("share", [0.975, 1.0, 1.5])
@@ -104,14 +104,14 @@ def test_a_second_call_times_nothing_and_more_matrices_are_tuned_again(machine):
 )
 def test_choices_are_kept_by_setting(machine, key, setting):
     tuned()
-    assert kept(setting) == {}
+    assert cached(setting) == {}
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
     try:
-        assert kept(SETTING) == {}
+        assert cached(SETTING) == {}
     finally:
         torch.set_num_threads(threads)
-    assert kept(SETTING)
+    assert cached(SETTING)
 
 
 def test_what_goes_in_batches_is_timed_in_one_and_nothing_is_timed_in_batches_beyond_the_pool(machine):
@@ -127,14 +127,14 @@ def test_the_budget_holds_small_shapes_come_first_and_what_is_left_keeps_the_def
     assert machine.now <= 10.0 + 0.1
     assert [result[:3] for result in results] == [(8, 16, 16), (8, 32, 32)]
     assert unreached == {(8, 64, 64): "not reached within the budget"}
-    assert (64, 64) not in kept(SETTING)
+    assert (64, 64) not in cached(SETTING)
 
 
 def test_what_is_known_by_fewer_matrices_stays_where_the_budget_does_not_reach_more(machine):
     first = tuned()
     machine.seconds = {("GRAM", True): 100.0}
     assert tuned((9, 24, 96)) == first
-    assert kept(SETTING) == {(24, 96): first}
+    assert cached(SETTING) == {(24, 96): first}
 
 
 def test_a_machine_that_becomes_slow_ends_the_tuning_at_the_budget(machine):

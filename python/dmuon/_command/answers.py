@@ -1,4 +1,4 @@
-"""What `plan`, `compare` and `models` answer, as text."""
+"""The answers of `plan`, `compare` and `models`, as text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_MOVES = 10  # parameters that moved
 
 
 def plan(arguments: argparse.Namespace) -> str:
-    """One plan, as a table or as JSON; saved and drawn where the arguments say so."""
+    """Returns one plan, as a table or as JSON. Saves and draws it if the arguments ask for that."""
     picture, file = arguments.plot, arguments.save
     if picture is not None:
         if file is not None and os.path.realpath(file) == os.path.realpath(picture):
@@ -46,7 +46,7 @@ def _write(path: str, write: Callable[[], object]) -> None:
 
 
 def compare(arguments: argparse.Namespace) -> str:
-    """Strategies on one task, side by side; all but the slow milp unless some are named."""
+    """Returns strategies on one task, side by side: the named ones, or all except the slow milp."""
     task = read_task(arguments)
     chosen = arguments.strategy or [name for name in strategies() if name != MILP]
     rows = [_row(task, strategy) for strategy in dict.fromkeys(chosen)]
@@ -94,7 +94,7 @@ def _row(task: Task, strategy: str) -> dict[str, Any]:
 
 
 def compare_plans(files: Sequence[str]) -> str:
-    """Two saved plans of the same parameters: figures side by side; then what moved, where both are for one mesh."""
+    """Returns the figures of two saved plans of the same parameters. Lists what moved if both are for one mesh."""
     plans = [from_file(file, _plan.Plan.from_json, "plan: cannot read") for file in files]
     first, second = plans
     second.require_fit(first.inventory, second.mesh)
@@ -117,7 +117,7 @@ def compare_plans(files: Sequence[str]) -> str:
 
 
 def models(as_json: bool) -> str:
-    """The models and devices of the catalog."""
+    """Returns the models and devices of the catalog."""
     rows = [_described(_plan.model(name)) for name in _plan.model_names()]
     if as_json:
         return json.dumps({"models": rows, "devices": _plan.device_names()}) + "\n"

@@ -1,4 +1,4 @@
-"""What can be typed after `dmuon`, and what is said of what cannot."""
+"""The arguments of `dmuon`, and the errors of bad ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dmuon import _plan
 from dmuon._planning.owner_plan import DEFAULT_DEVICE
 from dmuon._setup.strategies import strategies
 
-_MOST = 1 << 20  # ranks, and whatever else is counted in the thousands at most
+_MOST = 1 << 20  # ranks, and all other counts
 _MOST_BYTES = 2**63 - 1
 _DEFAULTS = _plan.PlanOptions()
 
@@ -25,7 +25,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """For `dmuon plan`, `compare`, `models` and `tune`; it raises a ValueError for what it does not understand."""
+    """Returns the parser of `dmuon plan`, `compare`, `models` and `tune`. It raises ValueError for bad arguments."""
     top = _Parser(
         prog="dmuon",
         description="Owner plans of dmuon, the distributed Muon: who orthogonalises which matrix.",
@@ -115,7 +115,7 @@ def _add_task(parser: argparse.ArgumentParser, mesh_required: bool) -> None:
 
 
 def _one_of(known: list[str]) -> Callable[[str], str]:
-    """One of the names, in any case; an error has the nearest ones."""
+    """Reads one of the names, in upper or lower case. An error suggests the nearest names."""
     by_lower = {name.lower(): name for name in known}
 
     def read(text: str) -> str:
@@ -131,7 +131,7 @@ def _one_of(known: list[str]) -> Callable[[str], str]:
 
 
 def _mesh(text: str) -> tuple[int, int]:
-    """Nodes and GPUs a node."""
+    """Reads nodes and GPUs a node."""
     match = re.fullmatch(r"(?:(\d{1,9})x)?(\d{1,9})", text, re.ASCII)
     nodes, gpus = (int(match[1] or 1), int(match[2])) if match else (0, 0)
     if nodes < 1 or gpus < 1:
@@ -149,7 +149,7 @@ def _whole(least: int, most: int = _MOST) -> Callable[[str], int]:
 
 
 def _shapes(text: str) -> list[tuple[int, int, int]]:
-    """Number, rows and columns of each."""
+    """Reads number, rows and columns of each shape."""
     found = [
         re.fullmatch(r"(?:([1-9]\d{0,6})\*)?([1-9]\d{0,6})x([1-9]\d{0,6})", one, re.ASCII) for one in text.split(",")
     ]
@@ -173,7 +173,7 @@ _share = _number("a number from 0 to 1", lambda value: 0 <= value <= 1)
 
 
 def _size(text: str) -> int:
-    """Bytes of 80, 80GB (decimal), 80GiB (binary) or 1.5g; 0 is no limit."""
+    """Reads bytes from 80, 80GB (decimal), 80GiB (binary) or 1.5g. 0 means no limit."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?))?b?", text.strip().lower(), re.ASCII)
     power = "kmgt".index(match[2]) + 1 if match and match[2] else 0
     value = float(match[1]) * (1024 if match[3] else 1000) ** power if match else -1.0

@@ -1,4 +1,4 @@
-"""The command `dmuon`, from what was typed to what is printed."""
+"""The command `dmuon`: reads the arguments and prints the answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         _print(_answer(argv))
-    except BrokenPipeError:  # who reads, `head` say, has seen enough
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         _discard_output()
     except (ValueError, ImportError, OSError) as error:
         message = " ".join(str(error).split()).removeprefix("dmuon: ")
@@ -79,5 +79,5 @@ def _print(text: str) -> None:
 
 
 def _discard_output() -> None:
-    """What is left in the buffer, which Python would write once more at its end."""
+    """Discards the rest of the buffer, which Python would write again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""What is to be planned: the options that `plan` and `compare` share, with their files read."""
+"""The task of a plan: the options that `plan` and `compare` share, with their files read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Task:
     options: _plan.PlanOptions
 
     def plan(self, strategy: str) -> _plan.Plan:
-        """Decides by a strategy."""
+        """Makes a plan by a strategy."""
         return decide(self.inventory, self.mesh, strategy, self.costs, self.options)
 
 
@@ -38,7 +38,7 @@ def read_task(arguments: argparse.Namespace) -> Task:
     nodes, gpus = arguments.mesh
     mesh = _mesh_of(nodes, gpus, arguments.tp)
     inventory = model.inventory
-    # Those of this Model, which nobody else has.
+    # `model` alone holds these parameters, so they may change.
     for parameter in inventory if mesh.tensor_parallel > 1 else ():
         parameter.tensor_parallel = True
     inventory = _plan.divide(inventory, mesh)
@@ -51,7 +51,7 @@ def read_task(arguments: argparse.Namespace) -> Task:
 
 
 def read_model(arguments: argparse.Namespace) -> _plan.Model:
-    """That of --model, or of the file of --inventory.
+    """Returns the model that --model names, or that the file of --inventory describes.
 
     Raises:
         ValueError: the file cannot be read.
@@ -62,7 +62,7 @@ def read_model(arguments: argparse.Namespace) -> _plan.Model:
 
 
 def _mesh_of(nodes: int, gpus: int, tensor_parallel: int) -> _plan.Mesh:
-    """Groups of GPUs that share every matrix are the slots of the mesh."""
+    """Returns the mesh, whose slots are groups of `tensor_parallel` GPUs that share every matrix."""
     if gpus % tensor_parallel:
         raise ValueError(
             f"--tp: expected a divisor of the {gpus} GPUs of a node, got {tensor_parallel}: --mesh counts nodes x GPUs "

@@ -1,4 +1,4 @@
-"""What `dmuon tune` answers. It alone needs PyTorch, which it imports when it has something to time."""
+"""The answer of `dmuon tune`, the only command that needs PyTorch. Imports PyTorch when there is something to time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SOURCES = ("shapes", "inventory", "model", "show")
 
 
 def tune(arguments: argparse.Namespace) -> str:
-    """Tunes the shapes that are not kept, or lists what is kept."""
+    """Tunes the shapes that the cache lacks, or lists the cache."""
     given = [f"--{name}" for name in _SOURCES if getattr(arguments, name)]
     if len(given) != 1:
         names = "--shapes, --inventory, --model or --show"
@@ -30,7 +30,7 @@ def tune(arguments: argparse.Namespace) -> str:
 
     from dmuon import _C
     from dmuon._planning import tuning
-    from dmuon._planning.choices import Setting, kept
+    from dmuon._planning.choices import Setting, cached
 
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
@@ -41,7 +41,7 @@ def tune(arguments: argparse.Namespace) -> str:
     results, unreached = tuning.tune(shapes, setting, arguments.budget)
     found = {"key": setting.key(), "choices": [result._asdict() for result in results]}
     missing = [(*shape, why) for shape, why in unreached.items()]
-    known = kept(setting, quiet=True)
+    known = cached(setting, quiet=True)
     is_kept = all(known.get(result[1:3]) == result for result in results)
     if arguments.json:
         return json.dumps({**found, "not_tuned": missing, "kept": is_kept}) + "\n"
@@ -54,7 +54,7 @@ def tune(arguments: argparse.Namespace) -> str:
 
 
 def _shown(as_json: bool) -> str:
-    """All that is kept, of every setting; what cannot be read, a row or a file, is left out, with a warning."""
+    """Returns all choices in the cache, of every setting. Warns of unreadable rows and files, and omits them."""
     folder = cache_folder()
     shown, tables = [], []
     for path in sorted((folder / "tuned").glob("*.json")) if folder else []:

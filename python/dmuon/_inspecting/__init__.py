@@ -1,1 +1,1 @@
-"""What a user asks a running model: whole weights, profiles, schedules, proofs."""
+"""Tools to inspect a running model: whole weights, profiles, schedules, proofs."""

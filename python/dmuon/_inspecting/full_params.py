@@ -1,4 +1,4 @@
-"""Every weight whole, on every rank, for a while."""
+"""Makes every weight whole, on every rank, for a while."""
 
 from __future__ import annotations
 
@@ -18,22 +18,21 @@ from dmuon._setup.place import clean_name, joined
 
 @contextmanager
 def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
-    """Inside, every parameter of `model` is whole on every rank: a plain nn.Parameter with the master's values.
+    """Makes every parameter of `model` whole on every rank: a plain nn.Parameter with the master's values.
 
-    Collective over the mesh on entry and exit. `state_dict()` and `load_state_dict()` work inside; a forward does
-    not. Owned matrices come in their original dtype, cast from the fp32 master. Memory: the whole model on every
-    rank, and nothing else but one parameter at a time. For rank 0 alone there is
+    Collective over the mesh on entry and exit. `state_dict()` and `load_state_dict()` work inside, a forward does not.
+    Owned matrices have their original dtype, cast from the fp32 master. Every rank needs memory for the whole model and
+    one parameter more. To get a whole model on rank 0 alone, call
     `torch.distributed.checkpoint.state_dict.get_model_state_dict` with `full_state_dict` and `cpu_offload`.
 
     Args:
-        model: with dmuon.Muon.
-        writeback: on leaving, keep what was changed: each owner and shard takes this rank's own values, so
-            change them alike on all ranks. Matrices left as they were keep their fp32 master.
-            Not if the block raises.
+        model: a model with dmuon.Muon.
+        writeback: True to write changed values back at exit, unless the block raises. Each rank writes its own values
+            to its masters and shards, so change them alike on all ranks. The fp32 master of an unchanged matrix stays.
 
     Raises:
-        ValueError: the model has no dmuon.Muon yet, the context is entered twice, or, with writeback and before
-            anything is taken, ranks have changed values unlike.
+        ValueError: the model has no dmuon.Muon yet, or the context is entered twice. With writeback, also if ranks
+            have changed values differently; then nothing is written.
     """
     runtime = runtime_of(model, "full_params")
     if runtime.whole:
@@ -61,7 +60,7 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            if writeback:  # the other ranks are about to write back, and must not
+            if writeback:  # the other ranks are about to write back and must not
                 with suppress(ValueError), agreement(runtime.ranks, "full_params"):
                     raise error
             raise
@@ -79,10 +78,10 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
 
 
 def _suspend_load_hooks(modules: list[nn.Module]) -> list[tuple[dict[int, Any], int, Any]]:
-    """Takes FSDP2's hooks after load_state_dict away: they expect the shards that full_params has replaced.
+    """Removes FSDP2's hooks after load_state_dict: they expect the shards that full_params has replaced.
 
     Returns:
-        (the dict that held it, key, hook) of each.
+        For each hook the dict that held it, its key and the hook.
     """
     taken: list[tuple[dict[int, Any], int, Any]] = []
     for held in {id(module): module._load_state_dict_post_hooks for module in modules}.values():
@@ -93,7 +92,7 @@ def _suspend_load_hooks(modules: list[nn.Module]) -> list[tuple[dict[int, Any], 
 
 
 def _sharded_places(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
-    # Any: a DTensor that is an nn.Parameter, which no type says.
+    # Any: no type describes a DTensor that is an nn.Parameter.
     return [
         (module, attribute, parameter)
         for module in model.modules()
@@ -121,12 +120,12 @@ def _write_back(runtime: Runtime, swapped: list[tuple[nn.Module, str, Any]], nam
         pairs = zip([*(leaf.name for leaf in runtime.leaves), *names], (*edited, *wholes), strict=True)
         facts += [f"'{name}' of values with checksum {int(checksum(whole)):x}" for name, whole in pairs]
     for index, new in enumerate(edited):
-        # A bf16 model's fp32 master holds more than the bf16 values shown: keep it where nothing was changed.
+        # A bf16 model's fp32 master holds more than the bf16 values shown: write only changed elements.
         for _, begin, end, master in runtime.engine.owned_parts(index, "master"):
             part = new.reshape(-1)[begin:end].view(master.shape).to(master.device)
             if not torch.equal(part, master.to(new.dtype)):
                 master.copy_(part)
-        if index in runtime.shards.without_values and new.any():  # whose master is zero
+        if index in runtime.shards.without_values and new.any():  # its master is zero
             runtime.shards.without_values.discard(index)
     runtime.engine.publish()
     for (_, _, parameter), whole in zip(swapped, wholes, strict=True):

@@ -1,4 +1,4 @@
-"""What happened when: every operation of a few steps, on every rank."""
+"""Profiles: when every operation of a few steps ran, on every rank."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from dmuon._setup.agreement import all_gather
 
 
 class Profile:
-    """The operations of all ranks while `dmuon.profile` was open; equal on every rank once it is closed.
+    """The operations of all ranks while `dmuon.profile` was open. All ranks have the same after the context.
 
-    Times are the operations' own: on an accelerator, by events on its streams.
+    Accelerators time operations by events on their streams.
 
     Attributes:
-        spans: of all ranks, in order of start.
+        spans: the operations of all ranks, in order of start.
     """
 
     def __init__(self) -> None:
@@ -32,26 +32,26 @@ class Profile:
         self._records: list[Record] = []
         self._mesh = ""
 
-    def _take(self, records: list[Record], runtime: Runtime) -> None:
+    def _fill(self, records: list[Record], runtime: Runtime) -> None:
         self._records = records
         self._mesh = f"{runtime.ranks.num_replicates} x {runtime.ranks.num_shards}"
         self.spans = sorted((span for record in records for span in record.spans), key=lambda span: span.started)
 
     @property
     def num_steps(self) -> int:
-        """How many optimizer steps ended inside; what follows the last is not counted as one."""
+        """Number of optimizer steps that ended inside the context. A part after the last step does not count."""
         return min((len(record.steps) for record in self._records), default=0)
 
     def hidden(self, phase: str | None = None) -> float:
-        """Of the time in which a lane of messages was busy, over all ranks, the share in which compute did not wait.
+        """Returns the share of message lanes' busy time, over all ranks, in which compute did not wait.
 
-        NaN where no such lane was busy. Other waiting, as for FSDP2's messages or the step's agreement, is not in it.
+        NaN if no such lane was busy. Other waits, for FSDP2's messages or the step's agreement, do not count.
 
         Args:
-            phase: only while the program was in its "forward", "backward", "step" or "between steps"; None: all.
+            phase: "forward", "backward", "step" or "between steps" to count that phase alone. None counts all.
 
         Raises:
-            ValueError: a wrong phase.
+            ValueError: `phase` is none of these.
         """
         if phase is not None and phase not in PHASES:
             raise ValueError(f"profile.hidden: phase: expected one of {PHASES} or None, got {phase!r}")
@@ -59,7 +59,7 @@ class Profile:
         return 1 - waiting / busy if busy > 0 else math.nan
 
     def _seconds(self, phase: str | None) -> tuple[float, float, float]:
-        """(a lane was busy, and compute waited meanwhile, all), over the ranks."""
+        """Returns three sums over the ranks: lanes busy; lanes busy while compute waited; all time."""
         total = [0.0, 0.0, 0.0]
         for record in self._records:
             window = [(begin, end) for name, begin, end in record.phases if phase in (None, name)]
@@ -70,7 +70,7 @@ class Profile:
         return total[0], total[1], total[2]
 
     def summary(self) -> str:
-        """Two short tables: phases with what they hide, and kinds of operations; means over ranks and steps."""
+        """Returns two short tables, phases and kinds of operations, with means over ranks and steps."""
         shares = max(1, len(self._records) * self.num_steps)
         lines = [
             f"{self.num_steps} steps on {len(self._records)} ranks ({self._mesh}); ms a rank and step",
@@ -91,7 +91,7 @@ class Profile:
         return "\n".join(lines)
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
-        """Writes all ranks as one Chrome trace, for https://ui.perfetto.dev: a process a rank, a thread a lane."""
+        """Writes all ranks as one Chrome trace for https://ui.perfetto.dev. A process is a rank, a thread a lane."""
         origin = min((min(span.issued, span.started) for span in self.spans), default=0.0)
         lanes = list(LANES)
         events: list[dict[str, Any]] = []
@@ -120,12 +120,12 @@ class Profile:
     def save_picture(
         self, path: str | os.PathLike[str], step: int = -1, only_ranks: Sequence[int] | None = None
     ) -> None:
-        """Draws one step: what each lane did when, and where compute waited. Needs matplotlib.
+        """Draws the operations of each lane in one step, and the waits of compute. Needs matplotlib.
 
         Args:
-            path: of the picture; its ending says the format.
-            step: which of the optimizer steps inside; -1: the last.
-            only_ranks: global ranks to draw; None: the first four.
+            path: the picture's file. Its ending says the format.
+            step: the index of the optimizer step, -1 for the last.
+            only_ranks: global ranks to draw. None means the first four.
 
         Raises:
             ValueError: there is no such step or rank.
@@ -163,10 +163,10 @@ _profiled: weakref.WeakSet[Runtime] = weakref.WeakSet()
 
 @contextlib.contextmanager
 def profile(model: nn.Module) -> Iterator[Profile]:
-    """Records on every rank when each operation of the steps inside was issued, began and ended.
+    """Records when each operation of the steps inside was issued, began and ended, on every rank.
 
-    Collective over the mesh: every rank enters and leaves it at the same place, between steps. Both wait for what
-    is in flight. What it yields is filled when the context is left without an error:
+    Collective over the mesh: every rank enters and exits at the same place, between steps. Entry and exit wait for
+    messages in flight. The profile has its data once the context has ended without an error:
 
         with dmuon.profile(model) as profile:
             train(3)
@@ -175,11 +175,11 @@ def profile(model: nn.Module) -> Iterator[Profile]:
             profile.save_trace("trace.json")  # for https://ui.perfetto.dev
             profile.save_picture("step.png")
 
-    The first step of a model is traced and overlaps nothing: profile a later one. Ranks on several hosts are
-    compared by their system clocks. Modules compiled before show no forwards and backwards of their own.
+    A model's first step is traced and overlaps nothing, so profile a later one. Times of ranks on several hosts compare
+    as well as the system clocks do. Modules compiled before show no forwards and backwards of their own.
 
     Raises:
-        ValueError: the model has no `dmuon.Muon` yet, or is being profiled.
+        ValueError: the model has no `dmuon.Muon` yet, or another profile of it is open.
     """
     runtime = runtime_of(model, "profile")
     if runtime in _profiled:
@@ -198,4 +198,4 @@ def profile(model: nn.Module) -> Iterator[Profile]:
         rows = runtime.engine.stop_profile()
         _profiled.discard(runtime)
     runtime.engine.meet("profile")
-    found._take(all_gather(runtime.ranks, recorder.record(rows)), runtime)
+    found._fill(all_gather(runtime.ranks, recorder.record(rows)), runtime)

@@ -1,4 +1,4 @@
-"""Hooks that see when modules compute, while a profile is open, and what one rank has seen."""
+"""Hooks that record when modules compute while a profile is open, and the record of one rank."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from dmuon._running.structures import tensors_requiring_grad
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """One operation as it happened, on its device; times are seconds of the host's clock.
+    """One operation as its device ran it. Times are seconds of the host's clock.
 
     Attributes:
-        rank: global.
+        rank: the global rank.
         lane: "compute", "update", "intra" (messages inside the node) or "inter" (between nodes).
-        kind: of the engine, as `dmuon.schedule` names it; or "forward", "recompute", "backward", "optimizer step".
-        unit: its name; "" for "optimizer step".
-        issued: when it was put in its lane's queue.
-        started: when it left the queue.
-        done: when it was over.
+        kind: an operation of the engine, as `dmuon.schedule` names it; or "forward", "recompute", "backward",
+            "optimizer step".
+        unit: the unit's name, "" for "optimizer step".
+        issued: time when the operation entered its lane's queue.
+        started: time when it left the queue.
+        done: time when it ended.
     """
 
     rank: int
@@ -43,20 +44,20 @@ class Span:
 
 @dataclasses.dataclass
 class Record:
-    """What one rank has seen."""
+    """The record of one rank."""
 
     rank: int
     spans: list[Span]
     phases: list[tuple[str, float, float]]  # in order of time
-    steps: list[Interval]  # each to the end of its optimizer step
+    steps: list[Interval]  # each ends with its optimizer step
 
     def intervals(self, wanted: Callable[[Span], bool]) -> list[Interval]:
-        """When operations that are `wanted` ran."""
+        """Returns the times of the operations that are `wanted`."""
         return [(span.started, span.done) for span in self.spans if wanted(span)]
 
 
 class Recorder:
-    """Hooks that exist while a profile is open: when modules compute, and in which phase the step is."""
+    """Hooks while a profile is open. They record when modules compute, and the phases of steps."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -68,7 +69,7 @@ class Recorder:
         self._steps: list[_C.Instant] = []
         self._spans: list[tuple[str, str, _C.Instant, _C.Instant]] = []  # kind, unit, begin, end
         self._running: list[tuple[int, str, _C.Instant]] = []  # unit, kind, begin
-        self._gradients: list[list[_C.Instant]] = [[] for _ in runtime.units]  # when a unit's backward began
+        self._gradients: list[list[_C.Instant]] = [[] for _ in runtime.units]  # begins of each unit's backwards
         self._handles: list[Any] = [
             runtime.model.register_forward_pre_hook(self._mark_forward, prepend=True),
             runtime.model.register_forward_hook(self._watch(None)),
@@ -78,7 +79,7 @@ class Recorder:
         for index, unit in enumerate(runtime.units):
             if not unit.leaves:
                 continue
-            # The inner hooks run next to the module: what dmuon and FSDP2 wait for is not its compute.
+            # The inner hooks run next to the module, because waits of dmuon and FSDP2 are not its compute.
             self._handles += [
                 unit.module.register_forward_pre_hook(self._mark_forward, prepend=True),
                 unit.module.register_forward_pre_hook(self._begin(index)),
@@ -87,7 +88,7 @@ class Recorder:
             ]
 
     def close(self) -> None:
-        """The last phase ends, and the hooks go."""
+        """Ends the last phase and removes the hooks."""
         if self._open:
             self._ended = self._now()
         self._open = False
@@ -113,7 +114,7 @@ class Recorder:
     def _end(self, index: int) -> Any:
         @torch.compiler.disable  # type: ignore[untyped-decorator]
         def end(*_: Any) -> None:
-            # Called without a begin where an earlier hook has raised.
+            # Runs without a begin if an earlier hook has raised.
             if self._running and self._running[-1][0] == index:
                 _index, kind, begin = self._running.pop()
                 self._spans.append((kind, self._names[index], begin, self._now()))
@@ -146,21 +147,18 @@ class Recorder:
             self._spans.append(("optimizer step", "", begin, self._steps[-1]))
 
     def record(self, rows: list[tuple[str, str, tuple[str, int], float, float, float]]) -> Record:
-        """All of it, with what the engine has recorded. Waits until it has happened."""
+        """Returns the record, with the operations of the engine. Waits until all of them have ended."""
         seconds = self._runtime.engine.seconds
         timed = [(kind, unit, seconds(begin), seconds(end)) for kind, unit, begin, end in self._spans]
         rank = self._runtime.ranks.here
-        spans = [
-            Span(rank, lane, kind, named(subject, self._names), *times)
-            for kind, lane, subject, *times in rows
-        ]
+        spans = [Span(rank, lane, kind, named(subject, self._names), *times) for kind, lane, subject, *times in rows]
         for index, instants in enumerate(self._gradients):
             starts = [seconds(instant) for instant in instants]
             own = [row for row in rows if row[2] == ("unit", index)]
             awaited = [row[5] for row in own if row[0] == "await weights"]
             releases = sorted(row[4] for row in own if row[0] == "reshard")
             for begin, end in _pair(starts, releases):
-                # Python's hooks on a tensor run before the engine's, which waits for the weights.
+                # Python's hooks on a tensor run before the engine's hook, which waits for the weights.
                 begin = max([begin, *(time for time in awaited if begin < time <= end)])
                 timed.append(("backward", self._names[index], begin, end))
         spans += [Span(rank, "compute", kind, unit, begin, begin, end) for kind, unit, begin, end in timed]
@@ -173,7 +171,7 @@ class Recorder:
 
 
 def _pair(starts: list[float], ends: list[float]) -> list[Interval]:
-    """Intervals from the first start since the end before to each end: a module's use ends where its release begins."""
+    """Returns an interval for each end, from the first start after the previous end: a use ends with its release."""
     pairs, last_end = [], -math.inf
     for end in ends:
         since = [start for start in starts if last_end < start <= end]

@@ -1,4 +1,4 @@
-"""The routing table of a model, with owners and units once there are any."""
+"""The routing table of a model, with owners and units once Muon has planned."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dmuon._setup.routing_table import RoutingTable
 
 
 def routing_table(model: nn.Module) -> RoutingTable:
-    """For every parameter who updates it and why, and, once Muon has planned, its owner's slot and unit.
+    """Returns, for every parameter, the algorithm that updates it and why; after Muon also owner's slot and unit.
 
     Raises:
         ValueError: dedicate_params was not called on the model.

@@ -1,4 +1,4 @@
-"""What a step issues, when, and how its lanes would run."""
+"""The schedule of a step: its operations, their triggers, and a picture of its lanes."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ _UNTRACED = "nothing has been traced yet: run a training step (forward, backward
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-    """One collective: `root` (a member's index) sends weights to the others, or receives gradients from each."""
+    """One collective. `root`, a member's index, sends weights to the others or receives gradients from each."""
 
-    group: str  # "row": the ranks of this node; "column": of this shard index
+    group: str  # "row": the ranks of this node; "column": the ranks of this shard index
     root: int
-    bytes: int  # to or from each other member
+    bytes: int  # to, or from, each other member
 
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """What a trigger issues.
+    """An operation that a trigger issues.
 
     Attributes:
-        trigger: what has come to pass: "before blocks.3", "after blocks.3", "opt.step()".
+        trigger: the moment of issue: "before blocks.3", "after blocks.3", "opt.step()".
         lane: "compute", "update", "intra" (messages inside the node) or "inter" (between nodes).
         kind: such as "publish intra".
-        unit: its name; of an operation on a batch, "batch 2".
-        version: of the weights that it moves, counted from those that the step began with.
-        after: (kind, unit) of those that end before it starts, beside earlier ones of its lane.
-        messages: that this rank takes part in.
+        unit: the unit's name, or "batch 2" for an operation on a batch.
+        version: the version of the weights that it moves, counted from the version at the step's begin.
+        after: (kind, unit) of operations that end before it starts, besides earlier ones of its lane.
+        messages: the messages of this rank.
     """
 
     trigger: str
@@ -51,16 +51,16 @@ class Operation:
 
 @dataclasses.dataclass(frozen=True)
 class StepSchedule:
-    """What this rank issues in a step like the one before, whose passes have been traced; `print` it.
+    """The operations that this rank issues in a step like the previous one. Prints as a table.
 
     Attributes:
-        forward: in order of issue; empty where no training forward has been traced.
-        backward: likewise.
-        backward_no_sync: in place of `backward`, inside `dmuon.no_sync`.
-        step: what `opt.step()` issues.
-        mesh: (R, G).
-        slot: of this rank.
-        node_copy: as given to `dedicate_params`.
+        forward: operations in order of issue, empty if no training forward has been traced.
+        backward: likewise, of a backward.
+        backward_no_sync: likewise, of a backward inside `dmuon.no_sync`.
+        step: operations that `opt.step()` issues.
+        mesh: the pair (R, G).
+        slot: this rank's slot.
+        node_copy: the option of `dedicate_params`.
     """
 
     forward: tuple[Operation, ...]
@@ -73,22 +73,22 @@ class StepSchedule:
     _simulated: _Simulated | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, object]:
-        """A copy for another process can be printed and compared, not drawn."""
+        """Omits the simulation: another process can print and compare the copy, but not draw it."""
         return {**self.__dict__, "_simulated": None}
 
     @property
     def passes(self) -> dict[str, tuple[Operation, ...]]:
-        """The parts of a step without no_sync, in order."""
+        """Returns the parts of a step without no_sync, in order."""
         return {"forward": self.forward, "backward": self.backward, "step": self.step}
 
     def sent_bytes(self, operation: Operation) -> int:
-        """What this rank sends for an operation, as `opt.stats()` counts: a broadcast once, at its root."""
+        """Returns the bytes that this rank sends for an operation. A broadcast counts once, as in `opt.stats()`."""
         place = {"row": self.slot % self.mesh[1], "column": self.slot // self.mesh[1]}
         publishes = operation.kind.startswith("publish")
         return sum(m.bytes for m in operation.messages if (m.root == place[m.group]) == publishes)
 
     def __str__(self) -> str:
-        """The table of a step."""
+        """Returns the table of a step."""
         if not self.forward:
             return _UNTRACED
         lines = [
@@ -122,18 +122,18 @@ class StepSchedule:
         )
 
     def save_picture(self, path: str | os.PathLike[str], intra: float = 0.8, inter: float = 0.8) -> None:
-        """Draws how the lanes would run a step like the ones before and after it. Needs matplotlib.
+        """Draws the lanes in a step whose neighbours are equal. Needs matplotlib.
 
-        A model, not a measurement (see `dmuon.profile`): all ranks run in virtual time; every unit's forward takes 1,
-        its backward 2, every batch's update 0.5, and a message as long as its bytes say.
+        This is a model, not a measurement; `dmuon.profile` measures. All ranks run in virtual time. A unit's forward
+        takes 1, its backward 2, a batch's update 0.5, and a message takes a time in proportion to its bytes.
 
         Args:
-            path: of the picture; its ending says the format.
-            intra: how long the largest operation inside the node takes, in forwards of a unit.
-            inter: likewise between nodes.
+            path: the picture's file. Its ending says the format.
+            intra: duration of the largest operation inside the node, in forwards of a unit.
+            inter: likewise, between nodes.
 
         Raises:
-            ValueError: no forward and backward have been traced, or the schedule comes from another process.
+            ValueError: no forward or backward has been traced, or the schedule comes from another process.
             ImportError: matplotlib is missing.
         """
         if not self.forward or not self.backward:
@@ -158,7 +158,7 @@ def _bytes(count: int) -> str:
     return f"{count / 1e3:.1f} kB" if count < 1e7 else f"{count / 1e6:.1f} MB"
 
 
-# The last of three equal steps is what follows; the first is traced. What comes after it is a micro-step.
+# Three equal steps and a micro-step. The first step is traced, and the last one is drawn.
 _STEP = [_C.TrainingEvent.TRAIN_FORWARD, _C.TrainingEvent.BACKWARD, _C.TrainingEvent.STEP]
 _NUM_STEPS = 3
 _EVENTS = [*_STEP * _NUM_STEPS, _C.TrainingEvent.TRAIN_FORWARD, _C.TrainingEvent.BACKWARD_NO_SYNC]
@@ -194,7 +194,7 @@ class _Simulated:
         self.issues = self.programs[self.slot].issues
 
     def operations(self, engine: _C.Engine, event: int, known: bool) -> tuple[Operation, ...]:
-        """What is issued in an event; nothing unless its pass is `known`."""
+        """Returns the operations of an event, none unless its pass is `known`."""
         if not known:
             return ()
         return tuple(self._operation(engine, issue) for issue in self.issues if issue.event == event)
@@ -222,11 +222,9 @@ class _Simulated:
         return named(subject, self.names)
 
     def panel(self, schedule: StepSchedule, intra: float, inter: float) -> Panel:
-        """The lanes of this rank in the step, where the largest operations of two lanes take so long."""
+        """Returns this rank's lanes in the step, with these durations of the largest operations of two lanes."""
         totals = [(o.lane, sum(m.bytes for m in o.messages)) for ops in schedule.passes.values() for o in ops]
-        largest = {
-            lane: max((size for at, size in totals if at == lane), default=0) or 1 for lane in COMMUNICATION
-        }
+        largest = {lane: max((size for at, size in totals if at == lane), default=0) or 1 for lane in COMMUNICATION}
         spans = _C.execute(
             self.programs,
             forward=1.0,
@@ -237,12 +235,12 @@ class _Simulated:
             row_byte=intra / largest["intra"],
             column_byte=inter / largest["inter"],
         )[self.slot]
-        ends = [0.0] * len(_EVENTS)  # when the program has issued all of an event, and computed it
+        ends = [0.0] * len(_EVENTS)  # times at which the program has issued and computed all of an event
         for span in spans:
             issue = self.issues[span.issue]
             computes = issue.lane == "compute"
             ends[issue.event] = max(ends[issue.event], span.end_us if computes else span.issued_us)
-        ends = list(itertools.accumulate(ends, max))  # in an event without an issue no time passes
+        ends = list(itertools.accumulate(ends, max))  # an event without operations takes no time
         begin, end = ends[_FIRST - 1], ends[_FIRST + 2]
         bars = []
         for span in spans:
@@ -255,9 +253,9 @@ class _Simulated:
 
 
 def schedule(model: nn.Module) -> StepSchedule:
-    """What a step of this rank issues: per trigger the lane, operation, unit, messages, version and dependencies.
+    """Returns this rank's operations in a step: trigger, lane, kind, unit, messages, version and dependencies.
 
-    Not collective. Of passes that have not been traced (in a first step, say) nothing is known.
+    Not collective. Passes that have not been traced, such as those of a first step, are empty.
 
     Raises:
         ValueError: the model has no `dmuon.Muon` yet.

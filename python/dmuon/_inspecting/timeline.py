@@ -67,7 +67,7 @@ class Bar:
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """The lanes of one rank, over the phases in which the step is."""
+    """The lanes of one rank over the phases of a step."""
 
     title: str
     bars: Sequence[Bar]
@@ -75,7 +75,7 @@ class Panel:
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same points in disjoint intervals, in order."""
+    """Returns the same points in disjoint intervals, in order."""
     merged: list[Interval] = []
     for begin, end in sorted(intervals):
         if merged and begin <= merged[-1][1]:
@@ -86,7 +86,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def common(a: Iterable[Interval], b: Iterable[Interval]) -> list[Interval]:
-    """The points in both."""
+    """Returns the points in both."""
     left, right, overlaps = union(a), union(b), []
     i = j = 0
     while i < len(left) and j < len(right):
@@ -99,12 +99,12 @@ def common(a: Iterable[Interval], b: Iterable[Interval]) -> list[Interval]:
 
 
 def length(intervals: Iterable[Interval]) -> float:
-    """Of all intervals, each point once."""
+    """Returns the length of all intervals together. Each point counts once."""
     return sum(end - begin for begin, end in union(intervals))
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
-    """Unit names without the path that all have in common: 'model.blocks.3' is '3'."""
+    """Returns unit names without the path that all have in common: 'model.blocks.3' becomes '3'."""
     paths = {name: name.split(".") for name in names}
     levels = zip(*(path[:-1] for path in paths.values()), strict=False)
     depth = len(list(itertools.takewhile(lambda names: len(set(names)) == 1, levels)))
@@ -112,12 +112,12 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def draw(path: str | os.PathLike[str], panels: Sequence[Panel], title: str, axis: str, function: str) -> None:
-    """Writes one picture: for each panel its lanes, one below the other.
+    """Writes one picture with the lanes of each panel, one below the other.
 
     Raises:
-        ImportError: matplotlib is missing; names `function`.
+        ImportError: matplotlib is missing. Names `function`.
     """
-    # One lane is missing on a mesh of one node.
+    # A mesh of one node has a lane less.
     lanes = [lane for lane in LANES if lane == "compute" or any(bar.lane == lane for p in panels for bar in p.bars)]
     figure = new_figure(function, figsize=(_INCHES, 1.4 + len(panels) * (0.25 + 0.36 * len(lanes))), dpi=150)
     patches = importlib.import_module("matplotlib.patches")
@@ -148,7 +148,7 @@ def _draw_panel(area: Any, panel: Panel, lanes: list[str], names: dict[str, str]
     for phase, begin, until in panel.phases:
         area.axvspan(begin, until, color=_PHASE_SHADES[phase], zorder=0, linewidth=0)
         area.axvline(begin, color="#999999", linewidth=0.6, linestyle=":", zorder=1)
-    # A bar inside another one (a wait inside a step) lies on top of it.
+    # An inner bar, such as a wait in a step, lies on top of the outer one.
     for bar in sorted(panel.bars, key=lambda bar: bar.begin - bar.end):
         row, kind, size = lanes.index(bar.lane), _kind(bar), bar.end - bar.begin
         area.barh(

@@ -1,4 +1,4 @@
-"""Is it really Muon? A replay against a plain computation."""
+"""Verification: replays a step's work and compares it with a plain computation of Muon."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from dmuon._setup.dedication import dedication_of
 from dmuon._setup.hyperparameters import native_group, resolved_coefficients
 from dmuon._setup.options import dtypes_of
 
-_PIECE = 1 << 20  # elements that are compared, or drawn, at once
+_PIECE = 1 << 20  # elements to compare, or to draw, at once
 _UPDATE_TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.2}
 
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """Largest relative differences (Frobenius) over all matrices, and the matrix that has each; equal on every rank.
+    """Largest relative differences (Frobenius) over all matrices, and their matrices. Equal on every rank.
 
-    It is true where all are within their tolerances, and prints with a verdict.
+    True as a bool if all differences are within their tolerances. Prints with a conclusion.
 
     Attributes:
-        publication: weights as units see them, against the owner's master in the compute dtype; 0 if all is well.
-        routing: mean gradients at the owners, against the same mean computed by the owner alone; rounding
-            of the reduce dtype.
-        update: one Muon update in the iteration's dtype, against plain fp32; rounding of that dtype.
+        publication: difference of units' weights from the owner's master in the compute dtype. Must be 0.
+        routing: difference of mean gradients at the owners from the owner's own computation of the mean. Expect the
+            reduce dtype's rounding.
+        update: difference of a Muon update in the iteration's dtype from plain fp32. Expect that dtype's rounding.
         routing_tolerance: eight times the reduce dtype's epsilon.
-        update_tolerance: 0.001 for an iteration in fp32, 0.03 in fp16, 0.2 in bf16.
+        update_tolerance: depends on the iteration's dtype: 0.001 in fp32, 0.03 in fp16, 0.2 in bf16.
     """
 
     publication: float
@@ -47,7 +47,7 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Whether every difference is within its tolerance."""
+        """True if every difference is within its tolerance."""
         return not self._wrong()
 
     def __bool__(self) -> bool:
@@ -62,8 +62,8 @@ class Verification:
             for part, difference, name, tolerance in self._parts()
         ]
         wrong = " and ".join(self._wrong())
-        verdict = f"differ from the plain computation in {wrong}" if wrong else "agree with the plain computation"
-        return "\n".join([*lines, f"verdict: dmuon's results {verdict}"])
+        conclusion = f"differ from the plain computation in {wrong}" if wrong else "agree with the plain computation"
+        return "\n".join([*lines, f"verdict: dmuon's results {conclusion}"])
 
     def _wrong(self) -> list[str]:
         return [part for part, difference, _, tolerance in self._parts() if difference > tolerance]
@@ -83,9 +83,9 @@ def plain_muon_update(
     group: dict[str, object],
     rows: Sequence[Sequence[float]],
 ) -> torch.Tensor:
-    """The change of one fp32 weight by Muon, as the formulas have it: no batches, no symmetry, no owner.
+    """Computes Muon's change of one fp32 weight straight from the formulas: no batches, no symmetry, no owner.
 
-    Shares nothing with the engine but the hyperparameters.
+    Shares only the hyperparameters with the engine.
     """
     mu, lr, eps = (float(group[key]) for key in ("momentum", "lr", "eps"))  # type: ignore[arg-type]
     momentum = momentum + (1 - mu) * (gradient - momentum)
@@ -110,9 +110,10 @@ def plain_muon_update(
 def verify(model: nn.Module, opt: Muon) -> Verification:
     """Replays one publication, routing and update of every matrix and compares each with plain fp32.
 
-    Collective over the mesh. Gradients are synthetic, different on every rank and the same at every call; weights and
-    momentum are the present ones and stay as they are. With the CPUs' bf16 iteration expect an `update` of some
-    hundredths (a tenth for a very thin matrix). Memory: a unit's weights or gradients, and a few times a matrix.
+    Collective over the mesh. Gradients are synthetic, different on every rank and equal at every call. Reads the
+    present weights and momentum and does not change them. Expect an `update` of some hundredths with the CPUs' bf16
+    iteration, and a tenth for a very thin matrix. Needs memory for a unit's weights or gradients, and a few times for
+    one matrix.
 
     Raises:
         ValueError: the optimizer is not this model's, gradients wait for a step, or weights or momentum are not
@@ -121,7 +122,7 @@ def verify(model: nn.Module, opt: Muon) -> Verification:
     runtime = runtime_of(model, "verify")
     runtime.engine.meet("verify")
     with agreement(runtime.ranks, "verify"):
-        opt = getattr(opt, "optimizer", opt)  # inside of Accelerate's wrapper, or Fabric's
+        opt = getattr(opt, "optimizer", opt)  # Accelerate and Fabric wrap it
         if not isinstance(opt, Muon) or opt._runtime is not runtime:
             raise ValueError("verify: opt: expected the dmuon.Muon of this model, got another optimizer")
         waiting = [p for p in runtime.placeholders if p.grad is not None]
@@ -171,7 +172,7 @@ def _pieces(whole: torch.Tensor) -> Sequence[torch.Tensor]:
 
 
 def _relative(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
-    """|found - expected| / |expected| in fp64, of tensors that come in pieces."""
+    """Returns |found - expected| / |expected| in fp64, for tensors that come in pieces."""
     squares = torch.zeros(2, dtype=torch.float64, device="cpu")
     for part, of in pairs:
         of = of.to(part.device, torch.float64)
@@ -193,16 +194,16 @@ def _publication_differences(runtime: Runtime) -> dict[int, float]:
 
 
 def _synthetic(runtime: Runtime, leaf: int, slot: int, piece: int, size: int) -> torch.Tensor:
-    """A piece of the gradient that a rank has of a leaf: numbers of the CPU's, which are the same everywhere."""
+    """Returns a piece of a rank's gradient for a leaf. The CPU draws its numbers, which are equal everywhere."""
     num_pieces = -(-runtime.leaves[leaf].shape.numel() // _PIECE)
     generator = torch.Generator().manual_seed((leaf * runtime.ranks.size + slot) * num_pieces + piece)
     return torch.randn(size, generator=generator, device="cpu")
 
 
 def _mean_of_synthetic(runtime: Runtime, leaf: int, begin: int, end: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """The pieces of the mean that have elements in [begin, end), and where each begins.
+    """Yields the pieces of the mean that have elements in [begin, end), each with its begin.
 
-    The gradients of all ranks that have the leaf are added one after the other, so that many take no more memory.
+    Adds the gradients of all ranks that have the leaf one after the other, so that many ranks need no more memory.
     """
     for piece, layout in enumerate(_pieces(torch.empty(runtime.leaves[leaf].shape, device="meta"))):
         if not piece * _PIECE < end or not begin < piece * _PIECE + len(layout):
@@ -216,7 +217,7 @@ def _mean_of_synthetic(runtime: Runtime, leaf: int, begin: int, end: int) -> Ite
 def _alike(
     part: torch.Tensor, begin: int, pieces: Iterable[tuple[int, torch.Tensor]]
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The elements of a leaf from `begin` on, and the same ones of pieces of all of it."""
+    """Yields the elements of a leaf from `begin` on, with the same elements from pieces of the whole leaf."""
     flat = part.reshape(-1)
     for at, piece in pieces:
         first, last = max(at, begin), min(at + len(piece), begin + len(flat))
@@ -247,7 +248,7 @@ def _routing_differences(runtime: Runtime) -> dict[int, float]:
 
 
 def _matrices_of(part: torch.Tensor, item: _plan.Parameter) -> Iterator[torch.Tensor]:
-    """What is orthogonalised of [num_matrices, rows, cols], each as [out, in]."""
+    """Yields the matrices to orthogonalise in [num_matrices, rows, cols], each as [out, in]."""
     for stacked in part:
         for matrix in stacked.chunk(item.column_blocks, dim=1):
             yield matrix.T if item.transposed else matrix

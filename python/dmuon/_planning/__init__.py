@@ -1,1 +1,1 @@
-"""Who owns which matrix, and by which costs."""
+"""Plans: the owner of each matrix, and the costs that decide."""

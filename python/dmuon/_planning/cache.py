@@ -1,4 +1,4 @@
-"""What was measured on this machine, in JSON files of the user's cache. No torch: the command starts at once."""
+"""JSON files in the user's cache with measurements of this machine. No torch, so that the command starts at once."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ if TYPE_CHECKING:
 logger = logging.getLogger("dmuon")
 
 
-class KeptFile:
-    """Rows that were measured under one key, which is all that they depend on besides what they say themselves.
+class CacheFile:
+    """Rows that were measured under one key. The key holds everything else that the rows depend on.
 
-    A file is replaced whole, by one process at a time, so whoever reads or is killed finds one that is whole.
+    One process at a time replaces the whole file. So readers always find a whole file, even after a process was killed.
     """
 
     def __init__(self, kind: str, member: str, key: dict[str, Any]) -> None:
-        """The file `kind`/<digest of the key>.json, which has the rows as `member`."""
+        """Names the file `kind`/<digest of the key>.json, which holds the rows as `member`."""
         self._member, self._key = member, json.loads(json.dumps(key))
         folder = cache_folder()
         digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
         self.path = folder / kind / f"{digest}.json" if folder else None
 
     def rows(self) -> Any:
-        """What is kept, nothing if there is no file. Raises any error where the file is damaged or another key's."""
+        """Returns the rows, none if there is no file. Raises any error if the file is damaged or has another key."""
         try:
-            kept = json.loads(self.path.read_text()) if self.path else None
+            held = json.loads(self.path.read_text()) if self.path else None
         except FileNotFoundError:
             return []
-        if kept is not None and kept["key"] != self._key:
-            raise ValueError(f"it has another key: {kept['key']}")
-        return [] if kept is None else kept[self._member]
+        if held is not None and held["key"] != self._key:
+            raise ValueError(f"it has another key: {held['key']}")
+        return [] if held is None else held[self._member]
 
     def replace(self, rows: Callable[[], list[Any]], what: str) -> None:
-        """Keeps what `rows` returns, which may read the file: nobody else changes it meanwhile."""
+        """Stores the result of `rows`, which may read the file: no other process changes it meanwhile."""
         if self.path is None:
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with _locked(self.path.parents[1] / "lock"):
-                for left in self.path.parent.glob("*.tmp"):  # by a process that was killed
+                for left in self.path.parent.glob("*.tmp"):  # from a process that was killed
                     left.unlink(missing_ok=True)
                 file = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
                 try:
@@ -65,15 +65,15 @@ class KeptFile:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """The system gives it back when the process ends, however it does."""
+    """Holds a lock, which the system releases when the process ends, even if it is killed."""
     with path.open("a") as file:
-        with contextlib.suppress(OSError):  # a file system without locks
+        with contextlib.suppress(OSError):  # the file system has no locks
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def cache_folder() -> Path | None:
-    """`~/.cache/dmuon`; DMUON_CACHE_DIR names another one, "" none."""
+    """Returns `~/.cache/dmuon`, or the folder that DMUON_CACHE_DIR names. "" means none."""
     if (chosen := os.environ.get("DMUON_CACHE_DIR")) is not None:
         return Path(chosen) if chosen else None
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -81,7 +81,7 @@ def cache_folder() -> Path | None:
 
 
 def machine_key(device: torch.device) -> dict[str, Any]:
-    """What all that is measured on a device depends on: part of its file's key."""
+    """Returns the part of a file's key that every measurement on a device depends on."""
     import torch
 
     return {
@@ -93,7 +93,7 @@ def machine_key(device: torch.device) -> dict[str, Any]:
 
 
 def device_name(device: torch.device) -> str:
-    """The device as its maker calls it."""
+    """Returns the maker's name of the device."""
     if device.type == "cuda":
         import torch
 

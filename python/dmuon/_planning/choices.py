@@ -1,4 +1,4 @@
-"""What `dmuon tune` has chosen for each shape, in a file of the user's cache, and how Muon comes by it."""
+"""The choices of `dmuon tune` for each shape, in a file of the user's cache, and their way to Muon."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any, NamedTuple
 import torch
 
 from dmuon import _C
-from dmuon._planning.cache import KeptFile, machine_key
+from dmuon._planning.cache import CacheFile, machine_key
 from dmuon._setup.agreement import agreement, from_first
 from dmuon._setup.hyperparameters import Tuned, choice_of, plain_choice, resolved_coefficients
 from dmuon._setup.ranks import Ranks
 
 logger = logging.getLogger("dmuon")
 
-VERSION = 7  # of what is kept
+VERSION = 7  # of the cached rows
 
 Shape = tuple[int, int, int]  # matrices, rows, cols
 
 
 class Setting(NamedTuple):
-    """All that a choice depends on besides the shape."""
+    """Everything that a choice depends on besides the shape."""
 
     device: torch.device
     ns_dtype: torch.dtype
@@ -39,14 +39,14 @@ class Setting(NamedTuple):
         }
 
     def candidates(self, rows: int, cols: int) -> list[_C.Choice]:
-        """The default first."""
+        """Returns all choices. The default comes first."""
         place = self.coefficients, len(self.coefficients), self.device, self.ns_dtype
         default = _C.choose(rows, cols, *place)
         return [default, *(one for one in _C.candidates(rows, cols, *place) if one != default)]
 
 
 class Result(NamedTuple):
-    """What is kept of a shape."""
+    """A cached row: the choice for a shape, and its times and errors beside the default's."""
 
     number: int
     rows: int
@@ -55,7 +55,7 @@ class Result(NamedTuple):
     form: str
     batched: bool
     panel_rows: int
-    ns: int  # a call, in the median
+    ns: int  # nanoseconds of a call, in the median
     error: float  # relative to the same polynomial in fp64, the largest of several matrices
     default_backend: str
     default_form: str
@@ -63,7 +63,7 @@ class Result(NamedTuple):
     default_panel_rows: int
     default_ns: int
     default_error: float
-    ratio: float  # of times, in the median over rounds; 1 where the default stays
+    ratio: float  # time over the default's, in the median over rounds; 1 if the default stays
 
     @property
     def choice(self) -> _C.Choice:
@@ -73,18 +73,18 @@ class Result(NamedTuple):
 _TYPES = (int, int, int, str, str, bool, int, int, float, str, str, bool, int, int, float, float)
 
 
-def kept_choices(ranks: Ranks, shapes: Iterable[Shape], muon: dict[str, Any], device: torch.device) -> Tuned:
-    """The choices that slot 0 has kept for these shapes. Times nothing. Collective; alike on all ranks.
+def cached_choices(ranks: Ranks, shapes: Iterable[Shape], muon: dict[str, Any], device: torch.device) -> Tuned:
+    """Returns slot 0's cached choices for these shapes. Times nothing. Collective, with equal results on all ranks.
 
     Raises:
-        ValueError: on every rank, if the machine of one of them cannot do what was chosen.
+        ValueError: on every rank, if the machine of one of them cannot run a choice.
     """
     sides = sorted({shape[1:] for shape in shapes})
 
     def look() -> tuple[Any, ...]:
         rows = resolved_coefficients(muon["ns_coefficients"], muon["ns_steps"])
         setting = Setting(device, muon["ns_dtype"] or _C.default_ns_dtype(device), rows)
-        known = kept(setting) if sides else {}
+        known = cached(setting) if sides else {}
         return *setting[1:], [(*one, *plain_choice(known[one].choice)) for one in sides if one in known]
 
     ns_dtype, coefficients, found = from_first(ranks, look)
@@ -109,11 +109,11 @@ def _check_machine(choices: dict[tuple[int, int], _C.Choice], setting: Setting) 
             )
 
 
-def kept(setting: Setting, quiet: bool = False) -> dict[tuple[int, int], Result]:
-    """What was tuned before, by rows and columns; with a warning, without what is damaged, a row or the file."""
-    file = KeptFile("tuned", "choices", setting.key())
+def cached(setting: Setting, quiet: bool = False) -> dict[tuple[int, int], Result]:
+    """Returns cached results by rows and columns. Warns of damaged rows or a damaged file, and skips these."""
+    file = CacheFile("tuned", "choices", setting.key())
     found, problems = {}, []
-    # Whatever the error is: the default holds, and the shapes may be tuned again.
+    # After any error the defaults hold, and the shapes may be tuned again.
     try:
         rows = list(file.rows())
     except Exception as error:
@@ -143,10 +143,10 @@ def _checked(row: dict[str, Any], setting: Setting) -> Result:
     return result
 
 
-def keep(result: Result, setting: Setting) -> None:
-    """Adds a result to what is kept by now, by whomever."""
+def store(result: Result, setting: Setting) -> None:
+    """Adds a result to the cached ones, which other processes may have stored meanwhile."""
 
     def rows() -> list[Any]:
-        return [one._asdict() for _, one in sorted((kept(setting, quiet=True) | {result[1:3]: result}).items())]
+        return [one._asdict() for _, one in sorted((cached(setting, quiet=True) | {result[1:3]: result}).items())]
 
-    KeptFile("tuned", "choices", setting.key()).replace(rows, "tuned choices")
+    CacheFile("tuned", "choices", setting.key()).replace(rows, "tuned choices")

@@ -1,4 +1,4 @@
-"""What the owner path takes, c[s,b]: measured on the ranks that will train, kept, loaded or modelled."""
+"""The costs c[s,b] of the owner path: measured on the ranks that will train, cached, loaded or modelled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import torch
 from tqdm.auto import tqdm
 
 from dmuon import _C, _plan
-from dmuon._planning.cache import KeptFile, device_name, machine_key
+from dmuon._planning.cache import CacheFile, device_name, machine_key
+from dmuon._planning.clock import device_ns
 from dmuon._planning.owner_plan import DEFAULT_DEVICE
 from dmuon._setup.agreement import described, from_first, largest_unless
 from dmuon._setup.hyperparameters import Tuned, native_group, resolved_coefficients
@@ -22,18 +23,18 @@ from dmuon._setup.ranks import Ranks
 
 logger = logging.getLogger("dmuon")
 
-VERSION = 3  # of what an update takes: its products, and what is kept of them
+VERSION = 3  # of the cached times and of the update that they time
 
-BUDGET_S = 10.0  # of measuring, on all ranks together
+BUDGET_S = 10.0  # for measuring, on all ranks together
 _MOST_ROUNDS = 15
 _LONGEST_SHARE = 0.05  # of the budget, for a single run
-_DAY_NS = 86_400 * 10**9  # a kept time beyond it is damage
+_DAY_NS = 86_400 * 10**9  # a longer cached time is damage
 
 Shape = tuple[int, int, int]  # matrices of a parameter, rows, cols
 
 
 class Job(NamedTuple):
-    """One batch to be measured."""
+    """One batch to measure."""
 
     shape: Shape
     size: int  # parameters
@@ -47,24 +48,27 @@ def measured_costs(
     device: torch.device,
     tuned: Tuned,
 ) -> _plan.CostTable:
-    """The costs on these ranks: those that slot 0 has kept, the others measured. Collective; alike on all ranks.
+    """Returns the costs on these ranks: slot 0's cached ones, the others measured. Collective, equal on all ranks.
 
     Args:
-        ranks: of the mesh.
-        shapes: and how many parameters have each.
+        ranks: the ranks of the mesh.
+        shapes: the number of parameters by shape.
         muon: Muon's hyperparameters.
-        compute_dtypes: what updated weights are cast to.
-        device: where the owner path runs.
-        tuned: the choices by which it runs.
+        compute_dtypes: by shape, the dtype that updated weights are cast to.
+        device: the device on which the owner path runs.
+        tuned: the choices that the owner path runs by.
     """
     jobs = [Job(shape, size) for shape, number in shapes.items() for size in _plan.candidate_batches(shape, number)]
-    key = functools.partial(_key, ranks, muon, compute_dtypes, device, tuned)
-    times = from_first(ranks, lambda: {job: ns for job, ns in _Kept(key()).times.items() if job in jobs})
+
+    def file() -> CacheFile:
+        return CacheFile("costs", "times", _key(ranks, muon, compute_dtypes, device, tuned))
+
+    times = from_first(ranks, lambda: {job: ns for job, ns in _cached_times(file()).items() if job in jobs})
     missing = [job for job in jobs if job not in times]
     scaled: set[Job] = set()
     if missing:
         found, scaled = measure(ranks, missing, muon, compute_dtypes, device, known=times, tuned=tuned)
-        from_first(ranks, lambda: _Kept(key()).add({job: ns for job, ns in found.items() if job not in scaled}))
+        from_first(ranks, lambda: _store(file(), {job: ns for job, ns in found.items() if job not in scaled}))
         times |= found
     source = f"measured on {device_name(device)}, {ranks.size} ranks at once"
     if len(scaled) == len(jobs):
@@ -85,19 +89,19 @@ def measure(
     known: dict[Job, int],
     tuned: Tuned,
 ) -> tuple[dict[Job, int], set[Job]]:
-    """Nanoseconds of each job: the median over rounds, the maximum over ranks; and what was scaled. Collective.
+    """Returns nanoseconds of each job, the median over rounds and maximum over ranks; and the scaled jobs. Collective.
 
-    All ranks run the same job at the same time, as they will share the machine in training. Rounds go through all
-    jobs, small ones first, so that a disturbance meets all of them; they end with the budget, after any job.
-    A job that takes more than a twentieth of the budget, twice, is not run again; one that by others' times would,
-    not at all. That, what the budget does not reach and what lacks memory on any rank is scaled from other times,
-    `known` ones among them, by the device's model.
+    All ranks run the same job at the same time, because they will share the machine in training. A round runs all
+    jobs, small ones first, so that a disturbance meets all of them. Rounds end with the budget, after any job.
+    A job that takes more than a twentieth of the budget, twice, does not run again. The device's model scales the times
+    of other jobs, `known` ones among them, for three kinds of jobs. First, jobs that by the times of others would take
+    so long. Second, jobs that the budget does not reach. Third, jobs that lack memory on any rank.
     """
-    model = from_first(ranks, lambda: model_of(device))  # one for all: ranks must choose alike
+    model = from_first(ranks, lambda: model_of(device))  # one model for all ranks, which must choose alike
     group = native_group(muon, device, tuned)
     order = sorted(jobs, key=lambda job: (_modelled_ns(model, job), job))
     runs: dict[Job, list[int]] = {job: [] for job in jobs}  # nanoseconds of this rank
-    least: dict[Job, int] = {}  # of the fastest run, at the slowest rank
+    least: dict[Job, int] = {}  # nanoseconds of the fastest run, at the slowest rank
     times = dict(known)
     failed: set[Job] = set()
 
@@ -107,10 +111,10 @@ def measure(
     begin = time.monotonic()
     longest_ns = BUDGET_S * _LONGEST_SHARE * 1e9
     words = "dmuon measures batches: |{bar}| {n:.0f} s of at most {total:.0f} s"
-    hidden = None if ranks.slot == 0 else True  # None: unless on a terminal
+    hidden = None if ranks.slot == 0 else True  # None shows the bar on a terminal alone
     with tqdm(total=BUDGET_S, bar_format=words, leave=False, delay=1.0, disable=hidden) as bar:
         for job in order * _MOST_ROUNDS:
-            # By its own fastest run; before its first two, by the times of others, if there are any.
+            # From its own fastest run; before its first two runs, from the times of other jobs, if there are any.
             least_ns = least[job] if job in least else _predicted(job, times, model) if times else 0
             if job in failed or least_ns > longest_ns:
                 continue
@@ -126,7 +130,7 @@ def measure(
             if spent > BUDGET_S:
                 break
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # large batches may have come from no other use
+        torch.cuda.empty_cache()  # nothing else may need memory for such large batches
     scaled = {job for job in jobs if job not in times}
     if scaled and ranks.slot == 0:
         words = "dmuon: %d of %d batches are scaled by the model: too long, beyond the %g s, or (%d) short of memory"
@@ -135,7 +139,10 @@ def measure(
 
 
 def _predicted(job: Job, times: dict[Job, int], model: str) -> int:
-    """The model's time, times what its shape's largest batch took over its own; or the longest five, in the median."""
+    """Scales the model's time by measured over modelled time of the shape's largest batch.
+
+    Without such a batch, scales by the median of that ratio over the five longest batches.
+    """
     alike = [other for other in times if other.shape == job.shape]
     basis = [max(alike)] if alike else sorted(times, key=functools.partial(_modelled_ns, model))[-5:]
     ratio = statistics.median([times[other] / _modelled_ns(model, other) for other in basis] or [1.0])
@@ -148,18 +155,18 @@ def _modelled_ns(model: str, job: Job) -> int:
 
 
 class _Sample(NamedTuple):
-    """What ranks know of a job after one more run, each the maximum over them."""
+    """Figures of a job after one more run, each the maximum over all ranks."""
 
     short_of_memory: bool
     seconds: float  # since measuring began
     least_ns: int
-    median_ns: int  # the lower one, which of 2 n runs leaves out the one that warms up
+    median_ns: int  # the lower median, which omits the first run, a warm-up, of an even number
 
 
 def _sample(ranks: Ranks, job: Job, run: Callable[[Job], int], runs: list[int], begin: float) -> _Sample:
-    """Runs a job on all ranks at once, and adds its nanoseconds to `runs`, unless it is short of memory.
+    """Runs a job on all ranks at once, and adds its nanoseconds to `runs` if there was enough memory.
 
-    Any other error raises ValueError on all ranks. Collective, and so the ranks' meeting before the next run.
+    Raises ValueError on all ranks after any other error. Collective, so that ranks begin the next run together.
     """
     failure: Exception | None = None
     lacks_memory = False
@@ -167,7 +174,7 @@ def _sample(ranks: Ranks, job: Job, run: Callable[[Job], int], runs: list[int], 
         runs.append(run(job))
     except Exception as error:
         lacks_memory = is_short_of_memory(error)
-        if not lacks_memory:  # the others wait to hear of it
+        if not lacks_memory:  # the other ranks wait, and must raise it too
             failure = ValueError(f"Muon: measuring {job} failed: {described(error)}")
             failure.__cause__ = error
     times = (min(runs), statistics.median_low(runs)) if runs else (0, 0)
@@ -177,8 +184,8 @@ def _sample(ranks: Ranks, job: Job, run: Callable[[Job], int], runs: list[int], 
 
 
 def is_short_of_memory(error: Exception) -> bool:
-    """Whether a batch was too large for what is free."""
-    words = ("out of memory", "can't allocate memory", "not enough memory")  # of CPUs' allocator, and through C++
+    """True if a batch was too large for the free memory."""
+    words = ("out of memory", "can't allocate memory", "not enough memory")  # by CPUs' allocator, and through C++
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in str(error) for word in words)
 
 
@@ -187,21 +194,20 @@ def _run(job: Job, group: _C.MuonGroup, compute_dtype: torch.dtype, device: torc
     shape = (job.size * num_matrices, *sides)
     master = torch.full(shape, 0.01, dtype=torch.float32, device=device)
     momentum = torch.zeros_like(master)
-    # A pattern, not random numbers: the user's generators stay untouched.
+    # A pattern, not random numbers, so that the user's generators do not change.
     gradient = torch.arange(master.numel(), dtype=torch.float32, device=device).mul_(0.7).sin_().view(shape)
     packed = torch.empty(shape, dtype=compute_dtype, device=device)
     applies = torch.ones((), dtype=torch.bool, device=device)
-    synchronize = torch.get_device_module(device).synchronize  # on CPUs it does nothing
-    synchronize(device)
-    begin = time.perf_counter_ns()
-    _C.muon_update(master, momentum, gradient, group, applies)
-    packed.copy_(master)
-    synchronize(device)
-    return time.perf_counter_ns() - begin
+
+    def update() -> None:
+        _C.muon_update(master, momentum, gradient, group, applies)
+        packed.copy_(master)
+
+    return device_ns(update, device)
 
 
 def model_of(device: torch.device) -> str:
-    """The cost model nearest to the device."""
+    """Returns the name of the cost model that is nearest to the device."""
     if device.type != "cuda":
         return "cpu"
     words = set(torch.cuda.get_device_name(device).lower().replace("-", " ").split())
@@ -216,7 +222,7 @@ def _key(
     device: torch.device,
     tuned: Tuned,
 ) -> dict[str, Any]:
-    """All that a time depends on besides shape and batch."""
+    """Returns everything that a time depends on besides shape and batch."""
     return {
         "version": VERSION,
         **machine_key(device),
@@ -230,23 +236,18 @@ def _key(
     }
 
 
-class _Kept:
-    """Times measured before, in a file of the user's cache."""
+def _cached_times(file: CacheFile) -> dict[Job, int]:
+    with contextlib.suppress(Exception):  # after any error the times are measured again
+        rows = [row for row in file.rows() if type(row) is list and list(map(type, row)) == [int] * 5]
+        return {Job((n, r, c), b): ns for n, r, c, b, ns in rows if 0 < ns <= _DAY_NS}
+    return {}
 
-    def __init__(self, key: dict[str, Any]) -> None:
-        self._file = KeptFile("costs", "times", key)
-        self.times = self._read()
 
-    def _read(self) -> dict[Job, int]:
-        with contextlib.suppress(Exception):  # what cannot be read, for whatever reason, is measured again
-            rows = [row for row in self._file.rows() if type(row) is list and list(map(type, row)) == [int] * 5]
-            return {Job((n, r, c), b): ns for n, r, c, b, ns in rows if 0 < ns <= _DAY_NS}
-        return {}
+def _store(file: CacheFile, times: dict[Job, int]) -> None:
+    """Stores these times beside the cached ones."""
 
-    def add(self, times: dict[Job, int]) -> None:
-        """Keeps what is known now."""
-        if times:
-            self._file.replace(
-                lambda: [[*job.shape, job.size, ns] for job, ns in sorted((self._read() | times).items())],
-                "measured costs",
-            )
+    def rows() -> list[list[int]]:
+        return [[*job.shape, job.size, ns] for job, ns in sorted((_cached_times(file) | times).items())]
+
+    if times:
+        file.replace(rows, "measured costs")

@@ -1,7 +1,7 @@
-"""The paper's own formulation of the assignment (eq. owner_assignment), solved by SciPy: `pip install dmuon[milp]`.
+"""The paper's formulation of the assignment (eq. owner_assignment), solved by SciPy: `pip install dmuon[milp]`.
 
-It does not scale (a thousand variables take HiGHS minutes), so `load_balance` is the default; this one is there to
-compare with.
+The default is `load_balance`, because this formulation does not scale: a thousand variables take HiGHS minutes. It
+serves for comparison.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from dmuon._setup.strategies import MILP
 
 logger = logging.getLogger("dmuon")
 
-MOST_VARIABLES = 20_000  # S_thr of the paper: beyond, load_balance decides
+MOST_VARIABLES = 20_000  # S_thr of the paper: load_balance decides larger problems
 TIME_LIMIT_S = 60.0
 
-# Of one shape: the number of parameters and (size, nanoseconds) of its batches.
+# One shape's number of parameters and (size, nanoseconds) of its batches.
 ShapeTimes = tuple[int, list[tuple[int, int]]]
 
 
 class NoSolutionError(ValueError):
-    """The solver found no assignment, in its time or at all."""
+    """The solver found no assignment, within its time or at all."""
 
 
 def solve(shapes: list[ShapeTimes], num_owners: int) -> tuple[list[list[int]], bool]:
-    """Batches of each shape and size for each owner, so that the slowest takes least.
+    """Chooses each owner's batches of each shape and size, so that the slowest owner takes least time.
 
     Args:
-        shapes: what there is to assign.
+        shapes: the parameters to assign and the times of their batches.
         num_owners: R * G, the slots of the mesh.
 
     Returns:
-        [owners][shapes] numbers of parameters, and whether they are proved optimal (to SciPy's 0.01 %).
+        [owners][shapes] numbers of parameters; and True if they are proved optimal (to SciPy's 0.01 %).
 
     Raises:
         NoSolutionError: SciPy found nothing within TIME_LIMIT_S.
@@ -46,7 +46,7 @@ def solve(shapes: list[ShapeTimes], num_owners: int) -> tuple[list[list[int]], b
         raise ValueError(f"milp: expected SciPy (pip install 'dmuon[milp]'): {error}") from error
     kinds = [(s, size, ns) for s, (_, batches) in enumerate(shapes) for size, ns in batches]
     longest = max((ns for _, _, ns in kinds), default=1) or 1
-    # What a batch of each kind holds of each shape; every parameter is in one batch, whoever owns it.
+    # Parameters of each shape in a batch of each kind. Every parameter is in one batch, of any owner.
     held = np.zeros((len(shapes), len(kinds)))
     for kind, (s, size, _) in enumerate(kinds):
         held[s, kind] = size
@@ -73,12 +73,14 @@ def solve(shapes: list[ShapeTimes], num_owners: int) -> tuple[list[list[int]], b
 def make_plan(
     items: list[_plan.Parameter], mesh: _plan.Mesh, costs: _plan.CostTable, options: _plan.PlanOptions
 ) -> _plan.Plan:
-    """A plan with SciPy's assignment. Beyond MOST_VARIABLES, or in vain, load_balance decides and the log says so.
+    """Makes a plan with SciPy's assignment.
+
+    Beyond MOST_VARIABLES, or if SciPy finds none, logs a warning and uses load_balance.
 
     Raises:
         ValueError: SciPy is missing, or a shape has no costs.
     """
-    # Those of single columns are dealt afterwards.
+    # Parameters that one column must own are dealt afterwards.
     shapes = _shape_times([item for item in items if item.column is None], costs)
     size = sum(len(batches) for _, batches in shapes) * mesh.num_owners() + 1
     try:
@@ -94,7 +96,7 @@ def make_plan(
 
 
 def _shape_times(items: list[_plan.Parameter], costs: _plan.CostTable) -> list[ShapeTimes]:
-    """The times of each shape, in the order in which they first appear."""
+    """Returns the times of each shape, in the order of first appearance."""
     alike: dict[str, list[_plan.Parameter]] = {}
     for item in items:
         alike.setdefault(item.shape_text(), []).append(item)

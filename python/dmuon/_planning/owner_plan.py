@@ -1,4 +1,4 @@
-"""The plan as Python sees it: who owns what. Nothing here imports torch, so that the command starts at once."""
+"""The plan in Python: the owner of each parameter. Imports no torch, so that the command starts at once."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from dmuon._planning.table import parameters_text, table
 from dmuon._setup.strategies import MILP
 
 DEFAULT_DEVICE = "a100-sxm4-80gb"
-MOST_OWNERS = 1 << 15  # of a mesh that need not exist: the catalogue's largest models take some 15 s there
+MOST_OWNERS = 1 << 15  # on a mesh that need not exist: the catalogue's largest models take some 15 s there
 
 T = TypeVar("T")
 
 
 class Plan:
-    """Owners and batches of the parameters that Muon updates; equal on every rank. Prints as a table.
+    """Owners and batches of the parameters that Muon updates, equal on every rank. Prints as a table.
 
     Attributes:
-        owner: for each parameter, or part of one that is divided, in module order, the slot of its owner, which is
-            replicate * num_shards + shard.
+        owner: the slot of each parameter's owner, replicate * num_shards + shard, in module order. Parts of a divided
+            parameter count one by one.
         batches: (slot, parameters) of equal shapes that are updated together.
         loads_ms: predicted milliseconds of each slot's update.
-        makespan_ms: of the slowest.
-        bound_ms: no plan can have a smaller makespan under the same costs; the plan carries a proof.
-        gap: makespan / bound - 1.
-        memory_bytes: of each slot at the peak of a step.
+        makespan_ms: predicted milliseconds of the slowest slot.
+        bound_ms: the least makespan that any plan can have under the same costs. The plan carries a proof.
+        gap: the value makespan / bound - 1.
+        memory_bytes: bytes of each slot at the peak of a step.
     """
 
     def __init__(self, plan: _plan.Plan) -> None:
@@ -45,7 +45,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
-        """A plan from the file of `save`, or of `dmuon plan --save`.
+        """Reads a plan from a file that `save`, or `dmuon plan --save`, has written.
 
         Raises:
             ValueError: the file cannot be read, or does not hold a plan.
@@ -53,15 +53,15 @@ class Plan:
         return cls(from_file(path, _plan.Plan.from_json, "plan: cannot read"))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the plan as JSON; `dedicate_params(..., plan=path)` takes it."""
+        """Writes the plan as JSON, for `dedicate_params(..., plan=path)`."""
         Path(path).write_text(self.to_json() + "\n")
 
     def save_picture(self, path: str | os.PathLike[str], title: str = "") -> None:
-        """Draws every owner's predicted time beside the bound, and on which columns each unit's weights lie.
+        """Draws every owner's predicted time beside the bound, and the columns on which each unit's weights lie.
 
         Args:
             path: the ending names the format, such as .svg or .png.
-            title: the first line of the picture.
+            title: the picture's first line.
 
         Raises:
             ImportError: matplotlib is missing.
@@ -70,11 +70,11 @@ class Plan:
         pictures.save(self.native, path, title, "Plan.save_picture")
 
     def to_json(self) -> str:
-        """The plan as JSON, as a rank receives it."""
+        """Returns the plan as JSON, as ranks receive it."""
         return self.native.to_json()
 
     def table(self, max_rows: int = 16) -> str:
-        """What each owner holds and its predicted time, the slowest first."""
+        """Returns a table of the owners, the slowest first: parameters and predicted time."""
         return table(self.native, max_rows)
 
     def __str__(self) -> str:
@@ -101,15 +101,15 @@ def decide(
 
 
 def sizes_of(item: _plan.Parameter) -> tuple[int, int, int]:
-    """Number, rows and columns of the matrices that are orthogonalised, which is what costs depend on."""
+    """Returns number, rows and columns of the matrices that are orthogonalised. Costs depend on these."""
     return item.num_matrices * item.column_blocks, item.rows, item.cols // item.column_blocks
 
 
 def from_file(path: str | os.PathLike[str], read: Callable[[str], T], problem: str) -> T:
-    """What `read` makes of the file's text.
+    """Reads a file and returns `read` of its text.
 
     Raises:
-        ValueError: the file cannot be read, or `read` refuses its text; the message is `problem`, path and reason.
+        ValueError: the file cannot be read, or `read` refuses its text. The message is `problem`, path and reason.
     """
     try:
         return read(Path(path).read_text(encoding="utf-8"))

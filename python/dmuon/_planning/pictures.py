@@ -1,4 +1,4 @@
-"""Pictures, which matplotlib draws; and the one of a plan."""
+"""Pictures by matplotlib, and the picture of a plan."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from dmuon import _plan
 from dmuon._planning.table import gap_text, mesh_text, parameters_text
 
-_MOST_LAYERS = 10  # colours that are told apart
+_MOST_LAYERS = 10  # colours that look different
 
 
 def new_figure(function: str, **options: Any) -> Any:
-    """An empty figure of matplotlib, which needs no display.
+    """Returns an empty figure of matplotlib, which needs no display.
 
     Raises:
-        ImportError: matplotlib is missing; the message names `function`.
+        ImportError: matplotlib is missing. Names `function`.
     """
     try:
         figures = importlib.import_module("matplotlib.figure")
@@ -30,7 +30,7 @@ def new_figure(function: str, **options: Any) -> Any:
 
 
 def require_format(path: str | os.PathLike[str], function: str) -> None:
-    """Raises a ValueError that names `function`, unless the path ends as a format does that matplotlib writes."""
+    """Raises a ValueError that names `function`, unless matplotlib writes the format of the path's ending."""
     known = sorted(new_figure(function).canvas.get_supported_filetypes())
     if Path(path).suffix.lower().removeprefix(".") not in known:
         endings = ", ".join(f".{ending}" for ending in known)
@@ -44,7 +44,7 @@ def save(plan: _plan.Plan, path: str | os.PathLike[str], title: str, function: s
 
 
 def draw(plan: _plan.Plan, title: str, function: str) -> Any:
-    """The picture of a plan: owners by their predicted times and the bound; units by the columns of their weights."""
+    """Draws a plan: owners with their predicted times and the bound, and units with the columns of their weights."""
     figure = new_figure(function, figsize=(13, 8.5), dpi=120)
     figure.suptitle("\n".join([title, _summary(plan)] if title else [_summary(plan)]), fontsize=11, parse_math=False)
     times, weights = figure.subplots(2, 1, height_ratios=[3, 2])
@@ -63,9 +63,9 @@ def _summary(plan: _plan.Plan) -> str:
 
 
 def times_by_shape(plan: _plan.Plan) -> dict[str, list[float]]:
-    """Milliseconds of every owner for each shape, "3584 x 3584 (56)" with the number of parameters; the longest first.
+    """Returns every owner's milliseconds for each shape, the longest first.
 
-    The last of many shapes are one entry.
+    Keys are like "3584 x 3584 (56)", with the number of parameters. The last of many shapes share one entry.
     """
     inventory, costs = plan.inventory, plan.costs
     times = {one.shape_text(): dict(costs.batches(one)) for one in inventory}  # nanoseconds by size of batch
@@ -90,7 +90,7 @@ def _draw_times(axes: Any, plan: _plan.Plan) -> None:
     below = [0.0] * num_owners
     for place, (name, loads) in enumerate(times_by_shape(plan).items()):
         above = [one + other for one, other in zip(below, loads, strict=True)]
-        # One mark for all owners: there may be thousands.
+        # One artist for all owners: there may be thousands.
         axes.stairs(above, edges, baseline=below, fill=True, label=name, color=f"C{place}")
         below = above
     if num_owners <= 64:
@@ -103,7 +103,7 @@ def _draw_times(axes: Any, plan: _plan.Plan) -> None:
 
 
 def weights_by_column(plan: _plan.Plan) -> list[list[float]]:
-    """Megabytes of weights in the compute dtype, [columns][units in execution order]."""
+    """Returns megabytes of weights in the compute dtype, [columns][units in execution order]."""
     inventory, owners = plan.inventory, plan.owner
     place = {unit: index for index, unit in enumerate(dict.fromkeys(one.unit for one in inventory))}
     weights = [[0.0] * len(place) for _ in range(plan.mesh.num_shards)]

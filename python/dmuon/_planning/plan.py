@@ -1,4 +1,4 @@
-"""The plan of a model: made for any mesh, or agreed on by the ranks that will train it."""
+"""Makes the plan of a model: for any mesh, or by agreement of the ranks that will train it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dmuon._setup.strategies import require_strategy
 from dmuon._setup.units import Unit, find_units
 from dmuon.views import View
 
-# These do not look at costs; nor does a single rank, which owns everything, look at measured ones.
+# Strategies that read no costs. A single rank, which owns everything, reads no measured costs either.
 _WITHOUT_COSTS = ("round_robin", "rank0", "xor_layout")
 
 
@@ -40,18 +40,19 @@ def plan(
     costs: str | os.PathLike[str] | None = None,
     select: Select | None = None,
 ) -> Plan:
-    """The plan that `dmuon.Muon` made of the model; or one of any model for a mesh that need not exist.
+    """Returns the plan that `dmuon.Muon` made of the model, or makes one of any model for a mesh that need not exist.
 
     Args:
-        model: one given to Muon; or any other, on any device ("meta" will do).
-        mesh: (nodes, GPUs a node), for the latter only, as are all that follow.
-        device: whose cost model is taken, as `dmuon models` lists them.
+        model: a model given to Muon; or any other, on any device ("meta" will do).
+        mesh: (nodes, GPUs a node). This and all other arguments are for a model without Muon.
+        device: the device whose cost model decides, as `dmuon models` lists them.
         strategy: as for `dedicate_params`.
-        costs: instead of a device: the path of a table of measured costs.
+        costs: the path of a table of measured costs, instead of a device.
         select: as for `dedicate_params`.
 
     Raises:
-        ValueError: a dedicated model without Muon yet, or given more than itself; or an unknown device or strategy.
+        ValueError: the model is dedicated but not given to Muon yet, or has a plan and other arguments too; or the
+            device or strategy is unknown.
     """
     model = plain_module(model, "plan")
     if DEDICATION in model.__dict__:
@@ -92,10 +93,10 @@ def plan(
 
 
 def inventory(model: nn.Module, select: Select | None = None) -> dict[str, Any]:
-    """What Muon would take of a model, for `dmuon plan --inventory`; write it with json.dump.
+    """Returns the matrices that Muon would update in a model. Write them with json.dump for `dmuon plan --inventory`.
 
     Args:
-        model: any, before `dedicate_params` and `fully_shard`; on any device ("meta" will do).
+        model: any model before `dedicate_params` and `fully_shard`, on any device ("meta" will do).
         select: as for `dedicate_params`.
 
     Raises:
@@ -119,7 +120,7 @@ def inventory(model: nn.Module, select: Select | None = None) -> dict[str, Any]:
 
 
 def _entry(unit: str, index: int, items: list[_plan.Parameter]) -> dict[str, Any]:
-    """An entry of an inventory; a tied leaf may lie outside its unit, which then lends no name."""
+    """Returns an entry of an inventory. The entry has no name if a tied leaf lies outside its unit."""
     prefix = f"{unit}."
     if not unit or not all(item.name.startswith(prefix) for item in items):
         unit, prefix = "", ""
@@ -141,9 +142,9 @@ def _routed(model: nn.Module, function: str, select: Select | None) -> tuple[lis
 
 
 def inventory_of(leaves: list[Leaf], units: list[Unit]) -> list[_plan.Parameter]:
-    """The leaves as planning sees them.
+    """Returns the leaves as parameters of a plan.
 
-    A leaf of several views, or one that is divided by experts, is as many parts: "name[0:1]" and on.
+    A leaf of several views, or one that is divided by experts, becomes several parts: "name[0:1]" and so on.
     """
     unit_of = {leaf: index for index, unit in enumerate(units) for leaf in unit.leaves}
     items = []
@@ -169,7 +170,7 @@ def inventory_of(leaves: list[Leaf], units: list[Unit]) -> list[_plan.Parameter]
 
 
 def _parts_of(leaf: Leaf) -> Sequence[View]:
-    """Its views; of a stack that is divided by experts, each column's part."""
+    """Returns the leaf's views, or each column's part of a stack that is divided by experts."""
     if leaf.num_columns == 1:
         return leaf.views
     view = leaf.views[0]
@@ -177,7 +178,7 @@ def _parts_of(leaf: Leaf) -> Sequence[View]:
 
 
 def _changed(function: Callable[..., Any], **values: Any) -> dict[str, Any]:
-    """Those that are not the function's defaults."""
+    """Returns the values that differ from the function's defaults."""
     parameters = inspect.signature(function).parameters
     return {name: value for name, value in values.items() if value != parameters[name].default}
 
@@ -187,7 +188,7 @@ def _as_arguments(given: dict[str, Any]) -> str:
 
 
 def _require_alone(planning: Planning) -> None:
-    """A loaded plan leaves nothing to decide: options of deciding would be without effect."""
+    """Raises ValueError for options that a loaded plan would make ineffective."""
     values = {name: getattr(planning, name) for name in ("strategy", "costs", "layout_slack")}
     if given := _changed(dedicate_params, **values):
         raise ValueError(
@@ -203,15 +204,15 @@ def make_plan(
     device: torch.device,
     tuned: Tuned,
 ) -> Plan:
-    """Plans at slot 0, or loads; sends the plan to every rank, compares its hash. Collective."""
+    """Makes or loads the plan at slot 0, sends it to every rank, and compares its hash. Collective."""
     if dedication.planning.plan is not None:
-        _require_alone(dedication.planning)  # equal on all ranks, as dedicate_params has seen to: all raise
+        _require_alone(dedication.planning)  # equal on all ranks after dedicate_params, so all raise
     ranks, planning, leaves = dedication.ranks, dedication.planning, dedication.leaves
     mesh = _plan.Mesh(ranks.num_replicates, ranks.num_shards)
     items = _plan.divide(inventory_of(leaves, units), mesh, planning.smallest_part)
-    # Without batching one matrix of each shape is asked for, so that costs are of single matrices.
+    # Without batching, costs are of single matrices, so one of each shape is enough.
     costed = items if planning.batching else list({sizes_of(item): item for item in items}.values())
-    numbers = itertools.accumulate(not item.continues for item in items)  # of their leaves, from 1
+    numbers = itertools.accumulate(not item.continues for item in items)  # the number of each item's leaf, from 1
     dtypes = {
         sizes_of(item): dtypes_of(dedication.mp_policy, leaves[number - 1].parameter.dtype)
         for item, number in zip(items, numbers, strict=True)
@@ -229,7 +230,7 @@ def make_plan(
         if planning.costs not in ("measured", "modelled"):
             problem = "dedicate_params: costs: expected 'measured', 'modelled' or a table, cannot read"
             found = from_file(planning.costs, _plan.CostTable.from_json, problem)
-        else:  # what does not look at costs was not measured
+        else:  # strategies that read no costs have no measured ones
             found = table or _plan.modelled_costs(costed, model_of(device))
         options = planning.native(dedication.schedule)
         options.weight_bytes = max((compute.itemsize for compute, _ in dtypes.values()), default=4)
@@ -243,7 +244,7 @@ def make_plan(
         result = Plan(_plan.Plan.from_json(text))
         result.native.require_fit(items, mesh)
         most, peak = planning.max_memory_bytes, max(result.memory_bytes, default=0)
-        if planning.plan is not None and most is not None and peak > most:  # as the file's own options count it
+        if planning.plan is not None and most is not None and peak > most:  # by the options in the file
             raise ValueError(
                 f"dedicate_params: max_memory_bytes: expected >= {peak}, the peak of the plan {planning.plan!r}, got "
                 f"{most}"

@@ -1,4 +1,4 @@
-"""A plan as text, for people."""
+"""The text of a plan, for people."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ _MIB = 1024.0 * 1024.0
 
 
 def mesh_text(mesh: _plan.Mesh) -> str:
-    """Such as "2 x 8, tensor parallel 2"."""
+    """Returns a text such as "2 x 8, tensor parallel 2"."""
     text = f"{mesh.num_replicates} x {mesh.num_shards}"
     return text + (f", tensor parallel {mesh.tensor_parallel}" if mesh.tensor_parallel > 1 else "")
 
 
 def parameters_text(inventory: Sequence[_plan.Parameter]) -> str:
-    """How many there are, such as "12 parameters"; where stacks are divided, "96 parameters or parts"."""
+    """Returns a text such as "12 parameters", or "96 parameters or parts" if stacks are divided."""
     parts = " or parts" if any(parameter.continues for parameter in inventory) else ""
     return f"{len(inventory)} parameters{parts}"
 
 
 def gap_text(plan: _plan.Plan) -> str:
-    """Such as ", gap 0.15 %"; empty where there is no work."""
+    """Returns a text such as ", gap 0.15 %", or "" if there is no work."""
     return f", gap {plan.gap * 100:.2f} %" if plan.bound_ns > 0 else ""
 
 
 def table(plan: _plan.Plan, max_rows: int) -> str:
-    """What each owner holds, the slowest first; then makespan, bound, gap and spread.
+    """Returns a table of the owners, the slowest first, then makespan, bound, gap and spread.
 
     Args:
-        plan: which is shown.
-        max_rows: the number of owners that are shown.
+        plan: the plan to show.
+        max_rows: the most owners to show.
     """
     mesh, loads, spread, batches = plan.mesh, plan.loads_ns, plan.spread, plan.batches
     num_batches = Counter(owner for owner, _ in batches)

@@ -1,4 +1,4 @@
-"""How each shape is orthogonalised fastest on this machine: timed by `dmuon tune` alone, kept, and taken by Muon."""
+"""Finds the fastest way to orthogonalise each shape here, for `dmuon tune`. Muon reads the cached results."""
 
 from __future__ import annotations
 
@@ -13,41 +13,42 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from dmuon import _C
-from dmuon._planning.choices import Result, Setting, Shape, keep, kept
+from dmuon._planning.choices import Result, Setting, Shape, cached, store
+from dmuon._planning.clock import device_ns
 from dmuon._planning.costs import is_short_of_memory
 from dmuon._setup.hyperparameters import PlainChoice, plain_choice
 
 _ROUNDS, _LEAST_ROUNDS = 15, 7
-_LEAST_RUNS = 12  # of each candidate, its check among them
-_FASTER = 0.97  # what a choice must take of the default's time, in three of four rounds
-_HOPELESS = 2.0  # times the default's: not timed further
-_BLOCK_S = 2e-3  # of repeated calls, at least
-_POOL_ELEMENTS = 1 << 24  # that batches are taken from in turn: 64 MiB, more than caches hold
-_MOST_ERROR = 1.3  # times the direct form's
+_LEAST_RUNS = 12  # of each candidate, including its check
+_FASTER = 0.97  # the most of the default's time that a choice may take, in three of four rounds
+_HOPELESS = 2.0  # times the default's time: such a candidate is not timed further
+_BLOCK_S = 2e-3  # the least seconds of a block of repeated calls
+_POOL_ELEMENTS = 1 << 24  # elements for batches, which take turns: 64 MiB, more than caches hold
+_MOST_ERROR = 1.3  # times the direct form's error
 _EXACT_FLOPS = 1 << 32  # of one product: larger matrices are compared with the direct form in fp32
-_GAUGE = (1, 256, 256)  # by whose time that of larger shapes is guessed before they run at all
+_GAUGE = (1, 256, 256)  # the shape whose time predicts the times of larger shapes before they run
 
 
 _Errors = dict[PlainChoice, list[float]]
 
 
 class _NotReachedError(Exception):
-    """Nothing is known of a shape; says why."""
+    """No result for a shape. The message says why."""
 
 
 def tune(shapes: Iterable[Shape], setting: Setting, budget_s: float) -> tuple[list[Result], dict[Shape, str]]:
-    """Times what is not kept yet, small shapes first, and keeps each shape's result at once.
+    """Times the shapes that the cache lacks, small ones first, and stores each result at once.
 
-    Of one shape the largest number of matrices counts.
+    If a shape comes with several numbers of matrices, the largest counts.
 
     Returns:
-        What is known of each shape, in the order given; and why nothing is known of the others.
+        The results, in the order of `shapes`; and for shapes without a result the reason.
     """
     numbers: dict[tuple[int, int], int] = {}
     for number, rows, cols in shapes:
         timed = _timed_number(number, rows, cols, setting)
         numbers[rows, cols] = max(timed, numbers.get((rows, cols), 0))
-    known = kept(setting)
+    known = cached(setting)
     missing = [(number, *sides) for sides, number in numbers.items() if sides not in known or known[sides][0] < number]
     missing.sort(key=_work)
     unreached: dict[Shape, str] = {}
@@ -60,16 +61,16 @@ def tune(shapes: Iterable[Shape], setting: Setting, budget_s: float) -> tuple[li
             try:
                 result = _measure(shape, setting, pool, budget)
             except _NotReachedError as reason:
-                if shape[1:] not in known:  # by fewer matrices
+                if shape[1:] not in known:  # else there is a result for fewer matrices
                     unreached[shape] = str(reason)
                 continue
             known[result[1:3]] = result
-            keep(result, setting)
+            store(result, setting)
     return [known[sides] for sides in numbers if (numbers[sides], *sides) not in unreached], unreached
 
 
 class _Budget:
-    """Seconds, of which shapes have equal shares of what those before them have left."""
+    """The seconds left. Each shape gets an equal share of what the shapes before it did not use."""
 
     def __init__(self, seconds: float, bar: Any) -> None:
         self._end, self._seconds, self._bar = time.monotonic() + seconds, seconds, bar
@@ -101,7 +102,7 @@ def _measure(shape: Shape, setting: Setting, pool: Tensor, budget: _Budget) -> R
     least_runs = _LEAST_RUNS * (1 + len(others))
     try:
         is_large = _work(shape) > _work(_GAUGE)
-        # Half: larger products are done at a higher rate.
+        # Half, because larger products run at a higher rate.
         if is_large and least_runs * _guessed_seconds(shape, pool, setting) / 2 > budget.left():
             raise _NotReachedError(late)
         enough = pool if size <= len(pool) else _random(size, setting)
@@ -133,7 +134,7 @@ def _measure(shape: Shape, setting: Setting, pool: Tensor, budget: _Budget) -> R
 
 
 def _random(elements: int, setting: Setting) -> Tensor:
-    generator = torch.Generator().manual_seed(0)  # its own: the user's random numbers are as they were
+    generator = torch.Generator().manual_seed(0)  # a generator of its own: the user's does not change
     return torch.randn(elements, generator=generator, device="cpu").to(setting.device)
 
 
@@ -148,7 +149,7 @@ def _guessed_seconds(shape: Shape, pool: Tensor, setting: Setting) -> float:
 
 
 def _winner(rounds: list[dict[int, float]]) -> tuple[int, float]:
-    """The fastest by its ratio to the default, which is 0, if it is faster than noise; and that ratio."""
+    """Returns the index of the fastest candidate and its ratio to the default, 0. Noise counts as no gain."""
     best, least = 0, 1.0
     for at in rounds[0].keys() - {0}:
         ratios = sorted(one[at] / one[0] for one in rounds)
@@ -158,9 +159,9 @@ def _winner(rounds: list[dict[int, float]]) -> tuple[int, float]:
 
 
 def _timed_number(number: int, rows: int, cols: int, setting: Setting) -> int:
-    """How many are timed: at least eight of what goes in batches.
+    """Returns the number of matrices to time: at least eight of those that go in batches.
 
-    A choice holds for batches of any size, which plans make of likes.
+    A choice holds for batches of any size.
     """
     least = 8 if setting.candidates(rows, cols)[0].batched else 1
     return max(1, min(max(number, least), _POOL_ELEMENTS // (rows * cols)))
@@ -173,21 +174,20 @@ def _run(x: Tensor, choice: _C.Choice, setting: Setting) -> Tensor:
 
 
 def _seconds(choice: _C.Choice, batches: Tensor, setting: Setting, times: int) -> float:
-    """What so many calls take, each on another batch than the call before."""
-    synchronize = torch.get_device_module(setting.device).synchronize  # on CPUs it does nothing
-    synchronize(setting.device)
-    begin = time.perf_counter()
-    for index in range(times):
-        _run(batches[index % len(batches)], choice, setting)
-    synchronize(setting.device)
-    return time.perf_counter() - begin
+    """Returns the seconds that `times` calls take together, each on another batch than the call before."""
+
+    def calls() -> None:
+        for index in range(times):
+            _run(batches[index % len(batches)], choice, setting)
+
+    return device_ns(calls, setting.device) / 1e9
 
 
 def _errors(rows: int, cols: int, setting: Setting, choices: list[_C.Choice]) -> _Errors:
     """The errors of each choice, relative to the polynomial.
 
-    They are those of Gaussian matrices, of those of condition 1e3 and more, and of those of which one direction has 0.7
-    of the square of the norm, as that of the inputs' mean in a gradient has.
+    There are three kinds of matrices: Gaussian ones; ones of condition 1e3 and more; and ones in which one direction
+    has 0.7 of the squared norm, as the inputs' mean has in a gradient.
     """
     number = max(1, min(8, 2**16 // (rows * cols)))
     x = torch.randn(3, number, rows, cols, generator=torch.Generator().manual_seed(1), device="cpu")
@@ -212,7 +212,7 @@ def _errors(rows: int, cols: int, setting: Setting, choices: list[_C.Choice]) ->
 
 
 def polynomial(x: Tensor, coefficients: list[tuple[float, float, float]]) -> Tensor:
-    """What Newton-Schulz is without rounding: in fp64, by torch's products alone."""
+    """Computes Newton-Schulz almost without rounding: in fp64, by torch's products alone."""
     tall = x.shape[-2] > x.shape[-1]
     y = (x.mT if tall else x).double()
     y /= torch.linalg.matrix_norm(y, keepdim=True)
@@ -223,9 +223,9 @@ def polynomial(x: Tensor, coefficients: list[tuple[float, float, float]]) -> Ten
 
 
 def _is_exact(choice: _C.Choice, errors: _Errors, setting: Setting) -> bool:
-    """At most 1.3 times the direct form's least error; or what rounding alone explains, where that is less than 1."""
+    """True if all errors are at most 1.3 times the direct form's least error, plus a floor for rounding alone."""
     unit = torch.finfo(setting.ns_dtype).eps / 2
-    slope = math.prod(a for a, _, _ in setting.coefficients)  # by which small singular values grow, and their rounding
+    slope = math.prod(a for a, _, _ in setting.coefficients)  # growth of small singular values and of their rounding
     floor = unit / 2 if setting.ns_dtype.itemsize == 2 else 4 * unit * abs(slope)
     direct = [error for (_, form, *_), error in errors.items() if form == "DIRECT"]
     pairs = zip(errors[plain_choice(choice)], *direct, strict=True)

@@ -1,4 +1,4 @@
-"""What AdamW updates beside Muon: the groups that an optimizer begins with, and torch's AdamW over them."""
+"""AdamW beside Muon: the groups that an optimizer begins with, and torch's AdamW over them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from dmuon._setup.hyperparameters import adamw_moments, check_group, settings_of
 from dmuon._setup.place import clean_name
 from dmuon._setup.shown import shown
 
-# Without the hooks of torch.optim, which see one step in a step of the outer optimizer.
+# Without torch.optim's hooks, which must see one step for each step of the outer optimizer.
 _step = inspect.unwrap(torch.optim.AdamW.step)
 
 
 class InnerAdamW:
-    """torch's AdamW on groups and state of an outer optimizer, so that there is one of each to read and change."""
+    """Runs torch's AdamW on the groups and the state of an outer optimizer, which users read and change."""
 
     def __init__(self) -> None:
         self._adamw: torch.optim.AdamW | None = None
 
     def add(self, group: dict[str, Any], state: Any) -> None:
-        """Takes a group of the outer optimizer, whose `state` is always the same one."""
+        """Adds a group of the outer optimizer. `state` is always the same object."""
         known = _get_fused_kernels_supported_devices()
         on_fused_device = all(p.is_floating_point() and p.device.type in known for p in group["params"])
         one_kind = len({isinstance(p, DTensor) for p in group["params"]}) <= 1
@@ -40,7 +40,7 @@ class InnerAdamW:
             self._adamw.add_param_group(group)
 
     def make_state(self) -> None:
-        """Gives parameters that have made no step the state with which AdamW begins, so that it can be saved."""
+        """Makes AdamW's first state for parameters that have made no step, so that it can be saved."""
         for group in self._adamw.param_groups if self._adamw is not None else ():
             on_device = group.get("capturable") or group.get("fused")
             for parameter in group["params"]:
@@ -53,15 +53,16 @@ class InnerAdamW:
                     state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
 
     def step(self, applies: torch.Tensor) -> None:
-        """Updates what has a gradient, unless `applies`, a [] bool, is false.
+        """Updates parameters that have a gradient, unless `applies`, a [] bool, is false.
 
-        Fused kernels on its device look there themselves; of others the host must know, and waits for the device.
+        Fused kernels on the device of `applies` read it themselves. Otherwise the host reads it and waits for the
+        device.
         """
         if self._adamw is None:
             return
         groups = [group for group in self._adamw.param_groups if group["params"]]
         if all(group["fused"] and group["params"][0].device == applies.device for group in groups):
-            # As torch.amp.GradScaler gives it.
+            # In the form of torch.amp.GradScaler.
             self._adamw.found_inf = applies.logical_not().float()  # type: ignore[attr-defined]
             try:
                 _step(self._adamw)
@@ -74,18 +75,18 @@ class InnerAdamW:
 def checked_adamw_groups(
     model: nn.Module, dedication: Dedication, given: Any, defaults: dict[str, Any], facts: list[str]
 ) -> list[dict[str, Any]]:
-    """What no given group names, sharded and not, each if there is any; then the given groups in their order.
+    """Returns groups of the parameters that no given group names, sharded and plain ones apart; then the given groups.
 
     Args:
-        model: whose leaves are taken out, or provisional.
-        dedication: of the model.
-        given: a list of groups by torch's conventions: "params" (a parameter or some, named or not) and options.
+        model: a model whose leaves are taken out, or provisional.
+        dedication: the model's dedication.
+        given: groups in torch's form: "params" (a parameter or several, named or not) and options.
         defaults: the options that a group does not name.
         facts: gets a line for each group.
 
     Raises:
-        ValueError: what is given is no list of groups, or a group has a parameter that AdamW does not update or that
-            was named before, or a bad hyperparameter.
+        ValueError: `given` is no list of groups; or a group has a bad hyperparameter, or a parameter that AdamW does
+            not update or that another group names.
     """
     if not isinstance(given, list | tuple):
         raise ValueError(f"Muon: adamw_groups: expected a list of groups, got {_kind(given)}")
@@ -121,7 +122,7 @@ def checked_adamw_groups(
         check_group(group, where)
         facts.append(f"adamw_groups[{index}] {settings_of(group)} of {[names[id(p)] for p in params]}")
         groups.append(group)
-    # Fused AdamW takes plain tensors or DTensors, not both at once.
+    # Fused AdamW updates plain tensors or DTensors, not both at once.
     named = taken | leaf_names.keys()
     rest = [p for p in model.parameters() if p.requires_grad and id(p) not in named]
     halves = [[p for p in rest if isinstance(p, DTensor) == sharded] for sharded in (True, False)]
@@ -138,5 +139,5 @@ def _listed(params: Any, where: str) -> list[torch.Tensor]:
 
 
 def _kind(value: Any) -> str:
-    """What kind of thing is in the place of a group, or of a list of groups."""
+    """Describes a value that should be a group, or a list of groups."""
     return f"a dict with {sorted(map(str, value))}" if isinstance(value, dict) else type(value).__name__

@@ -1,4 +1,4 @@
-"""Casts and moves of a running model: what would change a leaf raises before anything has changed."""
+"""Guards against casts and moves of a running model: one that would change a leaf raises and changes nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dmuon._setup.replaced_method import ReplacedMethod
 
 
 def guard_casts(runtime: Runtime) -> None:
-    """From now on `to`, `float`, `cpu` and their like look at a module's leaves first: all of them call `_apply`."""
+    """Makes `to`, `float`, `cpu` and similar methods, which all call `_apply`, check a module's leaves first."""
     held: dict[nn.Module, list[tuple[Place, nn.Parameter]]] = {}
     for leaf, placeholder in zip(runtime.leaves, runtime.placeholders, strict=True):
         for place in leaf.places:
@@ -42,7 +42,7 @@ def _apply(
 
 
 def _weight_at(place: Place) -> torch.Tensor | None:
-    """What the module computes with, inside of its unit's forward and backward; else None."""
+    """Returns the weight inside of its unit's forward and backward, else None."""
     return place.module._parameters[place.attribute] if place.state is State.WEIGHT else None
 
 
@@ -50,7 +50,7 @@ def _weight_at(place: Place) -> torch.Tensor | None:
 def _require_same_memory(
     placeholder: Any, weight: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
-    # A module that got other memory would compute with it from then on.
+    # From then on the module would compute with other memory.
     changed = change(weight)
     if changed.dtype != weight.dtype or changed.device != weight.device or changed.data_ptr() != weight.data_ptr():
         raise _would_change(placeholder, weight)

@@ -1,4 +1,4 @@
-"""What `Muon` checks of a model: that it is as `dedicate_params` has left it, and fits what `fully_shard` was told."""
+"""Checks by `Muon`: the model must be as after `dedicate_params`, and must fit the arguments of `fully_shard`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from dmuon._setup.units import Unit
 
 
 def check_parameters(model: nn.Module, dedication: Dedication, facts: list[str]) -> None:
-    """What came since dedicate_params would silently not be Muon's; what went would be trained nowhere.
+    """Checks the parameters: Muon would not update new ones, and nobody would train removed ones.
 
-    `facts` gets which parameters are trainable now.
+    `facts` gets the parameters that are trainable now.
 
     Raises:
-        ValueError: a parameter was added, unfrozen or, but for a start on the meta device, where modules hold
-            leaves too, frozen; or the module of a leaf replaced. Wrappers around modules are no change.
+        ValueError: the user has added, frozen or unfrozen a parameter, or replaced the module of a leaf. Wrappers
+            around modules are no change. After a start on the meta device leaves may be frozen, because modules hold
+            them.
     """
     modules = dict(model.named_modules())
     present = set(modules.values())
@@ -56,13 +57,13 @@ def check_parameters(model: nn.Module, dedication: Dedication, facts: list[str])
 
 
 def check_sentinels(model: nn.Module, dedication: Dedication) -> torch.device | None:
-    """Where the model has been moved to since dedicate_params.
+    """Checks casts and moves of the model since dedicate_params.
 
     Returns:
         The device of the leaves, None if there are none.
 
     Raises:
-        ValueError: the model was cast in between, or is on the meta device still or by now.
+        ValueError: the model was cast, or is on the meta device.
     """
     device = None
     for leaf in dedication.leaves:
@@ -85,7 +86,7 @@ def check_sentinels(model: nn.Module, dedication: Dedication) -> torch.device | 
 
 
 def check_units(units: list[Unit], dedication: Dedication) -> None:
-    """The leaves of a unit share one buffer, hence one dtype."""
+    """Requires one dtype of all leaves of a unit, because they share one buffer."""
     if dedication.mp_policy.param_dtype is not None:
         return
     for unit in units:
@@ -100,7 +101,7 @@ def check_units(units: list[Unit], dedication: Dedication) -> None:
 
 
 def check_host_parameters(model: nn.Module, dedication: Dedication) -> None:
-    """The mesh of fully_shard must be ours, and what it divides gradients by; compute dtypes need FSDP's casts."""
+    """Requires fully_shard's mesh and divisor of gradients to be ours. Compute dtypes need FSDP2's casts."""
     ranks, policy = dedication.ranks, dedication.mp_policy
     managed = {id(module._parameters[name]) for module, name in managed_by_fsdp(model)}
     for name, parameter in model.named_parameters():
@@ -112,14 +113,14 @@ def check_host_parameters(model: nn.Module, dedication: Dedication) -> None:
                 f"Muon: model: '{name}' is sharded over ranks {rows}, dedicate_params was given {ranks.mesh_rows}. "
                 "Expected: the same mesh for dedicate_params and fully_shard."
             )
-        if not any(isinstance(placement, Shard) for placement in parameter.placements):  # norms would count it often
+        if not any(isinstance(placement, Shard) for placement in parameter.placements):  # norms would count it twice
             raise ValueError(
                 f"Muon: model: '{name}' is whole on every rank of {rows}: was this module given to replicate()? "
                 "Expected: fully_shard on the same mesh."
             )
     _check_policies(model, dedication)
     ours = dedication.across_ranks.divide_factor(ranks.size)
-    if problem := problem_of_factors(model, fsdp_modules(model), ours, untold=ours):  # it may be told until the step
+    if problem := problem_of_factors(model, fsdp_modules(model), ours, unset=ours):  # users may set it until the step
         raise ValueError(problem)
     if policy.param_dtype is None or fsdp_modules(model):
         return
@@ -132,8 +133,8 @@ def check_host_parameters(model: nn.Module, dedication: Dedication) -> None:
 
 
 def _check_policies(model: nn.Module, dedication: Dedication) -> None:
-    """Where FSDP2 shows its policies, those around leaves must be as dedicate_params was told."""
-    around: dict[nn.Module, tuple[str, MixedPrecisionPolicy]] = {}  # by module, the innermost one's
+    """Requires FSDP2's policies around leaves to be dedicate_params' policy, if FSDP2 shows them."""
+    around: dict[nn.Module, tuple[str, MixedPrecisionPolicy]] = {}  # by module, of the innermost FSDPModule
     for path, holder in model.named_modules():  # outer modules come before inner ones
         found = getattr(getattr(holder, "_get_fsdp_state", lambda: None)(), "_mp_policy", None)
         if isinstance(found, MixedPrecisionPolicy):

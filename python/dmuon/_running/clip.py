@@ -22,31 +22,30 @@ def clip_grad_norm_(
     foreach: bool | None = None,
     pp_mesh: DeviceMesh | None = None,
 ) -> torch.Tensor:
-    """Scales all gradients of `model` so that their joint 2-norm is at most `max_norm`.
+    """Scales all gradients of `model` so that their joint 2-norm is at most `max_norm`. Collective over the mesh.
 
-    Collective over the mesh: one message, which the next `step()` then does not send. The norm is of the mean
-    gradient over all ranks, or of the sum by `gradient_divide_factor` of `dedicate_params`. Where it is not finite,
-    gradients stay as they are and `step()` skips. On an accelerator nothing waits for the device, but for
-    `error_if_nonfinite`.
+    Sends one message, which the next `step()` then does not send. The norm is of the mean gradient over all ranks, or
+    of the sum divided by `gradient_divide_factor` of `dedicate_params`. If the norm is not finite, gradients do not
+    change and `step()` skips. Only `error_if_nonfinite` waits for the device.
 
-    With `pp_mesh` the gradients of all pipeline stages have one norm, which takes one more message along it, and where
-    those of one stage are not finite all stages skip, as they do where this call raises on another stage.
+    With `pp_mesh` the gradients of all pipeline stages have one norm, for one more message along `pp_mesh`. All stages
+    skip if the gradients of one are not finite, or if this call raises on another stage.
 
     Args:
-        model: with dmuon.Muon.
+        model: a model with dmuon.Muon.
         max_norm: a positive number.
-        norm_type: 2 alone is supported: owners send squared norms.
-        error_if_nonfinite: raise where the norm is not finite.
-        foreach: as torch's function has it; without effect.
-        pp_mesh: the stages of a pipeline, one-dimensional: each has one model of its own, and all make this call, with
-            equal arguments, which stages do not compare.
+        norm_type: must be 2, because owners send squared norms.
+        error_if_nonfinite: True to raise if the norm is not finite.
+        foreach: has no effect; torch's function has it.
+        pp_mesh: the stages of a pipeline, a 1-D mesh. Each stage has one model. All stages must make this call with
+            equal arguments, which they do not compare.
 
     Returns:
-        The norm before clipping: a 0-dimensional fp32 tensor, equal on every rank; NaN where it is not finite.
+        The norm before clipping: a 0-dimensional fp32 tensor, equal on every rank; NaN if it is not finite.
 
     Raises:
         ValueError: the model has no dmuon.Muon yet; or, on every rank, an argument is bad or differs between ranks.
-        RuntimeError: on every rank, where the norm is not finite and that is an error.
+        RuntimeError: on every rank, if the norm is not finite and `error_if_nonfinite` is True.
     """
     try:
         runtime = runtime_of(model, "clip_grad_norm_")
@@ -56,7 +55,7 @@ def clip_grad_norm_(
         arguments = None if problem else (float(max_norm), error_if_nonfinite, pp_mesh is not None)
         verdict = step_agreement.verdict(arguments, problem)
     except Exception:
-        if _is_line(pp_mesh):  # the other stages wait for this one
+        if _is_line(pp_mesh):  # the other stages wait for this rank
             no_norm = torch.full((), math.nan, dtype=torch.float64, device=pp_mesh.device_type)
             dist.all_reduce(no_norm, group=pp_mesh.get_group())
         raise

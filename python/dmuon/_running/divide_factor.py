@@ -1,4 +1,4 @@
-"""By what gradients are divided: FSDP2 and dmuon must agree, or one clipping would join gradients of two sizes."""
+"""Checks the divisor of gradients, which must be one for FSDP2 and dmuon: clipping joins their gradients' norms."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from dmuon._setup.place import clean_name
 from dmuon._setup.sharded import param_groups
 
 
-def problem_of_factors(model: nn.Module, modules: Sequence[FSDPModule], ours: float, untold: float) -> str | None:
-    """What to say of the first module that trains and divides by something else than `ours`, None if there is none.
+def problem_of_factors(model: nn.Module, modules: Sequence[FSDPModule], ours: float, unset: float) -> str | None:
+    """Returns an error about the first module that trains and has another divisor than `ours`, or None.
 
-    Costs a look at each module, so that every step can ask: `set_gradient_divide_factor` may be called any time. Of
-    what else changes FSDP2's reduction, `set_force_sum_reduction_for_comms` only divides after a sum instead of within
-    it, which changes no value; and what `set_all_reduce_hook` or a custom reduce-scatter do to values nobody can know.
+    Reads one attribute of each module, so every step can afford it: users may call `set_gradient_divide_factor` at any
+    time. Two other settings of FSDP2's reduction are not checked. `set_force_sum_reduction_for_comms` changes no value:
+    FSDP2 only divides after the sum. The effect of `set_all_reduce_hook` or a custom reduce-scatter cannot be known.
 
     Args:
-        model: for names.
-        modules: of it, under fully_shard.
-        ours: what dmuon divides the sum over all ranks by.
-        untold: what a module divides by that was told nothing.
+        model: the model, for names.
+        modules: its modules under fully_shard.
+        ours: dmuon's divisor of the sum over all ranks.
+        unset: the divisor of a module for which the user has set none.
     """
     for module in modules:
         for group in param_groups(module._get_fsdp_state()):
             told = getattr(group, "gradient_divide_factor", None)
-            theirs = untold if told is None else told
+            theirs = unset if told is None else told
             if theirs != ours and any(parameter.sharded_param.requires_grad for parameter in group.fsdp_params):
                 name = next(clean_name(path) for path, other in model.named_modules() if other is module)
                 return (

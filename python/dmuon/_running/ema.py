@@ -1,4 +1,4 @@
-"""An exponential mean of the weights, kept where the weights are kept."""
+"""An exponential mean of the weights, stored beside the weights."""
 
 from __future__ import annotations
 
@@ -21,26 +21,30 @@ from dmuon._setup.placeholder import OwnedTensor
 class Ema:
     """The exponential mean of a model's trainable parameters, in fp32.
 
-    A matrix's is at its owner, beside the master; any other parameter's is cut as the parameter is. So all ranks
-    together hold 4 bytes an element more, and `update` sends nothing. As torch.optim.swa_utils.AveragedModel with
-    `get_ema_multi_avg_fn(decay)`, begun with the weights as they are.
+        ema = dmuon.Ema(model)  # then ema.update() after every step
+        with ema.applied():
+            evaluate(model)
+
+    The mean of a matrix is at its owner, beside the master. The mean of any other parameter is cut as the parameter is.
+    So all ranks together hold 4 bytes an element more, and `update` sends nothing. Computes the same as
+    torch.optim.swa_utils.AveragedModel with `get_ema_multi_avg_fn(decay)`, beginning with the present weights.
     """
 
     def __init__(self, model: nn.Module, decay: float = 0.999) -> None:
-        """Begins with the weights as they are. Collective over the mesh.
+        """Begins with the present weights. Collective over the mesh.
 
         Args:
-            model: with dmuon.Muon. Parameters that are frozen now are left out.
-            decay: what an update leaves of the mean, from 0 to 1; `ema.decay` can be set.
+            model: a model with dmuon.Muon. Parameters that are frozen now have no mean.
+            decay: factor of the old mean in an update, from 0 to 1. `ema.decay` can be set.
 
         Raises:
-            ValueError: on all ranks, if any finds something wrong.
+            ValueError: on all ranks, if any rank finds something wrong.
         """
         runtime = self._runtime = runtime_of(model, "Ema")
         runtime.refuse_inside_full_params("Ema()")
         with agreement(runtime.ranks, "Ema") as facts:
             facts.append(f"decay {_checked_decay(decay)}")
-        runtime.meet("Ema()")  # after a forward alone FSDP2 has left whole parameters in their places
+        runtime.meet("Ema()")  # reshards: a forward alone leaves FSDP2's parameters whole
         self.decay, self.num_updates = decay, 0
         runtime.num_means += 1
         self._name = f"mean {runtime.num_means}"
@@ -58,10 +62,10 @@ class Ema:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Mean += (1 - decay) (weight - mean), after a step. Sends nothing; alike on all ranks.
+        """Adds (1 - decay) (weight - mean) to the mean, after a step. Sends nothing. Call it on all ranks.
 
         Raises:
-            ValueError: inside of `applied`, or `decay` is no number from 0 to 1.
+            ValueError: the call is inside `applied`, or `decay` is no number from 0 to 1.
         """
         self._runtime.refuse_while_averaged("Ema.update()")
         weight = 1 - _checked_decay(self.decay)
@@ -73,13 +77,13 @@ class Ema:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Inside, the model computes with the mean, and its `state_dict()` has it; training is refused.
+        """Makes the model compute with the mean, and its `state_dict()` return the mean. Refuses training.
 
-        Collective over the mesh on entry and exit. Memory beside the model: the largest matrix that a rank owns, and a
-        copy of its part of what AdamW updates.
+        Collective over the mesh on entry and exit. A rank needs memory for its largest owned matrix, and for a copy of
+        its part of the parameters that AdamW updates.
 
         Raises:
-            ValueError: inside of it already or of `full_params`, or ranks have come to different calls.
+            ValueError: the call is inside `applied` or `full_params`, or ranks have come to different calls.
         """
         runtime = self._runtime
         runtime.refuse_inside_full_params("Ema.applied()")
@@ -98,31 +102,31 @@ class Ema:
             runtime.meet("the end of Ema.applied()")
             self._exchange_masters()
             with torch.no_grad():
-                for (_, weight), kept in zip(self._local(), weights, strict=True):
-                    weight.copy_(kept)
+                for (_, weight), own in zip(self._local(), weights, strict=True):
+                    weight.copy_(own)
             runtime.set_averaged(False)
             runtime.engine.publish()
 
     @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
-        """The mean in fp32 under the names of the parameters, cut as `model.state_dict()` is; collective.
+        """Returns the mean in fp32 by the names of the parameters, cut like `model.state_dict()`. Collective.
 
         Raises:
-            ValueError: inside of `applied`, or ranks have come to different calls.
+            ValueError: the call is inside `applied`, or ranks have come to different calls.
         """
         self._runtime.refuse_while_averaged("Ema.state_dict()")
         self._runtime.meet("Ema.state_dict()")
-        given = self._runtime.shards.give(self._leaves, self._name, torch.float32)
+        means = self._runtime.shards.read(self._leaves, self._name, torch.float32)
         names = [self._runtime.leaves[index].name for index in self._leaves]
-        weights = {**dict(zip(names, given, strict=True)), **self._means}
+        weights = {**dict(zip(names, means, strict=True)), **self._means}
         return {"decay": self.decay, "num_updates": self.num_updates, "weights": weights}
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes what `state_dict` gave, on this mesh or another. Collective.
+        """Loads the result of `state_dict`, from this mesh or another. Collective.
 
         Raises:
-            ValueError: on all ranks, where something does not fit; then nothing has changed.
+            ValueError: on all ranks, if something does not fit. Then nothing has changed.
         """
         runtime = self._runtime
         runtime.refuse_while_averaged("Ema.load_state_dict()")
@@ -131,7 +135,7 @@ class Ema:
             decay, num_updates, weights = self._fitting(state_dict)
             facts.append(f"decay {decay}, {num_updates} updates")
         values = {index: weights[runtime.leaves[index].name] for index in self._leaves}
-        runtime.shards.take(values, self._name)
+        runtime.shards.write(values, self._name)
         for name, mean in self._means.items():
             mean.copy_(weights[name])
         self.decay, self.num_updates = decay, num_updates
@@ -159,7 +163,7 @@ class Ema:
         return _checked_decay(saved["decay"]), saved["num_updates"], weights
 
     def _owned(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """(mean, master) of what this rank owns of the leaves."""
+        """Yields (mean, master) of the leaves' parts that this rank owns."""
         engine = self._runtime.engine
         for index in self._leaves:
             parts = (engine.owned_parts(index, name) for name in (self._name, MASTER))
@@ -167,7 +171,7 @@ class Ema:
                 yield mean, master
 
     def _local(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """(mean, weight) of this rank's part of the others."""
+        """Yields (mean, weight) of this rank's part of the other parameters."""
         for name, parameter in self._others.items():
             yield _part(self._means[name]), _part(parameter.detach())
 
@@ -175,9 +179,9 @@ class Ema:
     def _exchange_masters(self) -> None:
         self._runtime.engine.drain()  # publications read masters
         for mean, master in self._owned():
-            kept = master.clone()
+            old = master.clone()
             master.copy_(mean)
-            mean.copy_(kept)
+            mean.copy_(old)
 
 
 def _part(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,9 @@
-"""What owners begin with."""
+"""Copies the values that owners begin with."""
 
 from __future__ import annotations
 
-import math
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -12,93 +13,119 @@ from dmuon._running.runtime import Runtime
 from dmuon._saving.owned_shards import MASTER
 from dmuon._setup.dedication import Dedication
 from dmuon._setup.groups import verdict_group
-from dmuon._setup.meta_start import MetaStart
 
 
-def take_first_values(runtime: Runtime, dedication: Dedication) -> None:
-    """Owners take their masters from where the values are: on every rank, in its shards, or at one. Collective.
+class FirstValues:
+    """Copies masters to their owners from where the values are: on every rank, in its shards, or at one rank.
 
-    What has no values yet is zero, and is to be loaded before the first forward.
+        with agreement(ranks, "Muon"):
+            first_values = FirstValues(runtime, dedication)
+        first_values.copy()
+        with agreement(ranks, "Muon"):
+            first_values.raise_failure()
+
+    A rank that fails still sends and receives every message, with meaningless values, so that no peer waits for it.
     """
-    meta_start, syncs = dedication.meta_start, dedication.across_ranks.sync_from_rank0
-    initial = {} if meta_start is None else meta_start.values
-    sharded = {
-        index: leaf.parameter
-        for index, leaf in enumerate(runtime.leaves)
-        if index not in initial and leaf.num_columns == 1 and isinstance(leaf.parameter, DTensor)
-    }
-    runtime.shards.take(sharded, MASTER)
-    for index, leaf in enumerate(runtime.leaves):
-        if meta_start is not None and index in initial:
-            _take_initial_values(runtime, meta_start, index)
-        elif leaf.num_columns > 1:
-            _take_from_column(runtime, index, first=syncs)
-        elif isinstance(leaf.parameter, DTensor):
-            pass  # taken above
-        elif syncs:
-            _take_from(runtime, index, runtime.ranks.everyone[0], leaf.parameter.detach())
-        else:
-            runtime.engine.scatter(index, MASTER, leaf.parameter.detach())
-        leaf.parameter = runtime.placeholders[index]  # only the owner keeps values from here on
-    if syncs:
-        _take_plain_parameters(runtime)
 
+    def __init__(self, runtime: Runtime, dedication: Dedication) -> None:
+        """Allocates memory for the largest message, so that an exchange cannot fail for lack of it."""
+        self._runtime, self._meta_start = runtime, dedication.meta_start
+        self._syncs = dedication.across_ranks.sync_from_rank0
+        leaves = [leaf.parameter for leaf in runtime.leaves] if self._syncs or self._meta_start else []
+        travelling = [*leaves, *(runtime.plain_parameters if self._syncs else [])]
+        most = max((tensor.numel() * tensor.element_size() for tensor in travelling), default=0)
+        self._spare = torch.empty(most, dtype=torch.uint8, device="cpu")
+        self._failure: Exception | None = None
 
-def _take_initial_values(runtime: Runtime, meta_start: MetaStart, index: int) -> None:
-    """From the rank that has kept them, if anything has been written."""
-    values = meta_start.values[index]
-    own = meta_start.taken(index)
-    if values.is_written:
-        _take_from(runtime, index, values.holder, own)
-        return
-    runtime.shards.without_values.add(index)
-    for *_, own in runtime.engine.owned_parts(index, MASTER):
-        own.zero_()
+    def copy(self) -> None:
+        """Fills all masters. Collective. A leaf without values is zero, and must be loaded before the first forward."""
+        runtime, meta_start, everyone = self._runtime, self._meta_start, self._runtime.ranks.everyone
+        initial = {} if meta_start is None else meta_start.values
+        sharded = {
+            index: leaf.parameter
+            for index, leaf in enumerate(runtime.leaves)
+            if index not in initial and leaf.num_columns == 1 and isinstance(leaf.parameter, DTensor)
+        }
+        runtime.shards.write(sharded, MASTER)
+        for index, leaf in enumerate(runtime.leaves):
+            if meta_start is not None and index in initial:
+                values, own = initial[index], meta_start.taken(index)
+                if values.is_written:
+                    self._copy_parts(index, values.holder, own)
+                else:
+                    runtime.shards.without_values.add(index)
+                    with self._attempt():
+                        for *_, master in runtime.engine.owned_parts(index, MASTER):
+                            master.zero_()
+            elif leaf.num_columns > 1:
+                self._copy_experts(index)
+            elif index in sharded:
+                pass  # copied above
+            elif self._syncs:
+                self._copy_parts(index, everyone[0], leaf.parameter.detach())
+            else:
+                with self._attempt():
+                    runtime.engine.scatter(index, MASTER, leaf.parameter.detach())
+            leaf.parameter = runtime.placeholders[index]  # from here on only the owner has the values
+        for parameter in runtime.plain_parameters if self._syncs else ():
+            new = self._sent(parameter.detach(), everyone[0], everyone, parameter.dtype, 0, parameter.numel())
+            with self._attempt():
+                parameter.detach().copy_(new.view(parameter.shape))
 
+    def raise_failure(self) -> None:
+        """Raises this rank's first error, if it had one."""
+        if self._failure is not None:
+            raise self._failure
 
-def _take_from_column(runtime: Runtime, index: int, first: bool) -> None:
-    """Owners take what they have of their experts, or what the first rank of their column has."""
-    leaf, ranks = runtime.leaves[index], runtime.ranks
-    local = leaf.local().reshape(-1)
-    if first and ranks.num_replicates > 1:
-        group, values = verdict_group(ranks), local.cpu().contiguous()
-        for member in ranks.column[1:]:
-            if ranks.replicate == 0:
-                dist.send(values, member, group=group)
-            elif ranks.column[ranks.replicate] == member:
-                dist.recv(values, ranks.column[0], group=group)
-        local = values
-    origin = ranks.shard * local.numel()
-    for _, begin, end, master in runtime.engine.owned_parts(index, MASTER):
-        master.view(-1).copy_(local[begin - origin : end - origin])
+    @contextlib.contextmanager
+    def _attempt(self) -> Iterator[None]:
+        """Stores the block's error instead of raising it."""
+        try:
+            yield
+        except Exception as error:  # `raise_failure` raises it
+            self._failure = self._failure or error
 
+    def _copy_experts(self, index: int) -> None:
+        """Copies from this rank's own experts, or with `sync_from_rank0` from the first rank of its column."""
+        ranks, local = self._runtime.ranks, self._runtime.leaves[index].local()
+        column = ranks.column if self._syncs else (ranks.here,)
+        values = self._sent(local, column[0], column, local.dtype, 0, local.numel())
+        origin = ranks.shard * local.numel()
+        with self._attempt():
+            for _, begin, end, master in self._runtime.engine.owned_parts(index, MASTER):
+                master.view(-1).copy_(values[begin - origin : end - origin])
 
-def _take_from(runtime: Runtime, index: int, holder: int, own: torch.Tensor | None) -> None:
-    """Owners take what `holder`, a global rank, has; over the host, one part of a leaf at a time."""
-    ranks, leaf = runtime.ranks, runtime.leaves[index]
-    here, group = ranks.here, verdict_group(ranks)
-    masters = {part: master for part, _, _, master in runtime.engine.owned_parts(index, MASTER)}
-    end = 0
-    for part in runtime.parts[index]:
-        item, owner = runtime.plan.native.inventory[part], ranks.everyone[runtime.plan.owner[part]]
-        sizes = item.num_matrices, item.rows, item.cols
-        begin, end = end, end + math.prod(sizes)
-        if here == holder:
-            assert own is not None
-            values = own.reshape(-1)[begin:end]
-            if here != owner:
-                dist.send(values.cpu().contiguous(), owner, group=group)
-        elif here == owner:
-            values = torch.empty(math.prod(sizes), dtype=leaf.parameter.dtype, device="cpu")
-            dist.recv(values, holder, group=group)
-        if here == owner:
-            masters[part].view(-1).copy_(values)
+    def _copy_parts(self, index: int, holder: int, own: torch.Tensor | None) -> None:
+        """Copies from the global rank `holder`, which has the values `own`, one part of the leaf at a time."""
+        runtime, dtype, end = self._runtime, self._runtime.leaves[index].parameter.dtype, 0
+        for part in runtime.parts[index]:
+            item, owner = runtime.plan.native.inventory[part], runtime.ranks.everyone[runtime.plan.owner[part]]
+            begin, end = end, end + item.num_matrices * item.rows * item.cols
+            values = self._sent(own, holder, (owner,), dtype, begin, end)
+            with self._attempt():
+                for other, _, _, master in runtime.engine.owned_parts(index, MASTER):
+                    if other == part:
+                        master.view(-1).copy_(values)
 
+    def _sent(
+        self, own: torch.Tensor | None, holder: int, receivers: Sequence[int], dtype: torch.dtype, begin: int, end: int
+    ) -> torch.Tensor:
+        """Returns, at the receivers, elements from `begin` to `end` of the holder's `own`, on the host if they travel.
 
-def _take_plain_parameters(runtime: Runtime) -> None:
-    """All ranks take the first one's values of what neither dmuon nor fully_shard manages; over the host."""
-    group = verdict_group(runtime.ranks)
-    for parameter in runtime.plain_parameters if group is not None else ():
-        values = parameter.detach().cpu().contiguous()
-        dist.broadcast(values.view(-1).view(torch.uint8), runtime.ranks.everyone[0], group=group)  # any dtype
-        parameter.detach().copy_(values)
+        `holder` and `receivers` are global ranks. The result is flat, in the dtype of `own`, `dtype`.
+        """
+        ranks, group = self._runtime.ranks, verdict_group(self._runtime.ranks)
+        values, travels = self._spare[: (end - begin) * dtype.itemsize].view(dtype), set(receivers) != {holder}
+        with self._attempt():
+            if ranks.here == holder and own is not None:
+                found = own.reshape(-1)[begin:end]
+                values = found.cpu().contiguous() if travels else found
+        if travels and tuple(receivers) == ranks.everyone:
+            dist.broadcast(values.view(torch.uint8), holder, group=group)
+            return values
+        for receiver in receivers:
+            if ranks.here == holder != receiver:
+                dist.send(values, receiver, group=group)
+            elif ranks.here == receiver != holder:
+                dist.recv(values, holder, group=group)
+        return values

@@ -1,4 +1,4 @@
-"""The module hooks of a running model: they tell the engine how far a pass has come."""
+"""The module hooks of a running model: they report the progress of a pass to the engine."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from dmuon._running.structures import map_tensors, tensors_requiring_grad
 
 def add_hooks(runtime: Runtime) -> None:
     """Hooks the model and the modules of its units, for as long as they live."""
-    # Registered after fully_shard, and prepended, ours run before FSDP2's: what a skipped unit owes is issued before
-    # FSDP2 can block the host. In a backward too: the inputs are watched inside of what FSDP2 does with them.
+    # Hooks prepended after fully_shard run before FSDP2's. So the engine issues the operations of a skipped unit before
+    # FSDP2 can block the host. The same holds in a backward, because we watch inputs inside of FSDP2's hook on them.
     for index, unit in enumerate(runtime.units):
         unit.module.register_forward_pre_hook(_before(runtime, index), prepend=True)
         unit.module.register_forward_pre_hook(_watch_inputs(runtime, index), with_kwargs=True)
@@ -30,7 +30,7 @@ def _begin(runtime: Runtime) -> Any:
         runtime.refuse_inside_full_params("a forward")
         runtime.refuse_without_values()
         if not _C.in_backward():
-            runtime.show_placeholders()  # a backward that raised has left weights in their places
+            runtime.show_placeholders()
         runtime.engine.begin_forward()
 
     return begin
@@ -72,7 +72,7 @@ def _watch_inputs(runtime: Runtime, index: int) -> Any:
 
 
 def _refuse_second_recomputation(runtime: Runtime, index: int) -> None:
-    """FSDP2 loses gradients where reentrant checkpoints recompute a module of its own twice in a backward."""
+    """Raises ValueError if reentrant checkpoints recompute an FSDPModule twice in a backward: FSDP2 loses gradients."""
     node = torch._C._current_autograd_node()
     if node is None or "CheckpointFunction" not in node.name():
         return
@@ -90,7 +90,7 @@ def _after(runtime: Runtime, index: int) -> Any:
         runtime.refuse_inside_full_params("a backward")
         runtime.weights[index].show_weights()
 
-    # Called even when the forward raises, as an early-stopped recomputation does.
+    # Runs even if the forward raises, as an early-stopped recomputation does.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def after(module: nn.Module, args: Any, output: Any) -> None:
         runtime.weights[index].after_forward()
@@ -98,7 +98,7 @@ def _after(runtime: Runtime, index: int) -> Any:
         if not torch.is_grad_enabled():
             return
         outputs = tensors_requiring_grad(output)
-        # Before any hook of Python's: these all run where a tensor's first one stands, FSDP2's too.
+        # Before any Python hook: all of a tensor's Python hooks, FSDP2's too, run in the place of its first one.
         runtime.engine.watch_outputs(index, outputs)
         for tensor in outputs if runtime.units[index].leaves else ():
             tensor.register_hook(show_weights)

@@ -17,14 +17,14 @@ from dmuon._setup.sharded import param_groups
 
 
 def average(parameters: Sequence[nn.Parameter], ranks: Ranks, engine: _C.Engine) -> None:
-    """Averages the gradients of those parameters that no FSDP manages over all ranks; missing ones count as zeros.
+    """Averages over all ranks the gradients of parameters that no fully_shard manages. Missing ones count as zeros.
 
-    Collective, one message in the row and one in the column. A parameter without a gradient on all ranks stays so.
+    Collective: one message in the row and one in the column. A parameter without a gradient on all ranks gets none.
     """
     plain = [p for p in parameters if p.requires_grad and not isinstance(p, DTensor)]
     if ranks.size == 1 or not plain:
         return
-    # A device is asked who has a gradient only where this rank lacks one: to read would wait for it.
+    # Only a rank that lacks a gradient reads from the device which ones exist, because reading waits for the device.
     knows = all(p.grad is not None for p in plain)
     present = (
         plain[0].new_ones(len(plain), dtype=torch.float32)
@@ -35,13 +35,11 @@ def average(parameters: Sequence[nn.Parameter], ranks: Ranks, engine: _C.Engine)
         p.new_zeros(p.numel(), dtype=torch.float32) if p.grad is None else p.grad.flatten().float() for p in plain
     ]
     flat = torch.cat([present, *pieces])
-    engine.drain()  # lanes use these groups too
+    engine.drain()
     what = "the mean of the gradients that no fully_shard manages"
     engine.leave(what)
     try:
-        for group in (row_group(ranks), column_group(ranks)):
-            if group is not None:
-                dist.all_reduce(flat, group=group)
+        add_up(flat, ranks)
     except RuntimeError as error:
         raise RuntimeError(f"dmuon: {what} failed: a rank died, or did not come. Reported: {error}") from error
     means = (flat[len(plain) :] / ranks.size).split([p.numel() for p in plain])
@@ -54,8 +52,15 @@ def average(parameters: Sequence[nn.Parameter], ranks: Ranks, engine: _C.Engine)
         parameter.grad.copy_(mean.view_as(parameter))
 
 
+def add_up(words: torch.Tensor, ranks: Ranks) -> None:
+    """Sums a tensor over all ranks, in place. Collective. Drain the engine before: lanes use these groups too."""
+    for group in (row_group(ranks), column_group(ranks)):
+        if group is not None:
+            dist.all_reduce(words, group=group)
+
+
 def squared_norms(parameters: Sequence[nn.Parameter], device: torch.device) -> torch.Tensor:
-    """[2] fp64: of this rank's shards of gradients, and of the gradients that every rank has whole."""
+    """Returns [2] fp64: the squared norms of this rank's shards of gradients, and of the whole gradients."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     sharded = [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
     whole = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
@@ -66,7 +71,7 @@ def scale(parameters: Sequence[nn.Parameter], factor: torch.Tensor) -> None:
     """Multiplies every gradient, or this rank's shard of it, by a []."""
     gradients = [p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad for p in parameters if p.grad is not None]
     if gradients:
-        torch._foreach_mul_(gradients, factor.to(gradients[0].device))  # what FSDP2 offloads is elsewhere
+        torch._foreach_mul_(gradients, factor.to(gradients[0].device))  # FSDP2 may offload them
 
 
 def _squared_norm(tensors: list[torch.Tensor], device: torch.device) -> torch.Tensor:
@@ -75,14 +80,14 @@ def _squared_norm(tensors: list[torch.Tensor], device: torch.device) -> torch.Te
         return torch.zeros((), dtype=torch.float64, device=device)
     # fp64: the squares of small and of large gradients leave fp32's range.
     found = torch._foreach_norm(tensors, 2, dtype=torch.float64)
-    return torch.stack(list(found)).square().sum().to(device)  # what FSDP2 offloads is elsewhere
+    return torch.stack(list(found)).square().sum().to(device)  # FSDP2 may offload gradients
 
 
 def discard_partial_sums(modules: Sequence[FSDPModule]) -> None:
-    """Throws away what FSDP2 has kept under no_sync, which it would add to the next synchronised backward's gradients.
+    """Discards FSDP2's sums of no_sync, which FSDP2 would add to the gradients of the next synchronised backward.
 
     Raises:
-        ValueError: this PyTorch keeps it elsewhere.
+        ValueError: this PyTorch stores the sums elsewhere.
     """
     for module in modules:
         for group in param_groups(module._get_fsdp_state()):

@@ -1,4 +1,4 @@
-"""state_dict and load_state_dict of a model whose leaves are owned: what stock FSDP2 would give and take."""
+"""state_dict and load_state_dict of a model whose leaves are owned, with the values and forms of stock FSDP2."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from dmuon._setup.place import State, joined
 from dmuon._setup.placeholder import OwnedTensor, is_same
 from dmuon._setup.shown import listed
 
-_WRAPPERS = "_checkpoint_wrapped_module."  # removed from keys by its own hooks
+_WRAPPERS = "_checkpoint_wrapped_module."  # the wrapper's own hooks remove it from keys
 _LOAD = "load_state_dict"
 
 
 class ModelState:
-    """The hooks of one model. Outside `full_params` both directions are collective, of a module of the model too."""
+    """The hooks of one model. Outside `full_params` saving and loading the model, or a module of it, is collective."""
 
     def __init__(self, runtime: Runtime) -> None:
-        """Registers them; the model's leaves are placeholders by now."""
+        """Registers the hooks. The model's leaves are placeholders by now."""
         self._runtime, model, leaves = runtime, runtime.model, runtime.leaves
         self._index = {leaf.name: index for index, leaf in enumerate(leaves)}
-        self._strict: bool | None = None  # of the load_state_dict that is under way; None: not the model's own
-        self._is_saving = False  # the model as a whole
+        self._strict: bool | None = None  # `strict` while the model's own load_state_dict runs, else None
+        self._is_saving = False  # True while the whole model is saved
         for module in {place.module: None for leaf in leaves for place in leaf.places}:
             if module is not model:
                 module.register_state_dict_pre_hook(_function(self._before_save_of_module))
@@ -44,12 +44,12 @@ class ModelState:
     # ---- saving ----
 
     def _before_save(self, *_: Any) -> None:
-        self._runtime.show_placeholders()  # a backward that raised has left weights in their places
+        self._runtime.show_placeholders()
         self._is_saving = True
 
     def _after_save(self, module: nn.Module, state_dict: dict[str, Any], *_: Any) -> None:
         self._is_saving = False
-        self._convert(state_dict)  # of all modules together
+        self._convert(state_dict)  # for all modules together
 
     def _before_save_of_module(self, *_: Any) -> None:
         if not self._is_saving:
@@ -62,7 +62,7 @@ class ModelState:
     def _convert(self, state_dict: dict[str, Any]) -> None:
         owned = {key: value for key, value in state_dict.items() if isinstance(value, OwnedTensor)}
         if not owned:
-            return  # inside full_params, say
+            return  # for example inside full_params
         self._runtime.meet("state_dict()")
         by_dtype: dict[torch.dtype, set[int]] = {}
         for value in owned.values():
@@ -70,14 +70,14 @@ class ModelState:
         saved: dict[int, torch.Tensor] = {}
         for dtype, found in by_dtype.items():
             indices = sorted(found)
-            saved |= zip(indices, self._runtime.shards.give(indices, MASTER, dtype), strict=True)
+            saved |= zip(indices, self._runtime.shards.read(indices, MASTER, dtype), strict=True)
         for key, value in owned.items():
             state_dict[key] = saved[self._index[value._name]]
 
     # ---- loading ----
 
     def _load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
-        """The model's own, whose hooks are not told whether it is strict."""
+        """Replaces the model's own method, whose hooks do not get `strict`."""
         model = self._runtime.model
         given = dict(zip(("strict", "assign"), args, strict=False)) | kwargs
         if given.get("assign"):
@@ -97,16 +97,16 @@ class ModelState:
             self._commit(self._checked(module, state_dict, prefix, self._strict))
 
     def _before_load_of_module(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-        """Where the model's own hook has come first, placeholders stand for what it has taken."""
+        """Loads a module. If the model's own hook came first, placeholders replace the values that it has loaded."""
         self._runtime.refuse_lost_load()
         held = {f"{prefix}{name}": p for name, p in module._parameters.items() if isinstance(p, OwnedTensor)}
         if any(not is_same(state_dict[key], p) for key, p in held.items() if key in state_dict):
             self._commit(self._checked(module, state_dict, prefix, None))
 
     def _commit(self, loaded: dict[int, torch.Tensor]) -> None:
-        """Right after the check, on all ranks: nothing that may raise on some of them comes between."""
+        """Writes the values, right after the check: nothing that may raise on some ranks alone comes between."""
         if loaded:
-            self._runtime.shards.take_weights(loaded)
+            self._runtime.shards.write_weights(loaded)
             self._runtime.engine.publish()
 
     def _loaded_so_far(self, module: nn.Module) -> str:
@@ -115,7 +115,7 @@ class ModelState:
     def _checked(
         self, module: nn.Module, state_dict: dict[str, Any], prefix: str, strict: bool | None
     ) -> dict[int, torch.Tensor]:
-        """Takes the leaves' values out of the dict. Collective; raises on all ranks before anything has changed."""
+        """Moves the leaves' values out of the dict. Collective. Raises on all ranks before anything has changed."""
         self._runtime.meet(f"{_LOAD}()")
         taken: dict[int, torch.Tensor] = {}
         stand_ins: dict[str, OwnedTensor] = {}
@@ -148,7 +148,7 @@ class ModelState:
 
 
 def _function(method: Callable[..., None]) -> Callable[..., None]:
-    """What a hook may be: torch notes something at it, which a method does not take."""
+    """Makes a function of a method: torch sets an attribute on hooks, and methods allow none."""
     return lambda *args: method(*args)
 
 
@@ -175,14 +175,14 @@ def _refuse_keys(missing: list[str], unknown: list[str]) -> None:
 
 
 def _renames(module: nn.Module) -> bool:
-    """Whether hooks of modules, the user's or torch's own, may change keys: then torch judges what is missing."""
+    """True if hooks of modules, the user's or torch's own, may change keys. Then torch itself finds missing keys."""
     ours = ("dmuon.", "torch.distributed.")
     hooks = (hook for part in module.modules() for hook in part._load_state_dict_pre_hooks.values())
     return any(not str(getattr(getattr(hook, "hook", hook), "__module__", "")).startswith(ours) for hook in hooks)
 
 
 def _named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """All parameters and persistent buffers, by every name."""
+    """Yields all parameters and persistent buffers, by every name."""
     yield from module.named_parameters(remove_duplicate=False)
     for path, part in module.named_modules(remove_duplicate=False):
         for name, buffer in part._buffers.items():

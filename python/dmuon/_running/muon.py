@@ -1,6 +1,6 @@
 """The second call: the optimizer.
 
-Longer than other files because torch.optim.Optimizer is one class, and much of it is what its users read.
+Longer than other files because torch.optim.Optimizer is one class, and much of it is text for users.
 """
 
 from __future__ import annotations
@@ -40,23 +40,22 @@ from dmuon._setup.shown import shown
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon for the matrices that `dedicate_params` took, AdamW for every other trainable parameter.
+    """Muon for the matrices of `dedicate_params`, AdamW for every other trainable parameter.
 
-    Call it after `fully_shard`; collective over the mesh. Semantics are torch.optim.Muon's, on the
-    gradient averaged over all ranks (or as `gradient_divide_factor` says): momentum and master weights in fp32 at the
-    owner alone. One object with one group for each algorithm (`group["algorithm"]` is "muon" or "adamw");
-    hyperparameters are read at every step.
+    Make it after `fully_shard`; collective over the mesh. Computes the same as torch.optim.Muon on the gradient
+    averaged over all ranks, or divided as `gradient_divide_factor` says. Momentum and master weights are in fp32, at
+    the owner alone. Each algorithm has a group (`group["algorithm"]` is "muon" or "adamw"). Every step reads the
+    hyperparameters.
 
-    Where any rank has a gradient that is not finite, no rank changes anything: the step is counted in
-    `skipped_steps` and logged. On an accelerator nothing in a step waits for the device.
+    If a gradient on any rank is not finite, no rank changes anything. The step counts in `skipped_steps`, and slot 0
+    logs it. On an accelerator nothing in a step waits for the device.
 
     Attributes:
-        accepts_other_views: set it to True, and `load_state_dict` takes what was saved with other views (dmuon.views)
-            than the model has now.
-        _step_supports_amp_scaling: set it to True, and torch.amp.GradScaler sets `grad_scale` where it has not
-            unscaled, and waits for no flag to decide whether to call `step`, which finds on all ranks by itself what
-            is not finite. False by default: Lightning refuses to clip then, and Accelerate takes no step for a
-            skipped one.
+        accepts_other_views: set to True to let `load_state_dict` load a state with other views (dmuon.views).
+        _step_supports_amp_scaling: set to True for torch.amp.GradScaler. The scaler then sets `grad_scale` if it has
+            not unscaled, and always calls `step`, which itself finds values that are not finite on any rank. So the
+            scaler does not wait for the device. False by default: with True, Lightning refuses to clip, and
+            Accelerate takes no step for a skipped one.
     """
 
     accepts_other_views = False
@@ -85,26 +84,25 @@ class Muon(torch.optim.Optimizer):
 
         Args:
             model: the model given to `dedicate_params`, by now under `fully_shard` or plain.
-            lr: of Muon, before `adjust_lr_fn`.
-            weight_decay: decoupled, with the unadjusted lr.
-            momentum: of the exponential mean of gradients.
-            nesterov: orthogonalise gradient and momentum mixed, rather than the momentum.
+            lr: Muon's learning rate, before `adjust_lr_fn`.
+            weight_decay: decoupled weight decay, with the unadjusted lr.
+            momentum: factor of the exponential mean of gradients.
+            nesterov: True to orthogonalise a mix of gradient and momentum, False for the momentum alone.
             ns_coefficients: "polar_express", "quintic" (torch.optim.Muon's), "you", one (a, b, c), or a row
                 for each step.
-            eps: a matrix whose norm is less is divided by this before Newton-Schulz, as in torch.optim.Muon.
-            ns_steps: Newton-Schulz steps; steps past the given rows repeat the last.
+            eps: least divisor before Newton-Schulz, for matrices whose norm is less, as in torch.optim.Muon.
+            ns_steps: number of Newton-Schulz steps. Steps past the given rows repeat the last row.
             adjust_lr_fn: None or "original": lr * sqrt(max(1, rows / cols)); "match_rms_adamw":
                 lr * 0.2 * sqrt(max(rows, cols)); "spectral_unclamped": lr * sqrt(rows / cols).
-            ns_dtype: of the iteration; None: float16 on CUDA, on CPUs bfloat16 where the hardware multiplies it,
-                else float32.
-            adamw_lr: None: `lr` with "match_rms_adamw", else 3e-4.
-            adamw_betas: of AdamW.
-            adamw_eps: of AdamW.
-            adamw_weight_decay: None: `weight_decay`.
-            adamw_groups: parameter groups as torch's optimizers take them, for parameters that AdamW is to update
-                with options of their own: `[{"params": [...], "weight_decay": 0.0}]` with parameters of the model as
-                it is after `fully_shard`. What a group does not say is as the `adamw_` arguments say. Every rank
-                gives the same groups.
+            ns_dtype: dtype of the iteration. None means float16 on CUDA; on CPUs bfloat16 if the hardware multiplies
+                it, else float32.
+            adamw_lr: AdamW's learning rate. None means `lr` with "match_rms_adamw", else 3e-4.
+            adamw_betas: AdamW's betas.
+            adamw_eps: AdamW's eps.
+            adamw_weight_decay: AdamW's weight decay. None means `weight_decay`.
+            adamw_groups: groups in the form of torch's optimizers, for parameters that AdamW updates with options of
+                their own: `[{"params": [...], "weight_decay": 0.0}]`. The parameters are the model's after
+                `fully_shard`. The `adamw_` arguments are the defaults of a group. Give the same groups on every rank.
 
         Raises:
             ValueError: on every rank, if any rank finds something wrong or the ranks differ.
@@ -155,11 +153,11 @@ class Muon(torch.optim.Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group of parameters that AdamW updates ("algorithm": "adamw", the default).
 
-        What the group does not say is as the `adamw_` arguments of Muon say.
+        The `adamw_` arguments of Muon are the defaults of the group.
 
         Raises:
-            ValueError: the group asks for Muon (matrices are chosen by `dedicate_params(select=...)`), has owned
-                matrices or a parameter of another group, or a bad hyperparameter.
+            ValueError: the group is for Muon (`dedicate_params(select=...)` chooses matrices), has owned matrices, a
+                parameter of another group, or a bad hyperparameter.
         """
         if not isinstance(param_group, dict) or "params" not in param_group:
             raise ValueError(f"add_param_group: expected a dict with 'params', got {shown(param_group)}")
@@ -185,7 +183,7 @@ class Muon(torch.optim.Optimizer):
         if any(isinstance(p, OwnedTensor) for p in group["params"]):
             self.param_groups.pop()
             raise ValueError("add_param_group: params: expected parameters for AdamW, got owned matrices")
-        self._runtime.take_plain([p for p in group["params"] if not isinstance(p, DTensor)])
+        self._runtime.add_plain([p for p in group["params"] if not isinstance(p, DTensor)])
         self._adamw.add(group, self.state)
 
     # ---- the step ----
@@ -196,12 +194,12 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One update of everything that had a gradient on any rank. Collective over the mesh.
+        """Updates all parameters that had a gradient on any rank. Collective over the mesh.
 
         Raises:
-            ValueError: inside of `full_params` or `Ema.applied`; or, on all ranks, where hyperparameters are bad or
-                differ, a matrix's gradient was assigned, or the last backward was one under `no_sync` whose FSDP2
-                gradients nobody has sent on.
+            ValueError: the call is inside `full_params` or `Ema.applied`. Or, on all ranks: hyperparameters are bad or
+                differ; a matrix's gradient was assigned; or the last backward was under `no_sync`, so that FSDP2 has
+                not sent its gradients on.
         """
         self._runtime.refuse_inside_full_params("step()")
         self._runtime.refuse_while_averaged("step()")
@@ -220,7 +218,7 @@ class Muon(torch.optim.Optimizer):
         _C.muon_step(runtime.engine, groups, group_of, finite)
         self._adamw.step(finite)
         self._skipped.add(finite)
-        # After a forward without a backward FSDP2 would go on computing with the old weights that it gathered.
+        # After a forward without a backward FSDP2 would still compute with the old weights that it gathered.
         for module in runtime.fsdp_modules:
             module.reshard()
         runtime.engine.end_step()
@@ -244,10 +242,10 @@ class Muon(torch.optim.Optimizer):
         return groups, group_of
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears all gradients, the owners' accumulated ones and FSDP2's of `no_sync` too.
+        """Clears all gradients, also the owners' accumulated ones and FSDP2's of `no_sync`.
 
         Raises:
-            ValueError: FSDP2 keeps gradients of `no_sync`, and where is not known for this PyTorch.
+            ValueError: FSDP2 has gradients of `no_sync`, in a place that is unknown for this PyTorch.
         """
         runtime = self._runtime
         runtime.engine.forget_verdict()
@@ -263,33 +261,33 @@ class Muon(torch.optim.Optimizer):
                     parameter.grad.detach_()
                     parameter.grad.zero_()
 
-    # ---- what it knows ----
+    # ---- figures ----
 
     @property
     def skipped_steps(self) -> int:
-        """Steps in which some gradient was not finite; saved and loaded with the groups. Waits for the device."""
+        """Number of steps in which a gradient was not finite. Saved with the groups. Waits for the device."""
         return int(self._skipped.count)
 
     @property
     def plan(self) -> Plan:
-        """Who owns what."""
+        """The owners and batches of all parameters."""
         return self._runtime.plan
 
     def stats(self) -> dict[str, float]:
-        """Counters of this rank since construction: seconds by part, messages, bytes sent, peak bytes."""
+        """Returns this rank's counters since construction: seconds by part, messages, bytes sent, peak bytes."""
         return self._runtime.engine.statistics()
 
     # ---- saving and loading ----
 
     @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:
-        """As torch's optimizers give it: a matrix's `momentum_buffer` is a DTensor as fully_shard would have cut it.
+        """Returns the state in the form of torch's optimizers. Collective over the mesh.
 
-        Collective over the mesh. Where a matrix is no fp32 parameter, its fp32 weights are beside it as `master`.
-        AdamW's state exists for every parameter, zeros before its first step.
+        A matrix's `momentum_buffer` is a DTensor as fully_shard would have cut it. A matrix that is no fp32 parameter
+        has its fp32 weights as `master` too. AdamW's state exists for every parameter, as zeros before its first step.
 
         Raises:
-            ValueError: inside of `Ema.applied`, or ranks have come to different calls.
+            ValueError: the call is inside `Ema.applied`, or ranks have come to different calls.
         """
         self._runtime.refuse_while_averaged("opt.state_dict()")
         self._adamw.make_state()
@@ -304,15 +302,15 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes what `state_dict` or torch's optimizers have saved. Collective over the mesh.
+        """Loads a state from `state_dict` or from torch's optimizers. Collective over the mesh.
 
-        Owned matrices take DTensors as `state_dict` gives them, or whole tensors from every rank. Hyperparameters and
-        `skipped_steps` come too; what a group lacks stays as it is. The state is replaced as torch does it: what AdamW
-        has saved nothing of begins anew. A matrix must have its momentum, unless the saved optimizer had made no step,
-        and the views by which it was orthogonalised, unless `accepts_other_views` is set.
+        Values of owned matrices are DTensors as in `state_dict`, or whole tensors on every rank. Hyperparameters and
+        `skipped_steps` load too; keys that a saved group lacks do not change. As in torch, the whole state is replaced:
+        AdamW begins anew for parameters without a saved state. A matrix must have its momentum, unless the saved
+        optimizer had made no step, and its present views, unless `accepts_other_views` is set.
 
         Raises:
-            ValueError: on all ranks, by name, where something does not fit; then nothing has changed.
+            ValueError: on all ranks, if something does not fit. Names it. Then nothing has changed.
         """
         runtime = self._runtime
         runtime.refuse_inside_full_params("opt.load_state_dict()")
@@ -328,23 +326,23 @@ class Muon(torch.optim.Optimizer):
             facts.append(f"accepts_other_views {self.accepts_other_views}")
             if not self.accepts_other_views:
                 require_saved_views(state_dict["param_groups"], runtime.leaves)
-        # At once: nothing that may raise on some ranks comes between the check and what is collective.
+        # At once: nothing that may raise on some ranks alone comes between the check and the collective calls.
         for name, values in loaded.owned.items():
-            shards.take(values, name)
+            shards.write(values, name)
         if not state_dict["state"]:
             for index in self._leaf_of.values():
                 for *_, momentum in runtime.engine.owned_parts(index, MOMENTUM):
                     momentum.zero_()
         runtime.engine.publish()
         owned: dict[torch.Tensor, Any] = {parameter: self.state[parameter] for parameter in self._leaf_of}
-        self._adamw = InnerAdamW()  # of what the base class puts in the place of groups and state
+        self._adamw = InnerAdamW()  # for the new groups and state of the base class
         self._optimizer_load_state_dict_pre_hooks = OrderedDict()  # they have run
         try:
             super().load_state_dict({**state_dict, "state": loaded.adamw, "param_groups": loaded.groups})
         finally:
             self._optimizer_load_state_dict_pre_hooks = hooks
             self.state.update(owned)
-            self._skipped.take(self.param_groups)
+            self._skipped.load(self.param_groups)
             for group in self.param_groups:
                 if group["algorithm"] == "adamw":
                     self._adamw.add(group, self.state)

@@ -12,19 +12,19 @@ from dmuon._running.runtime import Runtime, runtime_of
 
 @contextlib.contextmanager
 def no_sync(model: nn.Module) -> Iterator[None]:
-    """Keeps gradients inside the node while a micro-step's backward runs.
+    """Postpones traffic of gradients between nodes while the backwards of micro-steps run.
 
-    Backwards in this context route gradients to the node's column members alone, which add them up in fp32 (4 bytes
-    for 1/G of the weights); the next backward outside of it sends the sums to the owners. On a mesh of one
-    node it changes nothing. On HSDP, FSDP2's own gradients do alike (`set_requires_all_reduce`).
-    Contexts may be nested; the outermost counts.
+    Backwards inside send gradients to the node's column members alone, which sum them in fp32: 4 bytes for each of 1/G
+    of the weights. The next backward outside sends the sums to the owners. On a mesh of one node this changes nothing.
+    On HSDP, FSDP2 treats its own gradients alike (`set_requires_all_reduce`). Contexts may be nested; the outermost
+    counts.
 
         for micro_step in range(n):
             with dmuon.no_sync(model) if micro_step < n - 1 else contextlib.nullcontext():
                 loss(model, batch).backward()
 
-    Every rank enters it around the same backwards. A step that comes without a synchronised backward
-    sends what was kept first; FSDP2's AdamW parameters would miss it, so end with one.
+    Every rank enters it around the same backwards. End with a synchronised backward: a step without one sends the sums
+    of matrices first, but FSDP2's AdamW parameters would miss theirs.
 
     Raises:
         ValueError: the model has no `dmuon.Muon` yet.
@@ -44,6 +44,6 @@ def no_sync(model: nn.Module) -> Iterator[None]:
 def _set_sync(runtime: Runtime, sync: bool) -> None:
     runtime.engine.set_sync(sync)
     if runtime.ranks.host_replicates == 1:
-        return  # FSDP2 on a mesh of 1 x G would keep its gradients from the sharded ones until it syncs
+        return  # on a mesh of 1 x G, FSDP2 would not reduce its gradients until it syncs
     for module in runtime.fsdp_modules:
         module.set_requires_all_reduce(sync, recurse=False)

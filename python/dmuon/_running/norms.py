@@ -1,35 +1,34 @@
-"""Norms of whole matrices, for logs: no rank has the whole weights for it."""
+"""Norms of whole matrices, for logs. No rank needs a whole weight for them."""
 
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 import torch.nn as nn
 
+from dmuon._running.host_gradients import add_up
 from dmuon._running.runtime import runtime_of
 from dmuon._running.step_agreement import of_leaves
 from dmuon._saving.owned_shards import MASTER
-from dmuon._setup.groups import column_group, row_group
 
-_PIECE = 1 << 24  # elements that are in fp64 at once
+_PIECE = 1 << 24  # elements in fp64 at once
 
 
 @torch.no_grad()
 def grad_norms(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The 2-norm (Frobenius) of the gradient of each matrix that Muon updates, by its name.
+    """Returns the 2-norm (Frobenius) of the gradient of each matrix that Muon updates, by its name.
 
-    Collective over the mesh, between backward and `step()`: one message, which `clip_grad_norm_` and `step()` then do
-    not send. The norms are of the mean gradient over all ranks, or of the sum by `gradient_divide_factor`; after
-    `clip_grad_norm_`, of what it has left. Nothing waits for the device.
+    Collective over the mesh, between backward and `step()`. Sends one message, which `clip_grad_norm_` and `step()`
+    then do not send. The norms are of the mean gradient over all ranks, or of the sum divided by
+    `gradient_divide_factor`; after `clip_grad_norm_`, of the clipped gradients. Does not wait for the device.
 
     Args:
-        model: with dmuon.Muon.
+        model: a model with dmuon.Muon.
 
     Returns:
-        0-dimensional fp32 tensors, equal on every rank; 0 where no rank had a gradient.
+        0-dimensional fp32 tensors, equal on every rank; 0 if no rank had a gradient.
 
     Raises:
-        ValueError: the model has no dmuon.Muon yet; or, on every rank, what `clip_grad_norm_` raises.
+        ValueError: the model has no dmuon.Muon yet. Or, on every rank, an error of `clip_grad_norm_`.
     """
     runtime = runtime_of(model, "grad_norms")
     runtime.refuse_inside_full_params("grad_norms()")
@@ -38,13 +37,13 @@ def grad_norms(model: nn.Module) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def weight_norms(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The 2-norm (Frobenius) of each matrix that Muon updates, by its name.
+    """Returns the 2-norm (Frobenius) of each matrix that Muon updates, by its name.
 
-    Collective over the mesh, outside of a forward or backward: every owner takes the norms of its fp32 masters, and one
-    number a matrix travels. Nothing waits for the device.
+    Collective over the mesh, outside of a forward or backward. Every owner computes the norms of its fp32 masters, and
+    one number a matrix travels. Does not wait for the device.
 
     Args:
-        model: with dmuon.Muon.
+        model: a model with dmuon.Muon.
 
     Returns:
         0-dimensional fp32 tensors, equal on every rank.
@@ -55,15 +54,13 @@ def weight_norms(model: nn.Module) -> dict[str, torch.Tensor]:
     runtime = runtime_of(model, "weight_norms")
     runtime.refuse_inside_full_params("weight_norms()")
     runtime.meet("weight_norms()")
-    # Each word is 0 but at one rank, so that every order of addition gives all ranks the same bits.
+    # Each word is 0 on all ranks except one, so that every order of addition gives all ranks the same bits.
     squares = torch.zeros(sum(map(len, runtime.parts)), dtype=torch.float64, device=runtime.device)
     for index in range(len(runtime.leaves)):
         for parameter, _, _, master in runtime.engine.owned_parts(index, MASTER):
             pieces = torch._foreach_norm(list(master.view(-1).split(_PIECE)), 2, dtype=torch.float64)
             squares[parameter] = torch.stack(list(pieces)).square().sum()
-    runtime.engine.drain()  # lanes use these groups too
-    for group in (row_group(runtime.ranks), column_group(runtime.ranks)):
-        if group is not None:
-            dist.all_reduce(squares, group=group)
+    runtime.engine.drain()
+    add_up(squares, runtime.ranks)
     norms = of_leaves(squares.sqrt(), runtime.parts)
     return dict(zip((leaf.name for leaf in runtime.leaves), norms, strict=True))

@@ -1,4 +1,4 @@
-"""Newton-Schulz orthogonalisation of a matrix or a batch of matrices."""
+"""Newton-Schulz orthogonalisation of one matrix or a batch of matrices."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ def orthogonalize(
     ns_steps: int = NS_STEPS,
     ns_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Moves the singular values of every matrix of `x` towards 1 and keeps its singular vectors.
+    """Moves the singular values of every matrix of `x` towards 1. Its singular vectors do not change.
 
-    X = x / ||x||_F, then X <- a X + (b X X' + c (X X')^2) X once a step. With the default set and five steps, singular
-    values above 1.2e-3 of the Frobenius norm land in [0.83, 1.14]. The result does not depend on the scale of `x`; a
-    zero matrix stays zero; one with a NaN or an infinity becomes NaN. Which form of the iteration runs, the shape, the
-    dtype and the coefficients decide.
+    Starts from X = x / ||x||_F and sets X <- a X + (b X X' + c (X X')^2) X once a step. With the default set and five
+    steps, singular values above 1.2e-3 of the Frobenius norm land in [0.83, 1.14]. The result does not depend on the
+    scale of `x`. A zero matrix stays zero; one with a NaN or an infinity becomes NaN. Shape, dtype and coefficients
+    decide the form of the iteration.
 
     Args:
-        x: [..., m, n], fp64, fp32, bf16 or fp16, on any device; stays as it is, without autograd.
+        x: [..., m, n] in fp64, fp32, bf16 or fp16, on any device. Does not change. Without autograd.
         ns_coefficients: "polar_express" (arXiv 2505.16932), "quintic" (Keller Jordan, the set of torch.optim.Muon),
-            "you" (YouJiacheng), or rows (a, b, c). Steps past the last row repeat it. In 16 bits rows need a margin
-            where their polynomial runs away above 1, as those of "polar_express" have (docs/options.md).
+            "you" (YouJiacheng), or rows (a, b, c). Steps past the last row repeat it. A polynomial that diverges above
+            1 needs a margin in 16 bits, which the rows of "polar_express" have (docs/options.md).
         ns_steps: number of steps, in [0, 99].
-        ns_dtype: of the iteration and the result; None: fp16 on GPUs, on CPUs bf16 where the hardware multiplies it,
-            else fp32.
+        ns_dtype: dtype of the iteration and the result. None means fp16 on GPUs; on CPUs bf16 if the hardware
+            multiplies it, else fp32.
 
     Returns:
-        A new tensor of `x`'s shape in `ns_dtype`.
+        A new tensor with `x`'s shape, in `ns_dtype`.
 
     Raises:
         ValueError: an argument is outside the ranges above.

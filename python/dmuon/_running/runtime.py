@@ -1,4 +1,4 @@
-"""The engine of one model, and what stands beside it: placeholders, weights, masters."""
+"""The engine of one model, with placeholders, weights and masters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from dmuon._setup.units import Unit
 
 
 class Runtime:
-    """Everything dmuon keeps of a model at work. One thread at a time."""
+    """All objects of a model at work. Used by one thread at a time."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Runtime:
         tuned: Tuned,
         optimizer: torch.optim.Optimizer,
     ) -> None:
-        """`optimizer`: of the model; nothing of it is looked at before the first clipping or step."""
+        """`optimizer` is the model's. The first clipping or step reads it, and nothing before."""
         self.model = model
         self.ranks = dedication.ranks
         self.leaves: list[Leaf] = dedication.leaves
@@ -51,14 +51,14 @@ class Runtime:
         self.whole = False  # inside full_params
         self.writes_back = False  # at the end of full_params
         self.is_averaged = False  # inside Ema.applied
-        self.num_means = 0  # that were made, by Ema
+        self.num_means = 0  # Emas that were made
         self.no_sync_depth = 0
         self.fsdp_modules = fsdp_modules(model)
         self.divide_factor = dedication.across_ranks.divide_factor(self.ranks.size)
-        self._scaled: dict[torch.Tensor, Any] = {}  # whose gradients get our hook, and its handle
-        self.recomputed: dict[int, int] = {}  # by unit: the last backward in which a reentrant checkpoint did so
+        self._scaled: dict[torch.Tensor, Any] = {}  # handles of our hooks, by the parameter
+        self.recomputed: dict[int, int] = {}  # by unit: the last backward in which a reentrant checkpoint did
         self.engine = self._make_engine(dedication)
-        self.parts = [self.engine.parameters_of(index) for index in range(len(self.leaves))]  # of what has an owner
+        self.parts = [self.engine.parameters_of(index) for index in range(len(self.leaves))]  # a leaf's parameters
         self.step_agreement = StepAgreement(
             optimizer, model, self.fsdp_modules, self.engine, self.parts, self.ranks, device, self.divide_factor
         )
@@ -68,7 +68,7 @@ class Runtime:
         for module, order in dedication.known.items():
             restore_order(module, order)
         others = (p for p in model.parameters() if not isinstance(p, OwnedTensor | DTensor))
-        self.plain_parameters: list[torch.Tensor] = list(others)  # which neither dmuon nor fully_shard manages
+        self.plain_parameters: list[torch.Tensor] = list(others)  # neither dmuon nor fully_shard manages these
         dtypes = [placeholder.dtype for placeholder in self.placeholders]
         self.shards = OwnedShards(self.engine, self.leaves, dtypes, self.ranks, dedication.mesh)
 
@@ -99,22 +99,22 @@ class Runtime:
         return placeholders
 
     def owners_of(self, index: int) -> int | tuple[int, ...]:
-        """The slot that owns a leaf, or those that own parts of it, in the parts' order."""
+        """Returns the slot that owns a leaf, or the slots that own parts of it, in the parts' order."""
         owners = tuple(dict.fromkeys(self.plan.owner[part] for part in self.parts[index]))
         return owners[0] if len(owners) == 1 else owners
 
     def local(self, index: int, whole: torch.Tensor) -> torch.Tensor:
-        """What this rank's module sees of a whole leaf: of a stack that is divided by experts, its own."""
+        """Returns the part of a whole leaf that this rank's module has: its own experts if the stack is divided."""
         columns = self.leaves[index].num_columns
         return whole.chunk(columns)[self.ranks.shard] if columns > 1 else whole
 
     def slots_with(self, index: int) -> range:
-        """The slots whose modules see the same of a leaf as this rank's."""
+        """Returns the slots whose modules have the same part of a leaf as this rank's."""
         ranks, divided = self.ranks, self.leaves[index].num_columns > 1
         return range(ranks.shard, ranks.size, ranks.num_shards) if divided else range(ranks.size)
 
     def owned_state(self, index: int) -> dict[str, torch.Tensor]:
-        """What an optimizer shows as a leaf's state: a tensor at its owner; else, and of parts, placeholders."""
+        """Returns a leaf's state for the optimizer: tensors at its owner; placeholders elsewhere and for parts."""
         leaf, names = self.leaves[index], [MOMENTUM]
         if self.placeholders[index].dtype != torch.float32:
             names.append(MASTER)
@@ -127,8 +127,8 @@ class Runtime:
         }
 
     def meet(self, call: str) -> None:
-        """Returns where all ranks have come to `call`, outside of passes. Collective."""
-        self.show_placeholders()  # a backward that raised has left weights in their places
+        """Waits until all ranks have come to `call`, outside of passes. Collective."""
+        self.show_placeholders()
         for module in self.fsdp_modules:
             module.reshard()
         self.engine.meet(call)
@@ -143,32 +143,32 @@ class Runtime:
                 places.append(place)
         return UnitWeights(places)
 
-    def take_plain(self, parameters: Sequence[torch.Tensor]) -> None:
-        """AdamW updates these, and no fully_shard manages them: their gradients are dmuon's to average."""
+    def add_plain(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Adds parameters for AdamW that no fully_shard manages. dmuon averages their gradients."""
         known = set(map(id, self.plain_parameters))
         self.plain_parameters += [parameter for parameter in parameters if id(parameter) not in known]
         self.scale_gradients_of(parameters)
 
     def scale_gradients_of(self, parameters: Sequence[torch.Tensor]) -> None:
-        """From now on this rank's gradients are such that their mean over the ranks is the sum by `divide_factor`.
+        """Scales this rank's gradients from now on: their mean over the ranks becomes the sum over `divide_factor`.
 
-        At their source, so that all that follows (sums of micro-steps, norms, momentum) has them in one size.
+        Scales at the source, so that sums of micro-steps, norms and momentum all have one size.
         """
         scale = self.ranks.size / self.divide_factor
         for parameter in parameters if scale != 1 else ():
             if parameter not in self._scaled:
                 is_trainable = parameter.requires_grad
-                parameter.requires_grad_(True)  # what is frozen takes no hooks
+                parameter.requires_grad_(True)  # frozen parameters allow no hooks
                 self._scaled[parameter] = parameter.register_hook(lambda gradient: gradient * scale)
                 parameter.requires_grad_(is_trainable)
 
     def show_placeholders(self) -> None:
-        """Puts placeholders back wherever weights are."""
+        """Replaces all weights in modules by placeholders: a backward that raised has not."""
         for weights in self.weights:
             weights.show_placeholders()
 
     def all_sharded(self) -> bool:
-        """Whether fully_shard manages every trainable parameter but the leaves, or there is one rank alone."""
+        """True if fully_shard manages every trainable parameter that is no leaf, or if there is one rank alone."""
         return self.ranks.size == 1 or not any(p.requires_grad for p in self.plain_parameters)
 
     def refuse_inside_full_params(self, what: str) -> None:
@@ -177,7 +177,7 @@ class Runtime:
             raise ValueError(f"dmuon.full_params: {what} inside it. Expected: leave the context first.")
 
     def set_averaged(self, is_averaged: bool) -> None:
-        """From now on the weights are a mean, or are themselves again."""
+        """Notes that the weights are a mean from now on, or are the weights again."""
         self.is_averaged = is_averaged
         self.engine.refuse_backward(_inside_applied("a backward") if is_averaged else "")
 
@@ -187,7 +187,7 @@ class Runtime:
             raise ValueError(_inside_applied(what))
 
     def refuse_lost_load(self) -> None:
-        """Raises ValueError where what `load_state_dict` of the model takes would not stay."""
+        """Raises ValueError if values from the model's `load_state_dict` would be lost."""
         self.refuse_while_averaged("load_state_dict()")
         if self.whole and not self.writes_back:
             raise ValueError(
@@ -196,7 +196,7 @@ class Runtime:
             )
 
     def refuse_without_values(self) -> None:
-        """Raises ValueError where a leaf was never initialised, nor loaded."""
+        """Raises ValueError if a leaf was never initialised or loaded."""
         if self.shards.without_values:
             names = [self.leaves[index].name for index in sorted(self.shards.without_values)]
             raise ValueError(
@@ -206,9 +206,9 @@ class Runtime:
 
 
 class Gradient:
-    """A leaf's gradient, see OwnedGradient; holds the runtime weakly.
+    """A leaf's gradient, as OwnedGradient describes. Holds the runtime weakly.
 
-    The engine holds its stand-ins, and a cycle through C++ is never collected.
+    The engine holds the gradients' placeholders, and Python never collects a cycle through C++.
     """
 
     def __init__(self, runtime: Runtime, index: int) -> None:
@@ -252,20 +252,20 @@ def _inside_applied(what: str) -> str:
 
 
 def find_runtime(model: nn.Module, function: str) -> Runtime | None:
-    """The runtime of a model, None before Muon.
+    """Returns the runtime of a model, None before Muon.
 
     Raises:
-        ValueError: dedicate_params was not called on it; names `function`.
+        ValueError: dedicate_params was not called on the model. Names `function`.
     """
     found: Runtime | None = dedication_of(model, function).runtime
     return found
 
 
 def runtime_of(model: nn.Module, function: str) -> Runtime:
-    """The runtime of a model.
+    """Returns the runtime of a model.
 
     Raises:
-        ValueError: dedicate_params or Muon was not called on it; names `function`.
+        ValueError: dedicate_params or Muon was not called on the model. Names `function`.
     """
     found = find_runtime(model, function)
     if found is None:

@@ -1,4 +1,4 @@
-"""From a dedicated model to a running engine: what `Muon` does once, after its checks (checks.py)."""
+"""Starts the engine of a dedicated model, after the checks in checks.py. `Muon` does so once."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 import torch
 import torch.nn as nn
 
-from dmuon._planning.choices import kept_choices
+from dmuon._planning.choices import cached_choices
 from dmuon._planning.owner_plan import sizes_of
 from dmuon._planning.plan import inventory_of, make_plan
 from dmuon._running.adamw import checked_adamw_groups
 from dmuon._running.casts import guard_casts
 from dmuon._running.checks import check_host_parameters, check_parameters, check_sentinels, check_units
-from dmuon._running.first_values import take_first_values
+from dmuon._running.first_values import FirstValues
 from dmuon._running.hooks import add_hooks
 from dmuon._running.model_state import ModelState
 from dmuon._running.runtime import Runtime, find_runtime
 from dmuon._setup.agreement import agreement
 from dmuon._setup.dedication import Dedication, end_setup
-from dmuon._setup.groups import engine_groups
+from dmuon._setup.groups import process_groups
 from dmuon._setup.hyperparameters import check_group, settings_of
 from dmuon._setup.leaf import Leaf
 from dmuon._setup.same_values import checksums, require_same_values
@@ -41,10 +41,10 @@ def agreed_setup(
     adamw: dict[str, Any],
     adamw_groups: Sequence[dict[str, Any]],
 ) -> tuple[list[Unit], list[dict[str, Any]], torch.device | None]:
-    """Checks all that `Muon` was given, and the model as it is by now. Collective.
+    """Checks the arguments of `Muon` and the present model. Collective.
 
     Returns:
-        The units, AdamW's groups, and the device of the leaves, None if there are none.
+        The units, AdamW's groups, and the leaves' device, None if there are no leaves.
 
     Raises:
         ValueError: on every rank, if any rank finds something wrong or the ranks differ.
@@ -94,17 +94,20 @@ def start(
             raise ValueError(f"Muon: one stage: expected no stacks that are divided by experts, got '{divided[0]}'")
         dedication.ranks = dedication.ranks.as_one_node()
     device = device or torch.device(dedication.ranks.device_type)
-    engine_groups(dedication.ranks)  # creating them is collective; the runtime's own start is not
+    process_groups(dedication.ranks)  # collective, so outside of the agreement below
     shapes = {sizes_of(item) for item in inventory_of(dedication.leaves, units)}
-    tuned = kept_choices(dedication.ranks, shapes, muon, device)
+    tuned = cached_choices(dedication.ranks, shapes, muon, device)
     plan = make_plan(dedication, units, muon, device, tuned)
-    with agreement(dedication.ranks, "Muon"):  # an owner may be out of memory, say
+    with agreement(dedication.ranks, "Muon"):  # an owner may lack memory, for example
         runtime = Runtime(model, dedication, plan, units, device, tuned, optimizer)
         add_hooks(runtime)
         ModelState(runtime)
-    take_first_values(runtime, dedication)
-    end_setup(dedication)
-    guard_casts(runtime)
+        first_values = FirstValues(runtime, dedication)
+    first_values.copy()
+    with agreement(dedication.ranks, "Muon"):
+        first_values.raise_failure()
+        end_setup(dedication)
+        guard_casts(runtime)
     dedication.runtime = runtime
     if dedication.ranks.slot == 0:
         _warn_of_large_units(runtime)
@@ -129,7 +132,7 @@ def _warn_of_large_units(runtime: Runtime) -> None:
 
 
 def _holds_blocks(unit: Unit, leaves: list[Leaf]) -> bool:
-    """Whether there is something to split: children of one module, of one class, with two of its leaves or more."""
+    """True if the unit can be split: a module has two children of one class that hold two leaves or more each."""
     held = Counter(place.module for index in unit.leaves for place in leaves[index].places)
     for holder in unit.module.modules():
         blocks = (child for child in holder.children() if sum(held[module] for module in child.modules()) >= 2)

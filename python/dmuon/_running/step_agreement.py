@@ -1,4 +1,4 @@
-"""What all ranks agree on before gradients are clipped or weights change."""
+"""The agreement of all ranks before gradients are clipped or weights change."""
 
 from __future__ import annotations
 
@@ -21,45 +21,41 @@ from dmuon._setup.ranks import Ranks
 
 @dataclasses.dataclass(eq=False, repr=False)
 class StepAgreement:
-    """Brings a step's verdict about: one message, sent by `clip_grad_norm_` or by `step`, whichever comes first.
+    """Gets a step's verdict by one message, which `clip_grad_norm_` or `step` sends, whichever comes first.
 
-    It reads the optimizer's groups at every call, so that it sees what the user has changed.
+    Reads the optimizer's groups at every call, so that the user's changes count.
     """
 
-    optimizer: torch.optim.Optimizer  # may get its groups later
+    optimizer: torch.optim.Optimizer  # its groups may come later
     model: nn.Module
-    fsdp_modules: Sequence[FSDPModule]  # of the model
+    fsdp_modules: Sequence[FSDPModule]  # the model's
     engine: _C.Engine
-    parts: Sequence[Sequence[int]]  # of each leaf
+    parts: Sequence[Sequence[int]]  # each leaf's parameters
     ranks: Ranks
     device: torch.device
     divide_factor: float
     _applied: int = dataclasses.field(default=0, init=False)  # digest of the hyperparameters of all steps so far
-    _owned_norms: tuple[torch.Tensor, ...] | None = dataclasses.field(
-        default=None, init=False
-    )  # of the verdict that is kept
-    _others_finite: torch.Tensor | None = dataclasses.field(
-        default=None, init=False
-    )  # of other pipeline stages, until the step ends
+    _owned_norms: tuple[torch.Tensor, ...] | None = dataclasses.field(default=None, init=False)  # of the verdict
+    _others_finite: torch.Tensor | None = dataclasses.field(default=None, init=False)  # [] of other pipeline stages
 
     def host_parameters(self) -> list[nn.Parameter]:
-        """What AdamW updates."""
+        """Returns the parameters that AdamW updates."""
         groups = self.optimizer.param_groups
         return [p for group in groups for p in group["params"] if not isinstance(p, OwnedTensor)]
 
     def host_misses_partial_sums(self) -> bool:
-        """Whether FSDP2 keeps sums of an HSDP mesh that only a synchronised backward sends on."""
+        """True if FSDP2 has sums of an HSDP mesh that only a synchronised backward sends on."""
         return self.engine.host_holds_sums() and bool(self.fsdp_modules)
 
     def verdict(self, arguments: object = None, problem: str | None = None) -> _C.Verdict:
-        """The verdict over all gradients, owned and not. Collective unless it is kept already.
+        """Returns the verdict over all gradients, owned and not. Collective, unless the step has its verdict already.
 
         Args:
-            arguments: of clipping; equal on all ranks, and printed alike.
-            problem: what this rank has found wrong with its arguments.
+            arguments: the arguments of clipping, which must print alike on all ranks.
+            problem: an error in this rank's arguments.
 
         Raises:
-            ValueError: on all ranks, where any has a problem or a bad hyperparameter, or where hyperparameters or
+            ValueError: on all ranks, if any rank has a problem or a bad hyperparameter, or if hyperparameters or
                 `arguments` differ, in this call or in the last step. A rank with a problem of its own names it.
         """
         self._owned_norms = None
@@ -74,7 +70,7 @@ class StepAgreement:
             if self.engine.agreed():
                 found = self.engine.agree(None, 0)
             else:
-                # A problem is compared like a setting: where only some ranks have it, the others raise.
+                # Ranks compare a problem like a setting: if only some ranks have it, the others raise.
                 compared = zlib.crc32(repr((problem or self._settings(), arguments, self._applied)).encode())
                 parameters = self.host_parameters()
                 host_gradients.average(parameters, self.ranks, self.engine)
@@ -88,34 +84,34 @@ class StepAgreement:
         return found
 
     def skip_unless(self, finite: torch.Tensor) -> None:
-        """The next step is skipped too where [] `finite`, alike on all ranks, is false."""
+        """Makes the next step skip if `finite`, a [] bool, equal on all ranks, is false."""
         self._others_finite = finite
 
     def end_step(self) -> None:
-        """The gradients are used up, or taken away."""
+        """Drops the verdict: the gradients are used or cleared."""
         self._others_finite = None
 
     def finite(self) -> torch.Tensor:
-        """[] bool: whether the step applies. Collective as `verdict`."""
+        """Returns [] bool: True if the step applies. Collective as `verdict`."""
         finite = self.verdict().finite()
         return finite if self._others_finite is None else finite & self._others_finite
 
     def scale(self, factor: torch.Tensor) -> None:
-        """Multiplies all gradients by a [] of the device, alike on all ranks; the verdict stays, with other norms."""
+        """Multiplies all gradients by a [] of the device, equal on all ranks. Scales the verdict's norms too."""
         self._owned_norms = None
         if factor.is_cpu and factor == 1:
-            return  # there it can be read without waiting
+            return  # the host reads it without waiting
         host_gradients.scale(self.host_parameters(), factor)
         self.engine.scale_gradients(factor)
 
     def owned_norms(self) -> tuple[torch.Tensor, ...]:
-        """[] fp32, the 2-norm of each leaf's gradient; made once of a verdict: torch's clipping asks for one each."""
+        """Returns [] fp32 for each leaf: the 2-norm of its gradient. Computed once a verdict, for torch's clipping."""
         if self._owned_norms is None or not self.engine.agreed():
             self._owned_norms = of_leaves(self.verdict().norms(), self.parts)
         return self._owned_norms
 
     def note_step(self) -> None:
-        """The hyperparameters are about to be used. After clipping a step sends nothing: the next message tells."""
+        """Notes the hyperparameters of a step, for the next message to compare: a step after clipping sends none."""
         self._applied = zlib.crc32(repr(self._settings()).encode(), self._applied)
 
     def _settings(self) -> list[dict[str, Any]]:
@@ -132,10 +128,10 @@ class StepAgreement:
                 f"dmuon: the gradient of '{name}' was assigned, which its owner does not see. Expected: a change of "
                 "what .grad is (mul_ and div_ by a number, zero_), or None in its place."
             )
-        return problem_of_factors(self.model, self.fsdp_modules, self.divide_factor, untold=float(self.ranks.size))
+        return problem_of_factors(self.model, self.fsdp_modules, self.divide_factor, unset=float(self.ranks.size))
 
     def _assigned_gradient(self) -> str | None:
-        """Of which leaf the user has put another gradient where its placeholder was."""
+        """Returns the name of a leaf whose gradient's placeholder the user has replaced, or None."""
         for group in self.optimizer.param_groups:
             for parameter in group["params"] if group["algorithm"] == "muon" else ():
                 if not isinstance(parameter.grad, OwnedTensor | None):
@@ -144,7 +140,7 @@ class StepAgreement:
 
 
 def of_leaves(norms: torch.Tensor, parts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, ...]:
-    """[] fp32 of each leaf, of the [] of each of its parts, which follow each other."""
+    """Returns [] fp32 of each leaf, from the [] of each of its parts, which follow each other."""
     if any(len(indices) > 1 for indices in parts):
         norms = torch.stack(torch._foreach_norm(norms.split([len(indices) for indices in parts])))
     return norms.float().unbind()

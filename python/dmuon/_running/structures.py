@@ -13,9 +13,9 @@ TensorMap = Callable[[torch.Tensor], torch.Tensor]
 
 
 def map_tensors(value: Any, change: TensorMap) -> Any:
-    """`value` with `change` applied to every tensor in tuples, lists, mappings and dataclasses.
+    """Returns `value` with `change` applied to every tensor in tuples, lists, mappings and dataclasses.
 
-    Containers are copied only where something in them changes; other objects pass through untouched.
+    Copies containers only if something in them changes. Returns other objects unchanged.
     """
     if isinstance(value, torch.Tensor):
         return change(value)
@@ -49,7 +49,7 @@ def _map_fields(value: Any, change: TensorMap) -> Any:
 
 
 def tensors_requiring_grad(value: Any) -> list[torch.Tensor]:
-    """Every tensor in `value` that requires grad, each once, in order."""
+    """Returns every tensor in `value` that requires grad, each once, in order."""
     found: dict[int, torch.Tensor] = {}
     map_tensors(value, lambda tensor: found.setdefault(id(tensor), tensor))
     return [tensor for tensor in found.values() if tensor.requires_grad]

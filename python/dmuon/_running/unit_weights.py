@@ -1,4 +1,4 @@
-"""When a unit's modules hold their weights."""
+"""Puts a unit's weights into its modules while they compute."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from dmuon._setup.place import Place, State
 class UnitWeights:
     """Shows a unit's modules their weights while they compute.
 
-    In a forward that is the time between the unit's hooks. In a backward it lasts from the first sign of the unit to
-    the end: a checkpoint inside the unit's module, or one that is the unit's module, recomputes without passing
-    our hooks.
+    In a forward this is the time between the unit's hooks. In a backward it lasts from the unit's first hook to the
+    end. A checkpoint inside the unit's module, or around it, recomputes without our hooks.
     """
 
     def __init__(self, places: list[Place]) -> None:
@@ -21,7 +20,7 @@ class UnitWeights:
         self._until_end_of_backward = False
 
     def show_weights(self) -> None:
-        """Puts the weights in; in a backward until its end."""
+        """Puts the weights in, in a backward until its end."""
         for place in self._places:
             place.show_weight()
         if _C.in_backward() and not self._until_end_of_backward:
@@ -34,7 +33,7 @@ class UnitWeights:
             self.show_placeholders()
 
     def show_placeholders(self) -> None:
-        """Puts the placeholders back where weights are."""
+        """Replaces weights by placeholders."""
         self._until_end_of_backward = False
         for place in self._places:
             if place.state is State.WEIGHT:

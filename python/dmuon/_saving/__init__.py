@@ -1,1 +1,1 @@
-"""What owners hold as checkpoints have it: tensors as shards, groups and state of the optimizer, views."""
+"""Checkpoints of what owners hold: tensors as shards, groups and state of the optimizer, views."""

@@ -1,4 +1,4 @@
-"""What a saved optimizer must have to be loaded into Muon, whether Muon or torch's optimizers saved it."""
+"""Saves the state of Muon, and checks a saved state, of Muon or of torch's optimizers, before Muon loads it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from dmuon._setup.hyperparameters import adamw_moments, check_group, resolved_co
 from dmuon._setup.leaf import Leaf
 
 _LOAD = "Muon.load_state_dict"
-_OF_THIS_MACHINE = ("fused", "foreach", "capturable", "differentiable")  # not taken from where a group was saved
+_OF_THIS_MACHINE = ("fused", "foreach", "capturable", "differentiable")  # a saved group does not change these
 
 
 @dataclasses.dataclass
 class LoadedState:
-    """A state dict that fits."""
+    """The contents of a state dict that fits."""
 
-    groups: list[dict[str, Any]]  # whole: what was not saved is as it is now; "params" as saved
-    adamw: dict[int, Any]  # the state of the others, by the number of the parameter
-    owned: dict[str, dict[int, torch.Tensor]]  # by name, and by the index of the leaf
+    groups: list[dict[str, Any]]  # whole groups: keys that were not saved are as now; "params" as saved
+    adamw: dict[int, Any]  # AdamW's state, by the number of the parameter
+    owned: dict[str, dict[int, torch.Tensor]]  # owners' tensors, by name and by the index of the leaf
 
 
 def fitting_state(
@@ -39,15 +39,15 @@ def fitting_state(
     """Checks a state dict against an optimizer.
 
     Args:
-        saved: as torch's optimizers return it.
-        groups: of the optimizer, as they are now.
+        saved: a state dict, in the form of torch's optimizers.
+        groups: the optimizer's present groups.
         leaf_of: the index of every leaf, by its placeholder.
-        names: of parameters, by id.
-        shards: checks what is for leaves.
-        facts: gets what must be equal on all ranks.
+        names: the names of parameters, by id.
+        shards: checks the values of leaves.
+        facts: gets lines that must be equal on all ranks.
 
     Raises:
-        ValueError: it does not fit; says what, by name.
+        ValueError: the state does not fit. Names the parameter or group.
     """
     if not isinstance(saved, Mapping) or not {"state", "param_groups"} <= saved.keys():
         raise ValueError(
@@ -62,37 +62,37 @@ def fitting_state(
     merged = [_merged(number, *pair) for number, pair in enumerate(zip(groups, saved["param_groups"], strict=True))]
     facts += [f"group {settings_of(group)}" for group in merged]
     loaded = LoadedState(merged, {}, {MOMENTUM: {}, MASTER: {}})
-    fresh = not saved["state"]  # of an optimizer that has made no step
+    fresh = not saved["state"]  # the optimizer had made no step
     for group, theirs in zip(groups, saved["param_groups"], strict=True):
         for parameter, number in zip(group["params"], theirs["params"], strict=True):
             state = saved["state"].get(number)
             name = names.get(id(parameter), "?")
             facts.append(f"'{name}' {_described(state)}")
             if parameter in leaf_of:
-                # torch.distributed.checkpoint leaves out what needs no gradient.
+                # torch.distributed.checkpoint does not save parameters that need no gradient.
                 if not fresh and (state is not None or parameter.requires_grad):
-                    _take_leaf(loaded, leaf_of[parameter], name, state, shards)
+                    _read_leaf(loaded, leaf_of[parameter], name, state, shards)
             elif state is not None:
                 loaded.adamw[number] = _checked_adamw(parameter, name, state, group)
     return loaded
 
 
 def saved_state(live: Any, leaf_of: Mapping[Any, int], shards: OwnedShards) -> defaultdict[Any, dict[str, Any]]:
-    """An optimizer's state in which leaves have DTensors where `live` has what owners hold. Collective."""
+    """Returns an optimizer's state with DTensors in place of owners' tensors in `live`. Collective."""
     saved = defaultdict(dict, {parameter: dict(state) for parameter, state in live.items()})
     for name in (MOMENTUM, MASTER):
         having = [parameter for parameter in leaf_of if name in live[parameter]]
-        given = shards.give([leaf_of[parameter] for parameter in having], name, torch.float32)
-        for parameter, value in zip(having, given, strict=True):
+        found = shards.read([leaf_of[parameter] for parameter in having], name, torch.float32)
+        for parameter, value in zip(having, found, strict=True):
             saved[parameter][name] = value
     return saved
 
 
 def saved_group(group: dict[str, Any], leaves: Sequence[Leaf]) -> dict[str, Any]:
-    """A group as a state dict has it, of values that torch.distributed.checkpoint saves and torch.optim.Muon takes.
+    """Returns a group for a state dict, with values that torch.distributed.checkpoint and torch.optim.Muon can read.
 
-    A dtype by its name; the name of coefficients that are the same in every step as these; beside Muon's name the views
-    of the leaves.
+    A dtype becomes its name. A name of coefficients becomes one (a, b, c), if they are equal in every step. The views
+    of the leaves follow Muon's name.
     """
     saved = dict(group)
     if group["algorithm"] == "muon":
@@ -101,7 +101,7 @@ def saved_group(group: dict[str, Any], leaves: Sequence[Leaf]) -> dict[str, Any]
         if isinstance(value, torch.dtype):
             saved[key] = str(value)
         if key == "skipped_steps":
-            saved[key] = int(value)  # which is on the device
+            saved[key] = int(value)  # the live count is on the device
     if isinstance(name := saved.get("ns_coefficients"), str):
         rows = set(resolved_coefficients(name, saved["ns_steps"]))
         saved["ns_coefficients"] = next(iter(rows)) if len(rows) == 1 else name
@@ -128,15 +128,15 @@ def _merged(number: int, current: dict[str, Any], saved: dict[str, Any]) -> dict
     return merged
 
 
-def _take_leaf(loaded: LoadedState, index: int, name: str, state: Any, shards: OwnedShards) -> None:
+def _read_leaf(loaded: LoadedState, index: int, name: str, state: Any, shards: OwnedShards) -> None:
     if not isinstance(state, Mapping) or MOMENTUM not in state:
         raise ValueError(f"{_LOAD}: state of '{name}': expected '{MOMENTUM}', got {_described(state)}")
-    for key, taken in loaded.owned.items():
+    for key, owned in loaded.owned.items():
         if key not in state or (key == MASTER and shards.dtypes[index] == torch.float32):
             continue
         if problem := shards.problem(index, state[key]):
             raise ValueError(f"{_LOAD}: '{key}' of '{name}': {problem}")
-        taken[index] = state[key]
+        owned[index] = state[key]
 
 
 def _checked_adamw(parameter: torch.Tensor, name: str, state: Any, group: dict[str, Any]) -> dict[str, Any]:

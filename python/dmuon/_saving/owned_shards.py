@@ -1,4 +1,4 @@
-"""What owners hold as fully_shard would have kept it: a DTensor cut along its first dimension, on every rank."""
+"""Owners' tensors as fully_shard would have cut them: DTensors cut along their first dimension, on every rank."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ _PIECE = 1 << 24  # elements, as the engine's pieces of shards
 
 
 class OwnedShards:
-    """Gives and takes owners' tensors ("master", "momentum_buffer") by the index of their leaf.
+    """Reads and writes owners' tensors ("master", "momentum_buffer") as shards, by the index of their leaf.
 
-    What is collective is so over the mesh, and every rank names the same leaves in one order. Where no process
-    group exists there is no mesh: tensors are plain then, as those of one process are.
+        (tensor,) = shards.read([index], MASTER, torch.float32)  # a DTensor
+        shards.write({index: tensor}, MASTER)
+
+    Collective calls are so over the mesh, and every rank names the same leaves in one order. Without process groups
+    there is no mesh, and tensors are plain.
     """
 
     def __init__(
@@ -36,25 +39,25 @@ class OwnedShards:
         ranks: Ranks,
         mesh: DeviceMesh | None,
     ) -> None:
-        """`dtypes`: of the leaves; `mesh`: as for fully_shard, None for all ranks."""
+        """`dtypes` are the leaves'. `mesh` is as for fully_shard, None for all ranks."""
         self._engine, self._leaves, self._ranks, self._given = engine, leaves, ranks, mesh
         self.dtypes = dtypes
         self.without_values: set[int] = set()  # leaves that were neither initialised nor loaded
 
     @functools.cached_property
     def mesh(self) -> DeviceMesh | None:
-        """As `fully_shard` has it; the first use is collective where none was given."""
+        """The mesh of `fully_shard`. The first access is collective if no mesh was given."""
         if self._given is None and dist.is_initialized():
             return init_device_mesh(self._ranks.device_type, (dist.get_world_size(),))
         return self._given
 
     @property
     def placements(self) -> list[Placement]:
-        """Of every leaf."""
+        """The placements of every leaf."""
         return [Replicate()] * (0 if self.mesh is None else self.mesh.ndim - 1) + [Shard(0)]
 
-    def give(self, indices: Sequence[int], name: str, dtype: torch.dtype) -> list[torch.Tensor]:
-        """Collective: leaves' tensors of this name, each with memory of its own."""
+    def read(self, indices: Sequence[int], name: str, dtype: torch.dtype) -> list[torch.Tensor]:
+        """Returns the tensors of this name, each with memory of its own. Collective."""
         flat = self._engine.to_shards(indices, name, dtype)
         return [self._as_saved(index, values) for index, values in zip(indices, flat, strict=True)]
 
@@ -70,7 +73,7 @@ class OwnedShards:
         return made
 
     def problem(self, index: int, value: Any) -> str | None:
-        """Why `value` cannot be taken for a leaf, None where it can."""
+        """Returns the reason why a leaf cannot have this value, or None."""
         shape = tuple(self._leaves[index].shape)
         if not isinstance(value, torch.Tensor):
             return f"expected a tensor of shape {shape}, got {type(value).__name__}"
@@ -95,10 +98,10 @@ class OwnedShards:
         chunk = -(-rows // size)
         return max(0, min(rows, (index + 1) * chunk) - index * chunk)
 
-    def take(self, values: Mapping[int, torch.Tensor], name: str) -> None:
-        """Collective: owners take the shards of all ranks, or the whole tensor of their own rank, whatever others have.
+    def write(self, values: Mapping[int, torch.Tensor], name: str) -> None:
+        """Writes owners' tensors, each from all ranks' shards or from the owner's own whole tensor. Collective.
 
-        New masters count from the engine's `publish` on.
+        Units see new masters after the engine's `publish`.
         """
         values = dict(sorted(values.items()))
         if name == MASTER:
@@ -109,17 +112,17 @@ class OwnedShards:
         for index, value in whole.items():
             self._engine.scatter(index, name, value.detach())
 
-    def take_weights(self, values: Mapping[int, torch.Tensor]) -> None:
-        """Collective: new weights, in the leaves' own dtypes; call `publish` afterwards.
+    def write_weights(self, values: Mapping[int, torch.Tensor]) -> None:
+        """Writes masters from weights in the leaves' own dtypes. Collective. Call `publish` afterwards.
 
-        A low-precision weight that is as it was keeps the fp32 master behind it, so that it does not matter whether
-        weights or masters are loaded first.
+        The fp32 master behind an unchanged low-precision weight does not change. So weights and masters may be loaded
+        in any order.
         """
         for piece in self._pieces(sorted(values)):
-            self._take_piece({index: values[index] for index in piece})
+            self._write_piece({index: values[index] for index in piece})
 
     def _pieces(self, indices: Sequence[int]) -> Iterator[list[int]]:
-        """Leaves that are in fp32 together; the same ones on all ranks."""
+        """Yields leaves that are in fp32 at the same time, in equal pieces on all ranks."""
         piece: list[int] = []
         for index in indices:
             if piece and sum(self._leaves[i].shape.numel() for i in [*piece, index]) > _PIECE:
@@ -129,22 +132,22 @@ class OwnedShards:
         if piece:
             yield piece
 
-    def _take_piece(self, values: Mapping[int, torch.Tensor]) -> None:
-        taken = {index: value.detach() for index, value in values.items()}
-        low = [index for index in sorted(taken) if self.dtypes[index] != torch.float32]
-        sharded = [index for index in low if isinstance(taken[index], DTensor)]
-        for index, old in zip(sharded, self.give(sharded, MASTER, torch.float32), strict=True):
-            taken[index] = self._kept(index, old, taken[index])
+    def _write_piece(self, values: Mapping[int, torch.Tensor]) -> None:
+        new = {index: value.detach() for index, value in values.items()}
+        low = [index for index in sorted(new) if self.dtypes[index] != torch.float32]
+        sharded = [index for index in low if isinstance(new[index], DTensor)]
+        for index, old in zip(sharded, self.read(sharded, MASTER, torch.float32), strict=True):
+            new[index] = self._changed(index, old, new[index])
         for index in low:
             if index not in sharded and (parts := self._engine.owned_parts(index, MASTER)):
-                flat = taken[index].reshape(-1).to(parts[0][-1].device, torch.float32, copy=True)
+                flat = new[index].reshape(-1).to(parts[0][-1].device, torch.float32, copy=True)
                 for _, begin, end, old in parts:
-                    flat[begin:end] = self._kept(index, old.view(-1), flat[begin:end])
-                taken[index] = flat
-        self.take(taken, MASTER)
+                    flat[begin:end] = self._changed(index, old.view(-1), flat[begin:end])
+                new[index] = flat
+        self.write(new, MASTER)
 
-    def _kept(self, index: int, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        """`new` in fp32, but `old` where that is the same in the leaf's own dtype."""
+    def _changed(self, index: int, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        """Returns `new` in fp32, but `old` in elements that are equal in the leaf's own dtype."""
         value = new.to(old.device, self.dtypes[index])
         return torch.where(old.to(value.dtype) == value, old, value.float())
 

@@ -1,7 +1,7 @@
-"""By which views leaves were orthogonalised, as a saved optimizer says it: another view is another algorithm.
+"""The views of leaves in a saved optimizer. Another view is another algorithm.
 
-They follow the algorithm's name in its group: 'muon {"blocks.0.qkv.weight": "3 of 4 x 12"}', with nothing of a leaf
-that is one matrix as it is. A key of their own would be one that older checkpoints lack, and `dcp.load` refuses these.
+Views follow the algorithm's name in its group: 'muon {"blocks.0.qkv.weight": "3 of 4 x 12"}'. A leaf that is one matrix
+is not listed. Views have no key of their own, because `dcp.load` refuses older checkpoints, which would lack the key.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ _WHOLE = "one matrix"
 
 
 def with_views(algorithm: str, leaves: Sequence[Leaf]) -> str:
-    """What a group's `algorithm` is saved as."""
+    """Returns the text to save as a group's `algorithm`."""
     words = {leaf.name: described(leaf.views, leaf.shape) for leaf in leaves}
     return f"{algorithm} {json.dumps({name: view for name, view in words.items() if view})}"
 
 
 def without_views(algorithm: str) -> str:
-    """The algorithm that was saved."""
+    """Returns the algorithm from a saved text."""
     return algorithm.partition(" ")[0]
 
 
 def require_saved_views(groups: Sequence[dict[str, Any]], leaves: Sequence[Leaf]) -> None:
-    """Checks saved groups; those of torch's optimizers and of dmuon before it saved views say nothing, and fit.
+    """Checks saved groups. Groups without views, by torch's optimizers or by an older dmuon, fit.
 
     Raises:
-        ValueError: a leaf was orthogonalised by other views than it is now, or has another name; names it.
+        ValueError: a leaf has other views now, or another name. Names the leaf.
     """
     words = {text for group in groups if (text := str(group.get("algorithm", "")).partition(" ")[2])}
     for text in words:

@@ -1,1 +1,1 @@
-"""From a stock model to a dedicated one: options, ranks, which parameters are taken, and what stands in their place."""
+"""Turns a stock model into a dedicated one: options, ranks, routing of parameters, placeholders."""

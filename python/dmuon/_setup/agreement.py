@@ -1,7 +1,7 @@
-"""How ranks agree while a model is set up: what one rank finds wrong all raise, and what must be equal is compared.
+"""Agreement of ranks while a model is set up: all raise what one finds wrong, and all compare what must be equal.
 
-All that is exchanged here are a few words over the host, as many on a thousand ranks as on two; what one rank alone
-has to say (an error, a plan) it broadcasts. What a training step agrees on is engine/agreement.h's.
+Ranks exchange a few words over the host, as many on a thousand ranks as on two. A rank broadcasts what it alone
+knows, such as an error or a plan. Training steps agree by engine/agreement.h.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ T = TypeVar("T")
 def agreement(
     ranks: Ranks, function: str, expected: str = "the same model and options on every rank"
 ) -> Iterator[list[str]]:
-    """Every rank leaves the block well, or every rank raises ValueError. Collective, at the end of the block.
+    """Makes every rank raise ValueError at the end of the block if one rank raises in it. Collective, at the end.
 
-    The block gets a list and adds facts to it, one line each, which must be equal on every rank. Nothing in the block
-    may wait for another rank: one that has raised goes straight to the end. A rank raises its own error if it has one,
-    and otherwise the first of the others' with that rank's number. An error that is no ValueError becomes the cause of
-    one.
+    The block adds facts to a list, one line each, which must be equal on every rank. The block must not wait for
+    another rank, because a rank that raises goes straight to the end. A rank raises its own error if it has one, else
+    the error of the first rank that has one, with that rank's number. Other errors become the cause of a ValueError.
 
         with agreement(ranks, "Muon") as facts:
             check(options)
@@ -39,14 +38,14 @@ def agreement(
 
     Args:
         ranks: the mesh.
-        function: for messages.
-        expected: for the message where facts differ.
+        function: named in messages.
+        expected: named in the message if facts differ.
     """
     facts: list[str] = []
     error: Exception | None = None
     try:
         yield facts
-    except Exception as raised:  # whatever it is, the other ranks must hear of it
+    except Exception as raised:  # of any kind: the other ranks must raise it too
         error = raised
     digest = hashlib.sha256("\n".join(facts).encode()).digest()
     words = [word for (word,) in struct.iter_unpack("<I", digest)]
@@ -56,7 +55,7 @@ def agreement(
 
 
 def largest_unless(ranks: Ranks, error: Exception | None, numbers: Sequence[float]) -> list[float]:
-    """`largest`, unless any rank brings an error: then all raise, as `agreement` says. Collective."""
+    """Returns `largest`. If a rank has an error, all ranks raise instead, as `agreement` does. Collective."""
     minus_first, *found = largest(ranks, [-ranks.size if error is None else -ranks.slot, *numbers])
     first = -int(minus_first)
     if first == ranks.size:
@@ -82,13 +81,13 @@ def _raise_difference(ranks: Ranks, function: str, wanted: str, facts: list[str]
 
 
 def from_first(ranks: Ranks, make: Callable[[], T]) -> T:
-    """What `make` returns at slot 0. Collective; if it raises there, every rank raises ValueError."""
+    """Calls `make` at slot 0 and returns its result on every rank, or raises its error as ValueError. Collective."""
     answer: tuple[T | None, str | None] = (None, None)
     cause: Exception | None = None
     if ranks.slot == 0:
         try:
             answer = (make(), None)
-        except Exception as error:  # whatever it is, the other ranks wait to hear of it
+        except Exception as error:  # of any kind: the other ranks wait for the answer
             answer, cause = (None, described(error)), error
     value, problem = from_slot(ranks, 0, answer)
     if problem is not None:
@@ -97,7 +96,7 @@ def from_first(ranks: Ranks, make: Callable[[], T]) -> T:
 
 
 def from_slot(ranks: Ranks, slot: int, value: T) -> T:
-    """The value of one rank. Collective; a rank holds no more than its own and that one."""
+    """Returns the value of one rank. Collective. A rank holds at most its own value and that one."""
     group = verdict_group(ranks)
     if group is None:
         return value
@@ -107,7 +106,7 @@ def from_slot(ranks: Ranks, slot: int, value: T) -> T:
 
 
 def largest(ranks: Ranks, numbers: Sequence[float]) -> list[float]:
-    """The largest of each number over all ranks, in fp64, which has integers up to 2^53. Collective."""
+    """Returns the largest of each number over all ranks. Collective. In fp64, exact for integers up to 2^53."""
     words = torch.tensor(numbers, dtype=torch.float64, device="cpu")
     group = verdict_group(ranks)
     if group is not None:
@@ -117,7 +116,7 @@ def largest(ranks: Ranks, numbers: Sequence[float]) -> list[float]:
 
 
 def all_gather(ranks: Ranks, value: T) -> list[T]:
-    """The value of every rank, by slot. Collective, and the one call here that takes memory for all ranks' values."""
+    """Returns the value of every rank, by slot. Collective. The only call here that holds all ranks' values."""
     group = verdict_group(ranks)
     if group is None:
         return [value]
@@ -127,5 +126,5 @@ def all_gather(ranks: Ranks, value: T) -> list[T]:
 
 
 def described(error: Exception) -> str:
-    """The message of an error for all ranks; a ValueError, which is ours, says everything itself."""
+    """Returns the message of an error for all ranks. A ValueError, which is ours, needs no class name."""
     return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"

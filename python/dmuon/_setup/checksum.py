@@ -1,20 +1,19 @@
-"""A number of a tensor's bits."""
+"""A checksum of a tensor's bits."""
 
 from __future__ import annotations
 
 import torch
 
-_PIECE = 1 << 16  # words that stay in a CPU's cache; elsewhere so many times more, for few launches:
-_MORE_ON_DEVICES = 64
+_PIECE = 1 << 16  # words that stay in a CPU's cache
+_MORE_ON_DEVICES = 64  # times as many words elsewhere, for few launches
 _STEP = 0x9E3779B1  # odd, so that no piece is lost among those before it
 
 
 def checksum(values: torch.Tensor) -> torch.Tensor:
-    """[] int64 on the tensor's device: equal where the bits are, and as good as never where they are not.
+    """Returns [] int64 on the tensor's device: equal for equal bits, and almost never equal for others.
 
-    The sum of all words of 32 bits, each times a random number of 64 bits of its place, modulo 2^64: so NaNs and the
-    sign of zero count like other bits, and what ranks have in another order differs. One pass; nothing waits for the
-    device.
+    Multiplies each 32-bit word by a random 64-bit number of its place and sums the products modulo 2^64. So NaNs and
+    the sign of zero count like other bits, and the order of values counts. One pass. Does not wait for the device.
     """
     flat = values.detach().contiguous().view(-1)
     num_bytes = flat.numel() * flat.itemsize

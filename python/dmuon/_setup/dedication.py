@@ -30,7 +30,7 @@ logger = logging.getLogger("dmuon")
 
 @dataclasses.dataclass
 class Dedication:
-    """What is remembered of a model from dedicate_params on, for as long as the model lives."""
+    """The state of a dedicated model, stored in the model from dedicate_params on."""
 
     ranks: Ranks
     mesh: DeviceMesh | None  # as given
@@ -40,18 +40,18 @@ class Dedication:
     planning: Planning
     across_ranks: AcrossRanks
     schedule: StepOptions
-    known: dict[nn.Module, dict[str, bool]]  # every module; its parameters in their order, and which were trainable
-    meta_start: MetaStart | None = None  # until Muon, of a model on the meta device
+    known: dict[nn.Module, dict[str, bool]]  # by module: its parameters in order, True for those that were trainable
+    meta_start: MetaStart | None = None  # until Muon, if the model was built on the meta device
     one_stage: bool = False  # all ranks as one node, for ablations
     guards: list[Handle] = dataclasses.field(default_factory=list)  # against early use
-    runtime: Any = None  # a Runtime, which this room does not know, from Muon on
+    runtime: Any = None  # from Muon on a Runtime, whose class this package may not import
 
 
 def plain_module(model: nn.Module, function: str) -> nn.Module:
-    """The module inside the wrappers of torch.compile and of trainers.
+    """Returns the module inside the wrappers of torch.compile and of trainers.
 
     Raises:
-        ValueError: `model` is not a module, or in a wrapper that copies it; the message names `function`.
+        ValueError: `model` is not a module, or a wrapper around it copies parameters. Names `function`.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"{function}: model: expected a torch.nn.Module, got {type(model).__name__}")
@@ -65,10 +65,10 @@ def plain_module(model: nn.Module, function: str) -> nn.Module:
 
 
 def dedication_of(model: nn.Module, function: str) -> Dedication:
-    """What is known of a model.
+    """Returns the dedication of a model.
 
     Raises:
-        ValueError: dedicate_params was not called on it; names `function`.
+        ValueError: dedicate_params was not called on the model. Names `function`.
     """
     found: Dedication | None = plain_module(model, function).__dict__.get(DEDICATION)
     if found is None:
@@ -98,52 +98,54 @@ def dedicate_params(
     gradient_divide_factor: float | None = AcrossRanks.gradient_divide_factor,
     timeout: datetime.timedelta | None = None,
 ) -> RoutingTable:
-    """Gives every weight matrix of `model` to Muon; call it before or after `fully_shard`, then `dmuon.Muon(model)`.
+    """Gives every weight matrix of `model` to Muon. Call it before or after `fully_shard`, then `dmuon.Muon(model)`.
 
-    Muon gets the trainable weights of linear layers and of the other classes in `dmuon.views.by_class`, of routers,
-    and stacks of experts; but not what is tied to an embedding, the output head, and what a weight is computed from.
-    The rest stays with the host framework and AdamW. Collective over the mesh; no forward may run before `Muon`.
+    Muon gets the trainable weights of linear layers, of routers and of the other classes in `dmuon.views.by_class`, and
+    stacks of experts. Muon does not get weights tied to an embedding, the output head, and parameters that a module
+    computes its weight from. The other parameters stay with the host framework and AdamW. Collective over the mesh. No
+    forward may run before `Muon`.
 
     Args:
-        model: on its device or on the CPU, initialised alike on all ranks; fp32, bf16 or fp16 matrices. Or on the meta
-            device: then call `model.to_empty(device=...)` after `fully_shard`, and initialise it before `Muon` or load
-            it afterwards. Values are drawn as in one process, if all ranks are seeded alike. A model that is under
-            `fully_shard` already gives up the shards of its matrices, before its first forward; memory for whole
-            matrices is then never needed beside the owners'.
-        mesh: as for `fully_shard`: 1-D (shard) or 2-D (replicate, shard). None: that of a `fully_shard` before; else
-            all ranks, or one device where no process group exists.
-        mp_policy: as for `fully_shard`; the same one. None: that of a `fully_shard` before.
-        reshard_after_forward: free a unit's matrices between its forward and backward. None means True.
-        select: `select(name, module, parameter)` returns True (Muon), False (AdamW), a `dmuon.View` or several (Muon,
-            for the matrices of which the parameter consists; see `dmuon.views`) or None (by the rule).
-        strategy: how owners are chosen: "load_balance", or for comparison "milp" (the paper's formulation, needs
-            SciPy), "lpt", "round_robin", "xor_layout", "rank0".
+        model: on its device or on the CPU, initialised alike on all ranks, with matrices in fp32, bf16 or fp16. Or on
+            the meta device: then call `model.to_empty(device=...)` after `fully_shard`, and initialise the model before
+            `Muon` or load it afterwards. Its values are drawn as in one process if all ranks have one seed. A model
+            may be under `fully_shard` already, before its first forward. Then its matrices leave `fully_shard`, and
+            only their owners need memory for whole matrices.
+        mesh: as for `fully_shard`: 1-D (shard) or 2-D (replicate, shard). None means the mesh of an earlier
+            `fully_shard`, else all ranks, or one device if no process group exists.
+        mp_policy: the same policy as for `fully_shard`. None means the policy of an earlier `fully_shard`.
+        reshard_after_forward: True to free a unit's matrices between its forward and backward. None means True.
+        select: `select(name, module, parameter)` returns True (Muon), False (AdamW), None (by the rule), or a
+            `dmuon.View` or several (Muon, for these matrices of the parameter; see `dmuon.views`).
+        strategy: chooses the owners: "load_balance", or for comparison "milp" (the paper's formulation, needs SciPy),
+            "lpt", "round_robin", "xor_layout", "rank0".
         plan: the file of a saved plan for this model and mesh, instead of strategy, costs and layout_slack.
-        costs: what the plan is made of: "measured" on these ranks when `Muon` is made and kept in the user's cache
-            (not on a single rank, which owns everything), "modelled", or the file of a table.
-        layout_slack: share of the makespan that may be given up so that matrices used one after the other have
+        costs: the times that the plan balances: "measured", "modelled", or the file of a table. `Muon` measures on
+            these ranks and stores the times in the user's cache. A single rank owns everything and measures nothing.
+        layout_slack: share of the makespan that the plan may give up so that matrices used one after the other have
             owners in different columns.
-        max_memory_bytes: the most bytes that any rank may use, as the plan counts them; None: no limit.
-        node_copy: with several nodes, keep what came from other nodes until the weights change, as HSDP does: a step
-            moves each weight between nodes once.
-        lookahead: how many units ahead of their use weights travel between nodes; 0 sends everything when it is
-            needed. With 1 or more, a unit's weights also travel inside the node while the one before computes.
-        max_units_in_flight: the most units with packed weights or gradients in memory, 2 or more; None: lookahead + 2.
-        sync_from_rank0: at `Muon`, take all matrices from the first rank of the mesh (stacks that are divided by
-            experts from the first rank that has the same experts), and give all ranks its values of the parameters
-            that no `fully_shard` manages; False: raise where ranks differ. What `fully_shard` manages stays as it is,
-            each shard from its own rank, and so do buffers and models built on the meta device.
-        gradient_divide_factor: gradients of matrices, and those that no `fully_shard` manages, are summed over all
-            ranks and divided by it; None: by the number of ranks. As `FSDPModule.set_gradient_divide_factor`, which
-            must have been told the same before the first step.
-        timeout: of dmuon's process groups; None: PyTorch's default for a new group (30 minutes on gloo).
+        max_memory_bytes: the most bytes that any rank may use, as the plan counts them. None means no limit.
+        node_copy: True to store weights from other nodes until the weights change, as HSDP does. Then a step moves
+            each weight between nodes once.
+        lookahead: number of units ahead of their use that weights travel between nodes. 0 sends everything when it is
+            needed. With 1 or more, a unit's weights also travel inside the node while the previous unit computes.
+        max_units_in_flight: the most units with packed weights or gradients in memory, 2 or more. None means
+            lookahead + 2.
+        sync_from_rank0: True to copy values from the first rank of the mesh at `Muon`: all matrices, and on every rank
+            the parameters that no `fully_shard` manages. Stacks divided by experts come from the first rank with the
+            same experts. Parameters under `fully_shard`, buffers and models built on the meta device do not change.
+            False raises ValueError if ranks differ.
+        gradient_divide_factor: divides the sum over all ranks of each gradient of a matrix, or of a parameter that no
+            `fully_shard` manages. None means the number of ranks. Before the first step give
+            `FSDPModule.set_gradient_divide_factor` the same number.
+        timeout: the timeout of dmuon's process groups. None means PyTorch's default (30 minutes on gloo).
 
     Returns:
         The routing table; print it.
 
     Raises:
-        ValueError: on every rank, if any rank finds something wrong or the ranks differ. Only on the rank itself, if
-            its `mesh` is no mesh that holds it: the other ranks can hear of nothing before they share one.
+        ValueError: on every rank, if any rank finds something wrong or the ranks differ. On one rank alone, if its
+            `mesh` is no mesh or does not hold it: without a common mesh the other ranks cannot know.
     """
     plain = unwrapped(model)
     mesh_there, policy_there = mesh_and_policy_of(plain)
@@ -184,11 +186,11 @@ def dedicate_params(
     return table
 
 
-_warned_of: set[str] = set()  # entries of by_class, in this process: other models may have what one lacks
+_warned_of: set[str] = set()  # entries of by_class, once a process: another model may fit the entry
 
 
 def _warn(model: nn.Module, mesh: DeviceMesh | None, table: RoutingTable) -> None:
-    """Warns of what may be meant otherwise."""
+    """Warns of choices that the user may not intend."""
     for doubt in table.doubts():
         logger.warning("dmuon: %s", doubt)
     if unfit := [entry for entry in unfit_entries(model) if entry not in _warned_of]:
@@ -208,7 +210,7 @@ def _warn(model: nn.Module, mesh: DeviceMesh | None, table: RoutingTable) -> Non
 
 
 def end_setup(dedication: Dedication) -> None:
-    """Ends the time between the two calls."""
+    """Removes the guards, because Muon has put placeholders in."""
     if dedication.meta_start is not None:
         dedication.meta_start.end()
         dedication.meta_start = None

@@ -1,4 +1,4 @@
-"""Stacks [experts, rows, cols] of which each rank of a node has some: DTensors that no fully_shard has made."""
+"""Stacks [experts, rows, cols] that expert parallelism divides over a node: DTensors that fully_shard did not make."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Managed = set[tuple[nn.Module, str]]  # modules and names of the parameters that
 
 
 def note_columns(entry: Leaf, managed: Managed, function: str) -> None:
-    """Sets `num_columns` of a stack that is divided by experts and Muon's.
+    """Sets `num_columns` of a stack that Muon updates and that is divided by experts.
 
     Raises:
-        ValueError: it has other experts, or views, than can be; or is a DTensor that is AdamW's and nobody would
-            average its gradients.
+        ValueError: its experts or views cannot be divided so; or it is a DTensor for AdamW, whose gradients nobody
+            would average.
     """
     parameter: Any = entry.parameter
     foreign = isinstance(parameter, DTensor) and all((p.module, p.attribute) not in managed for p in entry.places)
@@ -32,7 +32,7 @@ def note_columns(entry: Leaf, managed: Managed, function: str) -> None:
         )
     replicated = [Replicate()] * (parameter.device_mesh.ndim - 1)
     if parameter.ndim != 3 or list(parameter.placements) != [*replicated, Shard(0)]:
-        return  # which check_sharded refuses
+        return  # check_sharded refuses it
     entry.num_columns = parameter.device_mesh.size(-1)
     experts, counts = parameter.shape[0], [view.count for view in entry.views]
     if experts % entry.num_columns or len(counts) > 1 or counts[0] % experts:
@@ -44,7 +44,7 @@ def note_columns(entry: Leaf, managed: Managed, function: str) -> None:
 
 
 def check_columns(leaf: Leaf, ranks: Ranks) -> None:
-    """Raises ValueError where a stack is not divided over the columns of the mesh, or has no values there."""
+    """Raises ValueError if a stack is not divided over the columns of the mesh, or has no values there."""
     parameter: Any = leaf.parameter
     rows = rows_of(parameter.device_mesh.mesh)
     who = f"dedicate_params: model: '{leaf.name}' is divided by experts over ranks {rows}"

@@ -13,31 +13,35 @@ from dmuon import _C
 from dmuon._setup.ranks import Ranks
 
 _groups: dict[tuple[Any, ...], dist.ProcessGroup] = {}
-# With the groups themselves: while they are held, no other group has their ids.
+# Holds the groups too: no other group gets their ids while they live.
 _engine_groups: dict[tuple[int, ...], tuple[_C.SharedMesh, tuple[Any, ...]]] = {}
 
 
 def row_group(ranks: Ranks) -> dist.ProcessGroup | None:
-    """The ranks of this node; None where it is one rank alone."""
+    """Returns the group of this node's ranks, or None for one rank alone."""
     return _group("row", ranks.row, ranks, host=False)
 
 
 def column_group(ranks: Ranks) -> dist.ProcessGroup | None:
-    """The ranks of this shard index over all nodes; None where it is one rank alone."""
+    """Returns the group of the ranks with this shard index on all nodes, or None for one rank alone."""
     return _group("column", ranks.column, ranks, host=False)
 
 
 def verdict_group(ranks: Ranks) -> dist.ProcessGroup | None:
-    """All ranks, for a few words over the host; None where it is one rank alone."""
+    """Returns the group of all ranks for a few words over the host, or None for one rank alone."""
     return _group("verdict", ranks.everyone, ranks, host=True)
 
 
+def process_groups(ranks: Ranks) -> tuple[dist.ProcessGroup | None, ...]:
+    """Creates the four groups of an engine, in one order on every rank: verdict, order, row, column. Collective."""
+    order = verdict_group(ranks), _group("order", ranks.everyone, ranks, host=True)
+    return *order, row_group(ranks), column_group(ranks)
+
+
 def engine_groups(ranks: Ranks) -> _C.SharedMesh:
-    """The four groups of an engine, created in one order on every rank; models on one mesh share them."""
-    verdict = verdict_group(ranks)
-    order = _group("order", ranks.everyone, ranks, host=True)
-    row, column = row_group(ranks), column_group(ranks)
-    key = (ranks.slot, *(id(group) for group in (verdict, order, row, column)))
+    """Returns what models on one mesh share. Waits for no rank once `process_groups` was called."""
+    groups = verdict, order, row, column = process_groups(ranks)
+    key = (ranks.slot, *map(id, groups))
     if key not in _engine_groups:
         made = _C.SharedMesh(
             row=_C.Group(row, "row", ranks.shard, ranks.num_shards, ranks.device_type),
@@ -45,25 +49,25 @@ def engine_groups(ranks: Ranks) -> _C.SharedMesh:
             order=_C.Group(order, "mesh (order)", ranks.slot, ranks.size, "cpu"),
             verdict=_C.Group(verdict, "mesh (verdict)", ranks.slot, ranks.size, "cpu"),
         )
-        _engine_groups[key] = (made, (verdict, order, row, column))
+        _engine_groups[key] = (made, groups)
     return _engine_groups[key][0]
 
 
 @atexit.register
 def _leave() -> None:
-    """Ends what lanes still wait for: a rank that failed must not stay, silent, until its peers' timeouts."""
+    """Ends the waits of lanes at exit, so that a failed rank does not stay silent until its peers' timeouts."""
     for groups, _ in _engine_groups.values():
         groups.leave(grace_ms=3000)
     _engine_groups.clear()
 
 
 def _group(purpose: str, members: tuple[int, ...], ranks: Ranks, host: bool) -> dist.ProcessGroup | None:
-    """One group a purpose, mesh and process; creating it involves its members only."""
+    """Returns the group of a purpose and mesh in this process. Only its members wait for its creation."""
     if len(members) == 1:
         return None
     key = (purpose, members, ranks.rows, ranks.device_type, ranks.timeout)
     group = _groups.get(key)
-    # A process group that was destroyed (between two runs in one process) is of no use.
+    # The group may have been destroyed, between two runs in one process.
     if group is None or not _usable(group):
         with _unbound_world():
             group = dist.new_group(
@@ -78,16 +82,16 @@ def _group(purpose: str, members: tuple[int, ...], ranks: Ranks, host: bool) -> 
 
 
 def _host_backend() -> str:
-    """What carries words of the host: as in the world, gloo where that serves devices alone."""
+    """Returns the world's backend for CPUs, or gloo if the world has none."""
     served = (item.split(":") for item in dist.get_backend_config().split(","))
     return next((backend for device, backend in served if device == "cpu"), "gloo")
 
 
 @contextmanager
 def _unbound_world() -> Iterator[None]:
-    """Inside, the world has no device, to which `init_process_group(device_id=)` may have bound it.
+    """Hides the device that `init_process_group(device_id=)` has bound the world to, inside the context.
 
-    NCCL splits a world that is bound, and waits for all of its ranks; those that are not of the mesh never come.
+    NCCL splits a bound world and waits for all of its ranks, but the ranks outside the mesh never come.
     """
     world = dist.distributed_c10d._get_default_group()
     bound = world.bound_device_id

@@ -1,4 +1,4 @@
-"""What a model refuses between dedicate_params and Muon, while no module holds its leaves."""
+"""Guards that refuse uses of a model between dedicate_params and Muon, while no module holds its leaves."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from dmuon._setup.replaced_method import ReplacedMethod
 
 
 class Handle(Protocol):
-    """What ends a guard."""
+    """Ends a guard."""
 
     def remove(self) -> None: ...
 
 
 def guards(model: nn.Module, leaves: Iterable[Leaf]) -> list[Handle]:
-    """From now on nothing uses the model, until Muon puts placeholders where leaves were and removes the handles."""
+    """Refuses forwards, state dicts and changes of leaves until Muon removes the handles that this returns."""
 
     def refusing(problem: str) -> Callable[..., None]:
         def refuse(*_: Any) -> None:
@@ -57,7 +57,7 @@ def guards(model: nn.Module, leaves: Iterable[Leaf]) -> list[Handle]:
 
 
 def _requires_grad(places: list[Place], module: nn.Module, requires_grad: bool = True) -> nn.Module:
-    """Stands in the place of `requires_grad_`, which would pass over what is taken out."""
+    """Replaces `requires_grad_`, which would skip leaves that were taken out."""
     taken_out = [place.name for place in places if place.state is State.TAKEN_OUT]
     if taken_out and not requires_grad:
         raise ValueError(
@@ -69,9 +69,9 @@ def _requires_grad(places: list[Place], module: nn.Module, requires_grad: bool =
 
 
 def _register_parameter(places: list[Place], module: nn.Module, name: str, param: nn.Parameter | None) -> None:
-    """Stands in the place of `register_parameter`, which of what is taken out would only say that it exists."""
+    """Replaces `register_parameter`, which would only say of a leaf taken out that it exists."""
     for place in places:
-        if place.attribute == name and name in module.__dict__:  # which an assignment has removed
+        if place.attribute == name and name in module.__dict__:  # an assignment has removed it
             raise ValueError(
                 f"dedicate_params: register_parameter between dedicate_params and Muon: '{place.name}' is Muon's "
                 "already. Expected: the model as it is trained, with this parameter, at dedicate_params."

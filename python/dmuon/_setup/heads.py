@@ -1,4 +1,4 @@
-"""Which projections are a model's output heads: AdamW updates them."""
+"""Finds the projections that are a model's output heads, which AdamW updates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.nn as nn
 
 from dmuon._setup.place import clean_name
 
-# Of projections outside of repeated blocks; inside of one it is a name like any other.
+# Names of heads outside of repeated blocks. Inside of a block they mean nothing.
 _NAMES = {"lm_head", "head", "output", "output_layer", "unembed", "embed_out", "classifier", "score", "logits"}
 _NAMES |= {"proj_out", "proj_out_2", "qa_outputs"}  # the second one is DiT's
 _ENDINGS = ("_head", "_classifier")
@@ -19,11 +19,11 @@ _SIZES = ("num_labels", "num_classes")
 
 
 def find_heads(model: nn.Module, embeddings: Collection[nn.Parameter]) -> dict[int, str]:
-    """The ids of their parameters, and why each is one.
+    """Returns the ids of the heads' parameters, each with the reason.
 
     Args:
         model: a model as it was built, or with wrappers around its modules.
-        embeddings: the weights of its embeddings.
+        embeddings: the weights of the model's embeddings.
     """
     outside = list(_outside_blocks("", model, set()))
     projections = _projections(outside)
@@ -35,13 +35,13 @@ def find_heads(model: nn.Module, embeddings: Collection[nn.Parameter]) -> dict[i
     for _, module in outside:
         for method in _METHODS:
             heads.update((id(weight), f"output head, by {method}()") for weight in _said(module, method))
-    for weight in embeddings:  # which some models return
+    for weight in embeddings:  # some models return these
         heads.pop(id(weight), None)
     return heads or _last_in_a_head(outside, projections) or _by_shape(model, projections, embeddings)
 
 
 def _projections(modules: Iterable[tuple[str, nn.Module]]) -> list[tuple[str, torch.Tensor]]:
-    """Path and weight of the linear layers; not of one that computes its weight, which would do so to answer."""
+    """Returns path and weight of the linear layers. Skips layers that compute their weight at every access."""
     weights = ((path, m._parameters.get("weight")) for path, m in modules if isinstance(m, nn.Linear))
     return [(path, weight) for path, weight in weights if weight is not None and weight.ndim == 2]
 
@@ -52,7 +52,7 @@ def _named_as_head(path: str) -> bool:
 
 
 def _outside_blocks(path: str, module: nn.Module, seen: set[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    """named_modules() without the items of module lists, and without those of a Sequential that are alike."""
+    """Yields named_modules() without the items of module lists and without items of a Sequential that are alike."""
     if module in seen or isinstance(module, nn.ModuleList):
         return
     seen.add(module)
@@ -65,14 +65,14 @@ def _outside_blocks(path: str, module: nn.Module, seen: set[nn.Module]) -> Itera
 
 
 def _said(module: nn.Module, method: str) -> Iterator[torch.Tensor]:
-    """The weights that the model's own method gives; one that fails gives none."""
+    """Yields the weights that the model's own method returns. A method that fails yields none."""
     found = None
     with contextlib.suppress(Exception):
         found = getattr(module, method)()
     for head in found if isinstance(found, tuple | list) else [found]:
         if not isinstance(head, nn.Module):
             continue
-        # A classifier may have hidden layers; for a language a head is one layer, or there is one for each of several.
+        # A classifier may have hidden layers. A language model's head is one layer, or there are several heads.
         last = [weight for _, weight in _projections(head.named_modules())][-1:]
         yield from last if method == "get_classifier" else head.parameters()
 
@@ -87,7 +87,7 @@ def _by_name(outside: list[tuple[str, nn.Module]]) -> Iterator[tuple[str, torch.
 def _last_in_a_head(
     outside: list[tuple[str, nn.Module]], projections: list[tuple[str, torch.Tensor]]
 ) -> dict[int, str]:
-    """As torchvision has them: the last projection of a Sequential that is named as a head, or of the model as "fc"."""
+    """Finds torchvision's heads: the last projection of a Sequential named as a head, or the model's own "fc"."""
     found = [(path, weight) for path, weight in projections[-1:] if clean_name(path) == "fc"]
     for path, module in outside:
         if isinstance(module, nn.Sequential) and _named_as_head(path):
@@ -102,9 +102,9 @@ def _within(path: str, projections: list[tuple[str, torch.Tensor]]) -> list[tupl
 def _by_size(
     outside: list[tuple[str, nn.Module]], projections: list[tuple[str, torch.Tensor]]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """The last projection in a module that has as many rows as the module says it has classes.
+    """Finds the last projection in a module that has as many rows as the module says it has classes.
 
-    Or one more: detectors have one for "no object".
+    Detectors have one row more, for "no object".
     """
     for path, module in outside:
         for holder in (module, getattr(module, "config", None)):
@@ -118,7 +118,7 @@ def _by_size(
 def _by_shape(
     model: nn.Module, projections: list[tuple[str, torch.Tensor]], embeddings: Collection[nn.Parameter]
 ) -> dict[int, str]:
-    """The last projection, if it alone has the shape of the largest embedding: for language models written by hand."""
+    """Finds the last projection if it alone has the shape of the largest embedding, as hand-written models have it."""
     everywhere = _projections(model.named_modules())
     if not embeddings or not projections:
         return {}

@@ -1,4 +1,4 @@
-"""Hyperparameters of both algorithms: what a group holds, whether it is good, and as the engine takes it."""
+"""Hyperparameters of both algorithms: the keys of a group, their checks, and their form for the engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dmuon._setup.shown import shown
 
 NsCoefficients = str | Sequence[float] | Sequence[Sequence[float]]
 
-# The defaults of the iteration, wherever it is asked for.
+# The defaults of the iteration, for Muon and `orthogonalize`.
 NS_COEFFICIENTS = "polar_express"
 NS_STEPS = 5
 EPS = 1e-7
@@ -24,12 +24,12 @@ _ADAMW_SWITCHES = ("amsgrad", "maximize", "decoupled_weight_decay", "capturable"
 
 
 def adamw_moments(group: dict[str, Any]) -> tuple[str, ...]:
-    """What AdamW keeps of a parameter of the group in its shape, by torch's names; beside them it counts `step`."""
+    """Returns torch's names of the tensors that AdamW stores for a parameter, in its shape. `step` comes beside."""
     return ("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if group.get("amsgrad") else []))
 
 
 def plain(group: dict[str, Any]) -> dict[str, Any]:
-    """`group` with one-element tensors as numbers: a tensor prints its device, which differs between ranks."""
+    """Returns `group` with one-element tensors as numbers: a tensor prints its device, which differs between ranks."""
 
     def number(value: Any) -> Any:
         if isinstance(value, tuple | list):
@@ -40,7 +40,7 @@ def plain(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def settings_of(group: dict[str, Any]) -> dict[str, Any]:
-    """What of a group must be equal on all ranks."""
+    """Returns the settings of a group that must be equal on all ranks."""
     of_muon = group["algorithm"] == "muon"
     known = ("algorithm", *(_MUON if of_muon else _ADAMW))
     switches = () if of_muon else _ADAMW_SWITCHES
@@ -48,14 +48,14 @@ def settings_of(group: dict[str, Any]) -> dict[str, Any]:
 
 
 class Tuned(NamedTuple):
-    """How matrices are orthogonalised that `dmuon tune` has seen, by rows and columns; and for which settings."""
+    """The choices of `dmuon tune` by rows and columns, and the settings that they hold for."""
 
     ns_dtype: torch.dtype
     coefficients: list[tuple[float, float, float]]
     choices: dict[tuple[int, int], _C.Choice]
 
     def rows(self) -> list[tuple[int, int, str, str, bool, int]]:
-        """The choices as plain values, in order."""
+        """Returns the choices as plain values, sorted by rows and columns."""
         return [(*sides, *plain_choice(self.choices[sides])) for sides in sorted(self.choices)]
 
 
@@ -71,7 +71,7 @@ def choice_of(backend: str, form: str, batched: bool, panel_rows: int) -> _C.Cho
 
 
 def native_group(group: dict[str, Any], device: torch.device, tuned: Tuned | None = None) -> _C.MuonGroup:
-    """The hyperparameters of a Muon group, as they are now; with the choices that were tuned for just these."""
+    """Returns the present hyperparameters of a Muon group, with the choices if they were tuned for these."""
     coefficients = resolved_coefficients(group["ns_coefficients"], group["ns_steps"])
     ns_dtype = group["ns_dtype"] or _C.default_ns_dtype(device)
     choices: dict[Any, _C.Choice] = tuned.choices if tuned and tuned[:2] == (ns_dtype, coefficients) else {}
@@ -89,10 +89,10 @@ def native_group(group: dict[str, Any], device: torch.device, tuned: Tuned | Non
 def resolved_coefficients(
     given: NsCoefficients, steps: int, function: str = "Muon"
 ) -> list[tuple[float, float, float]]:
-    """One (a, b, c) for each step.
+    """Returns one (a, b, c) for each step.
 
     Raises:
-        ValueError: there are no such coefficients; names `function` and its argument `ns_coefficients`.
+        ValueError: the coefficients do not exist. Names `function` and its argument `ns_coefficients`.
     """
     try:
         if not isinstance(given, str):
@@ -113,7 +113,7 @@ def _number(argument: str, value: Any, most: float = math.inf) -> None:
     if isinstance(value, torch.Tensor) and value.numel() != 1:
         raise ValueError(f"{argument}: expected one element, got a tensor of shape {tuple(value.shape)}")
     try:
-        if isinstance(value, str):  # "0.1" too: a scheduler would compute with it
+        if isinstance(value, str):  # even "0.1": a scheduler would compute with it
             raise TypeError
         number = float(value)
     except (TypeError, ValueError):
@@ -127,7 +127,7 @@ def _number(argument: str, value: Any, most: float = math.inf) -> None:
 def check_group(group: dict[str, Any], where: str = "") -> None:
     """Raises ValueError naming the first hyperparameter of a group that is bad or missing.
 
-    `where`: which group it is, for the message; without it the arguments of Muon are named.
+    `where` names the group in the message. Without it the message names Muon's arguments.
     """
     of_muon = group.get("algorithm") == "muon"
     for name in ("algorithm", *(_MUON if of_muon else _ADAMW)):

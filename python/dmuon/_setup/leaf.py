@@ -1,4 +1,4 @@
-"""A leaf with its places, and whether it can be Muon's at all."""
+"""A leaf with its places, and the reasons that make it unfit for Muon."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ MATRIX_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclasses.dataclass
 class Leaf:
-    """A leaf of the model: every place that holds it, and its values until owners take them.
+    """A leaf of the model: every place that holds it, and its values until owners have them.
 
-    Routing looks at every parameter of PyTorch's as one, and takes those of which it has views.
+    Routing makes a Leaf of every parameter and gives Muon those for which it finds views.
     """
 
     name: str
-    places: list[Place]  # several where it is tied
+    places: list[Place]  # several if the leaf is tied
     parameter: nn.Parameter
-    views: tuple[View, ...] = ()  # what is orthogonalised of it, one after the other; none: nothing
-    num_columns: int = 1  # of the mesh, each with a part of the first dimension, by expert parallelism; 1: all have all
+    views: tuple[View, ...] = ()  # the matrices that Muon orthogonalises, one view after the other
+    num_columns: int = 1  # columns of the mesh over which expert parallelism divides the first dimension; 1: undivided
 
     @property
     def shape(self) -> torch.Size:
-        """As the model has it: [rows, cols], unless it is looked at by a view."""
+        """The shape in the model: [rows, cols], or any shape if a view reads it."""
         return self.parameter.shape
 
     def local(self) -> torch.Tensor:
-        """What this rank has of it while it is a parameter with values."""
+        """Returns this rank's part of the leaf, before owners have the values."""
         parameter = self.parameter.detach()
         return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
     def unfit(self) -> str | None:
-        """Why it cannot be orthogonalised or trained, whatever its dimensions."""
+        """Returns a reason other than its dimensions why Muon cannot update the leaf; None if there is none."""
         if self.parameter.numel() == 0:
             return "empty"
         if not self.parameter.requires_grad:
@@ -51,18 +51,18 @@ class Leaf:
         return self.unfit_dtype()
 
     def unfit_dtype(self) -> str | None:
-        """The last of these reasons."""
+        """Returns the last of these reasons, a dtype that Muon does not update."""
         return None if self.parameter.dtype in MATRIX_DTYPES else f"dtype {self.parameter.dtype}"
 
     def check_views(self, answer: object, asked: str) -> tuple[View, ...]:
-        """The views that `answer` is, which `asked` wants; neighbours that are alike as one.
+        """Returns the views in `answer`, the answer to `asked`. Joins neighbours that are alike.
 
         Raises:
-            ValueError: it is none, or they are not all of this leaf.
+            ValueError: `answer` is no view, or its views do not cover this leaf.
         """
         shape = tuple(self.shape)
         views = tuple(answer) if isinstance(answer, tuple | list) else (answer,)
-        # A row must be whole: else one would be made of pieces of several.
+        # A view's rows must be whole rows of the leaf.
         widths = {math.prod(shape[dim:]) for dim in range(1, len(shape))}
         fits = all(isinstance(view, View) and view.cols in widths for view in views)
         if not fits or sum(math.prod(view.sizes) for view in views) != math.prod(shape):
@@ -77,13 +77,13 @@ class Leaf:
 
 
 def described(views: tuple[View, ...], shape: tuple[int, ...]) -> str:
-    """The views in words, nothing where they are one matrix as it is: equal words of a leaf are equal views."""
+    """Returns the views in words, "" for one matrix of the leaf's shape. Equal words of a leaf are equal views."""
     words = ", ".join(map(str, views))
     return "" if words == " x ".join(map(str, shape)) else words
 
 
 def find_parameters(model: nn.Module) -> list[Leaf]:
-    """Every parameter once, in the order of named_parameters(), with all its aliases."""
+    """Returns every parameter once, in the order of named_parameters(), with all its aliases."""
     found: dict[int, Leaf] = {}
     for path, module in model.named_modules():
         for attribute, parameter in module._parameters.items():

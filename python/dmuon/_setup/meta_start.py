@@ -1,4 +1,4 @@
-"""A model that was built on the meta device, from dedicate_params to Muon: it gets memory, then values."""
+"""The start of a model that was built on the meta device, from dedicate_params to Muon: memory, then values."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from dmuon._setup.replaced_method import ReplacedMethod
 
 
 class MetaStart:
-    """Gives parameters values that one process would give them, as soon as `to_empty` has given modules a device.
+    """Gives parameters the values that one process would give them.
 
-    Modules then show provisional parameters, so that the model's own initialisation finds them: of leaves, which one
-    rank keeps, and in the places of what `fully_shard` manages.
+    Once `to_empty` has given a module a device, the module shows provisional parameters, for the model's own
+    initialisation. They stand for leaves, which one rank stores, and for the DTensors of `fully_shard`.
     """
 
     def __init__(
         self, model: nn.Module, leaves: Sequence[Leaf], known: Mapping[nn.Module, Iterable[str]], ranks: Ranks
     ) -> None:
-        """`leaves`: all of the model, by now taken out of it; of these, the ones on the meta device."""
+        """Starts those of `leaves` that are on the meta device. All leaves were taken out of the model."""
         self._known, self._desk = known, Desk()
         self._names = {module: path for path, module in model.named_modules()}
         self._had_values = {
@@ -40,7 +40,7 @@ class MetaStart:
         self.values: dict[int, AtHolder] = {}
         self._shown: dict[int, nn.Parameter] = {}
         self._places: dict[nn.Module, list[tuple[int, Place]]] = {}
-        self._sharded: dict[int, tuple[DTensor, nn.Parameter]] = {}  # by the id of what stands for it
+        self._sharded: dict[int, tuple[DTensor, nn.Parameter]] = {}  # DTensor and stand-in, by the stand-in's id
         held = dict.fromkeys(ranks.everyone, 0)  # elements at each rank
         for index, leaf in sorted(enumerate(leaves), key=lambda entry: -entry[1].shape.numel()):
             if leaf.parameter.is_meta:
@@ -49,7 +49,7 @@ class MetaStart:
                 self.values[index] = AtHolder(leaf.name, leaf.parameter, holder, ranks.here)
                 for place in leaf.places:
                     self._places.setdefault(place.module, []).append((index, place))
-        # `to_empty`, `to` and their like all go through it, of this module or of one around it.
+        # `to_empty`, `to` and similar methods, of the module or of one around it, all call `_apply`.
         self._replaced = [ReplacedMethod(module, "_apply", self._apply) for module in known]
         self._moving: list[nn.Module] = []  # modules whose cast or move is under way
 
@@ -67,14 +67,14 @@ class MetaStart:
         return module
 
     def _hide(self, module: nn.Module) -> None:
-        """For a cast or move of the module, which must see the sentinels and DTensors alone."""
+        """Hides provisional parameters from a cast or move, which must see sentinels and DTensors alone."""
         self._desk.clear()
         for _, place in self._places.get(module, ()):
             place.hide_provisional()
         self._hide_sharded(module)
 
     def _show(self, module: nn.Module) -> None:
-        """After a cast or move: shows what has a device by now."""
+        """Shows provisional parameters that have a device by now, after a cast or move."""
         for index, place in self._places.get(module, ()):
             device = place.sentinel().device
             if device.type != "meta" and not place.is_replaced():
@@ -84,7 +84,7 @@ class MetaStart:
 
     def _hide_sharded(self, module: nn.Module) -> None:
         for attribute, parameter in module._parameters.items():
-            if id(parameter) in self._sharded:  # where the user has tied it, too
+            if id(parameter) in self._sharded:  # also in places where the user has tied it
                 module._parameters[attribute] = self._behind(parameter)
 
     def _show_sharded(self, module: nn.Module) -> None:
@@ -94,7 +94,7 @@ class MetaStart:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Inside, and after it unless something is raised, DTensors are in their places."""
+        """Puts DTensors in their places, and back out if the block raises."""
         self._desk.clear()
         for module in self._known:
             self._hide_sharded(module)
@@ -106,7 +106,7 @@ class MetaStart:
             raise
 
     def resolved(self, groups: Any) -> Any:
-        """Parameter groups with the DTensors for which provisional parameters in them stand."""
+        """Returns parameter groups with DTensors in place of their stand-ins."""
         if isinstance(groups, dict):
             return {key: self.resolved(value) for key, value in groups.items()}
         if isinstance(groups, list | tuple):
@@ -114,24 +114,24 @@ class MetaStart:
         return self._sharded[id(groups)][0] if id(groups) in self._sharded else groups
 
     def taken(self, index: int) -> torch.Tensor | None:
-        """The values of a leaf, which are forgotten here; None where another rank keeps them."""
+        """Returns the values of a leaf and frees them here. None if another rank has them."""
         self._shown.pop(index, None)
         values = self.values[index]
         base, values.base = values.base, values.base.to("meta")
         return None if base.is_meta else base
 
     def facts(self) -> list[str]:
-        """What must be equal on all ranks when Muon is made."""
+        """Returns the lines that must be equal on all ranks when Muon is made."""
         shown: list[InitialValues] = [*self.values.values()]
         shown += [parameter._initial for _, parameter in self._sharded.values()]  # type: ignore[attr-defined]
         return [values.fact() for values in shown]
 
     def is_trainable(self, index: int) -> bool:
-        """Whether a leaf has not been frozen since it is shown."""
+        """True if the user has not frozen the leaf's provisional parameter."""
         return index not in self._shown or self._shown[index].requires_grad
 
     def end(self) -> None:
-        """Muon has put placeholders where the leaves were shown."""
+        """Ends the start, because Muon has put placeholders in."""
         for replaced in self._replaced:
             replaced.remove()
         self._places.clear()
@@ -156,7 +156,7 @@ class MetaStart:
         return made
 
     def _behind(self, stand_in: Any) -> Any:
-        """The DTensor, with what has been noted at its stand-in."""
+        """Returns the DTensor, with the attributes that the user has set on its stand-in."""
         sharded = self._sharded[id(stand_in)][0]
         sharded.requires_grad_(stand_in.requires_grad)
         own = ("_initial", "_desk", "_is_param")

@@ -1,4 +1,4 @@
-"""What `dedicate_params` is told of schedule, ranks and plan: each option's default, and what is a good value."""
+"""Options of `dedicate_params` for schedule, ranks and plan: defaults and checks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PLAN = _plan.PlanOptions()
 def step_options(
     node_copy: bool, lookahead: int, max_units_in_flight: int | None, reshard_after_forward: bool | None
 ) -> _plan.StepOptions:
-    """What `dedicate_params` is told of a step, for engine and planner.
+    """Returns the options of a step for engine and planner, as `dedicate_params` got them.
 
     Raises:
         ValueError: names the first bad option.
@@ -38,13 +38,13 @@ def step_options(
 
 @dataclasses.dataclass(frozen=True)
 class AcrossRanks:
-    """What becomes of values that ranks have each for themselves; see `dedicate_params`."""
+    """Options for values that every rank has for itself; see `dedicate_params`."""
 
     sync_from_rank0: bool = False
     gradient_divide_factor: float | None = None
 
     def divide_factor(self, num_ranks: int) -> float:
-        """What the sum of gradients over `num_ranks` is divided by."""
+        """Returns the divisor of the sum of gradients over `num_ranks`."""
         return float(num_ranks if self.gradient_divide_factor is None else self.gradient_divide_factor)
 
     def check(self) -> None:
@@ -58,18 +58,18 @@ class AcrossRanks:
 
 @dataclasses.dataclass
 class Planning:
-    """How owners are chosen; see `dedicate_params`."""
+    """Options for the choice of owners; see `dedicate_params`."""
 
     strategy: str = "load_balance"
     plan: str | os.PathLike[str] | None = None
     costs: str | os.PathLike[str] = "measured"
     layout_slack: float = _PLAN.layout_slack
     max_memory_bytes: int | None = None
-    batching: bool = True  # False, for ablations: every matrix alone
-    smallest_part: int = _plan.SMALLEST_PART  # elements, of a stack that is divided; tests have smaller models
+    batching: bool = True  # False puts every matrix in a batch of its own, for ablations
+    smallest_part: int = _plan.SMALLEST_PART  # elements of a part of a divided stack; tests set less
 
     def native(self, step: _plan.StepOptions) -> _plan.PlanOptions:
-        """The planner's options, of a step that runs by the plan; without what only model and device know."""
+        """Returns the planner's options. The caller adds those that depend on model and device."""
         options = _plan.PlanOptions(step)
         options.layout_slack = self.layout_slack
         options.max_memory_bytes = self.max_memory_bytes or 0
@@ -89,7 +89,7 @@ class Planning:
 
 
 def check_as_for_fully_shard(mp_policy: MixedPrecisionPolicy | None, reshard_after_forward: bool | None) -> None:
-    """Raises a ValueError that names the first bad one of the options that `fully_shard` has too."""
+    """Raises a ValueError that names the first bad option among those that `fully_shard` has too."""
     if mp_policy is not None:
         good = isinstance(mp_policy, MixedPrecisionPolicy)
         _require(good, "mp_policy", "torch.distributed.fsdp.MixedPrecisionPolicy or None", mp_policy)
@@ -106,7 +106,7 @@ def check_as_for_fully_shard(mp_policy: MixedPrecisionPolicy | None, reshard_aft
 
 
 def dtypes_of(policy: MixedPrecisionPolicy, own: torch.dtype) -> tuple[torch.dtype, torch.dtype]:
-    """The dtypes in which a leaf that has `own` computes, and in which its gradients are reduced."""
+    """Returns the dtypes in which a leaf of dtype `own` computes, and in which its gradients are reduced."""
     compute = policy.param_dtype or own
     return compute, policy.reduce_dtype or compute
 

@@ -1,4 +1,4 @@
-"""A place of a leaf in a model: what stands there, and how that may change."""
+"""A place of a leaf in a model: its states and their transitions."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torch.distributed.fsdp._common_utils import clean_tensor_name
 
 from dmuon._setup.placeholder import TakenOutTensor
 
-# A buffer that stands in a module for a leaf taken out of it, and is cast and moved with the module.
+# The prefix of a buffer that stands for a leaf taken out of a module, and that is cast and moved with the module.
 _SENTINEL = "_dmuon_sentinel_"
 
 
 class State(enum.Enum):
-    """What stands at a place.
+    """The state of a place.
 
     WHOLE: a parameter with all its values, before `dedicate_params` and inside `full_params`.
     TAKEN_OUT: no parameter, so that `fully_shard` does not see it, between `dedicate_params` and `Muon`.
-    PROVISIONAL: between the two calls too, where the model was built on the meta device and has memory by now: can be
-        initialised, and is kept by one rank.
+    PROVISIONAL: a parameter that can be initialised and that one rank stores, also between the two calls, if the model
+        was built on the meta device and has memory.
     PLACEHOLDER: the true shape and dtype without values, whenever the unit does not compute.
     WEIGHT: a view of the unit's packed buffer, while the unit computes.
     """
@@ -44,7 +44,7 @@ _LEGAL = {
     (State.TAKEN_OUT, State.PLACEHOLDER),
     (State.PROVISIONAL, State.PLACEHOLDER),
     (State.PLACEHOLDER, State.WEIGHT),
-    (State.WEIGHT, State.WEIGHT),  # a unit that is used again before its use has ended
+    (State.WEIGHT, State.WEIGHT),  # another use of a unit begins before its use has ended
     (State.WEIGHT, State.PLACEHOLDER),
     (State.PLACEHOLDER, State.WHOLE),
     (State.WHOLE, State.PLACEHOLDER),
@@ -53,64 +53,64 @@ _LEGAL = {
 
 @dataclasses.dataclass(eq=False)
 class Place:
-    """An attribute of a module that holds a leaf; a tied leaf has several.
+    """An attribute of a module that holds a leaf. A tied leaf has several places.
 
-    No other code changes what the module holds there. A transition that is not in `_LEGAL` is a bug of dmuon and
-    raises RuntimeError; then nothing has changed.
+    No other code changes this attribute. A transition that is not in `_LEGAL` is a bug of dmuon: it raises
+    RuntimeError and changes nothing.
     """
 
     path: str  # of the module
     module: nn.Module
     attribute: str
     state: State = State.WHOLE
-    provisional: nn.Parameter | None = None  # what can be initialised, once there is memory, until `put_back`
+    provisional: nn.Parameter | None = None  # can be initialised; from the first memory to `put_back`
     _taken_out: TakenOutTensor | None = None
     _placeholder: nn.Parameter | None = None
     _weight: nn.Parameter | None = None
 
     @property
     def name(self) -> str:
-        """Of the parameter there, in the model without wrappers."""
+        """The parameter's name in the model without wrappers."""
         return clean_name(joined(self.path, self.attribute))
 
     def take_out(self) -> None:
-        """Leaves a sentinel where the parameter was."""
+        """Replaces the parameter by a sentinel."""
         self._enter(State.TAKEN_OUT)
         parameter = self.module._parameters.pop(self.attribute)
         assert parameter is not None
         sentinel = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
         self.module.register_buffer(_SENTINEL + self.attribute, sentinel, persistent=False)
-        # For who reads the attribute, which is no parameter now.
+        # Readers of the attribute get shape and dtype.
         self._taken_out = TakenOutTensor(self.name, parameter.shape, parameter.dtype, parameter.device, None)
         self.module.__dict__[self.attribute] = self._taken_out
 
     def sentinel(self) -> torch.Tensor:
-        """What has followed the module's casts and moves since `take_out`; until `put_back`."""
+        """Returns the buffer that follows the module's casts and moves from `take_out` to `put_back`."""
         found = self.module._buffers[_SENTINEL + self.attribute]
         assert found is not None
         return found
 
     def show_provisional(self, parameter: nn.Parameter) -> None:
-        """Puts in what can be initialised."""
+        """Puts a parameter in that can be initialised."""
         self._enter(State.PROVISIONAL)
         self.module.__dict__.pop(self.attribute, None)
         self._taken_out = None
         self.provisional = self.module._parameters[self.attribute] = parameter
 
     def hide_provisional(self) -> None:
-        """Takes it out again, so that a cast or move of the module does not see it."""
+        """Takes that parameter out again, so that a cast or move of the module does not see it."""
         if self.state is State.PROVISIONAL and not self.is_replaced():
             self._enter(State.TAKEN_OUT)
             del self.module._parameters[self.attribute]
 
     def is_replaced(self) -> bool:
-        """Between the calls: whether the user has put another parameter there, or taken out what stands for it."""
+        """True if, between the two calls, the user has put another parameter in or removed the provisional one."""
         expected = self.provisional if self.state is State.PROVISIONAL else None
-        beside = self.module.__dict__.get(self.attribute)  # where what is no parameter goes
+        beside = self.module.__dict__.get(self.attribute)  # a value that is no parameter
         return self.module._parameters.get(self.attribute) is not expected or beside is not self._taken_out
 
     def put_back(self, placeholder: nn.Parameter, weight: nn.Parameter) -> None:
-        """Ends the time without a parameter; from now on the two take turns."""
+        """Puts the placeholder in. From now on placeholder and weight take turns."""
         self._enter(State.PLACEHOLDER)
         self.provisional = self._taken_out = None
         self.module.__dict__.pop(self.attribute, None)
@@ -141,7 +141,7 @@ class Place:
         self.module._parameters[self.attribute] = weight
 
     def show_placeholder(self) -> None:
-        """Puts the placeholder in. What the user has put in a weight's place stays: `show_weight` will refuse it."""
+        """Puts the placeholder in, unless the user has replaced the weight: `show_weight` will refuse that."""
         was = self.state
         if self._placeholder is None:
             self._refuse(State.PLACEHOLDER)
@@ -164,22 +164,22 @@ class Place:
 
 
 def joined(path: str, attribute: str) -> str:
-    """The name of what a module at a path holds; the model itself is at ""."""
+    """Returns the name of an attribute of the module at a path. The model itself is at ""."""
     return f"{path}.{attribute}" if path else attribute
 
 
 def clean_name(path: str) -> str:
-    """The name of a module or parameter in the model without the wrappers of checkpoints, FSDP1 and torch.compile."""
+    """Returns a module's or parameter's name without the wrappers of checkpoints, FSDP1 and torch.compile."""
     return clean_tensor_name(f"{path}.").replace("_orig_mod.", "").removesuffix(".")
 
 
 def holds_sentinel(module: nn.Module) -> bool:
-    """Whether a leaf of the module itself is taken out."""
+    """True if a leaf of the module itself is taken out."""
     return any(name.startswith(_SENTINEL) for name in module._buffers)
 
 
 def restore_order(module: nn.Module, names: Iterable[str]) -> None:
-    """Brings the module's parameters into the order of `names`, which taking out and putting back has changed."""
+    """Restores the order of the module's parameters, `names`, which taking out and putting back has changed."""
     for name in names:
         if name in module._parameters:  # the user may have removed it
             module._parameters[name] = module._parameters.pop(name)

@@ -1,4 +1,4 @@
-"""What stands in a module for a weight that lives whole only at its owner."""
+"""Placeholders: they stand in modules for weights that only their owners have whole."""
 
 from __future__ import annotations
 
@@ -37,33 +37,33 @@ def _refusing(what: str) -> Any:
 
 
 class OwnedGradient(Protocol):
-    """What can be done to a gradient that this rank does not hold; alike on all ranks."""
+    """The operations on a gradient that this rank does not hold. All ranks call them alike."""
 
     def clear(self) -> None:
-        """Forgets what the owner has accumulated."""
+        """Clears the sum that the owner has accumulated."""
 
     def norm(self) -> torch.Tensor:
-        """The 2-norm of the mean over all ranks, such that it goes together with the norms of FSDP2's gradients."""
+        """Returns the 2-norm of the mean over all ranks, in a form that combines with norms of FSDP2's gradients."""
 
     def scale(self, factor: torch.Tensor) -> None:
-        """Multiplies it by a [] of its device."""
+        """Multiplies the gradient by a [] of its device."""
 
     def all_finite(self) -> torch.Tensor:
-        """[] bool: whether every gradient of the model is finite, on every rank."""
+        """Returns [] bool: True if every gradient of the model is finite, on every rank."""
 
 
 class OwnedTensor(torch.Tensor):
-    """A weight, or its gradient, that this rank does not hold: true shape and dtype, no storage.
+    """A weight, or its gradient, that this rank does not hold. It has the true shape and dtype, and no storage.
 
-    Metadata, `detach` and a copy onto itself work, and of a gradient what OwnedGradient has, by `zero_`, the 2-norm,
-    `mul_` and `div_` with a number, and torch.amp.GradScaler's unscaling. Everything else raises ValueError and names
-    the way out, so that no clipping, averaging, initialising or saving passes over a leaf in silence.
+    Metadata, `detach` and a copy onto itself work. A gradient also has the operations of OwnedGradient: `zero_`, the
+    2-norm, `mul_` and `div_` with a number, and torch.amp.GradScaler's unscaling. Everything else raises ValueError
+    and names the way out, so that no clipping, averaging, initialising or saving skips a leaf in silence.
     """
 
     _name: str
     _gradient: OwnedGradient | None
-    _unit: str | None = None  # of a weight: the name of the unit in whose forward its module has the values
-    _identity: object  # shared by a placeholder's aliases alone
+    _unit: str | None = None  # the name of a weight's unit, in whose forward the module has the values
+    _identity: object  # only a placeholder's aliases share it
 
     @staticmethod
     def __new__(
@@ -74,7 +74,7 @@ class OwnedTensor(torch.Tensor):
         device: torch.device,
         gradient: OwnedGradient | None,
     ) -> OwnedTensor:
-        """`name`: the fully qualified one. `gradient`: of a gradient."""
+        """`name` is fully qualified. `gradient` has the operations if this is a gradient."""
         # torch leaves this function untyped.
         tensor: OwnedTensor = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
         tensor._name = name
@@ -90,20 +90,20 @@ class OwnedTensor(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         owned = next(_owned_in((*args, *(kwargs or {}).values())), None)
-        if owned is None:  # deep in a structure that only the caller knows
+        if owned is None:  # the weight is deep in a structure that only the caller knows
             raise ValueError(f"dmuon: {func} on a weight that is whole only at its owner. {_WAYS_OUT}")
         if func in (_aten.detach.default, _aten.alias.default) or (
             func is _aten._to_copy.default and _changes_nothing(owned, **(kwargs or {}))
         ):
             return owned._alias()
         if func is _aten.copy_.default and is_same(args[1], args[0]):
-            return owned  # load_state_dict, after what was loaded has been taken out
+            return owned  # load_state_dict, after dmuon has read the loaded values
         if owned._gradient is not None and func in _OF_GRADIENTS:
             return _OF_GRADIENTS[func](owned, owned._gradient, *args, **(kwargs or {}))
         owned._refuse(str(func), _computes(func, args))
 
     def _refuse(self, what: str, computes: bool = False) -> NoReturn:
-        """Raises ValueError: `what` was tried; `computes`: as a layer does with its weight."""
+        """Raises ValueError because of the operation `what`. `computes`: True if a layer would use its weight so."""
         why = f"this weight is whole only at its owner. {_WAYS_OUT}"
         if "split" in what or "chunk" in what:
             what += " (is this fully_shard? call it before dmuon.Muon)"
@@ -120,18 +120,18 @@ class OwnedTensor(torch.Tensor):
 
     @property
     def data(self) -> OwnedTensor:
-        """As `detach`; assigning other values raises ValueError, for training would not see them."""
+        """Same as `detach`. Assigning other values raises ValueError, because training would not see them."""
         return self._alias()
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
-        if not is_same(value, self):  # as a move of the module to where it is assigns it
+        if not is_same(value, self):  # a move of the module to its own device assigns the same
             self._refuse("assigning .data")
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"OwnedTensor('{self._name}', shape={tuple(self.shape)}, dtype={self.dtype})"
 
-    # Gradients do not arrive here for hooks to see (`select` can leave a matrix to AdamW); there is no storage.
+    # No gradient arrives here for hooks (`select` can give a matrix to AdamW), and there is no storage.
     register_hook = _refusing("register_hook")
     register_post_accumulate_grad_hook = _refusing("register_post_accumulate_grad_hook")
     share_memory_ = _refusing("share_memory_")
@@ -144,24 +144,24 @@ class OwnedTensor(torch.Tensor):
 
 
 class TakenOutTensor(OwnedTensor):
-    """What an attribute gives in the place of a leaf between dedicate_params and Muon: its shape and dtype alone."""
+    """Replaces a leaf as the module's attribute between dedicate_params and Muon. It has shape and dtype alone."""
 
-    is_cuda = False  # recurrent layers that are moved would bring it into cuDNN's order
+    is_cuda = False  # else a move of recurrent layers would bring it into cuDNN's order
 
     def _refuse(self, what: str, computes: bool = False) -> NoReturn:
         raise ValueError(f"dmuon: {what} on '{self._name}': {_BETWEEN}")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not name.startswith("_"):  # freezing it, say, would be lost
+        if not name.startswith("_"):  # a change such as freezing would be lost
             self._refuse(f"setting .{name}")
         super().__setattr__(name, value)
 
-    requires_grad = property(lambda _: True)  # as what dedicate_params takes
+    requires_grad = property(lambda _: True)  # as every leaf of dedicate_params
     requires_grad_ = _refusing("requires_grad_")
 
 
 def _computes(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether it makes something new of a weight and other tensors, or of another view of it."""
+    """True if the operation computes from a weight and other tensors, or makes a view of the weight."""
     others = any(isinstance(value, torch.Tensor) and not isinstance(value, OwnedTensor) for value in args)
     return not func._schema.is_mutable and (func.is_view or others)
 
@@ -169,7 +169,7 @@ def _computes(func: Any, args: tuple[Any, ...]) -> bool:
 def _changes_nothing(
     owned: OwnedTensor, dtype: torch.dtype | None = None, device: torch.device | None = None, **_: Any
 ) -> bool:
-    """Whether a cast or move is none; to "cpu:0", which is "cpu", is one to PyTorch."""
+    """True if a cast or move changes nothing. PyTorch moves from "cpu" to "cpu:0", which are equal here."""
     stays = device is None or device == owned.device or device.type == owned.device.type == "cpu"
     return stays and dtype in (None, owned.dtype)
 
@@ -189,22 +189,22 @@ def _norm(owned: OwnedTensor, gradient: OwnedGradient, target: Any, order: float
     return gradient.norm()
 
 
-def _mul(owned: OwnedTensor, gradient: OwnedGradient, target: Any, factor: Any) -> Any:
-    if target is not owned:
-        owned._refuse("multiplying by it")
-    gradient.scale(_number(owned, factor))
-    return owned
+def _scaling(verb: str, factor_of: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
+    def scale(owned: OwnedTensor, gradient: OwnedGradient, target: Any, number: Any) -> Any:
+        if target is not owned:
+            owned._refuse(f"{verb} by it")
+        gradient.scale(factor_of(_number(owned, number)))
+        return owned
+
+    return scale
 
 
-def _div(owned: OwnedTensor, gradient: OwnedGradient, target: Any, divisor: Any) -> Any:
-    if target is not owned:
-        owned._refuse("dividing by it")
-    gradient.scale(_number(owned, divisor).double().reciprocal())
-    return owned
+_mul = _scaling("multiplying", lambda factor: factor)
+_div = _scaling("dividing", lambda divisor: divisor.double().reciprocal())
 
 
 def _number(owned: OwnedTensor, factor: Any) -> torch.Tensor:
-    """[] on its device."""
+    """Returns the factor as [] on the gradient's device."""
     if isinstance(factor, DTensor):
         factor = factor.full_tensor()
     if not isinstance(factor, torch.Tensor):
@@ -216,7 +216,7 @@ def _number(owned: OwnedTensor, factor: Any) -> torch.Tensor:
 
 
 def _each(change: Callable[[torch.Tensor, Any], Any]) -> Callable[..., None]:
-    """What torch's functions do to a list of gradients, one by one."""
+    """Returns a function that changes a list of gradients one by one, as torch's foreach functions do."""
 
     def change_each(owned: OwnedTensor, gradient: OwnedGradient, targets: Any, factors: Any) -> None:
         for index, target in enumerate(targets):
@@ -232,7 +232,7 @@ def _unscale(
     found: torch.Tensor,
     inverse: torch.Tensor,
 ) -> None:
-    """As torch.amp.GradScaler does it: found is set to 1 where something is not finite."""
+    """Unscales gradients as torch.amp.GradScaler does. Sets `found` to 1 if a gradient is not finite."""
     finite = gradient.all_finite()
     others = [tensor for tensor in gradients if not isinstance(tensor, OwnedTensor)]
     if others:
@@ -263,7 +263,7 @@ _OF_GRADIENTS: dict[Any, Callable[..., Any]] = {
 
 
 def is_same(value: Any, other: Any) -> bool:
-    """Whether both are placeholders of one leaf of one model."""
+    """True if both are placeholders of one leaf of one model."""
     both = isinstance(value, OwnedTensor) and isinstance(other, OwnedTensor)
     return both and value._identity is other._identity
 

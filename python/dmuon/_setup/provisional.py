@@ -1,4 +1,4 @@
-"""A parameter of a model that was built on the meta device, as its modules show it between to_empty and Muon."""
+"""Provisional parameters of a model that was built on the meta device, from to_empty to Muon."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dmuon._setup.initial_values import InitialValues, is_random
 
 _aten = torch.ops.aten
 
-# Take shape, dtype and device of a tensor and none of its values.
+# Operations that read shape, dtype and device of a tensor, but none of its values.
 _LIKE = {
     getattr(_aten, name).default
     for name in (
@@ -30,20 +30,20 @@ _OVERWRITING = {
 
 
 class Desk:
-    """Where the parameter that is being initialised lies whole on every rank, until the next one's turn."""
+    """Holds the parameter under initialisation, whole on every rank, until the next one's turn."""
 
     def __init__(self) -> None:
         self.current: InitialValues | None = None
 
     def open(self, values: InitialValues, device: torch.device, with_values: bool) -> None:
-        """It is this one's turn. Collective, if values are to be brought."""
+        """Puts a parameter on the desk. Collective if its values are to come."""
         if self.current is not values:
             self.clear()
             values.open(device, with_values)
             self.current = values
 
     def clear(self) -> None:
-        """From now on every rank has what it keeps."""
+        """Empties the desk. Every rank stores its share of the parameter and frees the rest."""
         if self.current is not None:
             self.current.close()
         self.current = None
@@ -65,13 +65,16 @@ def _refusing(what: str) -> Any:
 
 
 class ProvisionalTensor(torch.Tensor):
-    """A parameter that is initialised as in one process, on all ranks alike, and kept by one of them or in shards.
+    """A parameter that all ranks initialise alike, as one process would. One rank stores it, or each a shard.
 
-    What overwrites it puts it on the desk: there it is whole on every rank, and everything works. Once another one
-    lies there, what is kept in shards is brought back by any use. Of a leaf, an in-place operation then runs at its
-    holder alone; a random one draws its numbers on every rank, so that random states advance alike; everything else
-    needs values that are elsewhere, and raises ValueError. Views are views of the same values; `empty_like`,
-    `randn_like` and their like give plain whole tensors.
+    An operation that overwrites the parameter puts it on the desk. There it is whole on every rank, and everything
+    works. Once another parameter lies there, any use brings a sharded one back. For a leaf:
+
+    - An in-place operation runs at the holder alone.
+    - A random one draws its numbers on every rank, so that random states advance alike.
+    - Every other operation raises ValueError, because the values are elsewhere.
+
+    Views share the values. `empty_like`, `randn_like` and similar functions return plain whole tensors.
     """
 
     _initial: InitialValues
@@ -81,7 +84,7 @@ class ProvisionalTensor(torch.Tensor):
     def __new__(
         cls, values: InitialValues, desk: Desk, device: torch.device, layout: torch.Tensor | None = None
     ) -> ProvisionalTensor:
-        """`device`: on which the values are, or would be; `layout`: of a view, on the meta device."""
+        """`device`: the device of the values. `layout`: the layout of a view, on the meta device."""
         like = values.base if layout is None else layout
         # torch leaves this function untyped.
         tensor: ProvisionalTensor = torch.Tensor._make_wrapper_subclass(
@@ -128,12 +131,12 @@ class ProvisionalTensor(torch.Tensor):
         return written[0] if len(func._schema.returns) == 1 else None
 
     def _overwrites(self, func: Any, num_operands: int) -> bool:
-        """Whether all of the parameter is new after it."""
+        """True if the operation overwrites all of the parameter."""
         is_whole = num_operands == 1 and self.numel() == self._initial.base.numel()
         return is_whole and func.overloadpacket in _OVERWRITING
 
     def _prepare(self, func: Any, num_operands: int, writes: bool) -> None:
-        """Puts the parameter on the desk where it can be; refuses what needs that where it cannot."""
+        """Puts the parameter on the desk if possible. Raises ValueError if the operation needs that and it is not."""
         values, desk = self._initial, self._desk
         if desk.current is values:
             return
@@ -155,7 +158,7 @@ class ProvisionalTensor(torch.Tensor):
 
     @property
     def data(self) -> ProvisionalTensor:
-        """As `detach`; assigning it copies values."""
+        """Same as `detach`. Assigning copies values."""
         return self._view(self._layout())
 
     @data.setter
@@ -173,9 +176,9 @@ class ProvisionalTensor(torch.Tensor):
 
 
 def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], first: ProvisionalTensor) -> Any:
-    """Runs an operation on the values; where these are not, for its shapes' sake, or to draw the same random numbers.
+    """Runs an operation on the values. Ranks without values run it for its shapes, or to draw the same numbers.
 
-    `first`: of the arguments, of which all provisional ones are of one parameter.
+    All provisional arguments belong to one parameter. `first` is the first of them.
     """
     draws = is_random(func)
     elsewhere = not draws and first._initial.base.is_meta
@@ -191,12 +194,12 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], first: Provis
         args, kwargs = tree_map(real, (args, kwargs))
         return func(*args, **kwargs)
     except NotImplementedError:
-        if not elsewhere:  # there, shapes that depend on values cannot be checked
+        if not elsewhere:  # ranks without values cannot check shapes that depend on values
             raise
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
-    """The arguments that an operation changes."""
+    """Yields the arguments that an operation changes."""
     for place, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[place] if place < len(args) else kwargs.get(argument.name)

@@ -1,4 +1,4 @@
-"""The ranks of a mesh as rows and columns, and this rank's own among them."""
+"""The ranks of a mesh as rows and columns, and this rank's place among them."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ logger = logging.getLogger("dmuon")
 
 _SLOW_S = 10.0  # as the engine's own watch
 _RANKS_NAMED = 8
-_num_calls: Counter[tuple[int, ...]] = Counter()  # of dedicate_params on a mesh
+_num_calls: Counter[tuple[int, ...]] = Counter()  # calls of dedicate_params, by the ranks of the mesh
 
 
 @dataclasses.dataclass(frozen=True)
 class Ranks:
-    """The mesh as R replicates (rows) of G shards (columns) of global ranks, and where this rank is in it."""
+    """The mesh as R replicates (rows) of G shards (columns) of global ranks, and this rank's place in it."""
 
     rows: tuple[tuple[int, ...], ...]
     replicate: int
     shard: int
     device_type: str
     timeout: datetime.timedelta | None
-    mesh_rows: tuple[tuple[int, ...], ...]  # the mesh as given; a 1-D one is one row even where it spans hosts
+    mesh_rows: tuple[tuple[int, ...], ...]  # the mesh as given: a 1-D mesh is one row even if it spans hosts
 
     @property
     def host_replicates(self) -> int:
-        """How many replicas the host framework keeps of its parameters."""
+        """Number of replicas that the host framework has of its parameters."""
         return len(self.mesh_rows)
 
     def as_one_node(self) -> Ranks:
-        """The same ranks in one row."""
+        """Returns the same ranks in one row."""
         return dataclasses.replace(self, rows=(self.everyone,), replicate=0, shard=self.slot)
 
     @property
@@ -89,24 +89,25 @@ class Ranks:
 
 
 def rows_of(table: torch.Tensor) -> tuple[tuple[int, ...], ...]:
-    """A mesh's table of ranks as rows; a 1-D one is one row."""
+    """Returns a mesh's table of ranks as rows. A 1-D table is one row."""
     return tuple(tuple(int(rank) for rank in row) for row in table.reshape(-1, table.shape[-1]))
 
 
 def resolve_ranks(mesh: DeviceMesh | None, model: nn.Module, timeout: datetime.timedelta | None) -> Ranks:
-    """The ranks of `mesh`. Collective over it.
+    """Returns the ranks of `mesh`. Collective over the mesh.
 
-    A 1-D mesh that spans hosts (LOCAL_WORLD_SIZE) has a row for each, so that weights and gradients travel in two
-    stages. One of more than two dimensions is flattened, and a timeout that is none or differs between ranks is left
-    out, so that all ranks can refuse it together (`check_mesh`, `check_timeout`, `agreement`).
+    A 1-D mesh that spans hosts (LOCAL_WORLD_SIZE) gets a row for each host, so that weights and gradients travel in two
+    stages. Bad arguments do not raise here, so that all ranks can refuse them together (`check_mesh`, `check_timeout`,
+    `agreement`). A mesh of more than two dimensions is flattened. A bad timeout, or one that differs between ranks,
+    becomes None.
 
     Args:
-        mesh: None means all ranks of the default process group, or this process alone where there is none.
-        model: says on which device the ranks meet, where the mesh does not.
-        timeout: of dmuon's process groups.
+        mesh: None means all ranks of the default process group, or this process alone if there is none.
+        model: its device is the device of the ranks if `mesh` is None.
+        timeout: the timeout of dmuon's process groups.
 
     Raises:
-        ValueError: `mesh` is no mesh, or does not hold this rank. Without a common mesh no other rank can hear of it.
+        ValueError: `mesh` is no mesh, or does not hold this rank. Without a common mesh no other rank can know.
     """
     if mesh is not None and not isinstance(mesh, DeviceMesh):
         raise ValueError(f"dedicate_params: mesh: expected a DeviceMesh or None, got {type(mesh).__name__}")
@@ -147,7 +148,7 @@ def check_mesh(mesh: DeviceMesh | None) -> None:
 
 
 def contradicted_by_names(mesh: DeviceMesh | None) -> str | None:
-    """The dimensions of a mesh with their roles, where a name says the other one; FSDP2 goes by position too."""
+    """Returns the dimensions of a mesh with their roles if a name contradicts its position. FSDP2 goes by position."""
     names = mesh.mesh_dim_names if mesh is not None else None
     if not names:
         return None
@@ -168,7 +169,7 @@ def check_timeout(timeout: object) -> None:
 
 
 def _milliseconds(timeout: object) -> int:
-    """0 for None; -1 for what is no timeout."""
+    """Returns milliseconds: 0 for None, -1 for a bad timeout."""
     if timeout is None:
         return 0
     if not isinstance(timeout, datetime.timedelta) or timeout.total_seconds() <= 0:
@@ -179,7 +180,7 @@ def _milliseconds(timeout: object) -> int:
 def _extremes(
     groups: Sequence[dist.ProcessGroup | None], device_type: str, numbers: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """The least and the largest of each number over all ranks of the mesh, whose dimensions' groups are given."""
+    """Returns the least and the largest of each number over all ranks. `groups` has one for each mesh dimension."""
     words = torch.tensor([*numbers, *(-number for number in numbers)], device=device_type)
     for group in groups:
         dist.all_reduce(words, op=dist.ReduceOp.MAX, group=group)
@@ -189,20 +190,20 @@ def _extremes(
 
 @contextlib.contextmanager
 def _watched(everyone: tuple[int, ...]) -> Iterator[None]:
-    """Inside, one rank warns of those that have not come: nobody else watches before dmuon has groups of its own."""
+    """Lets one waiting rank warn of ranks that have not come. Before dmuon has groups, the engine's Watch cannot."""
     store, here = dist.distributed_c10d._get_default_store(), dist.get_rank()
     _num_calls[everyone] += 1
     key = f"dmuon: dedicate_params {zlib.crc32(repr(everyone).encode())} {_num_calls[everyone]}"
     try:
         store.set(f"{key} {here}", "here")
-    except RuntimeError:  # of one that keeps nothing, beside torch's fake process groups
+    except RuntimeError:  # the store of torch's fake process groups stores nothing
         yield
         return
 
     def warn() -> None:
-        # A connection of its own: the first collective of a group may hold the other one until all ranks have come.
+        # A connection of its own: a group's first collective may hold the other connection until all ranks have come.
         own = store.clone() if hasattr(store, "clone") else store
-        if own.check([f"{key} {rank}" for rank in everyone]) or own.add(f"{key} told", 1) != 1:
+        if own.check([f"{key} {rank}" for rank in everyone]) or own.add(f"{key} warned", 1) != 1:
             return
         if missing := [rank for rank in everyone if not own.check([f"{key} {rank}"])]:
             logger.warning(
@@ -223,11 +224,11 @@ def _watched(everyone: tuple[int, ...]) -> Iterator[None]:
 
 
 def _level(most: int, known: int) -> None:
-    """Lets this process know as many groups as the rank that knows most.
+    """Adds groups until this process knows as many as the rank that knows most.
 
-    Makes `new_group(use_local_synchronization=True)` give one name on all ranks: PyTorch hashes into that name how
-    many groups the process knows, and waits for ever where ranks know different numbers (a rank of its own group, say).
-    Groups of one rank, which cost nothing, make up the difference.
+    `new_group(use_local_synchronization=True)` hashes the number of known groups into the group's name. If ranks know
+    different numbers, for instance because one made a group of its own, their names differ and they wait for ever.
+    Groups of one rank make up the difference, at no cost.
     """
     if not known:
         logger.warning(
@@ -239,7 +240,7 @@ def _level(most: int, known: int) -> None:
 
 
 def _hosts(row: tuple[int, ...], local_size: int) -> tuple[tuple[int, ...], ...]:
-    """A row by host, where it holds equally many of each, more than one, and they follow each other."""
+    """Divides a row by host if each host has equally many ranks, more than one, which follow each other."""
     if local_size <= 1:
         return (row,)
     blocks = tuple(tuple(block) for _, block in itertools.groupby(row, lambda rank: rank // local_size))
@@ -254,7 +255,7 @@ def _local_world_size() -> int:
 
 
 def _device_type(model: nn.Module) -> str:
-    """Where the model lies or will lie."""
+    """Returns the device type on which the model lies or will lie."""
     if dist.is_initialized() and dist.get_backend() == "nccl":
         return "cuda"
     first = next(model.parameters(), None) if isinstance(model, nn.Module) else None

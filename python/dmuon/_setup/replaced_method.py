@@ -1,4 +1,4 @@
-"""A method that one module has instead of its class's."""
+"""A method of one module in place of its class's."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch.nn as nn
 
 
 class ReplacedMethod:
-    """From now on `module.name(...)` is `method(module, ...)`, until `remove`."""
+    """Makes `module.name(...)` call `method(module, ...)`, until `remove`."""
 
     def __init__(self, module: nn.Module, name: str, method: Callable[..., Any]) -> None:
-        # Weakly: a module that is taken out of a model goes at once.
+        # Weakly: a module that the user removes from a model is freed at once.
         self._module, self._name, self._method = weakref.ref(module), name, method
         module.__dict__[name] = self
 
@@ -21,6 +21,6 @@ class ReplacedMethod:
         return self._method(self._module(), *args, **kwargs)
 
     def remove(self) -> None:
-        """The class's method returns."""
+        """Restores the class's method."""
         if (module := self._module()) is not None:
             module.__dict__.pop(self._name, None)

@@ -1,4 +1,4 @@
-"""Who updates a parameter, Muon or AdamW, and why."""
+"""Routing: decides for every parameter whether Muon or AdamW updates it, and why."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from dmuon.views import View, matrix
 
 Select = Callable[[str, nn.Module, nn.Parameter], bool | View | Sequence[View] | None]
 
-# What dedicate_params keeps of a model, in the model's own __dict__ so that both are freed together.
+# The key of a model's Dedication in the model's own __dict__, so that both are freed together.
 DEDICATION = "_dmuon_dedication"
-_DEDICATES = "dedicate_params"  # the function that takes leaves; the others only look at them
+_DEDICATES = "dedicate_params"  # the function that takes leaves out; others only read them
 
 
 def _check_model(parameters: list[Leaf], model: nn.Module, function: str) -> None:
@@ -52,7 +52,7 @@ def _check_hooks(entry: Leaf) -> None:
 
 
 def _ask(select: Select, entry: Leaf) -> tuple[tuple[View, ...], str] | None:
-    """The user's choice; None: by the rule."""
+    """Returns the user's choice and its reason, or None to go by the rule."""
     try:
         answer = select(entry.name, entry.places[0].module, entry.parameter)
     except Exception as error:  # the user's own
@@ -83,15 +83,16 @@ def _ask(select: Select, entry: Leaf) -> tuple[tuple[View, ...], str] | None:
 
 
 def route(model: nn.Module, select: Select | None, function: str = _DEDICATES) -> tuple[list[Leaf], RoutingTable]:
-    """The leaves to dedicate, in module order, and the table of all parameters.
+    """Returns the leaves to dedicate, in module order, and the table of all parameters.
 
     Args:
-        model: not dedicated yet.
+        model: a model that is not dedicated yet.
         select: the user's choice.
-        function: whose argument `model` is.
+        function: the caller's name, for messages.
 
     Raises:
-        ValueError: the model cannot be dedicated, or `select` or `views.by_class` chose what cannot be orthogonalised.
+        ValueError: the model cannot be dedicated, or `select` or `views.by_class` chose a parameter that Muon cannot
+            orthogonalise.
     """
     parameters = find_parameters(model)
     _check_model(parameters, model, function)

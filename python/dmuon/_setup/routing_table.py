@@ -1,4 +1,4 @@
-"""The table that says of every parameter who updates it, and why."""
+"""The table of all parameters: which algorithm updates each, and why."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ _MOST_NAMED = 5  # classes
 
 @dataclasses.dataclass(frozen=True)
 class Route:
-    """One row of the routing table; `owner`, a slot of the mesh, and `unit` are known once Muon has planned."""
+    """One row of the routing table. `owner`, a slot of the mesh, and `unit` are None until Muon has planned."""
 
     name: str
     shape: tuple[int, ...]
     algorithm: str
     why: str
-    owner: int | tuple[int, ...] | None = None  # several where their matrices are divided
+    owner: int | tuple[int, ...] | None = None  # several if the matrices are divided
     unit: str | None = None
-    views: tuple[View, ...] = ()  # what Muon orthogonalises of it, one after the other
-    unknown: str | None = None  # the class of its module, where AdamW has it only because no rule knows that class
-    misfit: bool = False  # AdamW has it only because of its dtype
+    views: tuple[View, ...] = ()  # the matrices that Muon orthogonalises, one view after the other
+    unknown: str | None = None  # its module's class, if AdamW updates it only because no rule knows that class
+    misfit: bool = False  # True if AdamW updates it only because of its dtype
 
 
 class RoutingTable(tuple[Route, ...]):
-    """A row for each parameter; prints as a table, with Muon's share of the weights and a note under it."""
+    """A row for each parameter. Prints as a table, with Muon's share of the weights and a note below."""
 
     note: str
 
     def __new__(cls, rows: Iterable[Route] = (), note: str = "") -> RoutingTable:
-        """`note` is printed at the end."""
+        """`note` prints at the end."""
         table = super().__new__(cls, rows)
         table.note = note
         return table
@@ -69,7 +69,7 @@ class RoutingTable(tuple[Route, ...]):
         return f"Muon updates {sizes['muon'] / max(total, 1):.1%} of {total:,} trainable weights, AdamW the others"
 
     def doubts(self) -> Iterator[str]:
-        """What of it may be meant otherwise."""
+        """Yields warnings of rows that the user may not intend."""
         if left := self._left_out():
             yield (
                 f"AdamW updates {left}: no rule takes anything of such modules. If these hold matrices, say so of the "
@@ -85,7 +85,7 @@ class RoutingTable(tuple[Route, ...]):
             )
 
     def _left_out(self) -> str | None:
-        """Of which classes AdamW has many weights, all together, only because no rule knows them; None: not many."""
+        """Lists classes that no rule knows, if AdamW therefore updates many weights of these together; else None."""
         total = sum(math.prod(route.shape) for route in self if route.algorithm != "frozen")
         unknown: dict[str, list[Route]] = {}
         for route in self:
@@ -105,7 +105,7 @@ class RoutingTable(tuple[Route, ...]):
 
 
 def with_frozen(table: RoutingTable, model: nn.Module) -> Iterator[Route]:
-    """The rows of a table, such that what was frozen since is nobody's."""
+    """Yields the rows of a table. Marks parameters as frozen that were frozen since."""
     frozen = {clean_name(name) for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad}
     for row in table:
         is_frozen = row.algorithm == "adamw" and row.name in frozen

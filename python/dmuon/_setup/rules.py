@@ -1,4 +1,4 @@
-"""The default routing: what Muon takes by itself."""
+"""The default routing: the parameters that Muon updates without `select`."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from dmuon._setup.leaf import Leaf
 from dmuon._setup.place import Place, clean_name
 from dmuon.views import View
 
-_WORD = re.compile("[A-Z]?[a-z]+|[A-Z]+(?![a-z])")  # of a snake_case or CamelCase name
+_WORD = re.compile("[A-Z]?[a-z]+|[A-Z]+(?![a-z])")  # a word in a snake_case or CamelCase name
 _EMBEDDING_WORDS = ("emb", "wte", "wpe")
-_NO_EXPERTS = (nn.Conv1d, nn.ConvTranspose1d, nn.Bilinear)  # 3-D for another reason, whatever they are called
-# What weight_norm, spectral_norm and pruning add to the name of the weight that they compute.
+_NO_EXPERTS = (nn.Conv1d, nn.ConvTranspose1d, nn.Bilinear)  # 3-D for another reason, whatever their names
+# The endings that weight_norm, spectral_norm and pruning add to the name of the weight that they compute.
 _COMPUTED_FROM = re.compile("(.+)_(g|v|orig)")
 
 
 class Rules:
-    """The rules for one model; the same on all ranks."""
+    """The rules for one model, equal on all ranks."""
 
     def __init__(self, model: nn.Module, function: str) -> None:
         """Looks for embeddings and heads.
 
         Raises:
-            ValueError: `dmuon.views.by_class` holds what it cannot; names `function`.
+            ValueError: `dmuon.views.by_class` has a bad entry. Names `function`.
         """
         self._by_class = f"{function}: views.by_class"
         for key, rule in views.by_class.items():
@@ -48,7 +48,7 @@ class Rules:
         self._heads = find_heads(model, self._embeddings.values())
 
     def decide(self, entry: Leaf) -> tuple[tuple[View, ...], str, str | None]:
-        """What Muon orthogonalises of a fit parameter, why, and the class of its module if no rule knows that."""
+        """Returns a fit parameter's views, none for AdamW; why; and its module's class if no rule knows the class."""
         parameter, place = entry.parameter, entry.places[0]
         if parameter.ndim < 2:
             return (), f"{parameter.ndim}-D", None
@@ -70,7 +70,7 @@ class Rules:
         return (), f"no rule for {unknown.__name__}{dimensions}", _qualified(unknown)
 
     def _no_matrix(self, entry: Leaf) -> str | None:
-        """Why a parameter is AdamW's, whatever holds it."""
+        """Returns a reason why AdamW updates a parameter in a module of any class, or None."""
         if id(entry.parameter) in self._embeddings:
             return "embedding" if len(entry.places) == 1 else "tied to an embedding"
         if any(_is_computed_from(place) for place in entry.places):
@@ -78,7 +78,7 @@ class Rules:
         return self._heads.get(id(entry.parameter))
 
     def _views(self, entry: Leaf, place: Place) -> tuple[tuple[View, ...], str] | None:
-        """What the class of the module says of the parameter there; None: nothing."""
+        """Returns the views by the module's class, and why. None if the class has no rule for the parameter."""
         parameter, attribute = entry.parameter, place.attribute
         for cls in type(place.module).__mro__:
             rule = views.by_class.get(cls, views.by_class.get(_qualified(cls)))
@@ -103,8 +103,8 @@ class Rules:
 
 
 def unfit_entries(model: nn.Module) -> list[str]:
-    """What a user has put into `dmuon.views.by_class` that no module, or no parameter of such modules, fits."""
-    names: dict[type | str, set[str]] = {}  # of the parameters, by class
+    """Returns the user's entries of `dmuon.views.by_class` that fit no module, or no parameter of such modules."""
+    names: dict[type | str, set[str]] = {}  # names of parameters, by class
     for module in model.modules():
         for cls in type(module).__mro__:
             for key in (cls, _qualified(cls)):
@@ -129,7 +129,7 @@ def _qualified(cls: type) -> str:
 
 
 def _is_computed_from(place: Place) -> bool:
-    """Whether the module computes a weight from what stands there, as weight_norm does of g and v."""
+    """True if the module computes a weight from the parameter there, as weight_norm does from g and v."""
     if isinstance(place.module, ParametrizationList):
         return True
     found = _COMPUTED_FROM.fullmatch(place.attribute)
@@ -137,7 +137,7 @@ def _is_computed_from(place: Place) -> bool:
 
 
 def _is_of_experts(place: Place) -> bool:
-    """By the name of the module's class or of the module itself, as mixtures of experts have it."""
+    """True if the module's name, or its class's name, is one of experts."""
     names = (type(place.module).__name__, clean_name(place.path).rpartition(".")[2])
     return any("expert" in name.lower() for name in names) and not isinstance(place.module, _NO_EXPERTS)
 
@@ -147,7 +147,7 @@ def _holds_experts(place: Place) -> bool:
 
 
 def _names_embedding(name: str) -> bool:
-    """By a word that begins or ends as embeddings' do: "tok_embs" and "posEmb", not "ensemble"."""
+    """True if a word of the name begins or ends as embeddings' names do: "tok_embs" and "posEmb", not "ensemble"."""
     words = [word.lower().removesuffix("s") for word in _WORD.findall(name)]
     return any(
         "embed" in word or word.startswith(_EMBEDDING_WORDS) or word.endswith(_EMBEDDING_WORDS) for word in words

@@ -1,4 +1,4 @@
-"""Weights that every rank has whole must be the same on all: of what differs, ranks would train a mixture."""
+"""Checks that whole weights are equal on all ranks, because ranks would else train a mixture."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from dmuon._setup.shown import listed
 _NAMED = 3  # parameters in a message
 _RANKS_NAMED = 8  # of each
 
-Checksums = dict[str, torch.Tensor | None]  # [] by the name of the parameter; None: of what this rank does not have
+Checksums = dict[str, torch.Tensor | None]  # [] by the parameter's name; None if this rank does not have its values
 
 _NOT_HERE = torch.iinfo(torch.int64).min
 
 
 def checksums(model: nn.Module, dedication: Dedication) -> Checksums:
-    """Checksums of all that every rank has whole: leaves, and what no fully_shard manages, frozen too. Sends nothing.
+    """Returns checksums of the values that every rank has whole. Sends nothing.
 
-    Of a model that was built on the meta device what was done to each parameter is compared (`MetaStart.facts`), and
-    what nobody has initialised yet differs between ranks.
+    Covers leaves, and parameters that no fully_shard manages, frozen ones too. For a model that was built on the meta
+    device, ranks compare the history of each parameter instead (`MetaStart.facts`): values that nobody has initialised
+    yet differ between ranks.
     """
     if dedication.ranks.size == 1 or dedication.across_ranks.sync_from_rank0:
         return {}
@@ -39,21 +40,21 @@ def checksums(model: nn.Module, dedication: Dedication) -> Checksums:
     for leaf in dedication.leaves if dedication.ranks.num_replicates > 1 else ():
         for column in range(leaf.num_columns) if leaf.num_columns > 1 else ():
             sums[f"{leaf.name} of column {column}"] = checksum(leaf.local()) if column == shard else None
-    return sums
+    return {name: None if value is None else value.cpu() for name, value in sums.items()}
 
 
 def require_same_values(ranks: Ranks, found: Checksums) -> None:
-    """Collective, one message over the host, unless `found` is empty.
+    """Compares checksums. Collective, one message over the host, unless `found` is empty.
 
     Raises:
-        ValueError: on all ranks, where some have other values than the rest.
+        ValueError: on all ranks, if values differ between ranks.
     """
     if not found:
         return
     absent = torch.tensor(_NOT_HERE, device="cpu")
-    sums = torch.stack([absent if value is None else value.cpu() for value in found.values()])
-    complements = torch.stack([absent if value is None else ~value.cpu() for value in found.values()])
-    words = torch.cat([sums, complements])  # the complement turns the order round, and overflows nowhere
+    sums = torch.stack([absent if value is None else value for value in found.values()])
+    complements = torch.stack([absent if value is None else ~value for value in found.values()])
+    words = torch.cat([sums, complements])  # the complement reverses the order and never overflows
     dist.all_reduce(words, dist.ReduceOp.MAX, group=verdict_group(ranks))
     largest, least = words[: len(sums)], ~words[len(sums) :]
     differing = (largest != least).nonzero().flatten()
@@ -62,15 +63,15 @@ def require_same_values(ranks: Ranks, found: Checksums) -> None:
     first = differing[:_NAMED].tolist()
     of_all = all_gather(ranks, sums[first].tolist())  # by slot
     names = list(found)
-    told = []
+    named = []
     for place, index in enumerate(first):
         here = {rank: own[place] for rank, own in zip(ranks.everyone, of_all, strict=True) if own[place] != _NOT_HERE}
         others = [rank for rank, own in here.items() if own != next(iter(here.values()))]
-        told.append(f"'{names[index]}' (on ranks {listed([*map(str, others)], _RANKS_NAMED)})")
-    told += ["more"] if len(differing) > _NAMED else []
+        named.append(f"'{names[index]}' (on ranks {listed([*map(str, others)], _RANKS_NAMED)})")
+    named += ["more"] if len(differing) > _NAMED else []
     raise ValueError(
         f"Muon: model: {len(differing)} of {len(found)} parameters have other values than on the first rank that has "
-        f"them, so that what is trained would be a mixture: {', '.join(told)}. "
+        f"them, so that what is trained would be a mixture: {', '.join(named)}. "
         "Expected: the same values on every rank, by one seed or a checkpoint that every rank loads. Or "
         "dedicate_params(sync_from_rank0=True), which takes the first rank's: where it alone has loaded a checkpoint, "
         "or where values are to be loaded after Muon."

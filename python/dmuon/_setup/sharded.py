@@ -1,4 +1,4 @@
-"""Models that are under fully_shard when dedicate_params is called, as some trainers hand them over."""
+"""Models that are under fully_shard before dedicate_params, as some trainers build them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from dmuon._setup.ranks import Ranks, rows_of
 
 
 def mesh_and_policy_of(model: nn.Module) -> tuple[DeviceMesh | None, MixedPrecisionPolicy | None]:
-    """What `fully_shard` was given, None where it was not called; the policy that most modules have."""
+    """Returns the mesh of `fully_shard` and the policy of most modules, or None if `fully_shard` was not called."""
     if not isinstance(model, nn.Module):
-        return None, None  # for others to refuse
+        return None, None  # `plain_module` refuses it
     managed = managed_by_fsdp(model)
     parameters: Iterator[Any] = (
         parameter for m in model.modules() for name, parameter in m._parameters.items() if (m, name) in managed
@@ -31,7 +31,7 @@ def mesh_and_policy_of(model: nn.Module) -> tuple[DeviceMesh | None, MixedPrecis
 
 
 def check_sharded(leaves: Sequence[Leaf], model: nn.Module, ranks: Ranks) -> None:
-    """Raises ValueError where a leaf cannot leave its `fully_shard`."""
+    """Raises ValueError if a leaf cannot leave its `fully_shard`."""
     sharded = [leaf for leaf in leaves if isinstance(leaf.parameter, DTensor)]
     if sharded and any(getattr(state, "_is_root", None) is not None for state in _states(model)):
         raise ValueError(
@@ -63,28 +63,28 @@ def check_sharded(leaves: Sequence[Leaf], model: nn.Module, ranks: Ranks) -> Non
 
 
 def managed_by_fsdp(model: nn.Module) -> Managed:
-    """Modules and names of the parameters that `fully_shard` manages."""
+    """Returns modules and names of the parameters that `fully_shard` manages."""
     return {key for state in _states(model) for group in param_groups(state) for key in map(_key, group.fsdp_params)}
 
 
 def release(leaves: Sequence[Leaf], model: nn.Module) -> None:
-    """Takes leaves, which `check_sharded` has seen, out of the groups in which `fully_shard` manages parameters.
+    """Removes leaves, which passed `check_sharded`, from the groups in which `fully_shard` manages parameters.
 
-    It is left as if it had never seen them. A leaf keeps its DTensor, for owners to take.
+    Afterwards `fully_shard` is as if it had never seen them. A leaf still has its DTensor, which owners will read.
     """
     taken = {(place.module, place.attribute) for leaf in leaves for place in leaf.places}
     for state in _states(model):
         for group in param_groups(state):
             group.fsdp_params = [parameter for parameter in group.fsdp_params if _key(parameter) not in taken]
-        kept = [group for group in param_groups(state) if group.fsdp_params]
+        rest = [group for group in param_groups(state) if group.fsdp_params]
         if hasattr(state, "_fsdp_param_groups"):
-            state._fsdp_param_groups = kept
-        else:  # PyTorch has one at most, before 2.11
-            state._fsdp_param_group = kept[0] if kept else None
+            state._fsdp_param_groups = rest
+        else:  # before 2.11 PyTorch has at most one group
+            state._fsdp_param_group = rest[0] if rest else None
 
 
 def fsdp_modules(model: nn.Module) -> list[FSDPModule]:
-    """The modules of `model` under fully_shard."""
+    """Returns the modules of `model` under fully_shard."""
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
@@ -93,7 +93,7 @@ def _states(model: nn.Module) -> Iterator[Any]:
 
 
 def param_groups(state: Any) -> list[Any]:
-    """The groups in which FSDP2 manages the parameters of a module; `state` is the module's."""
+    """Returns the groups in which FSDP2 manages the parameters of a module with this state."""
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     return [group for group in [state._fsdp_param_group] if group is not None]

@@ -1,4 +1,4 @@
-"""What a message says it got: in a few words, whatever a user has passed."""
+"""Descriptions, in a few words, of the values that users passed, for messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MOST = 80  # characters
 
 
 def shown(value: object) -> str:
-    """A tensor by its shape and a module by its class, in tuples and lists too; anything else as it prints, cut off."""
+    """Describes a tensor by its shape and a module by its class, in tuples and lists too. Cuts other texts off."""
     if isinstance(value, torch.Tensor):
         return f"a {type(value).__name__} of shape {tuple(value.shape)}"
     if isinstance(value, nn.Module):
@@ -25,6 +25,6 @@ def shown(value: object) -> str:
 
 
 def listed(items: Sequence[str], most: int, between: str = ", ") -> str:
-    """The first items and the number of the others, such as "a, b and 3 more"."""
+    """Returns the first items and the number of the others, such as "a, b and 3 more"."""
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return between.join(items[:most]) + more

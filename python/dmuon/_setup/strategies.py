@@ -1,4 +1,4 @@
-"""The strategies by which owners are chosen, by name."""
+"""The names of the strategies that choose owners."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MILP = "milp"  # the only one that is not in C++: SciPy solves it, see _planning
 
 
 def strategies() -> list[str]:
-    """All names; the default comes first."""
+    """Returns all names. The default comes first."""
     return [*_plan.strategy_names(), MILP]
 
 

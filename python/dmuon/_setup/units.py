@@ -1,4 +1,4 @@
-"""Which module's hooks move a leaf."""
+"""Units: modules whose hooks move their leaves."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from dmuon._setup.place import clean_name
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """A module whose hooks move `leaves` (indices in module order, ascending) together; there may be none."""
+    """A module whose hooks move `leaves` together: ascending indices in module order, maybe none."""
 
-    name: str  # in the model without wrappers
+    name: str  # path in the model without wrappers
     module: nn.Module
     leaves: tuple[int, ...]
-    host: bool = False  # fully_shard manages parameters in it, so that no rank may skip it by itself
+    host: bool = False  # fully_shard manages parameters in it, so no rank may skip it alone
 
     @property
     def label(self) -> str:
-        """Its name where people read it."""
+        """The name for people."""
         return self.name or "(root)"
 
 
 def _path_to_unit(root: nn.Module, path: str) -> str:
-    """The path of the unit of a parameter that sits in the module at `path`.
+    """Returns the path of the unit that holds the parameters of the module at `path`.
 
-    The innermost FSDPModule below the root; else the outermost item of a ModuleList or Sequential; else
-    the module itself.
+    The unit is the innermost FSDPModule below the root. Without one, it is the outermost item of a ModuleList or
+    Sequential. Without that, it is the module itself.
     """
     names = path.split(".") if path else []
     prefixes = [".".join(names[:depth]) for depth in range(len(names) + 1)]
@@ -46,7 +46,7 @@ def _path_to_unit(root: nn.Module, path: str) -> str:
 
 
 def _with_forward(root: nn.Module, path: str) -> str:
-    """`path`, or its closest ancestor that is called: hooks of a bare container never run."""
+    """Returns `path` or its closest ancestor that is called: hooks of a bare container never run."""
     containers = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
     while path:
         parent = path.rpartition(".")[0]
@@ -65,8 +65,8 @@ def find_units(root: nn.Module, module_paths: list[list[str]]) -> list[Unit]:
 
     Args:
         root: the model.
-        module_paths: for each leaf a path of every module that holds it. A leaf tied across units, or in a module
-            that several units share, belongs to their lowest common ancestor.
+        module_paths: for each leaf, the path of every module that holds it. A leaf belongs to the lowest common
+            ancestor of these units if it is tied across units, or if units share its module.
     """
     aliases: dict[nn.Module, list[str]] = {}
     for path, module in root.named_modules(remove_duplicate=False):
@@ -75,7 +75,7 @@ def find_units(root: nn.Module, module_paths: list[list[str]]) -> list[Unit]:
     for leaf, paths in enumerate(module_paths):
         everywhere = [alias for path in paths for alias in aliases[root.get_submodule(path)]]
         found = [_path_to_unit(root, path) for path in everywhere]
-        # A unit that is used in several places is one.
+        # A unit that stands in several places counts once.
         units = {root.get_submodule(path): path for path in reversed(found)}
         levels = zip(*(path.split(".") for path in units.values()), strict=False)
         common = itertools.takewhile(lambda names: len(set(names)) == 1, levels)
@@ -83,7 +83,7 @@ def find_units(root: nn.Module, module_paths: list[list[str]]) -> list[Unit]:
         members.setdefault(path, []).append(leaf)
     order = {name: place for place, (name, _) in enumerate(root.named_modules(remove_duplicate=False))}
     host = _host_paths(root)
-    # Those without leaves come last: plans know the others by their places.
+    # Units without leaves come last: plans know the others by their index.
     paths = [*sorted(members, key=order.__getitem__), *sorted(host - members.keys(), key=order.__getitem__)]
     return [
         Unit(clean_name(path), root.get_submodule(path), tuple(members.get(path, ())), path in host) for path in paths
@@ -91,16 +91,16 @@ def find_units(root: nn.Module, module_paths: list[list[str]]) -> list[Unit]:
 
 
 def _host_paths(root: nn.Module) -> set[str]:
-    """Of the modules, blocks mostly, in which `fully_shard` manages parameters."""
+    """Returns the paths of units, mostly blocks, in which `fully_shard` manages parameters."""
     found = set()
     for path, module in root.named_modules():
         if any(isinstance(parameter, DTensor) for parameter in module.parameters(recurse=False)):
             unit = _with_forward(root, _path_to_unit(root, path))
             alone = unit == path and not isinstance(module, FSDPModule) and not _is_item(root, path)
-            found.add("" if alone else unit)  # what stands alone in the model, its head say, is the root's
+            found.add("" if alone else unit)  # a module alone in the model, such as the head, belongs to the root
     return found
 
 
 def _is_item(root: nn.Module, path: str) -> bool:
-    """Whether the module is one of a list."""
+    """True if the module is an item of a list."""
     return isinstance(root.get_submodule(path.rpartition(".")[0]), nn.ModuleList | nn.Sequential)

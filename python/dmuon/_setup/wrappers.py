@@ -1,4 +1,4 @@
-"""What trainers put around a model. Their classes are known by name, so that nothing of theirs is imported."""
+"""Wrappers that trainers put around a model. They are known by the names of their classes, so nothing is imported."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from typing import Any
 
 import torch.nn as nn
 
-# Where torch.compile, and Lightning Fabric, which has two, keep the module that they were given.
+# The attributes in which torch.compile (one) and Lightning Fabric (two) store the module that they wrap.
 _INSIDE = ("_orig_mod", "_original_module")
 _FORWARD = ("_orig_mod", "_forward_module")
-# They copy or cut parameters by themselves.
+# Wrappers that copy or cut parameters by themselves.
 _REFUSED = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel")
 
 
 def unwrapped(model: Any) -> Any:
-    """The module inside of wrappers that leave its parameters alone; what is none, itself."""
+    """Returns the module inside of wrappers that do not change its parameters, or the model itself."""
     while (inner := _child(model, _INSIDE)) is not None:
         model = inner
     return model
 
 
 def refused_wrapper(model: Any) -> str | None:
-    """The name of the class of a wrapper, around the model or inside of another wrapper, under which none can train."""
+    """Returns the class name of a wrapper, at any depth, under which no model can train; None if there is none."""
     while isinstance(model, nn.Module):
         for name in _REFUSED:
             if any(base.__name__ == name for base in type(model).__mro__):
@@ -31,6 +31,6 @@ def refused_wrapper(model: Any) -> str | None:
 
 
 def _child(model: Any, names: tuple[str, ...]) -> nn.Module | None:
-    # Not by getattr: wrappers pass what they do not have on to the module inside.
+    # Not by getattr, which wrappers answer with the attribute of the module inside.
     children = model._modules if isinstance(model, nn.Module) else {}
     return next((child for name in names if (child := children.get(name)) is not None), None)

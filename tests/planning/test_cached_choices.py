@@ -1,4 +1,4 @@
-"""What the tuner has chosen is kept: by setting, whole at any moment, and for Muon to take."""
+"""Choices of the tuner are cached by setting, in a file that is whole at any moment, and Muon reads them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 from dmuon._planning import choices
-from dmuon._planning.choices import keep, kept
+from dmuon._planning.choices import cached, store
 from tuning_machine import SETTING, WIDE, result_of, tuned
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -60,16 +60,16 @@ def test_a_damaged_or_foreign_file_is_told_once_and_tuned_again(machine, tmp_pat
 
 def test_of_a_file_with_a_damaged_row_the_others_count_and_stay(tmp_path, caplog):
     for cols in (5, 6, 7):
-        keep(result_of(24, cols), SETTING)
+        store(result_of(24, cols), SETTING)
     file = kept_file(tmp_path)
     content = json.loads(file.read_text())
     content["choices"][1]["form"] = "FAST"
     file.write_text(json.dumps(content))
-    assert kept(SETTING).keys() == {(24, 5), (24, 7)}
+    assert cached(SETTING).keys() == {(24, 5), (24, 7)}
     (warning,) = [record for record in caplog.records if record.name == "dmuon"]
     assert "1 tuned choices are not read from" in warning.getMessage()
-    keep(result_of(24, 8), SETTING)
-    assert kept(SETTING).keys() == {(24, 5), (24, 7), (24, 8)}
+    store(result_of(24, 8), SETTING)
+    assert cached(SETTING).keys() == {(24, 5), (24, 7), (24, 8)}
     assert len(caplog.records) == 1
 
 
@@ -98,7 +98,7 @@ def forked(work):
 
 def keep_many(first, count, writes):
     for cols in range(first, first + count):
-        keep(result_of(7, cols), SETTING)
+        store(result_of(7, cols), SETTING)
         os.write(writes, b"x")
 
 
@@ -112,11 +112,11 @@ def test_a_process_killed_at_any_moment_leaves_all_that_it_had_kept(tmp_path, ca
         os.waitpid(child, 0)
         told = 1 + len(os.read(reads, 1 << 16))
         os.close(reads)
-        found = kept(SETTING)
+        found = cached(SETTING)
         assert {(7, cols) for cols in range(1, first + told)} <= found.keys()
         assert all(one == result_of(*one[1:3]) for one in found.values())
         first = max(cols for _, cols in found) + 1
-    keep(result_of(7, first), SETTING)
+    store(result_of(7, first), SETTING)
     assert len(list((tmp_path / "tuned").iterdir())) == 1
     assert not [record for record in caplog.records if record.name == "dmuon"]
 
@@ -126,7 +126,7 @@ def test_two_processes_at_once_lose_nothing():
     for child, reads in children:
         os.waitpid(child, 0)
         os.close(reads)
-    assert kept(SETTING).keys() == {(7, first + at) for first in (1, 101, 201) for at in range(30)}
+    assert cached(SETTING).keys() == {(7, first + at) for first in (1, 101, 201) for at in range(30)}
 
 
 def test_muon_takes_what_is_kept_of_its_shapes_alone_and_says_so(caplog):
@@ -134,10 +134,10 @@ def test_muon_takes_what_is_kept_of_its_shapes_alone_and_says_so(caplog):
 
     alone = Ranks(((0,),), 0, 0, "cpu", None, ((0,),))
     muon = {"ns_coefficients": "polar_express", "ns_steps": 5, "ns_dtype": torch.float32}
-    keep(result_of(24, 96), SETTING)
-    keep(result_of(30, 30), SETTING)
+    store(result_of(24, 96), SETTING)
+    store(result_of(30, 30), SETTING)
     with caplog.at_level("INFO", "dmuon"):
-        found = choices.kept_choices(alone, {WIDE, (1, 5, 5)}, muon, SETTING.device)
+        found = choices.cached_choices(alone, {WIDE, (1, 5, 5)}, muon, SETTING.device)
     assert found.rows() == [(24, 96, "cpu", "DIRECT", False, 0)]
     assert "1 of 2 shapes are orthogonalised as `dmuon tune` has chosen" in caplog.text
-    assert choices.kept_choices(alone, {WIDE}, {**muon, "ns_steps": 4}, SETTING.device).choices == {}
+    assert choices.cached_choices(alone, {WIDE}, {**muon, "ns_steps": 4}, SETTING.device).choices == {}
