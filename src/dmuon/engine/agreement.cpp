@@ -56,7 +56,7 @@ core::Vector<core::ParameterIndex, bool> agree(wire::Group& group, const Agreeme
     words[kParametersAt + parameter.value()] = input.has_gradient[parameter] ? 1 : 0;
   at::Tensor along = message.narrow(0, along_at, num_along);
   if (num_along > 0) {
-    // What a maximum makes of a NaN is the backend's choice.
+    // A backend chooses the maximum of a NaN.
     constexpr double kInfinity = std::numeric_limits<double>::infinity();
     along.copy_(at::where(at::isfinite(input.words), input.words, kInfinity));
   }

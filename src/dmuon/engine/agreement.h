@@ -9,14 +9,14 @@
 
 namespace dmuon::engine {
 
-/// What one rank's host brings to the agreement of a step.
+/// The contribution of one rank's host to the agreement of a step.
 struct AgreementInput {
   std::uint64_t issued = 0;    ///< the hash of all operations that this rank has issued
   std::uint32_t settings = 0;  ///< the digest of what must be equal, hyperparameters say
-  /// Whether this rank had a gradient of the parameter since it was cleared.
+  /// True if this rank had a gradient of the parameter since it was cleared.
   core::Vector<core::ParameterIndex, bool> has_gradient;
   /// [any] fp64 of the host's memory, not below 0, each 0 but at one rank; may be undefined. They
-  /// travel along: every rank ends with all of them. What is not finite arrives as infinity.
+  /// travel along: every rank ends with all of them. Words that are not finite arrive as infinity.
   at::Tensor words;
 };
 

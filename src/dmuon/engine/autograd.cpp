@@ -21,7 +21,7 @@ namespace {
 
 using torch::autograd::variable_list;
 
-// What leaves a backward is translated for Python by torch, which knows its own exceptions alone.
+// Torch translates exceptions that leave a backward for Python, and knows its own ones alone.
 std::function<void()> as_torch_errors(std::function<void()> callback) {
   return [callback = std::move(callback)] {
     try {
@@ -32,7 +32,7 @@ std::function<void()> as_torch_errors(std::function<void()> callback) {
   };
 }
 
-// A shared_ptr before PyTorch 2.13, an intrusive_ptr since.
+// PyTorch 2.13 replaced a shared_ptr by an intrusive_ptr.
 using NodePtr =
     decltype(torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
 
@@ -88,8 +88,8 @@ std::vector<at::Tensor> before_leaving_backward(const std::vector<at::Tensor>& i
                                                 std::function<void()> callback) {
   NodePtr node = make_node<LeavingBackward>(as_torch_errors(std::move(callback)));
   node->set_next_edges(torch::autograd::collect_next_edges(inputs));
-  // The node runs on the stream of what it gives gradients to, as if it were not there: autograd
-  // adds gradients up where they arrive, in place, unordered with what another branch still reads.
+  // The node runs on the stream of its consumer, as if it were not there. Autograd adds gradients
+  // up in place where they arrive, without waiting for another branch that still reads them.
   c10::OptionalStreamGuard on_producer;
   for (const at::Tensor& input : inputs) {
     const auto& producer = input.grad_fn();

@@ -11,16 +11,16 @@ namespace dmuon::engine {
 // The few places where the engine meets autograd. Callbacks run on the thread that runs the
 // backward, without the GIL; what they throw leaves through backward().
 
-/// Whether this thread is inside a backward (a recomputed forward, say).
+/// True if this thread is inside a backward, for example in a recomputed forward.
 bool in_backward();
 
 /// Calls `callback` whenever autograd has accumulated into `parameter.grad()`.
 /// @return keeps the registration alive.
 std::any after_accumulation(const at::Tensor& parameter, std::function<void()> callback);
 
-/// Tensors equal to `inputs` whose gradients pass through a node that calls `callback`: by then
-/// every gradient that the consumers of these inputs compute has been accumulated, because autograd
-/// runs later nodes first and accumulation before all.
+/// Returns tensors equal to `inputs` whose gradients pass through a node that calls `callback`.
+/// Autograd runs later nodes first, and accumulation before all. So all gradients of the consumers
+/// of these inputs have been accumulated when `callback` runs.
 std::vector<at::Tensor> before_leaving_backward(const std::vector<at::Tensor>& inputs,
                                                 std::function<void()> callback);
 

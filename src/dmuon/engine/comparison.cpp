@@ -1,4 +1,4 @@
-// All ranks are at the same place, or none goes on: what a traced pass compares before it issues.
+// The comparisons of a traced pass: all ranks are at the same place, or none goes on.
 
 #include "dmuon/core/error.h"
 #include "dmuon/core/hash.h"
@@ -8,13 +8,13 @@
 namespace dmuon::engine {
 namespace {
 
-// Of what is compared: the pass, the moment, the unit or, where a pass ends, how much of its trace
-// was crossed (a unit can be used several times, and ranks may end at different uses), and how many
-// comparisons came before.
+// The compared words: the pass, the moment, the unit, and the number of comparisons before. At the
+// end of a pass, the length of the crossed trace takes the unit's place: a unit can be used several
+// times, and ranks may end at different uses.
 using Compared = std::array<std::int64_t, 4>;
 
-// Stand for a moment. Where a pass ends, a rank that wants more triggers than the others meets the
-// end, and all of them can say so. A call lies outside of passes; its unit is a hash of its name.
+// These stand for a moment. A rank with more triggers than the others meets their end of the pass,
+// so that all of them can report it. A call lies outside of passes; its unit is a hash of its name.
 constexpr int kEndOfPass = -1;
 constexpr int kCall = -2;
 constexpr int kNoPass = -1;
@@ -70,7 +70,7 @@ void Engine::require_all_at(const std::array<std::int64_t, 4>& here, const std::
   }
 }
 
-// What others then see of a rank that is waiting inside the host framework.
+// Other ranks then see that this rank waits inside the host framework.
 void Engine::leave_to_host(const std::optional<schedule::Trigger>& use) {
   const std::string where =
       use ? "in '" + layout().units[use->unit].name + "'" : "at the end of a backward";

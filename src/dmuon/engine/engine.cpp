@@ -50,8 +50,8 @@ void Engine::drain() {
   executor_.drain_lanes();
 }
 
-// A backward that raised has left its pass open. What it left counts only where it adds to earlier
-// gradients: zero_grad() may have come since.
+// A backward that raised has left its pass open. Its gradients count only if they add to earlier
+// ones: zero_grad() may have come since.
 void Engine::settle() {
   take_turn();
   if (resolver_.order().current() == Pass::kBackward) host_sums_.end_backward(resolver_.syncs());
@@ -180,8 +180,8 @@ void Engine::open_backward() {
   at_end_of_backward([this, alive] { end_backward(); });
 }
 
-// Whether gradients add to earlier micro-steps' or replace them is said by the placeholder:
-// model.zero_grad() takes its .grad away.
+// A placeholder without .grad has been cleared: new gradients replace the old ones. Else they add
+// to those of earlier micro-steps.
 void Engine::take_new_gradients() {
   for (const core::LeafIndex leaf : placeholders_.indices()) {
     if (!placeholders_[leaf].grad().defined()) drop_gradient(leaf);
@@ -264,7 +264,7 @@ const Verdict& Engine::agree(const at::Tensor& host, std::uint32_t settings) {
   return *verdict_;
 }
 
-// Of each leaf, whether its gradient has not been cleared by taking the placeholder's away.
+// [leaves] true unless the gradient was cleared by taking the placeholder's away.
 core::Vector<core::LeafIndex, bool> Engine::kept() const {
   core::Vector<core::LeafIndex, bool> all;
   for (const core::LeafIndex leaf : leaves().indices())

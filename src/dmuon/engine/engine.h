@@ -18,12 +18,12 @@
 
 namespace dmuon::engine {
 
-/// What does not follow from the mesh and the plan.
+/// The options that do not follow from the mesh and the plan.
 struct EngineOptions {
   schedule::StepOptions step;
   c10::Device device = c10::kCPU;
-  /// How often the host framework has each of the parameters that stay with it, of which it makes
-  /// slots / host_replicates shards.
+  /// Copies that the host framework has of each of its parameters, over all ranks. Each copy is cut
+  /// into slots / host_replicates shards.
   int host_replicates = 1;
   /// Owners' gradients are the mean over all ranks times this.
   double gradient_scale = 1;
@@ -73,7 +73,7 @@ class Engine : private schedule::Performer {
   const layout::Parameters& parameters() const { return executor_.parameters(); }
   const layout::Leaves& leaves() const { return executor_.leaves(); }
 
-  /// What this rank owns. Its named tensors travel by gather and scatter, which throw
+  /// The tensors that this rank owns. Its named tensors travel by gather and scatter, which throw
   /// InvalidArgument for an unknown name before anything is sent.
   wire::Owned& owned() { return executor_.owned(); }
 
@@ -85,8 +85,8 @@ class Engine : private schedule::Performer {
   /// @throws CommError or InvalidArgument, on all ranks, where one has come to something else.
   void meet(const std::string& call);
 
-  /// Collective: the tensor of a leaf, on every rank, in its own sizes. A gradient of which an
-  /// owner holds nothing is undefined.
+  /// Collective: the tensor of a leaf, on every rank, in its own sizes. A gradient is
+  /// undefined if an owner holds nothing of it.
   at::Tensor gather(core::LeafIndex leaf, const std::string& name);
 
   /// Owners take `value`, of several each its part; nothing happens at other ranks, and nothing is
@@ -98,7 +98,7 @@ class Engine : private schedule::Performer {
     layout::Segment elements;  ///< of the leaf
     at::Tensor tensor;         ///< in sizes of its view
   };
-  /// What this rank owns of a leaf's tensor, in order.
+  /// Returns this rank's parts of a leaf's tensor, in order.
   std::vector<OwnedPart> owned_parts(core::LeafIndex leaf, const std::string& name);
 
   /// Collective: this rank's shards, flat, of what owners hold, as the host framework cuts its own
@@ -119,17 +119,18 @@ class Engine : private schedule::Performer {
   void watch_outputs(core::UnitIndex unit, const std::vector<at::Tensor>& outputs);
   void watch_root_outputs(const std::vector<at::Tensor>& outputs);
 
-  /// Every backward that begins from now on throws InvalidArgument with these words, at its first
-  /// hook; none does where they are empty.
+  /// Lets every backward throw InvalidArgument with these words at its first hook, from now on.
+  /// Empty words let backwards run again.
   void refuse_backward(std::string why) { no_backward_ = std::move(why); }
 
-  /// One message over all ranks; kept until gradients change, so that a second call costs nothing.
-  /// The host waits for other hosts and, unless it is a CPU, never for the device.
-  /// @param host      [2] fp64 on the engine's device: the squared norms of what this rank has of
-  ///                  the host's gradients, of shards and of those that every rank holds alike;
-  ///                  undefined: zeros. Ignored where the verdict is kept.
-  /// @param settings  a digest of what must be equal on all ranks, hyperparameters say; likewise.
-  /// @throws InvalidArgument, on all ranks, where what was issued or the settings differ, or where
+  /// Agrees on the step with one message over all ranks. The verdict is cached until gradients
+  /// change, so a second call costs nothing. The host waits for other hosts, and never for a device
+  /// that is not a CPU.
+  /// @param host      [2] fp64 on the engine's device, see GradientNorms::measure. Ignored if the
+  ///                  verdict is cached.
+  /// @param settings  a digest of hyperparameters and all else that must be equal on all ranks.
+  ///                  Ignored likewise.
+  /// @throws InvalidArgument, on all ranks, if issued operations or settings differ, or if
   /// micro-steps under no_sync have used other host units.
   const Verdict& agree(const at::Tensor& host = {}, std::uint32_t settings = 0);
   bool agreed() const { return verdict_ && kept_ == kept(); }
@@ -188,7 +189,7 @@ class Engine : private schedule::Performer {
   void route(core::UnitIndex unit) { serve(schedule::Moment::kAfterBackward, unit); }
   void put_gradient(core::LeafIndex leaf, const at::Tensor& value);
 
-  /// What the schedule is built from; the trace of a pass that has not been traced is empty.
+  /// The layout and traces that the schedule is built from. The trace of an untraced pass is empty.
   const schedule::Layout& layout() const { return resolver_.layout(); }
   const schedule::Trace& trace(schedule::Pass pass) const { return resolver_.order().trace(pass); }
   Profile& profile() { return executor_.profile(); }

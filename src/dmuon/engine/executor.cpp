@@ -178,8 +178,8 @@ void Executor::await(const Operation& operation) {
   profile_.add({operation.kind, operation.subject, started, started, profile_.clock().now()});
 }
 
-// Waits for the subject's newest operation of the kind. Nobody else takes part in an update, so the
-// Watch need not know of that wait.
+// Waits for the subject's newest operation of the kind. No other rank takes part in an update, so
+// the Watch does not follow that wait.
 void Executor::finish(Kind kind, const schedule::Subject& subject) {
   const Newest& awaited = newest(kind, subject);
   if (schedule::is_on_batch(kind)) return awaited.done.wait();

@@ -20,7 +20,7 @@
 
 namespace dmuon::engine {
 
-/// What the plan does not say of a unit.
+/// The properties of a unit that the plan does not have.
 struct UnitSpec {
   std::string name;
   at::ScalarType compute_dtype;
@@ -28,7 +28,7 @@ struct UnitSpec {
   bool host = false;  ///< see layout::UnitLayout
 };
 
-/// The newest operation of a kind on a subject.
+/// Holds the newest operation of a kind on a subject.
 struct Newest {
   wire::Event done;
   std::int64_t number = 0;  ///< by which the Watch knows it; 0 on a batch
@@ -45,9 +45,8 @@ struct UnitState {
 };
 
 /// Performs operations on real tensors and groups: moves weights from owners' batches to units'
-/// packed buffers, and gradients back. It knows no trigger, no order and no history: it does each
-/// operation that it is told, and a schedule::Resolver tells it those that make sense, in the same
-/// order on every rank.
+/// packed buffers, and gradients back. It knows no trigger, no order and no history. A
+/// schedule::Resolver chooses the operations, in the same order on every rank.
 ///
 /// Streams: operations of the compute lane are the current stream's, which may be another one each
 /// time; those of the other lanes run beside it, see Lane. Threads: one at a time. All memory is
@@ -56,10 +55,11 @@ struct UnitState {
 /// operation runs.
 class Executor {
  public:
-  /// @param mesh       as large as the plan's.
-  /// @param plan       whose inventory are the parameters.
-  /// @param units      of the plan's, by index.
-  /// @param node_copy  with several nodes, column members keep what came from other nodes.
+  /// @param mesh       must be as large as the plan's.
+  /// @param plan       its inventory holds the parameters.
+  /// @param units      the plan's units, by index.
+  /// @param node_copy  column members keep a copy of their column's weights, if there are several
+  ///                   nodes.
   Executor(wire::SharedMesh mesh, const plan::Plan& plan, const std::vector<UnitSpec>& units,
            bool node_copy, c10::Device device, const layout::LeafSizes& sizes = {});
   ~Executor();
@@ -102,9 +102,9 @@ class Executor {
   schedule::Layout layout() const;
   schedule::Batches units_of_batches() const;
 
-  /// Whether this rank has had a gradient of the parameter since it was cleared.
+  /// True if this rank has had a gradient of the parameter since it was cleared.
   bool has_gradient(core::ParameterIndex parameter) const;
-  /// Nothing of it may be on its way.
+  /// No route of the gradient may be in flight.
   void clear_gradient(core::ParameterIndex parameter);
 
   std::map<std::string, double> statistics() const;

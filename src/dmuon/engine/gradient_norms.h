@@ -8,12 +8,13 @@
 
 namespace dmuon::engine {
 
-/// What all ranks know of a step's gradients before they are used: equal on all ranks. Tensors are
-/// on the engine's device: on one that is no CPU nobody has waited for them.
+/// The step's gradients as all ranks know them before they are used. Equal on all ranks. Tensors
+/// are on the engine's device; the host has not waited for them unless that is a CPU.
 struct Verdict {
   core::Vector<core::ParameterIndex, bool> has_gradient;  ///< on any rank, since it was cleared
-  /// [parameters + 2 slots] fp64: of each parameter's mean gradient, then of what each rank has of
-  /// the host framework's. Their sum is the whole gradient's. In memory of the next verdict too.
+  /// [parameters + 2 slots] fp64: the squared norm of each parameter's mean gradient, then of each
+  /// rank's part of the host framework's gradients. They add up to the whole gradient's. The next
+  /// verdict reuses the memory.
   at::Tensor squared_norms;
 
   at::Tensor norm() const;    ///< [] fp64, of all gradients together
@@ -24,8 +25,8 @@ struct Verdict {
   void scale(const at::Tensor& factor);
 };
 
-/// Finds the words of Verdict::squared_norms that this rank knows. Every word is 0 but at one rank
-/// (a parameter's at its owner), so that a sum over all ranks is the same in any order.
+/// Computes the words of Verdict::squared_norms that this rank knows. Only one rank has a word that
+/// is not 0 (a parameter's owner), so that a sum over all ranks is the same in any order.
 class GradientNorms {
  public:
   /// @param owned      outlives this.
@@ -34,12 +35,12 @@ class GradientNorms {
   GradientNorms(const layout::Parameters& parameters, const wire::Owned& owned, core::Slot slot,
                 int num_slots, int num_host_shards);
 
-  /// @param host  [2] fp64: the squared norms of what this rank has of the host's gradients, of
-  ///              shards and of those that every rank holds alike; undefined: zeros.
+  /// @param host  [2] fp64: the squared norms of this rank's shards of the host's gradients, and of
+  ///              the gradients that every rank holds whole. Undefined: zeros.
   /// @returns     [parameters + 2 slots], until the next call.
   const at::Tensor& measure(const at::Tensor& host);
 
-  /// Once all ranks know all: 0 where there is no gradient.
+  /// Sets the norms of parameters without a gradient to 0. Comes after the sum over all ranks.
   void keep_only(const core::Vector<core::ParameterIndex, bool>& has_gradient);
 
  private:

@@ -26,26 +26,26 @@ struct Measured {
   wire::Instant issued, started, done;
 };
 
-/// Where the compute lane is, for the time that it waits.
+/// The phase of the step in which compute waits.
 enum class Phase : int { kForward, kBackward, kStep };
 constexpr int kNumPhases = 3;
 
 /// Counts how long lanes are busy and how long compute waits for them, always, by the host's clock:
 /// on a device with streams, how long it took to issue operations. Keeps each operation only while
-/// recording, with times of where it ran. Thread-safe, but for starting and stopping on a device.
+/// recording, with times of where it ran. Thread-safe, except for start() and stop() on a device.
 class Profile {
  public:
   explicit Profile(c10::Device device) : clock_(device) {}
 
   const wire::Clock& clock() const { return clock_; }
 
-  /// What waits from now on is counted for this phase.
+  /// Counts waits for this phase from now on.
   void set_phase(Phase phase);
 
   /// Recording begins, with nothing.
   void start();
 
-  /// What was recorded since start(), once it has happened; recording ends.
+  /// Ends recording. Returns the operations since start(), once they have happened.
   std::vector<Span> stop();
 
   void add(const Measured& operation);

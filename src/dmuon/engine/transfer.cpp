@@ -1,4 +1,4 @@
-// What owners hold leaves for all ranks, and comes back, outside of steps.
+// Owners' tensors leave for all ranks and come back, outside of steps.
 
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>

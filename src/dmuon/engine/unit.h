@@ -42,7 +42,7 @@ class Unit {
   wire::PackedBuffer& weights() { return buffers_.weights; }
   wire::PackedBuffer& gradients() { return buffers_.gradients; }
 
-  /// Whether its gradient came since the last route.
+  /// True if the leaf's gradient came since the last route.
   bool arrived(layout::PackedLeafIndex leaf) const { return arrived_[leaf]; }
 
   /// Before a backward use. On a CPU, where the parameter's dtype is the wire's, presets every
@@ -61,8 +61,8 @@ class Unit {
   /// the current stream.
   void fill_missing_gradients();
 
-  /// The gradients that have come are the caller's, who frees the buffer before the next use;
-  /// autograd adds to it no more.
+  /// Hands the packed gradients to the caller, who frees the buffer before the next use. Autograd
+  /// adds to it no more.
   void hand_over_gradients();
 
   /// The gradients that had to be copied into the packed buffer, for a cast or because autograd put

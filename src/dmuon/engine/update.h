@@ -9,8 +9,8 @@ namespace dmuon::engine {
 ///
 ///     engine.step(std::make_shared<MyUpdate>(engine.owned(), hyperparameters));
 ///
-/// Hyperparameters are those of the call. For each batch the engine calls prepare, orthogonalise
-/// and apply, in this order and once each. Batches may follow each other, or overlap.
+/// An Update holds the hyperparameters of its call. For each batch the engine calls prepare,
+/// orthogonalise and apply, in this order and once each. Batches may follow each other, or overlap.
 ///
 /// Threads: on a CPU the calls come on the lane's thread, one at a time, with as many threads for
 /// at::parallel_for as the thread that called step() has. Elsewhere they come on that thread

@@ -12,7 +12,7 @@ namespace {
 // Keeps every count of bytes, and of all matrices together, inside 64 bits.
 constexpr std::int64_t kMaxElements = std::int64_t{1} << 56;
 
-// Of a leaf whose parameters have columns, how they follow each other.
+// Checks how the parameters of a leaf follow each other if they have columns.
 class ColumnOrder {
  public:
   // In the inventory's order.

@@ -34,13 +34,15 @@ struct ShapeGroups {
   PerParameter<ShapeIndex> shape_of;
 };
 
-/// @throws InvalidArgument unless every parameter has a name of its own, matrices whose number,
-///         rows and cols are in [1, 2^31), column_blocks that divide its cols, and a unit >= 0; all
-///         of them have at most 2^56 elements; what continues another follows one of its unit; and
-///         leaves whose parameters have columns are cut into equal parts by them, from column 0 on.
+/// @throws InvalidArgument unless
+///         - every parameter has a name of its own and a unit >= 0;
+///         - numbers of matrices, rows and cols are in [1, 2^31), and column_blocks divide cols;
+///         - all parameters together have at most 2^56 elements;
+///         - a parameter that continues another follows one of its unit;
+///         - leaves whose parameters have columns are cut into equal parts, from column 0 on.
 void validate(const Inventory& inventory);
 
-/// Whether the parameter after it is of the same leaf.
+/// True if the parameter after it is of the same leaf.
 bool is_continued(const Inventory& inventory, ParameterIndex parameter);
 
 /// @param inventory valid.

@@ -14,8 +14,7 @@ namespace {
 
 using Units = core::Vector<UnitIndex, std::vector<ParameterIndex>>;
 
-// Where parameters lie in the packed buffers of their units, which are numbered by first
-// appearance.
+// The packed units of an inventory, numbered by first appearance.
 struct Packed {
   core::Vector<UnitIndex, layout::Packing> units;
   schedule::Layout layout;

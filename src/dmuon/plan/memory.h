@@ -12,7 +12,7 @@ namespace dmuon::plan {
 
 struct Batch;
 
-/// What an owner keeps of an element that it owns: fp32 master weight, momentum and gradient.
+/// Bytes of an owned element at its owner: fp32 master weight, momentum and gradient.
 inline constexpr std::int64_t kStateBytes = 12;
 
 /// Bytes that a rank holds at the peak of a step, counted as docs/architecture.md, "Memory", says.
@@ -27,7 +27,8 @@ struct Memory {
   bool operator==(const Memory&) const = default;
 };
 
-/// By owner; those of a slot with tensor parallelism share its state, and each counts its part.
+/// Returns the memory of each owner. With tensor parallelism the owners of a slot share its state,
+/// and each counts its part.
 /// @param owner, batches  as a plan has them: in range, every matrix once.
 core::PerOwner<Memory> memory(const Inventory& inventory, Mesh mesh,
                               const PerParameter<Owner>& owner, const std::vector<Batch>& batches,

@@ -16,7 +16,7 @@ using schedule::Operation;
 // The first one traces, the second one finds what the first has left.
 constexpr int kSteps = 3;
 
-// What engine::Executor does to buffers at each operation.
+// Records what engine::Executor does to buffers at each operation.
 class Recorder final : public schedule::Performer {
  public:
   Recorder(bool has_inter, bool copies_nodes)

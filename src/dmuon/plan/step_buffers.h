@@ -15,8 +15,8 @@ namespace dmuon::plan {
 enum class Buffer : int { kWeights, kGradients, kInbox, kNodeMean, kNodeInbox };
 inline constexpr int kNumBuffers = 5;
 
-/// What happens to packed buffers, in order: one is taken, one is given back; or all of a step's
-/// batches have been updated since the last event.
+/// A packed buffer is taken or given back, or all of a step's batches have been updated since the
+/// last event.
 struct BufferEvent {
   enum class Kind { kTake, kGive, kUpdate } kind{};
   core::UnitIndex unit{};  ///< not of kUpdate

@@ -30,7 +30,7 @@ class Maker {
 
   bool has_inter() const { return has_inter_; }
 
-  /// The update of a batch: prepare, orthogonalise, apply.
+  /// Builds the update of a batch: prepare, orthogonalise, apply.
   static std::vector<Operation> update(core::BatchIndex batch);
   static Operation finish_update(core::BatchIndex batch) {
     return {.kind = Kind::kFinishUpdate, .subject = batch, .after = {{Kind::kApply, batch}}};

@@ -76,7 +76,7 @@ struct Dependency {
 
 /// One operation. Issuing it on a lane other than compute does not wait. It runs after everything
 /// issued on its lane before, after everything done on the compute lane before, and after the
-/// operations that `after` names. A dependency of which nothing was issued is no wait.
+/// operations that `after` names. A dependency without an issued operation is no wait.
 ///
 /// A Resolver decides which of a schedule's operations run, and which have been done already.
 struct Operation {
@@ -108,8 +108,8 @@ struct Message {
   bool operator==(const Message&) const = default;
 };
 
-/// What a rank sends and receives for an operation, in the order of issue. Empty parts and groups
-/// of one send nothing.
+/// Returns the messages that a rank takes part in for an operation, in the order of issue. Empty
+/// parts and groups of one send nothing.
 std::vector<Message> messages_of(const Operation& operation, const Layout& layout, core::Slot slot);
 
 /// The units that each batch of a rank touches.

@@ -42,11 +42,10 @@ void Resolver::begin_forward(bool training, bool whole) {
   cross(order_.begin_forward(training));
 }
 
-// The first use in a pass is requested though the unit be ready: what follows a trace, and what
-// deviates from it, must not depend on what the pass before left ready, for that is different with
-// other options. A later one may still be what the schedule waits for, to send the next units. And
-// of a host unit no use of a forward may be passed over, for what has been crossed must be equal on
-// all ranks when the host framework goes on.
+// Request the first use even if the unit is ready. The trace must not depend on what the previous
+// pass left behind, which differs between options. The schedule may wait for a later use to send
+// the next units. No forward's use of a host unit may be left out: when the host framework goes on,
+// all ranks must have crossed the same triggers.
 void Resolver::before_use(core::UnitIndex unit) {
   const Trigger trigger{Moment::kBeforeUse, unit};
   const bool used = units_.at(unit).used;
@@ -86,9 +85,10 @@ void Resolver::after_backward(core::UnitIndex unit) {
   request({Moment::kAfterBackward, unit});
 }
 
-// What is still open when all that the trace owes has been crossed is a deviation. It comes last,
-// so that ranks which skipped something deviate at the same place; and it is by what was crossed,
-// so that ranks which got no gradients deviate too. What an evaluation has left is not this pass's.
+// A unit that is still open after everything that the trace owes is a deviation. Deviations come
+// last, so that ranks that skipped something deviate at the same place. They follow from crossed
+// triggers, so that ranks without gradients deviate too. Units that an evaluation left open are not
+// this pass's.
 void Resolver::end_backward() {
   order_.begin_end();
   confirm_end();
@@ -103,7 +103,7 @@ void Resolver::end_backward() {
   if (has_host_) performer_->leave_to_host(std::nullopt);
 }
 
-// That all ranks end the pass here, where the host framework's collectives depend on it.
+// Compares the end of the pass on all ranks, because the host framework's collectives must match.
 void Resolver::confirm_end() {
   if (!order_.owes_host_use()) return;
   cross(order_.catch_up_to_host_use());
@@ -168,8 +168,8 @@ bool Resolver::holds_partial_sums() const {
 
 // ---- from triggers to operations ----
 
-// Passes are traced one after the other, and the parts that a new trace does not touch come out as
-// they were.
+// Passes are traced one after the other. The parts that a new trace does not touch stay as they
+// are.
 void Resolver::rebuild_schedule() {
   schedule_ = build_step_schedule(layout_, batches_, order_.trace(Pass::kTrainForward),
                                   order_.trace(Pass::kEvalForward), order_.trace(Pass::kBackward),

@@ -12,51 +12,58 @@
 
 namespace dmuon::schedule {
 
-/// Does what a Resolver says: the engine on tensors, the simulator on a list.
+/// Performs the operations that a Resolver decides on: the engine on tensors, the simulator on a
+/// list.
 class Performer {
  public:
   virtual ~Performer() = default;
 
-  /// All ranks must be at this trigger, or, without one, at the end of their pass. Nothing of it
-  /// has been issued yet. May throw.
+  /// Compares that all ranks are at this trigger or, without one, at the end of their pass. Comes
+  /// before the trigger's operations. May throw.
   virtual void compare(const std::optional<Trigger>& trigger) = 0;
 
-  /// The operation runs now; what it needs has been performed before. May throw.
+  /// Runs the operation. Everything that it needs has been performed before. May throw.
   virtual void perform(const Operation& operation) = 0;
 
-  /// The host framework's own collectives may come next: before this use, after this backward, or,
-  /// without a trigger, at the end of all of it. At the same place between operations on every
-  /// rank, those too that skipped the unit.
+  /// Says that the host framework's own collectives may come next: before this use, after this
+  /// backward or, without a trigger, at the end of the whole backward. Comes at the same place
+  /// between operations on every rank, also on ranks that skipped the unit.
   virtual void leave_to_host(const std::optional<Trigger>& trigger) = 0;
 };
 
-/// Turns what a rank's hooks say into the operations that run. It is the only place that knows what
-/// has been done already; the engine and the simulator both do what it tells them, so what the
-/// simulator proves is what the engine runs.
+/// Decides which operations run when a rank's hooks report a trigger:
 ///
-/// A hook's trigger is crossed where the Order says so, and a crossing's operations are its
-/// schedule's, or, where no trace is followed, everything that the trigger needs. Of these
-/// operations, whose places were chosen without knowing what came before, so that any pass may
-/// follow any other:
+///     Resolver resolver(layout, options, batches, &performer);
+///     resolver.begin_forward(/*training=*/true);
+///     resolver.before_use(unit);  // performer.perform(...) for each operation
 ///
-/// - kPublishInter runs unless stage 1 of the current version has been issued: into the node copy,
+/// The Order decides which triggers are crossed. A crossing's schedule holds its operations; if no
+/// trace is followed, they are everything that the trigger needs. A schedule is built without
+/// knowing which pass came before, so that any pass may follow any other. Only the resolver knows
+/// what has been done already, and leaves it out. The engine and the simulator use the same
+/// resolver, so the simulator's proofs hold for the engine.
+///
+/// The rule of each operation:
+///
+/// - kPublishInter runs unless stage 1 of the current version has been issued: into the node copy
 ///   or, without node copies, into the packed buffer since it was freed.
-/// - kPublishIntra runs unless the packed buffer has been filled since it was freed. Stage 1 goes
-///   before it where it is missing.
+/// - kPublishIntra runs unless the packed buffer has been filled since it was freed. A missing
+/// stage
+///   1 goes before it.
 /// - kAwaitWeights runs unless compute has waited since the buffer was filled.
-/// - kReshard runs if the buffer is filled, or if stage 1 may still be on its way, for that reads
-///   what the update is about to change.
+/// - kReshard runs if the buffer is filled. It also runs if stage 1 may still be in flight, which
+///   reads the masters that the update is about to change.
 /// - kRouteIntra runs after the unit's route that is still in flight has been finished.
 /// - kFinishRouteIntra runs if stage 1 of the unit's route is in flight; kFinishRouteInter if stage
 ///   2 is, after stage 1 has been finished.
 ///
 /// - Operations on batches run as they come, each once a step.
 ///
-/// "Issued" and "filled" are by order of issue; whether a lane has come so far does not matter. So
-/// ranks whose triggers are crossed alike issue alike.
+/// "Issued" and "filled" mean the order of issue, not how far a lane has come. So ranks that cross
+/// the same triggers issue the same operations.
 ///
-/// Deterministic. Not thread-safe. An exception of the performer passes through; the operation that
-/// threw then counts as not done.
+/// Deterministic. Not thread-safe. Passes the performer's exceptions on; an operation that threw
+/// counts as not done.
 class Resolver {
  public:
   /// @param batches  this rank's.
@@ -64,12 +71,12 @@ class Resolver {
   /// @throws InvalidArgument for options out of range.
   Resolver(Layout layout, const StepOptions& options, Batches batches, Performer* performer);
 
-  // What hooks say. Each returns when the performer has done what follows from it.
+  // Reports of hooks. Each returns when the performer has run the operations that follow.
 
   /// Settles, and opens the pass.
   /// @param whole  of the model itself: end_forward() follows, and nothing else ends it.
   void begin_forward(bool training, bool whole = false);
-  /// The model's own forward is over; what follows in the pass is driven through submodules.
+  /// The model's own forward is over. Submodules may still be called by themselves.
   void end_forward() { whole_forward_ = false; }
   /// A forward, or a recomputation in a backward, is about to read the unit's weights.
   void before_use(core::UnitIndex unit);
@@ -81,12 +88,12 @@ class Resolver {
   void before_backward(core::UnitIndex unit);
   /// A gradient of the unit is about to be taken.
   void before_gradient(core::UnitIndex unit);
-  /// Nothing outside of a backward's pass.
+  /// Does nothing outside of a backward's pass.
   void after_backward(core::UnitIndex unit);
-  /// What the backward owes, then the release of units whose last use has not been released: their
-  /// inputs need no gradient, or their gradients came without one. Routes travel on.
+  /// Crosses what the backward owes. Then releases the units that are still in use, because their
+  /// inputs need no gradient or because gradients came without a use. Routes stay in flight.
   void end_backward();
-  /// Ends an open pass of any kind; a backward's routes travel on.
+  /// Ends an open pass of any kind. A backward's routes stay in flight.
   void end_pass();
 
   /// Ends the pass and waits for all routes.
@@ -101,29 +108,29 @@ class Resolver {
   /// Waits for all routes in the order of issue.
   void finish_routes();
 
-  /// All that a trigger needs by itself, outside of any order.
+  /// Runs all operations that a trigger needs by itself, outside of any order.
   void serve(Trigger trigger);
 
   /// false: the next backwards' gradients stay at the column members. Alike on all ranks.
   void set_sync(bool sync) { sync_ = sync; }
   bool syncs() const { return sync_; }
 
-  /// Whether a unit's weights may be read.
+  /// True if a unit's weights may be read.
   bool ready(core::UnitIndex unit) const { return units_.at(unit).ready; }
-  /// Whether column members hold partial sums; alike on all ranks.
+  /// True if column members hold partial sums. Equal on all ranks.
   bool holds_partial_sums() const;
-  /// Whether settle_step() will run a backward.
+  /// True if settle_step() will run a backward.
   bool owes_backward() const { return order_.owes_backward(); }
 
   const Order& order() const { return order_; }
   const Layout& layout() const { return layout_; }
-  /// As it stands; passes that have not been traced are empty.
+  /// The current schedule. Passes that have not been traced are empty.
   const StepSchedule& schedule() const { return schedule_; }
-  /// Whose operations are being performed, if they are a crossing's.
+  /// The crossing whose operations are being performed, if any.
   const std::optional<Crossing>& crossing() const { return crossing_; }
 
-  /// A hash of all triggers that were crossed and of the schedules. What is issued follows from
-  /// them, so it is equal on ranks that have issued the same.
+  /// A hash of all crossed triggers and of the schedules. They decide what is issued, so ranks that
+  /// have issued the same have equal hashes.
   std::uint64_t hash() const { return issued_.value(); }
 
  private:

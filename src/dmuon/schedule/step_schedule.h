@@ -9,10 +9,10 @@
 
 namespace dmuon::schedule {
 
-/// What to issue when the i-th trigger of a pass is crossed.
+/// [i] the operations to issue when the i-th trigger of a pass is crossed.
 using PassSchedule = std::vector<std::vector<Operation>>;
 
-/// A whole optimizer step of one rank, and an evaluation.
+/// Holds the operations of a whole optimizer step of one rank, and of an evaluation.
 struct StepSchedule {
   PassSchedule forward;
   PassSchedule evaluation;
@@ -25,19 +25,20 @@ struct StepSchedule {
   std::uint64_t hash() const;
 };
 
-/// What a pass issues (the paper, sec:design-schedule and sec:design-pipeline). Deterministic, and
-/// the same on every rank. Stage 1 of a unit's weights is issued `lookahead` uses ahead, stage 2
-/// one use ahead (without node copies a buffer travels through both stages, so both fill the same
-/// window); in a backward the next weights go before this unit's gradients, and at most as many
-/// routes are in flight as memory allows. A unit's gradients are freed after stage 1 of its route;
-/// what stage 2 sends, the node's mean of one column, is freed after that. Routes that are in
-/// flight at the end of a backward travel on; Resolver::finish_routes() ends them.
+/// Builds the operations of a pass (the paper, sec:design-schedule and sec:design-pipeline).
+/// Deterministic, and equal on every rank but for the batches that publications wait for.
 ///
-/// Memory: in a pass whose uses do not nest, packed weights, gradients, nodes' means and inboxes
-/// (at most as large as what is in flight) fit in units_in_flight() times the largest unit's
-/// weights and gradients, and four times the largest node's mean. Each use that is open while
-/// another begins adds a unit; so does a unit that a forward kept, until it is freed, and in a
-/// backward one that is used again later, whose gradients wait for its last use.
+/// - Stage 1 of a unit's weights is issued `lookahead` uses ahead, stage 2 one use ahead. Without
+///   node copies both stages fill the packed buffer, so both share one window.
+/// - In a backward the next weights go before this unit's gradients. Memory limits the routes in
+///   flight.
+/// - A unit's gradients are freed after stage 1 of its route, the node's mean after stage 2.
+/// - Routes in flight at the end of a backward stay so until Resolver::finish_routes().
+///
+/// Memory, in a pass whose uses do not nest: units_in_flight() times the largest unit's weights and
+/// gradients, and four times the largest node's mean, inboxes included. One more unit is held for
+/// each use that is open while another begins, for a unit that a forward kept, and in a backward
+/// for a unit that is used again later.
 ///
 /// @param layout   at least the units that `trace` names.
 /// @param trace    kBeforeUse ... kAfterForward or kAfterBackward of each use.

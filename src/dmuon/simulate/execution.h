@@ -10,13 +10,13 @@
 
 namespace dmuon::simulate {
 
-/// How long things take, in virtual microseconds.
+/// Durations in virtual microseconds.
 struct Timing {
-  /// Of the compute of modules, and of operations of the update lane.
+  /// Duration of the compute of a module, or of an operation on the update lane.
   std::function<double(const Issue&)> compute_us;
   std::function<double(const schedule::Message&)> message_us;
-  /// A collective ends nowhere before it has begun at all members. Else a broadcast ends where its
-  /// root has begun it, and a reduction at its root when all have begun it.
+  /// True: a collective ends when all members have begun it. False: a broadcast ends at a member
+  /// when its root has begun it, and a reduction ends at its root when all have begun it.
   bool rendezvous = false;
 };
 
@@ -25,7 +25,7 @@ struct SimulatedSpan {
   int issue;  ///< index in the rank's program
   schedule::Lane lane;
   double issued_us;
-  double start_us;  ///< when it had waited for all that it must wait for
+  double start_us;  ///< when everything that it waits for was done
   double end_us;
 };
 
@@ -34,7 +34,7 @@ struct Execution {
   core::Vector<core::Slot, std::vector<SimulatedSpan>> timeline;  ///< in the order of completion
 };
 
-/// The messages of a group by their place; rows are groups [0, R), columns [R, R + G).
+/// A message by its place in its group; rows are groups [0, R), columns [R, R + G).
 struct MessageId {
   std::size_t group;
   std::size_t place;
@@ -49,7 +49,7 @@ class Witness {
   virtual void start(core::Slot slot, int index) = 0;
   /// A root's weights, or a member's gradients, enter the message.
   virtual void contribute(core::Slot slot, int index, MessageId message) = 0;
-  /// To every member comes what the root published, to the root what members routed to it.
+  /// A member receives the root's weights, or the root receives the members' gradients.
   virtual void receive(core::Slot slot, int index, MessageId message) = 0;
   /// All its messages are done.
   virtual void finish(core::Slot slot, int index) = 0;
@@ -57,10 +57,10 @@ class Witness {
 
 /// Runs the programs of all ranks in virtual time, lanes and messages as schedule::Operation says.
 ///
-/// Ranks are taken in turn; each goes on until all its lanes wait. This is no order of events: a
-/// span's times are the longest path that leads to it. One run stands for all timings: lanes are
-/// queues and messages are matched by their place, so which operations run does not depend on
-/// timing (Kahn 1974). Only the timeline differs.
+/// The machine takes ranks in turn; each goes on until all its lanes wait. This is no order of
+/// events: a span's times are the longest path that leads to it. One run stands for all timings:
+/// lanes are queues and messages are matched by their place, so timing does not decide which
+/// operations run (Kahn 1974). Only the timeline differs.
 ///
 /// @param programs  at least one; layouts may differ, meshes may not.
 /// @param witness   nullptr: nothing is reported.

@@ -16,9 +16,8 @@ namespace dmuon::simulate {
 struct TrainingEvent {
   enum class What : int { kTrainForward, kEvaluation, kBackward, kBackwardNoSync, kStep };
   What what = What::kStep;
-  /// What the pass uses in place of the job's units: it may deviate from the trace. No use is
-  /// inside another, for a replay may free what the trace does not use. Empty: the pass uses what
-  /// the job says.
+  /// The uses of the pass in place of the job's; they may deviate from the trace. No use is inside
+  /// another, because a replay may free units that the trace does not use. Empty: the job's uses.
   schedule::Trace instead{};
   bool operator==(const TrainingEvent&) const = default;
 };
@@ -34,7 +33,8 @@ struct Skip {
   core::UnitIndex unit;
 };
 
-/// What all ranks of a mesh do over several steps. The first pass of each kind is traced.
+/// A training program of all ranks of a mesh, over several steps. The first pass of each kind is
+/// traced.
 struct Job {
   schedule::Layout layout;
   schedule::StepOptions options;
@@ -49,7 +49,7 @@ struct Job {
   std::vector<Skip> skips;
 };
 
-/// What an event uses: its own trace, or the job's for passes of its kind.
+/// Returns the uses of an event: its own, or the job's for passes of its kind.
 const schedule::Trace& uses_of(const Job& job, const TrainingEvent& event);
 
 /// The compute of a module, which no schedule holds.
@@ -79,8 +79,8 @@ struct Issue {
   int version() const { return step + operation.version; }
 };
 
-/// Where a rank compares its trigger with all others before it goes on; or where it leaves for the
-/// host framework's collectives.
+/// A place where a rank compares its trigger with all others before it goes on, or where it leaves
+/// for the host framework's collectives.
 struct Comparison {
   int num_messages = 0;                        ///< operations of communication issued before it
   std::optional<schedule::Trigger> trigger{};  ///< none: the end of a pass
@@ -109,8 +109,8 @@ using Programs = core::Vector<core::Slot, Program>;
 /// @throws InvalidArgument for a slot, an event or a unit out of range, or bad options.
 Programs unroll(const Job& job);
 
-/// One place in a program for each lane: the newest issue of that lane, -1 for none. A lane runs
-/// its issues in order, so a frontier stands for everything that was done before.
+/// Marks one place in a program for each lane: the newest issue of that lane, -1 for none. A lane
+/// runs its issues in order, so a frontier stands for everything that was done before.
 using Frontier = schedule::PerLane<int>;
 constexpr Frontier kNothing{-1, -1, -1, -1};
 
@@ -118,7 +118,7 @@ constexpr Frontier kNothing{-1, -1, -1, -1};
 /// before it, and its dependencies. Dependencies that were never issued are left out.
 std::vector<Frontier> waits_on(const Program& program);
 
-/// The newest issue of each kind on each subject, -1 for none.
+/// Remembers the newest issue of each kind on each subject, -1 for none.
 class Newest {
  public:
   explicit Newest(const Program& program);
