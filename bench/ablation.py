@@ -8,6 +8,7 @@ Uses train_step.py's blocks, ratios and intervals. All variants compute the same
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,16 +24,12 @@ from bench.train_step import PARTS, arguments, conclude, measure, prepare, show_
 DEFAULT = "default"
 
 
-def changed(part: str | None, **changes: bool) -> Callable[[nn.Module], None]:
-    """Changes fields of a model's dedication, or of a part of it, for which users have no option."""
+def switched(**switches: bool) -> Callable[[nn.Module], None]:
+    """Sets switches of a model's `Ablation`, for which users have no option."""
 
     def configure(model: nn.Module) -> None:
-        options = model.__dict__["_dmuon_dedication"]
-        options = options if part is None else getattr(options, part)
-        for name, value in changes.items():
-            if not hasattr(options, name):  # setting it would measure nothing
-                raise SystemExit(f"ablation: expected {part or 'a dedication'} with {name}; got {options}")
-            setattr(options, name, value)
+        dedication = model.__dict__["_dmuon_dedication"]
+        dedication.ablation = dataclasses.replace(dedication.ablation, **switches)
 
     return configure
 
@@ -49,12 +46,10 @@ class Variant:
 VARIANTS = {
     DEFAULT: Variant("nothing"),
     "no_lookahead": Variant("fetching the next units ahead", {"lookahead": 0}),
-    "one_stage": Variant(
-        "the two stages: a matrix goes to every rank directly", configure=changed(None, one_stage=True)
-    ),
+    "one_stage": Variant("the two stages: a matrix goes to every rank directly", configure=switched(one_stage=True)),
     "no_copy": Variant("node copies", {"node_copy": False}),
     # The paper's components (tab:ablation) as far as they are there; symmetric products are not.
-    "no_batching": Variant("batches: every matrix alone", configure=changed("planning", batching=False)),
+    "no_batching": Variant("batches: every matrix alone", configure=switched(batching=False)),
     "lpt": Variant("batches in the balance: longest processing time first", {"strategy": "lpt"}),
     "round_robin": Variant("balance: owners in turn", {"strategy": "round_robin"}),
     "xor_layout": Variant("balance: owners by eq. comm-layout", {"strategy": "xor_layout"}),

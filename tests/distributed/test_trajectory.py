@@ -74,8 +74,7 @@ def train(
     if fsdp and mesh is not None:
         shard(model, mesh)
     for name, value in (ablation or {}).items():
-        dedication = model._dmuon_dedication
-        setattr(dedication if name == "one_stage" else dedication.planning, name, value)
+        setattr(model._dmuon_dedication.ablation, name, value)
     optimizer = dmuon.Muon(model, lr=LR, weight_decay=WEIGHT_DECAY, ns_dtype=torch.float32)
     rank, size = place_of(mesh)
     for step in range(steps):

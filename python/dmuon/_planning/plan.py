@@ -211,7 +211,7 @@ def make_plan(
     mesh = _plan.Mesh(ranks.num_replicates, ranks.num_shards)
     items = _plan.divide(inventory_of(leaves, units), mesh, planning.smallest_part)
     # Without batching, costs are of single matrices, so one of each shape is enough.
-    costed = items if planning.batching else list({sizes_of(item): item for item in items}.values())
+    costed = items if dedication.ablation.batching else list({sizes_of(item): item for item in items}.values())
     numbers = itertools.accumulate(not item.continues for item in items)  # the number of each item's leaf, from 1
     dtypes = {
         sizes_of(item): dtypes_of(dedication.mp_policy, leaves[number - 1].parameter.dtype)

@@ -88,7 +88,7 @@ def start(
     Raises:
         ValueError: on every rank, if any rank fails.
     """
-    if dedication.one_stage:
+    if dedication.ablation.one_stage:
         divided = [leaf.name for leaf in dedication.leaves if leaf.num_columns > 1]
         if divided and dedication.ranks.num_replicates > 1:
             raise ValueError(f"Muon: one stage: expected no stacks that are divided by experts, got '{divided[0]}'")

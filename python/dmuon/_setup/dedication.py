@@ -17,7 +17,7 @@ from dmuon._setup.agreement import agreement
 from dmuon._setup.guards import Handle, guards
 from dmuon._setup.leaf import Leaf
 from dmuon._setup.meta_start import MetaStart
-from dmuon._setup.options import STEP, AcrossRanks, Planning, check_as_for_fully_shard, step_options
+from dmuon._setup.options import STEP, Ablation, AcrossRanks, Planning, check_as_for_fully_shard, step_options
 from dmuon._setup.ranks import Ranks, check_mesh, check_timeout, contradicted_by_names, resolve_ranks
 from dmuon._setup.routing import DEDICATION, Select, route
 from dmuon._setup.routing_table import RoutingTable
@@ -42,7 +42,7 @@ class Dedication:
     schedule: StepOptions
     known: dict[nn.Module, dict[str, bool]]  # by module: its parameters in order, True for those that were trainable
     meta_start: MetaStart | None = None  # until Muon, if the model was built on the meta device
-    one_stage: bool = False  # all ranks as one node, for ablations
+    ablation: Ablation = dataclasses.field(default_factory=Ablation)
     guards: list[Handle] = dataclasses.field(default_factory=list)  # against early use
     runtime: Any = None  # from Muon on a Runtime, whose class this package may not import
 

@@ -57,6 +57,19 @@ class AcrossRanks:
 
 
 @dataclasses.dataclass
+class Ablation:
+    """Parts of dmuon that benchmarks switch off. Users have no option for them; no weight depends on them.
+
+    Attributes:
+        batching: False puts every matrix in a batch of its own.
+        one_stage: True takes all ranks for one node, so that a matrix goes to every rank directly.
+    """
+
+    batching: bool = True
+    one_stage: bool = False
+
+
+@dataclasses.dataclass
 class Planning:
     """Options for the choice of owners; see `dedicate_params`."""
 
@@ -65,7 +78,6 @@ class Planning:
     costs: str | os.PathLike[str] = "measured"
     layout_slack: float = _PLAN.layout_slack
     max_memory_bytes: int | None = None
-    batching: bool = True  # False puts every matrix in a batch of its own, for ablations
     smallest_part: int = _plan.SMALLEST_PART  # elements of a part of a divided stack; tests set less
 
     def native(self, step: _plan.StepOptions) -> _plan.PlanOptions:
