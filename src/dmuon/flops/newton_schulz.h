@@ -54,7 +54,8 @@ constexpr double product(double rows, double cols, double inner) { return 2 * ro
 /// The cost of a backend's symmetric products.
 struct SymmetricCost {
   double share = 1;  ///< FLOPs over a full product's: at least 1/2, a triangle's share
-  /// Time of a FLOP in the Gram form's dtype for R, Z and Q over one in the working dtype.
+  /// A FLOP in the Gram form's dtype for R, Z and Q takes the time of this many FLOPs in the
+  /// working dtype.
   double gram_dtype = 1;
 };
 

@@ -9,8 +9,8 @@ namespace dmuon::newton_schulz::cpu {
 /// Inside a task of these threads it uses the calling thread alone. Returns when all ranges are
 /// done; rethrows an exception of a range.
 ///
-/// at::parallel_for cannot replace it. That is a template in a header, and is serial in code that
-/// is compiled without OpenMP; PyTorch brings its own OpenMP.
+/// at::parallel_for cannot replace it: the template is serial in code that is compiled without
+/// OpenMP, and PyTorch brings its own OpenMP.
 void on_threads(std::int64_t count,
                 const std::function<void(std::int64_t begin, std::int64_t end)>& on_range);
 

@@ -33,7 +33,7 @@ class Elementwise {
 
   /// Divides every matrix by the larger of its Frobenius norm and `eps`, then rounds to `dtype`.
   /// Entries may have any size that x's dtype holds (1e-30 .. 1e30 and beyond). A zero matrix stays
-  /// zero. Entries that are not finite become NaN, from which products make a matrix of NaN.
+  /// zero. Entries that are not finite become NaN; products then fill the matrix with NaN.
   ///
   /// @param x  [b, rows, cols], any dtype of Products; rows and cols at least 1.
   /// @return   [b, rows', cols'] contiguous, new: rows' >= rows and cols' >= cols. The padding

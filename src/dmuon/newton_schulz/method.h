@@ -15,8 +15,8 @@ namespace dmuon::newton_schulz {
 
 using flops::Form;
 
-/// What may be chosen for how a matrix is orthogonalised. A choice depends on the matrix's shape,
-/// coefficients and dtype, never on the batch: a matrix takes the same path alone and in a batch.
+/// A choice of how a matrix is orthogonalised. It depends on the matrix's shape, coefficients and
+/// dtype, never on the batch: a matrix takes the same path alone and in a batch.
 struct Choice {
   std::string backend;  ///< Products::name
   Form form = Form::kDirect;
@@ -26,7 +26,7 @@ struct Choice {
   bool operator==(const Choice&) const = default;
 };
 
-/// By rows and columns of a matrix.
+/// Keys are the rows and columns of a matrix.
 using Choices = std::map<std::pair<std::int64_t, std::int64_t>, Choice>;
 
 inline constexpr double kDefaultEps = 1e-7;

@@ -56,8 +56,7 @@ std::vector<BatchUpdate> MuonUpdate::updates_of(const wire::OwnedBatch& batch) c
     if (group(begin) < 0) continue;
     const MuonGroup& of_these = groups_.at(static_cast<std::size_t>(group(begin)));
     const auto part = [&](const std::string& name) { return batch.part(name, begin, end); };
-    Piece piece{
-        part(wire::kMaster), part(wire::kGradient), {}, applies_, batch.view.transposed};
+    Piece piece{part(wire::kMaster), part(wire::kGradient), {}, applies_, batch.view.transposed};
     for (const State& state : of_these.rule->states()) piece.states.push_back(part(state.name));
     updates.emplace_back(of_these, std::move(piece), batch.view.column_blocks);
   }

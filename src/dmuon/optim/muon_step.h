@@ -22,7 +22,7 @@ namespace dmuon::optim {
 ///              12  otherwise: also the product's result, out and in
 ///
 /// If `applies` is false, master and momentum keep their values whatever the gradient holds; a zero
-/// may change its sign. Nobody waits for the device to know `applies`.
+/// may change its sign. The host does not wait for the device to learn `applies`.
 ///
 /// @param master, momentum  [b, rows, cols] fp32, contiguous, changed in place.
 /// @param gradient          [b, rows, cols] fp32, contiguous, unchanged.

@@ -11,24 +11,24 @@
 #include "dmuon/kernels/cpu/avx512_tile.h"
 #include "dmuon/kernels/cpu/products.h"
 
-// How a product is computed. Rows of a, and columns of b, are vectors of `inner` entries. They are
-// packed into panels of 16 vectors (avx512_pack.h). Of 8 rows and up to 48 columns a tile then
-// keeps its sums in 24 registers (avx512_tile.h), and for each word loads 3 registers of b and
-// broadcasts 8 words of a: one load for two multiplications.
+// The algorithm. Rows of a, and columns of b, are vectors of `inner` entries. They are packed into
+// panels of 16 vectors (avx512_pack.h). A tile has 8 rows and up to 48 columns, and keeps its sums
+// in 24 registers (avx512_tile.h). For each word it loads 3 registers of b and broadcasts 8 words
+// of a: one load for two multiplications.
 namespace dmuon::kernels::cpu {
 namespace avx512 {
 namespace {
 
-// A unit is a piece of work that one thread does: tiles of so many rows and columns. It goes
-// through kMostWords words at a time, of which the second-level cache then holds what a unit's rows
-// need, while its columns come from further away: 370 KB and 740 KB.
+// A unit is one thread's piece of work: tiles that cover kUnitRows rows and kUnitCols columns. A
+// unit goes through kMostWords words at a time. Then the second-level cache holds the words of its
+// rows, 370 KB; the words of its columns, 740 KB, come from further away.
 constexpr std::int64_t kUnitRows = 240;
 constexpr std::int64_t kUnitCols = 480;
 constexpr std::int64_t kMostWords = 384;
-// The sums of so many words are added up apart, in fp32: with longer ones its errors grow.
+// In fp32 the sums of this many words are added up apart: errors grow with longer sums.
 constexpr std::int64_t kMostFp32Words = 128;
-// Smaller units are as fast where all operands are close by; and where large ones are too few for
-// the threads, which take one after the other.
+// Smaller units are as fast if all operands are in near caches. They are also used if there are too
+// few large units for the threads, which take one unit after the other.
 constexpr std::int64_t kSmallUnitRows = 96;
 constexpr std::int64_t kSmallUnitCols = 192;
 constexpr std::int64_t kMostSmallWords = 1 << 19;
@@ -64,7 +64,7 @@ std::vector<Unit> units_of(const Product& product, std::int64_t words, std::int6
   return units_of_size(product, kSmallUnitRows, kSmallUnitCols);
 }
 
-// Up to where the columns of a unit are computed in the rows from `top`.
+// The end of the columns of a unit that are computed in the rows from `top`.
 std::int64_t right_of(const Product& product, const Unit& unit, std::int64_t top) {
   return product.symmetric ? std::min(unit.right, (top / kLanes + 1) * kLanes) : unit.right;
 }
@@ -204,7 +204,7 @@ void multiply(const WideGram& product, const Workers& workers) {
 
 void multiply(const WideProduct& product, const Workers& workers) {
   const auto& [m, alpha, a, b, beta, c, out] = product;
-  // b read as its transpose, which it equals: a square by itself is packed once.
+  // b is symmetric, and is read as its transpose: a square times itself is packed once.
   const Product of_narrow{.rows = m,
                           .cols = m,
                           .inner = m,

@@ -11,9 +11,9 @@
 
 namespace dmuon::kernels::cpu::avx512 {
 
-// Where operands are packed. A thread keeps the largest that it took, up to kMostKeptBytes: the
-// system clears new memory page by page, which for a product of 1024 x 1024 takes a fifth of its
-// time. While a Use lives, more is kept.
+// Memory for packed operands. A thread keeps its largest block, up to kMostKeptBytes, and more
+// while a Use lives. New memory is slow, because the system clears it page by page: in a product of
+// 1024 x 1024 this takes a fifth of the time.
 class Scratch {
  public:
   class Use {
@@ -85,7 +85,7 @@ DMUON_AVX512 inline void pack_side_by_side(const Vectors& from, std::int64_t byt
   }
 }
 
-// `count` vectors, at most 16, each entry beside that of the next vector.
+// Packs `count` vectors, at most 16, whose entries lie beside the next vector's.
 template <typename T>
 DMUON_AVX512 void pack_across(const Vectors& from, std::int64_t inner, std::uint32_t* panel) {
   const std::int64_t entries = 4 / T::kSize;

@@ -13,8 +13,7 @@ constexpr std::int64_t kTileVectors = 3;
 constexpr std::int64_t kTileCols = kTileVectors * kLanes;
 constexpr std::int64_t kLineBytes = 64;  // of a cache
 
-/// What the tiles of a WideProduct share: its operands, addend and result. Of a WideGram only
-/// `out` is set.
+/// Operands, addend and result of a WideProduct, which its tiles share. A WideGram sets only `out`.
 struct WideEnd {
   std::int64_t m;
   WideSquare a;
@@ -23,16 +22,16 @@ struct WideEnd {
   WideSquare out;
 };
 
-/// What becomes of a tile's sums.
+/// The destination of a tile's sums.
 enum class End {
   kStored,  ///< in the dtype
   kAdded,   ///< to fp32: Product::decay
   kWide,    ///< as a WideSquare
 };
 
-// What of a product a tile is: where it begins, and how far it goes, at most kTileRows rows and
-// kTileCols columns. The sums of earlier words are added from `sums`, [kTileRows][kTileCols], and
-// those of all but the last words left there.
+// A tile of a product: its beginning and its extent, at most kTileRows rows and kTileCols columns.
+// The sums of earlier words are read from `sums`, [kTileRows][kTileCols]. Unless the words are the
+// last, the new sums are stored there.
 struct Tile {
   const std::uint32_t* a;
   const std::uint32_t* b;
@@ -80,7 +79,7 @@ DMUON_AVX512_INLINE void store(const Tile& tile, std::int64_t i, std::int64_t co
   }
 }
 
-// With a = D + A and b = E + B, D and E their diagonals, a b is A B + D b + A E: the sum is A B.
+// Let a = D + A and b = E + B, with diagonals D and E. Then a b = A B + D b + A E; the sum is A B.
 template <>
 DMUON_AVX512_INLINE void store<Bf16, End::kWide>(const Tile& tile, std::int64_t i, std::int64_t col,
                                                  __mmask16 mask, __m512 sum, float alpha,
@@ -115,8 +114,7 @@ DMUON_AVX512_INLINE void prefetch(const void* first, std::int64_t stride, const 
   }
 }
 
-// What is added to sums in fp32 comes from memory, in pieces too short for the processor to
-// foresee.
+// Addends in fp32 come from memory, in pieces too short for the processor to prefetch by itself.
 template <End kEnd>
 DMUON_AVX512_INLINE void prefetch_addends(const Tile& tile) {
   if constexpr (kEnd == End::kAdded) prefetch(tile.out, tile.out_stride, tile);
@@ -188,8 +186,9 @@ void compute_tile(const Tile& tile, float alpha, float beta) {
   }
 }
 
-// Copies the 16 x 16 block of m x m `square` that begins at (top, left) on or below the diagonal to
-// where its transpose belongs; of a block on the diagonal, what lies strictly below that.
+// Copies the 16 x 16 block at (top, left) of m x m `square` to its transposed place. The block lies
+// on or below the diagonal; of a block on the diagonal only the entries strictly below it are
+// copied.
 template <typename T>
 DMUON_AVX512 void mirror(std::byte* square, std::int64_t stride, std::int64_t m, std::int64_t top,
                          std::int64_t left) {

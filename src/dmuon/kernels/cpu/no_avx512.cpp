@@ -1,7 +1,7 @@
 #include "dmuon/core/error.h"
 #include "dmuon/kernels/cpu/products.h"
 
-// Compiled instead of avx512.cpp for processors of another kind.
+// Other processors compile this file instead of avx512.cpp.
 namespace dmuon::kernels::cpu {
 
 bool multiplies(Dtype) { return false; }

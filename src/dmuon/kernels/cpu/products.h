@@ -6,14 +6,13 @@
 
 namespace dmuon::kernels::cpu {
 
-// Products of matrices on CPUs whose AVX-512 instructions multiply their dtype, and what BLAS has
-// no function for: of a symmetric product the lower triangle alone, both addends in one pass, and
-// bf16 products of symmetric matrices that stay in fp32. On other machines `multiplies` says that
-// nothing here runs.
+// Products of matrices on CPUs whose AVX-512 instructions multiply the dtype. BLAS lacks three of
+// them: the lower triangle of a symmetric product, both addends in one pass, and bf16 products of
+// symmetric matrices that stay in fp32. On other machines nothing here runs; see `multiplies`.
 
 enum class Dtype { kFloat, kBFloat16 };
 
-/// Whether this machine has the instructions; AVX512-BF16 for kBFloat16.
+/// True if this machine has the instructions; AVX512-BF16 for kBFloat16.
 bool multiplies(Dtype dtype);
 
 /// Entry (i, j) of a matrix is data[i * row_stride + j * col_stride], in elements; one of the
@@ -26,10 +25,10 @@ struct Operand {
   bool operator==(const Operand&) const = default;
 };
 
-/// out <- beta C + alpha a b, where C is c or c scaled, a is [rows, inner] and b [inner, cols],
-/// each at least 0. Rows of c and out lie c_stride and out_stride elements apart, and their entries
-/// side by side. out does not overlap a or b, but may be c, in the same strides. With beta = 0, c
-/// is not read and may be null.
+/// out <- beta C + alpha a b, where C is c or c scaled. a is [rows, inner] and b is [inner, cols];
+/// each size is at least 0. Rows of c and out lie c_stride and out_stride elements apart; entries
+/// of a row lie side by side. out does not overlap a or b, but may be c, in the same strides. With
+/// beta = 0, c is not read and may be null.
 struct Product {
   std::int64_t rows = 0;
   std::int64_t cols = 0;
@@ -42,13 +41,13 @@ struct Product {
   std::int64_t c_stride = 0;
   void* out = nullptr;
   std::int64_t out_stride = 0;
-  /// rows == cols, c is symmetric and a b would be: what lies below the diagonal is computed, in
-  /// tiles of kTile columns, and mirrored, so that out is symmetric bit by bit.
+  /// True if rows == cols, c is symmetric, and a b is symmetric in exact arithmetic. Then the lower
+  /// triangle is computed, in tiles of kTile columns, and mirrored: out is symmetric bit by bit.
   bool symmetric = false;
-  /// Where it is set, out is added to, out <- decay out + beta c + alpha a b, and is fp32 whatever
-  /// the dtype; it does not overlap c. Not for symmetric products.
+  /// If set: out <- decay out + beta c + alpha a b. out is then fp32 for any dtype, and does not
+  /// overlap c. Unset in symmetric products.
   std::optional<double> decay = {};
-  /// Factors of c's rows or of its columns: at most one is set, and none in symmetric products.
+  /// Factors of c's rows or columns. At most one of the two is set; none in symmetric products.
   const float* row_factors = nullptr;
   const float* col_factors = nullptr;
 };
@@ -57,12 +56,12 @@ inline constexpr std::int64_t kTile = 16;
 
 using OnRange = std::function<void(std::int64_t begin, std::int64_t end)>;
 
-/// A symmetric m x m matrix in fp32, with what bf16 products multiply of it. Of a matrix near a
-/// multiple of the identity, rounding costs most on the diagonal: so that is left out, and the
-/// products below add in fp32 what it contributes.
+/// A symmetric m x m matrix in fp32, and its part that bf16 products multiply. If a matrix is near
+/// a multiple of the identity, rounding costs most on the diagonal. So that part omits the
+/// diagonal, and the products below add the diagonal's contribution in fp32.
 struct WideSquare {
-  float* wide;      ///< [m, m]; what lies above the diagonal means nothing
-  float* diagonal;  ///< [m], the same numbers as on wide's
+  float* wide;      ///< [m, m]; entries above the diagonal are undefined
+  float* diagonal;  ///< [m], equal to wide's diagonal
   void* narrow;     ///< [m, m] bf16, symmetric bit by bit; zeros on the diagonal
 };
 
@@ -75,8 +74,8 @@ struct WideGram {
   WideSquare out{};
 };
 
-/// out <- beta c + alpha a b, where a and b commute in exact arithmetic. Rounded are only a and b
-/// off their diagonals, for the products of what lies there. c may be that of out, which overlaps
+/// out <- beta c + alpha a b, where a and b commute in exact arithmetic. Rounding affects only the
+/// products of entries of a and b that both lie off the diagonal. c may be out's; out overlaps
 /// neither a nor b.
 struct WideProduct {
   std::int64_t m = 0;
@@ -88,28 +87,27 @@ struct WideProduct {
   WideSquare out{};
 };
 
-/// Who computes. `run` calls its argument on disjoint ranges that make up [0, count), on whichever
-/// threads, and returns when all are done.
+/// Threads that compute. `run` calls its argument on disjoint ranges that make up [0, count), on
+/// any threads, and returns when all are done.
 struct Workers {
-  std::int64_t num_threads;  ///< at least 1; decides how finely work is divided, and no bit
+  std::int64_t num_threads;  ///< at least 1; work is divided by it, and bits do not depend on it
   std::function<void(std::int64_t count, const OnRange&)> run;
 };
 
-/// Computes a product. Sums are taken in fp32, each entry's in an order that depends on `inner`
-/// alone, so that bits depend neither on threads nor on where matrices lie; what they are scaled
-/// and added to is rounded to fp32, the result to the dtype. bf16 products leave subnormal numbers
-/// out. Thread-safe.
+/// Computes a product. Sums are in fp32. The order of an entry's sum depends on `inner` alone, so
+/// bits depend neither on threads nor on addresses. Scaling and adding round to fp32; the result is
+/// rounded to the dtype. bf16 products treat subnormal numbers as zero. Thread-safe.
 ///
-/// Beside out it writes a and b once more, packed: 2 (rows + cols) inner elements of traffic at
-/// most, beside 2 rows cols inner FLOPs. The calling thread keeps that memory for the next product,
-/// up to 64 MB a dtype, and each worker 460 KB.
+/// Writes a and b once more, packed: at most 2 (rows + cols) inner elements of traffic, beside
+/// 2 rows cols inner FLOPs. The calling thread keeps this memory for the next product, up to 64 MB
+/// a dtype. Each worker keeps 460 KB.
 ///
-/// @throws InternalError where multiplies(dtype) is false, or a symmetric product has a decay or
-///                       factors, or another one both factors.
+/// @throws InternalError if multiplies(dtype) is false, if a symmetric product has a decay or
+///                       factors, or if a product has both factors.
 void multiply(const Product& product, Dtype dtype, const Workers& workers);
 
-/// The same in bf16, but that fp32 parts of the result are not rounded further. Beside the packing
-/// these read up to three more triangles in fp32, and write one.
+/// The same in bf16; the fp32 parts of the result are not rounded further. Beside packing these
+/// read up to three more triangles in fp32, and write one.
 void multiply(const WideGram& product, const Workers& workers);
 void multiply(const WideProduct& product, const Workers& workers);
 

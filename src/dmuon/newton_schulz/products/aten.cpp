@@ -18,9 +18,9 @@ bool allows(Option option) {
   return option == Option::AllowReducedPrecisionWithSplitK;
 }
 
-// While an object lives, cuBLAS adds the parts of a sum in fp32. By default it may split long sums
-// and add the parts in 16 bits. The options belong to the process, so one thread multiplies at a
-// time.
+// While an object lives, cuBLAS adds the parts of a sum in fp32. Otherwise cuBLAS may split long
+// sums and add the parts in 16 bits. The options belong to the process, so one thread multiplies at
+// a time.
 class SumsInFp32 {
  public:
   SumsInFp32() {
@@ -56,8 +56,8 @@ class AtenProducts final : public Products {
   std::string_view name() const override { return "aten"; }
 
   // On rectangular matrices an R in fp16 meets fp16's error bounds. An R in bf16 does not: singular
-  // values of ill-conditioned matrices become 1.4 instead of 1.12. So it is in fp32, at a cost
-  // (kFp32CostBesideTensorCores) at which nearly all shapes take another form.
+  // values of ill-conditioned matrices become 1.4 instead of 1.12. So it is in fp32. At that cost
+  // (kFp32CostBesideTensorCores) nearly all shapes take another form.
   at::ScalarType gram_dtype(at::ScalarType dtype) const override {
     return dtype == at::kBFloat16 ? at::kFloat : dtype;
   }
