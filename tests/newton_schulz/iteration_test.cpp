@@ -94,7 +94,7 @@ TEST_P(IterationTest, WithWideSquaresFollowsTheDefinition) {
         const Tensor exact = plain(narrow, num_steps);
         EXPECT_EQ(got.scalar_type(), dtype);
         EXPECT_LE(got.to(at::kDouble).sub(exact).norm().item().toDouble(),
-                  8e-3 * exact.norm().item().toDouble())
+                  2 * tolerance(dtype) * exact.norm().item().toDouble())
             << rows << " " << cols << " " << num_steps;
         EXPECT_TRUE(result(narrow[1], 1).equal(got[1])) << num_steps;
         EXPECT_TRUE(result(narrow.mul(64), 1.0 / 64).equal(got)) << num_steps;

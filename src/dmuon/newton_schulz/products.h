@@ -23,11 +23,9 @@ struct PendingProduct {
   at::Tensor factors = {};
 };
 
-/// A symmetric matrix, [(b,) m, m], in fp32, and in a 16-bit dtype without its diagonal. Takes
-/// flops::wide_square_bytes an element.
-///
-/// Products multiply `narrow`. They add the diagonal's contribution in fp32, because rounding costs
-/// most there if a matrix is near a multiple of the identity.
+/// A symmetric matrix, [(b,) m, m], in fp32, and in a 16-bit dtype without its diagonal, to which
+/// products add the diagonal's contribution in fp32: rounding costs most on the diagonal if a
+/// matrix is near a multiple of the identity. flops::kWideSquareBytes an element.
 struct WideSquare {
   at::Tensor wide;      ///< fp32; entries above the diagonal are undefined
   at::Tensor diagonal;  ///< fp32 [(b,) m], equal to wide's diagonal
@@ -36,9 +34,6 @@ struct WideSquare {
 
 /// The matrix products of the iteration, as one backend computes them. An object is stateless and
 /// thread-safe, works on the current stream and records no autograd.
-///
-///     for (const Products* products : products_of(x.device(), x.scalar_type()))
-///       products->product(out, 0, out, 1, x, x.mT());  // the same product by each backend
 ///
 /// Dtypes are fp64, fp32, bf16 and fp16. Matrices are [rows, cols] or, batched, [b, rows, cols].
 /// The tensors of one call share dtype, device and number of dimensions, unless a function says

@@ -1,5 +1,6 @@
 #include "dmuon/optim/batch_update.h"
 
+#include <tuple>
 #include <utility>
 
 namespace dmuon::optim {
@@ -10,25 +11,17 @@ at::Tensor column_blocks_of(const at::Tensor& matrices, std::int64_t num_blocks)
   return matrices.view({matrices.size(0), matrices.size(1), num_blocks, -1}).transpose(1, 2);
 }
 
-// Changes each of the tensors of matrices.
-template <typename Change>
-void change_each(Piece& piece, const Change& change) {
-  change(piece.weights);
-  change(piece.gradient);
-  for (at::Tensor& state : piece.states) change(state);
-}
-
-std::vector<Piece> pieces_of(const newton_schulz::Method& method, Piece batch) {
-  const std::vector<at::Tensor> weights = method.pieces_of(batch.weights);
-  const std::vector<at::Tensor> gradients = method.pieces_of(batch.gradient);
+std::vector<Piece> pieces_of(const newton_schulz::Method& method, const Piece& batch) {
   std::vector<Piece> pieces;
-  pieces.reserve(weights.size());
-  for (std::size_t i = 0; i < weights.size(); ++i)
-    pieces.push_back({weights[i], gradients[i], {}, batch.applies, batch.transposed});
-  for (const at::Tensor& state : batch.states) {
-    const std::vector<at::Tensor> states = method.pieces_of(state);
-    for (std::size_t i = 0; i < pieces.size(); ++i) pieces[i].states.push_back(states[i]);
-  }
+  for (const at::Tensor& weights : method.pieces_of(batch.weights))
+    pieces.push_back({weights, {}, {}, batch.applies, batch.transposed});
+  const auto divide = [&](const at::Tensor& whole, const auto& give) {
+    auto piece = pieces.begin();
+    for (const at::Tensor& part : method.pieces_of(whole)) give(*piece++, part);
+  };
+  divide(batch.gradient, [](Piece& piece, const at::Tensor& part) { piece.gradient = part; });
+  for (const at::Tensor& state : batch.states)
+    divide(state, [](Piece& piece, const at::Tensor& part) { piece.states.push_back(part); });
   return pieces;
 }
 
@@ -37,8 +30,9 @@ std::vector<Piece> pieces_of(const newton_schulz::Method& method, Piece batch) {
 BatchUpdate::BatchUpdate(const MuonGroup& group, Piece batch, std::int64_t column_blocks)
     : rule_(group.rule) {
   if (column_blocks > 1) {
-    change_each(batch,
-                [&](at::Tensor& tensor) { tensor = column_blocks_of(tensor, column_blocks); });
+    for (at::Tensor* tensor : {&batch.weights, &batch.gradient})
+      *tensor = column_blocks_of(*tensor, column_blocks);
+    for (at::Tensor& state : batch.states) state = column_blocks_of(state, column_blocks);
   }
   newton_schulz::IterationOptions options = group.iteration;
   newton_schulz::check(options);
@@ -48,7 +42,7 @@ BatchUpdate::BatchUpdate(const MuonGroup& group, Piece batch, std::int64_t colum
   const auto tuned = group.choices.find({rows, cols});
   if (tuned != group.choices.end()) options.choice = tuned->second;
   method_.emplace(newton_schulz::method_for(rows, cols, batch.weights.device(), options));
-  pieces_ = pieces_of(*method_, std::move(batch));
+  pieces_ = pieces_of(*method_, batch);
 }
 
 void BatchUpdate::prepare() {
@@ -59,19 +53,17 @@ void BatchUpdate::prepare() {
 
 void BatchUpdate::orthogonalise() {
   orthogonalised_.reserve(starts_.size());
-  for (newton_schulz::Start& start : std::exchange(starts_, {})) {
-    orthogonalised_.push_back(
-        {&method_->products,
-         newton_schulz::iterate(method_->products, std::move(start), method_->steps)});
-  }
+  const auto& [products, steps] = std::tie(method_->products, method_->steps);
+  for (newton_schulz::Start& start : std::exchange(starts_, {}))
+    orthogonalised_.push_back({&products, iterate(products, std::move(start), steps)});
 }
 
 void BatchUpdate::apply() {
-  for (std::size_t i = 0; i < pieces_.size(); ++i) {
-    const Orthogonalised update = std::move(orthogonalised_[i]);
-    rule_->apply(pieces_[i], update);
+  auto piece = pieces_.begin();
+  for (Orthogonalised& one : std::exchange(orthogonalised_, {})) {
+    const Orthogonalised update = std::move(one);  // freed when it is applied
+    rule_->apply(*piece++, update);
   }
-  orthogonalised_.clear();
 }
 
 }  // namespace dmuon::optim

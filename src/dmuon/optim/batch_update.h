@@ -18,18 +18,16 @@ struct MuonGroup {
   newton_schulz::Choices choices = {};  ///< of the shapes that were tuned
 };
 
-/// The update of a batch of equally shaped matrices, in three calls:
+/// The update of a batch of equally shaped matrices, in three calls, once each:
 ///
 ///     BatchUpdate update(group, batch);
 ///     update.prepare();        // states move; the iteration's starts exist
 ///     update.orthogonalise();  // all of Newton-Schulz but its last products
 ///     update.apply();          // weights move
 ///
-/// Each call goes through the same pieces (Method::pieces_of). A start is freed as soon as its
-/// piece is orthogonalised, and an orthogonalised piece as soon as it is applied. So at most the
-/// starts or the last operands of the whole batch are alive together. All calls work on the current
-/// stream, need gradients off, and wait for no accelerator. They may run on different threads, one
-/// at a time.
+/// Each call goes through the same pieces (Method::pieces_of) and frees a piece's operands as soon
+/// as it has used them. The calls need gradients off, use the current stream, and wait for no
+/// accelerator. They may come from different threads, one at a time.
 class BatchUpdate {
  public:
   /// @param batch          tensors [b, rows, cols], contiguous.

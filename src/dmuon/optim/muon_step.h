@@ -11,7 +11,7 @@
 
 namespace dmuon::optim {
 
-/// Updates a batch of equally shaped matrices in place, by Muon (rules/muon.h).
+/// Updates a batch of equally shaped matrices in place, by Muon (rules/muon.h): a BatchUpdate.
 ///
 /// Bytes an element that are read and written beside the iteration's products, in bf16:
 ///
@@ -21,32 +21,19 @@ namespace dmuon::optim {
 ///   after it    8  by kernels/, if the last product goes straight into the weights
 ///              12  otherwise: also the product's result, out and in
 ///
-/// If `applies` is false, master and momentum keep their values whatever the gradient holds; a zero
-/// may change its sign. The host does not wait for the device to learn `applies`.
-///
-/// @param master, momentum  [b, rows, cols] fp32, contiguous, changed in place.
-/// @param gradient          [b, rows, cols] fp32, contiguous, unchanged.
-/// @param group             its rule is a Muon.
-/// @param applies           [] bool, on the same device.
-/// @param column_blocks     divides cols: the number of equal blocks of columns of each matrix that
-///                          are orthogonalised apart. The learning rate follows a block's shape.
-/// @param transposed        True if the learning rate takes columns for rows, and rows for columns.
+/// @param group       its rule is a Muon.
+/// @param applies     [] bool, on the same device: false leaves master and momentum as they are,
+///                    whatever the gradient holds. The host does not wait to learn it.
+/// @param transposed  True if the learning rate takes columns for rows, and rows for columns.
 /// @throws InvalidArgument naming the first tensor that is no fp32 of master's sizes and device;
 /// and
-///         as newton_schulz::method_for.
+///         as method_for.
 void muon_update(const at::Tensor& master, const at::Tensor& momentum, const at::Tensor& gradient,
                  const MuonGroup& group, const at::Tensor& applies, std::int64_t column_blocks = 1,
                  bool transposed = false);
 
-/// One step's update of what a rank owns, batch by batch:
-///
-///     MuonUpdate update(engine.owned(), groups, group_of, applies);
-///     update.prepare(batch);        // states move
-///     update.orthogonalise(batch);  // all of Newton-Schulz but its last products
-///     update.apply(batch);          // weights move
-///
-/// Each batch passes through the three calls in this order, once. Batches may alternate. The calls
-/// work on the current stream, need gradients off, and may come from any thread, one at a time.
+/// One step's update of what a rank owns, batch by batch. Each batch passes through the calls of
+/// BatchUpdate, under the same conditions. Batches may alternate.
 class MuonUpdate {
  public:
   /// @param owned     outlives this.
@@ -57,7 +44,6 @@ class MuonUpdate {
   MuonUpdate(const wire::Owned& owned, std::vector<MuonGroup> groups,
              core::Vector<core::ParameterIndex, int> group_of, at::Tensor applies);
 
-  /// @throws InvalidArgument as newton_schulz::method_for.
   void prepare(core::BatchIndex batch);
   void orthogonalise(core::BatchIndex batch);
   void apply(core::BatchIndex batch);

@@ -56,9 +56,8 @@ inline constexpr std::int64_t kTile = 16;
 
 using OnRange = std::function<void(std::int64_t begin, std::int64_t end)>;
 
-/// A symmetric m x m matrix in fp32, and its part that bf16 products multiply. If a matrix is near
-/// a multiple of the identity, rounding costs most on the diagonal. So that part omits the
-/// diagonal, and the products below add the diagonal's contribution in fp32.
+/// A symmetric m x m matrix in fp32, and without its diagonal in bf16, to which products add the
+/// diagonal's contribution in fp32 (newton_schulz::WideSquare).
 struct WideSquare {
   float* wide;      ///< [m, m]; entries above the diagonal are undefined
   float* diagonal;  ///< [m], equal to wide's diagonal

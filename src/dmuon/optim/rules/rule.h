@@ -48,14 +48,9 @@ struct Orthogonalised {
   at::Tensor computed(at::IntArrayRef sizes) const;
 };
 
-/// A rule of update, with one group's hyperparameters. Newton-Schulz runs between its two halves:
-///
-///     Start start = rule.prepare(piece, dtype, eps);
-///     const Orthogonalised update{&products, iterate(products, std::move(start), steps)};
-///     rule.apply(piece, update);
-///
-/// Rules are immutable and thread-safe, work on the current stream and wait for no accelerator.
-/// Gradients are off. A new rule is a file of rules/ and its construction in bindings/optim.cpp.
+/// A rule of update, with one group's hyperparameters. Newton-Schulz runs between its two halves
+/// (BatchUpdate). Rules are immutable and thread-safe, work on the current stream with gradients
+/// off, and wait for no accelerator.
 class Rule {
  public:
   virtual ~Rule() = default;
