@@ -65,34 +65,37 @@ TEST(BatchUpdate, MovesMomentumThenWeights) {
   }
 }
 
-// A matrix's update is the same alone, in a batch, and in blocks of columns of a wider one.
+// A matrix's update is the same alone, among others, and in blocks of columns of a wider one: by
+// pieces of several matrices and of one.
 TEST(BatchUpdate, GivesEachPieceItsState) {
   const c10::AutoGradMode no_grad(false);
-  MuonGroup group{std::make_shared<Rows>(), {}};
-  group.iteration.coefficients = kCoefficients;
-  const auto updated = [&](const at::Tensor& gradient, std::int64_t column_blocks) {
-    const at::Tensor master = at::zeros_like(gradient);
-    const auto sizes = group.rule->states().front().sizes_of_batch(
-        gradient.size(0), gradient.size(1), gradient.size(2), column_blocks);
-    const at::Tensor rows = at::zeros(sizes);
-    BatchUpdate update(group, {master, gradient, {rows}, kApplies}, column_blocks);
-    update.prepare();
-    update.orthogonalise();
-    update.apply();
-    return std::pair{master, rows};
-  };
-  const at::Tensor gradient = random_tensor({3, 4, 6}, 1);
-  const auto [together, rows] = updated(gradient, 1);
-  EXPECT_EQ(rows.sizes(), (at::IntArrayRef{3, 4, 1}));
-  for (std::int64_t i = 0; i < 3; ++i) {
-    const auto [alone, row] = updated(gradient.narrow(0, i, 1), 1);
-    EXPECT_TRUE(alone.equal(together.narrow(0, i, 1)));
-    EXPECT_TRUE(row.equal(rows.narrow(0, i, 1)));
+  for (const bool batched : {true, false}) {
+    MuonGroup group{std::make_shared<Rows>(), {}};
+    group.iteration.coefficients = kCoefficients;
+    group.choices[{4, 6}] = {"cpu", newton_schulz::Form::kDirect, batched, 0};
+    const auto updated = [&](const at::Tensor& gradient, std::int64_t column_blocks) {
+      const at::Tensor master = at::zeros_like(gradient);
+      const at::Tensor rows = at::zeros(group.rule->states().front().sizes_of_batch(
+          gradient.size(0), gradient.size(1), gradient.size(2), column_blocks));
+      BatchUpdate update(group, {master, gradient, {rows}, kApplies}, column_blocks);
+      update.prepare();
+      update.orthogonalise();
+      update.apply();
+      return std::pair{master, rows};
+    };
+    const at::Tensor gradient = random_tensor({3, 4, 6}, 1);
+    const auto [together, rows] = updated(gradient, 1);
+    EXPECT_EQ(rows.sizes(), (at::IntArrayRef{3, 4, 1}));
+    for (std::int64_t i = 0; i < 3; ++i) {
+      const auto [alone, row] = updated(gradient.narrow(0, i, 1), 1);
+      EXPECT_TRUE(alone.equal(together.narrow(0, i, 1)));
+      EXPECT_TRUE(row.equal(rows.narrow(0, i, 1)));
+    }
+    // [1, 4, 18]: the three matrices side by side.
+    const auto [wide, row] = updated(gradient.transpose(0, 1).reshape({1, 4, 18}), 3);
+    EXPECT_TRUE(wide.equal(together.transpose(0, 1).reshape({1, 4, 18})));
+    EXPECT_TRUE(row.equal(rows.transpose(0, 1).reshape({1, 4, 3})));
   }
-  // [1, 4, 18]: the three matrices side by side.
-  const auto [wide, row] = updated(gradient.transpose(0, 1).reshape({1, 4, 18}), 3);
-  EXPECT_TRUE(wide.equal(together.transpose(0, 1).reshape({1, 4, 18})));
-  EXPECT_TRUE(row.equal(rows.transpose(0, 1).reshape({1, 4, 3})));
 }
 
 }  // namespace
