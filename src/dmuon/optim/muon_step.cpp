@@ -2,7 +2,7 @@
 
 #include <c10/core/GradMode.h>
 
-#include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "dmuon/core/error.h"

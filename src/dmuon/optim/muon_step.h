@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "dmuon/engine/engine.h"
+#include "dmuon/engine/update.h"
 #include "dmuon/optim/batch_update.h"
 #include "dmuon/optim/rules/muon.h"
 
@@ -32,9 +33,8 @@ void muon_update(const at::Tensor& master, const at::Tensor& momentum, const at:
                  const MuonGroup& group, const at::Tensor& applies, std::int64_t column_blocks = 1,
                  bool transposed = false);
 
-/// One step's update of what a rank owns, batch by batch. Each batch passes through the calls of
-/// BatchUpdate, under the same conditions. Batches may alternate.
-class MuonUpdate {
+/// One step's update of what a rank owns: a BatchUpdate for each batch, or several.
+class MuonUpdate final : public engine::Update {
  public:
   /// @param owned     outlives this.
   /// @param groups    the hyperparameters of this step, by group index.
@@ -44,9 +44,9 @@ class MuonUpdate {
   MuonUpdate(const wire::Owned& owned, std::vector<MuonGroup> groups,
              core::Vector<core::ParameterIndex, int> group_of, at::Tensor applies);
 
-  void prepare(core::BatchIndex batch);
-  void orthogonalise(core::BatchIndex batch);
-  void apply(core::BatchIndex batch);
+  void prepare(core::BatchIndex batch) override;
+  void orthogonalise(core::BatchIndex batch) override;
+  void apply(core::BatchIndex batch) override;
 
  private:
   std::vector<BatchUpdate> updates_of(const wire::OwnedBatch& batch) const;
