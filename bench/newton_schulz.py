@@ -5,7 +5,7 @@ It prints for each shape:
 - milliseconds a matrix, and the times of torch.optim.Muon and of plain products over dmuon's;
 - the share of the floor that dmuon reaches;
 - dmuon's whole update from gradient to weight over the iteration alone, and the bytes an element that the update moves
-  beside the products (as orthogonalize.h counts them, on CPUs);
+  beside the products (as muon_step.h counts them, on CPUs);
 - errors against the exact polynomial in fp64.
 
 The floor is the least time of any backend: FLOPs of the cheaper form with symmetric products by triangles, at the rate

@@ -11,7 +11,9 @@
 #include <limits>
 #include <string>
 
-#include "dmuon/newton_schulz/backend.h"
+#include "dmuon/newton_schulz/elementwise.h"
+#include "dmuon/newton_schulz/products.h"
+#include "tests/newton_schulz/plain_products.h"
 
 namespace dmuon::newton_schulz {
 
@@ -72,22 +74,45 @@ inline void expect_near(const Tensor& got, const Tensor& exact, const std::strin
   EXPECT_LE(error, tolerance(got.scalar_type()) * exact.norm().item().toDouble()) << where;
 }
 
-struct Case {
+struct ProductsCase {
   const char* name;
-  const Backend& (*backend)();
+  const Products& (*products)();
 };
 
-// Every backend, on CPU tensors.
-class EveryBackend : public testing::TestWithParam<Case> {
+// All products, on CPU tensors.
+class EveryProducts : public testing::TestWithParam<ProductsCase> {
  public:
   static auto all() {
-    return testing::Values(Case{"cpu", cpu_backend}, Case{"avx512", avx512_backend},
-                           Case{"aten", aten_backend});
+    return testing::Values(
+        ProductsCase{"cpu", cpu_products}, ProductsCase{"avx512", avx512_products},
+        ProductsCase{"aten", aten_products}, ProductsCase{"plain", plain_products});
   }
-  static std::string name_of(const testing::TestParamInfo<Case>& info) { return info.param.name; }
+  static std::string name_of(const testing::TestParamInfo<ProductsCase>& info) {
+    return info.param.name;
+  }
 
  protected:
-  const Backend& backend_ = GetParam().backend();
+  const Products& products_ = GetParam().products();
+};
+
+struct ElementwiseCase {
+  const char* name;
+  const Elementwise& (*elementwise)();
+};
+
+// All elementwise operations, on CPU tensors.
+class EveryElementwise : public testing::TestWithParam<ElementwiseCase> {
+ public:
+  static auto all() {
+    return testing::Values(ElementwiseCase{"cpu", cpu_elementwise},
+                           ElementwiseCase{"aten", aten_elementwise});
+  }
+  static std::string name_of(const testing::TestParamInfo<ElementwiseCase>& info) {
+    return info.param.name;
+  }
+
+ protected:
+  const Elementwise& elementwise_ = GetParam().elementwise();
 };
 
 }  // namespace dmuon::newton_schulz

@@ -3,8 +3,12 @@
 #include <ATen/ops/empty.h>
 #include <gtest/gtest.h>
 
+#include <cstddef>
+#include <iterator>
+#include <map>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "dmuon/newton_schulz/orthogonalize.h"
 #include "tests/newton_schulz/every_backend.h"
@@ -14,15 +18,15 @@ namespace {
 
 using at::Tensor;
 
-class IterationTest : public EveryBackend {
+class IterationTest : public EveryProducts {
  protected:
   Tensor iterated(const Tensor& x, double scale, int num_steps, const flops::Segments& segments) {
     const Steps steps{resolve("quintic", num_steps), segments, at::kFloat, 0};
-    return computed(backend_, iterate(backend_, {x.clone(), scale}, steps));
+    return computed(products_, iterate(products_, {x.clone(), scale}, steps));
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(All, IterationTest, EveryBackend::all(), EveryBackend::name_of);
+INSTANTIATE_TEST_SUITE_P(All, IterationTest, EveryProducts::all(), EveryProducts::name_of);
 
 // By the definition, in fp64: X <- a X + (b R + c R^2) X.
 Tensor plain(const Tensor& start, int num_steps) {
@@ -63,29 +67,83 @@ TEST_P(IterationTest, TakesAScaleForADividedMatrix) {
   }
 }
 
-// In bf16, whose direct form is off by 1e-2. In a batch, and either side the shorter.
-TEST(Iteration, WithWideSquaresFollowsTheDefinition) {
-  const Backend& backend = avx512_backend();
-  if (!backend.has_wide_squares(at::kBFloat16))
-    GTEST_SKIP() << "this machine lacks the instructions";
-  for (const auto& [rows, cols] : {std::pair{48, 96}, {96, 48}, {33, 99}}) {
-    const Tensor given = random({2, rows, cols}, at::kFloat);
-    const Tensor x = given.div(given.norm(2, at::IntArrayRef{-2, -1}, /*keepdim=*/true));
-    for (const flops::Segments& segments : {flops::Segments{1}, {1, 1}, {2}, {2, 1}, {3, 2}, {4}}) {
+TEST_P(IterationTest, WithoutStepsIsTheScaledStart) {
+  for (const std::vector<std::int64_t>& sizes : {std::vector<std::int64_t>{3, 8}, {2, 5, 3}}) {
+    const Tensor x = random(sizes, at::kFloat);
+    EXPECT_TRUE(iterated(x, 0.25, 0, {}).equal(x.mul(0.25)));
+  }
+}
+
+// In 16 bits, whose direct form is off by 1e-2 in bf16. In a batch, and either side the shorter.
+TEST_P(IterationTest, WithWideSquaresFollowsTheDefinition) {
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+    if (!products_.has_wide_squares(dtype)) continue;
+    for (const auto& [rows, cols] : {std::pair{48, 96}, {96, 48}, {33, 99}}) {
+      const Tensor given = random({2, rows, cols}, at::kFloat);
+      const Tensor x = given.div(given.norm(2, at::IntArrayRef{-2, -1}, /*keepdim=*/true));
+      for (const flops::Segments& segments :
+           {flops::Segments{1}, {1, 1}, {2}, {2, 1}, {3, 2}, {4}}) {
+        int num_steps = 0;
+        for (const int length : segments) num_steps += length;
+        const Steps steps{resolve("quintic", num_steps), segments, std::nullopt, 0};
+        const auto result = [&](const Tensor& some, double scale) {
+          return computed(products_, iterate(products_, {some.clone(), scale}, steps));
+        };
+        const Tensor narrow = x.to(dtype);
+        const Tensor got = result(narrow, 1);
+        const Tensor exact = plain(narrow, num_steps);
+        EXPECT_EQ(got.scalar_type(), dtype);
+        EXPECT_LE(got.to(at::kDouble).sub(exact).norm().item().toDouble(),
+                  2 * tolerance(dtype) * exact.norm().item().toDouble())
+            << rows << " " << cols << " " << num_steps;
+        EXPECT_TRUE(result(narrow[1], 1).equal(got[1])) << num_steps;
+        EXPECT_TRUE(result(narrow.mul(64), 1.0 / 64).equal(got)) << num_steps;
+      }
+    }
+  }
+}
+
+// Remembers the memory of every square that a product writes.
+class Recording final : public PlainProducts {
+ public:
+  void product(const Tensor& out, double beta, const Tensor& c, double alpha, const Tensor& a,
+               const Tensor& b) const override {
+    if (out.size(-1) == out.size(-2)) squares[out.const_data_ptr()] = out.nbytes();
+    PlainProducts::product(out, beta, c, alpha, a, b);
+  }
+  void wide_gram(const WideSquare& out, double alpha, const Tensor& a) const override {
+    record(out);
+    PlainProducts::wide_gram(out, alpha, a);
+  }
+  void wide_product(const WideSquare& out, double beta, const WideSquare& c, double alpha,
+                    const WideSquare& a, const WideSquare& b) const override {
+    record(out);
+    PlainProducts::wide_product(out, beta, c, alpha, a, b);
+  }
+
+  mutable std::map<const void*, std::size_t> squares;
+
+ private:
+  void record(const WideSquare& out) const {
+    squares[out.wide.const_data_ptr()] = out.wide.nbytes() + out.narrow.nbytes();
+  }
+};
+
+// Plans count workspace by these.
+TEST(Iteration, HoldsAsManySquaresAsFlopsSays) {
+  for (const bool wide : {false, true}) {
+    for (const flops::Segments& segments :
+         {flops::Segments{1}, {1, 1, 1}, {2}, {2, 3}, {2, 1, 2}, {5}}) {
       int num_steps = 0;
       for (const int length : segments) num_steps += length;
-      const Steps steps{resolve("quintic", num_steps), segments, std::nullopt, 0};
-      const auto iterated = [&](const Tensor& some, double scale) {
-        return computed(backend, iterate(backend, {some.clone(), scale}, steps));
-      };
-      const Tensor narrow = x.to(at::kBFloat16);
-      const Tensor got = iterated(narrow, 1);
-      const Tensor exact = plain(narrow, num_steps);
-      EXPECT_LE(got.to(at::kDouble).sub(exact).norm().item().toDouble(),
-                8e-3 * exact.norm().item().toDouble())
-          << rows << " " << cols << " " << num_steps;
-      EXPECT_TRUE(iterated(narrow[1], 1).equal(got[1])) << num_steps;
-      EXPECT_TRUE(iterated(narrow.mul(64), 1.0 / 64).equal(got)) << num_steps;
+      const Recording products;
+      const std::optional<at::ScalarType> dtype = wide ? std::nullopt : std::optional(at::kHalf);
+      const Tensor x = random({16, 48}, at::kDouble).mul(0.01).to(at::kHalf);
+      iterate(products, {x}, {resolve("quintic", num_steps), segments, dtype, 0});
+      const int bytes = wide ? flops::kWideSquareBytes : 2;
+      EXPECT_EQ(std::ssize(products.squares), flops::squares(segments)) << num_steps;
+      for (const auto& [_, size] : products.squares)
+        EXPECT_EQ(size, static_cast<std::size_t>(16 * 16 * bytes));
     }
   }
 }

@@ -10,72 +10,20 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <random>
 
-#include "tests/optim/plain_muon.h"
+#include "tests/optim/groups.h"
 
 namespace dmuon::optim {
 namespace {
 
-const newton_schulz::Coefficients kCoefficients{
-    {3.4445, -4.775, 2.0315}, {4, -6.9, 3.2}, {1.9, -1.3, 0.4}};
-
-const at::Tensor kApplies = at::scalar_tensor(true, at::kBool);
-
-MuonGroup group_of(double lr) {
-  return {lr, 0.1, 0.9, true, kCoefficients, 1e-7, AdjustLr::kOriginal, at::kFloat};
-}
-
-at::Tensor random_tensor(std::vector<std::int64_t> sizes, unsigned seed) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> normal;
-  at::Tensor tensor = at::empty(sizes, at::TensorOptions().dtype(at::kFloat));
-  for (std::int64_t i = 0; i < tensor.numel(); ++i) {
-    tensor.mutable_data_ptr<float>()[i] = normal(random);
-  }
-  return tensor;
-}
-
-Plain plain_of(const at::Tensor& matrix) {
-  const at::Tensor whole = matrix.contiguous();
-  const auto* data = whole.const_data_ptr<float>();
-  return {static_cast<std::size_t>(whole.size(0)), static_cast<std::size_t>(whole.size(1)),
-          std::vector<double>(data, data + whole.numel())};
-}
-
-double largest_difference(const at::Tensor& got, const Plain& expected) {
-  const Plain values = plain_of(got);
-  double largest = 0;
-  for (std::size_t i = 0; i < values.values.size(); ++i) {
-    largest = std::max(largest, std::abs(values.values[i] - expected.values[i]));
-  }
-  return largest;
-}
-
-double adjusted(AdjustLr rule, double lr, double rows, double cols) {
-  if (rule == AdjustLr::kMatchRmsAdamw) return 0.2 * lr * std::sqrt(rows > cols ? rows : cols);
-  const double ratio = std::sqrt(rows / cols);
-  return lr * (rule == AdjustLr::kOriginal && ratio < 1 ? 1 : ratio);
-}
-
-PlainOptions plain_options(const MuonGroup& group, std::int64_t rows, std::int64_t cols) {
-  PlainOptions options{group.lr, 0, group.weight_decay, group.momentum, group.nesterov, {}};
-  options.adjusted_lr =
-      adjusted(group.adjust_lr, group.lr, static_cast<double>(rows), static_cast<double>(cols));
-  for (const newton_schulz::Row& row : group.coefficients) {
-    options.coefficients.push_back({row.a, row.b, row.c});
-  }
-  return options;
-}
-
 using Shape = std::pair<std::int64_t, std::int64_t>;
 
-class MuonUpdate : public testing::TestWithParam<std::tuple<Shape, bool, AdjustLr, double>> {};
+class MuonUpdateCases : public testing::TestWithParam<std::tuple<Shape, bool, AdjustLr, double>> {};
 
-TEST_P(MuonUpdate, EqualsThePaperElementByElement) {
+TEST_P(MuonUpdateCases, EqualsThePaperElementByElement) {
   const auto& [shape, nesterov, rule, weight_decay] = GetParam();
   const auto& [rows, cols] = shape;
-  MuonGroup group = group_of(0.05);
+  MuonOptions group = muon(0.05);
   group.nesterov = nesterov;
   group.adjust_lr = rule;
   group.weight_decay = weight_decay;
@@ -91,7 +39,7 @@ TEST_P(MuonUpdate, EqualsThePaperElementByElement) {
   for (unsigned step = 0; step < 3; ++step) {
     const at::Tensor gradient = random_tensor({kBatch, rows, cols}, 10 + step);
     const at::Tensor before = gradient.clone();
-    muon_update(master, momentum, gradient, group, kApplies);
+    muon_update(master, momentum, gradient, group_of(group), kApplies);
     EXPECT_TRUE(gradient.equal(before));
     for (std::size_t i = 0; i < kBatch; ++i) {
       const auto index = static_cast<std::int64_t>(i);
@@ -103,7 +51,7 @@ TEST_P(MuonUpdate, EqualsThePaperElementByElement) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, MuonUpdate,
+INSTANTIATE_TEST_SUITE_P(Cases, MuonUpdateCases,
                          testing::Combine(testing::Values(Shape{5, 5}, Shape{3, 8}, Shape{9, 4},
                                                           Shape{1, 6}, Shape{6, 1}),
                                           testing::Bool(),
@@ -112,25 +60,25 @@ INSTANTIATE_TEST_SUITE_P(Cases, MuonUpdate,
                                                           AdjustLr::kSpectralUnclamped),
                                           testing::Values(0.0, 0.1)));
 
-TEST(MuonUpdate, DecaysAWeightWithoutAGradient) {
+TEST(MuonUpdateFunction, DecaysAWeightWithoutAGradient) {
   const at::Tensor master = random_tensor({1, 3, 4}, 1);
   const at::Tensor expected = master.mul(1 - 0.05 * 0.1);
-  muon_update(master, at::zeros({1, 3, 4}), at::zeros({1, 3, 4}), group_of(0.05), kApplies);
+  muon_update(master, at::zeros({1, 3, 4}), at::zeros({1, 3, 4}), group_of(muon(0.05)), kApplies);
   EXPECT_TRUE(master.allclose(expected, 1e-6, 0));
 }
 
-TEST(MuonUpdate, OfLearningRateZeroChangesMomentumAlone) {
+TEST(MuonUpdateFunction, OfLearningRateZeroChangesMomentumAlone) {
   const at::Tensor master = random_tensor({1, 3, 4}, 1);
   const at::Tensor before = master.clone();
   const at::Tensor momentum = at::zeros({1, 3, 4});
-  muon_update(master, momentum, random_tensor({1, 3, 4}, 2), group_of(0), kApplies);
+  muon_update(master, momentum, random_tensor({1, 3, 4}, 2), group_of(muon(0)), kApplies);
   EXPECT_TRUE(master.equal(before));
   EXPECT_GT(momentum.abs().sum().item<float>(), 0);
 }
 
-TEST(MuonUpdate, ThatDoesNotApplyChangesNothingWhateverTheGradientHolds) {
+TEST(MuonUpdateFunction, ThatDoesNotApplyChangesNothingWhateverTheGradientHolds) {
   for (const bool nesterov : {true, false}) {
-    MuonGroup group = group_of(0.05);
+    MuonOptions group = muon(0.05);
     group.nesterov = nesterov;
     const at::Tensor master = random_tensor({2, 3, 4}, 1);
     const at::Tensor momentum = random_tensor({2, 3, 4}, 2);
@@ -140,17 +88,17 @@ TEST(MuonUpdate, ThatDoesNotApplyChangesNothingWhateverTheGradientHolds) {
     gradient[0][0][0] = NAN;
     gradient[1][2][3] = INFINITY;
     const at::Tensor before = at::cat({master, momentum});
-    muon_update(master, momentum, gradient, group, at::logical_not(kApplies));
+    muon_update(master, momentum, gradient, group_of(group), at::logical_not(kApplies));
     EXPECT_TRUE(at::cat({master, momentum}).equal(before));
   }
 }
 
 // A user may have set it for the model's sake: no number of the update is rounded to it.
-TEST(MuonUpdate, DoesNotDependOnTheDefaultDtype) {
+TEST(MuonUpdateFunction, DoesNotDependOnTheDefaultDtype) {
   const auto decayed = [] {
     const at::Tensor master = at::ones({1, 3, 4}, at::kFloat);
     const at::Tensor nothing = at::zeros({1, 3, 4}, at::kFloat);
-    muon_update(master, nothing, nothing.clone(), group_of(3e-4), kApplies);
+    muon_update(master, nothing, nothing.clone(), group_of(muon(3e-4)), kApplies);
     return master;
   };
   const at::Tensor expected = decayed();
@@ -203,7 +151,7 @@ struct Owner {
 };
 
 TEST(MuonStep, UpdatesEachMatrixByItsGroup) {
-  const std::vector<MuonGroup> groups{group_of(0.05), group_of(0.2)};
+  const std::vector<MuonOptions> groups{muon(0.05), muon(0.2)};
   using Of = core::Vector<ParameterIndex, int>;
   for (const Of& of : {Of{0, 0, 0, 0, 0}, Of{0, 1, 0, 1, 1}, Of{1, 1, 0, 0, 0},
                        Of{0, -1, -1, 1, -1}, Of{-1, -1, -1, -1, -1}}) {
@@ -215,11 +163,11 @@ TEST(MuonStep, UpdatesEachMatrixByItsGroup) {
       momenta.push_back(plain_of(owner.of(parameter, kMomentum)));
       if (of[parameter] < 0) continue;
       const at::Tensor gradient = owner.of(parameter, wire::kGradient);
-      const MuonGroup& group = groups[static_cast<std::size_t>(of[parameter])];
+      const MuonOptions& group = groups[static_cast<std::size_t>(of[parameter])];
       plain_muon_update(&masters[parameter], &momenta[parameter], plain_of(gradient),
                         plain_options(group, gradient.size(0), gradient.size(1)));
     }
-    muon_step(*owner.engine, groups, of, kApplies);
+    muon_step(*owner.engine, groups_of(groups), of, kApplies);
     for (const ParameterIndex parameter : of.indices()) {
       // What is left alone is left bit by bit.
       const double allowed = of[parameter] < 0 ? 0 : 2e-5;
@@ -235,7 +183,7 @@ TEST(MuonStep, UpdatesEachMatrixByItsGroup) {
 TEST(MuonStep, TrainsAStackOfMatricesAsItTrainsThemApart) {
   const auto stacked = make_engine({{3, 3, 7}, {1, 3, 7}}, {{0, 1}});
   const auto apart = make_engine({{1, 3, 7}, {1, 3, 7}, {1, 3, 7}, {1, 3, 7}}, {{0, 1, 2, 3}});
-  std::vector<MuonGroup> groups{group_of(0.05), group_of(0.2)};
+  std::vector<MuonOptions> groups{muon(0.05), muon(0.2)};
   groups[0].adjust_lr = AdjustLr::kMatchRmsAdamw;
   // [4, 3, 7], wherever the values lie.
   const auto whole = [](engine::Engine& engine, const std::string& name) {
@@ -249,8 +197,8 @@ TEST(MuonStep, TrainsAStackOfMatricesAsItTrainsThemApart) {
     const at::Tensor gradient = random_tensor({4, 3, 7}, 10 + step);
     whole(*stacked, "gradient").copy_(gradient);
     whole(*apart, "gradient").copy_(gradient);
-    muon_step(*stacked, groups, core::Vector<ParameterIndex, int>{0, 1}, kApplies);
-    muon_step(*apart, groups, core::Vector<ParameterIndex, int>{0, 0, 0, 1}, kApplies);
+    muon_step(*stacked, groups_of(groups), core::Vector<ParameterIndex, int>{0, 1}, kApplies);
+    muon_step(*apart, groups_of(groups), core::Vector<ParameterIndex, int>{0, 0, 0, 1}, kApplies);
     EXPECT_TRUE(whole(*stacked, "master").equal(whole(*apart, "master"))) << "step " << step;
     EXPECT_TRUE(whole(*stacked, kMomentum).equal(whole(*apart, kMomentum))) << "step " << step;
   }
@@ -262,7 +210,7 @@ TEST(MuonStep, TrainsAStackOfMatricesAsItTrainsThemApart) {
 TEST(MuonStep, TrainsBlocksOfColumnsAsItTrainsThemApart) {
   const auto wide = make_engine({{1, 4, 9, 3, true}, {1, 4, 9, 3, true}}, {{0, 1}});
   const auto apart = make_engine(std::vector<plan::View>(6, {1, 3, 4}), {{0, 1, 2, 3, 4, 5}});
-  std::vector<MuonGroup> groups{group_of(0.05), group_of(0.2)};
+  std::vector<MuonOptions> groups{muon(0.05), muon(0.2)};
   groups[0].adjust_lr = AdjustLr::kSpectralUnclamped;
   groups[1].nesterov = false;
   // [6, 3, 4]: what is stored as [in, out] as [out, in].
@@ -281,13 +229,63 @@ TEST(MuonStep, TrainsBlocksOfColumnsAsItTrainsThemApart) {
   put(wire::kMaster, random_tensor({6, 3, 4}, 1));
   for (unsigned step = 0; step < 3; ++step) {
     put(wire::kGradient, random_tensor({6, 3, 4}, 10 + step));
-    muon_step(*wide, groups, core::Vector<ParameterIndex, int>{0, 1}, kApplies);
-    muon_step(*apart, groups, core::Vector<ParameterIndex, int>{0, 0, 0, 1, 1, 1}, kApplies);
+    muon_step(*wide, groups_of(groups), core::Vector<ParameterIndex, int>{0, 1}, kApplies);
+    muon_step(*apart, groups_of(groups), core::Vector<ParameterIndex, int>{0, 0, 0, 1, 1, 1},
+              kApplies);
     for (const std::string& name : {wire::kMaster, kMomentum}) {
       EXPECT_TRUE(matrices(*wide, name).allclose(matrices(*apart, name), 1e-5, 1e-6))
           << name << ", step " << step;
     }
   }
+}
+
+// Two batches that alternate: each call is seen by itself, and only in its batch.
+TEST(MuonUpdate, MovesMomentumThenWeightsOfItsBatch) {
+  Owner owner;
+  const std::vector<MuonOptions> groups{muon(0.05), muon(0.2)};
+  const core::Vector<ParameterIndex, int> of{0, 0, 1, -1, 1};
+  core::Vector<ParameterIndex, Plain> before_masters;
+  core::Vector<ParameterIndex, Plain> masters;
+  core::Vector<ParameterIndex, Plain> momenta;
+  for (const ParameterIndex parameter : of.indices()) {
+    masters.push_back(plain_of(owner.of(parameter, wire::kMaster)));
+    momenta.push_back(plain_of(owner.of(parameter, kMomentum)));
+    before_masters.push_back(masters[parameter]);
+    if (of[parameter] < 0) continue;
+    const at::Tensor gradient = owner.of(parameter, wire::kGradient);
+    plain_muon_update(&masters[parameter], &momenta[parameter], plain_of(gradient),
+                      plain_options(groups[static_cast<std::size_t>(of[parameter])],
+                                    gradient.size(0), gradient.size(1)));
+  }
+  const auto expect = [&](const std::vector<bool>& prepared, const std::vector<bool>& applied) {
+    for (const ParameterIndex parameter : of.indices()) {
+      const std::size_t batch = parameter.value() == 4 ? 1 : 0;
+      const at::Tensor momentum = owner.of(parameter, kMomentum);
+      if (prepared[batch]) {
+        EXPECT_LE(largest_difference(momentum, momenta[parameter]), 2e-6) << parameter;
+      } else {
+        EXPECT_EQ(momentum.count_nonzero().item<std::int64_t>(), 0) << parameter;
+      }
+      const Plain& master = (applied[batch] ? masters : before_masters)[parameter];
+      EXPECT_LE(largest_difference(owner.of(parameter, wire::kMaster), master),
+                applied[batch] ? 2e-5 : 0)
+          << parameter;
+    }
+  };
+  const core::BatchIndex first(0);
+  const core::BatchIndex second(1);
+  MuonUpdate update(owner.engine->owned(), groups_of(groups), of, kApplies);
+  update.prepare(first);
+  expect({true, false}, {false, false});
+  update.prepare(second);
+  expect({true, true}, {false, false});
+  update.orthogonalise(first);
+  update.orthogonalise(second);
+  expect({true, true}, {false, false});
+  update.apply(second);
+  expect({true, true}, {false, true});
+  update.apply(first);
+  expect({true, true}, {true, true});
 }
 
 TEST(AddMomentum, StartsWithZerosAndCountsThem) {

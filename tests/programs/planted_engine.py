@@ -15,6 +15,7 @@ NORMS = "src/dmuon/engine/gradient_norms.cpp"
 AGREEMENT = "src/dmuon/engine/agreement.cpp"
 SHARED_MESH = "src/dmuon/wire/shared_mesh.cpp"
 MUON_STEP = "src/dmuon/optim/muon_step.cpp"
+MUON = "src/dmuon/optim/rules/muon.cpp"
 
 ENGINE = (
     # Gradients on their way.
@@ -179,9 +180,9 @@ ENGINE = (
     ),
     Planted(
         "learning_rate_of_the_stack",
-        MUON_STEP,
-        "adjusted_lr(group, master.size(-2), master.size(-1), transposed);",
-        "adjusted_lr(group, master.numel() / master.size(-1), master.size(-1), transposed);",
+        MUON,
+        "adjusted_lr(options_, weights.size(-2), weights.size(-1), piece.transposed);",
+        "adjusted_lr(options_, weights.numel() / weights.size(-1), weights.size(-1), piece.transposed);",
         "Matrices that are updated together have the learning rate of one as tall as all of them.",
     ),
     Planted(
@@ -193,9 +194,9 @@ ENGINE = (
     ),
     Planted(
         "decay_by_adjusted_lr",
-        MUON_STEP,
-        ".decay = 1 - group.lr * group.weight_decay",
-        ".decay = 1 - lr * group.weight_decay",
+        MUON,
+        "1 - options_.lr * options_.weight_decay",
+        "1 - lr * options_.weight_decay",
         "Weights of matrices with more rows than columns decay too fast.",
     ),
 )

@@ -85,7 +85,7 @@ def _add_tune(parser: argparse.ArgumentParser) -> None:
     add("--inventory", metavar="FILE", help="instead: a JSON file, as dmuon.inventory(model) returns it")
     add("--model", type=_one_of(models), help=f"instead, one of: {', '.join(models)}")
     add("--dtype", type=_one_of(["bf16", "fp16", "fp32"]), help="ns_dtype of Muon: bf16, fp16 or fp32 [its default]")
-    add("--steps", type=_whole(1, 99), metavar="N", default=5, help="ns_steps of Muon [%(default)s]")
+    add("--steps", type=_whole(1, 99), metavar="N", default=_plan.NS_STEPS, help="ns_steps of Muon [%(default)s]")
     names = ["polar_express", "quintic", "you"]
     words = f"ns_coefficients of Muon: {', '.join(names)} [%(default)s]"
     add("--coefficients", type=_one_of(names), metavar="NAME", default=names[0], help=words)

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dmuon import _C
+from dmuon import _C, _plan
 from dmuon._setup.shown import shown
 
 NsCoefficients = str | Sequence[float] | Sequence[Sequence[float]]
 
-# The defaults of the iteration, for Muon and `orthogonalize`.
+# The iteration's defaults, for Muon and `orthogonalize`; C++ has the numbers.
 NS_COEFFICIENTS = "polar_express"
-NS_STEPS = 5
-EPS = 1e-7
+NS_STEPS = _plan.NS_STEPS
+EPS = _C.EPS
 
 _MUON = ("lr", "weight_decay", "momentum", "nesterov", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn", "ns_dtype")
 _ADAMW = ("lr", "betas", "eps", "weight_decay")

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "dmuon/bindings/topics.h"
-#include "dmuon/newton_schulz/backend.h"
 #include "dmuon/newton_schulz/coefficients.h"
+#include "dmuon/newton_schulz/elementwise.h"
 #include "dmuon/newton_schulz/orthogonalize.h"
 
 namespace dmuon::bindings {
@@ -39,7 +39,9 @@ std::vector<PyRow> resolve_coefficients(const PyCoefficients& coefficients, int 
   return rows;
 }
 
-at::ScalarType default_dtype(c10::Device device) { return ns::backend_of(device).default_dtype(); }
+at::ScalarType default_dtype(c10::Device device) {
+  return ns::elementwise_of(device).default_dtype();
+}
 
 ns::Choice choose(std::int64_t m, std::int64_t n, const PyCoefficients& coefficients, int num_steps,
                   c10::Device device, at::ScalarType dtype) {
@@ -91,6 +93,7 @@ void init_newton_schulz(py::module_& module) {
              py::arg("num_steps"), py::arg("eps"), py::arg("dtype"), py::kw_only(),
              py::arg("choice") = std::nullopt, py::arg("form") = std::nullopt,
              py::arg("gram_dtype") = std::nullopt, py::call_guard<py::gil_scoped_release>());
+  module.attr("EPS") = ns::kDefaultEps;
   module.def("resolve_coefficients", &resolve_coefficients, py::arg("coefficients"),
              py::arg("num_steps"));
   module.def("default_ns_dtype", &default_dtype, py::arg("device"));

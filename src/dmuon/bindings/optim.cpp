@@ -1,5 +1,6 @@
 #include <torch/csrc/utils/pybind.h>
 
+#include <memory>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -20,16 +21,13 @@ void init_optim(py::module_& module) {
                        const std::vector<std::tuple<double, double, double>>& coefficients,
                        double eps, const std::string& adjust_lr_fn, at::ScalarType ns_dtype,
                        newton_schulz::Choices choices) {
-             newton_schulz::Coefficients rows;
-             for (const auto& [a, b, c] : coefficients) rows.push_back({a, b, c});
-             return MuonGroup{lr,
-                              weight_decay,
-                              momentum,
-                              nesterov,
-                              rows,
-                              eps,
-                              optim::parse_adjust_lr(adjust_lr_fn),
-                              ns_dtype,
+             newton_schulz::IterationOptions iteration;
+             iteration.eps = eps;
+             iteration.dtype = ns_dtype;
+             for (const auto& [a, b, c] : coefficients) iteration.coefficients.push_back({a, b, c});
+             const optim::MuonOptions muon{lr, weight_decay, momentum, nesterov,
+                                           optim::parse_adjust_lr(adjust_lr_fn)};
+             return MuonGroup{std::make_shared<optim::Muon>(muon), std::move(iteration),
                               std::move(choices)};
            }),
            py::arg("lr"), py::arg("weight_decay"), py::arg("momentum"), py::arg("nesterov"),

@@ -72,6 +72,7 @@ void init_mesh_and_options(py::module_& module) {
 
   using schedule::StepOptions;
   module.attr("MOST_UNITS") = schedule::kMostUnits;
+  module.attr("NS_STEPS") = flops::kDefaultSteps;
   py::class_<StepOptions>(module, "StepOptions")
       .def(py::init<>())
       .def_readwrite("node_copy", &StepOptions::node_copy)

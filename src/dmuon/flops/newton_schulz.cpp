@@ -10,8 +10,8 @@ namespace dmuon::flops {
 Segments segments(int steps, Form form) {
   core::invariant(form != Form::kSegmented, "segments: kSegmented goes by what was measured");
   if (form == Form::kDirect) return Segments(static_cast<std::size_t>(steps), 1);
-  // The position of the Gram form's restart: worst condition number of Q for Polar Express's rows
-  // by step: 1: 456, 2: 85, 3: 1e5.
+  // The Gram form restarts after this step, where Q is conditioned best. The worst condition
+  // numbers with Polar Express's rows are 456 after step 1, 85 after 2 and 1e5 after 3.
   constexpr int kRestart = 2;
   if (steps <= kRestart) return steps == 0 ? Segments{} : Segments{steps};
   return {kRestart, steps - kRestart};
@@ -25,6 +25,10 @@ Products products(const Segments& segments) {
     ++sum.to_wide;
   }
   return sum;
+}
+
+int squares(const Segments& segments) {
+  return std::ranges::any_of(segments, [](int length) { return length > 1; }) ? 4 : 2;
 }
 
 double orthogonalisation(std::int64_t m, std::int64_t n, int steps, Form form,

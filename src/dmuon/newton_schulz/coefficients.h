@@ -22,11 +22,11 @@ struct Row {
 /// One row a step.
 using Coefficients = std::vector<Row>;
 
-/// The rows of a named set for `num_steps` steps; steps past the set's table
-/// repeat its last row.
+/// Returns the rows of a named set for `num_steps` steps. Steps past the set's table repeat its
+/// last row.
 ///
-///   polar_express  eight rows by minimax approximation, damped by a safety
-///                  factor 1.05 on all but the last (arXiv 2505.16932).
+///   polar_express  eight rows by minimax approximation; a safety factor of 1.05 damps all rows but
+///                  the last (arXiv 2505.16932).
 ///   quintic        one row for every step, as in torch.optim.Muon (Jordan).
 ///   you            five rows (YouJiacheng).
 ///
@@ -36,25 +36,30 @@ using Coefficients = std::vector<Row>;
 ///         bad num_steps.
 Coefficients resolve(std::string_view name, int num_steps);
 
-/// The same for rows of the user's own.
+/// Returns the same for the user's own rows.
 ///
 /// @param rows  at least one if num_steps > 0; finite. Rows past num_steps
 ///              are dropped.
 /// @throws InvalidArgument naming the first bad argument.
 Coefficients resolve(const Coefficients& rows, int num_steps);
 
-/// How the steps of these rows may go in segments with bf16 products (flops::Form::kSegmented) for
-/// an m x n matrix, either order of sides: known for five rows of the named sets, short sides from
-/// 128 to 4096, and long ones from 1.5 to 2.5 times that on. There errors were measured, and are at
-/// most 1.3 times those of torch.optim.Muon's arithmetic, mostly less: Gaussian matrices, also
-/// with a mean, or with rows or columns that fall off by 10 to 1e3; of condition number 10 to 1e7
-/// in any direction; and with up to three directions that have 0.3 to 0.9999 of the norm's square
-/// between them, as gradients of layers whose inputs have a mean do.
+/// Returns the segments in which steps of these rows run with 16-bit products
+/// (flops::Form::kSegmented) for an m x n matrix, either order of sides. Returns nothing if no
+/// measurement covers the case.
 ///
-/// It matters which steps go together. Where a row nearly annihilates such a direction, as those of
-/// the other sets do, what rounding leaves of it grows in a third step without end, so only the
-/// quintic has segments of three; and columns that fall off are the hardest, the more so the nearer
-/// the matrix is to a square and the larger it is.
+/// Errors were measured in bf16 for five rows of the named sets, short sides from 128 to 4096, and
+/// long sides from 1.5 to 2.5 times the short one on. They are at most 1.3 times the errors of
+/// torch.optim.Muon's arithmetic, mostly less. The matrices were
+/// - Gaussian, also with a mean, or with rows or columns that fall off by 10 to 1e3;
+/// - of condition number 10 to 1e7 in any direction;
+/// - with up to three directions that have 0.3 to 0.9999 of the norm's square between them.
+/// Gradients
+///   of layers whose inputs have a mean are like this.
+///
+/// The choice of steps that go together matters. Rows of the other sets nearly annihilate such a
+/// direction, and in a third step its rounding errors grow without bound. So only the quintic has
+/// segments of three. Columns that fall off are the hardest case, the more so the larger and the
+/// nearer to a square the matrix is.
 std::optional<flops::Segments> measured_segments(const Coefficients& rows, std::int64_t m,
                                                  std::int64_t n);
 

@@ -4,7 +4,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -16,14 +15,14 @@ namespace {
 
 using at::Tensor;
 
-// The iterate X, scale x, [(b,) rows, cols], either side the shorter: `tall` matrices are read in
-// the other operand order instead of being transposed.
+// The iterate X = scale x, [(b,) rows, cols]; either side may be the shorter. `tall` matrices are
+// not transposed: their products have the operands in the other order.
 struct Iterate {
-  const Backend& backend;
+  const Products& products;
   Tensor x;
   double scale;
   bool tall;
-  Tensor spare = {};  // X's next value; a product may not overwrite its operand
+  Tensor spare = {};  // memory for X's next value: a product may not overwrite its operand
 
   std::vector<std::int64_t> square_sizes() const {
     auto sizes = x.sizes().vec();
@@ -31,18 +30,19 @@ struct Iterate {
     return sizes;
   }
 
-  // Its short side first.
+  // X with its short side first.
   Tensor upright() const { return tall ? x.mT() : x; }
 
-  // a X + Q X, where `factors` go with the rows of X on its short side. A Q in 16 bits is not quite
-  // symmetric: where X is transposed, so is Q.
+  // a X + Q X. `factors` scale the rows of the upright X. A Q in 16 bits is not quite symmetric: if
+  // X is transposed, so is Q.
   PendingProduct applied(double a, const Tensor& q, const Tensor& factors = {}) const {
-    if (tall) return {scale * a, x, scale, x, q.mT(), spare, factors};
-    return {scale * a, x, scale, q, x, spare, factors};
+    if (tall) return {scale * a, x, scale, x, q.mT(), factors};
+    return {scale * a, x, scale, q, x, factors};
   }
 
   void become(const PendingProduct& product) {
-    spare = std::exchange(x, computed(backend, product));
+    const Tensor next = computed(products, product, std::move(spare));
+    spare = std::exchange(x, next);
     scale = 1;
   }
 };
@@ -63,21 +63,21 @@ struct InOneDtype {
   void gram_product(const Tensor& r) const {
     const Tensor x = iterate.upright().to(dtype);
     const double scale = iterate.scale * iterate.scale;
-    iterate.backend.symmetric_product(r, 0, r, scale, x, x.mT(), panel_rows);
+    iterate.products.symmetric_product(r, 0, r, scale, x, x.mT(), panel_rows);
   }
 
-  // out <- beta c + alpha a b by the lower triangle, of Z and the next R.
+  // out <- beta c + alpha a b by the lower triangle: Z and the next R.
   void square_product(const Tensor& out, double beta, const Tensor& c, double alpha,
                       const Tensor& a, const Tensor& b) const {
-    iterate.backend.symmetric_product(out, beta, c, alpha, a, b, panel_rows);
+    iterate.products.symmetric_product(out, beta, c, alpha, a, b, panel_rows);
   }
 
-  // out <- beta c + a b, of R Z and Z Q. A mirrored triangle has each rounding error twice, of a
-  // full product two partly cancel: in 16 bits that is 1.2 instead of 1.8 times the direct form's
-  // error.
+  // out <- beta c + a b: R Z and Z Q. A mirrored triangle has each rounding error twice; in a full
+  // product the two errors partly cancel. In 16 bits the error is then 1.2 instead of 1.8 times the
+  // direct form's.
   void mixed_product(const Tensor& out, double beta, const Tensor& c, const Tensor& a,
                      const Tensor& b) const {
-    if (c10::elementSize(dtype) == 2) return iterate.backend.product(out, beta, c, 1, a, b);
+    if (c10::elementSize(dtype) == 2) return iterate.products.product(out, beta, c, 1, a, b);
     square_product(out, beta, c, 1, a, b);
   }
 
@@ -95,7 +95,7 @@ struct InOneDtype {
   }
 };
 
-// R, Z and Q in fp32, of which products multiply a part in X's dtype.
+// R, Z and Q are WideSquares, in fp32 and in X's dtype.
 struct InFp32 {
   using Square = WideSquare;
 
@@ -111,12 +111,12 @@ struct InFp32 {
   }
 
   void gram_product(const Square& r) const {
-    iterate.backend.wide_gram(r, iterate.scale * iterate.scale, iterate.upright());
+    iterate.products.wide_gram(r, iterate.scale * iterate.scale, iterate.upright());
   }
 
   void square_product(const Square& out, double beta, const Square& c, double alpha,
                       const Square& a, const Square& b) const {
-    iterate.backend.wide_product(out, beta, c, alpha, a, b);
+    iterate.products.wide_product(out, beta, c, alpha, a, b);
   }
 
   void mixed_product(const Square& out, double beta, const Square& c, const Square& a,
@@ -135,8 +135,8 @@ struct InFp32 {
   }
 };
 
-// What one matrix, or a batch, keeps of the short side: where no segment has more than one step,
-// neither q nor scratch.
+// The square matrices of the iteration, flops::squares of them: q and scratch only if a segment has
+// more than one step.
 template <typename Square>
 struct Squares {
   Square r;
@@ -145,7 +145,7 @@ struct Squares {
   Square scratch = {};
 };
 
-// What X becomes by a segment.
+// Returns X after a segment.
 template <typename Kind>
 PendingProduct run_segment(const Kind& kind, Squares<typename Kind::Square>& squares,
                            std::span<const Row> rows) {
@@ -176,7 +176,7 @@ PendingProduct run_segment(const Kind& kind, Squares<typename Kind::Square>& squ
 template <typename Kind>
 PendingProduct run(Iterate& iterate, const Kind& kind, const Steps& steps) {
   Squares<typename Kind::Square> squares{kind.square(), kind.square()};
-  if (std::ranges::any_of(steps.segments, [](int length) { return length > 1; })) {
+  if (flops::squares(steps.segments) > 2) {
     squares.q = kind.square();
     squares.scratch = kind.square();
   }
@@ -190,11 +190,22 @@ PendingProduct run(Iterate& iterate, const Kind& kind, const Steps& steps) {
   }
 }
 
+// scale x, as a product of matrices without inner entries.
+PendingProduct unchanged(Start start) {
+  auto sizes = start.x.sizes().vec();
+  sizes.back() = 0;
+  const Tensor a = at::empty(sizes, start.x.options());
+  sizes.back() = start.x.size(-1);
+  sizes[sizes.size() - 2] = 0;
+  return {start.scale, std::move(start.x), 0, a, at::empty(sizes, a.options())};
+}
+
 }  // namespace
 
-PendingProduct iterate(const Backend& backend, Start start, const Steps& steps) {
+PendingProduct iterate(const Products& products, Start start, const Steps& steps) {
+  if (steps.segments.empty()) return unchanged(std::move(start));
   const bool tall = start.x.size(-2) > start.x.size(-1);
-  Iterate iterate{backend, std::move(start.x), start.scale, tall};
+  Iterate iterate{products, std::move(start.x), start.scale, tall};
   if (!steps.square_dtype) return run(iterate, InFp32{iterate}, steps);
   return run(iterate, InOneDtype{iterate, *steps.square_dtype, steps.panel_rows}, steps);
 }

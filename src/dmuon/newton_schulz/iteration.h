@@ -3,25 +3,27 @@
 #include <optional>
 
 #include "dmuon/flops/newton_schulz.h"
-#include "dmuon/newton_schulz/backend.h"
 #include "dmuon/newton_schulz/coefficients.h"
+#include "dmuon/newton_schulz/elementwise.h"
+#include "dmuon/newton_schulz/products.h"
 
 namespace dmuon::newton_schulz {
 
-/// How orthogonalize runs its steps.
+/// The steps of an iteration, and the form in which they run.
 struct Steps {
-  Coefficients coefficients;  ///< at least one row
-  flops::Segments segments;   ///< which make up the rows
-  /// The dtype of R, Z and Q; unset: each is a WideSquare (backend.h).
+  Coefficients coefficients;  ///< one row a step
+  flops::Segments segments;   ///< their lengths add up to the number of rows
+  /// The dtype of R, Z and Q; unset: each is a WideSquare (products.h).
   std::optional<at::ScalarType> square_dtype;
-  std::int64_t panel_rows;  ///< of symmetric products; not read of WideSquares
+  std::int64_t panel_rows;  ///< of symmetric products; not read for WideSquares
 };
 
-/// All of Newton-Schulz but its last product, whose result the iterate would be: it may go straight
-/// to where it is wanted. Works on the current stream.
+/// Runs all of Newton-Schulz but its last product. The result of that product would be the iterate,
+/// so it can be added straight to where it is wanted. Works on the current stream.
 ///
-/// @param start  x [(b,) rows, cols], either side the shorter. It is new memory: the iteration may
-///               write there, and the product returned may have it as its operand.
-PendingProduct iterate(const Backend& backend, Start start, const Steps& steps);
+/// @param start  x is [(b,) rows, cols]; either side may be the shorter. The iteration may write to
+///               it, and the returned product may have it as its operand.
+/// @return       without steps, scale x as a product.
+PendingProduct iterate(const Products& products, Start start, const Steps& steps);
 
 }  // namespace dmuon::newton_schulz

@@ -5,7 +5,7 @@
 
 namespace dmuon::optim {
 
-/// How the learning rate of a matrix follows from its shape, with torch.optim.Muon's names.
+/// Rules by which a matrix's learning rate follows from its shape; names are torch.optim.Muon's.
 enum class AdjustLr {
   kOriginal,           ///< lr * sqrt(max(1, rows / cols)) (Jordan)
   kMatchRmsAdamw,      ///< lr * 0.2 * sqrt(max(rows, cols)) (Moonlight)
@@ -15,6 +15,7 @@ enum class AdjustLr {
 /// @throws InvalidArgument that lists the known names.
 AdjustLr parse_adjust_lr(const std::string& name);
 
+/// Returns the learning rate of a rows x cols matrix.
 double adjust_lr(AdjustLr rule, double lr, std::int64_t rows, std::int64_t cols);
 
 }  // namespace dmuon::optim

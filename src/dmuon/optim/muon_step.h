@@ -2,61 +2,68 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <string>
+#include <cstdint>
 #include <vector>
 
 #include "dmuon/engine/engine.h"
-#include "dmuon/newton_schulz/coefficients.h"
-#include "dmuon/newton_schulz/orthogonalize.h"
-#include "dmuon/optim/adjust_lr.h"
+#include "dmuon/engine/update.h"
+#include "dmuon/optim/batch_update.h"
+#include "dmuon/optim/rules/muon.h"
 
 namespace dmuon::optim {
 
-/// The hyperparameters of one parameter group, as they are at this step.
-struct MuonGroup {
-  double lr;
-  double weight_decay;
-  double momentum;
-  bool nesterov;
-  newton_schulz::Coefficients coefficients;
-  double eps;
-  AdjustLr adjust_lr;
-  at::ScalarType ns_dtype;
-  newton_schulz::Choices choices = {};  ///< of the shapes that were tuned
-};
-
-/// One Muon update, in place, of a batch of equally shaped matrices (torch.optim.Muon's semantics;
-/// the paper, eq. muon-update):
+/// Updates a batch of equally shaped matrices in place, by Muon (rules/muon.h): a BatchUpdate.
 ///
-/// - momentum += (1 - mu) (gradient - momentum)
-/// - u = gradient + mu (momentum - gradient) with nesterov, else momentum
-/// - master = (1 - lr weight_decay) master - adjusted_lr NewtonSchulz(u)
+/// Bytes an element that are read and written beside the iteration's products, in bf16:
 ///
-/// Where it does not apply, master and momentum keep their values, whatever the gradient holds (a
-/// zero may change its sign); nobody waits for the device to know.
+///   before it  14  a matrix by itself, on CPUs in fp32 and bf16: momentum in and out, gradient, X
+///              26  otherwise: also the direction, out and in twice. On CPUs caches hold 12 of
+///              these
+///   after it    8  by kernels/, if the last product goes straight into the weights
+///              12  otherwise: also the product's result, out and in
 ///
-/// @param master, momentum  [b, rows, cols] fp32, contiguous, changed in place.
-/// @param gradient          [b, rows, cols] fp32, contiguous, unchanged.
-/// @param applies           [] bool, of the same device.
-/// @param column_blocks     divides cols: so many equal blocks of columns of each matrix are
-///                          orthogonalised apart, and have the learning rate of theirs.
-/// @param transposed        the learning rate takes columns for rows, and rows for columns.
-void muon_update(at::Tensor master, at::Tensor momentum, at::Tensor gradient,
+/// @param group       its rule is a Muon.
+/// @param applies     [] bool, on the same device: false leaves master and momentum as they are,
+///                    whatever the gradient holds. The host does not wait to learn it.
+/// @param transposed  True if the learning rate takes columns for rows, and rows for columns.
+/// @throws InvalidArgument naming the first tensor that is no fp32 of master's sizes and device;
+/// and
+///         as method_for.
+void muon_update(const at::Tensor& master, const at::Tensor& momentum, const at::Tensor& gradient,
                  const MuonGroup& group, const at::Tensor& applies, std::int64_t column_blocks = 1,
                  bool transposed = false);
 
-/// What an owner holds for Muon beside master and gradient; torch.optim.Muon's name.
-inline const std::string kMomentum = "momentum_buffer";
+/// One step's update of what a rank owns: a BatchUpdate for each batch, or several.
+class MuonUpdate final : public engine::Update {
+ public:
+  /// @param owned     outlives this.
+  /// @param groups    the hyperparameters of this step, by group index.
+  /// @param group_of  group index; -1 leaves the parameter as it is. Neighbours of one group in a
+  ///                  batch are updated together.
+  /// @param applies   [] bool, on the engine's device: false leaves everything as it is.
+  MuonUpdate(const wire::Owned& owned, std::vector<MuonGroup> groups,
+             core::Vector<core::ParameterIndex, int> group_of, at::Tensor applies);
 
-/// Each parameter gets a momentum of zeros, at its owner alone. Once an engine, before its first
-/// step. Neither this nor muon_step may run beside other calls of the engine.
+  void prepare(core::BatchIndex batch) override;
+  void orthogonalise(core::BatchIndex batch) override;
+  void apply(core::BatchIndex batch) override;
+
+ private:
+  std::vector<BatchUpdate> updates_of(const wire::OwnedBatch& batch) const;
+
+  const wire::Owned& owned_;
+  std::vector<MuonGroup> groups_;
+  core::Vector<core::ParameterIndex, int> group_of_;
+  at::Tensor applies_;
+  core::Vector<core::BatchIndex, std::vector<BatchUpdate>> updates_;  // between the three calls
+};
+
+/// Adds a momentum of zeros for each parameter, at its owner alone. Once an engine, before its
+/// first step. Neither this nor muon_step may run beside other calls of the engine.
 void add_momentum(engine::Engine& engine);
 
 /// Updates what this rank owns and publishes it (Engine::step). Every rank calls it, with equal
-/// arguments. Works on the current stream.
-/// @param groups        by group index.
-/// @param group_of      group index; -1 leaves the parameter alone.
-/// @param applies       [] bool, on the engine's device: false leaves everything as it is.
+/// arguments. Works on the current stream. The parameters are MuonUpdate's.
 void muon_step(engine::Engine& engine, const std::vector<MuonGroup>& groups,
                const core::Vector<core::ParameterIndex, int>& group_of, const at::Tensor& applies);
 

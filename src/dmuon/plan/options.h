@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "dmuon/flops/newton_schulz.h"
 #include "dmuon/schedule/step_options.h"
 
 namespace dmuon::plan {
@@ -16,11 +17,11 @@ struct PlanOptions : schedule::StepOptions {
   double layout_slack = 0.03;
   /// Most bytes of any owner, as `memory` counts them; 0: no limit.
   std::int64_t max_memory_bytes = 0;
-  int weight_bytes = 2;    ///< of an element in the compute dtype
-  int gradient_bytes = 4;  ///< of an element of gradients on the wire
-  int ns_bytes = 2;        ///< of an element in Newton-Schulz
-  int ns_steps = 5;        ///< of Newton-Schulz
-  bool on_cpu = false;     ///< ranks are CPUs, which gloo connects
+  int weight_bytes = 2;                 ///< of an element in the compute dtype
+  int gradient_bytes = 4;               ///< of an element of gradients on the wire
+  int ns_bytes = 2;                     ///< of an element in Newton-Schulz
+  int ns_steps = flops::kDefaultSteps;  ///< of Newton-Schulz
+  bool on_cpu = false;                  ///< ranks are CPUs, which gloo connects
 
   bool operator==(const PlanOptions&) const = default;
 };

@@ -9,11 +9,6 @@ namespace {
 
 constexpr std::int64_t kUpdateBytes = 4;  // fp32
 
-// Square matrices of the iteration (iteration.cpp): R and Z, in the Gram form Q and a spare one
-// too; of CPUs' segmented form in 16 bits these are in fp32 and 16 bits (WideSquare).
-constexpr std::int64_t kSquares[] = {2, 4};
-constexpr std::int64_t kWideBytes = 4 + 2;
-
 }  // namespace
 
 std::int64_t workspace_bytes(const Shape& shape, std::size_t num_batch,
@@ -23,10 +18,14 @@ std::int64_t workspace_bytes(const Shape& shape, std::size_t num_batch,
     return flops::orthogonalisation(shape.rows, shape.cols, options.ns_steps, form, {});
   };
   const bool gram = cost(flops::Form::kGram) < cost(flops::Form::kDirect);
+  const auto form = gram ? flops::Form::kGram : flops::Form::kDirect;
+  // On CPUs the segmented form takes the Gram form's place in 16 bits.
   const bool wide = gram && options.on_cpu && options.ns_bytes == 2;
-  const std::int64_t squares = shape.num_matrices * kSquares[gram ? 1 : 0] * side * side *
-                               (wide ? kWideBytes : options.ns_bytes);
-  // The update is gone when the iterate gets a spare. Blocks of columns are first copied apart.
+  const std::int64_t squares = shape.num_matrices * side * side *
+                               flops::squares(flops::segments(options.ns_steps, form)) *
+                               (wide ? flops::kWideSquareBytes : options.ns_bytes);
+  // The direction is freed before the iterate gets a spare. Blocks of columns are first copied
+  // apart.
   const std::int64_t copied = shape.column_blocks > 1 ? kUpdateBytes : 0;
   const std::int64_t before =
       (kUpdateBytes + std::max<std::int64_t>(copied, options.ns_bytes)) * shape.num_elements();

@@ -1,0 +1,76 @@
+#include <ATen/ops/_foreach_norm.h>
+#include <ATen/ops/div.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/where.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "dmuon/newton_schulz/elementwise.h"
+
+namespace dmuon::newton_schulz {
+namespace {
+
+using at::Tensor;
+
+// [b, 1, 1]: the largest entry of each matrix, or 1 if the matrix is zero.
+Tensor largest_of(const Tensor& x) {
+  const Tensor largest = at::linalg_vector_norm(x, std::numeric_limits<double>::infinity(),
+                                                at::IntArrayRef{-2, -1}, /*keepdim=*/true);
+  return largest.masked_fill(largest.eq(0), 1);
+}
+
+class AtenElementwise final : public Elementwise {
+ public:
+  // fp16 has three more significand bits than bf16, and the iteration stays within its range.
+  at::ScalarType default_dtype() const override { return at::kHalf; }
+
+  // The norm is in fp64, because squares of the entries could leave their dtype's range. The kernel
+  // converts while it reads, so x is read twice and nothing of its size is allocated but the
+  // result.
+  Tensor normalise(const Tensor& given, at::ScalarType dtype, double eps) const override {
+    if (given.size(0) == 0) return given.to(dtype);
+    // No dtype holds the squares of fp64: divide such matrices by their largest entries first.
+    const bool wide = given.scalar_type() == at::kDouble;
+    const Tensor largest = wide ? largest_of(given) : Tensor();
+    const Tensor x = wide ? given.div(largest) : given;
+    Tensor norm = at::stack(at::_foreach_norm(x.unbind(), 2, at::kDouble)).view({-1, 1, 1});
+    if (wide) norm = at::maximum(norm, largest.reciprocal().mul_(eps));
+    norm.clamp_min_(std::max(wide ? 0 : eps, std::numeric_limits<double>::min()));
+    Tensor normalised = at::empty(x.sizes(), x.options().dtype(dtype));
+    at::div_out(normalised, x, norm);
+    return normalised;
+  }
+
+  Tensor move_momentum(const Tensor& momentum, const Tensor& gradient, double mu, bool nesterov,
+                       const Tensor& applies) const override {
+    // If the step does not apply, the momentum moves towards itself and stays finite.
+    Tensor direction = at::where(applies, gradient, momentum);
+    momentum.lerp_(direction, 1 - mu);
+    if (!nesterov) return momentum;
+    return direction.lerp_(momentum, mu);
+  }
+
+  void move_weights(const Tensor& weights, double decay, const Tensor& update, double factor,
+                    const Tensor& applies) const override {
+    const auto if_it_applies = [&](double value, double otherwise) {
+      const auto scalar = [&](double x) { return at::scalar_tensor(x, weights.options()); };
+      return at::where(applies, scalar(value), scalar(otherwise));
+    };
+    if (decay != 1) weights.mul_(if_it_applies(decay, 1));
+    weights.addcmul_(update, if_it_applies(factor, 0));
+  }
+};
+
+}  // namespace
+
+const Elementwise& aten_elementwise() {
+  static const AtenElementwise kElementwise;
+  return kElementwise;
+}
+
+}  // namespace dmuon::newton_schulz

@@ -1,0 +1,145 @@
+#include "dmuon/newton_schulz/method.h"
+
+#include <algorithm>
+#include <span>
+
+#include "dmuon/core/error.h"
+#include "dmuon/core/named.h"
+
+namespace dmuon::newton_schulz {
+namespace {
+
+using at::Tensor;
+using core::require;
+
+// Returns nothing if the backend lacks the form.
+std::optional<flops::Segments> segments_of(Form form, const Products& backend, std::int64_t m,
+                                           std::int64_t n, const Coefficients& coefficients,
+                                           at::ScalarType dtype) {
+  if (form != Form::kSegmented) {
+    return flops::segments(static_cast<int>(std::ssize(coefficients)), form);
+  }
+  if (!backend.has_wide_squares(dtype)) return std::nullopt;
+  return measured_segments(coefficients, m, n);
+}
+
+// Returns the choices of one backend. The first has the fewest FLOPs, the default panels and, if
+// the backend batches such matrices, a batch.
+std::vector<Choice> candidates_of(const Products& backend, std::int64_t m, std::int64_t n,
+                                  const Coefficients& coefficients, at::ScalarType dtype) {
+  const std::int64_t side = std::min(m, n);
+  const std::vector<std::int64_t> panel_rows = backend.panel_rows(side, dtype);
+  const auto segments = [&](Form form) {
+    return segments_of(form, backend, m, n, coefficients, dtype);
+  };
+  std::vector<Choice> found;
+  for (const Form form : {Form::kDirect, Form::kSegmented, Form::kGram}) {
+    if (!segments(form)) continue;
+    if (backend.batched(side, dtype)) {
+      found.push_back({std::string(backend.name()), form, true, panel_rows.front()});
+    }
+    found.push_back({std::string(backend.name()), form, false, panel_rows.front()});
+  }
+  const auto best = std::ranges::min_element(found, {}, [&](const Choice& choice) {
+    return flops::orthogonalisation(m, n, *segments(choice.form), choice.form,
+                                    backend.symmetric_cost(side, dtype));
+  });
+  std::rotate(found.begin(), best, best + 1);
+  for (const std::int64_t others : std::span(panel_rows).subspan(1)) {
+    found.push_back(found.front());
+    found.back().panel_rows = others;
+  }
+  return found;
+}
+
+const Products& backend_named(const std::string& name, c10::Device device, at::ScalarType dtype) {
+  return *core::named(products_of(device, dtype), name, "orthogonalize: choice.backend must be",
+                      &Products::name, " for ", dtype, " on ", device, " on this machine");
+}
+
+// Appends views of the single matrices of [..., rows, cols]. A reshape would copy blocks of
+// columns.
+void append_matrices(const Tensor& batch, std::vector<Tensor>& pieces) {
+  if (batch.dim() == 2) return pieces.push_back(batch);
+  for (std::int64_t i = 0; i < batch.size(0); ++i) append_matrices(batch.select(0, i), pieces);
+}
+
+}  // namespace
+
+void check(const IterationOptions& options) {
+  require(is_floating(options.dtype), "orthogonalize: dtype must be fp64, fp32, bf16 or fp16; got ",
+          options.dtype);
+  require(0 <= options.eps && options.eps <= 1, "orthogonalize: eps must be in [0, 1]; got ",
+          options.eps);
+  require(!options.gram_dtype || *options.gram_dtype == options.dtype ||
+              *options.gram_dtype == at::kFloat || *options.gram_dtype == at::kDouble,
+          "orthogonalize: gram_dtype must be dtype, fp32 or fp64; got ",
+          options.gram_dtype.value_or(options.dtype));
+}
+
+std::vector<Choice> candidates(std::int64_t m, std::int64_t n, const Coefficients& coefficients,
+                               c10::Device device, at::ScalarType dtype) {
+  std::vector<Choice> all;
+  for (const Products* backend : products_of(device, dtype)) {
+    const std::vector<Choice> some = candidates_of(*backend, m, n, coefficients, dtype);
+    all.insert(all.end(), some.begin(), some.end());
+  }
+  return all;
+}
+
+Choice choose(std::int64_t m, std::int64_t n, const Coefficients& coefficients, c10::Device device,
+              at::ScalarType dtype) {
+  return candidates_of(*products_of(device, dtype).front(), m, n, coefficients, dtype).front();
+}
+
+std::vector<Tensor> Method::pieces_of(const Tensor& batch) const {
+  std::vector<Tensor> pieces;
+  if (batch.numel() == 0) return pieces;
+  if (!batched) {
+    append_matrices(batch, pieces);
+    return pieces;
+  }
+  if (batch.dim() == 2) return {batch.unsqueeze(0)};
+  // A piece has all blocks of columns of its matrices.
+  std::int64_t in_one = 1;
+  for (std::int64_t i = 1; i < batch.dim() - 2; ++i) in_one *= batch.size(i);
+  const std::int64_t at_once = products.at_once(rows, cols, in_one * batch.size(0), dtype);
+  const std::int64_t step = std::max<std::int64_t>(1, at_once / in_one);
+  for (std::int64_t first = 0; first < batch.size(0); first += step)
+    pieces.push_back(batch.narrow(0, first, std::min(step, batch.size(0) - first)));
+  return pieces;
+}
+
+Method method_for(std::int64_t rows, std::int64_t cols, c10::Device device,
+                  const IterationOptions& options) {
+  check(options);
+  const auto& [name, chosen_form, batched, panel_rows] =
+      options.choice ? *options.choice
+                     : choose(rows, cols, options.coefficients, device, options.dtype);
+  const Form form = options.form.value_or(chosen_form);
+  const Products& backend = backend_named(name, device, options.dtype);
+  require(!batched || backend.batched(std::min(rows, cols), options.dtype),
+          "orthogonalize: choice.batched must be false for ", rows, " x ", cols, " in ",
+          options.dtype, " on ", device, "; got true");
+  const std::vector<std::int64_t> panels = backend.panel_rows(std::min(rows, cols), options.dtype);
+  require(panels.size() == 1 ? panel_rows == panels.front() : panel_rows >= 0,
+          "orthogonalize: choice.panel_rows must be ",
+          panels.size() == 1 ? std::to_string(panels.front()) : "at least 0", "; got ", panel_rows);
+  const auto segments = segments_of(form, backend, rows, cols, options.coefficients, options.dtype);
+  require(segments.has_value(), "orthogonalize: ", options.form ? "form" : "choice.form",
+          " must be direct or Gram for ", rows, " x ", cols, " in ", options.dtype,
+          " with these coefficients by the backend '", name, "'; got segmented");
+  std::optional<at::ScalarType> square_dtype = options.dtype;
+  if (form == Form::kGram)
+    square_dtype = options.gram_dtype.value_or(backend.gram_dtype(options.dtype));
+  if (form == Form::kSegmented) square_dtype = std::nullopt;
+  return {rows,
+          cols,
+          backend,
+          batched,
+          {options.coefficients, *segments, square_dtype, panel_rows},
+          options.dtype,
+          options.eps};
+}
+
+}  // namespace dmuon::newton_schulz

@@ -1,0 +1,69 @@
+#include "dmuon/optim/batch_update.h"
+
+#include <tuple>
+#include <utility>
+
+namespace dmuon::optim {
+namespace {
+
+// [b, rows, cols] -> [b, num_blocks, rows, cols / num_blocks], a view.
+at::Tensor column_blocks_of(const at::Tensor& matrices, std::int64_t num_blocks) {
+  return matrices.view({matrices.size(0), matrices.size(1), num_blocks, -1}).transpose(1, 2);
+}
+
+std::vector<Piece> pieces_of(const newton_schulz::Method& method, const Piece& batch) {
+  std::vector<Piece> pieces;
+  for (const at::Tensor& weights : method.pieces_of(batch.weights))
+    pieces.push_back({weights, {}, {}, batch.applies, batch.transposed});
+  const auto divide = [&](const at::Tensor& whole, const auto& give) {
+    auto piece = pieces.begin();
+    for (const at::Tensor& part : method.pieces_of(whole)) give(*piece++, part);
+  };
+  divide(batch.gradient, [](Piece& piece, const at::Tensor& part) { piece.gradient = part; });
+  for (const at::Tensor& state : batch.states)
+    divide(state, [](Piece& piece, const at::Tensor& part) { piece.states.push_back(part); });
+  return pieces;
+}
+
+}  // namespace
+
+BatchUpdate::BatchUpdate(const MuonGroup& group, Piece batch, std::int64_t column_blocks)
+    : rule_(group.rule) {
+  if (column_blocks > 1) {
+    for (at::Tensor* tensor : {&batch.weights, &batch.gradient})
+      *tensor = column_blocks_of(*tensor, column_blocks);
+    for (at::Tensor& state : batch.states) state = column_blocks_of(state, column_blocks);
+  }
+  newton_schulz::IterationOptions options = group.iteration;
+  newton_schulz::check(options);
+  if (batch.weights.numel() == 0) return;
+  const std::int64_t rows = batch.weights.size(-2);
+  const std::int64_t cols = batch.weights.size(-1);
+  const auto tuned = group.choices.find({rows, cols});
+  if (tuned != group.choices.end()) options.choice = tuned->second;
+  method_.emplace(newton_schulz::method_for(rows, cols, batch.weights.device(), options));
+  pieces_ = pieces_of(*method_, batch);
+}
+
+void BatchUpdate::prepare() {
+  starts_.reserve(pieces_.size());
+  for (const Piece& piece : pieces_)
+    starts_.push_back(rule_->prepare(piece, method_->dtype, method_->eps));
+}
+
+void BatchUpdate::orthogonalise() {
+  orthogonalised_.reserve(starts_.size());
+  const auto& [products, steps] = std::tie(method_->products, method_->steps);
+  for (newton_schulz::Start& start : std::exchange(starts_, {}))
+    orthogonalised_.push_back({&products, iterate(products, std::move(start), steps)});
+}
+
+void BatchUpdate::apply() {
+  auto piece = pieces_.begin();
+  for (Orthogonalised& one : std::exchange(orthogonalised_, {})) {
+    const Orthogonalised update = std::move(one);  // freed when it is applied
+    rule_->apply(*piece++, update);
+  }
+}
+
+}  // namespace dmuon::optim

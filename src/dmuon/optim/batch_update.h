@@ -1,0 +1,51 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "dmuon/newton_schulz/method.h"
+#include "dmuon/optim/rules/rule.h"
+
+namespace dmuon::optim {
+
+/// One parameter group, as it is at this step.
+struct MuonGroup {
+  std::shared_ptr<const Rule> rule;
+  newton_schulz::IterationOptions iteration;
+  newton_schulz::Choices choices = {};  ///< of the shapes that were tuned
+};
+
+/// The update of a batch of equally shaped matrices, in three calls, once each:
+///
+///     BatchUpdate update(group, batch);
+///     update.prepare();        // states move; the iteration's starts exist
+///     update.orthogonalise();  // all of Newton-Schulz but its last products
+///     update.apply();          // weights move
+///
+/// Each call goes through the same pieces (Method::pieces_of) and frees a piece's operands as soon
+/// as it has used them. The calls need gradients off, use the current stream, and wait for no
+/// accelerator. They may come from different threads, one at a time.
+class BatchUpdate {
+ public:
+  /// @param batch          tensors [b, rows, cols], contiguous.
+  /// @param column_blocks  divides cols: the number of equal blocks of columns of each matrix that
+  ///                       are orthogonalised apart.
+  /// @throws InvalidArgument as newton_schulz::method_for.
+  BatchUpdate(const MuonGroup& group, Piece batch, std::int64_t column_blocks = 1);
+
+  void prepare();
+  void orthogonalise();
+  void apply();
+
+ private:
+  std::shared_ptr<const Rule> rule_;
+  std::optional<newton_schulz::Method> method_;  // unset: no pieces
+  std::vector<Piece> pieces_;
+  std::vector<newton_schulz::Start> starts_;
+  std::vector<Orthogonalised> orthogonalised_;
+};
+
+}  // namespace dmuon::optim

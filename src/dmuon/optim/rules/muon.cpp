@@ -1,0 +1,37 @@
+#include "dmuon/optim/rules/muon.h"
+
+#include <utility>
+
+namespace dmuon::optim {
+namespace {
+
+double adjusted_lr(const MuonOptions& options, std::int64_t rows, std::int64_t cols,
+                   bool transposed) {
+  if (transposed) std::swap(rows, cols);
+  return adjust_lr(options.adjust_lr, options.lr, rows, cols);
+}
+
+std::array<std::int64_t, 2> matrix_sizes(std::int64_t rows, std::int64_t cols) {
+  return {rows, cols};
+}
+
+}  // namespace
+
+const std::vector<State>& Muon::states() const {
+  static const std::vector<State> kStates{{kMomentum, matrix_sizes}};
+  return kStates;
+}
+
+newton_schulz::Start Muon::prepare(const Piece& piece, at::ScalarType dtype, double eps) const {
+  return newton_schulz::elementwise_of(piece.weights.device())
+      .start(piece.states.front(), piece.gradient, options_.momentum, options_.nesterov,
+             piece.applies, dtype, eps);
+}
+
+void Muon::apply(const Piece& piece, const Orthogonalised& update) const {
+  const at::Tensor& weights = piece.weights;
+  const double lr = adjusted_lr(options_, weights.size(-2), weights.size(-1), piece.transposed);
+  update.add_to_weights(piece, 1 - options_.lr * options_.weight_decay, -lr);
+}
+
+}  // namespace dmuon::optim

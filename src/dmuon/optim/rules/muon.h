@@ -1,0 +1,42 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "dmuon/optim/adjust_lr.h"
+#include "dmuon/optim/rules/rule.h"
+
+namespace dmuon::optim {
+
+struct MuonOptions {
+  double lr;
+  double weight_decay;
+  double momentum;
+  bool nesterov;
+  AdjustLr adjust_lr;
+};
+
+/// torch.optim.Muon's name of the only state.
+inline const std::string kMomentum = "momentum_buffer";
+
+/// Muon, with torch.optim.Muon's semantics (the paper, eq. muon-update):
+///
+/// - momentum += (1 - mu) (gradient - momentum)
+/// - u = gradient + mu (momentum - gradient) with nesterov, else momentum
+/// - weights = (1 - lr weight_decay) weights - adjusted_lr NewtonSchulz(u)
+///
+/// `adjusted_lr` depends on the shape of the matrix; a transposed one has columns for rows. If a
+/// gradient has a NaN or an infinity, its momentum has it too, and all its weights become NaN.
+class Muon final : public Rule {
+ public:
+  explicit Muon(const MuonOptions& options) : options_(options) {}
+
+  const std::vector<State>& states() const override;
+  newton_schulz::Start prepare(const Piece& piece, at::ScalarType dtype, double eps) const override;
+  void apply(const Piece& piece, const Orthogonalised& update) const override;
+
+ private:
+  MuonOptions options_;
+};
+
+}  // namespace dmuon::optim

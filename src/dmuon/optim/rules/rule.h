@@ -1,0 +1,71 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "dmuon/newton_schulz/elementwise.h"
+#include "dmuon/newton_schulz/products.h"
+
+namespace dmuon::optim {
+
+/// A tensor that owners keep beside weights and gradients, fp32, zeros at first.
+struct State {
+  std::string name;  ///< in wire::Owned and in checkpoints
+  /// Returns the rows and columns of the state of one rows x cols matrix.
+  std::array<std::int64_t, 2> (*sizes)(std::int64_t rows, std::int64_t cols);
+
+  /// Sizes of the state of a batch [matrices, rows, cols]: [matrices, rows', cols']. If blocks of
+  /// columns are orthogonalised apart, their states lie side by side as the blocks do.
+  std::array<std::int64_t, 3> sizes_of_batch(std::int64_t matrices, std::int64_t rows,
+                                             std::int64_t cols,
+                                             std::int64_t column_blocks = 1) const;
+};
+
+/// Equally shaped matrices that are updated together. Tensors are views of what the owner keeps.
+struct Piece {
+  at::Tensor weights;              ///< fp32 [..., rows, cols]
+  at::Tensor gradient;             ///< of weights' sizes, fp32; no rule changes it
+  std::vector<at::Tensor> states;  ///< in the order of Rule::states, [..., rows', cols']
+  at::Tensor applies;              ///< [] bool on the device: false leaves weights and states as is
+  bool transposed = false;         ///< True if weights are stored as [in, out]
+};
+
+/// The orthogonalised update of a piece. Its last product is not computed yet.
+struct Orthogonalised {
+  const newton_schulz::Products* products;
+  newton_schulz::PendingProduct pending;
+
+  /// weights <- decay weights + factor update, in place. If the backend can, the last product goes
+  /// straight into the weights and is never rounded to the iteration's dtype.
+  void add_to_weights(const Piece& piece, double decay, double factor) const;
+
+  /// Computes the update, of the iteration's dtype.
+  /// @param sizes  of the piece's weights.
+  at::Tensor computed(at::IntArrayRef sizes) const;
+};
+
+/// A rule of update, with one group's hyperparameters. Newton-Schulz runs between its two halves
+/// (BatchUpdate). Rules are immutable and thread-safe, work on the current stream with gradients
+/// off, and wait for no accelerator.
+class Rule {
+ public:
+  virtual ~Rule() = default;
+
+  virtual const std::vector<State>& states() const = 0;
+
+  /// Moves the states by the gradient.
+  /// @param dtype, eps  of the iteration; see Elementwise::normalise.
+  /// @return  the beginning of the iteration.
+  virtual newton_schulz::Start prepare(const Piece& piece, at::ScalarType dtype,
+                                       double eps) const = 0;
+
+  /// Moves the weights by the update. A rule that changes the update first calls `computed`;
+  /// otherwise `add_to_weights` saves a pass over memory and a rounding.
+  virtual void apply(const Piece& piece, const Orthogonalised& update) const = 0;
+};
+
+}  // namespace dmuon::optim

@@ -1,0 +1,102 @@
+#include "dmuon/optim/batch_update.h"
+
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/optim/groups.h"
+
+namespace dmuon::optim {
+namespace {
+
+// What one value a row remembers, and weights that move by the update over that.
+class Rows final : public Rule {
+ public:
+  const std::vector<State>& states() const override {
+    static const std::vector<State> kStates{{"rows", [](std::int64_t rows, std::int64_t) {
+                                               return std::array{rows, std::int64_t{1}};
+                                             }}};
+    return kStates;
+  }
+  newton_schulz::Start prepare(const Piece& piece, at::ScalarType dtype,
+                               double eps) const override {
+    at::Tensor x = piece.gradient.reshape({-1, piece.gradient.size(-2), piece.gradient.size(-1)});
+    x = newton_schulz::elementwise_of(x.device()).normalise(x, dtype, eps);
+    return {piece.gradient.dim() == 2 ? x.squeeze(0) : x};
+  }
+  void apply(const Piece& piece, const Orthogonalised& update) const override {
+    at::Tensor moved = update.computed(piece.weights.sizes());
+    at::Tensor rows = piece.states.front();
+    rows.add_(moved.square().sum(-1, /*keepdim=*/true));
+    moved = moved.div(rows);
+    newton_schulz::elementwise_of(moved.device())
+        .move_weights(piece.weights, 1, moved, -1, piece.applies);
+  }
+};
+
+// Each call is seen by itself. Small matrices go in pieces of several, the 300 x 300 one by one.
+TEST(BatchUpdate, MovesMomentumThenWeights) {
+  for (const auto& [count, rows, cols] : {std::array{5, 3, 8}, {40, 8, 4}, {2, 300, 300}}) {
+    const c10::AutoGradMode no_grad(false);
+    const MuonOptions options = muon(0.05);
+    const at::Tensor master = random_tensor({count, rows, cols}, 1);
+    const at::Tensor momentum = at::zeros_like(master);
+    const at::Tensor gradient = random_tensor({count, rows, cols}, 2);
+    const at::Tensor first = master.clone();
+    Plain expected_master = plain_of(master[1]);
+    Plain expected_momentum = plain_of(momentum[1]);
+    plain_muon_update(&expected_master, &expected_momentum, plain_of(gradient[1]),
+                      plain_options(options, rows, cols));
+    BatchUpdate update(group_of(options), {master, gradient, {momentum}, kApplies});
+    EXPECT_EQ(momentum.count_nonzero().item<std::int64_t>(), 0);
+    update.prepare();
+    EXPECT_LE(largest_difference(momentum[1], expected_momentum), 2e-6);
+    EXPECT_TRUE(master.equal(first));
+    update.orthogonalise();
+    EXPECT_LE(largest_difference(momentum[1], expected_momentum), 2e-6);
+    EXPECT_TRUE(master.equal(first));
+    update.apply();
+    EXPECT_LE(largest_difference(master[1], expected_master), 2e-5) << rows;
+    for (std::int64_t i = 0; i < count; ++i) EXPECT_FALSE(master[i].equal(first[i]));
+  }
+}
+
+// A matrix's update is the same alone, among others, and in blocks of columns of a wider one: by
+// pieces of several matrices and of one.
+TEST(BatchUpdate, GivesEachPieceItsState) {
+  const c10::AutoGradMode no_grad(false);
+  for (const bool batched : {true, false}) {
+    MuonGroup group{std::make_shared<Rows>(), {}};
+    group.iteration.coefficients = kCoefficients;
+    group.choices[{4, 6}] = {"cpu", newton_schulz::Form::kDirect, batched, 0};
+    const auto updated = [&](const at::Tensor& gradient, std::int64_t column_blocks) {
+      const at::Tensor master = at::zeros_like(gradient);
+      const at::Tensor rows = at::zeros(group.rule->states().front().sizes_of_batch(
+          gradient.size(0), gradient.size(1), gradient.size(2), column_blocks));
+      BatchUpdate update(group, {master, gradient, {rows}, kApplies}, column_blocks);
+      update.prepare();
+      update.orthogonalise();
+      update.apply();
+      return std::pair{master, rows};
+    };
+    const at::Tensor gradient = random_tensor({3, 4, 6}, 1);
+    const auto [together, rows] = updated(gradient, 1);
+    EXPECT_EQ(rows.sizes(), (at::IntArrayRef{3, 4, 1}));
+    for (std::int64_t i = 0; i < 3; ++i) {
+      const auto [alone, row] = updated(gradient.narrow(0, i, 1), 1);
+      EXPECT_TRUE(alone.equal(together.narrow(0, i, 1)));
+      EXPECT_TRUE(row.equal(rows.narrow(0, i, 1)));
+    }
+    // [1, 4, 18]: the three matrices side by side.
+    const auto [wide, row] = updated(gradient.transpose(0, 1).reshape({1, 4, 18}), 3);
+    EXPECT_TRUE(wide.equal(together.transpose(0, 1).reshape({1, 4, 18})));
+    EXPECT_TRUE(row.equal(rows.transpose(0, 1).reshape({1, 4, 3})));
+  }
+}
+
+}  // namespace
+}  // namespace dmuon::optim
