@@ -67,7 +67,7 @@ struct Vectors {
 // `count` vectors, at most 16, of `bytes` that lie side by side.
 DMUON_AVX512 inline void pack_side_by_side(const Vectors& from, std::int64_t bytes,
                                            std::uint32_t* panel) {
-  for (std::int64_t at = 0; at < bytes; at += sizeof(__m512i)) {
+  for (std::int64_t at = 0; at < bytes; at += 4 * kLanes) {
     const std::int64_t left = bytes - at;
     const __mmask64 mask = left >= 64 ? ~__mmask64{0} : (__mmask64{1} << left) - 1;
     Block block{};

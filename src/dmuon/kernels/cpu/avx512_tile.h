@@ -131,7 +131,7 @@ DMUON_AVX512_INLINE void prefetch_addends(const Tile& tile) {
 
 template <typename T, std::int64_t kVectors, End kEnd>
 DMUON_AVX512 void compute_tile(const Tile& tile, float alpha, float beta) {
-  __m512 sum[kTileRows][kVectors];
+  __m512 sum[kTileRows][static_cast<std::size_t>(kVectors)];
 #pragma GCC unroll 8
   for (std::int64_t i = 0; i < kTileRows; ++i) {
 #pragma GCC unroll 3
@@ -144,7 +144,7 @@ DMUON_AVX512 void compute_tile(const Tile& tile, float alpha, float beta) {
   const std::uint32_t* b = tile.b;
   const std::int64_t panel = tile.panel;
   for (std::int64_t word = 0; word < tile.words; ++word, a += kLanes, b += kLanes) {
-    __m512i of_b[kVectors];
+    __m512i of_b[static_cast<std::size_t>(kVectors)];
 #pragma GCC unroll 3
     for (std::int64_t v = 0; v < kVectors; ++v) of_b[v] = _mm512_load_si512(b + v * panel);
 #pragma GCC unroll 8

@@ -5,7 +5,6 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 
@@ -33,7 +32,7 @@ constexpr double kLeastNorm = 1e-15;
 template <typename T, typename Transform>
 double sum_of_squares(const T* x, std::int64_t size, Transform transform) {
   constexpr std::int64_t kLanes = 16;
-  std::array<double, kLanes> sums{};
+  double sums[kLanes] = {};
   std::int64_t i = 0;
   for (; i + kLanes <= size; i += kLanes) {
     for (std::int64_t lane = 0; lane < kLanes; ++lane) {

@@ -64,7 +64,7 @@ constexpr std::int64_t kLanes = 32;
 
 DMUON_EACH_INSTRUCTION_SET
 double squares_loop(const float* x, std::int64_t size) {
-  std::array<double, kLanes> sums{};
+  double sums[kLanes] = {};
   std::int64_t i = 0;
   for (; i + kLanes <= size; i += kLanes) {
     for (std::int64_t lane = 0; lane < kLanes; ++lane) {

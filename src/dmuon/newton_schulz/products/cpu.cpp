@@ -7,7 +7,6 @@
 #include <cpuinfo.h>
 
 #include <algorithm>
-#include <array>
 
 namespace dmuon::newton_schulz {
 
@@ -41,7 +40,7 @@ constexpr std::int64_t kTile = 16;
 // mirroring a 2048 x 2048 matrix takes as long as a sixteenth of its product.
 template <typename T>
 void transpose_tile(const T* from, T* to, std::int64_t stride) {
-  std::array<std::array<T, kTile>, kTile> tile{};
+  T tile[kTile][kTile];
   for (std::int64_t row = 0; row < kTile; ++row)
     for (std::int64_t col = 0; col < kTile; ++col) tile[row][col] = from[row * stride + col];
   for (std::int64_t col = 0; col < kTile; ++col)
