@@ -10,8 +10,8 @@
 
 namespace dmuon::watch {
 
-/// The keys of a store through which the ranks of a mesh exchange a report each, an alarm counter,
-/// the claim to diagnose, and the diagnosis.
+/// Shares the state of the watch between the ranks of a mesh, through keys of a store: a report of
+/// each rank, the alarm counter, the newest claim to diagnose, and the diagnosis.
 ///
 ///   board.store(own_report);
 ///   const std::int64_t alarm = board.alarm(/*raise=*/true);
@@ -36,9 +36,9 @@ class Board {
   /// Returns the alarm that the newest claim known to this rank has diagnosed.
   std::int64_t diagnosed() const { return diagnosed_; }
 
-  /// Claims to diagnose. Returns true if granted: if this rank knew the newest claim. Else this
-  /// rank now knows it. So one of many ranks that claim in an interval is granted, even if ranks
-  /// have died.
+  /// Claims to diagnose. Returns true if granted: if this rank knew the newest claim. A
+  /// rank that is denied knows it then. So one of many ranks that claim in an interval is granted,
+  /// even if ranks have died.
   /// @param answered  the alarm for which all ranks have stored their reports: diagnosed, if
   /// granted.
   /// @param alarm     the counter.

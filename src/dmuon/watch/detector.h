@@ -61,7 +61,7 @@ class Detector {
 
   // ---- The rank's program ----
 
-  /// The rank comes to its next rendezvous of a kind. Returns the number of it.
+  /// The rank comes to its next rendezvous of a kind. Returns the rendezvous' number.
   std::int64_t reach(Rendezvous what, const std::string& described, Time now);
   /// The rank waits for others in its newest operation, outside of dmuon, until it reaches another
   /// rendezvous. Waits of begin_wait() may come between.

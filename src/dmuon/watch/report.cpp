@@ -31,8 +31,8 @@ struct Difference {
   std::size_t second = 0;
 };
 
-/// Returns the lowest number at which any two ranks differ, and the lowest two ranks there. Two
-/// ranks are compared at the numbers that both remember.
+/// Finds the lowest number at which any two ranks differ, and the lowest two ranks there. Compares
+/// two ranks at the numbers that both remember.
 std::optional<Difference> first_difference(const std::vector<Report>& reports) {
   struct First {
     std::uint64_t hash;
@@ -177,14 +177,18 @@ Report report_from(const std::string& text) {
 }
 
 // Old reports give no false diagnosis:
-// - All ranks come to all rendezvous, of whatever kind, in one order. So the rendezvous that a rank
-//   has come to are a position in one sequence, which only grows.
-// - A rank that waits has come to the rendezvous that it waits for. So if it misses another rank,
-//   its report has a later position than the other's, whenever each of them was stored.
-// - A stuck rank misses a stuck rank, that one a third, at ever earlier positions. So the last one
-//   is over, and its position is final: the ranks beyond it wait in vain.
-// - A circle is possible only if ranks have left the one order, and no later report undoes that.
-// - Likewise hashes at one number never change.
+//
+// All ranks come to all rendezvous, of whatever kind, in one order. So each report has a position
+// in one sequence, and a rank's position only grows.
+//
+// A rank that waits has come to the rendezvous that it waits for. So if it misses another rank, its
+// report has the later position, whenever the two were stored.
+//
+// A stuck rank misses a stuck rank, that one a third, at ever earlier positions. So the last one is
+// over, and its position is final. The ranks beyond it wait in vain.
+//
+// A circle is possible only if ranks have left the one order. No later report undoes that.
+// Likewise, hashes at one number never change.
 std::string in_vain(const std::vector<Report>& reports) {
   if (const std::optional<Difference> found = first_difference(reports)) {
     const std::string first = issued_at(reports[found->first], found->number);

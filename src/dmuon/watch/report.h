@@ -43,22 +43,20 @@ std::string to_text(const Report& report);
 Report report_from(const std::string& text);
 
 /// Returns the reason if ranks certainly wait in vain; else an empty string. Names two ranks, the
-/// same ones whichever rank asks. Reports may be old. Takes time in proportion to hashes and ranks,
-/// and to ranks for each place at which some wait.
+/// same ones whichever rank asks. Reports may be old. The time grows with hashes times ranks,
+/// and with ranks times places at which some wait.
 ///
-/// Ranks wait in vain if
-/// - two of them have issued different operations at one number,
-/// - a rank is over and others wait for it, or
-/// - ranks wait for each other in a circle.
+/// Three states are certain. Two ranks have issued different operations at one number. A rank is
+/// over, and others wait for it. Ranks wait for each other in a circle.
 std::string in_vain(const std::vector<Report>& reports);
 
-/// True if the rank at `self` awaits a rendezvous to which another rank has not come.
+/// True if another rank has not come to the rendezvous that the rank at `self` awaits.
 bool awaits_others(const std::vector<Report>& reports, std::size_t self);
 
 /// Returns a table for people, for a wait of the rank at `self` that has failed. First it names the
 /// ranks that have not come to the awaited rendezvous. Then it has a line for each rank: the last
-/// operation, the awaited rendezvous, the reason if it is over, and the age of the report. Of many
-/// ranks it shows those that are furthest behind.
+/// operation, the awaited rendezvous, the reason if it is over, and the age of the report. In a
+/// large mesh it shows only the ranks that are furthest behind.
 /// @param now_ms  since 1970. Clocks of machines differ, and ages with them.
 std::string attendance(const std::vector<Report>& reports, std::size_t self, std::int64_t now_ms);
 

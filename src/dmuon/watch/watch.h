@@ -30,8 +30,8 @@ namespace dmuon::watch {
 /// waits.
 class Watch {
  public:
-  /// @param store       null for a rank alone, which waits for nobody. Else Watch makes its own
-  ///                    connection.
+  /// @param store       null for a rank alone, which waits for nobody. Watch makes its own
+  ///                    connection to it.
   /// @param give_up     called with the reason if a wait is in vain or fails: nothing can be sent
   ///                    afterwards.
   /// @param interval    or longer, so that all ranks together make at most 2,000 requests a second.
@@ -48,7 +48,7 @@ class Watch {
   /// Sets the function that returns the oldest operation that this rank's device has not finished.
   void look_at(std::function<std::optional<Stuck>()> device);
 
-  /// Counts the next rendezvous of a kind, to which this rank has come. Returns the number of it.
+  /// This rank comes to its next rendezvous of a kind. Returns the rendezvous' number.
   std::int64_t reach(Rendezvous what, const std::string& described);
 
   /// Returns the number of the newest operation that this rank has come to.

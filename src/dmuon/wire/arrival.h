@@ -19,8 +19,7 @@ namespace dmuon::wire {
 /// A rank has come to the operation `what` when it has issued all of its messages. So if a rank
 /// raises before or between them, its peers raise within seconds, not at the group's timeout.
 ///
-/// Blocks the host on a CPU, the current stream elsewhere. Nothing else may be in flight on the
-/// mesh's lanes.
+/// Blocks the host on a CPU, the current stream elsewhere. The mesh's lanes must be empty.
 /// @throws CommError naming a message or the ranks that wait in vain. The groups are then given up.
 void await_arrival(SharedMesh* mesh, c10::Device device, std::vector<Pending> messages,
                    const std::string& what);
