@@ -87,15 +87,7 @@ plan::Plan plan_of(const layout::Parameters& parameters, const Mesh& mesh) {
 }
 
 wire::SharedMesh make_mesh(const Setting& setting, const wire::StorePtr& store, int rank) {
-  const Mesh mesh = setting.mesh;
-  const int replicate = rank / mesh.num_shards;
-  const int shard = rank % mesh.num_shards;
-  const auto group = [&](const std::string& name, int member, int size) {
-    return wire::make_group(store, name, member, size, setting.timeout);
-  };
-  return {group("row" + std::to_string(replicate), shard, mesh.num_shards),
-          group("column" + std::to_string(shard), replicate, mesh.num_replicates),
-          group("order", rank, mesh.num_slots()), group("verdict", rank, mesh.num_slots())};
+  return wire::make_mesh(setting.mesh, store, rank, setting.timeout);
 }
 
 std::vector<UnitSpec> unit_specs(const Setting& setting) {

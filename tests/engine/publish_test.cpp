@@ -100,60 +100,6 @@ TEST_P(Publish, SendsEachPartOnce) {
   });
 }
 
-TEST_P(Publish, GathersAnyOwnedTensorInFp32OnEveryRank) {
-  wire::run_ranks(setting_.mesh.num_slots(), [this](int rank, const wire::StorePtr& store) {
-    const auto engine = make_engine(setting_, store, rank);
-    engine->owned().add("second moment");
-    const auto value = [&](ParameterIndex parameter, int seed) {
-      return integers(setting_.parameters[parameter], seed).add_(0.001);  // not exact in bf16
-    };
-    const auto whole = [&](LeafIndex leaf, int seed) {
-      return leaf_of(*engine, leaf, [&](ParameterIndex part) { return value(part, seed); });
-    };
-    for (const LeafIndex leaf : engine->leaves().indices()) {
-      engine->scatter(leaf, wire::kMaster, whole(leaf, 1));
-      engine->scatter(leaf, "second moment", whole(leaf, 2));
-    }
-    for (const LeafIndex leaf : engine->leaves().indices()) {
-      EXPECT_TRUE(same_values(engine->gather(leaf, wire::kMaster), whole(leaf, 1)));
-      EXPECT_TRUE(same_values(engine->gather(leaf, "second moment"), whole(leaf, 2)));
-    }
-    // Before anything is sent: at ranks that own nothing, too.
-    EXPECT_THROW(engine->gather(LeafIndex(0), "third moment"), core::InvalidArgument);
-    EXPECT_THROW(engine->scatter(LeafIndex(0), wire::kMaster, value(ParameterIndex(1), 1)),
-                 core::InvalidArgument);
-  });
-}
-
-// Cut along the first dimension as torch.chunk does; then all owners take twice as much.
-TEST_P(Publish, GivesShardsOfOwnedTensorsAndTakesThem) {
-  wire::run_ranks(setting_.mesh.num_slots(), [this](int rank, const wire::StorePtr& store) {
-    const auto engine = make_engine(setting_, store, rank);
-    set_masters(*engine, 1);
-    const auto whole = [&](LeafIndex leaf) {
-      return leaf_of(*engine, leaf, [&](ParameterIndex part) {
-        return integers(setting_.parameters[part], 1 + part.value());
-      });
-    };
-    const int num_shards = setting_.mesh.num_shards;
-    std::vector<LeafIndex> all;
-    for (const LeafIndex leaf : engine->leaves().indices()) all.push_back(leaf);
-    std::vector<at::Tensor> shards = engine->to_shards(all, wire::kMaster, at::kFloat);
-    for (const LeafIndex leaf : all) {
-      const at::Tensor expected = whole(leaf);
-      const std::int64_t rows = expected.size(0);
-      const std::int64_t chunk = (rows + num_shards - 1) / num_shards;
-      const std::int64_t begin = std::min(rows, chunk * (rank % num_shards));
-      const at::Tensor own = expected.narrow(0, begin, std::min(rows - begin, chunk));
-      EXPECT_TRUE(same_values(shards[leaf.position()], own.reshape({-1}))) << leaf;
-    }
-    for (at::Tensor& shard : shards) shard.mul_(2);
-    engine->from_shards(all, wire::kMaster, shards);
-    for (const LeafIndex leaf : all)
-      EXPECT_TRUE(same_values(engine->gather(leaf, wire::kMaster), whole(leaf).mul(2))) << leaf;
-  });
-}
-
 std::string case_name(const testing::TestParamInfo<Publish::ParamType>& given) {
   const auto& [mesh, dtype, node_copy] = given.param;
   return mesh_name(mesh) + (dtype == at::kFloat ? "Float" : "Bfloat16") +

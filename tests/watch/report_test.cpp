@@ -11,8 +11,8 @@ namespace {
 
 using What = Rendezvous;
 
-Report told(Report report, std::int64_t ms) {
-  report.told_ms = ms;
+Report stored(Report report, std::int64_t ms) {
+  report.stored_ms = ms;
   return report;
 }
 
@@ -21,7 +21,7 @@ TEST(Attendance, NamesWhoHasNotComeAndHasALineForEachRank) {
   over.over = "it has had enough";
   const Report late = waits(issued({"a"}), What::kComparison, 1);
   const std::vector<Report> reports = {waits(issued({"a", "b"}), What::kOperation, 2),
-                                       told(over, 6000), told(late, 1500), Report()};
+                                       stored(over, 6000), stored(late, 1500), Report()};
   EXPECT_EQ(attendance(reports, 0, 9000),
             "Not come to what is awaited (operation 2): rank 3, 2 of the mesh. What ranks told "
             "last:\n"
@@ -37,7 +37,7 @@ TEST(Attendance, NamesWhoHasNotComeAndHasALineForEachRank) {
 TEST(Attendance, CountsWhatIsAwaited) {
   Report own = waits(issued({"a"}), What::kAgreement, 2);
   own.reached[2] = 2;
-  Report other = told(issued({"a", "b", "c"}), 1);
+  Report other = stored(issued({"a", "b", "c"}), 1);
   other.reached[2] = 1;
   EXPECT_TRUE(contains(attendance({other, own}, 1, 1), "(agreement 2): rank 0 of the mesh"));
   other.reached[2] = 2;
@@ -48,12 +48,12 @@ TEST(Attendance, CountsWhatIsAwaited) {
 // Another machine's clock may be ahead.
 TEST(Attendance, KnowsNoAgeBelowZero) {
   const Report own = waits(issued({"a"}), What::kOperation, 1);
-  EXPECT_TRUE(contains(attendance({own, told(Report(), 2000)}, 0, 1000), "told 0.0 s ago"));
+  EXPECT_TRUE(contains(attendance({own, stored(Report(), 2000)}, 0, 1000), "told 0.0 s ago"));
 }
 
 // Which may hold that of another, and so on.
 TEST(Attendance, ShowsTheBeginningOfALongReason) {
-  Report over = told(issued({"a"}), 1);
+  Report over = stored(issued({"a"}), 1);
   over.over = std::string(59, 'x') + "é and more";
   const Report own = waits(issued({"a"}), What::kOperation, 1);
   EXPECT_TRUE(contains(attendance({own, over}, 0, 1),
@@ -61,10 +61,10 @@ TEST(Attendance, ShowsTheBeginningOfALongReason) {
 }
 
 TEST(Attendance, OfManyRanksShowsThoseFurthestBehind) {
-  std::vector<Report> reports(100, told(issued({"a"}), 1));
+  std::vector<Report> reports(100, stored(issued({"a"}), 1));
   reports[0] = waits(issued({"a", "b", "c"}), What::kOperation, 3);
-  reports[70] = told(issued({}), 1);
-  for (std::size_t rank = 40; rank < 60; ++rank) reports[rank] = told(issued({"a", "b", "c"}), 1);
+  reports[70] = stored(issued({}), 1);
+  for (std::size_t rank = 40; rank < 60; ++rank) reports[rank] = stored(issued({"a", "b", "c"}), 1);
   const std::string text = attendance(reports, 0, 1);
   EXPECT_EQ(std::ranges::count(text, '\n'), 1 + 16);
   EXPECT_TRUE(contains(text, ": rank 70, 1, 2, ")) << text;
@@ -78,11 +78,11 @@ TEST(Report, ComesBackFromText) {
   report.hashes.front() = 0xab;  // leading zeros
   report.reached[2] = 3;
   report.over = "a \"quoted\" reason\n";
-  report.told_ms = 1'700'000'000'000;
+  report.stored_ms = 1'700'000'000'000;
   const Report back = report_from(to_text(report));
   EXPECT_EQ(to_text(back), to_text(report));
   EXPECT_EQ(back.number, 7);
-  EXPECT_EQ(back.told_ms, 1'700'000'000'000);
+  EXPECT_EQ(back.stored_ms, 1'700'000'000'000);
   EXPECT_EQ(back.awaited, What::kComparison);
   EXPECT_EQ(back.hashes, report.hashes);
   EXPECT_EQ(back.words, report.words);
@@ -92,7 +92,7 @@ TEST(Report, IsSmall) {
   const std::vector<std::string> many(1000, std::string(40, 'x'));
   Report report = waits(issued(many), What::kOperation, 1000);
   report.where = many[0];
-  report.told_ms = 1'700'000'000'000;
+  report.stored_ms = 1'700'000'000'000;
   EXPECT_LE(to_text(report).size(), 1600U);
 }
 

@@ -48,20 +48,5 @@ TEST(WatchOfADevice, GivesUpWhatTheDeviceWaitsForInVain) {
   EXPECT_THROW(ranks.stuck.leave("collectives of X"), core::CommError);
 }
 
-TEST(WatchOfADevice, FindsThatAnotherRankHasIssuedSomethingElse) {
-  Ranks ranks;
-  ranks.other.reach(What::kOperation, "route of 'b'");
-  const std::string why = ranks.why(std::chrono::seconds(10));
-  EXPECT_TRUE(contains_all(why, {"has issued publish of 'a' where rank 1 has issued route of 'b'"}))
-      << why;
-}
-
-TEST(WatchOfADevice, LetsADeviceBeWhoseOperationTheOthersHaveComeTo) {
-  Ranks ranks;
-  ranks.other.reach(What::kOperation, "publish of 'a'");
-  ranks.other.over("its program has ended");
-  EXPECT_EQ(ranks.why(30 * kInterval), "");
-}
-
 }  // namespace
 }  // namespace dmuon::watch

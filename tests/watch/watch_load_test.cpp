@@ -45,7 +45,7 @@ class Counting : public c10d::PrefixStore {
     return value;
   }
   std::int64_t add(const std::string& key, std::int64_t value) override {
-    count(value == 0 ? "listen" : "ring", sizeof(value));
+    count(value == 0 ? "read alarm" : "raise alarm", sizeof(value));
     return c10d::PrefixStore::add(key, value);
   }
   bool check(const std::vector<std::string>& keys) override {
@@ -69,12 +69,12 @@ class Counting : public c10d::PrefixStore {
     return counts_.contains(kind) ? counts_.at(kind) : Count();
   }
 
-  int num_looks() { return of("listen").requests + of("ring").requests; }
+  int num_looks() { return of("read alarm").requests + of("raise alarm").requests; }
 
-  std::map<std::string, Count> all_but_listening() {
+  std::map<std::string, Count> all_but_reading_the_alarm() {
     const std::scoped_lock lock(mutex_);
     std::map<std::string, Count> others = counts_;
-    others.erase("listen");
+    others.erase("read alarm");
     return others;
   }
 
@@ -123,7 +123,7 @@ TEST(WatchLoad, IsASmallRequestALookWhileNoWaitIsLong) {
   const auto most_looks = (std::chrono::steady_clock::now() - begin) / kLong + 2;
   for (const auto& store : stores) {
     EXPECT_LE(store->num_looks(), most_looks);
-    const auto others = store->all_but_listening();
+    const auto others = store->all_but_reading_the_alarm();
     ASSERT_EQ(others.size(), 1U);
     EXPECT_EQ(others.at("set").requests, 1);  // at its start
   }
@@ -146,18 +146,19 @@ class ManyRanks : public testing::Test {
   std::vector<std::unique_ptr<Watch::Waiting>> waits_;  // for the last rank
 };
 
-// One that saves a checkpoint, say. Each ring is judged at once and when all have answered, or once
-// for several; then all is quiet.
+// One that saves a checkpoint, say. Each alarm is diagnosed at once and when all have answered, or
+// once for several; then all is quiet.
 TEST_F(ManyRanks, ThatWaitForASlowOneReadLittleAndInTheEndNothing) {
-  for_looks(5, stores_, nap);   // all have rung
-  for_looks(10, stores_, nap);  // and have been judged
+  for_looks(5, stores_, nap);   // all have raised the alarm
+  for_looks(10, stores_, nap);  // and all alarms have been diagnosed
   std::vector<std::map<std::string, Count>> before;
-  for (const auto& store : stores_) before.push_back(store->all_but_listening());
+  for (const auto& store : stores_) before.push_back(store->all_but_reading_the_alarm());
   for_looks(20, stores_, nap);
   int num_tables = 0;
   for (std::size_t rank = 0; rank < stores_.size(); ++rank) {
-    EXPECT_EQ(stores_[rank]->all_but_listening(), before[rank]) << "rank " << rank;
-    EXPECT_EQ(stores_[rank]->of("ring").requests, rank < kNumWaiting ? 1 : 0) << "rank " << rank;
+    EXPECT_EQ(stores_[rank]->all_but_reading_the_alarm(), before[rank]) << "rank " << rank;
+    EXPECT_EQ(stores_[rank]->of("raise alarm").requests, rank < kNumWaiting ? 1 : 0)
+        << "rank " << rank;
     EXPECT_EQ(stores_[rank]->of("get").requests, 0) << "rank " << rank;
     const Count claims = stores_[rank]->of("claim");
     EXPECT_LE(claims.bytes, 40U * static_cast<std::size_t>(claims.requests)) << "rank " << rank;
@@ -168,7 +169,7 @@ TEST_F(ManyRanks, ThatWaitForASlowOneReadLittleAndInTheEndNothing) {
   for (const auto& wait : waits_) EXPECT_NO_THROW(wait->check());
 }
 
-TEST_F(ManyRanks, AllHearTheVerdictOfOne) {
+TEST_F(ManyRanks, AllReadTheDiagnosisOfOne) {
   ranks_.back()->over("it has had enough");
   int num_fetched = 0;
   for (std::size_t rank = 0; rank < kNumWaiting; ++rank) {

@@ -32,62 +32,6 @@ TEST(Watch, EndsADisagreementOnEveryRank) {
   });
 }
 
-// Of as many ranks, which have told that they have begun, and nothing else.
-std::vector<std::unique_ptr<Watch>> watches_of(std::size_t size) {
-  auto ranks = watches({size, c10::make_intrusive<c10d::HashStore>()});
-  std::this_thread::sleep_for(5 * kInterval);
-  return ranks;
-}
-
-TEST(Watch, TellsThatARankIsOver) {
-  const auto ranks = watches_of(2);
-  ranks[1]->over("it has had enough");
-  const std::string why =
-      wait_for(ranks[0].get(), What::kAgreement, ranks[0]->reach(What::kAgreement, ""));
-  EXPECT_TRUE(contains_all(why, {"in vain", "it has had enough"})) << why;
-}
-
-TEST(Watch, TellsThatARankIsOverWhoeverWaitsLater) {
-  auto ranks = watches_of(3);
-  ranks[1]->over("it has had enough");
-  ranks[1].reset();
-  std::this_thread::sleep_for(10 * kInterval);  // what rang has been heard long ago
-  const std::int64_t number = ranks[2]->reach(What::kAgreement, "");
-  const std::string why = wait_for(ranks[2].get(), What::kAgreement, number);
-  EXPECT_TRUE(contains_all(why, {"rank 2 of the mesh has", "it has had enough"})) << why;
-  // And a verdict is for all that wait.
-  EXPECT_EQ(wait_for(ranks[0].get(), What::kComparison, 0), why);
-}
-
-// The one that has gone astray computes; it tells what it has issued, because the other rings.
-TEST(Watch, EndsAWaitForARankThatHasIssuedSomethingElseAndWaitsForNobody) {
-  const auto ranks = watches_of(2);
-  ranks[1]->reach(What::kOperation, "route of 'b'");
-  const std::string why = wait_for(ranks[0].get(), What::kOperation,
-                                   ranks[0]->reach(What::kOperation, "publish of 'a'"));
-  EXPECT_TRUE(contains_all(why, {"rank 0 of the mesh has issued publish of 'a' where rank 1 has "
-                                 "issued route of 'b'"}))
-      << why;
-}
-
-// Rank 0 is over and nobody waits for it; or it has died, and nobody knows.
-TEST(Watch, NeedsNoRankToFindACircleOfOthers) {
-  for (const bool dies : {false, true}) {
-    auto ranks = watches_of(4);
-    for (const auto& rank : ranks) rank->reach(What::kOperation, "publish of 'a'");
-    for (const std::size_t rank : {0, 1}) ranks[rank]->reach(What::kOperation, "route of 'b'");
-    ranks[0]->reach(What::kComparison, "here");
-    if (!dies) ranks[0]->over("it has had enough");
-    ranks[0].reset();
-    const std::int64_t number = ranks[2]->reach(What::kComparison, "here");
-    const Watch::Waiting first(ranks[1].get(), What::kOperation, 2, "route of 'b'");
-    const std::string why = wait_for(ranks[2].get(), What::kComparison, number);
-    EXPECT_TRUE(contains_all(why, {"rank 1 of the mesh has issued 2 operations, last route of 'b'",
-                                   "; rank 2 of the mesh has issued 1 operations"}))
-        << why;
-  }
-}
-
 // What one rank alone has called; others may come yet, and it goes on.
 TEST(Watch, WarnsOnceOfAWaitThatLasts) {
   testing::internal::CaptureStderr();
@@ -157,75 +101,6 @@ TEST(Watch, SaysWhoHasNotComeWhereAWaitFails) {
       }
       all_are_here("done");
     });
-  }
-}
-
-// One rank has come to something of dmuon's, the other waits inside of the host framework.
-TEST(Watch, EndsAWaitForARankThatHasLeft) {
-  run_ranks(2, [](int rank, const StorePtr& store) {
-    Watch watch(
-        store, rank, 2, [](const std::string&) {}, kInterval);
-    watch.reach(What::kOperation, "publish of 'a'");
-    if (rank == 0) {
-      watch.leave("collectives of X");
-    } else {
-      const std::string why =
-          wait_for(&watch, What::kComparison, watch.reach(What::kComparison, "here"));
-      EXPECT_TRUE(contains_all(why, {"in vain", "rank 1 of the mesh has issued 1 operations",
-                                     "rank 0 of the mesh has issued 2 operations, last collectives "
-                                     "of X, and waits for collectives of X"}))
-          << why;
-    }
-    store->add("done", 1);
-    while (store->add("done", 0) < 2) std::this_thread::sleep_for(milliseconds(1));
-  });
-}
-
-// What the first of two ranks tells when it is asked, once it is as expected; else what it told
-// last.
-Report told(const StorePtr& store, const std::function<bool(const Report&)>& as_expected) {
-  Report report;
-  for (int i = 0; i < 1000; ++i) {
-    store->add("dmuon watch bell", 1);
-    const std::vector<std::uint8_t> text = store->get("dmuon watch 0");
-    report = report_from({text.begin(), text.end()});
-    if (as_expected(report)) break;
-    std::this_thread::sleep_for(milliseconds(10));
-  }
-  return report;
-}
-
-TEST(Watch, HasLeftUntilItComesToAnythingElse) {
-  for (const What next : {What::kOperation, What::kComparison, What::kAgreement}) {
-    const auto store = c10::make_intrusive<c10d::HashStore>();
-    Watch watch(
-        store, 0, 2, [](const std::string&) {}, kInterval);
-    const auto expect_awaited = [&](std::optional<What> what, std::int64_t number,
-                                    const std::string& moment) {
-      const Report report = told(store, [&](const Report& seen) {
-        return seen.awaited == what && (!what || seen.number == number);
-      });
-      EXPECT_EQ(report.awaited, what) << moment;
-      EXPECT_EQ(what ? report.number : 0, number) << moment;
-    };
-    watch.reach(What::kOperation, "publish of 'a'");
-    expect_awaited({}, 0, "before it leaves");
-    watch.leave("X");
-    EXPECT_EQ(watch.num_operations(), 2);
-    expect_awaited(What::kOperation, 2, "after it has left");
-    {
-      const Watch::Waiting waiting(&watch, What::kOperation, 1, "publish of 'a'");
-      expect_awaited(What::kOperation, 1, "while it waits for what it issued before");
-    }
-    expect_awaited(What::kOperation, 2, "after the wait");
-    watch.reach(next, "");
-    expect_awaited({}, 0, "after it has come to something else");
-    { const Watch::Waiting waiting(&watch, What::kOperation, 1, ""); }
-    watch.reach(What::kOperation, "the last");  // so that what is told is newer than the wait
-    const Report last = told(store, [](const Report& seen) {
-      return !seen.words.empty() && seen.words.back() == "the last";
-    });
-    EXPECT_FALSE(last.awaited.has_value());
   }
 }
 

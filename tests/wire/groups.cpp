@@ -50,4 +50,16 @@ Group make_group(const StorePtr& store, const std::string& name, int rank, int s
   return {std::move(group), name, rank, size};
 }
 
+SharedMesh make_mesh(const layout::Mesh& mesh, const StorePtr& store, int rank,
+                     std::chrono::milliseconds timeout) {
+  const int replicate = rank / mesh.num_shards;
+  const int shard = rank % mesh.num_shards;
+  const auto group = [&](const std::string& name, int member, int size) {
+    return make_group(store, name, member, size, timeout);
+  };
+  return {group("row" + std::to_string(replicate), shard, mesh.num_shards),
+          group("column" + std::to_string(shard), replicate, mesh.num_replicates),
+          group("order", rank, mesh.num_slots()), group("verdict", rank, mesh.num_slots())};
+}
+
 }  // namespace dmuon::wire

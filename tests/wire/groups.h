@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "dmuon/wire/group.h"
+#include "dmuon/wire/shared_mesh.h"
 #include "tests/watch/rank_threads.h"
 
 namespace dmuon::wire {
@@ -23,5 +24,9 @@ ProcessGroupPtr make_process_group(const StorePtr& store, const std::string& nam
 
 Group make_group(const StorePtr& store, const std::string& name, int rank, int size,
                  std::chrono::milliseconds timeout = kTimeout, bool disguise = false);
+
+/// One rank's groups; blocks until all ranks have come.
+SharedMesh make_mesh(const layout::Mesh& mesh, const StorePtr& store, int rank,
+                     std::chrono::milliseconds timeout = kTimeout);
 
 }  // namespace dmuon::wire

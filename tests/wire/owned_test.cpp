@@ -134,6 +134,21 @@ TEST_F(OwnedTest, AddsNamedTensorsOfZerosAndCountsThem) {
   EXPECT_TRUE(owned.of(kStack, "momentum_buffer").equal(at::zeros({2, 2, 3})));
 }
 
+TEST_F(OwnedTest, AddsTensorsOfAnotherShape) {
+  owned.add("one value a row", [](const layout::View& view) {
+    return std::vector<std::int64_t>{view.rows, 1};
+  });
+  EXPECT_EQ(pool->current_bytes(), 2 * 4 * 24 + 4 * 8);
+  EXPECT_EQ(owned.of(kSingle, "one value a row").sizes().vec(), (std::vector<std::int64_t>{2, 1}));
+  owned.of(kStack, "one value a row").fill_(3);
+  const OwnedBatch& batch = owned.batches()[core::BatchIndex(0)];
+  EXPECT_EQ(batch.part("one value a row", 1, 2).sizes().vec(),
+            (std::vector<std::int64_t>{2, 2, 1}));
+  EXPECT_EQ(batch.tensors.at("one value a row").sum().item<float>(), 4 * 3);
+  owned.remove("one value a row");
+  EXPECT_EQ(pool->current_bytes(), 2 * 4 * 24);
+}
+
 TEST_F(OwnedTest, RefusesAnUnknownNameEvenWhereItOwnsNothing) {
   const Owned nothing(all, {}, pool);
   for (const Owned* holder : {&std::as_const(owned), &nothing}) {

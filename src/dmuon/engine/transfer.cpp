@@ -1,45 +1,49 @@
-// Owners' tensors leave for all ranks and come back, outside of steps.
+// Moves what owners hold to all ranks, and back, outside of steps.
 
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
-#include <c10/util/accumulate.h>
 
 #include <utility>
 
 #include "dmuon/core/error.h"
 #include "dmuon/engine/engine.h"
+#include "dmuon/wire/arrival.h"
 #include "dmuon/wire/shards.h"
 
 namespace dmuon::engine {
 
+// All parts travel between nodes, then all inside nodes.
 at::Tensor Engine::gather(core::LeafIndex leaf, const std::string& name) {
   const c10::AutoGradMode no_grad(false);
   owned().require_name(name);
   drain();
   const auto options = at::TensorOptions().dtype(at::kFloat).device(options_.device);
-  at::Tensor whole = at::empty(leaves().at(leaf).sizes, options);
+  at::Tensor whole = at::empty(owned().sizes_of(leaves().at(leaf), name), options);
   const at::Tensor flat = whole.view({-1});
   for (const OwnedPart& own : owned_parts(leaf, name))
     flat.narrow(0, own.elements.begin, own.elements.size()).copy_(own.tensor.view({-1}));
-  const std::string what = "a whole " + name;
-  std::int64_t end = 0;
-  for (const core::ParameterIndex part : leaves()[leaf].parameters) {
-    const core::Slot owner = parameters()[part].owner;
-    const core::Shard column = layout().shard_of(owner);
-    const std::int64_t begin = std::exchange(end, end + parameters()[part].num_elements());
-    at::Tensor values = flat.narrow(0, begin, end - begin);
-    if (column == mesh().shard())
-      mesh().column().broadcast(values, layout().replicate_of(owner).value(), what).wait();
-    mesh().row().broadcast(values, column.value(), what).wait();
+  for (const layout::Axis axis : {layout::Axis::kColumn, layout::Axis::kRow}) {
+    const std::string what =
+        core::message("a whole ", name, " of leaf ", leaf,
+                      axis == layout::Axis::kColumn ? ", between nodes" : ", inside nodes");
+    std::vector<wire::Pending> messages;
+    for (const auto& [part, elements] : owned().parts_of(leaves()[leaf], name)) {
+      const core::Slot owner = parameters()[part].owner;
+      const bool elsewhere = layout().shard_of(owner) != mesh().shard();
+      if (axis == layout::Axis::kColumn && elsewhere) continue;
+      messages.push_back(mesh().along[axis].broadcast(
+          flat.narrow(0, elements.begin, elements.size()), layout().member_of(owner, axis), what));
+    }
+    wire::await_arrival(&mesh(), options_.device, std::move(messages), what);
   }
   return whole;
 }
 
 void Engine::scatter(core::LeafIndex leaf, const std::string& name, const at::Tensor& value) {
   const c10::AutoGradMode no_grad(false);
-  const std::vector<std::int64_t>& sizes = leaves().at(leaf).sizes;
-  core::require(value.numel() == c10::multiply_integers(sizes), "Engine::scatter: value: expected ",
-                c10::multiply_integers(sizes), " elements, got ", value.numel());
+  const std::int64_t elements = owned().num_elements(leaves().at(leaf), name);
+  core::require(value.numel() == elements, "Engine::scatter: value: expected ", elements,
+                " elements, got ", value.numel());
   const at::Tensor flat = value.reshape({-1});
   for (OwnedPart& own : owned_parts(leaf, name)) {
     const layout::Segment& of = own.elements;
@@ -48,13 +52,9 @@ void Engine::scatter(core::LeafIndex leaf, const std::string& name, const at::Te
 }
 
 std::vector<Engine::OwnedPart> Engine::owned_parts(core::LeafIndex leaf, const std::string& name) {
-  owned().require_name(name);
   std::vector<OwnedPart> parts;
-  std::int64_t end = 0;
-  for (const core::ParameterIndex part : leaves().at(leaf).parameters) {
-    const std::int64_t begin = std::exchange(end, end + parameters()[part].num_elements());
-    if (owned().owns(part)) parts.push_back({part, {begin, end}, owned().of(part, name)});
-  }
+  for (const auto& [part, elements] : owned().parts_of(leaves().at(leaf), name))
+    if (owned().owns(part)) parts.push_back({part, elements, owned().of(part, name)});
   return parts;
 }
 

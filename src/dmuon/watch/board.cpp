@@ -7,41 +7,40 @@
 namespace dmuon::watch {
 namespace {
 
-// Beside the reports, "dmuon watch <rank>".
-const std::string kBell = "dmuon watch bell";
-const std::string kClaim = "dmuon watch judge";
-const std::string kVerdict = "dmuon watch verdict";
+// Keys; those of the reports are "dmuon watch <rank>".
+const std::string kAlarm = "dmuon watch alarm";
+const std::string kClaim = "dmuon watch claim";
+const std::string kDiagnosis = "dmuon watch diagnosis";
 
 }  // namespace
 
 Board::Board(const c10::intrusive_ptr<c10d::Store>& store, std::size_t rank, std::size_t size)
-    : store_(store->clone()), rank_(rank), told_(size) {
+    : store_(store->clone()), rank_(rank), stored_(size) {
   for (std::size_t of = 0; of < size; ++of) keys_.push_back(core::message("dmuon watch ", of));
 }
 
-void Board::tell(const Report& own) { store_->set(keys_[rank_], to_text(own)); }
+void Board::store(const Report& own) { store_->set(keys_[rank_], to_text(own)); }
 
-std::int64_t Board::bell(bool ring) { return store_->add(kBell, ring ? 1 : 0); }
+std::int64_t Board::alarm(bool raise) { return store_->add(kAlarm, raise ? 1 : 0); }
 
-// A claim takes the place of the one before, if the claimant knows that one: who comes second
-// learns of the first instead. No two claims are alike: a rank that claims again has heard a ring,
-// or more answers, since.
-bool Board::claim(std::int64_t answered, std::int64_t shown) {
-  const std::string own = std::to_string(std::max(answered, judged_)) + " " +
-                          std::to_string(shown) + " " + std::to_string(rank_);
+// A claim replaces the newest one only if the claimant knows that one. No two claims are equal: a
+// rank that claims again has seen another alarm, or more answers, since.
+bool Board::claim(std::int64_t answered, std::int64_t alarm) {
+  const std::string own = std::to_string(std::max(answered, diagnosed_)) + " " +
+                          std::to_string(alarm) + " " + std::to_string(rank_);
   claim_ = store_->compareSet(kClaim, claim_, own);
-  judged_ = std::stoll(claim_);
+  diagnosed_ = std::stoll(claim_);
   return claim_ == own;
 }
 
 std::vector<Report> Board::reports() {
-  // To get what is not there would wait for it.
-  const bool all = std::ranges::find(told_, false) == told_.end() || store_->check(keys_);
+  // multiGet would wait for a missing key.
+  const bool all = std::ranges::find(stored_, false) == stored_.end() || store_->check(keys_);
   std::vector<std::size_t> ranks;
   std::vector<std::string> keys;
   for (std::size_t rank = 0; rank < keys_.size(); ++rank) {
-    told_[rank] = told_[rank] || all || store_->check({keys_[rank]});
-    if (!told_[rank]) continue;
+    stored_[rank] = stored_[rank] || all || store_->check({keys_[rank]});
+    if (!stored_[rank]) continue;
     ranks.push_back(rank);
     keys.push_back(keys_[rank]);
   }
@@ -52,11 +51,11 @@ std::vector<Report> Board::reports() {
   return reports;
 }
 
-void Board::publish(const std::string& verdict) {
-  store_->set(kVerdict, verdict);
-  store_->add(kBell, kPublished);
+void Board::publish(const std::string& diagnosis) {
+  store_->set(kDiagnosis, diagnosis);
+  store_->add(kAlarm, kPublished);
 }
 
-std::string Board::verdict() { return store_->get_to_str(kVerdict); }
+std::string Board::diagnosis() { return store_->get_to_str(kDiagnosis); }
 
 }  // namespace dmuon::watch

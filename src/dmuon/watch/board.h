@@ -10,53 +10,59 @@
 
 namespace dmuon::watch {
 
-/// What the ranks of a mesh tell each other through a store: a report of each, a bell, who judges,
-/// and the verdict. Reports are the only large values (report.h), and reports() the only call that
-/// reads more than one value; each other call is one request of some bytes.
+/// Shares the state of the watch between the ranks of a mesh, through keys of a store: a report of
+/// each rank, the alarm counter, the newest claim to diagnose, and the diagnosis.
 ///
-/// Not thread-safe. Throws what the store throws.
+///   board.store(own_report);
+///   const std::int64_t alarm = board.alarm(/*raise=*/true);
+///   if (board.claim(answered, alarm)) board.publish(in_vain(board.reports()));
+///
+/// Only reports are large (report.h), and only reports() reads several values. Each other call is
+/// one request of some bytes; publish() is two. Not thread-safe. Throws the store's exceptions.
 class Board {
  public:
   /// Makes its own connection to the store.
   Board(const c10::intrusive_ptr<c10d::Store>& store, std::size_t rank, std::size_t size);
 
-  /// In place of what this rank told before.
-  void tell(const Report& own);
+  /// Replaces this rank's report.
+  void store(const Report& own);
 
-  /// Rings the bell, or only listens. @return what it shows: it grows with every ring.
-  std::int64_t bell(bool ring);
+  /// Increments the alarm counter if `raise`. Returns the counter.
+  std::int64_t alarm(bool raise);
 
-  /// Whether a bell that shows this was rung by publish().
-  static bool is_published(std::int64_t shown) { return shown >= kPublished; }
+  /// True if publish() has incremented a counter of this value.
+  static bool is_published(std::int64_t alarm) { return alarm >= kPublished; }
 
-  /// What the bell showed that has been judged, as far as this rank knows.
-  std::int64_t judged() const { return judged_; }
+  /// Returns the alarm that the newest claim known to this rank has diagnosed.
+  std::int64_t diagnosed() const { return diagnosed_; }
 
-  /// Asks to be the one that judges. Of the ranks whose last call was before somebody's last
-  /// success none succeeds: so of many that ask once an interval one does in each interval,
-  /// whichever of them have died.
-  /// @param answered  what the bell showed when all that had heard it had told: judged, if granted.
-  /// @param shown     what it shows.
-  bool claim(std::int64_t answered, std::int64_t shown);
+  /// Claims to diagnose. Returns true if granted: if this rank knew the newest claim. A
+  /// rank that is denied knows it then. So one of many ranks that claim in an interval is granted,
+  /// even if ranks have died.
+  /// @param answered  the alarm for which all ranks have stored their reports: diagnosed, if
+  /// granted.
+  /// @param alarm     the counter.
+  bool claim(std::int64_t answered, std::int64_t alarm);
 
-  /// What each rank told last; of a rank that has told nothing, a report that says nothing.
+  /// Returns each rank's newest report; an empty one for a rank that has stored none.
   std::vector<Report> reports();
 
-  /// Tells a verdict to all ranks, and rings so that they know.
-  void publish(const std::string& verdict);
+  /// Stores a diagnosis for all ranks, and increments the alarm counter by so much that
+  /// is_published() is true.
+  void publish(const std::string& diagnosis);
 
-  /// What was published, after a bell that says so.
-  std::string verdict();
+  /// Returns the published diagnosis. Waits for one.
+  std::string diagnosis();
 
  private:
-  static constexpr std::int64_t kPublished = std::int64_t{1} << 40;  // more than is ever rung
+  static constexpr std::int64_t kPublished = std::int64_t{1} << 40;  // more than any alarm
 
   c10::intrusive_ptr<c10d::Store> store_;
   std::size_t rank_;
   std::vector<std::string> keys_;  // of the reports
-  std::vector<bool> told_;         // by whom a report is known to be there
-  std::string claim_;              // the last one granted, as far as this rank knows
-  std::int64_t judged_ = 0;
+  std::vector<bool> stored_;       // true for ranks whose report is known to be there
+  std::string claim_;              // the newest one that this rank knows
+  std::int64_t diagnosed_ = 0;
 };
 
 }  // namespace dmuon::watch

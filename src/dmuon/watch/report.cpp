@@ -24,15 +24,15 @@ std::int64_t count(const Report& report, Rendezvous what) {
   return report.reached[static_cast<std::size_t>(what)];
 }
 
-/// Two ranks that have issued something else at one number.
+/// Two ranks that have issued different operations at one number.
 struct Difference {
   std::int64_t number = std::numeric_limits<std::int64_t>::max();
   std::size_t first = 0;
   std::size_t second = 0;
 };
 
-/// The lowest number, of those that two ranks remember, at which any two differ, and the lowest two
-/// there.
+/// Finds the lowest number at which any two ranks differ, and the lowest two ranks there. Compares
+/// two ranks at the numbers that both remember.
 std::optional<Difference> first_difference(const std::vector<Report>& reports) {
   struct First {
     std::uint64_t hash;
@@ -61,7 +61,7 @@ bool misses(const Report& waiting, const Report& other) {
   return waiting.awaited && count(other, *waiting.awaited) < waiting.number;
 }
 
-// At most so many bytes of the text, which is UTF-8 and stays so.
+// Returns at most so many bytes of a text. The result is UTF-8, as the text is.
 std::string beginning(const std::string& text, std::size_t most) {
   if (text.size() <= most) return text;
   while (most > 0 && (static_cast<unsigned char>(text[most]) & 0xC0U) == 0x80U) --most;
@@ -80,14 +80,14 @@ std::string line_of(const Report& report, std::size_t rank,
   return text + (report.awaited ? ", and waits for " + report.where : ", and waits for nobody");
 }
 
-/// By rank: whether it is over, or waits for one of these. Of those that wait, who waits for none
-/// of them may still come on.
+/// Returns, by rank, true if the rank is over or waits for a stuck rank. A rank that waits for no
+/// stuck rank may still go on.
 std::vector<bool> stuck_ranks(const std::vector<Report>& reports) {
   std::vector<bool> stuck;
   for (const Report& report : reports) stuck.push_back(report.awaited || !report.over.empty());
   for (bool changed = true; changed;) {
     changed = false;
-    std::array<std::int64_t, kNumRendezvous> least{};  // that a stuck rank has come to
+    std::array<std::int64_t, kNumRendezvous> least{};  // number that a stuck rank has come to
     least.fill(std::numeric_limits<std::int64_t>::max());
     for (std::size_t rank = 0; rank < reports.size(); ++rank) {
       for (std::size_t what = 0; stuck[rank] && what < least.size(); ++what)
@@ -114,7 +114,7 @@ std::string passes_of(const std::vector<Report>& reports, std::size_t first, std
 
 std::string age_of(const Report& report, std::int64_t now_ms) {
   const double age_s =
-      static_cast<double>(std::max<std::int64_t>(now_ms - report.told_ms, 0)) / 1e3;
+      static_cast<double>(std::max<std::int64_t>(now_ms - report.stored_ms, 0)) / 1e3;
   return core::message("told ", std::fixed, std::setprecision(1), age_s, " s ago");
 }
 
@@ -152,7 +152,7 @@ std::string to_text(const Report& report) {
                         {"where", report.where},
                         {"pass", report.pass},
                         {"over", report.over},
-                        {"told_ms", report.told_ms},
+                        {"stored_ms", report.stored_ms},
                         {"hashes", hashes},
                         {"words", report.words}}
       .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
@@ -168,7 +168,7 @@ Report report_from(const std::string& text) {
   report.where = json.at("where");
   report.pass = json.at("pass");
   report.over = json.at("over");
-  report.told_ms = json.at("told_ms");
+  report.stored_ms = json.at("stored_ms");
   const std::string hashes = json.at("hashes");
   for (std::size_t at = 0; at < hashes.size(); at += kHashDigits)
     report.hashes.push_back(std::stoull(hashes.substr(at, kHashDigits), nullptr, 16));
@@ -176,18 +176,24 @@ Report report_from(const std::string& text) {
   return report;
 }
 
-// Why old reports give no false verdict. All ranks come to all rendezvous, of whatever kind, in one
-// order. So what a rank has come to is a position in one sequence, and it only grows; who waits has
-// come to what it waits for. A rank that misses another has then told a later position than that
-// one, whenever each of them told. A stuck rank misses a stuck one, that one a third, at ever
-// earlier positions: so in the end one that is over, whose position is its last, and whoever is
-// beyond that waits for what never comes. A circle is possible only where ranks have left the one
-// order, and no report undoes that. The same holds for hashes: those at one number never change.
+// Old reports give no false diagnosis:
+//
+// All ranks come to all rendezvous, of whatever kind, in one order. So each report has a position
+// in one sequence, and a rank's position only grows.
+//
+// A rank that waits has come to the rendezvous that it waits for. So if it misses another rank, its
+// report has the later position, whenever the two were stored.
+//
+// A stuck rank misses a stuck rank, that one a third, at ever earlier positions. So the last one is
+// over, and its position is final. The ranks beyond it wait in vain.
+//
+// A circle is possible only if ranks have left the one order. No later report undoes that.
+// Likewise, hashes at one number never change.
 std::string in_vain(const std::vector<Report>& reports) {
   if (const std::optional<Difference> found = first_difference(reports)) {
     const std::string first = issued_at(reports[found->first], found->number);
     const std::string second = issued_at(reports[found->second], found->number);
-    if (first == second)  // the words are not told any more, or the difference is older
+    if (first == second)  // the words are forgotten, or the difference is older
       return core::message("rank ", found->first, " of the mesh has issued other operations than ",
                            "rank ", found->second, ", up to operation ", found->number);
     return core::message("rank ", found->first, " of the mesh has issued ", first, " where rank ",
@@ -226,7 +232,7 @@ std::string attendance(const std::vector<Report>& reports, std::size_t self, std
     if (misses(own, report)) absent.push_back(core::message(absent.empty() ? "rank " : "", rank));
     if (rank == self) {
       lines.push_back(line_of(report, rank, kMostOfReason) + "; this rank");
-    } else if (report.told_ms == 0) {
+    } else if (report.stored_ms == 0) {
       lines.push_back(core::message("rank ", rank, " of the mesh has told nothing"));
     } else {
       lines.push_back(line_of(report, rank, kMostOfReason) + "; " + age_of(report, now_ms));

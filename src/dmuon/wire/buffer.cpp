@@ -35,14 +35,13 @@ c10::DataPtr BufferPool::take(std::int64_t num_bytes, std::int64_t* block_bytes)
   ++num_allocations_;
   *block_bytes = num_bytes;
   count(num_bytes);
-  const c10::OptionalDeviceGuard guard(device_);  // an allocator takes the current device
+  const c10::OptionalDeviceGuard guard(device_);  // an allocator uses the current device
   return allocator_->allocate(static_cast<std::size_t>(num_bytes));
 }
 
 void BufferPool::give(c10::DataPtr data, std::int64_t block_bytes) {
   if (device_.is_cpu()) return idle_.give(block_bytes, std::move(data));
-  // The allocator knows the stream on which a block was allocated, and may hand it out there at
-  // once.
+  // The allocator may reuse a block at once on the stream on which it was allocated.
   const c10::impl::VirtualGuardImpl guard(device_.type());
   guard.recordDataPtrOnStream(data, guard.getStream(device_));
   count(-block_bytes);
@@ -87,7 +86,7 @@ void PackedBuffer::release() {
 }
 
 at::Tensor PackedBuffer::view(std::int64_t offset, at::IntArrayRef sizes) const {
-  // narrow checks against the storage's size, which is zero while the buffer is freed.
+  // narrow() checks the storage's size, which is zero while the buffer is freed.
   auto* storage = flat_.storage().unsafeGetStorageImpl();
   const auto bytes = storage->nbytes();
   storage->set_nbytes(static_cast<std::size_t>(num_bytes_));

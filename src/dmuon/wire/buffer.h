@@ -10,32 +10,37 @@
 
 namespace dmuon::wire {
 
-/// Hands out device memory for packed buffers, and counts every byte that it holds. On CPUs, whose
-/// allocator returns pages to the system, it keeps what comes back for the next buffer, so that
-/// units of like size share one, and counts it too. A device's own allocator does that, for
-/// everything else in the process as well.
+/// Hands out device memory for packed buffers, and counts every byte that it holds.
 ///
-/// A block goes on in the order of streams: whoever has its memory next comes after all that was
-/// issued to the stream on which it was given back. Not thread-safe.
+///   std::int64_t block_bytes = 0;
+///   c10::DataPtr block = pool.take(num_bytes, &block_bytes);
+///   pool.give(std::move(block), block_bytes);
+///
+/// On CPUs the system's allocator returns pages to the system. So the pool keeps and counts
+/// returned blocks, and units of like size share one. A device's own allocator keeps blocks itself,
+/// for all users in the process.
+///
+/// The next user of a block comes after all work that was issued to the stream on which the block
+/// was returned. Not thread-safe.
 class BufferPool {
  public:
   explicit BufferPool(c10::Device device);
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;
 
-  /// At least `num_bytes`, uninitialised. Prefers an idle block; otherwise frees idle blocks before
-  /// it allocates, as far as the peak would grow, so that idle memory as such adds to none.
+  /// Returns at least `num_bytes`, uninitialised. Prefers an idle block. Before it allocates, it
+  /// frees idle blocks as far as the peak would grow. So idle memory never raises the peak.
   c10::DataPtr take(std::int64_t num_bytes, std::int64_t* block_bytes);
 
   /// Returns a block of `block_bytes`.
   void give(c10::DataPtr data, std::int64_t block_bytes);
 
-  /// Memory that the engine keeps outside the pool (node copies, owned state) is counted too.
+  /// Counts memory that the engine keeps outside the pool (node copies, owned state).
   void count(std::int64_t num_bytes);
 
   std::int64_t current_bytes() const { return current_bytes_; }
   std::int64_t peak_bytes() const { return peak_bytes_; }
-  /// Blocks that were asked of the device's allocator.
+  /// Number of blocks that the device's allocator made.
   std::int64_t num_allocations() const { return num_allocations_; }
   void reset_peak() { peak_bytes_ = current_bytes_; }
 
@@ -50,8 +55,14 @@ class BufferPool {
   std::int64_t num_allocations_ = 0;
 };
 
-/// A flat tensor whose storage is freed and refilled while the tensor, and every view of it, lives
-/// on. Reading it while it is freed raises (c10::Error) instead of crashing.
+/// A flat tensor whose storage is freed and refilled while the tensor and its views live on.
+///
+///   PackedBuffer weights(pool, num_elements, at::kBFloat16);
+///   const at::Tensor matrix = weights.view(offset, {rows, cols});  // lives as long as the model
+///   weights.allocate();                                            // around each use
+///   weights.release();
+///
+/// Reading a freed tensor raises (c10::Error) instead of crashing.
 class PackedBuffer {
  public:
   PackedBuffer(std::shared_ptr<BufferPool> pool, std::int64_t num_elements, at::ScalarType dtype);
@@ -59,10 +70,10 @@ class PackedBuffer {
   PackedBuffer(const PackedBuffer&) = delete;
   PackedBuffer& operator=(const PackedBuffer&) = delete;
 
-  /// Gives the tensor storage, uninitialised. Nothing if it has some.
+  /// Gives the tensor storage, uninitialised. Idempotent.
   void allocate();
 
-  /// Returns the storage to the pool. Nothing if it has none.
+  /// Returns the storage to the pool. Idempotent.
   void release();
 
   bool allocated() const { return allocated_; }
@@ -71,12 +82,11 @@ class PackedBuffer {
   /// [num_elements], of the constructor's dtype; always the same tensor.
   const at::Tensor& flat() const { return flat_; }
 
-  /// View of these sizes at `offset` with a version counter of its own: a parameter made from it
-  /// does not see writes to the buffer as in-place changes. May be called while the buffer is
-  /// freed.
+  /// Returns a view of these sizes at `offset` with a version counter of its own: for a parameter
+  /// made from the view, writes to the buffer are no in-place changes. Works on a freed buffer too.
   at::Tensor view(std::int64_t offset, at::IntArrayRef sizes) const;
 
-  /// [end - begin] view that shares the buffer's version counter. Only while allocated.
+  /// Returns an [end - begin] view that shares the buffer's version counter. Requires storage.
   at::Tensor slice(std::int64_t begin, std::int64_t end) const;
 
  private:

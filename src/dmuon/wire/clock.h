@@ -10,30 +10,35 @@ struct Event;
 
 namespace dmuon::wire {
 
-/// When the stream that was current came by; on a CPU, when the host did.
+/// A moment: when the current stream reached the call of now(), or on a CPU, when the host did.
 struct Instant {
-  double host = 0;                    ///< seconds of the system clock, when it was asked for
+  double host = 0;                    ///< seconds of the system clock, at the call of now()
   std::shared_ptr<c10::Event> event;  ///< on a device that is timed; else null
 };
 
-/// Tells when things happen where they happen. On a device that costs an event each, so it does so
-/// only from start() to stop(): before and after, instants are the host's. Its own thread only, but
-/// for now() on a CPU.
+/// Takes times on a device's streams, or on the host for a CPU.
+///
+///   clock.start();
+///   const Instant instant = clock.now();
+///   const double seconds = clock.seconds(instant);
+///
+/// On a device each instant costs an event. So only instants between start() and stop() are the
+/// device's; others are the host's. Only now() on a CPU may be called from any thread.
 class Clock {
  public:
   explicit Clock(c10::Device device) : device_(device) {}
 
-  /// Seconds of the system clock, so that ranks of one machine agree.
+  /// Returns seconds of the system clock, so that ranks of one machine agree.
   static double host_now();
 
-  /// Instants from now on are the device's. Waits for what its current stream has been given.
+  /// Starts the device's instants. Waits for the current stream.
   void start();
   void stop() { timing_ = false; }
 
   Instant now() const;
 
-  /// Seconds of the system clock. Waits until it has happened.
-  /// @param instant  since the last start(), or without an event.
+  /// Returns seconds of the system clock. Waits for the instant's event.
+  /// @param instant  taken since the last start(), or without an event.
   double seconds(const Instant& instant) const;
 
  private:

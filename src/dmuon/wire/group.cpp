@@ -11,11 +11,11 @@
 namespace dmuon::wire {
 namespace {
 
-// Members of a group in which a root sends to each by itself: a tree would be no shorter by much.
+// Up to this size a root sends to each member itself: a tree would be hardly shorter.
 constexpr int kMostDirect = 4;
 
-// A message and a receive of something else never meet: a rank gone astray ends in a timeout, where
-// gloo would end the process or, with equal sizes, swap data.
+// Returns a tag, so that a message never meets the receive of another one. Without tags gloo would
+// end the process of a rank that has gone astray, or, with equal sizes, swap data.
 int tag_of(const std::string& what) {
   return static_cast<int>(core::Hasher().add(what).value() & 0x7fffffff);
 }
@@ -70,7 +70,7 @@ bool Pending::wait_for(std::chrono::milliseconds most) const {
     if (!work || work->isCompleted()) continue;
     if (most.count() == 0) return false;
     try {
-      work->wait(most);  // throws where the time is over, and leaves the work alone
+      work->wait(most);  // throws at the end of the time, and leaves the work alone
     } catch (const std::exception&) {
       if (!work->isCompleted()) return false;
     }
@@ -96,7 +96,7 @@ void wait_all(std::vector<Pending> messages) {
 template <typename Call>
 Pending Group::issue(const std::string& what, Call&& call) {
   try {
-    // On a CPU the wait for it fails, and says who has not come.
+    // On a CPU the wait for the message fails instead, and its error names the missing ranks.
     const std::string given_up = in_flight_->given_up();
     if (!runs_beside() && !given_up.empty()) throw std::runtime_error(given_up);
     return Pending({call()}, what, in_flight_);
@@ -162,7 +162,8 @@ void Group::block(Pending pending, const std::string& what) {
       });
 }
 
-// Said of every message, and mostly for nothing: a stream would take longer than a small message.
+// Every message calls this, and few need the words: a stream would take longer than a small
+// message.
 std::string Group::along(const char* does, const std::string& what) const {
   return does + what + " along the " + name_;
 }
@@ -193,7 +194,7 @@ std::vector<Pending> Group::together(const std::string& what,
     try {
       issue_all();
     } catch (...) {
-      // A group that stays open would take in all that this thread issues to whatever group.
+      // An open group would take in all later messages of this thread, to whatever group.
       try {
         backend_->endCoalescing();
       } catch (const std::exception&) {  // the first error says why

@@ -17,15 +17,14 @@
 
 namespace dmuon::wire {
 
-/// What a rank has sent, for benchmarks and tests. Bytes are payload; a broadcast counts once at
-/// its root, whatever tree the backend builds.
-/// Counted by the thread that sends, read by any.
+/// A rank's sent messages, for benchmarks and tests. Bytes are payload. A broadcast counts once, at
+/// its root, whatever tree the backend builds. The sending thread counts; any thread may read.
 struct Traffic {
   std::int64_t num_messages = 0;
   std::int64_t num_bytes = 0;
 };
 
-/// A count that one thread raises while others read it.
+/// A count that one thread increments while others read it.
 class Counter {
  public:
   Counter() = default;
@@ -43,16 +42,15 @@ class Counter {
 
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-/// The works of a group that somebody waits for, so that another thread can end the wait.
-/// Thread-safe.
+/// The works of a group that threads wait for. Another thread can end these waits. Thread-safe.
 class InFlight {
  public:
-  /// Waits. @returns false where it was given up.
+  /// Waits. Returns false if the work was given up.
   bool wait(const WorkPtr& work);
 
-  /// Ends all waits, now and from now on; backends end what they can.
+  /// Ends all waits, now and from now on. A backend that cannot abort ends them at its timeout.
   void give_up(const std::string& why);
-  /// Why, if it was; else empty.
+  /// Returns the reason of give_up(), or an empty string.
   std::string given_up();
 
  private:
@@ -61,18 +59,22 @@ class InFlight {
   std::string given_up_;
 };
 
-/// An operation in flight.
+/// A message in flight.
+///
+///   Pending message = group.broadcast(tensor, root, "the weights of 'a'");
+///   message.wait();
 class Pending {
  public:
   Pending() = default;
   Pending(std::vector<WorkPtr> works, std::string what, std::shared_ptr<InFlight> in_flight)
       : works_(std::move(works)), what_(std::move(what)), in_flight_(std::move(in_flight)) {}
 
-  /// Whether it is over, or failed, within this time, on the host.
+  /// True if the message has arrived, or failed, within this time, on the host. Only for backends
+  /// that allow a wait to end early: gloo's collectives, but not its send and receive.
   bool wait_for(std::chrono::milliseconds most) const;
 
   /// Blocks the host on a CPU backend, the current stream on a CUDA one.
-  /// @throws CommError naming the operation if a peer died, or did not come within the timeout.
+  /// @throws CommError naming the message if a peer died, or did not come within the timeout.
   void wait();
 
  private:
@@ -84,13 +86,18 @@ class Pending {
 /// Waits for each in turn.
 void wait_all(std::vector<Pending> messages);
 
-/// One private process group and the calls that the engine makes on it. A group of one has no
-/// process group and communicates nothing. Calls issue at once, on the current stream, in the
-/// caller's order, which must be the same on all members. Not thread-safe.
+/// One private process group and the calls that the engine makes on it.
+///
+///   Group row(process_group, "row", rank, size);
+///   row.all_reduce_sum(tensor, "sum of norms").wait();
+///
+/// A group of one has no process group and communicates nothing. Calls are issued at once, on the
+/// current stream, in the caller's order. The order must be the same on all members. Not
+/// thread-safe.
 class Group {
  public:
-  /// @param name    "row", "column", ...: for messages.
-  /// @param device  of what travels: a process group can have a backend for each.
+  /// @param name    "row", "column", ...: for error messages.
+  /// @param device  of the tensors. A process group can have a backend for each device.
   Group(c10::intrusive_ptr<c10d::ProcessGroup> group, std::string name, int rank, int size,
         c10::DeviceType device = c10::DeviceType::CPU);
 
@@ -100,51 +107,52 @@ class Group {
   c10::DeviceType device() const { return device_; }
   Traffic traffic() const { return {num_messages_, num_bytes_}; }
 
-  /// Calls that block are `what`, and wait under this watch.
+  /// From now on blocking calls wait under this watch, each as one rendezvous of this kind.
   void wait_under(std::shared_ptr<watch::Watch> watch, watch::Rendezvous what);
 
-  /// Where members can leave word for each other; null for a group of one.
+  /// Returns the store that the members share; null for a group of one.
   c10::intrusive_ptr<c10d::Store> store() const;
 
-  /// Ends what other threads or the device wait for; the group is of no use afterwards, every call
-  /// throws and says why, and it is never freed: it would wait, as the process ends, for messages
-  /// that never come. From any thread.
+  /// Ends the waits of other threads and of the device. Afterwards every call throws the reason.
+  /// The process group is never freed: its destructor would wait for messages that never come. May
+  /// be called from any thread.
   void give_up(const std::string& why);
 
-  /// Whether send and receive may be in flight in any number and direction without being grouped,
-  /// as on gloo with memory of the host. NCCL serialises them by pair and may deadlock.
+  /// True if sends and receives may be in flight in any number and direction without being grouped,
+  /// as on gloo with host memory. NCCL serialises them by pair and may deadlock.
   bool free_point_to_point() const { return free_point_to_point_; }
 
-  /// One message from `root`; every member but the root receives the payload once. The backend's
-  /// tree of log2(size) steps; in a small group, where that is no shorter, straight from the root,
-  /// where the backend allows: gloo's broadcast takes a thread more.
+  /// Sends one message from `root` to all members; each receives the payload once. Uses the
+  /// backend's tree of log2(size) steps. In a group of up to four, gloo sends straight from the
+  /// root instead: the tree is no shorter there, and gloo's broadcast needs another thread.
   Pending broadcast(at::Tensor tensor, int root, const std::string& what);
 
-  /// What `issue` issues is one launch, where the backend can group messages, and one Pending. The
-  /// same on all members.
-  /// @throws CommError as the calls in it; then none of them is in flight.
+  /// Groups the messages that `issue` issues into one launch and one Pending, if the backend can.
+  /// All members issue the same.
+  /// @throws CommError as the calls in `issue`; then none of them is in flight.
   std::vector<Pending> together(const std::string& what,
                                 const std::function<std::vector<Pending>()>& issue);
 
-  /// The backend's own reduction (a sum) to `root`; contents of other members' tensors are lost.
+  /// Sums to `root` by the backend's own reduction. Other members' tensors are undefined
+  /// afterwards.
   Pending reduce_sum(at::Tensor tensor, int root, const std::string& what);
 
   Pending send(at::Tensor tensor, int to, const std::string& what);
   Pending receive(at::Tensor tensor, int from, const std::string& what);
 
-  /// The sum over the members, in place, on all of them.
+  /// Sums over the members, in place, on all of them.
   Pending all_reduce_sum(at::Tensor tensor, const std::string& what);
 
-  /// Largest value of each element over the members, in place. Blocks.
+  /// Computes the largest value of each element over the members, in place. Blocks.
   void all_reduce_max(at::Tensor tensor, const std::string& what);
 
-  /// [size] the words of each member. Blocks.
+  /// Returns the words of each member, [size]. Blocks.
   std::vector<std::array<std::int64_t, 4>> all_gather(std::array<std::int64_t, 4> words,
                                                       const std::string& what);
 
  private:
-  // On a CPU a call that is not asynchronous would block; elsewhere it runs on the current stream,
-  // and an asynchronous one on a stream of the backend's.
+  // On a CPU a synchronous call blocks, so calls are asynchronous. Elsewhere a synchronous call
+  // runs on the current stream, an asynchronous one on a stream of the backend's.
   bool runs_beside() const { return device_ == c10::DeviceType::CPU; }
   std::string along(const char* does, const std::string& what) const;
   void count(const at::Tensor& tensor);
@@ -157,7 +165,7 @@ class Group {
   Pending issue(const std::string& what, at::Tensor tensor, Call&& call);
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
-  // The device's. Called directly: the dispatcher's way to it costs the host more than the rest.
+  // The device's backend, called directly: c10d's dispatcher costs the host more than the rest.
   c10::intrusive_ptr<c10d::Backend> backend_;
   std::string name_;
   int rank_;

@@ -75,7 +75,7 @@ class Lane::Worker {
   ~Worker() {
     if (getpid() != process_) {
       thread_.detach();
-      // Its end would wait for the thread, which a forked child does not have.
+      // Its destructor would wait for the thread, which a forked child does not have.
       static_cast<void>(changed_.release());
       return;
     }
@@ -108,7 +108,7 @@ class Lane::Worker {
 
   void run() {
     const c10::AutoGradMode no_grad(false);
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;  // which sees nothing of a lane
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;  // autograd ignores lanes
     std::exception_ptr error;
     while (true) {
       std::unique_lock lock(mutex_);
@@ -125,7 +125,7 @@ class Lane::Worker {
           error = std::current_exception();
         }
       }
-      job.operation = nullptr;  // what it holds goes before anybody hears of its end
+      job.operation = nullptr;  // its captures end before a waiter goes on
       job.done->happen(error);
     }
   }
@@ -138,7 +138,7 @@ class Lane::Worker {
   std::thread thread_;  // last: it uses all of the above
 };
 
-// Everything is issued to a stream of its own, which first waits for the current one.
+// Issues each operation to the lane's stream, which first waits for the current stream.
 class Lane::Stream {
  public:
   Stream(c10::Device device, Priority priority)

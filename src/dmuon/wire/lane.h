@@ -12,19 +12,19 @@
 
 namespace dmuon::wire {
 
-/// Something that a lane will have done. Copies share it; one made by default has happened.
+/// Happens when an operation on a lane ends. Copies share it. A default event has happened.
 class Event {
  public:
   Event() = default;
 
   /// Blocks the host on a CPU; makes the current stream wait on other devices.
-  /// @throws what the operation threw.
+  /// @throws the operation's exception.
   void wait() const;
 
-  /// On a CPU: whether it has happened, or failed, within this time. Elsewhere true at once.
+  /// On a CPU, true if it has happened, or failed, within this time. Elsewhere true at once.
   bool wait_for(std::chrono::milliseconds most) const;
 
-  /// Whether it has happened, or failed, as far as the host knows without waiting. From any thread.
+  /// True if the host knows, without waiting, that it has happened or failed. Thread-safe.
   bool has_happened() const;
 
   struct State;
@@ -35,16 +35,21 @@ class Event {
   std::shared_ptr<State> state_;
 };
 
-/// What a lane does for an operation.
+/// The body of an operation on a lane.
 using Work = std::function<void()>;
 
-/// An ordered queue of communication that overlaps with compute and with other lanes: on a CPU a
-/// thread that runs the operations one after the other, elsewhere a stream that they are issued to
-/// at once, from the calling thread.
+/// An ordered queue of operations that overlaps with compute and with other lanes.
 ///
-/// After an operation has failed the lane runs nothing more; every later one fails with the same
-/// error, because a group whose ranks are out of step is of no use. One thread at a time may
-/// enqueue. Destruction waits for what runs, except in a forked child, which has no such thread.
+///   const Event done = lane.enqueue(device, [&] { group.send(tensor, 1, "x").wait(); }, {});
+///   done.wait();
+///
+/// On a CPU a thread runs the operations one after the other. Elsewhere the calling thread issues
+/// them to a stream at once.
+///
+/// After an operation has failed, the lane runs nothing more, and every later operation fails with
+/// the same error: a group whose ranks are out of step is useless. One thread at a time may
+/// enqueue. The destructor waits for the running operation, except in a forked child, which has no
+/// thread.
 class Lane {
  public:
   enum class Priority { kLow, kHigh };
@@ -56,12 +61,12 @@ class Lane {
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
 
-  /// Returns at once. `operation` runs when everything enqueued before, everything done on the
-  /// current stream before and `after` have happened. What it waits for, as c10d's work, it must
-  /// wait for by itself. Gradients are off in it.
+  /// Enqueues an operation and returns at once. The operation runs after all earlier ones, after
+  /// all earlier work on the current stream, and after the events `after`. It must itself wait for
+  /// the messages that it issues. Gradients are off in it.
   Event enqueue(c10::Device device, Work operation, std::vector<Event> after);
 
-  /// Whether all that was enqueued has happened, or failed, within this time, on the host.
+  /// True if all enqueued operations have happened, or failed, within this time, on the host.
   bool ends_within(std::chrono::milliseconds most);
 
  private:
@@ -74,7 +79,7 @@ class Lane {
   std::unique_ptr<Stream> stream_;
 };
 
-/// The lanes of a mesh beside compute. All its engines share them, hence one order.
+/// The lanes of a mesh beside compute. All engines of the mesh share them, so one order holds.
 struct Lanes : schedule::PerQueue<Lane> {
   Lanes()
       : schedule::PerQueue<Lane>{{Lane("dmuon intra"), Lane("dmuon inter"),

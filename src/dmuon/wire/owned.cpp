@@ -5,7 +5,8 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/stack.h>
-#include <ATen/ops/zeros_like.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <utility>
@@ -17,8 +18,19 @@ namespace dmuon::wire {
 
 using core::ParameterIndex;
 
+namespace {
+
 // CPUs convert a piece to fp64 in memory to measure it: 32 MB.
 constexpr std::int64_t kNormElements = std::int64_t{1} << 22;
+
+std::vector<std::int64_t> whole_matrix(const layout::View& view) { return {view.rows, view.cols}; }
+
+std::vector<std::int64_t> stacked(std::int64_t num_matrices, std::vector<std::int64_t> sizes) {
+  sizes.insert(sizes.begin(), num_matrices);
+  return sizes;
+}
+
+}  // namespace
 
 at::Tensor OwnedBatch::part(const std::string& name, std::size_t begin, std::size_t end) const {
   return tensors.at(name).narrow(0, first_matrix[begin], first_matrix[end] - first_matrix[begin]);
@@ -26,7 +38,10 @@ at::Tensor OwnedBatch::part(const std::string& name, std::size_t begin, std::siz
 
 Owned::Owned(const layout::Parameters& all, const std::vector<std::vector<ParameterIndex>>& batches,
              std::shared_ptr<BufferPool> pool)
-    : all_(all), positions_(all.size()), names_{kMaster, kGradient}, pool_(std::move(pool)) {
+    : all_(all),
+      positions_(all.size()),
+      named_{{kMaster, whole_matrix}, {kGradient, whole_matrix}},
+      pool_(std::move(pool)) {
   const auto options = at::TensorOptions().dtype(at::kFloat).device(pool_->device());
   for (const std::vector<ParameterIndex>& parameters : batches) {
     const layout::View& view = all[parameters.at(0)].view;
@@ -36,9 +51,10 @@ Owned::Owned(const layout::Parameters& all, const std::vector<std::vector<Parame
       positions_.at(parameter) = {index, static_cast<std::int64_t>(batch.first_matrix.size()) - 1};
       batch.first_matrix.push_back(batch.first_matrix.back() + all[parameter].view.num_matrices);
     }
-    for (const std::string& name : names_) {
-      batch.tensors[name] = at::empty({batch.first_matrix.back(), view.rows, view.cols}, options);
-      pool_->count(static_cast<std::int64_t>(batch.tensors[name].nbytes()));
+    for (const Named& named : named_) {
+      at::Tensor& tensor = batch.tensors[named.name];
+      tensor = at::empty(stacked(batch.first_matrix.back(), named.sizes(view)), options);
+      pool_->count(static_cast<std::int64_t>(tensor.nbytes()));
     }
     batches_.push_back(std::move(batch));
   }
@@ -55,19 +71,22 @@ void add_scaled(at::Tensor target, const at::Tensor& values, double scale, bool 
   }
 }
 
-void Owned::add(const std::string& name) {
-  core::require(std::find(names_.begin(), names_.end(), name) == names_.end(),
+void Owned::add(const std::string& name, MatrixSizes sizes) {
+  core::require(std::ranges::find(named_, name, &Named::name) == named_.end(),
                 "Owned::add: name: expected a new one, got '", name, "'");
-  names_.push_back(name);
+  named_.push_back({name, sizes ? std::move(sizes) : whole_matrix});
+  const auto options = at::TensorOptions().dtype(at::kFloat).device(pool_->device());
   for (OwnedBatch& batch : batches_) {
-    batch.tensors[name] = at::zeros_like(batch.tensors.at(kMaster));
-    pool_->count(static_cast<std::int64_t>(batch.tensors[name].nbytes()));
+    at::Tensor& tensor = batch.tensors[name];
+    tensor =
+        at::zeros(stacked(batch.first_matrix.back(), named_.back().sizes(batch.view)), options);
+    pool_->count(static_cast<std::int64_t>(tensor.nbytes()));
   }
 }
 
 void Owned::remove(const std::string& name) {
   require_name(name);
-  names_.erase(std::find(names_.begin(), names_.end(), name));
+  std::erase_if(named_, [&](const Named& named) { return named.name == name; });
   for (OwnedBatch& batch : batches_) {
     pool_->count(-static_cast<std::int64_t>(batch.tensors.at(name).nbytes()));
     batch.tensors.erase(name);
@@ -79,14 +98,42 @@ at::Tensor Owned::stack(const Position& position, const std::string& name) const
   return batches_[position.batch].part(name, index, index + 1);
 }
 
-void Owned::require_name(const std::string& name) const {
-  core::named(names_, name, "Owned::of: name: expected");
+const Owned::Named& Owned::named(const std::string& name) const {
+  return core::named(named_, name, "Owned::of: name: expected", &Named::name);
+}
+
+std::vector<std::int64_t> Owned::sizes_of(ParameterIndex parameter, const std::string& name) const {
+  const layout::View& view = all_.at(parameter).view;
+  std::vector<std::int64_t> sizes = named(name).sizes(view);
+  return view.num_matrices == 1 ? sizes : stacked(view.num_matrices, std::move(sizes));
 }
 
 at::Tensor Owned::of(ParameterIndex parameter, const std::string& name) const {
-  require_name(name);
+  const std::vector<std::int64_t> sizes = sizes_of(parameter, name);
   if (!owns(parameter)) return {};
-  return stack(positions_[parameter], name).view(all_[parameter].view.sizes());
+  return stack(positions_[parameter], name).view(sizes);
+}
+
+std::vector<Owned::Part> Owned::parts_of(const layout::Leaf& leaf, const std::string& name) const {
+  std::vector<Part> parts;
+  std::int64_t end = 0;
+  for (const ParameterIndex parameter : leaf.parameters) {
+    const std::int64_t begin = end;
+    end += c10::multiply_integers(sizes_of(parameter, name));
+    parts.push_back({parameter, {begin, end}});
+  }
+  return parts;
+}
+
+std::vector<std::int64_t> Owned::sizes_of(const layout::Leaf& leaf, const std::string& name) const {
+  const std::int64_t elements = num_elements(leaf, name);
+  if (elements == c10::multiply_integers(leaf.sizes)) return leaf.sizes;
+  if (leaf.parameters.size() == 1) return sizes_of(leaf.parameters[0], name);
+  std::int64_t num_matrices = 0;
+  for (const ParameterIndex part : leaf.parameters) num_matrices += all_[part].view.num_matrices;
+  std::vector<std::int64_t> sizes = named(name).sizes(all_[leaf.parameters[0]].view);
+  if (c10::multiply_integers(sizes) * num_matrices != elements) return {elements};
+  return stacked(num_matrices, std::move(sizes));
 }
 
 void Owned::accumulate(ParameterIndex parameter, std::int64_t begin, const at::Tensor& values,

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -13,19 +14,22 @@
 
 namespace dmuon::wire {
 
-// Names of what every owner holds of a parameter; an optimizer adds its own.
+// Tensors that every owner holds of a parameter. An optimizer adds its own.
 inline const std::string kMaster = "master";      ///< the weight
 inline const std::string kGradient = "gradient";  ///< the mean, accumulated over micro-steps
 
-/// Parameters of one owner whose matrices have one shape: named tensors in which their matrices
-/// follow each other, contiguous, so that whole-batch operations are one kernel each.
+/// Returns the sizes of a named tensor for one matrix of a view.
+using MatrixSizes = std::function<std::vector<std::int64_t>(const layout::View& view)>;
+
+/// Parameters of one owner whose matrices have one shape. Each named tensor holds their matrices
+/// one after the other, contiguous, so that an operation on the whole batch is one kernel.
 struct OwnedBatch {
   std::vector<core::ParameterIndex> parameters;
-  layout::View view;                          ///< of the first; others differ in their number alone
-  std::vector<std::int64_t> first_matrix;     ///< [parameters + 1] of each; last, their number
-  std::map<std::string, at::Tensor> tensors;  ///< [matrices, rows, cols] fp32
+  layout::View view;                       ///< the first one's; others differ in num_matrices only
+  std::vector<std::int64_t> first_matrix;  ///< [parameters + 1] of each; last: number of matrices
+  std::map<std::string, at::Tensor> tensors;  ///< [matrices, sizes of the name ...] fp32
 
-  /// [matrices, rows, cols] of the parameters at places [begin, end).
+  /// Returns [matrices, sizes of the name ...] of the parameters at places [begin, end).
   at::Tensor part(const std::string& name, std::size_t begin, std::size_t end) const;
 };
 
@@ -35,17 +39,25 @@ struct GradientPiece {
   at::Tensor values;  ///< flat
 };
 
-/// target = scale * values, or, where it adds, target + scale * values.
+/// Computes target = scale * values, or, if `adds`, target + scale * values.
 /// @param target  fp32
-/// @param values  of its sizes, any floating dtype.
+/// @param values  same sizes, any floating dtype.
 void add_scaled(at::Tensor target, const at::Tensor& values, double scale, bool adds);
 
-/// All that this rank owns of a model. Not thread-safe, except that lanes may accumulate into
-/// different parameters.
+/// All that this rank owns of a model.
+///
+///   Owned owned(parameters, batches, pool);
+///   owned.add("second moment", [](const layout::View& view) {
+///     return std::vector<std::int64_t>{view.rows, 1};
+///   });
+///   at::Tensor master = owned.of(parameter, kMaster);
+///
+/// Not thread-safe, but lanes may accumulate into different parameters at once.
 class Owned {
  public:
+  /// Allocates masters and gradients, uninitialised.
   /// @param all      parameters of the model; outlives this.
-  /// @param batches  this rank's. Masters and gradients are uninitialised.
+  /// @param batches  this rank's.
   /// @param pool     counts the bytes.
   Owned(const layout::Parameters& all,
         const std::vector<std::vector<core::ParameterIndex>>& batches,
@@ -55,55 +67,82 @@ class Owned {
   bool owns(core::ParameterIndex parameter) const { return positions_.at(parameter).index >= 0; }
   const std::shared_ptr<BufferPool>& pool() const { return pool_; }
 
-  /// Adds a named tensor of zeros to every batch; the same names on all ranks.
-  /// @throws InvalidArgument where there is one of this name.
-  void add(const std::string& name);
+  /// Adds a named tensor of zeros to every batch. All ranks add the same names.
+  /// @param sizes  of one matrix; default: the matrix's own. To be cut into shards, a leaf's tensor
+  ///               must have equally many elements for each index of the leaf's first dimension:
+  ///               {rows, 1} has.
+  /// @throws InvalidArgument if the name exists.
+  void add(const std::string& name, MatrixSizes sizes = {});
 
-  /// Ends it.
+  /// Removes a named tensor.
   /// @throws InvalidArgument as require_name.
   void remove(const std::string& name);
 
-  /// @throws InvalidArgument that lists the known names, on ranks that own nothing too.
-  void require_name(const std::string& name) const;
+  /// @throws InvalidArgument that lists the known names, also on ranks that own nothing.
+  void require_name(const std::string& name) const { named(name); }
 
-  /// What a named tensor holds of a parameter, in sizes of its view; undefined where another rank
-  /// owns it.
+  /// Returns a parameter's named tensor, a view of the batch's: [sizes ...] of a single matrix,
+  /// else [num_matrices, sizes ...]. Undefined if another rank owns the parameter.
   /// @throws InvalidArgument as require_name.
   at::Tensor of(core::ParameterIndex parameter, const std::string& name) const;
 
-  /// What accumulate() multiplies by besides; 1 at first.
+  /// A parameter's elements in its leaf's named tensor.
+  struct Part {
+    core::ParameterIndex parameter;
+    layout::Segment elements;
+  };
+  /// Returns all parameters of a leaf in order, also those of other owners.
+  /// @throws InvalidArgument as require_name.
+  std::vector<Part> parts_of(const layout::Leaf& leaf, const std::string& name) const;
+
+  /// Returns the sizes of a leaf's whole named tensor: the leaf's own sizes if it has as many
+  /// elements, else as of() has them for all of the leaf's matrices. Flat if their shapes differ.
+  std::vector<std::int64_t> sizes_of(const layout::Leaf& leaf, const std::string& name) const;
+  std::int64_t num_elements(const layout::Leaf& leaf, const std::string& name) const {
+    return parts_of(leaf, name).back().elements.end;
+  }
+
+  /// Sets a factor of accumulate(); 1 at first.
   void set_gradient_scale(double scale) { gradient_scale_ = scale; }
 
-  /// gradient (+)= scale * gradient scale * values, from element `begin` on; overwrites where
-  /// nothing is held. Who has done so for all elements says so by set_filled. The parameter must be
-  /// owned here.
+  /// Computes gradient (+)= scale * gradient scale * values, from element `begin` on. Overwrites if
+  /// the gradient holds nothing. Call set_filled after all elements. The parameter must be owned
+  /// here.
   /// @param values  [elements], any floating dtype.
   void accumulate(core::ParameterIndex parameter, std::int64_t begin, const at::Tensor& values,
                   double scale);
 
-  /// Whether the gradient holds anything; where not, it is undefined. False at other ranks.
+  /// True if the gradient holds values; else it is undefined. False at other ranks.
   bool filled(core::ParameterIndex parameter) const { return positions_.at(parameter).filled; }
   void set_filled(core::ParameterIndex parameter, bool filled) {
     positions_.at(parameter).filled = filled && owns(parameter);
   }
 
-  /// What the gradients of all batches would be, in pieces that are small enough to be converted.
+  /// Returns the gradients of all batches, filled or not, in pieces that are small enough to be
+  /// converted.
   std::vector<GradientPiece> gradient_pieces() const;
-  /// [these] fp64: the 2-norm of each, on the device. Meaningless where nothing is held.
+  /// Returns the 2-norm of each piece, [pieces] fp64 on the device. Norms of gradients that hold
+  /// nothing are meaningless.
   at::Tensor norms() const;
 
  private:
+  struct Named {
+    std::string name;
+    MatrixSizes sizes;
+  };
   struct Position {
     core::BatchIndex batch;
-    std::int64_t index = -1;  // in the batch; -1 where another rank owns it
+    std::int64_t index = -1;  // in the batch; -1 if another rank owns the parameter
     bool filled = false;
   };
+  const Named& named(const std::string& name) const;
+  std::vector<std::int64_t> sizes_of(core::ParameterIndex parameter, const std::string& name) const;
   at::Tensor stack(const Position& position, const std::string& name) const;
 
   const layout::Parameters& all_;
   core::Vector<core::BatchIndex, OwnedBatch> batches_;
   core::Vector<core::ParameterIndex, Position> positions_;
-  std::vector<std::string> names_;
+  std::vector<Named> named_;
   std::shared_ptr<BufferPool> pool_;
   double gradient_scale_ = 1;
 };

@@ -8,7 +8,7 @@
 namespace dmuon::wire {
 namespace {
 
-// Sums are made in strides of 1 MB of fp32: they stay in a cache, and no second buffer is needed.
+// Sums are made in strides of 1 MB of fp32, which stay in a cache and need no second buffer.
 constexpr std::int64_t kStride = std::int64_t{1} << 18;
 
 std::int64_t num_elements(const std::vector<layout::Part>& parts) {
@@ -17,7 +17,7 @@ std::int64_t num_elements(const std::vector<layout::Part>& parts) {
   return total;
 }
 
-// No longer than what fits into the inbox of the member whose part it is.
+// Returns pieces of a part that fit into its member's inbox.
 std::vector<layout::Segment> pieces_of(const layout::Part& part, std::int64_t buffer,
                                        int group_size) {
   std::vector<layout::Segment> pieces;
@@ -47,7 +47,7 @@ class PeerExchange final : public Exchange {
     const std::int64_t slot = num_peers == 0 ? own.size() : inbox.numel() / num_peers;
     std::int64_t taken = 0;
     for (const layout::Segment& piece : pieces_of(own, buffer, group.size())) {
-      // Peers in ring order from the next rank, so that not all send to one member at once.
+      // Ring order: not all members send to one member at once.
       std::vector<Pending> arrivals;
       for (int i = 0; i < num_peers; ++i) {
         arrivals.push_back(group.receive(inbox.narrow(0, i * slot, piece.size()),

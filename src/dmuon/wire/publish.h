@@ -6,19 +6,20 @@
 
 namespace dmuon::wire {
 
-// Publication: owner -> its column's members (stage 1, between nodes) -> the node (stage 2).
+// Publishes owners' weights to all ranks (the paper, sec:design-schedule).
 //
-// Stage 1 sends each owner's part of a unit once along the column: one message an owner, log2(R)
-// steps, and (R - 1) x part bytes leave the owner's tree. With node copies it happens once a
-// version, without at every unshard. Stage 2 sends each column's part once inside the node: one
-// message a column, at every unshard. (The paper, sec:design-schedule.)
+// Stage 1 sends each owner's part of a unit along the owner's column: one message an owner, log2(R)
+// steps, (R - 1) x part bytes in the owner's tree. With node copies it runs once a version, without
+// at every unshard.
+// Stage 2 sends each column's part inside the node: one message a column, at every unshard.
 //
-// Each takes memory from the calling thread and returns what its lane does; arguments outlive that.
+// Each function allocates on the calling thread and returns the work of its lane. Arguments outlive
+// that work.
 
-/// Stage 1 fills the node copy, or, where there is none, this column's part of the weights.
+/// Stage 1: fills the node copy; without one, this column's part of the weights.
 Work publish_inter(SharedMesh* mesh, const Owned* owned, UnitBuffers* unit);
 
-/// Stage 2 fills the weights.
+/// Stage 2: fills the weights.
 Work publish_intra(SharedMesh* mesh, const Owned* owned, UnitBuffers* unit);
 
 }  // namespace dmuon::wire

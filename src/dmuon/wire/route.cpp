@@ -13,7 +13,7 @@
 namespace dmuon::wire {
 namespace {
 
-// Adds a piece of a sum, whose first element is `begin` of the column, to what this rank owns.
+// Adds a piece of a sum to this rank's owned gradients. The piece begins at `begin` of the column.
 void accumulate(Owned* owned, const layout::Packing& packing, std::int64_t begin,
                 const at::Tensor& sum, double scale) {
   const layout::Segment piece{begin, begin + sum.numel()};
@@ -32,8 +32,8 @@ void finish_accumulation(Owned* owned, const layout::Packing& packing) {
     owned->set_filled(packed.index, true);
 }
 
-// A piece of the node's mean of this column: kept where it is held, else made ready for stage 2
-// with what was held before.
+// Consumes a piece of the node's mean of this column. Keeps it if `hold`; else adds what was held
+// before, and writes the sum for stage 2.
 void take_node_mean(UnitBuffers* unit, core::Shard column, std::int64_t begin,
                     const at::Tensor& values, double scale, bool hold) {
   if (!unit->partial) {
@@ -81,8 +81,8 @@ Work route_intra(SharedMesh* mesh, Owned* owned, UnitBuffers* unit, bool hold) {
         accumulate(owned, packing, begin, sum, scale);
       }
     };
-    // What is kept, this rank has computed of whatever tokens of the node there were. It comes
-    // first: the exchange may leave anything in the buffer.
+    // This rank has computed the kept part from all of the node's tokens. It is read first, because
+    // the exchange overwrites the buffer.
     std::int64_t begin = packing.columns[mesh->shard()].size();
     for (const layout::Segment& kept : packing.kept[mesh->shard()].segments) {
       take(begin, unit->gradients.slice(kept.begin, kept.end), 1.0 / mesh->row().size());

@@ -1,12 +1,12 @@
 #include "dmuon/wire/shards.h"
 
 #include <ATen/ops/empty.h>
-#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "dmuon/core/error.h"
+#include "dmuon/wire/arrival.h"
 
 namespace dmuon::wire {
 
@@ -17,12 +17,14 @@ using core::Slot;
 namespace {
 
 constexpr std::int64_t kPieceElements = std::int64_t{1} << 24;
+constexpr const char* kBetweenNodes = ", between nodes";
+constexpr const char* kInsideNodes = ", inside nodes";
 
 at::Tensor part_of(const at::Tensor& flat, const layout::Segment& part, std::int64_t origin = 0) {
   return flat.narrow(0, part.size() == 0 ? 0 : part.begin - origin, part.size());
 }
 
-// Members of a group but this one, beginning after it, so that not all send to the first.
+// Returns the other members of a group in ring order, so that not all send to the first one.
 std::vector<int> others(const Group& group) {
   std::vector<int> members;
   for (int i = 1; i < group.size(); ++i) members.push_back((group.rank() + i) % group.size());
@@ -31,102 +33,117 @@ std::vector<int> others(const Group& group) {
 
 }  // namespace
 
-// Which elements of a parameter the ranks of the mesh have; counted in the parameter.
+// The elements of a parameter's tensor that each rank of the mesh has, counted in the parameter.
 class Shards::Cut {
  public:
-  // `within` of the leaf at place `place` of those that were named.
-  Cut(const Shards* shards, LeafIndex leaf, std::size_t place, ParameterIndex parameter,
-      layout::Segment within)
-      : shards_(shards), leaf_(leaf), place_(place), parameter_(parameter), within_(within) {}
+  // The parameter is `within` of a leaf's tensor, which has `rows` rows of `row` elements. `place`
+  // is the leaf's place in the caller's list.
+  Cut(const Shards* shards, const std::string& name, std::size_t place, std::int64_t rows,
+      std::int64_t row, ParameterIndex parameter, layout::Segment within)
+      : shards_(shards),
+        name_(name),
+        place_(place),
+        rows_(rows),
+        row_(row),
+        parameter_(parameter),
+        within_(within) {}
 
   std::size_t place() const { return place_; }
-  LeafIndex leaf() const { return leaf_; }
   ParameterIndex parameter() const { return parameter_; }
   bool begins_leaf() const { return within_.begin == 0; }
-  // What its messages are called: each has a name of its own between two ranks.
-  std::string described(const std::string& name) const {
-    return core::message("shards of ", name, " of parameter ", parameter_.value());
+  // Names the parameter's messages. Each has a name of its own between two ranks.
+  std::string described() const {
+    return core::message("shards of ", name_, " of parameter ", parameter_.value());
   }
 
-  int owners_node() const { return owner().value() / members(); }
-  int owners_column() const { return owner().value() % members(); }
+  int owners_node() const { return shape().member_of(owner(), layout::Axis::kColumn); }
+  int owners_column() const { return shape().member_of(owner(), layout::Axis::kRow); }
 
   layout::Segment shard(int node, int member) const {
-    const layout::Segment whole = whole_shard(node, member);
+    const layout::Segment whole = leafs_shard(node, member);
     return {std::clamp(whole.begin, within_.begin, within_.end) - within_.begin,
             std::clamp(whole.end, within_.begin, within_.end) - within_.begin};
   }
 
-  // The same in the leaf's shard.
+  // The rank's shard of the leaf, counted in the leaf.
+  layout::Segment leafs_shard(int node, int member) const {
+    const Slot slot = shape().slot_at(core::Replicate(node), core::Shard(member));
+    const std::int64_t chunk = (rows_ + shards_->num_chunks_ - 1) / shards_->num_chunks_;
+    const std::int64_t begin = std::min(rows_, chunk * (slot.value() % shards_->num_chunks_));
+    return {begin * row_, std::min(rows_, begin + chunk) * row_};
+  }
+
+  // Counts `part` of the parameter from the beginning of the rank's shard of the leaf.
   layout::Segment in_shard(int node, int member, const layout::Segment& part) const {
-    const std::int64_t origin = whole_shard(node, member).begin - within_.begin;
+    const std::int64_t origin = leafs_shard(node, member).begin - within_.begin;
     return {part.begin - origin, part.end - origin};
   }
 
-  // What the ranks of a node have together, which is one range.
+  // The elements that the ranks of a node have together: one range.
   layout::Segment of_node(int node) const {
     layout::Segment whole = shard(node, 0);
-    for (int member = 1; member < members(); ++member) {
+    for (int member = 1; member < shape().num_shards; ++member) {
       const layout::Segment part = shard(node, member);
       whole = {std::min(whole.begin, part.begin), std::max(whole.end, part.end)};
     }
     return whole;
   }
 
-  // Of equal shards one counts, on the owner's node.
-  bool counts(int node) const { return shards_->num_chunks_ > members() || node == owners_node(); }
+  // If every node has all chunks, only the shards of the owner's node count.
+  bool counts(int node) const {
+    return shards_->num_chunks_ > shape().num_shards || node == owners_node();
+  }
   layout::Segment counted(int node, int member) const {
     return counts(node) && member < shards_->num_chunks_ ? shard(node, member) : layout::Segment{};
   }
 
  private:
   Slot owner() const { return shards_->parameters_[parameter_].owner; }
-  int members() const { return shards_->mesh_->shape().num_shards; }
-  layout::Segment whole_shard(int node, int member) const {
-    return shards_->shard_of(leaf_, Slot(node * members() + member));
-  }
+  layout::Mesh shape() const { return shards_->mesh_->shape(); }
 
   const Shards* shards_;
-  LeafIndex leaf_;
+  const std::string& name_;
   std::size_t place_;
+  std::int64_t rows_;
+  std::int64_t row_;
   ParameterIndex parameter_;
   layout::Segment within_;
 };
 
-layout::Segment Shards::shard_of(LeafIndex leaf, Slot slot) const {
-  const std::vector<std::int64_t>& sizes = leaves_[leaf].sizes;
-  const std::int64_t rows = sizes[0];
-  const std::int64_t chunk = (rows + num_chunks_ - 1) / num_chunks_;
-  const std::int64_t row = c10::multiply_integers(sizes) / rows;
-  const std::int64_t begin = std::min(rows, chunk * (slot.value() % num_chunks_));
-  return {begin * row, std::min(rows, begin + chunk) * row};
-}
-
-// In order, in pieces of some size; a larger parameter is one by itself.
-std::vector<Shards::Piece> Shards::pieces_of(const std::vector<LeafIndex>& which) const {
+// Returns the parameters in order, in pieces of at most kPieceElements or one larger parameter.
+std::vector<Shards::Piece> Shards::pieces_of(const std::vector<LeafIndex>& which,
+                                             const std::string& name) const {
   std::vector<Piece> pieces;
   std::int64_t elements = kPieceElements;
   for (std::size_t place = 0; place < which.size(); ++place) {
-    std::int64_t end = 0;
-    for (const ParameterIndex parameter : leaves_.at(which[place]).parameters) {
-      const std::int64_t more = parameters_[parameter].num_elements();
-      if (elements + more > kPieceElements) {
+    const std::vector<Owned::Part> parts = owned_.parts_of(leaves_.at(which[place]), name);
+    const std::int64_t rows = leaves_[which[place]].sizes[0];
+    const std::int64_t all = parts.back().elements.end;
+    core::invariant(all % rows == 0, "Shards: ", name, ": expected a multiple of the leaf's ", rows,
+                    " rows, got ", all, " elements");
+    for (const auto& [parameter, within] : parts) {
+      if (elements + within.size() > kPieceElements) {
         pieces.emplace_back();
         elements = 0;
       }
-      const std::int64_t begin = std::exchange(end, end + more);
-      pieces.back().emplace_back(this, which[place], place, parameter, layout::Segment{begin, end});
-      elements += more;
+      pieces.back().emplace_back(this, name, place, rows, all / rows, parameter, within);
+      elements += within.size();
     }
   }
   return pieces;
 }
 
-// Of an owner's column: what this node has of the parameter.
+// All ranks have issued a piece's messages of this stage when they call it.
+void Shards::await(const Piece& piece, const char* stage, std::vector<Pending>* messages) const {
+  await_arrival(mesh_, owned_.pool()->device(), std::exchange(*messages, {}),
+                piece.front().described() + stage);
+}
+
+// Sends each node's elements along the owner's column. Returns the elements of this node.
 at::Tensor Shards::send_between_nodes(const Cut& cut, const std::string& name, at::ScalarType dtype,
                                       std::vector<Pending>* messages) const {
   const int node = mesh_->column().rank();
-  const std::string what = cut.described(name);
+  const std::string what = cut.described();
   if (!owned_.owns(cut.parameter())) {
     const auto options = at::TensorOptions().dtype(dtype).device(owned_.pool()->device());
     at::Tensor arriving = at::empty({cut.of_node(node).size()}, options);
@@ -147,20 +164,19 @@ std::vector<at::Tensor> Shards::give(const std::vector<LeafIndex>& which, const 
   const int here = mesh_->row().rank();
   std::vector<at::Tensor> shards;
   std::vector<Pending> messages;  // under way
-  for (const Piece& piece : pieces_of(which)) {
+  for (const Piece& piece : pieces_of(which, name)) {
     std::vector<at::Tensor> of_node;  // at the column members; elsewhere undefined
     for (const Cut& cut : piece) {
       of_node.emplace_back();
       if (cut.owners_column() == here)
         of_node.back() = send_between_nodes(cut, name, dtype, &messages);
     }
-    wait_all(std::exchange(messages, {}));
+    await(piece, kBetweenNodes, &messages);
     for (std::size_t i = 0; i < piece.size(); ++i) {
       const Cut& cut = piece[i];
-      const std::string what = cut.described(name);
+      const std::string what = cut.described();
       if (cut.begins_leaf())
-        shards.push_back(at::empty(
-            {shard_of(cut.leaf(), Slot(node * mesh_->shape().num_shards + here)).size()}, options));
+        shards.push_back(at::empty({cut.leafs_shard(node, here).size()}, options));
       const layout::Segment mine = cut.shard(node, here);
       at::Tensor target = part_of(shards.back(), cut.in_shard(node, here, mine));
       if (cut.owners_column() != here) {
@@ -173,7 +189,7 @@ std::vector<at::Tensor> Shards::give(const std::vector<LeafIndex>& which, const 
             mesh_->row().send(part_of(of_node[i], cut.shard(node, other), origin), other, what));
       target.copy_(part_of(of_node[i], mine, origin));
     }
-    wait_all(std::exchange(messages, {}));
+    await(piece, kInsideNodes, &messages);
   }
   return shards;
 }
@@ -187,10 +203,10 @@ void Shards::take(const std::vector<LeafIndex>& which, const std::string& name,
   const int node = mesh_->column().rank();
   const int here = mesh_->row().rank();
   std::vector<Pending> messages;  // under way
-  for (const Piece& piece : pieces_of(which)) {
+  for (const Piece& piece : pieces_of(which, name)) {
     std::vector<at::Tensor> of_node;  // at the column members; at owners a part of their tensor
     for (const Cut& cut : piece) {
-      const std::string what = cut.described(name);
+      const std::string what = cut.described();
       const layout::Segment counted = cut.counted(node, here);
       const at::Tensor mine = part_of(shards[cut.place()], cut.in_shard(node, here, counted))
                                   .to(options.device(), at::kFloat);
@@ -208,10 +224,10 @@ void Shards::take(const std::vector<LeafIndex>& which, const std::string& name,
             part_of(of_node.back(), cut.counted(node, other), whole.begin), other, what));
       part_of(of_node.back(), counted, whole.begin).copy_(mine);
     }
-    wait_all(std::exchange(messages, {}));
+    await(piece, kInsideNodes, &messages);
     for (std::size_t i = 0; i < piece.size(); ++i) {
       const Cut& cut = piece[i];
-      const std::string what = cut.described(name);
+      const std::string what = cut.described();
       if (cut.owners_column() != here) continue;
       if (!owned_.owns(cut.parameter())) {
         messages.push_back(mesh_->column().send(of_node[i], cut.owners_node(), what));
@@ -224,7 +240,7 @@ void Shards::take(const std::vector<LeafIndex>& which, const std::string& name,
               mesh_->column().receive(part_of(own, cut.of_node(other)), other, what));
       }
     }
-    wait_all(std::exchange(messages, {}));
+    await(piece, kBetweenNodes, &messages);
   }
 }
 

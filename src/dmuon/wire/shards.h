@@ -11,17 +11,23 @@
 
 namespace dmuon::wire {
 
-// What owners hold, as shards on all ranks, and back: the form in which it is saved and loaded.
-// A leaf is cut along its first dimension as fully_shard and torch.chunk cut: chunks of
-// ceil(rows / num_chunks) rows, the last ones smaller or empty. Slot s has chunk s mod num_chunks:
-// with one chunk a rank of a node, every node has all of them.
-//
-// Owner <-> its column's members (between nodes), these <-> their node: each element crosses each
-// kind of link once where it is needed, from the memory where it lies to that where it stays; only
-// a column member of another node holds it on the way. One message a parameter and rank, in one
-// order on all ranks; those of 64 MB of parameters, or of one larger parameter, are under way
-// together. All is done on the calling thread; nothing may be in flight on the mesh's lanes.
-
+/// Moves what owners hold to all ranks as shards, and back. Checkpoints have this form.
+///
+///   const Shards shards(&mesh, leaves, parameters, owned, num_chunks);
+///   std::vector<at::Tensor> mine = shards.give(which, kMaster, at::kFloat);
+///   shards.take(which, kMaster, mine);
+///
+/// A leaf is cut along its first dimension as fully_shard and torch.chunk cut it. Chunks have
+/// ceil(rows / num_chunks) rows; the last ones are smaller or empty. Slot s has chunk
+/// s mod num_chunks. So with one chunk a rank of a node, every node has all of them. A named tensor
+/// of another shape (Owned::add) is cut at the same rows of the leaf.
+///
+/// Shards travel between an owner and its column's members (between nodes), and between these and
+/// their nodes. Each element crosses each kind of link at most once. It goes from its memory to its
+/// place; on the way only a column member of another node holds it. There is one message a
+/// parameter and rank, in one order on all ranks. Messages of 64 MB of parameters, or of one larger
+/// parameter, are in flight together. The calling thread issues all; nothing else may be in flight
+/// on the mesh's lanes. Waits end as await_arrival says.
 class Shards {
  public:
   /// @param num_chunks  of each leaf. All arguments outlive this.
@@ -33,28 +39,28 @@ class Shards {
         owned_(owned),
         num_chunks_(num_chunks) {}
 
-  /// Collective, with equal arguments: this rank's shards of a named tensor.
+  /// Returns this rank's shards of a named tensor. Collective, with equal arguments.
   /// @param which  leaves, each once.
-  /// @param dtype  in which they travel; owners cast.
-  /// @returns [which] flat, each with memory of its own.
+  /// @param dtype  of the messages and shards; owners cast.
+  /// @return       [which] flat, each with memory of its own.
   /// @throws CommError; InvalidArgument for an unknown name before anything is sent.
   std::vector<at::Tensor> give(const std::vector<core::LeafIndex>& which, const std::string& name,
                                at::ScalarType dtype) const;
 
-  /// Collective: the owners' named tensors take the values of the shards. Of shards that several
-  /// nodes hold, those of the owner's node count.
-  /// @param shards  [which] flat, of any floating dtype and device; made fp32 on the owners' device
-  ///                a piece at a time.
+  /// Writes the shards into the owners' named tensors. Collective. If several nodes have a shard,
+  /// the owner's node counts.
+  /// @param shards  [which] flat, of any floating dtype and device. Each piece is cast to fp32 on
+  ///                the owners' device by itself.
+  /// @throws as give().
   void take(const std::vector<core::LeafIndex>& which, const std::string& name,
             const std::vector<at::Tensor>& shards) const;
-
-  /// The elements of a leaf that a slot's shard has.
-  layout::Segment shard_of(core::LeafIndex leaf, core::Slot slot) const;
 
  private:
   class Cut;
   using Piece = std::vector<Cut>;
-  std::vector<Piece> pieces_of(const std::vector<core::LeafIndex>& which) const;
+  std::vector<Piece> pieces_of(const std::vector<core::LeafIndex>& which,
+                               const std::string& name) const;
+  void await(const Piece& piece, const char* stage, std::vector<Pending>* messages) const;
   at::Tensor send_between_nodes(const Cut& cut, const std::string& name, at::ScalarType dtype,
                                 std::vector<Pending>* messages) const;
 

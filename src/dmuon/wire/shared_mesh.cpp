@@ -32,7 +32,7 @@ void OnDevice::add(watch::Stuck operation, Event done, c10::Device device) {
 
 std::optional<watch::Stuck> OnDevice::oldest() {
   const std::scoped_lock lock(mutex_);
-  // Of a thread that has chosen none: CUDA would make a context on the first device.
+  // Without a current device CUDA would make a context on the first device.
   const c10::OptionalDeviceGuard guard(device_);
   while (!operations_.empty() && operations_.front().second.has_happened()) operations_.pop_front();
   if (operations_.empty()) return std::nullopt;
@@ -40,7 +40,7 @@ std::optional<watch::Stuck> OnDevice::oldest() {
 }
 
 std::shared_ptr<watch::Watch> SharedMesh::watch_over() {
-  // The groups' copies end the same messages.
+  // Copies of a group end the same messages.
   const auto give_up = [along = along, order = order,
                         verdict = verdict](const std::string& why) mutable {
     for (Group& group : along) group.give_up(why);

@@ -20,18 +20,20 @@
 
 namespace dmuon::wire {
 
-/// Whose operations may be issued, of those who share a mesh's groups: one order holds over all.
+/// Decides which of the models on a mesh may issue operations, so that one order holds over all.
+///
+///   turn.take(this, [this] { issue_rest(); });  // before the first operation of a pass
 class Turn {
  public:
-  /// Ends what the holder before has left open; nothing for the holder itself.
-  /// @param holder      tells it from others.
-  /// @param issue_rest  called where another takes the turn, unless given up before.
+  /// Takes the turn. The previous holder issues the rest first. The holder itself may call it too.
+  /// @param holder      the caller's identity.
+  /// @param issue_rest  called when another takes the turn, unless the turn was given up before.
   void take(const void* holder, std::function<void()> issue_rest);
 
-  /// What the holder has left open is nobody's any more. Nothing where another has the turn.
+  /// Gives the turn up: nobody issues the holder's rest. A no-op if another has the turn.
   void give_up(const void* holder);
 
-  /// The holder's last owner, until another takes the turn. Nothing where another has it.
+  /// Keeps the holder alive until another takes the turn. A no-op if another has the turn.
   void keep(const void* holder, std::shared_ptr<void> last);
 
  private:
@@ -40,16 +42,16 @@ class Turn {
   std::shared_ptr<void> kept_;
 };
 
-/// What a rank has given to a device's lanes, oldest first. Thread-safe.
+/// The operations that a rank has issued to a device's lanes, oldest first. Thread-safe.
 class OnDevice {
  public:
   void add(watch::Stuck operation, Event done, c10::Device device);
 
-  /// The oldest of which the host does not know that it has happened; the others are forgotten.
+  /// Returns the oldest operation that may not have happened yet. Forgets the ones before.
   std::optional<watch::Stuck> oldest();
 
  private:
-  // A host that runs further ahead than this is not looked after that far.
+  // Operations that the watch knows; a host that runs further ahead loses the oldest ones.
   static constexpr std::size_t kMost = 4096;
 
   std::mutex mutex_;
@@ -57,10 +59,14 @@ class OnDevice {
   std::optional<c10::Device> device_;
 };
 
-/// What all models on a mesh of R replicates (nodes) x G shards share: process groups that are
-/// private to dmuon, the lanes on which they are used, and the turn. One total order over all
-/// groups holds on every rank. Copies share all of it, and each counts its own traffic.
-/// Not thread-safe.
+/// The process groups, private to dmuon, of a mesh of R replicates (nodes) x G shards, with the
+/// lanes on which they are used and the turn.
+///
+///   SharedMesh mesh{{row, column}, order, verdict};
+///   mesh.row().broadcast(tensor, root, "x").wait();
+///
+/// All models on the mesh share them, so one total order over all groups holds on every rank.
+/// Copies share everything, but each counts its own traffic. Not thread-safe.
 struct SharedMesh {
   layout::PerAxis<Group> along;  ///< this rank's row and column; they carry weights and gradients
   Group order;                   ///< all; compares triggers that no trace confirms. Host memory.
@@ -69,7 +75,7 @@ struct SharedMesh {
   std::shared_ptr<Turn> turn = std::make_shared<Turn>();
   std::shared_ptr<OnDevice> on_device = std::make_shared<OnDevice>();
   std::shared_ptr<watch::Watch> watch = watch_over();
-  pid_t process = getpid();  ///< that made it
+  pid_t process = getpid();  ///< the process that made the mesh
 
   Group& row() { return along[layout::Axis::kRow]; }
   Group& column() { return along[layout::Axis::kColumn]; }
@@ -85,8 +91,8 @@ struct SharedMesh {
     return shape().slot_at(core::Replicate(along[layout::Axis::kColumn].rank()), shard());
   }
 
-  /// For a process that ends: what has not happened within `grace` is given up, so that a rank that
-  /// failed leaves, and its peers hear of it, before any timeout. Nothing in a forked child.
+  /// Call this when the process ends. Gives operations up that have not happened within `grace`. So
+  /// a rank that failed ends, and its peers raise, before any timeout. A no-op in a forked child.
   void leave(std::chrono::milliseconds grace);
 
  private:

@@ -7,14 +7,18 @@
 
 namespace dmuon::wire {
 
-/// A place in the order of a device's streams: all that was issued before it, on the stream that
-/// was the current one then. Nothing on a CPU, which has no streams. Not thread-safe.
+/// Orders work on different streams of a device.
+///
+///   mark.set(device);  // after the last use of a buffer, on whichever stream is current
+///   mark.wait();       // before the next use, on another stream
+///
+/// On a CPU, which has no streams, both are no-ops. Not thread-safe.
 class StreamMark {
  public:
-  /// Moves to the end of the current stream, which then comes after where the mark was.
+  /// Makes the current stream wait for the mark, then moves the mark to the end of this stream.
   void set(c10::Device device);
 
-  /// What is issued to the current stream from now on comes after it.
+  /// Makes the current stream wait for all work before the mark.
   void wait() const;
 
  private:

@@ -23,7 +23,7 @@ struct UnitBuffers {
   PackedBuffer weights;
   PackedBuffer gradients;
   std::unique_ptr<PackedBuffer> node_copy;   ///< [own column]; null without node copies
-  std::unique_ptr<PackedBuffer> inbox;       ///< of stage 1 of the route in flight
+  std::unique_ptr<PackedBuffer> inbox;       ///< of the route's stage 1
   std::unique_ptr<PackedBuffer> node_mean;   ///< [own column] between the route's stages
   std::unique_ptr<PackedBuffer> node_inbox;  ///< of stage 2
   std::unique_ptr<PackedBuffer> partial;     ///< fp32 [own column] sums under no_sync; else null

@@ -1,0 +1,140 @@
+#include "dmuon/watch/detector.h"
+
+#include <tuple>
+
+#include "dmuon/core/error.h"
+
+namespace dmuon::watch {
+
+std::int64_t Detector::reach(Rendezvous what, const std::string& described, Time now) {
+  std::int64_t& reached = own_.reached[static_cast<std::size_t>(what)];
+  if (what == Rendezvous::kOperation) {
+    own_.issue(described);
+  } else {
+    ++reached;
+  }
+  left_.reset();
+  end_wait(now);
+  return reached;
+}
+
+void Detector::leave(const std::string& described, Time now) {
+  left_ = {num_operations(), described};
+  end_wait(now);
+}
+
+void Detector::begin_wait(Rendezvous what, std::int64_t number, std::string where, Time now) {
+  begin(now);
+  own_.awaited = what;
+  own_.number = number;
+  own_.where = std::move(where);
+  host_waits_ = true;
+  device_waits_ = false;
+}
+
+void Detector::end_wait(Time now) {
+  begin(now);
+  rest();
+}
+
+void Detector::begin(Time now) {
+  ++wait_;
+  begun_ = now;
+}
+
+// Without a wait in dmuon, a rank waits where it has left to, or for nobody.
+void Detector::rest() {
+  host_waits_ = device_waits_ = false;
+  own_.awaited.reset();
+  if (!left_) return;
+  own_.awaited = Rendezvous::kOperation;
+  std::tie(own_.number, own_.where) = *left_;
+}
+
+bool Detector::end(const std::string& why) {
+  if (!own_.over.empty()) return false;
+  own_.over = why;
+  return true;
+}
+
+Report Detector::report(std::int64_t now_ms) const {
+  Report report = own_;
+  report.stored_ms = now_ms;
+  return report;
+}
+
+std::int64_t Detector::num_operations() const {
+  return own_.reached[static_cast<std::size_t>(Rendezvous::kOperation)];
+}
+
+std::string Detector::error() const {
+  return diagnosis_.empty() ? "" : "dmuon: ranks wait for each other in vain: " + diagnosis_;
+}
+
+// A wait that has just begun mostly ends by itself.
+bool Detector::begin_interval(bool has_device) {
+  unchanged_ = std::exchange(seen_wait_, wait_) == wait_;
+  return unchanged_ && has_device && !host_waits_ && own_.over.empty();
+}
+
+void Detector::see_device(std::optional<Stuck> stuck) {
+  if (seen_wait_ != wait_) return;
+  rest();
+  if (!stuck) return;
+  device_waits_ = true;
+  own_.awaited = Rendezvous::kOperation;
+  own_.number = stuck->number;
+  own_.where = std::move(stuck->what) + ", on its device";
+}
+
+bool Detector::raises_alarm(Time now) {
+  stays_ = unchanged_ && seen_wait_ == wait_ && own_.awaited;
+  const bool is_slow = stays_ && host_waits_ && now - begun_ >= slow_after_;
+  if (is_slow) {
+    slow_wait_ = wait_;
+    slow_after_ *= 2;
+  }
+  raises_ = (stays_ && std::exchange(raised_for_, wait_) != wait_) || is_slow;
+  return raises_;
+}
+
+Detector::Next Detector::see_alarm(std::int64_t alarm, bool published, std::int64_t diagnosed) {
+  alarms_ = {alarm, alarms_[0], alarms_[1]};
+  return {.stores_report = !raises_ && alarms_[0] != alarms_[1],
+          .reads_diagnosis = published && diagnosis_.empty(),
+          .claims = !published && stays_ && (raises_ || diagnosed < alarms_[2]),
+          .answered = alarms_[2]};
+}
+
+Detector::Conclusion Detector::conclude(std::vector<Report> reports, std::string diagnosis,
+                                        Time now, std::int64_t now_ms) {
+  const bool complete = !reports.empty() && !raises_;  // all that saw the last alarm have stored
+  if (!reports.empty()) reports_ = std::move(reports);
+  if (diagnosis_.empty()) diagnosis_ = std::move(diagnosis);
+  if (complete && diagnosis_.empty() && slow_wait_ == wait_) return {slow_warning(now, now_ms)};
+  // Outside of dmuon nothing of dmuon's can raise, and an error there names no ranks.
+  const bool outside = stays_ && left_ && own_.where == left_->second;
+  if (diagnosis_.empty() || !(outside || device_waits_) || std::exchange(warned_, true)) return {};
+  return {error(), true};
+}
+
+// Others may still come, so nothing raises. They never come if one rank alone has made a collective
+// call.
+std::string Detector::slow_warning(Time now, std::int64_t now_ms) {
+  slow_wait_ = 0;
+  if (!awaits_others(reports_, rank_)) return {};  // all have come, and the operation is slow
+  const auto waited = std::chrono::duration_cast<std::chrono::seconds>(now - begun_);
+  return core::message("dmuon: rank ", rank_, " of the mesh has waited for ", waited.count(),
+                       " s, and waits until the timeout if others never come: what is collective "
+                       "is called on all ranks. ",
+                       attendance(reports_, rank_, now_ms));
+}
+
+std::vector<Report> Detector::table() const {
+  std::vector<Report> reports = reports_;
+  reports[rank_] = own_;
+  reports[rank_].over.clear();
+  return reports;
+}
+
+}  // namespace dmuon::watch

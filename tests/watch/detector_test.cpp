@@ -1,0 +1,236 @@
+// The protocol of the watch without threads.
+
+#include <gtest/gtest.h>
+
+#include "tests/watch/detectors.h"
+
+namespace dmuon::watch {
+namespace {
+
+using What = Rendezvous;
+
+constexpr const char* kRead = "reads the alarm";
+constexpr const char* kAnswer = "reads the alarm, stores its report";
+constexpr const char* kAlarm = "stores its report, raises the alarm, claims, reads all";
+constexpr const char* kAlarmOnly = "stores its report, raises the alarm, claims";
+constexpr const char* kClaim = "reads the alarm, claims, reads all";
+
+TEST_F(DetectorTest, OnlyReadsTheAlarmWhileNoWaitSpansTwoIntervals) {
+  make(2);
+  for (int i = 0; i < 10; ++i) {
+    wait(0, What::kOperation, "publish of 'a'");
+    if (i % 2 == 0) rank(0).end_wait(now_);
+    EXPECT_EQ(interval(), (Words{kRead, kRead}));
+  }
+}
+
+TEST_F(DetectorTest, StoresItsReportAndRaisesTheAlarmOncePerWait) {
+  make(2);
+  for (const std::int64_t alarm : {1, 2}) {
+    wait(0, What::kOperation, "publish of 'a'");
+    interval();
+    EXPECT_EQ(alarm_, alarm - 1);
+    interval();
+    EXPECT_EQ(ranks_[0].does, kAlarm);
+    EXPECT_EQ(reports_[0].number, alarm);
+    intervals(10);
+    EXPECT_EQ(alarm_, alarm);
+  }
+}
+
+TEST_F(DetectorTest, StoresItsReportWhenItSeesTheAlarmChange) {
+  make(3);
+  rank(1).reach(What::kOperation, "publish of 'a'", now_);
+  wait(0, What::kOperation, "publish of 'a'");
+  interval();
+  EXPECT_EQ(interval(), (Words{kAlarm, kAnswer, kAnswer}));
+  EXPECT_EQ(reports_[1].words.back(), "publish of 'a'");
+  EXPECT_EQ(interval(), (Words{kRead, kRead, kRead}));
+  EXPECT_EQ(interval(), (Words{kClaim, kRead, kRead})) << "two intervals after the alarm";
+  EXPECT_EQ(interval(), (Words{kRead, kRead, kRead}));
+}
+
+// Rank 3 computes. Its report is there two intervals after the alarm; then one rank diagnoses.
+TEST_F(DetectorTest, FindsARankThatHasIssuedSomethingElseAndWaitsForNobody) {
+  make(4);
+  for (const std::size_t number : {0, 1, 2}) wait(number, What::kOperation, "publish of 'a'");
+  rank(3).reach(What::kOperation, "route of 'b'", now_);
+  interval();
+  EXPECT_EQ(interval(), (Words{kAlarm, kAlarmOnly, kAlarmOnly, kAnswer}));
+  EXPECT_EQ(interval()[2], kRead);
+  EXPECT_EQ(interval(), (Words{std::string(kClaim) + ", publishes",
+                               "reads the alarm, stores its report, reads the diagnosis",
+                               "reads the alarm, stores its report, reads the diagnosis",
+                               "reads the alarm, stores its report, reads the diagnosis"}));
+  const std::string why =
+      "dmuon: ranks wait for each other in vain: rank 0 of the mesh has issued publish of 'a' "
+      "where "
+      "rank 3 has issued route of 'b'";
+  for (DetectingRank& each : ranks_) EXPECT_EQ(each.detector.error(), why);
+  EXPECT_EQ(interval()[3], kRead) << "a diagnosis is read once";
+  for (const DetectingRank& each : ranks_)
+    EXPECT_EQ(each.warnings, Words{}) << "they raise by themselves";
+}
+
+// The claim of rank 0 came before rank 1 had stored its report.
+TEST_F(DetectorTest, FindsACircleTwoIntervalsAfterTheLastAlarmIfItsClaimWasDenied) {
+  make(3);
+  wait(0, What::kComparison, "here");
+  wait(1, What::kAgreement, "there");
+  interval();
+  EXPECT_EQ(interval(), (Words{kAlarm, kAlarmOnly, kAnswer}));
+  EXPECT_EQ(rank(0).error(), "");
+  intervals(2);
+  for (const std::size_t number : {0, 1, 2})
+    EXPECT_TRUE(contains(rank(number).error(),
+                         "rank 0 of the mesh has issued 0 operations, and waits for here; rank 1 "
+                         "of the mesh has issued 0 operations, and waits for there"));
+}
+
+TEST_F(DetectorTest, FindsAWaitForARankThatIsOverWhoeverWaitsLater) {
+  make(3);
+  EXPECT_TRUE(rank(1).end("it has had enough"));
+  EXPECT_FALSE(rank(1).end("again"));
+  reports_[1] = rank(1).report(1);
+  ++alarm_;
+  ranks_[1].dead = true;
+  intervals(10);
+  wait(2, What::kAgreement, "an agreement");
+  interval();
+  EXPECT_EQ(interval()[2], std::string(kAlarm) + ", publishes");
+  EXPECT_TRUE(contains(rank(2).error(), "is over: it has had enough"));
+  interval();
+  EXPECT_EQ(rank(0).error(), rank(2).error()) << "the diagnosis is for all that wait";
+}
+
+// Nobody knows that rank 0 has died. The others wait for each other, not for rank 0.
+TEST_F(DetectorTest, NeedsNoDeadRankToFindACircleOfOthers) {
+  make(4);
+  ranks_[0].dead = true;
+  wait(1, What::kComparison, "here");
+  wait(2, What::kAgreement, "there");
+  intervals(4);
+  EXPECT_TRUE(contains(rank(1).error(), "rank 1 of the mesh"));
+  EXPECT_TRUE(contains(rank(1).error(), "; rank 2 of the mesh"));
+}
+
+// It dies between its claim and its diagnosis. The next alarm, of the slow wait, finds it.
+TEST_F(DetectorTest, DiagnosesAfterTheNextAlarmIfTheClaimantHasDied) {
+  make(3);
+  rank(2).reach(What::kOperation, "route of 'b'", now_);
+  for (const std::size_t number : {0, 1}) wait(number, What::kOperation, "publish of 'a'");
+  intervals(3);
+  EXPECT_EQ(alarm_, 2);
+  now_ += kLook;
+  EXPECT_TRUE(begin(1));
+  ranks_[1].dead = true;
+  EXPECT_FALSE(begin(0));
+  finish(0, false);
+  finish(2, begin(2));
+  for (int i = 0; i < 15; ++i) EXPECT_EQ(interval()[0], kRead);
+  EXPECT_EQ(rank(0).error(), "");
+  interval();  // 10 s since the wait began
+  EXPECT_TRUE(contains(rank(0).error(), "has issued publish of 'a' where rank 2 has issued route"));
+}
+
+TEST_F(DetectorTest, WarnsOfASlowWaitAfterTenSecondsAndThenAfterTwiceAsLong) {
+  make(3);
+  rank(0).enter("a backward");
+  wait(0, What::kComparison, "full_params in step 3");
+  intervals(19);
+  EXPECT_EQ(alarm_, 1);
+  interval();
+  EXPECT_EQ(alarm_, 2) << "10 s after the wait began";
+  EXPECT_EQ(ranks_[0].warnings.size(), 0U) << "before all have stored their reports";
+  interval();
+  interval();
+  ASSERT_EQ(ranks_[0].warnings.size(), 1U);
+  EXPECT_TRUE(contains(
+      ranks_[0].warnings[0],
+      "dmuon: rank 0 of the mesh has waited for 11 s, and waits until the timeout if others never "
+      "come: what is collective is called on all ranks. Not come to full_params in step 3 "
+      "(comparison 1): rank 1, 2 of the mesh."))
+      << ranks_[0].warnings[0];
+  EXPECT_TRUE(contains(ranks_[0].warnings[0], "is in a backward, and waits for full_params"));
+  intervals(17);
+  EXPECT_EQ(ranks_[0].warnings.size(), 1U);
+  intervals(3);
+  EXPECT_EQ(ranks_[0].warnings.size(), 2U);
+  EXPECT_EQ(rank(0).error(), "");
+  EXPECT_EQ(ranks_[1].warnings.size(), 0U);
+}
+
+TEST_F(DetectorTest, DoesNotWarnOfAnOperationToWhichAllHaveCome) {
+  make(2);
+  rank(1).reach(What::kOperation, "publish of 'a'", now_);
+  wait(0, What::kOperation, "publish of 'a'");
+  intervals(50);
+  EXPECT_EQ(alarm_, 3) << "slow twice";
+  EXPECT_EQ(ranks_[0].warnings, Words{});
+}
+
+TEST_F(DetectorTest, DoesNotWarnOfASlowWaitThatIsInVain) {
+  make(2);
+  wait(0, What::kOperation, "publish of 'a'");
+  intervals(19);
+  rank(1).end("its program has ended");
+  intervals(3);
+  EXPECT_NE(rank(0).error(), "");
+  EXPECT_EQ(ranks_[0].warnings, Words{});
+}
+
+// One rank has come to something of dmuon's, the other waits inside of the host framework. Nothing
+// of dmuon's can raise there, so it gets a warning.
+TEST_F(DetectorTest, FindsAWaitForARankThatHasLeft) {
+  make(2);
+  rank(0).reach(What::kOperation, "collectives of X", now_);
+  rank(0).leave("collectives of X", now_);
+  wait(1, What::kComparison, "here");
+  intervals(5);
+  EXPECT_TRUE(contains(rank(1).error(), "last collectives of X, and waits for collectives of X"));
+  EXPECT_EQ(ranks_[0].warnings, Words{rank(0).error()});
+  EXPECT_EQ(ranks_[1].warnings, Words{});
+}
+
+TEST_F(DetectorTest, IsNotSlowWhereItHasLeft) {
+  make(2);
+  rank(0).reach(What::kOperation, "collectives of X", now_);
+  rank(0).leave("collectives of X", now_);
+  intervals(50);
+  EXPECT_EQ(alarm_, 1);
+  // It waits for what it issued before it left, and raises by itself.
+  rank(0).begin_wait(What::kOperation, 1, "publish of 'a'", now_);
+  rank(1).end("its program has ended");
+  reports_[1] = rank(1).report(1);
+  intervals(3);
+  EXPECT_NE(rank(0).error(), "");
+  EXPECT_EQ(ranks_[0].warnings, Words{});
+}
+
+TEST_F(DetectorTest, HasLeftUntilItComesToAnythingElse) {
+  for (const What next : {What::kOperation, What::kComparison, What::kAgreement}) {
+    Detector detector(0, 2, std::chrono::milliseconds(10'000));
+    const auto awaited = [&] {
+      const Report report = detector.report(1);
+      return report.awaited ? report.number : 0;
+    };
+    detector.reach(What::kOperation, "publish of 'a'", now_);
+    EXPECT_EQ(awaited(), 0);
+    detector.reach(What::kOperation, "X", now_);
+    detector.leave("X", now_);
+    EXPECT_EQ(detector.num_operations(), 2);
+    EXPECT_EQ(awaited(), 2);
+    detector.begin_wait(What::kOperation, 1, "publish of 'a'", now_);
+    EXPECT_EQ(awaited(), 1) << "while it waits for what it issued before";
+    detector.end_wait(now_);
+    EXPECT_EQ(awaited(), 2);
+    detector.reach(next, "Y", now_);
+    EXPECT_EQ(awaited(), 0);
+    detector.begin_wait(What::kOperation, 1, "", now_);
+    detector.end_wait(now_);
+    EXPECT_EQ(awaited(), 0);
+  }
+}
+
+}  // namespace
+}  // namespace dmuon::watch
