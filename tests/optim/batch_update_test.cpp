@@ -75,8 +75,10 @@ TEST(BatchUpdate, GivesEachPieceItsState) {
     group.choices[{4, 6}] = {"cpu", newton_schulz::Form::kDirect, batched, 0};
     const auto updated = [&](const at::Tensor& gradient, std::int64_t column_blocks) {
       const at::Tensor master = at::zeros_like(gradient);
-      const at::Tensor rows = at::zeros(group.rule->states().front().sizes_of_batch(
-          gradient.size(0), gradient.size(1), gradient.size(2), column_blocks));
+      std::vector<std::int64_t> sizes = group.rule->states().front().sizes_of(
+          {gradient.size(0), gradient.size(1), gradient.size(2), column_blocks});
+      sizes.insert(sizes.begin(), gradient.size(0));
+      const at::Tensor rows = at::zeros(sizes);
       BatchUpdate update(group, {master, gradient, {rows}, kApplies}, column_blocks);
       update.prepare();
       update.orthogonalise();

@@ -126,7 +126,7 @@ std::shared_ptr<engine::Engine> make_engine(const std::vector<plan::View>& views
   const std::vector<engine::UnitSpec> units{{"unit", at::kFloat, at::kFloat}};
   auto engine = std::make_shared<engine::Engine>(
       engine::EngineOptions{}, wire::SharedMesh{alone, alone, alone, alone}, plan, units);
-  add_momentum(*engine);
+  EXPECT_EQ(add_states(*engine, Muon({})), std::vector<std::string>{kMomentum});
   return engine;
 }
 

@@ -99,16 +99,16 @@ using Sizes = std::array<std::int64_t, 3>;
 
 TEST(State, HasSizesThatFollowFromTheMatrix) {
   const State row{"second_momentum", one_a_row};
-  EXPECT_EQ(row.sizes_of_batch(7, 3, 8), (Sizes{7, 3, 1}));
-  EXPECT_EQ(row.sizes_of_batch(7, 3, 8, 2), (Sizes{7, 3, 2}));
+  EXPECT_EQ(row.sizes_of({7, 3, 8}), (Sizes{3, 1}));
+  EXPECT_EQ(row.sizes_of({7, 3, 8, 2}), (Sizes{3, 2}));
 }
 
 TEST(Muon, KeepsAMomentumOfTheMatrixsSizes) {
   const std::vector<State> states = Muon({0.1, 0, 0.9, true, AdjustLr::kOriginal}).states();
   ASSERT_EQ(states.size(), 1);
   EXPECT_EQ(states[0].name, "momentum_buffer");
-  EXPECT_EQ(states[0].sizes_of_batch(7, 3, 8), (Sizes{7, 3, 8}));
-  EXPECT_EQ(states[0].sizes_of_batch(7, 3, 8, 2), (Sizes{7, 3, 8}));
+  EXPECT_EQ(states[0].sizes_of({7, 3, 8}), (Sizes{3, 8}));
+  EXPECT_EQ(states[0].sizes_of({7, 3, 8, 2}), (Sizes{3, 8}));
 }
 
 }  // namespace

@@ -22,7 +22,6 @@ from dmuon._running.skipped_steps import KEY as SKIPPED_STEPS
 from dmuon._running.skipped_steps import SkippedSteps
 from dmuon._running.start import agreed_setup, start
 from dmuon._saving.optimizer_state import fitting_state, saved_group, saved_state
-from dmuon._saving.owned_shards import MOMENTUM
 from dmuon._saving.saved_views import require_saved_views
 from dmuon._setup.agreement import agreement
 from dmuon._setup.dedication import dedication_of, plain_module
@@ -331,8 +330,9 @@ class Muon(torch.optim.Optimizer):
             shards.write(values, name)
         if not state_dict["state"]:
             for index in self._leaf_of.values():
-                for *_, momentum in runtime.engine.owned_parts(index, MOMENTUM):
-                    momentum.zero_()
+                for name in shards.states:
+                    for *_, state in runtime.engine.owned_parts(index, name):
+                        state.zero_()
         runtime.engine.publish()
         owned: dict[torch.Tensor, Any] = {parameter: self.state[parameter] for parameter in self._leaf_of}
         self._adamw = InnerAdamW()  # for the new groups and state of the base class

@@ -14,7 +14,7 @@ from dmuon import _C
 from dmuon._planning.owner_plan import Plan
 from dmuon._running.step_agreement import StepAgreement
 from dmuon._running.unit_weights import UnitWeights
-from dmuon._saving.owned_shards import MASTER, MOMENTUM, OwnedShards
+from dmuon._saving.owned_shards import MASTER, OwnedShards
 from dmuon._setup.dedication import Dedication, dedication_of
 from dmuon._setup.groups import engine_groups
 from dmuon._setup.hyperparameters import Tuned
@@ -62,7 +62,7 @@ class Runtime:
         self.step_agreement = StepAgreement(
             optimizer, model, self.fsdp_modules, self.engine, self.parts, self.ranks, device, self.divide_factor
         )
-        _C.add_momentum(self.engine)
+        states = _C.add_states(self.engine)  # names of what owners keep for the rule of update
         self.placeholders = self._make_placeholders(dedication.meta_start)
         self.weights = [self._bind(index) for index in range(len(units))]
         for module, order in dedication.known.items():
@@ -70,7 +70,7 @@ class Runtime:
         others = (p for p in model.parameters() if not isinstance(p, OwnedTensor | DTensor))
         self.plain_parameters: list[torch.Tensor] = list(others)  # neither dmuon nor fully_shard manages these
         dtypes = [placeholder.dtype for placeholder in self.placeholders]
-        self.shards = OwnedShards(self.engine, self.leaves, dtypes, self.ranks, dedication.mesh)
+        self.shards = OwnedShards(self.engine, self.leaves, dtypes, states, self.ranks, dedication.mesh)
 
     def _make_engine(self, dedication: Dedication) -> _C.Engine:
         options = _C.EngineOptions()
@@ -115,16 +115,17 @@ class Runtime:
 
     def owned_state(self, index: int) -> dict[str, torch.Tensor]:
         """Returns a leaf's state for the optimizer: tensors at its owner; placeholders elsewhere and for parts."""
-        leaf, names = self.leaves[index], [MOMENTUM]
+        leaf, names = self.leaves[index], list(self.shards.states)
         if self.placeholders[index].dtype != torch.float32:
             names.append(MASTER)
-        found = {name: self.engine.owned_parts(index, name) for name in names}
-        return {
-            name: own[0][-1].view(leaf.shape)
-            if len(own) == len(self.parts[index]) == 1
-            else OwnedTensor(f"{leaf.name}.{name}", leaf.shape, torch.float32, self.device, None)
-            for name, own in found.items()
-        }
+        state = {}
+        for name in names:
+            own, shape = self.engine.owned_parts(index, name), self.shards.shape(index, name)
+            if len(own) == len(self.parts[index]) == 1:
+                state[name] = own[0][-1].view(shape)
+            else:
+                state[name] = OwnedTensor(f"{leaf.name}.{name}", shape, torch.float32, self.device, None)
+        return state
 
     def meet(self, call: str) -> None:
         """Waits until all ranks have come to `call`, outside of passes. Collective."""

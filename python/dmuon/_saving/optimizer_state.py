@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from dmuon._saving.owned_shards import MASTER, MOMENTUM, OwnedShards
+from dmuon._saving.owned_shards import MASTER, OwnedShards
 from dmuon._saving.saved_views import with_views, without_views
 from dmuon._setup.hyperparameters import adamw_moments, check_group, resolved_coefficients, settings_of
 from dmuon._setup.leaf import Leaf
@@ -61,7 +61,7 @@ def fitting_state(
         )
     merged = [_merged(number, *pair) for number, pair in enumerate(zip(groups, saved["param_groups"], strict=True))]
     facts += [f"group {settings_of(group)}" for group in merged]
-    loaded = LoadedState(merged, {}, {MOMENTUM: {}, MASTER: {}})
+    loaded = LoadedState(merged, {}, {name: {} for name in (*shards.states, MASTER)})
     fresh = not saved["state"]  # the optimizer had made no step
     for group, theirs in zip(groups, saved["param_groups"], strict=True):
         for parameter, number in zip(group["params"], theirs["params"], strict=True):
@@ -80,7 +80,7 @@ def fitting_state(
 def saved_state(live: Any, leaf_of: Mapping[Any, int], shards: OwnedShards) -> defaultdict[Any, dict[str, Any]]:
     """Returns an optimizer's state with DTensors in place of owners' tensors in `live`. Collective."""
     saved = defaultdict(dict, {parameter: dict(state) for parameter, state in live.items()})
-    for name in (MOMENTUM, MASTER):
+    for name in (*shards.states, MASTER):
         having = [parameter for parameter in leaf_of if name in live[parameter]]
         found = shards.read([leaf_of[parameter] for parameter in having], name, torch.float32)
         for parameter, value in zip(having, found, strict=True):
@@ -129,12 +129,13 @@ def _merged(number: int, current: dict[str, Any], saved: dict[str, Any]) -> dict
 
 
 def _read_leaf(loaded: LoadedState, index: int, name: str, state: Any, shards: OwnedShards) -> None:
-    if not isinstance(state, Mapping) or MOMENTUM not in state:
-        raise ValueError(f"{_LOAD}: state of '{name}': expected '{MOMENTUM}', got {_described(state)}")
+    for key in shards.states:
+        if not isinstance(state, Mapping) or key not in state:
+            raise ValueError(f"{_LOAD}: state of '{name}': expected '{key}', got {_described(state)}")
     for key, owned in loaded.owned.items():
         if key not in state or (key == MASTER and shards.dtypes[index] == torch.float32):
             continue
-        if problem := shards.problem(index, state[key]):
+        if problem := shards.problem(index, state[key], key):
             raise ValueError(f"{_LOAD}: '{key}' of '{name}': {problem}")
         owned[index] = state[key]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,12 +18,11 @@ from dmuon._setup.placeholder import OwnedTensor
 from dmuon._setup.ranks import Ranks
 
 MASTER = "master"
-MOMENTUM = "momentum_buffer"
 _PIECE = 1 << 24  # elements, as the engine's pieces of shards
 
 
 class OwnedShards:
-    """Reads and writes owners' tensors ("master", "momentum_buffer") as shards, by the index of their leaf.
+    """Reads and writes owners' tensors, the master and a rule's states, as shards, by the index of their leaf.
 
         (tensor,) = shards.read([index], MASTER, torch.float32)  # a DTensor
         shards.write({index: tensor}, MASTER)
@@ -36,12 +36,13 @@ class OwnedShards:
         engine: _C.Engine,
         leaves: Sequence[Leaf],
         dtypes: Sequence[torch.dtype],
+        states: Sequence[str],
         ranks: Ranks,
         mesh: DeviceMesh | None,
     ) -> None:
-        """`dtypes` are the leaves'. `mesh` is as for fully_shard, None for all ranks."""
+        """`dtypes` are the leaves', `states` the rule's names. `mesh` is as for fully_shard, None for all ranks."""
         self._engine, self._leaves, self._ranks, self._given = engine, leaves, ranks, mesh
-        self.dtypes = dtypes
+        self.dtypes, self.states = dtypes, states
         self.without_values: set[int] = set()  # leaves that were neither initialised nor loaded
 
     @functools.cached_property
@@ -59,10 +60,14 @@ class OwnedShards:
     def read(self, indices: Sequence[int], name: str, dtype: torch.dtype) -> list[torch.Tensor]:
         """Returns the tensors of this name, each with memory of its own. Collective."""
         flat = self._engine.to_shards(indices, name, dtype)
-        return [self._as_saved(index, values) for index, values in zip(indices, flat, strict=True)]
+        return [self._as_saved(self.shape(index, name), values) for index, values in zip(indices, flat, strict=True)]
 
-    def _as_saved(self, index: int, flat: torch.Tensor) -> torch.Tensor:
-        shape = self._leaves[index].shape
+    def shape(self, index: int, name: str) -> torch.Size:
+        """Returns the shape of a leaf's named tensor, which has the leaf's first dimension."""
+        leaf, sizes = self._leaves[index].shape, self._engine.owned_sizes(index, name)
+        return torch.Size(sizes if sizes[0] == leaf[0] else (leaf[0], math.prod(sizes) // leaf[0]))
+
+    def _as_saved(self, shape: torch.Size, flat: torch.Tensor) -> torch.Tensor:
         if self.mesh is None:
             return flat.view(shape)
         local = flat.view(-1, *shape[1:])
@@ -72,9 +77,9 @@ class OwnedShards:
         )
         return made
 
-    def problem(self, index: int, value: Any) -> str | None:
-        """Returns the reason why a leaf cannot have this value, or None."""
-        shape = tuple(self._leaves[index].shape)
+    def problem(self, index: int, value: Any, name: str = MASTER) -> str | None:
+        """Returns the reason why a leaf's named tensor cannot have this value, or None."""
+        shape = tuple(self.shape(index, name))
         if not isinstance(value, torch.Tensor):
             return f"expected a tensor of shape {shape}, got {type(value).__name__}"
         if tuple(value.shape) != shape:

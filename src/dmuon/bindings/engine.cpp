@@ -142,8 +142,17 @@ void add_owned_tensors(EngineClass& engine) {
   const NoGil no_gil;
   engine
       .def(
-          "add_owned", [](Engine& e, const std::string& name) { e.owned().add(name); },
-          py::arg("name"))
+          "add_owned",
+          [](Engine& e, const std::string& name, bool a_row) {
+            e.owned().add(name, a_row ? wire::a_value_a_row : wire::MatrixSizes());
+          },
+          py::arg("name"), py::arg("a_row") = false)
+      .def(
+          "owned_sizes",
+          [](Engine& e, LeafIndex leaf, const std::string& name) {
+            return e.owned().sizes_of(e.leaves().at(leaf), name);
+          },
+          py::arg("leaf"), py::arg("name"))
       .def(
           "remove_owned", [](Engine& e, const std::string& name) { e.owned().remove(name); },
           py::arg("name"))

@@ -34,7 +34,10 @@ void init_optim(py::module_& module) {
            py::arg("coefficients"), py::arg("eps"), py::arg("adjust_lr_fn"), py::arg("ns_dtype"),
            py::arg("choices") = newton_schulz::Choices());
 
-  module.def("add_momentum", &optim::add_momentum, py::arg("engine"), no_gil);
+  module.def(
+      "add_states",
+      [](engine::Engine& engine) { return optim::add_states(engine, optim::Muon({})); },
+      py::arg("engine"), no_gil);
   module.def("muon_step", &optim::muon_step, py::arg("engine"), py::arg("groups"),
              py::arg("group_of"), py::arg("applies"), no_gil);
   module.def("muon_update", &optim::muon_update, py::arg("master"), py::arg("momentum"),

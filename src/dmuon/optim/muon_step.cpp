@@ -76,7 +76,15 @@ void MuonUpdate::apply(core::BatchIndex batch) {
   for (BatchUpdate& update : std::exchange(updates_.at(batch), {})) update.apply();
 }
 
-void add_momentum(engine::Engine& engine) { engine.owned().add(kMomentum); }
+std::vector<std::string> add_states(engine::Engine& engine, const Rule& rule) {
+  std::vector<std::string> names;
+  for (const State& state : rule.states()) {
+    engine.owned().add(state.name,
+                       [state](const layout::View& view) { return state.sizes_of(view); });
+    names.push_back(state.name);
+  }
+  return names;
+}
 
 void muon_step(engine::Engine& engine, const std::vector<MuonGroup>& groups,
                const core::Vector<core::ParameterIndex, int>& group_of, const at::Tensor& applies) {

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "dmuon/engine/engine.h"
@@ -58,9 +59,10 @@ class MuonUpdate final : public engine::Update {
   core::Vector<core::BatchIndex, std::vector<BatchUpdate>> updates_;  // between the three calls
 };
 
-/// Adds a momentum of zeros for each parameter, at its owner alone. Once an engine, before its
+/// Adds a rule's states of zeros for each parameter, at its owner alone. Once an engine, before its
 /// first step. Neither this nor muon_step may run beside other calls of the engine.
-void add_momentum(engine::Engine& engine);
+/// @returns their names.
+std::vector<std::string> add_states(engine::Engine& engine, const Rule& rule);
 
 /// Updates what this rank owns and publishes it (Engine::step). Every rank calls it, with equal
 /// arguments. Works on the current stream. The parameters are MuonUpdate's.

@@ -32,6 +32,8 @@ std::vector<std::int64_t> stacked(std::int64_t num_matrices, std::vector<std::in
 
 }  // namespace
 
+std::vector<std::int64_t> a_value_a_row(const layout::View& view) { return {view.rows, 1}; }
+
 at::Tensor OwnedBatch::part(const std::string& name, std::size_t begin, std::size_t end) const {
   return tensors.at(name).narrow(0, first_matrix[begin], first_matrix[end] - first_matrix[begin]);
 }

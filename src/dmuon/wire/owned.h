@@ -20,6 +20,8 @@ inline const std::string kGradient = "gradient";  ///< the mean, accumulated ove
 
 /// Returns the sizes of a named tensor for one matrix of a view.
 using MatrixSizes = std::function<std::vector<std::int64_t>(const layout::View& view)>;
+/// Returns {rows, 1}.
+std::vector<std::int64_t> a_value_a_row(const layout::View& view);
 
 /// Parameters of one owner whose matrices have one shape. Each named tensor holds their matrices
 /// one after the other, contiguous, so that an operation on the whole batch is one kernel.
@@ -47,9 +49,7 @@ void add_scaled(at::Tensor target, const at::Tensor& values, double scale, bool 
 /// All that this rank owns of a model.
 ///
 ///   Owned owned(parameters, batches, pool);
-///   owned.add("second moment", [](const layout::View& view) {
-///     return std::vector<std::int64_t>{view.rows, 1};
-///   });
+///   owned.add("second moment", a_value_a_row);
 ///   at::Tensor master = owned.of(parameter, kMaster);
 ///
 /// Not thread-safe, but lanes may accumulate into different parameters at once.

@@ -2,11 +2,9 @@
 
 namespace dmuon::optim {
 
-std::array<std::int64_t, 3> State::sizes_of_batch(std::int64_t matrices, std::int64_t rows,
-                                                  std::int64_t cols,
-                                                  std::int64_t column_blocks) const {
-  const auto [state_rows, state_cols] = sizes(rows, cols / column_blocks);
-  return {matrices, state_rows, state_cols * column_blocks};
+std::vector<std::int64_t> State::sizes_of(const layout::View& view) const {
+  const auto [state_rows, state_cols] = sizes(view.rows, view.cols / view.column_blocks);
+  return {state_rows, state_cols * view.column_blocks};
 }
 
 void Orthogonalised::add_to_weights(const Piece& piece, double decay, double factor) const {

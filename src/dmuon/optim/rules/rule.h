@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "dmuon/layout/parameter.h"
 #include "dmuon/newton_schulz/elementwise.h"
 #include "dmuon/newton_schulz/products.h"
 
@@ -18,11 +19,9 @@ struct State {
   /// Returns the rows and columns of the state of one rows x cols matrix.
   std::array<std::int64_t, 2> (*sizes)(std::int64_t rows, std::int64_t cols);
 
-  /// Sizes of the state of a batch [matrices, rows, cols]: [matrices, rows', cols']. If blocks of
-  /// columns are orthogonalised apart, their states lie side by side as the blocks do.
-  std::array<std::int64_t, 3> sizes_of_batch(std::int64_t matrices, std::int64_t rows,
-                                             std::int64_t cols,
-                                             std::int64_t column_blocks = 1) const;
+  /// Returns the sizes of the state of one stored matrix, [rows', cols']. If blocks of columns are
+  /// orthogonalised apart, their states lie side by side as the blocks do.
+  std::vector<std::int64_t> sizes_of(const layout::View& view) const;
 };
 
 /// Equally shaped matrices that are updated together. Tensors are views of what the owner keeps.
