@@ -29,44 +29,48 @@ struct EngineOptions {
   double gradient_scale = 1;
 };
 
-/// Runs a model's communication: hooks say how far a step has come, schedule::Resolver says which
-/// operations run, Executor does them. It knows nothing of Muon: owners' weights change in step(),
-/// by the Update that it is given.
+/// Runs a model's communication and updates. Hooks report how far a step has come,
+/// schedule::Resolver decides which operations run, Executor performs them. An Update changes the
+/// owners' weights in step(); the engine knows nothing of Muon.
 ///
-/// A step, from hooks: begin_forward; before_forward and after_forward of each unit; from autograd:
-/// the unit's weights return before its backward and its gradients leave after it; end of backward.
-/// Then agree() and step().
+///     engine.begin_forward();                // the model's own
+///     engine.before_forward(unit);           // its weights may be read
+///     engine.after_forward(unit);            // ... of each unit; autograd calls back in between
+///     engine.agree(norms, settings);         // one message: what all ranks know of the step
+///     engine.step(update);                   // new masters; the first weights travel
+///     engine.end_step();
 ///
-/// Order: every rank crosses one sequence of triggers whatever its own model skipped. The first
-/// pass of a kind is served on demand; from its trace the schedule is built. Messages travel while
-/// the model computes: gradients are with their owners when agree() returns, weights when their
-/// unit begins.
+/// Order: every rank crosses one sequence of triggers, whatever its own model skipped. The first
+/// pass of a kind is traced and served on demand; its trace makes the schedule. Messages travel
+/// while the model computes: owners have the gradients when agree() returns, and a unit has its
+/// weights when it begins.
 ///
 /// Streams: the calling thread's current stream, and the lanes beside it. Threads: one at a time;
-/// the backward thread counts as the forward's continuation. Errors: CommError when a peer is lost;
-/// InvalidArgument, on all ranks, when ranks want different things.
+/// the backward thread counts as the forward's continuation. Errors: CommError if a peer is lost;
+/// InvalidArgument, on all ranks, if ranks want different things.
 class Engine : private schedule::Performer {
  public:
   /// See Executor.
   Engine(EngineOptions options, wire::SharedMesh mesh, const plan::Plan& plan,
          const std::vector<UnitSpec>& units, const layout::LeafSizes& sizes = {});
   ~Engine() override;
-  /// One that ranks may free at different times, as garbage is: where its forward has left
-  /// something open, it lives until another engine has the turn.
+  /// Makes an engine that ranks may free at different times, as Python frees garbage. If its
+  /// forward still owes operations, it lives until another engine takes the turn.
   static std::shared_ptr<Engine> make(EngineOptions options, wire::SharedMesh mesh,
                                       const plan::Plan& plan, const std::vector<UnitSpec>& units,
                                       const layout::LeafSizes& sizes);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Construction in two halves: parameters are made, by Python, of the unit's weights.
+  // Construction has two halves: Python makes parameters from the unit's weights, then binds them.
   Unit& unit(core::UnitIndex index) { return executor_.unit(index); }
   void bind(core::UnitIndex unit, std::vector<at::Tensor> parameters);
-  /// Its weights may be read.
+  /// True if the unit's weights may be read.
   bool ready(core::UnitIndex unit) const { return resolver_.ready(unit); }
 
-  /// The placeholders that the user sees, and what stands in for their gradients: set as `.grad` at
-  /// the end of each backward; a placeholder without `.grad` has had its gradient cleared.
+  /// Sets the placeholders that the user sees, and the placeholders of their gradients, which
+  /// become
+  /// `.grad` at the end of each backward. A placeholder without `.grad` has a cleared gradient.
   void set_placeholders(core::Vector<core::LeafIndex, at::Tensor> placeholders,
                         core::Vector<core::LeafIndex, at::Tensor> gradients);
 
@@ -77,20 +81,20 @@ class Engine : private schedule::Performer {
   /// InvalidArgument for an unknown name before anything is sent.
   wire::Owned& owned() { return executor_.owned(); }
 
-  /// `what`, which is not the engine's, is done next on all ranks. A rank that waits there is known
-  /// to.
+  /// Says that all ranks next do `what`, outside of the engine. The Watch then knows that a rank
+  /// may be waiting there.
   void leave(const std::string& what) { mesh().watch->leave(what); }
 
-  /// Collective: settles, and returns where all ranks have come to `call`, outside of a step.
-  /// @throws CommError or InvalidArgument, on all ranks, where one has come to something else.
+  /// Settles, and returns when all ranks have come to `call`, outside of a step. Collective.
+  /// @throws CommError or InvalidArgument, on all ranks, if one has come to something else.
   void meet(const std::string& call);
 
-  /// Collective: the tensor of a leaf, on every rank, in its own sizes. A gradient is
-  /// undefined if an owner holds nothing of it.
+  /// Returns the named tensor of a leaf on every rank, in its own sizes. A gradient is undefined if
+  /// an owner holds nothing of it. Collective.
   at::Tensor gather(core::LeafIndex leaf, const std::string& name);
 
-  /// Owners take `value`, of several each its part; nothing happens at other ranks, and nothing is
-  /// sent. A new master counts from publish() on.
+  /// Writes `value` at the owners, to each its part. Other ranks do nothing; nothing is sent. New
+  /// masters count from publish() on.
   void scatter(core::LeafIndex leaf, const std::string& name, const at::Tensor& value);
 
   struct OwnedPart {
@@ -147,11 +151,11 @@ class Engine : private schedule::Performer {
 
   /// Since construction, the open one included.
   std::int64_t num_backwards() const { return num_backwards_; }
-  /// Multiplies the owned gradients, where the caller does so with the host's, on all ranks; the
-  /// verdict stays.
+  /// Multiplies the owned gradients; the verdict stays. The caller multiplies the host's gradients,
+  /// and all ranks do the same.
   /// @param factor  [] on the engine's device.
   void scale_gradients(const at::Tensor& factor);
-  /// Multiplies one, alike on all ranks; the verdict is not kept.
+  /// Multiplies one leaf's gradient, and drops the verdict. All ranks do the same.
   void scale_gradient(core::LeafIndex leaf, const at::Tensor& factor);
 
   /// New weights, then their publication. Updates this rank's batches, in the order in which units
@@ -163,7 +167,8 @@ class Engine : private schedule::Performer {
   /// As step(), where the owners' weights have been changed by other means.
   void publish();
 
-  /// Under no_sync: gradients of the next backwards stay at the column members. Alike on all ranks.
+  /// False, under no_sync: gradients of the next backwards stay at the column members. Equal on all
+  /// ranks.
   void set_sync(bool sync) { resolver_.set_sync(sync); }
 
   /// Clears a leaf's accumulated gradient, as zero_grad does.
@@ -172,18 +177,18 @@ class Engine : private schedule::Performer {
     drop_gradient(leaf);
   }
 
-  /// Waits for everything that is in flight on the mesh's lanes, other models' too: then their
-  /// groups may be used beside them. Local: it was issued on every rank.
+  /// Waits for everything in flight on the mesh's lanes, other models' operations included. Then
+  /// the caller may use their groups. Local: every rank has issued the same.
   void drain();
 
-  /// Ends what a pass still owes; called before anything collective outside a pass.
+  /// Issues what a pass still owes. Comes before anything collective outside a pass.
   void settle();
 
-  /// Before a step's agreement: settles, and takes part in a backward that other ranks may have run
+  /// Settles before a step's agreement. Takes part in a backward that other ranks may have run
   /// while this rank's loss touched nothing.
   void settle_step();
 
-  // For verification: one unit's operations by themselves, outside any pass. Collective.
+  // One unit's operations by themselves, outside any pass, for verification. Collective.
   void unshard(core::UnitIndex unit) { serve(schedule::Moment::kBeforeUse, unit); }
   void reshard(core::UnitIndex unit) { serve(schedule::Moment::kAfterForward, unit); }
   void route(core::UnitIndex unit) { serve(schedule::Moment::kAfterBackward, unit); }

@@ -14,7 +14,6 @@ enum class Axis : int {
   kColumn,  ///< the ranks of one shard index; members by replicate
 };
 constexpr int kNumAxes = 2;
-constexpr core::EachOf<Axis, kNumAxes> kAxes;
 
 template <typename T>
 using PerAxis = core::ByEnum<Axis, T, kNumAxes>;

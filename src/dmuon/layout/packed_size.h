@@ -15,7 +15,7 @@ inline std::int64_t packed_elements(std::int64_t num_elements) {
 }
 
 // On gloo the members of a group send a packed buffer's segments straight to the members that sum
-// them (engine/exchange.h): what comes in needs room beside the own segment.
+// them (wire/exchange.h): what comes in needs room beside the own segment.
 
 /// The largest equal pieces in which a segment comes in: one from each peer fits into as much as
 /// the buffer.

@@ -62,7 +62,7 @@ std::vector<Message> messages_of(const Operation& operation, const Layout& layou
   std::vector<Message> messages;
   const Lane lane = lane_of(operation.kind);
   if (!carries_messages(lane)) return messages;
-  const layout::Axis axis = lane == Lane::kInter ? layout::Axis::kColumn : layout::Axis::kRow;
+  const layout::Axis axis = axis_of(lane);
   if (layout.size(axis) == 1) return messages;
   const UnitLayout& unit = layout.units.at(operation.unit());
   const int size = is_publication(operation.kind) ? unit.weight_size : unit.gradient_size;

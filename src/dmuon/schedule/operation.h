@@ -60,6 +60,10 @@ Lane lane_of(Kind kind);
 inline bool is_on_batch(Kind kind) { return kind <= Kind::kFinishUpdate; }
 /// True if the lane carries messages. All ranks issue these operations in one order.
 inline bool carries_messages(Lane lane) { return lane == Lane::kIntra || lane == Lane::kInter; }
+/// The axis along which a lane's messages travel. @param lane  one that carries messages.
+inline layout::Axis axis_of(Lane lane) {
+  return lane == Lane::kIntra ? layout::Axis::kRow : layout::Axis::kColumn;
+}
 inline bool is_publication(Kind kind) {
   return kind == Kind::kPublishInter || kind == Kind::kPublishIntra;
 }
