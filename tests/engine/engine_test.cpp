@@ -7,8 +7,10 @@
 #include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <stdexcept>
+#include <thread>
 
 #include "dmuon/core/error.h"
 #include "dmuon/engine/autograd.h"
@@ -277,6 +279,50 @@ INSTANTIATE_TEST_SUITE_P(Meshes, EngineOnMesh,
                          [](const auto& given) { return mesh_name(given.param); });
 
 // Runs micro-steps, all but the last under no_sync, on a mesh where units 1 and 2 are the host's.
+class FailsInApply final : public Update {
+ public:
+  explicit FailsInApply(bool fails) : fails_(fails) {}
+  void prepare(core::BatchIndex) override {}
+  void orthogonalise(core::BatchIndex) override {}
+  void apply(core::BatchIndex) override {
+    if (fails_) throw std::domain_error("no memory");
+  }
+
+ private:
+  bool fails_;
+};
+
+// The rank that fails has not come to the publications that wait for its update. So its peer finds
+// out that it waits in vain as soon as that rank's program ends.
+TEST(Engine, EndsTheWaitsOfOthersWhereAnUpdateFails) {
+  for (const Mesh mesh : {Mesh{1, 2}, Mesh{2, 1}}) {
+    const Setting setting = setting_on(mesh);
+    const auto start = Clock::now();
+    std::atomic<bool> raised = false;
+    wire::run_ranks(2, [&](int rank, const wire::StorePtr& store) {
+      wire::SharedMesh shared = make_mesh(setting, store, rank);
+      Engine engine(EngineOptions{}, shared, plan_of(setting.parameters, setting.mesh),
+                    unit_specs(setting));
+      set_masters(engine, 1);
+      Model model(engine);
+      model.step(kAll, 1);  // traced, so that a step sends weights
+      engine.agree();
+      if (rank == 1) {
+        EXPECT_THROW(engine.step(std::make_shared<FailsInApply>(true)), std::domain_error);
+        shared.leave(std::chrono::milliseconds(0));
+        while (!raised && Clock::now() - start < wire::kTimeout)  // its connections stay open
+          std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        return;
+      }
+      engine.step(std::make_shared<FailsInApply>(false));
+      engine.end_step();
+      EXPECT_THROW(model.step(kAll, 1), core::CommError);
+      raised = true;
+    });
+    EXPECT_LT(Clock::now() - start, wire::kTimeout / 2);
+  }
+}
+
 void expect_agreement(Mesh mesh, const std::vector<Units>& micro_steps, bool no_sync, bool agrees) {
   Setting setting = setting_on(mesh);
   setting.host_units = {UnitIndex(1), UnitIndex(2)};

@@ -163,7 +163,7 @@ class Failing final : public Update {
   void apply(core::BatchIndex) override { throw std::domain_error("no memory"); }
 };
 
-// The row's lane fails with the update's error: peers raise too, instead of reading old weights.
+// A publication that was issued all the same sends nothing: peers never get old weights.
 TEST(Executor, PublishesNothingOfABatchWhoseUpdateFailed) {
   const Setting setting = setting_on({1, 1});
   wire::run_ranks(1, [&](int rank, const wire::StorePtr& store) {

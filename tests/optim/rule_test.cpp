@@ -95,7 +95,7 @@ constexpr std::array<std::int64_t, 2> one_a_row(std::int64_t rows, std::int64_t)
   return {rows, 1};
 }
 
-using Sizes = std::array<std::int64_t, 3>;
+using Sizes = std::vector<std::int64_t>;
 
 TEST(State, HasSizesThatFollowFromTheMatrix) {
   const State row{"second_momentum", one_a_row};

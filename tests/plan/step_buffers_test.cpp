@@ -77,7 +77,7 @@ TEST(BufferEvents, EndWithWhatWasSentAheadAlone) {
         else
           held[{event.unit.value(), event.buffer}] = event.kind == Kind::kTake;
       }
-      EXPECT_EQ(num_updates, 3);  // steps
+      EXPECT_EQ(num_updates, 3 * 4);  // steps, batches
       const auto ahead = node_copy ? std::min(lookahead, 1) : lookahead;
       for (const auto& [which, is_held] : held) {
         const bool sent = which.second == Buffer::kWeights && which.first < ahead;

@@ -66,10 +66,11 @@ TEST_F(ResolverTest, WaitsForAStage1ThatNobodyUsedBeforeTheNextUpdate) {
   Resolver resolver = make(2, {.lookahead = 2});
   trace(&resolver);
   resolver.step();
-  EXPECT_EQ(recorder_.take(),
-            "reshard 0, reshard 1, reshard 2, " + update(0) +
-                ", publish inter 0, publish intra 0, " + update(1) + ", publish inter 1, " +
-                update(2) + ", publish inter 2, finish update 0, finish update 1, finish update 2");
+  EXPECT_EQ(
+      recorder_.take(),
+      "reshard 0, reshard 1, reshard 2, " + update(0) + ", " + update(1) + ", " + update(2) +
+          ", finish update 0, publish inter 0, publish intra 0, finish update 1, publish inter 1, "
+          "finish update 2, publish inter 2");
 }
 
 TEST_F(ResolverTest, FinishesAUnitsRouteBeforeItIsRoutedAgain) {

@@ -14,19 +14,21 @@ TEST(UpdateSchedule, PublishesInForwardOrderAsSoonAsAUnitIsUpdated) {
   const auto step = [&](const Layout& layout, const StepOptions& options) {
     return text_of(build_update_schedule(layout, batches, kForward, options));
   };
-  const std::string waits = ", finish update 2, finish update 1, finish update 0";
-  const std::string waits_in_order = ", finish update 0, finish update 1, finish update 2";
+  const std::string updates = update(2) + ", " + update(1) + ", " + update(0);
   EXPECT_EQ(step(three_units(2, 2), {.lookahead = 1}),
-            freed + update(2) + ", publish inter 0, publish intra 0, " + update(1) +
-                ", publish inter 1, " + update(0) + ", publish inter 2" + waits);
+            freed + updates +
+                ", finish update 2, publish inter 0, publish intra 0, finish update 1, "
+                "publish inter 1, finish update 0, publish inter 2");
   EXPECT_EQ(step(three_units(2, 2), {.node_copy = false, .lookahead = 2}),
-            freed + update(2) + ", publish inter 0, publish intra 0, " + update(1) +
-                ", publish inter 1, " + update(0) + waits);
+            freed + updates +
+                ", finish update 2, publish inter 0, publish intra 0, finish update 1, "
+                "publish inter 1, finish update 0");
   EXPECT_EQ(step(three_units(1, 2), {.lookahead = 2}),
-            freed + update(2) + ", publish intra 0, " + update(0) + ", " + update(1) +
-                ", finish update 2, finish update 0, finish update 1");
+            freed + update(2) + ", " + update(0) + ", " + update(1) +
+                ", finish update 2, publish intra 0, finish update 0, finish update 1");
   EXPECT_EQ(step(three_units(2, 2), {.lookahead = 0}),
-            freed + update(0) + ", " + update(1) + ", " + update(2) + waits_in_order);
+            freed + update(0) + ", " + update(1) + ", " + update(2) +
+                ", finish update 0, finish update 1, finish update 2");
   for (const Operation& operation :
        build_update_schedule(three_units(2, 2), batches, kForward, {})) {
     EXPECT_EQ(operation.version, operation.kind == Kind::kReshard ? 0 : 1);
@@ -60,6 +62,11 @@ TEST(UpdateSchedule, LetsPublicationsWaitForTheBatchesThatCompleteTheirUnit) {
   const std::vector<Operation> step = build_update_schedule(three_units(1, 2), batches, {}, {});
   EXPECT_EQ(step.back().after, (After{apply(2)}));
   EXPECT_EQ(step.back().kind, Kind::kFinishUpdate);
+  for (const Operation& operation : step) {  // each of the three needs the one before
+    if (operation.kind != Kind::kOrthogonalise && operation.kind != Kind::kApply) continue;
+    const Kind before = operation.kind == Kind::kApply ? Kind::kOrthogonalise : Kind::kPrepare;
+    EXPECT_EQ(operation.after, (After{{before, operation.batch()}}));
+  }
 }
 
 TEST(UpdateSchedule, RefusesBatchesOfUnitsThatTheLayoutLacks) {

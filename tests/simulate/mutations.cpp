@@ -383,21 +383,29 @@ bool never_finish_update(Random* random, const Job&, Programs* programs) {
   return drop_one(random, programs, Kind::kFinishUpdate);
 }
 
-// A publication that does not wait for the batches that complete its unit.
+// A publication that does not wait for the batches that complete its unit, issued before compute
+// has waited for them.
 bool publish_while_updating(Random* random, const Job& job, Programs* programs) {
   const Kind first_stage =
       job.layout.num_replicates > 1 ? Kind::kPublishInter : Kind::kPublishIntra;
   Program& program = (*programs)[random_slot(random, *programs)];
+  const auto without_waits = [&](const Program& of, int i) {
+    Program without = of;
+    without.issues[at(i)].operation.after.clear();
+    int first = i;
+    while (first > 0 && is(of, first - 1, Kind::kFinishUpdate)) --first;
+    move(&without, i, first);
+    return std::pair{without, first};
+  };
   const auto index = pick(random, program, [&](const Program& of, int i) {
     if (!is(of, i, first_stage) || of.issue(i).operation.after.empty()) return false;
     const Dependency& apply = of.issue(i).operation.after.back();
-    const int named = last_before(of, i, apply.kind, apply.subject);
-    Program without = of;
-    without.issues[at(i)].operation.after.clear();
-    return named >= 0 && !is_ordered(without, named, i);
+    const auto [without, place] = without_waits(of, i);
+    const int named = last_before(without, place, apply.kind, apply.subject);
+    return named >= 0 && !is_ordered(without, named, place);
   });
   if (!index) return false;
-  program.issues[at(*index)].operation.after.clear();
+  program = without_waits(program, *index).first;
   return true;
 }
 

@@ -73,9 +73,9 @@ TEST(Unroll, LeavesOutWhatHasBeenDoneInAReplay) {
               "finish route intra 1, finish route inter 2, route intra 0, route inter 0");
     EXPECT_EQ(text_of(program, 8),
               "finish route inter 1, finish route intra 0, finish route inter 0, " +
-                  schedule::update(0) + ", publish inter 0, publish intra 0, " +
-                  schedule::update(1) + ", publish inter 1, " + schedule::update(2) +
-                  ", publish inter 2, finish update 0, finish update 1, finish update 2");
+                  schedule::update(0) + ", " + schedule::update(1) + ", " + schedule::update(2) +
+                  ", finish update 0, publish inter 0, publish intra 0, finish update 1, "
+                  "publish inter 1, finish update 2, publish inter 2");
   }
 }
 

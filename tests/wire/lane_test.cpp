@@ -134,6 +134,24 @@ TEST(Event, SaysWhetherItHasHappenedInTime) {
 
 TEST(Event, HasHappenedByDefault) { EXPECT_NO_THROW(Event().wait()); }
 
+// An update that ran out of memory may be tried again; a group out of step may not.
+TEST(Lane, GoesOnAfterAFailureIfItCarriesNoMessages) {
+  for (const Lane::Purpose purpose : {Lane::Purpose::kCompute, Lane::Purpose::kMessages}) {
+    Lane lane("lane", purpose);
+    const Event failed = lane.enqueue(c10::kCPU, [] { throw std::domain_error("no memory"); }, {});
+    const Event next = lane.enqueue(c10::kCPU, [] {}, {});
+    const Event depends = lane.enqueue(c10::kCPU, [] {}, {failed});
+    EXPECT_THROW(failed.wait(), std::domain_error);
+    EXPECT_THROW(depends.wait(), std::domain_error);
+    if (purpose == Lane::Purpose::kCompute) {
+      EXPECT_NO_THROW(next.wait());
+      EXPECT_NO_THROW(lane.enqueue(c10::kCPU, [] {}, {}).wait());
+    } else {
+      EXPECT_THROW(next.wait(), std::domain_error);
+    }
+  }
+}
+
 // A data loader's worker, say, that frees its copy of the model.
 TEST(Lane, MayBeFreedByAForkedChild) {
   auto lane = std::make_unique<Lane>("lane");

@@ -1,6 +1,7 @@
 #include "dmuon/engine/engine.h"
 
 #include <c10/core/GradMode.h>
+#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
 #include <utility>
@@ -291,8 +292,9 @@ void Engine::step(std::shared_ptr<Update> update) {
   settle();
   executor_.profile().set_phase(Phase::kStep);
   executor_.set_update(std::move(update));
+  // Also after an error: what the update holds is of no more use.
+  const auto forget = c10::make_scope_exit([this] { executor_.set_update(nullptr); });
   resolver_.step();
-  executor_.set_update(nullptr);
 }
 
 void Engine::publish() {

@@ -68,9 +68,8 @@ class Engine : private schedule::Performer {
   /// True if the unit's weights may be read.
   bool ready(core::UnitIndex unit) const { return resolver_.ready(unit); }
 
-  /// Sets the placeholders that the user sees, and the placeholders of their gradients, which
-  /// become
-  /// `.grad` at the end of each backward. A placeholder without `.grad` has a cleared gradient.
+  /// Sets the placeholders that the user sees, and those of their gradients, which become `.grad`
+  /// at the end of each backward. A placeholder without `.grad` has a cleared gradient.
   void set_placeholders(core::Vector<core::LeafIndex, at::Tensor> placeholders,
                         core::Vector<core::LeafIndex, at::Tensor> gradients);
 

@@ -49,8 +49,8 @@ struct UnitState {
 /// schedule::Resolver chooses the operations, in the same order on every rank.
 ///
 /// Streams: operations of the compute lane are the current stream's, which may be another one each
-/// time; those of the other lanes run beside it, see Lane. Threads: one at a time. All memory is
-/// taken and given back by the calling thread, so that it is the same in every run.
+/// time; those of the other lanes run beside it, see Lane. Threads: one at a time. The calling
+/// thread takes and gives back packed buffers, so that their memory is the same in every run.
 /// Errors: CommError when a peer is lost, at the first operation that waits for it; then no more
 /// operation runs.
 class Executor {

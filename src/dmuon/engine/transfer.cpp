@@ -32,7 +32,8 @@ at::Tensor Engine::gather(core::LeafIndex leaf, const std::string& name) {
       const bool elsewhere = layout().shard_of(owner) != mesh().shard();
       if (axis == layout::Axis::kColumn && elsewhere) continue;
       messages.push_back(mesh().along[axis].broadcast(
-          flat.narrow(0, elements.begin, elements.size()), layout().member_of(owner, axis), what));
+          flat.narrow(0, elements.begin, elements.size()), layout().member_of(owner, axis),
+          core::message(what, ", parameter ", part)));  // in flight together, so by name
     }
     wire::await_arrival(&mesh(), options_.device, std::move(messages), what);
   }

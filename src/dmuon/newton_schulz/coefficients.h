@@ -53,8 +53,7 @@ Coefficients resolve(const Coefficients& rows, int num_steps);
 /// - Gaussian, also with a mean, or with rows or columns that fall off by 10 to 1e3;
 /// - of condition number 10 to 1e7 in any direction;
 /// - with up to three directions that have 0.3 to 0.9999 of the norm's square between them.
-/// Gradients
-///   of layers whose inputs have a mean are like this.
+///   Gradients of layers whose inputs have a mean are like this.
 ///
 /// The choice of steps that go together matters. Rows of the other sets nearly annihilate such a
 /// direction, and in a third step its rounding errors grow without bound. So only the quintic has

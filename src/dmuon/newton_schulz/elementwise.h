@@ -16,8 +16,8 @@ struct Start {
 /// works on the current stream, records no autograd, and never waits for an accelerator.
 ///
 ///     const Elementwise& elementwise = elementwise_of(weights.device());
-///     const Start start = elementwise.start(momentum, gradient, mu, nesterov, applies, dtype,
-///     eps);
+///     const Start start =
+///         elementwise.start(momentum, gradient, mu, nesterov, applies, dtype, eps);
 ///     ...  // orthogonalise
 ///     elementwise.move_weights(weights, decay, update, -lr, applies);
 ///

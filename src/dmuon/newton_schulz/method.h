@@ -55,13 +55,13 @@ Choice choose(std::int64_t m, std::int64_t n, const Coefficients& coefficients, 
 
 /// A choice that was checked and looked up, for matrices of one shape.
 struct Method {
-  std::int64_t rows;
-  std::int64_t cols;
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
   const Products& products;
-  bool batched;
+  bool batched = false;
   Steps steps;
-  at::ScalarType dtype;  ///< of the iteration
-  double eps;            ///< of Elementwise::normalise
+  at::ScalarType dtype{};  ///< of the iteration
+  double eps = 0;          ///< of Elementwise::normalise
 
   /// Divides a batch into the pieces that go through the iteration together: matrices one by one,
   /// [rows, cols], or some of a batch, [b, ..., rows, cols]. Pieces are views. Tensors with equal

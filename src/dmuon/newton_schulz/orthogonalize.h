@@ -9,13 +9,11 @@ namespace dmuon::newton_schulz {
 /// X <- a X + (b R + c R^2) X, with R = X X' on the short side.
 ///
 /// - Direct form: as written.
-/// - Gram form (Gram Newton-Schulz, Dao-AILab 2026): starts from R = X X' and Q = I. Each step
-/// takes
+/// - Gram form (Gram Newton-Schulz, Dao-AILab 2026): starts from R = X X' and Q = I. Each step is
 ///   Z = b R + c R^2, Q <- Z Q + a Q, R <- (Z + a I) R (Z + a I). Each segment (flops::segments)
 ///   ends with X <- Q X; the next one starts from a new R and Q.
 /// - Segmented form: the Gram form in other segments. Products are in `dtype`, and R, Z and Q are
-/// in
-///   fp32 (WideSquare in products.h), so it avoids the cost of fp32 products.
+///   in fp32 (WideSquare in products.h), so it avoids the cost of fp32 products.
 ///
 /// A norm below eps counts as eps, as in torch.optim.Muon, so that a negligible gradient makes no
 /// full-sized update. With eps = 0 results do not depend on the scale of x (entries 1e-30 .. 1e30

@@ -18,8 +18,7 @@ namespace dmuon::optim {
 /// Bytes an element that are read and written beside the iteration's products, in bf16:
 ///
 ///   before it  14  a matrix by itself, on CPUs in fp32 and bf16: momentum in and out, gradient, X
-///              26  otherwise: also the direction, out and in twice. On CPUs caches hold 12 of
-///              these
+///              26  otherwise: also the direction, out and in twice; CPUs' caches hold 12 of these
 ///   after it    8  by kernels/, if the last product goes straight into the weights
 ///              12  otherwise: also the product's result, out and in
 ///
@@ -27,9 +26,8 @@ namespace dmuon::optim {
 /// @param applies     [] bool, on the same device: false leaves master and momentum as they are,
 ///                    whatever the gradient holds. The host does not wait to learn it.
 /// @param transposed  True if the learning rate takes columns for rows, and rows for columns.
-/// @throws InvalidArgument naming the first tensor that is no fp32 of master's sizes and device;
-/// and
-///         as method_for.
+/// @throws InvalidArgument naming the first tensor that is no fp32 of master's sizes and device,
+///         or as method_for.
 void muon_update(const at::Tensor& master, const at::Tensor& momentum, const at::Tensor& gradient,
                  const MuonGroup& group, const at::Tensor& applies, std::int64_t column_blocks = 1,
                  bool transposed = false);

@@ -28,8 +28,8 @@ class Recorder final : public schedule::Performer {
 
   void perform(const Operation& operation) override {
     if (schedule::is_on_batch(operation.kind)) {
-      // Buffers are taken when operations are issued, so all are there until compute has waited.
-      if (operation.kind == Kind::kFinishUpdate && !updating()) events_.push_back({kUpdate});
+      // A batch may still be updated when buffers are taken that are issued before this wait.
+      if (operation.kind == Kind::kFinishUpdate) events_.push_back({BufferEvent::Kind::kUpdate});
       return;
     }
     const core::UnitIndex unit = operation.unit();
@@ -68,10 +68,6 @@ class Recorder final : public schedule::Performer {
   std::vector<BufferEvent> events() && { return std::move(events_); }
 
  private:
-  static constexpr BufferEvent::Kind kUpdate = BufferEvent::Kind::kUpdate;
-
-  bool updating() const { return !events_.empty() && events_.back().kind == kUpdate; }
-
   void give(core::UnitIndex unit, Buffer buffer) {
     events_.push_back({BufferEvent::Kind::kGive, unit, buffer});
   }

@@ -15,8 +15,7 @@ namespace dmuon::plan {
 enum class Buffer : int { kWeights, kGradients, kInbox, kNodeMean, kNodeInbox };
 inline constexpr int kNumBuffers = 5;
 
-/// A packed buffer is taken or given back, or all of a step's batches have been updated since the
-/// last event.
+/// A packed buffer is taken or given back, or a batch has been updated.
 struct BufferEvent {
   enum class Kind { kTake, kGive, kUpdate } kind{};
   core::UnitIndex unit{};  ///< not of kUpdate

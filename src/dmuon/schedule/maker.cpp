@@ -38,10 +38,15 @@ Maker::Maker(const Layout& layout, const Batches& batches)
 }
 
 std::vector<Operation> Maker::update(core::BatchIndex batch) {
-  std::vector<Operation> operations;
-  for (const Kind kind : {Kind::kPrepare, Kind::kOrthogonalise, Kind::kApply})
-    operations.push_back({.kind = kind, .subject = batch, .version = 1});
-  return operations;
+  return {{.kind = Kind::kPrepare, .subject = batch, .version = 1},
+          {.kind = Kind::kOrthogonalise,
+           .subject = batch,
+           .version = 1,
+           .after = {{Kind::kPrepare, batch}}},
+          {.kind = Kind::kApply,
+           .subject = batch,
+           .version = 1,
+           .after = {{Kind::kOrthogonalise, batch}}}};
 }
 
 std::vector<Operation> Maker::route(core::UnitIndex unit, bool sync) const {

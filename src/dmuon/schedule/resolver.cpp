@@ -144,17 +144,11 @@ void Resolver::settle_step() {
   finish_routes();
 }
 
-void Resolver::step() {
-  settle();
-  ++version_;
-  for (const Operation& operation : schedule_.step) resolve(operation);
-}
-
-void Resolver::publish() {
+void Resolver::renew(bool updates) {
   settle();
   ++version_;
   for (const Operation& operation : schedule_.step) {
-    if (!is_on_batch(operation.kind)) resolve(operation);
+    if (updates || !is_on_batch(operation.kind)) resolve(operation);
   }
 }
 

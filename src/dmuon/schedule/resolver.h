@@ -48,8 +48,7 @@ class Performer {
 /// - kPublishInter runs unless stage 1 of the current version has been issued: into the node copy
 ///   or, without node copies, into the packed buffer since it was freed.
 /// - kPublishIntra runs unless the packed buffer has been filled since it was freed. A missing
-/// stage
-///   1 goes before it.
+///   stage 1 goes before it.
 /// - kAwaitWeights runs unless compute has waited since the buffer was filled.
 /// - kReshard runs if the buffer is filled. It also runs if stage 1 may still be in flight, which
 ///   reads the masters that the update is about to change.
@@ -102,9 +101,9 @@ class Resolver {
   /// while this rank's loss touched nothing, and sends on the partial sums.
   void settle_step();
   /// Settles. Updates this rank's batches, and begins a new version of the weights.
-  void step();
+  void step() { renew(/*updates=*/true); }
   /// As step(), where the owners' weights were changed by other means: updates no batch.
-  void publish();
+  void publish() { renew(/*updates=*/false); }
   /// Waits for all routes in the order of issue.
   void finish_routes();
 
@@ -151,6 +150,7 @@ class Resolver {
   };
 
   const PassSchedule& schedule_of(Pass pass) const;
+  void renew(bool updates);
   void forget_uses();
   void rebuild_schedule();
   void request(Trigger trigger);

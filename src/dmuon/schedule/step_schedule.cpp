@@ -19,6 +19,23 @@ void check(const StepOptions& options) {
                 kMostUnits, ", got ", most);
 }
 
+namespace {
+
+bool touches(const std::vector<core::UnitIndex>& touched, core::UnitIndex unit) {
+  return std::find(touched.begin(), touched.end(), unit) != touched.end();
+}
+
+// All batches: first those that complete the first unit, and so on.
+std::vector<core::BatchIndex> batches_by_unit(const Batches& batches,
+                                              const std::vector<core::UnitIndex>& units) {
+  return core::sorted_by(batches.indices(), [&](core::BatchIndex batch) {
+    return std::find_if(units.begin(), units.end(),
+                        [&](core::UnitIndex unit) { return touches(batches[batch], unit); });
+  });
+}
+
+}  // namespace
+
 std::vector<Operation> build_update_schedule(const Layout& layout, const Batches& batches,
                                              const Trace& forward, const StepOptions& options) {
   check(options);
@@ -31,33 +48,30 @@ std::vector<Operation> build_update_schedule(const Layout& layout, const Batches
     if (!layout.units[unit].empty()) operations.push_back(maker.reshard(unit));
   }
 
-  std::vector<core::BatchIndex> updated;  // in order of issue
-  const auto update = [&](auto&& touches) {
-    for (const core::BatchIndex batch : batches.indices()) {
-      const bool known = std::find(updated.begin(), updated.end(), batch) != updated.end();
-      if (known || !touches(batches[batch])) continue;
-      updated.push_back(batch);
-      for (Operation& operation : Maker::update(batch)) operations.push_back(std::move(operation));
-    }
-  };
-  const auto add = [&](Operation operation) {
-    operation.version = 1;
-    operations.push_back(std::move(operation));
-  };
-  const std::vector<core::UnitIndex> units = units_by_first_use(layout, forward);
+  std::vector<core::UnitIndex> units = units_by_first_use(layout, forward);
   std::size_t ahead = static_cast<std::size_t>(window.inter);
   // Node copies wait for nothing: the slow links have all of the next forward.
   if (options.node_copy && window.inter > 0) ahead = units.size();
   if (!maker.has_inter()) ahead = static_cast<std::size_t>(window.intra);
-  for (std::size_t i = 0; i < std::min(units.size(), ahead); ++i) {
-    update([&](const std::vector<core::UnitIndex>& touched) {
-      return std::find(touched.begin(), touched.end(), units[i]) != touched.end();
+  units.resize(std::min(units.size(), ahead));
+  std::vector<core::BatchIndex> left = batches_by_unit(batches, units);
+  for (const core::BatchIndex batch : left) {
+    for (Operation& operation : Maker::update(batch)) operations.push_back(std::move(operation));
+  }
+  const auto add = [&](Operation operation) {
+    operation.version = 1;
+    operations.push_back(std::move(operation));
+  };
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    std::erase_if(left, [&](core::BatchIndex batch) {
+      const bool completes = touches(batches[batch], units[i]);
+      if (completes) add(Maker::finish_update(batch));
+      return completes;
     });
     if (maker.has_inter()) add(maker.publish_inter(units[i]));
     if (i == 0 && window.intra > 0) add(maker.publish_intra(units[i]));
   }
-  update([](const std::vector<core::UnitIndex>&) { return true; });
-  for (const core::BatchIndex batch : updated) add(Maker::finish_update(batch));
+  for (const core::BatchIndex batch : left) add(Maker::finish_update(batch));
   return operations;
 }
 

@@ -53,11 +53,14 @@ PassSchedule build_pass_schedule(const Layout& layout, const Batches& batches, c
 /// The operations of `step()`:
 ///
 /// 1. Free what is left of the old weights.
-/// 2. For each unit in forward order: update the batches that complete this rank's part, then send
+/// 2. Update all batches, in the order in which the next forward needs their units.
+/// 3. For each unit in forward order: wait for the batches that complete this rank's part; send
 ///    stage 1, and stage 2 of the first unit. Without node copies for the first `lookahead` units
 ///    alone; with `lookahead` 0 for none.
-/// 3. Update the remaining batches.
-/// 4. Wait for all updates.
+/// 4. Wait for the other batches.
+///
+/// A publication is issued after the wait, so that a rank whose update fails has not come to it:
+/// its peers find out that they wait in vain.
 std::vector<Operation> build_update_schedule(const Layout& layout, const Batches& batches,
                                              const Trace& forward, const StepOptions& options);
 

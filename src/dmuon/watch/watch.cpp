@@ -218,7 +218,9 @@ void Watch::look(Lock& lock) {
   lock.lock();
   const Detector::Conclusion result = detector_.conclude(std::move(reports), std::move(diagnosis),
                                                          steady_clock::now(), wall_clock_ms());
-  if (!result.warning.empty()) TORCH_WARN(result.warning);
+  if (!result.warning.empty()) {
+    TORCH_WARN(result.warning);
+  }
   if (result.gives_up && device_) give_up_device(lock);
 }
 

@@ -20,9 +20,10 @@ using TakeSum = std::function<void(std::int64_t begin, at::Tensor values, double
 
 /// Moves the parts of a packed buffer between the members of a group. Part g belongs to member g.
 ///
-///   const Exchange& exchange = exchange_of(group);  // one of two: backends have different
-///   strengths exchange.gather(group, packed, parts, "the weights of 'a'");
+///   const Exchange& exchange = exchange_of(group);
+///   exchange.gather(group, packed, parts, "the weights of 'a'");
 ///
+/// There are two, because backends have different strengths.
 /// All members make the same calls, on a lane, after everything that the call needs. Blocks the
 /// host on CPU backends, the current stream elsewhere.
 /// @throws CommError naming `what`.

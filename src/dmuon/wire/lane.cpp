@@ -68,7 +68,7 @@ bool Event::has_happened() const {
 
 class Lane::Worker {
  public:
-  explicit Worker(const std::string& name) : thread_([this] { run(); }) {
+  Worker(const std::string& name, Purpose purpose) : purpose_(purpose), thread_([this] { run(); }) {
     pthread_setname_np(thread_.native_handle(), name.substr(0, 15).c_str());
   }
 
@@ -127,6 +127,7 @@ class Lane::Worker {
       }
       job.operation = nullptr;  // its captures end before a waiter goes on
       job.done->happen(error);
+      if (purpose_ == Purpose::kCompute) error = nullptr;
     }
   }
 
@@ -134,6 +135,7 @@ class Lane::Worker {
   std::unique_ptr<std::condition_variable> changed_ = std::make_unique<std::condition_variable>();
   std::deque<Job> jobs_;
   bool over_ = false;
+  Purpose purpose_;
   pid_t process_ = getpid();
   std::thread thread_;  // last: it uses all of the above
 };
@@ -141,9 +143,10 @@ class Lane::Worker {
 // Issues each operation to the lane's stream, which first waits for the current stream.
 class Lane::Stream {
  public:
-  Stream(c10::Device device, Priority priority)
-      : guard_(device.type()),
-        stream_(guard_.getStreamFromGlobalPool(device, priority == Priority::kHigh)) {}
+  Stream(c10::Device device, Purpose purpose)
+      : purpose_(purpose),
+        guard_(device.type()),
+        stream_(guard_.getStreamFromGlobalPool(device, purpose == Purpose::kMessages)) {}
 
   void enqueue(const std::function<void()>& operation, const std::vector<Event>& after,
                Event::State& done) {
@@ -161,9 +164,10 @@ class Lane::Stream {
       operation();
       done.event->record(stream_);
     } catch (...) {
-      error_ = std::current_exception();
+      const std::exception_ptr error = std::current_exception();
       done.event.reset();
-      done.happen(error_);
+      done.happen(error);
+      if (purpose_ == Purpose::kMessages) error_ = error;
     }
   }
 
@@ -178,6 +182,7 @@ class Lane::Stream {
   }
 
  private:
+  Purpose purpose_;
   std::exception_ptr error_;
   c10::impl::VirtualGuardImpl guard_;
   c10::Stream stream_;
@@ -189,16 +194,16 @@ bool Lane::ends_within(std::chrono::milliseconds most) {
   return !worker_ || enqueue(c10::kCPU, [] {}, {}).wait_for(most);
 }
 
-Lane::Lane(std::string name, Priority priority) : name_(std::move(name)), priority_(priority) {}
+Lane::Lane(std::string name, Purpose purpose) : name_(std::move(name)), purpose_(purpose) {}
 Lane::~Lane() = default;
 
 Event Lane::enqueue(c10::Device device, std::function<void()> operation, std::vector<Event> after) {
   auto done = std::make_shared<Event::State>();
   if (device.is_cpu()) {
-    if (!worker_) worker_ = std::make_unique<Worker>(name_);
+    if (!worker_) worker_ = std::make_unique<Worker>(name_, purpose_);
     worker_->enqueue(std::move(operation), std::move(after), done);
   } else {
-    if (!stream_) stream_ = std::make_unique<Stream>(device, priority_);
+    if (!stream_) stream_ = std::make_unique<Stream>(device, purpose_);
     stream_->enqueue(operation, after, *done);
   }
   return Event(std::move(done));

@@ -46,17 +46,22 @@ using Work = std::function<void()>;
 /// On a CPU a thread runs the operations one after the other. Elsewhere the calling thread issues
 /// them to a stream at once.
 ///
-/// After an operation has failed, the lane runs nothing more, and every later operation fails with
-/// the same error: a group whose ranks are out of step is useless. One thread at a time may
-/// enqueue. The destructor waits for the running operation, except in a forked child, which has no
-/// thread.
+/// One thread at a time may enqueue. The destructor waits for the running operation, except in a
+/// forked child, which has no thread.
 class Lane {
  public:
-  enum class Priority { kLow, kHigh };
+  enum class Purpose {
+    /// After an operation has failed, the lane runs nothing more, and every later operation fails
+    /// with the same error: a group whose ranks are out of step is useless. A stream of high
+    /// priority.
+    kMessages,
+    /// An operation that has failed fails those that wait for it. A stream of the lowest priority,
+    /// which compute has too.
+    kCompute,
+  };
 
-  /// @param name      of the thread.
-  /// @param priority  of the stream.
-  explicit Lane(std::string name, Priority priority = Priority::kHigh);
+  /// @param name  of the thread.
+  explicit Lane(std::string name, Purpose purpose = Purpose::kMessages);
   ~Lane();
   Lane(const Lane&) = delete;
   Lane& operator=(const Lane&) = delete;
@@ -74,7 +79,7 @@ class Lane {
   class Stream;
 
   std::string name_;
-  Priority priority_;
+  Purpose purpose_;
   std::unique_ptr<Worker> worker_;
   std::unique_ptr<Stream> stream_;
 };
@@ -83,7 +88,7 @@ class Lane {
 struct Lanes : schedule::PerQueue<Lane> {
   Lanes()
       : schedule::PerQueue<Lane>{{Lane("dmuon intra"), Lane("dmuon inter"),
-                                  Lane("dmuon update", Lane::Priority::kLow)}} {}
+                                  Lane("dmuon update", Lane::Purpose::kCompute)}} {}
 };
 
 }  // namespace dmuon::wire

@@ -35,7 +35,7 @@ struct Piece {
 
 /// The orthogonalised update of a piece. Its last product is not computed yet.
 struct Orthogonalised {
-  const newton_schulz::Products* products;
+  const newton_schulz::Products* products = nullptr;
   newton_schulz::PendingProduct pending;
 
   /// weights <- decay weights + factor update, in place. If the backend can, the last product goes
