@@ -25,6 +25,7 @@ class FirstValues:
             first_values.raise_failure()
 
     A rank that fails still sends and receives every message, with meaningless values, so that no peer waits for it.
+    DTensors are the exception: their shards travel under the Watch, by which peers of a failed rank raise.
     """
 
     def __init__(self, runtime: Runtime, dedication: Dedication) -> None:
