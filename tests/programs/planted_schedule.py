@@ -9,7 +9,6 @@ ORDER = "src/dmuon/schedule/order.cpp"
 PASS = "src/dmuon/schedule/pass_schedule.cpp"
 STEP = "src/dmuon/schedule/step_schedule.cpp"
 MAKER = "src/dmuon/schedule/maker.h"
-MAKER_CPP = "src/dmuon/schedule/maker.cpp"
 
 SCHEDULE = (
     Planted(
@@ -22,8 +21,10 @@ SCHEDULE = (
     Planted(
         "version_raised_late",
         RESOLVER,
-        "  ++version_;\n  for (const Operation& operation : schedule_.step) resolve(operation);\n",
-        "  for (const Operation& operation : schedule_.step) resolve(operation);\n  ++version_;\n",
+        "  ++version_;\n  for (const Operation& operation : schedule_.step) {\n"
+        "    if (updates || !is_on_batch(operation.kind)) resolve(operation);\n  }\n",
+        "  for (const Operation& operation : schedule_.step) {\n"
+        "    if (updates || !is_on_batch(operation.kind)) resolve(operation);\n  }\n  ++version_;\n",
         "What step() itself sends is taken for sent: the next forward's first unit is old on other nodes.",
     ),
     Planted(
@@ -101,13 +102,6 @@ SCHEDULE = (
         "A unit that is still filled at step() (evaluated without reshard_after_forward) is used with old weights.",
     ),
     Planted(
-        "update_by_first_unit",
-        STEP,
-        "      return std::find(touched.begin(), touched.end(), units[i]) != touched.end();\n",
-        "      return touched.front() == units[i];\n",
-        "A batch over several units counts for the first alone: a later one that the forward begins with travels old.",
-    ),
-    Planted(
         "finished_after_stage_1",
         MAKER,
         "{.kind = Kind::kFinishRouteInter, .subject = unit, .after = {{Kind::kRouteInter, unit}}}",
@@ -120,13 +114,6 @@ SCHEDULE = (
         "    return {.kind = Kind::kPublishIntra, .subject = unit, .after = {{Kind::kPublishInter, unit}}};\n",
         "    return {.kind = Kind::kPublishIntra, .subject = unit};\n",
         "Inside the node goes what lies in the node copy before stage 1 has come: old weights, or none.",
-    ),
-    Planted(
-        "published_while_updated",
-        MAKER_CPP,
-        "if (known.empty() || !(known.back() == apply)) known.push_back(apply);",
-        "if (known.size() > 99) known.push_back(apply);",
-        "Weights leave their owner while the update lane changes them.",
     ),
     Planted(
         "steps_do_not_wait_for_updates",
