@@ -45,7 +45,8 @@ class Profile:
     def hidden(self, phase: str | None = None) -> float:
         """Returns the share of message lanes' busy time, over all ranks, in which compute did not wait.
 
-        NaN if no such lane was busy. Other waits, for FSDP2's messages or the step's agreement, do not count.
+        NaN if no such lane was busy. Waits for updates, for FSDP2's messages and
+        for the step's agreement do not count.
 
         Args:
             phase: "forward", "backward", "step" or "between steps" to count that phase alone. None counts all.
