@@ -98,7 +98,7 @@ INSTANTIATE_TEST_SUITE_P(BetweenUsesAndAroundThem, EmptyUnits, testing::Bool());
 TEST(EmptyUnit, IsServedNothing) {
   const Layout layout = with_an_empty_unit(three_units(2, 2));
   for (const Trigger& trigger : {before_use(kEmpty), after_forward(kEmpty), after_backward(kEmpty)})
-    EXPECT_TRUE(serve_on_demand(layout, {}, trigger, true).empty()) << trigger;
+    EXPECT_TRUE(serve_on_demand(layout, Maker(layout, {}), trigger, true).empty()) << trigger;
 }
 
 /// With three units and an empty one of the host's.

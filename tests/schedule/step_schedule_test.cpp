@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "dmuon/core/error.h"
+#include "dmuon/schedule/maker.h"
 #include "tests/schedule/three_units.h"
 
 namespace dmuon::schedule {
@@ -53,7 +54,7 @@ TEST(UpdateSchedule, LetsPublicationsWaitForTheBatchesThatCompleteTheirUnit) {
       }
     };
     check(build_update_schedule(layout, batches, kForward, {}));
-    check(serve_on_demand(layout, batches, before_use(2)));
+    check(serve_on_demand(layout, Maker(layout, batches), before_use(2)));
     for (const auto& operations :
          build_pass_schedule(layout, batches, kForward, kForward, Pass::kTrainForward, {}))
       check(operations);
@@ -76,7 +77,7 @@ TEST(UpdateSchedule, RefusesBatchesOfUnitsThatTheLayoutLacks) {
 
 TEST(ServeOnDemand, IssuesEverythingThatATriggerNeeds) {
   const auto serve = [](const Layout& layout, Trigger trigger, bool sync = true) {
-    return text_of(serve_on_demand(layout, {}, trigger, sync));
+    return text_of(serve_on_demand(layout, Maker(layout, {}), trigger, sync));
   };
   EXPECT_EQ(serve(three_units(1, 2), before_use(1)), "publish intra 1, await weights 1");
   EXPECT_EQ(serve(three_units(2, 2), before_use(1)),

@@ -215,7 +215,7 @@ void Resolver::cross(const std::vector<Crossing>& crossings) {
 }
 
 void Resolver::serve(Trigger trigger) {
-  for (const Operation& operation : serve_on_demand(layout_, batches_, trigger, sync_))
+  for (const Operation& operation : serve_on_demand(layout_, maker_, trigger, sync_))
     resolve(operation);
 }
 

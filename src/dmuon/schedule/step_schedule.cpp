@@ -89,9 +89,8 @@ StepSchedule build_step_schedule(const Layout& layout, const Batches& batches, c
           build_update_schedule(layout, batches, forward, options)};
 }
 
-std::vector<Operation> serve_on_demand(const Layout& layout, const Batches& batches,
-                                       Trigger trigger, bool sync) {
-  const Maker maker(layout, batches);
+std::vector<Operation> serve_on_demand(const Layout& layout, const Maker& maker, Trigger trigger,
+                                       bool sync) {
   std::vector<Operation> operations;
   if (layout.units[trigger.unit].empty()) return operations;
   switch (trigger.moment) {

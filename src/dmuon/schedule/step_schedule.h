@@ -9,6 +9,8 @@
 
 namespace dmuon::schedule {
 
+class Maker;
+
 /// [i] the operations to issue when the i-th trigger of a pass is crossed.
 using PassSchedule = std::vector<std::vector<Operation>>;
 
@@ -71,7 +73,8 @@ StepSchedule build_step_schedule(const Layout& layout, const Batches& batches, c
 
 /// The operations of a trigger where no trace is known: everything it needs, in order, and the wait
 /// for it.
-std::vector<Operation> serve_on_demand(const Layout& layout, const Batches& batches,
-                                       Trigger trigger, bool sync = true);
+/// @param maker  of the layout.
+std::vector<Operation> serve_on_demand(const Layout& layout, const Maker& maker, Trigger trigger,
+                                       bool sync = true);
 
 }  // namespace dmuon::schedule

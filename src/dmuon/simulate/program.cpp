@@ -184,17 +184,12 @@ Newest::Newest(const Program& program) {
   batches_.resize(program.batches.size(), none);
 }
 
-schedule::PerKind<int>& Newest::kinds(const schedule::Subject& subject) {
-  if (const auto* unit = std::get_if<UnitIndex>(&subject)) return units_.at(*unit);
-  return batches_.at(std::get<core::BatchIndex>(subject));
-}
-
 int Newest::of(const schedule::Dependency& named) const {
-  return const_cast<Newest*>(this)->kinds(named.subject)[named.kind];
+  return kinds(*this, named.subject)[named.kind];
 }
 
 void Newest::set(const Operation& operation, int index) {
-  kinds(operation.subject)[operation.kind] = index;
+  kinds(*this, operation.subject)[operation.kind] = index;
 }
 
 std::vector<Frontier> waits_on(const Program& program) {

@@ -126,7 +126,10 @@ class Newest {
   void set(const schedule::Operation& operation, int index);
 
  private:
-  schedule::PerKind<int>& kinds(const schedule::Subject& subject);
+  static auto& kinds(auto& self, const schedule::Subject& subject) {
+    if (const auto* unit = std::get_if<core::UnitIndex>(&subject)) return self.units_.at(*unit);
+    return self.batches_.at(std::get<core::BatchIndex>(subject));
+  }
 
   core::Vector<core::UnitIndex, schedule::PerKind<int>> units_;
   core::Vector<core::BatchIndex, schedule::PerKind<int>> batches_;
