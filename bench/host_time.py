@@ -148,6 +148,18 @@ def zero_new_memory(device: str, on: bool = True) -> None:
         del kept
 
 
+def zero_unwritten_outputs() -> None:
+    """Zeroes what the `fake` backend leaves unwritten before PyTorch 2.12: FSDP2's averaged gradients."""
+    if torch.__version__ >= (2, 12):
+        return
+    reduce_scatter = dist.reduce_scatter_tensor
+
+    def zeroed(output: Tensor, *args: Any, **options: Any) -> Any:
+        return reduce_scatter(output.zero_(), *args, **options)
+
+    dist.reduce_scatter_tensor = zeroed
+
+
 def measure(mesh: DeviceMesh, model: str, options: argparse.Namespace) -> dict[str, list[list[float]]]:
     """Returns [round][part] for each kind."""
     zero_new_memory(options.device)
@@ -198,6 +210,7 @@ def main() -> None:
     # A store that keeps what it is given: the engine's watch asks it.
     store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("fake", store=store, rank=0, world_size=math.prod(shape))
+    zero_unwritten_outputs()
     mesh = init_device_mesh(options.device, shape, mesh_dim_names=("replicate", "shard"))
     print(f"{options.blocks} blocks of 7 matrices of {options.side} x {options.side} on {options.mesh}, ms of a step")
     print(f"{'model':12} {'kind':8} " + " ".join(f"{part:>9}" for part in (*PARTS, "all")) + "   all / adamw, 1 head")
