@@ -63,7 +63,7 @@ def check_sentinels(model: nn.Module, dedication: Dedication) -> torch.device | 
         The device of the leaves, None if there are none.
 
     Raises:
-        ValueError: the model was cast, or is on the meta device.
+        ValueError: the model was cast, is on the meta device, or not on the device of its mesh.
     """
     device = None
     for leaf in dedication.leaves:
@@ -81,6 +81,12 @@ def check_sentinels(model: nn.Module, dedication: Dedication) -> torch.device | 
         raise ValueError(
             f"Muon: model: '{on_meta[0]}' is on the meta device, and {len(on_meta) - 1} more. Expected: "
             "model.to_empty(device=...) after fully_shard, then its initialisation, then Muon."
+        )
+    of_mesh = dedication.ranks.device_type
+    if device is not None and dedication.ranks.size > 1 and device.type != of_mesh:
+        raise ValueError(
+            f"Muon: model: '{dedication.leaves[0].name}' is on {device}, and the mesh of dedicate_params on {of_mesh}. "
+            f"Expected: model.to('{of_mesh}') before Muon, or dedicate_params with a mesh on {device.type}."
         )
     return device
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -94,6 +95,8 @@ def start(
             raise ValueError(f"Muon: one stage: expected no stacks that are divided by experts, got '{divided[0]}'")
         dedication.ranks = dedication.ranks.as_one_node()
     device = device or torch.device(dedication.ranks.device_type)
+    if dedication.ranks.size == 1:  # alone, the model may have gone anywhere since
+        dedication.ranks = dataclasses.replace(dedication.ranks, device_type=device.type)
     process_groups(dedication.ranks)  # collective, so outside of the agreement below
     shapes = {sizes_of(item) for item in inventory_of(dedication.leaves, units)}
     tuned = cached_choices(dedication.ranks, shapes, muon, device)

@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as dist
 
 from dmuon import _C
-from dmuon._setup.ranks import Ranks
+from dmuon._setup.ranks import Ranks, backends
 
 _groups: dict[tuple[Any, ...], dist.ProcessGroup] = {}
 # Holds the groups too: no other group gets their ids while they live.
@@ -73,18 +73,12 @@ def _group(purpose: str, members: tuple[int, ...], ranks: Ranks, host: bool) -> 
             group = dist.new_group(
                 list(members),
                 timeout=ranks.timeout,
-                backend=_host_backend() if host else None,
+                backend=backends().get("cpu", "gloo") if host else None,
                 use_local_synchronization=True,
                 group_desc=f"dmuon {purpose}",
             )
         _groups[key] = group
     return group
-
-
-def _host_backend() -> str:
-    """Returns the world's backend for CPUs, or gloo if the world has none."""
-    served = (item.split(":") for item in dist.get_backend_config().split(","))
-    return next((backend for device, backend in served if device == "cpu"), "gloo")
 
 
 @contextmanager

@@ -255,8 +255,23 @@ def _local_world_size() -> int:
 
 
 def _device_type(model: nn.Module) -> str:
-    """Returns the device type on which the model lies or will lie."""
-    if dist.is_initialized() and dist.get_backend() == "nccl":
-        return "cuda"
+    """Returns the device type on which the model lies or will lie.
+
+    A model on the CPU or the meta device will be on the accelerator if the default process group has a backend of its
+    own for it, as `fully_shard` assumes too. `Muon` refuses a model that stayed elsewhere.
+    """
     first = next(model.parameters(), None) if isinstance(model, nn.Module) else None
-    return "cpu" if first is None or first.is_meta else first.device.type
+    if first is not None and first.device.type not in ("cpu", "meta"):
+        return first.device.type
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None or not dist.is_initialized():
+        return "cpu"
+    served = backends()
+    own = served.get(accelerator.type)
+    return accelerator.type if own is not None and own != served.get("cpu") else "cpu"
+
+
+def backends() -> dict[str, str]:
+    """Returns the backend of each device type that the default process group serves."""
+    pairs = (item.partition(":") for item in dist.get_backend_config().split(","))
+    return {device: backend for device, _, backend in pairs}

@@ -1,0 +1,59 @@
+"""Set-up on the asynchronous device if no mesh says that the model will be there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn as nn
+from torch.distributed.device_mesh import DeviceMesh
+
+import dmuon
+
+pytestmark = pytest.mark.xdist_group("async_device")
+
+
+def make() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)) for _ in range(2)))
+
+
+def train(mesh: Any, given: DeviceMesh | None, moved: str) -> torch.Tensor:
+    """Two steps; `moved` says when the model goes to the device: before dedicate_params, after it or never."""
+    device = torch.device("emulated", torch.emulated.current_device())
+    model = make()
+    if moved == "before":
+        model.to(device)
+    dmuon.dedicate_params(model, given, costs="modelled")
+    if moved == "after":
+        model.to(device)
+    opt = dmuon.Muon(model, lr=0.02, ns_dtype=torch.float32)
+    for step in range(2):
+        inputs = torch.randn(4, 8, generator=torch.Generator().manual_seed(step)).to(device)
+        model(inputs).square().mean().backward()
+        opt.step()
+        opt.zero_grad()
+    weights = (value for name, value in model.state_dict().items() if name.endswith("weight"))
+    return torch.cat([weight.full_tensor().cpu().flatten() for weight in weights])
+
+
+def with_and_without_mesh(mesh: Any, moved: str) -> bool:
+    return torch.equal(train(mesh, None, moved), train(mesh, mesh, "before"))
+
+
+@pytest.mark.parametrize("moved", ["before", "after"])
+def test_without_a_mesh_the_device_is_that_of_the_process_groups_backend(device_ranks, moved):
+    assert device_ranks.run(with_and_without_mesh, (4,), moved=moved) == [True] * 4
+
+
+def refused(mesh: Any, moved: str) -> str:
+    with pytest.raises(ValueError, match="Expected") as error:
+        train(mesh, None, moved)
+    return str(error.value)
+
+
+def test_a_model_that_stays_on_the_cpu_is_refused_on_every_rank(device_ranks):
+    for message in device_ranks.run(refused, (4,), moved="never"):
+        assert "Muon: model: '0.0.weight' is on cpu, and the mesh of dedicate_params on emulated." in message
+        assert "model.to('emulated') before Muon" in message
