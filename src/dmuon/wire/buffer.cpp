@@ -24,7 +24,7 @@ constexpr bool kForgetsError = requires(Storage storage) {
 template <typename Storage>
 void set_freed_error(Storage* storage) {
   if constexpr (kForgetsError<Storage>)
-    set_freed_error(storage);
+    storage->release_data_and_set_meta_custom_data_ptr_error_msg_(kFreed);
 }
 
 template <typename Storage>
