@@ -85,6 +85,7 @@ class Case:
     lingers: bool = False  # the others stay for a while: nobody learns from a closed connection that they gave up
     evaluated: bool = False  # all ranks have evaluated before
     stays: bool = False  # the victim's process outlives its program, so that no connection closes before the others end
+    silent: bool = False  # no message of the device times out
     device: str = "cpu"  # or "emulated", which blocks the host only where this reads what the device computes
 
     @property
@@ -102,7 +103,7 @@ class Case:
         mesh = "x".join(map(str, self.mesh))
         what = [self.fault, f"rank {self.victim} of {mesh}", f"step {self.step}.{self.micro}", self.point]
         what += ["fsdp" if self.fsdp else "plain", f"lookahead {self.lookahead}"]
-        what += [word for word in ("insists", "drops", "lingers", "evaluated", "stays") if getattr(self, word)]
+        what += [word for word in ("insists", "drops", "lingers", "evaluated", "stays", "silent") if getattr(self, word)]
         what += [self.device] if self.device != "cpu" else []
         return ", ".join(word for word in what if word)
 
@@ -262,6 +263,8 @@ def play(rank: int, case: Case, directory: Path) -> None:
 
     store = dist.FileStore(str(directory / "store"), NUM_RANKS)
     timeout = case.timeout
+    if case.silent:
+        os.environ["ASYNC_DEVICE_PATIENT"] = "1"
     backends = "gloo" if case.device == "cpu" else use_emulated_device(rank)
     if case.device != "cpu":
         import async_device

@@ -98,5 +98,19 @@ TEST_F(StuckDevice, IsNotGivenUpIfItsHostWaitsInVainToo) {
   EXPECT_EQ(ranks_[0].times_given_up, 0) << "its host raises";
 }
 
+TEST_F(StuckDevice, IsGivenUpOnceIfOneOperationTakesLongerThanTheTimeout) {
+  rank(0).set_device_timeout(20 * kLook);
+  std::int64_t oldest = 1;
+  ranks_[0].device = [&] { return std::optional(Stuck{oldest, "publish of 'a'"}); };
+  intervals(15);
+  oldest = 2;  // it has gone on meanwhile
+  intervals(15);
+  EXPECT_EQ(ranks_[0].times_given_up, 0);
+  intervals(15);
+  EXPECT_EQ(ranks_[0].times_given_up, 1);
+  EXPECT_TRUE(contains(rank(0).error(), "the device of rank 0 of the mesh has waited in publish of"
+                                        " 'a', on its device (operation 2), for 10 s"));
+}
+
 }  // namespace
 }  // namespace dmuon::watch

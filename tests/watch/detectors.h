@@ -52,7 +52,7 @@ class DetectorTest : public testing::Test {
   bool begin(std::size_t number) {
     DetectingRank& rank = ranks_[number];
     Detector& detector = rank.detector;
-    if (detector.begin_interval(rank.device != nullptr)) detector.see_device(rank.device());
+    if (detector.begin_interval(rank.device != nullptr)) detector.see_device(rank.device(), now_);
     const bool raises = detector.raises_alarm(now_);
     rank.does = raises ? "stores its report, raises the alarm" : "reads the alarm";
     if (raises) {

@@ -16,11 +16,12 @@ struct Ranks {
   StorePtr store = c10::make_intrusive<c10d::HashStore>();
   std::promise<std::string> promise;
   std::future<std::string> given_up = promise.get_future();
-  Watch stuck{store, 0, 2, [this](const std::string& why) { promise.set_value(why); }, kInterval};
+  Watch stuck{store, 0, 2, [](const std::string&) {}, kInterval};
   Watch other{store, 1, 2, [](const std::string&) {}, kInterval};
 
-  Ranks() {
-    stuck.look_at([] { return std::optional(Stuck{1, "publish of 'a'"}); });
+  explicit Ranks(std::chrono::milliseconds timeout = std::chrono::hours(1)) {
+    stuck.look_at({[] { return std::optional(Stuck{1, "publish of 'a'"}); },
+                   [this](const std::string& why) { promise.set_value(why); }, timeout});
     stuck.reach(What::kOperation, "publish of 'a'");
     stuck.reach(What::kOperation, "route of 'b'");  // the host runs ahead
   }
@@ -44,6 +45,19 @@ TEST(WatchOfADevice, GivesUpWhatTheDeviceWaitsForInVain) {
       << why;
   EXPECT_TRUE(
       contains_all(why, {"\nNot come to publish of 'a', on its device (operation 1): rank 1"}))
+      << why;
+  EXPECT_THROW(ranks.stuck.leave("collectives of X"), core::CommError);
+}
+
+// The other rank's process is there, but its device never comes: no circle shows it.
+TEST(WatchOfADevice, GivesUpWhatTheDeviceWaitsForLongerThanTheTimeout) {
+  Ranks ranks(10 * kInterval);
+  const std::string why = ranks.why(std::chrono::seconds(10));
+  EXPECT_TRUE(contains_all(
+      why, {"the device of rank 0 of the mesh has waited in publish of 'a', on its device "
+            "(operation 1), for ",
+            "the timeout of dedicate_params",
+            "\nNot come to publish of 'a', on its device (operation 1): rank 1"}))
       << why;
   EXPECT_THROW(ranks.stuck.leave("collectives of X"), core::CommError);
 }

@@ -81,7 +81,7 @@ TEST(Group, LeavesNoLaunchOpenWhereAMessageFails) {
 TEST(Group, IssuesNothingOnceItWasGivenUp) {
   const auto backend = c10::make_intrusive<Grouping>(-1);
   Group group = group_over(backend);
-  group.give_up("nobody comes");
+  group.give_up("nobody comes").wait();
   EXPECT_EQ(backend->aborts_, 1);
   try {
     broadcasts(&group, 1);

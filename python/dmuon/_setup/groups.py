@@ -48,6 +48,11 @@ def engine_groups(ranks: Ranks) -> _C.SharedMesh:
             column=_C.Group(column, "column", ranks.replicate, ranks.num_replicates, ranks.device_type),
             order=_C.Group(order, "mesh (order)", ranks.slot, ranks.size, "cpu"),
             verdict=_C.Group(verdict, "mesh (verdict)", ranks.slot, ranks.size, "cpu"),
+            host=[
+                _C.Group(group, f"mesh (dimension {dim})", group.rank(), group.size(), ranks.device_type)
+                for dim, group in enumerate(ranks.mesh_groups)
+                if ranks.device_type != "cpu"
+            ],
         )
         _engine_groups[key] = (made, groups)
     return _engine_groups[key][0]

@@ -37,6 +37,7 @@ class Ranks:
     device_type: str
     timeout: datetime.timedelta | None
     mesh_rows: tuple[tuple[int, ...], ...]  # the mesh as given: a 1-D mesh is one row even if it spans hosts
+    mesh_groups: tuple[dist.ProcessGroup, ...] = ()  # of its dimensions; the host framework uses them
 
     @property
     def host_replicates(self) -> int:
@@ -114,14 +115,14 @@ def resolve_ranks(mesh: DeviceMesh | None, model: nn.Module, timeout: datetime.t
     if mesh is None and not dist.is_initialized():
         return Ranks(((0,),), 0, 0, _device_type(model), None, ((0,),))
     mesh_rows: tuple[tuple[int, ...], ...]
-    groups: list[dist.ProcessGroup | None]
+    groups: tuple[dist.ProcessGroup, ...]
     if mesh is None:
         mesh_rows = (tuple(range(dist.get_world_size())),)
-        device_type, groups = _device_type(model), [dist.group.WORLD]
+        device_type, groups = _device_type(model), (dist.distributed_c10d._get_default_group(),)
     else:
         device_type, table = mesh.device_type, mesh.mesh
         mesh_rows = rows_of(table if table.ndim <= 2 else table.flatten())
-        groups = [mesh.get_group(dim) for dim in range(table.ndim)]
+        groups = tuple(mesh.get_group(dim) for dim in range(table.ndim))
     here = dist.get_rank()
     if not any(here in row for row in mesh_rows):
         raise ValueError(f"dedicate_params: mesh: expected a mesh that holds this rank ({here}), got {mesh_rows}")
@@ -135,7 +136,7 @@ def resolve_ranks(mesh: DeviceMesh | None, model: nn.Module, timeout: datetime.t
         rows = _hosts(mesh_rows[0], local_sizes[0])
     replicate, shard = next((r, row.index(here)) for r, row in enumerate(rows) if here in row)
     agreed = datetime.timedelta(milliseconds=timeouts[0]) if 0 < timeouts[0] == timeouts[1] else None
-    return Ranks(rows, replicate, shard, device_type, agreed, mesh_rows)
+    return Ranks(rows, replicate, shard, device_type, agreed, mesh_rows, groups)
 
 
 def check_mesh(mesh: DeviceMesh | None) -> None:
@@ -178,7 +179,7 @@ def _milliseconds(timeout: object) -> int:
 
 
 def _extremes(
-    groups: Sequence[dist.ProcessGroup | None], device_type: str, numbers: Sequence[int]
+    groups: Sequence[dist.ProcessGroup], device_type: str, numbers: Sequence[int]
 ) -> list[tuple[int, int]]:
     """Returns the least and the largest of each number over all ranks. `groups` has one for each mesh dimension."""
     words = torch.tensor([*numbers, *(-number for number in numbers)], device=device_type)

@@ -68,6 +68,7 @@ std::int64_t Detector::num_operations() const {
 }
 
 std::string Detector::error() const {
+  if (!late_.empty()) return late_;
   return diagnosis_.empty() ? "" : "dmuon: ranks wait for each other in vain: " + diagnosis_;
 }
 
@@ -77,10 +78,12 @@ bool Detector::begin_interval(bool has_device) {
   return unchanged_ && has_device && !host_waits_ && own_.over.empty();
 }
 
-void Detector::see_device(std::optional<Stuck> stuck) {
+void Detector::see_device(std::optional<Stuck> stuck, Time now) {
   if (seen_wait_ != wait_) return;
   rest();
+  if (!stuck) oldest_.reset();
   if (!stuck) return;
+  if (!oldest_ || oldest_->first != stuck->number) oldest_ = {stuck->number, now};
   device_waits_ = true;
   own_.awaited = Rendezvous::kOperation;
   own_.number = stuck->number;
@@ -112,10 +115,20 @@ Detector::Conclusion Detector::conclude(std::vector<Report> reports, std::string
   if (!reports.empty()) reports_ = std::move(reports);
   if (diagnosis_.empty()) diagnosis_ = std::move(diagnosis);
   if (complete && diagnosis_.empty() && slow_wait_ == wait_) return {slow_warning(now, now_ms)};
+  if (is_late(now)) return {error(), true};
   // Outside of dmuon nothing of dmuon's can raise, and an error there names no ranks.
   const bool outside = stays_ && left_ && own_.where == left_->second;
   if (diagnosis_.empty() || !(outside || device_waits_) || std::exchange(warned_, true)) return {};
   return {error(), true};
+}
+
+bool Detector::is_late(Time now) {
+  if (!device_waits_ || !error().empty() || now - oldest_->second < device_timeout_) return false;
+  const auto seconds = std::chrono::duration<double>(device_timeout_).count();
+  late_ = core::message("dmuon: the device of rank ", rank_, " of the mesh has waited in ", own_.where,
+                        " (operation ", own_.number, "), for ", seconds,
+                        " s, the timeout of dedicate_params: a rank has died, hangs or is late.");
+  return true;
 }
 
 // Others may still come, so nothing raises. They never come if one rank alone has made a collective

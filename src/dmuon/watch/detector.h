@@ -13,6 +13,9 @@
 
 namespace dmuon::watch {
 
+/// Longer than any training, and short enough for sums of times.
+inline constexpr std::chrono::milliseconds kNoTimeout = std::chrono::hours(24 * 365);
+
 /// An operation that a device has not finished.
 struct Stuck {
   std::int64_t number = 0;
@@ -23,7 +26,7 @@ struct Stuck {
 /// other in vain. Has no thread, mutex, store or clock: Watch has these, and carries out what the
 /// detector returns.
 ///
-///   if (detector.begin_interval(has_device)) detector.see_device(oldest_operation());
+///   if (detector.begin_interval(has_device)) detector.see_device(oldest_operation(), now);
 ///   const bool raises = detector.raises_alarm(now);           // store a report, raise the alarm
 ///   const auto next = detector.see_alarm(alarm, published, diagnosed);
 ///   const auto result = detector.conclude(reports, diagnosis, now, now_ms);
@@ -50,7 +53,9 @@ struct Stuck {
 /// Devices: a host can block on its device outside of dmuon, where nothing can raise. So if a rank
 /// waits for nobody and comes to nothing new, the caller asks its device. A rank whose device is
 /// stuck in an operation waits for that operation. If this is in vain, conclude() says to give the
-/// device's messages up; then the host goes on and raises.
+/// device's messages up; then the host goes on and raises. conclude() says so too if the device's
+/// oldest operation stays the same for the timeout of its messages, because NCCL's watchdog does not
+/// see messages that are grouped.
 class Detector {
  public:
   using Time = std::chrono::steady_clock::time_point;
@@ -58,6 +63,9 @@ class Detector {
   /// @param size  ranks of the mesh.
   Detector(std::size_t rank, std::size_t size, std::chrono::milliseconds slow_after)
       : rank_(rank), slow_after_(slow_after), reports_(size) {}
+
+  /// Sets the time after which a device is given up that does not finish an operation.
+  void set_device_timeout(std::chrono::milliseconds timeout) { device_timeout_ = timeout; }
 
   // ---- The rank's program ----
 
@@ -74,7 +82,7 @@ class Detector {
 
   Report report(std::int64_t now_ms) const;
   std::int64_t num_operations() const;
-  /// Returns the error of this rank's waits if they are in vain; else empty.
+  /// Returns the error of this rank's waits if they are in vain, or its device is late; else empty.
   std::string error() const;
 
   // ---- One interval, in this order ----
@@ -82,7 +90,7 @@ class Detector {
   /// Returns true if the caller must ask the device for its oldest unfinished operation.
   bool begin_interval(bool has_device);
   /// Without effect if the rank has come to something new since begin_interval().
-  void see_device(std::optional<Stuck> stuck);
+  void see_device(std::optional<Stuck> stuck, Time now);
 
   /// Returns true if the rank stores its report and then increments the alarm counter. If false, it
   /// only reads the counter.
@@ -118,6 +126,7 @@ class Detector {
  private:
   void begin(Time now);
   void rest();
+  bool is_late(Time now);
   std::string slow_warning(Time now, std::int64_t now_ms);
 
   std::size_t rank_;
@@ -136,6 +145,9 @@ class Detector {
   std::int64_t slow_wait_ = 0;   // the wait for which it has raised the alarm once more
   std::chrono::milliseconds slow_after_;  // a wait of this length gets a warning
   std::array<std::int64_t, 3> alarms_{};  // the counter in the last intervals, newest first
+  std::optional<std::pair<std::int64_t, Time>> oldest_;  // the device's operation, and since when
+  std::chrono::milliseconds device_timeout_ = kNoTimeout;
+  std::string late_;  // the error of a device that was late
   std::string diagnosis_;
   bool warned_ = false;  // of the diagnosis
   std::vector<Report> reports_;

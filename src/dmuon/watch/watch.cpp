@@ -54,8 +54,9 @@ Watch::~Watch() {
 // A forked child has a copy of the thread's handle, but no thread.
 bool Watch::is_watched() const { return thread_.joinable() && getpid() == process_; }
 
-void Watch::look_at(std::function<std::optional<Stuck>()> device) {
+void Watch::look_at(Device device) {
   const std::scoped_lock lock(mutex_);
+  detector_.set_device_timeout(device.timeout);
   device_ = std::move(device);
 }
 
@@ -196,7 +197,7 @@ void Watch::answer(Lock& lock) {
 
 // Carries out one interval of the detector. No request to the store holds the mutex.
 void Watch::look(Lock& lock) {
-  if (detector_.begin_interval(device_ != nullptr)) ask_device(lock);
+  if (detector_.begin_interval(device_.has_value())) ask_device(lock);
   const bool raises = detector_.raises_alarm(steady_clock::now());
   const Report own = detector_.report(wall_clock_ms());
   lock.unlock();
@@ -226,9 +227,9 @@ void Watch::look(Lock& lock) {
 
 void Watch::ask_device(Lock& lock) {
   lock.unlock();
-  std::optional<Stuck> stuck = device_();
+  std::optional<Stuck> stuck = device_->oldest();
   lock.lock();
-  detector_.see_device(std::move(stuck));
+  detector_.see_device(std::move(stuck), steady_clock::now());
 }
 
 void Watch::give_up_device(Lock& lock) {
@@ -244,7 +245,7 @@ void Watch::give_up_device(Lock& lock) {
   lock.lock();
   given_up_ = text;  // first: the host goes on at once
   lock.unlock();
-  give_up_(text);
+  device_->give_up(text);
   lock.lock();
 }
 

@@ -45,8 +45,14 @@ class Watch {
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
 
-  /// Sets the function that returns the oldest operation that this rank's device has not finished.
-  void look_at(std::function<std::optional<Stuck>()> device);
+  /// A device whose host may block outside of dmuon, where nothing can raise.
+  struct Device {
+    std::function<std::optional<Stuck>()> oldest;          ///< its oldest unfinished operation
+    std::function<void(const std::string& why)> give_up;  ///< ends all that it may wait for
+    /// An operation that takes longer ends by give_up().
+    std::chrono::milliseconds timeout = kNoTimeout;
+  };
+  void look_at(Device device);
 
   /// This rank comes to its next rendezvous of a kind. Returns the rendezvous' number.
   std::int64_t reach(Rendezvous what, const std::string& described);
@@ -108,7 +114,7 @@ class Watch {
   std::mutex mutex_;
   std::unique_ptr<std::condition_variable> changed_ = std::make_unique<std::condition_variable>();
   Detector detector_;
-  std::function<std::optional<Stuck>()> device_;
+  std::optional<Device> device_;
   bool ends_ = false;
   bool lost_ = false;  // the store
   // Requests to the thread, to carry out at once: raise the alarm, read all reports.

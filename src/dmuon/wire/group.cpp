@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include <stdexcept>
+#include <thread>
 #include <utility>
 
 #include "dmuon/core/error.h"
@@ -129,16 +130,30 @@ Group::Group(c10::intrusive_ptr<c10d::ProcessGroup> group, std::string name, int
   groups_messages_ = device_ != c10::DeviceType::CPU && backend_->supportsCoalescing();
 }
 
-void Group::give_up(const std::string& why) {
+std::chrono::milliseconds Group::timeout() const {
+  return group_ ? backend_->getBackendOptions()->timeout : watch::kNoTimeout;
+}
+
+std::shared_future<void> Group::give_up(const std::string& why) {
   in_flight_->give_up(why);
-  if (group_ && device_ != c10::DeviceType::CPU) {
+  // Detached, and a promise's future: nobody joins a thread that may never return.
+  std::promise<void> ended;
+  std::shared_future<void> result = ended.get_future().share();
+  const auto abort = [](const c10::intrusive_ptr<c10d::Backend>& backend, std::promise<void> done) {
     try {
-      backend_->abort();
+      backend->abort();
     } catch (const std::exception&) {  // a backend that cannot: its own timeout ends what it does
     }
+    done.set_value();
+  };
+  if (group_ && device_ != c10::DeviceType::CPU) {
+    std::thread(abort, backend_, std::move(ended)).detach();
+  } else {
+    ended.set_value();
   }
   auto kept = group_;
   static_cast<void>(kept.release());
+  return result;
 }
 
 void Group::wait_under(std::shared_ptr<watch::Watch> watch, watch::Rendezvous what) {

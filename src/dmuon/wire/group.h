@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <future>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -105,6 +106,8 @@ class Group {
   int size() const { return size_; }
   const std::string& name() const { return name_; }
   c10::DeviceType device() const { return device_; }
+  /// The longest time that a message may take on a device; without end for a group of one.
+  std::chrono::milliseconds timeout() const;
   Traffic traffic() const { return {num_messages_, num_bytes_}; }
 
   /// From now on blocking calls wait under this watch, each as one rendezvous of this kind.
@@ -115,8 +118,10 @@ class Group {
 
   /// Ends the waits of other threads and of the device. Afterwards every call throws the reason.
   /// The process group is never freed: its destructor would wait for messages that never come. May
-  /// be called from any thread.
-  void give_up(const std::string& why);
+  /// be called from any thread, and returns at once: NCCL ends its kernels first and then frees
+  /// memory, which can wait for the kernels of other groups.
+  /// @return  is ready when the device has nothing of this group any more.
+  std::shared_future<void> give_up(const std::string& why);
 
   /// True if sends and receives may be in flight in any number and direction without being grouped,
   /// as on gloo with host memory. NCCL serialises them by pair and may deadlock.

@@ -3,9 +3,29 @@
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
+#include <array>
+#include <initializer_list>
+#include <span>
 #include <utility>
+#include <vector>
 
 namespace dmuon::wire {
+
+namespace {
+
+// A group's kernels end at once, but freeing its memory may take for ever.
+constexpr std::chrono::seconds kAbort{2};
+
+void give_up_all(std::initializer_list<std::span<Group>> groups, const std::string& why) {
+  std::vector<std::shared_future<void>> ended;
+  for (const std::span<Group> some : groups) {
+    for (Group& group : some) ended.push_back(group.give_up(why));
+  }
+  const auto end = std::chrono::steady_clock::now() + kAbort;
+  for (const auto& each : ended) each.wait_until(end);
+}
+
+}  // namespace
 
 void Turn::take(const void* holder, std::function<void()> issue_rest) {
   if (holder_ == holder) return;
@@ -41,15 +61,19 @@ std::optional<watch::Stuck> OnDevice::oldest() {
 
 std::shared_ptr<watch::Watch> SharedMesh::watch_over() {
   // Copies of a group end the same messages.
-  const auto give_up = [along = along, order = order,
-                        verdict = verdict](const std::string& why) mutable {
-    for (Group& group : along) group.give_up(why);
-    order.give_up(why);
-    verdict.give_up(why);
+  const auto give_up = [along = along, everyone = std::array{order, verdict}](
+                           const std::string& why) mutable {
+    give_up_all({along.values, everyone}, why);
   };
   auto made = std::make_shared<watch::Watch>(order.store(), order.rank(), order.size(), give_up);
-  if (row().device() != c10::DeviceType::CPU)
-    made->look_at([known = on_device] { return known->oldest(); });
+  if (row().device() != c10::DeviceType::CPU) {
+    made->look_at({.oldest = [known = on_device] { return known->oldest(); },
+                   .give_up = [along = along, everyone = std::array{order, verdict}, host = host](
+                                  const std::string& why) mutable {
+                     give_up_all({along.values, everyone, host}, why);
+                   },
+                   .timeout = std::min(row().timeout(), column().timeout())});
+  }
   order.wait_under(made, watch::Rendezvous::kComparison);
   verdict.wait_under(made, watch::Rendezvous::kAgreement);
   return made;
@@ -72,7 +96,7 @@ void SharedMesh::leave(std::chrono::milliseconds grace) {
     }
   };
   if (std::ranges::all_of(*lanes, ends_in_time)) return;
-  for (Group& group : along) group.give_up(why);
+  give_up_all({along.values}, why);
 }
 
 }  // namespace dmuon::wire

@@ -11,6 +11,7 @@
 #include <mutex>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "dmuon/core/index.h"
 #include "dmuon/layout/mesh.h"
@@ -71,6 +72,9 @@ struct SharedMesh {
   layout::PerAxis<Group> along;  ///< this rank's row and column; they carry weights and gradients
   Group order;                   ///< all; compares triggers that no trace confirms. Host memory.
   Group verdict;                 ///< all; the agreement of a step. Host memory.
+  /// Groups of the mesh that are not dmuon's. If a device waits in vain or too long, they are given
+  /// up too, because the host may wait for one of their messages. dmuon sends nothing in them.
+  std::vector<Group> host = {};
   std::shared_ptr<Lanes> lanes = std::make_shared<Lanes>();
   std::shared_ptr<Turn> turn = std::make_shared<Turn>();
   std::shared_ptr<OnDevice> on_device = std::make_shared<OnDevice>();

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import os
 from typing import Any
 
 import torch.distributed as dist
@@ -11,6 +13,7 @@ from . import _extension
 _native = _extension.load()
 
 
+_FOR_EVER = datetime.timedelta(hours=1)
 _is_connected = False
 
 
@@ -28,7 +31,9 @@ def _connect(store: Any, rank: int, size: int) -> None:
 def _create(options: Any, _: Any) -> Any:
     store = dist.PrefixStore("emulated", options.store)
     _connect(store, options.group_rank, options.group_size)
-    gloo = dist.ProcessGroupGloo(store, options.group_rank, options.group_size, options.timeout)
+    # Without a watchdog that sees it, a message on a device waits for ever.
+    patience = _FOR_EVER if os.environ.get("ASYNC_DEVICE_PATIENT") else options.timeout
+    gloo = dist.ProcessGroupGloo(store, options.group_rank, options.group_size, patience)
     ranks = options.global_ranks_in_group or list(range(options.group_size))
     return _native.create_group(gloo, options.group_id, ranks, options.timeout)
 

@@ -83,7 +83,8 @@ class Device {
 
   /// Stops all entries; every wait raises this error.
   void fail(const std::string& error);
-  /// Ends the group's entries in streams; waits for them raise `error`.
+  /// Ends the group's entries in streams; waits for them raise `error`. Then blocks while any other
+  /// group's communication runs, as ncclCommAbort may.
   void abort(int64_t group, const std::string& error);
   /// Returns the age, in seconds, of the oldest communication that has not ended.
   double longest_communication_s();

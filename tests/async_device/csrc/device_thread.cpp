@@ -2,6 +2,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 #include <utility>
@@ -151,7 +152,7 @@ void Device::fail(const std::string& error) {
 }
 
 void Device::abort(int64_t group, const std::string& error) {
-  const std::scoped_lock lock(mutex_);
+  std::unique_lock lock(mutex_);
   for (Stream& stream : streams_) {
     for (Entry& entry : stream.entries) {
       if (entry.kind == Entry::Kind::kCommunicate && entry.launch->group == group) {
@@ -165,6 +166,15 @@ void Device::abort(int64_t group, const std::string& error) {
     stream.error = launch->error;
   }
   device_wakes_.notify_all();
+  // A communicator's memory is freed at last, which waits for the whole device.
+  const auto runs = [](const Stream& stream) {
+    return stream.is_busy && stream.entries.front().kind == Entry::Kind::kCommunicate &&
+           stream.entries.front().launch->error.empty();
+  };
+  const double end_ms = now_ms() + 1000 * settings().hang_s;
+  while (!is_stopping_ && now_ms() < end_ms && std::ranges::any_of(streams_, runs)) {
+    host_wakes_.wait_for(lock, std::chrono::milliseconds(10));
+  }
 }
 
 double Device::longest_communication_s() {

@@ -79,6 +79,7 @@ void Group::shutdown() {
 }
 
 void Group::abort() {
+  const WithoutGil without_gil;
   abort_error_ = "group '" + name_ + "' was aborted";
   Device::get().abort(id_, abort_error_);
 }
