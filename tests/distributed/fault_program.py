@@ -103,7 +103,8 @@ class Case:
         mesh = "x".join(map(str, self.mesh))
         what = [self.fault, f"rank {self.victim} of {mesh}", f"step {self.step}.{self.micro}", self.point]
         what += ["fsdp" if self.fsdp else "plain", f"lookahead {self.lookahead}"]
-        what += [word for word in ("insists", "drops", "lingers", "evaluated", "stays", "silent") if getattr(self, word)]
+        words = ("insists", "drops", "lingers", "evaluated", "stays", "silent")
+        what += [word for word in words if getattr(self, word)]
         what += [self.device] if self.device != "cpu" else []
         return ", ".join(word for word in what if word)
 

@@ -27,6 +27,27 @@ if sys.argv[1] == "fail" and os.environ["RANK"] == "3":
     sys.exit(9)
 time.sleep(600)
 """
+# The host group of four ranks whose hosts' names lead nowhere, as on many machines whose NCCL is well set up. Gloo
+# chooses its interface by itself if told to.
+HOST_GROUP = """
+import contextlib, datetime, os, sys, torch, torch.distributed as dist
+from dmuon._setup import groups
+from dmuon._setup.ranks import Ranks
+dist.init_process_group("cuda:gloo")
+del os.environ["GLOO_SOCKET_IFNAME"]
+if sys.argv[1] == "by itself":
+    groups.reachable_interface, groups._CONNECT = contextlib.nullcontext, datetime.timedelta(seconds=5)
+replicate, shard = divmod(dist.get_rank(), 2)
+rows = ((0, 1), (2, 3))
+try:
+    group = groups.verdict_group(Ranks(rows, replicate, shard, "cuda", None, rows))
+    total = torch.ones(1)
+    dist.all_reduce(total, group=group)
+    print(total.item(), group._get_backend(torch.device("cpu")).options._timeout, flush=True)
+except ValueError as error:
+    print(error, flush=True)
+os._exit(0)
+"""
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -53,6 +74,17 @@ def test_two_nodes_train_as_one_process_does():
     done = run("--nodes", "2", "--ranks", "2", "--rate", "100mbit", "--", str(HERE / "cluster_script.py"), "100e6")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "all is well\n"
+
+
+def test_hosts_meet_without_a_word_of_the_user_if_their_names_lead_nowhere():
+    done = run("--", "-c", HOST_GROUP, "as chosen")
+    assert done.stdout.strip() == "4.0 0:30:00", done.stderr
+
+
+def test_where_hosts_do_not_meet_the_error_names_the_variable_within_seconds():
+    done = run("--", "-c", HOST_GROUP, "by itself")
+    assert "dedicate_params: mesh: expected ranks that reach each other by gloo" in done.stdout, done.stderr
+    assert "Set GLOO_SOCKET_IFNAME on every host" in done.stdout
 
 
 def test_a_failure_is_passed_on_and_ends_the_other_ranks():

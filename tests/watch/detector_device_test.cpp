@@ -108,8 +108,9 @@ TEST_F(StuckDevice, IsGivenUpOnceIfOneOperationTakesLongerThanTheTimeout) {
   EXPECT_EQ(ranks_[0].times_given_up, 0);
   intervals(15);
   EXPECT_EQ(ranks_[0].times_given_up, 1);
-  EXPECT_TRUE(contains(rank(0).error(), "the device of rank 0 of the mesh has waited in publish of"
-                                        " 'a', on its device (operation 2), for 10 s"));
+  EXPECT_TRUE(contains(rank(0).error(),
+                       "the device of rank 0 of the mesh has waited in publish of"
+                       " 'a', on its device (operation 2), for 10 s"));
 }
 
 }  // namespace

@@ -20,7 +20,9 @@ struct Ranks {
   Watch other{store, 1, 2, [](const std::string&) {}, kInterval};
 
   explicit Ranks(std::chrono::milliseconds timeout = std::chrono::hours(1)) {
-    stuck.look_at({[] { return std::optional(Stuck{1, "publish of 'a'"}); },
+    stuck.look_at({[] {
+                     return std::optional(Stuck{1, "publish of 'a'"});
+                   },
                    [this](const std::string& why) { promise.set_value(why); }, timeout});
     stuck.reach(What::kOperation, "publish of 'a'");
     stuck.reach(What::kOperation, "route of 'b'");  // the host runs ahead

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import atexit
+import dataclasses
+import datetime
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 
 from dmuon import _C
+from dmuon._setup.interface import VARIABLE, reachable_interface
 from dmuon._setup.ranks import Ranks, backends
 
+_CONNECT = datetime.timedelta(minutes=2)
 _groups: dict[tuple[Any, ...], dist.ProcessGroup] = {}
 # Holds the groups too: no other group gets their ids while they live.
 _engine_groups: dict[tuple[int, ...], tuple[_C.SharedMesh, tuple[Any, ...]]] = {}
@@ -74,15 +80,46 @@ def _group(purpose: str, members: tuple[int, ...], ranks: Ranks, host: bool) -> 
     group = _groups.get(key)
     # The group may have been destroyed, between two runs in one process.
     if group is None or not _usable(group):
-        with _unbound_world():
-            group = dist.new_group(
-                list(members),
-                timeout=ranks.timeout,
-                backend=backends().get("cpu", "gloo") if host else None,
-                use_local_synchronization=True,
-                group_desc=f"dmuon {purpose}",
+        make = _new_host_group if host else _new_group
+        group = _groups[key] = make(purpose, members, ranks)
+    return group
+
+
+def _new_group(purpose: str, members: tuple[int, ...], ranks: Ranks, backend: str | None = None) -> dist.ProcessGroup:
+    with _unbound_world():
+        return dist.new_group(
+            list(members),
+            timeout=ranks.timeout,
+            backend=backend,
+            use_local_synchronization=True,
+            group_desc=f"dmuon {purpose}",
+        )
+
+
+def _new_host_group(purpose: str, members: tuple[int, ...], ranks: Ranks) -> dist.ProcessGroup:
+    """Creates a group over the hosts' network.
+
+    Raises:
+        ValueError: the hosts do not reach each other. All ranks have just met, so a short time will do.
+    """
+    backend = backends().get("cpu", "gloo")
+    if backend != "gloo":
+        return _new_group(purpose, members, ranks, backend)
+    timeout = ranks.timeout or default_pg_timeout
+    hasty = dataclasses.replace(ranks, timeout=min(timeout, _CONNECT))
+    with reachable_interface() as interface:
+        try:
+            group = _new_group(purpose, members, hasty, backend)
+        except RuntimeError as error:
+            took = (
+                f"interface '{interface}'" if interface else f"the address of its host's name, {socket.gethostname()}"
             )
-        _groups[key] = group
+            raise ValueError(
+                f"dedicate_params: mesh: expected ranks that reach each other by gloo within {_CONNECT}. "
+                f"This rank offered {took}. Set {VARIABLE} on every host to the interface through which hosts reach "
+                f"each other. Reported: {error}"
+            ) from error
+    dist.distributed_c10d._set_pg_timeout(timeout, group)
     return group
 
 

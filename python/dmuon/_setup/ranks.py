@@ -178,9 +178,7 @@ def _milliseconds(timeout: object) -> int:
     return max(1, timeout // datetime.timedelta(milliseconds=1))
 
 
-def _extremes(
-    groups: Sequence[dist.ProcessGroup], device_type: str, numbers: Sequence[int]
-) -> list[tuple[int, int]]:
+def _extremes(groups: Sequence[dist.ProcessGroup], device_type: str, numbers: Sequence[int]) -> list[tuple[int, int]]:
     """Returns the least and the largest of each number over all ranks. `groups` has one for each mesh dimension."""
     words = torch.tensor([*numbers, *(-number for number in numbers)], device=device_type)
     for group in groups:

@@ -42,15 +42,14 @@ void init_mesh(py::module_& module) {
            py::arg("device_type"));
 
   py::class_<SharedMesh>(module, "SharedMesh")
-      .def(py::init([](Group row, Group column, Group order, Group verdict,
-                       std::vector<Group> host) {
-             return SharedMesh{{std::move(row), std::move(column)},
-                               std::move(order),
-                               std::move(verdict),
-                               std::move(host)};
-           }),
-           py::arg("row"), py::arg("column"), py::arg("order"), py::arg("verdict"),
-           py::arg("host"))
+      .def(py::init(
+               [](Group row, Group column, Group order, Group verdict, std::vector<Group> host) {
+                 return SharedMesh{{std::move(row), std::move(column)},
+                                   std::move(order),
+                                   std::move(verdict),
+                                   std::move(host)};
+               }),
+           py::arg("row"), py::arg("column"), py::arg("order"), py::arg("verdict"), py::arg("host"))
       .def(
           "leave",
           [](SharedMesh& mesh, int grace_ms) { mesh.leave(std::chrono::milliseconds(grace_ms)); },

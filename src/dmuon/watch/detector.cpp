@@ -125,8 +125,8 @@ Detector::Conclusion Detector::conclude(std::vector<Report> reports, std::string
 bool Detector::is_late(Time now) {
   if (!device_waits_ || !error().empty() || now - oldest_->second < device_timeout_) return false;
   const auto seconds = std::chrono::duration<double>(device_timeout_).count();
-  late_ = core::message("dmuon: the device of rank ", rank_, " of the mesh has waited in ", own_.where,
-                        " (operation ", own_.number, "), for ", seconds,
+  late_ = core::message("dmuon: the device of rank ", rank_, " of the mesh has waited in ",
+                        own_.where, " (operation ", own_.number, "), for ", seconds,
                         " s, the timeout of dedicate_params: a rank has died, hangs or is late.");
   return true;
 }

@@ -54,8 +54,8 @@ struct Stuck {
 /// waits for nobody and comes to nothing new, the caller asks its device. A rank whose device is
 /// stuck in an operation waits for that operation. If this is in vain, conclude() says to give the
 /// device's messages up; then the host goes on and raises. conclude() says so too if the device's
-/// oldest operation stays the same for the timeout of its messages, because NCCL's watchdog does not
-/// see messages that are grouped.
+/// oldest operation stays the same for the timeout of its messages, because NCCL's watchdog does
+/// not see messages that are grouped.
 class Detector {
  public:
   using Time = std::chrono::steady_clock::time_point;

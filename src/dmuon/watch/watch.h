@@ -47,7 +47,7 @@ class Watch {
 
   /// A device whose host may block outside of dmuon, where nothing can raise.
   struct Device {
-    std::function<std::optional<Stuck>()> oldest;          ///< its oldest unfinished operation
+    std::function<std::optional<Stuck>()> oldest;         ///< its oldest unfinished operation
     std::function<void(const std::string& why)> give_up;  ///< ends all that it may wait for
     /// An operation that takes longer ends by give_up().
     std::chrono::milliseconds timeout = kNoTimeout;

@@ -61,17 +61,18 @@ std::optional<watch::Stuck> OnDevice::oldest() {
 
 std::shared_ptr<watch::Watch> SharedMesh::watch_over() {
   // Copies of a group end the same messages.
-  const auto give_up = [along = along, everyone = std::array{order, verdict}](
-                           const std::string& why) mutable {
+  const auto give_up = [along = along,
+                        everyone = std::array{order, verdict}](const std::string& why) mutable {
     give_up_all({along.values, everyone}, why);
   };
   auto made = std::make_shared<watch::Watch>(order.store(), order.rank(), order.size(), give_up);
   if (row().device() != c10::DeviceType::CPU) {
     made->look_at({.oldest = [known = on_device] { return known->oldest(); },
-                   .give_up = [along = along, everyone = std::array{order, verdict}, host = host](
-                                  const std::string& why) mutable {
-                     give_up_all({along.values, everyone, host}, why);
-                   },
+                   .give_up =
+                       [along = along, everyone = std::array{order, verdict},
+                        host = host](const std::string& why) mutable {
+                         give_up_all({along.values, everyone, host}, why);
+                       },
                    .timeout = std::min(row().timeout(), column().timeout())});
   }
   order.wait_under(made, watch::Rendezvous::kComparison);

@@ -40,7 +40,9 @@ struct Guard final : public c10::impl::DeviceGuardImplInterface {
     if (to.index() >= 0) current_device() = to.index();
   }
   c10::DeviceIndex deviceCount() const noexcept override { return Device::kNumDevices; }
+#if __has_include(<c10/core/DeviceCapability.h>)  // since PyTorch 2.10
   c10::DeviceCapability getDeviceCapability(c10::Device) const override { return {}; }
+#endif
 
   c10::Stream getStream(c10::Device of) const override {
     return to_c10(the_device().current_stream(index_of(of)));
@@ -57,7 +59,8 @@ struct Guard final : public c10::impl::DeviceGuardImplInterface {
   c10::Stream exchangeStream(c10::Stream to) const override {
     return to_c10(the_device().exchange_stream(stream_of(to)));
   }
-  void* getStreamNativeHandle(const c10::Stream of) const override { return stream_of(of); }
+  // NOLINTNEXTLINE(modernize-use-override): overrides nothing before PyTorch 2.11
+  void* getStreamNativeHandle(const c10::Stream of) const { return stream_of(of); }
   bool queryStream(const c10::Stream& of) const override {
     return the_device().query(the_device().record(stream_of(of)));
   }
