@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
@@ -87,13 +88,17 @@ def _group(purpose: str, members: tuple[int, ...], ranks: Ranks, host: bool) -> 
 
 def _new_group(purpose: str, members: tuple[int, ...], ranks: Ranks, backend: str | None = None) -> dist.ProcessGroup:
     with _unbound_world():
-        return dist.new_group(
+        group = dist.new_group(
             list(members),
             timeout=ranks.timeout,
             backend=backend,
             use_local_synchronization=True,
             group_desc=f"dmuon {purpose}",
         )
+    if backend is None and ranks.device_type != "cpu":
+        # NCCL makes its communicator at the first message: here, not inside the first forward.
+        dist.all_reduce(torch.zeros(1, device=ranks.device_type), group=group)
+    return group
 
 
 def _new_host_group(purpose: str, members: tuple[int, ...], ranks: Ranks) -> dist.ProcessGroup:

@@ -133,15 +133,21 @@ std::vector<Shards::Piece> Shards::pieces_of(const std::vector<LeafIndex>& which
   return pieces;
 }
 
-// All ranks have issued a piece's messages of this stage when they call it.
-void Shards::await(const Piece& piece, const char* stage, std::vector<Pending>* messages) const {
-  await_arrival(mesh_, owned_.pool()->device(), std::exchange(*messages, {}),
-                piece.front().described() + stage);
+// Issues a piece's messages of one stage as one launch, and waits for them.
+void Shards::send(const Piece& piece, const char* stage, Group* group,
+                  const std::function<void(std::size_t, Messages*)>& issue) const {
+  const std::string what = piece.front().described() + stage;
+  Messages messages = group->together(what, [&] {
+    Messages issued;
+    for (std::size_t i = 0; i < piece.size(); ++i) issue(i, &issued);
+    return issued;
+  });
+  await_arrival(mesh_, owned_.pool()->device(), std::move(messages), what);
 }
 
 // Sends each node's elements along the owner's column. Returns the elements of this node.
 at::Tensor Shards::send_between_nodes(const Cut& cut, const std::string& name, at::ScalarType dtype,
-                                      std::vector<Pending>* messages) const {
+                                      Messages* messages) const {
   const int node = mesh_->column().rank();
   const std::string what = cut.described();
   if (!owned_.owns(cut.parameter())) {
@@ -163,33 +169,27 @@ std::vector<at::Tensor> Shards::give(const std::vector<LeafIndex>& which, const 
   const int node = mesh_->column().rank();
   const int here = mesh_->row().rank();
   std::vector<at::Tensor> shards;
-  std::vector<Pending> messages;  // under way
   for (const Piece& piece : pieces_of(which, name)) {
-    std::vector<at::Tensor> of_node;  // at the column members; elsewhere undefined
-    for (const Cut& cut : piece) {
-      of_node.emplace_back();
-      if (cut.owners_column() == here)
-        of_node.back() = send_between_nodes(cut, name, dtype, &messages);
-    }
-    await(piece, kBetweenNodes, &messages);
-    for (std::size_t i = 0; i < piece.size(); ++i) {
+    std::vector<at::Tensor> of_node(piece.size());  // at the column members; elsewhere undefined
+    send(piece, kBetweenNodes, &mesh_->column(), [&](std::size_t i, Messages* messages) {
+      if (piece[i].owners_column() == here)
+        of_node[i] = send_between_nodes(piece[i], name, dtype, messages);
+    });
+    send(piece, kInsideNodes, &mesh_->row(), [&](std::size_t i, Messages* messages) {
       const Cut& cut = piece[i];
       const std::string what = cut.described();
       if (cut.begins_leaf())
         shards.push_back(at::empty({cut.leafs_shard(node, here).size()}, options));
       const layout::Segment mine = cut.shard(node, here);
       at::Tensor target = part_of(shards.back(), cut.in_shard(node, here, mine));
-      if (cut.owners_column() != here) {
-        messages.push_back(mesh_->row().receive(target, cut.owners_column(), what));
-        continue;
-      }
+      if (cut.owners_column() != here)
+        return messages->push_back(mesh_->row().receive(target, cut.owners_column(), what));
       const std::int64_t origin = cut.of_node(node).begin;
       for (const int other : others(mesh_->row()))
-        messages.push_back(
+        messages->push_back(
             mesh_->row().send(part_of(of_node[i], cut.shard(node, other), origin), other, what));
       target.copy_(part_of(of_node[i], mine, origin));
-    }
-    await(piece, kInsideNodes, &messages);
+    });
   }
   return shards;
 }
@@ -202,45 +202,39 @@ void Shards::take(const std::vector<LeafIndex>& which, const std::string& name,
   const auto options = at::TensorOptions().dtype(at::kFloat).device(owned_.pool()->device());
   const int node = mesh_->column().rank();
   const int here = mesh_->row().rank();
-  std::vector<Pending> messages;  // under way
   for (const Piece& piece : pieces_of(which, name)) {
-    std::vector<at::Tensor> of_node;  // at the column members; at owners a part of their tensor
-    for (const Cut& cut : piece) {
-      const std::string what = cut.described();
-      const layout::Segment counted = cut.counted(node, here);
-      const at::Tensor mine = part_of(shards[cut.place()], cut.in_shard(node, here, counted))
-                                  .to(options.device(), at::kFloat);
-      of_node.emplace_back();
-      if (cut.owners_column() != here) {
-        messages.push_back(mesh_->row().send(mine, cut.owners_column(), what));
-        continue;
-      }
-      const layout::Segment whole = cut.counts(node) ? cut.of_node(node) : layout::Segment{};
-      of_node.back() = owned_.owns(cut.parameter())
-                           ? part_of(owned_.of(cut.parameter(), name).view({-1}), whole)
-                           : at::empty({whole.size()}, options);
-      for (const int other : others(mesh_->row()))
-        messages.push_back(mesh_->row().receive(
-            part_of(of_node.back(), cut.counted(node, other), whole.begin), other, what));
-      part_of(of_node.back(), counted, whole.begin).copy_(mine);
-    }
-    await(piece, kInsideNodes, &messages);
-    for (std::size_t i = 0; i < piece.size(); ++i) {
+    std::vector<at::Tensor> of_node(piece.size());  // at column members; at owners in their tensor
+    std::vector<at::Tensor> mine(piece.size());
+    send(piece, kInsideNodes, &mesh_->row(), [&](std::size_t i, Messages* messages) {
       const Cut& cut = piece[i];
       const std::string what = cut.described();
-      if (cut.owners_column() != here) continue;
-      if (!owned_.owns(cut.parameter())) {
-        messages.push_back(mesh_->column().send(of_node[i], cut.owners_node(), what));
-        continue;
-      }
+      const layout::Segment counted = cut.counted(node, here);
+      mine[i] = part_of(shards[cut.place()], cut.in_shard(node, here, counted))
+                    .to(options.device(), at::kFloat);
+      if (cut.owners_column() != here)
+        return messages->push_back(mesh_->row().send(mine[i], cut.owners_column(), what));
+      const layout::Segment whole = cut.counts(node) ? cut.of_node(node) : layout::Segment{};
+      of_node[i] = owned_.owns(cut.parameter())
+                       ? part_of(owned_.of(cut.parameter(), name).view({-1}), whole)
+                       : at::empty({whole.size()}, options);
+      for (const int other : others(mesh_->row()))
+        messages->push_back(mesh_->row().receive(
+            part_of(of_node[i], cut.counted(node, other), whole.begin), other, what));
+      part_of(of_node[i], counted, whole.begin).copy_(mine[i]);
+    });
+    send(piece, kBetweenNodes, &mesh_->column(), [&](std::size_t i, Messages* messages) {
+      const Cut& cut = piece[i];
+      const std::string what = cut.described();
+      if (cut.owners_column() != here) return;
+      if (!owned_.owns(cut.parameter()))
+        return messages->push_back(mesh_->column().send(of_node[i], cut.owners_node(), what));
       const at::Tensor own = owned_.of(cut.parameter(), name).view({-1});
       for (const int other : others(mesh_->column())) {
         if (cut.counts(other))
-          messages.push_back(
+          messages->push_back(
               mesh_->column().receive(part_of(own, cut.of_node(other)), other, what));
       }
-    }
-    await(piece, kBetweenNodes, &messages);
+    });
   }
 }
 

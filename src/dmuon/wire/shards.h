@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -26,8 +28,8 @@ namespace dmuon::wire {
 /// their nodes. Each element crosses each kind of link at most once. It goes from its memory to its
 /// place; on the way only a column member of another node holds it. There is one message a
 /// parameter and rank, in one order on all ranks. Messages of 64 MB of parameters, or of one larger
-/// parameter, are in flight together. The calling thread issues all; nothing else may be in flight
-/// on the mesh's lanes. Waits end as await_arrival says.
+/// parameter, are in flight together, as one launch a stage if the backend can. The calling thread
+/// issues all; nothing else may be in flight on the mesh's lanes. Waits end as await_arrival says.
 class Shards {
  public:
   /// @param num_chunks  of each leaf. All arguments outlive this.
@@ -60,9 +62,11 @@ class Shards {
   using Piece = std::vector<Cut>;
   std::vector<Piece> pieces_of(const std::vector<core::LeafIndex>& which,
                                const std::string& name) const;
-  void await(const Piece& piece, const char* stage, std::vector<Pending>* messages) const;
+  using Messages = std::vector<Pending>;
+  void send(const Piece& piece, const char* stage, Group* group,
+            const std::function<void(std::size_t, Messages*)>& issue) const;
   at::Tensor send_between_nodes(const Cut& cut, const std::string& name, at::ScalarType dtype,
-                                std::vector<Pending>* messages) const;
+                                Messages* messages) const;
 
   SharedMesh* mesh_;
   const layout::Leaves& leaves_;
