@@ -25,7 +25,8 @@ struct Bound {
 
   Bound(at::ScalarType compute, at::ScalarType reduce)
       : buffers("block",
-                layout::pack(kParameters, layout::leaves_of(kParameters), UnitIndex(0), {1, 1}),
+                layout::pack(kParameters, layout::leaves_of(kParameters), UnitIndex(0), {1, 1},
+                             /*pads=*/false),
                 pool, compute, reduce),
         unit(layout::leaves_of(kParameters), &buffers) {
     for (const at::Tensor& weight : unit.weight_tensors()) {

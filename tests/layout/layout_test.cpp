@@ -12,7 +12,7 @@ using core::UnitIndex;
 using Elements = core::Vector<Slot, std::int64_t>;
 
 UnitLayout layout_of(const Parameters& parameters, Mesh mesh) {
-  return unit_layout(pack(parameters, leaves_of(parameters), UnitIndex(0), mesh));
+  return unit_layout(pack(parameters, leaves_of(parameters), UnitIndex(0), mesh, /*pads=*/false));
 }
 
 // Each leaf ends with a gap to the next multiple of 128, which its last parameter's owner sends:

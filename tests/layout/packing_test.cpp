@@ -19,8 +19,8 @@ OwnedParameter parameter(std::int64_t rows, std::int64_t cols, int unit, int own
   return {{"", {1, rows, cols}, unit}, Slot(owner)};
 }
 
-Packing packed(const Parameters& parameters, Mesh mesh) {
-  return pack(parameters, leaves_of(parameters), UnitIndex(0), mesh);
+Packing packed(const Parameters& parameters, Mesh mesh, bool pads = false) {
+  return pack(parameters, leaves_of(parameters), UnitIndex(0), mesh, pads);
 }
 
 std::vector<Segment> in_unit(const Packing& packing) {
@@ -134,6 +134,56 @@ TEST(Pack, GivesAnOwnerOfNothingAnEmptyPart) {
   EXPECT_EQ(packing.owners[Slot(4)].size(), 0);
 }
 
+// By hand, on 2 x 2: leaves of 128 and 256 aligned elements, in the order of their owners 0, 2,
+// 1, 3.
+TEST(Pack, MakesNearEqualPartsOfOwnersEqual) {
+  const Parameters parameters{parameter(8, 128, 0, 0), parameter(8, 128, 0, 2),
+                              parameter(7, 128, 0, 1), parameter(8, 128, 0, 3)};
+  const Packing packing = packed(parameters, {2, 2}, /*pads=*/true);
+  EXPECT_EQ(in_unit(packing),
+            (std::vector<Segment>{{0, 1024}, {1024, 2048}, {2048, 2944}, {3072, 4096}}));
+  EXPECT_EQ(packing.num_elements, 4096);
+  EXPECT_TRUE(equal_parts(packing.columns.values(), packing.num_elements));
+  for (const Shard column : {Shard(0), Shard(1)}) {
+    EXPECT_EQ(packing.column_elements(column), 2048);
+    EXPECT_TRUE(equal_parts(packing.parts_of(column), packing.column_elements(column)));
+  }
+  EXPECT_EQ(in_column(packing)[3], (Segment{1024, 2048})) << "behind the gap";
+}
+
+TEST(Pack, MakesColumnsEqualIfOnlyTheirOwnersDiffer) {
+  const Parameters parameters{parameter(2, 128, 0, 0), parameter(6, 128, 0, 2),
+                              parameter(4, 128, 0, 1), parameter(3, 128, 0, 3)};
+  const Packing packing = packed(parameters, {2, 2}, /*pads=*/true);
+  EXPECT_EQ(packing.num_elements, 2048);
+  EXPECT_TRUE(equal_parts(packing.columns.values(), packing.num_elements));
+  EXPECT_EQ(packing.owners[Slot(3)].size(), 512) << "its gap makes the column as long";
+  EXPECT_FALSE(equal_parts(packing.parts_of(Shard(0)), packing.column_elements(Shard(0))));
+}
+
+TEST(Pack, PadsNothingThatDiffersMoreOrHasSeveralOwners) {
+  const auto as_without = [](const Parameters& parameters) {
+    const Packing plain = packed(parameters, {1, 2});
+    const Packing padded = packed(parameters, {1, 2}, /*pads=*/true);
+    return plain.num_elements == padded.num_elements && in_unit(plain) == in_unit(padded);
+  };
+  EXPECT_TRUE(as_without({parameter(4, 128, 0, 0), parameter(3, 128, 0, 1)}));
+  EXPECT_TRUE(as_without({parameter(4, 128, 0, 0)})) << "a column has nothing";
+  Parameters divided{parameter(8, 128, 0, 0), parameter(7, 128, 0, 1), parameter(1, 128, 0, 0),
+                     parameter(1, 128, 0, 1)};
+  EXPECT_FALSE(as_without(divided));
+  divided[ParameterIndex(3)].continues = true;
+  EXPECT_TRUE(as_without(divided));
+}
+
+TEST(EqualParts, AreOneAfterTheOther) {
+  EXPECT_TRUE(equal_parts({{{{0, 2}}}, {{{2, 4}}}}, 4));
+  EXPECT_FALSE(equal_parts({{{{2, 4}}}, {{{0, 2}}}}, 4));
+  EXPECT_FALSE(equal_parts({{{{0, 2}}}, {{{2, 4}}}}, 5));
+  EXPECT_FALSE(equal_parts({{{{0, 1}, {1, 2}}}, {{{2, 4}}}}, 4));
+  EXPECT_FALSE(equal_parts({{}, {}}, 0));
+}
+
 // Whatever the owners: leaves follow each other at the next aligned element, and parameters in them
 // without a gap; each in its owner's and column's parts, and these tile the buffer.
 TEST(Pack, TilesTheBufferForAnyOwners) {
@@ -170,6 +220,11 @@ TEST(Pack, TilesTheBufferForAnyOwners) {
       ASSERT_TRUE(holds(packing.columns[Shard(packed.owner.value() % num_shards)], segment));
     }
     ASSERT_EQ((next + 127) / 128 * 128, packing.num_elements);
+    const Packing padded = packed(parameters, {num_replicates, num_shards}, /*pads=*/true);
+    ASSERT_LE(8 * (padded.num_elements - packing.num_elements), packing.num_elements);
+    if (padded.num_elements > packing.num_elements) {
+      ASSERT_TRUE(equal_parts(padded.columns.values(), padded.num_elements));
+    }
     for (const auto& parts : {packing.owners.values(), packing.columns.values()}) {
       std::vector<bool> held(static_cast<std::size_t>(packing.num_elements));
       for (const Part& part : parts) {

@@ -51,3 +51,29 @@ def test_launches_do_not_grow_with_the_number_of_matrices(device_ranks, mesh, st
 @pytest.mark.parametrize(("mesh", "groups"), [((2, 2), 2), ((4,), 1)])
 def test_communicators_are_made_in_set_up(device_ranks, mesh, groups):
     assert [found["set-up"] for found in device_ranks.run(launches, mesh, num_layers=5)] == [groups] * 4
+
+
+def calls_of_a_step(mesh: Any, num_units: int) -> int:
+    """The calls of c10d by dmuon in a step that replays a trace."""
+    import async_device
+
+    async_device.reset()
+    device = torch.device("emulated", torch.emulated.current_device())
+    torch.manual_seed(0)
+    units = (nn.Sequential(*(nn.Linear(32, 32, bias=False) for _ in range(mesh.size()))) for _ in range(num_units))
+    model = nn.Sequential(*units).to(device)
+    dmuon.dedicate_params(model, mesh, costs="modelled")
+    opt = dmuon.Muon(model, lr=0.02, ns_dtype=torch.float32)
+    for step in range(3):
+        with async_device.phase(f"step {step}"):
+            model(torch.ones(2, 32, device=device)).square().mean().backward()
+            opt.step()
+            opt.zero_grad()
+    torch.emulated.synchronize()
+    return int(async_device.statistics()["step 2"]["messages"])
+
+
+@pytest.mark.parametrize(("mesh", "calls"), [((2, 2), 5), ((4,), 3)])
+def test_a_unit_of_equal_parts_is_one_call_a_stage_and_use(device_ranks, mesh, calls):
+    few, many = (device_ranks.run(calls_of_a_step, mesh, num_units=count) for count in (2, 4))
+    assert [(b - a) / 2 for a, b in zip(few, many, strict=True)] == [calls] * 4

@@ -57,7 +57,8 @@ Executor::Executor(wire::SharedMesh mesh, const plan::Plan& plan,
       process_(getpid()) {
   for (const UnitSpec& spec : units) {
     layout::Packing packing =
-        layout::pack(parameters_, leaves_, core::UnitIndex(states_.size()), mesh_.shape());
+        layout::pack(parameters_, leaves_, core::UnitIndex(states_.size()), mesh_.shape(),
+                     /*pads=*/!device.is_cpu());
     UnitState& state = states_.emplace_back();
     state.host = spec.host;
     state.has_gradient.resize(packing.parameters.size());

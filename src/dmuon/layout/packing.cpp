@@ -13,6 +13,9 @@
 namespace dmuon::layout {
 namespace {
 
+// Padding is at most this share of a unit's leaves.
+constexpr std::int64_t kPaddingShare = 8;
+
 using core::LeafIndex;
 using core::ParameterIndex;
 using core::Shard;
@@ -38,14 +41,57 @@ std::vector<LeafIndex> sorted_leaves(const Parameters& parameters, const Leaves&
   return sorted;
 }
 
+// True if parts as long as the longest one are hardly more than all of them together.
+template <typename Sizes>
+bool near_equal(const Sizes& sizes) {
+  const auto [least, most] = std::ranges::minmax(sizes);
+  const auto sum = std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
+  return least > 0 && most * sizes.size() - sum <= sum / kPaddingShare;
+}
+
+// Returns the elements to leave free behind each of the sorted leaves, so that all owners have
+// equal parts, or, if these differ too much, all columns; else none.
+std::vector<std::int64_t> gaps_for_equal_parts(const Parameters& parameters, const Leaves& leaves,
+                                               const std::vector<LeafIndex>& sorted,
+                                               const Mesh& mesh) {
+  core::Vector<Slot, std::int64_t> owners(mesh.num_slots());
+  core::Vector<Shard, std::int64_t> columns(mesh.num_shards);
+  std::vector<Slot> owner_of;
+  for (const LeafIndex leaf : sorted) {
+    const Slot owner = parameters[leaves[leaf].parameters[0]].owner;
+    std::int64_t elements = 0;
+    for (const ParameterIndex part : leaves[leaf].parameters) {
+      if (parameters[part].owner != owner || parameters[part].column) return {};
+      elements += parameters[part].num_elements();
+    }
+    owner_of.push_back(owner);
+    owners[owner] += packed_elements(elements);
+    columns[mesh.shard_of(owner)] += packed_elements(elements);
+  }
+  const bool of_owners = near_equal(owners);
+  if (!of_owners && !near_equal(columns)) return {};
+  std::vector<std::int64_t> gaps(sorted.size());
+  for (std::size_t i = 0; i < sorted.size(); ++i) {
+    const Shard column = mesh.shard_of(owner_of[i]);
+    const bool is_last = i + 1 == sorted.size();
+    if (of_owners && (is_last || owner_of[i + 1] != owner_of[i]))
+      gaps[i] = std::ranges::max(owners) - owners[owner_of[i]];
+    if (!of_owners && (is_last || mesh.shard_of(owner_of[i + 1]) != column))
+      gaps[i] = std::ranges::max(columns) - columns[column];
+  }
+  return gaps;
+}
+
 // Gives each parameter its elements in the unit's buffers. Returns, for each, where the elements
 // end that travel with it.
 core::Vector<PackedIndex, std::int64_t> place_parameters(const Parameters& parameters,
                                                          const Leaves& leaves,
                                                          const std::vector<LeafIndex>& sorted,
+                                                         const std::vector<std::int64_t>& gaps,
                                                          Packing* packing) {
   core::Vector<PackedIndex, std::int64_t> ends;
-  for (const LeafIndex leaf : sorted) {
+  for (std::size_t i = 0; i < sorted.size(); ++i) {
+    const LeafIndex leaf = sorted[i];
     const std::int64_t first = packing->num_elements;
     const auto aligned = [&](std::int64_t end) { return first + packed_elements(end - first); };
     std::int64_t end = first;
@@ -67,7 +113,7 @@ core::Vector<PackedIndex, std::int64_t> place_parameters(const Parameters& param
       ends.push_back(end);
     }
     packing->leaves.push_back({leaf, first});
-    packing->num_elements = ends.back() = aligned(end);
+    packing->num_elements = ends.back() = aligned(end) + (gaps.empty() ? 0 : gaps[i]);
   }
   return ends;
 }
@@ -162,6 +208,17 @@ void Part::append(const Segment& segment) {
   }
 }
 
+bool equal_parts(const std::vector<Part>& parts, std::int64_t num_elements) {
+  const auto count = static_cast<std::int64_t>(parts.size());
+  const std::int64_t length = num_elements / count;
+  if (length == 0 || num_elements % count != 0) return false;
+  for (std::int64_t g = 0; g < count; ++g) {
+    const std::vector<Segment>& segments = parts[static_cast<std::size_t>(g)].segments;
+    if (segments != std::vector{Segment{g * length, (g + 1) * length}}) return false;
+  }
+  return true;
+}
+
 std::vector<Part> Packing::parts_of(Shard column) const {
   std::vector<Part> parts;
   std::int64_t travelling = 0;
@@ -199,14 +256,17 @@ PackedLeafIndex Packing::place_of(LeafIndex leaf) const {
 }
 
 Packing pack(const Parameters& parameters, const Leaves& leaves, core::UnitIndex unit,
-             const Mesh& mesh) {
+             const Mesh& mesh, bool pads) {
   Packing packing;
   packing.columns.resize(mesh.num_shards);
   packing.kept.resize(mesh.num_shards);
   packing.owners.resize(mesh.num_slots());
   packing.kept_by.resize(mesh.num_slots());
+  const std::vector<LeafIndex> sorted = sorted_leaves(parameters, leaves, unit, mesh);
+  std::vector<std::int64_t> gaps;
+  if (pads) gaps = gaps_for_equal_parts(parameters, leaves, sorted, mesh);
   const core::Vector<PackedIndex, std::int64_t> ends =
-      place_parameters(parameters, leaves, sorted_leaves(parameters, leaves, unit, mesh), &packing);
+      place_parameters(parameters, leaves, sorted, gaps, &packing);
   for (const bool kept : {false, true}) place_parts(parameters, mesh, ends, kept, &packing);
   return packing;
 }

@@ -78,6 +78,10 @@ struct PackedParameter {
 /// add a message for each run of one owner's parameters. Each leaf begins at an aligned element
 /// (packed_elements). The gap after a leaf has no meaning and travels with the leaf before it.
 ///
+/// With padding, gaps make the parts of all owners equal, or else the parts of all columns. So one
+/// all-gather or reduce-scatter replaces a message for each part (equal_parts). That is if gaps are
+/// at most an eighth of the leaves, every part has a leaf, and every leaf has one owner.
+///
 /// Of a leaf that is cut between the columns each rank has its own column's part only. These parts
 /// lie in the same place of every rank's buffer.
 ///
@@ -112,7 +116,11 @@ struct Packing {
 
 /// @param leaves  leaves_of(parameters).
 /// @param mesh    one that the owners fit.
+/// @param pads    True on accelerators. On CPUs ranks send parts as they are.
 Packing pack(const Parameters& parameters, const Leaves& leaves, core::UnitIndex unit,
-             const Mesh& mesh);
+             const Mesh& mesh, bool pads);
+
+/// True if part g is the g-th of equal divisions of a buffer with this many elements.
+bool equal_parts(const std::vector<Part>& parts, std::int64_t num_elements);
 
 }  // namespace dmuon::layout

@@ -31,7 +31,7 @@ Packed pack_units(const Inventory& inventory, const Units& units, Mesh mesh,
   const layout::Leaves leaves = layout::leaves_of(parameters);
   Packed packed{{}, {mesh, {}}};
   for (const UnitIndex unit : units.indices()) {
-    packed.units.push_back(layout::pack(parameters, leaves, unit, mesh));
+    packed.units.push_back(layout::pack(parameters, leaves, unit, mesh, /*pads=*/!options.on_cpu));
     schedule::UnitLayout& made = packed.layout.units.emplace_back(unit_layout(packed.units.back()));
     made.weight_size = options.weight_bytes;
     made.gradient_size = options.gradient_bytes;

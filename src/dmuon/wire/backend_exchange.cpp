@@ -9,6 +9,13 @@ class BackendExchange final : public Exchange {
     return 0;
   }
 
+  void gather(Group& group, const at::Tensor& packed, const std::vector<layout::Part>& parts,
+              const std::string& what) const override {
+    if (!layout::equal_parts(parts, packed.numel()))
+      return Exchange::gather(group, packed, parts, what);
+    group.all_gather_equal(packed, what).wait();
+  }
+
   void reduce(Group& group, const at::Tensor& packed, const std::vector<layout::Part>& parts,
               const at::Tensor& /*inbox*/, const TakeSum& take,
               const std::string& what) const override {
@@ -17,9 +24,13 @@ class BackendExchange final : public Exchange {
       packed.mul_(scale);
       scale = 1;
     }
-    for_segments(&group, packed, parts, what, [&](const at::Tensor& values, int root) {
-      return group.reduce_sum(values, root, what);
-    });
+    if (layout::equal_parts(parts, packed.numel())) {
+      group.reduce_scatter_equal(packed, what).wait();
+    } else {
+      for_segments(&group, packed, parts, what, [&](const at::Tensor& values, int root) {
+        return group.reduce_sum(values, root, what);
+      });
+    }
     std::int64_t begin = 0;
     for (const layout::Segment& own : parts[static_cast<std::size_t>(group.rank())].segments) {
       take(begin, packed.narrow(0, own.begin, own.size()), scale);

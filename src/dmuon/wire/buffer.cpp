@@ -7,30 +7,14 @@
 #include <algorithm>
 #include <utility>
 
+#include "dmuon/wire/freed_storage.h"
+
 namespace dmuon::wire {
 namespace {
 
 constexpr const char* kFreed =
     "dmuon: this weight is resharded; its values exist on this rank only while its unit computes. "
     "Use dmuon.full_params(model) to read or change weights.";
-
-// Before PyTorch 2.12 a storage cannot take its error message back. There a freed one gets none,
-// and a read raises c10's own error.
-template <typename Storage>
-constexpr bool kForgetsError = requires(Storage storage) {
-  storage.clear_data_ptr_access_error_msg_();
-};
-
-template <typename Storage>
-void set_freed_error(Storage* storage) {
-  if constexpr (kForgetsError<Storage>)
-    storage->release_data_and_set_meta_custom_data_ptr_error_msg_(kFreed);
-}
-
-template <typename Storage>
-void clear_freed_error(Storage* storage) {
-  if constexpr (kForgetsError<Storage>) storage->clear_data_ptr_access_error_msg_();
-}
 
 }  // namespace
 
@@ -74,7 +58,7 @@ PackedBuffer::PackedBuffer(std::shared_ptr<BufferPool> pool, std::int64_t num_el
   storage->set_resizable(false);
   flat_.unsafeGetTensorImpl()->set_sizes_contiguous({num_elements});
   storage->set_nbytes(0);
-  set_freed_error(storage);
+  set_read_error(storage, kFreed);
 }
 
 PackedBuffer::~PackedBuffer() {
@@ -87,7 +71,7 @@ PackedBuffer::~PackedBuffer() {
 void PackedBuffer::allocate() {
   if (allocated_) return;
   auto* storage = flat_.storage().unsafeGetStorageImpl();
-  clear_freed_error(storage);
+  clear_read_error(storage);
   storage->set_data_ptr_noswap(pool_->take(num_bytes_, &block_bytes_));
   storage->set_nbytes(static_cast<std::size_t>(num_bytes_));
   allocated_ = true;
@@ -98,7 +82,7 @@ void PackedBuffer::release() {
   auto* storage = flat_.storage().unsafeGetStorageImpl();
   c10::DataPtr block = storage->set_data_ptr(c10::DataPtr(nullptr, pool_->device()));
   storage->set_nbytes(0);
-  set_freed_error(storage);
+  set_read_error(storage, kFreed);
   pool_->give(std::move(block), block_bytes_);
   allocated_ = false;
 }

@@ -33,8 +33,8 @@ class Exchange {
 
   /// Sends every part from its member to all others.
   /// @param packed  flat; the own part holds values.
-  void gather(Group& group, const at::Tensor& packed, const std::vector<layout::Part>& parts,
-              const std::string& what) const;
+  virtual void gather(Group& group, const at::Tensor& packed,
+                      const std::vector<layout::Part>& parts, const std::string& what) const;
 
   /// Returns the elements of the inbox that reduce() needs at this member: at most the buffer's.
   virtual std::int64_t inbox_elements(const Group& group,
@@ -65,9 +65,10 @@ class Exchange {
 /// pieces as fit.
 const Exchange& peer_exchange();
 
-/// Uses the backend's own collectives: one a segment, grouped into one launch if the backend can.
-/// Sums in the dtype of the messages. An fp16 sum would overflow, so fp16 values are divided before
-/// the sum. Pieces are whole segments, views of the packed buffer: this needs the fewest kernels.
+/// Uses the backend's own collectives: an all-gather and a reduce-scatter if the parts are equal
+/// (layout::equal_parts); else one a segment, grouped into one launch if the backend can. Sums in
+/// the dtype of the messages. An fp16 sum would overflow, so fp16 values are divided before the
+/// sum. Pieces are whole segments, views of the packed buffer: this needs the fewest kernels.
 const Exchange& backend_exchange();
 
 /// Returns the exchange that suits the group's backend: the same one on all members.

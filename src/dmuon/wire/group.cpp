@@ -183,9 +183,14 @@ std::string Group::along(const char* does, const std::string& what) const {
   return does + what + " along the " + name_;
 }
 
-void Group::count(const at::Tensor& tensor) {
+void Group::count(const at::Tensor& tensor, std::int64_t times) {
   num_messages_.add(1);
-  num_bytes_.add(static_cast<std::int64_t>(tensor.nbytes()));
+  num_bytes_.add(times * static_cast<std::int64_t>(tensor.nbytes()));
+}
+
+at::Tensor Group::own_part(const at::Tensor& packed) const {
+  const std::int64_t length = packed.numel() / size_;
+  return packed.narrow(0, rank_ * length, length);
 }
 
 Pending Group::broadcast(at::Tensor tensor, int root, const std::string& what) {
@@ -242,6 +247,25 @@ Pending Group::reduce_sum(at::Tensor tensor, int root, const std::string& what) 
   const std::string described = along("reduction of ", what) + " to " + std::to_string(root);
   return issue(described, std::move(tensor), [&](auto& tensors) {
     return backend_->reduce(tensors, {.rootRank = root, .asyncOp = runs_beside()});
+  });
+}
+
+Pending Group::all_gather_equal(const at::Tensor& packed, const std::string& what) {
+  if (size_ == 1) return {};
+  at::Tensor all = packed;
+  at::Tensor own = own_part(packed);
+  count(own);
+  return issue(along("all-gather of ", what),
+               [&] { return backend_->_allgather_base(all, own, {.asyncOp = runs_beside()}); });
+}
+
+Pending Group::reduce_scatter_equal(const at::Tensor& packed, const std::string& what) {
+  if (size_ == 1) return {};
+  at::Tensor all = packed;
+  at::Tensor own = own_part(packed);
+  count(own, size_ - 1);
+  return issue(along("reduce-scatter of ", what), [&] {
+    return backend_->_reduce_scatter_base(own, all, {.asyncOp = runs_beside()});
   });
 }
 

@@ -142,6 +142,14 @@ class Group {
   /// afterwards.
   Pending reduce_sum(at::Tensor tensor, int root, const std::string& what);
 
+  /// Sends every member's part to all others, in place. Member g's part of `packed`, [flat], is the
+  /// g-th of equal ones.
+  Pending all_gather_equal(const at::Tensor& packed, const std::string& what);
+
+  /// Sums every part to its member, in place. Parts are those of all_gather_equal; the other parts
+  /// are undefined afterwards.
+  Pending reduce_scatter_equal(const at::Tensor& packed, const std::string& what);
+
   Pending send(at::Tensor tensor, int to, const std::string& what);
   Pending receive(at::Tensor tensor, int from, const std::string& what);
 
@@ -160,7 +168,8 @@ class Group {
   // runs on the current stream, an asynchronous one on a stream of the backend's.
   bool runs_beside() const { return device_ == c10::DeviceType::CPU; }
   std::string along(const char* does, const std::string& what) const;
-  void count(const at::Tensor& tensor);
+  void count(const at::Tensor& tensor, std::int64_t times = 1);
+  at::Tensor own_part(const at::Tensor& packed) const;
   void block(Pending pending, const std::string& what);
   Pending send_to_all(const at::Tensor& tensor, const std::string& what);
   template <typename Call>
