@@ -55,6 +55,16 @@ TEST_P(ElementwiseTest, NormaliseDividesEachMatrixByItsFrobeniusNormAndPadsWithZ
   }
 }
 
+// Tensor cores want rows of 16 bytes.
+TEST(AtenElementwise, PadsSidesToEightIn16Bits) {
+  const auto sides = [](at::ScalarType dtype) {
+    return aten_elementwise().normalise(random({2, 5, 17}, at::kFloat), dtype, 0).sizes().vec();
+  };
+  EXPECT_EQ(sides(at::kHalf), (std::vector<std::int64_t>{2, 8, 24}));
+  EXPECT_EQ(sides(at::kBFloat16), (std::vector<std::int64_t>{2, 8, 24}));
+  EXPECT_EQ(sides(at::kFloat), (std::vector<std::int64_t>{2, 5, 17}));
+}
+
 TEST_P(ElementwiseTest, NormaliseOfNoMatricesIsEmpty) {
   EXPECT_EQ(elementwise_.normalise(at::empty({0, 5, 3}), at::kHalf, 0).size(0), 0);
 }

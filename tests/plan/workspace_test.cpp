@@ -13,48 +13,57 @@ std::int64_t bytes(const Shape& shape, std::size_t num_batch, int ns_bytes, int 
 }
 
 TEST(Workspace, IsTheIterateItsSpareAndTwoSquaresInTheDirectForm) {
-  EXPECT_EQ(bytes({10, 10}, 1, 2), 2 * (2 * 100 + 2 * 100));
-  EXPECT_EQ(bytes({10, 10}, 7, 4), 7 * 4 * (2 * 100 + 2 * 100));
+  EXPECT_EQ(bytes({16, 16}, 1, 2), 2 * (2 * 256 + 2 * 256));
+  EXPECT_EQ(bytes({16, 16}, 7, 4), 7 * 4 * (2 * 256 + 2 * 256));
 }
 
 TEST(Workspace, HasFourSquaresOfTheShortSideInTheGramForm) {
-  EXPECT_EQ(bytes({10, 40}, 3, 2), 3 * 2 * (2 * 400 + 4 * 100));
-  EXPECT_EQ(bytes({40, 10}, 3, 2), bytes({10, 40}, 3, 2));
+  EXPECT_EQ(bytes({16, 64}, 3, 2), 3 * 2 * (2 * 1024 + 4 * 256));
+  EXPECT_EQ(bytes({64, 16}, 3, 2), bytes({16, 64}, 3, 2));
 }
 
 TEST(Workspace, OnCpusHasThemInFp32TooWhereItIsIn16Bits) {
   PlanOptions options;
   options.on_cpu = true;
   options.ns_bytes = 2;
-  EXPECT_EQ(workspace_bytes({10, 40}, 3, options), 3 * (2 * 2 * 400 + 4 * 6 * 100));
-  EXPECT_EQ(workspace_bytes({10, 10}, 3, options), bytes({10, 10}, 3, 2));
+  EXPECT_EQ(workspace_bytes({16, 64}, 3, options), 3 * (2 * 2 * 1024 + 4 * 6 * 256));
+  EXPECT_EQ(workspace_bytes({16, 16}, 3, options), bytes({16, 16}, 3, 2));
   options.ns_bytes = 4;
-  EXPECT_EQ(workspace_bytes({10, 40}, 3, options), bytes({10, 40}, 3, 4));
+  EXPECT_EQ(workspace_bytes({16, 64}, 3, options), bytes({16, 64}, 3, 4));
+}
+
+TEST(Workspace, RoundsSidesUpTo8OnAcceleratorsIn16Bits) {
+  EXPECT_EQ(bytes({9, 60}, 3, 2), bytes({16, 64}, 3, 2));
+  EXPECT_LT(bytes({9, 60}, 3, 4), bytes({16, 64}, 3, 4));
+  PlanOptions options;
+  options.on_cpu = true;
+  options.ns_bytes = 2;
+  EXPECT_LT(workspace_bytes({9, 60}, 3, options), workspace_bytes({16, 64}, 3, options));
 }
 
 // One step takes the same products in both forms, and the tie goes to the direct one.
 TEST(Workspace, IsThatOfTheFormThatTheIterationTakes) {
-  EXPECT_EQ(bytes({10, 20}, 1, 2, 5), 2 * (2 * 200 + 4 * 100));
-  EXPECT_EQ(bytes({10, 20}, 1, 2, 1), 2 * (2 * 200 + 2 * 100));
+  EXPECT_EQ(bytes({16, 32}, 1, 2, 5), 2 * (2 * 512 + 4 * 256));
+  EXPECT_EQ(bytes({16, 32}, 1, 2, 1), 2 * (2 * 512 + 2 * 256));
 }
 
 TEST(Workspace, OfAStackIsThatOfABatchOfItsMatrices) {
-  EXPECT_EQ(bytes({10, 40, false, 6}, 2, 2), bytes({10, 40}, 12, 2));
-  EXPECT_EQ(bytes({1, 100, false, 6}, 2, 2), bytes({1, 100}, 12, 2));
+  EXPECT_EQ(bytes({16, 64, false, 6}, 2, 2), bytes({16, 64}, 12, 2));
+  EXPECT_EQ(bytes({8, 800, false, 6}, 2, 2), bytes({8, 800}, 12, 2));
 }
 
 // Of a long matrix the squares are nothing: then the most is before the iteration, while the fp32
 // update is rounded.
 TEST(Workspace, IsTheUpdateAndTheRoundedOneWhereSquaresAreSmall) {
-  EXPECT_EQ(bytes({1, 100}, 2, 2), 2 * (4 + 2) * 100);
-  EXPECT_EQ(bytes({1, 100}, 2, 4), 2 * 4 * (2 * 100 + 4));
+  EXPECT_EQ(bytes({8, 800}, 2, 2), 2 * (4 + 2) * 6400);
+  EXPECT_EQ(bytes({8, 800}, 2, 4), 2 * 4 * (2 * 6400 + 4 * 64));
 }
 
 // They are copied apart in fp32 before that.
 TEST(Workspace, OfBlocksOfColumnsHoldsTheUpdateTwiceWhereThatIsTheMost) {
-  const Shape blocks{1, 100, false, 6, 6};
-  EXPECT_EQ(bytes(blocks, 2, 2), 12 * (4 + 4) * 100);
-  EXPECT_EQ(bytes({10, 40, false, 6, 3}, 2, 4), bytes({10, 40}, 12, 4));
+  const Shape blocks{8, 800, false, 6, 6};
+  EXPECT_EQ(bytes(blocks, 2, 2), 12 * (4 + 4) * 6400);
+  EXPECT_EQ(bytes({16, 64, false, 6, 3}, 2, 4), bytes({16, 64}, 12, 4));
 }
 
 }  // namespace

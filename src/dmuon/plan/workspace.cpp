@@ -11,8 +11,15 @@ constexpr std::int64_t kUpdateBytes = 4;  // fp32
 
 }  // namespace
 
-std::int64_t workspace_bytes(const Shape& shape, std::size_t num_batch,
+std::int64_t workspace_bytes(const Shape& given, std::size_t num_batch,
                              const PlanOptions& options) {
+  // Accelerators pad the iteration's 16-bit matrices (newton_schulz/elementwise/aten.cpp).
+  const auto padded = [&](std::int64_t length) {
+    return options.on_cpu || options.ns_bytes != 2 ? length : (length + 7) / 8 * 8;
+  };
+  Shape shape = given;
+  shape.rows = padded(given.rows);
+  shape.cols = padded(given.cols);
   const std::int64_t side = std::min(shape.rows, shape.cols);
   const auto cost = [&](flops::Form form) {
     return flops::orthogonalisation(shape.rows, shape.cols, options.ns_steps, form, {});
@@ -28,7 +35,8 @@ std::int64_t workspace_bytes(const Shape& shape, std::size_t num_batch,
   // apart.
   const std::int64_t copied = shape.column_blocks > 1 ? kUpdateBytes : 0;
   const std::int64_t before =
-      (kUpdateBytes + std::max<std::int64_t>(copied, options.ns_bytes)) * shape.num_elements();
+      kUpdateBytes * given.num_elements() +
+      std::max(copied * given.num_elements(), options.ns_bytes * shape.num_elements());
   const std::int64_t iteration = 2 * shape.num_elements() * options.ns_bytes + squares;
   return static_cast<std::int64_t>(num_batch) * std::max(before, iteration);
 }

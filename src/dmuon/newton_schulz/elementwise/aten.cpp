@@ -6,9 +6,11 @@
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <limits>
+#include <vector>
 
 #include "dmuon/newton_schulz/elementwise.h"
 
@@ -22,6 +24,14 @@ Tensor largest_of(const Tensor& x) {
   const Tensor largest = at::linalg_vector_norm(x, std::numeric_limits<double>::infinity(),
                                                 at::IntArrayRef{-2, -1}, /*keepdim=*/true);
   return largest.masked_fill(largest.eq(0), 1);
+}
+
+// Kernels of tensor cores want rows of 16 bytes.
+constexpr std::int64_t kAligned = 8;
+
+std::int64_t aligned(std::int64_t side, at::ScalarType dtype) {
+  if (c10::elementSize(dtype) != 2) return side;
+  return (side + kAligned - 1) / kAligned * kAligned;
 }
 
 class AtenElementwise final : public Elementwise {
@@ -41,8 +51,14 @@ class AtenElementwise final : public Elementwise {
     Tensor norm = at::stack(at::_foreach_norm(x.unbind(), 2, at::kDouble)).view({-1, 1, 1});
     if (wide) norm = at::maximum(norm, largest.reciprocal().mul_(eps));
     norm.clamp_min_(std::max(wide ? 0 : eps, std::numeric_limits<double>::min()));
-    Tensor normalised = at::empty(x.sizes(), x.options().dtype(dtype));
-    at::div_out(normalised, x, norm);
+    const std::int64_t rows = x.size(1);
+    const std::int64_t cols = x.size(2);
+    const std::vector<std::int64_t> sizes{x.size(0), aligned(rows, dtype), aligned(cols, dtype)};
+    const auto options = x.options().dtype(dtype);
+    const bool pads = sizes[1] != rows || sizes[2] != cols;
+    const Tensor normalised = pads ? at::zeros(sizes, options) : at::empty(sizes, options);
+    Tensor inside = normalised.narrow(1, 0, rows).narrow(2, 0, cols);
+    at::div_out(inside, x, norm);
     return normalised;
   }
 

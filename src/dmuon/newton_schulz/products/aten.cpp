@@ -18,18 +18,20 @@ bool allows(Option option) {
   return option == Option::AllowReducedPrecisionWithSplitK;
 }
 
-// While an object lives, cuBLAS adds the parts of a sum in fp32. Otherwise cuBLAS may split long
-// sums and add the parts in 16 bits. The options belong to the process, so one thread multiplies at
-// a time.
+// While an object lives, cuBLAS adds up in fp32. Otherwise it may split long sums and add the parts
+// in 16 bits, or, if the user has allowed that, add everything in fp16. The options belong to the
+// process, so one thread multiplies at a time.
 class SumsInFp32 {
  public:
   SumsInFp32() {
     if (fp16_) at::globalContext().setAllowFP16ReductionCuBLAS(false);
     if (bf16_) at::globalContext().setAllowBF16ReductionCuBLAS(false);
+    if (accumulates_) at::globalContext().setAllowFP16AccumulationCuBLAS(false);
   }
   ~SumsInFp32() {
     if (fp16_) at::globalContext().setAllowFP16ReductionCuBLAS(true);
     if (bf16_) at::globalContext().setAllowBF16ReductionCuBLAS(true);
+    if (accumulates_) at::globalContext().setAllowFP16AccumulationCuBLAS(true);
   }
   SumsInFp32(const SumsInFp32&) = delete;
   SumsInFp32& operator=(const SumsInFp32&) = delete;
@@ -43,6 +45,7 @@ class SumsInFp32 {
   const std::scoped_lock<std::mutex> lock_{mutex()};
   bool fp16_ = allows(at::globalContext().allowFP16ReductionCuBLAS());
   bool bf16_ = allows(at::globalContext().allowBF16ReductionCuBLAS());
+  bool accumulates_ = at::globalContext().allowFP16AccumulationCuBLAS();
 };
 
 // Time of an fp32 FLOP over a 16-bit one of tensor cores: 989 against 67 TFLOP/s on an H100.
