@@ -75,6 +75,11 @@ std::int64_t Watch::num_operations() {
   return detector_.num_operations();
 }
 
+std::uint64_t Watch::hash() {
+  const std::scoped_lock lock(mutex_);
+  return detector_.hash();
+}
+
 void Watch::leave(const std::string& described) {
   const std::scoped_lock lock(mutex_);
   detector_.reach(Rendezvous::kOperation, described, steady_clock::now());
