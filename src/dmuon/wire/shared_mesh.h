@@ -44,8 +44,9 @@ class Turn {
   std::shared_ptr<void> kept_;
 };
 
-/// Numbers the models on a mesh in the order in which they are made, which is the same on all ranks.
-/// So ranks can find out that they use different ones. One thread at a time, as for SharedMesh.
+/// Numbers the models on a mesh in the order in which they are made, which is the same on all
+/// ranks. So ranks can find out that they use different ones. One thread at a time, as for
+/// SharedMesh.
 struct Models {
   int num_made = 0;
   int most_parameters = 0;  ///< of one model
