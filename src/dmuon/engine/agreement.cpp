@@ -35,14 +35,13 @@ void require_equal_everywhere(const double* words) {
   for (int part = 0; part < kHashParts; ++part) {
     core::require(
         words[part] == -words[kHashParts + part],
-        "dmuon: ranks have issued different operations in this step: some rank used modules, or the "
+        "dmuon: ranks have issued different operations in this step: some rank used modules, or "
+        "the "
         "models of a mesh, in another order or more often than the others. Expected: all ranks run "
         "the same models and modules in the same order (a rank may skip some modules).");
   }
-  core::require(words[kSettingsAt] == -words[kSettingsAt + 1],
-                "dmuon: the hyperparameters of this step (opt.param_groups, or max_norm) differ "
-                "between ranks, so owners would update by different rules. Expected: the same on "
-                "every rank.");
+  if (words[kSettingsAt] != -words[kSettingsAt + 1])
+    throw SettingsDiffer("dmuon: the settings of this step differ between ranks");
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "dmuon/core/error.h"
 #include "dmuon/core/index.h"
 #include "dmuon/wire/group.h"
 
@@ -24,9 +25,16 @@ struct AgreementInput {
   at::Tensor words;
 };
 
+/// The settings of a step differ between ranks. All ranks throw it in the same place, so they can
+/// exchange more about the settings.
+struct SettingsDiffer : core::InvalidArgument {
+  using InvalidArgument::InvalidArgument;
+};
+
 /// One message over all members of `group`. Blocks.
 /// @returns of each parameter, whether any rank had a gradient; equal on all ranks.
-/// @throws InvalidArgument, on all ranks, where models, what was issued, or the settings differ.
+/// @throws InvalidArgument, on all ranks, where models or what was issued differ; SettingsDiffer,
+/// where only settings do.
 core::Vector<core::ParameterIndex, bool> agree(wire::Group& group, const AgreementInput& input);
 
 }  // namespace dmuon::engine

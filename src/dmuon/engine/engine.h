@@ -133,8 +133,8 @@ class Engine : private schedule::Performer {
   ///                  verdict is cached.
   /// @param settings  a digest of hyperparameters and all else that must be equal on all ranks.
   ///                  Ignored likewise.
-  /// @throws InvalidArgument, on all ranks, if issued operations or settings differ, or if
-  /// micro-steps under no_sync have used other host units.
+  /// @throws InvalidArgument, on all ranks, as engine::agree, or if micro-steps under no_sync have
+  /// used other host units.
   const Verdict& agree(const at::Tensor& host = {}, std::uint32_t settings = 0);
   bool agreed() const { return verdict_ && kept_ == kept(); }
   /// Gradients that only the host knows have been cleared.
