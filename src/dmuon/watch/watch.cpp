@@ -162,10 +162,6 @@ bool Watch::ask(Lock& lock, bool* what, Detector::Time end) {
 void Watch::run() {
   Lock lock(mutex_);
   try {
-    const Report first = detector_.report(wall_clock_ms());
-    lock.unlock();
-    board_->store(first);
-    lock.lock();
     while (true) {
       changed_->wait_for(lock, interval_, [this] { return ends_ || num_answered_ < num_asked_; });
       if (ends_) return;
