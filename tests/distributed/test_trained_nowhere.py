@@ -167,6 +167,5 @@ def test_torch_s_clipping_refuses_what_was_given_to_adamw_on_every_rank(ranks):
 
 def test_what_came_frozen_and_is_unfrozen_later_is_named_too(ranks):
     (by_step, _), *_ = ranks.run(warned, (2,), change=frozen_adapter, fsdp=False, schedule=AHEAD)
-    assert [len(step) for step in by_step] == [0, 0, 0, 0, 2]
-    for name, message in zip(ADAPTER, by_step[4], strict=True):
-        assert f"'{name}' was frozen" in message
+    assert [names_in(message) for step in by_step for message in step] == [ADAPTER] and len(by_step[4]) == 1
+    assert "was frozen then" in by_step[4][0]
