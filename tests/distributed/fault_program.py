@@ -117,9 +117,9 @@ class OwnFault(Exception):
 class Ordered(Gpt):
     """Uses blocks in `order`, which may change."""
 
-    def __init__(self) -> None:
-        super().__init__(depth=DEPTH)
-        self.order = list(range(DEPTH))
+    def __init__(self, depth: int = DEPTH) -> None:
+        super().__init__(depth=depth)
+        self.order = list(range(depth))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embedding(tokens)
@@ -143,9 +143,11 @@ class Program:
         units = {} if case.fsdp else {"units": None}
         model = Ordered().to(case.device)
         self.model = self.session.start(model, options={"timeout": timeout}, prepare=self.hook_inside, **units)
-        if case.fault in SWAPS:  # the second is equal to the first, so that nothing but its place tells them apart
+        if case.fault in SWAPS:
+            # Equal models are told apart by nothing but their numbers; agreements of unequal ones have unequal lengths.
+            second = Ordered(DEPTH + (case.fault == SWAPS[2]))
             self.second = self.session.another()
-            self.second.start(Ordered().to(case.device), options={"timeout": timeout}, **units)
+            self.second.start(second.to(case.device), options={"timeout": timeout}, **units)
         self.hook_outside()
 
     def at(self, point: str) -> None:

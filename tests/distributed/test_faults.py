@@ -108,7 +108,7 @@ CASES = [
     Case("repeats", victim=3, micro_steps=2),
     Case("trains in opposite order"),
     Case("computes in opposite order", mesh=(4,), fsdp=True),
-    Case("steps in opposite order", victim=2),
+    Case("steps in opposite order", victim=2, fsdp=True),
     Case("full_params", victim=0),
     Case("full_params", victim=0, mesh=(4,), fsdp=True),
     Case("full_params", victim=2, stays=True),

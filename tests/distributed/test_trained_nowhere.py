@@ -41,6 +41,12 @@ def adapter(model: Any, opt: dmuon.Muon) -> None:
     model.blocks[1].down = Adapted(model.blocks[1].down)
 
 
+def adapter_and_other_models(model: Any, opt: dmuon.Muon) -> None:
+    """Later steps walk through the model too."""
+    adapter(model, opt)
+    opt.register_step_post_hook(lambda *_: another_model(model, opt))
+
+
 def adapter_in_a_group(model: Any, opt: dmuon.Muon) -> None:
     adapter(model, opt)
     opt.add_param_group({"params": [p for name, p in model.blocks[1].down.named_parameters() if "layer" not in name]})
@@ -117,6 +123,7 @@ def names_in(message: str) -> list[str]:
         (nothing, []),
         (another_model, []),
         (adapter, ADAPTER),
+        (adapter_and_other_models, ADAPTER),
         (adapter_in_a_group, []),
         (replaced, ["head.weight"]),
         (replaced_parameter, ["blocks.0.up.bias"]),
@@ -127,7 +134,7 @@ def test_the_next_step_names_what_no_group_has_once(ranks, mesh, fsdp, schedule,
     named = [[name for message in step for name in names_in(message)] for step in by_step]
     assert named == [[], [], expected, [], []]
     assert [len(step) for step in by_step] == [0, 0, bool(expected), 0, 0]
-    assert num_walks == (1 if change is nothing else 2)
+    assert num_walks == {nothing: 1, adapter_and_other_models: 4}.get(change, 2)
     for silent, walks in others:
         assert silent == [[]] * 5 and walks == num_walks
 
