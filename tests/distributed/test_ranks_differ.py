@@ -16,7 +16,7 @@ from training import AHEAD, LR, shard
 import dmuon
 
 refused = Refusals()
-SETTINGS = "clip_grad_norm_ or Muon.step: ranks differ. Expected: the same settings on every rank. Rank 0 has: "
+SETTINGS = "dmuon: clip_grad_norm_ or Muon.step: ranks differ. Expected: the same settings on every rank. Rank 0 has: "
 
 
 @refused("ranks differ", "rank 1 has: ", "'blocks.1.norm.weight'")

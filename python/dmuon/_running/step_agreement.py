@@ -71,13 +71,13 @@ class StepAgreement:
                 found = self.engine.agree(None, 0)
             else:
                 # Ranks compare a problem like a setting: if only some ranks have it, the others raise.
-                settings = [problem] if problem else [*arguments, *self._settings(), *self._applied]
+                settings = [problem] if problem else [*self._settings(), *self._applied, *arguments]
                 parameters = self.host_parameters()
                 host_gradients.average(parameters, self.ranks, self.engine)
                 norms = host_gradients.squared_norms(parameters, self.device)
                 found = self.engine.agree(norms, zlib.crc32("\n".join(settings).encode()))
         except _C.SettingsDiffer:  # on all ranks, so these may exchange more
-            with agreement(self.ranks, "clip_grad_norm_ or Muon.step", "the same settings on every rank") as facts:
+            with agreement(self.ranks, "dmuon: clip_grad_norm_ or Muon.step", "the same settings on every rank") as facts:
                 if problem is not None:
                     raise ValueError(problem) from None
                 facts += settings
