@@ -19,7 +19,7 @@ from dmuon._setup.ranks import Ranks
 from dmuon import _plan
 
 Job = costs.Job
-ALONE = Ranks(((0,),), 0, 0, "cpu", None, ((0,),))
+ALONE = Ranks(((0,),), 0, "cpu", None, ((0,),))
 CPU = torch.device("cpu")
 UNTUNED = Tuned(torch.float32, [], {})
 MUON = {
@@ -327,7 +327,7 @@ def test_only_slot_0_looks_at_what_is_kept(machine, monkeypatch):
     def refused(*_):
         raise AssertionError("the file was read")
 
-    second = Ranks(((0, 1),), 0, 1, "cpu", None, ((0, 1),))
+    second = Ranks(((0, 1),), 1, "cpu", None, ((0, 1),))
     expected = {job: 7 for job in JOBS}
     monkeypatch.setattr(costs, "CacheFile", refused)
     monkeypatch.setattr(agreement, "from_slot", lambda ranks, slot, value: (expected, None))

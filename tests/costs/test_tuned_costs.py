@@ -9,7 +9,7 @@ from dmuon._setup.ranks import Ranks
 
 from dmuon import _C
 
-ALONE = Ranks(((0,),), 0, 0, "cpu", None, ((0,),))
+ALONE = Ranks(((0,),), 0, "cpu", None, ((0,),))
 SHAPE = (1, 24, 40)
 MUON = {"lr": 0.1, "weight_decay": 0.0, "momentum": 0.9, "nesterov": True, "ns_steps": 5, "ns_coefficients": "quintic"}
 MUON |= {"ns_dtype": torch.float32, "eps": 1e-7, "adjust_lr_fn": None}

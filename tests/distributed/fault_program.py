@@ -59,13 +59,14 @@ POINTS = (*IN_A_PASS, BEFORE_AGREEMENT, *AFTER_AGREEMENT)
 
 # The blocks that the victim's forward uses, in a step that the others replay.
 DEVIATIONS = {"reorders": [1, 0, 2], "repeats": [0, 1, 1, 2]}
+SWAPS = ("trains in opposite order", "computes in opposite order", "steps in opposite order")  # its two models
 # What the victim calls by itself before a step, as in `if rank == 0:`, and what errors then say of it.
 ALONE = {"full_params": "waits for full_params in step 3", "evaluates": "evaluation forwards so far "}
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What happens on one rank: "dies", "raises" or "sleeps" at a point; or one of DEVIATIONS or ALONE.
+    """What happens on one rank: "dies", "raises" or "sleeps" at a point; or one of DEVIATIONS, SWAPS or ALONE.
 
     The other ranks must notice and end with the exception.
     """
@@ -116,9 +117,9 @@ class OwnFault(Exception):
 class Ordered(Gpt):
     """Uses blocks in `order`, which may change."""
 
-    def __init__(self) -> None:
-        super().__init__(depth=DEPTH)
-        self.order = list(range(DEPTH))
+    def __init__(self, depth: int = DEPTH) -> None:
+        super().__init__(depth=depth)
+        self.order = list(range(depth))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embedding(tokens)
@@ -142,6 +143,11 @@ class Program:
         units = {} if case.fsdp else {"units": None}
         model = Ordered().to(case.device)
         self.model = self.session.start(model, options={"timeout": timeout}, prepare=self.hook_inside, **units)
+        if case.fault in SWAPS:
+            # Equal models are told apart by nothing but their numbers; agreements of unequal ones have unequal lengths.
+            second = Ordered(DEPTH + (case.fault == SWAPS[2]))
+            self.second = self.session.another()
+            self.second.start(second.to(case.device), options={"timeout": timeout}, **units)
         self.hook_outside()
 
     def at(self, point: str) -> None:
@@ -195,6 +201,8 @@ class Program:
         """One step."""
         case = self.case
         self.step += 1
+        if case.fault in SWAPS:
+            return self.train_both()
         if case.fault in ALONE:
             self.call_alone()
         mine = part(batch(self.step), self.rank, NUM_RANKS).to(case.device)
@@ -218,6 +226,33 @@ class Program:
         self.record("step")
         self.session.opt.zero_grad()
         self.at("gradients cleared")
+
+    def train_both(self) -> None:
+        """One step of both models. From its step on, the victim does something with the second one first."""
+        given = [self.session, self.second]
+        is_struck = self.step >= self.case.step and self.rank == self.case.victim
+        if is_struck and self.step == self.case.step:
+            self.record("strike")
+        mine = part(batch(self.step), self.rank, NUM_RANKS).to(self.case.device)
+        trains, computes, steps = (given[::-1] if is_struck and self.case.fault == fault else given for fault in SWAPS)
+
+        def compute(session: Session) -> None:
+            loss_of(session.model, mine).backward()
+
+        def step(session: Session) -> None:
+            session.opt.step()
+            session.opt.zero_grad()
+
+        if self.case.fault == SWAPS[0]:
+            for session in trains:
+                compute(session)
+                step(session)
+        else:
+            for session in computes:
+                compute(session)
+            for session in steps:
+                step(session)
+        self.record("step")
 
     def read(self, loss: torch.Tensor) -> None:
         """As programs do that log it: here the host waits, and dmuon does not know. An abort of NCCL's groups ends that

@@ -37,10 +37,9 @@ dist.init_process_group("cuda:gloo")
 del os.environ["GLOO_SOCKET_IFNAME"]
 if sys.argv[1] == "by itself":
     groups.reachable_interface, groups._CONNECT = contextlib.nullcontext, datetime.timedelta(seconds=5)
-replicate, shard = divmod(dist.get_rank(), 2)
 rows = ((0, 1), (2, 3))
 try:
-    group = groups.verdict_group(Ranks(rows, replicate, shard, "cuda", None, rows))
+    group = groups.verdict_group(Ranks(rows, dist.get_rank(), "cuda", None, rows))
     total = torch.ones(1)
     dist.all_reduce(total, group=group)
     print(total.item(), group._get_backend(torch.device("cpu")).options._timeout, flush=True)

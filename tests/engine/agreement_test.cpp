@@ -94,10 +94,33 @@ TEST_P(Agreement, RaisesOnEveryRankWhereSettingsDiffer) {
     AgreementInput input = nothing();
     for (const std::uint32_t other : {0U, 0xffffffffU, 6U}) {
       input.settings = rank == last() ? other : 7;
-      EXPECT_THROW(agree_on(input), core::InvalidArgument);
+      EXPECT_THROW(agree_on(input), SettingsDiffer);
     }
     input.settings = 0xffffffffU;
     EXPECT_NO_THROW(agree_on(input));
+  });
+}
+
+// The models have three parameters and one.
+TEST_P(Agreement, RaisesOnEveryRankWhereOneHasAnotherModel) {
+  if (GetParam() == 1) return;
+  run([this](int rank, const auto& agree_on) {
+    for (const int astray : {0, last()}) {
+      AgreementInput input = nothing();
+      if (rank == astray) {
+        input.has_gradient.resize(1);
+        input.model = 2;
+        input.num_unused = kNumParameters - 1;
+      }
+      try {
+        agree_on(input);
+        ADD_FAILURE() << "rank " << rank << " went on";
+      } catch (const core::InvalidArgument& error) {
+        EXPECT_NE(std::string(error.what()).find("one rank model 1, another model 2"),
+                  std::string::npos)
+            << error.what();
+      }
+    }
   });
 }
 

@@ -67,6 +67,31 @@ TEST(Comparison, SaysWhereEachRankIs) {
       "rank 0 of the mesh is at the end of a pass, rank 1 is at the use of 'unit 1'");
 }
 
+// Two models of equal units, which ranks begin in opposite order.
+TEST(Comparison, TellsModelsOfAMeshApart) {
+  const Setting setting = setting_on({1, 2});
+  wire::run_ranks(2, [&](int rank, const wire::StorePtr& store) {
+    const wire::SharedMesh mesh = make_mesh(setting, store, rank);
+    const plan::Plan plan = plan_of(setting.parameters, setting.mesh);
+    Engine first({}, mesh, plan, unit_specs(setting));
+    Engine second({}, mesh, plan, unit_specs(setting));
+    first.publish();
+    second.publish();
+    try {
+      use_first(rank == 0 ? first : second);
+      ADD_FAILURE() << "rank " << rank << " went on";
+    } catch (const core::InvalidArgument& error) {
+      const std::string expected =
+          rank == 0
+              ? "in step 1 of model 1: rank 0 of the mesh is at the use of 'unit 0', rank 1 is "
+                "at a use of model 2. Expected: all ranks use the models of a mesh"
+              : "in step 1 of model 2: rank 0 of the mesh is at a use of model 1, rank 1 is at "
+                "the use of 'unit 0'. Expected: all ranks use the models of a mesh";
+      EXPECT_NE(std::string(error.what()).find(expected), std::string::npos) << error.what();
+    }
+  });
+}
+
 // A name is known on the rank alone that is at it.
 TEST(Comparison, TellsCallsApart) {
   expect_refusal([](Engine& engine) { engine.meet("full_params"); },

@@ -132,7 +132,7 @@ def test_two_processes_at_once_lose_nothing():
 def test_muon_takes_what_is_kept_of_its_shapes_alone_and_says_so(caplog):
     from dmuon._setup.ranks import Ranks
 
-    alone = Ranks(((0,),), 0, 0, "cpu", None, ((0,),))
+    alone = Ranks(((0,),), 0, "cpu", None, ((0,),))
     muon = {"ns_coefficients": "polar_express", "ns_steps": 5, "ns_dtype": torch.float32}
     store(result_of(24, 96), SETTING)
     store(result_of(30, 30), SETTING)

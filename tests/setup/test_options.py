@@ -16,7 +16,8 @@ OTHER = {"node_copy": False, "lookahead": 5, "max_units_in_flight": 3, "reshard_
 
 
 def fields(native: object) -> dict[str, object]:
-    return {name: getattr(native, name) for name in dir(native) if not name.startswith("_")}
+    named = {name: getattr(native, name) for name in dir(native) if not name.startswith("_")}
+    return {name: value for name, value in named.items() if not callable(value)}
 
 
 def test_what_is_said_nowhere_is_as_the_engine_has_it():

@@ -123,9 +123,7 @@ TEST(WatchLoad, IsASmallRequestALookWhileNoWaitIsLong) {
   const auto most_looks = (std::chrono::steady_clock::now() - begin) / kLong + 2;
   for (const auto& store : stores) {
     EXPECT_LE(store->num_looks(), most_looks);
-    const auto others = store->all_but_reading_the_alarm();
-    ASSERT_EQ(others.size(), 1U);
-    EXPECT_EQ(others.at("set").requests, 1);  // at its start
+    EXPECT_TRUE(store->all_but_reading_the_alarm().empty());
   }
 }
 

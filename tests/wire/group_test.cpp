@@ -151,6 +151,25 @@ TEST(Group, SendsToOneMember) {
   });
 }
 
+// Two messages of one name, which the receiver takes in the other order.
+TEST(Group, KeepsMessagesOfCopiesApart) {
+  run_ranks(2, [](int rank, const StorePtr& store) {
+    Group first = make_group(store, "g", rank, 2);
+    Group second = first;
+    first.keep_apart(1);
+    second.keep_apart(2);
+    if (rank == 0) {
+      wait_all({first.send(filled(1), 1, "x"), second.send(filled(2), 1, "x")});
+      return;
+    }
+    const at::Tensor of_second = filled(-1);
+    const at::Tensor of_first = filled(-1);
+    wait_all({second.receive(of_second, 0, "x"), first.receive(of_first, 0, "x")});
+    EXPECT_EQ(of_first[0].item<float>(), 1);
+    EXPECT_EQ(of_second[0].item<float>(), 2);
+  });
+}
+
 TEST(Group, SendsNothingOfAnEmptyTensor) {
   run_ranks(2, [](int rank, const StorePtr& store) {
     Group group = make_group(store, "g", rank, 2);

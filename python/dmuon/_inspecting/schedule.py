@@ -177,7 +177,7 @@ class _Simulated:
             for leaf in unit.leaves
             for parameter in runtime.parts[leaf]
         }
-        batches: list[list[list[int]]] = [[] for _ in range(ranks.num_replicates * ranks.num_shards)]
+        batches: list[list[list[int]]] = [[] for _ in range(ranks.size)]
         for slot, parameters in runtime.plan.batches:
             batches[slot].append([unit_of[parameter] for parameter in parameters])
         self.slot = ranks.slot

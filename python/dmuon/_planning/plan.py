@@ -208,7 +208,7 @@ def make_plan(
     if dedication.planning.plan is not None:
         _require_alone(dedication.planning)  # equal on all ranks after dedicate_params, so all raise
     ranks, planning, leaves = dedication.ranks, dedication.planning, dedication.leaves
-    mesh = _plan.Mesh(ranks.num_replicates, ranks.num_shards)
+    mesh = ranks.shape
     items = _plan.divide(inventory_of(leaves, units), mesh, planning.smallest_part)
     # Without batching, costs are of single matrices, so one of each shape is enough.
     costed = items if dedication.ablation.batching else list({sizes_of(item): item for item in items}.values())

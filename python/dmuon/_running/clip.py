@@ -52,7 +52,9 @@ def clip_grad_norm_(
         step_agreement = runtime.step_agreement
         runtime.refuse_inside_full_params("clip_grad_norm_")
         problem = _problem(max_norm, norm_type, error_if_nonfinite, pp_mesh)
-        arguments = None if problem else (float(max_norm), error_if_nonfinite, pp_mesh is not None)
+        numbers = {} if problem else {"max_norm": float(max_norm)}
+        switches = {"error_if_nonfinite": error_if_nonfinite, "pp_mesh is not None": pp_mesh is not None}
+        arguments = [f"clip_grad_norm_'s {name} = {value}" for name, value in {**numbers, **switches}.items()]
         verdict = step_agreement.verdict(arguments, problem)
     except Exception:
         if _is_line(pp_mesh):  # the other stages wait for this rank

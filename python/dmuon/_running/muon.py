@@ -16,11 +16,11 @@ from torch.distributed.tensor import DTensor
 from dmuon import _C
 from dmuon._planning.owner_plan import Plan
 from dmuon._running.adamw import InnerAdamW
-from dmuon._running.frozen import FrozenParameters
 from dmuon._running.host_gradients import discard_partial_sums
 from dmuon._running.skipped_steps import KEY as SKIPPED_STEPS
 from dmuon._running.skipped_steps import SkippedSteps
 from dmuon._running.start import agreed_setup, start
+from dmuon._running.ungrouped import UngroupedParameters
 from dmuon._saving.optimizer_state import fitting_state, saved_group, saved_state
 from dmuon._saving.saved_views import require_saved_views
 from dmuon._setup.agreement import agreement
@@ -137,7 +137,7 @@ class Muon(torch.optim.Optimizer):
         owned = self._runtime.placeholders
         if owned:
             groups.insert(0, {"params": owned, **muon})
-        self._frozen = FrozenParameters(self._runtime)
+        self._ungrouped = UngroupedParameters(self._runtime)
         self._leaf_of = {parameter: index for index, parameter in enumerate(owned)}
         self._adamw = InnerAdamW()
         self._skipped = SkippedSteps(self._runtime.device, speaks=self._runtime.ranks.slot == 0)
@@ -206,7 +206,6 @@ class Muon(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._frozen.warn_of_unfrozen(self.param_groups)
         runtime = self._runtime
         verdict = runtime.step_agreement.verdict()
         runtime.step_agreement.note_step()
@@ -222,7 +221,7 @@ class Muon(torch.optim.Optimizer):
             module.reshard()
         runtime.engine.end_step()
         runtime.step_agreement.end_step()
-        self._frozen.warn_of_new(self.param_groups)
+        self._ungrouped.warn(self.param_groups)
         return loss
 
     def _muon_groups(self, has_gradient: list[bool]) -> tuple[list[_C.MuonGroup], list[int]]:

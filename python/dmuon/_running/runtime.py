@@ -108,10 +108,10 @@ class Runtime:
         columns = self.leaves[index].num_columns
         return whole.chunk(columns)[self.ranks.shard] if columns > 1 else whole
 
-    def slots_with(self, index: int) -> range:
+    def slots_with(self, index: int) -> list[int]:
         """Returns the slots whose modules have the same part of a leaf as this rank's."""
         ranks, divided = self.ranks, self.leaves[index].num_columns > 1
-        return range(ranks.shard, ranks.size, ranks.num_shards) if divided else range(ranks.size)
+        return [slot for slot in range(ranks.size) if not divided or ranks.shape.shard_of(slot) == ranks.shard]
 
     def owned_state(self, index: int) -> dict[str, torch.Tensor]:
         """Returns a leaf's state for the optimizer: tensors at its owner; placeholders elsewhere and for parts."""

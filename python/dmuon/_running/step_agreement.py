@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn as nn
@@ -14,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from dmuon import _C
 from dmuon._running import host_gradients
 from dmuon._running.divide_factor import problem_of_factors
+from dmuon._setup.agreement import agreement
 from dmuon._setup.hyperparameters import check_group, settings_of
 from dmuon._setup.placeholder import OwnedTensor
 from dmuon._setup.ranks import Ranks
@@ -34,7 +34,7 @@ class StepAgreement:
     ranks: Ranks
     device: torch.device
     divide_factor: float
-    _applied: int = dataclasses.field(default=0, init=False)  # digest of the hyperparameters of all steps so far
+    _applied: list[str] = dataclasses.field(default_factory=list, init=False)  # settings of the last step
     _owned_norms: tuple[torch.Tensor, ...] | None = dataclasses.field(default=None, init=False)  # of the verdict
     _others_finite: torch.Tensor | None = dataclasses.field(default=None, init=False)  # [] of other pipeline stages
 
@@ -47,16 +47,16 @@ class StepAgreement:
         """True if FSDP2 has sums of an HSDP mesh that only a synchronised backward sends on."""
         return self.engine.host_holds_sums() and bool(self.fsdp_modules)
 
-    def verdict(self, arguments: object = None, problem: str | None = None) -> _C.Verdict:
+    def verdict(self, arguments: Sequence[str] = (), problem: str | None = None) -> _C.Verdict:
         """Returns the verdict over all gradients, owned and not. Collective, unless the step has its verdict already.
 
         Args:
-            arguments: the arguments of clipping, which must print alike on all ranks.
+            arguments: the arguments of clipping, which must be alike on all ranks.
             problem: an error in this rank's arguments.
 
         Raises:
             ValueError: on all ranks, if any rank has a problem or a bad hyperparameter, or if hyperparameters or
-                `arguments` differ, in this call or in the last step. A rank with a problem of its own names it.
+                `arguments` differ, in this call or in the last step. Names the problem, or the values of two ranks.
         """
         self._owned_norms = None
         problem = problem or self._problem()
@@ -71,10 +71,17 @@ class StepAgreement:
                 found = self.engine.agree(None, 0)
             else:
                 # Ranks compare a problem like a setting: if only some ranks have it, the others raise.
-                compared = zlib.crc32(repr((problem or self._settings(), arguments, self._applied)).encode())
+                settings = [problem] if problem else [*self._settings(), *self._applied, *arguments]
                 parameters = self.host_parameters()
                 host_gradients.average(parameters, self.ranks, self.engine)
-                found = self.engine.agree(host_gradients.squared_norms(parameters, self.device), compared)
+                norms = host_gradients.squared_norms(parameters, self.device)
+                found = self.engine.agree(norms, zlib.crc32("\n".join(settings).encode()))
+        except _C.SettingsDiffer:  # on all ranks, so these may exchange more
+            with agreement(self.ranks, "dmuon: clip_grad_norm_ or Muon.step", "the same settings on every rank") as facts:
+                if problem is not None:
+                    raise ValueError(problem) from None
+                facts += settings
+            raise
         except ValueError:
             if problem is not None:
                 raise ValueError(problem) from None
@@ -112,10 +119,14 @@ class StepAgreement:
 
     def note_step(self) -> None:
         """Notes the hyperparameters of a step, for the next message to compare: a step after clipping sends none."""
-        self._applied = zlib.crc32(repr(self._settings()).encode(), self._applied)
+        self._applied = [f"in the last step {setting}" for setting in self._settings()]
 
-    def _settings(self) -> list[dict[str, Any]]:
-        return [settings_of(group) for group in self.optimizer.param_groups]
+    def _settings(self) -> list[str]:
+        return [
+            f"param_groups[{number}]['{name}'] = {value!r}"
+            for number, group in enumerate(self.optimizer.param_groups)
+            for name, value in settings_of(group).items()
+        ]
 
     def _problem(self) -> str | None:
         try:

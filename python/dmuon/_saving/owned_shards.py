@@ -63,9 +63,18 @@ class OwnedShards:
         return [self._as_saved(self.shape(index, name), values) for index, values in zip(indices, flat, strict=True)]
 
     def shape(self, index: int, name: str) -> torch.Size:
-        """Returns the shape of a leaf's named tensor, which has the leaf's first dimension."""
-        leaf, sizes = self._leaves[index].shape, self._engine.owned_sizes(index, name)
-        return torch.Size(sizes if sizes[0] == leaf[0] else (leaf[0], math.prod(sizes) // leaf[0]))
+        """Returns the shape of a leaf's named tensor, which has the leaf's first dimension.
+
+        Raises:
+            ValueError: that dimension does not divide the tensor, so that no rows of it belong to rows of the leaf.
+        """
+        leaf, sizes = self._leaves[index], self._engine.owned_sizes(index, name)
+        rows, elements = leaf.shape[0], math.prod(sizes)
+        if elements % rows:
+            raise ValueError(
+                f"Muon: '{leaf.name}': {name}: expected a multiple of the matrix's {rows} rows, got {elements} elements"
+            )
+        return torch.Size(sizes if sizes[0] == rows else (rows, elements // rows))
 
     def _as_saved(self, shape: torch.Size, flat: torch.Tensor) -> torch.Tensor:
         if self.mesh is None:

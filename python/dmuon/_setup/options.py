@@ -22,16 +22,12 @@ def step_options(
     """Returns the options of a step for engine and planner, as `dedicate_params` got them.
 
     Raises:
-        ValueError: names the first bad option.
+        ValueError: names the first option of a wrong type. `Planning.check` checks ranges.
     """
-    _require(isinstance(node_copy, bool), "node_copy", "True or False", node_copy)
-    most = _plan.MOST_UNITS
-    _require(_is_int(lookahead, 0, most), "lookahead", f"a number of units, 0 to {most}", lookahead)
-    good = max_units_in_flight is None or _is_int(max_units_in_flight, 2, most)
-    _require(good, "max_units_in_flight", f"a number of units, 2 to {most}, or None", max_units_in_flight)
     options = _plan.StepOptions()
-    options.node_copy, options.lookahead = node_copy, lookahead
-    options.max_units_in_flight = max_units_in_flight or 0
+    _set(options, "node_copy", node_copy)
+    _set(options, "lookahead", lookahead)
+    _set(options, "max_units_in_flight", max_units_in_flight, or_none=True)
     options.reshard_after_forward = reshard_after_forward is not False
     return options
 
@@ -81,23 +77,23 @@ class Planning:
     smallest_part: int = _plan.SMALLEST_PART  # elements of a part of a divided stack; tests set less
 
     def native(self, step: _plan.StepOptions) -> _plan.PlanOptions:
-        """Returns the planner's options. The caller adds those that depend on model and device."""
+        """Returns the planner's options. The caller adds those that depend on model and device.
+
+        Raises:
+            ValueError: names the first option of a wrong type.
+        """
         options = _plan.PlanOptions(step)
-        options.layout_slack = self.layout_slack
-        options.max_memory_bytes = self.max_memory_bytes or 0
+        _set(options, "layout_slack", self.layout_slack)
+        _set(options, "max_memory_bytes", self.max_memory_bytes, or_none=True)
         return options
 
-    def check(self) -> None:
-        """Raises a ValueError that names the first bad option of `dedicate_params`."""
+    def check(self, step: _plan.StepOptions) -> None:
+        """Raises a ValueError that names the first bad option of `dedicate_params`, those of `step` included."""
         require_strategy(self.strategy, "dedicate_params")
         if self.plan is not None:
             require_path(self.plan, "dedicate_params: plan")
         require_path(self.costs, "dedicate_params: costs")
-        slack, most = self.layout_slack, self.max_memory_bytes
-        good = isinstance(slack, int | float) and not isinstance(slack, bool) and 0 <= slack <= 1
-        _require(good, "layout_slack", "a number in [0, 1]", slack)
-        good = most is None or _is_int(most, 1, 2**62 - 1)
-        _require(good, "max_memory_bytes", "a positive int or None", most)
+        self.native(step).validate("dedicate_params")
 
 
 def check_as_for_fully_shard(mp_policy: MixedPrecisionPolicy | None, reshard_after_forward: bool | None) -> None:
@@ -128,8 +124,23 @@ def _require(good: bool, argument: str, expected: str, got: object) -> None:
         raise ValueError(f"dedicate_params: {argument}: expected {expected}, got {got!r}")
 
 
-def _is_int(value: object, least: int, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+_TYPES = {bool: "True or False", int: "an int within its range", float: "a number"}
+
+
+def _set(options: _plan.StepOptions, name: str, value: object, or_none: bool = False) -> None:
+    """Sets an option, whose range C++ checks. Refuses a value that C++ would convert, or cannot hold.
+
+    With `or_none` the value None keeps the default, 0, which users cannot give.
+    """
+    if or_none and value is None:
+        return
+    kind = type(getattr(options, name))
+    try:
+        if isinstance(value, bool) != (kind is bool) or (or_none and value == 0):
+            raise TypeError
+        setattr(options, name, value)
+    except TypeError:
+        _require(False, name, _TYPES[kind] + ", not 0, or None" * or_none, value)
 
 
 def require_path(value: object, argument: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import functools
 import itertools
 import logging
 import os
@@ -18,6 +19,7 @@ import torch.distributed as dist
 import torch.nn as nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from dmuon import _plan
 from dmuon._setup.shown import listed
 
 logger = logging.getLogger("dmuon")
@@ -32,8 +34,7 @@ class Ranks:
     """The mesh as R replicates (rows) of G shards (columns) of global ranks, and this rank's place in it."""
 
     rows: tuple[tuple[int, ...], ...]
-    replicate: int
-    shard: int
+    slot: int  # this rank's, as plans count them: by rows
     device_type: str
     timeout: datetime.timedelta | None
     mesh_rows: tuple[tuple[int, ...], ...]  # the mesh as given: a 1-D mesh is one row even if it spans hosts
@@ -46,27 +47,37 @@ class Ranks:
 
     def as_one_node(self) -> Ranks:
         """Returns the same ranks in one row."""
-        return dataclasses.replace(self, rows=(self.everyone,), replicate=0, shard=self.slot)
+        return dataclasses.replace(self, rows=(self.everyone,))
+
+    @functools.cached_property
+    def shape(self) -> _plan.Mesh:
+        """The mesh without its ranks; computes with slots."""
+        return _plan.Mesh(len(self.rows), len(self.rows[0]))
+
+    @property
+    def replicate(self) -> int:
+        """This rank's row."""
+        return self.shape.replicate_of(self.slot)
+
+    @property
+    def shard(self) -> int:
+        """This rank's column."""
+        return self.shape.shard_of(self.slot)
 
     @property
     def num_replicates(self) -> int:
         """R, the number of nodes."""
-        return len(self.rows)
+        return self.shape.num_replicates
 
     @property
     def num_shards(self) -> int:
         """G, the number of ranks of a node."""
-        return len(self.rows[0])
+        return self.shape.num_shards
 
     @property
     def size(self) -> int:
         """R * G."""
-        return self.num_replicates * self.num_shards
-
-    @property
-    def slot(self) -> int:
-        """This rank's slot, as plans count them."""
-        return self.replicate * self.num_shards + self.shard
+        return self.shape.num_owners()
 
     @property
     def everyone(self) -> tuple[int, ...]:
@@ -76,7 +87,7 @@ class Ranks:
     @property
     def here(self) -> int:
         """This rank, as the default process group counts it."""
-        return self.rows[self.replicate][self.shard]
+        return self.everyone[self.slot]
 
     @property
     def row(self) -> tuple[int, ...]:
@@ -113,7 +124,7 @@ def resolve_ranks(mesh: DeviceMesh | None, model: nn.Module, timeout: datetime.t
     if mesh is not None and not isinstance(mesh, DeviceMesh):
         raise ValueError(f"dedicate_params: mesh: expected a DeviceMesh or None, got {type(mesh).__name__}")
     if mesh is None and not dist.is_initialized():
-        return Ranks(((0,),), 0, 0, _device_type(model), None, ((0,),))
+        return Ranks(((0,),), 0, _device_type(model), None, ((0,),))
     mesh_rows: tuple[tuple[int, ...], ...]
     groups: tuple[dist.ProcessGroup, ...]
     if mesh is None:
@@ -124,19 +135,19 @@ def resolve_ranks(mesh: DeviceMesh | None, model: nn.Module, timeout: datetime.t
         mesh_rows = rows_of(table if table.ndim <= 2 else table.flatten())
         groups = tuple(mesh.get_group(dim) for dim in range(table.ndim))
     here = dist.get_rank()
-    if not any(here in row for row in mesh_rows):
+    everyone = [rank for row in mesh_rows for rank in row]
+    if here not in everyone:
         raise ValueError(f"dedicate_params: mesh: expected a mesh that holds this rank ({here}), got {mesh_rows}")
     known = getattr(getattr(dist.distributed_c10d, "_world", None), "pg_names", {})
     numbers = (len(known), _local_world_size(), _milliseconds(timeout))
-    with _watched(tuple(rank for row in mesh_rows for rank in row)):
+    with _watched(tuple(everyone)):
         group_counts, local_sizes, timeouts = _extremes(groups, device_type, numbers)
     _level(group_counts[1], len(known))
     rows = mesh_rows
     if len(rows) == 1 and local_sizes[0] == local_sizes[1]:
         rows = _hosts(mesh_rows[0], local_sizes[0])
-    replicate, shard = next((r, row.index(here)) for r, row in enumerate(rows) if here in row)
     agreed = datetime.timedelta(milliseconds=timeouts[0]) if 0 < timeouts[0] == timeouts[1] else None
-    return Ranks(rows, replicate, shard, device_type, agreed, mesh_rows, groups)
+    return Ranks(rows, everyone.index(here), device_type, agreed, mesh_rows, groups)
 
 
 def check_mesh(mesh: DeviceMesh | None) -> None:

@@ -12,6 +12,7 @@
 
 #include "dmuon/bindings/index_caster.h"
 #include "dmuon/bindings/topics.h"
+#include "dmuon/engine/agreement.h"
 #include "dmuon/engine/autograd.h"
 
 namespace dmuon::bindings {
@@ -57,6 +58,7 @@ void init_mesh(py::module_& module) {
 }
 
 void init_settings(py::module_& module) {
+  py::register_local_exception<engine::SettingsDiffer>(module, "SettingsDiffer", PyExc_ValueError);
   py::class_<engine::EngineOptions>(module, "EngineOptions")
       .def(py::init<>())
       .def_readwrite("device", &engine::EngineOptions::device)

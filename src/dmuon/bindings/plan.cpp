@@ -71,7 +71,6 @@ void init_mesh_and_options(py::module_& module) {
            py::arg("owner"));
 
   using schedule::StepOptions;
-  module.attr("MOST_UNITS") = schedule::kMostUnits;
   module.attr("NS_STEPS") = flops::kDefaultSteps;
   py::class_<StepOptions>(module, "StepOptions")
       .def(py::init<>())
@@ -88,7 +87,9 @@ void init_mesh_and_options(py::module_& module) {
       .def_readwrite("gradient_bytes", &PlanOptions::gradient_bytes)
       .def_readwrite("ns_bytes", &PlanOptions::ns_bytes)
       .def_readwrite("ns_steps", &PlanOptions::ns_steps)
-      .def_readwrite("on_cpu", &PlanOptions::on_cpu);
+      .def_readwrite("on_cpu", &PlanOptions::on_cpu)
+      .def("validate", py::overload_cast<const PlanOptions&, std::string_view>(&plan::validate),
+           py::arg("function"));
 }
 
 // A parameter's shape in Python: number of matrices, rows, cols.

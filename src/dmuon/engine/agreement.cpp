@@ -4,8 +4,9 @@
 //   [0, 4)      the hash of what was issued, in 16-bit parts: the largest of each
 //   [4, 8)      the same negated: minus the smallest of each
 //   [8, 10)     the digest of the settings: the largest, and minus the smallest
-//   [10, 10+n)  1 if this rank had a gradient of the parameter
-//   then the words that travel along
+//   [10, 12)    the number of the model, likewise
+//   [12, 12+n)  1 if this rank had a gradient of the parameter
+//   then the words that travel along, and unused ones
 
 #include "dmuon/engine/agreement.h"
 
@@ -22,20 +23,25 @@ namespace {
 
 constexpr int kHashParts = 4;
 constexpr int kSettingsAt = 2 * kHashParts;
-constexpr int kParametersAt = kSettingsAt + 2;
+constexpr int kModelAt = kSettingsAt + 2;
+constexpr int kParametersAt = kModelAt + 2;
 
 void require_equal_everywhere(const double* words) {
+  core::require(words[kModelAt] == -words[kModelAt + 1],
+                "dmuon: ranks clip or step different models of one mesh: one rank model ",
+                -words[kModelAt + 1], ", another model ", words[kModelAt],
+                ", counted in the order in which they got their Muon. Expected: all ranks use the "
+                "models of a mesh in the same order.");
   for (int part = 0; part < kHashParts; ++part) {
     core::require(
         words[part] == -words[kHashParts + part],
-        "dmuon: ranks have issued different operations in this step: some rank used modules in "
-        "another order or more often than the others. Expected: all ranks run the same modules in "
-        "the same order (a rank may skip some).");
+        "dmuon: ranks have issued different operations in this step: some rank used modules, or "
+        "the "
+        "models of a mesh, in another order or more often than the others. Expected: all ranks run "
+        "the same models and modules in the same order (a rank may skip some modules).");
   }
-  core::require(words[kSettingsAt] == -words[kSettingsAt + 1],
-                "dmuon: the hyperparameters of this step (opt.param_groups, or max_norm) differ "
-                "between ranks, so owners would update by different rules. Expected: the same on "
-                "every rank.");
+  if (words[kSettingsAt] != -words[kSettingsAt + 1])
+    throw SettingsDiffer("dmuon: the settings of this step differ between ranks");
 }
 
 }  // namespace
@@ -44,7 +50,7 @@ core::Vector<core::ParameterIndex, bool> agree(wire::Group& group, const Agreeme
   const int along_at = kParametersAt + input.has_gradient.size();
   const std::int64_t num_along = input.words.defined() ? input.words.numel() : 0;
   const at::Tensor message =
-      at::zeros({along_at + num_along}, at::TensorOptions().dtype(at::kDouble));
+      at::zeros({along_at + num_along + input.num_unused}, at::TensorOptions().dtype(at::kDouble));
   auto* words = message.mutable_data_ptr<double>();
   for (int part = 0; part < kHashParts; ++part) {
     words[part] = static_cast<double>((input.issued >> (16 * part)) & 0xffff);
@@ -52,6 +58,8 @@ core::Vector<core::ParameterIndex, bool> agree(wire::Group& group, const Agreeme
   }
   words[kSettingsAt] = input.settings;
   words[kSettingsAt + 1] = -words[kSettingsAt];
+  words[kModelAt] = input.model;
+  words[kModelAt + 1] = -words[kModelAt];
   for (const core::ParameterIndex parameter : input.has_gradient.indices())
     words[kParametersAt + parameter.value()] = input.has_gradient[parameter] ? 1 : 0;
   at::Tensor along = message.narrow(0, along_at, num_along);

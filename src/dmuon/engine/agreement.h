@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "dmuon/core/error.h"
 #include "dmuon/core/index.h"
 #include "dmuon/wire/group.h"
 
@@ -13,6 +14,10 @@ namespace dmuon::engine {
 struct AgreementInput {
   std::uint64_t issued = 0;    ///< the hash of all operations that this rank has issued
   std::uint32_t settings = 0;  ///< the digest of what must be equal, hyperparameters say
+  int model = 1;               ///< the number of the model that the step is of
+  /// Words that nobody reads. They make the messages of all models on a mesh equally long: gloo
+  /// ends the process of a rank that gets a longer message than its own.
+  int num_unused = 0;
   /// True if this rank had a gradient of the parameter since it was cleared.
   core::Vector<core::ParameterIndex, bool> has_gradient;
   /// [any] fp64 of the host's memory, not below 0, each 0 but at one rank; may be undefined. They
@@ -20,9 +25,16 @@ struct AgreementInput {
   at::Tensor words;
 };
 
+/// The settings of a step differ between ranks. All ranks throw it in the same place, so they can
+/// exchange more about the settings.
+struct SettingsDiffer : core::InvalidArgument {
+  using InvalidArgument::InvalidArgument;
+};
+
 /// One message over all members of `group`. Blocks.
 /// @returns of each parameter, whether any rank had a gradient; equal on all ranks.
-/// @throws InvalidArgument, on all ranks, where what was issued or the settings differ.
+/// @throws InvalidArgument, on all ranks, where models or what was issued differ; SettingsDiffer,
+/// where only settings do.
 core::Vector<core::ParameterIndex, bool> agree(wire::Group& group, const AgreementInput& input);
 
 }  // namespace dmuon::engine

@@ -8,9 +8,9 @@
 namespace dmuon::engine {
 namespace {
 
-// The compared words: the pass, the moment, the unit, and the number of comparisons before. At the
-// end of a pass, the length of the crossed trace takes the unit's place: a unit can be used several
-// times, and ranks may end at different uses.
+// The compared words: the pass, the moment, the unit, and the number of comparisons before with the
+// model's number above it. At the end of a pass, the length of the crossed trace takes the unit's
+// place: a unit can be used several times, and ranks may end at different uses.
 using Compared = std::array<std::int64_t, 4>;
 
 // These stand for a moment. A rank with more triggers than the others meets their end of the pass,
@@ -18,7 +18,9 @@ using Compared = std::array<std::int64_t, 4>;
 constexpr int kEndOfPass = -1;
 constexpr int kCall = -2;
 constexpr int kNoPass = -1;
+constexpr int kModelShift = 40;
 
+constexpr const char* kSameOrder = "all ranks use the models of a mesh in the same order.";
 constexpr const char* kSameCalls = "what is collective is called on all ranks.";
 constexpr const char* kSameModules =
     "in the first step, and in a step that uses modules in a new order, all ranks use the same "
@@ -46,27 +48,38 @@ void Engine::compare(const std::optional<schedule::Trigger>& trigger) {
   const Compared here{open ? static_cast<int>(*open) : kNoPass,
                       trigger ? static_cast<int>(trigger->moment) : kEndOfPass,
                       trigger ? trigger->unit.value() : resolver_.order().position(),
-                      num_compared_++};
+                      next_comparison()};
   require_all_at(here, described(here, layout()));
 }
 
 void Engine::meet(const std::string& call) {
   settle();
   const auto name = static_cast<std::int64_t>(core::Hasher().add(call).value());
-  require_all_at({kNoPass, kCall, name, num_compared_++}, call);
+  require_all_at({kNoPass, kCall, name, next_comparison()}, call);
+}
+
+std::int64_t Engine::next_comparison() {
+  return num_compared_++ + (std::int64_t{executor_.model()} << kModelShift);
 }
 
 void Engine::require_all_at(const std::array<std::int64_t, 4>& here, const std::string& what) {
   Stopwatch watch(seconds_["compare_s"]);
-  const std::string where = core::message(what, " in step ", executor_.step());
+  const std::string where = what + " " + executor_.when();
   const std::vector<Compared> all = mesh().order.all_gather(here, where);
-  const auto text = [&](const Compared& of) { return of == here ? what : described(of, layout()); };
+  const auto model = [](const Compared& of) { return of[3] >> kModelShift; };
+  const auto text = [&](const Compared& of) {
+    if (model(of) != model(here)) return core::message("a use of model ", model(of));
+    return of == here ? what : described(of, layout());
+  };
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
     const bool calls = all[0][1] == kCall || all[rank][1] == kCall;
-    core::refuse("dmuon: ranks disagree in step ", executor_.step(), ": rank 0 of the mesh is at ",
+    const char* expected = model(all[0]) != model(all[rank]) ? kSameOrder
+                           : calls                           ? kSameCalls
+                                                             : kSameModules;
+    core::refuse("dmuon: ranks disagree ", executor_.when(), ": rank 0 of the mesh is at ",
                  text(all[0]), ", rank ", rank, " is at ", text(all[rank]),
-                 ". Expected: ", calls ? kSameCalls : kSameModules);
+                 ". Expected: ", expected);
   }
 }
 
@@ -74,7 +87,7 @@ void Engine::require_all_at(const std::array<std::int64_t, 4>& here, const std::
 void Engine::leave_to_host(const std::optional<schedule::Trigger>& use) {
   const std::string where =
       use ? "in '" + layout().units[use->unit].name + "'" : "at the end of a backward";
-  leave("collectives of fully_shard " + where + " in step " + std::to_string(executor_.step()));
+  leave("collectives of fully_shard " + where);
 }
 
 }  // namespace dmuon::engine

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "dmuon/core/error.h"
+#include "dmuon/core/hash.h"
 #include "dmuon/engine/agreement.h"
 #include "dmuon/engine/autograd.h"
 #include "dmuon/engine/stopwatch.h"
@@ -245,8 +246,13 @@ const Verdict& Engine::agree(const at::Tensor& host, std::uint32_t settings) {
   if (agreed()) return *verdict_;
   Stopwatch watch(seconds_["agree_s"]);
   AgreementInput input;
-  input.issued = resolver_.hash();
+  input.issued = core::Hasher()
+                     .add(static_cast<std::int64_t>(resolver_.hash()))
+                     .add(static_cast<std::int64_t>(mesh().watch->hash()))
+                     .value();
   input.settings = settings;
+  input.model = executor_.model();
+  input.num_unused = 2 * (mesh().models->most_parameters - parameters().size());
   const c10::AutoGradMode no_grad(false);
   const at::Tensor squared_norms = norms_.measure(host);
   // One message where the host has them at hand; else they travel while it goes on.

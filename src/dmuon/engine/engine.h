@@ -82,7 +82,7 @@ class Engine : private schedule::Performer {
 
   /// Says that all ranks next do `what`, outside of the engine. The Watch then knows that a rank
   /// may be waiting there.
-  void leave(const std::string& what) { mesh().watch->leave(what); }
+  void leave(const std::string& what) { mesh().watch->leave(what + " " + executor_.when()); }
 
   /// Settles, and returns when all ranks have come to `call`, outside of a step. Collective.
   /// @throws CommError or InvalidArgument, on all ranks, if one has come to something else.
@@ -133,8 +133,8 @@ class Engine : private schedule::Performer {
   ///                  verdict is cached.
   /// @param settings  a digest of hyperparameters and all else that must be equal on all ranks.
   ///                  Ignored likewise.
-  /// @throws InvalidArgument, on all ranks, if issued operations or settings differ, or if
-  /// micro-steps under no_sync have used other host units.
+  /// @throws InvalidArgument, on all ranks, as engine::agree, or if micro-steps under no_sync have
+  /// used other host units.
   const Verdict& agree(const at::Tensor& host = {}, std::uint32_t settings = 0);
   bool agreed() const { return verdict_ && kept_ == kept(); }
   /// Gradients that only the host knows have been cleared.
@@ -205,6 +205,7 @@ class Engine : private schedule::Performer {
   void compare(const std::optional<schedule::Trigger>& trigger) override;
   void perform(const schedule::Operation& operation) override;
   void leave_to_host(const std::optional<schedule::Trigger>& use) override;
+  std::int64_t next_comparison();
   void require_all_at(const std::array<std::int64_t, 4>& here, const std::string& what);
   void serve(schedule::Moment moment, core::UnitIndex unit) { resolver_.serve({moment, unit}); }
   void before_backward(core::UnitIndex unit);

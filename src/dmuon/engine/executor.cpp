@@ -54,7 +54,9 @@ Executor::Executor(wire::SharedMesh mesh, const plan::Plan& plan,
       owned_(parameters_, batches_of(plan, mesh_.slot()), pool_),
       batches_(owned_.batches().size()),
       profile_(device),
-      process_(getpid()) {
+      process_(getpid()),
+      model_(mesh_.models->add(parameters_.size())) {
+  for (wire::Group& group : mesh_.along) group.keep_apart(model_);
   for (const UnitSpec& spec : units) {
     layout::Packing packing =
         layout::pack(parameters_, leaves_, core::UnitIndex(states_.size()), mesh_.shape(),
@@ -102,8 +104,13 @@ Executor::~Executor() {
 
 // Equal on all ranks, which compare it.
 std::string Executor::described(schedule::Kind kind, core::UnitIndex unit) const {
-  return schedule::name_of(kind) + (" of '" + states_[unit].unit->name()) + "' in step " +
-         std::to_string(step_);
+  return schedule::name_of(kind) + (" of '" + states_[unit].unit->name()) + "' " + when();
+}
+
+std::string Executor::when() const {
+  std::string text = "in step " + std::to_string(step_);
+  if (mesh_.models->num_made > 1) text += " of model " + std::to_string(model_);
+  return text;
 }
 
 Newest& Executor::newest(schedule::Kind kind, const schedule::Subject& subject) {
@@ -240,7 +247,7 @@ void Executor::sum_over_mesh(const at::Tensor& words, const std::string& what) {
     return lane.enqueue(pool_->device(), [&] { group.all_reduce_sum(words, what).wait(); },
                         {after});
   };
-  const std::string described = what + " in step " + std::to_string(step_);
+  const std::string described = what + " " + when();
   const std::int64_t number = mesh_.watch->reach(watch::Rendezvous::kOperation, described);
   const wire::Event in_node = sum_along((*mesh_.lanes)[schedule::Lane::kIntra], mesh_.row(), {});
   const wire::Event done =

@@ -83,6 +83,11 @@ class Executor {
 
   /// The step that is being taken, from 1; for messages. Alike on all ranks.
   std::int64_t step() const { return step_; }
+  /// Returns "in step 3", or "in step 3 of model 2" if the mesh has several models. Ranks compare
+  /// it within what they issue.
+  std::string when() const;
+  /// This model's number among those of the mesh.
+  int model() const { return model_; }
   void begin_next_step() { ++step_; }
 
   Unit& unit(core::UnitIndex index) { return *states_.at(index).unit; }
@@ -131,6 +136,7 @@ class Executor {
   std::shared_ptr<Update> update_;
   Profile profile_;
   pid_t process_;  // that made it: a forked child has no lanes
+  int model_;
   std::int64_t step_ = 1;
   std::int64_t num_unshards_ = 0;
   std::int64_t num_routes_ = 0;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "dmuon/flops/newton_schulz.h"
 #include "dmuon/schedule/step_options.h"
@@ -26,7 +27,8 @@ struct PlanOptions : schedule::StepOptions {
   bool operator==(const PlanOptions&) const = default;
 };
 
+/// @param function  named in the error.
 /// @throws InvalidArgument, naming the first bad one.
-void validate(const PlanOptions& options);
+void validate(const PlanOptions& options, std::string_view function = "plan");
 
 }  // namespace dmuon::plan

@@ -123,21 +123,21 @@ balance::Assignment assignment_of(const Problem& problem,
 
 }  // namespace
 
-void validate(const PlanOptions& options) {
-  schedule::check(options);
+void validate(const PlanOptions& options, std::string_view function) {
+  schedule::check(options, function);
   core::require(
       std::isfinite(options.layout_slack) && options.layout_slack >= 0 && options.layout_slack <= 1,
-      "plan: layout_slack must be in [0, 1]; got ", options.layout_slack);
-  core::require(options.max_memory_bytes >= 0, "plan: max_memory_bytes must be >= 0; got ",
-                options.max_memory_bytes);
+      function, ": layout_slack must be in [0, 1]; got ", options.layout_slack);
+  core::require(options.max_memory_bytes >= 0, function,
+                ": max_memory_bytes must be positive, or none; got ", options.max_memory_bytes);
   core::require(options.weight_bytes >= 1 && options.weight_bytes <= 8 &&
                     options.gradient_bytes >= 1 && options.gradient_bytes <= 8,
-                "plan: weight_bytes and gradient_bytes must be in [1, 8]; got ",
+                function, ": weight_bytes and gradient_bytes must be in [1, 8]; got ",
                 options.weight_bytes, " and ", options.gradient_bytes);
   core::require(options.ns_bytes >= 1 && options.ns_bytes <= 8 && options.ns_steps >= 0 &&
                     options.ns_steps <= kMostNsSteps,
-                "plan: ns_bytes must be in [1, 8] and ns_steps in [0, ", kMostNsSteps, "]; got ",
-                options.ns_bytes, " and ", options.ns_steps);
+                function, ": ns_bytes must be in [1, 8] and ns_steps in [0, ", kMostNsSteps,
+                "]; got ", options.ns_bytes, " and ", options.ns_steps);
 }
 
 Nanoseconds Plan::makespan_ns() const {

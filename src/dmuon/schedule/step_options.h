@@ -1,5 +1,7 @@
 #pragma once
 
+#include <string_view>
+
 namespace dmuon::schedule {
 
 /// Limits lookahead and units in flight, so that counts of uses fit into int.
@@ -22,7 +24,8 @@ struct StepOptions {
 };
 
 /// Checks the options.
-/// @throws InvalidArgument naming the option, the expected and the given value.
-void check(const StepOptions& options);
+/// @param function  named in the error.
+/// @throws InvalidArgument naming the function, the option, the expected and the given value.
+void check(const StepOptions& options, std::string_view function = "StepOptions");
 
 }  // namespace dmuon::schedule

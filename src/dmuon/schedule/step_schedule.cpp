@@ -9,14 +9,13 @@
 
 namespace dmuon::schedule {
 
-void check(const StepOptions& options) {
-  core::require(0 <= options.lookahead && options.lookahead <= kMostUnits,
-                "StepOptions: lookahead: expected 0 to ", kMostUnits, " units, got ",
-                options.lookahead);
+void check(const StepOptions& options, std::string_view function) {
+  core::require(0 <= options.lookahead && options.lookahead <= kMostUnits, function,
+                ": lookahead: expected 0 to ", kMostUnits, " units, got ", options.lookahead);
   const int most = options.max_units_in_flight;
-  core::require(most == 0 || (2 <= most && most <= kMostUnits),
-                "StepOptions: max_units_in_flight: expected 0, for lookahead + 2, or 2 to ",
-                kMostUnits, ", got ", most);
+  core::require(most == 0 || (2 <= most && most <= kMostUnits), function,
+                ": max_units_in_flight: expected 2 to ", kMostUnits,
+                " units, or none for lookahead + 2, got ", most);
 }
 
 namespace {

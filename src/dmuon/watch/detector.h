@@ -82,6 +82,8 @@ class Detector {
 
   Report report(std::int64_t now_ms) const;
   std::int64_t num_operations() const;
+  /// Returns the hash of all operations that the rank has come to.
+  std::uint64_t hash() const { return own_.hashes.empty() ? 0 : own_.hashes.back(); }
   /// Returns the error of this rank's waits if they are in vain, or its device is late; else empty.
   std::string error() const;
 

@@ -75,6 +75,11 @@ std::int64_t Watch::num_operations() {
   return detector_.num_operations();
 }
 
+std::uint64_t Watch::hash() {
+  const std::scoped_lock lock(mutex_);
+  return detector_.hash();
+}
+
 void Watch::leave(const std::string& described) {
   const std::scoped_lock lock(mutex_);
   detector_.reach(Rendezvous::kOperation, described, steady_clock::now());
@@ -157,10 +162,6 @@ bool Watch::ask(Lock& lock, bool* what, Detector::Time end) {
 void Watch::run() {
   Lock lock(mutex_);
   try {
-    const Report first = detector_.report(wall_clock_ms());
-    lock.unlock();
-    board_->store(first);
-    lock.lock();
     while (true) {
       changed_->wait_for(lock, interval_, [this] { return ends_ || num_answered_ < num_asked_; });
       if (ends_) return;

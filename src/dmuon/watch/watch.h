@@ -60,6 +60,9 @@ class Watch {
   /// Returns the number of the newest operation that this rank has come to.
   std::int64_t num_operations();
 
+  /// Returns the hash of all operations that this rank has come to, in order.
+  std::uint64_t hash();
+
   /// Sets the pass of the model that this rank is in, for messages; empty between two passes.
   void enter(const std::string& pass);
 

@@ -15,12 +15,6 @@ namespace {
 // Up to this size a root sends to each member itself: a tree would be hardly shorter.
 constexpr int kMostDirect = 4;
 
-// Returns a tag, so that a message never meets the receive of another one. Without tags gloo would
-// end the process of a rank that has gone astray, or, with equal sizes, swap data.
-int tag_of(const std::string& what) {
-  return static_cast<int>(core::Hasher().add(what).value() & 0x7fffffff);
-}
-
 [[noreturn]] void fail(const std::string& what, const std::exception& error) {
   throw core::CommError(core::message(
       "dmuon: ", what,
@@ -175,6 +169,12 @@ void Group::block(Pending pending, const std::string& what) {
         pending.wait();
         return true;
       });
+}
+
+// Returns a tag, so that a message never meets the receive of another one. Without tags gloo would
+// end the process of a rank that has gone astray, or, with equal sizes, swap data.
+int Group::tag_of(const std::string& what) const {
+  return static_cast<int>(core::Hasher().add(what).add(number_).value() & 0x7fffffff);
 }
 
 // Every message calls this, and few need the words: a stream would take longer than a small

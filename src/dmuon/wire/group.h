@@ -110,6 +110,10 @@ class Group {
   std::chrono::milliseconds timeout() const;
   Traffic traffic() const { return {num_messages_, num_bytes_}; }
 
+  /// Keeps this copy's sends and receives apart from those of copies with another number, if the
+  /// backend has tags. All members give equal numbers.
+  void keep_apart(int number) { number_ = number; }
+
   /// From now on blocking calls wait under this watch, each as one rendezvous of this kind.
   void wait_under(std::shared_ptr<watch::Watch> watch, watch::Rendezvous what);
 
@@ -167,6 +171,7 @@ class Group {
   // On a CPU a synchronous call blocks, so calls are asynchronous. Elsewhere a synchronous call
   // runs on the current stream, an asynchronous one on a stream of the backend's.
   bool runs_beside() const { return device_ == c10::DeviceType::CPU; }
+  int tag_of(const std::string& what) const;
   std::string along(const char* does, const std::string& what) const;
   void count(const at::Tensor& tensor, std::int64_t times = 1);
   at::Tensor own_part(const at::Tensor& packed) const;
@@ -185,6 +190,7 @@ class Group {
   int rank_;
   int size_;
   c10::DeviceType device_;
+  int number_ = 0;
   bool free_point_to_point_;
   bool groups_messages_ = false;
   std::shared_ptr<InFlight> in_flight_ = std::make_shared<InFlight>();

@@ -3,6 +3,7 @@
 #include <sys/types.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <deque>
@@ -43,6 +44,20 @@ class Turn {
   std::shared_ptr<void> kept_;
 };
 
+/// Numbers the models on a mesh in the order in which they are made, which is the same on all
+/// ranks. So ranks can find out that they use different ones. One thread at a time, as for
+/// SharedMesh.
+struct Models {
+  int num_made = 0;
+  int most_parameters = 0;  ///< of one model
+
+  /// Adds a model. Returns its number, from 1.
+  int add(int num_parameters) {
+    most_parameters = std::max(most_parameters, num_parameters);
+    return ++num_made;
+  }
+};
+
 /// The operations that a rank has issued to a device's lanes, oldest first. Thread-safe.
 class OnDevice {
  public:
@@ -77,6 +92,7 @@ struct SharedMesh {
   std::vector<Group> host = {};
   std::shared_ptr<Lanes> lanes = std::make_shared<Lanes>();
   std::shared_ptr<Turn> turn = std::make_shared<Turn>();
+  std::shared_ptr<Models> models = std::make_shared<Models>();
   std::shared_ptr<OnDevice> on_device = std::make_shared<OnDevice>();
   std::shared_ptr<watch::Watch> watch = watch_over();
   pid_t process = getpid();  ///< the process that made the mesh

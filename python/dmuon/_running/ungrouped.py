@@ -1,0 +1,70 @@
+"""Warns of parameters that require a gradient and are in no group of the optimizer, so that no step updates them."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import zlib
+from collections import Counter
+from typing import Any
+
+import torch.distributed as dist
+import torch.nn as nn
+from torch.nn.modules import module
+
+from dmuon._running.runtime import Runtime
+from dmuon._setup.place import clean_name
+from dmuon._setup.placeholder import OwnedTensor
+from dmuon._setup.shown import listed
+
+_MESSAGE = (
+    "dmuon: no group of the optimizer has %s: what came into the model after Muon was made, or was frozen then, is not "
+    "updated. Give it to AdamW by opt.add_param_group({'params': [...]}); for Muon, change the model before "
+    "dedicate_params."
+)
+_NAMED = 8  # parameters in a message
+_models: Counter[Any] = Counter()  # made on a mesh, by its rows
+
+
+class UngroupedParameters:
+    """Parameters of one model that no group of its optimizer has. Owned matrices are not among them."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        _models[runtime.ranks.rows] += 1
+        self._runtime, self._step = runtime, 0
+        self._model = (runtime.ranks.rows, _models[runtime.ranks.rows])  # equal on all ranks
+        self._others: dict[str, nn.Parameter] = {}  # seen in the last walk, but for those in `_trained`
+        self._trained: set[nn.Parameter] = set()  # by a group, or by none and named in a warning
+        self._walked_at: int | None = None  # registrations before the last walk through the model
+        self._unsaid: tuple[int, list[str]] = (0, [])  # a step, and names that this rank saw in it
+
+    def warn(self, groups: list[dict[str, Any]]) -> None:
+        """Ends a step. Names each parameter once that requires a gradient and that none of the groups has.
+
+        Walks through the model in the first step, and in each step before which PyTorch has registered a module or a
+        parameter anywhere. Slot 0 names what it sees. Other ranks wait for a step, then name what nobody has named.
+        """
+        if self._walked_at != (registered := _registrations().total()):
+            self._walked_at = registered
+            self._runtime.show_placeholders()
+            walked = [(name, p) for name, p in self._runtime.model.named_parameters() if p not in self._trained]
+            self._others = {name: p for name, p in walked if not isinstance(p, OwnedTensor)}
+        new = {name: self._others.pop(name) for name in [name for name, p in self._others.items() if p.requires_grad]}
+        self._trained.update(new.values())
+        grouped = {p for group in groups for p in group["params"]} if new else set()
+        seen = (self._step, [f"'{clean_name(name)}'" for name, p in new.items() if p not in grouped])
+        said, self._unsaid = (seen, (0, [])) if self._runtime.ranks.slot == 0 else (self._unsaid, seen)
+        self._step += 1
+        key = f"dmuon: in no group {zlib.crc32(f'{self._model} {said}'.encode())}"
+        alone = self._runtime.ranks.size == 1
+        if said[1] and (alone or dist.distributed_c10d._get_default_store().add(key, 1) == 1):
+            logging.getLogger("dmuon").warning(_MESSAGE, listed(said[1], _NAMED))
+
+
+@functools.cache
+def _registrations() -> Counter[str]:
+    """Counts what modules register from the first call on, in the process: PyTorch has no such hook of one model."""
+    counted: Counter[str] = Counter()
+    module.register_module_module_registration_hook(lambda *_: counted.update(["module"]))
+    module.register_module_parameter_registration_hook(lambda *_: counted.update(["parameter"]))
+    return counted
