@@ -93,7 +93,7 @@ def owned_bytes(optimizer: dmuon.Muon) -> list[list[int]]:
     runtime = optimizer._runtime
     return [
         [
-            sum(tensor.nbytes for *_, tensor in runtime.engine.owned_parts(i, name))
+            sum(part.tensor.nbytes for part in runtime.transfers.owned_parts(i, name))
             for name in ("master", "momentum_buffer", "gradient")
         ]
         for i in range(len(runtime.leaves))
@@ -203,7 +203,7 @@ def train(
         optimizer._runtime.engine.drain()  # what is on its way counts
         stats.append(optimizer.stats())
     runtime = optimizer._runtime
-    state = [part[-1] for i in range(len(runtime.leaves)) for part in runtime.engine.owned_parts(i, "master")]
+    state = [part.tensor for i in range(len(runtime.leaves)) for part in runtime.transfers.owned_parts(i, "master")]
     planned = optimizer.plan.native.memory[rank]
     return {
         **layout(optimizer),

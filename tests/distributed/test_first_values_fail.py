@@ -63,11 +63,11 @@ def first_values_that_fail(mesh: Any, owner: Any, name: str, after: int, on: int
 @pytest.mark.parametrize(
     ("owner", "name", "after", "syncs", "on_meta", "on"),
     [
-        *((_C.Engine, "scatter", 2, False, False, on) for on in (0, 1)),  # a copy on this rank, without a message
-        *((_C.Engine, "owned_parts", 1, True, False, on) for on in (0, 1)),  # at the sender, and at an owner
+        *((_C.Transfers, "scatter", 2, False, False, on) for on in (0, 1)),  # a copy on this rank, without a message
+        *((_C.Transfers, "owned_parts", 1, True, False, on) for on in (0, 1)),  # at the sender, and at an owner
         *((torch.Tensor, "copy_", 0, True, False, on) for on in (0, 1)),  # after a message
         (torch.Tensor, "reshape", 2, True, False, 0),  # before a message
-        *((_C.Engine, "owned_parts", 0, False, True, on) for on in (0, 1)),  # values that one rank has initialised
+        *((_C.Transfers, "owned_parts", 0, False, True, on) for on in (0, 1)),  # values that one rank has initialised
     ],
 )
 def test_all_ranks_raise_what_one_found_and_train_another_model(ranks, owner, name, after, syncs, on_meta, on):

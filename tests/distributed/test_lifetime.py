@@ -40,8 +40,8 @@ def test_a_model_and_its_optimizer_are_freed():
 def test_verify_says_that_a_model_is_broken_already(tensor, words, value):
     model, optimizer = trained()
     index = [leaf.name for leaf in optimizer._runtime.leaves].index("blocks.0.out.weight")
-    for *_, part in optimizer._runtime.engine.owned_parts(index, tensor):
-        part[-1, -1] = value
+    for part in optimizer._runtime.transfers.owned_parts(index, tensor):
+        part.tensor[-1, -1] = value
     expected = f"verify: model: expected finite {words}, got a NaN or an infinity in 'blocks.0.out.weight'"
     with pytest.raises(ValueError, match=expected):
         dmuon.verify(model, optimizer)
@@ -126,8 +126,8 @@ def test_what_would_be_lost_inside_full_params_is_refused(what, writeback):
 @pytest.mark.parametrize(("key", "value"), [("lr", float("nan")), ("lr", -1.0), ("momentum", 2.0), ("ns_steps", 2.5)])
 def test_a_bad_hyperparameter_is_refused_at_the_step(key, value):
     model, optimizer = trained()
-    ((*_, master),) = optimizer._runtime.engine.owned_parts(0, "master")
-    before = master.clone()
+    (part,) = optimizer._runtime.transfers.owned_parts(0, "master")
+    master, before = part.tensor, part.tensor.clone()
     optimizer.param_groups[0][key] = value
     loss_of(model, batch(1)).backward()
     with pytest.raises(ValueError, match=key):

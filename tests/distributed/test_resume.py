@@ -18,7 +18,7 @@ from scenario import LossOf, Session, check, language_loss
 from training import AHEAD, KEPT, KEPT_NO_COPY, NO_COPY, place_of, weights_of
 
 import dmuon
-from dmuon import _plan
+from dmuon import _C, _plan
 
 SAVED, MORE = 2, 3  # steps before and after a checkpoint
 
@@ -183,7 +183,7 @@ def with_rows(mesh: Any, name: str = "gpt") -> tuple[nn.Module, dmuon.Muon]:
     """Starts a training whose owners keep one value a row beside the momentum, as another rule of update would."""
     module, opt = started(mesh, MODELS[name]())
     runtime = opt._runtime
-    runtime.engine.add_owned("second_moment", a_row=True)
+    runtime.engine.owned().add("second_moment", _C.a_value_a_row)
     runtime.shards.states = [*runtime.shards.states, "second_moment"]
     for index, placeholder in enumerate(runtime.placeholders):
         opt.state[placeholder] = runtime.owned_state(index)
@@ -191,15 +191,16 @@ def with_rows(mesh: Any, name: str = "gpt") -> tuple[nn.Module, dmuon.Muon]:
 
 
 def rows_of(opt: dmuon.Muon) -> list[torch.Tensor]:
-    return [opt._runtime.engine.gather(index, "second_moment") for index in range(len(opt._runtime.leaves))]
+    return [opt._runtime.transfers.gather(index, "second_moment") for index in range(len(opt._runtime.leaves))]
 
 
 def save_rows(mesh: Any, directory: str) -> list[torch.Tensor]:
     module, opt = with_rows(mesh)
     train(mesh, module, opt, range(SAVED))
     for index in range(len(opt._runtime.leaves)):
-        for parameter, begin, _, own in opt._runtime.engine.owned_parts(index, "second_moment"):
-            own.copy_(torch.arange(own.numel()).view(own.shape) + 100 * begin + 0.5 * parameter)
+        for part in opt._runtime.transfers.owned_parts(index, "second_moment"):
+            values = torch.arange(part.tensor.numel()).view(part.tensor.shape)
+            part.tensor.copy_(values + 100 * part.elements.begin + 0.5 * part.parameter)
     dcp.save(dicts_of(module, opt), checkpoint_id=directory, **group_of(mesh))
     return rows_of(opt)
 

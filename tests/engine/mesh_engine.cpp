@@ -122,9 +122,10 @@ at::Tensor integers(const layout::OwnedParameter& parameter, int seed) {
 
 void set_masters(Engine& engine, int seed) {
   for (const LeafIndex leaf : engine.leaves().indices())
-    engine.scatter(leaf, wire::kMaster, leaf_of(engine, leaf, [&](ParameterIndex parameter) {
-                     return integers(engine.parameters()[parameter], seed + parameter.value());
-                   }));
+    engine.transfers().scatter(
+        leaf, wire::kMaster, leaf_of(engine, leaf, [&](ParameterIndex parameter) {
+          return integers(engine.parameters()[parameter], seed + parameter.value());
+        }));
 }
 
 at::Tensor owned_gradient(Engine& engine, ParameterIndex parameter) {

@@ -77,14 +77,20 @@ TEST(MethodFor, FindsWhatAChoiceNames) {
   IterationOptions options;
   options.coefficients = resolve("quintic", 5);
   options.choice = Choice{"cpu", Form::kGram, true, 0};
-  const Method found = method_for(8, 16, c10::kCPU, options);
+  const Method found = method_for(8, 16, c10::kCPU, options, "f");
   EXPECT_EQ(&found.products, &cpu_products());
   EXPECT_TRUE(found.batched);
   EXPECT_EQ(found.steps.segments, (flops::Segments{2, 3}));
   EXPECT_EQ(found.steps.square_dtype, at::kFloat);
   EXPECT_EQ(found.eps, 1e-7);
   options.choice->backend = "another";
-  EXPECT_THROW(method_for(8, 16, c10::kCPU, options), core::InvalidArgument);
+  try {
+    method_for(8, 16, c10::kCPU, options, "f");
+    ADD_FAILURE() << "accepted";
+  } catch (const core::InvalidArgument& error) {
+    const std::string message = error.what();
+    EXPECT_TRUE(message.starts_with("f: choice.backend must be one of ")) << message;
+  }
 }
 
 }  // namespace

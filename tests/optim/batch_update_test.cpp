@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "dmuon/core/error.h"
 #include "tests/optim/groups.h"
 
 namespace dmuon::optim {
@@ -63,6 +64,24 @@ TEST(BatchUpdate, MovesMomentumThenWeights) {
     EXPECT_LE(largest_difference(master[1], expected_master), 2e-5) << rows;
     for (std::int64_t i = 0; i < count; ++i) EXPECT_FALSE(master[i].equal(first[i]));
   }
+}
+
+// Before anything moves. The user called no function by the name of orthogonalize.
+TEST(BatchUpdate, NamesTheStepInErrors) {
+  const at::Tensor x = at::zeros({1, 3, 4});
+  const auto message_of = [&](const MuonGroup& group) -> std::string {
+    try {
+      const BatchUpdate update(group, {x, x, {x}, kApplies});
+    } catch (const core::InvalidArgument& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  MuonGroup group = group_of(muon(0.05));
+  group.choices[{3, 4}].backend = "another";
+  EXPECT_EQ(message_of(group).find("Muon.step: choice.backend must be one of "), 0);
+  group.iteration.eps = 2;
+  EXPECT_EQ(message_of(group), "Muon.step: eps must be in [0, 1]; got 2");
 }
 
 // A matrix's update is the same alone, among others, and in blocks of columns of a wider one: by

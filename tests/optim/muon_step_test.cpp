@@ -140,7 +140,8 @@ struct Owner {
     for (const ParameterIndex parameter : engine->parameters().indices()) {
       for (const std::string& name : {wire::kMaster, wire::kGradient}) {
         const std::vector<std::int64_t> sizes = engine->parameters()[parameter].view.sizes();
-        engine->scatter(core::LeafIndex(parameter.value()), name, random_tensor(sizes, ++seed));
+        engine->transfers().scatter(core::LeafIndex(parameter.value()), name,
+                                    random_tensor(sizes, ++seed));
       }
     }
   }

@@ -6,7 +6,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "dmuon/core/error.h"
-#include "tests/watch/forked_child.h"
+#include "tests/core/forked_child.h"
 #include "tests/watch/rank_threads.h"
 #include "tests/watch/watches.h"
 
@@ -165,7 +165,7 @@ TEST(Watch, MayBeFreedByAForkedChild) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   auto watch = std::make_unique<Watch>(store, 0, 2);
   std::this_thread::sleep_for(milliseconds(100));  // its thread waits
-  EXPECT_TRUE(ends_in_a_child([&] { watch.reset(); }));
+  EXPECT_TRUE(core::ends_in_a_child([&] { watch.reset(); }));
 }
 
 }  // namespace

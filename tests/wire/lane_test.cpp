@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "tests/watch/forked_child.h"
+#include "tests/core/forked_child.h"
 
 namespace dmuon::wire {
 namespace {
@@ -157,7 +157,7 @@ TEST(Lane, MayBeFreedByAForkedChild) {
   auto lane = std::make_unique<Lane>("lane");
   lane->enqueue(c10::kCPU, [] {}, {}).wait();
   std::this_thread::sleep_for(std::chrono::milliseconds(100));  // its thread waits
-  EXPECT_TRUE(watch::ends_in_a_child([&] { lane.reset(); }));
+  EXPECT_TRUE(core::ends_in_a_child([&] { lane.reset(); }));
 }
 
 }  // namespace

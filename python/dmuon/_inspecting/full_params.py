@@ -45,7 +45,7 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
     swapped = _sharded_places(model)
     names = [_name_of(model, module, attribute) for module, attribute, _ in swapped] if writeback else []
     wholes = [
-        nn.Parameter(runtime.engine.gather(index, "master").to(placeholder.dtype), placeholder.requires_grad)
+        nn.Parameter(runtime.transfers.gather(index, "master").to(placeholder.dtype), placeholder.requires_grad)
         for index, placeholder in enumerate(runtime.placeholders)
     ]
     shards = {id(p): nn.Parameter(p.full_tensor().detach(), p.requires_grad) for _, _, p in swapped}
@@ -121,10 +121,11 @@ def _write_back(runtime: Runtime, swapped: list[tuple[nn.Module, str, Any]], nam
         facts += [f"'{name}' of values with checksum {int(checksum(whole)):x}" for name, whole in pairs]
     for index, new in enumerate(edited):
         # A bf16 model's fp32 master holds more than the bf16 values shown: write only changed elements.
-        for _, begin, end, master in runtime.engine.owned_parts(index, "master"):
-            part = new.reshape(-1)[begin:end].view(master.shape).to(master.device)
-            if not torch.equal(part, master.to(new.dtype)):
-                master.copy_(part)
+        for part in runtime.transfers.owned_parts(index, "master"):
+            master, elements = part.tensor, slice(part.elements.begin, part.elements.end)
+            values = new.reshape(-1)[elements].view(master.shape).to(master.device)
+            if not torch.equal(values, master.to(new.dtype)):
+                master.copy_(values)
         if index in runtime.shards.without_values and new.any():  # its master is zero
             runtime.shards.without_values.discard(index)
     runtime.engine.publish()

@@ -188,7 +188,7 @@ def profile(model: nn.Module) -> Iterator[Profile]:
     found = Profile()
     runtime.engine.drain()
     _profiled.add(runtime)
-    runtime.engine.start_profile()
+    runtime.engine.profile().start()
     recorder = Recorder(runtime)
     try:
         yield found
@@ -196,7 +196,7 @@ def profile(model: nn.Module) -> Iterator[Profile]:
         runtime.engine.drain()
     finally:
         recorder.close()
-        rows = runtime.engine.stop_profile()
+        operations = runtime.engine.profile().stop()
         _profiled.discard(runtime)
     runtime.engine.meet("profile")
-    found._fill(all_gather(runtime.ranks, recorder.record(rows)), runtime)
+    found._fill(all_gather(runtime.ranks, recorder.record(operations)), runtime)

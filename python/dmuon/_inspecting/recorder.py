@@ -62,7 +62,8 @@ class Recorder:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._names = [unit.label for unit in runtime.units]
-        self._now = runtime.engine.now
+        self._clock = runtime.engine.profile().clock()
+        self._now = self._clock.now
         self._open = True
         self._began = self._ended = self._now()
         self._marks = [(self._began, "between steps")]
@@ -146,17 +147,19 @@ class Recorder:
             self._steps.append(self._marks[-1][0])
             self._spans.append(("optimizer step", "", begin, self._steps[-1]))
 
-    def record(self, rows: list[tuple[str, str, tuple[str, int], float, float, float]]) -> Record:
-        """Returns the record, with the operations of the engine. Waits until all of them have ended."""
-        seconds = self._runtime.engine.seconds
+    def record(self, operations: list[_C.Span]) -> Record:
+        """Returns the record, with the engine's operations. Waits until all of them have ended."""
+        seconds = self._clock.seconds
         timed = [(kind, unit, seconds(begin), seconds(end)) for kind, unit, begin, end in self._spans]
         rank = self._runtime.ranks.here
-        spans = [Span(rank, lane, kind, named(subject, self._names), *times) for kind, lane, subject, *times in rows]
+        spans = [
+            Span(rank, o.lane, o.kind, named(o.subject, self._names), o.issued, o.started, o.done) for o in operations
+        ]
         for index, instants in enumerate(self._gradients):
             starts = [seconds(instant) for instant in instants]
-            own = [row for row in rows if row[2] == ("unit", index)]
-            awaited = [row[5] for row in own if row[0] == "await weights"]
-            releases = sorted(row[4] for row in own if row[0] == "reshard")
+            own = [o for o in operations if o.subject == ("unit", index)]
+            awaited = [o.done for o in own if o.kind == "await weights"]
+            releases = sorted(o.started for o in own if o.kind == "reshard")
             for begin, end in _pair(starts, releases):
                 # Python's hooks on a tensor run before the engine's hook, which waits for the weights.
                 begin = max([begin, *(time for time in awaited if begin < time <= end)])

@@ -180,10 +180,10 @@ class _Simulated:
         batches: list[list[list[int]]] = [[] for _ in range(ranks.size)]
         for slot, parameters in runtime.plan.batches:
             batches[slot].append([unit_of[parameter] for parameter in parameters])
-        self.slot = ranks.slot
+        self.slot, self.layout = ranks.slot, engine.layout()
         self.names = [unit.label for unit in runtime.units]
         job = _C.Job(
-            engine.layout(),
+            self.layout,
             dedication.schedule,
             engine.trace(_C.Pass.TRAIN_FORWARD),
             engine.trace(_C.Pass.BACKWARD),
@@ -193,13 +193,13 @@ class _Simulated:
         self.programs = _C.unroll(job)
         self.issues = self.programs[self.slot].issues
 
-    def operations(self, engine: _C.Engine, event: int, known: bool) -> tuple[Operation, ...]:
+    def operations(self, event: int, known: bool) -> tuple[Operation, ...]:
         """Returns the operations of an event, none unless its pass is `known`."""
         if not known:
             return ()
-        return tuple(self._operation(engine, issue) for issue in self.issues if issue.event == event)
+        return tuple(self._operation(issue) for issue in self.issues if issue.event == event)
 
-    def _operation(self, engine: _C.Engine, issue: _C.Issue) -> Operation:
+    def _operation(self, issue: _C.Issue) -> Operation:
         operation, trigger = issue.operation, "opt.step()"
         computes = issue.kind in _COMPUTE
         if issue.trigger is not None:
@@ -212,11 +212,11 @@ class _Simulated:
             self._named(operation.subject),
             operation.version,
             tuple((dependency.kind, self._named(dependency.subject)) for dependency in operation.after),
-            () if computes else self._messages(engine, operation),
+            () if computes else self._messages(operation),
         )
 
-    def _messages(self, engine: _C.Engine, operation: _C.Operation) -> tuple[Message, ...]:
-        return tuple(Message(m.group, m.root, m.bytes) for m in engine.messages_of(operation, self.slot))
+    def _messages(self, operation: _C.Operation) -> tuple[Message, ...]:
+        return tuple(Message(m.group, m.root, m.bytes) for m in _C.messages_of(operation, self.layout, self.slot))
 
     def _named(self, subject: tuple[str, int]) -> str:
         return named(subject, self.names)
@@ -265,10 +265,10 @@ def schedule(model: nn.Module) -> StepSchedule:
     simulated = _Simulated(model, runtime)
     forward, backward = (bool(engine.trace(of)) for of in (_C.Pass.TRAIN_FORWARD, _C.Pass.BACKWARD))
     return StepSchedule(
-        forward=simulated.operations(engine, _FIRST, forward),
-        backward=simulated.operations(engine, _FIRST + 1, backward),
-        backward_no_sync=simulated.operations(engine, _NO_SYNC, backward),
-        step=simulated.operations(engine, _FIRST + 2, forward),
+        forward=simulated.operations(_FIRST, forward),
+        backward=simulated.operations(_FIRST + 1, backward),
+        backward_no_sync=simulated.operations(_NO_SYNC, backward),
+        step=simulated.operations(_FIRST + 2, forward),
         mesh=(runtime.ranks.num_replicates, runtime.ranks.num_shards),
         slot=runtime.ranks.slot,
         node_copy=dedication_of(model, "schedule").schedule.node_copy,

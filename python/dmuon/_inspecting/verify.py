@@ -154,7 +154,7 @@ def verify(model: nn.Module, opt: Muon) -> Verification:
 def _require_finite(runtime: Runtime) -> None:
     for index, leaf in enumerate(runtime.leaves):
         for name in ("master", "momentum_buffer"):
-            if not all(part.isfinite().all() for *_, part in runtime.engine.owned_parts(index, name)):
+            if not all(part.tensor.isfinite().all() for part in runtime.transfers.owned_parts(index, name)):
                 what = "weights" if name == "master" else "momentum"
                 raise ValueError(f"verify: model: expected finite {what}, got a NaN or an infinity in '{leaf.name}'")
 
@@ -186,9 +186,10 @@ def _publication_differences(runtime: Runtime) -> dict[int, float]:
     differences: dict[int, float] = {}
     for unit in range(len(runtime.units)):
         runtime.engine.unshard(unit)
-        for leaf, view in zip(runtime.engine.packed_order(unit), runtime.engine.weights(unit), strict=True):
-            expected = runtime.local(leaf, runtime.engine.gather(leaf, "master")).to(view.dtype)
-            differences[leaf] = _relative(zip(_pieces(view), _pieces(expected), strict=True))
+        native = runtime.engine.unit(unit)
+        for leaf, view in zip(native.packing().leaves, native.weight_tensors(), strict=True):
+            expected = runtime.local(leaf.index, runtime.transfers.gather(leaf.index, "master")).to(view.dtype)
+            differences[leaf.index] = _relative(zip(_pieces(view), _pieces(expected), strict=True))
         runtime.engine.reshard(unit)
     return differences
 
@@ -240,9 +241,9 @@ def _routing_differences(runtime: Runtime) -> dict[int, float]:
             _put_synthetic(runtime, leaf)
         runtime.engine.route(index)
         for leaf in unit.leaves:
-            for _, begin, end, received in runtime.engine.owned_parts(leaf, "gradient"):
-                mean = _mean_of_synthetic(runtime, leaf, begin, end)
-                found = _relative(_alike(received, begin, mean))
+            for part in runtime.transfers.owned_parts(leaf, "gradient"):
+                mean = _mean_of_synthetic(runtime, leaf, part.elements.begin, part.elements.end)
+                found = _relative(_alike(part.tensor, part.elements.begin, mean))
                 differences[leaf] = max(differences.get(leaf, 0.0), found)
     return differences
 
@@ -264,10 +265,10 @@ def _update_differences(runtime: Runtime, opt: Muon) -> dict[int, float]:
         for parameter in group["params"]:
             leaf = opt._leaf_of[parameter]
             names = ("master", "momentum_buffer", "gradient")
-            for parts in zip(*(runtime.engine.owned_parts(leaf, name) for name in names), strict=True):
-                item = runtime.plan.native.inventory[parts[0][0]]
+            for parts in zip(*(runtime.transfers.owned_parts(leaf, name) for name in names), strict=True):
+                item = runtime.plan.native.inventory[parts[0].parameter]
                 sizes = item.num_matrices, item.rows, item.cols
-                master, momentum, gradient = (part[-1].view(sizes) for part in parts)
+                master, momentum, gradient = (part.tensor.view(sizes) for part in parts)
                 updated = master.clone()
                 applies = torch.ones((), dtype=torch.bool, device=updated.device)
                 layout = item.column_blocks, item.transposed

@@ -48,8 +48,9 @@ class Ema:
         self.decay, self.num_updates = decay, 0
         runtime.num_means += 1
         self._name = f"mean {runtime.num_means}"
-        runtime.engine.add_owned(self._name)
-        weakref.finalize(self, runtime.engine.remove_owned, self._name).atexit = False
+        owned = runtime.engine.owned()
+        owned.add(self._name)
+        weakref.finalize(self, owned.remove, self._name).atexit = False
         self._leaves = [index for index, p in enumerate(runtime.placeholders) if p.requires_grad]
         self._others = {
             clean_name(name): parameter
@@ -164,11 +165,11 @@ class Ema:
 
     def _owned(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yields (mean, master) of the leaves' parts that this rank owns."""
-        engine = self._runtime.engine
+        transfers = self._runtime.transfers
         for index in self._leaves:
-            parts = (engine.owned_parts(index, name) for name in (self._name, MASTER))
-            for (*_, mean), (*_, master) in zip(*parts, strict=True):
-                yield mean, master
+            parts = (transfers.owned_parts(index, name) for name in (self._name, MASTER))
+            for mean, master in zip(*parts, strict=True):
+                yield mean.tensor, master.tensor
 
     def _local(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yields (mean, weight) of this rank's part of the other parameters."""

@@ -56,8 +56,8 @@ class FirstValues:
                 else:
                     runtime.shards.without_values.add(index)
                     with self._attempt():
-                        for *_, master in runtime.engine.owned_parts(index, MASTER):
-                            master.zero_()
+                        for part in runtime.transfers.owned_parts(index, MASTER):
+                            part.tensor.zero_()
             elif leaf.num_columns > 1:
                 self._copy_experts(index)
             elif index in sharded:
@@ -66,7 +66,7 @@ class FirstValues:
                 self._copy_parts(index, everyone[0], leaf.parameter.detach())
             else:
                 with self._attempt():
-                    runtime.engine.scatter(index, MASTER, leaf.parameter.detach())
+                    runtime.transfers.scatter(index, MASTER, leaf.parameter.detach())
             leaf.parameter = runtime.placeholders[index]  # from here on only the owner has the values
         for parameter in runtime.plain_parameters if self._syncs else ():
             new = self._sent(parameter.detach(), everyone[0], everyone, parameter.dtype, 0, parameter.numel())
@@ -93,8 +93,8 @@ class FirstValues:
         values = self._sent(local, column[0], column, local.dtype, 0, local.numel())
         origin = ranks.shard * local.numel()
         with self._attempt():
-            for _, begin, end, master in self._runtime.engine.owned_parts(index, MASTER):
-                master.view(-1).copy_(values[begin - origin : end - origin])
+            for part in self._runtime.transfers.owned_parts(index, MASTER):
+                part.tensor.view(-1).copy_(values[part.elements.begin - origin : part.elements.end - origin])
 
     def _copy_parts(self, index: int, holder: int, own: torch.Tensor | None) -> None:
         """Copies from the global rank `holder`, which has the values `own`, one part of the leaf at a time."""
@@ -104,9 +104,9 @@ class FirstValues:
             begin, end = end, end + item.num_matrices * item.rows * item.cols
             values = self._sent(own, holder, (owner,), dtype, begin, end)
             with self._attempt():
-                for other, _, _, master in runtime.engine.owned_parts(index, MASTER):
-                    if other == part:
-                        master.view(-1).copy_(values)
+                for own_part in runtime.transfers.owned_parts(index, MASTER):
+                    if own_part.parameter == part:
+                        own_part.tensor.view(-1).copy_(values)
 
     def _sent(
         self, own: torch.Tensor | None, holder: int, receivers: Sequence[int], dtype: torch.dtype, begin: int, end: int

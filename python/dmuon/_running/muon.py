@@ -250,7 +250,7 @@ class Muon(torch.optim.Optimizer):
         runtime.step_agreement.end_step()
         if runtime.step_agreement.host_misses_partial_sums():
             discard_partial_sums(runtime.fsdp_modules)
-            runtime.engine.forget_host_sums()
+            runtime.engine.host_sums().forget()
         for group in self.param_groups:
             for parameter in group["params"]:
                 if set_to_none or parameter.grad is None:
@@ -330,8 +330,8 @@ class Muon(torch.optim.Optimizer):
         if not state_dict["state"]:
             for index in self._leaf_of.values():
                 for name in shards.states:
-                    for *_, state in runtime.engine.owned_parts(index, name):
-                        state.zero_()
+                    for part in runtime.transfers.owned_parts(index, name):
+                        part.tensor.zero_()
         runtime.engine.publish()
         owned: dict[torch.Tensor, Any] = {parameter: self.state[parameter] for parameter in self._leaf_of}
         self._adamw = InnerAdamW()  # for the new groups and state of the base class

@@ -57,9 +57,9 @@ def weight_norms(model: nn.Module) -> dict[str, torch.Tensor]:
     # Each word is 0 on all ranks except one, so that every order of addition gives all ranks the same bits.
     squares = torch.zeros(sum(map(len, runtime.parts)), dtype=torch.float64, device=runtime.device)
     for index in range(len(runtime.leaves)):
-        for parameter, _, _, master in runtime.engine.owned_parts(index, MASTER):
-            pieces = torch._foreach_norm(list(master.view(-1).split(_PIECE)), 2, dtype=torch.float64)
-            squares[parameter] = torch.stack(list(pieces)).square().sum()
+        for part in runtime.transfers.owned_parts(index, MASTER):
+            pieces = torch._foreach_norm(list(part.tensor.view(-1).split(_PIECE)), 2, dtype=torch.float64)
+            squares[part.parameter] = torch.stack(list(pieces)).square().sum()
     runtime.engine.drain()
     add_up(squares, runtime.ranks)
     norms = of_leaves(squares.sqrt(), runtime.parts)

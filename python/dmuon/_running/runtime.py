@@ -58,7 +58,8 @@ class Runtime:
         self._scaled: dict[torch.Tensor, Any] = {}  # handles of our hooks, by the parameter
         self.recomputed: dict[int, int] = {}  # by unit: the last backward in which a reentrant checkpoint did
         self.engine = self._make_engine(dedication)
-        self.parts = [self.engine.parameters_of(index) for index in range(len(self.leaves))]  # a leaf's parameters
+        self.transfers = self.engine.transfers()
+        self.parts = [leaf.parameters for leaf in self.engine.leaves()]
         self.step_agreement = StepAgreement(
             optimizer, model, self.fsdp_modules, self.engine, self.parts, self.ranks, device, self.divide_factor
         )
@@ -70,7 +71,7 @@ class Runtime:
         others = (p for p in model.parameters() if not isinstance(p, OwnedTensor | DTensor))
         self.plain_parameters: list[torch.Tensor] = list(others)  # neither dmuon nor fully_shard manages these
         dtypes = [placeholder.dtype for placeholder in self.placeholders]
-        self.shards = OwnedShards(self.engine, self.leaves, dtypes, states, self.ranks, dedication.mesh)
+        self.shards = OwnedShards(self.transfers, self.leaves, dtypes, states, self.ranks, dedication.mesh)
 
     def _make_engine(self, dedication: Dedication) -> _C.Engine:
         options = _C.EngineOptions()
@@ -120,9 +121,9 @@ class Runtime:
             names.append(MASTER)
         state = {}
         for name in names:
-            own, shape = self.engine.owned_parts(index, name), self.shards.shape(index, name)
+            own, shape = self.transfers.owned_parts(index, name), self.shards.shape(index, name)
             if len(own) == len(self.parts[index]) == 1:
-                state[name] = own[0][-1].view(shape)
+                state[name] = own[0].tensor.view(shape)
             else:
                 state[name] = OwnedTensor(f"{leaf.name}.{name}", shape, torch.float32, self.device, None)
         return state
@@ -135,12 +136,13 @@ class Runtime:
         self.engine.meet(call)
 
     def _bind(self, index: int) -> UnitWeights:
-        weights = [nn.Parameter(view) for view in self.engine.weights(index)]
+        unit = self.engine.unit(index)
+        weights = [nn.Parameter(view) for view in unit.weight_tensors()]
         self.engine.bind(index, weights)
         places = []
-        for leaf, weight in zip(self.engine.packed_order(index), weights, strict=True):
-            for place in self.leaves[leaf].places:
-                place.put_back(self.placeholders[leaf], weight)
+        for leaf, weight in zip(unit.packing().leaves, weights, strict=True):
+            for place in self.leaves[leaf.index].places:
+                place.put_back(self.placeholders[leaf.index], weight)
                 places.append(place)
         return UnitWeights(places)
 

@@ -45,7 +45,7 @@ class StepAgreement:
 
     def host_misses_partial_sums(self) -> bool:
         """True if FSDP2 has sums of an HSDP mesh that only a synchronised backward sends on."""
-        return self.engine.host_holds_sums() and bool(self.fsdp_modules)
+        return self.engine.host_sums().held() and bool(self.fsdp_modules)
 
     def verdict(self, arguments: Sequence[str] = (), problem: str | None = None) -> _C.Verdict:
         """Returns the verdict over all gradients, owned and not. Collective, unless the step has its verdict already.

@@ -33,7 +33,7 @@ class OwnedShards:
 
     def __init__(
         self,
-        engine: _C.Engine,
+        transfers: _C.Transfers,
         leaves: Sequence[Leaf],
         dtypes: Sequence[torch.dtype],
         states: Sequence[str],
@@ -41,7 +41,7 @@ class OwnedShards:
         mesh: DeviceMesh | None,
     ) -> None:
         """`dtypes` are the leaves', `states` the rule's names. `mesh` is as for fully_shard, None for all ranks."""
-        self._engine, self._leaves, self._ranks, self._given = engine, leaves, ranks, mesh
+        self._transfers, self._leaves, self._ranks, self._given = transfers, leaves, ranks, mesh
         self.dtypes, self.states = dtypes, states
         self.without_values: set[int] = set()  # leaves that were neither initialised nor loaded
 
@@ -59,7 +59,7 @@ class OwnedShards:
 
     def read(self, indices: Sequence[int], name: str, dtype: torch.dtype) -> list[torch.Tensor]:
         """Returns the tensors of this name, each with memory of its own. Collective."""
-        flat = self._engine.to_shards(indices, name, dtype)
+        flat = self._transfers.to_shards(indices, name, dtype)
         return [self._as_saved(self.shape(index, name), values) for index, values in zip(indices, flat, strict=True)]
 
     def shape(self, index: int, name: str) -> torch.Size:
@@ -68,7 +68,7 @@ class OwnedShards:
         Raises:
             ValueError: that dimension does not divide the tensor, so that no rows of it belong to rows of the leaf.
         """
-        leaf, sizes = self._leaves[index], self._engine.owned_sizes(index, name)
+        leaf, sizes = self._leaves[index], self._transfers.sizes_of(index, name)
         rows, elements = leaf.shape[0], math.prod(sizes)
         if elements % rows:
             raise ValueError(
@@ -122,9 +122,9 @@ class OwnedShards:
             self.without_values -= values.keys()
         whole = {index: value for index, value in values.items() if not isinstance(value, DTensor)}
         sharded = [index for index in values if index not in whole]
-        self._engine.from_shards(sharded, name, [_flat(values[index]) for index in sharded])
+        self._transfers.from_shards(sharded, name, [_flat(values[index]) for index in sharded])
         for index, value in whole.items():
-            self._engine.scatter(index, name, value.detach())
+            self._transfers.scatter(index, name, value.detach())
 
     def write_weights(self, values: Mapping[int, torch.Tensor]) -> None:
         """Writes masters from weights in the leaves' own dtypes. Collective. Call `publish` afterwards.
@@ -153,10 +153,11 @@ class OwnedShards:
         for index, old in zip(sharded, self.read(sharded, MASTER, torch.float32), strict=True):
             new[index] = self._changed(index, old, new[index])
         for index in low:
-            if index not in sharded and (parts := self._engine.owned_parts(index, MASTER)):
-                flat = new[index].reshape(-1).to(parts[0][-1].device, torch.float32, copy=True)
-                for _, begin, end, old in parts:
-                    flat[begin:end] = self._changed(index, old.view(-1), flat[begin:end])
+            if index not in sharded and (parts := self._transfers.owned_parts(index, MASTER)):
+                flat = new[index].reshape(-1).to(parts[0].tensor.device, torch.float32, copy=True)
+                for part in parts:
+                    new_part = flat[part.elements.begin : part.elements.end]
+                    new_part.copy_(self._changed(index, part.tensor.view(-1), new_part))
                 new[index] = flat
         self.write(new, MASTER)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import dataclasses
 import datetime
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,6 +73,15 @@ def _leave() -> None:
     for groups, _ in _engine_groups.values():
         groups.leave(grace_ms=3000)
     _engine_groups.clear()
+
+
+def _keep_groups() -> None:
+    """Keeps PyTorch's process groups for ever in a forked child: destructors wait for threads that it does not have."""
+    for group in {*dist.distributed_c10d._world.pg_map, *_groups.values()}:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+
+os.register_at_fork(after_in_child=_keep_groups)
 
 
 def _group(purpose: str, members: tuple[int, ...], ranks: Ranks, host: bool) -> dist.ProcessGroup | None:

@@ -8,7 +8,7 @@ namespace dmuon::balance {
 
 /// The number of matrices of each shape at every owner, with each owner's load and bytes. Matrices
 /// of one shape cost the same, so placement decides later which of them an owner gets. Points to
-/// its problem, which must outlive it. Threads may share it while none changes it.
+/// its problem, which must outlive it.
 class Assignment {
  public:
   /// Starts with no matrix at any owner.

@@ -7,8 +7,7 @@
 namespace dmuon::balance {
 
 /// First assignments, which local search then improves. Each keeps all owners within max_bytes or
-/// returns nothing. Thread-safe: these functions read their arguments only, add_where_cheapest
-/// excepted.
+/// returns nothing.
 
 /// Longest processing time first: gives lots of at most `lot` matrices of a shape, the longest
 /// first, to the owner with the least load. Graham's bound (1969) holds for lot = 1 if batches gain

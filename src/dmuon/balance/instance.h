@@ -52,7 +52,7 @@ struct Instance {
 /// the largest accepted sum of bytes. So sums and differences of loads stay far inside 64 bits.
 inline constexpr Nanoseconds kMaxTotalNs = Nanoseconds{1} << 60;
 
-/// Checks an instance. Thread-safe: reads its argument only.
+/// Checks an instance.
 /// @throws InvalidArgument, naming the first bad part: no owner; a batch list that is empty, not
 ///         ascending or does not start at 1; a time, bytes or max_bytes < 0; times or bytes that
 ///         add up to more than kMaxTotalNs.

@@ -9,7 +9,6 @@ namespace dmuon::balance {
 
 /// f_s(k): an owner's time for k matrices of one shape, run as the cheapest set of batches. It is
 /// neither monotone nor convex in k, because nothing is assumed of measured times.
-/// Immutable, so threads may share it.
 class OwnerTime {
  public:
   /// The time of a number of matrices that no set of batches adds up to.
@@ -43,7 +42,7 @@ class OwnerTime {
   core::Vector<Count, Way> ways_;  // for 0 to num_matrices
 };
 
-/// An instance with the f_s of its shapes. Immutable, so threads may share it.
+/// An instance with the f_s of its shapes. Immutable.
 class Problem {
  public:
   /// @throws InvalidArgument as validate does.

@@ -5,10 +5,11 @@
 #include "dmuon/balance/assignment.h"
 #include "dmuon/balance/certificate.h"
 
+// Threads: a function of this folder writes only to arguments that are not const. Threads may share
+// an object while none changes it.
 namespace dmuon::balance {
 
 /// Returns the larger of two bounds that need no search; see Certificate::Kind for the arguments.
-/// All functions here are thread-safe: they read their arguments only.
 Certificate simple_bound(const Problem& problem);
 
 /// Returns a bound with the argument that proves it. Bounds ignore max_bytes, which can only make

@@ -1,12 +1,12 @@
 #include "dmuon/engine/engine.h"
 
+#include <pybind11/functional.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
 #include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -20,6 +20,7 @@ namespace py = pybind11;
 using core::LeafIndex;
 using core::UnitIndex;
 using engine::Engine;
+using engine::Transfers;
 using engine::UnitSpec;
 using engine::Verdict;
 using wire::Group;
@@ -29,6 +30,8 @@ namespace {
 
 using EngineClass = py::class_<Engine, std::shared_ptr<Engine>>;
 using NoGil = py::call_guard<py::gil_scoped_release>;
+// A part of the engine, which it keeps alive.
+constexpr auto kInside = py::return_value_policy::reference_internal;
 
 void init_mesh(py::module_& module) {
   const NoGil no_gil;
@@ -80,27 +83,81 @@ void init_settings(py::module_& module) {
       .def("finite", &Verdict::finite);
 }
 
+void init_parts(py::module_& module) {
+  const NoGil no_gil;
+  py::class_<layout::Leaf>(module, "Leaf").def_readonly("parameters", &layout::Leaf::parameters);
+  py::class_<layout::PackedLeaf>(module, "PackedLeaf")
+      .def_readonly("index", &layout::PackedLeaf::index);
+  py::class_<layout::Packing>(module, "Packing").def_readonly("leaves", &layout::Packing::leaves);
+  py::class_<engine::Unit>(module, "Unit")
+      .def("packing", &engine::Unit::packing, kInside)
+      .def("weight_tensors", &engine::Unit::weight_tensors);
+
+  py::class_<engine::HostSums>(module, "HostSums")
+      .def("held", &engine::HostSums::held)
+      .def("forget", &engine::HostSums::forget);
+
+  // A class without functions.
+  py::class_<layout::View>(module, "View");  // NOLINT(bugprone-unused-raii)
+  module.def("a_value_a_row", &wire::a_value_a_row, py::arg("view"));
+  py::class_<wire::Owned>(module, "Owned")
+      .def("add", &wire::Owned::add, py::arg("name"), py::arg_v("sizes", wire::MatrixSizes(), "..."))
+      .def("remove", &wire::Owned::remove, py::arg("name"));
+
+  py::class_<layout::Segment>(module, "Segment")
+      .def_readonly("begin", &layout::Segment::begin)
+      .def_readonly("end", &layout::Segment::end);
+  py::class_<Transfers::OwnedPart>(module, "OwnedPart")
+      .def_readonly("parameter", &Transfers::OwnedPart::parameter)
+      .def_readonly("elements", &Transfers::OwnedPart::elements)
+      .def_readonly("tensor", &Transfers::OwnedPart::tensor);
+
+  py::class_<Transfers>(module, "Transfers")
+      .def("sizes_of", &Transfers::sizes_of, py::arg("leaf"), py::arg("name"))
+      .def("gather", &Transfers::gather, py::arg("leaf"), py::arg("name"), no_gil)
+      .def("scatter", &Transfers::scatter, py::arg("leaf"), py::arg("name"), py::arg("value"),
+           no_gil)
+      .def("owned_parts", &Transfers::owned_parts, py::arg("leaf"), py::arg("name"))
+      .def("to_shards", &Transfers::to_shards, py::arg("which"), py::arg("name"), py::arg("dtype"),
+           no_gil)
+      .def("from_shards", &Transfers::from_shards, py::arg("which"), py::arg("name"),
+           py::arg("shards"), no_gil);
+}
+
+void init_profile(py::module_& module) {
+  const NoGil no_gil;
+  // A class without functions.
+  py::class_<wire::Instant>(module, "Instant");  // NOLINT(bugprone-unused-raii)
+  py::class_<wire::Clock>(module, "Clock")
+      .def("now", &wire::Clock::now)
+      .def("seconds", &wire::Clock::seconds, py::arg("instant"), no_gil);
+
+  using engine::Span;
+  py::class_<Span>(module, "Span")
+      .def_property_readonly("kind", [](const Span& s) { return schedule::name_of(s.kind); })
+      .def_property_readonly(
+          "lane", [](const Span& s) { return schedule::name_of(schedule::lane_of(s.kind)); })
+      .def_readonly("subject", &Span::subject)
+      .def_readonly("issued", &Span::issued)
+      .def_readonly("started", &Span::started)
+      .def_readonly("done", &Span::done);
+
+  py::class_<engine::Profile>(module, "Profile")
+      .def("clock", &engine::Profile::clock, kInside)
+      .def("start", &engine::Profile::start, no_gil)
+      .def("stop", &engine::Profile::stop, no_gil);
+}
+
 void add_construction(EngineClass& engine) {
+  const NoGil no_gil;
   engine
       .def(py::init(&Engine::make), py::arg("options"), py::arg("mesh"), py::arg("plan"),
            py::arg("units"), py::arg("sizes"))
-      .def(
-          "weights", [](Engine& e, UnitIndex unit) { return e.unit(unit).weight_tensors(); },
-          py::arg("unit"))
-      .def(
-          "parameters_of",
-          [](const Engine& e, LeafIndex leaf) { return e.leaves().at(leaf).parameters; },
-          py::arg("leaf"))
-      .def(
-          "packed_order",
-          [](Engine& e, UnitIndex unit) {
-            std::vector<LeafIndex> order;
-            for (const layout::PackedLeaf& leaf : e.unit(unit).packing().leaves)
-              order.push_back(leaf.index);
-            return order;
-          },
-          py::arg("unit"))
-      .def("bind", &Engine::bind, py::arg("unit"), py::arg("parameters"))
+      .def("leaves", &Engine::leaves)
+      .def("unit", &Engine::unit, py::arg("index"), kInside)
+      .def("bind", &Engine::bind, py::arg("unit"), py::arg("parameters"), no_gil)
+      .def("owned", &Engine::owned, kInside)
+      .def("transfers", &Engine::transfers, kInside)
       .def("set_placeholders", &Engine::set_placeholders, py::arg("placeholders"),
            py::arg("gradients"));
 }
@@ -108,10 +165,10 @@ void add_construction(EngineClass& engine) {
 void add_hooks(EngineClass& engine) {
   const NoGil no_gil;
   engine.def("begin_forward", &Engine::begin_forward, no_gil)
-      .def("end_forward", &Engine::end_forward)
+      .def("end_forward", &Engine::end_forward, no_gil)
       .def("before_forward", &Engine::before_forward, py::arg("unit"), no_gil)
       .def("after_forward", &Engine::after_forward, py::arg("unit"), no_gil)
-      .def("watch_inputs", &Engine::watch_inputs, py::arg("unit"), py::arg("inputs"))
+      .def("watch_inputs", &Engine::watch_inputs, py::arg("unit"), py::arg("inputs"), no_gil)
       .def("watch_outputs", &Engine::watch_outputs, py::arg("unit"), py::arg("outputs"))
       .def("watch_root_outputs", &Engine::watch_root_outputs, py::arg("outputs"))
       .def("refuse_backward", &Engine::refuse_backward, py::arg("why"));
@@ -136,48 +193,10 @@ void add_step(EngineClass& engine) {
       .def("leave", &Engine::leave, py::arg("what"), no_gil)
       .def("meet", &Engine::meet, py::arg("call"), no_gil)
       .def_property_readonly("num_backwards", &Engine::num_backwards)
-      .def("host_holds_sums", [](Engine& e) { return e.host_sums().held(); })
-      .def("forget_host_sums", [](Engine& e) { e.host_sums().forget(); })
+      .def("host_sums", &Engine::host_sums, kInside)
       .def("drain", &Engine::drain, no_gil)
       .def("settle", &Engine::settle, no_gil)
       .def("settle_step", &Engine::settle_step, no_gil);
-}
-
-void add_owned_tensors(EngineClass& engine) {
-  const NoGil no_gil;
-  engine
-      .def(
-          "add_owned",
-          [](Engine& e, const std::string& name, bool a_row) {
-            e.owned().add(name, a_row ? wire::a_value_a_row : wire::MatrixSizes());
-          },
-          py::arg("name"), py::arg("a_row") = false)
-      .def(
-          "owned_sizes",
-          [](Engine& e, LeafIndex leaf, const std::string& name) {
-            return e.owned().sizes_of(e.leaves().at(leaf), name);
-          },
-          py::arg("leaf"), py::arg("name"))
-      .def(
-          "remove_owned", [](Engine& e, const std::string& name) { e.owned().remove(name); },
-          py::arg("name"))
-      .def(
-          "owned_parts",
-          [](Engine& e, LeafIndex leaf, const std::string& name) {
-            using Part = std::tuple<core::ParameterIndex, std::int64_t, std::int64_t, at::Tensor>;
-            std::vector<Part> parts;
-            for (const Engine::OwnedPart& part : e.owned_parts(leaf, name))
-              parts.emplace_back(part.parameter, part.elements.begin, part.elements.end,
-                                 part.tensor);
-            return parts;
-          },
-          py::arg("leaf"), py::arg("name"))
-      .def("gather", &Engine::gather, py::arg("leaf"), py::arg("name"), no_gil)
-      .def("scatter", &Engine::scatter, py::arg("leaf"), py::arg("name"), py::arg("value"), no_gil)
-      .def("to_shards", &Engine::to_shards, py::arg("which"), py::arg("name"), py::arg("dtype"),
-           no_gil)
-      .def("from_shards", &Engine::from_shards, py::arg("which"), py::arg("name"),
-           py::arg("shards"), no_gil);
 }
 
 // One unit's operations by themselves, for verification.
@@ -192,40 +211,9 @@ void add_operations(EngineClass& engine) {
 }
 
 void add_inspection(EngineClass& engine) {
-  const NoGil no_gil;
   engine.def("layout", &Engine::layout)
       .def("trace", &Engine::trace, py::arg("of_pass"))
-      .def(
-          "messages_of",
-          [](const Engine& e, const schedule::Operation& operation, int slot) {
-            return schedule::messages_of(operation, e.layout(), core::Slot(slot));
-          },
-          py::arg("operation"), py::arg("slot"))
-      .def(
-          "start_profile", [](Engine& e) { e.profile().start(); }, no_gil)
-      .def("now", [](Engine& e) { return e.profile().clock().now(); })
-      .def(
-          "seconds",
-          [](Engine& e, const wire::Instant& instant) {
-            return e.profile().clock().seconds(instant);
-          },
-          py::arg("instant"), no_gil)
-      .def("stop_profile",
-           [](Engine& e) {
-             using Row =
-                 std::tuple<std::string, std::string, schedule::Subject, double, double, double>;
-             std::vector<Row> rows;
-             const auto spans = [&] {
-               const py::gil_scoped_release released;
-               return e.profile().stop();
-             }();
-             for (const engine::Span& s : spans) {
-               rows.emplace_back(schedule::name_of(s.kind),
-                                 schedule::name_of(schedule::lane_of(s.kind)), s.subject, s.issued,
-                                 s.started, s.done);
-             }
-             return rows;
-           })
+      .def("profile", &Engine::profile, kInside)
       .def("statistics", &Engine::statistics)
       .def("reset_peak", &Engine::reset_peak);
 }
@@ -235,14 +223,13 @@ void add_inspection(EngineClass& engine) {
 void init_engine(py::module_& module) {
   init_mesh(module);
   init_settings(module);
-  // A class without functions.
-  py::class_<wire::Instant>(module, "Instant");  // NOLINT(bugprone-unused-raii)
+  init_parts(module);
+  init_profile(module);
 
   EngineClass engine(module, "Engine");
   add_construction(engine);
   add_hooks(engine);
   add_step(engine);
-  add_owned_tensors(engine);
   add_operations(engine);
   add_inspection(engine);
   module.def("in_backward", &engine::in_backward);

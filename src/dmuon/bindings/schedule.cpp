@@ -53,6 +53,8 @@ void init_schedule(py::module_& module) {
           "group", [](const Message& m) { return m.axis == layout::Axis::kRow ? "row" : "column"; })
       .def_readonly("root", &Message::root)
       .def_readonly("bytes", &Message::bytes);
+  module.def("messages_of", &schedule::messages_of, py::arg("operation"), py::arg("layout"),
+             py::arg("slot"));
 }
 
 }  // namespace dmuon::bindings

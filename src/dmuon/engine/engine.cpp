@@ -23,6 +23,7 @@ Engine::Engine(EngineOptions options, wire::SharedMesh mesh, const plan::Plan& p
     : options_(options),
       executor_(std::move(mesh), plan, units, options.step.node_copy, options.device, sizes),
       resolver_(executor_.layout(), options.step, executor_.units_of_batches(), this),
+      transfers_(&executor_, num_host_shards(), [this] { drain(); }),
       host_sums_(options.host_replicates > 1),
       norms_(parameters(), owned(), this->mesh().slot(), layout().num_slots(), num_host_shards()) {
   owned().set_gradient_scale(options_.gradient_scale);

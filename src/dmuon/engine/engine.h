@@ -14,6 +14,7 @@
 #include "dmuon/engine/executor.h"
 #include "dmuon/engine/gradient_norms.h"
 #include "dmuon/engine/host_sums.h"
+#include "dmuon/engine/transfers.h"
 #include "dmuon/schedule/resolver.h"
 
 namespace dmuon::engine {
@@ -76,9 +77,10 @@ class Engine : private schedule::Performer {
   const layout::Parameters& parameters() const { return executor_.parameters(); }
   const layout::Leaves& leaves() const { return executor_.leaves(); }
 
-  /// The tensors that this rank owns. Its named tensors travel by gather and scatter, which throw
-  /// InvalidArgument for an unknown name before anything is sent.
+  /// The tensors that this rank owns. New masters count from publish() on.
   wire::Owned& owned() { return executor_.owned(); }
+  /// Moves owned tensors to other ranks, and back.
+  const Transfers& transfers() const { return transfers_; }
 
   /// Says that all ranks next do `what`, outside of the engine. The Watch then knows that a rank
   /// may be waiting there.
@@ -87,31 +89,6 @@ class Engine : private schedule::Performer {
   /// Settles, and returns when all ranks have come to `call`, outside of a step. Collective.
   /// @throws CommError or InvalidArgument, on all ranks, if one has come to something else.
   void meet(const std::string& call);
-
-  /// Returns the named tensor of a leaf on every rank, in its own sizes. A gradient is undefined if
-  /// an owner holds nothing of it. Collective.
-  at::Tensor gather(core::LeafIndex leaf, const std::string& name);
-
-  /// Writes `value` at the owners, to each its part. Other ranks do nothing; nothing is sent. New
-  /// masters count from publish() on.
-  void scatter(core::LeafIndex leaf, const std::string& name, const at::Tensor& value);
-
-  struct OwnedPart {
-    core::ParameterIndex parameter;
-    layout::Segment elements;  ///< of the leaf
-    at::Tensor tensor;         ///< in sizes of its view
-  };
-  /// Returns this rank's parts of a leaf's tensor, in order.
-  std::vector<OwnedPart> owned_parts(core::LeafIndex leaf, const std::string& name);
-
-  /// Collective: this rank's shards, flat, of what owners hold, as the host framework cuts its own
-  /// parameters; see shards.h. In pieces, so that little is held beside them.
-  std::vector<at::Tensor> to_shards(const std::vector<core::LeafIndex>& which,
-                                    const std::string& name, at::ScalarType dtype);
-
-  /// Collective: owners take what all ranks' shards hold. New masters count from publish() on.
-  void from_shards(const std::vector<core::LeafIndex>& which, const std::string& name,
-                   const std::vector<at::Tensor>& shards);
 
   // Triggers, from module hooks.
   void begin_forward();  ///< the model's own
@@ -232,6 +209,7 @@ class Engine : private schedule::Performer {
   std::weak_ptr<bool> backward_;  // alive while the backward that opened the pass is
   std::int64_t num_backwards_ = 0;
   std::int64_t num_evaluations_ = 0;
+  Transfers transfers_;
   HostSums host_sums_;
   std::int64_t num_compared_ = 0;
   std::string no_backward_;  // why, if none may begin

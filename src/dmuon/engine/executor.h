@@ -48,6 +48,10 @@ struct UnitState {
 /// packed buffers, and gradients back. It knows no trigger, no order and no history. A
 /// schedule::Resolver chooses the operations, in the same order on every rank.
 ///
+///     Executor executor(mesh, plan, units, node_copy, device);
+///     executor.perform({.kind = Kind::kPublishIntra, .subject = unit});  // travels on its lane
+///     executor.perform({.kind = Kind::kAwaitWeights, .subject = unit});  // compute waits for it
+///
 /// Streams: operations of the compute lane are the current stream's, which may be another one each
 /// time; those of the other lanes run beside it, see Lane. Threads: one at a time. The calling
 /// thread takes and gives back packed buffers, so that their memory is the same in every run.

@@ -26,7 +26,12 @@ struct Verdict {
 };
 
 /// Computes the words of Verdict::squared_norms that this rank knows. Only one rank has a word that
-/// is not 0 (a parameter's owner), so that a sum over all ranks is the same in any order.
+/// is not 0 (a parameter's owner), so that a sum over all ranks is the same in any order. Not
+/// thread-safe.
+///
+///     at::Tensor words = norms.measure(host);          // this rank's
+///     executor.sum_over_mesh(words, "sum of norms");   // all ranks'
+///     norms.keep_only(has_gradient);
 class GradientNorms {
  public:
   /// @param owned      outlives this.

@@ -33,6 +33,10 @@ constexpr int kNumPhases = 3;
 /// Counts how long lanes are busy and how long compute waits for them, always, by the host's clock:
 /// on a device with streams, how long it took to issue operations. Keeps each operation only while
 /// recording, with times of where it ran. Thread-safe, except for start() and stop() on a device.
+///
+///     profile.start();
+///     profile.add({kind, subject, issued, started, profile.clock().now()});  // one operation
+///     const std::vector<Span> spans = profile.stop();
 class Profile {
  public:
   explicit Profile(c10::Device device) : clock_(device) {}

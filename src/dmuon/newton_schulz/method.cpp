@@ -52,9 +52,11 @@ std::vector<Choice> candidates_of(const Products& backend, std::int64_t m, std::
   return found;
 }
 
-const Products& backend_named(const std::string& name, c10::Device device, at::ScalarType dtype) {
-  return *core::named(products_of(device, dtype), name, "orthogonalize: choice.backend must be",
-                      &Products::name, " for ", dtype, " on ", device, " on this machine");
+const Products& backend_named(const std::string& name, c10::Device device, at::ScalarType dtype,
+                              std::string_view function) {
+  return *core::named(products_of(device, dtype), name,
+                      core::message(function, ": choice.backend must be"), &Products::name, " for ",
+                      dtype, " on ", device, " on this machine");
 }
 
 // Appends views of the single matrices of [..., rows, cols]. A reshape would copy blocks of
@@ -66,14 +68,14 @@ void append_matrices(const Tensor& batch, std::vector<Tensor>& pieces) {
 
 }  // namespace
 
-void check(const IterationOptions& options) {
-  require(is_floating(options.dtype), "orthogonalize: dtype must be fp64, fp32, bf16 or fp16; got ",
+void check(const IterationOptions& options, std::string_view function) {
+  require(is_floating(options.dtype), function, ": dtype must be fp64, fp32, bf16 or fp16; got ",
           options.dtype);
-  require(0 <= options.eps && options.eps <= 1, "orthogonalize: eps must be in [0, 1]; got ",
+  require(0 <= options.eps && options.eps <= 1, function, ": eps must be in [0, 1]; got ",
           options.eps);
   require(!options.gram_dtype || *options.gram_dtype == options.dtype ||
               *options.gram_dtype == at::kFloat || *options.gram_dtype == at::kDouble,
-          "orthogonalize: gram_dtype must be dtype, fp32 or fp64; got ",
+          function, ": gram_dtype must be dtype, fp32 or fp64; got ",
           options.gram_dtype.value_or(options.dtype));
 }
 
@@ -111,22 +113,22 @@ std::vector<Tensor> Method::pieces_of(const Tensor& batch) const {
 }
 
 Method method_for(std::int64_t rows, std::int64_t cols, c10::Device device,
-                  const IterationOptions& options) {
-  check(options);
+                  const IterationOptions& options, std::string_view function) {
+  check(options, function);
   const auto& [name, chosen_form, batched, panel_rows] =
       options.choice ? *options.choice
                      : choose(rows, cols, options.coefficients, device, options.dtype);
   const Form form = options.form.value_or(chosen_form);
-  const Products& backend = backend_named(name, device, options.dtype);
-  require(!batched || backend.batched(std::min(rows, cols), options.dtype),
-          "orthogonalize: choice.batched must be false for ", rows, " x ", cols, " in ",
-          options.dtype, " on ", device, "; got true");
+  const Products& backend = backend_named(name, device, options.dtype, function);
+  require(!batched || backend.batched(std::min(rows, cols), options.dtype), function,
+          ": choice.batched must be false for ", rows, " x ", cols, " in ", options.dtype, " on ",
+          device, "; got true");
   const std::vector<std::int64_t> panels = backend.panel_rows(std::min(rows, cols), options.dtype);
-  require(panels.size() == 1 ? panel_rows == panels.front() : panel_rows >= 0,
-          "orthogonalize: choice.panel_rows must be ",
+  require(panels.size() == 1 ? panel_rows == panels.front() : panel_rows >= 0, function,
+          ": choice.panel_rows must be ",
           panels.size() == 1 ? std::to_string(panels.front()) : "at least 0", "; got ", panel_rows);
   const auto segments = segments_of(form, backend, rows, cols, options.coefficients, options.dtype);
-  require(segments.has_value(), "orthogonalize: ", options.form ? "form" : "choice.form",
+  require(segments.has_value(), function, ": ", options.form ? "form" : "choice.form",
           " must be direct or Gram for ", rows, " x ", cols, " in ", options.dtype,
           " with these coefficients by the backend '", name, "'; got segmented");
   std::optional<at::ScalarType> square_dtype = options.dtype;

@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -72,12 +73,14 @@ struct Method {
 };
 
 /// Checks the members of `options` that depend on no shape.
-/// @throws InvalidArgument naming the first bad member.
-void check(const IterationOptions& options);
+/// @param function  the one that the user called.
+/// @throws InvalidArgument naming `function` and the first bad member.
+void check(const IterationOptions& options, std::string_view function);
 
 /// Checks `options` and returns how they orthogonalise rows x cols matrices.
-/// @throws InvalidArgument naming the first bad member.
+/// @param function  as for check().
+/// @throws InvalidArgument as check().
 Method method_for(std::int64_t rows, std::int64_t cols, c10::Device device,
-                  const IterationOptions& options);
+                  const IterationOptions& options, std::string_view function);
 
 }  // namespace dmuon::newton_schulz

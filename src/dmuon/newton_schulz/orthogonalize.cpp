@@ -26,14 +26,14 @@ void check(const Tensor& x) {
 
 Tensor orthogonalize(Tensor x, const IterationOptions& options) {
   check(x);
-  check(options);
+  check(options, "orthogonalize");
   const at::NoGradGuard no_grad;
   const auto sizes = x.sizes().vec();
   const auto result_options = x.options().dtype(options.dtype);
   if (x.numel() == 0) return at::empty(sizes, result_options);
   const std::int64_t rows = x.size(-2);
   const std::int64_t cols = x.size(-1);
-  const Method method = method_for(rows, cols, x.device(), options);
+  const Method method = method_for(rows, cols, x.device(), options, "orthogonalize");
   const Elementwise& elementwise = elementwise_of(x.device());
   const auto orthogonalised = [&](Tensor some) {
     Start start{elementwise.normalise(std::exchange(some, {}), method.dtype, method.eps)};

@@ -35,6 +35,10 @@ struct WideSquare {
 /// The matrix products of the iteration, as one backend computes them. An object is stateless and
 /// thread-safe, works on the current stream and records no autograd.
 ///
+///     const Products& products = *products_of(x.device(), x.scalar_type()).front();
+///     products.symmetric_product(r, 0, r, 1, x, x.mT(), 0);  // R = X X', in one panel
+///     products.product(out, a, x, b, r, x);                  // a X + b R X
+///
 /// Dtypes are fp64, fp32, bf16 and fp16. Matrices are [rows, cols] or, batched, [b, rows, cols].
 /// The tensors of one call share dtype, device and number of dimensions, unless a function says
 /// otherwise. The caller guarantees this.

@@ -35,13 +35,15 @@ BatchUpdate::BatchUpdate(const MuonGroup& group, Piece batch, std::int64_t colum
     for (at::Tensor& state : batch.states) state = column_blocks_of(state, column_blocks);
   }
   newton_schulz::IterationOptions options = group.iteration;
-  newton_schulz::check(options);
+  constexpr const char* kFunction = "Muon.step";
+  newton_schulz::check(options, kFunction);
   if (batch.weights.numel() == 0) return;
   const std::int64_t rows = batch.weights.size(-2);
   const std::int64_t cols = batch.weights.size(-1);
   const auto tuned = group.choices.find({rows, cols});
   if (tuned != group.choices.end()) options.choice = tuned->second;
-  method_.emplace(newton_schulz::method_for(rows, cols, batch.weights.device(), options));
+  method_.emplace(
+      newton_schulz::method_for(rows, cols, batch.weights.device(), options, kFunction));
   pieces_ = pieces_of(*method_, batch);
 }
 

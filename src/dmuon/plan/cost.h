@@ -12,7 +12,6 @@ namespace dmuon::plan {
 using balance::BatchTime;
 using balance::Nanoseconds;
 
-// All functions here are thread-safe: they read their arguments only.
 inline double milliseconds(Nanoseconds ns) { return static_cast<double>(ns) / 1e6; }
 
 /// A device's rates: constants of the cost model, for times that cannot be measured.

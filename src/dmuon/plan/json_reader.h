@@ -11,7 +11,7 @@ namespace dmuon::plan {
 
 /// Reads JSON strictly: every error is an InvalidArgument that names the place in the text, the
 /// expected value and the given one. nlohmann::json alone would read 1.9 or true as an int.
-/// Immutable, so threads may share it.
+/// Immutable.
 class JsonReader {
  public:
   /// @param value outlives the reader. @param place its name in errors, "plan".

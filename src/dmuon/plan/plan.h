@@ -13,6 +13,8 @@
 #include "dmuon/plan/options.h"
 #include "dmuon/plan/spread.h"
 
+// Threads: a function of this folder writes only to arguments that are not const. Threads may share
+// an object while none changes it.
 namespace dmuon::plan {
 
 /// Parameters of one owner whose matrices have one shape and are updated together.
@@ -48,8 +50,7 @@ struct Plan {
   bool operator==(const Plan&) const = default;
 };
 
-/// Makes a plan. Deterministic; the plan is equal on every machine. Thread-safe: like all functions
-/// here except complete(), it reads its arguments only.
+/// Makes a plan. Deterministic; the plan is equal on every machine.
 /// @param strategy one of strategy_names().
 /// @param costs    has an entry for every shape of the inventory.
 /// @throws InvalidArgument, naming the first bad argument. If no plan fits max_memory_bytes, it

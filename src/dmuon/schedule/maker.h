@@ -21,7 +21,12 @@ struct Window {
 Window window_of(const Layout& layout, const StepOptions& options);
 
 /// Builds operations, with what each must wait for. Omits the stages that a single node does not
-/// need. A publication that reads masters waits for the batches that touch its unit.
+/// need. A publication that reads masters waits for the batches that touch its unit. Immutable, so
+/// threads may share it.
+///
+///     const Maker make(layout, batches);
+///     if (make.has_inter()) issue(make.publish_inter(unit));
+///     issue(make.publish_intra(unit));
 class Maker {
  public:
   /// @param batches  of this rank.

@@ -1,7 +1,6 @@
 #include "dmuon/watch/watch.h"
 
 #include <c10/util/Exception.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
@@ -28,50 +27,30 @@ Watch::Watch(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
     : detector_(static_cast<std::size_t>(rank), static_cast<std::size_t>(size), slow_after),
       rank_(static_cast<std::size_t>(rank)),
       give_up_(std::move(give_up)),
-      interval_(std::max(interval, std::chrono::milliseconds(size / kLooksPerMs))),
-      process_(getpid()) {
+      interval_(std::max(interval, std::chrono::milliseconds(size / kLooksPerMs))) {
   if (!store || size == 1) return;
   board_.emplace(store, rank_, static_cast<std::size_t>(size));
-  thread_ = std::thread([this] { run(); });
+  service_.start("dmuon watch", [this] { run(); });
 }
-
-Watch::~Watch() {
-  if (!thread_.joinable()) return;
-  if (getpid() != process_) {
-    thread_.detach();
-    // Its destructor would wait for the thread, which a forked child does not have.
-    static_cast<void>(changed_.release());
-    return;
-  }
-  {
-    const std::scoped_lock lock(mutex_);
-    ends_ = true;
-  }
-  changed_->notify_all();
-  thread_.join();
-}
-
-// A forked child has a copy of the thread's handle, but no thread.
-bool Watch::is_watched() const { return thread_.joinable() && getpid() == process_; }
 
 void Watch::look_at(Device device) {
-  const std::scoped_lock lock(mutex_);
+  const Lock lock = service_.lock();
   detector_.set_device_timeout(device.timeout);
   device_ = std::move(device);
 }
 
 std::int64_t Watch::reach(Rendezvous what, const std::string& described) {
-  const std::scoped_lock lock(mutex_);
+  const Lock lock = service_.lock();
   return detector_.reach(what, described, steady_clock::now());
 }
 
 void Watch::enter(const std::string& pass) {
-  const std::scoped_lock lock(mutex_);
+  const Lock lock = service_.lock();
   detector_.enter(pass);
 }
 
 std::int64_t Watch::num_operations() {
-  const std::scoped_lock lock(mutex_);
+  const Lock lock = service_.lock();
   return detector_.num_operations();
 }
 
@@ -81,7 +60,7 @@ std::uint64_t Watch::hash() {
 }
 
 void Watch::leave(const std::string& described) {
-  const std::scoped_lock lock(mutex_);
+  const Lock lock = service_.lock();
   detector_.reach(Rendezvous::kOperation, described, steady_clock::now());
   if (!given_up_.empty()) throw core::CommError(given_up_);
   detector_.leave(described, steady_clock::now());
@@ -105,19 +84,19 @@ void Watch::wait(Rendezvous what, std::int64_t number, const std::function<std::
 
 Watch::Waiting::Waiting(Watch* watch, Rendezvous what, std::int64_t number, std::string where)
     : watch_(watch) {
-  const std::scoped_lock lock(watch_->mutex_);
+  const Lock lock = watch_->service_.lock();
   watch_->detector_.begin_wait(what, number, std::move(where), steady_clock::now());
 }
 
 Watch::Waiting::~Waiting() {
-  const std::scoped_lock lock(watch_->mutex_);
+  const Lock lock = watch_->service_.lock();
   watch_->detector_.end_wait(steady_clock::now());
 }
 
 void Watch::Waiting::check() const {
   std::string why;
   {
-    const std::scoped_lock lock(watch_->mutex_);
+    const Lock lock = watch_->service_.lock();
     why = watch_->detector_.error();
   }
   if (why.empty()) return;
@@ -128,14 +107,15 @@ void Watch::Waiting::check() const {
 
 std::string Watch::Waiting::attendance() const {
   Watch& watch = *watch_;
-  if (!watch.is_watched()) return {};
+  if (!watch.service_.runs()) return {};
   const Detector::Time begin = steady_clock::now();
   const Detector::Time end = begin + 4 * watch.interval_;
-  Lock lock(watch.mutex_);
+  Lock lock = watch.service_.lock();
   bool answered = watch.ask(lock, &watch.asks_alarm_, end);
   if (answered) {
     // All others store their reports within an interval, and half of one more if they are busy.
-    watch.changed_->wait_until(lock, begin + 3 * watch.interval_ / 2, [&] { return watch.lost_; });
+    watch.service_.changed().wait_until(lock, begin + 3 * watch.interval_ / 2,
+                                        [&] { return watch.lost_; });
     answered = watch.ask(lock, &watch.asks_reports_, end);
   }
   const std::vector<Report> reports = watch.detector_.table();
@@ -145,8 +125,8 @@ std::string Watch::Waiting::attendance() const {
 }
 
 void Watch::over(const std::string& why) {
-  if (!is_watched()) return;  // the mutex of a forked child may be locked
-  Lock lock(mutex_);
+  if (!service_.runs()) return;
+  Lock lock = service_.lock();
   if (detector_.end(why)) ask(lock, &asks_alarm_, steady_clock::now() + 2 * interval_);
 }
 
@@ -154,17 +134,18 @@ void Watch::over(const std::string& why) {
 bool Watch::ask(Lock& lock, bool* what, Detector::Time end) {
   *what = true;
   const std::int64_t asked = ++num_asked_;
-  changed_->notify_all();
-  changed_->wait_until(lock, end, [&] { return lost_ || num_answered_ >= asked; });
+  service_.changed().notify_all();
+  service_.changed().wait_until(lock, end, [&] { return lost_ || num_answered_ >= asked; });
   return !lost_ && num_answered_ >= asked;
 }
 
 void Watch::run() {
-  Lock lock(mutex_);
+  Lock lock = service_.lock();
   try {
     while (true) {
-      changed_->wait_for(lock, interval_, [this] { return ends_ || num_answered_ < num_asked_; });
-      if (ends_) return;
+      service_.changed().wait_for(lock, interval_,
+                                  [this] { return service_.ends() || num_answered_ < num_asked_; });
+      if (service_.ends()) return;
       if (num_answered_ < num_asked_) {
         answer(lock);
       } else {
@@ -174,7 +155,7 @@ void Watch::run() {
   } catch (const std::exception&) {  // no store, no watch
     if (!lock.owns_lock()) lock.lock();
     lost_ = true;
-    changed_->notify_all();
+    service_.changed().notify_all();
   }
 }
 
@@ -193,7 +174,7 @@ void Watch::answer(Lock& lock) {
   lock.lock();
   if (reads) detector_.set_reports(std::move(reports));
   num_answered_ = asked;
-  changed_->notify_all();
+  service_.changed().notify_all();
 }
 
 // Carries out one interval of the detector. No request to the store holds the mutex.

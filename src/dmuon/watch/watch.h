@@ -1,16 +1,13 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
-#include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "dmuon/core/service_thread.h"
 #include "dmuon/watch/board.h"
 #include "dmuon/watch/detector.h"
 
@@ -41,9 +38,6 @@ class Watch {
       std::function<void(const std::string& why)> give_up = [](const std::string&) {},
       std::chrono::milliseconds interval = std::chrono::milliseconds(500),
       std::chrono::milliseconds slow_after = std::chrono::seconds(10));
-  ~Watch();
-  Watch(const Watch&) = delete;
-  Watch& operator=(const Watch&) = delete;
 
   /// A device whose host may block outside of dmuon, where nothing can raise.
   struct Device {
@@ -104,7 +98,7 @@ class Watch {
   void over(const std::string& why);
 
  private:
-  using Lock = std::unique_lock<std::mutex>;
+  using Lock = core::ServiceThread::Lock;
 
   void run();
   void look(Lock& lock);
@@ -112,13 +106,9 @@ class Watch {
   void give_up_device(Lock& lock);
   void answer(Lock& lock);
   bool ask(Lock& lock, bool* what, Detector::Time end);
-  bool is_watched() const;
 
-  std::mutex mutex_;
-  std::unique_ptr<std::condition_variable> changed_ = std::make_unique<std::condition_variable>();
   Detector detector_;
   std::optional<Device> device_;
-  bool ends_ = false;
   bool lost_ = false;  // the store
   // Requests to the thread, to carry out at once: raise the alarm, read all reports.
   bool asks_alarm_ = false;
@@ -130,8 +120,7 @@ class Watch {
   std::size_t rank_;
   std::function<void(const std::string& why)> give_up_;
   std::chrono::milliseconds interval_;
-  pid_t process_;
-  std::thread thread_;  // last: it uses all of the above
+  core::ServiceThread service_;  // last: it uses all of the above
 };
 
 }  // namespace dmuon::watch

@@ -5,8 +5,6 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-#include <pthread.h>
-#include <unistd.h>
 
 #include <condition_variable>
 #include <deque>
@@ -16,6 +14,8 @@
 #include <optional>
 #include <thread>
 #include <utility>
+
+#include "dmuon/core/service_thread.h"
 
 namespace dmuon::wire {
 
@@ -68,35 +68,17 @@ bool Event::has_happened() const {
 
 class Lane::Worker {
  public:
-  Worker(const std::string& name, Purpose purpose) : purpose_(purpose), thread_([this] { run(); }) {
-    pthread_setname_np(thread_.native_handle(), name.substr(0, 15).c_str());
+  Worker(const std::string& name, Purpose purpose) : purpose_(purpose) {
+    service_.start(name, [this] { run(); });
   }
-
-  ~Worker() {
-    if (getpid() != process_) {
-      thread_.detach();
-      // Its destructor would wait for the thread, which a forked child does not have.
-      static_cast<void>(changed_.release());
-      return;
-    }
-    {
-      const std::scoped_lock lock(mutex_);
-      over_ = true;
-    }
-    changed_->notify_all();
-    thread_.join();
-  }
-
-  Worker(const Worker&) = delete;
-  Worker& operator=(const Worker&) = delete;
 
   void enqueue(std::function<void()> operation, std::vector<Event> after,
                std::shared_ptr<Event::State> done) {
     {
-      const std::scoped_lock lock(mutex_);
+      const auto lock = service_.lock();
       jobs_.push_back({std::move(operation), std::move(after), std::move(done)});
     }
-    changed_->notify_all();
+    service_.changed().notify_all();
   }
 
  private:
@@ -111,8 +93,8 @@ class Lane::Worker {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;  // autograd ignores lanes
     std::exception_ptr error;
     while (true) {
-      std::unique_lock lock(mutex_);
-      changed_->wait(lock, [this] { return over_ || !jobs_.empty(); });
+      auto lock = service_.lock();
+      service_.changed().wait(lock, [this] { return service_.ends() || !jobs_.empty(); });
       if (jobs_.empty()) return;
       Job job = std::move(jobs_.front());
       jobs_.pop_front();
@@ -131,13 +113,9 @@ class Lane::Worker {
     }
   }
 
-  std::mutex mutex_;
-  std::unique_ptr<std::condition_variable> changed_ = std::make_unique<std::condition_variable>();
   std::deque<Job> jobs_;
-  bool over_ = false;
   Purpose purpose_;
-  pid_t process_ = getpid();
-  std::thread thread_;  // last: it uses all of the above
+  core::ServiceThread service_;  // last: it uses all of the above
 };
 
 // Issues each operation to the lane's stream, which first waits for the current stream.

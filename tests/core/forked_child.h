@@ -7,9 +7,9 @@
 #include <functional>
 #include <thread>
 
-namespace dmuon::watch {
+namespace dmuon::core {
 
-// Whether a child that is forked now, and does this, ends well.
+// True if a child that is forked now, and does this, ends well.
 inline bool ends_in_a_child(const std::function<void()>& body) {
   const pid_t child = fork();
   if (child == 0) {
@@ -21,4 +21,4 @@ inline bool ends_in_a_child(const std::function<void()>& body) {
   return waitpid(child, &status, 0) == child && status == 0;
 }
 
-}  // namespace dmuon::watch
+}  // namespace dmuon::core

@@ -1,4 +1,4 @@
-// What owners hold goes to all ranks and comes back.
+#include "dmuon/engine/transfers.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/ones.h>
@@ -53,15 +53,16 @@ TEST_P(Transfer, GathersAnyOwnedTensorInFp32OnEveryRank) {
   on_each_rank([&](Engine& engine, int) {
     for (const std::string& name : {wire::kMaster, kSecond, kRows}) {
       for (const LeafIndex leaf : engine.leaves().indices())
-        engine.scatter(leaf, name, whole(engine, leaf, name));
+        engine.transfers().scatter(leaf, name, whole(engine, leaf, name));
       for (const LeafIndex leaf : engine.leaves().indices())
-        EXPECT_TRUE(same_values(engine.gather(leaf, name), whole(engine, leaf, name)))
+        EXPECT_TRUE(same_values(engine.transfers().gather(leaf, name), whole(engine, leaf, name)))
             << name << " of leaf " << leaf;
     }
     // Before anything is sent: at ranks that own nothing, too.
-    EXPECT_THROW(engine.gather(LeafIndex(0), "third moment"), core::InvalidArgument);
+    EXPECT_THROW(engine.transfers().gather(LeafIndex(0), "third moment"), core::InvalidArgument);
     for (const std::string& name : {wire::kMaster, kRows})
-      EXPECT_THROW(engine.scatter(LeafIndex(0), name, at::ones({4})), core::InvalidArgument);
+      EXPECT_THROW(engine.transfers().scatter(LeafIndex(0), name, at::ones({4})),
+                   core::InvalidArgument);
   });
 }
 
@@ -73,8 +74,9 @@ TEST_P(Transfer, GivesShardsOfOwnedTensorsAndTakesThem) {
     for (const LeafIndex leaf : engine.leaves().indices()) all.push_back(leaf);
     for (const std::string& name : {wire::kMaster, kRows}) {
       if (name == kRows) all.pop_back();  // a flat leaf: nothing is known of its rows
-      for (const LeafIndex leaf : all) engine.scatter(leaf, name, whole(engine, leaf, name));
-      std::vector<at::Tensor> shards = engine.to_shards(all, name, at::kFloat);
+      for (const LeafIndex leaf : all)
+        engine.transfers().scatter(leaf, name, whole(engine, leaf, name));
+      std::vector<at::Tensor> shards = engine.transfers().to_shards(all, name, at::kFloat);
       for (const LeafIndex leaf : all) {
         const at::Tensor expected = whole(engine, leaf, name);
         const std::int64_t rows = expected.size(0);
@@ -84,9 +86,10 @@ TEST_P(Transfer, GivesShardsOfOwnedTensorsAndTakesThem) {
         EXPECT_TRUE(same_values(shards[leaf.position()], own.reshape({-1}))) << name << leaf;
       }
       for (at::Tensor& shard : shards) shard.mul_(2);
-      engine.from_shards(all, name, shards);
+      engine.transfers().from_shards(all, name, shards);
       for (const LeafIndex leaf : all)
-        EXPECT_TRUE(same_values(engine.gather(leaf, name), whole(engine, leaf, name).mul(2)))
+        EXPECT_TRUE(
+            same_values(engine.transfers().gather(leaf, name), whole(engine, leaf, name).mul(2)))
             << name << " of leaf " << leaf;
     }
   });
@@ -106,7 +109,7 @@ TEST(TransferOfTwo, RaisesOnBothWithinSecondsIfOneNeverComes) {
         engine->meet("state_dict");
       } else {
         ASSERT_EQ(setting.parameters[ParameterIndex(0)].owner.value(), 1);
-        engine->gather(LeafIndex(0), wire::kMaster);
+        engine->transfers().gather(LeafIndex(0), wire::kMaster);
       }
       ADD_FAILURE() << "nothing was raised on rank " << rank;
     } catch (const core::CommError& error) {
