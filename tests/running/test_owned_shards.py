@@ -11,9 +11,9 @@ from dmuon._saving.owned_shards import OwnedShards
 
 
 def shape_of(leaf: list[int], sizes: list[int]) -> torch.Size:
-    engine: Any = SimpleNamespace(owned_sizes=lambda *_: sizes)
+    transfers: Any = SimpleNamespace(sizes_of=lambda *_: sizes)
     leaves: Any = [SimpleNamespace(name="up.weight", shape=torch.Size(leaf))]
-    return OwnedShards(engine, leaves, [torch.float32], ["mean"], ranks=None, mesh=None).shape(0, "mean")  # type: ignore[arg-type]
+    return OwnedShards(transfers, leaves, [torch.float32], ["mean"], ranks=None, mesh=None).shape(0, "mean")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
