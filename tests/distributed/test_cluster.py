@@ -39,7 +39,7 @@ if sys.argv[1] == "by itself":
     groups.reachable_interface, groups._CONNECT = contextlib.nullcontext, datetime.timedelta(seconds=5)
 rows = ((0, 1), (2, 3))
 try:
-    group = groups.verdict_group(Ranks(rows, dist.get_rank(), "cuda", None, rows))
+    group = groups.everyone_group(Ranks(rows, dist.get_rank(), "cuda", None, rows))
     total = torch.ones(1)
     dist.all_reduce(total, group=group)
     print(total.item(), group._get_backend(torch.device("cpu")).options._timeout, flush=True)

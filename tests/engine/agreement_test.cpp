@@ -32,8 +32,8 @@ class Agreement : public testing::TestWithParam<int> {
   void run(
       const std::function<void(int, std::function<HasGradient(const AgreementInput&)>)>& body) {
     wire::run_ranks(GetParam(), [&](int rank, const wire::StorePtr& store) {
-      wire::Group group = wire::make_group(store, "verdict", rank, GetParam());
-      body(rank, [&](const AgreementInput& input) { return agree(group, input); });
+      wire::SharedMesh mesh = wire::make_mesh({1, GetParam()}, store, rank);
+      body(rank, [&](const AgreementInput& input) { return agree(mesh.words, input); });
     });
   }
 

@@ -360,7 +360,7 @@ TEST(HostSums, AreRefusedWhereMicroStepsUnderNoSyncUsedOtherHostUnits) {
 void make_alone(const plan::Plan& plan) {
   const wire::Group alone(nullptr, "row", 0, 1);
   const std::vector<UnitSpec> units{{"unit", at::kFloat, at::kFloat}};
-  const Engine engine(EngineOptions{}, {alone, alone, alone, alone}, plan, units);
+  const Engine engine(EngineOptions{}, {{alone, alone}, {alone, alone}, alone}, plan, units);
 }
 
 TEST(Engine, RefusesAPlanOfAnotherMeshOrUnit) {

@@ -57,9 +57,12 @@ SharedMesh make_mesh(const layout::Mesh& mesh, const StorePtr& store, int rank,
   const auto group = [&](const std::string& name, int member, int size) {
     return make_group(store, name, member, size, timeout);
   };
-  return {group("row" + std::to_string(replicate), shard, mesh.num_shards),
-          group("column" + std::to_string(shard), replicate, mesh.num_replicates),
-          group("order", rank, mesh.num_slots()), group("verdict", rank, mesh.num_slots())};
+  const auto along = [&](const std::string& name) {
+    return layout::PerAxis<Group>{
+        group(name + "row" + std::to_string(replicate), shard, mesh.num_shards),
+        group(name + "column" + std::to_string(shard), replicate, mesh.num_replicates)};
+  };
+  return {along(""), along("host "), group("everyone", rank, mesh.num_slots())};
 }
 
 }  // namespace dmuon::wire

@@ -117,7 +117,7 @@ struct Rank {
   Shards shards(int num_chunks) { return {&mesh, leaves, parameters, owned, num_chunks}; }
 
   // Nobody leaves while others still use its connections.
-  void end() { mesh.order.all_gather({}, "the end"); }
+  void end() { mesh.words.all_gather({}, watch::Rendezvous::kComparison, "the end"); }
 
   SharedMesh mesh;
   layout::Parameters parameters;

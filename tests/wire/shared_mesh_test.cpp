@@ -68,23 +68,20 @@ TEST(Turn, KeepsItsHolderUntilAnotherHasTakenIt) {
 
 TEST(SharedMesh, KnowsItsPlace) {
   run_ranks(6, [](int rank, const StorePtr& store) {  // 2 x 3
-    const int replicate = rank / 3;
-    const int shard = rank % 3;
-    const Group all = make_group(store, "all", rank, 6);
-    SharedMesh mesh{make_group(store, "row" + std::to_string(replicate), shard, 3),
-                    make_group(store, "column" + std::to_string(shard), replicate, 2), all, all};
+    SharedMesh mesh = make_mesh({2, 3}, store, rank);
     EXPECT_EQ(mesh.shape().num_replicates, 2);
     EXPECT_EQ(mesh.shape().num_shards, 3);
     EXPECT_TRUE(mesh.has_inter());
     EXPECT_EQ(mesh.slot(), core::Slot(rank));
-    mesh.order.all_gather({}, "the end");  // who leaves first would break the others' connections
-    EXPECT_EQ(mesh.shard(), core::Shard(shard));
+    mesh.words.all_gather({}, watch::Rendezvous::kComparison,
+                          "the end");  // who leaves first would break the others' connections
+    EXPECT_EQ(mesh.shard(), core::Shard(rank % 3));
   });
 }
 
 TEST(SharedMesh, SharesLanesAndTurnWithItsCopies) {
   const Group alone(nullptr, "row", 0, 1);
-  const SharedMesh mesh{alone, alone, alone, alone};
+  const SharedMesh mesh{{alone, alone}, {alone, alone}, alone};
   const SharedMesh copy = mesh;
   EXPECT_EQ(copy.lanes, mesh.lanes);
   EXPECT_EQ(copy.turn, mesh.turn);
@@ -112,7 +109,7 @@ TEST(SharedMesh, LeavesWhatDoesNotHappenInTime) {
   const auto start = std::chrono::steady_clock::now();
   run_ranks(2, [](int rank, const StorePtr& store) {
     const Group alone(nullptr, "column", 0, 1);
-    SharedMesh mesh{make_group(store, "row", rank, 2), alone, alone, alone};
+    SharedMesh mesh{{make_group(store, "row", rank, 2), alone}, {alone, alone}, alone};
     if (rank == 1) return;
     Event received = (*mesh.lanes)[schedule::Lane::kIntra].enqueue(
         c10::kCPU, [&mesh] { mesh.row().receive(at::ones({1000}), 1, "what nobody sends").wait(); },
@@ -126,16 +123,15 @@ TEST(SharedMesh, LeavesWhatDoesNotHappenInTime) {
 // A backend's group waits, when it is freed, for what is in flight: a process could not end.
 TEST(SharedMesh, IsFreedAtOnceAfterAWaitInVain) {
   run_ranks(2, [](int rank, const StorePtr& store) {
-    const auto make = [&](const std::string& name) { return make_group(store, name, rank, 2); };
-    auto mesh = std::make_unique<SharedMesh>(
-        layout::PerAxis<Group>{make("row"), Group(nullptr, "column", 0, 1)}, make("order"),
-        make("verdict"));
+    auto mesh = std::make_unique<SharedMesh>(make_mesh({1, 2}, store, rank));
     const auto start = std::chrono::steady_clock::now();
     if (rank == 1) {
       mesh->watch->over("it has had enough");
       while (store->add("freed", 0) == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     } else {
-      EXPECT_THROW(mesh->verdict.all_reduce_max(at::ones({1}), "an agreement"), core::CommError);
+      EXPECT_THROW(
+          mesh->words.all_reduce_max(at::ones({1}), watch::Rendezvous::kAgreement, "words"),
+          core::CommError);
       mesh.reset();
       EXPECT_LT(std::chrono::steady_clock::now() - start, kTimeout * 8 / 10);
       store->add("freed", 1);

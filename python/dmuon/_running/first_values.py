@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from dmuon._running.runtime import Runtime
 from dmuon._saving.owned_shards import MASTER
 from dmuon._setup.dedication import Dedication
-from dmuon._setup.groups import verdict_group
+from dmuon._setup.groups import everyone_group
 
 
 class FirstValues:
@@ -115,7 +115,7 @@ class FirstValues:
 
         `holder` and `receivers` are global ranks. The result is flat, in the dtype of `own`, `dtype`.
         """
-        ranks, group = self._runtime.ranks, verdict_group(self._runtime.ranks)
+        ranks, group = self._runtime.ranks, everyone_group(self._runtime.ranks)
         values, travels = self._spare[: (end - begin) * dtype.itemsize].view(dtype), set(receivers) != {holder}
         with self._attempt():
             if ranks.here == holder and own is not None:

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from dmuon._setup.groups import verdict_group
+from dmuon._setup.groups import everyone_group
 from dmuon._setup.ranks import Ranks
 
 T = TypeVar("T")
@@ -97,7 +97,7 @@ def from_first(ranks: Ranks, make: Callable[[], T]) -> T:
 
 def from_slot(ranks: Ranks, slot: int, value: T) -> T:
     """Returns the value of one rank. Collective. A rank holds at most its own value and that one."""
-    group = verdict_group(ranks)
+    group = everyone_group(ranks)
     if group is None:
         return value
     held: list[Any] = [value if ranks.slot == slot else None]
@@ -108,7 +108,7 @@ def from_slot(ranks: Ranks, slot: int, value: T) -> T:
 def largest(ranks: Ranks, numbers: Sequence[float]) -> list[float]:
     """Returns the largest of each number over all ranks. Collective. In fp64, exact for integers up to 2^53."""
     words = torch.tensor(numbers, dtype=torch.float64, device="cpu")
-    group = verdict_group(ranks)
+    group = everyone_group(ranks)
     if group is not None:
         dist.all_reduce(words, dist.ReduceOp.MAX, group=group)
     found: list[float] = words.tolist()
@@ -117,7 +117,7 @@ def largest(ranks: Ranks, numbers: Sequence[float]) -> list[float]:
 
 def all_gather(ranks: Ranks, value: T) -> list[T]:
     """Returns the value of every rank, by slot. Collective. The only call here that holds all ranks' values."""
-    group = verdict_group(ranks)
+    group = everyone_group(ranks)
     if group is None:
         return [value]
     values: list[Any] = [None] * ranks.size

@@ -36,28 +36,39 @@ def column_group(ranks: Ranks) -> dist.ProcessGroup | None:
     return _group("column", ranks.column, ranks, host=False)
 
 
-def verdict_group(ranks: Ranks) -> dist.ProcessGroup | None:
-    """Returns the group of all ranks for a few words over the host, or None for one rank alone."""
-    return _group("verdict", ranks.everyone, ranks, host=True)
+def everyone_group(ranks: Ranks) -> dist.ProcessGroup | None:
+    """Returns the group of all ranks for words over the host, or None for one rank alone."""
+    return _group("everyone", ranks.everyone, ranks, host=True)
 
 
 def process_groups(ranks: Ranks) -> tuple[dist.ProcessGroup | None, ...]:
-    """Creates the four groups of an engine, in one order on every rank: verdict, order, row, column. Collective."""
-    order = verdict_group(ranks), _group("order", ranks.everyone, ranks, host=True)
-    return *order, row_group(ranks), column_group(ranks)
+    """Creates the groups of an engine, in one order on every rank. Collective.
+
+    Returns:
+        Of weights and gradients: row, column; of words over the host: row, column, everyone.
+    """
+    everyone = everyone_group(ranks)
+
+    def over_host(purpose: str, members: tuple[int, ...]) -> dist.ProcessGroup | None:
+        return everyone if members == ranks.everyone else _group(purpose, members, ranks, host=True)
+
+    host = over_host("host row", ranks.row), over_host("host column", ranks.column)
+    return row_group(ranks), column_group(ranks), *host, everyone
 
 
 def engine_groups(ranks: Ranks) -> _C.SharedMesh:
     """Returns what models on one mesh share. Waits for no rank once `process_groups` was called."""
-    groups = verdict, order, row, column = process_groups(ranks)
+    groups = row, column, host_row, host_column, everyone = process_groups(ranks)
     key = (ranks.slot, *map(id, groups))
     if key not in _engine_groups:
+        in_row, in_column = (ranks.shard, ranks.num_shards), (ranks.replicate, ranks.num_replicates)
         made = _C.SharedMesh(
-            row=_C.Group(row, "row", ranks.shard, ranks.num_shards, ranks.device_type),
-            column=_C.Group(column, "column", ranks.replicate, ranks.num_replicates, ranks.device_type),
-            order=_C.Group(order, "mesh (order)", ranks.slot, ranks.size, "cpu"),
-            verdict=_C.Group(verdict, "mesh (verdict)", ranks.slot, ranks.size, "cpu"),
-            host=[
+            row=_C.Group(row, "row", *in_row, ranks.device_type),
+            column=_C.Group(column, "column", *in_column, ranks.device_type),
+            host_row=_C.Group(host_row, "row over the host", *in_row, "cpu"),
+            host_column=_C.Group(host_column, "column over the host", *in_column, "cpu"),
+            everyone=_C.Group(everyone, "mesh", ranks.slot, ranks.size, "cpu"),
+            framework=[
                 _C.Group(group, f"mesh (dimension {dim})", group.rank(), group.size(), ranks.device_type)
                 for dim, group in enumerate(ranks.mesh_groups)
                 if ranks.device_type != "cpu"

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from dmuon._setup.agreement import all_gather
 from dmuon._setup.checksum import checksum
 from dmuon._setup.dedication import Dedication
-from dmuon._setup.groups import verdict_group
+from dmuon._setup.groups import everyone_group
 from dmuon._setup.place import clean_name
 from dmuon._setup.ranks import Ranks
 from dmuon._setup.shown import listed
@@ -55,7 +55,7 @@ def require_same_values(ranks: Ranks, found: Checksums) -> None:
     sums = torch.stack([absent if value is None else value for value in found.values()])
     complements = torch.stack([absent if value is None else ~value for value in found.values()])
     words = torch.cat([sums, complements])  # the complement reverses the order and never overflows
-    dist.all_reduce(words, dist.ReduceOp.MAX, group=verdict_group(ranks))
+    dist.all_reduce(words, dist.ReduceOp.MAX, group=everyone_group(ranks))
     largest, least = words[: len(sums)], ~words[len(sums) :]
     differing = (largest != least).nonzero().flatten()
     if not len(differing):

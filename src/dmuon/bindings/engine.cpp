@@ -46,14 +46,15 @@ void init_mesh(py::module_& module) {
            py::arg("device_type"));
 
   py::class_<SharedMesh>(module, "SharedMesh")
-      .def(py::init(
-               [](Group row, Group column, Group order, Group verdict, std::vector<Group> host) {
-                 return SharedMesh{{std::move(row), std::move(column)},
-                                   std::move(order),
-                                   std::move(verdict),
-                                   std::move(host)};
-               }),
-           py::arg("row"), py::arg("column"), py::arg("order"), py::arg("verdict"), py::arg("host"))
+      .def(py::init([](Group row, Group column, Group host_row, Group host_column, Group everyone,
+                       std::vector<Group> framework) {
+             return SharedMesh{{std::move(row), std::move(column)},
+                               {std::move(host_row), std::move(host_column)},
+                               std::move(everyone),
+                               std::move(framework)};
+           }),
+           py::arg("row"), py::arg("column"), py::arg("host_row"), py::arg("host_column"),
+           py::arg("everyone"), py::arg("framework"))
       .def(
           "leave",
           [](SharedMesh& mesh, int grace_ms) { mesh.leave(std::chrono::milliseconds(grace_ms)); },
@@ -101,7 +102,8 @@ void init_parts(py::module_& module) {
   py::class_<layout::View>(module, "View");  // NOLINT(bugprone-unused-raii)
   module.def("a_value_a_row", &wire::a_value_a_row, py::arg("view"));
   py::class_<wire::Owned>(module, "Owned")
-      .def("add", &wire::Owned::add, py::arg("name"), py::arg_v("sizes", wire::MatrixSizes(), "..."))
+      .def("add", &wire::Owned::add, py::arg("name"),
+           py::arg_v("sizes", wire::MatrixSizes(), "..."))
       .def("remove", &wire::Owned::remove, py::arg("name"));
 
   py::class_<layout::Segment>(module, "Segment")

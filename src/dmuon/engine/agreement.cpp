@@ -46,7 +46,7 @@ void require_equal_everywhere(const double* words) {
 
 }  // namespace
 
-core::Vector<core::ParameterIndex, bool> agree(wire::Group& group, const AgreementInput& input) {
+core::Vector<core::ParameterIndex, bool> agree(wire::HostWords& host, const AgreementInput& input) {
   const int along_at = kParametersAt + input.has_gradient.size();
   const std::int64_t num_along = input.words.defined() ? input.words.numel() : 0;
   const at::Tensor message =
@@ -69,7 +69,7 @@ core::Vector<core::ParameterIndex, bool> agree(wire::Group& group, const Agreeme
     along.copy_(at::where(at::isfinite(input.words), input.words, kInfinity));
   }
 
-  group.all_reduce_max(message, "the agreement of a step");
+  host.all_reduce_max(message, watch::Rendezvous::kAgreement, "the agreement of a step");
 
   require_equal_everywhere(words);
   if (num_along > 0) at::Tensor(input.words).copy_(along);

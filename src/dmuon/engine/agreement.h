@@ -6,7 +6,7 @@
 
 #include "dmuon/core/error.h"
 #include "dmuon/core/index.h"
-#include "dmuon/wire/group.h"
+#include "dmuon/wire/host_words.h"
 
 namespace dmuon::engine {
 
@@ -31,10 +31,10 @@ struct SettingsDiffer : core::InvalidArgument {
   using InvalidArgument::InvalidArgument;
 };
 
-/// One message over all members of `group`. Blocks.
+/// One exchange of words between all ranks of the mesh. Blocks.
 /// @returns of each parameter, whether any rank had a gradient; equal on all ranks.
 /// @throws InvalidArgument, on all ranks, where models or what was issued differ; SettingsDiffer,
 /// where only settings do.
-core::Vector<core::ParameterIndex, bool> agree(wire::Group& group, const AgreementInput& input);
+core::Vector<core::ParameterIndex, bool> agree(wire::HostWords& host, const AgreementInput& input);
 
 }  // namespace dmuon::engine

@@ -65,7 +65,8 @@ std::int64_t Engine::next_comparison() {
 void Engine::require_all_at(const std::array<std::int64_t, 4>& here, const std::string& what) {
   Stopwatch watch(seconds_["compare_s"]);
   const std::string where = what + " " + executor_.when();
-  const std::vector<Compared> all = mesh().order.all_gather(here, where);
+  const std::vector<Compared> all =
+      mesh().words.all_gather(here, watch::Rendezvous::kComparison, where);
   const auto model = [](const Compared& of) { return of[3] >> kModelShift; };
   const auto text = [&](const Compared& of) {
     if (model(of) != model(here)) return core::message("a use of model ", model(of));

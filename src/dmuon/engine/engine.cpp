@@ -267,7 +267,7 @@ const Verdict& Engine::agree(const at::Tensor& host, std::uint32_t settings) {
     for (const core::ParameterIndex part : leaves()[leaf].parameters)
       input.has_gradient.push_back(kept_[leaf] && executor_.has_gradient(part));
   }
-  verdict_ = Verdict{engine::agree(mesh().verdict, input), squared_norms};
+  verdict_ = Verdict{engine::agree(mesh().words, input), squared_norms};
   norms_.keep_only(verdict_->has_gradient);
   return *verdict_;
 }

@@ -1,7 +1,5 @@
 #include "dmuon/wire/group.h"
 
-#include <ATen/ops/empty.h>
-
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -150,25 +148,8 @@ std::shared_future<void> Group::give_up(const std::string& why) {
   return result;
 }
 
-void Group::wait_under(std::shared_ptr<watch::Watch> watch, watch::Rendezvous what) {
-  watch_ = std::move(watch);
-  blocking_ = what;
-}
-
 c10::intrusive_ptr<c10d::Store> Group::store() const {
   return group_ ? group_->getStore() : c10::intrusive_ptr<c10d::Store>();
-}
-
-void Group::block(Pending pending, const std::string& what) {
-  if (!watch_) return pending.wait();
-  const std::int64_t number = watch_->reach(blocking_, what);
-  watch_->wait(
-      blocking_, number, [&] { return what; },
-      [&](std::chrono::milliseconds most) {
-        if (!pending.wait_for(most)) return false;
-        pending.wait();
-        return true;
-      });
 }
 
 // Returns a tag, so that a message never meets the receive of another one. Without tags gloo would
@@ -292,32 +273,23 @@ Pending Group::all_reduce_sum(at::Tensor tensor, const std::string& what) {
   });
 }
 
-void Group::all_reduce_max(at::Tensor tensor, const std::string& what) {
-  if (size_ == 1) return;
+Pending Group::all_reduce_max(at::Tensor tensor, const std::string& what) {
+  if (size_ == 1) return {};
   count(tensor);
-  const auto call = [&](auto& tensors) {
+  return issue(what, std::move(tensor), [&](auto& tensors) {
     return backend_->allreduce(tensors, {.reduceOp = c10d::ReduceOp::MAX});
-  };
-  block(issue(what, std::move(tensor), call), what);
+  });
 }
 
-std::vector<std::array<std::int64_t, 4>> Group::all_gather(std::array<std::int64_t, 4> words,
-                                                           const std::string& what) {
-  std::vector<std::array<std::int64_t, 4>> all(static_cast<std::size_t>(size_), words);
-  if (size_ == 1) return all;
-  const auto options = at::TensorOptions().dtype(at::kLong);
-  at::Tensor mine = at::empty({4}, options);
-  std::copy(words.begin(), words.end(), mine.mutable_data_ptr<std::int64_t>());
-  std::vector<at::Tensor> inputs{mine};
-  std::vector<std::vector<at::Tensor>> outputs(1);
-  for (int i = 0; i < size_; ++i) outputs[0].push_back(at::empty({4}, options));
-  count(mine);
-  block(issue(what, [&] { return backend_->allgather(outputs, inputs); }), what);
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    const auto* data = outputs[0][i].const_data_ptr<std::int64_t>();
-    std::copy(data, data + 4, all[i].begin());
+Pending Group::all_gather(const at::Tensor& all, const at::Tensor& own, const std::string& what) {
+  if (size_ == 1) {
+    all[0].copy_(own);
+    return {};
   }
-  return all;
+  count(own);
+  std::vector<at::Tensor> inputs{own};
+  std::vector<std::vector<at::Tensor>> outputs{all.unbind()};
+  return issue(what, [&] { return backend_->allgather(outputs, inputs); });
 }
 
 }  // namespace dmuon::wire

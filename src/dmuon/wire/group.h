@@ -114,9 +114,6 @@ class Group {
   /// backend has tags. All members give equal numbers.
   void keep_apart(int number) { number_ = number; }
 
-  /// From now on blocking calls wait under this watch, each as one rendezvous of this kind.
-  void wait_under(std::shared_ptr<watch::Watch> watch, watch::Rendezvous what);
-
   /// Returns the store that the members share; null for a group of one.
   c10::intrusive_ptr<c10d::Store> store() const;
 
@@ -160,12 +157,11 @@ class Group {
   /// Sums over the members, in place, on all of them.
   Pending all_reduce_sum(at::Tensor tensor, const std::string& what);
 
-  /// Computes the largest value of each element over the members, in place. Blocks.
-  void all_reduce_max(at::Tensor tensor, const std::string& what);
+  /// Computes the largest value of each element over the members, in place, on all of them.
+  Pending all_reduce_max(at::Tensor tensor, const std::string& what);
 
-  /// Returns the words of each member, [size]. Blocks.
-  std::vector<std::array<std::int64_t, 4>> all_gather(std::array<std::int64_t, 4> words,
-                                                      const std::string& what);
+  /// Writes the members' tensors, which are equal in size, into `all`, [size, ...].
+  Pending all_gather(const at::Tensor& all, const at::Tensor& own, const std::string& what);
 
  private:
   // On a CPU a synchronous call blocks, so calls are asynchronous. Elsewhere a synchronous call
@@ -175,7 +171,6 @@ class Group {
   std::string along(const char* does, const std::string& what) const;
   void count(const at::Tensor& tensor, std::int64_t times = 1);
   at::Tensor own_part(const at::Tensor& packed) const;
-  void block(Pending pending, const std::string& what);
   Pending send_to_all(const at::Tensor& tensor, const std::string& what);
   template <typename Call>
   Pending issue(const std::string& what, Call&& call);
@@ -194,8 +189,6 @@ class Group {
   bool free_point_to_point_;
   bool groups_messages_ = false;
   std::shared_ptr<InFlight> in_flight_ = std::make_shared<InFlight>();
-  std::shared_ptr<watch::Watch> watch_;
-  watch::Rendezvous blocking_ = watch::Rendezvous::kComparison;
   Counter num_messages_;
   Counter num_bytes_;
 };

@@ -3,7 +3,6 @@
 #include <c10/core/DeviceGuard.h>
 
 #include <algorithm>
-#include <array>
 #include <initializer_list>
 #include <span>
 #include <utility>
@@ -61,22 +60,20 @@ std::optional<watch::Stuck> OnDevice::oldest() {
 
 std::shared_ptr<watch::Watch> SharedMesh::watch_over() {
   // Copies of a group end the same messages.
-  const auto give_up = [along = along,
-                        everyone = std::array{order, verdict}](const std::string& why) mutable {
-    give_up_all({along.values, everyone}, why);
+  const auto give_up = [along = along, host = host,
+                        all = everyone](const std::string& why) mutable {
+    give_up_all({along.values, host.values, {&all, 1}}, why);
   };
-  auto made = std::make_shared<watch::Watch>(order.store(), order.rank(), order.size(), give_up);
-  if (row().device() != c10::DeviceType::CPU) {
-    made->look_at({.oldest = [known = on_device] { return known->oldest(); },
-                   .give_up =
-                       [along = along, everyone = std::array{order, verdict},
-                        host = host](const std::string& why) mutable {
-                         give_up_all({along.values, everyone, host}, why);
-                       },
-                   .timeout = std::min(row().timeout(), column().timeout())});
-  }
-  order.wait_under(made, watch::Rendezvous::kComparison);
-  verdict.wait_under(made, watch::Rendezvous::kAgreement);
+  auto made =
+      std::make_shared<watch::Watch>(everyone.store(), everyone.rank(), everyone.size(), give_up);
+  if (row().device() == c10::DeviceType::CPU) return made;
+  made->look_at({.oldest = [known = on_device] { return known->oldest(); },
+                 .give_up =
+                     [along = along, host = host, all = everyone,
+                      framework = framework](const std::string& why) mutable {
+                       give_up_all({along.values, host.values, {&all, 1}, framework}, why);
+                     },
+                 .timeout = std::min(row().timeout(), column().timeout())});
   return made;
 }
 

@@ -18,6 +18,7 @@
 #include "dmuon/layout/mesh.h"
 #include "dmuon/watch/watch.h"
 #include "dmuon/wire/group.h"
+#include "dmuon/wire/host_words.h"
 #include "dmuon/wire/lane.h"
 
 namespace dmuon::wire {
@@ -78,24 +79,25 @@ class OnDevice {
 /// The process groups, private to dmuon, of a mesh of R replicates (nodes) x G shards, with the
 /// lanes on which they are used and the turn.
 ///
-///   SharedMesh mesh{{row, column}, order, verdict};
+///   SharedMesh mesh{{row, column}, {host_row, host_column}, everyone};
 ///   mesh.row().broadcast(tensor, root, "x").wait();
 ///
 /// All models on the mesh share them, so one total order over all groups holds on every rank.
 /// Copies share everything, but each counts its own traffic. Not thread-safe.
 struct SharedMesh {
   layout::PerAxis<Group> along;  ///< this rank's row and column; they carry weights and gradients
-  Group order;                   ///< all; compares triggers that no trace confirms. Host memory.
-  Group verdict;                 ///< all; the agreement of a step. Host memory.
+  layout::PerAxis<Group> host;   ///< the same ranks; they carry words in host memory
+  Group everyone;                ///< all, in host memory; the watch uses its store
   /// Groups of the mesh that are not dmuon's. If a device waits in vain or too long, they are given
   /// up too, because the host may wait for one of their messages. dmuon sends nothing in them.
-  std::vector<Group> host = {};
+  std::vector<Group> framework = {};
   std::shared_ptr<Lanes> lanes = std::make_shared<Lanes>();
   std::shared_ptr<Turn> turn = std::make_shared<Turn>();
   std::shared_ptr<Models> models = std::make_shared<Models>();
   std::shared_ptr<OnDevice> on_device = std::make_shared<OnDevice>();
   std::shared_ptr<watch::Watch> watch = watch_over();
-  pid_t process = getpid();  ///< the process that made the mesh
+  HostWords words = {host, watch};  ///< what all ranks compare and agree on
+  pid_t process = getpid();         ///< the process that made the mesh
 
   Group& row() { return along[layout::Axis::kRow]; }
   Group& column() { return along[layout::Axis::kColumn]; }

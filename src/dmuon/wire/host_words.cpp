@@ -1,0 +1,47 @@
+#include "dmuon/wire/host_words.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace dmuon::wire {
+
+void HostWords::await(Pending pending, watch::Rendezvous kind, std::int64_t number,
+                      const std::string& what) {
+  watch_->wait(
+      kind, number, [&] { return what; },
+      [&](std::chrono::milliseconds most) {
+        if (!pending.wait_for(most)) return false;
+        pending.wait();
+        return true;
+      });
+}
+
+void HostWords::all_reduce_max(const at::Tensor& tensor, watch::Rendezvous kind,
+                               const std::string& what) {
+  const std::int64_t number = watch_->reach(kind, what);
+  for (Group& group : along_) await(group.all_reduce_max(tensor, what), kind, number, what);
+}
+
+std::vector<std::array<std::int64_t, 4>> HostWords::all_gather(std::array<std::int64_t, 4> words,
+                                                               watch::Rendezvous kind,
+                                                               const std::string& what) {
+  const std::int64_t number = watch_->reach(kind, what);
+  at::Tensor known = at::empty({1, 4}, at::TensorOptions().dtype(at::kLong));
+  std::ranges::copy(words, known.mutable_data_ptr<std::int64_t>());
+  for (Group& group : along_) {
+    at::Tensor all = at::empty({group.size(), known.size(0), 4}, known.options());
+    await(group.all_gather(all, known, what), kind, number, what);
+    known = all.view({-1, 4});
+  }
+  std::vector<std::array<std::int64_t, 4>> by_slot(static_cast<std::size_t>(known.size(0)));
+  const auto* next = known.const_data_ptr<std::int64_t>();
+  for (auto& of_slot : by_slot) {
+    std::copy_n(next, of_slot.size(), of_slot.begin());
+    next += of_slot.size();
+  }
+  return by_slot;
+}
+
+}  // namespace dmuon::wire
