@@ -190,7 +190,7 @@ def muon_group_of_strangers(mesh: Any) -> None:
 @refused("norm_type: expected 2, the only norm that is supported, got 1", norm_type=1)
 @refused("norm_type: expected 2", "'inf'", norm_type="inf")
 @refused("error_if_nonfinite: expected True or False, got 1", error_if_nonfinite=1)
-@refused("max_norm", "same on every rank", error_if_nonfinite=True, only_on=2)
+@refused("'s error_if_nonfinite = False; rank 2 has: ", "error_if_nonfinite = True", error_if_nonfinite=True, only_on=2)
 def clip(mesh: Any, only_on: int | None = None, **options: Any) -> None:
     model, _ = with_gradients(mesh)
     dmuon.clip_grad_norm_(model, 1.0, **(options if only_on in (None, rank_of(mesh)) else {}))

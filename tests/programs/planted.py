@@ -37,14 +37,12 @@ PYTHON = (
         "        if closure is not None:\n"
         "            with torch.enable_grad():\n"
         "                loss = closure()\n"
-        "        self._frozen.warn_of_unfrozen(self.param_groups)\n"
         "        runtime = self._runtime\n"
         "        verdict = runtime.step_agreement.verdict()\n",
         "        verdict = self._runtime.step_agreement.verdict()\n"
         "        if closure is not None:\n"
         "            with torch.enable_grad():\n"
         "                loss = closure()\n"
-        "        self._frozen.warn_of_unfrozen(self.param_groups)\n"
         "        runtime = self._runtime\n",
         "The agreement knows nothing of the closure's gradients: matrices stay, plain gradients are no means.",
     ),

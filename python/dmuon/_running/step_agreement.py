@@ -77,7 +77,9 @@ class StepAgreement:
                 norms = host_gradients.squared_norms(parameters, self.device)
                 found = self.engine.agree(norms, zlib.crc32("\n".join(settings).encode()))
         except _C.SettingsDiffer:  # on all ranks, so these may exchange more
-            with agreement(self.ranks, "dmuon: clip_grad_norm_ or Muon.step", "the same settings on every rank") as facts:
+            with agreement(
+                self.ranks, "dmuon: clip_grad_norm_ or Muon.step", "the same settings on every rank"
+            ) as facts:
                 if problem is not None:
                     raise ValueError(problem) from None
                 facts += settings
