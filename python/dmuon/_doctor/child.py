@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import math
-import multiprocessing
 import os
 import resource
 import signal
@@ -13,8 +12,8 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.connection import wait
-from typing import Any
+from multiprocessing.connection import Pipe, wait
+from typing import Any, NoReturn
 
 from dmuon._doctor.findings import Event, Findings
 
@@ -33,24 +32,21 @@ class Child:
     """
 
     def __init__(self, limit_s: float, function: Callable[..., object], *arguments: Any) -> None:
-        context = multiprocessing.get_context("fork")
-        self.connection, theirs = context.Pipe(duplex=False)
+        self.connection, theirs = Pipe(duplex=False)
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  (as long as the child)
-        self._process = context.Process(target=_run, args=(theirs, self._log, function, arguments))
         self._start = time.monotonic()
         self._deadline = self._start + limit_s
-        self._process.start()
-        theirs.close()
         self.ended = False
-
-    @property
-    def pid(self) -> int:
-        assert self._process.pid is not None
-        return self._process.pid
+        self._status: int | None = None  # of the process, once it has ended
+        # Not multiprocessing: at exit that waits for every process, also for one that a driver does not let die.
+        self.pid = os.fork()
+        if self.pid == 0:
+            _run(theirs, self._log, function, arguments)
+        theirs.close()
 
     def arrived(self) -> Iterator[Event]:
         """Yields what the function has found since the last call. Sets `ended` when it has found everything."""
-        alive, why = self._process.is_alive(), ""
+        alive, why = not self._has_died(0), ""
         try:
             while self.connection.poll():
                 event = self.connection.recv()
@@ -59,14 +55,13 @@ class Child:
                     return
                 yield event
         except EOFError:
-            self._process.join(_GRACE_S)
-            alive = False
+            alive = not self._has_died(_GRACE_S)
         if not alive:
-            why = _words(self._process.exitcode)
+            why = _words(self._status)
         elif time.monotonic() > self._deadline:
             why = f"did not end within {time.monotonic() - self._start:.0f} s"
             os.kill(self.pid, signal.SIGABRT)  # faulthandler then writes all threads' tracebacks
-            self._process.join(_GRACE_S)
+            self._has_died(_GRACE_S)
         if why:
             self.ended = True
             yield "failures", (why,)
@@ -76,8 +71,22 @@ class Child:
         self._deadline = min(self._deadline, time.monotonic() + most_s)
 
     def kill(self) -> None:
-        self._process.kill()
-        self._process.join()
+        if not self._has_died(0):
+            os.kill(self.pid, signal.SIGKILL)
+            self._has_died(_GRACE_S)
+
+    def _has_died(self, most_s: float) -> bool:
+        """Waits for the process at most so long."""
+        end = time.monotonic() + most_s
+        while self._status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self._status = os.waitstatus_to_exitcode(status)
+            elif time.monotonic() >= end:
+                return False
+            else:
+                time.sleep(_LOOK_S / 10)
+        return True
 
     def log(self) -> str:
         """Returns the first and the last lines that the process and its libraries have printed."""
@@ -96,7 +105,7 @@ def events(children: Sequence[Child], alone_s: float = math.inf) -> Iterator[tup
     """
     running, failed = dict(enumerate(children)), set()
     try:
-        while running:
+        while running:  # looks at the processes too: their own children may hold the pipes open
             wait([child.connection for child in running.values()], _LOOK_S)
             for number, child in list(running.items()):
                 for event in child.arrived():
@@ -118,7 +127,7 @@ def one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
-def _run(connection: Any, log: Any, function: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+def _run(connection: Any, log: Any, function: Callable[..., object], arguments: tuple[Any, ...]) -> NoReturn:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for stream in (1, 2):
         os.dup2(log.fileno(), stream)
@@ -129,11 +138,12 @@ def _run(connection: Any, log: Any, function: Callable[..., object], arguments: 
     except BaseException as error:
         connection.send(("failures", (one_line(error),)))
         connection.send(("details", (traceback.format_exc(),)))
-    connection.send(None)
-    os._exit(0)  # what a library does at exit is of no interest, and may hang
+    finally:
+        connection.send(None)
+        os._exit(0)  # a library's work at exit is of no interest, and may hang
 
 
-def _words(code: int | None) -> str:
-    if code is not None and code < 0:
-        return f"died of {signal.Signals(-code).name}"
-    return f"ended with status {code} before it had finished"
+def _words(status: int | None) -> str:
+    if status is not None and status < 0:
+        return f"died of {signal.Signals(-status).name}"
+    return f"ended with status {status} before it had finished"

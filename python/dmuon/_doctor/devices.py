@@ -28,8 +28,8 @@ def accelerators() -> list[Any]:
 def devices(findings: Findings) -> None:
     """Reports the devices."""
     _processor(findings)
-    if _NVIDIA.exists():
-        findings.fact("NVIDIA driver", _driver())
+    if driver := _driver():
+        findings.fact("NVIDIA driver", driver)
     found = accelerators()
     for device in found:
         findings.fact(str(device), _described(device))
@@ -42,9 +42,9 @@ def devices(findings: Findings) -> None:
     if len(found) > 1:
         pairs = [(one.index, other.index) for one in found for other in found if one != other]
         _peers(findings, found[0].type, pairs)
-        free = shutil.disk_usage("/dev/shm").total / 2**30
-        findings.fact("/dev/shm", f"{free:.1f} GiB")
-        if free < _LEAST_SHARED_GIB:
+        shared = shutil.disk_usage("/dev/shm").total / 2**30
+        findings.fact("/dev/shm", f"{shared:.1f} GiB")
+        if shared < _LEAST_SHARED_GIB:
             findings.hint(
                 "NCCL needs shared memory between the GPUs of a node", "docker run --ipc=host or --shm-size=8g"
             )
@@ -92,7 +92,13 @@ def _allocator() -> str:
 
 
 def _driver() -> str:
-    return " ".join(_NVIDIA.read_text().splitlines()[0].split()[1:]).removeprefix("version: ")
+    """Returns the driver's version, or nothing if there is no driver."""
+    if _NVIDIA.exists():
+        return " ".join(_NVIDIA.read_text().splitlines()[0].split()).removeprefix("NVRM version: ")
+    if shutil.which("nvidia-smi"):
+        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        return " ".join(set(subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.split()))
+    return ""
 
 
 def _described(device: Any) -> str:
@@ -118,7 +124,7 @@ def _why_none(findings: Findings) -> None:
     """Says why PyTorch uses no GPU though there is one."""
     import torch
 
-    if not _NVIDIA.exists() and shutil.which("nvidia-smi") is None:
+    if not _driver():
         return
     if torch.version.cuda is None:
         findings.hint("there is an NVIDIA driver, but this PyTorch has no CUDA", "install PyTorch with CUDA")

@@ -11,7 +11,7 @@ Event = tuple[str, tuple[str, ...]]
 
 @dataclasses.dataclass
 class Section:
-    """What the report has of a section."""
+    """The part of the report about one section."""
 
     title: str
     facts: list[tuple[str, str]] = dataclasses.field(default_factory=list)

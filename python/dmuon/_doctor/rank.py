@@ -19,7 +19,8 @@ import dmuon
 from dmuon._doctor.findings import Findings
 
 _WIDTH, _BLOCKS, _STEPS, _BATCH = 48, 2, 3, 8
-# Of a parameter's own change. Other sums round otherwise, and the iteration enlarges that by a gradient's condition.
+# The largest distance, as a part of a parameter's own change. Other sums round otherwise, and the iteration enlarges
+# the difference by a gradient's condition number.
 _FURTHEST = 2e-2
 _TIMEOUT = datetime.timedelta(seconds=60)
 _TIMES = 7
@@ -30,7 +31,7 @@ Weights = dict[str, Tensor]
 
 
 class Spot(NamedTuple):
-    """One rank's part in a test of two."""
+    """The place of a rank in a test of two."""
 
     test: str
     rank: int

@@ -23,7 +23,7 @@ _ONE_GPU = {
 def ranks(findings: Findings) -> None:
     """Tests ranks on the CPU, and on accelerators if there are any."""
     _pair(findings, "2 ranks on cpu", rank, ["cpu", "cpu"], {})
-    found = _seen()
+    found = _seen(findings)
     if not found:
         return
     _told(findings, "1 process", [Child(_LIMIT_S, one_process, found[0])])
@@ -39,12 +39,14 @@ def ranks(findings: Findings) -> None:
         _pair(findings, name, rank, found * 2, _ONE_GPU)
 
 
-def _seen() -> list[str]:
+def _seen(findings: Findings) -> list[str]:
     """Returns the accelerators, as another process sees them: the ranks are forks of one that has used no device."""
     seen = Section("")
-    child = Child(_LIMIT_S, lambda findings: [findings.fact(str(device), "") for device in accelerators()])
+    child = Child(_LIMIT_S, lambda own: [own.fact(str(device), "") for device in accelerators()])
     for _, event in events([child]):
         seen.take(event)
+    for why in seen.failures:
+        findings.fail(f"accelerators: {why}")
     return [name for name, _ in seen.facts]
 
 
@@ -57,6 +59,6 @@ def _pair(findings: Findings, name: str, run: Any, places: list[str], environmen
 
 
 def _told(findings: Findings, name: str, children: list[Child]) -> None:
-    """Passes on what the children find, with their names."""
+    """Passes on the events of the children, and names the rank in failures."""
     for number, (kind, values) in events(children, _ALONE_S):
         findings.send((kind, (f"{name}: rank {number}: {values[0]}",) if kind == "failures" else values))
