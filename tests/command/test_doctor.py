@@ -251,4 +251,5 @@ sys.exit(main(["doctor", "--json", {str(tmp_path / "doctor.json")!r}]))
         2: ("emulated:0 to 1", "2 ranks on emulated:0 and emulated:1"),
     }
     assert f"{places[count][0]} fp16 aten (default)" in kernels
-    assert {"1 process on emulated:0", f"{places[count][1]}, mesh 1x2", "emulated:0 reduce"} <= trained.keys()
+    assert {"1 process on emulated:0", f"{places[count][1]}, mesh 1x2"} <= trained.keys()
+    assert {"emulated:0 reduce", "emulated:0 all-gather", "emulated:0 reduce-scatter"} <= trained.keys()

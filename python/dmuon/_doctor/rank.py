@@ -158,6 +158,10 @@ def _messages(device: torch.device, here: int) -> dict[str, str]:
         "host all-reduce": (lambda: dist.all_reduce(words, dist.ReduceOp.MAX), words),
         "host all-gather": (lambda: dist.all_gather(gathered, short), short),
     }
+    if device.type != "cpu":  # there dmuon sends equal parts of a unit so
+        both = torch.zeros(2 * _ELEMENTS, dtype=data.dtype, device=device)
+        calls["all-gather"] = (lambda: dist.all_gather_into_tensor(both, data), data)
+        calls["reduce-scatter"] = (lambda: dist.reduce_scatter_tensor(inbox, both), data)
     return {name: _time(call, tensor, device) for name, (call, tensor) in calls.items()}
 
 
