@@ -55,7 +55,7 @@ std::int64_t Watch::num_operations() {
 }
 
 std::uint64_t Watch::hash() {
-  const std::scoped_lock lock(mutex_);
+  const Lock lock = service_.lock();
   return detector_.hash();
 }
 
