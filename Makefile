@@ -60,9 +60,8 @@ test-async: setup ## training on the asynchronous device in all orders, the rand
 	    python -m pytest $(TRAJECTORIES:%=tests/distributed/test_%.py) $(ARGS) || exit 1; done
 
 # Without a GPU the emulated device replaces it, which is among the tests.
-test-gpu: setup-build ## what one GPU can show, in parts; figures and logs into OUT= (out/gpu)
-	@tools/build $$($(ENV) python -c "import torch; print('_C' if torch.cuda.is_available() else 'all')")
-	@$(ENV) python tests/gpu/gpu_run.py --out $(OUT) $(ARGS)
+test-gpu: ## what one GPU can show, in parts; figures and logs into OUT= (out/gpu)
+	@tests/gpu/run $(OUT) $(ARGS)
 
 fuzz: setup ## random training programs on 4 CPU ranks for MINUTES= (10), until one is outside the contract
 	@tools/build

@@ -9,9 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 from dmuon._command.main import main
+from dmuon._doctor import examine
 from dmuon._planning import milp
 
-COMMANDS = ("plan", "compare", "models", "tune")
+COMMANDS = ("plan", "compare", "models", "tune", "doctor")
 INVENTORY = {
     "schema_version": 1,
     "name": "small",
@@ -335,6 +336,7 @@ def test_of_many_moves_some_are_shown(succeeds, tmp_path):
 
 def test_help_has_examples_that_work_as_typed(succeeds, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(examine, "_SECTIONS", ())  # test_doctor.py has them
     succeeds("plan", "--model", "pi0", "--mesh", "4", "--save", "a.json")
     succeeds("plan", "--model", "pi0", "--mesh", "4", "--save", "b.json", "--strategy", "lpt")
     for arguments in ([], *([command] for command in COMMANDS)):
@@ -404,7 +406,7 @@ def test_bad_input_is_answered_in_one_line_that_names_it(complains, small):
 
 
 def test_bad_arguments_are_answered_in_one_line(complains, small):
-    complains("plan, compare, models or tune")
+    complains("plan, compare, models, tune or doctor")
     complains("plans", "plans")
     complains("--mesh", "plan", "--model", "pi0")
     complains("--mesh", "compare", "--model", "pi0")

@@ -19,7 +19,12 @@ HERE = Path(__file__).resolve().parent
 MESHES = ((1, 2), (2, 1), (2, 2))
 RANKS_S = 150
 # Each rank says that it is a host of its own, so that NCCL does not see one GPU twice; then sockets alone are left.
-NCCL = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1", "NCCL_SOCKET_IFNAME": "lo"}
+NCCL = {
+    **dict.fromkeys(("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE"), "1"),
+    **dict.fromkeys(("NCCL_NVLS_ENABLE", "NCCL_MNNVL_ENABLE"), "0"),
+    "NCCL_SOCKET_IFNAME": "lo",
+    "NCCL_DEBUG": "WARN",
+}
 
 
 def part(device: Device, findings: Findings) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,9 @@ RUNNER = Path(__file__).with_name("gpu_run.py")
 RUN_S = 300  # for hangs
 
 
-def run(out: Path, parts: str) -> subprocess.CompletedProcess[str]:
+def run(out: Path, parts: str, *options: str) -> subprocess.CompletedProcess[str]:
     """On the emulated device, also where there is a GPU."""
-    program = [sys.executable, str(RUNNER), "--out", str(out), "--parts", parts]
+    program = [sys.executable, str(RUNNER), "--out", str(out), "--parts", parts, *options]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     return subprocess.run(program, env=environment, capture_output=True, text=True, timeout=RUN_S)
 
@@ -40,6 +41,24 @@ def test_a_part_that_ends_early_fails_by_name(tmp_path, monkeypatch):
     assert done.returncode == 1
     assert "failed: memory" in done.stderr
     assert json.loads((tmp_path / "out" / "memory.json").read_text())["status"] == "failed"
+
+
+def test_what_the_time_does_not_reach_is_named_and_all_is_in_one_archive(tmp_path, monkeypatch):
+    """The first part starts a process, as ranks are, and never ends."""
+    (tmp_path / "torch.py").write_text(
+        "import subprocess, time\nprint('pid', subprocess.Popen(['sleep', '600']).pid, flush=True)\ntime.sleep(600)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    archive = tmp_path / "all.tgz"
+    done = run(tmp_path / "out", "memory,training", "--most", "21", "--archive", str(archive))
+    assert done.returncode == 1
+    assert "failed: memory" in done.stderr and "not begun: --parts training" in done.stderr
+    assert "took longer than 21 s" in done.stdout
+    with tarfile.open(archive) as file:
+        assert sorted(file.getnames()) == ["out/memory.json", "out/memory.log"]
+        log = file.extractfile("out/memory.log").read().decode()
+    pid = int(log.split("pid ")[1].split()[0])
+    assert not Path(f"/proc/{pid}").exists() or "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
 
 
 def test_an_unknown_part_is_refused(tmp_path):

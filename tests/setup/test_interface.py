@@ -6,7 +6,7 @@ import socket
 import pytest
 import torch.distributed as dist
 from dmuon._setup import interface
-from dmuon._setup.interface import VARIABLE, _interface_of, interface_towards, reachable_interface
+from dmuon._setup.interface import VARIABLE, interface_of, interface_towards, reachable_interface
 
 
 @pytest.fixture
@@ -17,13 +17,13 @@ def nccl_world(monkeypatch):
 
 
 def test_the_loopback_address_is_that_of_lo():
-    assert _interface_of("127.0.0.1") == interface_towards("127.0.0.1") == "lo"
-    assert _interface_of("::ffff:127.0.0.1") == "lo"
+    assert interface_of("127.0.0.1") == interface_towards("127.0.0.1") == "lo"
+    assert interface_of("::ffff:127.0.0.1") == "lo"
 
 
 def test_an_address_that_no_interface_has_is_of_none():
-    assert _interface_of("192.0.2.1") is None  # for documentation alone, RFC 5737
-    assert _interface_of("2001:db8::1") is None
+    assert interface_of("192.0.2.1") is None  # for documentation alone, RFC 5737
+    assert interface_of("2001:db8::1") is None
 
 
 @pytest.mark.parametrize("host", ["", "no.such.host.invalid"])
@@ -36,7 +36,7 @@ def test_a_name_with_a_loopback_address_and_another_means_the_other(monkeypatch)
     found = [(socket.AF_INET, None, None, None, ("127.0.0.1", port)) for port, _ in enumerate(addresses, 9)]
     answers = iter(addresses.values())
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-    monkeypatch.setattr(interface, "_interface_of", lambda _: next(answers))
+    monkeypatch.setattr(interface, "interface_of", lambda _: next(answers))
     assert interface_towards("head") == "eth7"
 
 

@@ -16,7 +16,8 @@ USES = {
     "_saving": {"_setup"},
     "_running": {"_setup", "_planning", "_saving"},
     "_inspecting": {"_setup", "_planning", "_saving", "_running"},
-    "_command": {"_setup", "_planning"},
+    "_doctor": {"_setup", "_planning"},  # its ranks train by the package's public functions
+    "_command": {"_setup", "_planning", "_doctor"},
 }
 
 

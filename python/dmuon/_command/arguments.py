@@ -25,7 +25,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the parser of `dmuon plan`, `compare`, `models` and `tune`. It raises ValueError for bad arguments."""
+    """Returns the parser of the command `dmuon`. It raises ValueError for bad arguments."""
     top = _Parser(
         prog="dmuon",
         description="Owner plans of dmuon, the distributed Muon: who orthogonalises which matrix.",
@@ -33,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     top.add_argument("--version", action="version", version=_plan.__version__)
-    commands = top.add_subparsers(dest="command", required=True, metavar="plan, compare, models or tune")
+    commands = top.add_subparsers(dest="command", required=True, metavar="plan, compare, models, tune or doctor")
 
     def add(name: str, text: str, example: str) -> argparse.ArgumentParser:
         return commands.add_parser(name, help=text, description=text, epilog=example, allow_abbrev=False)
@@ -73,6 +73,12 @@ def parser() -> argparse.ArgumentParser:
             "Example: dmuon tune --shapes 256x256,64*32x32 --threads 1 --budget 5",
         )
     )
+    doctor = add(
+        "doctor",
+        "Shows what is on this machine, tests dmuon on it, also with two ranks, and says what would help.",
+        "Example: dmuon doctor --json doctor.json",
+    )
+    doctor.add_argument("--json", metavar="FILE", help="file for the same as JSON")
     return top
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from dmuon._command.answers import compare, compare_plans, models, plan
 from dmuon._command.arguments import parser
+from dmuon._command.doctor import doctor
 from dmuon._command.tune import tune
 
 
@@ -19,10 +20,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments, those of the process by default.
 
     Returns:
-        The exit status: 0, or 2 after one line on stderr that says what is wrong.
+        The exit status: 0; 1 if a self-test of `doctor` failed; 2 after one line on stderr that says what is wrong.
     """
     try:
-        _print(_answer(argv))
+        arguments = _parsed(argv)
+        if arguments is not None and arguments.command == "doctor":
+            return doctor(arguments, _print)
+        _print(_answer(arguments) if arguments is not None else "")
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         _discard_output()
     except (ValueError, ImportError, OSError) as error:
@@ -34,11 +38,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _answer(argv: Sequence[str] | None) -> str:
+def _parsed(argv: Sequence[str] | None) -> argparse.Namespace | None:
     try:
-        arguments = parser().parse_args(argv)
+        return parser().parse_args(argv)
     except SystemExit:  # --help and --version have printed their answer
-        return ""
+        return None
+
+
+def _answer(arguments: argparse.Namespace) -> str:
     if arguments.command == "models":
         return models(arguments.json)
     if arguments.command == "plan":

@@ -53,24 +53,27 @@ def interface_towards(host: str) -> str | None:
         for family, _, _, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM) if host else ():
             with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
                 probe.connect(address)
-                found = _interface_of(probe.getsockname()[0])
+                found = interface_of(probe.getsockname()[0])
             if found not in (None, "lo"):
                 break
     return found
 
 
-def _interface_of(address: str) -> str | None:
-    """Returns the interface that has this address."""
+def interface_of(address: str) -> str | None:
+    """Returns the interface that has this address, or None."""
     wanted = ipaddress.ip_address(address.partition("%")[0])
     if wanted.version == 6 and wanted.ipv4_mapped is None:
         table = Path("/proc/net/if_inet6")
         rows = (line.split() for line in table.read_text().splitlines()) if table.exists() else ()
         return next((row[-1] for row in rows if int(row[0], 16) == int(wanted)), None)
-    packed = (getattr(wanted, "ipv4_mapped", None) or wanted).packed
+    wanted = getattr(wanted, "ipv4_mapped", None) or wanted
+    return next((name for name, address in ipv4_addresses() if address == str(wanted)), None)
+
+
+def ipv4_addresses() -> Iterator[tuple[str, str]]:
+    """Yields each interface that has an IPv4 address, and the first one of its addresses."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # an interface without an address
                 answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                if answer[20:24] == packed:
-                    return name
-    return None
+                yield name, socket.inet_ntoa(answer[20:24])
