@@ -150,7 +150,7 @@ def zero_new_memory(device: str, on: bool = True) -> None:
 
 def zero_unwritten_outputs() -> None:
     """Zeroes what the `fake` backend leaves unwritten before PyTorch 2.12: FSDP2's averaged gradients."""
-    if torch.__version__ >= (2, 12):
+    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 12):
         return
     reduce_scatter = dist.reduce_scatter_tensor
 

@@ -125,7 +125,8 @@ std::shared_ptr<engine::Engine> make_engine(const std::vector<plan::View>& views
     plan.batches.push_back({core::Owner(0), {batch.begin(), batch.end()}});
   const std::vector<engine::UnitSpec> units{{"unit", at::kFloat, at::kFloat}};
   auto engine = std::make_shared<engine::Engine>(
-      engine::EngineOptions{}, wire::SharedMesh{{alone, alone}, {alone, alone}, alone}, plan, units);
+      engine::EngineOptions{}, wire::SharedMesh{{alone, alone}, {alone, alone}, alone}, plan,
+      units);
   EXPECT_EQ(add_states(*engine, Muon({})), std::vector<std::string>{kMomentum});
   return engine;
 }

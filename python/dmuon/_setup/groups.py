@@ -110,7 +110,7 @@ def _group(purpose: str, members: tuple[int, ...], ranks: Ranks, host: bool) -> 
 
 def _new_group(purpose: str, members: tuple[int, ...], ranks: Ranks, backend: str | None = None) -> dist.ProcessGroup:
     with _unbound_world():
-        group = dist.new_group(
+        group: dist.ProcessGroup = dist.new_group(
             list(members),
             timeout=ranks.timeout,
             backend=backend,
