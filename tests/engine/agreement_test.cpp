@@ -110,7 +110,7 @@ TEST_P(Agreement, RaisesOnEveryRankWhereOneHasAnotherModel) {
       if (rank == astray) {
         input.has_gradient.resize(1);
         input.model = 2;
-        input.num_unused = kNumParameters - 1;
+        input.most_parameters = kNumParameters;
       }
       try {
         agree_on(input);

@@ -104,6 +104,17 @@ TEST_F(DetectorTest, FindsAWaitForARankThatIsOverWhoeverWaitsLater) {
 }
 
 // Nobody knows that rank 0 has died. The others wait for each other, not for rank 0.
+// Its words come to ranks beyond it by others: rank 0 waits for those of rank 1, which has failed.
+TEST_F(DetectorTest, FindsAWaitForARankThatFailedInTheSameAgreement) {
+  make(3);
+  for (const std::size_t number : {0U, 1U, 2U}) wait(number, What::kAgreement, "the agreement");
+  rank(1).end("its connection was closed");
+  rank(1).end_wait(now_);
+  reports_[1] = rank(1).report(1);
+  intervals(6);
+  EXPECT_TRUE(contains(rank(0).error(), "rank 1 of the mesh has issued 0 operations, and is over"));
+}
+
 TEST_F(DetectorTest, NeedsNoDeadRankToFindACircleOfOthers) {
   make(4);
   ranks_[0].dead = true;

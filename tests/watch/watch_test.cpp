@@ -32,6 +32,31 @@ TEST(Watch, EndsADisagreementOnEveryRank) {
   });
 }
 
+// Answers nothing from some moment on, as a store beyond a partition of the network.
+class SilentStore final : public c10d::HashStore {
+ public:
+  c10::intrusive_ptr<c10d::Store> clone() override {
+    return c10::intrusive_ptr<c10d::Store>::unsafe_reclaim_from_nonowning(this);
+  }
+  std::int64_t add(const std::string& key, std::int64_t value) override {
+    while (silent) std::this_thread::sleep_for(milliseconds(1));
+    return c10d::HashStore::add(key, value);
+  }
+  std::atomic<bool> silent = false;
+};
+
+TEST(Watch, SaysThatTheStoreDoesNotAnswerInsteadOfWaitingForIt) {
+  const auto store = c10::make_intrusive<SilentStore>();
+  Watch watch(
+      store, 0, 2, [](const std::string&) {}, kInterval);
+  EXPECT_TRUE(watch.over("its program has ended"));
+  store->silent = true;
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_FALSE(watch.over("its program has ended"));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 20 * kInterval);
+  store->silent = false;  // else the destructor waits
+}
+
 // What one rank alone has called; others may come yet, and it goes on.
 TEST(Watch, WarnsOnceOfAWaitThatLasts) {
   testing::internal::CaptureStderr();

@@ -14,6 +14,7 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <limits>
 
 #include "dmuon/core/error.h"
@@ -36,9 +37,8 @@ void require_equal_everywhere(const double* words) {
     core::require(
         words[part] == -words[kHashParts + part],
         "dmuon: ranks have issued different operations in this step: some rank used modules, or "
-        "the "
-        "models of a mesh, in another order or more often than the others. Expected: all ranks run "
-        "the same models and modules in the same order (a rank may skip some modules).");
+        "the models of a mesh, in another order or more often than the others. Expected: all ranks "
+        "run the same models and modules in the same order (a rank may skip some modules).");
   }
   if (words[kSettingsAt] != -words[kSettingsAt + 1])
     throw SettingsDiffer("dmuon: the settings of this step differ between ranks");
@@ -46,11 +46,14 @@ void require_equal_everywhere(const double* words) {
 
 }  // namespace
 
-core::Vector<core::ParameterIndex, bool> agree(wire::HostWords& host, const AgreementInput& input) {
+core::Vector<core::ParameterIndex, bool> agree(wire::HostWords& all, const AgreementInput& input) {
   const int along_at = kParametersAt + input.has_gradient.size();
   const std::int64_t num_along = input.words.defined() ? input.words.numel() : 0;
+  // A parameter has a flag, and a word that travels along if any does.
+  const int num_missing = std::max(input.most_parameters - input.has_gradient.size(), 0);
+  const int num_unused = num_missing * (num_along > 0 ? 2 : 1);
   const at::Tensor message =
-      at::zeros({along_at + num_along + input.num_unused}, at::TensorOptions().dtype(at::kDouble));
+      at::zeros({along_at + num_along + num_unused}, at::TensorOptions().dtype(at::kDouble));
   auto* words = message.mutable_data_ptr<double>();
   for (int part = 0; part < kHashParts; ++part) {
     words[part] = static_cast<double>((input.issued >> (16 * part)) & 0xffff);
@@ -69,7 +72,7 @@ core::Vector<core::ParameterIndex, bool> agree(wire::HostWords& host, const Agre
     along.copy_(at::where(at::isfinite(input.words), input.words, kInfinity));
   }
 
-  host.all_reduce_max(message, watch::Rendezvous::kAgreement, "the agreement of a step");
+  all.all_reduce_max(message, watch::Rendezvous::kAgreement, "the agreement of a step");
 
   require_equal_everywhere(words);
   if (num_along > 0) at::Tensor(input.words).copy_(along);

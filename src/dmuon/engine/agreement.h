@@ -15,9 +15,9 @@ struct AgreementInput {
   std::uint64_t issued = 0;    ///< the hash of all operations that this rank has issued
   std::uint32_t settings = 0;  ///< the digest of what must be equal, hyperparameters say
   int model = 1;               ///< the number of the model that the step is of
-  /// Words that nobody reads. They make the messages of all models on a mesh equally long: gloo
-  /// ends the process of a rank that gets a longer message than its own.
-  int num_unused = 0;
+  /// The number of parameters of the largest model on the mesh. Messages of all models are as long
+  /// as its: gloo ends the process of a rank that gets a longer message than its own.
+  int most_parameters = 0;
   /// True if this rank had a gradient of the parameter since it was cleared.
   core::Vector<core::ParameterIndex, bool> has_gradient;
   /// [any] fp64 of the host's memory, not below 0, each 0 but at one rank; may be undefined. They
@@ -35,6 +35,6 @@ struct SettingsDiffer : core::InvalidArgument {
 /// @returns of each parameter, whether any rank had a gradient; equal on all ranks.
 /// @throws InvalidArgument, on all ranks, where models or what was issued differ; SettingsDiffer,
 /// where only settings do.
-core::Vector<core::ParameterIndex, bool> agree(wire::HostWords& host, const AgreementInput& input);
+core::Vector<core::ParameterIndex, bool> agree(wire::HostWords& all, const AgreementInput& input);
 
 }  // namespace dmuon::engine

@@ -253,21 +253,21 @@ const Verdict& Engine::agree(const at::Tensor& host, std::uint32_t settings) {
                      .value();
   input.settings = settings;
   input.model = executor_.model();
-  input.num_unused = 2 * (mesh().models->most_parameters - parameters().size());
+  input.most_parameters = mesh().models->most_parameters;
   const c10::AutoGradMode no_grad(false);
   const at::Tensor squared_norms = norms_.measure(host);
-  // One message where the host has them at hand; else they travel while it goes on.
-  if (squared_norms.is_cpu()) {
-    input.words = squared_norms;
-  } else {
-    executor_.sum_over_mesh(squared_norms, "sum of norms");
-  }
+  // They travel along where the host has them at hand.
+  if (squared_norms.is_cpu()) input.words = squared_norms;
   kept_ = kept();
   for (const core::LeafIndex leaf : leaves().indices()) {
     for (const core::ParameterIndex part : leaves()[leaf].parameters)
       input.has_gradient.push_back(kept_[leaf] && executor_.has_gradient(part));
   }
+  verdict_.reset();
   verdict_ = Verdict{engine::agree(mesh().words, input), squared_norms};
+  // Elsewhere they travel on the device, once all ranks are known to step the same model: messages
+  // of two models differ in length.
+  if (!squared_norms.is_cpu()) executor_.sum_over_mesh(squared_norms, "sum of norms");
   norms_.keep_only(verdict_->has_gradient);
   return *verdict_;
 }

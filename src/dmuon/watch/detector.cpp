@@ -54,6 +54,9 @@ void Detector::rest() {
 bool Detector::end(const std::string& why) {
   if (!own_.over.empty()) return false;
   own_.over = why;
+  // Words that it did not pass on never come to others, so to them it has not come.
+  if (host_waits_ && own_.awaited != Rendezvous::kOperation)
+    own_.reached[static_cast<std::size_t>(*own_.awaited)] = own_.number - 1;
   return true;
 }
 

@@ -77,7 +77,8 @@ class Detector {
   void begin_wait(Rendezvous what, std::int64_t number, std::string where, Time now);
   void end_wait(Time now);
   void enter(const std::string& pass) { own_.pass = pass; }
-  /// The rank comes to nothing more. Returns false if it was over before.
+  /// The rank comes to nothing more, and has not come to the comparison or agreement in which it
+  /// waits: these pass words on from rank to rank. Returns false if it was over before.
   bool end(const std::string& why);
 
   Report report(std::int64_t now_ms) const;

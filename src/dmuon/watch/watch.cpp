@@ -124,10 +124,11 @@ std::string Watch::Waiting::attendance() const {
          (answered ? "" : "\n  (the store does not answer: what ranks told since is unknown)");
 }
 
-void Watch::over(const std::string& why) {
-  if (!service_.runs()) return;
+bool Watch::over(const std::string& why) {
+  if (!service_.runs()) return true;
   Lock lock = service_.lock();
-  if (detector_.end(why)) ask(lock, &asks_alarm_, steady_clock::now() + 2 * interval_);
+  detector_.end(why);
+  return ask(lock, &asks_alarm_, steady_clock::now() + 2 * interval_) || lost_;
 }
 
 // Asks the thread to carry out a request at once. Returns true if it has, before the end.

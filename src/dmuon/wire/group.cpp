@@ -13,78 +13,7 @@ namespace {
 // Up to this size a root sends to each member itself: a tree would be hardly shorter.
 constexpr int kMostDirect = 4;
 
-[[noreturn]] void fail(const std::string& what, const std::exception& error) {
-  throw core::CommError(core::message(
-      "dmuon: ", what,
-      " failed: a rank died, did not come within the timeout, or issued something else; ",
-      "training cannot go on with this process group. Reported: ", error.what()));
-}
-
 }  // namespace
-
-bool InFlight::wait(const WorkPtr& work) {
-  {
-    const std::scoped_lock lock(mutex_);
-    if (!given_up_.empty()) return false;
-    works_.push_back(work);
-  }
-  const auto forget = [&] {
-    const std::scoped_lock lock(mutex_);
-    std::erase(works_, work);
-    return given_up_.empty();
-  };
-  try {
-    const bool done = work->wait();
-    return forget() && done;
-  } catch (...) {
-    forget();
-    throw;
-  }
-}
-
-std::string InFlight::given_up() {
-  const std::scoped_lock lock(mutex_);
-  return given_up_;
-}
-
-void InFlight::give_up(const std::string& why) {
-  const std::scoped_lock lock(mutex_);
-  if (given_up_.empty()) given_up_ = "it was given up: " + why;
-  for (const WorkPtr& work : works_) {
-    try {
-      work->abort();
-    } catch (const std::exception&) {  // a backend that cannot: its own timeout ends the wait
-    }
-  }
-}
-
-bool Pending::wait_for(std::chrono::milliseconds most) const {
-  for (const WorkPtr& work : works_) {
-    if (!work || work->isCompleted()) continue;
-    if (most.count() == 0) return false;
-    try {
-      work->wait(most);  // throws at the end of the time, and leaves the work alone
-    } catch (const std::exception&) {
-      if (!work->isCompleted()) return false;
-    }
-  }
-  return true;
-}
-
-void Pending::wait() {
-  try {
-    for (const WorkPtr& work : works_) {
-      if (work && !in_flight_->wait(work)) throw std::runtime_error(in_flight_->given_up());
-    }
-  } catch (const std::exception& error) {
-    fail(what_, error);
-  }
-  works_.clear();
-}
-
-void wait_all(std::vector<Pending> messages) {
-  for (Pending& message : messages) message.wait();
-}
 
 template <typename Call>
 Pending Group::issue(const std::string& what, Call&& call) {
@@ -128,24 +57,27 @@ std::chrono::milliseconds Group::timeout() const {
 
 std::shared_future<void> Group::give_up(const std::string& why) {
   in_flight_->give_up(why);
-  // Detached, and a promise's future: nobody joins a thread that may never return.
-  std::promise<void> ended;
-  std::shared_future<void> result = ended.get_future().share();
-  const auto abort = [](const c10::intrusive_ptr<c10d::Backend>& backend, std::promise<void> done) {
-    try {
-      backend->abort();
-    } catch (const std::exception&) {  // a backend that cannot: its own timeout ends what it does
+  return in_flight_->abort_once([&] {
+    auto kept = group_;
+    static_cast<void>(kept.release());
+    // Detached, and a promise's future: nobody joins a thread that may never return.
+    std::promise<void> ended;
+    std::shared_future<void> result = ended.get_future().share();
+    const auto abort = [](const c10::intrusive_ptr<c10d::Backend>& backend,
+                          std::promise<void> done) {
+      try {
+        backend->abort();
+      } catch (const std::exception&) {  // a backend that cannot: its own timeout ends what it does
+      }
+      done.set_value();
+    };
+    if (group_ && device_ != c10::DeviceType::CPU) {
+      std::thread(abort, backend_, std::move(ended)).detach();
+    } else {
+      ended.set_value();
     }
-    done.set_value();
-  };
-  if (group_ && device_ != c10::DeviceType::CPU) {
-    std::thread(abort, backend_, std::move(ended)).detach();
-  } else {
-    ended.set_value();
-  }
-  auto kept = group_;
-  static_cast<void>(kept.release());
-  return result;
+    return result;
+  });
 }
 
 c10::intrusive_ptr<c10d::Store> Group::store() const {

@@ -80,7 +80,8 @@ std::shared_ptr<watch::Watch> SharedMesh::watch_over() {
 void SharedMesh::leave(std::chrono::milliseconds grace) {
   if (getpid() != process) return;
   const std::string why = "its program has ended";
-  watch->over(why);
+  // A process that ends does not wait for a store that does not answer.
+  if (!watch->over(why)) static_cast<void>(new std::shared_ptr<watch::Watch>(watch));  // NOLINT
   const auto end = std::chrono::steady_clock::now() + grace;
   const auto left = [&] {
     const auto rest = end - std::chrono::steady_clock::now();
