@@ -134,12 +134,13 @@ def _run(connection: Any, log: Any, function: Callable[..., object], arguments: 
     faulthandler.enable(log)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
-        function(Findings(connection.send), *arguments)
-    except BaseException as error:
-        connection.send(("failures", (one_line(error),)))
-        connection.send(("details", (traceback.format_exc(),)))
-    finally:
+        try:
+            function(Findings(connection.send), *arguments)
+        except BaseException as error:
+            connection.send(("failures", (one_line(error),)))
+            connection.send(("details", (traceback.format_exc(),)))
         connection.send(None)
+    finally:
         os._exit(0)  # a library's work at exit is of no interest, and may hang
 
 

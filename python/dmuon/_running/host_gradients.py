@@ -16,14 +16,17 @@ from dmuon._setup.ranks import Ranks
 from dmuon._setup.sharded import param_groups
 
 
-def average(parameters: Sequence[nn.Parameter], ranks: Ranks, engine: _C.Engine) -> None:
+def average(parameters: Sequence[nn.Parameter], ranks: Ranks, engine: _C.Engine) -> list[torch.Tensor]:
     """Averages over all ranks the gradients of parameters that no fully_shard manages. Missing ones count as zeros.
 
     Collective: one message in the row and one in the column. A parameter without a gradient on all ranks gets none.
+
+    Returns:
+        The gradients that this rank lacked before.
     """
     plain = [p for p in parameters if p.requires_grad and not isinstance(p, DTensor)]
     if ranks.size == 1 or not plain:
-        return
+        return []
     # Only a rank that lacks a gradient reads from the device which ones exist, because reading waits for the device.
     knows = all(p.grad is not None for p in plain)
     present = (
@@ -44,12 +47,15 @@ def average(parameters: Sequence[nn.Parameter], ranks: Ranks, engine: _C.Engine)
         raise RuntimeError(f"dmuon: {what} failed: a rank died, or did not come. Reported: {error}") from error
     means = (flat[len(plain) :] / ranks.size).split([p.numel() for p in plain])
     has = [True] * len(plain) if knows else flat[: len(plain)].tolist()
+    made = []
     for anywhere, parameter, mean in zip(has, plain, means, strict=True):
         if not anywhere:
             continue
         if parameter.grad is None:
             parameter.grad = torch.empty_like(parameter)
+            made.append(parameter.grad)
         parameter.grad.copy_(mean.view_as(parameter))
+    return made
 
 
 def add_up(words: torch.Tensor, ranks: Ranks) -> None:

@@ -246,8 +246,9 @@ class Gradient:
         runtime.engine.settle_step()
         runtime.engine.scale_gradient(self._index, factor)
 
-    def all_finite(self) -> torch.Tensor:
-        return self._alive().step_agreement.verdict().finite()
+    def all_finite(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        step_agreement = self._alive().step_agreement
+        return step_agreement.verdict().finite(), step_agreement.made
 
 
 def _inside_applied(what: str) -> str:

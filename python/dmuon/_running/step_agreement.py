@@ -34,6 +34,7 @@ class StepAgreement:
     ranks: Ranks
     device: torch.device
     divide_factor: float
+    made: list[torch.Tensor] = dataclasses.field(default_factory=list, init=False)  # by the last call of `verdict`
     _applied: list[str] = dataclasses.field(default_factory=list, init=False)  # settings of the last step
     _owned_norms: tuple[torch.Tensor, ...] | None = dataclasses.field(default=None, init=False)  # of the verdict
     _others_finite: torch.Tensor | None = dataclasses.field(default=None, init=False)  # [] of other pipeline stages
@@ -59,6 +60,7 @@ class StepAgreement:
                 `arguments` differ, in this call or in the last step. Names the problem, or the values of two ranks.
         """
         self._owned_norms = None
+        self.made = []
         problem = problem or self._problem()
         if self.host_misses_partial_sums():
             raise ValueError(
@@ -73,7 +75,7 @@ class StepAgreement:
                 # Ranks compare a problem like a setting: if only some ranks have it, the others raise.
                 settings = [problem] if problem else [*self._settings(), *self._applied, *arguments]
                 parameters = self.host_parameters()
-                host_gradients.average(parameters, self.ranks, self.engine)
+                self.made = host_gradients.average(parameters, self.ranks, self.engine)
                 norms = host_gradients.squared_norms(parameters, self.device)
                 found = self.engine.agree(norms, zlib.crc32("\n".join(settings).encode()))
         except _C.SettingsDiffer:  # on all ranks, so these may exchange more

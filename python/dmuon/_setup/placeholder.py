@@ -48,8 +48,13 @@ class OwnedGradient(Protocol):
     def scale(self, factor: torch.Tensor) -> None:
         """Multiplies the gradient by a [] of its device."""
 
-    def all_finite(self) -> torch.Tensor:
-        """Returns [] bool: True if every gradient of the model is finite, on every rank."""
+    def all_finite(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Averages the gradients of all parameters over the ranks, if that was not done.
+
+        Returns:
+            [] bool, True if every gradient of the model is finite, on every rank; and the gradients of other parameters
+            that this rank lacked until now.
+        """
 
 
 class OwnedTensor(torch.Tensor):
@@ -233,8 +238,8 @@ def _unscale(
     inverse: torch.Tensor,
 ) -> None:
     """Unscales gradients as torch.amp.GradScaler does. Sets `found` to 1 if a gradient is not finite."""
-    finite = gradient.all_finite()
-    others = [tensor for tensor in gradients if not isinstance(tensor, OwnedTensor)]
+    finite, made = gradient.all_finite()  # the scaler could not list what is made now
+    others = [*made, *(tensor for tensor in gradients if not isinstance(tensor, OwnedTensor))]
     if others:
         torch._amp_foreach_non_finite_check_and_unscale_(others, found, inverse)
     for tensor in gradients:

@@ -46,6 +46,7 @@ class Watch {
     /// An operation that takes longer ends by give_up().
     std::chrono::milliseconds timeout = kNoTimeout;
   };
+  /// Looks at this device from now on, on the watch's thread. Call it once, before the first wait.
   void look_at(Device device);
 
   /// This rank comes to its next rendezvous of a kind. Returns the rendezvous' number.

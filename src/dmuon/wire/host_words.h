@@ -20,9 +20,9 @@ namespace dmuon::wire {
 ///   HostWords words({row, column}, watch);
 ///   words.all_reduce_max(tensor, Rendezvous::kAgreement, "the agreement of a step");
 ///
-/// Words travel along the row first, then along the column. A ring over the R x G ranks would take
-/// 2 R G hops one after the other, and a connection between any two ranks; this takes 2 (R + G)
-/// hops and R + G connections a rank.
+/// Words travel along the row first, then along the column: 2 (R + G) hops one after the other, and
+/// a connection to each rank of the row and the column. A ring over all ranks would take 2 R G
+/// hops.
 ///
 /// Each call blocks, and is one rendezvous of the Watch. All ranks make the same calls in one
 /// order. Not thread-safe.

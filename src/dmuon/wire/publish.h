@@ -11,7 +11,8 @@ namespace dmuon::wire {
 // Stage 1 sends each owner's part of a unit along the owner's column: one message an owner, log2(R)
 // steps, (R - 1) x part bytes in the owner's tree. With node copies it runs once a version, without
 // at every unshard.
-// Stage 2 sends each column's part inside the node: one message a column, at every unshard.
+// Stage 2 sends each column's part inside the node: one message a column, at every unshard. If
+// parts are equal, a stage is one all-gather on accelerators (exchange.h).
 //
 // Each function allocates on the calling thread and returns the work of its lane. Arguments outlive
 // that work.
