@@ -108,7 +108,7 @@ TEST_F(DetectorTest, FindsAWaitForARankThatIsOverWhoeverWaitsLater) {
 TEST_F(DetectorTest, FindsAWaitForARankThatFailedInTheSameAgreement) {
   make(3);
   for (const std::size_t number : {0U, 1U, 2U}) wait(number, What::kAgreement, "the agreement");
-  rank(1).end("its connection was closed");
+  rank(1).end("its connection was closed", /*failed=*/true);
   rank(1).end_wait(now_);
   reports_[1] = rank(1).report(1);
   intervals(6);

@@ -51,11 +51,10 @@ void Detector::rest() {
   std::tie(own_.number, own_.where) = *left_;
 }
 
-bool Detector::end(const std::string& why) {
+bool Detector::end(const std::string& why, bool failed) {
   if (!own_.over.empty()) return false;
   own_.over = why;
-  // Words that it did not pass on never come to others, so to them it has not come.
-  if (host_waits_ && own_.awaited != Rendezvous::kOperation)
+  if (failed && host_waits_ && own_.awaited != Rendezvous::kOperation)
     own_.reached[static_cast<std::size_t>(*own_.awaited)] = own_.number - 1;
   return true;
 }

@@ -77,9 +77,11 @@ class Detector {
   void begin_wait(Rendezvous what, std::int64_t number, std::string where, Time now);
   void end_wait(Time now);
   void enter(const std::string& pass) { own_.pass = pass; }
-  /// The rank comes to nothing more, and has not come to the comparison or agreement in which it
-  /// waits: these pass words on from rank to rank. Returns false if it was over before.
-  bool end(const std::string& why);
+  /// The rank comes to nothing more. Returns false if it was over before.
+  /// @param failed  True if its wait has failed by itself. Then it counts as not come to the
+  ///                comparison or agreement in which it waits: these pass words on from rank to
+  ///                rank, so others may wait for them still.
+  bool end(const std::string& why, bool failed = false);
 
   Report report(std::int64_t now_ms) const;
   std::int64_t num_operations() const;

@@ -76,7 +76,7 @@ void Watch::wait(Rendezvous what, std::int64_t number, const std::function<std::
   } catch (const core::CommError& error) {
     if (!waiting) waiting.emplace(this, what, number, where());
     const std::string text = error.what() + waiting->attendance();
-    over(error.what());      // first: give_up_ may wait for a device
+    end(error.what(), /*failed=*/true);  // first: give_up_ may wait for a device
     give_up_(error.what());  // nothing can be sent any more, even if the caller catches this
     throw core::CommError(text);
   }
@@ -124,10 +124,10 @@ std::string Watch::Waiting::attendance() const {
          (answered ? "" : "\n  (the store does not answer: what ranks told since is unknown)");
 }
 
-bool Watch::over(const std::string& why) {
+bool Watch::end(const std::string& why, bool failed) {
   if (!service_.runs()) return true;
   Lock lock = service_.lock();
-  detector_.end(why);
+  detector_.end(why, failed);
   return ask(lock, &asks_alarm_, steady_clock::now() + 2 * interval_) || lost_;
 }
 

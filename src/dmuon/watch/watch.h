@@ -99,11 +99,12 @@ class Watch {
   /// @return  False if the store does not answer within 2 intervals: then the thread waits in it,
   /// as
   ///          after a partition of the network, and the destructor would wait too.
-  bool over(const std::string& why);
+  bool over(const std::string& why) { return end(why, /*failed=*/false); }
 
  private:
   using Lock = core::ServiceThread::Lock;
 
+  bool end(const std::string& why, bool failed);
   void run();
   void look(Lock& lock);
   void ask_device(Lock& lock);
