@@ -126,7 +126,7 @@ CASES = [
     Case("sleeps", "block 1 computes", victim=1, device="emulated"),
     Case("sleeps", "block 1 computes", victim=1, device="emulated", silent=True),
     Case("sleeps", "block 1 computes", victim=2, fsdp=True, device="emulated", silent=True),
-    Case("steps in opposite order", victim=2, device="emulated"),
+    Case("steps in opposite order", victim=2, fsdp=True, device="emulated"),
     Case("dies", BEFORE_AGREEMENT, victim=3, lingers=True),
     Case("reorders", device="emulated"),
     Case("repeats", mesh=(4,), victim=2, device="emulated"),
