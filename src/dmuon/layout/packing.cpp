@@ -214,7 +214,7 @@ bool equal_parts(const std::vector<Part>& parts, std::int64_t num_elements) {
   if (length == 0 || num_elements % count != 0) return false;
   for (std::int64_t g = 0; g < count; ++g) {
     const std::vector<Segment>& segments = parts[static_cast<std::size_t>(g)].segments;
-    if (segments != std::vector{Segment{g * length, (g + 1) * length}}) return false;
+    if (segments.size() != 1 || segments[0] != Segment{g * length, (g + 1) * length}) return false;
   }
   return true;
 }

@@ -96,9 +96,8 @@ class Watch {
   };
 
   /// This rank comes to nothing more. Other ranks that wait for it raise.
-  /// @return  False if the store does not answer within 2 intervals: then the thread waits in it,
-  /// as
-  ///          after a partition of the network, and the destructor would wait too.
+  /// @return  False if the store does not answer within 2 intervals. Then the thread waits in it,
+  ///          as after a partition of the network, and the destructor would wait too.
   bool over(const std::string& why) { return end(why, /*failed=*/false); }
 
  private:
