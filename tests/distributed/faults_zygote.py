@@ -27,6 +27,9 @@ def fork_rank(rank: int, directory: Path) -> int:
     """0 in the rank's process."""
     pid = os.fork()
     if pid == 0:
+        # The first call after a fork replaces PyTorch's thread pool, which is not thread-safe. Without this call the
+        # threads of autograd race for it: with CUDA but no GPU, a backward starts eight once FakeTensorMode was used.
+        torch.set_num_threads(1)
         os.dup2(os.open(directory / f"{rank}.stderr", os.O_WRONLY | os.O_CREAT), 2)
         os.dup2(2, 1)
     return pid

@@ -78,9 +78,11 @@ def share_gloos_thread() -> None:
             if (task / "comm").read_text().startswith("gloo_tcp"):
                 os.setpriority(os.PRIO_PROCESS, int(task.name), 19)
 
-    def make_on_device(self: Any, store: Any, rank: int, size: int, timeout: datetime.timedelta) -> None:
+    def make_on_device(self: Any, store: Any, rank: int, size: int, timeout: datetime.timedelta, **newer: Any) -> None:
         options = dist.ProcessGroupGloo._Options()
         options._devices, options._threads, options._timeout = [device], 2, timeout
+        for name, value in newer.items():  # PyTorch 2.14 has enable_reconfigure
+            setattr(options, name, value)
         make(self, store, rank, size, options)
 
     dist.ProcessGroupGloo.__init__ = make_on_device
