@@ -137,7 +137,7 @@ class Program:
         mesh = make_mesh(case.mesh, case.device)
         timeout = case.timeout
         for dim in range(mesh.ndim):  # FSDP2 uses them; by default they wait for half an hour
-            dist.distributed_c10d._set_pg_timeout(timeout, mesh.get_group(dim))
+            groups.set_timeout(timeout, mesh.get_group(dim))
         torch.manual_seed(0)
         self.session = Session(mesh, {**AHEAD, "lookahead": case.lookahead})
         units = {} if case.fsdp else {"units": None}

@@ -6,8 +6,11 @@ import atexit
 import ctypes
 import dataclasses
 import datetime
+import hashlib
 import os
 import socket
+import weakref
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +25,8 @@ from dmuon._setup.ranks import Ranks, backends
 
 _CONNECT = datetime.timedelta(minutes=2)
 _groups: dict[tuple[Any, ...], dist.ProcessGroup] = {}
+# By default process group and key of _groups: the number of groups that this process has begun to create.
+_num_begun: weakref.WeakKeyDictionary[dist.ProcessGroup, Counter[tuple[Any, ...]]] = weakref.WeakKeyDictionary()
 # Holds the groups too: no other group gets their ids while they live.
 _engine_groups: dict[tuple[int, ...], tuple[_C.SharedMesh, tuple[Any, ...]]] = {}
 
@@ -104,7 +109,8 @@ def _group(purpose: str, members: tuple[int, ...], ranks: Ranks, host: bool) -> 
     # The group may have been destroyed, between two runs in one process.
     if group is None or not _usable(group):
         make = _new_host_group if host else _new_group
-        group = _groups[key] = make(purpose, members, ranks)
+        with _named(key):
+            group = _groups[key] = make(purpose, members, ranks)
     return group
 
 
@@ -146,8 +152,33 @@ def _new_host_group(purpose: str, members: tuple[int, ...], ranks: Ranks) -> dis
                 f"This rank offered {took}. Set {VARIABLE} on every host to the interface through which hosts reach "
                 f"each other. Reported: {error}"
             ) from error
-    dist.distributed_c10d._set_pg_timeout(timeout, group)
+    set_timeout(timeout, group)
     return group
+
+
+def set_timeout(timeout: datetime.timedelta, group: dist.ProcessGroup) -> None:
+    """Sets the timeout of later operations of a group. The public name exists since PyTorch 2.14."""
+    (getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout)(timeout, group)
+
+
+@contextmanager
+def _named(key: tuple[Any, ...]) -> Iterator[None]:
+    """Names the group that is created inside the context. All its members agree on the name.
+
+    PyTorch's own name depends on the number of groups that a rank knows (before 2.14) or created. If the numbers of
+    two members differ, both wait until the timeout. PyTorch 2.14 also counts the group on its members only. The next
+    group of all ranks then has different names, and its creation never ends.
+    """
+    c10d: Any = dist.distributed_c10d
+    counts = _num_begun.setdefault(c10d._get_default_group(), Counter())
+    counts[key] += 1
+    name = hashlib.sha1(repr(("dmuon", counts[key], *key)).encode(), usedforsecurity=False).hexdigest()
+    original = c10d._process_group_name
+    c10d._process_group_name = lambda ranks, use_hashed_name: name
+    try:
+        yield
+    finally:
+        c10d._process_group_name = original
 
 
 @contextmanager

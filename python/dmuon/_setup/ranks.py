@@ -138,11 +138,8 @@ def resolve_ranks(mesh: DeviceMesh | None, model: nn.Module, timeout: datetime.t
     everyone = [rank for row in mesh_rows for rank in row]
     if here not in everyone:
         raise ValueError(f"dedicate_params: mesh: expected a mesh that holds this rank ({here}), got {mesh_rows}")
-    known = getattr(getattr(dist.distributed_c10d, "_world", None), "pg_names", {})
-    numbers = (len(known), _local_world_size(), _milliseconds(timeout))
     with _watched(tuple(everyone)):
-        group_counts, local_sizes, timeouts = _extremes(groups, device_type, numbers)
-    _level(group_counts[1], len(known))
+        local_sizes, timeouts = _extremes(groups, device_type, (_local_world_size(), _milliseconds(timeout)))
     rows = mesh_rows
     if len(rows) == 1 and local_sizes[0] == local_sizes[1]:
         rows = _hosts(mesh_rows[0], local_sizes[0])
@@ -231,22 +228,6 @@ def _watched(everyone: tuple[int, ...]) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-
-
-def _level(most: int, known: int) -> None:
-    """Adds groups until this process knows as many as the rank that knows most.
-
-    `new_group(use_local_synchronization=True)` hashes the number of known groups into the group's name. If ranks know
-    different numbers, for instance because one made a group of its own, their names differ and they wait for ever.
-    Groups of one rank make up the difference, at no cost.
-    """
-    if not known:
-        logger.warning(
-            "dmuon: this PyTorch does not show how many process groups it knows; if ranks of a mesh know different "
-            "numbers, creating ours waits until the timeout"
-        )
-    for _ in range(most - known):
-        dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
 
 
 def _hosts(row: tuple[int, ...], local_size: int) -> tuple[tuple[int, ...], ...]:
