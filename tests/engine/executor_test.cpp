@@ -195,7 +195,7 @@ std::int64_t elements_with_gap(const layout::Parameters& parameters, ParameterIn
 // What every parameter fills of a buffer counts for its owner, and every batch of this rank for the
 // units that it touches.
 TEST_P(ExecutorOnMesh, DescribesUnitsAndBatchesToASchedule) {
-  run([this](Executor& executor) {
+  run([](Executor& executor) {
     const schedule::Layout layout = executor.layout();
     EXPECT_EQ(layout.num_replicates, GetParam().num_replicates);
     EXPECT_EQ(layout.num_shards, GetParam().num_shards);

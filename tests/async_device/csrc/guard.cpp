@@ -59,8 +59,12 @@ struct Guard final : public c10::impl::DeviceGuardImplInterface {
   c10::Stream exchangeStream(c10::Stream to) const override {
     return to_c10(the_device().exchange_stream(stream_of(to)));
   }
-  // NOLINTNEXTLINE(modernize-use-override): overrides nothing before PyTorch 2.11
+  // Overrides nothing before PyTorch 2.11.
+  C10_CLANG_DIAGNOSTIC_PUSH()
+  C10_CLANG_DIAGNOSTIC_IGNORE("-Winconsistent-missing-override")
+  // NOLINTNEXTLINE(modernize-use-override)
   void* getStreamNativeHandle(const c10::Stream of) const { return stream_of(of); }
+  C10_CLANG_DIAGNOSTIC_POP()
   bool queryStream(const c10::Stream& of) const override {
     return the_device().query(the_device().record(stream_of(of)));
   }
