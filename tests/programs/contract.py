@@ -101,7 +101,7 @@ def _mixed_sums(program: Program) -> str:
             )
             if held is not None and held != uses:
                 return MIXED_SUMS
-            held = None if micro.synced else uses
+            held = None if micro.synced or micro.zeroed else uses
         if held is not None and (step.clips or step.ends != "discarded"):
             return "FSDP2 has not summed gradients over the replicates"
     return ""
@@ -171,7 +171,7 @@ class _Known:
             if self.program.wrap != "none":
                 return "a rank without a backward leaves FSDP2 waiting"
             twice = micro.backward == "retained" or (self.program.second and step.ends != "closure")
-            if self.backward is None or not last or twice:
+            if self.backward is None or not last or twice or micro.zeroed:
                 return "a rank without a backward"
             # Which takes part in the known one.
             orders = [self.backward if rank in without else order for rank, order in enumerate(orders)]

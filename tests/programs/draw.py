@@ -89,6 +89,7 @@ def micro(draw: Draw, frame: Frame, first: bool, last: bool) -> Micro:
         without_backward=without,
         evaluation=evaluation,
         evaluated=draw(chosen(frame, first)) if evaluation else Pass(),
+        zeroed=rarely(draw, True, False, 8),
     )
 
 
@@ -109,6 +110,7 @@ def step(draw: Draw, frame: Frame, first: bool) -> Step:
         scaled=may_scale and rarely(draw, True, False),
         frozen=tuple(sorted(frozen)),
         ends=ends,
+        zeroed=rarely(draw, True, False),
         reloads=rarely(draw, True, False, 8),
     )
 

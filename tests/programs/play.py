@@ -74,7 +74,7 @@ class Player:
                 self.note_all(self.side.clip(model))
         self.end(step, closes)
         for optimizer in self.side.optimizers:
-            optimizer.zero_grad()
+            optimizer.zero_grad(set_to_none=not step.zeroed or step.reloads)
         for parameter in frozen:
             parameter.requires_grad_(True)
         if step.reloads:
@@ -120,6 +120,8 @@ class Player:
                     losses = [[loss for pair in losses for loss in pair]]
                 for pair in losses:
                     self.backward(micro, pair, rank)
+        for number, _ in models:
+            self.zero(micro, number)
 
     def run_one(self, micro: Micro, number: int, model: Net) -> None:
         self.evaluate(micro, number, model)
@@ -128,6 +130,11 @@ class Player:
                 stack.enter_context(self.side.no_sync(model))
             for rank in self.side.ranks:
                 self.backward(micro, self.losses(micro, number, model, rank), rank)
+        self.zero(micro, number)
+
+    def zero(self, micro: Micro, number: int) -> None:
+        if micro.zeroed:
+            self.side.optimizers[number].zero_grad(set_to_none=False)
 
     def evaluate(self, micro: Micro, number: int, model: Net) -> None:
         if micro.evaluation:

@@ -89,12 +89,16 @@ def _squared_norm(tensors: list[torch.Tensor], device: torch.device) -> torch.Te
     return torch.stack(list(found)).square().sum().to(device)  # FSDP2 may offload gradients
 
 
-def discard_partial_sums(modules: Sequence[FSDPModule]) -> None:
+def discard_partial_sums(modules: Sequence[FSDPModule]) -> list[nn.Parameter]:
     """Discards FSDP2's sums of no_sync, which FSDP2 would add to the gradients of the next synchronised backward.
+
+    Returns:
+        The trainable parameters of the groups that had sums.
 
     Raises:
         ValueError: this PyTorch stores the sums elsewhere.
     """
+    held = []
     for module in modules:
         for group in param_groups(module._get_fsdp_state()):
             if not hasattr(group, "_partial_reduce_output"):
@@ -103,4 +107,7 @@ def discard_partial_sums(modules: Sequence[FSDPModule]) -> None:
                     "replicates, and where is not known for this PyTorch. Expected: zero_grad() after a backward "
                     "outside of no_sync."
                 )
+            if group._partial_reduce_output is not None:
+                held += [p.sharded_param for p in group.fsdp_params if p.sharded_param.requires_grad]
             group._partial_reduce_output = None
+    return held

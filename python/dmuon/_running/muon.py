@@ -242,6 +242,8 @@ class Muon(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears all gradients, also the owners' accumulated ones and FSDP2's of `no_sync`.
 
+        With `set_to_none=False` gradients are zeros, as in torch: a step decays weights and goes on along momenta.
+
         Raises:
             ValueError: FSDP2 has gradients of `no_sync`, in a place that is unknown for this PyTorch.
         """
@@ -249,8 +251,11 @@ class Muon(torch.optim.Optimizer):
         runtime.engine.forget_verdict()
         runtime.step_agreement.end_step()
         if runtime.step_agreement.host_misses_partial_sums():
-            discard_partial_sums(runtime.fsdp_modules)
+            held = discard_partial_sums(runtime.fsdp_modules)
             runtime.engine.host_sums().forget()
+            for parameter in held if not set_to_none else ():
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
         for group in self.param_groups:
             for parameter in group["params"]:
                 if set_to_none or parameter.grad is None:

@@ -223,9 +223,10 @@ class Gradient:
             raise ValueError("dmuon: a gradient outlived its model. Expected: the model, for as long as it is used.")
         return runtime
 
-    def clear(self) -> None:
+    def zero(self) -> None:
         if (runtime := self._runtime()) is not None:
-            runtime.engine.clear_gradient(self._index)
+            runtime.engine.zero_gradient(self._index)
+            runtime.step_agreement.zeroed.add(runtime.leaves[self._index].name)
 
     def norm(self) -> torch.Tensor:
         runtime = self._alive()

@@ -35,6 +35,7 @@ class StepAgreement:
     device: torch.device
     divide_factor: float
     made: list[torch.Tensor] = dataclasses.field(default_factory=list, init=False)  # by the last call of `verdict`
+    zeroed: set[str] = dataclasses.field(default_factory=set, init=False)  # leaves, by zero_ since the last message
     _applied: list[str] = dataclasses.field(default_factory=list, init=False)  # settings of the last step
     _owned_norms: tuple[torch.Tensor, ...] | None = dataclasses.field(default=None, init=False)  # of the verdict
     _others_finite: torch.Tensor | None = dataclasses.field(default=None, init=False)  # [] of other pipeline stages
@@ -73,7 +74,9 @@ class StepAgreement:
                 found = self.engine.agree(None, 0)
             else:
                 # Ranks compare a problem like a setting: if only some ranks have it, the others raise.
-                settings = [problem] if problem else [*self._settings(), *self._applied, *arguments]
+                zeroed = [f"the gradient of '{name}' set to zero" for name in sorted(self.zeroed)]
+                self.zeroed.clear()
+                settings = [problem] if problem else [*self._settings(), *self._applied, *arguments, *zeroed]
                 parameters = self.host_parameters()
                 self.made = host_gradients.average(parameters, self.ranks, self.engine)
                 norms = host_gradients.squared_norms(parameters, self.device)

@@ -39,8 +39,8 @@ def _refusing(what: str) -> Any:
 class OwnedGradient(Protocol):
     """The operations on a gradient that this rank does not hold. All ranks call them alike."""
 
-    def clear(self) -> None:
-        """Clears the sum that the owner has accumulated."""
+    def zero(self) -> None:
+        """Sets the sum that the owner has accumulated to zero."""
 
     def norm(self) -> torch.Tensor:
         """Returns the 2-norm of the mean over all ranks, in a form that combines with norms of FSDP2's gradients."""
@@ -184,7 +184,7 @@ def _zero(owned: OwnedTensor, gradient: OwnedGradient, target: Any) -> Any:
         for tensor in target:
             tensor.zero_()
         return None
-    gradient.clear()
+    gradient.zero()
     return owned
 
 

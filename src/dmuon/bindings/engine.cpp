@@ -192,6 +192,7 @@ void add_step(EngineClass& engine) {
       .def("scale_gradient", &Engine::scale_gradient, py::arg("leaf"), py::arg("factor"), no_gil)
       .def("publish", &Engine::publish, no_gil)
       .def("clear_gradient", &Engine::clear_gradient, py::arg("leaf"), no_gil)
+      .def("zero_gradient", &Engine::zero_gradient, py::arg("leaf"), no_gil)
       .def("leave", &Engine::leave, py::arg("what"), no_gil)
       .def("meet", &Engine::meet, py::arg("call"), no_gil)
       .def_property_readonly("num_backwards", &Engine::num_backwards)
