@@ -52,7 +52,7 @@ def refusal(program: Program) -> str:
     """
     if program.astray:
         return ASTRAY[program.astray]
-    if reason := _inference_first(program) or _mixed_sums(program):
+    if reason := _inference_first(program) or _mixed_sums(program) or _left_off(program):
         return reason
     watch = _Known(program)
     for step in program.steps:
@@ -104,6 +104,22 @@ def _mixed_sums(program: Program) -> str:
             held = None if micro.synced or micro.zeroed else uses
         if held is not None and (step.clips or step.ends != "discarded"):
             return "FSDP2 has not summed gradients over the replicates"
+    return ""
+
+
+def _left_off(program: Program) -> str:
+    """FSDP2's own flag is off in the last backward before clip or step, so that AdamW's parameters miss a part."""
+    replicated = len(program.mesh) > 1 and program.mesh[0] > 1
+    for step in program.steps:
+        if program.wrap == "none" or not step.off or (step.off == "requires_all_reduce" and not replicated):
+            continue
+        misses = False
+        for index, micro in enumerate(step.micros):
+            if micro.backward != "dropped":
+                misses = step.stays_off or index < len(step.micros) - 1
+            misses = misses and (not micro.zeroed or step.off == "is_last_backward")
+        if misses and (step.clips or step.ends != "discarded"):
+            return "a flag of FSDP2's stays off"
     return ""
 
 

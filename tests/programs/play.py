@@ -77,6 +77,8 @@ class Player:
             optimizer.zero_grad(set_to_none=not step.zeroed or step.reloads)
         for parameter in frozen:
             parameter.requires_grad_(True)
+        for model in self.side.models if step.off else ():
+            self.side.set_flag(model, step.off, True)
         if step.reloads:
             self.side.reload()
 
@@ -110,6 +112,7 @@ class Player:
             return
         for number, model in models:
             self.evaluate(micro, number, model)
+            self.set_flag(model)
         with ExitStack() as stack:
             if not micro.synced:
                 for model in self.side.models:
@@ -125,12 +128,18 @@ class Player:
 
     def run_one(self, micro: Micro, number: int, model: Net) -> None:
         self.evaluate(micro, number, model)
+        self.set_flag(model)
         with ExitStack() as stack:
             if not micro.synced:
                 stack.enter_context(self.side.no_sync(model))
             for rank in self.side.ranks:
                 self.backward(micro, self.losses(micro, number, model, rank), rank)
         self.zero(micro, number)
+
+    def set_flag(self, model: Net) -> None:
+        step = self.program.steps[self.step]
+        if step.off:
+            self.side.set_flag(model, step.off, self.micro == len(step.micros) - 1 and not step.stays_off)
 
     def zero(self, micro: Micro, number: int) -> None:
         if micro.zeroed:

@@ -56,6 +56,10 @@ class Step:
     clips: bool = False
     scaled: bool = False  # by a GradScaler; ends in "step"
     frozen: Positions = ()  # blocks that need no gradient in this step
+    # FSDP2's own flag that is off in micro-steps before the last: or "requires_gradient_sync", "requires_all_reduce",
+    # "is_last_backward".
+    off: str = ""
+    stays_off: bool = False  # in the last micro-step too
     ends: str = "step"  # or "closure": the last micro-step is one; "discarded": the gradients are thrown away
     zeroed: bool = False  # the gradients are zeros afterwards; else none
     # Then saves everything and goes on with new models of the other options, and so of other owners.

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 import torch.nn as nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from dmuon import _C
 from dmuon._setup.groups import column_group, row_group
 from dmuon._setup.ranks import Ranks
-from dmuon._setup.sharded import param_groups
 
 
 def average(parameters: Sequence[nn.Parameter], ranks: Ranks, engine: _C.Engine) -> list[torch.Tensor]:
@@ -87,27 +85,3 @@ def _squared_norm(tensors: list[torch.Tensor], device: torch.device) -> torch.Te
     # fp64: the squares of small and of large gradients leave fp32's range.
     found = torch._foreach_norm(tensors, 2, dtype=torch.float64)
     return torch.stack(list(found)).square().sum().to(device)  # FSDP2 may offload gradients
-
-
-def discard_partial_sums(modules: Sequence[FSDPModule]) -> list[nn.Parameter]:
-    """Discards FSDP2's sums of no_sync, which FSDP2 would add to the gradients of the next synchronised backward.
-
-    Returns:
-        The trainable parameters of the groups that had sums.
-
-    Raises:
-        ValueError: this PyTorch stores the sums elsewhere.
-    """
-    held = []
-    for module in modules:
-        for group in param_groups(module._get_fsdp_state()):
-            if not hasattr(group, "_partial_reduce_output"):
-                raise ValueError(
-                    "dmuon: zero_grad() after a backward under no_sync: FSDP2 keeps its own partial sums over the "
-                    "replicates, and where is not known for this PyTorch. Expected: zero_grad() after a backward "
-                    "outside of no_sync."
-                )
-            if group._partial_reduce_output is not None:
-                held += [p.sharded_param for p in group.fsdp_params if p.sharded_param.requires_grad]
-            group._partial_reduce_output = None
-    return held

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from dmuon import _C
 from dmuon._running import host_gradients
 from dmuon._running.divide_factor import problem_of_factors
+from dmuon._running.host_state import problem_of_unreduced
 from dmuon._setup.agreement import agreement
 from dmuon._setup.hyperparameters import check_group, settings_of
 from dmuon._setup.placeholder import OwnedTensor
@@ -73,6 +74,7 @@ class StepAgreement:
             if self.engine.agreed():
                 found = self.engine.agree(None, 0)
             else:
+                problem = problem or problem_of_unreduced(self.model, self.fsdp_modules)
                 # Ranks compare a problem like a setting: if only some ranks have it, the others raise.
                 zeroed = [f"the gradient of '{name}' set to zero" for name in sorted(self.zeroed)]
                 self.zeroed.clear()
