@@ -1,4 +1,4 @@
-"""What FSDP2 itself keeps between the calls of a step: gradients that it has not reduced over all ranks."""
+"""FSDP2's own state between the calls of a step: gradients that it has not reduced, and a backward that raised."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch.nn as nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 from dmuon._setup.sharded import name_of, param_groups
 
@@ -53,10 +54,55 @@ def discard_unreduced(modules: Sequence[FSDPModule], has_sums: bool) -> list[nn.
             )
         if _is_unreduced(group):
             held += [p.sharded_param for p in group.fsdp_params if p.sharded_param.requires_grad]
-            group._partial_reduce_output = None
-            for holder, name in _kept(group):
-                setattr(holder, name, None)
+            _discard(group)
     return held
+
+
+def end_failed_backward(modules: Sequence[FSDPModule]) -> bool:
+    """Ends FSDP2's backward if it has raised: FSDP2 itself would reduce no gradients any more.
+
+    Does what FSDP2's callback at the end of a backward does, without a message. Gradients that FSDP2 has not reduced
+    are lost.
+
+    Returns:
+        True if a backward has raised.
+
+    Raises:
+        AttributeError: this PyTorch keeps the state of a backward elsewhere.
+    """
+    states: dict[int, Any] = {}  # of each root
+    for module in modules:
+        state = module._get_fsdp_state()
+        if state._state_ctx.post_backward_final_callback_queued:
+            states[id(state._state_ctx)] = state
+    for state in states.values():
+        context, communication = state._state_ctx, state._comm_ctx
+        for of in context.all_states:
+            of._training_state = TrainingState.IDLE
+            of._modules_to_run_forward.clear()
+            for group in param_groups(of):
+                group.finalize_backward()
+                group._training_state = TrainingState.IDLE
+                group.reshard()
+                _discard(group)
+        if (gathered := communication.all_gather_state) is not None:
+            for stream in (communication.all_gather_copy_in_stream, communication.all_gather_stream):
+                stream.wait_event(gathered.event)
+            communication.all_gather_state = None
+        communication.post_forward_order.clear()
+        if hasattr(communication, "reduce_scatter_states"):
+            communication.reduce_scatter_states.clear()
+        else:
+            communication.reduce_scatter_state = None
+        context.iter_forward_root = None
+        context.post_backward_final_callback_queued = False
+    return bool(states)
+
+
+def _discard(group: Any) -> None:
+    group._partial_reduce_output = None
+    for holder, name in _kept(group):
+        setattr(holder, name, None)
 
 
 def _is_unreduced(group: Any) -> bool:

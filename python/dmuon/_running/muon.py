@@ -249,12 +249,12 @@ class Muon(torch.optim.Optimizer):
         """
         runtime = self._runtime
         runtime.engine.forget_verdict()
-        runtime.step_agreement.end_step()
-        has_sums = runtime.step_agreement.host_misses_partial_sums()
-        for parameter in discard_unreduced(runtime.fsdp_modules, has_sums):
+        has_sums = runtime.step_agreement.host_misses_partial_sums
+        for parameter in discard_unreduced(runtime.fsdp_modules, has_sums()):
             if parameter.grad is None and not set_to_none:
                 parameter.grad = torch.zeros_like(parameter)
-        if has_sums:
+        runtime.step_agreement.clear()
+        if has_sums():
             runtime.engine.host_sums().forget()
         for group in self.param_groups:
             for parameter in group["params"]:

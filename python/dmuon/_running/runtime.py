@@ -130,6 +130,7 @@ class Runtime:
 
     def meet(self, call: str) -> None:
         """Waits until all ranks have come to `call`, outside of passes. Collective."""
+        self.step_agreement.end_failed_backward()
         self.show_placeholders()
         for module in self.fsdp_modules:
             module.reshard()

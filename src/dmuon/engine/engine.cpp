@@ -63,6 +63,12 @@ void Engine::settle() {
   mesh().watch->enter("");
 }
 
+bool Engine::end_failed_backward() {
+  if (resolver_.order().current() != Pass::kBackward || in_backward()) return false;
+  settle();
+  return true;
+}
+
 void Engine::settle_step() {
   executor_.profile().set_phase(Phase::kStep);
   settle();
@@ -232,8 +238,7 @@ void Engine::clear_gradient(core::LeafIndex leaf) {
 void Engine::zero_gradient(core::LeafIndex leaf) {
   host_sums_.clear_leaf();
   verdict_.reset();
-  // The gradients of a backward that raised would come later.
-  if (resolver_.order().current() == Pass::kBackward && !in_backward()) settle();
+  end_failed_backward();  // whose gradients would come later
   resolver_.finish_routes();
   for (const core::ParameterIndex part : leaves().at(leaf).parameters)
     executor_.zero_gradient(part);

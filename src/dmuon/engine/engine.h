@@ -160,6 +160,10 @@ class Engine : private schedule::Performer {
   /// Issues what a pass still owes. Comes before anything collective outside a pass.
   void settle();
 
+  /// Settles if the last backward has raised.
+  /// @returns  true if it has.
+  bool end_failed_backward();
+
   /// Settles before a step's agreement. Takes part in a backward that other ranks may have run
   /// while this rank's loss touched nothing.
   void settle_step();
