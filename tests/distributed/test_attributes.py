@@ -52,6 +52,11 @@ def marked(model: nn.Module) -> Iterator[tuple[str, Any]]:
                 yield f"{path}.{attribute}", getattr(module, attribute)
 
 
+def marked_for_adamw(model: nn.Module) -> list[nn.Parameter]:
+    adamws = {row.name for row in dmuon.routing_table(model) if row.algorithm == "adamw"}
+    return [p for name, p in model.named_parameters() if name in adamws and isinstance(getattr(p, "built", 0), Mark)]
+
+
 def attributes_of(mesh: Any, start: str) -> None:
     """Sets an attribute, named after the moment, at each moment, and expects all of them from then on."""
     model = build("meta" if start == "meta" else "cpu")
@@ -96,9 +101,7 @@ def attributes_of(mesh: Any, start: str) -> None:
         for module in model.modules():
             if hasattr(module, "reset_parameters"):
                 module.reset_parameters()
-    adamws = {row.name for row in dmuon.routing_table(model) if row.algorithm == "adamw"}
-    chosen = [p for name, p in model.named_parameters() if name in adamws and isinstance(getattr(p, "built", 0), Mark)]
-    opt = dmuon.Muon(model, adamw_groups=[{"params": chosen, "lr": 0.125}])
+    opt = dmuon.Muon(model, adamw_groups=[{"params": marked_for_adamw(model), "lr": 0.125}])
     expect()
     mark("made")
     for step in range(2):

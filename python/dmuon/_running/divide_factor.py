@@ -29,8 +29,8 @@ def problem_of_factors(model: nn.Module, modules: Sequence[FSDPModule], ours: fl
             theirs = unset if told is None else told
             if theirs != ours and any(parameter.sharded_param.requires_grad for parameter in group.fsdp_params):
                 return (
-                    f"dmuon: fully_shard divides the gradients of '{name_of(module, model)}' by {theirs:.17g}, and dmuon "
-                    f"those of matrices by {ours:.17g}. Expected: "
+                    f"dmuon: fully_shard divides the gradients of '{name_of(module, model)}' by {theirs:.17g}, and "
+                    f"dmuon those of matrices by {ours:.17g}. Expected: "
                     f"dedicate_params(gradient_divide_factor={theirs:.17g}) if FSDP2's is meant, else "
                     f"set_gradient_divide_factor({ours:.17g}) on every module under fully_shard."
                 )

@@ -21,8 +21,8 @@ from dmuon._setup.ranks import Ranks
 from dmuon._setup.sharded import name_of
 
 _LOST = (
-    "dmuon: clip or step: a backward has raised, so FSDP2 has lost gradients. Expected: optimizer.zero_grad() after it, "
-    "then all micro-steps of the step."
+    "dmuon: clip or step: a backward has raised, so FSDP2 has lost gradients. Expected: optimizer.zero_grad() after "
+    "it, then all micro-steps of the step."
 )
 _NO_MORE = (
     "dmuon: clip or step: a backward has raised, after which FSDP2 gives no gradients to the parameters of '{}' and "

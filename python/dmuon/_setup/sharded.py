@@ -89,7 +89,7 @@ def fsdp_modules(model: nn.Module) -> list[FSDPModule]:
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
-def name_of(module: nn.Module, model: nn.Module) -> str:
+def name_of(module: nn.Module | FSDPModule, model: nn.Module) -> str:
     """Returns the qualified name of a module of `model`, for messages."""
     return next(clean_name(path) for path, other in model.named_modules() if other is module) or "(root)"
 
