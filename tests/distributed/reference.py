@@ -85,8 +85,9 @@ class ReferenceMuon:
         matrix *= 1 - lr * self.weight_decay
         matrix -= lr * math.sqrt(max(1.0, matrix.shape[0] / matrix.shape[1])) * orthogonal
 
-    def zero_grad(self) -> None:
+    def zero_grad(self, set_to_none: bool = True) -> None:
         for p in self.matrices.values():
-            p.grad = None
+            if p.grad is not None:
+                p.grad = None if set_to_none else torch.zeros_like(p.grad)
         if self.adamw is not None:
-            self.adamw.zero_grad()
+            self.adamw.zero_grad(set_to_none)

@@ -5,6 +5,8 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "dmuon/core/error.h"
 #include "dmuon/engine/engine.h"
 #include "tests/engine/mesh_engine.h"
@@ -74,6 +76,22 @@ TEST_P(EngineAgreement, ForgetsAClearedGradient) {
     const Verdict verdict = engine->agree();
     EXPECT_FALSE(verdict.has_gradient[kRouted]);
     EXPECT_EQ(verdict.norm().item<double>(), 0);
+  });
+}
+
+TEST_P(EngineAgreement, KnowsAGradientThatWasSetToZero) {
+  const Setting setting = setting_on(GetParam());
+  wire::run_ranks(setting.mesh.num_slots(), [&](int rank, const wire::StorePtr& store) {
+    const auto engine = make_engine(setting, store, rank);
+    route_constant(*engine, std::numeric_limits<double>::quiet_NaN());
+    EXPECT_FALSE(engine->agree().finite().item<bool>());
+    engine->zero_gradient(kRoutedLeaf);
+    EXPECT_FALSE(engine->agreed());
+    const Verdict verdict = engine->agree();
+    EXPECT_TRUE(verdict.has_gradient[kRouted]);
+    EXPECT_EQ(verdict.norm().item<double>(), 0);
+    engine->zero_gradient(LeafIndex(0));
+    EXPECT_FALSE(engine->agree().has_gradient[ParameterIndex(0)]);
   });
 }
 

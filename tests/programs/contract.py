@@ -52,7 +52,7 @@ def refusal(program: Program) -> str:
     """
     if program.astray:
         return ASTRAY[program.astray]
-    if reason := _inference_first(program) or _mixed_sums(program):
+    if reason := _inference_first(program) or _mixed_sums(program) or _left_off(program):
         return reason
     watch = _Known(program)
     for step in program.steps:
@@ -101,9 +101,25 @@ def _mixed_sums(program: Program) -> str:
             )
             if held is not None and held != uses:
                 return MIXED_SUMS
-            held = None if micro.synced else uses
+            held = None if micro.synced or micro.zeroed else uses
         if held is not None and (step.clips or step.ends != "discarded"):
             return "FSDP2 has not summed gradients over the replicates"
+    return ""
+
+
+def _left_off(program: Program) -> str:
+    """FSDP2's own flag is off in the last backward before clip or step, so that AdamW's parameters miss a part."""
+    replicated = len(program.mesh) > 1 and program.mesh[0] > 1
+    for step in program.steps:
+        if program.wrap == "none" or not step.off or (step.off == "requires_all_reduce" and not replicated):
+            continue
+        misses = False
+        for index, micro in enumerate(step.micros):
+            if micro.backward != "dropped":
+                misses = step.stays_off or index < len(step.micros) - 1
+            misses = misses and (not micro.zeroed or step.off == "is_last_backward")
+        if misses and (step.clips or step.ends != "discarded"):
+            return "a flag of FSDP2's stays off"
     return ""
 
 
@@ -171,7 +187,7 @@ class _Known:
             if self.program.wrap != "none":
                 return "a rank without a backward leaves FSDP2 waiting"
             twice = micro.backward == "retained" or (self.program.second and step.ends != "closure")
-            if self.backward is None or not last or twice:
+            if self.backward is None or not last or twice or micro.zeroed:
                 return "a rank without a backward"
             # Which takes part in the known one.
             orders = [self.backward if rank in without else order for rank, order in enumerate(orders)]

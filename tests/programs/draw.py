@@ -89,6 +89,7 @@ def micro(draw: Draw, frame: Frame, first: bool, last: bool) -> Micro:
         without_backward=without,
         evaluation=evaluation,
         evaluated=draw(chosen(frame, first)) if evaluation else Pass(),
+        zeroed=rarely(draw, True, False, 8),
     )
 
 
@@ -101,6 +102,12 @@ def step(draw: Draw, frame: Frame, first: bool) -> Step:
         draw(micro(frame, first and index == 0, ends != "discarded" and index == num_micros - 1))
         for index in range(num_micros)
     )
+    off = ""
+    if frame.wrap != "none" and draw(st.integers(0, 5)) == 5:
+        flags = ["requires_gradient_sync", "requires_all_reduce", "is_last_backward"]
+        off = draw(st.sampled_from(flags[: 2 if ends == "discarded" else 3]))
+        if off != "requires_gradient_sync":  # else FSDP2 itself mixes gradients, or waits for a backward
+            micros = tuple(dataclasses.replace(one, forward=micros[0].forward, backward="once") for one in micros)
     # A GradScaler wants a gradient on every rank.
     may_scale = ends == "step" and not any(one.backward == "dropped" or one.without_backward for one in micros)
     return Step(
@@ -109,6 +116,9 @@ def step(draw: Draw, frame: Frame, first: bool) -> Step:
         scaled=may_scale and rarely(draw, True, False),
         frozen=tuple(sorted(frozen)),
         ends=ends,
+        zeroed=rarely(draw, True, False),
+        off=off,
+        stays_off=bool(off) and rarely(draw, True, False),
         reloads=rarely(draw, True, False, 8),
     )
 
@@ -183,7 +193,7 @@ def in_bf16(program: Program) -> Program:
     """
     # FSDP2 fixes the dtype of gradients in the first forward, by what needs one then: so nothing is frozen for a step.
     steps = [dataclasses.replace(step, frozen=()) for step in program.steps]
-    earlier = (dataclasses.replace(step, ends="discarded", scaled=False) for step in steps[:-1])
+    earlier = (dataclasses.replace(step, ends="discarded", scaled=False, off="") for step in steps[:-1])
     checkpoints = {"reentrant": "non_reentrant"}
     return dataclasses.replace(
         program,

@@ -99,6 +99,13 @@ ENGINE = (
         "A block that no rank uses in a step is updated, because it had a gradient in an earlier step.",
     ),
     Planted(
+        "zero_is_none",
+        ENGINE_CPP,
+        "    executor_.zero_gradient(part);\n",
+        "    executor_.clear_gradient(part);\n",
+        "Gradients that were set to zero are none: weights do not decay, and momenta do not go on.",
+    ),
+    Planted(
         "last_micro_step_decides",
         EXECUTOR,
         "if (unit.arrived(packing.parameters[place].leaf)) state->has_gradient[place] = true;",

@@ -74,9 +74,11 @@ class Player:
                 self.note_all(self.side.clip(model))
         self.end(step, closes)
         for optimizer in self.side.optimizers:
-            optimizer.zero_grad()
+            optimizer.zero_grad(set_to_none=not step.zeroed or step.reloads)
         for parameter in frozen:
             parameter.requires_grad_(True)
+        for model in self.side.models if step.off else ():
+            self.side.set_flag(model, step.off, True)
         if step.reloads:
             self.side.reload()
 
@@ -110,6 +112,7 @@ class Player:
             return
         for number, model in models:
             self.evaluate(micro, number, model)
+            self.set_flag(model)
         with ExitStack() as stack:
             if not micro.synced:
                 for model in self.side.models:
@@ -120,14 +123,27 @@ class Player:
                     losses = [[loss for pair in losses for loss in pair]]
                 for pair in losses:
                     self.backward(micro, pair, rank)
+        for number, _ in models:
+            self.zero(micro, number)
 
     def run_one(self, micro: Micro, number: int, model: Net) -> None:
         self.evaluate(micro, number, model)
+        self.set_flag(model)
         with ExitStack() as stack:
             if not micro.synced:
                 stack.enter_context(self.side.no_sync(model))
             for rank in self.side.ranks:
                 self.backward(micro, self.losses(micro, number, model, rank), rank)
+        self.zero(micro, number)
+
+    def set_flag(self, model: Net) -> None:
+        step = self.program.steps[self.step]
+        if step.off:
+            self.side.set_flag(model, step.off, self.micro == len(step.micros) - 1 and not step.stays_off)
+
+    def zero(self, micro: Micro, number: int) -> None:
+        if micro.zeroed:
+            self.side.optimizers[number].zero_grad(set_to_none=False)
 
     def evaluate(self, micro: Micro, number: int, model: Net) -> None:
         if micro.evaluation:

@@ -45,6 +45,7 @@ class Micro:
     without_backward: Positions = ()  # ranks whose loss is dropped
     evaluation: str = ""  # or "no_grad", "inference_mode": one before the forward
     evaluated: Pass = Pass()
+    zeroed: bool = False  # then all gradients are set to zero
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +56,12 @@ class Step:
     clips: bool = False
     scaled: bool = False  # by a GradScaler; ends in "step"
     frozen: Positions = ()  # blocks that need no gradient in this step
+    # FSDP2's own flag that is off in micro-steps before the last: or "requires_gradient_sync", "requires_all_reduce",
+    # "is_last_backward".
+    off: str = ""
+    stays_off: bool = False  # in the last micro-step too
     ends: str = "step"  # or "closure": the last micro-step is one; "discarded": the gradients are thrown away
+    zeroed: bool = False  # the gradients are zeros afterwards; else none
     # Then saves everything and goes on with new models of the other options, and so of other owners.
     reloads: bool = False
 

@@ -63,6 +63,9 @@ class Side:
     def no_sync(self, model: Net) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def set_flag(self, model: Net, flag: str, on: bool) -> None:
+        """Sets a flag of FSDP2's."""
+
     def clip(self, model: Net) -> torch.Tensor:
         return nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
 
@@ -166,6 +169,9 @@ class OnRanks(Side):
 
     def start(self, model: Net, mesh: Any, program: Program) -> Any:
         raise NotImplementedError
+
+    def set_flag(self, model: Net, flag: str, on: bool) -> None:
+        getattr(model, f"set_{flag}")(on)
 
 
 @contextmanager

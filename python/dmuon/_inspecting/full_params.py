@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from dmuon._running.runtime import Runtime, runtime_of
 from dmuon._setup.agreement import agreement
+from dmuon._setup.attributes import give_attributes
 from dmuon._setup.checksum import checksum
 from dmuon._setup.place import clean_name, joined
 
@@ -49,6 +50,8 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
         for index, placeholder in enumerate(runtime.placeholders)
     ]
     shards = {id(p): nn.Parameter(p.full_tensor().detach(), p.requires_grad) for _, _, p in swapped}
+    for held, whole in (*zip(runtime.placeholders, wholes, strict=True), *((p, shards[id(p)]) for _, _, p in swapped)):
+        give_attributes(whole, vars(held))
     hooks = _suspend_load_hooks([module for module, _, _ in swapped])
     runtime.whole, runtime.writes_back = True, bool(writeback)
     try:

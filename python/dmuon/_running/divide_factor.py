@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch.nn as nn
 from torch.distributed.fsdp import FSDPModule
 
-from dmuon._setup.place import clean_name
-from dmuon._setup.sharded import param_groups
+from dmuon._setup.sharded import name_of, param_groups
 
 
 def problem_of_factors(model: nn.Module, modules: Sequence[FSDPModule], ours: float, unset: float) -> str | None:
@@ -29,10 +28,9 @@ def problem_of_factors(model: nn.Module, modules: Sequence[FSDPModule], ours: fl
             told = getattr(group, "gradient_divide_factor", None)
             theirs = unset if told is None else told
             if theirs != ours and any(parameter.sharded_param.requires_grad for parameter in group.fsdp_params):
-                name = next(clean_name(path) for path, other in model.named_modules() if other is module)
                 return (
-                    f"dmuon: fully_shard divides the gradients of '{name or '(root)'}' by {theirs:.17g}, and dmuon "
-                    f"those of matrices by {ours:.17g}. Expected: "
+                    f"dmuon: fully_shard divides the gradients of '{name_of(module, model)}' by {theirs:.17g}, and "
+                    f"dmuon those of matrices by {ours:.17g}. Expected: "
                     f"dedicate_params(gradient_divide_factor={theirs:.17g}) if FSDP2's is meant, else "
                     f"set_gradient_divide_factor({ours:.17g}) on every module under fully_shard."
                 )

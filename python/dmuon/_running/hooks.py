@@ -30,6 +30,7 @@ def _begin(runtime: Runtime) -> Any:
         runtime.refuse_inside_full_params("a forward")
         runtime.refuse_without_values()
         if not _C.in_backward():
+            runtime.step_agreement.end_failed_backward()
             runtime.show_placeholders()
         runtime.engine.begin_forward()
 
@@ -51,6 +52,8 @@ def _before(runtime: Runtime, index: int) -> Any:
     def before(module: nn.Module, args: Any) -> None:
         runtime.refuse_inside_full_params("a forward")
         runtime.refuse_without_values()
+        if not _C.in_backward():
+            runtime.step_agreement.end_failed_backward()
         runtime.engine.before_forward(index)
         if runtime.units[index].host and _C.in_backward() and torch.is_grad_enabled():
             _refuse_second_recomputation(runtime, index)

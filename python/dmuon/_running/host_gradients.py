@@ -7,13 +7,11 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 import torch.nn as nn
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from dmuon import _C
 from dmuon._setup.groups import column_group, row_group
 from dmuon._setup.ranks import Ranks
-from dmuon._setup.sharded import param_groups
 
 
 def average(parameters: Sequence[nn.Parameter], ranks: Ranks, engine: _C.Engine) -> list[torch.Tensor]:
@@ -87,20 +85,3 @@ def _squared_norm(tensors: list[torch.Tensor], device: torch.device) -> torch.Te
     # fp64: the squares of small and of large gradients leave fp32's range.
     found = torch._foreach_norm(tensors, 2, dtype=torch.float64)
     return torch.stack(list(found)).square().sum().to(device)  # FSDP2 may offload gradients
-
-
-def discard_partial_sums(modules: Sequence[FSDPModule]) -> None:
-    """Discards FSDP2's sums of no_sync, which FSDP2 would add to the gradients of the next synchronised backward.
-
-    Raises:
-        ValueError: this PyTorch stores the sums elsewhere.
-    """
-    for module in modules:
-        for group in param_groups(module._get_fsdp_state()):
-            if not hasattr(group, "_partial_reduce_output"):
-                raise ValueError(
-                    "dmuon: zero_grad() after a backward under no_sync: FSDP2 keeps its own partial sums over the "
-                    "replicates, and where is not known for this PyTorch. Expected: zero_grad() after a backward "
-                    "outside of no_sync."
-                )
-            group._partial_reduce_output = None

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from dmuon import _C
 from dmuon._planning.owner_plan import Plan
 from dmuon._running.adamw import InnerAdamW
-from dmuon._running.host_gradients import discard_partial_sums
+from dmuon._running.host_state import discard_unreduced
 from dmuon._running.skipped_steps import KEY as SKIPPED_STEPS
 from dmuon._running.skipped_steps import SkippedSteps
 from dmuon._running.start import agreed_setup, start
@@ -240,16 +240,21 @@ class Muon(torch.optim.Optimizer):
         return groups, group_of
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears all gradients, also the owners' accumulated ones and FSDP2's of `no_sync`.
+        """Clears all gradients, also the owners' accumulated ones and those that FSDP2 has not reduced yet.
+
+        With `set_to_none=False` gradients are zeros, as in torch: a step decays weights and goes on along momenta.
 
         Raises:
             ValueError: FSDP2 has gradients of `no_sync`, in a place that is unknown for this PyTorch.
         """
         runtime = self._runtime
         runtime.engine.forget_verdict()
-        runtime.step_agreement.end_step()
-        if runtime.step_agreement.host_misses_partial_sums():
-            discard_partial_sums(runtime.fsdp_modules)
+        has_sums = runtime.step_agreement.host_misses_partial_sums
+        for parameter in discard_unreduced(runtime.fsdp_modules, has_sums()):
+            if parameter.grad is None and not set_to_none:
+                parameter.grad = torch.zeros_like(parameter)
+        runtime.step_agreement.clear()
+        if has_sums():
             runtime.engine.host_sums().forget()
         for group in self.param_groups:
             for parameter in group["params"]:

@@ -130,6 +130,7 @@ class Runtime:
 
     def meet(self, call: str) -> None:
         """Waits until all ranks have come to `call`, outside of passes. Collective."""
+        self.step_agreement.end_failed_backward()
         self.show_placeholders()
         for module in self.fsdp_modules:
             module.reshard()
@@ -223,9 +224,10 @@ class Gradient:
             raise ValueError("dmuon: a gradient outlived its model. Expected: the model, for as long as it is used.")
         return runtime
 
-    def clear(self) -> None:
+    def zero(self) -> None:
         if (runtime := self._runtime()) is not None:
-            runtime.engine.clear_gradient(self._index)
+            runtime.engine.zero_gradient(self._index)
+            runtime.step_agreement.zeroed.add(runtime.leaves[self._index].name)
 
     def norm(self) -> torch.Tensor:
         runtime = self._alive()

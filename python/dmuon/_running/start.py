@@ -55,6 +55,8 @@ def agreed_setup(
     with paused, agreement(dedication.ranks, "Muon") as facts:
         if find_runtime(model, "Muon") is not None:
             raise ValueError("Muon: model: expected one Muon a model, got a second one")
+        if dedication.attributes is not None:
+            dedication.attributes.give(model.modules())
         for group in (muon, adamw):
             check_group(group)
             facts.append(f"{settings_of(group)}")

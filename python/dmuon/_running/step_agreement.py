@@ -13,10 +13,21 @@ from torch.distributed.fsdp import FSDPModule
 from dmuon import _C
 from dmuon._running import host_gradients
 from dmuon._running.divide_factor import problem_of_factors
+from dmuon._running.host_state import end_failed_backward, problem_of_unreduced
 from dmuon._setup.agreement import agreement
 from dmuon._setup.hyperparameters import check_group, settings_of
 from dmuon._setup.placeholder import OwnedTensor
 from dmuon._setup.ranks import Ranks
+from dmuon._setup.sharded import name_of
+
+_LOST = (
+    "dmuon: clip or step: a backward has raised, so FSDP2 has lost gradients. Expected: optimizer.zero_grad() after "
+    "it, then all micro-steps of the step."
+)
+_NO_MORE = (
+    "dmuon: clip or step: a backward has raised, after which FSDP2 gives no gradients to the parameters of '{}' and "
+    "others with this PyTorch. Expected: a new process that loads a checkpoint."
+)
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -35,6 +46,8 @@ class StepAgreement:
     device: torch.device
     divide_factor: float
     made: list[torch.Tensor] = dataclasses.field(default_factory=list, init=False)  # by the last call of `verdict`
+    zeroed: set[str] = dataclasses.field(default_factory=set, init=False)  # leaves, by zero_ since the last message
+    _lost: str | None = dataclasses.field(default=None, init=False)  # if a backward has raised: of FSDP2's gradients
     _applied: list[str] = dataclasses.field(default_factory=list, init=False)  # settings of the last step
     _owned_norms: tuple[torch.Tensor, ...] | None = dataclasses.field(default=None, init=False)  # of the verdict
     _others_finite: torch.Tensor | None = dataclasses.field(default=None, init=False)  # [] of other pipeline stages
@@ -61,7 +74,8 @@ class StepAgreement:
         """
         self._owned_norms = None
         self.made = []
-        problem = problem or self._problem()
+        self.end_failed_backward()
+        problem = problem or self._lost or self._problem()
         if self.host_misses_partial_sums():
             raise ValueError(
                 "dmuon: clip or step after a backward under no_sync: FSDP2's gradients have not been summed over the "
@@ -72,8 +86,11 @@ class StepAgreement:
             if self.engine.agreed():
                 found = self.engine.agree(None, 0)
             else:
+                problem = problem or problem_of_unreduced(self.model, self.fsdp_modules)
                 # Ranks compare a problem like a setting: if only some ranks have it, the others raise.
-                settings = [problem] if problem else [*self._settings(), *self._applied, *arguments]
+                zeroed = [f"the gradient of '{name}' set to zero" for name in sorted(self.zeroed)]
+                self.zeroed.clear()
+                settings = [problem] if problem else [*self._settings(), *self._applied, *arguments, *zeroed]
                 parameters = self.host_parameters()
                 self.made = host_gradients.average(parameters, self.ranks, self.engine)
                 norms = host_gradients.squared_norms(parameters, self.device)
@@ -93,6 +110,26 @@ class StepAgreement:
         if problem is not None:
             raise ValueError(problem)
         return found
+
+    def end_failed_backward(self) -> None:
+        """Ends a backward that has raised, in the engine and in FSDP2. Notes if FSDP2 has lost gradients."""
+        failed = self.engine.end_failed_backward()
+        try:
+            failed = end_failed_backward(self.fsdp_modules) or failed
+        except AttributeError:
+            if failed:
+                self._lost = _NO_MORE.format(name_of(self.fsdp_modules[0], self.model))
+            return
+        if failed and self.fsdp_modules:
+            parameters = (p for group in self.optimizer.param_groups for p in group["params"])
+            self._lost = _LOST if any(p.grad is not None for p in parameters) else self._lost
+
+    def clear(self) -> None:
+        """Notes that all gradients are cleared."""
+        self.end_failed_backward()
+        self.end_step()
+        if self._lost is _LOST:
+            self._lost = None
 
     def skip_unless(self, finite: torch.Tensor) -> None:
         """Makes the next step skip if `finite`, a [] bool, equal on all ranks, is false."""

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from dmuon._plan import StepOptions
 from dmuon._setup.agreement import agreement
+from dmuon._setup.attributes import Attributes
 from dmuon._setup.guards import Handle, guards
 from dmuon._setup.leaf import Leaf
 from dmuon._setup.meta_start import MetaStart
@@ -41,6 +42,7 @@ class Dedication:
     across_ranks: AcrossRanks
     schedule: StepOptions
     known: dict[nn.Module, dict[str, bool]]  # by module: its parameters in order, True for those that were trainable
+    attributes: Attributes | None  # until Muon
     meta_start: MetaStart | None = None  # until Muon, if the model was built on the meta device
     ablation: Ablation = dataclasses.field(default_factory=Ablation)
     guards: list[Handle] = dataclasses.field(default_factory=list)  # against early use
@@ -174,8 +176,9 @@ def dedicate_params(
         _warn(model, mesh, table)
     known = {m: {k: p.requires_grad for k, p in m._parameters.items() if p is not None} for m in model.modules()}
     on_meta = any(parameter.is_meta for parameter in model.parameters())
-    dedication = Dedication(ranks, mesh, leaves, table, policy, planning, across_ranks, schedule, known)
-    dedication.guards += guards(model, leaves)
+    attributes = Attributes(known)
+    dedication = Dedication(ranks, mesh, leaves, table, policy, planning, across_ranks, schedule, known, attributes)
+    dedication.guards += [*guards(model, leaves), *attributes.handles]
     release(leaves, model)
     for leaf in leaves:
         for place in leaf.places:
@@ -214,6 +217,7 @@ def end_setup(dedication: Dedication) -> None:
     if dedication.meta_start is not None:
         dedication.meta_start.end()
         dedication.meta_start = None
+    dedication.attributes = None
     for handle in dedication.guards:
         handle.remove()
     dedication.guards.clear()

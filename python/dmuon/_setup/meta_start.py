@@ -10,6 +10,7 @@ import torch
 import torch.nn as nn
 from torch.distributed.tensor import DTensor
 
+from dmuon._setup.attributes import OWN, give_attributes
 from dmuon._setup.initial_values import AtHolder, InitialValues, InShards
 from dmuon._setup.leaf import Leaf
 from dmuon._setup.place import Place, clean_name, joined, restore_order
@@ -57,9 +58,13 @@ class MetaStart:
         is_outermost = not self._moving
         self._moving.append(module)
         self._hide(module)
+        before = {name: vars(p) for name, p in module._parameters.items() if p is not None}
         try:
             type(module)._apply(module, *args, **kwargs)
         finally:
+            for name, parameter in module._parameters.items():
+                if parameter is not None:  # to_empty makes a new one, or gives this one the attributes of a new one
+                    give_attributes(parameter, before.get(name, {}))
             if is_outermost:  # fully_shard looks at the parameters of all modules inside its own
                 for moved in self._moving:
                     self._show(moved)
@@ -151,7 +156,7 @@ class MetaStart:
         name = clean_name(joined(self._names[module], attribute))
         values = InShards(name, sharded, (module, attribute) in self._had_values)
         made = nn.Parameter(ProvisionalTensor(values, self._desk, sharded.device), sharded.requires_grad)
-        made.__dict__.update({key: value for key, value in vars(sharded).items() if key not in vars(made)})
+        give_attributes(made, vars(sharded))
         self._sharded[id(made)] = (sharded, made)
         return made
 
@@ -159,6 +164,5 @@ class MetaStart:
         """Returns the DTensor, with the attributes that the user has set on its stand-in."""
         sharded = self._sharded[id(stand_in)][0]
         sharded.requires_grad_(stand_in.requires_grad)
-        own = ("_initial", "_desk", "_is_param")
-        vars(sharded).update({key: value for key, value in vars(stand_in).items() if key not in own})
+        vars(sharded).update({key: value for key, value in vars(stand_in).items() if key not in OWN})
         return sharded

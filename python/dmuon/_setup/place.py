@@ -11,6 +11,7 @@ import torch
 import torch.nn as nn
 from torch.distributed.fsdp._common_utils import clean_tensor_name
 
+from dmuon._setup.attributes import give_attributes
 from dmuon._setup.placeholder import TakenOutTensor
 
 # The prefix of a buffer that stands for a leaf taken out of a module, and that is cast and moved with the module.
@@ -82,6 +83,7 @@ class Place:
         self.module.register_buffer(_SENTINEL + self.attribute, sentinel, persistent=False)
         # Readers of the attribute get shape and dtype.
         self._taken_out = TakenOutTensor(self.name, parameter.shape, parameter.dtype, parameter.device, None)
+        self._taken_out.attributes = vars(parameter)
         self.module.__dict__[self.attribute] = self._taken_out
 
     def sentinel(self) -> torch.Tensor:
@@ -94,6 +96,7 @@ class Place:
         """Puts a parameter in that can be initialised."""
         self._enter(State.PROVISIONAL)
         self.module.__dict__.pop(self.attribute, None)
+        self._hand_on_attributes(parameter)
         self._taken_out = None
         self.provisional = self.module._parameters[self.attribute] = parameter
 
@@ -112,12 +115,21 @@ class Place:
     def put_back(self, placeholder: nn.Parameter, weight: nn.Parameter) -> None:
         """Puts the placeholder in. From now on placeholder and weight take turns."""
         self._enter(State.PLACEHOLDER)
+        self._hand_on_attributes(placeholder)
+        weight.__dict__ = placeholder.__dict__  # a forward reads and sets the same attributes
         self.provisional = self._taken_out = None
         self.module.__dict__.pop(self.attribute, None)
         self._placeholder, self._weight = placeholder, weight
         self.module._buffers.pop(_SENTINEL + self.attribute, None)
         self.module._non_persistent_buffers_set.discard(_SENTINEL + self.attribute)
         self.module._parameters[self.attribute] = placeholder
+
+    def _hand_on_attributes(self, parameter: nn.Parameter) -> None:
+        """Gives a parameter the attributes that users have set on what it replaces here."""
+        if self.provisional is not None:
+            give_attributes(parameter, vars(self.provisional))
+        if self._taken_out is not None:
+            give_attributes(parameter, self._taken_out.attributes)
 
     def show_weight(self) -> None:
         """Puts the weight in.

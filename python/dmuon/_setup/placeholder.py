@@ -8,6 +8,8 @@ from typing import Any, NoReturn, Protocol
 import torch
 from torch.distributed.tensor import DTensor
 
+from dmuon._setup.attributes import OWN
+
 _aten = torch.ops.aten
 
 _WAYS_OUT = (
@@ -39,8 +41,8 @@ def _refusing(what: str) -> Any:
 class OwnedGradient(Protocol):
     """The operations on a gradient that this rank does not hold. All ranks call them alike."""
 
-    def clear(self) -> None:
-        """Clears the sum that the owner has accumulated."""
+    def zero(self) -> None:
+        """Sets the sum that the owner has accumulated to zero."""
 
     def norm(self) -> torch.Tensor:
         """Returns the 2-norm of the mean over all ranks, in a form that combines with norms of FSDP2's gradients."""
@@ -149,17 +151,27 @@ class OwnedTensor(torch.Tensor):
 
 
 class TakenOutTensor(OwnedTensor):
-    """Replaces a leaf as the module's attribute between dedicate_params and Muon. It has shape and dtype alone."""
+    """Replaces a leaf as the module's attribute between dedicate_params and Muon. It has shape and dtype alone.
 
+    Attributes that the user has set on the leaf, or sets here, are in `attributes`, which all places of a leaf share.
+    """
+
+    attributes: dict[str, Any]
     is_cuda = False  # else a move of recurrent layers would bring it into cuDNN's order
 
     def _refuse(self, what: str, computes: bool = False) -> NoReturn:
         raise ValueError(f"dmuon: {what} on '{self._name}': {_BETWEEN}")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not name.startswith("_"):  # a change such as freezing would be lost
+        if hasattr(torch.Tensor, name):  # a change such as freezing would be lost
             self._refuse(f"setting .{name}")
-        super().__setattr__(name, value)
+        is_own = name == "attributes" or name in OwnedTensor.__annotations__
+        (vars(self) if is_own else self.attributes)[name] = value
+
+    def __getattr__(self, name: str) -> Any:
+        if name in OWN or name not in (attributes := vars(self).get("attributes", {})):
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        return attributes[name]
 
     requires_grad = property(lambda _: True)  # as every leaf of dedicate_params
     requires_grad_ = _refusing("requires_grad_")
@@ -184,7 +196,7 @@ def _zero(owned: OwnedTensor, gradient: OwnedGradient, target: Any) -> Any:
         for tensor in target:
             tensor.zero_()
         return None
-    gradient.clear()
+    gradient.zero()
     return owned
 
 

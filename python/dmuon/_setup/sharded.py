@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from dmuon._setup.expert_parallel import Managed, check_columns
 from dmuon._setup.leaf import Leaf
+from dmuon._setup.place import clean_name
 from dmuon._setup.ranks import Ranks, rows_of
 
 
@@ -86,6 +87,11 @@ def release(leaves: Sequence[Leaf], model: nn.Module) -> None:
 def fsdp_modules(model: nn.Module) -> list[FSDPModule]:
     """Returns the modules of `model` under fully_shard."""
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def name_of(module: nn.Module | FSDPModule, model: nn.Module) -> str:
+    """Returns the qualified name of a module of `model`, for messages."""
+    return next(clean_name(path) for path, other in model.named_modules() if other is module) or "(root)"
 
 
 def _states(model: nn.Module) -> Iterator[Any]:

@@ -192,12 +192,14 @@ void add_step(EngineClass& engine) {
       .def("scale_gradient", &Engine::scale_gradient, py::arg("leaf"), py::arg("factor"), no_gil)
       .def("publish", &Engine::publish, no_gil)
       .def("clear_gradient", &Engine::clear_gradient, py::arg("leaf"), no_gil)
+      .def("zero_gradient", &Engine::zero_gradient, py::arg("leaf"), no_gil)
       .def("leave", &Engine::leave, py::arg("what"), no_gil)
       .def("meet", &Engine::meet, py::arg("call"), no_gil)
       .def_property_readonly("num_backwards", &Engine::num_backwards)
       .def("host_sums", &Engine::host_sums, kInside)
       .def("drain", &Engine::drain, no_gil)
       .def("settle", &Engine::settle, no_gil)
+      .def("end_failed_backward", &Engine::end_failed_backward, no_gil)
       .def("settle_step", &Engine::settle_step, no_gil);
 }
 

@@ -63,6 +63,12 @@ void Engine::settle() {
   mesh().watch->enter("");
 }
 
+bool Engine::end_failed_backward() {
+  if (resolver_.order().current() != Pass::kBackward || in_backward()) return false;
+  settle();
+  return true;
+}
+
 void Engine::settle_step() {
   executor_.profile().set_phase(Phase::kStep);
   settle();
@@ -187,7 +193,7 @@ void Engine::open_backward() {
 // to those of earlier micro-steps.
 void Engine::take_new_gradients() {
   for (const core::LeafIndex leaf : placeholders_.indices()) {
-    if (!placeholders_[leaf].grad().defined()) drop_gradient(leaf);
+    if (!placeholders_[leaf].grad().defined()) clear_gradient(leaf);
   }
 }
 
@@ -222,11 +228,20 @@ void Engine::give_placeholder_gradients() {
   }
 }
 
-void Engine::drop_gradient(core::LeafIndex leaf) {
+void Engine::clear_gradient(core::LeafIndex leaf) {
   verdict_.reset();
   resolver_.finish_routes();  // what is on its way would come back
   for (const core::ParameterIndex part : leaves().at(leaf).parameters)
     executor_.clear_gradient(part);
+}
+
+void Engine::zero_gradient(core::LeafIndex leaf) {
+  host_sums_.clear_leaf();
+  verdict_.reset();
+  end_failed_backward();  // whose gradients would come later
+  resolver_.finish_routes();
+  for (const core::ParameterIndex part : leaves().at(leaf).parameters)
+    executor_.zero_gradient(part);
 }
 
 void Engine::put_gradient(core::LeafIndex leaf, const at::Tensor& value) {

@@ -147,11 +147,11 @@ class Engine : private schedule::Performer {
   /// ranks.
   void set_sync(bool sync) { resolver_.set_sync(sync); }
 
-  /// Clears a leaf's accumulated gradient, as zero_grad does.
-  void clear_gradient(core::LeafIndex leaf) {
-    host_sums_.clear_leaf();
-    drop_gradient(leaf);
-  }
+  /// Clears a leaf's accumulated gradient: it has none any more.
+  void clear_gradient(core::LeafIndex leaf);
+  /// Sets a leaf's accumulated gradient to zero. A leaf that has a gradient keeps one. All ranks do
+  /// the same.
+  void zero_gradient(core::LeafIndex leaf);
 
   /// Waits for everything in flight on the mesh's lanes, other models' operations included. Then
   /// the caller may use their groups. Local: every rank has issued the same.
@@ -159,6 +159,10 @@ class Engine : private schedule::Performer {
 
   /// Issues what a pass still owes. Comes before anything collective outside a pass.
   void settle();
+
+  /// Settles if the last backward has raised.
+  /// @returns  true if it has.
+  bool end_failed_backward();
 
   /// Settles before a step's agreement. Takes part in a backward that other ranks may have run
   /// while this rank's loss touched nothing.
@@ -193,7 +197,6 @@ class Engine : private schedule::Performer {
   void end_backward();
   void give_placeholder_gradients();
   void take_new_gradients();
-  void drop_gradient(core::LeafIndex leaf);
   bool cleared() const;
   core::Vector<core::LeafIndex, bool> kept() const;
 

@@ -279,4 +279,12 @@ void Executor::clear_gradient(core::ParameterIndex parameter) {
   owned_.set_filled(parameter, false);
 }
 
+void Executor::zero_gradient(core::ParameterIndex parameter) {
+  const c10::AutoGradMode no_grad(false);
+  UnitState& state = states_[parameters_.at(parameter).unit_index()];
+  // A partial sum that is not filled is overwritten, so it counts as zero.
+  state.buffers->partial_filled[state.unit->packing().place_of(parameter)] = false;
+  if (owned_.filled(parameter)) owned_.of(parameter, wire::kGradient).zero_();
+}
+
 }  // namespace dmuon::engine

@@ -115,6 +115,8 @@ class Executor {
   bool has_gradient(core::ParameterIndex parameter) const;
   /// No route of the gradient may be in flight.
   void clear_gradient(core::ParameterIndex parameter);
+  /// Likewise. `has_gradient` stays.
+  void zero_gradient(core::ParameterIndex parameter);
 
   std::map<std::string, double> statistics() const;
 
