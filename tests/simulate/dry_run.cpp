@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "dmuon/core/error.h"
+#include "dmuon/schedule/resolver.h"
 #include "tests/simulate/data.h"
 #include "tests/simulate/rank_analysis.h"
 
@@ -107,7 +108,9 @@ std::int64_t granted_bytes(const Job& job) {
     traced |= trains;
     if (is_backward(event.what)) open.clear();  // it releases what is left
   }
-  const auto units = static_cast<std::int64_t>(most) + job.options.units_in_flight() - 1;
+  // A pass without a trace keeps so many units that were read; their last ones stay for a backward.
+  const int kept = job.read.empty() ? 0 : schedule::kMostRead;
+  const auto units = static_cast<std::int64_t>(most) + job.options.units_in_flight() - 1 + kept;
   return units * (job.layout.largest_weights() + job.layout.largest_gradients()) +
          (job.layout.has_inter() ? 4 * job.layout.largest_node_mean() : 0);
 }

@@ -207,6 +207,13 @@ void draw_skips(Random* random, Job* job) {
   }
 }
 
+void draw_read_units(Random* random, Job* job) {
+  if (!draw_one_in(random, 3)) return;
+  for (const UnitIndex unit : job->layout.units.indices()) {
+    if (draw_one_in(random, 2)) job->read.insert(unit);
+  }
+}
+
 void print(std::ostream& out, const char* name, const Trace& trace) {
   out << "\n  " << name << ":";
   for (const Trigger& trigger : trace) out << " [" << trigger << "]";
@@ -232,6 +239,7 @@ Job draw_job(Random* random) {
   draw_host_units(random, &job);
   draw_skips(random, &job);
   draw_kept_elements(random, &job.layout);
+  draw_read_units(random, &job);
   return job;
 }
 
@@ -266,6 +274,8 @@ std::ostream& operator<<(std::ostream& out, const Job& job) {
       out << " }";
     }
   }
+  out << "\n  read:";
+  for (const UnitIndex unit : job.read) out << ' ' << unit;
   out << "\n  skips (slot, event, unit):";
   for (const Skip& skip : job.skips)
     out << " (" << skip.slot << ", " << skip.event << ", " << skip.unit << ')';

@@ -94,6 +94,9 @@ void init_parts(py::module_& module) {
       .def("packing", &engine::Unit::packing, kInside)
       .def("weight_tensors", &engine::Unit::weight_tensors);
 
+  // A class without functions.
+  py::class_<engine::Read, std::shared_ptr<engine::Read>>(module, "Read").def(py::init<>());
+
   py::class_<engine::HostSums>(module, "HostSums")
       .def("held", &engine::HostSums::held)
       .def("forget", &engine::HostSums::forget);
@@ -168,11 +171,16 @@ void add_hooks(EngineClass& engine) {
   const NoGil no_gil;
   engine.def("begin_forward", &Engine::begin_forward, no_gil)
       .def("end_forward", &Engine::end_forward, no_gil)
-      .def("before_forward", &Engine::before_forward, py::arg("unit"), no_gil)
-      .def("after_forward", &Engine::after_forward, py::arg("unit"), no_gil)
-      .def("watch_inputs", &Engine::watch_inputs, py::arg("unit"), py::arg("inputs"), no_gil)
-      .def("watch_outputs", &Engine::watch_outputs, py::arg("unit"), py::arg("outputs"))
+      .def("before_forward", &Engine::before_forward, py::arg("unit"), py::arg("reader") = false,
+           no_gil)
+      .def("after_forward", &Engine::after_forward, py::arg("unit"), py::arg("reader") = false,
+           no_gil)
+      .def("watch_inputs", &Engine::watch_inputs, py::arg("unit"), py::arg("inputs"),
+           py::arg_v("read", nullptr, "..."), no_gil)
+      .def("watch_outputs", &Engine::watch_outputs, py::arg("unit"), py::arg("outputs"),
+           py::arg_v("read", nullptr, "..."))
       .def("watch_root_outputs", &Engine::watch_root_outputs, py::arg("outputs"))
+      .def("take_back", &Engine::take_back, py::arg("unit"), py::arg("checksum"), no_gil)
       .def("refuse_backward", &Engine::refuse_backward, py::arg("why"));
 }
 

@@ -64,6 +64,16 @@ class LeavingBackward : public torch::autograd::Node {
   std::function<void()> callback_;
 };
 
+template <typename T>
+std::weak_ptr<T> weak(const std::shared_ptr<T>& node) {
+  return node;
+}
+
+template <typename T>
+c10::weak_intrusive_ptr<T> weak(const c10::intrusive_ptr<T>& node) {
+  return c10::weak_intrusive_ptr<T>(node);
+}
+
 template <typename Concrete, typename Argument>
 NodePtr make_node(Argument&& argument) {
   if constexpr (std::is_same_v<NodePtr, std::shared_ptr<torch::autograd::Node>>) {
@@ -82,6 +92,11 @@ std::any after_accumulation(const at::Tensor& parameter, std::function<void()> c
   accumulator->add_post_hook(
       std::make_unique<AfterAccumulation>(as_torch_errors(std::move(callback))));
   return accumulator;
+}
+
+void accumulate_into(const at::Tensor& parameter, const at::Tensor& placeholder) {
+  torch::autograd::impl::set_grad_accumulator(
+      placeholder, weak(torch::autograd::impl::grad_accumulator(parameter)));
 }
 
 std::vector<at::Tensor> before_leaving_backward(const std::vector<at::Tensor>& inputs,

@@ -18,6 +18,10 @@ bool in_backward();
 /// @return keeps the registration alive.
 std::any after_accumulation(const at::Tensor& parameter, std::function<void()> callback);
 
+/// Lets the gradients of `placeholder`, a leaf, accumulate into `parameter.grad()`, as if a graph
+/// that has the placeholder had the parameter. The parameter's registration above outlives it.
+void accumulate_into(const at::Tensor& parameter, const at::Tensor& placeholder);
+
 /// Returns tensors equal to `inputs` whose gradients pass through a node that calls `callback`.
 /// Autograd runs later nodes first, and accumulation before all. So all gradients of the consumers
 /// of these inputs have been accumulated when `callback` runs.

@@ -1,9 +1,12 @@
 // The comparisons of a traced pass: all ranks are at the same place, or none goes on.
 
+#include <algorithm>
+
 #include "dmuon/core/error.h"
 #include "dmuon/core/hash.h"
 #include "dmuon/engine/engine.h"
 #include "dmuon/engine/stopwatch.h"
+#include "dmuon/wire/plain_mode.h"
 
 namespace dmuon::engine {
 namespace {
@@ -17,11 +20,15 @@ using Compared = std::array<std::int64_t, 4>;
 // so that all of them can report it. A call lies outside of passes; its unit is a hash of its name.
 constexpr int kEndOfPass = -1;
 constexpr int kCall = -2;
+// Less than these: a change of a unit's weights. Its unit is a checksum of the weights.
+constexpr int kChangeOfUnit0 = -100;
 constexpr int kNoPass = -1;
 constexpr int kModelShift = 40;
 
 constexpr const char* kSameOrder = "all ranks use the models of a mesh in the same order.";
 constexpr const char* kSameCalls = "what is collective is called on all ranks.";
+constexpr const char* kSameChange =
+    "a module that changes its weights in its forward changes them alike on all ranks.";
 constexpr const char* kSameModules =
     "in the first step, and in a step that uses modules in a new order, all ranks use the same "
     "modules in the same order. Later a rank may skip modules in which fully_shard manages "
@@ -31,6 +38,12 @@ std::string described(const Compared& compared, const schedule::Layout& layout) 
   const auto [pass, moment, unit, count] = compared;
   if (moment == kCall) return "another call";
   if (moment == kEndOfPass) return pass == kNoPass ? "the next forward" : "the end of a pass";
+  if (moment <= kChangeOfUnit0) {
+    const core::UnitIndex changed(kChangeOfUnit0 - moment);
+    const bool known = layout.units.contains(changed);
+    return core::message("a change of weights of '", known ? layout.units[changed].name : "?",
+                         "' in a forward, to values with checksum ", unit);
+  }
   constexpr const char* kMoments[] = {"the use of", "the end of the forward of",
                                       "the end of the backward of"};
   const core::UnitIndex index(unit);
@@ -58,12 +71,21 @@ void Engine::meet(const std::string& call) {
   require_all_at({kNoPass, kCall, name, next_comparison()}, call);
 }
 
+void Engine::take_back(core::UnitIndex index, std::int64_t checksum) {
+  const std::optional<schedule::Pass> open = resolver_.order().current();
+  const Compared here{open ? static_cast<int>(*open) : kNoPass, kChangeOfUnit0 - index.value(),
+                      checksum, next_comparison()};
+  require_all_at(here, described(here, layout()));
+  executor_.take_back(index);
+}
+
 std::int64_t Engine::next_comparison() {
   return num_compared_++ + (std::int64_t{executor_.model()} << kModelShift);
 }
 
 void Engine::require_all_at(const std::array<std::int64_t, 4>& here, const std::string& what) {
   Stopwatch watch(seconds_["compare_s"]);
+  const wire::PlainMode plain;
   const std::string where = what + " " + executor_.when();
   const std::vector<Compared> all =
       mesh().words.all_gather(here, watch::Rendezvous::kComparison, where);
@@ -75,8 +97,10 @@ void Engine::require_all_at(const std::array<std::int64_t, 4>& here, const std::
   for (std::size_t rank = 1; rank < all.size(); ++rank) {
     if (all[rank] == all[0]) continue;
     const bool calls = all[0][1] == kCall || all[rank][1] == kCall;
+    const bool changes = std::min(all[0][1], all[rank][1]) <= kChangeOfUnit0;
     const char* expected = model(all[0]) != model(all[rank]) ? kSameOrder
                            : calls                           ? kSameCalls
+                           : changes                         ? kSameChange
                                                              : kSameModules;
     core::refuse("dmuon: ranks disagree ", executor_.when(), ": rank 0 of the mesh is at ",
                  text(all[0]), ", rank ", rank, " is at ", text(all[rank]),

@@ -16,6 +16,7 @@
 // resolver, and what a pass that ended otherwise leaves to be settled.
 namespace dmuon::engine {
 
+using schedule::Moment;
 using schedule::Pass;
 
 Engine::Engine(EngineOptions options, wire::SharedMesh mesh, const plan::Plan& plan,
@@ -23,6 +24,7 @@ Engine::Engine(EngineOptions options, wire::SharedMesh mesh, const plan::Plan& p
     : options_(options),
       executor_(std::move(mesh), plan, units, options.step.node_copy, options.device, sizes),
       resolver_(executor_.layout(), options.step, executor_.units_of_batches(), this),
+      open_reads_(executor_.layout().units.size()),
       transfers_(&executor_, num_host_shards(), [this] { drain(); }),
       host_sums_(options.host_replicates > 1),
       norms_(parameters(), owned(), this->mesh().slot(), layout().num_slots(), num_host_shards()) {
@@ -36,6 +38,11 @@ void Engine::bind(core::UnitIndex index, std::vector<at::Tensor> parameters) {
     open_backward();
     resolver_.before_gradient(index);
   });
+  const auto& leaves = unit(index).packing().leaves;
+  for (const layout::PackedLeafIndex i : leaves.indices()) {
+    if (!placeholders_.empty())
+      accumulate_into(unit(index).parameter(i), placeholders_.at(leaves[i].index));
+  }
 }
 
 void Engine::set_placeholders(core::Vector<core::LeafIndex, at::Tensor> placeholders,
@@ -59,6 +66,7 @@ void Engine::settle() {
   take_turn();
   if (resolver_.order().current() == Pass::kBackward) host_sums_.end_backward(resolver_.syncs());
   backward_.reset();
+  open_reads_.forget_backwards();
   resolver_.settle();
   mesh().watch->enter("");
 }
@@ -82,7 +90,7 @@ void Engine::settle_step() {
 }
 
 // A forward has no certain end: what it still owes goes before another engine's operations, on
-// every rank. Its backward ends by itself, and a pass on demand owes nothing.
+// every rank. Its backward ends by itself, and what a pass on demand owes, ends of reads, may wait.
 void Engine::take_turn() {
   mesh().turn->take(this, [this] {
     const schedule::Order& order = resolver_.order();
@@ -123,7 +131,9 @@ void Engine::enter(const char* pass) {
 
 // In a backward the model is recomputed, which is a part of that pass.
 void Engine::begin_forward() {
-  if (!in_backward()) open_forward(/*whole=*/true);
+  if (in_backward()) return;
+  open_reads_.forget_calls();
+  open_forward(/*whole=*/true);
 }
 
 void Engine::end_forward() {
@@ -132,7 +142,8 @@ void Engine::end_forward() {
   mesh().watch->enter("");
 }
 
-void Engine::before_forward(core::UnitIndex index) {
+void Engine::before_forward(core::UnitIndex index, bool reader) {
+  open_reads_.begin_call(index);
   const std::optional<Pass> pass = resolver_.order().current();
   // In a backward this is a recomputation; its pass is the backward's.
   if (in_backward()) {
@@ -140,26 +151,33 @@ void Engine::before_forward(core::UnitIndex index) {
   } else if (!pass || pass == Pass::kBackward) {
     open_forward(/*whole=*/false);
   }
-  resolver_.before_use(index);
+  resolver_.before_use(index, reader);
   executor_.begin_use(index);
 }
 
-void Engine::after_forward(core::UnitIndex index) {
+void Engine::after_forward(core::UnitIndex index, bool reader) {
   executor_.end_use(index);
-  if (!in_backward()) resolver_.after_forward(index);
+  open_reads_.end_call(index);
+  if (!open_reads_.none(index)) return;
+  const bool recomputes = in_backward();
+  if (reader) {
+    resolver_.after_read({recomputes ? Moment::kAfterBackward : Moment::kAfterForward, index});
+  } else if (!recomputes) {
+    resolver_.after_forward(index);
+  }
 }
 
 std::vector<at::Tensor> Engine::watch_inputs(core::UnitIndex index,
-                                             const std::vector<at::Tensor>& inputs) {
-  return before_leaving_backward(inputs, [this, index] {
-    executor_.end_use(index);
-    resolver_.after_backward(index);
-  });
+                                             const std::vector<at::Tensor>& inputs,
+                                             const std::shared_ptr<Read>& read) {
+  return before_leaving_backward(inputs,
+                                 [this, index, read] { after_backward(index, read.get()); });
 }
 
-void Engine::watch_outputs(core::UnitIndex index, const std::vector<at::Tensor>& outputs) {
+void Engine::watch_outputs(core::UnitIndex index, const std::vector<at::Tensor>& outputs,
+                           const std::shared_ptr<Read>& read) {
   for (const at::Tensor& output : outputs) {
-    on_gradient_of(output, [this, index] { before_backward(index); });
+    on_gradient_of(output, [this, index, read] { before_backward(index, read.get()); });
   }
 }
 
@@ -183,6 +201,7 @@ void Engine::open_backward() {
   executor_.profile().set_phase(Phase::kBackward);
   enter("a backward");
   resolver_.begin_backward();
+  open_reads_.forget_backwards();
   ++num_backwards_;
   auto alive = std::make_shared<bool>(true);
   backward_ = alive;
@@ -204,17 +223,32 @@ bool Engine::cleared() const {
          std::none_of(held.begin(), held.end(), [](bool is) { return is; });
 }
 
-void Engine::before_backward(core::UnitIndex index) {
+void Engine::before_backward(core::UnitIndex index, Read* read) {
   open_backward();
   if (layout().units[index].host) host_sums_.use(index);
-  resolver_.before_backward(index);
+  // A call of several outputs says so for each.
+  if (read != nullptr && !open_reads_.begin_backward(index, read, num_backwards_)) return;
+  resolver_.before_backward(index, read != nullptr);
   executor_.begin_use(index);
   c10::AutoGradMode no_grad(false);
   unit(index).expect_gradients();
 }
 
+// A use goes on while other readers' backwards are open.
+void Engine::after_backward(core::UnitIndex index, Read* read) {
+  executor_.end_use(index);
+  if (read != nullptr) open_reads_.end_backward(index, read, num_backwards_);
+  if (!open_reads_.none(index)) return;
+  if (read != nullptr) {
+    resolver_.after_read({Moment::kAfterBackward, index});
+  } else {
+    resolver_.after_backward(index);
+  }
+}
+
 void Engine::end_backward() {
   backward_.reset();
+  open_reads_.forget_backwards();
   resolver_.end_backward();
   host_sums_.end_backward(resolver_.syncs());
   give_placeholder_gradients();

@@ -14,6 +14,7 @@
 #include "dmuon/engine/executor.h"
 #include "dmuon/engine/gradient_norms.h"
 #include "dmuon/engine/host_sums.h"
+#include "dmuon/engine/open_reads.h"
 #include "dmuon/engine/transfers.h"
 #include "dmuon/schedule/resolver.h"
 
@@ -65,6 +66,7 @@ class Engine : private schedule::Performer {
 
   // Construction has two halves: Python makes parameters from the unit's weights, then binds them.
   Unit& unit(core::UnitIndex index) { return executor_.unit(index); }
+  /// @param parameters  see Unit::bind. Gradients of the unit's placeholders accumulate into them.
   void bind(core::UnitIndex unit, std::vector<at::Tensor> parameters);
   /// True if the unit's weights may be read.
   bool ready(core::UnitIndex unit) const { return resolver_.ready(unit); }
@@ -90,14 +92,23 @@ class Engine : private schedule::Performer {
   /// @throws CommError or InvalidArgument, on all ranks, if one has come to something else.
   void meet(const std::string& call);
 
-  // Triggers, from module hooks.
+  // Triggers, from module hooks. A unit whose weights several modules read has a Read for each of
+  // their calls; other calls have none.
   void begin_forward();  ///< the model's own
   void end_forward();
-  void before_forward(core::UnitIndex unit);
-  void after_forward(core::UnitIndex unit);
-  std::vector<at::Tensor> watch_inputs(core::UnitIndex unit, const std::vector<at::Tensor>& inputs);
-  void watch_outputs(core::UnitIndex unit, const std::vector<at::Tensor>& outputs);
+  void before_forward(core::UnitIndex unit, bool reader = false);
+  void after_forward(core::UnitIndex unit, bool reader = false);
+  std::vector<at::Tensor> watch_inputs(core::UnitIndex unit, const std::vector<at::Tensor>& inputs,
+                                       const std::shared_ptr<Read>& read = nullptr);
+  void watch_outputs(core::UnitIndex unit, const std::vector<at::Tensor>& outputs,
+                     const std::shared_ptr<Read>& read = nullptr);
   void watch_root_outputs(const std::vector<at::Tensor>& outputs);
+
+  /// Takes the unit's packed weights for new masters, because a module has changed them while it
+  /// used them. All ranks do so at this place of their program.
+  /// @param checksum  of the packed weights.
+  /// @throws InvalidArgument, on all ranks, if checksums differ or a rank is elsewhere.
+  void take_back(core::UnitIndex unit, std::int64_t checksum);
 
   /// Lets every backward throw InvalidArgument with these words at its first hook, from now on.
   /// Empty words let backwards run again.
@@ -189,7 +200,8 @@ class Engine : private schedule::Performer {
   std::int64_t next_comparison();
   void require_all_at(const std::array<std::int64_t, 4>& here, const std::string& what);
   void serve(schedule::Moment moment, core::UnitIndex unit) { resolver_.serve({moment, unit}); }
-  void before_backward(core::UnitIndex unit);
+  void before_backward(core::UnitIndex unit, Read* read);
+  void after_backward(core::UnitIndex unit, Read* read);
   void open_forward(bool whole);
   void enter(const char* pass);
   void open_backward();
@@ -210,6 +222,7 @@ class Engine : private schedule::Performer {
 
   schedule::Resolver resolver_;
   std::weak_ptr<bool> backward_;  // alive while the backward that opened the pass is
+  OpenReads open_reads_;
   std::int64_t num_backwards_ = 0;
   std::int64_t num_evaluations_ = 0;
   Transfers transfers_;

@@ -1,13 +1,12 @@
 #include "dmuon/engine/executor.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <c10/core/GradMode.h>
 #include <unistd.h>
 
 #include <utility>
 
 #include "dmuon/core/error.h"
+#include "dmuon/wire/plain_mode.h"
 #include "dmuon/wire/publish.h"
 #include "dmuon/wire/route.h"
 
@@ -188,11 +187,15 @@ void Executor::drain_lanes() {
 }
 
 void Executor::perform(const Operation& operation) {
-  const c10::AutoGradMode no_grad(false);
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const wire::PlainMode plain;
   if (!schedule::is_on_batch(operation.kind)) return perform_on_unit(operation);
   if (operation.kind == Kind::kFinishUpdate) return await(operation);
   enqueue_update(operation);
+}
+
+void Executor::take_back(core::UnitIndex unit) {
+  const wire::PlainMode plain;
+  wire::take_back(mesh_, owned_, states_.at(unit).buffers.get());
 }
 
 void Executor::perform_on_unit(const Operation& operation) {

@@ -107,6 +107,9 @@ class Executor {
   void begin_use(core::UnitIndex unit) { states_.at(unit).weights_used.wait(); }
   void end_use(core::UnitIndex unit) { states_.at(unit).weights_used.set(pool_->device()); }
 
+  /// See wire::take_back. The unit's weights are there.
+  void take_back(core::UnitIndex unit);
+
   // For a Resolver.
   schedule::Layout layout() const;
   schedule::Batches units_of_batches() const;

@@ -39,6 +39,9 @@ class Unit {
   /// @param on_gradient  called before an accumulated gradient is taken.
   void bind(std::vector<at::Tensor> parameters, const std::function<void()>& on_gradient);
 
+  /// A parameter of bind().
+  const at::Tensor& parameter(layout::PackedLeafIndex leaf) const { return parameters_.at(leaf); }
+
   wire::PackedBuffer& weights() { return buffers_.weights; }
   wire::PackedBuffer& gradients() { return buffers_.gradients; }
 

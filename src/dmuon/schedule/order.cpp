@@ -13,6 +13,7 @@ std::ostream& operator<<(std::ostream& out, const Trigger& trigger) {
 
 void Order::Course::begin() {
   cursor = 0;
+  notes.clear();
   if (replaying()) return;
   triggers.clear();
   tail = kNoTail;
@@ -59,8 +60,17 @@ void Order::Course::finish() {
   if (!deviated) known = true;
 }
 
-void Order::Course::keep_last_unit() {
-  if (!triggers.empty() && triggers.back().moment == Moment::kAfterForward) triggers.pop_back();
+bool Order::is_read(const Trigger& trigger) const { return read_.contains(trigger.unit); }
+
+void Order::keep_last_units() {
+  Trace& triggers = course().triggers;
+  const auto ends = [&] {
+    return !triggers.empty() && triggers.back().moment == Moment::kAfterForward;
+  };
+  if (!ends()) return;
+  const bool read = is_read(triggers.back());
+  triggers.pop_back();
+  while (read && ends() && is_read(triggers.back())) triggers.pop_back();
 }
 
 std::vector<Crossing> Order::begin(Pass pass) {
@@ -97,6 +107,59 @@ std::vector<Crossing> Order::request(Trigger trigger, bool has_end) {
   return crossings;
 }
 
+void Order::note_end(Trigger end) {
+  read_.insert(end.unit);
+  forget_end(end.unit);
+  if (on_demand()) course().notes.push_back({end, course().triggers.size()});
+}
+
+void Order::renew_note(Trigger end) {
+  const std::vector<Trigger> noted = noted_ends();
+  if (std::find(noted.begin(), noted.end(), end) != noted.end()) note_end(end);
+}
+
+std::vector<Trigger> Order::owed_before(Trigger trigger) const {
+  if (!owes(trigger)) return {};
+  const auto at = [&](std::size_t place) {
+    return course().triggers.begin() + static_cast<std::ptrdiff_t>(place);
+  };
+  return {at(course().cursor), at(course().find(trigger))};
+}
+
+std::vector<Crossing> Order::deviate_before(Trigger trigger) {
+  core::invariant(owes(trigger), "Order::deviate_before: ", trigger, " does not lie ahead");
+  std::vector<Crossing> crossings = course().take(course().find(trigger), *current_);
+  course().deviated = true;
+  return crossings;
+}
+
+void Order::forget_end(core::UnitIndex unit) {
+  if (current_) std::erase_if(course().notes, [&](const Note& n) { return n.end.unit == unit; });
+}
+
+std::vector<Trigger> Order::noted_ends() const {
+  std::vector<Trigger> ends;
+  if (!current_) return ends;
+  for (const Note& note : course().notes) ends.push_back(note.end);
+  return ends;
+}
+
+Crossing Order::cross_noted(Trigger end) {
+  core::invariant(on_demand(), "Order::cross_noted: expected a pass without a trace");
+  Course& open = course();
+  const auto note = std::find_if(open.notes.begin(), open.notes.end(),
+                                 [&](const Note& each) { return each.end == end; });
+  core::invariant(note != open.notes.end(), "Order::cross_noted: ", end, " was not noted");
+  const std::size_t place = note->place;
+  open.notes.erase(note);
+  if (!open.known) {
+    open.triggers.insert(open.triggers.begin() + static_cast<std::ptrdiff_t>(place), end);
+    for (Note& other : open.notes) other.place += other.place >= place ? 1 : 0;
+    if (open.tail != kNoTail) ++open.tail;
+  }
+  return {end, *current_, -1};
+}
+
 void Order::begin_end() {
   if (current_ && !course().known) course().tail = course().triggers.size();
 }
@@ -116,7 +179,7 @@ std::vector<Crossing> Order::end_pass() {
   const bool traced = on_demand();
   std::vector<Crossing> owed = catch_up();
   course().finish();
-  if (traced && current_ == Pass::kTrainForward) course().keep_last_unit();
+  if (traced && current_ == Pass::kTrainForward) keep_last_units();
   current_.reset();
   return owed;
 }
@@ -151,8 +214,10 @@ std::size_t Order::next_host_use() const {
   const Trace& triggers = course().triggers;
   for (std::size_t at = course().cursor; at < std::min(course().tail, triggers.size()); ++at) {
     const auto unit = static_cast<std::size_t>(triggers[at].unit.value());
-    if (triggers[at].moment != Moment::kAfterForward && unit < host_.size() && host_[unit])
-      return at;
+    const Moment moment = triggers[at].moment;
+    const bool has_hook = moment == Moment::kBeforeUse ||
+                          (moment == Moment::kAfterBackward && !is_read(triggers[at]));
+    if (has_hook && unit < host_.size() && host_[unit]) return at;
   }
   return triggers.size();
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -32,8 +33,12 @@ struct Crossing {
 ///   collective.
 ///
 /// Training forwards, evaluation forwards (gradients disabled) and backwards have separate traces.
-/// The trace of a training forward omits a reshard at its end. The backward begins with that unit,
-/// so a freed buffer would only be sent again.
+/// The trace of a training forward omits a reshard at its end, or several of units that are read.
+/// The backward begins with these units, so freed buffers would only be sent again.
+///
+/// Several modules may read a unit's weights, and no hook tells which read is a use's last one. So
+/// a traced pass notes the end of the use after each read, and crosses it later. Its trace has the
+/// end where it was noted last. A replay crosses that end with the trigger after it.
 ///
 /// If a program calls a model's submodules, a forward has no certain end. Then a trigger that does
 /// not lie ahead but is in the trace starts the next forward.
@@ -55,6 +60,29 @@ class Order {
   ///                 crossed in it already ends it too.
   /// @throws InternalError if no pass is open.
   std::vector<Crossing> request(Trigger trigger, bool has_end = false);
+
+  /// Notes that the use which `end` ends may be over, in place of an earlier note of it. In a
+  /// replay it does nothing.
+  void note_end(Trigger end);
+
+  /// Notes an end anew that is noted already.
+  void renew_note(Trigger end);
+
+  /// Forgets the noted end of a unit's use, because the use goes on or is over.
+  void forget_end(core::UnitIndex unit);
+
+  /// Returns the noted ends of the open pass; the one that was noted first comes first.
+  std::vector<Trigger> noted_ends() const;
+
+  /// Returns the crossing of a noted end. The trace has it where it was noted.
+  Crossing cross_noted(Trigger end);
+
+  /// Returns the triggers that request(trigger) would cross before it.
+  std::vector<Trigger> owed_before(Trigger trigger) const;
+
+  /// Ends the replay of the open pass right before `trigger`, which lies ahead. Returns the
+  /// crossings before it.
+  std::vector<Crossing> deviate_before(Trigger trigger);
 
   /// Marks that no hook names a trigger of the open pass any more: later requests follow from the
   /// crossings.
@@ -104,8 +132,14 @@ class Order {
  private:
   static constexpr std::size_t kNoTail = static_cast<std::size_t>(-1);
 
+  struct Note {
+    Trigger end;
+    std::size_t place = 0;  // in the trace
+  };
+
   struct Course {
     Trace triggers;
+    std::vector<Note> notes;
     bool known = false;  // a whole pass has been traced
     bool deviated = false;
     std::size_t cursor = 0;
@@ -120,7 +154,6 @@ class Order {
     bool contains(Trigger trigger) const;
     std::vector<Crossing> take_rest(Pass pass);
     void finish();
-    void keep_last_unit();
   };
 
   Course& course() { return courses_[static_cast<int>(*current_)]; }
@@ -128,9 +161,12 @@ class Order {
   std::vector<Crossing> begin(Pass pass);
 
   std::size_t next_host_use() const;
+  bool is_read(const Trigger& trigger) const;
+  void keep_last_units();
 
   std::vector<bool> host_;
-  Course courses_[3];  // [passes]
+  std::set<core::UnitIndex> read_;  // units whose end was ever noted
+  Course courses_[3];               // [passes]
   std::optional<Pass> current_;
   bool unanswered_ = false;  // true after a training forward until the next backward
 };

@@ -33,7 +33,7 @@ class PassBuilder {
         window_(window_of(layout, options)),
         parts_(trace.size()) {
     for (std::size_t i = 0; i < trace.size(); ++i) {
-      if (uses_weights(trace[i]) && !empty(trace[i])) uses_.push_back(i);
+      if (uses_weights(trace[i]) && !empty(trace[i]) && !is_again(i)) uses_.push_back(i);
     }
     if (maker_.has_inter()) publish_inter(units_by_first_use(layout, forward));
     publish_intra();
@@ -52,6 +52,14 @@ class PassBuilder {
 
  private:
   bool empty(const Trigger& trigger) const { return layout_.units[trigger.unit].empty(); }
+
+  // True if the unit's weights are there since an earlier use, which nothing has ended.
+  bool is_again(std::size_t place) const {
+    const auto same = [&](const Trigger& trigger) { return trigger.unit == trace_[place].unit; };
+    const auto rest = trace_.rend() - static_cast<std::ptrdiff_t>(place);
+    const auto earlier = std::find_if(rest, trace_.rend(), same);
+    return earlier != trace_.rend() && uses_weights(*earlier);
+  }
 
   struct Parts {
     std::vector<Operation> before, inter, intra, after;

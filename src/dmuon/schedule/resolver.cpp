@@ -29,7 +29,7 @@ Resolver::Resolver(Layout layout, const StepOptions& options, Batches batches, P
   rebuild_schedule();
 }
 
-// ---- what hooks say ----
+// ---- what hooks say; resolve.cpp has the operations that follow ----
 
 void Resolver::begin_forward(bool training, bool whole) {
   settle();
@@ -45,19 +45,51 @@ void Resolver::begin_forward(bool training, bool whole) {
 // Request the first use even if the unit is ready. The trace must not depend on what the previous
 // pass left behind, which differs between options. The schedule may wait for a later use to send
 // the next units. No forward's use of a host unit may be left out: when the host framework goes on,
-// all ranks must have crossed the same triggers.
-void Resolver::before_use(core::UnitIndex unit) {
+// all ranks must have crossed the same triggers. Nor may a read, because only their number tells
+// one use from the next.
+void Resolver::before_use(core::UnitIndex unit, bool reader) {
   const Trigger trigger{Moment::kBeforeUse, unit};
   const bool used = units_.at(unit).used;
   const bool there = layout_.units[unit].empty() || ready(unit);
   const bool host = layout_.units[unit].host && order_.current() != Pass::kBackward;
-  if (!used || !there || host || order_.is_next(trigger)) request(trigger);
+  order_.forget_end(unit);
+  if (reader) end_reads(kMostRead - 1);
+  if (!used || !there || host || reader || order_.is_next(trigger)) request(trigger);
+  units_.at(unit).in_read |= reader;
 }
 
-void Resolver::request(Trigger trigger) { cross(order_.request(trigger, whole_forward_)); }
+void Resolver::after_read(Trigger end) {
+  units_.at(end.unit).in_read = false;
+  if (end.moment == Moment::kAfterBackward || options_.reshard_after_forward) order_.note_end(end);
+}
+
+// Ends the uses that were noted first, until so many remain.
+void Resolver::end_reads(std::size_t remaining) {
+  std::vector<Trigger> noted = order_.noted_ends();
+  if (noted.size() <= remaining) return;
+  noted.resize(noted.size() - remaining);
+  for (const Trigger& end : noted) cross({order_.cross_noted(end)});
+}
+
+void Resolver::end_forward() {
+  end_reads(0);
+  whole_forward_ = false;
+}
+
+// The trace knows only by what comes after it that a use of several readers is over. If one of them
+// has not come to its end, the pass goes otherwise than the trace.
+void Resolver::request(Trigger trigger) {
+  const std::vector<Trigger> owed = order_.owed_before(trigger);
+  const auto frees_read = std::find_if(owed.begin(), owed.end(), [&](const Trigger& each) {
+    return each.moment != Moment::kBeforeUse && units_.at(each.unit).in_read;
+  });
+  if (frees_read != owed.end()) cross(order_.deviate_before(*frees_read));
+  cross(order_.request(trigger, whole_forward_));
+}
 
 void Resolver::after_forward(core::UnitIndex unit) {
   const Trigger trigger{Moment::kAfterForward, unit};
+  order_.forget_end(unit);
   if (!options_.reshard_after_forward || !ready(unit)) return;
   // A replay that does not owe it keeps the unit for the backward that follows.
   if (order_.on_demand() || order_.owes(trigger)) request(trigger);
@@ -70,18 +102,20 @@ void Resolver::begin_backward() {
   cross(order_.begin_backward());
 }
 
-void Resolver::before_backward(core::UnitIndex unit) {
-  before_use(unit);
+void Resolver::before_backward(core::UnitIndex unit, bool reader) {
+  before_use(unit, reader);
   finish_stage_1(unit);  // its gradients lie where new ones come
 }
 
 void Resolver::before_gradient(core::UnitIndex unit) {
   finish_stage_1(unit);
   units_.at(unit).owes_route = true;
+  order_.renew_note({Moment::kAfterBackward, unit});
 }
 
 void Resolver::after_backward(core::UnitIndex unit) {
   if (order_.current() != Pass::kBackward) return;
+  order_.forget_end(unit);
   request({Moment::kAfterBackward, unit});
 }
 
@@ -93,6 +127,7 @@ void Resolver::end_backward() {
   order_.begin_end();
   confirm_end();
   cross(order_.catch_up());
+  end_reads(0);
   for (int i = units_.size(); i-- > 0;) {
     const Progress& unit = units_[core::UnitIndex(i)];
     const bool open = unit.ready && (unit.used || unit.trained);
@@ -112,6 +147,7 @@ void Resolver::confirm_end() {
 
 void Resolver::end_pass() {
   if (!order_.current()) return;
+  end_reads(0);
   const bool traced = order_.on_demand();
   if (traced) performer_->compare(std::nullopt);
   confirm_end();
@@ -158,142 +194,6 @@ void Resolver::finish_routes() {
 
 bool Resolver::holds_partial_sums() const {
   return std::any_of(units_.begin(), units_.end(), [](const Progress& unit) { return unit.held; });
-}
-
-// ---- from triggers to operations ----
-
-// Passes are traced one after the other. The parts that a new trace does not touch stay as they
-// are.
-void Resolver::rebuild_schedule() {
-  schedule_ = build_step_schedule(layout_, batches_, order_.trace(Pass::kTrainForward),
-                                  order_.trace(Pass::kEvalForward), order_.trace(Pass::kBackward),
-                                  options_);
-  issued_.add(static_cast<std::int64_t>(schedule_.hash()));
-}
-
-const PassSchedule& Resolver::schedule_of(Pass pass) const {
-  switch (pass) {
-    case Pass::kTrainForward:
-      return schedule_.forward;
-    case Pass::kEvalForward:
-      return schedule_.evaluation;
-    case Pass::kBackward:
-      break;
-  }
-  return sync_ ? schedule_.backward : schedule_.backward_no_sync;
-}
-
-void Resolver::forget_uses() {
-  for (Progress& unit : units_) unit.used = false;
-}
-
-void Resolver::cross(const std::vector<Crossing>& crossings) {
-  for (const Crossing& crossing : crossings) {
-    const Trigger& trigger = crossing.trigger;
-    Progress& unit = units_.at(trigger.unit);
-    const bool empty = layout_.units[trigger.unit].empty();
-    if (trigger.moment == Moment::kBeforeUse) {
-      unit.used = true;
-      unit.trained |= crossing.pass == Pass::kTrainForward;
-      unit.owes_route |= crossing.pass == Pass::kBackward && !empty;
-    } else if (empty) {
-      unit.used = false;
-    }
-    if (crossing.compare()) performer_->compare(trigger);
-    issued_.add(static_cast<std::int64_t>(trigger.moment)).add(std::int64_t{trigger.unit.value()});
-    crossing_ = crossing;
-    if (crossing.compare()) {
-      serve(trigger);
-    } else {
-      const auto position = static_cast<std::size_t>(crossing.position);
-      for (const Operation& operation : schedule_of(crossing.pass).at(position)) resolve(operation);
-    }
-    crossing_.reset();
-    if (trigger.moment != Moment::kAfterForward && layout_.units[trigger.unit].host)
-      performer_->leave_to_host(trigger);
-  }
-}
-
-void Resolver::serve(Trigger trigger) {
-  for (const Operation& operation : serve_on_demand(layout_, maker_, trigger, sync_))
-    resolve(operation);
-}
-
-void Resolver::resolve(const Operation& operation) {
-  if (is_on_batch(operation.kind)) return performer_->perform(operation);
-  Progress& unit = units_.at(operation.unit());
-  switch (operation.kind) {
-    case Kind::kPublishInter:
-      if (unit.part == version_) return;
-      performer_->perform(operation);
-      unit.part = version_;
-      unit.part_awaited = false;
-      return;
-    case Kind::kPublishIntra:
-      if (unit.filled) return;
-      if (maker_.has_inter()) {
-        Operation stage_1 = maker_.publish_inter(operation.unit());
-        stage_1.version = operation.version;
-        resolve(stage_1);
-      }
-      performer_->perform(operation);
-      unit.filled = true;
-      return;
-    case Kind::kAwaitWeights:
-      if (unit.ready) return;
-      performer_->perform(operation);
-      unit.ready = unit.part_awaited = true;
-      return;
-    case Kind::kReshard:
-      return reshard(&unit, operation);
-    case Kind::kRouteIntra:
-      finish_stage_2(operation.unit());
-      performer_->perform(operation);
-      unit.in_stage_1 = true;
-      unit.held = operation.hold;
-      unit.owes_route = false;
-      routes_.push_back(operation.unit());
-      return;
-    case Kind::kRouteInter:
-      performer_->perform(operation);
-      unit.in_stage_2 = true;
-      return;
-    case Kind::kFinishRouteIntra:
-      return finish_stage_1(operation.unit());
-    case Kind::kFinishRouteInter:
-      return finish_stage_2(operation.unit());
-    case Kind::kPrepare:
-    case Kind::kOrthogonalise:
-    case Kind::kApply:
-    case Kind::kFinishUpdate:
-      break;  // above
-  }
-}
-
-void Resolver::reshard(Progress* unit, const Operation& operation) {
-  if (!unit->filled && unit->part_awaited) return;
-  unit->ready = false;  // whatever happens, nobody computes with half of it
-  performer_->perform(operation);
-  unit->filled = false;
-  unit->part_awaited = true;
-  if (!options_.node_copy) unit->part = kNone;
-}
-
-void Resolver::finish_stage_1(core::UnitIndex unit) {
-  Progress& state = units_.at(unit);
-  if (!state.in_stage_1) return;
-  performer_->perform(maker_.finish_route_intra(unit));
-  state.in_stage_1 = false;
-  if (!state.in_stage_2) std::erase(routes_, unit);
-}
-
-void Resolver::finish_stage_2(core::UnitIndex unit) {
-  finish_stage_1(unit);
-  Progress& state = units_.at(unit);
-  if (!state.in_stage_2) return;
-  performer_->perform(maker_.finish_route_inter(unit));
-  state.in_stage_2 = false;
-  std::erase(routes_, unit);
 }
 
 }  // namespace dmuon::schedule

@@ -31,6 +31,11 @@ class Performer {
   virtual void leave_to_host(const std::optional<Trigger>& trigger) = 0;
 };
 
+/// Units that readers use at once, such as one layer of each tower. No option sets it, because in a
+/// traced pass it decides how often a unit's gradients are routed, and so in which order they add
+/// up.
+inline constexpr int kMostRead = 4;
+
 /// Decides which operations run when a rank's hooks report a trigger:
 ///
 ///     Resolver resolver(layout, options, batches, &performer);
@@ -76,15 +81,20 @@ class Resolver {
   /// @param whole  of the model itself: end_forward() follows, and nothing else ends it.
   void begin_forward(bool training, bool whole = false);
   /// The model's own forward is over. Submodules may still be called by themselves.
-  void end_forward() { whole_forward_ = false; }
+  void end_forward();
   /// A forward, or a recomputation in a backward, is about to read the unit's weights.
-  void before_use(core::UnitIndex unit);
+  /// @param reader  true if one of several modules that read them reports it: their calls together
+  ///                are one use.
+  void before_use(core::UnitIndex unit, bool reader = false);
+  /// A reader's call, or its backward, is over, and the use that `end` ends with it if no other
+  /// reader comes. A traced pass ends it when kMostRead other units are read, or at its own end.
+  void after_read(Trigger end);
   /// A unit that the backward begins with is kept.
   void after_forward(core::UnitIndex unit);
   /// Settles, and opens the pass.
   void begin_backward();
   /// The unit's gradients of an earlier use have left when this returns.
-  void before_backward(core::UnitIndex unit);
+  void before_backward(core::UnitIndex unit, bool reader = false);
   /// A gradient of the unit is about to be taken.
   void before_gradient(core::UnitIndex unit);
   /// Does nothing outside of a backward's pass.
@@ -147,6 +157,7 @@ class Resolver {
     bool in_stage_1 = false;   // its route is in flight, with its gradients
     bool in_stage_2 = false;   // likewise, with the node's mean
     bool held = false;         // column members hold partial sums
+    bool in_read = false;      // a reader's call or its backward is open
   };
 
   const PassSchedule& schedule_of(Pass pass) const;
@@ -154,6 +165,7 @@ class Resolver {
   void forget_uses();
   void rebuild_schedule();
   void request(Trigger trigger);
+  void end_reads(std::size_t remaining);
   void confirm_end();
   void cross(const std::vector<Crossing>& crossings);
   void resolve(const Operation& operation);

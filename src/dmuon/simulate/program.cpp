@@ -114,17 +114,18 @@ class Rank : private schedule::Performer {
 
   void use(const Trigger& trigger) {
     const bool backward = is_backward(now().what);
+    const bool reader = job_.read.contains(trigger.unit);
     switch (trigger.moment) {
       case Moment::kBeforeUse:
-        if (backward) return resolver_.before_backward(trigger.unit);
-        resolver_.before_use(trigger.unit);
+        if (backward) return resolver_.before_backward(trigger.unit, reader);
+        resolver_.before_use(trigger.unit, reader);
         return compute(Compute::kForward, trigger);
       case Moment::kAfterForward:
-        return resolver_.after_forward(trigger.unit);
+        return reader ? resolver_.after_read(trigger) : resolver_.after_forward(trigger.unit);
       case Moment::kAfterBackward:
         if (computes(trigger.unit)) resolver_.before_gradient(trigger.unit);
         compute(Compute::kBackward, trigger);
-        return resolver_.after_backward(trigger.unit);
+        return reader ? resolver_.after_read(trigger) : resolver_.after_backward(trigger.unit);
     }
   }
 

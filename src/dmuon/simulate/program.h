@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,8 @@ struct Job {
   /// In a pass that all ranks must run alike (it is traced, or deviates), a skip leaves out the
   /// compute alone.
   std::vector<Skip> skips;
+  /// Units whose uses are reads: readers report them, see schedule::Resolver::after_read().
+  std::set<core::UnitIndex> read{};
 };
 
 /// Returns the uses of an event: its own, or the job's for passes of its kind.

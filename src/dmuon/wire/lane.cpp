@@ -1,8 +1,6 @@
 #include "dmuon/wire/lane.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/Event.h>
-#include <c10/core/GradMode.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
@@ -16,6 +14,7 @@
 #include <utility>
 
 #include "dmuon/core/service_thread.h"
+#include "dmuon/wire/plain_mode.h"
 
 namespace dmuon::wire {
 
@@ -89,8 +88,7 @@ class Lane::Worker {
   };
 
   void run() {
-    const c10::AutoGradMode no_grad(false);
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;  // autograd ignores lanes
+    const PlainMode plain;
     std::exception_ptr error;
     while (true) {
       auto lock = service_.lock();
@@ -133,8 +131,7 @@ class Lane::Stream {
     issued.record(guard_.getStream(device));
     issued.block(stream_);
     done.event.emplace(device.type());
-    const c10::AutoGradMode no_grad(false);
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const PlainMode plain;
     const c10::StreamGuard on_lane(stream_);
     try {
       if (error_) std::rethrow_exception(error_);

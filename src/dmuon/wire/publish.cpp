@@ -18,16 +18,23 @@ void write_owned(const Owned& owned, const layout::Packing& packing,
   }
 }
 
-// Copies this column's part of the node copy into the unit's weights.
-void copy_from_node(const UnitBuffers& unit, core::Shard column) {
+// Calls `each` with the segments of this column's part, in the node copy and in the unit's weights.
+template <typename Each>
+void for_column(const UnitBuffers& unit, core::Shard column, const Each& each) {
   std::int64_t begin = 0;
   for (const layout::Part* part : {&unit.packing.columns[column], &unit.packing.kept[column]}) {
     for (const layout::Segment& own : part->segments) {
-      const at::Tensor copy = unit.node_copy->slice(begin, begin + own.size());
-      unit.weights.slice(own.begin, own.end).copy_(copy);
+      each(unit.node_copy->slice(begin, begin + own.size()),
+           unit.weights.slice(own.begin, own.end));
       begin += own.size();
     }
   }
+}
+
+// Copies this column's part of the node copy into the unit's weights.
+void copy_from_node(const UnitBuffers& unit, core::Shard column) {
+  for_column(unit, column,
+             [](const at::Tensor& copy, const at::Tensor& weights) { weights.copy_(copy); });
 }
 
 }  // namespace
@@ -61,6 +68,19 @@ Work publish_intra(SharedMesh* mesh, const Owned* owned, UnitBuffers* unit) {
     exchange_of(row).gather(row, unit->weights.flat(), packing.columns.values(),
                             "the weights of " + unit->name);
   };
+}
+
+void take_back(const SharedMesh& mesh, const Owned& owned, UnitBuffers* unit) {
+  for (const layout::PackedParameter& packed : unit->packing.parameters) {
+    const at::Tensor master = owned.of(packed.index, kMaster);
+    if (!master.defined()) continue;
+    const at::Tensor kept = master.view({-1});
+    const at::Tensor now = unit->weights.slice(packed.in_unit.begin, packed.in_unit.end);
+    kept.copy_(at::where(kept.to(now.scalar_type()) == now, kept, now.to(kept.scalar_type())));
+  }
+  if (!unit->node_copy) return;
+  for_column(*unit, mesh.shard(),
+             [](const at::Tensor& copy, const at::Tensor& weights) { copy.copy_(weights); });
 }
 
 }  // namespace dmuon::wire

@@ -23,4 +23,9 @@ Work publish_inter(SharedMesh* mesh, const Owned* owned, UnitBuffers* unit);
 /// Stage 2: fills the weights.
 Work publish_intra(SharedMesh* mesh, const Owned* owned, UnitBuffers* unit);
 
+/// Writes the unit's packed weights, which a module has changed on all ranks alike, to where its
+/// next publication takes them from: the masters that this rank owns, and its node copy. A master
+/// keeps the bits of elements that have not changed. It runs on the current stream, in no lane.
+void take_back(const SharedMesh& mesh, const Owned& owned, UnitBuffers* unit);
+
 }  // namespace dmuon::wire
