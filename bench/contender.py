@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from bench.gpt import GPT, GPTConfig
+from bench.gpt import GPT, GPTConfig, Towers
 from bench.muon_ag import MuonAG
 from bench.text import Text
 
@@ -132,7 +132,7 @@ class Contender:
         if dtype == "bf16":
             mp_policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         torch.manual_seed(seed)
-        self.model = GPT(config).to(cluster.device)
+        self.model = (Towers if config.towers == 2 else GPT)(config).to(cluster.device)
         self.routing = ""
         self.optimizer = self._build(mp_policy, rates, dedicate or {}, configure)
         self.scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
@@ -151,7 +151,8 @@ class Contender:
 
             dmuon.dedicate_params(model, mesh, mp_policy=mp_policy, **dedicate)  # the one line before fully_shard
         if mesh is not None:
-            for block in model.blocks:
+            # Blocks that nobody calls belong to the root's group.
+            for block in () if isinstance(model, Towers) else model.blocks:
                 fully_shard(block, mesh=mesh, mp_policy=mp_policy)
             fully_shard(model, mesh=mesh, mp_policy=mp_policy)
         match self.name:
@@ -160,7 +161,8 @@ class Contender:
                     model.parameters(), lr=rates.adamw, betas=betas, weight_decay=decay, fused=True
                 )
             case "muon_ag":
-                matrices = [weight for weight in model.blocks.parameters() if weight.ndim == 2]
+                blocks = [model.blocks, *([model.others] if isinstance(model, Towers) else [])]
+                matrices = [weight for part in blocks for weight in part.parameters() if weight.ndim == 2]
                 chosen = set(matrices)
                 rest = [weight for weight in model.parameters() if weight not in chosen]
                 return MuonAG(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -19,38 +20,43 @@ class GPTConfig:
     width: int = 384
     num_heads: int = 6
     sequence: int = 64
+    towers: int = 1  # 2: as pi0, see Towers
 
 
 class Attention(nn.Module):
     """Causal self-attention: input and output are [batch, sequence, width]."""
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig, width: int) -> None:
         super().__init__()
         self.num_heads = config.num_heads
-        self.qkv = nn.Linear(config.width, 3 * config.width, bias=False)
-        self.out = nn.Linear(config.width, config.width, bias=False)
+        self.qkv = nn.Linear(width, 3 * config.width, bias=False)
+        self.out = nn.Linear(config.width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, sequence, width = x.shape
-        heads = self.qkv(x).view(batch, sequence, 3, self.num_heads, width // self.num_heads)
-        q, k, v = heads.permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        merged: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, sequence, width))
+        merged: Tensor = self.out(attend(self.qkv(x), self.num_heads))
         return merged
+
+
+def attend(qkv: Tensor, num_heads: int) -> Tensor:
+    """Mixes [batch, sequence, 3 * all heads' width] to [batch, sequence, all heads' width]."""
+    batch, sequence, width = qkv.shape
+    q, k, v = qkv.view(batch, sequence, 3, num_heads, -1).permute(2, 0, 3, 1, 4)
+    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return mixed.transpose(1, 2).reshape(batch, sequence, width // 3)
 
 
 class Block(nn.Module):
     """Attention and an MLP four times as wide, each behind its norm."""
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig, width: int = 0) -> None:
+        """`width`: of its input, 0 for the model's."""
         super().__init__()
-        self.attention_norm = nn.LayerNorm(config.width, bias=False)
-        self.attention = Attention(config)
-        self.mlp_norm = nn.LayerNorm(config.width, bias=False)
+        width = width or config.width
+        self.attention_norm = nn.LayerNorm(width, bias=False)
+        self.attention = Attention(config, width)
+        self.mlp_norm = nn.LayerNorm(width, bias=False)
         self.mlp = nn.Sequential(
-            nn.Linear(config.width, 4 * config.width, bias=False),
-            nn.GELU(),
-            nn.Linear(4 * config.width, config.width, bias=False),
+            nn.Linear(width, 4 * width, bias=False), nn.GELU(), nn.Linear(4 * width, width, bias=False)
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -86,4 +92,31 @@ class GPT(nn.Module):
         for block in self.blocks:
             x = block(x)
         logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+class Towers(GPT):
+    """Two towers, as pi0 has them: the second, of half the width, reads the last quarter of the tokens.
+
+    Layer i of both is computed together: one attention over what both project. No block is ever called.
+    """
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__(config)
+        half = config.width // 2
+        self.into, self.back = nn.Linear(config.width, half), nn.Linear(half, config.width)
+        self.others = nn.ModuleList(Block(config, half) for _ in range(config.num_layers))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        both = self.tokens(tokens) + self.positions(positions)
+        first = tokens.shape[1] * 3 // 4
+        x, y = both[:, :first], self.into(both[:, first:])
+        pairs: Any = zip(self.blocks, self.others, strict=True)
+        for a, b in pairs:
+            qkv = [block.attention.qkv(block.attention_norm(part)) for block, part in ((a, x), (b, y))]
+            mixed = attend(torch.cat(qkv, 1), self.config.num_heads)
+            x, y = x + a.attention.out(mixed[:, :first]), y + b.attention.out(mixed[:, first:])
+            x, y = x + a.mlp(a.mlp_norm(x)), y + b.mlp(b.mlp_norm(y))
+        logits: Tensor = self.head(self.norm(torch.cat([x, self.back(y)], 1)))
         return logits

@@ -98,6 +98,9 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     add("--width", type=int, default=384)
     add("--heads", type=int, default=6)
     add("--sequence", type=int, default=64)
+    add(
+        "--towers", type=int, choices=(1, 2), default=1, help="2: pi0's shape, two towers whose blocks are never called"
+    )
     add("--batch", type=int, default=4, help="sequences a rank")
     add("--dtype", choices=("bf16", "fp32"), default="bf16")
     add("--json", type=Path)
@@ -108,7 +111,7 @@ def prepare(options: argparse.Namespace) -> tuple[Setting, dict[str, Any]]:
     """The setting, and the facts about it that stand above the figures."""
     torch.set_num_threads(1)
     cluster = open_cluster(options.mesh)
-    config = GPTConfig(options.layers, options.width, options.heads, options.sequence)
+    config = GPTConfig(options.layers, options.width, options.heads, options.sequence, options.towers)
     text = Text(load_text(None), options.batch, options.sequence, 0, cluster.device)
     facts: dict[str, Any] = dict(provenance())
     facts["mesh"] = "x".join(map(str, cluster.mesh.shape)) if cluster.mesh else "one process"
