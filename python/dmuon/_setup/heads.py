@@ -12,7 +12,7 @@ from dmuon._setup.place import clean_name
 
 # Names of heads outside of repeated blocks. Inside of a block they mean nothing.
 _NAMES = {"lm_head", "head", "output", "output_layer", "unembed", "embed_out", "classifier", "score", "logits"}
-_NAMES |= {"proj_out", "proj_out_2", "qa_outputs"}  # the second one is DiT's
+_NAMES |= {"proj_out", "proj_out_2", "qa_outputs", "action_out_proj"}  # the second one is DiT's, the last one pi0's
 _ENDINGS = ("_head", "_classifier")
 _METHODS = ("get_output_embeddings", "get_classifier")  # of Transformers, of timm
 _SIZES = ("num_labels", "num_classes")
