@@ -37,8 +37,9 @@ def called_outside_of_its_block(mesh: Any) -> None:
 
 def test_a_part_that_is_called_outside_of_its_block_is_refused_with_the_way_out(ranks):
     for message in messages_of(ranks, called_outside_of_its_block):
-        assert "on 'transformer_blocks.0.norm1.emb.timestep_embedder.linear_1.weight'" in message
-        assert "outside of the forward of its unit 'transformer_blocks.0'" in message and "fully_shard on it" in message
+        assert "'transformer_blocks.0.norm1.emb.timestep_embedder.linear_1.weight' is used" in message
+        assert "outside of the forward of the module that fully_shard was given" in message
+        assert "linear_1.bias' beside it is not gathered" in message and "fully_shard on the module" in message
 
 
 @pytest.mark.parametrize("name", ["gpt2", "timm vit"])

@@ -175,6 +175,10 @@ class _Known:
             return "ranks differ in what of FSDP2's needs a gradient"
         orders = [self.moved(self.with_gradient(micro.forward.of(rank), step)) for rank in ranks]
         stem = () if self.program.frozen_stem else (STEM,)
+        if micro.backward == "inputs":  # goes no further than to the first block that has a matrix
+            first = [next((at for at, use in enumerate(order) if self.has_inputs(use, step)), None) for order in orders]
+            stem = stem if None in first else ()
+            orders = [order[at:] for order, at in zip(orders, first, strict=True)]
         return self.run_backward(micro, step, [order[::-1] + stem for order in orders], last)
 
     def run_backward(self, micro: Micro, step: Step, orders: list[Sequence], last: bool) -> str:
@@ -217,6 +221,9 @@ class _Known:
             and self.needs_gradient(uses[:place], step)
         ]
         return len(set(recomputed)) < len(recomputed)
+
+    def has_inputs(self, index: int, step: Step) -> bool:
+        return is_owned(self.program.blocks[index]) and index not in step.frozen
 
     def needs_gradient(self, before: Sequence, step: Step) -> bool:
         """What comes out of the blocks before."""

@@ -9,7 +9,7 @@ from typing import Any
 from contract import ASTRAY, HAVE_SEVERAL, managed
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
-from model import BODIES
+from model import BODIES, SHARED
 from program import Block, Micro, Options, Pass, Program, Step
 
 MESHES = ((2, 2), (4,), (1, 4), (4, 1), (3,))
@@ -22,18 +22,37 @@ def rarely(draw: Draw, value: Any, otherwise: Any, one_in: int = 4) -> Any:
 
 
 @st.composite
-def block(draw: Draw, earlier: tuple[Block, ...]) -> Block:
+def block(draw: Draw, earlier: tuple[Block, ...], wrap: str, frozen_stem: bool) -> Block:
     kinds = [*BODIES, *HAVE_SEVERAL]
     tied_to = rarely(draw, draw(st.integers(0, len(earlier) - 1)), -1) if earlier else -1
     if tied_to >= 0 and draw(st.booleans()):  # else few could share a matrix
         kinds = [earlier[tied_to].kind]
+    kind = draw(st.sampled_from(kinds))
+    # Of an FSDPModule that is never called, FSDP2 gathers nothing.
+    reads = wrap in ("none", "root") and not frozen_stem and rarely(draw, True, False)
+    changes = draw(st.sampled_from(["in place", "data"])) if kind in SHARED and not reads else ""
     return Block(
-        kind=draw(st.sampled_from(kinds)),
+        kind=kind,
         output=draw(st.sampled_from(["tensor", "tensor", "tuple", "dict", "dataclass"])),
         call=rarely(draw, "keyword", "positional"),
         checkpoint=draw(st.sampled_from(["", "", "", "reentrant", "non_reentrant", "wrapped"])),
         frozen=draw(st.sampled_from(["", "", "", "", "", "matrices", "others", "all"])),
+        reads=reads,
+        changes=rarely(draw, changes, ""),
         tied_to=tied_to,
+    )
+
+
+def settled(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+    """Without what cannot be: what is frozen or tied does not change; a wrapped block is called."""
+    sources = {block.tied_to for block in blocks}
+    return tuple(
+        dataclasses.replace(
+            block,
+            changes="" if block.frozen or block.tied_to >= 0 or index in sources else block.changes,
+            reads=block.reads and block.checkpoint != "wrapped",
+        )
+        for index, block in enumerate(blocks)
     )
 
 
@@ -48,13 +67,17 @@ class Frame:
     second: str
 
     def may_skip(self, uses: tuple[int, ...]) -> list[int]:
-        return [position for position, use in enumerate(uses) if not managed(self.blocks[use], self.wrap)]
+        def may(block: Block) -> bool:
+            return not (managed(block, self.wrap) or block.reads or block.changes)
+
+        return [position for position, use in enumerate(uses) if may(self.blocks[use])]
 
 
 @st.composite
 def skips(draw: Draw, frame: Frame, uses: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     """Mostly of blocks that ranks may skip."""
-    among = rarely(draw, list(range(len(uses))), frame.may_skip(uses), 12)
+    odd = any(block.reads or block.changes for block in frame.blocks)
+    among = frame.may_skip(uses) if odd else rarely(draw, list(range(len(uses))), frame.may_skip(uses), 12)
     if not among:
         return ()
     positions = st.lists(st.sampled_from(among), max_size=len(among), unique=True)
@@ -79,6 +102,8 @@ def micro(draw: Draw, frame: Frame, first: bool, last: bool) -> Micro:
     kinds_of_evaluation = ["", "", "", "no_grad", "inference_mode"]
     evaluation = draw(st.sampled_from(kinds_of_evaluation[: 4 if first and frame.wrap != "none" else 5]))
     kinds = ["once"] * 5 + ["two losses", "retained", "two forwards", "dropped", "thrown away"]
+    if not any(block.checkpoint == "reentrant" for block in frame.blocks):  # which refuses chosen inputs
+        kinds.append("inputs")
     without: tuple[int, ...] = ()
     if not frame.second and draw(st.integers(0, 9 if frame.wrap == "none" and last else 60)) == 9:
         without = tuple(sorted(draw(st.sets(st.integers(0, size - 1), min_size=1, max_size=size - 1))))
@@ -102,6 +127,10 @@ def step(draw: Draw, frame: Frame, first: bool) -> Step:
         draw(micro(frame, first and index == 0, ends != "discarded" and index == num_micros - 1))
         for index in range(num_micros)
     )
+    if any(one.backward == "inputs" for one in micros):  # FSDP2's parameters have no gradients then
+        micros = tuple(
+            dataclasses.replace(one, forward=Pass(one.forward.uses), synced=True, without_backward=()) for one in micros
+        )
     off = ""
     if frame.wrap != "none" and draw(st.integers(0, 5)) == 5:
         flags = ["requires_gradient_sync", "requires_all_reduce", "is_last_backward"]
@@ -141,7 +170,8 @@ def stray_programs(draw: Draw) -> Program:
     astray = draw(st.sampled_from(sorted(ASTRAY)))
     program = dataclasses.replace(draw(programs()), dtype="fp32")
     # So that another order is one for dmuon, too.
-    blocks = (Block(), *(dataclasses.replace(block, tied_to=-1) for block in program.blocks), Block("parameter"))
+    plain = (dataclasses.replace(block, tied_to=-1, reads=False, changes="") for block in program.blocks)
+    blocks = (Block(), *plain, Block("parameter"))
     micro = Micro(forward=Pass(tuple(range(len(blocks)))))
     num_steps = draw(st.integers(2, 4))
     step = Step((micro, micro) if astray in ("no backward", "no_sync") else (micro,), clips=draw(st.booleans()))
@@ -163,20 +193,22 @@ def programs(draw: Draw) -> Program:
     size = 3 if mesh == (3,) else 4
     num_blocks = draw(st.integers(1, 5))
     blocks: tuple[Block, ...] = ()
+    wrap = draw(st.sampled_from(["none", "blocks", "root", "inner"]))
+    frozen_stem = rarely(draw, True, False)
     for _ in range(num_blocks):
-        blocks = (*blocks, draw(block(blocks)))
+        blocks = (*blocks, draw(block(blocks, wrap, frozen_stem)))
+    blocks = settled(blocks)
     usual = tuple(range(num_blocks))
     if draw(st.booleans()):
         usual = tuple(draw(st.lists(st.integers(0, num_blocks - 1), min_size=1, max_size=7)))
     num_steps = draw(st.integers(1, 5))
-    wrap = draw(st.sampled_from(["none", "blocks", "root", "inner"]))
     second = draw(st.sampled_from(["", "", "", "", "in turn", "forwards first", "joint"]))
     frame = Frame(usual, blocks, wrap, size, second)
     program = Program(
         mesh=mesh,
         wrap=wrap,
         blocks=blocks,
-        frozen_stem=rarely(draw, True, False),
+        frozen_stem=frozen_stem,
         second=second,
         steps=tuple(draw(step(frame, index == 0)) for index in range(num_steps)),
         options=draw(options()),
@@ -199,7 +231,7 @@ def in_bf16(program: Program) -> Program:
         program,
         dtype="bf16",
         blocks=tuple(
-            dataclasses.replace(block, checkpoint=checkpoints.get(block.checkpoint, block.checkpoint))
+            dataclasses.replace(block, checkpoint=checkpoints.get(block.checkpoint, block.checkpoint), changes="")
             for block in program.blocks
         ),
         steps=(*earlier, steps[-1]),

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import dmuon
 
 INPUTS, WIDTH, HIDDEN = 6, 8, 12
+MOST = 0.4  # of what a block bounds that changes its matrix
 ROUTES = 4  # that a row may take, see `route_of`
 
 
@@ -184,11 +185,28 @@ class Residual(nn.Module):
         super().__init__()
         self.body = BODIES[block.kind]()
         self.output, self.checkpoint = block.output, block.checkpoint
+        self.changes, self.matrix = block.changes, SHARED.get(block.kind, ("", ""))[1]
+
+    @torch.no_grad()
+    def change(self) -> None:
+        """Bounds the matrix. Where nothing is to do it does nothing, because a graph may have the matrix already."""
+        matrix = getattr(self.body, self.matrix)
+        if not bool((matrix.abs() > MOST).any()):
+            return
+        if self.changes == "in place":
+            matrix.clamp_(-MOST, MOST)
+        else:
+            matrix.data = matrix.data.clamp(-MOST, MOST)
 
     def compute(self, x: torch.Tensor, route: torch.Tensor) -> torch.Tensor:
+        if self.changes:
+            self.change()
         return torch.tanh(self.body(x, route) if isinstance(self.body, TAKE_ROUTES) else self.body(x))
 
     def forward(self, x: torch.Tensor, route: torch.Tensor) -> Any:
+        return self.whole(x, route)
+
+    def whole(self, x: torch.Tensor, route: torch.Tensor) -> Any:
         if "reentrant" in self.checkpoint:
             change = checkpoint(self.compute, x, route, use_reentrant=self.checkpoint == "reentrant")
         else:
@@ -230,6 +248,7 @@ class Net(nn.Module):
         self.blocks = nn.ModuleList(map(make_block, program.blocks))
         self.head = nn.Linear(WIDTH, 2)
         self.calls = [block.call for block in program.blocks]
+        self.reads = [block.reads for block in program.blocks]
         for index, block in enumerate(program.blocks):
             self._tie(index, block, program.blocks)
             self._freeze(self.blocks[index], block.frozen)
@@ -251,7 +270,10 @@ class Net(nn.Module):
         route, x = route_of(x), self.stem(x)
         for index in uses:
             block = self.blocks[index]
-            x = tensor_of(block(x=x, route=route) if self.calls[index] == "keyword" else block(x, route))
+            if self.reads[index]:
+                x = tensor_of(block.whole(x, route))
+            else:
+                x = tensor_of(block(x=x, route=route) if self.calls[index] == "keyword" else block(x, route))
         return self.head(x)  # type: ignore[no-any-return]
 
 
@@ -274,6 +296,15 @@ def make(program: Program, number: int = 0) -> Net:
 def is_muons(name: str, parameter: torch.Tensor) -> bool:
     """A trainable weight of two dimensions or more that is not the output head."""
     return parameter.ndim >= 2 and parameter.requires_grad and not name.startswith("head")
+
+
+def inputs_of(net: Net, program: Program, uses: tuple[int, ...]) -> list[torch.Tensor]:
+    """The matrices of the first block of `uses` that has some which need a gradient."""
+    for index in uses:
+        found = [p for n, p in net.named_parameters() if n.startswith(f"blocks.{index}.") and is_muons(n, p)]
+        if found:
+            return found
+    return []
 
 
 def several_of(program: Program, name: str) -> Several | None:

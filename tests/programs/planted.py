@@ -75,12 +75,11 @@ PYTHON = (
         "A matrix that was frozen in one step has no gradient in any later one.",
     ),
     Planted(
-        "recomputed_with_placeholders",
-        RUNNING + "hooks.py",
-        "        for tensor in outputs if runtime.units[index].leaves else ():\n"
-        "            tensor.register_hook(show_weights)\n",
+        "change_not_taken_back",
+        RUNNING + "unit_weights.py",
+        "            self._take_back()\n",
         "",
-        "A checkpoint inside a unit is recomputed without hooks, and finds placeholders, which refuse.",
+        "A module's change of its own weight is lost at the next use.",
     ),
     Planted(
         "rank_without_gradient_left_out",

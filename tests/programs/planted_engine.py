@@ -143,10 +143,17 @@ ENGINE = (
         " lets ranks differ in a training forward that is not known.",
     ),
     Planted(
+        "placeholders_keep_gradients",
+        ENGINE_CPP,
+        "      accumulate_into(unit(index).parameter(i), placeholders_.at(leaves[i].index));\n",
+        "      (void)i;\n",
+        "Gradients of weights that a placeholder gave to an operation never reach their owners.",
+    ),
+    Planted(
         "recomputation_frees",
         ENGINE_CPP,
-        "if (!in_backward()) resolver_.after_forward(index);",
-        "resolver_.after_forward(index);",
+        "  } else if (!recomputes) {\n",
+        "  } else {\n",
         "The end of a unit's recomputation in a checkpointed block frees its weights before its backward reads them.",
     ),
     Planted(

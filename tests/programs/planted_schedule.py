@@ -5,6 +5,7 @@ from __future__ import annotations
 from planted_change import Planted
 
 RESOLVER = "src/dmuon/schedule/resolver.cpp"
+RESOLVE = "src/dmuon/schedule/resolve.cpp"
 ORDER = "src/dmuon/schedule/order.cpp"
 PASS = "src/dmuon/schedule/pass_schedule.cpp"
 STEP = "src/dmuon/schedule/step_schedule.cpp"
@@ -13,7 +14,7 @@ MAKER = "src/dmuon/schedule/maker.h"
 SCHEDULE = (
     Planted(
         "version_ignored",
-        RESOLVER,
+        RESOLVE,
         "if (unit.part == version_) return;",
         "if (unit.part != kNone) return;",
         "A node copy counts as good for ever: after the first step other nodes compute with old weights.",
@@ -29,14 +30,14 @@ SCHEDULE = (
     ),
     Planted(
         "stage_1_not_repeated",
-        RESOLVER,
+        RESOLVE,
         "  if (!options_.node_copy) unit->part = kNone;\n",
         "",
         "Without node copies the column's part of a freed buffer is not sent again: the next use reads what lay there.",
     ),
     Planted(
         "held_for_ever",
-        RESOLVER,
+        RESOLVE,
         "unit.held = operation.hold;",
         "unit.held = unit.held || operation.hold;",
         "A synchronised route leaves the unit marked as holding partial sums: with FSDP2 over nodes, step() refuses.",
@@ -50,7 +51,7 @@ SCHEDULE = (
     ),
     Planted(
         "evaluation_by_training_schedule",
-        RESOLVER,
+        RESOLVE,
         "    case Pass::kEvalForward:\n      return schedule_.evaluation;\n",
         "    case Pass::kEvalForward:\n      return schedule_.forward;\n",
         "A replayed evaluation issues what training issues at that place: too few operations, or another unit's.",

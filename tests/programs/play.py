@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from model import Net
+from model import Net, inputs_of
 from program import Micro, Pass, Program, Step
 from sides import Side, batch_of
 
@@ -122,7 +122,7 @@ class Player:
                 if self.program.second == "joint":
                     losses = [[loss for pair in losses for loss in pair]]
                 for pair in losses:
-                    self.backward(micro, pair, rank)
+                    self.backward(micro, pair, rank, self.side.models)
         for number, _ in models:
             self.zero(micro, number)
 
@@ -133,7 +133,7 @@ class Player:
             if not micro.synced:
                 stack.enter_context(self.side.no_sync(model))
             for rank in self.side.ranks:
-                self.backward(micro, self.losses(micro, number, model, rank), rank)
+                self.backward(micro, self.losses(micro, number, model, rank), rank, [model])
         self.zero(micro, number)
 
     def set_flag(self, model: Net) -> None:
@@ -173,7 +173,12 @@ class Player:
     def batch(self, rank: int, number: int) -> torch.Tensor:
         return batch_of(self.step, self.micro, rank, number).to(self.side.device, self.side.dtype, non_blocking=True)
 
-    def backward(self, micro: Micro, losses: list[torch.Tensor], rank: int) -> None:
+    def backward(self, micro: Micro, losses: list[torch.Tensor], rank: int, models: list[Net]) -> None:
+        if micro.backward == "inputs":
+            uses = micro.forward.of(rank)
+            inputs = [tensor for model in models for tensor in inputs_of(model, self.program, uses)]
+            torch.autograd.backward(losses, inputs=inputs or None)
+            return
         if micro.backward == "dropped" or rank in micro.without_backward:
             return
         if micro.backward == "retained":

@@ -18,6 +18,8 @@ class Block:
     call: str = "positional"  # or "keyword"
     checkpoint: str = ""  # or "reentrant", "non_reentrant" (inside the block), "wrapped" (around it)
     frozen: str = ""  # or "matrices", "others", "all": from the start
+    reads: bool = False  # the model computes it by its parts, and never calls it
+    changes: str = ""  # or "in place", "data": it changes its matrix before it uses it
     tied_to: int = -1  # an earlier block whose matrix it uses, where both have one of the same shape
 
 
@@ -39,7 +41,8 @@ class Micro:
 
     forward: Pass = Pass()
     # "once"; "two losses" in one backward; "retained" and run a second time; "two forwards" before the backward;
-    # "dropped": no rank runs a backward; "thrown away": a forward before this one is.
+    # "dropped": no rank runs a backward; "thrown away": a forward before this one is; "inputs": to the matrices of the
+    # block that the forward uses first alone.
     backward: str = "once"
     synced: bool = True  # else under no_sync
     without_backward: Positions = ()  # ranks whose loss is dropped

@@ -81,12 +81,13 @@ class Recorder:
             if not unit.leaves:
                 continue
             # The inner hooks run next to the module, because waits of dmuon and FSDP2 are not its compute.
-            self._handles += [
-                unit.module.register_forward_pre_hook(self._mark_forward, prepend=True),
-                unit.module.register_forward_pre_hook(self._begin(index)),
-                unit.module.register_forward_hook(self._end(index), prepend=True, always_call=True),
-                unit.module.register_forward_hook(self._watch(index)),
-            ]
+            for module in (*unit.modules, *runtime.reader_modules[index]):
+                self._handles += [
+                    module.register_forward_pre_hook(self._mark_forward, prepend=True),
+                    module.register_forward_pre_hook(self._begin(index)),
+                    module.register_forward_hook(self._end(index), prepend=True, always_call=True),
+                    module.register_forward_hook(self._watch(index)),
+                ]
 
     def close(self) -> None:
         """Ends the last phase and removes the hooks."""

@@ -9,19 +9,24 @@ import torch.nn as nn
 
 from dmuon import _C
 from dmuon._running.runtime import Runtime
-from dmuon._running.structures import map_tensors, tensors_requiring_grad
+from dmuon._running.structures import is_transformed, map_tensors, tensors_requiring_grad
 
 
 def add_hooks(runtime: Runtime) -> None:
     """Hooks the model and the modules of its units, for as long as they live."""
-    # Hooks prepended after fully_shard run before FSDP2's. So the engine issues the operations of a skipped unit before
-    # FSDP2 can block the host. The same holds in a backward, because we watch inputs inside of FSDP2's hook on them.
     for index, unit in enumerate(runtime.units):
-        unit.module.register_forward_pre_hook(_before(runtime, index), prepend=True)
-        unit.module.register_forward_pre_hook(_watch_inputs(runtime, index), with_kwargs=True)
-        unit.module.register_forward_hook(_after(runtime, index), prepend=True, always_call=True)
-    runtime.model.register_forward_pre_hook(_begin(runtime), prepend=True)
+        for module in unit.modules:
+            _Calls(runtime, index, module, reader=len(unit.modules) > 1)
+    begin = runtime.model.register_forward_pre_hook(_begin(runtime), prepend=True)
     runtime.model.register_forward_hook(_end(runtime), prepend=True, always_call=True)
+
+    def add_reader(index: int, module: nn.Module) -> None:
+        _Calls(runtime, index, module, reader=True)
+        if module is runtime.model:
+            hooks: Any = runtime.model._forward_pre_hooks  # an OrderedDict
+            hooks.move_to_end(begin.id, last=False)
+
+    runtime.add_reader = add_reader
 
 
 def _begin(runtime: Runtime) -> Any:
@@ -47,31 +52,64 @@ def _end(runtime: Runtime) -> Any:
     return end
 
 
-def _before(runtime: Runtime, index: int) -> Any:
+class _Calls:
+    """The hooks of one module: its calls use a unit or, of a reader, are a part of a use."""
+
+    def __init__(self, runtime: Runtime, index: int, module: nn.Module, reader: bool) -> None:
+        self._runtime, self._index, self._reader = runtime, index, reader
+        self._reads: list[_C.Read] = []  # of calls that are open
+        # Hooks prepended after fully_shard run before FSDP2's. So the engine issues the operations of a skipped unit
+        # before FSDP2 can block the host. The same holds in a backward, because we watch inputs inside of FSDP2's hook
+        # on them.
+        module.register_forward_pre_hook(self._before, prepend=True)
+        module.register_forward_pre_hook(self._watch_inputs, with_kwargs=True)
+        module.register_forward_hook(self._after, prepend=True, always_call=True)
+
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def before(module: nn.Module, args: Any) -> None:
+    def _before(self, module: nn.Module, args: Any) -> None:
+        runtime, index = self._runtime, self._index
         runtime.refuse_inside_full_params("a forward")
         runtime.refuse_without_values()
-        if not _C.in_backward():
-            runtime.step_agreement.end_failed_backward()
-        runtime.engine.before_forward(index)
-        if runtime.units[index].host and _C.in_backward() and torch.is_grad_enabled():
+        runtime.end_failed_backward()
+        runtime.engine.before_forward(index, self._reader)
+        if self._reader:
+            self._reads.append(_C.Read())
+        elif runtime.units[index].host and _C.in_backward() and torch.is_grad_enabled():
             _refuse_second_recomputation(runtime, index)
-        runtime.weights[index].show_weights()
+        runtime.weights[index].begin_call(self._reader)
 
-    return before
-
-
-def _watch_inputs(runtime: Runtime, index: int) -> Any:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def watch(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        inputs = tensors_requiring_grad((args, kwargs)) if torch.is_grad_enabled() else []
+    def _watch_inputs(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        # A copy of an input would lose its tangent, and a wrapper of torch.func; then the backward's end ends the use.
+        if is_transformed() or not torch.is_grad_enabled():
+            return None
+        inputs = tensors_requiring_grad((args, kwargs))
         if not inputs:
             return None
-        watched = dict(zip(map(id, inputs), runtime.engine.watch_inputs(index, inputs), strict=True))
-        return map_tensors((args, kwargs), lambda tensor: watched.get(id(tensor), tensor))
+        watched = self._runtime.engine.watch_inputs(self._index, inputs, *self._reads[-1:])
+        by_input = dict(zip(map(id, inputs), watched, strict=True))
+        return map_tensors((args, kwargs), lambda tensor: by_input.get(id(tensor), tensor))
 
-    return watch
+    # Runs even if the forward raises, as an early-stopped recomputation does.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
+        runtime, index = self._runtime, self._index
+        if self._reader and not self._reads:
+            return  # it was found to be a reader in this call
+        read = [self._reads.pop()] if self._reader else []
+        runtime.weights[index].end_call()
+        runtime.engine.after_forward(index, self._reader)
+        if not torch.is_grad_enabled():
+            return
+        outputs = tensors_requiring_grad(output)
+        # Before any Python hook: all of a tensor's Python hooks, FSDP2's too, run in the place of its first one.
+        runtime.engine.watch_outputs(index, outputs, *read)
+        for tensor in outputs if runtime.units[index].leaves and not self._reader else ():
+            tensor.register_hook(self._show_weights)
+
+    def _show_weights(self, gradient: torch.Tensor) -> None:
+        self._runtime.refuse_inside_full_params("a backward")
+        self._runtime.weights[self._index].show_weights()
 
 
 def _refuse_second_recomputation(runtime: Runtime, index: int) -> None:
@@ -86,24 +124,3 @@ def _refuse_second_recomputation(runtime: Runtime, index: int) -> None:
             "FSDP2 loses gradients there. Expected: checkpoints with use_reentrant=False, or fully_shard around them."
         )
     runtime.recomputed[index] = backward
-
-
-def _after(runtime: Runtime, index: int) -> Any:
-    def show_weights(gradient: torch.Tensor) -> None:
-        runtime.refuse_inside_full_params("a backward")
-        runtime.weights[index].show_weights()
-
-    # Runs even if the forward raises, as an early-stopped recomputation does.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def after(module: nn.Module, args: Any, output: Any) -> None:
-        runtime.weights[index].after_forward()
-        runtime.engine.after_forward(index)
-        if not torch.is_grad_enabled():
-            return
-        outputs = tensors_requiring_grad(output)
-        # Before any Python hook: all of a tensor's Python hooks, FSDP2's too, run in the place of its first one.
-        runtime.engine.watch_outputs(index, outputs)
-        for tensor in outputs if runtime.units[index].leaves else ():
-            tensor.register_hook(show_weights)
-
-    return after

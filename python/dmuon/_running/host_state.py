@@ -90,7 +90,13 @@ def end_failed_backward(modules: Sequence[FSDPModule]) -> bool:
                 stream.wait_event(gathered.event)
             communication.all_gather_state = None
         communication.post_forward_order.clear()
-        if hasattr(communication, "reduce_scatter_states"):
+        # PyTorch 2.13 made a list of it. What it reduces must stay until the device has read it.
+        many = hasattr(communication, "reduce_scatter_states")
+        reduced = list(communication.reduce_scatter_states) if many else [communication.reduce_scatter_state]
+        for one in filter(None, reduced):
+            if one.event is not None:
+                state._device_handle.current_stream().wait_event(one.event)
+        if many:
             communication.reduce_scatter_states.clear()
         else:
             communication.reduce_scatter_state = None

@@ -254,6 +254,8 @@ class Muon(torch.optim.Optimizer):
             if parameter.grad is None and not set_to_none:
                 parameter.grad = torch.zeros_like(parameter)
         runtime.step_agreement.clear()
+        if set_to_none:
+            runtime.step_agreement.zeroed.clear()
         if has_sums():
             runtime.engine.host_sums().forget()
         for group in self.param_groups:

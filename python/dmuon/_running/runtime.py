@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn as nn
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor
 
 from dmuon import _C
 from dmuon._planning.owner_plan import Plan
+from dmuon._running.owned_gradient import Gradient
+from dmuon._running.readers import LeafSource, UnitReaders
 from dmuon._running.step_agreement import StepAgreement
 from dmuon._running.unit_weights import UnitWeights
+from dmuon._running.weight import Weight
 from dmuon._saving.owned_shards import MASTER, OwnedShards
+from dmuon._setup.checksum import checksum
 from dmuon._setup.dedication import Dedication, dedication_of
 from dmuon._setup.groups import engine_groups
 from dmuon._setup.hyperparameters import Tuned
@@ -56,6 +59,8 @@ class Runtime:
         self.fsdp_modules = fsdp_modules(model)
         self.divide_factor = dedication.across_ranks.divide_factor(self.ranks.size)
         self._scaled: dict[torch.Tensor, Any] = {}  # handles of our hooks, by the parameter
+        self.add_reader: Callable[[int, nn.Module], None]  # hooks a module that reads a unit's weights
+        self.reader_modules: list[list[nn.Module]] = [[] for _ in units]  # by unit, as they were found
         self.recomputed: dict[int, int] = {}  # by unit: the last backward in which a reentrant checkpoint did
         self.engine = self._make_engine(dedication)
         self.transfers = self.engine.transfers()
@@ -88,12 +93,13 @@ class Runtime:
 
     def _make_placeholders(self, meta_start: MetaStart | None) -> list[nn.Parameter]:
         placeholders, gradients = [], []
-        unit_of = {index: unit.label for unit in self.units for index in unit.leaves}
+        self.readers = [UnitReaders(self, index) for index in range(len(self.units))]
+        unit_of = {leaf: index for index, unit in enumerate(self.units) for leaf in unit.leaves}
         for index, leaf in enumerate(self.leaves):
             dtype = leaf.parameter.dtype
             is_trainable = meta_start is None or meta_start.is_trainable(index)
             placeholder = OwnedTensor(leaf.name, leaf.shape, dtype, self.device, None)
-            placeholder._unit = unit_of[index]
+            placeholder._source = LeafSource(self.readers[unit_of[index]], index)
             placeholders.append(nn.Parameter(placeholder, is_trainable))
             gradients.append(OwnedTensor(f"{leaf.name}.grad", leaf.shape, dtype, self.device, Gradient(self, index)))
         self.engine.set_placeholders(placeholders, gradients)
@@ -138,14 +144,24 @@ class Runtime:
 
     def _bind(self, index: int) -> UnitWeights:
         unit = self.engine.unit(index)
-        weights = [nn.Parameter(view) for view in unit.weight_tensors()]
+        weights = [Weight.over(view) for view in unit.weight_tensors()]
         self.engine.bind(index, weights)
         places = []
+        self.readers[index].weights = {
+            leaf.index: weight for leaf, weight in zip(unit.packing().leaves, weights, strict=True)
+        }
         for leaf, weight in zip(unit.packing().leaves, weights, strict=True):
             for place in self.leaves[leaf.index].places:
                 place.put_back(self.placeholders[leaf.index], weight)
                 places.append(place)
-        return UnitWeights(places)
+        return UnitWeights(places, weights, lambda: self._take_back(index))
+
+    def _take_back(self, index: int) -> None:
+        """Takes a unit's weights for new masters, which a module has changed. Collective."""
+        self.refuse_while_averaged(f"a change of the weights of '{self.units[index].label}' in a forward")
+        whole = [w for leaf, w in self.readers[index].weights.items() if self.leaves[leaf].num_columns == 1]
+        checksums = [checksum(weight).cpu() for weight in whole]
+        self.engine.take_back(index, int(checksum(torch.stack(checksums))) if checksums else 0)
 
     def add_plain(self, parameters: Sequence[torch.Tensor]) -> None:
         """Adds parameters for AdamW that no fully_shard manages. dmuon averages their gradients."""
@@ -174,6 +190,11 @@ class Runtime:
     def all_sharded(self) -> bool:
         """True if fully_shard manages every trainable parameter that is no leaf, or if there is one rank alone."""
         return self.ranks.size == 1 or not any(p.requires_grad for p in self.plain_parameters)
+
+    def end_failed_backward(self) -> None:
+        """Ends a backward that has raised, before a use of a unit that no forward of the model surrounds."""
+        if not _C.in_backward() and self.engine.end_failed_backward():
+            self.step_agreement.end_failed_backward(failed=True)
 
     def refuse_inside_full_params(self, what: str) -> None:
         """Raises ValueError while every weight is whole."""
@@ -207,50 +228,6 @@ class Runtime:
                 f"dmuon: a forward, and '{names[0]}' has no values, nor have {len(names) - 1} more. Expected: the "
                 "model's initialisation between model.to_empty(...) and dmuon.Muon(model), or a checkpoint loaded."
             )
-
-
-class Gradient:
-    """A leaf's gradient, as OwnedGradient describes. Holds the runtime weakly.
-
-    The engine holds the gradients' placeholders, and Python never collects a cycle through C++.
-    """
-
-    def __init__(self, runtime: Runtime, index: int) -> None:
-        self._runtime, self._index = weakref.ref(runtime), index
-
-    def _alive(self) -> Runtime:
-        runtime = self._runtime()
-        if runtime is None:
-            raise ValueError("dmuon: a gradient outlived its model. Expected: the model, for as long as it is used.")
-        return runtime
-
-    def zero(self) -> None:
-        if (runtime := self._runtime()) is not None:
-            runtime.engine.zero_gradient(self._index)
-            runtime.step_agreement.zeroed.add(runtime.leaves[self._index].name)
-
-    def norm(self) -> torch.Tensor:
-        runtime = self._alive()
-        if not runtime.all_sharded():
-            raise ValueError(
-                "dmuon: a norm of torch's with parameters that no fully_shard manages: their gradients are averaged "
-                "over the ranks by dmuon.clip_grad_norm_(model, max_norm) or the step. Expected: dmuon.clip_grad_norm_."
-            )
-        norm = runtime.step_agreement.owned_norms()[self._index]
-        mesh = runtime.shards.mesh
-        if mesh is None or not runtime.fsdp_modules:
-            return norm
-        together: torch.Tensor = DTensor.from_local(norm, mesh, [Replicate()] * mesh.ndim, run_check=False)
-        return together
-
-    def scale(self, factor: torch.Tensor) -> None:
-        runtime = self._alive()
-        runtime.engine.settle_step()
-        runtime.engine.scale_gradient(self._index, factor)
-
-    def all_finite(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        step_agreement = self._alive().step_agreement
-        return step_agreement.verdict().finite(), step_agreement.made
 
 
 def _inside_applied(what: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -67,7 +68,8 @@ def agreed_setup(
             facts += meta_start.facts()
             adamw_groups = meta_start.resolved(adamw_groups)
         paths = [[place.path for place in leaf.places] for leaf in dedication.leaves]
-        units = find_units(model, paths)
+        dtypes = [] if dedication.mp_policy.param_dtype else [leaf.parameter.dtype for leaf in dedication.leaves]
+        units = find_units(model, paths, dedication.chosen_units, dtypes)
         check_units(units, dedication)
         groups = checked_adamw_groups(model, dedication, adamw_groups, adamw, facts)
         if not groups and not dedication.leaves:
@@ -139,7 +141,7 @@ def _warn_of_large_units(runtime: Runtime) -> None:
 def _holds_blocks(unit: Unit, leaves: list[Leaf]) -> bool:
     """True if the unit can be split: a module has two children of one class that hold two leaves or more each."""
     held = Counter(place.module for index in unit.leaves for place in leaves[index].places)
-    for holder in unit.module.modules():
+    for holder in itertools.chain.from_iterable(module.modules() for module in unit.modules):
         blocks = (child for child in holder.children() if sum(held[module] for module in child.modules()) >= 2)
         if max(Counter(map(type, blocks)).values(), default=0) >= 2:
             return True

@@ -111,9 +111,12 @@ class StepAgreement:
             raise ValueError(problem)
         return found
 
-    def end_failed_backward(self) -> None:
-        """Ends a backward that has raised, in the engine and in FSDP2. Notes if FSDP2 has lost gradients."""
-        failed = self.engine.end_failed_backward()
+    def end_failed_backward(self, failed: bool = False) -> None:
+        """Ends a backward that has raised, in the engine and in FSDP2. Notes if FSDP2 has lost gradients.
+
+        `failed`: True if the engine's is ended.
+        """
+        failed = self.engine.end_failed_backward() or failed
         try:
             failed = end_failed_backward(self.fsdp_modules) or failed
         except AttributeError:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 TensorMap = Callable[[torch.Tensor], torch.Tensor]
 
@@ -49,7 +50,29 @@ def _map_fields(value: Any, change: TensorMap) -> Any:
 
 
 def tensors_requiring_grad(value: Any) -> list[torch.Tensor]:
-    """Returns every tensor in `value` that requires grad, each once, in order."""
+    """Returns every tensor in `value` that requires grad, each once, in order.
+
+    Inside a transform of torch.func, or of forward-mode differentiation, these are the tensors that autograd knows:
+    what the transform's wrappers hold, and tangents.
+    """
     found: dict[int, torch.Tensor] = {}
     map_tensors(value, lambda tensor: found.setdefault(id(tensor), tensor))
-    return [tensor for tensor in found.values() if tensor.requires_grad]
+    tensors = list(found.values())
+    if is_transformed():
+        tensors = list({id(inner): inner for tensor in tensors for inner in _inside(tensor)}.values())
+    return [tensor for tensor in tensors if tensor.requires_grad]
+
+
+def is_transformed() -> bool:
+    """Returns True inside a transform of torch.func, and where tensors may have tangents."""
+    return forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _inside(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yields the tensor, or what a wrapper of torch.func holds, and tangents of all levels."""
+    if forward_ad._current_level >= 0 and (tangent := forward_ad.unpack_dual(tensor).tangent) is not None:
+        yield from _inside(tangent)
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        yield from _inside(torch._C._functorch.get_unwrapped(tensor))
+    else:
+        yield tensor

@@ -2,39 +2,85 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Sequence
+
 from torch.autograd import Variable
 
 from dmuon import _C
+from dmuon._running.weight import Weight
 from dmuon._setup.place import Place, State
 
 
 class UnitWeights:
     """Shows a unit's modules their weights while they compute.
 
-    In a forward this is the time between the unit's hooks. In a backward it lasts from the unit's first hook to the
-    end. A checkpoint inside the unit's module, or around it, recomputes without our hooks.
+    In a forward this is the time between the hooks of a call. In a backward it lasts from the first hook of the unit's
+    own module to the end. A checkpoint inside that module, or around it, recomputes without our hooks.
     """
 
-    def __init__(self, places: list[Place]) -> None:
-        self._places = places
+    def __init__(self, places: list[Place], weights: Sequence[Weight], take_back: Callable[[], None]) -> None:
+        """`take_back` is called at the end of a call that has changed weights."""
+        self.places = places
+        self._weights = weights
+        self._take_back = take_back
+        self._num_calls = 0  # that are open
+        self._error_before = 0  # which the caller handles
         self._until_end_of_backward = False
+
+    def begin_call(self, reader: bool) -> None:
+        """Puts the weights in. `reader`: the call is of one of several modules that read them."""
+        if not self._num_calls and not self._until_end_of_backward:
+            self._begin_use()
+            self._error_before = _handled_error()
+        self._num_calls += 1
+        for place in self.places:
+            place.show_weight()
+        if not reader:
+            self._keep_in_backward()
 
     def show_weights(self) -> None:
         """Puts the weights in, in a backward until its end."""
-        for place in self._places:
+        if not self._num_calls and not self._until_end_of_backward:
+            self._begin_use()
+        for place in self.places:
             place.show_weight()
+        self._keep_in_backward()
+
+    def _keep_in_backward(self) -> None:
         if _C.in_backward() and not self._until_end_of_backward:
             self._until_end_of_backward = True
             Variable._execution_engine.queue_callback(self.show_placeholders)
 
-    def after_forward(self) -> None:
-        """Puts the placeholders back, unless a backward still recomputes."""
-        if not self._until_end_of_backward:
+    def _begin_use(self) -> None:
+        for weight in self._weights:
+            weight.begin_use()
+
+    def _take_back_changes(self) -> None:
+        if any(weight.is_changed() for weight in self._weights):
+            self._begin_use()
+            self._take_back()
+
+    def end_call(self) -> None:
+        """Puts the placeholders back, unless another call or a backward still reads the weights."""
+        # A recomputation that has all that it needs stops by raising.
+        if self._num_calls == 1 and (_C.in_backward() or _handled_error() == self._error_before):
+            self._take_back_changes()
+        self._num_calls = max(self._num_calls - 1, 0)  # a call that raised may end without a beginning
+        if not self._until_end_of_backward and not self._num_calls:
             self.show_placeholders()
+            for weight in self._weights:
+                weight.end_use()
 
     def show_placeholders(self) -> None:
         """Replaces weights by placeholders."""
         self._until_end_of_backward = False
-        for place in self._places:
+        self._num_calls = 0
+        for place in self.places:
             if place.state is State.WEIGHT:
                 place.show_placeholder()
+
+
+def _handled_error() -> int:
+    """Returns the identity of the error that is being handled: a hook of a call that raises handles another one."""
+    return id(sys.exc_info()[1])

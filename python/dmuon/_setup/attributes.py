@@ -12,7 +12,8 @@ from dmuon._setup.provisional import ProvisionalTensor
 from dmuon._setup.replaced_method import ReplacedMethod
 
 # Set by torch and by dmuon themselves.
-OWN = {"_is_param", "_fsdp_orig_uid", "_initial", "_desk", "_name", "_gradient", "_unit", "_identity"}
+_OF_TORCH = {"_is_param", "_fsdp_orig_uid"}
+OWN = _OF_TORCH | {"_initial", "_desk", "_name", "_gradient", "_source", "_views", "_identity"}
 
 
 def give_attributes(parameter: nn.Parameter, attributes: Mapping[str, Any]) -> None:

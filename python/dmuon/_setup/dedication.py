@@ -24,6 +24,7 @@ from dmuon._setup.routing import DEDICATION, Select, route
 from dmuon._setup.routing_table import RoutingTable
 from dmuon._setup.rules import unfit_entries
 from dmuon._setup.sharded import check_sharded, mesh_and_policy_of, release
+from dmuon._setup.units import Units, chosen_units
 from dmuon._setup.wrappers import refused_wrapper, unwrapped
 
 logger = logging.getLogger("dmuon")
@@ -42,6 +43,7 @@ class Dedication:
     across_ranks: AcrossRanks
     schedule: StepOptions
     known: dict[nn.Module, dict[str, bool]]  # by module: its parameters in order, True for those that were trainable
+    chosen_units: list[tuple[nn.Module, ...]]  # the modules of each unit that the user chose
     attributes: Attributes | None  # until Muon
     meta_start: MetaStart | None = None  # until Muon, if the model was built on the meta device
     ablation: Ablation = dataclasses.field(default_factory=Ablation)
@@ -88,6 +90,7 @@ def dedicate_params(
     mp_policy: MixedPrecisionPolicy | None = None,
     reshard_after_forward: bool | None = STEP.reshard_after_forward,
     select: Select | None = None,
+    units: Units = None,
     strategy: str = Planning.strategy,
     plan: str | os.PathLike[str] | None = Planning.plan,
     costs: str | os.PathLike[str] = Planning.costs,
@@ -119,6 +122,10 @@ def dedicate_params(
         reshard_after_forward: True to free a unit's matrices between its forward and backward. None means True.
         select: `select(name, module, parameter)` returns True (Muon), False (AdamW), None (by the rule), or a
             `dmuon.View` or several (Muon, for these matrices of the parameter; see `dmuon.views`).
+        units: the modules whose matrices travel together, if not as dmuon finds them (an FSDPModule, else an item of a
+            ModuleList): `units(name, module)` returns True for each, or a list has them. An item that is itself a list
+            of modules is one unit, which several modules use together. How a unit is used decides when its matrices
+            travel, so no choice changes a result.
         strategy: chooses the owners: "load_balance", or for comparison "milp" (the paper's formulation, needs SciPy),
             "lpt", "round_robin", "xor_layout", "rank0".
         plan: the file of a saved plan for this model and mesh, instead of strategy, costs and layout_slack.
@@ -166,18 +173,19 @@ def dedicate_params(
         planning.check(schedule)
         across_ranks.check()
         leaves, table = route(model, select)
+        chosen = chosen_units(model, units)
         check_sharded(leaves, model, ranks)
         facts.append(f"options {(policy, planning, across_ranks, step, timeout, ranks.rows)}")
-        facts += [f"{row} {parameter.dtype}" for row, parameter in zip(table, model.parameters(), strict=True)]
-        divided = (leaf for leaf in leaves if leaf.num_columns > 1)
-        facts += [f"'{leaf.name}' divided by experts over {leaf.num_columns} ranks" for leaf in divided]
+        facts += _facts_of(model, leaves, table, chosen)
 
     if ranks.slot == 0:
         _warn(model, mesh, table)
     known = {m: {k: p.requires_grad for k, p in m._parameters.items() if p is not None} for m in model.modules()}
     on_meta = any(parameter.is_meta for parameter in model.parameters())
     attributes = Attributes(known)
-    dedication = Dedication(ranks, mesh, leaves, table, policy, planning, across_ranks, schedule, known, attributes)
+    dedication = Dedication(
+        ranks, mesh, leaves, table, policy, planning, across_ranks, schedule, known, chosen, attributes
+    )
     dedication.guards += [*guards(model, leaves), *attributes.handles]
     release(leaves, model)
     for leaf in leaves:
@@ -187,6 +195,17 @@ def dedicate_params(
         dedication.meta_start = MetaStart(model, leaves, known, ranks)
     model.__dict__[DEDICATION] = dedication
     return table
+
+
+def _facts_of(
+    model: nn.Module, leaves: list[Leaf], table: RoutingTable, chosen: list[tuple[nn.Module, ...]]
+) -> list[str]:
+    """Returns what the ranks compare of the model."""
+    facts = [f"{row} {parameter.dtype}" for row, parameter in zip(table, model.parameters(), strict=True)]
+    divided = (leaf for leaf in leaves if leaf.num_columns > 1)
+    facts += [f"'{leaf.name}' divided by experts over {leaf.num_columns} ranks" for leaf in divided]
+    names = {module: name for name, module in model.named_modules()}
+    return [*facts, *(f"unit of {[names[module] for module in modules]}" for modules in chosen)]
 
 
 _warned_of: set[str] = set()  # entries of by_class, once a process: another model may fit the entry

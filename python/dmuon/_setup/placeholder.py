@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import contextlib
+import functools
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
 import torch
-from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_map_only
 
 from dmuon._setup.attributes import OWN
 
@@ -19,10 +22,8 @@ _WAYS_OUT = (
 
 
 _OUTSIDE = (
-    "it was used outside of the forward of its unit '{unit}', and its values are here inside of that alone. Expected: "
-    "inside of it, by a call of the module that holds it; or that module as a unit of its own, by fully_shard on it "
-    "before dmuon.Muon; or AdamW for it, by dedicate_params(select=...). To look at it: "
-    "`with dmuon.full_params(model):`."
+    "it was used outside of the model's modules, and its values are here inside of their calls alone. Expected: its "
+    "use inside of the forward of the model or of a module of it. To look at it: `with dmuon.full_params(model):`."
 )
 _BETWEEN = (
     "between dedicate_params and Muon no module holds its matrices. Expected: initialise and load weights before "
@@ -41,35 +42,36 @@ def _refusing(what: str) -> Any:
 class OwnedGradient(Protocol):
     """The operations on a gradient that this rank does not hold. All ranks call them alike."""
 
-    def zero(self) -> None:
-        """Sets the sum that the owner has accumulated to zero."""
+    def perform(self, func: Any, owned: OwnedTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Performs an operation that meets `owned`. Returns NotImplemented if it knows none such."""
 
-    def norm(self) -> torch.Tensor:
-        """Returns the 2-norm of the mean over all ranks, in a form that combines with norms of FSDP2's gradients."""
 
-    def scale(self, factor: torch.Tensor) -> None:
-        """Multiplies the gradient by a [] of its device."""
+class WeightSource(Protocol):
+    """Gives a weight's values to operations that meet its placeholder inside a call of a module of the model."""
 
-    def all_finite(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Averages the gradients of all parameters over the ranks, if that was not done.
+    def is_open(self) -> bool:
+        """Returns True if such a call, or a backward, runs on this thread."""
 
-        Returns:
-            [] bool, True if every gradient of the model is finite, on every rank; and the gradients of other parameters
-            that this rank lacked until now.
-        """
+    def begin(self) -> torch.Tensor:
+        """Returns the weight, which is there until `end`."""
+
+    def end(self) -> None:
+        """The operation has read it."""
 
 
 class OwnedTensor(torch.Tensor):
     """A weight, or its gradient, that this rank does not hold. It has the true shape and dtype, and no storage.
 
-    Metadata, `detach` and a copy onto itself work. A gradient also has the operations of OwnedGradient: `zero_`, the
+    Metadata, `detach` and a copy onto itself work. Inside the model's calls an operation gets a weight's values, and a
+    view of a weight is a placeholder too. A gradient also has the operations of OwnedGradient: `zero_`, the
     2-norm, `mul_` and `div_` with a number, and torch.amp.GradScaler's unscaling. Everything else raises ValueError
     and names the way out, so that no clipping, averaging, initialising or saving skips a leaf in silence.
     """
 
     _name: str
     _gradient: OwnedGradient | None
-    _unit: str | None = None  # the name of a weight's unit, in whose forward the module has the values
+    _source: WeightSource | None = None  # of a weight
+    _views: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = ()  # what makes this view from the weight
     _identity: object  # only a placeholder's aliases share it
 
     @staticmethod
@@ -80,10 +82,17 @@ class OwnedTensor(torch.Tensor):
         dtype: torch.dtype,
         device: torch.device,
         gradient: OwnedGradient | None,
+        layout: tuple[Sequence[int], int | torch.SymInt] | None = None,
     ) -> OwnedTensor:
-        """`name` is fully qualified. `gradient` has the operations if this is a gradient."""
+        """`name` is fully qualified. `gradient` has the operations if this is a gradient.
+
+        `layout`: strides and offset, in elements, of a view.
+        """
+        strides, offset = layout or (None, None)
         # torch leaves this function untyped.
-        tensor: OwnedTensor = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+        tensor: OwnedTensor = torch.Tensor._make_wrapper_subclass(
+            cls, shape, strides, offset, dtype=dtype, device=device
+        )
         tensor._name = name
         tensor._gradient = gradient
         tensor._identity = object()
@@ -93,7 +102,8 @@ class OwnedTensor(torch.Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # Dynamo would trace the search for a reader, and fail
+    def __torch_dispatch__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         owned = next(_owned_in((*args, *(kwargs or {}).values())), None)
@@ -105,8 +115,12 @@ class OwnedTensor(torch.Tensor):
             return owned._alias()
         if func is _aten.copy_.default and is_same(args[1], args[0]):
             return owned  # load_state_dict, after dmuon has read the loaded values
-        if owned._gradient is not None and func in _OF_GRADIENTS:
-            return _OF_GRADIENTS[func](owned, owned._gradient, *args, **(kwargs or {}))
+        if owned._gradient is not None:
+            result = owned._gradient.perform(func, owned, args, kwargs or {})
+            if result is not NotImplemented:
+                return result
+        if owned._source is not None and not func._schema.is_mutable and owned._source.is_open():
+            return compute(func, args, kwargs or {})
         owned._refuse(str(func), _computes(func, args))
 
     def _refuse(self, what: str, computes: bool = False) -> NoReturn:
@@ -116,13 +130,14 @@ class OwnedTensor(torch.Tensor):
             what += " (is this fully_shard? call it before dmuon.Muon)"
         elif "view" in what:
             what += " (is this DistributedDataParallel? train the model without it: dmuon averages gradients)"
-        if computes and self._unit is not None:
-            why = _OUTSIDE.format(unit=self._unit)
+        if computes and self._source is not None:
+            why = _OUTSIDE
         raise ValueError(f"dmuon: {what} on '{self._name}': {why}")
 
     def _alias(self) -> OwnedTensor:
-        alias = type(self)(self._name, self.shape, self.dtype, self.device, self._gradient)
-        alias._identity, alias._unit = self._identity, self._unit
+        layout = (self.stride(), self.storage_offset())
+        alias = type(self)(self._name, self.shape, self.dtype, self.device, self._gradient, layout)
+        alias._identity, alias._source, alias._views = self._identity, self._source, self._views
         return alias
 
     @property
@@ -177,6 +192,40 @@ class TakenOutTensor(OwnedTensor):
     requires_grad_ = _refusing("requires_grad_")
 
 
+def compute(func: Any, args: Any, kwargs: Any) -> Any:
+    """Returns the operation's result with the values of the weights in it. Of a view it returns a placeholder."""
+    if func.is_view and isinstance(args[0], OwnedTensor):
+        return _view(args[0], lambda tensor: func(tensor, *args[1:], **kwargs))
+    sources = dict.fromkeys(owned._source for owned in _owned_in((*args, *kwargs.values())) if owned._source)
+    with contextlib.ExitStack() as stack:
+        weights = {}
+        for source in sources:
+            weights[source] = source.begin().detach()
+            stack.callback(source.end)
+
+        def value(owned: OwnedTensor) -> torch.Tensor:
+            assert owned._source is not None
+            return functools.reduce(lambda tensor, view: view(tensor), owned._views, weights[owned._source])
+
+        return func(*tree_map_only(OwnedTensor, value, args), **tree_map_only(OwnedTensor, value, kwargs))
+
+
+def _view(owned: OwnedTensor, view: Callable[[torch.Tensor], Any]) -> Any:
+    """Returns what `view` returns, a tensor or a list of them, as placeholders."""
+    like = torch.empty_strided(owned.shape, owned.stride(), dtype=owned.dtype, device="meta")
+    shown = view(like)
+
+    def placeholder(like: torch.Tensor, take: Callable[[Any], torch.Tensor]) -> OwnedTensor:
+        layout = (like.stride(), like.storage_offset())
+        made = OwnedTensor(owned._name, like.shape, like.dtype, owned.device, None, layout)
+        made._source, made._views = owned._source, (*owned._views, lambda tensor: take(view(tensor)))
+        return made
+
+    if isinstance(shown, torch.Tensor):
+        return placeholder(shown, lambda whole: whole)
+    return [placeholder(part, operator.itemgetter(index)) for index, part in enumerate(shown)]
+
+
 def _computes(func: Any, args: tuple[Any, ...]) -> bool:
     """True if the operation computes from a weight and other tensors, or makes a view of the weight."""
     others = any(isinstance(value, torch.Tensor) and not isinstance(value, OwnedTensor) for value in args)
@@ -189,94 +238,6 @@ def _changes_nothing(
     """True if a cast or move changes nothing. PyTorch moves from "cpu" to "cpu:0", which are equal here."""
     stays = device is None or device == owned.device or device.type == owned.device.type == "cpu"
     return stays and dtype in (None, owned.dtype)
-
-
-def _zero(owned: OwnedTensor, gradient: OwnedGradient, target: Any) -> Any:
-    if isinstance(target, list | tuple):
-        for tensor in target:
-            tensor.zero_()
-        return None
-    gradient.zero()
-    return owned
-
-
-def _norm(owned: OwnedTensor, gradient: OwnedGradient, target: Any, order: float = 2.0, *rest: Any) -> torch.Tensor:
-    if order != 2 or any(value not in (None, False) for value in rest):
-        owned._refuse(f"a norm of order {order}, where the 2-norm alone is known")
-    return gradient.norm()
-
-
-def _scaling(verb: str, factor_of: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
-    def scale(owned: OwnedTensor, gradient: OwnedGradient, target: Any, number: Any) -> Any:
-        if target is not owned:
-            owned._refuse(f"{verb} by it")
-        gradient.scale(factor_of(_number(owned, number)))
-        return owned
-
-    return scale
-
-
-_mul = _scaling("multiplying", lambda factor: factor)
-_div = _scaling("dividing", lambda divisor: divisor.double().reciprocal())
-
-
-def _number(owned: OwnedTensor, factor: Any) -> torch.Tensor:
-    """Returns the factor as [] on the gradient's device."""
-    if isinstance(factor, DTensor):
-        factor = factor.full_tensor()
-    if not isinstance(factor, torch.Tensor):
-        factor = torch.full((), factor, dtype=torch.float64, device=owned.device)
-    if factor.numel() != 1:
-        owned._refuse(f"scaling by a tensor of shape {tuple(factor.shape)}, where one number alone is known")
-    number: torch.Tensor = factor.to(owned.device).reshape(())
-    return number
-
-
-def _each(change: Callable[[torch.Tensor, Any], Any]) -> Callable[..., None]:
-    """Returns a function that changes a list of gradients one by one, as torch's foreach functions do."""
-
-    def change_each(owned: OwnedTensor, gradient: OwnedGradient, targets: Any, factors: Any) -> None:
-        for index, target in enumerate(targets):
-            change(target, factors[index] if isinstance(factors, list | tuple) else factors)
-
-    return change_each
-
-
-def _unscale(
-    owned: OwnedTensor,
-    gradient: OwnedGradient,
-    gradients: list[torch.Tensor],
-    found: torch.Tensor,
-    inverse: torch.Tensor,
-) -> None:
-    """Unscales gradients as torch.amp.GradScaler does. Sets `found` to 1 if a gradient is not finite."""
-    finite, made = gradient.all_finite()  # the scaler could not list what is made now
-    others = [*made, *(tensor for tensor in gradients if not isinstance(tensor, OwnedTensor))]
-    if others:
-        torch._amp_foreach_non_finite_check_and_unscale_(others, found, inverse)
-    for tensor in gradients:
-        if isinstance(tensor, OwnedTensor):
-            assert tensor._gradient is not None
-            tensor._gradient.scale(inverse)
-    found.copy_(torch.where(finite, found, 1))
-
-
-def _overloads(packet: Any) -> list[Any]:
-    return [getattr(packet, name) for name in packet.overloads()]
-
-
-_OF_GRADIENTS: dict[Any, Callable[..., Any]] = {
-    _aten.zero_.default: _zero,
-    _aten._foreach_zero_.default: _zero,
-    _aten.linalg_vector_norm.default: _norm,
-    _aten.mul_.Tensor: _mul,
-    _aten.mul_.Scalar: _mul,
-    _aten.div_.Tensor: _div,
-    _aten.div_.Scalar: _div,
-    **{overload: _each(torch.Tensor.mul_) for overload in _overloads(_aten._foreach_mul_)},
-    **{overload: _each(torch.Tensor.div_) for overload in _overloads(_aten._foreach_div_)},
-    _aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale,
-}
 
 
 def is_same(value: Any, other: Any) -> bool:

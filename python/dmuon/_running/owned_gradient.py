@@ -1,0 +1,162 @@
+"""A leaf's gradient, which its owner alone holds, and torch's operations on it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate
+
+from dmuon._setup.placeholder import OwnedTensor
+
+_aten = torch.ops.aten
+
+
+class Gradient:
+    """A leaf's gradient, as OwnedGradient describes. Holds the runtime weakly.
+
+    The engine holds the gradients' placeholders, and Python never collects a cycle through C++.
+    """
+
+    def __init__(self, runtime: Any, index: int) -> None:
+        """`runtime` is a Runtime, whose module imports this one. `index` is the leaf's."""
+        self._runtime: weakref.ref[Any] = weakref.ref(runtime)
+        self._index = index
+
+    def perform(self, func: Any, owned: OwnedTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Performs `zero_`, the 2-norm, `mul_` and `div_` with a number, and GradScaler's unscaling."""
+        operation = _OPERATIONS.get(func)
+        return NotImplemented if operation is None else operation(owned, self, *args, **kwargs)
+
+    def _alive(self) -> Any:
+        runtime = self._runtime()
+        if runtime is None:
+            raise ValueError("dmuon: a gradient outlived its model. Expected: the model, for as long as it is used.")
+        return runtime
+
+    def zero(self) -> None:
+        """Sets the gradient to zeros, if there is one."""
+        if (runtime := self._runtime()) is not None:
+            runtime.engine.zero_gradient(self._index)
+            runtime.step_agreement.zeroed.add(runtime.leaves[self._index].name)
+
+    def norm(self) -> torch.Tensor:
+        """Returns the 2-norm of the mean over all ranks, in a form that combines with norms of FSDP2's gradients."""
+        runtime = self._alive()
+        if not runtime.all_sharded():
+            raise ValueError(
+                "dmuon: a norm of torch's with parameters that no fully_shard manages: their gradients are averaged "
+                "over the ranks by dmuon.clip_grad_norm_(model, max_norm) or the step. Expected: dmuon.clip_grad_norm_."
+            )
+        norm: torch.Tensor = runtime.step_agreement.owned_norms()[self._index]
+        mesh = runtime.shards.mesh
+        if mesh is None or not runtime.fsdp_modules:
+            return norm
+        together: torch.Tensor = DTensor.from_local(norm, mesh, [Replicate()] * mesh.ndim, run_check=False)
+        return together
+
+    def scale(self, factor: torch.Tensor) -> None:
+        """Multiplies the gradient by a [] of its device."""
+        runtime = self._alive()
+        runtime.engine.settle_step()
+        runtime.engine.scale_gradient(self._index, factor)
+
+    def all_finite(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Averages the gradients of all parameters over the ranks, if that was not done.
+
+        Returns:
+            [] bool, True if every gradient of the model is finite, on every rank; and the gradients of other parameters
+            that this rank lacked until now.
+        """
+        step_agreement = self._alive().step_agreement
+        return step_agreement.verdict().finite(), step_agreement.made
+
+
+def _zero(owned: OwnedTensor, gradient: Gradient, target: Any) -> Any:
+    if isinstance(target, list | tuple):
+        for tensor in target:
+            tensor.zero_()
+        return None
+    gradient.zero()
+    return owned
+
+
+def _norm(owned: OwnedTensor, gradient: Gradient, target: Any, order: float = 2.0, *rest: Any) -> torch.Tensor:
+    if order != 2 or any(value not in (None, False) for value in rest):
+        owned._refuse(f"a norm of order {order}, where the 2-norm alone is known")
+    return gradient.norm()
+
+
+def _scaling(verb: str, factor_of: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
+    def scale(owned: OwnedTensor, gradient: Gradient, target: Any, number: Any) -> Any:
+        if target is not owned:
+            owned._refuse(f"{verb} by it")
+        gradient.scale(factor_of(_number(owned, number)))
+        return owned
+
+    return scale
+
+
+_mul = _scaling("multiplying", lambda factor: factor)
+_div = _scaling("dividing", lambda divisor: divisor.double().reciprocal())
+
+
+def _number(owned: OwnedTensor, factor: Any) -> torch.Tensor:
+    """Returns the factor as [] on the gradient's device."""
+    if isinstance(factor, DTensor):
+        factor = factor.full_tensor()
+    if not isinstance(factor, torch.Tensor):
+        factor = torch.full((), factor, dtype=torch.float64, device=owned.device)
+    if factor.numel() != 1:
+        owned._refuse(f"scaling by a tensor of shape {tuple(factor.shape)}, where one number alone is known")
+    number: torch.Tensor = factor.to(owned.device).reshape(())
+    return number
+
+
+def _each(change: Callable[[torch.Tensor, Any], Any]) -> Callable[..., None]:
+    """Returns a function that changes a list of gradients one by one, as torch's foreach functions do."""
+
+    def change_each(owned: OwnedTensor, gradient: Gradient, targets: Any, factors: Any) -> None:
+        for index, target in enumerate(targets):
+            change(target, factors[index] if isinstance(factors, list | tuple) else factors)
+
+    return change_each
+
+
+def _unscale(
+    owned: OwnedTensor,
+    gradient: Gradient,
+    gradients: list[torch.Tensor],
+    found: torch.Tensor,
+    inverse: torch.Tensor,
+) -> None:
+    """Unscales gradients as torch.amp.GradScaler does. Sets `found` to 1 if a gradient is not finite."""
+    finite, made = gradient.all_finite()  # the scaler could not list what is made now
+    others = [*made, *(tensor for tensor in gradients if not isinstance(tensor, OwnedTensor))]
+    if others:
+        torch._amp_foreach_non_finite_check_and_unscale_(others, found, inverse)
+    for tensor in gradients:
+        if isinstance(tensor, OwnedTensor):
+            assert isinstance(tensor._gradient, Gradient)
+            tensor._gradient.scale(inverse)
+    found.copy_(torch.where(finite, found, 1))
+
+
+def _overloads(packet: Any) -> list[Any]:
+    return [getattr(packet, name) for name in packet.overloads()]
+
+
+_OPERATIONS: dict[Any, Callable[..., Any]] = {
+    _aten.zero_.default: _zero,
+    _aten._foreach_zero_.default: _zero,
+    _aten.linalg_vector_norm.default: _norm,
+    _aten.mul_.Tensor: _mul,
+    _aten.mul_.Scalar: _mul,
+    _aten.div_.Tensor: _div,
+    _aten.div_.Scalar: _div,
+    **{overload: _each(torch.Tensor.mul_) for overload in _overloads(_aten._foreach_mul_)},
+    **{overload: _each(torch.Tensor.div_) for overload in _overloads(_aten._foreach_div_)},
+    _aten._amp_foreach_non_finite_check_and_unscale_.default: _unscale,
+}

@@ -1,0 +1,172 @@
+"""Weights that a module changes in its forward: owners take the change over, or all ranks raise."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.nn as nn
+from models import Gpt, batch, loss_of, part
+from pool import RankFailed
+from refusals import REFUSED, Refusals, expect_refusal
+from scenario import Session, check, language_loss
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.utils.checkpoint import checkpoint
+from training import AHEAD, KEPT, NO_COPY, ON_DEMAND, place_of, weights_of
+
+refused = Refusals()
+
+
+class Changing(nn.Linear):
+    """Changes its weight before it uses it."""
+
+    way = "in place"
+    call = 1  # by one rank: which one
+    rank = 0
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.change()
+        return super().forward(x)
+
+    @torch.no_grad()
+    def change(self) -> None:
+        if self.way == "in place":
+            self.weight.clamp_(-0.1, 0.1)
+        elif self.way == "data":
+            self.weight.data.clamp_(-0.1, 0.1)
+        elif self.way == "assigned":
+            self.weight.data = torch.renorm(self.weight.data, 2, 0, 0.5)
+        elif self.way == "detached":
+            self.weight.detach().mul_(0.97)
+        elif self.way == "once" and self.calls == 1:
+            self.weight.mul_(0.5)
+        elif self.way == "in training" and torch.is_grad_enabled():
+            self.weight.div_(self.weight.norm(dim=0, keepdim=True))
+        elif self.way == "read only":
+            assert self.weight.data.isfinite().all() and self.weight.data.shape == self.weight.shape
+        elif self.way == "by its rank":
+            self.weight.mul_(1 - 0.1 * self.rank)
+        elif self.way == "by one rank" and self.rank == 1 and self.calls == self.call:
+            self.weight.mul_(0.9)
+        elif self.way == "wrong shape":
+            self.weight.data = self.weight.data[1:]
+
+
+def changing_gpt(way: str, rank: int = 0) -> Gpt:
+    torch.manual_seed(0)
+    model = Gpt(depth=2)
+    for block in model.blocks:
+        block.up = Changing(24, 41)
+        block.up.way, block.up.rank = way, rank
+    return model
+
+
+def changing(s: Session, way: str, fsdp: bool = True, recomputes: bool = False) -> None:
+    model = changing_gpt(way)
+    if recomputes:
+        for block in model.blocks:
+            forward = block.forward
+            block.forward = lambda x, forward=forward: checkpoint(forward, x, use_reentrant=False)
+    s.start(model, **({} if fsdp else {"units": None}))
+    for step in range(3):
+        with torch.no_grad():
+            s.notes.append(float(sum(loss_of(model, part(batch(50), rank, s.size)) for rank in range(s.size))))
+        s.backward(language_loss(step, s.size), 0.5)
+        s.backward(language_loss(10 + step, s.size), 0.5)
+        s.step()
+
+
+@pytest.mark.parametrize("schedule", [AHEAD, NO_COPY, KEPT, ON_DEMAND])
+@pytest.mark.parametrize("way", ["in place", "assigned"])
+def test_a_change_outlives_the_forward(ranks, way, schedule):
+    *notes, expected = check(ranks, changing, schedule=schedule, way=way)
+    assert all(note == pytest.approx(expected, rel=1e-3) for note in notes)
+
+
+# The reference calls the model once for each rank's part of the batch, so only a mesh of one rank fits "detached".
+WAYS = [(way, mesh) for way in ("data", "detached", "once", "in training", "read only") for mesh in ((1,), (2, 2))]
+WAYS.remove(("detached", (2, 2)))
+
+
+@pytest.mark.parametrize(("way", "mesh"), WAYS)
+def test_in_every_way(ranks, way, mesh):
+    check(ranks, changing, mesh, schedule=AHEAD, way=way, fsdp=mesh != (1,))
+
+
+@pytest.mark.parametrize("fsdp", [True, False])
+def test_a_recomputation_changes_it_again(ranks, fsdp):
+    check(ranks, changing, schedule=AHEAD, way="in place", fsdp=fsdp, recomputes=True)
+
+
+@refused("ranks disagree", "a change of weights of 'blocks.0' in a forward", "alike on all ranks", way="by its rank")
+@refused("ranks disagree", "a change of weights of 'blocks.0' in a forward", "alike on all ranks", way="by one rank")
+@refused("assigning .data of a weight: expected shape (41, 24), got (40, 24)", way="wrong shape")
+def changed_wrongly(mesh: Any, way: str, call: int = 1, fsdp: bool = True) -> None:
+    rank, _ = place_of(mesh)
+    session = Session(mesh, AHEAD)
+    model = changing_gpt(way, rank)
+    for block in model.blocks:
+        block.up.call = call
+    session.start(model, **({} if fsdp else {"units": None}))
+    session.train(*range(call))
+
+
+@pytest.mark.parametrize(REFUSED, refused)
+def test_raises_on_every_rank_and_says_what_to_do(ranks, program, options, words):
+    expect_refusal(ranks, program, options, words)
+
+
+@pytest.mark.parametrize("fsdp", [True, False])
+def test_a_rank_that_changes_weights_alone_in_a_replay_is_named_to_all(ranks, fsdp):
+    """The others compare nothing there, and go on until they need the rank."""
+    begun = time.monotonic()
+    with pytest.raises(RankFailed) as failed:
+        ranks.run(changed_wrongly, (2, 2), way="by one rank", call=4, fsdp=fsdp)
+    told = [part for part in str(failed.value).split("--- rank ") if part.strip()]
+    assert len(told) == 4 and time.monotonic() - begun < 60
+    named = ["a change of weights of 'blocks.0' in a forward" in part for part in told]
+    assert any(named) if fsdp else all(named)  # gloo's own error may come first in FSDP2's collectives
+
+
+def after_an_error(s: Session) -> None:
+    """The forward runs while the caller handles an error, as a retry with a smaller batch does."""
+    s.start(changing_gpt("in place"))
+    for step in range(3):
+        try:
+            raise RuntimeError("out of memory")
+        except RuntimeError:
+            s.backward(language_loss(step, s.size))
+        s.step()
+
+
+def test_a_change_counts_inside_of_an_except_block(ranks):
+    check(ranks, after_an_error, schedule=AHEAD)
+
+
+def bf16(mesh: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """(A master before and after a module changes its first row, where weights travel in bf16.)"""
+    model = changing_gpt("none")
+    session = Session(mesh, AHEAD)
+    session.start(model, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))
+    before = weights_of(model)["blocks.0.up.weight"]
+
+    def change(self: Changing) -> None:
+        with torch.no_grad():
+            self.weight[0].fill_(0.25)
+
+    Changing.change, kept = change, Changing.change
+    try:
+        loss_of(model, part(batch(0), *place_of(mesh)))
+    finally:
+        Changing.change = kept
+    return before, weights_of(model)["blocks.0.up.weight"]
+
+
+def test_masters_keep_the_bits_of_what_has_not_changed(ranks):
+    for before, after in ranks.run(bf16, (2, 2)):
+        assert torch.equal(after[1:], before[1:]) and (after[0] == 0.25).all()
+        assert not torch.equal(before, before.bfloat16().float())
