@@ -17,14 +17,12 @@ def add_hooks(runtime: Runtime) -> None:
     for index, unit in enumerate(runtime.units):
         for module in unit.modules:
             _Calls(runtime, index, module, reader=len(unit.modules) > 1)
-    begin = runtime.model.register_forward_pre_hook(_begin(runtime), prepend=True)
+    runtime.model.register_forward_pre_hook(_begin(runtime), prepend=True)
     runtime.model.register_forward_hook(_end(runtime), prepend=True, always_call=True)
 
+    # Never the model itself, which encloses units or is one: else its hooks would run before _begin.
     def add_reader(index: int, module: nn.Module) -> None:
         _Calls(runtime, index, module, reader=True)
-        if module is runtime.model:
-            hooks: Any = runtime.model._forward_pre_hooks  # an OrderedDict
-            hooks.move_to_end(begin.id, last=False)
 
     runtime.add_reader = add_reader
 

@@ -193,7 +193,7 @@ class TakenOutTensor(OwnedTensor):
 
 
 def compute(func: Any, args: Any, kwargs: Any) -> Any:
-    """Returns the operation's result with the values of the weights in it. Of a view it returns a placeholder."""
+    """Returns the operation's result with the values of the weights in it. A view is a placeholder again."""
     if func.is_view and isinstance(args[0], OwnedTensor):
         return _view(args[0], lambda tensor: func(tensor, *args[1:], **kwargs))
     sources = dict.fromkeys(owned._source for owned in _owned_in((*args, *kwargs.values())) if owned._source)

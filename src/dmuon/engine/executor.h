@@ -118,7 +118,7 @@ class Executor {
   bool has_gradient(core::ParameterIndex parameter) const;
   /// No route of the gradient may be in flight.
   void clear_gradient(core::ParameterIndex parameter);
-  /// Likewise. `has_gradient` stays.
+  /// Sets the gradient to zero, if there is one. No route of it may be in flight.
   void zero_gradient(core::ParameterIndex parameter);
 
   std::map<std::string, double> statistics() const;
