@@ -65,12 +65,17 @@ def changing_gpt(way: str, rank: int = 0) -> Gpt:
     return model
 
 
-def changing(s: Session, way: str, fsdp: bool = True, recomputes: bool = False) -> None:
+def changing(s: Session, way: str, fsdp: bool = True, recomputes: str = "", frozen: bool = False) -> None:
+    """`recomputes`: the module of each block, or the "block", that a checkpoint repeats in the backward.
+
+    `frozen`: the inputs of the first block need no gradient.
+    """
     model = changing_gpt(way)
-    if recomputes:
-        for block in model.blocks:
-            forward = block.forward
-            block.forward = lambda x, forward=forward: checkpoint(forward, x, use_reentrant=False)
+    model.embedding.requires_grad_(not frozen)
+    for block in model.blocks if recomputes else ():
+        module = block if recomputes == "block" else block.get_submodule(recomputes)
+        forward = module.forward
+        module.forward = lambda x, forward=forward: checkpoint(forward, x, use_reentrant=False)
     s.start(model, **({} if fsdp else {"units": None}))
     for step in range(3):
         with torch.no_grad():
@@ -97,9 +102,10 @@ def test_in_every_way(ranks, way, mesh):
     check(ranks, changing, mesh, schedule=AHEAD, way=way, fsdp=mesh != (1,))
 
 
-@pytest.mark.parametrize("fsdp", [True, False])
-def test_a_recomputation_changes_it_again(ranks, fsdp):
-    check(ranks, changing, schedule=AHEAD, way="in place", fsdp=fsdp, recomputes=True)
+@pytest.mark.parametrize(("recomputes", "frozen"), [("block", False), ("up", False), ("up", True)])
+@pytest.mark.parametrize(("way", "mesh", "fsdp"), [("in place", (2, 2), True), ("detached", (1,), False)])
+def test_a_recomputation_changes_it_again(ranks, way, mesh, fsdp, recomputes, frozen):
+    check(ranks, changing, mesh, schedule=AHEAD, way=way, fsdp=fsdp, recomputes=recomputes, frozen=frozen)
 
 
 @refused("ranks disagree", "a change of weights of 'blocks.0' in a forward", "alike on all ranks", way="by its rank")

@@ -85,6 +85,8 @@ class _Calls:
         if not inputs:
             return None
         watched = self._runtime.engine.watch_inputs(self._index, inputs, *self._reads[-1:])
+        # Runs before the engine frees the weights, which a checkpoint inside the module may have changed once more.
+        watched[0].register_hook(self._end_in_backward)
         by_input = dict(zip(map(id, inputs), watched, strict=True))
         return map_tensors((args, kwargs), lambda tensor: by_input.get(id(tensor), tensor))
 
@@ -104,6 +106,9 @@ class _Calls:
         runtime.engine.watch_outputs(index, outputs, *read)
         for tensor in outputs if runtime.units[index].leaves and not self._reader else ():
             tensor.register_hook(self._show_weights)
+
+    def _end_in_backward(self, gradient: torch.Tensor) -> None:
+        self._runtime.weights[self._index].take_back_changes()
 
     def _show_weights(self, gradient: torch.Tensor) -> None:
         self._runtime.refuse_inside_full_params("a backward")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -71,6 +72,8 @@ class Runtime:
         states = _C.add_states(self.engine)  # names of what owners keep for the rule of update
         self.placeholders = self._make_placeholders(dedication.meta_start)
         self.weights = [self._bind(index) for index in range(len(units))]
+        end_uses = weakref.WeakMethod(self._end_uses)  # else the engine would keep the model alive
+        self.engine.before_end_of_backward(lambda: run() if (run := end_uses()) else None)
         for module, order in dedication.known.items():
             restore_order(module, order)
         others = (p for p in model.parameters() if not isinstance(p, OwnedTensor | DTensor))
@@ -155,6 +158,10 @@ class Runtime:
                 place.put_back(self.placeholders[leaf.index], weight)
                 places.append(place)
         return UnitWeights(places, weights, lambda: self._take_back(index))
+
+    def _end_uses(self) -> None:
+        for weights in self.weights:
+            weights.end_backward()
 
     def _take_back(self, index: int) -> None:
         """Takes a unit's weights for new masters, which a module has changed. Collective."""

@@ -39,6 +39,11 @@ class UnitWeights:
         if not reader:
             self._keep_in_backward()
 
+    def end_backward(self) -> None:
+        """Ends a use in a backward that no input of the unit ends."""
+        if self._until_end_of_backward:
+            self.take_back_changes()
+
     def show_weights(self) -> None:
         """Puts the weights in, in a backward until its end."""
         if not self._num_calls and not self._until_end_of_backward:
@@ -56,16 +61,18 @@ class UnitWeights:
         for weight in self._weights:
             weight.begin_use()
 
-    def _take_back_changes(self) -> None:
-        if any(weight.is_changed() for weight in self._weights):
-            self._begin_use()
+    def take_back_changes(self) -> None:
+        """Takes back what was changed since the use began, or since the last call of this. The weights are there."""
+        is_changed = any(weight.is_changed() for weight in self._weights)
+        self._begin_use()
+        if is_changed:
             self._take_back()
 
     def end_call(self) -> None:
         """Puts the placeholders back, unless another call or a backward still reads the weights."""
         # A recomputation that has all that it needs stops by raising.
         if self._num_calls == 1 and (_C.in_backward() or _handled_error() == self._error_before):
-            self._take_back_changes()
+            self.take_back_changes()
         self._num_calls = max(self._num_calls - 1, 0)  # a call that raised may end without a beginning
         if not self._until_end_of_backward and not self._num_calls:
             self.show_placeholders()

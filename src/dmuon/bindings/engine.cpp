@@ -180,6 +180,7 @@ void add_hooks(EngineClass& engine) {
       .def("watch_outputs", &Engine::watch_outputs, py::arg("unit"), py::arg("outputs"),
            py::arg_v("read", nullptr, "..."))
       .def("watch_root_outputs", &Engine::watch_root_outputs, py::arg("outputs"))
+      .def("before_end_of_backward", &Engine::before_end_of_backward, py::arg("callback"))
       .def("take_back", &Engine::take_back, py::arg("unit"), py::arg("checksum"), no_gil)
       .def("refuse_backward", &Engine::refuse_backward, py::arg("why"));
 }

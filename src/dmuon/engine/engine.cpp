@@ -247,6 +247,7 @@ void Engine::after_backward(core::UnitIndex index, Read* read) {
 }
 
 void Engine::end_backward() {
+  if (before_end_) before_end_();
   backward_.reset();
   open_reads_.forget_backwards();
   resolver_.end_backward();

@@ -110,6 +110,10 @@ class Engine : private schedule::Performer {
   /// @throws InvalidArgument, on all ranks, if checksums differ or a rank is elsewhere.
   void take_back(core::UnitIndex unit, std::int64_t checksum);
 
+  /// Calls `callback` at the end of each backward, while units that have no watched inputs still
+  /// have their weights. What it throws leaves through backward().
+  void before_end_of_backward(std::function<void()> callback) { before_end_ = std::move(callback); }
+
   /// Lets every backward throw InvalidArgument with these words at its first hook, from now on.
   /// Empty words let backwards run again.
   void refuse_backward(std::string why) { no_backward_ = std::move(why); }
@@ -228,6 +232,7 @@ class Engine : private schedule::Performer {
   Transfers transfers_;
   HostSums host_sums_;
   std::int64_t num_compared_ = 0;
+  std::function<void()> before_end_;
   std::string no_backward_;  // why, if none may begin
   GradientNorms norms_;
   std::optional<Verdict> verdict_;
