@@ -137,7 +137,12 @@ def test_too_little_memory_is_answered_with_a_number_that_does(succeeds, complai
     arguments = ("plan", "--model", "qwen2.5-7b", "--mesh", "2x4", "--strategy", "lpt", "--max-memory")
     enough = int(complains("max_memory", *arguments, "1GB").split(">= ")[1].split()[0])
     succeeds(*arguments, enough)
+    plan = json.loads(succeeds(*arguments, enough, "--json"))
+    assert max(plan["memory_bytes"]) + 2 * 1024**3 <= enough  # in reserve on a GPU
     complains("max_memory", *arguments, enough // 2)
+    on_cpu = int(complains("max_memory", *arguments, "1GB", "--device", "cpu").split(">= ")[1].split()[0])
+    on_cpu_plan = json.loads(succeeds(*arguments, on_cpu, "--device", "cpu", "--json"))
+    assert max(on_cpu_plan["memory_bytes"]) == on_cpu
 
 
 @pytest.mark.parametrize(
@@ -155,7 +160,8 @@ def test_too_little_memory_is_answered_with_a_number_that_does(succeeds, complai
     ],
 )
 def test_sizes_may_have_units(succeeds, small, text, value):
-    plan = json.loads(succeeds("plan", *small, "--json", "--max-memory", text))
+    on_cpu = (*small[:2], "--mesh", "1x2", "--device", "cpu")  # which needs no reserve
+    plan = json.loads(succeeds("plan", *on_cpu, "--json", "--max-memory", text))
     assert plan["options"]["max_memory_bytes"] == value
 
 

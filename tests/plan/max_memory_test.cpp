@@ -91,6 +91,22 @@ TEST(MaxMemory, MovesStateToOwnersThatAreSlowerForIt) {
   EXPECT_EQ(tight.bound_ns(), free.bound_ns());  // which leaves memory out
 }
 
+TEST(MaxMemory, IncludesTheReserve) {
+  const Inventory inventory = oracle::inventory({0, 0, 0, 0});
+  const CostTable costs = oracle::table({{5}});
+  PlanOptions options;
+  options.reserve_bytes = 1000;
+  const std::int64_t peak = largest(make_plan(inventory, {1, 2}, "xor_layout", costs, options));
+  options.max_memory_bytes = peak + 1000;
+  EXPECT_EQ(largest(make_plan(inventory, {1, 2}, "xor_layout", costs, options)), peak);
+  --options.max_memory_bytes;
+  const std::string message = message_of([&] {
+    make_plan(inventory, {1, 2}, "xor_layout", costs, options);
+  });
+  EXPECT_EQ(named_in(message), peak + 1000);
+  EXPECT_NE(message.find("1000 of them in reserve"), std::string::npos) << message;
+}
+
 TEST(MaxMemory, HoldsForCountsMadeElsewhere) {
   const Inventory inventory = oracle::inventory({0, 0, 0, 0});
   const CostTable costs = oracle::table({{5}});

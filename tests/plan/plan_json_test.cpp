@@ -49,6 +49,7 @@ TEST(PlanJson, KeepsNamesAndOptionsToTheLastBit) {
   PlanOptions options;
   options.layout_slack = 0.1 + 0.2;
   options.max_memory_bytes = std::numeric_limits<std::int64_t>::max();
+  options.reserve_bytes = 3;
   options.lookahead = schedule::kMostUnits;
   options.max_units_in_flight = schedule::kMostUnits;
   options.node_copy = false;

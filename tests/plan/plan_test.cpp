@@ -168,6 +168,7 @@ TEST(MakePlan, NamesABadOption) {
       {"layout_slack", [](PlanOptions& o) { o.layout_slack = 1.5; }},
       {"layout_slack", [](PlanOptions& o) { o.layout_slack = std::nan(""); }},
       {"max_memory_bytes", [](PlanOptions& o) { o.max_memory_bytes = -1; }},
+      {"reserve_bytes", [](PlanOptions& o) { o.reserve_bytes = -1; }},
       {"weight_bytes", [](PlanOptions& o) { o.weight_bytes = 0; }},
       {"gradient_bytes", [](PlanOptions& o) { o.gradient_bytes = 9; }},
       {"lookahead", [](PlanOptions& o) { o.lookahead = schedule::kMostUnits + 1; }},

@@ -84,4 +84,5 @@ def _options(arguments: argparse.Namespace) -> _plan.PlanOptions:
     options.max_memory_bytes = arguments.max_memory
     options.node_copy = not arguments.no_node_copy
     options.on_cpu = arguments.device == "cpu"
+    options.reserve_bytes = 0 if options.on_cpu else _plan.ACCELERATOR_RESERVE_BYTES
     return options

@@ -237,17 +237,30 @@ def make_plan(
         options.gradient_bytes = max((reduced.itemsize for _, reduced in dtypes.values()), default=4)
         options.ns_bytes = (muon["ns_dtype"] or _C.default_ns_dtype(device)).itemsize
         options.ns_steps, options.on_cpu = muon["ns_steps"], device.type == "cpu"
+        options.reserve_bytes = _reserve_bytes(device)
         return decide(items, mesh, planning.strategy, found, options).to_json()
 
     text = from_first(ranks, plan_here)
     with agreement(ranks, "Muon") as facts:
         result = Plan(_plan.Plan.from_json(text))
         result.native.require_fit(items, mesh)
-        most, peak = planning.max_memory_bytes, max(result.memory_bytes, default=0)
-        if planning.plan is not None and most is not None and peak > most:  # by the options in the file
-            raise ValueError(
-                f"dedicate_params: max_memory_bytes: expected >= {peak}, the peak of the plan {planning.plan!r}, got "
-                f"{most}"
-            )
+        if planning.plan is not None:
+            _require_within(planning, result, device)
         facts.append(f"plan hash {result.native.hash()}")
     return result
+
+
+def _reserve_bytes(device: torch.device) -> int:
+    return 0 if device.type == "cpu" else _plan.ACCELERATOR_RESERVE_BYTES
+
+
+def _require_within(planning: Planning, loaded: Plan, device: torch.device) -> None:
+    """Raises ValueError if a loaded plan, by the options in its file, exceeds max_memory_bytes."""
+    reserve, most = _reserve_bytes(device), planning.max_memory_bytes
+    least = max(loaded.memory_bytes, default=0) + reserve
+    if most is not None and least > most:
+        reserved = f" and {reserve} in reserve for the device" if reserve else ""
+        raise ValueError(
+            f"dedicate_params: max_memory_bytes: expected >= {least}, the peak of the plan {planning.plan!r}"
+            f"{reserved}, got {most}"
+        )

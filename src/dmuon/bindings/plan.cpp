@@ -83,6 +83,7 @@ void init_mesh_and_options(py::module_& module) {
       .def(py::init<const StepOptions&>(), py::arg_v("step", StepOptions{}, "StepOptions()"))
       .def_readwrite("layout_slack", &PlanOptions::layout_slack)
       .def_readwrite("max_memory_bytes", &PlanOptions::max_memory_bytes)
+      .def_readwrite("reserve_bytes", &PlanOptions::reserve_bytes)
       .def_readwrite("weight_bytes", &PlanOptions::weight_bytes)
       .def_readwrite("gradient_bytes", &PlanOptions::gradient_bytes)
       .def_readwrite("ns_bytes", &PlanOptions::ns_bytes)
@@ -216,6 +217,7 @@ void init_plan(py::module_& module) {
   module.def("divide", &plan::divide, py::arg("inventory"), py::arg("mesh"),
              py::arg("smallest_part") = plan::kSmallestPart, no_gil);
   module.attr("SMALLEST_PART") = plan::kSmallestPart;
+  module.attr("ACCELERATOR_RESERVE_BYTES") = plan::kAcceleratorReserveBytes;
   module.def("make_plan", &plan::make_plan, py::arg("inventory"), py::arg("mesh"),
              py::arg("strategy"), py::arg("costs"), py::arg("options"), no_gil);
   module.def("make_plan_from_counts", &plan::make_plan_from_counts, py::arg("inventory"),

@@ -99,6 +99,7 @@ static void to_json(Json& json, const PlanOptions& options) {
           {"node_copy", options.node_copy},
           {"max_units_in_flight", options.max_units_in_flight},
           {"reshard_after_forward", options.reshard_after_forward}};
+  if (options.reserve_bytes != 0) json["reserve_bytes"] = options.reserve_bytes;
 }
 
 static void to_json(Json& json, const Batch& batch) {
@@ -170,6 +171,8 @@ PlanOptions options_of(const JsonReader& reader) {
   options.lookahead = reader.at("lookahead").small(0, kMaxInt);
   options.layout_slack = reader.at("layout_slack").number();
   options.max_memory_bytes = reader.at("max_memory_bytes").integer(0, kMaxWide);
+  if (const auto reserve = reader.find("reserve_bytes"))
+    options.reserve_bytes = reserve->integer(0, kMaxWide);
   options.weight_bytes = reader.at("weight_bytes").small(1, 8);
   options.gradient_bytes = reader.at("gradient_bytes").small(1, 8);
   options.ns_bytes = reader.at("ns_bytes").small(1, 8);

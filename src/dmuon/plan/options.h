@@ -18,6 +18,9 @@ struct PlanOptions : schedule::StepOptions {
   double layout_slack = 0.03;
   /// Most bytes of any owner, as `memory` counts them; 0: no limit.
   std::int64_t max_memory_bytes = 0;
+  /// Bytes that `memory` does not count: NCCL's buffers, and what an allocator caches and rounds.
+  /// They leave less of `max_memory_bytes`.
+  std::int64_t reserve_bytes = 0;
   int weight_bytes = 2;                 ///< of an element in the compute dtype
   int gradient_bytes = 4;               ///< of an element of gradients on the wire
   int ns_bytes = 2;                     ///< of an element in Newton-Schulz
@@ -26,6 +29,9 @@ struct PlanOptions : schedule::StepOptions {
 
   bool operator==(const PlanOptions&) const = default;
 };
+
+/// Enough `reserve_bytes` for an accelerator: an estimate, not measured.
+inline constexpr std::int64_t kAcceleratorReserveBytes = std::int64_t{2} << 30;
 
 /// @param function  named in the error.
 /// @throws InvalidArgument, naming the first bad one.

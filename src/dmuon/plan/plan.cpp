@@ -18,6 +18,7 @@ namespace {
 
 constexpr std::int64_t kRooms = 8;  // sizes of room for state, see decide_within
 constexpr int kMostNsSteps = 1000;
+constexpr std::int64_t kMostReserveBytes = std::int64_t{1} << 40;
 
 // Cuts the matrices of every owner, by shape and ascending, into the cheapest batches. So a batch
 // is consecutive in execution order among its owner's matrices of that shape.
@@ -61,10 +62,11 @@ Plan decide(const Plan& base, const ShapeGroups& groups, balance::Instance insta
 Plan decide_within(const Plan& base, const ShapeGroups& groups, const balance::Instance& instance,
                    const Strategy& strategy) {
   const std::int64_t unlimited = balance::Instance{}.max_bytes;
-  const std::int64_t cap = base.options.max_memory_bytes;
+  const std::int64_t reserve = base.options.reserve_bytes;
+  const std::int64_t cap = base.options.max_memory_bytes - reserve;
   Plan plan = decide(base, groups, instance, unlimited, strategy);
   std::int64_t smallest = plan.peak_bytes();
-  if (cap == 0 || smallest <= cap) return plan;
+  if (base.options.max_memory_bytes == 0 || smallest <= cap) return plan;
   const std::int64_t least = sufficient_bytes_with_columns(base);
   std::int64_t most = least;
   for (const Memory& one : plan.memory) most = std::max(most, one.state);
@@ -73,8 +75,10 @@ Plan decide_within(const Plan& base, const ShapeGroups& groups, const balance::I
     if (plan.peak_bytes() <= cap) return plan;
     smallest = std::min(smallest, plan.peak_bytes());
   }
-  core::refuse("plan: max_memory_bytes must be >= ", smallest, " for ", base.strategy,
-               " on this mesh; got ", cap);
+  const std::string reserved =
+      reserve == 0 ? "" : core::message(", ", reserve, " of them in reserve for the device");
+  core::refuse("plan: max_memory_bytes must be >= ", smallest + reserve, " for ", base.strategy,
+               " on this mesh", reserved, "; got ", cap + reserve);
 }
 
 Plan make(const Inventory& inventory, Mesh mesh, std::string_view strategy, const CostTable& costs,
@@ -130,6 +134,8 @@ void validate(const PlanOptions& options, std::string_view function) {
       function, ": layout_slack must be in [0, 1]; got ", options.layout_slack);
   core::require(options.max_memory_bytes >= 0, function,
                 ": max_memory_bytes must be positive, or none; got ", options.max_memory_bytes);
+  core::require(options.reserve_bytes >= 0 && options.reserve_bytes <= kMostReserveBytes, function,
+                ": reserve_bytes must be in [0, 2^40]; got ", options.reserve_bytes);
   core::require(options.weight_bytes >= 1 && options.weight_bytes <= 8 &&
                     options.gradient_bytes >= 1 && options.gradient_bytes <= 8,
                 function, ": weight_bytes and gradient_bytes must be in [1, 8]; got ",
