@@ -11,6 +11,7 @@ from checkpoints import MODELS, loss, sharded
 from models import batch, loss_of, make_gpt
 from pool import make_mesh, own_random_numbers
 from refusals import REFUSED, Refusals, expect_refusal
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from training import AHEAD, dedicate, shard
@@ -37,6 +38,10 @@ def trained(mesh: Any, name: str, after: bool) -> dict[str, torch.Tensor]:
         loss(mesh, model, step).backward()
         opt.step()
         opt.zero_grad()
+        if step == 0:  # goes on from a checkpoint of its own
+            model.load_state_dict(model.state_dict())
+            weights, state = get_state_dict(model, opt)
+            set_state_dict(model, opt, model_state_dict=weights, optim_state_dict=state)
     return {name: whole(value) for name, value in model.state_dict().items()}
 
 

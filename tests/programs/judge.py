@@ -12,6 +12,7 @@ from play import Outcome, OwnError, play
 from pool import RankFailed, RankPool
 from program import Program
 from sides import Dmuon, Reference, Stock
+from torch.distributed.device_mesh import DeviceMesh
 
 # Of what a weight moved. Programs are smooth (model.py, ADAMW_EPS), so errors are 1e-6 .. 1e-4 of it.
 BOUND = 1e-3
@@ -27,10 +28,19 @@ class Outside(AssertionError):
 
 
 def on_ranks(mesh: Any, program: Program, side: str) -> Outcome:
+    if program.order:
+        table = torch.tensor(program.order).view(program.mesh)
+        mesh = DeviceMesh(mesh.device_type, table, mesh_dim_names=mesh.mesh_dim_names)
     if side == "stock":
         return play(program, Stock(mesh, program))
     chosen = (program.options, program.others) if side == "options" else (program.others, program.options)
     return play(program, Dmuon(mesh, program, *chosen))
+
+
+def play_on(pool: RankPool, program: Program, side: str) -> list[Outcome]:
+    """The outcomes by place on the mesh."""
+    outcomes = pool.run(on_ranks, program.mesh, program=program, side=side)
+    return [outcomes[rank] for rank in program.order or range(program.size)]
 
 
 class Truth:
@@ -95,8 +105,8 @@ def check(pool: RankPool, program: Program) -> None:
     if truth.least_sure > MOST_UNSURE:
         raise Outside("draws and models are made so that the truth is known: mend them")
     try:
-        outcomes = pool.run(on_ranks, program.mesh, program=program, side="options")
-        others = pool.run(on_ranks, program.mesh, program=program, side="others")
+        outcomes = play_on(pool, program, "options")
+        others = play_on(pool, program, "others")
     except RankFailed as error:
         raise Outside(f"is to be trained, but failed:\n{error}") from None
     truth.check_all(outcomes)
@@ -115,7 +125,7 @@ def same_bits(program: Program) -> bool:
 def check_refused(pool: RankPool, program: Program, reason: str) -> None:
     begun = time.monotonic()
     try:
-        outcomes = pool.run(on_ranks, program.mesh, program=program, side="options")
+        outcomes = play_on(pool, program, "options")
     except RankFailed as error:
         parts = re.split(r"--- rank \d+ ---\n", str(error))[1:]
         if len(parts) < program.size:
@@ -149,7 +159,7 @@ def check_stock(pool: RankPool, program: Program) -> None:
     """Whether FSDP2 with AdamW, without dmuon, trains it as one process does."""
     truth = Truth(program, muon=False)
     try:
-        outcomes = pool.run(on_ranks, program.mesh, program=program, side="stock")
+        outcomes = play_on(pool, program, "stock")
     except RankFailed as error:
         raise Outside(f"stock FSDP2 failed:\n{error}") from None
     truth.check_all(outcomes)

@@ -199,8 +199,12 @@ class Dmuon(OnRanks):
     def start(self, model: Net, mesh: Any, program: Program) -> Any:
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if program.dtype == "bf16" else None
         schedule = {name: value for name, value in vars(self.options).items() if name != "division"}
+        same = {"mp_policy": policy} if policy else {}
+        if program.sharded_first:
+            shard(model, mesh, program.wrap, **same)
         dedicate(model, mesh, schedule, select=selecting(program), mp_policy=policy)
-        shard(model, mesh, program.wrap, **({"mp_policy": policy} if policy else {}))
+        if not program.sharded_first:
+            shard(model, mesh, program.wrap, **same)
         with divided(self.options.division):
             return dmuon.Muon(
                 model,

@@ -122,7 +122,8 @@ def all_gather(ranks: Ranks, value: T) -> list[T]:
         return [value]
     values: list[Any] = [None] * ranks.size
     dist.all_gather_object(values, value, group=group)
-    return values
+    by_rank = dict(zip(sorted(ranks.everyone), values, strict=True))
+    return [by_rank[rank] for rank in ranks.everyone]
 
 
 def described(error: Exception) -> str:

@@ -176,7 +176,7 @@ def dedicate_params(
         leaves, table = route(model, select)
         chosen = chosen_units(model, units)
         check_sharded(leaves, model, ranks)
-        facts.append(f"options {(policy, planning, across_ranks, step, timeout, ranks.rows)}")
+        facts.append(f"options {(policy, planning, across_ranks, step, timeout, ranks.rows, ranks.mesh_rows)}")
         facts += _facts_of(model, leaves, table, chosen)
 
     if ranks.slot == 0:

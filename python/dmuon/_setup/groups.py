@@ -66,13 +66,16 @@ def engine_groups(ranks: Ranks) -> _C.SharedMesh:
     groups = row, column, host_row, host_column, everyone = process_groups(ranks)
     key = (ranks.slot, *map(id, groups))
     if key not in _engine_groups:
-        in_row, in_column = (ranks.shard, ranks.num_shards), (ranks.replicate, ranks.num_replicates)
+
+        def over(group: dist.ProcessGroup | None, name: str, members: tuple[int, ...], device_type: str) -> _C.Group:
+            return _C.Group(group, name, members.index(ranks.here), len(members), device_type, _order(members))
+
         made = _C.SharedMesh(
-            row=_C.Group(row, "row", *in_row, ranks.device_type),
-            column=_C.Group(column, "column", *in_column, ranks.device_type),
-            host_row=_C.Group(host_row, "row over the host", *in_row, "cpu"),
-            host_column=_C.Group(host_column, "column over the host", *in_column, "cpu"),
-            everyone=_C.Group(everyone, "mesh", ranks.slot, ranks.size, "cpu"),
+            row=over(row, "row", ranks.row, ranks.device_type),
+            column=over(column, "column", ranks.column, ranks.device_type),
+            host_row=over(host_row, "row over the host", ranks.row, "cpu"),
+            host_column=over(host_column, "column over the host", ranks.column, "cpu"),
+            everyone=over(everyone, "mesh", ranks.everyone, "cpu"),
             framework=[
                 _C.Group(group, f"mesh (dimension {dim})", group.rank(), group.size(), ranks.device_type)
                 for dim, group in enumerate(ranks.mesh_groups)
@@ -98,6 +101,12 @@ def _keep_groups() -> None:
 
 
 os.register_at_fork(after_in_child=_keep_groups)
+
+
+def _order(members: tuple[int, ...]) -> list[int]:
+    """Returns each member's rank in a process group, which PyTorch counts by global rank; empty if that is the same."""
+    order = [sorted(members).index(member) for member in members]
+    return [] if order == list(range(len(members))) else order
 
 
 def _group(purpose: str, members: tuple[int, ...], ranks: Ranks, host: bool) -> dist.ProcessGroup | None:

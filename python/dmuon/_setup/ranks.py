@@ -31,13 +31,17 @@ _num_calls: Counter[tuple[int, ...]] = Counter()  # calls of dedicate_params, by
 
 @dataclasses.dataclass(frozen=True)
 class Ranks:
-    """The mesh as R replicates (rows) of G shards (columns) of global ranks, and this rank's place in it."""
+    """The mesh as R replicates (rows) of G shards (columns) of global ranks, and this rank's place in it.
+
+    The ranks of a row ascend, and so do the first ranks of rows, in whatever order the mesh has them: FSDP2 counts the
+    shards of a row in this order too.
+    """
 
     rows: tuple[tuple[int, ...], ...]
     slot: int  # this rank's, as plans count them: by rows
     device_type: str
     timeout: datetime.timedelta | None
-    mesh_rows: tuple[tuple[int, ...], ...]  # the mesh as given: a 1-D mesh is one row even if it spans hosts
+    mesh_rows: tuple[tuple[int, ...], ...]  # the mesh in its own order: a 1-D mesh is one row even if it spans hosts
     mesh_groups: tuple[dist.ProcessGroup, ...] = ()  # of its dimensions; the host framework uses them
 
     @property
@@ -135,21 +139,30 @@ def resolve_ranks(mesh: DeviceMesh | None, model: nn.Module, timeout: datetime.t
         mesh_rows = rows_of(table if table.ndim <= 2 else table.flatten())
         groups = tuple(mesh.get_group(dim) for dim in range(table.ndim))
     here = dist.get_rank()
-    everyone = [rank for row in mesh_rows for rank in row]
+    rows = tuple(sorted(tuple(sorted(row)) for row in mesh_rows))
+    everyone = [rank for row in rows for rank in row]
     if here not in everyone:
         raise ValueError(f"dedicate_params: mesh: expected a mesh that holds this rank ({here}), got {mesh_rows}")
     with _watched(tuple(everyone)):
         local_sizes, timeouts = _extremes(groups, device_type, (_local_world_size(), _milliseconds(timeout)))
-    rows = mesh_rows
     if len(rows) == 1 and local_sizes[0] == local_sizes[1]:
-        rows = _hosts(mesh_rows[0], local_sizes[0])
+        rows = _hosts(rows[0], local_sizes[0])
     agreed = datetime.timedelta(milliseconds=timeouts[0]) if 0 < timeouts[0] == timeouts[1] else None
     return Ranks(rows, everyone.index(here), device_type, agreed, mesh_rows, groups)
 
 
 def check_mesh(mesh: DeviceMesh | None) -> None:
-    """Raises a ValueError, unless the mesh has one or two dimensions."""
-    if mesh is not None and mesh.mesh.ndim not in (1, 2):
+    """Raises a ValueError, unless the mesh has one or two dimensions, and FSDP2 adds up shards of one index."""
+    if mesh is None:
+        return
+    rows = rows_of(mesh.mesh)
+    orders = {tuple(sorted(range(len(row)), key=row.__getitem__)) for row in rows}
+    if mesh.mesh.ndim == 2 and len(orders) > 1:
+        raise ValueError(
+            f"dedicate_params: mesh: expected rows whose ranks ascend in the same columns, got {rows}: FSDP2 gives a "
+            "row's shards to its ranks in ascending order, and would add up different shards of different rows"
+        )
+    if mesh.mesh.ndim not in (1, 2):
         raise ValueError(
             f"dedicate_params: mesh: expected 1 dimension (shard) or 2 (replicate, shard), got {mesh.mesh.ndim}; "
             "pass the data-parallel part of the mesh, e.g. mesh['replicate', 'shard']"

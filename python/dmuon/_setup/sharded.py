@@ -76,6 +76,9 @@ def release(leaves: Sequence[Leaf], model: nn.Module) -> None:
     taken = {(place.module, place.attribute) for leaf in leaves for place in leaf.places}
     for state in _states(model):
         for group in param_groups(state):
+            for parameter in group.fsdp_params:
+                if _key(parameter) in taken:
+                    parameter._post_load_hook_handle.remove()  # else a load would look for the shard
             group.fsdp_params = [parameter for parameter in group.fsdp_params if _key(parameter) not in taken]
         rest = [group for group in param_groups(state) if group.fsdp_params]
         if hasattr(state, "_fsdp_param_groups"):

@@ -38,12 +38,12 @@ void init_mesh(py::module_& module) {
   using ProcessGroup = c10::intrusive_ptr<c10d::ProcessGroup>;
   py::class_<Group>(module, "Group")
       .def(py::init([](const std::optional<ProcessGroup>& group, std::string name, int rank,
-                       int size, const std::string& device_type) {
+                       int size, const std::string& device_type, std::vector<int> order) {
              return Group(group.value_or(ProcessGroup()), std::move(name), rank, size,
-                          c10::Device(device_type).type());
+                          c10::Device(device_type).type(), std::move(order));
            }),
            py::arg("group"), py::arg("name"), py::arg("rank"), py::arg("size"),
-           py::arg("device_type"));
+           py::arg("device_type"), py::arg("order") = std::vector<int>());
 
   py::class_<SharedMesh>(module, "SharedMesh")
       .def(py::init([](Group row, Group column, Group host_row, Group host_column, Group everyone,

@@ -34,18 +34,21 @@ Pending Group::issue(const std::string& what, at::Tensor tensor, Call&& call) {
 }
 
 Group::Group(c10::intrusive_ptr<c10d::ProcessGroup> group, std::string name, int rank, int size,
-             c10::DeviceType device)
+             c10::DeviceType device, std::vector<int> order)
     : group_(std::move(group)),
       name_(std::move(name)),
       rank_(rank),
       size_(size),
+      order_(std::move(order)),
       device_(device),
       free_point_to_point_(device == c10::DeviceType::CPU) {
   core::invariant(size_ == 1 || group_, "Group ", name_, ": no process group for ", size_,
                   " ranks");
   if (!group_) return;
-  core::invariant(group_->getRank() == rank_ && group_->getSize() == size_, "Group ", name_,
-                  ": rank or size differs from its process group's");
+  core::invariant(order_.empty() || static_cast<int>(order_.size()) == size_, "Group ", name_,
+                  ": no order of ", size_, " members");
+  core::invariant(group_->getRank() == in_process_group(rank_) && group_->getSize() == size_,
+                  "Group ", name_, ": rank or size differs from its process group's");
   backend_ = group_->getBackend(device_);
   free_point_to_point_ &= backend_->getBackendName() == "gloo";
   groups_messages_ = device_ != c10::DeviceType::CPU && backend_->supportsCoalescing();
@@ -102,6 +105,7 @@ void Group::count(const at::Tensor& tensor, std::int64_t times) {
 }
 
 at::Tensor Group::own_part(const at::Tensor& packed) const {
+  core::invariant(order_.empty(), "Group ", name_, ": equal parts of members in another order");
   const std::int64_t length = packed.numel() / size_;
   return packed.narrow(0, rank_ * length, length);
 }
@@ -115,7 +119,8 @@ Pending Group::broadcast(at::Tensor tensor, int root, const std::string& what) {
   }
   const std::string described = along("broadcast of ", what) + " from " + std::to_string(root);
   return issue(described, std::move(tensor), [&](auto& tensors) {
-    return backend_->broadcast(tensors, {.rootRank = root, .asyncOp = runs_beside()});
+    return backend_->broadcast(tensors,
+                               {.rootRank = in_process_group(root), .asyncOp = runs_beside()});
   });
 }
 
@@ -146,7 +151,8 @@ Pending Group::send_to_all(const at::Tensor& tensor, const std::string& what) {
     // In ring order, so that not all roots send to one member at once.
     for (int i = 1; i < size_; ++i) {
       std::vector<at::Tensor> tensors{tensor};
-      works.push_back(backend_->send(tensors, (rank_ + i) % size_, tag_of(what)));
+      const int to = in_process_group((rank_ + i) % size_);
+      works.push_back(backend_->send(tensors, to, tag_of(what)));
     }
   } catch (const std::exception& error) {
     fail(described, error);
@@ -159,7 +165,8 @@ Pending Group::reduce_sum(at::Tensor tensor, int root, const std::string& what) 
   if (root != rank_) count(tensor);
   const std::string described = along("reduction of ", what) + " to " + std::to_string(root);
   return issue(described, std::move(tensor), [&](auto& tensors) {
-    return backend_->reduce(tensors, {.rootRank = root, .asyncOp = runs_beside()});
+    return backend_->reduce(tensors,
+                            {.rootRank = in_process_group(root), .asyncOp = runs_beside()});
   });
 }
 
@@ -186,15 +193,17 @@ Pending Group::send(at::Tensor tensor, int to, const std::string& what) {
   if (tensor.numel() == 0) return {};
   count(tensor);
   const std::string described = along("sending ", what) + " to " + std::to_string(to);
-  return issue(described, std::move(tensor),
-               [&](auto& tensors) { return backend_->send(tensors, to, tag_of(what)); });
+  return issue(described, std::move(tensor), [&](auto& tensors) {
+    return backend_->send(tensors, in_process_group(to), tag_of(what));
+  });
 }
 
 Pending Group::receive(at::Tensor tensor, int from, const std::string& what) {
   if (tensor.numel() == 0) return {};
   const std::string described = along("receiving ", what) + " from " + std::to_string(from);
-  return issue(described, std::move(tensor),
-               [&](auto& tensors) { return backend_->recv(tensors, from, tag_of(what)); });
+  return issue(described, std::move(tensor), [&](auto& tensors) {
+    return backend_->recv(tensors, in_process_group(from), tag_of(what));
+  });
 }
 
 Pending Group::all_reduce_sum(at::Tensor tensor, const std::string& what) {
@@ -221,6 +230,9 @@ Pending Group::all_gather(const at::Tensor& all, const at::Tensor& own, const st
   count(own);
   std::vector<at::Tensor> inputs{own};
   std::vector<std::vector<at::Tensor>> outputs{all.unbind()};
+  for (std::size_t member = 0; member < order_.size(); ++member)
+    outputs[0].at(static_cast<std::size_t>(order_[member])) =
+        all[static_cast<std::int64_t>(member)];
   return issue(what, [&] { return backend_->allgather(outputs, inputs); });
 }
 

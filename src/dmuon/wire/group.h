@@ -53,8 +53,10 @@ class Group {
  public:
   /// @param name    "row", "column", ...: for error messages.
   /// @param device  of the tensors. A process group can have a backend for each device.
+  /// @param order   [size] each member's rank in the process group, which counts its members by
+  ///                global rank; empty if members have the same order.
   Group(c10::intrusive_ptr<c10d::ProcessGroup> group, std::string name, int rank, int size,
-        c10::DeviceType device = c10::DeviceType::CPU);
+        c10::DeviceType device = c10::DeviceType::CPU, std::vector<int> order = {});
 
   int rank() const { return rank_; }
   int size() const { return size_; }
@@ -98,7 +100,7 @@ class Group {
   Pending reduce_sum(at::Tensor tensor, int root, const std::string& what);
 
   /// Sends every member's part to all others, in place. Member g's part of `packed`, [flat], is the
-  /// g-th of equal ones.
+  /// g-th of equal ones. Members have the order of the process group.
   Pending all_gather_equal(const at::Tensor& packed, const std::string& what);
 
   /// Sums every part to its member, in place. Parts are those of all_gather_equal; the other parts
@@ -121,6 +123,9 @@ class Group {
   // On a CPU a synchronous call blocks, so calls are asynchronous. Elsewhere a synchronous call
   // runs on the current stream, an asynchronous one on a stream of the backend's.
   bool runs_beside() const { return device_ == c10::DeviceType::CPU; }
+  int in_process_group(int member) const {
+    return order_.empty() ? member : order_.at(static_cast<std::size_t>(member));
+  }
   int tag_of(const std::string& what) const;
   std::string along(const char* does, const std::string& what) const;
   void count(const at::Tensor& tensor, std::int64_t times = 1);
@@ -138,6 +143,7 @@ class Group {
   std::string name_;
   int rank_;
   int size_;
+  std::vector<int> order_;
   c10::DeviceType device_;
   int number_ = 0;
   bool free_point_to_point_;

@@ -1,0 +1,88 @@
+"""Meshes whose ranks do not ascend."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn as nn
+from models import make_gpt
+from scenario import Session, assert_equal_to_reference, run_scenario
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from training import AHEAD, NO_COPY, weights_of
+
+import dmuon
+
+ORDERS = ([1, 0, 3, 2], [3, 2, 1, 0], [[0, 2], [1, 3]], [[2, 3], [0, 1]], [[3, 1], [2, 0]], [[0, 3], [1, 2]])
+
+
+def mesh_of(mesh: Any, table: Any) -> DeviceMesh:
+    names = ("replicate", "shard") if isinstance(table[0], list) else ("shard",)
+    return DeviceMesh(mesh.device_type, torch.tensor(table), mesh_dim_names=names)
+
+
+def trained(s: Session) -> None:
+    s.start(make_gpt())
+    s.train(0, 1)
+    if not s.reference:  # goes back to a checkpoint
+        saved = {name: value.clone() for name, value in s.model.state_dict().items()}
+        state = copy.deepcopy(s.opt.state_dict())
+        s.train(2)
+        s.model.load_state_dict(saved)
+        s.opt.load_state_dict(state)
+    s.train(3)
+
+
+def on_ranks(mesh: Any, table: Any, schedule: dict[str, Any]) -> Any:
+    return run_scenario(mesh_of(mesh, table), trained, schedule)
+
+
+@pytest.mark.parametrize("schedule", [AHEAD, NO_COPY], ids=["copies", "no copies"])
+@pytest.mark.parametrize("table", ORDERS, ids=str)
+def test_trains_as_one_process(ranks, table, schedule):
+    initial, expected, _ = run_scenario(None, trained, schedule, 4)
+    for _, got, _ in ranks.run(on_ranks, (2, 2), table=table, schedule=schedule):
+        assert_equal_to_reference(initial, expected, got)
+
+
+def shards_beside_stock(mesh: Any, table: Any) -> tuple[dict[str, bool], dict[str, bool]]:
+    """By name: if a shard is that of stock FSDP2, and if its `full_tensor` is the weight."""
+    mesh = mesh_of(mesh, table)
+    stock = make_gpt()
+    for module in (*stock.blocks, stock):
+        fully_shard(module, mesh=mesh)
+    model = make_gpt()
+    dmuon.dedicate_params(model, mesh, costs="modelled", sync_from_rank0=True)
+    for module in (*model.blocks, model):
+        fully_shard(module, mesh=mesh)
+    dmuon.Muon(model)
+    whole, theirs = weights_of(model), stock.state_dict()
+    ours: dict[str, Any] = model.state_dict()
+    return (
+        {name: torch.equal(value.to_local(), theirs[name].to_local()) for name, value in ours.items()},
+        {name: torch.equal(value.full_tensor(), whole[name]) for name, value in ours.items()},
+    )
+
+
+@pytest.mark.parametrize("table", ORDERS, ids=str)
+def test_shards_of_a_state_dict_are_those_of_fsdp2(ranks, table):
+    for are_shards_alike, are_weights in ranks.run(shards_beside_stock, (2, 2), table=table):
+        assert len(are_shards_alike) > 5
+        assert all(are_shards_alike.values()) and all(are_weights.values())
+
+
+def refused(mesh: Any, table: Any) -> str:
+    try:
+        dmuon.dedicate_params(nn.Linear(4, 4), mesh_of(mesh, table))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_rows_in_which_fsdp2_would_mix_shards_are_refused(ranks):
+    for message in ranks.run(refused, (2, 2), table=[[0, 1], [3, 2]]):
+        assert "dedicate_params: mesh: expected rows whose ranks ascend in the same columns" in message
+        assert "got ((0, 1), (3, 2))" in message
