@@ -9,9 +9,9 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from scenario import Session, check
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
-from training import AHEAD, FAR_AHEAD, KEPT, KEPT_NO_COPY, NO_COPY, ON_DEMAND
+from training import AHEAD, FAR_AHEAD, KEPT, KEPT_NO_COPY, NO_COPY, ON_DEMAND, dedicate
 
 import dmuon
 
@@ -107,6 +107,41 @@ def test_towers_with(ranks, wrapping, more):
     if wrapping == "root" and "prefix" in more:
         pytest.skip("FSDP2 itself hangs if a step's backwards use different parameters of one group")
     check(ranks, towers, schedule=AHEAD, wrapping=wrapping, **more)
+
+
+class Casting(Towers):
+    """Casts to the dtype of weights, as pi0's authors do."""
+
+    seen: set[torch.dtype]
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, prefix: bool = False) -> torch.Tensor:
+        self.seen = {layer.up.weight.dtype for layer in (*self.vlm, *self.expert)}
+        (dtype,) = self.seen
+        return super().forward(x.to(dtype), y.to(dtype), prefix).float()
+
+
+def in_bf16(mesh: Any, checkpoints: bool) -> list[tuple[float, float]]:
+    """Loss and norm of the gradients of equal passes. In the first one no reader is known."""
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    torch.manual_seed(0)
+    model = Casting(checkpoints=checkpoints)
+    dedicate(model, mesh, AHEAD, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    opt = dmuon.Muon(model)
+    found = []
+    for _ in range(3):
+        loss = towers_loss(0)(model, 0)
+        loss.backward()
+        assert model.seen == {torch.bfloat16} and model.vlm[0].up.weight.dtype == torch.float32
+        found.append((float(loss.detach()), float(dmuon.clip_grad_norm_(model, 1e9))))
+        opt.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_placeholders_have_the_compute_dtype_in_a_forward(ranks, checkpoints):
+    for first, *later in ranks.run(in_bf16, (2, 2), checkpoints=checkpoints):
+        assert first[0] > 0 and first[1] > 0 and later == [first] * 2
 
 
 class AdaNorm(nn.Module):

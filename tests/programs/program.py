@@ -84,8 +84,6 @@ class Options:
 @dataclasses.dataclass(frozen=True)
 class Program:
     mesh: Positions = (2, 2)
-    order: Positions = ()  # the ranks of the mesh, row after row; or ascending
-    sharded_first: bool = False  # fully_shard comes before dedicate_params
     dtype: str = "fp32"  # of compute; or "bf16", see draw.in_bf16
     wrap: str = "none"  # what is under fully_shard: or "root", "blocks", "inner" (what is inside blocks, too)
     blocks: tuple[Block, ...] = (Block(),)
@@ -98,6 +96,8 @@ class Program:
     astray: str = ""  # what rank `stray` does unlike the others, see contract.ASTRAY
     stray: int = 0
     stray_step: int = 0
+    order: Positions = ()  # the ranks of the mesh, row after row; or ascending
+    sharded_first: bool = False  # fully_shard comes before dedicate_params
 
     @property
     def size(self) -> int:

@@ -35,7 +35,7 @@ def _begin(runtime: Runtime) -> Any:
         if not _C.in_backward():
             runtime.step_agreement.end_failed_backward()
             runtime.show_placeholders()
-        runtime.engine.begin_forward()
+        runtime.begin_forward()
 
     return begin
 
@@ -43,7 +43,7 @@ def _begin(runtime: Runtime) -> Any:
 def _end(runtime: Runtime) -> Any:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def end(module: nn.Module, args: Any, output: Any) -> None:
-        runtime.engine.end_forward()
+        runtime.end_forward()
         if torch.is_grad_enabled():
             runtime.engine.watch_root_outputs(tensors_requiring_grad(output))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn as nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
 from dmuon import _C
@@ -25,7 +26,7 @@ from dmuon._setup.hyperparameters import Tuned
 from dmuon._setup.leaf import Leaf
 from dmuon._setup.meta_start import MetaStart
 from dmuon._setup.options import dtypes_of
-from dmuon._setup.place import restore_order
+from dmuon._setup.place import Place, restore_order
 from dmuon._setup.placeholder import OwnedTensor
 from dmuon._setup.sharded import fsdp_modules
 from dmuon._setup.units import Unit
@@ -71,7 +72,8 @@ class Runtime:
         )
         states = _C.add_states(self.engine)  # names of what owners keep for the rule of update
         self.placeholders = self._make_placeholders(dedication.meta_start)
-        self.weights = [self._bind(index) for index in range(len(units))]
+        self._cast: list[Place] = []  # places of leaves whose compute dtype is another
+        self.weights = [self._bind(index, dedication.mp_policy) for index in range(len(units))]
         end_uses = weakref.WeakMethod(self._end_uses)  # else the engine would keep the model alive
         self.engine.before_end_of_backward(lambda: run() if (run := end_uses()) else None)
         for module, order in dedication.known.items():
@@ -145,7 +147,7 @@ class Runtime:
             module.reshard()
         self.engine.meet(call)
 
-    def _bind(self, index: int) -> UnitWeights:
+    def _bind(self, index: int, policy: MixedPrecisionPolicy) -> UnitWeights:
         unit = self.engine.unit(index)
         weights = [Weight.over(view) for view in unit.weight_tensors()]
         self.engine.bind(index, weights)
@@ -154,8 +156,14 @@ class Runtime:
             leaf.index: weight for leaf, weight in zip(unit.packing().leaves, weights, strict=True)
         }
         for leaf, weight in zip(unit.packing().leaves, weights, strict=True):
+            placeholder, in_forward = self.placeholders[leaf.index], None
+            if dtypes_of(policy, placeholder.dtype)[0] != placeholder.dtype:
+                in_forward = nn.Parameter(placeholder.of_dtype(weight.dtype), placeholder.requires_grad)
+                _C.accumulate_into(weight, in_forward)
+                in_forward.__dict__ = placeholder.__dict__
+                self._cast += self.leaves[leaf.index].places
             for place in self.leaves[leaf.index].places:
-                place.put_back(self.placeholders[leaf.index], weight)
+                place.put_back(placeholder, weight, in_forward)
                 places.append(place)
         return UnitWeights(places, weights, lambda: self._take_back(index))
 
@@ -188,6 +196,18 @@ class Runtime:
                 parameter.requires_grad_(True)  # frozen parameters allow no hooks
                 self._scaled[parameter] = parameter.register_hook(lambda gradient: gradient * scale)
                 parameter.requires_grad_(is_trainable)
+
+    def begin_forward(self) -> None:
+        """The model's forward begins."""
+        for place in self._cast:
+            place.begin_forward()
+        self.engine.begin_forward()
+
+    def end_forward(self) -> None:
+        """It ends."""
+        self.engine.end_forward()
+        for place in self._cast:
+            place.end_forward()
 
     def show_placeholders(self) -> None:
         """Replaces all weights in modules by placeholders: a backward that raised has not."""

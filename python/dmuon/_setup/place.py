@@ -25,7 +25,8 @@ class State(enum.Enum):
     TAKEN_OUT: no parameter, so that `fully_shard` does not see it, between `dedicate_params` and `Muon`.
     PROVISIONAL: a parameter that can be initialised and that one rank stores, also between the two calls, if the model
         was built on the meta device and has memory.
-    PLACEHOLDER: the true shape and dtype without values, whenever the unit does not compute.
+    PLACEHOLDER: the true shape and dtype without values, whenever the unit does not compute. In the model's forward the
+        dtype is the one of compute, as that of a weight.
     WEIGHT: a view of the unit's packed buffer, while the unit computes.
     """
 
@@ -67,6 +68,8 @@ class Place:
     provisional: nn.Parameter | None = None  # can be initialised; from the first memory to `put_back`
     _taken_out: TakenOutTensor | None = None
     _placeholder: nn.Parameter | None = None
+    _in_forward: nn.Parameter | None = None  # the placeholder of the compute dtype, if that is not the leaf's
+    _outside: nn.Parameter | None = None  # the other one
     _weight: nn.Parameter | None = None
 
     @property
@@ -112,14 +115,18 @@ class Place:
         beside = self.module.__dict__.get(self.attribute)  # a value that is no parameter
         return self.module._parameters.get(self.attribute) is not expected or beside is not self._taken_out
 
-    def put_back(self, placeholder: nn.Parameter, weight: nn.Parameter) -> None:
-        """Puts the placeholder in. From now on placeholder and weight take turns."""
+    def put_back(self, placeholder: nn.Parameter, weight: nn.Parameter, in_forward: nn.Parameter | None = None) -> None:
+        """Puts the placeholder in. From now on placeholder and weight take turns.
+
+        `in_forward`: replaces the placeholder in the model's forward; None if both would be alike.
+        """
         self._enter(State.PLACEHOLDER)
         self._hand_on_attributes(placeholder)
         weight.__dict__ = placeholder.__dict__  # a forward reads and sets the same attributes
         self.provisional = self._taken_out = None
         self.module.__dict__.pop(self.attribute, None)
         self._placeholder, self._weight = placeholder, weight
+        self._outside, self._in_forward = placeholder, in_forward
         self.module._buffers.pop(_SENTINEL + self.attribute, None)
         self.module._non_persistent_buffers_set.discard(_SENTINEL + self.attribute)
         self.module._parameters[self.attribute] = placeholder
@@ -160,6 +167,24 @@ class Place:
         self._enter(State.PLACEHOLDER)
         if was is State.WHOLE or self.module._parameters.get(self.attribute) is self._weight:
             self.module._parameters[self.attribute] = self._placeholder
+
+    def begin_forward(self) -> None:
+        """Replaces the placeholder by the one of the compute dtype, if there is one."""
+        if self._in_forward is not None and self._outside is not None:
+            if self._in_forward.requires_grad != self._outside.requires_grad:
+                self._in_forward.requires_grad_(self._outside.requires_grad)
+            self._replace_placeholder(self._in_forward)
+
+    def end_forward(self) -> None:
+        """Undoes `begin_forward`."""
+        if self._outside is not None:
+            self._replace_placeholder(self._outside)
+
+    def _replace_placeholder(self, other: nn.Parameter) -> None:
+        parameters, before = self.module._parameters, self._placeholder
+        self._placeholder = other
+        if parameters.get(self.attribute) is before:
+            parameters[self.attribute] = other
 
     def show_whole(self, parameter: nn.Parameter) -> None:
         """Puts a parameter with all values in, until the placeholder returns."""

@@ -140,6 +140,12 @@ class OwnedTensor(torch.Tensor):
         alias._identity, alias._source, alias._views = self._identity, self._source, self._views
         return alias
 
+    def of_dtype(self, dtype: torch.dtype) -> OwnedTensor:
+        """Returns a placeholder of the same weight with another dtype."""
+        other = type(self)(self._name, self.shape, dtype, self.device, self._gradient)
+        other._identity, other._source = self._identity, self._source
+        return other
+
     @property
     def data(self) -> OwnedTensor:
         """Same as `detach`. Assigning other values raises ValueError, because training would not see them."""
