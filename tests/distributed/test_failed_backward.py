@@ -75,8 +75,8 @@ def test_a_backward_that_raised_leaves_no_trace_in_fsdp2(ranks, mesh, where, hel
         assert norms == pytest.approx(reference, rel=1e-4)
 
 
-@refused("a backward has raised, so FSDP2 has lost gradients", "optimizer.zero_grad() after it", again=True)
-@refused("a backward has raised, so FSDP2 has lost gradients", "optimizer.zero_grad() after it", again=False)
+@refused("a backward has raised, so gradients are lost", "optimizer.zero_grad() after it", again=True)
+@refused("a backward has raised, so gradients are lost", "optimizer.zero_grad() after it", again=False)
 def not_cleared(mesh: Any, again: bool) -> None:
     """Of the second micro-step, which is repeated or not."""
     model, opt = ready(mesh)

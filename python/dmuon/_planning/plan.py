@@ -89,6 +89,7 @@ def plan(
         table = from_file(costs, _plan.CostTable.from_json, "plan: costs: cannot read the table")
     options = _plan.PlanOptions()
     options.on_cpu = device == "cpu"
+    options.reserve_bytes = 0 if options.on_cpu else _plan.ACCELERATOR_RESERVE_BYTES
     return Plan(decide(items, _plan.Mesh(*mesh), strategy, table, options))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -92,27 +93,50 @@ class _Calls:
 
     # Runs even if the forward raises, as an early-stopped recomputation does.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _after(self, module: nn.Module, args: Any, output: Any) -> Any:
         runtime, index = self._runtime, self._index
         if self._reader and not self._reads:
-            return  # it was found to be a reader in this call
+            return None  # it was found to be a reader in this call
         read = [self._reads.pop()] if self._reader else []
         runtime.weights[index].end_call()
         runtime.engine.after_forward(index, self._reader)
         if not torch.is_grad_enabled():
-            return
+            return None
+        output = _without_views(output)
         outputs = tensors_requiring_grad(output)
         # Before any Python hook: all of a tensor's Python hooks, FSDP2's too, run in the place of its first one.
         runtime.engine.watch_outputs(index, outputs, *read)
         for tensor in outputs if runtime.units[index].leaves and not self._reader else ():
             tensor.register_hook(self._show_weights)
+        return output
 
     def _end_in_backward(self, gradient: torch.Tensor) -> None:
+        if torch.is_grad_enabled():
+            return  # create_graph=True, see Engine::open_backward
         self._runtime.weights[self._index].take_back_changes()
 
     def _show_weights(self, gradient: torch.Tensor) -> None:
+        if torch.is_grad_enabled():
+            return
         self._runtime.refuse_inside_full_params("a backward")
         self._runtime.weights[self._index].show_weights()
+
+
+def _without_views(output: Any) -> Any:
+    """Returns the output with each view in it replaced by an equal tensor that autograd takes for no view.
+
+    After a change in place of a view, autograd skips the node at which our hooks and FSDP2's wait. Views stay if they
+    share their memory with other outputs, which such a change concerns too.
+    """
+    if is_transformed():
+        return output
+    outputs = tensors_requiring_grad(output)
+    memory = Counter(tensor.untyped_storage().data_ptr() for tensor in outputs)
+    views = [t for t in outputs if t._is_view() and memory[t.untyped_storage().data_ptr()] == 1]
+    if not views:
+        return output
+    plain = dict(zip(map(id, views), _C.without_views(views), strict=True))
+    return map_tensors(output, lambda tensor: plain.get(id(tensor), tensor))
 
 
 def _refuse_second_recomputation(runtime: Runtime, index: int) -> None:

@@ -21,8 +21,8 @@ from dmuon._setup.ranks import Ranks
 from dmuon._setup.sharded import name_of
 
 _LOST = (
-    "dmuon: clip or step: a backward has raised, so FSDP2 has lost gradients. Expected: optimizer.zero_grad() after "
-    "it, then all micro-steps of the step."
+    "dmuon: clip or step: a backward has raised, so gradients are lost. Expected: optimizer.zero_grad() after it, then "
+    "all micro-steps of the step."
 )
 _NO_MORE = (
     "dmuon: clip or step: a backward has raised, after which FSDP2 gives no gradients to the parameters of '{}' and "
@@ -47,7 +47,7 @@ class StepAgreement:
     divide_factor: float
     made: list[torch.Tensor] = dataclasses.field(default_factory=list, init=False)  # by the last call of `verdict`
     zeroed: set[str] = dataclasses.field(default_factory=set, init=False)  # leaves, by zero_ since the last message
-    _lost: str | None = dataclasses.field(default=None, init=False)  # if a backward has raised: of FSDP2's gradients
+    _lost: str | None = dataclasses.field(default=None, init=False)  # if a backward has raised
     _applied: list[str] = dataclasses.field(default_factory=list, init=False)  # settings of the last step
     _owned_norms: tuple[torch.Tensor, ...] | None = dataclasses.field(default=None, init=False)  # of the verdict
     _others_finite: torch.Tensor | None = dataclasses.field(default=None, init=False)  # [] of other pipeline stages
@@ -74,7 +74,7 @@ class StepAgreement:
         """
         self._owned_norms = None
         self.made = []
-        self.end_failed_backward()
+        self.end_failed_backward(in_step=True)
         problem = problem or self._lost or self._problem()
         if self.host_misses_partial_sums():
             raise ValueError(
@@ -111,10 +111,14 @@ class StepAgreement:
             raise ValueError(problem)
         return found
 
-    def end_failed_backward(self, failed: bool = False) -> None:
-        """Ends a backward that has raised, in the engine and in FSDP2. Notes if FSDP2 has lost gradients.
+    def end_failed_backward(self, failed: bool = False, in_step: bool = False) -> None:
+        """Ends a backward that has raised, in the engine and in FSDP2. Notes if gradients are lost.
 
-        `failed`: True if the engine's is ended.
+        They are, unless all were cleared after it. dmuon drops those of matrices, and FSDP2 drops some.
+
+        Args:
+            failed: True if the engine's is ended.
+            in_step: True if no forward has begun since, so that only `zero_grad` can have cleared them.
         """
         failed = self.engine.end_failed_backward() or failed
         try:
@@ -123,9 +127,10 @@ class StepAgreement:
             if failed:
                 self._lost = _NO_MORE.format(name_of(self.fsdp_modules[0], self.model))
             return
-        if failed and self.fsdp_modules:
+        if failed:
             parameters = (p for group in self.optimizer.param_groups for p in group["params"])
-            self._lost = _LOST if any(p.grad is not None for p in parameters) else self._lost
+            is_lost = in_step or any(p.grad is not None for p in parameters)
+            self._lost = _LOST if is_lost else self._lost
 
     def clear(self) -> None:
         """Notes that all gradients are cleared."""

@@ -85,7 +85,9 @@ NodePtr make_node(Argument&& argument) {
 
 }  // namespace
 
-bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
+int this_backward() { return torch::autograd::get_current_graph_task_id(); }
+
+bool in_backward() { return this_backward() != -1; }
 
 std::any after_accumulation(const at::Tensor& parameter, std::function<void()> callback) {
   NodePtr accumulator = torch::autograd::impl::grad_accumulator(parameter);
@@ -120,6 +122,12 @@ std::vector<at::Tensor> before_leaving_backward(const std::vector<at::Tensor>& i
   }
   return outputs;
 }
+
+std::vector<at::Tensor> without_views(const std::vector<at::Tensor>& views) {
+  return before_leaving_backward(views, [] {});
+}
+
+bool creates_graph() { return in_backward() && c10::GradMode::is_enabled(); }
 
 void on_gradient_of(const at::Tensor& output, std::function<void()> callback) {
   output.register_hook([callback = as_torch_errors(std::move(callback))](

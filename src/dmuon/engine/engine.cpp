@@ -35,6 +35,10 @@ void Engine::bind(core::UnitIndex index, std::vector<at::Tensor> parameters) {
   // A gradient may come without its unit's outputs having been watched; it too waits for the end of
   // backward.
   unit(index).bind(std::move(parameters), [this, index] {
+    core::require(!creates_graph(),
+                  "dmuon: a backward with create_graph=True has given gradients to matrices. "
+                  "Expected: torch.autograd.grad(..., create_graph=True), then a backward of what "
+                  "is made of its results.");
     open_backward();
     resolver_.before_gradient(index);
   });
@@ -143,6 +147,7 @@ void Engine::end_forward() {
 }
 
 void Engine::before_forward(core::UnitIndex index, bool reader) {
+  if (in_backward() && this_backward() == second_order_) return;
   open_reads_.begin_call(index);
   const std::optional<Pass> pass = resolver_.order().current();
   // In a backward this is a recomputation; its pass is the backward's.
@@ -156,6 +161,7 @@ void Engine::before_forward(core::UnitIndex index, bool reader) {
 }
 
 void Engine::after_forward(core::UnitIndex index, bool reader) {
+  if (in_backward() && this_backward() == second_order_) return;
   executor_.end_use(index);
   open_reads_.end_call(index);
   if (!open_reads_.none(index)) return;
@@ -185,11 +191,31 @@ void Engine::watch_root_outputs(const std::vector<at::Tensor>& outputs) {
   // The root's outputs come first in the outermost backward: nested ones (reentrant checkpoints)
   // end earlier.
   for (const at::Tensor& output : outputs) {
-    on_gradient_of(output, [this] { open_backward(); });
+    on_gradient_of(output, [this] {
+      if (!is_of_second_order()) open_backward();
+    });
   }
 }
 
 // ---- backward ----
+
+// A backward with create_graph=True is no pass: units keep their weights, which the graph reads in
+// the backward after it.
+bool Engine::is_of_second_order() {
+  if (!creates_graph()) return false;
+  const auto& units = layout().units;
+  core::require(
+      std::none_of(units.begin(), units.end(), [](const auto& unit) { return unit.host; }),
+      "dmuon: a backward with create_graph=True under fully_shard: FSDP2 gives wrong gradients of "
+      "gradients. Expected: dmuon without fully_shard, and dedicate_params(..., "
+      "reshard_after_forward=False).");
+  core::require(!options_.step.reshard_after_forward,
+                "dmuon: a backward with create_graph=True: a later backward reads the weights, "
+                "which are freed after this one. Expected: dedicate_params(..., "
+                "reshard_after_forward=False).");
+  second_order_ = this_backward();
+  return true;
+}
 
 void Engine::open_backward() {
   if (resolver_.order().current() == Pass::kBackward && !backward_.expired()) return;
@@ -224,6 +250,7 @@ bool Engine::cleared() const {
 }
 
 void Engine::before_backward(core::UnitIndex index, Read* read) {
+  if (is_of_second_order()) return;
   open_backward();
   if (layout().units[index].host) host_sums_.use(index);
   // A call of several outputs says so for each.
@@ -236,6 +263,7 @@ void Engine::before_backward(core::UnitIndex index, Read* read) {
 
 // A use goes on while other readers' backwards are open.
 void Engine::after_backward(core::UnitIndex index, Read* read) {
+  if (is_of_second_order()) return;
   executor_.end_use(index);
   if (read != nullptr) open_reads_.end_backward(index, read, num_backwards_);
   if (!open_reads_.none(index)) return;

@@ -1,0 +1,158 @@
+"""Gradients of gradients, as force matching and gradient penalties need them; and outputs that are views."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from refusals import REFUSED, Refusals, expect_refusal
+from scenario import Session, check
+from torch.distributed.fsdp import fully_shard
+from torch.utils.checkpoint import checkpoint
+from training import AHEAD, KEPT, KEPT_NO_COPY, NO_COPY, ON_DEMAND, dedicate
+
+import dmuon
+
+WIDTH = 16
+refused = Refusals()
+
+
+class Block(nn.Module):
+    """Its output is a view, or a slice of a larger tensor, that the model changes in place."""
+
+    def __init__(self, returns: str = "sum", checkpoints: bool = False) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 40), nn.Linear(40, WIDTH, bias=False)
+        self.returns, self.checkpoints = returns, checkpoints
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = x + (checkpoint(self.mlp, x, use_reentrant=False) if self.checkpoints else self.mlp(x))
+        if self.returns == "view":
+            return x.view(2, -1, WIDTH)
+        if self.returns == "slice":
+            return torch.cat([x, x.square()])[: len(x)]
+        if self.returns == "tuple":
+            return x.view(2, -1, WIDTH), {"more": (2 * x).view(2, -1, WIDTH)}
+        return x
+
+    def mlp(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.tanh(self.up(x)))
+
+
+class Model(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.blocks = nn.Linear(8, WIDTH), nn.ModuleList(Block(**options) for _ in range(3))
+        self.head = nn.Linear(WIDTH, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+            if block.returns == "tuple":
+                x, more = x[0], x[1]["more"]
+                more.mul_(0.1)
+                x += more
+            elif block.returns != "sum":
+                x += 0.1
+            x = x.reshape(-1, WIDTH)
+        return self.head(x)
+
+
+def is_matrix(name: str) -> bool:
+    return name.endswith("weight") and "head" not in name
+
+
+def drawn(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    source = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randn(6, 8, generator=source), torch.randn(6, 4, generator=source)
+
+
+def forces(step: int, way: str) -> Any:
+    def loss(model: nn.Module, rank: int) -> torch.Tensor:
+        x, y = drawn(step, rank)
+        x.requires_grad_()
+        out = model(x)
+        (force,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        result = (force - y.repeat(1, 2)).square().mean()
+        if way == "energy too":
+            result = result + F.mse_loss(out, y)
+        if way == "third order":
+            (curvature,) = torch.autograd.grad(force.square().sum(), x, create_graph=True)
+            result = result + 0.1 * curvature.square().mean()
+        return result
+
+    return loss
+
+
+def matches_forces(s: Session, way: str = "", checkpoints: bool = False) -> None:
+    s.start(Model(checkpoints=checkpoints), units=None, names=is_matrix)
+    for step in range(3):
+        s.backward(forces(step, way), 0.5)
+        s.backward(forces(10 + step, way), 0.5)
+        s.clip(5.0)
+        s.opt.step()
+        s.opt.zero_grad()
+        x, _ = drawn(50, 0)
+        x.requires_grad_()  # forces in an evaluation
+        s.notes.append(float(torch.autograd.grad(s.model(x).sum(), x)[0].norm()))
+
+
+@pytest.mark.parametrize("mesh", [(1,), (4,), (2, 2)])
+@pytest.mark.parametrize("way", ["", "energy too", "third order"])
+def test_gradients_of_gradients_equal_a_single_process(ranks, mesh, way):
+    *notes, expected = check(ranks, matches_forces, mesh, schedule=KEPT, way=way)
+    assert all(note == pytest.approx(expected, rel=1e-3) for note in notes)
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_without_node_copies_and_under_checkpoints(ranks, checkpoints):
+    check(ranks, matches_forces, schedule=KEPT_NO_COPY, way="energy too", checkpoints=checkpoints)
+
+
+@refused("a backward with create_graph=True", "dedicate_params(..., reshard_after_forward=False)", schedule=AHEAD)
+@refused("create_graph=True under fully_shard", "dmuon without fully_shard", schedule=KEPT, fsdp=True)
+@refused("create_graph=True has given gradients to matrices", "torch.autograd.grad", schedule=KEPT, way="backward")
+def not_possible(mesh: Any, schedule: dict[str, Any], fsdp: bool = False, way: str = "") -> None:
+    model = Model()
+    dedicate(model, mesh, schedule)
+    if fsdp:
+        fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    opt = dmuon.Muon(model)
+    if way == "backward":
+        model(drawn(0, 0)[0]).sum().backward(create_graph=True)
+    else:
+        forces(0, way)(model, 0).backward()
+    opt.step()
+
+
+@pytest.mark.parametrize(REFUSED, refused)
+def test_raises_on_every_rank_and_says_what_to_do(ranks, program, options, words):
+    expect_refusal(ranks, program, options, words)
+
+
+def of_views(s: Session, returns: str, wrapping: str) -> None:
+    units = {"none": None, "blocks": lambda model: model.blocks, "root": lambda model: []}[wrapping]
+    s.start(Model(returns=returns), units=units, names=is_matrix)
+
+    def loss(step: int) -> Any:
+        def of(model: nn.Module, rank: int) -> torch.Tensor:
+            x, y = drawn(step, rank)
+            return F.mse_loss(model(x), y)
+
+        return of
+
+    for step in range(3):
+        s.backward(loss(step))
+        s.step()
+
+
+@pytest.mark.parametrize("wrapping", ["none", "blocks", "root"])
+@pytest.mark.parametrize("returns", ["view", "slice", "tuple"])
+def test_outputs_that_are_views_may_be_changed_in_place(ranks, returns, wrapping):
+    schedule = {"view": AHEAD, "slice": NO_COPY, "tuple": ON_DEMAND}[returns]
+    check(ranks, of_views, schedule=schedule, returns=returns, wrapping=wrapping)
