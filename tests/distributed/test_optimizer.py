@@ -177,7 +177,7 @@ def split_groups(s: Session) -> None:
     """Two groups of matrices with their own lr each, as a user makes them from one."""
     s.start(make_gpt(depth=2))
     if s.reference:
-        s.opt.lrs = {n: (0.05 if "up" in n else LR) for n in s.opt.matrices}
+        s.opt.own = {n: {"lr": 0.05} for n in s.opt.matrices if "up" in n}
     else:
         group = _muon_group(s)
         named = {id(p): n for n, p in s.model.named_parameters()}
