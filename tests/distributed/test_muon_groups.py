@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,10 +9,10 @@ import pytest
 import torch
 import torch.distributed.checkpoint.state_dict as dsd
 import torch.nn as nn
-from models import batch, loss_of, make_gpt, part, weights_of_plain
-from reference import QUINTIC, ReferenceMuon
-from refusals import REFUSED, Refusals, expect_refusal, rank_of
-from scenario import Session, assert_equal_to_reference, check
+from models import batch, loss_of, make_gpt, part
+from reference import QUINTIC
+from refusals import REFUSED, Refusals, expect_refusal, rank_of, trains_on_exactly
+from scenario import Session, check
 from training import AHEAD, KEPT, LR, NO_COPY, ON_DEMAND, WEIGHT_DECAY, dedicate, place_of, shard, weights_of
 
 import dmuon
@@ -200,7 +199,6 @@ def test_one_cycle_has_a_rate_for_each_group():
 # ---- what is refused, twice, and training goes on exactly ----
 
 refused = Refusals()
-PLACEHOLDER = "a placeholder"
 
 WRONG: dict[str, Callable[[nn.Module], Any]] = {
     "twice": lambda m: [{"params": ["blocks.0.up.weight", "blocks.0.up.weight"]}],
@@ -249,7 +247,7 @@ def muon_groups(mesh: Any, which: str, only_on: int | None = None) -> None:
     model = make_gpt(depth=1)
     dedicate(model, mesh, AHEAD)
     shard(model, mesh)
-    initial, message = None, ""
+    message = ""
     for _ in range(2):
         groups = WRONG[which](model) if only_on in (None, rank_of(mesh)) else ()
         with pytest.raises(ValueError) as caught:
@@ -257,33 +255,13 @@ def muon_groups(mesh: Any, which: str, only_on: int | None = None) -> None:
         assert message in ("", str(caught.value))
         message = str(caught.value)
     opt = dmuon.Muon(model, lr=LR, weight_decay=WEIGHT_DECAY, ns_dtype=torch.float32)
-    trains_on_exactly(mesh, model, opt, initial)
+    trains_on_exactly(mesh, model, opt)
     raise caught.value
-
-
-def trains_on_exactly(mesh: Any, model: nn.Module, opt: Any, _: Any = None) -> None:
-    """Two steps from make_gpt(depth=1) equal the reference's."""
-    rank, size = place_of(mesh)
-    plain = make_gpt(depth=1)
-    initial = weights_of_plain(plain)
-    names = [n for n, p in plain.named_parameters() if p.ndim == 2 and "blocks" in n]
-    reference = ReferenceMuon(plain, names, LR, WEIGHT_DECAY)
-    for step in range(2):
-        for one in range(size):
-            (loss_of(plain, part(batch(step), one, size)) / size).backward()
-        loss_of(model, part(batch(step), rank, size)).backward()
-        for each in (reference, opt):
-            each.step()
-            each.zero_grad()
-    assert_equal_to_reference(initial, weights_of_plain(plain), weights_of(model))
 
 
 @pytest.mark.parametrize(REFUSED, refused)
 def test_raises_on_every_rank_and_training_goes_on(ranks, program, options, words):
     expect_refusal(ranks, program, options, words)
-
-
-_numbers = itertools.count()
 
 
 def added(mesh: Any, which: str) -> str:
@@ -354,6 +332,30 @@ def test_a_group_that_is_refused_later_changes_nothing(ranks, which, words):
     for message in ranks.run(added, (2, 2), which=which):
         assert message.startswith("add_param_group: ") or which == "non-leaf"
         assert words in message
+
+
+def test_what_the_user_has_replaced_is_no_part_of_the_model():
+    model = make_gpt(depth=1)
+    former = model.norm.weight
+    dmuon.dedicate_params(model)
+    opt = dmuon.Muon(model)
+    model.norm.weight = nn.Parameter(torch.ones(24))
+    with pytest.raises(
+        ValueError, match=r"'norm.weight' as it was before, which is no parameter of the model any more"
+    ):
+        opt.add_param_group({"params": [former]})
+    opt.add_param_group({"params": "norm.weight"})
+    assert opt.param_groups[-1]["params"] == [model.norm.weight]
+
+
+def test_a_tied_matrix_has_each_of_its_names():
+    for name in ("0.weight", "2", "0"):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 4))
+        model[2].weight = model[0].weight
+        dmuon.dedicate_params(model)
+        opt = dmuon.Muon(torch.compile(model), muon_groups=[{"params": name, "lr": 0.5}])
+        assert [(group["lr"], len(group["params"])) for group in opt.param_groups[:2]] == [(1e-3, 1), (0.5, 1)]
+        assert opt.param_groups[1]["params"][0] is model[0].weight
 
 
 def moved_by_hand(s: Session) -> None:

@@ -401,6 +401,6 @@ def _one_model(model: Any) -> Any:
             "[dmuon.Muon(part) for part in parts]."
         )
     raise ValueError(
-        f"Muon: model: expected the model itself, a torch.nn.Module: dmuon.Muon(model). Got {shown(model)}. Groups of "
-        "its parameters are muon_groups and adamw_groups."
+        f"Muon: model: expected the model itself, dmuon.Muon(model), got {type(model).__name__}. Parameters that need "
+        "options of their own go into muon_groups and adamw_groups."
     )
