@@ -17,7 +17,7 @@ Group = dict[str, Any]
 
 
 class Given(NamedTuple):
-    """What the user has given to `Muon`: hyperparameters and groups."""
+    """Hyperparameters and groups that the user gives to `Muon`."""
 
     muon: Group
     adamw: Group

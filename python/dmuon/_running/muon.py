@@ -61,6 +61,7 @@ class Muon(torch.optim.Optimizer):
 
     accepts_other_views = False
     _step_supports_amp_scaling = False
+    _is_made = False
 
     def __init__(
         self,
@@ -117,8 +118,7 @@ class Muon(torch.optim.Optimizer):
         model = plain_module(_one_model(model), "Muon")
         dedication = dedication_of(model, "Muon")
         adamw_lr_rule = "" if adamw_lr is not None else ", by adamw_lr=None"
-        if adamw_lr is None:
-            adamw_lr = lr if adjust_lr_fn == "match_rms_adamw" else 3e-4
+        default = lr if adjust_lr_fn == "match_rms_adamw" else 3e-4
         muon: dict[str, Any] = {
             "algorithm": "muon",
             "lr": lr,
@@ -133,7 +133,7 @@ class Muon(torch.optim.Optimizer):
         }
         adamw: dict[str, Any] = {
             "algorithm": "adamw",
-            "lr": adamw_lr,
+            "lr": default if adamw_lr is None else adamw_lr,
             "betas": adamw_betas,
             "eps": adamw_eps,
             "weight_decay": weight_decay if adamw_weight_decay is None else adamw_weight_decay,
@@ -144,14 +144,13 @@ class Muon(torch.optim.Optimizer):
         rows = with_frozen(dedication.table, model)
         dedication.table = RoutingTable(rows, f"AdamW: lr {float(adamw['lr']):g}{adamw_lr_rule}")
         owned = self._runtime.placeholders
-        of_muon = [{**group, "params": [owned[index] for index in group["params"]]} for group in of_muon]
-        self._ungrouped = UngroupedParameters(self._runtime)
+        for group in of_muon:
+            group["params"] = [owned[index] for index in group["params"]]
         self._leaf_of = {parameter: index for index, parameter in enumerate(owned)}
-        self._adamw = InnerAdamW()
+        self._ungrouped, self._adamw = UngroupedParameters(self._runtime), InnerAdamW()
         self._skipped = SkippedSteps(self._runtime.device, speaks=self._runtime.ranks.slot == 0)
-        self._defaults_of = {"muon": muon, "adamw": adamw}
-        self._runtime.step_agreement.first_lrs = {"muon": lr, "adamw": adamw_lr}
-        self._former, self._is_made = dedication.former, False
+        self._defaults_of, self._former = {"muon": muon, "adamw": adamw}, dedication.former
+        self._runtime.step_agreement.first_lrs = {"muon": lr, "adamw": adamw["lr"]}
         super().__init__([*of_muon, *of_adamw], {**muon})
         for parameter, index in self._leaf_of.items():
             self.state[parameter] = self._runtime.owned_state(index)
@@ -267,6 +266,7 @@ class Muon(torch.optim.Optimizer):
             groups.append(native_group(group, self._runtime.device, self._runtime.tuned))
         return groups, group_of
 
+    @torch.compiler.disable(reason="dmuon.Muon.zero_grad changes FSDP2's state")  # type: ignore[untyped-decorator]
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears all gradients, also the owners' accumulated ones and those that FSDP2 has not reduced yet.
 

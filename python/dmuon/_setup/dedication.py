@@ -192,9 +192,8 @@ def dedicate_params(
     )
     dedication.guards += [*guards(model, leaves), *attributes.handles]
     release(leaves, model)
-    for leaf in leaves:
-        for place in leaf.places:
-            place.take_out()
+    for place in [place for leaf in leaves for place in leaf.places]:
+        place.take_out()
     note_former(former, leaves)
     if on_meta:
         dedication.meta_start = MetaStart(model, leaves, known, ranks)

@@ -27,8 +27,8 @@ _TITLES = {"muon": "Muon", "adamw": "AdamW"}
 def former_parameters(model: nn.Module) -> WeakIdKeyDictionary:
     """Returns the names of the parameters that `fully_shard` or Muon may replace, so that dmuon knows them later.
 
-    Holds none of them: their memory ends with their last user. DTensors of `fully_shard` stay in the model, and
-    `Module.to` cannot move a parameter to which a weak reference exists if it swaps tensors.
+    Holds none of them: their memory ends with their last user. Skips DTensors, which stay in the model: `Module.to`
+    swaps them, which PyTorch refuses for a tensor with a weak reference. With PyTorch's flag it swaps all tensors.
     """
     former = WeakIdKeyDictionary()
     if not torch.__future__.get_swap_module_params_on_conversion():
