@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -53,7 +54,7 @@ class ReferenceMuon:
         parameters = dict(model.named_parameters())
         self.matrices = {name: parameters[name] for name in names}
         self.cuts = cuts or {}
-        self.lrs: dict[str, float] = {}  # of matrices whose lr is not `lr`
+        self.own: dict[str, dict[str, Any]] = {}  # by name, what a matrix has in place of the common hyperparameters
         self.buffers = {name: torch.zeros_like(p) for name, p in self.matrices.items()}
         self.lr, self.weight_decay, self.momentum, self.nesterov, self.rows = (
             lr,
@@ -74,15 +75,16 @@ class ReferenceMuon:
                 continue
             parts = [self.cuts[name](of) if name in self.cuts else [of] for of in (p, p.grad, self.buffers[name])]
             for matrix, gradient, buffer in zip(*parts, strict=True):
-                self._update(matrix, gradient, buffer, self.lrs.get(name, self.lr))
+                self._update(matrix, gradient, buffer, {**vars(self), **self.own.get(name, {})})
         if self.adamw is not None:
             self.adamw.step()
 
-    def _update(self, matrix: torch.Tensor, gradient: torch.Tensor, buffer: torch.Tensor, lr: float) -> None:
-        buffer += (1 - self.momentum) * (gradient - buffer)
-        update = gradient + self.momentum * (buffer - gradient) if self.nesterov else buffer
-        orthogonal = newton_schulz(update, self.rows)
-        matrix *= 1 - lr * self.weight_decay
+    def _update(self, matrix: torch.Tensor, gradient: torch.Tensor, buffer: torch.Tensor, of: dict[str, Any]) -> None:
+        buffer += (1 - of["momentum"]) * (gradient - buffer)
+        update = gradient + of["momentum"] * (buffer - gradient) if of["nesterov"] else buffer
+        orthogonal = newton_schulz(update, of["rows"])
+        lr = of["lr"]
+        matrix *= 1 - lr * of["weight_decay"]
         matrix -= lr * math.sqrt(max(1.0, matrix.shape[0] / matrix.shape[1])) * orthogonal
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -7,9 +7,10 @@ from typing import Any, TypeVar
 
 import pytest
 import torch.nn as nn
-from models import batch, loss_of, make_gpt
-from scenario import Session
-from training import AHEAD, dedicate, place_of
+from models import batch, is_matrix_of_a_block, loss_of, make_gpt, part, weights_of_plain
+from reference import ReferenceMuon
+from scenario import Session, assert_equal_to_reference
+from training import AHEAD, LR, WEIGHT_DECAY, dedicate, place_of, weights_of
 
 import dmuon
 
@@ -86,6 +87,24 @@ def with_gradients(mesh: Any, fsdp: bool = True) -> tuple[nn.Module, dmuon.Muon]
     model, opt = ready(mesh, fsdp)
     loss_of(model, batch(1)).backward()
     return model, opt
+
+
+def trains_on_exactly(mesh: Any, model: nn.Module, opt: dmuon.Muon) -> None:
+    """Asserts that two steps of make_gpt(depth=1), with LR and WEIGHT_DECAY, end at the reference's weights."""
+    rank, size = place_of(mesh)
+    plain = make_gpt(depth=1)
+    initial = weights_of_plain(plain)
+    names = [name for name, p in plain.named_parameters() if is_matrix_of_a_block(name, p)]
+    reference = ReferenceMuon(plain, names, LR, WEIGHT_DECAY)
+    for step in range(2):
+        for one in range(size):
+            (loss_of(plain, part(batch(step), one, size)) / size).backward()
+        loss_of(model, part(batch(step), rank, size)).backward()
+        reference.step()
+        reference.zero_grad()
+        opt.step()
+        opt.zero_grad()
+    assert_equal_to_reference(initial, weights_of_plain(plain), weights_of(model))
 
 
 def rank_of(mesh: Any) -> int:

@@ -45,6 +45,7 @@ class Session:
         mp_policy: MixedPrecisionPolicy | None = None,
         prepare: Callable[[nn.Module], None] = lambda model: None,
         adamw_groups: Callable[[nn.Module], list[dict[str, Any]]] = lambda model: [],
+        muon_groups: Callable[[nn.Module], list[dict[str, Any]]] = lambda model: [],
     ) -> nn.Module:
         """Makes the optimizer.
 
@@ -57,6 +58,7 @@ class Session:
             mp_policy: of dmuon and FSDP2.
             prepare: is called with the model before either optimizer.
             adamw_groups: those of dmuon.Muon, made of the sharded model.
+            muon_groups: likewise, of matrices.
         """
         self.initial = weights_of_plain(model)
         self.model = model
@@ -72,7 +74,8 @@ class Session:
                 fully_shard(module, mesh=self.mesh, **policy)
             fully_shard(model, mesh=self.mesh, **policy)
         settings = {"lr": LR, "weight_decay": WEIGHT_DECAY, "ns_dtype": torch.float32, **(muon or {})}
-        self.opt = dmuon.Muon(model, adamw_groups=adamw_groups(model), **settings)
+        groups = {"adamw_groups": adamw_groups(model), "muon_groups": muon_groups(model)}
+        self.opt = dmuon.Muon(model, **groups, **settings)
         return model
 
     def another(self) -> Session:

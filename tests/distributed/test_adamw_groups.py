@@ -18,11 +18,15 @@ refused = Refusals()
 @refused("adamw_groups[1]", "'blocks.0.up.weight', which Muon updates", which="a matrix")
 @refused("adamw_groups[1]", "'blocks.0.up.weight'", which="a matrix", only_on=2)
 @refused("adamw_groups[1]", "'norm.weight' twice", which="twice")
-@refused("groups[0]: params[0]", "shape (24,), which is no parameter of the model", which="before fully_shard")
+@refused("groups[0]: params[0]", "shape (24,), which is no parameter of the model", which="another model's")
 @refused("adamw_groups: expected a list of groups, got a dict with ['params']", which="no groups")
 @refused("adamw_groups[0]: expected a dict with 'params', got list", which="no params")
-@refused("adamw_groups[0]: params", "got 'norm.weight'", which="a name")
-@refused("adamw_groups[0]: params[0]: expected a parameter of the model, got 3", which="a number")
+@refused("adamw_groups[0]: params", "got 'norm.wait', a name of no such parameter", which="a name")
+@refused("adamw_groups[0]: params", "'blocks.0.up.weight', which Muon updates", which="a matrix's name")
+@refused("adamw_groups[0]: params: expected parameters that AdamW updates", "a choice of none", which="chosen")
+@refused("adamw_groups[0]: params: expected names, parameters, or a function", "got 3", which="a number")
+@refused("adamw_groups[0]: params[1]: expected a parameter of the model, got 3", which="a number beside")
+@refused("adamw_groups[0]: params: expected names", "in an order, got {", which="a set")
 @refused("adamw_groups[0]: expected a dict with 'params', got a dict with ['param']", which="other keys")
 @refused("Muon: adamw_groups[0]: weight_decay: expected a number in [0, inf), got -1", which="decay")
 @refused("Muon: adamw_groups[0]: lr: expected one element, got a tensor of shape (2, 2)", which="lr")
@@ -32,18 +36,21 @@ refused = Refusals()
 def adamw_groups(mesh: Any, which: str, only_on: int | None = None) -> None:
     model = make_gpt(depth=1)
     matrix = model.blocks[0].up.weight
-    unsharded = model.norm.weight
     dedicate(model, mesh, AHEAD)
     shard(model, mesh)
     norm = model.norm.weight
     given: dict[str, Any] = {
         "a matrix": [{"params": [norm]}, {"params": [matrix], "weight_decay": 0.0}],
         "twice": [{"params": norm}, {"params": [("norm", norm)]}],
-        "before fully_shard": [{"params": [unsharded]}],
+        "another model's": [{"params": [make_gpt(depth=1).norm.weight]}],
         "no groups": {"params": [norm]},
         "no params": [[norm]],
-        "a name": [{"params": ["norm.weight"]}],
+        "a name": [{"params": ["norm.wait"]}],
+        "a matrix's name": [{"params": ["blocks.0.up.weight"]}],
+        "chosen": [{"params": lambda name, module, p: False}],
         "a number": [{"params": 3}],
+        "a number beside": [{"params": [norm, 3]}],
+        "a set": [{"params": {norm}}],
         "decay": [{"params": [norm], "weight_decay": -1.0}],
         "lr": [{"params": [norm], "lr": torch.ones(2, 2)}],
         "betas": [{"params": [norm], "betas": torch.ones(3, 3)}],

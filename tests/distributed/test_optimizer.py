@@ -11,6 +11,8 @@ from models import make_gpt
 from scenario import Session, check, language_loss
 from training import AHEAD, FAR_AHEAD, KEPT, LR, NO_COPY, ON_DEMAND
 
+import dmuon
+
 
 def _muon_group(s: Session) -> dict[str, Any]:
     return next(g for g in s.opt.param_groups if g["algorithm"] == "muon")
@@ -177,7 +179,7 @@ def split_groups(s: Session) -> None:
     """Two groups of matrices with their own lr each, as a user makes them from one."""
     s.start(make_gpt(depth=2))
     if s.reference:
-        s.opt.lrs = {n: (0.05 if "up" in n else LR) for n in s.opt.matrices}
+        s.opt.own = {n: {"lr": 0.05} for n in s.opt.matrices if "up" in n}
     else:
         group = _muon_group(s)
         named = {id(p): n for n, p in s.model.named_parameters()}
@@ -190,3 +192,47 @@ def split_groups(s: Session) -> None:
 
 def test_groups_of_matrices_have_their_own_lr(ranks):
     check(ranks, split_groups, schedule=KEPT)
+
+
+def ending_at_zero(mesh: Any, by_scheduler: bool) -> None:
+    """Rates of -1e-17 of the first, as LinearLR(1, 0) rounds them, change nothing, not even themselves."""
+    s = Session(mesh, AHEAD)
+    s.start(make_gpt(depth=1), prepare=lambda model: nn.init.zeros_(model.blocks[0].out.weight))  # where it would show
+    before, first = s.weights(), [group["lr"] for group in s.opt.param_groups]
+    if by_scheduler:
+        torch.optim.lr_scheduler.LambdaLR(s.opt, lambda step: -1e-17)
+    else:
+        for group in s.opt.param_groups:
+            group["lr"] *= -1e-17
+    s.train(1)
+    assert [group["lr"] for group in s.opt.param_groups] == [-1e-17 * lr for lr in first]
+    assert all(torch.equal(value, before[name]) for name, value in s.weights().items())
+    s.opt.load_state_dict(s.opt.state_dict())
+    for group in s.opt.param_groups:
+        kept, group["lr"] = group["lr"], -1e-11 * max(first)
+        s.backward(language_loss(2, s.size))
+        with pytest.raises(ValueError, match=r"lr: expected a number in \[0, inf\), got -"):
+            s.opt.step()
+        group["lr"] = kept
+        s.opt.zero_grad()
+    s.train(3)
+
+
+@pytest.mark.parametrize("by_scheduler", [True, False])
+def test_a_schedule_may_end_at_0_but_for_rounding(ranks, by_scheduler):
+    ranks.run(ending_at_zero, (2, 2), by_scheduler=by_scheduler)
+
+
+def test_torchs_schedules_to_0_run_to_their_end():
+    model = nn.Linear(4, 4)
+    dmuon.dedicate_params(model)
+    opt = dmuon.Muon(model, lr=2e-2)
+    scheduler = torch.optim.lr_scheduler.LinearLR(opt, 1.0, 0.0, total_iters=10)
+    seen = []
+    for _ in range(11):
+        model(torch.ones(1, 4)).sum().backward()
+        opt.step()
+        opt.zero_grad()
+        seen.append(min(group["lr"] for group in opt.param_groups))
+        scheduler.step()
+    assert seen[-1] == pytest.approx(0.0, abs=1e-17)

@@ -100,6 +100,15 @@ def muon_without_dedicate(mesh: Any) -> None:
     dmuon.Muon(make_gpt(depth=1))
 
 
+@refused("Muon: model: expected the model itself, dmuon.Muon(model), got generator", kind="named_parameters")
+@refused("Muon: model: expected the model itself, dmuon.Muon(model), got list", kind="parameters")
+@refused("Muon: model: expected one model, got 2 parts", "[dmuon.Muon(part) for part in parts]", kind="parts")
+def muon_of_what_other_optimizers_take(mesh: Any, kind: str) -> None:
+    model = dedicated(mesh)
+    given: dict[str, Any] = {"named_parameters": model.named_parameters(), "parameters": [*model.parameters()]}
+    dmuon.Muon(given.get(kind, [model, model.norm]))
+
+
 @refused("one Muon a model")
 def muon_twice(mesh: Any) -> None:
     dmuon.Muon(ready(mesh)[0])

@@ -161,7 +161,7 @@ def step_after_no_sync(mesh: Any) -> None:
     opt.step()
 
 
-@refused("add_param_group: params: expected matrices that dedicate_params took", "got others of shapes [(2, 2)]")
+@refused("add_param_group: params[0]: expected matrices that Muon updates", "got a Parameter of shape (2, 2)")
 def muon_group_of_strangers(mesh: Any) -> None:
     _, opt = ready(mesh)
     opt.add_param_group({"params": [nn.Parameter(torch.zeros(2, 2))], "algorithm": "muon"})

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from dmuon._setup.hyperparameters import check_group, native_group, plain, resolved_coefficients, settings_of
+from dmuon._setup.hyperparameters import (
+    check_group,
+    native_group,
+    plain,
+    rate_of,
+    resolved_coefficients,
+    settings_of,
+)
 
 from dmuon import _C
 
@@ -92,6 +99,19 @@ def test_good_ones_pass_at_their_bounds_and_as_tensors(changes):
     check_group({**ADAMW, "lr": torch.tensor(0.0), "betas": [0, torch.tensor(0.5)]})
 
 
+@pytest.mark.parametrize("group", [MUON, ADAMW], ids=["muon", "adamw"])
+def test_a_rate_that_rounding_has_put_below_0_counts_as_0(group):
+    lr = group["lr"]
+    below = {**group, "lr": -0.9e-12 * lr}
+    check_group({**below, "initial_lr": lr})
+    check_group(below, "", lr)
+    check_group({**below, "lr": torch.tensor(below["lr"])}, "", lr)
+    assert rate_of(below, lr) == 0.0 and rate_of(group, lr) == lr
+    for bad, first in (({**below, "initial_lr": 0.5 * lr}, lr), (below, 0.5 * lr), (below, 0.0)):
+        with pytest.raises(ValueError, match=r"lr: expected a number in \[0, inf\), got -"):
+            check_group(bad, "", first)
+
+
 @pytest.mark.parametrize(
     ("given", "steps", "rows"),
     [
@@ -123,6 +143,10 @@ def updated(group: dict[str, Any], master: float, momentum: float, gradient: flo
     tensors = [torch.tensor([[[value]]]) for value in (master, momentum, gradient)]
     _C.muon_update(*tensors, native_group(group, torch.device("cpu")), torch.tensor(True))
     return tensors[0].item(), tensors[1].item()
+
+
+def test_a_rate_below_0_moves_nothing():
+    assert updated({**MUON, "lr": -1.0}, 2.0, 0.0, 1.0)[0] == 2.0
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def plain_muon_update(
 
     Shares only the hyperparameters with the engine.
     """
-    mu, lr, eps = (float(group[key]) for key in ("momentum", "lr", "eps"))  # type: ignore[arg-type]
+    mu, lr, eps = (max(float(group[key]), 0.0) for key in ("momentum", "lr", "eps"))  # type: ignore[arg-type]
     momentum = momentum + (1 - mu) * (gradient - momentum)
     x = gradient + mu * (momentum - gradient) if group["nesterov"] else momentum
     x = x.double()

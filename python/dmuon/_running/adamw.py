@@ -1,20 +1,15 @@
-"""AdamW beside Muon: the groups that an optimizer begins with, and torch's AdamW over them."""
+"""AdamW beside Muon: torch's AdamW over the groups of an outer optimizer."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
 from typing import Any
 
 import torch
-import torch.nn as nn
 from torch.distributed.tensor import DTensor
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
-from dmuon._setup.dedication import Dedication
-from dmuon._setup.hyperparameters import adamw_moments, check_group, settings_of
-from dmuon._setup.place import clean_name
-from dmuon._setup.shown import shown
+from dmuon._setup.hyperparameters import adamw_moments
 
 # Without torch.optim's hooks, which must see one step for each step of the outer optimizer.
 _step = inspect.unwrap(torch.optim.AdamW.step)
@@ -60,6 +55,17 @@ class InnerAdamW:
         """
         if self._adamw is None:
             return
+        below = [(group, group["lr"]) for group in self._adamw.param_groups if float(group["lr"]) < 0]  # by rounding
+        for group, lr in below:
+            group["lr"] = torch.zeros_like(lr) if isinstance(lr, torch.Tensor) else 0.0
+        try:
+            self._step(applies)
+        finally:
+            for group, lr in below:
+                group["lr"] = lr
+
+    def _step(self, applies: torch.Tensor) -> None:
+        assert self._adamw is not None
         groups = [group for group in self._adamw.param_groups if group["params"]]
         if all(group["fused"] and group["params"][0].device == applies.device for group in groups):
             # In the form of torch.amp.GradScaler.
@@ -70,74 +76,3 @@ class InnerAdamW:
                 del self._adamw.found_inf  # type: ignore[attr-defined]
         elif applies:
             _step(self._adamw)
-
-
-def checked_adamw_groups(
-    model: nn.Module, dedication: Dedication, given: Any, defaults: dict[str, Any], facts: list[str]
-) -> list[dict[str, Any]]:
-    """Returns groups of the parameters that no given group names, sharded and plain ones apart; then the given groups.
-
-    Args:
-        model: a model whose leaves are taken out, or provisional.
-        dedication: the model's dedication.
-        given: groups in torch's form: "params" (a parameter or several, named or not) and options.
-        defaults: the options that a group does not name.
-        facts: gets a line for each group.
-
-    Raises:
-        ValueError: `given` is no list of groups; or a group has a bad hyperparameter, or a parameter that AdamW does
-            not update or that another group names.
-    """
-    if not isinstance(given, list | tuple):
-        raise ValueError(f"Muon: adamw_groups: expected a list of groups, got {_kind(given)}")
-    leaf_names = {
-        id(parameter): leaf.name
-        for leaf in dedication.leaves
-        for parameter in (leaf.parameter, leaf.places[0].provisional)
-    }
-    names = {id(parameter): clean_name(name) for name, parameter in model.named_parameters()}
-    taken: set[int] = set()
-    groups = []
-    for index, options in enumerate(given):
-        where = f"Muon: adamw_groups[{index}]"
-        if not isinstance(options, dict) or "params" not in options:
-            raise ValueError(f"{where}: expected a dict with 'params', got {_kind(options)}")
-        if options.get("algorithm", "adamw") != "adamw":
-            raise ValueError(f"{where}: algorithm: expected 'adamw' or nothing, got {shown(options['algorithm'])}")
-        params = _listed(options["params"], where)
-        for number, parameter in enumerate(params):
-            problem = None
-            if id(parameter) in leaf_names:
-                problem = f"'{leaf_names[id(parameter)]}', which Muon updates (dedicate_params(select=...) decides)"
-            elif id(parameter) not in names:
-                problem = f"{shown(parameter)}, which is no parameter of the model as it is after fully_shard"
-            elif id(parameter) in taken:
-                problem = f"'{names[id(parameter)]}' twice"
-            if problem:
-                raise ValueError(
-                    f"{where}: params[{number}]: expected parameters that AdamW updates, each once, got {problem}"
-                )
-            taken.add(id(parameter))
-        group = {**defaults, **options, "params": params, "algorithm": "adamw"}
-        check_group(group, where)
-        facts.append(f"adamw_groups[{index}] {settings_of(group)} of {[names[id(p)] for p in params]}")
-        groups.append(group)
-    # Fused AdamW updates plain tensors or DTensors, not both at once.
-    named = taken | leaf_names.keys()
-    rest = [p for p in model.parameters() if p.requires_grad and id(p) not in named]
-    halves = [[p for p in rest if isinstance(p, DTensor) == sharded] for sharded in (True, False)]
-    return [{"params": half, "algorithm": "adamw", **defaults} for half in halves if half] + groups
-
-
-def _listed(params: Any, where: str) -> list[torch.Tensor]:
-    items = list(params) if isinstance(params, Iterable) and not isinstance(params, torch.Tensor) else [params]
-    found: list[Any] = [item[1] if isinstance(item, tuple) and len(item) == 2 else item for item in items]
-    for number, item in enumerate(found):
-        if not isinstance(item, torch.Tensor):
-            raise ValueError(f"{where}: params[{number}]: expected a parameter of the model, got {shown(item)}")
-    return found
-
-
-def _kind(value: Any) -> str:
-    """Describes a value that should be a group, or a list of groups."""
-    return f"a dict with {sorted(map(str, value))}" if isinstance(value, dict) else type(value).__name__

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from dmuon._running.runtime import runtime_of
 
 
+@torch.compiler.disable(reason="dmuon.clip_grad_norm_ sends messages")  # type: ignore[untyped-decorator]
 @torch.no_grad()
 def clip_grad_norm_(
     model: nn.Module,

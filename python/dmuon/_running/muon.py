@@ -16,12 +16,14 @@ from torch.distributed.tensor import DTensor
 from dmuon import _C
 from dmuon._planning.owner_plan import Plan
 from dmuon._running.adamw import InnerAdamW
+from dmuon._running.given_groups import Given
 from dmuon._running.host_state import discard_unreduced
 from dmuon._running.skipped_steps import KEY as SKIPPED_STEPS
 from dmuon._running.skipped_steps import SkippedSteps
 from dmuon._running.start import agreed_setup, start
 from dmuon._running.ungrouped import UngroupedParameters
 from dmuon._saving.optimizer_state import fitting_state, saved_group, saved_state
+from dmuon._saving.saved_members import members_of, require_saved_members
 from dmuon._saving.saved_views import require_saved_views
 from dmuon._setup.agreement import agreement
 from dmuon._setup.dedication import dedication_of, plain_module
@@ -33,7 +35,7 @@ from dmuon._setup.hyperparameters import (
     check_group,
     native_group,
 )
-from dmuon._setup.placeholder import OwnedTensor
+from dmuon._setup.members import Members
 from dmuon._setup.routing_table import RoutingTable, with_frozen
 from dmuon._setup.shown import shown
 
@@ -59,6 +61,7 @@ class Muon(torch.optim.Optimizer):
 
     accepts_other_views = False
     _step_supports_amp_scaling = False
+    _is_made = False
 
     def __init__(
         self,
@@ -78,6 +81,7 @@ class Muon(torch.optim.Optimizer):
         adamw_eps: float = 1e-8,
         adamw_weight_decay: float | None = None,
         adamw_groups: Sequence[dict[str, Any]] = (),
+        muon_groups: Sequence[dict[str, Any]] = (),
     ) -> None:
         """Plans owners, moves master weights to them and hooks the model.
 
@@ -100,17 +104,21 @@ class Muon(torch.optim.Optimizer):
             adamw_eps: AdamW's eps.
             adamw_weight_decay: AdamW's weight decay. None means `weight_decay`.
             adamw_groups: groups in the form of torch's optimizers, for parameters that AdamW updates with options of
-                their own: `[{"params": [...], "weight_decay": 0.0}]`. The parameters are the model's after
-                `fully_shard`. The `adamw_` arguments are the defaults of a group. Give the same groups on every rank.
+                their own: `[{"params": [...], "weight_decay": 0.0}]`. `params` is a list of names or parameters, or a
+                function of name, module and parameter that returns True or False. The name of a module means what
+                AdamW trains below it, and `*`, `?` and `[...]` in names match as in fnmatch. Parameters may have been
+                taken from the model at any time. The `adamw_` arguments are the defaults of a group. Give the same
+                groups on every rank.
+            muon_groups: the same for matrices, `[{"params": ["vision"], "lr": 2e-3}]`. The other arguments are the
+                defaults. In `param_groups` come Muon's rest, `muon_groups`, AdamW's rest, `adamw_groups`.
 
         Raises:
             ValueError: on every rank, if any rank finds something wrong or the ranks differ.
         """
-        model = plain_module(model, "Muon")
+        model = plain_module(_one_model(model), "Muon")
         dedication = dedication_of(model, "Muon")
         adamw_lr_rule = "" if adamw_lr is not None else ", by adamw_lr=None"
-        if adamw_lr is None:
-            adamw_lr = lr if adjust_lr_fn == "match_rms_adamw" else 3e-4
+        default = lr if adjust_lr_fn == "match_rms_adamw" else 3e-4
         muon: dict[str, Any] = {
             "algorithm": "muon",
             "lr": lr,
@@ -125,65 +133,83 @@ class Muon(torch.optim.Optimizer):
         }
         adamw: dict[str, Any] = {
             "algorithm": "adamw",
-            "lr": adamw_lr,
+            "lr": default if adamw_lr is None else adamw_lr,
             "betas": adamw_betas,
             "eps": adamw_eps,
             "weight_decay": weight_decay if adamw_weight_decay is None else adamw_weight_decay,
         }
-        units, groups, device = agreed_setup(model, dedication, muon, adamw, adamw_groups)
+        given = Given(muon, adamw, muon_groups, adamw_groups)
+        units, of_muon, of_adamw, device = agreed_setup(model, dedication, given)
         self._runtime = start(model, dedication, units, muon, device, optimizer=self)
         rows = with_frozen(dedication.table, model)
         dedication.table = RoutingTable(rows, f"AdamW: lr {float(adamw['lr']):g}{adamw_lr_rule}")
         owned = self._runtime.placeholders
-        if owned:
-            groups.insert(0, {"params": owned, **muon})
-        self._ungrouped = UngroupedParameters(self._runtime)
+        for group in of_muon:
+            group["params"] = [owned[index] for index in group["params"]]
         self._leaf_of = {parameter: index for index, parameter in enumerate(owned)}
-        self._adamw = InnerAdamW()
+        self._ungrouped, self._adamw = UngroupedParameters(self._runtime), InnerAdamW()
         self._skipped = SkippedSteps(self._runtime.device, speaks=self._runtime.ranks.slot == 0)
-        self._adamw_defaults = adamw
-        self._muon_defaults = muon
-        super().__init__(groups, {**muon})
+        self._defaults_of, self._former = {"muon": muon, "adamw": adamw}, dedication.former
+        self._runtime.step_agreement.first_lrs = {"muon": lr, "adamw": adamw["lr"]}
+        super().__init__([*of_muon, *of_adamw], {**muon})
         for parameter, index in self._leaf_of.items():
             self.state[parameter] = self._runtime.owned_state(index)
+        self._is_made = True
 
     # ---- groups ----
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group of parameters that AdamW updates ("algorithm": "adamw", the default).
+        """Adds a group of parameters that AdamW updates ("algorithm": "adamw", the default), or of matrices ("muon").
 
-        The `adamw_` arguments of Muon are the defaults of the group.
+        `params` is as in the groups of `Muon`, and the arguments of `Muon` are the defaults. AdamW also takes
+        parameters that the model does not have. All matrices have a group already: first take them out of its list.
 
         Raises:
-            ValueError: the group is for Muon (`dedicate_params(select=...)` chooses matrices), has owned matrices, a
-                parameter of another group, or a bad hyperparameter.
+            ValueError: the group has a parameter of another group, or of the other algorithm, or one that the model
+                has no more, or a bad hyperparameter. Then nothing has changed.
         """
         if not isinstance(param_group, dict) or "params" not in param_group:
             raise ValueError(f"add_param_group: expected a dict with 'params', got {shown(param_group)}")
-        algorithm = param_group.setdefault("algorithm", "adamw")
+        algorithm = param_group.get("algorithm", "adamw")
         if algorithm not in ("muon", "adamw"):
             raise ValueError(f"add_param_group: algorithm: expected 'muon' or 'adamw', got {algorithm!r}")
-        defaults = self._muon_defaults if algorithm == "muon" else self._adamw_defaults
-        param_group.update({**defaults, **param_group, SKIPPED_STEPS: self._skipped.count})
-        check_group(param_group, "add_param_group")
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        if algorithm == "muon":
-            strangers = [tuple(p.shape) for p in group["params"] if p not in self._leaf_of]
-            if strangers:
-                self.param_groups.pop()
+        added = {**self._defaults_of[algorithm], **param_group, SKIPPED_STEPS: self._skipped.count}
+        check_group(added, "add_param_group")
+        if self._is_made:
+            added["params"] = self._new_members(param_group["params"], algorithm)
+        before = dict(param_group)
+        param_group.update(added)
+        number = len(self.param_groups)
+        try:
+            super().add_param_group(param_group)
+            if algorithm == "adamw":
+                for key in self._defaults_of["muon"].keys() - self._defaults_of["adamw"].keys():
+                    param_group.pop(key, None)
+                self._adamw.add(param_group, self.state)
+        except Exception:
+            del self.param_groups[number:]
+            param_group.clear()
+            param_group.update(before)
+            raise
+        if algorithm == "adamw":
+            self._runtime.add_plain([p for p in param_group["params"] if not isinstance(p, DTensor)])
+
+    def _new_members(self, params: Any, algorithm: str) -> list[torch.Tensor]:
+        """Returns the parameters of a new group. Raises ValueError if one is in a group or cannot be in this one."""
+        runtime, where = self._runtime, "add_param_group"
+        runtime.refuse_inside_full_params("add_param_group()")
+        members = Members(runtime.model, runtime.leaves, self._former)
+        found = members.resolved(params, algorithm, where, with_others=algorithm == "adamw")
+        group_of = {p: number for number, group in enumerate(self.param_groups) for p in group["params"]}
+        new = [member.parameter if member.leaf is None else runtime.placeholders[member.leaf] for member in found]
+        for member, parameter in zip(found, new, strict=True):
+            if (number := group_of.get(parameter)) is not None:
                 raise ValueError(
-                    "add_param_group: params: expected matrices that dedicate_params took, got others of shapes "
-                    f"{strangers}; choose matrices with dedicate_params(select=...)"
+                    f"{where}: params: expected parameters that no group has, got '{member.name}', which is in "
+                    f"param_groups[{number}]. Muon takes groups as muon_groups and adamw_groups; to move a parameter, "
+                    "first remove it from that group's list."
                 )
-            return
-        for key in self._muon_defaults.keys() - self._adamw_defaults.keys():
-            group.pop(key, None)
-        if any(isinstance(p, OwnedTensor) for p in group["params"]):
-            self.param_groups.pop()
-            raise ValueError("add_param_group: params: expected parameters for AdamW, got owned matrices")
-        self._runtime.add_plain([p for p in group["params"] if not isinstance(p, DTensor)])
-        self._adamw.add(group, self.state)
+        return new
 
     # ---- the step ----
 
@@ -191,6 +217,7 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None: ...
     @overload
     def step(self, closure: Callable[[], float]) -> float: ...
+    @torch.compiler.disable(reason="dmuon.Muon.step sends messages")  # type: ignore[untyped-decorator]
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Updates all parameters that had a gradient on any rank. Collective over the mesh.
@@ -239,6 +266,7 @@ class Muon(torch.optim.Optimizer):
             groups.append(native_group(group, self._runtime.device, self._runtime.tuned))
         return groups, group_of
 
+    @torch.compiler.disable(reason="dmuon.Muon.zero_grad changes FSDP2's state")  # type: ignore[untyped-decorator]
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears all gradients, also the owners' accumulated ones and those that FSDP2 has not reduced yet.
 
@@ -302,7 +330,12 @@ class Muon(torch.optim.Optimizer):
             packed = super().state_dict()
         finally:
             self.state = live
-        groups = [saved_group(group, self._runtime.leaves) for group in packed["param_groups"]]
+        members = members_of(self.param_groups, self._leaf_of, self._runtime.leaves)
+        members = members if len(members) > 1 else {}
+        groups = [
+            saved_group(group, self._runtime.leaves, members.get(number, ""))
+            for number, group in enumerate(packed["param_groups"])
+        ]
         return {**packed, "param_groups": groups}
 
     @torch.no_grad()
@@ -327,10 +360,13 @@ class Muon(torch.optim.Optimizer):
                 changed = hook(self, state_dict)
                 state_dict = state_dict if changed is None else changed
             names = {id(p): name for name, p in runtime.model.named_parameters()}
-            loaded = fitting_state(state_dict, self.param_groups, self._leaf_of, names, shards, facts)
+            lrs = runtime.step_agreement.first_lrs
+            loaded = fitting_state(state_dict, self.param_groups, self._leaf_of, names, shards, lrs, facts)
             facts.append(f"accepts_other_views {self.accepts_other_views}")
             if not self.accepts_other_views:
                 require_saved_views(state_dict["param_groups"], runtime.leaves)
+                members = members_of(self.param_groups, self._leaf_of, runtime.leaves)
+                require_saved_members(state_dict["param_groups"], members)
         # At once: nothing that may raise on some ranks alone comes between the check and the collective calls.
         for name, values in loaded.owned.items():
             shards.write(values, name)
@@ -352,3 +388,19 @@ class Muon(torch.optim.Optimizer):
             for group in self.param_groups:
                 if group["algorithm"] == "adamw":
                     self._adamw.add(group, self.state)
+
+
+def _one_model(model: Any) -> Any:
+    """Returns `model`. Raises ValueError if it is what other optimizers take: parameters, or several models."""
+    if isinstance(model, nn.Module):
+        return model
+    parts = list(model) if isinstance(model, list | tuple) else []
+    if parts and all(isinstance(part, nn.Module) for part in parts):
+        raise ValueError(
+            f"Muon: model: expected one model, got {len(parts)} parts. Expected: a Muon for each part, "
+            "[dmuon.Muon(part) for part in parts]."
+        )
+    raise ValueError(
+        f"Muon: model: expected the model itself, dmuon.Muon(model), got {type(model).__name__}. Parameters that need "
+        "options of their own go into muon_groups and adamw_groups."
+    )

@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -16,10 +15,10 @@ import torch.nn as nn
 from dmuon._planning.choices import cached_choices
 from dmuon._planning.owner_plan import sizes_of
 from dmuon._planning.plan import inventory_of, make_plan
-from dmuon._running.adamw import checked_adamw_groups
 from dmuon._running.casts import guard_casts
 from dmuon._running.checks import check_host_parameters, check_parameters, check_sentinels, check_units
 from dmuon._running.first_values import FirstValues
+from dmuon._running.given_groups import Given, first_groups
 from dmuon._running.hooks import add_hooks
 from dmuon._running.model_state import ModelState
 from dmuon._running.runtime import Runtime, find_runtime
@@ -28,6 +27,7 @@ from dmuon._setup.dedication import Dedication, end_setup
 from dmuon._setup.groups import process_groups
 from dmuon._setup.hyperparameters import check_group, settings_of
 from dmuon._setup.leaf import Leaf
+from dmuon._setup.members import former_parameters
 from dmuon._setup.same_values import checksums, require_same_values
 from dmuon._setup.units import Unit, find_units
 
@@ -37,28 +37,25 @@ _LARGE_UNIT = 0.25  # of all matrix bytes
 
 
 def agreed_setup(
-    model: nn.Module,
-    dedication: Dedication,
-    muon: dict[str, Any],
-    adamw: dict[str, Any],
-    adamw_groups: Sequence[dict[str, Any]],
-) -> tuple[list[Unit], list[dict[str, Any]], torch.device | None]:
+    model: nn.Module, dedication: Dedication, given: Given
+) -> tuple[list[Unit], list[dict[str, Any]], list[dict[str, Any]], torch.device | None]:
     """Checks the arguments of `Muon` and the present model. Collective.
 
     Returns:
-        The units, AdamW's groups, and the leaves' device, None if there are no leaves.
+        The units, `first_groups`, and the leaves' device, None if there are no leaves.
 
     Raises:
         ValueError: on every rank, if any rank finds something wrong or the ranks differ.
     """
-    meta_start = dedication.meta_start
+    meta_start, former = dedication.meta_start, former_parameters(model)  # before the pause: stand-ins too
     paused = meta_start.paused() if meta_start is not None else nullcontext()
     with paused, agreement(dedication.ranks, "Muon") as facts:
         if find_runtime(model, "Muon") is not None:
             raise ValueError("Muon: model: expected one Muon a model, got a second one")
         if dedication.attributes is not None:
             dedication.attributes.give(model.modules())
-        for group in (muon, adamw):
+        dedication.former.update(former)
+        for group in (given.muon, given.adamw):
             check_group(group)
             facts.append(f"{settings_of(group)}")
         check_parameters(model, dedication, facts)
@@ -66,18 +63,17 @@ def agreed_setup(
         device = check_sentinels(model, dedication)
         if meta_start is not None:
             facts += meta_start.facts()
-            adamw_groups = meta_start.resolved(adamw_groups)
         paths = [[place.path for place in leaf.places] for leaf in dedication.leaves]
         dtypes = [] if dedication.mp_policy.param_dtype else [leaf.parameter.dtype for leaf in dedication.leaves]
         units = find_units(model, paths, dedication.chosen_units, dtypes)
         check_units(units, dedication)
-        groups = checked_adamw_groups(model, dedication, adamw_groups, adamw, facts)
-        if not groups and not dedication.leaves:
+        muon, adamw = first_groups(model, dedication, given, facts)
+        if not muon and not adamw:
             raise ValueError("Muon: model: expected trainable parameters, got none")
         values = checksums(model, dedication)
         facts.append(f"compares the values of {list(values)}")
     require_same_values(dedication.ranks, values)
-    return units, groups, device
+    return units, muon, adamw, device
 
 
 def start(

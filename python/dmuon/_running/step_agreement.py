@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -45,6 +46,7 @@ class StepAgreement:
     ranks: Ranks
     device: torch.device
     divide_factor: float
+    first_lrs: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)  # the constructor's, by algorithm
     made: list[torch.Tensor] = dataclasses.field(default_factory=list, init=False)  # by the last call of `verdict`
     zeroed: set[str] = dataclasses.field(default_factory=set, init=False)  # leaves, by zero_ since the last message
     _lost: str | None = dataclasses.field(default=None, init=False)  # if a backward has raised
@@ -172,15 +174,19 @@ class StepAgreement:
 
     def _settings(self) -> list[str]:
         return [
-            f"param_groups[{number}]['{name}'] = {value!r}"
+            line
             for number, group in enumerate(self.optimizer.param_groups)
-            for name, value in settings_of(group).items()
+            for line in (
+                f"param_groups[{number}] of {len(group['params'])} parameters",
+                *(f"param_groups[{number}]['{name}'] = {value!r}" for name, value in settings_of(group).items()),
+            )
         ]
 
     def _problem(self) -> str | None:
         try:
             for number, group in enumerate(self.optimizer.param_groups):
-                check_group(group, f"Muon: param_groups[{number}]")
+                first_lr = self.first_lrs.get(group.get("algorithm"), 0.0)
+                check_group(group, f"Muon: param_groups[{number}]", first_lr)
         except ValueError as error:
             return str(error)
         if (name := self._assigned_gradient()) is not None:

@@ -34,6 +34,7 @@ def fitting_state(
     leaf_of: Mapping[Any, int],
     names: Mapping[int, str],
     shards: OwnedShards,
+    first_lrs: Mapping[str, Any],
     facts: list[str],
 ) -> LoadedState:
     """Checks a state dict against an optimizer.
@@ -44,6 +45,7 @@ def fitting_state(
         leaf_of: the index of every leaf, by its placeholder.
         names: the names of parameters, by id.
         shards: checks the values of leaves.
+        first_lrs: the constructor's learning rates, by algorithm.
         facts: gets lines that must be equal on all ranks.
 
     Raises:
@@ -59,7 +61,8 @@ def fitting_state(
             f"{_LOAD}: param_groups: expected groups of {sizes[0]} parameters, as the model has them, got {sizes[1]}: "
             "those of another model, of another depth say, or of other groups"
         )
-    merged = [_merged(number, *pair) for number, pair in enumerate(zip(groups, saved["param_groups"], strict=True))]
+    pairs = enumerate(zip(groups, saved["param_groups"], strict=True))
+    merged = [_merged(number, *pair, first_lrs[pair[0]["algorithm"]]) for number, pair in pairs]
     facts += [f"group {settings_of(group)}" for group in merged]
     loaded = LoadedState(merged, {}, {name: {} for name in (*shards.states, MASTER)})
     fresh = not saved["state"]  # the optimizer had made no step
@@ -88,15 +91,15 @@ def saved_state(live: Any, leaf_of: Mapping[Any, int], shards: OwnedShards) -> d
     return saved
 
 
-def saved_group(group: dict[str, Any], leaves: Sequence[Leaf]) -> dict[str, Any]:
+def saved_group(group: dict[str, Any], leaves: Sequence[Leaf], members: str) -> dict[str, Any]:
     """Returns a group for a state dict, with values that torch.distributed.checkpoint and torch.optim.Muon can read.
 
     A dtype becomes its name. A name of coefficients becomes one (a, b, c), if they are equal in every step. The views
-    of the leaves follow Muon's name.
+    of the leaves follow Muon's name, and with them the group's `members`.
     """
     saved = dict(group)
     if group["algorithm"] == "muon":
-        saved["algorithm"] = with_views("muon", leaves)
+        saved["algorithm"] = with_views("muon", leaves, members)
     for key, value in group.items():
         if isinstance(value, torch.dtype):
             saved[key] = str(value)
@@ -108,7 +111,7 @@ def saved_group(group: dict[str, Any], leaves: Sequence[Leaf]) -> dict[str, Any]
     return saved
 
 
-def _merged(number: int, current: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
+def _merged(number: int, current: dict[str, Any], saved: dict[str, Any], first_lr: Any) -> dict[str, Any]:
     expected = current["algorithm"]
     keys = saved.keys() - {"params", "param_names"}
     got = saved.get("algorithm") or ("adamw" if "betas" in keys else "muon" if "ns_steps" in keys else "")
@@ -124,7 +127,7 @@ def _merged(number: int, current: dict[str, Any], saved: dict[str, Any]) -> dict
     merged |= {key: current[key] for key in _OF_THIS_MACHINE if key in current}
     if isinstance(merged.get("ns_dtype"), str):
         merged["ns_dtype"] = getattr(torch, merged["ns_dtype"].removeprefix("torch."), merged["ns_dtype"])
-    check_group(merged, f"{_LOAD}: param_groups[{number}]")
+    check_group(merged, f"{_LOAD}: param_groups[{number}]", first_lr)
     return merged
 
 

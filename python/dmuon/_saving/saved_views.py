@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from dmuon._saving.saved_members import KEY as MEMBERS
 from dmuon._setup.leaf import Leaf, described
 from dmuon._setup.shown import listed
 
@@ -17,9 +18,9 @@ _MOST_NAMED = 3
 _WHOLE = "one matrix"
 
 
-def with_views(algorithm: str, leaves: Sequence[Leaf]) -> str:
-    """Returns the text to save as a group's `algorithm`."""
-    words = {leaf.name: described(leaf.views, leaf.shape) for leaf in leaves}
+def with_views(algorithm: str, leaves: Sequence[Leaf], members: str) -> str:
+    """Returns the text to save as a group's `algorithm`. `members` are the group's, "" if none are to be saved."""
+    words = {MEMBERS: members} | {leaf.name: described(leaf.views, leaf.shape) for leaf in leaves}
     return f"{algorithm} {json.dumps({name: view for name, view in words.items() if view})}"
 
 
@@ -38,7 +39,7 @@ def require_saved_views(groups: Sequence[dict[str, Any]], leaves: Sequence[Leaf]
     for text in words:
         try:
             saved = json.loads(text)
-            unknown = [f"'{name}'" for name in sorted(saved.keys() - {leaf.name for leaf in leaves})]
+            unknown = [f"'{name}'" for name in sorted(saved.keys() - {leaf.name for leaf in leaves} - {MEMBERS})]
             theirs = [str(saved.get(leaf.name, "")) for leaf in leaves]
         except (ValueError, AttributeError):
             raise ValueError(

@@ -11,12 +11,14 @@ from typing import Any
 import torch.nn as nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.utils.weak import WeakIdKeyDictionary
 
 from dmuon._plan import StepOptions
 from dmuon._setup.agreement import agreement
 from dmuon._setup.attributes import Attributes
 from dmuon._setup.guards import Handle, guards
 from dmuon._setup.leaf import Leaf
+from dmuon._setup.members import former_parameters, note_former
 from dmuon._setup.meta_start import MetaStart
 from dmuon._setup.options import STEP, Ablation, AcrossRanks, Planning, check_as_for_fully_shard, step_options
 from dmuon._setup.ranks import Ranks, check_mesh, check_timeout, contradicted_by_names, resolve_ranks
@@ -45,6 +47,7 @@ class Dedication:
     known: dict[nn.Module, dict[str, bool]]  # by module: its parameters in order, True for those that were trainable
     chosen_units: list[tuple[nn.Module, ...]]  # the modules of each unit that the user chose
     attributes: Attributes | None  # until Muon
+    former: WeakIdKeyDictionary  # names of parameters that the model had, and that users may still have
     meta_start: MetaStart | None = None  # until Muon, if the model was built on the meta device
     ablation: Ablation = dataclasses.field(default_factory=Ablation)
     guards: list[Handle] = dataclasses.field(default_factory=list)  # against early use
@@ -183,15 +186,15 @@ def dedicate_params(
         _warn(model, mesh, table)
     known = {m: {k: p.requires_grad for k, p in m._parameters.items() if p is not None} for m in model.modules()}
     on_meta = any(parameter.is_meta for parameter in model.parameters())
-    attributes = Attributes(known)
+    attributes, former = Attributes(known), former_parameters(model)
     dedication = Dedication(
-        ranks, mesh, leaves, table, policy, planning, across_ranks, schedule, known, chosen, attributes
+        ranks, mesh, leaves, table, policy, planning, across_ranks, schedule, known, chosen, attributes, former
     )
     dedication.guards += [*guards(model, leaves), *attributes.handles]
     release(leaves, model)
-    for leaf in leaves:
-        for place in leaf.places:
-            place.take_out()
+    for place in [place for leaf in leaves for place in leaf.places]:
+        place.take_out()
+    note_former(former, leaves)
     if on_meta:
         dedication.meta_start = MetaStart(model, leaves, known, ranks)
     model.__dict__[DEDICATION] = dedication

@@ -18,6 +18,7 @@ NS_COEFFICIENTS = "polar_express"
 NS_STEPS = _plan.NS_STEPS
 EPS = _C.EPS
 
+_ROUNDING = 1e-12  # of a rate: many times what schedulers that compute in fp64 lose
 _MUON = ("lr", "weight_decay", "momentum", "nesterov", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn", "ns_dtype")
 _ADAMW = ("lr", "betas", "eps", "weight_decay")
 _ADAMW_SWITCHES = ("amsgrad", "maximize", "decoupled_weight_decay", "capturable", "differentiable")  # torch's defaults
@@ -70,13 +71,27 @@ def choice_of(backend: str, form: str, batched: bool, panel_rows: int) -> _C.Cho
     return _C.Choice(backend, getattr(_C.Form, form), batched, panel_rows)
 
 
+def rate_of(group: dict[str, Any], first: Any = 0.0) -> Any:
+    """Returns a group's learning rate. Returns 0 for one that schedulers' rounding has put below 0.
+
+    Rounding is less than 1e-12 of the group's `initial_lr`, which schedulers set, else of `first`, the constructor's.
+    """
+    lr = group["lr"]
+    try:
+        least = -_ROUNDING * float(group.get("initial_lr", first))
+        return 0.0 if least < float(lr) < 0 else lr
+    except (TypeError, ValueError, RuntimeError):  # `check_group` says what is wrong
+        return lr
+
+
 def native_group(group: dict[str, Any], device: torch.device, tuned: Tuned | None = None) -> _C.MuonGroup:
     """Returns the present hyperparameters of a Muon group, with the choices if they were tuned for these."""
     coefficients = resolved_coefficients(group["ns_coefficients"], group["ns_steps"])
     ns_dtype = group["ns_dtype"] or _C.default_ns_dtype(device)
     choices: dict[Any, _C.Choice] = tuned.choices if tuned and tuned[:2] == (ns_dtype, coefficients) else {}
-    numbers = {name: float(group[name]) for name in ("lr", "weight_decay", "momentum", "eps")}
+    numbers = {name: float(group[name]) for name in ("weight_decay", "momentum", "eps")}
     return _C.MuonGroup(
+        lr=max(float(group["lr"]), 0.0),  # less by rounding, see `rate_of`
         **numbers,
         nesterov=bool(group["nesterov"]),
         coefficients=coefficients,
@@ -124,17 +139,19 @@ def _number(argument: str, value: Any, most: float = math.inf) -> None:
         raise ValueError(f"{argument}: expected a number that fp32 can hold, got {number:g}")
 
 
-def check_group(group: dict[str, Any], where: str = "") -> None:
+def check_group(group: dict[str, Any], where: str = "", first_lr: Any = 0.0) -> None:
     """Raises ValueError naming the first hyperparameter of a group that is bad or missing.
 
-    `where` names the group in the message. Without it the message names Muon's arguments.
+    `where` names the group in the message. Without it the message names Muon's arguments. `first_lr` is as in
+    `rate_of`.
     """
     of_muon = group.get("algorithm") == "muon"
     for name in ("algorithm", *(_MUON if of_muon else _ADAMW)):
         if name not in group:
             raise ValueError(f"{where or 'Muon'}: expected a group with '{name}', got one without")
     prefix = f"{where}: " if where else "Muon: " if of_muon else "Muon: adamw_"
-    for name in ("lr", "weight_decay", "eps"):
+    _number(f"{prefix}lr", rate_of(group, first_lr))
+    for name in ("weight_decay", "eps"):
         _number(f"{prefix}{name}", group[name])
     if not of_muon:
         betas = group["betas"]

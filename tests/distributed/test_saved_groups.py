@@ -1,0 +1,141 @@
+"""Groups of matrices in an optimizer's state: they come back, and those of another run are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint.state_dict as dsd
+import torch.nn as nn
+from models import batch, loss_of, make_gpt, part
+from refusals import rank_of
+from training import AHEAD, LR, WEIGHT_DECAY, dedicate, place_of, shard, weights_of
+
+import dmuon
+
+Groups = list[dict[str, Any]]
+
+
+def started(mesh: Any, groups: Groups) -> tuple[nn.Module, dmuon.Muon]:
+    model = make_gpt(depth=2)
+    dedicate(model, mesh, AHEAD)
+    shard(model, mesh)
+    opt = dmuon.Muon(model, lr=LR, weight_decay=WEIGHT_DECAY, ns_dtype=torch.float32, muon_groups=groups)
+    return model, opt
+
+
+def train(mesh: Any, model: nn.Module, opt: dmuon.Muon, *steps: int) -> None:
+    for step in steps:
+        loss_of(model, part(batch(step), *place_of(mesh))).backward()
+        opt.step()
+        opt.zero_grad()
+
+
+def resumed(mesh: Any, by_name: bool) -> list[str]:
+    """Names of the weights that differ from those of training without a break."""
+    groups: Groups = [{"params": "blocks.1", "lr": 0.05}, {"params": "blocks.0.up", "momentum": 0.5}]
+    model, opt = started(mesh, groups)
+    train(mesh, model, opt, 0)
+    opt.param_groups[1]["lr"] = 0.04
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    if by_name:
+        options = dsd.StateDictOptions(full_state_dict=True)
+        saved = dsd.get_optimizer_state_dict(model, opt, options=options)
+    else:
+        saved = opt.state_dict()
+    saved = {**saved, "state": {k: {n: t.clone() for n, t in v.items()} for k, v in saved["state"].items()}}
+    train(mesh, model, opt, 1, 2)
+    expected = weights_of(model)
+    model, opt = started(mesh, [{"params": "blocks.1"}, {"params": "blocks.0.up"}])
+    model.load_state_dict(weights)
+    if by_name:
+        dsd.set_optimizer_state_dict(model, opt, saved, options=options)
+    else:
+        opt.load_state_dict(saved)
+    assert [g["lr"] for g in opt.param_groups[:3]] == [LR, 0.04, LR] and opt.param_groups[2]["momentum"] == 0.5
+    train(mesh, model, opt, 1, 2)
+    return [name for name, value in weights_of(model).items() if not torch.equal(value, expected[name])]
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_groups_are_saved_and_restored(ranks, by_name):
+    assert ranks.run(resumed, (2, 2), by_name=by_name) == [[]] * 4
+
+
+ONE: Groups = [{"params": "blocks.1", "lr": 0.05}]
+CHANGED: dict[str, tuple[Groups, Groups, bool]] = {
+    "other members": (ONE, [{"params": "blocks.0", "lr": 0.05}], False),
+    "other members by name": (ONE, [{"params": "blocks.?.up", "lr": 0.05}], True),
+    "fewer by name": (ONE, [], True),
+    "more by name": ([], ONE, True),
+    "other sizes": (ONE, [{"params": "blocks.1.up", "lr": 0.05}], False),
+    "more": ([], ONE, False),
+}
+
+
+def changed(mesh: Any, which: str) -> str:
+    """What a state of other groups says, twice alike; then training goes on as without it."""
+    then, now, by_name = CHANGED[which]
+    options = dsd.StateDictOptions(full_state_dict=True)
+    model, opt = started(mesh, then)
+    train(mesh, model, opt, 0)
+    saved = dsd.get_optimizer_state_dict(model, opt, options=options) if by_name else opt.state_dict()
+    ends, messages = [], set()
+    for refusals in (0, 2):
+        model, opt = started(mesh, now)
+        train(mesh, model, opt, 0)
+        for _ in range(refusals):
+            with pytest.raises(ValueError) as caught:
+                if by_name:
+                    dsd.set_optimizer_state_dict(model, opt, saved, options=options)
+                else:
+                    opt.load_state_dict(saved)
+            messages.add(str(caught.value))
+        train(mesh, model, opt, 1, 2)
+        ends.append(weights_of(model))
+    assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
+    assert len(messages) == 1
+    if by_name:  # the way out
+        saved["param_groups"] = dsd.get_optimizer_state_dict(model, opt, options=options)["param_groups"]
+        rates = [group["lr"] for group in opt.param_groups]
+        dsd.set_optimizer_state_dict(model, opt, saved, options=options)
+        assert rates == [group["lr"] for group in opt.param_groups]
+        train(mesh, model, opt, 3)
+    return messages.pop()
+
+
+@pytest.mark.parametrize(
+    ("which", "words"),
+    [
+        ("other members", ["param_groups[0]: the checkpoint has other groups of matrices", "from 'blocks.0.qkv.weig"]),
+        (
+            "other members by name",
+            ["param_groups[1]", "2 matrices from 'blocks.0.up.weight' on", "get_optimizer_state"],
+        ),
+        ("fewer by name", ["param_groups[0]", "Expected 8 matrices from 'blocks.0.qkv.weight' on"]),
+        ("more by name", ["param_groups[1]", "4 matrices from 'blocks.1.qkv.weight' on", "got matrices of one group"]),
+        ("other sizes", ["param_groups: expected groups of [7, 1, 10] parameters", "got [4, 4, 10]"]),
+        ("more", ["param_groups: expected groups of [4, 4, 10] parameters", "got [8, 10]"]),
+    ],
+)
+def test_a_state_of_other_groups_is_refused(ranks, which, words):
+    for message in ranks.run(changed, (2, 2), which=which):
+        assert [word for word in words if word not in message] == [], message
+
+
+def test_ranks_whose_groups_differ_later_raise(ranks):
+    for message in ranks.run(differing_later, (2, 2)):
+        assert "ranks differ" in message and "param_groups[0] of 8 parameters" in message
+
+
+def differing_later(mesh: Any) -> str:
+    model, opt = started(mesh, [])
+    if rank_of(mesh) == 1:
+        group = opt.param_groups[0]
+        group["params"] = group["params"][1:]
+        opt.add_param_group({"params": "blocks.0.qkv", "algorithm": "muon"})
+    loss_of(model, part(batch(0), *place_of(mesh))).backward()
+    with pytest.raises(ValueError) as caught:
+        opt.step()
+    return str(caught.value)
