@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn as nn
-from models import Gpt, batch, loss_of, part
+from models import Gpt, batch, loss_of, make_gpt, part
 from pool import RankFailed
 from refusals import REFUSED, Refusals, expect_refusal
 from scenario import Session, check, language_loss
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.checkpoint import checkpoint
-from training import AHEAD, KEPT, NO_COPY, ON_DEMAND, place_of, weights_of
+from training import AHEAD, KEPT, NO_COPY, ON_DEMAND, dedicate, place_of, weights_of
+
+import dmuon
 
 refused = Refusals()
 
@@ -90,6 +92,88 @@ def changing(s: Session, way: str, fsdp: bool = True, recomputes: str = "", froz
 def test_a_change_outlives_the_forward(ranks, way, schedule):
     *notes, expected = check(ranks, changing, schedule=schedule, way=way)
     assert all(note == pytest.approx(expected, rel=1e-3) for note in notes)
+
+
+class Chain(nn.Module):
+    """Calls the linears of its layers, and never the layers."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.way = way
+        self.layers = nn.ModuleList(nn.Sequential(Changing(24, 24)) for _ in range(3))
+        self.register_buffer("mean", torch.zeros(24, 24))
+        self.head = nn.Linear(24, 4)
+        for layer in self.layers:
+            layer[0].way = "" if way.startswith("parent") or way == "copied" else way
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for (linear,) in self.layers:
+            if self.way.startswith("parent"):
+                with torch.no_grad():
+                    self.of_parent(linear)
+            x = torch.tanh(linear(x))
+        if self.way == "copied":
+            self.mean.lerp_(self.layers[1][0].weight.detach(), 0.5)
+            torch.mul(self.layers[0][0].weight.detach(), 0.1, out=self.mean[:])
+            self.mean[:4] += self.layers[2][0].weight.detach()[:4]
+        return self.head(x) + self.mean.sum(0)[:4]
+
+    def of_parent(self, linear: nn.Linear) -> None:
+        if self.way == "parent":
+            linear.weight.clamp_(-0.1, 0.1)
+        elif self.way == "parent of a row":
+            linear.weight[3].mul_(0.5)
+            linear.weight[:, 2] = 0.01
+        elif self.way == "parent by data":
+            linear.weight.data = linear.weight.data.clamp(-0.1, 0.1)
+
+
+def chained(s: Session, way: str) -> None:
+    s.start(Chain(way), units=None, names=lambda name: "layers" in name and name.endswith("weight"))
+
+    def loss(step: int) -> Any:
+        def of(model: nn.Module, rank: int) -> torch.Tensor:
+            x = torch.randn(6, 24, generator=torch.Generator().manual_seed(100 * step + rank))
+            return model(x).square().mean()
+
+        return of
+
+    for step in range(3):
+        s.backward(loss(step))
+        s.step()
+
+
+# Of a change that adds up over calls, one rank's reference is the only one.
+@pytest.mark.parametrize(
+    ("way", "mesh"),
+    [
+        *((way, (2, 2)) for way in ("in place", "assigned", "data", "parent", "parent by data")),
+        *((way, (1,)) for way in ("detached", "once", "parent of a row", "copied")),
+    ],
+)
+def test_before_anyone_knows_who_reads_the_weights(ranks, way, mesh):
+    check(ranks, chained, mesh, schedule=AHEAD, way=way)
+
+
+def kept_aside(mesh: Any) -> str:
+    """A module uses the parameter that it has kept since before dedicate_params."""
+    model = make_gpt(depth=1)
+    kept = model.blocks[0].out.weight
+    forward = model.forward
+    dedicate(model, mesh, AHEAD)
+    dmuon.Muon(model)
+    model.forward = lambda x: forward(x) + kept.sum()
+    try:
+        loss_of(model, batch(0)).backward()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_a_parameter_of_before_dedicate_params_is_not_trained_in_silence(ranks):
+    for message in ranks.run(kept_aside, (2, 2)):
+        assert "the parameter that was 'blocks.0.out.weight' before dedicate_params, which nothing trains" in message
 
 
 # The reference calls the model once for each rank's part of the batch, so only a mesh of one rank fits "detached".

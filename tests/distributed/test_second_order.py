@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from refusals import REFUSED, Refusals, expect_refusal
 from scenario import Session, check
 from torch.distributed.fsdp import fully_shard
+from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 from training import AHEAD, KEPT, KEPT_NO_COPY, NO_COPY, ON_DEMAND, dedicate
 
@@ -116,6 +117,8 @@ def test_without_node_copies_and_under_checkpoints(ranks, checkpoints):
 
 @refused("a backward with create_graph=True", "dedicate_params(..., reshard_after_forward=False)", schedule=AHEAD)
 @refused("create_graph=True under fully_shard", "dmuon without fully_shard", schedule=KEPT, fsdp=True)
+@refused("functional_call inside a transform of torch.func", "'stem.weight'", schedule=KEPT, way="func", fsdp=True)
+@refused("functional_call inside a transform of torch.func", "torch.autograd.grad", schedule=KEPT, way="func")
 @refused("create_graph=True has given gradients to matrices", "torch.autograd.grad", schedule=KEPT, way="backward")
 def not_possible(mesh: Any, schedule: dict[str, Any], fsdp: bool = False, way: str = "") -> None:
     model = Model()
@@ -125,6 +128,9 @@ def not_possible(mesh: Any, schedule: dict[str, Any], fsdp: bool = False, way: s
     opt = dmuon.Muon(model)
     if way == "backward":
         model(drawn(0, 0)[0]).sum().backward(create_graph=True)
+    elif way == "func":
+        x = drawn(0, 0)[0]
+        torch.func.grad(lambda weights: functional_call(model, weights, (x,)).sum())(dict(model.named_parameters()))
     else:
         forces(0, way)(model, 0).backward()
     opt.step()

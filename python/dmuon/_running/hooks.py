@@ -33,6 +33,7 @@ def _begin(runtime: Runtime) -> Any:
     def begin(module: nn.Module, args: Any) -> None:
         runtime.refuse_inside_full_params("a forward")
         runtime.refuse_without_values()
+        _refuse_differentiated_parameters(module)
         if not _C.in_backward():
             runtime.step_agreement.end_failed_backward()
             runtime.show_placeholders()
@@ -120,6 +121,19 @@ class _Calls:
             return
         self._runtime.refuse_inside_full_params("a backward")
         self._runtime.weights[self._index].show_weights()
+
+
+def _refuse_differentiated_parameters(model: nn.Module) -> None:
+    """Raises ValueError if a transform of torch.func has the model's parameters as its inputs."""
+    if not is_transformed():
+        return
+    wrapped = (n for n, p in model.named_parameters() if torch._C._functorch.is_functorch_wrapped_tensor(p))
+    if (name := next(wrapped, None)) is not None:
+        raise ValueError(
+            f"dmuon: torch.func.functional_call inside a transform of torch.func, such as grad, with '{name}' as its "
+            "input, whose values are here inside of its module's calls alone. Expected: backward or "
+            "torch.autograd.grad. Transforms of the model's inputs are possible."
+        )
 
 
 def _without_views(output: Any) -> Any:

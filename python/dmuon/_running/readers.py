@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import distributed as data_parallel
 
 from dmuon import _C
+from dmuon._running.unit_weights import UnitWeights
 from dmuon._running.weight import Weight
 from dmuon._setup.place import joined
 
@@ -70,6 +72,16 @@ class UnitReaders:
         """Ends the read."""
         self._alive().engine.after_forward(self._index, True)
 
+    def change(self, leaf: int, change: Callable[[torch.Tensor], object]) -> None:
+        """Changes the weight of one leaf, as the code that runs wants. Collective."""
+        self.begin()
+        try:
+            weights: UnitWeights = self._alive().weights[self._index]
+            change(self.weights[leaf].detach())
+            weights.take_back_all()
+        finally:
+            self.end()
+
     def _alive(self) -> Any:
         runtime = self._runtime()
         assert runtime is not None
@@ -105,6 +117,9 @@ class LeafSource:
 
     def end(self) -> None:
         self._readers.end()
+
+    def change(self, change: Callable[[torch.Tensor], object]) -> None:
+        self._readers.change(self._leaf, change)
 
 
 def _innermost(model: nn.Module) -> nn.Module | None:

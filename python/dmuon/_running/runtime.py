@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn as nn
@@ -158,7 +158,8 @@ class Runtime:
         for leaf, weight in zip(unit.packing().leaves, weights, strict=True):
             placeholder, in_forward = self.placeholders[leaf.index], None
             if dtypes_of(policy, placeholder.dtype)[0] != placeholder.dtype:
-                in_forward = nn.Parameter(placeholder.of_dtype(weight.dtype), placeholder.requires_grad)
+                of_compute_dtype = cast("OwnedTensor", placeholder).of_dtype(weight.dtype)
+                in_forward = nn.Parameter(of_compute_dtype, placeholder.requires_grad)
                 _C.accumulate_into(weight, in_forward)
                 in_forward.__dict__ = placeholder.__dict__
                 self._cast += self.leaves[leaf.index].places

@@ -31,7 +31,7 @@ class UnitWeights:
     def begin_call(self, reader: bool) -> None:
         """Puts the weights in. `reader`: the call is of one of several modules that read them."""
         if not self._num_calls and not self._until_end_of_backward:
-            self._begin_use()
+            self.begin_use()
             self._error_before = _handled_error()
         self._num_calls += 1
         for place in self.places:
@@ -47,7 +47,7 @@ class UnitWeights:
     def show_weights(self) -> None:
         """Puts the weights in, in a backward until its end."""
         if not self._num_calls and not self._until_end_of_backward:
-            self._begin_use()
+            self.begin_use()
         for place in self.places:
             place.show_weight()
         self._keep_in_backward()
@@ -57,16 +57,22 @@ class UnitWeights:
             self._until_end_of_backward = True
             Variable._execution_engine.queue_callback(self.show_placeholders)
 
-    def _begin_use(self) -> None:
+    def begin_use(self) -> None:
+        """From now on changes count."""
         for weight in self._weights:
             weight.begin_use()
 
     def take_back_changes(self) -> None:
         """Takes back what was changed since the use began, or since the last call of this. The weights are there."""
-        is_changed = any(weight.is_changed() for weight in self._weights)
-        self._begin_use()
-        if is_changed:
-            self._take_back()
+        if any(weight.is_changed() for weight in self._weights):
+            self.take_back_all()
+        else:
+            self.begin_use()
+
+    def take_back_all(self) -> None:
+        """Takes back all values: some have changed."""
+        self.begin_use()
+        self._take_back()
 
     def end_call(self) -> None:
         """Puts the placeholders back, unless another call or a backward still reads the weights."""

@@ -16,7 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from dmuon._plan import StepOptions
 from dmuon._setup.agreement import agreement
 from dmuon._setup.attributes import Attributes
-from dmuon._setup.guards import Handle, guards
+from dmuon._setup.guards import Handle, guards, refuse_former_gradients
 from dmuon._setup.leaf import Leaf
 from dmuon._setup.members import former_parameters, note_former
 from dmuon._setup.meta_start import MetaStart
@@ -195,6 +195,7 @@ def dedicate_params(
     for place in [place for leaf in leaves for place in leaf.places]:
         place.take_out()
     note_former(former, leaves)
+    refuse_former_gradients(leaves)
     if on_meta:
         dedication.meta_start = MetaStart(model, leaves, known, ranks)
     model.__dict__[DEDICATION] = dedication

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
+import torch
 import torch.nn as nn
 
 from dmuon._setup.leaf import Leaf
@@ -77,3 +78,26 @@ def _register_parameter(places: list[Place], module: nn.Module, name: str, param
                 "already. Expected: the model as it is trained, with this parameter, at dedicate_params."
             )
     type(module).register_parameter(module, name, param)
+
+
+def refuse_former_gradients(leaves: Sequence[Leaf]) -> None:
+    """Lets a backward raise that gives a gradient to what was a leaf's parameter: the model may have kept it aside.
+
+    The hooks live as long as these parameters do, which is mostly until `Muon` returns.
+    """
+
+    def hook(leaf: Leaf) -> Callable[[torch.Tensor], NoReturn]:
+        name = leaf.name
+
+        def refuse(parameter: torch.Tensor) -> NoReturn:
+            parameter.grad = None
+            raise ValueError(
+                f"dmuon: a backward gives a gradient to the parameter that was '{name}' before dedicate_params, which "
+                "nothing trains. Expected: that modules read their parameters anew in each forward, or keep them "
+                "after dmuon.Muon."
+            )
+
+        return refuse
+
+    for leaf in leaves:
+        leaf.parameter.register_post_accumulate_grad_hook(hook(leaf))

@@ -58,6 +58,9 @@ class WeightSource(Protocol):
     def end(self) -> None:
         """The operation has read it."""
 
+    def change(self, change: Callable[[torch.Tensor], object]) -> None:
+        """Calls `change` with the weight. What it writes becomes the weight. Collective."""
+
 
 class OwnedTensor(torch.Tensor):
     """A weight, or its gradient, that this rank does not hold. It has the true shape and dtype, and no storage.
@@ -119,8 +122,12 @@ class OwnedTensor(torch.Tensor):
             result = owned._gradient.perform(func, owned, args, kwargs or {})
             if result is not NotImplemented:
                 return result
-        if owned._source is not None and not func._schema.is_mutable and owned._source.is_open():
-            return compute(func, args, kwargs or {})
+        if owned._source is not None and owned._source.is_open():
+            written = _written(func, args, kwargs or {})
+            if not any(isinstance(value, OwnedTensor) for value in written):
+                return compute(func, args, kwargs or {})
+            if len(written) == 1 and args and written[0] is args[0]:
+                return _change(func, args, kwargs or {})
         owned._refuse(str(func), _computes(func, args))
 
     def _refuse(self, what: str, computes: bool = False) -> NoReturn:
@@ -140,6 +147,10 @@ class OwnedTensor(torch.Tensor):
         alias._identity, alias._source, alias._views = self._identity, self._source, self._views
         return alias
 
+    def _of(self, weight: torch.Tensor) -> torch.Tensor:
+        """Returns this view of the weight."""
+        return functools.reduce(lambda tensor, view: view(tensor), self._views, weight)
+
     def of_dtype(self, dtype: torch.dtype) -> OwnedTensor:
         """Returns a placeholder of the same weight with another dtype."""
         other = type(self)(self._name, self.shape, dtype, self.device, self._gradient)
@@ -148,13 +159,17 @@ class OwnedTensor(torch.Tensor):
 
     @property
     def data(self) -> OwnedTensor:
-        """Same as `detach`. Assigning other values raises ValueError, because training would not see them."""
+        """Same as `detach`. Assigned values change the weight inside of the model's calls, and raise elsewhere."""
         return self._alias()
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
-        if not is_same(value, self):  # a move of the module to its own device assigns the same
+        if is_same(value, self):
+            return  # a move of the module to its own device assigns the same
+        if self._source is None or not self._source.is_open() or value.shape != self.shape:
             self._refuse("assigning .data")
+        with torch.no_grad():
+            self.detach().copy_(value)
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"OwnedTensor('{self._name}', shape={tuple(self.shape)}, dtype={self.dtype})"
@@ -211,9 +226,27 @@ def compute(func: Any, args: Any, kwargs: Any) -> Any:
 
         def value(owned: OwnedTensor) -> torch.Tensor:
             assert owned._source is not None
-            return functools.reduce(lambda tensor, view: view(tensor), owned._views, weights[owned._source])
+            return owned._of(weights[owned._source])
 
         return func(*tree_map_only(OwnedTensor, value, args), **tree_map_only(OwnedTensor, value, kwargs))
+
+
+def _change(func: Any, args: Any, kwargs: Any) -> OwnedTensor:
+    """Performs an operation that changes its first argument, a weight or a view of one, and returns that."""
+    owned: OwnedTensor = args[0]
+    assert owned._source is not None
+    owned._source.change(lambda weight: compute(func, (owned._of(weight), *args[1:]), kwargs))
+    return owned
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
+    """Returns the arguments that an operation writes."""
+    if not func._schema.is_mutable:
+        return []
+    named = zip([argument.name for argument in func._schema.arguments], args, strict=False)
+    given = dict(named) | kwargs
+    marks = {argument.name: argument.alias_info for argument in func._schema.arguments}
+    return [value for name, value in given.items() if marks[name] is not None and marks[name].is_write]
 
 
 def _view(owned: OwnedTensor, view: Callable[[torch.Tensor], Any]) -> Any:
