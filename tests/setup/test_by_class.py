@@ -53,7 +53,7 @@ RECURRENT = {"weight_ih_l0": (20, 3), "weight_hh_l0": (20, 2), "weight_hr_l0": (
         (Conv1D(12, 4), {"weight": ("matrix of Conv1D", View(1, 4, 12, transposed=True))}),
         (
             nn.MultiheadAttention(4, 2),
-            whole("matrix of MultiheadAttention", in_proj_weight=(12, 4))
+            whole("matrix of MultiheadAttention; if it holds several, see dmuon.views.qkv", in_proj_weight=(12, 4))
             | whole("matrix of Linear", out_proj__weight=(4, 4)),
         ),
         (

@@ -66,7 +66,8 @@ TABLES = {
     """,
     "qwen2.5 vl": """
         AdamW  model.visual.patch_embed: proj  (no rule for Conv3d (5-D))
-        Muon   model.visual.blocks.*.attn: qkv, proj  (matrix of Linear)
+        Muon   model.visual.blocks.*.attn: qkv  (matrix of Linear; if it holds several, see dmuon.views.qkv)
+        Muon   model.visual.blocks.*.attn: proj  (matrix of Linear)
         Muon   model.visual.blocks.*.mlp: gate_proj, up_proj, down_proj  (matrix of Linear)
         Muon   model.visual.merger.mlp: *  (matrix of Linear)
         AdamW  model.language_model: embed_tokens  (embedding)
@@ -77,7 +78,8 @@ TABLES = {
     "gpt2": """
         AdamW  transformer: wte  (tied to an embedding)
         AdamW  transformer: wpe  (embedding)
-        Muon   transformer.h.*.attn: c_attn, c_proj  (matrix of Conv1D)
+        Muon   transformer.h.*.attn: c_attn  (matrix of Conv1D; if it holds several, see dmuon.views.columns)
+        Muon   transformer.h.*.attn: c_proj  (matrix of Conv1D)
         Muon   transformer.h.*.mlp: c_fc, c_proj  (matrix of Conv1D)
     """,
     "vit": """
@@ -130,22 +132,22 @@ TABLES = {
         Muon   time_text_embed.timestep_embedder: linear_1, linear_2  (matrix of Linear)
         Muon   time_text_embed.text_embedder: linear_1, linear_2  (matrix of Linear)
         Muon   context_embedder  (matrix of Linear)
-        Muon   transformer_blocks.*.norm1: linear  (matrix of Linear)
-        Muon   transformer_blocks.*.norm1_context: linear  (matrix of Linear)
+        Muon   transformer_blocks.*.norm1: linear  (matrix of Linear; if it holds several, see dmuon.views.rows)
+        Muon   transformer_blocks.*.norm1_context: linear  (matrix of Linear; if it holds several, see dmuon.views.rows)
         Muon   transformer_blocks.*.attn: to_q, to_k, to_v, add_k_proj, add_v_proj, add_q_proj, to_add_out  (matrix of Linear)
         Muon   transformer_blocks.*.attn.to_out: *  (matrix of Linear)
         Muon   transformer_blocks.*.ff.net.*: proj  (matrix of Linear)
         Muon   transformer_blocks.*.ff.net: *  (matrix of Linear)
         Muon   transformer_blocks.*.ff_context.net.*: proj  (matrix of Linear)
         Muon   transformer_blocks.*.ff_context.net: *  (matrix of Linear)
-        Muon   norm_out: linear  (matrix of Linear)
+        Muon   norm_out: linear  (matrix of Linear; if it holds several, see dmuon.views.rows)
         AdamW  proj_out  (output head, by its name 'proj_out')
     """,  # noqa: E501
     "dit": """
         AdamW  pos_embed: proj  (no rule for Conv2d (4-D))
         Muon   transformer_blocks.*.norm1.emb.timestep_embedder: linear_1, linear_2  (matrix of Linear)
         AdamW  transformer_blocks.*.norm1.emb.class_embedder: embedding_table  (embedding)
-        Muon   transformer_blocks.*.norm1: linear  (matrix of Linear)
+        Muon   transformer_blocks.*.norm1: linear  (matrix of Linear; if it holds several, see dmuon.views.rows)
         Muon   transformer_blocks.*.attn1: to_q, to_k, to_v  (matrix of Linear)
         Muon   transformer_blocks.*.attn1.to_out: *  (matrix of Linear)
         Muon   transformer_blocks.*.ff.net.*: proj  (matrix of Linear)
@@ -157,7 +159,8 @@ TABLES = {
         AdamW  cls_token  (a side of 1)
         AdamW  pos_embed  (embedding, by its name 'pos_embed')
         AdamW  patch_embed: proj  (no rule for Conv2d (4-D))
-        Muon   blocks.*.attn: qkv, proj  (matrix of Linear)
+        Muon   blocks.*.attn: qkv  (matrix of Linear; if it holds several, see dmuon.views.qkv)
+        Muon   blocks.*.attn: proj  (matrix of Linear)
         Muon   blocks.*.mlp: fc1, fc2  (matrix of Linear)
         AdamW  head  (output head, by get_classifier())
     """,

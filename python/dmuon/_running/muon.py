@@ -141,12 +141,11 @@ class Muon(torch.optim.Optimizer):
         given = Given(muon, adamw, muon_groups, adamw_groups)
         units, of_muon, of_adamw, device = agreed_setup(model, dedication, given)
         self._runtime = start(model, dedication, units, muon, device, optimizer=self)
-        rows = with_frozen(dedication.table, model)
-        dedication.table = RoutingTable(rows, f"AdamW: lr {float(adamw['lr']):g}{adamw_lr_rule}")
-        owned = self._runtime.placeholders
+        note = f"AdamW: lr {float(adamw['lr']):g}{adamw_lr_rule}"
+        dedication.table = RoutingTable(with_frozen(dedication.table, model), note)
         for group in of_muon:
-            group["params"] = [owned[index] for index in group["params"]]
-        self._leaf_of = {parameter: index for index, parameter in enumerate(owned)}
+            group["params"] = [self._runtime.placeholders[index] for index in group["params"]]
+        self._leaf_of = {parameter: index for index, parameter in enumerate(self._runtime.placeholders)}
         self._ungrouped, self._adamw = UngroupedParameters(self._runtime), InnerAdamW()
         self._skipped = SkippedSteps(self._runtime.device, speaks=self._runtime.ranks.slot == 0)
         self._defaults_of, self._former = {"muon": muon, "adamw": adamw}, dedication.former

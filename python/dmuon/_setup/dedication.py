@@ -182,8 +182,7 @@ def dedicate_params(
         facts.append(f"options {(policy, planning, across_ranks, step, timeout, ranks.rows, ranks.mesh_rows)}")
         facts += _facts_of(model, leaves, table, chosen)
 
-    if ranks.slot == 0:
-        _warn(model, mesh, table)
+    _warn(ranks, model, mesh, table)
     known = {m: {k: p.requires_grad for k, p in m._parameters.items() if p is not None} for m in model.modules()}
     on_meta = any(parameter.is_meta for parameter in model.parameters())
     attributes, former = Attributes(known), former_parameters(model)
@@ -216,8 +215,10 @@ def _facts_of(
 _warned_of: set[str] = set()  # entries of by_class, once a process: another model may fit the entry
 
 
-def _warn(model: nn.Module, mesh: DeviceMesh | None, table: RoutingTable) -> None:
-    """Warns of choices that the user may not intend."""
+def _warn(ranks: Ranks, model: nn.Module, mesh: DeviceMesh | None, table: RoutingTable) -> None:
+    """Warns of choices that the user may not intend, on one rank."""
+    if ranks.slot != 0:
+        return
     for doubt in table.doubts():
         logger.warning("dmuon: %s", doubt)
     if unfit := [entry for entry in unfit_entries(model) if entry not in _warned_of]:

@@ -22,6 +22,14 @@ _NO_EXPERTS = (nn.Conv1d, nn.ConvTranspose1d, nn.Bilinear)  # 3-D for another re
 _COMPUTED_FROM = re.compile("(.+)_(g|v|orig)")
 
 
+# Names of projections that mostly hold several matrices, and the view that takes those apart.
+_FUSED = {
+    **dict.fromkeys(("qkv", "wqkv", "qkv_proj", "to_qkv", "query_key_value", "in_proj_weight", "c_attn"), "qkv"),
+    **dict.fromkeys(("kv", "wkv", "kv_proj", "to_kv"), "rows"),
+    **dict.fromkeys(("gate_up", "gate_up_proj", "w13"), "gate_up"),
+}
+
+
 class Rules:
     """The rules for one model, equal on all ranks."""
 
@@ -94,12 +102,26 @@ class Rules:
                 answer = view_of(parameter)
             except Exception as error:  # the user's own
                 raise ValueError(f"{asked}: raised {type(error).__name__} for '{entry.name}': {error}") from error
-            return entry.check_views(answer, asked), f"matrix of {cls.__name__}"
+            return entry.check_views(answer, asked), f"matrix of {cls.__name__}{_note_of_fused(entry, place, view_of)}"
         if parameter.ndim == 3 and min(parameter.shape[1:]) > 1 and _holds_experts(place):
             return (views.experts(parameter),), "a matrix for each expert"
         if parameter.ndim == 2 and attribute == "weight" and type(place.module).__name__.endswith("Router"):
             return (views.matrix(parameter),), "matrix of a router, by its class's name"
         return None
+
+
+def _note_of_fused(entry: Leaf, place: Place, view_of: object) -> str:
+    """Returns words for a parameter that is taken as one matrix, and by its name or place holds several."""
+    if view_of not in (views.matrix, views.conv1d):
+        return ""
+    *_, parent, name = ["", *clean_name(place.path).lower().split(".")]
+    found = _FUSED.get(place.attribute.lower()) or _FUSED.get(name)
+    rows, cols = entry.parameter.shape
+    if found is None and "norm" in parent and rows > cols and rows % cols == 0:
+        found = "rows"  # of an adaptive norm: scale, shift, gate
+    if found and view_of is views.conv1d:
+        found = "columns"  # stored as [in, out]
+    return f"; if it holds several, see dmuon.views.{found}" if found else ""
 
 
 def unfit_entries(model: nn.Module) -> list[str]:
