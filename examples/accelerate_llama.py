@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 4 examples/accelerate_llama.py
 
-dmuon.prepare follows accelerator.prepare and exchanges the optimizer. Everything else is as without dmuon. With --resume
-the program goes on from the checkpoint that its first run saved after half of the steps.
+dmuon.prepare follows accelerator.prepare and exchanges the optimizer. Everything else is as without dmuon. With
+--resume the program goes on from the checkpoint that its first run saved after half of the steps.
 """
 
 import argparse

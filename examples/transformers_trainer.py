@@ -8,7 +8,6 @@ checkpoint that its first run saved after half of the steps.
 """
 
 import argparse
-
 from typing import Any
 
 import torch
@@ -47,9 +46,7 @@ def make_model() -> Qwen2ForCausalLM:
 
 class MuonTrainer(Trainer):
     def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
-        dmuon.prepare(
-            self.accelerator, self.model, self.optimizer, lr=LR, adamw_lr=ADAMW_LR, weight_decay=WEIGHT_DECAY
-        )
+        dmuon.prepare(self.accelerator, self.model, self.optimizer, lr=LR, adamw_lr=ADAMW_LR, weight_decay=WEIGHT_DECAY)
         return super().create_scheduler(*args, **kwargs)
 
     def create_accelerator_and_postprocess(self) -> None:

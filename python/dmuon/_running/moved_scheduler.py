@@ -70,6 +70,6 @@ def _parts(scheduler: Any) -> Iterator[Any]:
 
 
 def _factors(optimizer: Optimizer) -> set[float]:
-    """Returns the factors between the groups' first rates and their own: one, unless the scheduler treats them apart."""
+    """Returns the factors between the groups' first rates and their own: one, if the scheduler treats them alike."""
     own = [(float(group["lr"]), float(group["initial_lr"])) for group in optimizer.param_groups]
     return {round(lr / initial, 12) for lr, initial in own if initial != 0}

@@ -123,8 +123,8 @@ def _prepared_optimizer(accelerator: Any, model: Any, optimizer: Any) -> Any:
 def _check_scheduler(accelerator: Any, scheduler: Any, prepared: Any) -> None:
     if scheduler not in accelerator._schedulers:
         raise ValueError(
-            f"prepare: scheduler: expected that of accelerator.prepare, or a function that makes one of an optimizer, got "
-            f"an unprepared {type(scheduler).__name__}"
+            "prepare: scheduler: expected that of accelerator.prepare, or a function that makes one of an optimizer, "
+            f"got an unprepared {type(scheduler).__name__}"
         )
     if _inner(scheduler).optimizer not in (prepared, prepared.optimizer):
         raise ValueError("prepare: scheduler: expected a scheduler of `optimizer`, got one of another optimizer")
