@@ -93,8 +93,8 @@ def test_the_scheduler_goes_on_with_the_rates_of_muon(kind, by_function):
     assert [lr for lrs in got for lr in lrs] == pytest.approx([lr for lrs in expected for lr in lrs], rel=1e-12)
 
 
-def test_options_reach_their_functions():
-    accelerator = Accelerator()
+def test_options_reach_their_functions_and_one_process_needs_no_plugin():
+    accelerator = Accelerator("DistributedType.NO")
     model, optimizer, _ = made(accelerator)
     dmuon.prepare(accelerator, model, select=lambda *_: False, adamw_lr=0.5)
     assert [(g["algorithm"], g["lr"]) for g in optimizer.optimizer.param_groups] == [("adamw", 0.5)]

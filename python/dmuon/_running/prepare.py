@@ -31,7 +31,8 @@ def prepare(
     checkpoint is loaded.
 
     Args:
-        accelerator: an Accelerator whose FullyShardedDataParallelPlugin has `fsdp_version=2`.
+        accelerator: an Accelerator whose FullyShardedDataParallelPlugin has `fsdp_version=2`. Or one of a single
+            process, which has none.
         model: the model that `accelerator.prepare` returned.
         optimizer: the optimizer that `accelerator.prepare` returned. It may be of any class, because its parameters and
             options count no more. None means the only one.
@@ -71,12 +72,14 @@ def _check_plugin(accelerator: Any) -> None:
     if not any(base.__name__ == "Accelerator" for base in type(accelerator).__mro__):
         raise ValueError(f"prepare: accelerator: expected an accelerate.Accelerator, got {shown(accelerator)}")
     state = accelerator.state
-    if str(state.distributed_type).rpartition(".")[2] != "FSDP":
+    kind = str(state.distributed_type).rpartition(".")[2]
+    if kind == "NO":  # one process, where nothing is sharded
+        return
+    if kind != "FSDP":
         raise ValueError(
             "prepare: accelerator: expected one that shards, Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin("
             f"fsdp_version=2)) or `fsdp_version: 2` in its configuration, got distributed_type {state.distributed_type}"
-            ". (On CPUs and in one process Accelerate ignores the plugin.) Or call dmuon.dedicate_params, fully_shard "
-            "and dmuon.Muon yourself."
+            ". (On CPUs Accelerate ignores the plugin.) Or call dedicate_params, fully_shard and Muon yourself."
         )
     if (version := state.fsdp_plugin.fsdp_version) != 2:
         raise ValueError(f"prepare: accelerator: expected fsdp_version 2 in its FSDP plugin, got {version}")
