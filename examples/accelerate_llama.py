@@ -1,20 +1,19 @@
-"""Trains a Llama of Transformers with Accelerate.
+"""Trains a Llama of Transformers with Accelerate, which shards it by FSDP2.
 
     torchrun --nproc-per-node 4 examples/accelerate_llama.py
 
-The program shards the model by itself: dedicate_params, fully_shard, Muon. Accelerate gets the result and does the
-rest: it distributes the data, moves it, scales losses, clips. Call prepare_model with evaluation_mode=True and use the
-model that it returns. This call puts no DDP around the model; prepare would.
+dmuon.prepare follows accelerator.prepare and exchanges the optimizer. Everything else is as without dmuon. With
+--resume the program goes on from the checkpoint that its first run saved after half of the steps.
 """
 
 import argparse
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
+from accelerate.state import PartialState
+from accelerate.utils import DistributedType
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -22,7 +21,7 @@ import dmuon
 
 VOCABULARY, LENGTH = 64, 17
 NUM_SENTENCES, BATCH_SIZE = 640, 8  # the batch of a rank
-LR, ADAMW_LR, WEIGHT_DECAY, MAX_NORM = 5e-3, 2e-3, 0.1, 1.0
+LR, ADAMW_LR, WEIGHT_DECAY, MAX_NORM = 1e-2, 4e-3, 0.1, 1.0
 
 
 class Counting(Dataset[dict[str, torch.Tensor]]):
@@ -45,32 +44,54 @@ def make_model() -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, num_key_value_heads=2, **sizes))
 
 
+def make_accelerator() -> Accelerator:
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="transformer_based_wrap")
+    accelerator = Accelerator(
+        cpu=not torch.cuda.is_available(), fsdp_plugin=plugin, step_scheduler_with_optimizer=False
+    )
+    if accelerator.device.type == "cpu":  # which Accelerate would not shard on
+        accelerator.state.fsdp_plugin = plugin
+        accelerator.state.distributed_type = DistributedType.FSDP
+        PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+    return accelerator
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=Path("out/accelerate_llama"), help="folder for the whole model")
-    out = parser.parse_args().out
+    parser.add_argument("--checkpoint", type=Path, default=Path("out/accelerate_llama_half"), help="folder")
+    parser.add_argument("--resume", action="store_true", help="begin with the checkpoint")
+    arguments = parser.parse_args()
 
-    accelerator = Accelerator(cpu=not torch.cuda.is_available())
-    mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))
-    model = make_model().to(accelerator.device)
-    dmuon.dedicate_params(model, mesh)
-    for module in [*model.model.layers, model]:
-        fully_shard(module, mesh=mesh)
-    optimizer = dmuon.Muon(model, lr=LR, adamw_lr=ADAMW_LR, weight_decay=WEIGHT_DECAY)
+    accelerator = make_accelerator()
+    model = make_model()
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters())
+    num_steps = NUM_SENTENCES // BATCH_SIZE // accelerator.num_processes
+    schedule = LambdaLR(optimizer, lambda step: 1 - step / num_steps)
+    data = DataLoader(Counting(), batch_size=BATCH_SIZE)
+    model, optimizer, data, schedule = accelerator.prepare(model, optimizer, data, schedule)
+    model, optimizer, schedule = dmuon.prepare(
+        accelerator, model, optimizer, schedule, lr=LR, adamw_lr=ADAMW_LR, weight_decay=WEIGHT_DECAY
+    )
 
-    model = accelerator.prepare_model(model, evaluation_mode=True)
-    optimizer, data = accelerator.prepare(optimizer, DataLoader(Counting(), batch_size=BATCH_SIZE))
-    for step, batch in enumerate(data):
+    first = num_steps // 2 if arguments.resume else 0
+    if arguments.resume:
+        accelerator.load_state(arguments.checkpoint)
+    for step, batch in enumerate(accelerator.skip_first_batches(data, first), first + 1):
         loss = model(**batch).loss
         accelerator.backward(loss)
         accelerator.clip_grad_norm_(model.parameters(), MAX_NORM)
         optimizer.step()
+        schedule.step()
         optimizer.zero_grad()
-        accelerator.print(f"step {step + 1}: loss {loss.item():.3f}")
+        accelerator.print(f"step {step}: loss {loss.item():.3f}")
+        if step == num_steps // 2:
+            accelerator.save_state(arguments.checkpoint)
 
-    weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-    if accelerator.is_main_process:
-        model.save_pretrained(out, state_dict=weights)
+    weights = accelerator.get_state_dict(model)  # on all ranks
+    accelerator.unwrap_model(model).save_pretrained(
+        arguments.out, state_dict=weights, is_main_process=accelerator.is_main_process
+    )
     accelerator.end_training()
 
 

@@ -1,19 +1,19 @@
-"""Trains a Qwen2 of Transformers with its Trainer.
+"""Trains a Qwen2 of Transformers with its Trainer, which shards it by FSDP2.
 
     torchrun --nproc-per-node 4 examples/transformers_trainer.py
 
-The program shards the model by itself: dedicate_params, fully_shard, Muon, on the device that Trainer has chosen.
-Trainer gets the optimizer and does the rest. The program changes two defaults of Trainer: prepare_model with
-evaluation_mode=True keeps Trainer from putting DDP around the model, and save_model saves a state dict that all ranks
-gather.
+Trainer makes its own optimizer and lets Accelerate shard the model. Then it calls create_scheduler, and dmuon.prepare
+exchanges the optimizer. Everything else is Trainer's, checkpoints too. With --resume the program goes on from the
+checkpoint that its first run saved after half of the steps.
 """
 
 import argparse
+from typing import Any
 
 import torch
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from accelerate import FullyShardedDataParallelPlugin
+from accelerate.state import PartialState
+from accelerate.utils import DistributedType
 from torch.utils.data import Dataset
 from transformers import Qwen2Config, Qwen2ForCausalLM, Trainer, TrainingArguments
 
@@ -21,7 +21,7 @@ import dmuon
 
 VOCABULARY, LENGTH = 64, 17
 NUM_SENTENCES, BATCH_SIZE = 640, 8  # the batch of a rank
-LR, ADAMW_LR, WEIGHT_DECAY, MAX_NORM = 5e-3, 2e-3, 0.1, 1.0
+LR, ADAMW_LR, WEIGHT_DECAY, MAX_NORM = 1e-2, 4e-3, 0.1, 1.0
 
 
 class Counting(Dataset[dict[str, torch.Tensor]]):
@@ -44,45 +44,42 @@ def make_model() -> Qwen2ForCausalLM:
     return Qwen2ForCausalLM(Qwen2Config(vocab_size=VOCABULARY, num_key_value_heads=2, **sizes))
 
 
-class Arguments(TrainingArguments):
-    place_model_on_device = False  # the model is there already
+class MuonTrainer(Trainer):
+    def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
+        dmuon.prepare(self.accelerator, self.model, self.optimizer, lr=LR, adamw_lr=ADAMW_LR, weight_decay=WEIGHT_DECAY)
+        return super().create_scheduler(*args, **kwargs)
 
-
-class ShardedTrainer(Trainer):
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        weights = get_model_state_dict(self.model, options=options)  # on all ranks
-        if self.args.should_save:
-            self.model.save_pretrained(output_dir or self.args.output_dir, state_dict=weights)
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()
+        if self.args.use_cpu:  # which Accelerate would not shard on
+            state = self.accelerator.state
+            state.fsdp_plugin = FullyShardedDataParallelPlugin(**self.args.fsdp_plugin_args)
+            state.distributed_type = PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+            self.is_fsdp_enabled = True
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--out", default="out/transformers_trainer", help="folder for the whole model")
-    out = parser.parse_args().out
+    parser.add_argument("--out", default="out/transformers_trainer", help="folder for checkpoints and the whole model")
+    parser.add_argument("--resume", help="folder of a checkpoint to begin with, such as OUT/checkpoint-10")
+    arguments = parser.parse_args()
 
-    args = Arguments(
-        output_dir=out,
+    args = TrainingArguments(
+        output_dir=arguments.out,
         use_cpu=not torch.cuda.is_available(),
+        fsdp=True,
         per_device_train_batch_size=BATCH_SIZE,
         num_train_epochs=1,
         max_grad_norm=MAX_NORM,
-        lr_scheduler_type="constant",
+        lr_scheduler_type="linear",
         logging_steps=5,
-        save_strategy="no",
+        save_strategy="steps",
+        save_steps=0.5,
         report_to="none",
         disable_tqdm=True,
     )
-    mesh = init_device_mesh(args.device.type, (args.world_size,))
-    model = make_model().to(args.device)
-    dmuon.dedicate_params(model, mesh)
-    for module in [*model.model.layers, model]:
-        fully_shard(module, mesh=mesh)
-    optimizer = dmuon.Muon(model, lr=LR, adamw_lr=ADAMW_LR, weight_decay=WEIGHT_DECAY)
-
-    trainer = ShardedTrainer(model, args, train_dataset=Counting(), optimizers=(optimizer, None))
-    trainer.accelerator.prepare_model(model, evaluation_mode=True)
-    trainer.train()
+    trainer = MuonTrainer(make_model(), args, train_dataset=Counting())
+    trainer.train(resume_from_checkpoint=arguments.resume)
     trainer.save_model()
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dmuon._running.norms import grad_norms as grad_norms
     from dmuon._running.norms import weight_norms as weight_norms
     from dmuon._running.orthogonalize import orthogonalize as orthogonalize
+    from dmuon._running.prepare import prepare as prepare
     from dmuon._setup.dedication import dedicate_params as dedicate_params
     from dmuon._setup.routing_table import Route as Route
     from dmuon._setup.routing_table import RoutingTable as RoutingTable
@@ -50,6 +51,7 @@ _HOMES = {
     "_running.no_sync": ("no_sync",),
     "_running.norms": ("grad_norms", "weight_norms"),
     "_running.orthogonalize": ("orthogonalize",),
+    "_running.prepare": ("prepare",),
     "_setup.dedication": ("dedicate_params",),
     "_setup.routing_table": ("Route", "RoutingTable"),
     "views": ("View",),

@@ -66,7 +66,7 @@ def load_between(mesh: Any, strict: bool) -> None:
     model.load_state_dict(saved, strict=strict)
 
 
-@refused("a state dict was taken or loaded between", "load weights before dedicate_params")
+@refused("a state dict was taken or loaded between", "Under Accelerate: accelerator.prepare, then dmuon.prepare")
 def save_between(mesh: Any) -> None:
     model = dedicated(mesh)
     model.state_dict()

@@ -68,6 +68,25 @@ def average_weights(mesh: Any) -> None:
     torch.optim.swa_utils.AveragedModel(ready(mesh, fsdp=False)[0])
 
 
+@refused("aten.clone.default on", "dmuon.Ema(model)", begins="late", foreach=False)
+@refused("aten.sub.Tensor on", "To average weights: dmuon.Ema(model)", begins="early", foreach=False)
+@refused("aten._foreach_sub.List on", "average by dmuon.Ema(model)", begins="early", foreach=True)
+def diffusers_ema(mesh: Any, begins: str, foreach: bool) -> None:
+    """EMAModel copies parameters, often before they are sharded, and computes as here."""
+    model = ready(mesh, fsdp=False)[0]
+    shadows = [torch.zeros(p.shape) if begins == "early" else p.clone().detach() for p in model.parameters()]
+    if foreach:
+        torch._foreach_sub_(shadows, torch._foreach_sub(shadows, [*model.parameters()]), alpha=0.1)
+    for shadow, parameter in zip(shadows, model.parameters(), strict=True):
+        shadow.sub_(0.1 * (shadow - parameter))
+
+
+@refused("is this Accelerate's prepare?", "call it once, with an optimizer of torch, then dmuon.prepare")
+def accelerate_after(mesh: Any) -> None:
+    """Accelerate knows parameters by their addresses while it shards."""
+    ready(mesh)[0].blocks[0].up.weight.data_ptr()
+
+
 @refused("norm.default on 'blocks.0.up.weight'", "full_params")
 def read_a_weight(mesh: Any) -> None:
     ready(mesh)[0].blocks[0].up.weight.norm()

@@ -46,6 +46,8 @@ def on_nodes(shards: Callable[..., Any], num_nodes: int) -> Callable[..., Any]:
 
     @functools.wraps(shards)
     def sharded(module: Any, mesh: Any = None, **options: Any) -> Any:
+        if mesh is None:  # all ranks, as Accelerate shards
+            mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         whole = mesh.ndim == 1 and mesh.size() == dist.get_world_size()
         return shards(module, mesh=over_nodes(mesh, num_nodes) if whole else mesh, **options)
 
@@ -108,6 +110,7 @@ if __name__ == "__main__":
     import_as(sys.argv[0])
     dmuon.Muon = functools.partial(dmuon.Muon, ns_dtype=torch.float32)  # type: ignore[assignment,misc]
     dmuon.dedicate_params = functools.partial(dmuon.dedicate_params, costs="modelled")  # type: ignore[assignment]
+    dmuon.prepare = functools.partial(dmuon.prepare, ns_dtype=torch.float32, costs="modelled")
     if num_nodes > 1:
         dmuon.dedicate_params = on_nodes(dmuon.dedicate_params, num_nodes)
         torch.distributed.fsdp.fully_shard = on_nodes(torch.distributed.fsdp.fully_shard, num_nodes)

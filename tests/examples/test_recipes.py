@@ -68,13 +68,17 @@ def reference(
     is_matrix: Callable[[str], bool],
     loss: Callable[[int], torch.Tensor],
     num_steps: int,
+    decays: bool = False,
 ) -> tuple[Weights, Weights]:
-    """(initial, final) weights; `loss` of a step is the mean over the ranks."""
+    """(initial, final) weights; `loss` of a step is the mean over the ranks. `decays`: the rates do, linearly to 0."""
     initial = weights_of_plain(model)
     names = [name for name, p in model.named_parameters() if p.ndim == 2 and p.requires_grad and is_matrix(name)]
     adamw_lr = getattr(module, "ADAMW_LR", 3e-4)
     optimizer = ReferenceMuon(model, names, module.LR, module.WEIGHT_DECAY, adamw_lr=adamw_lr)
     for step in range(num_steps):
+        if decays:
+            optimizer.lr = module.LR * (1 - step / num_steps)
+            optimizer.adamw.param_groups[0]["lr"] = adamw_lr * (1 - step / num_steps)
         loss(step).backward()
         nn.utils.clip_grad_norm_(model.parameters(), module.MAX_NORM)
         optimizer.step()
@@ -89,6 +93,12 @@ def of_all_ranks(module: ModuleType, step: int) -> torch.Tensor:
 def assert_falls(losses: dict[int, float], num_steps: int) -> None:
     assert list(losses) == list(range(1, num_steps + 1))
     assert losses[num_steps] < losses[1] / 2
+
+
+def assert_same_file(folder: Path, *models: str) -> None:
+    """Bit by bit: Transformers writes weights and names in one order."""
+    first, second = ((folder / model / "model.safetensors").read_bytes() for model in models)
+    assert first == second
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
@@ -107,24 +117,30 @@ def test_train(tmp_path):
 
 
 def test_accelerate_llama(tmp_path):
-    losses = run_in_fp32(tmp_path, "accelerate_llama", "--out", "model", nodes=2)
+    checkpoint = ("--checkpoint", "half")
+    losses = run_in_fp32(tmp_path, "accelerate_llama", "--out", "model", *checkpoint, nodes=2)
+    rest = run_in_fp32(tmp_path, "accelerate_llama", "--out", "resumed", *checkpoint, "--resume", nodes=2)
     module = recipe("accelerate_llama")
     tokens, size = module.Counting().tokens, NUM_RANKS * module.BATCH_SIZE
     num_steps = len(tokens) // size
     assert_falls(losses, num_steps)
+    assert rest == {step: loss for step, loss in losses.items() if step > num_steps // 2}
+    assert_same_file(tmp_path, "model", "resumed")
 
     def loss(step: int) -> torch.Tensor:
         batch = tokens[step * size : (step + 1) * size]
         return model(input_ids=batch, labels=batch).loss
 
     model = module.make_model()
-    initial, expected = reference(module, model, lambda name: "layers" in name, loss, num_steps)
+    initial, expected = reference(module, model, lambda name: "layers" in name, loss, num_steps, decays=True)
     got = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "model")
     assert_equal_to_reference(initial, expected, weights_of_plain(got), BOUND)
 
 
 def test_transformers_trainer(tmp_path):
     run_in_fp32(tmp_path, "transformers_trainer", "--out", "model")
+    run_in_fp32(tmp_path, "transformers_trainer", "--out", "resumed", "--resume", "model/checkpoint-10")
+    assert_same_file(tmp_path, "model", "resumed")
     module = recipe("transformers_trainer")
     size = NUM_RANKS * module.BATCH_SIZE
     seed = transformers.TrainingArguments(use_cpu=True).seed  # by which Trainer shuffles
@@ -135,7 +151,7 @@ def test_transformers_trainer(tmp_path):
         return model(input_ids=batches[step], labels=batches[step]).loss
 
     model = module.make_model()
-    initial, expected = reference(module, model, lambda name: "layers" in name, loss, len(batches))
+    initial, expected = reference(module, model, lambda name: "layers" in name, loss, len(batches), decays=True)
     assert loss(0) < 2
     got = transformers.Qwen2ForCausalLM.from_pretrained(tmp_path / "model")
     assert_equal_to_reference(initial, expected, weights_of_plain(got), BOUND)

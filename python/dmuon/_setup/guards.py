@@ -35,7 +35,7 @@ def guards(model: nn.Module, leaves: Iterable[Leaf]) -> list[Handle]:
     )
     refuse_state = refusing(
         "a state dict was taken or loaded between dedicate_params and Muon. Expected: load weights before "
-        "dedicate_params, or after Muon."
+        "dedicate_params, or after Muon. Under Accelerate: accelerator.prepare, then dmuon.prepare in place of both."
     )
     handles: list[Handle] = []
     held: dict[nn.Module, list[Place]] = {}

@@ -23,7 +23,8 @@ _WAYS_OUT = (
 
 _OUTSIDE = (
     "it was used outside of the model's modules, and its values are here inside of their calls alone. Expected: its "
-    "use inside of the forward of the model or of a module of it. To look at it: `with dmuon.full_params(model):`."
+    "use inside of the forward of the model or of a module of it. To look at it: `with dmuon.full_params(model):`. To "
+    "average weights: dmuon.Ema(model)."
 )
 _BETWEEN = (
     "between dedicate_params and Muon no module holds its matrices. Expected: initialise and load weights before "
@@ -137,6 +138,8 @@ class OwnedTensor(torch.Tensor):
             what += " (is this fully_shard? call it before dmuon.Muon)"
         elif "view" in what:
             what += " (is this DistributedDataParallel? train the model without it: dmuon averages gradients)"
+        elif what == "data_ptr":
+            what += " (is this Accelerate's prepare? call it once, with an optimizer of torch, then dmuon.prepare)"
         if computes and self._source is not None:
             why = _OUTSIDE
         raise ValueError(f"dmuon: {what} on '{self._name}': {why}")
