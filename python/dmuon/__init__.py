@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from dmuon._running.no_sync import no_sync as no_sync
     from dmuon._running.norms import grad_norms as grad_norms
     from dmuon._running.norms import weight_norms as weight_norms
+    from dmuon._running.offload import load as load
+    from dmuon._running.offload import offload as offload
     from dmuon._running.orthogonalize import orthogonalize as orthogonalize
     from dmuon._running.prepare import prepare as prepare
     from dmuon._setup.dedication import dedicate_params as dedicate_params
@@ -50,6 +52,7 @@ _HOMES = {
     "_running.muon": ("Muon",),
     "_running.no_sync": ("no_sync",),
     "_running.norms": ("grad_norms", "weight_norms"),
+    "_running.offload": ("load", "offload"),
     "_running.orthogonalize": ("orthogonalize",),
     "_running.prepare": ("prepare",),
     "_setup.dedication": ("dedicate_params",),

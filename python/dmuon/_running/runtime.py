@@ -56,6 +56,7 @@ class Runtime:
         self.whole = False  # inside full_params
         self.writes_back = False  # at the end of full_params
         self.is_averaged = False  # inside Ema.applied
+        self.offloaded = False
         self.num_means = 0  # Emas that were made
         self.no_sync_depth = 0
         self.fsdp_modules = fsdp_modules(model)
@@ -141,6 +142,7 @@ class Runtime:
 
     def meet(self, call: str) -> None:
         """Waits until all ranks have come to `call`, outside of passes. Collective."""
+        self._refuse_offloaded(call)
         self.step_agreement.end_failed_backward()
         self.show_placeholders()
         for module in self.fsdp_modules:
@@ -225,7 +227,8 @@ class Runtime:
             self.step_agreement.end_failed_backward(failed=True)
 
     def refuse_inside_full_params(self, what: str) -> None:
-        """Raises ValueError while every weight is whole."""
+        """Raises ValueError while every weight is whole, or offloaded."""
+        self._refuse_offloaded(what)
         if self.whole:
             raise ValueError(f"dmuon.full_params: {what} inside it. Expected: leave the context first.")
 
@@ -235,9 +238,14 @@ class Runtime:
         self.engine.refuse_backward(_inside_applied("a backward") if is_averaged else "")
 
     def refuse_while_averaged(self, what: str) -> None:
-        """Raises ValueError while the weights are a mean."""
+        """Raises ValueError while the weights are a mean, or offloaded."""
+        self._refuse_offloaded(what)
         if self.is_averaged:
             raise ValueError(_inside_applied(what))
+
+    def _refuse_offloaded(self, what: str) -> None:
+        if self.offloaded and what != "load()":
+            raise ValueError(f"dmuon.offload: {what} after it. Expected: dmuon.load(model) first.")
 
     def refuse_lost_load(self) -> None:
         """Raises ValueError if values from the model's `load_state_dict` would be lost."""

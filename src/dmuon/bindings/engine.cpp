@@ -181,6 +181,8 @@ void add_hooks(EngineClass& engine) {
            py::arg_v("read", nullptr, "..."))
       .def("watch_root_outputs", &Engine::watch_root_outputs, py::arg("outputs"))
       .def("before_end_of_backward", &Engine::before_end_of_backward, py::arg("callback"))
+      .def("move_out", &Engine::move_out, no_gil)
+      .def("move_back", &Engine::move_back, no_gil)
       .def("take_back", &Engine::take_back, py::arg("unit"), py::arg("checksum"), no_gil)
       .def("refuse_backward", &Engine::refuse_backward, py::arg("why"));
 }

@@ -14,6 +14,7 @@
 #include "dmuon/engine/executor.h"
 #include "dmuon/engine/gradient_norms.h"
 #include "dmuon/engine/host_sums.h"
+#include "dmuon/engine/offload.h"
 #include "dmuon/engine/open_reads.h"
 #include "dmuon/engine/transfers.h"
 #include "dmuon/schedule/resolver.h"
@@ -113,6 +114,14 @@ class Engine : private schedule::Performer {
   /// Calls `callback` at the end of each backward, while units that have no watched inputs still
   /// have their weights. What it throws leaves through backward().
   void before_end_of_backward(std::function<void()> callback) { before_end_ = std::move(callback); }
+
+  /// Moves what outlives steps to the host, and back, see Offload. Nothing else may be called in
+  /// between. Call meet() before.
+  void move_out() {
+    drain();
+    offload_.move_out();
+  }
+  void move_back() { offload_.move_back(); }
 
   /// Lets every backward throw InvalidArgument with these words at its first hook, from now on.
   /// Empty words let backwards run again.
@@ -232,6 +241,7 @@ class Engine : private schedule::Performer {
   int second_order_ = -1;  // the last backward that created a graph
   std::int64_t num_evaluations_ = 0;
   Transfers transfers_;
+  Offload offload_{&executor_};
   HostSums host_sums_;
   std::int64_t num_compared_ = 0;
   std::function<void()> before_end_;

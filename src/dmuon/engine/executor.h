@@ -98,6 +98,8 @@ class Executor {
   const layout::Parameters& parameters() const { return parameters_; }
   const layout::Leaves& leaves() const { return leaves_; }
   wire::Owned& owned() { return owned_; }
+  /// Owned tensors and node copies, whose values outlive steps; always in the same order.
+  std::vector<at::Tensor> lasting_tensors() const;
   wire::SharedMesh& mesh() { return mesh_; }
   wire::BufferPool& pool() { return *pool_; }
   Profile& profile() { return profile_; }

@@ -1,0 +1,95 @@
+"""dmuon.offload and dmuon.load: memory leaves the device, values come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from models import batch, loss_of, make_gpt
+from refusals import REFUSED, Refusals, expect_refusal, ready
+from scenario import Session, check, language_loss
+from training import AHEAD, KEPT, NO_COPY
+
+import dmuon
+
+refused = Refusals()
+
+
+def moved(s: Session) -> None:
+    """Between steps, between a backward and its step, and twice in a row."""
+    s.start(make_gpt(depth=3))
+    for step in range(3):
+        away(s)
+        s.backward(language_loss(step, s.size), 0.5)
+        away(s)
+        s.backward(language_loss(10 + step, s.size), 0.5)
+        away(s)
+        s.clip(0.3)
+        away(s)
+        s.step()
+        away(s)
+        away(s)
+
+
+def away(s: Session) -> None:
+    if s.reference:
+        return
+    kept = s.opt._runtime.engine.statistics()["current_bytes"]
+    states = (s.opt.state[placeholder] for placeholder in s.opt._runtime.placeholders)
+    held = [tensor for state in states for tensor in state.values() if type(tensor) is torch.Tensor]
+    dmuon.offload(s.model)
+    freed = [tensor for tensor in held if tensor.untyped_storage().nbytes() == 0]
+    owned = sum(tensor.nbytes for tensor in freed)
+    assert len(freed) == len(held)
+    assert s.opt._runtime.engine.statistics()["current_bytes"] <= kept - owned
+    dmuon.load(s.model)
+    assert s.opt._runtime.engine.statistics()["current_bytes"] == pytest.approx(kept, rel=0.3)
+
+
+@pytest.mark.parametrize(("mesh", "schedule"), [((2, 2), AHEAD), ((2, 2), KEPT), ((4, 1), NO_COPY), ((1,), AHEAD)])
+def test_training_goes_on_as_if_nothing_had_moved(ranks, mesh, schedule):
+    check(ranks, moved, mesh, schedule=schedule)
+
+
+USES: dict[str, Callable[[Any, Any], object]] = {
+    "a forward": lambda model, opt: model(batch(0)),
+    "step()": lambda model, opt: opt.step(),
+    "clip_grad_norm_": lambda model, opt: dmuon.clip_grad_norm_(model, 1.0),
+    "state_dict()": lambda model, opt: model.state_dict(),
+    "opt.state_dict()": lambda model, opt: opt.state_dict(),
+    "load_state_dict()": lambda model, opt: model.load_state_dict({}),
+    "full_params": lambda model, opt: dmuon.full_params(model).__enter__(),
+    "offload()": lambda model, opt: dmuon.offload(model),
+}
+
+
+@refused("dmuon.offload: a forward after it", "dmuon.load(model) first", use="a forward")
+@refused("dmuon.offload: step() after it", "dmuon.load(model) first", use="step()")
+@refused("dmuon.offload: clip_grad_norm_ after it", "dmuon.load(model) first", use="clip_grad_norm_")
+@refused("dmuon.offload: state_dict() after it", "dmuon.load(model) first", use="state_dict()")
+@refused("dmuon.offload: opt.state_dict() after it", "dmuon.load(model) first", use="opt.state_dict()")
+@refused("dmuon.offload: load_state_dict() after it", "dmuon.load(model) first", use="load_state_dict()")
+@refused("dmuon.offload: full_params after it", "dmuon.load(model) first", use="full_params")
+@refused("dmuon.offload: offload() after it", "dmuon.load(model) first", use="offload()")
+def used(mesh: Any, use: str) -> None:
+    model, opt = ready(mesh)
+    loss_of(model, batch(0)).backward()
+    dmuon.offload(model)
+    try:
+        USES[use](model, opt)
+    finally:
+        dmuon.load(model)
+        opt.step()
+
+
+@refused("load: model: expected one after dmuon.offload")
+def loaded_too_early(mesh: Any) -> None:
+    model, _ = ready(mesh)
+    dmuon.load(model)
+
+
+@pytest.mark.parametrize(REFUSED, refused)
+def test_raises_on_every_rank_and_says_what_to_do(ranks, program, options, words):
+    expect_refusal(ranks, program, options, words)
