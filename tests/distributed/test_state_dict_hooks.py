@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.distributed.checkpoint.state_dict as dsd
 import torch.nn as nn
-from checkpoints import loss, sharded, train, unlike
+from checkpoints import loss, sharded, started, train, unlike
 from models import Gpt, make_gpt
 from pool import make_mesh
 from test_state_dict import differences
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from training import AHEAD, dedicate, place_of
 
 import dmuon
@@ -96,7 +96,7 @@ def hooked(model: Any, names: list[str]) -> None:
         if name == "model":
             model.register_state_dict_post_hook(of_another_format)
             model.register_load_state_dict_pre_hook(from_another_format)
-        else:
+        elif name != "own":
             place, save, load = HOOKS[name]
             for block in model.blocks:
                 place(block).register_state_dict_post_hook(save)
@@ -105,7 +105,7 @@ def hooked(model: Any, names: list[str]) -> None:
 
 def gpt(seed: int, names: list[str]) -> Gpt:
     model = make_gpt(seed, depth=2)
-    for block in model.blocks if "cast" in names else ():
+    for block in model.blocks if {"cast", "own"} & set(names) else ():
         weight = block.down.weight
         block.down = Own(41, 24, bias=False)
         block.down.weight = weight
@@ -200,8 +200,9 @@ def test_hooks_save_and_load_as_under_stock_fsdp2(ranks, mesh, names, order, lat
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_hooks_save_and_load_in_one_process(late):
-    assert compared(None, [*ALL, "model"], "alone", late) == []
+@pytest.mark.parametrize("names", [[*ALL, "model"], ["own"]], ids=str)
+def test_hooks_save_and_load_in_one_process(names, late):
+    assert compared(None, names, "alone", late) == []
 
 
 def failures(mesh: Any, how: str) -> tuple[str, list[str]]:
@@ -287,20 +288,22 @@ def test_a_module_around_the_model_saves_and_loads_it(ranks):
     assert ranks.run(in_a_wrapper, (2, 2)) == [[]] * 4
 
 
-def with_other_placements(mesh: Any) -> list[str]:
+def with_other_placements(mesh: Any, dtype: torch.dtype) -> list[str]:
     """DTensors of the same mesh, however they are cut, as FSDP2 takes them."""
-    model, _ = under_dmuon(mesh, [], "before", False)
-    other = stock(mesh, [], 5, "before")
+    model, _ = started(mesh, make_gpt(depth=2).to(dtype))
+    other = sharded(mesh, make_gpt(5, depth=2).to(dtype), False)
     expected = whole(other.state_dict())
     given = other.state_dict()
     given["blocks.0.up.weight"] = given["blocks.0.up.weight"].redistribute(placements=[Replicate()] * mesh.ndim)
-    given["blocks.1.out.weight"] = given["blocks.1.out.weight"].T.contiguous().T
+    by_columns = [Replicate()] * (mesh.ndim - 1) + [Shard(1)]
+    given["blocks.1.out.weight"] = given["blocks.1.out.weight"].redistribute(placements=by_columns)
     model.load_state_dict(given)
     return unlike(whole(model.state_dict()), expected)
 
 
-def test_dtensors_that_are_cut_otherwise_load_exactly(ranks):
-    assert ranks.run(with_other_placements, (2, 2)) == [[]] * 4
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dtensors_that_are_cut_otherwise_load_exactly(ranks, dtype):
+    assert ranks.run(with_other_placements, (2, 2), dtype=dtype) == [[]] * 4
 
 
 def on_another_mesh(mesh: Any) -> str:

@@ -159,7 +159,7 @@ class OwnedShards:
             yield piece
 
     def _write_piece(self, values: Mapping[int, torch.Tensor]) -> None:
-        new = {index: self.cut(value.detach(), sends=True) for index, value in values.items()}
+        new = {index: value.detach() for index, value in values.items()}
         low = [index for index in sorted(new) if self.dtypes[index] != torch.float32]
         sharded = [index for index in low if isinstance(new[index], DTensor)]
         for index, old in zip(sharded, self.read(sharded, MASTER, torch.float32), strict=True):
