@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn as nn
-from refusals import expect_refusal, with_gradients
+from refusals import REFUSED, Refusals, expect_refusal, with_gradients
 from torch.distributed.fsdp import fully_shard
 
 import dmuon
@@ -86,3 +86,71 @@ def a_mesh_of_two_dimensions(mesh: Any) -> None:
 def test_a_mesh_of_stages_has_one_dimension(ranks):
     words = ("clip_grad_norm_: pp_mesh: expected a one-dimensional DeviceMesh or None", "got DeviceMesh")
     expect_refusal(ranks, a_mesh_of_two_dimensions, {}, words)
+
+
+def several_stages(mesh: Any, pp: bool, spoiled: bool) -> dict[str, Any]:
+    """A step of two stages on every rank of 2 pipeline ranks, or of both models of one trainer without a pipeline."""
+    pp_mesh, dp = (mesh["replicate"], mesh["shard"]) if pp else (None, mesh)
+    of_rank = [mesh.get_coordinate()[0], 2 + mesh.get_coordinate()[0]] if pp else [0, 1]
+    stages: dict[int, Any] = {}
+    for stage in of_rank:
+        model = stage_model(stage)
+        dmuon.dedicate_params(model, dp)
+        fully_shard(model, mesh=dp)
+        stages[stage] = model, dmuon.Muon(model, lr=0.1, ns_dtype=torch.float32)
+        place = dp.mesh.flatten().tolist().index(torch.distributed.get_rank())
+        loss_of(model, stage, place).mul(math.inf if spoiled and stage == 1 else 1).backward()
+    models = [model for model, _ in stages.values()]
+    found: dict[str, Any] = {"norm": float(dmuon.clip_grad_norm_(models, 0.5, pp_mesh=pp_mesh)), "after": {}}
+    for stage, (model, _) in stages.items():
+        found["after"] |= {f"{stage}.{name}": float(norm) for name, norm in dmuon.grad_norms(model).items()}
+    for _, optimizer in stages.values():
+        optimizer.step()
+    found["skipped"] = [optimizer.skipped_steps for _, optimizer in stages.values()]
+    return found
+
+
+@pytest.mark.parametrize("pp", [False, True])
+def test_several_models_of_a_rank_are_clipped_by_one_norm(ranks, pp):
+    size = 2 if pp else 4
+    models = [stage_model(stage) for stage in range(4 if pp else 2)]
+    for stage, model in enumerate(models):
+        sum(loss_of(model, stage, rank) for rank in range(size)).div(size).backward()
+    together = nn.ModuleList(models)
+    norm = nn.utils.clip_grad_norm_(together.parameters(), 0.5)
+    weights = {name: p.grad.norm().item() for name, p in together.named_parameters() if p.ndim == 2}
+    after: dict[str, float] = {}
+    for found in ranks.run(several_stages, (2, 2), pp=pp, spoiled=False):
+        assert found["norm"] == pytest.approx(float(norm), rel=1e-4)
+        assert found["skipped"] == [0, 0]
+        after |= found["after"]
+    assert after == pytest.approx(weights, rel=1e-4)
+
+
+@pytest.mark.parametrize("pp", [False, True])
+def test_what_is_not_finite_in_one_of_several_models_makes_all_skip(ranks, pp):
+    for found in ranks.run(several_stages, (2, 2), pp=pp, spoiled=True):
+        assert math.isnan(found["norm"]) and found["skipped"] == [1, 1]
+
+
+refused = Refusals()
+
+
+@refused("clip_grad_norm_: model: expected a model with dmuon.Muon or a list of them, got an empty list", which="none")
+@refused("clip_grad_norm_: model[1]: expected each model once", which="twice")
+@refused(
+    "clip_grad_norm_: model: expected a model on which dmuon.dedicate_params(model, ...) was called", which="plain"
+)
+@refused("ranks differ", "number of models = 1", "number of models = 2", which="some")
+def wrong_models(mesh: Any, which: str) -> None:
+    model = with_gradients(mesh)[0]
+    others = {"none": [], "twice": [model, model], "plain": [model, nn.Linear(2, 2)]}
+    if which == "some":
+        second = with_gradients(mesh)[0]
+        others["some"] = [model, second] if mesh.get_local_rank(0) else [model]
+    dmuon.clip_grad_norm_(others[which], 1.0)
+
+
+@pytest.mark.parametrize(REFUSED, refused)
+def test_lists_of_models_that_cannot_be_clipped_are_refused(ranks, program, options, words):
+    expect_refusal(ranks, program, options, words)

@@ -15,6 +15,8 @@ from models import Gpt, make_gpt
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from training import AHEAD, NO_COPY, place_of
 
+import dmuon
+
 
 def differences(ours: dict[str, Any], stock: dict[str, Any], values: bool = True) -> list[str]:
     """What of a state dict is not as stock FSDP2 has it."""
@@ -300,6 +302,28 @@ def test_odd_uses(ranks, mesh):
         assert found["loss"][0] == found["loss"][1]
 
 
+def kept_over_a_step(mesh: Any) -> list[list[str]]:
+    """What a dict that was taken before a step has of the weights after it; and a dict that is taken anew."""
+    model, opt = started(mesh, make_gpt(depth=2))
+    kept = model.state_dict()
+    before = {key: value.full_tensor() for key, value in kept.items()}
+    train(mesh, model, opt, range(1))
+    anew = {key: value.full_tensor() for key, value in model.state_dict().items()}
+    with dmuon.full_params(model):
+        now = {
+            name: p.detach() if not isinstance(p, DTensor) else p.full_tensor() for name, p in model.named_parameters()
+        }
+    return [
+        [key for key in kept if torch.equal(kept[key].full_tensor(), before[key])],
+        [key for key in kept if not torch.equal(anew[key], now[key])],
+    ]
+
+
+def test_a_dict_that_is_kept_has_the_matrices_of_its_time_and_a_new_one_has_all(ranks):
+    matrices = [name for name, p in make_gpt(depth=2).named_parameters() if "blocks" in name and p.ndim == 2]
+    assert ranks.run(kept_over_a_step, (2, 2)) == [[matrices, []]] * 4
+
+
 def raises_while_loading(mesh: Any) -> list[str]:
     """A hook of the user's raises on one rank; the others have loaded, and nobody waits for ever."""
     model, _ = started(mesh, make_gpt(depth=2))
@@ -323,8 +347,11 @@ def test_a_rank_that_raises_while_loading_keeps_nobody_waiting(ranks):
     assert ranks.run(raises_while_loading, (2, 2)) == [[]] * 4
 
 
-def test_a_models_own_load_state_dict_keeps_its_signature():
+def test_a_models_own_state_dict_keeps_its_signature():
     class Own(Gpt):
+        def state_dict(self, only: str = "", **kwargs: Any) -> Any:
+            return {key: value for key, value in super().state_dict(**kwargs).items() if only in key}
+
         def load_state_dict(self, state_dict: Any, strict: bool = True) -> Any:
             return super().load_state_dict(state_dict, strict=strict)
 
@@ -332,3 +359,4 @@ def test_a_models_own_load_state_dict_keeps_its_signature():
     weights = make_gpt(seed=4, depth=1).state_dict()
     model.load_state_dict(weights)
     assert unlike(model.state_dict(), weights) == []
+    assert list(model.state_dict("norm", prefix="a.")) == [f"a.{key}" for key in weights if "norm" in key]

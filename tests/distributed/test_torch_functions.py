@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn as nn
 from models import Heads, heads_gpt, make_gpt
+from refusals import REFUSED, Refusals, expect_refusal
 from scenario import LossOf, Session, check, language_loss
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -26,11 +27,18 @@ def clipped(s: Session, how: str) -> None:
     for step in range(3):
         s.backward(language_loss(step, s.size))
         parameters = list(s.model.parameters())
-        if how == "clip_grad_norm_":
-            norm = nn.utils.clip_grad_norm_(parameters, 0.3)
+        foreach = True if "foreach" in how else None
+        if "clip_grad_norm_" in how:
+            norm = nn.utils.clip_grad_norm_(parameters, 0.3, foreach=foreach)
         else:
-            norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-            nn.utils.clip_grads_with_norm_(parameters, 0.3, norm)
+            gradients = [p.grad for p in parameters if p.grad is not None]
+            if "scaled" in how:
+                torch._foreach_mul_(gradients, 0.5)
+                torch._foreach_div_(gradients, [0.5] * len(gradients))
+            norm = nn.utils.get_total_norm(gradients, foreach=foreach)
+            if isinstance(norm, DTensor) and foreach:  # as torchtitan
+                norm = norm.full_tensor()
+            nn.utils.clip_grads_with_norm_(parameters, 0.3, norm, foreach=foreach)
         s.notes.append(number(norm))
         if not s.reference:
             s.notes.append(float(dmuon.clip_grad_norm_(s.model, math.inf)))
@@ -44,6 +52,11 @@ def clipped(s: Session, how: str) -> None:
         ((2, 2), AHEAD, "get_total_norm"),
         ((4,), KEPT, "clip_grad_norm_"),
         ((3,), NO_COPY, "get_total_norm"),
+        ((2, 2), AHEAD, "clip_grad_norm_, foreach"),
+        ((1, 4), KEPT, "get_total_norm, foreach"),
+        ((2, 2), NO_COPY, "get_total_norm, foreach, scaled"),
+        ((4,), AHEAD, "clip_grad_norm_, foreach"),
+        ((1,), AHEAD, "get_total_norm, foreach, scaled"),
     ],
 )
 def test_torchs_clipping_includes_owned_matrices(ranks, mesh, schedule, how):
@@ -51,6 +64,30 @@ def test_torchs_clipping_includes_owned_matrices(ranks, mesh, schedule, how):
     for norms in notes:
         assert norms[::2] == pytest.approx(expected, rel=1e-4)
         assert norms[1::2] == pytest.approx([min(0.3, norm) for norm in expected], rel=1e-4)
+
+
+refused = Refusals()
+
+
+@refused("_foreach_add_", "clip with dmuon.clip_grad_norm_", fsdp=True)
+@refused("a norm of torch's with parameters that no fully_shard manages", "dmuon.clip_grad_norm_", fsdp=False)
+def foreach_functions(mesh: Any, fsdp: bool) -> None:
+    s = Session(mesh, AHEAD)
+    s.start(make_gpt(depth=1), **({} if fsdp else {"units": None}))
+    s.backward(language_loss(0, s.size))
+    gradients = [p.grad for p in s.model.parameters()]
+    if not fsdp:
+        nn.utils.get_total_norm(gradients, foreach=True)
+    before = gradients[0].full_tensor()
+    try:
+        torch._foreach_add_(gradients, 1.0)
+    finally:
+        assert torch.equal(gradients[0].full_tensor(), before)  # refused before anything has changed
+
+
+@pytest.mark.parametrize(REFUSED, refused)
+def test_other_foreach_functions_are_refused(ranks, program, options, words):
+    expect_refusal(ranks, program, options, words)
 
 
 def some_clipped(s: Session) -> None:

@@ -25,10 +25,10 @@ def hook_after(mesh: Any, kind: str) -> None:
     getattr(model.blocks[0].up.weight, kind)(lambda _: None)
 
 
-@refused("no fully_shard manages", "dmuon.clip_grad_norm_(model, max_norm)", fsdp=False, foreach=None)
-@refused("on 'blocks.0.qkv.weight.grad'", "clip with dmuon.clip_grad_norm_(model, max_norm)", fsdp=False, foreach=True)
-def torch_clip(mesh: Any, fsdp: bool, foreach: bool | None) -> None:
-    model, _ = with_gradients(mesh, fsdp)
+@refused("no fully_shard manages", "dmuon.clip_grad_norm_(model, max_norm)", foreach=None)
+@refused("no fully_shard manages", "dmuon.clip_grad_norm_(model, max_norm)", foreach=True)
+def torch_clip(mesh: Any, foreach: bool | None) -> None:
+    model, _ = with_gradients(mesh, fsdp=False)
     nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=foreach)
 
 

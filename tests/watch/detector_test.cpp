@@ -156,11 +156,11 @@ TEST_F(DetectorTest, WarnsOfASlowWaitAfterTenSecondsAndThenAfterTwiceAsLong) {
   interval();
   interval();
   ASSERT_EQ(ranks_[0].warnings.size(), 1U);
-  EXPECT_TRUE(contains(
-      ranks_[0].warnings[0],
-      "dmuon: rank 0 of the mesh has waited for 11 s, and waits until the timeout if others never "
-      "come: what is collective is called on all ranks. Not come to full_params in step 3 "
-      "(comparison 1): rank 1, 2 of the mesh."))
+  EXPECT_TRUE(contains(ranks_[0].warnings[0],
+                       "dmuon: rank 0 of the mesh has waited for 11 s for full_params in step 3, "
+                       "and waits until the timeout if others never come. Expected: the same call "
+                       "on every rank. Not come to full_params in step 3 (comparison 1): rank 1, "
+                       "2 of the mesh."))
       << ranks_[0].warnings[0];
   EXPECT_TRUE(contains(ranks_[0].warnings[0], "is in a backward, and waits for full_params"));
   intervals(17);

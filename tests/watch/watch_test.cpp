@@ -73,7 +73,7 @@ TEST(Watch, WarnsOnceOfAWaitThatLasts) {
   waiting.check();
   const std::string warned = testing::internal::GetCapturedStderr();
   EXPECT_TRUE(contains_all(
-      warned, {"rank 0 of the mesh has waited for ", "what is collective is called on all ranks",
+      warned, {"rank 0 of the mesh has waited for ", "the same call on every rank",
                "Not come to full_params in step 3 (comparison 1): rank 1, 2 of the mesh.",
                "rank 0 of the mesh has issued 0 operations, is in a backward, and waits for",
                "rank 2 of the mesh has issued 0 operations, and waits for nobody; told "}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any, TypeGuard
 
 import torch
@@ -10,13 +11,13 @@ import torch.distributed as dist
 import torch.nn as nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from dmuon._running.runtime import runtime_of
+from dmuon._running.runtime import Runtime, runtime_of
 
 
 @torch.compiler.disable(reason="dmuon.clip_grad_norm_ sends messages")  # type: ignore[untyped-decorator]
 @torch.no_grad()
 def clip_grad_norm_(
-    model: nn.Module,
+    model: nn.Module | Iterable[nn.Module],
     max_norm: float,
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
@@ -29,17 +30,19 @@ def clip_grad_norm_(
     of the sum divided by `gradient_divide_factor` of `dedicate_params`. If the norm is not finite, gradients do not
     change and `step()` skips. Only `error_if_nonfinite` waits for the device.
 
-    With `pp_mesh` the gradients of all pipeline stages have one norm, for one more message along `pp_mesh`. All stages
-    skip if the gradients of one are not finite, or if this call raises on another stage.
+    Several models have one norm, for one message each. All models skip if the gradients of one are not finite. With
+    `pp_mesh` the gradients of all pipeline stages have one norm, for one more message along `pp_mesh`. All stages skip
+    if the gradients of one are not finite, or if this call raises on another stage.
 
     Args:
-        model: a model with dmuon.Muon.
+        model: a model with dmuon.Muon; or a list of such models, each with a Muon of its own, on meshes of the same
+            ranks.
         max_norm: a positive number.
         norm_type: must be 2, because owners send squared norms.
         error_if_nonfinite: True to raise if the norm is not finite.
         foreach: has no effect; torch's function has it.
-        pp_mesh: the stages of a pipeline, a 1-D mesh. Each stage has one model. All stages must make this call with
-            equal arguments, which they do not compare.
+        pp_mesh: the stages of a pipeline, a 1-D mesh. A rank with several stages gives a list. All ranks of the
+            pipeline must make this call with equal numbers, which they do not compare.
 
     Returns:
         The norm before clipping: a 0-dimensional fp32 tensor, equal on every rank; NaN if it is not finite.
@@ -49,32 +52,51 @@ def clip_grad_norm_(
         RuntimeError: on every rank, if the norm is not finite and `error_if_nonfinite` is True.
     """
     try:
-        runtime = runtime_of(model, "clip_grad_norm_")
-        step_agreement = runtime.step_agreement
-        runtime.refuse_inside_full_params("clip_grad_norm_")
+        agreements = [runtime.step_agreement for runtime in _runtimes(model)]
         problem = _problem(max_norm, norm_type, error_if_nonfinite, pp_mesh)
-        numbers = {} if problem else {"max_norm": float(max_norm)}
+        numbers = {} if problem else {"max_norm": float(max_norm), "number of models": len(agreements)}
         switches = {"error_if_nonfinite": error_if_nonfinite, "pp_mesh is not None": pp_mesh is not None}
         arguments = [f"clip_grad_norm_'s {name} = {value}" for name, value in {**numbers, **switches}.items()]
-        verdict = step_agreement.verdict(arguments, problem)
+        verdicts = [agreement.verdict(arguments, problem) for agreement in agreements]
     except Exception:
         if _is_line(pp_mesh):  # the other stages wait for this rank
             no_norm = torch.full((), math.nan, dtype=torch.float64, device=pp_mesh.device_type)
             dist.all_reduce(no_norm, group=pp_mesh.get_group())
         raise
-    norm, finite = verdict.norm(), verdict.finite()
-    if pp_mesh is not None:
-        squared = torch.where(finite, norm, math.nan).double().square()
-        dist.all_reduce(squared, group=pp_mesh.get_group())
+    norm, finite = verdicts[0].norm(), verdicts[0].finite()
+    if pp_mesh is not None or len(verdicts) > 1:
+        norms = [torch.where(verdict.finite(), verdict.norm(), math.nan).double() for verdict in verdicts]
+        squared = torch.stack(norms).square().sum()
+        if pp_mesh is not None:
+            dist.all_reduce(squared, group=pp_mesh.get_group())
         norm, finite = squared.sqrt(), squared.isfinite()
-        step_agreement.skip_unless(finite)
+        for agreement in agreements:
+            agreement.skip_unless(finite)
     if error_if_nonfinite and not finite:
         raise RuntimeError(
             "clip_grad_norm_: expected a finite norm of all gradients, got one that is not, and error_if_nonfinite=True"
         )
     factor = torch.where(finite, float(max_norm) / (norm + 1e-6), 1.0).clamp_(max=1.0).float()
-    step_agreement.scale(factor)
+    for agreement in agreements:
+        agreement.scale(factor)
     return torch.where(finite, norm, math.nan).float()
+
+
+def _runtimes(model: nn.Module | Iterable[nn.Module]) -> list[Runtime]:
+    """Returns the runtimes of a model or of several, after a check of each."""
+    models: list[Any] = [model]
+    if isinstance(model, Iterable) and not isinstance(model, nn.Module):
+        models = list(model)
+    if not models:
+        raise ValueError(
+            "clip_grad_norm_: model: expected a model with dmuon.Muon or a list of them, got an empty list"
+        )
+    runtimes = [runtime_of(part, "clip_grad_norm_") for part in models]
+    for index, runtime in enumerate(runtimes):
+        if runtime in runtimes[:index]:
+            raise ValueError(f"clip_grad_norm_: model[{index}]: expected each model once, got one again")
+        runtime.refuse_inside_full_params("clip_grad_norm_")
+    return runtimes
 
 
 def _problem(max_norm: Any, norm_type: Any, error_if_nonfinite: Any, pp_mesh: Any) -> str | None:

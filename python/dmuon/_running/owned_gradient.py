@@ -14,6 +14,23 @@ from dmuon._setup.placeholder import OwnedTensor
 _aten = torch.ops.aten
 
 
+class GradientTensor(OwnedTensor):
+    """The placeholder of a leaf's gradient. Lists for torch's foreach functions may hold it beside DTensors."""
+
+    @classmethod
+    def __torch_function__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Calls `func`, of a foreach function apart for owned and other gradients.
+
+        The class of a list's first tensor would dispatch the whole list, and a DTensor refuses all other classes.
+        """
+        with torch._C.DisableTorchFunctionSubclass():
+            if getattr(func, "__name__", "").startswith("_foreach_"):
+                return _apart(func, args, kwargs or {})
+            return func(*args, **(kwargs or {}))
+
+
 class Gradient:
     """A leaf's gradient, as OwnedGradient describes. Holds the runtime weakly.
 
@@ -83,9 +100,25 @@ def _zero(owned: OwnedTensor, gradient: Gradient, target: Any) -> Any:
     return owned
 
 
-def _norm(owned: OwnedTensor, gradient: Gradient, target: Any, order: float = 2.0, *rest: Any) -> torch.Tensor:
+def _apart(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor] | None:
+    """Calls a foreach function with the owned gradients, then with the others: the owned may refuse it."""
+    lists = [arg for arg in args if isinstance(arg, list | tuple)]
+    is_owned = [any(isinstance(value, OwnedTensor) for value in together) for together in zip(*lists, strict=True)]
+    results: dict[int, torch.Tensor] = {}
+    for owned in (True, False):
+        if indices := [index for index, is_one in enumerate(is_owned) if is_one is owned]:
+            part = [[arg[i] for i in indices] if isinstance(arg, list | tuple) else arg for arg in args]
+            results |= zip(indices, func(*part, **kwargs) or (), strict=False)
+    return (
+        [results[index] for index in range(len(is_owned))] if results else None
+    )  # None: it has changed the first list
+
+
+def _norm(owned: OwnedTensor, gradient: Gradient, target: Any, order: float = 2.0, *rest: Any) -> Any:
     if order != 2 or any(value not in (None, False) for value in rest):
         owned._refuse(f"a norm of order {order}, where the 2-norm alone is known")
+    if isinstance(target, list | tuple):
+        return [torch.linalg.vector_norm(tensor) for tensor in target]
     return gradient.norm()
 
 
@@ -152,6 +185,7 @@ _OPERATIONS: dict[Any, Callable[..., Any]] = {
     _aten.zero_.default: _zero,
     _aten._foreach_zero_.default: _zero,
     _aten.linalg_vector_norm.default: _norm,
+    _aten._foreach_norm.Scalar: _norm,
     _aten.mul_.Tensor: _mul,
     _aten.mul_.Scalar: _mul,
     _aten.div_.Tensor: _div,

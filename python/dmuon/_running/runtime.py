@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from dmuon import _C
 from dmuon._planning.owner_plan import Plan
-from dmuon._running.owned_gradient import Gradient
+from dmuon._running.owned_gradient import Gradient, GradientTensor
 from dmuon._running.readers import LeafSource, UnitReaders
 from dmuon._running.step_agreement import StepAgreement
 from dmuon._running.unit_weights import UnitWeights
@@ -107,7 +107,8 @@ class Runtime:
             placeholder = OwnedTensor(leaf.name, leaf.shape, dtype, self.device, None)
             placeholder._source = LeafSource(self.readers[unit_of[index]], index)
             placeholders.append(nn.Parameter(placeholder, is_trainable))
-            gradients.append(OwnedTensor(f"{leaf.name}.grad", leaf.shape, dtype, self.device, Gradient(self, index)))
+            gradient = Gradient(self, index)
+            gradients.append(GradientTensor(f"{leaf.name}.grad", leaf.shape, dtype, self.device, gradient))
         self.engine.set_placeholders(placeholders, gradients)
         return placeholders
 

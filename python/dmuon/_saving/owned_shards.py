@@ -97,14 +97,26 @@ class OwnedShards:
             return "expected values, got the placeholder of another model, which has them in its state_dict()"
         if value.is_meta or not value.is_floating_point():
             return f"expected floating values, got {value.dtype} on {value.device}"
-        if isinstance(value, DTensor) and (value.device_mesh != self.mesh or list(value.placements) != self.placements):
+        if isinstance(value, DTensor) and value.device_mesh != self.mesh:
             return (
-                f"expected a DTensor with {self.placements} on {self.mesh}, or the whole tensor on every rank, got "
-                f"one with {list(value.placements)} on {value.device_mesh}"
+                f"expected a DTensor on {self.mesh}, or the whole tensor on every rank, got one on {value.device_mesh}"
             )
-        if isinstance(value, DTensor) and value.to_local().shape[0] != self._local_rows(shape[0]):
-            return f"expected a shard of {self._local_rows(shape[0])} rows, got one of {value.to_local().shape[0]}"
+        cut = value if isinstance(value, DTensor) and list(value.placements) == self.placements else None
+        if cut is not None and cut.to_local().shape[0] != self._local_rows(shape[0]):
+            return f"expected a shard of {self._local_rows(shape[0])} rows, got one of {cut.to_local().shape[0]}"
         return None
+
+    def cut(self, value: torch.Tensor, sends: bool = False) -> torch.Tensor:
+        """Returns a DTensor with the placements of every leaf, other tensors as they are.
+
+        `sends`: False to return also a DTensor as it is from which this rank lacks its shard. True is collective.
+        """
+        if not isinstance(value, DTensor) or list(value.placements) == self.placements:
+            return value
+        if not sends and any(not placement.is_replicate() for placement in value.placements):
+            return value
+        cut: torch.Tensor = value.redistribute(placements=self.placements)
+        return cut.detach()
 
     def _local_rows(self, rows: int) -> int:
         assert self.mesh is not None
@@ -117,7 +129,7 @@ class OwnedShards:
 
         Units see new masters after the engine's `publish`.
         """
-        values = dict(sorted(values.items()))
+        values = {index: self.cut(values[index], sends=True) for index in sorted(values)}
         if name == MASTER:
             self.without_values -= values.keys()
         whole = {index: value for index, value in values.items() if not isinstance(value, DTensor)}

@@ -139,9 +139,11 @@ std::string Detector::slow_warning(Time now, std::int64_t now_ms) {
   slow_wait_ = 0;
   if (!awaits_others(reports_, rank_)) return {};  // all have come, and the operation is slow
   const auto waited = std::chrono::duration_cast<std::chrono::seconds>(now - begun_);
+  const bool is_call = own_.awaited && *own_.awaited != Rendezvous::kOperation;
   return core::message("dmuon: rank ", rank_, " of the mesh has waited for ", waited.count(),
-                       " s, and waits until the timeout if others never come: what is collective "
-                       "is called on all ranks. ",
+                       " s for ", own_.where,
+                       ", and waits until the timeout if others never come. ",
+                       is_call ? "Expected: the same call on every rank. " : "",
                        attendance(reports_, rank_, now_ms));
 }
 

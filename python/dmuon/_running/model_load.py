@@ -1,0 +1,235 @@
+"""load_state_dict of a model whose leaves are owned."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn as nn
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import _EXTRA_STATE_KEY_SUFFIX
+
+from dmuon._running.runtime import Runtime
+from dmuon._setup.agreement import agreement
+from dmuon._setup.place import State, joined
+from dmuon._setup.placeholder import OwnedTensor, is_same
+from dmuon._setup.shown import listed
+
+_WRAPPERS = "_checkpoint_wrapped_module."  # the wrapper's own hooks remove it from keys
+_LOAD = "load_state_dict"
+
+
+@dataclasses.dataclass
+class _Load:
+    """A load of the model in which hooks of its modules may still change values. Writes all of them at its end."""
+
+    errors: list[str]  # torch's own list, a new one in each load
+    values: dict[int, torch.Tensor]  # by leaf, as they are known so far
+    problems: list[str] = dataclasses.field(default_factory=list)
+
+
+class ModelLoad:
+    """The hooks that load a model.
+
+    1. The model's hook checks the values, and writes them before anything else has changed.
+    2. If a module inside the model has hooks of the user's own, values below that module are known after them. Then
+       all values are written at the end of the load.
+    3. If a module of the model is loaded alone, its leaves are written one module at a time.
+    """
+
+    def __init__(self, runtime: Runtime) -> None:
+        """Registers the hooks. The model's leaves are placeholders by now."""
+        self._runtime, model, leaves = runtime, runtime.model, runtime.leaves
+        self._index = {leaf.name: index for index, leaf in enumerate(leaves)}
+        self._strict: bool | None = None  # `strict` while the model's own load_state_dict runs, else None
+        self._load: _Load | None = None
+        modules = {place.module: None for leaf in leaves for place in leaf.places if place.module is not model}
+        self._hooks = {
+            module: module.register_load_state_dict_pre_hook(self._before_load_of_module).id for module in modules
+        }
+        self._hooks[model] = model.register_load_state_dict_pre_hook(self._before_load).id
+        handle = model.register_load_state_dict_post_hook(self._after_load)
+        model._load_state_dict_post_hooks.move_to_end(handle.id, last=False)  # type: ignore[attr-defined]
+        model.load_state_dict = self._load_state_dict  # type: ignore[method-assign]
+
+    def _load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        """Replaces the model's own method, whose hooks do not get `strict`."""
+        model = self._runtime.model
+        given = dict(zip(("strict", "assign"), args, strict=False)) | kwargs
+        if given.get("assign"):
+            raise ValueError(
+                f"{_LOAD}: assign: expected False, got True: the optimizer would go on with the parameters of before"
+            )
+        for module, hook in self._hooks.items():  # after hooks that were registered since
+            module._load_state_dict_pre_hooks.move_to_end(hook)  # type: ignore[attr-defined]
+        self._strict, self._load = given.get("strict", True), None
+        try:
+            return type(model).load_state_dict(model, state_dict, *args, **kwargs)
+        except Exception as error:
+            if self._load is not None:  # the other ranks wait at the end of the load
+                with contextlib.suppress(ValueError), agreement(self._runtime.ranks, _LOAD):
+                    raise error
+            raise
+        finally:
+            self._strict = self._load = None
+
+    def _before_load(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        self._runtime.refuse_lost_load()
+        self._load = None
+        places = [place for leaf in self._runtime.leaves for place in leaf.places]
+        if places and places[0].state is not State.WHOLE:
+            late = _changed_later(module)
+            taken = self._checked(module, state_dict, prefix, self._strict, late)
+            if late:
+                self._load = _Load(rest[-1], taken)
+            else:
+                self._commit(taken)
+
+    def _before_load_of_module(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Takes a module's values. If the model's own hook came first, its values are placeholders already."""
+        self._runtime.refuse_lost_load()
+        held: dict[str, Any] = {
+            f"{prefix}{name}": p for name, p in module._parameters.items() if isinstance(p, OwnedTensor)
+        }
+        given = {key: p for key, p in held.items() if key in state_dict and not is_same(state_dict[key], p)}
+        if self._load is None or self._load.errors is not rest[-1]:
+            if given:
+                self._commit(self._checked(module, state_dict, prefix, None, ()))
+            return
+        for key, parameter in given.items():
+            index, value = self._index[parameter._name], state_dict[key]
+            if problem := self._runtime.shards.problem(index, value):
+                self._load.problems.append(f"'{key}': {problem}.")
+            else:
+                self._load.values[index] = self._runtime.shards.cut(value)
+            state_dict[key] = parameter
+
+    def _after_load(self, module: nn.Module, incompatible: Any) -> None:
+        load, self._load = self._load, None
+        if load is None:
+            return
+        with agreement(self._runtime.ranks, _LOAD) as facts:
+            facts += [
+                f"'{self._runtime.leaves[index].name}' {_form(load.values[index])}" for index in sorted(load.values)
+            ]
+            facts.append(f"no {sorted(incompatible.missing_keys)}, and {sorted(incompatible.unexpected_keys)} too")
+            if problems := [*load.problems, *load.errors]:
+                raise ValueError(f"{_LOAD}: {problems[0]} No matrix has been loaded.")
+        self._commit(load.values)
+
+    def _commit(self, loaded: dict[int, torch.Tensor]) -> None:
+        """Writes the values, right after the check: nothing that may raise on some ranks alone comes between."""
+        if loaded:
+            self._runtime.shards.write_weights(loaded)
+            self._runtime.engine.publish()
+
+    def _loaded_so_far(self, module: nn.Module) -> str:
+        return " Nothing has been loaded." if module is self._runtime.model else ""
+
+    def _checked(
+        self, module: nn.Module, state_dict: dict[str, Any], prefix: str, strict: bool | None, late: tuple[str, ...]
+    ) -> dict[int, torch.Tensor]:
+        """Moves the leaves' values out of the dict. Collective. Raises on all ranks before anything has changed.
+
+        `late`: prefixes of names in the module that are not looked at.
+        """
+        self._runtime.meet(f"{_LOAD}()")
+        taken: dict[int, torch.Tensor] = {}
+        stand_ins: dict[str, OwnedTensor] = {}
+        with agreement(self._runtime.ranks, _LOAD) as facts:
+            missing, known, problems = [], set(), []
+            for name, parameter in _named_tensors(module):
+                key = _key(f"{prefix}{name}", state_dict)
+                known.add(key)
+                if name.startswith(late):
+                    continue
+                if key not in state_dict or is_same(state_dict[key], parameter):
+                    missing.append(key)
+                    continue
+                value = state_dict[key]
+                if isinstance(parameter, OwnedTensor):
+                    index = self._index[parameter._name]
+                    problem = self._runtime.shards.problem(index, value)
+                    taken[index], stand_ins[key] = value, parameter
+                    facts.append(f"'{key}' {_form(value)}")
+                else:
+                    problem = _misfit(parameter, value)
+                if problem:
+                    problems.append(f"{_LOAD}: '{key}': {problem}.{self._loaded_so_far(module)}")
+            later = tuple(f"{prefix}{start}" for name in late for start in (name, name.replace(_WRAPPERS, "")))
+            unknown = [
+                key for key in state_dict if key.startswith(prefix) and key not in known and not key.startswith(later)
+            ]
+            facts.append(f"no {sorted(missing)}, and {sorted(unknown)} too")
+            facts.append(f"hooks that may change values of {list(late)}")
+            if strict:
+                _refuse_keys(missing, unknown)
+            if problems:
+                raise ValueError(problems[0])
+        state_dict.update(stand_ins)
+        return taken
+
+
+def _form(value: torch.Tensor) -> str:
+    return f"sharded by {list(value.placements)}" if isinstance(value, DTensor) else "whole"
+
+
+def _refuse_keys(missing: list[str], unknown: list[str]) -> None:
+    unknown = [key for key in unknown if not key.endswith(_EXTRA_STATE_KEY_SUFFIX)]
+    found = [
+        f"{what} {listed([repr(key) for key in keys], 5)}"
+        for what, keys in (("no values for", missing), ("no place for", unknown))
+        if keys
+    ]
+    if found:
+        raise ValueError(
+            f"{_LOAD}: {'; '.join(found)}. Expected: a value for each parameter and no other, or strict=False. Nothing "
+            "has been loaded."
+        )
+
+
+def _changed_later(model: nn.Module) -> tuple[str, ...]:
+    """Returns the prefixes of modules in the model whose own code, or torch.nn's, may change keys or values below."""
+
+    def changes(module: nn.Module) -> bool:
+        hooks = [getattr(hook, "hook", hook) for hook in module._load_state_dict_pre_hooks.values()]
+        known = all(_is_of(hook, "dmuon.", "torch.distributed.") for hook in hooks)
+        return not known or not _is_of(type(module)._load_from_state_dict, "torch.")
+
+    modules = model.named_modules(remove_duplicate=False)
+    return tuple(f"{path}." for path, module in modules if path and changes(module))
+
+
+def _is_of(code: Any, *packages: str) -> bool:
+    return str(getattr(code, "__module__", "")).startswith(packages)
+
+
+def _named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields all parameters and persistent buffers, by every name."""
+    yield from module.named_parameters(remove_duplicate=False)
+    for path, part in module.named_modules(remove_duplicate=False):
+        for name, buffer in part._buffers.items():
+            if buffer is not None and name not in part._non_persistent_buffers_set:
+                yield joined(path, name), buffer
+
+
+def _key(name: str, state_dict: dict[str, Any]) -> str:
+    return name if name in state_dict else name.replace(_WRAPPERS, "")
+
+
+def _misfit(parameter: torch.Tensor, value: Any) -> str | None:
+    if not isinstance(value, torch.Tensor):
+        return f"expected a tensor, got {type(value).__name__}"
+    if value.shape != parameter.shape and not (parameter.ndim == 0 and value.shape == (1,)):
+        return f"expected shape {tuple(parameter.shape)}, got {tuple(value.shape)}"
+    if isinstance(parameter, DTensor) and not isinstance(value, DTensor):
+        return (
+            "expected a DTensor, got a whole tensor, which set_model_state_dict of "
+            "torch.distributed.checkpoint.state_dict cuts with StateDictOptions(full_state_dict=True)"
+        )
+    if isinstance(value, DTensor) and not isinstance(parameter, DTensor):
+        return "expected a whole tensor, as no fully_shard manages it, got a DTensor"
+    return None
