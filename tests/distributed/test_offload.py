@@ -36,6 +36,7 @@ def moved(s: Session) -> None:
 def away(s: Session) -> None:
     if s.reference:
         return
+    s.opt._runtime.meet("a test")  # frees what travels
     kept = s.opt._runtime.engine.statistics()["current_bytes"]
     states = (s.opt.state[placeholder] for placeholder in s.opt._runtime.placeholders)
     held = [tensor for state in states for tensor in state.values() if type(tensor) is torch.Tensor]
@@ -45,7 +46,7 @@ def away(s: Session) -> None:
     assert len(freed) == len(held)
     assert s.opt._runtime.engine.statistics()["current_bytes"] <= kept - owned
     dmuon.load(s.model)
-    assert s.opt._runtime.engine.statistics()["current_bytes"] == pytest.approx(kept, rel=0.3)
+    assert s.opt._runtime.engine.statistics()["current_bytes"] == kept
 
 
 @pytest.mark.parametrize(("mesh", "schedule"), [((2, 2), AHEAD), ((2, 2), KEPT), ((4, 1), NO_COPY), ((1,), AHEAD)])

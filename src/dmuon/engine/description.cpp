@@ -31,6 +31,15 @@ schedule::Batches Executor::units_of_batches() const {
   return touched;
 }
 
+std::vector<at::Tensor> Executor::lasting_tensors() const {
+  std::vector<at::Tensor> found;
+  for (const wire::OwnedBatch& batch : owned_.batches())
+    for (const auto& [name, tensor] : batch.tensors) found.push_back(tensor);
+  for (const UnitState& state : states_)
+    if (state.buffers->node_copy) found.push_back(state.buffers->node_copy->flat());
+  return found;
+}
+
 std::map<std::string, double> Executor::statistics() const {
   std::map<std::string, double> all = profile_.seconds();
   double copies = 0;

@@ -193,15 +193,6 @@ void Executor::perform(const Operation& operation) {
   enqueue_update(operation);
 }
 
-std::vector<at::Tensor> Executor::lasting_tensors() const {
-  std::vector<at::Tensor> found;
-  for (const wire::OwnedBatch& batch : owned_.batches())
-    for (const auto& [name, tensor] : batch.tensors) found.push_back(tensor);
-  for (const UnitState& state : states_)
-    if (state.buffers->node_copy) found.push_back(state.buffers->node_copy->flat());
-  return found;
-}
-
 void Executor::take_back(core::UnitIndex unit) {
   const wire::PlainMode plain;
   wire::take_back(mesh_, owned_, states_.at(unit).buffers.get());
