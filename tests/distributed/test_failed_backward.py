@@ -117,3 +117,18 @@ def test_a_backward_that_raised_on_one_rank_ends_all_ranks(ranks):
     with pytest.raises(RankFailed) as raised:
         ranks.run(alone, (2, 2))
     assert len(re.findall(r"--- rank \d+ ---", str(raised.value))) == 4
+
+
+def test_gradients_cleared_by_hand_end_a_failed_backward():
+    """Without fully_shard and ranks; a step before that raises."""
+    model = make_gpt(depth=2)
+    dmuon.dedicate_params(model)
+    opt = dmuon.Muon(model)
+    loss_of(model, batch(0)).backward()
+    fail(model, "blocks.1", lambda: loss_of(model, batch(1)).backward())
+    with pytest.raises(ValueError, match="a backward has raised, so gradients are lost"):
+        opt.step()
+    for parameter in model.parameters():
+        parameter.grad = None
+    loss_of(model, batch(1)).backward()
+    opt.step()

@@ -24,6 +24,36 @@ def mesh_of(mesh: Any, table: Any) -> DeviceMesh:
     return DeviceMesh(mesh.device_type, torch.tensor(table), mesh_dim_names=names)
 
 
+class Equal(nn.Module):
+    """Units of eight equal matrices, whose owners have equal parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(8))) for _ in range(2))
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = torch.tanh(x + block(x))
+        return self.head(x)
+
+
+def of_equal_parts(s: Session) -> None:
+    s.start(Equal(), units=None)
+
+    def loss(step: int) -> Any:
+        def of(model: nn.Module, rank: int) -> torch.Tensor:
+            x = torch.randn(6, 8, generator=torch.Generator().manual_seed(100 * step + rank))
+            return model(x.to(next(model.parameters()).device)).square().mean()
+
+        return of
+
+    for step in range(3):
+        s.backward(loss(step))
+        s.step()
+
+
 def trained(s: Session) -> None:
     s.start(make_gpt())
     s.train(0, 1)
@@ -36,8 +66,8 @@ def trained(s: Session) -> None:
     s.train(3)
 
 
-def on_ranks(mesh: Any, table: Any, schedule: dict[str, Any]) -> Any:
-    return run_scenario(mesh_of(mesh, table), trained, schedule)
+def on_ranks(mesh: Any, table: Any, schedule: dict[str, Any], scenario: Any = trained) -> Any:
+    return run_scenario(mesh_of(mesh, table), scenario, schedule)
 
 
 @pytest.mark.parametrize("schedule", [AHEAD, NO_COPY], ids=["copies", "no copies"])
@@ -45,6 +75,13 @@ def on_ranks(mesh: Any, table: Any, schedule: dict[str, Any]) -> Any:
 def test_trains_as_one_process(ranks, table, schedule):
     initial, expected, _ = run_scenario(None, trained, schedule, 4)
     for _, got, _ in ranks.run(on_ranks, (2, 2), table=table, schedule=schedule):
+        assert_equal_to_reference(initial, expected, got)
+
+
+@pytest.mark.parametrize("table", ORDERS, ids=str)
+def test_units_whose_parts_are_equal_too(ranks, table):
+    initial, expected, _ = run_scenario(None, of_equal_parts, AHEAD, 4)
+    for _, got, _ in ranks.run(on_ranks, (2, 2), table=table, schedule=AHEAD, scenario=of_equal_parts):
         assert_equal_to_reference(initial, expected, got)
 
 

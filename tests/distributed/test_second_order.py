@@ -35,6 +35,9 @@ class Block(nn.Module):
             return x.view(2, -1, WIDTH)
         if self.returns == "slice":
             return torch.cat([x, x.square()])[: len(x)]
+        if self.returns == "base too":
+            self.last = x
+            return x.view(2, -1, WIDTH)
         if self.returns == "tuple":
             return x.view(2, -1, WIDTH), {"more": (2 * x).view(2, -1, WIDTH)}
         return x
@@ -59,9 +62,10 @@ class Model(nn.Module):
                 more.mul_(0.1)
                 x += more
             elif block.returns != "sum":
-                x += 0.1
+                x *= 0.9
             x = x.reshape(-1, WIDTH)
-        return self.head(x)
+        last = sum(block.last.square().mean() for block in self.blocks if block.returns == "base too")
+        return self.head(x) + last
 
 
 def is_matrix(name: str) -> bool:
@@ -158,7 +162,25 @@ def of_views(s: Session, returns: str, wrapping: str) -> None:
 
 
 @pytest.mark.parametrize("wrapping", ["none", "blocks", "root"])
-@pytest.mark.parametrize("returns", ["view", "slice", "tuple"])
+@pytest.mark.parametrize("returns", ["view", "slice", "tuple", "base too"])
 def test_outputs_that_are_views_may_be_changed_in_place(ranks, returns, wrapping):
-    schedule = {"view": AHEAD, "slice": NO_COPY, "tuple": ON_DEMAND}[returns]
+    schedule = {"view": AHEAD, "slice": NO_COPY, "tuple": ON_DEMAND, "base too": KEPT}[returns]
     check(ranks, of_views, schedule=schedule, returns=returns, wrapping=wrapping)
+
+
+class Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(4, 4, bias=False)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.up(x).to_sparse(), torch.nested.as_nested_tensor([self.up(x), self.up(x[:1])], layout=torch.jagged)
+
+
+def test_outputs_without_storage_pass():
+    model = nn.Sequential(Sparse())
+    dmuon.dedicate_params(model)
+    opt = dmuon.Muon(model)
+    sparse, nested = model(torch.ones(3, 4))
+    (sparse.to_dense().sum() + nested.values().sum()).backward()
+    opt.step()

@@ -85,7 +85,7 @@ def test_the_scheduler_goes_on_with_the_rates_of_muon(kind, by_function):
     model, optimizer, scheduler = made(accelerator, KINDS[kind])
     again = dmuon.prepare(accelerator, model, optimizer, KINDS[kind] if by_function else scheduler, **LRS)
     assert again[:2] == (model, optimizer) and isinstance(optimizer.optimizer, dmuon.Muon)
-    assert optimizer.scaled_step.__self__ is optimizer.optimizer
+    assert optimizer.scaled_step == optimizer.optimizer.step  # as the scheduler has wrapped it
     assert accelerator._schedulers == [again[2]] and (by_function or again[2] is scheduler)
     plain = torch.optim.SGD([{"params": nn.Linear(1, 1).parameters(), "lr": lr} for lr in LRS.values()])
     expected = rates(KINDS[kind](plain), plain)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import torch
 import torch.nn as nn
+from torch.distributed.fsdp import FSDPModule
 
 from dmuon import _C
 from dmuon._running.runtime import Runtime
@@ -94,31 +94,49 @@ class _Calls:
 
     # Runs even if the forward raises, as an early-stopped recomputation does.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _after(self, module: nn.Module, args: Any, output: Any) -> Any:
+    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         runtime, index = self._runtime, self._index
         if self._reader and not self._reads:
-            return None  # it was found to be a reader in this call
+            return  # it was found to be a reader in this call
         read = [self._reads.pop()] if self._reader else []
         runtime.weights[index].end_call()
         runtime.engine.after_forward(index, self._reader)
         if not torch.is_grad_enabled():
-            return None
-        output = _without_views(output)
+            return
         outputs = tensors_requiring_grad(output)
         # Before any Python hook: all of a tensor's Python hooks, FSDP2's too, run in the place of its first one.
         runtime.engine.watch_outputs(index, outputs, *read)
         for tensor in outputs if runtime.units[index].leaves and not self._reader else ():
             tensor.register_hook(self._show_weights)
-        return output
+        for tensor in outputs:
+            if (base := _changeable_base(tensor)) is not None:
+                self._hook_base(module, tensor, base)
+
+    def _hook_base(self, module: nn.Module, output: torch.Tensor, base: torch.Tensor) -> None:
+        """Does at the base what the hooks on its view do, FSDP2's too, if the backward has skipped these."""
+        last = -1  # backward that came to the view
+
+        def at_view(gradient: torch.Tensor) -> None:
+            nonlocal last
+            last = _C.this_backward()
+
+        def at_base(gradient: torch.Tensor) -> None:
+            if last == _C.this_backward():
+                return
+            if isinstance(module, FSDPModule):
+                module._get_fsdp_state()._pre_backward(gradient)
+            if self._runtime.units[self._index].leaves and not self._reader:
+                self._show_weights(gradient)
+
+        output.register_hook(at_view)
+        base.register_hook(at_base)
 
     def _end_in_backward(self, gradient: torch.Tensor) -> None:
         if torch.is_grad_enabled():
-            return  # create_graph=True, see Engine::open_backward
+            return  # create_graph=True, see Engine::enter_second_order
         self._runtime.weights[self._index].take_back_changes()
 
     def _show_weights(self, gradient: torch.Tensor) -> None:
-        if torch.is_grad_enabled():
-            return
         self._runtime.refuse_inside_full_params("a backward")
         self._runtime.weights[self._index].show_weights()
 
@@ -136,21 +154,13 @@ def _refuse_differentiated_parameters(model: nn.Module) -> None:
         )
 
 
-def _without_views(output: Any) -> Any:
-    """Returns the output with each view in it replaced by an equal tensor that autograd takes for no view.
+def _changeable_base(output: torch.Tensor) -> torch.Tensor | None:
+    """Returns the tensor of which the output is a view, or None.
 
-    After a change in place of a view, autograd skips the node at which our hooks and FSDP2's wait. Views stay if they
-    share their memory with other outputs, which such a change concerns too.
+    After a change of the view in place, autograd skips the node at which hooks on the view wait, but not the base's.
     """
-    if is_transformed():
-        return output
-    outputs = tensors_requiring_grad(output)
-    memory = Counter(tensor.untyped_storage().data_ptr() for tensor in outputs)
-    views = [t for t in outputs if t._is_view() and memory[t.untyped_storage().data_ptr()] == 1]
-    if not views:
-        return output
-    plain = dict(zip(map(id, views), _C.without_views(views), strict=True))
-    return map_tensors(output, lambda tensor: plain.get(id(tensor), tensor))
+    base = output._base if output._is_view() else None
+    return base if base is not None and base.requires_grad and not base.is_leaf else None
 
 
 def _refuse_second_recomputation(runtime: Runtime, index: int) -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from typing import Any
 
 import torch.nn as nn
 
 from dmuon._running.moved_scheduler import check_movable, move_scheduler
 from dmuon._running.muon import Muon
-from dmuon._setup.dedication import dedicate_params
+from dmuon._setup.dedication import dedicate_params, dedication_of
 from dmuon._setup.routing import DEDICATION
 from dmuon._setup.shown import shown
 from dmuon._setup.wrappers import unwrapped
 
 _ORDER = "model, optimizer, ... = accelerator.prepare(model, optimizer, ...), then dmuon.prepare, then the first step"
+
+# By model: the options of `dedicate_params` with which the last call has dedicated it.
+_dedicated: weakref.WeakKeyDictionary[nn.Module, dict[str, Any]] = weakref.WeakKeyDictionary()
 
 
 def prepare(
@@ -55,17 +59,19 @@ def prepare(
     if scheduler is not None and not callable(scheduler):
         _check_scheduler(accelerator, scheduler, prepared)
 
-    dedicate_params(model, **of_dedication)
-    muon = Muon(model, **of_muon)
-    # Again, because the trainer and its scheduler hold this object, which also knows the methods of a scaled step.
-    old = prepared.optimizer
-    prepared.__init__(muon, device_placement=False, scaler=prepared.scaler)
+    if of_dedication != _dedicated.get(unwrapped(model)):
+        dedicate_params(model, **of_dedication)
+        _dedicated[unwrapped(model)] = of_dedication
+    muon, old, made = Muon(model, **of_muon), prepared.optimizer, None
     if callable(scheduler):  # no scheduler can be called
         accelerator._schedulers = [s for s in accelerator._schedulers if _inner(s).optimizer not in (old, prepared)]
-        scheduler = accelerator.prepare_scheduler(scheduler(muon))
+        made = scheduler(muon)
     elif scheduler is not None:
         move_scheduler(_inner(scheduler), old, muon)
-    return model, prepared, scheduler
+    # Again, because the trainer and its scheduler hold this object. It also keeps the method of a scaled step, which a
+    # scheduler has replaced by now.
+    prepared.__init__(muon, device_placement=False, scaler=prepared.scaler)
+    return model, prepared, scheduler if made is None else accelerator.prepare_scheduler(made)
 
 
 def _check_plugin(accelerator: Any) -> None:
@@ -110,7 +116,8 @@ def _prepared_optimizer(accelerator: Any, model: Any, optimizer: Any) -> Any:
         got = f"one of {len(known)}" if optimizer is None else f"an unprepared {type(optimizer).__name__}"
         raise ValueError(f"prepare: optimizer: expected that of accelerator.prepare, got {got}. Expected: {_ORDER}.")
     prepared = fitting[0]
-    if DEDICATION in vars(plain):
+    of_last_call = plain in _dedicated and dedication_of(plain, "prepare").runtime is None  # Muon refused its options
+    if DEDICATION in vars(plain) and not of_last_call:
         raise ValueError(
             "prepare: model: dedicate_params was called on it already. Expected: prepare alone, once, which calls "
             "dedicate_params and Muon itself."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -72,15 +71,10 @@ class UnitReaders:
         """Ends the read."""
         self._alive().engine.after_forward(self._index, True)
 
-    def change(self, leaf: int, change: Callable[[torch.Tensor], object]) -> None:
-        """Changes the weight of one leaf, as the code that runs wants. Collective."""
-        self.begin()
-        try:
-            weights: UnitWeights = self._alive().weights[self._index]
-            change(self.weights[leaf].detach())
-            weights.take_back_all()
-        finally:
-            self.end()
+    def changed(self) -> None:
+        """Takes the weights for new masters, because the code that runs has changed them. Collective."""
+        weights: UnitWeights = self._alive().weights[self._index]
+        weights.take_back_all()
 
     def _alive(self) -> Any:
         runtime = self._runtime()
@@ -118,8 +112,8 @@ class LeafSource:
     def end(self) -> None:
         self._readers.end()
 
-    def change(self, change: Callable[[torch.Tensor], object]) -> None:
-        self._readers.change(self._leaf, change)
+    def changed(self) -> None:
+        self._readers.changed()
 
 
 def _innermost(model: nn.Module) -> nn.Module | None:

@@ -57,6 +57,7 @@ class Runtime:
         self.writes_back = False  # at the end of full_params
         self.is_averaged = False  # inside Ema.applied
         self.offloaded = False
+        self._num_forwards = 0  # of the model, one inside of another
         self.num_means = 0  # Emas that were made
         self.no_sync_depth = 0
         self.fsdp_modules = fsdp_modules(model)
@@ -69,7 +70,15 @@ class Runtime:
         self.transfers = self.engine.transfers()
         self.parts = [leaf.parameters for leaf in self.engine.leaves()]
         self.step_agreement = StepAgreement(
-            optimizer, model, self.fsdp_modules, self.engine, self.parts, self.ranks, device, self.divide_factor
+            optimizer,
+            model,
+            self.fsdp_modules,
+            self.engine,
+            self.parts,
+            self.ranks,
+            device,
+            self.divide_factor,
+            self.show_placeholders,
         )
         states = _C.add_states(self.engine)  # names of what owners keep for the rule of update
         self.placeholders = self._make_placeholders(dedication.meta_start)
@@ -202,16 +211,20 @@ class Runtime:
                 parameter.requires_grad_(is_trainable)
 
     def begin_forward(self) -> None:
-        """The model's forward begins."""
+        """Begins a forward of the model, which may be inside of another one."""
+        self._num_forwards += 1
         for place in self._cast:
             place.begin_forward()
         self.engine.begin_forward()
 
     def end_forward(self) -> None:
-        """It ends."""
-        self.engine.end_forward()
-        for place in self._cast:
-            place.end_forward()
+        """Ends the model's forward."""
+        self._num_forwards = max(self._num_forwards - 1, 0)  # one that raised may end without a beginning
+        try:
+            self.engine.end_forward()
+        finally:
+            for place in self._cast if not self._num_forwards else ():
+                place.end_forward()
 
     def show_placeholders(self) -> None:
         """Replaces all weights in modules by placeholders: a backward that raised has not."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -47,6 +47,7 @@ class StepAgreement:
     device: torch.device
     divide_factor: float
     first_lrs: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)  # the constructor's, by algorithm
+    show_placeholders: Callable[[], None]  # in place of weights, which a backward that raised has left in modules
     made: list[torch.Tensor] = dataclasses.field(default_factory=list, init=False)  # by the last call of `verdict`
     zeroed: set[str] = dataclasses.field(default_factory=set, init=False)  # leaves, by zero_ since the last message
     _lost: str | None = dataclasses.field(default=None, init=False)  # if a backward has raised
@@ -130,9 +131,15 @@ class StepAgreement:
                 self._lost = _NO_MORE.format(name_of(self.fsdp_modules[0], self.model))
             return
         if failed:
+            self.show_placeholders()
+        if failed or self._lost is _LOST:
             parameters = (p for group in self.optimizer.param_groups for p in group["params"])
-            is_lost = in_step or any(p.grad is not None for p in parameters)
-            self._lost = _LOST if is_lost else self._lost
+            if any(p.grad is not None for p in parameters):
+                self._lost = _LOST if failed else self._lost
+            elif not in_step:  # cleared, by whatever means
+                self._lost = None if self._lost is _LOST else self._lost
+            elif failed:
+                self._lost = _LOST
 
     def clear(self) -> None:
         """Notes that all gradients are cleared."""

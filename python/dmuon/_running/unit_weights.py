@@ -20,7 +20,7 @@ class UnitWeights:
     """
 
     def __init__(self, places: list[Place], weights: Sequence[Weight], take_back: Callable[[], None]) -> None:
-        """`take_back` is called at the end of a call that has changed weights."""
+        """`take_back` is called when weights have changed, while they are there."""
         self.places = places
         self._weights = weights
         self._take_back = take_back

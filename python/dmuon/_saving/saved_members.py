@@ -16,7 +16,7 @@ KEY = ""  # among the views, beside names of leaves
 
 
 def members_of(groups: Sequence[dict[str, Any]], leaf_of: Mapping[Any, int], leaves: Sequence[Leaf]) -> dict[int, str]:
-    """Returns the members of each group of matrices, by its number, in words that are equal for the same members."""
+    """Returns the members of each group of matrices, by its number, in words that are equal for equal lists."""
     found = {}
     for number, group in enumerate(groups):
         if group["algorithm"] == "muon":

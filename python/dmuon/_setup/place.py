@@ -69,7 +69,7 @@ class Place:
     _taken_out: TakenOutTensor | None = None
     _placeholder: nn.Parameter | None = None
     _in_forward: nn.Parameter | None = None  # the placeholder of the compute dtype, if that is not the leaf's
-    _outside: nn.Parameter | None = None  # the other one
+    _outside: nn.Parameter | None = None  # the placeholder of the leaf's dtype
     _weight: nn.Parameter | None = None
 
     @property
@@ -176,8 +176,10 @@ class Place:
             self._replace_placeholder(self._in_forward)
 
     def end_forward(self) -> None:
-        """Undoes `begin_forward`."""
-        if self._outside is not None:
+        """Undoes `begin_forward`. A placeholder that was frozen in the forward stays so."""
+        if self._in_forward is not None and self._outside is not None:
+            if self._placeholder is self._in_forward and self._in_forward.requires_grad != self._outside.requires_grad:
+                self._outside.requires_grad_(self._in_forward.requires_grad)
             self._replace_placeholder(self._outside)
 
     def _replace_placeholder(self, other: nn.Parameter) -> None:

@@ -59,8 +59,8 @@ class WeightSource(Protocol):
     def end(self) -> None:
         """The operation has read it."""
 
-    def change(self, change: Callable[[torch.Tensor], object]) -> None:
-        """Calls `change` with the weight. What it writes becomes the weight. Collective."""
+    def changed(self) -> None:
+        """The operation has changed it, which becomes the weight. Collective."""
 
 
 class OwnedTensor(torch.Tensor):
@@ -123,12 +123,8 @@ class OwnedTensor(torch.Tensor):
             result = owned._gradient.perform(func, owned, args, kwargs or {})
             if result is not NotImplemented:
                 return result
-        if owned._source is not None and owned._source.is_open():
-            written = _written(func, args, kwargs or {})
-            if not any(isinstance(value, OwnedTensor) for value in written):
-                return compute(func, args, kwargs or {})
-            if len(written) == 1 and args and written[0] is args[0]:
-                return _change(func, args, kwargs or {})
+        if owned._source is not None and torch.Tag.inplace_view not in func.tags and owned._source.is_open():
+            return compute(func, args, kwargs or {})
         owned._refuse(str(func), _computes(func, args))
 
     def _refuse(self, what: str, computes: bool = False) -> NoReturn:
@@ -217,7 +213,10 @@ class TakenOutTensor(OwnedTensor):
 
 
 def compute(func: Any, args: Any, kwargs: Any) -> Any:
-    """Returns the operation's result with the values of the weights in it. A view is a placeholder again."""
+    """Returns the operation's result with the values of the weights in it. A view is a placeholder again.
+
+    If the operation writes into weights, or into views of them, it changes them on all ranks.
+    """
     if func.is_view and isinstance(args[0], OwnedTensor):
         return _view(args[0], lambda tensor: func(tensor, *args[1:], **kwargs))
     sources = dict.fromkeys(owned._source for owned in _owned_in((*args, *kwargs.values())) if owned._source)
@@ -231,23 +230,18 @@ def compute(func: Any, args: Any, kwargs: Any) -> Any:
             assert owned._source is not None
             return owned._of(weights[owned._source])
 
-        return func(*tree_map_only(OwnedTensor, value, args), **tree_map_only(OwnedTensor, value, kwargs))
-
-
-def _change(func: Any, args: Any, kwargs: Any) -> OwnedTensor:
-    """Performs an operation that changes its first argument, a weight or a view of one, and returns that."""
-    owned: OwnedTensor = args[0]
-    assert owned._source is not None
-    owned._source.change(lambda weight: compute(func, (owned._of(weight), *args[1:]), kwargs))
-    return owned
+        result = func(*tree_map_only(OwnedTensor, value, args), **tree_map_only(OwnedTensor, value, kwargs))
+        written = list(_owned_in(_written(func, args, kwargs)))
+        for source in dict.fromkeys(owned._source for owned in written if owned._source):
+            source.changed()
+    return written[0] if written and isinstance(result, torch.Tensor) else result
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
-    """Returns the arguments that an operation writes."""
+    """Returns the arguments that an operation writes: tensors, and lists of them."""
     if not func._schema.is_mutable:
         return []
-    named = zip([argument.name for argument in func._schema.arguments], args, strict=False)
-    given = dict(named) | kwargs
+    given = dict(zip([argument.name for argument in func._schema.arguments], args, strict=False)) | kwargs
     marks = {argument.name: argument.alias_info for argument in func._schema.arguments}
     return [value for name, value in given.items() if marks[name] is not None and marks[name].is_write]
 

@@ -152,20 +152,19 @@ def resolve_ranks(mesh: DeviceMesh | None, model: nn.Module, timeout: datetime.t
 
 
 def check_mesh(mesh: DeviceMesh | None) -> None:
-    """Raises a ValueError, unless the mesh has one or two dimensions, and FSDP2 adds up shards of one index."""
+    """Raises a ValueError, unless the mesh has one dimension, or two whose rows FSDP2 shards alike."""
     if mesh is None:
         return
-    rows = rows_of(mesh.mesh)
-    orders = {tuple(sorted(range(len(row)), key=row.__getitem__)) for row in rows}
-    if mesh.mesh.ndim == 2 and len(orders) > 1:
-        raise ValueError(
-            f"dedicate_params: mesh: expected rows whose ranks ascend in the same columns, got {rows}: FSDP2 gives a "
-            "row's shards to its ranks in ascending order, and would add up different shards of different rows"
-        )
     if mesh.mesh.ndim not in (1, 2):
         raise ValueError(
             f"dedicate_params: mesh: expected 1 dimension (shard) or 2 (replicate, shard), got {mesh.mesh.ndim}; "
             "pass the data-parallel part of the mesh, e.g. mesh['replicate', 'shard']"
+        )
+    rows = rows_of(mesh.mesh)
+    if len({tuple(sorted(range(len(row)), key=row.__getitem__)) for row in rows}) > 1:
+        raise ValueError(
+            f"dedicate_params: mesh: expected rows whose ranks ascend in the same columns, got {rows}: FSDP2 gives a "
+            "row's shards to its ranks in ascending order, and would add up different shards of different rows"
         )
 
 

@@ -248,7 +248,7 @@ void init_engine(py::module_& module) {
   add_operations(engine);
   add_inspection(engine);
   module.def("in_backward", &engine::in_backward);
-  module.def("without_views", &engine::without_views, py::arg("views"));
+  module.def("this_backward", &engine::this_backward);
   module.def("accumulate_into", &engine::accumulate_into, py::arg("parameter"),
              py::arg("placeholder"));
 }

@@ -123,15 +123,25 @@ std::vector<at::Tensor> before_leaving_backward(const std::vector<at::Tensor>& i
   return outputs;
 }
 
-std::vector<at::Tensor> without_views(const std::vector<at::Tensor>& views) {
-  return before_leaving_backward(views, [] {});
-}
-
 bool creates_graph() { return in_backward() && c10::GradMode::is_enabled(); }
 
 void on_gradient_of(const at::Tensor& output, std::function<void()> callback) {
-  output.register_hook([callback = as_torch_errors(std::move(callback))](
-                           const at::Tensor& /*gradient*/) { callback(); });
+  callback = as_torch_errors(std::move(callback));
+  at::Tensor base;
+  if (output.is_view()) base = output._base();
+  if (!base.defined() || !base.requires_grad() || base.is_leaf()) {
+    output.register_hook(
+        [callback = std::move(callback)](const at::Tensor& /*gradient*/) { callback(); });
+    return;
+  }
+  auto last = std::make_shared<int>(-1);  // backward that came to the view
+  output.register_hook([callback, last](const at::Tensor& /*gradient*/) {
+    *last = this_backward();
+    callback();
+  });
+  base.register_hook([callback, last](const at::Tensor& /*gradient*/) {
+    if (*last != this_backward()) callback();
+  });
 }
 
 void at_end_of_backward(std::function<void()> callback) {

@@ -28,10 +28,6 @@ void accumulate_into(const at::Tensor& parameter, const at::Tensor& placeholder)
 std::vector<at::Tensor> before_leaving_backward(const std::vector<at::Tensor>& inputs,
                                                 std::function<void()> callback);
 
-/// Returns tensors equal to `views` that autograd takes for no views. So a change in place of one
-/// keeps the nodes of all.
-std::vector<at::Tensor> without_views(const std::vector<at::Tensor>& views);
-
 /// Returns the number of the innermost backward that runs on this thread; -1 outside of any.
 int this_backward();
 
@@ -39,7 +35,9 @@ int this_backward();
 /// with create_graph=True.
 bool creates_graph();
 
-/// Calls `callback` when the gradient of `output` has been computed and is about to be used.
+/// Calls `callback` when the gradient of `output` has been computed and is about to be used. If
+/// `output` is a view and was changed in place, autograd may skip it: then when that of its base
+/// has been.
 void on_gradient_of(const at::Tensor& output, std::function<void()> callback);
 
 /// Calls `callback` when the backward that runs on this thread is over; not if it raises, but then

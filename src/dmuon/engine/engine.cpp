@@ -192,7 +192,8 @@ void Engine::watch_root_outputs(const std::vector<at::Tensor>& outputs) {
   // end earlier.
   for (const at::Tensor& output : outputs) {
     on_gradient_of(output, [this] {
-      if (!is_of_second_order()) open_backward();
+      if (creates_graph()) return enter_second_order();
+      open_backward();
     });
   }
 }
@@ -201,8 +202,7 @@ void Engine::watch_root_outputs(const std::vector<at::Tensor>& outputs) {
 
 // A backward with create_graph=True is no pass: units keep their weights, which the graph reads in
 // the backward after it.
-bool Engine::is_of_second_order() {
-  if (!creates_graph()) return false;
+void Engine::enter_second_order() {
   const auto& units = layout().units;
   core::require(
       std::none_of(units.begin(), units.end(), [](const auto& unit) { return unit.host; }),
@@ -214,7 +214,6 @@ bool Engine::is_of_second_order() {
                 "which are freed after this one. Expected: dedicate_params(..., "
                 "reshard_after_forward=False).");
   second_order_ = this_backward();
-  return true;
 }
 
 void Engine::open_backward() {
@@ -250,7 +249,7 @@ bool Engine::cleared() const {
 }
 
 void Engine::before_backward(core::UnitIndex index, Read* read) {
-  if (is_of_second_order()) return;
+  if (creates_graph()) return enter_second_order();
   open_backward();
   if (layout().units[index].host) host_sums_.use(index);
   // A call of several outputs says so for each.
@@ -263,7 +262,7 @@ void Engine::before_backward(core::UnitIndex index, Read* read) {
 
 // A use goes on while other readers' backwards are open.
 void Engine::after_backward(core::UnitIndex index, Read* read) {
-  if (is_of_second_order()) return;
+  if (creates_graph()) return enter_second_order();
   executor_.end_use(index);
   if (read != nullptr) open_reads_.end_backward(index, read, num_backwards_);
   if (!open_reads_.none(index)) return;

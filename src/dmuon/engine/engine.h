@@ -218,7 +218,7 @@ class Engine : private schedule::Performer {
   void open_forward(bool whole);
   void enter(const char* pass);
   void open_backward();
-  bool is_of_second_order();
+  void enter_second_order();
   void take_turn();
   void end_backward();
   void give_placeholder_gradients();
@@ -238,7 +238,7 @@ class Engine : private schedule::Performer {
   std::weak_ptr<bool> backward_;  // alive while the backward that opened the pass is
   OpenReads open_reads_;
   std::int64_t num_backwards_ = 0;
-  int second_order_ = -1;  // the last backward that created a graph
+  int second_order_ = -1;  // the last backward that created a graph; its recomputations are no uses
   std::int64_t num_evaluations_ = 0;
   Transfers transfers_;
   Offload offload_{&executor_};

@@ -3,6 +3,12 @@
 namespace dmuon::wire {
 namespace {
 
+// True if the backend's own all-gather and reduce-scatter fit.
+bool are_equal_parts(const Group& group, const at::Tensor& packed,
+                     const std::vector<layout::Part>& parts) {
+  return group.in_order() && layout::equal_parts(parts, packed.numel());
+}
+
 class BackendExchange final : public Exchange {
  public:
   std::int64_t inbox_elements(const Group&, const std::vector<layout::Part>&) const override {
@@ -11,8 +17,7 @@ class BackendExchange final : public Exchange {
 
   void gather(Group& group, const at::Tensor& packed, const std::vector<layout::Part>& parts,
               const std::string& what) const override {
-    if (!layout::equal_parts(parts, packed.numel()))
-      return Exchange::gather(group, packed, parts, what);
+    if (!are_equal_parts(group, packed, parts)) return Exchange::gather(group, packed, parts, what);
     group.all_gather_equal(packed, what).wait();
   }
 
@@ -24,7 +29,7 @@ class BackendExchange final : public Exchange {
       packed.mul_(scale);
       scale = 1;
     }
-    if (layout::equal_parts(parts, packed.numel())) {
+    if (are_equal_parts(group, packed, parts)) {
       group.reduce_scatter_equal(packed, what).wait();
     } else {
       for_segments(&group, packed, parts, what, [&](const at::Tensor& values, int root) {

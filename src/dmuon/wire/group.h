@@ -84,6 +84,9 @@ class Group {
   /// as on gloo with host memory. NCCL serialises them by pair and may deadlock.
   bool free_point_to_point() const { return free_point_to_point_; }
 
+  /// True if members have the order of the process group; equal on all members.
+  bool in_order() const { return order_.empty(); }
+
   /// Sends one message from `root` to all members; each receives the payload once. Uses the
   /// backend's tree of log2(size) steps. In a group of up to four, gloo sends straight from the
   /// root instead: the tree is no shorter there, and gloo's broadcast needs another thread.
