@@ -177,6 +177,7 @@ class Sparse(nn.Module):
         return self.up(x).to_sparse(), torch.nested.as_nested_tensor([self.up(x), self.up(x[:1])], layout=torch.jagged)
 
 
+@pytest.mark.cpu("no sparse tensors on the emulated device")
 def test_outputs_without_storage_pass():
     model = nn.Sequential(Sparse())
     dmuon.dedicate_params(model)

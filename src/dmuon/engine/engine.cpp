@@ -214,6 +214,7 @@ void Engine::enter_second_order() {
                 "which are freed after this one. Expected: dedicate_params(..., "
                 "reshard_after_forward=False).");
   second_order_ = this_backward();
+  has_second_order_ = true;
 }
 
 void Engine::open_backward() {
@@ -265,7 +266,8 @@ void Engine::after_backward(core::UnitIndex index, Read* read) {
   if (creates_graph()) return enter_second_order();
   executor_.end_use(index);
   if (read != nullptr) open_reads_.end_backward(index, read, num_backwards_);
-  if (!open_reads_.none(index)) return;
+  // Nodes of the other graph may come later, in whatever order a device's thread has for both.
+  if (!open_reads_.none(index) || has_second_order_) return;
   if (read != nullptr) {
     resolver_.after_read({Moment::kAfterBackward, index});
   } else {
@@ -278,6 +280,7 @@ void Engine::end_backward() {
   backward_.reset();
   open_reads_.forget_backwards();
   resolver_.end_backward();
+  has_second_order_ = false;
   host_sums_.end_backward(resolver_.syncs());
   give_placeholder_gradients();
   mesh().watch->enter("");

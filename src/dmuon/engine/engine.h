@@ -238,6 +238,7 @@ class Engine : private schedule::Performer {
   std::weak_ptr<bool> backward_;  // alive while the backward that opened the pass is
   OpenReads open_reads_;
   std::int64_t num_backwards_ = 0;
+  bool has_second_order_ = false;  // so the next backward ends all uses at its end
   int second_order_ = -1;  // the last backward that created a graph; its recomputations are no uses
   std::int64_t num_evaluations_ = 0;
   Transfers transfers_;
