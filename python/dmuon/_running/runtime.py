@@ -70,16 +70,9 @@ class Runtime:
         self.transfers = self.engine.transfers()
         self.parts = [leaf.parameters for leaf in self.engine.leaves()]
         self.step_agreement = StepAgreement(
-            optimizer,
-            model,
-            self.fsdp_modules,
-            self.engine,
-            self.parts,
-            self.ranks,
-            device,
-            self.divide_factor,
-            self.show_placeholders,
+            optimizer, model, self.fsdp_modules, self.engine, self.parts, self.ranks, device, self.divide_factor
         )
+        self.step_agreement.show_placeholders = self.show_placeholders
         states = _C.add_states(self.engine)  # names of what owners keep for the rule of update
         self.placeholders = self._make_placeholders(dedication.meta_start)
         self._cast: list[Place] = []  # places of leaves whose compute dtype is another

@@ -47,7 +47,7 @@ class StepAgreement:
     device: torch.device
     divide_factor: float
     first_lrs: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)  # the constructor's, by algorithm
-    show_placeholders: Callable[[], None]  # in place of weights, which a backward that raised has left in modules
+    show_placeholders: Callable[[], None] = dataclasses.field(init=False)  # a backward that raised has left weights
     made: list[torch.Tensor] = dataclasses.field(default_factory=list, init=False)  # by the last call of `verdict`
     zeroed: set[str] = dataclasses.field(default_factory=set, init=False)  # leaves, by zero_ since the last message
     _lost: str | None = dataclasses.field(default=None, init=False)  # if a backward has raised
