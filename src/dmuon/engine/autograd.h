@@ -35,9 +35,8 @@ int this_backward();
 /// with create_graph=True.
 bool creates_graph();
 
-/// Calls `callback` when the gradient of `output` has been computed and is about to be used. If
-/// `output` is a view and was changed in place, autograd may skip it: then when that of its base
-/// has been.
+/// Calls `callback` when the gradient of `output` has been computed and is about to be used.
+/// Autograd may skip a view that was changed in place. Then the gradient of its base counts.
 void on_gradient_of(const at::Tensor& output, std::function<void()> callback);
 
 /// Calls `callback` when the backward that runs on this thread is over; not if it raises, but then
