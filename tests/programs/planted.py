@@ -77,8 +77,8 @@ PYTHON = (
     Planted(
         "change_not_taken_back",
         RUNNING + "unit_weights.py",
-        "            self._take_back()\n",
-        "",
+        "        self.begin_use()\n        self._take_back()\n",
+        "        self.begin_use()\n",
         "A module's change of its own weight is lost at the next use.",
     ),
     Planted(
