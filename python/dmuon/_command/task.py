@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 
 from dmuon import _plan
-from dmuon._planning.owner_plan import DEFAULT_DEVICE, MOST_OWNERS, decide, from_file
+from dmuon._planning.owner_plan import DEFAULT_DEVICE, MOST_OWNERS, decide, from_file, reserve_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,5 +84,5 @@ def _options(arguments: argparse.Namespace) -> _plan.PlanOptions:
     options.max_memory_bytes = arguments.max_memory
     options.node_copy = not arguments.no_node_copy
     options.on_cpu = arguments.device == "cpu"
-    options.reserve_bytes = 0 if options.on_cpu else _plan.ACCELERATOR_RESERVE_BYTES
+    options.reserve_bytes = reserve_bytes(options.on_cpu)
     return options

@@ -87,6 +87,11 @@ class Plan:
         )
 
 
+def reserve_bytes(on_cpu: bool) -> int:
+    """Returns `PlanOptions.reserve_bytes` for the device of the ranks."""
+    return 0 if on_cpu else _plan.ACCELERATOR_RESERVE_BYTES
+
+
 def decide(
     items: list[_plan.Parameter], mesh: _plan.Mesh, strategy: str, costs: _plan.CostTable, options: _plan.PlanOptions
 ) -> _plan.Plan:

@@ -16,7 +16,7 @@ import torch.nn as nn
 
 from dmuon import _C, _plan
 from dmuon._planning.costs import measured_costs, model_of
-from dmuon._planning.owner_plan import DEFAULT_DEVICE, MOST_OWNERS, Plan, decide, from_file, sizes_of
+from dmuon._planning.owner_plan import DEFAULT_DEVICE, MOST_OWNERS, Plan, decide, from_file, reserve_bytes, sizes_of
 from dmuon._setup.agreement import agreement, from_first
 from dmuon._setup.dedication import Dedication, dedicate_params, dedication_of, plain_module
 from dmuon._setup.hyperparameters import Tuned
@@ -89,7 +89,7 @@ def plan(
         table = from_file(costs, _plan.CostTable.from_json, "plan: costs: cannot read the table")
     options = _plan.PlanOptions()
     options.on_cpu = device == "cpu"
-    options.reserve_bytes = 0 if options.on_cpu else _plan.ACCELERATOR_RESERVE_BYTES
+    options.reserve_bytes = reserve_bytes(options.on_cpu)
     return Plan(decide(items, _plan.Mesh(*mesh), strategy, table, options))
 
 
@@ -238,7 +238,7 @@ def make_plan(
         options.gradient_bytes = max((reduced.itemsize for _, reduced in dtypes.values()), default=4)
         options.ns_bytes = (muon["ns_dtype"] or _C.default_ns_dtype(device)).itemsize
         options.ns_steps, options.on_cpu = muon["ns_steps"], device.type == "cpu"
-        options.reserve_bytes = _reserve_bytes(device)
+        options.reserve_bytes = reserve_bytes(options.on_cpu)
         return decide(items, mesh, planning.strategy, found, options).to_json()
 
     text = from_first(ranks, plan_here)
@@ -251,13 +251,9 @@ def make_plan(
     return result
 
 
-def _reserve_bytes(device: torch.device) -> int:
-    return 0 if device.type == "cpu" else _plan.ACCELERATOR_RESERVE_BYTES
-
-
 def _require_within(planning: Planning, loaded: Plan, device: torch.device) -> None:
     """Raises ValueError if a loaded plan, by the options in its file, exceeds max_memory_bytes."""
-    reserve, most = _reserve_bytes(device), planning.max_memory_bytes
+    reserve, most = reserve_bytes(device.type == "cpu"), planning.max_memory_bytes
     least = max(loaded.memory_bytes, default=0) + reserve
     if most is not None and least > most:
         reserved = f" and {reserve} in reserve for the device" if reserve else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn as nn
 
-from dmuon._running.runtime import Runtime, runtime_of
+from dmuon._running.runtime import runtime_of
 from dmuon._setup.agreement import agreement
 
 
@@ -19,7 +19,9 @@ def offload(model: nn.Module) -> None:
     Raises:
         ValueError: the model has no dmuon.Muon yet, or is offloaded already.
     """
-    runtime = _runtime(model, "offload", False)
+    runtime = runtime_of(model, "offload")
+    runtime.refuse_while_averaged("offload()")
+    runtime.meet("offload()")
     runtime.engine.move_out()
     runtime.offloaded = True
     if runtime.device.type != "cpu":
@@ -32,17 +34,9 @@ def load(model: nn.Module) -> None:
     Raises:
         ValueError: the model is not offloaded.
     """
-    runtime = _runtime(model, "load", True)
+    runtime = runtime_of(model, "load")
+    with agreement(runtime.ranks, "load"):
+        if not runtime.offloaded:
+            raise ValueError("load: model: expected one after dmuon.offload")
     runtime.engine.move_back()
     runtime.offloaded = False
-
-
-def _runtime(model: nn.Module, function: str, offloaded: bool) -> Runtime:
-    runtime = runtime_of(model, function)
-    runtime.refuse_while_averaged(f"{function}()")
-    if not offloaded:
-        runtime.meet(f"{function}()")
-    with agreement(runtime.ranks, function):
-        if runtime.offloaded != offloaded:
-            raise ValueError(f"{function}: model: expected one {'after' if offloaded else 'before'} dmuon.offload")
-    return runtime

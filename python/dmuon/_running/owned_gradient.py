@@ -109,9 +109,9 @@ def _apart(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
         if indices := [index for index, is_one in enumerate(is_owned) if is_one is owned]:
             part = [[arg[i] for i in indices] if isinstance(arg, list | tuple) else arg for arg in args]
             results |= zip(indices, func(*part, **kwargs) or (), strict=False)
-    return (
-        [results[index] for index in range(len(is_owned))] if results else None
-    )  # None: it has changed the first list
+    if not results:  # it has changed the first list
+        return None
+    return [results[index] for index in range(len(is_owned))]
 
 
 def _norm(owned: OwnedTensor, gradient: Gradient, target: Any, order: float = 2.0, *rest: Any) -> Any:

@@ -251,7 +251,7 @@ class Runtime:
             raise ValueError(_inside_applied(what))
 
     def _refuse_offloaded(self, what: str) -> None:
-        if self.offloaded and what != "load()":
+        if self.offloaded:
             raise ValueError(f"dmuon.offload: {what} after it. Expected: dmuon.load(model) first.")
 
     def refuse_lost_load(self) -> None:

@@ -134,12 +134,11 @@ class StepAgreement:
             self.show_placeholders()
         if failed or self._lost is _LOST:
             parameters = (p for group in self.optimizer.param_groups for p in group["params"])
-            if any(p.grad is not None for p in parameters):
-                self._lost = _LOST if failed else self._lost
-            elif not in_step:  # cleared, by whatever means
-                self._lost = None if self._lost is _LOST else self._lost
-            elif failed:
+            are_cleared = not any(p.grad is not None for p in parameters)  # by whatever means
+            if failed and (in_step or not are_cleared):
                 self._lost = _LOST
+            elif self._lost is _LOST and are_cleared and not in_step:
+                self._lost = None
 
     def clear(self) -> None:
         """Notes that all gradients are cleared."""
