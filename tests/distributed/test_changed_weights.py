@@ -148,7 +148,7 @@ def chained(s: Session, way: str) -> None:
         s.step()
 
 
-# Of a change that adds up over calls, one rank's reference is the only one.
+# The reference calls the model once for each rank, so changes that add up over calls fit a mesh of one rank alone.
 @pytest.mark.parametrize(
     ("way", "mesh"),
     [

@@ -86,7 +86,7 @@ def test_units_whose_parts_are_equal_too(ranks, table):
 
 
 def shards_beside_stock(mesh: Any, table: Any) -> tuple[dict[str, bool], dict[str, bool]]:
-    """By name: if a shard is that of stock FSDP2, and if its `full_tensor` is the weight."""
+    """Returns by name whether a shard is that of stock FSDP2, and whether its `full_tensor` is the weight."""
     mesh = mesh_of(mesh, table)
     stock = make_gpt()
     for module in (*stock.blocks, stock):

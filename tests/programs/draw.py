@@ -100,7 +100,7 @@ def micro(draw: Draw, frame: Frame, first: bool, last: bool) -> Micro:
     size = frame.size
     # FSDP2 refuses inference_mode in the first forward.
     kinds_of_evaluation = ["", "", "", "no_grad", "inference_mode"]
-    # Where `.data` is assigned in inference mode, torch itself loses the gradients of later uses.
+    # torch itself loses the gradients of later uses if `.data` is assigned in inference mode.
     no_inference = (first and frame.wrap != "none") or any(block.changes == "data" for block in frame.blocks)
     evaluation = draw(st.sampled_from(kinds_of_evaluation[: 4 if no_inference else 5]))
     kinds = ["once"] * 5 + ["two losses", "retained", "two forwards", "dropped", "thrown away"]

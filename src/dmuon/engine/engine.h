@@ -112,7 +112,7 @@ class Engine : private schedule::Performer {
   void take_back(core::UnitIndex unit, std::int64_t checksum);
 
   /// Calls `callback` at the end of each backward, while units that have no watched inputs still
-  /// have their weights. What it throws leaves through backward().
+  /// have their weights. Its exceptions leave through backward().
   void before_end_of_backward(std::function<void()> callback) { before_end_ = std::move(callback); }
 
   /// Moves what outlives steps to the host, and back, see Offload. Nothing else may be called in

@@ -3,7 +3,7 @@
 namespace dmuon::wire {
 namespace {
 
-// True if the backend's own all-gather and reduce-scatter fit.
+// Returns true if the backend's own all-gather and reduce-scatter fit.
 bool are_equal_parts(const Group& group, const at::Tensor& packed,
                      const std::vector<layout::Part>& parts) {
   return group.in_order() && layout::equal_parts(parts, packed.numel());
