@@ -30,11 +30,24 @@ def kept() -> torch.Tensor:
     return layer.kept
 
 
+X = torch.ones(2, 8)
+
+
 @pytest.mark.parametrize(
     "use",
-    [lambda weight: weight.sum(), lambda weight: weight.fill_(1), lambda weight: weight.clone(), torch.Tensor.tolist],
-    ids=["sum", "fill_", "clone", "tolist"],
+    [
+        torch.sum,
+        torch.clone,
+        torch.Tensor.tolist,
+        lambda weight: weight.fill_(1),
+        lambda weight: nn.functional.linear(X, weight),
+        lambda weight: X @ weight.T,
+        lambda weight: weight.view(4, 16).T + 1,
+        lambda weight: weight[:2] * 2,
+        lambda weight: torch.einsum("bi,oi->bo", X, weight),
+    ],
 )
 def test_it_can_be_neither_read_nor_written(kept: torch.Tensor, use) -> None:
-    with torch.no_grad(), pytest.raises(RuntimeError, match=r"this weight is resharded.*dmuon\.full_params"):
+    words = r"a weight of '0.*was read or changed after it was freed.*reshard_after_forward=False"
+    with torch.no_grad(), pytest.raises(RuntimeError, match=words):
         use(kept)

@@ -7,14 +7,16 @@
 #include <algorithm>
 #include <utility>
 
+#include "dmuon/core/error.h"
 #include "dmuon/wire/freed_storage.h"
 
 namespace dmuon::wire {
 namespace {
 
 constexpr const char* kFreed =
-    "dmuon: this weight is resharded; its values exist on this rank only while its unit computes. "
-    "Use dmuon.full_params(model) to read or change weights.";
+    " was read or changed after it was freed. Expected: its use while modules of its unit compute; "
+    "dedicate_params(..., reshard_after_forward=False), which keeps weights until the backward; "
+    "or, outside of the model's calls, dmuon.full_params(model).";
 
 }  // namespace
 
@@ -50,15 +52,17 @@ void BufferPool::give(c10::DataPtr data, std::int64_t block_bytes) {
 }
 
 PackedBuffer::PackedBuffer(std::shared_ptr<BufferPool> pool, std::int64_t num_elements,
-                           at::ScalarType dtype)
+                           at::ScalarType dtype, const std::string& what)
     : pool_(std::move(pool)),
+      freed_(core::message("dmuon: ", what, kFreed)),
       num_bytes_(num_elements * static_cast<std::int64_t>(c10::elementSize(dtype))),
       flat_(at::empty({0}, at::TensorOptions().dtype(dtype).device(pool_->device()))) {
   auto* storage = flat_.storage().unsafeGetStorageImpl();
   storage->set_resizable(false);
   flat_.unsafeGetTensorImpl()->set_sizes_contiguous({num_elements});
-  storage->set_nbytes(0);
-  set_read_error(storage, kFreed);
+  // Views of a freed tensor are made without a look at its memory, and raise where they are read.
+  storage->set_nbytes(static_cast<std::size_t>(num_bytes_));
+  set_read_error(storage, freed_);
 }
 
 PackedBuffer::~PackedBuffer() {
@@ -73,7 +77,6 @@ void PackedBuffer::allocate() {
   auto* storage = flat_.storage().unsafeGetStorageImpl();
   clear_read_error(storage);
   storage->set_data_ptr_noswap(pool_->take(num_bytes_, &block_bytes_));
-  storage->set_nbytes(static_cast<std::size_t>(num_bytes_));
   allocated_ = true;
 }
 
@@ -81,22 +84,14 @@ void PackedBuffer::release() {
   if (!allocated_) return;
   auto* storage = flat_.storage().unsafeGetStorageImpl();
   c10::DataPtr block = storage->set_data_ptr(c10::DataPtr(nullptr, pool_->device()));
-  storage->set_nbytes(0);
-  set_read_error(storage, kFreed);
+  set_read_error(storage, freed_);
   pool_->give(std::move(block), block_bytes_);
   allocated_ = false;
 }
 
 at::Tensor PackedBuffer::view(std::int64_t offset, at::IntArrayRef sizes) const {
-  // narrow() checks the storage's size, which is zero while the buffer is freed.
-  auto* storage = flat_.storage().unsafeGetStorageImpl();
-  const auto bytes = storage->nbytes();
-  storage->set_nbytes(static_cast<std::size_t>(num_bytes_));
   const std::int64_t num_elements = c10::multiply_integers(sizes);
-  at::Tensor view =
-      flat_.variable_data().narrow(0, offset, num_elements).view(sizes).variable_data();
-  storage->set_nbytes(bytes);
-  return view;
+  return flat_.variable_data().narrow(0, offset, num_elements).view(sizes).variable_data();
 }
 
 at::Tensor PackedBuffer::slice(std::int64_t begin, std::int64_t end) const {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "dmuon/core/idle_blocks.h"
 
@@ -62,10 +63,12 @@ class BufferPool {
 ///   weights.allocate();                                            // around each use
 ///   weights.release();
 ///
-/// Reading a freed tensor raises (c10::Error) instead of crashing.
+/// Reading a freed tensor, or a view of it, raises (c10::Error) instead of crashing.
 class PackedBuffer {
  public:
-  PackedBuffer(std::shared_ptr<BufferPool> pool, std::int64_t num_elements, at::ScalarType dtype);
+  /// @param what  names the content in the error of a read of the freed buffer.
+  PackedBuffer(std::shared_ptr<BufferPool> pool, std::int64_t num_elements, at::ScalarType dtype,
+               const std::string& what = "a buffer");
   ~PackedBuffer();
   PackedBuffer(const PackedBuffer&) = delete;
   PackedBuffer& operator=(const PackedBuffer&) = delete;
@@ -86,11 +89,12 @@ class PackedBuffer {
   /// made from the view, writes to the buffer are no in-place changes. Works on a freed buffer too.
   at::Tensor view(std::int64_t offset, at::IntArrayRef sizes) const;
 
-  /// Returns an [end - begin] view that shares the buffer's version counter. Requires storage.
+  /// Returns an [end - begin] view that shares the buffer's version counter.
   at::Tensor slice(std::int64_t begin, std::int64_t end) const;
 
  private:
   std::shared_ptr<BufferPool> pool_;
+  std::string freed_;  // error of a read of freed memory
   std::int64_t num_bytes_;
   std::int64_t block_bytes_ = 0;
   bool allocated_ = false;

@@ -3,6 +3,9 @@
 #include <c10/core/StorageImpl.h>
 #include <torch/version.h>
 
+#include <string>
+#include <utility>
+
 namespace dmuon::wire {
 
 // A storage whose memory is freed can hold an error for those who read it. Nothing else protects
@@ -46,8 +49,8 @@ inline void clear_read_error(c10::StorageImpl* storage) {
 #endif
 
 /// Makes every read or write of the storage throw a c10::Error with this text.
-inline void set_read_error(c10::StorageImpl* storage, const char* text) {
-  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(text);
+inline void set_read_error(c10::StorageImpl* storage, std::string text) {
+  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(std::move(text));
 }
 
 }  // namespace dmuon::wire

@@ -14,8 +14,8 @@ struct UnitBuffers {
               at::ScalarType compute_dtype, at::ScalarType reduce_dtype)
       : name(std::move(of)),
         packing(std::move(where)),
-        weights(pool, packing.num_elements, compute_dtype),
-        gradients(pool, packing.num_elements, reduce_dtype),
+        weights(pool, packing.num_elements, compute_dtype, "a weight of '" + name + "'"),
+        gradients(pool, packing.num_elements, reduce_dtype, "a gradient of '" + name + "'"),
         partial_filled(packing.parameters.size(), false) {}
 
   std::string name;
