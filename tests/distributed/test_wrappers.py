@@ -124,13 +124,13 @@ def muon_of_a_replica(mesh: Any) -> None:
     dmuon.Muon(ddp(model))
 
 
-@refused("is this DistributedDataParallel? train the model without it")
+@refused("DistributedDataParallel would copy it. Expected: the model without it")
 def replica_of_a_trained_model(mesh: Any) -> None:
     ddp(ready(mesh, fsdp=False)[0])
 
 
-@refused("aten.view.default (is this DistributedDataParallel? train the model without it", before=True)
-@refused("aten.view.default (is this DistributedDataParallel? train the model without it", before=False)
+@refused("aten.view.default on", "DistributedDataParallel would copy it. Expected: the model without it", before=True)
+@refused("aten.view.default on", "DistributedDataParallel would copy it. Expected: the model without it", before=False)
 def replicate_of_old(mesh: Any, before: bool) -> None:
     """Which acts in its first forward."""
     model = make_gpt(depth=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
@@ -30,6 +31,20 @@ _BETWEEN = (
     "between dedicate_params and Muon no module holds its matrices. Expected: initialise and load weights before "
     "dedicate_params, or after Muon; of a model on the meta device, first fully_shard, then "
     "model.to_empty(device=...), then its initialisation, then Muon."
+)
+
+
+_WAY_OUT_OF = (  # modules that call with a placeholder, and what to do
+    (
+        "torch.nn.parallel.distributed",
+        "DistributedDataParallel would copy it. Expected: the model without it, because dmuon averages gradients.",
+    ),
+    ("torch.distributed.fsdp._fully_shard._fsdp_param", "Expected: fully_shard before dmuon.Muon."),
+    (
+        "torch.distributed.pipelining._backward",
+        "this schedule computes gradients of weights apart from those of inputs, as zero-bubble schedules do. Expected: "
+        "ScheduleGPipe, Schedule1F1B, ScheduleLoopedBFS or ScheduleInterleaved1F1B.",
+    ),
 )
 
 
@@ -130,14 +145,14 @@ class OwnedTensor(torch.Tensor):
     def _refuse(self, what: str, computes: bool = False) -> NoReturn:
         """Raises ValueError because of the operation `what`. `computes`: True if a layer would use its weight so."""
         why = f"this weight is whole only at its owner. {_WAYS_OUT}"
-        if "split" in what or "chunk" in what:
-            what += " (is this fully_shard? call it before dmuon.Muon)"
-        elif "view" in what:
-            what += " (is this DistributedDataParallel? train the model without it: dmuon averages gradients)"
-        elif what == "data_ptr":
+        if what == "data_ptr":
             what += " (is this Accelerate's prepare? call it once, with an optimizer of torch, then dmuon.prepare)"
         if computes and self._source is not None:
             why = _OUTSIDE
+        callers = _calling_modules()
+        for module, way_out in _WAY_OUT_OF:
+            if any(caller.startswith(module) for caller in callers):
+                why = way_out
         raise ValueError(f"dmuon: {what} on '{self._name}': {why}")
 
     def _alias(self) -> OwnedTensor:
@@ -260,6 +275,16 @@ def _view(owned: OwnedTensor, view: Callable[[torch.Tensor], Any]) -> Any:
     if isinstance(shown, torch.Tensor):
         return placeholder(shown, lambda whole: whole)
     return [placeholder(part, operator.itemgetter(index)) for index, part in enumerate(shown)]
+
+
+def _calling_modules() -> set[str]:
+    """Returns the names of the Python modules whose functions run on this thread."""
+    names: set[str] = set()
+    frame = sys._getframe(1)
+    while frame is not None:
+        names.add(frame.f_globals.get("__name__", ""))
+        frame = frame.f_back  # type: ignore[assignment]
+    return names
 
 
 def _computes(func: Any, args: tuple[Any, ...]) -> bool:

@@ -1,4 +1,4 @@
-"""Clipping over pipeline stages: one norm of all of them, and what one stage skips all skip."""
+"""Pipeline stages: their schedules, and clipping by one norm of all stages, which skip a step together."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn as nn
 from refusals import REFUSED, Refusals, expect_refusal, with_gradients
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import (
+    PipelineStage,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+)
 
 import dmuon
 
@@ -151,6 +158,37 @@ def wrong_models(mesh: Any, which: str) -> None:
     dmuon.clip_grad_norm_(others[which], 1.0)
 
 
+def step_of_a_pipeline(mesh: Any, schedule: Any) -> dict[str, float]:
+    """Both stages are on this rank. Returns norms of gradients."""
+    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    models = [stage_model(index) for index in range(2)]
+    for model in models:
+        dmuon.dedicate_params(model, mesh)
+        dmuon.Muon(model)
+    device, group = torch.get_default_device(), groups[dist.get_rank()]
+    stages = [PipelineStage(model, index, 2, device, group=group) for index, model in enumerate(models)]
+    schedule(stages, 2, loss_fn=nn.functional.mse_loss).step(torch.ones(4, WIDTH), target=torch.ones(4, WIDTH))
+    for group in groups:
+        dist.destroy_process_group(group)
+    dmuon.clip_grad_norm_(models, 1e9)
+    return {f"{i}.{n}": float(norm) for i, model in enumerate(models) for n, norm in dmuon.grad_norms(model).items()}
+
+
+@pytest.mark.parametrize("schedule", [ScheduleLoopedBFS, ScheduleInterleaved1F1B])
+def test_a_schedule_of_several_stages_gives_the_gradients_of_one_model(ranks, schedule):
+    model = nn.Sequential(*(stage_model(stage) for stage in range(2)))
+    nn.functional.mse_loss(model(torch.ones(4, WIDTH)), torch.ones(4, WIDTH)).backward()
+    expected = {name: p.grad.norm().item() for name, p in model.named_parameters() if p.ndim == 2}
+    for norms in ranks.run(step_of_a_pipeline, (2, 2), schedule=schedule):
+        assert norms == pytest.approx(expected, rel=1e-4)
+
+
+@refused("view.default on", "zero-bubble", "ScheduleInterleaved1F1B", schedule=ScheduleInterleavedZeroBubble)
+def zero_bubble(mesh: Any, schedule: Any) -> None:
+    step_of_a_pipeline(mesh, schedule)
+
+
 @pytest.mark.parametrize(REFUSED, refused)
-def test_lists_of_models_that_cannot_be_clipped_are_refused(ranks, program, options, words):
+def test_what_pipelines_cannot_have_raises_on_every_rank(ranks, program, options, words):
     expect_refusal(ranks, program, options, words)
+
