@@ -47,14 +47,21 @@ class Block(nn.Module):
 
 
 class Model(nn.Module):
-    def __init__(self, **options: Any) -> None:
+    """`reads`: the model computes its blocks itself. Nobody knows that it reads their weights before it does."""
+
+    def __init__(self, reads: bool = False, **options: Any) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.stem, self.blocks = nn.Linear(8, WIDTH), nn.ModuleList(Block(**options) for _ in range(3))
         self.head = nn.Linear(WIDTH, 4)
+        self.reads = reads
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.stem(x)
+        if self.reads:
+            for block in self.blocks:
+                x = checkpoint(block.mlp, x, use_reentrant=False) if block.checkpoints else self.mlp_of(block, x)
+            return self.head(x)
         for block in self.blocks:
             x = block(x)
             if block.returns == "tuple":
@@ -66,6 +73,22 @@ class Model(nn.Module):
             x = x.reshape(-1, WIDTH)
         last = sum(block.last.square().mean() for block in self.blocks if block.returns == "base too")
         return self.head(x) + last
+
+    @staticmethod
+    def mlp_of(block: Block, x: torch.Tensor) -> torch.Tensor:
+        return x + F.linear(torch.tanh(F.linear(x, block.up.weight, block.up.bias)), block.down.weight)
+
+
+class ForceField(nn.Module):
+    """Differentiates in its own forward, as models of molecules do."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.net = Model(**options)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out = self.net(x)
+        return out, torch.autograd.grad(out.sum(), x, create_graph=True)[0]
 
 
 def is_matrix(name: str) -> bool:
@@ -81,8 +104,13 @@ def forces(step: int, way: str) -> Any:
     def loss(model: nn.Module, rank: int) -> torch.Tensor:
         x, y = drawn(step, rank)
         x.requires_grad_()
-        out = model(x)
-        (force,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        if isinstance(model, ForceField):
+            out, force = model(x)
+        else:
+            out = model(x)
+            (force,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        if way == "curvature":
+            (force,) = torch.autograd.grad((force * x.detach()).sum(), x, create_graph=True)
         result = (force - y.repeat(1, 2)).square().mean()
         if way == "energy too":
             result = result + F.mse_loss(out, y)
@@ -94,8 +122,8 @@ def forces(step: int, way: str) -> Any:
     return loss
 
 
-def matches_forces(s: Session, way: str = "", checkpoints: bool = False) -> None:
-    s.start(Model(checkpoints=checkpoints), units=None, names=is_matrix)
+def matches_forces(s: Session, way: str = "", field: bool = False, **options: Any) -> None:
+    s.start(ForceField(**options) if field else Model(**options), units=None, names=is_matrix)
     for step in range(3):
         s.backward(forces(step, way), 0.5)
         s.backward(forces(10 + step, way), 0.5)
@@ -104,7 +132,8 @@ def matches_forces(s: Session, way: str = "", checkpoints: bool = False) -> None
         s.opt.zero_grad()
         x, _ = drawn(50, 0)
         x.requires_grad_()  # forces in an evaluation
-        s.notes.append(float(torch.autograd.grad(s.model(x).sum(), x)[0].norm()))
+        out = s.model(x)
+        s.notes.append(float((out[1] if field else torch.autograd.grad(out.sum(), x)[0]).norm()))
 
 
 @pytest.mark.parametrize("mesh", [(1,), (4,), (2, 2)])
@@ -119,13 +148,27 @@ def test_without_node_copies_and_under_checkpoints(ranks, checkpoints):
     check(ranks, matches_forces, schedule=KEPT_NO_COPY, way="energy too", checkpoints=checkpoints)
 
 
+@pytest.mark.parametrize("field", [False, True])
+@pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_of_weights_that_nobody_is_known_to_read(ranks, field, reads, checkpoints):
+    for way in ["", "curvature"]:
+        check(ranks, matches_forces, schedule=KEPT, way=way, field=field, reads=reads, checkpoints=checkpoints)
+
+
 @refused("a backward with create_graph=True", "dedicate_params(..., reshard_after_forward=False)", schedule=AHEAD)
+@refused("create_graph=True", "reshard_after_forward=False", schedule=AHEAD, reads=True)
+@refused("create_graph=True", "reshard_after_forward=False", schedule=AHEAD, reads=True, field=True)
+@refused("create_graph=True", "reshard_after_forward=False", schedule=AHEAD, checkpoints=True, field=True)
+@refused("create_graph=True", "reshard_after_forward=False", schedule=AHEAD, reads=True, checkpoints=True, field=True)
 @refused("create_graph=True under fully_shard", "dmuon without fully_shard", schedule=KEPT, fsdp=True)
 @refused("functional_call inside a transform of torch.func", "'stem.weight'", schedule=KEPT, way="func", fsdp=True)
 @refused("functional_call inside a transform of torch.func", "torch.autograd.grad", schedule=KEPT, way="func")
 @refused("create_graph=True has given gradients to matrices", "torch.autograd.grad", schedule=KEPT, way="backward")
-def not_possible(mesh: Any, schedule: dict[str, Any], fsdp: bool = False, way: str = "") -> None:
-    model = Model()
+def not_possible(
+    mesh: Any, schedule: dict[str, Any], fsdp: bool = False, way: str = "", field: bool = False, **options: Any
+) -> None:
+    model = ForceField(**options) if field else Model(**options)
     dedicate(model, mesh, schedule)
     if fsdp:
         fully_shard(model, mesh=mesh, reshard_after_forward=False)

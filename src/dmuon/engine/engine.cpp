@@ -147,8 +147,7 @@ void Engine::end_forward() {
 }
 
 void Engine::before_forward(core::UnitIndex index, bool reader) {
-  if (in_backward() && this_backward() == second_order_) return;
-  open_reads_.begin_call(index);
+  if (in_second_order()) return;
   const std::optional<Pass> pass = resolver_.order().current();
   // In a backward this is a recomputation; its pass is the backward's.
   if (in_backward()) {
@@ -156,12 +155,14 @@ void Engine::before_forward(core::UnitIndex index, bool reader) {
   } else if (!pass || pass == Pass::kBackward) {
     open_forward(/*whole=*/false);
   }
+  if (follows_second_order(index)) return;
+  open_reads_.begin_call(index);
   resolver_.before_use(index, reader);
   executor_.begin_use(index);
 }
 
 void Engine::after_forward(core::UnitIndex index, bool reader) {
-  if (in_backward() && this_backward() == second_order_) return;
+  if (in_second_order() || follows_second_order(index)) return;
   executor_.end_use(index);
   open_reads_.end_call(index);
   if (!open_reads_.none(index)) return;
@@ -200,21 +201,42 @@ void Engine::watch_root_outputs(const std::vector<at::Tensor>& outputs) {
 
 // ---- backward ----
 
+// Nodes of both graphs come in an order that each rank's threads decide. So the kept weights of a
+// unit have no uses, and its gradients leave at the backward's end.
+bool Engine::follows_second_order(core::UnitIndex index) const {
+  return in_backward() && has_second_order_ && ready(index);
+}
+
+std::string Engine::why_no_second_order() const {
+  const auto& units = layout().units;
+  if (std::any_of(units.begin(), units.end(), [](const auto& unit) { return unit.host; })) {
+    return "dmuon: a backward with create_graph=True under fully_shard: FSDP2 gives wrong "
+           "gradients of gradients. Expected: dmuon without fully_shard, and dedicate_params(..., "
+           "reshard_after_forward=False).";
+  }
+  if (options_.step.reshard_after_forward) {
+    return "dmuon: a backward with create_graph=True: a later backward reads the weights, which "
+           "are freed after this one. Expected: dedicate_params(..., reshard_after_forward=False).";
+  }
+  return {};
+}
+
 // A backward with create_graph=True is no pass: units keep their weights, which the graph reads in
 // the backward after it.
 void Engine::enter_second_order() {
-  const auto& units = layout().units;
-  core::require(
-      std::none_of(units.begin(), units.end(), [](const auto& unit) { return unit.host; }),
-      "dmuon: a backward with create_graph=True under fully_shard: FSDP2 gives wrong gradients of "
-      "gradients. Expected: dmuon without fully_shard, and dedicate_params(..., "
-      "reshard_after_forward=False).");
-  core::require(!options_.step.reshard_after_forward,
-                "dmuon: a backward with create_graph=True: a later backward reads the weights, "
-                "which are freed after this one. Expected: dedicate_params(..., "
-                "reshard_after_forward=False).");
+  core::require(why_no_second_order().empty(), why_no_second_order());
   second_order_ = this_backward();
   has_second_order_ = true;
+}
+
+// True also if the first that happens in a backward might be a recomputation: both enable
+// gradients. That is no error: weights that are kept are there, and a pass opens at its first
+// gradient.
+bool Engine::in_second_order() {
+  const bool is_pass = resolver_.order().current() == Pass::kBackward && !backward_.expired();
+  if (!in_backward() || is_pass) return false;
+  if (may_create_graph() && why_no_second_order().empty()) enter_second_order();
+  return this_backward() == second_order_;
 }
 
 void Engine::open_backward() {
@@ -253,10 +275,12 @@ void Engine::before_backward(core::UnitIndex index, Read* read) {
   if (creates_graph()) return enter_second_order();
   open_backward();
   if (layout().units[index].host) host_sums_.use(index);
-  // A call of several outputs says so for each.
-  if (read != nullptr && !open_reads_.begin_backward(index, read, num_backwards_)) return;
-  resolver_.before_backward(index, read != nullptr);
-  executor_.begin_use(index);
+  if (!follows_second_order(index)) {
+    // A call of several outputs says so for each.
+    if (read != nullptr && !open_reads_.begin_backward(index, read, num_backwards_)) return;
+    resolver_.before_backward(index, read != nullptr);
+    executor_.begin_use(index);
+  }
   c10::AutoGradMode no_grad(false);
   unit(index).expect_gradients();
 }
@@ -264,10 +288,10 @@ void Engine::before_backward(core::UnitIndex index, Read* read) {
 // A use goes on while other readers' backwards are open.
 void Engine::after_backward(core::UnitIndex index, Read* read) {
   if (creates_graph()) return enter_second_order();
+  if (follows_second_order(index)) return;
   executor_.end_use(index);
   if (read != nullptr) open_reads_.end_backward(index, read, num_backwards_);
-  // Nodes of the other graph may come later, in whatever order a device's thread has for both.
-  if (!open_reads_.none(index) || has_second_order_) return;
+  if (!open_reads_.none(index)) return;
   if (read != nullptr) {
     resolver_.after_read({Moment::kAfterBackward, index});
   } else {
