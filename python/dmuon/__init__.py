@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dmuon._inspecting.full_params import full_params as full_params
+    from dmuon._inspecting.iter_full_params import iter_full_params as iter_full_params
     from dmuon._inspecting.profile import Profile as Profile
     from dmuon._inspecting.profile import profile as profile
     from dmuon._inspecting.routing_table import routing_table as routing_table
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 # The module that holds each name, imported at its first use. So the command needs no torch, which imports in seconds.
 _HOMES = {
     "_inspecting.full_params": ("full_params",),
+    "_inspecting.iter_full_params": ("iter_full_params",),
     "_inspecting.profile": ("Profile", "profile"),
     "_inspecting.routing_table": ("routing_table",),
     "_inspecting.schedule": ("StepSchedule", "schedule"),

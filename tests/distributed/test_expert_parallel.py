@@ -56,9 +56,10 @@ def train(mesh: DeviceMesh, schedule: dict[str, Any], held: bool, options: dict[
             model.load_state_dict(saved[0])
             optimizer.load_state_dict(saved[1])
     whole = {name: value.full_tensor() for name, value in model.state_dict().items()}
+    streamed = {name: weight.clone() for name, weight in dmuon.iter_full_params(model)}
     owners = {row.name: row.owner for row in dmuon.routing_table(model)}
     after = dmuon.verify(model, optimizer)
-    return {"weights": weights_of(model), "saved": whole, "ok": before.ok and after.ok, "owners": owners}
+    return {"weights": weights_of(model), "saved": whole, "streamed": streamed, "ok": before.ok and after.ok, "owners": owners}
 
 
 @pytest.mark.parametrize(
@@ -75,6 +76,7 @@ def test_divided_stacks_are_trained_as_on_one_process(ranks, reference, mesh, sc
         assert_equal_to_reference(*reference, got["weights"])
         for name, weight in got["weights"].items():
             assert torch.equal(got["saved"][name], weight), name
+            assert torch.equal(got["streamed"][name], weight), name
         assert got["ok"]
         assert sorted(got["owners"][IN_COLUMNS]) == [0, 1, 2, 3]
 

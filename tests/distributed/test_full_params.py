@@ -1,13 +1,15 @@
-"""Weights made whole: full_params for reading and writing, and verify, which uses it."""
+"""Weights made whole: full_params for reading and writing, iter_full_params, and verify."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
 from models import make_gpt
 from scenario import Session, check, language_loss
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from training import AHEAD, FAR_AHEAD, KEPT, KEPT_NO_COPY, NO_COPY, ON_DEMAND
 
 import dmuon
@@ -103,3 +105,62 @@ def verify_leaves_training_alone(s: Session) -> None:
 
 def test_verify_leaves_training_alone(ranks):
     check(ranks, verify_leaves_training_alone, schedule=ON_DEMAND)
+
+
+def iterated(s: Session, dtype: torch.dtype) -> None:
+    """All weights, one unit after another, between a forward and its backward; then some of them."""
+    s.start(make_gpt(depth=2), mp_policy=MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32))
+    s.train(0)
+    s.backward(language_loss(1, s.size), scale=0.5)
+
+    def loss(model: torch.nn.Module, rank: int) -> torch.Tensor:
+        value = language_loss(2, s.size)(model, rank)
+        if not s.reference:
+            s.unshards = s.opt.stats()["unshards"]
+            s.notes += differences(s, dtype)
+            next(dmuon.iter_full_params(model))
+        return value
+
+    s.backward(loss, scale=0.5)
+    if not s.reference and s.schedule == KEPT and s.opt.stats()["unshards"] > s.unshards:
+        s.notes.append("what the backward needed was freed")
+    s.step()
+
+
+def differences(s: Session, dtype: torch.dtype) -> list[str]:
+    masters = s.weights()
+    found = {name: weight.clone() for name, weight in dmuon.iter_full_params(s.model)}
+    of_compute = {name for name, weight in found.items() if weight.dtype == dtype}
+    if dtype != torch.float32 and of_compute != {row.name for row in dmuon.routing_table(s.model) if row.owner is not None}:
+        return ["dtypes"]
+    if found.keys() != masters.keys():
+        return ["names"]
+    return [name for name, weight in found.items() if not torch.equal(weight.cpu(), masters[name].to(weight.dtype))]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("mesh", "schedule"), [((2, 2), KEPT), ((2, 2), NO_COPY), ((4,), AHEAD), ((1,), ON_DEMAND)])
+def test_weights_come_one_unit_after_another_as_compute_would_get_them(ranks, mesh, schedule, dtype):
+    bound = {torch.float32: 1e-3, torch.bfloat16: 0.5}[dtype]  # AdamW multiplies rounding
+    assert not sum(check(ranks, iterated, mesh, schedule=schedule, dtype=dtype, bound=bound), [])
+
+
+def sent_for_all(mesh: Any) -> list[dict[str, float]]:
+    """What iter_full_params and an evaluation send."""
+    s = Session(mesh, ON_DEMAND)
+    s.start(make_gpt(depth=2))
+    s.train(0, 1)
+    sent = [s.opt.stats()]
+    for _ in dmuon.iter_full_params(s.model):
+        pass
+    sent.append(s.opt.stats())
+    with torch.no_grad():
+        language_loss(0, s.size)(s.model, s.rank)
+    sent.append(s.opt.stats())
+    keys = ("unshards", "messages_intra", "bytes_sent_intra")
+    return [{key: after[key] - before[key] for key in keys} for before, after in itertools.pairwise(sent)]
+
+
+def test_all_weights_travel_once(ranks):
+    for iterated, evaluated in ranks.run(sent_for_all, (4,)):
+        assert iterated == evaluated and iterated["bytes_sent_intra"] > 0

@@ -1,0 +1,53 @@
+"""Gives every weight whole, one unit after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn as nn
+from torch.distributed.tensor import DTensor
+
+from dmuon._running.runtime import Runtime, runtime_of
+from dmuon._setup.place import clean_name
+from dmuon._setup.placeholder import OwnedTensor
+
+
+def iter_full_params(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Returns an iterator over names and whole weights, for an inference engine that takes new weights, for example.
+
+        for name, weight in dmuon.iter_full_params(model):  # on every rank
+            bucket.add(name, weight.clone())
+
+    Collective over the mesh: every rank iterates to the end. Matrices of Muon come first, unit by unit, as a forward
+    would get them: in its dtype, by one publication of each unit, and with memory for one unit at a time. A rank may
+    read such a tensor until the next one of another unit comes; copy what you keep. Then come all other parameters, in
+    their own dtype. A tied weight comes once.
+
+    Raises:
+        ValueError: the model has no dmuon.Muon yet, or is inside of `full_params`, or is offloaded.
+    """
+    runtime = runtime_of(model, "iter_full_params")
+    runtime.refuse_inside_full_params("iter_full_params()")
+    runtime.meet("iter_full_params()")
+    return _weights(runtime, model)
+
+
+@torch.no_grad()
+def _weights(runtime: Runtime, model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    for index in range(len(runtime.units)):
+        was_ready = runtime.engine.ready(index)  # a backward that is still to come needs it
+        runtime.engine.unshard(index)
+        try:
+            for leaf, weight in runtime.readers[index].weights.items():
+                divided = runtime.leaves[leaf].num_columns > 1  # this rank computes with some of its matrices
+                whole = runtime.transfers.gather(leaf, "master").to(weight.dtype) if divided else weight.detach()
+                yield runtime.leaves[leaf].name, whole
+        finally:
+            if not was_ready:
+                runtime.engine.reshard(index)
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, DTensor):
+            yield clean_name(name), parameter.full_tensor()
+        elif not isinstance(parameter, OwnedTensor):
+            yield clean_name(name), parameter.detach()
