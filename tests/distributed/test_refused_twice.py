@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+import copy
+import io
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import torch.nn as nn
 from models import batch, loss_of, make_gpt, part
 from refusals import rank_of, trains_on_exactly
 from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
 from training import AHEAD, LR, WEIGHT_DECAY, dedicate, place_of, shard, weights_of
 
 import dmuon
@@ -97,10 +100,39 @@ def test_muon(ranks, which, only_on):
     ranks.run(muon, (2, 2), which=which, only_on=only_on)
 
 
-def made(mesh: Any) -> tuple[nn.Module, dmuon.Muon]:
+WRONG_OPTIONS: dict[str, dict[str, Any]] = {
+    "select: selected 'blocks.0.norm.weight'": {"select": lambda name, _module, _parameter: "norm" in name},
+    "select: expected True, False": {"select": lambda *_: "muon"},
+    "KeyError": {"select": lambda *_: {}["missing"]},
+    "lookahead": {"lookahead": -1},
+    "mp_policy": {"mp_policy": "bf16"},
+    "strategy": {"strategy": "fastest"},
+    "gradient hooks": {},
+}
+
+
+def dedicated_wrongly(mesh: Any, words: str, only_on: int | None) -> None:
     model = make_gpt(depth=1)
+    wrong = WRONG_OPTIONS[words] if only_on in (None, rank_of(mesh)) else {}
+    hook = model.blocks[0].up.weight.register_hook(lambda gradient: gradient) if not wrong and only_on is None else None
+    said(lambda: dmuon.dedicate_params(model, mesh, **wrong), words)
+    if hook is not None:
+        hook.remove()
     dedicate(model, mesh, AHEAD)
     shard(model, mesh)
+    trains_on_exactly(mesh, model, dmuon.Muon(model, **OPTIONS))
+
+
+@pytest.mark.parametrize(("words", "only_on"), [*((words, None) for words in WRONG_OPTIONS), ("lookahead", 1)])
+def test_dedicate_params(ranks, words, only_on):
+    ranks.run(dedicated_wrongly, (2, 2), words=words, only_on=only_on)
+
+
+def made(mesh: Any, which: str) -> tuple[nn.Module, dmuon.Muon]:
+    model = make_gpt(depth=1)
+    dedicate(model, mesh, AHEAD)
+    if which not in REFUSED_BY_FSDP2:
+        shard(model, mesh)
     opt = dmuon.Muon(model, muon_groups=[{"params": "blocks.0.up", "lr": 0.05}], **OPTIONS)
     return model, opt
 
@@ -113,7 +145,7 @@ def state(mesh: Any, which: str) -> None:
     """State dicts that do not fit, and a step, in the midst of training."""
     ends = []
     for refuses in (False, True):
-        model, opt = made(mesh)
+        model, opt = made(mesh, which)
         backward(mesh, model, 0)
         opt.step()
         opt.zero_grad()
@@ -130,6 +162,71 @@ def state(mesh: Any, which: str) -> None:
         opt.step()
         ends.append(weights_of(model))
     assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
+
+
+def inside(context: Any, action: Callable[[], Any]) -> None:
+    with context:
+        action()
+
+
+def averaged(model: nn.Module, action: Callable[[], Any]) -> None:
+    with dmuon.Ema(model, decay=0.5).applied():
+        action()
+
+
+def edited_apart(mesh: Any, model: nn.Module) -> None:
+    with dmuon.full_params(model, writeback=True), torch.no_grad():
+        model.blocks[0].up.weight.add_(1 + rank_of(mesh))
+
+
+def up(model: nn.Module) -> torch.Tensor:
+    return model.blocks[0].up.weight
+
+
+REFUSED_BY_FSDP2 = ("replicas", "deepcopy")  # in its own words, on a model that it manages
+Misuse = Callable[[Any, nn.Module, Any], Any]
+MISUSES: dict[str, tuple[Misuse, str]] = {
+    "half": (lambda mesh, model, opt: model.half(), "blocks.0"),
+    "double of a block": (lambda mesh, model, opt: model.blocks[0].double(), "blocks.0"),
+    "to": (lambda mesh, model, opt: model.to(torch.bfloat16), "blocks.0"),
+    "to_empty": (lambda mesh, model, opt: model.to_empty(device="meta"), "blocks.0"),
+    "share_memory": (lambda mesh, model, opt: model.share_memory(), "blocks.0"),
+    "dedicate_params": (lambda mesh, model, opt: dmuon.dedicate_params(model, mesh), "dedicated already"),
+    "replicas": (lambda mesh, model, opt: DistributedDataParallel(model), "DistributedDataParallel"),
+    "deepcopy": (lambda mesh, model, opt: copy.deepcopy(model), "copying or pickling a model"),
+    "save": (lambda mesh, model, opt: torch.save(model, io.BytesIO()), "copying or pickling a model"),
+    "read": (lambda mesh, model, opt: up(model).norm(), "norm"),
+    "use": (lambda mesh, model, opt: nn.functional.linear(torch.ones(2, 24), up(model)), "outside of the model's"),
+    "initialise": (lambda mesh, model, opt: nn.init.normal_(up(model)), "normal_"),
+    "data": (lambda mesh, model, opt: setattr(up(model), "data", torch.ones(41, 24)), "assigning .data"),
+    "hook": (lambda mesh, model, opt: up(model).register_hook(print), "register_hook"),
+    "clip": (lambda mesh, model, opt: dmuon.clip_grad_norm_(model, -1.0), "max_norm"),
+    "clip by another norm": (lambda mesh, model, opt: dmuon.clip_grad_norm_(model, 1.0, norm_type=1), "norm_type"),
+    "clip value": (lambda mesh, model, opt: nn.utils.clip_grad_value_([up(model)], 1e-3), "weight.grad"),
+    "vector": (lambda mesh, model, opt: up(model).grad.mul_(torch.ones(24)), "scaling by a tensor"),
+    "clip on one rank": (
+        lambda mesh, model, opt: dmuon.clip_grad_norm_(model, 1.0, error_if_nonfinite=rank_of(mesh) == 0),
+        "ranks differ",
+    ),
+    "second full_params": (
+        lambda mesh, model, opt: inside(dmuon.full_params(model), lambda: inside(dmuon.full_params(model), up)),
+        "one context at a time",
+    ),
+    "forward in full_params": (
+        lambda mesh, model, opt: inside(dmuon.full_params(model), lambda: backward(mesh, model, 1)),
+        "leave the context first",
+    ),
+    "edits that differ": (lambda mesh, model, opt: edited_apart(mesh, model), "same values written on every rank"),
+    "backward in applied": (lambda mesh, model, opt: averaged(model, lambda: backward(mesh, model, 1)), "Ema.applied"),
+    "step in applied": (lambda mesh, model, opt: averaged(model, opt.step), "Ema.applied"),
+    "load in applied": (
+        lambda mesh, model, opt: averaged(model, lambda: model.load_state_dict(make_gpt(depth=1).state_dict())),
+        "Ema.applied",
+    ),
+    "load twice": (lambda mesh, model, opt: dmuon.load(model), "after dmuon.offload"),
+    "verify with gradients": (lambda mesh, model, opt: dmuon.verify(model, opt), "no gradients that wait"),
+    "parameters of another": (lambda mesh, model, opt: opt.add_param_group({"params": "nowhere"}), "nowhere"),
+}
 
 
 def refuse(mesh: Any, which: str, opt: Any, model: nn.Module, saved: dict[str, Any], weights: dict[str, Any]) -> None:
@@ -164,6 +261,9 @@ def refuse(mesh: Any, which: str, opt: Any, model: nn.Module, saved: dict[str, A
             group["lr"] = 0.05 if rank_of(mesh) else 0.06
             said(opt.step, "ranks differ")
             group["lr"] = 0.05
+        case _ if which in MISUSES:
+            action, words = MISUSES[which]
+            said(lambda: action(mesh, model, opt), words)
         case _:
             rest = opt.param_groups[0]["params"]
             opt.param_groups[0]["params"] = rest[1:] if rank_of(mesh) else rest
@@ -184,6 +284,7 @@ def refuse(mesh: Any, which: str, opt: Any, model: nn.Module, saved: dict[str, A
         "step",
         "step on one rank",
         "members on one rank",
+        *MISUSES,
     ],
 )
 def test_state_dicts_and_steps(ranks, which):
