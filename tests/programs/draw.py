@@ -223,7 +223,10 @@ def programs(draw: Draw) -> Program:
     program = Program(
         mesh=mesh,
         order=draw(order(mesh)),
-        sharded_first=rarely(draw, True, False),
+        # FSDP2 parts what two of its modules share.
+        sharded_first=(wrap in ("none", "root") or all(block.tied_to < 0 for block in blocks)) and rarely(draw, True, False),
+        grouped=tuple(sorted(rarely(draw, draw(st.sets(st.integers(0, num_blocks - 1), max_size=3)), (), 3))),
+        grouped_by=draw(st.sampled_from(["names", "function", "parameters"])),
         wrap=wrap,
         blocks=blocks,
         frozen_stem=frozen_stem,

@@ -298,6 +298,12 @@ def is_muons(name: str, parameter: torch.Tensor) -> bool:
     return parameter.ndim >= 2 and parameter.requires_grad and not name.startswith("head")
 
 
+def grouped(net: Net, program: Program) -> dict[str, nn.Parameter]:
+    """The matrices that have a rate of their own, by name."""
+    blocks = tuple(f"blocks.{index}." for index in program.grouped)
+    return {n: p for n, p in net.named_parameters() if n.startswith(blocks) and is_muons(n, p)}
+
+
 def inputs_of(net: Net, program: Program, uses: tuple[int, ...]) -> list[torch.Tensor]:
     """The matrices of the first block of `uses` that has some which need a gradient."""
     for index in uses:

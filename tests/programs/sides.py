@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn as nn
-from model import INPUTS, Net, is_muons, make, selecting, several_of
+from model import INPUTS, Net, grouped, is_muons, make, selecting, several_of
 from plans import every_matrix_of
 from program import Options, Program
 from reference import ReferenceMuon
@@ -25,6 +25,7 @@ from dmuon import _plan
 ADAMW_EPS = 1e-2
 ADAMW_LR = 1e-2
 MAX_NORM = 0.1
+GROUP = {"lr": LR / 4, "momentum": 0.8}  # of the matrices that are a group of their own
 
 
 def batch_of(step: int, micro: int, rank: int, number: int) -> torch.Tensor:
@@ -91,6 +92,7 @@ class Reference(Side):
             names = [name for name, p in model.named_parameters() if muon and is_muons(name, p)]
             cuts = {name: several.cut for name in names if (several := several_of(program, name))}
             optimizer = ReferenceMuon(model, names, LR, WEIGHT_DECAY, adamw_lr=ADAMW_LR, cuts=cuts)
+            optimizer.own = {name: GROUP for name in grouped(model, program) if muon}
             if optimizer.adamw is not None:
                 optimizer.adamw.param_groups[0]["eps"] = ADAMW_EPS
             self.optimizers.append(optimizer)
@@ -189,6 +191,14 @@ def divided(division: str) -> Iterator[None]:
         _plan.divide = divide
 
 
+def named(members: dict[str, nn.Parameter], by: str) -> Any:
+    """The members of a group, as Muon takes them."""
+    if by == "function":
+        clean = {name.replace("_checkpoint_wrapped_module.", "") for name in members}
+        return lambda name, _module, _parameter: name in clean
+    return list(members) if by == "names" else list(members.values())
+
+
 class Dmuon(OnRanks):
     def __init__(self, mesh: Any, program: Program, options: Options, others: Options) -> None:
         """`others`: of the models that a reload goes on with; the next one goes back."""
@@ -200,6 +210,7 @@ class Dmuon(OnRanks):
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if program.dtype == "bf16" else None
         schedule = {name: value for name, value in vars(self.options).items() if name != "division"}
         same = {"mp_policy": policy} if policy else {}
+        members = grouped(model, program)
         if program.sharded_first:
             shard(model, mesh, program.wrap, **same)
         dedicate(model, mesh, schedule, select=selecting(program), mp_policy=policy)
@@ -213,6 +224,7 @@ class Dmuon(OnRanks):
                 ns_dtype=torch.float32,
                 adamw_lr=ADAMW_LR,
                 adamw_eps=ADAMW_EPS,
+                muon_groups=[{"params": named(members, program.grouped_by), **GROUP}] if members else [],
             )
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
