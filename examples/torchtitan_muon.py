@@ -1,9 +1,10 @@
 """Trains torchtitan's models by torchtitan's own trainer, with dmuon as its optimizer (torchtitan 0.3).
 
-    PYTHONPATH=examples torchrun --nproc-per-node 4 -m torchtitan.train --module torchtitan_muon --config llama3_debugmodel
+    export PYTHONPATH=examples
+    torchrun --nproc-per-node 4 -m torchtitan.train --module torchtitan_muon --config llama3_debugmodel
 
-A module of configs, like torchtitan's `config_registry`. `with_muon` changes two things of a config: the function that
-parallelises the model, and the container of optimizers, whose rates are arguments of the program (--optimizer.lr 0.01).
+A module of configs, like torchtitan's `config_registry`. `with_muon` changes two parts of a config: the function that
+parallelises the model, and the container of optimizers. The rates are arguments of the program: --optimizer.lr 0.01.
 Everything else is the trainer's: the start on the meta device, clipping, schedules, checkpoints.
 """
 
