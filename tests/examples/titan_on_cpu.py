@@ -4,15 +4,13 @@ torchtitan asks for an accelerator, for triton, for FlexAttention's backward, wh
 PyTorch 2.13 calls otherwise. None of this concerns the optimizer. torch.compile is off.
 """
 
-import os
 import sys
 import types
 from typing import Any
 from unittest import mock
 
-os.environ["TORCH_COMPILE_DISABLE"] = "1"
-
 import torch
+import torch._dynamo
 import torch._utils
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
@@ -34,6 +32,7 @@ def _divide_factor_for_gloo(module: FSDPModule, factor: float) -> None:
     module.set_force_sum_reduction_for_comms(True)
 
 
+torch._dynamo.config.disable = True
 FSDPModule.set_gradient_divide_factor = _divide_factor_for_gloo  # type: ignore[method-assign]
 if not hasattr(dist, "set_timeout"):
     dist.set_timeout = dist.distributed_c10d._set_pg_timeout
