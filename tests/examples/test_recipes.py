@@ -8,6 +8,7 @@ says it for all.
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 import os
 import re
@@ -17,6 +18,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import peft
 import pytest
@@ -26,9 +28,14 @@ import transformers
 from models import weights_of_plain
 from reference import ReferenceMuon
 from scenario import assert_equal_to_reference
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.utils.data import DistributedSampler
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+TESTS = Path(__file__).parent
+EXAMPLES = TESTS.parents[1] / "examples"
 NUM_RANKS = 4
 RUN_S = 600  # a limit for hangs: the slowest run takes 12 s on an idle machine
 
@@ -48,17 +55,20 @@ def recipe(name: str) -> ModuleType:
 def run(folder: Path, *command: str) -> dict[int, float]:
     """Runs a program on ranks, in `folder`; the loss that it prints of each step."""
     own = {"OMP_NUM_THREADS": "1", "DMUON_CACHE_DIR": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
+    own |= {"HF_HOME": str(folder / "cache"), "PYTHONPATH": str(EXAMPLES)}
+    own["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # no thread before ranks are forked
     done = subprocess.run(
         [sys.executable, *command], cwd=folder, env={**os.environ, **own}, capture_output=True, text=True, timeout=RUN_S
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.findall(r"^step (\d+): loss (\S+)$", done.stdout, re.MULTILINE)
+    found += re.findall(r"step: +(\d+) +loss: +(\S+) ", done.stdout)  # torchtitan's
     return {int(step): float(loss) for step, loss in found}
 
 
 def run_in_fp32(folder: Path, name: str, *options: str, num_ranks: int = NUM_RANKS, nodes: int = 1) -> dict[int, float]:
     nodes = math.gcd(int(os.environ.get("RECIPE_NODES", nodes)), num_ranks)
-    launcher = str(Path(__file__).parent / "ranks_in_fp32.py")
+    launcher = str(TESTS / "ranks_in_fp32.py")
     return run(folder, launcher, str(num_ranks), str(nodes), str(EXAMPLES / f"{name}.py"), *options)
 
 
@@ -101,10 +111,22 @@ def assert_same_file(folder: Path, *models: str) -> None:
     assert first == second
 
 
+def assert_same_tree(first: Any, second: Any) -> None:
+    """Dicts with the same keys and, below them, equal values; tensors bit by bit."""
+    assert type(first) is type(second)
+    if isinstance(first, dict):
+        assert first.keys() == second.keys()
+        for key, value in first.items():
+            assert_same_tree(value, second[key])
+    else:
+        assert torch.equal(first, second) if isinstance(first, torch.Tensor) else first == second
+
+
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
 def test_its_first_lines_say_the_command(name):
     first_lines = (EXAMPLES / name).read_text().split('"""')[1]
-    assert f"torchrun --nproc-per-node 4 examples/{name}" in first_lines
+    of_trainer = f"-m torchtitan.train --module {Path(name).stem}" if "torchtitan" in name else f"examples/{name}"
+    assert f"torchrun --nproc-per-node 4 {of_trainer}" in first_lines
 
 
 def test_train(tmp_path):
@@ -180,20 +202,51 @@ def test_lightning_gpt(tmp_path):
     assert_equal_to_reference(initial, expected, {name.removeprefix("model."): w for name, w in saved.items()}, BOUND)
 
 
-def test_torchtitan_order(tmp_path):
-    losses = run_in_fp32(tmp_path, "torchtitan_order", "--folder", "checkpoints", "--out", "first.pt", nodes=2)
-    losses |= run_in_fp32(tmp_path, "torchtitan_order", "--folder", "checkpoints", "--out", "second.pt", nodes=2)
-    module = recipe("torchtitan_order")
-    assert_falls(losses, 2 * module.NUM_STEPS)
+def write_counting_data(folder: Path) -> None:
+    """A tokenizer of words and 200 sentences that count, in the files that torchtitan reads."""
+    words = ["<bos>", "<eos>", *map(str, range(100))]
+    tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<bos>", "eos_token": "<eos>"}))
+    sentences = [" ".join(str((first * 7 + i) % 100) for i in range(40)) for first in range(200)]
+    (folder / "data").mkdir()
+    (folder / "data/data.json").write_text("".join(json.dumps({"text": text}) + "\n" for text in sentences))
 
-    def loss(step: int) -> torch.Tensor:
-        return module.loss_of(model, of_all_ranks(module, step))
 
-    model = module.Transformer()
-    torch.manual_seed(0)
-    model.init_weights()
-    initial, expected = reference(module, model, lambda name: "layers" in name, loss, 2 * module.NUM_STEPS)
-    assert_equal_to_reference(initial, expected, torch.load(tmp_path / "second.pt", weights_only=True), BOUND)
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="torchtitan needs Python 3.11")
+def test_torchtitan_muon(tmp_path):
+    """By torchtitan's own trainer: it trains, clips, saves every two steps and at the end, and resumes."""
+    write_counting_data(tmp_path / "assets")
+    options = ["--module", "titan_on_cpu", "--config", "two_layers", "--debug.seed", "1"]
+    options += ["--hf_assets_path", "assets", "--dataloader.dataset_path", "assets/data"]
+    options += ["--training.steps", "6", "--training.seq_len", "64", "--training.local_batch_size", "1"]
+    options += ["--training.max_norm", "0.3", "--training.mixed_precision_param", "float32"]
+    options += ["--parallelism.data_parallel_replicate_degree", "2", "--metrics.disable_color_printing"]
+    options += ["--checkpoint.enable", "--checkpoint.interval", "2", "--checkpoint.no-last-save-model-only"]
+
+    def train(*more: str) -> dict[int, float]:
+        program = str(TESTS / "titan_train.py")
+        return run(tmp_path, str(TESTS / "ranks_in_fp32.py"), str(NUM_RANKS), "1", program, *options, *more)
+
+    losses = train("--dump_folder", "whole")
+    shutil.copytree(tmp_path / "whole/checkpoint/step-4", tmp_path / "rest/checkpoint/step-4")
+    rest = train("--dump_folder", "rest")
+    assert rest == {step: loss for step, loss in losses.items() if step > 4}
+    states = []
+    for part in "whole", "rest":
+        dcp_to_torch_save(tmp_path / part / "checkpoint/step-6", tmp_path / f"{part}.pt")
+        states.append(torch.load(tmp_path / f"{part}.pt", weights_only=False))
+    assert_same_tree(*states)
+
+    run(tmp_path, str(TESTS / "titan_reference.py"), str(NUM_RANKS), "reference.pt", *options)
+    reference = torch.load(tmp_path / "reference.pt")
+    assert list(losses) == [1, 2, 3, 4, 5, 6]
+    assert list(losses.values()) == pytest.approx(reference["losses"], abs=2e-5)  # five digits are printed
+    assert losses[6] < losses[1] - 0.1
+    got = {name: states[0][name] for name in reference["final"]}
+    assert_equal_to_reference(reference["initial"], reference["final"], got, BOUND)
 
 
 def test_peft_lora(tmp_path):
