@@ -61,6 +61,13 @@ RECURRENT = {"weight_ih_l0": (20, 3), "weight_hh_l0": (20, 2), "weight_hr_l0": (
             whole("matrix of MultiheadAttention", q_proj_weight=(4, 4), k_proj_weight=(4, 3), v_proj_weight=(4, 5))
             | whole("matrix of Linear", out_proj__weight=(4, 4)),
         ),
+        (
+            nn.ModuleDict({"wqkv": nn.Linear(4, 12, bias=False)}),
+            whole(
+                "matrix of Linear; if it holds several, see dmuon.views.per_head, or qkv if all rows of Q come first",
+                wqkv__weight=(12, 4),
+            ),
+        ),
         (nn.LSTM(3, 5, proj_size=2), whole("matrix of RNNBase", **RECURRENT)),
         (nn.GRUCell(3, 5), whole("matrix of RNNCellBase", weight_ih=(15, 3), weight_hh=(15, 5))),
         (TopKRouter(), whole("matrix of a router, by its class's name", weight=(12, 4))),
@@ -70,7 +77,7 @@ RECURRENT = {"weight_ih_l0": (20, 3), "weight_hh_l0": (20, 2), "weight_hr_l0": (
         (nn.Linear(1, 4), {}),
     ],
     ids=[
-        *("linear", "Conv1D", "attention", "attention of other sizes", "LSTM", "GRU cell", "router"),
+        *("linear", "Conv1D", "attention", "attention of other sizes", "wqkv", "LSTM", "GRU cell", "router"),
         *("unknown class", "bilinear", "one row", "one column"),
     ],
 )
