@@ -59,7 +59,13 @@ def train(mesh: DeviceMesh, schedule: dict[str, Any], held: bool, options: dict[
     streamed = {name: weight.clone() for name, weight in dmuon.iter_full_params(model)}
     owners = {row.name: row.owner for row in dmuon.routing_table(model)}
     after = dmuon.verify(model, optimizer)
-    return {"weights": weights_of(model), "saved": whole, "streamed": streamed, "ok": before.ok and after.ok, "owners": owners}
+    return {
+        "weights": weights_of(model),
+        "saved": whole,
+        "streamed": streamed,
+        "ok": before.ok and after.ok,
+        "owners": owners,
+    }
 
 
 @pytest.mark.parametrize(

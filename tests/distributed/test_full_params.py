@@ -131,7 +131,9 @@ def differences(s: Session, dtype: torch.dtype) -> list[str]:
     masters = s.weights()
     found = {name: weight.clone() for name, weight in dmuon.iter_full_params(s.model)}
     of_compute = {name for name, weight in found.items() if weight.dtype == dtype}
-    if dtype != torch.float32 and of_compute != {row.name for row in dmuon.routing_table(s.model) if row.owner is not None}:
+    if dtype != torch.float32 and of_compute != {
+        row.name for row in dmuon.routing_table(s.model) if row.owner is not None
+    }:
         return ["dtypes"]
     if found.keys() != masters.keys():
         return ["names"]
@@ -142,7 +144,7 @@ def differences(s: Session, dtype: torch.dtype) -> list[str]:
 @pytest.mark.parametrize(("mesh", "schedule"), [((2, 2), KEPT), ((2, 2), NO_COPY), ((4,), AHEAD), ((1,), ON_DEMAND)])
 def test_weights_come_one_unit_after_another_as_compute_would_get_them(ranks, mesh, schedule, dtype):
     bound = {torch.float32: 1e-3, torch.bfloat16: 0.5}[dtype]  # AdamW multiplies rounding
-    assert not sum(check(ranks, iterated, mesh, schedule=schedule, dtype=dtype, bound=bound), [])
+    assert not any(check(ranks, iterated, mesh, schedule=schedule, dtype=dtype, bound=bound))
 
 
 def sent_for_all(mesh: Any) -> list[dict[str, float]]:

@@ -191,4 +191,3 @@ def zero_bubble(mesh: Any, schedule: Any) -> None:
 @pytest.mark.parametrize(REFUSED, refused)
 def test_what_pipelines_cannot_have_raises_on_every_rank(ranks, program, options, words):
     expect_refusal(ranks, program, options, words)
-

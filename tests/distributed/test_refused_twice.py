@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 import copy
 import io
+from collections.abc import Callable
 from typing import Any
 
 import pytest

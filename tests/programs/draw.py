@@ -224,7 +224,8 @@ def programs(draw: Draw) -> Program:
         mesh=mesh,
         order=draw(order(mesh)),
         # FSDP2 parts what two of its modules share.
-        sharded_first=(wrap in ("none", "root") or all(block.tied_to < 0 for block in blocks)) and rarely(draw, True, False),
+        sharded_first=(wrap in ("none", "root") or all(block.tied_to < 0 for block in blocks))
+        and rarely(draw, True, False),
         grouped=tuple(sorted(rarely(draw, draw(st.sets(st.integers(0, num_blocks - 1), max_size=3)), (), 3))),
         grouped_by=draw(st.sampled_from(["names", "function", "parameters"])),
         wrap=wrap,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Protocol
 
@@ -13,39 +12,9 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from dmuon._setup.attributes import OWN
+from dmuon._setup.ways_out import AT_OWNER, BETWEEN, OUTSIDE, WAYS_OUT, of_caller
 
 _aten = torch.ops.aten
-
-_WAYS_OUT = (
-    "Read or change weights inside `with dmuon.full_params(model, writeback=...)`; copy by model.state_dict(); average "
-    "by dmuon.Ema(model); clip with dmuon.clip_grad_norm_(model, max_norm); train with dmuon.Muon(model)."
-)
-
-
-_OUTSIDE = (
-    "it was used outside of the model's modules, and its values are here inside of their calls alone. Expected: its "
-    "use inside of the forward of the model or of a module of it. To look at it: `with dmuon.full_params(model):`. To "
-    "average weights: dmuon.Ema(model)."
-)
-_BETWEEN = (
-    "between dedicate_params and Muon no module holds its matrices. Expected: initialise and load weights before "
-    "dedicate_params, or after Muon; of a model on the meta device, first fully_shard, then "
-    "model.to_empty(device=...), then its initialisation, then Muon."
-)
-
-
-_WAY_OUT_OF = (  # modules that call with a placeholder, and what to do
-    (
-        "torch.nn.parallel.distributed",
-        "DistributedDataParallel would copy it. Expected: the model without it, because dmuon averages gradients.",
-    ),
-    ("torch.distributed.fsdp._fully_shard._fsdp_param", "Expected: fully_shard before dmuon.Muon."),
-    (
-        "torch.distributed.pipelining._backward",
-        "this schedule computes gradients of weights apart from those of inputs, as zero-bubble schedules do. Expected: "
-        "ScheduleGPipe, Schedule1F1B, ScheduleLoopedBFS or ScheduleInterleaved1F1B.",
-    ),
-)
 
 
 def _refusing(what: str) -> Any:
@@ -127,7 +96,7 @@ class OwnedTensor(torch.Tensor):
     ) -> Any:
         owned = next(_owned_in((*args, *(kwargs or {}).values())), None)
         if owned is None:  # the weight is deep in a structure that only the caller knows
-            raise ValueError(f"dmuon: {func} on a weight that is whole only at its owner. {_WAYS_OUT}")
+            raise ValueError(f"dmuon: {func} on a weight that is whole only at its owner. {WAYS_OUT}")
         if func in (_aten.detach.default, _aten.alias.default) or (
             func is _aten._to_copy.default and _changes_nothing(owned, **(kwargs or {}))
         ):
@@ -144,15 +113,9 @@ class OwnedTensor(torch.Tensor):
 
     def _refuse(self, what: str, computes: bool = False) -> NoReturn:
         """Raises ValueError because of the operation `what`. `computes`: True if a layer would use its weight so."""
-        why = f"this weight is whole only at its owner. {_WAYS_OUT}"
         if what == "data_ptr":
             what += " (is this Accelerate's prepare? call it once, with an optimizer of torch, then dmuon.prepare)"
-        if computes and self._source is not None:
-            why = _OUTSIDE
-        callers = _calling_modules()
-        for module, way_out in _WAY_OUT_OF:
-            if any(caller.startswith(module) for caller in callers):
-                why = way_out
+        why = of_caller() or (OUTSIDE if computes and self._source is not None else AT_OWNER)
         raise ValueError(f"dmuon: {what} on '{self._name}': {why}")
 
     def _alias(self) -> OwnedTensor:
@@ -210,7 +173,7 @@ class TakenOutTensor(OwnedTensor):
     is_cuda = False  # else a move of recurrent layers would bring it into cuDNN's order
 
     def _refuse(self, what: str, computes: bool = False) -> NoReturn:
-        raise ValueError(f"dmuon: {what} on '{self._name}': {_BETWEEN}")
+        raise ValueError(f"dmuon: {what} on '{self._name}': {BETWEEN}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if hasattr(torch.Tensor, name):  # a change such as freezing would be lost
@@ -275,16 +238,6 @@ def _view(owned: OwnedTensor, view: Callable[[torch.Tensor], Any]) -> Any:
     if isinstance(shown, torch.Tensor):
         return placeholder(shown, lambda whole: whole)
     return [placeholder(part, operator.itemgetter(index)) for index, part in enumerate(shown)]
-
-
-def _calling_modules() -> set[str]:
-    """Returns the names of the Python modules whose functions run on this thread."""
-    names: set[str] = set()
-    frame = sys._getframe(1)
-    while frame is not None:
-        names.add(frame.f_globals.get("__name__", ""))
-        frame = frame.f_back  # type: ignore[assignment]
-    return names
 
 
 def _computes(func: Any, args: tuple[Any, ...]) -> bool:
