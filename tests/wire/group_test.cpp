@@ -1,7 +1,9 @@
 #include "dmuon/wire/group.h"
 
+#include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -70,6 +72,32 @@ TEST(Group, LaunchesMessagesTogetherWhereTheBackendCan) {
   for (Pending& message : broadcasts(&group, 3)) message.wait();
   EXPECT_EQ(backend->launches_, 1);
   EXPECT_EQ(backend->messages_, 3);
+}
+
+// Part m of rank r has r + m + 1 values, or none; each says where it is from and goes to.
+TEST(Group, SendsEachMemberItsPart) {
+  for (const int size : {1, 2, 3, 5}) {
+    run_ranks(size, [&](int rank, const StorePtr& store) {
+      Group group = make_group(store, "tensor parallel", rank, size);
+      const auto part = [&](int from, int to) {
+        return filled(10 * from + to, from == to + 1 ? 0 : from + to + 1);
+      };
+      std::vector<at::Tensor> sent;
+      std::vector<at::Tensor> received;
+      for (int other = 0; other < size; ++other) {
+        sent.push_back(part(rank, other));
+        received.push_back(at::zeros_like(part(other, rank)));
+      }
+      for (Pending& message : group.all_to_all(received, sent, "slices")) message.wait();
+      std::int64_t num_messages = 0;
+      for (int other = 0; other < size; ++other) {
+        const auto place = static_cast<std::size_t>(other);
+        EXPECT_TRUE(at::equal(received[place], part(other, rank)));
+        num_messages += other != rank && sent[place].numel() > 0 ? 1 : 0;
+      }
+      EXPECT_EQ(group.traffic().num_messages, num_messages);
+    });
+  }
 }
 
 // Else all that the thread sends later, in whatever group, would wait for the end of this launch.

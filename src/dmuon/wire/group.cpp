@@ -206,6 +206,29 @@ Pending Group::receive(at::Tensor tensor, int from, const std::string& what) {
   });
 }
 
+std::vector<Pending> Group::all_to_all(const std::vector<at::Tensor>& received,
+                                       const std::vector<at::Tensor>& sent,
+                                       const std::string& what) {
+  core::invariant(std::ssize(received) == size_ && std::ssize(sent) == size_, "Group ", name_,
+                  ": all_to_all: expected ", size_, " tensors");
+  const auto at = [](const std::vector<at::Tensor>& parts, int member) {
+    return parts[static_cast<std::size_t>(member)];
+  };
+  at(received, rank_).copy_(at(sent, rank_));
+  if (size_ == 1) return {};
+  return together(what, [&] {
+    std::vector<Pending> messages;
+    // In ring order, so that not all members send to one at once.
+    for (int i = 1; i < size_; ++i) {
+      const int to = (rank_ + i) % size_;
+      const int from = (rank_ - i + size_) % size_;
+      messages.push_back(send(at(sent, to), to, what));
+      messages.push_back(receive(at(received, from), from, what));
+    }
+    return messages;
+  });
+}
+
 Pending Group::all_reduce_sum(at::Tensor tensor, const std::string& what) {
   if (size_ == 1 || tensor.numel() == 0) return {};
   count(tensor);

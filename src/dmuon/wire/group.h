@@ -113,6 +113,12 @@ class Group {
   Pending send(at::Tensor tensor, int to, const std::string& what);
   Pending receive(at::Tensor tensor, int from, const std::string& what);
 
+  /// Sends `sent[m]` to member m and receives `received[m]` from it, of all members at once: one
+  /// message to each other member and one from it. Copies the own part. Empty tensors send nothing.
+  /// @param received, sent  [size] flat; what one member sends another receives, of equal sizes.
+  std::vector<Pending> all_to_all(const std::vector<at::Tensor>& received,
+                                  const std::vector<at::Tensor>& sent, const std::string& what);
+
   /// Sums over the members, in place, on all of them.
   Pending all_reduce_sum(at::Tensor tensor, const std::string& what);
 
