@@ -62,7 +62,7 @@ PackedBuffer::PackedBuffer(std::shared_ptr<BufferPool> pool, std::int64_t num_el
   flat_.unsafeGetTensorImpl()->set_sizes_contiguous({num_elements});
   // Views of a freed tensor are made without a look at its memory, and raise where they are read.
   storage->set_nbytes(static_cast<std::size_t>(num_bytes_));
-  set_read_error(storage, freed_);
+  if (num_bytes_ > 0) set_read_error(storage, freed_);
 }
 
 PackedBuffer::~PackedBuffer() {
@@ -84,7 +84,7 @@ void PackedBuffer::release() {
   if (!allocated_) return;
   auto* storage = flat_.storage().unsafeGetStorageImpl();
   c10::DataPtr block = storage->set_data_ptr(c10::DataPtr(nullptr, pool_->device()));
-  set_read_error(storage, freed_);
+  if (num_bytes_ > 0) set_read_error(storage, freed_);
   pool_->give(std::move(block), block_bytes_);
   allocated_ = false;
 }
