@@ -39,7 +39,7 @@ struct Segment {
 /// The elements that two segments share; empty if there are none.
 Segment overlap(const Segment& a, const Segment& b);
 
-/// A rank's part of a packed buffer: segments in the rank's own order, none of them empty.
+/// A rank's part of a packed buffer or of a row: segments in the rank's own order, none empty.
 struct Part {
   std::vector<Segment> segments;
 
