@@ -34,4 +34,18 @@ void Muon::apply(const Piece& piece, const Orthogonalised& update) const {
   update.add_to_weights(piece, 1 - options_.lr * options_.weight_decay, -lr);
 }
 
+at::Tensor Muon::direction(const Piece& slices) const {
+  return newton_schulz::elementwise_of(slices.weights.device())
+      .move_momentum(slices.states.front(), slices.gradient, options_.momentum, options_.nesterov,
+                     slices.applies);
+}
+
+void Muon::move(const Piece& slices, const at::Tensor& update, std::int64_t rows,
+                std::int64_t cols) const {
+  const double lr = adjusted_lr(options_, rows, cols, slices.transposed);
+  newton_schulz::elementwise_of(slices.weights.device())
+      .move_weights(slices.weights, 1 - options_.lr * options_.weight_decay, update, -lr,
+                    slices.applies);
+}
+
 }  // namespace dmuon::optim

@@ -34,6 +34,9 @@ class Muon final : public Rule {
   const std::vector<State>& states() const override;
   newton_schulz::Start prepare(const Piece& piece, at::ScalarType dtype, double eps) const override;
   void apply(const Piece& piece, const Orthogonalised& update) const override;
+  at::Tensor direction(const Piece& slices) const override;
+  void move(const Piece& slices, const at::Tensor& update, std::int64_t rows,
+            std::int64_t cols) const override;
 
  private:
   MuonOptions options_;

@@ -1,6 +1,14 @@
 #include "dmuon/optim/rules/rule.h"
 
+#include "dmuon/core/error.h"
+
 namespace dmuon::optim {
+namespace {
+
+constexpr const char* kWhole =
+    "Rule: this rule of update needs whole matrices: no tensor parallelism";
+
+}  // namespace
 
 std::vector<std::int64_t> State::sizes_of(const layout::View& view) const {
   const auto [state_rows, state_cols] = sizes(view.rows, view.cols / view.column_blocks);
@@ -19,6 +27,13 @@ at::Tensor Orthogonalised::computed(at::IntArrayRef sizes) const {
   const std::int64_t cols = sizes[sizes.size() - 1];
   const at::Tensor padded = newton_schulz::computed(*products, pending);
   return padded.narrow(-2, 0, rows).narrow(-1, 0, cols).view(sizes);
+}
+
+at::Tensor Rule::direction(const Piece& /*slices*/) const { throw core::InvalidArgument(kWhole); }
+
+void Rule::move(const Piece& /*slices*/, const at::Tensor& /*update*/, std::int64_t /*rows*/,
+                std::int64_t /*cols*/) const {
+  throw core::InvalidArgument(kWhole);
 }
 
 }  // namespace dmuon::optim

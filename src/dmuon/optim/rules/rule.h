@@ -65,6 +65,19 @@ class Rule {
   /// Moves the weights by the update. A rule that changes the update first calls `computed`;
   /// otherwise `add_to_weights` saves a pass over memory and a rounding.
   virtual void apply(const Piece& piece, const Orthogonalised& update) const = 0;
+
+  // With tensor parallelism a piece has slices of matrices, element by element. A rule that needs
+  // whole rows or columns of them does not override these functions, which throw InvalidArgument.
+
+  /// Moves the states by the gradient.
+  /// @return  the direction that is orthogonalised, fp32, of the weights' sizes.
+  virtual at::Tensor direction(const Piece& slices) const;
+
+  /// Moves the weights by slices of the orthogonalised update.
+  /// @param update      of the weights' sizes.
+  /// @param rows, cols  of a whole matrix.
+  virtual void move(const Piece& slices, const at::Tensor& update, std::int64_t rows,
+                    std::int64_t cols) const;
 };
 
 }  // namespace dmuon::optim

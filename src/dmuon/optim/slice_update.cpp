@@ -1,0 +1,102 @@
+#include "dmuon/optim/slice_update.h"
+
+#include <string>
+#include <utility>
+
+#include "dmuon/newton_schulz/orthogonalize.h"
+
+namespace dmuon::optim {
+namespace {
+
+// Of [b, rows, cols]; by blocks of columns if these are orthogonalised apart.
+at::Tensor orthogonalised(const at::Tensor& wholes, const layout::View& view,
+                          const MuonGroup& group) {
+  const std::int64_t rows = view.rows;
+  const std::int64_t cols = view.cols / view.column_blocks;
+  newton_schulz::IterationOptions options = group.iteration;
+  const auto tuned = group.choices.find({rows, cols});
+  if (tuned != group.choices.end()) options.choice = tuned->second;
+  const at::Tensor blocks =
+      wholes.view({wholes.size(0), rows, view.column_blocks, cols}).transpose(1, 2);
+  const at::Tensor results = newton_schulz::orthogonalize(blocks, options);
+  return results.transpose(1, 2).reshape(wholes.sizes());
+}
+
+// Groups may have iterations of different dtypes.
+at::ScalarType dtype_of(const std::vector<const MuonGroup*>& groups) {
+  at::ScalarType dtype = groups.front()->iteration.dtype;
+  for (const MuonGroup* group : groups) dtype = c10::promoteTypes(dtype, group->iteration.dtype);
+  return dtype;
+}
+
+}  // namespace
+
+SliceUpdate::SliceUpdate(const wire::Owned& owned, const SlicedParameters& sliced,
+                         wire::Group* group, std::vector<MuonGroup> groups,
+                         core::Vector<core::ParameterIndex, int> group_of, at::Tensor applies)
+    : owned_(owned),
+      sliced_(sliced),
+      group_(group),
+      groups_(std::move(groups)),
+      group_of_(std::move(group_of)),
+      applies_(std::move(applies)),
+      open_(owned.batches().size()) {}
+
+// A run ends where the owner, the shape of matrices, or the group of hyperparameters changes.
+SliceUpdate::Open SliceUpdate::open(const wire::OwnedBatch& batch) const {
+  Open open;
+  const auto of = [&](std::size_t i) -> const wire::SlicedParameter& {
+    return sliced_.at(batch.parameters[i]);
+  };
+  const auto group = [&](std::size_t i) { return group_of_.at(batch.parameters[i]); };
+  std::size_t end = 0;
+  for (std::size_t begin = 0; begin < batch.parameters.size(); begin = end) {
+    wire::SlicedRun run;
+    while (end < batch.parameters.size() && group(end) == group(begin) &&
+           wire::may_share_run(of(begin), of(end))) {
+      run.parameters.push_back(&of(end++));
+    }
+    if (group(begin) < 0) continue;
+    const MuonGroup& of_these = groups_.at(static_cast<std::size_t>(group(begin)));
+    const auto part = [&](const std::string& name) { return batch.part(name, begin, end); };
+    Piece slice{part(wire::kMaster), part(wire::kGradient), {}, applies_, run.shape().transposed};
+    for (const State& state : of_these.rule->states()) slice.states.push_back(part(state.name));
+    open.runs.push_back(std::move(run));
+    open.groups.push_back(&of_these);
+    open.slices.push_back(std::move(slice));
+  }
+  return open;
+}
+
+void SliceUpdate::prepare(core::BatchIndex batch) {
+  Open& open = open_.at(batch) = this->open(owned_.batches()[batch]);
+  for (std::size_t i = 0; i < open.runs.size(); ++i)
+    open.moving.push_back(open.groups[i]->rule->direction(open.slices[i]).reshape({-1}));
+}
+
+void SliceUpdate::orthogonalise(core::BatchIndex batch) {
+  Open& open = open_.at(batch);
+  if (open.runs.empty()) return;
+  const std::string number = std::to_string(batch.value());
+  const wire::SliceExchange exchange(group_, open.runs);
+  const at::TensorOptions options = applies_.options();
+  std::vector<at::Tensor> wholes = exchange.gather(
+      std::exchange(open.moving, {}), options.dtype(at::kFloat), "directions of batch " + number);
+  for (std::size_t i = 0; i < wholes.size(); ++i) {
+    if (wholes[i].defined())
+      wholes[i] = orthogonalised(wholes[i], open.runs[i].shape(), *open.groups[i]);
+  }
+  open.moving =
+      exchange.scatter(wholes, options.dtype(dtype_of(open.groups)), "updates of batch " + number);
+}
+
+void SliceUpdate::apply(core::BatchIndex batch) {
+  const Open open = std::exchange(open_.at(batch), {});
+  for (std::size_t i = 0; i < open.runs.size(); ++i) {
+    const layout::View& view = open.runs[i].shape();
+    const at::Tensor update = open.moving[i].view(open.slices[i].weights.sizes());
+    open.groups[i]->rule->move(open.slices[i], update, view.rows, view.cols / view.column_blocks);
+  }
+}
+
+}  // namespace dmuon::optim

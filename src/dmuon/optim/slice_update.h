@@ -1,0 +1,57 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "dmuon/engine/update.h"
+#include "dmuon/optim/batch_update.h"
+#include "dmuon/wire/group.h"
+#include "dmuon/wire/owned.h"
+#include "dmuon/wire/slice_exchange.h"
+
+namespace dmuon::optim {
+
+using SlicedParameters = core::PerParameter<wire::SlicedParameter>;
+
+/// One step's update of slices, with tensor parallelism. The ranks of a tensor-parallel group call
+/// it with the same batches. For each batch:
+///
+/// 1. prepare moves the states of this rank's slices, and computes their directions.
+/// 2. orthogonalise gathers the directions of whole matrices at their owners, which orthogonalise
+///    them and scatter the results, in the iteration's dtype.
+/// 3. apply moves the weights of this rank's slices.
+class SliceUpdate final : public engine::Update {
+ public:
+  /// @param owned   this rank's slices, as stacks of 1 x 1 matrices. Outlives this, as `sliced` and
+  ///                `group` do.
+  /// @param groups  as MuonUpdate's, like group_of and applies.
+  SliceUpdate(const wire::Owned& owned, const SlicedParameters& sliced, wire::Group* group,
+              std::vector<MuonGroup> groups, core::Vector<core::ParameterIndex, int> group_of,
+              at::Tensor applies);
+
+  void prepare(core::BatchIndex batch) override;
+  void orthogonalise(core::BatchIndex batch) override;
+  void apply(core::BatchIndex batch) override;
+
+ private:
+  // Of a batch, between the three calls. Each has one entry a run.
+  struct Open {
+    std::vector<wire::SlicedRun> runs;
+    std::vector<const MuonGroup*> groups;
+    std::vector<Piece> slices;
+    std::vector<at::Tensor> moving;  // flat: directions, then updates
+  };
+
+  Open open(const wire::OwnedBatch& batch) const;
+
+  const wire::Owned& owned_;
+  const SlicedParameters& sliced_;
+  wire::Group* group_;
+  std::vector<MuonGroup> groups_;
+  core::Vector<core::ParameterIndex, int> group_of_;
+  at::Tensor applies_;
+  core::Vector<core::BatchIndex, Open> open_;
+};
+
+}  // namespace dmuon::optim
