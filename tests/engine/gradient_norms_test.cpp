@@ -20,6 +20,7 @@ using core::Slot;
 class GradientNormsTest : public testing::Test {
  protected:
   static constexpr int kNumSlots = 4;
+  static constexpr layout::Mesh kMesh{1, kNumSlots};
   static constexpr ParameterIndex kSingle{0};
   static constexpr ParameterIndex kStack{2};
 
@@ -29,7 +30,7 @@ class GradientNormsTest : public testing::Test {
   }
 
   std::vector<double> measure(const at::Tensor& host = {}, int slot = 0, int num_host_shards = 2) {
-    GradientNorms norms(all, owned, Slot(slot), kNumSlots, num_host_shards);
+    GradientNorms norms(owned, {}, kMesh, Slot(slot), 0, num_host_shards);
     return values_of(norms.measure(host));
   }
 
@@ -56,7 +57,7 @@ TEST_F(GradientNormsTest, AddsTheMatricesOfAParameter) {
 TEST_F(GradientNormsTest, CountsNothingWhereNothingIsHeld) {
   owned.batches()[core::BatchIndex(0)].tensors.at(wire::kGradient).fill_(NAN);
   fill(kStack, at::full({12}, 2.0));
-  GradientNorms norms(all, owned, Slot(0), kNumSlots, 2);
+  GradientNorms norms(owned, {}, kMesh, Slot(0), 0, 2);
   const auto words = [&] { return values_of(norms.measure({})); };
   EXPECT_EQ(words()[0], 0);
   EXPECT_DOUBLE_EQ(words()[2], 48);
@@ -69,7 +70,7 @@ TEST_F(GradientNormsTest, CountsNothingWhereNothingIsHeld) {
 TEST_F(GradientNormsTest, KeepsOnlyWhatHasAGradientOnSomeRank) {
   fill(kSingle, at::full({6}, 1.0));
   fill(kStack, at::full({12}, 1.0));
-  GradientNorms norms(all, owned, Slot(0), kNumSlots, 2);
+  GradientNorms norms(owned, {}, kMesh, Slot(0), 0, 2);
   const at::Tensor words = norms.measure({});
   norms.keep_only({true, true, false});
   EXPECT_DOUBLE_EQ(words[0].item<double>(), 6);
@@ -96,7 +97,7 @@ TEST_F(GradientNormsTest, TellsWhatIsNotFiniteOfAnyRank) {
   for (const double bad : {std::nan(""), std::numeric_limits<double>::infinity()}) {
     for (const auto& host : {at::tensor({bad, 0.}), at::tensor({0., bad})}) {
       for (int slot = 0; slot < kNumSlots; ++slot) {
-        GradientNorms norms(all, owned, Slot(slot), kNumSlots, 2);
+        GradientNorms norms(owned, {}, kMesh, Slot(slot), 0, 2);
         const at::Tensor words = norms.measure(host.to(at::kDouble));
         EXPECT_FALSE((Verdict{{true, true, true}, words}.finite().item<bool>()));
       }

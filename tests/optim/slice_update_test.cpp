@@ -47,7 +47,7 @@ const std::vector<std::vector<Leaf>> kBatches{
 
 struct Model {
   layout::Parameters local;
-  SlicedParameters sliced;
+  wire::SlicedParameters sliced;
   std::vector<std::vector<ParameterIndex>> batches;
   core::Vector<ParameterIndex, int> group_of;
 };

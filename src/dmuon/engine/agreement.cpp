@@ -49,9 +49,9 @@ void require_equal_everywhere(const double* words) {
 core::Vector<core::ParameterIndex, bool> agree(wire::HostWords& all, const AgreementInput& input) {
   const int along_at = kParametersAt + input.has_gradient.size();
   const std::int64_t num_along = input.words.defined() ? input.words.numel() : 0;
-  // A parameter has a flag, and a word that travels along if any does.
+  // A parameter has a flag, and words that travel along if any do.
   const int num_missing = std::max(input.most_parameters - input.has_gradient.size(), 0);
-  const int num_unused = num_missing * (num_along > 0 ? 2 : 1);
+  const int num_unused = num_missing * (num_along > 0 ? 1 + input.words_per_parameter : 1);
   const at::Tensor message =
       at::zeros({along_at + num_along + num_unused}, at::TensorOptions().dtype(at::kDouble));
   auto* words = message.mutable_data_ptr<double>();

@@ -18,6 +18,7 @@ struct AgreementInput {
   /// The number of parameters of the largest model on the mesh. Messages of all models are as long
   /// as its: gloo ends the process of a rank that gets a longer message than its own.
   int most_parameters = 0;
+  int words_per_parameter = 1;  ///< of those that travel along
   /// True if this rank had a gradient of the parameter since it was cleared.
   core::Vector<core::ParameterIndex, bool> has_gradient;
   /// [any] fp64 of the host's memory, not below 0, each 0 but at one rank; may be undefined. They

@@ -25,7 +25,7 @@ schedule::Batches Executor::units_of_batches() const {
   for (const wire::OwnedBatch& batch : owned_.batches()) {
     std::vector<core::UnitIndex> units;
     for (const core::ParameterIndex parameter : batch.parameters)
-      units.push_back(parameters_[parameter].unit_index());
+      units.push_back(part_.parameters[parameter].unit_index());
     touched.push_back(std::move(units));
   }
   return touched;

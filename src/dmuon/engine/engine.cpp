@@ -20,14 +20,16 @@ using schedule::Moment;
 using schedule::Pass;
 
 Engine::Engine(EngineOptions options, wire::SharedMesh mesh, const plan::Plan& plan,
-               const std::vector<UnitSpec>& units, const layout::LeafSizes& sizes)
+               const std::vector<UnitSpec>& units, const layout::LeafSizes& sizes,
+               const layout::Cuts& cuts)
     : options_(options),
-      executor_(std::move(mesh), plan, units, options.step.node_copy, options.device, sizes),
+      executor_(std::move(mesh), plan, units, options.step.node_copy, options.device, sizes, cuts),
       resolver_(executor_.layout(), options.step, executor_.units_of_batches(), this),
       open_reads_(executor_.layout().units.size()),
       transfers_(&executor_, num_host_shards(), [this] { drain(); }),
       host_sums_(options.host_replicates > 1),
-      norms_(parameters(), owned(), this->mesh().slot(), layout().num_slots(), num_host_shards()) {
+      norms_(owned(), executor_.sliced(), this->mesh().shape(), this->mesh().slot(),
+             this->mesh().tensor_rank(), num_host_shards()) {
   owned().set_gradient_scale(options_.gradient_scale);
 }
 
@@ -104,8 +106,8 @@ void Engine::take_turn() {
 
 std::shared_ptr<Engine> Engine::make(EngineOptions options, wire::SharedMesh mesh,
                                      const plan::Plan& plan, const std::vector<UnitSpec>& units,
-                                     const layout::LeafSizes& sizes) {
-  auto made = std::make_unique<Engine>(options, std::move(mesh), plan, units, sizes);
+                                     const layout::LeafSizes& sizes, const layout::Cuts& cuts) {
+  auto made = std::make_unique<Engine>(options, std::move(mesh), plan, units, sizes, cuts);
   return {made.release(), [](Engine* engine) {
             std::shared_ptr<Engine> last(engine);
             const std::shared_ptr<wire::Turn> turn = engine->mesh().turn;
@@ -358,6 +360,7 @@ const Verdict& Engine::agree(const at::Tensor& host, std::uint32_t settings) {
   input.settings = settings;
   input.model = executor_.model();
   input.most_parameters = mesh().models->most_parameters;
+  input.words_per_parameter = mesh().shape().tensor_parallel;
   const c10::AutoGradMode no_grad(false);
   const at::Tensor squared_norms = norms_.measure(host);
   // They travel along where the host has them at hand.
@@ -368,7 +371,8 @@ const Verdict& Engine::agree(const at::Tensor& host, std::uint32_t settings) {
       input.has_gradient.push_back(kept_[leaf] && executor_.has_gradient(part));
   }
   verdict_.reset();
-  verdict_ = Verdict{engine::agree(mesh().words, input), squared_norms};
+  verdict_ = Verdict{engine::agree(mesh().words, input), squared_norms,
+                     mesh().shape().tensor_parallel};
   // Elsewhere they travel on the device, once all ranks are known to step the same model: messages
   // of two models differ in length.
   if (!squared_norms.is_cpu()) executor_.sum_over_mesh(squared_norms, "sum of norms");

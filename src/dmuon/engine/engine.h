@@ -55,13 +55,15 @@ class Engine : private schedule::Performer {
  public:
   /// See Executor.
   Engine(EngineOptions options, wire::SharedMesh mesh, const plan::Plan& plan,
-         const std::vector<UnitSpec>& units, const layout::LeafSizes& sizes = {});
+         const std::vector<UnitSpec>& units, const layout::LeafSizes& sizes = {},
+         const layout::Cuts& cuts = {});
   ~Engine() override;
   /// Makes an engine that ranks may free at different times, as Python frees garbage. If its
   /// forward still owes operations, it lives until another engine takes the turn.
   static std::shared_ptr<Engine> make(EngineOptions options, wire::SharedMesh mesh,
                                       const plan::Plan& plan, const std::vector<UnitSpec>& units,
-                                      const layout::LeafSizes& sizes);
+                                      const layout::LeafSizes& sizes,
+                                      const layout::Cuts& cuts = {});
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -79,6 +81,13 @@ class Engine : private schedule::Performer {
 
   const layout::Parameters& parameters() const { return executor_.parameters(); }
   const layout::Leaves& leaves() const { return executor_.leaves(); }
+
+  /// What ranks of the tensor-parallel group have of each parameter; empty without one.
+  const wire::SlicedParameters& sliced() const { return executor_.sliced(); }
+  /// Null without tensor parallelism.
+  wire::Group* slices() {
+    return mesh().tensor_parallel ? &mesh().tensor_parallel->slices : nullptr;
+  }
 
   /// The tensors that this rank owns. New masters count from publish() on.
   wire::Owned& owned() { return executor_.owned(); }

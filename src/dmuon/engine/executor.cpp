@@ -17,61 +17,44 @@ using schedule::Operation;
 
 namespace {
 
-layout::Parameters parameters_of(const plan::Plan& plan, const wire::SharedMesh& mesh) {
+LocalPart part_of(const wire::SharedMesh& mesh, const plan::Plan& plan,
+                  const layout::LeafSizes& sizes, const layout::Cuts& cuts) {
   const layout::Mesh shape = mesh.shape();
   core::invariant(plan.mesh == shape, "Engine: plan: expected one for a mesh of ",
-                  shape.num_replicates, " x ", shape.num_shards);
-  layout::Parameters parameters;
-  for (const core::ParameterIndex index : plan.inventory.indices()) {
-    parameters.push_back({plan.inventory[index], plan.mesh.slot_of(plan.owner.at(index))});
-  }
-  return parameters;
-}
-
-std::vector<std::vector<core::ParameterIndex>> batches_of(const plan::Plan& plan, core::Slot slot) {
-  std::vector<std::vector<core::ParameterIndex>> batches;
-  for (const plan::Batch& batch : plan.batches) {
-    if (plan.mesh.slot_of(batch.owner) != slot) continue;
-    for (const core::ParameterIndex parameter : batch.parameters) {
-      core::invariant(plan.owner.at(parameter) == batch.owner, "Engine: plan: parameter ",
-                      parameter, " is in a batch of slot ", slot, " and owned by another");
-    }
-    batches.push_back(batch.parameters);
-  }
-  return batches;
+                  shape.num_replicates, " x ", shape.num_shards, " x ", shape.tensor_parallel);
+  return local_part(plan, sizes, cuts, mesh.slot(), mesh.tensor_rank());
 }
 
 }  // namespace
 
 Executor::Executor(wire::SharedMesh mesh, const plan::Plan& plan,
                    const std::vector<UnitSpec>& units, bool node_copy, c10::Device device,
-                   const layout::LeafSizes& sizes)
+                   const layout::LeafSizes& sizes, const layout::Cuts& cuts)
     : mesh_(std::move(mesh)),
-      parameters_(parameters_of(plan, mesh_)),
-      leaves_(layout::leaves_of(parameters_, sizes)),
+      part_(part_of(mesh_, plan, sizes, cuts)),
       pool_(std::make_shared<wire::BufferPool>(device)),
-      owned_(parameters_, batches_of(plan, mesh_.slot()), pool_),
+      owned_(part_.parameters, part_.batches, pool_),
       batches_(owned_.batches().size()),
       profile_(device),
       process_(getpid()),
-      model_(mesh_.models->add(parameters_.size())) {
+      model_(mesh_.models->add(part_.parameters.size())) {
   for (wire::Group& group : mesh_.along) group.keep_apart(model_);
   for (const UnitSpec& spec : units) {
     layout::Packing packing =
-        layout::pack(parameters_, leaves_, core::UnitIndex(states_.size()), mesh_.shape(),
+        layout::pack(part_.parameters, part_.leaves, core::UnitIndex(states_.size()), mesh_.shape(),
                      /*pads=*/!device.is_cpu());
     UnitState& state = states_.emplace_back();
     state.host = spec.host;
     state.has_gradient.resize(packing.parameters.size());
     state.buffers = std::make_unique<wire::UnitBuffers>(spec.name, std::move(packing), pool_,
                                                         spec.compute_dtype, spec.reduce_dtype);
-    state.unit = std::make_unique<Unit>(leaves_, state.buffers.get());
+    state.unit = std::make_unique<Unit>(part_.leaves, state.buffers.get());
     if (!node_copy || !mesh_.has_inter() || state.buffers->packing.empty()) continue;
     state.buffers->node_copy = std::make_unique<wire::PackedBuffer>(
         pool_, state.buffers->packing.column_elements(mesh_.shard()), spec.compute_dtype);
     state.buffers->node_copy->allocate();
   }
-  for (const layout::OwnedParameter& parameter : parameters_) {
+  for (const layout::OwnedParameter& parameter : part_.parameters) {
     core::invariant(states_.contains(parameter.unit_index()), "Engine: plan: expected units below ",
                     states_.size(), ", got ", parameter.unit);
   }
@@ -253,8 +236,10 @@ void Executor::sum_over_mesh(const at::Tensor& words, const std::string& what) {
   const std::string described = what + " " + when();
   const std::int64_t number = mesh_.watch->reach(watch::Rendezvous::kOperation, described);
   const wire::Event in_node = sum_along((*mesh_.lanes)[schedule::Lane::kIntra], mesh_.row(), {});
-  const wire::Event done =
-      sum_along((*mesh_.lanes)[schedule::Lane::kInter], mesh_.column(), in_node);
+  wire::Event done = sum_along((*mesh_.lanes)[schedule::Lane::kInter], mesh_.column(), in_node);
+  if (mesh_.tensor_parallel) {
+    done = sum_along((*mesh_.lanes)[schedule::Lane::kUpdate], mesh_.tensor_parallel->slices, done);
+  }
   mesh_.on_device->add({number, described}, done, pool_->device());
   done.wait();
 }
@@ -270,12 +255,12 @@ void Executor::drain() {
 }
 
 bool Executor::has_gradient(core::ParameterIndex parameter) const {
-  const UnitState& state = states_[parameters_.at(parameter).unit_index()];
+  const UnitState& state = states_[part_.parameters.at(parameter).unit_index()];
   return state.has_gradient[state.unit->packing().place_of(parameter)];
 }
 
 void Executor::clear_gradient(core::ParameterIndex parameter) {
-  UnitState& state = states_[parameters_.at(parameter).unit_index()];
+  UnitState& state = states_[part_.parameters.at(parameter).unit_index()];
   const layout::PackedIndex place = state.unit->packing().place_of(parameter);
   state.has_gradient[place] = false;
   state.buffers->partial_filled[place] = false;
@@ -284,7 +269,7 @@ void Executor::clear_gradient(core::ParameterIndex parameter) {
 
 void Executor::zero_gradient(core::ParameterIndex parameter) {
   const c10::AutoGradMode no_grad(false);
-  UnitState& state = states_[parameters_.at(parameter).unit_index()];
+  UnitState& state = states_[part_.parameters.at(parameter).unit_index()];
   // A partial sum that is not filled is overwritten, so it counts as zero.
   state.buffers->partial_filled[state.unit->packing().place_of(parameter)] = false;
   if (owned_.filled(parameter)) owned_.of(parameter, wire::kGradient).zero_();

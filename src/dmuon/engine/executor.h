@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "dmuon/engine/local_part.h"
 #include "dmuon/engine/profile.h"
 #include "dmuon/engine/unit.h"
 #include "dmuon/engine/update.h"
@@ -64,8 +65,10 @@ class Executor {
   /// @param units      the plan's units, by index.
   /// @param node_copy  column members keep a copy of their column's weights, if there are several
   ///                   nodes.
+  /// @param sizes, cuts  see local_part.
   Executor(wire::SharedMesh mesh, const plan::Plan& plan, const std::vector<UnitSpec>& units,
-           bool node_copy, c10::Device device, const layout::LeafSizes& sizes = {});
+           bool node_copy, c10::Device device, const layout::LeafSizes& sizes = {},
+           const layout::Cuts& cuts = {});
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
@@ -95,8 +98,9 @@ class Executor {
   void begin_next_step() { ++step_; }
 
   Unit& unit(core::UnitIndex index) { return *states_.at(index).unit; }
-  const layout::Parameters& parameters() const { return parameters_; }
-  const layout::Leaves& leaves() const { return leaves_; }
+  const layout::Parameters& parameters() const { return part_.parameters; }
+  const layout::Leaves& leaves() const { return part_.leaves; }
+  const wire::SlicedParameters& sliced() const { return part_.sliced; }
   wire::Owned& owned() { return owned_; }
   /// Owned tensors and node copies, whose values outlive steps; always in the same order.
   std::vector<at::Tensor> lasting_tensors() const;
@@ -138,8 +142,7 @@ class Executor {
               const std::function<std::string()>& where);
 
   wire::SharedMesh mesh_;
-  layout::Parameters parameters_;
-  layout::Leaves leaves_;
+  LocalPart part_;
   std::shared_ptr<wire::BufferPool> pool_;
   wire::Owned owned_;
   core::Vector<core::UnitIndex, UnitState> states_;

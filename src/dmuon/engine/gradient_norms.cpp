@@ -14,53 +14,69 @@ namespace dmuon::engine {
 using core::ParameterIndex;
 
 at::Tensor Verdict::norm() const { return squared_norms.sum().sqrt_(); }
-at::Tensor Verdict::norms() const { return squared_norms.narrow(0, 0, has_gradient.size()).sqrt(); }
+at::Tensor Verdict::norms() const {
+  const at::Tensor words = squared_norms.narrow(0, 0, tensor_parallel * has_gradient.size());
+  return tensor_parallel == 1 ? words.sqrt() : words.view({-1, tensor_parallel}).sum(1).sqrt_();
+}
 at::Tensor Verdict::finite() const { return at::isfinite(squared_norms.sum()); }
 void Verdict::scale(const at::Tensor& factor) {
   squared_norms.mul_(factor.to(at::kDouble).square_());
 }
 
-GradientNorms::GradientNorms(const layout::Parameters& parameters, const wire::Owned& owned,
-                             core::Slot slot, int num_slots, int num_host_shards)
-    : owned_(owned), slot_(slot), num_parameters_(parameters.size()) {
+GradientNorms::GradientNorms(const wire::Owned& owned, const wire::SlicedParameters& sliced,
+                             const layout::Mesh& mesh, core::Slot slot, int tensor_rank,
+                             int num_host_shards)
+    : owned_(owned),
+      tensor_parallel_(mesh.tensor_parallel),
+      tensor_rank_(tensor_rank),
+      num_parameters_(owned.num_parameters()) {
   const c10::Device device = owned.pool()->device();
-  std::vector<std::int64_t> parameter_of;
-  for (const wire::GradientPiece& piece : owned.gradient_pieces())
-    parameter_of.push_back(piece.parameter.value());
-  parameter_of_ = at::tensor(parameter_of, at::kLong).to(device);
+  host_words_ = num_parameters_ * tensor_parallel_ +
+                2 * (tensor_rank_ * mesh.num_slots() + slot.value());
+  std::vector<std::int64_t> word_of;
+  std::vector<double> parts;
+  for (const wire::GradientPiece& piece : owned.gradient_pieces()) {
+    word_of.push_back(this->word_of(piece.parameter, tensor_rank_));
+    const bool everywhere = !sliced.empty() && sliced[piece.parameter].is_replicated();
+    parts.push_back(everywhere ? 1. / tensor_parallel_ : 1.);
+  }
+  word_of_ = at::tensor(word_of, at::kLong).to(device);
+  if (tensor_parallel_ > 1) parts_ = at::tensor(parts, at::kDouble).to(device);
   const std::vector<double> weights{slot.value() < num_host_shards ? 1. : 0.,
                                     slot.value() == 0 ? 1. : 0.};
   host_weights_ = at::tensor(weights, at::kDouble).to(device);
-  words_ = at::zeros({num_parameters_ + 2 * num_slots},
+  words_ = at::zeros({num_parameters_ * tensor_parallel_ + 2 * mesh.num_owners()},
                      at::TensorOptions().dtype(at::kDouble).device(device));
 }
 
 const at::Tensor& GradientNorms::measure(const at::Tensor& host) {
   words_.zero_();
-  words_.index_add_(0, parameter_of_, owned_.norms().square_());
-  core::Vector<ParameterIndex, bool> unfilled(num_parameters_);
-  for (const ParameterIndex parameter : unfilled.indices())
-    unfilled[parameter] = owned_.owns(parameter) && !owned_.filled(parameter);
+  at::Tensor squares = owned_.norms().square_();
+  if (parts_.defined()) squares.mul_(parts_);
+  words_.index_add_(0, word_of_, squares);
+  std::vector<bool> unfilled(static_cast<std::size_t>(num_parameters_ * tensor_parallel_));
+  for (const ParameterIndex parameter : core::Indices<ParameterIndex>(num_parameters_))
+    unfilled[static_cast<std::size_t>(word_of(parameter, tensor_rank_))] =
+        owned_.owns(parameter) && !owned_.filled(parameter);
   without_here_.erase(words_, std::move(unfilled));
   // 0 times what is not finite is a NaN, which counts on every rank.
-  if (host.defined())
-    words_.narrow(0, num_parameters_ + 2 * slot_.value(), 2).copy_(host * host_weights_);
+  if (host.defined()) words_.narrow(0, host_words_, 2).copy_(host * host_weights_);
   return words_;
 }
 
 void GradientNorms::keep_only(const core::Vector<ParameterIndex, bool>& has_gradient) {
-  core::Vector<ParameterIndex, bool> without(num_parameters_);
-  for (const ParameterIndex parameter : without.indices())
-    without[parameter] = !has_gradient[parameter];
+  std::vector<bool> without;
+  for (const bool has : has_gradient)
+    without.insert(without.end(), static_cast<std::size_t>(tensor_parallel_), !has);
   without_anywhere_.erase(words_, std::move(without));
 }
 
 void GradientNorms::Eraser::erase(const at::Tensor& words,
-                                  core::Vector<ParameterIndex, bool> which) {
+                                  std::vector<bool> which) {
   if (which != which_) {
     std::vector<std::int64_t> indices;
-    for (const ParameterIndex parameter : which.indices())
-      if (which[parameter]) indices.push_back(parameter.value());
+    for (std::size_t word = 0; word < which.size(); ++word)
+      if (which[word]) indices.push_back(static_cast<std::int64_t>(word));
     // From pinned memory, so that nobody waits.
     const bool pins = !words.is_cpu();
     const at::Tensor host =

@@ -2,9 +2,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <vector>
+
 #include "dmuon/core/index.h"
-#include "dmuon/layout/packing.h"
+#include "dmuon/layout/mesh.h"
 #include "dmuon/wire/owned.h"
+#include "dmuon/wire/slice_exchange.h"
 
 namespace dmuon::engine {
 
@@ -12,10 +15,11 @@ namespace dmuon::engine {
 /// are on the engine's device; the host has not waited for them unless that is a CPU.
 struct Verdict {
   core::Vector<core::ParameterIndex, bool> has_gradient;  ///< on any rank, since it was cleared
-  /// [parameters + 2 slots] fp64: the squared norm of each parameter's mean gradient, then of each
-  /// rank's part of the host framework's gradients. They add up to the whole gradient's. The next
-  /// verdict reuses the memory.
+  /// [T parameters + 2 ranks] fp64: the squared norms of each parameter's mean gradient, one for
+  /// each rank of the tensor-parallel group, then of each rank's part of the host framework's
+  /// gradients. They add up to the whole gradient's. The next verdict reuses the memory.
   at::Tensor squared_norms;
+  int tensor_parallel = 1;  ///< T
 
   at::Tensor norm() const;    ///< [] fp64, of all gradients together
   at::Tensor norms() const;   ///< [parameters] fp64
@@ -26,7 +30,8 @@ struct Verdict {
 };
 
 /// Computes the words of Verdict::squared_norms that this rank knows. Only one rank has a word that
-/// is not 0 (a parameter's owner), so that a sum over all ranks is the same in any order. Not
+/// is not 0 (a parameter's owner), so that a sum over all ranks is the same in any order. Of a
+/// parameter that all ranks of a tensor-parallel group have, each has a T-th of its own. Not
 /// thread-safe.
 ///
 ///     at::Tensor words = norms.measure(host);          // this rank's
@@ -34,15 +39,16 @@ struct Verdict {
 ///     norms.keep_only(has_gradient);
 class GradientNorms {
  public:
-  /// @param owned      outlives this.
-  /// @param num_slots  ranks; the first `num_host_shards` hold different shards of the host's
-  ///                   gradients.
-  GradientNorms(const layout::Parameters& parameters, const wire::Owned& owned, core::Slot slot,
-                int num_slots, int num_host_shards);
+  /// @param owned   outlives this.
+  /// @param sliced  of all parameters; empty without tensor parallelism.
+  /// @param slot, tensor_rank  this rank's place in the mesh.
+  /// @param num_host_shards    the first slots hold different shards of the host's gradients.
+  GradientNorms(const wire::Owned& owned, const wire::SlicedParameters& sliced,
+                const layout::Mesh& mesh, core::Slot slot, int tensor_rank, int num_host_shards);
 
   /// @param host  [2] fp64: the squared norms of this rank's shards of the host's gradients, and of
   ///              the gradients that every rank holds whole. Undefined: zeros.
-  /// @returns     [parameters + 2 slots], until the next call.
+  /// @returns     [T parameters + 2 ranks], until the next call.
   const at::Tensor& measure(const at::Tensor& host);
 
   /// Sets the norms of parameters without a gradient to 0. Comes after the sum over all ranks.
@@ -52,17 +58,24 @@ class GradientNorms {
   // The words of some parameters become 0. A device gets the set where it changes.
   class Eraser {
    public:
-    void erase(const at::Tensor& words, core::Vector<core::ParameterIndex, bool> which);
+    void erase(const at::Tensor& words, std::vector<bool> which);
 
    private:
-    core::Vector<core::ParameterIndex, bool> which_;
+    std::vector<bool> which_;
     at::Tensor indices_;
   };
 
+  int word_of(core::ParameterIndex parameter, int tensor_rank) const {
+    return parameter.value() * tensor_parallel_ + tensor_rank;
+  }
+
   const wire::Owned& owned_;
-  core::Slot slot_;
+  int tensor_parallel_;
+  int tensor_rank_;
   int num_parameters_;
-  at::Tensor parameter_of_;  // [owned.gradient_pieces()] of each
+  int host_words_;           // the first of this rank's
+  at::Tensor word_of_;       // [owned.gradient_pieces()] of each
+  at::Tensor parts_;         // [owned.gradient_pieces()] of each that counts here; or undefined: 1
   at::Tensor host_weights_;  // [2] 1 where this rank's word counts
   at::Tensor words_;
   Eraser without_here_, without_anywhere_;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "dmuon/layout/packing.h"
@@ -32,6 +33,10 @@ struct Cut {
   int dimension = 0;
   int factor = 1;
 };
+
+/// How each leaf is cut. Of a leaf without a cut every rank has all. Empty without tensor
+/// parallelism.
+using Cuts = core::Vector<core::LeafIndex, std::optional<Cut>>;
 
 /// The same rectangle of several matrices that follow each other in a parameter.
 struct Block {

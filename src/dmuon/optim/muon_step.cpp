@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "dmuon/core/error.h"
+#include "dmuon/optim/slice_update.h"
 
 namespace dmuon::optim {
 namespace {
@@ -88,7 +89,10 @@ std::vector<std::string> add_states(engine::Engine& engine, const Rule& rule) {
 
 void muon_step(engine::Engine& engine, const std::vector<MuonGroup>& groups,
                const core::Vector<core::ParameterIndex, int>& group_of, const at::Tensor& applies) {
-  engine.step(std::make_shared<MuonUpdate>(engine.owned(), groups, group_of, applies));
+  if (engine.slices() == nullptr)
+    return engine.step(std::make_shared<MuonUpdate>(engine.owned(), groups, group_of, applies));
+  engine.step(std::make_shared<SliceUpdate>(engine.owned(), engine.sliced(), engine.slices(),
+                                            groups, group_of, applies));
 }
 
 }  // namespace dmuon::optim

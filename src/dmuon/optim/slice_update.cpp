@@ -31,7 +31,7 @@ at::ScalarType dtype_of(const std::vector<const MuonGroup*>& groups) {
 
 }  // namespace
 
-SliceUpdate::SliceUpdate(const wire::Owned& owned, const SlicedParameters& sliced,
+SliceUpdate::SliceUpdate(const wire::Owned& owned, const wire::SlicedParameters& sliced,
                          wire::Group* group, std::vector<MuonGroup> groups,
                          core::Vector<core::ParameterIndex, int> group_of, at::Tensor applies)
     : owned_(owned),

@@ -12,8 +12,6 @@
 
 namespace dmuon::optim {
 
-using SlicedParameters = core::PerParameter<wire::SlicedParameter>;
-
 /// One step's update of slices, with tensor parallelism. The ranks of a tensor-parallel group call
 /// it with the same batches. For each batch:
 ///
@@ -26,7 +24,7 @@ class SliceUpdate final : public engine::Update {
   /// @param owned   this rank's slices, as stacks of 1 x 1 matrices. Outlives this, as `sliced` and
   ///                `group` do.
   /// @param groups  as MuonUpdate's, like group_of and applies.
-  SliceUpdate(const wire::Owned& owned, const SlicedParameters& sliced, wire::Group* group,
+  SliceUpdate(const wire::Owned& owned, const wire::SlicedParameters& sliced, wire::Group* group,
               std::vector<MuonGroup> groups, core::Vector<core::ParameterIndex, int> group_of,
               at::Tensor applies);
 
@@ -46,7 +44,7 @@ class SliceUpdate final : public engine::Update {
   Open open(const wire::OwnedBatch& batch) const;
 
   const wire::Owned& owned_;
-  const SlicedParameters& sliced_;
+  const wire::SlicedParameters& sliced_;
   wire::Group* group_;
   std::vector<MuonGroup> groups_;
   core::Vector<core::ParameterIndex, int> group_of_;

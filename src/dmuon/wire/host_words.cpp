@@ -21,7 +21,7 @@ void HostWords::await(Pending pending, watch::Rendezvous kind, std::int64_t numb
 void HostWords::all_reduce_max(const at::Tensor& tensor, watch::Rendezvous kind,
                                const std::string& what) {
   const std::int64_t number = watch_->reach(kind, what);
-  for (Group& group : along_) await(group.all_reduce_max(tensor, what), kind, number, what);
+  for (Group& group : groups_) await(group.all_reduce_max(tensor, what), kind, number, what);
 }
 
 std::vector<std::array<std::int64_t, 4>> HostWords::all_gather(std::array<std::int64_t, 4> words,
@@ -30,18 +30,18 @@ std::vector<std::array<std::int64_t, 4>> HostWords::all_gather(std::array<std::i
   const std::int64_t number = watch_->reach(kind, what);
   at::Tensor known = at::empty({1, 4}, at::TensorOptions().dtype(at::kLong));
   std::ranges::copy(words, known.mutable_data_ptr<std::int64_t>());
-  for (Group& group : along_) {
+  for (Group& group : groups_) {
     at::Tensor all = at::empty({group.size(), known.size(0), 4}, known.options());
     await(group.all_gather(all, known, what), kind, number, what);
     known = all.view({-1, 4});
   }
-  std::vector<std::array<std::int64_t, 4>> by_slot(static_cast<std::size_t>(known.size(0)));
+  std::vector<std::array<std::int64_t, 4>> by_rank(static_cast<std::size_t>(known.size(0)));
   const auto* next = known.const_data_ptr<std::int64_t>();
-  for (auto& of_slot : by_slot) {
-    std::copy_n(next, of_slot.size(), of_slot.begin());
-    next += of_slot.size();
+  for (auto& of_rank : by_rank) {
+    std::copy_n(next, of_rank.size(), of_rank.begin());
+    next += of_rank.size();
   }
-  return by_slot;
+  return by_rank;
 }
 
 }  // namespace dmuon::wire

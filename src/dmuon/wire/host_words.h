@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "dmuon/layout/mesh.h"
 #include "dmuon/watch/watch.h"
 #include "dmuon/wire/group.h"
 
@@ -17,25 +16,25 @@ namespace dmuon::wire {
 
 /// Exchanges a few words of host memory between all ranks of a mesh.
 ///
-///   HostWords words({row, column}, watch);
+///   HostWords words({row, column, tensor_parallel}, watch);
 ///   words.all_reduce_max(tensor, Rendezvous::kAgreement, "the agreement of a step");
 ///
-/// Words travel along the row first, then along the column: 2 (R + G) hops one after the other, and
-/// a connection to each rank of the row and the column. A ring over all ranks would take 2 R G
-/// hops.
+/// Words travel along one group after the other: 2 (R + G + T) hops, and a connection to each rank
+/// of these groups. A ring over all ranks would take 2 R G T hops.
 ///
 /// Each call blocks, and is one rendezvous of the Watch. All ranks make the same calls in one
 /// order. Not thread-safe.
 /// @throws CommError as Group and Watch::wait().
 class HostWords {
  public:
-  HostWords(layout::PerAxis<Group> along, std::shared_ptr<watch::Watch> watch)
-      : along_(std::move(along)), watch_(std::move(watch)) {}
+  /// @param groups  this rank's along each dimension of the mesh, from the innermost.
+  HostWords(std::vector<Group> groups, std::shared_ptr<watch::Watch> watch)
+      : groups_(std::move(groups)), watch_(std::move(watch)) {}
 
   /// Computes the largest value of each element over all ranks, in place.
   void all_reduce_max(const at::Tensor& tensor, watch::Rendezvous kind, const std::string& what);
 
-  /// Returns the words of each rank, by slot.
+  /// Returns the words of each rank: by slot, and by rank of the tensor-parallel group before that.
   std::vector<std::array<std::int64_t, 4>> all_gather(std::array<std::int64_t, 4> words,
                                                       watch::Rendezvous kind,
                                                       const std::string& what);
@@ -43,7 +42,7 @@ class HostWords {
  private:
   void await(Pending pending, watch::Rendezvous kind, std::int64_t number, const std::string& what);
 
-  layout::PerAxis<Group> along_;
+  std::vector<Group> groups_;
   std::shared_ptr<watch::Watch> watch_;
 };
 

@@ -64,6 +64,7 @@ class Owned {
         std::shared_ptr<BufferPool> pool);
 
   const core::Vector<core::BatchIndex, OwnedBatch>& batches() const { return batches_; }
+  int num_parameters() const { return all_.size(); }  ///< of the model
   bool owns(core::ParameterIndex parameter) const { return positions_.at(parameter).index >= 0; }
   const std::shared_ptr<BufferPool>& pool() const { return pool_; }
 

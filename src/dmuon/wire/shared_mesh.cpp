@@ -59,22 +59,30 @@ std::optional<watch::Stuck> OnDevice::oldest() {
 }
 
 std::shared_ptr<watch::Watch> SharedMesh::watch_over() {
+  std::vector<Group> slices;
+  if (tensor_parallel) slices = {tensor_parallel->slices, tensor_parallel->host};
   // Copies of a group end the same messages.
-  const auto give_up = [along = along, host = host,
+  const auto give_up = [along = along, host = host, slices,
                         all = everyone](const std::string& why) mutable {
-    give_up_all({along.values, host.values, {&all, 1}}, why);
+    give_up_all({along.values, host.values, slices, {&all, 1}}, why);
   };
   auto made =
       std::make_shared<watch::Watch>(everyone.store(), everyone.rank(), everyone.size(), give_up);
   if (row().device() == c10::DeviceType::CPU) return made;
   made->look_at({.oldest = [known = on_device] { return known->oldest(); },
                  .give_up =
-                     [along = along, host = host, all = everyone,
+                     [along = along, host = host, slices, all = everyone,
                       framework = framework](const std::string& why) mutable {
-                       give_up_all({along.values, host.values, {&all, 1}, framework}, why);
+                       give_up_all({along.values, host.values, slices, {&all, 1}, framework}, why);
                      },
                  .timeout = std::min(row().timeout(), column().timeout())});
   return made;
+}
+
+std::vector<Group> SharedMesh::groups_of_words() const {
+  std::vector<Group> groups{host[layout::Axis::kRow], host[layout::Axis::kColumn]};
+  if (tensor_parallel) groups.push_back(tensor_parallel->host);
+  return groups;
 }
 
 void SharedMesh::leave(std::chrono::milliseconds grace) {
@@ -96,6 +104,7 @@ void SharedMesh::leave(std::chrono::milliseconds grace) {
   };
   if (std::ranges::all_of(*lanes, ends_in_time)) return;
   give_up_all({along.values}, why);
+  if (tensor_parallel) give_up_all({{&tensor_parallel->slices, 1}}, why);
 }
 
 }  // namespace dmuon::wire

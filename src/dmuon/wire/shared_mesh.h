@@ -76,8 +76,15 @@ class OnDevice {
   std::optional<c10::Device> device_;
 };
 
+/// This rank's tensor-parallel group: the ranks that have the other slices of its parameters.
+struct TensorParallel {
+  Group slices;  ///< carries slices of directions and updates
+  Group host;    ///< the same ranks; carries words in host memory
+};
+
 /// The process groups, private to dmuon, of a mesh of R replicates (nodes) x G shards, with the
-/// lanes on which they are used and the turn.
+/// lanes on which they are used and the turn. With tensor parallelism each rank of a slot has a row
+/// and a column of its own.
 ///
 ///   SharedMesh mesh{{row, column}, {host_row, host_column}, everyone};
 ///   mesh.row().broadcast(tensor, root, "x").wait();
@@ -91,23 +98,26 @@ struct SharedMesh {
   /// Groups of the mesh that are not dmuon's. If a device waits in vain or too long, they are given
   /// up too, because the host may wait for one of their messages. dmuon sends nothing in them.
   std::vector<Group> framework = {};
+  std::optional<TensorParallel> tensor_parallel = {};
   std::shared_ptr<Lanes> lanes = std::make_shared<Lanes>();
   std::shared_ptr<Turn> turn = std::make_shared<Turn>();
   std::shared_ptr<Models> models = std::make_shared<Models>();
   std::shared_ptr<OnDevice> on_device = std::make_shared<OnDevice>();
   std::shared_ptr<watch::Watch> watch = watch_over();
-  HostWords words = {host, watch};  ///< what all ranks compare and agree on
+  HostWords words = {groups_of_words(), watch};  ///< what all ranks compare and agree on
   pid_t process = getpid();         ///< the process that made the mesh
 
   Group& row() { return along[layout::Axis::kRow]; }
   Group& column() { return along[layout::Axis::kColumn]; }
 
   layout::Mesh shape() const {
-    return {along[layout::Axis::kColumn].size(), along[layout::Axis::kRow].size()};
+    return {along[layout::Axis::kColumn].size(), along[layout::Axis::kRow].size(),
+            tensor_parallel ? tensor_parallel->slices.size() : 1};
   }
   bool has_inter() const { return shape().has_inter(); }
 
-  // This rank's place.
+  // This rank's place. `tensor_rank` counts the ranks of its tensor-parallel group.
+  int tensor_rank() const { return tensor_parallel ? tensor_parallel->slices.rank() : 0; }
   core::Shard shard() const { return core::Shard(along[layout::Axis::kRow].rank()); }
   core::Slot slot() const {
     return shape().slot_at(core::Replicate(along[layout::Axis::kColumn].rank()), shard());
@@ -119,6 +129,7 @@ struct SharedMesh {
 
  private:
   std::shared_ptr<watch::Watch> watch_over();
+  std::vector<Group> groups_of_words() const;
 };
 
 }  // namespace dmuon::wire

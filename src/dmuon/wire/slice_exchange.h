@@ -22,6 +22,8 @@ struct SlicedParameter {
   std::int64_t num_elements(int rank) const;
 };
 
+using SlicedParameters = core::PerParameter<SlicedParameter>;
+
 /// Neighbours in a batch that have one owner and matrices of one shape.
 struct SlicedRun {
   std::vector<const SlicedParameter*> parameters;  ///< not empty
