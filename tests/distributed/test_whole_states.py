@@ -75,6 +75,28 @@ def test_training_goes_on_bit_by_bit_from_the_first_ranks_file(ranks, tmp_path, 
     assert ranks.run(went_on, mesh, kind=kind, path=str(path)) == [[]] * torch.Size(mesh).numel()
 
 
+def loaded_from_the_first_rank(mesh: Any, path: str) -> list[str]:
+    model, _ = started(mesh, MODELS["gpt"]())
+    ema = dmuon.Ema(model)
+    states = [model.state_dict(), ema.state_dict()]
+    if place_of(mesh)[0] == 0:
+        torch.save(states, path)
+    ema.state_dict()  # the others wait
+    messages = []
+    for target, state in zip([model, ema], torch.load(path, weights_only=False), strict=True):
+        with pytest.raises(ValueError) as error:
+            target.load_state_dict(state)
+        messages.append(str(error.value))
+    return messages
+
+
+@pytest.mark.parametrize("mesh", [(2, 2), (4,)])
+def test_shards_of_the_first_rank_alone_are_refused(ranks, tmp_path, mesh):
+    for of_model, of_ema in ranks.run(loaded_from_the_first_rank, mesh, path=str(tmp_path / "shards.pt")):
+        for message in (of_model, of_ema):
+            assert "this rank's, got part 0" in message and "dmuon.whole_states" in message
+
+
 def test_copies_are_of_the_moment():
     model = nn.Linear(2, 2)
     with dmuon.whole_states(model):
