@@ -1,4 +1,4 @@
-"""timm's own parts, in the order of its train.py: task, schedule, saver of the first rank, and resuming from its file."""
+"""timm's own parts in the order of its train.py: task, schedule, the first rank's saver, resuming from its file."""
 
 from __future__ import annotations
 

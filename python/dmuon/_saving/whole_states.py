@@ -55,15 +55,13 @@ class _Held:
             return full.to("cpu", copy=True) if is_first else None
 
         state = tree_map_only(torch.Tensor, whole, state)
-        self._state: dict[str, Any] = state if is_first else {}
+        self._state = dict(state) if is_first else {}
 
     def __call__(self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> dict[str, Any]:
         """Like `nn.Module.state_dict`, which a module around this one calls, and like an optimizer's."""
-        if destination is None and not prefix:
-            return self._state.copy()
-        destination = {} if destination is None else destination
-        destination.update((prefix + name, value) for name, value in self._state.items())
-        return destination
+        result: dict[str, Any] = {} if destination is None else destination
+        result.update((prefix + name, value) for name, value in self._state.items())
+        return result
 
 
 def cut_like(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
