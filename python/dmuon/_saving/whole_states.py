@@ -37,8 +37,10 @@ def whole_states(*objects: Any) -> Iterator[None]:
             raise ValueError(f"whole_states: objects[{number}]: expected one with a state_dict(), got {shown(given)}")
     with contextlib.ExitStack() as stack:
         for given in map(unwrapped, objects):
+            own = {key: method for key, method in vars(given).items() if key == "state_dict"}
             given.__dict__["state_dict"] = _Held(given)
-            stack.callback(given.__dict__.pop, "state_dict", None)
+            stack.callback(vars(given).update, own)  # callbacks run last to first
+            stack.callback(vars(given).pop, "state_dict", None)
         yield
 
 
