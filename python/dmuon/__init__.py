@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dmuon._running.offload import offload as offload
     from dmuon._running.orthogonalize import orthogonalize as orthogonalize
     from dmuon._running.prepare import prepare as prepare
+    from dmuon._saving.whole_states import whole_states as whole_states
     from dmuon._setup.dedication import dedicate_params as dedicate_params
     from dmuon._setup.routing_table import Route as Route
     from dmuon._setup.routing_table import RoutingTable as RoutingTable
@@ -57,6 +58,7 @@ _HOMES = {
     "_running.offload": ("load", "offload"),
     "_running.orthogonalize": ("orthogonalize",),
     "_running.prepare": ("prepare",),
+    "_saving.whole_states": ("whole_states",),
     "_setup.dedication": ("dedicate_params",),
     "_setup.routing_table": ("Route", "RoutingTable"),
     "views": ("View",),

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from dmuon._running.runtime import runtime_of
 from dmuon._saving.owned_shards import MASTER
+from dmuon._saving.whole_states import cut_like
 from dmuon._setup.agreement import agreement
 from dmuon._setup.place import clean_name
 from dmuon._setup.placeholder import OwnedTensor
@@ -124,7 +125,7 @@ class Ema:
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Loads the result of `state_dict`, from this mesh or another. Collective.
+        """Loads the result of `state_dict`, from this mesh or another, or whole tensors on every rank. Collective.
 
         Raises:
             ValueError: on all ranks, if something does not fit. Then nothing has changed.
@@ -138,7 +139,7 @@ class Ema:
         values = {index: weights[runtime.leaves[index].name] for index in self._leaves}
         runtime.shards.write(values, self._name)
         for name, mean in self._means.items():
-            mean.copy_(weights[name])
+            mean.copy_(cut_like(weights[name], mean))
         self.decay, self.num_updates = decay, num_updates
 
     def _fitting(self, saved: Any) -> tuple[float, int, Mapping[str, Any]]:
@@ -194,8 +195,8 @@ def _misfit(mean: Any, value: Any) -> str | None:
     shape, got = tuple(mean.shape), tuple(getattr(value, "shape", ()))
     if not isinstance(value, torch.Tensor) or got != shape:
         return f"expected a tensor of shape {shape}, got {type(value).__name__} of {got}"
-    if isinstance(mean, DTensor) != isinstance(value, DTensor):
-        return f"expected a {type(mean).__name__}, got a {type(value).__name__}"
+    if isinstance(value, DTensor) and not isinstance(mean, DTensor):
+        return "expected a whole tensor, got a DTensor"
     if isinstance(mean, DTensor) and isinstance(value, DTensor) and _cut(mean) != _cut(value):
         return (
             f"expected a DTensor with {mean.placements} on {mean.device_mesh}, got one with {value.placements} on "

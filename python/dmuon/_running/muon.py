@@ -341,8 +341,8 @@ class Muon(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a state from `state_dict` or from torch's optimizers. Collective over the mesh.
 
-        Values of owned matrices are DTensors as in `state_dict`, or whole tensors on every rank. Hyperparameters and
-        `skipped_steps` load too; keys that a saved group lacks do not change. As in torch, the whole state is replaced:
+        Values are DTensors as in `state_dict`, or whole tensors on every rank. Hyperparameters and `skipped_steps` load
+        too; keys that a saved group lacks do not change. As in torch, the whole state is replaced:
         AdamW begins anew for parameters without a saved state. A matrix must have its momentum, unless the saved
         optimizer had made no step, and its present views, unless `accepts_other_views` is set.
 

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from dmuon._saving.owned_shards import MASTER, OwnedShards
 from dmuon._saving.saved_views import with_views, without_views
+from dmuon._saving.whole_states import cut_like
 from dmuon._setup.hyperparameters import adamw_moments, check_group, resolved_coefficients, settings_of
 from dmuon._setup.leaf import Leaf
 
@@ -148,18 +149,16 @@ def _checked_adamw(parameter: torch.Tensor, name: str, state: Any, group: dict[s
     expected = {"step", *moments}
     if not isinstance(state, Mapping) or state.keys() != expected:
         raise ValueError(f"{_LOAD}: state of '{name}': expected one with {sorted(expected)}, got {_described(state)}")
+    moments_of_parameter = {}
     for key in moments:
         value = state[key]
         got = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
         if got != tuple(parameter.shape):
             raise ValueError(f"{_LOAD}: '{key}' of '{name}': expected shape {tuple(parameter.shape)}, got {got}")
-        if isinstance(value, DTensor) != isinstance(parameter, DTensor):
-            raise ValueError(
-                f"{_LOAD}: '{key}' of '{name}': expected a {type(parameter).__name__}, got a {type(value).__name__}. A "
-                "whole tensor is cut by torch.distributed.checkpoint.state_dict.set_optimizer_state_dict with "
-                "StateDictOptions(full_state_dict=True)."
-            )
-    return {**state, "step": torch.as_tensor(state["step"], dtype=torch.float32)}
+        if isinstance(value, DTensor) and not isinstance(parameter, DTensor):
+            raise ValueError(f"{_LOAD}: '{key}' of '{name}': expected a whole tensor, got a DTensor")
+        moments_of_parameter[key] = cut_like(value, parameter)
+    return {**moments_of_parameter, "step": torch.as_tensor(state["step"], dtype=torch.float32)}
 
 
 def _described(value: Any) -> str:

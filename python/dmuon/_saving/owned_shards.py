@@ -102,6 +102,11 @@ class OwnedShards:
                 f"expected a DTensor on {self.mesh}, or the whole tensor on every rank, got one on {value.device_mesh}"
             )
         cut = value if isinstance(value, DTensor) and list(value.placements) == self.placements else None
+        if cut is not None and (theirs := cut.device_mesh.get_coordinate()) and theirs[-1] != self._column():
+            return (
+                f"expected part {self._column()}, this rank's, got part {theirs[-1]}. (Did one rank alone save? Save "
+                "inside dmuon.whole_states, which makes tensors whole, or by torch.distributed.checkpoint.)"
+            )
         if cut is not None and cut.to_local().shape[0] != self._local_rows(shape[0]):
             return f"expected a shard of {self._local_rows(shape[0])} rows, got one of {cut.to_local().shape[0]}"
         return None
@@ -118,10 +123,14 @@ class OwnedShards:
         cut: torch.Tensor = value.redistribute(placements=self.placements)
         return cut.detach()
 
+    def _column(self) -> int:
+        """Returns the number of this rank's part."""
+        assert self.mesh is not None
+        return self.mesh.get_local_rank(self.mesh.ndim - 1)
+
     def _local_rows(self, rows: int) -> int:
         assert self.mesh is not None
-        index, size = self.mesh.get_local_rank(self.mesh.ndim - 1), self.mesh.size(self.mesh.ndim - 1)
-        chunk = -(-rows // size)
+        index, chunk = self._column(), -(-rows // self.mesh.size(self.mesh.ndim - 1))
         return max(0, min(rows, (index + 1) * chunk) - index * chunk)
 
     def write(self, values: Mapping[int, torch.Tensor], name: str) -> None:

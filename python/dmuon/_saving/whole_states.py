@@ -1,0 +1,73 @@
+"""Whole tensors in states: for trainers that save on the first rank alone, and load on every rank."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils._pytree import tree_map_only
+
+from dmuon._setup.shown import shown
+from dmuon._setup.wrappers import unwrapped
+
+
+@contextlib.contextmanager
+def whole_states(*objects: Any) -> Iterator[None]:
+    """Lets the first rank save alone: inside, `state_dict()` sends nothing, and returns whole tensors on the CPU.
+
+        with dmuon.whole_states(model, optimizer):  # on all ranks
+            if torch.distributed.get_rank() == 0:
+                trainer.save_checkpoint()  # calls model.state_dict() and optimizer.state_dict()
+
+    Collective on entry, which gathers one tensor after the other. The first rank needs host memory for all of them. On
+    other ranks the states are empty inside.
+
+    Args:
+        objects: models, optimizers, `dmuon.Ema`s: whatever has a `state_dict`, sharded by dmuon, by FSDP2 or not.
+
+    Raises:
+        ValueError: an object has no `state_dict`; or as their `state_dict()` raises.
+    """
+    for number, given in enumerate(objects):
+        if not callable(getattr(given, "state_dict", None)):
+            raise ValueError(f"whole_states: objects[{number}]: expected one with a state_dict(), got {shown(given)}")
+    with contextlib.ExitStack() as stack:
+        for given in map(unwrapped, objects):
+            own = {key: method for key, method in vars(given).items() if key == "state_dict"}
+            given.__dict__["state_dict"] = _Held(given)
+            stack.callback(vars(given).update, own)  # callbacks run last to first
+            stack.callback(vars(given).pop, "state_dict", None)
+        yield
+
+
+class _Held:
+    """In place of the method `state_dict` of an object: returns what that method returned, with whole tensors."""
+
+    def __init__(self, given: Any) -> None:
+        state = given.state_dict()
+        is_first = not dist.is_initialized() or dist.get_rank() == 0
+
+        def whole(value: torch.Tensor) -> torch.Tensor | None:
+            value = value.detach()
+            full = value.full_tensor() if isinstance(value, DTensor) else value
+            return full.to("cpu", copy=True) if is_first else None
+
+        state = tree_map_only(torch.Tensor, whole, state)
+        self._state = dict(state) if is_first else {}
+
+    def __call__(self, *, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> dict[str, Any]:
+        """Like `nn.Module.state_dict`, which a module around this one calls, and like an optimizer's."""
+        result: dict[str, Any] = {} if destination is None else destination
+        result.update((prefix + name, value) for name, value in self._state.items())
+        return result
+
+
+def cut_like(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Returns this rank's part of a whole `value`, cut as `other` is if that is a DTensor. Sends nothing."""
+    if isinstance(value, DTensor) or not isinstance(other, DTensor):
+        return value
+    return distribute_tensor(value, other.device_mesh, other.placements, src_data_rank=None)
