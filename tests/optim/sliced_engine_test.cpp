@@ -31,10 +31,10 @@ struct Leaf {
 };
 
 const std::vector<Leaf> kModel{
-    {{1, 8, 6}, {8, 6}, layout::Cut{0}, 0},     {{1, 8, 6}, {8, 6}, layout::Cut{1}, 0},
-    {{1, 7, 5}, {7, 5}, layout::Cut{0}, 0},     {{4, 4, 6}, {16, 6}, layout::Cut{0, 2}, 0},
-    {{1, 5, 3}, {5, 3}, std::nullopt, 0},       {{1, 8, 6}, {8, 6}, layout::Cut{0}, 1},
-    {{1, 8, 6}, {8, 6}, layout::Cut{1}, 1},     {{2, 4, 6}, {2, 4, 6}, layout::Cut{2}, 1},
+    {{1, 8, 6}, {8, 6}, layout::Cut{0}, 0}, {{1, 8, 6}, {8, 6}, layout::Cut{1}, 0},
+    {{1, 7, 5}, {7, 5}, layout::Cut{0}, 0}, {{4, 4, 6}, {16, 6}, layout::Cut{0, 2}, 0},
+    {{1, 5, 3}, {5, 3}, std::nullopt, 0},   {{1, 8, 6}, {8, 6}, layout::Cut{0}, 1},
+    {{1, 8, 6}, {8, 6}, layout::Cut{1}, 1}, {{2, 4, 6}, {2, 4, 6}, layout::Cut{2}, 1},
     {{1, 8, 6}, {8, 6}, layout::Cut{0}, 1},
 };
 constexpr int kNumUnits = 2;

@@ -106,8 +106,8 @@ void Engine::take_turn() {
 
 std::shared_ptr<Engine> Engine::make(EngineOptions options, wire::SharedMesh mesh,
                                      const plan::Plan& plan, const std::vector<UnitSpec>& units,
-                                     const layout::LeafSizes& sizes, const layout::Cuts& cuts) {
-  auto made = std::make_unique<Engine>(options, std::move(mesh), plan, units, sizes, cuts);
+                                     const layout::LeafSizes& sizes) {
+  auto made = std::make_unique<Engine>(options, std::move(mesh), plan, units, sizes);
   return {made.release(), [](Engine* engine) {
             std::shared_ptr<Engine> last(engine);
             const std::shared_ptr<wire::Turn> turn = engine->mesh().turn;
@@ -371,8 +371,8 @@ const Verdict& Engine::agree(const at::Tensor& host, std::uint32_t settings) {
       input.has_gradient.push_back(kept_[leaf] && executor_.has_gradient(part));
   }
   verdict_.reset();
-  verdict_ = Verdict{engine::agree(mesh().words, input), squared_norms,
-                     mesh().shape().tensor_parallel};
+  verdict_ =
+      Verdict{engine::agree(mesh().words, input), squared_norms, mesh().shape().tensor_parallel};
   // Elsewhere they travel on the device, once all ranks are known to step the same model: messages
   // of two models differ in length.
   if (!squared_norms.is_cpu()) executor_.sum_over_mesh(squared_norms, "sum of norms");

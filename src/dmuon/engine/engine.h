@@ -53,7 +53,7 @@ struct EngineOptions {
 /// InvalidArgument, on all ranks, if ranks want different things.
 class Engine : private schedule::Performer {
  public:
-  /// See Executor.
+  /// See Executor. Python makes engines by make(), without cuts.
   Engine(EngineOptions options, wire::SharedMesh mesh, const plan::Plan& plan,
          const std::vector<UnitSpec>& units, const layout::LeafSizes& sizes = {},
          const layout::Cuts& cuts = {});
@@ -62,8 +62,7 @@ class Engine : private schedule::Performer {
   /// forward still owes operations, it lives until another engine takes the turn.
   static std::shared_ptr<Engine> make(EngineOptions options, wire::SharedMesh mesh,
                                       const plan::Plan& plan, const std::vector<UnitSpec>& units,
-                                      const layout::LeafSizes& sizes,
-                                      const layout::Cuts& cuts = {});
+                                      const layout::LeafSizes& sizes);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 

@@ -31,8 +31,8 @@ GradientNorms::GradientNorms(const wire::Owned& owned, const wire::SlicedParamet
       tensor_rank_(tensor_rank),
       num_parameters_(owned.num_parameters()) {
   const c10::Device device = owned.pool()->device();
-  host_words_ = num_parameters_ * tensor_parallel_ +
-                2 * (tensor_rank_ * mesh.num_slots() + slot.value());
+  host_words_ =
+      num_parameters_ * tensor_parallel_ + 2 * (tensor_rank_ * mesh.num_slots() + slot.value());
   std::vector<std::int64_t> word_of;
   std::vector<double> parts;
   for (const wire::GradientPiece& piece : owned.gradient_pieces()) {
@@ -71,8 +71,7 @@ void GradientNorms::keep_only(const core::Vector<ParameterIndex, bool>& has_grad
   without_anywhere_.erase(words_, std::move(without));
 }
 
-void GradientNorms::Eraser::erase(const at::Tensor& words,
-                                  std::vector<bool> which) {
+void GradientNorms::Eraser::erase(const at::Tensor& words, std::vector<bool> which) {
   if (which != which_) {
     std::vector<std::int64_t> indices;
     for (std::size_t word = 0; word < which.size(); ++word)

@@ -105,7 +105,7 @@ struct SharedMesh {
   std::shared_ptr<OnDevice> on_device = std::make_shared<OnDevice>();
   std::shared_ptr<watch::Watch> watch = watch_over();
   HostWords words = {groups_of_words(), watch};  ///< what all ranks compare and agree on
-  pid_t process = getpid();         ///< the process that made the mesh
+  pid_t process = getpid();                      ///< the process that made the mesh
 
   Group& row() { return along[layout::Axis::kRow]; }
   Group& column() { return along[layout::Axis::kColumn]; }
