@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from models import batch, loss_of, make_gpt
 from refusals import REFUSED, Refusals, expect_refusal, ready
 from scenario import Session, check, language_loss
-from training import AHEAD, KEPT, NO_COPY
+from training import AHEAD, KEPT, NO_COPY, place_of
 
 import dmuon
 
@@ -41,10 +42,12 @@ def away(s: Session) -> None:
     states = (s.opt.state[placeholder] for placeholder in s.opt._runtime.placeholders)
     held = [tensor for state in states for tensor in state.values() if type(tensor) is torch.Tensor]
     dmuon.offload(s.model)
-    freed = [tensor for tensor in held if tensor.untyped_storage().nbytes() == 0]
-    owned = sum(tensor.nbytes for tensor in freed)
-    assert len(freed) == len(held)
-    assert s.opt._runtime.engine.statistics()["current_bytes"] <= kept - owned
+    for tensor in held:
+        with pytest.raises(RuntimeError, match=r"dmuon\.offload: .* Expected: dmuon\.load\(model\) first"):
+            tensor.norm()
+    planned = s.opt.plan.native.memory[s.rank]
+    freed = kept - s.opt._runtime.engine.statistics()["current_bytes"]
+    assert freed == planned.state + planned.node_copy
     dmuon.load(s.model)
     assert s.opt._runtime.engine.statistics()["current_bytes"] == kept
 
@@ -63,6 +66,8 @@ USES: dict[str, Callable[[Any, Any], object]] = {
     "load_state_dict()": lambda model, opt: model.load_state_dict({}),
     "full_params": lambda model, opt: dmuon.full_params(model).__enter__(),
     "offload()": lambda model, opt: dmuon.offload(model),
+    "zero_grad": lambda model, opt: opt.zero_grad(set_to_none=False),
+    "a gradient": lambda model, opt: model.blocks[0].up.weight.grad.mul_(0.5),
 }
 
 
@@ -83,6 +88,81 @@ def used(mesh: Any, use: str) -> None:
     finally:
         dmuon.load(model)
         opt.step()
+
+
+class NoMemory(Exception):
+    pass
+
+
+def fails(mesh: Any, call: str) -> None:
+    """One rank has no memory, once. Nothing has changed then, and the same call works."""
+    ends = []
+    for fails in (False, True):
+        s = Session(mesh, AHEAD)
+        model = s.start(make_gpt(depth=2))
+        s.train(0)
+        loss_of(model, batch(1)).backward()
+        if call == "load":
+            dmuon.offload(model)
+        if fails:
+            runtime = s.opt._runtime
+            runtime.engine = Failing(runtime.engine, raises=place_of(mesh)[0] == 1)
+            with pytest.raises(ValueError, match="NoMemory"):
+                getattr(dmuon, call)(model)
+            if call == "load":
+                with pytest.raises(ValueError, match=r"dmuon\.load\(model\) first"):
+                    s.opt.step()
+            runtime.engine = runtime.engine.engine
+        if call == "load" or not fails:
+            getattr(dmuon, call)(model)
+        if call == "offload" and not fails:
+            dmuon.load(model)
+        s.step()
+        s.train(2)
+        ends.append(s.weights())
+    assert all(torch.equal(weight, ends[1][name]) for name, weight in ends[0].items())
+
+
+class Failing:
+    """An engine whose moves fail on a rank."""
+
+    def __init__(self, engine: Any, raises: bool) -> None:
+        self.engine, self.raises = engine, raises
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("move_out", "move_back") and self.raises:
+            return self.fail
+        return getattr(self.engine, name)
+
+    def fail(self) -> None:
+        if self.raises:
+            self.raises = False
+            raise NoMemory
+
+
+@pytest.mark.parametrize("call", ["offload", "load"])
+def test_a_rank_without_memory_changes_nothing(ranks, call):
+    ranks.run(fails, (2, 2), call=call)
+
+
+def averages(mesh: Any) -> None:
+    """An average that goes while all is out; then a backward and reads are refused, and training goes on."""
+    model, opt = ready(mesh)
+    ema = dmuon.Ema(model)
+    loss = loss_of(model, batch(0))
+    dmuon.offload(model)
+    del ema
+    gc.collect()
+    with pytest.raises(ValueError, match=r"a backward after it. Expected: dmuon\.load\(model\) first"):
+        loss.backward()
+    dmuon.load(model)
+    opt.zero_grad()
+    loss_of(model, batch(0)).backward()
+    opt.step()
+
+
+def test_what_is_out_cannot_be_used_and_may_go(ranks):
+    ranks.run(averages, (2, 2))
 
 
 @refused("load: model: expected one after dmuon.offload")

@@ -17,13 +17,20 @@ def offload(model: nn.Module) -> None:
     Collective over the mesh. The host waits for the copies.
 
     Raises:
-        ValueError: the model has no dmuon.Muon yet, or is offloaded already.
+        ValueError: on all ranks: the model has no dmuon.Muon yet, is offloaded already, or a rank's host has no memory
+            for it. Then everything is as before.
     """
     runtime = runtime_of(model, "offload")
     runtime.refuse_while_averaged("offload()")
     runtime.meet("offload()")
-    runtime.engine.move_out()
+    try:
+        with agreement(runtime.ranks, "offload"):
+            runtime.engine.move_out()
+    except ValueError:
+        runtime.engine.move_back()
+        raise
     runtime.offloaded = True
+    runtime.engine.refuse_backward("dmuon.offload: a backward after it. Expected: dmuon.load(model) first.")
     if runtime.device.type != "cpu":
         torch.get_device_module(runtime.device.type).empty_cache()
 
@@ -32,11 +39,13 @@ def load(model: nn.Module) -> None:
     """Undoes `offload`. Collective over the mesh.
 
     Raises:
-        ValueError: the model is not offloaded.
+        ValueError: on all ranks: the model is not offloaded, or a rank's device has no memory for it. Then free some,
+            and call it again.
     """
     runtime = runtime_of(model, "load")
     with agreement(runtime.ranks, "load"):
         if not runtime.offloaded:
             raise ValueError("load: model: expected one after dmuon.offload")
-    runtime.engine.move_back()
+        runtime.engine.move_back()  # on a rank whose peer had no memory, at the first call
     runtime.offloaded = False
+    runtime.engine.refuse_backward("")

@@ -4,52 +4,59 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/DeviceGuard.h>
 
-#include "dmuon/core/error.h"
+#include <utility>
+
+#include "dmuon/wire/freed_storage.h"
 
 namespace dmuon::engine {
 namespace {
 
-void free_storage(const at::Tensor& tensor) {
-  auto* storage = tensor.storage().unsafeGetStorageImpl();
-  storage->set_data_ptr_noswap(c10::DataPtr(nullptr, tensor.device()));
-  storage->set_nbytes(0);
+constexpr const char* kOut =
+    "dmuon.offload: a tensor that was moved to the host was read or changed. Expected: "
+    "dmuon.load(model) first.";
+
+c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.storage().unsafeGetStorageImpl();
 }
 
-void allocate_storage(const at::Tensor& tensor) {
-  auto* storage = tensor.storage().unsafeGetStorageImpl();
-  const std::size_t num_bytes = tensor.nbytes();
+c10::DataPtr memory_for(const at::Tensor& tensor) {
   const c10::OptionalDeviceGuard guard(tensor.device());  // an allocator uses the current device
-  storage->set_data_ptr_noswap(c10::GetAllocator(tensor.device().type())->allocate(num_bytes));
-  storage->set_nbytes(num_bytes);
+  return c10::GetAllocator(tensor.device().type())->allocate(storage_of(tensor)->nbytes());
 }
 
 }  // namespace
 
 void Offload::move_out() {
-  core::invariant(!is_out(), "Offload: out already");
+  if (is_out()) return;
+  std::vector<Moved> moved;
   for (const at::Tensor& tensor : executor_->lasting_tensors()) {
+    if (tensor.numel() == 0) continue;
     const auto options = at::TensorOptions().dtype(tensor.scalar_type());
-    at::Tensor saved =
-        at::empty(tensor.sizes(), options.device(at::kCPU).pinned_memory(!tensor.is_cpu()));
-    saved.copy_(tensor);
-    executor_->pool().count(-static_cast<std::int64_t>(tensor.nbytes()));
-    free_storage(tensor);
-    saved_.push_back(std::move(saved));
+    moved.push_back(
+        {tensor,
+         at::empty(tensor.sizes(), options.device(at::kCPU).pinned_memory(!tensor.is_cpu()))});
   }
-  is_out_ = true;
+  for (const Moved& one : moved) at::Tensor(one.on_host).copy_(one.tensor);
+  for (const Moved& one : moved) {
+    executor_->pool().count(-static_cast<std::int64_t>(one.tensor.nbytes()));
+    // Views need the storage's size, so it stays.
+    storage_of(one.tensor)->set_data_ptr_noswap(c10::DataPtr(nullptr, one.tensor.device()));
+    wire::set_read_error(storage_of(one.tensor), kOut);
+  }
+  moved_ = std::move(moved);
 }
 
 void Offload::move_back() {
-  const std::vector<at::Tensor> tensors = executor_->lasting_tensors();
-  core::invariant(tensors.size() == saved_.size(), "Offload: other tensors than were moved out");
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    allocate_storage(tensors[i]);
-    executor_->pool().count(static_cast<std::int64_t>(tensors[i].nbytes()));
-    tensors[i].copy_(saved_[i]);
-    saved_[i].reset();
+  std::vector<c10::DataPtr> memory;
+  for (const Moved& one : moved_) memory.push_back(memory_for(one.tensor));
+  for (std::size_t i = 0; i < moved_.size(); ++i) {
+    const at::Tensor& tensor = moved_[i].tensor;
+    wire::clear_read_error(storage_of(tensor));
+    storage_of(tensor)->set_data_ptr_noswap(std::move(memory[i]));
+    executor_->pool().count(static_cast<std::int64_t>(tensor.nbytes()));
   }
-  saved_.clear();
-  is_out_ = false;
+  for (const Moved& one : moved_) at::Tensor(one.tensor).copy_(one.on_host);
+  moved_.clear();
 }
 
 }  // namespace dmuon::engine
