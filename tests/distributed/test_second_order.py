@@ -122,6 +122,41 @@ def forces(step: int, way: str) -> Any:
     return loss
 
 
+def penalised(s: Session, step: int, first: str) -> Any:
+    """The loss, and a penalty on its gradient, in two backwards through one graph (R1 of GANs)."""
+
+    def loss(model: nn.Module, rank: int) -> torch.Tensor:
+        x, y = drawn(step, rank)
+        x.requires_grad_()
+        out = model(x)
+        fit = F.mse_loss(out, y) / (s.size if s.reference else 1)
+        if first == "fit":
+            fit.backward(retain_graph=True)
+        penalty = 0.1 * torch.autograd.grad(out.sum(), x, create_graph=True)[0].square().sum()
+        if first == "graph":
+            fit.backward(retain_graph=True)
+        return penalty
+
+    return loss
+
+
+def matches_penalties(s: Session, first: str, **options: Any) -> None:
+    s.start(Model(**options), units=None, names=is_matrix)
+    for step in range(3):
+        s.backward(penalised(s, step, first))
+        s.step()
+        s.backward(penalised(s, 10 + step, first))
+        s.backward(forces(20 + step, "energy too"), 0.5)
+        s.step()
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+@pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.parametrize("first", ["fit", "graph"])
+def test_a_loss_and_a_penalty_share_a_graph(ranks, first, reads, checkpoints):
+    check(ranks, matches_penalties, schedule=KEPT, first=first, reads=reads, checkpoints=checkpoints)
+
+
 def matches_forces(s: Session, way: str = "", field: bool = False, **options: Any) -> None:
     s.start(ForceField(**options) if field else Model(**options), units=None, names=is_matrix)
     for step in range(3):
@@ -154,6 +189,32 @@ def test_without_node_copies_and_under_checkpoints(ranks, checkpoints):
 def test_of_weights_that_nobody_is_known_to_read(ranks, field, reads, checkpoints):
     for way in ["", "curvature"]:
         check(ranks, matches_forces, schedule=KEPT, way=way, field=field, reads=reads, checkpoints=checkpoints)
+
+
+def routed_while_computing(s: Session, way: str) -> None:
+    """How many units are routed before an ordinary backward reaches the model's input."""
+    s.start(Model(), units=None, names=is_matrix)
+    for kind in ("ordinary", way, "ordinary", "ordinary"):
+        s.backward(forces(0, "") if kind == "forces" else penalised(s, 0, "fit") if kind == "retained" else routed(s))
+        s.step()
+
+
+def routed(s: Session) -> Any:
+    def loss(model: nn.Module, rank: int) -> torch.Tensor:
+        x, y = drawn(1, rank)
+        value = F.mse_loss(model(x.requires_grad_()), y)
+        if not s.reference:
+            before = s.opt.stats()["routes"]
+            x.register_hook(lambda _: s.notes.append(s.opt.stats()["routes"] - before))
+        return value
+
+    return loss
+
+
+@pytest.mark.parametrize("way", ["forces", "retained"])
+def test_ordinary_backwards_route_while_they_compute_again(ranks, way):
+    for first, *others in check(ranks, routed_while_computing, schedule=KEPT, way=way)[:-1]:
+        assert others == [first, first] and first > 0
 
 
 @refused("a backward with create_graph=True", "dedicate_params(..., reshard_after_forward=False)", schedule=AHEAD)

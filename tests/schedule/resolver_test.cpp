@@ -73,6 +73,28 @@ TEST_F(ResolverTest, WaitsForAStage1ThatNobodyUsedBeforeTheNextUpdate) {
           "finish update 2, publish inter 2");
 }
 
+// Another backward may read them.
+TEST_F(ResolverTest, FreesNoWeightsInABackwardThatKeepsThem) {
+  Resolver resolver = make(1, {.reshard_after_forward = false});
+  forward(&resolver, {kA, kB});
+  recorder_.take();
+  for (const bool keeps : {true, false}) {
+    resolver.begin_backward(keeps);
+    resolver.before_backward(kB);
+    resolver.before_gradient(kB);
+    resolver.after_backward(kB);
+    resolver.end_backward();
+    EXPECT_EQ(recorder_.take().find("reshard") == std::string::npos, keeps);
+    EXPECT_EQ(resolver.ready(kA), keeps);
+    EXPECT_EQ(resolver.ready(kB), keeps);
+  }
+  resolver.begin_backward(true);
+  resolver.before_backward(kB);
+  resolver.end_backward();
+  resolver.step();  // weights are new
+  EXPECT_FALSE(resolver.ready(kB));
+}
+
 TEST_F(ResolverTest, FinishesAUnitsRouteBeforeItIsRoutedAgain) {
   Resolver resolver = make(2);
   trace(&resolver);

@@ -125,9 +125,7 @@ std::vector<at::Tensor> before_leaving_backward(const std::vector<at::Tensor>& i
 
 bool creates_graph() { return in_backward() && c10::GradMode::is_enabled(); }
 
-bool may_create_graph() {
-  return creates_graph() && torch::autograd::get_current_graph_task_keep_graph();
-}
+bool keeps_graph() { return in_backward() && torch::autograd::get_current_graph_task_keep_graph(); }
 
 void on_gradient_of(const at::Tensor& output, std::function<void()> callback) {
   callback = as_torch_errors(std::move(callback));

@@ -35,9 +35,8 @@ int this_backward();
 /// with create_graph=True.
 bool creates_graph();
 
-/// True if the innermost backward on this thread may create a graph: it keeps its own, and
-/// gradients are enabled. True also in a recomputed forward of a backward with retain_graph=True.
-bool may_create_graph();
+/// True inside a backward that keeps its graph for another one (retain_graph=True).
+bool keeps_graph();
 
 /// Calls `callback` when the gradient of `output` has been computed and is about to be used.
 /// Autograd may skip a view that was changed in place. Then the gradient of its base counts.

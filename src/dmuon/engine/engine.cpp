@@ -149,7 +149,7 @@ void Engine::end_forward() {
 }
 
 void Engine::before_forward(core::UnitIndex index, bool reader) {
-  if (in_second_order()) return;
+  if (in_second_order(index)) return;
   const std::optional<Pass> pass = resolver_.order().current();
   // In a backward this is a recomputation; its pass is the backward's.
   if (in_backward()) {
@@ -164,7 +164,7 @@ void Engine::before_forward(core::UnitIndex index, bool reader) {
 }
 
 void Engine::after_forward(core::UnitIndex index, bool reader) {
-  if (in_second_order() || follows_second_order(index)) return;
+  if (in_second_order(index) || follows_second_order(index)) return;
   executor_.end_use(index);
   open_reads_.end_call(index);
   if (!open_reads_.none(index)) return;
@@ -203,44 +203,6 @@ void Engine::watch_root_outputs(const std::vector<at::Tensor>& outputs) {
 
 // ---- backward ----
 
-// Nodes of both graphs come in an order that each rank's threads decide. So the kept weights of a
-// unit have no uses, and its gradients leave at the backward's end.
-bool Engine::follows_second_order(core::UnitIndex index) const {
-  return in_backward() && has_second_order_ && ready(index);
-}
-
-std::string Engine::why_no_second_order() const {
-  const auto& units = layout().units;
-  if (std::any_of(units.begin(), units.end(), [](const auto& unit) { return unit.host; })) {
-    return "dmuon: a backward with create_graph=True under fully_shard: FSDP2 gives wrong "
-           "gradients of gradients. Expected: dmuon without fully_shard, and dedicate_params(..., "
-           "reshard_after_forward=False).";
-  }
-  if (options_.step.reshard_after_forward) {
-    return "dmuon: a backward with create_graph=True: a later backward reads the weights, which "
-           "are freed after this one. Expected: dedicate_params(..., reshard_after_forward=False).";
-  }
-  return {};
-}
-
-// A backward with create_graph=True is no pass: units keep their weights, which the graph reads in
-// the backward after it.
-void Engine::enter_second_order() {
-  core::require(why_no_second_order().empty(), why_no_second_order());
-  second_order_ = this_backward();
-  has_second_order_ = true;
-}
-
-// True also if the first that happens in a backward might be a recomputation: both enable
-// gradients. That is no error: weights that are kept are there, and a pass opens at its first
-// gradient.
-bool Engine::in_second_order() {
-  const bool is_pass = resolver_.order().current() == Pass::kBackward && !backward_.expired();
-  if (!in_backward() || is_pass) return false;
-  if (may_create_graph() && why_no_second_order().empty()) enter_second_order();
-  return this_backward() == second_order_;
-}
-
 void Engine::open_backward() {
   if (resolver_.order().current() == Pass::kBackward && !backward_.expired()) return;
   core::require(no_backward_.empty(), no_backward_);
@@ -250,7 +212,8 @@ void Engine::open_backward() {
   take_new_gradients();
   executor_.profile().set_phase(Phase::kBackward);
   enter("a backward");
-  resolver_.begin_backward();
+  // Another backward through the graph, such as one that creates a graph, reads kept weights again.
+  resolver_.begin_backward(keeps_graph() && !options_.step.reshard_after_forward);
   open_reads_.forget_backwards();
   ++num_backwards_;
   auto alive = std::make_shared<bool>(true);
@@ -306,7 +269,7 @@ void Engine::end_backward() {
   backward_.reset();
   open_reads_.forget_backwards();
   resolver_.end_backward();
-  has_second_order_ = false;
+  has_second_order_ &= keeps_graph();
   host_sums_.end_backward(resolver_.syncs());
   give_placeholder_gradients();
   mesh().watch->enter("");
@@ -405,6 +368,7 @@ void Engine::scale_gradient(core::LeafIndex leaf, const at::Tensor& factor) {
 
 void Engine::step(std::shared_ptr<Update> update) {
   settle();
+  has_second_order_ = false;
   executor_.profile().set_phase(Phase::kStep);
   executor_.set_update(std::move(update));
   // Also after an error: what the update holds is of no more use.
@@ -414,6 +378,7 @@ void Engine::step(std::shared_ptr<Update> update) {
 
 void Engine::publish() {
   settle();
+  has_second_order_ = false;
   executor_.profile().set_phase(Phase::kStep);
   resolver_.publish();
 }

@@ -228,7 +228,7 @@ class Engine : private schedule::Performer {
   void open_backward();
   std::string why_no_second_order() const;
   void enter_second_order();
-  bool in_second_order();
+  bool in_second_order(core::UnitIndex unit);
   bool follows_second_order(core::UnitIndex unit) const;
   void take_turn();
   void end_backward();
@@ -249,7 +249,7 @@ class Engine : private schedule::Performer {
   std::weak_ptr<bool> backward_;  // alive while the backward that opened the pass is
   OpenReads open_reads_;
   std::int64_t num_backwards_ = 0;
-  bool has_second_order_ = false;  // since the last backward
+  bool has_second_order_ = false;  // since weights were new, or a backward gave up its graph
   int second_order_ = -1;  // the last backward that created a graph; its recomputations are no uses
   std::int64_t num_evaluations_ = 0;
   Transfers transfers_;

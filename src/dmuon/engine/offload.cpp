@@ -32,9 +32,8 @@ void Offload::move_out() {
   for (const at::Tensor& tensor : executor_->lasting_tensors()) {
     if (tensor.numel() == 0) continue;
     const auto options = at::TensorOptions().dtype(tensor.scalar_type());
-    moved.push_back(
-        {tensor,
-         at::empty(tensor.sizes(), options.device(at::kCPU).pinned_memory(!tensor.is_cpu()))});
+    moved.push_back({tensor, at::empty(tensor.sizes(),
+                                       options.device(at::kCPU).pinned_memory(!tensor.is_cpu()))});
   }
   for (const Moved& one : moved) at::Tensor(one.on_host).copy_(one.tensor);
   for (const Moved& one : moved) {

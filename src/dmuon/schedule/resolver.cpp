@@ -95,10 +95,11 @@ void Resolver::after_forward(core::UnitIndex unit) {
   if (order_.on_demand() || order_.owes(trigger)) request(trigger);
 }
 
-void Resolver::begin_backward() {
+void Resolver::begin_backward(bool keeps_weights) {
   settle();
   forget_uses();
-  issued_.add(std::int64_t{sync_});
+  keeps_weights_ = keeps_weights;
+  issued_.add(std::int64_t{sync_}).add(std::int64_t{keeps_weights});
   cross(order_.begin_backward());
 }
 

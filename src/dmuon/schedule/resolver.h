@@ -56,7 +56,8 @@ inline constexpr int kMostRead = 4;
 ///   stage 1 goes before it.
 /// - kAwaitWeights runs unless compute has waited since the buffer was filled.
 /// - kReshard runs if the buffer is filled. It also runs if stage 1 may still be in flight, which
-///   reads the masters that the update is about to change.
+///   reads the masters that the update is about to change. It never runs in a backward that keeps
+///   weights.
 /// - kRouteIntra runs after the unit's route that is still in flight has been finished.
 /// - kFinishRouteIntra runs if stage 1 of the unit's route is in flight; kFinishRouteInter if stage
 ///   2 is, after stage 1 has been finished.
@@ -92,7 +93,8 @@ class Resolver {
   /// A unit that the backward begins with is kept.
   void after_forward(core::UnitIndex unit);
   /// Settles, and opens the pass.
-  void begin_backward();
+  /// @param keeps_weights  the pass frees no weights: the next update does. Alike on all ranks.
+  void begin_backward(bool keeps_weights = false);
   /// The unit's gradients of an earlier use have left when this returns.
   void before_backward(core::UnitIndex unit, bool reader = false);
   /// A gradient of the unit is about to be taken.
@@ -186,6 +188,7 @@ class Resolver {
   std::optional<Crossing> crossing_;
   int version_ = 0;
   bool sync_ = true;
+  bool keeps_weights_ = false;  // in the open backward
   bool whole_forward_ = false;
   bool forward_sync_ = true;  // as the last training forward found it
   core::Hasher issued_;
