@@ -119,6 +119,7 @@ def attributes_of(mesh: Any, start: str) -> None:
     assert {id(p) for group in opt.param_groups for p in group["params"]} == set(map(id, model.parameters()))
 
 
+@pytest.mark.cpu("its model lies on the CPU, which FSDP2 would move")
 @pytest.mark.parametrize("start", ["plain", "meta", "fully_shard first"])
 def test_attributes_of_parameters_outlive_set_up(ranks, start):
     ranks.run(attributes_of, (2, 2), start=start)

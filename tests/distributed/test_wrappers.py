@@ -146,7 +146,7 @@ def replicate_of_old(mesh: Any, before: bool) -> None:
 @refused("is sharded by [Replicate()", "by fully_shard on the same mesh", before=True)
 @refused("is whole on every rank", "was this module given to replicate()?", "fully_shard", before=False)
 def replicate_beside_fully_shard(mesh: Any, before: bool) -> None:
-    model, flat = make_gpt(depth=1), dist.init_device_mesh("cpu", (4,))
+    model, flat = make_gpt(depth=1).to(mesh.device_type), dist.init_device_mesh(mesh.device_type, (4,))
     if before:
         replicate_by_fsdp(model, mesh=flat)
     dedicate(model, flat, AHEAD)

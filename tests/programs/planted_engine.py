@@ -174,8 +174,8 @@ ENGINE = (
     Planted(
         "shards_of_each_replica_counted",
         ENGINE_CPP,
-        "layout().num_slots(), num_host_shards())",
-        "layout().num_slots(), layout().num_slots())",
+        "tensor_rank(), num_host_shards())",
+        "tensor_rank(), layout().num_slots())",
         "The norm of clipping counts FSDP2's shards once for each replica: too large on several nodes.",
     ),
     Planted(
@@ -209,8 +209,8 @@ ENGINE = (
     Planted(
         "decay_by_adjusted_lr",
         MUON,
-        "1 - options_.lr * options_.weight_decay",
-        "1 - lr * options_.weight_decay",
+        "add_to_weights(piece, 1 - options_.lr * options_.weight_decay",
+        "add_to_weights(piece, 1 - lr * options_.weight_decay",
         "Weights of matrices with more rows than columns decay too fast.",
     ),
 )

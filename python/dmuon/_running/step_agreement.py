@@ -96,7 +96,8 @@ class StepAgreement:
                 settings = [problem] if problem else [*self._settings(), *self._applied, *arguments, *zeroed]
                 parameters = self.host_parameters()
                 self.made = host_gradients.average(parameters, self.ranks, self.engine)
-                norms = host_gradients.squared_norms(parameters, self.device)
+                # What FSDP2 has not reduced may still be in flight.
+                norms = host_gradients.squared_norms(() if problem else parameters, self.device)
                 found = self.engine.agree(norms, zlib.crc32("\n".join(settings).encode()))
         except _C.SettingsDiffer:  # on all ranks, so these may exchange more
             with agreement(
@@ -111,6 +112,7 @@ class StepAgreement:
                 raise ValueError(problem) from None
             raise
         if problem is not None:
+            self.engine.forget_verdict()  # else the next call would go on with it
             raise ValueError(problem)
         return found
 
