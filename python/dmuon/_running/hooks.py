@@ -36,7 +36,6 @@ def _begin(runtime: Runtime) -> Any:
         _refuse_differentiated_parameters(module)
         if not _C.in_backward():
             runtime.step_agreement.end_failed_backward()
-            runtime.show_placeholders()
         runtime.begin_forward()
 
     return begin

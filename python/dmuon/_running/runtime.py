@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from dmuon import _C
 from dmuon._planning.owner_plan import Plan
 from dmuon._running.owned_gradient import Gradient, GradientTensor
-from dmuon._running.readers import LeafSource, UnitReaders
+from dmuon._running.readers import LeafSource, UnitReaders, is_inside_itself
 from dmuon._running.step_agreement import StepAgreement
 from dmuon._running.unit_weights import UnitWeights
 from dmuon._running.weight import Weight
@@ -58,7 +58,6 @@ class Runtime:
         self.is_averaged = False  # inside Ema.applied
         self.offloaded = False
         self.num_changes = 0  # of the weights: by steps, loads and writes
-        self._num_forwards = 0  # of the model, one inside of another
         self.num_means = 0  # Emas that were made
         self.no_sync_depth = 0
         self.fsdp_modules = fsdp_modules(model)
@@ -202,24 +201,28 @@ class Runtime:
 
     def begin_forward(self) -> None:
         """Begins a forward of the model, which may be inside of another one."""
-        self._num_forwards += 1
         for place in self._cast:
             place.begin_forward()
         self.engine.begin_forward()
 
     def end_forward(self) -> None:
         """Ends the model's forward."""
-        self._num_forwards = max(self._num_forwards - 1, 0)  # one that raised may end without a beginning
         try:
             self.engine.end_forward()
         finally:
-            for place in self._cast if not self._num_forwards else ():
-                place.end_forward()
+            if self._cast and not is_inside_itself(self.model):
+                self.show_own_dtypes()
+
+    def show_own_dtypes(self) -> None:
+        """Replaces the placeholders of the compute dtype by those of the leaves' own."""
+        for place in self._cast:
+            place.end_forward()
 
     def show_placeholders(self) -> None:
-        """Replaces all weights in modules by placeholders: a backward that raised has not."""
+        """Replaces all weights in modules by placeholders: a pass that raised has not."""
         for weights in self.weights:
             weights.show_placeholders()
+        self.show_own_dtypes()
 
     def end_failed_backward(self) -> None:
         """Ends a backward that has raised, before a use of a unit that no forward of the model surrounds."""
