@@ -85,3 +85,31 @@ def inside_itself(mesh: Any) -> tuple[list[torch.dtype], list[str]]:
 
 def test_a_forward_inside_of_another_leaves_the_compute_dtype(ranks):
     assert ranks.run(inside_itself, (2,)) == [([torch.bfloat16] * 2, [])] * 2
+
+
+def frozen_inside(mesh: Any, by: str) -> list[bool]:
+    """For each change of a flag in a forward: the flag in the next forward, and after it."""
+    s = started(mesh)
+    block = s.model.blocks[0]
+    of_group, found = block.up.weight, []
+    for is_trainable in (False, True):
+
+        def change(*_: Any, is_trainable: bool = is_trainable) -> None:
+            (of_group if by == "the group's" else block.up.weight).requires_grad_(is_trainable)
+
+        # Changes the placeholder after the block's call, and reads the weight inside of it.
+        for layer, hook in (
+            (s.model.norm, change),
+            (block.norm, lambda *_: found.append(block.up.weight.requires_grad)),
+        ):
+            handle = layer.register_forward_pre_hook(hook)
+            with torch.no_grad():
+                s.model(batch(0))
+            handle.remove()
+        found.append(of_group.requires_grad)
+    return found
+
+
+@pytest.mark.parametrize("by", ["the group's", "the module's"])
+def test_a_matrix_frozen_in_a_forward_stays_frozen_and_the_same_undone(ranks, by):
+    assert ranks.run(frozen_inside, (2,), by=by) == [[False, False, True, True]] * 2
