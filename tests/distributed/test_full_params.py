@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -166,3 +168,79 @@ def sent_for_all(mesh: Any) -> list[dict[str, float]]:
 def test_all_weights_travel_once(ranks):
     for iterated, evaluated in ranks.run(sent_for_all, (4,)):
         assert iterated == evaluated and iterated["bytes_sent_intra"] > 0
+
+
+def changed_between_turns(mesh: Any, how: str) -> dict[str, str]:
+    s = Session(mesh, KEPT)
+    s.start(make_gpt(depth=2))
+    s.train(0)
+    found = {}
+    for num_turns in (0, 1, 3, len(s.weights()) - 1):
+        turns = dmuon.iter_full_params(s.model)
+        for _ in range(num_turns):
+            next(turns)
+        with CHANGES[how](s):
+            try:
+                found[str(num_turns)] = f"no error, {next(turns)[0]}"
+            except ValueError as error:
+                found[str(num_turns)] = str(error)
+        del turns
+    s.train(1)
+    return found
+
+
+@contextmanager
+def offloaded(s: Session) -> Iterator[None]:
+    dmuon.offload(s.model)
+    yield
+    dmuon.load(s.model)
+
+
+CHANGES: dict[str, Callable[[Session], Any]] = {
+    "step": lambda s: nullcontext(s.train(5)),
+    "load_state_dict": lambda s: nullcontext(s.model.load_state_dict(s.model.state_dict())),
+    "opt.load_state_dict": lambda s: nullcontext(s.opt.load_state_dict(s.opt.state_dict())),
+    "full_params": lambda s: dmuon.full_params(s.model),
+    "applied": lambda s: dmuon.Ema(s.model, 0.5).applied(),
+    "offload": offloaded,
+}
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("step", "changed between two turns"),
+        ("load_state_dict", "changed between two turns"),
+        ("opt.load_state_dict", "changed between two turns"),
+        ("full_params", "dmuon.full_params: a turn of iter_full_params() inside it"),
+        ("applied", "changed between two turns"),
+        ("offload", "dmuon.offload: a turn of iter_full_params() after it"),
+    ],
+)
+def test_a_turn_after_a_change_is_refused_by_name(ranks, how, words):
+    for found in ranks.run(changed_between_turns, (2,), how=how):
+        assert [n for n, message in found.items() if words not in message] == [], found
+
+
+def reads_between_turns(mesh: Any) -> list[str]:
+    """A forward, a state dict or a second iterator between two turns leaves the next weights right."""
+    s = Session(mesh, ON_DEMAND)
+    s.start(make_gpt(depth=2))
+    s.train(0)
+    masters = s.weights()
+    found = []
+    for step, (name, weight) in enumerate(dmuon.iter_full_params(s.model)):
+        if not torch.equal(weight.cpu(), masters[name]):
+            found.append(name)
+        if step % 3 == 0:
+            with torch.no_grad():
+                language_loss(0, s.size)(s.model, s.rank)
+        elif step % 3 == 1:
+            s.model.state_dict()
+        else:
+            next(dmuon.iter_full_params(s.model))
+    return found
+
+
+def test_reads_between_turns_leave_the_next_weights_right(ranks):
+    assert ranks.run(reads_between_turns, (2,)) == [[], []]

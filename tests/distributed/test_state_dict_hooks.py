@@ -319,3 +319,43 @@ def on_another_mesh(mesh: Any) -> str:
 def test_dtensors_of_another_mesh_are_refused(ranks):
     for message in ranks.run(on_another_mesh, (2, 2)):
         assert "expected a DTensor on DeviceMesh" in message and "Nothing has been loaded" in message
+
+
+class Tied(nn.Module):
+    """A matrix with names inside and outside of a module whose hook changes values, in either order."""
+
+    def __init__(self, outside_last: bool, in_root: bool) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        hooked = nn.Sequential(nn.Linear(8, 8, bias=False))
+        beside = nn.Linear(8, 8, bias=False)
+        self.first, self.second = (hooked, beside) if outside_last else (beside, hooked)
+        beside.weight = hooked[0].weight
+        if in_root:
+            self.weight = hooked[0].weight
+        hooked.register_load_state_dict_pre_hook(triple)
+
+
+def triple(module: nn.Module, state: State, prefix: str, *_: Any) -> None:
+    state[f"{prefix}0.weight"] = state[f"{prefix}0.weight"] * 3
+
+
+@pytest.mark.parametrize("in_root", [False, True])
+@pytest.mark.parametrize("outside_last", [False, True])
+def test_of_a_tied_matrix_the_last_name_counts_as_in_torch(outside_last, in_root):
+    ours, theirs = Tied(outside_last, in_root), Tied(outside_last, in_root)
+    dmuon.dedicate_params(ours, select=lambda *_: True)
+    dmuon.Muon(ours)
+    given = {key: torch.randn_like(value) for key, value in theirs.state_dict().items()}
+    for model in (ours, theirs):
+        model.load_state_dict(dict(given))
+    assert differences(ours.state_dict(), theirs.state_dict()) == []
+
+
+def test_a_checkpoint_of_a_batch_norm_without_its_counter_loads():
+    ours, theirs = (nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8)) for _ in range(2))
+    dmuon.dedicate_params(ours)
+    dmuon.Muon(ours)
+    old = {key: value for key, value in theirs.state_dict().items() if "num_batches_tracked" not in key}
+    ours.load_state_dict(old)
+    assert differences(ours.state_dict(), theirs.state_dict()) == []

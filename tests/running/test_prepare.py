@@ -164,3 +164,15 @@ def test_a_wrong_order_is_refused_by_name_and_changes_nothing(case):
             dmuon.prepare(accelerator, *given, **{k: v for k, v in options.items() if k != "accelerator"})
         assert all(word in str(refused.value) for word in words), refused.value
     assert before == [o.optimizer for o in getattr(accelerator, "_optimizers", [])]
+
+
+def test_a_function_that_raises_leaves_the_scheduler_of_before():
+    accelerator = Accelerator()
+    model, optimizer, scheduler = made(accelerator, KINDS["step"])
+    with pytest.raises(RuntimeError, match="mine"):
+        dmuon.prepare(accelerator, model, optimizer, fail)
+    assert accelerator._schedulers == [scheduler]
+
+
+def fail(_: Any) -> Any:
+    raise RuntimeError("mine")

@@ -131,7 +131,7 @@ def _write_back(runtime: Runtime, swapped: list[tuple[nn.Module, str, Any]], nam
                 master.copy_(values)
         if index in runtime.shards.without_values and new.any():  # its master is zero
             runtime.shards.without_values.discard(index)
-    runtime.engine.publish()
+    runtime.publish()
     for (_, _, parameter), whole in zip(swapped, wholes, strict=True):
         # src_data_rank=None: every rank cuts its shard from its own values, without communication.
         values, mesh = whole.to(parameter.dtype), parameter.device_mesh

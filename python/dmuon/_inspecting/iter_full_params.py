@@ -12,8 +12,10 @@ from dmuon._running.runtime import Runtime, runtime_of
 from dmuon._setup.place import clean_name
 from dmuon._setup.placeholder import OwnedTensor
 
+Named = tuple[str, torch.Tensor]
 
-def iter_full_params(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+
+def iter_full_params(model: nn.Module) -> Iterator[Named]:
     """Returns an iterator over names and whole weights, for an inference engine that takes new weights, for example.
 
         for name, weight in dmuon.iter_full_params(model):  # on every rank
@@ -22,24 +24,40 @@ def iter_full_params(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     Collective over the mesh: every rank iterates to the end. Matrices of Muon come first, unit by unit, as a forward
     would get them: in its dtype, by one publication of each unit, and with memory for one unit at a time. A rank may
     read such a tensor until the next one of another unit comes; copy what you keep. Then come all other parameters, in
-    their own dtype. A tied weight comes once.
+    their own dtype. A tied weight comes once. A forward between two turns may free the tensor of the last one.
 
     Raises:
-        ValueError: the model has no dmuon.Muon yet, or is inside of `full_params`, or is offloaded.
+        ValueError: the model has no dmuon.Muon yet, or is inside of `full_params`, or is offloaded. On a turn, also if
+            the weights have changed since this call, for example by a step.
     """
     runtime = runtime_of(model, "iter_full_params")
     runtime.refuse_inside_full_params("iter_full_params()")
     runtime.meet("iter_full_params()")
-    return _weights(runtime, model)
+    return _of_one_version(runtime, _weights(runtime, model), runtime.num_changes)
+
+
+def _of_one_version(runtime: Runtime, weights: Iterator[Named], num_changes: int) -> Iterator[Named]:
+    """Yields the weights. Raises if they have changed since `num_changes`, so that nobody mixes two versions."""
+    while True:
+        runtime.refuse_inside_full_params("a turn of iter_full_params()")
+        if runtime.num_changes != num_changes:
+            raise ValueError(
+                "dmuon.iter_full_params: the weights have changed between two turns, by a step, a load or a write. "
+                "Expected: all turns before the change, or a new iter_full_params(model) after it."
+            )
+        found = next(weights, None)
+        if found is None:
+            return
+        yield found
 
 
 @torch.no_grad()
-def _weights(runtime: Runtime, model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+def _weights(runtime: Runtime, model: nn.Module) -> Iterator[Named]:
     for index in range(len(runtime.units)):
         was_ready = runtime.engine.ready(index)  # a backward that is still to come needs it
-        runtime.engine.unshard(index)
         try:
             for leaf, weight in runtime.readers[index].weights.items():
+                runtime.engine.unshard(index)  # again, if a forward between two turns has freed the unit
                 divided = runtime.leaves[leaf].num_columns > 1  # this rank computes with some of its matrices
                 whole = runtime.transfers.gather(leaf, "master").to(weight.dtype) if divided else weight.detach()
                 yield runtime.leaves[leaf].name, whole

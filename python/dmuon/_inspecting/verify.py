@@ -210,9 +210,15 @@ def _mean_of_synthetic(runtime: Runtime, leaf: int, begin: int, end: int) -> Ite
         if not piece * _PIECE < end or not begin < piece * _PIECE + len(layout):
             continue
         mean = torch.zeros(layout.shape, dtype=torch.float64, device="cpu")
-        for slot in runtime.slots_with(leaf):
+        for slot in _slots_with(runtime, leaf):
             mean += _synthetic(runtime, leaf, slot, piece, len(mean)) / runtime.divide_factor
         yield piece * _PIECE, mean
+
+
+def _slots_with(runtime: Runtime, leaf: int) -> list[int]:
+    """Returns the slots whose modules have the same part of a leaf as this rank's."""
+    ranks, divided = runtime.ranks, runtime.leaves[leaf].num_columns > 1
+    return [slot for slot in range(ranks.size) if not divided or ranks.shape.shard_of(slot) == ranks.shard]
 
 
 def _alike(

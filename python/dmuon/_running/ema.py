@@ -97,7 +97,7 @@ class Ema:
         with torch.no_grad():
             for mean, weight in self._local():
                 weight.copy_(mean)
-        runtime.engine.publish()
+        runtime.publish()
         try:
             yield
         finally:
@@ -107,7 +107,7 @@ class Ema:
                 for (_, weight), own in zip(self._local(), weights, strict=True):
                     weight.copy_(own)
             runtime.set_averaged(False)
-            runtime.engine.publish()
+            runtime.publish()
 
     @torch.no_grad()
     def state_dict(self) -> dict[str, Any]:

@@ -36,7 +36,6 @@ def _begin(runtime: Runtime) -> Any:
         _refuse_differentiated_parameters(module)
         if not _C.in_backward():
             runtime.step_agreement.end_failed_backward()
-            runtime.show_placeholders()
         runtime.begin_forward()
 
     return begin
@@ -155,9 +154,9 @@ def _refuse_differentiated_parameters(model: nn.Module) -> None:
 
 
 def _changeable_base(output: torch.Tensor) -> torch.Tensor | None:
-    """Returns the tensor of which the output is a view, or None.
+    """Returns the tensor whose view the output is, or None.
 
-    After a change of the view in place, autograd skips the node at which hooks on the view wait, but not the base's.
+    After a change of the view in place, autograd skips the node that runs the view's hooks. It still runs the base's.
     """
     base = output._base if output._is_view() else None
     return base if base is not None and base.requires_grad and not base.is_leaf else None

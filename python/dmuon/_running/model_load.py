@@ -20,6 +20,7 @@ from dmuon._setup.shown import listed
 
 _WRAPPERS = "_checkpoint_wrapped_module."  # the wrapper's own hooks remove it from keys
 _LOAD = "load_state_dict"
+_KNOWN_HOOKS = ("dmuon.", "torch.distributed.")  # modules whose hooks leave the leaves' values unchanged
 
 
 @dataclasses.dataclass
@@ -124,7 +125,7 @@ class ModelLoad:
         """Writes the values, right after the check: nothing that may raise on some ranks alone comes between."""
         if loaded:
             self._runtime.shards.write_weights(loaded)
-            self._runtime.engine.publish()
+            self._runtime.publish()
 
     def _loaded_so_far(self, module: nn.Module) -> str:
         return " Nothing has been loaded." if module is self._runtime.model else ""
@@ -141,6 +142,7 @@ class ModelLoad:
         stand_ins: dict[str, OwnedTensor] = {}
         with agreement(self._runtime.ranks, _LOAD) as facts:
             missing, known, problems = [], set(), []
+            late_leaves = {getattr(p, "_name", None) for name, p in _named_tensors(module) if name.startswith(late)}
             for name, parameter in _named_tensors(module):
                 key = _key(f"{prefix}{name}", state_dict)
                 known.add(key)
@@ -153,7 +155,10 @@ class ModelLoad:
                 if isinstance(parameter, OwnedTensor):
                     index = self._index[parameter._name]
                     problem = self._runtime.shards.problem(index, value)
-                    taken[index], stand_ins[key] = value, parameter
+                    # torch writes in the modules' order. So a leaf tied to a late module waits for its own module's
+                    # hook. The model's own parameters come first anyway.
+                    if "." not in name or parameter._name not in late_leaves:
+                        taken[index], stand_ins[key] = value, parameter
                     facts.append(f"'{key}' {_form(value)}")
                 else:
                     problem = _misfit(parameter, value)
@@ -192,19 +197,18 @@ def _refuse_keys(missing: list[str], unknown: list[str]) -> None:
 
 
 def _changed_later(model: nn.Module) -> tuple[str, ...]:
-    """Returns the prefixes of modules in the model whose own code, or torch.nn's, may change keys or values below."""
+    """Returns the prefixes of modules in the model that may change keys or values below.
+
+    Such a module has a pre-hook of the user's, or a class with its own `_load_from_state_dict`, as BatchNorm has.
+    """
 
     def changes(module: nn.Module) -> bool:
         hooks = [getattr(hook, "hook", hook) for hook in module._load_state_dict_pre_hooks.values()]
-        known = all(_is_of(hook, "dmuon.", "torch.distributed.") for hook in hooks)
-        return not known or not _is_of(type(module)._load_from_state_dict, "torch.")
+        known = all(str(getattr(hook, "__module__", "")).startswith(_KNOWN_HOOKS) for hook in hooks)
+        return not known or type(module)._load_from_state_dict is not nn.Module._load_from_state_dict
 
     modules = model.named_modules(remove_duplicate=False)
     return tuple(f"{path}." for path, module in modules if path and changes(module))
-
-
-def _is_of(code: Any, *packages: str) -> bool:
-    return str(getattr(code, "__module__", "")).startswith(packages)
 
 
 def _named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

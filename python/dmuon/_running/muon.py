@@ -246,6 +246,7 @@ class Muon(torch.optim.Optimizer):
         for module in runtime.fsdp_modules:
             module.reshard()
         runtime.engine.end_step()
+        runtime.num_changes += 1
         runtime.step_agreement.end_step()
         self._ungrouped.warn(self.param_groups)
         return loss
@@ -374,7 +375,7 @@ class Muon(torch.optim.Optimizer):
                 for name in shards.states:
                     for part in runtime.transfers.owned_parts(index, name):
                         part.tensor.zero_()
-        runtime.engine.publish()
+        runtime.publish()
         owned: dict[torch.Tensor, Any] = {parameter: self.state[parameter] for parameter in self._leaf_of}
         self._adamw = InnerAdamW()  # for the new groups and state of the base class
         self._optimizer_load_state_dict_pre_hooks = OrderedDict()  # they have run

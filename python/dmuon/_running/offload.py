@@ -12,8 +12,8 @@ from dmuon._setup.agreement import agreement
 def offload(model: nn.Module) -> None:
     """Moves what dmuon keeps between steps to pinned host memory: masters, momenta, gradients and node copies.
 
-    So a rollout, for example, has the device for itself. `load` brings everything back, bit by bit. In between,
-    forwards, steps, state dicts and everything else that needs a weight raise. What `fully_shard` and AdamW keep stays.
+    A rollout, for example, can then use the memory. `load` restores every bit. In between, forwards, steps, state dicts
+    and everything else that needs a weight raise. The tensors of `fully_shard` and AdamW stay on the device.
     Collective over the mesh. The host waits for the copies.
 
     Raises:

@@ -64,8 +64,8 @@ def prepare(
         _dedicated[unwrapped(model)] = of_dedication
     muon, old, made = Muon(model, **of_muon), prepared.optimizer, None
     if callable(scheduler):  # no scheduler can be called
-        accelerator._schedulers = [s for s in accelerator._schedulers if _inner(s).optimizer not in (old, prepared)]
         made = scheduler(muon)
+        accelerator._schedulers = [s for s in accelerator._schedulers if _inner(s).optimizer not in (old, prepared)]
     elif scheduler is not None:
         move_scheduler(_inner(scheduler), old, muon)
     # Again, because the trainer and its scheduler hold this object. It also keeps the method of a scaled step, which a

@@ -116,6 +116,15 @@ class LeafSource:
         self._readers.changed()
 
 
+def is_inside_itself(model: nn.Module) -> bool:
+    """Returns True if the model's call that runs on this thread is inside of another call of the model."""
+    num_calls, frame = 0, sys._getframe(1)
+    while frame is not None and num_calls < 2:
+        num_calls += frame.f_code.co_name == "_call_impl" and frame.f_locals.get("self") is model
+        frame = frame.f_back  # type: ignore[assignment]
+    return num_calls > 1
+
+
 def _innermost(model: nn.Module) -> nn.Module | None:
     """Returns the module of the model whose call, or whose `forward`, runs innermost on this thread.
 

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from dmuon import _C
 from dmuon._planning.owner_plan import Plan
 from dmuon._running.owned_gradient import Gradient, GradientTensor
-from dmuon._running.readers import LeafSource, UnitReaders
+from dmuon._running.readers import LeafSource, UnitReaders, is_inside_itself
 from dmuon._running.step_agreement import StepAgreement
 from dmuon._running.unit_weights import UnitWeights
 from dmuon._running.weight import Weight
@@ -57,7 +57,7 @@ class Runtime:
         self.writes_back = False  # at the end of full_params
         self.is_averaged = False  # inside Ema.applied
         self.offloaded = False
-        self._num_forwards = 0  # of the model, one inside of another
+        self.num_changes = 0  # of the weights: by steps, loads and writes
         self.num_means = 0  # Emas that were made
         self.no_sync_depth = 0
         self.fsdp_modules = fsdp_modules(model)
@@ -124,11 +124,6 @@ class Runtime:
         columns = self.leaves[index].num_columns
         return whole.chunk(columns)[self.ranks.shard] if columns > 1 else whole
 
-    def slots_with(self, index: int) -> list[int]:
-        """Returns the slots whose modules have the same part of a leaf as this rank's."""
-        ranks, divided = self.ranks, self.leaves[index].num_columns > 1
-        return [slot for slot in range(ranks.size) if not divided or ranks.shape.shard_of(slot) == ranks.shard]
-
     def owned_state(self, index: int) -> dict[str, torch.Tensor]:
         """Returns a leaf's state for the optimizer: tensors at its owner; placeholders elsewhere and for parts."""
         leaf, names = self.leaves[index], list(self.shards.states)
@@ -182,6 +177,7 @@ class Runtime:
         self.refuse_while_averaged(f"a change of the weights of '{self.units[index].label}' in a forward")
         whole = [w for leaf, w in self.readers[index].weights.items() if self.leaves[leaf].num_columns == 1]
         checksums = [checksum(weight).cpu() for weight in whole]
+        self.num_changes += 1
         self.engine.take_back(index, int(checksum(torch.stack(checksums))) if checksums else 0)
 
     def add_plain(self, parameters: Sequence[torch.Tensor]) -> None:
@@ -205,33 +201,38 @@ class Runtime:
 
     def begin_forward(self) -> None:
         """Begins a forward of the model, which may be inside of another one."""
-        self._num_forwards += 1
         for place in self._cast:
             place.begin_forward()
         self.engine.begin_forward()
 
     def end_forward(self) -> None:
         """Ends the model's forward."""
-        self._num_forwards = max(self._num_forwards - 1, 0)  # one that raised may end without a beginning
         try:
             self.engine.end_forward()
         finally:
-            for place in self._cast if not self._num_forwards else ():
-                place.end_forward()
+            if self._cast and not is_inside_itself(self.model):
+                self.show_own_dtypes()
+
+    def show_own_dtypes(self) -> None:
+        """Replaces the placeholders of the compute dtype by those of the leaves' own."""
+        for place in self._cast:
+            place.end_forward()
 
     def show_placeholders(self) -> None:
-        """Replaces all weights in modules by placeholders: a backward that raised has not."""
+        """Replaces all weights in modules by placeholders: a pass that raised has not."""
         for weights in self.weights:
             weights.show_placeholders()
-
-    def all_sharded(self) -> bool:
-        """True if fully_shard manages every trainable parameter that is no leaf, or if there is one rank alone."""
-        return self.ranks.size == 1 or not any(p.requires_grad for p in self.plain_parameters)
+        self.show_own_dtypes()
 
     def end_failed_backward(self) -> None:
         """Ends a backward that has raised, before a use of a unit that no forward of the model surrounds."""
         if not _C.in_backward() and self.engine.end_failed_backward():
             self.step_agreement.end_failed_backward(failed=True)
+
+    def publish(self) -> None:
+        """Makes units see the masters that were written."""
+        self.num_changes += 1
+        self.engine.publish()
 
     def refuse_inside_full_params(self, what: str) -> None:
         """Raises ValueError while every weight is whole, or offloaded."""

@@ -47,7 +47,7 @@ class StepAgreement:
     device: torch.device
     divide_factor: float
     first_lrs: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)  # the constructor's, by algorithm
-    show_placeholders: Callable[[], None] = dataclasses.field(init=False)  # a backward that raised has left weights
+    show_placeholders: Callable[[], None] = dataclasses.field(init=False)  # a pass that raised has left weights
     made: list[torch.Tensor] = dataclasses.field(default_factory=list, init=False)  # by the last call of `verdict`
     zeroed: set[str] = dataclasses.field(default_factory=set, init=False)  # leaves, by zero_ since the last message
     _lost: str | None = dataclasses.field(default=None, init=False)  # if a backward has raised
@@ -126,14 +126,14 @@ class StepAgreement:
             in_step: True if no forward has begun since, so that only `zero_grad` can have cleared them.
         """
         failed = self.engine.end_failed_backward() or failed
+        if not _C.in_backward():  # a KeyboardInterrupt in a forward runs no hooks
+            self.show_placeholders()
         try:
             failed = end_failed_backward(self.fsdp_modules) or failed
         except AttributeError:
             if failed:
                 self._lost = _NO_MORE.format(name_of(self.fsdp_modules[0], self.model))
             return
-        if failed:
-            self.show_placeholders()
         if failed or self._lost is _LOST:
             parameters = (p for group in self.optimizer.param_groups for p in group["params"])
             are_cleared = not any(p.grad is not None for p in parameters)  # by whatever means

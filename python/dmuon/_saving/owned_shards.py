@@ -104,8 +104,8 @@ class OwnedShards:
         cut = value if isinstance(value, DTensor) and list(value.placements) == self.placements else None
         if cut is not None and (theirs := cut.device_mesh.get_coordinate()) and theirs[-1] != self._column():
             return (
-                f"expected part {self._column()}, this rank's, got part {theirs[-1]}. (Did one rank alone save? Save "
-                "inside dmuon.whole_states, which makes tensors whole, or by torch.distributed.checkpoint.)"
+                f"expected part {self._column()}, this rank's, got part {theirs[-1]}. (If one rank alone saved "
+                "the checkpoint: save by torch.distributed.checkpoint, or inside of dmuon.whole_states.)"
             )
         if cut is not None and cut.to_local().shape[0] != self._local_rows(shape[0]):
             return f"expected a shard of {self._local_rows(shape[0])} rows, got one of {cut.to_local().shape[0]}"

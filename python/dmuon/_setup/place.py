@@ -71,6 +71,7 @@ class Place:
     _in_forward: nn.Parameter | None = None  # the placeholder of the compute dtype, if that is not the leaf's
     _outside: nn.Parameter | None = None  # the placeholder of the leaf's dtype
     _weight: nn.Parameter | None = None
+    _was_trainable: bool = True  # the flag of `_in_forward` as its forward began
 
     @property
     def name(self) -> str:
@@ -173,12 +174,13 @@ class Place:
         if self._in_forward is not None and self._outside is not None:
             if self._in_forward.requires_grad != self._outside.requires_grad:
                 self._in_forward.requires_grad_(self._outside.requires_grad)
+            self._was_trainable = self._in_forward.requires_grad
             self._replace_placeholder(self._in_forward)
 
     def end_forward(self) -> None:
-        """Undoes `begin_forward`. A placeholder that was frozen in the forward stays so."""
+        """Undoes `begin_forward`. A placeholder that was frozen in the forward, either of the two, stays so."""
         if self._in_forward is not None and self._outside is not None:
-            if self._placeholder is self._in_forward and self._in_forward.requires_grad != self._outside.requires_grad:
+            if self._placeholder is self._in_forward and self._in_forward.requires_grad != self._was_trainable:
                 self._outside.requires_grad_(self._in_forward.requires_grad)
             self._replace_placeholder(self._outside)
 

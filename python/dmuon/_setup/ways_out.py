@@ -1,4 +1,4 @@
-"""What errors of placeholders say: why, and the way out."""
+"""The words of placeholders' errors: the reason and the way out."""
 
 from __future__ import annotations
 
@@ -19,28 +19,25 @@ BETWEEN = (
     "dedicate_params, or after Muon; of a model on the meta device, first fully_shard, then "
     "model.to_empty(device=...), then its initialisation, then Muon."
 )
-_OF_CALLERS = (  # modules that call with a placeholder, and what to do
-    (
-        "torch.nn.parallel.distributed",
-        "DistributedDataParallel would copy it. Expected: the model without it, because dmuon averages gradients.",
+_OF_CALLERS = {  # modules that call with a placeholder, and what to do
+    "torch.nn.parallel.distributed": (
+        "DistributedDataParallel would copy it. Expected: the model without it, because dmuon averages gradients."
     ),
-    (
-        "torch.distributed.fsdp._fully_shard._fsdp_param",
-        "it is whole only at its owner by now. Expected: fully_shard before dmuon.Muon.",
+    "torch.distributed.fsdp._fully_shard._fsdp_param": (
+        "it is whole only at its owner by now. Expected: fully_shard before dmuon.Muon."
     ),
-    (
-        "torch.distributed.pipelining._backward",
+    "torch.distributed.pipelining._backward": (
         "this schedule computes gradients of weights apart from those of inputs, as zero-bubble schedules do. "
-        "Expected: ScheduleGPipe, Schedule1F1B, ScheduleLoopedBFS or ScheduleInterleaved1F1B.",
+        "Expected: ScheduleGPipe, Schedule1F1B, ScheduleLoopedBFS or ScheduleInterleaved1F1B."
     ),
-)
+}
 
 
 def of_caller() -> str:
-    """Returns the way out for the library that calls; empty if none is known that calls."""
-    names: set[str] = set()
+    """Returns the way out for the innermost caller that `_OF_CALLERS` knows; empty if it knows none."""
     frame = sys._getframe(1)
     while frame is not None:
-        names.add(frame.f_globals.get("__name__", ""))
+        if (way_out := _OF_CALLERS.get(frame.f_globals.get("__name__", ""))) is not None:
+            return way_out
         frame = frame.f_back  # type: ignore[assignment]
-    return next((way_out for module, way_out in _OF_CALLERS if module in names), "")
+    return ""

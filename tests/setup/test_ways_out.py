@@ -1,0 +1,27 @@
+"""The way out that an error of a placeholder names, by the library that calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from dmuon._setup.ways_out import of_caller
+
+FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param"
+DDP = "torch.nn.parallel.distributed"
+WORDS = {FSDP: "fully_shard before dmuon.Muon", DDP: "DistributedDataParallel"}
+
+
+def called_by(module: str, function: Callable[[], str]) -> Callable[[], str]:
+    """Returns a function of that module which calls `function`."""
+    names = {"__name__": module, "function": function}
+    exec("def call():\n    return function()", names)
+    return names["call"]
+
+
+@pytest.mark.parametrize(("outer", "inner"), [(FSDP, DDP), (DDP, FSDP)])
+def test_the_innermost_library_that_is_known_decides(outer, inner):
+    assert of_caller() == ""
+    assert WORDS[inner] in called_by("torch.nn", called_by(inner, of_caller))()
+    both = called_by(outer, called_by("mine", called_by(inner, called_by("torch", of_caller))))()
+    assert WORDS[inner] in both and WORDS[outer] not in both
