@@ -15,7 +15,8 @@ using core::ParameterIndex;
 
 at::Tensor Verdict::norm() const { return squared_norms.sum().sqrt_(); }
 at::Tensor Verdict::norms() const {
-  const at::Tensor words = squared_norms.narrow(0, 0, tensor_parallel * has_gradient.size());
+  const at::Tensor words =
+      squared_norms.narrow(0, 0, std::int64_t{tensor_parallel} * has_gradient.size());
   return tensor_parallel == 1 ? words.sqrt() : words.view({-1, tensor_parallel}).sum(1).sqrt_();
 }
 at::Tensor Verdict::finite() const { return at::isfinite(squared_norms.sum()); }
