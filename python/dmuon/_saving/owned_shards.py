@@ -102,11 +102,14 @@ class OwnedShards:
                 f"expected a DTensor on {self.mesh}, or the whole tensor on every rank, got one on {value.device_mesh}"
             )
         cut = value if isinstance(value, DTensor) and list(value.placements) == self.placements else None
-        if cut is not None and (theirs := cut.device_mesh.get_coordinate()) and theirs[-1] != self._column():
-            return (
-                f"expected part {self._column()}, this rank's, got part {theirs[-1]}. (If one rank alone saved "
-                "the checkpoint: save by torch.distributed.checkpoint, or inside of dmuon.whole_states.)"
-            )
+        if cut is not None and self.mesh is not None:
+            # As pickled: the mesh of another rank has that rank's.
+            theirs, here = cut.device_mesh.get_coordinate(), self.mesh.get_coordinate()
+            if theirs and here and theirs[-1] != here[-1]:
+                return (
+                    f"expected part {here[-1]}, this rank's, got part {theirs[-1]}. (If one rank alone saved "
+                    "the checkpoint: save by torch.distributed.checkpoint, or inside of dmuon.whole_states.)"
+                )
         if cut is not None and cut.to_local().shape[0] != self._local_rows(shape[0]):
             return f"expected a shard of {self._local_rows(shape[0])} rows, got one of {cut.to_local().shape[0]}"
         return None
