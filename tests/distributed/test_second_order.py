@@ -225,6 +225,7 @@ def test_ordinary_backwards_route_while_they_compute_again(ranks, way):
 @refused("create_graph=True under fully_shard", "dmuon without fully_shard", schedule=KEPT, fsdp=True)
 @refused("functional_call inside a transform of torch.func", "'stem.weight'", schedule=KEPT, way="func", fsdp=True)
 @refused("functional_call inside a transform of torch.func", "torch.autograd.grad", schedule=KEPT, way="func")
+@refused("a gradient of torch.func, whose result", "under fully_shard", schedule=KEPT, way="func of inputs", fsdp=True)
 @refused("create_graph=True has given gradients to matrices", "torch.autograd.grad", schedule=KEPT, way="backward")
 def not_possible(
     mesh: Any, schedule: dict[str, Any], fsdp: bool = False, way: str = "", field: bool = False, **options: Any
@@ -236,6 +237,9 @@ def not_possible(
     opt = dmuon.Muon(model)
     if way == "backward":
         model(drawn(0, 0)[0]).sum().backward(create_graph=True)
+    elif way == "func of inputs":
+        x = drawn(0, 0)[0]
+        torch.func.grad(lambda x: model(x).sum())(x).square().sum().backward()
     elif way == "func":
         x = drawn(0, 0)[0]
         torch.func.grad(lambda weights: functional_call(model, weights, (x,)).sum())(dict(model.named_parameters()))

@@ -169,9 +169,14 @@ def test_a_wrong_order_is_refused_by_name_and_changes_nothing(case):
 def test_a_function_that_raises_leaves_the_scheduler_of_before():
     accelerator = Accelerator()
     model, optimizer, scheduler = made(accelerator, KINDS["step"])
-    with pytest.raises(RuntimeError, match="mine"):
-        dmuon.prepare(accelerator, model, optimizer, fail)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="mine"):
+            dmuon.prepare(accelerator, model, optimizer, fail)
     assert accelerator._schedulers == [scheduler]
+    _, prepared, _ = dmuon.prepare(accelerator, model, optimizer, KINDS["step"])
+    assert type(prepared.optimizer) is dmuon.Muon and len(accelerator._schedulers) == 1
+    with pytest.raises(ValueError, match="dedicate_params was called on it already"):
+        dmuon.prepare(accelerator, model, optimizer)
 
 
 def fail(_: Any) -> Any:

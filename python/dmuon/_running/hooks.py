@@ -10,7 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from dmuon import _C
 from dmuon._running.runtime import Runtime
-from dmuon._running.structures import is_transformed, map_tensors, tensors_requiring_grad
+from dmuon._running.structures import is_differentiated_again, is_transformed, map_tensors, tensors_requiring_grad
 
 
 def add_hooks(runtime: Runtime) -> None:
@@ -34,6 +34,12 @@ def _begin(runtime: Runtime) -> Any:
         runtime.refuse_inside_full_params("a forward")
         runtime.refuse_without_values()
         _refuse_differentiated_parameters(module)
+        if runtime.fsdp_modules and is_differentiated_again():
+            raise ValueError(
+                "dmuon: a gradient of torch.func, whose result belongs to a graph, under fully_shard: FSDP2 gives "
+                "wrong gradients of gradients. Expected: dmuon without fully_shard, and dedicate_params(..., "
+                "reshard_after_forward=False); or the gradient under torch.no_grad()."
+            )
         if not _C.in_backward():
             runtime.step_agreement.end_failed_backward()
         runtime.begin_forward()

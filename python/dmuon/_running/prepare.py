@@ -62,7 +62,12 @@ def prepare(
     if of_dedication != _dedicated.get(unwrapped(model)):
         dedicate_params(model, **of_dedication)
         _dedicated[unwrapped(model)] = of_dedication
-    muon, old, made = Muon(model, **of_muon), prepared.optimizer, None
+    # A function of the user's may raise below. Then the next call goes on with this Muon.
+    earlier, muon = vars(prepared).get("_dmuon", (None, None))
+    if muon is None or earlier != of_muon:
+        muon = Muon(model, **of_muon)
+    prepared._dmuon = of_muon, muon
+    old, made = prepared.optimizer, None
     if callable(scheduler):  # no scheduler can be called
         made = scheduler(muon)
         accelerator._schedulers = [s for s in accelerator._schedulers if _inner(s).optimizer not in (old, prepared)]
@@ -70,6 +75,7 @@ def prepare(
         move_scheduler(_inner(scheduler), old, muon)
     # Again, because the trainer and its scheduler hold this object. It also keeps the method of a scaled step, which a
     # scheduler has replaced by now.
+    del prepared._dmuon
     prepared.__init__(muon, device_placement=False, scaler=prepared.scaler)
     return model, prepared, scheduler if made is None else accelerator.prepare_scheduler(made)
 
@@ -116,8 +122,9 @@ def _prepared_optimizer(accelerator: Any, model: Any, optimizer: Any) -> Any:
         got = f"one of {len(known)}" if optimizer is None else f"an unprepared {type(optimizer).__name__}"
         raise ValueError(f"prepare: optimizer: expected that of accelerator.prepare, got {got}. Expected: {_ORDER}.")
     prepared = fitting[0]
-    of_last_call = plain in _dedicated and dedication_of(plain, "prepare").runtime is None  # Muon refused its options
-    if DEDICATION in vars(plain) and not of_last_call:
+    # Muon, or a function of the user's, raised in the last call.
+    began = (plain in _dedicated and dedication_of(plain, "prepare").runtime is None) or "_dmuon" in vars(prepared)
+    if DEDICATION in vars(plain) and not began:
         raise ValueError(
             "prepare: model: dedicate_params was called on it already. Expected: prepare alone, once, which calls "
             "dedicate_params and Muon itself."

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch._functorch.pyfunctorch import GradInterpreter, retrieve_all_functorch_interpreters
 from torch.autograd import forward_ad
 
 TensorMap = Callable[[torch.Tensor], torch.Tensor]
@@ -66,6 +67,13 @@ def tensors_requiring_grad(value: Any) -> list[torch.Tensor]:
 def is_transformed() -> bool:
     """Returns True inside a transform of torch.func, and where tensors may have tangents."""
     return forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def is_differentiated_again() -> bool:
+    """Returns True inside a gradient of torch.func whose result belongs to a graph of its own."""
+    return any(
+        isinstance(each, GradInterpreter) and each.prev_grad_mode() for each in retrieve_all_functorch_interpreters()
+    )
 
 
 def _inside(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
