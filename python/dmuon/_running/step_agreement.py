@@ -96,7 +96,7 @@ class StepAgreement:
                 settings = [problem] if problem else [*self._settings(), *self._applied, *arguments, *zeroed]
                 parameters = self.host_parameters()
                 self.made = host_gradients.average(parameters, self.ranks, self.engine)
-                # What FSDP2 has not reduced may still be in flight.
+                # Gradients that FSDP2 has not reduced may still be in flight.
                 norms = host_gradients.squared_norms(() if problem else parameters, self.device)
                 found = self.engine.agree(norms, zlib.crc32("\n".join(settings).encode()))
         except _C.SettingsDiffer:  # on all ranks, so these may exchange more

@@ -81,7 +81,7 @@ class Engine : private schedule::Performer {
   const layout::Parameters& parameters() const { return executor_.parameters(); }
   const layout::Leaves& leaves() const { return executor_.leaves(); }
 
-  /// What ranks of the tensor-parallel group have of each parameter; empty without one.
+  /// Returns the slices of each parameter; nothing without tensor parallelism.
   const wire::SlicedParameters& sliced() const { return executor_.sliced(); }
   /// Null without tensor parallelism.
   wire::Group* slices() {

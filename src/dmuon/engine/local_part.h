@@ -6,14 +6,14 @@
 
 namespace dmuon::engine {
 
-/// What a rank has of a model. With tensor parallelism these are slices. Publications, routes and
-/// shards move elements, so they need no more than stacks of 1 x 1 matrices, as many as elements.
-/// Only the update knows the matrices.
+/// The part of a model that a rank has. With tensor parallelism it consists of slices.
+/// Publications, routes and shards move elements, so they need no more than stacks of 1 x 1
+/// matrices, as many as elements. Only the update knows the matrices.
 struct LocalPart {
   layout::Parameters parameters;  ///< with their slots
   layout::Leaves leaves;
   wire::SlicedParameters sliced;  ///< empty without tensor parallelism
-  /// Those of a slot. With tensor parallelism the i-th batches of all its owners are one.
+  /// The slot's. With tensor parallelism the i-th batches of all its owners are one.
   std::vector<std::vector<core::ParameterIndex>> batches;
 };
 

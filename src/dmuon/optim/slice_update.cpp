@@ -8,7 +8,7 @@
 namespace dmuon::optim {
 namespace {
 
-// Of [b, rows, cols]; by blocks of columns if these are orthogonalised apart.
+// @param wholes  [b, rows, cols]. Blocks of columns are orthogonalised apart.
 at::Tensor orthogonalised(const at::Tensor& wholes, const layout::View& view,
                           const MuonGroup& group) {
   const std::int64_t rows = view.rows;

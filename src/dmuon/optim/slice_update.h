@@ -33,7 +33,7 @@ class SliceUpdate final : public engine::Update {
   void apply(core::BatchIndex batch) override;
 
  private:
-  // Of a batch, between the three calls. Each has one entry a run.
+  // A batch between the three calls. Each member has one entry a run.
   struct Open {
     std::vector<wire::SlicedRun> runs;
     std::vector<const MuonGroup*> groups;

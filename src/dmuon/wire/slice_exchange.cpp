@@ -107,7 +107,7 @@ SliceExchange::SliceExchange(Group* group, std::vector<SlicedRun> runs)
   }
 }
 
-// The runs whose elements travel to, or from, an owner. Of a replicated run the owner has all.
+// Returns the runs whose elements travel to, or from, an owner. A replicated run's owner has all.
 std::vector<std::size_t> SliceExchange::runs_of(int owner, Way way) const {
   std::vector<std::size_t> found;
   for (std::size_t i = 0; i < runs_.size(); ++i) {

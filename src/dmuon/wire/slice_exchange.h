@@ -56,7 +56,7 @@ class SliceExchange {
   /// @param group  outlives this, as the parameters do.
   SliceExchange(Group* group, std::vector<SlicedRun> runs);
 
-  /// Sends each rank's slices to their owners. Of a replicated run the owner has all by itself.
+  /// Sends each rank's slices to their owners. A replicated run's owner has all by itself.
   /// @param slices   [runs] flat, this rank's slices of the run's parameters, one after the other.
   /// @param options  dtype and device of all slices.
   /// @return         [runs] of this rank's own runs [matrices, rows, cols]; undefined for those of
