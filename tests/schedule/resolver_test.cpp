@@ -73,6 +73,24 @@ TEST_F(ResolverTest, WaitsForAStage1ThatNobodyUsedBeforeTheNextUpdate) {
           "finish update 2, publish inter 2");
 }
 
+// Whether the passes after it agree must not depend on what the first one kept.
+TEST_F(ResolverTest, TracesTheSameInABackwardThatKeepsWeights) {
+  const auto traced = [&](bool keeps) {
+    Resolver resolver = make(1, {.reshard_after_forward = false});
+    forward(&resolver, {kA, kB, kA});
+    resolver.begin_backward(keeps);
+    for (const UnitIndex unit : {kA, kB, kA}) {
+      resolver.before_backward(unit);
+      resolver.before_gradient(unit);
+      resolver.after_backward(unit);
+    }
+    resolver.end_backward();
+    return resolver.order().trace(Pass::kBackward);
+  };
+  EXPECT_EQ(traced(true), traced(false));
+  EXPECT_EQ(traced(true).size(), 6);
+}
+
 // Another backward may read them.
 TEST_F(ResolverTest, FreesNoWeightsInABackwardThatKeepsThem) {
   Resolver resolver = make(1, {.reshard_after_forward = false});

@@ -115,7 +115,10 @@ void Resolver::resolve(const Operation& operation) {
 }
 
 void Resolver::reshard(Progress* unit, const Operation& operation) {
-  if (keeps_weights_ && order_.current() == Pass::kBackward) return;
+  if (keeps_weights_ && order_.current() == Pass::kBackward) {
+    unit->used = unit->trained = false;  // as if freed: whether a use is traced depends on it
+    return;
+  }
   if (!unit->filled && unit->part_awaited) return;
   unit->ready = false;  // whatever happens, nobody computes with half of it
   performer_->perform(operation);
