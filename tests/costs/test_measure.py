@@ -330,7 +330,7 @@ def test_only_slot_0_looks_at_what_is_kept(machine, monkeypatch):
     second = Ranks(((0, 1),), 1, "cpu", None, ((0, 1),))
     expected = {job: 7 for job in JOBS}
     monkeypatch.setattr(costs, "CacheFile", refused)
-    monkeypatch.setattr(agreement, "from_slot", lambda ranks, slot, value: (expected, None))
+    monkeypatch.setattr(agreement, "from_owner", lambda ranks, slot, value: (expected, None))
     found = costs.measured_costs(second, SHAPES, MUON, DTYPES, CPU, UNTUNED)
     assert '"ns":7' in found.to_json().replace(" ", "")
 

@@ -266,7 +266,7 @@ def a_bias_by_ranks(mesh: DeviceMesh) -> None:
     dedicate(model, mesh, AHEAD, select=select)
 
 
-@refused("'blocks.2.proj.weight' is a DTensor", "Tensor parallelism is not supported yet")
+@refused("'blocks.2.proj.weight' is a DTensor", "Expected: tensor parallelism over other ranks than the mesh's")
 def a_matrix_by_rows(mesh: DeviceMesh) -> None:
     model = make_model()
     layer = model.blocks[2].proj

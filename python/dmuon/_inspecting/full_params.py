@@ -46,7 +46,7 @@ def full_params(model: nn.Module, writeback: bool = False) -> Iterator[None]:
     swapped = _sharded_places(model)
     names = [_name_of(model, module, attribute) for module, attribute, _ in swapped] if writeback else []
     wholes = [
-        nn.Parameter(runtime.transfers.gather(index, "master").to(placeholder.dtype), placeholder.requires_grad)
+        nn.Parameter(runtime.gathered(index, "master").to(placeholder.dtype), placeholder.requires_grad)
         for index, placeholder in enumerate(runtime.placeholders)
     ]
     shards = {id(p): nn.Parameter(p.full_tensor().detach(), p.requires_grad) for _, _, p in swapped}
@@ -123,10 +123,12 @@ def _write_back(runtime: Runtime, swapped: list[tuple[nn.Module, str, Any]], nam
         pairs = zip([*(leaf.name for leaf in runtime.leaves), *names], (*edited, *wholes), strict=True)
         facts += [f"'{name}' of values with checksum {int(checksum(whole)):x}" for name, whole in pairs]
     for index, new in enumerate(edited):
+        slices = runtime.leaves[index].slices
+        own = new if slices is None else slices.of_rank(new, runtime.ranks.tensor_rank)
         # A bf16 model's fp32 master holds more than the bf16 values shown: write only changed elements.
         for part in runtime.transfers.owned_parts(index, "master"):
             master, elements = part.tensor, slice(part.elements.begin, part.elements.end)
-            values = new.reshape(-1)[elements].view(master.shape).to(master.device)
+            values = own.reshape(-1)[elements].view(master.shape).to(master.device)
             if not torch.equal(values, master.to(new.dtype)):
                 master.copy_(values)
         if index in runtime.shards.without_values and new.any():  # its master is zero

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -59,8 +60,12 @@ def _weights(runtime: Runtime, model: nn.Module) -> Iterator[Named]:
             for leaf, weight in runtime.readers[index].weights.items():
                 runtime.engine.unshard(index)  # again, if a forward between two turns has freed the unit
                 divided = runtime.leaves[leaf].num_columns > 1  # this rank computes with some of its matrices
-                whole = runtime.transfers.gather(leaf, "master").to(weight.dtype) if divided else weight.detach()
-                yield runtime.leaves[leaf].name, whole
+                held: Any = weight.detach()
+                if divided:
+                    held = runtime.transfers.gather(leaf, "master").to(weight.dtype)
+                elif isinstance(held, DTensor):
+                    held = held.full_tensor()
+                yield runtime.leaves[leaf].name, held
         finally:
             if not was_ready:
                 runtime.engine.reshard(index)

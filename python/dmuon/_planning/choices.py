@@ -88,7 +88,7 @@ def cached_choices(ranks: Ranks, shapes: Iterable[Shape], muon: dict[str, Any], 
         return *setting[1:], [(*one, *plain_choice(known[one].choice)) for one in sides if one in known]
 
     ns_dtype, coefficients, found = from_first(ranks, look)
-    if found and ranks.slot == 0:
+    if found and ranks.owner == 0:
         logger.info("dmuon: %d of %d shapes are orthogonalised as `dmuon tune` has chosen", len(found), len(sides))
     choices = {(rows, cols): choice_of(*choice) for rows, cols, *choice in found}
     if choices:

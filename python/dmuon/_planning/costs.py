@@ -111,7 +111,7 @@ def measure(
     begin = time.monotonic()
     longest_ns = BUDGET_S * _LONGEST_SHARE * 1e9
     words = "dmuon measures batches: |{bar}| {n:.0f} s of at most {total:.0f} s"
-    hidden = None if ranks.slot == 0 else True  # None shows the bar on a terminal alone
+    hidden = None if ranks.owner == 0 else True  # None shows the bar on a terminal alone
     with tqdm(total=BUDGET_S, bar_format=words, leave=False, delay=1.0, disable=hidden) as bar:
         for job in order * _MOST_ROUNDS:
             # From its own fastest run; before its first two runs, from the times of other jobs, if there are any.
@@ -132,7 +132,7 @@ def measure(
     if device.type == "cuda":
         torch.cuda.empty_cache()  # nothing else may need memory for such large batches
     scaled = {job for job in jobs if job not in times}
-    if scaled and ranks.slot == 0:
+    if scaled and ranks.owner == 0:
         words = "dmuon: %d of %d batches are scaled by the model: too long, beyond the %g s, or (%d) short of memory"
         logger.warning(words, len(scaled), len(jobs), BUDGET_S, len(failed))
     return {job: times[job] if job in times else _predicted(job, times, model) for job in jobs}, scaled

@@ -165,6 +165,7 @@ def inventory_of(leaves: list[Leaf], units: list[Unit]) -> list[_plan.Parameter]
                     column=number if leaf.num_columns > 1 else None,
                     column_blocks=view.column_blocks,
                     transposed=view.transposed,
+                    tensor_parallel=leaf.cut is not None,
                 )
             )
     return items
@@ -232,7 +233,8 @@ def make_plan(
             problem = "dedicate_params: costs: expected 'measured', 'modelled' or a table, cannot read"
             found = from_file(planning.costs, _plan.CostTable.from_json, problem)
         else:  # strategies that read no costs have no measured ones
-            found = table or _plan.modelled_costs(costed, model_of(device))
+            found = table or _plan.modelled_costs(costed, model_of(device), mesh.tensor_parallel)
+        found = _plan.with_exchange(found, model_of(device), mesh.tensor_parallel)
         options = planning.native(dedication.schedule)
         options.weight_bytes = max((compute.itemsize for compute, _ in dtypes.values()), default=4)
         options.gradient_bytes = max((reduced.itemsize for _, reduced in dtypes.values()), default=4)

@@ -25,7 +25,7 @@ class InnerAdamW:
         """Adds a group of the outer optimizer. `state` is always the same object."""
         known = _get_fused_kernels_supported_devices()
         on_fused_device = all(p.is_floating_point() and p.device.type in known for p in group["params"])
-        one_kind = len({isinstance(p, DTensor) for p in group["params"]}) <= 1
+        one_kind = len({kind_of(p) for p in group["params"]}) <= 1
         group.setdefault("fused", True if on_fused_device and one_kind else None)
         group.setdefault("foreach", None if one_kind else False)
         if self._adamw is None:
@@ -76,3 +76,8 @@ class InnerAdamW:
                 del self._adamw.found_inf  # type: ignore[attr-defined]
         elif applies:
             _step(self._adamw)
+
+
+def kind_of(parameter: Any) -> Any:
+    """Returns what is alike of parameters that one kernel may update: the mesh of DTensors, None of plain tensors."""
+    return parameter.device_mesh if isinstance(parameter, DTensor) else None

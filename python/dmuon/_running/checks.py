@@ -7,7 +7,7 @@ import itertools
 import torch
 import torch.nn as nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from dmuon._running.divide_factor import problem_of_factors
 from dmuon._setup.dedication import Dedication
@@ -109,23 +109,26 @@ def check_units(units: list[Unit], dedication: Dedication) -> None:
 def check_host_parameters(model: nn.Module, dedication: Dedication) -> None:
     """Requires fully_shard's mesh and divisor of gradients to be ours. Compute dtypes need FSDP2's casts."""
     ranks, policy = dedication.ranks, dedication.mp_policy
-    managed = {id(module._parameters[name]) for module, name in managed_by_fsdp(model)}
+    managed = {id(module._parameters[name]): made for (module, name), made in managed_by_fsdp(model).items()}
     for name, parameter in model.named_parameters():
         if not isinstance(parameter, DTensor) or not (parameter.requires_grad or id(parameter) in managed):
             continue
-        rows = rows_of(parameter.device_mesh.mesh)
+        if parameter.device_mesh == ranks.tensor_mesh:
+            continue
+        made = managed.get(id(parameter))
+        rows = rows_of(parameter.device_mesh.mesh if made is None else made.mesh_info.mesh.mesh)
         if rows != ranks.mesh_rows:
             raise ValueError(
                 f"Muon: model: '{name}' is sharded over ranks {rows}, dedicate_params was given {ranks.mesh_rows}. "
                 "Expected: the same mesh for dedicate_params and fully_shard."
             )
-        if not any(isinstance(placement, Shard) for placement in parameter.placements):  # norms would count it twice
+        if all(placement.is_replicate() for placement in parameter.placements):  # norms would count it twice
             raise ValueError(
                 f"Muon: model: '{name}' is whole on every rank of {rows}: was this module given to replicate()? "
                 "Expected: fully_shard on the same mesh."
             )
     _check_policies(model, dedication)
-    ours = dedication.across_ranks.divide_factor(ranks.size)
+    ours = dedication.across_ranks.divide_factor(ranks.num_slots)
     if problem := problem_of_factors(model, fsdp_modules(model), ours, unset=ours):  # users may set it until the step
         raise ValueError(problem)
     if policy.param_dtype is None or fsdp_modules(model):

@@ -13,6 +13,7 @@ from dmuon._running.runtime import Runtime
 from dmuon._saving.owned_shards import MASTER
 from dmuon._setup.dedication import Dedication
 from dmuon._setup.groups import everyone_group
+from dmuon._setup.tensor_parallel import local_part
 
 
 class FirstValues:
@@ -40,19 +41,19 @@ class FirstValues:
 
     def copy(self) -> None:
         """Fills all masters. Collective. A leaf without values is zero, and must be loaded before the first forward."""
-        runtime, meta_start, everyone = self._runtime, self._meta_start, self._runtime.ranks.everyone
+        runtime, meta_start, ranks = self._runtime, self._meta_start, self._runtime.ranks
         initial = {} if meta_start is None else meta_start.values
         sharded = {
             index: leaf.parameter
             for index, leaf in enumerate(runtime.leaves)
-            if index not in initial and leaf.num_columns == 1 and isinstance(leaf.parameter, DTensor)
+            if index not in initial and leaf.num_columns == 1 and runtime.is_sharded(leaf.parameter)
         }
         runtime.shards.write(sharded, MASTER)
         for index, leaf in enumerate(runtime.leaves):
             if meta_start is not None and index in initial:
                 values, own = initial[index], meta_start.taken(index)
                 if values.is_written:
-                    self._copy_parts(index, values.holder, own)
+                    self._copy_slices(index, values.holder, own)
                 else:
                     runtime.shards.without_values.add(index)
                     with self._attempt():
@@ -62,16 +63,22 @@ class FirstValues:
                 self._copy_experts(index)
             elif index in sharded:
                 pass  # copied above
+            elif self._syncs and leaf.cut is None:
+                self._copy_slices(index, ranks.everyone[0], leaf.local())
             elif self._syncs:
-                self._copy_parts(index, everyone[0], leaf.parameter.detach())
+                self._copy_parts(index, ranks.by_slot[0], leaf.local(), ranks.by_slot)
             else:
                 with self._attempt():
-                    runtime.transfers.scatter(index, MASTER, leaf.parameter.detach())
+                    runtime.transfers.scatter(index, MASTER, leaf.local())
             leaf.parameter = runtime.placeholders[index]  # from here on only the owner has the values
         for parameter in runtime.plain_parameters if self._syncs else ():
-            new = self._sent(parameter.detach(), everyone[0], everyone, parameter.dtype, 0, parameter.numel())
+            own = local_part(parameter)
+            first, those = (ranks.everyone[0], ranks.everyone)
+            if isinstance(parameter, DTensor) and not parameter.placements[0].is_replicate():
+                first, those = ranks.by_slot[0], ranks.by_slot
+            new = self._sent(own, first, those, own.dtype, 0, own.numel())
             with self._attempt():
-                parameter.detach().copy_(new.view(parameter.shape))
+                own.copy_(new.view(own.shape))
 
     def raise_failure(self) -> None:
         """Raises this rank's first error, if it had one."""
@@ -96,15 +103,31 @@ class FirstValues:
             for part in self._runtime.transfers.owned_parts(index, MASTER):
                 part.tensor.view(-1).copy_(values[part.elements.begin - origin : part.elements.end - origin])
 
-    def _copy_parts(self, index: int, holder: int, own: torch.Tensor | None) -> None:
-        """Copies from the global rank `holder`, which has the values `own`, one part of the leaf at a time."""
+    def _copy_slices(self, index: int, holder: int, whole: torch.Tensor | None) -> None:
+        """Copies from the global rank `holder`, which has the whole leaf, to each rank of a slot its slice."""
+        ranks, slices = self._runtime.ranks, self._runtime.leaves[index].slices
+        for number in range(ranks.tensor_parallel):
+            own = None
+            if whole is not None:
+                with self._attempt():
+                    own = whole if slices is None else slices.of_rank(whole, number)
+            self._copy_parts(index, holder, own, [slot[number] for slot in ranks.slots] or ranks.by_slot, number)
+
+    def _copy_parts(
+        self, index: int, holder: int, own: torch.Tensor | None, by_slot: Sequence[int], number: int | None = None
+    ) -> None:
+        """Copies from the global rank `holder`, which has the values `own`, one part of the leaf at a time.
+
+        `by_slot`: the ranks that have these values. `number`: theirs in their slots, None for this rank's.
+        """
         runtime, dtype, end = self._runtime, self._runtime.leaves[index].parameter.dtype, 0
+        number = runtime.ranks.tensor_rank if number is None else number
         for part in runtime.parts[index]:
-            item, owner = runtime.plan.native.inventory[part], runtime.ranks.everyone[runtime.plan.owner[part]]
-            begin, end = end, end + item.num_matrices * item.rows * item.cols
+            owner = by_slot[runtime.plan.owner[part] // runtime.ranks.tensor_parallel]
+            begin, end = end, end + runtime.engine.num_elements(part, number)
             values = self._sent(own, holder, (owner,), dtype, begin, end)
             with self._attempt():
-                for own_part in runtime.transfers.owned_parts(index, MASTER):
+                for own_part in runtime.transfers.owned_parts(index, MASTER) if runtime.ranks.here == owner else ():
                     if own_part.parameter == part:
                         own_part.tensor.view(-1).copy_(values)
 

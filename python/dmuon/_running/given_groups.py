@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch.nn as nn
 from torch.distributed.tensor import DTensor
 
+from dmuon._running.adamw import kind_of
 from dmuon._setup.dedication import Dedication
 from dmuon._setup.hyperparameters import check_group, settings_of
 from dmuon._setup.members import Member, Members
@@ -30,8 +31,8 @@ def first_groups(
 ) -> tuple[list[Group], list[Group]]:
     """Returns Muon's groups, whose "params" are indices of leaves, and AdamW's.
 
-    The rest comes before the given groups. AdamW's rest is in two groups, because fused AdamW updates plain tensors or
-    DTensors, not both at once.
+    The rest comes before the given groups. AdamW's rest is in a group for each mesh of DTensors and one for plain
+    tensors, because fused AdamW updates one kind at once.
 
     Args:
         model: a model whose leaves are taken out, or provisional.
@@ -46,9 +47,11 @@ def first_groups(
     members = Members(model, dedication.leaves, dedication.former)
     muon, rest_of_muon = _groups(members, given.muon, given.muon_groups, "muon_groups", dedication, facts)
     adamw, rest_of_adamw = _groups(members, given.adamw, given.adamw_groups, "adamw_groups", dedication, facts)
-    halves = [[m for m in rest_of_adamw if isinstance(m.parameter, DTensor) == sharded] for sharded in (True, False)]
+    kinds: dict[Any, list[Member]] = {}
+    for member in sorted(rest_of_adamw, key=lambda m: not isinstance(m.parameter, DTensor)):
+        kinds.setdefault(kind_of(member.parameter), []).append(member)
     owned = [{**given.muon, **group, "params": [m.leaf for m in of]} for group, of in [({}, rest_of_muon), *muon] if of]
-    others = [{**given.adamw, "params": [m.parameter for m in half]} for half in halves if half]
+    others = [{**given.adamw, "params": [m.parameter for m in kind]} for kind in kinds.values()]
     return owned, others + [{**group, "params": [m.parameter for m in of]} for group, of in adamw]
 
 

@@ -10,7 +10,13 @@ from torch.distributed.fsdp import FSDPModule
 
 from dmuon import _C
 from dmuon._running.runtime import Runtime
-from dmuon._running.structures import is_differentiated_again, is_transformed, map_tensors, tensors_requiring_grad
+from dmuon._running.structures import (
+    arrived,
+    is_differentiated_again,
+    is_transformed,
+    map_tensors,
+    tensors_requiring_grad,
+)
 
 
 def add_hooks(runtime: Runtime) -> None:
@@ -88,6 +94,8 @@ class _Calls:
         # A copy of an input would lose its tangent, and a wrapper of torch.func; then the backward's end ends the use.
         if is_transformed() or not torch.is_grad_enabled():
             return None
+        if self._runtime.ranks.tensor_mesh is not None:
+            args, kwargs = map_tensors((args, kwargs), arrived)
         inputs = tensors_requiring_grad((args, kwargs))
         if not inputs:
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from dmuon import _C
 from dmuon._setup.groups import column_group, row_group
 from dmuon._setup.ranks import Ranks
+from dmuon._setup.tensor_parallel import is_sliced, local_of, local_part
 
 
 def average(parameters: Sequence[nn.Parameter], ranks: Ranks, engine: _C.Engine) -> list[torch.Tensor]:
@@ -22,18 +24,24 @@ def average(parameters: Sequence[nn.Parameter], ranks: Ranks, engine: _C.Engine)
     Returns:
         The gradients that this rank lacked before.
     """
-    plain = [p for p in parameters if p.requires_grad and not isinstance(p, DTensor)]
-    if ranks.size == 1 or not plain:
+    plain = [p for p in parameters if p.requires_grad and not _is_sharded(p, ranks)]
+    if ranks.num_slots == 1 or not plain:
         return []
+    for p in plain:  # autograd may leave a sum over the ranks of tensor parallelism open
+        if isinstance(p, DTensor) and p.grad is not None:
+            p.grad = p.grad.redistribute(placements=p.placements)
     # Only a rank that lacks a gradient reads from the device which ones exist, because reading waits for the device.
     knows = all(p.grad is not None for p in plain)
+    device = plain[0].device
     present = (
-        plain[0].new_ones(len(plain), dtype=torch.float32)
+        torch.ones(len(plain), device=device)
         if knows
-        else torch.tensor([float(p.grad is not None) for p in plain], dtype=torch.float32, device=plain[0].device)
+        else torch.tensor([float(p.grad is not None) for p in plain], dtype=torch.float32, device=device)
     )
+    here = [local_part(p) for p in plain]
     pieces = [
-        p.new_zeros(p.numel(), dtype=torch.float32) if p.grad is None else p.grad.flatten().float() for p in plain
+        part.new_zeros(part.numel(), dtype=torch.float32) if p.grad is None else local_part(p.grad).flatten().float()
+        for p, part in zip(plain, here, strict=True)
     ]
     flat = torch.cat([present, *pieces])
     engine.drain()
@@ -43,7 +51,7 @@ def average(parameters: Sequence[nn.Parameter], ranks: Ranks, engine: _C.Engine)
         add_up(flat, ranks)
     except RuntimeError as error:
         raise RuntimeError(f"dmuon: {what} failed: a rank died, or did not come. Reported: {error}") from error
-    means = (flat[len(plain) :] / ranks.size).split([p.numel() for p in plain])
+    means = (flat[len(plain) :] / ranks.num_slots).split([part.numel() for part in here])
     has = [True] * len(plain) if knows else flat[: len(plain)].tolist()
     made = []
     for anywhere, parameter, mean in zip(has, plain, means, strict=True):
@@ -52,23 +60,39 @@ def average(parameters: Sequence[nn.Parameter], ranks: Ranks, engine: _C.Engine)
         if parameter.grad is None:
             parameter.grad = torch.empty_like(parameter)
             made.append(parameter.grad)
-        parameter.grad.copy_(mean.view_as(parameter))
+        of_rank = local_part(parameter.grad)
+        of_rank.copy_(mean.view_as(of_rank))
     return made
 
 
+def _is_sharded(parameter: torch.Tensor, ranks: Ranks) -> bool:
+    return isinstance(parameter, DTensor) and parameter.device_mesh != ranks.tensor_mesh
+
+
 def add_up(words: torch.Tensor, ranks: Ranks) -> None:
-    """Sums a tensor over all ranks, in place. Collective. Drain the engine before: lanes use these groups too."""
+    """Sums a tensor over all ranks that have this rank's slices, in place. Collective. Drain the engine before: lanes use these groups too."""
     for group in (row_group(ranks), column_group(ranks)):
         if group is not None:
             dist.all_reduce(words, group=group)
 
 
-def squared_norms(parameters: Sequence[nn.Parameter], device: torch.device) -> torch.Tensor:
-    """Returns [2] fp64: the squared norms of this rank's shards of gradients, and of the whole gradients."""
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    sharded = [gradient.to_local() for gradient in gradients if isinstance(gradient, DTensor)]
-    whole = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
-    return torch.stack([_squared_norm(sharded, device), _squared_norm(whole, device)])
+def squared_norms(parameters: Sequence[nn.Parameter], device: torch.device, ranks: Ranks) -> torch.Tensor:
+    """Returns [2] fp64: the squared norms of this rank's shards of gradients, and of what slots have as wholes.
+
+    What all ranks of a slot have counts at its first one alone.
+    """
+    shards, wholes = [], []
+    for parameter in parameters:
+        gradient: Any = parameter.grad
+        if gradient is None:
+            continue
+        is_cut = False
+        if isinstance(gradient, DTensor):
+            gradient = local_of(gradient, parameter.placements)  # type: ignore[attr-defined]
+            is_cut = is_sliced(parameter, ranks)
+        if is_cut or ranks.tensor_rank == 0:
+            (shards if _is_sharded(parameter, ranks) else wholes).append(gradient)
+    return torch.stack([_squared_norm(shards, device), _squared_norm(wholes, device)])
 
 
 def scale(parameters: Sequence[nn.Parameter], factor: torch.Tensor) -> None:

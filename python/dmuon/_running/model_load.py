@@ -105,7 +105,7 @@ class ModelLoad:
             if problem := self._runtime.shards.problem(index, value):
                 self._load.problems.append(f"'{key}': {problem}.")
             else:
-                self._load.values[index] = self._runtime.shards.cut(value)
+                self._load.values[index] = self._runtime.shards.cut(index, value)
             state_dict[key] = parameter
 
     def _after_load(self, module: nn.Module, incompatible: Any) -> None:

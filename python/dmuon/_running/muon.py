@@ -147,7 +147,7 @@ class Muon(torch.optim.Optimizer):
             group["params"] = [self._runtime.placeholders[index] for index in group["params"]]
         self._leaf_of = {parameter: index for index, parameter in enumerate(self._runtime.placeholders)}
         self._ungrouped, self._adamw = UngroupedParameters(self._runtime), InnerAdamW()
-        self._skipped = SkippedSteps(self._runtime.device, speaks=self._runtime.ranks.slot == 0)
+        self._skipped = SkippedSteps(self._runtime.device, speaks=self._runtime.ranks.owner == 0)
         self._defaults_of, self._former = {"muon": muon, "adamw": adamw}, dedication.former
         self._runtime.step_agreement.first_lrs = {"muon": lr, "adamw": adamw["lr"]}
         super().__init__([*of_muon, *of_adamw], {**muon})
@@ -191,7 +191,7 @@ class Muon(torch.optim.Optimizer):
             param_group.update(before)
             raise
         if algorithm == "adamw":
-            self._runtime.add_plain([p for p in param_group["params"] if not isinstance(p, DTensor)])
+            self._runtime.add_plain([p for p in param_group["params"] if not self._runtime.is_sharded(p)])
 
     def _new_members(self, params: Any, algorithm: str) -> list[torch.Tensor]:
         """Returns the parameters of a new group. Raises ValueError if one is in a group or cannot be in this one."""

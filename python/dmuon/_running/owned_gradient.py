@@ -62,13 +62,13 @@ class Gradient:
     def norm(self) -> torch.Tensor:
         """Returns the 2-norm of the mean over all ranks, in a form that combines with norms of FSDP2's gradients."""
         runtime = self._alive()
-        if runtime.ranks.size > 1 and any(p.requires_grad for p in runtime.plain_parameters):
+        if runtime.ranks.num_slots > 1 and any(p.requires_grad for p in runtime.plain_parameters):
             raise ValueError(
                 "dmuon: a norm of torch's with parameters that no fully_shard manages: their gradients are averaged "
                 "over the ranks by dmuon.clip_grad_norm_(model, max_norm) or the step. Expected: dmuon.clip_grad_norm_."
             )
         norm: torch.Tensor = runtime.step_agreement.owned_norms()[self._index]
-        mesh = runtime.shards.mesh
+        mesh = runtime.shards.mesh_of_norms
         if mesh is None or not runtime.fsdp_modules:
             return norm
         together: torch.Tensor = DTensor.from_local(norm, mesh, [Replicate()] * mesh.ndim, run_check=False)

@@ -8,12 +8,10 @@ from typing import Any
 
 import torch
 import torch.nn as nn
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import distributed as data_parallel
 
 from dmuon import _C
 from dmuon._running.unit_weights import UnitWeights
-from dmuon._running.weight import Weight
 from dmuon._setup.place import joined
 
 
@@ -29,7 +27,7 @@ class UnitReaders:
         """`runtime` is a Runtime, whose module imports this one. `index` is the unit's."""
         self._runtime: weakref.ref[Any] = weakref.ref(runtime)
         self._index = index
-        self.weights: dict[int, Weight] = {}  # by leaf
+        self.weights: dict[int, nn.Parameter] = {}  # by leaf, as modules see them
         self._met: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # whose readers are hooked
 
     def is_open(self) -> bool:
@@ -47,7 +45,7 @@ class UnitReaders:
         return module is not None or _C.in_backward()
 
     def _refuse_beside_shards(self, runtime: Any, module: nn.Module) -> None:
-        shards = [name for name, parameter in module._parameters.items() if isinstance(parameter, DTensor)]
+        shards = [name for name, parameter in module._parameters.items() if runtime.is_sharded(parameter)]
         places = [place for place in runtime.weights[self._index].places if place.module is module]
         if shards and places:
             raise ValueError(

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from dmuon import _C
 from dmuon._planning.owner_plan import Plan
+from dmuon._running.copies import Copies
 from dmuon._running.owned_gradient import Gradient, GradientTensor
 from dmuon._running.readers import LeafSource, UnitReaders, is_inside_itself
 from dmuon._running.step_agreement import StepAgreement
@@ -29,6 +30,7 @@ from dmuon._setup.options import dtypes_of
 from dmuon._setup.place import Place, restore_order
 from dmuon._setup.placeholder import OwnedTensor
 from dmuon._setup.sharded import fsdp_modules
+from dmuon._setup.tensor_parallel import local_part
 from dmuon._setup.units import Unit
 
 
@@ -61,7 +63,7 @@ class Runtime:
         self.num_means = 0  # Emas that were made
         self.no_sync_depth = 0
         self.fsdp_modules = fsdp_modules(model)
-        self.divide_factor = dedication.across_ranks.divide_factor(self.ranks.size)
+        self.divide_factor = dedication.across_ranks.divide_factor(self.ranks.num_slots)
         self._scaled: dict[torch.Tensor, Any] = {}  # handles of our hooks, by the parameter
         self.add_reader: Callable[[int, nn.Module], None]  # hooks a module that reads a unit's weights
         self.reader_modules: list[list[nn.Module]] = [[] for _ in units]  # by unit, as they were found
@@ -73,6 +75,9 @@ class Runtime:
             optimizer, model, self.fsdp_modules, self.engine, self.parts, self.ranks, device, self.divide_factor
         )
         self.step_agreement.show_placeholders = self.show_placeholders
+        copied = (i for i, leaf in enumerate(self.leaves) if leaf.cut is None and self.ranks.tensor_parallel > 1)
+        names = {part: self.leaves[index].name for index in copied for part in self.parts[index]}
+        self.step_agreement.copies = Copies(names, device)
         states = _C.add_states(self.engine)  # names of what owners keep for the rule of update
         self.placeholders = self._make_placeholders(dedication.meta_start)
         self._cast: list[Place] = []  # places of leaves whose compute dtype is another
@@ -81,7 +86,7 @@ class Runtime:
         self.engine.before_end_of_backward(lambda: run() if (run := end_uses()) else None)
         for module, order in dedication.known.items():
             restore_order(module, order)
-        others = (p for p in model.parameters() if not isinstance(p, OwnedTensor | DTensor))
+        others = (p for p in model.parameters() if not isinstance(p, OwnedTensor) and not self.is_sharded(p))
         self.plain_parameters: list[torch.Tensor] = list(others)  # neither dmuon nor fully_shard manages these
         dtypes = [placeholder.dtype for placeholder in self.placeholders]
         self.shards = OwnedShards(self.transfers, self.leaves, dtypes, states, self.ranks, dedication.mesh)
@@ -90,14 +95,17 @@ class Runtime:
         options = _C.EngineOptions()
         options.device = self.device
         options.step = dedication.schedule
-        options.gradient_scale = self.ranks.size / self.divide_factor
+        options.gradient_scale = self.ranks.num_slots / self.divide_factor
         options.host_replicates = self.ranks.host_replicates
         units = []
         for unit in self.units:
             dtype = self.leaves[unit.leaves[0]].parameter.dtype if unit.leaves else torch.float32
             units.append(_C.UnitSpec(unit.label, *dtypes_of(dedication.mp_policy, dtype), unit.host))
         sizes = [list(leaf.shape) for leaf in self.leaves]
-        return _C.Engine(options, engine_groups(self.ranks), self.plan.native, units, sizes)
+        cuts = [None if leaf.cut is None else _C.Cut(*leaf.cut) for leaf in self.leaves]
+        if self.ranks.tensor_parallel == 1:
+            cuts = []
+        return _C.Engine(options, engine_groups(self.ranks), self.plan.native, units, sizes, cuts)
 
     def _make_placeholders(self, meta_start: MetaStart | None) -> list[nn.Parameter]:
         placeholders, gradients = [], []
@@ -114,15 +122,26 @@ class Runtime:
         self.engine.set_placeholders(placeholders, gradients)
         return placeholders
 
+    def is_sharded(self, parameter: torch.Tensor) -> bool:
+        """True if fully_shard manages a parameter, which is then a DTensor over the ranks of the mesh."""
+        return isinstance(parameter, DTensor) and parameter.device_mesh != self.ranks.tensor_mesh
+
     def owners_of(self, index: int) -> int | tuple[int, ...]:
-        """Returns the slot that owns a leaf, or the slots that own parts of it, in the parts' order."""
+        """Returns the owner of a leaf, or the owners of parts of it, in the parts' order."""
         owners = tuple(dict.fromkeys(self.plan.owner[part] for part in self.parts[index]))
         return owners[0] if len(owners) == 1 else owners
 
     def local(self, index: int, whole: torch.Tensor) -> torch.Tensor:
-        """Returns the part of a whole leaf that this rank's module has: its own experts if the stack is divided."""
-        columns = self.leaves[index].num_columns
-        return whole.chunk(columns)[self.ranks.shard] if columns > 1 else whole
+        """Returns the part of a whole leaf that this rank's module has: its own experts, or its slice."""
+        leaf = self.leaves[index]
+        if leaf.num_columns > 1:
+            return whole.chunk(leaf.num_columns)[self.ranks.shard]
+        return whole if leaf.slices is None else leaf.slices.of_rank(whole, self.ranks.tensor_rank)
+
+    def gathered(self, index: int, name: str) -> torch.Tensor:
+        """Returns a leaf's whole named tensor, of its owners, on every rank. Collective."""
+        found, slices = self.transfers.gather(index, name), self.leaves[index].slices
+        return found if slices is None else slices.gathered(found)
 
     def owned_state(self, index: int) -> dict[str, torch.Tensor]:
         """Returns a leaf's state for the optimizer: tensors at its owner; placeholders elsewhere and for parts."""
@@ -133,7 +152,8 @@ class Runtime:
         for name in names:
             own, shape = self.transfers.owned_parts(index, name), self.shards.shape(index, name)
             if len(own) == len(self.parts[index]) == 1:
-                state[name] = own[0].tensor.view(shape)
+                of_rank = own[0].tensor.view(self.transfers.sizes_of(index, name))
+                state[name] = of_rank if leaf.cut is None else leaf.slices.as_dtensor(of_rank)
             else:
                 state[name] = OwnedTensor(f"{leaf.name}.{name}", shape, torch.float32, self.device, None)
         return state
@@ -149,13 +169,13 @@ class Runtime:
 
     def _bind(self, index: int, policy: MixedPrecisionPolicy) -> UnitWeights:
         unit = self.engine.unit(index)
-        weights = [Weight.over(view) for view in unit.weight_tensors()]
-        self.engine.bind(index, weights)
+        packed = [Weight.over(view) for view in unit.weight_tensors()]
+        leaves = unit.packing().leaves
+        weights = [self._as_seen(leaf.index, weight) for leaf, weight in zip(leaves, packed, strict=True)]
+        self.engine.bind(index, weights, self._slice_of_gradient)
         places = []
-        self.readers[index].weights = {
-            leaf.index: weight for leaf, weight in zip(unit.packing().leaves, weights, strict=True)
-        }
-        for leaf, weight in zip(unit.packing().leaves, weights, strict=True):
+        self.readers[index].weights = {leaf.index: weight for leaf, weight in zip(leaves, weights, strict=True)}
+        for leaf, weight in zip(leaves, weights, strict=True):
             placeholder, in_forward = self.placeholders[leaf.index], None
             if dtypes_of(policy, placeholder.dtype)[0] != placeholder.dtype:
                 of_compute_dtype = cast("OwnedTensor", placeholder).of_dtype(weight.dtype)
@@ -166,7 +186,17 @@ class Runtime:
             for place in self.leaves[leaf.index].places:
                 place.put_back(placeholder, weight, in_forward)
                 places.append(place)
-        return UnitWeights(places, weights, lambda: self._take_back(index))
+        return UnitWeights(places, packed, lambda: self._take_back(index))
+
+    def _as_seen(self, index: int, packed: Weight) -> nn.Parameter:
+        """Returns what a leaf's modules compute with: its packed weight, or a DTensor that shares its memory."""
+        slices = self.leaves[index].slices
+        return packed if slices is None else nn.Parameter(slices.as_dtensor(packed.detach()))
+
+    def _slice_of_gradient(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
+        slices = self.leaves[index].slices
+        assert slices is not None
+        return slices.of_gradient(gradient)
 
     def _end_uses(self) -> None:
         for weights in self.weights:
@@ -175,8 +205,9 @@ class Runtime:
     def _take_back(self, index: int) -> None:
         """Takes a unit's weights for new masters, which a module has changed. Collective."""
         self.refuse_while_averaged(f"a change of the weights of '{self.units[index].label}' in a forward")
-        whole = [w for leaf, w in self.readers[index].weights.items() if self.leaves[leaf].num_columns == 1]
-        checksums = [checksum(weight).cpu() for weight in whole]
+        weights = self.readers[index].weights.items()
+        whole = [w for leaf, w in weights if self.leaves[leaf].num_columns == 1 and self.leaves[leaf].cut is None]
+        checksums = [checksum(local_part(weight)).cpu() for weight in whole]
         self.num_changes += 1
         self.engine.take_back(index, int(checksum(torch.stack(checksums))) if checksums else 0)
 
@@ -191,7 +222,7 @@ class Runtime:
 
         Scales at the source, so that sums of micro-steps, norms and momentum all have one size.
         """
-        scale = self.ranks.size / self.divide_factor
+        scale = self.ranks.num_slots / self.divide_factor
         for parameter in parameters if scale != 1 else ():
             if parameter not in self._scaled:
                 is_trainable = parameter.requires_grad

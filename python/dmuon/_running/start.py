@@ -112,7 +112,7 @@ def start(
         end_setup(dedication)
         guard_casts(runtime)
     dedication.runtime = runtime
-    if dedication.ranks.slot == 0:
+    if dedication.ranks.owner == 0:
         _warn_of_large_units(runtime)
     return runtime
 

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from dmuon import _C
 from dmuon._running import host_gradients
+from dmuon._running.copies import Copies
 from dmuon._running.divide_factor import problem_of_factors
 from dmuon._running.host_state import end_failed_backward, problem_of_unreduced
 from dmuon._setup.agreement import agreement
@@ -48,6 +49,7 @@ class StepAgreement:
     divide_factor: float
     first_lrs: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)  # the constructor's, by algorithm
     show_placeholders: Callable[[], None] = dataclasses.field(init=False)  # a pass that raised has left weights
+    copies: Copies = dataclasses.field(init=False)
     made: list[torch.Tensor] = dataclasses.field(default_factory=list, init=False)  # by the last call of `verdict`
     zeroed: set[str] = dataclasses.field(default_factory=set, init=False)  # leaves, by zero_ since the last message
     _lost: str | None = dataclasses.field(default=None, init=False)  # if a backward has raised
@@ -97,8 +99,10 @@ class StepAgreement:
                 parameters = self.host_parameters()
                 self.made = host_gradients.average(parameters, self.ranks, self.engine)
                 # Gradients that FSDP2 has not reduced may still be in flight.
-                norms = host_gradients.squared_norms(() if problem else parameters, self.device)
+                norms = host_gradients.squared_norms(() if problem else parameters, self.device, self.ranks)
                 found = self.engine.agree(norms, zlib.crc32("\n".join(settings).encode()))
+                if not problem:
+                    self._check_copies(found)
         except _C.SettingsDiffer:  # on all ranks, so these may exchange more
             with agreement(
                 self.ranks, "dmuon: clip_grad_norm_ or Muon.step", "the same settings on every rank"
@@ -115,6 +119,13 @@ class StepAgreement:
             self.engine.forget_verdict()  # else the next call would go on with it
             raise ValueError(problem)
         return found
+
+    def _check_copies(self, found: _C.Verdict) -> None:
+        try:
+            self.copies.check(found)
+        except ValueError:
+            self.engine.forget_verdict()  # else the next call would go on with it
+            raise
 
     def end_failed_backward(self, failed: bool = False, in_step: bool = False) -> None:
         """Ends a backward that has raised, in the engine and in FSDP2. Notes if gradients are lost.
@@ -202,7 +213,7 @@ class StepAgreement:
                 f"dmuon: the gradient of '{name}' was assigned, which its owner does not see. Expected: a change of "
                 "what .grad is (mul_ and div_ by a number, zero_), or None in its place."
             )
-        return problem_of_factors(self.model, self.fsdp_modules, self.divide_factor, unset=float(self.ranks.size))
+        return problem_of_factors(self.model, self.fsdp_modules, self.divide_factor, unset=float(self.ranks.num_slots))
 
     def _assigned_gradient(self) -> str | None:
         """Returns the name of a leaf whose gradient's placeholder the user has replaced, or None."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch._functorch.pyfunctorch import GradInterpreter, retrieve_all_functorch_interpreters
 from torch.autograd import forward_ad
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 TensorMap = Callable[[torch.Tensor], torch.Tensor]
 
@@ -62,6 +63,28 @@ def tensors_requiring_grad(value: Any) -> list[torch.Tensor]:
     if is_transformed():
         tensors = list({id(inner): inner for tensor in tensors for inner in _inside(tensor)}.values())
     return [tensor for tensor in tensors if tensor.requires_grad]
+
+
+class _Arrived(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: AsyncCollectiveTensor) -> torch.Tensor:  # type: ignore[override]
+        waited: torch.Tensor = tensor.wait()
+        return waited
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return gradient
+
+
+def arrived(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor itself, or what a collective of DTensor is about to fill.
+
+    A compiled module would give such an input, an AsyncCollectiveTensor, a gradient of zero.
+    """
+    if not isinstance(tensor, AsyncCollectiveTensor):
+        return tensor
+    waited: torch.Tensor = _Arrived.apply(tensor)  # type: ignore[no-untyped-call]
+    return waited
 
 
 def is_transformed() -> bool:

@@ -53,7 +53,7 @@ class UngroupedParameters:
         self._trained.update(new.values())
         grouped = {p for group in groups for p in group["params"]} if new else set()
         seen = (self._step, [f"'{clean_name(name)}'" for name, p in new.items() if p not in grouped])
-        said, self._unsaid = (seen, (0, [])) if self._runtime.ranks.slot == 0 else (self._unsaid, seen)
+        said, self._unsaid = (seen, (0, [])) if self._runtime.ranks.owner == 0 else (self._unsaid, seen)
         self._step += 1
         key = f"dmuon: in no group {zlib.crc32(f'{self._model} {said}'.encode())}"
         alone = self._runtime.ranks.size == 1

@@ -10,15 +10,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement
 
 from dmuon import _C
 from dmuon._setup.leaf import Leaf
 from dmuon._setup.placeholder import OwnedTensor
 from dmuon._setup.ranks import Ranks
+from dmuon._setup.tensor_parallel import joined_meshes, local_part, placements_with
 
 MASTER = "master"
 _PIECE = 1 << 24  # elements, as the engine's pieces of shards
+
+_Parts = dict[int, torch.Tensor]  # by leaf
 
 
 class OwnedShards:
@@ -52,15 +55,28 @@ class OwnedShards:
             return init_device_mesh(self._ranks.device_type, (dist.get_world_size(),))
         return self._given
 
+    @functools.cached_property
+    def _mesh_with_slices(self) -> DeviceMesh:
+        assert self.mesh is not None and self._ranks.tensor_mesh is not None
+        return joined_meshes(self.mesh, self._ranks.tensor_mesh)
+
     @property
-    def placements(self) -> list[Placement]:
-        """The placements of every leaf."""
-        return [Replicate()] * (0 if self.mesh is None else self.mesh.ndim - 1) + [Shard(0)]
+    def mesh_of_norms(self) -> DeviceMesh | None:
+        """The mesh on which FSDP2 has most parameters: torch adds norms up on one mesh alone."""
+        return self.mesh if self._ranks.tensor_mesh is None else self._mesh_with_slices
+
+    def mesh_of(self, index: int) -> DeviceMesh | None:
+        """Returns the mesh of a leaf's DTensors. With tensor parallelism it has a dimension more."""
+        return self.mesh if self._leaves[index].slices is None else self._mesh_with_slices
+
+    def placements_of(self, index: int) -> list[Placement]:
+        """Returns the placements of a leaf's DTensors."""
+        return placements_with(self._leaves[index].slices, 1 if self.mesh is None else self.mesh.ndim)
 
     def read(self, indices: Sequence[int], name: str, dtype: torch.dtype) -> list[torch.Tensor]:
         """Returns the tensors of this name, each with memory of its own. Collective."""
         flat = self._transfers.to_shards(indices, name, dtype)
-        return [self._as_saved(self.shape(index, name), values) for index, values in zip(indices, flat, strict=True)]
+        return [self._as_saved(index, name, values) for index, values in zip(indices, flat, strict=True)]
 
     def shape(self, index: int, name: str) -> torch.Size:
         """Returns the shape of a leaf's named tensor, which has the leaf's first dimension.
@@ -69,6 +85,8 @@ class OwnedShards:
             ValueError: that dimension does not divide the tensor, so that no rows of it belong to rows of the leaf.
         """
         leaf, sizes = self._leaves[index], self._transfers.sizes_of(index, name)
+        if leaf.cut is not None:  # a rank has slices of it alone, and only states that are cut like the leaf
+            return leaf.shape
         rows, elements = leaf.shape[0], math.prod(sizes)
         if elements % rows:
             raise ValueError(
@@ -76,13 +94,15 @@ class OwnedShards:
             )
         return torch.Size(sizes if sizes[0] == rows else (rows, elements // rows))
 
-    def _as_saved(self, shape: torch.Size, flat: torch.Tensor) -> torch.Tensor:
-        if self.mesh is None:
+    def _as_saved(self, index: int, name: str, flat: torch.Tensor) -> torch.Tensor:
+        shape, mesh = self.shape(index, name), self.mesh_of(index)
+        if mesh is None:
             return flat.view(shape)
-        local = flat.view(-1, *shape[1:])
+        of_rank = self._transfers.sizes_of(index, name) if self._leaves[index].cut is not None else shape
+        local = flat.view(-1, *of_rank[1:])
         stride = torch.empty(shape, device="meta").stride()
         made: torch.Tensor = DTensor.from_local(
-            local, self.mesh, self.placements, run_check=False, shape=shape, stride=stride
+            local, mesh, self.placements_of(index), run_check=False, shape=shape, stride=stride
         )
         return made
 
@@ -97,33 +117,41 @@ class OwnedShards:
             return "expected values, got the placeholder of another model, which has them in its state_dict()"
         if value.is_meta or not value.is_floating_point():
             return f"expected floating values, got {value.dtype} on {value.device}"
-        if isinstance(value, DTensor) and value.device_mesh != self.mesh:
-            return (
-                f"expected a DTensor on {self.mesh}, or the whole tensor on every rank, got one on {value.device_mesh}"
-            )
-        cut = value if isinstance(value, DTensor) and list(value.placements) == self.placements else None
-        if cut is not None and self.mesh is not None:
+        mesh = self.mesh_of(index)
+        if isinstance(value, DTensor) and value.device_mesh != mesh:
+            return f"expected a DTensor on {mesh}, or the whole tensor on every rank, got one on {value.device_mesh}"
+        cut = value if isinstance(value, DTensor) and list(value.placements) == self.placements_of(index) else None
+        if cut is not None and mesh is not None:
             # As pickled: the mesh of another rank has that rank's.
-            theirs, here = cut.device_mesh.get_coordinate(), self.mesh.get_coordinate()
-            if theirs and here and theirs[-1] != here[-1]:
+            theirs, here = (self._part(one.get_coordinate()) for one in (cut.device_mesh, mesh))
+            if theirs and here and theirs != here:
                 return (
-                    f"expected part {here[-1]}, this rank's, got part {theirs[-1]}. (If one rank alone saved "
+                    f"expected part {here}, this rank's, got part {theirs}. (If one rank alone saved "
                     "the checkpoint: save by torch.distributed.checkpoint, or inside of dmuon.whole_states.)"
                 )
-        if cut is not None and cut.to_local().shape[0] != self._local_rows(shape[0]):
-            return f"expected a shard of {self._local_rows(shape[0])} rows, got one of {cut.to_local().shape[0]}"
+        of_rank = self._transfers.sizes_of(index, name) if self._leaves[index].cut is not None else shape
+        if cut is not None and cut.to_local().shape[0] != self._local_rows(of_rank[0]):
+            return f"expected a shard of {self._local_rows(of_rank[0])} rows, got one of {cut.to_local().shape[0]}"
         return None
 
-    def cut(self, value: torch.Tensor, sends: bool = False) -> torch.Tensor:
-        """Returns a DTensor with the placements of every leaf, other tensors as they are.
+    def _part(self, coordinate: Sequence[int] | None) -> str:
+        """Returns the part that ranks with a coordinate have; replicates have equal parts."""
+        first = 0 if self.mesh is None else self.mesh.ndim - 1
+        return ", ".join(map(str, (coordinate or ())[first:]))
+
+    def cut(self, index: int, value: torch.Tensor, sends: bool = False) -> torch.Tensor:
+        """Returns a leaf's DTensor with its placements, or as a whole tensor. Returns other tensors as they are.
 
         `sends`: False to return also a DTensor as it is from which this rank lacks its shard. True is collective.
         """
-        if not isinstance(value, DTensor) or list(value.placements) == self.placements:
+        placements = self.placements_of(index)
+        if not isinstance(value, DTensor) or list(value.placements) == placements:
             return value
         if not sends and any(not placement.is_replicate() for placement in value.placements):
             return value
-        cut: torch.Tensor = value.redistribute(placements=self.placements)
+        if self._leaves[index].slices is not None:
+            return value.full_tensor().detach()  # DTensor cuts no dimension twice
+        cut: torch.Tensor = value.redistribute(placements=placements)
         return cut.detach()
 
     def _column(self) -> int:
@@ -141,14 +169,26 @@ class OwnedShards:
 
         Units see new masters after the engine's `publish`.
         """
-        values = {index: self.cut(values[index], sends=True) for index in sorted(values)}
+        self._write(*self._parts(values), name)
+
+    def _parts(self, values: Mapping[int, torch.Tensor]) -> tuple[_Parts, _Parts]:
+        """Returns this rank's shards, flat, and what this rank has of leaves that are whole. Collective."""
+        shards, wholes = {}, {}
+        for index in sorted(values):
+            value = self.cut(index, values[index].detach(), sends=True)
+            slices = self._leaves[index].slices
+            if isinstance(value, DTensor):
+                shards[index] = local_part(value).flatten()
+            else:
+                wholes[index] = value if slices is None else slices.of_rank(value, self._ranks.tensor_rank)
+        return shards, wholes
+
+    def _write(self, shards: _Parts, wholes: _Parts, name: str) -> None:
         if name == MASTER:
-            self.without_values -= values.keys()
-        whole = {index: value for index, value in values.items() if not isinstance(value, DTensor)}
-        sharded = [index for index in values if index not in whole]
-        self._transfers.from_shards(sharded, name, [_flat(values[index]) for index in sharded])
-        for index, value in whole.items():
-            self._transfers.scatter(index, name, value.detach())
+            self.without_values -= shards.keys() | wholes.keys()
+        self._transfers.from_shards(list(shards), name, list(shards.values()))
+        for index, value in wholes.items():
+            self._transfers.scatter(index, name, value)
 
     def write_weights(self, values: Mapping[int, torch.Tensor]) -> None:
         """Writes masters from weights in the leaves' own dtypes. Collective. Call `publish` afterwards.
@@ -171,26 +211,21 @@ class OwnedShards:
             yield piece
 
     def _write_piece(self, values: Mapping[int, torch.Tensor]) -> None:
-        new = {index: value.detach() for index, value in values.items()}
-        low = [index for index in sorted(new) if self.dtypes[index] != torch.float32]
-        sharded = [index for index in low if isinstance(new[index], DTensor)]
-        for index, old in zip(sharded, self.read(sharded, MASTER, torch.float32), strict=True):
-            new[index] = self._changed(index, old, new[index])
-        for index in low:
-            if index not in sharded and (parts := self._transfers.owned_parts(index, MASTER)):
-                flat = new[index].reshape(-1).to(parts[0].tensor.device, torch.float32, copy=True)
+        shards, wholes = self._parts(values)
+        low = [index for index in shards if self.dtypes[index] != torch.float32]
+        for index, old in zip(low, self._transfers.to_shards(low, MASTER, torch.float32), strict=True):
+            shards[index] = self._changed(index, old, shards[index])
+        for index in wholes:
+            parts = self._transfers.owned_parts(index, MASTER) if self.dtypes[index] != torch.float32 else []
+            if parts:
+                flat = wholes[index].reshape(-1).to(parts[0].tensor.device, torch.float32, copy=True)
                 for part in parts:
                     new_part = flat[part.elements.begin : part.elements.end]
                     new_part.copy_(self._changed(index, part.tensor.view(-1), new_part))
-                new[index] = flat
-        self.write(new, MASTER)
+                wholes[index] = flat
+        self._write(shards, wholes, MASTER)
 
     def _changed(self, index: int, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         """Returns `new` in fp32, but `old` in elements that are equal in the leaf's own dtype."""
         value = new.to(old.device, self.dtypes[index])
         return torch.where(old.to(value.dtype) == value, old, value.float())
-
-
-def _flat(value: Any) -> torch.Tensor:
-    local: torch.Tensor = value.to_local().detach().flatten()
-    return local

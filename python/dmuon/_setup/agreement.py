@@ -56,11 +56,11 @@ def agreement(
 
 def largest_unless(ranks: Ranks, error: Exception | None, numbers: Sequence[float]) -> list[float]:
     """Returns `largest`. If a rank has an error, all ranks raise instead, as `agreement` does. Collective."""
-    minus_first, *found = largest(ranks, [-ranks.size if error is None else -ranks.slot, *numbers])
+    minus_first, *found = largest(ranks, [-ranks.size if error is None else -ranks.owner, *numbers])
     first = -int(minus_first)
     if first == ranks.size:
         return found
-    theirs = from_slot(ranks, first, None if error is None else described(error))
+    theirs = from_owner(ranks, first, None if error is None else described(error))
     if error is None:
         raise ValueError(f"{theirs} (on rank {ranks.everyone[first]})")
     if isinstance(error, ValueError):
@@ -69,39 +69,39 @@ def largest_unless(ranks: Ranks, error: Exception | None, numbers: Sequence[floa
 
 
 def _raise_difference(ranks: Ranks, function: str, wanted: str, facts: list[str]) -> NoReturn:
-    pairs = itertools.zip_longest(from_slot(ranks, 0, facts), facts, fillvalue="nothing")
+    pairs = itertools.zip_longest(from_owner(ranks, 0, facts), facts, fillvalue="nothing")
     difference = next(((first, own) for first, own in pairs if first != own), None)
-    (minus_slot,) = largest(ranks, [-ranks.size if difference is None else -ranks.slot])
-    slot = -int(minus_slot)
-    expected, got = from_slot(ranks, slot, difference)  # type: ignore[misc]  # that slot has one
+    (minus_owner,) = largest(ranks, [-ranks.size if difference is None else -ranks.owner])
+    owner = -int(minus_owner)
+    expected, got = from_owner(ranks, owner, difference)  # type: ignore[misc]  # that rank has one
     raise ValueError(
         f"{function}: ranks differ. Expected: {wanted}. "
-        f"Rank {ranks.everyone[0]} has: {expected}; rank {ranks.everyone[slot]} has: {got}"
+        f"Rank {ranks.everyone[0]} has: {expected}; rank {ranks.everyone[owner]} has: {got}"
     )
 
 
 def from_first(ranks: Ranks, make: Callable[[], T]) -> T:
-    """Calls `make` at slot 0 and returns its result on every rank, or raises its error as ValueError. Collective."""
+    """Calls `make` at the first rank and returns its result on every rank, or raises its error as ValueError. Collective."""
     answer: tuple[T | None, str | None] = (None, None)
     cause: Exception | None = None
-    if ranks.slot == 0:
+    if ranks.owner == 0:
         try:
             answer = (make(), None)
         except Exception as error:  # of any kind: the other ranks wait for the answer
             answer, cause = (None, described(error)), error
-    value, problem = from_slot(ranks, 0, answer)
+    value, problem = from_owner(ranks, 0, answer)
     if problem is not None:
         raise ValueError(problem) from cause
     return value  # type: ignore[return-value]
 
 
-def from_slot(ranks: Ranks, slot: int, value: T) -> T:
-    """Returns the value of one rank. Collective. A rank holds at most its own value and that one."""
+def from_owner(ranks: Ranks, owner: int, value: T) -> T:
+    """Returns the value of one rank, by its number in `everyone`. Collective. A rank holds at most its own value and that one."""
     group = everyone_group(ranks)
     if group is None:
         return value
-    held: list[Any] = [value if ranks.slot == slot else None]
-    dist.broadcast_object_list(held, src=ranks.everyone[slot], group=group)
+    held: list[Any] = [value if ranks.owner == owner else None]
+    dist.broadcast_object_list(held, src=ranks.everyone[owner], group=group)
     return cast("T", held[0])
 
 
@@ -116,7 +116,7 @@ def largest(ranks: Ranks, numbers: Sequence[float]) -> list[float]:
 
 
 def all_gather(ranks: Ranks, value: T) -> list[T]:
-    """Returns the value of every rank, by slot. Collective. The only call here that holds all ranks' values."""
+    """Returns the value of every rank, as `everyone` has them. Collective. The only call here that holds all ranks' values."""
     group = everyone_group(ranks)
     if group is None:
         return [value]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import logging
 import os
 from typing import Any
@@ -25,7 +26,8 @@ from dmuon._setup.ranks import Ranks, check_mesh, check_timeout, contradicted_by
 from dmuon._setup.routing import DEDICATION, Select, route
 from dmuon._setup.routing_table import RoutingTable
 from dmuon._setup.rules import unfit_entries
-from dmuon._setup.sharded import check_sharded, mesh_and_policy_of, release
+from dmuon._setup.sharded import check_sharded, managed_by_fsdp, mesh_and_policy_of, release
+from dmuon._setup.tensor_parallel import find_tensor_mesh
 from dmuon._setup.units import Units, chosen_units
 from dmuon._setup.wrappers import refused_wrapper, unwrapped
 
@@ -163,7 +165,8 @@ def dedicate_params(
     plain = unwrapped(model)
     mesh_there, policy_there = mesh_and_policy_of(plain)
     mesh, mp_policy = mesh or mesh_there, mp_policy or policy_there
-    ranks = resolve_ranks(mesh, plain, timeout)
+    managed = managed_by_fsdp(plain) if isinstance(plain, nn.Module) else {}
+    ranks = resolve_ranks(mesh, plain, timeout, functools.partial(find_tensor_mesh, plain, managed))
     step = (node_copy, lookahead, max_units_in_flight, reshard_after_forward)
     planning = Planning(strategy, plan, costs, layout_slack, max_memory_bytes)
     across_ranks = AcrossRanks(sync_from_rank0, gradient_divide_factor)
@@ -176,10 +179,12 @@ def dedicate_params(
         schedule = step_options(*step)
         planning.check(schedule)
         across_ranks.check()
-        leaves, table = route(model, select)
+        leaves, table = route(model, select, ranks=ranks)
         chosen = chosen_units(model, units)
         check_sharded(leaves, model, ranks)
-        facts.append(f"options {(policy, planning, across_ranks, step, timeout, ranks.rows, ranks.mesh_rows)}")
+        shape = ranks.num_replicates, ranks.num_shards, ranks.everyone, ranks.host_replicates
+        facts.append(f"options {(policy, planning, across_ranks, step, timeout, *shape)}")
+        facts.append(f"tensor parallelism over {1 if ranks.tensor_mesh is None else ranks.tensor_mesh.size()} ranks")
         facts += _facts_of(model, leaves, table, chosen)
 
     _warn(ranks, model, mesh, table)
@@ -208,6 +213,7 @@ def _facts_of(
     facts = [f"{row} {parameter.dtype}" for row, parameter in zip(table, model.parameters(), strict=True)]
     divided = (leaf for leaf in leaves if leaf.num_columns > 1)
     facts += [f"'{leaf.name}' divided by experts over {leaf.num_columns} ranks" for leaf in divided]
+    facts += [f"'{leaf.name}' by {leaf.slices.placement} over its slot" for leaf in leaves if leaf.slices is not None]
     names = {module: name for name, module in model.named_modules()}
     return [*facts, *(f"unit of {[names[module] for module in modules]}" for modules in chosen)]
 
@@ -217,7 +223,7 @@ _warned_of: set[str] = set()  # entries of by_class, once a process: another mod
 
 def _warn(ranks: Ranks, model: nn.Module, mesh: DeviceMesh | None, table: RoutingTable) -> None:
     """Warns of choices that the user may not intend, on one rank."""
-    if ranks.slot != 0:
+    if ranks.owner != 0:
         return
     for doubt in table.doubts():
         logger.warning("dmuon: %s", doubt)

@@ -50,20 +50,25 @@ def process_groups(ranks: Ranks) -> tuple[dist.ProcessGroup | None, ...]:
     """Creates the groups of an engine, in one order on every rank. Collective.
 
     Returns:
-        Of weights and gradients: row, column; of words over the host: row, column, everyone.
+        Of weights and gradients: row, column, slices of tensor parallelism; of words over the host: the same, everyone.
     """
     everyone = everyone_group(ranks)
 
     def over_host(purpose: str, members: tuple[int, ...]) -> dist.ProcessGroup | None:
         return everyone if members == ranks.everyone else _group(purpose, members, ranks, host=True)
 
-    host = over_host("host row", ranks.row), over_host("host column", ranks.column)
-    return row_group(ranks), column_group(ranks), *host, everyone
+    host = (
+        over_host("host row", ranks.row),
+        over_host("host column", ranks.column),
+        over_host("host slices", ranks.slot_members),
+    )
+    slices = _group("slices", ranks.slot_members, ranks, host=False)
+    return row_group(ranks), column_group(ranks), slices, *host, everyone
 
 
 def engine_groups(ranks: Ranks) -> _C.SharedMesh:
     """Returns what models on one mesh share. Waits for no rank once `process_groups` was called."""
-    groups = row, column, host_row, host_column, everyone = process_groups(ranks)
+    groups = row, column, slices, host_row, host_column, host_slices, everyone = process_groups(ranks)
     key = (ranks.slot, *map(id, groups))
     if key not in _engine_groups:
 
@@ -81,6 +86,12 @@ def engine_groups(ranks: Ranks) -> _C.SharedMesh:
                 for dim, group in enumerate(ranks.mesh_groups)
                 if ranks.device_type != "cpu"
             ],
+            tensor_parallel=_C.TensorParallel(
+                over(slices, "slices", ranks.slot_members, ranks.device_type),
+                over(host_slices, "slices over the host", ranks.slot_members, "cpu"),
+            )
+            if ranks.tensor_parallel > 1
+            else None,
         )
         _engine_groups[key] = (made, groups)
     return _engine_groups[key][0]
@@ -113,7 +124,8 @@ def _group(purpose: str, members: tuple[int, ...], ranks: Ranks, host: bool) -> 
     """Returns the group of a purpose and mesh in this process. Only its members wait for its creation."""
     if len(members) == 1:
         return None
-    key = (purpose, members, ranks.rows, ranks.device_type, ranks.timeout)
+    sides = ranks.num_replicates, ranks.num_shards, ranks.tensor_parallel
+    key = (purpose, members, sides, ranks.everyone, ranks.device_type, ranks.timeout)
     group = _groups.get(key)
     # The group may have been destroyed, between two runs in one process.
     if group is None or not _usable(group):

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from dmuon._setup.place import Place
 from dmuon._setup.shown import shown
+from dmuon._setup.tensor_parallel import Slices, local_part
 from dmuon.views import View
 
 MATRIX_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -29,16 +30,21 @@ class Leaf:
     parameter: nn.Parameter
     views: tuple[View, ...] = ()  # the matrices that Muon orthogonalises, one view after the other
     num_columns: int = 1  # columns of the mesh over which expert parallelism divides the first dimension; 1: undivided
+    slices: Slices | None = None  # of tensor parallelism; None of a plain tensor, which all its ranks have whole
 
     @property
     def shape(self) -> torch.Size:
         """The shape in the model: [rows, cols], or any shape if a view reads it."""
         return self.parameter.shape
 
+    @property
+    def cut(self) -> tuple[int, int] | None:
+        """How tensor parallelism cuts the leaf, see `Slices.cut`. None if all ranks of a slot have all of it."""
+        return None if self.slices is None else self.slices.cut
+
     def local(self) -> torch.Tensor:
         """Returns this rank's part of the leaf, before owners have the values."""
-        parameter = self.parameter.detach()
-        return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        return local_part(self.parameter)
 
     def unfit(self) -> str | None:
         """Returns a reason other than its dimensions why Muon cannot update the leaf; None if there is none."""

@@ -1,4 +1,4 @@
-"""The ranks of a mesh as rows and columns, and this rank's place among them."""
+"""The ranks of a mesh as rows and columns, this rank's place among them, and those that share its matrices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import os
 import threading
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -34,15 +34,18 @@ class Ranks:
     """The mesh as R replicates (rows) of G shards (columns) of global ranks, and this rank's place in it.
 
     The ranks of a row ascend, and so do the first ranks of rows, in whatever order the mesh has them: FSDP2 counts the
-    shards of a row in this order too.
+    shards of a row in this order too. With tensor parallelism each slot has T ranks, and each of these has a mesh of
+    its own, of the ranks that have the same slices.
     """
 
-    rows: tuple[tuple[int, ...], ...]
+    rows: tuple[tuple[int, ...], ...]  # those with this rank's slices
     slot: int  # this rank's, as plans count them: by rows
     device_type: str
     timeout: datetime.timedelta | None
     mesh_rows: tuple[tuple[int, ...], ...]  # the mesh in its own order: a 1-D mesh is one row even if it spans hosts
     mesh_groups: tuple[dist.ProcessGroup, ...] = ()  # of its dimensions; the host framework uses them
+    tensor_mesh: DeviceMesh | None = None  # 1-D, of tensor parallelism
+    slots: tuple[tuple[int, ...], ...] = ()  # the T ranks of each slot; () without tensor parallelism
 
     @property
     def host_replicates(self) -> int:
@@ -51,22 +54,37 @@ class Ranks:
 
     def as_one_node(self) -> Ranks:
         """Returns the same ranks in one row."""
-        return dataclasses.replace(self, rows=(self.everyone,))
+        return dataclasses.replace(self, rows=(self.by_slot,))
 
     @functools.cached_property
     def shape(self) -> _plan.Mesh:
-        """The mesh without its ranks; computes with slots."""
-        return _plan.Mesh(len(self.rows), len(self.rows[0]))
+        """The mesh without its ranks; computes with slots and owners."""
+        return _plan.Mesh(len(self.rows), len(self.rows[0]), self.tensor_parallel)
+
+    @property
+    def tensor_parallel(self) -> int:
+        """T, the number of ranks of a slot."""
+        return len(self.slots[0]) if self.slots else 1
+
+    @property
+    def tensor_rank(self) -> int:
+        """This rank's number among those of its slot."""
+        return self.slots[self.slot].index(self.by_slot[self.slot]) if self.slots else 0
+
+    @property
+    def owner(self) -> int:
+        """This rank's number in `everyone`, as plans count owners."""
+        return self.slot * self.tensor_parallel + self.tensor_rank
 
     @property
     def replicate(self) -> int:
         """This rank's row."""
-        return self.shape.replicate_of(self.slot)
+        return self.shape.replicate_of(self.owner)
 
     @property
     def shard(self) -> int:
         """This rank's column."""
-        return self.shape.shard_of(self.slot)
+        return self.shape.shard_of(self.owner)
 
     @property
     def num_replicates(self) -> int:
@@ -79,19 +97,34 @@ class Ranks:
         return self.shape.num_shards
 
     @property
+    def num_slots(self) -> int:
+        """R * G, the number of ranks that have different data."""
+        return self.num_replicates * self.num_shards
+
+    @property
     def size(self) -> int:
-        """R * G."""
+        """R * G * T."""
         return self.shape.num_owners()
 
     @property
-    def everyone(self) -> tuple[int, ...]:
-        """Global ranks by slot."""
+    def by_slot(self) -> tuple[int, ...]:
+        """Global ranks with this rank's slices, by slot."""
         return tuple(rank for row in self.rows for rank in row)
+
+    @property
+    def everyone(self) -> tuple[int, ...]:
+        """All global ranks, by owner."""
+        return tuple(rank for slot in self.slots for rank in slot) or self.by_slot
+
+    @property
+    def slot_members(self) -> tuple[int, ...]:
+        """Global ranks of this slot, which have the same data."""
+        return self.slots[self.slot] if self.slots else (self.here,)
 
     @property
     def here(self) -> int:
         """This rank, as the default process group counts it."""
-        return self.everyone[self.slot]
+        return self.by_slot[self.slot]
 
     @property
     def row(self) -> tuple[int, ...]:
@@ -109,8 +142,13 @@ def rows_of(table: torch.Tensor) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(int(rank) for rank in row) for row in table.reshape(-1, table.shape[-1]))
 
 
-def resolve_ranks(mesh: DeviceMesh | None, model: nn.Module, timeout: datetime.timedelta | None) -> Ranks:
-    """Returns the ranks of `mesh`. Collective over the mesh.
+def resolve_ranks(
+    mesh: DeviceMesh | None,
+    model: nn.Module,
+    timeout: datetime.timedelta | None,
+    find_tensor_mesh: Callable[[Collection[int], int], DeviceMesh | None],
+) -> Ranks:
+    """Returns the ranks of `mesh`. Collective over the mesh, and over the ranks of tensor parallelism.
 
     A 1-D mesh that spans hosts (LOCAL_WORLD_SIZE) gets a row for each host, so that weights and gradients travel in two
     stages. Bad arguments do not raise here, so that all ranks can refuse them together (`check_mesh`, `check_timeout`,
@@ -121,6 +159,7 @@ def resolve_ranks(mesh: DeviceMesh | None, model: nn.Module, timeout: datetime.t
         mesh: None means all ranks of the default process group, or this process alone if there is none.
         model: its device is the device of the ranks if `mesh` is None.
         timeout: the timeout of dmuon's process groups.
+        find_tensor_mesh: returns the mesh of tensor parallelism, given the ranks of `mesh` and this one.
 
     Raises:
         ValueError: `mesh` is no mesh, or does not hold this rank. Without a common mesh no other rank can know.
@@ -143,12 +182,33 @@ def resolve_ranks(mesh: DeviceMesh | None, model: nn.Module, timeout: datetime.t
     everyone = [rank for row in rows for rank in row]
     if here not in everyone:
         raise ValueError(f"dedicate_params: mesh: expected a mesh that holds this rank ({here}), got {mesh_rows}")
+    tensor_mesh = find_tensor_mesh(everyone, here)
+    slots: tuple[tuple[int, ...], ...] = ()
     with _watched(tuple(everyone)):
-        local_sizes, timeouts = _extremes(groups, device_type, (_local_world_size(), _milliseconds(timeout)))
-    if len(rows) == 1 and local_sizes[0] == local_sizes[1]:
-        rows = _hosts(rows[0], local_sizes[0])
+        numbers = _local_world_size(), _milliseconds(timeout), 1 if tensor_mesh is None else tensor_mesh.size()
+        local_sizes, timeouts, tensor_sizes = _extremes(groups, device_type, numbers)
+        if len(rows) == 1 and local_sizes[0] == local_sizes[1]:
+            rows = _hosts(rows[0], local_sizes[0])
+        if tensor_mesh is not None and 1 < tensor_sizes[0] == tensor_sizes[1]:
+            slots = _slots(tensor_mesh, everyone, device_type)
     agreed = datetime.timedelta(milliseconds=timeouts[0]) if 0 < timeouts[0] == timeouts[1] else None
-    return Ranks(rows, everyone.index(here), device_type, agreed, mesh_rows, groups)
+    return Ranks(rows, everyone.index(here), device_type, agreed, mesh_rows, groups, tensor_mesh, slots)
+
+
+def _slots(mesh: DeviceMesh, by_slot: Sequence[int], device_type: str) -> tuple[tuple[int, ...], ...]:
+    """Returns the ranks of each slot, from what each rank of this slot knows of its own slices. Collective over `mesh`.
+
+    Empty, which all ranks will refuse, if they do not know of equally many slots.
+    """
+    group, own = mesh.get_group(), mesh.mesh.flatten().tolist()
+    ((least, most),) = _extremes([group], device_type, [len(by_slot)])
+    if least != most:
+        return ()
+    words = torch.tensor(by_slot, device=device_type)
+    found = [torch.empty_like(words) for _ in own]
+    dist.all_gather(found, words, group=group)
+    by_rank = dict(zip(sorted(own), (one.tolist() for one in found), strict=True))  # groups count by global rank
+    return tuple(zip(*(by_rank[rank] for rank in own), strict=True))
 
 
 def check_mesh(mesh: DeviceMesh | None) -> None:

@@ -7,10 +7,11 @@ from typing import NoReturn
 
 import torch.nn as nn
 
-from dmuon._setup.expert_parallel import note_columns
+from dmuon._setup.expert_parallel import note_columns, note_slices
 from dmuon._setup.leaf import Leaf, find_parameters
 from dmuon._setup.place import holds_sentinel
 from dmuon._setup.placeholder import OwnedTensor
+from dmuon._setup.ranks import Ranks
 from dmuon._setup.routing_table import Route, RoutingTable
 from dmuon._setup.rules import Rules
 from dmuon._setup.sharded import managed_by_fsdp
@@ -82,13 +83,16 @@ def _ask(select: Select, entry: Leaf) -> tuple[tuple[View, ...], str] | None:
     return views, "selected by select()"
 
 
-def route(model: nn.Module, select: Select | None, function: str = _DEDICATES) -> tuple[list[Leaf], RoutingTable]:
+def route(
+    model: nn.Module, select: Select | None, function: str = _DEDICATES, ranks: Ranks | None = None
+) -> tuple[list[Leaf], RoutingTable]:
     """Returns the leaves to dedicate, in module order, and the table of all parameters.
 
     Args:
         model: a model that is not dedicated yet.
         select: the user's choice.
         function: the caller's name, for messages.
+        ranks: those that will train the model, if it is known.
 
     Raises:
         ValueError: the model cannot be dedicated, or `select` or `views.by_class` chose a parameter that Muon cannot
@@ -106,6 +110,7 @@ def route(model: nn.Module, select: Select | None, function: str = _DEDICATES) -
             misfit = unfit == entry.unfit_dtype() and bool(rules.decide(entry)[0])
             choice = (), unfit
         entry.views, why, unknown = (*choice, None) if choice else rules.decide(entry)
+        note_slices(entry, managed, ranks, function)
         note_columns(entry, managed, function)
         if entry.views:
             if function == _DEDICATES:

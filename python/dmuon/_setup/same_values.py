@@ -35,9 +35,17 @@ def checksums(model: nn.Module, dedication: Dedication) -> Checksums:
     found = {leaf.name: leaf.parameter for leaf in dedication.leaves if not leaf.parameter.is_meta}
     if dedication.meta_start is None:
         found |= {clean_name(name): p for name, p in model.named_parameters()}
-    sums: Checksums = {name: checksum(p) for name, p in found.items() if not isinstance(p, DTensor)}
-    shard = dedication.ranks.shard
-    for leaf in dedication.leaves if dedication.ranks.num_replicates > 1 else ():
+    ranks, sums = dedication.ranks, Checksums()
+    for name, p in found.items():
+        if not isinstance(p, DTensor):
+            sums[name] = checksum(p)
+        elif p.device_mesh == ranks.tensor_mesh and p.placements[0].is_replicate():
+            sums[name] = checksum(p.to_local())
+        elif p.device_mesh == ranks.tensor_mesh:
+            for number in range(ranks.tensor_parallel):
+                sums[f"{name} of slice {number}"] = checksum(p.to_local()) if number == ranks.tensor_rank else None
+    shard = ranks.shard
+    for leaf in dedication.leaves if ranks.num_replicates > 1 else ():
         for column in range(leaf.num_columns) if leaf.num_columns > 1 else ():
             sums[f"{leaf.name} of column {column}"] = checksum(leaf.local()) if column == shard else None
     return {name: None if value is None else value.cpu() for name, value in sums.items()}

@@ -9,23 +9,20 @@ from typing import Any
 import torch.nn as nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor
 
-from dmuon._setup.expert_parallel import Managed, check_columns
+from dmuon._setup.expert_parallel import Managed, check_columns, managed_of
 from dmuon._setup.leaf import Leaf
 from dmuon._setup.place import clean_name
 from dmuon._setup.ranks import Ranks, rows_of
+from dmuon._setup.tensor_parallel import check_slices, placements_with
 
 
 def mesh_and_policy_of(model: nn.Module) -> tuple[DeviceMesh | None, MixedPrecisionPolicy | None]:
     """Returns the mesh of `fully_shard` and the policy of most modules, or None if `fully_shard` was not called."""
     if not isinstance(model, nn.Module):
         return None, None  # `plain_module` refuses it
-    managed = managed_by_fsdp(model)
-    parameters: Iterator[Any] = (
-        parameter for m in model.modules() for name, parameter in m._parameters.items() if (m, name) in managed
-    )
-    meshes = (parameter.device_mesh for parameter in parameters if isinstance(parameter, DTensor))
+    meshes = (parameter.mesh_info.mesh for parameter in managed_by_fsdp(model).values())
     policies = [getattr(state, "_mp_policy", None) for state in _states(model)]
     found = Counter(policy for policy in policies if isinstance(policy, MixedPrecisionPolicy)).most_common(1)
     return next(meshes, None), found[0][0] if found else None
@@ -44,18 +41,26 @@ def check_sharded(leaves: Sequence[Leaf], model: nn.Module, ranks: Ranks) -> Non
         if leaf.num_columns > 1:
             check_columns(leaf, ranks)
             continue
-        rows, placements = rows_of(parameter.device_mesh.mesh), list(parameter.placements)
-        expected = [Replicate()] * (len(placements) - 1) + [Shard(0)]
+        theirs = managed_of(leaf, managed)
+        if theirs is None and leaf.slices is not None:
+            check_slices(leaf.name, leaf.slices, parameter, ranks)
+            continue
+        mesh = parameter.device_mesh if theirs is None else theirs.mesh_info.mesh
+        rows, placements = rows_of(mesh.mesh), list(parameter.placements)
+        expected = placements_with(leaf.slices, mesh.ndim)
         if rows != ranks.mesh_rows or placements != expected:
             raise ValueError(
                 f"dedicate_params: model: '{leaf.name}' is sharded by {placements} over ranks {rows}. Expected: "
                 f"{expected} over {ranks.mesh_rows}, by fully_shard on the same mesh."
             )
-        if all((place.module, place.attribute) not in managed for place in leaf.places):
+        if theirs is None:
             raise ValueError(
-                f"dedicate_params: model: '{leaf.name}' is a DTensor that no fully_shard of this model manages. "
-                "Tensor parallelism is not supported yet; expected plain parameters, or those of fully_shard."
+                f"dedicate_params: model: '{leaf.name}' is a DTensor that no fully_shard of this model manages, over "
+                f"ranks {rows}, and the mesh has {ranks.mesh_rows}. Expected: tensor parallelism over other ranks than "
+                "the mesh's, whose data-parallel part dedicate_params and fully_shard take, as mesh['dp']."
             )
+        if leaf.slices is not None:
+            check_slices(leaf.name, leaf.slices, parameter, ranks)
         if not parameter.is_meta and parameter.device.type != ranks.device_type:
             raise ValueError(
                 f"dedicate_params: model: '{leaf.name}' is on {parameter.device}, and its mesh on "
@@ -64,8 +69,8 @@ def check_sharded(leaves: Sequence[Leaf], model: nn.Module, ranks: Ranks) -> Non
 
 
 def managed_by_fsdp(model: nn.Module) -> Managed:
-    """Returns modules and names of the parameters that `fully_shard` manages."""
-    return {key for state in _states(model) for group in param_groups(state) for key in map(_key, group.fsdp_params)}
+    """Returns what `fully_shard` has made of the parameters that it manages, by their modules and names."""
+    return {_key(made): made for state in _states(model) for group in param_groups(state) for made in group.fsdp_params}
 
 
 def release(leaves: Sequence[Leaf], model: nn.Module) -> None:

@@ -45,16 +45,24 @@ void init_mesh(py::module_& module) {
            py::arg("group"), py::arg("name"), py::arg("rank"), py::arg("size"),
            py::arg("device_type"), py::arg("order") = std::vector<int>());
 
+  py::class_<wire::TensorParallel>(module, "TensorParallel")
+      .def(py::init([](Group slices, Group host) {
+             return wire::TensorParallel{std::move(slices), std::move(host)};
+           }),
+           py::arg("slices"), py::arg("host"));
+
   py::class_<SharedMesh>(module, "SharedMesh")
       .def(py::init([](Group row, Group column, Group host_row, Group host_column, Group everyone,
-                       std::vector<Group> framework) {
+                       std::vector<Group> framework,
+                       std::optional<wire::TensorParallel> tensor_parallel) {
              return SharedMesh{{std::move(row), std::move(column)},
                                {std::move(host_row), std::move(host_column)},
                                std::move(everyone),
-                               std::move(framework)};
+                               std::move(framework),
+                               std::move(tensor_parallel)};
            }),
            py::arg("row"), py::arg("column"), py::arg("host_row"), py::arg("host_column"),
-           py::arg("everyone"), py::arg("framework"))
+           py::arg("everyone"), py::arg("framework"), py::arg("tensor_parallel"))
       .def(
           "leave",
           [](SharedMesh& mesh, int grace_ms) { mesh.leave(std::chrono::milliseconds(grace_ms)); },
@@ -81,6 +89,7 @@ void init_settings(py::module_& module) {
       .def_readonly("has_gradient", &Verdict::has_gradient)
       .def("norm", &Verdict::norm)
       .def("norms", &Verdict::norms)
+      .def("squared_norms_of_ranks", &Verdict::squared_norms_of_ranks)
       .def("finite", &Verdict::finite);
 }
 
@@ -93,6 +102,11 @@ void init_parts(py::module_& module) {
   py::class_<engine::Unit>(module, "Unit")
       .def("packing", &engine::Unit::packing, kInside)
       .def("weight_tensors", &engine::Unit::weight_tensors);
+
+  py::class_<layout::Cut>(module, "Cut")
+      .def(py::init<int, int>(), py::arg("dimension"), py::arg("factor") = 1)
+      .def_readonly("dimension", &layout::Cut::dimension)
+      .def_readonly("factor", &layout::Cut::factor);
 
   // A class without functions.
   py::class_<engine::Read, std::shared_ptr<engine::Read>>(module, "Read").def(py::init<>());
@@ -157,10 +171,18 @@ void add_construction(EngineClass& engine) {
   const NoGil no_gil;
   engine
       .def(py::init(&Engine::make), py::arg("options"), py::arg("mesh"), py::arg("plan"),
-           py::arg("units"), py::arg("sizes"))
+           py::arg("units"), py::arg("sizes"), py::arg("cuts"))
       .def("leaves", &Engine::leaves)
+      .def(
+          "num_elements",
+          [](const Engine& e, core::ParameterIndex parameter, int tensor_rank) {
+            return e.sliced().empty() ? e.parameters().at(parameter).num_elements()
+                                      : e.sliced().at(parameter).num_elements(tensor_rank);
+          },
+          py::arg("parameter"), py::arg("tensor_rank"))
       .def("unit", &Engine::unit, py::arg("index"), kInside)
-      .def("bind", &Engine::bind, py::arg("unit"), py::arg("parameters"), no_gil)
+      .def("bind", &Engine::bind, py::arg("unit"), py::arg("parameters"),
+           py::arg_v("to_local", engine::Unit::ToLocal(), "..."), no_gil)
       .def("owned", &Engine::owned, kInside)
       .def("transfers", &Engine::transfers, kInside)
       .def("set_placeholders", &Engine::set_placeholders, py::arg("placeholders"),

@@ -152,6 +152,12 @@ void init_costs(py::module_& module) {
                                     tensor_parallel);
       },
       py::arg("inventory"), py::arg("device"), py::arg("tensor_parallel") = 1, no_gil);
+  module.def(
+      "with_exchange",
+      [](CostTable costs, const std::string& device, int tensor_parallel) {
+        return plan::with_exchange(std::move(costs), catalog::device(device), tensor_parallel);
+      },
+      py::arg("costs"), py::arg("device"), py::arg("tensor_parallel"), no_gil);
 }
 
 std::vector<std::pair<core::Owner, std::vector<core::ParameterIndex>>> batches_of(

@@ -33,17 +33,19 @@ Engine::Engine(EngineOptions options, wire::SharedMesh mesh, const plan::Plan& p
   owned().set_gradient_scale(options_.gradient_scale);
 }
 
-void Engine::bind(core::UnitIndex index, std::vector<at::Tensor> parameters) {
+void Engine::bind(core::UnitIndex index, std::vector<at::Tensor> parameters,
+                  Unit::ToLocal to_local) {
   // A gradient may come without its unit's outputs having been watched; it too waits for the end of
   // backward.
-  unit(index).bind(std::move(parameters), [this, index] {
+  const auto on_gradient = [this, index] {
     core::require(!creates_graph(),
                   "dmuon: a backward with create_graph=True has given gradients to matrices. "
                   "Expected: torch.autograd.grad(..., create_graph=True), then a backward of what "
                   "is made of its results.");
     open_backward();
     resolver_.before_gradient(index);
-  });
+  };
+  unit(index).bind(std::move(parameters), on_gradient, std::move(to_local));
   const auto& leaves = unit(index).packing().leaves;
   for (const layout::PackedLeafIndex i : leaves.indices()) {
     if (!placeholders_.empty())
@@ -106,8 +108,8 @@ void Engine::take_turn() {
 
 std::shared_ptr<Engine> Engine::make(EngineOptions options, wire::SharedMesh mesh,
                                      const plan::Plan& plan, const std::vector<UnitSpec>& units,
-                                     const layout::LeafSizes& sizes) {
-  auto made = std::make_unique<Engine>(options, std::move(mesh), plan, units, sizes);
+                                     const layout::LeafSizes& sizes, const layout::Cuts& cuts) {
+  auto made = std::make_unique<Engine>(options, std::move(mesh), plan, units, sizes, cuts);
   return {made.release(), [](Engine* engine) {
             std::shared_ptr<Engine> last(engine);
             const std::shared_ptr<wire::Turn> turn = engine->mesh().turn;

@@ -53,7 +53,7 @@ struct EngineOptions {
 /// InvalidArgument, on all ranks, if ranks want different things.
 class Engine : private schedule::Performer {
  public:
-  /// See Executor. Python makes engines by make(), without cuts.
+  /// See Executor. Python makes engines by make().
   Engine(EngineOptions options, wire::SharedMesh mesh, const plan::Plan& plan,
          const std::vector<UnitSpec>& units, const layout::LeafSizes& sizes = {},
          const layout::Cuts& cuts = {});
@@ -62,14 +62,15 @@ class Engine : private schedule::Performer {
   /// forward still owes operations, it lives until another engine takes the turn.
   static std::shared_ptr<Engine> make(EngineOptions options, wire::SharedMesh mesh,
                                       const plan::Plan& plan, const std::vector<UnitSpec>& units,
-                                      const layout::LeafSizes& sizes);
+                                      const layout::LeafSizes& sizes, const layout::Cuts& cuts);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
   // Construction has two halves: Python makes parameters from the unit's weights, then binds them.
   Unit& unit(core::UnitIndex index) { return executor_.unit(index); }
-  /// @param parameters  see Unit::bind. Gradients of the unit's placeholders accumulate into them.
-  void bind(core::UnitIndex unit, std::vector<at::Tensor> parameters);
+  /// @param parameters, to_local  see Unit::bind. Gradients of the unit's placeholders accumulate
+  ///                              into the parameters.
+  void bind(core::UnitIndex unit, std::vector<at::Tensor> parameters, Unit::ToLocal to_local = {});
   /// True if the unit's weights may be read.
   bool ready(core::UnitIndex unit) const { return resolver_.ready(unit); }
 

@@ -14,10 +14,13 @@ namespace dmuon::engine {
 using core::ParameterIndex;
 
 at::Tensor Verdict::norm() const { return squared_norms.sum().sqrt_(); }
+at::Tensor Verdict::squared_norms_of_ranks() const {
+  const std::int64_t num_words = std::int64_t{tensor_parallel} * has_gradient.size();
+  return squared_norms.narrow(0, 0, num_words).view({-1, tensor_parallel});
+}
 at::Tensor Verdict::norms() const {
-  const at::Tensor words =
-      squared_norms.narrow(0, 0, std::int64_t{tensor_parallel} * has_gradient.size());
-  return tensor_parallel == 1 ? words.sqrt() : words.view({-1, tensor_parallel}).sum(1).sqrt_();
+  const at::Tensor of_ranks = squared_norms_of_ranks();
+  return tensor_parallel == 1 ? of_ranks.view({-1}).sqrt() : of_ranks.sum(1).sqrt_();
 }
 at::Tensor Verdict::finite() const { return at::isfinite(squared_norms.sum()); }
 void Verdict::scale(const at::Tensor& factor) {

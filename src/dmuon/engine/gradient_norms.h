@@ -23,6 +23,8 @@ struct Verdict {
 
   at::Tensor norm() const;    ///< [] fp64, of all gradients together
   at::Tensor norms() const;   ///< [parameters] fp64
+  /// [parameters, T] fp64, of the parts that the ranks of a slot have.
+  at::Tensor squared_norms_of_ranks() const;
   at::Tensor finite() const;  ///< [] bool: no gradient of any rank holds NaN or infinity
 
   /// All gradients, the host's too, have been multiplied by `factor`, [].

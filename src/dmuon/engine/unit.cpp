@@ -23,10 +23,12 @@ std::vector<at::Tensor> Unit::weight_tensors() const {
   return tensors;
 }
 
-void Unit::bind(std::vector<at::Tensor> parameters, const std::function<void()>& on_gradient) {
+void Unit::bind(std::vector<at::Tensor> parameters, const std::function<void()>& on_gradient,
+                ToLocal to_local) {
   core::invariant(static_cast<int>(parameters.size()) == sizes_.size() && registrations_.empty(),
                   "Unit::bind: ", name(), " has ", sizes_.size(), " parameters and is bound once");
   parameters_ = core::Vector<layout::PackedLeafIndex, at::Tensor>(std::move(parameters));
+  to_local_ = std::move(to_local);
   for (const layout::PackedLeafIndex i : parameters_.indices()) {
     registrations_.push_back(after_accumulation(parameters_[i], [this, i, on_gradient] {
       on_gradient();
@@ -35,18 +37,24 @@ void Unit::bind(std::vector<at::Tensor> parameters, const std::function<void()>&
   }
 }
 
+// A plain parameter has no functions of its own in Python.
+bool Unit::is_dtensor(layout::PackedLeafIndex leaf) const {
+  return parameters_[leaf].unsafeGetTensorImpl()->is_python_dispatch();
+}
+
 void Unit::allocate_gradients() {
   if (buffers_.gradients.allocated()) return;
   buffers_.gradients.allocate();
   // In-place accumulation starts from zero; a copy overwrites.
-  if (presets()) buffers_.gradients.flat().zero_();
+  if (begins_zero()) buffers_.gradients.flat().zero_();
 }
 
 void Unit::expect_gradients() {
-  if (!presets() || buffers_.gradients.allocated()) return;
+  if (!begins_zero() || buffers_.gradients.allocated()) return;
   allocate_gradients();
   for (const layout::PackedLeafIndex i : parameters_.indices()) {
-    if (parameters_[i].requires_grad()) parameters_[i].mutable_grad() = gradient_views_[i];
+    if (presets(i) && parameters_[i].requires_grad())
+      parameters_[i].mutable_grad() = gradient_views_[i];
   }
 }
 
@@ -55,16 +63,17 @@ void Unit::take_gradient(layout::PackedLeafIndex leaf) {
   at::Tensor& grad = parameters_[leaf].mutable_grad();
   core::invariant(grad.defined(), "Unit::take_gradient: ", name(), ": no gradient to take");
   at::Tensor& packed = gradient_views_[leaf];
-  if (grad.const_data_ptr() != packed.const_data_ptr()) {
-    const at::Tensor value = grad.detach();
+  const at::Tensor value =
+      is_dtensor(leaf) ? to_local_(packing().leaves[leaf].index, grad) : grad.detach();
+  if (value.const_data_ptr() != packed.const_data_ptr()) {
     // With a preset, autograd's own sum (create_graph) already holds what the buffer held.
-    if (arrived_[leaf] && !presets()) {
+    if (arrived_[leaf] && !presets(leaf)) {
       packed.add_(value);
     } else {
       packed.copy_(value);
     }
     ++num_gradient_copies_;
-    if (presets()) {
+    if (presets(leaf)) {
       grad = packed;
     } else {
       grad.reset();
@@ -84,7 +93,7 @@ void Unit::put_gradient(layout::PackedLeafIndex leaf, const at::Tensor& value) {
 void Unit::fill_missing_gradients() {
   last_gradient_.wait();
   allocate_gradients();
-  if (presets()) return;
+  if (begins_zero()) return;
   for (const layout::PackedLeafIndex i : arrived_.indices()) {
     if (!arrived_[i]) gradient_views_[i].zero_();
   }

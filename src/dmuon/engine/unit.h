@@ -18,6 +18,9 @@ namespace dmuon::engine {
 /// The parameters of a unit that autograd sees, leaves over its packed weights, and their gradients
 /// on the way into its packed gradients.
 ///
+/// A parameter may be a DTensor over its tensor of the buffer, with tensor parallelism. Its
+/// gradients are DTensors too.
+///
 /// Weights exist between unshard and reshard, gradients between the first gradient of a backward
 /// and its route. Not thread-safe; forward and backward threads never run at once. Streams:
 /// autograd takes gradients on the stream on which bind() was called, wherever the model computes.
@@ -35,9 +38,15 @@ class Unit {
   /// Tensors over the buffer to make parameters of, one a leaf in packed order, in its sizes.
   std::vector<at::Tensor> weight_tensors() const;
 
+  /// Returns the part of an accumulated gradient that this rank has of a leaf.
+  using ToLocal = std::function<at::Tensor(core::LeafIndex, const at::Tensor& gradient)>;
+
   /// @param parameters   leaves over weight_tensors(), in packed order.
   /// @param on_gradient  called before an accumulated gradient is taken.
-  void bind(std::vector<at::Tensor> parameters, const std::function<void()>& on_gradient);
+  /// @param to_local     called for gradients of DTensors, which it may redistribute; may be empty
+  ///                     if there are none.
+  void bind(std::vector<at::Tensor> parameters, const std::function<void()>& on_gradient,
+            ToLocal to_local = {});
 
   /// A parameter of bind().
   const at::Tensor& parameter(layout::PackedLeafIndex leaf) const { return parameters_.at(leaf); }
@@ -73,7 +82,9 @@ class Unit {
   std::int64_t num_gradient_copies() const { return num_gradient_copies_; }
 
  private:
-  bool presets() const {
+  bool is_dtensor(layout::PackedLeafIndex leaf) const;
+  bool presets(layout::PackedLeafIndex leaf) const { return begins_zero() && !is_dtensor(leaf); }
+  bool begins_zero() const {
     const at::Tensor& weights = buffers_.weights.flat();
     return weights.is_cpu() && weights.scalar_type() == buffers_.gradients.flat().scalar_type();
   }
@@ -84,6 +95,7 @@ class Unit {
   core::Vector<layout::PackedLeafIndex, std::vector<std::int64_t>> sizes_;
   core::Vector<layout::PackedLeafIndex, at::Tensor> gradient_views_;
   core::Vector<layout::PackedLeafIndex, at::Tensor> parameters_;
+  ToLocal to_local_;
   std::vector<std::any> registrations_;
   core::Vector<layout::PackedLeafIndex, bool> arrived_;
   wire::StreamMark last_gradient_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 
 #include "dmuon/core/error.h"
 #include "dmuon/flops/newton_schulz.h"
@@ -134,6 +135,23 @@ CostTable modelled_costs(const ShapeGroups& groups, const Device& device, int te
     table.shapes.push_back(std::move(costs));
   }
   return table;
+}
+
+CostTable with_exchange(CostTable costs, const Device& device, int tensor_parallel) {
+  if (tensor_parallel == 1) return costs;
+  std::set<Shape> known;
+  for (const ShapeCosts& entry : costs.shapes) known.insert(entry.shape);
+  const std::vector<ShapeCosts> given = costs.shapes;
+  for (ShapeCosts entry : given) {
+    entry.shape.tensor_parallel = true;
+    if (!known.insert(entry.shape).second) continue;
+    for (BatchTime& batch : entry.batches) {
+      const double seconds = link_seconds(device, entry.shape, batch.size, tensor_parallel);
+      batch.ns += std::llround(seconds * 1e9);
+    }
+    costs.shapes.push_back(std::move(entry));
+  }
+  return costs;
 }
 
 const ShapeCosts& shape_costs(const CostTable& costs, const Shape& shape) {

@@ -62,6 +62,10 @@ Nanoseconds modelled_ns(const Device& device, const Shape& shape, int num_batch,
 /// Returns candidate batches of every shape with modelled times.
 CostTable modelled_costs(const ShapeGroups& groups, const Device& device, int tensor_parallel = 1);
 
+/// Returns the costs with an entry more for each shape without exchange: those of the same shape
+/// over the ranks of tensor parallelism, whose exchange is modelled. Entries that are there stay.
+CostTable with_exchange(CostTable costs, const Device& device, int tensor_parallel);
+
 /// Returns the table's only entry for a shape.
 /// @throws InvalidArgument unless there is exactly one.
 const ShapeCosts& shape_costs(const CostTable& costs, const Shape& shape);

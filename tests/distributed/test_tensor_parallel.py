@@ -1,0 +1,84 @@
+"""Under tensor parallelism a model is trained as on one process that has it whole."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn as nn
+from reference import ReferenceMuon
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from tp_models import OnRanks, meshes, trained_alone, worst_error
+from training import KEPT_NO_COPY, LR, ON_DEMAND, WEIGHT_DECAY, dedicate
+
+import dmuon
+
+STEPS = 3
+MOST = 0.3  # of the gradients' norm: less than any here
+MOST_ERROR = 1e-5
+
+
+@functools.cache
+def alone(parts: int, micros: int, max_norm: float, sizes: tuple[tuple[str, Any], ...]) -> Any:
+    return trained_alone(parts, STEPS, micros, max_norm, **dict(sizes))
+
+
+def checkpoint(model: nn.Module) -> None:
+    for i, block in enumerate(model.blocks):
+        model.blocks[i] = checkpoint_wrapper(block)
+
+
+def compile_blocks(model: nn.Module) -> None:
+    torch._dynamo.reset()  # PyTorch cannot trace DTensors with sizes that changed from one test to the next
+    for block in model.blocks:
+        block.compile(backend="aot_eager")
+
+
+def clip_by_torch(model: nn.Module) -> Any:
+    return nn.utils.clip_grad_norm_(model.parameters(), MOST)
+
+
+def clip_by_dmuon(model: nn.Module) -> Any:
+    return dmuon.clip_grad_norm_(model, MOST)
+
+
+def train(mesh: DeviceMesh, dims: tuple[int, ...], micros: int, clip: Any, run: dict[str, Any]) -> Any:
+    ranks = OnRanks(mesh.device_type, dims, **run)
+    ranks.run(STEPS, micros, clip)
+    owners = {row.name: row.owner for row in dmuon.routing_table(ranks.model)}
+    with dmuon.full_params(ranks.model):
+        full = {name: p.detach().clone() for name, p in ranks.model.named_parameters()}
+    return ranks.saved(), full, owners
+
+
+@pytest.mark.parametrize(
+    ("dims", "micros", "clip", "run"),
+    [
+        ((2, 2), 1, None, {}),
+        ((1, 4), 1, None, {"options": ON_DEMAND}),
+        ((4, 1), 1, clip_by_torch, {}),
+        ((1, 2, 2), 2, clip_by_dmuon, {"options": KEPT_NO_COPY}),
+        ((2, 1, 2), 2, None, {"options": {"strategy": "round_robin"}}),
+        ((2, 2), 1, clip_by_dmuon, {"sequence": False, "gate": True}),
+        ((2, 2), 1, clip_by_torch, {"shards_first": True}),
+        ((2, 2), 2, clip_by_dmuon, {"shards": False}),
+        ((1, 4), 1, None, {"shards": False, "sequence": False}),
+        ((2, 2), 2, None, {"prepare": checkpoint}),
+        ((2, 2), 1, clip_by_dmuon, {"prepare": compile_blocks}),
+        ((2, 2), 1, None, {"prepare": compile_blocks, "sequence": False, "shards_first": True}),
+        ((2, 2), 1, None, {"kv": 4, "options": {"sync_from_rank0": True}}),
+    ],
+)
+def test_is_trained_as_on_one_process(ranks, dims, micros, clip, run):
+    sizes = tuple((key, run[key]) for key in ("kv", "gate") if key in run)
+    before, expected = alone(math.prod(dims[:-1]), micros, MOST if clip else 0.0, sizes)
+    for saved, full, owners in ranks.run(train, (4,), dims=dims, micros=micros, clip=clip, run=run):
+        assert worst_error(before, expected, saved) <= MOST_ERROR
+        for name, weight in full.items():
+            assert torch.equal(weight, saved[name.replace("_checkpoint_wrapped_module.", "")]), name
+        assert len({owner for owner in owners.values() if owner is not None}) > 1
