@@ -150,7 +150,10 @@ def along_its_columns(mesh: Any) -> None:
     dmuon.dedicate_params(model, mesh)
 
 
-@refused("'qkv.weight' is a DTensor that no fully_shard of this model manages", "tensor parallelism over other ranks than the mesh")
+@refused(
+    "'qkv.weight' is a DTensor that no fully_shard of this model manages",
+    "tensor parallelism over other ranks than the mesh",
+)
 def parallel_in_its_tensors(mesh: Any) -> None:
     model = make_gpt(depth=1).blocks[0]
     weight = distribute_tensor(model.qkv.weight.data, mesh, [Replicate(), Shard(0)])

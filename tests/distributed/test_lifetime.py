@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 import torch
-from dmuon._inspecting.verify import _relative
+from dmuon._inspecting.verified_update import relative
 from dmuon._planning import costs
 from models import batch, loss_of, make_gpt
 
@@ -50,8 +50,8 @@ def test_verify_says_that_a_model_is_broken_already(tensor, words, value):
 
 def test_a_result_that_is_no_number_is_infinitely_wrong():
     found, expected = torch.tensor([1.0, math.nan]), torch.ones(2)
-    assert _relative([(found, expected)]) == math.inf
-    assert _relative([(expected, expected)]) == 0
+    assert relative([(found, expected)]) == math.inf
+    assert relative([(expected, expected)]) == 0
 
 
 def test_verify_ends_in_a_verdict():

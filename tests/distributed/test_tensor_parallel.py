@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn as nn
-from reference import ReferenceMuon
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
-from tp_models import OnRanks, meshes, trained_alone, worst_error
-from training import KEPT_NO_COPY, LR, ON_DEMAND, WEIGHT_DECAY, dedicate
+from tp_models import OnRanks, trained_alone, worst_error
+from training import KEPT_NO_COPY, ON_DEMAND
 
 import dmuon
 

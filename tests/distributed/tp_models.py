@@ -123,8 +123,10 @@ def parallelize(model: Llama, mesh: DeviceMesh, sequence: bool = True, loss_para
 
 
 @functools.cache
-def meshes(dims: tuple[int, ...], device_type: str) -> tuple[DeviceMesh, DeviceMesh]:
-    """(data-parallel mesh, that of tensor parallelism), which is the last of `dims`."""
+def meshes(dims: tuple[int, ...], device_type: str) -> tuple[DeviceMesh, DeviceMesh | None]:
+    """(data-parallel mesh, that of tensor parallelism), which is the last of `dims` if there are several."""
+    if len(dims) == 1:
+        return (init_device_mesh(device_type, dims, mesh_dim_names=("shard",)), None)
     names = ("replicate", "shard", "tensor")[-len(dims) :]
     mesh = init_device_mesh(device_type, dims, mesh_dim_names=names)
     return mesh[names[:-1]] if len(dims) > 2 else mesh[names[0]], mesh["tensor"]
@@ -141,8 +143,8 @@ def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.flatten(0, 1).float(), batch.flatten())
 
 
-def make_model(**sizes: Any) -> Llama:
-    torch.manual_seed(0)
+def make_model(seed: int = 0, **sizes: Any) -> Llama:
+    torch.manual_seed(seed)
     return Llama(**sizes)
 
 
@@ -180,10 +182,11 @@ class OnRanks:
         **sizes: Any,
     ) -> None:
         self.data, self.tensor = meshes(dims, device_type)
-        self.parts = math.prod(dims[:-1])
+        self.parts = math.prod(dims[:-1]) if self.tensor is not None else dims[0]
         self.part = self.data.mesh.flatten().tolist().index(dist.get_rank())
         self.model = make_model(**sizes)
-        parallelize(self.model, self.tensor, sequence)
+        if self.tensor is not None:
+            parallelize(self.model, self.tensor, sequence)
         prepare(self.model)
         if shards_first:
             self.shard()
@@ -211,7 +214,9 @@ class OnRanks:
 
     def saved(self) -> dict[str, torch.Tensor]:
         """Whole weights, from the state dict, by their names without wrappers."""
-        return {name.replace("_checkpoint_wrapped_module.", ""): whole(v) for name, v in self.model.state_dict().items()}
+        return {
+            name.replace("_checkpoint_wrapped_module.", ""): whole(v) for name, v in self.model.state_dict().items()
+        }
 
 
 def whole(tensor: Any) -> torch.Tensor:
@@ -219,7 +224,9 @@ def whole(tensor: Any) -> torch.Tensor:
     return found.detach().clone()
 
 
-def worst_error(before: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], got: dict[str, torch.Tensor]) -> float:
+def worst_error(
+    before: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], got: dict[str, torch.Tensor]
+) -> float:
     """The largest distance of a weight from the expected one, by the way that one has moved."""
     assert expected.keys() == got.keys()
     errors = [(got[n] - w).norm() / (w - before[n]).norm().clamp(min=1e-12) for n, w in expected.items()]

@@ -177,9 +177,13 @@ class _Simulated:
             for leaf in unit.leaves
             for parameter in runtime.parts[leaf]
         }
-        batches: list[list[list[int]]] = [[] for _ in range(ranks.size)]
-        for slot, parameters in runtime.plan.batches:
-            batches[slot].append([unit_of[parameter] for parameter in parameters])
+        of_owner: list[list[list[int]]] = [[] for _ in range(ranks.size)]
+        for owner, parameters in runtime.plan.batches:
+            of_owner[owner].append([unit_of[parameter] for parameter in parameters])
+        # The i-th batches of a slot's owners are one.
+        ends = range(0, ranks.size, ranks.tensor_parallel)
+        slots = [itertools.zip_longest(*of_owner[at : at + ranks.tensor_parallel], fillvalue=[]) for at in ends]
+        batches = [[list(itertools.chain(*alike)) for alike in slot] for slot in slots]
         self.slot, self.layout = ranks.slot, engine.layout()
         self.names = [unit.label for unit in runtime.units]
         job = _C.Job(

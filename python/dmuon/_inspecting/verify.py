@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import torch
 import torch.nn as nn
 
-from dmuon import _C, _plan
+from dmuon import _C
+from dmuon._inspecting.verified_update import PIECE, pieces, relative, update_differences
 from dmuon._running.muon import Muon
 from dmuon._running.runtime import Runtime, runtime_of
 from dmuon._setup.agreement import agreement, largest
 from dmuon._setup.dedication import dedication_of
-from dmuon._setup.hyperparameters import native_group, resolved_coefficients
 from dmuon._setup.options import dtypes_of
 
-_PIECE = 1 << 20  # elements to compare, or to draw, at once
 _UPDATE_TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.2}
 
 
@@ -76,37 +74,6 @@ class Verification:
         ]
 
 
-def plain_muon_update(
-    weight: torch.Tensor,
-    momentum: torch.Tensor,
-    gradient: torch.Tensor,
-    group: dict[str, object],
-    rows: Sequence[Sequence[float]],
-) -> torch.Tensor:
-    """Computes Muon's change of one fp32 weight straight from the formulas: no batches, no symmetry, no owner.
-
-    Shares only the hyperparameters with the engine.
-    """
-    mu, lr, eps = (max(float(group[key]), 0.0) for key in ("momentum", "lr", "eps"))  # type: ignore[arg-type]
-    momentum = momentum + (1 - mu) * (gradient - momentum)
-    x = gradient + mu * (momentum - gradient) if group["nesterov"] else momentum
-    x = x.double()
-    x = (x / max(float(x.norm()), eps, 1e-300)).float()
-    tall = x.shape[0] > x.shape[1]
-    x = x.T if tall else x
-    for a, b, c in rows:
-        gram = x @ x.T
-        x = a * x + (b * gram + c * gram @ gram) @ x
-    x = x.T if tall else x
-    m, n = weight.shape
-    ratio = {
-        "original": math.sqrt(max(1.0, m / n)),
-        "match_rms_adamw": 0.2 * math.sqrt(max(m, n)),
-        "spectral_unclamped": math.sqrt(m / n),
-    }[str(group["adjust_lr_fn"] or "original")]
-    return -lr * float(group["weight_decay"]) * weight - lr * ratio * x  # type: ignore[arg-type]
-
-
 def verify(model: nn.Module, opt: Muon) -> Verification:
     """Replays one publication, routing and update of every matrix and compares each with plain fp32.
 
@@ -135,7 +102,7 @@ def verify(model: nn.Module, opt: Muon) -> Verification:
     with torch.no_grad():
         publication = _worst(runtime, _publication_differences(runtime))
         routing = _worst(runtime, _routing_differences(runtime))
-        update = _worst(runtime, _update_differences(runtime, opt))
+        update = _worst(runtime, update_differences(runtime, opt))
     for index in range(len(runtime.leaves)):
         runtime.engine.clear_gradient(index)
         runtime.placeholders[index].grad = None
@@ -166,38 +133,23 @@ def _worst(runtime: Runtime, differences: dict[int, float]) -> tuple[float, str]
     return value, runtime.leaves[int(worst)].name if worst >= 0 else ""
 
 
-def _pieces(whole: torch.Tensor) -> Sequence[torch.Tensor]:
-    pieces: Sequence[torch.Tensor] = whole.reshape(-1).split(_PIECE)
-    return pieces
-
-
-def _relative(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
-    """Returns |found - expected| / |expected| in fp64, for tensors that come in pieces."""
-    squares = torch.zeros(2, dtype=torch.float64, device="cpu")
-    for part, of in pairs:
-        of = of.to(part.device, torch.float64)
-        squares = squares.to(part.device) + torch.stack([(part - of).square().sum(), of.square().sum()])
-    difference, whole = squares.sqrt().tolist()
-    value = difference / max(whole, 1e-30)
-    return value if math.isfinite(value) else math.inf  # a NaN would lose every comparison
-
-
 def _publication_differences(runtime: Runtime) -> dict[int, float]:
     differences: dict[int, float] = {}
     for unit in range(len(runtime.units)):
         runtime.engine.unshard(unit)
         native = runtime.engine.unit(unit)
         for leaf, view in zip(native.packing().leaves, native.weight_tensors(), strict=True):
-            expected = runtime.local(leaf.index, runtime.transfers.gather(leaf.index, "master")).to(view.dtype)
-            differences[leaf.index] = _relative(zip(_pieces(view), _pieces(expected), strict=True))
+            held = runtime.transfers.gather(leaf.index, "master")
+            expected = runtime.own_experts(leaf.index, held).to(view.dtype)
+            differences[leaf.index] = relative(zip(pieces(view), pieces(expected), strict=True))
         runtime.engine.reshard(unit)
     return differences
 
 
 def _synthetic(runtime: Runtime, leaf: int, slot: int, piece: int, size: int) -> torch.Tensor:
     """Returns a piece of a rank's gradient for a leaf. The CPU draws its numbers, which are equal everywhere."""
-    num_pieces = -(-runtime.leaves[leaf].shape.numel() // _PIECE)
-    generator = torch.Generator().manual_seed((leaf * runtime.ranks.size + slot) * num_pieces + piece)
+    num_pieces = -(-runtime.leaves[leaf].shape.numel() // PIECE)
+    generator = torch.Generator().manual_seed((leaf * runtime.ranks.num_slots + slot) * num_pieces + piece)
     return torch.randn(size, generator=generator, device="cpu")
 
 
@@ -206,19 +158,29 @@ def _mean_of_synthetic(runtime: Runtime, leaf: int, begin: int, end: int) -> Ite
 
     Adds the gradients of all ranks that have the leaf one after the other, so that many ranks need no more memory.
     """
-    for piece, layout in enumerate(_pieces(torch.empty(runtime.leaves[leaf].shape, device="meta"))):
-        if not piece * _PIECE < end or not begin < piece * _PIECE + len(layout):
+    for piece, layout in enumerate(pieces(torch.empty(runtime.leaves[leaf].shape, device="meta"))):
+        if not piece * PIECE < end or not begin < piece * PIECE + len(layout):
             continue
         mean = torch.zeros(layout.shape, dtype=torch.float64, device="cpu")
         for slot in _slots_with(runtime, leaf):
             mean += _synthetic(runtime, leaf, slot, piece, len(mean)) / runtime.divide_factor
-        yield piece * _PIECE, mean
+        yield piece * PIECE, mean
+
+
+def _mean_of_part(runtime: Runtime, leaf: int, begin: int, end: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yields pieces of the mean of what this rank has of a leaf: of its slice, under tensor parallelism."""
+    if runtime.leaves[leaf].cut is None:
+        yield from _mean_of_synthetic(runtime, leaf, begin, end)
+        return
+    shape = runtime.leaves[leaf].shape
+    whole = torch.cat([mean for _, mean in _mean_of_synthetic(runtime, leaf, 0, shape.numel())])
+    yield 0, runtime.local(leaf, whole.view(shape)).reshape(-1)
 
 
 def _slots_with(runtime: Runtime, leaf: int) -> list[int]:
     """Returns the slots whose modules have the same part of a leaf as this rank's."""
     ranks, divided = runtime.ranks, runtime.leaves[leaf].num_columns > 1
-    return [slot for slot in range(ranks.size) if not divided or ranks.shape.shard_of(slot) == ranks.shard]
+    return [slot for slot in range(ranks.num_slots) if not divided or slot % ranks.num_shards == ranks.shard]
 
 
 def _alike(
@@ -233,7 +195,7 @@ def _alike(
 
 def _put_synthetic(runtime: Runtime, leaf: int) -> None:
     gradient = torch.empty(runtime.leaves[leaf].shape, device=runtime.device)
-    for piece, part in enumerate(_pieces(gradient)):
+    for piece, part in enumerate(pieces(gradient)):
         part.copy_(_synthetic(runtime, leaf, runtime.ranks.slot, piece, len(part)))
     runtime.engine.put_gradient(leaf, runtime.local(leaf, gradient))
 
@@ -248,40 +210,7 @@ def _routing_differences(runtime: Runtime) -> dict[int, float]:
         runtime.engine.route(index)
         for leaf in unit.leaves:
             for part in runtime.transfers.owned_parts(leaf, "gradient"):
-                mean = _mean_of_synthetic(runtime, leaf, part.elements.begin, part.elements.end)
-                found = _relative(_alike(part.tensor, part.elements.begin, mean))
+                mean = _mean_of_part(runtime, leaf, part.elements.begin, part.elements.end)
+                found = relative(_alike(part.tensor, part.elements.begin, mean))
                 differences[leaf] = max(differences.get(leaf, 0.0), found)
-    return differences
-
-
-def _matrices_of(part: torch.Tensor, item: _plan.Parameter) -> Iterator[torch.Tensor]:
-    """Yields the matrices to orthogonalise in [num_matrices, rows, cols], each as [out, in]."""
-    for stacked in part:
-        for matrix in stacked.chunk(item.column_blocks, dim=1):
-            yield matrix.T if item.transposed else matrix
-
-
-def _update_differences(runtime: Runtime, opt: Muon) -> dict[int, float]:
-    differences: dict[int, float] = {}
-    for group in opt.param_groups:
-        if group["algorithm"] != "muon":
-            continue
-        native = native_group(group, runtime.device, runtime.tuned)
-        rows = resolved_coefficients(group["ns_coefficients"], group["ns_steps"])
-        for parameter in group["params"]:
-            leaf = opt._leaf_of[parameter]
-            names = ("master", "momentum_buffer", "gradient")
-            for parts in zip(*(runtime.transfers.owned_parts(leaf, name) for name in names), strict=True):
-                item = runtime.plan.native.inventory[parts[0].parameter]
-                sizes = item.num_matrices, item.rows, item.cols
-                master, momentum, gradient = (part.tensor.view(sizes) for part in parts)
-                updated = master.clone()
-                applies = torch.ones((), dtype=torch.bool, device=updated.device)
-                layout = item.column_blocks, item.transposed
-                _C.muon_update(updated, momentum.clone(), gradient, native, applies, *layout)
-                tensors = (_matrices_of(part, item) for part in (updated.sub_(master), master, momentum, gradient))
-                for change, old, moved, slope in zip(*tensors, strict=True):
-                    expected = plain_muon_update(old, moved, slope, group, rows)
-                    found = _relative(zip(_pieces(change), _pieces(expected), strict=True))
-                    differences[leaf] = max(differences.get(leaf, 0.0), found)
     return differences

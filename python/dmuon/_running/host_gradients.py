@@ -11,7 +11,7 @@ import torch.nn as nn
 from torch.distributed.tensor import DTensor
 
 from dmuon import _C
-from dmuon._setup.groups import column_group, row_group
+from dmuon._setup.groups import column_group, row_group, slices_group
 from dmuon._setup.ranks import Ranks
 from dmuon._setup.tensor_parallel import is_sliced, local_of, local_part
 
@@ -29,7 +29,8 @@ def average(parameters: Sequence[nn.Parameter], ranks: Ranks, engine: _C.Engine)
         return []
     for p in plain:  # autograd may leave a sum over the ranks of tensor parallelism open
         if isinstance(p, DTensor) and p.grad is not None:
-            p.grad = p.grad.redistribute(placements=p.placements)
+            gradient: Any = p.grad
+            p.grad = gradient.redistribute(placements=p.placements)
     # Only a rank that lacks a gradient reads from the device which ones exist, because reading waits for the device.
     knows = all(p.grad is not None for p in plain)
     device = plain[0].device
@@ -69,9 +70,12 @@ def _is_sharded(parameter: torch.Tensor, ranks: Ranks) -> bool:
     return isinstance(parameter, DTensor) and parameter.device_mesh != ranks.tensor_mesh
 
 
-def add_up(words: torch.Tensor, ranks: Ranks) -> None:
-    """Sums a tensor over all ranks that have this rank's slices, in place. Collective. Drain the engine before: lanes use these groups too."""
-    for group in (row_group(ranks), column_group(ranks)):
+def add_up(words: torch.Tensor, ranks: Ranks, over_slices: bool = False) -> None:
+    """Sums a tensor over the slots, in place, or with `over_slices` over all ranks. Collective.
+
+    Drain the engine before: lanes use these groups too.
+    """
+    for group in (row_group(ranks), column_group(ranks), slices_group(ranks) if over_slices else None):
         if group is not None:
             dist.all_reduce(words, group=group)
 
@@ -81,7 +85,8 @@ def squared_norms(parameters: Sequence[nn.Parameter], device: torch.device, rank
 
     What all ranks of a slot have counts at its first one alone.
     """
-    shards, wholes = [], []
+    shards: list[torch.Tensor] = []
+    wholes: list[torch.Tensor] = []
     for parameter in parameters:
         gradient: Any = parameter.grad
         if gradient is None:

@@ -11,7 +11,6 @@ from typing import Any, overload
 
 import torch
 import torch.nn as nn
-from torch.distributed.tensor import DTensor
 
 from dmuon import _C
 from dmuon._planning.owner_plan import Plan

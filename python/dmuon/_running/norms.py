@@ -54,13 +54,14 @@ def weight_norms(model: nn.Module) -> dict[str, torch.Tensor]:
     runtime = runtime_of(model, "weight_norms")
     runtime.refuse_inside_full_params("weight_norms()")
     runtime.meet("weight_norms()")
-    # Each word is 0 on all ranks except one, so that every order of addition gives all ranks the same bits.
+    # Of a matrix that is not cut each word is 0 on all ranks but one, so every order of addition gives the same bits.
     squares = torch.zeros(sum(map(len, runtime.parts)), dtype=torch.float64, device=runtime.device)
     for index in range(len(runtime.leaves)):
-        for part in runtime.transfers.owned_parts(index, MASTER):
+        counts = runtime.leaves[index].cut is not None or runtime.ranks.tensor_rank == 0
+        for part in runtime.transfers.owned_parts(index, MASTER) if counts else ():
             pieces = torch._foreach_norm(list(part.tensor.view(-1).split(_PIECE)), 2, dtype=torch.float64)
             squares[part.parameter] = torch.stack(list(pieces)).square().sum()
     runtime.engine.drain()
-    add_up(squares, runtime.ranks)
+    add_up(squares, runtime.ranks, over_slices=True)
     norms = of_leaves(squares.sqrt(), runtime.parts)
     return dict(zip((leaf.name for leaf in runtime.leaves), norms, strict=True))

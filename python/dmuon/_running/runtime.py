@@ -131,12 +131,15 @@ class Runtime:
         owners = tuple(dict.fromkeys(self.plan.owner[part] for part in self.parts[index]))
         return owners[0] if len(owners) == 1 else owners
 
+    def own_experts(self, index: int, whole: torch.Tensor) -> torch.Tensor:
+        """Returns this rank's experts if the stack is divided by experts, else all of the tensor."""
+        columns = self.leaves[index].num_columns
+        return whole.chunk(columns)[self.ranks.shard] if columns > 1 else whole
+
     def local(self, index: int, whole: torch.Tensor) -> torch.Tensor:
         """Returns the part of a whole leaf that this rank's module has: its own experts, or its slice."""
-        leaf = self.leaves[index]
-        if leaf.num_columns > 1:
-            return whole.chunk(leaf.num_columns)[self.ranks.shard]
-        return whole if leaf.slices is None else leaf.slices.of_rank(whole, self.ranks.tensor_rank)
+        slices = self.leaves[index].slices
+        return self.own_experts(index, whole) if slices is None else slices.of_rank(whole, self.ranks.tensor_rank)
 
     def gathered(self, index: int, name: str) -> torch.Tensor:
         """Returns a leaf's whole named tensor, of its owners, on every rank. Collective."""
@@ -153,7 +156,7 @@ class Runtime:
             own, shape = self.transfers.owned_parts(index, name), self.shards.shape(index, name)
             if len(own) == len(self.parts[index]) == 1:
                 of_rank = own[0].tensor.view(self.transfers.sizes_of(index, name))
-                state[name] = of_rank if leaf.cut is None else leaf.slices.as_dtensor(of_rank)
+                state[name] = of_rank if leaf.slices is None else leaf.slices.as_dtensor(of_rank)
             else:
                 state[name] = OwnedTensor(f"{leaf.name}.{name}", shape, torch.float32, self.device, None)
         return state
@@ -172,7 +175,9 @@ class Runtime:
         packed = [Weight.over(view) for view in unit.weight_tensors()]
         leaves = unit.packing().leaves
         weights = [self._as_seen(leaf.index, weight) for leaf, weight in zip(leaves, packed, strict=True)]
-        self.engine.bind(index, weights, self._slice_of_gradient)
+        # The engine keeps the function, which must not keep the model.
+        slices = {leaf.index: held for leaf in leaves if (held := self.leaves[leaf.index].slices) is not None}
+        self.engine.bind(index, weights, lambda leaf, gradient: slices[leaf].of_gradient(gradient))
         places = []
         self.readers[index].weights = {leaf.index: weight for leaf, weight in zip(leaves, weights, strict=True)}
         for leaf, weight in zip(leaves, weights, strict=True):
@@ -192,11 +197,6 @@ class Runtime:
         """Returns what a leaf's modules compute with: its packed weight, or a DTensor that shares its memory."""
         slices = self.leaves[index].slices
         return packed if slices is None else nn.Parameter(slices.as_dtensor(packed.detach()))
-
-    def _slice_of_gradient(self, index: int, gradient: torch.Tensor) -> torch.Tensor:
-        slices = self.leaves[index].slices
-        assert slices is not None
-        return slices.of_gradient(gradient)
 
     def _end_uses(self) -> None:
         for weights in self.weights:

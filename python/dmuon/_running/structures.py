@@ -67,12 +67,12 @@ def tensors_requiring_grad(value: Any) -> list[torch.Tensor]:
 
 class _Arrived(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: AsyncCollectiveTensor) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, tensor: AsyncCollectiveTensor) -> torch.Tensor:
         waited: torch.Tensor = tensor.wait()
         return waited
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         return gradient
 
 

@@ -81,7 +81,7 @@ def _raise_difference(ranks: Ranks, function: str, wanted: str, facts: list[str]
 
 
 def from_first(ranks: Ranks, make: Callable[[], T]) -> T:
-    """Calls `make` at the first rank and returns its result on every rank, or raises its error as ValueError. Collective."""
+    """Calls `make` at the first rank. Returns its result, or raises its error as ValueError, everywhere. Collective."""
     answer: tuple[T | None, str | None] = (None, None)
     cause: Exception | None = None
     if ranks.owner == 0:
@@ -96,7 +96,10 @@ def from_first(ranks: Ranks, make: Callable[[], T]) -> T:
 
 
 def from_owner(ranks: Ranks, owner: int, value: T) -> T:
-    """Returns the value of one rank, by its number in `everyone`. Collective. A rank holds at most its own value and that one."""
+    """Returns the value of one rank, by its number in `everyone`. Collective.
+
+    A rank holds at most its own value and that one.
+    """
     group = everyone_group(ranks)
     if group is None:
         return value
@@ -116,7 +119,10 @@ def largest(ranks: Ranks, numbers: Sequence[float]) -> list[float]:
 
 
 def all_gather(ranks: Ranks, value: T) -> list[T]:
-    """Returns the value of every rank, as `everyone` has them. Collective. The only call here that holds all ranks' values."""
+    """Returns the value of every rank, in the order of `everyone`. Collective.
+
+    The only call here that holds all ranks' values.
+    """
     group = everyone_group(ranks)
     if group is None:
         return [value]

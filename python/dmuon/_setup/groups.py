@@ -41,6 +41,11 @@ def column_group(ranks: Ranks) -> dist.ProcessGroup | None:
     return _group("column", ranks.column, ranks, host=False)
 
 
+def slices_group(ranks: Ranks) -> dist.ProcessGroup | None:
+    """Returns the group of this slot's ranks of tensor parallelism, or None for one rank alone."""
+    return _group("slices", ranks.slot_members, ranks, host=False)
+
+
 def everyone_group(ranks: Ranks) -> dist.ProcessGroup | None:
     """Returns the group of all ranks for words over the host, or None for one rank alone."""
     return _group("everyone", ranks.everyone, ranks, host=True)
@@ -62,8 +67,7 @@ def process_groups(ranks: Ranks) -> tuple[dist.ProcessGroup | None, ...]:
         over_host("host column", ranks.column),
         over_host("host slices", ranks.slot_members),
     )
-    slices = _group("slices", ranks.slot_members, ranks, host=False)
-    return row_group(ranks), column_group(ranks), slices, *host, everyone
+    return row_group(ranks), column_group(ranks), slices_group(ranks), *host, everyone
 
 
 def engine_groups(ranks: Ranks) -> _C.SharedMesh:

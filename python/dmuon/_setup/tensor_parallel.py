@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn as nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -91,8 +92,9 @@ def local_of(gradient: Any, placements: Collection[Placement]) -> torch.Tensor:
     """Returns this rank's part of a DTensor by these placements, which need not be its own."""
     if tuple(gradient.placements) != tuple(placements):
         gradient = gradient.redistribute(placements=tuple(placements))
-    local: Any = gradient.to_local()
-    return local.wait() if hasattr(local, "wait") else local  # an AsyncCollectiveTensor has no memory of its own
+    local: torch.Tensor = gradient.to_local()
+    # An AsyncCollectiveTensor has no memory of its own.
+    return local.wait() if isinstance(local, AsyncCollectiveTensor) else local  # type: ignore[no-any-return]
 
 
 def spec_of(parameter: Any, managed: Any = None) -> Any:
@@ -153,8 +155,8 @@ def check_slices(name: str, slices: Slices, parameter: Any, ranks: Ranks) -> Non
     who = f"dedicate_params: model: '{name}' is divided by tensor parallelism: {slices}"
     if slices.cut is not None and slices.cut[0] == 0 and slices.cut[1] > 1 and len(slices.shape) == 2:
         raise ValueError(
-            f"{who}. Under fully_shard PyTorch saves such matrices with rows in another order. Expected: two parameters "
-            "with Shard(0), or a stack of them."
+            f"{who}. Under fully_shard PyTorch saves such matrices with rows in another order. Expected: two "
+            "parameters with Shard(0), or a stack of them."
         )
     if slices.cut is not None:
         dim, factor = slices.cut
@@ -177,5 +179,6 @@ def find_tensor_mesh(model: nn.Module, managed: Any, data_ranks: Collection[int]
         for attribute, parameter in module._parameters.items():
             spec = spec_of(parameter, managed.get((module, attribute)))
             if spec is not None and is_over_tensor_parallel(spec.mesh, data_ranks, here):
-                return spec.mesh
+                mesh: DeviceMesh = spec.mesh
+                return mesh
     return None
