@@ -9,10 +9,23 @@ from typing import Any
 import pytest
 import torch
 import torch.nn as nn
+from reference import ReferenceMuon
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
-from tp_models import OnRanks, trained_alone, worst_error
-from training import KEPT_NO_COPY, ON_DEMAND
+from torch.distributed.fsdp import fully_shard
+from tp_models import (
+    Llama,
+    OnRanks,
+    is_matrix,
+    loss_of,
+    meshes,
+    parallelize,
+    tokens,
+    trained_alone,
+    whole,
+    worst_error,
+)
+from training import KEPT_NO_COPY, LR, ON_DEMAND, WEIGHT_DECAY, dedicate
 
 import dmuon
 
@@ -80,3 +93,57 @@ def test_is_trained_as_on_one_process(ranks, dims, micros, clip, run):
         for name, weight in full.items():
             assert torch.equal(weight, saved[name.replace("_checkpoint_wrapped_module.", "")]), name
         assert len({owner for owner in owners.values() if owner is not None}) > 1
+
+
+def initialise(model: nn.Module) -> None:
+    torch.manual_seed(7)
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.trunc_normal_(module.weight, std=0.2)
+        elif isinstance(module, nn.RMSNorm):
+            nn.init.ones_(module.weight)
+
+
+def from_meta(mesh: DeviceMesh, dims: tuple[int, ...], shards: bool) -> tuple[bool, float]:
+    """In torchtitan's order: parallelize, checkpoint, dedicate, shard, to_empty, initialise."""
+    data, tensor = meshes(dims, mesh.device_type)
+    with torch.device("meta"):
+        model = Llama(kv=4)
+    parallelize(model, tensor)
+    checkpoint(model)
+    dedicate(model, data, {})
+    if shards:
+        for block in model.blocks:
+            fully_shard(block, mesh=data)
+        fully_shard(model, mesh=data)
+    model.to_empty(device=mesh.device_type)
+    initialise(model)
+    optimizer = dmuon.Muon(model, lr=LR, weight_decay=WEIGHT_DECAY, ns_dtype=torch.float32)
+    plain = Llama(kv=4)
+    initialise(plain)
+
+    def saved() -> dict[str, torch.Tensor]:
+        found = model.state_dict()
+        return {name.replace("_checkpoint_wrapped_module.", ""): whole(value) for name, value in found.items()}
+
+    first, expected = saved(), {name: p.detach().clone() for name, p in plain.named_parameters()}
+    equal = all(torch.equal(first[name], value) for name, value in expected.items())
+    reference = ReferenceMuon(plain, [name for name in expected if is_matrix(name)], LR, WEIGHT_DECAY)
+    part, parts = data.mesh.flatten().tolist().index(torch.distributed.get_rank()), data.size()
+    for step in range(STEPS):
+        loss_of(model, tokens(step, part)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        for one in range(parts):
+            (loss_of(plain, tokens(step, one)) / parts).backward()
+        reference.step()
+        reference.zero_grad()
+    moved = {name: p.detach() for name, p in plain.named_parameters()}
+    return equal, worst_error(expected, moved, saved())
+
+
+@pytest.mark.parametrize(("dims", "shards"), [((2, 2), True), ((1, 2, 2), True), ((1, 4), False)])
+def test_a_start_on_the_meta_device_draws_one_process_values(ranks, dims, shards):
+    for equal, error in ranks.run(from_meta, (4,), dims=dims, shards=shards):
+        assert equal
+        assert error <= MOST_ERROR

@@ -189,7 +189,9 @@ class Analyzer {
         route_inter(taken.operation.kind);
         break;
       case Kind::kPrepare:
+      case Kind::kGather:
       case Kind::kOrthogonalise:
+      case Kind::kScatter:
       case Kind::kApply:
       case Kind::kFinishUpdate:
         core::bug("an operation on a batch");

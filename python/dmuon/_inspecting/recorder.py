@@ -24,7 +24,7 @@ class Span:
 
     Attributes:
         rank: the global rank.
-        lane: "compute", "update", "intra" (messages inside the node) or "inter" (between nodes).
+        lane: "compute", "update", "slices" (messages inside the slot), "intra" (inside the node) or "inter" (between).
         kind: an operation of the engine, as `dmuon.schedule` names it; or "forward", "recompute", "backward",
             "optimizer step".
         unit: the unit's name, "" for "optimizer step".

@@ -32,7 +32,7 @@ class Operation:
 
     Attributes:
         trigger: the moment of issue: "before blocks.3", "after blocks.3", "opt.step()".
-        lane: "compute", "update", "intra" (messages inside the node) or "inter" (between nodes).
+        lane: "compute", "update", "slices" (messages inside the slot), "intra" (inside the node) or "inter" (between).
         kind: such as "publish intra".
         unit: the unit's name, or "batch 2" for an operation on a batch.
         version: the version of the weights that it moves, counted from the version at the step's begin.

@@ -11,7 +11,13 @@ from typing import Any
 
 from dmuon._planning.pictures import new_figure
 
-LANES = {"compute": "compute", "update": "the update", "intra": "inside the node", "inter": "between nodes"}
+LANES = {
+    "compute": "compute",
+    "update": "the update",
+    "slices": "inside the slot",
+    "intra": "inside the node",
+    "inter": "between nodes",
+}
 COMMUNICATION = ("intra", "inter")
 WAITS = ("await weights", "reshard", "finish route intra", "finish route inter")
 PHASES = ("forward", "backward", "step", "between steps")
@@ -23,7 +29,9 @@ _COLORS = {
     "optimizer step": "#b8b8b8",
     "finish update": "#8c564b",
     "prepare": "#dcc9ec",
+    "gather": "#e7969c",
     "orthogonalise": "#8d6bb5",
+    "scatter": "#ad494a",
     "apply": "#4a2c7a",
     "wait": "#e31a1c",
     "publish intra": "#fdbf6f",
@@ -33,6 +41,8 @@ _COLORS = {
 }
 _LABELS = {
     "finish update": "compute waits for updates",
+    "gather": "directions, inside the slot",
+    "scatter": "updates, inside the slot",
     "wait": "compute waits",
     "publish intra": "weights, inside the node",
     "publish inter": "weights, between nodes",
@@ -43,7 +53,7 @@ _PHASE_SHADES = {"forward": "#f4f8fb", "backward": "#e3edf5", "step": "#f0f0f0",
 _INCHES = 14.0
 _CHARACTER = 0.078  # inches of a label's character
 
-_NO_UNIT = ("optimizer step", "finish update", "prepare", "orthogonalise", "apply")
+_NO_UNIT = ("optimizer step", "finish update", "prepare", "gather", "orthogonalise", "scatter", "apply")
 
 Interval = tuple[float, float]
 

@@ -94,7 +94,7 @@ def local_of(gradient: Any, placements: Collection[Placement]) -> torch.Tensor:
         gradient = gradient.redistribute(placements=tuple(placements))
     local: torch.Tensor = gradient.to_local()
     # An AsyncCollectiveTensor has no memory of its own.
-    return local.wait() if isinstance(local, AsyncCollectiveTensor) else local  # type: ignore[no-any-return]
+    return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
 
 
 def spec_of(parameter: Any, managed: Any = None) -> Any:

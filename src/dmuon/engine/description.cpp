@@ -51,13 +51,16 @@ std::map<std::string, double> Executor::statistics() const {
   all["current_bytes"] = static_cast<double>(pool_->current_bytes());
   all["peak_bytes"] = static_cast<double>(pool_->peak_bytes());
   all["allocations"] = static_cast<double>(pool_->num_allocations());
+  const auto add_traffic = [&](const std::string& of, const wire::Group& group) {
+    all["messages" + of] = static_cast<double>(group.traffic().num_messages);
+    all["bytes_sent" + of] = static_cast<double>(group.traffic().num_bytes);
+  };
   for (const schedule::Lane lane : schedule::kQueues) {
     if (!schedule::carries_messages(lane)) continue;
     const std::string of = std::string("_") + schedule::name_of(lane);
-    const wire::Group& group = mesh_.along[schedule::axis_of(lane)];
-    all["messages" + of] = static_cast<double>(group.traffic().num_messages);
-    all["bytes_sent" + of] = static_cast<double>(group.traffic().num_bytes);
+    add_traffic(of, mesh_.along[schedule::axis_of(lane)]);
   }
+  if (mesh_.tensor_parallel) add_traffic("_slices", mesh_.tensor_parallel->slices);
   return all;
 }
 

@@ -131,7 +131,9 @@ void Executor::enqueue_update(const Operation& operation) {
     // A thread keeps the number that it found when it first computed.
     if (at::get_num_threads() != num_threads) at::set_num_threads(num_threads);
     if (kind == Kind::kPrepare) update->prepare(batch);
+    if (kind == Kind::kGather) update->gather(batch);
     if (kind == Kind::kOrthogonalise) update->orthogonalise(batch);
+    if (kind == Kind::kScatter) update->scatter(batch);
     if (kind == Kind::kApply) update->apply(batch);
   });
 }
@@ -143,8 +145,8 @@ void Executor::await(const Operation& operation) {
   profile_.add({operation.kind, operation.subject, started, started, profile_.clock().now()});
 }
 
-// Waits for the subject's newest operation of the kind. No other rank takes part in an update, so
-// the Watch does not follow that wait.
+// Waits for the subject's newest operation of the kind. The ranks of other slots take no part in an
+// update, so the Watch does not follow that wait.
 void Executor::finish(Kind kind, const schedule::Subject& subject) {
   const Newest& awaited = newest(kind, subject);
   if (schedule::is_on_batch(kind)) return awaited.done.wait();
@@ -210,7 +212,9 @@ void Executor::perform_on_unit(const Operation& operation) {
       await(operation);
       return wire::finish_route_inter(state.buffers.get());
     case Kind::kPrepare:
+    case Kind::kGather:
     case Kind::kOrthogonalise:
+    case Kind::kScatter:
     case Kind::kApply:
     case Kind::kFinishUpdate:
       core::bug("Executor: expected an operation on a unit, got ",
@@ -238,7 +242,7 @@ void Executor::sum_over_mesh(const at::Tensor& words, const std::string& what) {
   const wire::Event in_node = sum_along((*mesh_.lanes)[schedule::Lane::kIntra], mesh_.row(), {});
   wire::Event done = sum_along((*mesh_.lanes)[schedule::Lane::kInter], mesh_.column(), in_node);
   if (mesh_.tensor_parallel) {
-    done = sum_along((*mesh_.lanes)[schedule::Lane::kUpdate], mesh_.tensor_parallel->slices, done);
+    done = sum_along((*mesh_.lanes)[schedule::Lane::kSlices], mesh_.tensor_parallel->slices, done);
   }
   mesh_.on_device->add({number, described}, done, pool_->device());
   done.wait();

@@ -71,30 +71,40 @@ SliceUpdate::Open SliceUpdate::open(const wire::OwnedBatch& batch) const {
 void SliceUpdate::prepare(core::BatchIndex batch) {
   Open& open = open_.at(batch) = this->open(owned_.batches()[batch]);
   for (std::size_t i = 0; i < open.runs.size(); ++i)
-    open.moving.push_back(open.groups[i]->rule->direction(open.slices[i]).reshape({-1}));
+    open.directions.push_back(open.groups[i]->rule->direction(open.slices[i]).reshape({-1}));
+}
+
+void SliceUpdate::gather(core::BatchIndex batch) {
+  Open& open = open_.at(batch);
+  if (open.runs.empty()) return;
+  const wire::SliceExchange exchange(group_, open.runs);
+  open.wholes = exchange.gather(open.directions, applies_.options().dtype(at::kFloat),
+                                "directions of batch " + std::to_string(batch.value()));
 }
 
 void SliceUpdate::orthogonalise(core::BatchIndex batch) {
   Open& open = open_.at(batch);
-  if (open.runs.empty()) return;
-  const std::string number = std::to_string(batch.value());
-  const wire::SliceExchange exchange(group_, open.runs);
-  const at::TensorOptions options = applies_.options();
-  std::vector<at::Tensor> wholes = exchange.gather(
-      std::exchange(open.moving, {}), options.dtype(at::kFloat), "directions of batch " + number);
-  for (std::size_t i = 0; i < wholes.size(); ++i) {
-    if (wholes[i].defined())
-      wholes[i] = orthogonalised(wholes[i], open.runs[i].shape(), *open.groups[i]);
+  open.results.resize(open.runs.size());
+  for (std::size_t i = 0; i < open.runs.size(); ++i) {
+    if (open.wholes[i].defined())
+      open.results[i] = orthogonalised(open.wholes[i], open.runs[i].shape(), *open.groups[i]);
   }
-  open.moving =
-      exchange.scatter(wholes, options.dtype(dtype_of(open.groups)), "updates of batch " + number);
+  open.wholes.clear();
+}
+
+void SliceUpdate::scatter(core::BatchIndex batch) {
+  Open& open = open_.at(batch);
+  if (open.runs.empty()) return;
+  const wire::SliceExchange exchange(group_, open.runs);
+  open.updates = exchange.scatter(open.results, applies_.options().dtype(dtype_of(open.groups)),
+                                  "updates of batch " + std::to_string(batch.value()));
 }
 
 void SliceUpdate::apply(core::BatchIndex batch) {
   const Open open = std::exchange(open_.at(batch), {});
   for (std::size_t i = 0; i < open.runs.size(); ++i) {
     const layout::View& view = open.runs[i].shape();
-    const at::Tensor update = open.moving[i].view(open.slices[i].weights.sizes());
+    const at::Tensor update = open.updates[i].view(open.slices[i].weights.sizes());
     open.groups[i]->rule->move(open.slices[i], update, view.rows, view.cols / view.column_blocks);
   }
 }

@@ -16,9 +16,10 @@ namespace dmuon::optim {
 /// it with the same batches. For each batch:
 ///
 /// 1. prepare moves the states of this rank's slices, and computes their directions.
-/// 2. orthogonalise gathers the directions of whole matrices at their owners, which orthogonalise
-///    them and scatter the results, in the iteration's dtype.
-/// 3. apply moves the weights of this rank's slices.
+/// 2. gather brings the directions of whole matrices to their owners.
+/// 3. orthogonalise works on the matrices that this rank owns.
+/// 4. scatter brings the results back, in the iteration's dtype.
+/// 5. apply moves the weights of this rank's slices.
 class SliceUpdate final : public engine::Update {
  public:
   /// @param owned   this rank's slices, as stacks of 1 x 1 matrices. Outlives this, as `sliced` and
@@ -29,16 +30,23 @@ class SliceUpdate final : public engine::Update {
               at::Tensor applies);
 
   void prepare(core::BatchIndex batch) override;
+  void gather(core::BatchIndex batch) override;
   void orthogonalise(core::BatchIndex batch) override;
+  void scatter(core::BatchIndex batch) override;
   void apply(core::BatchIndex batch) override;
 
  private:
-  // A batch between the three calls. Each member has one entry a run.
+  // A batch between the calls. Each member has one entry a run. Lanes read what others have
+  // allocated, so all of it lives until the end, but for whole matrices, which the lane that has
+  // allocated them waits for.
   struct Open {
     std::vector<wire::SlicedRun> runs;
     std::vector<const MuonGroup*> groups;
     std::vector<Piece> slices;
-    std::vector<at::Tensor> moving;  // flat: directions, then updates
+    std::vector<at::Tensor> directions;  // flat
+    std::vector<at::Tensor> wholes;      // of this rank's own runs, gathered
+    std::vector<at::Tensor> results;     // of this rank's own runs, orthogonalised
+    std::vector<at::Tensor> updates;     // flat
   };
 
   Open open(const wire::OwnedBatch& batch) const;

@@ -55,7 +55,9 @@ class Recorder final : public schedule::Performer {
         return give(unit, Buffer::kNodeInbox);
       case Kind::kAwaitWeights:
       case Kind::kPrepare:
+      case Kind::kGather:
       case Kind::kOrthogonalise:
+      case Kind::kScatter:
       case Kind::kApply:
       case Kind::kFinishUpdate:
         return;

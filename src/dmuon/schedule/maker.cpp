@@ -25,7 +25,9 @@ void check_units(const Layout& layout, const Trace& trace) {
 }
 
 Maker::Maker(const Layout& layout, const Batches& batches)
-    : has_inter_(layout.has_inter()), applies_(layout.units.size()) {
+    : has_inter_(layout.has_inter()),
+      exchanges_slices_(layout.tensor_parallel > 1),
+      applies_(layout.units.size()) {
   for (const core::BatchIndex batch : batches.indices()) {
     for (const core::UnitIndex unit : batches[batch]) {
       core::require(layout.units.contains(unit), "build_step_schedule: batches: expected units ",
@@ -37,16 +39,38 @@ Maker::Maker(const Layout& layout, const Batches& batches)
   }
 }
 
-std::vector<Operation> Maker::update(core::BatchIndex batch) {
-  return {{.kind = Kind::kPrepare, .subject = batch, .version = 1},
-          {.kind = Kind::kOrthogonalise,
-           .subject = batch,
-           .version = 1,
-           .after = {{Kind::kPrepare, batch}}},
-          {.kind = Kind::kApply,
-           .subject = batch,
-           .version = 1,
-           .after = {{Kind::kOrthogonalise, batch}}}};
+std::vector<Operation> Maker::updates(const std::vector<core::BatchIndex>& batches) const {
+  std::vector<Operation> operations;
+  const auto add = [&](Kind kind, core::BatchIndex batch) {
+    Operation operation{.kind = kind, .subject = batch, .version = 1};
+    if (kind != Kind::kPrepare) operation.after = {{kind_before(kind), batch}};
+    operations.push_back(std::move(operation));
+  };
+  if (!exchanges_slices_) {
+    for (const core::BatchIndex batch : batches)
+      for (const Kind kind : {Kind::kPrepare, Kind::kOrthogonalise, Kind::kApply}) add(kind, batch);
+    return operations;
+  }
+  const auto begin = [&](std::size_t i) {
+    if (i >= batches.size()) return;
+    add(Kind::kPrepare, batches[i]);
+    add(Kind::kGather, batches[i]);
+  };
+  begin(0);
+  for (std::size_t i = 0; i < batches.size(); ++i) {
+    begin(i + 1);
+    add(Kind::kOrthogonalise, batches[i]);
+    add(Kind::kScatter, batches[i]);
+    if (i > 0) add(Kind::kApply, batches[i - 1]);
+  }
+  if (!batches.empty()) add(Kind::kApply, batches.back());
+  return operations;
+}
+
+// The kind of the same batch after which an operation of this kind comes.
+Kind Maker::kind_before(Kind kind) const {
+  const int steps = exchanges_slices_ ? 1 : 2;
+  return static_cast<Kind>(static_cast<int>(kind) - steps);
 }
 
 std::vector<Operation> Maker::route(core::UnitIndex unit, bool sync) const {

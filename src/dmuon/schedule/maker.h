@@ -35,8 +35,10 @@ class Maker {
 
   bool has_inter() const { return has_inter_; }
 
-  /// Builds the update of a batch: prepare, orthogonalise, apply.
-  static std::vector<Operation> update(core::BatchIndex batch);
+  /// Builds the update of batches, in this order: prepare, orthogonalise and apply of each. With
+  /// tensor parallelism also the exchange of each. Then the next batch's gather and the last one's
+  /// scatter travel while a batch is orthogonalised.
+  std::vector<Operation> updates(const std::vector<core::BatchIndex>& batches) const;
   static Operation finish_update(core::BatchIndex batch) {
     return {.kind = Kind::kFinishUpdate, .subject = batch, .after = {{Kind::kApply, batch}}};
   }
@@ -67,7 +69,10 @@ class Maker {
   }
 
  private:
+  Kind kind_before(Kind kind) const;
+
   bool has_inter_;
+  bool exchanges_slices_;
   core::Vector<core::UnitIndex, std::vector<Dependency>> applies_;  // of the batches that touch it
 };
 

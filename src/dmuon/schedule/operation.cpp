@@ -6,7 +6,9 @@ namespace dmuon::schedule {
 
 const char* name_of(Kind kind) {
   static constexpr PerKind<const char*> kNames{"prepare",
+                                               "gather",
                                                "orthogonalise",
+                                               "scatter",
                                                "apply",
                                                "finish update",
                                                "publish inter",
@@ -21,7 +23,7 @@ const char* name_of(Kind kind) {
 }
 
 const char* name_of(Lane lane) {
-  static constexpr PerLane<const char*> kNames{"intra", "inter", "update", "compute"};
+  static constexpr PerLane<const char*> kNames{"intra", "inter", "slices", "update", "compute"};
   return kNames[lane];
 }
 
@@ -33,6 +35,9 @@ Lane lane_of(Kind kind) {
     case Kind::kPublishIntra:
     case Kind::kRouteIntra:
       return Lane::kIntra;
+    case Kind::kGather:
+    case Kind::kScatter:
+      return Lane::kSlices;
     case Kind::kPrepare:
     case Kind::kOrthogonalise:
     case Kind::kApply:

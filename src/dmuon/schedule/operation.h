@@ -18,11 +18,12 @@ using layout::UnitLayout;
 enum class Lane : int {
   kIntra,    ///< messages inside a node: the row
   kInter,    ///< messages between nodes: the column
+  kSlices,   ///< messages inside the slot, with tensor parallelism
   kUpdate,   ///< the update of this rank's batches
   kCompute,  ///< the training program itself; an operation here blocks it
 };
-constexpr int kNumLanes = 4;
-constexpr int kNumQueues = 3;  ///< the lanes beside compute, which come first
+constexpr int kNumLanes = 5;
+constexpr int kNumQueues = 4;  ///< the lanes beside compute, which come first
 constexpr core::EachOf<Lane, kNumQueues> kQueues;
 
 template <typename T>
@@ -33,7 +34,9 @@ using PerQueue = core::ByEnum<Lane, T, kNumQueues>;
 enum class Kind : int {
   // On a batch of this rank, in this order.
   kPrepare,        ///< momentum, direction and norm: what the iteration starts from
+  kGather,         ///< slices of directions -> the owner of each matrix: tensor parallelism alone
   kOrthogonalise,  ///< Newton-Schulz
+  kScatter,        ///< the owners' results -> slices: tensor parallelism alone
   kApply,          ///< decay and update of the masters
   kFinishUpdate,   ///< compute waits for the batch's apply
   // On a unit.
@@ -46,7 +49,7 @@ enum class Kind : int {
   kFinishRouteIntra,  ///< compute waits for stage 1 of the unit's route and frees its gradients
   kFinishRouteInter,  ///< compute waits for stage 2 and frees the node's mean
 };
-constexpr int kNumKinds = 12;
+constexpr int kNumKinds = 14;
 constexpr core::EachOf<Kind, kNumKinds> kKinds;
 
 template <typename T>
@@ -55,10 +58,11 @@ using PerKind = core::ByEnum<Kind, T, kNumKinds>;
 const char* name_of(Kind kind);
 const char* name_of(Lane lane);
 Lane lane_of(Kind kind);
-/// True if operations of this kind are on a batch, else on a unit. Batches are a rank's own: other
-/// ranks issue other operations on them, or none.
+/// True if operations of this kind are on a batch, else on a unit. Batches are a slot's own: ranks
+/// of other slots issue other operations on them, or none.
 inline bool is_on_batch(Kind kind) { return kind <= Kind::kFinishUpdate; }
-/// True if the lane carries messages. All ranks issue these operations in one order.
+/// True if the lane carries messages between slots. All ranks issue these operations in one order.
+/// Those inside a slot have one order in that slot.
 inline bool carries_messages(Lane lane) { return lane == Lane::kIntra || lane == Lane::kInter; }
 /// The axis along which a lane's messages travel. @param lane  one that carries messages.
 inline layout::Axis axis_of(Lane lane) {

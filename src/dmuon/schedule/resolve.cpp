@@ -107,7 +107,9 @@ void Resolver::resolve(const Operation& operation) {
     case Kind::kFinishRouteInter:
       return finish_stage_2(operation.unit());
     case Kind::kPrepare:
+    case Kind::kGather:
     case Kind::kOrthogonalise:
+    case Kind::kScatter:
     case Kind::kApply:
     case Kind::kFinishUpdate:
       break;  // above

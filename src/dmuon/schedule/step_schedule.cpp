@@ -54,9 +54,7 @@ std::vector<Operation> build_update_schedule(const Layout& layout, const Batches
   if (!maker.has_inter()) ahead = static_cast<std::size_t>(window.intra);
   units.resize(std::min(units.size(), ahead));
   std::vector<core::BatchIndex> left = batches_by_unit(batches, units);
-  for (const core::BatchIndex batch : left) {
-    for (Operation& operation : Maker::update(batch)) operations.push_back(std::move(operation));
-  }
+  for (Operation& operation : maker.updates(left)) operations.push_back(std::move(operation));
   const auto add = [&](Operation operation) {
     operation.version = 1;
     operations.push_back(std::move(operation));

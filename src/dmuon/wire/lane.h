@@ -87,7 +87,7 @@ class Lane {
 /// The lanes of a mesh beside compute. All engines of the mesh share them, so one order holds.
 struct Lanes : schedule::PerQueue<Lane> {
   Lanes()
-      : schedule::PerQueue<Lane>{{Lane("dmuon intra"), Lane("dmuon inter"),
+      : schedule::PerQueue<Lane>{{Lane("dmuon intra"), Lane("dmuon inter"), Lane("dmuon slices"),
                                   Lane("dmuon update", Lane::Purpose::kCompute)}} {}
 };
 
