@@ -103,7 +103,9 @@ void update(const Model& model, const wire::Owned& owned, wire::Group* group, bo
   SliceUpdate update(owned, model.sliced, group, groups(), model.group_of,
                      at::scalar_tensor(applies, at::kBool));
   for (const BatchIndex batch : owned.batches().indices()) update.prepare(batch);
+  for (const BatchIndex batch : owned.batches().indices()) update.gather(batch);
   for (const BatchIndex batch : owned.batches().indices()) update.orthogonalise(batch);
+  for (const BatchIndex batch : owned.batches().indices()) update.scatter(batch);
   for (const BatchIndex batch : owned.batches().indices()) update.apply(batch);
 }
 

@@ -28,10 +28,10 @@ class Data : public Witness {
   /// @param violations  sentences are appended.
   Data(const Programs& programs, bool node_copy, std::vector<std::string>* violations);
 
-  void start(core::Slot slot, int index) override;
-  void contribute(core::Slot slot, int index, MessageId message) override;
-  void receive(core::Slot slot, int index, MessageId message) override;
-  void finish(core::Slot slot, int index) override;
+  void start(core::Owner rank, int index) override;
+  void contribute(core::Owner rank, int index, MessageId message) override;
+  void receive(core::Owner rank, int index, MessageId message) override;
+  void finish(core::Owner rank, int index) override;
 
  private:
   struct Buffers {
@@ -49,27 +49,31 @@ class Data : public Witness {
     core::Vector<core::BatchIndex, int> versions;
   };
 
-  const Issue& issue(core::Slot slot, int index) const { return programs_[slot].issue(index); }
-  const schedule::Layout& layout(core::Slot slot) const { return *programs_[slot].layout; }
-  Value masters(core::Slot slot, core::UnitIndex unit) const;
-  bool owns_part(core::Slot slot, core::UnitIndex unit) const {
-    return layout(slot).units[unit].owner_elements[slot] > 0;
+  const Issue& issue(core::Owner rank, int index) const { return programs_[rank].issue(index); }
+  const schedule::Layout& layout(core::Owner rank) const { return *programs_[rank].layout; }
+  Value masters(core::Owner rank, core::UnitIndex unit) const;
+  std::size_t tensor_rank(core::Owner rank) const {
+    return static_cast<std::size_t>(rank.value() % layout(rank).tensor_parallel);
   }
-  Value contribution(core::Slot slot, int index) const;
-  void take(core::Slot slot, int index, const Value& value);
-  void check_part(core::Slot slot, int index);
-  void check_weights(core::Slot slot, int index);
-  void check_gradients(core::Slot slot, int index);
-  void apply(core::Slot slot, int index);
+  bool owns_part(core::Owner rank, core::UnitIndex unit) const {
+    return layout(rank).units[unit].owner_elements[layout(rank).slot_of(rank)] > 0;
+  }
+  Value contribution(core::Owner rank, int index) const;
+  void take(core::Owner rank, int index, const Value& value);
+  void check_part(core::Owner rank, int index);
+  void check_weights(core::Owner rank, int index);
+  void check_gradients(core::Owner rank, int index);
+  void apply(core::Owner rank, int index);
   template <typename... Parts>
-  void report(core::Slot slot, int index, Parts&&... parts);
+  void report(core::Owner rank, int index, Parts&&... parts);
 
   const Programs& programs_;
   bool node_copy_;
   std::vector<std::string>* violations_;
-  core::Vector<core::Slot, RankData> ranks_;
+  core::Vector<core::Owner, RankData> ranks_;
   std::map<MessageId, Value> messages_;
-  std::vector<core::Vector<core::UnitIndex, std::uint64_t>> contributed_;  // [steps] by all ranks
+  // [T][steps] by all ranks with the same slices
+  std::vector<std::vector<core::Vector<core::UnitIndex, std::uint64_t>>> contributed_;
 };
 
 }  // namespace dmuon::simulate

@@ -26,7 +26,7 @@ constexpr std::int64_t kUnbounded = std::numeric_limits<std::int64_t>::max();
 bool communicates(const Issue& issue) { return issue.carries_messages(); }
 
 // The order of the first rank is every rank's.
-void check_order(const Program& first, const Program& other, core::Slot slot,
+void check_order(const Program& first, const Program& other, core::Owner rank,
                  std::vector<std::string>* violations) {
   auto own = other.issues.begin();
   auto model = first.issues.begin();
@@ -38,7 +38,7 @@ void check_order(const Program& first, const Program& other, core::Slot slot,
     if (ends || model == first.issues.end() || own->operation.kind != model->operation.kind ||
         own->unit() != model->unit() || own->version() != model->version()) {
       violations->push_back(core::message(
-          "slot ", slot, ": ", ends ? "nothing" : describe(*own), " is issued where slot 0 issues ",
+          "rank ", rank, ": ", ends ? "nothing" : describe(*own), " is issued where rank 0 issues ",
           model == first.issues.end() ? "nothing" : describe(*model)));
       break;
     }
@@ -47,12 +47,12 @@ void check_order(const Program& first, const Program& other, core::Slot slot,
   }
   if (other.comparisons != first.comparisons)
     violations->push_back(
-        core::message("slot ", slot, ": compares something else than slot 0, or elsewhere"));
+        core::message("rank ", rank, ": compares something else than rank 0, or elsewhere"));
   if (other.leaves != first.leaves)
     violations->push_back(
-        core::message("slot ", slot, ": leaves to the host framework where slot 0 does not"));
+        core::message("rank ", rank, ": leaves to the host framework where rank 0 does not"));
   if (other.hash != first.hash)
-    violations->push_back(core::message("slot ", slot, ": has another hash than slot 0"));
+    violations->push_back(core::message("rank ", rank, ": has another hash than rank 0"));
 }
 
 // Units in use, through one pass; the most there were.
@@ -118,12 +118,12 @@ std::int64_t granted_bytes(const Job& job) {
 DryRun dry_run(const Programs& programs, bool node_copy, std::int64_t granted_bytes,
                const Delays& delays) {
   DryRun run;
-  for (const core::Slot slot : programs.indices()) {
-    check_order(programs.front(), programs[slot], slot, &run.violations);
-    const RankAnalysis analysis = analyze(programs[slot], slot, node_copy, &run.violations);
+  for (const core::Owner rank : programs.indices()) {
+    check_order(programs.front(), programs[rank], rank, &run.violations);
+    const RankAnalysis analysis = analyze(programs[rank], rank, node_copy, &run.violations);
     run.peak_bytes = std::max(run.peak_bytes, analysis.peak_bytes);
     if (analysis.peak_bytes > granted_bytes)
-      run.violations.push_back(core::message("slot ", slot, ": takes ", analysis.peak_bytes,
+      run.violations.push_back(core::message("rank ", rank, ": takes ", analysis.peak_bytes,
                                              " bytes, granted are ", granted_bytes));
   }
   Data data(programs, node_copy, &run.violations);

@@ -18,7 +18,7 @@ struct Delays {
 
 struct DryRun {
   std::vector<std::string> violations;  ///< sentences; empty: the programs are sound
-  core::Vector<core::Slot, std::vector<SimulatedSpan>> timeline;
+  core::Vector<core::Owner, std::vector<SimulatedSpan>> timeline;
   std::int64_t peak_bytes = 0;  ///< the largest of any rank, as granted_bytes() counts
 };
 

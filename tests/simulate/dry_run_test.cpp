@@ -66,7 +66,7 @@ TEST(DryRun, CountsTheLargestBytesOfARank) {
 TEST(DryRun, SaysWhoTakesMoreBytesThanGranted) {
   const Job job = two_steps(1, 2);
   const DryRun run = dry_run(unroll(job), true, 100, {});
-  EXPECT_TRUE(says(run, "slot 1: takes 176 bytes, granted are 100"));
+  EXPECT_TRUE(says(run, "rank 1: takes 176 bytes, granted are 100"));
 }
 
 TEST(DryRun, LanesRunInOrderAndNothingStartsBeforeItWasIssued) {
@@ -116,9 +116,9 @@ TEST(DryRun, ShowsThatLookaheadOverlaps) {
 TEST(DryRun, FindsARankThatWaitsForEver) {
   const Job job = two_steps(1, 2);
   Programs programs = unroll(job);
-  while (programs[core::Slot(1)].issues.size() > 3) programs[core::Slot(1)].issues.pop_back();
+  while (programs[core::Owner(1)].issues.size() > 3) programs[core::Owner(1)].issues.pop_back();
   const DryRun run = run_with(job, programs);
-  EXPECT_TRUE(says(run, "slot 0, ")) << testing::PrintToString(run.violations);
+  EXPECT_TRUE(says(run, "rank 0, ")) << testing::PrintToString(run.violations);
   EXPECT_TRUE(says(run, "waits forever for another member of a group"));
 }
 
@@ -126,11 +126,11 @@ TEST(DryRun, FindsOperationsInAnotherOrder) {
   const Job job = two_steps(2, 2);
   Programs programs = unroll(job);
   // Both are issued at the first trigger; no rank has two groups in common with another.
-  Program& last = programs[core::Slot(3)];
+  Program& last = programs[core::Owner(3)];
   std::swap(last.issues[find(last, Kind::kPublishInter, 0)],
             last.issues[find(last, Kind::kPublishIntra, 0)]);
   EXPECT_TRUE(says(run_with(job, programs),
-                   "slot 3: publish intra of unit 0 is issued where slot 0 issues publish inter"));
+                   "rank 3: publish intra of unit 0 is issued where rank 0 issues publish inter"));
 }
 
 TEST(DryRun, FindsAWaitForWhatWasNeverIssued) {

@@ -13,8 +13,8 @@ bool is(const Program& program, int index, Kind kind, const schedule::Subject& s
   return is(program, index, kind) && program.issue(index).operation.subject == subject;
 }
 
-core::Slot random_slot(Random* random, const Programs& programs) {
-  return core::Slot(draw(random, 0, programs.size() - 1));
+core::Owner random_rank(Random* random, const Programs& programs) {
+  return core::Owner(draw(random, 0, programs.size() - 1));
 }
 
 std::optional<int> pick(Random* random, const Program& program, const Condition& condition) {
@@ -60,14 +60,14 @@ int counterpart(const Program& program, int index, const Program& other) {
 
 bool change(Random* random, Programs* programs, const Condition& condition,
             const std::function<void(Program*, int)>& apply) {
-  const core::Slot slot = random_slot(random, *programs);
-  const Program original = (*programs)[slot];
+  const core::Owner rank = random_rank(random, *programs);
+  const Program original = (*programs)[rank];
   const std::optional<int> index = pick(random, original, condition);
   if (!index) return false;
   const bool everywhere = draw_one_in(random, 2);
-  for (const core::Slot other : programs->indices()) {
+  for (const core::Owner other : programs->indices()) {
     Program& program = (*programs)[other];
-    if (everywhere || other == slot) apply(&program, counterpart(original, *index, program));
+    if (everywhere || other == rank) apply(&program, counterpart(original, *index, program));
   }
   return true;
 }

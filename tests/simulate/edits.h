@@ -19,7 +19,7 @@ inline core::UnitIndex unit_of(const Program& program, int index) {
   return program.issue(index).unit();
 }
 
-core::Slot random_slot(Random* random, const Programs& programs);
+core::Owner random_rank(Random* random, const Programs& programs);
 
 /// One of the issues that meet a condition.
 std::optional<int> pick(Random* random, const Program& program, const Condition& condition);

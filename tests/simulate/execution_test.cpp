@@ -52,13 +52,13 @@ TEST(Execute, StartsNothingBeforeWhatItWaitsFor) {
   const Programs programs = steps_on(2, 2);
   const Execution execution = execute(programs, timing());
   EXPECT_EQ(execution.violations, std::vector<std::string>{});
-  for (const core::Slot slot : programs.indices()) {
-    const std::vector<Frontier> waits = waits_on(programs[slot]);
-    ASSERT_EQ(execution.timeline[slot].size(), waits.size());
+  for (const core::Owner rank : programs.indices()) {
+    const std::vector<Frontier> waits = waits_on(programs[rank]);
+    ASSERT_EQ(execution.timeline[rank].size(), waits.size());
     std::vector<double> end_us(waits.size());
-    for (const SimulatedSpan& span : execution.timeline[slot])
+    for (const SimulatedSpan& span : execution.timeline[rank])
       end_us[static_cast<std::size_t>(span.issue)] = span.end_us;
-    for (const SimulatedSpan& span : execution.timeline[slot]) {
+    for (const SimulatedSpan& span : execution.timeline[rank]) {
       for (const int earlier : waits[static_cast<std::size_t>(span.issue)]) {
         if (earlier < 0) continue;
         EXPECT_GE(span.start_us, end_us[static_cast<std::size_t>(earlier)]);
@@ -69,7 +69,7 @@ TEST(Execute, StartsNothingBeforeWhatItWaitsFor) {
 
 TEST(Execute, SaysWhatWaitsForEver) {
   Programs programs = steps_on(1, 2);
-  Program& other = programs[core::Slot(1)];
+  Program& other = programs[core::Owner(1)];
   other.issues.resize(3);
   const Execution execution = execute(programs, timing());
   ASSERT_FALSE(execution.violations.empty());
@@ -80,13 +80,13 @@ TEST(Execute, SaysWhatWaitsForEver) {
 // Counts, and nothing else: what it sees is in an order that programs allow.
 class Counter : public Witness {
  public:
-  void start(core::Slot, int) override { ++started; }
-  void contribute(core::Slot, int, MessageId) override { ++contributed; }
-  void receive(core::Slot, int, MessageId) override {
+  void start(core::Owner, int) override { ++started; }
+  void contribute(core::Owner, int, MessageId) override { ++contributed; }
+  void receive(core::Owner, int, MessageId) override {
     EXPECT_GT(contributed, 0);
     ++received;
   }
-  void finish(core::Slot, int) override {
+  void finish(core::Owner, int) override {
     ++finished;
     EXPECT_LE(finished, started);
   }

@@ -14,28 +14,34 @@ using schedule::Dependency;
 using schedule::Kind;
 using schedule::Lane;
 
-bool has_messages(const Program& program, int index, core::Slot slot) {
+int tensor_rank(const Job& job, core::Owner rank) {
+  return rank.value() % job.layout.tensor_parallel;
+}
+
+bool has_messages(const Program& program, int index, core::Owner rank) {
   return program.issue(index).carries_messages() &&
-         !schedule::messages_of(program.issue(index).operation, *program.layout, slot).empty();
+         !schedule::messages_of(program.issue(index).operation, *program.layout,
+                                program.layout->slot_of(rank))
+              .empty();
 }
 
 // Two messages of one group, one right after the other; nothing between them frees what they fill.
 bool swap_in_group(Random* random, const Job&, Programs* programs) {
-  const core::Slot slot = random_slot(random, *programs);
-  Program& program = (*programs)[slot];
+  const core::Owner rank = random_rank(random, *programs);
+  Program& program = (*programs)[rank];
   const auto lane = [&](int i) { return program.issue(i).lane(); };
   const auto next = [&](int first) {
     const schedule::Operation& one = program.issue(first).operation;
     for (int i = first + 1; i < program.num_issues(); ++i) {
       if (is(program, i, Kind::kReshard)) return -1;
-      if (lane(i) != lane(first) || !has_messages(program, i, slot)) continue;
+      if (lane(i) != lane(first) || !has_messages(program, i, rank)) continue;
       const schedule::Operation& other = program.issue(i).operation;
       return other.kind == one.kind && other.subject == one.subject ? -1 : i;
     }
     return -1;
   };
   const auto first = pick(random, program, [&](const Program& of, int i) {
-    return has_messages(of, i, slot) && next(i) >= 0;
+    return has_messages(of, i, rank) && next(i) >= 0;
   });
   if (!first) return false;
   std::swap(program.issues[at(*first)], program.issues[at(next(*first))]);
@@ -43,11 +49,11 @@ bool swap_in_group(Random* random, const Job&, Programs* programs) {
 }
 
 bool swap_across_lanes(Random* random, const Job&, Programs* programs) {
-  const core::Slot slot = random_slot(random, *programs);
-  Program& program = (*programs)[slot];
+  const core::Owner rank = random_rank(random, *programs);
+  Program& program = (*programs)[rank];
   const auto pick_from = [&](Lane lane) {
     return pick(random, program, [&](const Program& of, int i) {
-      return of.issue(i).lane() == lane && has_messages(of, i, slot);
+      return of.issue(i).lane() == lane && has_messages(of, i, rank);
     });
   };
   const auto intra = pick_from(Lane::kIntra);
@@ -78,8 +84,8 @@ bool drop_dependency(Random* random, const Job&, Programs* programs) {
 }
 
 bool drop_wait(Random* random, const Job&, Programs* programs) {
-  const core::Slot slot = random_slot(random, *programs);
-  Program& program = (*programs)[slot];
+  const core::Owner rank = random_rank(random, *programs);
+  Program& program = (*programs)[rank];
   const auto reads = [](const Program& of, int i) {
     return i > 0 && of.issue(i).is(Compute::kForward) &&
            is(of, i - 1, Kind::kAwaitWeights, unit_of(of, i));
@@ -96,7 +102,7 @@ bool drop_wait(Random* random, const Job&, Programs* programs) {
 }
 
 bool free_weights_early(Random* random, const Job&, Programs* programs) {
-  Program& program = (*programs)[random_slot(random, *programs)];
+  Program& program = (*programs)[random_rank(random, *programs)];
   const auto last_reader = [](const Program& of, int i) {
     const core::UnitIndex unit = unit_of(of, i);
     const int reader = std::max(last_before(of, i, Compute::kForward, unit),
@@ -142,12 +148,12 @@ bool never_free_gradients(Random* random, const Job&, Programs* programs) {
 }
 
 bool take_wrong_root(Random* random, const Job& job, Programs* programs) {
-  const core::Slot slot = random_slot(random, *programs);
-  Program& program = (*programs)[slot];
+  const core::Owner rank = random_rank(random, *programs);
+  Program& program = (*programs)[rank];
   const bool in_row = job.layout.num_shards > 1 && draw_one_in(random, 2);
   const auto index = pick(random, program, [&](const Program& of, int i) {
     const Kind kind = in_row ? Kind::kPublishIntra : Kind::kPublishInter;
-    return is(of, i, kind) && has_messages(of, i, slot);
+    return is(of, i, kind) && has_messages(of, i, rank);
   });
   if (!index) return false;
   schedule::Layout layout = job.layout;
@@ -156,7 +162,7 @@ bool take_wrong_root(Random* random, const Job& job, Programs* programs) {
   // An owner's part goes to its neighbour in the row, which has one too (so that no message comes
   // into being of which no other rank knows), or in this rank's column.
   for (const core::Slot owner : elements.indices()) {
-    if (!in_row && layout.shard_of(owner) != layout.shard_of(slot)) continue;
+    if (!in_row && layout.shard_of(owner) != layout.shard_of(rank)) continue;
     const int place = owner.value();
     const core::Slot neighbour(in_row ? place / shards * shards + (place + 1) % shards
                                       : (place + shards) % layout.num_slots());
@@ -170,8 +176,8 @@ bool take_wrong_root(Random* random, const Job& job, Programs* programs) {
 }
 
 bool update_too_late(Random* random, const Job& job, Programs* programs) {
-  const core::Slot slot = random_slot(random, *programs);
-  Program& program = (*programs)[slot];
+  const core::Owner rank = random_rank(random, *programs);
+  Program& program = (*programs)[rank];
   const Kind first_stage =
       job.layout.num_replicates > 1 ? Kind::kPublishInter : Kind::kPublishIntra;
   const auto update_of = [&](const Program& of, int i) {
@@ -185,7 +191,7 @@ bool update_too_late(Random* random, const Job& job, Programs* programs) {
   };
   const auto published = pick(random, program, [&](const Program& of, int i) {
     return is(of, i, first_stage) && of.issue(i).operation.version == 1 &&
-           job.layout.units[unit_of(of, i)].owner_elements[slot] > 0 && update_of(of, i) >= 0;
+           job.layout.units[unit_of(of, i)].owner_elements[job.layout.slot_of(rank)] > 0 && update_of(of, i) >= 0;
   });
   if (!published) return false;
   move(&program, update_of(program, *published), *published);
@@ -194,14 +200,15 @@ bool update_too_late(Random* random, const Job& job, Programs* programs) {
 
 bool claim_wrong_version(Random* random, const Job& job, Programs* programs) {
   const int more = draw_one_in(random, 2) ? 1 : -1;
-  const core::Slot slot = random_slot(random, *programs);
-  Program& chosen = (*programs)[slot];
+  const core::Owner rank = random_rank(random, *programs);
+  Program& chosen = (*programs)[rank];
   const auto index = pick(random, chosen, [&](const Program& of, int i) {
     if (!is(of, i, Kind::kPublishIntra)) return false;
     std::int64_t column = 0;
-    for (const core::Slot other : programs->indices()) {
-      if (job.layout.shard_of(other) == job.layout.shard_of(slot))
-        column += job.layout.units[unit_of(of, i)].owner_elements[other];
+    for (const core::Owner other : programs->indices()) {
+      if (tensor_rank(job, other) != tensor_rank(job, rank)) continue;
+      if (job.layout.shard_of(other) == job.layout.shard_of(rank))
+        column += job.layout.units[unit_of(of, i)].owner_elements[job.layout.slot_of(other)];
     }
     return column > 0;
   });
@@ -269,7 +276,7 @@ bool forget_route(Random* random, const Job& job, Programs* programs) {
   const auto num_steps = std::count_if(
       job.events.begin(), job.events.end(),
       [](const TrainingEvent& event) { return event.what == TrainingEvent::What::kStep; });
-  Program& any = (*programs)[random_slot(random, *programs)];
+  Program& any = (*programs)[random_rank(random, *programs)];
   const auto index = pick(random, any, [&](const Program& program, int i) {
     if (!is(program, i, Kind::kRouteIntra)) return false;
     const core::UnitIndex unit = unit_of(program, i);
@@ -369,7 +376,7 @@ bool update_what_travels(Random* random, const Job&, Programs* programs) {
 
 // At one rank alone, whose batches are its own.
 bool drop_one(Random* random, Programs* programs, Kind kind) {
-  Program& program = (*programs)[random_slot(random, *programs)];
+  Program& program = (*programs)[random_rank(random, *programs)];
   const auto index =
       pick(random, program, [&](const Program& of, int i) { return is(of, i, kind); });
   if (!index) return false;
@@ -388,7 +395,7 @@ bool never_finish_update(Random* random, const Job&, Programs* programs) {
 bool publish_while_updating(Random* random, const Job& job, Programs* programs) {
   const Kind first_stage =
       job.layout.num_replicates > 1 ? Kind::kPublishInter : Kind::kPublishIntra;
-  Program& program = (*programs)[random_slot(random, *programs)];
+  Program& program = (*programs)[random_rank(random, *programs)];
   const auto without_waits = [&](const Program& of, int i) {
     Program without = of;
     without.issues[at(i)].operation.after.clear();
@@ -409,8 +416,40 @@ bool publish_while_updating(Random* random, const Job& job, Programs* programs) 
   return true;
 }
 
+bool never_exchange(Random* random, const Job&, Programs* programs) {
+  return drop_one(random, programs, draw_one_in(random, 2) ? Kind::kGather : Kind::kScatter);
+}
+
+// Of two batches, at one rank of a slot alone.
+bool exchange_in_another_order(Random* random, const Job&, Programs* programs) {
+  Program& program = (*programs)[random_rank(random, *programs)];
+  const auto gather = pick(random, program, [](const Program& of, int i) {
+    if (!is(of, i, Kind::kGather)) return false;
+    for (int j = i + 1; j < of.num_issues() && of.issue(j).step == of.issue(i).step; ++j)
+      if (is(of, j, Kind::kGather)) return true;
+    return false;
+  });
+  if (!gather) return false;
+  int other = *gather + 1;
+  while (!is(program, other, Kind::kGather)) ++other;
+  move(&program, *gather, other);
+  return true;
+}
+
+// What comes next takes the messages for arrived.
+bool forget_an_exchange(Random* random, const Job&, Programs* programs) {
+  Program& program = (*programs)[random_rank(random, *programs)];
+  const auto index = pick(random, program, [](const Program& of, int i) {
+    return (is(of, i, Kind::kOrthogonalise) || is(of, i, Kind::kApply)) &&
+           of.layout->tensor_parallel > 1;
+  });
+  if (!index) return false;
+  program.issues[at(*index)].operation.after.clear();
+  return true;
+}
+
 bool compare_alone(Random* random, const Job&, Programs* programs) {
-  Program& program = (*programs)[random_slot(random, *programs)];
+  Program& program = (*programs)[random_rank(random, *programs)];
   if (programs->size() == 1 || program.comparisons.empty()) return false;
   const int last = static_cast<int>(program.comparisons.size()) - 1;
   program.comparisons.erase(program.comparisons.begin() + draw(random, 0, last));
@@ -422,7 +461,7 @@ bool compare_alone(Random* random, const Job&, Programs* programs) {
 const std::vector<Mutator>& mutators() {
   static const std::vector<Mutator> kMutators{
       {"swap two messages of a group", "another member's is of", swap_in_group},
-      {"swap messages of two lanes", "is issued where slot 0 issues", swap_across_lanes},
+      {"swap messages of two lanes", "is issued where rank 0 issues", swap_across_lanes},
       {"drop a dependency", "may run at the same time", drop_dependency},
       {"drop a wait for weights", "may run at the same time", drop_wait},
       {"free weights early", "reads packed weights that are free", free_weights_early},
@@ -435,6 +474,9 @@ const std::vector<Mutator>& mutators() {
       {"publish while a batch is updated", "uses the masters too", publish_while_updating},
       {"never apply an update", "comes out of turn", never_apply},
       {"never wait for an update", "", never_finish_update},
+      {"never exchange slices", "comes out of turn", never_exchange},
+      {"exchange slices in another order", "", exchange_in_another_order},
+      {"take an exchange for done", "uses what the batch moves too", forget_an_exchange},
       {"claim a wrong version", "would publish version", claim_wrong_version},
       {"drop stage 1 of a publication", "", drop_stage_1},
       {"drop stage 2 of a publication", "reads packed weights that are free", drop_stage_2},
@@ -445,7 +487,7 @@ const std::vector<Mutator>& mutators() {
       {"send stage 2 twice", "fills packed weights that are full", send_stage_2_twice},
       {"forget a reshard", "fills packed weights that are full", forget_reshard},
       {"update what travels", "uses the masters too", update_what_travels},
-      {"compare alone", "compares something else than slot 0", compare_alone},
+      {"compare alone", "compares something else than rank 0", compare_alone},
   };
   return kMutators;
 }

@@ -101,8 +101,8 @@ TEST(Unroll, CountsTheStepsBeforeAnIssue) {
 TEST(Unroll, LeavesOutOnlyTheUsesThatARankSkips) {
   Job job = small_job(1, 2);
   job.events = steps(2);
-  const core::Slot other(1);
-  job.skips = {{other, 3, core::UnitIndex(2)}, {other, 4, core::UnitIndex(0)}};
+  const core::Owner other(1);
+  job.skips = {{core::Slot(1), 3, core::UnitIndex(2)}, {core::Slot(1), 4, core::UnitIndex(0)}};
   const Programs programs = unroll(job);
   EXPECT_EQ(count(programs[other], Compute::kForward, 2), 1);
   EXPECT_EQ(count(programs[other], Compute::kBackward, 0), 1);
@@ -115,9 +115,9 @@ TEST(Unroll, LeavesOutOnlyTheUsesThatARankSkips) {
 TEST(Unroll, RunsABackwardThatARankLeavesOutBeforeTheStep) {
   Job job = small_job(2, 1);
   job.events = steps(2);
-  const core::Slot other(1);
+  const core::Owner other(1);
   for (const core::UnitIndex unit : job.layout.units.indices())
-    job.skips.push_back({other, 4, unit});
+    job.skips.push_back({core::Slot(1), 4, unit});
   const Programs programs = unroll(job);
   EXPECT_EQ(text_of(programs[other], 4), "");
   for (int unit = 0; unit < 3; ++unit) {

@@ -18,6 +18,7 @@ schedule::Layout draw_layout(Random* random) {
   const int most = draw_one_in(random, 30) ? 8 : draw_one_in(random, 4) ? 4 : 2;
   layout.num_replicates = draw(random, 1, most);
   layout.num_shards = draw(random, 1, most);
+  layout.tensor_parallel = draw_one_in(random, 3) ? draw(random, 2, 3) : 1;
   const int num_units = draw(random, 1, draw_one_in(random, 2) ? 8 : 3);
   for (int unit = 0; unit < num_units; ++unit) {
     schedule::UnitLayout drawn;

@@ -53,17 +53,18 @@ struct UnitUse {
 
 class Analyzer {
  public:
-  Analyzer(const Program& program, core::Slot slot, bool node_copy,
+  Analyzer(const Program& program, core::Owner rank, bool node_copy,
            std::vector<std::string>* violations)
       : program_(program),
         layout_(*program.layout),
-        slot_(slot),
+        rank_(rank),
         has_inter_(layout_.has_inter()),
         node_copy_(node_copy),
         violations_(violations),
         units_(layout_.units.size()),
         newest_(program),
-        next_(program.batches.size(), Kind::kPrepare) {}
+        next_(program.batches.size(), Kind::kPrepare),
+        moving_(program.batches.size(), -1) {}
 
   RankAnalysis run() {
     waits_on_ = waits_on(program_);
@@ -72,12 +73,12 @@ class Analyzer {
     for (const core::UnitIndex unit : units_.indices()) {
       if (units_[unit].routing || units_[unit].sending)
         violations_->push_back(
-            core::message("slot ", slot_, ": the route of unit ", unit, " is never finished"));
+            core::message("rank ", rank_, ": the route of unit ", unit, " is never finished"));
     }
     for (const core::BatchIndex batch : next_.indices()) {
       if (next_[batch] != Kind::kPrepare)
         violations_->push_back(
-            core::message("slot ", slot_, ": the update of batch ", batch, " is never finished"));
+            core::message("rank ", rank_, ": the update of batch ", batch, " is never finished"));
     }
     return std::move(analysis_);
   }
@@ -87,7 +88,7 @@ class Analyzer {
 
   template <typename... Parts>
   void report(Parts&&... parts) {
-    violations_->push_back(core::message("slot ", slot_, ", issue ", now_, ", ",
+    violations_->push_back(core::message("rank ", rank_, ", issue ", now_, ", ",
                                          describe(program_.issue(now_)), ": ", parts...));
   }
 
@@ -126,9 +127,12 @@ class Analyzer {
   }
 
   void require_ordered(int earlier, Buffer buffer) {
+    require_ordered(earlier, kBufferNames[static_cast<std::size_t>(buffer)]);
+  }
+  void require_ordered(int earlier, const char* buffer) {
     if (analysis_.is_ordered(program_, earlier, now_)) return;
     report("may run at the same time as issue ", earlier, ", ", describe(program_.issue(earlier)),
-           ", which uses ", kBufferNames[static_cast<std::size_t>(buffer)], " too");
+           ", which uses ", buffer, " too");
   }
 
   void read(UnitUse* of, Buffer buffer) {
@@ -199,17 +203,25 @@ class Analyzer {
     count_bytes();
   }
 
-  // Its three operations follow each other, then compute waits for them.
+  // Its operations follow each other, each with what the last one left. Then compute waits for
+  // them.
   void update(const Operation& operation) {
     const core::BatchIndex batch = operation.batch();
     if (operation.kind != next_.at(batch)) report("comes out of turn");
-    next_[batch] = operation.kind == Kind::kFinishUpdate
-                       ? Kind::kPrepare
-                       : static_cast<Kind>(static_cast<int>(operation.kind) + 1);
+    next_[batch] = after(operation.kind);
+    require_ordered(moving_[batch], "what the batch moves");
+    moving_[batch] = now_;
     for (const core::UnitIndex touched : program_.batches[batch]) {
       if (operation.kind == Kind::kPrepare) read(&units_.at(touched), Buffer::kTotal);
       if (operation.kind == Kind::kApply) write(&units_.at(touched), Buffer::kMasters);
     }
+  }
+
+  Kind after(Kind kind) const {
+    if (kind == Kind::kFinishUpdate) return Kind::kPrepare;
+    const Kind next = static_cast<Kind>(static_cast<int>(kind) + 1);
+    const bool exchanges = next == Kind::kGather || next == Kind::kScatter;
+    return exchanges && layout_.tensor_parallel == 1 ? after(next) : next;
   }
 
   void publish_intra(int version) {
@@ -286,20 +298,21 @@ class Analyzer {
       // A sum that is held is a partial sum, in a buffer of its own.
       if (state.sending)
         bytes +=
-            2 * layout_.column_elements(layout, layout_.shard_of(slot_)) * layout.gradient_size;
+            2 * layout_.column_elements(layout, layout_.shard_of(rank_)) * layout.gradient_size;
     }
     analysis_.peak_bytes = std::max(analysis_.peak_bytes, bytes);
   }
 
   const Program& program_;
   const schedule::Layout& layout_;
-  core::Slot slot_;
+  core::Owner rank_;
   bool has_inter_;
   bool node_copy_;
   std::vector<std::string>* violations_;
   core::Vector<core::UnitIndex, UnitUse> units_;
   Newest newest_;
   core::Vector<core::BatchIndex, Kind> next_;  // operation of each batch
+  core::Vector<core::BatchIndex, int> moving_;  // the last operation on each batch
   RankAnalysis analysis_;
   std::vector<Frontier> waits_on_;
   int now_ = 0;
@@ -312,9 +325,9 @@ bool RankAnalysis::is_ordered(const Program& program, int first, int second) con
   return after[static_cast<std::size_t>(second)][program.issue(first).lane()] >= first;
 }
 
-RankAnalysis analyze(const Program& program, core::Slot slot, bool node_copy,
+RankAnalysis analyze(const Program& program, core::Owner rank, bool node_copy,
                      std::vector<std::string>* violations) {
-  return Analyzer(program, slot, node_copy, violations).run();
+  return Analyzer(program, rank, node_copy, violations).run();
 }
 
 }  // namespace dmuon::simulate

@@ -28,9 +28,9 @@ struct RankAnalysis {
 /// finished, continued or begun twice out of turn, a dependency that names nothing issued, or a
 /// route of an earlier backward.
 ///
-/// @param slot        names the rank in violations.
+/// @param rank        names the rank in violations.
 /// @param violations  sentences are appended.
-RankAnalysis analyze(const Program& program, core::Slot slot, bool node_copy,
+RankAnalysis analyze(const Program& program, core::Owner rank, bool node_copy,
                      std::vector<std::string>* violations);
 
 }  // namespace dmuon::simulate

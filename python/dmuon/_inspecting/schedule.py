@@ -184,7 +184,7 @@ class _Simulated:
         ends = range(0, ranks.size, ranks.tensor_parallel)
         slots = [itertools.zip_longest(*of_owner[at : at + ranks.tensor_parallel], fillvalue=[]) for at in ends]
         batches = [[list(itertools.chain(*alike)) for alike in slot] for slot in slots]
-        self.slot, self.layout = ranks.slot, engine.layout()
+        self.slot, self.owner, self.layout = ranks.slot, ranks.owner, engine.layout()
         self.names = [unit.label for unit in runtime.units]
         job = _C.Job(
             self.layout,
@@ -195,7 +195,7 @@ class _Simulated:
             _EVENTS,
         )
         self.programs = _C.unroll(job)
-        self.issues = self.programs[self.slot].issues
+        self.issues = self.programs[ranks.owner].issues
 
     def operations(self, event: int, known: bool) -> tuple[Operation, ...]:
         """Returns the operations of an event, none unless its pass is `known`."""
@@ -238,7 +238,7 @@ class _Simulated:
             apply=0.05,
             row_byte=intra / largest["intra"],
             column_byte=inter / largest["inter"],
-        )[self.slot]
+        )[self.owner]
         ends = [0.0] * len(_EVENTS)  # times at which the program has issued and computed all of an event
         for span in spans:
             issue = self.issues[span.issue]

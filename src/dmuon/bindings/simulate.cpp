@@ -87,7 +87,9 @@ void init_simulate(py::module_& module) {
         const auto compute = [=](const Issue& issue) {
           if (issue.compute) return issue.is(Compute::kForward) ? forward : backward;
           if (issue.is(schedule::Kind::kOrthogonalise)) return orthogonalise;
-          return issue.is(schedule::Kind::kPrepare) ? prepare : apply;
+          const bool begins =
+              issue.is(schedule::Kind::kPrepare) || issue.is(schedule::Kind::kGather);
+          return begins ? prepare : apply;
         };
         const auto message = [=](const schedule::Message& sent) {
           const bool row = sent.axis == layout::Axis::kRow;

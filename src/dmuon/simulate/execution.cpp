@@ -8,6 +8,7 @@
 namespace dmuon::simulate {
 namespace {
 
+using core::Owner;
 using core::Slot;
 using layout::Axis;
 using schedule::Kind;
@@ -20,11 +21,18 @@ constexpr core::EachOf<Lane, schedule::kNumLanes> kLanes;
 /// A collective of a group: what its first member said it is, and who has begun it.
 struct Collective {
   Kind kind;
-  core::UnitIndex unit;
+  schedule::Subject subject;
   Message message;
   std::vector<double> begun_us;  // [members]
   int num_begun = 0;
   double last_begun_us = 0;
+};
+
+/// A rank's group for a message, and its place there.
+struct Membership {
+  std::size_t group;
+  int member;
+  int size;
 };
 
 struct LaneState {
@@ -57,29 +65,31 @@ class Machine {
         witness_(witness),
         mesh_(*programs.front().layout),
         ranks_(programs.size()),
-        groups_(static_cast<std::size_t>(mesh_.num_shards + mesh_.num_replicates)) {
+        groups_(static_cast<std::size_t>(mesh_.tensor_parallel *
+                                             (mesh_.num_shards + mesh_.num_replicates) +
+                                         mesh_.num_slots())) {
     run_.timeline.resize(programs.size());
-    for (const Slot slot : programs.indices()) {
-      RankState& own = ranks_[slot];
-      own.waits_on = waits_on(programs[slot]);
-      own.issued_us.assign(programs[slot].issues.size(), kNotYet);
-      own.end_us.assign(programs[slot].issues.size(), kNotYet);
-      for (int i = 0; i < programs[slot].num_issues(); ++i) {
-        own.lanes[issue(slot, i).lane()].issues.push_back(i);
+    for (const Owner rank : programs.indices()) {
+      RankState& own = ranks_[rank];
+      own.waits_on = waits_on(programs[rank]);
+      own.issued_us.assign(programs[rank].issues.size(), kNotYet);
+      own.end_us.assign(programs[rank].issues.size(), kNotYet);
+      for (int i = 0; i < programs[rank].num_issues(); ++i) {
+        own.lanes[issue(rank, i).lane()].issues.push_back(i);
       }
-      wake(slot);
+      wake(rank);
     }
   }
 
   Execution run() {
     while (!awake_.empty()) {
-      const Slot slot = awake_.front();
+      const Owner rank = awake_.front();
       awake_.pop_front();
-      rank(slot).queued = false;
+      state(rank).queued = false;
       bool progress = true;
       while (progress) {
-        progress = issue_all(slot);
-        for (const Lane lane : kLanes) progress |= advance(slot, lane);
+        progress = issue_all(rank);
+        for (const Lane lane : kLanes) progress |= advance(rank, lane);
       }
     }
     report_blocked();
@@ -88,49 +98,50 @@ class Machine {
   }
 
  private:
-  RankState& rank(Slot slot) { return ranks_[slot]; }
-  const Issue& issue(Slot slot, int index) const { return programs_[slot].issue(index); }
+  RankState& state(Owner rank) { return ranks_[rank]; }
+  const Issue& issue(Owner rank, int index) const { return programs_[rank].issue(index); }
 
   double compute_us(const Issue& of) {
-    return of.compute || of.lane() == Lane::kUpdate ? timing_.compute_us(of) : 0;
+    const bool on_batch = of.lane() == Lane::kUpdate || of.lane() == Lane::kSlices;
+    return of.compute || on_batch ? timing_.compute_us(of) : 0;
   }
 
-  void wake(Slot slot) {
-    if (rank(slot).queued) return;
-    rank(slot).queued = true;
-    awake_.push_back(slot);
+  void wake(Owner rank) {
+    if (state(rank).queued) return;
+    state(rank).queued = true;
+    awake_.push_back(rank);
   }
 
   // Up to the next operation that blocks the program.
-  bool issue_all(Slot slot) {
-    RankState& own = rank(slot);
+  bool issue_all(Owner rank) {
+    RankState& own = state(rank);
     const int before = own.num_issued;
-    while (own.blocked_on < 0 && own.num_issued < programs_[slot].num_issues()) {
+    while (own.blocked_on < 0 && own.num_issued < programs_[rank].num_issues()) {
       const int index = own.num_issued++;
       own.issued_us[static_cast<std::size_t>(index)] = own.now_us;
-      if (issue(slot, index).lane() == Lane::kCompute) own.blocked_on = index;
+      if (issue(rank, index).lane() == Lane::kCompute) own.blocked_on = index;
     }
     return own.num_issued > before;
   }
 
-  bool advance(Slot slot, Lane of) {
-    LaneState& lane = rank(slot).lanes[of];
+  bool advance(Owner rank, Lane of) {
+    LaneState& lane = state(rank).lanes[of];
     bool progress = false;
-    while (lane.cursor < lane.issues.size() && lane.issues[lane.cursor] < rank(slot).num_issued) {
+    while (lane.cursor < lane.issues.size() && lane.issues[lane.cursor] < state(rank).num_issued) {
       const int index = lane.issues[lane.cursor];
-      if (!lane.running && !start(slot, &lane, index)) break;
-      while (lane.message < lane.messages.size() && pass_message(slot, &lane, index)) {
+      if (!lane.running && !start(rank, &lane, index)) break;
+      while (lane.message < lane.messages.size() && pass_message(rank, &lane, index)) {
         progress = true;
       }
       if (lane.message < lane.messages.size()) break;
-      finish(slot, of, index);
+      finish(rank, of, index);
       progress = true;
     }
     return progress;
   }
 
-  bool start(Slot slot, LaneState* lane, int index) {
-    const RankState& own = rank(slot);
+  bool start(Owner rank, LaneState* lane, int index) {
+    const RankState& own = state(rank);
     double start_us = std::max(lane->now_us, own.issued_us[static_cast<std::size_t>(index)]);
     for (const int earlier : own.waits_on[static_cast<std::size_t>(index)]) {
       if (earlier < 0) continue;
@@ -140,49 +151,69 @@ class Machine {
     }
     lane->running = true;
     lane->start_us = lane->now_us = start_us;
-    lane->messages = messages_of(slot, index);
+    lane->messages = messages_of(rank, index);
     lane->message = 0;
-    if (witness_ != nullptr) witness_->start(slot, index);
+    if (witness_ != nullptr) witness_->start(rank, index);
     return true;
   }
 
-  std::vector<Message> messages_of(Slot slot, int index) const {
-    const Issue& of = issue(slot, index);
+  std::vector<Message> messages_of(Owner rank, int index) const {
+    const Issue& of = issue(rank, index);
+    if (of.lane() == Lane::kSlices && mesh_.tensor_parallel > 1) return {{Axis::kRow, 0, 0}};
     if (!of.carries_messages()) return {};
-    return schedule::messages_of(of.operation, *programs_[slot].layout, slot);
+    return schedule::messages_of(of.operation, *programs_[rank].layout, mesh_.slot_of(rank));
   }
 
-  void finish(Slot slot, Lane of, int index) {
-    RankState& own = rank(slot);
+  void finish(Owner rank, Lane of, int index) {
+    RankState& own = state(rank);
     LaneState& lane = own.lanes[of];
-    if (witness_ != nullptr) witness_->finish(slot, index);
-    lane.now_us += compute_us(issue(slot, index));
+    if (witness_ != nullptr) witness_->finish(rank, index);
+    lane.now_us += compute_us(issue(rank, index));
     if (of == Lane::kCompute) {
       own.now_us = lane.now_us;
       own.blocked_on = -1;
     }
     const auto at = static_cast<std::size_t>(index);
     own.end_us[at] = lane.now_us;
-    run_.timeline[slot].push_back({index, of, own.issued_us[at], lane.start_us, lane.now_us});
+    run_.timeline[rank].push_back({index, of, own.issued_us[at], lane.start_us, lane.now_us});
     lane.running = false;
     ++lane.cursor;
   }
 
-  // Rows come first, then columns.
-  std::size_t group_of(Slot slot, Axis axis) const {
-    if (axis == Axis::kRow) return mesh_.replicate_of(slot).position();
-    return static_cast<std::size_t>(mesh_.num_replicates) + mesh_.shard_of(slot).position();
+  int tensor_rank(Owner rank) const { return rank.value() % mesh_.tensor_parallel; }
+
+  // In the order of MessageId.
+  Membership membership(Owner rank, Lane lane, const Message& message) const {
+    const Slot slot = mesh_.slot_of(rank);
+    const int along = mesh_.num_replicates + mesh_.num_shards;
+    if (lane == Lane::kSlices) {
+      const int group = mesh_.tensor_parallel * along + slot.value();
+      return {static_cast<std::size_t>(group), tensor_rank(rank), mesh_.tensor_parallel};
+    }
+    const int group = message.axis == Axis::kRow
+                          ? mesh_.replicate_of(slot).value()
+                          : mesh_.num_replicates + mesh_.shard_of(slot).value();
+    return {static_cast<std::size_t>(tensor_rank(rank) * along + group),
+            mesh_.member_of(slot, message.axis), mesh_.size(message.axis)};
   }
 
-  bool pass_message(Slot slot, LaneState* lane, int index) {
+  Owner member(Owner rank, Lane lane, const Message& message, int other) const {
+    const Slot slot = mesh_.slot_of(rank);
+    const int num_ranks = mesh_.tensor_parallel;
+    if (lane == Lane::kSlices) return Owner(slot.value() * num_ranks + other);
+    return Owner(mesh_.slot_of(slot, message.axis, other).value() * num_ranks + tensor_rank(rank));
+  }
+
+  bool pass_message(Owner rank, LaneState* lane, int index) {
     const Message& message = lane->messages[lane->message];
-    const std::size_t group = group_of(slot, message.axis);
-    if (!lane->begun) begin_message(slot, lane, index, group);
+    const Membership own = membership(rank, issue(rank, index).lane(), message);
+    const std::size_t group = own.group;
+    if (!lane->begun) begin_message(rank, lane, index, own);
     const Collective& collective = groups_[group][lane->sequence];
-    const int member = mesh_.member_of(slot, message.axis);
     double ready_us = lane->now_us;
-    const bool is_root = member == message.root;
-    if (timing_.rendezvous || (!schedule::is_publication(collective.kind) && is_root)) {
+    const bool is_root = own.member == message.root;
+    const bool is_exchange = issue(rank, index).lane() == Lane::kSlices;
+    if (timing_.rendezvous || is_exchange || (!schedule::is_publication(collective.kind) && is_root)) {
       if (collective.num_begun < static_cast<int>(collective.begun_us.size())) return false;
       ready_us = std::max(ready_us, collective.last_begun_us);
     } else if (schedule::is_publication(collective.kind) && !is_root) {
@@ -191,53 +222,55 @@ class Machine {
       ready_us = std::max(ready_us, root_us);
     }
     lane->now_us = ready_us + timing_.message_us(message);
-    if (witness_ != nullptr && (schedule::is_publication(collective.kind) || is_root))
-      witness_->receive(slot, index, {group, lane->sequence});
+    if (witness_ != nullptr && !is_exchange &&
+        (schedule::is_publication(collective.kind) || is_root))
+      witness_->receive(rank, index, {group, lane->sequence});
     lane->begun = false;
     ++lane->message;
     ++lane->sequence;
     return true;
   }
 
-  void begin_message(Slot slot, LaneState* lane, int index, std::size_t group) {
-    const schedule::Operation& own = issue(slot, index).operation;
+  void begin_message(Owner rank, LaneState* lane, int index, const Membership& place) {
+    const schedule::Operation& own = issue(rank, index).operation;
+    const Lane of = issue(rank, index).lane();
     const Message& message = lane->messages[lane->message];
-    const int size = mesh_.size(message.axis);
+    const auto [group, member, size] = place;
     std::deque<Collective>& collectives = groups_[group];
     while (collectives.size() <= lane->sequence)
       collectives.push_back(
-          {own.kind, own.unit(), message, std::vector(static_cast<std::size_t>(size), kNotYet)});
+          {own.kind, own.subject, message, std::vector(static_cast<std::size_t>(size), kNotYet)});
     Collective& collective = collectives[lane->sequence];
-    if (collective.kind != own.kind || collective.unit != own.unit() ||
+    if (collective.kind != own.kind || collective.subject != own.subject ||
         !(collective.message == message)) {
       run_.violations.push_back(
-          core::message("slot ", slot, ", issue ", index, ", ", describe(issue(slot, index)),
+          core::message("rank ", rank, ", issue ", index, ", ", describe(issue(rank, index)),
                         ": message ", lane->sequence, " of the group has root ", message.root,
                         " and ", message.bytes, " bytes, but another member's is of ",
-                        schedule::describe(collective.kind, collective.unit), " with root ",
+                        schedule::describe(collective.kind, collective.subject), " with root ",
                         collective.message.root, " and ", collective.message.bytes, " bytes"));
     }
-    const int member = mesh_.member_of(slot, message.axis);
     collective.begun_us.at(static_cast<std::size_t>(member)) = lane->now_us;
     collective.last_begun_us = std::max(collective.last_begun_us, lane->now_us);
     ++collective.num_begun;
-    if (witness_ != nullptr && (!schedule::is_publication(own.kind) || member == message.root))
-      witness_->contribute(slot, index, {group, lane->sequence});
+    if (witness_ != nullptr && of != Lane::kSlices &&
+        (!schedule::is_publication(own.kind) || member == message.root))
+      witness_->contribute(rank, index, {group, lane->sequence});
     lane->begun = true;
     for (int other = 0; other < size; ++other) {
       if (other != member && collective.begun_us[static_cast<std::size_t>(other)] != kNotYet)
-        wake(mesh_.slot_of(slot, message.axis, other));
+        wake(this->member(rank, of, message, other));
     }
   }
 
   void report_blocked() {
-    for (const Slot slot : ranks_.indices()) {
-      for (const LaneState& lane : ranks_[slot].lanes) {
+    for (const Owner rank : ranks_.indices()) {
+      for (const LaneState& lane : ranks_[rank].lanes) {
         if (lane.cursor == lane.issues.size()) continue;
         const int index = lane.issues[lane.cursor];
-        if (index >= ranks_[slot].num_issued) continue;
+        if (index >= ranks_[rank].num_issued) continue;
         run_.violations.push_back(
-            core::message("slot ", slot, ", issue ", index, ", ", describe(issue(slot, index)),
+            core::message("rank ", rank, ", issue ", index, ", ", describe(issue(rank, index)),
                           ": waits forever", lane.begun ? " for another member of a group" : ""));
       }
     }
@@ -249,7 +282,7 @@ class Machine {
         if (collective.num_begun == static_cast<int>(collective.begun_us.size())) continue;
         run_.violations.push_back(core::message(
             "group ", group, ": ", collective.num_begun, " of ", collective.begun_us.size(),
-            " members begin a message of ", schedule::describe(collective.kind, collective.unit)));
+            " members begin a message of ", schedule::describe(collective.kind, collective.subject)));
         return;
       }
     }
@@ -260,16 +293,16 @@ class Machine {
   Witness* witness_;
   Execution run_;
   const schedule::Layout& mesh_;
-  core::Vector<Slot, RankState> ranks_;
+  core::Vector<Owner, RankState> ranks_;
   std::vector<std::deque<Collective>> groups_;  // rows, then columns
-  std::deque<Slot> awake_;
+  std::deque<Owner> awake_;
 };
 
 }  // namespace
 
 Execution execute(const Programs& programs, const Timing& timing, Witness* witness) {
-  core::require(!programs.empty() && programs.size() == programs.front().layout->num_slots(),
-                "execute: programs: expected one a slot, got ", programs.size());
+  core::require(!programs.empty() && programs.size() == programs.front().layout->num_owners(),
+                "execute: programs: expected one a rank, got ", programs.size());
   return Machine(programs, timing, witness).run();
 }
 

@@ -12,11 +12,12 @@ namespace dmuon::simulate {
 
 /// Durations in virtual microseconds.
 struct Timing {
-  /// Duration of the compute of a module, or of an operation on the update lane.
+  /// Duration of the compute of a module, or of an operation on a batch.
   std::function<double(const Issue&)> compute_us;
   std::function<double(const schedule::Message&)> message_us;
   /// True: a collective ends when all members have begun it. False: a broadcast ends at a member
-  /// when its root has begun it, and a reduction ends at its root when all have begun it.
+  /// when its root has begun it, and a reduction ends at its root when all have begun it. An
+  /// exchange of slices always ends when all have begun it.
   bool rendezvous = false;
 };
 
@@ -31,10 +32,11 @@ struct SimulatedSpan {
 
 struct Execution {
   std::vector<std::string> violations;  ///< sentences: messages that do not fit, and what hangs
-  core::Vector<core::Slot, std::vector<SimulatedSpan>> timeline;  ///< in the order of completion
+  core::Vector<core::Owner, std::vector<SimulatedSpan>> timeline;  ///< in the order of completion
 };
 
-/// A message by its place in its group; rows are groups [0, R), columns [R, R + G).
+/// A message by its place in its group. Rows and columns of the first ranks of slots are groups
+/// [0, R) and [R, R + G), those of the second ones follow, and so on; slots come last.
 struct MessageId {
   std::size_t group;
   std::size_t place;
@@ -42,17 +44,17 @@ struct MessageId {
 };
 
 /// Sees the operations of all ranks in an order that their programs allow. An operation is named by
-/// its rank's slot and its place in that rank's program.
+/// its rank's number and its place in that rank's program.
 class Witness {
  public:
   virtual ~Witness() = default;
-  virtual void start(core::Slot slot, int index) = 0;
+  virtual void start(core::Owner rank, int index) = 0;
   /// A root's weights, or a member's gradients, enter the message.
-  virtual void contribute(core::Slot slot, int index, MessageId message) = 0;
+  virtual void contribute(core::Owner rank, int index, MessageId message) = 0;
   /// A member receives the root's weights, or the root receives the members' gradients.
-  virtual void receive(core::Slot slot, int index, MessageId message) = 0;
+  virtual void receive(core::Owner rank, int index, MessageId message) = 0;
   /// All its messages are done.
-  virtual void finish(core::Slot slot, int index) = 0;
+  virtual void finish(core::Owner rank, int index) = 0;
 };
 
 /// Runs the programs of all ranks in virtual time, lanes and messages as schedule::Operation says.

@@ -172,8 +172,9 @@ Programs unroll(const Job& job) {
   const auto layout = std::make_shared<const schedule::Layout>(job.layout);
   Programs programs;
   for (const core::Slot slot : job.batches.indices()) {
-    programs.push_back(Rank(job, slot).run());
-    programs.back().layout = layout;
+    Program program = Rank(job, slot).run();
+    program.layout = layout;
+    for (int rank = 0; rank < layout->tensor_parallel; ++rank) programs.push_back(program);
   }
   return programs;
 }

@@ -27,7 +27,7 @@ inline bool is_backward(TrainingEvent::What what) {
   return what == TrainingEvent::What::kBackward || what == TrainingEvent::What::kBackwardNoSync;
 }
 
-/// The rank at `slot` does not use `unit` in the event at `event`.
+/// The ranks at `slot` do not use `unit` in the event at `event`.
 struct Skip {
   core::Slot slot;
   int event = 0;  ///< place in Job::events
@@ -103,11 +103,12 @@ struct Program {
   int num_issues() const { return static_cast<int>(issues.size()); }
 };
 
-using Programs = core::Vector<core::Slot, Program>;
+/// By the ranks' numbers, see layout::Mesh. Without tensor parallelism these are slots.
+using Programs = core::Vector<core::Owner, Program>;
 
 /// Unrolls the job into the program of each rank: the operations that a schedule::Resolver decides
 /// on, and the compute of modules. Programs differ in operations on batches, and in the compute of
-/// units that a rank skips. A rank that skips all units of the last backward before a step does not
+/// units that a rank skips. The ranks of a slot have the same program. A rank that skips all units of the last backward before a step does not
 /// run it.
 /// @throws InvalidArgument for a slot, an event or a unit out of range, or bad options.
 Programs unroll(const Job& job);
@@ -115,7 +116,7 @@ Programs unroll(const Job& job);
 /// Marks one place in a program for each lane: the newest issue of that lane, -1 for none. A lane
 /// runs its issues in order, so a frontier stands for everything that was done before.
 using Frontier = schedule::PerLane<int>;
-constexpr Frontier kNothing{-1, -1, -1, -1};
+constexpr Frontier kNothing{-1, -1, -1, -1, -1};
 
 /// [issues] what must be done before each starts: the issue before it on its lane, the compute
 /// before it, and its dependencies. Dependencies that were never issued are left out.
