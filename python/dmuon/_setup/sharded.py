@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from dmuon._setup.expert_parallel import Managed, check_columns
 from dmuon._setup.leaf import Leaf
-from dmuon._setup.place import clean_name
+from dmuon._setup.place import clean_name, joined
 from dmuon._setup.ranks import Ranks, rows_of
 
 
@@ -66,6 +66,18 @@ def check_sharded(leaves: Sequence[Leaf], model: nn.Module, ranks: Ranks) -> Non
 def managed_by_fsdp(model: nn.Module) -> Managed:
     """Returns modules and names of the parameters that `fully_shard` manages."""
     return {key for state in _states(model) for group in param_groups(state) for key in map(_key, group.fsdp_params)}
+
+
+def replaced_by_fsdp(model: nn.Module) -> dict[int, str]:
+    """Returns the names of the parameters that `fully_shard` has replaced, by the number that it gave them.
+
+    Empty with a PyTorch that numbers none: 2.13 does, 2.11 does not.
+    """
+    paths = {module: path for path, module in model.named_modules()}
+    managed = [parameter for state in _states(model) for group in param_groups(state) for parameter in group.fsdp_params]
+    numbered = [parameter for parameter in managed if hasattr(parameter, "_orig_param_uid")]
+    names = {parameter._orig_param_uid: _key(parameter) for parameter in numbered}
+    return {number: clean_name(joined(paths[module], name)) for number, (module, name) in names.items()}
 
 
 def release(leaves: Sequence[Leaf], model: nn.Module) -> None:
