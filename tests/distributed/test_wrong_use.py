@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 import pickle
 from typing import Any
 
@@ -32,9 +33,41 @@ def torch_clip(mesh: Any, foreach: bool | None) -> None:
     nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=foreach)
 
 
-@refused("on 'blocks.0.qkv.weight.grad'", "clip with dmuon.clip_grad_norm_(model, max_norm)")
-def torch_clip_value(mesh: Any) -> None:
-    nn.utils.clip_grad_value_(with_gradients(mesh, fsdp=False)[0].parameters(), 1.0)
+@refused("on 'blocks.0.qkv.weight.grad'", "clip_grad_value_ would", "dmuon.clip_grad_norm_(model, max_norm)", fsdp=False)
+@refused("on 'blocks.0.qkv.weight.grad'", "clip_grad_value_ would", "dmuon.clip_grad_norm_(model, max_norm)", fsdp=True)
+def torch_clip_value(mesh: Any, fsdp: bool) -> None:
+    """Clips matrices alone: under fully_shard the foreach functions of torch refuse them beside DTensors."""
+    model = with_gradients(mesh, fsdp=fsdp)[0]
+    nn.utils.clip_grad_value_([block.qkv.weight for block in model.blocks], 1.0)
+
+
+@refused("a norm of order inf (expected the 2-norm of all elements) on", "Clip by dmuon.clip_grad_norm_", order=math.inf)
+@refused("a norm of order 1.0 (expected the 2-norm of all elements) on", "dmuon.grad_norms(model)", order=1.0)
+def torch_clip_of_another_order(mesh: Any, order: float) -> None:
+    nn.utils.clip_grad_norm_(with_gradients(mesh)[0].blocks[0].up.weight, 1.0, norm_type=order)
+
+
+@refused("aten.abs.default on 'blocks.0.up.weight.grad'", "this gradient is whole only at its owner")
+def gradient_used(mesh: Any) -> None:
+    with_gradients(mesh)[0].blocks[0].up.weight.grad.abs()
+
+
+@refused("parameters_to_vector and vector_to_parameters read and write whole", "full_params", to_vector=True)
+@refused("parameters_to_vector and vector_to_parameters read and write whole", "full_params", to_vector=False)
+def converted_to_a_vector(mesh: Any, to_vector: bool) -> None:
+    weight = ready(mesh)[0].blocks[0].up.weight
+    if to_vector:
+        nn.utils.parameters_to_vector([weight])
+    else:
+        nn.utils.vector_to_parameters(torch.zeros(weight.numel()), [weight])
+
+
+@refused("torch.func.functional_call gives the model other values of 'blocks.0.", "which Muon updates", fsdp=False)
+@refused("torch.func.functional_call gives the model other values of 'blocks.0.", "which Muon updates", fsdp=True)
+def functional_call(mesh: Any, fsdp: bool) -> None:
+    model, _ = ready(mesh, fsdp=fsdp)
+    copies = {name: p.detach() for name, p in model.named_parameters() if name.startswith("blocks")}
+    torch.func.functional_call(model, copies, (batch(0)[:, :-1],))
 
 
 @refused("copying or pickling a model", "its state_dict(), for a model that is built anew")

@@ -25,3 +25,9 @@ def test_the_innermost_library_that_is_known_decides(outer, inner):
     assert WORDS[inner] in called_by("torch.nn", called_by(inner, of_caller))()
     both = called_by(outer, called_by("mine", called_by(inner, called_by("torch", of_caller))))()
     assert WORDS[inner] in both and WORDS[outer] not in both
+
+
+def test_a_function_of_a_library_is_known_by_its_name():
+    names = {"__name__": "torch.nn.utils.clip_grad", "function": of_caller}
+    exec("def clip_grad_value_():\n    return function()\ndef another():\n    return function()", names)
+    assert "torch.nn.utils.clip_grad_value_" in names["clip_grad_value_"]() and names["another"]() == ""
