@@ -12,7 +12,10 @@ import pytest
 import torch
 import torch.nn as nn
 from models import batch, loss_of
+from pool import make_mesh
 from refusals import REFUSED, Refusals, expect_refusal, rank_of, ready, with_gradients
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.fsdp import fully_shard
 
 import dmuon
 
@@ -60,6 +63,27 @@ def converted_to_a_vector(mesh: Any, to_vector: bool) -> None:
         nn.utils.parameters_to_vector([weight])
     else:
         nn.utils.vector_to_parameters(torch.zeros(weight.numel()), [weight])
+
+
+@refused("fully_shard or replicate() after dmuon.Muon", "Expected: fully_shard before", call="fully_shard a block")
+@refused("fully_shard or replicate() after dmuon.Muon", "Expected: fully_shard before", call="fully_shard")
+@refused("fully_shard or replicate() after dmuon.Muon", "Expected: fully_shard before", call="replicate")
+@refused("fully_shard or replicate() after dmuon.Muon", "Expected: fully_shard before", call="fully_shard around it")
+def sharded_after_muon(mesh: Any, call: str) -> None:
+    """Everything in the model is as it was: each parameter, and what a good step makes of it."""
+    model, optimizer = ready(mesh, fsdp=False)
+    before = dict(model.named_parameters())
+    mesh = make_mesh((4,), mesh.device_type)
+    try:
+        if call == "replicate":
+            replicate(model, device_mesh=mesh)
+        else:
+            whole = {"fully_shard a block": model.blocks[1], "fully_shard": model}
+            fully_shard(whole.get(call, nn.Sequential(nn.LayerNorm(3), model)), mesh=mesh)
+    finally:
+        assert all(p is before[name] for name, p in model.named_parameters())
+        loss_of(model, batch(1)).backward()
+        optimizer.step()
 
 
 @refused("torch.func.functional_call gives the model other values of 'blocks.0.", "which Muon updates", fsdp=False)
