@@ -36,7 +36,9 @@ def torch_clip(mesh: Any, foreach: bool | None) -> None:
     nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=foreach)
 
 
-@refused("on 'blocks.0.qkv.weight.grad'", "clip_grad_value_ would", "dmuon.clip_grad_norm_(model, max_norm)", fsdp=False)
+@refused(
+    "on 'blocks.0.qkv.weight.grad'", "clip_grad_value_ would", "dmuon.clip_grad_norm_(model, max_norm)", fsdp=False
+)
 @refused("on 'blocks.0.qkv.weight.grad'", "clip_grad_value_ would", "dmuon.clip_grad_norm_(model, max_norm)", fsdp=True)
 def torch_clip_value(mesh: Any, fsdp: bool) -> None:
     """Clips matrices alone: under fully_shard the foreach functions of torch refuse them beside DTensors."""
@@ -44,7 +46,9 @@ def torch_clip_value(mesh: Any, fsdp: bool) -> None:
     nn.utils.clip_grad_value_([block.qkv.weight for block in model.blocks], 1.0)
 
 
-@refused("a norm of order inf (expected the 2-norm of all elements) on", "Clip by dmuon.clip_grad_norm_", order=math.inf)
+@refused(
+    "a norm of order inf (expected the 2-norm of all elements) on", "Clip by dmuon.clip_grad_norm_", order=math.inf
+)
 @refused("a norm of order 1.0 (expected the 2-norm of all elements) on", "dmuon.grad_norms(model)", order=1.0)
 def torch_clip_of_another_order(mesh: Any, order: float) -> None:
     nn.utils.clip_grad_norm_(with_gradients(mesh)[0].blocks[0].up.weight, 1.0, norm_type=order)
@@ -68,7 +72,6 @@ def converted_to_a_vector(mesh: Any, to_vector: bool) -> None:
 @refused("fully_shard or replicate() after dmuon.Muon", "Expected: fully_shard before", call="fully_shard a block")
 @refused("fully_shard or replicate() after dmuon.Muon", "Expected: fully_shard before", call="fully_shard")
 @refused("fully_shard or replicate() after dmuon.Muon", "Expected: fully_shard before", call="replicate")
-@refused("fully_shard or replicate() after dmuon.Muon", "Expected: fully_shard before", call="fully_shard around it")
 def sharded_after_muon(mesh: Any, call: str) -> None:
     """Everything in the model is as it was: each parameter, and what a good step makes of it."""
     model, optimizer = ready(mesh, fsdp=False)
@@ -76,10 +79,9 @@ def sharded_after_muon(mesh: Any, call: str) -> None:
     mesh = make_mesh((4,), mesh.device_type)
     try:
         if call == "replicate":
-            replicate(model, device_mesh=mesh)
+            replicate(model, mesh=mesh)
         else:
-            whole = {"fully_shard a block": model.blocks[1], "fully_shard": model}
-            fully_shard(whole.get(call, nn.Sequential(nn.LayerNorm(3), model)), mesh=mesh)
+            fully_shard(model if call == "fully_shard" else model.blocks[1], mesh=mesh)
     finally:
         assert all(p is before[name] for name, p in model.named_parameters())
         loss_of(model, batch(1)).backward()

@@ -148,8 +148,7 @@ class Muon(torch.optim.Optimizer):
         self._leaf_of = {parameter: index for index, parameter in enumerate(self._runtime.placeholders)}
         self._ungrouped, self._adamw = UngroupedParameters(self._runtime), InnerAdamW()
         self._skipped = SkippedSteps(self._runtime.device, speaks=self._runtime.ranks.slot == 0)
-        self._defaults_of = {"muon": muon, "adamw": adamw}
-        self._former, self._replaced = dedication.former, dedication.replaced
+        self._defaults_of, self._former = {"muon": muon, "adamw": adamw}, (dedication.former, dedication.replaced)
         self._runtime.step_agreement.first_lrs = {"muon": lr, "adamw": adamw["lr"]}
         super().__init__([*of_muon, *of_adamw], {**muon})
         for parameter, index in self._leaf_of.items():
@@ -199,7 +198,7 @@ class Muon(torch.optim.Optimizer):
         """Returns the parameters of a new group. Raises ValueError if one is in a group or cannot be in this one."""
         runtime, where = self._runtime, "add_param_group"
         runtime.refuse_inside_full_params("add_param_group()")
-        members = Members(runtime.model, runtime.leaves, self._former, self._replaced)
+        members = Members(runtime.model, runtime.leaves, *self._former)
         found = members.resolved(params, algorithm, where, with_others=algorithm == "adamw")
         group_of = {p: number for number, group in enumerate(self.param_groups) for p in group["params"]}
         new = [member.parameter if member.leaf is None else runtime.placeholders[member.leaf] for member in found]

@@ -252,7 +252,6 @@ class Runtime:
             raise ValueError(_inside_applied(what))
 
     def refuse_offloaded(self, what: str) -> None:
-        """Raises ValueError while the weights are offloaded."""
         if self.offloaded:
             raise ValueError(f"dmuon.offload: {what} after it. Expected: dmuon.load(model) first.")
 

@@ -25,9 +25,9 @@ from dmuon._running.runtime import Runtime, find_runtime
 from dmuon._setup.agreement import agreement
 from dmuon._setup.dedication import Dedication, end_setup
 from dmuon._setup.groups import process_groups
+from dmuon._setup.guards import refuse_fully_shard
 from dmuon._setup.hyperparameters import check_group, settings_of
 from dmuon._setup.leaf import Leaf
-from dmuon._setup.guards import refuse_fully_shard
 from dmuon._setup.members import former_parameters
 from dmuon._setup.same_values import checksums, require_same_values
 from dmuon._setup.units import Unit, find_units

@@ -28,8 +28,8 @@ _MESSAGE = (
 )
 _FOREIGN = (
     "dmuon: a parameter of shape %s, which the model does not have and which opt.add_param_group gave to AdamW, had no "
-    "gradient in its first step. If it was taken from the model before fully_shard, nothing trains it: take it from the "
-    "model again. The model has %s of this shape."
+    "gradient in its first step. If it was taken from the model before fully_shard, nothing trains it: take it from "
+    "the model again. The model has %s of this shape."
 )
 _NAMED = 8  # parameters in a message
 _models: Counter[Any] = Counter()  # made on a mesh, by its rows

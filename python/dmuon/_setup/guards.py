@@ -88,11 +88,11 @@ def _register_parameter(places: list[Place], module: nn.Module, name: str, param
 class _ComposableCalls(OrderedDict[str, Any]):
     """PyTorch's record of the composable functions called on a module.
 
-    `fully_shard` and `replicate` look themselves and each other up in it, in all modules, before all else.
+    `fully_shard` looks itself up in the record of its module, and `replicate` looks for it, before all else.
     """
 
     def __contains__(self, function: object) -> bool:
-        if function in ("fully_shard", "replicate"):
+        if function == "fully_shard":
             raise ValueError(
                 "dmuon: fully_shard or replicate() after dmuon.Muon: its matrices are whole only at their owners by "
                 "now. Expected: fully_shard before dmuon.Muon."

@@ -74,10 +74,13 @@ def replaced_by_fsdp(model: nn.Module) -> dict[int, str]:
     Empty with a PyTorch that numbers none: 2.13 does, 2.11 does not.
     """
     paths = {module: path for path, module in model.named_modules()}
-    managed = [parameter for state in _states(model) for group in param_groups(state) for parameter in group.fsdp_params]
-    numbered = [parameter for parameter in managed if hasattr(parameter, "_orig_param_uid")]
-    names = {parameter._orig_param_uid: _key(parameter) for parameter in numbered}
-    return {number: clean_name(joined(paths[module], name)) for number, (module, name) in names.items()}
+    names = {}
+    groups = (group for state in _states(model) for group in param_groups(state))
+    for parameter in (parameter for group in groups for parameter in group.fsdp_params):
+        if (number := getattr(parameter, "_orig_param_uid", None)) is not None:
+            module, name = _key(parameter)
+            names[number] = clean_name(joined(paths[module], name))
+    return names
 
 
 def release(leaves: Sequence[Leaf], model: nn.Module) -> None:

@@ -29,6 +29,9 @@ _OF_CALLERS = {  # modules and functions that call with a placeholder, and what 
     "torch.nn.parallel.distributed": (
         "DistributedDataParallel would copy it. Expected: the model without it, because dmuon averages gradients."
     ),
+    "torch.distributed.fsdp._fully_shard._fsdp_param": (  # on a module around the model
+        "it is whole only at its owner by now. Expected: fully_shard before dmuon.Muon."
+    ),
     "torch.nn.utils.clip_grad.clip_grad_value_": (
         "torch.nn.utils.clip_grad_value_ would clip each element of a gradient, which is whole only at its owner. "
         "Expected: dmuon.clip_grad_norm_(model, max_norm)."
