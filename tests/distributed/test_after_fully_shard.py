@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -164,3 +165,37 @@ def parallel_in_its_tensors(mesh: Any) -> None:
 @pytest.mark.parametrize(REFUSED, refused)
 def test_what_cannot_leave_its_shards_is_refused(ranks, program, options, words):
     expect_refusal(ranks, program, options, words)
+
+
+def of_before(mesh: Any, argument: str) -> list[str]:
+    """Errors, or else warnings, of parameters taken from the model before fully_shard."""
+    model, messages = make_gpt(depth=1), []
+    former = dict(model.named_parameters())
+    shard(model, mesh)
+    dedicate(model, None, AHEAD)
+    opt = dmuon.Muon(model, lr=0.02) if argument == "add_param_group" else None
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("dmuon").addHandler(handler)
+    for name in ("blocks.0.up.weight", "blocks.0.up.bias"):
+        try:
+            if opt is not None:
+                opt.add_param_group({"params": former[name]})
+            else:
+                dmuon.Muon(model, **{argument: [{"params": former[name]}]})
+        except ValueError as error:
+            messages.append(str(error))
+    if opt is not None:
+        loss_of(model, batch(0)).backward()
+        opt.step()
+    logging.getLogger("dmuon").removeHandler(handler)
+    return messages
+
+
+@pytest.mark.parametrize("argument", ["add_param_group", "muon_groups", "adamw_groups"])
+def test_a_parameter_of_before_fully_shard_is_named(ranks, argument):
+    messages, *others = ranks.run(of_before, (2, 2), argument=argument)
+    for name, message in zip(["blocks.0.up.weight", "blocks.0.up.bias"], messages, strict=True):
+        assert f"'{name}'" in message and "before fully_shard" in message
+    if "fully_shard, which has replaced it" in messages[0]:
+        assert others == [messages] * 3

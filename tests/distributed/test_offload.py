@@ -66,6 +66,7 @@ USES: dict[str, Callable[[Any, Any], object]] = {
     "load_state_dict()": lambda model, opt: model.load_state_dict({}),
     "full_params": lambda model, opt: dmuon.full_params(model).__enter__(),
     "offload()": lambda model, opt: dmuon.offload(model),
+    "verify()": lambda model, opt: dmuon.verify(model, opt),
     "zero_grad": lambda model, opt: opt.zero_grad(set_to_none=False),
     "a gradient": lambda model, opt: model.blocks[0].up.weight.grad.mul_(0.5),
 }
@@ -78,6 +79,7 @@ USES: dict[str, Callable[[Any, Any], object]] = {
 @refused("dmuon.offload: opt.state_dict() after it", "dmuon.load(model) first", use="opt.state_dict()")
 @refused("dmuon.offload: load_state_dict() after it", "dmuon.load(model) first", use="load_state_dict()")
 @refused("dmuon.offload: full_params after it", "dmuon.load(model) first", use="full_params")
+@refused("dmuon.offload: verify() after it", "dmuon.load(model) first", use="verify()")
 @refused("dmuon.offload: offload() after it", "dmuon.load(model) first", use="offload()")
 def used(mesh: Any, use: str) -> None:
     model, opt = ready(mesh)

@@ -69,7 +69,7 @@ def test_torchs_clipping_includes_owned_matrices(ranks, mesh, schedule, how):
 refused = Refusals()
 
 
-@refused("_foreach_add_", "clip with dmuon.clip_grad_norm_", fsdp=True)
+@refused("_foreach_add_", "dmuon.clip_grad_norm_", fsdp=True)
 @refused("a norm of torch's with parameters that no fully_shard manages", "dmuon.clip_grad_norm_", fsdp=False)
 def foreach_functions(mesh: Any, fsdp: bool) -> None:
     s = Session(mesh, AHEAD)

@@ -176,3 +176,32 @@ def test_what_came_frozen_and_is_unfrozen_later_is_named_too(ranks):
     (by_step, _), *_ = ranks.run(warned, (2,), change=frozen_adapter, fsdp=False, schedule=AHEAD)
     assert [names_in(message) for step in by_step for message in step] == [ADAPTER] and len(by_step[4]) == 1
     assert "was frozen then" in by_step[4][0]
+
+
+def of_a_loss(mesh: Any, used_on: list[int]) -> list[str]:
+    """Warnings of the steps after AdamW got a parameter that the model lacks, which some ranks' losses use."""
+    model, opt = ready(mesh)
+    scale, messages = nn.Parameter(torch.ones(41)), []
+    opt.add_param_group({"params": [scale]})
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("dmuon").addHandler(handler)
+    for step in range(2):
+        loss = loss_of(model, batch(step))
+        (loss + scale.square().mean() if rank_of(mesh) in used_on else loss).backward()
+        opt.step()
+        opt.zero_grad()
+    logging.getLogger("dmuon").removeHandler(handler)
+    return messages
+
+
+def test_a_parameter_of_no_model_that_no_loss_uses_is_named_once(ranks):
+    named, *others = ranks.run(of_a_loss, (2, 2), used_on=[])
+    assert others == [[]] * 3
+    assert len(named) == 1 and "a parameter of shape (41,), which the model does not have" in named[0]
+    assert "'blocks.0.up.bias'" in named[0] and "taken from the model before fully_shard" in named[0]
+
+
+@pytest.mark.parametrize("used_on", [[3], [0, 1, 2, 3]])
+def test_a_loss_may_have_parameters(ranks, used_on):
+    assert ranks.run(of_a_loss, (2, 2), used_on=used_on) == [[]] * 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 import pickle
 from typing import Any
 
@@ -11,7 +12,10 @@ import pytest
 import torch
 import torch.nn as nn
 from models import batch, loss_of
+from pool import make_mesh
 from refusals import REFUSED, Refusals, expect_refusal, rank_of, ready, with_gradients
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.fsdp import fully_shard
 
 import dmuon
 
@@ -32,9 +36,64 @@ def torch_clip(mesh: Any, foreach: bool | None) -> None:
     nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=foreach)
 
 
-@refused("on 'blocks.0.qkv.weight.grad'", "clip with dmuon.clip_grad_norm_(model, max_norm)")
-def torch_clip_value(mesh: Any) -> None:
-    nn.utils.clip_grad_value_(with_gradients(mesh, fsdp=False)[0].parameters(), 1.0)
+@refused(
+    "on 'blocks.0.qkv.weight.grad'", "clip_grad_value_ would", "dmuon.clip_grad_norm_(model, max_norm)", fsdp=False
+)
+@refused("on 'blocks.0.qkv.weight.grad'", "clip_grad_value_ would", "dmuon.clip_grad_norm_(model, max_norm)", fsdp=True)
+def torch_clip_value(mesh: Any, fsdp: bool) -> None:
+    """Clips matrices alone: under fully_shard the foreach functions of torch refuse them beside DTensors."""
+    model = with_gradients(mesh, fsdp=fsdp)[0]
+    nn.utils.clip_grad_value_([block.qkv.weight for block in model.blocks], 1.0)
+
+
+@refused(
+    "a norm of order inf (expected the 2-norm of all elements) on", "Clip by dmuon.clip_grad_norm_", order=math.inf
+)
+@refused("a norm of order 1.0 (expected the 2-norm of all elements) on", "dmuon.grad_norms(model)", order=1.0)
+def torch_clip_of_another_order(mesh: Any, order: float) -> None:
+    nn.utils.clip_grad_norm_(with_gradients(mesh)[0].blocks[0].up.weight, 1.0, norm_type=order)
+
+
+@refused("aten.abs.default on 'blocks.0.up.weight.grad'", "this gradient is whole only at its owner")
+def gradient_used(mesh: Any) -> None:
+    with_gradients(mesh)[0].blocks[0].up.weight.grad.abs()
+
+
+@refused("parameters_to_vector and vector_to_parameters read and write whole", "full_params", to_vector=True)
+@refused("parameters_to_vector and vector_to_parameters read and write whole", "full_params", to_vector=False)
+def converted_to_a_vector(mesh: Any, to_vector: bool) -> None:
+    weight = ready(mesh)[0].blocks[0].up.weight
+    if to_vector:
+        nn.utils.parameters_to_vector([weight])
+    else:
+        nn.utils.vector_to_parameters(torch.zeros(weight.numel()), [weight])
+
+
+@refused("fully_shard or replicate() after dmuon.Muon", "Expected: fully_shard before", call="fully_shard a block")
+@refused("fully_shard or replicate() after dmuon.Muon", "Expected: fully_shard before", call="fully_shard")
+@refused("fully_shard or replicate() after dmuon.Muon", "Expected: fully_shard before", call="replicate")
+def sharded_after_muon(mesh: Any, call: str) -> None:
+    """Everything in the model is as it was: each parameter, and what a good step makes of it."""
+    model, optimizer = ready(mesh, fsdp=False)
+    before = dict(model.named_parameters())
+    mesh = make_mesh((4,), mesh.device_type)
+    try:
+        if call == "replicate":
+            replicate(model, mesh=mesh)
+        else:
+            fully_shard(model if call == "fully_shard" else model.blocks[1], mesh=mesh)
+    finally:
+        assert all(p is before[name] for name, p in model.named_parameters())
+        loss_of(model, batch(1)).backward()
+        optimizer.step()
+
+
+@refused("torch.func.functional_call gives the model other values of 'blocks.0.", "which Muon updates", fsdp=False)
+@refused("torch.func.functional_call gives the model other values of 'blocks.0.", "which Muon updates", fsdp=True)
+def functional_call(mesh: Any, fsdp: bool) -> None:
+    model, _ = ready(mesh, fsdp=fsdp)
+    copies = {name: p.detach() for name, p in model.named_parameters() if name.startswith("blocks")}
+    torch.func.functional_call(model, copies, (batch(0)[:, :-1],))
 
 
 @refused("copying or pickling a model", "its state_dict(), for a model that is built anew")

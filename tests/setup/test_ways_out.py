@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 from dmuon._setup.ways_out import of_caller
 
-FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param"
+VECTORS = "torch.nn.utils.convert_parameters"
 DDP = "torch.nn.parallel.distributed"
-WORDS = {FSDP: "fully_shard before dmuon.Muon", DDP: "DistributedDataParallel"}
+WORDS = {VECTORS: "vector_to_parameters", DDP: "DistributedDataParallel"}
 
 
 def called_by(module: str, function: Callable[[], str]) -> Callable[[], str]:
@@ -19,9 +19,15 @@ def called_by(module: str, function: Callable[[], str]) -> Callable[[], str]:
     return names["call"]
 
 
-@pytest.mark.parametrize(("outer", "inner"), [(FSDP, DDP), (DDP, FSDP)])
+@pytest.mark.parametrize(("outer", "inner"), [(VECTORS, DDP), (DDP, VECTORS)])
 def test_the_innermost_library_that_is_known_decides(outer, inner):
     assert of_caller() == ""
     assert WORDS[inner] in called_by("torch.nn", called_by(inner, of_caller))()
     both = called_by(outer, called_by("mine", called_by(inner, called_by("torch", of_caller))))()
     assert WORDS[inner] in both and WORDS[outer] not in both
+
+
+def test_a_function_of_a_library_is_known_by_its_name():
+    names = {"__name__": "torch.nn.utils.clip_grad", "function": of_caller}
+    exec("def clip_grad_value_():\n    return function()\ndef another():\n    return function()", names)
+    assert "torch.nn.utils.clip_grad_value_" in names["clip_grad_value_"]() and names["another"]() == ""

@@ -83,10 +83,11 @@ def verify(model: nn.Module, opt: Muon) -> Verification:
     one matrix.
 
     Raises:
-        ValueError: the optimizer is not this model's, gradients wait for a step, or weights or momentum are not
-            finite.
+        ValueError: the optimizer is not this model's, gradients wait for a step, weights or momentum are not finite, or
+            they are offloaded.
     """
     runtime = runtime_of(model, "verify")
+    runtime.refuse_offloaded("verify()")
     runtime.engine.meet("verify")
     with agreement(runtime.ranks, "verify"):
         opt = getattr(opt, "optimizer", opt)  # Accelerate and Fabric wrap it

@@ -44,7 +44,7 @@ def first_groups(
         ValueError: a group is none; or has a bad hyperparameter, or parameters that `Members.resolved` refuses or that
             another group has.
     """
-    members = Members(model, dedication.leaves, dedication.former)
+    members = Members(model, dedication.leaves, dedication.former, dedication.replaced)
     muon, rest_of_muon = _groups(members, given.muon, given.muon_groups, "muon_groups", dedication, facts)
     adamw, rest_of_adamw = _groups(members, given.adamw, given.adamw_groups, "adamw_groups", dedication, facts)
     kinds: dict[Any, list[Member]] = {}

@@ -147,7 +147,7 @@ class Muon(torch.optim.Optimizer):
         self._leaf_of = {parameter: index for index, parameter in enumerate(self._runtime.placeholders)}
         self._ungrouped, self._adamw = UngroupedParameters(self._runtime), InnerAdamW()
         self._skipped = SkippedSteps(self._runtime.device, speaks=self._runtime.ranks.owner == 0)
-        self._defaults_of, self._former = {"muon": muon, "adamw": adamw}, dedication.former
+        self._defaults_of, self._former = {"muon": muon, "adamw": adamw}, (dedication.former, dedication.replaced)
         self._runtime.step_agreement.first_lrs = {"muon": lr, "adamw": adamw["lr"]}
         super().__init__([*of_muon, *of_adamw], {**muon})
         for parameter, index in self._leaf_of.items():
@@ -191,12 +191,13 @@ class Muon(torch.optim.Optimizer):
             raise
         if algorithm == "adamw":
             self._runtime.add_plain([p for p in param_group["params"] if not self._runtime.is_sharded(p)])
+            self._ungrouped.note_added(param_group["params"] if self._is_made else [])
 
     def _new_members(self, params: Any, algorithm: str) -> list[torch.Tensor]:
         """Returns the parameters of a new group. Raises ValueError if one is in a group or cannot be in this one."""
         runtime, where = self._runtime, "add_param_group"
         runtime.refuse_inside_full_params("add_param_group()")
-        members = Members(runtime.model, runtime.leaves, self._former)
+        members = Members(runtime.model, runtime.leaves, *self._former)
         found = members.resolved(params, algorithm, where, with_others=algorithm == "adamw")
         group_of = {p: number for number, group in enumerate(self.param_groups) for p in group["params"]}
         new = [member.parameter if member.leaf is None else runtime.placeholders[member.leaf] for member in found]

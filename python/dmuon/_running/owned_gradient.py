@@ -116,7 +116,7 @@ def _apart(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
 
 def _norm(owned: OwnedTensor, gradient: Gradient, target: Any, order: float = 2.0, *rest: Any) -> Any:
     if order != 2 or any(value not in (None, False) for value in rest):
-        owned._refuse(f"a norm of order {order}, where the 2-norm alone is known")
+        owned._refuse(f"a norm of order {order} (expected the 2-norm of all elements)")
     if isinstance(target, list | tuple):
         return [torch.linalg.vector_norm(tensor) for tensor in target]
     return gradient.norm()

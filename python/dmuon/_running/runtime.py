@@ -163,7 +163,7 @@ class Runtime:
 
     def meet(self, call: str) -> None:
         """Waits until all ranks have come to `call`, outside of passes. Collective."""
-        self._refuse_offloaded(call)
+        self.refuse_offloaded(call)
         self.step_agreement.end_failed_backward()
         self.show_placeholders()
         for module in self.fsdp_modules:
@@ -267,7 +267,7 @@ class Runtime:
 
     def refuse_inside_full_params(self, what: str) -> None:
         """Raises ValueError while every weight is whole, or offloaded."""
-        self._refuse_offloaded(what)
+        self.refuse_offloaded(what)
         if self.whole:
             raise ValueError(f"dmuon.full_params: {what} inside it. Expected: leave the context first.")
 
@@ -278,11 +278,11 @@ class Runtime:
 
     def refuse_while_averaged(self, what: str) -> None:
         """Raises ValueError while the weights are a mean, or offloaded."""
-        self._refuse_offloaded(what)
+        self.refuse_offloaded(what)
         if self.is_averaged:
             raise ValueError(_inside_applied(what))
 
-    def _refuse_offloaded(self, what: str) -> None:
+    def refuse_offloaded(self, what: str) -> None:
         if self.offloaded:
             raise ValueError(f"dmuon.offload: {what} after it. Expected: dmuon.load(model) first.")
 

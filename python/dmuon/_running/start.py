@@ -25,6 +25,7 @@ from dmuon._running.runtime import Runtime, find_runtime
 from dmuon._setup.agreement import agreement
 from dmuon._setup.dedication import Dedication, end_setup
 from dmuon._setup.groups import process_groups
+from dmuon._setup.guards import refuse_fully_shard
 from dmuon._setup.hyperparameters import check_group, settings_of
 from dmuon._setup.leaf import Leaf
 from dmuon._setup.members import former_parameters
@@ -110,6 +111,7 @@ def start(
     with agreement(dedication.ranks, "Muon"):
         first_values.raise_failure()
         end_setup(dedication)
+        refuse_fully_shard(model, dedication.leaves)
         guard_casts(runtime)
     dedication.runtime = runtime
     if dedication.ranks.owner == 0:

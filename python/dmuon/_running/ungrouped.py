@@ -1,4 +1,7 @@
-"""Warns of parameters that require a gradient and are in no group of the optimizer, so that no step updates them."""
+"""Warns of parameters that require a gradient and are in no group of the optimizer, so that no step updates them.
+
+Warns too of parameters in a group that nothing seems to use.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import zlib
 from collections import Counter
 from typing import Any
 
+import torch
 import torch.distributed as dist
 import torch.nn as nn
 from torch.nn.modules import module
@@ -21,6 +25,11 @@ _MESSAGE = (
     "dmuon: no group of the optimizer has %s: what came into the model after Muon was made, or was frozen then, is not "
     "updated. Give it to AdamW by opt.add_param_group({'params': [...]}); for Muon, change the model before "
     "dedicate_params."
+)
+_FOREIGN = (
+    "dmuon: a parameter of shape %s, which the model does not have and which opt.add_param_group gave to AdamW, had no "
+    "gradient in its first step. If it was taken from the model before fully_shard, nothing trains it: take it from "
+    "the model again. The model has %s of this shape."
 )
 _NAMED = 8  # parameters in a message
 _models: Counter[Any] = Counter()  # made on a mesh, by its rows
@@ -36,7 +45,29 @@ class UngroupedParameters:
         self._others: dict[str, nn.Parameter] = {}  # seen in the last walk, but for those in `_trained`
         self._trained: set[nn.Parameter] = set()  # by a group, or by none and named in a warning
         self._walked_at: int | None = None  # registrations before the last walk through the model
+        self._added: list[torch.Tensor] = []  # to groups since the last step
         self._unsaid: tuple[int, list[str]] = (0, [])  # a step, and names that this rank saw in it
+
+    def note_added(self, parameters: list[torch.Tensor]) -> None:
+        """Notes parameters of a new group. The next step warns of those that the model lacks and that lack a gradient.
+
+        An older PyTorch than 2.13 need not show which of them `fully_shard` has replaced.
+        """
+        self._added += parameters
+
+    def _warn_of_foreign(self) -> None:
+        idle = [p for p in self._added if p.requires_grad and p.grad is None]
+        self._added = []
+        if not idle or self._runtime.ranks.owner != 0:
+            return
+        self._runtime.show_placeholders()
+        of_model = {p: clean_name(name) for name, p in self._runtime.model.named_parameters()}
+        for parameter in idle:
+            if parameter not in of_model:
+                alike = [f"'{name}'" for p, name in of_model.items() if p.shape == parameter.shape]
+                logging.getLogger("dmuon").warning(
+                    _FOREIGN, tuple(parameter.shape), listed(alike, _NAMED) or "no parameter"
+                )
 
     def warn(self, groups: list[dict[str, Any]]) -> None:
         """Ends a step. Names each parameter once that requires a gradient and that none of the groups has.
@@ -44,6 +75,7 @@ class UngroupedParameters:
         Walks through the model in the first step, and in each step before which PyTorch has registered a module or a
         parameter anywhere. Slot 0 names what it sees. Other ranks wait for a step, then name what nobody has named.
         """
+        self._warn_of_foreign()
         if self._walked_at != (registered := _registrations().total()):
             self._walked_at = registered
             self._runtime.show_placeholders()

@@ -26,7 +26,7 @@ from dmuon._setup.ranks import Ranks, check_mesh, check_timeout, contradicted_by
 from dmuon._setup.routing import DEDICATION, Select, route
 from dmuon._setup.routing_table import RoutingTable
 from dmuon._setup.rules import unfit_entries
-from dmuon._setup.sharded import check_sharded, managed_by_fsdp, mesh_and_policy_of, release
+from dmuon._setup.sharded import check_sharded, managed_by_fsdp, mesh_and_policy_of, release, replaced_by_fsdp
 from dmuon._setup.tensor_parallel import find_tensor_mesh
 from dmuon._setup.units import Units, chosen_units
 from dmuon._setup.wrappers import refused_wrapper, unwrapped
@@ -50,6 +50,7 @@ class Dedication:
     chosen_units: list[tuple[nn.Module, ...]]  # the modules of each unit that the user chose
     attributes: Attributes | None  # until Muon
     former: WeakIdKeyDictionary  # names of parameters that the model had, and that users may still have
+    replaced: dict[int, str]  # names of those that an earlier fully_shard has replaced, by FSDP2's numbers
     meta_start: MetaStart | None = None  # until Muon, if the model was built on the meta device
     ablation: Ablation = dataclasses.field(default_factory=Ablation)
     guards: list[Handle] = dataclasses.field(default_factory=list)  # against early use
@@ -190,15 +191,15 @@ def dedicate_params(
     _warn(ranks, model, mesh, table)
     known = {m: {k: p.requires_grad for k, p in m._parameters.items() if p is not None} for m in model.modules()}
     on_meta = any(parameter.is_meta for parameter in model.parameters())
-    attributes, former = Attributes(known), former_parameters(model)
+    attributes, names = Attributes(known), (former_parameters(model), replaced_by_fsdp(model))
     dedication = Dedication(
-        ranks, mesh, leaves, table, policy, planning, across_ranks, schedule, known, chosen, attributes, former
+        ranks, mesh, leaves, table, policy, planning, across_ranks, schedule, known, chosen, attributes, *names
     )
     dedication.guards += [*guards(model, leaves), *attributes.handles]
     release(leaves, model)
     for place in [place for leaf in leaves for place in leaf.places]:
         place.take_out()
-    note_former(former, leaves)
+    note_former(dedication.former, leaves)
     refuse_former_gradients(leaves)
     if on_meta:
         dedication.meta_start = MetaStart(model, leaves, known, ranks)

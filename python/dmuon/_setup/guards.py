@@ -1,13 +1,18 @@
-"""Guards that refuse uses of a model between dedicate_params and Muon, while no module holds its leaves."""
+"""Guards that refuse uses of a model between dedicate_params and Muon, while no module holds its leaves.
+
+One of them stays: after Muon `fully_shard` raises.
+"""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NoReturn, Protocol
 
 import torch
 import torch.nn as nn
+from torch.distributed._composable.contract import REGISTRY_KEY
 
 from dmuon._setup.leaf import Leaf
 from dmuon._setup.place import Place, State
@@ -78,6 +83,35 @@ def _register_parameter(places: list[Place], module: nn.Module, name: str, param
                 "already. Expected: the model as it is trained, with this parameter, at dedicate_params."
             )
     type(module).register_parameter(module, name, param)
+
+
+class _ComposableCalls(OrderedDict[str, Any]):
+    """PyTorch's record of the composable functions called on a module.
+
+    `fully_shard` looks itself up in the record of its module, and `replicate` looks for it, before all else.
+    """
+
+    def __contains__(self, function: object) -> bool:
+        if function == "fully_shard":
+            raise ValueError(
+                "dmuon: fully_shard or replicate() after dmuon.Muon: its matrices are whole only at their owners by "
+                "now. Expected: fully_shard before dmuon.Muon."
+            )
+        return super().__contains__(function)
+
+
+def refuse_fully_shard(model: nn.Module, leaves: Iterable[Leaf]) -> None:
+    """Lets `fully_shard` raise, from Muon on, before it has changed anything: it would meet a placeholder halfway.
+
+    A model that was given to the older `replicate` raises in its first forward, by itself.
+    """
+    calls = {module: dict(vars(module).get(REGISTRY_KEY, {})) for module in model.modules()}
+    if any("replicate" in of_module for of_module in calls.values()):
+        return
+    holding = {place.module for leaf in leaves for place in leaf.places}
+    for module, of_module in calls.items():
+        if "fully_shard" not in of_module and not holding.isdisjoint(module.modules()):
+            vars(module)[REGISTRY_KEY] = _ComposableCalls(of_module)
 
 
 def refuse_former_gradients(leaves: Sequence[Leaf]) -> None:

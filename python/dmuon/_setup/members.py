@@ -59,9 +59,11 @@ class Member:
 class Members:
     """All parameters of a dedicated model as it is now, before or after Muon. Made anew for each use."""
 
-    def __init__(self, model: nn.Module, leaves: Sequence[Leaf], former: Mapping[torch.Tensor, str]) -> None:
-        """`former`: names of parameters that the model had before."""
-        self._former = former
+    def __init__(
+        self, model: nn.Module, leaves: Sequence[Leaf], former: Mapping[torch.Tensor, str], replaced: Mapping[int, str]
+    ) -> None:
+        """`former`, and `replaced` by FSDP2's numbers: names of parameters that the model had before."""
+        self._former, self._replaced = former, replaced
         self._by_id: dict[int, Member] = {}  # by each object that stands for it
         self._by_name: dict[str, list[Member]] = {}  # by its names, and by those of the modules around it
         for index, leaf in enumerate(leaves):
@@ -136,6 +138,9 @@ class Members:
             member = next((m for m in self._by_name.get(name, ()) if m.name == name and _has_become(item, m)), None)
             if member is None:
                 return f"'{name}' as it was before, which is no parameter of the model any more"
+        if member is None and (number := getattr(item, "_fsdp_orig_uid", None)) is not None:
+            what = f"'{self._replaced[number]}'" if number in self._replaced else shown(item)
+            return f"{what} as it was before fully_shard, which has replaced it. Take it from the model again"
         if member is None:
             if with_others and not isinstance(item, OwnedTensor):
                 return [Member(f"a parameter of shape {tuple(item.shape)}", None, item, None)]

@@ -13,6 +13,7 @@ from torch.distributed.fsdp._common_utils import clean_tensor_name
 
 from dmuon._setup.attributes import give_attributes
 from dmuon._setup.placeholder import TakenOutTensor
+from dmuon._setup.ways_out import in_functional_call
 
 # The prefix of a buffer that stands for a leaf taken out of a module, and that is cast and moved with the module.
 _SENTINEL = "_dmuon_sentinel_"
@@ -153,6 +154,12 @@ class Place:
         held = self.module._parameters.get(self.attribute)
         if held is not placeholder and held is not weight:
             self.state = State.PLACEHOLDER
+            if in_functional_call():
+                raise ValueError(
+                    f"dmuon: torch.func.functional_call gives the model other values of '{self.name}', which Muon "
+                    "updates: dmuon computes with its own. Expected: a call of the model itself, or functional_call "
+                    "without Muon's matrices, or of a plain model that has loaded the state dict."
+                )
             raise ValueError(
                 f"dmuon: '{self.name}' was {'deleted' if held is None else 'replaced'} after dmuon.Muon, which would "
                 "go on with the weight of before. Expected: write new values inside `with dmuon.full_params(model, "

@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from dmuon._setup.attributes import OWN
-from dmuon._setup.ways_out import AT_OWNER, BETWEEN, OUTSIDE, WAYS_OUT, of_caller
+from dmuon._setup.ways_out import AT_OWNER, BETWEEN, GRADIENT_AT_OWNER, OUTSIDE, WAYS_OUT, of_caller
 
 _aten = torch.ops.aten
 
@@ -115,7 +115,8 @@ class OwnedTensor(torch.Tensor):
         """Raises ValueError because of the operation `what`. `computes`: True if a layer would use its weight so."""
         if what == "data_ptr":
             what += " (is this Accelerate's prepare? call it once, with an optimizer of torch, then dmuon.prepare)"
-        why = of_caller() or (OUTSIDE if computes and self._source is not None else AT_OWNER)
+        at_owner = AT_OWNER if self._gradient is None else GRADIENT_AT_OWNER
+        why = of_caller() or (OUTSIDE if computes and self._source is not None else at_owner)
         raise ValueError(f"dmuon: {what} on '{self._name}': {why}")
 
     def _alias(self) -> OwnedTensor:

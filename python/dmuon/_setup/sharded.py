@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from dmuon._setup.expert_parallel import Managed, check_columns, managed_of
 from dmuon._setup.leaf import Leaf
-from dmuon._setup.place import clean_name
+from dmuon._setup.place import clean_name, joined
 from dmuon._setup.ranks import Ranks, rows_of
 from dmuon._setup.tensor_parallel import check_slices, placements_with
 
@@ -71,6 +71,21 @@ def check_sharded(leaves: Sequence[Leaf], model: nn.Module, ranks: Ranks) -> Non
 def managed_by_fsdp(model: nn.Module) -> Managed:
     """Returns what `fully_shard` has made of the parameters that it manages, by their modules and names."""
     return {_key(made): made for state in _states(model) for group in param_groups(state) for made in group.fsdp_params}
+
+
+def replaced_by_fsdp(model: nn.Module) -> dict[int, str]:
+    """Returns the names of the parameters that `fully_shard` has replaced, by the number that it gave them.
+
+    Empty with a PyTorch that numbers none: 2.13 does, 2.11 does not.
+    """
+    paths = {module: path for path, module in model.named_modules()}
+    names = {}
+    groups = (group for state in _states(model) for group in param_groups(state))
+    for parameter in (parameter for group in groups for parameter in group.fsdp_params):
+        if (number := getattr(parameter, "_orig_param_uid", None)) is not None:
+            module, name = _key(parameter)
+            names[number] = clean_name(joined(paths[module], name))
+    return names
 
 
 def release(leaves: Sequence[Leaf], model: nn.Module) -> None:

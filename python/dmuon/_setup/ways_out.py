@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from types import FrameType
 
 WAYS_OUT = (
     "Read or change weights inside `with dmuon.full_params(model, writeback=...)`; copy by model.state_dict(); average "
     "by dmuon.Ema(model); clip with dmuon.clip_grad_norm_(model, max_norm); train with dmuon.Muon(model)."
 )
 AT_OWNER = f"this weight is whole only at its owner. {WAYS_OUT}"
+GRADIENT_AT_OWNER = (
+    "this gradient is whole only at its owner. Clip by dmuon.clip_grad_norm_(model, max_norm); read norms by "
+    "dmuon.grad_norms(model); to scale it, multiply by a number."
+)
 OUTSIDE = (
     "it was used outside of the model's modules, and its values are here inside of their calls alone. Expected: its "
     "use inside of the forward of the model or of a module of it. To look at it: `with dmuon.full_params(model):`. To "
@@ -19,12 +25,20 @@ BETWEEN = (
     "dedicate_params, or after Muon; of a model on the meta device, first fully_shard, then "
     "model.to_empty(device=...), then its initialisation, then Muon."
 )
-_OF_CALLERS = {  # modules that call with a placeholder, and what to do
+_OF_CALLERS = {  # modules and functions that call with a placeholder, and what to do
     "torch.nn.parallel.distributed": (
         "DistributedDataParallel would copy it. Expected: the model without it, because dmuon averages gradients."
     ),
-    "torch.distributed.fsdp._fully_shard._fsdp_param": (
+    "torch.distributed.fsdp._fully_shard._fsdp_param": (  # on a module around the model
         "it is whole only at its owner by now. Expected: fully_shard before dmuon.Muon."
+    ),
+    "torch.nn.utils.clip_grad.clip_grad_value_": (
+        "torch.nn.utils.clip_grad_value_ would clip each element of a gradient, which is whole only at its owner. "
+        "Expected: dmuon.clip_grad_norm_(model, max_norm)."
+    ),
+    "torch.nn.utils.convert_parameters": (
+        "parameters_to_vector and vector_to_parameters read and write whole weights. Expected: them inside of `with "
+        "dmuon.full_params(model, writeback=True)`."
     ),
     "torch.distributed.pipelining._backward": (
         "this schedule computes gradients of weights apart from those of inputs, as zero-bubble schedules do. "
@@ -35,9 +49,18 @@ _OF_CALLERS = {  # modules that call with a placeholder, and what to do
 
 def of_caller() -> str:
     """Returns the way out for the innermost caller that `_OF_CALLERS` knows; empty if it knows none."""
-    frame = sys._getframe(1)
+    known = (_OF_CALLERS.get(f"{module}.{function}") or _OF_CALLERS.get(module) for module, function in _callers())
+    return next(filter(None, known), "")
+
+
+def in_functional_call() -> bool:
+    """True if torch.func.functional_call, with parameters of its own, is among the callers."""
+    return any(module == "torch.nn.utils.stateless" for module, _ in _callers())
+
+
+def _callers() -> Iterator[tuple[str, str]]:
+    """Yields module and function of each caller, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if (way_out := _OF_CALLERS.get(frame.f_globals.get("__name__", ""))) is not None:
-            return way_out
-        frame = frame.f_back  # type: ignore[assignment]
-    return ""
+        yield frame.f_globals.get("__name__", ""), frame.f_code.co_name
+        frame = frame.f_back

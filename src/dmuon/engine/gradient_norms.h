@@ -32,9 +32,8 @@ struct Verdict {
 };
 
 /// Computes the words of Verdict::squared_norms that this rank knows. Only one rank has a word that
-/// is not 0 (a parameter's owner), so that a sum over all ranks is the same in any order. Of a
-/// parameter that all ranks of a tensor-parallel group have, each has a T-th of its own. Not
-/// thread-safe.
+/// is not 0 (a parameter's owner), so that a sum over all ranks is the same in any order. If all
+/// ranks of a tensor-parallel group have a parameter, the word of each is a T-th. Not thread-safe.
 ///
 ///     at::Tensor words = norms.measure(host);          // this rank's
 ///     executor.sum_over_mesh(words, "sum of norms");   // all ranks'

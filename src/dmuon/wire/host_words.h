@@ -27,7 +27,7 @@ namespace dmuon::wire {
 /// @throws CommError as Group and Watch::wait().
 class HostWords {
  public:
-  /// @param groups  this rank's along each dimension of the mesh, from the innermost.
+  /// @param groups  this rank's groups, one for each dimension of the mesh, the innermost first.
   HostWords(std::vector<Group> groups, std::shared_ptr<watch::Watch> watch)
       : groups_(std::move(groups)), watch_(std::move(watch)) {}
 

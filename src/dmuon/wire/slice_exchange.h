@@ -11,7 +11,7 @@
 
 namespace dmuon::wire {
 
-/// A parameter of which each rank of a tensor-parallel group has a slice.
+/// A parameter that is cut into slices, one for each rank of a tensor-parallel group.
 struct SlicedParameter {
   layout::View whole;
   int owner = 0;                      ///< the rank of the group that orthogonalises it
@@ -56,11 +56,10 @@ class SliceExchange {
   /// @param group  outlives this, as the parameters do.
   SliceExchange(Group* group, std::vector<SlicedRun> runs);
 
-  /// Sends each rank's slices to their owners. A replicated run's owner has all by itself.
+  /// Sends each rank's slices to their owners. Sends no replicated run, because its owner has all.
   /// @param slices   [runs] flat, this rank's slices of the run's parameters, one after the other.
   /// @param options  dtype and device of all slices.
-  /// @return         [runs] of this rank's own runs [matrices, rows, cols]; undefined for those of
-  ///                 other owners.
+  /// @return         [runs] each [matrices, rows, cols]; undefined if another rank owns the run.
   std::vector<at::Tensor> gather(const std::vector<at::Tensor>& slices,
                                  const at::TensorOptions& options, const std::string& what) const;
 
