@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Callable
@@ -21,7 +22,8 @@ from training import LR, WEIGHT_DECAY, dedicate
 
 import dmuon
 
-VOCABULARY, LENGTH, BATCH = 48, 24, 4  # the length is a multiple of 2, 3 and 4
+Weights = dict[str, torch.Tensor]
+VOCABULARY, LENGTH, BATCH = 48, 24, 8  # the length is a multiple of 2, 3 and 4
 
 
 class Attention(nn.Module):
@@ -140,7 +142,7 @@ def tokens(step: int, part: int, micro: int = 0) -> torch.Tensor:
 
 def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     logits = model(batch)
-    return F.cross_entropy(logits.flatten(0, 1).float(), batch.flatten())
+    return F.cross_entropy(logits.flatten(0, 1), batch.flatten())
 
 
 def make_model(seed: int = 0, **sizes: Any) -> Llama:
@@ -148,13 +150,8 @@ def make_model(seed: int = 0, **sizes: Any) -> Llama:
     return Llama(**sizes)
 
 
-def trained_alone(
-    parts: int, steps: int, micros: int = 1, max_norm: float = 0.0, **sizes: Any
-) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """The weights before the first step and after the last, on one process; `parts` is the number of data ranks."""
-    model = make_model(**sizes)
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    optimizer = ReferenceMuon(model, [name for name in before if is_matrix(name)], LR, WEIGHT_DECAY)
+def _trained(model: Llama, parts: int, steps: int, micros: int, max_norm: float) -> Weights:
+    optimizer = ReferenceMuon(model, [n for n, _ in model.named_parameters() if is_matrix(n)], LR, WEIGHT_DECAY)
     for step in range(steps):
         for part in range(parts):
             for micro in range(micros):
@@ -163,7 +160,21 @@ def trained_alone(
             nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         optimizer.step()
         optimizer.zero_grad()
-    return before, {name: p.detach().clone() for name, p in model.named_parameters()}
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def trained_alone(
+    model: Llama, parts: int, steps: int, micros: int = 1, max_norm: float = 0.0
+) -> tuple[Weights, Weights, float]:
+    """Trains on one process; `parts` is the number of data ranks.
+
+    Returns the weights before the first step and after the last, in fp64, and the largest error that may be: 1e-5 of
+    the way moved, or twice the error of one process in fp32, where that is more.
+    """
+    before = {name: p.detach().double() for name, p in model.named_parameters()}
+    exact = _trained(copy.deepcopy(model).double(), parts, steps, micros, max_norm)
+    rounded = _trained(copy.deepcopy(model), parts, steps, micros, max_norm)
+    return before, exact, max(1e-5, 2 * worst_error(before, exact, rounded))
 
 
 class OnRanks:
