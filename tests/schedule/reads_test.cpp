@@ -112,6 +112,7 @@ TEST_F(ReadsTest, AReplayDeviatesWhereItsTraceWouldFreeAUnitThatIsBeingRead) {
   resolver.begin_forward(true, true);
   read(&resolver, kA);
   resolver.before_use(kB, /*reader=*/true);
+  resolver.set_in_use(kB, true);
   recorder_.take();
   read(&resolver, kA);
   EXPECT_EQ(recorder_.take(), "");
@@ -120,6 +121,20 @@ TEST_F(ReadsTest, AReplayDeviatesWhereItsTraceWouldFreeAUnitThatIsBeingRead) {
   EXPECT_EQ(recorder_.take(),
             "reshard 0, compare before use of 2, publish intra 2, await weights 2");
   EXPECT_TRUE(resolver.ready(kB));
+}
+
+// As where a checkpoint inside a module recomputes, and reads another unit's weights.
+TEST_F(ReadsTest, AReplayDeviatesWhereItsTraceWouldFreeAUnitWhoseBackwardIsOpen) {
+  Resolver resolver = make(1, {.lookahead = 0});
+  trace(&resolver);
+  forward(&resolver, {kA, kB, kC});
+  resolver.begin_backward();
+  resolver.before_backward(kC);
+  resolver.set_in_use(kC, true);
+  recorder_.take();
+  resolver.before_use(kA, /*reader=*/true);
+  EXPECT_EQ(recorder_.take(), "compare before use of 0, publish intra 0, await weights 0");
+  EXPECT_TRUE(resolver.ready(kC));
 }
 
 TEST_F(ReadsTest, ARankThatLeavesAReadOutStillIssuesWhatTheOthersDo) {

@@ -68,7 +68,7 @@ class _Calls:
 
     def __init__(self, runtime: Runtime, index: int, module: nn.Module, reader: bool) -> None:
         self._runtime, self._index, self._reader = runtime, index, reader
-        self._reads: list[_C.Read] = []  # of calls that are open
+        self._open: list[_C.Call] = []
         # Hooks prepended after fully_shard run before FSDP2's. So the engine issues the operations of a skipped unit
         # before FSDP2 can block the host. The same holds in a backward, because we watch inputs inside of FSDP2's hook
         # on them.
@@ -83,9 +83,8 @@ class _Calls:
         runtime.refuse_without_values()
         runtime.end_failed_backward()
         runtime.engine.before_forward(index, self._reader)
-        if self._reader:
-            self._reads.append(_C.Read())
-        elif runtime.units[index].host and _C.in_backward() and torch.is_grad_enabled():
+        self._open.append(_C.Call(self._reader))
+        if not self._reader and runtime.units[index].host and _C.in_backward() and torch.is_grad_enabled():
             _refuse_second_recomputation(runtime, index)
         runtime.weights[index].begin_call(self._reader)
 
@@ -99,7 +98,7 @@ class _Calls:
         inputs = tensors_requiring_grad((args, kwargs))
         if not inputs:
             return None
-        watched = self._runtime.engine.watch_inputs(self._index, inputs, *self._reads[-1:])
+        watched = self._runtime.engine.watch_inputs(self._index, inputs, *self._open[-1:])
         # Runs before the engine frees the weights, which a checkpoint inside the module may have changed once more.
         watched[0].register_hook(self._end_in_backward)
         by_input = dict(zip(map(id, inputs), watched, strict=True))
@@ -109,21 +108,37 @@ class _Calls:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         runtime, index = self._runtime, self._index
-        if self._reader and not self._reads:
-            return  # it was found to be a reader in this call
-        read = [self._reads.pop()] if self._reader else []
+        if self._reader and not self._open:
+            self._read_in_backward(output)
+            return
+        call = [self._open.pop()] if self._open else []
         runtime.weights[index].end_call()
         runtime.engine.after_forward(index, self._reader)
         if not torch.is_grad_enabled():
             return
         outputs = tensors_requiring_grad(output)
         # Before any Python hook: all of a tensor's Python hooks, FSDP2's too, run in the place of its first one.
-        runtime.engine.watch_outputs(index, outputs, *read)
+        runtime.engine.watch_outputs(index, outputs, *call)
         for tensor in outputs if runtime.units[index].leaves and not self._reader else ():
             tensor.register_hook(self._show_weights)
         for tensor in outputs:
             if (base := _changeable_base(tensor)) is not None:
                 self._hook_base(module, tensor, base)
+
+    def _read_in_backward(self, output: Any) -> None:
+        """Has the weights there when the backward begins of the call in which a reader was found.
+
+        A checkpoint's recomputation of the call may read, and save, weights that others have put in.
+        """
+        readers = self._runtime.readers[self._index]
+
+        def read(gradient: torch.Tensor) -> None:
+            if not torch.is_grad_enabled():
+                readers.begin()
+                readers.end()
+
+        for tensor in tensors_requiring_grad(output) if torch.is_grad_enabled() else ():
+            tensor.register_hook(read)
 
     def _hook_base(self, module: nn.Module, output: torch.Tensor, base: torch.Tensor) -> None:
         """Does at the base what the hooks on its view do, FSDP2's too, if the backward has skipped these."""
@@ -147,7 +162,7 @@ class _Calls:
     def _end_in_backward(self, gradient: torch.Tensor) -> None:
         if torch.is_grad_enabled():
             return  # create_graph=True, see Engine::enter_second_order
-        self._runtime.weights[self._index].take_back_changes()
+        self._runtime.weights[self._index].end_call_in_backward(self._reader)
 
     def _show_weights(self, gradient: torch.Tensor) -> None:
         self._runtime.refuse_inside_full_params("a backward")

@@ -16,7 +16,8 @@ class UnitWeights:
     """Shows a unit's modules their weights while they compute.
 
     In a forward this is the time between the hooks of a call. In a backward it lasts from the first hook of the unit's
-    own module to the end. A checkpoint inside that module, or around it, recomputes without our hooks.
+    own module to the gradient of its inputs, or to the end. A checkpoint inside that module, or around it, recomputes
+    without our hooks.
     """
 
     def __init__(self, places: list[Place], weights: Sequence[Weight], take_back: Callable[[], None]) -> None:
@@ -38,6 +39,12 @@ class UnitWeights:
             place.show_weight()
         if not reader:
             self._keep_in_backward()
+
+    def end_call_in_backward(self, reader: bool) -> None:
+        """Ends a use in a backward, before the weights may be freed. Whoever reads them later meets placeholders."""
+        self.take_back_changes()
+        if not reader and not self._num_calls:
+            self.show_placeholders()
 
     def end_backward(self) -> None:
         """Ends a use in a backward that no input of the unit ends."""

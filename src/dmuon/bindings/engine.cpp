@@ -108,8 +108,8 @@ void init_parts(py::module_& module) {
       .def_readonly("dimension", &layout::Cut::dimension)
       .def_readonly("factor", &layout::Cut::factor);
 
-  // A class without functions.
-  py::class_<engine::Read, std::shared_ptr<engine::Read>>(module, "Read").def(py::init<>());
+  py::class_<engine::Call, std::shared_ptr<engine::Call>>(module, "Call")
+      .def(py::init([](bool reader) { return engine::Call{.reader = reader}; }), py::arg("reader"));
 
   py::class_<engine::HostSums>(module, "HostSums")
       .def("held", &engine::HostSums::held)
@@ -198,9 +198,9 @@ void add_hooks(EngineClass& engine) {
       .def("after_forward", &Engine::after_forward, py::arg("unit"), py::arg("reader") = false,
            no_gil)
       .def("watch_inputs", &Engine::watch_inputs, py::arg("unit"), py::arg("inputs"),
-           py::arg_v("read", nullptr, "..."), no_gil)
+           py::arg_v("call", nullptr, "..."), no_gil)
       .def("watch_outputs", &Engine::watch_outputs, py::arg("unit"), py::arg("outputs"),
-           py::arg_v("read", nullptr, "..."))
+           py::arg_v("call", nullptr, "..."))
       .def("watch_root_outputs", &Engine::watch_root_outputs, py::arg("outputs"))
       .def("before_end_of_backward", &Engine::before_end_of_backward, py::arg("callback"))
       .def("move_out", &Engine::move_out, no_gil)

@@ -25,7 +25,7 @@ Engine::Engine(EngineOptions options, wire::SharedMesh mesh, const plan::Plan& p
     : options_(options),
       executor_(std::move(mesh), plan, units, options.step.node_copy, options.device, sizes, cuts),
       resolver_(executor_.layout(), options.step, executor_.units_of_batches(), this),
-      open_reads_(executor_.layout().units.size()),
+      open_uses_(executor_.layout().units.size()),
       transfers_(&executor_, num_host_shards(), [this] { drain(); }),
       host_sums_(options.host_replicates > 1),
       norms_(owned(), executor_.sliced(), this->mesh().shape(), this->mesh().slot(),
@@ -74,7 +74,7 @@ void Engine::settle() {
   take_turn();
   if (resolver_.order().current() == Pass::kBackward) host_sums_.end_backward(resolver_.syncs());
   backward_.reset();
-  open_reads_.forget_backwards();
+  open_uses_.forget_backwards();
   resolver_.settle();
   mesh().watch->enter("");
 }
@@ -140,7 +140,7 @@ void Engine::enter(const char* pass) {
 // In a backward the model is recomputed, which is a part of that pass.
 void Engine::begin_forward() {
   if (in_backward()) return;
-  open_reads_.forget_calls();
+  open_uses_.forget_calls();
   open_forward(/*whole=*/true);
 }
 
@@ -160,17 +160,20 @@ void Engine::before_forward(core::UnitIndex index, bool reader) {
     open_forward(/*whole=*/false);
   }
   if (follows_second_order(index)) return;
-  open_reads_.begin_call(index);
+  open_uses_.begin_call(index);
   resolver_.before_use(index, reader);
+  resolver_.set_in_use(index, true);
   executor_.begin_use(index);
 }
 
 void Engine::after_forward(core::UnitIndex index, bool reader) {
   if (in_second_order(index) || follows_second_order(index)) return;
   executor_.end_use(index);
-  open_reads_.end_call(index);
-  if (!open_reads_.none(index)) return;
+  open_uses_.end_call(index);
+  const bool in_use = open_uses_.any(index);
+  resolver_.set_in_use(index, in_use);
   const bool recomputes = in_backward();
+  if (in_use) return;
   if (reader) {
     resolver_.after_read({recomputes ? Moment::kAfterBackward : Moment::kAfterForward, index});
   } else if (!recomputes) {
@@ -180,15 +183,16 @@ void Engine::after_forward(core::UnitIndex index, bool reader) {
 
 std::vector<at::Tensor> Engine::watch_inputs(core::UnitIndex index,
                                              const std::vector<at::Tensor>& inputs,
-                                             const std::shared_ptr<Read>& read) {
+                                             const std::shared_ptr<Call>& call) {
+  if (call) call->has_end = true;
   return before_leaving_backward(inputs,
-                                 [this, index, read] { after_backward(index, read.get()); });
+                                 [this, index, call] { after_backward(index, call.get()); });
 }
 
 void Engine::watch_outputs(core::UnitIndex index, const std::vector<at::Tensor>& outputs,
-                           const std::shared_ptr<Read>& read) {
+                           const std::shared_ptr<Call>& call) {
   for (const at::Tensor& output : outputs) {
-    on_gradient_of(output, [this, index, read] { before_backward(index, read.get()); });
+    on_gradient_of(output, [this, index, call] { before_backward(index, call.get()); });
   }
 }
 
@@ -216,7 +220,7 @@ void Engine::open_backward() {
   enter("a backward");
   // Another backward through the graph, such as one that creates a graph, reads kept weights again.
   resolver_.begin_backward(keeps_graph() && !options_.step.reshard_after_forward);
-  open_reads_.forget_backwards();
+  open_uses_.forget_backwards();
   ++num_backwards_;
   auto alive = std::make_shared<bool>(true);
   backward_ = alive;
@@ -238,14 +242,17 @@ bool Engine::cleared() const {
          std::none_of(held.begin(), held.end(), [](bool is) { return is; });
 }
 
-void Engine::before_backward(core::UnitIndex index, Read* read) {
+void Engine::before_backward(core::UnitIndex index, Call* call) {
   if (creates_graph()) return enter_second_order();
   open_backward();
   if (layout().units[index].host) host_sums_.use(index);
   if (!follows_second_order(index)) {
     // A call of several outputs says so for each.
-    if (read != nullptr && !open_reads_.begin_backward(index, read, num_backwards_)) return;
-    resolver_.before_backward(index, read != nullptr);
+    const bool reader = call != nullptr && call->reader;
+    const bool begins = call != nullptr && open_uses_.begin_backward(index, call, num_backwards_);
+    if (reader && !begins) return;
+    resolver_.before_backward(index, reader);
+    resolver_.set_in_use(index, open_uses_.any(index));
     executor_.begin_use(index);
   }
   c10::AutoGradMode no_grad(false);
@@ -253,15 +260,16 @@ void Engine::before_backward(core::UnitIndex index, Read* read) {
 }
 
 // A use goes on while other readers' backwards are open.
-void Engine::after_backward(core::UnitIndex index, Read* read) {
+void Engine::after_backward(core::UnitIndex index, Call* call) {
   if (creates_graph()) return enter_second_order();
   if (follows_second_order(index)) return;
   executor_.end_use(index);
-  if (read != nullptr) open_reads_.end_backward(index, read, num_backwards_);
-  if (!open_reads_.none(index)) return;
-  if (read != nullptr) {
-    resolver_.after_read({Moment::kAfterBackward, index});
-  } else {
+  if (call != nullptr) open_uses_.end_backward(index, call, num_backwards_);
+  const bool in_use = open_uses_.any(index);
+  resolver_.set_in_use(index, in_use);
+  if (call != nullptr && call->reader) {
+    if (!in_use) resolver_.after_read({Moment::kAfterBackward, index});
+  } else if (!open_uses_.is_read(index)) {
     resolver_.after_backward(index);
   }
 }
@@ -269,7 +277,7 @@ void Engine::after_backward(core::UnitIndex index, Read* read) {
 void Engine::end_backward() {
   if (before_end_) before_end_();
   backward_.reset();
-  open_reads_.forget_backwards();
+  open_uses_.forget_backwards();
   resolver_.end_backward();
   has_second_order_ &= keeps_graph();
   host_sums_.end_backward(resolver_.syncs());

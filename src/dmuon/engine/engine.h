@@ -15,7 +15,7 @@
 #include "dmuon/engine/gradient_norms.h"
 #include "dmuon/engine/host_sums.h"
 #include "dmuon/engine/offload.h"
-#include "dmuon/engine/open_reads.h"
+#include "dmuon/engine/open_uses.h"
 #include "dmuon/engine/transfers.h"
 #include "dmuon/schedule/resolver.h"
 
@@ -102,16 +102,16 @@ class Engine : private schedule::Performer {
   /// @throws CommError or InvalidArgument, on all ranks, if one has come to something else.
   void meet(const std::string& call);
 
-  // Triggers, from module hooks. A unit whose weights several modules read has a Read for each of
-  // their calls; other calls have none.
+  // Triggers, from module hooks. A Call is one of those that before_forward() began; without one,
+  // the call is of the unit's own module, and nothing says that its backward is over.
   void begin_forward();  ///< the model's own
   void end_forward();
   void before_forward(core::UnitIndex unit, bool reader = false);
   void after_forward(core::UnitIndex unit, bool reader = false);
   std::vector<at::Tensor> watch_inputs(core::UnitIndex unit, const std::vector<at::Tensor>& inputs,
-                                       const std::shared_ptr<Read>& read = nullptr);
+                                       const std::shared_ptr<Call>& call = nullptr);
   void watch_outputs(core::UnitIndex unit, const std::vector<at::Tensor>& outputs,
-                     const std::shared_ptr<Read>& read = nullptr);
+                     const std::shared_ptr<Call>& call = nullptr);
   void watch_root_outputs(const std::vector<at::Tensor>& outputs);
 
   /// Takes the unit's packed weights for new masters, because a module has changed them while it
@@ -222,8 +222,8 @@ class Engine : private schedule::Performer {
   std::int64_t next_comparison();
   void require_all_at(const std::array<std::int64_t, 4>& here, const std::string& what);
   void serve(schedule::Moment moment, core::UnitIndex unit) { resolver_.serve({moment, unit}); }
-  void before_backward(core::UnitIndex unit, Read* read);
-  void after_backward(core::UnitIndex unit, Read* read);
+  void before_backward(core::UnitIndex unit, Call* call);
+  void after_backward(core::UnitIndex unit, Call* call);
   void open_forward(bool whole);
   void enter(const char* pass);
   void open_backward();
@@ -248,7 +248,7 @@ class Engine : private schedule::Performer {
 
   schedule::Resolver resolver_;
   std::weak_ptr<bool> backward_;  // alive while the backward that opened the pass is
-  OpenReads open_reads_;
+  OpenUses open_uses_;
   std::int64_t num_backwards_ = 0;
   bool has_second_order_ = false;  // since weights were new, or a backward gave up its graph
   int second_order_ = -1;  // the last backward that created a graph; its recomputations are no uses

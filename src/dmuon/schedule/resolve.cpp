@@ -28,7 +28,7 @@ const PassSchedule& Resolver::schedule_of(Pass pass) const {
 }
 
 void Resolver::forget_uses() {
-  for (Progress& unit : units_) unit.used = unit.in_read = false;
+  for (Progress& unit : units_) unit.used = unit.in_use = false;
 }
 
 void Resolver::cross(const std::vector<Crossing>& crossings) {

@@ -55,11 +55,9 @@ void Resolver::before_use(core::UnitIndex unit, bool reader) {
   order_.forget_end(unit);
   if (reader) end_reads(kMostRead - 1);
   if (!used || !there || host || reader || order_.is_next(trigger)) request(trigger);
-  units_.at(unit).in_read |= reader;
 }
 
 void Resolver::after_read(Trigger end) {
-  units_.at(end.unit).in_read = false;
   if (end.moment == Moment::kAfterBackward || options_.reshard_after_forward) order_.note_end(end);
 }
 
@@ -76,14 +74,14 @@ void Resolver::end_forward() {
   whole_forward_ = false;
 }
 
-// The trace knows only by what comes after it that a use of several readers is over. If one of them
-// has not come to its end, the pass goes otherwise than the trace.
+// A trace may end a use before what comes next. If the use is still open here, as where this pass
+// reads other units inside of it, the pass goes otherwise than the trace.
 void Resolver::request(Trigger trigger) {
   const std::vector<Trigger> owed = order_.owed_before(trigger);
-  const auto frees_read = std::find_if(owed.begin(), owed.end(), [&](const Trigger& each) {
-    return each.moment != Moment::kBeforeUse && units_.at(each.unit).in_read;
+  const auto frees_used = std::find_if(owed.begin(), owed.end(), [&](const Trigger& each) {
+    return each.moment != Moment::kBeforeUse && units_.at(each.unit).in_use;
   });
-  if (frees_read != owed.end()) cross(order_.deviate_before(*frees_read));
+  if (frees_used != owed.end()) cross(order_.deviate_before(*frees_used));
   cross(order_.request(trigger, whole_forward_));
 }
 

@@ -87,6 +87,10 @@ class Resolver {
   /// @param reader  true if one of several modules that read them reports it: their calls together
   ///                are one use.
   void before_use(core::UnitIndex unit, bool reader = false);
+  /// Says if the unit's weights are being read, by a call or a backward whose end will be reported.
+  /// A replay deviates before it would free them. Comes after the report of what began, and before
+  /// that of what has ended. A new pass reads nothing.
+  void set_in_use(core::UnitIndex unit, bool in_use) { units_.at(unit).in_use = in_use; }
   /// A reader's call, or its backward, is over, and the use that `end` ends with it if no other
   /// reader comes. A traced pass ends it when kMostRead other units are read, or at its own end.
   void after_read(Trigger end);
@@ -159,7 +163,7 @@ class Resolver {
     bool in_stage_1 = false;   // its route is in flight, with its gradients
     bool in_stage_2 = false;   // likewise, with the node's mean
     bool held = false;         // column members hold partial sums
-    bool in_read = false;      // a reader's call or its backward is open
+    bool in_use = false;       // see set_in_use()
   };
 
   const PassSchedule& schedule_of(Pass pass) const;
