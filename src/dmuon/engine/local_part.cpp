@@ -72,12 +72,8 @@ LocalPart local_part(const plan::Plan& plan, const layout::LeafSizes& sizes,
       layout::OwnedParameter& parameter = part.parameters[leaf.parameters[place]];
       wire::SlicedParameter& sliced = part.sliced[leaf.parameters[place]];
       sliced = {parameter.view, rank_of(plan, leaf.parameters[place]), {}};
-      for (const std::vector<layout::Slice>& of_rank : slices) {
+      for (const std::vector<layout::Slice>& of_rank : slices)
         sliced.slices.push_back(of_rank[place]);
-        core::require(of_rank[place].num_elements() > 0, "dmuon: '", parameter.name,
-                      "': expected elements on each of the ", num_ranks,
-                      " ranks of tensor parallelism, got a rank without any.");
-      }
       parameter.view = {sliced.num_elements(rank), 1, 1};
     }
   }

@@ -21,8 +21,7 @@ struct LocalPart {
 /// @param sizes  of whole leaves; empty: those of views.
 /// @param cuts   of the leaves; empty without tensor parallelism.
 /// @param rank   of the slot's tensor-parallel group.
-/// @throws InvalidArgument if a cut does not fit, or leaves a rank of the group without elements of
-///         a parameter.
+/// @throws InvalidArgument if a cut does not fit.
 LocalPart local_part(const plan::Plan& plan, const layout::LeafSizes& sizes,
                      const layout::Cuts& cuts, core::Slot slot, int rank);
 

@@ -50,7 +50,6 @@ class Shards::Cut {
 
   std::size_t place() const { return place_; }
   ParameterIndex parameter() const { return parameter_; }
-  bool begins_leaf() const { return within_.begin == 0; }
   // Names the parameter's messages. Each has a name of its own between two ranks.
   std::string described() const {
     return core::message("shards of ", name_, " of parameter ", parameter_.value());
@@ -114,7 +113,7 @@ class Shards::Cut {
 std::vector<Shards::Piece> Shards::pieces_of(const std::vector<LeafIndex>& which,
                                              const std::string& name) const {
   std::vector<Piece> pieces;
-  std::int64_t elements = kPieceElements;
+  std::int64_t elements = 0;
   for (std::size_t place = 0; place < which.size(); ++place) {
     const std::vector<Owned::Part> parts = owned_.parts_of(leaves_.at(which[place]), name);
     const std::int64_t rows = leaves_[which[place]].sizes[0];
@@ -122,7 +121,7 @@ std::vector<Shards::Piece> Shards::pieces_of(const std::vector<LeafIndex>& which
     core::invariant(all % rows == 0, "Shards: ", name, ": expected a multiple of the leaf's ", rows,
                     " rows, got ", all, " elements");
     for (const auto& [parameter, within] : parts) {
-      if (elements + within.size() > kPieceElements) {
+      if (pieces.empty() || elements + within.size() > kPieceElements) {
         pieces.emplace_back();
         elements = 0;
       }
@@ -178,7 +177,7 @@ std::vector<at::Tensor> Shards::give(const std::vector<LeafIndex>& which, const 
     send(piece, kInsideNodes, &mesh_->row(), [&](std::size_t i, Messages* messages) {
       const Cut& cut = piece[i];
       const std::string what = cut.described();
-      if (cut.begins_leaf())
+      if (shards.size() == cut.place())  // the leaf's first; the parameter may be empty
         shards.push_back(at::empty({cut.leafs_shard(node, here).size()}, options));
       const layout::Segment mine = cut.shard(node, here);
       at::Tensor target = part_of(shards.back(), cut.in_shard(node, here, mine));
