@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn as nn
-from pool import own_random_numbers
+from pool import RankPool, own_random_numbers
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -94,6 +94,21 @@ def test_is_trained_as_on_one_process(ranks, dims, micros, clip, run):
         assert len({owner for owner in owners.values() if owner is not None}) > 1
 
 
+@pytest.fixture(scope="module")
+def eight_ranks():
+    pool = RankPool(8)
+    yield pool
+    pool.close()
+
+
+def test_eight_ranks_train_as_one_process(eight_ranks):
+    before, expected, most_error = alone(4, 2, MOST, ())
+    results = eight_ranks.run(train, (8,), dims=(2, 2, 2), micros=2, clip=clip_by_dmuon, run={})
+    for saved, _, owners in results:
+        assert worst_error(before, expected, saved) <= most_error
+        assert len({owner for owner in owners.values() if owner is not None}) == 8
+
+
 def initialise(model: nn.Module) -> None:
     torch.manual_seed(7)
     for module in model.modules():
@@ -145,3 +160,68 @@ def test_a_start_on_the_meta_device_draws_one_process_values(ranks, dims, shards
     for equal, error in ranks.run(from_meta, (4,), dims=dims, shards=shards):
         assert equal
         assert error <= 1
+
+
+def traffic(mesh: DeviceMesh, dims: tuple[int, ...]) -> tuple[dict[str, float], dict[str, float]]:
+    """What a step sends inside the slot, and what it may: for each wave a message to each peer, and one back."""
+    ranks = OnRanks(mesh.device_type, dims, sequence=False, gate=True)
+    ranks.run(2)
+    before = ranks.optimizer.stats()
+    ranks.run(1, first=2)
+    after = ranks.optimizer.stats()
+    keys = ("messages_slices", "bytes_sent_slices")
+    found = {key: after[key] - before[key] for key in keys}
+    plan, size, own = dmuon.plan(ranks.model), dims[-1], ranks.tensor.get_local_rank()
+    slot = ranks.part
+    waves = [sum(owner == slot * size + rank for owner, _ in plan.batches) for rank in range(size)]
+    sent = 0.0
+    for item, owner in zip(plan.native.inventory, plan.owner, strict=True):
+        if owner // size != slot:
+            continue
+        elements, is_own = item.rows * item.cols, owner % size == own
+        if "gate" in item.name:  # all ranks of the slot have it
+            sent += 4 * elements * (size - 1) if is_own else 0
+        else:
+            sent += 4 * elements / size * ((size - 1) if is_own else 1)
+    return found, {"messages_slices": 2 * max(waves) * (size - 1), "bytes_sent_slices": sent}
+
+
+@pytest.mark.parametrize("dims", [(2, 2), (1, 4), (2, 1, 2)])
+def test_a_wave_sends_one_message_to_each_peer_and_back(ranks, dims):
+    for found, most in ranks.run(traffic, (4,), dims=dims):
+        assert found["bytes_sent_slices"] == most["bytes_sent_slices"]
+        assert 0 < found["messages_slices"] <= most["messages_slices"]  # empty ones are left out
+
+
+def copies(mesh: DeviceMesh) -> str:
+    """Under SequenceParallel a plain matrix would see a part of the tokens on each rank."""
+    ranks = OnRanks(mesh.device_type, (2, 2), gate=True)
+    try:
+        ranks.run(2)  # on a device the host learns of it in the step after
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_copies_that_would_become_different_are_refused(ranks):
+    for words in ranks.run(copies, (4,)):
+        assert "'blocks.0.gate.weight' is whole on all ranks of tensor parallelism" in words
+
+
+def poisoned(mesh: DeviceMesh) -> tuple[bool, int, float]:
+    """A NaN in a slice of one rank: all ranks skip the step."""
+    ranks = OnRanks(mesh.device_type, (2, 2))
+    before = ranks.saved()
+    if mesh.get_rank() == 1:
+        w1 = ranks.model.blocks[1].feed_forward.w1
+        w1.register_forward_hook(lambda module, args, out: out.register_hook(lambda g: g * math.nan) and None)
+    ranks.run(1)
+    after = ranks.saved()
+    skipped = ranks.optimizer.skipped_steps
+    return all(torch.equal(after[name], value) for name, value in before.items()), skipped, float(len(after))
+
+
+def test_a_nan_in_one_slice_skips_the_step_on_all_ranks(ranks):
+    for equal, skipped, _ in ranks.run(poisoned, (4,)):
+        assert equal
+        assert skipped == 1
