@@ -17,6 +17,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.gpt import GPT, GPTConfig, Towers
@@ -31,12 +33,18 @@ LABELS = {"adamw": "AdamW", "muon_ag": "Muon-AG", "dmuon": "dmuon"}
 
 @dataclass(frozen=True)
 class Cluster:
-    """This process's device, the mesh (None: no process group) and this process's rank in the mesh."""
+    """This process's device, the mesh (None: no process group), this process's rank, and tensor parallelism's mesh."""
 
     device: torch.device
     mesh: DeviceMesh | None
     rank: int
     num_ranks: int
+    tensor: DeviceMesh | None = None
+
+    @property
+    def part(self) -> int:
+        """This process's part of the data, which the ranks of tensor parallelism share."""
+        return self.rank if self.tensor is None else self.rank // self.tensor.size()
 
     def barrier(self) -> None:
         if self.mesh is not None:
@@ -56,16 +64,21 @@ class Cluster:
         return values
 
 
-def open_cluster(mesh: str | None) -> Cluster:
+def open_cluster(mesh: str | None, tensor_parallel: int = 1) -> Cluster:
     """Under torchrun the mesh "G" or "RxG" (default: one row of all ranks); alone, no process group.
+
+    With tensor parallelism this is the data-parallel mesh, of fewer ranks.
 
     A mesh of one replica is made 1-D, so that nobody pays for collectives over groups of one.
     """
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    sizes = [int(size) for size in mesh.split("x")] if mesh else [num_ranks]
-    if torch.Size(sizes).numel() != num_ranks or len(sizes) > 2:
-        raise SystemExit(f"--mesh: expected G or RxG with a product of {num_ranks} ranks; got {mesh}")
+    sizes = [int(size) for size in mesh.split("x")] if mesh else [num_ranks // tensor_parallel]
+    if torch.Size(sizes).numel() * tensor_parallel != num_ranks or len(sizes) > 2:
+        raise SystemExit(
+            f"--mesh: expected G or RxG with a product of {num_ranks} ranks, --tp included; got {mesh} and "
+            f"{tensor_parallel}"
+        )
     if num_ranks == 1:
         return Cluster(torch.device(kind), None, 0, 1)
     device = torch.device(kind)
@@ -75,7 +88,22 @@ def open_cluster(mesh: str | None) -> Cluster:
     dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo")
     sizes = sizes[1:] if sizes[0] == 1 and len(sizes) == 2 else sizes
     names = ("replicate", "shard")[-len(sizes) :]
-    return Cluster(device, init_device_mesh(kind, tuple(sizes), mesh_dim_names=names), dist.get_rank(), num_ranks)
+    if tensor_parallel == 1:
+        return Cluster(device, init_device_mesh(kind, tuple(sizes), mesh_dim_names=names), dist.get_rank(), num_ranks)
+    whole = init_device_mesh(kind, (*sizes, tensor_parallel), mesh_dim_names=(*names, "tensor"))
+    return Cluster(device, whole[names], dist.get_rank(), num_ranks, whole["tensor"])
+
+
+def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Divides the blocks' matrices over the ranks of tensor parallelism."""
+    for block in model.blocks:
+        plan: Any = {
+            "attention.qkv": ColwiseParallel(output_layouts=Replicate()),
+            "attention.out": RowwiseParallel(input_layouts=Replicate()),
+            "mlp.0": ColwiseParallel(),
+            "mlp.2": RowwiseParallel(),
+        }
+        parallelize_module(block, mesh, plan)
 
 
 @dataclass(frozen=True)
@@ -146,6 +174,8 @@ class Contender:
     ) -> torch.optim.Optimizer:
         model, mesh = self.model, self._cluster.mesh
         betas, decay = (0.9, 0.95), rates.weight_decay
+        if self._cluster.tensor is not None:
+            parallelize(model, self._cluster.tensor)
         if self.name == "dmuon":
             import dmuon
 
@@ -157,10 +187,14 @@ class Contender:
             fully_shard(model, mesh=mesh, mp_policy=mp_policy)
         match self.name:
             case "adamw":
-                return torch.optim.AdamW(
-                    model.parameters(), lr=rates.adamw, betas=betas, weight_decay=decay, fused=True
-                )
+                by_mesh: dict[Any, list[nn.Parameter]] = {}  # a fused kernel takes DTensors of one mesh
+                for weight in model.parameters():
+                    by_mesh.setdefault(getattr(weight, "device_mesh", None), []).append(weight)
+                groups = [{"params": weights} for weights in by_mesh.values()]
+                return torch.optim.AdamW(groups, lr=rates.adamw, betas=betas, weight_decay=decay, fused=True)
             case "muon_ag":
+                if self._cluster.tensor is not None:
+                    raise SystemExit("--tp: expected --optim adamw,dmuon, got muon_ag, which gathers no slices")
                 blocks = [model.blocks, *([model.others] if isinstance(model, Towers) else [])]
                 matrices = [weight for part in blocks for weight in part.parameters() if weight.ndim == 2]
                 chosen = set(matrices)
@@ -184,8 +218,8 @@ class Contender:
         Ranks start together. Omit the first step from a comparison: then an optimizer whose
         communication outlives its `step()` has as much of it in flight at the start as at the end.
         """
-        rank = self._cluster.rank
-        batches = [self._text.train_batch(self.num_steps + i, rank) for i in range(num_steps)]
+        part = self._cluster.part
+        batches = [self._text.train_batch(self.num_steps + i, part) for i in range(num_steps)]
         self.num_steps += num_steps
         self.model.train()
         clock, losses = _Clock(self._cluster.device), []
@@ -210,7 +244,7 @@ class Contender:
     def evaluate(self, num_batches: int) -> float:
         """Mean validation loss over as many batches a rank, in nats a byte."""
         self.model.eval()
-        batches = [self._text.validation_batch(i, self._cluster.rank) for i in range(num_batches)]
+        batches = [self._text.validation_batch(i, self._cluster.part) for i in range(num_batches)]
         losses = torch.stack([self._loss(tokens, targets) for tokens, targets in batches])
         return self._cluster.mean(losses.mean()).item()
 

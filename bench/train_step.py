@@ -92,6 +92,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--mesh", help="RxG: R replicas of G shards; default: all ranks one row")
+    add("--tp", type=int, default=1, help="ranks of tensor parallelism, which share the data of one place of the mesh")
     add("--rounds", type=int, default=24)
     add("--steps", type=int, default=3, help="timed steps a block")
     add("--layers", type=int, default=4)
@@ -110,11 +111,13 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 def prepare(options: argparse.Namespace) -> tuple[Setting, dict[str, Any]]:
     """The setting, and the facts about it that stand above the figures."""
     torch.set_num_threads(1)
-    cluster = open_cluster(options.mesh)
+    cluster = open_cluster(options.mesh, options.tp)
     config = GPTConfig(options.layers, options.width, options.heads, options.sequence, options.towers)
     text = Text(load_text(None), options.batch, options.sequence, 0, cluster.device)
     facts: dict[str, Any] = dict(provenance())
     facts["mesh"] = "x".join(map(str, cluster.mesh.shape)) if cluster.mesh else "one process"
+    if cluster.tensor is not None:
+        facts["mesh"] += f", tensor parallelism over {options.tp}"
     facts["model"] = f"{config}, batch {options.batch} a rank, {options.dtype}"
     facts["design"] = f"{options.rounds} rounds of 1 + {options.steps} steps; ms are medians over timed steps"
     return Setting(cluster, config, text, options.dtype), facts
