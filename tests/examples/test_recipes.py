@@ -302,3 +302,24 @@ def test_resume_on_another_number_of_ranks(tmp_path):
     model = module.make_model()
     initial, expected = reference(module, model, lambda name: "up" in name or "down" in name, loss, module.NUM_STEPS)
     assert_equal_to_reference(initial, expected, torch.load(tmp_path / "second.pt", weights_only=True), BOUND)
+
+
+def test_tensor_parallel(tmp_path):
+    """Resumed on the same mesh it has the same bits; without tensor parallelism, the same weights."""
+    losses = run_in_fp32(tmp_path, "tensor_parallel", "--checkpoint", "half", "--out", "model.pt")
+    rest = run_in_fp32(tmp_path, "tensor_parallel", "--checkpoint", "half", "--out", "resumed.pt", "--resume")
+    on_data_ranks = ("--tensor", "1", "--checkpoint", "half", "--out", "other.pt", "--resume")
+    run_in_fp32(tmp_path, "tensor_parallel", *on_data_ranks)
+    module = recipe("tensor_parallel")
+    assert_falls(losses, module.NUM_STEPS)
+    assert rest == {step: loss for step, loss in losses.items() if step > module.NUM_STEPS // 2}
+    model, resumed, other = (torch.load(tmp_path / f"{name}.pt") for name in ("model", "resumed", "other"))
+    assert_same_tree(model, resumed)
+
+    def loss(step: int) -> torch.Tensor:
+        return module.loss_of(alone, module.sentences(step))
+
+    alone = module.make_model()
+    initial, expected = reference(module, alone, lambda name: "blocks" in name, loss, module.NUM_STEPS)
+    for weights in model, other:
+        assert_equal_to_reference(initial, expected, weights, BOUND)
