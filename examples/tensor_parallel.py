@@ -20,7 +20,13 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 
 import dmuon
 
@@ -44,12 +50,14 @@ class Block(nn.Module):
         """`x`: [sentences, words, width]. A rank has some of the heads."""
         q, k, v = (w(x).unflatten(-1, (-1, WIDTH // NUM_HEADS)).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
         out = nn.functional.scaled_dot_product_attention(rotated(q), rotated(k), v, is_causal=True, enable_gqa=True)
-        return self.wo(out.transpose(1, 2).flatten(2))
+        projected: torch.Tensor = self.wo(out.transpose(1, 2).flatten(2))
+        return projected
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attend(self.attention_norm(x))
         y = self.ffn_norm(x)
-        return x + self.w2(nn.functional.silu(self.w1(y)) * self.w3(y))
+        x = x + self.w2(nn.functional.silu(self.w1(y)) * self.w3(y))
+        return x
 
 
 def rotated(x: torch.Tensor) -> torch.Tensor:
@@ -72,7 +80,8 @@ class Llama(nn.Module):
         x = self.embedding(words)
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x))
+        logits: torch.Tensor = self.head(self.norm(x))
+        return logits
 
 
 def initialise(model: nn.Module) -> None:
@@ -92,14 +101,14 @@ def make_model() -> Llama:
 
 def parallelize(model: Llama, mesh: DeviceMesh) -> None:
     """Cuts matrices over the ranks of `mesh`, and between layers the activations, along the sentence."""
-    top = {
+    top: dict[str, ParallelStyle] = {
         "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
         "norm": SequenceParallel(),
         "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
     }
     parallelize_module(model, mesh, top)
-    inwards = ColwiseParallel(input_layouts=Shard(1))
-    styles = {name: inwards for name in ("wq", "wk", "wv", "w1", "w3")}
+    styles: dict[str, ParallelStyle] = {}
+    styles |= {name: ColwiseParallel(input_layouts=Shard(1)) for name in ("wq", "wk", "wv", "w1", "w3")}
     styles |= {name: RowwiseParallel(output_layouts=Shard(1)) for name in ("wo", "w2")}
     styles |= {name: SequenceParallel() for name in ("attention_norm", "ffn_norm")}
     for block in model.blocks:
