@@ -82,7 +82,7 @@ def plan(
             "dedicate_params takes"
         )
     leaves, units = _routed(model, "plan", select)
-    items = _plan.divide(inventory_of(leaves, units), _plan.Mesh(*mesh))
+    items = divided(leaves, inventory_of(leaves, units), _plan.Mesh(*mesh))
     if costs is None:
         table = _plan.modelled_costs(items, device)
     else:
@@ -171,6 +171,22 @@ def inventory_of(leaves: list[Leaf], units: list[Unit]) -> list[_plan.Parameter]
     return items
 
 
+def divided(
+    leaves: list[Leaf], inventory: list[_plan.Parameter], mesh: _plan.Mesh, *smallest_part: int
+) -> list[_plan.Parameter]:
+    """Divides large stacks between owners, except stacks that tensor parallelism cuts between their matrices.
+
+    The engine needs elements of every part on each rank of tensor parallelism.
+    """
+    found: dict[int, list[_plan.Parameter]] = {}
+    whole: dict[int, list[_plan.Parameter]] = {}
+    for parts, by_leaf in ((_plan.divide(inventory, mesh, *smallest_part), found), (inventory, whole)):
+        for number, part in zip(itertools.accumulate(not one.continues for one in parts), parts, strict=True):
+            by_leaf.setdefault(number - 1, []).append(part)
+    stay = {number for number, leaf in enumerate(leaves) if leaf.cut is not None and leaf.cut[0] == 0}
+    return [part for number in found for part in (whole if number in stay else found)[number]]
+
+
 def _parts_of(leaf: Leaf) -> Sequence[View]:
     """Returns the leaf's views, or each column's part of a stack that is divided by experts."""
     if leaf.num_columns == 1:
@@ -211,7 +227,7 @@ def make_plan(
         _require_alone(dedication.planning)  # equal on all ranks after dedicate_params, so all raise
     ranks, planning, leaves = dedication.ranks, dedication.planning, dedication.leaves
     mesh = ranks.shape
-    items = _plan.divide(inventory_of(leaves, units), mesh, planning.smallest_part)
+    items = divided(leaves, inventory_of(leaves, units), mesh, planning.smallest_part)
     # Without batching, costs are of single matrices, so one of each shape is enough.
     costed = items if dedication.ablation.batching else list({sizes_of(item): item for item in items}.values())
     numbers = itertools.accumulate(not item.continues for item in items)  # the number of each item's leaf, from 1

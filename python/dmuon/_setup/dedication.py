@@ -27,7 +27,7 @@ from dmuon._setup.routing import DEDICATION, Select, route
 from dmuon._setup.routing_table import RoutingTable
 from dmuon._setup.rules import unfit_entries
 from dmuon._setup.sharded import check_sharded, managed_by_fsdp, mesh_and_policy_of, release, replaced_by_fsdp
-from dmuon._setup.tensor_parallel import find_tensor_mesh
+from dmuon._setup.tensor_parallel import check_joined, find_tensor_mesh
 from dmuon._setup.units import Units, chosen_units
 from dmuon._setup.wrappers import refused_wrapper, unwrapped
 
@@ -175,6 +175,7 @@ def dedicate_params(
     with agreement(ranks, "dedicate_params") as facts:
         model = plain_module(model, "dedicate_params")
         check_mesh(mesh)
+        check_joined(mesh, ranks.tensor_mesh)
         check_timeout(timeout)
         check_as_for_fully_shard(mp_policy, reshard_after_forward)
         schedule = step_options(*step)

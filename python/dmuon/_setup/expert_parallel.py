@@ -35,7 +35,7 @@ def note_slices(entry: Leaf, managed: Managed, ranks: Ranks | None, function: st
             raise ValueError(
                 f"{function}: model: '{entry.name}' is divided by tensor parallelism: {entry.slices}. Expected: over "
                 f"the ranks {ranks.slot_members}, as the first parameter is, in one order, and equally many ranks at "
-                "each place of the mesh."
+                "each place of the mesh, as in a device mesh whose ranks ascend."
             )
     elif spec.mesh.ndim > 1 and not set(spec.mesh.mesh.flatten().tolist()) <= set(ranks.by_slot):
         raise ValueError(

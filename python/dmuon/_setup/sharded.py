@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -43,7 +44,7 @@ def check_sharded(leaves: Sequence[Leaf], model: nn.Module, ranks: Ranks) -> Non
             continue
         theirs = managed_of(leaf, managed)
         if theirs is None and leaf.slices is not None:
-            check_slices(leaf.name, leaf.slices, parameter, ranks)
+            check_slices(leaf.name, leaf.slices, [math.prod(v.sizes) for v in leaf.views], parameter, ranks)
             continue
         mesh = parameter.device_mesh if theirs is None else theirs.mesh_info.mesh
         rows, placements = rows_of(mesh.mesh), list(parameter.placements)
@@ -60,7 +61,7 @@ def check_sharded(leaves: Sequence[Leaf], model: nn.Module, ranks: Ranks) -> Non
                 "the mesh's, whose data-parallel part dedicate_params and fully_shard take, as mesh['dp']."
             )
         if leaf.slices is not None:
-            check_slices(leaf.name, leaf.slices, parameter, ranks)
+            check_slices(leaf.name, leaf.slices, [math.prod(v.sizes) for v in leaf.views], parameter, ranks)
         if not parameter.is_meta and parameter.device.type != ranks.device_type:
             raise ValueError(
                 f"dedicate_params: model: '{leaf.name}' is on {parameter.device}, and its mesh on "

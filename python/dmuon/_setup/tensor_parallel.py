@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from collections.abc import Collection
 from typing import Any
 
@@ -150,8 +152,25 @@ def joined_meshes(data: DeviceMesh, tensor: DeviceMesh) -> DeviceMesh:
     return root[(*(data.mesh_dim_names or ()), *(tensor.mesh_dim_names or ()))]
 
 
-def check_slices(name: str, slices: Slices, parameter: Any, ranks: Ranks) -> None:
-    """Raises ValueError if a rank has nothing of a leaf, or if the leaf cannot be saved as FSDP2 would save it."""
+def check_joined(mesh: DeviceMesh | None, tensor_mesh: DeviceMesh | None) -> None:
+    """Raises ValueError if the two meshes are not parts of one, which names all its dimensions."""
+    if mesh is None or tensor_mesh is None:
+        return
+    try:
+        joined_meshes(mesh, tensor_mesh)
+    except Exception as error:
+        raise ValueError(
+            f"dedicate_params: mesh: {mesh} and the mesh of tensor parallelism, {tensor_mesh}, are not parts of one "
+            "mesh with names. Expected: mesh = init_device_mesh(..., mesh_dim_names=('data', 'tensor')), of which "
+            "parallelize_module takes mesh['tensor'], dedicate_params and fully_shard mesh['data']."
+        ) from error
+
+
+def check_slices(name: str, slices: Slices, num_elements: Collection[int], parameter: Any, ranks: Ranks) -> None:
+    """Raises ValueError if a rank has nothing of a leaf, or if the leaf cannot be saved as FSDP2 would save it.
+
+    `num_elements`: of the leaf's views. A rank must have elements of each view.
+    """
     who = f"dedicate_params: model: '{name}' is divided by tensor parallelism: {slices}"
     if slices.cut is not None and slices.cut[0] == 0 and slices.cut[1] > 1 and len(slices.shape) == 2:
         raise ValueError(
@@ -166,8 +185,31 @@ def check_slices(name: str, slices: Slices, parameter: Any, ranks: Ranks) -> Non
                 f"{who}, so that a rank has nothing of it. Expected: at least one of its {size} in dimension {dim} on "
                 "each rank."
             )
+        if tuple(slices.mesh.mesh.tolist()) != tuple(sorted(slices.mesh.mesh.tolist())) and size % slices.mesh.size():
+            raise ValueError(
+                f"{who}: unequal slices on ranks that do not ascend, which PyTorch puts together in another order. "
+                "Expected: a mesh whose ranks ascend, or equal slices."
+            )
+        if dim == 0 and factor == 1:
+            _check_views(who, slices, num_elements)
     if not parameter.is_meta and parameter.device.type != ranks.device_type:
         raise ValueError(f"{who}, on {parameter.device}. Expected: on {ranks.device_type}, as its mesh.")
+
+
+def _check_views(who: str, slices: Slices, num_elements: Collection[int]) -> None:
+    """Raises ValueError if a rank has no element of a view of a leaf that is cut along its first dimension."""
+    of_row, begin = math.prod(slices.shape[1:]), 0
+    ends = [0, *_ends(slices.shape[0], slices.mesh.size()), slices.shape[0]]
+    for number, count in enumerate(num_elements):
+        end = begin + count
+        empty = [i for i, (a, b) in enumerate(itertools.pairwise(ends)) if end <= a * of_row or b * of_row <= begin]
+        if empty:
+            raise ValueError(
+                f"{who}, so that rank {slices.mesh.mesh.tolist()[empty[0]]} has nothing of its view number {number}. "
+                "Expected: views of which each rank has a part; or one matrix, if `select` returns True; or a "
+                "parameter of its own for each matrix."
+            )
+        begin = end
 
 
 def find_tensor_mesh(model: nn.Module, managed: Any, data_ranks: Collection[int], here: int) -> DeviceMesh | None:
