@@ -49,16 +49,16 @@ def check_sharded(leaves: Sequence[Leaf], model: nn.Module, ranks: Ranks) -> Non
         mesh = parameter.device_mesh if theirs is None else theirs.mesh_info.mesh
         rows, placements = rows_of(mesh.mesh), list(parameter.placements)
         expected = placements_with(leaf.slices, mesh.ndim)
-        if rows != ranks.mesh_rows or placements != expected:
-            raise ValueError(
-                f"dedicate_params: model: '{leaf.name}' is sharded by {placements} over ranks {rows}. Expected: "
-                f"{expected} over {ranks.mesh_rows}, by fully_shard on the same mesh."
-            )
         if theirs is None:
             raise ValueError(
                 f"dedicate_params: model: '{leaf.name}' is a DTensor that no fully_shard of this model manages, over "
                 f"ranks {rows}, and the mesh has {ranks.mesh_rows}. Expected: tensor parallelism over other ranks than "
                 "the mesh's, whose data-parallel part dedicate_params and fully_shard take, as mesh['dp']."
+            )
+        if rows != ranks.mesh_rows or placements != expected:
+            raise ValueError(
+                f"dedicate_params: model: '{leaf.name}' is sharded by {placements} over ranks {rows}. Expected: "
+                f"{expected} over {ranks.mesh_rows}, by fully_shard on the same mesh."
             )
         if leaf.slices is not None:
             check_slices(leaf.name, leaf.slices, [math.prod(v.sizes) for v in leaf.views], parameter, ranks)
