@@ -51,17 +51,21 @@ def loss_of(model: nn.Module, step: int, part: int) -> torch.Tensor:
     return model(input_ids=tokens, labels=tokens).loss
 
 
-def train(mesh: DeviceMesh, name: str) -> float:
-    """Returns the largest error of a weight by the way it moved."""
+def train(mesh: DeviceMesh, name: str, folder: str | None = None) -> float:
+    """Returns the largest error of a weight by the way it moved. `folder`: loads the model from there."""
     data, tensor = meshes((2, 2), mesh.device_type)
-    model = make(name)
-    parallelize(model, tensor)
-    dedicate(model, data, {})
-    matrices = [row.name for row in dmuon.routing_table(model) if row.algorithm == "muon"]
-    for layer in model.model.layers:
-        fully_shard(layer, mesh=data)
-    fully_shard(model, mesh=data)
+    if folder is None:
+        model = make(name)
+        parallelize(model, tensor)
+        dedicate(model, data, {})
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=data)
+        fully_shard(model, mesh=data)
+    else:
+        model = loaded(make(name), folder)
+        dedicate(model, None, {})
     optimizer = dmuon.Muon(model, lr=LR, weight_decay=WEIGHT_DECAY, ns_dtype=torch.float32)
+    matrices = [row.name for row in dmuon.routing_table(model) if row.algorithm == "muon"]
     for step in range(STEPS):
         loss_of(model, step, data.get_local_rank()).backward()
         optimizer.step()
@@ -79,7 +83,21 @@ def train(mesh: DeviceMesh, name: str) -> float:
     return worst_error(before, {name: p.detach() for name, p in alone.named_parameters()}, saved)
 
 
+def loaded(model: Any, folder: str) -> Any:
+    """Saves a model, and loads it as Transformers distributes it: by fully_shard too."""
+    if torch.distributed.get_rank() == 0:
+        model.save_pretrained(folder)
+    torch.distributed.barrier()
+    config = transformers.distributed.DistributedConfig(tp_size=2, fsdp_size=2)
+    return type(model).from_pretrained(folder, distributed_config=config, dtype=torch.float32)
+
+
 @pytest.mark.parametrize("name", ["Llama", "Qwen3", "Mixtral", "Phi3"])
 def test_is_trained_as_on_one_process(ranks, name):
     for error in ranks.run(train, (4,), name=name):
+        assert error <= MOST_ERROR
+
+
+def test_a_model_that_transformers_has_distributed(ranks, tmp_path):
+    for error in ranks.run(train, (4,), name="Llama", folder=str(tmp_path / "model")):
         assert error <= MOST_ERROR
