@@ -75,7 +75,7 @@ def save_between(mesh: Any) -> None:
 BETWEEN = "between dedicate_params and Muon no module holds its matrices"
 
 
-@refused("on 'blocks.0.up.weight'", BETWEEN, "before dedicate_params, or after Muon", how="reset_parameters")
+@refused("on 'blocks.0.up.weight'", BETWEEN, "before dedicate_params; or load after Muon", how="reset_parameters")
 @refused("on 'blocks.0.up.weight'", BETWEEN, "then model.to_empty(device=...)", how="nn.init")
 @refused("on 'blocks.0.up.weight'", BETWEEN, how="data")
 @refused("on 'blocks.0.up.weight'", BETWEEN, how="copy_")

@@ -216,14 +216,22 @@ def write_counting_data(folder: Path) -> None:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="torchtitan needs Python 3.11")
-def test_torchtitan_muon(tmp_path):
+@pytest.mark.parametrize(
+    ("num_parts", "on_mesh"),
+    [
+        (4, ["--parallelism.data_parallel_replicate_degree", "2"]),
+        (2, ["--parallelism.tensor_parallel_degree", "2"]),
+    ],
+    ids=["hsdp", "tensor parallel"],
+)
+def test_torchtitan_muon(tmp_path, num_parts, on_mesh):
     """By torchtitan's own trainer: it trains, clips, saves every two steps and at the end, and resumes."""
     write_counting_data(tmp_path / "assets")
     options = ["--module", "titan_on_cpu", "--config", "two_layers", "--debug.seed", "1"]
     options += ["--hf_assets_path", "assets", "--dataloader.dataset_path", "assets/data"]
     options += ["--training.steps", "6", "--training.seq_len", "64", "--training.local_batch_size", "1"]
     options += ["--training.max_norm", "0.3", "--training.mixed_precision_param", "float32"]
-    options += ["--parallelism.data_parallel_replicate_degree", "2", "--metrics.disable_color_printing"]
+    options += [*on_mesh, "--metrics.disable_color_printing"]
     options += ["--checkpoint.enable", "--checkpoint.interval", "2", "--checkpoint.no-last-save-model-only"]
 
     def train(*more: str) -> dict[int, float]:
@@ -240,7 +248,7 @@ def test_torchtitan_muon(tmp_path):
         states.append(torch.load(tmp_path / f"{part}.pt", weights_only=False))
     assert_same_tree(*states)
 
-    run(tmp_path, str(TESTS / "titan_reference.py"), str(NUM_RANKS), "reference.pt", *options)
+    run(tmp_path, str(TESTS / "titan_reference.py"), str(num_parts), "reference.pt", *options)
     reference = torch.load(tmp_path / "reference.pt")
     assert list(losses) == [1, 2, 3, 4, 5, 6]
     assert list(losses.values()) == pytest.approx(reference["losses"], abs=2e-5)  # five digits are printed
@@ -302,3 +310,24 @@ def test_resume_on_another_number_of_ranks(tmp_path):
     model = module.make_model()
     initial, expected = reference(module, model, lambda name: "up" in name or "down" in name, loss, module.NUM_STEPS)
     assert_equal_to_reference(initial, expected, torch.load(tmp_path / "second.pt", weights_only=True), BOUND)
+
+
+def test_tensor_parallel(tmp_path):
+    """Resumed on the same mesh it has the same bits; without tensor parallelism, the same weights."""
+    losses = run_in_fp32(tmp_path, "tensor_parallel", "--checkpoint", "half", "--out", "model.pt")
+    rest = run_in_fp32(tmp_path, "tensor_parallel", "--checkpoint", "half", "--out", "resumed.pt", "--resume")
+    on_data_ranks = ("--tensor", "1", "--checkpoint", "half", "--out", "other.pt", "--resume")
+    run_in_fp32(tmp_path, "tensor_parallel", *on_data_ranks)
+    module = recipe("tensor_parallel")
+    assert_falls(losses, module.NUM_STEPS)
+    assert rest == {step: loss for step, loss in losses.items() if step > module.NUM_STEPS // 2}
+    model, resumed, other = (torch.load(tmp_path / f"{name}.pt") for name in ("model", "resumed", "other"))
+    assert_same_tree(model, resumed)
+
+    def loss(step: int) -> torch.Tensor:
+        return module.loss_of(alone, module.sentences(step))
+
+    alone = module.make_model()
+    initial, expected = reference(module, alone, lambda name: "blocks" in name, loss, module.NUM_STEPS)
+    for weights in model, other:
+        assert_equal_to_reference(initial, expected, weights, BOUND)

@@ -182,10 +182,8 @@ def dedicate_params(
         across_ranks.check()
         leaves, table = route(model, select, ranks=ranks)
         chosen = chosen_units(model, units)
-        check_sharded(leaves, model, ranks)
-        shape = ranks.num_replicates, ranks.num_shards, ranks.everyone, ranks.host_replicates
-        facts.append(f"options {(policy, planning, across_ranks, step, timeout, *shape)}")
-        facts.append(f"tensor parallelism over {1 if ranks.tensor_mesh is None else ranks.tensor_mesh.size()} ranks")
+        check_sharded(leaves, model, ranks, mesh)
+        facts += _facts_of_ranks(ranks, (policy, planning, across_ranks, step, timeout))
         facts += _facts_of(model, leaves, table, chosen)
 
     _warn(ranks, model, mesh, table)
@@ -205,6 +203,13 @@ def dedicate_params(
         dedication.meta_start = MetaStart(model, leaves, known, ranks)
     model.__dict__[DEDICATION] = dedication
     return table
+
+
+def _facts_of_ranks(ranks: Ranks, options: tuple[Any, ...]) -> list[str]:
+    """Returns what the ranks compare of their mesh and of the options."""
+    shape = ranks.num_replicates, ranks.num_shards, ranks.everyone, ranks.host_replicates
+    slot = 1 if ranks.tensor_mesh is None else ranks.tensor_mesh.size()
+    return [f"options {(*options, *shape)}", f"tensor parallelism over {slot} ranks"]
 
 
 def _facts_of(

@@ -35,7 +35,7 @@ def note_slices(entry: Leaf, managed: Managed, ranks: Ranks | None, function: st
             raise ValueError(
                 f"{function}: model: '{entry.name}' is divided by tensor parallelism: {entry.slices}. Expected: over "
                 f"the ranks {ranks.slot_members}, as the first parameter is, in one order, and equally many ranks at "
-                "each place of the mesh."
+                "each place of the mesh, as in a device mesh whose ranks ascend."
             )
     elif spec.mesh.ndim > 1 and not set(spec.mesh.mesh.flatten().tolist()) <= set(ranks.by_slot):
         raise ValueError(
@@ -60,7 +60,8 @@ def note_columns(entry: Leaf, managed: Managed, function: str) -> None:
         raise ValueError(
             f"{function}: model: '{entry.name}' is a DTensor with {list(parameter.placements)} that no fully_shard of "
             "this model manages, and AdamW's, so that nobody would average its gradients. Expected: a plain parameter, "
-            "or one of fully_shard; or Muon, of a stack [experts, rows, cols] that is divided by experts."
+            "or one of fully_shard; or Muon, of a stack [experts, rows, cols] that is divided by experts; or tensor "
+            "parallelism over ranks outside of the mesh, whose data-parallel part dedicate_params and fully_shard take."
         )
     replicated = [Replicate()] * (parameter.device_mesh.ndim - 1)
     if parameter.ndim != 3 or list(parameter.placements) != [*replicated, Shard(0)]:

@@ -15,7 +15,7 @@ from dmuon._setup.expert_parallel import Managed, check_columns, managed_of
 from dmuon._setup.leaf import Leaf
 from dmuon._setup.place import clean_name, joined
 from dmuon._setup.ranks import Ranks, rows_of
-from dmuon._setup.tensor_parallel import check_slices, placements_with
+from dmuon._setup.tensor_parallel import check_joined, check_slices, placements_with
 
 
 def mesh_and_policy_of(model: nn.Module) -> tuple[DeviceMesh | None, MixedPrecisionPolicy | None]:
@@ -28,8 +28,9 @@ def mesh_and_policy_of(model: nn.Module) -> tuple[DeviceMesh | None, MixedPrecis
     return next(meshes, None), found[0][0] if found else None
 
 
-def check_sharded(leaves: Sequence[Leaf], model: nn.Module, ranks: Ranks) -> None:
-    """Raises ValueError if a leaf cannot leave its `fully_shard`."""
+def check_sharded(leaves: Sequence[Leaf], model: nn.Module, ranks: Ranks, mesh: DeviceMesh | None) -> None:
+    """Raises ValueError if a leaf cannot leave its `fully_shard`, or if states cannot have it on `mesh`, as given."""
+    check_joined(mesh, ranks.tensor_mesh)
     sharded = [leaf for leaf in leaves if isinstance(leaf.parameter, DTensor)]
     if sharded and any(getattr(state, "_is_root", None) is not None for state in _states(model)):
         raise ValueError(
@@ -45,19 +46,19 @@ def check_sharded(leaves: Sequence[Leaf], model: nn.Module, ranks: Ranks) -> Non
         if theirs is None and leaf.slices is not None:
             check_slices(leaf.name, leaf.slices, parameter, ranks)
             continue
-        mesh = parameter.device_mesh if theirs is None else theirs.mesh_info.mesh
-        rows, placements = rows_of(mesh.mesh), list(parameter.placements)
-        expected = placements_with(leaf.slices, mesh.ndim)
-        if rows != ranks.mesh_rows or placements != expected:
-            raise ValueError(
-                f"dedicate_params: model: '{leaf.name}' is sharded by {placements} over ranks {rows}. Expected: "
-                f"{expected} over {ranks.mesh_rows}, by fully_shard on the same mesh."
-            )
+        own = parameter.device_mesh if theirs is None else theirs.mesh_info.mesh
+        rows, placements = rows_of(own.mesh), list(parameter.placements)
+        expected = placements_with(leaf.slices, own.ndim)
         if theirs is None:
             raise ValueError(
                 f"dedicate_params: model: '{leaf.name}' is a DTensor that no fully_shard of this model manages, over "
                 f"ranks {rows}, and the mesh has {ranks.mesh_rows}. Expected: tensor parallelism over other ranks than "
                 "the mesh's, whose data-parallel part dedicate_params and fully_shard take, as mesh['dp']."
+            )
+        if rows != ranks.mesh_rows or placements != expected:
+            raise ValueError(
+                f"dedicate_params: model: '{leaf.name}' is sharded by {placements} over ranks {rows}. Expected: "
+                f"{expected} over {ranks.mesh_rows}, by fully_shard on the same mesh."
             )
         if leaf.slices is not None:
             check_slices(leaf.name, leaf.slices, parameter, ranks)

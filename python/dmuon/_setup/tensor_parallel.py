@@ -150,6 +150,20 @@ def joined_meshes(data: DeviceMesh, tensor: DeviceMesh) -> DeviceMesh:
     return root[(*(data.mesh_dim_names or ()), *(tensor.mesh_dim_names or ()))]
 
 
+def check_joined(mesh: DeviceMesh | None, tensor_mesh: DeviceMesh | None) -> None:
+    """Raises ValueError if the two meshes are not parts of one, which names all its dimensions."""
+    if mesh is None or tensor_mesh is None:
+        return
+    try:
+        joined_meshes(mesh, tensor_mesh)
+    except Exception as error:
+        raise ValueError(
+            f"dedicate_params: mesh: {mesh} and the mesh of tensor parallelism, {tensor_mesh}, are not parts of one "
+            "mesh with names. Expected: mesh = init_device_mesh(..., mesh_dim_names=('data', 'tensor')), of which "
+            "parallelize_module takes mesh['tensor'], dedicate_params and fully_shard mesh['data']."
+        ) from error
+
+
 def check_slices(name: str, slices: Slices, parameter: Any, ranks: Ranks) -> None:
     """Raises ValueError if a rank has nothing of a leaf, or if the leaf cannot be saved as FSDP2 would save it."""
     who = f"dedicate_params: model: '{name}' is divided by tensor parallelism: {slices}"
@@ -165,6 +179,11 @@ def check_slices(name: str, slices: Slices, parameter: Any, ranks: Ranks) -> Non
             raise ValueError(
                 f"{who}, so that a rank has nothing of it. Expected: at least one of its {size} in dimension {dim} on "
                 "each rank."
+            )
+        if tuple(slices.mesh.mesh.tolist()) != tuple(sorted(slices.mesh.mesh.tolist())) and size % slices.mesh.size():
+            raise ValueError(
+                f"{who}: unequal slices on ranks that do not ascend, which PyTorch puts together in another order. "
+                "Expected: a mesh whose ranks ascend, or equal slices."
             )
     if not parameter.is_meta and parameter.device.type != ranks.device_type:
         raise ValueError(f"{who}, on {parameter.device}. Expected: on {ranks.device_type}, as its mesh.")

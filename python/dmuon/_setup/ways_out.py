@@ -21,9 +21,9 @@ OUTSIDE = (
     "average weights: dmuon.Ema(model)."
 )
 BETWEEN = (
-    "between dedicate_params and Muon no module holds its matrices. Expected: initialise and load weights before "
-    "dedicate_params, or after Muon; of a model on the meta device, first fully_shard, then "
-    "model.to_empty(device=...), then its initialisation, then Muon."
+    "between dedicate_params and Muon no module holds its matrices. Expected: parallelize_module, then initialise and "
+    "load weights, before dedicate_params; or load after Muon; of a model on the meta device, parallelize_module, "
+    "dedicate_params, fully_shard, then model.to_empty(device=...), then its initialisation, then Muon."
 )
 _OF_CALLERS = {  # modules and functions that call with a placeholder, and what to do
     "torch.nn.parallel.distributed": (
