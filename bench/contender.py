@@ -94,7 +94,7 @@ def open_cluster(mesh: str | None, tensor_parallel: int = 1) -> Cluster:
     return Cluster(device, whole[names], dist.get_rank(), num_ranks, whole["tensor"])
 
 
-def parallelize(model: nn.Module, mesh: DeviceMesh) -> None:
+def parallelize(model: Any, mesh: DeviceMesh) -> None:
     """Divides the blocks' matrices over the ranks of tensor parallelism."""
     for block in model.blocks:
         plan: Any = {

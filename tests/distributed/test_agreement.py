@@ -12,7 +12,8 @@ import torch
 import torch.nn as nn
 from dmuon._setup import ranks as ranks_module
 from dmuon._setup.agreement import agreement, from_first
-from dmuon._setup.ranks import Ranks, resolve_ranks
+from dmuon._setup.ranks import Ranks
+from dmuon._setup.resolve_ranks import resolve_ranks
 from torch.distributed.device_mesh import DeviceMesh
 
 import dmuon

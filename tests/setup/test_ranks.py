@@ -1,7 +1,7 @@
 """The rows of a mesh of one dimension."""
 
 import pytest
-from dmuon._setup.ranks import _hosts
+from dmuon._setup.resolve_ranks import _hosts
 
 
 @pytest.mark.parametrize(

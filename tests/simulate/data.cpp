@@ -37,7 +37,7 @@ Data::Data(const Programs& programs, bool node_copy, std::vector<std::string>* v
     const Program& program = programs[rank];
     const int num_units = program.layout->units.size();
     RankData own_data{core::Vector<core::UnitIndex, Buffers>(num_units),
-                  core::Vector<core::BatchIndex, int>(program.batches.size(), 0)};
+                      core::Vector<core::BatchIndex, int>(program.batches.size(), 0)};
     for (const core::BatchIndex batch : program.batches.indices()) {
       for (const core::UnitIndex unit : program.batches[batch])
         own_data.units.at(unit).batches.push_back(batch);

@@ -191,7 +191,8 @@ bool update_too_late(Random* random, const Job& job, Programs* programs) {
   };
   const auto published = pick(random, program, [&](const Program& of, int i) {
     return is(of, i, first_stage) && of.issue(i).operation.version == 1 &&
-           job.layout.units[unit_of(of, i)].owner_elements[job.layout.slot_of(rank)] > 0 && update_of(of, i) >= 0;
+           job.layout.units[unit_of(of, i)].owner_elements[job.layout.slot_of(rank)] > 0 &&
+           update_of(of, i) >= 0;
   });
   if (!published) return false;
   move(&program, update_of(program, *published), *published);

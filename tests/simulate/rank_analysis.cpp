@@ -311,7 +311,7 @@ class Analyzer {
   std::vector<std::string>* violations_;
   core::Vector<core::UnitIndex, UnitUse> units_;
   Newest newest_;
-  core::Vector<core::BatchIndex, Kind> next_;  // operation of each batch
+  core::Vector<core::BatchIndex, Kind> next_;   // operation of each batch
   core::Vector<core::BatchIndex, int> moving_;  // the last operation on each batch
   RankAnalysis analysis_;
   std::vector<Frontier> waits_on_;

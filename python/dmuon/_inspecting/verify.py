@@ -141,7 +141,7 @@ def _publication_differences(runtime: Runtime) -> dict[int, float]:
         native = runtime.engine.unit(unit)
         for leaf, view in zip(native.packing().leaves, native.weight_tensors(), strict=True):
             held = runtime.transfers.gather(leaf.index, "master")
-            expected = runtime.own_experts(leaf.index, held).to(view.dtype)
+            expected = runtime.leaves[leaf.index].own_experts(held, runtime.ranks).to(view.dtype)
             differences[leaf.index] = relative(zip(pieces(view), pieces(expected), strict=True))
         runtime.engine.reshard(unit)
     return differences
@@ -175,7 +175,7 @@ def _mean_of_part(runtime: Runtime, leaf: int, begin: int, end: int) -> Iterator
         return
     shape = runtime.leaves[leaf].shape
     whole = torch.cat([mean for _, mean in _mean_of_synthetic(runtime, leaf, 0, shape.numel())])
-    yield 0, runtime.local(leaf, whole.view(shape)).reshape(-1)
+    yield 0, runtime.leaves[leaf].part_of(whole.view(shape), runtime.ranks).reshape(-1)
 
 
 def _slots_with(runtime: Runtime, leaf: int) -> list[int]:
@@ -198,7 +198,7 @@ def _put_synthetic(runtime: Runtime, leaf: int) -> None:
     gradient = torch.empty(runtime.leaves[leaf].shape, device=runtime.device)
     for piece, part in enumerate(pieces(gradient)):
         part.copy_(_synthetic(runtime, leaf, runtime.ranks.slot, piece, len(part)))
-    runtime.engine.put_gradient(leaf, runtime.local(leaf, gradient))
+    runtime.engine.put_gradient(leaf, runtime.leaves[leaf].part_of(gradient, runtime.ranks))
 
 
 def _routing_differences(runtime: Runtime) -> dict[int, float]:

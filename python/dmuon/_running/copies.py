@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import torch
 
 from dmuon import _C
+from dmuon._setup.leaf import Leaf
+from dmuon._setup.ranks import Ranks
 
 # Of the squared norms. Kernels that add in any order give other bits; other tokens give other norms.
 _TOLERANCE = 0.02
@@ -19,8 +21,16 @@ class Copies:
     copies of it. On an accelerator the host learns of it at the next call.
     """
 
-    def __init__(self, names: Mapping[int, str], device: torch.device) -> None:
-        """`names`: of the parameters that all ranks of a slot have, by their index."""
+    def __init__(
+        self, leaves: Sequence[Leaf], parts: Sequence[Sequence[int]], ranks: Ranks, device: torch.device
+    ) -> None:
+        """`parts`: the parameters of each leaf."""
+        names = {
+            part: leaf.name
+            for leaf, of_leaf in zip(leaves, parts, strict=True)
+            for part in of_leaf
+            if leaf.cut is None and ranks.tensor_parallel > 1
+        }
         self._names = list(names.values())
         self._indices = torch.tensor(list(names), dtype=torch.int64, device=device)
         self._arriving: torch.Tensor | None = None  # [copies, T]

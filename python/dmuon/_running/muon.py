@@ -190,7 +190,7 @@ class Muon(torch.optim.Optimizer):
             param_group.update(before)
             raise
         if algorithm == "adamw":
-            self._runtime.add_plain([p for p in param_group["params"] if not self._runtime.is_sharded(p)])
+            self._runtime.plain.add([p for p in param_group["params"] if not self._runtime.is_sharded(p)])
             self._ungrouped.note_added(param_group["params"] if self._is_made else [])
 
     def _new_members(self, params: Any, algorithm: str) -> list[torch.Tensor]:

@@ -62,7 +62,7 @@ class Gradient:
     def norm(self) -> torch.Tensor:
         """Returns the 2-norm of the mean over all ranks, in a form that combines with norms of FSDP2's gradients."""
         runtime = self._alive()
-        if runtime.ranks.num_slots > 1 and any(p.requires_grad for p in runtime.plain_parameters):
+        if runtime.ranks.num_slots > 1 and any(p.requires_grad for p in runtime.plain):
             raise ValueError(
                 "dmuon: a norm of torch's with parameters that no fully_shard manages: their gradients are averaged "
                 "over the ranks by dmuon.clip_grad_norm_(model, max_norm) or the step. Expected: dmuon.clip_grad_norm_."

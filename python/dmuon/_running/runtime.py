@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Callable
+from typing import cast
 
 import torch
 import torch.nn as nn
@@ -15,6 +15,7 @@ from dmuon import _C
 from dmuon._planning.owner_plan import Plan
 from dmuon._running.copies import Copies
 from dmuon._running.owned_gradient import Gradient, GradientTensor
+from dmuon._running.plain_parameters import PlainParameters
 from dmuon._running.readers import LeafSource, UnitReaders, is_inside_itself
 from dmuon._running.step_agreement import StepAgreement
 from dmuon._running.unit_weights import UnitWeights
@@ -64,7 +65,6 @@ class Runtime:
         self.no_sync_depth = 0
         self.fsdp_modules = fsdp_modules(model)
         self.divide_factor = dedication.across_ranks.divide_factor(self.ranks.num_slots)
-        self._scaled: dict[torch.Tensor, Any] = {}  # handles of our hooks, by the parameter
         self.add_reader: Callable[[int, nn.Module], None]  # hooks a module that reads a unit's weights
         self.reader_modules: list[list[nn.Module]] = [[] for _ in units]  # by unit, as they were found
         self.recomputed: dict[int, int] = {}  # by unit: the last backward in which a reentrant checkpoint did
@@ -75,9 +75,7 @@ class Runtime:
             optimizer, model, self.fsdp_modules, self.engine, self.parts, self.ranks, device, self.divide_factor
         )
         self.step_agreement.show_placeholders = self.show_placeholders
-        copied = (i for i, leaf in enumerate(self.leaves) if leaf.cut is None and self.ranks.tensor_parallel > 1)
-        names = {part: self.leaves[index].name for index in copied for part in self.parts[index]}
-        self.step_agreement.copies = Copies(names, device)
+        self.step_agreement.copies = Copies(self.leaves, self.parts, self.ranks, device)
         states = _C.add_states(self.engine)  # names of what owners keep for the rule of update
         self.placeholders = self._make_placeholders(dedication.meta_start)
         self._cast: list[Place] = []  # places of leaves whose compute dtype is another
@@ -87,7 +85,7 @@ class Runtime:
         for module, order in dedication.known.items():
             restore_order(module, order)
         others = (p for p in model.parameters() if not isinstance(p, OwnedTensor) and not self.is_sharded(p))
-        self.plain_parameters: list[torch.Tensor] = list(others)  # neither dmuon nor fully_shard manages these
+        self.plain = PlainParameters(others, self.ranks.num_slots / self.divide_factor)
         dtypes = [placeholder.dtype for placeholder in self.placeholders]
         self.shards = OwnedShards(self.transfers, self.leaves, dtypes, states, self.ranks, dedication.mesh)
 
@@ -130,16 +128,6 @@ class Runtime:
         """Returns the owner of a leaf, or the owners of parts of it, in the parts' order."""
         owners = tuple(dict.fromkeys(self.plan.owner[part] for part in self.parts[index]))
         return owners[0] if len(owners) == 1 else owners
-
-    def own_experts(self, index: int, whole: torch.Tensor) -> torch.Tensor:
-        """Returns this rank's experts if the stack is divided by experts, else all of the tensor."""
-        columns = self.leaves[index].num_columns
-        return whole.chunk(columns)[self.ranks.shard] if columns > 1 else whole
-
-    def local(self, index: int, whole: torch.Tensor) -> torch.Tensor:
-        """Returns the part of a whole leaf that this rank's module has: its own experts, or its slice."""
-        slices = self.leaves[index].slices
-        return self.own_experts(index, whole) if slices is None else slices.of_rank(whole, self.ranks.tensor_rank)
 
     def gathered(self, index: int, name: str) -> torch.Tensor:
         """Returns a leaf's whole named tensor, of its owners, on every rank. Collective."""
@@ -210,25 +198,6 @@ class Runtime:
         checksums = [checksum(local_part(weight)).cpu() for weight in whole]
         self.num_changes += 1
         self.engine.take_back(index, int(checksum(torch.stack(checksums))) if checksums else 0)
-
-    def add_plain(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Adds parameters for AdamW that no fully_shard manages. dmuon averages their gradients."""
-        known = set(map(id, self.plain_parameters))
-        self.plain_parameters += [parameter for parameter in parameters if id(parameter) not in known]
-        self.scale_gradients_of(parameters)
-
-    def scale_gradients_of(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Scales this rank's gradients from now on: their mean over the ranks becomes the sum over `divide_factor`.
-
-        Scales at the source, so that sums of micro-steps, norms and momentum all have one size.
-        """
-        scale = self.ranks.num_slots / self.divide_factor
-        for parameter in parameters if scale != 1 else ():
-            if parameter not in self._scaled:
-                is_trainable = parameter.requires_grad
-                parameter.requires_grad_(True)  # frozen parameters allow no hooks
-                self._scaled[parameter] = parameter.register_hook(lambda gradient: gradient * scale)
-                parameter.requires_grad_(is_trainable)
 
     def begin_forward(self) -> None:
         """Begins a forward of the model, which may be inside of another one."""

@@ -22,12 +22,12 @@ from dmuon._setup.leaf import Leaf
 from dmuon._setup.members import former_parameters, note_former
 from dmuon._setup.meta_start import MetaStart
 from dmuon._setup.options import STEP, Ablation, AcrossRanks, Planning, check_as_for_fully_shard, step_options
-from dmuon._setup.ranks import Ranks, check_mesh, check_timeout, contradicted_by_names, resolve_ranks
+from dmuon._setup.ranks import Ranks, check_mesh, contradicted_by_names
+from dmuon._setup.resolve_ranks import check_timeout, resolve_ranks
 from dmuon._setup.routing import DEDICATION, Select, route
 from dmuon._setup.routing_table import RoutingTable
 from dmuon._setup.rules import unfit_entries
-from dmuon._setup.sharded import check_sharded, managed_by_fsdp, mesh_and_policy_of, release, replaced_by_fsdp
-from dmuon._setup.tensor_parallel import find_tensor_mesh
+from dmuon._setup.sharded import check_sharded, mesh_and_policy_of, release, replaced_by_fsdp, tensor_mesh_of
 from dmuon._setup.units import Units, chosen_units
 from dmuon._setup.wrappers import refused_wrapper, unwrapped
 
@@ -166,8 +166,7 @@ def dedicate_params(
     plain = unwrapped(model)
     mesh_there, policy_there = mesh_and_policy_of(plain)
     mesh, mp_policy = mesh or mesh_there, mp_policy or policy_there
-    managed = managed_by_fsdp(plain) if isinstance(plain, nn.Module) else {}
-    ranks = resolve_ranks(mesh, plain, timeout, functools.partial(find_tensor_mesh, plain, managed))
+    ranks = resolve_ranks(mesh, plain, timeout, functools.partial(tensor_mesh_of, plain))
     step = (node_copy, lookahead, max_units_in_flight, reshard_after_forward)
     planning = Planning(strategy, plan, costs, layout_slack, max_memory_bytes)
     across_ranks = AcrossRanks(sync_from_rank0, gradient_divide_factor)

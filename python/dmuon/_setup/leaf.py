@@ -11,6 +11,7 @@ import torch.nn as nn
 from torch.distributed.tensor import DTensor
 
 from dmuon._setup.place import Place
+from dmuon._setup.ranks import Ranks
 from dmuon._setup.shown import shown
 from dmuon._setup.tensor_parallel import Slices, local_part
 from dmuon.views import View
@@ -45,6 +46,15 @@ class Leaf:
     def local(self) -> torch.Tensor:
         """Returns this rank's part of the leaf, before owners have the values."""
         return local_part(self.parameter)
+
+    def own_experts(self, whole: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+        """Returns this rank's experts if the stack is divided by experts, else all of the tensor."""
+        return whole.chunk(self.num_columns)[ranks.shard] if self.num_columns > 1 else whole
+
+    def part_of(self, whole: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+        """Returns the part of a whole leaf that this rank's module has: its own experts, or its slice."""
+        slices = self.slices
+        return self.own_experts(whole, ranks) if slices is None else slices.of_rank(whole, ranks.tensor_rank)
 
     def unfit(self) -> str | None:
         """Returns a reason other than its dimensions why Muon cannot update the leaf; None if there is none."""

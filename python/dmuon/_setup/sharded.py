@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch.nn as nn
@@ -15,7 +15,7 @@ from dmuon._setup.expert_parallel import Managed, check_columns, managed_of
 from dmuon._setup.leaf import Leaf
 from dmuon._setup.place import clean_name, joined
 from dmuon._setup.ranks import Ranks, rows_of
-from dmuon._setup.tensor_parallel import check_joined, check_slices, placements_with
+from dmuon._setup.tensor_parallel import check_joined, check_slices, find_tensor_mesh, placements_with
 
 
 def mesh_and_policy_of(model: nn.Module) -> tuple[DeviceMesh | None, MixedPrecisionPolicy | None]:
@@ -26,6 +26,13 @@ def mesh_and_policy_of(model: nn.Module) -> tuple[DeviceMesh | None, MixedPrecis
     policies = [getattr(state, "_mp_policy", None) for state in _states(model)]
     found = Counter(policy for policy in policies if isinstance(policy, MixedPrecisionPolicy)).most_common(1)
     return next(meshes, None), found[0][0] if found else None
+
+
+def tensor_mesh_of(model: nn.Module, data_ranks: Collection[int], here: int) -> DeviceMesh | None:
+    """Returns the mesh of the model's tensor parallelism, see `find_tensor_mesh`."""
+    if not isinstance(model, nn.Module):
+        return None
+    return find_tensor_mesh(model, managed_by_fsdp(model), data_ranks, here)
 
 
 def check_sharded(leaves: Sequence[Leaf], model: nn.Module, ranks: Ranks, mesh: DeviceMesh | None) -> None:

@@ -21,8 +21,8 @@ struct Verdict {
   at::Tensor squared_norms;
   int tensor_parallel = 1;  ///< T
 
-  at::Tensor norm() const;    ///< [] fp64, of all gradients together
-  at::Tensor norms() const;   ///< [parameters] fp64
+  at::Tensor norm() const;   ///< [] fp64, of all gradients together
+  at::Tensor norms() const;  ///< [parameters] fp64
   /// [parameters, T] fp64, of the parts that the ranks of a slot have.
   at::Tensor squared_norms_of_ranks() const;
   at::Tensor finite() const;  ///< [] bool: no gradient of any rank holds NaN or infinity

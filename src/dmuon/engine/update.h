@@ -16,8 +16,8 @@ namespace dmuon::engine {
 /// Threads: on a CPU the calls come on the lanes' threads, one at a time for each lane and batch,
 /// with as many threads for at::parallel_for as the thread that called step() has. Elsewhere they
 /// come on that thread itself, and the current stream is the lane's. What a call has allocated,
-/// and another lane reads, must live until apply(). Gradients are off. An exception reaches the caller
-/// of step(), and every rank that waits for the batch's weights raises.
+/// and another lane reads, must live until apply(). Gradients are off. An exception reaches the
+/// caller of step(), and every rank that waits for the batch's weights raises.
 class Update {
  public:
   Update() = default;

@@ -5,20 +5,10 @@
 namespace dmuon::schedule {
 
 const char* name_of(Kind kind) {
-  static constexpr PerKind<const char*> kNames{"prepare",
-                                               "gather",
-                                               "orthogonalise",
-                                               "scatter",
-                                               "apply",
-                                               "finish update",
-                                               "publish inter",
-                                               "publish intra",
-                                               "await weights",
-                                               "reshard",
-                                               "route intra",
-                                               "route inter",
-                                               "finish route intra",
-                                               "finish route inter"};
+  static constexpr PerKind<const char*> kNames{
+      "prepare",       "gather",        "orthogonalise",      "scatter",           "apply",
+      "finish update", "publish inter", "publish intra",      "await weights",     "reshard",
+      "route intra",   "route inter",   "finish route intra", "finish route inter"};
   return kNames[kind];
 }
 

@@ -4,6 +4,7 @@
 #include <deque>
 
 #include "dmuon/core/error.h"
+#include "dmuon/simulate/membership.h"
 
 namespace dmuon::simulate {
 namespace {
@@ -26,13 +27,6 @@ struct Collective {
   std::vector<double> begun_us;  // [members]
   int num_begun = 0;
   double last_begun_us = 0;
-};
-
-/// A rank's group for a message, and its place there.
-struct Membership {
-  std::size_t group;
-  int member;
-  int size;
 };
 
 struct LaneState {
@@ -65,9 +59,7 @@ class Machine {
         witness_(witness),
         mesh_(*programs.front().layout),
         ranks_(programs.size()),
-        groups_(static_cast<std::size_t>(mesh_.tensor_parallel *
-                                             (mesh_.num_shards + mesh_.num_replicates) +
-                                         mesh_.num_slots())) {
+        groups_(num_groups(mesh_)) {
     run_.timeline.resize(programs.size());
     for (const Owner rank : programs.indices()) {
       RankState& own = ranks_[rank];
@@ -180,40 +172,17 @@ class Machine {
     ++lane.cursor;
   }
 
-  int tensor_rank(Owner rank) const { return rank.value() % mesh_.tensor_parallel; }
-
-  // In the order of MessageId.
-  Membership membership(Owner rank, Lane lane, const Message& message) const {
-    const Slot slot = mesh_.slot_of(rank);
-    const int along = mesh_.num_replicates + mesh_.num_shards;
-    if (lane == Lane::kSlices) {
-      const int group = mesh_.tensor_parallel * along + slot.value();
-      return {static_cast<std::size_t>(group), tensor_rank(rank), mesh_.tensor_parallel};
-    }
-    const int group = message.axis == Axis::kRow
-                          ? mesh_.replicate_of(slot).value()
-                          : mesh_.num_replicates + mesh_.shard_of(slot).value();
-    return {static_cast<std::size_t>(tensor_rank(rank) * along + group),
-            mesh_.member_of(slot, message.axis), mesh_.size(message.axis)};
-  }
-
-  Owner member(Owner rank, Lane lane, const Message& message, int other) const {
-    const Slot slot = mesh_.slot_of(rank);
-    const int num_ranks = mesh_.tensor_parallel;
-    if (lane == Lane::kSlices) return Owner(slot.value() * num_ranks + other);
-    return Owner(mesh_.slot_of(slot, message.axis, other).value() * num_ranks + tensor_rank(rank));
-  }
-
   bool pass_message(Owner rank, LaneState* lane, int index) {
     const Message& message = lane->messages[lane->message];
-    const Membership own = membership(rank, issue(rank, index).lane(), message);
+    const Membership own = membership(mesh_, rank, issue(rank, index).lane(), message);
     const std::size_t group = own.group;
     if (!lane->begun) begin_message(rank, lane, index, own);
     const Collective& collective = groups_[group][lane->sequence];
     double ready_us = lane->now_us;
     const bool is_root = own.member == message.root;
     const bool is_exchange = issue(rank, index).lane() == Lane::kSlices;
-    if (timing_.rendezvous || is_exchange || (!schedule::is_publication(collective.kind) && is_root)) {
+    if (timing_.rendezvous || is_exchange ||
+        (!schedule::is_publication(collective.kind) && is_root)) {
       if (collective.num_begun < static_cast<int>(collective.begun_us.size())) return false;
       ready_us = std::max(ready_us, collective.last_begun_us);
     } else if (schedule::is_publication(collective.kind) && !is_root) {
@@ -235,7 +204,7 @@ class Machine {
     const schedule::Operation& own = issue(rank, index).operation;
     const Lane of = issue(rank, index).lane();
     const Message& message = lane->messages[lane->message];
-    const auto [group, member, size] = place;
+    const auto [group, member, size, first, stride] = place;
     std::deque<Collective>& collectives = groups_[group];
     while (collectives.size() <= lane->sequence)
       collectives.push_back(
@@ -259,7 +228,7 @@ class Machine {
     lane->begun = true;
     for (int other = 0; other < size; ++other) {
       if (other != member && collective.begun_us[static_cast<std::size_t>(other)] != kNotYet)
-        wake(this->member(rank, of, message, other));
+        wake(Owner(first + stride * other));
     }
   }
 
@@ -280,9 +249,10 @@ class Machine {
     for (std::size_t group = 0; group < groups_.size(); ++group) {
       for (const Collective& collective : groups_[group]) {
         if (collective.num_begun == static_cast<int>(collective.begun_us.size())) continue;
-        run_.violations.push_back(core::message(
-            "group ", group, ": ", collective.num_begun, " of ", collective.begun_us.size(),
-            " members begin a message of ", schedule::describe(collective.kind, collective.subject)));
+        run_.violations.push_back(
+            core::message("group ", group, ": ", collective.num_begun, " of ",
+                          collective.begun_us.size(), " members begin a message of ",
+                          schedule::describe(collective.kind, collective.subject)));
         return;
       }
     }

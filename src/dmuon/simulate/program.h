@@ -108,8 +108,8 @@ using Programs = core::Vector<core::Owner, Program>;
 
 /// Unrolls the job into the program of each rank: the operations that a schedule::Resolver decides
 /// on, and the compute of modules. Programs differ in operations on batches, and in the compute of
-/// units that a rank skips. The ranks of a slot have the same program. A rank that skips all units of the last backward before a step does not
-/// run it.
+/// units that a rank skips. The ranks of a slot have the same program. A rank that skips all units
+/// of the last backward before a step does not run it.
 /// @throws InvalidArgument for a slot, an event or a unit out of range, or bad options.
 Programs unroll(const Job& job);
 
