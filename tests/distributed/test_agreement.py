@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn as nn
-from dmuon._setup import ranks as ranks_module
+from dmuon._setup import resolve_ranks as ranks_module
 from dmuon._setup.agreement import agreement, from_first
 from dmuon._setup.ranks import Ranks
 from dmuon._setup.resolve_ranks import resolve_ranks

@@ -192,7 +192,7 @@ TEST_P(Ranks, MoveTheWeightsThatOneProcessMoves) {
   });
 }
 
-TEST(LocalPart, RefusesACutThatLeavesOneWithoutElements) {
+TEST(LocalPart, HasAnEmptyParameterWhereACutLeavesNoElements) {
   const Mesh mesh{1, 1, 8};
   layout::LeafSizes sizes{{7, 5}};
   plan::Plan plan;
@@ -200,8 +200,12 @@ TEST(LocalPart, RefusesACutThatLeavesOneWithoutElements) {
   plan.inventory.push_back({"weight", {1, 7, 5}, 0});
   plan.owner.push_back(core::Owner(0));
   plan.batches.push_back({core::Owner(0), {ParameterIndex(0)}});
-  EXPECT_THROW(engine::local_part(plan, sizes, {layout::Cut{0}}, core::Slot(0), 0),
-               core::InvalidArgument);
+  const auto elements = [&](int rank) {
+    const auto part = engine::local_part(plan, sizes, {layout::Cut{0}}, core::Slot(0), rank);
+    return part.parameters.front().num_elements();
+  };
+  EXPECT_EQ(elements(6), 5);
+  EXPECT_EQ(elements(7), 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Meshes, Ranks,
