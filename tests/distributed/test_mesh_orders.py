@@ -123,3 +123,24 @@ def test_rows_in_which_fsdp2_would_mix_shards_are_refused(ranks):
     for message in ranks.run(refused, (2, 2), table=[[0, 1], [3, 2]]):
         assert "dedicate_params: mesh: expected rows whose ranks ascend in the same columns" in message
         assert "got ((0, 1), (3, 2))" in message
+
+
+def written_back(mesh: DeviceMesh, order: Any) -> bool:
+    """What full_params has shown and writes back is what was there."""
+    model = make_gpt()
+    ordered = mesh_of(mesh, order)
+    dmuon.dedicate_params(model, ordered, costs="modelled")
+    for block in model.blocks:
+        fully_shard(block, mesh=ordered)
+    fully_shard(model, mesh=ordered)
+    dmuon.Muon(model)
+    before = weights_of(model)
+    with dmuon.full_params(model, writeback=True), torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2)
+    return all(torch.equal(weight, 2 * before[name]) for name, weight in weights_of(model).items())
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+def test_full_params_write_every_shard_to_its_rank(ranks, order):
+    assert all(ranks.run(written_back, (4,), order=order))

@@ -198,7 +198,7 @@ REFUSED: dict[str, tuple[Callable[..., DeviceMesh], int, Select | None]] = {
     "Expected: Shard or Replicate; redistribute it before": (open_sum, HIDDEN, None),
     "tensor parallelism over one dimension of the device mesh": (over_two_dimensions, HIDDEN, None),
     "are not parts of one mesh with names": (without_names, HIDDEN, None),
-    "unequal slices on ranks that do not ascend": (in_descending_order, 33, None),
+    "which do not ascend": (in_descending_order, HIDDEN, None),
     "PyTorch saves such matrices with rows in another order": (fused, HIDDEN, None),
     "at least one of its 1 in dimension 0 on each rank": (
         of_one_mesh,

@@ -165,16 +165,16 @@ def _trained(model: Llama, parts: int, steps: int, micros: int, max_norm: float)
 
 def trained_alone(
     model: Llama, parts: int, steps: int, micros: int = 1, max_norm: float = 0.0
-) -> tuple[Weights, Weights, float]:
+) -> tuple[Weights, Weights, dict[str, float]]:
     """Trains on one process; `parts` is the number of data ranks.
 
-    Returns the weights before the first step and after the last, in fp64, and the largest error that may be: 1e-5 of
-    the way moved, or twice the error of one process in fp32, where that is more.
+    Returns the weights before the first step and after the last, in fp64, and the largest error of each that may be:
+    1e-5 of the way moved, or twice the error of one process in fp32, where that is more.
     """
     before = {name: p.detach().double() for name, p in model.named_parameters()}
     exact = _trained(copy.deepcopy(model).double(), parts, steps, micros, max_norm)
     rounded = _trained(copy.deepcopy(model), parts, steps, micros, max_norm)
-    return before, exact, max(1e-5, 2 * worst_error(before, exact, rounded))
+    return before, exact, {name: max(1e-5, 2 * error) for name, error in errors(before, exact, rounded).items()}
 
 
 class OnRanks:
@@ -235,10 +235,17 @@ def whole(tensor: Any) -> torch.Tensor:
     return found.detach().clone()
 
 
-def worst_error(
-    before: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], got: dict[str, torch.Tensor]
-) -> float:
-    """The largest distance of a weight from the expected one, by the way that one has moved."""
+def errors(before: Weights, expected: Weights, got: Weights) -> dict[str, float]:
+    """The distance of each weight from the expected one, by the way that one has moved."""
     assert expected.keys() == got.keys()
-    errors = [(got[n] - w).norm() / (w - before[n]).norm().clamp(min=1e-12) for n, w in expected.items()]
-    return float(torch.stack(errors).max())
+    moved = {name: (weight - before[name]).norm().clamp(min=1e-12) for name, weight in expected.items()}
+    return {name: float((got[name] - weight).norm() / moved[name]) for name, weight in expected.items()}
+
+
+def worst_error(before: Weights, expected: Weights, got: Weights) -> float:
+    return max(errors(before, expected, got).values())
+
+
+def too_far(before: Weights, expected: Weights, got: Weights, most: dict[str, float]) -> dict[str, float]:
+    """The errors that are larger than they may be."""
+    return {name: error for name, error in errors(before, expected, got).items() if error > most[name]}

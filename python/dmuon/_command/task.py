@@ -46,6 +46,7 @@ def read_task(arguments: argparse.Namespace) -> Task:
         costs = _plan.modelled_costs(inventory, arguments.device or DEFAULT_DEVICE, mesh.tensor_parallel)
     else:
         costs = from_file(arguments.costs, _plan.CostTable.from_json, "--costs: cannot read")
+        costs = _plan.with_exchange(costs, DEFAULT_DEVICE, mesh.tensor_parallel)
     title = f"{model.name}{' (stand-in)' if model.stand_in else ''} on {nodes}x{gpus}"
     return Task(title, inventory, mesh, costs, _options(arguments))
 

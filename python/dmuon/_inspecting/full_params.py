@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 import torch.nn as nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from dmuon._running.runtime import Runtime, runtime_of
 from dmuon._setup.agreement import agreement
 from dmuon._setup.attributes import give_attributes
 from dmuon._setup.checksum import checksum
 from dmuon._setup.place import clean_name, joined
+from dmuon._setup.slices import cut_as
 
 
 @contextmanager
@@ -135,10 +136,7 @@ def _write_back(runtime: Runtime, swapped: list[tuple[nn.Module, str, Any]], nam
             runtime.shards.without_values.discard(index)
     runtime.publish()
     for (_, _, parameter), whole in zip(swapped, wholes, strict=True):
-        # src_data_rank=None: every rank cuts its shard from its own values, without communication.
-        values, mesh = whole.to(parameter.dtype), parameter.device_mesh
-        shard = distribute_tensor(values, mesh, parameter.placements, src_data_rank=None)
-        parameter.to_local().copy_(shard.to_local())
+        parameter.to_local().copy_(cut_as(whole, parameter))
 
 
 def _current(module: nn.Module, attribute: str, name: str, shape: torch.Size) -> torch.Tensor:

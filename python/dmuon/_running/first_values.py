@@ -13,7 +13,7 @@ from dmuon._running.runtime import Runtime
 from dmuon._saving.owned_shards import MASTER
 from dmuon._setup.dedication import Dedication
 from dmuon._setup.groups import everyone_group
-from dmuon._setup.tensor_parallel import local_part
+from dmuon._setup.slices import local_part
 
 
 class FirstValues:

@@ -13,7 +13,8 @@ from torch.distributed.tensor import DTensor
 from dmuon import _C
 from dmuon._setup.groups import column_group, row_group, slices_group
 from dmuon._setup.ranks import Ranks
-from dmuon._setup.tensor_parallel import is_sliced, local_of, local_part
+from dmuon._setup.slices import local_of, local_part
+from dmuon._setup.tensor_parallel import is_sliced
 
 
 def average(parameters: Sequence[nn.Parameter], ranks: Ranks, engine: _C.Engine) -> list[torch.Tensor]:
@@ -83,8 +84,9 @@ def add_up(words: torch.Tensor, ranks: Ranks, over_slices: bool = False) -> None
 def squared_norms(parameters: Sequence[nn.Parameter], device: torch.device, ranks: Ranks) -> torch.Tensor:
     """Returns [2] fp64: the squared norms of this rank's shards of gradients, and of what slots have as wholes.
 
-    What all ranks of a slot have counts at its first one alone.
+    What all ranks of a slot have counts at its first one alone, but if it is not finite anywhere.
     """
+    copies: list[torch.Tensor] = []
     shards: list[torch.Tensor] = []
     wholes: list[torch.Tensor] = []
     for parameter in parameters:
@@ -95,9 +97,10 @@ def squared_norms(parameters: Sequence[nn.Parameter], device: torch.device, rank
         if isinstance(gradient, DTensor):
             gradient = local_of(gradient, parameter.placements)  # type: ignore[attr-defined]
             is_cut = is_sliced(parameter, ranks)
-        if is_cut or ranks.tensor_rank == 0:
-            (shards if _is_sharded(parameter, ranks) else wholes).append(gradient)
-    return torch.stack([_squared_norm(shards, device), _squared_norm(wholes, device)])
+        held = shards if _is_sharded(parameter, ranks) else wholes
+        (held if is_cut or ranks.tensor_rank == 0 else copies).append(gradient)
+    norms = torch.stack([_squared_norm(shards, device), _squared_norm(wholes, device)])
+    return norms + 0 * _squared_norm(copies, device) if copies else norms
 
 
 def scale(parameters: Sequence[nn.Parameter], factor: torch.Tensor) -> None:

@@ -31,7 +31,7 @@ from dmuon._setup.options import dtypes_of
 from dmuon._setup.place import Place, restore_order
 from dmuon._setup.placeholder import OwnedTensor
 from dmuon._setup.sharded import fsdp_modules
-from dmuon._setup.tensor_parallel import local_part
+from dmuon._setup.slices import local_part
 from dmuon._setup.units import Unit
 
 
@@ -184,7 +184,11 @@ class Runtime:
     def _as_seen(self, index: int, packed: Weight) -> nn.Parameter:
         """Returns what a leaf's modules compute with: its packed weight, or a DTensor that shares its memory."""
         slices = self.leaves[index].slices
-        return packed if slices is None else nn.Parameter(slices.as_dtensor(packed.detach()))
+        if slices is None:
+            return packed
+        seen = nn.Parameter(slices.as_dtensor(packed.detach()))
+        packed.seen_as(seen)
+        return seen
 
     def _end_uses(self) -> None:
         for weights in self.weights:

@@ -15,10 +15,13 @@ class Weight(nn.Parameter):
 
     A change in place counts up the tensor's version. `.data` has a version of its own, so a copy of the values is kept
     when it is read. Assigning `.data` writes the values, because the packed buffer stays.
+
+    Under tensor parallelism modules see a DTensor over it, whose `.data` nobody sees being read.
     """
 
-    _version_before: int
+    _versions_before: tuple[int, ...]
     _copy: torch.Tensor | None
+    _dtensor: Any = None
 
     @staticmethod
     def over(view: torch.Tensor) -> Weight:
@@ -27,9 +30,18 @@ class Weight(nn.Parameter):
         weight.begin_use()
         return weight
 
+    def seen_as(self, dtensor: torch.Tensor) -> None:
+        """Counts changes of a DTensor over this tensor too: its functions change memory below autograd."""
+        self._dtensor = dtensor
+        self.begin_use()
+
+    def _versions(self) -> tuple[int, ...]:
+        seen = self._dtensor
+        return (self._version,) if seen is None else (self._version, seen._version, seen._local_tensor._version)
+
     def begin_use(self) -> None:
         """From now on changes count."""
-        self._version_before, self._copy = self._version, None
+        self._versions_before, self._copy = self._versions(), None
 
     def end_use(self) -> None:
         """Drops the copy."""
@@ -37,7 +49,7 @@ class Weight(nn.Parameter):
 
     def is_changed(self) -> bool:
         """Returns True if the values have changed since `begin_use`. After `.data` was read it waits for the device."""
-        if self._version != self._version_before:
+        if self._versions() != self._versions_before:
             return True
         return self._copy is not None and not torch.equal(self._copy, _DATA.__get__(self))
 

@@ -16,7 +16,7 @@ from dmuon import _C
 from dmuon._setup.leaf import Leaf
 from dmuon._setup.placeholder import OwnedTensor
 from dmuon._setup.ranks import Ranks
-from dmuon._setup.tensor_parallel import joined_meshes, local_part, placements_with
+from dmuon._setup.slices import joined_meshes, local_part, placements_with
 
 MASTER = "master"
 _PIECE = 1 << 24  # elements, as the engine's pieces of shards

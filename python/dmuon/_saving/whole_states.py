@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map_only
 
 from dmuon._setup.shown import shown
+from dmuon._setup.slices import cut_as
 from dmuon._setup.wrappers import unwrapped
 
 
@@ -70,4 +71,12 @@ def cut_like(value: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Returns this rank's part of a whole `value`, cut as `other` is if that is a DTensor. Sends nothing."""
     if isinstance(value, DTensor) or not isinstance(other, DTensor):
         return value
-    return distribute_tensor(value, other.device_mesh, other.placements, src_data_rank=None)
+    cut: torch.Tensor = DTensor.from_local(
+        cut_as(value, other).contiguous(),
+        other.device_mesh,
+        other.placements,
+        run_check=False,
+        shape=value.shape,
+        stride=value.stride(),
+    )
+    return cut

@@ -1,48 +1,14 @@
-"""DTensors that fully_shard did not make: stacks that expert parallelism divides, slices of tensor parallelism."""
+"""Stacks [experts, rows, cols] that expert parallelism divides over a node: DTensors that fully_shard did not make."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch.nn as nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from dmuon._setup.leaf import Leaf
 from dmuon._setup.ranks import Ranks, rows_of
-from dmuon._setup.tensor_parallel import is_over_tensor_parallel, slices_of, spec_of
-
-Managed = dict[tuple[nn.Module, str], Any]  # FSDPParams, by modules and names of parameters
-
-
-def managed_of(entry: Leaf, managed: Managed) -> Any:
-    """Returns what `fully_shard` has made of a parameter, None if it does not manage it."""
-    keys = ((place.module, place.attribute) for place in entry.places)
-    return next((managed[key] for key in keys if key in managed), None)
-
-
-def note_slices(entry: Leaf, managed: Managed, ranks: Ranks | None, function: str) -> None:
-    """Sets `slices` of a parameter that tensor parallelism has made a DTensor.
-
-    Raises:
-        ValueError: its mesh has several dimensions, or its values are an open sum. Names `function`.
-    """
-    spec = spec_of(entry.parameter, managed_of(entry, managed))
-    if spec is None or ranks is None:
-        return
-    if is_over_tensor_parallel(spec.mesh, ranks.by_slot, ranks.here):
-        entry.slices = slices_of(entry.name, spec, function)
-        if tuple(spec.mesh.mesh.flatten().tolist()) != ranks.slot_members:
-            raise ValueError(
-                f"{function}: model: '{entry.name}' is divided by tensor parallelism: {entry.slices}. Expected: over "
-                f"the ranks {ranks.slot_members}, as the first parameter is, in one order, and equally many ranks at "
-                "each place of the mesh, as in a device mesh whose ranks ascend."
-            )
-    elif spec.mesh.ndim > 1 and not set(spec.mesh.mesh.flatten().tolist()) <= set(ranks.by_slot):
-        raise ValueError(
-            f"{function}: model: '{entry.name}' is divided by {list(spec.placements)} over a mesh of "
-            f"{spec.mesh.ndim} dimensions, {spec.mesh.mesh.tolist()}. Expected: tensor parallelism over one dimension "
-            "of the device mesh, beside the data-parallel ones that dedicate_params and fully_shard take."
-        )
+from dmuon._setup.tensor_parallel import Managed, managed_of
 
 
 def note_columns(entry: Leaf, managed: Managed, function: str) -> None:
@@ -54,7 +20,7 @@ def note_columns(entry: Leaf, managed: Managed, function: str) -> None:
     """
     parameter: Any = entry.parameter
     foreign = isinstance(parameter, DTensor) and managed_of(entry, managed) is None
-    if not foreign or not parameter.requires_grad or entry.slices is not None:
+    if not foreign or not parameter.requires_grad or entry.slices is not None or function == "inventory":
         return
     if not entry.views:
         raise ValueError(

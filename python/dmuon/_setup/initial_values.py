@@ -7,9 +7,10 @@ import hashlib
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from dmuon._setup.checksum import checksum
+from dmuon._setup.slices import cut_as
 
 
 class InitialValues(abc.ABC):
@@ -101,8 +102,7 @@ class InShards(InitialValues):
     def close(self) -> None:
         """Cuts this rank's shard from its own values, without communication."""
         sharded: Any = self._sharded.detach()
-        whole = distribute_tensor(self.base, sharded.device_mesh, sharded.placements, src_data_rank=None)
-        sharded.to_local().copy_(whole.to_local())
+        sharded.to_local().copy_(cut_as(self.base, sharded))
         self.base = self.base.to("meta")
 
 

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from dmuon._setup.place import Place
 from dmuon._setup.ranks import Ranks
 from dmuon._setup.shown import shown
-from dmuon._setup.tensor_parallel import Slices, local_part
+from dmuon._setup.slices import Slices, local_part
 from dmuon.views import View
 
 MATRIX_DTYPES = (torch.float32, torch.bfloat16, torch.float16)

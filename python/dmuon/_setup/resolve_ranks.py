@@ -75,7 +75,8 @@ def resolve_ranks(
         if len(rows) == 1 and local_sizes[0] == local_sizes[1]:
             rows = _hosts(rows[0], local_sizes[0])
         if tensor_mesh is not None and 1 < tensor_sizes[0] == tensor_sizes[1]:
-            slots = _slots(tensor_mesh, everyone, device_type)
+            with _watched(tuple(sorted(tensor_mesh.mesh.flatten().tolist()))):
+                slots = _slots(tensor_mesh, everyone, device_type)
     agreed = datetime.timedelta(milliseconds=timeouts[0]) if 0 < timeouts[0] == timeouts[1] else None
     return Ranks(rows, everyone.index(here), device_type, agreed, mesh_rows, groups, tensor_mesh, slots)
 

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import torch.nn as nn
 
-from dmuon._setup.expert_parallel import note_columns, note_slices
+from dmuon._setup.expert_parallel import note_columns
 from dmuon._setup.leaf import Leaf, find_parameters
 from dmuon._setup.place import holds_sentinel
 from dmuon._setup.placeholder import OwnedTensor
@@ -16,6 +16,7 @@ from dmuon._setup.routing_table import Route, RoutingTable
 from dmuon._setup.rules import Rules
 from dmuon._setup.sharded import managed_by_fsdp
 from dmuon._setup.shown import shown
+from dmuon._setup.tensor_parallel import note_slices
 from dmuon.views import View, matrix
 
 Select = Callable[[str, nn.Module, nn.Parameter], bool | View | Sequence[View] | None]

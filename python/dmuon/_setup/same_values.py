@@ -45,6 +45,10 @@ def checksums(model: nn.Module, dedication: Dedication) -> Checksums:
             for number in range(ranks.tensor_parallel):
                 sums[f"{name} of slice {number}"] = checksum(p.to_local()) if number == ranks.tensor_rank else None
     shard = ranks.shard
+    for leaf in dedication.leaves if ranks.tensor_parallel > 1 else ():
+        is_sharded = isinstance(leaf.parameter, DTensor) and leaf.parameter.device_mesh != ranks.tensor_mesh
+        for slot in range(ranks.num_slots) if is_sharded and leaf.cut is None and not leaf.parameter.is_meta else ():
+            sums[f"{leaf.name} of shard {slot}"] = checksum(leaf.local()) if slot == ranks.slot else None
     for leaf in dedication.leaves if ranks.num_replicates > 1 else ():
         for column in range(leaf.num_columns) if leaf.num_columns > 1 else ():
             sums[f"{leaf.name} of column {column}"] = checksum(leaf.local()) if column == shard else None

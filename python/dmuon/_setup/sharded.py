@@ -11,11 +11,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 
-from dmuon._setup.expert_parallel import Managed, check_columns, managed_of
+from dmuon._setup.expert_parallel import check_columns
 from dmuon._setup.leaf import Leaf
 from dmuon._setup.place import clean_name, joined
 from dmuon._setup.ranks import Ranks, rows_of
-from dmuon._setup.tensor_parallel import check_joined, check_slices, find_tensor_mesh, placements_with
+from dmuon._setup.slices import placements_with
+from dmuon._setup.tensor_parallel import Managed, check_joined, check_slices, find_tensor_mesh, managed_of
 
 
 def mesh_and_policy_of(model: nn.Module) -> tuple[DeviceMesh | None, MixedPrecisionPolicy | None]:

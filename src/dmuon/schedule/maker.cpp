@@ -41,36 +41,34 @@ Maker::Maker(const Layout& layout, const Batches& batches)
 
 std::vector<Operation> Maker::updates(const std::vector<core::BatchIndex>& batches) const {
   std::vector<Operation> operations;
-  const auto add = [&](Kind kind, core::BatchIndex batch) {
-    Operation operation{.kind = kind, .subject = batch, .version = 1};
-    if (kind != Kind::kPrepare) operation.after = {{kind_before(kind), batch}};
-    operations.push_back(std::move(operation));
+  const auto add = [&](Kind kind, core::BatchIndex batch, std::vector<Dependency> after) {
+    operations.push_back({.kind = kind, .subject = batch, .version = 1, .after = std::move(after)});
   };
   if (!exchanges_slices_) {
-    for (const core::BatchIndex batch : batches)
-      for (const Kind kind : {Kind::kPrepare, Kind::kOrthogonalise, Kind::kApply}) add(kind, batch);
+    for (const core::BatchIndex batch : batches) {
+      add(Kind::kPrepare, batch, {});
+      add(Kind::kOrthogonalise, batch, {{Kind::kPrepare, batch}});
+      add(Kind::kApply, batch, {{Kind::kOrthogonalise, batch}});
+    }
     return operations;
   }
   const auto begin = [&](std::size_t i) {
     if (i >= batches.size()) return;
-    add(Kind::kPrepare, batches[i]);
-    add(Kind::kGather, batches[i]);
+    add(Kind::kPrepare, batches[i], {});
+    add(Kind::kGather, batches[i], {{Kind::kPrepare, batches[i]}});
+  };
+  const auto end = [&](core::BatchIndex batch) {
+    add(Kind::kApply, batch, {{Kind::kScatter, batch}});
   };
   begin(0);
   for (std::size_t i = 0; i < batches.size(); ++i) {
     begin(i + 1);
-    add(Kind::kOrthogonalise, batches[i]);
-    add(Kind::kScatter, batches[i]);
-    if (i > 0) add(Kind::kApply, batches[i - 1]);
+    add(Kind::kOrthogonalise, batches[i], {{Kind::kGather, batches[i]}});
+    add(Kind::kScatter, batches[i], {{Kind::kOrthogonalise, batches[i]}});
+    if (i > 0) end(batches[i - 1]);
   }
-  if (!batches.empty()) add(Kind::kApply, batches.back());
+  if (!batches.empty()) end(batches.back());
   return operations;
-}
-
-// The kind of the same batch after which an operation of this kind comes.
-Kind Maker::kind_before(Kind kind) const {
-  const int steps = exchanges_slices_ ? 1 : 2;
-  return static_cast<Kind>(static_cast<int>(kind) - steps);
 }
 
 std::vector<Operation> Maker::route(core::UnitIndex unit, bool sync) const {

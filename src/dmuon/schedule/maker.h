@@ -69,8 +69,6 @@ class Maker {
   }
 
  private:
-  Kind kind_before(Kind kind) const;
-
   bool has_inter_;
   bool exchanges_slices_;
   core::Vector<core::UnitIndex, std::vector<Dependency>> applies_;  // of the batches that touch it

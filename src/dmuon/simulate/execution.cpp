@@ -59,7 +59,7 @@ class Machine {
         witness_(witness),
         mesh_(*programs.front().layout),
         ranks_(programs.size()),
-        groups_(num_groups(mesh_)) {
+        groups_(static_cast<std::size_t>(num_groups(mesh_))) {
     run_.timeline.resize(programs.size());
     for (const Owner rank : programs.indices()) {
       RankState& own = ranks_[rank];
@@ -175,7 +175,7 @@ class Machine {
   bool pass_message(Owner rank, LaneState* lane, int index) {
     const Message& message = lane->messages[lane->message];
     const Membership own = membership(mesh_, rank, issue(rank, index).lane(), message);
-    const std::size_t group = own.group;
+    const auto group = static_cast<std::size_t>(own.group);
     if (!lane->begun) begin_message(rank, lane, index, own);
     const Collective& collective = groups_[group][lane->sequence];
     double ready_us = lane->now_us;
@@ -204,7 +204,8 @@ class Machine {
     const schedule::Operation& own = issue(rank, index).operation;
     const Lane of = issue(rank, index).lane();
     const Message& message = lane->messages[lane->message];
-    const auto [group, member, size, first, stride] = place;
+    const auto [number, member, size, first, stride] = place;
+    const auto group = static_cast<std::size_t>(number);
     std::deque<Collective>& collectives = groups_[group];
     while (collectives.size() <= lane->sequence)
       collectives.push_back(

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <cstddef>
-
 #include "dmuon/schedule/operation.h"
 
 namespace dmuon::simulate {
@@ -9,16 +7,16 @@ namespace dmuon::simulate {
 /// A rank's group for a message, numbered as MessageId says, and its place there. Member i is rank
 /// first + i * stride.
 struct Membership {
-  std::size_t group;
+  int group;
   int member;
   int size;
   int first;
   int stride;
 };
 
-inline std::size_t num_groups(const layout::Mesh& mesh) {
+inline int num_groups(const layout::Mesh& mesh) {
   const int along = mesh.num_replicates + mesh.num_shards;
-  return static_cast<std::size_t>(mesh.tensor_parallel * along + mesh.num_slots());
+  return mesh.tensor_parallel * along + mesh.num_slots();
 }
 
 inline Membership membership(const layout::Mesh& mesh, core::Owner rank, schedule::Lane lane,
@@ -28,15 +26,14 @@ inline Membership membership(const layout::Mesh& mesh, core::Owner rank, schedul
   const int tensor_rank = rank.value() % num_ranks;
   const int along = mesh.num_replicates + mesh.num_shards;
   if (lane == schedule::Lane::kSlices) {
-    const auto group = static_cast<std::size_t>(num_ranks * along + slot.value());
-    return {group, tensor_rank, num_ranks, slot.value() * num_ranks, 1};
+    return {num_ranks * along + slot.value(), tensor_rank, num_ranks, slot.value() * num_ranks, 1};
   }
   const bool in_row = message.axis == layout::Axis::kRow;
   const int group =
       in_row ? mesh.replicate_of(slot).value() : mesh.num_replicates + mesh.shard_of(slot).value();
   const int first = mesh.slot_of(slot, message.axis, 0).value() * num_ranks + tensor_rank;
-  return {static_cast<std::size_t>(tensor_rank * along + group), mesh.member_of(slot, message.axis),
-          mesh.size(message.axis), first, in_row ? num_ranks : mesh.num_shards * num_ranks};
+  return {tensor_rank * along + group, mesh.member_of(slot, message.axis), mesh.size(message.axis),
+          first, in_row ? num_ranks : mesh.num_shards * num_ranks};
 }
 
 }  // namespace dmuon::simulate
