@@ -14,6 +14,7 @@ from dmuon._saving.owned_shards import MASTER
 from dmuon._setup.dedication import Dedication
 from dmuon._setup.groups import everyone_group
 from dmuon._setup.slices import local_part
+from dmuon._setup.tensor_parallel import is_sharded
 
 
 class FirstValues:
@@ -46,7 +47,7 @@ class FirstValues:
         sharded = {
             index: leaf.parameter
             for index, leaf in enumerate(runtime.leaves)
-            if index not in initial and leaf.num_columns == 1 and runtime.is_sharded(leaf.parameter)
+            if index not in initial and leaf.num_columns == 1 and is_sharded(leaf.parameter, runtime.ranks)
         }
         runtime.shards.write(sharded, MASTER)
         for index, leaf in enumerate(runtime.leaves):

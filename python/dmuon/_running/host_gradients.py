@@ -14,7 +14,7 @@ from dmuon import _C
 from dmuon._setup.groups import column_group, row_group, slices_group
 from dmuon._setup.ranks import Ranks
 from dmuon._setup.slices import local_of, local_part
-from dmuon._setup.tensor_parallel import is_sliced
+from dmuon._setup.tensor_parallel import is_sharded, is_sliced
 
 
 def average(parameters: Sequence[nn.Parameter], ranks: Ranks, engine: _C.Engine) -> list[torch.Tensor]:
@@ -25,7 +25,7 @@ def average(parameters: Sequence[nn.Parameter], ranks: Ranks, engine: _C.Engine)
     Returns:
         The gradients that this rank lacked before.
     """
-    plain = [p for p in parameters if p.requires_grad and not _is_sharded(p, ranks)]
+    plain = [p for p in parameters if p.requires_grad and not is_sharded(p, ranks)]
     if ranks.num_slots == 1 or not plain:
         return []
     for p in plain:  # autograd may leave a sum over the ranks of tensor parallelism open
@@ -67,10 +67,6 @@ def average(parameters: Sequence[nn.Parameter], ranks: Ranks, engine: _C.Engine)
     return made
 
 
-def _is_sharded(parameter: torch.Tensor, ranks: Ranks) -> bool:
-    return isinstance(parameter, DTensor) and parameter.device_mesh != ranks.tensor_mesh
-
-
 def add_up(words: torch.Tensor, ranks: Ranks, over_slices: bool = False) -> None:
     """Sums a tensor over the slots, in place, or with `over_slices` over all ranks. Collective.
 
@@ -97,7 +93,7 @@ def squared_norms(parameters: Sequence[nn.Parameter], device: torch.device, rank
         if isinstance(gradient, DTensor):
             gradient = local_of(gradient, parameter.placements)  # type: ignore[attr-defined]
             is_cut = is_sliced(parameter, ranks)
-        held = shards if _is_sharded(parameter, ranks) else wholes
+        held = shards if is_sharded(parameter, ranks) else wholes
         (held if is_cut or ranks.tensor_rank == 0 else copies).append(gradient)
     norms = torch.stack([_squared_norm(shards, device), _squared_norm(wholes, device)])
     return norms + 0 * _squared_norm(copies, device) if copies else norms

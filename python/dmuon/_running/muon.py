@@ -37,6 +37,7 @@ from dmuon._setup.hyperparameters import (
 from dmuon._setup.members import Members
 from dmuon._setup.routing_table import RoutingTable, with_frozen
 from dmuon._setup.shown import shown
+from dmuon._setup.tensor_parallel import is_sharded
 
 
 class Muon(torch.optim.Optimizer):
@@ -190,7 +191,7 @@ class Muon(torch.optim.Optimizer):
             param_group.update(before)
             raise
         if algorithm == "adamw":
-            self._runtime.plain.add([p for p in param_group["params"] if not self._runtime.is_sharded(p)])
+            self._runtime.plain.add([p for p in param_group["params"] if not is_sharded(p, self._runtime.ranks)])
             self._ungrouped.note_added(param_group["params"] if self._is_made else [])
 
     def _new_members(self, params: Any, algorithm: str) -> list[torch.Tensor]:

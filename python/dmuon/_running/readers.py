@@ -13,6 +13,7 @@ from torch.nn.parallel import distributed as data_parallel
 from dmuon import _C
 from dmuon._running.unit_weights import UnitWeights
 from dmuon._setup.place import joined
+from dmuon._setup.tensor_parallel import is_sharded
 
 
 class UnitReaders:
@@ -45,7 +46,7 @@ class UnitReaders:
         return module is not None or _C.in_backward()
 
     def _refuse_beside_shards(self, runtime: Any, module: nn.Module) -> None:
-        shards = [name for name, parameter in module._parameters.items() if runtime.is_sharded(parameter)]
+        shards = [name for name, parameter in module._parameters.items() if is_sharded(parameter, runtime.ranks)]
         places = [place for place in runtime.weights[self._index].places if place.module is module]
         if shards and places:
             raise ValueError(

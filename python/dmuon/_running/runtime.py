@@ -9,7 +9,6 @@ from typing import cast
 import torch
 import torch.nn as nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.distributed.tensor import DTensor
 
 from dmuon import _C
 from dmuon._planning.owner_plan import Plan
@@ -32,6 +31,7 @@ from dmuon._setup.place import Place, restore_order
 from dmuon._setup.placeholder import OwnedTensor
 from dmuon._setup.sharded import fsdp_modules
 from dmuon._setup.slices import local_part
+from dmuon._setup.tensor_parallel import is_sharded
 from dmuon._setup.units import Unit
 
 
@@ -84,7 +84,7 @@ class Runtime:
         self.engine.before_end_of_backward(lambda: run() if (run := end_uses()) else None)
         for module, order in dedication.known.items():
             restore_order(module, order)
-        others = (p for p in model.parameters() if not isinstance(p, OwnedTensor) and not self.is_sharded(p))
+        others = (p for p in model.parameters() if not isinstance(p, OwnedTensor) and not is_sharded(p, self.ranks))
         self.plain = PlainParameters(others, self.ranks.num_slots / self.divide_factor)
         dtypes = [placeholder.dtype for placeholder in self.placeholders]
         self.shards = OwnedShards(self.transfers, self.leaves, dtypes, states, self.ranks, dedication.mesh)
@@ -119,10 +119,6 @@ class Runtime:
             gradients.append(GradientTensor(f"{leaf.name}.grad", leaf.shape, dtype, self.device, gradient))
         self.engine.set_placeholders(placeholders, gradients)
         return placeholders
-
-    def is_sharded(self, parameter: torch.Tensor) -> bool:
-        """True if fully_shard manages a parameter, which is then a DTensor over the ranks of the mesh."""
-        return isinstance(parameter, DTensor) and parameter.device_mesh != self.ranks.tensor_mesh
 
     def owners_of(self, index: int) -> int | tuple[int, ...]:
         """Returns the owner of a leaf, or the owners of parts of it, in the parts' order."""

@@ -14,6 +14,7 @@ from dmuon._setup.groups import everyone_group
 from dmuon._setup.place import clean_name
 from dmuon._setup.ranks import Ranks
 from dmuon._setup.shown import listed
+from dmuon._setup.tensor_parallel import is_sharded
 
 _NAMED = 3  # parameters in a message
 _RANKS_NAMED = 8  # of each
@@ -46,8 +47,8 @@ def checksums(model: nn.Module, dedication: Dedication) -> Checksums:
                 sums[f"{name} of slice {number}"] = checksum(p.to_local()) if number == ranks.tensor_rank else None
     shard = ranks.shard
     for leaf in dedication.leaves if ranks.tensor_parallel > 1 else ():
-        is_sharded = isinstance(leaf.parameter, DTensor) and leaf.parameter.device_mesh != ranks.tensor_mesh
-        for slot in range(ranks.num_slots) if is_sharded and leaf.cut is None and not leaf.parameter.is_meta else ():
+        compares = is_sharded(leaf.parameter, ranks) and leaf.cut is None and not leaf.parameter.is_meta
+        for slot in range(ranks.num_slots) if compares else ():
             sums[f"{leaf.name} of shard {slot}"] = checksum(leaf.local()) if slot == ranks.slot else None
     for leaf in dedication.leaves if ranks.num_replicates > 1 else ():
         for column in range(leaf.num_columns) if leaf.num_columns > 1 else ():

@@ -54,10 +54,15 @@ def note_slices(entry: Leaf, managed: Managed, ranks: Ranks | None, function: st
         )
 
 
+def is_sharded(parameter: Any, ranks: Ranks) -> bool:
+    """True if `fully_shard` manages a parameter, which is then a DTensor over more ranks than those of a slot."""
+    return isinstance(parameter, DTensor) and parameter.device_mesh != ranks.tensor_mesh
+
+
 def is_sliced(parameter: Any, ranks: Ranks) -> bool:
     """True if the ranks of a slot have different parts of a DTensor, which `fully_shard` may have cut too."""
     mesh: DeviceMesh = parameter.device_mesh
-    over_slices = mesh == ranks.tensor_mesh or mesh.ndim > len(ranks.mesh_groups)
+    over_slices = not is_sharded(parameter, ranks) or mesh.ndim > len(ranks.mesh_groups)
     return over_slices and not parameter.placements[-1].is_replicate()
 
 
