@@ -38,7 +38,11 @@ std::int64_t workspace_bytes(const Shape& given, std::size_t num_batch,
       kUpdateBytes * given.num_elements() +
       std::max(copied * given.num_elements(), options.ns_bytes * shape.num_elements());
   const std::int64_t iteration = 2 * shape.num_elements() * options.ns_bytes + squares;
-  return static_cast<std::int64_t>(num_batch) * std::max(before, iteration);
+  // With tensor parallelism two batches travel at once: each has directions as they are sent and
+  // received, then results likewise.
+  const std::int64_t exchange =
+      given.tensor_parallel ? 4 * (kUpdateBytes + options.ns_bytes) * given.num_elements() : 0;
+  return static_cast<std::int64_t>(num_batch) * (std::max(before, iteration) + exchange);
 }
 
 }  // namespace dmuon::plan
