@@ -65,6 +65,7 @@ SliceUpdate::Open SliceUpdate::open(const wire::OwnedBatch& batch) const {
     open.groups.push_back(&of_these);
     open.slices.push_back(std::move(slice));
   }
+  if (!open.runs.empty()) open.exchange.emplace(group_, open.runs);
   return open;
 }
 
@@ -76,10 +77,9 @@ void SliceUpdate::prepare(core::BatchIndex batch) {
 
 void SliceUpdate::gather(core::BatchIndex batch) {
   Open& open = open_.at(batch);
-  if (open.runs.empty()) return;
-  const wire::SliceExchange exchange(group_, open.runs);
-  open.wholes = exchange.gather(open.directions, applies_.options().dtype(at::kFloat),
-                                "directions of batch " + std::to_string(batch.value()));
+  if (!open.exchange) return;
+  open.wholes = open.exchange->gather(open.directions, applies_.options().dtype(at::kFloat),
+                                      "directions of batch " + std::to_string(batch.value()));
 }
 
 void SliceUpdate::orthogonalise(core::BatchIndex batch) {
@@ -94,10 +94,10 @@ void SliceUpdate::orthogonalise(core::BatchIndex batch) {
 
 void SliceUpdate::scatter(core::BatchIndex batch) {
   Open& open = open_.at(batch);
-  if (open.runs.empty()) return;
-  const wire::SliceExchange exchange(group_, open.runs);
-  open.updates = exchange.scatter(open.results, applies_.options().dtype(dtype_of(open.groups)),
-                                  "updates of batch " + std::to_string(batch.value()));
+  if (!open.exchange) return;
+  open.updates =
+      open.exchange->scatter(open.results, applies_.options().dtype(dtype_of(open.groups)),
+                             "updates of batch " + std::to_string(batch.value()));
 }
 
 void SliceUpdate::apply(core::BatchIndex batch) {

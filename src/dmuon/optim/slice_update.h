@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <vector>
 
 #include "dmuon/engine/update.h"
@@ -41,6 +42,7 @@ class SliceUpdate final : public engine::Update {
   // allocated them waits for.
   struct Open {
     std::vector<wire::SlicedRun> runs;
+    std::optional<wire::SliceExchange> exchange;  // of the runs; none without runs
     std::vector<const MuonGroup*> groups;
     std::vector<Piece> slices;
     std::vector<at::Tensor> directions;  // flat

@@ -48,8 +48,10 @@ bool may_share_run(const SlicedParameter& a, const SlicedParameter& b);
 ///   std::vector<at::Tensor> updates = exchange.scatter(wholes, at::kBFloat16, "updates");
 ///
 /// Each call sends one message to each other rank and receives one from it, whatever the number of
-/// matrices. All ranks of the group make the same calls with the same runs, on a lane. Blocks the
-/// host on CPU backends, the current stream elsewhere.
+/// matrices. A gather sends an element that this rank has once, unless it owns it. A scatter sends
+/// an element that this rank owns once, unless it has it; a replicated one, to each other rank. All
+/// ranks of the group make the same calls with the same runs, on a lane. Blocks the host on CPU
+/// backends, the current stream elsewhere.
 /// @throws CommError naming `what`.
 class SliceExchange {
  public:
