@@ -12,6 +12,7 @@ from dmuon._setup.ranks import Ranks
 
 # Of the squared norms. Kernels that add in any order give other bits; other tokens give other norms.
 _TOLERANCE = 0.02
+_NOISE = 1e-9  # of the whole gradient's: a smaller norm may be rounding alone
 
 
 class Copies:
@@ -33,7 +34,7 @@ class Copies:
         }
         self._names = list(names.values())
         self._indices = torch.tensor(list(names), dtype=torch.int64, device=device)
-        self._arriving: torch.Tensor | None = None  # [copies, T]
+        self._arriving: torch.Tensor | None = None  # [copies, T + 1], at last the whole gradient's
         self._arrived: torch.Event | None = None
 
     def check(self, verdict: _C.Verdict) -> None:
@@ -41,6 +42,7 @@ class Copies:
         if not self._names:
             return
         words = verdict.squared_norms_of_ranks()[self._indices]
+        words = torch.cat([words, verdict.norm().square().expand(len(words), 1)], 1)
         if words.is_cpu:
             self._require_equal(words)
             return
@@ -53,8 +55,9 @@ class Copies:
         self._arrived.record()
 
     def _require_equal(self, words: torch.Tensor) -> None:
+        words, whole = words[:, :-1], words[:, -1]
         least, most = words.aminmax(dim=1)
-        differ = (most - least > _TOLERANCE * most).nonzero().flatten().tolist()
+        differ = (most - least > _TOLERANCE * most + _NOISE * whole).nonzero().flatten().tolist()
         if differ:
             norms = [f"{norm:.3g}" for norm in (words[differ[0]] * words.shape[1]).sqrt().tolist()]
             raise ValueError(
