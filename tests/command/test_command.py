@@ -434,7 +434,7 @@ def test_bad_files_are_answered_in_one_line_that_names_them(complains, small, fi
 def test_costs_that_lack_a_shape_name_it(complains, small, file):
     lacking = file("lacking.json", COSTS | {"shapes": COSTS["shapes"][:1]})
     complains("4 x 4", "plan", "--inventory", small[1], "--costs", lacking, "--mesh", "8")
-    complains("over TP", "plan", *small, "--tp", "2")
+    complains("4 x 4", "plan", "--inventory", small[1], "--costs", lacking, "--mesh", "8", "--tp", "2")
 
 
 def test_files_that_cannot_be_written_are_named(complains, small, tmp_path):

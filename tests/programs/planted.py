@@ -91,8 +91,8 @@ PYTHON = (
     Planted(
         "mean_over_the_row",
         RUNNING + "host_gradients.py",
-        "for group in (row_group(ranks), column_group(ranks)):",
-        "for group in (row_group(ranks),):",
+        "for group in (row_group(ranks), column_group(ranks), slices",
+        "for group in (row_group(ranks), None, slices",
         "Gradients that no fully_shard manages are averaged inside the node alone: nodes drift apart.",
     ),
 )
