@@ -13,6 +13,7 @@ from pool import RankPool, own_random_numbers
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from tp_models import (
     Llama,
     OnRanks,
@@ -186,6 +187,7 @@ def traffic(mesh: DeviceMesh, dims: tuple[int, ...]) -> tuple[dict[str, float], 
     return found, {"messages_slices": 2 * max(waves) * (size - 1), "bytes_sent_slices": sent}
 
 
+@pytest.mark.cpu("on a device norms are added up in the slot too")
 @pytest.mark.parametrize("dims", [(2, 2), (1, 4), (2, 1, 2)])
 def test_a_wave_sends_one_message_to_each_peer_and_back(ranks, dims):
     for found, most in ranks.run(traffic, (4,), dims=dims):
@@ -275,3 +277,32 @@ def test_a_weight_that_its_module_changes_stays_so(ranks, how):
     for others, ratio in ranks.run(changed, (4,), how=how):
         assert others
         assert torch.allclose(ratio, torch.tensor(1.5))
+
+
+def other_tokens(mesh: DeviceMesh) -> str:
+    """The ranks of a group have data of their own. (A cut embedding would add them up.)"""
+    data, tensor = meshes((2, 2), mesh.device_type)
+    model = make_model()
+    for block in model.blocks:
+        parallelize_module(
+            block.feed_forward, tensor, {"w1": ColwiseParallel(), "w2": RowwiseParallel(), "w3": ColwiseParallel()}
+        )
+    for block in model.blocks:  # whose gradients would differ too
+        block.attention.requires_grad_(False)
+    dedicate(model, data, {})
+    for module in [*model.blocks, model]:
+        fully_shard(module, mesh=data)
+    optimizer = dmuon.Muon(model)
+    try:
+        for step in range(2):
+            loss_of(model, tokens(step, mesh.get_rank())).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_of_a_group_with_other_data_are_refused(ranks):
+    for words in ranks.run(other_tokens, (4,)):
+        assert "Expected: the same data on all ranks of a group" in words

@@ -1,4 +1,4 @@
-"""Matrices that all ranks of tensor parallelism have: their copies stay equal only if their gradients are."""
+"""What all ranks of tensor parallelism have: their copies stay equal only if their gradients are."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ _NOISE = 1e-9  # of the whole gradient's: a smaller norm may be rounding alone
 
 
 class Copies:
-    """Compares the norms of the gradients that the ranks of a slot have for one matrix. Sends nothing.
+    """Compares the norms of the gradients that the ranks of a slot have for one parameter. Sends nothing.
 
-    Ranks that compute a matrix's gradient from different tokens, as under SequenceParallel, would train different
-    copies of it. On an accelerator the host learns of it at the next call.
+    Ranks that compute a gradient from different tokens, as under SequenceParallel or with data of their own, would
+    train different copies of what they all have. Of Muon's matrices each is compared, of AdamW's parameters all
+    together. On an accelerator the host learns of it at the next call.
     """
 
     def __init__(
@@ -27,21 +28,21 @@ class Copies:
     ) -> None:
         """`parts`: the parameters of each leaf."""
         names = {
-            part: leaf.name
-            for leaf, of_leaf in zip(leaves, parts, strict=True)
-            for part in of_leaf
-            if leaf.cut is None and ranks.tensor_parallel > 1
+            part: leaf.name for leaf, of_leaf in zip(leaves, parts, strict=True) for part in of_leaf if leaf.cut is None
         }
-        self._names = list(names.values())
+        self._compares = ranks.tensor_parallel > 1
+        self._names = [f"'{name}'" for name in names.values()]
+        self._names += [f"AdamW's parameters, of shard {slot}," for slot in range(ranks.num_slots)]
         self._indices = torch.tensor(list(names), dtype=torch.int64, device=device)
         self._arriving: torch.Tensor | None = None  # [copies, T + 1], at last the whole gradient's
         self._arrived: torch.Event | None = None
 
     def check(self, verdict: _C.Verdict) -> None:
-        """Raises ValueError on all ranks if a matrix's gradients differ."""
-        if not self._names:
+        """Raises ValueError on all ranks if gradients of copies differ."""
+        if not self._compares:
             return
-        words = verdict.squared_norms_of_ranks()[self._indices]
+        of_matrices = verdict.squared_norms_of_ranks()[self._indices] * verdict.tensor_parallel
+        words = torch.cat([of_matrices, verdict.squared_norms_of_copies().T])
         words = torch.cat([words, verdict.norm().square().expand(len(words), 1)], 1)
         if words.is_cpu:
             self._require_equal(words)
@@ -59,10 +60,10 @@ class Copies:
         least, most = words.aminmax(dim=1)
         differ = (most - least > _TOLERANCE * most + _NOISE * whole).nonzero().flatten().tolist()
         if differ:
-            norms = [f"{norm:.3g}" for norm in (words[differ[0]] * words.shape[1]).sqrt().tolist()]
+            norms = ", ".join(f"{norm:.3g}" for norm in words[differ[0]].sqrt().tolist())
             raise ValueError(
-                f"dmuon: '{self._names[differ[0]]}' is whole on all ranks of tensor parallelism, and these have "
-                f"computed gradients of norms {', '.join(norms)}: of different tokens, as under SequenceParallel, so "
-                "that its copies would become different. Expected: its module in the plan of parallelize_module, so "
-                "that DTensor adds its gradients up; or all tokens as its input."
+                f"dmuon: {self._names[differ[0]]} is whole on all ranks of tensor parallelism, and these have computed "
+                f"gradients of norms {norms}: of different tokens, so that its copies would become different. "
+                "Expected: the same data on all ranks of a group; and of a module whose input is divided, as under "
+                "SequenceParallel, its place in the plan of parallelize_module, so that DTensor adds its gradients up."
             )

@@ -80,7 +80,8 @@ def add_up(words: torch.Tensor, ranks: Ranks, over_slices: bool = False) -> None
 def squared_norms(parameters: Sequence[nn.Parameter], device: torch.device, ranks: Ranks) -> torch.Tensor:
     """Returns [2] fp64: the squared norms of this rank's shards of gradients, and of what slots have as wholes.
 
-    What all ranks of a slot have counts at its first one alone, but if it is not finite anywhere.
+    With tensor parallelism also of those of both that all ranks of a slot have. They count in the first two numbers at
+    the slot's first rank alone.
     """
     copies: list[torch.Tensor] = []
     shards: list[torch.Tensor] = []
@@ -94,9 +95,12 @@ def squared_norms(parameters: Sequence[nn.Parameter], device: torch.device, rank
             gradient = local_of(gradient, parameter.placements)  # type: ignore[attr-defined]
             is_cut = is_sliced(parameter, ranks)
         held = shards if is_sharded(parameter, ranks) else wholes
-        (held if is_cut or ranks.tensor_rank == 0 else copies).append(gradient)
-    norms = torch.stack([_squared_norm(shards, device), _squared_norm(wholes, device)])
-    return norms + 0 * _squared_norm(copies, device) if copies else norms
+        if is_cut or ranks.tensor_rank == 0:
+            held.append(gradient)
+        if not is_cut and ranks.tensor_parallel > 1:
+            copies.append(gradient)
+    norms = [_squared_norm(shards, device), _squared_norm(wholes, device)]
+    return torch.stack([*norms, _squared_norm(copies, device)] if ranks.tensor_parallel > 1 else norms)
 
 
 def scale(parameters: Sequence[nn.Parameter], factor: torch.Tensor) -> None:

@@ -87,9 +87,11 @@ void init_settings(py::module_& module) {
 
   py::class_<Verdict>(module, "Verdict")
       .def_readonly("has_gradient", &Verdict::has_gradient)
+      .def_readonly("tensor_parallel", &Verdict::tensor_parallel)
       .def("norm", &Verdict::norm)
       .def("norms", &Verdict::norms)
       .def("squared_norms_of_ranks", &Verdict::squared_norms_of_ranks)
+      .def("squared_norms_of_copies", &Verdict::squared_norms_of_copies)
       .def("finite", &Verdict::finite);
 }
 

@@ -139,7 +139,7 @@ class Engine : private schedule::Performer {
   /// Agrees on the step with one message over all ranks. The verdict is cached until gradients
   /// change, so a second call costs nothing. The host waits for other hosts, and never for a device
   /// that is not a CPU.
-  /// @param host      [2] fp64 on the engine's device, see GradientNorms::measure. Ignored if the
+  /// @param host      fp64 on the engine's device, see GradientNorms::measure. Ignored if the
   ///                  verdict is cached.
   /// @param settings  a digest of hyperparameters and all else that must be equal on all ranks.
   ///                  Ignored likewise.

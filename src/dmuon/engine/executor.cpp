@@ -145,11 +145,17 @@ void Executor::await(const Operation& operation) {
   profile_.add({operation.kind, operation.subject, started, started, profile_.clock().now()});
 }
 
-// Waits for the subject's newest operation of the kind. The ranks of other slots take no part in an
-// update, so the Watch does not follow that wait.
+// Waits for the subject's newest operation of the kind. No rank of another slot takes part in an
+// update, so it has no number; with tensor parallelism the Watch names the wait.
 void Executor::finish(Kind kind, const schedule::Subject& subject) {
   const Newest& awaited = newest(kind, subject);
-  if (schedule::is_on_batch(kind)) return awaited.done.wait();
+  if (schedule::is_on_batch(kind)) {
+    if (!mesh_.tensor_parallel) return awaited.done.wait();
+    return finish(awaited.done, mesh_.watch->num_operations(), [&] {
+      return schedule::describe(kind, subject) + ", whose slices the ranks of a slot exchange, " +
+             when();
+    });
+  }
   finish(awaited.done, awaited.number,
          [&] { return described(kind, std::get<core::UnitIndex>(subject)); });
 }

@@ -13,7 +13,16 @@ namespace dmuon::engine {
 
 using core::ParameterIndex;
 
-at::Tensor Verdict::norm() const { return squared_norms.sum().sqrt_(); }
+std::int64_t Verdict::num_counted() const {
+  if (tensor_parallel == 1) return squared_norms.numel();
+  const std::int64_t num_words = std::int64_t{tensor_parallel} * has_gradient.size();
+  return num_words + (squared_norms.numel() - num_words) / 3 * 2;
+}
+at::Tensor Verdict::norm() const { return squared_norms.narrow(0, 0, num_counted()).sum().sqrt_(); }
+at::Tensor Verdict::squared_norms_of_copies() const {
+  return squared_norms.narrow(0, num_counted(), squared_norms.numel() - num_counted())
+      .view({tensor_parallel, -1});
+}
 at::Tensor Verdict::squared_norms_of_ranks() const {
   const std::int64_t num_words = std::int64_t{tensor_parallel} * has_gradient.size();
   return squared_norms.narrow(0, 0, num_words).view({-1, tensor_parallel});
@@ -37,6 +46,8 @@ GradientNorms::GradientNorms(const wire::Owned& owned, const wire::SlicedParamet
   const c10::Device device = owned.pool()->device();
   host_words_ =
       num_parameters_ * tensor_parallel_ + 2 * (tensor_rank_ * mesh.num_slots() + slot.value());
+  copies_word_ = num_parameters_ * tensor_parallel_ + 2 * mesh.num_owners() +
+                 tensor_rank_ * mesh.num_slots() + slot.value();
   std::vector<std::int64_t> word_of;
   std::vector<double> parts;
   for (const wire::GradientPiece& piece : owned.gradient_pieces()) {
@@ -49,7 +60,8 @@ GradientNorms::GradientNorms(const wire::Owned& owned, const wire::SlicedParamet
   const std::vector<double> weights{slot.value() < num_host_shards ? 1. : 0.,
                                     slot.value() == 0 ? 1. : 0.};
   host_weights_ = at::tensor(weights, at::kDouble).to(device);
-  words_ = at::zeros({num_parameters_ * tensor_parallel_ + 2 * mesh.num_owners()},
+  const int words_of_rank = tensor_parallel_ > 1 ? 3 : 2;
+  words_ = at::zeros({num_parameters_ * tensor_parallel_ + words_of_rank * mesh.num_owners()},
                      at::TensorOptions().dtype(at::kDouble).device(device));
 }
 
@@ -64,7 +76,9 @@ const at::Tensor& GradientNorms::measure(const at::Tensor& host) {
         owned_.owns(parameter) && !owned_.filled(parameter);
   without_here_.erase(words_, std::move(unfilled));
   // 0 times what is not finite is a NaN, which counts on every rank.
-  if (host.defined()) words_.narrow(0, host_words_, 2).copy_(host * host_weights_);
+  if (host.defined()) words_.narrow(0, host_words_, 2).copy_(host.narrow(0, 0, 2) * host_weights_);
+  if (host.defined() && host.numel() == 3)
+    words_.narrow(0, copies_word_, 1).copy_(host.narrow(0, 2, 1));
   return words_;
 }
 

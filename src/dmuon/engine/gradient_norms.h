@@ -17,7 +17,9 @@ struct Verdict {
   core::Vector<core::ParameterIndex, bool> has_gradient;  ///< on any rank, since it was cleared
   /// [T parameters + 2 ranks] fp64: the squared norms of each parameter's mean gradient, one for
   /// each rank of the tensor-parallel group, then of each rank's part of the host framework's
-  /// gradients. They add up to the whole gradient's. The next verdict reuses the memory.
+  /// gradients. They add up to the whole gradient's. With tensor parallelism [ranks] follow, which
+  /// are no part of it: what each has of the host's gradients that all ranks of its slot have. The
+  /// next verdict reuses the memory.
   at::Tensor squared_norms;
   int tensor_parallel = 1;  ///< T
 
@@ -25,10 +27,16 @@ struct Verdict {
   at::Tensor norms() const;  ///< [parameters] fp64
   /// [parameters, T] fp64, of the parts that the ranks of a slot have.
   at::Tensor squared_norms_of_ranks() const;
+  /// [T, slots] fp64, of what ranks have of the host's gradients that all ranks of a slot have; T
+  /// > 1.
+  at::Tensor squared_norms_of_copies() const;
   at::Tensor finite() const;  ///< [] bool: no gradient of any rank holds NaN or infinity
 
   /// All gradients, the host's too, have been multiplied by `factor`, [].
   void scale(const at::Tensor& factor);
+
+ private:
+  std::int64_t num_counted() const;
 };
 
 /// Computes the words of Verdict::squared_norms that this rank knows. Only one rank has a word that
@@ -48,8 +56,10 @@ class GradientNorms {
                 const layout::Mesh& mesh, core::Slot slot, int tensor_rank, int num_host_shards);
 
   /// @param host  [2] fp64: the squared norms of this rank's shards of the host's gradients, and of
-  ///              the gradients that every rank holds whole. Undefined: zeros.
-  /// @returns     [T parameters + 2 ranks], until the next call.
+  ///              the gradients that every rank holds whole. Undefined: zeros. With tensor
+  ///              parallelism [3]: also of what this rank has of gradients that all ranks of its
+  ///              slot have. They count at the slot's first rank alone.
+  /// @returns     Verdict::squared_norms of this rank, until the next call.
   const at::Tensor& measure(const at::Tensor& host);
 
   /// Sets the norms of parameters without a gradient to 0. Comes after the sum over all ranks.
@@ -75,6 +85,7 @@ class GradientNorms {
   int tensor_rank_;
   int num_parameters_;
   int host_words_;           // the first of this rank's
+  int copies_word_;          // with tensor parallelism: this rank's
   at::Tensor word_of_;       // [owned.gradient_pieces()] of each
   at::Tensor parts_;         // [owned.gradient_pieces()] of each that counts here; or undefined: 1
   at::Tensor host_weights_;  // [2] 1 where this rank's word counts
