@@ -258,7 +258,7 @@ def as_one_matrix(mesh: DeviceMesh) -> None:
     dedicate(model, mesh, AHEAD, select=lambda name, *_: dmuon.View(1, 160, 6) if name.endswith("gate_up") else None)
 
 
-@refused("'blocks.1.proj.bias' is a DTensor", "and AdamW's, so that nobody would average its gradients")
+@refused("'blocks.1.proj.bias' is a DTensor", "nobody would average its gradients")
 def a_bias_by_ranks(mesh: DeviceMesh) -> None:
     model = make_model()
     bias = model.blocks[1].proj.bias.detach().chunk(2)[0]
@@ -266,7 +266,7 @@ def a_bias_by_ranks(mesh: DeviceMesh) -> None:
     dedicate(model, mesh, AHEAD, select=select)
 
 
-@refused("'blocks.2.proj.weight' is a DTensor", "Expected: tensor parallelism over other ranks than the mesh's")
+@refused("'blocks.2.proj.weight' is a DTensor", "tensor parallelism over other ranks than the mesh's")
 def a_matrix_by_rows(mesh: DeviceMesh) -> None:
     model = make_model()
     layer = model.blocks[2].proj

@@ -46,6 +46,14 @@ def note_slices(entry: Leaf, managed: Managed, ranks: Ranks | None, function: st
                 f"the ranks {ranks.slot_members}, as the first parameter is, in one order, and equally many ranks at "
                 "each place of the mesh, as in a device mesh whose ranks ascend."
             )
+    elif managed_of(entry, managed) is None and entry.parameter.requires_grad and _is_inside(spec, ranks):
+        raise ValueError(
+            f"{function}: model: '{entry.name}' is a DTensor that no fully_shard of this model manages, with "
+            f"{list(spec.placements)} over ranks {spec.mesh.mesh.tolist()}, which are ranks of the mesh too: nobody "
+            "would average its gradients. Expected: a plain parameter, or one of fully_shard; or tensor parallelism "
+            "over other ranks than the mesh's, whose data-parallel part dedicate_params and fully_shard take, as "
+            "mesh['data']; alone, over T ranks of a mesh (1, T)."
+        )
     elif spec.mesh.ndim > 1 and not set(spec.mesh.mesh.flatten().tolist()) <= set(ranks.by_slot):
         raise ValueError(
             f"{function}: model: '{entry.name}' is divided by {list(spec.placements)} over a mesh of "
@@ -74,6 +82,13 @@ def spec_of(parameter: Any, managed: Any = None) -> Any:
     if managed is not None:  # before 2.13 PyTorch has another name
         return getattr(managed, "_unsharded_dtensor_spec", None) or getattr(managed, "_tp_spec", None)
     return parameter._spec if isinstance(parameter, DTensor) else None
+
+
+def _is_inside(spec: Any, ranks: Ranks) -> bool:
+    """True if a DTensor is divided over ranks of the mesh, and not by experts."""
+    is_stack = len(spec.shape) == 3 and spec.placements[-1] == Shard(0)
+    is_inside = set(spec.mesh.mesh.flatten().tolist()) <= set(ranks.by_slot)
+    return is_inside and spec.mesh.size() > 1 and not is_stack
 
 
 def is_over_tensor_parallel(mesh: DeviceMesh, data_ranks: Collection[int], here: int) -> bool:
