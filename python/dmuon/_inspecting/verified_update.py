@@ -112,7 +112,7 @@ def _changes_by_step(runtime: Runtime, opt: Muon) -> Iterator[_Change]:
     """Steps and undoes it. Then brings one leaf after the other together, and yields what this rank orthogonalises."""
     engine, transfers, inventory = runtime.engine, runtime.transfers, runtime.plan.native.inventory
     owned = [part for leaf in range(len(runtime.leaves)) for part in _owned(runtime, leaf)]
-    before = [(master.clone(), momentum.clone()) for _, master, momentum in owned]
+    before = [(master.clone(), momentum.clone()) for master, momentum in owned]
     engine.owned().add(_CHANGE)
     try:
         natives: list[_C.MuonGroup] = []
@@ -124,7 +124,7 @@ def _changes_by_step(runtime: Runtime, opt: Muon) -> Iterator[_Change]:
         _C.muon_step(engine, natives, group_of, torch.ones((), dtype=torch.bool, device=runtime.device))
         engine.drain()  # publications read masters
         changed = (part.tensor for leaf in range(len(runtime.leaves)) for part in transfers.owned_parts(leaf, _CHANGE))
-        for change, (_, master, momentum), old in zip(changed, owned, before, strict=True):
+        for change, (master, momentum), old in zip(changed, owned, before, strict=True):
             torch.sub(master, old[0], out=change)
             master.copy_(old[0])
             momentum.copy_(old[1])
@@ -142,11 +142,11 @@ def _changes_by_step(runtime: Runtime, opt: Muon) -> Iterator[_Change]:
         engine.owned().remove(_CHANGE)
 
 
-def _owned(runtime: Runtime, leaf: int) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    """Yields a leaf's owned parts: the leaf, master and momentum."""
+def _owned(runtime: Runtime, leaf: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yields master and momentum of a leaf's owned parts."""
     parts = (runtime.transfers.owned_parts(leaf, name) for name in _NAMES[:2])
     for master, momentum in zip(*parts, strict=True):
-        yield leaf, master.tensor, momentum.tensor
+        yield master.tensor, momentum.tensor
 
 
 def _matrices_of(part: torch.Tensor, item: _plan.Parameter) -> Iterator[torch.Tensor]:

@@ -94,12 +94,16 @@ class OwnedShards:
             )
         return torch.Size(sizes if sizes[0] == rows else (rows, elements // rows))
 
+    def _shape_of_rank(self, index: int, name: str) -> Sequence[int]:
+        """Returns the shape of what FSDP2 would cut: of this rank's slice, or of the whole tensor."""
+        is_cut = self._leaves[index].cut is not None
+        return self._transfers.sizes_of(index, name) if is_cut else self.shape(index, name)
+
     def _as_saved(self, index: int, name: str, flat: torch.Tensor) -> torch.Tensor:
         shape, mesh = self.shape(index, name), self.mesh_of(index)
         if mesh is None:
             return flat.view(shape)
-        of_rank = self._transfers.sizes_of(index, name) if self._leaves[index].cut is not None else shape
-        local = flat.view(-1, *of_rank[1:])
+        local = flat.view(-1, *self._shape_of_rank(index, name)[1:])
         stride = torch.empty(shape, device="meta").stride()
         made: torch.Tensor = DTensor.from_local(
             local, mesh, self.placements_of(index), run_check=False, shape=shape, stride=stride
@@ -129,9 +133,9 @@ class OwnedShards:
                     f"expected part {here}, this rank's, got part {theirs}. (If one rank alone saved "
                     "the checkpoint: save by torch.distributed.checkpoint, or inside of dmuon.whole_states.)"
                 )
-        of_rank = self._transfers.sizes_of(index, name) if self._leaves[index].cut is not None else shape
-        if cut is not None and cut.to_local().shape[0] != self._local_rows(of_rank[0]):
-            return f"expected a shard of {self._local_rows(of_rank[0])} rows, got one of {cut.to_local().shape[0]}"
+        rows = self._shape_of_rank(index, name)[0]
+        if cut is not None and cut.to_local().shape[0] != self._local_rows(rows):
+            return f"expected a shard of {self._local_rows(rows)} rows, got one of {cut.to_local().shape[0]}"
         return None
 
     def _part(self, coordinate: Sequence[int] | None) -> str:

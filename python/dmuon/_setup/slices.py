@@ -49,11 +49,7 @@ class Slices:
         if self.cut is None:
             return whole
         dim, factor = self.cut
-        blocks = whole.chunk(factor, dim)
-        of_blocks = [
-            block.tensor_split(ends_of_slices(block.shape[dim], self.mesh.size()), dim)[rank] for block in blocks
-        ]
-        return of_blocks[0] if factor == 1 else torch.cat(of_blocks, dim)
+        return _slice(whole, dim, factor, self.mesh.size(), rank)
 
     def of_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
         """Returns this rank's slice of a gradient, a DTensor that may lie otherwise. May be collective over the mesh.
@@ -72,6 +68,13 @@ def ends_of_slices(size: int, parts: int) -> list[int]:
     return [min(size, chunk * part) for part in range(1, parts)]
 
 
+def _slice(whole: torch.Tensor, dim: int, factor: int, parts: int, rank: int) -> torch.Tensor:
+    """Returns a rank's part of a dimension that is cut into `parts`, in each of `factor` equal blocks by itself."""
+    blocks = whole.chunk(factor, dim)
+    slices = [block.tensor_split(ends_of_slices(block.shape[dim], parts), dim)[rank] for block in blocks]
+    return slices[0] if factor == 1 else torch.cat(slices, dim)
+
+
 def cut_as(whole: torch.Tensor, like: Any) -> torch.Tensor:
     """Returns this rank's part of a whole tensor, cut as a DTensor is. Sends nothing.
 
@@ -84,12 +87,9 @@ def cut_as(whole: torch.Tensor, like: Any) -> torch.Tensor:
         if placement.is_replicate():
             continue
         size, along = like.device_mesh.size(dim), placement.dim
-        factor = getattr(placement, "split_factor", 1)
-        blocks = part.chunk(factor, along) if factor > 1 and num_cuts[along] == 1 else (part,)
-        ends = ends_of_slices(blocks[0].shape[along], size)
-        rank = like.device_mesh.get_group(dim).rank()
-        parts = [block.tensor_split(ends, along)[rank] for block in blocks]
-        part = parts[0] if len(parts) == 1 else torch.cat(parts, along)
+        # FSDP2's own factor says how often the dimension is cut already.
+        factor = getattr(placement, "split_factor", 1) if num_cuts[along] == 1 else 1
+        part = _slice(part, along, factor, size, like.device_mesh.get_group(dim).rank())
         num_cuts[along] *= size
     return part
 
