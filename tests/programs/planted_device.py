@@ -98,8 +98,8 @@ DEVICE = (
     Planted(
         "device_does_not_wait_for_updates",
         EXECUTOR,
-        "  if (schedule::is_on_batch(kind)) return awaited.done.wait();\n",
-        "  if (schedule::is_on_batch(kind)) return;\n",
+        "    if (!mesh_.tensor_parallel) return awaited.done.wait();\n",
+        "    if (!mesh_.tensor_parallel) return;\n",
         "Compute changes gradients, or saves weights, while the update lane still works on them.",
         on_device=True,
     ),

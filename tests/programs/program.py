@@ -99,7 +99,7 @@ class Program:
     order: Positions = ()  # the ranks of the mesh, row after row; or ascending
     sharded_first: bool = False  # fully_shard comes before dedicate_params
     grouped: Positions = ()  # blocks whose matrices are a group with a rate of their own
-    grouped_by: str = "names"  # or "function", "parameters" that were taken before dedicate_params
+    grouped_by: str = "names"  # or "function", "parameters" taken before dedicate_params
 
     @property
     def size(self) -> int:

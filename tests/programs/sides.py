@@ -210,9 +210,9 @@ class Dmuon(OnRanks):
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if program.dtype == "bf16" else None
         schedule = {name: value for name, value in vars(self.options).items() if name != "division"}
         same = {"mp_policy": policy} if policy else {}
-        members = grouped(model, program)
         if program.sharded_first:
             shard(model, mesh, program.wrap, **same)
+        members = grouped(model, program)  # after fully_shard, which replaces parameters; dedicate_params may be later
         dedicate(model, mesh, schedule, select=selecting(program), mp_policy=policy)
         if not program.sharded_first:
             shard(model, mesh, program.wrap, **same)
