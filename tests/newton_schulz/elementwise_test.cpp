@@ -129,7 +129,7 @@ TEST_P(ElementwiseTest, TakesMomentumAndItsDirection) {
           const Tensor gradient = random(layout.sizes(), at::kFloat);
           const Tensor expected = layout.to(at::kDouble).mul(mu).add(gradient, 1 - mu);
           const Tensor direction =
-              elementwise_.move_momentum(momentum, gradient, mu, nesterov, kTrue);
+              elementwise_.move_momentum({momentum, gradient, mu, nesterov, kTrue});
           expect_near(momentum, expected, "momentum");
           expect_near(direction, nesterov ? expected.mul(mu).add(gradient, 1 - mu) : expected,
                       "direction");
@@ -152,7 +152,7 @@ TEST_P(ElementwiseTest, StartsFromTheNormalisedDirection) {
             const Tensor momentum = before.clone();
             const Tensor gradient = random(before.sizes(), at::kFloat).mul(size);
             const Start start =
-                elementwise_.start(momentum, gradient, 0.9, nesterov, kTrue, dtype, eps);
+                elementwise_.start({momentum, gradient, 0.9, nesterov, kTrue}, dtype, eps);
             const Tensor moved = before.to(at::kDouble).mul(0.9).add(gradient, 0.1);
             const Tensor direction = nesterov ? moved.mul(0.9).add(gradient, 0.1) : moved;
             const Tensor norm = direction.norm(2, at::IntArrayRef{-2, -1}, /*keepdim=*/true);
@@ -189,8 +189,8 @@ TEST_P(ElementwiseTest, StartsFromNanWhereAGradientIsNotFinite) {
       const Tensor gradient = random({2, 6, 40}, at::kFloat);
       gradient[0][3][17].fill_(wrong);
       const Tensor one = momentum[0].clone();
-      const Start alone = elementwise_.start(one, gradient[0], 0.9, true, kTrue, dtype, 1e-7);
-      const Start both = elementwise_.start(momentum, gradient, 0.9, true, kTrue, dtype, 1e-7);
+      const Start alone = elementwise_.start({one, gradient[0], 0.9, true, kTrue}, dtype, 1e-7);
+      const Start both = elementwise_.start({momentum, gradient, 0.9, true, kTrue}, dtype, 1e-7);
       EXPECT_TRUE(alone.x.mul(alone.scale)[3][17].isnan().item().toBool()) << dtype;
       EXPECT_TRUE(both.x[0][3][17].isnan().item().toBool()) << dtype;
       EXPECT_TRUE(both.x[1].isfinite().all().item().toBool()) << dtype;
@@ -203,7 +203,7 @@ TEST_P(ElementwiseTest, StartsFromTheMomentumWhereAStepDoesNotApply) {
   const Tensor momentum = random({5, 7}, at::kFloat);
   const Tensor before = momentum.clone();
   const Tensor gradient = filled({5, 7}, kNan, at::kFloat);
-  const Start start = elementwise_.start(momentum, gradient, 0.9, true, kFalse, at::kFloat, 0);
+  const Start start = elementwise_.start({momentum, gradient, 0.9, true, kFalse}, at::kFloat, 0);
   EXPECT_TRUE(momentum.equal(before));
   expect_near(start.x.mul(start.scale).narrow(0, 0, 5).narrow(1, 0, 7),
               before.to(at::kDouble).div(before.to(at::kDouble).norm()), "fp32");
@@ -230,7 +230,8 @@ TEST_P(ElementwiseTest, LeavesMomentumAndWeightsAloneWhereAStepDoesNotApply) {
   for (const bool nesterov : {false, true}) {
     const Tensor momentum = before.clone();
     const Tensor gradient = filled({2, 5, 7}, kNan, at::kFloat);
-    const Tensor direction = elementwise_.move_momentum(momentum, gradient, 0.9, nesterov, kFalse);
+    const Tensor direction =
+        elementwise_.move_momentum({momentum, gradient, 0.9, nesterov, kFalse});
     EXPECT_TRUE(momentum.equal(before));
     EXPECT_TRUE(direction.equal(before));
   }
@@ -248,7 +249,8 @@ TEST(CpuElementwise, HasTheBitsOfPlainLoopsWhateverTheMachineAndTheNumberOfThrea
   for (const int threads : {1, 2}) {
     at::set_num_threads(threads);
     const Tensor momentum = start.clone();
-    const Tensor direction = cpu_elementwise().move_momentum(momentum, gradient, 0.9, true, kTrue);
+    const Tensor direction =
+        cpu_elementwise().move_momentum({momentum, gradient, 0.9, true, kTrue});
     const Tensor master = start.clone();
     cpu_elementwise().move_weights(master, 0.9, gradient, -0.1, kTrue);
     std::int64_t off = 0;
@@ -272,7 +274,7 @@ TEST(CpuElementwise, HasTheBitsOfPlainLoopsWhateverTheMachineAndTheNumberOfThrea
 TEST_P(ElementwiseTest, KeepsNothingOfTheOldMomentumWithoutMomentum) {
   const Tensor momentum = filled({1, 3, 5}, 1e8, at::kFloat);
   const Tensor gradient = random({1, 3, 5}, at::kFloat);
-  const Tensor direction = elementwise_.move_momentum(momentum, gradient, 0, true, kTrue);
+  const Tensor direction = elementwise_.move_momentum({momentum, gradient, 0, true, kTrue});
   EXPECT_TRUE(momentum.equal(gradient));
   EXPECT_TRUE(direction.equal(gradient));
 }

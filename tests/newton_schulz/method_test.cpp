@@ -24,7 +24,7 @@ class ThreeAtOnce final : public PlainProducts {
 
 Method method(bool batched) {
   static const ThreeAtOnce kProducts;
-  return {4, 5, kProducts, batched, {}, at::kFloat, 0};
+  return {4, 5, kProducts, cpu_elementwise(), batched, {}, at::kFloat, 0};
 }
 
 TEST(Pieces, OfABatchHaveAsManyMatricesAsGoTogether) {

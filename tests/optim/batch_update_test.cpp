@@ -23,10 +23,10 @@ class Rows final : public Rule {
                                              }}};
     return kStates;
   }
-  newton_schulz::Start prepare(const Piece& piece, at::ScalarType dtype,
-                               double eps) const override {
+  newton_schulz::Start prepare(const newton_schulz::Elementwise& elementwise, const Piece& piece,
+                               at::ScalarType dtype, double eps) const override {
     at::Tensor x = piece.gradient.reshape({-1, piece.gradient.size(-2), piece.gradient.size(-1)});
-    x = newton_schulz::elementwise_of(x.device()).normalise(x, dtype, eps);
+    x = elementwise.normalise(x, dtype, eps);
     return {piece.gradient.dim() == 2 ? x.squeeze(0) : x};
   }
   void apply(const Piece& piece, const Orthogonalised& update) const override {
@@ -34,8 +34,7 @@ class Rows final : public Rule {
     at::Tensor rows = piece.states.front();
     rows.add_(moved.square().sum(-1, /*keepdim=*/true));
     moved = moved.div(rows);
-    newton_schulz::elementwise_of(moved.device())
-        .move_weights(piece.weights, 1, moved, -1, piece.applies);
+    update.elementwise->move_weights(piece.weights, 1, moved, -1, piece.applies);
   }
 };
 

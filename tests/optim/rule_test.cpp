@@ -14,6 +14,7 @@ namespace dmuon::optim {
 namespace {
 
 using at::Tensor;
+using newton_schulz::cpu_elementwise;
 using newton_schulz::EveryProducts;
 using newton_schulz::kDtypes;
 using newton_schulz::kFalse;
@@ -62,7 +63,8 @@ TEST_P(OrthogonalisedTest, AddsItsLastProductToTheWeights) {
           const Tensor expected =
               applies ? wide(master).mul(0.9).sub(direction, 0.125) : wide(master);
           const Piece piece{master, {}, {}, applies ? kTrue : kFalse};
-          Orthogonalised{&products_, product}.add_to_weights(piece, 0.9, -0.125);
+          Orthogonalised{&products_, &cpu_elementwise(), product}.add_to_weights(piece, 0.9,
+                                                                                 -0.125);
           const double off = wide(master).sub(expected).norm().item().toDouble();
           const double allowed =
               0.125 * tolerance(dtype) * direction.norm().item().toDouble() + tolerance(at::kFloat);
@@ -84,7 +86,7 @@ TEST_P(OrthogonalisedTest, ComputesItsUpdate) {
                              .add(a.to(at::kDouble).matmul(b.to(at::kDouble)), 0.25)
                              .narrow(1, 0, 9)
                              .narrow(2, 0, 14);
-    const Orthogonalised update{&products_, {0.5, c, 0.25, a, b}};
+    const Orthogonalised update{&products_, &cpu_elementwise(), {0.5, c, 0.25, a, b}};
     newton_schulz::expect_near(update.computed({4, 9, 14}), exact, toString(dtype));
     EXPECT_EQ(update.computed({2, 2, 9, 14}).sizes(), (at::IntArrayRef{2, 2, 9, 14}));
   }

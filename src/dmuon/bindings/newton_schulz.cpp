@@ -48,6 +48,13 @@ ns::Choice choose(std::int64_t m, std::int64_t n, const PyCoefficients& coeffici
   return ns::choose(m, n, resolve(coefficients, num_steps), device, dtype);
 }
 
+std::vector<std::string> elementwise(c10::Device device, at::ScalarType dtype) {
+  std::vector<std::string> names;
+  for (const ns::Elementwise* one : ns::elementwise_all(device, dtype))
+    names.emplace_back(one->name());
+  return names;
+}
+
 std::vector<ns::Choice> candidates(std::int64_t m, std::int64_t n,
                                    const PyCoefficients& coefficients, int num_steps,
                                    c10::Device device, at::ScalarType dtype) {
@@ -75,19 +82,20 @@ void init_newton_schulz(py::module_& module) {
       .value("SEGMENTED", ns::Form::kSegmented)
       .value("GRAM", ns::Form::kGram);
   py::class_<ns::Choice>(module, "Choice")
-      .def(py::init<std::string, ns::Form, bool, std::int64_t>(), py::arg("backend"),
-           py::arg("form"), py::arg("batched"), py::arg("panel_rows"))
+      .def(py::init<std::string, ns::Form, bool, std::int64_t, std::string>(), py::arg("backend"),
+           py::arg("form"), py::arg("batched"), py::arg("panel_rows"), py::arg("elementwise") = "")
       .def_readonly("backend", &ns::Choice::backend)
       .def_readonly("form", &ns::Choice::form)
       .def_readonly("batched", &ns::Choice::batched)
       .def_readonly("panel_rows", &ns::Choice::panel_rows)
+      .def_readonly("elementwise", &ns::Choice::elementwise)
       .def("__eq__",
            [](const ns::Choice& one, const py::object& other) {
              return py::isinstance<ns::Choice>(other) && one == other.cast<ns::Choice>();
            })
       .def("__hash__", [](const ns::Choice& one) {
-        return py::hash(
-            py::make_tuple(one.backend, static_cast<int>(one.form), one.batched, one.panel_rows));
+        return py::hash(py::make_tuple(one.backend, static_cast<int>(one.form), one.batched,
+                                       one.panel_rows, one.elementwise));
       });
   module.def("orthogonalize", &orthogonalize, py::arg("x"), py::arg("coefficients"),
              py::arg("num_steps"), py::arg("eps"), py::arg("dtype"), py::kw_only(),
@@ -99,6 +107,7 @@ void init_newton_schulz(py::module_& module) {
   module.def("default_ns_dtype", &default_dtype, py::arg("device"));
   module.def("choose", &choose, py::arg("m"), py::arg("n"), py::arg("coefficients"),
              py::arg("num_steps"), py::arg("device"), py::arg("dtype"));
+  module.def("elementwise", &elementwise, py::arg("device"), py::arg("dtype"));
   module.def("candidates", &candidates, py::arg("m"), py::arg("n"), py::arg("coefficients"),
              py::arg("num_steps"), py::arg("device"), py::arg("dtype"),
              py::call_guard<py::gil_scoped_release>());

@@ -1,6 +1,8 @@
+#include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -42,7 +44,8 @@ void init_optim(py::module_& module) {
              py::arg("group_of"), py::arg("applies"), no_gil);
   module.def("muon_update", &optim::muon_update, py::arg("master"), py::arg("momentum"),
              py::arg("gradient"), py::arg("group"), py::arg("applies"),
-             py::arg("column_blocks") = 1, py::arg("transposed") = false, no_gil);
+             py::arg("column_blocks") = 1, py::arg("transposed") = false,
+             py::arg("memo") = std::nullopt, no_gil);
 }
 
 }  // namespace dmuon::bindings

@@ -1,14 +1,25 @@
 #include "dmuon/newton_schulz/elementwise.h"
 
+#include <algorithm>
+
 namespace dmuon::newton_schulz {
 
-Start Elementwise::start(const at::Tensor& momentum, const at::Tensor& gradient, double mu,
-                         bool nesterov, const at::Tensor& applies, at::ScalarType dtype,
-                         double eps) const {
-  at::Tensor direction = move_momentum(momentum, gradient, mu, nesterov, applies);
+Start Elementwise::start(const MomentumStep& step, at::ScalarType dtype, double eps) const {
+  at::Tensor direction = move_momentum(step);
   direction = direction.reshape({-1, direction.size(-2), direction.size(-1)});
   const at::Tensor x = normalise(direction, dtype, eps);
-  return {momentum.dim() == 2 ? x.squeeze(0) : x};
+  return {step.momentum.dim() == 2 ? x.squeeze(0) : x};
+}
+
+std::vector<const Elementwise*> elementwise_all(c10::Device device, at::ScalarType /*dtype*/) {
+  return {&elementwise_of(device)};
+}
+
+std::int64_t memo_words(c10::Device device) {
+  std::int64_t most = 0;
+  for (const Elementwise* one : elementwise_all(device, elementwise_of(device).default_dtype()))
+    most = std::max(most, one->memo_words());
+  return most;
 }
 
 const Elementwise& elementwise_of(c10::Device device) {

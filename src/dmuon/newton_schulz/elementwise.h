@@ -3,6 +3,10 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
 namespace dmuon::newton_schulz {
 
 /// The beginning of an iteration: X = scale x. The first products include the scale, so scaling
@@ -10,6 +14,22 @@ namespace dmuon::newton_schulz {
 struct Start {
   at::Tensor x;
   double scale = 1;
+  /// Another factor of each matrix, which only the device knows: fp32 [(b,) 1, 1]; undefined: 1.
+  at::Tensor scales = {};
+};
+
+/// How a momentum moves in one step. Tensors are fp32, of one matrix, [rows, cols], or of a batch,
+/// [..., rows, cols], whose matrices may lie apart in memory.
+struct MomentumStep {
+  at::Tensor momentum;
+  at::Tensor gradient;
+  double mu = 0;
+  bool nesterov = false;
+  /// [] bool on the device. If it is false, the momentum keeps its values whatever the gradient
+  /// holds.
+  at::Tensor applies;
+  /// [..., 1, Elementwise::memo_words()]; undefined if there are no words.
+  at::Tensor memo = {};
 };
 
 /// Operations element by element on one kind of device. An object is stateless and thread-safe,
@@ -17,16 +37,16 @@ struct Start {
 ///
 ///     const Elementwise& elementwise = elementwise_of(weights.device());
 ///     const Start start =
-///         elementwise.start(momentum, gradient, mu, nesterov, applies, dtype, eps);
+///         elementwise.start({momentum, gradient, mu, nesterov, applies}, dtype, eps);
 ///     ...  // orthogonalise
 ///     elementwise.move_weights(weights, decay, update, -lr, applies);
 ///
-/// Momentum, gradient and weights are fp32, [..., rows, cols]; their matrices may lie apart in
-/// memory. `applies` is [] bool on the device. If it is false, momentum and weights keep their
-/// values whatever the gradient holds; a weight of zero may change its sign.
 class Elementwise {
  public:
   virtual ~Elementwise() = default;
+
+  /// The name of its file in elementwise/; Choice::elementwise.
+  virtual std::string_view name() const = 0;
 
   /// The dtype of the iteration if the user names none.
   virtual at::ScalarType default_dtype() const = 0;
@@ -43,20 +63,23 @@ class Elementwise {
   /// momentum <- momentum + (1 - mu) (gradient - momentum).
   /// @return  The direction: gradient + mu (momentum - gradient) with nesterov, in new memory; else
   ///          momentum itself. If the step does not apply, momentum's values.
-  virtual at::Tensor move_momentum(const at::Tensor& momentum, const at::Tensor& gradient,
-                                   double mu, bool nesterov, const at::Tensor& applies) const = 0;
+  virtual at::Tensor move_momentum(const MomentumStep& step) const = 0;
+
+  /// Words that `start` keeps of each matrix from step to step, in MomentumStep::memo: zeros at
+  /// first, and after any change from outside. They decide how long it takes, never its result.
+  virtual std::int64_t memo_words() const { return 0; }
 
   /// Moves the momentum and normalises its direction. May do both in one pass over memory.
   /// If a gradient has a NaN or an infinity, its matrix's momentum and start have it too.
-  /// @param momentum  one matrix, [rows, cols], or a batch, [..., rows, cols].
   /// @return  x in new memory, of normalise's sizes: [rows', cols'], or [b, rows', cols'] with b
   ///          the number of matrices.
-  virtual Start start(const at::Tensor& momentum, const at::Tensor& gradient, double mu,
-                      bool nesterov, const at::Tensor& applies, at::ScalarType dtype,
-                      double eps) const;
+  virtual Start start(const MomentumStep& step, at::ScalarType dtype, double eps) const;
 
   /// weights <- decay weights + factor update, in place.
-  /// @param update  of weights' sizes, finite if the step does not apply; any dtype and strides.
+  /// @param weights  fp32 [..., rows, cols]; its matrices may lie apart in memory.
+  /// @param update   of weights' sizes, finite if the step does not apply; any dtype and strides.
+  /// @param applies  [] bool on the device. If it is false, weights keep their values; one of zero
+  ///                 may change its sign.
   virtual void move_weights(const at::Tensor& weights, double decay, const at::Tensor& update,
                             double factor, const at::Tensor& applies) const = 0;
 };
@@ -67,7 +90,14 @@ const Elementwise& cpu_elementwise();
 /// elementwise/aten.cpp: ATen's operators, on any device.
 const Elementwise& aten_elementwise();
 
-/// The operations for tensors of this device.
+/// Returns what works on tensors of this device if the iteration runs in `dtype`; the default comes
+/// first.
+std::vector<const Elementwise*> elementwise_all(c10::Device device, at::ScalarType dtype);
+
+/// The most memo_words of those that work on this device.
+std::int64_t memo_words(c10::Device device);
+
+/// The default for tensors of this device.
 const Elementwise& elementwise_of(c10::Device device);
 
 }  // namespace dmuon::newton_schulz

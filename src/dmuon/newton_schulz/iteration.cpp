@@ -203,6 +203,7 @@ PendingProduct unchanged(Start start) {
 }  // namespace
 
 PendingProduct iterate(const Products& products, Start start, const Steps& steps) {
+  if (start.scales.defined()) start.x.mul_(std::exchange(start.scales, {}));
   if (steps.segments.empty()) return unchanged(std::move(start));
   const bool tall = start.x.size(-2) > start.x.size(-1);
   Iterate iterate{products, std::move(start.x), start.scale, tall};

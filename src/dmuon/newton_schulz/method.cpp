@@ -59,6 +59,14 @@ const Products& backend_named(const std::string& name, c10::Device device, at::S
                       dtype, " on ", device, " on this machine");
 }
 
+const Elementwise& elementwise_named(const std::string& name, c10::Device device,
+                                     at::ScalarType dtype, std::string_view function) {
+  if (name.empty()) return elementwise_of(device);
+  return *core::named(elementwise_all(device, dtype), name,
+                      core::message(function, ": choice.elementwise must be"), &Elementwise::name,
+                      " for ", dtype, " on ", device, " on this machine");
+}
+
 // Appends views of the single matrices of [..., rows, cols]. A reshape would copy blocks of
 // columns.
 void append_matrices(const Tensor& batch, std::vector<Tensor>& pieces) {
@@ -115,7 +123,7 @@ std::vector<Tensor> Method::pieces_of(const Tensor& batch) const {
 Method method_for(std::int64_t rows, std::int64_t cols, c10::Device device,
                   const IterationOptions& options, std::string_view function) {
   check(options, function);
-  const auto& [name, chosen_form, batched, panel_rows] =
+  const auto& [name, chosen_form, batched, panel_rows, elementwise] =
       options.choice ? *options.choice
                      : choose(rows, cols, options.coefficients, device, options.dtype);
   const Form form = options.form.value_or(chosen_form);
@@ -135,13 +143,10 @@ Method method_for(std::int64_t rows, std::int64_t cols, c10::Device device,
   if (form == Form::kGram)
     square_dtype = options.gram_dtype.value_or(backend.gram_dtype(options.dtype));
   if (form == Form::kSegmented) square_dtype = std::nullopt;
-  return {rows,
-          cols,
-          backend,
-          batched,
-          {options.coefficients, *segments, square_dtype, panel_rows},
-          options.dtype,
-          options.eps};
+  return {rows,          cols,
+          backend,       elementwise_named(elementwise, device, options.dtype, function),
+          batched,       {options.coefficients, *segments, square_dtype, panel_rows},
+          options.dtype, options.eps};
 }
 
 }  // namespace dmuon::newton_schulz

@@ -21,8 +21,9 @@ using flops::Form;
 struct Choice {
   std::string backend;  ///< Products::name
   Form form = Form::kDirect;
-  bool batched = false;         ///< True if the matrices of a call go together, not one by one
-  std::int64_t panel_rows = 0;  ///< of symmetric products; see Products::panel_rows
+  bool batched = false;          ///< True if the matrices of a call go together, not one by one
+  std::int64_t panel_rows = 0;   ///< of symmetric products; see Products::panel_rows
+  std::string elementwise = {};  ///< Elementwise::name; empty: elementwise_of
 
   bool operator==(const Choice&) const = default;
 };
@@ -45,7 +46,8 @@ struct IterationOptions {
 /// Returns all choices for an m x n matrix. Each backend has the direct and the Gram form. It has
 /// the segmented form if it has WideSquares in this dtype and `measured_segments` knows the rows
 /// and the shape. Each form runs one by one and, if the backend batches such matrices, batched. The
-/// choice with the fewest FLOPs is also returned in each of the backend's other panel heights.
+/// choice with the fewest FLOPs is also returned in each of the backend's other panel heights. Each
+/// may be changed to any of elementwise_all.
 std::vector<Choice> candidates(std::int64_t m, std::int64_t n, const Coefficients& coefficients,
                                c10::Device device, at::ScalarType dtype);
 
@@ -59,6 +61,7 @@ struct Method {
   std::int64_t rows = 0;
   std::int64_t cols = 0;
   const Products& products;
+  const Elementwise& elementwise;
   bool batched = false;
   Steps steps;
   at::ScalarType dtype{};  ///< of the iteration

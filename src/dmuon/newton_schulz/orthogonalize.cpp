@@ -34,9 +34,8 @@ Tensor orthogonalize(Tensor x, const IterationOptions& options) {
   const std::int64_t rows = x.size(-2);
   const std::int64_t cols = x.size(-1);
   const Method method = method_for(rows, cols, x.device(), options, "orthogonalize");
-  const Elementwise& elementwise = elementwise_of(x.device());
   const auto orthogonalised = [&](Tensor some) {
-    Start start{elementwise.normalise(std::exchange(some, {}), method.dtype, method.eps)};
+    Start start{method.elementwise.normalise(std::exchange(some, {}), method.dtype, method.eps)};
     if (!method.batched) start.x.squeeze_(0);
     const PendingProduct last = iterate(method.products, std::move(start), method.steps);
     return computed(method.products, last).narrow(-2, 0, rows).narrow(-1, 0, cols);

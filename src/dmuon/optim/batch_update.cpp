@@ -1,6 +1,5 @@
 #include "dmuon/optim/batch_update.h"
 
-#include <tuple>
 #include <utility>
 
 namespace dmuon::optim {
@@ -14,12 +13,14 @@ at::Tensor column_blocks_of(const at::Tensor& matrices, std::int64_t num_blocks)
 std::vector<Piece> pieces_of(const newton_schulz::Method& method, const Piece& batch) {
   std::vector<Piece> pieces;
   for (const at::Tensor& weights : method.pieces_of(batch.weights))
-    pieces.push_back({weights, {}, {}, batch.applies, batch.transposed});
+    pieces.push_back({weights, {}, {}, batch.applies, {}, batch.transposed});
   const auto divide = [&](const at::Tensor& whole, const auto& give) {
     auto piece = pieces.begin();
     for (const at::Tensor& part : method.pieces_of(whole)) give(*piece++, part);
   };
   divide(batch.gradient, [](Piece& piece, const at::Tensor& part) { piece.gradient = part; });
+  if (batch.memo.defined())
+    divide(batch.memo, [](Piece& piece, const at::Tensor& part) { piece.memo = part; });
   for (const at::Tensor& state : batch.states)
     divide(state, [](Piece& piece, const at::Tensor& part) { piece.states.push_back(part); });
   return pieces;
@@ -30,8 +31,8 @@ std::vector<Piece> pieces_of(const newton_schulz::Method& method, const Piece& b
 BatchUpdate::BatchUpdate(const MuonGroup& group, Piece batch, std::int64_t column_blocks)
     : rule_(group.rule) {
   if (column_blocks > 1) {
-    for (at::Tensor* tensor : {&batch.weights, &batch.gradient})
-      *tensor = column_blocks_of(*tensor, column_blocks);
+    for (at::Tensor* tensor : {&batch.weights, &batch.gradient, &batch.memo})
+      if (tensor->defined()) *tensor = column_blocks_of(*tensor, column_blocks);
     for (at::Tensor& state : batch.states) state = column_blocks_of(state, column_blocks);
   }
   newton_schulz::IterationOptions options = group.iteration;
@@ -50,14 +51,16 @@ BatchUpdate::BatchUpdate(const MuonGroup& group, Piece batch, std::int64_t colum
 void BatchUpdate::prepare() {
   starts_.reserve(pieces_.size());
   for (const Piece& piece : pieces_)
-    starts_.push_back(rule_->prepare(piece, method_->dtype, method_->eps));
+    starts_.push_back(rule_->prepare(method_->elementwise, piece, method_->dtype, method_->eps));
 }
 
 void BatchUpdate::orthogonalise() {
   orthogonalised_.reserve(starts_.size());
-  const auto& [products, steps] = std::tie(method_->products, method_->steps);
-  for (newton_schulz::Start& start : std::exchange(starts_, {}))
-    orthogonalised_.push_back({&products, iterate(products, std::move(start), steps)});
+  const newton_schulz::Method& method = *method_;
+  for (newton_schulz::Start& start : std::exchange(starts_, {})) {
+    orthogonalised_.push_back({&method.products, &method.elementwise,
+                               iterate(method.products, std::move(start), method.steps)});
+  }
 }
 
 void BatchUpdate::apply() {

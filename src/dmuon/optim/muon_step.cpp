@@ -11,6 +11,8 @@
 namespace dmuon::optim {
 namespace {
 
+const std::string kMemo = "memo";  // newton_schulz::MomentumStep::memo
+
 void check(const at::Tensor& master, const at::Tensor& momentum, const at::Tensor& gradient) {
   for (const auto& [name, tensor] :
        {std::pair{"master", master}, {"momentum", momentum}, {"gradient", gradient}}) {
@@ -28,10 +30,12 @@ void check(const at::Tensor& master, const at::Tensor& momentum, const at::Tenso
 
 void muon_update(const at::Tensor& master, const at::Tensor& momentum, const at::Tensor& gradient,
                  const MuonGroup& group, const at::Tensor& applies, std::int64_t column_blocks,
-                 bool transposed) {
+                 bool transposed, const std::optional<at::Tensor>& memo) {
   check(master, momentum, gradient);
   const c10::AutoGradMode no_grad(false);
-  BatchUpdate update(group, {master, gradient, {momentum}, applies, transposed}, column_blocks);
+  BatchUpdate update(
+      group, {master, gradient, {momentum}, applies, memo.value_or(at::Tensor()), transposed},
+      column_blocks);
   update.prepare();
   update.orthogonalise();
   update.apply();
@@ -57,7 +61,9 @@ std::vector<BatchUpdate> MuonUpdate::updates_of(const wire::OwnedBatch& batch) c
     if (group(begin) < 0) continue;
     const MuonGroup& of_these = groups_.at(static_cast<std::size_t>(group(begin)));
     const auto part = [&](const std::string& name) { return batch.part(name, begin, end); };
-    Piece piece{part(wire::kMaster), part(wire::kGradient), {}, applies_, batch.view.transposed};
+    Piece piece{part(wire::kMaster),  part(wire::kGradient), {}, applies_, {},
+                batch.view.transposed};
+    if (batch.tensors.contains(kMemo)) piece.memo = part(kMemo);
     for (const State& state : of_these.rule->states()) piece.states.push_back(part(state.name));
     updates.emplace_back(of_these, std::move(piece), batch.view.column_blocks);
   }
@@ -83,6 +89,12 @@ std::vector<std::string> add_states(engine::Engine& engine, const Rule& rule) {
     engine.owned().add(state.name,
                        [state](const layout::View& view) { return state.sizes_of(view); });
     names.push_back(state.name);
+  }
+  const std::int64_t words = newton_schulz::memo_words(engine.owned().pool()->device());
+  if (words > 0 && engine.slices() == nullptr) {
+    engine.owned().add(kMemo, [words](const layout::View& view) {
+      return std::vector<std::int64_t>{1, words * view.column_blocks};
+    });
   }
   return names;
 }

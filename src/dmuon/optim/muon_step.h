@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,11 +27,12 @@ namespace dmuon::optim {
 /// @param applies     [] bool, on the same device: false leaves master and momentum as they are,
 ///                    whatever the gradient holds. The host does not wait to learn it.
 /// @param transposed  True if the learning rate takes columns for rows, and rows for columns.
+/// @param memo        [..., 1, words * column_blocks] (newton_schulz::MomentumStep), or nothing.
 /// @throws InvalidArgument naming the first tensor that is no fp32 of master's sizes and device,
 ///         or as method_for.
 void muon_update(const at::Tensor& master, const at::Tensor& momentum, const at::Tensor& gradient,
                  const MuonGroup& group, const at::Tensor& applies, std::int64_t column_blocks = 1,
-                 bool transposed = false);
+                 bool transposed = false, const std::optional<at::Tensor>& memo = {});
 
 /// One step's update of what a rank owns: a BatchUpdate for each batch, or several.
 class MuonUpdate final : public engine::Update {
@@ -58,7 +60,8 @@ class MuonUpdate final : public engine::Update {
 };
 
 /// Adds a rule's states of zeros for each parameter, at its owner alone. Once an engine, before its
-/// first step. Neither this nor muon_step may run beside other calls of the engine.
+/// first step. Where an Elementwise of the device wants one, also a memo, which is no state: it is
+/// not saved. Neither this nor muon_step may run beside other calls of the engine.
 /// @returns their names.
 std::vector<std::string> add_states(engine::Engine& engine, const Rule& rule);
 

@@ -36,6 +36,8 @@ std::int64_t aligned(std::int64_t side, at::ScalarType dtype) {
 
 class AtenElementwise final : public Elementwise {
  public:
+  std::string_view name() const override { return "aten"; }
+
   // fp16 has three more significand bits than bf16, and the iteration stays within its range.
   at::ScalarType default_dtype() const override { return at::kHalf; }
 
@@ -62,8 +64,8 @@ class AtenElementwise final : public Elementwise {
     return normalised;
   }
 
-  Tensor move_momentum(const Tensor& momentum, const Tensor& gradient, double mu, bool nesterov,
-                       const Tensor& applies) const override {
+  Tensor move_momentum(const MomentumStep& step) const override {
+    const auto& [momentum, gradient, mu, nesterov, applies, memo] = step;
     // If the step does not apply, the momentum moves towards itself and stays finite.
     Tensor direction = at::where(applies, gradient, momentum);
     momentum.lerp_(direction, 1 - mu);

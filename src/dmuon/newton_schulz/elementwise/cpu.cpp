@@ -106,6 +106,8 @@ void normalise_matrix(const float* x, std::int64_t rows, std::int64_t cols, at::
 
 class CpuElementwise final : public Elementwise {
  public:
+  std::string_view name() const override { return "cpu"; }
+
   at::ScalarType default_dtype() const override {
     return multiplies_bf16() ? at::kBFloat16 : at::kFloat;
   }
@@ -132,8 +134,8 @@ class CpuElementwise final : public Elementwise {
   }
 
   // A CPU reads `applies` without waiting.
-  Tensor move_momentum(const Tensor& momentum, const Tensor& gradient, double mu, bool nesterov,
-                       const Tensor& applies) const override {
+  Tensor move_momentum(const MomentumStep& step) const override {
+    const auto& [momentum, gradient, mu, nesterov, applies, memo] = step;
     if (!applies.item<bool>()) return momentum;
     if (!nesterov) return momentum.lerp_(gradient, 1 - mu);
     return cpu::move_momentum(momentum, gradient, mu);
@@ -141,12 +143,12 @@ class CpuElementwise final : public Elementwise {
 
   // One pass for a matrix by itself. Caches hold a batch, so there a second pass costs little, and
   // products have one scale for all matrices.
-  Start start(const Tensor& momentum, const Tensor& gradient, double mu, bool nesterov,
-              const Tensor& applies, at::ScalarType dtype, double eps) const override {
+  Start start(const MomentumStep& step, at::ScalarType dtype, double eps) const override {
+    const auto& [momentum, gradient, mu, nesterov, applies, memo] = step;
     const bool fuses = momentum.dim() == 2 && (dtype == at::kFloat || dtype == at::kBFloat16) &&
                        momentum.stride(1) == 1 && gradient.stride(1) == 1;
     if (!fuses || !applies.item<bool>()) {
-      return Elementwise::start(momentum, gradient, mu, nesterov, applies, dtype, eps);
+      return Elementwise::start(step, dtype, eps);
     }
     const std::int64_t rows = padded(momentum.size(0), dtype);
     const std::int64_t cols = padded(momentum.size(1), dtype);

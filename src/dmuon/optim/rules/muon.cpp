@@ -22,10 +22,14 @@ const std::vector<State>& Muon::states() const {
   return kStates;
 }
 
-newton_schulz::Start Muon::prepare(const Piece& piece, at::ScalarType dtype, double eps) const {
-  return newton_schulz::elementwise_of(piece.weights.device())
-      .start(piece.states.front(), piece.gradient, options_.momentum, options_.nesterov,
-             piece.applies, dtype, eps);
+newton_schulz::MomentumStep Muon::step_of(const Piece& piece) const {
+  return {piece.states.front(), piece.gradient, options_.momentum,
+          options_.nesterov,    piece.applies,  piece.memo};
+}
+
+newton_schulz::Start Muon::prepare(const newton_schulz::Elementwise& elementwise,
+                                   const Piece& piece, at::ScalarType dtype, double eps) const {
+  return elementwise.start(step_of(piece), dtype, eps);
 }
 
 void Muon::apply(const Piece& piece, const Orthogonalised& update) const {
@@ -35,9 +39,7 @@ void Muon::apply(const Piece& piece, const Orthogonalised& update) const {
 }
 
 at::Tensor Muon::direction(const Piece& slices) const {
-  return newton_schulz::elementwise_of(slices.weights.device())
-      .move_momentum(slices.states.front(), slices.gradient, options_.momentum, options_.nesterov,
-                     slices.applies);
+  return newton_schulz::elementwise_of(slices.weights.device()).move_momentum(step_of(slices));
 }
 
 void Muon::move(const Piece& slices, const at::Tensor& update, std::int64_t rows,

@@ -32,13 +32,16 @@ class Muon final : public Rule {
   explicit Muon(const MuonOptions& options) : options_(options) {}
 
   const std::vector<State>& states() const override;
-  newton_schulz::Start prepare(const Piece& piece, at::ScalarType dtype, double eps) const override;
+  newton_schulz::Start prepare(const newton_schulz::Elementwise& elementwise, const Piece& piece,
+                               at::ScalarType dtype, double eps) const override;
   void apply(const Piece& piece, const Orthogonalised& update) const override;
   at::Tensor direction(const Piece& slices) const override;
   void move(const Piece& slices, const at::Tensor& update, std::int64_t rows,
             std::int64_t cols) const override;
 
  private:
+  newton_schulz::MomentumStep step_of(const Piece& piece) const;
+
   MuonOptions options_;
 };
 

@@ -18,8 +18,7 @@ std::vector<std::int64_t> State::sizes_of(const layout::View& view) const {
 void Orthogonalised::add_to_weights(const Piece& piece, double decay, double factor) const {
   const at::Tensor& weights = piece.weights;
   if (products->add_to_weights(weights, decay, factor, pending, piece.applies)) return;
-  newton_schulz::elementwise_of(weights.device())
-      .move_weights(weights, decay, computed(weights.sizes()), factor, piece.applies);
+  elementwise->move_weights(weights, decay, computed(weights.sizes()), factor, piece.applies);
 }
 
 at::Tensor Orthogonalised::computed(at::IntArrayRef sizes) const {

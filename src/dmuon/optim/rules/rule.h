@@ -30,12 +30,14 @@ struct Piece {
   at::Tensor gradient;             ///< of weights' sizes, fp32; no rule changes it
   std::vector<at::Tensor> states;  ///< in the order of Rule::states, [..., rows', cols']
   at::Tensor applies;              ///< [] bool on the device: false leaves weights and states as is
+  at::Tensor memo = {};            ///< newton_schulz::MomentumStep::memo
   bool transposed = false;         ///< True if weights are stored as [in, out]
 };
 
 /// The orthogonalised update of a piece. Its last product is not computed yet.
 struct Orthogonalised {
   const newton_schulz::Products* products = nullptr;
+  const newton_schulz::Elementwise* elementwise = nullptr;
   newton_schulz::PendingProduct pending;
 
   /// weights <- decay weights + factor update, in place. If the backend can, the last product goes
@@ -59,7 +61,8 @@ class Rule {
   /// Moves the states by the gradient.
   /// @param dtype, eps  of the iteration; see Elementwise::normalise.
   /// @return  the beginning of the iteration.
-  virtual newton_schulz::Start prepare(const Piece& piece, at::ScalarType dtype,
+  virtual newton_schulz::Start prepare(const newton_schulz::Elementwise& elementwise,
+                                       const Piece& piece, at::ScalarType dtype,
                                        double eps) const = 0;
 
   /// Moves the weights by the update. A rule that changes the update first calls `computed`;
