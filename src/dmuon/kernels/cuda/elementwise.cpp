@@ -29,8 +29,8 @@ void check_sizes(const char* function, std::int64_t batch, std::int64_t rows, st
                 "]; got ", batch);
   core::require(rows >= 0 && cols >= 0, function, ": rows and cols must be at least 0; got ", rows,
                 " and ", cols);
-  core::require(cols == 0 || rows <= kMaxEntries / cols, function,
-                ": a matrix must have at most ", kMaxEntries, " entries; got ", rows, " x ", cols);
+  core::require(cols == 0 || rows <= kMaxEntries / cols, function, ": a matrix must have at most ",
+                kMaxEntries, " entries; got ", rows, " x ", cols);
 }
 
 // True if the four entries from any multiple of 4 on are aligned to four entries' bytes.

@@ -5,8 +5,8 @@
 namespace dmuon::kernels::cuda {
 
 // Elementwise kernels of an update, in fp32 arithmetic. Each adds one kernel to a stream, allocates
-// nothing and never waits, so a stream may be captured after `prepare` (library.h). Pointers are the
-// device's, and must stay valid until the kernel has run. Thread-safe.
+// nothing and never waits, so a stream may be captured after `prepare` (library.h). Pointers are
+// the device's, and must stay valid until the kernel has run. Thread-safe.
 
 enum class Half { kFp16, kBFloat16 };
 

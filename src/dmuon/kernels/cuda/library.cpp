@@ -107,7 +107,7 @@ std::string unavailable(int device) {
     const int minor = attribute(kMinor, device);
     const std::string has =
         core::message("device ", device, " has compute capability ", major, ".", minor);
-    if (major < 8) return has + "; dmuon's kernels need 8.0 or later";
+    if (major < 8) return has + ", before 8.0, which dmuon's kernels need";
     if (!has_image(10 * major + minor)) return has + ", for which dmuon carries no kernels";
     prepare(device);
   } catch (const core::CudaError& error) {
@@ -134,10 +134,10 @@ void launch(const Launch& launch, const void* parameters, std::size_t bytes, int
     const Current current(loaded.context);
     const auto index = static_cast<std::size_t>(carried - kElementwise.begin());
     std::array<void*, 1> arguments{const_cast<void*>(parameters)};
-    check(driver()->launch(loaded.kernels.at(index), launch.grid_x, launch.grid_y, 1,
-                           launch.threads, 1, 1, launch.shared_bytes, stream, arguments.data(),
-                           nullptr),
-          "cuLaunchKernel");
+    check(
+        driver()->launch(loaded.kernels.at(index), launch.grid_x, launch.grid_y, 1, launch.threads,
+                         1, 1, launch.shared_bytes, stream, arguments.data(), nullptr),
+        "cuLaunchKernel");
   } catch (const core::CudaError& error) {
     throw core::CudaError(core::message(what, " on device ", device, ": ", error.what()));
   }

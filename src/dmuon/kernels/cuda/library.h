@@ -8,9 +8,9 @@ namespace dmuon::kernels::cuda {
 // The kernels that dmuon carries: cubins inside this library, which the CUDA driver loads. All
 // functions are thread-safe.
 
-/// Returns why no kernel runs on `device`, in one sentence; empty if all kernels run there. Reasons:
-/// no driver, a driver before CUDA 12.0, a compute capability below 8.0 or without a cubin, a
-/// driver that refuses the cubins, a build without nvcc. Loads the kernels.
+/// Returns why no kernel runs on `device`, in one sentence; empty if all kernels run there.
+/// Reasons: no driver, a driver before CUDA 12.0, a compute capability below 8.0 or without a
+/// cubin, a driver that refuses the cubins, a build without nvcc. Loads the kernels.
 std::string unavailable(int device);
 
 /// Loads all kernels for `device`, if this has not been done. Call it before a stream is captured:

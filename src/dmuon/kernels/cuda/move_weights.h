@@ -35,9 +35,9 @@ DMUON_DEVICE void move_weights(const MoveWeightsParameters& p) {
     std::uint16_t update[4];
     machine::load_f32x4(old, w);
     machine::load_u16x4(update, u);
-    const float four[4] = {
-        moved<Format>(p, old[0], update[0]), moved<Format>(p, old[1], update[1]),
-        moved<Format>(p, old[2], update[2]), moved<Format>(p, old[3], update[3])};
+    const float four[4] = {moved<Format>(p, old[0], update[0]), moved<Format>(p, old[1], update[1]),
+                           moved<Format>(p, old[2], update[2]),
+                           moved<Format>(p, old[3], update[3])};
     machine::store_f32x4(w, four);
     return;
   }

@@ -10,7 +10,7 @@ namespace dmuon::kernels::cuda {
 ///
 /// Grid: (blocks of kMoveWeightsThreads items, batch). An item is `width` neighbours of a row.
 struct MoveWeightsParameters {
-  float* w;               ///< [batch][rows][cols]
+  float* w;                ///< [batch][rows][cols]
   const std::uint16_t* u;  ///< [batch][rows][cols], in the kernel's 16-bit format
   const std::uint8_t* applies;
   std::int64_t w_row_stride;  ///< strides in elements
