@@ -14,6 +14,8 @@ void init_errors() {
       PyErr_SetString(PyExc_ValueError, error.what());
     } catch (const core::CommError& error) {
       PyErr_SetString(PyExc_RuntimeError, error.what());
+    } catch (const core::CudaError& error) {
+      PyErr_SetString(PyExc_RuntimeError, error.what());
     } catch (const core::InternalError& error) {
       PyErr_SetString(PyExc_RuntimeError, error.what());
     }

@@ -20,6 +20,11 @@ struct CommError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// A CUDA driver refused a call. Python sees a RuntimeError.
+struct CudaError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 /// An invariant is broken: a bug in dmuon. Python sees a RuntimeError.
 struct InternalError : std::logic_error {
   using std::logic_error::logic_error;

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <string>
+
+namespace dmuon::kernels::cuda {
+
+// The functions of the CUDA driver that dmuon calls, in declarations of its own: no CUDA header is
+// needed to build, and no library to link. tests/kernels/cuda/abi_test.cpp compares each
+// declaration with NVIDIA's cuda.h.
+
+using Result = int;  ///< CUresult; 0 is success
+using Device = int;
+using Context = struct ContextTag*;
+using Library = struct LibraryTag*;
+using Kernel = struct KernelTag*;  ///< cuLaunchKernel takes one in place of a CUfunction
+using Stream = void*;              ///< CUstream, which is a cudaStream_t
+
+enum DeviceAttribute { kMajor = 75, kMinor = 76 };
+
+struct Driver {
+  Result (*init)(unsigned flags);
+  Result (*driver_version)(int* version);
+  Result (*device_attribute)(int* value, int attribute, Device device);
+  Result (*retain_primary)(Context* context, Device device);
+  Result (*current_context)(Context* context);
+  Result (*set_current_context)(Context context);
+  Result (*load_library)(Library* library, const void* image, void* options, void** option_values,
+                         unsigned num_options, void* library_options, void** library_option_values,
+                         unsigned num_library_options);
+  Result (*get_kernel)(Kernel* kernel, Library library, const char* name);
+  Result (*launch)(Kernel kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                   unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                   Stream stream, void** parameters, void** extra);
+  Result (*error_name)(Result result, const char** name);
+};
+
+/// Opens libcuda.so.1 in the first call and never closes it: the library that PyTorch has opened,
+/// if it has. Returns null if there is no driver of CUDA 12.0 or later; see `why_no_driver`.
+/// Thread-safe.
+const Driver* driver();
+
+/// Returns one sentence if driver() is null.
+const std::string& why_no_driver();
+
+/// Returns the driver's name of a result, such as CUDA_ERROR_INVALID_VALUE. driver() is not null.
+std::string name_of(Result result);
+
+}  // namespace dmuon::kernels::cuda

@@ -1,0 +1,146 @@
+#include "dmuon/kernels/cuda/library.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <mutex>
+#include <string_view>
+
+#include "dmuon/core/error.h"
+#include "dmuon/kernels/cuda/driver.h"
+#include "dmuon/kernels/cuda/parameters.h"
+
+// The fat binary of each .cu file, with one cubin for each architecture (cmake/cuda_kernels.cmake).
+extern "C" const unsigned char dmuon_cuda_elementwise[];
+
+namespace dmuon::kernels::cuda {
+namespace {
+
+// Such as 80 for sm_80; defined by cmake/cuda_kernels.cmake.
+constexpr std::array kArchitectures{DMUON_CUDA_ARCHITECTURES};
+
+struct Carried {
+  std::string_view name;
+  std::size_t parameter_bytes;
+};
+constexpr std::array kElementwise{
+    Carried{"move_weights_f16", sizeof(MoveWeightsParameters)},
+    Carried{"move_weights_bf16", sizeof(MoveWeightsParameters)},
+};
+
+void check(Result result, const std::string& what) {
+  if (result != 0) throw core::CudaError(core::message(what, ": ", name_of(result)));
+}
+
+struct OnDevice {
+  Context context = nullptr;
+  std::array<Kernel, kElementwise.size()> kernels{};
+};
+
+// Retains the primary context and loads every kernel.
+OnDevice load(int device) {
+  static Library library = nullptr;  // one for all devices; under the mutex of on_device()
+  OnDevice loaded;
+  check(driver()->retain_primary(&loaded.context, device), "cuDevicePrimaryCtxRetain");
+  if (library == nullptr) {
+    check(driver()->load_library(&library, dmuon_cuda_elementwise, nullptr, nullptr, 0, nullptr,
+                                 nullptr, 0),
+          "cuLibraryLoadData");
+  }
+  for (std::size_t i = 0; i < kElementwise.size(); ++i) {
+    const std::string name(kElementwise.at(i).name);
+    check(driver()->get_kernel(&loaded.kernels.at(i), library, name.c_str()),
+          "cuLibraryGetKernel " + name);
+  }
+  return loaded;
+}
+
+const OnDevice& on_device(int device) {
+  static std::mutex mutex;
+  static std::map<int, OnDevice> devices;
+  const std::scoped_lock lock(mutex);
+  auto found = devices.find(device);
+  if (found == devices.end()) found = devices.emplace(device, load(device)).first;
+  return found->second;
+}
+
+// The device's primary context, current in this thread while this object lives. A thread that has
+// called nothing of the CUDA runtime yet has no context; there the primary one remains.
+class Current {
+ public:
+  explicit Current(Context context) {
+    check(driver()->current_context(&before_), "cuCtxGetCurrent");
+    if (before_ == context) return;
+    check(driver()->set_current_context(context), "cuCtxSetCurrent");
+    restores_ = before_ != nullptr;
+  }
+  ~Current() {
+    if (restores_) driver()->set_current_context(before_);
+  }
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+
+ private:
+  Context before_ = nullptr;
+  bool restores_ = false;
+};
+
+int attribute(DeviceAttribute which, int device) {
+  int value = 0;
+  check(driver()->device_attribute(&value, which, device), "cuDeviceGetAttribute");
+  return value;
+}
+
+// A cubin runs on its own compute capability and on later minor versions of it.
+bool has_image(int capability) {
+  return std::ranges::any_of(kArchitectures, [&](int architecture) {
+    return architecture / 10 == capability / 10 && architecture <= capability;
+  });
+}
+
+}  // namespace
+
+std::string unavailable(int device) {
+  if (driver() == nullptr) return why_no_driver();
+  try {
+    const int major = attribute(kMajor, device);
+    const int minor = attribute(kMinor, device);
+    const std::string has =
+        core::message("device ", device, " has compute capability ", major, ".", minor);
+    if (major < 8) return has + ", before 8.0, which dmuon's kernels need";
+    if (!has_image(10 * major + minor)) return has + ", for which dmuon carries no kernels";
+    prepare(device);
+  } catch (const core::CudaError& error) {
+    return core::message("device ", device, " refuses dmuon's kernels: ", error.what());
+  }
+  return "";
+}
+
+void prepare(int device) {
+  if (driver() == nullptr) throw core::CudaError("prepare: " + why_no_driver());
+  on_device(device);
+}
+
+void launch(const Launch& launch, const void* parameters, std::size_t bytes, int device,
+            void* stream) {
+  if (driver() == nullptr) throw core::CudaError("launch: " + why_no_driver());
+  const std::string what = core::message("launch of the CUDA kernel ", launch.kernel);
+  const auto* const carried = std::ranges::find(kElementwise, launch.kernel, &Carried::name);
+  core::invariant(carried != kElementwise.end(), what, ": there is no such kernel");
+  core::invariant(carried->parameter_bytes == bytes, what, ": expected ", carried->parameter_bytes,
+                  " bytes of parameters, got ", bytes);
+  try {
+    const OnDevice& loaded = on_device(device);
+    const Current current(loaded.context);
+    const auto index = static_cast<std::size_t>(carried - kElementwise.begin());
+    std::array<void*, 1> arguments{const_cast<void*>(parameters)};
+    check(
+        driver()->launch(loaded.kernels.at(index), launch.grid_x, launch.grid_y, 1, launch.threads,
+                         1, 1, launch.shared_bytes, stream, arguments.data(), nullptr),
+        "cuLaunchKernel");
+  } catch (const core::CudaError& error) {
+    throw core::CudaError(core::message(what, " on device ", device, ": ", error.what()));
+  }
+}
+
+}  // namespace dmuon::kernels::cuda

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+namespace dmuon::kernels::cuda {
+
+// The kernels that dmuon carries: cubins inside this library, which the CUDA driver loads. All
+// functions are thread-safe.
+
+/// Returns why no kernel runs on `device`, in one sentence; empty if all kernels run there.
+/// Reasons: no driver, a driver before CUDA 12.0, a compute capability below 8.0 or without a
+/// cubin, a driver that refuses the cubins, a build without nvcc. Loads the kernels.
+std::string unavailable(int device);
+
+/// Loads all kernels for `device`, if this has not been done. Call it before a stream is captured:
+/// the driver loads nothing during a capture.
+/// @throws CudaError if a kernel cannot be loaded.
+void prepare(int device);
+
+struct Launch {
+  const char* kernel;  ///< a name in elementwise.cu
+  unsigned grid_x;
+  unsigned grid_y;
+  unsigned threads;  ///< a block's
+  unsigned shared_bytes;
+};
+
+/// Adds a kernel to a stream, and returns before it runs. `parameters` is the kernel's one
+/// parameter, of `bytes` bytes, and is copied. `stream` is a cudaStream_t of `device`. Makes the
+/// device's primary context current in a thread that has none. Allowed during a capture after
+/// `prepare`.
+/// @throws CudaError with the kernel's name and the driver's error.
+void launch(const Launch& launch, const void* parameters, std::size_t bytes, int device,
+            void* stream);
+
+}  // namespace dmuon::kernels::cuda

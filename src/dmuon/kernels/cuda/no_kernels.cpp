@@ -1,0 +1,16 @@
+#include "dmuon/core/error.h"
+#include "dmuon/kernels/cuda/library.h"
+
+// A build without nvcc compiles this file instead of driver.cpp and library.cpp.
+namespace dmuon::kernels::cuda {
+namespace {
+
+constexpr const char* kReason = "dmuon was built without CUDA kernels: nvcc was not found";
+
+}  // namespace
+
+std::string unavailable(int) { return kReason; }
+void prepare(int) { throw core::CudaError(kReason); }
+void launch(const Launch&, const void*, std::size_t, int, void*) { throw core::CudaError(kReason); }
+
+}  // namespace dmuon::kernels::cuda

@@ -1,0 +1,57 @@
+// dmuon's declarations of the driver against NVIDIA's.
+#include <cuda.h>
+#include <gtest/gtest.h>
+
+#include <string_view>
+#include <type_traits>
+
+#include "dmuon/kernels/cuda/driver.h"
+
+namespace dmuon::kernels::cuda {
+namespace {
+
+static_assert(sizeof(CUresult) == sizeof(Result) && CUDA_SUCCESS == 0);
+static_assert(sizeof(CUdevice) == sizeof(Device) && sizeof(CUstream) == sizeof(Stream));
+static_assert(kMajor == static_cast<int>(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR));
+static_assert(kMinor == static_cast<int>(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR));
+
+// Arguments pass alike: both pointers, or neither, and of one size.
+template <typename Ours, typename Theirs>
+constexpr bool kPassAlike =
+    sizeof(Ours) == sizeof(Theirs) && std::is_pointer_v<Ours> == std::is_pointer_v<Theirs>;
+
+template <typename... Ours, typename... Theirs>
+constexpr bool same_arguments(Result (*)(Ours...), CUresult (*)(Theirs...)) {
+  if constexpr (sizeof...(Ours) == sizeof...(Theirs)) {
+    return (kPassAlike<Ours, Theirs> && ...);
+  } else {
+    return false;
+  }
+}
+
+#define EXPANDED_NAME(x) QUOTED(x)
+#define QUOTED(x) #x
+// The member's arguments, and the name that cuda.h's macro gives the function.
+#define DRIVER_HAS(member, function, name)                                                 \
+  static_assert(same_arguments(decltype(Driver::member){}, decltype(&function){}), #name); \
+  static_assert(std::string_view(EXPANDED_NAME(function)) == name)
+
+DRIVER_HAS(init, cuInit, "cuInit");
+DRIVER_HAS(driver_version, cuDriverGetVersion, "cuDriverGetVersion");
+DRIVER_HAS(device_attribute, cuDeviceGetAttribute, "cuDeviceGetAttribute");
+DRIVER_HAS(retain_primary, cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain");
+DRIVER_HAS(current_context, cuCtxGetCurrent, "cuCtxGetCurrent");
+DRIVER_HAS(set_current_context, cuCtxSetCurrent, "cuCtxSetCurrent");
+DRIVER_HAS(load_library, cuLibraryLoadData, "cuLibraryLoadData");
+DRIVER_HAS(get_kernel, cuLibraryGetKernel, "cuLibraryGetKernel");
+DRIVER_HAS(launch, cuLaunchKernel, "cuLaunchKernel");
+DRIVER_HAS(error_name, cuGetErrorName, "cuGetErrorName");
+
+TEST(Abi, NamesErrorsAsTheDriverDoes) {
+  ASSERT_NE(driver(), nullptr) << why_no_driver();
+  EXPECT_EQ(name_of(CUDA_ERROR_ILLEGAL_ADDRESS), "CUDA_ERROR_ILLEGAL_ADDRESS (700)");
+  EXPECT_EQ(name_of(123456), "unknown error (123456)");
+}
+
+}  // namespace
+}  // namespace dmuon::kernels::cuda

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "tests/kernels/cuda/fake/cubin.h"
+#include "tests/kernels/cuda/fake/fake.h"
+#include "tests/kernels/cuda/fake/registry.h"
+
+namespace dmuon::kernels::cuda::fake {
+
+struct Limits {
+  int capability;    ///< such as 90
+  int shared_bytes;  ///< a block's, without asking for more
+  int registers;     ///< a block's
+};
+
+/// A kernel of a library, as the device takes it.
+struct LoadedKernel {
+  std::string name;
+  CubinKernel needs;
+  const HostKernel* host;
+};
+
+/// A launch with the parameters that it copied.
+struct Work {
+  const LoadedKernel* kernel;
+  std::shared_ptr<const void> parameters;
+  emulator::Grid grid;
+};
+
+using Task = std::function<void()>;
+
+struct StreamState {
+  std::deque<Task> queue;
+  bool capturing = false;
+  std::vector<Task> captured;
+};
+
+/// The one device. Work runs in the calls that wait for it. Its functions are called under `mutex`.
+class Device {
+ public:
+  static Device& get();
+
+  std::mutex mutex;
+  bool initialised = false;
+  unsigned seed = 1;
+  int captures = 0;  ///< streams that are being captured
+  FakeCounts counts{};
+  std::string errors;
+  int sticky = 0;  ///< a CUresult: the error that a launch left
+  std::map<void*, StreamState> streams;
+  std::map<std::uintptr_t, std::size_t> memory;  ///< bytes that were allocated, by address
+  void (*executor)(void*, const char*, void (*)(void*), void*, const FakeRegion*, int) = nullptr;
+  std::ptrdiff_t to_host = 0;
+
+  const Limits& limits() const { return limits_; }
+  int version() const { return version_; }
+  /// Adds a task to a stream, or to what it captures.
+  void enqueue(void* stream, Task task);
+  void launch(void* stream, Work work);
+  void synchronise(void* stream);
+  void synchronise();
+
+ private:
+  Device();
+  void run(const Work& work);
+  bool owns(const emulator::Buffer& buffer) const;
+  void fail(int result, const std::string& what);
+
+  Limits limits_{};
+  int version_;
+};
+
+}  // namespace dmuon::kernels::cuda::fake

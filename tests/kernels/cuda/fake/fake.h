@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstddef>
+
+// What tests ask of the fake libcuda.so.1 beside the driver's functions; by dlsym. It is one
+// device:
+//   FAKE_CUDA_DEVICE=80     its compute capability, 8.0 (default 90)
+//   FAKE_CUDA_VERSION=12000 the driver's version (default 13000)
+extern "C" {
+
+struct FakeRegion {
+  const char* name;
+  const void* base;
+  std::size_t row_bytes, rows, row_pitch, batch, batch_pitch;
+  int writes;  ///< 0 or 1
+};
+
+struct FakeCounts {
+  unsigned long launches;
+  unsigned long blocks;
+  unsigned long bytes_read;     ///< of the buffers that kernels say they read
+  unsigned long bytes_written;  ///< of those that they say they write
+};
+
+/// Decides the order of blocks and threads in the launches that follow.
+void fake_cuda_seed(unsigned seed);
+/// Returns the counts since the last call.
+FakeCounts fake_cuda_counts();
+/// Returns what the emulator found since the last call, or null; and forgets that a launch failed,
+/// which would cost a real device its context.
+const char* fake_cuda_errors();
+
+/// Runs launches elsewhere: `enqueue` is called for each, and calls run(argument) once when its
+/// turn has come. `to_host` is added to an address of the device to get the host's; addresses are
+/// then not compared with what cuMemAlloc gave.
+void fake_cuda_executor(void (*enqueue)(void* stream, const char* kernel, void (*run)(void*),
+                                        void* argument, const FakeRegion* regions, int num_regions),
+                        std::ptrdiff_t to_host);
+}

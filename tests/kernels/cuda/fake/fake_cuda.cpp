@@ -1,0 +1,196 @@
+// A libcuda.so.1 without a GPU: the driver's functions that dmuon and its tests call, with the
+// driver's checks. The fat binary says which kernels there are and what they need. A launch runs
+// the kernel's own source, compiled for the host, on host memory. Compiled against NVIDIA's cuda.h,
+// while dmuon declares its own: both must agree.
+#include <cuda.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "tests/kernels/cuda/fake/calls.h"
+
+using namespace dmuon::kernels::cuda::fake;
+
+namespace {
+
+const auto kPrimary = reinterpret_cast<CUcontext>(std::uintptr_t{0x5111});
+
+struct LibraryState {
+  std::vector<Cubin> cubins;
+  std::vector<std::unique_ptr<LoadedKernel>> kernels;
+};
+
+// The cubin of the device's own capability, or of an earlier minor version.
+const Cubin* chosen(const LibraryState& library, int capability) {
+  const Cubin* best = nullptr;
+  for (const Cubin& cubin : library.cubins) {
+    if (cubin.architecture / 10 != capability / 10 || cubin.architecture > capability) continue;
+    if (best == nullptr || cubin.architecture > best->architecture) best = &cubin;
+  }
+  return best;
+}
+
+CUresult check_launch(const Device& device, const LoadedKernel& kernel, unsigned grid_x,
+                      unsigned grid_y, unsigned threads, unsigned shared_bytes) {
+  if (grid_x == 0 || grid_x > 0x7fffffffU || grid_y == 0 || grid_y > 65535) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  if (threads == 0 || threads > 1024) return CUDA_ERROR_INVALID_VALUE;
+  if (shared_bytes > static_cast<unsigned>(device.limits().shared_bytes)) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  const int warps = (static_cast<int>(threads) + 31) / 32;
+  const int registers_a_warp = (kernel.needs.registers * 32 + 255) / 256 * 256;
+  if (static_cast<int>(threads) > kernel.needs.max_threads ||
+      warps * registers_a_warp > device.limits().registers) {
+    return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
+  }
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+extern "C" {
+
+void fake_cuda_seed(unsigned seed) { Device::get().seed = seed; }
+
+FakeCounts fake_cuda_counts() { return std::exchange(Device::get().counts, {}); }
+
+const char* fake_cuda_errors() {
+  DMUON_DEVICE_LOCKED;
+  static std::string told;
+  told = std::exchange(device.errors, "");
+  device.sticky = 0;
+  return told.empty() ? nullptr : told.c_str();
+}
+
+void fake_cuda_executor(void (*enqueue)(void*, const char*, void (*)(void*), void*,
+                                        const FakeRegion*, int),
+                        std::ptrdiff_t to_host) {
+  DMUON_DEVICE_LOCKED;
+  device.executor = enqueue;
+  device.to_host = to_host;
+}
+
+CUresult cuInit(unsigned flags) {
+  DMUON_DEVICE_LOCKED;
+  if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
+  device.initialised = true;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDriverGetVersion(int* version) {
+  *version = Device::get().version();
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice which) {
+  DMUON_DEVICE_LOCKED;
+  if (!device.initialised) return CUDA_ERROR_NOT_INITIALIZED;
+  if (which != 0) return CUDA_ERROR_INVALID_DEVICE;
+  const int capability = device.limits().capability;
+  if (attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) {
+    *value = capability / 10;
+  } else if (attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR) {
+    *value = capability % 10;
+  } else {
+    return CUDA_ERROR_NOT_SUPPORTED;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult cuGetErrorName(CUresult result, const char** name) {
+  static const std::map<CUresult, const char*> kNames{
+      {CUDA_SUCCESS, "CUDA_SUCCESS"},
+      {CUDA_ERROR_INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE"},
+      {CUDA_ERROR_NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED"},
+      {CUDA_ERROR_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE"},
+      {CUDA_ERROR_INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE"},
+      {CUDA_ERROR_INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT"},
+      {CUDA_ERROR_NO_BINARY_FOR_GPU, "CUDA_ERROR_NO_BINARY_FOR_GPU"},
+      {CUDA_ERROR_NOT_FOUND, "CUDA_ERROR_NOT_FOUND"},
+      {CUDA_ERROR_ILLEGAL_ADDRESS, "CUDA_ERROR_ILLEGAL_ADDRESS"},
+      {CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"},
+      {CUDA_ERROR_LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED"},
+      {CUDA_ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED"},
+      {CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"}};
+  const auto found = kNames.find(result);
+  *name = found == kNames.end() ? nullptr : found->second;
+  return *name == nullptr ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice which) {
+  DMUON_DEVICE_LOCKED;
+  if (!device.initialised) return CUDA_ERROR_NOT_INITIALIZED;
+  if (which != 0) return CUDA_ERROR_INVALID_DEVICE;
+  *context = kPrimary;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetCurrent(CUcontext* context) {
+  *context = current_context;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuCtxSetCurrent(CUcontext context) {
+  current_context = context;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option*, void**, unsigned,
+                           CUlibraryOption*, void**, unsigned) {
+  DMUON_DEVICE_LOCKED;
+  if (device.captures > 0) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  auto cubins = read(code);
+  if (cubins.empty()) return CUDA_ERROR_INVALID_IMAGE;
+  *library = reinterpret_cast<CUlibrary>(new LibraryState{std::move(cubins), {}});
+  return CUDA_SUCCESS;
+}
+
+CUresult cuLibraryGetKernel(CUkernel* kernel, CUlibrary handle, const char* name) {
+  DMUON_DEVICE_LOCKED;
+  auto& library = *reinterpret_cast<LibraryState*>(handle);
+  const Cubin* cubin = chosen(library, device.limits().capability);
+  if (cubin == nullptr) return CUDA_ERROR_NO_BINARY_FOR_GPU;
+  const auto needs = cubin->kernels.find(name);
+  const auto host = kernels().find(name);
+  if (needs == cubin->kernels.end()) return CUDA_ERROR_NOT_FOUND;
+  if (host == kernels().end()) {
+    std::fprintf(stderr, "fake libcuda: the host has no kernel %s\n", name);
+    return CUDA_ERROR_NOT_FOUND;
+  }
+  // One source: if the sizes differ, a build is stale, or the compilers disagree.
+  const auto& bytes = needs->second.parameter_bytes;
+  if (bytes != std::vector{static_cast<int>(host->second.parameter_bytes)}) {
+    std::fprintf(stderr, "fake libcuda: %s takes other parameters in the cubin\n", name);
+    return CUDA_ERROR_INVALID_IMAGE;
+  }
+  library.kernels.push_back(
+      std::make_unique<LoadedKernel>(LoadedKernel{name, needs->second, &host->second}));
+  *kernel = reinterpret_cast<CUkernel>(library.kernels.back().get());
+  return CUDA_SUCCESS;
+}
+
+CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
+                        CUstream stream, void** parameters, void** extra) {
+  DMUON_DEVICE_LOCKED;
+  DMUON_RETURN_UNLESS(ready(device));
+  if (function == nullptr || parameters == nullptr || extra != nullptr) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  // The emulator has no third dimension.
+  if (grid_z != 1 || block_y != 1 || block_z != 1) return CUDA_ERROR_NOT_SUPPORTED;
+  const auto* kernel = reinterpret_cast<const LoadedKernel*>(function);
+  DMUON_RETURN_UNLESS(check_launch(device, *kernel, grid_x, grid_y, block_x, shared_bytes));
+  const std::size_t bytes = kernel->host->parameter_bytes;
+  const std::shared_ptr<void> copy(std::aligned_alloc(64, (bytes + 63) / 64 * 64), std::free);
+  std::memcpy(copy.get(), parameters[0], bytes);
+  device.launch(stream, {kernel, copy, {grid_x, grid_y, block_x, shared_bytes}});
+  return CUDA_SUCCESS;
+}
+
+}  // extern "C"

@@ -1,0 +1,104 @@
+// The driver's functions that tests call beside dmuon: memory, streams, captures.
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "tests/kernels/cuda/fake/calls.h"
+
+using namespace dmuon::kernels::cuda::fake;
+
+namespace {
+
+struct GraphState {
+  std::vector<Task> tasks;
+};
+
+}  // namespace
+
+extern "C" {
+
+CUresult cuMemAlloc(CUdeviceptr* address, std::size_t bytes) {
+  DMUON_DEVICE_LOCKED;
+  DMUON_RETURN_UNLESS(ready_to_wait(device));
+  void* block = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  std::memset(block, 0xff, bytes);  // NaN
+  device.memory[reinterpret_cast<std::uintptr_t>(block)] = bytes;
+  *address = reinterpret_cast<CUdeviceptr>(block);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemFree(CUdeviceptr address) {
+  DMUON_DEVICE_LOCKED;
+  device.synchronise();
+  if (device.memory.erase(address) == 0) return CUDA_ERROR_INVALID_VALUE;
+  std::free(reinterpret_cast<void*>(address));
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemcpyHtoD(CUdeviceptr to, const void* from, std::size_t bytes) {
+  DMUON_DEVICE_LOCKED;
+  DMUON_RETURN_UNLESS(ready_to_wait(device));
+  device.synchronise();
+  std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemcpyDtoH(void* to, CUdeviceptr from, std::size_t bytes) {
+  DMUON_DEVICE_LOCKED;
+  DMUON_RETURN_UNLESS(ready_to_wait(device));
+  device.synchronise();
+  DMUON_RETURN_UNLESS(ready(device));
+  std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamCreate(CUstream* stream, unsigned) {
+  DMUON_DEVICE_LOCKED;
+  DMUON_RETURN_UNLESS(ready(device));
+  *stream = reinterpret_cast<CUstream>(new char);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamSynchronize(CUstream stream) {
+  DMUON_DEVICE_LOCKED;
+  DMUON_RETURN_UNLESS(ready_to_wait(device));
+  device.synchronise(stream);
+  return static_cast<CUresult>(device.sticky);
+}
+
+CUresult cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode) {
+  DMUON_DEVICE_LOCKED;
+  DMUON_RETURN_UNLESS(ready(device));
+  StreamState& state = device.streams[stream];
+  if (stream == nullptr || state.capturing) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  state.capturing = true;
+  ++device.captures;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuStreamEndCapture(CUstream stream, CUgraph* graph) {
+  DMUON_DEVICE_LOCKED;
+  DMUON_RETURN_UNLESS(ready(device));
+  StreamState& state = device.streams[stream];
+  if (!state.capturing) return CUDA_ERROR_INVALID_VALUE;
+  state.capturing = false;
+  --device.captures;
+  *graph = reinterpret_cast<CUgraph>(new GraphState{std::exchange(state.captured, {})});
+  return CUDA_SUCCESS;
+}
+
+CUresult cuGraphInstantiate(CUgraphExec* executable, CUgraph graph, unsigned long long) {
+  *executable = reinterpret_cast<CUgraphExec>(graph);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuGraphLaunch(CUgraphExec executable, CUstream stream) {
+  DMUON_DEVICE_LOCKED;
+  DMUON_RETURN_UNLESS(ready(device));
+  for (const Task& task : reinterpret_cast<const GraphState*>(executable)->tasks) {
+    device.enqueue(stream, task);
+  }
+  return CUDA_SUCCESS;
+}
+
+}  // extern "C"

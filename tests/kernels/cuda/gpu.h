@@ -1,0 +1,87 @@
+#pragma once
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "dmuon/kernels/cuda/library.h"
+#include "tests/kernels/cuda/fake/fake.h"
+
+// A device's memory and streams for tests: by libcuda.so.1, the fake or NVIDIA's.
+namespace dmuon::kernels::cuda {
+
+template <typename Function>
+Function* driver_function(const char* name) {
+  static void* const kLibrary = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  return reinterpret_cast<Function*>(dlsym(kLibrary, name));
+}
+
+template <typename... Arguments>
+int call(const char* name, Arguments... arguments) {
+  auto* const function = driver_function<int(Arguments...)>(name);
+  return function == nullptr ? -1 : function(arguments...);
+}
+
+/// Entries in the device's memory.
+template <typename T>
+class OnGpu {
+ public:
+  explicit OnGpu(const std::vector<T>& values) : size_(values.size()) {
+    EXPECT_EQ(call("cuMemAlloc_v2", &address_, size_ * sizeof(T) + 16), 0);
+    set(values);
+  }
+  ~OnGpu() { call("cuMemFree_v2", address_); }
+  OnGpu(const OnGpu&) = delete;
+  OnGpu& operator=(const OnGpu&) = delete;
+
+  T* data() const { return reinterpret_cast<T*>(address_); }
+  void set(const std::vector<T>& values) {
+    EXPECT_EQ(call("cuMemcpyHtoD_v2", address_, static_cast<const void*>(values.data()),
+                   values.size() * sizeof(T)),
+              0);
+  }
+  std::vector<T> values() const {
+    std::vector<T> found(size_);
+    EXPECT_EQ(call("cuMemcpyDtoH_v2", static_cast<void*>(found.data()), address_,
+                   found.size() * sizeof(T)),
+              0);
+    return found;
+  }
+
+ private:
+  std::size_t size_;
+  unsigned long long address_ = 0;
+};
+
+/// A test on device 0 with a stream.
+class GpuTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_EQ(unavailable(0), "");
+    // The thread's context, as the CUDA runtime would set it.
+    void* context = nullptr;
+    ASSERT_EQ(call("cuDevicePrimaryCtxRetain", &context, 0), 0);
+    ASSERT_EQ(call("cuCtxSetCurrent", context), 0);
+    ASSERT_EQ(call("cuStreamCreate", &stream_, 0U), 0);
+  }
+  void TearDown() override { EXPECT_EQ(found(), ""); }
+
+  int synchronise() { return call("cuStreamSynchronize", stream_); }
+  /// What the emulator has found since the last call; nothing on a GPU.
+  static std::string found() {
+    auto* const errors = driver_function<const char*()>("fake_cuda_errors");
+    const char* text = errors == nullptr ? nullptr : errors();
+    return text == nullptr ? "" : text;
+  }
+  static void seed(unsigned seed) {
+    auto* const function = driver_function<void(unsigned)>("fake_cuda_seed");
+    if (function != nullptr) function(seed);
+  }
+
+  void* stream_ = nullptr;
+};
+
+}  // namespace dmuon::kernels::cuda

@@ -1,0 +1,127 @@
+#include "dmuon/kernels/cuda/library.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "dmuon/core/error.h"
+#include "dmuon/kernels/cuda/elementwise.h"
+#include "dmuon/kernels/cuda/parameters.h"
+#include "tests/kernels/cuda/gpu.h"
+
+namespace dmuon::kernels::cuda {
+namespace {
+
+// A row of ones and a direction of ones; one launch adds `factor` to each weight.
+struct Row {
+  OnGpu<float> w{std::vector<float>(40, 1)};
+  OnGpu<std::uint16_t> u{std::vector<std::uint16_t>(40, 0x3c00)};
+  OnGpu<std::uint8_t> applies{{1}};
+
+  void add(float factor, void* stream) const {
+    move_weights({.rows = 1,
+                  .cols = 40,
+                  .w = w.data(),
+                  .w_row_stride = 40,
+                  .u = u.data(),
+                  .u_row_stride = 40,
+                  .factor = factor,
+                  .applies = applies.data()},
+                 0, stream);
+  }
+};
+
+template <typename Function>
+std::string error_of(const Function& function) {
+  try {
+    function();
+  } catch (const core::CudaError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+class LibraryTest : public GpuTest {};
+
+TEST_F(LibraryTest, ACaptureRecordsALaunchAndReplaysIt) {
+  const Row row;
+  void* graph = nullptr;
+  void* executable = nullptr;
+  ASSERT_EQ(call("cuStreamBeginCapture_v2", stream_, 0), 0);
+  row.add(2, stream_);
+  EXPECT_EQ(synchronise(), 900);  // nothing may wait in a capture
+  ASSERT_EQ(call("cuStreamEndCapture", stream_, &graph), 0);
+  EXPECT_EQ(row.w.values()[0], 1);  // nothing ran
+  ASSERT_EQ(call("cuGraphInstantiateWithFlags", &executable, graph, 0ULL), 0);
+  for (int i = 0; i < 3; ++i) ASSERT_EQ(call("cuGraphLaunch", executable, stream_), 0);
+  EXPECT_EQ(synchronise(), 0);
+  EXPECT_EQ(row.w.values(), std::vector<float>(40, 7));
+}
+
+TEST_F(LibraryTest, AThreadWithoutAContextLaunches) {
+  const Row row;
+  std::thread([&] { row.add(1, stream_); }).join();
+  EXPECT_EQ(synchronise(), 0);
+  EXPECT_EQ(row.w.values()[39], 2);
+}
+
+TEST_F(LibraryTest, AThreadKeepsAContextOfItsOwn) {
+  const Row row;
+  std::thread([&] {
+    void* const other = reinterpret_cast<void*>(std::uintptr_t{0x77});
+    if (call("cuCtxSetCurrent", other) != 0) return;  // a GPU's driver knows no such context
+    row.add(1, stream_);
+    void* current = nullptr;
+    call("cuCtxGetCurrent", &current);
+    EXPECT_EQ(current, other);
+  }).join();
+  EXPECT_EQ(synchronise(), 0);
+}
+
+TEST_F(LibraryTest, ErrorsNameTheKernelAndTheDriversWord) {
+  const Row row;
+  MoveWeights move{.rows = 1,
+                   .cols = 40,
+                   .w = row.w.data(),
+                   .w_row_stride = 40,
+                   .u = row.u.data(),
+                   .u_row_stride = 40,
+                   .applies = row.applies.data()};
+  const std::string error = error_of([&] { move_weights(move, 3, stream_); });
+  EXPECT_NE(error.find("CUDA kernel move_weights_f16 on device 3"), std::string::npos) << error;
+  EXPECT_NE(error.find("CUDA_ERROR_INVALID_DEVICE"), std::string::npos) << error;
+  EXPECT_NE(unavailable(3).find("device 3 refuses dmuon's kernels"), std::string::npos);
+}
+
+TEST_F(LibraryTest, ALaunchFitsTheKernel) {
+  const char parameters[8] = {};
+  EXPECT_THROW(launch({"no_such_kernel", 1, 1, 256, 0}, parameters, 8, 0, stream_),
+               core::InternalError);
+  EXPECT_THROW(launch({"move_weights_f16", 1, 1, 256, 0}, parameters, 8, 0, stream_),
+               core::InternalError);
+  const std::vector<char> bytes(sizeof(MoveWeightsParameters));
+  const auto refused = [&](unsigned grid_x, unsigned threads, unsigned shared_bytes) {
+    return error_of([&] {
+      launch({"move_weights_f16", grid_x, 1, threads, shared_bytes}, bytes.data(), bytes.size(), 0,
+             stream_);
+    });
+  };
+  EXPECT_NE(refused(0, 256, 0).find("CUDA_ERROR_INVALID_VALUE"), std::string::npos);
+  EXPECT_NE(refused(1, 256, 60 << 10).find("CUDA_ERROR_INVALID_VALUE"), std::string::npos);
+  // __launch_bounds__ in the cubin.
+  EXPECT_NE(refused(1, 512, 0).find("CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"), std::string::npos);
+}
+
+// Runs once for each reason, in the environment of CMakeLists.txt.
+TEST(Unavailable, SaysWhyInOneSentence) {
+  const char* const reason = std::getenv("EXPECTED_REASON");
+  if (reason == nullptr) GTEST_SKIP() << "no reason is expected";
+  EXPECT_TRUE(unavailable(0).starts_with(reason)) << unavailable(0);
+  EXPECT_EQ(unavailable(0).find('\n'), std::string::npos);
+}
+
+}  // namespace
+}  // namespace dmuon::kernels::cuda
