@@ -11,8 +11,12 @@ Start Elementwise::start(const MomentumStep& step, at::ScalarType dtype, double 
   return {step.momentum.dim() == 2 ? x.squeeze(0) : x};
 }
 
-std::vector<const Elementwise*> elementwise_all(c10::Device device, at::ScalarType /*dtype*/) {
-  return {&elementwise_of(device)};
+std::vector<const Elementwise*> elementwise_all(c10::Device device, at::ScalarType dtype) {
+  std::vector<const Elementwise*> all{&elementwise_of(device)};
+  const bool is_16_bit = c10::elementSize(dtype) == 2;
+  if (!device.is_cpu() && is_16_bit && why_no_cuda_elementwise(device).empty())
+    all.push_back(&cuda_elementwise());
+  return all;
 }
 
 std::int64_t memo_words(c10::Device device) {

@@ -1,6 +1,7 @@
 #include "dmuon/kernels/cuda/elementwise.h"
 
 #include <limits>
+#include <tuple>
 
 #include "dmuon/core/error.h"
 #include "dmuon/kernels/cuda/library.h"
@@ -39,7 +40,86 @@ bool in_fours(const void* data, std::size_t entry_bytes, std::int64_t row_stride
   return aligned(data, 4 * entry_bytes) && row_stride % 4 == 0 && batch_stride % 4 == 0;
 }
 
+// Blocks of a matrix.
+std::int64_t num_blocks(const DirectionOf& direction) {
+  constexpr std::int64_t kEntries = 4 * kDirectionThreads * kDirectionFours;
+  return (direction.x_rows * direction.x_cols + kEntries - 1) / kEntries;
+}
+
+void check_direction(const DirectionOf& direction) {
+  constexpr const char* kName = "direction";
+  check_sizes(kName, direction.batch, direction.rows, direction.cols);
+  check_sizes(kName, direction.batch, direction.x_rows, direction.x_cols);
+  core::require(direction.x_rows >= direction.rows && direction.x_cols >= direction.cols &&
+                    direction.x_cols % 4 == 0,
+                kName, ": x_rows and x_cols must be at least ", direction.rows, " and ",
+                direction.cols, ", x_cols a multiple of 4; got ", direction.x_rows, " and ",
+                direction.x_cols);
+  core::require(direction.inner_batch >= 1 && direction.inner_stride >= 0, kName,
+                ": inner_batch must be at least 1, inner_stride at least 0; got ",
+                direction.inner_batch, " and ", direction.inner_stride);
+  for (const auto& [name, data, bytes] :
+       {std::tuple<const char*, const void*, std::size_t>{"gradient", direction.gradient, 4},
+        {"momentum", direction.momentum, 4},
+        {"x", direction.x, 8},
+        {"memo", direction.memo, 4},
+        {"partial", direction.partial, 4},
+        {"applies", direction.applies, 1}}) {
+    check_matrix(kName, name, data, bytes, direction.row_stride, direction.batch_stride);
+  }
+}
+
+DirectionParameters parameters_of(const DirectionOf& direction) {
+  DirectionParameters parameters{};
+  parameters.gradient = direction.gradient;
+  parameters.momentum = direction.momentum;
+  parameters.x = static_cast<std::uint16_t*>(direction.x);
+  parameters.gradient_factor = direction.gradient_factor;
+  parameters.applies = direction.applies;
+  parameters.memo = direction.memo;
+  parameters.partial = direction.partial;
+  parameters.row_stride = direction.row_stride;
+  parameters.inner_stride = direction.inner_stride;
+  parameters.batch_stride = direction.batch_stride;
+  parameters.inner_batch = static_cast<int>(direction.inner_batch);
+  parameters.rows = static_cast<int>(direction.rows);
+  parameters.cols = static_cast<int>(direction.cols);
+  parameters.x_rows = static_cast<int>(direction.x_rows);
+  parameters.x_cols = static_cast<int>(direction.x_cols);
+  parameters.num_blocks = static_cast<int>(num_blocks(direction));
+  parameters.rest = static_cast<float>(1 - direction.mu);
+  parameters.kept = 1 - parameters.rest;
+  parameters.eps = static_cast<float>(direction.eps);
+  parameters.nesterov = direction.nesterov;
+  const auto whole = [&](const float* data) {
+    return in_fours(data, 4, direction.row_stride, direction.batch_stride) &&
+           direction.inner_stride % 4 == 0;
+  };
+  parameters.in_fours = whole(direction.gradient) && whole(direction.momentum);
+  return parameters;
+}
+
 }  // namespace
+
+std::int64_t partial_words(const DirectionOf& direction) {
+  return 2 * direction.batch * num_blocks(direction);
+}
+
+void direction(const DirectionOf& direction, int device, void* stream) {
+  if (direction.batch == 0 || direction.x_rows == 0 || direction.x_cols == 0) return;
+  check_direction(direction);
+  const DirectionParameters parameters = parameters_of(direction);
+  const bool fp16 = direction.x_format == Half::kFp16;
+  for (const char* kernel : {fp16 ? "direction_f16" : "direction_bf16",
+                             fp16 ? "direction_again_f16" : "direction_again_bf16"}) {
+    launch({.kernel = kernel,
+            .grid_x = static_cast<unsigned>(parameters.num_blocks),
+            .grid_y = static_cast<unsigned>(direction.batch),
+            .threads = kDirectionThreads,
+            .shared_bytes = 4 * kDirectionSharedWords},
+           &parameters, sizeof parameters, device, stream);
+  }
+}
 
 void move_weights(const MoveWeights& move, int device, void* stream) {
   check_sizes("move_weights", move.batch, move.rows, move.cols);

@@ -1,5 +1,6 @@
 // The kernels of elementwise.h, by their names in the cubin. Compiled without contraction into
 // fused multiply-adds, so that the host's emulation has the same bits.
+#include "dmuon/kernels/cuda/direction.h"
 #include "dmuon/kernels/cuda/move_weights.h"
 
 using namespace dmuon::kernels::cuda;
@@ -13,3 +14,13 @@ extern "C" __global__ void __launch_bounds__(kMoveWeightsThreads)
     move_weights_bf16(const __grid_constant__ MoveWeightsParameters p) {
   device::move_weights<device::BFloat16>(p);
 }
+
+#define DMUON_DIRECTION(name, format, run)                        \
+  extern "C" __global__ void __launch_bounds__(kDirectionThreads) \
+      name(const __grid_constant__ DirectionParameters p) {       \
+    device::Direction<device::format>::run(p);                    \
+  }
+DMUON_DIRECTION(direction_f16, Fp16, run)
+DMUON_DIRECTION(direction_again_f16, Fp16, run_again)
+DMUON_DIRECTION(direction_bf16, BFloat16, run)
+DMUON_DIRECTION(direction_again_bf16, BFloat16, run_again)

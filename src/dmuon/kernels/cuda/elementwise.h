@@ -2,9 +2,11 @@
 
 #include <cstdint>
 
+#include "dmuon/kernels/cuda/parameters.h"
+
 namespace dmuon::kernels::cuda {
 
-// Elementwise kernels of an update, in fp32 arithmetic. Each adds one kernel to a stream, allocates
+// Elementwise kernels of an update, in fp32 arithmetic. Each adds kernels to a stream, allocates
 // nothing and never waits, so a stream may be captured after `prepare` (library.h). Pointers are
 // the device's, and must stay valid until the kernel has run. Thread-safe.
 
@@ -36,5 +38,48 @@ struct MoveWeights {
 ///         entries, the batch exceeds 65535, or a matrix exceeds 2^31 - 1 entries.
 /// @throws CudaError from `launch`.
 void move_weights(const MoveWeights& move, int device, void* stream);
+
+/// The momentum moves, and x becomes the direction (torch.optim.Muon's), scaled:
+///
+///     momentum <- momentum + (1 - mu) (factor gradient - momentum)
+///     d = factor gradient + mu (momentum - factor gradient) with nesterov, else momentum
+///     x = s d;  memo[kMemoInverse] = 1 / max(|x|, s eps), or 1 of a zero matrix
+///
+/// The scale s of each matrix is the power of two that puts x's largest entry in [2^14, 2^15), or
+/// as near as fp32's exponents allow. Where *applies is 0, momentum keeps its bits, and d is
+/// momentum. A NaN or infinity of d makes memo[kMemoInverse] x NaN in all or some entries.
+///
+/// Reads gradient, reads and writes momentum, writes x: 14 bytes an element, and 10 more of a
+/// matrix whose s is not that of the last step.
+struct DirectionOf {
+  std::int64_t batch = 1;
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+  /// Entry (b, i, j) is [b / inner_batch * batch_stride + b % inner_batch * inner_stride + i *
+  /// row_stride + j], in both.
+  const float* gradient = nullptr;
+  float* momentum = nullptr;
+  std::int64_t row_stride = 0;
+  std::int64_t inner_batch = 1;
+  std::int64_t inner_stride = 0;
+  std::int64_t batch_stride = 0;
+  void* x =
+      nullptr;  ///< [batch, x_rows, x_cols] contiguous; what is beyond the matrix becomes zeros
+  Half x_format = Half::kFp16;
+  std::int64_t x_rows = 0;
+  std::int64_t x_cols = 0;   ///< a multiple of 4
+  float* memo = nullptr;     ///< [batch, kMemoWords]; zeros before the first step
+  float* partial = nullptr;  ///< partial_words(*this) words of scratch memory
+  double mu = 0;
+  bool nesterov = true;
+  double eps = 0;
+  const float* gradient_factor = nullptr;  ///< one on the device; null: 1
+  const std::uint8_t* applies = nullptr;   ///< one byte on the device
+};
+std::int64_t partial_words(const DirectionOf& direction);
+
+/// Adds two kernels to the stream.
+/// @throws as move_weights.
+void direction(const DirectionOf& direction, int device, void* stream);
 
 }  // namespace dmuon::kernels::cuda

@@ -26,6 +26,10 @@ struct Carried {
 constexpr std::array kElementwise{
     Carried{"move_weights_f16", sizeof(MoveWeightsParameters)},
     Carried{"move_weights_bf16", sizeof(MoveWeightsParameters)},
+    Carried{"direction_f16", sizeof(DirectionParameters)},
+    Carried{"direction_again_f16", sizeof(DirectionParameters)},
+    Carried{"direction_bf16", sizeof(DirectionParameters)},
+    Carried{"direction_again_bf16", sizeof(DirectionParameters)},
 };
 
 void check(Result result, const std::string& what) {

@@ -66,6 +66,8 @@ DMUON_DEVICE uint32_t atomic_add(uint32_t* p, uint32_t v) { return atomicAdd(p, 
 DMUON_DEVICE uint32_t bits_of(float v) { return __float_as_uint(v); }
 DMUON_DEVICE float float_of(uint32_t v) { return __uint_as_float(v); }
 
+DMUON_DEVICE float square_root(float v) { return __fsqrt_rn(v); }
+
 // NaN becomes 0x7fff.
 DMUON_DEVICE uint16_t f16_of(float v) {
   uint16_t half;

@@ -1,16 +1,10 @@
 #pragma once
 
+#include "dmuon/kernels/cuda/formats.h"
 #include "dmuon/kernels/cuda/machine.h"
 #include "dmuon/kernels/cuda/parameters.h"
 
 namespace dmuon::kernels::cuda::device {
-
-struct Fp16 {
-  static DMUON_DEVICE float wide(std::uint16_t half) { return machine::float_of_f16(half); }
-};
-struct BFloat16 {
-  static DMUON_DEVICE float wide(std::uint16_t half) { return machine::float_of_bf16(half); }
-};
 
 template <typename Format>
 DMUON_DEVICE float moved(const MoveWeightsParameters& p, float w, std::uint16_t u) {

@@ -26,4 +26,44 @@ struct MoveWeightsParameters {
 
 inline constexpr int kMoveWeightsThreads = 256;
 
+/// Words of fp32 that the direction kernels keep of each matrix.
+inline constexpr int kMemoWords = 4;
+inline constexpr int kMemoGuess = 0;    ///< the scale of x that the next step tries; 0: 1
+inline constexpr int kMemoScale = 1;    ///< the scale that x should have
+inline constexpr int kMemoTicket = 2;   ///< blocks that have ended, an integer; 0 between kernels
+inline constexpr int kMemoInverse = 3;  ///< see DirectionParameters
+
+/// What the momentum and x become: see Direction in direction.h.
+///
+/// Grid: (num_blocks, batch). Matrix i of gradient and momentum begins at i / inner_batch *
+/// batch_stride + i % inner_batch * inner_stride entries. Sizes fit an int, with a block's entries
+/// to spare.
+struct DirectionParameters {
+  const float* gradient;         ///< [batch][rows][cols]
+  float* momentum;               ///< [batch][rows][cols], strides as gradient's
+  std::uint16_t* x;              ///< [batch][x_rows][x_cols], in the kernel's 16-bit format
+  const float* gradient_factor;  ///< of the gradient; null: 1
+  const std::uint8_t* applies;
+  float* memo;     ///< [batch][kMemoWords]
+  float* partial;  ///< [batch][num_blocks][2]: the blocks' sums of squares and largest entries
+  std::int64_t row_stride;
+  std::int64_t inner_stride;
+  std::int64_t batch_stride;
+  int inner_batch;
+  int rows;
+  int cols;
+  int x_rows;
+  int x_cols;  ///< a multiple of 4
+  int num_blocks;
+  float rest;  ///< 1 - mu
+  float kept;  ///< 1 - rest
+  float eps;
+  bool nesterov;
+  bool in_fours;  ///< rows of gradient and momentum are aligned to 16 bytes
+};
+
+inline constexpr int kDirectionThreads = 256;
+inline constexpr int kDirectionFours = 8;  ///< a thread's, of 4 entries each
+inline constexpr int kDirectionSharedWords = 2 * kDirectionThreads / 32 + 1;
+
 }  // namespace dmuon::kernels::cuda

@@ -26,14 +26,6 @@ Tensor largest_of(const Tensor& x) {
   return largest.masked_fill(largest.eq(0), 1);
 }
 
-// Kernels of tensor cores want rows of 16 bytes.
-constexpr std::int64_t kAligned = 8;
-
-std::int64_t aligned(std::int64_t side, at::ScalarType dtype) {
-  if (c10::elementSize(dtype) != 2) return side;
-  return (side + kAligned - 1) / kAligned * kAligned;
-}
-
 class AtenElementwise final : public Elementwise {
  public:
   std::string_view name() const override { return "aten"; }
@@ -85,6 +77,11 @@ class AtenElementwise final : public Elementwise {
 };
 
 }  // namespace
+
+std::int64_t aligned(std::int64_t side, at::ScalarType dtype) {
+  const std::int64_t entries = c10::elementSize(dtype) == 2 ? 8 : 1;
+  return (side + entries - 1) / entries * entries;
+}
 
 const Elementwise& aten_elementwise() {
   static const AtenElementwise kElementwise;

@@ -3,6 +3,7 @@
 // The machine of machine.h under the host's compiler: each access goes through the emulator's
 // checks. Conversions have the bits of the GPU's; its NaNs too.
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -76,6 +77,8 @@ inline float float_of(uint32_t bits) {
   std::memcpy(&v, &bits, sizeof v);
   return v;
 }
+
+inline float square_root(float v) { return std::sqrt(v); }
 
 inline uint16_t f16_of(float v) {
   if (v != v) return 0x7fff;

@@ -1,5 +1,6 @@
 #include "tests/kernels/cuda/fake/registry.h"
 
+#include "dmuon/kernels/cuda/direction.h"
 #include "dmuon/kernels/cuda/move_weights.h"
 
 namespace dmuon::kernels::cuda::fake {
@@ -37,6 +38,41 @@ std::vector<Buffer> move_weights_buffers(const void* parameters, unsigned batch,
   return buffers;
 }
 
+// What the kernels touch of one matrix. The second one may find that there is nothing to do.
+void direction_buffers_of(const DirectionParameters& p, int matrix, bool again,
+                          std::ptrdiff_t to_host, std::vector<Buffer>& buffers) {
+  const float* const memo = p.memo + std::ptrdiff_t{matrix} * kMemoWords;
+  buffers.push_back(array("memo", memo, 4 * kMemoWords, Access::kChanges));
+  const auto* const words =
+      reinterpret_cast<const float*>(reinterpret_cast<const char*>(memo) + to_host);
+  if (again && words[kMemoGuess] == words[kMemoScale]) return;
+  const std::int64_t at =
+      matrix / p.inner_batch * p.batch_stride + matrix % p.inner_batch * p.inner_stride;
+  const auto part = [&](const char* name, const float* base, Access access) {
+    buffers.push_back(matrices(name, base + at, 4, 1, p.rows, p.cols, p.row_stride, 0, access));
+  };
+  part("gradient", p.gradient, Access::kRead);
+  const bool moves = !again && p.applies[to_host] != 0;
+  part("momentum", p.momentum, moves ? Access::kUpdate : Access::kRead);
+  const std::int64_t x_size = std::int64_t{p.x_rows} * p.x_cols;
+  buffers.push_back(
+      array("x", p.x + matrix * x_size, 2 * static_cast<std::size_t>(x_size), Access::kWrite));
+  buffers.push_back(array("partial", p.partial + std::ptrdiff_t{2} * matrix * p.num_blocks,
+                          8 * static_cast<std::size_t>(p.num_blocks), Access::kChanges));
+}
+
+template <bool kAgain>
+std::vector<Buffer> direction_buffers(const void* parameters, unsigned batch,
+                                      std::ptrdiff_t to_host) {
+  const auto& p = *static_cast<const DirectionParameters*>(parameters);
+  std::vector<Buffer> buffers{array("applies", p.applies, 1, Access::kRead)};
+  if (p.gradient_factor != nullptr)
+    buffers.push_back(array("gradient factor", p.gradient_factor, 4, Access::kRead));
+  for (unsigned matrix = 0; matrix < batch; ++matrix)
+    direction_buffers_of(p, static_cast<int>(matrix), kAgain, to_host, buffers);
+  return buffers;
+}
+
 template <typename Parameters, void (*kBody)(const Parameters&)>
 HostKernel kernel(decltype(HostKernel::buffers) buffers) {
   return {sizeof(Parameters),
@@ -52,6 +88,16 @@ const std::map<std::string, HostKernel>& kernels() {
        kernel<MoveWeightsParameters, device::move_weights<device::Fp16>>(move_weights_buffers)},
       {"move_weights_bf16",
        kernel<MoveWeightsParameters, device::move_weights<device::BFloat16>>(move_weights_buffers)},
+      {"direction_f16",
+       kernel<DirectionParameters, device::Direction<device::Fp16>::run>(direction_buffers<false>)},
+      {"direction_bf16", kernel<DirectionParameters, device::Direction<device::BFloat16>::run>(
+                             direction_buffers<false>)},
+      {"direction_again_f16",
+       kernel<DirectionParameters, device::Direction<device::Fp16>::run_again>(
+           direction_buffers<true>)},
+      {"direction_again_bf16",
+       kernel<DirectionParameters, device::Direction<device::BFloat16>::run_again>(
+           direction_buffers<true>)},
   };
   return kKernels;
 }

@@ -1,0 +1,17 @@
+#pragma once
+
+#include "dmuon/kernels/cuda/machine.h"
+
+namespace dmuon::kernels::cuda::device {
+
+// The 16-bit formats: fp32 rounds to the nearest, ties to even.
+struct Fp16 {
+  static DMUON_DEVICE float wide(std::uint16_t half) { return machine::float_of_f16(half); }
+  static DMUON_DEVICE std::uint16_t narrow(float value) { return machine::f16_of(value); }
+};
+struct BFloat16 {
+  static DMUON_DEVICE float wide(std::uint16_t half) { return machine::float_of_bf16(half); }
+  static DMUON_DEVICE std::uint16_t narrow(float value) { return machine::bf16_of(value); }
+};
+
+}  // namespace dmuon::kernels::cuda::device
