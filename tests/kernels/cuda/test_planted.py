@@ -38,12 +38,7 @@ PLANTED = [
         "p.decay * w + p.factor * Format::wide(u)",
         "__builtin_fmaf(p.decay, w, p.factor * Format::wide(u))",
     ),
-    (
-        "lanes_swapped",
-        "move_weights.h",
-        "old[2], update[2]), moved<Format>(p, old[3], update[3])",
-        "old[3], update[3]), moved<Format>(p, old[2], update[2])",
-    ),
+    ("lanes_swapped", "move_weights.h", "p, old[2], update[2]", "p, old[2], update[3]"),
     (
         "bf16_read_as_fp16",
         "move_weights.h",
