@@ -21,13 +21,14 @@ from typing import Any
 
 MINIMUM = "2.9"
 DEFAULT = "2.13.0"
-# nvcc with its compiler, headers and libraries, 104 MB; cmake/nvcc.py finds it.
+# nvcc with its compiler and headers, 104 MB, and CUDA 12's ptxas, 40 MB; cmake/nvcc.py finds them.
 CUDA_PACKAGES = (
     "nvidia-cuda-nvcc==13.0.88",
     "nvidia-cuda-crt==13.0.88",
     "nvidia-nvvm==13.0.88",
     "nvidia-cuda-runtime==13.0.96",
     "nvidia-cuda-cccl==13.0.85",
+    "nvidia-cuda-nvcc-cu12==12.9.86",
 )
 
 

@@ -50,7 +50,13 @@ def test_nvcc_is_the_one_that_is_named_then_that_of_a_package_then_that_on_path(
     assert nvcc.find() == os.fspath(tmp_path / "named/nvcc")
     monkeypatch.delenv("NVCC")
     assert nvcc.find() == os.fspath(tmp_path / "site/nvidia/cu13/bin/nvcc")
+    ptxas = tmp_path / "site/nvidia/cuda_nvcc/bin/ptxas"
+    assert nvcc.find_older_ptxas(nvcc.find()) == ""
+    ptxas.parent.mkdir(parents=True)
+    ptxas.touch(0o755)
+    assert nvcc.find_older_ptxas(nvcc.find()) == os.fspath(ptxas)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     assert nvcc.find() == os.fspath(tmp_path / "path/nvcc")
+    assert nvcc.find_older_ptxas(nvcc.find()) == ""
     monkeypatch.setenv("NVCC", "none")
-    assert nvcc.find() == ""
+    assert nvcc.find() == nvcc.find_older_ptxas("") == ""
