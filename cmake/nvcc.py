@@ -1,7 +1,7 @@
 """Prints the path of nvcc, a semicolon, and the path of CUDA 12's ptxas; nothing for one that is missing.
 
-nvcc is the first of: NVCC=, where "none" means none; nvcc of the environment's PyPI packages; nvcc on PATH. Users of dmuon
-need none: the CUDA kernels are built into the extension module.
+nvcc is the first of: NVCC=, where "none" means none; nvcc of the environment's PyPI packages; nvcc on PATH. Users of
+dmuon need none: the CUDA kernels are built into the extension module.
 """
 
 from __future__ import annotations

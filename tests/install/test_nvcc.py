@@ -1,7 +1,8 @@
-"""Which packages a build of dmuon asks pip for, so that it has CUDA kernels."""
+"""Where a build of dmuon gets nvcc from, and what of its output fails the build."""
 
 import importlib.util
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,16 @@ def test_nvcc_is_the_one_that_is_named_then_that_of_a_package_then_that_on_path(
     assert nvcc.find_older_ptxas(nvcc.find()) == ""
     monkeypatch.setenv("NVCC", "none")
     assert nvcc.find() == nvcc.find_older_ptxas("") == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [
+        ("exit 0", 0),
+        ("exit 3", 1),
+        ("echo 'ptxas info : (C7515) Potential Performance Loss: wgmma.mma_async instructions are serialized'", 1),
+        ("echo 'ptxas info : 48 registers'", 0),
+    ],
+)
+def test_slow_code_fails_the_build(command, status):
+    assert subprocess.run([CMAKE / "strict_nvcc", "sh", "-c", command], capture_output=True).returncode == status
