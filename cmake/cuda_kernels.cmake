@@ -1,7 +1,8 @@
 # Device code without CMake's language CUDA, which needs a toolkit's folders. For each .cu file nvcc makes one cubin an
 # architecture, `fatbinary` puts the cubins together, and the assembler puts the fat binary into an object file.
 #
-# Sets DMUON_NVCC to nvcc's path (cmake/nvcc.py), or to nothing: then dmuon is built without CUDA kernels.
+# Sets DMUON_NVCC to nvcc's path (cmake/nvcc.py), or to nothing: then dmuon is built without CUDA kernels. With
+# DMUON_OLDER_PTXAS drivers of CUDA 12 load the cubins too, of the architectures that CUDA 12 had from its beginning.
 
 # The compute capabilities that cubins are made for. A cubin runs on later minor versions too: 80 on 86 and 89.
 set(DMUON_CUDA_ARCHITECTURES 80 90 100 120)
@@ -9,8 +10,10 @@ set(DMUON_CUDA_ARCHITECTURES 80 90 100 120)
 function(dmuon_find_nvcc)
   find_package(Python 3.10 REQUIRED COMPONENTS Interpreter)
   # At each configuration, because tools/setup may have installed it since.
-  execute_process(COMMAND ${Python_EXECUTABLE} ${PROJECT_SOURCE_DIR}/cmake/nvcc.py OUTPUT_VARIABLE nvcc
+  execute_process(COMMAND ${Python_EXECUTABLE} ${PROJECT_SOURCE_DIR}/cmake/nvcc.py OUTPUT_VARIABLE found
                   COMMAND_ERROR_IS_FATAL ANY)
+  list(GET found 0 nvcc)
+  list(GET found 1 ptxas)
   set(DMUON_NVCC "" PARENT_SCOPE)
   if(NOT nvcc)
     message(STATUS "No nvcc: dmuon is built without CUDA kernels, and without their tests")
@@ -27,8 +30,9 @@ function(dmuon_find_nvcc)
     message(STATUS "${nvcc} does not compile for sm_${newest}, so dmuon is built without CUDA kernels: ${said}")
     return()
   endif()
-  message(STATUS "CUDA kernels by ${nvcc}")
+  message(STATUS "CUDA kernels by ${nvcc} ${ptxas}")
   set(DMUON_NVCC ${nvcc} PARENT_SCOPE)
+  set(DMUON_OLDER_PTXAS "${ptxas}" PARENT_SCOPE)
 endfunction()
 dmuon_find_nvcc()
 
@@ -41,6 +45,7 @@ function(dmuon_cuda_kernels target)
   set(strict "")
   if(CMAKE_COMPILE_WARNING_AS_ERROR) # as for C++: an install never fails by what a newer nvcc warns of
     set(strict --Werror all-warnings -Xptxas -warn-spills,-Werror)
+    set(strict_ptxas -warn-spills -Werror)
     set(strict_nvcc ${PROJECT_SOURCE_DIR}/cmake/strict_nvcc)
   endif()
   set(assembly "")
@@ -51,10 +56,17 @@ function(dmuon_cuda_kernels target)
     set(cubins "")
     foreach(number IN LISTS DMUON_CUDA_ARCHITECTURES)
       set(cubin ${CMAKE_CURRENT_BINARY_DIR}/${name}.sm_${number}.cubin)
-      add_custom_command(OUTPUT ${cubin}
-        COMMAND ${strict_nvcc} ${CMAKE_CXX_COMPILER_LAUNCHER} ${DMUON_NVCC} -std=c++20 -O3 -cubin -arch=sm_${number}
-                -ccbin ${CMAKE_CXX_COMPILER} ${strict} ${ARG_OPTIONS} -MD -MF ${cubin}.d -MT ${cubin}
-                -I${PROJECT_SOURCE_DIR}/src -o ${cubin} -c ${CMAKE_CURRENT_SOURCE_DIR}/${source}
+      set(options -std=c++20 -O3 -ccbin ${CMAKE_CXX_COMPILER} ${strict} ${ARG_OPTIONS} -MD -MF ${cubin}.d -MT ${cubin}
+                  -I${PROJECT_SOURCE_DIR}/src ${CMAKE_CURRENT_SOURCE_DIR}/${source})
+      set(nvcc ${strict_nvcc} ${CMAKE_CXX_COMPILER_LAUNCHER} ${DMUON_NVCC})
+      set(commands COMMAND ${nvcc} -cubin -arch=sm_${number} ${options} -o ${cubin})
+      if(DMUON_OLDER_PTXAS AND number LESS 100)
+        # PTX of CUDA 13 that says to be 12.9's.
+        set(commands COMMAND ${nvcc} -ptx -arch=compute_${number} ${options} -o ${cubin}.ptx
+                     COMMAND sed -i "s/^[.]version .*/.version 8.7/" ${cubin}.ptx
+                     COMMAND ${strict_nvcc} ${DMUON_OLDER_PTXAS} -O3 -arch=sm_${number} ${strict_ptxas} -o ${cubin} ${cubin}.ptx)
+      endif()
+      add_custom_command(OUTPUT ${cubin} ${commands}
         DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${source} DEPFILE ${cubin}.d VERBATIM COMMENT "nvcc ${name} sm_${number}")
       list(APPEND cubins ${cubin})
       list(APPEND images --image3=kind=elf,sm=${number},file=${cubin})

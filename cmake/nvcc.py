@@ -1,7 +1,7 @@
-"""Prints the path of nvcc, or nothing if there is none.
+"""Prints the path of nvcc, a semicolon, and the path of CUDA 12's ptxas; nothing for one that is missing.
 
-The first of: NVCC=, where "none" means none; nvcc of the environment's PyPI packages; nvcc on PATH. Users of dmuon
-need none: the CUDA kernels are built into the extension module.
+nvcc is the first of: NVCC=, where "none" means none; nvcc of the environment's PyPI packages; nvcc on PATH. Users of
+dmuon need none: the CUDA kernels are built into the extension module.
 """
 
 from __future__ import annotations
@@ -24,5 +24,16 @@ def find() -> str:
     return shutil.which("nvcc") or ""
 
 
+def find_older_ptxas(nvcc: str) -> str:
+    """Returns PyPI's ptxas of CUDA 12 for PyPI's nvcc of CUDA 13; else an empty string.
+
+    Drivers of CUDA 12 refuse the cubins for sm_80 and sm_90 that ptxas of CUDA 13 makes: their ELF ABI is a later one.
+    """
+    nvidia = Path(nvcc).parents[2] if nvcc else Path()
+    ptxas = nvidia / "cuda_nvcc/bin/ptxas"
+    return os.fspath(ptxas) if nvidia.name == "nvidia" and ptxas.is_file() else ""
+
+
 if __name__ == "__main__":
-    print(find(), end="")
+    found = find()
+    print(found, find_older_ptxas(found), sep=";", end="")

@@ -10,6 +10,7 @@ As a program it prints the version and the folder for CMake; `Provider` is a plu
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
 import site
@@ -20,6 +21,15 @@ from typing import Any
 
 MINIMUM = "2.9"
 DEFAULT = "2.13.0"
+# nvcc with its compiler and headers, 104 MB, and CUDA 12's ptxas, 40 MB; cmake/nvcc.py finds them.
+CUDA_PACKAGES = (
+    "nvidia-cuda-nvcc==13.0.88",
+    "nvidia-cuda-crt==13.0.88",
+    "nvidia-nvvm==13.0.88",
+    "nvidia-cuda-runtime==13.0.96",
+    "nvidia-cuda-cccl==13.0.85",
+    "nvidia-cuda-nvcc-cu12==12.9.86",
+)
 
 
 def find() -> tuple[str, Path] | None:
@@ -44,12 +54,27 @@ def series(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
+def has_cuda(folder: Path) -> bool:
+    """True if the PyTorch in this folder is built for CUDA."""
+    return re.search(r"^cuda\b.* = '", (folder / "version.py").read_text(), re.MULTILINE) is not None
+
+
+def missing_cuda_packages() -> list[str]:
+    """Requirements for nvcc that this environment has in no version; PyTorch may have brought some."""
+    installed = {distribution.name for distribution in importlib.metadata.distributions()}
+    return [package for package in CUDA_PACKAGES if package.split("==")[0] not in installed]
+
+
 class Provider:
     """The requirements that pyproject.toml cannot name."""
 
     def get_requires_for_dynamic_metadata(self, _: Mapping[str, Any]) -> list[str]:
         """The packages that pip installs for the build."""
-        requires = [] if find() else [f"torch=={DEFAULT}"]
+        found = find()
+        requires = [] if found else [f"torch=={DEFAULT}"]
+        # Without nvcc the kernels are left out. So a PyTorch without CUDA asks for none.
+        if os.environ.get("DMUON_CUDA") == "1" or (found and has_cuda(found[1])):
+            requires.extend(CUDA_PACKAGES)
         headers = (Path(prefix, "include/nlohmann/json.hpp") for prefix in (sys.prefix, "/usr/local", "/usr"))
         if not any(header.is_file() for header in headers):
             requires.append("nlohmann-json>=3.11")

@@ -127,7 +127,7 @@ TEST_F(MoveWeightsTest, HasTheBitsOfAPlainLoop) {
     for (const Shape& shape : shapes) {
       SCOPED_TRACE(testing::Message() << shape.batch << " x " << shape.rows << " x " << shape.cols);
       const Case c(shape, half);
-      for (unsigned order = 1; order <= 3; ++order) {
+      for (unsigned order = 1; order <= 8; ++order) {
         seed(order);
         const OnGpu<float> w(c.w);
         const OnGpu<std::uint16_t> u(c.u);

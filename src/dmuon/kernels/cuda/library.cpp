@@ -11,7 +11,7 @@
 #include "dmuon/kernels/cuda/parameters.h"
 
 // The fat binary of each .cu file, with one cubin for each architecture (cmake/cuda_kernels.cmake).
-extern "C" const unsigned char dmuon_cuda_elementwise[];
+extern "C" const unsigned char dmuon_cuda_elementwise[];  // NOLINT(readability-identifier-naming)
 
 namespace dmuon::kernels::cuda {
 namespace {

@@ -7,6 +7,9 @@
 #if !defined(__x86_64__)
 #include <ucontext.h>
 #endif
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
 
 namespace dmuon::kernels::cuda::emulator {
 namespace {
@@ -93,6 +96,10 @@ Fiber::Fiber(Fiber&&) noexcept = default;
 
 void Fiber::start(std::function<void()> body) {
   state_->body = std::move(body);
+#if defined(__SANITIZE_ADDRESS__)
+  // A fiber that was abandoned has left the marks of its frames.
+  __asan_unpoison_memory_region(state_->stack.get(), kStackBytes);
+#endif
   state_->stack[0] = kMark;
   state_->own.make(state_->stack.get(), State::begin);
   state_->ended = false;

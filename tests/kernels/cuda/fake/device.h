@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/kernels/cuda/fake/cubin.h"
@@ -54,8 +55,17 @@ class Device {
   int captures = 0;  ///< streams that are being captured
   FakeCounts counts{};
   std::string errors;
+  /// Makes what a handle points to.
+  template <typename T>
+  T* keep(T value) {
+    auto made = std::make_shared<T>(std::move(value));
+    kept.push_back(made);
+    return made.get();
+  }
   int sticky = 0;  ///< a CUresult: the error that a launch left
   std::map<void*, StreamState> streams;
+  std::vector<std::shared_ptr<void>>
+      kept;  ///< libraries, streams and graphs, which nobody destroys
   std::map<std::uintptr_t, std::size_t> memory;  ///< bytes that were allocated, by address
   void (*executor)(void*, const char*, void (*)(void*), void*, const FakeRegion*, int) = nullptr;
   std::ptrdiff_t to_host = 0;

@@ -146,7 +146,7 @@ CUresult cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option*, 
   if (device.captures > 0) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   auto cubins = read(code);
   if (cubins.empty()) return CUDA_ERROR_INVALID_IMAGE;
-  *library = reinterpret_cast<CUlibrary>(new LibraryState{std::move(cubins), {}});
+  *library = reinterpret_cast<CUlibrary>(device.keep(LibraryState{std::move(cubins), {}}));
   return CUDA_SUCCESS;
 }
 

@@ -55,7 +55,7 @@ CUresult cuMemcpyDtoH(void* to, CUdeviceptr from, std::size_t bytes) {
 CUresult cuStreamCreate(CUstream* stream, unsigned) {
   DMUON_DEVICE_LOCKED;
   DMUON_RETURN_UNLESS(ready(device));
-  *stream = reinterpret_cast<CUstream>(new char);
+  *stream = reinterpret_cast<CUstream>(device.keep(char{}));
   return CUDA_SUCCESS;
 }
 
@@ -83,7 +83,7 @@ CUresult cuStreamEndCapture(CUstream stream, CUgraph* graph) {
   if (!state.capturing) return CUDA_ERROR_INVALID_VALUE;
   state.capturing = false;
   --device.captures;
-  *graph = reinterpret_cast<CUgraph>(new GraphState{std::exchange(state.captured, {})});
+  *graph = reinterpret_cast<CUgraph>(device.keep(GraphState{std::exchange(state.captured, {})}));
   return CUDA_SUCCESS;
 }
 
