@@ -201,7 +201,7 @@ def test_variables_as_they_should_be_give_no_hint(monkeypatch):
 
 
 def test_what_was_tuned_here_is_counted_and_what_was_elsewhere_is_not(doctor, tmp_path):
-    choice = ("cpu", "DIRECT", False, 0)
+    choice = ("cpu", "DIRECT", False, 0, "")
     rows = _C.resolve_coefficients("polar_express", 5)
     setting = Setting(torch.device("cpu"), torch.float32, rows)
     store(Result(1, 16, 16, *choice, 1, 0.1, *choice, 1, 0.1, 1.0), setting)

@@ -37,4 +37,4 @@ def tuned(shape=WIDE, budget_s=60.0):
 
 
 def result_of(rows, cols, form="DIRECT", batched=False, number=8):
-    return Result(number, rows, cols, "cpu", form, batched, 0, 10, 1e-6, "cpu", "GRAM", True, 0, 20, 1e-6, 0.5)
+    return Result(number, rows, cols, "cpu", form, batched, 0, "", 10, 1e-6, "cpu", "GRAM", True, 0, "", 20, 1e-6, 0.5)

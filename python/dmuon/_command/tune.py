@@ -112,5 +112,7 @@ def _shape_text(number: int, rows: int, cols: int) -> str:
 
 
 def _choice_text(of: dict[str, Any], prefix: str) -> str:
-    backend, form, batched, rows = (of[f"{prefix}{name}"] for name in ("backend", "form", "batched", "panel_rows"))
-    return f"{backend}, {form.lower()}{', batched' if batched else ''}{f', panels of {rows}' if rows else ''}"
+    names = ("backend", "form", "batched", "panel_rows", "elementwise")
+    backend, form, batched, rows, elementwise = (of[f"{prefix}{name}"] for name in names)
+    panels, kernels = f", panels of {rows}" if rows else "", f", elementwise {elementwise}" if elementwise else ""
+    return f"{backend}, {form.lower()}{', batched' if batched else ''}{panels}{kernels}"

@@ -16,7 +16,7 @@ from dmuon._setup.ranks import Ranks
 
 logger = logging.getLogger("dmuon")
 
-VERSION = 7  # of the cached rows
+VERSION = 8  # of the cached rows
 
 Shape = tuple[int, int, int]  # matrices, rows, cols
 
@@ -44,6 +44,11 @@ class Setting(NamedTuple):
         default = _C.choose(rows, cols, *place)
         return [default, *(one for one in _C.candidates(rows, cols, *place) if one != default)]
 
+    def allows(self, rows: int, cols: int, choice: _C.Choice) -> bool:
+        """True if the choice is a candidate, whoever works element by element beside it."""
+        known = choice.elementwise in ("", *_C.elementwise(self.device, self.ns_dtype))
+        return known and choice_of(*plain_choice(choice)[:-1], "") in self.candidates(rows, cols)
+
 
 class Result(NamedTuple):
     """A cached row: the choice for a shape, and its times and errors beside the default's."""
@@ -55,22 +60,24 @@ class Result(NamedTuple):
     form: str
     batched: bool
     panel_rows: int
+    elementwise: str
     ns: int  # nanoseconds of a call, in the median
     error: float  # relative to the same polynomial in fp64, the largest of several matrices
     default_backend: str
     default_form: str
     default_batched: bool
     default_panel_rows: int
+    default_elementwise: str
     default_ns: int
     default_error: float
     ratio: float  # time over the default's, in the median over rounds; 1 if the default stays
 
     @property
     def choice(self) -> _C.Choice:
-        return choice_of(self.backend, self.form, self.batched, self.panel_rows)
+        return choice_of(self.backend, self.form, self.batched, self.panel_rows, self.elementwise)
 
 
-_TYPES = (int, int, int, str, str, bool, int, int, float, str, str, bool, int, int, float, float)
+_TYPES = (int, int, int, str, str, bool, int, str, int, float, str, str, bool, int, str, int, float, float)
 
 
 def cached_choices(ranks: Ranks, shapes: Iterable[Shape], muon: dict[str, Any], device: torch.device) -> Tuned:
@@ -99,9 +106,8 @@ def cached_choices(ranks: Ranks, shapes: Iterable[Shape], muon: dict[str, Any], 
 
 def _check_machine(choices: dict[tuple[int, int], _C.Choice], setting: Setting) -> None:
     for sides, choice in choices.items():
-        possible = setting.candidates(*sides)
-        if choice not in possible:
-            backends = ", ".join(sorted({one.backend for one in possible}))
+        if not setting.allows(*sides, choice):
+            backends = ", ".join(sorted({one.backend for one in setting.candidates(*sides)}))
             raise ValueError(
                 f"Muon: what `dmuon tune` has kept on slot 0's machine for {sides[0]} x {sides[1]} matrices cannot be "
                 f"done on this one: expected one of its backends {backends}, got {plain_choice(choice)}; without the "
@@ -135,7 +141,7 @@ def _checked(row: dict[str, Any], setting: Setting) -> Result:
     result = Result(**row)
     if any(type(value) is not kind for value, kind in zip(result, _TYPES, strict=True)) or min(result[:3]) < 1:
         raise ValueError(f"expected numbers of a shape and a choice, got {row}")
-    if result.choice not in setting.candidates(result.rows, result.cols):
+    if not setting.allows(result.rows, result.cols, result.choice):
         raise ValueError(
             f"{result.rows} x {result.cols}: expected what may be chosen on this machine, got "
             f"{plain_choice(result.choice)}; `dmuon tune` times it anew"

@@ -16,11 +16,12 @@ from dmuon import _C
 from dmuon._planning.choices import Result, Setting, Shape, cached, store
 from dmuon._planning.clock import device_ns
 from dmuon._planning.costs import is_short_of_memory
+from dmuon._planning.elementwise import fastest_elementwise
+from dmuon._planning.rounds import winner
 from dmuon._setup.hyperparameters import PlainChoice, plain_choice
 
 _ROUNDS, _LEAST_ROUNDS = 15, 7
 _LEAST_RUNS = 12  # of each candidate, including its check
-_FASTER = 0.97  # the most of the default's time that a choice may take, in three of four rounds
 _HOPELESS = 2.0  # times the default's time: such a candidate is not timed further
 _BLOCK_S = 2e-3  # the least seconds of a block of repeated calls
 _POOL_ELEMENTS = 1 << 24  # elements for batches, which take turns: 64 MiB, more than caches hold
@@ -126,10 +127,12 @@ def _measure(shape: Shape, setting: Setting, pool: Tensor, budget: _Budget) -> R
         if is_short_of_memory(error):
             raise _NotReachedError("short of memory") from None
         raise
-    best, ratio = _winner(rounds)
+    best, ratio = winner(rounds)
+    elementwise = fastest_elementwise(timed[best], batches, setting, lambda: budget.of_share() > 0)
     took = {at: int(1e9 * statistics.median(one[at] for one in rounds)) for at in (0, best)}
     most = {at: max(errors[plain_choice(timed[at])]) for at in (0, best)}
     taken, usual = plain_choice(timed[best]), plain_choice(default)
+    taken = (*taken[:-1], elementwise)
     return Result._make((*shape, *taken, took[best], most[best], *usual, took[0], most[0], ratio))
 
 
@@ -146,16 +149,6 @@ def _guessed_seconds(shape: Shape, pool: Tensor, setting: Setting) -> float:
     gauge = pool[: math.prod(_GAUGE)].view(1, *_GAUGE)
     choice = setting.candidates(*_GAUGE[1:])[0]
     return min(_seconds(choice, gauge, setting, 1) for _ in range(3)) * _work(shape) / _work(_GAUGE)
-
-
-def _winner(rounds: list[dict[int, float]]) -> tuple[int, float]:
-    """Returns the index of the fastest candidate and its ratio to the default, 0. Noise counts as no gain."""
-    best, least = 0, 1.0
-    for at in rounds[0].keys() - {0}:
-        ratios = sorted(one[at] / one[0] for one in rounds)
-        if ratios[3 * len(ratios) // 4] <= _FASTER and (middle := statistics.median(ratios)) < least:
-            best, least = at, middle
-    return best, least
 
 
 def _timed_number(number: int, rows: int, cols: int, setting: Setting) -> int:

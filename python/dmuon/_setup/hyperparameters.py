@@ -55,20 +55,20 @@ class Tuned(NamedTuple):
     coefficients: list[tuple[float, float, float]]
     choices: dict[tuple[int, int], _C.Choice]
 
-    def rows(self) -> list[tuple[int, int, str, str, bool, int]]:
+    def rows(self) -> list[tuple[int, int, str, str, bool, int, str]]:
         """Returns the choices as plain values, sorted by rows and columns."""
         return [(*sides, *plain_choice(self.choices[sides])) for sides in sorted(self.choices)]
 
 
-PlainChoice = tuple[str, str, bool, int]
+PlainChoice = tuple[str, str, bool, int, str]
 
 
 def plain_choice(choice: _C.Choice) -> PlainChoice:
-    return choice.backend, choice.form.name, choice.batched, choice.panel_rows
+    return choice.backend, choice.form.name, choice.batched, choice.panel_rows, choice.elementwise
 
 
-def choice_of(backend: str, form: str, batched: bool, panel_rows: int) -> _C.Choice:
-    return _C.Choice(backend, getattr(_C.Form, form), batched, panel_rows)
+def choice_of(backend: str, form: str, batched: bool, panel_rows: int, elementwise: str) -> _C.Choice:
+    return _C.Choice(backend, getattr(_C.Form, form), batched, panel_rows, elementwise)
 
 
 def rate_of(group: dict[str, Any], first: Any = 0.0) -> Any:

@@ -108,6 +108,8 @@ void init_newton_schulz(py::module_& module) {
   module.def("choose", &choose, py::arg("m"), py::arg("n"), py::arg("coefficients"),
              py::arg("num_steps"), py::arg("device"), py::arg("dtype"));
   module.def("elementwise", &elementwise, py::arg("device"), py::arg("dtype"));
+  module.def("memo_words", &ns::memo_words, py::arg("device"));
+  module.def("why_no_cuda_elementwise", &ns::why_no_cuda_elementwise, py::arg("device"));
   module.def("candidates", &candidates, py::arg("m"), py::arg("n"), py::arg("coefficients"),
              py::arg("num_steps"), py::arg("device"), py::arg("dtype"),
              py::call_guard<py::gil_scoped_release>());

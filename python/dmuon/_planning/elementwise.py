@@ -1,0 +1,85 @@
+"""Finds who works fastest element by element on a device: PyTorch's operators, or kernels of dmuon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from dmuon import _C
+from dmuon._planning.choices import Setting
+from dmuon._planning.clock import device_ns
+from dmuon._planning.rounds import winner
+from dmuon._setup.hyperparameters import choice_of, plain_choice
+
+_ROUNDS, _LEAST_ROUNDS = 15, 7
+_TIMES = 3  # updates of a block
+
+
+def fastest_elementwise(choice: _C.Choice, batches: Tensor, setting: Setting, may_go_on: Callable[[], bool]) -> str:
+    """Times updates without the iteration between their two halves.
+
+    Args:
+        batches: gradients of updates, [updates, number, rows, cols] fp32.
+        may_go_on: false ends the rounds, after seven.
+
+    Returns:
+        A name of `_C.elementwise`; "" if the default stays, because no other is exact and faster.
+    """
+    names = ["", *_C.elementwise(setting.device, setting.ns_dtype)[1:]]
+    sides = [_Update(choice, name, batches, setting) for name in names]
+    timed = [0, *(at for at in range(1, len(sides)) if sides[at].is_near(sides[0]))]
+    if timed == [0]:
+        return ""
+    rounds: list[dict[int, float]] = []
+    while len(rounds) < _ROUNDS and (len(rounds) < _LEAST_ROUNDS or may_go_on()):
+        turn = len(rounds) % len(timed)
+        rounds.append({at: sides[at].seconds() for at in timed[turn:] + timed[:turn]})
+    return names[winner(rounds)[0]]
+
+
+class _Update:
+    """Updates of one batch of weights by many gradients, after a first one."""
+
+    def __init__(self, choice: _C.Choice, name: str, gradients: Tensor, setting: Setting) -> None:
+        backend, _, batched, panel_rows, _ = plain_choice(choice)
+        self._gradients, self._setting = gradients, setting
+        self._group = _C.MuonGroup(
+            lr=1e-3,
+            weight_decay=0.1,
+            momentum=0.95,
+            nesterov=True,
+            coefficients=[],
+            eps=_C.EPS,
+            adjust_lr_fn="original",
+            ns_dtype=setting.ns_dtype,
+            choices={
+                (gradients.shape[-2], gradients.shape[-1]): choice_of(backend, "DIRECT", batched, panel_rows, name)
+            },
+        )
+        self._weights, self._momentum = gradients[-1].clone(), gradients[-1].mul(0.1)
+        words = _C.memo_words(setting.device)
+        self._memo = gradients.new_zeros(len(self._weights), 1, words) if words else None
+        self._applies = torch.ones((), dtype=torch.bool, device=setting.device)
+        self._run(0)
+        self._moved = self._weights - gradients[-1]
+
+    def _run(self, index: int) -> None:
+        gradient = self._gradients[index % len(self._gradients)]
+        _C.muon_update(self._weights, self._momentum, gradient, self._group, self._applies, memo=self._memo)
+
+    def is_near(self, other: _Update) -> bool:
+        """True if the first update moved weights and momentum as the other did, but for rounding."""
+        unit = torch.finfo(self._setting.ns_dtype).eps
+        of_momentum = (self._momentum - other._momentum).norm() <= 1e-6 * other._momentum.norm()
+        return bool(of_momentum & ((self._moved - other._moved).norm() <= unit * other._moved.norm()))
+
+    def seconds(self) -> float:
+        """Returns the seconds of a block of updates."""
+
+        def updates() -> None:
+            for index in range(_TIMES):
+                self._run(index)
+
+        return device_ns(updates, self._setting.device) / 1e9
