@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from dmuon._running.runtime import runtime_of
 from dmuon._setup.placeholder import OwnedTensor
 from models import batch, loss_of, make_gpt, part
 from tp_models import OnRanks
@@ -17,7 +18,7 @@ import dmuon
 
 def settle(model: Any) -> None:
     """Who reads an owned gradient finds it multiplied."""
-    runtime = dmuon._running.runtime.runtime_of(model, "settle")
+    runtime = runtime_of(model, "settle")
     for leaf in range(len(runtime.leaves)):
         runtime.transfers.owned_parts(leaf, "gradient")
 
@@ -26,6 +27,7 @@ class Program:
     """Three steps; `how` says what happens in the second, between its backward and its end."""
 
     def __init__(self, mesh: Any, schedule: dict[str, Any], at_once: bool) -> None:
+        """`at_once`: gradients are multiplied after each clipping."""
         self.mesh, self.at_once = mesh, at_once
         self.model = make_gpt(depth=2)
         dedicate(self.model, mesh, schedule)
@@ -86,7 +88,7 @@ class Program:
         del self.opt.grad_scale
 
     def skips(self) -> None:
-        """The gradients are lost, but their zeros are numbers."""
+        """A factor that is no number spoils gradients, but not the zeros that come after it."""
         before = weights_of(self.model)
         self.opt.grad_scale = torch.tensor(math.nan)
         self.opt.step()
@@ -116,8 +118,10 @@ def ran(mesh: Any, how: str, schedule: dict[str, Any], at_once: bool) -> dict[st
     return program.bits()
 
 
-HOW = [name for name, value in vars(Program).items() if callable(value) and name not in
-       ("__init__", "run", "backward", "clip", "settle_at_once", "bits")]
+HOW = (
+    *("once", "twice", "adds_to_them", "clears_them", "zeros_them", "clears_one", "zeros_one", "scales_one"),
+    *("steps_twice", "unscales", "skips"),
+)
 
 
 @pytest.mark.parametrize("how", HOW)
