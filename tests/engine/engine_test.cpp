@@ -153,6 +153,28 @@ TEST_P(EngineOnMesh, AddsMicroSteps) {
   });
 }
 
+TEST_P(EngineOnMesh, AddsMicroStepsToScaledGradients) {
+  run(setting(), [&](Engine& engine, Model& model, int rank) {
+    const at::Tensor half = at::scalar_tensor(0.5, at::kFloat);
+    for (int micro = 0; micro < 2; ++micro) {
+      model.step(kAll, rank + 1);
+      engine.agree();
+      engine.scale_gradients(half);
+    }
+    model.step(kAll, rank + 1);
+    const double scale = (0.25 + 0.5 + 1) * mean_scale();
+    expect_gradients(engine, 1, {scale, scale, scale});
+    engine.scale_gradients(half);
+    clear_all(engine);
+    model.step(kAll, rank + 1);
+    expect_gradients(engine, 1, {mean_scale(), mean_scale(), mean_scale()});
+    const double norm = engine.agree().norm().item<double>();
+    engine.forget_verdict();
+    engine.scale_gradients(half);
+    EXPECT_NEAR(engine.agree().norm().item<double>(), norm / 2, 1e-6 * norm);
+  });
+}
+
 // What a rank skips in a replayed step it contributes as zeros.
 TEST_P(EngineOnMesh, LetsRanksSkipUnitsOnceTraced) {
   run(setting(), [&](Engine& engine, Model& model, int rank) {

@@ -209,6 +209,44 @@ TEST_P(ElementwiseTest, StartsFromTheMomentumWhereAStepDoesNotApply) {
               before.to(at::kDouble).div(before.to(at::kDouble).norm()), "fp32");
 }
 
+// Also where products of entries leave fp32, and where the step does not apply.
+TEST_P(ElementwiseTest, TakesAFactorWithTheBitsOfAGradientThatHasIt) {
+  const Tensor factor = filled({}, 0.3, at::kFloat);
+  for (const double size : {1.0, 1e-20, 1e20}) {
+    for (const Tensor& layout : laid_out_two_ways(3300)) {
+      const Tensor before = (layout.dim() == 3 ? layout[1] : layout).mul(size);
+      const Tensor gradient = random(before.sizes(), at::kFloat).mul(size);
+      const Tensor kept = gradient.clone();
+      const Tensor scaled = gradient.mul(0.3F);
+      for (const bool nesterov : {false, true}) {
+        for (const Tensor& applies : {kTrue, kFalse}) {
+          const auto moved = [&](const Tensor& from, const Tensor& by) {
+            const Tensor momentum = before.clone();
+            const Tensor direction =
+                elementwise_.move_momentum({momentum, from, 0.9, nesterov, applies, {}, by});
+            return std::pair{momentum, direction};
+          };
+          EXPECT_TRUE(moved(gradient, factor).first.equal(moved(scaled, {}).first));
+          EXPECT_TRUE(moved(gradient, factor).second.equal(moved(scaled, {}).second));
+          for (const at::ScalarType dtype : kDtypes) {
+            const auto started = [&](const Tensor& from, const Tensor& by) {
+              const Tensor momentum = before.clone();
+              const Start start =
+                  elementwise_.start({momentum, from, 0.9, nesterov, applies, {}, by}, dtype, 1e-7);
+              return std::tuple{momentum, start.x, start.scale};
+            };
+            const auto& [momentum, x, scale] = started(gradient, factor);
+            const auto& [momentum2, x2, scale2] = started(scaled, {});
+            EXPECT_TRUE(momentum.equal(momentum2) && x.equal(x2)) << dtype << " " << size;
+            EXPECT_EQ(scale, scale2) << dtype << " " << size;
+          }
+        }
+      }
+      EXPECT_TRUE(gradient.equal(kept));
+    }
+  }
+}
+
 TEST_P(ElementwiseTest, MovesWeightsByADirectionOfAnyDtype) {
   for (const std::int64_t cols : {3, 51, 4098}) {
     for (const Tensor& layout : laid_out_two_ways(cols)) {

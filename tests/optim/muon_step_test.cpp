@@ -144,6 +144,7 @@ struct Owner {
         engine->transfers().scatter(core::LeafIndex(parameter.value()), name,
                                     random_tensor(sizes, ++seed));
       }
+      engine->owned().set_filled(parameter, true);
     }
   }
 
@@ -306,6 +307,31 @@ TEST(MuonStep, LeavesGradientsToTheEngineWhichScalesThemAlone) {
   owner.engine->scale_gradients(at::scalar_tensor(0.25));
   EXPECT_TRUE(owner.of(second, wire::kGradient).equal(gradient.mul(0.25)));
   EXPECT_TRUE(owner.of(second, wire::kMaster).equal(master));
+}
+
+// Twice, and in runs of two groups: the steps have the bits of gradients that a pass has scaled.
+TEST(MuonStep, TakesTheFactorOfGradientsWithoutAPassOverThem) {
+  const core::Vector<ParameterIndex, int> of{0, 1, 1, 0, 1};
+  std::vector<MuonOptions> groups{muon(0.05), muon(0.2)};
+  groups[1].nesterov = false;
+  Owner waits;
+  Owner scaled;
+  const auto memory = [](Owner& owner) {
+    return owner.engine->owned().batches()[core::BatchIndex(0)].tensors.at(wire::kGradient);
+  };
+  const at::Tensor before = memory(waits).clone();
+  for (Owner* owner : {&waits, &scaled})
+    owner->engine->scale_gradients(at::scalar_tensor(0.3, at::kFloat));
+  EXPECT_TRUE(scaled.of(ParameterIndex(0), wire::kGradient).equal(before[0].mul(0.3F)));
+  for (int step = 0; step < 2; ++step) {
+    for (Owner* owner : {&waits, &scaled})
+      muon_step(*owner->engine, groups_of(groups), of, kApplies);
+    EXPECT_TRUE(memory(waits).equal(before));
+    for (const ParameterIndex parameter : of.indices()) {
+      for (const std::string& name : {wire::kMaster, kMomentum})
+        EXPECT_TRUE(waits.of(parameter, name).equal(scaled.of(parameter, name))) << parameter;
+    }
+  }
 }
 
 }  // namespace

@@ -134,13 +134,14 @@ TEST_P(SliceUpdates, MoveSlicesAsTheWholeMatricesMove) {
         const wire::SlicedParameter& of = model.sliced[parameter];
         const at::Tensor gradient =
             whole_of(of.whole, 100 * (step + 1) + static_cast<unsigned>(parameter.value()));
-        owned.of(parameter, wire::kGradient).view({-1}).copy_(cut(of, gradient, rank));
+        owned.of(parameter, wire::kGradient).view({-1}).copy_(cut(of, gradient, rank).mul(4));
         if (model.group_of[parameter] < 0) continue;
         muon_update(masters[parameter.position()], momenta[parameter.position()], gradient,
                     groups()[static_cast<std::size_t>(model.group_of[parameter])],
                     at::scalar_tensor(applies, at::kBool), of.whole.column_blocks,
                     of.whole.transposed);
       }
+      owned.scale_gradients(at::scalar_tensor(0.25, at::kFloat));
       update(model, owned, &group, applies);
     }
     for (const ParameterIndex parameter : model.sliced.indices()) {

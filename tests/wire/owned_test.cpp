@@ -91,6 +91,39 @@ TEST_F(OwnedTest, AddsToWhatItHolds) {
   }
 }
 
+// The factor reaches the memory where somebody reads, and is rounded as in a pass of its own.
+TEST_F(OwnedTest, LetsAFactorWaitUntilGradientsAreRead) {
+  const auto factor = [](double value) { return at::full({}, value, at::kFloat); };
+  const auto memory = [&] {
+    return owned.batches()[core::BatchIndex(0)].part(kGradient, 0, 1).view({-1});
+  };
+  const at::Tensor before = row(0.1, at::kFloat);
+  accumulate(kSingle, before, 1);
+  EXPECT_FALSE(owned.gradient_factor().defined());
+  owned.scale_gradients(factor(0.3));
+  EXPECT_TRUE(memory().equal(before));
+  EXPECT_EQ(owned.gradient_factor().item<float>(), 0.3F);
+  EXPECT_THROW(owned.accumulate(kSingle, 0, before, 1), core::InternalError);
+  owned.scale_gradients(factor(0.7));
+  EXPECT_TRUE(memory().equal(before.mul(0.3F)));
+  EXPECT_TRUE(gradient(kSingle).equal(before.mul(0.3F).mul(0.7F)));
+  EXPECT_FALSE(owned.gradient_factor().defined());
+  owned.scale_gradients(factor(0.5));
+  const double norm = owned.norms()[0].item<double>();
+  EXPECT_EQ(norm, memory().norm(2, at::kDouble).item<double>());
+  EXPECT_TRUE(memory().equal(before.mul(0.3F).mul(0.7F).mul(0.5F)));
+}
+
+TEST_F(OwnedTest, DropsAFactorOfGradientsThatAreCleared) {
+  accumulate(kOther, row(1, at::kFloat), 1);
+  owned.scale_gradients(at::full({}, std::numeric_limits<double>::quiet_NaN(), at::kFloat));
+  owned.set_filled(kOther, false);
+  owned.settle_gradients();
+  EXPECT_TRUE(gradient(kOther).equal(row(1, at::kFloat)));
+  accumulate(kOther, row(2, at::kFloat), 1);
+  EXPECT_TRUE(gradient(kOther).equal(row(2, at::kFloat)));
+}
+
 TEST_F(OwnedTest, TakesAParameterInPiecesThatEndInsideAMatrix) {
   poison();
   const at::Tensor values = at::arange(12, at::TensorOptions().dtype(at::kFloat));

@@ -363,8 +363,7 @@ core::Vector<core::LeafIndex, bool> Engine::kept() const {
 
 void Engine::scale_gradients(const at::Tensor& factor) {
   const c10::AutoGradMode no_grad(false);
-  for (const wire::OwnedBatch& batch : owned().batches())
-    batch.tensors.at(wire::kGradient).mul_(factor);
+  owned().scale_gradients(factor);
   if (verdict_) verdict_->scale(factor);
 }
 

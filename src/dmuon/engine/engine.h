@@ -160,8 +160,8 @@ class Engine : private schedule::Performer {
 
   /// Since construction, the open one included.
   std::int64_t num_backwards() const { return num_backwards_; }
-  /// Multiplies the owned gradients; the verdict stays. The caller multiplies the host's gradients,
-  /// and all ranks do the same.
+  /// Multiplies the owned gradients (Owned::scale_gradients); the verdict stays. The caller
+  /// multiplies the host's gradients, and all ranks do the same.
   /// @param factor  [] on the engine's device.
   void scale_gradients(const at::Tensor& factor);
   /// Multiplies one leaf's gradient, and drops the verdict. All ranks do the same.

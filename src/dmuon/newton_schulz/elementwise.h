@@ -31,6 +31,9 @@ struct MomentumStep {
   at::Tensor applies;
   /// [..., 1, Elementwise::memo_words()]; undefined if there are no words.
   at::Tensor memo = {};
+  /// [] on the device; undefined: 1. Results have the bits of a gradient that was multiplied by it
+  /// before, but the gradient itself does not change.
+  at::Tensor gradient_factor = {};
 };
 
 /// Operations element by element on one kind of device. An object is stateless and thread-safe,

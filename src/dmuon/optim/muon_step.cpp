@@ -63,6 +63,7 @@ std::vector<BatchUpdate> MuonUpdate::updates_of(const wire::OwnedBatch& batch) c
     const auto part = [&](const std::string& name) { return batch.part(name, begin, end); };
     Piece piece{part(wire::kMaster),  part(wire::kGradient), {}, applies_, {},
                 batch.view.transposed};
+    piece.gradient_factor = owned_.gradient_factor();
     if (batch.tensors.contains(kMemo)) piece.memo = part(kMemo);
     for (const State& state : of_these.rule->states()) piece.states.push_back(part(state.name));
     updates.emplace_back(of_these, std::move(piece), batch.view.column_blocks);

@@ -23,6 +23,9 @@ namespace dmuon::optim {
 ///   after it    8  by kernels/, if the last product goes straight into the weights
 ///              12  otherwise: also the product's result, out and in
 ///
+/// A factor of the gradient (Piece::gradient_factor) takes none on CPUs, where nesterov is on or a
+/// matrix is by itself; else 8, as a pass over the gradient would.
+///
 /// @param group       its rule is a Muon.
 /// @param applies     [] bool, on the same device: false leaves master and momentum as they are,
 ///                    whatever the gradient holds. The host does not wait to learn it.

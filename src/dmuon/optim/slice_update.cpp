@@ -61,6 +61,7 @@ SliceUpdate::Open SliceUpdate::open(const wire::OwnedBatch& batch) const {
     const auto part = [&](const std::string& name) { return batch.part(name, begin, end); };
     Piece slice{part(wire::kMaster),   part(wire::kGradient), {}, applies_, {},
                 run.shape().transposed};
+    slice.gradient_factor = owned_.gradient_factor();
     for (const State& state : of_these.rule->states()) slice.states.push_back(part(state.name));
     open.runs.push_back(std::move(run));
     open.groups.push_back(&of_these);

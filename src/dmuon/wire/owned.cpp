@@ -6,6 +6,7 @@
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
@@ -113,6 +114,7 @@ std::vector<std::int64_t> Owned::sizes_of(ParameterIndex parameter, const std::s
 at::Tensor Owned::of(ParameterIndex parameter, const std::string& name) const {
   const std::vector<std::int64_t> sizes = sizes_of(parameter, name);
   if (!owns(parameter)) return {};
+  if (name == kGradient) settle_gradients();
   return stack(positions_[parameter], name).view(sizes);
 }
 
@@ -140,12 +142,30 @@ std::vector<std::int64_t> Owned::sizes_of(const layout::Leaf& leaf, const std::s
 
 void Owned::accumulate(ParameterIndex parameter, std::int64_t begin, const at::Tensor& values,
                        double scale) {
+  core::invariant(!gradient_factor_.defined(), "Owned::accumulate: a factor waits");
   const Position& position = positions_.at(parameter);
   add_scaled(stack(position, kGradient).view({-1}).narrow(0, begin, values.numel()), values,
              scale * gradient_scale_, position.filled);
 }
 
+// A second factor is no product with the first: rounding twice gives the bits of two passes.
+void Owned::scale_gradients(const at::Tensor& factor) {
+  settle_gradients();
+  gradient_factor_ = factor.to(at::kFloat);
+}
+
+void Owned::settle_gradients() const {
+  const at::Tensor factor = std::exchange(gradient_factor_, {});
+  if (!factor.defined()) return;
+  const c10::AutoGradMode no_grad(false);
+  for (const OwnedBatch& batch : batches_) {
+    if (std::ranges::any_of(batch.parameters, [&](ParameterIndex of) { return filled(of); }))
+      at::Tensor(batch.tensors.at(kGradient)).mul_(factor);
+  }
+}
+
 std::vector<GradientPiece> Owned::gradient_pieces() const {
+  settle_gradients();
   std::vector<GradientPiece> pieces;
   for (const OwnedBatch& batch : batches_) {
     for (std::size_t position = 0; position < batch.parameters.size(); ++position) {

@@ -25,6 +25,7 @@ std::vector<std::int64_t> a_value_a_row(const layout::View& view);
 
 /// Parameters of one owner whose matrices have one shape. Each named tensor holds their matrices
 /// one after the other, contiguous, so that an operation on the whole batch is one kernel.
+/// Gradients may lack Owned::gradient_factor.
 struct OwnedBatch {
   std::vector<core::ParameterIndex> parameters;
   layout::View view;                       ///< the first one's; others differ in num_matrices only
@@ -83,7 +84,8 @@ class Owned {
   void require_name(const std::string& name) const { named(name); }
 
   /// Returns a parameter's named tensor, a view of the batch's: [sizes ...] of a single matrix,
-  /// else [num_matrices, sizes ...]. Undefined if another rank owns the parameter.
+  /// else [num_matrices, sizes ...]. Undefined if another rank owns the parameter. Gradients are
+  /// settled before.
   /// @throws InvalidArgument as require_name.
   at::Tensor of(core::ParameterIndex parameter, const std::string& name) const;
 
@@ -108,7 +110,7 @@ class Owned {
 
   /// Computes gradient (+)= scale * gradient scale * values, from element `begin` on. Overwrites if
   /// the gradient holds nothing. Call set_filled after all elements. The parameter must be owned
-  /// here.
+  /// here, and gradients must be settled.
   /// @param values  [elements], any floating dtype.
   void accumulate(core::ParameterIndex parameter, std::int64_t begin, const at::Tensor& values,
                   double scale);
@@ -118,6 +120,16 @@ class Owned {
   void set_filled(core::ParameterIndex parameter, bool filled) {
     positions_.at(parameter).filled = filled && owns(parameter);
   }
+
+  /// Multiplies all gradients. No pass over memory: the factor waits for the update, which has one.
+  /// No accumulate() may be in flight.
+  /// @param factor  [] on the device; nobody changes it later.
+  void scale_gradients(const at::Tensor& factor);
+  /// Multiplies the factor that waits into the gradients that hold values. So do all calls that
+  /// return gradients. No accumulate() may be in flight.
+  void settle_gradients() const;
+  /// Returns the factor that waits, [] fp32: values of gradients lack it. Undefined: none does.
+  const at::Tensor& gradient_factor() const { return gradient_factor_; }
 
   /// Returns the gradients of all batches, filled or not, in pieces that are small enough to be
   /// converted.
@@ -146,6 +158,7 @@ class Owned {
   std::vector<Named> named_;
   std::shared_ptr<BufferPool> pool_;
   double gradient_scale_ = 1;
+  mutable at::Tensor gradient_factor_;
 };
 
 }  // namespace dmuon::wire

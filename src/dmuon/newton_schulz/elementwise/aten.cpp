@@ -57,9 +57,15 @@ class AtenElementwise final : public Elementwise {
   }
 
   Tensor move_momentum(const MomentumStep& step) const override {
-    const auto& [momentum, gradient, mu, nesterov, applies, memo] = step;
+    const auto& [momentum, gradient, mu, nesterov, applies, memo, factor] = step;
     // If the step does not apply, the momentum moves towards itself and stays finite.
-    Tensor direction = at::where(applies, gradient, momentum);
+    Tensor direction;
+    if (factor.defined()) {
+      direction = gradient.mul(factor);
+      at::where_out(direction, applies, direction, momentum);
+    } else {
+      direction = at::where(applies, gradient, momentum);
+    }
     momentum.lerp_(direction, 1 - mu);
     if (!nesterov) return momentum;
     return direction.lerp_(momentum, mu);

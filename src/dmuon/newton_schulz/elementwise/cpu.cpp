@@ -104,6 +104,12 @@ void normalise_matrix(const float* x, std::int64_t rows, std::int64_t cols, at::
   normalise_fp32(x, rows, cols, out, stride, eps);
 }
 
+float value_of(const Tensor& factor) { return factor.defined() ? factor.item<float>() : 1; }
+
+Tensor product(const Tensor& gradient, const Tensor& factor) {
+  return factor.defined() ? gradient.mul(factor) : gradient;
+}
+
 class CpuElementwise final : public Elementwise {
  public:
   std::string_view name() const override { return "cpu"; }
@@ -133,18 +139,18 @@ class CpuElementwise final : public Elementwise {
     return out;
   }
 
-  // A CPU reads `applies` without waiting.
+  // A CPU reads `applies` and the factor without waiting.
   Tensor move_momentum(const MomentumStep& step) const override {
-    const auto& [momentum, gradient, mu, nesterov, applies, memo] = step;
+    const auto& [momentum, gradient, mu, nesterov, applies, memo, factor] = step;
     if (!applies.item<bool>()) return momentum;
-    if (!nesterov) return momentum.lerp_(gradient, 1 - mu);
-    return cpu::move_momentum(momentum, gradient, mu);
+    if (!nesterov) return momentum.lerp_(product(gradient, factor), 1 - mu);
+    return cpu::move_momentum(momentum, gradient, value_of(factor), mu);
   }
 
   // One pass for a matrix by itself. Caches hold a batch, so there a second pass costs little, and
   // products have one scale for all matrices.
   Start start(const MomentumStep& step, at::ScalarType dtype, double eps) const override {
-    const auto& [momentum, gradient, mu, nesterov, applies, memo] = step;
+    const auto& [momentum, gradient, mu, nesterov, applies, memo, factor] = step;
     const bool fuses = momentum.dim() == 2 && (dtype == at::kFloat || dtype == at::kBFloat16) &&
                        momentum.stride(1) == 1 && gradient.stride(1) == 1;
     if (!fuses || !applies.item<bool>()) {
@@ -155,9 +161,10 @@ class CpuElementwise final : public Elementwise {
     const bool pads = momentum.sizes() != at::IntArrayRef{rows, cols};
     const auto options = momentum.options().dtype(dtype);
     const Tensor x = pads ? at::zeros({rows, cols}, options) : at::empty({rows, cols}, options);
-    const double norm = std::sqrt(cpu::move_momentum(momentum, gradient, mu, nesterov, x));
+    const double norm =
+        std::sqrt(cpu::move_momentum(momentum, gradient, value_of(factor), mu, nesterov, x));
     if (kLeastNorm < norm && norm < 1 / kLeastNorm) return {x, 1 / std::max(norm, eps)};
-    const Tensor direction = nesterov ? gradient.lerp(momentum, mu) : momentum;
+    const Tensor direction = nesterov ? product(gradient, factor).lerp(momentum, mu) : momentum;
     return {normalise(direction.unsqueeze(0), dtype, eps).squeeze(0)};
   }
 

@@ -25,18 +25,19 @@
 namespace dmuon::newton_schulz::cpu {
 namespace {
 
-// Starts from the nearer end, as torch.lerp: a mu of 0 gives the gradient exactly.
+// Starts from the nearer end, as torch.lerp: a mu of 0 gives the scaled gradient exactly.
 DMUON_EACH_INSTRUCTION_SET
-void momentum_loop(float* momentum, float* direction, const float* gradient, std::int64_t size,
-                   float rest) {
+void momentum_loop(float* momentum, float* direction, const float* gradient, float factor,
+                   std::int64_t size, float rest) {
   const float kept = 1 - rest;
   const bool near = rest < 0.5F;
   for (std::int64_t i = 0; i < size; ++i) {
-    const float way = gradient[i] - momentum[i];
-    const float moved = near ? momentum[i] + rest * way : gradient[i] - kept * way;
-    const float back = moved - gradient[i];
+    const float scaled = factor * gradient[i];
+    const float way = scaled - momentum[i];
+    const float moved = near ? momentum[i] + rest * way : scaled - kept * way;
+    const float back = moved - scaled;
     momentum[i] = moved;
-    direction[i] = near ? moved - rest * back : gradient[i] + kept * back;
+    direction[i] = near ? moved - rest * back : scaled + kept * back;
   }
 }
 
@@ -128,13 +129,13 @@ at::TensorIteratorConfig in_place() {
 
 // Works on pieces that fit the first-level cache, with the loops above.
 template <typename Out>
-double move_momentum_of_row(float* momentum, const float* gradient, std::int64_t size, float rest,
-                            bool nesterov, Out* direction) {
+double move_momentum_of_row(float* momentum, const float* gradient, float factor, std::int64_t size,
+                            float rest, bool nesterov, Out* direction) {
   std::array<float, 1024> piece{};
   double squares = 0;
   for (std::int64_t at = 0; at < size; at += std::ssize(piece)) {
     const std::int64_t length = std::min(size - at, std::ssize(piece));
-    momentum_loop(momentum + at, piece.data(), gradient + at, length, rest);
+    momentum_loop(momentum + at, piece.data(), gradient + at, factor, length, rest);
     const float* taken = nesterov ? piece.data() : momentum + at;
     squares += squares_loop(taken, length);
     write_scaled(taken, length, 1, direction + at);
@@ -149,27 +150,29 @@ T* as(char* data) {
 
 }  // namespace
 
-at::Tensor move_momentum(const at::Tensor& momentum, const at::Tensor& gradient, double mu) {
+at::Tensor move_momentum(const at::Tensor& momentum, const at::Tensor& gradient,
+                         float gradient_factor, double mu) {
   at::Tensor direction = at::empty_like(momentum);
   const auto rest = static_cast<float>(1 - mu);
   over<3>(in_place().add_output(momentum).add_output(direction).add_const_input(gradient).build(),
           {4, 4, 4}, [&](const std::array<char*, 3>& at, std::int64_t size) {
-            momentum_loop(as<float>(at[0]), as<float>(at[1]), as<float>(at[2]), size, rest);
+            momentum_loop(as<float>(at[0]), as<float>(at[1]), as<float>(at[2]), gradient_factor,
+                          size, rest);
           });
   return direction;
 }
 
-double move_momentum(const at::Tensor& momentum, const at::Tensor& gradient, double mu,
-                     bool nesterov, const at::Tensor& direction) {
+double move_momentum(const at::Tensor& momentum, const at::Tensor& gradient, float gradient_factor,
+                     double mu, bool nesterov, const at::Tensor& direction) {
   const auto rest = static_cast<float>(1 - mu);
   std::vector<double> squares(static_cast<std::size_t>(momentum.size(0)));
   const auto take = [&]<typename Out>(Out* out) {
     on_threads(momentum.size(0), [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t row = begin; row < end; ++row) {
-        squares[static_cast<std::size_t>(row)] =
-            move_momentum_of_row(momentum.data_ptr<float>() + row * momentum.stride(0),
-                                 gradient.const_data_ptr<float>() + row * gradient.stride(0),
-                                 momentum.size(1), rest, nesterov, out + row * direction.stride(0));
+        squares[static_cast<std::size_t>(row)] = move_momentum_of_row(
+            momentum.data_ptr<float>() + row * momentum.stride(0),
+            gradient.const_data_ptr<float>() + row * gradient.stride(0), gradient_factor,
+            momentum.size(1), rest, nesterov, out + row * direction.stride(0));
       }
     });
   };

@@ -23,8 +23,8 @@ const std::vector<State>& Muon::states() const {
 }
 
 newton_schulz::MomentumStep Muon::step_of(const Piece& piece) const {
-  return {piece.states.front(), piece.gradient, options_.momentum,
-          options_.nesterov,    piece.applies,  piece.memo};
+  return {piece.states.front(), piece.gradient, options_.momentum,    options_.nesterov,
+          piece.applies,        piece.memo,     piece.gradient_factor};
 }
 
 newton_schulz::Start Muon::prepare(const newton_schulz::Elementwise& elementwise,

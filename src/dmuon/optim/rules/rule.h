@@ -32,6 +32,7 @@ struct Piece {
   at::Tensor applies;              ///< [] bool on the device: false leaves weights and states as is
   at::Tensor memo = {};            ///< newton_schulz::MomentumStep::memo
   bool transposed = false;         ///< True if weights are stored as [in, out]
+  at::Tensor gradient_factor = {};  ///< see newton_schulz::MomentumStep; the gradient lacks it
 };
 
 /// The orthogonalised update of a piece. Its last product is not computed yet.
