@@ -60,6 +60,7 @@ class Runtime:
         self.writes_back = False  # at the end of full_params
         self.is_averaged = False  # inside Ema.applied
         self.offloaded = False
+        self.last_met: int | None = None  # leaf, by an operation in the forward that runs
         self.num_changes = 0  # of the weights: by steps, loads and writes
         self.num_means = 0  # Emas that were made
         self.no_sync_depth = 0
