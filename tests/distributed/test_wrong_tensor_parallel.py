@@ -263,7 +263,7 @@ def borrow(mesh: DeviceMesh, as_dtensor: bool) -> str:
     for module in [*model.blocks, model]:
         fully_shard(module, mesh=data)
     optimizer = dmuon.Muon(model)
-    with pytest.raises(RuntimeError, match="mixed torch.Tensor and DTensor") as error:
+    with pytest.raises(RuntimeError, match=r"mixed torch\.Tensor and DTensor") as error:
         model(torch.randn(4, WIDTH))
     with pytest.raises(RuntimeError) as own:  # of a DTensor that is no weight of dmuon's
         model.blocks[0](distribute_tensor(torch.randn(4, WIDTH), tensor, [Replicate()]) + torch.ones(1))

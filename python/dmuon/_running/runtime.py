@@ -101,9 +101,8 @@ class Runtime:
             dtype = self.leaves[unit.leaves[0]].parameter.dtype if unit.leaves else torch.float32
             units.append(_C.UnitSpec(unit.label, *dtypes_of(dedication.mp_policy, dtype), unit.host))
         sizes = [list(leaf.shape) for leaf in self.leaves]
-        cuts = [None if leaf.cut is None else _C.Cut(*leaf.cut) for leaf in self.leaves]
-        if self.ranks.tensor_parallel == 1:
-            cuts = []
+        is_parallel = self.ranks.tensor_parallel > 1
+        cuts = [None if leaf.cut is None else _C.Cut(*leaf.cut) for leaf in self.leaves if is_parallel]
         return _C.Engine(options, engine_groups(self.ranks), self.plan.native, units, sizes, cuts)
 
     def _make_placeholders(self, meta_start: MetaStart | None) -> list[nn.Parameter]:
