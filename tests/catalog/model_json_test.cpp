@@ -43,6 +43,16 @@ TEST(ModelFromJson, ReadsHowMatricesLieInTheirParameter) {
                                               {"h.k", {1, 2, 12}, 0, false, true}}));
 }
 
+TEST(ModelFromJson, CutsWhatIsNotWhole) {
+  const std::string text = with_units(R"([{"name": "h", "matrices": [
+        {"name": "up", "rows": 8, "cols": 4},
+        {"name": "gate", "rows": 4, "cols": 4, "whole": true}]}])");
+  EXPECT_EQ(model_from_json(text, true).inventory,
+            (plan::Inventory{{"h.up", {1, 8, 4}, 0, true}, {"h.gate", {1, 4, 4}, 0}}));
+  EXPECT_EQ(model_from_json(text).inventory,
+            (plan::Inventory{{"h.up", {1, 8, 4}, 0}, {"h.gate", {1, 4, 4}, 0}}));
+}
+
 TEST(ModelFromJson, TakesUnitsApartThatLieBetweenOthers) {
   const Model found = model_from_json(with_units(R"([
       {"name": "", "unit": 1, "matrices": [{"name": "first", "rows": 8, "cols": 4}]},

@@ -49,7 +49,7 @@ OURS = (
 THEIRS = r"gloo.*(Connection (closed|reset) by peer|Timed out waiting|Connection refused|Broken pipe)|pair closure"
 # What follows ours: who has not come to what a rank awaited, and what each rank told last.
 ATTENDANCE = (
-    r"\n(?:All ranks of the mesh have come to|Not come to) [^\n]* \((operation|comparison|agreement) (\d+)\)"
+    r"\n(?:All ranks of the mesh have come to|Not come to) [^\n]* \((operation|comparison|agreement|update) (\d+)\)"
     r"(?:: rank ([\d, ]+) of the mesh)?\. What ranks told last:\n"
 )
 LINE = r"^  rank (\d) of the mesh has (?:issued (\d+) operations|told nothing)"

@@ -163,38 +163,6 @@ def test_a_start_on_the_meta_device_draws_one_process_values(ranks, dims, shards
         assert not wrong
 
 
-def traffic(mesh: DeviceMesh, dims: tuple[int, ...]) -> tuple[dict[str, float], dict[str, float]]:
-    """What a step sends inside the slot, and what it may: for each wave a message to each peer, and one back."""
-    ranks = OnRanks(mesh.device_type, dims, sequence=False, gate=True)
-    ranks.run(2)
-    before = ranks.optimizer.stats()
-    ranks.run(1, first=2)
-    after = ranks.optimizer.stats()
-    keys = ("messages_slices", "bytes_sent_slices")
-    found = {key: after[key] - before[key] for key in keys}
-    plan, size, own = dmuon.plan(ranks.model), dims[-1], ranks.tensor.get_local_rank()
-    slot = ranks.part
-    waves = [sum(owner == slot * size + rank for owner, _ in plan.batches) for rank in range(size)]
-    sent = 0.0
-    for item, owner in zip(plan.native.inventory, plan.owner, strict=True):
-        if owner // size != slot:
-            continue
-        elements, is_own = item.rows * item.cols, owner % size == own
-        if "gate" in item.name:  # all ranks of the slot have it
-            sent += 4 * elements * (size - 1) if is_own else 0
-        else:
-            sent += 4 * elements / size * ((size - 1) if is_own else 1)
-    return found, {"messages_slices": 2 * max(waves) * (size - 1), "bytes_sent_slices": sent}
-
-
-@pytest.mark.cpu("on a device norms are added up in the slot too")
-@pytest.mark.parametrize("dims", [(2, 2), (1, 4), (2, 1, 2)])
-def test_a_wave_sends_one_message_to_each_peer_and_back(ranks, dims):
-    for found, most in ranks.run(traffic, (4,), dims=dims):
-        assert found["bytes_sent_slices"] == most["bytes_sent_slices"]
-        assert 0 < found["messages_slices"] <= most["messages_slices"]  # empty ones are left out
-
-
 def copies(mesh: DeviceMesh) -> str:
     """Under SequenceParallel a plain matrix would see a part of the tokens on each rank."""
     ranks = OnRanks(mesh.device_type, (2, 2), gate=True)

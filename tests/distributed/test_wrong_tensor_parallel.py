@@ -238,3 +238,42 @@ def parallelize_late(mesh: DeviceMesh) -> str:
 def test_parallelize_module_comes_first(ranks):
     for message in ranks.run(parallelize_late, (4,)):
         assert "Expected: parallelize_module, then" in message
+
+
+class Borrowing(Net):
+    """Its last block uses a weight of its first, beside a tensor or a DTensor."""
+
+    def __init__(self, as_dtensor: bool) -> None:
+        super().__init__()
+        self.as_dtensor = as_dtensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = super().forward(x)
+        mesh = meshes((2, 2), x.device.type)[1]
+        held = DTensor.from_local(x, mesh, [Replicate()], run_check=False) if self.as_dtensor else x
+        return nn.functional.linear(held, self.blocks[0].up.weight)
+
+
+def borrow(mesh: DeviceMesh, as_dtensor: bool) -> str:
+    data, tensor = meshes((2, 2), mesh.device_type)
+    torch.manual_seed(0)
+    model = Borrowing(as_dtensor)
+    pairs(model, tensor)
+    dedicate(model, data, {})
+    for module in [*model.blocks, model]:
+        fully_shard(module, mesh=data)
+    optimizer = dmuon.Muon(model)
+    with pytest.raises(RuntimeError, match=r"mixed torch\.Tensor and DTensor") as error:
+        model(torch.randn(4, WIDTH))
+    with pytest.raises(RuntimeError) as own:  # of a DTensor that is no weight of dmuon's
+        model.blocks[0](distribute_tensor(torch.randn(4, WIDTH), tensor, [Replicate()]) + torch.ones(1))
+    assert "dmuon" not in str(own.value)
+    assert optimizer is not None
+    return str(error.value)
+
+
+@pytest.mark.parametrize("as_dtensor", [True, False])
+def test_a_cut_weight_of_another_module_is_named(ranks, as_dtensor):
+    for message in ranks.run(borrow, (4,), as_dtensor=as_dtensor):
+        assert "'blocks.0.up.weight' is divided by tensor parallelism, S(0) on ranks" in message
+        assert "Expected: a call of that module" in message

@@ -3,10 +3,16 @@
 
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <stdexcept>
+#include <thread>
 
 #include "dmuon/core/error.h"
 #include "dmuon/engine/engine.h"
@@ -80,6 +86,19 @@ wire::SharedMesh make_mesh(const Mesh& mesh, const wire::StorePtr& store, int ra
           wire::TensorParallel{slices("slices"), slices("words")}};
 }
 
+std::unique_ptr<engine::Engine> make_engine(const wire::SharedMesh& shared, const Mesh& mesh) {
+  layout::LeafSizes sizes;
+  layout::Cuts cuts;
+  for (const Leaf& leaf : kModel) {
+    sizes.push_back(leaf.sizes);
+    cuts.push_back(leaf.cut);
+  }
+  const std::vector<engine::UnitSpec> units{{"unit 0", at::kFloat, at::kFloat},
+                                            {"unit 1", at::kFloat, at::kFloat}};
+  return std::make_unique<engine::Engine>(engine::EngineOptions{}, shared, plan_on(mesh), units,
+                                          sizes, cuts);
+}
+
 at::Tensor whole_of(const Leaf& leaf, unsigned seed) { return random_tensor(leaf.sizes, seed); }
 
 // torch.chunk of each of the equal blocks.
@@ -128,15 +147,8 @@ TEST_P(Ranks, MoveTheWeightsThatOneProcessMoves) {
   wire::run_ranks(mesh.num_owners(), [&](int rank, const wire::StorePtr& store) {
     const int tensor_rank = rank % size;
     const int data_rank = rank / size;
-    layout::LeafSizes sizes;
-    layout::Cuts cuts;
-    for (const Leaf& leaf : kModel) {
-      sizes.push_back(leaf.sizes);
-      cuts.push_back(leaf.cut);
-    }
-    engine::Engine engine({}, make_mesh(mesh, store, rank), plan_on(mesh),
-                          {{"unit 0", at::kFloat, at::kFloat}, {"unit 1", at::kFloat, at::kFloat}},
-                          sizes, cuts);
+    const auto made = make_engine(make_mesh(mesh, store, rank), mesh);
+    engine::Engine& engine = *made;
     add_states(engine, Muon(muon(0.05)));
     for (int unit = 0; unit < kNumUnits; ++unit) {
       std::vector<at::Tensor> parameters;
@@ -190,6 +202,61 @@ TEST_P(Ranks, MoveTheWeightsThatOneProcessMoves) {
     }
     engine.meet("the end");
   });
+}
+
+// Exchanges words in place of slices.
+class Failing final : public engine::Update {
+ public:
+  Failing(wire::Group* group, bool fails) : group_(group), fails_(fails) {}
+  void prepare(core::BatchIndex) override {}
+  void gather(core::BatchIndex batch) override { exchange("gather", batch); }
+  void orthogonalise(core::BatchIndex batch) override {
+    if (fails_ && batch.value() == 1) throw std::domain_error("no memory");
+  }
+  void scatter(core::BatchIndex batch) override { exchange("scatter", batch); }
+  void apply(core::BatchIndex) override {}
+
+ private:
+  void exchange(const char* what, core::BatchIndex batch) {
+    group_->all_reduce_sum(at::ones({1}), core::message(what, batch)).wait();
+  }
+
+  wire::Group* group_;
+  bool fails_;
+};
+
+// The rank that fails stays, so no connection closes.
+TEST(Update, EndsTheWaitsOfOthersWhereItFailsOnARank) {
+  for (const Mesh mesh : {Mesh{1, 1, 2}, Mesh{1, 2, 2}}) {
+    const auto start = std::chrono::steady_clock::now();
+    std::atomic<int> num_raised = 0;
+    wire::run_ranks(mesh.num_owners(), [&](int rank, const wire::StorePtr& store) {
+      wire::SharedMesh shared = make_mesh(mesh, store, rank);
+      const auto engine = make_engine(shared, mesh);
+      engine->publish();
+      const auto update =
+          std::make_shared<Failing>(&shared.tensor_parallel->slices, /*fails=*/rank == 1);
+      if (rank == 1) {
+        EXPECT_THROW(engine->step(update), std::domain_error);
+        while (num_raised < mesh.num_owners() - 1 &&
+               std::chrono::steady_clock::now() - start < wire::kTimeout)
+          std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        return;
+      }
+      try {
+        engine->step(update);
+        EXPECT_NE(rank, 0) << "it needs what rank 1 scatters";
+        engine->meet("the end");
+        ADD_FAILURE() << "rank " << rank << " has not noticed";
+      } catch (const core::CommError& error) {
+        const std::string message = error.what();
+        EXPECT_NE(message.find("rank 1 of the mesh"), std::string::npos) << message;
+        EXPECT_NE(message.find("is over: no memory"), std::string::npos) << message;
+      }
+      ++num_raised;
+    });
+    EXPECT_LT(std::chrono::steady_clock::now() - start, wire::kTimeout / 2);
+  }
 }
 
 TEST(LocalPart, HasAnEmptyParameterWhereACutLeavesNoElements) {

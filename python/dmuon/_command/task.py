@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 
 from dmuon import _plan
 from dmuon._planning.owner_plan import DEFAULT_DEVICE, MOST_OWNERS, decide, from_file, reserve_bytes
@@ -34,14 +35,10 @@ def read_task(arguments: argparse.Namespace) -> Task:
         raise ValueError("expected --model or --inventory, one of them")
     if arguments.device is not None and arguments.costs is not None:
         raise ValueError("expected --device or --costs, got both")
-    model = read_model(arguments)
+    model = read_model(arguments, arguments.tp > 1)
     nodes, gpus = arguments.mesh
     mesh = _mesh_of(nodes, gpus, arguments.tp)
-    inventory = model.inventory
-    # `model` alone holds these parameters, so they may change.
-    for parameter in inventory if mesh.tensor_parallel > 1 else ():
-        parameter.tensor_parallel = True
-    inventory = _plan.divide(inventory, mesh)
+    inventory = _plan.divide(model.inventory, mesh)
     if arguments.costs is None:
         costs = _plan.modelled_costs(inventory, arguments.device or DEFAULT_DEVICE, mesh.tensor_parallel)
     else:
@@ -51,19 +48,22 @@ def read_task(arguments: argparse.Namespace) -> Task:
     return Task(title, inventory, mesh, costs, _options(arguments))
 
 
-def read_model(arguments: argparse.Namespace) -> _plan.Model:
+def read_model(arguments: argparse.Namespace, tensor_parallel: bool = False) -> _plan.Model:
     """Returns the model that --model names, or that the file of --inventory describes.
+
+    `tensor_parallel`: its matrices are cut, except those that the file calls whole.
 
     Raises:
         ValueError: the file cannot be read.
     """
     if arguments.model is not None:
-        return _plan.model(arguments.model)
-    return from_file(arguments.inventory, _plan.model_from_json, "--inventory: cannot read")
+        return _plan.model(arguments.model, tensor_parallel)
+    read = functools.partial(_plan.model_from_json, tensor_parallel=tensor_parallel)
+    return from_file(arguments.inventory, read, "--inventory: cannot read")
 
 
 def _mesh_of(nodes: int, gpus: int, tensor_parallel: int) -> _plan.Mesh:
-    """Returns the mesh, whose slots are groups of `tensor_parallel` GPUs that share every matrix."""
+    """Returns the mesh, whose slots are groups of `tensor_parallel` GPUs that share matrices."""
     if gpus % tensor_parallel:
         raise ValueError(
             f"--tp: expected a divisor of the {gpus} GPUs of a node, got {tensor_parallel}: --mesh counts nodes x GPUs "

@@ -24,6 +24,7 @@ from dmuon._setup.leaf import Leaf
 from dmuon._setup.options import Planning, dtypes_of, require_path
 from dmuon._setup.routing import DEDICATION, Select, route
 from dmuon._setup.strategies import require_strategy
+from dmuon._setup.tensor_parallel import note_slices_alone
 from dmuon._setup.units import Unit, find_units
 from dmuon.views import View
 
@@ -97,7 +98,8 @@ def inventory(model: nn.Module, select: Select | None = None) -> dict[str, Any]:
     """Returns the matrices that Muon would update in a model. Write them with json.dump for `dmuon plan --inventory`.
 
     Args:
-        model: any model before `dedicate_params` and `fully_shard`, on any device ("meta" will do).
+        model: any model before `dedicate_params` and `fully_shard`, on any device ("meta" will do). If tensor
+            parallelism has cut it already, the matrices that it leaves whole are marked for `--tp`.
         select: as for `dedicate_params`.
 
     Raises:
@@ -105,6 +107,7 @@ def inventory(model: nn.Module, select: Select | None = None) -> dict[str, Any]:
     """
     model = plain_module(model, "inventory")
     leaves, units = _routed(model, "inventory", select)
+    is_parallel = note_slices_alone(model, leaves, "inventory")
     items = inventory_of(leaves, units)
     name = type(model).__name__
     return {
@@ -115,13 +118,17 @@ def inventory(model: nn.Module, select: Select | None = None) -> dict[str, Any]:
         "stand_in": False,
         # In module order: a unit whose leaves lie between others' has several entries.
         "units": [
-            _entry(units[unit].name, unit, list(run)) for unit, run in groupby(items, key=lambda item: item.unit)
+            _entry(units[unit].name, unit, list(run), is_parallel)
+            for unit, run in groupby(items, key=lambda item: item.unit)
         ],
     }
 
 
-def _entry(unit: str, index: int, items: list[_plan.Parameter]) -> dict[str, Any]:
-    """Returns an entry of an inventory. The entry has no name if a tied leaf lies outside its unit."""
+def _entry(unit: str, index: int, items: list[_plan.Parameter], is_parallel: bool) -> dict[str, Any]:
+    """Returns an entry of an inventory. The entry has no name if a tied leaf lies outside its unit.
+
+    `is_parallel`: the model is under tensor parallelism.
+    """
     prefix = f"{unit}."
     if not unit or not all(item.name.startswith(prefix) for item in items):
         unit, prefix = "", ""
@@ -132,6 +139,7 @@ def _entry(unit: str, index: int, items: list[_plan.Parameter]) -> dict[str, Any
         | ({"transposed": True} if item.transposed else {})
         | ({"continues": True} if item.continues else {})
         | ({"column": item.column} if item.column is not None else {})
+        | ({"whole": True} if is_parallel and not item.tensor_parallel else {})
         for item in items
     ]
     return {"name": unit, "unit": index, "matrices": listed}

@@ -9,6 +9,7 @@ import torch.nn as nn
 from torch.distributed.fsdp import FSDPModule
 
 from dmuon import _C
+from dmuon._running.readers import explain_mixed
 from dmuon._running.runtime import Runtime
 from dmuon._running.structures import (
     arrived,
@@ -56,6 +57,7 @@ def _begin(runtime: Runtime) -> Any:
 def _end(runtime: Runtime) -> Any:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def end(module: nn.Module, args: Any, output: Any) -> None:
+        explain_mixed(runtime)
         runtime.end_forward()
         if torch.is_grad_enabled():
             runtime.engine.watch_root_outputs(tensors_requiring_grad(output))

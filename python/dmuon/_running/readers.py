@@ -31,8 +31,8 @@ class UnitReaders:
         self.weights: dict[int, nn.Parameter] = {}  # by leaf, as modules see them
         self._met: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # whose readers are hooked
 
-    def is_open(self) -> bool:
-        """Returns True inside of a call of a module of the model, and inside of a backward.
+    def is_open(self, leaf: int) -> bool:
+        """Returns True inside of a call of a module of the model, and inside of a backward. An operation meets `leaf`.
 
         Raises:
             ValueError: that module holds one of the unit's leaves, and a parameter that `fully_shard` has not gathered.
@@ -42,6 +42,7 @@ class UnitReaders:
             return False
         module = _innermost(runtime.model)
         if module is not None:
+            runtime.last_met = leaf
             self._refuse_beside_shards(runtime, module)
         return module is not None or _C.in_backward()
 
@@ -102,7 +103,7 @@ class LeafSource:
         self._readers, self._leaf = readers, leaf
 
     def is_open(self) -> bool:
-        return self._readers.is_open()
+        return self._readers.is_open(self._leaf)
 
     def begin(self) -> torch.Tensor:
         self._readers.begin()
@@ -113,6 +114,23 @@ class LeafSource:
 
     def changed(self) -> None:
         self._readers.changed()
+
+
+def explain_mixed(runtime: Any) -> None:
+    """Adds the weight and the way out to an error of torch's, which leaves a forward: DTensors and others in one call.
+
+    Torch asks DTensors first, so no operation on a placeholder beside one comes to dmuon.
+    """
+    error, leaf = sys.exc_info()[1], runtime.last_met
+    runtime.last_met = None
+    if leaf is None or not isinstance(error, RuntimeError) or "mixed torch.Tensor and DTensor" not in str(error):
+        return
+    if (slices := runtime.leaves[leaf].slices) is not None:
+        error.args = (
+            f"{error}\ndmuon: '{runtime.leaves[leaf].name}' is divided by tensor parallelism, {slices}, and was used "
+            "outside of the calls of its module. Expected: a call of that module, in whose forward the weight is a "
+            "DTensor, in place of the weight; and DTensors for all that it is used with.",
+        )
 
 
 def is_inside_itself(model: nn.Module) -> bool:

@@ -60,6 +60,7 @@ class Runtime:
         self.writes_back = False  # at the end of full_params
         self.is_averaged = False  # inside Ema.applied
         self.offloaded = False
+        self.last_met: int | None = None  # leaf, by an operation in the forward that runs
         self.num_changes = 0  # of the weights: by steps, loads and writes
         self.num_means = 0  # Emas that were made
         self.no_sync_depth = 0
@@ -100,9 +101,8 @@ class Runtime:
             dtype = self.leaves[unit.leaves[0]].parameter.dtype if unit.leaves else torch.float32
             units.append(_C.UnitSpec(unit.label, *dtypes_of(dedication.mp_policy, dtype), unit.host))
         sizes = [list(leaf.shape) for leaf in self.leaves]
-        cuts = [None if leaf.cut is None else _C.Cut(*leaf.cut) for leaf in self.leaves]
-        if self.ranks.tensor_parallel == 1:
-            cuts = []
+        is_parallel = self.ranks.tensor_parallel > 1
+        cuts = [None if leaf.cut is None else _C.Cut(*leaf.cut) for leaf in self.leaves if is_parallel]
         return _C.Engine(options, engine_groups(self.ranks), self.plan.native, units, sizes, cuts)
 
     def _make_placeholders(self, meta_start: MetaStart | None) -> list[nn.Parameter]:

@@ -62,6 +62,21 @@ def note_slices(entry: Leaf, managed: Managed, ranks: Ranks | None, function: st
         )
 
 
+def note_slices_alone(model: nn.Module, leaves: Collection[Leaf], function: str) -> bool:
+    """Sets `slices` of leaves without knowing the data-parallel ranks. True if the model is under tensor parallelism.
+
+    A mesh that divides nothing but stacks is taken for one of experts.
+    """
+    specs = [spec_of(parameter) for parameter in model.parameters()]
+    divides = (spec.mesh for spec in specs if spec is not None and spec.mesh.ndim == 1 and not _is_stack(spec))
+    if (mesh := next(divides, None)) is None or mesh.size() == 1:
+        return False
+    for leaf in leaves:
+        if (spec := spec_of(leaf.parameter)) is not None and spec.mesh == mesh:
+            leaf.slices = slices_of(leaf.name, spec, function)
+    return True
+
+
 def is_sharded(parameter: Any, ranks: Ranks) -> bool:
     """True if `fully_shard` manages a parameter, which is then a DTensor over more ranks than those of a slot."""
     return isinstance(parameter, DTensor) and parameter.device_mesh != ranks.tensor_mesh
@@ -86,9 +101,13 @@ def spec_of(parameter: Any, managed: Any = None) -> Any:
 
 def _is_inside(spec: Any, ranks: Ranks) -> bool:
     """True if a DTensor is divided over ranks of the mesh, and not by experts."""
-    is_stack = len(spec.shape) == 3 and spec.placements[-1] == Shard(0)
     is_inside = set(spec.mesh.mesh.flatten().tolist()) <= set(ranks.by_slot)
-    return is_inside and spec.mesh.size() > 1 and not is_stack
+    return is_inside and spec.mesh.size() > 1 and not _is_stack(spec)
+
+
+def _is_stack(spec: Any) -> bool:
+    """True if a DTensor is divided as a stack is by experts."""
+    return len(spec.shape) == 3 and spec.placements[-1] == Shard(0)
 
 
 def is_over_tensor_parallel(mesh: DeviceMesh, data_ranks: Collection[int], here: int) -> bool:

@@ -17,8 +17,9 @@ void init_catalog(py::module_& module) {
       .def_readonly("stand_in", &Model::stand_in)
       .def_readonly("inventory", &Model::inventory);
   module.def("model_names", &catalog::model_names);
-  module.def("model", &catalog::model, py::arg("name"), no_gil);
-  module.def("model_from_json", &catalog::model_from_json, py::arg("text"), no_gil);
+  module.def("model", &catalog::model, py::arg("name"), py::arg("tensor_parallel") = false, no_gil);
+  module.def("model_from_json", &catalog::model_from_json, py::arg("text"),
+             py::arg("tensor_parallel") = false, no_gil);
   module.def("device_names", &catalog::device_names);
 }
 

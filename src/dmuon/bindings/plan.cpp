@@ -45,7 +45,7 @@ void init_parameter(py::module_& module) {
       .def_property_readonly("rows", [](const Parameter& p) { return p.view.rows; })
       .def_property_readonly("cols", [](const Parameter& p) { return p.view.cols; })
       .def_readonly("unit", &Parameter::unit)
-      .def_readwrite("tensor_parallel", &Parameter::tensor_parallel)
+      .def_readonly("tensor_parallel", &Parameter::tensor_parallel)
       .def_property_readonly("num_matrices", [](const Parameter& p) { return p.view.num_matrices; })
       .def_readonly("continues", &Parameter::continues)
       .def_readonly("column", &Parameter::column)

@@ -31,10 +31,11 @@ std::string with_index(const std::string& name, std::int64_t index) {
 }
 
 // Reads matrices without their unit.
-std::vector<plan::Parameter> listed_in(const JsonReader& unit) {
+std::vector<plan::Parameter> listed_in(const JsonReader& unit, bool tensor_parallel) {
   std::vector<plan::Parameter> all;
   for (const JsonReader& entry : unit.at("matrices").items()) {
     all.push_back(plan::read_matrices(entry));
+    all.back().tensor_parallel = !entry.flag("whole") && tensor_parallel;
     all.back().view.num_matrices *= entry.count("stack", 1, kMaxMatrices);  // in older files
   }
   return all;
@@ -58,7 +59,7 @@ const std::vector<plan::Device>& known_devices() {
 
 }  // namespace
 
-Model model_from_json(std::string_view text) {
+Model model_from_json(std::string_view text, bool tensor_parallel) {
   const nlohmann::json value = plan::parse_json(text, "model");
   const JsonReader reader(value, "model");
   reader.require_version(kVersion);
@@ -72,7 +73,7 @@ Model model_from_json(std::string_view text) {
     const std::string name = entry.at("name").string();
     const std::int64_t first = entry.count("first", 0, kMaxMatrices);
     const std::int64_t repeat = entry.count("repeat", 1, kMaxMatrices);
-    const std::vector<plan::Parameter> matrices = listed_in(entry);
+    const std::vector<plan::Parameter> matrices = listed_in(entry, tensor_parallel);
     // Checks before it allocates: a short text may ask for any number.
     const int left = kMaxMatrices - model.inventory.size();
     core::require(std::ssize(matrices) <= left / repeat, "model.units: expected at most ",
@@ -102,9 +103,9 @@ std::vector<std::string> model_names() {
   return names;
 }
 
-Model model(std::string_view name) {
+Model model(std::string_view name, bool tensor_parallel) {
   core::named(model_names(), name, "model: expected");
-  return model_from_json(text_of(name));
+  return model_from_json(text_of(name), tensor_parallel);
 }
 
 std::vector<plan::Device> devices_from_json(std::string_view text) {

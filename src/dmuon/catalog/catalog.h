@@ -22,11 +22,12 @@ struct Model {
 std::vector<std::string> model_names();
 
 /// @throws InvalidArgument for an unknown name, with the known ones.
-Model model(std::string_view name);
+Model model(std::string_view name, bool tensor_parallel = false);
 
 /// Reads a model file, whose format models/README.md describes.
+/// @param tensor_parallel cuts every matrix, except those that the file calls whole.
 /// @throws InvalidArgument, naming the place in the text; for more than 2^22 matrices.
-Model model_from_json(std::string_view text);
+Model model_from_json(std::string_view text, bool tensor_parallel = false);
 
 /// Returns the names in models/devices.json.
 std::vector<std::string> device_names();

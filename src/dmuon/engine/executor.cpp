@@ -119,9 +119,17 @@ void Executor::enqueue(const Operation& operation, wire::Work work) {
     what = described(operation.kind, operation.unit());
     made.number = mesh_.watch->reach(watch::Rendezvous::kOperation, what);
   }
+  if (schedule::is_on_batch(operation.kind)) made.number = num_updates_;
   made.done = (*mesh_.lanes)[lane].enqueue(pool_->device(), timed, std::move(after));
   if (meets_others && !pool_->device().is_cpu())
     mesh_.on_device->add({made.number, std::move(what)}, made.done, pool_->device());
+}
+
+// The ranks of a slot exchange slices in an update, and whoever waits for one waits for them.
+void Executor::set_update(std::shared_ptr<Update> update) {
+  update_ = std::move(update);
+  if (update_ && mesh_.tensor_parallel)
+    num_updates_ = mesh_.watch->reach(watch::Rendezvous::kUpdate, "");
 }
 
 void Executor::enqueue_update(const Operation& operation) {
@@ -145,35 +153,34 @@ void Executor::await(const Operation& operation) {
   profile_.add({operation.kind, operation.subject, started, started, profile_.clock().now()});
 }
 
-// Waits for the subject's newest operation of the kind. No rank of another slot takes part in an
-// update, so it has no number; with tensor parallelism the Watch names the wait.
+// Waits for the subject's newest operation of the kind. Without tensor parallelism no other rank
+// takes part in an update.
 void Executor::finish(Kind kind, const schedule::Subject& subject) {
   const Newest& awaited = newest(kind, subject);
   if (schedule::is_on_batch(kind)) {
     if (!mesh_.tensor_parallel) return awaited.done.wait();
-    return finish(awaited.done, mesh_.watch->num_operations(), [&] {
+    return finish(watch::Rendezvous::kUpdate, awaited.done, awaited.number, [&] {
       return schedule::describe(kind, subject) + ", whose slices the ranks of a slot exchange, " +
              when();
     });
   }
-  finish(awaited.done, awaited.number,
+  finish(watch::Rendezvous::kOperation, awaited.done, awaited.number,
          [&] { return described(kind, std::get<core::UnitIndex>(subject)); });
 }
 
-void Executor::finish(const wire::Event& event, std::int64_t number,
+void Executor::finish(watch::Rendezvous what, const wire::Event& event, std::int64_t number,
                       const std::function<std::string()>& where) {
-  mesh_.watch->wait(watch::Rendezvous::kOperation, number, where,
-                    [&](std::chrono::milliseconds most) {
-                      if (!event.wait_for(most)) return false;
-                      event.wait();  // which throws what it threw
-                      return true;
-                    });
+  mesh_.watch->wait(what, number, where, [&](std::chrono::milliseconds most) {
+    if (!event.wait_for(most)) return false;
+    event.wait();  // which throws what it threw
+    return true;
+  });
 }
 
 void Executor::drain_lanes() {
   for (wire::Lane& lane : *mesh_.lanes) {
-    finish(lane.enqueue(pool_->device(), [] {}, {}), mesh_.watch->num_operations(),
-           [] { return std::string("all operations in flight"); });
+    finish(watch::Rendezvous::kOperation, lane.enqueue(pool_->device(), [] {}, {}),
+           mesh_.watch->num_operations(), [] { return std::string("all operations in flight"); });
   }
 }
 

@@ -32,7 +32,7 @@ struct UnitSpec {
 /// Holds the newest operation of a kind on a subject.
 struct Newest {
   wire::Event done;
-  std::int64_t number = 0;  ///< by which the Watch knows it; 0 on a batch
+  std::int64_t number = 0;  ///< by which the Watch knows it, or its update if it is on a batch
 };
 
 /// A unit on this rank.
@@ -76,7 +76,7 @@ class Executor {
   void perform(const schedule::Operation& operation);
 
   /// Sets who performs operations on batches from now on. Operations that were issued keep theirs.
-  void set_update(std::shared_ptr<Update> update) { update_ = std::move(update); }
+  void set_update(std::shared_ptr<Update> update);
 
   /// The sum over all ranks, in place, behind all that is in flight. Not on a CPU, whose ranks have
   /// the verdict's group for it.
@@ -138,7 +138,7 @@ class Executor {
   std::string described(schedule::Kind kind, core::UnitIndex unit) const;
   static void take_gradients(UnitState* state);
   void finish(schedule::Kind kind, const schedule::Subject& subject);
-  void finish(const wire::Event& event, std::int64_t number,
+  void finish(watch::Rendezvous what, const wire::Event& event, std::int64_t number,
               const std::function<std::string()>& where);
 
   wire::SharedMesh mesh_;
@@ -148,6 +148,7 @@ class Executor {
   core::Vector<core::UnitIndex, UnitState> states_;
   core::Vector<core::BatchIndex, schedule::PerKind<Newest>> batches_;
   std::shared_ptr<Update> update_;
+  std::int64_t num_updates_ = 0;  // by the Watch's count: with tensor parallelism alone
   Profile profile_;
   pid_t process_;  // that made it: a forked child has no lanes
   int model_;

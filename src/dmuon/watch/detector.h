@@ -79,8 +79,8 @@ class Detector {
   void enter(const std::string& pass) { own_.pass = pass; }
   /// The rank comes to nothing more. Returns false if it was over before.
   /// @param failed  True if its wait has failed by itself. Then it counts as not come to the
-  ///                comparison or agreement in which it waits: these pass words on from rank to
-  ///                rank, so others may wait for them still.
+  ///                comparison, agreement or update in which it waits: these pass words or slices
+  ///                on from rank to rank, so others may wait for them still.
   bool end(const std::string& why, bool failed = false);
 
   Report report(std::int64_t now_ms) const;

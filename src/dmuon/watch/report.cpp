@@ -18,7 +18,7 @@ namespace {
 constexpr std::size_t kMostNamed = 16;     // ranks, of a large mesh
 constexpr std::size_t kMostOfReason = 60;  // bytes, in a table
 constexpr std::size_t kHashDigits = 16;
-constexpr const char* kRendezvousNames[] = {"operation", "comparison", "agreement"};
+constexpr const char* kRendezvousNames[] = {"operation", "comparison", "agreement", "update"};
 
 std::int64_t count(const Report& report, Rendezvous what) {
   return report.reached[static_cast<std::size_t>(what)];

@@ -10,8 +10,8 @@
 namespace dmuon::watch {
 
 /// Kinds of steps that all ranks of a mesh come to in one order, each numbered from 1.
-enum class Rendezvous : int { kOperation, kComparison, kAgreement };
-inline constexpr int kNumRendezvous = 3;
+enum class Rendezvous : int { kOperation, kComparison, kAgreement, kUpdate };
+inline constexpr int kNumRendezvous = 4;
 
 /// The state of a rank, as it stores it for others.
 ///

@@ -79,6 +79,10 @@ void Watch::wait(Rendezvous what, std::int64_t number, const std::function<std::
     end(error.what(), /*failed=*/true);  // first: give_up_ may wait for a device
     give_up_(error.what());  // nothing can be sent any more, even if the caller catches this
     throw core::CommError(text);
+  } catch (const std::exception& error) {  // of an operation of this rank, whose lane ends with it
+    if (!waiting) waiting.emplace(this, what, number, where());
+    end(error.what(), /*failed=*/true);
+    throw;
   }
 }
 

@@ -72,7 +72,7 @@ class Watch {
   /// @param turn          blocks for at most about the given time. Returns true at the end.
   /// @throws CommError if the wait is in vain, on every rank that waits. To this error, and to one
   ///                   that `turn` throws, wait() adds the attendance; that takes up to 4
-  ///                   intervals.
+  ///                   intervals. Any other exception of `turn` ends this rank, as over() does.
   void wait(Rendezvous what, std::int64_t number, const std::function<std::string()>& where,
             const std::function<bool(std::chrono::milliseconds)>& turn);
 
