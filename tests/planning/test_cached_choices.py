@@ -138,6 +138,6 @@ def test_muon_takes_what_is_kept_of_its_shapes_alone_and_says_so(caplog):
     store(result_of(30, 30), SETTING)
     with caplog.at_level("INFO", "dmuon"):
         found = choices.cached_choices(alone, {WIDE, (1, 5, 5)}, muon, SETTING.device)
-    assert found.rows() == [(24, 96, "cpu", "DIRECT", False, 0)]
+    assert found.rows() == [(24, 96, "cpu", "DIRECT", False, 0, "")]
     assert "1 of 2 shapes are orthogonalised as `dmuon tune` has chosen" in caplog.text
     assert choices.cached_choices(alone, {WIDE}, {**muon, "ns_steps": 4}, SETTING.device).choices == {}

@@ -80,7 +80,7 @@ class CudaElementwise final : public Elementwise {
   }
 
   Start start(const MomentumStep& step, at::ScalarType dtype, double eps) const override {
-    const auto& [momentum, gradient, mu, nesterov, applies, given] = step;
+    const auto& [momentum, gradient, mu, nesterov, applies, given, given_factor] = step;
     const auto format = half_of(dtype);
     if (!format || !fits(momentum) || momentum.numel() == 0 ||
         momentum.strides() != gradient.strides()) {
@@ -92,6 +92,8 @@ class CudaElementwise final : public Elementwise {
     const std::int64_t cols = momentum.size(-1);
     const Tensor x = at::empty({size, aligned(rows, dtype), aligned(cols, dtype)},
                                momentum.options().dtype(dtype));
+    Tensor factor = given_factor;
+    if (factor.defined()) factor = factor.to(at::kFloat);
     const Tensor memo =
         given.defined() ? given : at::zeros({size, memo_words()}, momentum.options());
     gpu::DirectionOf direction{.batch = size,
@@ -112,6 +114,7 @@ class CudaElementwise final : public Elementwise {
                                .nesterov = nesterov,
                                .eps = eps,
                                .applies = byte(applies)};
+    if (factor.defined()) direction.gradient_factor = factor.const_data_ptr<float>();
     const Tensor partial = at::empty({gpu::partial_words(direction)}, momentum.options());
     direction.partial = partial.data_ptr<float>();
     gpu::direction(direction, momentum.device().index(), current_stream(momentum.device()));
