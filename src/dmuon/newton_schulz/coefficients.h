@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/core/ScalarType.h>
+
 #include <cstdint>
 #include <optional>
 #include <string_view>
@@ -60,6 +62,6 @@ Coefficients resolve(const Coefficients& rows, int num_steps);
 /// segments of three. Columns that fall off are the hardest case, the more so the larger and the
 /// nearer to a square the matrix is.
 std::optional<flops::Segments> measured_segments(const Coefficients& rows, std::int64_t m,
-                                                 std::int64_t n);
+                                                 std::int64_t n, at::ScalarType dtype);
 
 }  // namespace dmuon::newton_schulz
