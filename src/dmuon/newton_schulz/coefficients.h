@@ -78,12 +78,12 @@ Coefficients resolve(const Coefficients& rows, int num_steps);
 ///     512 x 768    1.01 / 2.9                          2.61 / 14
 ///     512 x 2048   1.01 / 1.9                          2.25 / 2.4
 ///     1024 x 1536  0.93 / 2.9
-///     2048 x 3072       / 2.4
+///     2048 x 3072  0.84 / 2.4
 ///     4096 x 6144       / 2.5
 ///
 /// bench/segment_errors.py measured this on an AMD EPYC, with products in fp32 that are rounded
 /// once. Up to 256 rows it had all matrices and three seeds; at 512 eleven kinds of matrices; at
-/// 1024 five. At 2048 it had four kinds for Polar Express, at 4096 two for the quintic, one seed
+/// 1024 five. At 2048 it had five kinds for Polar Express, at 4096 two for the quintic, one seed
 /// each: Gaussian ones and columns that fall off were among them.
 std::optional<flops::Segments> measured_segments(const Coefficients& rows, std::int64_t m,
                                                  std::int64_t n, at::ScalarType dtype);

@@ -162,14 +162,10 @@ Method method_for(std::int64_t rows, std::int64_t cols, c10::Device device,
     square_dtype = options.gram_dtype.value_or(backend.gram_dtype(options.dtype));
   const bool segmented = form == Form::kSegmented;
   if (segmented && options.dtype != at::kHalf) square_dtype = std::nullopt;  // WideSquares
-  return {rows,
-          cols,
-          backend,
-          elementwise_named(elementwise, device, options.dtype, function),
-          batched,
-          {options.coefficients, *segments, square_dtype, panel_rows, segmented},
-          options.dtype,
-          options.eps};
+  return {rows,          cols,
+          backend,       elementwise_named(elementwise, device, options.dtype, function),
+          batched,       {options.coefficients, *segments, square_dtype, panel_rows, segmented},
+          options.dtype, options.eps};
 }
 
 }  // namespace dmuon::newton_schulz
