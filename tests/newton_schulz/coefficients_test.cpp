@@ -55,8 +55,8 @@ TEST(Coefficients, PolarExpressCarriesSingularValuesNearOne) {
 // At each boundary of what was measured, either order of sides.
 TEST(MeasuredSegments, AreThoseOfTheShapeAndTheRows) {
   const auto found = [](const char* name, std::int64_t m, std::int64_t n, int num_steps = 5) {
-    const auto segments = measured_segments(resolve(name, num_steps), m, n);
-    EXPECT_EQ(segments, measured_segments(resolve(name, num_steps), n, m));
+    const auto segments = measured_segments(resolve(name, num_steps), m, n, at::kBFloat16);
+    EXPECT_EQ(segments, measured_segments(resolve(name, num_steps), n, m, at::kBFloat16));
     return segments.value_or(flops::Segments{});
   };
   const flops::Segments none;
@@ -83,7 +83,23 @@ TEST(MeasuredSegments, AreThoseOfTheShapeAndTheRows) {
   EXPECT_EQ(found("quintic", 4096, 12287), (flops::Segments{3, 1, 1}));
   EXPECT_EQ(found("quintic", 256, 768), (flops::Segments{3, 2}));
   EXPECT_EQ(found("quintic", 4096, 12288), (flops::Segments{3, 2}));
-  EXPECT_EQ(measured_segments({{3, -3.2, 1.2}}, 1024, 4096), std::nullopt);
+  EXPECT_EQ(measured_segments({{3, -3.2, 1.2}}, 1024, 4096, at::kBFloat16), std::nullopt);
+}
+
+TEST(MeasuredSegments, ArePairsInFp16AndNoneInWiderDtypes) {
+  const flops::Segments pairs{2, 1, 2};
+  for (const char* name : {"polar_express", "you", "quintic"}) {
+    const Coefficients rows = resolve(name, 5);
+    for (const auto& [m, n] : {std::pair{128, 128}, {4096, 20000}, {20000, 4096}, {1024, 1100}}) {
+      EXPECT_EQ(measured_segments(rows, m, n, at::kHalf), pairs) << name;
+      for (const at::ScalarType dtype : {at::kFloat, at::kDouble})
+        EXPECT_EQ(measured_segments(rows, m, n, dtype), std::nullopt) << name;
+    }
+    for (const int side : {127, 4097})
+      EXPECT_EQ(measured_segments(rows, side, 20000, at::kHalf), std::nullopt) << name;
+    EXPECT_EQ(measured_segments(resolve(name, 4), 1024, 4096, at::kHalf), std::nullopt) << name;
+  }
+  EXPECT_EQ(measured_segments({{3, -3.2, 1.2}}, 1024, 4096, at::kHalf), std::nullopt);
 }
 
 TEST(Coefficients, StepsPastTheTableRepeatTheLastRow) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,6 +57,50 @@ def conditioned(rows: int, cols: int, condition: float, seed: int = 0) -> Constr
     """Singular values equally spaced in the logarithm, from 1 down to 1/condition."""
     s = torch.logspace(0, -math.log10(condition), min(rows, cols), dtype=torch.float64)
     return with_singular_values(rows, cols, s, seed)
+
+
+def constructed(shape: tuple[int, int], seed: int = 0) -> dict[str, Callable[[], Tensor]]:
+    """Matrices by their singular values: Gaussian ones, conditions up to 1e7, two large values."""
+
+    def with_two() -> Tensor:
+        s = torch.logspace(-2, -4, min(shape) - 2, dtype=torch.float64)
+        return with_singular_values(*shape, torch.cat([torch.ones(2, dtype=torch.float64), s]), seed).x
+
+    makers: dict[str, Callable[[], Tensor]] = {"gaussian": lambda: normal(seed, *shape).double()}
+    for condition in (10, 20, 30, 50, 1e3, 1e7):
+        makers[f"condition {condition:g}"] = lambda condition=condition: conditioned(*shape, condition, seed).x
+    return {**makers, "two large values": with_two}
+
+
+def normal(seed: int, *sizes: int) -> Tensor:
+    return torch.randn(*sizes, generator=torch.Generator().manual_seed(seed))
+
+
+def of_networks(shape: tuple[int, int], seed: int = 0) -> dict[str, Callable[[], Tensor]]:
+    """Rows or columns that fall off; a few directions with most of the norm's square; a mean; a layer's gradient."""
+    rows, cols = shape
+    first = 10 * seed + 3
+
+    def dominated(rank: int, share: float) -> Tensor:
+        few, rest = normal(first, rows, rank) @ normal(first + 1, rank, cols), normal(first + 2, *shape)
+        return share**0.5 * few / few.norm() + (1 - share) ** 0.5 * rest / rest.norm()
+
+    def gradient() -> Tensor:
+        inputs = normal(first, 256, cols) + 1
+        outputs = (inputs @ (normal(first + 1, cols, rows) / cols**0.5)).relu()
+        return outputs.T @ inputs / 256
+
+    makers: dict[str, Callable[[], Tensor]] = {}
+    for fall in (1, 2, 3):
+        makers[f"rows fall {fall}"] = lambda fall=fall: normal(first, *shape) * torch.logspace(0, -fall, rows)[:, None]
+        makers[f"columns fall {fall}"] = lambda fall=fall: normal(first, *shape) * torch.logspace(0, -fall, cols)
+    for rank, share in [*((1, s) for s in (0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 0.99, 0.999, 0.9999)), (3, 0.75)]:
+        makers[f"{rank} of {share}"] = lambda rank=rank, share=share: dominated(rank, share)
+    for factor in (3, 30):
+        scales = torch.cat([torch.tensor([float(factor)]), torch.ones(max(shape) - 1)])
+        makers[f"a row times {factor}"] = lambda scales=scales: normal(first, *shape) * scales[:rows, None]
+        makers[f"a column times {factor}"] = lambda scales=scales: normal(first, *shape) * scales[:cols]
+    return {**makers, "mean 1": lambda: normal(first, *shape) + 1, "a layer's gradient": gradient}
 
 
 def hard_spectra(size):

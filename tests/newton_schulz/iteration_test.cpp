@@ -121,7 +121,14 @@ class Recording final : public PlainProducts {
     PlainProducts::wide_product(out, beta, c, alpha, a, b);
   }
 
+  void symmetric_product(const Tensor& out, double beta, const Tensor& c, double alpha,
+                         const Tensor& a, const Tensor& b, std::int64_t rows) const override {
+    ++num_symmetric;
+    Products::symmetric_product(out, beta, c, alpha, a, b, rows);
+  }
+
   mutable std::map<const void*, std::size_t> squares;
+  mutable int num_symmetric = 0;
 
  private:
   void record(const WideSquare& out) const {
@@ -144,6 +151,23 @@ TEST(Iteration, HoldsAsManySquaresAsFlopsSays) {
       EXPECT_EQ(std::ssize(products.squares), flops::squares(segments)) << num_steps;
       for (const auto& [_, size] : products.squares)
         EXPECT_EQ(size, static_cast<std::size_t>(16 * 16 * bytes));
+    }
+  }
+}
+
+// Of a pair of steps two products are mixed, R Z and Z Q; of three steps four.
+TEST(Iteration, MultipliesMixedSquaresIn16BitsSymmetricallyOnlyIfTheStepsSaySo) {
+  for (const auto& [segments, num_mixed] :
+       {std::pair{flops::Segments{2, 1, 2}, 4}, {flops::Segments{2, 3}, 6}}) {
+    const flops::Products count = flops::products(segments);
+    for (const at::ScalarType dtype : {at::kHalf, at::kFloat}) {
+      for (const bool symmetric : {false, true}) {
+        const Recording products;
+        const Tensor x = filled({16, 48}, 0.01, dtype);
+        iterate(products, {x}, {resolve("quintic", 5), segments, dtype, 0, symmetric});
+        const int full = symmetric || dtype == at::kFloat ? 0 : num_mixed;
+        EXPECT_EQ(products.num_symmetric, count.to_square + count.square - full);
+      }
     }
   }
 }

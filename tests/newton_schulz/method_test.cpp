@@ -83,6 +83,7 @@ TEST(MethodFor, FindsWhatAChoiceNames) {
   EXPECT_EQ(found.steps.segments, (flops::Segments{2, 3}));
   EXPECT_EQ(found.steps.square_dtype, at::kFloat);
   EXPECT_EQ(found.eps, 1e-7);
+  EXPECT_FALSE(found.steps.symmetric_mixed);
   options.choice->backend = "another";
   try {
     method_for(8, 16, c10::kCPU, options, "f");
@@ -91,6 +92,19 @@ TEST(MethodFor, FindsWhatAChoiceNames) {
     const std::string message = error.what();
     EXPECT_TRUE(message.starts_with("f: choice.backend must be one of ")) << message;
   }
+}
+
+// fp16 has no WideSquares: R, Z and Q are in fp16, and all their products are symmetric.
+TEST(MethodFor, RunsSegmentsInFp16BySymmetricProducts) {
+  IterationOptions options;
+  options.coefficients = resolve("polar_express", 5);
+  options.dtype = at::kHalf;
+  options.choice = Choice{"cpu", Form::kSegmented, false, 128};
+  const Method found = method_for(300, 700, c10::kCPU, options, "f");
+  EXPECT_EQ(found.steps.segments, (flops::Segments{2, 1, 2}));
+  EXPECT_EQ(found.steps.square_dtype, at::kHalf);
+  EXPECT_TRUE(found.steps.symmetric_mixed);
+  EXPECT_EQ(found.steps.panel_rows, 128);
 }
 
 }  // namespace

@@ -219,7 +219,9 @@ def _is_exact(choice: _C.Choice, errors: _Errors, setting: Setting) -> bool:
     """True if all errors are at most 1.3 times the direct form's least error, plus a floor for rounding alone."""
     unit = torch.finfo(setting.ns_dtype).eps / 2
     slope = math.prod(a for a, _, _ in setting.coefficients)  # growth of small singular values and of their rounding
-    floor = unit / 2 if setting.ns_dtype.itemsize == 2 else 4 * unit * abs(slope)
+    # fp16: what mirrored triangles add where rounding alone decides (coefficients.h), a tenth of bf16's errors.
+    floors = {torch.float16: 2 * unit, torch.bfloat16: unit / 2}
+    floor = floors.get(setting.ns_dtype, 4 * unit * abs(slope))
     direct = [error for (_, form, *_), error in errors.items() if form == "DIRECT"]
     pairs = zip(errors[plain_choice(choice)], *direct, strict=True)
     return all(error <= _MOST_ERROR * min(of_direct) + floor for error, *of_direct in pairs)

@@ -27,8 +27,8 @@ inline constexpr int kDefaultSteps = 5;
 Segments segments(int steps, Form form);
 
 /// The number of products of each kind in the orthogonalisation of an m x n matrix, m <= n.
-/// Products of commuting matrices are symmetric too. In 16 bits R Z and Z Q are computed in full
-/// (iteration.cpp).
+/// Products of commuting matrices are symmetric too. The Gram form in 16 bits computes R Z and Z Q
+/// in full (iteration.cpp); backends that omit a part of symmetric products have it in fp32.
 struct Products {
   int to_square = 0;  ///< symmetric m x m result, inner dimension n: R = X X'
   int square = 0;     ///< symmetric m x m result, inner dimension m: Z, R Z, the next R and Z Q

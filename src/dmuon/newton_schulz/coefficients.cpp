@@ -74,7 +74,7 @@ Coefficients resolve(const Coefficients& rows, int num_steps) {
 }
 
 std::optional<flops::Segments> measured_segments(const Coefficients& rows, std::int64_t m,
-                                                 std::int64_t n) {
+                                                 std::int64_t n, at::ScalarType dtype) {
   constexpr int kSteps = 5;
   const auto side = static_cast<double>(std::min(m, n));
   const double ratio = static_cast<double>(std::max(m, n)) / side;
@@ -83,6 +83,8 @@ std::optional<flops::Segments> measured_segments(const Coefficients& rows, std::
     return std::nullopt;
   }
   if (side < 128 || side > 4096) return std::nullopt;
+  if (dtype == at::kHalf) return flops::Segments{2, 1, 2};
+  if (dtype != at::kBFloat16) return std::nullopt;
   if (side < 256) return ratio < 2 ? std::nullopt : std::optional(flops::Segments{2, 1, 2});
   if (ratio < (quintic || side <= 1024 ? 1.5 : 2.5)) return std::nullopt;
   if (!quintic) return flops::Segments{2, 1, 2};

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <c10/core/ScalarType.h>
+
 #include <cstdint>
 #include <optional>
 #include <string_view>
@@ -45,11 +47,11 @@ Coefficients resolve(const Coefficients& rows, int num_steps);
 
 /// Returns the segments in which steps of these rows run with 16-bit products
 /// (flops::Form::kSegmented) for an m x n matrix, either order of sides. Returns nothing if no
-/// measurement covers the case.
+/// measurement covers the case, dtype included.
 ///
-/// Errors were measured in bf16 for five rows of the named sets, short sides from 128 to 4096, and
-/// long sides from 1.5 to 2.5 times the short one on. They are at most 1.3 times the errors of
-/// torch.optim.Muon's arithmetic, mostly less. The matrices were
+/// bf16, with WideSquares. Errors were measured for five rows of the named sets, short sides from
+/// 128 to 4096, and long sides from 1.5 to 2.5 times the short one on. They are at most 1.3 times
+/// the errors of torch.optim.Muon's arithmetic, mostly less. The matrices were
 /// - Gaussian, also with a mean, or with rows or columns that fall off by 10 to 1e3;
 /// - of condition number 10 to 1e7 in any direction;
 /// - with up to three directions that have 0.3 to 0.9999 of the norm's square between them.
@@ -59,7 +61,31 @@ Coefficients resolve(const Coefficients& rows, int num_steps);
 /// direction, and in a third step its rounding errors grow without bound. So only the quintic has
 /// segments of three. Columns that fall off are the hardest case, the more so the larger and the
 /// nearer to a square the matrix is.
+///
+/// fp16, with R, Z and Q in fp16 and all their products symmetric. If the error of
+/// torch.optim.Muon's arithmetic in fp16 exceeds 4 eps (3.9e-3), the matrix's condition decides.
+/// For such matrices the table has the largest error over that one. For the other matrices it has,
+/// after the slash, the largest error times 1000. "Gram" is {2, 3} with R Z and Z Q in full.
+///
+///     shape        {2, 1, 2}   {3, 2}      {2, 3}      Gram
+///     128 x 128    1.02 / 3.4  3.00 / 20   4.52 / 34   2.57 / 16
+///     128 x 192    1.03 / 3.2  2.67 / 19   3.17 / 29   2.12 / 14
+///     128 x 512    1.01 / 2.7  2.17 / 27   2.65 / 6.7  1.74 / 5.7
+///     256 x 256    1.02 / 3.2  1.94 / 14   5.47 / 35   3.04 / 17
+///     256 x 384    1.01 / 3.0  1.85 / 13   4.28 / 32   2.48 / 14
+///     256 x 1024   1.01 / 2.7  1.64 / 17   3.49 / 11   2.10 / 8.0
+///     512 x 512    1.01 / 2.9                          3.06 / 17
+///     512 x 768    1.01 / 2.9                          2.61 / 14
+///     512 x 2048   1.01 / 1.9                          2.25 / 2.4
+///     1024 x 1536  0.93 / 2.9
+///     2048 x 3072  0.84 / 2.4
+///     4096 x 6144       / 2.5
+///
+/// bench/segment_errors.py measured this on an AMD EPYC, with products in fp32 that are rounded
+/// once. Up to 256 rows it had all matrices and three seeds; at 512 eleven kinds of matrices; at
+/// 1024 five. At 2048 it had five kinds for Polar Express, at 4096 two for the quintic, one seed
+/// each: Gaussian ones and columns that fall off were among them.
 std::optional<flops::Segments> measured_segments(const Coefficients& rows, std::int64_t m,
-                                                 std::int64_t n);
+                                                 std::int64_t n, at::ScalarType dtype);
 
 }  // namespace dmuon::newton_schulz

@@ -54,6 +54,7 @@ struct InOneDtype {
   const Iterate& iterate;
   at::ScalarType dtype;
   std::int64_t panel_rows;
+  bool symmetric_mixed;
 
   Tensor square() const {
     return at::empty(iterate.square_sizes(), iterate.x.options().dtype(dtype));
@@ -73,11 +74,12 @@ struct InOneDtype {
   }
 
   // out <- beta c + a b: R Z and Z Q. A mirrored triangle has each rounding error twice; in a full
-  // product the two errors partly cancel. In 16 bits the error is then 1.2 instead of 1.8 times the
-  // direct form's.
+  // product the two errors partly cancel. A third step of a segment would amplify them (bench/
+  // segment_errors.py), and the Gram form has one: in 16 bits its mixed products are full.
   void mixed_product(const Tensor& out, double beta, const Tensor& c, const Tensor& a,
                      const Tensor& b) const {
-    if (c10::elementSize(dtype) == 2) return iterate.products.product(out, beta, c, 1, a, b);
+    if (c10::elementSize(dtype) == 2 && !symmetric_mixed)
+      return iterate.products.product(out, beta, c, 1, a, b);
     square_product(out, beta, c, 1, a, b);
   }
 
@@ -208,7 +210,9 @@ PendingProduct iterate(const Products& products, Start start, const Steps& steps
   const bool tall = start.x.size(-2) > start.x.size(-1);
   Iterate iterate{products, std::move(start.x), start.scale, tall};
   if (!steps.square_dtype) return run(iterate, InFp32{iterate}, steps);
-  return run(iterate, InOneDtype{iterate, *steps.square_dtype, steps.panel_rows}, steps);
+  return run(iterate,
+             InOneDtype{iterate, *steps.square_dtype, steps.panel_rows, steps.symmetric_mixed},
+             steps);
 }
 
 }  // namespace dmuon::newton_schulz

@@ -16,6 +16,8 @@ struct Steps {
   /// The dtype of R, Z and Q; unset: each is a WideSquare (products.h).
   std::optional<at::ScalarType> square_dtype;
   std::int64_t panel_rows;  ///< of symmetric products; not read for WideSquares
+  /// True if R Z and Z Q are symmetric products in 16 bits too: kSegmented, not kGram.
+  bool symmetric_mixed = false;
 };
 
 /// Runs all of Newton-Schulz but its last product. The result of that product would be the iterate,

@@ -1,6 +1,7 @@
 #include "dmuon/newton_schulz/method.h"
 
 #include <algorithm>
+#include <limits>
 #include <span>
 
 #include "dmuon/core/error.h"
@@ -12,6 +13,12 @@ namespace {
 using at::Tensor;
 using core::require;
 
+// True if the backend has panels that omit a part of symmetric products.
+bool omits(const Products& backend, std::int64_t m, at::ScalarType dtype) {
+  return std::ranges::any_of(backend.panel_rows(m, dtype),
+                             [&](std::int64_t rows) { return num_panels(m, rows) > 1; });
+}
+
 // Returns nothing if the backend lacks the form.
 std::optional<flops::Segments> segments_of(Form form, const Products& backend, std::int64_t m,
                                            std::int64_t n, const Coefficients& coefficients,
@@ -19,14 +26,16 @@ std::optional<flops::Segments> segments_of(Form form, const Products& backend, s
   if (form != Form::kSegmented) {
     return flops::segments(static_cast<int>(std::ssize(coefficients)), form);
   }
-  if (!backend.has_wide_squares(dtype)) return std::nullopt;
-  return measured_segments(coefficients, m, n);
+  const bool offers =
+      dtype == at::kHalf ? omits(backend, std::min(m, n), dtype) : backend.has_wide_squares(dtype);
+  return offers ? measured_segments(coefficients, m, n, dtype) : std::nullopt;
 }
 
 // Returns the choices of one backend. The first has the fewest FLOPs, the default panels and, if
 // the backend batches such matrices, a batch.
 std::vector<Choice> candidates_of(const Products& backend, std::int64_t m, std::int64_t n,
-                                  const Coefficients& coefficients, at::ScalarType dtype) {
+                                  const Coefficients& coefficients, c10::Device device,
+                                  at::ScalarType dtype) {
   const std::int64_t side = std::min(m, n);
   const std::vector<std::int64_t> panel_rows = backend.panel_rows(side, dtype);
   const auto segments = [&](Form form) {
@@ -41,13 +50,21 @@ std::vector<Choice> candidates_of(const Products& backend, std::int64_t m, std::
     found.push_back({std::string(backend.name()), form, false, panel_rows.front()});
   }
   const auto best = std::ranges::min_element(found, {}, [&](const Choice& choice) {
+    // No GPU has been seen to win by the segmented form: there `dmuon tune` alone chooses it.
+    if (choice.form == Form::kSegmented && !device.is_cpu())
+      return std::numeric_limits<double>::infinity();
     return flops::orthogonalisation(m, n, *segments(choice.form), choice.form,
                                     backend.symmetric_cost(side, dtype));
   });
   std::rotate(found.begin(), best, best + 1);
+  std::vector<Choice> in_panels{found.front()};
+  const auto segmented = std::ranges::find(found, Form::kSegmented, &Choice::form);
+  if (segmented != found.begin() && segmented != found.end()) in_panels.push_back(*segmented);
   for (const std::int64_t others : std::span(panel_rows).subspan(1)) {
-    found.push_back(found.front());
-    found.back().panel_rows = others;
+    for (Choice& choice : in_panels) {
+      choice.panel_rows = others;
+      found.push_back(choice);
+    }
   }
   return found;
 }
@@ -91,7 +108,7 @@ std::vector<Choice> candidates(std::int64_t m, std::int64_t n, const Coefficient
                                c10::Device device, at::ScalarType dtype) {
   std::vector<Choice> all;
   for (const Products* backend : products_of(device, dtype)) {
-    const std::vector<Choice> some = candidates_of(*backend, m, n, coefficients, dtype);
+    const std::vector<Choice> some = candidates_of(*backend, m, n, coefficients, device, dtype);
     all.insert(all.end(), some.begin(), some.end());
   }
   return all;
@@ -99,7 +116,8 @@ std::vector<Choice> candidates(std::int64_t m, std::int64_t n, const Coefficient
 
 Choice choose(std::int64_t m, std::int64_t n, const Coefficients& coefficients, c10::Device device,
               at::ScalarType dtype) {
-  return candidates_of(*products_of(device, dtype).front(), m, n, coefficients, dtype).front();
+  return candidates_of(*products_of(device, dtype).front(), m, n, coefficients, device, dtype)
+      .front();
 }
 
 std::vector<Tensor> Method::pieces_of(const Tensor& batch) const {
@@ -142,10 +160,11 @@ Method method_for(std::int64_t rows, std::int64_t cols, c10::Device device,
   std::optional<at::ScalarType> square_dtype = options.dtype;
   if (form == Form::kGram)
     square_dtype = options.gram_dtype.value_or(backend.gram_dtype(options.dtype));
-  if (form == Form::kSegmented) square_dtype = std::nullopt;
+  const bool segmented = form == Form::kSegmented;
+  if (segmented && options.dtype != at::kHalf) square_dtype = std::nullopt;  // WideSquares
   return {rows,          cols,
           backend,       elementwise_named(elementwise, device, options.dtype, function),
-          batched,       {options.coefficients, *segments, square_dtype, panel_rows},
+          batched,       {options.coefficients, *segments, square_dtype, panel_rows, segmented},
           options.dtype, options.eps};
 }
 

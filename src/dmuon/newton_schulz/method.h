@@ -44,15 +44,16 @@ struct IterationOptions {
 };
 
 /// Returns all choices for an m x n matrix. Each backend has the direct and the Gram form. It has
-/// the segmented form if it has WideSquares in this dtype and `measured_segments` knows the rows
-/// and the shape. Each form runs one by one and, if the backend batches such matrices, batched. The
-/// choice with the fewest FLOPs is also returned in each of the backend's other panel heights. Each
-/// may be changed to any of elementwise_all.
+/// the segmented form if `measured_segments` knows the rows and the shape, and if the backend has
+/// WideSquares (bf16) or panels (fp16). Each form runs one by one and, if the backend batches such
+/// matrices, batched. The choice with the fewest FLOPs and the segmented form are also returned in
+/// each of the backend's other panel heights. Each may be changed to any of elementwise_all.
 std::vector<Choice> candidates(std::int64_t m, std::int64_t n, const Coefficients& coefficients,
                                c10::Device device, at::ScalarType dtype);
 
 /// Returns the candidate that `orthogonalize` takes by default: the default backend's form with the
-/// fewest FLOPs, batched if the backend does that, in its default panels.
+/// fewest FLOPs, batched if the backend does that, in its default panels. On accelerators it is
+/// never the segmented form.
 Choice choose(std::int64_t m, std::int64_t n, const Coefficients& coefficients, c10::Device device,
               at::ScalarType dtype);
 

@@ -12,8 +12,9 @@ namespace dmuon::newton_schulz {
 /// - Gram form (Gram Newton-Schulz, Dao-AILab 2026): starts from R = X X' and Q = I. Each step is
 ///   Z = b R + c R^2, Q <- Z Q + a Q, R <- (Z + a I) R (Z + a I). Each segment (flops::segments)
 ///   ends with X <- Q X; the next one starts from a new R and Q.
-/// - Segmented form: the Gram form in other segments. Products are in `dtype`, and R, Z and Q are
-///   in fp32 (WideSquare in products.h), so it avoids the cost of fp32 products.
+/// - Segmented form: the Gram form in other segments, with products in `dtype`. In bf16 R, Z and Q
+///   are in fp32 (WideSquare in products.h), so it avoids the cost of fp32 products. In fp16 they
+///   are in fp16, and all their products are symmetric.
 ///
 /// A norm below eps counts as eps, as in torch.optim.Muon, so that a negligible gradient makes no
 /// full-sized update. With eps = 0 results do not depend on the scale of x (entries 1e-30 .. 1e30
