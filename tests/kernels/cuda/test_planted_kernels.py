@@ -41,11 +41,27 @@ PLANTED = [
     ("lanes_swapped", "move_weights.h", "p, old[2], update[2]", "p, old[2], update[3]"),
     (
         "bf16_read_as_fp16",
-        "move_weights.h",
+        "formats.h",
         "return machine::float_of_bf16(half);",
         "return machine::float_of_f16(half);",
     ),
     ("one_thread_less", "move_weights.h", "* kMoveWeightsThreads +", "* (kMoveWeightsThreads - 1) +"),
+    ("direction_unchanged", "direction.h", "", ""),
+    ("padding_not_written", "direction.h", "four < p_.x_rows * fours_a_row", "four < p_.rows * fours_a_row"),
+    ("reads_padding", "direction.h", "p_.cols - col < 4 ? p_.cols - col : 4", "4"),
+    ("aligned_by_guess", "direction.h", "count == 4 && p_.in_fours", "count == 4"),
+    ("scale_left_out_of_the_norm", "direction.h", "scaled * scaled", "d * d"),
+    ("momentum_moves_always", "direction.h", "if (again_ || !applies_) return;", "if (again_) return;"),
+    ("momentum_moves_twice", "direction.h", "if (again_ || !applies_) return;", "if (!applies_) return;"),
+    ("words_still_read", "direction.h", "machine::barrier();  // the words may still be read", ""),
+    ("no_fence_before_the_ticket", "direction.h", "sums.largest));\n      machine::fence();", "sums.largest));"),
+    ("last_block_too_early", "direction.h", "(2 * kWarps) + 1 ==", "(2 * kWarps) + 2 =="),
+    ("ticket_kept", "direction.h", "machine::store_u32(ticket_word(), 0);", ""),
+    ("guess_kept", "direction.h", "(again_ ? kMemoGuess : kMemoScale)", "kMemoScale"),
+    ("guess_believed", "direction.h", "again.memo_ + kMemoScale)", "again.memo_ + kMemoGuess)"),
+    ("one_warp_left_out", "direction.h", "w < kWarps", "w < kWarps - 1"),
+    ("blocks_of_columns_confused", "direction.h", "matrix_ % p_.inner_batch", "matrix_ / p_.inner_batch"),
+    ("eps_not_scaled", "direction.h", "scale_ * p_.eps", "p_.eps"),
 ]
 
 
@@ -69,10 +85,10 @@ def _driver(folder: Path, file: str, old: str, new: str) -> None:
 def test_a_planted_bug_is_found(tmp_path, name, file, old, new):
     _driver(tmp_path, file, old, new)
     done = subprocess.run(
-        [BUILT / "kernels_cuda_test", "--gtest_brief=1", "--gtest_filter=MoveWeights*"],
+        [BUILT / "kernels_cuda_test", "--gtest_brief=1", "--gtest_filter=MoveWeights*:Direction*"],
         env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "FAKE_CUDA_DEVICE": "80"},
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert (done.returncode == 0) == (name == "nothing"), done.stdout
+    assert (done.returncode == 0) == (not old), done.stdout
