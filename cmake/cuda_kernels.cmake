@@ -42,6 +42,7 @@ function(dmuon_cuda_kernels target)
   cmake_parse_arguments(ARG "" "" "SOURCES;OPTIONS" ${ARGN})
   get_filename_component(bin ${DMUON_NVCC} REALPATH)
   get_filename_component(bin ${bin} DIRECTORY)
+  find_program(fatbinary fatbinary HINTS ${bin} REQUIRED NO_CACHE)
   set(strict "")
   if(CMAKE_COMPILE_WARNING_AS_ERROR) # as for C++: an install never fails by what a newer nvcc warns of
     set(strict --Werror all-warnings -Xptxas -warn-spills,-Werror)
@@ -73,7 +74,7 @@ function(dmuon_cuda_kernels target)
     endforeach()
     # Not compressed: a wheel compresses it, and the tests' driver reads it.
     set(fatbin ${CMAKE_CURRENT_BINARY_DIR}/${name}.fatbin)
-    add_custom_command(OUTPUT ${fatbin} COMMAND ${bin}/fatbinary -64 --compress=false ${images} --create=${fatbin}
+    add_custom_command(OUTPUT ${fatbin} COMMAND ${fatbinary} -64 --compress=false ${images} --create=${fatbin}
       DEPENDS ${cubins} VERBATIM COMMENT "fatbinary ${name}")
     list(APPEND fatbins ${fatbin})
     string(APPEND assembly ".section .rodata\n.balign 64\n.globl dmuon_cuda_${name}\n.hidden dmuon_cuda_${name}\n"

@@ -29,9 +29,11 @@ def find_older_ptxas(nvcc: str) -> str:
 
     Drivers of CUDA 12 refuse the cubins for sm_80 and sm_90 that ptxas of CUDA 13 makes: their ELF ABI is a later one.
     """
-    nvidia = Path(nvcc).parents[2] if nvcc else Path()
-    ptxas = nvidia / "cuda_nvcc/bin/ptxas"
-    return os.fspath(ptxas) if nvidia.name == "nvidia" and ptxas.is_file() else ""
+    for folder in Path(nvcc).parents:
+        ptxas = folder / "cuda_nvcc/bin/ptxas"
+        if folder.name == "nvidia" and ptxas.is_file():
+            return os.fspath(ptxas)
+    return ""
 
 
 if __name__ == "__main__":

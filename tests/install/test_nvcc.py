@@ -61,6 +61,7 @@ def test_nvcc_is_the_one_that_is_named_then_that_of_a_package_then_that_on_path(
     assert nvcc.find_older_ptxas(nvcc.find()) == ""
     monkeypatch.setenv("NVCC", "none")
     assert nvcc.find() == nvcc.find_older_ptxas("") == ""
+    assert nvcc.find_older_ptxas("/bin/nvcc") == ""
 
 
 @pytest.mark.parametrize(
