@@ -53,7 +53,7 @@ PLANTED = [
     ("scale_left_out_of_the_norm", "direction.h", "scaled * scaled", "d * d"),
     ("momentum_moves_always", "direction.h", "if (again_ || !applies_) return;", "if (again_) return;"),
     ("momentum_moves_twice", "direction.h", "if (again_ || !applies_) return;", "if (!applies_) return;"),
-    ("words_still_read", "direction.h", "machine::barrier();  // the words may still be read", ""),
+    ("words_read_early", "direction.h", "}\n    machine::barrier();\n    if (machine::thread() != 0)", "}\n    if (machine::thread() != 0)"),
     ("no_fence_before_the_ticket", "direction.h", "sums.largest));\n      machine::fence();", "sums.largest));"),
     ("last_block_too_early", "direction.h", "(2 * kWarps) + 1 ==", "(2 * kWarps) + 2 =="),
     ("ticket_kept", "direction.h", "machine::store_u32(ticket_word(), 0);", ""),

@@ -103,7 +103,7 @@ class Direction {
            row * p_.row_stride + col;
   }
 
-  // Valid in thread 0. In one order.
+  // Valid in thread 0. In one order. Between two calls there must be a barrier.
   static DMUON_DEVICE Sums of_block(Sums sums) {
     const auto add = [&sums](float squares, std::uint32_t largest) {
       sums.squares += squares;
@@ -115,7 +115,6 @@ class Direction {
       add(machine::float_of(squares), largest);
     }
     const int warp = machine::thread() / 32;
-    machine::barrier();  // the words may still be read
     if (machine::thread() % 32 == 0) {
       machine::shared_store(2 * warp, machine::bits_of(sums.squares));
       machine::shared_store(2 * warp + 1, sums.largest);
