@@ -107,9 +107,11 @@ void init_newton_schulz(py::module_& module) {
   module.def("default_ns_dtype", &default_dtype, py::arg("device"));
   module.def("choose", &choose, py::arg("m"), py::arg("n"), py::arg("coefficients"),
              py::arg("num_steps"), py::arg("device"), py::arg("dtype"));
-  module.def("elementwise", &elementwise, py::arg("device"), py::arg("dtype"));
-  module.def("memo_words", &ns::memo_words, py::arg("device"));
-  module.def("why_no_cuda_elementwise", &ns::why_no_cuda_elementwise, py::arg("device"));
+  // Without the GIL: they may wait for another thread's self-test of kernels.
+  const py::call_guard<py::gil_scoped_release> no_gil;
+  module.def("elementwise", &elementwise, py::arg("device"), py::arg("dtype"), no_gil);
+  module.def("memo_words", &ns::memo_words, py::arg("device"), no_gil);
+  module.def("why_no_cuda_elementwise", &ns::why_no_cuda_elementwise, py::arg("device"), no_gil);
   module.def("candidates", &candidates, py::arg("m"), py::arg("n"), py::arg("coefficients"),
              py::arg("num_steps"), py::arg("device"), py::arg("dtype"),
              py::call_guard<py::gil_scoped_release>());

@@ -21,6 +21,9 @@ __all__ = [
     "ORDERS",
     "check_order",
     "configure",
+    "cuda_counts",
+    "has_cuda_kernels",
+    "misplaced_cuda_kernels",
     "no_host_sync",
     "phase",
     "races",
@@ -29,11 +32,18 @@ __all__ = [
     "reset",
     "reset_statistics",
     "statistics",
+    "use_cuda_kernels",
 ]
 
 _native = _extension.load()
 
 from . import _torch_module  # noqa: E402 - it needs the extension
+from ._cuda_kernels import (  # noqa: E402
+    cuda_counts,
+    has_cuda_kernels,
+    misplaced_cuda_kernels,
+    use_cuda_kernels,
+)
 from ._groups import register_backend  # noqa: E402
 
 _torch_module.register()

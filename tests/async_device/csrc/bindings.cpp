@@ -4,6 +4,7 @@
 
 #include <map>
 
+#include "async_device/csrc/cuda_kernels.h"
 #include "async_device/csrc/generator.h"
 #include "async_device/csrc/group.h"
 #include "async_device/csrc/launch_order.h"
@@ -86,6 +87,8 @@ PYBIND11_MODULE(_async_device, m) {
                    make_region(other_sizes, other_strides, other_offset, 4));
   });
   m.def("keep_shapes", &keep_shapes);
+  m.def("run_cuda_kernels", &run_cuda_kernels);
+  m.def("misplace_cuda_kernels", &misplace_cuda_kernels);
   m.def("create_group", &create_group);
   m.def("connect", [](c10::intrusive_ptr<c10d::Store> store, int rank, int num_ranks) {
     LaunchOrder::get().connect(std::move(store), rank, num_ranks);

@@ -228,6 +228,16 @@ void Device::record_stream(Block* block, Stream* stream) {
   if (stream != block->owner) block->users.insert(stream);
 }
 
+Block* Device::block_at(const char* address) {
+  const std::scoped_lock lock(mutex_);
+  return memory_.find(address);
+}
+
+ptrdiff_t Device::host_offset() {
+  const std::scoped_lock lock(mutex_);
+  return memory_.host_offset();
+}
+
 void Device::reseed() {
   const std::scoped_lock lock(mutex_);
   scheduler_.seed(settings().seed);

@@ -80,6 +80,9 @@ class Device {
   Block* allocate(int64_t bytes, int device);
   void free(Block* block);
   void record_stream(Block* block, Stream* stream);
+  /// See Memory.
+  Block* block_at(const char* address);
+  ptrdiff_t host_offset();
 
   /// Stops all entries; every wait raises this error.
   void fail(const std::string& error);

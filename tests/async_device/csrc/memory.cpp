@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <iterator>
 
 #include "async_device/csrc/settings.h"
 
@@ -46,11 +47,24 @@ Block* Memory::take(int64_t bytes, Stream* stream) {
     if (next_ == nullptr) map();
     if (end_ - next_ < bytes) raise("out of memory");
     block = new Block{next_, next_ + host_offset_, bytes, stream};
+    blocks_[block->address] = block;
     next_ += bytes;
     if (settings().poison) std::memset(block->host, 0xFF, static_cast<size_t>(bytes));
   }
   live_bytes_ += bytes;
   return block;
+}
+
+Block* Memory::find(const char* address) const {
+  const auto after = blocks_.upper_bound(address);
+  if (after == blocks_.begin()) return nullptr;
+  Block* block = std::prev(after)->second;
+  return address < block->address + block->bytes ? block : nullptr;
+}
+
+ptrdiff_t Memory::host_offset() {
+  if (next_ == nullptr) map();
+  return host_offset_;
 }
 
 void Memory::give(Block* block, std::vector<EventPtr> after) {

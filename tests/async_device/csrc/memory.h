@@ -64,6 +64,12 @@ class Memory {
 
   int64_t live_bytes() const { return live_bytes_; }
 
+  /// Returns the block that has this address of the device; null if none has.
+  Block* find(const char* address) const;
+
+  /// What is added to an address of the device to get the host's.
+  ptrdiff_t host_offset();
+
  private:
   /// Allocates at the first use, so that processes forked before it share nothing.
   void map();
@@ -73,6 +79,7 @@ class Memory {
   ptrdiff_t host_offset_ = 0;
   std::map<std::pair<Stream*, int64_t>, std::vector<Block*>> free_;
   std::vector<std::pair<Block*, std::vector<EventPtr>>> waiting_;
+  std::map<const char*, Block*> blocks_;  // all, by their first address
   int64_t live_bytes_ = 0;
 };
 

@@ -63,7 +63,7 @@ Result expected(const Shape& shape, const Step& step, const std::vector<float>& 
                 const std::vector<float>& momentum, double eps) {
   Result result{momentum, std::vector<std::uint16_t>(shape.x_size()), {}, {}};
   const auto lerp = [](float from, float to, float weight) {
-    return weight < 0.5F ? from + weight * (to - from) : to - (1 - weight) * (to - from);
+    return weight < 0.5F ? std::fma(weight, to - from, from) : std::fma(weight - 1, to - from, to);
   };
   const auto rest = static_cast<float>(1 - step.mu);
   for (std::int64_t b = 0; b < shape.batch; ++b) {

@@ -87,15 +87,19 @@ class Direction {
     for (int i = 0; !whole && i < count; ++i) machine::store_f32(p_.momentum + at + i, m[i]);
   }
 
-  // Moves m, unless this is the second kernel, and returns the direction. From the nearer end, as
-  // torch.lerp.
+  // Moves m, unless this is the second kernel, and returns the direction. From the nearer end and
+  // with one rounding at it: m has the bits of torch.lerp.
   DMUON_DEVICE float moved(float gradient, float& m) const {
     const float to = applies_ ? factor_ * gradient : m;
     const bool near = p_.rest < 0.5F;
-    if (!again_) m = near ? m + p_.rest * (to - m) : to - p_.kept * (to - m);
+    if (!again_) {
+      m = near ? machine::multiply_add(p_.rest, to - m, m)
+               : machine::multiply_add(-p_.kept, to - m, to);
+    }
     if (!p_.nesterov) return m;
     const float back = m - to;
-    return near ? m - p_.rest * back : to + p_.kept * back;
+    return near ? machine::multiply_add(-p_.rest, back, m)
+                : machine::multiply_add(p_.kept, back, to);
   }
 
   DMUON_DEVICE std::int64_t offset(int row, int col) const {

@@ -45,6 +45,8 @@ void move_weights(const MoveWeights& move, int device, void* stream);
 ///     d = factor gradient + mu (momentum - factor gradient) with nesterov, else momentum
 ///     x = s d;  memo[kMemoInverse] = 1 / max(|x|, s eps), or 1 of a zero matrix
 ///
+/// Without a gradient factor momentum has the bits of torch.lerp.
+///
 /// The scale s of each matrix is the power of two that puts x's largest entry in [2^14, 2^15), or
 /// as near as fp32's exponents allow. Where *applies is 0, momentum keeps its bits, and d is
 /// momentum. A NaN or infinity of d makes memo[kMemoInverse] x NaN in all or some entries.

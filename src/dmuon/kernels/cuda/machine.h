@@ -7,7 +7,7 @@
 //   load_*, store_*                          global memory; x4 needs addresses aligned to its size
 //   shared_load, shared_store                the block's shared memory, by the index of a word
 //   barrier, shuffle_xor, fence, atomic_add  other threads
-//   square_root                              correctly rounded
+//   square_root, multiply_add                correctly rounded; a b + c with one rounding
 //   f16_of, bf16_of, float_of_f16, ...       formats; conversions round to nearest even
 //
 // nvcc compiles them from machine_ptx.h. The tests compile the same device code for the host, by

@@ -67,6 +67,7 @@ DMUON_DEVICE uint32_t bits_of(float v) { return __float_as_uint(v); }
 DMUON_DEVICE float float_of(uint32_t v) { return __uint_as_float(v); }
 
 DMUON_DEVICE float square_root(float v) { return __fsqrt_rn(v); }
+DMUON_DEVICE float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 
 // NaN becomes 0x7fff.
 DMUON_DEVICE uint16_t f16_of(float v) {

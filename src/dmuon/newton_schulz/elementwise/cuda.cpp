@@ -6,6 +6,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/version.h>
 
+#include <cstdlib>
 #include <exception>
 #include <map>
 #include <mutex>
@@ -48,11 +49,11 @@ struct Batch {
 };
 
 constexpr std::int64_t kMaxBatch = 65535;
-constexpr std::int64_t kMaxEntries = 1LL << 30;  // of a matrix
+constexpr std::int64_t kMaxEntries = 1LL << 30;  // of a matrix with its padding
 
 bool fits(const Tensor& x) {
-  return x.dim() <= 4 && x.stride(-1) == 1 && Batch(x).size() <= kMaxBatch &&
-         x.size(-2) * x.size(-1) <= kMaxEntries;
+  const std::int64_t padded = aligned(x.size(-2), at::kHalf) * aligned(x.size(-1), at::kHalf);
+  return x.dim() <= 4 && x.stride(-1) == 1 && Batch(x).size() <= kMaxBatch && padded <= kMaxEntries;
 }
 
 std::optional<gpu::Half> half_of(at::ScalarType dtype) {
@@ -94,8 +95,9 @@ class CudaElementwise final : public Elementwise {
                                momentum.options().dtype(dtype));
     Tensor factor = given_factor;
     if (factor.defined()) factor = factor.to(at::kFloat);
-    const Tensor memo =
-        given.defined() ? given : at::zeros({size, memo_words()}, momentum.options());
+    const Tensor memo = given.defined() ? given.view({size, memo_words()})
+                                        : at::zeros({size, memo_words()}, momentum.options());
+    core::invariant(memo.is_contiguous(), "the memo of ", size, " matrices is not contiguous");
     gpu::DirectionOf direction{.batch = size,
                                .rows = rows,
                                .cols = cols,
@@ -118,8 +120,7 @@ class CudaElementwise final : public Elementwise {
     const Tensor partial = at::empty({gpu::partial_words(direction)}, momentum.options());
     direction.partial = partial.data_ptr<float>();
     gpu::direction(direction, momentum.device().index(), current_stream(momentum.device()));
-    const Tensor scales =
-        memo.view({size, memo_words()}).narrow(1, gpu::kMemoInverse, 1).unsqueeze(2);
+    const Tensor scales = memo.narrow(1, gpu::kMemoInverse, 1).unsqueeze(2);
     if (momentum.dim() == 2) return {x.squeeze(0), 1, scales.squeeze(0)};
     return {x, 1, scales};
   }
@@ -185,8 +186,21 @@ bool passes_self_test(c10::Device device) {
   return near(momentum, same_momentum, 1e-6) && near(weights, same_weights, 1e-6);
 }
 
+// The second is of tests: a device of the same streams, with a driver that emulates kernels.
+bool runs_cuda(c10::Device device) {
+  return device.is_cuda() ||
+         (device.is_privateuseone() && std::getenv("DMUON_TEST_KERNELS") != nullptr);
+}
+
+// "cuda" is the current device.
+c10::Device with_index(c10::Device device) {
+  if (device.has_index() || !c10::impl::hasDeviceGuardImpl(device.type())) return device;
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  return guard.deviceCount() == 0 ? device : guard.getDevice();
+}
+
 std::string find_why_not(c10::Device device) {
-  if (!device.is_cuda()) return core::message("dmuon's kernels are for CUDA, not for ", device);
+  if (!runs_cuda(device)) return core::message("dmuon's kernels are for CUDA, not for ", device);
   if (!kShowsStreams) return "dmuon's kernels need PyTorch 2.11 or newer";
   std::string reason = gpu::unavailable(device.index());
   if (!reason.empty()) return reason;
@@ -208,7 +222,8 @@ const Elementwise& cuda_elementwise() {
   return kElementwise;
 }
 
-std::string why_no_cuda_elementwise(c10::Device device) {
+std::string why_no_cuda_elementwise(c10::Device given) {
+  const c10::Device device = with_index(given);
   static std::mutex mutex;
   static std::map<std::string, std::string> known;  // by device
   const std::scoped_lock lock(mutex);

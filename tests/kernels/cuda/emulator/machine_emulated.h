@@ -79,6 +79,7 @@ inline float float_of(uint32_t bits) {
 }
 
 inline float square_root(float v) { return std::sqrt(v); }
+inline float multiply_add(float a, float b, float c) { return std::fma(a, b, c); }
 
 inline uint16_t f16_of(float v) {
   if (v != v) return 0x7fff;

@@ -43,15 +43,18 @@ void Device::enqueue(void* stream, Task task) {
   }
 }
 
-void Device::launch(void* stream, Work work) {
+void Device::launch(int which, void* stream, Work work) {
   if (executor == nullptr || streams[stream].capturing) {
     return enqueue(stream, [this, work = std::move(work)] { run(work); });
   }
-  const auto buffers = work.kernel->host->buffers(work.parameters.get(), work.grid.y, to_host);
+  const auto buffers = work.kernel->host->buffers(work.parameters.get(), work.grid.y, {});
   const auto regions = regions_of(buffers);
-  auto* task = new Task([this, work] { run(work); });
+  auto* task = new Task([this, work] {
+    const std::scoped_lock lock(mutex);
+    run(work);
+  });
   executor(
-      stream, work.kernel->name.c_str(),
+      which, stream, work.kernel->name.c_str(),
       [](void* argument) {
         const std::unique_ptr<Task> own(static_cast<Task*>(argument));
         (*own)();

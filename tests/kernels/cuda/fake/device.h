@@ -44,7 +44,8 @@ struct StreamState {
   std::vector<Task> captured;
 };
 
-/// The one device. Work runs in the calls that wait for it. Its functions are called under `mutex`.
+/// All devices, which are alike. Work runs in the calls that wait for it. Its functions are called
+/// under `mutex`.
 class Device {
  public:
   static Device& get();
@@ -67,14 +68,15 @@ class Device {
   std::vector<std::shared_ptr<void>>
       kept;  ///< libraries, streams and graphs, which nobody destroys
   std::map<std::uintptr_t, std::size_t> memory;  ///< bytes that were allocated, by address
-  void (*executor)(void*, const char*, void (*)(void*), void*, const FakeRegion*, int) = nullptr;
+  FakeExecutor executor = nullptr;
   std::ptrdiff_t to_host = 0;
 
   const Limits& limits() const { return limits_; }
   int version() const { return version_; }
   /// Adds a task to a stream, or to what it captures.
   void enqueue(void* stream, Task task);
-  void launch(void* stream, Work work);
+  /// Adds a launch to a stream, or hands it to the executor.
+  void launch(int which, void* stream, Work work);
   void synchronise(void* stream);
   void synchronise();
 

@@ -2,9 +2,9 @@
 
 #include <cstddef>
 
-// What tests ask of the fake libcuda.so.1 beside the driver's functions; by dlsym. It is one
-// device:
-//   FAKE_CUDA_DEVICE=80     its compute capability, 8.0 (default 90)
+// What tests ask of the fake libcuda.so.1 beside the driver's functions; by dlsym. It has eight
+// devices, whose memory is one:
+//   FAKE_CUDA_DEVICE=80     their compute capability, 8.0 (default 90)
 //   FAKE_CUDA_VERSION=12000 the driver's version (default 13000)
 extern "C" {
 
@@ -30,10 +30,11 @@ FakeCounts fake_cuda_counts();
 /// which would cost a real device its context.
 const char* fake_cuda_errors();
 
-/// Runs launches elsewhere: `enqueue` is called for each, and calls run(argument) once when its
-/// turn has come. `to_host` is added to an address of the device to get the host's; addresses are
-/// then not compared with what cuMemAlloc gave.
-void fake_cuda_executor(void (*enqueue)(void* stream, const char* kernel, void (*run)(void*),
-                                        void* argument, const FakeRegion* regions, int num_regions),
-                        std::ptrdiff_t to_host);
+/// Adds a launch to a stream of another device, and calls run(argument) once when its turn has
+/// come, in any thread. `regions` are all bytes that the kernel may touch. May throw.
+using FakeExecutor = void (*)(int device, void* stream, const char* kernel, void (*run)(void*),
+                              void* argument, const FakeRegion* regions, int num_regions);
+/// Hands all later launches to an executor. `to_host` is added to an address of the device to get
+/// the host's; addresses are then not compared with what cuMemAlloc gave.
+void fake_cuda_executor(FakeExecutor executor, std::ptrdiff_t to_host);
 }

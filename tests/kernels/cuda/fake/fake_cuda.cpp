@@ -16,7 +16,20 @@ using namespace dmuon::kernels::cuda::fake;
 
 namespace {
 
-const auto kPrimary = reinterpret_cast<CUcontext>(std::uintptr_t{0x5111});
+constexpr int kDevices = 8;
+
+// The address of an entry is a device's primary context.
+char primary_contexts[kDevices];
+
+CUcontext primary_context(int device) {
+  return reinterpret_cast<CUcontext>(&primary_contexts[device]);
+}
+
+int device_of(CUcontext context) {
+  return static_cast<int>(reinterpret_cast<const char*>(context) - primary_contexts);
+}
+
+bool exists(CUdevice device) { return device >= 0 && device < kDevices; }
 
 struct LibraryState {
   std::vector<Cubin> cubins;
@@ -57,7 +70,10 @@ extern "C" {
 
 void fake_cuda_seed(unsigned seed) { Device::get().seed = seed; }
 
-FakeCounts fake_cuda_counts() { return std::exchange(Device::get().counts, {}); }
+FakeCounts fake_cuda_counts() {
+  DMUON_DEVICE_LOCKED;
+  return std::exchange(device.counts, {});
+}
 
 const char* fake_cuda_errors() {
   DMUON_DEVICE_LOCKED;
@@ -67,11 +83,9 @@ const char* fake_cuda_errors() {
   return told.empty() ? nullptr : told.c_str();
 }
 
-void fake_cuda_executor(void (*enqueue)(void*, const char*, void (*)(void*), void*,
-                                        const FakeRegion*, int),
-                        std::ptrdiff_t to_host) {
+void fake_cuda_executor(FakeExecutor executor, std::ptrdiff_t to_host) {
   DMUON_DEVICE_LOCKED;
-  device.executor = enqueue;
+  device.executor = executor;
   device.to_host = to_host;
 }
 
@@ -90,7 +104,7 @@ CUresult cuDriverGetVersion(int* version) {
 CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice which) {
   DMUON_DEVICE_LOCKED;
   if (!device.initialised) return CUDA_ERROR_NOT_INITIALIZED;
-  if (which != 0) return CUDA_ERROR_INVALID_DEVICE;
+  if (!exists(which)) return CUDA_ERROR_INVALID_DEVICE;
   const int capability = device.limits().capability;
   if (attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR) {
     *value = capability / 10;
@@ -125,8 +139,8 @@ CUresult cuGetErrorName(CUresult result, const char** name) {
 CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice which) {
   DMUON_DEVICE_LOCKED;
   if (!device.initialised) return CUDA_ERROR_NOT_INITIALIZED;
-  if (which != 0) return CUDA_ERROR_INVALID_DEVICE;
-  *context = kPrimary;
+  if (!exists(which)) return CUDA_ERROR_INVALID_DEVICE;
+  *context = primary_context(which);
   return CUDA_SUCCESS;
 }
 
@@ -189,7 +203,8 @@ CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, u
   const std::size_t bytes = kernel->host->parameter_bytes;
   const std::shared_ptr<void> copy(std::aligned_alloc(64, (bytes + 63) / 64 * 64), std::free);
   std::memcpy(copy.get(), parameters[0], bytes);
-  device.launch(stream, {kernel, copy, {grid_x, grid_y, block_x, shared_bytes}});
+  device.launch(device_of(current_context), stream,
+                {kernel, copy, {grid_x, grid_y, block_x, shared_bytes}});
   return CUDA_SUCCESS;
 }
 

@@ -26,11 +26,18 @@ Buffer array(const char* name, const void* base, std::size_t bytes, Access acces
   return {.name = name, .base = base, .row_bytes = bytes, .access = access};
 }
 
-std::vector<Buffer> move_weights_buffers(const void* parameters, unsigned batch,
-                                         std::ptrdiff_t to_host) {
+using ToHost = std::optional<std::ptrdiff_t>;
+
+// A value in the device's memory.
+template <typename T>
+T value_at(const T* address, std::ptrdiff_t to_host) {
+  return *reinterpret_cast<const T*>(reinterpret_cast<const char*>(address) + to_host);
+}
+
+std::vector<Buffer> move_weights_buffers(const void* parameters, unsigned batch, ToHost to_host) {
   const auto& p = *static_cast<const MoveWeightsParameters*>(parameters);
   std::vector<Buffer> buffers{array("applies", p.applies, 1, Access::kRead)};
-  if (p.applies[to_host] == 0) return buffers;
+  if (to_host && value_at(p.applies, *to_host) == 0) return buffers;
   buffers.push_back(matrices("w", p.w, 4, batch, p.rows, p.cols, p.w_row_stride, p.w_batch_stride,
                              Access::kUpdate));
   buffers.push_back(matrices("u", p.u, 2, batch, p.rows, p.cols, p.u_row_stride, p.u_batch_stride,
@@ -39,20 +46,21 @@ std::vector<Buffer> move_weights_buffers(const void* parameters, unsigned batch,
 }
 
 // What the kernels touch of one matrix. The second one may find that there is nothing to do.
-void direction_buffers_of(const DirectionParameters& p, int matrix, bool again,
-                          std::ptrdiff_t to_host, std::vector<Buffer>& buffers) {
+void direction_buffers_of(const DirectionParameters& p, int matrix, bool again, ToHost to_host,
+                          std::vector<Buffer>& buffers) {
   const float* const memo = p.memo + std::ptrdiff_t{matrix} * kMemoWords;
   buffers.push_back(array("memo", memo, 4 * kMemoWords, Access::kChanges));
-  const auto* const words =
-      reinterpret_cast<const float*>(reinterpret_cast<const char*>(memo) + to_host);
-  if (again && words[kMemoGuess] == words[kMemoScale]) return;
+  if (to_host && again &&
+      value_at(memo + kMemoGuess, *to_host) == value_at(memo + kMemoScale, *to_host)) {
+    return;
+  }
   const std::int64_t at =
       matrix / p.inner_batch * p.batch_stride + matrix % p.inner_batch * p.inner_stride;
   const auto part = [&](const char* name, const float* base, Access access) {
     buffers.push_back(matrices(name, base + at, 4, 1, p.rows, p.cols, p.row_stride, 0, access));
   };
   part("gradient", p.gradient, Access::kRead);
-  const bool moves = !again && p.applies[to_host] != 0;
+  const bool moves = !again && (!to_host || value_at(p.applies, *to_host) != 0);
   part("momentum", p.momentum, moves ? Access::kUpdate : Access::kRead);
   const std::int64_t x_size = std::int64_t{p.x_rows} * p.x_cols;
   buffers.push_back(
@@ -62,8 +70,7 @@ void direction_buffers_of(const DirectionParameters& p, int matrix, bool again,
 }
 
 template <bool kAgain>
-std::vector<Buffer> direction_buffers(const void* parameters, unsigned batch,
-                                      std::ptrdiff_t to_host) {
+std::vector<Buffer> direction_buffers(const void* parameters, unsigned batch, ToHost to_host) {
   const auto& p = *static_cast<const DirectionParameters*>(parameters);
   std::vector<Buffer> buffers{array("applies", p.applies, 1, Access::kRead)};
   if (p.gradient_factor != nullptr)

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,10 +13,11 @@ namespace dmuon::kernels::cuda::fake {
 struct HostKernel {
   std::size_t parameter_bytes;
   void (*block_thread)(const void* parameters);
-  /// The memory that a launch touches. Read when the kernel runs, because it may depend on memory.
-  /// `grid_y` is the batch; `to_host` is added to an address of the device to read it.
+  /// The memory that a launch touches, which may depend on memory. `grid_y` is the batch.
+  /// @param to_host  is added to an address of the device to read it, when the kernel's turn has
+  ///                 come. Without it nothing is read: the answer is all that the launch may touch.
   std::vector<emulator::Buffer> (*buffers)(const void* parameters, unsigned grid_y,
-                                           std::ptrdiff_t to_host);
+                                           std::optional<std::ptrdiff_t> to_host);
 };
 
 /// By the name in the cubin. Sums of floats are compiled as in the cubin: without contraction.

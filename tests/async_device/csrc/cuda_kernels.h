@@ -1,0 +1,13 @@
+#pragma once
+
+namespace async_device {
+
+/// Makes launches of the fake CUDA driver (tests/kernels/cuda/fake), which the process has loaded,
+/// entries of this device's streams.
+/// @throws c10::Error if libcuda.so.1 is not loaded, or not the fake one.
+void run_cuda_kernels();
+
+/// If `misplaced`, later launches go to a stream that nothing else waits for: a planted bug.
+void misplace_cuda_kernels(bool misplaced);
+
+}  // namespace async_device
