@@ -17,18 +17,16 @@ _ROUNDS, _LEAST_ROUNDS = 15, 7
 _TIMES = 3  # updates of a block
 
 
-def fastest_elementwise(choice: _C.Choice, batches: Tensor, setting: Setting, may_go_on: Callable[[], bool]) -> str:
-    """Times updates without the iteration between their two halves.
+def fastest_elementwise(choice: _C.Choice, gradients: Tensor, setting: Setting, may_go_on: Callable[[], bool]) -> str:
+    """Times updates by these gradients, without the iteration between their two halves.
 
-    Args:
-        batches: gradients of updates, [updates, number, rows, cols] fp32.
-        may_go_on: false ends the rounds, after seven.
+    Gradients are [updates, number, rows, cols], fp32. There are at least seven rounds, then more while one `may_go_on`.
 
     Returns:
         A name of `_C.elementwise`; "" if the default stays, because no other is exact and faster.
     """
     names = ["", *_C.elementwise(setting.device, setting.ns_dtype)[1:]]
-    sides = [_Update(choice, name, batches, setting) for name in names]
+    sides = [_Update(choice, name, gradients, setting) for name in names]
     timed = [0, *(at for at in range(1, len(sides)) if sides[at].is_near(sides[0]))]
     if timed == [0]:
         return ""
