@@ -16,6 +16,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 import torch.distributed.checkpoint.state_dict as dsd
 from checkpoints import dicts_of, full_state, group_of, unlike
+from dmuon._planning import elementwise
 from dmuon._planning.choices import Result, Setting, store
 from dmuon._planning.tuning import polynomial
 from dmuon._setup.hyperparameters import Tuned, native_group, plain_choice
@@ -207,6 +208,37 @@ def test_a_missing_event_is_reported_in_every_order(gpus, order):
         assert "race: 'move_weights_f16' (test_cuda_kernels.py:" in found
 
 
+def tuned(mesh: Any, kernels_take: float, error: float) -> str:
+    """Who is chosen, if kernels take this many times as long as ATen and are wrong by this in each weight."""
+    setting = Setting(torch.device("emulated", mesh.get_rank()), torch.float16, ROWS)
+    gradients = torch.randn(3, 2, 24, 40).to("emulated")
+    run = elementwise._Update._run
+
+    def wrong(update: Any, index: int) -> None:
+        run(update, index)
+        if update.name == "cuda":
+            update._weights.add_(error)
+
+    def seconds(update: Any) -> float:
+        return kernels_take if update.name == "cuda" else 1.0
+
+    with mock.patch.multiple(elementwise._Update, seconds=seconds, _run=wrong):
+        return elementwise.fastest_elementwise(choice_for(CASES[0], ""), gradients, setting, lambda: False)
+
+
+@pytest.mark.parametrize(
+    ("kernels_take", "error", "chosen"), [(0.9, 0.0, "cuda"), (0.98, 0.0, ""), (0.9, 1e-4, "")], ids=str
+)
+def test_tuning_takes_kernels_where_they_are_exact_and_faster(gpus, kernels_take, error, chosen):
+    assert gpus.run(tuned, (4,), kernels_take=kernels_take, error=error) == [chosen] * 4
+
+
+def test_a_device_without_kernels_goes_on_by_aten():
+    device = torch.device("emulated", 0)
+    assert _C.elementwise(device, torch.float16) == ["aten"]  # in this process
+    assert updates(CASES[0], "cuda").equal(updates(CASES[0], "aten"))
+
+
 SHAPES = [(72, 24), (24, 24), (41, 24), (24, 41)]  # of make_gpt
 
 
@@ -267,7 +299,8 @@ def trained(mesh: Any, order: str = "random", ns_dtype: torch.dtype = torch.floa
     end = full_state(model, optimizer)
     assert dmuon.verify(model, optimizer)
     torch.emulated.synchronize()
-    return Trained(norms, saved, end, keys, async_device.cuda_counts()["launches"], memos(optimizer))
+    launches = async_device.cuda_counts()["launches"]
+    return Trained(norms, saved, end, keys, launches, memos(optimizer) if launches else [])
 
 
 def resumed(mesh: Any, directory: str) -> dict[str, Any]:

@@ -26,6 +26,8 @@ def fastest_elementwise(choice: _C.Choice, gradients: Tensor, setting: Setting, 
         A name of `_C.elementwise`; "" if the default stays, because no other is exact and faster.
     """
     names = ["", *_C.elementwise(setting.device, setting.ns_dtype)[1:]]
+    if len(names) == 1:
+        return ""
     sides = [_Update(choice, name, gradients, setting) for name in names]
     timed = [0, *(at for at in range(1, len(sides)) if sides[at].is_near(sides[0]))]
     if timed == [0]:
@@ -38,11 +40,11 @@ def fastest_elementwise(choice: _C.Choice, gradients: Tensor, setting: Setting, 
 
 
 class _Update:
-    """Updates of one batch of weights by many gradients, after a first one."""
+    """Updates of one batch of weights by many gradients."""
 
     def __init__(self, choice: _C.Choice, name: str, gradients: Tensor, setting: Setting) -> None:
         backend, _, batched, panel_rows, _ = plain_choice(choice)
-        self._gradients, self._setting = gradients, setting
+        self.name, self._gradients, self._setting = name, gradients, setting
         self._group = _C.MuonGroup(
             lr=1e-3,
             weight_decay=0.1,
@@ -60,7 +62,8 @@ class _Update:
         words = _C.memo_words(setting.device)
         self._memo = gradients.new_zeros(len(self._weights), 1, words) if words else None
         self._applies = torch.ones((), dtype=torch.bool, device=setting.device)
-        self._run(0)
+        for index in range(_TIMES):  # the first step guesses scales
+            self._run(index)
         self._moved = self._weights - gradients[-1]
 
     def _run(self, index: int) -> None:
@@ -68,7 +71,7 @@ class _Update:
         _C.muon_update(self._weights, self._momentum, gradient, self._group, self._applies, memo=self._memo)
 
     def is_near(self, other: _Update) -> bool:
-        """True if the first update moved weights and momentum as the other did, but for rounding."""
+        """True if the first updates moved weights and momentum as the other's did, but for rounding."""
         unit = torch.finfo(self._setting.ns_dtype).eps
         of_momentum = (self._momentum - other._momentum).norm() <= 1e-6 * other._momentum.norm()
         return bool(of_momentum & ((self._moved - other._moved).norm() <= unit * other._moved.norm()))

@@ -123,12 +123,12 @@ def _measure(shape: Shape, setting: Setting, pool: Tensor, budget: _Budget) -> R
         while len(rounds) < _ROUNDS and (len(rounds) < _LEAST_ROUNDS or budget.of_share() > 0):
             turn = len(rounds) % len(hopeful)
             rounds.append({at: seconds(timed[at], times) / times for at in hopeful[turn:] + hopeful[:turn]})
+        best, ratio = winner(rounds)
+        elementwise = fastest_elementwise(timed[best], batches, setting, lambda: budget.of_share() > 0)
     except Exception as error:
         if is_short_of_memory(error):
             raise _NotReachedError("short of memory") from None
         raise
-    best, ratio = winner(rounds)
-    elementwise = fastest_elementwise(timed[best], batches, setting, lambda: budget.of_share() > 0)
     took = {at: int(1e9 * statistics.median(one[at] for one in rounds)) for at in (0, best)}
     most = {at: max(errors[plain_choice(timed[at])]) for at in (0, best)}
     taken, usual = plain_choice(timed[best]), plain_choice(default)

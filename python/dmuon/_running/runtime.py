@@ -77,7 +77,7 @@ class Runtime:
         )
         self.step_agreement.show_placeholders = self.show_placeholders
         self.step_agreement.copies = Copies(self.leaves, self.parts, self.ranks, device)
-        states = _C.add_states(self.engine)  # names of what owners keep for the rule of update
+        states = _C.add_states(self.engine, tuned.memo_words(device))  # names of what owners keep for the rule
         self.placeholders = self._make_placeholders(dedication.meta_start)
         self._cast: list[Place] = []  # places of leaves whose compute dtype is another
         self.weights = [self._bind(index, dedication.mp_policy) for index in range(len(units))]

@@ -59,6 +59,10 @@ class Tuned(NamedTuple):
         """Returns the choices as plain values, sorted by rows and columns."""
         return [(*sides, *plain_choice(self.choices[sides])) for sides in sorted(self.choices)]
 
+    def memo_words(self, device: torch.device) -> int:
+        """Returns the words of a matrix that choices keep from step to step. Untested kernels do not run for this."""
+        return _C.memo_words(device) if any(choice.elementwise for choice in self.choices.values()) else 0
+
 
 PlainChoice = tuple[str, str, bool, int, str]
 

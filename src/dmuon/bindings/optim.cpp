@@ -38,8 +38,10 @@ void init_optim(py::module_& module) {
 
   module.def(
       "add_states",
-      [](engine::Engine& engine) { return optim::add_states(engine, optim::Muon({})); },
-      py::arg("engine"), no_gil);
+      [](engine::Engine& engine, std::int64_t memo_words) {
+        return optim::add_states(engine, optim::Muon({}), memo_words);
+      },
+      py::arg("engine"), py::arg("memo_words"), no_gil);
   module.def("muon_step", &optim::muon_step, py::arg("engine"), py::arg("groups"),
              py::arg("group_of"), py::arg("applies"), no_gil);
   module.def("muon_update", &optim::muon_update, py::arg("master"), py::arg("momentum"),

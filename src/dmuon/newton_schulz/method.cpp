@@ -79,9 +79,12 @@ const Products& backend_named(const std::string& name, c10::Device device, at::S
 const Elementwise& elementwise_named(const std::string& name, c10::Device device,
                                      at::ScalarType dtype, std::string_view function) {
   if (name.empty()) return elementwise_of(device);
-  return *core::named(elementwise_all(device, dtype), name,
-                      core::message(function, ": choice.elementwise must be"), &Elementwise::name,
-                      " for ", dtype, " on ", device, " on this machine");
+  const std::vector<const Elementwise*> all = elementwise_all(device, dtype);
+  // Another rank's device may run what fails on this one: the rank goes on by the default.
+  const bool is_missing = std::ranges::find(all, name, &Elementwise::name) == all.end();
+  if (!device.is_cpu() && name == cuda_elementwise().name() && is_missing) return *all.front();
+  return *core::named(all, name, core::message(function, ": choice.elementwise must be"),
+                      &Elementwise::name, " for ", dtype, " on ", device, " on this machine");
 }
 
 // Appends views of the single matrices of [..., rows, cols]. A reshape would copy blocks of

@@ -23,7 +23,9 @@ struct Choice {
   Form form = Form::kDirect;
   bool batched = false;          ///< True if the matrices of a call go together, not one by one
   std::int64_t panel_rows = 0;   ///< of symmetric products; see Products::panel_rows
-  std::string elementwise = {};  ///< Elementwise::name; empty: elementwise_of
+  /// Elementwise::name; empty: elementwise_of. "cuda" is elementwise_of on an accelerator that lacks
+  /// it.
+  std::string elementwise = {};
 
   bool operator==(const Choice&) const = default;
 };

@@ -84,17 +84,17 @@ void MuonUpdate::apply(core::BatchIndex batch) {
   for (BatchUpdate& update : std::exchange(updates_.at(batch), {})) update.apply();
 }
 
-std::vector<std::string> add_states(engine::Engine& engine, const Rule& rule) {
+std::vector<std::string> add_states(engine::Engine& engine, const Rule& rule,
+                                    std::int64_t memo_words) {
   std::vector<std::string> names;
   for (const State& state : rule.states()) {
     engine.owned().add(state.name,
                        [state](const layout::View& view) { return state.sizes_of(view); });
     names.push_back(state.name);
   }
-  const std::int64_t words = newton_schulz::memo_words(engine.owned().pool()->device());
-  if (words > 0 && engine.slices() == nullptr) {
-    engine.owned().add(kMemo, [words](const layout::View& view) {
-      return std::vector<std::int64_t>{1, words * view.column_blocks};
+  if (memo_words > 0 && engine.slices() == nullptr) {
+    engine.owned().add(kMemo, [memo_words](const layout::View& view) {
+      return std::vector<std::int64_t>{1, memo_words * view.column_blocks};
     });
   }
   return names;

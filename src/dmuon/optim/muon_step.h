@@ -20,7 +20,9 @@ namespace dmuon::optim {
 ///
 ///   before it  14  a matrix by itself, on CPUs in fp32 and bf16: momentum in and out, gradient, X
 ///              26  otherwise: also the direction, out and in twice; CPUs' caches hold 12 of these
-///   after it    8  by kernels/, if the last product goes straight into the weights
+///              18  by kernels/cuda, in fp16 and bf16: also X, in and out, to be multiplied by
+///                  its scale; 10 more where the guess of that scale was wrong
+///   after it    8  by kernels/cpu, if the last product goes straight into the weights
 ///              12  otherwise: also the product's result, out and in
 ///
 /// A factor of the gradient (Piece::gradient_factor) takes none on CPUs, where nesterov is on or a
@@ -63,10 +65,12 @@ class MuonUpdate final : public engine::Update {
 };
 
 /// Adds a rule's states of zeros for each parameter, at its owner alone. Once an engine, before its
-/// first step. Where an Elementwise of the device wants one, also a memo, which is no state: it is
-/// not saved. Neither this nor muon_step may run beside other calls of the engine.
+/// first step. `memo_words` other than 0 also adds a memo of so many words a matrix
+/// (newton_schulz::MomentumStep), which is no state: it is not saved. Neither this nor muon_step
+/// may run beside other calls of the engine.
 /// @returns their names.
-std::vector<std::string> add_states(engine::Engine& engine, const Rule& rule);
+std::vector<std::string> add_states(engine::Engine& engine, const Rule& rule,
+                                    std::int64_t memo_words = 0);
 
 /// Updates what this rank owns and publishes it (Engine::step). Every rank calls it, with equal
 /// arguments. Works on the current stream. The parameters are MuonUpdate's.
