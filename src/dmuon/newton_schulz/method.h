@@ -21,10 +21,10 @@ using flops::Form;
 struct Choice {
   std::string backend;  ///< Products::name
   Form form = Form::kDirect;
-  bool batched = false;          ///< True if the matrices of a call go together, not one by one
-  std::int64_t panel_rows = 0;   ///< of symmetric products; see Products::panel_rows
-  /// Elementwise::name; empty: elementwise_of. "cuda" is elementwise_of on an accelerator that lacks
-  /// it.
+  bool batched = false;         ///< True if the matrices of a call go together, not one by one
+  std::int64_t panel_rows = 0;  ///< of symmetric products; see Products::panel_rows
+  /// Elementwise::name; empty: elementwise_of. "cuda" is elementwise_of on an accelerator that
+  /// lacks it.
   std::string elementwise = {};
 
   bool operator==(const Choice&) const = default;

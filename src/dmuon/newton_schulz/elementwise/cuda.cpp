@@ -243,8 +243,9 @@ std::string why_no_cuda_elementwise(c10::Device given) {
   std::unique_lock lock(mutex);
   const bool is_first = known.emplace(device.str(), reason).second;
   lock.unlock();
-  if (is_first && is_tested && !reason.empty())
+  if (is_first && is_tested && !reason.empty()) {
     TORCH_WARN("dmuon: ", reason, "; PyTorch's operators take their place");
+  }
   return reason;
 }
 
