@@ -42,7 +42,7 @@ bool in_fours(const void* data, std::size_t entry_bytes, std::int64_t row_stride
 
 // Blocks of a matrix.
 std::int64_t num_blocks(const DirectionOf& direction) {
-  constexpr std::int64_t kEntries = 4 * kDirectionThreads * kDirectionFours;
+  constexpr std::int64_t kEntries = std::int64_t{4} * kDirectionThreads * kDirectionFours;
   return (direction.x_rows * direction.x_cols + kEntries - 1) / kEntries;
 }
 

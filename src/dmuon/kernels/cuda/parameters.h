@@ -88,7 +88,7 @@ inline constexpr SymmetricTile kSymmetric80Small{64, 64, 3, 32, 32};
 /// num_tiles splits fit an int, with a block's entries to spare.
 struct SymmetricParameters {
   const std::uint16_t* a;  ///< [batch][m][inner], in the kernel's 16-bit format
-  const std::uint16_t* b;  ///< [batch][m][inner]; may be a
+  const std::uint16_t* b;  ///< [batch][m][inner]
   const std::uint16_t* c;  ///< [batch][m][m], symmetric; null: 0
   std::uint16_t* out;      ///< [batch][m][m]
   const float* scale;      ///< [batch]; null: 1
@@ -104,8 +104,9 @@ struct SymmetricParameters {
   std::int64_t out_batch_stride;
   int m;
   int inner;
-  int num_tiles;  ///< of the lower triangle
-  int splits;     ///< parts of a tile's sums
+  int num_tiles;     ///< of the lower triangle
+  int splits;        ///< parts of a tile's sums
+  bool one_operand;  ///< b is a, in its strides
   float alpha;
   float beta;
   float diagonal;

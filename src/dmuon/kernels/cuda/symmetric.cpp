@@ -104,6 +104,7 @@ SymmetricParameters parameters_of(const Symmetric& product, const SymmetricTile&
   p.c_batch_stride = product.c.batch_stride;
   p.out_row_stride = product.out_row_stride;
   p.out_batch_stride = product.out_batch_stride;
+  p.one_operand = product.a == product.b;
   p.m = static_cast<int>(product.m);
   p.inner = static_cast<int>(product.inner);
   p.num_tiles = static_cast<int>(num_tiles(product.m, shape.tile));

@@ -19,6 +19,8 @@ struct Matrices {
   const void* data = nullptr;
   std::int64_t row_stride = 0;
   std::int64_t batch_stride = 0;
+
+  bool operator==(const Matrices&) const = default;
 };
 
 /// out <- alpha scale a b' + beta c + diagonal I, where a b' is symmetric in exact arithmetic and c

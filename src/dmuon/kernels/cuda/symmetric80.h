@@ -48,7 +48,7 @@ class Symmetric80 {
         split_(machine::block_x() % p.splits),
         matrix_(machine::block_y()),
         place_(place_in_triangle(index_)),
-        one_operand_(place_.row == place_.col && p.a == p.b && p.a_row_stride == p.b_row_stride) {
+        one_operand_(p.one_operand && place_.row == place_.col) {
     const int warp = machine::thread() / 32;
     warp_row_ = warp % kWarpsDown * kShape.warp_rows;
     warp_col_ = warp / kWarpsDown * kShape.warp_cols;

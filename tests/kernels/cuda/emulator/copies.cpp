@@ -6,7 +6,7 @@
 namespace dmuon::kernels::cuda::emulator {
 namespace {
 
-constexpr int kWords = kCopiedBytes / 4;
+constexpr int kWords = static_cast<int>(kCopiedBytes / 4);
 
 }  // namespace
 

@@ -7,7 +7,7 @@
 
 namespace dmuon::kernels::cuda::emulator {
 
-inline constexpr int kCopiedBytes = 16;  ///< what a copy writes
+inline constexpr std::size_t kCopiedBytes = 16;  ///< what a copy writes
 
 /// A thread's asynchronous copies to shared memory, in groups that end in their order.
 class Copies {

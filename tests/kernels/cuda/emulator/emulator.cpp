@@ -85,8 +85,7 @@ class Launch {
     shared_.store(word, value, now(), site);
   }
   void shared_load(std::uint32_t (&values)[4], int word, Site site) {
-    shared_.check_aligned(word, 4, site);
-    for (int i = 0; i < 4; ++i) values[i] = shared_.load(word + i, now(), site);
+    shared_.load(values, word, now(), site);
   }
 
   void barrier(Site site) {
@@ -103,35 +102,30 @@ class Launch {
   }
 
   void copy_async(int word, const void* source, int bytes, Site site) {
-    if (bytes < 0 || bytes > kCopiedBytes) return report(site, "a copy reads 0 to 16 bytes");
     const auto size = static_cast<std::size_t>(bytes);
+    if (size > kCopiedBytes) return report(site, "a copy reads 0 to 16 bytes");
     if (bytes > 0 && !global_.read(source, size, now(), acquired_, site, kCopiedBytes)) return;
-    const char* const host = static_cast<const char*>(source) + to_host_;
-    me().copies.start(word, host, size, shared_, now(), site);
+    me().copies.start(word, static_cast<const char*>(source) + to_host_, size, shared_, now(),
+                      site);
   }
   void commit_copies() { me().copies.commit(); }
   void wait_copies(int pending) { me().copies.wait(pending, shared_, now()); }
 
   void together(Instruction instruction, int variant, void* argument, Site site) {
-    Thread& own = me();
     Warp& warp = warps_[static_cast<std::size_t>(current_ / kWarp)];
-    if (warp.arrived == 0) {
-      warp.instruction = instruction;
-      warp.variant = variant;
-      warp.line = site.line;
-    } else if (warp.instruction != instruction || warp.variant != variant ||
-               warp.line != site.line) {
+    if (warp.arrived == 0) warp = {0, instruction, variant, site.line, {}};
+    if (warp.instruction != instruction || warp.variant != variant || warp.line != site.line) {
       report(site, "the warp's threads execute different instructions, this one and line " +
                        std::to_string(warp.line));
     }
     warp.arguments[current_ % kWarp] = argument;
-    own.site = site;
-    own.waits = Waits::kTogether;
+    me().site = site;
+    me().waits = Waits::kTogether;
     if (++warp.arrived < kWarp) return Fiber::pause();
     warp.arrived = 0;
     warp.instruction(warp.arguments);
-    const auto first = static_cast<std::size_t>(current_ / kWarp * kWarp);
-    for (std::size_t i = first; i < first + kWarp; ++i) threads_[i].waits = Waits::kNo;
+    const auto first = threads_.begin() + current_ / kWarp * kWarp;
+    std::for_each(first, first + kWarp, [](Thread& thread) { thread.waits = Waits::kNo; });
   }
 
   void fence() {

@@ -88,6 +88,11 @@ std::uint32_t SharedMemory::load(int word, const Moment& now, Site site) {
   return words_[at];
 }
 
+void SharedMemory::load(std::uint32_t (&values)[4], int word, const Moment& now, Site site) {
+  check_aligned(word, 4, site);
+  for (int i = 0; i < 4; ++i) values[i] = load(word + i, now, site);
+}
+
 void SharedMemory::store(int word, std::uint32_t value, const Moment& now, Site site) {
   if (!is_inside(word, "store", site)) return;
   const auto at = static_cast<std::size_t>(word);

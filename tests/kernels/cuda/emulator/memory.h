@@ -33,8 +33,10 @@ class SharedMemory {
   explicit SharedMemory(Report report) : report_(std::move(report)) {}
   /// Forgets everything: a new block begins.
   void reset(unsigned bytes);
+  /// Reports a word that is no multiple of `words`.
   void check_aligned(int word, int words, Site site);
   std::uint32_t load(int word, const Moment& now, Site site);
+  void load(std::uint32_t (&values)[4], int word, const Moment& now, Site site);
   void store(int word, std::uint32_t value, const Moment& now, Site site);
   /// Begins or ends a copy to a word. In between nobody may touch the word.
   void begin_copy(int word, const Moment& now, Site site);

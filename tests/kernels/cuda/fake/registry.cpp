@@ -84,7 +84,7 @@ std::vector<Buffer> symmetric_buffers(const void* parameters, unsigned batch, st
     buffers.push_back(matrices(name, base, 2, batch, p.m, cols, row_stride, batch_stride, access));
   };
   add("a", p.a, p.inner, p.a_row_stride, p.a_batch_stride, Access::kRead);
-  if (p.b != p.a) add("b", p.b, p.inner, p.b_row_stride, p.b_batch_stride, Access::kRead);
+  if (!p.one_operand) add("b", p.b, p.inner, p.b_row_stride, p.b_batch_stride, Access::kRead);
   add("c", p.c, p.m, p.c_row_stride, p.c_batch_stride, Access::kRead);
   add("out", p.out, p.m, p.out_row_stride, p.out_batch_stride, Access::kWrite);
   if (p.scale != nullptr) buffers.push_back(array("scale", p.scale, 4 * batch, Access::kRead));
