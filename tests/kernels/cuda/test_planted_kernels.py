@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 # Name, file, text that occurs once, and what replaces it.
-PLANTED = [
+MOVE_WEIGHTS = [
     ("nothing", "move_weights.h", "", ""),
     ("one_column_more", "move_weights.h", "col + i < p.cols", "col + i <= p.cols"),
     ("fours_past_the_row", "move_weights.h", "col + 4 <= p.cols", "col < p.cols"),
@@ -46,7 +46,9 @@ PLANTED = [
         "return machine::float_of_f16(half);",
     ),
     ("one_thread_less", "move_weights.h", "* kMoveWeightsThreads +", "* (kMoveWeightsThreads - 1) +"),
-    ("direction_unchanged", "direction.h", "", ""),
+]
+DIRECTION = [
+    ("nothing", "direction.h", "", ""),
     ("padding_not_written", "direction.h", "four < p_.x_rows * fours_a_row", "four < p_.rows * fours_a_row"),
     ("reads_padding", "direction.h", "p_.cols - col < 4 ? p_.cols - col : 4", "4"),
     ("aligned_by_guess", "direction.h", "count == 4 && p_.in_fours", "count == 4"),
@@ -73,6 +75,63 @@ PLANTED = [
     ("blocks_of_columns_confused", "direction.h", "matrix_ % p_.inner_batch", "matrix_ / p_.inner_batch"),
     ("eps_not_scaled", "direction.h", "scale_ * p_.eps", "p_.eps"),
 ]
+KERNEL = "symmetric80.h"
+SYMMETRIC = [
+    ("nothing", KERNEL, "", ""),
+    ("no_wait", KERNEL, "machine::wait_copies<kStages - 2>();", ""),
+    ("waits_for_a_group_less", KERNEL, "wait_copies<kStages - 2>", "wait_copies<kStages - 1>"),
+    ("no_barrier_after_the_wait", KERNEL, "machine::barrier();  // all have read the stage that is fetched now", ""),
+    ("no_barrier_before_staging", KERNEL, "wait_copies<0>();\n    machine::barrier();\n  }", "wait_copies<0>();\n  }"),
+    ("no_barrier_before_writing", KERNEL, "machine::barrier();\n    Staged::write", "Staged::write"),
+    ("c_in_flight", KERNEL, "machine::wait_copies<0>();\n      machine::barrier();", "machine::barrier();"),
+    ("reads_another_stage", KERNEL, "int at = (step - first) %", "int at = (step - first + 1) %"),
+    ("fetches_a_step_too_far", KERNEL, "fetch(step + kStages - 1)", "fetch(step + kStages)"),
+    ("a_step_left_out", KERNEL, "step < last; ++step", "step < last - 1; ++step"),
+    ("reads_past_the_row", KERNEL, "left < 0 ? 0 : left > 8 ? 8 : left", "left <= 0 ? 0 : 8"),
+    ("one_row_more", KERNEL, "global_row < p_.m", "global_row <= p_.m"),
+    ("parts_of_a_in_another_order", KERNEL, "k * 2 + lane / 16)", "k * 2 + lane / 8 % 2)"),
+    ("half_of_b_twice", KERNEL, "b[j / 2][j % 2 * 2 + 1]}", "b[j / 2][j % 2 * 2]}"),
+    ("rows_of_sums_swapped", KERNEL, "alpha * sums[i / 2][i % 2 * 2 + e]", "alpha * sums[i / 2][(i + 1) % 2 * 2 + e]"),
+    ("b_is_taken_for_a", KERNEL, "p.one_operand && ", ""),
+    ("batch_stride_of_the_other_operand", KERNEL, "matrix_ * p_.b_batch_stride", "matrix_ * p_.a_batch_stride"),
+    ("batch_stride_of_out", KERNEL, "matrix_ * p_.c_batch_stride", "matrix_ * p_.out_batch_stride"),
+    ("scale_of_the_first_matrix", KERNEL, "p_.scale + matrix_", "p_.scale"),
+    ("a_diagonal_in_each_tile", KERNEL, "place_.row == place_.col && row", "row"),
+    ("one_split_too_many", KERNEL, "shared_load(kTicketWord) + 1 !=", "shared_load(kTicketWord) !="),
+    ("a_part_left_out", KERNEL, "part < p_.splits", "part < p_.splits - 1"),
+    ("splits_overlap", KERNEL, "(split_ + 1) * steps / p_.splits", "(split_ + 1) * steps / p_.splits + 1"),
+    (
+        "parts_in_their_order_of_arrival",
+        KERNEL,
+        "machine::load_f32x4_l2(sums[i], mine + i * kThreads * 4);\n"
+        "      for (int part = 1; part < p_.splits; ++part) {",
+        "for (int part = 0; part < p_.splits; ++part) {\n      if (part == split_) continue;",
+    ),
+    ("tickets_remain", KERNEL, "machine::store_u32(p_.tickets + tile, 0)", ""),
+    ("no_release", KERNEL, "machine::fence();\n      const", "const"),
+    ("no_acquire", KERNEL, "machine::fence();\n      machine::shared_store", "machine::shared_store"),
+    (
+        "released_too_early",
+        KERNEL,
+        "machine::barrier();\n    if (machine::thread() == 0) {",
+        "if (machine::thread() == 0) {",
+    ),
+    (
+        "mirrored_to_its_own_place",
+        "staged_tile.h",
+        "place.col * kTile + mirrored_row",
+        "place.row * kTile + mirrored_row",
+    ),
+    ("mirrored_rows_mixed", "staged_tile.h", "lane % 8 / 2 * 8 + lane / 8 * 2 + lane % 2", "lane"),
+    ("asymmetric_on_the_diagonal", "staged_tile.h", "if (on_diagonal) take_lower", "if (false) take_lower"),
+    ("upper_triangle_on_the_diagonal", "staged_tile.h", "col + 2 * i + 1 <= row", "col + 2 * i + 1 > row"),
+    ("eights_past_the_row", "staged_tile.h", "if (col + 8 <= m)", "if (col + 7 <= m)"),
+    ("one_entry_more", "staged_tile.h", "if (col + i < m)", "if (col + i <= m)"),
+    ("first_place_of_a_row", "triangle.h", "before(row) > index", "before(row) >= index"),
+    ("bf16_multiplied_as_fp16", "formats.h", "machine::multiply_add_bf16", "machine::multiply_add_f16"),
+]
+OF_TESTS = {"MoveWeights*": MOVE_WEIGHTS, "Direction*": DIRECTION, "Symmetric*": SYMMETRIC}
+PLANTED = [(tests, *planted) for tests, all_of_them in OF_TESTS.items() for planted in all_of_them]
 
 
 def _driver(folder: Path, file: str, old: str, new: str) -> None:
@@ -91,11 +150,13 @@ def _driver(folder: Path, file: str, old: str, new: str) -> None:
     subprocess.run(command, check=True)
 
 
-@pytest.mark.parametrize(("name", "file", "old", "new"), PLANTED, ids=[planted[0] for planted in PLANTED])
-def test_a_planted_bug_is_found(tmp_path, name, file, old, new):
+@pytest.mark.parametrize(
+    ("tests", "name", "file", "old", "new"), PLANTED, ids=[f"{planted[0][:-1]}-{planted[1]}" for planted in PLANTED]
+)
+def test_a_planted_bug_is_found(tmp_path, tests, name, file, old, new):
     _driver(tmp_path, file, old, new)
     done = subprocess.run(
-        [BUILT / "kernels_cuda_test", "--gtest_brief=1", "--gtest_filter=MoveWeights*:Direction*"],
+        [BUILT / "kernels_cuda_test", "--gtest_brief=1", "--gtest_fail_fast", f"--gtest_filter={tests}"],
         env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "FAKE_CUDA_DEVICE": "80"},
         capture_output=True,
         text=True,

@@ -15,7 +15,7 @@ using Library = struct LibraryTag*;
 using Kernel = struct KernelTag*;  ///< cuLaunchKernel takes one in place of a CUfunction
 using Stream = void*;              ///< CUstream, which is a cudaStream_t
 
-enum DeviceAttribute { kMajor = 75, kMinor = 76 };
+enum DeviceAttribute { kMultiprocessors = 16, kMajor = 75, kMinor = 76 };
 
 struct Driver {
   Result (*init)(unsigned flags);

@@ -10,8 +10,6 @@ namespace dmuon::kernels::cuda {
 // nothing and never waits, so a stream may be captured after `prepare` (library.h). Pointers are
 // the device's, and must stay valid until the kernel has run. Thread-safe.
 
-enum class Half { kFp16, kBFloat16 };
-
 /// w <- decay w + factor u for each entry where *applies is not 0; otherwise no byte of w changes.
 /// decay w, factor u and their sum each round to fp32: no fused multiply-add.
 /// Reads and writes w, reads u: 10 bytes an element.

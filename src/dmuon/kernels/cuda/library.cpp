@@ -11,7 +11,10 @@
 #include "dmuon/kernels/cuda/parameters.h"
 
 // The fat binary of each .cu file, with one cubin for each architecture (cmake/cuda_kernels.cmake).
-extern "C" const unsigned char dmuon_cuda_elementwise[];  // NOLINT(readability-identifier-naming)
+// NOLINTBEGIN(readability-identifier-naming)
+extern "C" const unsigned char dmuon_cuda_elementwise[];
+extern "C" const unsigned char dmuon_cuda_symmetric80[];
+// NOLINTEND(readability-identifier-naming)
 
 namespace dmuon::kernels::cuda {
 namespace {
@@ -19,17 +22,26 @@ namespace {
 // Such as 80 for sm_80; defined by cmake/cuda_kernels.cmake.
 constexpr std::array kArchitectures{DMUON_CUDA_ARCHITECTURES};
 
+enum Source { kElementwise, kSymmetric80, kNumSources };
+constexpr std::array<const unsigned char*, kNumSources> kFatBinaries{dmuon_cuda_elementwise,
+                                                                     dmuon_cuda_symmetric80};
+
 struct Carried {
   std::string_view name;
   std::size_t parameter_bytes;
+  Source source;
 };
-constexpr std::array kElementwise{
-    Carried{"move_weights_f16", sizeof(MoveWeightsParameters)},
-    Carried{"move_weights_bf16", sizeof(MoveWeightsParameters)},
-    Carried{"direction_f16", sizeof(DirectionParameters)},
-    Carried{"direction_again_f16", sizeof(DirectionParameters)},
-    Carried{"direction_bf16", sizeof(DirectionParameters)},
-    Carried{"direction_again_bf16", sizeof(DirectionParameters)},
+constexpr std::array kKernels{
+    Carried{"move_weights_f16", sizeof(MoveWeightsParameters), kElementwise},
+    Carried{"move_weights_bf16", sizeof(MoveWeightsParameters), kElementwise},
+    Carried{"direction_f16", sizeof(DirectionParameters), kElementwise},
+    Carried{"direction_again_f16", sizeof(DirectionParameters), kElementwise},
+    Carried{"direction_bf16", sizeof(DirectionParameters), kElementwise},
+    Carried{"direction_again_bf16", sizeof(DirectionParameters), kElementwise},
+    Carried{"symmetric80_128_f16", sizeof(SymmetricParameters), kSymmetric80},
+    Carried{"symmetric80_128_bf16", sizeof(SymmetricParameters), kSymmetric80},
+    Carried{"symmetric80_64_f16", sizeof(SymmetricParameters), kSymmetric80},
+    Carried{"symmetric80_64_bf16", sizeof(SymmetricParameters), kSymmetric80},
 };
 
 void check(Result result, const std::string& what) {
@@ -38,22 +50,25 @@ void check(Result result, const std::string& what) {
 
 struct OnDevice {
   Context context = nullptr;
-  std::array<Kernel, kElementwise.size()> kernels{};
+  std::array<Kernel, kKernels.size()> kernels{};
 };
 
 // Retains the primary context and loads every kernel.
 OnDevice load(int device) {
-  static Library library = nullptr;  // one for all devices; under the mutex of on_device()
+  // Each for all devices; under the mutex of on_device().
+  static std::array<Library, kNumSources> libraries{};
   OnDevice loaded;
   check(driver()->retain_primary(&loaded.context, device), "cuDevicePrimaryCtxRetain");
-  if (library == nullptr) {
-    check(driver()->load_library(&library, dmuon_cuda_elementwise, nullptr, nullptr, 0, nullptr,
+  for (std::size_t i = 0; i < libraries.size(); ++i) {
+    if (libraries.at(i) != nullptr) continue;
+    check(driver()->load_library(&libraries.at(i), kFatBinaries.at(i), nullptr, nullptr, 0, nullptr,
                                  nullptr, 0),
           "cuLibraryLoadData");
   }
-  for (std::size_t i = 0; i < kElementwise.size(); ++i) {
-    const std::string name(kElementwise.at(i).name);
-    check(driver()->get_kernel(&loaded.kernels.at(i), library, name.c_str()),
+  for (std::size_t i = 0; i < kKernels.size(); ++i) {
+    const std::string name(kKernels.at(i).name);
+    check(driver()->get_kernel(&loaded.kernels.at(i), libraries.at(kKernels.at(i).source),
+                               name.c_str()),
           "cuLibraryGetKernel " + name);
   }
   return loaded;
@@ -125,18 +140,23 @@ void prepare(int device) {
   on_device(device);
 }
 
+int num_multiprocessors(int device) {
+  if (driver() == nullptr) throw core::CudaError("num_multiprocessors: " + why_no_driver());
+  return attribute(kMultiprocessors, device);
+}
+
 void launch(const Launch& launch, const void* parameters, std::size_t bytes, int device,
             void* stream) {
   if (driver() == nullptr) throw core::CudaError("launch: " + why_no_driver());
   const std::string what = core::message("launch of the CUDA kernel ", launch.kernel);
-  const auto* const carried = std::ranges::find(kElementwise, launch.kernel, &Carried::name);
-  core::invariant(carried != kElementwise.end(), what, ": there is no such kernel");
+  const auto* const carried = std::ranges::find(kKernels, launch.kernel, &Carried::name);
+  core::invariant(carried != kKernels.end(), what, ": there is no such kernel");
   core::invariant(carried->parameter_bytes == bytes, what, ": expected ", carried->parameter_bytes,
                   " bytes of parameters, got ", bytes);
   try {
     const OnDevice& loaded = on_device(device);
     const Current current(loaded.context);
-    const auto index = static_cast<std::size_t>(carried - kElementwise.begin());
+    const auto index = static_cast<std::size_t>(carried - kKernels.begin());
     std::array<void*, 1> arguments{const_cast<void*>(parameters)};
     check(
         driver()->launch(loaded.kernels.at(index), launch.grid_x, launch.grid_y, 1, launch.threads,

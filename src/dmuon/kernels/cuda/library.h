@@ -18,8 +18,11 @@ std::string unavailable(int device);
 /// @throws CudaError if a kernel cannot be loaded.
 void prepare(int device);
 
+/// @throws CudaError if the device does not answer.
+int num_multiprocessors(int device);
+
 struct Launch {
-  const char* kernel;  ///< a name in elementwise.cu
+  const char* kernel;  ///< a name in a .cu file
   unsigned grid_x;
   unsigned grid_y;
   unsigned threads;  ///< a block's

@@ -11,6 +11,7 @@ constexpr const char* kReason = "dmuon was built without CUDA kernels: nvcc was 
 
 std::string unavailable(int) { return kReason; }
 void prepare(int) { throw core::CudaError(kReason); }
+int num_multiprocessors(int) { throw core::CudaError(kReason); }
 void launch(const Launch&, const void*, std::size_t, int, void*) { throw core::CudaError(kReason); }
 
 }  // namespace dmuon::kernels::cuda

@@ -5,6 +5,8 @@
 // Parameters of kernels: plain C++, which nvcc, the host's launches and the tests' emulator read.
 namespace dmuon::kernels::cuda {
 
+enum class Half { kFp16, kBFloat16 };
+
 /// w <- decay w + factor u where *applies is not 0; else no byte of w is written. Each product and
 /// the sum round to fp32.
 ///
@@ -65,5 +67,49 @@ struct DirectionParameters {
 inline constexpr int kDirectionThreads = 256;
 inline constexpr int kDirectionFours = 8;  ///< a thread's, of 4 entries each
 inline constexpr int kDirectionSharedWords = 2 * kDirectionThreads / 32 + 1;
+
+/// How a symmetric kernel divides its work.
+struct SymmetricTile {
+  int tile;    ///< rows and columns of out that a block computes
+  int depth;   ///< entries of `inner` that a block multiplies between two barriers
+  int stages;  ///< such steps that lie in shared memory
+  int warp_rows;
+  int warp_cols;
+
+  constexpr int threads() const { return tile / warp_rows * (tile / warp_cols) * 32; }
+  constexpr int shared_bytes() const { return stages * 2 * tile * depth * 2; }
+};
+inline constexpr SymmetricTile kSymmetric80Large{128, 32, 3, 64, 32};
+inline constexpr SymmetricTile kSymmetric80Small{64, 64, 3, 32, 32};
+
+/// out <- alpha scale a b' + beta c + diagonal I: see Symmetric in symmetric.h.
+///
+/// Grid: (num_tiles splits, batch). Rows of a, b, c and out are aligned to 16 bytes. Sizes and
+/// num_tiles splits fit an int, with a block's entries to spare.
+struct SymmetricParameters {
+  const std::uint16_t* a;  ///< [batch][m][inner], in the kernel's 16-bit format
+  const std::uint16_t* b;  ///< [batch][m][inner]
+  const std::uint16_t* c;  ///< [batch][m][m], symmetric; null: 0
+  std::uint16_t* out;      ///< [batch][m][m]
+  const float* scale;      ///< [batch]; null: 1
+  float* partial;  ///< [batch][num_tiles][splits][tile * tile] sums; not used with one split
+  std::uint32_t* tickets;  ///< [batch][num_tiles] parts that have ended; 0 between kernels
+  std::int64_t a_row_stride;
+  std::int64_t a_batch_stride;
+  std::int64_t b_row_stride;
+  std::int64_t b_batch_stride;
+  std::int64_t c_row_stride;
+  std::int64_t c_batch_stride;
+  std::int64_t out_row_stride;
+  std::int64_t out_batch_stride;
+  int m;
+  int inner;
+  int num_tiles;     ///< of the lower triangle
+  int splits;        ///< parts of a tile's sums
+  bool one_operand;  ///< b is a, in its strides
+  float alpha;
+  float beta;
+  float diagonal;
+};
 
 }  // namespace dmuon::kernels::cuda

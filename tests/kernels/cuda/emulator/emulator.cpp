@@ -7,6 +7,7 @@
 #include <random>
 #include <unordered_map>
 
+#include "tests/kernels/cuda/emulator/copies.h"
 #include "tests/kernels/cuda/emulator/fibers.h"
 #include "tests/kernels/cuda/emulator/memory.h"
 
@@ -16,7 +17,7 @@ namespace {
 constexpr std::size_t kMostErrors = 10;
 constexpr int kWarp = 32;
 
-enum class Waits { kNo, kBarrier, kShuffle };
+enum class Waits { kNo, kBarrier, kTogether };
 
 struct Thread {
   Waits waits = Waits::kNo;
@@ -25,8 +26,16 @@ struct Thread {
   std::uint32_t fences = 0;
   std::optional<Moment> last_fence;
   Released seen;  // by atomic operations since the last fence
-  std::uint32_t shuffled = 0;
-  int mask = 0;
+  Copies copies;
+};
+
+// The instruction that a warp's threads arrive at.
+struct Warp {
+  int arrived = 0;
+  Instruction instruction = nullptr;
+  int variant = 0;
+  int line = 0;
+  void* arguments[kWarp] = {};
 };
 
 class Launch {
@@ -40,6 +49,7 @@ class Launch {
         global_(buffers, [this](Site site, const std::string& what) { report(site, what); }),
         shared_([this](Site site, const std::string& what) { report(site, what); }),
         threads_(grid.threads),
+        warps_(grid.threads / kWarp),
         order_(grid.threads) {
     if (fibers().size() < grid.threads) fibers().resize(grid.threads);
     std::iota(order_.begin(), order_.end(), 0);
@@ -74,6 +84,9 @@ class Launch {
   void shared_store(int word, std::uint32_t value, Site site) {
     shared_.store(word, value, now(), site);
   }
+  void shared_load(std::uint32_t (&values)[4], int word, Site site) {
+    shared_.load(values, word, now(), site);
+  }
 
   void barrier(Site site) {
     Thread& own = me();
@@ -88,34 +101,31 @@ class Launch {
     Fiber::pause();  // any thread may go on first
   }
 
-  std::uint32_t shuffle_xor(std::uint32_t value, int mask, Site site) {
-    Thread& own = me();
-    own.site = site;
-    own.shuffled = value;
-    own.mask = mask;
-    own.waits = Waits::kShuffle;
-    const int first = current_ / kWarp * kWarp;
-    const auto lane = [&](int i) -> Thread& {
-      return threads_[static_cast<std::size_t>(first + i)];
-    };
-    int arrived = 0;
-    for (int i = 0; i < kWarp; ++i) arrived += lane(i).waits == Waits::kShuffle ? 1 : 0;
-    if (arrived < kWarp) {
-      Fiber::pause();
-      return own.shuffled;
+  void copy_async(int word, const void* source, int bytes, Site site) {
+    const auto size = static_cast<std::size_t>(bytes);
+    if (size > kCopiedBytes) return report(site, "a copy reads 0 to 16 bytes");
+    if (bytes > 0 && !global_.read(source, size, now(), acquired_, site, kCopiedBytes)) return;
+    me().copies.start(word, static_cast<const char*>(source) + to_host_, size, shared_, now(),
+                      site);
+  }
+  void commit_copies() { me().copies.commit(); }
+  void wait_copies(int pending) { me().copies.wait(pending, shared_, now()); }
+
+  void together(Instruction instruction, int variant, void* argument, Site site) {
+    Warp& warp = warps_[static_cast<std::size_t>(current_ / kWarp)];
+    if (warp.arrived == 0) warp = {0, instruction, variant, site.line, {}};
+    if (warp.instruction != instruction || warp.variant != variant || warp.line != site.line) {
+      report(site, "the warp's threads execute different instructions, this one and line " +
+                       std::to_string(warp.line));
     }
-    std::uint32_t values[kWarp];
-    for (int i = 0; i < kWarp; ++i) {
-      if (lane(i).site.line != site.line || lane(i).mask != mask) {
-        report(site, "the warp's threads shuffle at different lines or with different masks");
-      }
-      values[i] = lane((i ^ lane(i).mask) % kWarp).shuffled;
-    }
-    for (int i = 0; i < kWarp; ++i) {
-      lane(i).shuffled = values[i];
-      lane(i).waits = Waits::kNo;
-    }
-    return own.shuffled;
+    warp.arguments[current_ % kWarp] = argument;
+    me().site = site;
+    me().waits = Waits::kTogether;
+    if (++warp.arrived < kWarp) return Fiber::pause();
+    warp.arrived = 0;
+    warp.instruction(warp.arguments);
+    const auto first = threads_.begin() + current_ / kWarp * kWarp;
+    std::for_each(first, first + kWarp, [](Thread& thread) { thread.waits = Waits::kNo; });
   }
 
   void fence() {
@@ -184,6 +194,7 @@ class Launch {
   void run_block(unsigned block) {
     block_ = block;
     threads_.assign(threads_.size(), {});
+    warps_.assign(warps_.size(), {});
     acquired_.clear();
     shared_.reset(grid_.shared_bytes);
     at_barrier_ = 0;
@@ -207,6 +218,7 @@ class Launch {
     Site site{"", 0};
     for (std::size_t i = 0; i < threads_.size(); ++i) {
       if (fibers()[i].overflowed()) report({"", 0}, "a fiber's stack is too small");
+      if (!threads_[i].copies.empty()) report({"", 0}, "a thread ends with copies in flight");
       if (fibers()[i].ended()) continue;
       ++waiting;
       site = threads_[i].site;
@@ -214,7 +226,7 @@ class Launch {
     if (waiting > 0) {
       report(site, "deadlock: " + std::to_string(waiting) + " of " +
                        std::to_string(threads_.size()) +
-                       " threads wait at a barrier or shuffle that the others do not reach");
+                       " threads wait at a barrier or an instruction that the others do not reach");
     }
   }
 
@@ -225,6 +237,7 @@ class Launch {
   GlobalMemory global_;
   SharedMemory shared_;
   std::vector<Thread> threads_;
+  std::vector<Warp> warps_;
   std::vector<int> order_;
   std::vector<std::string> errors_;
   std::unordered_map<std::uint32_t*, Released> atomics_;
@@ -264,9 +277,17 @@ std::uint32_t shared_load(int word, Site site) { return running->shared_load(wor
 void shared_store(int word, std::uint32_t value, Site site) {
   running->shared_store(word, value, site);
 }
+void shared_load(std::uint32_t (&values)[4], int word, Site site) {
+  running->shared_load(values, word, site);
+}
 void barrier(Site site) { running->barrier(site); }
-std::uint32_t shuffle_xor(std::uint32_t value, int mask, Site site) {
-  return running->shuffle_xor(value, mask, site);
+void copy_async(int word, const void* source, int bytes, Site site) {
+  running->copy_async(word, source, bytes, site);
+}
+void commit_copies() { running->commit_copies(); }
+void wait_copies(int pending) { running->wait_copies(pending); }
+void together(Instruction instruction, int variant, void* argument, Site site) {
+  running->together(instruction, variant, argument, site);
 }
 void fence() { running->fence(); }
 std::uint32_t atomic_add(std::uint32_t* address, std::uint32_t value, Site site) {

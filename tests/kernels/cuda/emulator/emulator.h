@@ -10,7 +10,8 @@
 //
 // Finds: accesses outside registered buffers, between their rows, or not aligned; bytes written
 // twice or never; reads of shared memory that nobody wrote; races inside a block and between
-// blocks; a barrier or shuffle that not all threads reach.
+// blocks; words that are touched while a copy to them is in flight; a barrier or an instruction of
+// a warp that not all threads reach.
 //
 // Blocks run one after the other, so a kernel whose blocks wait for each other does not end.
 namespace dmuon::kernels::cuda::emulator {
@@ -72,8 +73,21 @@ const void* read(const void* address, std::size_t bytes, Site site);
 void* write(void* address, std::size_t bytes, Site site);
 std::uint32_t shared_load(int word, Site site);
 void shared_store(int word, std::uint32_t value, Site site);
+/// Loads four words from a multiple of 4 on.
+void shared_load(std::uint32_t (&values)[4], int word, Site site);
 void barrier(Site site);
-std::uint32_t shuffle_xor(std::uint32_t value, int mask, Site site);
+/// Reads `bytes` bytes, at most 16, into four words from a multiple of 4 on; the rest becomes
+/// zeros. The copy is in flight until its thread waits for it.
+void copy_async(int word, const void* source, int bytes, Site site);
+/// Makes a group of the thread's copies since the last group.
+void commit_copies();
+/// Waits until at most `pending` of the thread's last groups are in flight.
+void wait_copies(int pending);
+/// What a warp's instruction does with the arguments of its 32 threads.
+using Instruction = void (*)(void* const* lanes);
+/// Waits until the 32 threads of the warp call it with this instruction, at this line and with this
+/// `variant`. Then one thread executes it.
+void together(Instruction instruction, int variant, void* argument, Site site);
 void fence();
 std::uint32_t atomic_add(std::uint32_t* address, std::uint32_t value, Site site);
 

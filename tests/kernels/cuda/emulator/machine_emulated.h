@@ -8,8 +8,10 @@
 #include <cstring>
 
 #include "tests/kernels/cuda/emulator/emulator.h"
+#include "tests/kernels/cuda/emulator/warp.h"
 
 #define DMUON_DEVICE inline
+#define DMUON_UNROLL
 #define DMUON_SITE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
 namespace dmuon::kernels::cuda::machine {
@@ -50,7 +52,13 @@ inline void store_u16x4(uint16_t* p, const uint16_t (&v)[4], DMUON_SITE) {
 }
 inline uint32_t load_u32(const uint32_t* p, DMUON_SITE) { return load<uint32_t>(p, file, line); }
 inline void store_u32(uint32_t* p, uint32_t v, DMUON_SITE) { store(p, v, file, line); }
+inline void store_u16x8(uint16_t* p, const uint32_t (&pairs)[4], DMUON_SITE) {
+  store(p, pairs, file, line);
+}
 inline float load_f32_l2(const float* p, DMUON_SITE) { return load<float>(p, file, line); }
+inline void load_f32x4_l2(float (&v)[4], const float* p, DMUON_SITE) {
+  std::memcpy(v, emulator::read(p, sizeof v, {file, line}), sizeof v);
+}
 
 inline void shared_store(int word, uint32_t v, DMUON_SITE) {
   emulator::shared_store(word, v, {file, line});
@@ -58,6 +66,33 @@ inline void shared_store(int word, uint32_t v, DMUON_SITE) {
 inline uint32_t shared_load(int word, DMUON_SITE) {
   return emulator::shared_load(word, {file, line});
 }
+inline void shared_load_x4(uint32_t (&v)[4], int word, DMUON_SITE) {
+  emulator::shared_load(v, word, {file, line});
+}
+inline void copy_async(int word, const uint16_t* source, int bytes, DMUON_SITE) {
+  emulator::copy_async(word, source, bytes, {file, line});
+}
+inline void commit_copies() { emulator::commit_copies(); }
+template <int kPending>
+void wait_copies() {
+  emulator::wait_copies(kPending);
+}
+
+inline void load_matrices(uint32_t (&v)[4], int word, DMUON_SITE) {
+  emulator::load_matrices(v, word, false, {file, line});
+}
+inline void load_matrices_transposed(uint32_t (&v)[4], int word, DMUON_SITE) {
+  emulator::load_matrices(v, word, true, {file, line});
+}
+inline void multiply_add_f16(float (&sums)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                             DMUON_SITE) {
+  emulator::multiply_add(sums, a, b, emulator::Narrow::kF16, {file, line});
+}
+inline void multiply_add_bf16(float (&sums)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                              DMUON_SITE) {
+  emulator::multiply_add(sums, a, b, emulator::Narrow::kBF16, {file, line});
+}
+
 inline void barrier(DMUON_SITE) { emulator::barrier({file, line}); }
 inline uint32_t shuffle_xor(uint32_t v, int mask, DMUON_SITE) {
   return emulator::shuffle_xor(v, mask, {file, line});

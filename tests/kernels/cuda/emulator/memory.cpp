@@ -6,6 +6,8 @@
 namespace dmuon::kernels::cuda::emulator {
 namespace {
 
+constexpr std::uint32_t kPoison = 0xffffffffU;  // two NaNs in 16 bits
+
 std::string who(const Moment& moment, int line) {
   return "block " + std::to_string(moment.block) + " thread " + std::to_string(moment.thread) +
          " at line " + std::to_string(line);
@@ -50,7 +52,7 @@ bool in_a_row(const Buffer& buffer, std::size_t offset, std::size_t bytes) {
 }  // namespace
 
 void SharedMemory::reset(unsigned bytes) {
-  words_.assign(bytes / 4, 0xffffffffU);
+  words_.assign(bytes / 4, kPoison);
   touched_.assign(bytes / 4, {});
 }
 
@@ -61,12 +63,23 @@ bool SharedMemory::is_inside(int word, const char* what, Site site) {
   return false;
 }
 
+void SharedMemory::check_aligned(int word, int words, Site site) {
+  if (word % words != 0)
+    report_(site,
+            "shared word " + std::to_string(word) + " is no multiple of " + std::to_string(words));
+}
+
 std::uint32_t SharedMemory::load(int word, const Moment& now, Site site) {
   if (!is_inside(word, "load", site)) return 0;
   const auto at = static_cast<std::size_t>(word);
   Touched& cell = touched_[at];
   const std::string name = "shared word " + std::to_string(word);
   if (!cell.written) report_(site, "load of " + name + ", which nobody wrote");
+  if (cell.in_flight) {
+    report_(site, "load of " + name + " while a copy to it is in flight, of " +
+                      who(cell.write, cell.write_line));
+    return words_[at];
+  }
   if (cell.written && !precedes(cell.write, now)) {
     report_(site, "race: loads " + name + ", written by " + who(cell.write, cell.write_line) +
                       " without a barrier");
@@ -75,11 +88,20 @@ std::uint32_t SharedMemory::load(int word, const Moment& now, Site site) {
   return words_[at];
 }
 
+void SharedMemory::load(std::uint32_t (&values)[4], int word, const Moment& now, Site site) {
+  check_aligned(word, 4, site);
+  for (int i = 0; i < 4; ++i) values[i] = load(word + i, now, site);
+}
+
 void SharedMemory::store(int word, std::uint32_t value, const Moment& now, Site site) {
   if (!is_inside(word, "store", site)) return;
   const auto at = static_cast<std::size_t>(word);
   Touched& cell = touched_[at];
   const std::string name = "shared word " + std::to_string(word);
+  if (cell.in_flight) {
+    report_(site, "store to " + name + " while a copy to it is in flight, of " +
+                      who(cell.write, cell.write_line));
+  }
   if (cell.written && !precedes(cell.write, now)) {
     report_(site, "race: overwrites " + name + ", written by " + who(cell.write, cell.write_line) +
                       " without a barrier");
@@ -94,6 +116,20 @@ void SharedMemory::store(int word, std::uint32_t value, const Moment& now, Site 
   words_[at] = value;
 }
 
+void SharedMemory::begin_copy(int word, const Moment& now, Site site) {
+  store(word, kPoison, now, site);
+  if (word >= 0 && static_cast<std::size_t>(word) < words_.size())
+    touched_[static_cast<std::size_t>(word)].in_flight = true;
+}
+
+void SharedMemory::end_copy(int word, std::uint32_t value, const Moment& now) {
+  if (word < 0 || static_cast<std::size_t>(word) >= words_.size()) return;  // reported before
+  const auto at = static_cast<std::size_t>(word);
+  touched_[at].in_flight = false;
+  touched_[at].write = now;
+  words_[at] = value;
+}
+
 GlobalMemory::GlobalMemory(const std::vector<Buffer>& buffers, Report report)
     : report_(std::move(report)) {
   for (const Buffer& buffer : buffers) {
@@ -103,10 +139,11 @@ GlobalMemory::GlobalMemory(const std::vector<Buffer>& buffers, Report report)
 }
 
 std::optional<GlobalMemory::Place> GlobalMemory::find(const void* address, std::size_t bytes,
-                                                      const char* what, Site site) {
+                                                      std::size_t alignment, const char* what,
+                                                      Site site) {
   const auto at = reinterpret_cast<std::uintptr_t>(address);
   const std::string name = std::string(what) + " of " + std::to_string(bytes) + " bytes";
-  if (at % bytes != 0) {
+  if (at % alignment != 0) {
     report_(site, name + ": the address is not aligned to them");
     return std::nullopt;
   }
@@ -129,8 +166,8 @@ std::optional<GlobalMemory::Place> GlobalMemory::find(const void* address, std::
 }
 
 bool GlobalMemory::read(const void* address, std::size_t bytes, const Moment& now,
-                        const Acquired& acquired, Site site) {
-  const auto place = find(address, bytes, "load", site);
+                        const Acquired& acquired, Site site, std::size_t alignment) {
+  const auto place = find(address, bytes, alignment == 0 ? bytes : alignment, "load", site);
   if (!place) return false;
   if (place->tracked->buffer.access == Access::kRead) return true;
   for (std::size_t i = 0; i < bytes; i += 2) {
@@ -148,7 +185,7 @@ bool GlobalMemory::read(const void* address, std::size_t bytes, const Moment& no
 
 bool GlobalMemory::write(void* address, std::size_t bytes, const Moment& now,
                          const Acquired& acquired, Site site) {
-  const auto place = find(address, bytes, "store", site);
+  const auto place = find(address, bytes, bytes, "store", site);
   if (!place) return false;
   const Buffer& buffer = place->tracked->buffer;
   if (buffer.access == Access::kRead) {
@@ -181,7 +218,7 @@ bool GlobalMemory::write(void* address, std::size_t bytes, const Moment& now,
 }
 
 bool GlobalMemory::atomic(void* address, Site site) {
-  const auto place = find(address, 4, "atomic operation", site);
+  const auto place = find(address, 4, 4, "atomic operation", site);
   if (!place) return false;
   if (place->tracked->buffer.access == Access::kChanges) return true;
   report_(site, "atomic operation on " + place->tracked->buffer.name + ", which is no such buffer");

@@ -24,6 +24,7 @@ struct Touched {
   int read_line = 0;
   bool many_read = false;  ///< threads other than read.thread did too, in its epoch
   bool written = false;
+  bool in_flight = false;  ///< a copy will write it
 };
 
 /// A block's shared memory, in words.
@@ -32,8 +33,14 @@ class SharedMemory {
   explicit SharedMemory(Report report) : report_(std::move(report)) {}
   /// Forgets everything: a new block begins.
   void reset(unsigned bytes);
+  /// Reports a word that is no multiple of `words`.
+  void check_aligned(int word, int words, Site site);
   std::uint32_t load(int word, const Moment& now, Site site);
+  void load(std::uint32_t (&values)[4], int word, const Moment& now, Site site);
   void store(int word, std::uint32_t value, const Moment& now, Site site);
+  /// Begins or ends a copy to a word. In between nobody may touch the word.
+  void begin_copy(int word, const Moment& now, Site site);
+  void end_copy(int word, std::uint32_t value, const Moment& now);
 
  private:
   bool is_inside(int word, const char* what, Site site);
@@ -47,9 +54,9 @@ class SharedMemory {
 class GlobalMemory {
  public:
   GlobalMemory(const std::vector<Buffer>& buffers, Report report);
-  /// Checks an access. Returns false, after a report, if it must not happen.
+  /// Checks an access. Returns false, after a report, if it must not happen. Alignment 0: `bytes`.
   bool read(const void* address, std::size_t bytes, const Moment& now, const Acquired& acquired,
-            Site site);
+            Site site, std::size_t alignment = 0);
   bool write(void* address, std::size_t bytes, const Moment& now, const Acquired& acquired,
              Site site);
   /// Checks the address of an atomic operation, which is no race with another.
@@ -66,7 +73,8 @@ class GlobalMemory {
     Tracked* tracked;
     std::size_t offset;
   };
-  std::optional<Place> find(const void* address, std::size_t bytes, const char* what, Site site);
+  std::optional<Place> find(const void* address, std::size_t bytes, std::size_t alignment,
+                            const char* what, Site site);
 
   Report report_;
   std::vector<Tracked> tracked_;

@@ -30,8 +30,8 @@ Device& Device::get() {
 }
 
 Device::Device() : version_(from_environment("FAKE_CUDA_VERSION", 13000)) {
-  // The same for all: 48 KB of shared memory, 65536 registers.
-  limits_ = {from_environment("FAKE_CUDA_DEVICE", 90), 48 << 10, 65536};
+  // The same for all: 48 KB of shared memory, 65536 registers; an A100's multiprocessors.
+  limits_ = {from_environment("FAKE_CUDA_DEVICE", 90), 48 << 10, 65536, 108};
 }
 
 void Device::enqueue(void* stream, Task task) {

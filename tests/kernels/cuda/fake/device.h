@@ -20,6 +20,7 @@ struct Limits {
   int capability;    ///< such as 90
   int shared_bytes;  ///< a block's, without asking for more
   int registers;     ///< a block's
+  int multiprocessors;
 };
 
 /// A kernel of a library, as the device takes it.

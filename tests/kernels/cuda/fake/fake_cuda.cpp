@@ -110,6 +110,8 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
     *value = capability / 10;
   } else if (attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR) {
     *value = capability % 10;
+  } else if (attribute == CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT) {
+    *value = device.limits().multiprocessors;
   } else {
     return CUDA_ERROR_NOT_SUPPORTED;
   }

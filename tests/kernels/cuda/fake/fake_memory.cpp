@@ -39,7 +39,7 @@ CUresult cuMemcpyHtoD(CUdeviceptr to, const void* from, std::size_t bytes) {
   DMUON_DEVICE_LOCKED;
   DMUON_RETURN_UNLESS(ready_to_wait(device));
   device.synchronise();
-  std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+  if (bytes > 0) std::memcpy(reinterpret_cast<void*>(to), from, bytes);
   return CUDA_SUCCESS;
 }
 
@@ -48,7 +48,7 @@ CUresult cuMemcpyDtoH(void* to, CUdeviceptr from, std::size_t bytes) {
   DMUON_RETURN_UNLESS(ready_to_wait(device));
   device.synchronise();
   DMUON_RETURN_UNLESS(ready(device));
-  std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
+  if (bytes > 0) std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
   return CUDA_SUCCESS;
 }
 

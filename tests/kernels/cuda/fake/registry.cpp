@@ -2,6 +2,7 @@
 
 #include "dmuon/kernels/cuda/direction.h"
 #include "dmuon/kernels/cuda/move_weights.h"
+#include "dmuon/kernels/cuda/symmetric80.h"
 
 namespace dmuon::kernels::cuda::fake {
 namespace {
@@ -80,11 +81,40 @@ std::vector<Buffer> direction_buffers(const void* parameters, unsigned batch, To
   return buffers;
 }
 
+template <int kTile>
+std::vector<Buffer> symmetric_buffers(const void* parameters, unsigned batch, std::ptrdiff_t) {
+  const auto& p = *static_cast<const SymmetricParameters*>(parameters);
+  std::vector<Buffer> buffers;
+  const auto add = [&](const char* name, const void* base, int cols, std::int64_t row_stride,
+                       std::int64_t batch_stride, Access access) {
+    if (base == nullptr) return;
+    buffers.push_back(matrices(name, base, 2, batch, p.m, cols, row_stride, batch_stride, access));
+  };
+  add("a", p.a, p.inner, p.a_row_stride, p.a_batch_stride, Access::kRead);
+  if (!p.one_operand) add("b", p.b, p.inner, p.b_row_stride, p.b_batch_stride, Access::kRead);
+  add("c", p.c, p.m, p.c_row_stride, p.c_batch_stride, Access::kRead);
+  add("out", p.out, p.m, p.out_row_stride, p.out_batch_stride, Access::kWrite);
+  if (p.scale != nullptr) buffers.push_back(array("scale", p.scale, 4 * batch, Access::kRead));
+  if (p.splits > 1) {
+    const std::size_t tiles = std::size_t{batch} * static_cast<std::size_t>(p.num_tiles);
+    const std::size_t sums = tiles * static_cast<std::size_t>(p.splits) * kTile * kTile;
+    buffers.push_back(array("partial", p.partial, 4 * sums, Access::kChanges));
+    buffers.push_back(array("tickets", p.tickets, 4 * tiles, Access::kChanges));
+  }
+  return buffers;
+}
+
 template <typename Parameters, void (*kBody)(const Parameters&)>
 HostKernel kernel(decltype(HostKernel::buffers) buffers) {
   return {sizeof(Parameters),
           [](const void* parameters) { kBody(*static_cast<const Parameters*>(parameters)); },
           buffers};
+}
+
+template <typename Format, SymmetricTile kShape>
+HostKernel symmetric80() {
+  return kernel<SymmetricParameters, device::Symmetric80<Format, kShape>::run>(
+      symmetric_buffers<kShape.tile>);
 }
 
 }  // namespace
@@ -105,6 +135,10 @@ const std::map<std::string, HostKernel>& kernels() {
       {"direction_again_bf16",
        kernel<DirectionParameters, device::Direction<device::BFloat16>::run_again>(
            direction_buffers<true>)},
+      {"symmetric80_128_f16", symmetric80<device::Fp16, kSymmetric80Large>()},
+      {"symmetric80_128_bf16", symmetric80<device::BFloat16, kSymmetric80Large>()},
+      {"symmetric80_64_f16", symmetric80<device::Fp16, kSymmetric80Small>()},
+      {"symmetric80_64_bf16", symmetric80<device::BFloat16, kSymmetric80Small>()},
   };
   return kKernels;
 }

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "dmuon/kernels/cuda/parameters.h"
+
+namespace dmuon::kernels::cuda {
+
+// Symmetric products, on matrices of 16-bit entries. Nothing here allocates or waits, so a stream
+// may be captured after `prepare` (library.h). Thread-safe.
+
+/// Matrices of a batch: entry (z, i, j) is data[z * batch_stride + i * row_stride + j]. `data` is
+/// aligned to 16 bytes; strides are multiples of 8 entries, and row_stride covers a row. What lies
+/// between rows is neither read nor written.
+struct Matrices {
+  const void* data = nullptr;
+  std::int64_t row_stride = 0;
+  std::int64_t batch_stride = 0;
+
+  bool operator==(const Matrices&) const = default;
+};
+
+/// out <- alpha scale a b' + beta c + diagonal I, where a b' is symmetric in exact arithmetic and c
+/// is symmetric. What lies on or below the diagonal is computed and mirrored: out is symmetric bit
+/// by bit. The tensor cores add in fp32, in an order that depends on the choice alone, neither on
+/// the batch nor on what else runs. Scaling and adding round to fp32; the result is rounded once.
+///
+///     const SymmetricChoice choice = candidates(product, device).front();
+///     // workspace_bytes(product, choice) bytes; num_tickets(product, choice) zeros
+///     symmetric(product, choice, workspace, tickets, device, stream);
+struct Symmetric {
+  std::int64_t batch = 1;
+  std::int64_t m = 0;
+  std::int64_t inner = 0;
+  Half format = Half::kFp16;  ///< of a, b, c and out
+  double alpha = 1;
+  Matrices a{};  ///< [m, inner]
+  Matrices b{};  ///< [m, inner]; if it is a, tiles on the diagonal read a once
+  double beta = 0;
+  Matrices c{};  ///< [m, m]; with beta = 0 not read, and may be null
+  double diagonal = 0;
+  void* out = nullptr;  ///< [m, m], as Matrices; overlaps none of the others
+  std::int64_t out_row_stride = 0;
+  std::int64_t out_batch_stride = 0;
+  const float* scale = nullptr;  ///< [batch] on the device; null: 1
+};
+
+/// How a product is computed. Each choice has results of its own.
+struct SymmetricChoice {
+  std::string kernel;  ///< without the format
+  int splits = 1;      ///< parts of a tile's sums, which different blocks compute
+
+  bool operator==(const SymmetricChoice&) const = default;
+};
+
+/// Returns what to try on the device, what should be fastest first: an estimate by rounds of
+/// blocks.
+/// @throws CudaError if the device does not answer.
+std::vector<SymmetricChoice> candidates(const Symmetric& product, int device);
+
+/// Returns the bytes of scratch memory that a choice needs, on the device; 0 with one split.
+/// @throws InvalidArgument if there is no such choice.
+std::int64_t workspace_bytes(const Symmetric& product, const SymmetricChoice& choice);
+
+/// Returns how many zeros in `tickets` a choice needs, on the device; 0 with one split. They are
+/// zeros again after the kernel, so products of one stream can share them, of any shapes.
+/// @throws InvalidArgument if there is no such choice.
+std::int64_t num_tickets(const Symmetric& product, const SymmetricChoice& choice);
+
+/// Adds a kernel to the stream. `workspace` is aligned to 16 bytes; it and `tickets` may be null
+/// with one split.
+/// @throws InvalidArgument if there is no such choice; if a size is negative, m exceeds 2^20, inner
+///         2^30 or the batch 65535; if an address is null or not aligned, or a stride does not fit.
+/// @throws CudaError from `launch`.
+void symmetric(const Symmetric& product, const SymmetricChoice& choice, void* workspace,
+               std::uint32_t* tickets, int device, void* stream);
+
+}  // namespace dmuon::kernels::cuda

@@ -1,0 +1,218 @@
+#pragma once
+
+#include "dmuon/kernels/cuda/formats.h"
+#include "dmuon/kernels/cuda/machine.h"
+#include "dmuon/kernels/cuda/parameters.h"
+#include "dmuon/kernels/cuda/staged_tile.h"
+#include "dmuon/kernels/cuda/triangle.h"
+
+namespace dmuon::kernels::cuda::device {
+
+/// The symmetric product by instructions that all GPUs from compute capability 8.0 on have.
+///
+/// A block computes a tile of the lower triangle, or a part of its sums over `inner`:
+/// 1. Copies bring tiles of a and b, kDepth entries of `inner` at a time, to shared memory. Of
+///    kStages such steps one is multiplied while the others arrive.
+/// 2. Where a tile has several parts, each leaves its sums in `partial`. The last block to end adds
+///    all parts in their order, so that bits do not depend on who is last. The others end.
+/// 3. The tile is scaled, added to, rounded and staged (StagedTile), which writes it and its mirror
+///    image.
+///
+/// A tile of a step lies in shared memory by rows of chunks of 4 words, 8 entries. A chunk's place
+/// in its row depends on the row, so that the 8 rows of a matrix that load_matrices reads lie in
+/// different banks.
+template <typename Format, SymmetricTile kShape>
+class Symmetric80 {
+ public:
+  static DMUON_DEVICE void run(const SymmetricParameters& p) { Symmetric80(p).block(); }
+
+ private:
+  static constexpr int kTile = kShape.tile;
+  static constexpr int kDepth = kShape.depth;
+  static constexpr int kStages = kShape.stages;
+  static constexpr int kThreads = kShape.threads();
+  static constexpr int kChunks = kDepth / 8;             // a row's
+  static constexpr int kTileWords = kTile * kDepth / 2;  // of a or b
+  static constexpr int kWarpsDown = kTile / kShape.warp_rows;
+  static constexpr int kDown = kShape.warp_rows / 16;  // matrices of 16 x 8 sums, of a warp
+  static constexpr int kAcross = kShape.warp_cols / 8;
+  static constexpr int kTicketWord = kShape.shared_bytes() / 4 - 1;  // beyond the staged tile
+  static_assert(kDepth == 32 || kDepth == 64);
+  static_assert(kTicketWord >= StagedTile<kTile, kThreads>::kWords);
+
+  using Sums = float[kDown * kAcross][4];
+
+  DMUON_DEVICE explicit Symmetric80(const SymmetricParameters& p)
+      : p_(p),
+        index_(machine::block_x() / p.splits),
+        split_(machine::block_x() % p.splits),
+        matrix_(machine::block_y()),
+        place_(place_in_triangle(index_)),
+        one_operand_(p.one_operand && place_.row == place_.col) {
+    const int warp = machine::thread() / 32;
+    warp_row_ = warp % kWarpsDown * kShape.warp_rows;
+    warp_col_ = warp / kWarpsDown * kShape.warp_cols;
+  }
+
+  DMUON_DEVICE void block() {
+    Sums sums;
+    multiply(sums);
+    if (p_.splits > 1 && !add_parts(sums)) return;
+    finish(sums);
+  }
+
+  static DMUON_DEVICE int word_of(int row, int chunk) {
+    const int moved = kChunks == 8 ? chunk ^ (row & 7) : chunk ^ (row >> 1 & 3);
+    return (row * kChunks + moved) * 4;
+  }
+
+  // Begins the copy of a step's tile of an operand; what lies beyond the operand becomes zeros.
+  DMUON_DEVICE void copy(int to_word, const std::uint16_t* x, std::int64_t row_stride, int tile_row,
+                         int step) const {
+    static_assert(kTile * kChunks % kThreads == 0);
+    DMUON_UNROLL
+    for (int i = 0; i < kTile * kChunks / kThreads; ++i) {
+      const int id = machine::thread() + i * kThreads;
+      const int row = id / kChunks;
+      const int chunk = id % kChunks;
+      const int k = step * kDepth + chunk * 8;
+      const int global_row = tile_row * kTile + row;
+      const int left = global_row < p_.m ? p_.inner - k : 0;
+      const int count = left < 0 ? 0 : left > 8 ? 8 : left;
+      machine::copy_async(to_word + word_of(row, chunk),
+                          count > 0 ? x + global_row * row_stride + k : x, 2 * count);
+    }
+  }
+
+  DMUON_DEVICE void multiply(Sums& sums) const {
+    DMUON_UNROLL
+    for (int i = 0; i < kDown * kAcross; ++i) {
+      DMUON_UNROLL
+      for (int e = 0; e < 4; ++e) sums[i][e] = 0;
+    }
+    const int steps = (p_.inner + kDepth - 1) / kDepth;
+    const int first = static_cast<int>(static_cast<std::int64_t>(split_) * steps / p_.splits);
+    const int last = static_cast<int>(static_cast<std::int64_t>(split_ + 1) * steps / p_.splits);
+    const std::uint16_t* const a = p_.a + matrix_ * p_.a_batch_stride;
+    const std::uint16_t* const b = p_.b + matrix_ * p_.b_batch_stride;
+    const auto fetch = [&](int step) {
+      if (step < last) {
+        const int to = (step - first) % kStages * 2 * kTileWords;
+        copy(to, a, p_.a_row_stride, place_.row, step);
+        if (!one_operand_) copy(to + kTileWords, b, p_.b_row_stride, place_.col, step);
+      }
+      machine::commit_copies();  // a group a step, though it be empty
+    };
+    for (int stage = 0; stage < kStages - 1; ++stage) fetch(first + stage);
+    for (int step = first; step < last; ++step) {
+      machine::wait_copies<kStages - 2>();
+      machine::barrier();  // all have read the stage that is fetched now
+      fetch(step + kStages - 1);
+      const int at = (step - first) % kStages * 2 * kTileWords;
+      multiply_step(sums, at, one_operand_ ? at : at + kTileWords);
+    }
+    machine::wait_copies<0>();
+    machine::barrier();
+  }
+
+  DMUON_DEVICE void multiply_step(Sums& sums, int a_word, int b_word) const {
+    const int lane = machine::thread() % 32;
+    DMUON_UNROLL
+    for (int k = 0; k < kDepth / 16; ++k) {
+      std::uint32_t a[kDown][4];
+      std::uint32_t b[kAcross / 2][4];
+      DMUON_UNROLL
+      for (int i = 0; i < kDown; ++i) {
+        machine::load_matrices(a[i],
+                               a_word + word_of(warp_row_ + i * 16 + lane % 16, k * 2 + lane / 16));
+      }
+      DMUON_UNROLL
+      for (int j = 0; j < kAcross / 2; ++j) {
+        const int row = warp_col_ + j * 16 + lane % 8 + lane / 16 * 8;
+        machine::load_matrices(b[j], b_word + word_of(row, k * 2 + lane / 8 % 2));
+      }
+      DMUON_UNROLL
+      for (int i = 0; i < kDown; ++i) {
+        DMUON_UNROLL
+        for (int j = 0; j < kAcross; ++j) {
+          const std::uint32_t half[2] = {b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]};
+          Format::multiply_add(sums[i * kAcross + j], a[i], half);
+        }
+      }
+    }
+  }
+
+  // True in the block that now has the sums of all parts.
+  DMUON_DEVICE bool add_parts(Sums& sums) const {
+    constexpr std::int64_t kPart = std::int64_t{kTile} * kTile;
+    const std::int64_t tile = std::int64_t{matrix_} * p_.num_tiles + index_;
+    float* const mine = p_.partial + tile * p_.splits * kPart + machine::thread() * 4;
+    DMUON_UNROLL
+    for (int i = 0; i < kDown * kAcross; ++i)
+      machine::store_f32x4(mine + split_ * kPart + i * kThreads * 4, sums[i]);
+    machine::barrier();
+    if (machine::thread() == 0) {
+      machine::fence();
+      const std::uint32_t ticket = machine::atomic_add(p_.tickets + tile, 1);
+      machine::fence();
+      machine::shared_store(kTicketWord, ticket);
+    }
+    machine::barrier();
+    if (machine::shared_load(kTicketWord) + 1 != static_cast<std::uint32_t>(p_.splits))
+      return false;
+    if (machine::thread() == 0) machine::store_u32(p_.tickets + tile, 0);
+    DMUON_UNROLL
+    for (int i = 0; i < kDown * kAcross; ++i) {
+      machine::load_f32x4_l2(sums[i], mine + i * kThreads * 4);
+      for (int part = 1; part < p_.splits; ++part) {
+        float more[4];
+        machine::load_f32x4_l2(more, mine + part * kPart + i * kThreads * 4);
+        DMUON_UNROLL
+        for (int e = 0; e < 4; ++e) sums[i][e] += more[e];
+      }
+    }
+    return true;
+  }
+
+  DMUON_DEVICE void finish(const Sums& sums) const {
+    using Staged = StagedTile<kTile, kThreads>;
+    const bool adds = p_.c != nullptr;
+    if (adds) {
+      Staged::copy_from(p_.c + matrix_ * p_.c_batch_stride, p_.c_row_stride, p_.m, place_);
+      machine::wait_copies<0>();
+      machine::barrier();
+    }
+    const float alpha =
+        p_.scale == nullptr ? p_.alpha : p_.alpha * machine::load_f32(p_.scale + matrix_);
+    const int lane = machine::thread() % 32;
+    DMUON_UNROLL
+    for (int i = 0; i < kDown * kAcross * 2; ++i) {
+      const int row = warp_row_ + i / 2 / kAcross * 16 + i % 2 * 8 + lane / 4;
+      const int col = warp_col_ + i / 2 % kAcross * 8 + lane % 4 * 2;
+      const int word = Staged::word_of(row, col);
+      const std::uint32_t c = adds ? machine::shared_load(word) : 0;
+      std::uint32_t pair = 0;
+      DMUON_UNROLL
+      for (int e = 0; e < 2; ++e) {
+        float value = alpha * sums[i / 2][i % 2 * 2 + e];
+        if (adds) value += p_.beta * Format::wide(static_cast<std::uint16_t>(c >> 16 * e));
+        if (place_.row == place_.col && row == col + e) value += p_.diagonal;
+        pair |= std::uint32_t{Format::narrow(value)} << 16 * e;
+      }
+      machine::shared_store(word, pair);
+    }
+    machine::barrier();
+    Staged::write(p_.out + matrix_ * p_.out_batch_stride, p_.out_row_stride, p_.m, place_);
+  }
+
+  const SymmetricParameters& p_;
+  int index_;   // the tile's in the triangle
+  int split_;   // the part of its sums
+  int matrix_;  // of the batch
+  Place place_;
+  bool one_operand_;  // the tiles of a and b are the same
+  int warp_row_;      // of the warp's sums in the tile
+  int warp_col_;
+};
+
+}  // namespace dmuon::kernels::cuda::device
