@@ -85,9 +85,13 @@ STEPS = ((1.0, True), (1e-3, True), (float("nan"), False), (1e6, True))
 
 
 def choice_for(case: Case, elementwise: str) -> _C.Choice:
+    """The first candidate; `products` stands for the CUDA kernels of both."""
     place = ROWS, len(ROWS), torch.device("emulated", 0), case.dtype
-    found = next(one for one in _C.candidates(*case.sides, *place) if one.batched == case.batched)
-    return _C.Choice(found.backend, found.form, found.batched, found.panel_rows, elementwise)
+    backend = "cuda" if elementwise == "products" else "aten"
+    all_of = _C.candidates(*case.sides, *place)
+    found = next(one for one in all_of if one.batched == case.batched and one.backend == backend)
+    name = "cuda" if elementwise == "products" else elementwise
+    return _C.Choice(found.backend, found.form, found.batched, found.panel_rows, name)
 
 
 def group_for(case: Case, elementwise: str) -> _C.MuonGroup:
@@ -124,12 +128,12 @@ def updates(case: Case, elementwise: str, keeps_memo: bool = False) -> list[torc
     return torch.stack(found).cpu()
 
 
-def in_all_orders(mesh: Any, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+def in_all_orders(mesh: Any, case: Case, name: str) -> tuple[torch.Tensor, torch.Tensor]:
     """By kernels and by ATen. The kernels' bits are the same in all orders, with a memo and without."""
     found = []
     for order in async_device.ORDERS:
         async_device.configure(order=order, seed=mesh.get_rank(), races="raise")
-        found.append(updates(case, "cuda", keeps_memo=order != "side_first"))
+        found.append(updates(case, name, keeps_memo=order != "side_first"))
         assert found[-1].equal(found[0]), order
     return found[0], updates(case, "aten")
 
@@ -142,11 +146,12 @@ def error_of(case: Case, before: torch.Tensor, after: torch.Tensor, direction: t
     return float((update - exact).norm() / exact.norm())
 
 
+@pytest.mark.parametrize("name", ["cuda", "products"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_an_update_is_as_exact_as_atens_with_the_same_bits_in_all_orders(gpus, case, dtype):
+def test_an_update_is_as_exact_as_atens_with_the_same_bits_in_all_orders(gpus, case, dtype, name):
     case = case._replace(dtype=dtype)
-    results = gpus.run(in_all_orders, (4,), case=case)
+    results = gpus.run(in_all_orders, (4,), case=case, name=name)
     kernels, aten = results[0]
     assert all(found.equal(kernels) for found, _ in results), "capabilities differ"
     momentum = torch.zeros(case.shape)
@@ -157,7 +162,7 @@ def test_an_update_is_as_exact_as_atens_with_the_same_bits_in_all_orders(gpus, c
             momentum.lerp_(gradient, 1 - MOMENTUM)
             direction = gradient.double().lerp(momentum.double(), MOMENTUM)
             errors = [error_of(case, *pair, direction) for pair in zip(before, after, strict=True)]
-            print(f"{case} step {step}: {errors[0]:.2e} by kernels, {errors[1]:.2e} by ATen")
+            print(f"{case} {name} step {step}: {errors[0]:.2e} by kernels, {errors[1]:.2e} by ATen")
             assert errors[0] <= 1.2 * errors[1] + 1e-4, (step, errors)
         else:
             assert after.equal(before)

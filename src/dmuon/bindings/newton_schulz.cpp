@@ -10,6 +10,7 @@
 
 #include "dmuon/bindings/topics.h"
 #include "dmuon/newton_schulz/coefficients.h"
+#include "dmuon/newton_schulz/cuda_kernels.h"
 #include "dmuon/newton_schulz/elementwise.h"
 #include "dmuon/newton_schulz/orthogonalize.h"
 
@@ -111,7 +112,7 @@ void init_newton_schulz(py::module_& module) {
   const py::call_guard<py::gil_scoped_release> no_gil;
   module.def("elementwise", &elementwise, py::arg("device"), py::arg("dtype"), no_gil);
   module.def("memo_words", &ns::memo_words, py::arg("device"), no_gil);
-  module.def("why_no_cuda_elementwise", &ns::why_no_cuda_elementwise, py::arg("device"), no_gil);
+  module.def("why_no_cuda_kernels", &ns::why_no_cuda_kernels, py::arg("device"), no_gil);
   module.def("candidates", &candidates, py::arg("m"), py::arg("n"), py::arg("coefficients"),
              py::arg("num_steps"), py::arg("device"), py::arg("dtype"),
              py::call_guard<py::gil_scoped_release>());

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "dmuon/newton_schulz/cuda_kernels.h"
+
 namespace dmuon::newton_schulz {
 
 Start Elementwise::start(const MomentumStep& step, at::ScalarType dtype, double eps) const {
@@ -14,7 +16,7 @@ Start Elementwise::start(const MomentumStep& step, at::ScalarType dtype, double 
 std::vector<const Elementwise*> elementwise_all(c10::Device device, at::ScalarType dtype) {
   std::vector<const Elementwise*> all{&elementwise_of(device)};
   const bool is_16_bit = c10::elementSize(dtype) == 2;
-  if (!device.is_cpu() && is_16_bit && why_no_cuda_elementwise(device).empty())
+  if (!device.is_cpu() && is_16_bit && why_no_cuda_kernels(device).empty())
     all.push_back(&cuda_elementwise());
   return all;
 }

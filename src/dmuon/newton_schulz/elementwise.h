@@ -4,7 +4,6 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -95,13 +94,8 @@ const Elementwise& cpu_elementwise();
 const Elementwise& aten_elementwise();
 
 /// elementwise/cuda.cpp: dmuon's own CUDA kernels (kernels/cuda) where they serve, else as
-/// aten_elementwise. For devices without a reason below.
+/// aten_elementwise. For devices where why_no_cuda_kernels (cuda_kernels.h) is empty.
 const Elementwise& cuda_elementwise();
-
-/// Returns why cuda_elementwise does not work on this device, in one sentence; empty: it does. The
-/// first call for a device compares it with aten_elementwise there, and waits for the device. If it
-/// fails, there is a warning.
-std::string why_no_cuda_elementwise(c10::Device device);
 
 /// The sides of an accelerator's x: tensor cores want rows of 16 bytes.
 std::int64_t aligned(std::int64_t side, at::ScalarType dtype);

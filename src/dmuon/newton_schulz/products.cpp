@@ -4,6 +4,7 @@
 #include <cpuinfo.h>
 
 #include "dmuon/core/error.h"
+#include "dmuon/newton_schulz/cuda_kernels.h"
 #include "dmuon/newton_schulz/products/cpu.h"
 
 namespace dmuon::newton_schulz {
@@ -66,14 +67,21 @@ bool Products::add_to_weights(const at::Tensor&, double, double, const PendingPr
   return false;
 }
 
-std::vector<const Products*> products_of(c10::Device device, at::ScalarType dtype) {
-  if (!device.is_cpu()) return {&aten_products()};
-  if (!kernels_multiply(dtype)) return {&cpu_products()};
+const Products& default_products(c10::Device device, at::ScalarType dtype) {
+  if (!device.is_cpu()) return aten_products();
   // PyTorch's BLAS uses AMX, which multiplies bf16 faster than the kernels.
-  if (dtype == at::kBFloat16 && cpuinfo_initialize() && cpuinfo_has_x86_amx_bf16()) {
-    return {&cpu_products(), &avx512_products()};
+  const bool has_amx = dtype == at::kBFloat16 && cpuinfo_initialize() && cpuinfo_has_x86_amx_bf16();
+  return kernels_multiply(dtype) && !has_amx ? avx512_products() : cpu_products();
+}
+
+std::vector<const Products*> products_of(c10::Device device, at::ScalarType dtype) {
+  std::vector<const Products*> all{&default_products(device, dtype)};
+  if (!device.is_cpu()) {
+    if (half_of(dtype) && why_no_cuda_kernels(device).empty()) all.push_back(&cuda_products());
+  } else if (kernels_multiply(dtype)) {
+    all.push_back(all.front() == &cpu_products() ? &avx512_products() : &cpu_products());
   }
-  return {&avx512_products(), &cpu_products()};
+  return all;
 }
 
 }  // namespace dmuon::newton_schulz

@@ -77,8 +77,9 @@ class Products {
   virtual void product(const at::Tensor& out, double beta, const at::Tensor& c, double alpha,
                        const at::Tensor& a, const at::Tensor& b) const = 0;
 
-  /// Computes `product` for a symmetric c and an a b that is symmetric in exact arithmetic. Panels
-  /// have near-equal heights. Each omits the columns right of its last row; `mirror` fills them.
+  /// Computes `product` for a symmetric c and an a b that is symmetric in exact arithmetic: b is
+  /// a.mT(), or a and b are symmetric. Panels have near-equal heights. Each omits the columns right
+  /// of its last row; `mirror` fills them.
   ///
   /// @param out         [(b,) m, m] contiguous.
   /// @param panel_rows  the most rows of a panel; 0: one panel. Not read if the backend's panels
@@ -147,6 +148,13 @@ const Products& avx512_products();
 
 /// products/aten.cpp: ATen's operators, on any device.
 const Products& aten_products();
+
+/// products/cuda.cpp: the symmetric kernels of kernels/cuda in fp16 and bf16; else as
+/// aten_products. For devices where why_no_cuda_kernels (cuda_kernels.h) is empty.
+const Products& cuda_products();
+
+/// The default backend for tensors of this device if the iteration runs in `dtype`.
+const Products& default_products(c10::Device device, at::ScalarType dtype);
 
 /// Returns the backends for tensors of this device if the iteration runs in `dtype`; the default
 /// comes first.

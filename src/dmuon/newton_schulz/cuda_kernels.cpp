@@ -1,0 +1,158 @@
+#include "dmuon/newton_schulz/cuda_kernels.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/version.h>
+
+#include <cstdlib>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "dmuon/core/error.h"
+#include "dmuon/kernels/cuda/library.h"
+#include "dmuon/newton_schulz/elementwise.h"
+#include "dmuon/newton_schulz/products.h"
+
+namespace dmuon::newton_schulz {
+namespace {
+
+using at::Tensor;
+
+constexpr bool kShowsStreams = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 11;
+
+// Blocks of columns of two matrices with odd sides, [2, 2, 23, 37] fp32, entries of about 1.
+Tensor numbers(c10::Device device, double step) {
+  const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
+  return at::arange(2 * 23 * 74, options).mul_(step).sin_().view({2, 23, 2, 37}).transpose(1, 2);
+}
+
+bool near(const Tensor& one, const Tensor& other, double tolerance) {
+  return one.to(at::kFloat).sub(other).norm().item().toDouble() <=
+         tolerance * other.norm().item().toDouble();
+}
+
+// Three updates beside ATen's, on this device: by a wrong guess of the scale, a right one, and one
+// step that does not apply.
+bool elementwise_passes(c10::Device device, at::ScalarType dtype) {
+  const at::NoGradGuard no_grad;
+  const Tensor momentum = numbers(device, 0.7);
+  const Tensor weights = numbers(device, 1.1);
+  const Tensor same_momentum = momentum.clone();
+  const Tensor same_weights = weights.clone();
+  const Tensor memo = at::zeros({4, 1, cuda_elementwise().memo_words()}, momentum.options());
+  const Tensor factor = at::full({}, 0.75, momentum.options());
+  const double unit = dtype == at::kHalf ? 1e-3 : 8e-3;
+  for (const auto& [step, does_apply] : {std::pair{1.3, true}, {1.9, true}, {2.3, false}}) {
+    const Tensor gradient = numbers(device, step);
+    const Tensor applies = at::full({}, does_apply, momentum.options().dtype(at::kBool));
+    const Start start = cuda_elementwise().start(
+        {momentum, gradient, 0.95, true, applies, memo, factor}, dtype, 1e-7);
+    const Start same = aten_elementwise().start(
+        {same_momentum, gradient, 0.95, true, applies, {}, factor}, dtype, 1e-7);
+    if (!near(start.x.mul(start.scales), same.x.to(at::kFloat), unit)) return false;
+    const Tensor update = same.x.narrow(1, 0, 23).narrow(2, 0, 37).view({2, 2, 23, 37});
+    cuda_elementwise().move_weights(weights, 0.9, update, -0.1, applies);
+    aten_elementwise().move_weights(same_weights, 0.9, update, -0.1, applies);
+  }
+  return near(momentum, same_momentum, 1e-6) && near(weights, same_weights, 1e-6);
+}
+
+// R = X X' and Z = b R + c R R beside ATen's, of two matrices.
+bool products_pass(c10::Device device, at::ScalarType dtype) {
+  const at::NoGradGuard no_grad;
+  const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
+  const Tensor x =
+      at::arange(2 * 200 * 136, options).mul_(0.7).sin_().view({2, 200, 136}).to(dtype);
+  const auto square_of = [&](const Products& products) {
+    const Tensor r = at::empty({2, 200, 200}, x.options());
+    const Tensor z = at::empty_like(r);
+    products.symmetric_product(r, 0, r, 0.01, x, x.mT(), products.panel_rows(200, dtype).front());
+    products.symmetric_product(z, -1.5, r, 0.5, r, r, products.panel_rows(200, dtype).front());
+    return z.to(at::kFloat);
+  };
+  const double unit = dtype == at::kHalf ? 1e-3 : 8e-3;
+  const Tensor z = square_of(cuda_products());
+  return near(z, square_of(aten_products()), 4 * unit) && at::equal(z, z.mT());
+}
+
+bool passes(c10::Device device, at::ScalarType dtype) {
+  return elementwise_passes(device, dtype) && products_pass(device, dtype);
+}
+
+// The second is of tests: a device of the same streams, with a driver that emulates kernels.
+bool runs_cuda(c10::Device device) {
+  return device.is_cuda() ||
+         (device.is_privateuseone() && std::getenv("DMUON_TEST_KERNELS") != nullptr);
+}
+
+// "cuda" is the current device.
+c10::Device with_index(c10::Device device) {
+  if (device.has_index() || !c10::impl::hasDeviceGuardImpl(device.type())) return device;
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  return guard.deviceCount() == 0 ? device : guard.getDevice();
+}
+
+std::string why_not_by_machine(c10::Device device) {
+  if (!runs_cuda(device)) return core::message("dmuon's kernels are for CUDA, not for ", device);
+  if (!kShowsStreams) return "dmuon's kernels need PyTorch 2.11 or newer";
+  return kernels::cuda::unavailable(device.index());
+}
+
+std::string why_not_by_test(c10::Device device) {
+  std::string reason = "results differ from PyTorch's";
+  try {
+    if (passes(device, at::kHalf) && passes(device, at::kBFloat16)) return "";
+  } catch (const std::exception& error) {
+    reason = error.what();
+  }
+  return core::message("dmuon's kernels failed their test on ", device, ": ", reason);
+}
+
+}  // namespace
+
+void* current_stream(c10::Device device) {
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 11
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  return guard.getStreamNativeHandle(guard.getStream(device));
+#else
+  core::bug("this PyTorch does not show the stream of ", device);
+#endif
+}
+
+std::optional<kernels::cuda::Half> half_of(at::ScalarType dtype) {
+  if (dtype == at::kHalf) return kernels::cuda::Half::kFp16;
+  if (dtype == at::kBFloat16) return kernels::cuda::Half::kBFloat16;
+  return std::nullopt;
+}
+
+std::string why_no_cuda_kernels(c10::Device given) {
+  const c10::Device device = with_index(given);
+  static std::mutex mutex;
+  static std::map<std::string, std::string> known;  // by device
+  {
+    const std::scoped_lock lock(mutex);
+    const auto found = known.find(device.str());
+    if (found != known.end()) return found->second;
+  }
+  // Without the lock: PyTorch may take the GIL here.
+  std::string reason = why_not_by_machine(device);
+  const bool is_tested = reason.empty();
+  if (is_tested) reason = why_not_by_test(device);
+  std::unique_lock lock(mutex);
+  const bool is_first = known.emplace(device.str(), reason).second;
+  lock.unlock();
+  if (is_first && is_tested && !reason.empty()) {
+    TORCH_WARN("dmuon: ", reason, "; PyTorch's operators take their place");
+  }
+  return reason;
+}
+
+}  // namespace dmuon::newton_schulz

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "dmuon/kernels/cuda/parameters.h"
+
+// What elementwise/cuda.cpp and products/cuda.cpp share.
+namespace dmuon::newton_schulz {
+
+/// Returns why dmuon's CUDA kernels (kernels/cuda) do not run on this device, in one sentence;
+/// empty: they do. The first call for a device compares their results with ATen's there, and waits
+/// for the device. If they fail, there is a warning. Thread-safe.
+std::string why_no_cuda_kernels(c10::Device device);
+
+/// Returns the current stream's cudaStream_t, without a CUDA header or library. For devices without
+/// a reason above.
+void* current_stream(c10::Device device);
+
+/// The most matrices of a launch.
+inline constexpr std::int64_t kMostMatrices = 65535;
+
+/// Returns nothing for dtypes of other sizes than 16 bits.
+std::optional<kernels::cuda::Half> half_of(at::ScalarType dtype);
+
+}  // namespace dmuon::newton_schulz
