@@ -21,6 +21,7 @@ from typing import Any
 
 MINIMUM = "2.9"
 DEFAULT = "2.13.0"
+MINIMUM_FOR_KERNELS = "2.11"  # the first that shows dmuon its streams
 # nvcc with its compiler and headers, 104 MB, and CUDA 12's ptxas, 40 MB; cmake/nvcc.py finds them.
 CUDA_PACKAGES = (
     "nvidia-cuda-nvcc==13.0.88",
@@ -54,6 +55,11 @@ def series(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
+def at_least(minimum: str, version: str) -> bool:
+    """True if a PyTorch is of the series `minimum`, such as "2.9", or of a later one."""
+    return tuple(map(int, series(version).split("."))) >= tuple(map(int, minimum.split(".")))
+
+
 def has_cuda(folder: Path) -> bool:
     """True if the PyTorch in this folder is built for CUDA."""
     return re.search(r"^cuda\b.* = '", (folder / "version.py").read_text(), re.MULTILINE) is not None
@@ -65,6 +71,15 @@ def missing_cuda_packages() -> list[str]:
     return [package for package in CUDA_PACKAGES if package.split("==")[0] not in installed]
 
 
+def _wants_nvcc(found: tuple[str, Path] | None) -> bool:
+    """True if pip shall bring nvcc: where somebody asks for it, or PyTorch can use the kernels."""
+    if os.environ.get("NVCC"):  # "none", or another one
+        return False
+    if os.environ.get("DMUON_CUDA") == "1":
+        return True
+    return found is not None and at_least(MINIMUM_FOR_KERNELS, found[0]) and has_cuda(found[1])
+
+
 class Provider:
     """The requirements that pyproject.toml cannot name."""
 
@@ -72,8 +87,7 @@ class Provider:
         """The packages that pip installs for the build."""
         found = find()
         requires = [] if found else [f"torch=={DEFAULT}"]
-        # Without nvcc the kernels are left out. So a PyTorch without CUDA asks for none.
-        if os.environ.get("DMUON_CUDA") == "1" or (found and has_cuda(found[1])):
+        if _wants_nvcc(found):
             requires.extend(CUDA_PACKAGES)
         headers = (Path(prefix, "include/nlohmann/json.hpp") for prefix in (sys.prefix, "/usr/local", "/usr"))
         if not any(header.is_file() for header in headers):
@@ -92,7 +106,7 @@ def main() -> None:
     if found is None:
         sys.exit(f"dmuon needs PyTorch to build; {sys.executable} has none")
     version, folder = found
-    if tuple(map(int, series(version).split("."))) < tuple(map(int, MINIMUM.split("."))):
+    if not at_least(MINIMUM, version):
         sys.exit(f"dmuon needs PyTorch >= {MINIMUM}; {sys.executable} has {version}")
     print(version, os.fspath(folder), sep=";", end="")
 

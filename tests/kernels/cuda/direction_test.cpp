@@ -49,6 +49,7 @@ struct Step {
   bool nesterov = true;
   bool applies = true;
   float factor = 1;
+  double eps = 1e-7;
 };
 
 struct Result {
@@ -60,7 +61,7 @@ struct Result {
 
 // By torch.lerp's rule, entry by entry, and with all of the direction at hand.
 Result expected(const Shape& shape, const Step& step, const std::vector<float>& gradient,
-                const std::vector<float>& momentum, double eps) {
+                const std::vector<float>& momentum) {
   Result result{momentum, std::vector<std::uint16_t>(shape.x_size()), {}, {}};
   const auto lerp = [](float from, float to, float weight) {
     return weight < 0.5F ? std::fma(weight, to - from, from) : std::fma(weight - 1, to - from, to);
@@ -87,7 +88,7 @@ Result expected(const Shape& shape, const Step& step, const std::vector<float>& 
     if (largest > 0) exponent = std::clamp(14 - std::max(std::ilogb(largest), -127), -126, 127);
     const float scale = std::ldexp(1.F, exponent);
     result.scale.push_back(scale);
-    result.inverse.push_back(squares == 0 ? 1 : 1 / std::max(std::sqrt(squares), eps) / scale);
+    result.inverse.push_back(squares == 0 ? 1 : 1 / std::max(std::sqrt(squares), step.eps) / scale);
     for (std::int64_t i = 0; i < shape.rows; ++i) {
       for (std::int64_t j = 0; j < shape.cols; ++j) {
         const float entry = scale * direction[static_cast<std::size_t>(i * shape.cols + j)];
@@ -113,8 +114,6 @@ std::vector<float> random(const Shape& shape, unsigned seed, float size = 1) {
 
 class DirectionTest : public GpuTest {
  protected:
-  static constexpr double kEps = 1e-7;
-
   // Runs a step on the device. The memo comes from the step before, or is zeros.
   Result run(const Shape& shape, const Step& step, const std::vector<float>& gradient,
              const std::vector<float>& momentum, std::vector<float>* memo = nullptr) {
@@ -165,7 +164,7 @@ class DirectionTest : public GpuTest {
     description.x_cols = shape.x_cols;
     description.mu = step.mu;
     description.nesterov = step.nesterov;
-    description.eps = kEps;
+    description.eps = step.eps;
     return description;
   }
 
@@ -196,12 +195,9 @@ TEST_F(DirectionTest, HasTheBitsOfAPlainLoop) {
       {4, 16, 32, 64, 2, 32, 16 * 64, 16, 32},  // and aligned
   };
   const Step steps[] = {
-      {},
-      {.nesterov = false},
-      {.format = Half::kBFloat16, .factor = 0.37F},
+      {},          {.nesterov = false}, {.format = Half::kBFloat16, .factor = 0.37F},
       {.mu = 0.3},  // from the other end
-      {.applies = false},
-      {.nesterov = false, .applies = false, .factor = 2},
+      {.mu = 0.5}, {.applies = false},  {.nesterov = false, .applies = false, .factor = 2},
   };
   unsigned order = 0;
   for (const Shape& shape : shapes) {
@@ -211,7 +207,7 @@ TEST_F(DirectionTest, HasTheBitsOfAPlainLoop) {
       seed(++order);
       const std::vector<float> gradient = random(shape, 1);
       const std::vector<float> momentum = random(shape, 2, 0.2F);
-      const Result wanted = expected(shape, step, gradient, momentum, kEps);
+      const Result wanted = expected(shape, step, gradient, momentum);
       std::vector<float> memo;
       expect_equal(run(shape, step, gradient, momentum, &memo), wanted);
       // Now the guess is right, and the result the same.
@@ -232,7 +228,7 @@ TEST_F(DirectionTest, HoldsEntriesOfAnySize) {
     const std::vector<float> momentum = random(shape, 4, size);
     // In fp32 the squares of scaled entries hold the norm, whatever the entries' size.
     expect_equal(run(shape, {}, gradient, momentum, &memo),
-                 expected(shape, {}, gradient, momentum, kEps));
+                 expected(shape, {}, gradient, momentum));
   }
 }
 
@@ -243,12 +239,75 @@ TEST_F(DirectionTest, KeepsAZeroMatrixZeroAndShowsWhatIsNotFinite) {
   for (std::size_t i = 0; i < 256; ++i) gradient[i] = momentum[i] = 0;
   gradient[shape.at(1, 3, 4)] = kNan;
   gradient[shape.at(2, 3, 4)] = std::numeric_limits<float>::infinity();
-  const Result got = run(shape, {}, gradient, momentum);
-  for (std::size_t i = 0; i < 256; ++i) EXPECT_EQ(got.x[i], 0);
-  EXPECT_TRUE(std::isfinite(got.inverse[0]));
-  EXPECT_TRUE(std::isnan(got.inverse[1]));
-  const float bad = machine::float_of_f16(got.x[shape.x_at(2, 3, 4)]);
-  EXPECT_TRUE(std::isnan(bad * static_cast<float>(got.inverse[2])));
+  for (const double eps : {1e-7, 0.}) {
+    SCOPED_TRACE(eps);
+    const Result got = run(shape, {.eps = eps}, gradient, momentum);
+    for (std::size_t i = 0; i < 256; ++i) EXPECT_EQ(got.x[i], 0);
+    EXPECT_EQ(got.inverse[0], 1);
+    EXPECT_TRUE(std::isnan(got.inverse[1]));
+    const float bad = machine::float_of_f16(got.x[shape.x_at(2, 3, 4)]);
+    EXPECT_TRUE(std::isnan(bad * static_cast<float>(got.inverse[2])));
+  }
+}
+
+TEST_F(DirectionTest, FindsEntriesFarApart) {
+  constexpr std::int64_t kFar = (std::int64_t{1} << 31) + 8;
+  Reserved<float> g(kFar + 4);
+  Reserved<float> m(kFar + 4);
+  if (g.data() == nullptr || m.data() == nullptr) GTEST_SKIP() << "there is no memory of 17 GB";
+  const OnGpu<std::uint8_t> applies({1});
+  const OnGpu<std::uint16_t> x(std::vector<std::uint16_t>(64));
+  const OnGpu<float> partial(std::vector<float>(4));
+  const Shape shapes[] = {
+      {1, 2, 4, kFar, 1, 0, 0, 4, 8},
+      {2, 1, 4, 4, 2, kFar, 0, 4, 8},
+      {2, 1, 4, 4, 1, 0, kFar, 4, 8},
+  };
+  for (const Shape& shape : shapes) {
+    SCOPED_TRACE(&shape - &shapes[0]);
+    const OnGpu<float> memo(std::vector<float>(2 * kMemoWords));
+    for (const std::int64_t at : {std::int64_t{0}, kFar}) {
+      g.set(at, {1, 2, 3, 4});
+      m.set(at, {3, 4, 5, 6});
+    }
+    DirectionOf description = describe(shape, {.mu = 0.5});
+    description.gradient = g.data();
+    description.momentum = m.data();
+    description.x = x.data();
+    description.memo = memo.data();
+    description.partial = partial.data();
+    description.applies = applies.data();
+    direction(description, 0, stream_);
+    ASSERT_EQ(synchronise(), 0) << found();
+    for (const std::int64_t at : {std::int64_t{0}, kFar})
+      EXPECT_EQ(m.values(at, 4), (std::vector<float>{2, 3, 4, 5}));
+  }
+}
+
+TEST_F(DirectionTest, WritesXFarFromItsBeginning) {
+  // The last of three matrices of one row, whose x has 2^30 + 8 entries each.
+  constexpr std::int64_t kCols = (std::int64_t{1} << 30) + 8;
+  const Shape shape{3, 1, 4, 4, 1, 0, 4, 1, kCols};
+  const OnGpu<float> g({16384, 0, 0, 0, 16384, 0, 0, 0, 16384, 0, 0, 0});
+  const OnGpu<float> m(std::vector<float>(12));
+  const OnGpu<std::uint8_t> applies({0});
+  const OnGpu<float> memo(std::vector<float>(3 * kMemoWords));
+  Reserved<std::uint16_t> x(3 * kCols);
+  DirectionOf description = describe(shape, {});
+  const OnGpu<float> partial(
+      std::vector<float>(static_cast<std::size_t>(partial_words(description))));
+  if (x.data() == nullptr) GTEST_SKIP() << "there is no memory of 6 GB";
+  description.gradient = m.data();
+  description.momentum = g.data();
+  description.x = x.data();
+  description.memo = memo.data();
+  description.partial = partial.data();
+  description.applies = applies.data();
+  only_block(2 * (partial_words(description) / 6));
+  direction(description, 0, stream_);
+  ASSERT_EQ(synchronise(), 0) << found();
+  // Its scale is 1.
+  EXPECT_EQ(x.values(2 * kCols, 2), (std::vector<std::uint16_t>{machine::f16_of(16384), 0}));
 }
 
 TEST_F(DirectionTest, OfAMatrixHasTheSameBitsAloneAndInABatch) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -56,6 +57,39 @@ class OnGpu {
   unsigned long long address_ = 0;
 };
 
+/// Many entries in the device's memory, few of which are touched: the fake driver only reserves it.
+template <typename T>
+class Reserved {
+ public:
+  explicit Reserved(std::int64_t size) {
+    if (call("cuMemAlloc_v2", &address_, static_cast<std::size_t>(size) * sizeof(T)) != 0)
+      address_ = 0;
+  }
+  ~Reserved() {
+    if (address_ != 0) call("cuMemFree_v2", address_);
+  }
+  Reserved(const Reserved&) = delete;
+  Reserved& operator=(const Reserved&) = delete;
+
+  /// Null if there is no such memory.
+  T* data() const { return reinterpret_cast<T*>(address_); }
+  void set(std::int64_t at, const std::vector<T>& values) {
+    EXPECT_EQ(call("cuMemcpyHtoD_v2", reinterpret_cast<unsigned long long>(data() + at),
+                   static_cast<const void*>(values.data()), values.size() * sizeof(T)),
+              0);
+  }
+  std::vector<T> values(std::int64_t at, std::size_t count) const {
+    std::vector<T> found(count);
+    EXPECT_EQ(call("cuMemcpyDtoH_v2", static_cast<void*>(found.data()),
+                   reinterpret_cast<unsigned long long>(data() + at), count * sizeof(T)),
+              0);
+    return found;
+  }
+
+ private:
+  unsigned long long address_ = 0;
+};
+
 /// A test on device 0 with a stream.
 class GpuTest : public testing::Test {
  protected:
@@ -67,7 +101,10 @@ class GpuTest : public testing::Test {
     ASSERT_EQ(call("cuCtxSetCurrent", context), 0);
     ASSERT_EQ(call("cuStreamCreate", &stream_, 0U), 0);
   }
-  void TearDown() override { EXPECT_EQ(found(), ""); }
+  void TearDown() override {
+    only_block(-1);
+    EXPECT_EQ(found(), "");
+  }
 
   int synchronise() { return call("cuStreamSynchronize", stream_); }
   /// What the emulator has found since the last call; nothing on a GPU.
@@ -79,6 +116,12 @@ class GpuTest : public testing::Test {
   static void seed(unsigned seed) {
     auto* const function = driver_function<void(unsigned)>("fake_cuda_seed");
     if (function != nullptr) function(seed);
+  }
+
+  /// Runs this block alone, on the fake driver; see fake.h.
+  static void only_block(long block) {
+    auto* const function = driver_function<void(long)>("fake_cuda_only_block");
+    if (function != nullptr) function(block);
   }
 
   void* stream_ = nullptr;

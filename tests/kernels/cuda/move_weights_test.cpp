@@ -139,6 +139,58 @@ TEST_F(MoveWeightsTest, HasTheBitsOfAPlainLoop) {
   }
 }
 
+TEST_F(MoveWeightsTest, FindsEntriesFarApart) {
+  constexpr std::int64_t kFar = (std::int64_t{1} << 31) + 8;
+  Reserved<float> w(kFar + 4);
+  Reserved<std::uint16_t> u(kFar + 4);
+  if (w.data() == nullptr || u.data() == nullptr) GTEST_SKIP() << "there is no memory of 13 GB";
+  const OnGpu<std::uint8_t> applies({1});
+  for (const bool far_rows : {false, true}) {
+    SCOPED_TRACE(far_rows ? "rows" : "matrices");
+    MoveWeights move{.batch = far_rows ? 1 : 2,
+                     .rows = far_rows ? 2 : 1,
+                     .cols = 4,
+                     .w = w.data(),
+                     .u = u.data(),
+                     .factor = 1,
+                     .applies = applies.data()};
+    (far_rows ? move.w_row_stride : move.w_batch_stride) = kFar;
+    (far_rows ? move.u_row_stride : move.u_batch_stride) = kFar;
+    w.set(0, {1, 2, 3, 4});
+    w.set(kFar, {5, 6, 7, 8});
+    u.set(0, std::vector<std::uint16_t>(4, machine::f16_of(1)));
+    u.set(kFar, std::vector<std::uint16_t>(4, machine::f16_of(2)));
+    move_weights(move, 0, stream_);
+    ASSERT_EQ(synchronise(), 0) << found();
+    EXPECT_EQ(w.values(0, 4), (std::vector<float>{2, 3, 4, 5}));
+    EXPECT_EQ(w.values(kFar, 4), (std::vector<float>{7, 8, 9, 10}));
+  }
+}
+
+TEST_F(MoveWeightsTest, TakesTheLargestMatrix) {
+  constexpr std::int64_t kMost = (std::int64_t{1} << 31) - kMoveWeightsThreads;
+  Reserved<float> w(kMost);
+  Reserved<std::uint16_t> u(kMost);
+  if (w.data() == nullptr || u.data() == nullptr) GTEST_SKIP() << "there is no memory of 13 GB";
+  const OnGpu<std::uint8_t> applies({1});
+  for (const int width : {4, 1}) {
+    SCOPED_TRACE(width);
+    w.set(kMost - 2, {1, 2});
+    u.set(kMost - 2, std::vector<std::uint16_t>(2, machine::f16_of(1)));
+    only_block((kMost / width - 1) / kMoveWeightsThreads);
+    move_weights({.rows = 1,
+                  .cols = kMost,
+                  .w = w.data(),
+                  .w_batch_stride = width,
+                  .u = u.data(),
+                  .factor = 1,
+                  .applies = applies.data()},
+                 0, stream_);
+    ASSERT_EQ(synchronise(), 0) << found();
+    EXPECT_EQ(w.values(kMost - 2, 2), (std::vector<float>{2, 3}));
+  }
+}
+
 TEST_F(MoveWeightsTest, RoundsEachOperation) {
   // With a fused multiply-add the sum would be 2^-24, not 0.
   Case c({1, 1, 1, 1, 0, 1, 0}, Half::kFp16);
@@ -220,6 +272,7 @@ TEST_F(MoveWeightsTest, RefusesBadDescriptions) {
   refuses([](MoveWeights& m) { m.batch = 65536; }, "batch");
   refuses([](MoveWeights& m) { m.rows = -1; }, "rows");
   refuses([](MoveWeights& m) { m.rows = m.cols = 50000; }, "entries");
+  refuses([](MoveWeights& m) { m.rows = 1, m.cols = 0x7fffff01; }, "entries");
   refuses([](MoveWeights& m) { m.w = nullptr; }, "w must be an address");
   refuses([](MoveWeights& m) { m.u = static_cast<const char*>(m.u) + 1; }, "u must be an address");
   refuses([](MoveWeights& m) { m.u_row_stride = -4; }, "strides of u");

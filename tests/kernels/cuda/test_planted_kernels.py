@@ -46,6 +46,21 @@ MOVE_WEIGHTS = [
         "return machine::float_of_f16(half);",
     ),
     ("one_thread_less", "move_weights.h", "* kMoveWeightsThreads +", "* (kMoveWeightsThreads - 1) +"),
+    (
+        "w_batch_in_32_bits",
+        "move_weights.h",
+        "machine::block_y() * p.w_batch_stride",
+        "int(machine::block_y() * p.w_batch_stride)",
+    ),
+    (
+        "u_batch_in_32_bits",
+        "move_weights.h",
+        "machine::block_y() * p.u_batch_stride",
+        "int(machine::block_y() * p.u_batch_stride)",
+    ),
+    ("w_row_in_32_bits", "move_weights.h", "row * p.w_row_stride", "int(row * p.w_row_stride)"),
+    ("u_row_in_32_bits", "move_weights.h", "row * p.u_row_stride", "int(row * p.u_row_stride)"),
+    ("column_in_30_bits", "move_weights.h", "item % items)", "item % items & 0x3fffffff)"),
 ]
 DIRECTION = [
     ("nothing", "direction.h", "", ""),
@@ -74,6 +89,23 @@ DIRECTION = [
     ("one_warp_left_out", "direction.h", "w < kWarps", "w < kWarps - 1"),
     ("blocks_of_columns_confused", "direction.h", "matrix_ % p_.inner_batch", "matrix_ / p_.inner_batch"),
     ("eps_not_scaled", "direction.h", "scale_ * p_.eps", "p_.eps"),
+    ("zero_matrix_divided", "direction.h", "norm == 0 ? 1.F : 1", "1"),
+    ("other_end_at_a_half", "direction.h", "p_.rest < 0.5F", "p_.rest <= 0.5F"),
+    ("scale_not_held", "direction.h", "exponent > 127 ? 127 : exponent", "exponent"),
+    ("x_in_32_bits", "direction.h", "static_cast<std::int64_t>(matrix_) * p_.x_rows", "matrix_ * p_.x_rows"),
+    ("row_in_32_bits", "direction.h", "row * p_.row_stride", "int(row * p_.row_stride)"),
+    (
+        "matrix_in_32_bits",
+        "direction.h",
+        "matrix_ % p_.inner_batch * p_.inner_stride",
+        "int(matrix_ % p_.inner_batch * p_.inner_stride)",
+    ),
+    (
+        "batch_in_32_bits",
+        "direction.h",
+        "matrix_ / p_.inner_batch * p_.batch_stride",
+        "int(matrix_ / p_.inner_batch * p_.batch_stride)",
+    ),
 ]
 KERNEL = "symmetric80.h"
 SYMMETRIC = [

@@ -166,7 +166,7 @@ class Direction {
   static DMUON_DEVICE float scale_for(std::uint32_t largest) {
     if (largest == 0) return 1;
     const int exponent = 14 - (static_cast<int>(largest >> 23) - 127);
-    const int held = exponent < -126 ? -126 : exponent > 127 ? 127 : exponent;
+    const int held = exponent > 127 ? 127 : exponent;  // never below -114
     return machine::float_of(static_cast<std::uint32_t>(held + 127) << 23);
   }
 

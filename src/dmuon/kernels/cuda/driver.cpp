@@ -18,6 +18,12 @@ bool find(void* library, const char* symbol, Function*& function, std::string& w
   return function != nullptr;
 }
 
+std::string name_by(const Driver& driver, Result result) {
+  const char* name = nullptr;
+  if (driver.error_name(result, &name) != 0 || name == nullptr) name = "unknown error";
+  return core::message(name, " (", result, ")");
+}
+
 struct Opened {
   Driver driver{};
   std::string why;  // empty: the driver is usable
@@ -45,8 +51,8 @@ struct Opened {
     if (driver.driver_version(&version) != 0 || version < kOldest) {
       why = core::message("the CUDA driver is too old: expected CUDA 12.0 or later, got ",
                           version / 1000, ".", version % 1000 / 10);
-    } else if (driver.init(0) != 0) {
-      why = "the CUDA driver finds no device";
+    } else if (const Result result = driver.init(0); result != 0) {
+      why = "the CUDA driver does not start: " + name_by(driver, result);
     }
   }
 };
@@ -61,10 +67,6 @@ const Opened& opened() {
 const Driver* driver() { return opened().why.empty() ? &opened().driver : nullptr; }
 const std::string& why_no_driver() { return opened().why; }
 
-std::string name_of(Result result) {
-  const char* name = nullptr;
-  if (driver()->error_name(result, &name) != 0 || name == nullptr) name = "unknown error";
-  return core::message(name, " (", result, ")");
-}
+std::string name_of(Result result) { return name_by(*driver(), result); }
 
 }  // namespace dmuon::kernels::cuda

@@ -35,8 +35,8 @@ struct Driver {
 };
 
 /// Opens libcuda.so.1 in the first call and never closes it: the library that PyTorch has opened,
-/// if it has. Returns null if there is no driver of CUDA 12.0 or later; see `why_no_driver`.
-/// Thread-safe.
+/// if it has. Returns null if there is no driver of CUDA 12.0 or later, or if it does not start;
+/// see `why_no_driver`. Thread-safe.
 const Driver* driver();
 
 /// Returns one sentence if driver() is null.

@@ -1,6 +1,5 @@
 #include "dmuon/kernels/cuda/elementwise.h"
 
-#include <limits>
 #include <tuple>
 
 #include "dmuon/core/error.h"
@@ -11,7 +10,8 @@ namespace dmuon::kernels::cuda {
 namespace {
 
 constexpr std::int64_t kMaxBatch = 65535;  // blocks along y
-constexpr std::int64_t kMaxEntries = std::numeric_limits<int>::max();
+// A block's indices beyond the matrix fit an int too.
+constexpr std::int64_t kMaxEntries = (std::int64_t{1} << 31) - kMoveWeightsThreads;
 
 bool aligned(const void* pointer, std::size_t bytes) {
   return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;

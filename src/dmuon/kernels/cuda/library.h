@@ -9,8 +9,9 @@ namespace dmuon::kernels::cuda {
 // functions are thread-safe.
 
 /// Returns why no kernel runs on `device`, in one sentence; empty if all kernels run there.
-/// Reasons: no driver, a driver before CUDA 12.0, a compute capability below 8.0 or without a
-/// cubin, a driver that refuses the cubins, a build without nvcc. Loads the kernels.
+/// Reasons: no driver, a driver before CUDA 12.0 or that does not start, a compute capability below
+/// 8.0 or without a cubin, a driver that refuses the cubins, a build without a working nvcc. Loads
+/// the kernels.
 std::string unavailable(int device);
 
 /// Loads all kernels for `device`, if this has not been done. Call it before a stream is captured:

@@ -1,11 +1,11 @@
 #include "dmuon/core/error.h"
 #include "dmuon/kernels/cuda/library.h"
 
-// A build without nvcc compiles this file instead of driver.cpp and library.cpp.
+// A build without a working nvcc compiles this file instead of driver.cpp and library.cpp.
 namespace dmuon::kernels::cuda {
 namespace {
 
-constexpr const char* kReason = "dmuon was built without CUDA kernels: nvcc was not found";
+constexpr const char* kReason = "dmuon was built without CUDA kernels: " DMUON_WHY_NO_KERNELS;
 
 }  // namespace
 

@@ -56,6 +56,10 @@ class Launch {
   }
 
   std::vector<std::string> run() {
+    if (grid_.only >= 0) {
+      run_block(static_cast<unsigned>(grid_.only));
+      return errors_;
+    }
     std::vector<unsigned> blocks(std::size_t{grid_.x} * grid_.y);
     std::iota(blocks.begin(), blocks.end(), 0U);
     std::ranges::shuffle(blocks, random_);

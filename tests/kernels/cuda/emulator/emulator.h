@@ -47,6 +47,7 @@ struct Grid {
   unsigned y = 1;
   unsigned threads = 32;  ///< a block's, a multiple of 32
   unsigned shared_bytes = 0;
+  long only = -1;  ///< if not negative, the index of the block that runs alone, y * x's blocks + x
 };
 
 /// Runs `block_thread` once for each thread of the grid. The seed decides the order of blocks,

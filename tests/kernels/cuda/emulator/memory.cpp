@@ -134,7 +134,7 @@ GlobalMemory::GlobalMemory(const std::vector<Buffer>& buffers, Report report)
     : report_(std::move(report)) {
   for (const Buffer& buffer : buffers) {
     if (buffer.bytes() == 0) continue;
-    tracked_.push_back({buffer, std::vector<Touched>((buffer.span() + 1) / 2)});
+    tracked_.push_back({buffer});
   }
 }
 
@@ -171,7 +171,7 @@ bool GlobalMemory::read(const void* address, std::size_t bytes, const Moment& no
   if (!place) return false;
   if (place->tracked->buffer.access == Access::kRead) return true;
   for (std::size_t i = 0; i < bytes; i += 2) {
-    Touched& cell = place->tracked->cells[(place->offset + i) / 2];
+    Touched& cell = place->tracked->cell(place->offset + i);
     note_read(cell, now, site);
     if (cell.written && !ordered(cell.write, now, acquired)) {
       report_(site, "race: loads " + place->tracked->buffer.name + " + " +
@@ -193,7 +193,7 @@ bool GlobalMemory::write(void* address, std::size_t bytes, const Moment& now,
     return false;
   }
   for (std::size_t i = 0; i < bytes; i += 2) {
-    Touched& cell = place->tracked->cells[(place->offset + i) / 2];
+    Touched& cell = place->tracked->cell(place->offset + i);
     const std::string name = buffer.name + " + " + std::to_string(place->offset + i);
     if (cell.written && written_once(buffer)) {
       report_(site, name + " is written twice, before by " + who(cell.write, cell.write_line));
@@ -234,7 +234,7 @@ void GlobalMemory::check_written() {
       for (std::size_t row = 0; row < buffer.rows; ++row) {
         const std::size_t begin = matrix * buffer.batch_pitch + row * buffer.row_pitch;
         for (std::size_t i = 0; i < buffer.row_bytes; i += 2) {
-          if (!tracked.cells[(begin + i) / 2].written) missing += 2;
+          if (!tracked.is_written(begin + i)) missing += 2;
         }
       }
     }

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -65,9 +67,17 @@ class GlobalMemory {
   void check_written();
 
  private:
+  // Pages of cells that were touched, because buffers may be of more memory than there is.
   struct Tracked {
+    static constexpr std::size_t kCells = 256;
     Buffer buffer;
-    std::vector<Touched> cells;
+    std::unordered_map<std::size_t, std::array<Touched, kCells>> pages{};
+
+    Touched& cell(std::size_t offset) { return pages[offset / 2 / kCells][offset / 2 % kCells]; }
+    bool is_written(std::size_t offset) const {
+      const auto page = pages.find(offset / 2 / kCells);
+      return page != pages.end() && page->second[offset / 2 % kCells].written;
+    }
   };
   struct Place {
     Tracked* tracked;

@@ -103,8 +103,10 @@ void Device::run(const Work& work) {
   }
   counts.launches += 1;
   counts.blocks += work.grid.x * work.grid.y;
+  emulator::Grid grid = work.grid;
+  grid.only = only_block;
   const auto found = emulator::run(
-      work.grid, buffers, [&] { work.kernel->host->block_thread(work.parameters.get()); }, seed,
+      grid, buffers, [&] { work.kernel->host->block_thread(work.parameters.get()); }, seed,
       to_host);
   for (const std::string& error : found) fail(CUDA_ERROR_LAUNCH_FAILED, name + ": " + error);
 }

@@ -54,6 +54,7 @@ class Device {
   std::mutex mutex;
   bool initialised = false;
   unsigned seed = 1;
+  long only_block = -1;
   int captures = 0;  ///< streams that are being captured
   FakeCounts counts{};
   std::string errors;

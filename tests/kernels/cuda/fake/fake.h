@@ -6,6 +6,7 @@
 // devices, whose memory is one:
 //   FAKE_CUDA_DEVICE=80     their compute capability, 8.0 (default 90)
 //   FAKE_CUDA_VERSION=12000 the driver's version (default 13000)
+//   FAKE_CUDA_INIT=100      what cuInit returns (default 0)
 extern "C" {
 
 struct FakeRegion {
@@ -24,6 +25,9 @@ struct FakeCounts {
 
 /// Decides the order of blocks and threads in the launches that follow.
 void fake_cuda_seed(unsigned seed);
+/// Runs this block alone in the launches that follow, by block_y * blocks along x + block_x; -1:
+/// all blocks. Of one block nothing says which bytes it must write.
+void fake_cuda_only_block(long block);
 /// Returns the counts since the last call.
 FakeCounts fake_cuda_counts();
 /// Returns what the emulator found since the last call, or null; and forgets that a launch failed,

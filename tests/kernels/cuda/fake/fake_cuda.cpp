@@ -70,6 +70,8 @@ extern "C" {
 
 void fake_cuda_seed(unsigned seed) { Device::get().seed = seed; }
 
+void fake_cuda_only_block(long block) { Device::get().only_block = block; }
+
 FakeCounts fake_cuda_counts() {
   DMUON_DEVICE_LOCKED;
   return std::exchange(device.counts, {});
@@ -92,8 +94,9 @@ void fake_cuda_executor(FakeExecutor executor, std::ptrdiff_t to_host) {
 CUresult cuInit(unsigned flags) {
   DMUON_DEVICE_LOCKED;
   if (flags != 0) return CUDA_ERROR_INVALID_VALUE;
-  device.initialised = true;
-  return CUDA_SUCCESS;
+  const char* const result = std::getenv("FAKE_CUDA_INIT");
+  device.initialised = result == nullptr;
+  return result == nullptr ? CUDA_SUCCESS : static_cast<CUresult>(std::atoi(result));
 }
 
 CUresult cuDriverGetVersion(int* version) {
@@ -132,6 +135,7 @@ CUresult cuGetErrorName(CUresult result, const char** name) {
       {CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"},
       {CUDA_ERROR_LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED"},
       {CUDA_ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED"},
+      {CUDA_ERROR_SYSTEM_DRIVER_MISMATCH, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"},
       {CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"}};
   const auto found = kNames.find(result);
   *name = found == kNames.end() ? nullptr : found->second;

@@ -1,4 +1,6 @@
 // The driver's functions that tests call beside dmuon: memory, streams, captures.
+#include <sys/mman.h>
+
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -8,6 +10,9 @@
 using namespace dmuon::kernels::cuda::fake;
 
 namespace {
+
+// From so many bytes on only what is touched takes memory.
+constexpr std::size_t kReserved = std::size_t{1} << 30;
 
 struct GraphState {
   std::vector<Task> tasks;
@@ -20,8 +25,15 @@ extern "C" {
 CUresult cuMemAlloc(CUdeviceptr* address, std::size_t bytes) {
   DMUON_DEVICE_LOCKED;
   DMUON_RETURN_UNLESS(ready_to_wait(device));
-  void* block = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
-  std::memset(block, 0xff, bytes);  // NaN
+  void* block = nullptr;
+  if (bytes < kReserved) {
+    block = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+    std::memset(block, 0xff, bytes);  // NaN
+  } else {
+    block = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (block == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+  }
   device.memory[reinterpret_cast<std::uintptr_t>(block)] = bytes;
   *address = reinterpret_cast<CUdeviceptr>(block);
   return CUDA_SUCCESS;
@@ -30,8 +42,13 @@ CUresult cuMemAlloc(CUdeviceptr* address, std::size_t bytes) {
 CUresult cuMemFree(CUdeviceptr address) {
   DMUON_DEVICE_LOCKED;
   device.synchronise();
-  if (device.memory.erase(address) == 0) return CUDA_ERROR_INVALID_VALUE;
-  std::free(reinterpret_cast<void*>(address));
+  const auto block = device.memory.extract(address);
+  if (block.empty()) return CUDA_ERROR_INVALID_VALUE;
+  if (block.mapped() < kReserved) {
+    std::free(reinterpret_cast<void*>(address));
+  } else {
+    munmap(reinterpret_cast<void*>(address), block.mapped());
+  }
   return CUDA_SUCCESS;
 }
 

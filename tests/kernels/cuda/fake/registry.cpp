@@ -82,7 +82,7 @@ std::vector<Buffer> direction_buffers(const void* parameters, unsigned batch, To
 }
 
 template <int kTile>
-std::vector<Buffer> symmetric_buffers(const void* parameters, unsigned batch, std::ptrdiff_t) {
+std::vector<Buffer> symmetric_buffers(const void* parameters, unsigned batch, ToHost) {
   const auto& p = *static_cast<const SymmetricParameters*>(parameters);
   std::vector<Buffer> buffers;
   const auto add = [&](const char* name, const void* base, int cols, std::int64_t row_stride,
