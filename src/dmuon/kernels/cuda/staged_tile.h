@@ -9,10 +9,12 @@ namespace dmuon::kernels::cuda::device {
 /// `write` writes the tile and its mirror image, each by 16 bytes. All threads of a block call each
 /// function, with barriers between them.
 ///
-/// Rows consist of chunks of 4 words, 8 entries, whose places in a row depend on the row. So each
-/// of these reaches all banks: 8 neighbours of a row; the same chunk of 8 neighbouring rows, which
-/// fragments write; the same chunk of the rows 8 i + j and 8 i + j + 1 for 4 values of i, which the
-/// mirror image is read by.
+/// A row consists of chunks of 4 words, 8 entries. A chunk's place in its row depends on the row,
+/// so each of these groups of 8 chunks reaches all banks:
+/// - neighbours in a row, which `write` loads
+/// - the same chunk of 8 neighbouring rows, which fragments store
+/// - the same chunk of rows 8 i + j and 8 i + j + 1, of 4 values of i: the mirror image is loaded
+/// so
 template <int kTile, int kThreads>
 struct StagedTile {
   static constexpr int kWords = kTile * kTile / 2;
@@ -23,8 +25,8 @@ struct StagedTile {
     return row * (kTile / 2) + ((col / 8) ^ move) * 4 + col % 8 / 2;
   }
 
-  /// Begins a copy of the tile at `place` of x, m x m with rows aligned to 16 bytes; what lies
-  /// beyond x becomes zeros.
+  /// Begins a copy of the tile at `place` of x, m x m with rows aligned to 16 bytes. Entries beyond
+  /// x become zeros.
   static DMUON_DEVICE void copy_from(const std::uint16_t* x, std::int64_t row_stride, int m,
                                      Place place) {
     for (int id = machine::thread(); id < kTile * kTile / 8; id += kThreads) {
@@ -40,8 +42,8 @@ struct StagedTile {
     machine::commit_copies();
   }
 
-  /// Writes the tile to its place in x and, transposed, to the mirrored place. Of a tile on the
-  /// diagonal the entries above the diagonal are not used: those below are written twice.
+  /// Writes the tile to its place in x and, transposed, to the mirrored place. Entries above the
+  /// matrix's diagonal are not used: those below are written twice.
   static DMUON_DEVICE void write(std::uint16_t* x, std::int64_t row_stride, int m, Place place) {
     const bool on_diagonal = place.row == place.col;
     for (int id = machine::thread(); !on_diagonal && id < kTile * kTile / 8; id += kThreads) {

@@ -13,8 +13,8 @@ namespace dmuon::kernels::cuda {
 // may be captured after `prepare` (library.h). Thread-safe.
 
 /// Matrices of a batch: entry (z, i, j) is data[z * batch_stride + i * row_stride + j]. `data` is
-/// aligned to 16 bytes; strides are multiples of 8 entries, and row_stride covers a row. What lies
-/// between rows is neither read nor written.
+/// aligned to 16 bytes; strides are multiples of 8 entries, and row_stride covers a row.
+/// Padding between rows is neither read nor written.
 struct Matrices {
   const void* data = nullptr;
   std::int64_t row_stride = 0;
@@ -24,9 +24,10 @@ struct Matrices {
 };
 
 /// out <- alpha scale a b' + beta c + diagonal I, where a b' is symmetric in exact arithmetic and c
-/// is symmetric. What lies on or below the diagonal is computed and mirrored: out is symmetric bit
-/// by bit. The tensor cores add in fp32, in an order that depends on the choice alone, neither on
-/// the batch nor on what else runs. Scaling and adding round to fp32; the result is rounded once.
+/// is symmetric. The kernel computes entries on and below the diagonal and mirrors them: out is
+/// symmetric bit by bit, and c's entries above the diagonal do not matter. The tensor cores add in
+/// fp32; bits depend on the choice, but neither on the batch nor on what else runs. Scaling and
+/// adding round to fp32, then the result is rounded once.
 ///
 ///     const SymmetricChoice choice = candidates(product, device).front();
 ///     // workspace_bytes(product, choice) bytes; num_tickets(product, choice) zeros
@@ -56,8 +57,9 @@ struct SymmetricChoice {
   bool operator==(const SymmetricChoice&) const = default;
 };
 
-/// Returns what to try on the device, what should be fastest first: an estimate by rounds of
-/// blocks.
+/// Returns the choices that are worth trying on the device. The first one needs the fewest rounds
+/// of blocks and steps, by an estimate that no GPU has confirmed.
+/// @throws InvalidArgument if a size is out of range.
 /// @throws CudaError if the device does not answer.
 std::vector<SymmetricChoice> candidates(const Symmetric& product, int device);
 

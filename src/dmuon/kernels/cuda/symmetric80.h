@@ -11,16 +11,15 @@ namespace dmuon::kernels::cuda::device {
 /// The symmetric product by instructions that all GPUs from compute capability 8.0 on have.
 ///
 /// A block computes a tile of the lower triangle, or a part of its sums over `inner`:
-/// 1. Copies bring tiles of a and b, kDepth entries of `inner` at a time, to shared memory. Of
-///    kStages such steps one is multiplied while the others arrive.
-/// 2. Where a tile has several parts, each leaves its sums in `partial`. The last block to end adds
-///    all parts in their order, so that bits do not depend on who is last. The others end.
-/// 3. The tile is scaled, added to, rounded and staged (StagedTile), which writes it and its mirror
-///    image.
+/// 1. Copies bring tiles of a and b to shared memory, a step of kDepth entries of `inner` at a
+///    time. The block multiplies one of kStages steps while the others arrive.
+/// 2. If a tile has several parts, each block stores its sums in `partial`. The last block to end
+///    adds all parts in their order, so bits do not depend on who is last. The other blocks end.
+/// 3. The block scales the sums, adds c and the diagonal, and rounds. StagedTile writes the tile
+///    and its mirror image.
 ///
-/// A tile of a step lies in shared memory by rows of chunks of 4 words, 8 entries. A chunk's place
-/// in its row depends on the row, so that the 8 rows of a matrix that load_matrices reads lie in
-/// different banks.
+/// A row of a step's tile consists of chunks of 4 words, 8 entries. A chunk's place in its row
+/// depends on the row: load_matrices reads the same chunk of 8 rows, from different banks.
 template <typename Format, SymmetricTile kShape>
 class Symmetric80 {
  public:
@@ -31,7 +30,8 @@ class Symmetric80 {
   static constexpr int kDepth = kShape.depth;
   static constexpr int kStages = kShape.stages;
   static constexpr int kThreads = kShape.threads();
-  static constexpr int kChunks = kDepth / 8;             // a row's
+  static constexpr int kChunks = kDepth / 8;  // a row's
+  static constexpr int kRowWords = kChunks * 4;
   static constexpr int kTileWords = kTile * kDepth / 2;  // of a or b
   static constexpr int kWarpsDown = kTile / kShape.warp_rows;
   static constexpr int kDown = kShape.warp_rows / 16;  // matrices of 16 x 8 sums, of a warp
@@ -61,26 +61,29 @@ class Symmetric80 {
     finish(sums);
   }
 
+  // Rows that are a multiple of 8 apart move their chunks alike.
   static DMUON_DEVICE int word_of(int row, int chunk) {
     const int moved = kChunks == 8 ? chunk ^ (row & 7) : chunk ^ (row >> 1 & 3);
-    return (row * kChunks + moved) * 4;
+    return row * kRowWords + moved * 4;
   }
 
   // Begins the copy of a step's tile of an operand; what lies beyond the operand becomes zeros.
   DMUON_DEVICE void copy(int to_word, const std::uint16_t* x, std::int64_t row_stride, int tile_row,
                          int step) const {
-    static_assert(kTile * kChunks % kThreads == 0);
+    constexpr int kApart = kThreads / kChunks;  // rows between a thread's copies
+    static_assert(kThreads % kChunks == 0 && kApart % 8 == 0 && kTile % kApart == 0);
+    const int row = machine::thread() / kChunks;
+    const int chunk = machine::thread() % kChunks;
+    const int k = step * kDepth + chunk * 8;
+    const int left = p_.inner - k;
+    const int count = left < 0 ? 0 : left > 8 ? 8 : left;
+    const int rows = p_.m - tile_row * kTile - row;  // from this row on
+    const int word = to_word + word_of(row, chunk);
+    const std::uint16_t* const source = x + (tile_row * kTile + row) * row_stride + k;
     DMUON_UNROLL
-    for (int i = 0; i < kTile * kChunks / kThreads; ++i) {
-      const int id = machine::thread() + i * kThreads;
-      const int row = id / kChunks;
-      const int chunk = id % kChunks;
-      const int k = step * kDepth + chunk * 8;
-      const int global_row = tile_row * kTile + row;
-      const int left = global_row < p_.m ? p_.inner - k : 0;
-      const int count = left < 0 ? 0 : left > 8 ? 8 : left;
-      machine::copy_async(to_word + word_of(row, chunk),
-                          count > 0 ? x + global_row * row_stride + k : x, 2 * count);
+    for (int i = 0; i < kTile / kApart; ++i) {
+      machine::copy_async(word + i * kApart * kRowWords, source + i * kApart * row_stride,
+                          i * kApart < rows ? 2 * count : 0);
     }
   }
 
@@ -121,16 +124,12 @@ class Symmetric80 {
     for (int k = 0; k < kDepth / 16; ++k) {
       std::uint32_t a[kDown][4];
       std::uint32_t b[kAcross / 2][4];
+      const int a_at = a_word + word_of(warp_row_ + lane % 16, k * 2 ^ lane / 16);
+      const int b_at = b_word + word_of(warp_col_ + lane % 8 + lane / 16 * 8, k * 2 ^ lane / 8 % 2);
       DMUON_UNROLL
-      for (int i = 0; i < kDown; ++i) {
-        machine::load_matrices(a[i],
-                               a_word + word_of(warp_row_ + i * 16 + lane % 16, k * 2 + lane / 16));
-      }
+      for (int i = 0; i < kDown; ++i) machine::load_matrices(a[i], a_at + i * 16 * kRowWords);
       DMUON_UNROLL
-      for (int j = 0; j < kAcross / 2; ++j) {
-        const int row = warp_col_ + j * 16 + lane % 8 + lane / 16 * 8;
-        machine::load_matrices(b[j], b_word + word_of(row, k * 2 + lane / 8 % 2));
-      }
+      for (int j = 0; j < kAcross / 2; ++j) machine::load_matrices(b[j], b_at + j * 16 * kRowWords);
       DMUON_UNROLL
       for (int i = 0; i < kDown; ++i) {
         DMUON_UNROLL
