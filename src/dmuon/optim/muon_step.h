@@ -69,7 +69,8 @@ class MuonUpdate final : public engine::Update {
 std::vector<std::string> add_states(engine::Engine& engine, const Rule& rule);
 
 /// Updates what this rank owns and publishes it (Engine::step). Every rank calls it, with equal
-/// arguments. Works on the current stream. The parameters are MuonUpdate's.
+/// arguments. Works on the current stream. If a rule takes no factor of gradients, multiplies it in
+/// before. The parameters are MuonUpdate's.
 void muon_step(engine::Engine& engine, const std::vector<MuonGroup>& groups,
                const core::Vector<core::ParameterIndex, int>& group_of, const at::Tensor& applies);
 
