@@ -98,6 +98,37 @@ class Program:
         self.opt.zero_grad(set_to_none=False)
         self.backward(7)
 
+    def adds_under_no_sync(self) -> None:
+        with dmuon.no_sync(self.model):
+            self.backward(7)
+        self.backward(8)
+
+    def clips_by_torch(self) -> None:
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 0.05)
+        self.settle_at_once()
+
+    def verifies(self) -> None:
+        self.opt.step()
+        self.opt.zero_grad()
+        dmuon.verify(self.model, self.opt)
+        self.backward(7)
+        self.clip(0.2)
+
+    def moves_and_averages(self) -> None:
+        """What comes between clipping and a step finds a factor that waits, and leaves it."""
+        dmuon.offload(self.model)
+        dmuon.load(self.model)
+        self.clip(0.2)
+        average = dmuon.Ema(self.model, 0.9)
+        average.update()
+        with average.applied():
+            pass
+        self.clip(0.15)
+        self.opt.load_state_dict(self.opt.state_dict())
+        self.clip(0.1)
+        with dmuon.full_params(self.model):
+            pass
+
     @property
     def matrix(self) -> Any:
         return self.model.blocks[0].up.weight
@@ -120,7 +151,7 @@ def ran(mesh: Any, how: str, schedule: dict[str, Any], at_once: bool) -> dict[st
 
 HOW = (
     *("once", "twice", "adds_to_them", "clears_them", "zeros_them", "clears_one", "zeros_one", "scales_one"),
-    *("steps_twice", "unscales", "skips"),
+    *("steps_twice", "unscales", "skips", "adds_under_no_sync", "clips_by_torch", "verifies", "moves_and_averages"),
 )
 
 

@@ -13,7 +13,7 @@ from dmuon._command.main import main
 from pool import TEST_DEVICE
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from tp_models import Llama, loss_of, make_model, meshes, parallelize, tokens
 from training import dedicate
 
@@ -32,6 +32,22 @@ def replicated(device_type: str, dims: tuple[int, ...]) -> Llama:
 
 def inventory(mesh: DeviceMesh, dims: tuple[int, ...]) -> str:
     return json.dumps(dmuon.inventory(replicated(mesh.device_type, dims)))
+
+
+class Divided(nn.Module):
+    """Lists a DTensor first that the data-parallel mesh does not divide."""
+
+    def __init__(self, data: DeviceMesh, tensor: DeviceMesh) -> None:
+        super().__init__()
+        for name, mesh, placement in (("copied", data, Replicate()), ("cut", tensor, Shard(0))):
+            weights = distribute_tensor(torch.randn(8, 6, device=mesh.device_type), mesh, [placement])
+            self.register_module(name, nn.Linear(6, 8, bias=False))
+            self.get_submodule(name).weight = nn.Parameter(weights)
+
+
+def marked(mesh: DeviceMesh) -> dict[str, bool]:
+    units = dmuon.inventory(Divided(*meshes((2, 2), mesh.device_type)))["units"]
+    return {unit["name"]: one.get("whole", False) for unit in units for one in unit["matrices"]}
 
 
 def planned(mesh: DeviceMesh, dims: tuple[int, ...], **options: Any) -> tuple[str, float]:
@@ -65,3 +81,7 @@ def test_the_command_plans_what_the_ranks_do(ranks, tmp_path: Path, strategy: st
         made = json.loads(ranks.run(planned, (4,), dims=dims, strategy=strategy)[0][0])
         for member in ("assignments", "batches", "costs", "loads_ms", "certificate"):
             assert made[member] == command[member], member
+
+
+def test_a_mesh_that_divides_nothing_is_not_taken_for_the_one_that_does(ranks):
+    assert ranks.run(marked, (4,)) == [{"copied": True, "cut": False}] * 4

@@ -29,6 +29,31 @@ inline MuonGroup group_of(const MuonOptions& options) {
   return group;
 }
 
+// A rule that knows of no factor of gradients: what one value a row remembers, and weights that
+// move by the update over that.
+class Rows final : public Rule {
+ public:
+  const std::vector<State>& states() const override {
+    static const std::vector<State> kStates{{"rows", [](std::int64_t rows, std::int64_t) {
+                                               return std::array{rows, std::int64_t{1}};
+                                             }}};
+    return kStates;
+  }
+  newton_schulz::Start prepare(const newton_schulz::Elementwise& elementwise, const Piece& piece,
+                               at::ScalarType dtype, double eps) const override {
+    at::Tensor x = piece.gradient.reshape({-1, piece.gradient.size(-2), piece.gradient.size(-1)});
+    x = elementwise.normalise(x, dtype, eps);
+    return {piece.gradient.dim() == 2 ? x.squeeze(0) : x};
+  }
+  void apply(const Piece& piece, const Orthogonalised& update) const override {
+    at::Tensor moved = update.computed(piece.weights.sizes());
+    at::Tensor rows = piece.states.front();
+    rows.add_(moved.square().sum(-1, /*keepdim=*/true));
+    moved = moved.div(rows);
+    update.elementwise->move_weights(piece.weights, 1, moved, -1, piece.applies);
+  }
+};
+
 inline std::vector<MuonGroup> groups_of(const std::vector<MuonOptions>& all) {
   std::vector<MuonGroup> groups;
   for (const MuonOptions& options : all) groups.push_back(group_of(options));

@@ -334,5 +334,24 @@ TEST(MuonStep, TakesTheFactorOfGradientsWithoutAPassOverThem) {
   }
 }
 
+// Half of the matrices go back, as far as they would have gone.
+TEST(MuonStep, MultipliesGradientsForARuleThatTakesNoFactor) {
+  std::vector<MuonGroup> groups = groups_of({muon(0.05), muon(0.05)});
+  groups[1].rule = std::make_shared<Rows>();
+  const core::Vector<ParameterIndex, int> of{0, 1, 1, 0, 1};
+  Owner waits;
+  Owner scaled;
+  for (Owner* owner : {&waits, &scaled}) {
+    add_states(*owner->engine, *groups[1].rule);
+    owner->engine->scale_gradients(at::scalar_tensor(-0.5, at::kFloat));
+  }
+  scaled.of(ParameterIndex(0), wire::kGradient);
+  for (Owner* owner : {&waits, &scaled}) muon_step(*owner->engine, groups, of, kApplies);
+  for (const ParameterIndex parameter : of.indices()) {
+    for (const std::string& name : {wire::kMaster, wire::kGradient})
+      EXPECT_TRUE(waits.of(parameter, name).equal(scaled.of(parameter, name))) << parameter;
+  }
+}
+
 }  // namespace
 }  // namespace dmuon::optim

@@ -192,6 +192,14 @@ ENGINE = (
         "const at::Tensor whole = batch.part(kGradient, position, position + 1).select(0, -1).view({-1});",
         "Of several matrices in a parameter the norm of clipping counts one.",
     ),
+    # The factor of clipping that waits.
+    Planted(
+        "update_without_the_factor",
+        MUON_STEP,
+        ".gradient_factor = owned_.gradient_factor()};",
+        ".gradient_factor = {}};",
+        "Gradients are clipped for those who read them, but momenta take them as they were.",
+    ),
     Planted(
         "learning_rate_of_the_stack",
         MUON,

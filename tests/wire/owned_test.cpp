@@ -8,7 +8,6 @@
 
 #include <cmath>
 #include <limits>
-#include <utility>
 
 #include "dmuon/core/error.h"
 
@@ -31,7 +30,7 @@ class OwnedTest : public testing::Test {
     owned.set_filled(parameter, true);
   }
 
-  at::Tensor gradient(ParameterIndex parameter) const {
+  at::Tensor gradient(ParameterIndex parameter) {
     return owned.of(parameter, kGradient).view({-1});
   }
 
@@ -118,7 +117,7 @@ TEST_F(OwnedTest, DropsAFactorOfGradientsThatAreCleared) {
   accumulate(kOther, row(1, at::kFloat), 1);
   owned.scale_gradients(at::full({}, std::numeric_limits<double>::quiet_NaN(), at::kFloat));
   owned.set_filled(kOther, false);
-  owned.settle_gradients();
+  owned.multiply_factor_in();
   EXPECT_TRUE(gradient(kOther).equal(row(1, at::kFloat)));
   accumulate(kOther, row(2, at::kFloat), 1);
   EXPECT_TRUE(gradient(kOther).equal(row(2, at::kFloat)));
@@ -183,8 +182,8 @@ TEST_F(OwnedTest, AddsTensorsOfAnotherShape) {
 }
 
 TEST_F(OwnedTest, RefusesAnUnknownNameEvenWhereItOwnsNothing) {
-  const Owned nothing(all, {}, pool);
-  for (const Owned* holder : {&std::as_const(owned), &nothing}) {
+  Owned nothing(all, {}, pool);
+  for (Owned* holder : {&owned, &nothing}) {
     try {
       holder->of(kElsewhere, "variance");
       ADD_FAILURE() << "expected an error";

@@ -65,11 +65,12 @@ def note_slices(entry: Leaf, managed: Managed, ranks: Ranks | None, function: st
 def note_slices_alone(model: nn.Module, leaves: Collection[Leaf], function: str) -> bool:
     """Sets `slices` of leaves without knowing the data-parallel ranks. True if the model is under tensor parallelism.
 
-    A mesh that divides nothing but stacks is taken for one of experts.
+    A mesh that divides nothing but stacks is taken for one of experts; one that divides nothing, only if no other does.
     """
-    specs = [spec_of(parameter) for parameter in model.parameters()]
-    divides = (spec.mesh for spec in specs if spec is not None and spec.mesh.ndim == 1 and not _is_stack(spec))
-    if (mesh := next(divides, None)) is None or mesh.size() == 1:
+    specs = (spec_of(parameter) for parameter in model.parameters())
+    candidates = (spec for spec in specs if spec is not None and spec.mesh.ndim == 1 and not _is_stack(spec))
+    first = min(candidates, key=lambda spec: bool(spec.placements[0].is_replicate()), default=None)
+    if first is None or (mesh := first.mesh).size() == 1:
         return False
     for leaf in leaves:
         if (spec := spec_of(leaf.parameter)) is not None and spec.mesh == mesh:

@@ -213,12 +213,12 @@ void Executor::perform_on_unit(const Operation& operation) {
       return state.unit->weights().release();
     case Kind::kRouteIntra:
       ++num_routes_;
-      owned_.settle_gradients();  // lanes add to them
+      owned_.multiply_factor_in();  // lanes add to them
       take_gradients(&state);
       return enqueue(operation,
                      wire::route_intra(&mesh_, &owned_, state.buffers.get(), operation.hold));
     case Kind::kRouteInter:
-      owned_.settle_gradients();
+      owned_.multiply_factor_in();
       return enqueue(operation, wire::route_inter(&mesh_, &owned_, state.buffers.get()));
     case Kind::kFinishRouteIntra:
       await(operation);

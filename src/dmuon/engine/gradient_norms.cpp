@@ -36,7 +36,7 @@ void Verdict::scale(const at::Tensor& factor) {
   squared_norms.mul_(factor.to(at::kDouble).square_());
 }
 
-GradientNorms::GradientNorms(const wire::Owned& owned, const wire::SlicedParameters& sliced,
+GradientNorms::GradientNorms(wire::Owned& owned, const wire::SlicedParameters& sliced,
                              const layout::Mesh& mesh, core::Slot slot, int tensor_rank,
                              int num_host_shards)
     : owned_(owned),

@@ -52,8 +52,8 @@ class GradientNorms {
   /// @param sliced  of all parameters; empty without tensor parallelism.
   /// @param slot, tensor_rank  this rank's place in the mesh.
   /// @param num_host_shards    the first slots hold different shards of the host's gradients.
-  GradientNorms(const wire::Owned& owned, const wire::SlicedParameters& sliced,
-                const layout::Mesh& mesh, core::Slot slot, int tensor_rank, int num_host_shards);
+  GradientNorms(wire::Owned& owned, const wire::SlicedParameters& sliced, const layout::Mesh& mesh,
+                core::Slot slot, int tensor_rank, int num_host_shards);
 
   /// @param host  [2] fp64: the squared norms of this rank's shards of the host's gradients, and of
   ///              the gradients that every rank holds whole. Undefined: zeros. With tensor
@@ -80,7 +80,7 @@ class GradientNorms {
     return parameter.value() * tensor_parallel_ + tensor_rank;
   }
 
-  const wire::Owned& owned_;
+  wire::Owned& owned_;
   int tensor_parallel_;
   int tensor_rank_;
   int num_parameters_;

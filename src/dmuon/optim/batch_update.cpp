@@ -13,7 +13,10 @@ at::Tensor column_blocks_of(const at::Tensor& matrices, std::int64_t num_blocks)
 std::vector<Piece> pieces_of(const newton_schulz::Method& method, const Piece& batch) {
   std::vector<Piece> pieces;
   for (const at::Tensor& weights : method.pieces_of(batch.weights))
-    pieces.push_back({weights, {}, {}, batch.applies, {}, batch.transposed, batch.gradient_factor});
+    pieces.push_back({.weights = weights,
+                      .applies = batch.applies,
+                      .transposed = batch.transposed,
+                      .gradient_factor = batch.gradient_factor});
   const auto divide = [&](const at::Tensor& whole, const auto& give) {
     auto piece = pieces.begin();
     for (const at::Tensor& part : method.pieces_of(whole)) give(*piece++, part);

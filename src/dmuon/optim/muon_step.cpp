@@ -2,6 +2,7 @@
 
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -33,9 +34,14 @@ void muon_update(const at::Tensor& master, const at::Tensor& momentum, const at:
                  bool transposed, const std::optional<at::Tensor>& memo) {
   check(master, momentum, gradient);
   const c10::AutoGradMode no_grad(false);
-  BatchUpdate update(
-      group, {master, gradient, {momentum}, applies, memo.value_or(at::Tensor()), transposed},
-      column_blocks);
+  BatchUpdate update(group,
+                     {.weights = master,
+                      .gradient = gradient,
+                      .states = {momentum},
+                      .applies = applies,
+                      .memo = memo.value_or(at::Tensor()),
+                      .transposed = transposed},
+                     column_blocks);
   update.prepare();
   update.orthogonalise();
   update.apply();
@@ -61,9 +67,11 @@ std::vector<BatchUpdate> MuonUpdate::updates_of(const wire::OwnedBatch& batch) c
     if (group(begin) < 0) continue;
     const MuonGroup& of_these = groups_.at(static_cast<std::size_t>(group(begin)));
     const auto part = [&](const std::string& name) { return batch.part(name, begin, end); };
-    Piece piece{part(wire::kMaster),  part(wire::kGradient), {}, applies_, {},
-                batch.view.transposed};
-    piece.gradient_factor = owned_.gradient_factor();
+    Piece piece{.weights = part(wire::kMaster),
+                .gradient = part(wire::kGradient),
+                .applies = applies_,
+                .transposed = batch.view.transposed,
+                .gradient_factor = owned_.gradient_factor()};
     if (batch.tensors.contains(kMemo)) piece.memo = part(kMemo);
     for (const State& state : of_these.rule->states()) piece.states.push_back(part(state.name));
     updates.emplace_back(of_these, std::move(piece), batch.view.column_blocks);
@@ -102,6 +110,8 @@ std::vector<std::string> add_states(engine::Engine& engine, const Rule& rule,
 
 void muon_step(engine::Engine& engine, const std::vector<MuonGroup>& groups,
                const core::Vector<core::ParameterIndex, int>& group_of, const at::Tensor& applies) {
+  if (!std::ranges::all_of(groups, [](const auto& of) { return of.rule->takes_gradient_factor(); }))
+    engine.owned().multiply_factor_in();
   if (engine.slices() == nullptr)
     return engine.step(std::make_shared<MuonUpdate>(engine.owned(), groups, group_of, applies));
   engine.step(std::make_shared<SliceUpdate>(engine.owned(), engine.sliced(), engine.slices(),

@@ -73,7 +73,8 @@ std::vector<std::string> add_states(engine::Engine& engine, const Rule& rule,
                                     std::int64_t memo_words = 0);
 
 /// Updates what this rank owns and publishes it (Engine::step). Every rank calls it, with equal
-/// arguments. Works on the current stream. The parameters are MuonUpdate's.
+/// arguments. Works on the current stream. If a rule takes no factor of gradients, multiplies it in
+/// before. The parameters are MuonUpdate's.
 void muon_step(engine::Engine& engine, const std::vector<MuonGroup>& groups,
                const core::Vector<core::ParameterIndex, int>& group_of, const at::Tensor& applies);
 

@@ -59,9 +59,11 @@ SliceUpdate::Open SliceUpdate::open(const wire::OwnedBatch& batch) const {
     if (group(begin) < 0) continue;
     const MuonGroup& of_these = groups_.at(static_cast<std::size_t>(group(begin)));
     const auto part = [&](const std::string& name) { return batch.part(name, begin, end); };
-    Piece slice{part(wire::kMaster),   part(wire::kGradient), {}, applies_, {},
-                run.shape().transposed};
-    slice.gradient_factor = owned_.gradient_factor();
+    Piece slice{.weights = part(wire::kMaster),
+                .gradient = part(wire::kGradient),
+                .applies = applies_,
+                .transposed = run.shape().transposed,
+                .gradient_factor = owned_.gradient_factor()};
     for (const State& state : of_these.rule->states()) slice.states.push_back(part(state.name));
     open.runs.push_back(std::move(run));
     open.groups.push_back(&of_these);

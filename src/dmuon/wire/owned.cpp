@@ -111,10 +111,14 @@ std::vector<std::int64_t> Owned::sizes_of(ParameterIndex parameter, const std::s
   return view.num_matrices == 1 ? sizes : stacked(view.num_matrices, std::move(sizes));
 }
 
-at::Tensor Owned::of(ParameterIndex parameter, const std::string& name) const {
+at::Tensor Owned::of(ParameterIndex parameter, const std::string& name) {
+  if (name == kGradient) multiply_factor_in();
+  return view_of(parameter, name);
+}
+
+at::Tensor Owned::view_of(ParameterIndex parameter, const std::string& name) const {
   const std::vector<std::int64_t> sizes = sizes_of(parameter, name);
   if (!owns(parameter)) return {};
-  if (name == kGradient) settle_gradients();
   return stack(positions_[parameter], name).view(sizes);
 }
 
@@ -150,11 +154,11 @@ void Owned::accumulate(ParameterIndex parameter, std::int64_t begin, const at::T
 
 // A second factor is no product with the first: rounding twice gives the bits of two passes.
 void Owned::scale_gradients(const at::Tensor& factor) {
-  settle_gradients();
+  multiply_factor_in();
   gradient_factor_ = factor.to(at::kFloat);
 }
 
-void Owned::settle_gradients() const {
+void Owned::multiply_factor_in() {
   const at::Tensor factor = std::exchange(gradient_factor_, {});
   if (!factor.defined()) return;
   const c10::AutoGradMode no_grad(false);
@@ -164,8 +168,8 @@ void Owned::settle_gradients() const {
   }
 }
 
-std::vector<GradientPiece> Owned::gradient_pieces() const {
-  settle_gradients();
+std::vector<GradientPiece> Owned::gradient_pieces() {
+  multiply_factor_in();
   std::vector<GradientPiece> pieces;
   for (const OwnedBatch& batch : batches_) {
     for (std::size_t position = 0; position < batch.parameters.size(); ++position) {
@@ -177,7 +181,7 @@ std::vector<GradientPiece> Owned::gradient_pieces() const {
   return pieces;
 }
 
-at::Tensor Owned::norms() const {
+at::Tensor Owned::norms() {
   std::vector<at::Tensor> gradients;
   for (const GradientPiece& piece : gradient_pieces()) gradients.push_back(piece.values);
   if (gradients.empty())

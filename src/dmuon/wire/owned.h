@@ -84,10 +84,12 @@ class Owned {
   void require_name(const std::string& name) const { named(name); }
 
   /// Returns a parameter's named tensor, a view of the batch's: [sizes ...] of a single matrix,
-  /// else [num_matrices, sizes ...]. Undefined if another rank owns the parameter. Gradients are
-  /// settled before.
+  /// else [num_matrices, sizes ...]. Undefined if another rank owns the parameter. Gradients take
+  /// the factor that waits before.
   /// @throws InvalidArgument as require_name.
-  at::Tensor of(core::ParameterIndex parameter, const std::string& name) const;
+  at::Tensor of(core::ParameterIndex parameter, const std::string& name);
+  /// Returns of(parameter, kMaster).
+  at::Tensor master(core::ParameterIndex parameter) const { return view_of(parameter, kMaster); }
 
   /// A parameter's elements in its leaf's named tensor.
   struct Part {
@@ -110,7 +112,7 @@ class Owned {
 
   /// Computes gradient (+)= scale * gradient scale * values, from element `begin` on. Overwrites if
   /// the gradient holds nothing. Call set_filled after all elements. The parameter must be owned
-  /// here, and gradients must be settled.
+  /// here, and no factor may wait.
   /// @param values  [elements], any floating dtype.
   void accumulate(core::ParameterIndex parameter, std::int64_t begin, const at::Tensor& values,
                   double scale);
@@ -127,16 +129,16 @@ class Owned {
   void scale_gradients(const at::Tensor& factor);
   /// Multiplies the factor that waits into the gradients that hold values. So do all calls that
   /// return gradients. No accumulate() may be in flight.
-  void settle_gradients() const;
+  void multiply_factor_in();
   /// Returns the factor that waits, [] fp32: values of gradients lack it. Undefined: none does.
   const at::Tensor& gradient_factor() const { return gradient_factor_; }
 
   /// Returns the gradients of all batches, filled or not, in pieces that are small enough to be
   /// converted.
-  std::vector<GradientPiece> gradient_pieces() const;
+  std::vector<GradientPiece> gradient_pieces();
   /// Returns the 2-norm of each piece, [pieces] fp64 on the device. Norms of gradients that hold
   /// nothing are meaningless.
-  at::Tensor norms() const;
+  at::Tensor norms();
 
  private:
   struct Named {
@@ -151,6 +153,7 @@ class Owned {
   const Named& named(const std::string& name) const;
   std::vector<std::int64_t> sizes_of(core::ParameterIndex parameter, const std::string& name) const;
   at::Tensor stack(const Position& position, const std::string& name) const;
+  at::Tensor view_of(core::ParameterIndex parameter, const std::string& name) const;
 
   const layout::Parameters& all_;
   core::Vector<core::BatchIndex, OwnedBatch> batches_;
@@ -158,7 +161,7 @@ class Owned {
   std::vector<Named> named_;
   std::shared_ptr<BufferPool> pool_;
   double gradient_scale_ = 1;
-  mutable at::Tensor gradient_factor_;
+  at::Tensor gradient_factor_;
 };
 
 }  // namespace dmuon::wire

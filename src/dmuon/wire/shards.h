@@ -34,7 +34,7 @@ class Shards {
  public:
   /// @param num_chunks  of each leaf. All arguments outlive this.
   Shards(SharedMesh* mesh, const layout::Leaves& leaves, const layout::Parameters& parameters,
-         const Owned& owned, int num_chunks)
+         Owned& owned, int num_chunks)
       : mesh_(mesh),
         leaves_(leaves),
         parameters_(parameters),
@@ -71,7 +71,7 @@ class Shards {
   SharedMesh* mesh_;
   const layout::Leaves& leaves_;
   const layout::Parameters& parameters_;
-  const Owned& owned_;
+  Owned& owned_;
   int num_chunks_;
 };
 

@@ -23,8 +23,13 @@ const std::vector<State>& Muon::states() const {
 }
 
 newton_schulz::MomentumStep Muon::step_of(const Piece& piece) const {
-  return {piece.states.front(), piece.gradient, options_.momentum,    options_.nesterov,
-          piece.applies,        piece.memo,     piece.gradient_factor};
+  return {.momentum = piece.states.front(),
+          .gradient = piece.gradient,
+          .mu = options_.momentum,
+          .nesterov = options_.nesterov,
+          .applies = piece.applies,
+          .memo = piece.memo,
+          .gradient_factor = piece.gradient_factor};
 }
 
 newton_schulz::Start Muon::prepare(const newton_schulz::Elementwise& elementwise,

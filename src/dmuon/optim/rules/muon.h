@@ -32,6 +32,7 @@ class Muon final : public Rule {
   explicit Muon(const MuonOptions& options) : options_(options) {}
 
   const std::vector<State>& states() const override;
+  bool takes_gradient_factor() const override { return true; }
   newton_schulz::Start prepare(const newton_schulz::Elementwise& elementwise, const Piece& piece,
                                at::ScalarType dtype, double eps) const override;
   void apply(const Piece& piece, const Orthogonalised& update) const override;

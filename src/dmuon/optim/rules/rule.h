@@ -26,13 +26,14 @@ struct State {
 
 /// Equally shaped matrices that are updated together. Tensors are views of what the owner keeps.
 struct Piece {
-  at::Tensor weights;              ///< fp32 [..., rows, cols]
-  at::Tensor gradient;             ///< of weights' sizes, fp32; no rule changes it
-  std::vector<at::Tensor> states;  ///< in the order of Rule::states, [..., rows', cols']
-  at::Tensor applies;              ///< [] bool on the device: false leaves weights and states as is
-  at::Tensor memo = {};            ///< newton_schulz::MomentumStep::memo
-  bool transposed = false;         ///< True if weights are stored as [in, out]
-  at::Tensor gradient_factor = {};  ///< see newton_schulz::MomentumStep; the gradient lacks it
+  at::Tensor weights;                   ///< fp32 [..., rows, cols]
+  at::Tensor gradient = {};             ///< of weights' sizes, fp32; no rule changes it
+  std::vector<at::Tensor> states = {};  ///< in the order of Rule::states, [..., rows', cols']
+  at::Tensor applies = {};  ///< [] bool on the device: false leaves weights and states as is
+  at::Tensor memo = {};     ///< newton_schulz::MomentumStep::memo
+  bool transposed = false;  ///< True if weights are stored as [in, out]
+  /// See newton_schulz::MomentumStep. Undefined unless Rule::takes_gradient_factor.
+  at::Tensor gradient_factor = {};
 };
 
 /// The orthogonalised update of a piece. Its last product is not computed yet.
@@ -58,6 +59,10 @@ class Rule {
   virtual ~Rule() = default;
 
   virtual const std::vector<State>& states() const = 0;
+
+  /// True if `prepare` and `direction` multiply each gradient by Piece::gradient_factor. If a rule
+  /// does not, muon_step multiplies gradients before, in a pass over memory.
+  virtual bool takes_gradient_factor() const { return false; }
 
   /// Moves the states by the gradient.
   /// @param dtype, eps  of the iteration; see Elementwise::normalise.
