@@ -17,7 +17,7 @@ TRAJECTORIES = trajectory composition checkpointing values_between_units gradien
 # Uses the address, because a host name may not resolve.
 TORCHRUN = python -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node
 
-.PHONY: help setup setup-build build test test-python test-cpp test-device test-torch test-async test-gpu fuzz demo bench bench-host bench-ns bench-counts bench-memory bench-plan bench-ablation bench-cluster wheel lint format clean
+.PHONY: help setup setup-build build test test-python test-cpp test-device test-torch test-async test-kernels test-gpu fuzz demo bench bench-host bench-ns bench-counts bench-memory bench-plan bench-ablation bench-cluster wheel lint format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -50,6 +50,11 @@ test-device:
 
 test-torch: ## README's program and a part of the tests with another PyTorch, TORCH=2.11.0, beside the one here
 	@tools/test_torch $(TORCH) $(ARGS)
+
+test-kernels: setup ## the CUDA kernels on the host, and all bugs planted in them
+	@tools/build all
+	@ctest --test-dir build/release -R kernels --output-on-failure
+	@$(ENV) DMUON_PLANT_ALL=1 python -m pytest -n 2 tests/kernels tests/async_device/test_cuda_kernels.py $(ARGS)
 
 test-async: setup ## training on the asynchronous device in all orders, the random one with SEEDS= (20) seeds
 	@tools/build all

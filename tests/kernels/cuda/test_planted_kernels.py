@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import zlib
 from pathlib import Path
 
 import pytest
@@ -163,7 +164,19 @@ SYMMETRIC = [
     ("bf16_multiplied_as_fp16", "formats.h", "machine::multiply_add_bf16", "machine::multiply_add_f16"),
 ]
 OF_TESTS = {"MoveWeights*": MOVE_WEIGHTS, "Direction*": DIRECTION, "Symmetric*": SYMMETRIC}
-PLANTED = [(tests, *planted) for tests, all_of_them in OF_TESTS.items() for planted in all_of_them]
+ALL = [(tests, *planted) for tests, all_of_them in OF_TESTS.items() for planted in all_of_them]
+
+
+def of_this_commit() -> list[tuple[str, str, str, str, str]]:
+    """Sources without a bug, and a quarter of the bugs, by the commit; `make test-kernels` tries all."""
+    if os.environ.get("DMUON_PLANT_ALL"):
+        return ALL
+    command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+    commit = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
+    return [one for one in ALL if not one[3] or zlib.crc32((commit + one[0] + one[1]).encode()) % 4 == 0]
+
+
+PLANTED = of_this_commit()
 
 
 def _driver(folder: Path, file: str, old: str, new: str) -> None:
