@@ -242,6 +242,20 @@ def test_tuning_takes_kernels_where_they_are_exact_and_faster(gpus, kernels_take
     assert gpus.run(tuned, (4,), kernels_take=kernels_take, error=error) == [chosen] * 4
 
 
+def launches_of_training(mesh: Any, folder: str) -> int:
+    async_device.use_cuda_kernels(80)
+    with mock.patch.dict(os.environ, DMUON_CACHE_DIR=folder):
+        on_default_device(one_step, mesh, {})
+    torch.emulated.synchronize()
+    return async_device.cuda_counts()["launches"]
+
+
+def test_who_has_never_tuned_runs_no_kernel_not_even_their_test(tmp_path):
+    pool = RankPool(1, device_type="emulated")
+    assert pool.run(launches_of_training, (1,), folder=str(tmp_path)) == [0]
+    pool.close()
+
+
 def test_a_device_without_kernels_goes_on_by_aten():
     device = torch.device("emulated", 0)
     assert _C.elementwise(device, torch.float16) == ["aten"]  # in this process

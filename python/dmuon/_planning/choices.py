@@ -32,8 +32,9 @@ class Setting(NamedTuple):
         return {
             "version": VERSION,
             **machine_key(self.device),
-            # Machines of one name may differ in their instructions.
-            "backends": sorted({one.backend for one in self.candidates(1, 1)}),
+            # CPUs of one name may differ in their instructions. On an accelerator a look at all candidates would run
+            # dmuon's kernels, for users who have never tuned, too.
+            "backends": sorted({one.backend for one in self.candidates(1, 1)}) if self.device.type == "cpu" else [],
             "ns_dtype": str(self.ns_dtype).removeprefix("torch."),
             "ns_coefficients": self.coefficients,
         }
