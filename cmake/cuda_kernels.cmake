@@ -85,7 +85,7 @@ function(dmuon_find_nvcc)
     endif()
     if(failure)
       message(STATUS "${failure}")
-      set(why "nvcc did not work; it must be of CUDA 12.8 or later and know the C++ compiler")
+      set(why "nvcc did not work: it must be of CUDA 12.8 or later and know the C++ compiler") # a ; would end a list's item
     endif()
   endif()
   if(why)

@@ -65,6 +65,9 @@ def test_every_section_is_there_and_all_self_tests_pass(doctor):
     assert facts["versions"]["PyTorch"].startswith(torch.__version__)
     assert facts["versions"]["compiler of dmuon"] != "unknown"
     assert "lo 127.0.0.1" in facts["network"]["interfaces"]
+    assert facts["kernels"].pop("CUDA kernels") == (
+        _C.why_no_cuda_kernels(torch.device("cuda")) or "dmuon's own run on cuda:0"
+    )
     assert {name.split()[1] for name in facts["kernels"]} == {"fp32", "bf16", "fp16", "fp64"}
     tests = facts["kernels"] | {name: value for name, value in facts["ranks"].items() if "mesh" in name}
     assert "2 ranks on cpu, mesh 1x2" in tests and "2 ranks on cpu, mesh 2x1" in tests
@@ -89,7 +92,7 @@ def test_a_backend_that_is_wrong_is_named_and_fails_the_command(doctor, monkeypa
     assert status == 1 and f"FAILED: {TITLES[3]}\n" in out
     (failure,) = sections["kernels"]["failures"]
     assert failure.startswith("cpu bf16 cpu") and "on cpu, " in failure and failure.endswith("(1, 129, 257)")
-    others = [value for name, value in sections["kernels"]["facts"] if not name.startswith("cpu bf16 cpu")]
+    others = [value for name, value in sections["kernels"]["facts"] if not name.startswith(("cpu bf16 cpu", "CUDA"))]
     assert others and all(value.endswith(": ok") for value in others)
     assert sections["tuned"]["facts"]
 

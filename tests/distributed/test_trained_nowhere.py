@@ -67,6 +67,13 @@ def replaced_parameter(model: Any, opt: dmuon.Muon) -> None:
     model.blocks[0].up.bias = nn.Parameter(torch.zeros(41))
 
 
+def taken_out(model: Any, opt: dmuon.Muon) -> None:
+    """A matrix and a bias leave their groups."""
+    lost = {model.blocks[1].up.weight, model.blocks[0].up.bias}
+    for group in opt.param_groups:
+        group["params"] = [parameter for parameter in group["params"] if parameter not in lost]
+
+
 ADAPTER = ["blocks.1.down.down.weight", "blocks.1.down.up.weight"]
 
 
@@ -127,6 +134,7 @@ def names_in(message: str) -> list[str]:
         (adapter_in_a_group, []),
         (replaced, ["head.weight"]),
         (replaced_parameter, ["blocks.0.up.bias"]),
+        (taken_out, ["blocks.0.up.bias", "blocks.1.up.weight"]),
     ],
 )
 def test_the_next_step_names_what_no_group_has_once(ranks, mesh, fsdp, schedule, change, expected):

@@ -171,6 +171,7 @@ def test_without_a_working_chain_there_are_no_kernels(configure, change, why):
     change(tools)
     found, _ = run()
     assert found["NVCC"] == "" and why in found["WHY_NO_KERNELS"]
+    assert ";" not in found["WHY_NO_KERNELS"]  # else a list of CMake's would cut the sentence in a definition
 
 
 @needs_cmake

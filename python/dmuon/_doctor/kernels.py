@@ -29,7 +29,8 @@ def kernels(findings: Findings) -> None:
     places = {"cpu": [torch.device("cpu")]}
     if found:
         places[str(found[0]) if len(found) == 1 else f"{found[0]} to {found[-1].index}"] = found
-        findings.fact("CUDA kernels", _C.why_no_cuda_kernels(found[0]) or f"dmuon's own run on {found[0]}")
+    device = found[0] if found else torch.device("cuda")  # which says if they are in this build
+    findings.fact("CUDA kernels", _C.why_no_cuda_kernels(device) or f"dmuon's own run on {device}")
     for place, devices in places.items():
         cases = [_Case(shape, device) for device in devices for shape in _SHAPES + _PANELS * (place != "cpu")]
         for name, dtype in DTYPES.items():

@@ -18,12 +18,12 @@ from torch.nn.modules import module
 
 from dmuon._running.runtime import Runtime
 from dmuon._setup.place import clean_name
-from dmuon._setup.placeholder import OwnedTensor
 from dmuon._setup.shown import listed
 
 _MESSAGE = (
-    "dmuon: no group of the optimizer has %s: what came into the model after Muon was made, or was frozen then, is not "
-    "updated. Give it to AdamW by opt.add_param_group({'params': [...]}); for Muon, change the model before "
+    "dmuon: no group of the optimizer has %s: what came into the model after Muon was made, was frozen then, or was "
+    "taken out of its group, is not updated. Give it to AdamW by opt.add_param_group({'params': [...]}), and a matrix "
+    "back to Muon by opt.add_param_group({'params': [...], 'algorithm': 'muon'}); for Muon, change the model before "
     "dedicate_params."
 )
 _FOREIGN = (
@@ -36,7 +36,7 @@ _models: Counter[Any] = Counter()  # made on a mesh, by its rows
 
 
 class UngroupedParameters:
-    """Parameters of one model that no group of its optimizer has. Owned matrices are not among them."""
+    """Parameters of one model that no group of its optimizer has."""
 
     def __init__(self, runtime: Runtime) -> None:
         _models[runtime.ranks.rows] += 1
@@ -44,6 +44,8 @@ class UngroupedParameters:
         self._model = (runtime.ranks.rows, _models[runtime.ranks.rows])  # equal on all ranks
         self._others: dict[str, nn.Parameter] = {}  # seen in the last walk, but for those in `_trained`
         self._trained: set[nn.Parameter] = set()  # by a group, or by none and named in a warning
+        self._named: set[nn.Parameter] = set()  # in a warning
+        self._num_grouped = -1
         self._walked_at: int | None = None  # registrations before the last walk through the model
         self._added: list[torch.Tensor] = []  # to groups since the last step
         self._unsaid: tuple[int, list[str]] = (0, [])  # a step, and names that this rank saw in it
@@ -72,19 +74,24 @@ class UngroupedParameters:
     def warn(self, groups: list[dict[str, Any]]) -> None:
         """Ends a step. Names each parameter once that requires a gradient and that none of the groups has.
 
-        Walks through the model in the first step, and in each step before which PyTorch has registered a module or a
-        parameter anywhere. Slot 0 names what it sees. Other ranks wait for a step, then name what nobody has named.
+        Walks through the model in the first step, and in each step before which the number of parameters in groups has
+        changed, or PyTorch has registered a module or a parameter anywhere. Slot 0 names what it sees. Other ranks wait
+        for a step, then name what nobody has named.
         """
         self._warn_of_foreign()
+        if self._num_grouped != (num_grouped := sum(len(group["params"]) for group in groups)):
+            self._num_grouped, self._walked_at, self._trained = num_grouped, None, set(self._named)
         if self._walked_at != (registered := _registrations().total()):
             self._walked_at = registered
             self._runtime.show_placeholders()
-            walked = [(name, p) for name, p in self._runtime.model.named_parameters() if p not in self._trained]
-            self._others = {name: p for name, p in walked if not isinstance(p, OwnedTensor)}
+            walked = self._runtime.model.named_parameters()
+            self._others = {name: p for name, p in walked if p not in self._trained}
         new = {name: self._others.pop(name) for name in [name for name, p in self._others.items() if p.requires_grad]}
         self._trained.update(new.values())
         grouped = {p for group in groups for p in group["params"]} if new else set()
-        seen = (self._step, [f"'{clean_name(name)}'" for name, p in new.items() if p not in grouped])
+        lost = {name: p for name, p in new.items() if p not in grouped}
+        self._named.update(lost.values())
+        seen = (self._step, [f"'{clean_name(name)}'" for name in lost])
         said, self._unsaid = (seen, (0, [])) if self._runtime.ranks.owner == 0 else (self._unsaid, seen)
         self._step += 1
         key = f"dmuon: in no group {zlib.crc32(f'{self._model} {said}'.encode())}"
