@@ -10,10 +10,9 @@ from torch import Tensor
 from dmuon import _C
 from dmuon._planning.choices import Setting
 from dmuon._planning.clock import device_ns
-from dmuon._planning.rounds import winner
+from dmuon._planning.rounds import in_turns, winner
 from dmuon._setup.hyperparameters import choice_of, plain_choice
 
-_ROUNDS, _LEAST_ROUNDS = 15, 7
 _TIMES = 3  # updates of a block
 
 
@@ -32,10 +31,7 @@ def fastest_elementwise(choice: _C.Choice, gradients: Tensor, setting: Setting, 
     timed = [0, *(at for at in range(1, len(sides)) if sides[at].is_near(sides[0]))]
     if timed == [0]:
         return ""
-    rounds: list[dict[int, float]] = []
-    while len(rounds) < _ROUNDS and (len(rounds) < _LEAST_ROUNDS or may_go_on()):
-        turn = len(rounds) % len(timed)
-        rounds.append({at: sides[at].seconds() for at in timed[turn:] + timed[:turn]})
+    rounds = in_turns(timed, lambda at: sides[at].seconds(), may_go_on)
     return names[winner(rounds)[0]]
 
 

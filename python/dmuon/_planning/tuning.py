@@ -17,10 +17,9 @@ from dmuon._planning.choices import Result, Setting, Shape, cached, store
 from dmuon._planning.clock import device_ns
 from dmuon._planning.costs import is_short_of_memory
 from dmuon._planning.elementwise import fastest_elementwise
-from dmuon._planning.rounds import winner
+from dmuon._planning.rounds import LEAST_ROUNDS, in_turns, winner
 from dmuon._setup.hyperparameters import PlainChoice, plain_choice
 
-_ROUNDS, _LEAST_ROUNDS = 15, 7
 _LEAST_RUNS = 12  # of each candidate, including its check
 _HOPELESS = 2.0  # times the default's time: such a candidate is not timed further
 _BLOCK_S = 2e-3  # the least seconds of a block of repeated calls
@@ -118,14 +117,15 @@ def _measure(shape: Shape, setting: Setting, pool: Tensor, budget: _Budget) -> R
         once = [min(seconds(choice), seconds(choice)) for choice in timed]
         hopeful = [at for at, spent in enumerate(once) if spent <= _HOPELESS * once[0]]
         times = max(1, min(1000, math.ceil(_BLOCK_S / max(once[0], 1e-9))))
-        if _LEAST_ROUNDS * times * sum(once[at] for at in hopeful) > budget.left():
+        if LEAST_ROUNDS * times * sum(once[at] for at in hopeful) > budget.left():
             raise _NotReachedError(late)
-        rounds: list[dict[int, float]] = []
-        while len(rounds) < _ROUNDS and (len(rounds) < _LEAST_ROUNDS or budget.of_share() > 0):
-            turn = len(rounds) % len(hopeful)
-            rounds.append({at: seconds(timed[at], times) / times for at in hopeful[turn:] + hopeful[:turn]})
+
+        def may_go_on() -> bool:
+            return budget.of_share() > 0
+
+        rounds = in_turns(hopeful, lambda at: seconds(timed[at], times) / times, may_go_on)
         best, ratio = winner(rounds)
-        elementwise = fastest_elementwise(timed[best], batches, setting, lambda: budget.of_share() > 0)
+        elementwise = fastest_elementwise(timed[best], batches, setting, may_go_on)
     except Exception as error:
         if is_short_of_memory(error):
             raise _NotReachedError("short of memory") from None
