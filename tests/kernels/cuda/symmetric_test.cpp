@@ -95,10 +95,10 @@ class SymmetricTest : public GpuTest {
     const OnGpu<float> scale(one.scale);
     const auto size = static_cast<std::size_t>(product.batch * s.m * s.out_stride());
     const OnGpu<std::uint16_t> out(Entries(size, kNan));
-    const auto words = static_cast<std::size_t>(workspace_bytes(product, choice) / 4);
+    const auto words = static_cast<std::size_t>(workspace_bytes(product, choice, 0) / 4);
     const OnGpu<float> workspace(
         std::vector<float>(words, std::numeric_limits<float>::quiet_NaN()));
-    const auto tickets = static_cast<std::size_t>(num_tickets(product, choice));
+    const auto tickets = static_cast<std::size_t>(num_tickets(product, choice, 0));
     const OnGpu<std::uint32_t> zeros(std::vector<std::uint32_t>(tickets, 0));
     const std::int64_t a_size = s.m * s.a_stride();
     const std::int64_t b_size = s.m * s.b_stride();
@@ -255,7 +255,7 @@ TEST_F(SymmetricTest, ReplaysInACapture) {
   product.out = out.data();
   product.out_row_stride = 40;
   const OnGpu<float> workspace(
-      std::vector<float>(static_cast<std::size_t>(workspace_bytes(product, choice) / 4)));
+      std::vector<float>(static_cast<std::size_t>(workspace_bytes(product, choice, 0) / 4)));
   const OnGpu<std::uint32_t> tickets(std::vector<std::uint32_t>(1, 0));
   void* graph = nullptr;
   void* executable = nullptr;

@@ -16,6 +16,13 @@ using Kernel = struct KernelTag*;  ///< cuLaunchKernel takes one in place of a C
 using Stream = void*;              ///< CUstream, which is a cudaStream_t
 
 enum DeviceAttribute { kMultiprocessors = 16, kMajor = 75, kMinor = 76 };
+enum KernelAttribute { kMostSharedBytes = 8 };
+// Of a tensor map.
+enum TensorType { kTensorFp16 = 6, kTensorBFloat16 = 9 };
+enum Interleave { kNoInterleave = 0 };
+enum Swizzle { kSwizzle128 = 3 };
+enum Promotion { kPromote256 = 3 };  ///< what L2 reads at once, in bytes
+enum Fill { kFillZeros = 0 };        ///< for entries beyond the tensor
 
 struct Driver {
   Result (*init)(unsigned flags);
@@ -31,6 +38,11 @@ struct Driver {
   Result (*launch)(Kernel kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                    unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
                    Stream stream, void** parameters, void** extra);
+  Result (*set_kernel_attribute)(int attribute, int value, Kernel kernel, Device device);
+  Result (*encode_tensor_map)(void* map, int type, unsigned rank, void* data,
+                              const unsigned long* sizes, const unsigned long* byte_strides,
+                              const unsigned* box, const unsigned* element_strides, int interleave,
+                              int swizzle, int promotion, int fill);
   Result (*error_name)(Result result, const char** name);
 };
 

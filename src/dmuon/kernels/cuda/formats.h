@@ -12,6 +12,10 @@ struct Fp16 {
                                         const std::uint32_t (&b)[2]) {
     machine::multiply_add_f16(sums, a, b);
   }
+  static DMUON_DEVICE void multiply_64x256(float (&sums)[128], std::uint64_t a, std::uint64_t b,
+                                           bool accumulate) {
+    machine::multiply_64x256_f16(sums, a, b, accumulate);
+  }
 };
 struct BFloat16 {
   static DMUON_DEVICE float wide(std::uint16_t half) { return machine::float_of_bf16(half); }
@@ -19,6 +23,10 @@ struct BFloat16 {
   static DMUON_DEVICE void multiply_add(float (&sums)[4], const std::uint32_t (&a)[4],
                                         const std::uint32_t (&b)[2]) {
     machine::multiply_add_bf16(sums, a, b);
+  }
+  static DMUON_DEVICE void multiply_64x256(float (&sums)[128], std::uint64_t a, std::uint64_t b,
+                                           bool accumulate) {
+    machine::multiply_64x256_bf16(sums, a, b, accumulate);
   }
 };
 

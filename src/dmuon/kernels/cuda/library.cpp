@@ -14,6 +14,7 @@
 // NOLINTBEGIN(readability-identifier-naming)
 extern "C" const unsigned char dmuon_cuda_elementwise[];
 extern "C" const unsigned char dmuon_cuda_symmetric80[];
+extern "C" const unsigned char dmuon_cuda_symmetric90[];
 // NOLINTEND(readability-identifier-naming)
 
 namespace dmuon::kernels::cuda {
@@ -22,15 +23,16 @@ namespace {
 // Such as 80 for sm_80; defined by cmake/cuda_kernels.cmake.
 constexpr std::array kArchitectures{DMUON_CUDA_ARCHITECTURES};
 
-enum Source { kElementwise, kSymmetric80, kNumSources };
-constexpr std::array<const unsigned char*, kNumSources> kFatBinaries{dmuon_cuda_elementwise,
-                                                                     dmuon_cuda_symmetric80};
+enum Source { kElementwise, kSymmetric80, kSymmetric90, kNumSources };
+constexpr std::array<const unsigned char*, kNumSources> kFatBinaries{
+    dmuon_cuda_elementwise, dmuon_cuda_symmetric80, dmuon_cuda_symmetric90};
 
 struct Carried {
   std::string_view name;
   std::size_t parameter_bytes;
   Source source;
 };
+constexpr int kSymmetric90Major = 9;  // the only devices with these kernels
 constexpr std::array kKernels{
     Carried{"move_weights_f16", sizeof(MoveWeightsParameters), kElementwise},
     Carried{"move_weights_bf16", sizeof(MoveWeightsParameters), kElementwise},
@@ -42,6 +44,8 @@ constexpr std::array kKernels{
     Carried{"symmetric80_128_bf16", sizeof(SymmetricParameters), kSymmetric80},
     Carried{"symmetric80_64_f16", sizeof(SymmetricParameters), kSymmetric80},
     Carried{"symmetric80_64_bf16", sizeof(SymmetricParameters), kSymmetric80},
+    Carried{"symmetric90_f16", sizeof(Symmetric90Parameters), kSymmetric90},
+    Carried{"symmetric90_bf16", sizeof(Symmetric90Parameters), kSymmetric90},
 };
 
 void check(Result result, const std::string& what) {
@@ -53,23 +57,40 @@ struct OnDevice {
   std::array<Kernel, kKernels.size()> kernels{};
 };
 
-// Retains the primary context and loads every kernel.
-OnDevice load(int device) {
+int attribute(DeviceAttribute which, int device) {
+  int value = 0;
+  check(driver()->device_attribute(&value, which, device), "cuDeviceGetAttribute");
+  return value;
+}
+
+Kernel load_kernel(const Carried& carried, int device) {
   // Each for all devices; under the mutex of on_device().
   static std::array<Library, kNumSources> libraries{};
-  OnDevice loaded;
-  check(driver()->retain_primary(&loaded.context, device), "cuDevicePrimaryCtxRetain");
-  for (std::size_t i = 0; i < libraries.size(); ++i) {
-    if (libraries.at(i) != nullptr) continue;
-    check(driver()->load_library(&libraries.at(i), kFatBinaries.at(i), nullptr, nullptr, 0, nullptr,
-                                 nullptr, 0),
+  Library& library = libraries.at(carried.source);
+  if (library == nullptr) {
+    check(driver()->load_library(&library, kFatBinaries.at(carried.source), nullptr, nullptr, 0,
+                                 nullptr, nullptr, 0),
           "cuLibraryLoadData");
   }
+  const std::string name(carried.name);
+  Kernel kernel = nullptr;
+  check(driver()->get_kernel(&kernel, library, name.c_str()), "cuLibraryGetKernel " + name);
+  if (carried.source == kSymmetric90) {
+    check(driver()->set_kernel_attribute(kMostSharedBytes, 4 * kSymmetric90SharedWords, kernel,
+                                         device),
+          "cuKernelSetAttribute " + name);
+  }
+  return kernel;
+}
+
+// Retains the primary context and loads every kernel that the device has.
+OnDevice load(int device) {
+  OnDevice loaded;
+  check(driver()->retain_primary(&loaded.context, device), "cuDevicePrimaryCtxRetain");
+  const bool is_hopper = attribute(kMajor, device) == kSymmetric90Major;
   for (std::size_t i = 0; i < kKernels.size(); ++i) {
-    const std::string name(kKernels.at(i).name);
-    check(driver()->get_kernel(&loaded.kernels.at(i), libraries.at(kKernels.at(i).source),
-                               name.c_str()),
-          "cuLibraryGetKernel " + name);
+    if (is_hopper || kKernels.at(i).source != kSymmetric90)
+      loaded.kernels.at(i) = load_kernel(kKernels.at(i), device);
   }
   return loaded;
 }
@@ -104,12 +125,6 @@ class Current {
   bool restores_ = false;
 };
 
-int attribute(DeviceAttribute which, int device) {
-  int value = 0;
-  check(driver()->device_attribute(&value, which, device), "cuDeviceGetAttribute");
-  return value;
-}
-
 // A cubin runs on its own compute capability and on later minor versions of it.
 bool has_image(int capability) {
   return std::ranges::any_of(kArchitectures, [&](int architecture) {
@@ -143,6 +158,29 @@ void prepare(int device) {
 int num_multiprocessors(int device) {
   if (driver() == nullptr) throw core::CudaError("num_multiprocessors: " + why_no_driver());
   return attribute(kMultiprocessors, device);
+}
+
+bool has_symmetric90(int device) {
+  if (driver() == nullptr) throw core::CudaError("has_symmetric90: " + why_no_driver());
+  return attribute(kMajor, device) == kSymmetric90Major;
+}
+
+TensorMap tensor_map(const void* data, Half format, std::int64_t batch, std::int64_t rows,
+                     std::int64_t cols, std::int64_t row_stride, std::int64_t batch_stride) {
+  if (driver() == nullptr) throw core::CudaError("tensor_map: " + why_no_driver());
+  const auto size = [](std::int64_t value) { return static_cast<unsigned long>(value); };
+  const std::array<unsigned long, 3> sizes{size(cols), size(rows), size(batch)};
+  const std::array<unsigned long, 2> bytes{
+      size(2 * row_stride), size(2 * (batch == 1 ? rows * row_stride : batch_stride))};
+  const std::array<unsigned, 3> box{kSymmetric90Depth, kSymmetric90Tile, 1};
+  const std::array<unsigned, 3> ones{1, 1, 1};
+  TensorMap map;
+  check(driver()->encode_tensor_map(&map, format == Half::kFp16 ? kTensorFp16 : kTensorBFloat16, 3,
+                                    const_cast<void*>(data), sizes.data(), bytes.data(), box.data(),
+                                    ones.data(), kNoInterleave, kSwizzle128, kPromote256,
+                                    kFillZeros),
+        "cuTensorMapEncodeTiled");
+  return map;
 }
 
 void launch(const Launch& launch, const void* parameters, std::size_t bytes, int device,

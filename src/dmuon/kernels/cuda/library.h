@@ -1,7 +1,10 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
+
+#include "dmuon/kernels/cuda/parameters.h"
 
 namespace dmuon::kernels::cuda {
 
@@ -21,6 +24,15 @@ void prepare(int device);
 
 /// @throws CudaError if the device does not answer.
 int num_multiprocessors(int device);
+
+/// True if the kernels of symmetric90.cu run on the device.
+/// @throws CudaError if the device does not answer.
+bool has_symmetric90(int device);
+
+/// Describes matrices of 16-bit entries to TMA: [batch, rows, cols], strides in entries.
+/// @throws CudaError if the driver refuses them.
+TensorMap tensor_map(const void* data, Half format, std::int64_t batch, std::int64_t rows,
+                     std::int64_t cols, std::int64_t row_stride, std::int64_t batch_stride);
 
 struct Launch {
   const char* kernel;  ///< a name in a .cu file

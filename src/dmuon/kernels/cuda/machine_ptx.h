@@ -4,6 +4,7 @@
 
 #define DMUON_DEVICE __device__ __forceinline__
 #define DMUON_UNROLL _Pragma("unroll")
+#define DMUON_NO_UNROLL _Pragma("unroll 1")
 
 namespace dmuon::kernels::cuda::machine {
 
@@ -14,6 +15,13 @@ using std::uint8_t;
 DMUON_DEVICE int thread() { return static_cast<int>(threadIdx.x); }
 DMUON_DEVICE int block_x() { return static_cast<int>(blockIdx.x); }
 DMUON_DEVICE int block_y() { return static_cast<int>(blockIdx.y); }
+// Returns v. The compiler computes nothing from the result before this place, such as in front of a
+// loop, where it would occupy registers.
+DMUON_DEVICE int from_here(int v) {
+  asm volatile("" : "+r"(v));
+  return v;
+}
+DMUON_DEVICE int num_blocks_x() { return static_cast<int>(gridDim.x); }
 
 DMUON_DEVICE float load_f32(const float* p) { return *p; }
 DMUON_DEVICE void load_f32x4(float (&v)[4], const float* p) {
@@ -61,7 +69,7 @@ DMUON_DEVICE void load_f32x4_l2(float (&v)[4], const float* p) {
                : "memory");
 }
 
-extern __shared__ __align__(16) uint32_t shared_words[];
+extern __shared__ __align__(1024) uint32_t shared_words[];
 DMUON_DEVICE void shared_store(int word, uint32_t v) { shared_words[word] = v; }
 DMUON_DEVICE uint32_t shared_load(int word) { return shared_words[word]; }
 
@@ -156,3 +164,5 @@ DMUON_DEVICE float float_of_f16(uint16_t half) {
 DMUON_DEVICE float float_of_bf16(uint16_t half) { return float_of(uint32_t{half} << 16); }
 
 }  // namespace dmuon::kernels::cuda::machine
+
+#include "dmuon/kernels/cuda/machine_ptx90.h"

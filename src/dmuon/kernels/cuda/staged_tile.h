@@ -29,7 +29,8 @@ struct StagedTile {
   /// x become zeros.
   static DMUON_DEVICE void copy_from(const std::uint16_t* x, std::int64_t row_stride, int m,
                                      Place place) {
-    for (int id = machine::thread(); id < kTile * kTile / 8; id += kThreads) {
+    DMUON_NO_UNROLL
+    for (int id = machine::from_here(machine::thread()); id < kTile * kTile / 8; id += kThreads) {
       const int row = id / (kTile / 8);
       const int col = id % (kTile / 8) * 8;
       const int global_row = place.row * kTile + row;
@@ -46,7 +47,8 @@ struct StagedTile {
   /// matrix's diagonal are not used: those below are written twice.
   static DMUON_DEVICE void write(std::uint16_t* x, std::int64_t row_stride, int m, Place place) {
     const bool on_diagonal = place.row == place.col;
-    for (int id = machine::thread(); !on_diagonal && id < kTile * kTile / 8; id += kThreads) {
+    DMUON_NO_UNROLL
+    for (int id = machine::from_here(machine::thread()); !on_diagonal && id < kTile * kTile / 8; id += kThreads) {
       const int row = id / (kTile / 8);
       const int col = id % (kTile / 8) * 8;
       std::uint32_t eight[4];
@@ -55,9 +57,11 @@ struct StagedTile {
     }
     // A warp takes 32 rows and 8 columns. load_matrices_transposed gives a thread two neighbours of
     // a column from each of four matrices; the matrices have rows such that these are 8 neighbours.
-    const int lane = machine::thread() % 32;
+    const int thread = machine::from_here(machine::thread());
+    const int lane = thread % 32;
     const int row_in_unit = lane % 8 / 2 * 8 + lane / 8 * 2 + lane % 2;
-    for (int unit = machine::thread() / 32; unit < kTile / 32 * (kTile / 8);
+    DMUON_NO_UNROLL
+    for (int unit = thread / 32; unit < kTile / 32 * (kTile / 8);
          unit += kThreads / 32) {
       const int first = unit % (kTile / 32) * 32;
       const int col = unit / (kTile / 32) * 8;

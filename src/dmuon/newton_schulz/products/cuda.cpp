@@ -99,8 +99,8 @@ class CudaProducts final : public Products {
     alone.batch = 1;
     const gpu::SymmetricChoice choice = gpu::candidates(alone, device).front();
     const auto words = out.options().dtype(at::kInt);
-    const Tensor workspace = at::empty({gpu::workspace_bytes(product, choice) / 4}, words);
-    const Tensor tickets = at::zeros({gpu::num_tickets(product, choice)}, words);
+    const Tensor workspace = at::empty({gpu::workspace_bytes(product, choice, device) / 4}, words);
+    const Tensor tickets = at::zeros({gpu::num_tickets(product, choice, device)}, words);
     const bool splits = tickets.numel() > 0;
     gpu::symmetric(product, choice, splits ? workspace.mutable_data_ptr() : nullptr,
                    splits ? static_cast<std::uint32_t*>(tickets.mutable_data_ptr()) : nullptr,

@@ -12,6 +12,7 @@
 
 #define DMUON_DEVICE inline
 #define DMUON_UNROLL
+#define DMUON_NO_UNROLL
 #define DMUON_SITE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
 namespace dmuon::kernels::cuda::machine {
@@ -23,6 +24,7 @@ using std::uint8_t;
 inline int thread() { return emulator::thread(); }
 inline int block_x() { return emulator::block_x(); }
 inline int block_y() { return emulator::block_y(); }
+inline int from_here(int v) { return v; }
 
 template <typename T>
 T load(const void* p, const char* file, int line) {

@@ -1,0 +1,242 @@
+#pragma once
+
+#include "dmuon/kernels/cuda/formats.h"
+#include "dmuon/kernels/cuda/machine.h"
+#include "dmuon/kernels/cuda/parameters.h"
+#include "dmuon/kernels/cuda/shares.h"
+#include "dmuon/kernels/cuda/staged_tile.h"
+#include "dmuon/kernels/cuda/triangle.h"
+
+namespace dmuon::kernels::cuda::device {
+
+/// The symmetric product by what compute capability 9.0 alone has: TMA, clusters and wgmma.
+///
+/// A cluster of two blocks computes a tile of 256 x 256 entries of the lower triangle, 128 rows a
+/// block, and then its next share (shares.h). Of a block's three warpgroups
+/// - the last one fetches: of each step the block's rows of a, and half of the tile's rows of b,
+///   which both blocks need, to both at once;
+/// - two multiply, 64 rows each, while the next kStages steps arrive.
+///
+/// If a tile has several parts, each cluster stores its sums in `partial`; the last one to end adds
+/// all parts in their order, so bits do not depend on who is last. Then the block scales the sums,
+/// adds c and the diagonal, rounds, and StagedTile writes one half of 128 columns after the other.
+template <typename Format>
+class Symmetric90 {
+ public:
+  static DMUON_DEVICE void run(const Symmetric90Parameters& p) { Symmetric90(p).block(); }
+
+ private:
+  static constexpr int kTile = kSymmetric90Tile;
+  static constexpr int kDepth = kSymmetric90Depth;
+  static constexpr int kStages = kSymmetric90Stages;
+  static constexpr int kMultipliers = 256;  // threads
+  static constexpr int kOperand = kSymmetric90OperandWords;
+  static constexpr int kStage = 3 * kOperand;  // a, and both halves of b
+  static constexpr int kFirstStage = kSymmetric90StagedWords;
+  static constexpr int kFull = kFirstStage + kStages * kStage;  // mbarriers
+  static constexpr int kEmpty = kFull + 2 * kStages;
+  static constexpr int kTicketWord = kEmpty + 2 * kStages;
+  static_assert(kTicketWord < kSymmetric90SharedWords);
+  using Staged = StagedTile<kTile, kMultipliers>;
+  static_assert(Staged::kWords == kSymmetric90StagedWords);
+
+  using Sums = float[128];  // as multiply_64x256 has them
+  static constexpr std::int64_t kPart = std::int64_t{128} * kMultipliers;  // a block's sums
+
+  DMUON_DEVICE explicit Symmetric90(const Symmetric90Parameters& all)
+      : all_(all),
+        p_(all.product),
+        rank_(machine::cluster_rank()),
+        shares_(all.shares, machine::block_x() / 2, machine::num_blocks_x() / 2) {}
+
+  DMUON_DEVICE void block() {
+    if (machine::thread() == 0) {
+      for (int stage = 0; stage < kStages; ++stage) {
+        machine::mbarrier_init(kFull + 2 * stage, 1);
+        machine::mbarrier_init(kEmpty + 2 * stage, 4);  // two warpgroups of two blocks
+      }
+      machine::mbarrier_init_fence();
+    }
+    machine::cluster_barrier();
+    if (machine::thread() >= kMultipliers) {
+      machine::give_registers<40>();
+      if (machine::thread() == kMultipliers) fetch();
+    } else {
+      machine::take_registers<232>();
+      multiply();
+    }
+    machine::cluster_barrier();  // no block leaves while the other one sends to it
+  }
+
+  // The tile's rows are its columns, and a is b: then a block's a is half of b.
+  DMUON_DEVICE bool one_operand(Place place) const {
+    return p_.one_operand && place.row == place.col;
+  }
+
+  DMUON_DEVICE void fetch() {
+    int fetched = 0;  // steps
+    while (shares_.next()) {
+      const Share share = shares_.share();
+      const Place place = place_in_triangle(share.tile);
+      const bool one = one_operand(place);
+      for (int step = share.first; step < share.last; ++step, ++fetched) {
+        const int stage = fetched % kStages;
+        const int at = kFirstStage + stage * kStage;
+        const int full = kFull + 2 * stage;
+        machine::mbarrier_wait(kEmpty + 2 * stage, (fetched / kStages & 1) ^ 1);
+        machine::mbarrier_expect(full, 4 * (one ? 2 : 3) * kOperand);
+        if (!one) {
+          machine::copy_tile(at, all_.a, full, step * kDepth, (2 * place.row + rank_) * kTile,
+                             share.matrix);
+        }
+        machine::copy_tile_to_both(at + (1 + rank_) * kOperand, all_.b, full, step * kDepth,
+                                   (2 * place.col + rank_) * kTile, share.matrix);
+      }
+    }
+  }
+
+  DMUON_DEVICE void multiply() {
+    int taken = 0;  // steps
+    while (shares_.next()) {
+      Sums sums;
+      taken = multiply_share(sums, taken);
+      if (shares_.share().num_parts > 1 && !add_parts(sums)) continue;
+      finish(sums);
+    }
+  }
+
+  // The step's stage may be fetched anew, by both blocks.
+  static DMUON_DEVICE void release(int step) {
+    if (machine::thread() % 128 != 0) return;
+    for (int rank = 0; rank < 2; ++rank)
+      machine::mbarrier_arrive(kEmpty + 2 * (step % kStages), rank);
+  }
+
+  DMUON_DEVICE int multiply_share(Sums& sums, int taken) const {
+    const int end = taken + shares_.num_steps();
+    const bool one = one_operand(place_in_triangle(shares_.share().tile));
+    const int a_word = (one ? 1 + rank_ : 0) * kOperand + machine::thread() / 128 * (kOperand / 2);
+    bool adds = false;  // the first product clears the sums
+    DMUON_NO_UNROLL
+    for (; taken < end; ++taken) {
+      const int stage = kFirstStage + taken % kStages * kStage;
+      machine::mbarrier_wait(kFull + 2 * (taken % kStages), taken / kStages & 1);
+      machine::wgmma_fence();
+      const std::uint64_t a = machine::matrix_descriptor(stage + a_word);
+      const std::uint64_t b = machine::matrix_descriptor(stage + kOperand);
+      DMUON_UNROLL
+      for (int k = 0; k < kDepth / 16; ++k)
+        Format::multiply_64x256(sums, a + 2 * k, b + 2 * k, adds || k > 0);
+      machine::wgmma_commit();
+      machine::wgmma_wait<1>();
+      if (adds) release(taken - 1);
+      adds = true;
+    }
+    machine::wgmma_wait<0>();
+    release(taken - 1);
+    return taken;
+  }
+
+  static DMUON_DEVICE void meet() { machine::named_barrier(1, kMultipliers); }
+
+  // Sums of this part become those of all parts. The first two parts may change places without a
+  // change of bits, so of these the cluster's own sums are used as they are.
+  static DMUON_DEVICE void add_in_order(Sums& sums, const float* parts, int mine, int num_parts) {
+    const bool keeps = mine < 2;
+    DMUON_UNROLL
+    for (int i = 0; i < 128; ++i) sums[i] = (keeps ? sums[i] : 0.F) + 0.F;
+    DMUON_NO_UNROLL
+    for (int part = 0; part < num_parts; ++part) {
+      if (keeps && part == mine) continue;
+      DMUON_UNROLL
+      for (int i = 0; i < 32; ++i) {
+        float more[4];
+        machine::load_f32x4_l2(more, parts + part * 2 * kPart + i * kMultipliers * 4);
+        DMUON_UNROLL
+        for (int e = 0; e < 4; ++e) sums[4 * i + e] += more[e];
+      }
+    }
+  }
+
+  // True in the cluster that now has the sums of all parts.
+  DMUON_DEVICE bool add_parts(Sums& sums) const {
+    const Share share = shares_.share();
+    const SharesOf& of = all_.shares;
+    const std::int64_t cut = std::int64_t{share.matrix} * (of.num_tiles - of.num_whole) +
+                             machine::from_here(share.tile) - of.num_whole;
+    float* const parts =
+        p_.partial + (cut * all_.most_parts * 2 + rank_) * kPart + machine::thread() * 4;
+    float* const mine = parts + share.part * 2 * kPart;
+    DMUON_UNROLL
+    for (int i = 0; i < 32; ++i) {
+      const float four[4] = {sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]};
+      machine::store_f32x4(mine + i * kMultipliers * 4, four);
+    }
+    std::uint32_t* const ticket_of_tile = p_.tickets + 2 * cut + rank_;
+    meet();
+    if (machine::thread() == 0) {
+      machine::fence();
+      const std::uint32_t ticket = machine::atomic_add(ticket_of_tile, 1);
+      machine::fence();
+      machine::shared_store(kTicketWord, ticket);
+    }
+    meet();
+    if (machine::shared_load(kTicketWord) + 1 != static_cast<std::uint32_t>(share.num_parts))
+      return false;
+    if (machine::thread() == 0) machine::store_u32(ticket_of_tile, 0);
+    add_in_order(sums, parts, share.part, share.num_parts);
+    return true;
+  }
+
+  DMUON_DEVICE void finish(const Sums& sums) const {
+    const Share share = shares_.share();
+    const Place cluster = place_in_triangle(share.tile);
+    const float alpha =
+        p_.scale == nullptr ? p_.alpha : p_.alpha * machine::load_f32(p_.scale + share.matrix);
+    DMUON_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const Place place{2 * cluster.row + rank_, 2 * cluster.col + half};
+      if (place.col > place.row || place.row * kTile >= p_.m) continue;
+      meet();  // what was staged before has been written
+      stage_half(sums, half, place, share.matrix, alpha);
+      meet();
+      Staged::write(p_.out + share.matrix * p_.out_batch_stride, p_.out_row_stride, p_.m, place);
+    }
+  }
+
+  DMUON_DEVICE void stage_half(const Sums& sums, int half, Place place, int matrix,
+                               float alpha) const {
+    const bool adds = p_.c != nullptr;
+    if (adds) {
+      Staged::copy_from(p_.c + matrix * p_.c_batch_stride, p_.c_row_stride, p_.m, place);
+      machine::wait_copies<0>();
+      meet();
+    }
+    const int thread = machine::from_here(machine::thread());
+    const int lane = thread % 32;
+    const int first_row = thread / 32 * 16 + lane / 4;
+    DMUON_UNROLL
+    for (int i = 0; i < 32; ++i) {
+      const int row = first_row + i % 2 * 8;
+      const int col = i / 2 * 8 + lane % 4 * 2;
+      const int word = Staged::word_of(row, col);
+      const std::uint32_t c = adds ? machine::shared_load(word) : 0;
+      std::uint32_t pair = 0;
+      DMUON_UNROLL
+      for (int e = 0; e < 2; ++e) {
+        float value = alpha * sums[half * 64 + i * 2 + e];
+        if (adds) value += p_.beta * Format::wide(static_cast<std::uint16_t>(c >> 16 * e));
+        if (place.row == place.col && row == col + e) value += p_.diagonal;
+        pair |= std::uint32_t{Format::narrow(value)} << 16 * e;
+      }
+      machine::shared_store(word, pair);
+    }
+  }
+
+  const Symmetric90Parameters& all_;
+  const SymmetricParameters& p_;
+  int rank_;  // of the block in its cluster
+  Shares shares_;
+};
+
+}  // namespace dmuon::kernels::cuda::device
