@@ -49,17 +49,16 @@ void Launch::report(Site site, const std::string& what) {
   if (errors_.size() >= kMostErrors) return;
   std::string where(site.file);
   where = where.substr(where.find_last_of('/') + 1);
-  errors_.push_back(where.empty() ? what
-                                  : where + ":" + std::to_string(site.line) + " block (" +
-                                        std::to_string(block_x()) + ", " +
-                                        std::to_string(block_y()) + ") thread " +
-                                        std::to_string(thread()) + ": " + what);
+  errors_.push_back(where.empty()
+                        ? what
+                        : where + ":" + std::to_string(site.line) + " block (" +
+                              std::to_string(block_x()) + ", " + std::to_string(block_y()) +
+                              ") thread " + std::to_string(thread()) + ": " + what);
 }
 
 std::string Launch::name(const Moment& moment) const {
   const int threads = static_cast<int>(threads_.size());
-  if (moment.thread >= threads + static_cast<int>(multiplications_.size()))
-    return "a tile's copy";
+  if (moment.thread >= threads + static_cast<int>(multiplications_.size())) return "a tile's copy";
   if (moment.thread >= threads)
     return "a multiplication of warpgroup " + std::to_string(moment.thread - threads);
   const int rank = moment.thread / threads_a_block();
@@ -152,7 +151,8 @@ void Launch::end_a_tile() {
 
 bool Launch::has_ended(int rank) const {
   const auto first = fibers().begin() + rank * threads_a_block();
-  return std::all_of(first, first + threads_a_block(), [](const Fiber& one) { return one.ended(); });
+  return std::all_of(first, first + threads_a_block(),
+                     [](const Fiber& one) { return one.ended(); });
 }
 
 void Launch::check_ended() {
@@ -167,8 +167,7 @@ void Launch::check_ended() {
     site = threads_[i].site;
   }
   if (waiting > 0) {
-    report(site, "deadlock: " + std::to_string(waiting) + " of " +
-                     std::to_string(threads_.size()) +
+    report(site, "deadlock: " + std::to_string(waiting) + " of " + std::to_string(threads_.size()) +
                      " threads wait at a barrier or an instruction that the others do not reach");
     return;
   }

@@ -18,12 +18,13 @@
 
 namespace dmuon::kernels::cuda::emulator {
 
-inline constexpr int kWarp = 32;         ///< threads
+inline constexpr int kWarp = 32;           ///< threads
 inline constexpr int kNamedBarriers = 16;  ///< of a block; 0 is of all threads
 
 /// A launch that is running. Clusters run one after the other, their threads in turns.
 ///
-/// launch.cpp has the turns, launch_memory.cpp and launch_order.cpp what a thread calls in its turn.
+/// launch.cpp has the turns, launch_memory.cpp and launch_order.cpp what a thread calls in its
+/// turn.
 class Launch {
  public:
   Launch(const Grid& grid, const std::vector<Buffer>& buffers,
@@ -137,8 +138,8 @@ class Launch {
   Mbarriers mbarriers_;
   Tiles tiles_;
   std::vector<Multiplications> multiplications_;
-  std::vector<Registers> registers_;  // of each warpgroup
-  std::vector<int> free_registers_;   // of each block
+  std::vector<Registers> registers_;     // of each warpgroup
+  std::vector<int> free_registers_;      // of each block
   std::vector<std::vector<Sent>> sent_;  // to each block, by thread
   std::unordered_map<std::uint32_t*, Released> atomics_;
   Acquired acquired_;  // by the running cluster

@@ -115,7 +115,7 @@ void Launch::mbarrier_init(int word, std::uint32_t count, Site site) {
 void Launch::note_sent(int rank, const Moment& moment, Site site) {
   if (has_ended(rank)) report(site, "the other block of the cluster has ended");
   sent_[static_cast<std::size_t>(rank)][static_cast<std::size_t>(moment.thread)] = {moment.time,
-                                                                                   site};
+                                                                                    site};
 }
 
 void Launch::mbarrier_arrive(int word, int rank, std::uint32_t bytes, Site site) {
@@ -170,7 +170,8 @@ void Launch::wait_multiplications(std::uint32_t pending, Site site) {
 void Launch::change_registers(int count, bool takes, Site site) {
   Registers& own = registers_[static_cast<std::size_t>(current_ / kWarpgroup)];
   if (grid_.registers == 0) return;
-  if (count % 8 != 0 || count < 24 || count > 256 || (takes ? count < own.count : count > own.count))
+  if (count % 8 != 0 || count < 24 || count > 256 ||
+      (takes ? count < own.count : count > own.count))
     return report(site, "the warpgroup has " + std::to_string(own.count) + " registers a thread; " +
                             std::to_string(count) + " are wrong");
   own.wanted = count;

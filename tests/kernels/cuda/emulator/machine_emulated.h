@@ -148,11 +148,11 @@ template <int kPending>
 void wgmma_wait(DMUON_SITE) {
   emulator::wait_multiplications(kPending, {file, line});
 }
-#define DMUON_MULTIPLY(cols, name, format)                                                         \
-  inline void multiply_64x##cols##_##name(float(&sums)[cols / 2], uint64_t a, uint64_t b,          \
-                                          bool accumulate, DMUON_SITE) {                           \
-    emulator::multiply(                                                                            \
-        {sums, cols, a, b, accumulate, emulator::Narrow::format, emulator::Site{file, line}});     \
+#define DMUON_MULTIPLY(cols, name, format)                                                     \
+  inline void multiply_64x##cols##_##name(float(&sums)[cols / 2], uint64_t a, uint64_t b,      \
+                                          bool accumulate, DMUON_SITE) {                       \
+    emulator::multiply(                                                                        \
+        {sums, cols, a, b, accumulate, emulator::Narrow::format, emulator::Site{file, line}}); \
   }
 DMUON_MULTIPLY(128, f16, kF16)
 DMUON_MULTIPLY(128, bf16, kBF16)

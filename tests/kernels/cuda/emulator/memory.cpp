@@ -53,7 +53,7 @@ std::optional<GlobalMemory::Place> GlobalMemory::find(const void* address, std::
     const std::size_t offset = at - reinterpret_cast<std::uintptr_t>(buffer.base);
     if (offset < buffer.span() + 4096) {
       report_.error(site, name() + " at " + buffer.name + " + " + std::to_string(offset) +
-                        ": between its rows or past its end");
+                              ": between its rows or past its end");
       return std::nullopt;
     }
   }
@@ -72,8 +72,9 @@ bool GlobalMemory::read(const void* address, std::size_t bytes, const Now& now, 
     cell.read_line = site.line;
     if (cell.written && !now.knows(cell.write)) {
       report_.error(site, "race: loads " + place->tracked->buffer.name + " + " +
-                        std::to_string(place->offset + i) + ", written by " +
-                        report_.who(cell.write, cell.write_line) + " without order between them");
+                              std::to_string(place->offset + i) + ", written by " +
+                              report_.who(cell.write, cell.write_line) +
+                              " without order between them");
       break;
     }
   }
@@ -92,17 +93,19 @@ bool GlobalMemory::write(void* address, std::size_t bytes, const Now& now, Site 
     Touched& cell = place->tracked->cell(place->offset + i);
     const auto name = [&] { return buffer.name + " + " + std::to_string(place->offset + i); };
     if (cell.written && written_once(buffer)) {
-      report_.error(site, name() + " is written twice, before by " + report_.who(cell.write, cell.write_line));
+      report_.error(site, name() + " is written twice, before by " +
+                              report_.who(cell.write, cell.write_line));
       break;
     }
     if (cell.written && !now.knows(cell.write)) {
       report_.error(site, "race: overwrites " + name() + ", written by " +
-                        report_.who(cell.write, cell.write_line) + " without order between them");
+                              report_.who(cell.write, cell.write_line) +
+                              " without order between them");
       break;
     }
     if (const auto reader = cell.reads.unknown(now)) {
-      report_.error(site, "race: overwrites " + name() + ", loaded by " + report_.who(*reader, cell.read_line) +
-                        " without order between them");
+      report_.error(site, "race: overwrites " + name() + ", loaded by " +
+                              report_.who(*reader, cell.read_line) + " without order between them");
       break;
     }
     cell = {now.moment, site.line, 0, {}, true};
@@ -114,7 +117,8 @@ bool GlobalMemory::atomic(void* address, Site site) {
   const auto place = find(address, 4, 4, "atomic operation", site);
   if (!place) return false;
   if (place->tracked->buffer.access == Access::kChanges) return true;
-  report_.error(site, "atomic operation on " + place->tracked->buffer.name + ", which is no such buffer");
+  report_.error(site,
+                "atomic operation on " + place->tracked->buffer.name + ", which is no such buffer");
   return false;
 }
 
@@ -133,7 +137,7 @@ void GlobalMemory::check_written() {
     }
     if (missing > 0) {
       report_.error({"", 0},
-              std::to_string(missing) + " bytes of " + buffer.name + " were never written");
+                    std::to_string(missing) + " bytes of " + buffer.name + " were never written");
     }
   }
 }

@@ -19,8 +19,8 @@ void SharedMemory::reset(unsigned bytes) {
 
 SharedMemory::Cell* SharedMemory::find(int word, const char* what, Site site) {
   if (word < 0 || static_cast<std::size_t>(word) >= cells_.size()) {
-    report_.error(site,
-                  std::string(what) + " of " + name(word) + ", of " + std::to_string(cells_.size()));
+    report_.error(
+        site, std::string(what) + " of " + name(word) + ", of " + std::to_string(cells_.size()));
     return nullptr;
   }
   Cell& cell = cells_[static_cast<std::size_t>(word)];

@@ -88,13 +88,11 @@ bool Multiplications::load(std::vector<float>& values, std::uint64_t descriptor,
     }
   }
   for (const auto& [writer, word] : writers) {
-    const auto ignorant = std::ranges::find_if(nows, [&](const Now& now) {
-      return writer.cluster >= 0 && !now.knows(writer);
-    });
+    const auto ignorant = std::ranges::find_if(
+        nows, [&](const Now& now) { return writer.cluster >= 0 && !now.knows(writer); });
     if (ignorant == nows.end()) continue;
-    report_.error(site, "race: multiplies shared word " + std::to_string(word) +
-                            ", whose copy " + report_.name(ignorant->moment) +
-                            " has not waited for");
+    report_.error(site, "race: multiplies shared word " + std::to_string(word) + ", whose copy " +
+                            report_.name(ignorant->moment) + " has not waited for");
   }
   return true;
 }

@@ -17,10 +17,10 @@
 namespace dmuon::kernels::cuda::fake {
 
 struct Limits {
-  int capability;    ///< such as 90
+  int capability;         ///< such as 90
   int shared_bytes;       ///< a block's, without asking for more
   int most_shared_bytes;  ///< a block's, if a kernel asks for them
-  int registers;     ///< a block's
+  int registers;          ///< a block's
   int multiprocessors;
 };
 

@@ -191,9 +191,8 @@ CUresult cuLibraryGetKernel(CUkernel* kernel, CUlibrary handle, const char* name
     std::fprintf(stderr, "fake libcuda: %s takes other parameters in the cubin\n", name);
     return CUDA_ERROR_INVALID_IMAGE;
   }
-  library.kernels.push_back(
-      std::make_unique<LoadedKernel>(LoadedKernel{
-      name, needs->second, &host->second, device.limits().shared_bytes}));
+  library.kernels.push_back(std::make_unique<LoadedKernel>(
+      LoadedKernel{name, needs->second, &host->second, device.limits().shared_bytes}));
   *kernel = reinterpret_cast<CUkernel>(library.kernels.back().get());
   return CUDA_SUCCESS;
 }
