@@ -1,5 +1,4 @@
 #include "dmuon/kernels/cuda/symmetric.h"
-#include "dmuon/kernels/cuda/library.h"
 
 #include <gtest/gtest.h>
 
@@ -10,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "dmuon/kernels/cuda/library.h"
 #include "tests/kernels/cuda/emulator/machine_emulated.h"
 #include "tests/kernels/cuda/gpu.h"
 

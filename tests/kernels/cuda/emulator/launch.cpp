@@ -84,16 +84,15 @@ void Launch::mix_threads() {
 void Launch::start_threads() {
   const std::size_t threads = threads_.size();
   const std::size_t warpgroups = (threads + kWarpgroup - 1) / kWarpgroup;
-  const auto nothing =
-      std::make_shared<std::vector<std::uint32_t>>(threads + warpgroups + kMostMbarriers);
+  nothing_ = std::make_shared<std::vector<std::uint32_t>>(threads + warpgroups + kMostMbarriers);
   threads_ = std::vector<Thread>(threads);
-  for (Thread& thread : threads_) thread.known = nothing;
+  for (Thread& thread : threads_) thread.known = nothing_;
   warps_.assign(threads / kWarp, {});
   warpgroups_.assign(warpgroups, {});
   barriers_.assign(std::size_t{kNamedBarriers} * grid_.cluster + 1, {});
   acquired_.clear();
   for (SharedMemory& shared : shared_) shared.reset(grid_.shared_bytes);
-  mbarriers_.reset(static_cast<int>(threads + warpgroups));
+  mbarriers_.reset(static_cast<int>(threads + warpgroups), nothing_);
   tiles_.reset();
   multiplications_.clear();
   for (std::size_t i = 0; i < warpgroups; ++i)
@@ -101,7 +100,7 @@ void Launch::start_threads() {
                                   static_cast<int>(threads + i));
   registers_.assign(warpgroups, {static_cast<int>(grid_.registers), 0});
   free_registers_.assign(grid_.cluster, 0);
-  sent_.assign(grid_.cluster, std::vector<Sent>(nothing->size()));
+  sent_.assign(grid_.cluster, std::vector<Sent>(nothing_->size()));
   for (std::size_t i = 0; i < threads; ++i) fibers()[i].start(body_);
 }
 

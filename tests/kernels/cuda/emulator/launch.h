@@ -130,6 +130,7 @@ class Launch {
   std::vector<std::string> errors_;
   GlobalMemory global_;
   std::vector<SharedMemory> shared_;  // of the cluster's blocks, as all that follows
+  Known nothing_;
   std::vector<Thread> threads_;
   std::vector<Gathering> warps_;
   std::vector<Gathering> warpgroups_;

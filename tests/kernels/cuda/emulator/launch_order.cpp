@@ -160,8 +160,7 @@ void Launch::wait_multiplications(std::uint32_t pending, Site site) {
   Multiplications& own = multiplications();
   const std::uint32_t ended = own.wait(pending, site);
   if (ended == 0) return;
-  const Known known =
-      joined(std::make_shared<std::vector<std::uint32_t>>(me().known->size()), own.thread(), ended);
+  const Known known = joined(nothing_, own.thread(), ended);
   const auto first = threads_.begin() + current_ / kWarpgroup * kWarpgroup;
   std::for_each(first, first + kWarpgroup,
                 [&](Thread& thread) { thread.known = joiner_(thread.known, known); });

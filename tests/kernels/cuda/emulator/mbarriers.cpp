@@ -10,9 +10,10 @@ std::string name_of(int block, int word) {
 
 }  // namespace
 
-void Mbarriers::reset(int first_thread) {
+void Mbarriers::reset(int first_thread, const Known& nothing) {
   all_.clear();
   first_thread_ = first_thread;
+  nothing_ = nothing;
 }
 
 void Mbarriers::init(int block, int word, std::uint32_t count, const Now& now, Site site) {
@@ -23,6 +24,7 @@ void Mbarriers::init(int block, int word, std::uint32_t count, const Now& now, S
   made.index = static_cast<int>(all_.size()) - 1;
   made.count = made.missing = count;
   made.made = now.moment;
+  made.arrived = made.known = nothing_;
   made.line = site.line;
 }
 
@@ -79,7 +81,7 @@ void Mbarriers::end_phase(Mbarrier& mbarrier) {
   if (mbarrier.missing > 0 || mbarrier.bytes != 0) return;
   ++mbarrier.phases;
   mbarrier.missing = mbarrier.count;
-  mbarrier.known = joined(mbarrier.known, mbarrier.arrived);
+  mbarrier.known = mbarrier.arrived;
 }
 
 void Mbarriers::check_ended() const {

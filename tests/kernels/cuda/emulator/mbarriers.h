@@ -24,8 +24,8 @@ struct Mbarrier {
   bool fenced = false;       ///< after its initialisation: blocks of the cluster and copies see it
   int line = 0;              ///< of the last operation
   std::uint32_t copies = 0;  ///< that have begun
-  Known arrived;             ///< what those who have arrived in this phase know
-  Known known;               ///< the same of all phases that have ended
+  Known arrived;             ///< what all who have arrived know
+  Known known;               ///< the same, of phases that have ended
 
   bool passes(std::uint32_t parity) const { return phases % 2 != parity; }
 };
@@ -36,7 +36,7 @@ class Mbarriers {
  public:
   Mbarriers(const Report& report, std::vector<SharedMemory>& shared)
       : report_(report), shared_(shared) {}
-  void reset(int first_thread);
+  void reset(int first_thread, const Known& nothing);
   void init(int block, int word, std::uint32_t count, const Now& now, Site site);
   /// Fences what this thread has initialised.
   void fence(const Now& now);
@@ -58,6 +58,7 @@ class Mbarriers {
   std::vector<SharedMemory>& shared_;
   std::map<std::pair<int, int>, Mbarrier> all_;
   int first_thread_ = 0;
+  Known nothing_;
 };
 
 }  // namespace dmuon::kernels::cuda::emulator

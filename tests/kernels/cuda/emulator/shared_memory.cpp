@@ -61,16 +61,17 @@ void SharedMemory::load(std::uint32_t (&values)[4], int word, const Now& now, Si
   for (int i = 0; i < 4; ++i) values[i] = load(word + i, now, site);
 }
 
-void SharedMemory::check_overwrite(const Cell& cell, int word, const Now& now, Site site) {
-  check_in_flight(cell, word, "store to ", site);
-  if (cell.holds != Holds::kNothing && !now.knows(cell.write)) {
-    report_.error(site, "race: overwrites " + name(word) + ", written by " +
-                            report_.who(cell.write, cell.write_line) + " without a barrier");
-  }
-  if (const auto reader = cell.reads.unknown(now)) {
-    report_.error(site, "race: overwrites " + name(word) + ", loaded by " +
-                            report_.who(*reader, cell.read_line) + " without a barrier");
-  }
+bool SharedMemory::check_overwrite(const Cell& cell, int word, const Now& now, Site site) {
+  if (!check_in_flight(cell, word, "store to ", site)) return false;
+  const auto refuse = [&](const char* how, const Moment& who, int line) {
+    report_.error(site, "race: overwrites " + name(word) + how + report_.who(who, line) +
+                            " without a barrier");
+    return false;
+  };
+  if (const auto reader = cell.reads.unknown(now))
+    return refuse(", loaded by ", *reader, cell.read_line);
+  if (cell.holds == Holds::kNothing || now.knows(cell.write)) return true;
+  return refuse(", written by ", cell.write, cell.write_line);
 }
 
 void SharedMemory::store(int word, std::uint32_t value, const Now& now, Site site) {
@@ -92,16 +93,18 @@ void SharedMemory::end_copy(int word, std::uint32_t value, const Moment& now) {
     cells_[static_cast<std::size_t>(word)].write = now;
 }
 
-void SharedMemory::begin_tile(int word, const Moment& writer, const Now& now, Site site) {
+bool SharedMemory::begin_tile(int word, const Moment& writer, const Now& now, Site site) {
   Cell* const cell = find(word, "copy of a tile", site);
-  if (cell == nullptr) return;
-  check_overwrite(*cell, word, now, site);
+  if (cell == nullptr) return false;
+  bool right = check_overwrite(*cell, word, now, site);
   if (cell->holds == Holds::kStored) {
+    right = false;
     report_.error(site, "a tile's copy overwrites " + name(word) + ", stored by " +
                             report_.who(cell->write, cell->write_line) +
                             " without a fence between them");
   }
   *cell = {kPoison, Holds::kTile, true, site.line, 0, writer};
+  return right;
 }
 
 void SharedMemory::end_tile(int word, std::uint32_t value) {

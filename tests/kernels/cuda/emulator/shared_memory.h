@@ -31,7 +31,8 @@ class SharedMemory {
   // a fence that device code does not have.
 
   /// Begins a tile's copy to a word: `writer` will write it. `now` is the thread that asks for it.
-  void begin_tile(int word, const Moment& writer, const Now& now, Site site);
+  /// Returns false after a report.
+  bool begin_tile(int word, const Moment& writer, const Now& now, Site site);
   void end_tile(int word, std::uint32_t value);
   /// Loads a word of a multiplication's operand. The caller checks that threads know the writers.
   std::uint32_t load_operand(int word, const Moment& reader, const Now& now, Writers& writers,
@@ -53,7 +54,7 @@ class SharedMemory {
   /// Returns null, after a report, if there is no such word or it is an mbarrier.
   Cell* find(int word, const char* what, Site site);
   bool check_in_flight(const Cell& cell, int word, const char* what, Site site);
-  void check_overwrite(const Cell& cell, int word, const Now& now, Site site);
+  bool check_overwrite(const Cell& cell, int word, const Now& now, Site site);
   static std::string name(int word) { return "shared word " + std::to_string(word); }
 
   const Report& report_;

@@ -68,8 +68,8 @@ std::optional<Moment> Tiles::begin(int word, const TensorMap& map, int mbarrier,
   Mbarrier* const counted = mbarriers_.find(block, mbarrier, user, true, now, site);
   if (counted == nullptr) return std::nullopt;
   const Moment moment = mbarriers_.begin_copy(*counted, now.moment.cluster);
-  for (int i = 0; i < static_cast<int>(decoded->tile_rows) * kChunks * 4; ++i)
-    shared.begin_tile(word + i, moment, now, site);
+  const int words = static_cast<int>(decoded->tile_rows) * kChunks * 4;
+  for (int i = 0; i < words && shared.begin_tile(word + i, moment, now, site);) ++i;
   all_.push_back({block, word, *decoded, at, counted, moment, site});
   return moment;
 }
