@@ -1,4 +1,5 @@
 #include "dmuon/kernels/cuda/symmetric.h"
+#include "dmuon/kernels/cuda/library.h"
 
 #include <gtest/gtest.h>
 
@@ -202,6 +203,14 @@ TEST_F(SymmetricTest, RunsByEachCandidate) {
   const auto choices = candidates(Case(shape, Half::kFp16).describe(), 0);
   EXPECT_GT(choices.size(), 6U);
   expect_all(shape, choices);
+}
+
+// Clusters of two blocks: a row of tiles that the second block has none of, whole tiles and runs.
+TEST_F(SymmetricTest, RunsOnHopper) {
+  if (!has_symmetric90(0)) GTEST_SKIP() << "compute capability 9.0 alone";
+  expect_all({1, 8, 8, false, true}, {{"symmetric90", 1}});
+  expect_all({2, 263, 141, true, true}, {{"symmetric90", 1}, {"symmetric90", 3}});
+  expect_all({1, 150, 9 * 64 + 3, true, false}, {{"symmetric90", 1}, {"symmetric90", 4}});
 }
 
 TEST_F(SymmetricTest, WithoutInnerEntriesIsWhatIsAdded) {

@@ -3,6 +3,7 @@
 #include "dmuon/kernels/cuda/direction.h"
 #include "dmuon/kernels/cuda/move_weights.h"
 #include "dmuon/kernels/cuda/symmetric80.h"
+#include "dmuon/kernels/cuda/symmetric90.h"
 
 namespace dmuon::kernels::cuda::fake {
 namespace {
@@ -81,9 +82,8 @@ std::vector<Buffer> direction_buffers(const void* parameters, unsigned batch, To
   return buffers;
 }
 
-template <int kTile>
-std::vector<Buffer> symmetric_buffers(const void* parameters, unsigned batch, ToHost) {
-  const auto& p = *static_cast<const SymmetricParameters*>(parameters);
+// Operands and results of symmetric products.
+std::vector<Buffer> product_buffers(const SymmetricParameters& p, unsigned batch) {
   std::vector<Buffer> buffers;
   const auto add = [&](const char* name, const void* base, int cols, std::int64_t row_stride,
                        std::int64_t batch_stride, Access access) {
@@ -95,12 +95,34 @@ std::vector<Buffer> symmetric_buffers(const void* parameters, unsigned batch, To
   add("c", p.c, p.m, p.c_row_stride, p.c_batch_stride, Access::kRead);
   add("out", p.out, p.m, p.out_row_stride, p.out_batch_stride, Access::kWrite);
   if (p.scale != nullptr) buffers.push_back(array("scale", p.scale, 4 * batch, Access::kRead));
+  return buffers;
+}
+
+template <int kTile>
+std::vector<Buffer> symmetric80_buffers(const void* parameters, unsigned batch, ToHost) {
+  const auto& p = *static_cast<const SymmetricParameters*>(parameters);
+  std::vector<Buffer> buffers = product_buffers(p, batch);
   if (p.splits > 1) {
     const std::size_t tiles = std::size_t{batch} * static_cast<std::size_t>(p.num_tiles);
     const std::size_t sums = tiles * static_cast<std::size_t>(p.splits) * kTile * kTile;
     buffers.push_back(array("partial", p.partial, 4 * sums, Access::kChanges));
     buffers.push_back(array("tickets", p.tickets, 4 * tiles, Access::kChanges));
   }
+  return buffers;
+}
+
+std::vector<Buffer> symmetric90_buffers(const void* parameters, unsigned, ToHost) {
+  const auto& p = *static_cast<const Symmetric90Parameters*>(parameters);
+  const SharesOf& shares = p.shares;
+  std::vector<Buffer> buffers = product_buffers(p.product, static_cast<unsigned>(shares.batch));
+  // Of the two blocks of each tile that is cut.
+  const auto halves = 2 * static_cast<std::size_t>(shares.batch) *
+                      static_cast<std::size_t>(shares.num_tiles - shares.num_whole);
+  if (halves == 0) return buffers;
+  const std::size_t sums =
+      halves * static_cast<std::size_t>(p.most_parts) * kSymmetric90Tile * 2 * kSymmetric90Tile;
+  buffers.push_back(array("partial", p.product.partial, 4 * sums, Access::kChanges));
+  buffers.push_back(array("tickets", p.product.tickets, 4 * halves, Access::kChanges));
   return buffers;
 }
 
@@ -114,7 +136,12 @@ HostKernel kernel(decltype(HostKernel::buffers) buffers) {
 template <typename Format, SymmetricTile kShape>
 HostKernel symmetric80() {
   return kernel<SymmetricParameters, device::Symmetric80<Format, kShape>::run>(
-      symmetric_buffers<kShape.tile>);
+      symmetric80_buffers<kShape.tile>);
+}
+
+template <typename Format>
+HostKernel symmetric90() {
+  return kernel<Symmetric90Parameters, device::Symmetric90<Format>::run>(symmetric90_buffers);
 }
 
 }  // namespace
@@ -139,6 +166,8 @@ const std::map<std::string, HostKernel>& kernels() {
       {"symmetric80_128_bf16", symmetric80<device::BFloat16, kSymmetric80Large>()},
       {"symmetric80_64_f16", symmetric80<device::Fp16, kSymmetric80Small>()},
       {"symmetric80_64_bf16", symmetric80<device::BFloat16, kSymmetric80Small>()},
+      {"symmetric90_f16", symmetric90<device::Fp16>()},
+      {"symmetric90_bf16", symmetric90<device::BFloat16>()},
   };
   return kKernels;
 }
