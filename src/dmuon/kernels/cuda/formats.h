@@ -8,6 +8,9 @@ namespace dmuon::kernels::cuda::device {
 struct Fp16 {
   static DMUON_DEVICE float wide(std::uint16_t half) { return machine::float_of_f16(half); }
   static DMUON_DEVICE std::uint16_t narrow(float value) { return machine::f16_of(value); }
+  static DMUON_DEVICE std::uint32_t narrow_pair(float low, float high) {
+    return machine::f16_pair_of(low, high);
+  }
   static DMUON_DEVICE void multiply_add(float (&sums)[4], const std::uint32_t (&a)[4],
                                         const std::uint32_t (&b)[2]) {
     machine::multiply_add_f16(sums, a, b);
@@ -20,6 +23,9 @@ struct Fp16 {
 struct BFloat16 {
   static DMUON_DEVICE float wide(std::uint16_t half) { return machine::float_of_bf16(half); }
   static DMUON_DEVICE std::uint16_t narrow(float value) { return machine::bf16_of(value); }
+  static DMUON_DEVICE std::uint32_t narrow_pair(float low, float high) {
+    return machine::bf16_pair_of(low, high);
+  }
   static DMUON_DEVICE void multiply_add(float (&sums)[4], const std::uint32_t (&a)[4],
                                         const std::uint32_t (&b)[2]) {
     machine::multiply_add_bf16(sums, a, b);

@@ -5,6 +5,7 @@
 #define DMUON_DEVICE __device__ __forceinline__
 #define DMUON_UNROLL _Pragma("unroll")
 #define DMUON_NO_UNROLL _Pragma("unroll 1")
+#define DMUON_UNROLL_4 _Pragma("unroll 4")
 
 namespace dmuon::kernels::cuda::machine {
 
@@ -44,6 +45,9 @@ DMUON_DEVICE void load_u16x4(uint16_t (&v)[4], const uint16_t* p) {
   v[1] = four.y;
   v[2] = four.z;
   v[3] = four.w;
+}
+DMUON_DEVICE uint32_t load_u16x2(const uint16_t* p) {
+  return *reinterpret_cast<const uint32_t*>(p);
 }
 DMUON_DEVICE void store_u16(uint16_t* p, uint16_t v) { *p = v; }
 DMUON_DEVICE void store_u16x4(uint16_t* p, const uint16_t (&v)[4]) {
@@ -138,6 +142,15 @@ DMUON_DEVICE uint32_t shuffle_xor(uint32_t v, int mask) {
 // Orders this thread's accesses for threads of other blocks.
 DMUON_DEVICE void fence() { __threadfence(); }
 DMUON_DEVICE uint32_t atomic_add(uint32_t* p, uint32_t v) { return atomicAdd(p, v); }
+// fence(), atomic_add, fence() in one.
+DMUON_DEVICE uint32_t atomic_add_fenced(uint32_t* p, uint32_t v) {
+  uint32_t before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(__cvta_generic_to_global(p)), "r"(v)
+               : "memory");
+  return before;
+}
 
 DMUON_DEVICE uint32_t bits_of(float v) { return __float_as_uint(v); }
 DMUON_DEVICE float float_of(uint32_t v) { return __uint_as_float(v); }
@@ -155,6 +168,17 @@ DMUON_DEVICE uint16_t bf16_of(float v) {
   uint16_t half;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(half) : "f"(v));
   return half;
+}
+// `low` in the lower 16 bits.
+DMUON_DEVICE uint32_t f16_pair_of(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+DMUON_DEVICE uint32_t bf16_pair_of(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
 }
 DMUON_DEVICE float float_of_f16(uint16_t half) {
   float v;

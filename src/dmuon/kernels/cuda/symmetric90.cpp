@@ -13,10 +13,11 @@ constexpr std::int64_t kMostTiles = std::int64_t{1} << 30;
 constexpr std::int64_t kPartBytes = kSymmetric90Tile * kTile * 4;  // sums of a block
 
 // Microseconds, by what an H200 took.
-constexpr double kLaunchUs = 5;
+constexpr double kLaunchUs = 6;
 constexpr double kStepUs = 0.7;
-constexpr double kFinishUs = 2;  // scaling and writing a tile
-constexpr double kPartUs = 3;    // storing and adding a part's sums
+constexpr double kFinishUs = 3;  // scaling and writing a tile
+constexpr double kCutUs = 4;     // of a share that is a part of a tile
+constexpr double kPartUs = 2;    // adding a part's sums
 
 std::int64_t num_clusters(int device) { return num_multiprocessors(device) / 2; }
 std::int64_t num_steps(const Symmetric& product) {
@@ -59,8 +60,9 @@ double estimate(const SharesOf& shares, std::int64_t clusters) {
   const std::int64_t runs = divided_up(std::int64_t{shares.batch} * shares.num_runs, clusters);
   const double steps =
       static_cast<double>(num_cut(shares)) * shares.num_steps / shares.num_runs;
+  const double parts = kCutUs + static_cast<double>(most_parts(shares)) * kPartUs;
   const bool even = shares.num_runs % num_cut(shares) == 0;  // then a run touches one tile
-  return us + static_cast<double>(runs) * (steps * kStepUs + kFinishUs + (even ? 1 : 2) * kPartUs);
+  return us + static_cast<double>(runs) * (steps * kStepUs + kFinishUs + (even ? 1 : 2) * parts);
 }
 
 void add_candidates(std::vector<Estimate>& found, const Symmetric& product, int device) {
@@ -103,6 +105,10 @@ void launch_one(const Symmetric& product, const SymmetricChoice& choice, void* w
   parameters.a = map(product.a);
   parameters.b = product.a == product.b ? parameters.a : map(product.b);
   parameters.shares = shares_of(product, choice.splits, device);
+  core::require(parameters.shares.num_runs <= num_cut(parameters.shares) * parameters.shares.num_steps,
+                "symmetric: choice.splits must be at most ",
+                num_cut(parameters.shares) * parameters.shares.num_steps,
+                ", the steps that are cut; got ", choice.splits);
   parameters.most_parts = static_cast<int>(most_parts(parameters.shares));
   const std::int64_t units = product.batch * (std::int64_t{parameters.shares.num_whole} +
                                               parameters.shares.num_runs);

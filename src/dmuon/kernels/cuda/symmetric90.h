@@ -158,6 +158,16 @@ class Symmetric90 {
     }
   }
 
+  // Returns how many parts of the tile have ended, and adds to it once all threads are here. Stores
+  // of this block come before, and those of the parts that have ended are visible.
+  static DMUON_DEVICE std::uint32_t ended_before(std::uint32_t* ticket, std::uint32_t more) {
+    meet();
+    if (machine::thread() == 0)
+      machine::shared_store(kTicketWord, machine::atomic_add_fenced(ticket, more));
+    meet();
+    return machine::shared_load(kTicketWord);
+  }
+
   // True in the cluster that now has the sums of all parts.
   DMUON_DEVICE bool add_parts(Sums& sums) const {
     const Share share = shares_.share();
@@ -166,24 +176,18 @@ class Symmetric90 {
                              machine::from_here(share.tile) - of.num_whole;
     float* const parts =
         p_.partial + (cut * all_.most_parts * 2 + rank_) * kPart + machine::thread() * 4;
-    float* const mine = parts + share.part * 2 * kPart;
-    DMUON_UNROLL
-    for (int i = 0; i < 32; ++i) {
-      const float four[4] = {sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]};
-      machine::store_f32x4(mine + i * kMultipliers * 4, four);
+    std::uint32_t* const ticket = p_.tickets + 2 * cut + rank_;
+    const auto last = static_cast<std::uint32_t>(share.num_parts - 1);
+    // One of the first two parts, if all others have ended, stays in registers.
+    if (share.part >= 2 || ended_before(ticket, 0) != last) {
+      DMUON_UNROLL
+      for (int i = 0; i < 32; ++i) {
+        const float four[4] = {sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]};
+        machine::store_f32x4(parts + share.part * 2 * kPart + i * kMultipliers * 4, four);
+      }
+      if (ended_before(ticket, 1) != last) return false;
     }
-    std::uint32_t* const ticket_of_tile = p_.tickets + 2 * cut + rank_;
-    meet();
-    if (machine::thread() == 0) {
-      machine::fence();
-      const std::uint32_t ticket = machine::atomic_add(ticket_of_tile, 1);
-      machine::fence();
-      machine::shared_store(kTicketWord, ticket);
-    }
-    meet();
-    if (machine::shared_load(kTicketWord) + 1 != static_cast<std::uint32_t>(share.num_parts))
-      return false;
-    if (machine::thread() == 0) machine::store_u32(ticket_of_tile, 0);
+    if (machine::thread() == 0) machine::store_u32(ticket, 0);
     add_in_order(sums, parts, share.part, share.num_parts);
     return true;
   }
@@ -198,39 +202,59 @@ class Symmetric90 {
       const Place place{2 * cluster.row + rank_, 2 * cluster.col + half};
       if (place.col > place.row || place.row * kTile >= p_.m) continue;
       meet();  // what was staged before has been written
-      stage_half(sums, half, place, share.matrix, alpha);
+      const bool is_whole = (place.row + 1) * kTile <= p_.m;
+      if (p_.c == nullptr && p_.diagonal == 0) {
+        stage_half<kSumsAlone>(sums, half, place, share.matrix, alpha);
+      } else if (p_.c != nullptr && p_.diagonal == 0 && is_whole) {
+        stage_half<kWithC>(sums, half, place, share.matrix, alpha);
+      } else {
+        if (p_.c != nullptr) {
+          Staged::copy_from(p_.c + share.matrix * p_.c_batch_stride, p_.c_row_stride, p_.m, place);
+          machine::wait_copies<0>();
+          meet();
+        }
+        stage_half<kAnything>(sums, half, place, share.matrix, alpha);
+      }
       meet();
       Staged::write(p_.out + share.matrix * p_.out_batch_stride, p_.out_row_stride, p_.m, place);
     }
   }
 
+  // What is added to the sums: nothing; c, of a tile that lies in it with all its entries; or c,
+  // which has been staged, if there is one, and the diagonal.
+  enum Added { kSumsAlone, kWithC, kAnything };
+
+  // Scales the sums of 128 columns, adds and rounds.
+  template <Added kAdded>
   DMUON_DEVICE void stage_half(const Sums& sums, int half, Place place, int matrix,
                                float alpha) const {
-    const bool adds = p_.c != nullptr;
-    if (adds) {
-      Staged::copy_from(p_.c + matrix * p_.c_batch_stride, p_.c_row_stride, p_.m, place);
-      machine::wait_copies<0>();
-      meet();
-    }
     const int thread = machine::from_here(machine::thread());
     const int lane = thread % 32;
     const int first_row = thread / 32 * 16 + lane / 4;
+    const int first_col = lane % 4 * 2;
+    const std::uint16_t* const c = p_.c + matrix * p_.c_batch_stride +
+                                   (place.row * kTile + first_row) * p_.c_row_stride +
+                                   place.col * kTile + first_col;
     DMUON_UNROLL
     for (int i = 0; i < 32; ++i) {
       const int row = first_row + i % 2 * 8;
-      const int col = i / 2 * 8 + lane % 4 * 2;
+      const int col = first_col + i / 2 * 8;
       const int word = Staged::word_of(row, col);
-      const std::uint32_t c = adds ? machine::shared_load(word) : 0;
-      std::uint32_t pair = 0;
-      DMUON_UNROLL
-      for (int e = 0; e < 2; ++e) {
-        float value = alpha * sums[half * 64 + i * 2 + e];
-        if (adds) value += p_.beta * Format::wide(static_cast<std::uint16_t>(c >> 16 * e));
-        if (place.row == place.col && row == col + e) value += p_.diagonal;
-        pair |= std::uint32_t{Format::narrow(value)} << 16 * e;
+      float pair[2] = {alpha * sums[half * 64 + i * 2], alpha * sums[half * 64 + i * 2 + 1]};
+      if (kAdded == kWithC) {
+        add_c(pair, machine::load_u16x2(c + i % 2 * 8 * p_.c_row_stride + i / 2 * 8));
+      } else if (kAdded == kAnything) {
+        if (p_.c != nullptr) add_c(pair, machine::shared_load(word));
+        if (place.row == place.col && row == col) pair[0] += p_.diagonal;
+        if (place.row == place.col && row == col + 1) pair[1] += p_.diagonal;
       }
-      machine::shared_store(word, pair);
+      machine::shared_store(word, Format::narrow_pair(pair[0], pair[1]));
     }
+  }
+
+  DMUON_DEVICE void add_c(float (&pair)[2], std::uint32_t c) const {
+    pair[0] += p_.beta * Format::wide(static_cast<std::uint16_t>(c));
+    pair[1] += p_.beta * Format::wide(static_cast<std::uint16_t>(c >> 16));
   }
 
   const Symmetric90Parameters& all_;

@@ -14,6 +14,7 @@
 #define DMUON_DEVICE inline
 #define DMUON_UNROLL
 #define DMUON_NO_UNROLL
+#define DMUON_UNROLL_4
 #define DMUON_SITE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
 namespace dmuon::kernels::cuda::machine {
@@ -51,6 +52,7 @@ inline uint16_t load_u16(const uint16_t* p, DMUON_SITE) { return load<uint16_t>(
 inline void load_u16x4(uint16_t (&v)[4], const uint16_t* p, DMUON_SITE) {
   std::memcpy(v, emulator::read(p, sizeof v, {file, line}), sizeof v);
 }
+inline uint32_t load_u16x2(const uint16_t* p, DMUON_SITE) { return load<uint32_t>(p, file, line); }
 inline void store_u16(uint16_t* p, uint16_t v, DMUON_SITE) { store(p, v, file, line); }
 inline void store_u16x4(uint16_t* p, const uint16_t (&v)[4], DMUON_SITE) {
   store(p, v, file, line);
@@ -105,6 +107,13 @@ inline uint32_t shuffle_xor(uint32_t v, int mask, DMUON_SITE) {
 inline void fence() { emulator::fence(); }
 inline uint32_t atomic_add(uint32_t* p, uint32_t v, DMUON_SITE) {
   return emulator::atomic_add(p, v, {file, line});
+}
+
+inline uint32_t atomic_add_fenced(uint32_t* p, uint32_t v, DMUON_SITE) {
+  emulator::fence();
+  const uint32_t before = emulator::atomic_add(p, v, {file, line});
+  emulator::fence();
+  return before;
 }
 
 // Of compute capability 9.0.
@@ -200,6 +209,12 @@ inline uint16_t bf16_of(float v, DMUON_SITE) {
   }
   const uint32_t bits = bits_of(v);
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+inline uint32_t f16_pair_of(float low, float high) {
+  return f16_of(low) | uint32_t{f16_of(high)} << 16;
+}
+inline uint32_t bf16_pair_of(float low, float high) {
+  return bf16_of(low) | uint32_t{bf16_of(high)} << 16;
 }
 inline float float_of_f16(uint16_t bits) {
   _Float16 half;
