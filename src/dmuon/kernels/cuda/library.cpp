@@ -174,13 +174,13 @@ TensorMap tensor_map(const void* data, Half format, std::int64_t batch, std::int
       size(2 * row_stride), size(2 * (batch == 1 ? rows * row_stride : batch_stride))};
   const std::array<unsigned, 3> box{kSymmetric90Depth, kSymmetric90Tile, 1};
   const std::array<unsigned, 3> ones{1, 1, 1};
-  TensorMap map;
+  TensorMap map;  // not the caller's object, which GCC 12 does not always align
   check(driver()->encode_tensor_map(&map, format == Half::kFp16 ? kTensorFp16 : kTensorBFloat16, 3,
                                     const_cast<void*>(data), sizes.data(), bytes.data(), box.data(),
                                     ones.data(), kNoInterleave, kSwizzle128, kPromote256,
                                     kFillZeros),
         "cuTensorMapEncodeTiled");
-  return map;
+  return TensorMap(map);
 }
 
 void launch(const Launch& launch, const void* parameters, std::size_t bytes, int device,
