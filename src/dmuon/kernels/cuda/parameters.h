@@ -112,8 +112,7 @@ struct SymmetricParameters {
   float diagonal;
 };
 
-/// A CUtensorMap: where TMA finds an operand, as boxes of kSymmetric90Tile rows and
-/// kSymmetric90Depth columns.
+/// A CUtensorMap: where TMA finds an operand, in boxes of kSymmetric90Depth columns.
 struct alignas(64) TensorMap {
   std::uint64_t words[16];
 };
