@@ -57,8 +57,10 @@ class Launch {
 
   std::vector<std::string> run() {
     const bool all = grid_.only < 0;
-    std::vector<unsigned> blocks(all ? std::size_t{grid_.x} * grid_.y : 1);
-    std::iota(blocks.begin(), blocks.end(), all ? 0U : static_cast<unsigned>(grid_.only));
+    const auto only = static_cast<unsigned>(all ? 0 : grid_.only);
+    const std::size_t count = std::size_t{grid_.x} * grid_.y;
+    std::vector<unsigned> blocks(all ? count : only < count ? 1 : 0);
+    std::iota(blocks.begin(), blocks.end(), only);
     std::ranges::shuffle(blocks, random_);
     for (const unsigned block : blocks) run_block(block);
     if (all && errors_.empty()) global_.check_written();

@@ -47,7 +47,8 @@ struct Grid {
   unsigned y = 1;
   unsigned threads = 32;  ///< a block's, a multiple of 32
   unsigned shared_bytes = 0;
-  long only = -1;  ///< if not negative, the index of the block that runs alone, y * x's blocks + x
+  /// If not negative, the index of the block that runs alone, if it exists: y * x's blocks + x.
+  long only = -1;
 };
 
 /// Runs `block_thread` once for each thread of the grid. The seed decides the order of blocks,
