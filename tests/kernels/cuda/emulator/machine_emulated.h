@@ -14,7 +14,7 @@
 #define DMUON_DEVICE inline
 #define DMUON_UNROLL
 #define DMUON_NO_UNROLL
-#define DMUON_UNROLL_4
+#define DMUON_UNROLL_BY(count)
 #define DMUON_SITE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
 namespace dmuon::kernels::cuda::machine {
@@ -63,6 +63,9 @@ inline void store_u16x8(uint16_t* p, const uint32_t (&pairs)[4], DMUON_SITE) {
   store(p, pairs, file, line);
 }
 inline float load_f32_l2(const float* p, DMUON_SITE) { return load<float>(p, file, line); }
+inline void load_f32x2_l2(float (&v)[2], const float* p, DMUON_SITE) {
+  std::memcpy(v, emulator::read(p, sizeof v, {file, line}), sizeof v);
+}
 inline void load_f32x4_l2(float (&v)[4], const float* p, DMUON_SITE) {
   std::memcpy(v, emulator::read(p, sizeof v, {file, line}), sizeof v);
 }

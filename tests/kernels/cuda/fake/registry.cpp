@@ -67,8 +67,8 @@ void direction_buffers_of(const DirectionParameters& p, int matrix, bool again, 
   const std::int64_t x_size = std::int64_t{p.x_rows} * p.x_cols;
   buffers.push_back(
       array("x", p.x + matrix * x_size, 2 * static_cast<std::size_t>(x_size), Access::kWrite));
-  buffers.push_back(array("partial", p.partial + std::ptrdiff_t{2} * matrix * p.num_blocks,
-                          8 * static_cast<std::size_t>(p.num_blocks), Access::kChanges));
+  buffers.push_back(array("partial", p.partial + std::ptrdiff_t{2} * matrix * p.num_parts,
+                          8 * static_cast<std::size_t>(p.num_parts), Access::kChanges));
 }
 
 template <bool kAgain>
@@ -155,9 +155,10 @@ HostKernel symmetric90() {
 const std::map<std::string, HostKernel>& kernels() {
   static const std::map<std::string, HostKernel> kKernels{
       {"move_weights_f16",
-       kernel<MoveWeightsParameters, device::move_weights<device::Fp16>>(move_weights_buffers)},
+       kernel<MoveWeightsParameters, device::MoveWeights<device::Fp16>::run>(move_weights_buffers)},
       {"move_weights_bf16",
-       kernel<MoveWeightsParameters, device::move_weights<device::BFloat16>>(move_weights_buffers)},
+       kernel<MoveWeightsParameters, device::MoveWeights<device::BFloat16>::run>(
+           move_weights_buffers)},
       {"direction_f16",
        kernel<DirectionParameters, device::Direction<device::Fp16>::run>(direction_buffers<false>)},
       {"direction_bf16", kernel<DirectionParameters, device::Direction<device::BFloat16>::run>(
