@@ -191,6 +191,7 @@ TEST_F(DirectionTest, HasTheBitsOfAPlainLoop) {
       contiguous(3, 40, 256),                   // two blocks each
       contiguous(1, 3, 9000),                   // rows longer than a block
       {2, 9, 30, 44, 1, 0, 9 * 44 + 4, 9, 32},  // rows apart; in fours
+      {2, 5, 8, 13, 1, 0, 5 * 13, 8, 8},        // rows of fours, not aligned
       {6, 16, 10, 30, 3, 10, 16 * 30, 16, 16},  // blocks of columns of 2 matrices
       {4, 16, 32, 64, 2, 32, 16 * 64, 16, 32},  // and aligned
   };
@@ -217,6 +218,14 @@ TEST_F(DirectionTest, HasTheBitsOfAPlainLoop) {
       expect_equal(run(shape, step, gradient, momentum, &memo), wanted);
     }
   }
+}
+
+TEST_F(DirectionTest, WritesAllPartsAnewByFewBlocks) {
+  // The second kernel has a block for each of so many matrices, and each matrix two parts.
+  const Shape shape = contiguous(133, 1, 1032);
+  const std::vector<float> gradient = random(shape, 1);
+  const std::vector<float> momentum = random(shape, 2, 0.2F);
+  expect_equal(run(shape, {}, gradient, momentum), expected(shape, {}, gradient, momentum));
 }
 
 TEST_F(DirectionTest, HoldsEntriesOfAnySize) {

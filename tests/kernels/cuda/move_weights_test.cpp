@@ -116,6 +116,7 @@ TEST_F(MoveWeightsTest, HasTheBitsOfAPlainLoop) {
       {1, 37, 61, 64, 0, 72, 0},                // odd, rows aligned
       {1, 129, 63, 63, 0, 64, 0},               // 7 mod 8; w's rows are not aligned, u's are
       {1, 5, 2056, 2056, 0, 2064, 0},           // several blocks, whole fours
+      {1, 5, 2055, 2055, 0, 2055, 0},           // and single entries
       {3, 9, 100, 104, 9 * 104 + 4, 100, 900},  // a batch, with room between matrices
       {3, 9, 101, 101, 909, 104, 936},          // and not aligned
       {4, 16, 30, 120, 30, 32, 512},            // blocks of columns of one matrix
@@ -168,7 +169,7 @@ TEST_F(MoveWeightsTest, FindsEntriesFarApart) {
 }
 
 TEST_F(MoveWeightsTest, TakesTheLargestMatrix) {
-  constexpr std::int64_t kMost = (std::int64_t{1} << 31) - kMoveWeightsThreads;
+  constexpr std::int64_t kMost = (std::int64_t{1} << 31) - 4 * kMoveWeightsThreads;
   Reserved<float> w(kMost);
   Reserved<std::uint16_t> u(kMost);
   if (w.data() == nullptr || u.data() == nullptr) GTEST_SKIP() << "there is no memory of 13 GB";
@@ -177,7 +178,7 @@ TEST_F(MoveWeightsTest, TakesTheLargestMatrix) {
     SCOPED_TRACE(width);
     w.set(kMost - 2, {1, 2});
     u.set(kMost - 2, std::vector<std::uint16_t>(2, machine::f16_of(1)));
-    only_block((kMost / width - 1) / kMoveWeightsThreads);
+    only_block((kMost - 1) / (4 * kMoveWeightsThreads));
     move_weights({.rows = 1,
                   .cols = kMost,
                   .w = w.data(),

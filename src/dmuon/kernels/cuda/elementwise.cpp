@@ -1,6 +1,8 @@
 #include "dmuon/kernels/cuda/elementwise.h"
 
+#include <algorithm>
 #include <tuple>
+#include <utility>
 
 #include "dmuon/core/error.h"
 #include "dmuon/kernels/cuda/library.h"
@@ -11,7 +13,7 @@ namespace {
 
 constexpr std::int64_t kMaxBatch = 65535;  // blocks along y
 // A block's indices beyond the matrix fit an int too.
-constexpr std::int64_t kMaxEntries = (std::int64_t{1} << 31) - kMoveWeightsThreads;
+constexpr std::int64_t kMaxEntries = (std::int64_t{1} << 31) - 4 * kMoveWeightsThreads;
 
 bool aligned(const void* pointer, std::size_t bytes) {
   return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
@@ -40,8 +42,12 @@ bool in_fours(const void* data, std::size_t entry_bytes, std::int64_t row_stride
   return aligned(data, 4 * entry_bytes) && row_stride % 4 == 0 && batch_stride % 4 == 0;
 }
 
-// Blocks of a matrix.
-std::int64_t num_blocks(const DirectionOf& direction) {
+// Blocks of the kernel that usually ends at once, in a whole batch: two of each multiprocessor of
+// an H100. Where it has to write x anew, each takes several parts.
+constexpr std::int64_t kBlocksAgain = 264;
+
+// Parts of a matrix.
+std::int64_t num_parts(const DirectionOf& direction) {
   constexpr std::int64_t kEntries = std::int64_t{4} * kDirectionThreads * kDirectionFours;
   return (direction.x_rows * direction.x_cols + kEntries - 1) / kEntries;
 }
@@ -63,7 +69,7 @@ void check_direction(const DirectionOf& direction) {
         {"momentum", direction.momentum, 4},
         {"x", direction.x, 8},
         {"memo", direction.memo, 4},
-        {"partial", direction.partial, 4},
+        {"partial", direction.partial, 8},
         {"applies", direction.applies, 1}}) {
     check_matrix(kName, name, data, bytes, direction.row_stride, direction.batch_stride);
   }
@@ -86,14 +92,18 @@ DirectionParameters parameters_of(const DirectionOf& direction) {
   parameters.cols = static_cast<int>(direction.cols);
   parameters.x_rows = static_cast<int>(direction.x_rows);
   parameters.x_cols = static_cast<int>(direction.x_cols);
-  parameters.num_blocks = static_cast<int>(num_blocks(direction));
+  parameters.fours_a_row = Divisor::by(static_cast<std::uint32_t>(direction.x_cols / 4));
+  const std::int64_t parts = num_parts(direction);
+  const std::int64_t again = std::max<std::int64_t>(1, kBlocksAgain / direction.batch);
+  parameters.num_parts = static_cast<int>(parts);
+  parameters.blocks_again = static_cast<int>(std::min(parts, again));
   parameters.rest = static_cast<float>(1 - direction.mu);
   parameters.kept = 1 - parameters.rest;
   parameters.eps = static_cast<float>(direction.eps);
   parameters.nesterov = direction.nesterov;
   const auto whole = [&](const float* data) {
     return in_fours(data, 4, direction.row_stride, direction.batch_stride) &&
-           direction.inner_stride % 4 == 0;
+           direction.inner_stride % 4 == 0 && direction.cols % 4 == 0;
   };
   parameters.in_fours = whole(direction.gradient) && whole(direction.momentum);
   return parameters;
@@ -102,7 +112,7 @@ DirectionParameters parameters_of(const DirectionOf& direction) {
 }  // namespace
 
 std::int64_t partial_words(const DirectionOf& direction) {
-  return 2 * direction.batch * num_blocks(direction);
+  return 2 * direction.batch * num_parts(direction);
 }
 
 void direction(const DirectionOf& direction, int device, void* stream) {
@@ -110,10 +120,11 @@ void direction(const DirectionOf& direction, int device, void* stream) {
   check_direction(direction);
   const DirectionParameters parameters = parameters_of(direction);
   const bool fp16 = direction.x_format == Half::kFp16;
-  for (const char* kernel : {fp16 ? "direction_f16" : "direction_bf16",
-                             fp16 ? "direction_again_f16" : "direction_again_bf16"}) {
+  for (const auto& [kernel, blocks] :
+       {std::pair{fp16 ? "direction_f16" : "direction_bf16", parameters.num_parts},
+        {fp16 ? "direction_again_f16" : "direction_again_bf16", parameters.blocks_again}}) {
     launch({.kernel = kernel,
-            .grid_x = static_cast<unsigned>(parameters.num_blocks),
+            .grid_x = static_cast<unsigned>(blocks),
             .grid_y = static_cast<unsigned>(direction.batch),
             .threads = kDirectionThreads,
             .shared_bytes = 4 * kDirectionSharedWords},
@@ -144,8 +155,10 @@ void move_weights(const MoveWeights& move, int device, void* stream) {
   parameters.decay = move.decay;
   parameters.factor = move.factor;
 
-  const std::int64_t items = (move.cols + parameters.width - 1) / parameters.width * move.rows;
-  const std::int64_t blocks = (items + kMoveWeightsThreads - 1) / kMoveWeightsThreads;
+  const std::int64_t units_a_row = (move.cols + parameters.width - 1) / parameters.width;
+  parameters.units_a_row = Divisor::by(static_cast<std::uint32_t>(units_a_row));
+  const std::int64_t of_block = std::int64_t{kMoveWeightsThreads} * (4 / parameters.width);
+  const std::int64_t blocks = (units_a_row * move.rows + of_block - 1) / of_block;
   launch({.kernel = move.u_format == Half::kFp16 ? "move_weights_f16" : "move_weights_bf16",
           .grid_x = static_cast<unsigned>(blocks),
           .grid_y = static_cast<unsigned>(move.batch),

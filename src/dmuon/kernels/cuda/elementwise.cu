@@ -7,20 +7,20 @@ using namespace dmuon::kernels::cuda;
 
 extern "C" __global__ void __launch_bounds__(kMoveWeightsThreads)
     move_weights_f16(const __grid_constant__ MoveWeightsParameters p) {
-  device::move_weights<device::Fp16>(p);
+  device::MoveWeights<device::Fp16>::run(p);
 }
 
 extern "C" __global__ void __launch_bounds__(kMoveWeightsThreads)
     move_weights_bf16(const __grid_constant__ MoveWeightsParameters p) {
-  device::move_weights<device::BFloat16>(p);
+  device::MoveWeights<device::BFloat16>::run(p);
 }
 
-#define DMUON_DIRECTION(name, format, run)                        \
-  extern "C" __global__ void __launch_bounds__(kDirectionThreads) \
-      name(const __grid_constant__ DirectionParameters p) {       \
-    device::Direction<device::format>::run(p);                    \
+#define DMUON_DIRECTION(name, format, run, blocks)                        \
+  extern "C" __global__ void __launch_bounds__(kDirectionThreads, blocks) \
+      name(const __grid_constant__ DirectionParameters p) {               \
+    device::Direction<device::format>::run(p);                            \
   }
-DMUON_DIRECTION(direction_f16, Fp16, run)
-DMUON_DIRECTION(direction_again_f16, Fp16, run_again)
-DMUON_DIRECTION(direction_bf16, BFloat16, run)
-DMUON_DIRECTION(direction_again_bf16, BFloat16, run_again)
+DMUON_DIRECTION(direction_f16, Fp16, run, kDirectionBlocks)
+DMUON_DIRECTION(direction_again_f16, Fp16, run_again, 1)
+DMUON_DIRECTION(direction_bf16, BFloat16, run, kDirectionBlocks)
+DMUON_DIRECTION(direction_again_bf16, BFloat16, run_again, 1)

@@ -33,7 +33,7 @@ struct MoveWeights {
 
 /// Fastest if rows of w start at multiples of 16 bytes and rows of u at multiples of 8.
 /// @throws InvalidArgument if a size or stride is negative, a pointer is null or not aligned to its
-///         entries, the batch exceeds 65535, or a matrix exceeds 2^31 - 256 entries.
+///         entries, the batch exceeds 65535, or a matrix exceeds 2^31 - 1024 entries.
 /// @throws CudaError from `launch`.
 void move_weights(const MoveWeights& move, int device, void* stream);
 

@@ -46,6 +46,8 @@ constexpr std::array kKernels{
     Carried{"symmetric80_64_bf16", sizeof(SymmetricParameters), kSymmetric80},
     Carried{"symmetric90_f16", sizeof(Symmetric90Parameters), kSymmetric90},
     Carried{"symmetric90_bf16", sizeof(Symmetric90Parameters), kSymmetric90},
+    Carried{"symmetric90_transposed_f16", sizeof(Symmetric90Parameters), kSymmetric90},
+    Carried{"symmetric90_transposed_bf16", sizeof(Symmetric90Parameters), kSymmetric90},
 };
 
 void check(Result result, const std::string& what) {
@@ -165,20 +167,19 @@ bool has_symmetric90(int device) {
   return attribute(kMajor, device) == kSymmetric90Major;
 }
 
-TensorMap tensor_map(const void* data, Half format, std::int64_t batch, std::int64_t rows,
-                     std::int64_t cols, std::int64_t row_stride, std::int64_t batch_stride) {
+TensorMap tensor_map(const Mapped& x) {
   if (driver() == nullptr) throw core::CudaError("tensor_map: " + why_no_driver());
   const auto size = [](std::int64_t value) { return static_cast<unsigned long>(value); };
-  const std::array<unsigned long, 3> sizes{size(cols), size(rows), size(batch)};
+  const std::array<unsigned long, 3> sizes{size(x.cols), size(x.rows), size(x.batch)};
   const std::array<unsigned long, 2> bytes{
-      size(2 * row_stride), size(2 * (batch == 1 ? rows * row_stride : batch_stride))};
-  const std::array<unsigned, 3> box{kSymmetric90Depth, kSymmetric90Tile, 1};
+      size(2 * x.row_stride), size(2 * (x.batch == 1 ? x.rows * x.row_stride : x.batch_stride))};
+  const std::array<unsigned, 3> box{kSymmetric90Depth, static_cast<unsigned>(x.box_rows), 1};
   const std::array<unsigned, 3> ones{1, 1, 1};
   TensorMap map;  // not the caller's object, which GCC 12 does not always align
-  check(driver()->encode_tensor_map(&map, format == Half::kFp16 ? kTensorFp16 : kTensorBFloat16, 3,
-                                    const_cast<void*>(data), sizes.data(), bytes.data(), box.data(),
-                                    ones.data(), kNoInterleave, kSwizzle128, kPromote256,
-                                    kFillZeros),
+  check(driver()->encode_tensor_map(
+            &map, x.format == Half::kFp16 ? kTensorFp16 : kTensorBFloat16, 3,
+            const_cast<void*>(x.data), sizes.data(), bytes.data(), box.data(), ones.data(),
+            kNoInterleave, kSwizzle128, kPromote256, kFillZeros),
         "cuTensorMapEncodeTiled");
   return TensorMap(map);
 }
@@ -196,10 +197,21 @@ void launch(const Launch& launch, const void* parameters, std::size_t bytes, int
     const Current current(loaded.context);
     const auto index = static_cast<std::size_t>(carried - kKernels.begin());
     std::array<void*, 1> arguments{const_cast<void*>(parameters)};
-    check(
-        driver()->launch(loaded.kernels.at(index), launch.grid_x, launch.grid_y, 1, launch.threads,
-                         1, 1, launch.shared_bytes, stream, arguments.data(), nullptr),
-        "cuLaunchKernel");
+    LaunchAttribute early{};
+    early.id = kProgrammaticSerialization;
+    early.value.allowed = 1;
+    LaunchConfiguration configuration{};
+    configuration.grid_x = launch.grid_x;
+    configuration.grid_y = launch.grid_y;
+    configuration.block_x = launch.threads;
+    configuration.shared_bytes = launch.shared_bytes;
+    configuration.stream = stream;
+    if (launch.begins_early) {
+      configuration.attributes = &early;
+      configuration.num_attributes = 1;
+    }
+    check(driver()->launch(&configuration, loaded.kernels.at(index), arguments.data(), nullptr),
+          "cuLaunchKernelEx");
   } catch (const core::CudaError& error) {
     throw core::CudaError(core::message(what, " on device ", device, ": ", error.what()));
   }

@@ -3,9 +3,10 @@
 #include <cstdint>
 
 #define DMUON_DEVICE __device__ __forceinline__
-#define DMUON_UNROLL _Pragma("unroll")
-#define DMUON_NO_UNROLL _Pragma("unroll 1")
-#define DMUON_UNROLL_4 _Pragma("unroll 4")
+#define DMUON_PRAGMA(text) _Pragma(#text)
+#define DMUON_UNROLL DMUON_PRAGMA(unroll)
+#define DMUON_UNROLL_BY(count) DMUON_PRAGMA(unroll count)
+#define DMUON_NO_UNROLL DMUON_PRAGMA(unroll 1)
 
 namespace dmuon::kernels::cuda::machine {
 
@@ -66,6 +67,9 @@ DMUON_DEVICE float load_f32_l2(const float* p) {
   return v;
 }
 
+DMUON_DEVICE void load_f32x2_l2(float (&v)[2], const float* p) {
+  asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];" : "=f"(v[0]), "=f"(v[1]) : "l"(p) : "memory");
+}
 DMUON_DEVICE void load_f32x4_l2(float (&v)[4], const float* p) {
   asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
                : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
@@ -139,8 +143,9 @@ DMUON_DEVICE void barrier() { __syncthreads(); }
 DMUON_DEVICE uint32_t shuffle_xor(uint32_t v, int mask) {
   return __shfl_xor_sync(0xffffffffU, v, mask);
 }
-// Orders this thread's accesses for threads of other blocks.
-DMUON_DEVICE void fence() { __threadfence(); }
+// Orders this thread's accesses for threads of other blocks. __threadfence() would also agree on
+// one order of all fences, which takes longer.
+DMUON_DEVICE void fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 DMUON_DEVICE uint32_t atomic_add(uint32_t* p, uint32_t v) { return atomicAdd(p, v); }
 // fence(), atomic_add, fence() in one.
 DMUON_DEVICE uint32_t atomic_add_fenced(uint32_t* p, uint32_t v) {

@@ -5,6 +5,16 @@
 // What only compute capability 9.0 has: included by machine_ptx.h.
 namespace dmuon::kernels::cuda::machine {
 
+// A kernel that is launched early (Launch::begins_early) starts while the kernel before it in the
+// stream still runs: it waits for that one's end before it touches memory that others write. The
+// first function lets the next kernel start, in all blocks or none.
+DMUON_DEVICE void let_next_kernel_begin() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+DMUON_DEVICE void wait_for_kernel_before() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
 // Blocks 2 i and 2 i + 1 along x make a cluster, and are its blocks 0 and 1.
 DMUON_DEVICE int cluster_rank() {
   int rank;
@@ -55,6 +65,11 @@ DMUON_DEVICE void mbarrier_wait(int word, uint32_t parity) {
       : "memory");
 }
 
+// Copies to come find the map in a cache.
+DMUON_DEVICE void prefetch_map(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
 // Copies the map's box at (col, row, matrix) to `word`, and counts its bytes at the mbarrier. What
 // lies beyond the matrix becomes zeros, which count too.
 DMUON_DEVICE void copy_tile(int word, const TensorMap& map, int mbarrier, int col, int row,
@@ -76,13 +91,16 @@ DMUON_DEVICE void copy_tile_to_both(int word, const TensorMap& map, int mbarrier
       : "memory");
 }
 
-// An operand of multiply_64x256: rows of 64 entries, 128 bytes, whose chunks of 16 bytes lie in the
-// 128-byte swizzle; 8 rows are 1024 bytes, to which the first row is aligned. Adding 2 moves it by
-// 16 columns.
+// An operand of multiply_64x256, in boxes of rows of 128 bytes whose chunks of 16 bytes lie in the
+// 128-byte swizzle; 8 rows are 1024 bytes, to which the first one is aligned. A box's rows have 64
+// columns of the operand, and adding 2 moves the descriptor by 16 columns; or, transposed, 64 rows
+// of it: then the next 64 rows are the next box, of 64 columns, and adding 128 moves it by 16.
+template <bool kTransposed>
 DMUON_DEVICE uint64_t matrix_descriptor(int word) {
   constexpr uint64_t kSwizzle128 = 1ULL << 62;
   constexpr uint64_t kGroupOf8Rows = (1024ULL >> 4) << 32;
-  return (shared_address(word) & 0x3ffff) >> 4 | 1ULL << 16 | kGroupOf8Rows | kSwizzle128;
+  constexpr uint64_t kNextBox = (kTransposed ? 64 * 128ULL >> 4 : 1ULL) << 16;
+  return (shared_address(word) & 0x3ffff) >> 4 | kNextBox | kGroupOf8Rows | kSwizzle128;
 }
 
 // Products of a warpgroup run in the background. Before the first, and after registers of sums were
@@ -110,6 +128,7 @@ DMUON_DEVICE void give_registers() {
 #define DMUON_SUMS(i) "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3])
 #define DMUON_SUMS16(i) DMUON_SUMS(i), DMUON_SUMS(i + 4), DMUON_SUMS(i + 8), DMUON_SUMS(i + 12)
 #define DMUON_MULTIPLY_64X256(format)                                                           \
+  template <bool kTransposed>                                                                   \
   DMUON_DEVICE void multiply_64x256_##format(float(&sums)[128], uint64_t a, uint64_t b,         \
                                              bool accumulate) {                                 \
     asm volatile(                                                                               \
@@ -123,10 +142,10 @@ DMUON_DEVICE void give_registers() {
         "%86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, "    \
         "%102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, "  \
         "%116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "             \
-        "%128, %129, add, 1, 1, 0, 0;\n}"                                                       \
+        "%128, %129, add, 1, 1, %131, %131;\n}"                                                 \
         : DMUON_SUMS16(0), DMUON_SUMS16(16), DMUON_SUMS16(32), DMUON_SUMS16(48),                \
           DMUON_SUMS16(64), DMUON_SUMS16(80), DMUON_SUMS16(96), DMUON_SUMS16(112)               \
-        : "l"(a), "l"(b), "r"(static_cast<uint32_t>(accumulate)));                              \
+        : "l"(a), "l"(b), "r"(static_cast<uint32_t>(accumulate)), "n"(kTransposed ? 1 : 0));        \
   }
 DMUON_MULTIPLY_64X256(f16)
 DMUON_MULTIPLY_64X256(bf16)

@@ -7,10 +7,25 @@ namespace dmuon::kernels::cuda {
 
 enum class Half { kFp16, kBFloat16 };
 
+/// Divides by an integer of the host's, by a multiplication: quotient.h.
+struct Divisor {
+  std::uint32_t multiplier = 0;
+  int shift = 0;
+
+  /// @param divisor  in [1, 2^31].
+  static constexpr Divisor by(std::uint32_t divisor) {
+    int shift = 0;
+    while ((std::uint64_t{1} << shift) < divisor) ++shift;
+    const std::uint64_t numerator = std::uint64_t{1} << (31 + shift);
+    return {static_cast<std::uint32_t>((numerator + divisor - 1) / divisor), shift};
+  }
+};
+
 /// w <- decay w + factor u where *applies is not 0; else no byte of w is written. Each product and
 /// the sum round to fp32.
 ///
-/// Grid: (blocks of kMoveWeightsThreads items, batch). An item is `width` neighbours of a row.
+/// Grid: (blocks of kMoveWeightsThreads items of 4 entries, batch). An item is 4 neighbours of a
+/// row, or, with width 1, entries kMoveWeightsThreads apart.
 struct MoveWeightsParameters {
   float* w;                ///< [batch][rows][cols]
   const std::uint16_t* u;  ///< [batch][rows][cols], in the kernel's 16-bit format
@@ -21,7 +36,8 @@ struct MoveWeightsParameters {
   std::int64_t u_batch_stride;
   int rows;
   int cols;
-  int width;  ///< 4 if each row of w is aligned to 16 bytes and each of u to 8; else 1
+  int width;            ///< 4 if each row of w is aligned to 16 bytes and each of u to 8; else 1
+  Divisor units_a_row;  ///< of `width` entries, the last one perhaps of fewer
   float decay;
   float factor;
 };
@@ -37,9 +53,10 @@ inline constexpr int kMemoInverse = 3;  ///< see DirectionParameters
 
 /// What the momentum and x become: see Direction in direction.h.
 ///
-/// Grid: (num_blocks, batch). Matrix i of gradient and momentum begins at i / inner_batch *
-/// batch_stride + i % inner_batch * inner_stride entries. Sizes fit an int, with a block's entries
-/// to spare.
+/// Grid: (num_parts, batch), of the second kernel (blocks_again, batch). Matrix i of gradient and
+/// momentum begins at i / inner_batch * batch_stride + i % inner_batch * inner_stride entries.
+/// Sizes fit an int, with a part's entries to spare. A part of x is kDirectionThreads
+/// kDirectionFours fours, one after the other.
 struct DirectionParameters {
   const float* gradient;         ///< [batch][rows][cols]
   float* momentum;               ///< [batch][rows][cols], strides as gradient's
@@ -47,7 +64,7 @@ struct DirectionParameters {
   const float* gradient_factor;  ///< of the gradient; null: 1
   const std::uint8_t* applies;
   float* memo;     ///< [batch][kMemoWords]
-  float* partial;  ///< [batch][num_blocks][2]: the blocks' sums of squares and largest entries
+  float* partial;  ///< [batch][num_parts][2]: the parts' sums of squares and largest entries
   std::int64_t row_stride;
   std::int64_t inner_stride;
   std::int64_t batch_stride;
@@ -55,17 +72,20 @@ struct DirectionParameters {
   int rows;
   int cols;
   int x_rows;
-  int x_cols;  ///< a multiple of 4
-  int num_blocks;
-  float rest;  ///< 1 - mu
-  float kept;  ///< 1 - rest
+  int x_cols;           ///< a multiple of 4
+  Divisor fours_a_row;  ///< of x
+  int num_parts;
+  int blocks_again;  ///< in [1, num_parts]
+  float rest;        ///< 1 - mu
+  float kept;        ///< 1 - rest
   float eps;
   bool nesterov;
-  bool in_fours;  ///< rows of gradient and momentum are aligned to 16 bytes
+  bool in_fours;  ///< rows of gradient and momentum are fours, aligned to 16 bytes
 };
 
 inline constexpr int kDirectionThreads = 256;
-inline constexpr int kDirectionFours = 8;  ///< a thread's, of 4 entries each
+inline constexpr int kDirectionFours = 8;   ///< a thread's of a part, of 4 entries each
+inline constexpr int kDirectionBlocks = 4;  ///< of a multiprocessor at a time: registers suffice
 inline constexpr int kDirectionSharedWords = 2 * kDirectionThreads / 32 + 1;
 
 /// How a symmetric kernel divides its work.
@@ -112,8 +132,7 @@ struct SymmetricParameters {
   float diagonal;
 };
 
-/// A CUtensorMap: where TMA finds an operand, as boxes of kSymmetric90Tile rows and
-/// kSymmetric90Depth columns.
+/// A CUtensorMap: where TMA finds an operand, in boxes of kSymmetric90Depth columns.
 struct alignas(64) TensorMap {
   std::uint64_t words[16];
 };

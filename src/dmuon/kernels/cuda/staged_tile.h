@@ -29,7 +29,7 @@ struct StagedTile {
   /// x become zeros.
   static DMUON_DEVICE void copy_from(const std::uint16_t* x, std::int64_t row_stride, int m,
                                      Place place) {
-    DMUON_UNROLL_4
+    DMUON_UNROLL_BY(4)
     for (int id = machine::from_here(machine::thread()); id < kTile * kTile / 8; id += kThreads) {
       const int row = id / (kTile / 8);
       const int col = id % (kTile / 8) * 8;

@@ -54,8 +54,9 @@ void check_sizes(const Symmetric& product) {
 void check(const Symmetric& product, const SymmetricChoice& choice, const void* workspace,
            const std::uint32_t* tickets) {
   if (product.inner > 0) {
-    check_matrices("a", product.a, product.inner);
-    check_matrices("b", product.b, product.inner);
+    const std::int64_t cols = product.transposed ? product.m : product.inner;
+    check_matrices("a", product.a, cols);
+    check_matrices("b", product.b, cols);
   }
   if (product.beta != 0) check_matrices("c", product.c, product.m);
   check_matrices("out", {product.out, product.out_row_stride, product.out_batch_stride}, product.m);
@@ -123,6 +124,8 @@ void symmetric(const Symmetric& product, const SymmetricChoice& choice, void* wo
                std::uint32_t* tickets, int device, void* stream) {
   const SymmetricFamily& family = family_of(choice);
   check_sizes(product);
+  core::require(!product.transposed || &family == &symmetric90(), "symmetric: ", choice.kernel,
+                " takes no transposed operands");
   if (product.batch == 0 || product.m == 0) return;
   check(product, choice, workspace, tickets);
   family.launch(product, choice, workspace, tickets, device, stream);

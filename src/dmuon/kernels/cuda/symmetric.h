@@ -40,6 +40,8 @@ struct Symmetric {
   double alpha = 1;
   Matrices a{};  ///< [m, inner]
   Matrices b{};  ///< [m, inner]; if it is a, tiles on the diagonal read a once
+  /// a and b lie transposed in memory, [inner, m]. Where `candidates` finds none, it cannot be.
+  bool transposed = false;
   double beta = 0;
   Matrices c{};  ///< [m, m]; with beta = 0 not read, and may be null
   double diagonal = 0;

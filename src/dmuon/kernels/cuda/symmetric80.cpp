@@ -50,6 +50,7 @@ double estimate(std::int64_t blocks, std::int64_t at_once, std::int64_t steps, i
 }
 
 void add_candidates(std::vector<Estimate>& found, const Symmetric& product, int device) {
+  if (product.transposed) return;
   const std::int64_t at_once = std::int64_t{kBlocksAtOnce} * num_multiprocessors(device);
   for (const Form& form : kForms) {
     const std::int64_t blocks = num_tiles(product.m, form.shape.tile) * product.batch;

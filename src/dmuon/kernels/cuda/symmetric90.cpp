@@ -98,9 +98,16 @@ void launch_one(const Symmetric& product, const SymmetricChoice& choice, void* w
   parameters.product = parameters_of(product);
   parameters.product.partial = static_cast<float*>(workspace);
   parameters.product.tickets = zeros;
+  const bool transposed = product.transposed;
   const auto map = [&](const Matrices& x) {
-    return tensor_map(x.data, product.format, product.batch, product.m, product.inner, x.row_stride,
-                      x.batch_stride);
+    return tensor_map({.data = x.data,
+                       .format = product.format,
+                       .batch = product.batch,
+                       .rows = transposed ? product.inner : product.m,
+                       .cols = transposed ? product.m : product.inner,
+                       .row_stride = x.row_stride,
+                       .batch_stride = x.batch_stride,
+                       .box_rows = transposed ? kSymmetric90Depth : kSymmetric90Tile});
   };
   parameters.a = map(product.a);
   parameters.b = product.a == product.b ? parameters.a : map(product.b);
@@ -113,11 +120,15 @@ void launch_one(const Symmetric& product, const SymmetricChoice& choice, void* w
   const std::int64_t units = product.batch * (std::int64_t{parameters.shares.num_whole} +
                                               parameters.shares.num_runs);
   const std::int64_t clusters = std::min(num_clusters(device), units);
-  launch({.kernel = product.format == Half::kFp16 ? "symmetric90_f16" : "symmetric90_bf16",
+  const bool fp16 = product.format == Half::kFp16;
+  const char* const straight = fp16 ? "symmetric90_f16" : "symmetric90_bf16";
+  const char* const across = fp16 ? "symmetric90_transposed_f16" : "symmetric90_transposed_bf16";
+  launch({.kernel = transposed ? across : straight,
           .grid_x = static_cast<unsigned>(2 * clusters),
           .grid_y = 1,
           .threads = kSymmetric90Threads,
-          .shared_bytes = 4 * kSymmetric90SharedWords},
+          .shared_bytes = 4 * kSymmetric90SharedWords,
+          .begins_early = true},
          &parameters, sizeof parameters, device, stream);
 }
 

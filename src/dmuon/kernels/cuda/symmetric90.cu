@@ -4,10 +4,12 @@
 
 using namespace dmuon::kernels::cuda;
 
-#define DMUON_SYMMETRIC(name, format)                                                           \
+#define DMUON_SYMMETRIC(name, format, transposed)                                               \
   extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kSymmetric90Threads, 1) \
       name(const __grid_constant__ Symmetric90Parameters p) {                                   \
-    device::Symmetric90<device::format>::run(p);                                                \
+    device::Symmetric90<device::format, transposed>::run(p);                                    \
   }
-DMUON_SYMMETRIC(symmetric90_f16, Fp16)
-DMUON_SYMMETRIC(symmetric90_bf16, BFloat16)
+DMUON_SYMMETRIC(symmetric90_f16, Fp16, false)
+DMUON_SYMMETRIC(symmetric90_bf16, BFloat16, false)
+DMUON_SYMMETRIC(symmetric90_transposed_f16, Fp16, true)
+DMUON_SYMMETRIC(symmetric90_transposed_bf16, BFloat16, true)

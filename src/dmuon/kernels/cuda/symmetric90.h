@@ -17,10 +17,12 @@ namespace dmuon::kernels::cuda::device {
 ///   which both blocks need, to both at once;
 /// - two multiply, 64 rows each, while the next kStages steps arrive.
 ///
+/// With kTransposed a and b lie transposed in memory: rows of a step's operand are then along m.
+///
 /// If a tile has several parts, each cluster stores its sums in `partial`; the last one to end adds
 /// all parts in their order, so bits do not depend on who is last. Then the block scales the sums,
 /// adds c and the diagonal, rounds, and StagedTile writes one half of 128 columns after the other.
-template <typename Format>
+template <typename Format, bool kTransposed>
 class Symmetric90 {
  public:
   static DMUON_DEVICE void run(const Symmetric90Parameters& p) { Symmetric90(p).block(); }
@@ -57,7 +59,13 @@ class Symmetric90 {
       }
       machine::mbarrier_init_fence();
     }
+    machine::let_next_kernel_begin();
+    if (machine::thread() == kMultipliers) {
+      machine::prefetch_map(all_.a);
+      machine::prefetch_map(all_.b);
+    }
     machine::cluster_barrier();
+    machine::wait_for_kernel_before();
     if (machine::thread() >= kMultipliers) {
       machine::give_registers<40>();
       if (machine::thread() == kMultipliers) fetch();
@@ -85,12 +93,27 @@ class Symmetric90 {
         const int full = kFull + 2 * stage;
         machine::mbarrier_wait(kEmpty + 2 * stage, (fetched / kStages & 1) ^ 1);
         machine::mbarrier_expect(full, 4 * (one ? 2 : 3) * kOperand);
-        if (!one) {
-          machine::copy_tile(at, all_.a, full, step * kDepth, (2 * place.row + rank_) * kTile,
-                             share.matrix);
-        }
-        machine::copy_tile_to_both(at + (1 + rank_) * kOperand, all_.b, full, step * kDepth,
-                                   (2 * place.col + rank_) * kTile, share.matrix);
+        const int of_b = at + (1 + rank_) * kOperand;
+        if (!one) fetch_operand<false>(at, all_.a, full, step, 2 * place.row + rank_, share.matrix);
+        fetch_operand<true>(of_b, all_.b, full, step, 2 * place.col + rank_, share.matrix);
+      }
+    }
+  }
+
+  // A step of kTile rows: in one box, or transposed in two.
+  template <bool kToBoth>
+  static DMUON_DEVICE void fetch_operand(int to, const TensorMap& map, int full, int step, int tile,
+                                         int matrix) {
+    DMUON_UNROLL
+    for (int box = 0; box < (kTransposed ? 2 : 1); ++box) {
+      const int at = to + box * (kOperand / 2);
+      const int row = tile * kTile + box * kDepth;
+      const int x = kTransposed ? row : step * kDepth;
+      const int y = kTransposed ? step * kDepth : row;
+      if (kToBoth) {
+        machine::copy_tile_to_both(at, map, full, x, y, matrix);
+      } else {
+        machine::copy_tile(at, map, full, x, y, matrix);
       }
     }
   }
@@ -122,11 +145,14 @@ class Symmetric90 {
       const int stage = kFirstStage + taken % kStages * kStage;
       machine::mbarrier_wait(kFull + 2 * (taken % kStages), taken / kStages & 1);
       machine::wgmma_fence();
-      const std::uint64_t a = machine::matrix_descriptor(stage + a_word);
-      const std::uint64_t b = machine::matrix_descriptor(stage + kOperand);
+      const std::uint64_t a = machine::matrix_descriptor<kTransposed>(stage + a_word);
+      const std::uint64_t b = machine::matrix_descriptor<kTransposed>(stage + kOperand);
+      constexpr int kNext = kTransposed ? 128 : 2;  // 16 entries further along `inner`
       DMUON_UNROLL
-      for (int k = 0; k < kDepth / 16; ++k)
-        Format::multiply_64x256(sums, a + 2 * k, b + 2 * k, adds || k > 0);
+      for (int k = 0; k < kDepth / 16; ++k) {
+        Format::template multiply_64x256<kTransposed>(sums, a + kNext * k, b + kNext * k,
+                                                      adds || k > 0);
+      }
       machine::wgmma_commit();
       machine::wgmma_wait<1>();
       if (adds) release(taken - 1);

@@ -36,8 +36,9 @@ Launch::Launch(const Grid& grid, const std::vector<Buffer>& buffers,
 
 std::vector<std::string> Launch::run() {
   const bool all = grid_.only < 0;
-  std::vector<unsigned> clusters(all ? std::size_t{grid_.x} * grid_.y / grid_.cluster : 1);
+  const std::size_t count = std::size_t{grid_.x} * grid_.y / grid_.cluster;
   const unsigned first = all ? 0U : static_cast<unsigned>(grid_.only) / grid_.cluster;
+  std::vector<unsigned> clusters(all ? count : first < count ? 1 : 0);
   std::iota(clusters.begin(), clusters.end(), first);
   std::ranges::shuffle(clusters, random_);
   for (const unsigned cluster : clusters) run_cluster(cluster);

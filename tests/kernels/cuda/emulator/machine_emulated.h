@@ -14,7 +14,7 @@
 #define DMUON_DEVICE inline
 #define DMUON_UNROLL
 #define DMUON_NO_UNROLL
-#define DMUON_UNROLL_4
+#define DMUON_UNROLL_BY(count)
 #define DMUON_SITE const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
 namespace dmuon::kernels::cuda::machine {
@@ -63,6 +63,9 @@ inline void store_u16x8(uint16_t* p, const uint32_t (&pairs)[4], DMUON_SITE) {
   store(p, pairs, file, line);
 }
 inline float load_f32_l2(const float* p, DMUON_SITE) { return load<float>(p, file, line); }
+inline void load_f32x2_l2(float (&v)[2], const float* p, DMUON_SITE) {
+  std::memcpy(v, emulator::read(p, sizeof v, {file, line}), sizeof v);
+}
 inline void load_f32x4_l2(float (&v)[4], const float* p, DMUON_SITE) {
   std::memcpy(v, emulator::read(p, sizeof v, {file, line}), sizeof v);
 }
@@ -118,6 +121,10 @@ inline uint32_t atomic_add_fenced(uint32_t* p, uint32_t v, DMUON_SITE) {
 
 // Of compute capability 9.0.
 
+inline void let_next_kernel_begin() {}
+inline void wait_for_kernel_before() {}  // kernels run one after the other
+inline void prefetch_map(const TensorMap&) {}
+
 inline int cluster_rank() { return emulator::cluster_rank(); }
 inline void cluster_barrier(DMUON_SITE) { emulator::cluster_barrier({file, line}); }
 inline void named_barrier(int id, int threads, DMUON_SITE) {
@@ -145,11 +152,14 @@ inline void copy_tile_to_both(int word, const TensorMap& map, int mbarrier, int 
   emulator::copy_tile(word, map, mbarrier, col, row, matrix, true, {file, line});
 }
 
-// Address in units of 16 bytes; 1 at bit 16, which this swizzle does not use; 1024 bytes from 8
-// rows to the next 8, at bit 32; the swizzle of 128 bytes is 1, at bit 62.
-inline uint64_t matrix_descriptor(int word) {
-  return uint64_t{static_cast<uint32_t>(word) / 4 & 0x3fff} | uint64_t{1} << 16 |
-         uint64_t{1024 / 16} << 32 | uint64_t{1} << 62;
+// Address in units of 16 bytes; at bit 16 the bytes from 64 rows of a transposed operand to the
+// next, in these units, else 1; 1024 bytes from 8 rows to the next 8, at bit 32; the swizzle of 128
+// bytes is 1, at bit 62.
+template <bool kTransposed = false>
+uint64_t matrix_descriptor(int word) {
+  return uint64_t{static_cast<uint32_t>(word) / 4 & 0x3fff} |
+         uint64_t{kTransposed ? 64 * 128 / 16 : 1} << 16 | uint64_t{1024 / 16} << 32 |
+         uint64_t{1} << 62;
 }
 inline void wgmma_fence(DMUON_SITE) { emulator::multiplication_fence({file, line}); }
 inline void wgmma_commit(DMUON_SITE) { emulator::commit_multiplications({file, line}); }
@@ -157,11 +167,12 @@ template <int kPending>
 void wgmma_wait(DMUON_SITE) {
   emulator::wait_multiplications(kPending, {file, line});
 }
-#define DMUON_MULTIPLY(cols, name, format)                                                     \
-  inline void multiply_64x##cols##_##name(float(&sums)[cols / 2], uint64_t a, uint64_t b,      \
-                                          bool accumulate, DMUON_SITE) {                       \
-    emulator::multiply(                                                                        \
-        {sums, cols, a, b, accumulate, emulator::Narrow::format, emulator::Site{file, line}}); \
+#define DMUON_MULTIPLY(cols, name, format)                                                \
+  template <bool kTransposed = false>                                                     \
+  void multiply_64x##cols##_##name(float(&sums)[cols / 2], uint64_t a, uint64_t b,        \
+                                   bool accumulate, DMUON_SITE) {                         \
+    emulator::multiply({sums, cols, a, b, accumulate, kTransposed, emulator::Narrow::format, \
+                        emulator::Site{file, line}});                                     \
   }
 DMUON_MULTIPLY(128, f16, kF16)
 DMUON_MULTIPLY(128, bf16, kBF16)

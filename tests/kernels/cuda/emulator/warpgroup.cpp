@@ -13,28 +13,37 @@ constexpr std::uint32_t kPoison = 0x7fd1e5e1;  // a NaN, which sums and products
 
 bool is(float value, std::uint32_t bits) { return std::memcmp(&value, &bits, 4) == 0; }
 
-// A matrix descriptor: an address, and bytes from 8 rows to the next 8.
+// A matrix descriptor: an address, bytes from 8 rows of a tile to the next 8, and from a tile to the
+// next.
 struct Operand {
   int begin;
   int pitch;
+  int next_tile;
 
   // The word of the pair of entries (row, 2 i) and (row, 2 i + 1): the bits that count the row in
   // its group of 8 are added without carry to those that count the chunk of 16 bytes.
-  int word(int row, int i) const {
-    const int byte = begin + row / 8 * pitch + row % 8 * 128 + i * 4;
-    return (byte ^ (byte >> 7 & 7) << 4) / 4;
+  int word(int row, int i) const { return swizzled(begin + row / 8 * pitch + row % 8 * 128 + i * 4); }
+  // Transposed: of the entries (2 i, col) and (2 i + 1, col).
+  int transposed_word(int i, int col) const {
+    return swizzled(begin + i / 32 * next_tile + col / 8 * pitch + col % 8 * 128 + i % 32 * 4);
   }
+
+ private:
+  static int swizzled(int byte) { return (byte ^ (byte >> 7 & 7) << 4) / 4; }
 };
 
 // Returns what is wrong with a descriptor of rows of 128 bytes, swizzled; or null.
-const char* decode(std::uint64_t descriptor, Operand& operand) {
+const char* decode(std::uint64_t descriptor, bool transposed, Operand& operand) {
   operand.begin = static_cast<int>(descriptor & 0x3fff) << 4;
+  operand.next_tile = static_cast<int>(descriptor >> 16 & 0x3fff) << 4;
   operand.pitch = static_cast<int>(descriptor >> 32 & 0x3fff) << 4;
   if (descriptor >> 62 != 1) return "a descriptor without the swizzle of 128 bytes";
   if ((descriptor >> 49 & 7) != 0) return "a descriptor with a base offset";
   if (operand.begin / 128 % 8 != 0) return "an operand that is not aligned to 1024 bytes";
-  if (operand.begin % 128 > 128 - 2 * kDepth) return "an operand past the row of 128 bytes";
   if (operand.pitch % 1024 != 0) return "groups of 8 rows that are not aligned to 1024 bytes";
+  const int last = transposed ? 0 : 128 - 2 * kDepth;
+  if (operand.begin % 128 > last) return "an operand past the row of 128 bytes";
+  if (transposed && operand.next_tile % 1024 != 0) return "tiles that are not aligned to 1024 bytes";
   return nullptr;
 }
 
@@ -58,7 +67,8 @@ bool Multiplications::check_lanes(const Multiplication* const* lanes) {
   const Multiplication& first = *lanes[0];
   if (!fenced_) report_.error(first.site, "the sums were touched, and no wgmma_fence followed");
   const auto differs = [&](const Multiplication* other) {
-    return other->a != first.a || other->b != first.b || other->accumulates != first.accumulates;
+    return other->a != first.a || other->b != first.b || other->accumulates != first.accumulates ||
+           other->transposed != first.transposed;
   };
   if (std::none_of(lanes, lanes + kWarpgroup, differs)) return true;
   report_.error(first.site, "the warpgroup's threads multiply different operands");
@@ -66,26 +76,31 @@ bool Multiplications::check_lanes(const Multiplication* const* lanes) {
 }
 
 bool Multiplications::load(std::vector<float>& values, std::uint64_t descriptor, int rows,
-                           Narrow format, const std::vector<Now>& nows, SharedMemory& shared,
-                           Site site) {
+                           const Multiplication& of, const std::vector<Now>& nows,
+                           SharedMemory& shared) {
+  const Site site = of.site;
   Operand operand{};
-  if (const char* const wrong = decode(descriptor, operand)) {
+  if (const char* const wrong = decode(descriptor, of.transposed, operand)) {
     report_.error(site, std::string("multiplication: ") + wrong);
     return false;
   }
-  const float* const wide = wide_values(format);
+  const float* const wide = wide_values(of.format);
   const Moment reader{cluster_, thread_, committed_ + 1};
   Writers writers;
   values.resize(static_cast<std::size_t>(rows * kDepth));
-  for (int row = 0; row < rows; ++row) {
-    for (int i = 0; i < kDepth / 2; ++i) {
-      const std::uint32_t pair =
-          shared.load_operand(operand.word(row, i), reader, nows[0], writers, site);
-      // The transposed b, for sums over rows.
-      const auto at = static_cast<std::size_t>(2 * i * rows + row);
-      values[at] = wide[pair & 0xffffU];
-      values[at + static_cast<std::size_t>(rows)] = wide[pair >> 16];
-    }
+  // Stored transposed, for sums over rows.
+  const auto load_pair = [&](int word, int at, int next) {
+    const std::uint32_t pair = shared.load_operand(word, reader, nows[0], writers, site);
+    values[static_cast<std::size_t>(at)] = wide[pair & 0xffffU];
+    values[static_cast<std::size_t>(next)] = wide[pair >> 16];
+  };
+  for (int row = 0; row < rows && !of.transposed; ++row) {
+    for (int i = 0; i < kDepth / 2; ++i)
+      load_pair(operand.word(row, i), 2 * i * rows + row, (2 * i + 1) * rows + row);
+  }
+  for (int col = 0; col < kDepth && of.transposed; ++col) {
+    for (int i = 0; i < rows / 2; ++i)
+      load_pair(operand.transposed_word(i, col), col * rows + 2 * i, col * rows + 2 * i + 1);
   }
   for (const auto& [writer, word] : writers) {
     const auto ignorant = std::ranges::find_if(
@@ -121,8 +136,8 @@ void Multiplications::begin(const Multiplication* const* lanes, const std::vecto
   const Multiplication& first = *lanes[0];
   std::vector<float> a;
   std::vector<float> b;
-  if (!load(a, first.a, kRows, first.format, nows, shared, first.site)) return;
-  if (!load(b, first.b, first.cols, first.format, nows, shared, first.site)) return;
+  if (!load(a, first.a, kRows, first, nows, shared)) return;
+  if (!load(b, first.b, first.cols, first, nows, shared)) return;
   Sums& sums = sums_of(lanes);
   sums.group = committed_ + 1;
   if (sums.cols != first.cols) return;

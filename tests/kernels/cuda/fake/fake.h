@@ -26,8 +26,8 @@ struct FakeCounts {
 
 /// Decides the order of blocks and threads in the launches that follow.
 void fake_cuda_seed(unsigned seed);
-/// Runs this block alone in the launches that follow, by block_y * blocks along x + block_x; -1:
-/// all blocks. Of one block nothing says which bytes it must write.
+/// Runs this block alone in the launches that follow, by block_y * blocks along x + block_x, if
+/// they have it; -1: all blocks. Of one block nothing says which bytes it must write.
 void fake_cuda_only_block(long block);
 /// Returns the counts since the last call.
 FakeCounts fake_cuda_counts();

@@ -209,16 +209,25 @@ CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkerne
   return CUDA_SUCCESS;
 }
 
-CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
-                        CUstream stream, void** parameters, void** extra) {
+CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** parameters,
+                          void** extra) {
   DMUON_DEVICE_LOCKED;
   DMUON_RETURN_UNLESS(ready(device));
-  if (function == nullptr || parameters == nullptr || extra != nullptr) {
+  if (config == nullptr || function == nullptr || parameters == nullptr || extra != nullptr) {
     return CUDA_ERROR_INVALID_VALUE;
   }
+  const unsigned grid_x = config->gridDimX;
+  const unsigned grid_y = config->gridDimY;
+  const unsigned block_x = config->blockDimX;
+  const unsigned shared_bytes = config->sharedMemBytes;
+  const CUstream stream = config->hStream;
   // The emulator has no third dimension.
-  if (grid_z != 1 || block_y != 1 || block_z != 1) return CUDA_ERROR_NOT_SUPPORTED;
+  if (config->gridDimZ != 1 || config->blockDimY != 1 || config->blockDimZ != 1)
+    return CUDA_ERROR_NOT_SUPPORTED;
+  for (unsigned i = 0; i < config->numAttrs; ++i) {
+    if (config->attrs[i].id != CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
+      return CUDA_ERROR_NOT_SUPPORTED;
+  }
   const auto* kernel = reinterpret_cast<const LoadedKernel*>(function);
   DMUON_RETURN_UNLESS(check_launch(device, *kernel, grid_x, grid_y, block_x, shared_bytes));
   if (device.streams[stream].capturing && device.streams[stream].invalid)

@@ -67,8 +67,8 @@ void direction_buffers_of(const DirectionParameters& p, int matrix, bool again, 
   const std::int64_t x_size = std::int64_t{p.x_rows} * p.x_cols;
   buffers.push_back(
       array("x", p.x + matrix * x_size, 2 * static_cast<std::size_t>(x_size), Access::kWrite));
-  buffers.push_back(array("partial", p.partial + std::ptrdiff_t{2} * matrix * p.num_blocks,
-                          8 * static_cast<std::size_t>(p.num_blocks), Access::kChanges));
+  buffers.push_back(array("partial", p.partial + std::ptrdiff_t{2} * matrix * p.num_parts,
+                          8 * static_cast<std::size_t>(p.num_parts), Access::kChanges));
 }
 
 template <bool kAgain>
@@ -83,17 +83,20 @@ std::vector<Buffer> direction_buffers(const void* parameters, unsigned batch, To
 }
 
 // Operands and results of symmetric products.
-std::vector<Buffer> product_buffers(const SymmetricParameters& p, unsigned batch) {
+std::vector<Buffer> product_buffers(const SymmetricParameters& p, unsigned batch,
+                                    bool transposed = false) {
   std::vector<Buffer> buffers;
-  const auto add = [&](const char* name, const void* base, int cols, std::int64_t row_stride,
-                       std::int64_t batch_stride, Access access) {
+  const auto add = [&](const char* name, const void* base, int rows, int cols,
+                       std::int64_t row_stride, std::int64_t batch_stride, Access access) {
     if (base == nullptr) return;
-    buffers.push_back(matrices(name, base, 2, batch, p.m, cols, row_stride, batch_stride, access));
+    buffers.push_back(matrices(name, base, 2, batch, rows, cols, row_stride, batch_stride, access));
   };
-  add("a", p.a, p.inner, p.a_row_stride, p.a_batch_stride, Access::kRead);
-  if (!p.one_operand) add("b", p.b, p.inner, p.b_row_stride, p.b_batch_stride, Access::kRead);
-  add("c", p.c, p.m, p.c_row_stride, p.c_batch_stride, Access::kRead);
-  add("out", p.out, p.m, p.out_row_stride, p.out_batch_stride, Access::kWrite);
+  const int rows = transposed ? p.inner : p.m;
+  const int cols = transposed ? p.m : p.inner;
+  add("a", p.a, rows, cols, p.a_row_stride, p.a_batch_stride, Access::kRead);
+  if (!p.one_operand) add("b", p.b, rows, cols, p.b_row_stride, p.b_batch_stride, Access::kRead);
+  add("c", p.c, p.m, p.m, p.c_row_stride, p.c_batch_stride, Access::kRead);
+  add("out", p.out, p.m, p.m, p.out_row_stride, p.out_batch_stride, Access::kWrite);
   if (p.scale != nullptr) buffers.push_back(array("scale", p.scale, 4 * batch, Access::kRead));
   return buffers;
 }
@@ -111,10 +114,12 @@ std::vector<Buffer> symmetric80_buffers(const void* parameters, unsigned batch, 
   return buffers;
 }
 
+template <bool kTransposed>
 std::vector<Buffer> symmetric90_buffers(const void* parameters, unsigned, ToHost) {
   const auto& p = *static_cast<const Symmetric90Parameters*>(parameters);
   const SharesOf& shares = p.shares;
-  std::vector<Buffer> buffers = product_buffers(p.product, static_cast<unsigned>(shares.batch));
+  std::vector<Buffer> buffers =
+      product_buffers(p.product, static_cast<unsigned>(shares.batch), kTransposed);
   // Of the two blocks of each tile that is cut.
   const auto halves = 2 * static_cast<std::size_t>(shares.batch) *
                       static_cast<std::size_t>(shares.num_tiles - shares.num_whole);
@@ -139,9 +144,10 @@ HostKernel symmetric80() {
       symmetric80_buffers<kShape.tile>);
 }
 
-template <typename Format>
+template <typename Format, bool kTransposed>
 HostKernel symmetric90() {
-  return kernel<Symmetric90Parameters, device::Symmetric90<Format>::run>(symmetric90_buffers);
+  return kernel<Symmetric90Parameters, device::Symmetric90<Format, kTransposed>::run>(
+      symmetric90_buffers<kTransposed>);
 }
 
 }  // namespace
@@ -149,9 +155,10 @@ HostKernel symmetric90() {
 const std::map<std::string, HostKernel>& kernels() {
   static const std::map<std::string, HostKernel> kKernels{
       {"move_weights_f16",
-       kernel<MoveWeightsParameters, device::move_weights<device::Fp16>>(move_weights_buffers)},
+       kernel<MoveWeightsParameters, device::MoveWeights<device::Fp16>::run>(move_weights_buffers)},
       {"move_weights_bf16",
-       kernel<MoveWeightsParameters, device::move_weights<device::BFloat16>>(move_weights_buffers)},
+       kernel<MoveWeightsParameters, device::MoveWeights<device::BFloat16>::run>(
+           move_weights_buffers)},
       {"direction_f16",
        kernel<DirectionParameters, device::Direction<device::Fp16>::run>(direction_buffers<false>)},
       {"direction_bf16", kernel<DirectionParameters, device::Direction<device::BFloat16>::run>(
@@ -166,8 +173,10 @@ const std::map<std::string, HostKernel>& kernels() {
       {"symmetric80_128_bf16", symmetric80<device::BFloat16, kSymmetric80Large>()},
       {"symmetric80_64_f16", symmetric80<device::Fp16, kSymmetric80Small>()},
       {"symmetric80_64_bf16", symmetric80<device::BFloat16, kSymmetric80Small>()},
-      {"symmetric90_f16", symmetric90<device::Fp16>()},
-      {"symmetric90_bf16", symmetric90<device::BFloat16>()},
+      {"symmetric90_f16", symmetric90<device::Fp16, false>()},
+      {"symmetric90_bf16", symmetric90<device::BFloat16, false>()},
+      {"symmetric90_transposed_f16", symmetric90<device::Fp16, true>()},
+      {"symmetric90_transposed_bf16", symmetric90<device::BFloat16, true>()},
   };
   return kKernels;
 }
