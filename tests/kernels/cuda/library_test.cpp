@@ -148,8 +148,9 @@ TEST_F(LibraryTest, ATensorMapHasAlignedRowsAndStridesBelow2To40Bytes) {
   const OnGpu<std::uint16_t> x(std::vector<std::uint16_t>(1024));
   const auto refused = [&](int offset, std::int64_t cols, std::int64_t row_stride,
                            std::int64_t batch_stride) {
-    return error_of(
-        [&] { tensor_map(x.data() + offset, Half::kFp16, 2, 4, cols, row_stride, batch_stride); });
+    return error_of([&] {
+      tensor_map({x.data() + offset, Half::kFp16, 2, 4, cols, row_stride, batch_stride, 64});
+    });
   };
   constexpr std::int64_t kMost = (std::int64_t{1} << 39) - 8;  // entries
   EXPECT_EQ(refused(0, 20, 24, 96), "");

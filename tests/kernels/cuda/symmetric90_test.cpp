@@ -42,9 +42,20 @@ TEST_F(Symmetric90Test, CutsTilesIntoRuns) {
   expect_all({1, 391, 4 * 64 - 1, false, false}, {{"symmetric90", 3}, {"symmetric90", 8}});
 }
 
-// On a device of 3 clusters: 9 whole tiles, 3 for each, and one that is cut.
+// On a device of 4 clusters: 8 whole tiles, 2 for each, and two that are cut.
 TEST_F(Symmetric90Test, ComputesWholeTilesBeforeRuns) {
   expect_all({1, 770, 130, true, false}, {{"symmetric90", 3}});
+}
+
+TEST_F(Symmetric90Test, TakesTransposedOperands) {
+  const auto transposed = [](Shape shape) {
+    shape.transposed = true;
+    return shape;
+  };
+  expect_all(transposed({1, 1, 1, true, false}), {kWhole});
+  expect_all(transposed({2, 39, 75, true, true, 0}), {kWhole});
+  expect_all(transposed({1, 131, 64, false, false}), {kWhole});
+  expect_all(transposed({1, 263, 5 * 64, true, true}), {kWhole, {"symmetric90", 4}});
 }
 
 TEST_F(Symmetric90Test, RunsByEachCandidate) {
@@ -72,7 +83,6 @@ TEST_F(Symmetric90Test, SaysWhatScratchMemoryRunsTake) {
   product.inner = 1024;
   EXPECT_EQ(num_tickets(product, kWhole, 0), 0);
   EXPECT_EQ(workspace_bytes(product, kWhole, 0), 0);
-  if (num_multiprocessors(0) < 8) return;        // no tile is cut
   constexpr std::int64_t kPart = 128 * 256 * 4;  // a block's sums
   EXPECT_EQ(num_tickets(product, {"symmetric90", 6}, 0), 2 * 3 * 2);
   EXPECT_EQ(workspace_bytes(product, {"symmetric90", 6}, 0), 2 * 3 * 2 * 2 * kPart);

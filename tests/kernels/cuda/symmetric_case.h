@@ -37,8 +37,11 @@ struct Shape {
   bool adds;     // c, the diagonal and the device's scale
   bool other_b;  // b is not a; then a b' is not symmetric, and its lower triangle counts
   std::int64_t a_padding = 8;
+  bool transposed = false;  // a and b are [inner, m]
 
-  std::int64_t a_stride() const { return (inner + 7) / 8 * 8 + a_padding; }
+  std::int64_t a_rows() const { return transposed ? inner : m; }
+  std::int64_t a_cols() const { return transposed ? m : inner; }
+  std::int64_t a_stride() const { return (a_cols() + 7) / 8 * 8 + a_padding; }
   std::int64_t b_stride() const { return other_b ? a_stride() + 16 : a_stride(); }
   std::int64_t c_stride() const { return (m + 7) / 8 * 8 + 8; }
   std::int64_t out_stride() const { return (m + 7) / 8 * 8; }
@@ -49,17 +52,19 @@ struct Case {
   Case(const Shape& of, Half half) : shape(of), format(half) {
     std::mt19937 random(7);
     std::normal_distribution<double> normal;
-    const auto fill = [&](std::int64_t row_stride, auto cols_of_row) {
-      std::vector<std::uint16_t> x(static_cast<std::size_t>(of.batch * of.m * row_stride), kNan);
+    const auto fill = [&](std::int64_t rows, std::int64_t row_stride, auto cols_of_row) {
+      std::vector<std::uint16_t> x(static_cast<std::size_t>(of.batch * rows * row_stride), kNan);
       for (std::int64_t z = 0; z < of.batch; ++z)
-        for (std::int64_t i = 0; i < of.m; ++i)
+        for (std::int64_t i = 0; i < rows; ++i)
           for (std::int64_t j = 0; j < cols_of_row(i); ++j)
-            x[at(row_stride, of.m, z, i, j)] = narrow(normal(random), half);
+            x[at(row_stride, rows, z, i, j)] = narrow(normal(random), half);
       return x;
     };
-    a = fill(of.a_stride(), [&](std::int64_t) { return of.inner; });
-    b = of.other_b ? fill(of.b_stride(), [&](std::int64_t) { return of.inner; }) : a;
-    c = fill(of.c_stride(), [&](std::int64_t row) { return row + 1; });  // the lower triangle
+    const auto all = [&](std::int64_t) { return of.a_cols(); };
+    a = fill(of.a_rows(), of.a_stride(), all);
+    b = of.other_b ? fill(of.a_rows(), of.b_stride(), all) : a;
+    const auto lower = [](std::int64_t row) { return row + 1; };
+    c = fill(of.m, of.c_stride(), lower);
     for (std::int64_t z = 0; z < of.batch; ++z) scale.push_back(0.25F * static_cast<float>(z + 1));
   }
 
@@ -69,10 +74,26 @@ struct Case {
     product.m = shape.m;
     product.inner = shape.inner;
     product.format = format;
+    product.transposed = shape.transposed;
     product.alpha = 0.5;
     product.beta = shape.adds ? -0.75 : 0;
     product.diagonal = shape.adds ? 0.375 : 0;
     return product;
+  }
+
+  /// a or b as [batch, m, inner].
+  std::vector<double> straight(const std::vector<std::uint16_t>& x, std::int64_t stride) const {
+    const Shape& s = shape;
+    std::vector<double> all;
+    for (std::int64_t z = 0; z < s.batch; ++z) {
+      for (std::int64_t i = 0; i < s.m; ++i) {
+        for (std::int64_t k = 0; k < s.inner; ++k) {
+          const std::int64_t row = s.transposed ? k : i;
+          all.push_back(wide(x[at(stride, s.a_rows(), z, row, s.transposed ? i : k)], format));
+        }
+      }
+    }
+    return all;
   }
 
   Shape shape;
@@ -102,8 +123,8 @@ class SymmetricTest : public GpuTest {
         std::vector<float>(words, std::numeric_limits<float>::quiet_NaN()));
     const auto tickets = static_cast<std::size_t>(num_tickets(product, choice, 0));
     const OnGpu<std::uint32_t> zeros(std::vector<std::uint32_t>(tickets, 0));
-    const std::int64_t a_size = s.m * s.a_stride();
-    const std::int64_t b_size = s.m * s.b_stride();
+    const std::int64_t a_size = s.a_rows() * s.a_stride();
+    const std::int64_t b_size = s.a_rows() * s.b_stride();
     const std::int64_t c_size = s.m * s.c_stride();
     product.a = {a.data() + first * a_size, s.a_stride(), a_size};
     product.b = s.other_b ? Matrices{b.data() + first * b_size, s.b_stride(), b_size} : product.a;
@@ -122,14 +143,8 @@ class SymmetricTest : public GpuTest {
   // the padding.
   static void expect_product(const Case& one, const Entries& got) {
     const Shape& s = one.shape;
-    const auto wide_of = [&](const Entries& x) {
-      std::vector<double> all;
-      for (const std::uint16_t v : x) all.push_back(wide(v, one.format));
-      return all;
-    };
-    const auto a = wide_of(one.a);
-    const auto b = wide_of(one.b);
-    const auto c = wide_of(one.c);
+    const auto a = one.straight(one.a, s.a_stride());
+    const auto b = one.straight(one.b, s.b_stride());
     const double rounding = one.format == Half::kFp16 ? 0x1p-11 : 0x1p-8;
     double worst = 0;
     std::int64_t asymmetric = 0;
@@ -137,16 +152,19 @@ class SymmetricTest : public GpuTest {
     for (std::int64_t z = 0; z < s.batch; ++z) {
       const double alpha = 0.5 * (s.adds ? one.scale[static_cast<std::size_t>(z)] : 1);
       for (std::int64_t i = 0; i < s.m; ++i) {
-        const double* const a_row = a.data() + at(s.a_stride(), s.m, z, i, 0);
+        const double* const a_row = a.data() + (z * s.m + i) * s.inner;
         for (std::int64_t j = 0; j <= i; ++j) {
-          const double* const b_row = b.data() + at(s.b_stride(), s.m, z, j, 0);
+          const double* const b_row = b.data() + (z * s.m + j) * s.inner;
           double sum = 0;
           double size = 0;
           for (std::int64_t k = 0; k < s.inner; ++k) {
             sum += alpha * a_row[k] * b_row[k];
             size += std::abs(alpha * a_row[k] * b_row[k]);
           }
-          if (s.adds) sum += -0.75 * c[at(s.c_stride(), s.m, z, i, j)] + (i == j ? 0.375 : 0);
+          if (s.adds) {
+            const std::uint16_t c = one.c[at(s.c_stride(), s.m, z, i, j)];
+            sum += -0.75 * wide(c, one.format) + (i == j ? 0.375 : 0);
+          }
           const std::uint16_t lower = got[at(s.out_stride(), s.m, z, i, j)];
           const double error = std::abs(wide(lower, one.format) - sum);
           const double allowed = rounding * std::abs(sum) + 0x1p-20 * (size + 1);
