@@ -30,6 +30,12 @@ TEST_F(Symmetric90Test, EqualsAPlainLoop) {
   for (const Shape& shape : shapes) expect_all(shape, {kWhole});
 }
 
+// With c alone, whole tiles read it where they add it.
+TEST_F(Symmetric90Test, AddsCWithoutADiagonal) {
+  for (const std::int64_t m : {128, 200, 263})
+    expect_all({2, m, 64, true, false, 8, false, false}, {kWhole});
+}
+
 TEST_F(Symmetric90Test, HasThreeTileRows) {
   expect_all({1, 535, 70, true, true}, {kWhole});
   expect_all({2, 640, 64, false, false}, {kWhole});

@@ -37,8 +37,10 @@ struct Shape {
   bool adds;     // c, the diagonal and the device's scale
   bool other_b;  // b is not a; then a b' is not symmetric, and its lower triangle counts
   std::int64_t a_padding = 8;
-  bool transposed = false;  // a and b are [inner, m]
+  bool transposed = false;    // a and b are [inner, m]
+  bool with_diagonal = true;  // if adds
 
+  double diagonal() const { return adds && with_diagonal ? 0.375 : 0; }
   std::int64_t a_rows() const { return transposed ? inner : m; }
   std::int64_t a_cols() const { return transposed ? m : inner; }
   std::int64_t a_stride() const { return (a_cols() + 7) / 8 * 8 + a_padding; }
@@ -77,7 +79,7 @@ struct Case {
     product.transposed = shape.transposed;
     product.alpha = 0.5;
     product.beta = shape.adds ? -0.75 : 0;
-    product.diagonal = shape.adds ? 0.375 : 0;
+    product.diagonal = shape.diagonal();
     return product;
   }
 
@@ -163,7 +165,7 @@ class SymmetricTest : public GpuTest {
           }
           if (s.adds) {
             const std::uint16_t c = one.c[at(s.c_stride(), s.m, z, i, j)];
-            sum += -0.75 * wide(c, one.format) + (i == j ? 0.375 : 0);
+            sum += -0.75 * wide(c, one.format) + (i == j ? s.diagonal() : 0);
           }
           const std::uint16_t lower = got[at(s.out_stride(), s.m, z, i, j)];
           const double error = std::abs(wide(lower, one.format) - sum);
