@@ -321,6 +321,27 @@ TEST(Cluster, FindsBadMbarriers) {
   });
 }
 
+// Thread 0 of 64 loads in a launch that begins before the kernel in front has ended.
+std::string begins(bool waits, bool all_wait, bool meets_first) {
+  const std::vector<float> x(1);
+  const auto block_thread = [&] {
+    const int t = machine::thread();
+    if (waits && (t == 40 || all_wait)) machine::wait_for_kernel_before();
+    if (meets_first) machine::barrier();
+    if (t == 0) machine::load_f32(x.data());
+  };
+  return run({.threads = 64, .shared_bytes = 16, .begins_early = true},
+             {{.name = "x", .base = x.data(), .row_bytes = 4}}, block_thread, 1);
+}
+
+TEST(Cluster, WaitsForTheKernelInFront) {
+  EXPECT_EQ(begins(true, true, false), "");
+  EXPECT_NE(begins(false, false, true).find("before the kernel in front"), std::string::npos);
+  EXPECT_NE(begins(true, false, false).find("before the kernel in front"), std::string::npos);
+  EXPECT_EQ(begins(true, false, true).find("before the kernel in front"), std::string::npos);
+  EXPECT_NE(begins(true, false, true).find("a thread has not waited"), std::string::npos);
+}
+
 // Three warpgroups of 128 threads with `registers` each: one gives, two take.
 std::string exchanges(unsigned registers) {
   const auto block_thread = [] {

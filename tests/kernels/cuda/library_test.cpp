@@ -129,6 +129,39 @@ TEST_F(LibraryTest, ALaunchFitsTheKernel) {
   EXPECT_NE(refused(1, 512, 0).find("CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES"), std::string::npos);
 }
 
+TEST_F(LibraryTest, AHopperKernelTakesWholeClustersAndItsSharedMemory) {
+  if (!has_symmetric90(0)) GTEST_SKIP() << "compute capability 9.0 alone";
+  const std::vector<char> bytes(sizeof(Symmetric90Parameters));
+  const auto refused = [&](unsigned grid_x, unsigned shared_words) {
+    return error_of([&] {
+      launch({"symmetric90_f16", grid_x, 1, kSymmetric90Threads, 4 * shared_words}, bytes.data(),
+             bytes.size(), 0, stream_);
+    });
+  };
+  EXPECT_NE(refused(3, kSymmetric90SharedWords).find("CUDA_ERROR_INVALID_"), std::string::npos);
+  EXPECT_NE(refused(2, kSymmetric90SharedWords + 1).find("CUDA_ERROR_INVALID_VALUE"),
+            std::string::npos);
+}
+
+TEST_F(LibraryTest, ATensorMapHasAlignedRowsAndStridesBelow2To40Bytes) {
+  if (!has_symmetric90(0)) GTEST_SKIP() << "compute capability 9.0 alone";
+  const OnGpu<std::uint16_t> x(std::vector<std::uint16_t>(1024));
+  const auto refused = [&](int offset, std::int64_t cols, std::int64_t row_stride,
+                           std::int64_t batch_stride) {
+    return error_of([&] {
+      tensor_map({x.data() + offset, Half::kFp16, 2, 4, cols, row_stride, batch_stride, 64});
+    });
+  };
+  constexpr std::int64_t kMost = (std::int64_t{1} << 39) - 8;  // entries
+  EXPECT_EQ(refused(0, 20, 24, 96), "");
+  EXPECT_EQ(refused(8, 20, 24, kMost), "");
+  for (const std::string& error : {refused(4, 20, 24, 96), refused(0, 20, 28, 96),
+                                   refused(0, 0, 24, 96), refused(0, 20, 24, kMost + 8)}) {
+    EXPECT_NE(error.find("cuTensorMapEncodeTiled: CUDA_ERROR_INVALID_VALUE"), std::string::npos)
+        << error;
+  }
+}
+
 // Runs once for each reason, in the environment of CMakeLists.txt.
 TEST(Unavailable, SaysWhyInOneSentence) {
   const char* const reason = std::getenv("EXPECTED_REASON");

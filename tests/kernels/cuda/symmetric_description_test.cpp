@@ -49,6 +49,9 @@ TEST_F(SymmetricDescriptionTest, OffersSplitsWhereTilesDoNotFillTheDevice) {
   product.batch = 1;
   product.inner = 8;
   EXPECT_EQ(of_family(candidates(product, 0), "symmetric80").size(), 2U);  // nothing to split
+  product.m = 64;
+  product.inner = 1 << 16;
+  EXPECT_GT(candidates(product, 0).front().splits, 1);
 }
 
 TEST_F(SymmetricDescriptionTest, OffersRunsOfTheTilesThatFillNoRoundOfClusters) {
