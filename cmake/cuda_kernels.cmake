@@ -13,8 +13,9 @@ set(DMUON_CUDA_ARCHITECTURES 80 90 100 120)
 function(dmuon_cubin out number source cubin)
   set(nvcc COMMAND ${nvcc_launcher} ${DMUON_NVCC})
   set(options -std=c++20 -O3 -ccbin ${CMAKE_CXX_COMPILER} ${ARGN} -MD -MF ${cubin}.d -MT ${cubin} ${source})
-  set(commands ${nvcc} -cubin -arch=sm_${number} ${options} -o ${cubin})
-  if(DMUON_OLDER_PTXAS AND number LESS 100)
+  set(commands ${nvcc} -cubin -gencode=arch=compute_${number},code=sm_${number} ${options} -o ${cubin})
+  string(REGEX REPLACE "a$" "" capability ${number})
+  if(DMUON_OLDER_PTXAS AND capability LESS 100)
     # PTX of CUDA 13 that says to be 12.9's.
     set(commands ${nvcc} -ptx -arch=compute_${number} ${options} -o ${cubin}.ptx
                  COMMAND sed -i "s/^[.]version .*/.version 8.7/" ${cubin}.ptx
@@ -27,7 +28,7 @@ endfunction()
 # Sets `out` to the command that puts cubins, <architecture>=<cubin>, into a fat binary. Not compressed: a wheel
 # compresses it, and the tests' driver reads it.
 function(dmuon_fatbin out fatbin)
-  list(TRANSFORM ARGN REPLACE "^([0-9]+)=(.*)" "--image3=kind=elf,sm=\\1,file=\\2")
+  list(TRANSFORM ARGN REPLACE "^([0-9]+a?)=(.*)" "--image3=kind=elf,sm=\\1,file=\\2")
   set(${out} COMMAND ${DMUON_FATBINARY} -64 --compress=false ${ARGN} --create=${fatbin} PARENT_SCOPE)
 endfunction()
 
@@ -102,6 +103,7 @@ endfunction()
 dmuon_find_nvcc()
 
 # Adds the kernels of sources to a target: dmuon_cuda_kernels(<target> SOURCES <file.cu>... OPTIONS <of nvcc>...).
+# A source is <file.cu>:<architecture> if it is for one alone, such as 90a.
 # The target's code finds the fat binary of cuda/name.cu as `dmuon_cuda_name`.
 function(dmuon_cuda_kernels target)
   cmake_parse_arguments(ARG "" "" "SOURCES;OPTIONS" ${ARGN})
@@ -114,11 +116,16 @@ function(dmuon_cuda_kernels target)
   set(assembly "")
   set(fatbins "")
   foreach(source IN LISTS ARG_SOURCES)
+    set(architectures ${DMUON_CUDA_ARCHITECTURES})
+    if(source MATCHES "(.*):(.*)")
+      set(source ${CMAKE_MATCH_1})
+      set(architectures ${CMAKE_MATCH_2})
+    endif()
     get_filename_component(name ${source} NAME_WE)
     set(images "")
     set(cubins "")
     set(nvcc_launcher ${strict_nvcc} ${CMAKE_CXX_COMPILER_LAUNCHER})
-    foreach(number IN LISTS DMUON_CUDA_ARCHITECTURES)
+    foreach(number IN LISTS architectures)
       set(cubin ${CMAKE_CURRENT_BINARY_DIR}/${name}.sm_${number}.cubin)
       dmuon_cubin(commands ${number} ${CMAKE_CURRENT_SOURCE_DIR}/${source} ${cubin}
                   ${strict} ${ARG_OPTIONS} -I${PROJECT_SOURCE_DIR}/src)

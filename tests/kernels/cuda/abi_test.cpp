@@ -16,6 +16,17 @@ static_assert(kMultiprocessors == static_cast<int>(CU_DEVICE_ATTRIBUTE_MULTIPROC
 static_assert(kMajor == static_cast<int>(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR));
 static_assert(kMinor == static_cast<int>(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR));
 
+static_assert(kProgrammaticSerialization ==
+              static_cast<int>(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION));
+static_assert(sizeof(LaunchAttribute) == sizeof(CUlaunchAttribute));
+static_assert(offsetof(LaunchAttribute, value) == offsetof(CUlaunchAttribute, value));
+static_assert(sizeof(LaunchConfiguration) == sizeof(CUlaunchConfig));
+static_assert(offsetof(LaunchConfiguration, shared_bytes) ==
+              offsetof(CUlaunchConfig, sharedMemBytes));
+static_assert(offsetof(LaunchConfiguration, stream) == offsetof(CUlaunchConfig, hStream));
+static_assert(offsetof(LaunchConfiguration, attributes) == offsetof(CUlaunchConfig, attrs));
+static_assert(offsetof(LaunchConfiguration, num_attributes) == offsetof(CUlaunchConfig, numAttrs));
+
 // Arguments pass alike: both pointers, or neither, and of one size.
 template <typename Ours, typename Theirs>
 constexpr bool kPassAlike =
@@ -45,7 +56,7 @@ DRIVER_HAS(current_context, cuCtxGetCurrent, "cuCtxGetCurrent");
 DRIVER_HAS(set_current_context, cuCtxSetCurrent, "cuCtxSetCurrent");
 DRIVER_HAS(load_library, cuLibraryLoadData, "cuLibraryLoadData");
 DRIVER_HAS(get_kernel, cuLibraryGetKernel, "cuLibraryGetKernel");
-DRIVER_HAS(launch, cuLaunchKernel, "cuLaunchKernel");
+DRIVER_HAS(launch, cuLaunchKernelEx, "cuLaunchKernelEx");
 DRIVER_HAS(error_name, cuGetErrorName, "cuGetErrorName");
 
 TEST(Abi, NamesErrorsAsTheDriverDoes) {

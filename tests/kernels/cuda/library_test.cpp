@@ -52,13 +52,27 @@ TEST_F(LibraryTest, ACaptureRecordsALaunchAndReplaysIt) {
   void* executable = nullptr;
   ASSERT_EQ(call("cuStreamBeginCapture_v2", stream_, 0), 0);
   row.add(2, stream_);
-  EXPECT_EQ(synchronise(), 900);  // nothing may wait in a capture
   ASSERT_EQ(call("cuStreamEndCapture", stream_, &graph), 0);
   EXPECT_EQ(row.w.values()[0], 1);  // nothing ran
   ASSERT_EQ(call("cuGraphInstantiateWithFlags", &executable, graph, 0ULL), 0);
   for (int i = 0; i < 3; ++i) ASSERT_EQ(call("cuGraphLaunch", executable, stream_), 0);
   EXPECT_EQ(synchronise(), 0);
   EXPECT_EQ(row.w.values(), std::vector<float>(40, 7));
+}
+
+TEST_F(LibraryTest, AWaitInACaptureSpoilsTheCapture) {
+  const Row row;
+  void* graph = nullptr;
+  ASSERT_EQ(call("cuStreamBeginCapture_v2", stream_, 0), 0);
+  row.add(2, stream_);
+  EXPECT_EQ(synchronise(), 900);
+  EXPECT_NE(error_of([&] { row.add(2, stream_); }).find("CAPTURE_INVALIDATED (901)"),
+            std::string::npos);
+  EXPECT_EQ(call("cuStreamEndCapture", stream_, &graph), 901);
+  EXPECT_EQ(graph, nullptr);
+  row.add(1, stream_);
+  EXPECT_EQ(synchronise(), 0);
+  EXPECT_EQ(row.w.values(), std::vector<float>(40, 2));
 }
 
 TEST_F(LibraryTest, AThreadWithoutAContextLaunches) {

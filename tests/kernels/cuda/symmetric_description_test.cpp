@@ -30,8 +30,8 @@ TEST_F(SymmetricDescriptionTest, OffersSplitsWhereTilesDoNotFillTheDevice) {
     const std::int64_t tiles = choice.kernel == "symmetric80_64" ? 36 : 10;
     const std::int64_t side = choice.kernel == "symmetric80_64" ? 64 : 128;
     const std::int64_t parts = choice.splits == 1 ? 0 : tiles * choice.splits;
-    EXPECT_EQ(num_tickets(product, choice), choice.splits == 1 ? 0 : tiles);
-    EXPECT_EQ(workspace_bytes(product, choice), parts * side * side * 4);
+    EXPECT_EQ(num_tickets(product, choice, 0), choice.splits == 1 ? 0 : tiles);
+    EXPECT_EQ(workspace_bytes(product, choice, 0), parts * side * side * 4);
   }
   product.batch = 100;
   EXPECT_EQ(candidates(product, 0).size(), 2U);  // the batch fills it

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "dmuon/kernels/cuda/library.h"
 #include "tests/kernels/cuda/emulator/machine_emulated.h"
 #include "tests/kernels/cuda/gpu.h"
 
@@ -95,10 +96,10 @@ class SymmetricTest : public GpuTest {
     const OnGpu<float> scale(one.scale);
     const auto size = static_cast<std::size_t>(product.batch * s.m * s.out_stride());
     const OnGpu<std::uint16_t> out(Entries(size, kNan));
-    const auto words = static_cast<std::size_t>(workspace_bytes(product, choice) / 4);
+    const auto words = static_cast<std::size_t>(workspace_bytes(product, choice, 0) / 4);
     const OnGpu<float> workspace(
         std::vector<float>(words, std::numeric_limits<float>::quiet_NaN()));
-    const auto tickets = static_cast<std::size_t>(num_tickets(product, choice));
+    const auto tickets = static_cast<std::size_t>(num_tickets(product, choice, 0));
     const OnGpu<std::uint32_t> zeros(std::vector<std::uint32_t>(tickets, 0));
     const std::int64_t a_size = s.m * s.a_stride();
     const std::int64_t b_size = s.m * s.b_stride();
@@ -204,6 +205,14 @@ TEST_F(SymmetricTest, RunsByEachCandidate) {
   expect_all(shape, choices);
 }
 
+// Clusters of two blocks: a row of tiles that the second block has none of, whole tiles and runs.
+TEST_F(SymmetricTest, RunsOnHopper) {
+  if (!has_symmetric90(0)) GTEST_SKIP() << "compute capability 9.0 alone";
+  expect_all({1, 8, 8, false, true}, {{"symmetric90", 1}});
+  expect_all({2, 263, 141, true, true}, {{"symmetric90", 1}, {"symmetric90", 3}});
+  expect_all({1, 150, 9 * 64 + 3, true, false}, {{"symmetric90", 1}, {"symmetric90", 4}});
+}
+
 TEST_F(SymmetricTest, WithoutInnerEntriesIsWhatIsAdded) {
   expect_all({1, 15, 0, true, false}, {{"symmetric80_64", 1}, {"symmetric80_128", 2}});
 }
@@ -255,7 +264,7 @@ TEST_F(SymmetricTest, ReplaysInACapture) {
   product.out = out.data();
   product.out_row_stride = 40;
   const OnGpu<float> workspace(
-      std::vector<float>(static_cast<std::size_t>(workspace_bytes(product, choice) / 4)));
+      std::vector<float>(static_cast<std::size_t>(workspace_bytes(product, choice, 0) / 4)));
   const OnGpu<std::uint32_t> tickets(std::vector<std::uint32_t>(1, 0));
   void* graph = nullptr;
   void* executable = nullptr;

@@ -43,7 +43,9 @@ struct Opened {
         !find(library, "cuCtxSetCurrent", driver.set_current_context, why) ||
         !find(library, "cuLibraryLoadData", driver.load_library, why) ||
         !find(library, "cuLibraryGetKernel", driver.get_kernel, why) ||
-        !find(library, "cuLaunchKernel", driver.launch, why) ||
+        !find(library, "cuLaunchKernelEx", driver.launch, why) ||
+        !find(library, "cuKernelSetAttribute", driver.set_kernel_attribute, why) ||
+        !find(library, "cuTensorMapEncodeTiled", driver.encode_tensor_map, why) ||
         !find(library, "cuGetErrorName", driver.error_name, why)) {
       return;
     }

@@ -12,10 +12,41 @@ using Result = int;  ///< CUresult; 0 is success
 using Device = int;
 using Context = struct ContextTag*;
 using Library = struct LibraryTag*;
-using Kernel = struct KernelTag*;  ///< cuLaunchKernel takes one in place of a CUfunction
+using Kernel = struct KernelTag*;  ///< cuLaunchKernelEx takes one in place of a CUfunction
 using Stream = void*;              ///< CUstream, which is a cudaStream_t
 
 enum DeviceAttribute { kMultiprocessors = 16, kMajor = 75, kMinor = 76 };
+enum KernelAttribute { kMostSharedBytes = 8 };
+// Of a tensor map.
+enum TensorType { kTensorFp16 = 6, kTensorBFloat16 = 9 };
+enum Interleave { kNoInterleave = 0 };
+enum Swizzle { kSwizzle128 = 3 };
+enum Promotion { kPromote256 = 3 };  ///< what L2 reads at once, in bytes
+enum Fill { kFillZeros = 0 };        ///< for entries beyond the tensor
+
+enum LaunchAttributeId { kProgrammaticSerialization = 6 };
+
+struct LaunchAttribute {  ///< CUlaunchAttribute
+  int id = 0;
+  int padding = 0;
+  union {
+    int allowed;
+    char bytes[64];
+  } value{};
+};
+
+struct LaunchConfiguration {  ///< CUlaunchConfig
+  unsigned grid_x = 1;
+  unsigned grid_y = 1;
+  unsigned grid_z = 1;
+  unsigned block_x = 1;
+  unsigned block_y = 1;
+  unsigned block_z = 1;
+  unsigned shared_bytes = 0;
+  Stream stream = nullptr;
+  LaunchAttribute* attributes = nullptr;
+  unsigned num_attributes = 0;
+};
 
 struct Driver {
   Result (*init)(unsigned flags);
@@ -28,9 +59,13 @@ struct Driver {
                          unsigned num_options, void* library_options, void** library_option_values,
                          unsigned num_library_options);
   Result (*get_kernel)(Kernel* kernel, Library library, const char* name);
-  Result (*launch)(Kernel kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-                   unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
-                   Stream stream, void** parameters, void** extra);
+  Result (*launch)(const LaunchConfiguration* configuration, Kernel kernel, void** parameters,
+                   void** extra);
+  Result (*set_kernel_attribute)(int attribute, int value, Kernel kernel, Device device);
+  Result (*encode_tensor_map)(void* map, int type, unsigned rank, void* data,
+                              const unsigned long* sizes, const unsigned long* byte_strides,
+                              const unsigned* box, const unsigned* element_strides, int interleave,
+                              int swizzle, int promotion, int fill);
   Result (*error_name)(Result result, const char** name);
 };
 

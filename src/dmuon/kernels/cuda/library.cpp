@@ -14,6 +14,7 @@
 // NOLINTBEGIN(readability-identifier-naming)
 extern "C" const unsigned char dmuon_cuda_elementwise[];
 extern "C" const unsigned char dmuon_cuda_symmetric80[];
+extern "C" const unsigned char dmuon_cuda_symmetric90[];
 // NOLINTEND(readability-identifier-naming)
 
 namespace dmuon::kernels::cuda {
@@ -22,15 +23,16 @@ namespace {
 // Such as 80 for sm_80; defined by cmake/cuda_kernels.cmake.
 constexpr std::array kArchitectures{DMUON_CUDA_ARCHITECTURES};
 
-enum Source { kElementwise, kSymmetric80, kNumSources };
-constexpr std::array<const unsigned char*, kNumSources> kFatBinaries{dmuon_cuda_elementwise,
-                                                                     dmuon_cuda_symmetric80};
+enum Source { kElementwise, kSymmetric80, kSymmetric90, kNumSources };
+constexpr std::array<const unsigned char*, kNumSources> kFatBinaries{
+    dmuon_cuda_elementwise, dmuon_cuda_symmetric80, dmuon_cuda_symmetric90};
 
 struct Carried {
   std::string_view name;
   std::size_t parameter_bytes;
   Source source;
 };
+constexpr int kSymmetric90Major = 9;  // the only devices with these kernels
 constexpr std::array kKernels{
     Carried{"move_weights_f16", sizeof(MoveWeightsParameters), kElementwise},
     Carried{"move_weights_bf16", sizeof(MoveWeightsParameters), kElementwise},
@@ -42,6 +44,10 @@ constexpr std::array kKernels{
     Carried{"symmetric80_128_bf16", sizeof(SymmetricParameters), kSymmetric80},
     Carried{"symmetric80_64_f16", sizeof(SymmetricParameters), kSymmetric80},
     Carried{"symmetric80_64_bf16", sizeof(SymmetricParameters), kSymmetric80},
+    Carried{"symmetric90_f16", sizeof(Symmetric90Parameters), kSymmetric90},
+    Carried{"symmetric90_bf16", sizeof(Symmetric90Parameters), kSymmetric90},
+    Carried{"symmetric90_transposed_f16", sizeof(Symmetric90Parameters), kSymmetric90},
+    Carried{"symmetric90_transposed_bf16", sizeof(Symmetric90Parameters), kSymmetric90},
 };
 
 void check(Result result, const std::string& what) {
@@ -53,23 +59,40 @@ struct OnDevice {
   std::array<Kernel, kKernels.size()> kernels{};
 };
 
-// Retains the primary context and loads every kernel.
-OnDevice load(int device) {
+int attribute(DeviceAttribute which, int device) {
+  int value = 0;
+  check(driver()->device_attribute(&value, which, device), "cuDeviceGetAttribute");
+  return value;
+}
+
+Kernel load_kernel(const Carried& carried, int device) {
   // Each for all devices; under the mutex of on_device().
   static std::array<Library, kNumSources> libraries{};
-  OnDevice loaded;
-  check(driver()->retain_primary(&loaded.context, device), "cuDevicePrimaryCtxRetain");
-  for (std::size_t i = 0; i < libraries.size(); ++i) {
-    if (libraries.at(i) != nullptr) continue;
-    check(driver()->load_library(&libraries.at(i), kFatBinaries.at(i), nullptr, nullptr, 0, nullptr,
-                                 nullptr, 0),
+  Library& library = libraries.at(carried.source);
+  if (library == nullptr) {
+    check(driver()->load_library(&library, kFatBinaries.at(carried.source), nullptr, nullptr, 0,
+                                 nullptr, nullptr, 0),
           "cuLibraryLoadData");
   }
+  const std::string name(carried.name);
+  Kernel kernel = nullptr;
+  check(driver()->get_kernel(&kernel, library, name.c_str()), "cuLibraryGetKernel " + name);
+  if (carried.source == kSymmetric90) {
+    check(driver()->set_kernel_attribute(kMostSharedBytes, 4 * kSymmetric90SharedWords, kernel,
+                                         device),
+          "cuKernelSetAttribute " + name);
+  }
+  return kernel;
+}
+
+// Retains the primary context and loads every kernel that the device has.
+OnDevice load(int device) {
+  OnDevice loaded;
+  check(driver()->retain_primary(&loaded.context, device), "cuDevicePrimaryCtxRetain");
+  const bool is_hopper = attribute(kMajor, device) == kSymmetric90Major;
   for (std::size_t i = 0; i < kKernels.size(); ++i) {
-    const std::string name(kKernels.at(i).name);
-    check(driver()->get_kernel(&loaded.kernels.at(i), libraries.at(kKernels.at(i).source),
-                               name.c_str()),
-          "cuLibraryGetKernel " + name);
+    if (is_hopper || kKernels.at(i).source != kSymmetric90)
+      loaded.kernels.at(i) = load_kernel(kKernels.at(i), device);
   }
   return loaded;
 }
@@ -103,12 +126,6 @@ class Current {
   Context before_ = nullptr;
   bool restores_ = false;
 };
-
-int attribute(DeviceAttribute which, int device) {
-  int value = 0;
-  check(driver()->device_attribute(&value, which, device), "cuDeviceGetAttribute");
-  return value;
-}
 
 // A cubin runs on its own compute capability and on later minor versions of it.
 bool has_image(int capability) {
@@ -145,6 +162,28 @@ int num_multiprocessors(int device) {
   return attribute(kMultiprocessors, device);
 }
 
+bool has_symmetric90(int device) {
+  if (driver() == nullptr) throw core::CudaError("has_symmetric90: " + why_no_driver());
+  return attribute(kMajor, device) == kSymmetric90Major;
+}
+
+TensorMap tensor_map(const Mapped& x) {
+  if (driver() == nullptr) throw core::CudaError("tensor_map: " + why_no_driver());
+  const auto size = [](std::int64_t value) { return static_cast<unsigned long>(value); };
+  const std::array<unsigned long, 3> sizes{size(x.cols), size(x.rows), size(x.batch)};
+  const std::array<unsigned long, 2> bytes{
+      size(2 * x.row_stride), size(2 * (x.batch == 1 ? x.rows * x.row_stride : x.batch_stride))};
+  const std::array<unsigned, 3> box{kSymmetric90Depth, static_cast<unsigned>(x.box_rows), 1};
+  const std::array<unsigned, 3> ones{1, 1, 1};
+  TensorMap map;
+  check(driver()->encode_tensor_map(
+            &map, x.format == Half::kFp16 ? kTensorFp16 : kTensorBFloat16, 3,
+            const_cast<void*>(x.data), sizes.data(), bytes.data(), box.data(), ones.data(),
+            kNoInterleave, kSwizzle128, kPromote256, kFillZeros),
+        "cuTensorMapEncodeTiled");
+  return map;
+}
+
 void launch(const Launch& launch, const void* parameters, std::size_t bytes, int device,
             void* stream) {
   if (driver() == nullptr) throw core::CudaError("launch: " + why_no_driver());
@@ -158,10 +197,21 @@ void launch(const Launch& launch, const void* parameters, std::size_t bytes, int
     const Current current(loaded.context);
     const auto index = static_cast<std::size_t>(carried - kKernels.begin());
     std::array<void*, 1> arguments{const_cast<void*>(parameters)};
-    check(
-        driver()->launch(loaded.kernels.at(index), launch.grid_x, launch.grid_y, 1, launch.threads,
-                         1, 1, launch.shared_bytes, stream, arguments.data(), nullptr),
-        "cuLaunchKernel");
+    LaunchAttribute early{};
+    early.id = kProgrammaticSerialization;
+    early.value.allowed = 1;
+    LaunchConfiguration configuration{};
+    configuration.grid_x = launch.grid_x;
+    configuration.grid_y = launch.grid_y;
+    configuration.block_x = launch.threads;
+    configuration.shared_bytes = launch.shared_bytes;
+    configuration.stream = stream;
+    if (launch.begins_early) {
+      configuration.attributes = &early;
+      configuration.num_attributes = 1;
+    }
+    check(driver()->launch(&configuration, loaded.kernels.at(index), arguments.data(), nullptr),
+          "cuLaunchKernelEx");
   } catch (const core::CudaError& error) {
     throw core::CudaError(core::message(what, " on device ", device, ": ", error.what()));
   }

@@ -1,7 +1,10 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
+
+#include "dmuon/kernels/cuda/parameters.h"
 
 namespace dmuon::kernels::cuda {
 
@@ -22,12 +25,34 @@ void prepare(int device);
 /// @throws CudaError if the device does not answer.
 int num_multiprocessors(int device);
 
+/// True if the kernels of symmetric90.cu run on the device.
+/// @throws CudaError if the device does not answer.
+bool has_symmetric90(int device);
+
+/// Matrices of 16-bit entries, [batch, rows, cols], as TMA shall find them; strides in entries.
+struct Mapped {
+  const void* data;
+  Half format;
+  std::int64_t batch;
+  std::int64_t rows;
+  std::int64_t cols;
+  std::int64_t row_stride;
+  std::int64_t batch_stride;
+  int box_rows;  ///< a box has kSymmetric90Depth columns
+};
+
+/// @throws CudaError if the driver refuses them.
+TensorMap tensor_map(const Mapped& mapped);
+
 struct Launch {
   const char* kernel;  ///< a name in a .cu file
   unsigned grid_x;
   unsigned grid_y;
   unsigned threads;  ///< a block's
   unsigned shared_bytes;
+  /// The kernel may begin before the one in front of it in the stream has ended, for whose end it
+  /// waits itself. Compute capability 9.0 or later.
+  bool begins_early = false;
 };
 
 /// Adds a kernel to a stream, and returns before it runs. `parameters` is the kernel's one

@@ -6,6 +6,7 @@
 #define DMUON_PRAGMA(text) _Pragma(#text)
 #define DMUON_UNROLL DMUON_PRAGMA(unroll)
 #define DMUON_UNROLL_BY(count) DMUON_PRAGMA(unroll count)
+#define DMUON_NO_UNROLL DMUON_PRAGMA(unroll 1)
 
 namespace dmuon::kernels::cuda::machine {
 
@@ -16,6 +17,13 @@ using std::uint8_t;
 DMUON_DEVICE int thread() { return static_cast<int>(threadIdx.x); }
 DMUON_DEVICE int block_x() { return static_cast<int>(blockIdx.x); }
 DMUON_DEVICE int block_y() { return static_cast<int>(blockIdx.y); }
+// Returns v. The compiler computes nothing from the result before this place, such as in front of a
+// loop, where it would occupy registers.
+DMUON_DEVICE int from_here(int v) {
+  asm volatile("" : "+r"(v));
+  return v;
+}
+DMUON_DEVICE int num_blocks_x() { return static_cast<int>(gridDim.x); }
 
 DMUON_DEVICE float load_f32(const float* p) { return *p; }
 DMUON_DEVICE void load_f32x4(float (&v)[4], const float* p) {
@@ -38,6 +46,9 @@ DMUON_DEVICE void load_u16x4(uint16_t (&v)[4], const uint16_t* p) {
   v[1] = four.y;
   v[2] = four.z;
   v[3] = four.w;
+}
+DMUON_DEVICE uint32_t load_u16x2(const uint16_t* p) {
+  return *reinterpret_cast<const uint32_t*>(p);
 }
 DMUON_DEVICE void store_u16(uint16_t* p, uint16_t v) { *p = v; }
 DMUON_DEVICE void store_u16x4(uint16_t* p, const uint16_t (&v)[4]) {
@@ -66,7 +77,7 @@ DMUON_DEVICE void load_f32x4_l2(float (&v)[4], const float* p) {
                : "memory");
 }
 
-extern __shared__ __align__(16) uint32_t shared_words[];
+extern __shared__ __align__(1024) uint32_t shared_words[];
 DMUON_DEVICE void shared_store(int word, uint32_t v) { shared_words[word] = v; }
 DMUON_DEVICE uint32_t shared_load(int word) { return shared_words[word]; }
 
@@ -136,6 +147,15 @@ DMUON_DEVICE uint32_t shuffle_xor(uint32_t v, int mask) {
 // one order of all fences, which takes longer.
 DMUON_DEVICE void fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 DMUON_DEVICE uint32_t atomic_add(uint32_t* p, uint32_t v) { return atomicAdd(p, v); }
+// fence(), atomic_add, fence() in one.
+DMUON_DEVICE uint32_t atomic_add_fenced(uint32_t* p, uint32_t v) {
+  uint32_t before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(__cvta_generic_to_global(p)), "r"(v)
+               : "memory");
+  return before;
+}
 
 DMUON_DEVICE uint32_t bits_of(float v) { return __float_as_uint(v); }
 DMUON_DEVICE float float_of(uint32_t v) { return __uint_as_float(v); }
@@ -154,6 +174,17 @@ DMUON_DEVICE uint16_t bf16_of(float v) {
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(half) : "f"(v));
   return half;
 }
+// `low` in the lower 16 bits.
+DMUON_DEVICE uint32_t f16_pair_of(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+DMUON_DEVICE uint32_t bf16_pair_of(float low, float high) {
+  uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
 DMUON_DEVICE float float_of_f16(uint16_t half) {
   float v;
   asm("cvt.f32.f16 %0, %1;" : "=f"(v) : "h"(half));
@@ -162,3 +193,5 @@ DMUON_DEVICE float float_of_f16(uint16_t half) {
 DMUON_DEVICE float float_of_bf16(uint16_t half) { return float_of(uint32_t{half} << 16); }
 
 }  // namespace dmuon::kernels::cuda::machine
+
+#include "dmuon/kernels/cuda/machine_ptx90.h"

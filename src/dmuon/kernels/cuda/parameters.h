@@ -137,4 +137,39 @@ struct SymmetricParameters {
   float diagonal;
 };
 
+/// A CUtensorMap: where TMA finds an operand, in boxes of kSymmetric90Depth columns.
+struct alignas(64) TensorMap {
+  std::uint64_t words[16];
+};
+
+inline constexpr int kSymmetric90Tile = 128;   ///< rows of a block; a cluster of two has 256 x 256
+inline constexpr int kSymmetric90Depth = 64;   ///< entries of `inner` in a step
+inline constexpr int kSymmetric90Stages = 4;   ///< steps that lie in shared memory
+inline constexpr int kSymmetric90Threads = 384;
+inline constexpr int kSymmetric90OperandWords = kSymmetric90Tile * kSymmetric90Depth / 2;
+inline constexpr int kSymmetric90StagedWords = kSymmetric90Tile * kSymmetric90Tile / 2;
+/// The staged tile, the stages with three operands each, two mbarriers a stage, and a word.
+inline constexpr int kSymmetric90SharedWords =
+    kSymmetric90StagedWords + kSymmetric90Stages * (3 * kSymmetric90OperandWords + 4) + 2;
+
+/// How the clusters divide a product, see Shares in shares.h.
+struct SharesOf {
+  int batch;
+  int num_tiles;  ///< of a matrix
+  int num_whole;  ///< of these, that one cluster computes
+  int num_runs;   ///< into which the others are cut, of a matrix
+  int num_steps;  ///< of a tile
+};
+
+/// out <- alpha scale a b' + beta c + diagonal I, as SymmetricParameters; without splits.
+///
+/// Grid: (2 clusters, 1), in clusters of two blocks.
+struct Symmetric90Parameters {
+  SymmetricParameters product;  ///< partial: [batch][cut tiles][most_parts][2] sums of blocks
+  TensorMap a;
+  TensorMap b;
+  SharesOf shares;
+  int most_parts;  ///< of a cut tile
+};
+
 }  // namespace dmuon::kernels::cuda

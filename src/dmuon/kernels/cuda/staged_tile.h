@@ -29,7 +29,8 @@ struct StagedTile {
   /// x become zeros.
   static DMUON_DEVICE void copy_from(const std::uint16_t* x, std::int64_t row_stride, int m,
                                      Place place) {
-    for (int id = machine::thread(); id < kTile * kTile / 8; id += kThreads) {
+    DMUON_UNROLL_BY(4)
+    for (int id = machine::from_here(machine::thread()); id < kTile * kTile / 8; id += kThreads) {
       const int row = id / (kTile / 8);
       const int col = id % (kTile / 8) * 8;
       const int global_row = place.row * kTile + row;
@@ -45,33 +46,83 @@ struct StagedTile {
   /// Writes the tile to its place in x and, transposed, to the mirrored place. Entries above the
   /// matrix's diagonal are not used: those below are written twice.
   static DMUON_DEVICE void write(std::uint16_t* x, std::int64_t row_stride, int m, Place place) {
-    const bool on_diagonal = place.row == place.col;
-    for (int id = machine::thread(); !on_diagonal && id < kTile * kTile / 8; id += kThreads) {
-      const int row = id / (kTile / 8);
-      const int col = id % (kTile / 8) * 8;
-      std::uint32_t eight[4];
-      machine::shared_load_x4(eight, word_of(row, col));
-      store(x, row_stride, m, place.row * kTile + row, place.col * kTile + col, eight);
+    const int thread = machine::from_here(machine::thread());
+    if (place.row != place.col && (place.row + 1) * kTile <= m) {
+      std::uint16_t* const tile = x + place.row * kTile * row_stride + place.col * kTile;
+      std::uint16_t* const mirrored = x + place.col * kTile * row_stride + place.row * kTile;
+      return write_whole(tile, mirrored, row_stride, thread);
     }
-    // A warp takes 32 rows and 8 columns. load_matrices_transposed gives a thread two neighbours of
-    // a column from each of four matrices; the matrices have rows such that these are 8 neighbours.
-    const int lane = machine::thread() % 32;
-    const int row_in_unit = lane % 8 / 2 * 8 + lane / 8 * 2 + lane % 2;
-    for (int unit = machine::thread() / 32; unit < kTile / 32 * (kTile / 8);
-         unit += kThreads / 32) {
-      const int first = unit % (kTile / 32) * 32;
-      const int col = unit / (kTile / 32) * 8;
+    DMUON_NO_UNROLL
+    for (int i = 0; i < kChunks; ++i) {
+      const Chunk chunk = chunk_of(thread, i);
       std::uint32_t eight[4];
-      machine::load_matrices_transposed(eight, word_of(first + row_in_unit, col));
-      const int mirrored_row = col + lane / 4;
-      const int mirrored_col = first + lane % 4 * 8;
-      if (on_diagonal) take_lower(eight, mirrored_row, mirrored_col);
-      store(x, row_stride, m, place.col * kTile + mirrored_row, place.row * kTile + mirrored_col,
-            eight);
+      machine::shared_load_x4(eight, word_of(chunk.row, chunk.col));
+      const int row = place.row * kTile + chunk.row;
+      const int col = place.col * kTile + chunk.col;
+      if (place.row != place.col && row < m && col + 8 <= m)
+        machine::store_u16x8(x + row * row_stride + col, eight);
     }
+    DMUON_NO_UNROLL
+    for (int i = 0; i < kChunks; ++i) {
+      std::uint32_t eight[4];
+      const Chunk chunk = load_mirrored(eight, thread, i);
+      if (place.row == place.col) take_lower(eight, chunk.row, chunk.col);
+      const int row = place.col * kTile + chunk.row;
+      const int col = place.row * kTile + chunk.col;
+      if (row < m && col + 8 <= m) machine::store_u16x8(x + row * row_stride + col, eight);
+    }
+    write_ends(x, row_stride, m, place, thread);
   }
 
  private:
+  // Eight neighbours of a row, of which each thread writes kChunks.
+  struct Chunk {
+    int row;
+    int col;
+  };
+  static constexpr int kChunks = kTile * kTile / 8 / kThreads;
+  static_assert(kChunks % 4 == 0);
+
+  static DMUON_DEVICE Chunk chunk_of(int thread, int i) {
+    return {(thread + i * kThreads) / (kTile / 8), thread % (kTile / 8) * 8};
+  }
+
+  // Loads eight neighbours of a row of the mirror image. A warp takes 32 rows and 8 columns of the
+  // tile. load_matrices_transposed gives a thread two neighbours of a column from each of four
+  // matrices; the matrices have rows such that these are 8 neighbours.
+  static DMUON_DEVICE Chunk load_mirrored(std::uint32_t (&eight)[4], int thread, int i) {
+    const int lane = thread % 32;
+    const int row_in_unit = lane % 8 / 2 * 8 + lane / 8 * 2 + lane % 2;
+    const int unit = thread / 32 + i * (kThreads / 32);
+    const int first = unit % (kTile / 32) * 32;
+    const int col = unit / (kTile / 32) * 8;
+    machine::load_matrices_transposed(eight, word_of(first + row_in_unit, col));
+    return {col + lane / 4, first + lane % 4 * 8};
+  }
+
+  // A tile off the diagonal that lies in x with all its entries: four loads, then four stores.
+  static DMUON_DEVICE void write_whole(std::uint16_t* tile, std::uint16_t* mirrored,
+                                       std::int64_t row_stride, int thread) {
+    std::uint32_t eight[4][4];
+    Chunk chunks[4];
+    DMUON_UNROLL
+    for (int i = 0; i < 2 * kChunks; i += 4) {
+      DMUON_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        if (i < kChunks) {
+          chunks[j] = chunk_of(thread, i + j);
+          machine::shared_load_x4(eight[j], word_of(chunks[j].row, chunks[j].col));
+        } else {
+          chunks[j] = load_mirrored(eight[j], thread, i + j - kChunks);
+        }
+      }
+      std::uint16_t* const to = i < kChunks ? tile : mirrored;
+      DMUON_UNROLL
+      for (int j = 0; j < 4; ++j)
+        machine::store_u16x8(to + chunks[j].row * row_stride + chunks[j].col, eight[j]);
+    }
+  }
+
   // Replaces those of eight mirrored entries that do not lie above the diagonal.
   static DMUON_DEVICE void take_lower(std::uint32_t (&eight)[4], int row, int col) {
     std::uint32_t lower[4];
@@ -84,16 +135,26 @@ struct StagedTile {
     }
   }
 
-  static DMUON_DEVICE void store(std::uint16_t* x, std::int64_t row_stride, int m, int row, int col,
-                                 const std::uint32_t (&eight)[4]) {
-    if (row >= m || col >= m) return;
-    std::uint16_t* const to = x + row * row_stride + col;
-    if (col + 8 <= m) return machine::store_u16x8(to, eight);
-    DMUON_UNROLL
-    for (int i = 0; i < 8; ++i) {
-      if (col + i < m)
-        machine::store_u16(to + i, static_cast<std::uint16_t>(eight[i / 2] >> 16 * (i % 2)));
+  // The ends of rows, of fewer than eight entries: one by one, in code that is small.
+  static DMUON_DEVICE void write_ends(std::uint16_t* x, std::int64_t row_stride, int m, Place place,
+                                      int thread) {
+    const int end = m % 8;
+    if (end == 0 || (m / 8 * 8) / kTile != place.row) return;
+    const int first = m / 8 * 8 - place.row * kTile;  // of the last rows, in the tile
+    DMUON_NO_UNROLL
+    for (int id = thread; id < end * kTile; id += kThreads) {
+      const int row = first + id / kTile;  // an end of x's column, mirrored at an end of its row
+      const int col = id % kTile;
+      if (place.col * kTile + col >= m) continue;
+      const bool below = place.row != place.col || col <= row;
+      const std::uint16_t entry = below ? staged(row, col) : staged(col, row);
+      machine::store_u16(x + (place.col * kTile + col) * row_stride + place.row * kTile + row,
+                         entry);
     }
+  }
+
+  static DMUON_DEVICE std::uint16_t staged(int row, int col) {
+    return static_cast<std::uint16_t>(machine::shared_load(word_of(row, col & ~1)) >> 16 * (col & 1));
   }
 };
 

@@ -30,7 +30,7 @@ struct Matrices {
 /// adding round to fp32, then the result is rounded once.
 ///
 ///     const SymmetricChoice choice = candidates(product, device).front();
-///     // workspace_bytes(product, choice) bytes; num_tickets(product, choice) zeros
+///     // workspace_bytes(...) bytes, num_tickets(...) zeros
 ///     symmetric(product, choice, workspace, tickets, device, stream);
 struct Symmetric {
   std::int64_t batch = 1;
@@ -40,6 +40,8 @@ struct Symmetric {
   double alpha = 1;
   Matrices a{};  ///< [m, inner]
   Matrices b{};  ///< [m, inner]; if it is a, tiles on the diagonal read a once
+  /// a and b lie transposed in memory, [inner, m]. Where `candidates` finds none, it cannot be.
+  bool transposed = false;
   double beta = 0;
   Matrices c{};  ///< [m, m]; with beta = 0 not read, and may be null
   double diagonal = 0;
@@ -52,25 +54,28 @@ struct Symmetric {
 /// How a product is computed. Each choice has results of its own.
 struct SymmetricChoice {
   std::string kernel;  ///< without the format
-  int splits = 1;      ///< parts of a tile's sums, which different blocks compute
+  /// 1: a tile's sums are computed in one place. symmetric80: else in so many parts, by different
+  /// blocks. symmetric90: the tiles that fill no round of all clusters are cut into so many runs of
+  /// near-equal length, each for one cluster.
+  int splits = 1;
 
   bool operator==(const SymmetricChoice&) const = default;
 };
 
-/// Returns the choices that are worth trying on the device. The first one needs the fewest rounds
-/// of blocks and steps, by an estimate that no GPU has confirmed.
+/// Returns the choices that are worth trying on the device. The first one takes the least time by
+/// an estimate.
 /// @throws InvalidArgument if a size is out of range.
 /// @throws CudaError if the device does not answer.
 std::vector<SymmetricChoice> candidates(const Symmetric& product, int device);
 
 /// Returns the bytes of scratch memory that a choice needs, on the device; 0 with one split.
 /// @throws InvalidArgument if there is no such choice.
-std::int64_t workspace_bytes(const Symmetric& product, const SymmetricChoice& choice);
+std::int64_t workspace_bytes(const Symmetric& product, const SymmetricChoice& choice, int device);
 
 /// Returns how many zeros in `tickets` a choice needs, on the device; 0 with one split. They are
 /// zeros again after the kernel, so products of one stream can share them, of any shapes.
 /// @throws InvalidArgument if there is no such choice.
-std::int64_t num_tickets(const Symmetric& product, const SymmetricChoice& choice);
+std::int64_t num_tickets(const Symmetric& product, const SymmetricChoice& choice, int device);
 
 /// Adds a kernel to the stream. `workspace` is aligned to 16 bytes; it and `tickets` may be null
 /// with one split.

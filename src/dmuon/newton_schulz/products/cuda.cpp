@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
+#include <vector>
 
 #include "dmuon/kernels/cuda/symmetric.h"
 #include "dmuon/newton_schulz/cuda_kernels.h"
@@ -16,6 +18,10 @@ namespace gpu = kernels::cuda;
 
 // Rows of the tiles in which results are computed, by the larger of the kernels.
 constexpr std::int64_t kRowsOfTiles = gpu::kSymmetric80Large.tile;
+
+// Matrices with fewer rows go through the iteration in batches of about kUsualBatch.
+constexpr std::int64_t kSmall = 2048;
+constexpr std::int64_t kUsualBatch = 8;
 
 // Rows side by side in memory, that start at multiples of 16 bytes.
 bool has_rows(const Tensor& x) {
@@ -63,14 +69,28 @@ class CudaProducts final : public Products {
 
   void symmetric_product(const Tensor& out, double beta, const Tensor& c, double alpha,
                          const Tensor& a, const Tensor& b, std::int64_t) const override {
-    // The kernel wants rows of b': those of X for X X', and b's own if b is symmetric itself.
-    const bool is_square = a.size(-1) == a.size(-2);
-    const Tensor transposed = is_square && has_rows(b) ? b : b.mT();
     const bool adds = beta != 0;
-    const bool fits = half_of(out.scalar_type()) && has_rows(a) && has_rows(transposed) &&
-                      has_rows(out) && (!adds || (has_rows(c) && !c.is_same(out)));
-    if (!fits) return aten().symmetric_product(out, beta, c, alpha, a, b, 0);
-    multiply(out, beta, adds ? c : Tensor(), alpha, a, transposed);
+    const auto format = half_of(out.scalar_type());
+    std::optional<Operands> operands;
+    if (format && has_rows(out) && (!adds || (has_rows(c) && !c.is_same(out))))
+      operands = operands_of(a, b);
+    if (operands) {
+      gpu::Symmetric product{.batch = out.dim() == 2 ? 1 : out.size(0),
+                             .m = out.size(-1),
+                             .inner = a.size(-1),
+                             .format = *format,
+                             .alpha = alpha,
+                             .a = matrices(operands->a),
+                             .b = matrices(operands->b),
+                             .transposed = operands->transposed,
+                             .beta = beta,
+                             .out = out.mutable_data_ptr(),
+                             .out_row_stride = out.stride(-2),
+                             .out_batch_stride = out.dim() == 2 ? 0 : out.stride(0)};
+      if (adds) product.c = matrices(c);
+      if (multiply(product, out)) return;
+    }
+    aten().symmetric_product(out, beta, c, alpha, a, b, 0);
   }
 
  protected:
@@ -79,32 +99,43 @@ class CudaProducts final : public Products {
  private:
   static const Products& aten() { return aten_products(); }
 
-  static void multiply(const Tensor& out, double beta, const Tensor& c, double alpha,
-                       const Tensor& a, const Tensor& b) {
+  // a and b' with rows side by side; or their transposes.
+  struct Operands {
+    Tensor a;
+    Tensor b;
+    bool transposed;
+  };
+
+  static std::optional<Operands> operands_of(const Tensor& a, const Tensor& b) {
+    // Rows of b' are those of X for X X', and b's own if b is symmetric itself.
+    const bool is_square = a.size(-1) == a.size(-2);
+    const Tensor other = is_square && has_rows(b) ? b : b.mT();
+    if (has_rows(a) && has_rows(other)) return Operands{a, other, false};
+    if (has_rows(a.mT()) && has_rows(other.mT())) return Operands{a.mT(), other.mT(), true};
+    return std::nullopt;
+  }
+
+  // False if no kernel of this device can.
+  static bool multiply(const gpu::Symmetric& product, const Tensor& out) {
     const int device = out.device().index();
-    gpu::Symmetric product{.batch = out.dim() == 2 ? 1 : out.size(0),
-                           .m = out.size(-1),
-                           .inner = a.size(-1),
-                           .format = *half_of(out.scalar_type()),
-                           .alpha = alpha,
-                           .a = matrices(a),
-                           .b = matrices(b),
-                           .beta = beta,
-                           .out = out.mutable_data_ptr(),
-                           .out_row_stride = out.stride(-2),
-                           .out_batch_stride = out.dim() == 2 ? 0 : out.stride(0)};
-    if (c.defined()) product.c = matrices(c);
-    // The same for a matrix alone and in a batch, for equal bits.
-    gpu::Symmetric alone = product;
-    alone.batch = 1;
-    const gpu::SymmetricChoice choice = gpu::candidates(alone, device).front();
-    const auto words = out.options().dtype(at::kInt);
-    const Tensor workspace = at::empty({gpu::workspace_bytes(product, choice) / 4}, words);
-    const Tensor tickets = at::zeros({gpu::num_tickets(product, choice)}, words);
-    const bool splits = tickets.numel() > 0;
-    gpu::symmetric(product, choice, splits ? workspace.mutable_data_ptr() : nullptr,
-                   splits ? static_cast<std::uint32_t*>(tickets.mutable_data_ptr()) : nullptr,
-                   device, current_stream(out.device()));
+    // The same for a matrix alone and in a batch, for equal bits. Small ones come in batches.
+    gpu::Symmetric usual = product;
+    usual.batch = product.m < kSmall ? kUsualBatch : 1;
+    const std::vector<gpu::SymmetricChoice> choices = gpu::candidates(usual, device);
+    if (choices.empty()) return false;
+    const gpu::SymmetricChoice& choice = choices.front();
+    Tensor workspace;
+    Tensor tickets;
+    if (choice.splits > 1) {
+      const auto words = out.options().dtype(at::kInt);
+      workspace = at::empty({gpu::workspace_bytes(product, choice, device) / 4}, words);
+      tickets = at::zeros({gpu::num_tickets(product, choice, device)}, words);
+    }
+    gpu::symmetric(
+        product, choice, workspace.defined() ? workspace.mutable_data_ptr() : nullptr,
+        tickets.defined() ? static_cast<std::uint32_t*>(tickets.mutable_data_ptr()) : nullptr,
+        device, current_stream(out.device()));
+    return true;
   }
 };
 

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "tests/kernels/cuda/emulator/memory.h"
+#include "tests/kernels/cuda/emulator/shared_memory.h"
 
 namespace dmuon::kernels::cuda::emulator {
 
@@ -13,11 +13,11 @@ inline constexpr std::size_t kCopiedBytes = 16;  ///< what a copy writes
 class Copies {
  public:
   /// Begins a copy of `bytes` bytes at the host's `source`, and of zeros up to 16.
-  void start(int word, const char* source, std::size_t bytes, SharedMemory& shared,
-             const Moment& now, Site site);
+  void start(int word, const char* source, std::size_t bytes, SharedMemory& shared, const Now& now,
+             Site site);
   void commit() { ++groups_; }
   /// Ends the copies of all groups but the last `pending`.
-  void wait(int pending, SharedMemory& shared, const Moment& now);
+  void wait(int pending, SharedMemory& shared, const Now& now);
   bool empty() const { return all_.empty(); }
 
  private:

@@ -6,14 +6,18 @@
 #include <string>
 #include <vector>
 
+#include "dmuon/kernels/cuda/parameters.h"
+
 // Runs device code on the host: a thread of the GPU is a fiber. One launch at a time in a process.
 //
 // Finds: accesses outside registered buffers, between their rows, or not aligned; bytes written
 // twice or never; reads of shared memory that nobody wrote; races inside a block and between
 // blocks; words that are touched while a copy to them is in flight; a barrier or an instruction of
-// a warp that not all threads reach.
+// a warp that not all threads reach. Of compute capability 9.0: phases of mbarriers that end early,
+// never or with the wrong bytes; sums that are touched while a multiplication changes them; blocks
+// that end while their cluster still sends to them.
 //
-// Blocks run one after the other, so a kernel whose blocks wait for each other does not end.
+// Clusters run one after the other, so a kernel whose clusters wait for each other does not end.
 namespace dmuon::kernels::cuda::emulator {
 
 enum class Access {
@@ -47,8 +51,10 @@ struct Grid {
   unsigned y = 1;
   unsigned threads = 32;  ///< a block's, a multiple of 32
   unsigned shared_bytes = 0;
-  /// If not negative, the index of the block that runs alone, if it exists: y * x's blocks + x.
-  long only = -1;
+  long only = -1;  ///< if not negative, the index of the block whose cluster runs alone, y * x's
+                   ///< blocks + x
+  unsigned cluster = 1;    ///< blocks along x that make a cluster
+  unsigned registers = 0;  ///< a thread's at the beginning; 0: take_registers() is not checked
 };
 
 /// Runs `block_thread` once for each thread of the grid. The seed decides the order of blocks,
@@ -69,6 +75,7 @@ struct Site {
 int thread();
 int block_x();
 int block_y();
+int num_blocks_x();
 /// Returns the host's address of `bytes` bytes, to be read. After an error: of zeros.
 const void* read(const void* address, std::size_t bytes, Site site);
 /// Returns the host's address, to be written at once.
@@ -87,10 +94,41 @@ void commit_copies();
 void wait_copies(int pending);
 /// What a warp's instruction does with the arguments of its 32 threads.
 using Instruction = void (*)(void* const* lanes);
-/// Waits until the 32 threads of the warp call it with this instruction, at this line and with this
-/// `variant`. Then one thread executes it.
-void together(Instruction instruction, int variant, void* argument, Site site);
+/// Waits until the threads of the warp, or of the warpgroup of 128, call it with this instruction,
+/// at this line and with this `variant`. Then one thread executes it.
+void together(Instruction instruction, int variant, void* argument, Site site, int threads = 32);
 void fence();
 std::uint32_t atomic_add(std::uint32_t* address, std::uint32_t value, Site site);
+
+// Of compute capability 9.0. Words are the calling block's, unless a rank is named.
+
+int cluster_rank();
+void cluster_barrier(Site site);
+/// The barrier 1 to 15 of `threads` threads.
+void named_barrier(int id, int threads, Site site);
+/// Makes an mbarrier of `count` arrivals at an even word.
+void mbarrier_init(int word, std::uint32_t count, Site site);
+void mbarrier_init_fence();
+/// Arrives at an mbarrier of block `rank` of the cluster, which expects `bytes` more bytes.
+void mbarrier_arrive(int word, int rank, std::uint32_t bytes, Site site);
+/// Waits until the phase of this parity has ended.
+void mbarrier_wait(int word, std::uint32_t parity, Site site);
+/// Copies a tile of a matrix, see TiledMap, to a word that is a multiple of 256; zeros beyond the
+/// matrix. Its bytes arrive at the mbarrier. `to_both`: and the same in the cluster's other block.
+void copy_tile(int word, const TensorMap& map, int mbarrier, int col, int row, int matrix,
+               bool to_both, Site site);
+/// Takes registers from what the block's other warpgroups have given, or gives them. All threads of
+/// a warpgroup call it.
+void change_registers(int count, bool takes, Site site);
+
+/// wgmma, see Multiplication. All threads of a warpgroup call them.
+struct Multiplication;
+void multiply(const Multiplication& multiplication);
+void multiplication_fence(Site site);
+void commit_multiplications(Site site);
+void wait_multiplications(std::uint32_t pending, Site site);
+
+/// Reports a NaN that comes from sums that a multiplication was still changing.
+void check_nan(float value, Site site);
 
 }  // namespace dmuon::kernels::cuda::emulator

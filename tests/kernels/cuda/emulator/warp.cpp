@@ -55,18 +55,6 @@ struct Fragments {
   Narrow format;
 };
 
-// Conversions of all 65536 values: without them most of the emulation's time is conversions.
-const float* wide_values(Narrow format) {
-  const auto make = [](float (*wide)(std::uint16_t)) {
-    std::vector<float> all(65536);
-    for (std::size_t i = 0; i < all.size(); ++i) all[i] = wide(static_cast<std::uint16_t>(i));
-    return all;
-  };
-  static const std::vector<float> kF16 = make(machine::float_of_f16);
-  static const std::vector<float> kBF16 = make(machine::float_of_bf16);
-  return format == Narrow::kF16 ? kF16.data() : kBF16.data();
-}
-
 void multiply_fragments(void* const* lanes) {
   const float* const wide = wide_values(of<Fragments>(lanes, 0).format);
   float a[16][16];
@@ -96,6 +84,17 @@ void multiply_fragments(void* const* lanes) {
 }
 
 }  // namespace
+
+const float* wide_values(Narrow format) {
+  const auto make = [](float (*wide)(std::uint16_t)) {
+    std::vector<float> all(65536);
+    for (std::size_t i = 0; i < all.size(); ++i) all[i] = wide(static_cast<std::uint16_t>(i));
+    return all;
+  };
+  static const std::vector<float> kF16 = make(machine::float_of_f16);
+  static const std::vector<float> kBF16 = make(machine::float_of_bf16);
+  return format == Narrow::kF16 ? kF16.data() : kBF16.data();
+}
 
 std::uint32_t shuffle_xor(std::uint32_t value, int mask, Site site) {
   Shuffled own{value, 0, mask};

@@ -19,10 +19,11 @@ inline CUresult ready(const Device& device) {
 }
 
 // The same for a call that no capture allows: it waits, allocates or loads.
-inline CUresult ready_to_wait(const Device& device) {
+inline CUresult ready_to_wait(Device& device) {
   const CUresult result = ready(device);
-  if (result != CUDA_SUCCESS) return result;
-  return device.captures > 0 ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
+  if (result != CUDA_SUCCESS || device.captures == 0) return result;
+  device.invalidate_captures();
+  return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
 }  // namespace dmuon::kernels::cuda::fake

@@ -13,6 +13,7 @@ enum Attribute : unsigned char {
   kMaxThreads = 0x05,  // EIATTR_MAX_THREADS: of __launch_bounds__
   kParameter = 0x17,   // EIATTR_KPARAM_INFO
   kRegisters = 0x2f,   // EIATTR_REGCOUNT: from sm_90 on
+  kCluster = 0x3d,     // EIATTR_CTA_PER_CLUSTER: of __cluster_dims__
 };
 constexpr unsigned char kHasSize = 4;  // the format of a record whose value has a size
 
@@ -93,6 +94,8 @@ class Elf {
                     [&](unsigned char attribute, const unsigned char* value) {
                       if (attribute == kMaxThreads) {
                         kernel.max_threads = static_cast<int>(at<std::uint32_t>(value));
+                      } else if (attribute == kCluster) {
+                        kernel.cluster = static_cast<int>(at<std::uint32_t>(value));
                       } else if (attribute == kParameter) {
                         // Index (4 bytes), ordinal (2), offset (2), flags with the size from
                         // bit 18.

@@ -10,6 +10,7 @@ namespace dmuon::kernels::cuda::fake {
 struct CubinKernel {
   int registers = 0;       ///< a thread's
   int max_threads = 1024;  ///< from __launch_bounds__
+  int cluster = 1;         ///< blocks along x, from __cluster_dims__
   std::vector<int> parameter_bytes;
 };
 

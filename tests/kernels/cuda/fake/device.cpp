@@ -13,6 +13,11 @@ int from_environment(const char* name, int otherwise) {
   return value == nullptr ? otherwise : std::atoi(value);
 }
 
+int most_shared_bytes(int capability) {
+  if (capability == 80) return 163 << 10;
+  return capability / 10 == 9 || capability / 10 == 10 ? 227 << 10 : 99 << 10;
+}
+
 std::vector<FakeRegion> regions_of(const std::vector<emulator::Buffer>& buffers) {
   std::vector<FakeRegion> regions;
   for (const emulator::Buffer& b : buffers) {
@@ -31,7 +36,9 @@ Device& Device::get() {
 
 Device::Device() : version_(from_environment("FAKE_CUDA_VERSION", 13000)) {
   // The same for all: 48 KB of shared memory, 65536 registers; an A100's multiprocessors.
-  limits_ = {from_environment("FAKE_CUDA_DEVICE", 90), 48 << 10, 65536, 108};
+  const int capability = from_environment("FAKE_CUDA_DEVICE", 90);
+  limits_ = {capability, 48 << 10, most_shared_bytes(capability), 65536,
+             from_environment("FAKE_CUDA_MULTIPROCESSORS", 108)};
 }
 
 void Device::enqueue(void* stream, Task task) {
@@ -41,6 +48,10 @@ void Device::enqueue(void* stream, Task task) {
   } else {
     state.queue.push_back(std::move(task));
   }
+}
+
+void Device::invalidate_captures() {
+  for (auto& [stream, state] : streams) state.invalid = state.invalid || state.capturing;
 }
 
 void Device::launch(int which, void* stream, Work work) {

@@ -17,9 +17,10 @@
 namespace dmuon::kernels::cuda::fake {
 
 struct Limits {
-  int capability;    ///< such as 90
-  int shared_bytes;  ///< a block's, without asking for more
-  int registers;     ///< a block's
+  int capability;         ///< such as 90
+  int shared_bytes;       ///< a block's, without asking for more
+  int most_shared_bytes;  ///< a block's, if a kernel asks for them
+  int registers;          ///< a block's
   int multiprocessors;
 };
 
@@ -28,6 +29,7 @@ struct LoadedKernel {
   std::string name;
   CubinKernel needs;
   const HostKernel* host;
+  int shared_bytes;  ///< a block's at most
 };
 
 /// A launch with the parameters that it copied.
@@ -42,6 +44,7 @@ using Task = std::function<void()>;
 struct StreamState {
   std::deque<Task> queue;
   bool capturing = false;
+  bool invalid = false;  ///< what it captures
   std::vector<Task> captured;
 };
 
@@ -77,6 +80,8 @@ class Device {
   int version() const { return version_; }
   /// Adds a task to a stream, or to what it captures.
   void enqueue(void* stream, Task task);
+  /// Spoils what streams capture, as a call does that no capture allows.
+  void invalidate_captures();
   /// Adds a launch to a stream, or hands it to the executor.
   void launch(int which, void* stream, Work work);
   void synchronise(void* stream);

@@ -5,6 +5,7 @@
 // What tests ask of the fake libcuda.so.1 beside the driver's functions; by dlsym. It has eight
 // devices, whose memory is one:
 //   FAKE_CUDA_DEVICE=80     their compute capability, 8.0 (default 90)
+//   FAKE_CUDA_MULTIPROCESSORS=8 their multiprocessors (default 108)
 //   FAKE_CUDA_VERSION=12000 the driver's version (default 13000)
 //   FAKE_CUDA_INIT=100      what cuInit returns (default 0)
 extern "C" {

@@ -48,13 +48,12 @@ const Cubin* chosen(const LibraryState& library, int capability) {
 
 CUresult check_launch(const Device& device, const LoadedKernel& kernel, unsigned grid_x,
                       unsigned grid_y, unsigned threads, unsigned shared_bytes) {
+  if (grid_x % static_cast<unsigned>(kernel.needs.cluster) != 0) return CUDA_ERROR_INVALID_VALUE;
   if (grid_x == 0 || grid_x > 0x7fffffffU || grid_y == 0 || grid_y > 65535) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   if (threads == 0 || threads > 1024) return CUDA_ERROR_INVALID_VALUE;
-  if (shared_bytes > static_cast<unsigned>(device.limits().shared_bytes)) {
-    return CUDA_ERROR_INVALID_VALUE;
-  }
+  if (shared_bytes > static_cast<unsigned>(kernel.shared_bytes)) return CUDA_ERROR_INVALID_VALUE;
   const int warps = (static_cast<int>(threads) + 31) / 32;
   const int registers_a_warp = (kernel.needs.registers * 32 + 255) / 256 * 256;
   if (static_cast<int>(threads) > kernel.needs.max_threads ||
@@ -136,7 +135,8 @@ CUresult cuGetErrorName(CUresult result, const char** name) {
       {CUDA_ERROR_LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED"},
       {CUDA_ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED"},
       {CUDA_ERROR_SYSTEM_DRIVER_MISMATCH, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"},
-      {CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"}};
+      {CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
+      {CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"}};
   const auto found = kNames.find(result);
   *name = found == kNames.end() ? nullptr : found->second;
   return *name == nullptr ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
@@ -163,7 +163,10 @@ CUresult cuCtxSetCurrent(CUcontext context) {
 CUresult cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option*, void**, unsigned,
                            CUlibraryOption*, void**, unsigned) {
   DMUON_DEVICE_LOCKED;
-  if (device.captures > 0) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  if (device.captures > 0) {
+    device.invalidate_captures();
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  }
   auto cubins = read(code);
   if (cubins.empty()) return CUDA_ERROR_INVALID_IMAGE;
   *library = reinterpret_cast<CUlibrary>(device.keep(LibraryState{std::move(cubins), {}}));
@@ -188,29 +191,59 @@ CUresult cuLibraryGetKernel(CUkernel* kernel, CUlibrary handle, const char* name
     std::fprintf(stderr, "fake libcuda: %s takes other parameters in the cubin\n", name);
     return CUDA_ERROR_INVALID_IMAGE;
   }
-  library.kernels.push_back(
-      std::make_unique<LoadedKernel>(LoadedKernel{name, needs->second, &host->second}));
+  library.kernels.push_back(std::make_unique<LoadedKernel>(
+      LoadedKernel{name, needs->second, &host->second, device.limits().shared_bytes}));
   *kernel = reinterpret_cast<CUkernel>(library.kernels.back().get());
   return CUDA_SUCCESS;
 }
 
-CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-                        unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared_bytes,
-                        CUstream stream, void** parameters, void** extra) {
+CUresult cuKernelSetAttribute(CUfunction_attribute attribute, int value, CUkernel handle,
+                              CUdevice which) {
   DMUON_DEVICE_LOCKED;
-  DMUON_RETURN_UNLESS(ready(device));
-  if (function == nullptr || parameters == nullptr || extra != nullptr) {
+  if (!exists(which)) return CUDA_ERROR_INVALID_DEVICE;
+  if (attribute != CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES || value < 0 ||
+      value > device.limits().most_shared_bytes) {
     return CUDA_ERROR_INVALID_VALUE;
   }
+  reinterpret_cast<LoadedKernel*>(handle)->shared_bytes = value;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** parameters,
+                          void** extra) {
+  DMUON_DEVICE_LOCKED;
+  DMUON_RETURN_UNLESS(ready(device));
+  if (config == nullptr || function == nullptr || parameters == nullptr || extra != nullptr) {
+    return CUDA_ERROR_INVALID_VALUE;
+  }
+  const unsigned grid_x = config->gridDimX;
+  const unsigned grid_y = config->gridDimY;
+  const unsigned block_x = config->blockDimX;
+  const unsigned shared_bytes = config->sharedMemBytes;
+  const CUstream stream = config->hStream;
   // The emulator has no third dimension.
-  if (grid_z != 1 || block_y != 1 || block_z != 1) return CUDA_ERROR_NOT_SUPPORTED;
+  if (config->gridDimZ != 1 || config->blockDimY != 1 || config->blockDimZ != 1)
+    return CUDA_ERROR_NOT_SUPPORTED;
+  for (unsigned i = 0; i < config->numAttrs; ++i) {
+    if (config->attrs[i].id != CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
+      return CUDA_ERROR_NOT_SUPPORTED;
+  }
   const auto* kernel = reinterpret_cast<const LoadedKernel*>(function);
   DMUON_RETURN_UNLESS(check_launch(device, *kernel, grid_x, grid_y, block_x, shared_bytes));
+  if (device.streams[stream].capturing && device.streams[stream].invalid)
+    return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
   const std::size_t bytes = kernel->host->parameter_bytes;
   const std::shared_ptr<void> copy(std::aligned_alloc(64, (bytes + 63) / 64 * 64), std::free);
   std::memcpy(copy.get(), parameters[0], bytes);
   device.launch(device_of(current_context), stream,
-                {kernel, copy, {grid_x, grid_y, block_x, shared_bytes}});
+                {kernel,
+                 copy,
+                 {.x = grid_x,
+                  .y = grid_y,
+                  .threads = block_x,
+                  .shared_bytes = shared_bytes,
+                  .cluster = static_cast<unsigned>(kernel->needs.cluster),
+                  .registers = static_cast<unsigned>(kernel->needs.registers)}});
   return CUDA_SUCCESS;
 }
 

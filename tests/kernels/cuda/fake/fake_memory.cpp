@@ -89,6 +89,7 @@ CUresult cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode) {
   StreamState& state = device.streams[stream];
   if (stream == nullptr || state.capturing) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   state.capturing = true;
+  state.invalid = false;
   ++device.captures;
   return CUDA_SUCCESS;
 }
@@ -100,7 +101,10 @@ CUresult cuStreamEndCapture(CUstream stream, CUgraph* graph) {
   if (!state.capturing) return CUDA_ERROR_INVALID_VALUE;
   state.capturing = false;
   --device.captures;
-  *graph = reinterpret_cast<CUgraph>(device.keep(GraphState{std::exchange(state.captured, {})}));
+  auto captured = std::exchange(state.captured, {});
+  *graph = nullptr;
+  if (state.invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  *graph = reinterpret_cast<CUgraph>(device.keep(GraphState{std::move(captured)}));
   return CUDA_SUCCESS;
 }
 

@@ -5,6 +5,7 @@
 #include "dmuon/kernels/cuda/direction.h"
 #include "dmuon/kernels/cuda/move_weights.h"
 #include "dmuon/kernels/cuda/symmetric80.h"
+#include "dmuon/kernels/cuda/symmetric90.h"
 
 namespace dmuon::kernels::cuda::fake {
 namespace {
@@ -87,26 +88,52 @@ std::vector<Buffer> direction_buffers(const void* parameters, unsigned batch, To
   return buffers;
 }
 
-template <int kTile>
-std::vector<Buffer> symmetric_buffers(const void* parameters, unsigned batch, ToHost) {
-  const auto& p = *static_cast<const SymmetricParameters*>(parameters);
+// Operands and results of symmetric products.
+std::vector<Buffer> product_buffers(const SymmetricParameters& p, unsigned batch,
+                                    bool transposed = false) {
   std::vector<Buffer> buffers;
-  const auto add = [&](const char* name, const void* base, int cols, std::int64_t row_stride,
-                       std::int64_t batch_stride, Access access) {
+  const auto add = [&](const char* name, const void* base, int rows, int cols,
+                       std::int64_t row_stride, std::int64_t batch_stride, Access access) {
     if (base == nullptr) return;
-    buffers.push_back(matrices(name, base, 2, batch, p.m, cols, row_stride, batch_stride, access));
+    buffers.push_back(matrices(name, base, 2, batch, rows, cols, row_stride, batch_stride, access));
   };
-  add("a", p.a, p.inner, p.a_row_stride, p.a_batch_stride, Access::kRead);
-  if (!p.one_operand) add("b", p.b, p.inner, p.b_row_stride, p.b_batch_stride, Access::kRead);
-  add("c", p.c, p.m, p.c_row_stride, p.c_batch_stride, Access::kRead);
-  add("out", p.out, p.m, p.out_row_stride, p.out_batch_stride, Access::kWrite);
+  const int rows = transposed ? p.inner : p.m;
+  const int cols = transposed ? p.m : p.inner;
+  add("a", p.a, rows, cols, p.a_row_stride, p.a_batch_stride, Access::kRead);
+  if (!p.one_operand) add("b", p.b, rows, cols, p.b_row_stride, p.b_batch_stride, Access::kRead);
+  add("c", p.c, p.m, p.m, p.c_row_stride, p.c_batch_stride, Access::kRead);
+  add("out", p.out, p.m, p.m, p.out_row_stride, p.out_batch_stride, Access::kWrite);
   if (p.scale != nullptr) buffers.push_back(array("scale", p.scale, 4 * batch, Access::kRead));
+  return buffers;
+}
+
+template <int kTile>
+std::vector<Buffer> symmetric80_buffers(const void* parameters, unsigned batch, ToHost) {
+  const auto& p = *static_cast<const SymmetricParameters*>(parameters);
+  std::vector<Buffer> buffers = product_buffers(p, batch);
   if (p.splits > 1) {
     const std::size_t tiles = std::size_t{batch} * static_cast<std::size_t>(p.num_tiles);
     const std::size_t sums = tiles * static_cast<std::size_t>(p.splits) * kTile * kTile;
     buffers.push_back(array("partial", p.partial, 4 * sums, Access::kChanges));
     buffers.push_back(array("tickets", p.tickets, 4 * tiles, Access::kChanges));
   }
+  return buffers;
+}
+
+template <bool kTransposed>
+std::vector<Buffer> symmetric90_buffers(const void* parameters, unsigned, ToHost) {
+  const auto& p = *static_cast<const Symmetric90Parameters*>(parameters);
+  const SharesOf& shares = p.shares;
+  std::vector<Buffer> buffers =
+      product_buffers(p.product, static_cast<unsigned>(shares.batch), kTransposed);
+  // Of the two blocks of each tile that is cut.
+  const auto halves = 2 * static_cast<std::size_t>(shares.batch) *
+                      static_cast<std::size_t>(shares.num_tiles - shares.num_whole);
+  if (halves == 0) return buffers;
+  const std::size_t sums =
+      halves * static_cast<std::size_t>(p.most_parts) * kSymmetric90Tile * 2 * kSymmetric90Tile;
+  buffers.push_back(array("partial", p.product.partial, 4 * sums, Access::kChanges));
+  buffers.push_back(array("tickets", p.product.tickets, 4 * halves, Access::kChanges));
   return buffers;
 }
 
@@ -120,7 +147,13 @@ HostKernel kernel(decltype(HostKernel::buffers) buffers) {
 template <typename Format, SymmetricTile kShape>
 HostKernel symmetric80() {
   return kernel<SymmetricParameters, device::Symmetric80<Format, kShape>::run>(
-      symmetric_buffers<kShape.tile>);
+      symmetric80_buffers<kShape.tile>);
+}
+
+template <typename Format, bool kTransposed>
+HostKernel symmetric90() {
+  return kernel<Symmetric90Parameters, device::Symmetric90<Format, kTransposed>::run>(
+      symmetric90_buffers<kTransposed>);
 }
 
 }  // namespace
@@ -146,6 +179,10 @@ const std::map<std::string, HostKernel>& kernels() {
       {"symmetric80_128_bf16", symmetric80<device::BFloat16, kSymmetric80Large>()},
       {"symmetric80_64_f16", symmetric80<device::Fp16, kSymmetric80Small>()},
       {"symmetric80_64_bf16", symmetric80<device::BFloat16, kSymmetric80Small>()},
+      {"symmetric90_f16", symmetric90<device::Fp16, false>()},
+      {"symmetric90_bf16", symmetric90<device::BFloat16, false>()},
+      {"symmetric90_transposed_f16", symmetric90<device::Fp16, true>()},
+      {"symmetric90_transposed_bf16", symmetric90<device::BFloat16, true>()},
   };
   return kKernels;
 }
