@@ -75,7 +75,7 @@ class Projections(nn.Module):
 class Model(nn.Module):
     """Blocks alone, or between an embedding and a head."""
 
-    _x: Tensor
+    x: Tensor  # its input: on a GPU, FSDP2 calls no model without one
 
     def __init__(self, side: int, num_blocks: int, model: str) -> None:
         super().__init__()
@@ -86,10 +86,11 @@ class Model(nn.Module):
         )
         self.head = nn.Linear(side, VOCABULARY, bias=False) if is_whole else None
         x = torch.randint(0, VOCABULARY, (4,)) if is_whole else torch.randn(4, side)
-        self.register_buffer("_x", x, persistent=False)
+        self.register_buffer("x", x, persistent=False)
 
-    def forward(self) -> Tensor:
-        x = self._x if self.embedding is None else self.embedding(self._x)
+    def forward(self, x: Tensor) -> Tensor:
+        if self.embedding is not None:
+            x = self.embedding(x)
         for block in self.blocks:
             x = block(x)
         output: Tensor = x if self.head is None else self.head(x)
@@ -126,7 +127,7 @@ class Subject:
         spent = [0.0] * len(PARTS)
         for _ in range(num_steps):
             times = [time.process_time()]
-            loss = SCALE * self.model()
+            loss = SCALE * self.model(self.model.x)
             times.append(time.process_time())
             loss.backward()
             times.append(time.process_time())
