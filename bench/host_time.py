@@ -30,6 +30,7 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401  # which r
 import dmuon
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from bench.emulated import open_fake_device
 from bench.interleave import orders, paired_ratio
 from bench.provenance import provenance
 
@@ -196,7 +197,7 @@ def report(model: str, found: dict[str, list[list[float]]]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mesh", default="2x8", help="nodes x ranks a node, of which this process is the first")
-    parser.add_argument("--device", default="cpu", help="or cuda, where the host launches kernels")
+    parser.add_argument("--device", default="cpu", help="or cuda, where the host launches kernels; for tests emulated")
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--blocks", type=int, default=28)
     parser.add_argument("--side", type=int, default=32)
@@ -208,6 +209,8 @@ def main() -> None:
     facts = provenance()
     print("\n".join(f"{key}: {value}" for key, value in facts.items()))
     shape = tuple(int(extent) for extent in options.mesh.split("x"))
+    if options.device == "emulated":
+        open_fake_device()
     # A store that keeps what it is given: the engine's watch asks it.
     store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("fake", store=store, rank=0, world_size=math.prod(shape))
