@@ -40,20 +40,19 @@ def part(device: Device, findings: Findings) -> None:
     findings.check("dmuon's kernels run here", not why, why or "yes")
     if why:
         return
-    gpu_products.check_products(device, findings, where)
-    gpu_updates.check_updates(device, findings, where)
-    gpu_iteration.check_iteration(device, findings, where)
+    for check in (gpu_products.check_products, gpu_updates.check_updates, gpu_iteration.check_iteration):
+        findings.attempt(lambda check=check: check(device, findings, where))
     if not device.is_real:
         return findings.leave_out("rates, a driver's own errors, and compute-sanitizer")
     peak = gpu_products.peak_flops(device, where)
     findings.figure(peak_tflops=peak / 1e12)
-    gpu_products.time_products(device, findings, where, peak)
-    gpu_updates.time_updates(device, findings, where)
-    gpu_iteration.time_iteration(device, findings, where, peak)
-    torch.cuda.empty_cache()
+    findings.attempt(lambda: gpu_products.time_products(device, findings, where, peak))
+    findings.attempt(lambda: gpu_updates.time_updates(device, findings, where))
+    findings.attempt(lambda: gpu_iteration.time_iteration(device, findings, where, peak))
     for module, name in OTHERS.items():
         if importlib.util.find_spec(module) is None:
             findings.leave_out(f"{name}, which is not installed")
+    torch.cuda.empty_cache()
     run_tests(findings)
 
 
