@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import gpu_others
 import torch
 from dmuon._planning.choices import Setting
 from dmuon._planning.tuning import _errors, _is_exact
 from dmuon._setup.hyperparameters import choice_of, plain_choice
-from gpu_device import Device, Time
+from gpu_device import Device
 from gpu_part import Findings
 from gpu_products import COEFFICIENTS, PAST_CACHES, random, scaled
 from torch import Tensor
@@ -152,15 +153,17 @@ def _time(device: Device, findings: Findings, shape: tuple[int, int, int], setti
     for role, backends in (("ATen's best", ("aten",)), ("tuned", None)):
         of = [one for one in looks if backends is None or one.backend in backends]
         chosen[role] = _fastest_exact(sorted(of, key=looks.__getitem__), shape, setting, looks)
-    times = device.times({role: call(one) for role, one in chosen.items()})
+    calls = {role: call(one) for role, one in chosen.items()}
+    if not gpu_others.why_not():
+        calls["Dao-AILab's"] = lambda index: gpu_others.newton_schulz()(batches[index % number])
+    times = device.times(calls)
     m, n = sorted((rows, cols))
     floor = b * min(15 * m * m * n + 5 * m**3, 6 * m * m * n + 14 * m**3) / peak
-    for role, one in chosen.items():
-        took: Time = times[role]
+    for role, took in times.items():
         findings.figure(
             newton_schulz="x".join(map(str, shape)),
             which=role,
-            choice=" ".join(map(str, plain_choice(one)[:4])),
+            choice=" ".join(map(str, plain_choice(chosen[role])[:4])) if role in chosen else "",
             ms=1e3 * took.device,
             host_ms=1e3 * took.host,
             x_aten=took.device / times["ATen's best"].device,

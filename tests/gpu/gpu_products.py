@@ -154,6 +154,8 @@ def time_products(device: Device, findings: Findings, where: torch.device, peak:
 
 
 def _time(device: Device, findings: Findings, products: list[Product], known: dict[str, int], peak: float) -> None:
+    import gpu_others  # which imports this module
+
     outs = [product.by("aten", 0) for product in products]
 
     def by(backend: str, panel_rows: int) -> Callable[[int], Any]:
@@ -162,6 +164,8 @@ def _time(device: Device, findings: Findings, products: list[Product], known: di
     calls: dict[str, Callable[[int], Any]] = {name: by(name, panel_rows) for name, panel_rows in known.items()}
     if products[0].c is None:
         calls["bmm"] = lambda i: torch.bmm(*products[i % len(outs)][-2:], out=outs[i % len(outs)])
+    if not gpu_others.why_not():
+        calls["quack"] = lambda i: gpu_others.product(products[i % len(outs)], outs[i % len(outs)])
     b, m, inner = products[0].a.shape
     flops = b * m * (m + 1) * inner
     times = device.times(calls)

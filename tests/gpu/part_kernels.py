@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -10,6 +9,7 @@ import sys
 from pathlib import Path
 
 import gpu_iteration
+import gpu_others
 import gpu_products
 import gpu_updates
 import torch
@@ -24,7 +24,6 @@ TESTS_S, SANITIZER_S = 60, 30
 # The emulator's own tests need no driver; `Unavailable` wants reasons; memory beyond 2^31 entries takes a sanitizer long.
 TESTS = "-Unavailable.*:Emulator*:Warp*:Copies*"
 SANITIZED = "SymmetricTest.*:DirectionTest.*:MoveWeightsTest.*:-*FarApart*:*FarFrom*:*Largest*:*BeyondTheMemory*"
-OTHERS = {"gram_newton_schulz": "Dao-AILab's gram-newton-schulz"}
 
 
 def part(device: Device, findings: Findings) -> None:
@@ -49,9 +48,8 @@ def part(device: Device, findings: Findings) -> None:
     findings.attempt(lambda: gpu_products.time_products(device, findings, where, peak))
     findings.attempt(lambda: gpu_updates.time_updates(device, findings, where))
     findings.attempt(lambda: gpu_iteration.time_iteration(device, findings, where, peak))
-    for module, name in OTHERS.items():
-        if importlib.util.find_spec(module) is None:
-            findings.leave_out(f"{name}, which is not installed")
+    if why := gpu_others.why_not():
+        findings.leave_out(f"Dao-AILab's kernels: {why}")
     torch.cuda.empty_cache()
     run_tests(findings)
 
@@ -59,7 +57,7 @@ def part(device: Device, findings: Findings) -> None:
 def run_tests(findings: Findings) -> None:
     """The C++ tests of the kernels, if they are built; some of them also under compute-sanitizer, if there is one."""
     built = [ROOT / "build" / name / "tests/kernels/cuda/kernels_cuda_test" for name in BUILDS]
-    tests = next((str(one) for one in built if one.exists()), os.environ.get("DMUON_KERNELS_TEST"))
+    tests = os.environ.get("DMUON_KERNELS_TEST") or next((str(one) for one in built if one.exists()), None)
     sanitizer = shutil.which("compute-sanitizer", path=f"{os.environ.get('PATH')}:/usr/local/cuda/bin")
     if tests is None:
         return findings.leave_out("kernels_cuda_test, which is not built")
