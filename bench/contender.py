@@ -6,12 +6,12 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -214,7 +214,7 @@ class Contender:
             case "dmuon" | "dmuon_untuned":
                 if configure is not None:
                     configure(model)
-                with untuned() if self.name == UNTUNED else nullcontext():
+                with mock.patch.dict(os.environ, {"DMUON_CACHE_DIR": ""} if self.name == UNTUNED else {}):
                     optimizer: torch.optim.Optimizer = dmuon.Muon(
                         model, lr=rates.muon, weight_decay=decay, adamw_lr=rates.adamw, adamw_betas=betas
                     )
@@ -247,7 +247,7 @@ class Contender:
             if self.scheduler is not None:
                 self.scheduler.step()
         spans, host = clock.seconds(), clock.host_seconds()
-        times = [StepTimes(*spans[i : i + 3], sum(host[i : i + 3])) for i in range(0, len(spans), 4)]
+        times = [StepTimes(*(*spans[i : i + 3], sum(host[i : i + 3]))) for i in range(0, len(spans), 4)]
         return times, self._cluster.mean(torch.stack(losses))
 
     @torch.no_grad()
@@ -262,17 +262,6 @@ class Contender:
         with torch.autocast(self._cluster.device.type, torch.bfloat16, enabled=self._autocast):
             logits = self.model(tokens)
         return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
-
-
-@contextmanager
-def untuned() -> Iterator[None]:
-    """Hides the choices of `dmuon tune` from what is built inside."""
-    variable = "DMUON_CACHE_DIR"
-    before = os.environ.get(variable)
-    os.environ[variable] = ""
-    yield
-    del os.environ[variable]
-    os.environ.update({} if before is None else {variable: before})
 
 
 class _Clock:

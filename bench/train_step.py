@@ -3,8 +3,9 @@
     torchrun --nproc-per-node 4 bench/train_step.py --mesh 2x2 --json out/bench/2x2.json
     python bench/train_step.py --mesh 1  # FSDP2 on one rank
 
-"host" is the time until the host has issued a step, on a GPU; on CPUs it is the step's time. The first step of every block is not timed, see Contender.train. The ratio to AdamW is the median over
-the rounds of paired block times, with its order-statistic 95 % interval.
+"host" is the time until the host has issued a step, on a GPU; on CPUs it is the step's time. The first step of every
+block is not timed, see Contender.train. The ratio to AdamW is the median over the rounds of paired block times, with
+its order-statistic 95 % interval.
 """
 
 from __future__ import annotations

@@ -148,11 +148,13 @@ def _time(device: Device, findings: Findings, shape: tuple[int, int, int], setti
     candidates = setting.candidates(rows, cols)
     looks = {one: device.times({"": call(one)}, rounds=3)[""].device for one in candidates if one.batched or b == 1}
     for one, seconds in looks.items():
-        findings.figure(candidate=f"{b}x{rows}x{cols}", choice=" ".join(map(str, plain_choice(one)[:4])), ms=1e3 * seconds)
+        findings.figure(
+            candidate=f"{b}x{rows}x{cols}", choice=" ".join(map(str, plain_choice(one)[:4])), ms=1e3 * seconds
+        )
     chosen = {"default": candidates[0]}
     for role, backends in (("ATen's best", ("aten",)), ("tuned", None)):
         of = [one for one in looks if backends is None or one.backend in backends]
-        chosen[role] = _fastest_exact(sorted(of, key=looks.__getitem__), shape, setting, looks)
+        chosen[role] = _fastest_exact(sorted(of, key=looks.__getitem__), shape, setting)
     calls = {role: call(one) for role, one in chosen.items()}
     if not gpu_others.why_not():
         calls["Dao-AILab's"] = lambda index: gpu_others.newton_schulz()(batches[index % number])
@@ -171,10 +173,8 @@ def _time(device: Device, findings: Findings, shape: tuple[int, int, int], setti
         )
 
 
-def _fastest_exact(
-    ordered: list[_C.Choice], shape: tuple[int, int, int], setting: Setting, looks: dict[_C.Choice, float]
-) -> _C.Choice:
-    """The first choice that `dmuon tune` would take for exact. Errors are those of a smaller matrix of the same form."""
+def _fastest_exact(ordered: list[_C.Choice], shape: tuple[int, int, int], setting: Setting) -> _C.Choice:
+    """The first choice that `dmuon tune` takes for exact, by the errors of smaller matrices of the same form."""
     _, rows, cols = shape
     factor = 1
     while rows * cols * min(rows, cols) // factor**3 > EXACT_FLOPS:

@@ -7,25 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gpu_products import COEFFICIENTS, Product
+import torch
 from torch import Tensor
+
+from dmuon import _C
+
+if TYPE_CHECKING:
+    from gpu_products import Product
 
 
 @cache
 def why_not() -> str:
-    """The reason why there are none; empty if there are."""
+    """The reason why there are none; empty if they work here."""
     try:
-        import gram_newton_schulz  # type: ignore[import-not-found]  # noqa: F401
-        import quack.gemm_interface  # type: ignore[import-not-found]  # noqa: F401
+        newton_schulz()(torch.ones(1, 256, 512, device="cuda"))
     except Exception as error:  # they compile, and look for more than Python's packages
         return f"{type(error).__name__}: {error}"
     return ""
 
 
 def product(of: Product, out: Tensor) -> Any:
-    from quack.gemm_interface import gemm_symmetric
+    from quack.gemm_interface import gemm_symmetric  # type: ignore[import-not-found]
 
     return gemm_symmetric(of.a, of.b, C=of.c, alpha=of.alpha, beta=of.beta if of.c is not None else 1.0, out=out)
 
@@ -33,7 +37,9 @@ def product(of: Product, out: Tensor) -> Any:
 @cache
 def newton_schulz() -> Callable[[Tensor], Tensor]:
     """Without torch.compile, which takes minutes for all shapes: then PyTorch works element by element."""
-    from gram_newton_schulz import GramNewtonSchulz
+    from gram_newton_schulz import GramNewtonSchulz  # type: ignore[import-not-found]
 
-    found: Callable[[Tensor], Tensor] = GramNewtonSchulz(ns_coefficients=COEFFICIENTS, compile_kwargs=None)
+    found: Callable[[Tensor], Tensor] = GramNewtonSchulz(
+        ns_coefficients=_C.resolve_coefficients("polar_express", 5), compile_kwargs=None
+    )
     return found

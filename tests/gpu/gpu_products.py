@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import gpu_others
 import torch
 from gpu_device import Device
 from gpu_part import Findings
@@ -75,7 +76,7 @@ def products_of(x: Tensor, backend: str, panel_rows: int) -> list[Product]:
 
 
 def random(shape: tuple[int, ...], where: torch.device) -> Tensor:
-    """The same numbers at every call, from the GPU's generator if it has one: the host's takes seconds for large ones."""
+    """The same numbers at every call; on a GPU by its generator, because the host's takes seconds for large tensors."""
     at = where if where.type == "cuda" else torch.device("cpu")
     return torch.randn(shape, generator=torch.Generator(at).manual_seed(0), device=at).to(where)
 
@@ -104,9 +105,7 @@ def check_products(device: Device, findings: Findings, where: torch.device) -> N
                     _check(device, findings, name, product, lambda p, k=backend, r=known[backend]: p.by(k, r))
 
 
-def _check(
-    device: Device, findings: Findings, name: str, product: Product, run: Callable[[Product], Tensor]
-) -> None:
+def _check(device: Device, findings: Findings, name: str, product: Product, run: Callable[[Product], Tensor]) -> None:
     got = run(product)
     bits = {"symmetric": torch.equal(got, got.mT), "from run to run": torch.equal(run(product), got)}
     if len(got) > 1:
@@ -117,7 +116,9 @@ def _check(
 
 def check_bits(findings: Findings, name: str, bits: dict[str, bool]) -> None:
     different = [which for which, equal in bits.items() if not equal]
-    findings.check(f"{name}: bits are equal, {', '.join(bits)}", not different, f"not {different}" if different else "yes")
+    findings.check(
+        f"{name}: bits are equal, {', '.join(bits)}", not different, f"not {different}" if different else "yes"
+    )
 
 
 def check_errors(
@@ -136,7 +137,9 @@ def peak_flops(device: Device, where: torch.device) -> float:
     for side in (4096, 6144, 8192):
         a = rows_of_one((side, side), where, torch.float16)
         out = torch.empty_like(a)
-        best = max(best, 2 * side**3 / device.times({"mm": lambda _, a=a, out=out: torch.mm(a, a, out=out)})["mm"].device)
+        best = max(
+            best, 2 * side**3 / device.times({"mm": lambda _, a=a, out=out: torch.mm(a, a, out=out)})["mm"].device
+        )
     return best
 
 
@@ -154,8 +157,6 @@ def time_products(device: Device, findings: Findings, where: torch.device, peak:
 
 
 def _time(device: Device, findings: Findings, products: list[Product], known: dict[str, int], peak: float) -> None:
-    import gpu_others  # which imports this module
-
     outs = [product.by("aten", 0) for product in products]
 
     def by(backend: str, panel_rows: int) -> Callable[[int], Any]:

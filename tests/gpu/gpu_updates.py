@@ -81,7 +81,10 @@ def check_updates(device: Device, findings: Findings, where: torch.device) -> No
             for name in _C.elementwise(where, dtype)[1:]:
                 what = f"{name} update {b}x{m}x{n} {str(dtype)[6:]}"
                 got = train(name, gradients, weights, dtype)
-                again, alone = train(name, gradients, weights, dtype), train(name, gradients[:, -1:], weights[-1:], dtype)
+                again, alone = (
+                    train(name, gradients, weights, dtype),
+                    train(name, gradients[:, -1:], weights[-1:], dtype),
+                )
                 bits = {
                     "from run to run": all(map(torch.equal, got, again)),
                     "alone and in a batch": all(torch.equal(a[0], g[-1]) for a, g in zip(alone, got, strict=True)),
@@ -91,15 +94,18 @@ def check_updates(device: Device, findings: Findings, where: torch.device) -> No
                     check_errors(findings, f"{what}, {of}", (ours, theirs), right, (MEAN, MOST))
 
 
+def copied_bytes(device: Device, where: torch.device) -> float:
+    """Bytes a second that a copy reads and writes."""
+    much = torch.empty(1 << 28, device=where)
+    more = torch.empty_like(much)
+    return 8 * much.numel() / device.times({"copy": lambda _: more.copy_(much)})["copy"].device
+
+
 def time_updates(device: Device, findings: Findings, where: torch.device) -> None:
     """The rates count 24 bytes an element, whatever is moved, beside a copy's, which counts 8."""
     from dmuon._planning.choices import Setting
 
-    much = torch.empty(1 << 28, device=where)
-    more = torch.empty_like(much)
-    took = device.times({"copy": lambda _: more.copy_(much)})["copy"]
-    findings.figure(copy_tb_s=8 * much.numel() / took.device / 1e12)
-    del much, more
+    findings.figure(copy_tb_s=copied_bytes(device, where) / 1e12)
     dtype = _C.default_ns_dtype(where)
     setting = Setting(where, dtype, COEFFICIENTS)
     for shape in SHAPES:

@@ -21,7 +21,7 @@ from dmuon import _C
 ROOT = Path(__file__).resolve().parents[2]
 BUILDS = ("release", "gpu")
 TESTS_S, SANITIZER_S = 60, 30
-# The emulator's own tests need no driver; `Unavailable` wants reasons; memory beyond 2^31 entries takes a sanitizer long.
+# Without the emulator's own tests and `Unavailable`. Memory beyond 2^31 entries takes a sanitizer long.
 TESTS = "-Unavailable.*:Emulator*:Warp*:Copies*"
 SANITIZED = "SymmetricTest.*:DirectionTest.*:MoveWeightsTest.*:-*FarApart*:*FarFrom*:*Largest*:*BeyondTheMemory*"
 

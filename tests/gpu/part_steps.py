@@ -42,7 +42,9 @@ def part(device: Device, findings: Findings) -> None:
         found = json.loads(file.read_text())["optimizers"]
     for name in NAMES:
         ratio = found[name]["ratio_to_adamw"]
-        parts = {f"{part}_ms": found[name][f"{part}_ms"] for part in ("step", "forward", "backward", "optimizer", "host")}
+        parts = {
+            f"{part}_ms": found[name][f"{part}_ms"] for part in ("step", "forward", "backward", "optimizer", "host")
+        }
         findings.figure(optimizer=name, **parts, x_adamw=ratio["median"], low=ratio["low"], high=ratio["high"])
     if device.is_real:
         ratio = found["dmuon"]["step_ms"] / found["dmuon_untuned"]["step_ms"]
@@ -57,7 +59,9 @@ def choose(findings: Findings, where: torch.device) -> None:
     setting = Setting(where, _C.default_ns_dtype(where), COEFFICIENTS)
     results, unreached = tune([(REAL["layers"], *one) for one in sides], setting, TUNE_S)
     for one in results:
-        findings.figure(tuned=f"{one.number}x{one.rows}x{one.cols}", choice=" ".join(map(str, one[3:8])), x_default=one.ratio)
+        findings.figure(
+            tuned=f"{one.number}x{one.rows}x{one.cols}", choice=" ".join(map(str, one[3:8])), x_default=one.ratio
+        )
     findings.check("all shapes are tuned", not unreached, unreached or "yes")
 
 
