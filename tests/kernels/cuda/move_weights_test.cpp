@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -21,9 +22,21 @@ struct Shape {
   std::int64_t batch, rows, cols;
   std::int64_t w_row_stride, w_batch_stride;
   std::int64_t u_row_stride, u_batch_stride;
+  std::int64_t inner_batch = 1, w_inner_stride = 0, u_inner_stride = 0;
 
-  static std::int64_t span(const Shape& s, std::int64_t row_stride, std::int64_t batch_stride) {
-    return (s.batch - 1) * batch_stride + (s.rows - 1) * row_stride + s.cols;
+  std::size_t w_at(std::int64_t b, std::int64_t i, std::int64_t j) const {
+    return static_cast<std::size_t>(b / inner_batch * w_batch_stride +
+                                    b % inner_batch * w_inner_stride + i * w_row_stride + j);
+  }
+  std::size_t u_at(std::int64_t b, std::int64_t i, std::int64_t j) const {
+    return static_cast<std::size_t>(b / inner_batch * u_batch_stride +
+                                    b % inner_batch * u_inner_stride + i * u_row_stride + j);
+  }
+  template <typename At>
+  std::size_t span(const At& at) const {
+    std::size_t most = 0;
+    for (std::int64_t b = 0; b < batch; ++b) most = std::max(most, at(b, rows - 1, cols - 1) + 1);
+    return most;
   }
 };
 
@@ -45,8 +58,8 @@ struct Case {
   Case(const Shape& s, Half format)
       : shape(s),
         half(format),
-        w(static_cast<std::size_t>(Shape::span(s, s.w_row_stride, s.w_batch_stride)), kNan),
-        u(static_cast<std::size_t>(Shape::span(s, s.u_row_stride, s.u_batch_stride)), 0x7fff) {
+        w(s.span([&](auto... place) { return s.w_at(place...); }), kNan),
+        u(s.span([&](auto... place) { return s.u_at(place...); }), 0x7fff) {
     std::mt19937 random(7);
     std::normal_distribution<float> normal;
     for_each([&](std::size_t at_w, std::size_t at_u) {
@@ -60,8 +73,7 @@ struct Case {
     for (std::int64_t b = 0; b < shape.batch; ++b) {
       for (std::int64_t i = 0; i < shape.rows; ++i) {
         for (std::int64_t j = 0; j < shape.cols; ++j) {
-          function(static_cast<std::size_t>(b * shape.w_batch_stride + i * shape.w_row_stride + j),
-                   static_cast<std::size_t>(b * shape.u_batch_stride + i * shape.u_row_stride + j));
+          function(shape.w_at(b, i, j), shape.u_at(b, i, j));
         }
       }
     }
@@ -90,10 +102,13 @@ MoveWeights description(const Case& c, float* w, const std::uint16_t* u,
           .cols = c.shape.cols,
           .w = w,
           .w_row_stride = c.shape.w_row_stride,
+          .inner_batch = c.shape.inner_batch,
+          .w_inner_stride = c.shape.w_inner_stride,
           .w_batch_stride = c.shape.w_batch_stride,
           .u = u,
           .u_format = c.half,
           .u_row_stride = c.shape.u_row_stride,
+          .u_inner_stride = c.shape.u_inner_stride,
           .u_batch_stride = c.shape.u_batch_stride,
           .decay = 0.99F,
           .factor = -0.0213F,
@@ -110,18 +125,20 @@ class MoveWeightsTest : public GpuTest {};
 
 TEST_F(MoveWeightsTest, HasTheBitsOfAPlainLoop) {
   const Shape shapes[] = {
-      {1, 1, 1, 1, 0, 1, 0},                    // one entry
-      {1, 1, 3, 3, 0, 8, 0},                    // no whole four
-      {1, 37, 61, 61, 0, 61, 0},                // odd, without padding
-      {1, 37, 61, 64, 0, 72, 0},                // odd, rows aligned
-      {1, 129, 63, 63, 0, 64, 0},               // 7 mod 8; w's rows are not aligned, u's are
-      {1, 5, 2056, 2056, 0, 2064, 0},           // several blocks, whole fours
-      {1, 5, 2055, 2055, 0, 2055, 0},           // and single entries
-      {3, 9, 100, 104, 9 * 104 + 4, 100, 900},  // a batch, with room between matrices
-      {3, 9, 101, 101, 909, 104, 936},          // and not aligned
-      {4, 16, 30, 120, 30, 32, 512},            // blocks of columns of one matrix
-      {4, 16, 32, 128, 32, 32, 512},            // and aligned
-      {1, 700, 1, 1, 0, 4, 0},                  // a column
+      {1, 1, 1, 1, 0, 1, 0},                     // one entry
+      {1, 1, 3, 3, 0, 8, 0},                     // no whole four
+      {1, 37, 61, 61, 0, 61, 0},                 // odd, without padding
+      {1, 37, 61, 64, 0, 72, 0},                 // odd, rows aligned
+      {1, 129, 63, 63, 0, 64, 0},                // 7 mod 8; w's rows are not aligned, u's are
+      {1, 5, 2056, 2056, 0, 2064, 0},            // several blocks, whole fours
+      {1, 5, 2055, 2055, 0, 2055, 0},            // and single entries
+      {3, 9, 100, 104, 9 * 104 + 4, 100, 900},   // a batch, with room between matrices
+      {3, 9, 101, 101, 909, 104, 936},           // and not aligned
+      {4, 16, 30, 120, 30, 32, 512},             // blocks of columns of one matrix
+      {4, 16, 32, 128, 32, 32, 512},             // and aligned
+      {6, 9, 10, 30, 270, 16, 480, 3, 10, 160},  // blocks of columns of two matrices
+      {5, 8, 12, 36, 288, 16, 384, 3, 12, 128},  // and aligned, the last one left out
+      {1, 700, 1, 1, 0, 4, 0},                   // a column
   };
   const OnGpu<std::uint8_t> applies({1});
   for (const Half half : {Half::kFp16, Half::kBFloat16}) {
@@ -146,17 +163,15 @@ TEST_F(MoveWeightsTest, FindsEntriesFarApart) {
   Reserved<std::uint16_t> u(kFar + 4);
   if (w.data() == nullptr || u.data() == nullptr) GTEST_SKIP() << "there is no memory of 13 GB";
   const OnGpu<std::uint8_t> applies({1});
-  for (const bool far_rows : {false, true}) {
-    SCOPED_TRACE(far_rows ? "rows" : "matrices");
-    MoveWeights move{.batch = far_rows ? 1 : 2,
-                     .rows = far_rows ? 2 : 1,
-                     .cols = 4,
-                     .w = w.data(),
-                     .u = u.data(),
-                     .factor = 1,
-                     .applies = applies.data()};
-    (far_rows ? move.w_row_stride : move.w_batch_stride) = kFar;
-    (far_rows ? move.u_row_stride : move.u_batch_stride) = kFar;
+  const Shape shapes[] = {{1, 2, 4, kFar, 0, kFar, 0},
+                          {2, 1, 4, 4, kFar, 4, kFar},
+                          {2, 1, 4, 4, 0, 4, 0, 2, kFar, kFar}};
+  for (const Shape& shape : shapes) {
+    SCOPED_TRACE(&shape - &shapes[0]);
+    Case c({1, 1, 1, 1, 0, 1, 0}, Half::kFp16);
+    c.shape = shape;
+    MoveWeights move = description(c, w.data(), u.data(), applies.data());
+    move.decay = move.factor = 1;
     w.set(0, {1, 2, 3, 4});
     w.set(kFar, {5, 6, 7, 8});
     u.set(0, std::vector<std::uint16_t>(4, machine::f16_of(1)));
@@ -271,6 +286,7 @@ TEST_F(MoveWeightsTest, RefusesBadDescriptions) {
     }
   };
   refuses([](MoveWeights& m) { m.batch = 65536; }, "batch");
+  refuses([](MoveWeights& m) { m.inner_batch = 0; }, "inner_batch");
   refuses([](MoveWeights& m) { m.rows = -1; }, "rows");
   refuses([](MoveWeights& m) { m.rows = m.cols = 50000; }, "entries");
   refuses([](MoveWeights& m) { m.rows = 1, m.cols = 0x7fffff01; }, "entries");

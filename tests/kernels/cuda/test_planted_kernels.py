@@ -29,8 +29,8 @@ MOVE_WEIGHTS = [
     (
         "batch_stride_of_the_other_matrix",
         "move_weights.h",
-        "machine::block_y() * p.u_batch",
-        "machine::block_y() * p.w_batch",
+        "outer_ * p.u_batch",
+        "outer_ * p.w_batch",
     ),
     ("moves_always", "move_weights.h", "machine::load_u8(p.applies) == 0", "false"),
     (
@@ -53,15 +53,19 @@ MOVE_WEIGHTS = [
     (
         "w_batch_in_32_bits",
         "move_weights.h",
-        "machine::block_y() * p.w_batch_stride",
-        "int(machine::block_y() * p.w_batch_stride)",
+        "outer_ * p.w_batch_stride",
+        "int(outer_ * p.w_batch_stride)",
     ),
     (
         "u_batch_in_32_bits",
         "move_weights.h",
-        "machine::block_y() * p.u_batch_stride",
-        "int(machine::block_y() * p.u_batch_stride)",
+        "outer_ * p.u_batch_stride",
+        "int(outer_ * p.u_batch_stride)",
     ),
+    ("inner_stride_of_the_other_matrix", "move_weights.h", "inner_ * p.u_inner", "inner_ * p.w_inner"),
+    ("blocks_of_columns_confused", "move_weights.h", "block_y() % p.inner", "block_y() / p.inner"),
+    ("w_inner_in_32_bits", "move_weights.h", "inner_ * p.w_inner_stride", "int(inner_ * p.w_inner_stride)"),
+    ("u_inner_in_32_bits", "move_weights.h", "inner_ * p.u_inner_stride", "int(inner_ * p.u_inner_stride)"),
     ("w_row_in_32_bits", "move_weights.h", "row * p_.w_row_stride", "int(row * p_.w_row_stride)"),
     ("u_row_in_32_bits", "move_weights.h", "row * p_.u_row_stride", "int(row * p_.u_row_stride)"),
     (

@@ -1,6 +1,7 @@
 #include "dmuon/kernels/cuda/elementwise.h"
 
 #include <algorithm>
+#include <array>
 #include <tuple>
 #include <utility>
 
@@ -19,15 +20,21 @@ bool aligned(const void* pointer, std::size_t bytes) {
   return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
 }
 
+// Of rows, of inner batches, of batches.
+using Strides = std::array<std::int64_t, 3>;
+
 void check_matrix(const char* function, const char* name, const void* data, std::size_t entry_bytes,
-                  std::int64_t row_stride, std::int64_t batch_stride) {
+                  const Strides& strides) {
   core::require(data != nullptr && aligned(data, entry_bytes), function, ": ", name,
                 " must be an address that is a multiple of ", entry_bytes, "; got ", data);
-  core::require(row_stride >= 0 && batch_stride >= 0, function, ": strides of ", name,
-                " must be at least 0; got ", row_stride, " and ", batch_stride);
+  core::require(std::ranges::min(strides) >= 0, function, ": strides of ", name,
+                " must be at least 0; got ", strides[0], ", ", strides[1], " and ", strides[2]);
 }
 
-void check_sizes(const char* function, std::int64_t batch, std::int64_t rows, std::int64_t cols) {
+void check_sizes(const char* function, std::int64_t batch, std::int64_t inner_batch,
+                 std::int64_t rows, std::int64_t cols) {
+  core::require(inner_batch >= 1 && inner_batch <= kMaxBatch, function,
+                ": inner_batch must be in [1, ", kMaxBatch, "]; got ", inner_batch);
   core::require(batch >= 0 && batch <= kMaxBatch, function, ": batch must be in [0, ", kMaxBatch,
                 "]; got ", batch);
   core::require(rows >= 0 && cols >= 0, function, ": rows and cols must be at least 0; got ", rows,
@@ -37,9 +44,9 @@ void check_sizes(const char* function, std::int64_t batch, std::int64_t rows, st
 }
 
 // True if the four entries from any multiple of 4 on are aligned to four entries' bytes.
-bool in_fours(const void* data, std::size_t entry_bytes, std::int64_t row_stride,
-              std::int64_t batch_stride) {
-  return aligned(data, 4 * entry_bytes) && row_stride % 4 == 0 && batch_stride % 4 == 0;
+bool in_fours(const void* data, std::size_t entry_bytes, const Strides& strides) {
+  return aligned(data, 4 * entry_bytes) &&
+         std::ranges::all_of(strides, [](std::int64_t stride) { return stride % 4 == 0; });
 }
 
 // Blocks of the kernel that usually ends at once, in a whole batch: two of each multiprocessor of
@@ -52,18 +59,19 @@ std::int64_t num_parts(const DirectionOf& direction) {
   return (direction.x_rows * direction.x_cols + kEntries - 1) / kEntries;
 }
 
+Strides strides_of(const DirectionOf& direction) {
+  return {direction.row_stride, direction.inner_stride, direction.batch_stride};
+}
+
 void check_direction(const DirectionOf& direction) {
   constexpr const char* kName = "direction";
-  check_sizes(kName, direction.batch, direction.rows, direction.cols);
-  check_sizes(kName, direction.batch, direction.x_rows, direction.x_cols);
+  check_sizes(kName, direction.batch, direction.inner_batch, direction.rows, direction.cols);
+  check_sizes(kName, direction.batch, direction.inner_batch, direction.x_rows, direction.x_cols);
   core::require(direction.x_rows >= direction.rows && direction.x_cols >= direction.cols &&
                     direction.x_cols % 4 == 0,
                 kName, ": x_rows and x_cols must be at least ", direction.rows, " and ",
                 direction.cols, ", x_cols a multiple of 4; got ", direction.x_rows, " and ",
                 direction.x_cols);
-  core::require(direction.inner_batch >= 1 && direction.inner_stride >= 0, kName,
-                ": inner_batch must be at least 1, inner_stride at least 0; got ",
-                direction.inner_batch, " and ", direction.inner_stride);
   for (const auto& [name, data, bytes] :
        {std::tuple<const char*, const void*, std::size_t>{"gradient", direction.gradient, 4},
         {"momentum", direction.momentum, 4},
@@ -71,7 +79,7 @@ void check_direction(const DirectionOf& direction) {
         {"memo", direction.memo, 4},
         {"partial", direction.partial, 8},
         {"applies", direction.applies, 1}}) {
-    check_matrix(kName, name, data, bytes, direction.row_stride, direction.batch_stride);
+    check_matrix(kName, name, data, bytes, strides_of(direction));
   }
 }
 
@@ -102,8 +110,7 @@ DirectionParameters parameters_of(const DirectionOf& direction) {
   parameters.eps = static_cast<float>(direction.eps);
   parameters.nesterov = direction.nesterov;
   const auto whole = [&](const float* data) {
-    return in_fours(data, 4, direction.row_stride, direction.batch_stride) &&
-           direction.inner_stride % 4 == 0 && direction.cols % 4 == 0;
+    return in_fours(data, 4, strides_of(direction)) && direction.cols % 4 == 0;
   };
   parameters.in_fours = whole(direction.gradient) && whole(direction.momentum);
   return parameters;
@@ -133,10 +140,12 @@ void direction(const DirectionOf& direction, int device, void* stream) {
 }
 
 void move_weights(const MoveWeights& move, int device, void* stream) {
-  check_sizes("move_weights", move.batch, move.rows, move.cols);
+  check_sizes("move_weights", move.batch, move.inner_batch, move.rows, move.cols);
   if (move.batch == 0 || move.rows == 0 || move.cols == 0) return;
-  check_matrix("move_weights", "w", move.w, 4, move.w_row_stride, move.w_batch_stride);
-  check_matrix("move_weights", "u", move.u, 2, move.u_row_stride, move.u_batch_stride);
+  const Strides w_strides{move.w_row_stride, move.w_inner_stride, move.w_batch_stride};
+  const Strides u_strides{move.u_row_stride, move.u_inner_stride, move.u_batch_stride};
+  check_matrix("move_weights", "w", move.w, 4, w_strides);
+  check_matrix("move_weights", "u", move.u, 2, u_strides);
   core::require(move.applies != nullptr, "move_weights: applies must be an address; got null");
 
   MoveWeightsParameters parameters{};
@@ -144,14 +153,15 @@ void move_weights(const MoveWeights& move, int device, void* stream) {
   parameters.u = static_cast<const std::uint16_t*>(move.u);
   parameters.applies = move.applies;
   parameters.w_row_stride = move.w_row_stride;
+  parameters.w_inner_stride = move.w_inner_stride;
   parameters.w_batch_stride = move.w_batch_stride;
   parameters.u_row_stride = move.u_row_stride;
+  parameters.u_inner_stride = move.u_inner_stride;
   parameters.u_batch_stride = move.u_batch_stride;
+  parameters.inner_batch = static_cast<int>(move.inner_batch);
   parameters.rows = static_cast<int>(move.rows);
   parameters.cols = static_cast<int>(move.cols);
-  const bool fours = in_fours(move.w, 4, move.w_row_stride, move.w_batch_stride) &&
-                     in_fours(move.u, 2, move.u_row_stride, move.u_batch_stride);
-  parameters.width = fours ? 4 : 1;
+  parameters.width = in_fours(move.w, 4, w_strides) && in_fours(move.u, 2, u_strides) ? 4 : 1;
   parameters.decay = move.decay;
   parameters.factor = move.factor;
 

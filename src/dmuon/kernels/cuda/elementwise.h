@@ -17,14 +17,18 @@ struct MoveWeights {
   std::int64_t batch = 1;
   std::int64_t rows = 0;
   std::int64_t cols = 0;
-  /// Entry (b, i, j) is w[b * w_batch_stride + i * w_row_stride + j]; entries do not overlap.
+  /// Entry (b, i, j) is w[b / inner_batch * w_batch_stride + b % inner_batch * w_inner_stride + i *
+  /// w_row_stride + j]; entries do not overlap.
   float* w = nullptr;
   std::int64_t w_row_stride = 0;
+  std::int64_t inner_batch = 1;
+  std::int64_t w_inner_stride = 0;
   std::int64_t w_batch_stride = 0;
   /// [batch, rows, cols] in `u_format`, with strides of its own; does not overlap w.
   const void* u = nullptr;
   Half u_format = Half::kFp16;
   std::int64_t u_row_stride = 0;
+  std::int64_t u_inner_stride = 0;
   std::int64_t u_batch_stride = 0;
   float decay = 1;
   float factor = 0;

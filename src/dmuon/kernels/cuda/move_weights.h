@@ -32,8 +32,10 @@ class MoveWeights {
   explicit DMUON_DEVICE MoveWeights(const MoveWeightsParameters& p)
       : p_(p),
         units_a_row_((p.cols + p.width - 1) / p.width),
-        w_(p.w + machine::block_y() * p.w_batch_stride),
-        u_(p.u + machine::block_y() * p.u_batch_stride) {}
+        outer_(machine::block_y() / p.inner_batch),
+        inner_(machine::block_y() % p.inner_batch),
+        w_(p.w + outer_ * p.w_batch_stride + inner_ * p.w_inner_stride),
+        u_(p.u + outer_ * p.u_batch_stride + inner_ * p.u_inner_stride) {}
 
   DMUON_DEVICE Place place(int unit) const {
     const int row = quotient(unit, p_.units_a_row);
@@ -81,6 +83,8 @@ class MoveWeights {
 
   const MoveWeightsParameters& p_;
   int units_a_row_;
+  int outer_;
+  int inner_;
   float* w_;
   const std::uint16_t* u_;
 };

@@ -25,15 +25,20 @@ struct Divisor {
 /// the sum round to fp32.
 ///
 /// Grid: (blocks of kMoveWeightsThreads items of 4 entries, batch). An item is 4 neighbours of a
-/// row, or, with width 1, entries kMoveWeightsThreads apart.
+/// row, or, with width 1, entries kMoveWeightsThreads apart. Matrix i of w begins at i /
+/// inner_batch * w_batch_stride + i % inner_batch * w_inner_stride entries, and so does u's by its
+/// strides.
 struct MoveWeightsParameters {
   float* w;                ///< [batch][rows][cols]
   const std::uint16_t* u;  ///< [batch][rows][cols], in the kernel's 16-bit format
   const std::uint8_t* applies;
   std::int64_t w_row_stride;  ///< strides in elements
+  std::int64_t w_inner_stride;
   std::int64_t w_batch_stride;
   std::int64_t u_row_stride;
+  std::int64_t u_inner_stride;
   std::int64_t u_batch_stride;
+  int inner_batch;
   int rows;
   int cols;
   int width;            ///< 4 if each row of w is aligned to 16 bytes and each of u to 8; else 1

@@ -101,25 +101,26 @@ class CudaElementwise final : public Elementwise {
     if (!format || !fits(weights) || !fits(update)) {
       return aten_elementwise().move_weights(weights, decay, update, factor, applies);
     }
+    if (weights.numel() == 0) return;
     const Batch batch(weights);
     const Batch updates(update);
-    const auto* u = static_cast<const std::uint16_t*>(update.const_data_ptr());
-    for (std::int64_t i = 0; i < batch.inner; ++i) {
-      gpu::move_weights({.batch = batch.outer,
-                         .rows = weights.size(-2),
-                         .cols = weights.size(-1),
-                         .w = weights.data_ptr<float>() + i * batch.inner_stride,
-                         .w_row_stride = weights.stride(-2),
-                         .w_batch_stride = batch.outer_stride,
-                         .u = u + i * updates.inner_stride,
-                         .u_format = *format,
-                         .u_row_stride = update.stride(-2),
-                         .u_batch_stride = updates.outer_stride,
-                         .decay = static_cast<float>(decay),
-                         .factor = static_cast<float>(factor),
-                         .applies = byte(applies)},
-                        weights.device().index(), current_stream(weights.device()));
-    }
+    gpu::move_weights({.batch = batch.size(),
+                       .rows = weights.size(-2),
+                       .cols = weights.size(-1),
+                       .w = weights.data_ptr<float>(),
+                       .w_row_stride = weights.stride(-2),
+                       .inner_batch = batch.inner,
+                       .w_inner_stride = batch.inner_stride,
+                       .w_batch_stride = batch.outer_stride,
+                       .u = update.const_data_ptr(),
+                       .u_format = *format,
+                       .u_row_stride = update.stride(-2),
+                       .u_inner_stride = updates.inner_stride,
+                       .u_batch_stride = updates.outer_stride,
+                       .decay = static_cast<float>(decay),
+                       .factor = static_cast<float>(factor),
+                       .applies = byte(applies)},
+                      weights.device().index(), current_stream(weights.device()));
   }
 };
 

@@ -1,5 +1,7 @@
 #include "tests/kernels/cuda/fake/registry.h"
 
+#include <algorithm>
+
 #include "dmuon/kernels/cuda/direction.h"
 #include "dmuon/kernels/cuda/move_weights.h"
 #include "dmuon/kernels/cuda/symmetric80.h"
@@ -40,10 +42,14 @@ std::vector<Buffer> move_weights_buffers(const void* parameters, unsigned batch,
   const auto& p = *static_cast<const MoveWeightsParameters*>(parameters);
   std::vector<Buffer> buffers{array("applies", p.applies, 1, Access::kRead)};
   if (to_host && value_at(p.applies, *to_host) == 0) return buffers;
-  buffers.push_back(matrices("w", p.w, 4, batch, p.rows, p.cols, p.w_row_stride, p.w_batch_stride,
-                             Access::kUpdate));
-  buffers.push_back(matrices("u", p.u, 2, batch, p.rows, p.cols, p.u_row_stride, p.u_batch_stride,
-                             Access::kRead));
+  const auto inner_batch = static_cast<unsigned>(p.inner_batch);
+  for (unsigned inner = 0; inner < std::min(inner_batch, batch); ++inner) {
+    const std::size_t outer = (batch - inner + inner_batch - 1) / inner_batch;
+    buffers.push_back(matrices("w", p.w + inner * p.w_inner_stride, 4, outer, p.rows, p.cols,
+                               p.w_row_stride, p.w_batch_stride, Access::kUpdate));
+    buffers.push_back(matrices("u", p.u + inner * p.u_inner_stride, 2, outer, p.rows, p.cols,
+                               p.u_row_stride, p.u_batch_stride, Access::kRead));
+  }
   return buffers;
 }
 
