@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import gpu_others
@@ -40,7 +40,7 @@ def backends(m: int, n: int, where: torch.device, dtype: torch.dtype) -> dict[st
 
 
 class Product(NamedTuple):
-    """alpha a b + beta c: X X', or b R + c R R."""
+    """alpha a b + beta c: X X', X' X, or b R + c R R."""
 
     name: str
     beta: float
@@ -69,10 +69,10 @@ class Product(NamedTuple):
 
 
 def products_of(x: Tensor, backend: str, panel_rows: int) -> list[Product]:
-    """The products of a step. R is of the backend, because the kernels take a symmetric addend."""
-    gram = Product("X X'", 0.0, None, 1.0, x, x.mT)
+    """The products of a step, and the first one of a tall X. R is of the backend, because addends are symmetric."""
+    gram, tall = Product("X X'", 0.0, None, 1.0, x, x.mT), x.mT.contiguous()
     r = gram.by(backend, panel_rows)
-    return [gram, Product("R R", -0.75, r, 0.5, r, r)]
+    return [gram, Product("R R", -0.75, r, 0.5, r, r), Product("X' X", 0.0, None, 1.0, tall.mT, tall)]
 
 
 def random(shape: tuple[int, ...], where: torch.device) -> Tensor:
@@ -149,14 +149,13 @@ def time_products(device: Device, findings: Findings, where: torch.device, peak:
         for dtype in (torch.float16, torch.bfloat16) if shape == SHAPES[4] else (torch.float16,):
             b, m, n = shape
             known = backends(m, n, where, dtype)
-            size = 2 * b * m * (n + 2 * m)
+            size = 2 * b * m * (2 * n + 2 * m)
             sets = [rows_of_one(shape, where, dtype) for _ in range(max(1, min(16, PAST_CACHES // size)))]
-            for index in range(2):
-                products = [products_of(x, *list(known.items())[-1])[index] for x in sets]
+            for products in zip(*(products_of(x, *list(known.items())[-1]) for x in sets), strict=True):
                 _time(device, findings, products, known, peak)
 
 
-def _time(device: Device, findings: Findings, products: list[Product], known: dict[str, int], peak: float) -> None:
+def _time(device: Device, findings: Findings, products: Sequence[Product], known: dict[str, int], peak: float) -> None:
     outs = [product.by("aten", 0) for product in products]
 
     def by(backend: str, panel_rows: int) -> Callable[[int], Any]:

@@ -45,6 +45,16 @@ def test_the_kernels_are_checked_by_the_fake_driver(tmp_path):
     assert [figure["optimizer"] for figure in steps] == ["adamw", "dmuon_untuned", "dmuon"]
 
 
+def test_the_host_of_many_ranks_is_timed_on_a_device():
+    """Torch's `fake` backend has no options, so it names no timeout; on a device the engine asks for one."""
+    tiny = ["--device", "emulated", "--blocks", "2", "--side", "16", "--rounds", "1", "--steps", "1"]
+    program = [sys.executable, str(RUNNER.parents[2] / "bench/host_time.py"), *tiny]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=RUN_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for model in ("matrices     dmuon", "transformer  dmuon", "heads        64 heads"):
+        assert model in done.stdout
+
+
 def test_a_part_that_ends_early_fails_by_name(tmp_path, monkeypatch):
     # The part's module is found, and what it imports first raises.
     (tmp_path / "torch.py").write_text("raise ImportError('no PyTorch here')\n")
