@@ -118,13 +118,14 @@ void init_newton_schulz(py::module_& module) {
   module.def("resolve_coefficients", &resolve_coefficients, py::arg("coefficients"),
              py::arg("num_steps"));
   module.def("default_ns_dtype", &default_dtype, py::arg("device"));
-  module.def("choose", &choose, py::arg("m"), py::arg("n"), py::arg("coefficients"),
-             py::arg("num_steps"), py::arg("device"), py::arg("dtype"));
   // Without the GIL: they may wait for another thread's self-test of kernels.
   const py::call_guard<py::gil_scoped_release> no_gil;
+  module.def("choose", &choose, py::arg("m"), py::arg("n"), py::arg("coefficients"),
+             py::arg("num_steps"), py::arg("device"), py::arg("dtype"), no_gil);
   module.def("elementwise", &elementwise, py::arg("device"), py::arg("dtype"), no_gil);
   module.def("memo_words", &ns::memo_words, py::arg("device"), no_gil);
   module.def("why_no_cuda_kernels", &ns::why_no_cuda_kernels, py::arg("device"), no_gil);
+  module.def("prefers_cuda_kernels", &ns::prefers_cuda_kernels, py::arg("device"), no_gil);
   // For tests and benchmarks of single products: not checked.
   module.def("symmetric_product", &symmetric_product, py::arg("backend"), py::arg("panel_rows"),
              py::arg("out"), py::arg("beta"), py::arg("c"), py::arg("alpha"), py::arg("a"),
