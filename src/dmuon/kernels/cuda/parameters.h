@@ -142,9 +142,9 @@ struct alignas(64) TensorMap {
   std::uint64_t words[16];
 };
 
-inline constexpr int kSymmetric90Tile = 128;   ///< rows of a block; a cluster of two has 256 x 256
-inline constexpr int kSymmetric90Depth = 64;   ///< entries of `inner` in a step
-inline constexpr int kSymmetric90Stages = 4;   ///< steps that lie in shared memory
+inline constexpr int kSymmetric90Tile = 128;  ///< rows of a block; a cluster of two has 256 x 256
+inline constexpr int kSymmetric90Depth = 64;  ///< entries of `inner` in a step
+inline constexpr int kSymmetric90Stages = 4;  ///< steps that lie in shared memory
 inline constexpr int kSymmetric90Threads = 384;
 inline constexpr int kSymmetric90OperandWords = kSymmetric90Tile * kSymmetric90Depth / 2;
 inline constexpr int kSymmetric90StagedWords = kSymmetric90Tile * kSymmetric90Tile / 2;
