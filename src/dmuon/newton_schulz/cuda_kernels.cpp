@@ -49,6 +49,7 @@ bool elementwise_passes(c10::Device device, at::ScalarType dtype) {
   const Tensor same_weights = weights.clone();
   const Tensor memo = at::zeros({4, 1, cuda_elementwise().memo_words()}, momentum.options());
   const Tensor factor = at::full({}, 0.75, momentum.options());
+  const Tensor scales = at::arange(1, 5, momentum.options()).view({4, 1, 1});
   const double unit = dtype == at::kHalf ? 1e-3 : 8e-3;
   for (const auto& [step, does_apply] : {std::pair{1.3, true}, {1.9, true}, {2.3, false}}) {
     const Tensor gradient = numbers(device, step);
@@ -57,10 +58,11 @@ bool elementwise_passes(c10::Device device, at::ScalarType dtype) {
         {momentum, gradient, 0.95, true, applies, memo, factor}, dtype, 1e-7);
     const Start same = aten_elementwise().start(
         {same_momentum, gradient, 0.95, true, applies, {}, factor}, dtype, 1e-7);
-    if (!near(start.x.mul(start.scales), same.x.to(at::kFloat), unit)) return false;
+    cuda_elementwise().multiply(start.x, start.scales);
+    if (!near(start.x, same.x.to(at::kFloat), unit)) return false;
     const Tensor update = same.x.narrow(1, 0, 23).narrow(2, 0, 37).view({2, 2, 23, 37});
-    cuda_elementwise().move_weights(weights, 0.9, update, -0.1, applies);
-    aten_elementwise().move_weights(same_weights, 0.9, update, -0.1, applies);
+    cuda_elementwise().move_weights(weights, 0.9, update, -0.1, applies, scales);
+    aten_elementwise().move_weights(same_weights, 0.9, update, -0.1, applies, scales);
   }
   return near(momentum, same_momentum, 1e-6) && near(weights, same_weights, 1e-6);
 }
