@@ -36,6 +36,8 @@ constexpr int kSymmetric90Major = 9;  // the only devices with these kernels
 constexpr std::array kKernels{
     Carried{"move_weights_f16", sizeof(MoveWeightsParameters), kElementwise},
     Carried{"move_weights_bf16", sizeof(MoveWeightsParameters), kElementwise},
+    Carried{"multiply_f16", sizeof(MultiplyParameters), kElementwise},
+    Carried{"multiply_bf16", sizeof(MultiplyParameters), kElementwise},
     Carried{"direction_f16", sizeof(DirectionParameters), kElementwise},
     Carried{"direction_again_f16", sizeof(DirectionParameters), kElementwise},
     Carried{"direction_bf16", sizeof(DirectionParameters), kElementwise},

@@ -7,7 +7,7 @@
 namespace dmuon::kernels::cuda {
 namespace {
 
-constexpr std::int64_t kTile = 2 * kSymmetric90Tile;  // a cluster's
+constexpr std::int64_t kTile = std::int64_t{2} * kSymmetric90Tile;  // a cluster's
 constexpr int kMaxRuns = 1024;
 constexpr std::int64_t kMostTiles = std::int64_t{1} << 30;
 constexpr std::int64_t kPartBytes = kSymmetric90Tile * kTile * 4;  // sums of a block
