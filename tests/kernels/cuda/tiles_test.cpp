@@ -245,6 +245,27 @@ TEST(Wgmma, MultipliesTransposedOperands) {
   }
 }
 
+TEST(Wgmma, NeedsAFenceAfterSumsWereTouched) {
+  const Matrix matrix(128, 64, 128);
+  const auto found = [&](bool fences) {
+    return run({matrix.buffer()}, 128, 4 * 256 * 40, [&] {
+      fetch(0, 128 * 128, [&] { machine::copy_tile(256, matrix.map, 0, 0, 0, 0); });
+      float sums[64];
+      machine::wgmma_fence();
+      for (int i = 0; i < 2; ++i) {
+        const std::uint64_t operand = machine::matrix_descriptor(256);
+        machine::multiply_64x128_f16(sums, operand, operand, false);
+        machine::wgmma_commit();
+        machine::wgmma_wait<0>();
+        sums[5] = 0;
+        if (fences) machine::wgmma_fence();
+      }
+    });
+  };
+  EXPECT_EQ(found(true), "");
+  EXPECT_NE(found(false).find("no wgmma_fence followed"), std::string::npos);
+}
+
 TEST(Wgmma, FindsBadOperands) {
   const Matrix matrix(128, 64, 128);
   const auto expect = [&](const char* words, std::uint64_t a, bool differs = false) {
