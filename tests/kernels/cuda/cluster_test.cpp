@@ -257,5 +257,30 @@ TEST(Cluster, FindsEachPlantedBug) {
   }
 }
 
+// Block 1 arrives at an mbarrier of block 0, which ends much later, but knows of the arrival only
+// if it waits for it.
+std::string arrives(bool waits) {
+  const auto block_thread = [waits] {
+    const bool first = machine::thread() == 0;
+    if (first) {
+      machine::mbarrier_init(0, 1);
+      machine::mbarrier_init_fence();
+    }
+    machine::cluster_barrier();
+    if (machine::cluster_rank() == 1) {
+      if (first) machine::mbarrier_arrive(0, 0);
+      return;
+    }
+    for (int i = 0; i < 20; ++i) machine::barrier();
+    if (waits) machine::mbarrier_wait(0, 0);
+  };
+  return run({.x = 2, .threads = 32, .shared_bytes = 16, .cluster = 2}, {}, block_thread, 1);
+}
+
+TEST(Cluster, KnowsThatNothingWillArriveBeforeItEnds) {
+  EXPECT_EQ(arrives(true), "");
+  EXPECT_NE(arrives(false).find("may have ended when this arrives"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace dmuon::kernels::cuda
