@@ -1,6 +1,7 @@
 #include "dmuon/newton_schulz/iteration.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
 #include <cstddef>
@@ -65,6 +66,45 @@ TEST_P(IterationTest, TakesAScaleForADividedMatrix) {
                     .equal(iterated(x, 1, num_steps, segments)))
         << num_steps;
   }
+}
+
+// Two matrices of quite other norms, whose entries are below 2^15, and what makes their norms 1.
+Start scaled_start(std::int64_t rows, std::int64_t cols, at::ScalarType dtype) {
+  const Tensor sizes = at::tensor({0x1p13F, 0x1p5F}).view({2, 1, 1});
+  const Tensor x = random({2, rows, cols}, at::kFloat).clamp(-3, 3).mul(sizes).to(dtype);
+  const Tensor norms = x.to(at::kFloat).norm(2, at::IntArrayRef{-2, -1}, /*keepdim=*/true);
+  return {x, 1, norms.reciprocal()};
+}
+
+void expect_scaled(const Products& products, const Start& start, const flops::Segments& segments,
+                   const Elementwise* elementwise) {
+  int num_steps = 0;
+  for (const int length : segments) num_steps += length;
+  const at::ScalarType dtype = start.x.scalar_type();
+  const Steps steps{resolve("quintic", num_steps), segments, dtype, 0, true};
+  const PendingProduct last =
+      iterate(products, {start.x.clone(), 1, start.scales, elementwise}, steps);
+  const Tensor exact = plain(start.x.to(at::kDouble).mul(start.scales), num_steps);
+  const Tensor got = computed(products, last);
+  EXPECT_EQ(got.scalar_type(), dtype);
+  EXPECT_LE(got.to(at::kDouble).sub(exact).norm().item().toDouble(),
+            4 * tolerance(dtype) * exact.norm().item().toDouble())
+      << start.x.sizes() << " " << num_steps;
+}
+
+TEST_P(IterationTest, TakesScalesThatTheDeviceKnows) {
+  for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16})
+    for (const auto& [rows, cols] : {std::pair{16, 64}, {64, 16}})
+      for (const flops::Segments& segments : {flops::Segments{}, {1}, {1, 1}, {2}, {2, 1}})
+        expect_scaled(products_, scaled_start(rows, cols, dtype), segments, &cpu_elementwise());
+}
+
+TEST(Iteration, TakesScalesThatTheDeviceKnowsInItsProducts) {
+  // Without something that multiplies X itself.
+  for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16})
+    for (const auto& [rows, cols] : {std::pair{16, 64}, {64, 16}})
+      for (const flops::Segments& segments : {flops::Segments{}, {1}, {1, 1}, {2}, {2, 1}})
+        expect_scaled(plain_products(), scaled_start(rows, cols, dtype), segments, nullptr);
 }
 
 TEST_P(IterationTest, WithoutStepsIsTheScaledStart) {

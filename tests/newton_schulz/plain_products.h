@@ -23,6 +23,14 @@ class PlainProducts : public Products {
     store(out, beta, c, exact(a).matmul(exact(b)).mul_(alpha));
   }
 
+  bool scales_grams() const override { return true; }
+
+  bool scaled_gram(const at::Tensor& out, double alpha, const at::Tensor& factors,
+                   const at::Tensor& a) const override {
+    out.copy_(exact(a).matmul(exact(a).mT()).mul_(factors).mul_(alpha));
+    return true;
+  }
+
   bool has_wide_squares(at::ScalarType dtype) const override {
     return c10::elementSize(dtype) == 2;
   }
@@ -43,7 +51,7 @@ class PlainProducts : public Products {
   }
 
   void scaled_product(const at::Tensor& out, const PendingProduct& pending) const override {
-    const auto& [beta, c, alpha, a, b, factors] = pending;
+    const auto& [beta, c, alpha, a, b, factors, scales, scale] = pending;
     store(out, beta, exact(c).mul_(factors), exact(a).matmul(exact(b)).mul_(alpha));
   }
 

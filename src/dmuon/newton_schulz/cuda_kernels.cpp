@@ -51,6 +51,7 @@ bool elementwise_passes(c10::Device device, at::ScalarType dtype) {
   const Tensor same_weights = weights.clone();
   const Tensor memo = at::zeros({4, 1, cuda_elementwise().memo_words()}, momentum.options());
   const Tensor factor = at::full({}, 0.75, momentum.options());
+  const Tensor scales = at::arange(1, 5, momentum.options()).view({4, 1, 1});
   const double unit = dtype == at::kHalf ? 1e-3 : 8e-3;
   for (const auto& [step, does_apply] : {std::pair{1.3, true}, {1.9, true}, {2.3, false}}) {
     const Tensor gradient = numbers(device, step);
@@ -59,10 +60,11 @@ bool elementwise_passes(c10::Device device, at::ScalarType dtype) {
         {momentum, gradient, 0.95, true, applies, memo, factor}, dtype, 1e-7);
     const Start same = aten_elementwise().start(
         {same_momentum, gradient, 0.95, true, applies, {}, factor}, dtype, 1e-7);
-    if (!near(start.x.mul(start.scales), same.x.to(at::kFloat), unit)) return false;
+    cuda_elementwise().multiply(start.x, start.scales);
+    if (!near(start.x, same.x.to(at::kFloat), unit)) return false;
     const Tensor update = same.x.narrow(1, 0, 23).narrow(2, 0, 37).view({2, 2, 23, 37});
-    cuda_elementwise().move_weights(weights, 0.9, update, -0.1, applies);
-    aten_elementwise().move_weights(same_weights, 0.9, update, -0.1, applies);
+    cuda_elementwise().move_weights(weights, 0.9, update, -0.1, applies, scales);
+    aten_elementwise().move_weights(same_weights, 0.9, update, -0.1, applies, scales);
   }
   return near(momentum, same_momentum, 1e-6) && near(weights, same_weights, 1e-6);
 }
@@ -161,14 +163,15 @@ bool prefers_cuda_kernels(c10::Device given) {
   enum Known : char { kUnknown, kNo, kYes };
   static std::array<std::atomic<Known>, 64> known{};  // by index, because each update asks
   const c10::Device device = with_index(given);
-  const auto index = static_cast<std::size_t>(device.index());  // -1, of no device, is large
-  const bool is_kept = index < known.size();
-  if (is_kept && known.at(index) != kUnknown) return known.at(index) == kYes;
+  const std::int64_t index = device.index();
+  const bool is_kept = index >= 0 && index < std::ssize(known);
+  std::atomic<Known>& kept = known.at(static_cast<std::size_t>(is_kept ? index : 0));
+  if (is_kept && kept != kUnknown) return kept == kYes;
   // In this order: other devices run no kernel for the answer, not even a test.
   const bool prefers = why_not_by_machine(device).empty() &&
                        kernels::cuda::has_symmetric90(device.index()) &&
                        why_no_cuda_kernels(device).empty();
-  if (is_kept) known.at(index) = prefers ? kYes : kNo;
+  if (is_kept) kept = prefers ? kYes : kNo;
   return prefers;
 }
 

@@ -13,6 +13,10 @@ Start Elementwise::start(const MomentumStep& step, at::ScalarType dtype, double 
   return {step.momentum.dim() == 2 ? x.squeeze(0) : x};
 }
 
+void Elementwise::multiply(const at::Tensor& x, const at::Tensor& factors) const {
+  x.mul_(factors);
+}
+
 std::vector<const Elementwise*> elementwise_all(c10::Device device, at::ScalarType dtype) {
   if (device.is_cpu() || !half_of(dtype)) return {&elementwise_of(device)};
   if (prefers_cuda_kernels(device)) return {&cuda_elementwise(), &aten_elementwise()};

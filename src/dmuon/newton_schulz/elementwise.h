@@ -9,13 +9,17 @@
 
 namespace dmuon::newton_schulz {
 
+class Elementwise;
+
 /// The beginning of an iteration: X = scale x. The first products include the scale, so scaling
 /// takes no pass over x.
 struct Start {
   at::Tensor x;
   double scale = 1;
   /// Another factor of each matrix, which only the device knows: fp32 [(b,) 1, 1]; undefined: 1.
+  /// Where it is defined, entries of x are below 2^15.
   at::Tensor scales = {};
+  const Elementwise* elementwise = nullptr;  ///< of the scales
 };
 
 /// How a momentum moves in one step. Tensors are fp32, of one matrix, [rows, cols], or of a batch,
@@ -42,7 +46,7 @@ struct MomentumStep {
 ///     const Start start =
 ///         elementwise.start({momentum, gradient, mu, nesterov, applies}, dtype, eps);
 ///     ...  // orthogonalise
-///     elementwise.move_weights(weights, decay, update, -lr, applies);
+///     elementwise.move_weights(weights, decay, update, -lr, applies, scales);
 ///
 class Elementwise {
  public:
@@ -78,13 +82,18 @@ class Elementwise {
   ///          the number of matrices.
   virtual Start start(const MomentumStep& step, at::ScalarType dtype, double eps) const;
 
-  /// weights <- decay weights + factor update, in place.
+  /// x <- factors x, where x and factors are as Start's x and scales.
+  virtual void multiply(const at::Tensor& x, const at::Tensor& factors) const;
+
+  /// weights <- decay weights + factor scales update, in place.
   /// @param weights  fp32 [..., rows, cols]; its matrices may lie apart in memory.
   /// @param update   of weights' sizes, finite if the step does not apply; any dtype and strides.
   /// @param applies  [] bool on the device. If it is false, weights keep their values; one of zero
   ///                 may change its sign.
+  /// @param scales   Start::scales of this object's `start`, one a matrix; undefined: 1.
   virtual void move_weights(const at::Tensor& weights, double decay, const at::Tensor& update,
-                            double factor, const at::Tensor& applies) const = 0;
+                            double factor, const at::Tensor& applies,
+                            const at::Tensor& scales) const = 0;
 };
 
 /// elementwise/cpu.cpp: one pass over memory each, with the same bits on every machine.

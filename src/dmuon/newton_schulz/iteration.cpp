@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
 
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -15,14 +16,35 @@ namespace {
 
 using at::Tensor;
 
-// The iterate X = scale x, [(b,) rows, cols]; either side may be the shorter. `tall` matrices are
-// not transposed: their products have the operands in the other order.
+// The iterate X = scale scales x, [(b,) rows, cols]; either side may be the shorter. `tall`
+// matrices are not transposed: their products have the operands in the other order.
+//
+// The steps are linear in X but for its norm in R = X X'. So the host's scale is a factor of the
+// next product. The device's scales are one of R, and of the last product, which its reader
+// applies.
 struct Iterate {
+  Iterate(const Products& backend, Start start)
+      : products(backend),
+        x(std::move(start.x)),
+        tall(x.size(-2) > x.size(-1)),
+        scale(start.scale),
+        factor(start.scale),
+        scales(std::move(start.scales)),
+        elementwise(start.elementwise) {
+    if (!scales.defined()) return;
+    factor = factor_for(x.size(-2) * x.size(-1));
+    if (products.scales_grams()) squares = scales.mul(scales);
+  }
+
   const Products& products;
   Tensor x;
-  double scale;
   bool tall;
-  Tensor spare = {};  // memory for X's next value: a product may not overwrite its operand
+  double scale;
+  double factor;  // of the next product of x
+  Tensor scales;
+  const Elementwise* elementwise;
+  Tensor squares = {};  // of the scales, if products can use them
+  Tensor spare = {};    // memory for X's next value: a product may not overwrite its operand
 
   std::vector<std::int64_t> square_sizes() const {
     auto sizes = x.sizes().vec();
@@ -36,14 +58,37 @@ struct Iterate {
   // a X + Q X. `factors` scale the rows of the upright X. A Q in 16 bits is not quite symmetric: if
   // X is transposed, so is Q.
   PendingProduct applied(double a, const Tensor& q, const Tensor& factors = {}) const {
-    if (tall) return {scale * a, x, scale, x, q.mT(), factors};
-    return {scale * a, x, scale, q, x, factors};
+    if (tall) return {factor * a, x, factor, x, q.mT(), factors};
+    return {factor * a, x, factor, q, x, factors};
   }
 
   void become(const PendingProduct& product) {
     const Tensor next = computed(products, product, std::move(spare));
     spare = std::exchange(x, next);
-    scale = 1;
+    scale /= std::exchange(factor, 1);
+  }
+
+  // The last product of x.
+  PendingProduct scaled(PendingProduct product) const {
+    product.scales = scales;
+    product.scale = scale / factor;
+    return product;
+  }
+
+  // For products that know only the host's scale: X = x.
+  void multiply() {
+    if (!scales.defined()) return;
+    elementwise->multiply(x, scale == 1 ? scales : scales.mul(scale));
+    scales = Tensor();
+    scale = factor = 1;
+  }
+
+ private:
+  // Entries are below 2^15, so the norm is below 2^15 times the root of their number. Makes it at
+  // most 2^14: later values have singular values of about 1 where X's norm is 1, and so norms that
+  // fp16 does not hold as entries only if they exceed 4.
+  static double factor_for(std::int64_t entries) {
+    return std::exp2(-1 - std::ceil(std::log2(static_cast<double>(entries)) / 2));
   }
 };
 
@@ -51,7 +96,7 @@ struct Iterate {
 struct InOneDtype {
   using Square = Tensor;
 
-  const Iterate& iterate;
+  Iterate& iterate;
   at::ScalarType dtype;
   std::int64_t panel_rows;
   bool symmetric_mixed;
@@ -62,9 +107,15 @@ struct InOneDtype {
 
   // R <- X X' on the short side.
   void gram_product(const Tensor& r) const {
-    const Tensor x = iterate.upright().to(dtype);
     const double scale = iterate.scale * iterate.scale;
-    iterate.products.symmetric_product(r, 0, r, scale, x, x.mT(), panel_rows);
+    const bool scales =
+        iterate.scales.defined() && iterate.squares.defined() && dtype == iterate.x.scalar_type();
+    if (scales && iterate.products.scaled_gram(r, scale, iterate.squares, iterate.upright()))
+      return;
+    iterate.multiply();
+    const Tensor x = iterate.upright().to(dtype);
+    iterate.products.symmetric_product(r, 0, r, iterate.scale * iterate.scale, x, x.mT(),
+                                       panel_rows);
   }
 
   // out <- beta c + alpha a b by the lower triangle: Z and the next R.
@@ -101,7 +152,7 @@ struct InOneDtype {
 struct InFp32 {
   using Square = WideSquare;
 
-  const Iterate& iterate;
+  Iterate& iterate;
 
   Square square() const {
     const std::vector<std::int64_t> sizes = iterate.square_sizes();
@@ -113,6 +164,7 @@ struct InFp32 {
   }
 
   void gram_product(const Square& r) const {
+    iterate.multiply();
     iterate.products.wide_gram(r, iterate.scale * iterate.scale, iterate.upright());
   }
 
@@ -186,29 +238,28 @@ PendingProduct run(Iterate& iterate, const Kind& kind, const Steps& steps) {
   for (std::size_t i = 0;; ++i) {
     const int length = steps.segments.at(i);
     const PendingProduct product = run_segment(kind, squares, {next, next + length});
-    if (i + 1 == steps.segments.size()) return product;
+    if (i + 1 == steps.segments.size()) return iterate.scaled(product);
     iterate.become(product);
     next += length;
   }
 }
 
-// scale x, as a product of matrices without inner entries.
+// scale scales x, as a product of matrices without inner entries.
 PendingProduct unchanged(Start start) {
   auto sizes = start.x.sizes().vec();
   sizes.back() = 0;
   const Tensor a = at::empty(sizes, start.x.options());
   sizes.back() = start.x.size(-1);
   sizes[sizes.size() - 2] = 0;
-  return {start.scale, std::move(start.x), 0, a, at::empty(sizes, a.options())};
+  const Tensor b = at::empty(sizes, a.options());
+  return {start.scale, std::move(start.x), 0, a, b, {}, std::move(start.scales)};
 }
 
 }  // namespace
 
 PendingProduct iterate(const Products& products, Start start, const Steps& steps) {
-  if (start.scales.defined()) start.x.mul_(std::exchange(start.scales, {}));
   if (steps.segments.empty()) return unchanged(std::move(start));
-  const bool tall = start.x.size(-2) > start.x.size(-1);
-  Iterate iterate{products, std::move(start.x), start.scale, tall};
+  Iterate iterate(products, std::move(start));
   if (!steps.square_dtype) return run(iterate, InFp32{iterate}, steps);
   return run(iterate,
              InOneDtype{iterate, *steps.square_dtype, steps.panel_rows, steps.symmetric_mixed},

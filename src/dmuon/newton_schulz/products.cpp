@@ -15,13 +15,14 @@ bool is_floating(at::ScalarType dtype) {
 }
 
 at::Tensor computed(const Products& products, const PendingProduct& pending, at::Tensor out) {
-  const auto& [beta, c, alpha, a, b, factors] = pending;
+  const auto& [beta, c, alpha, a, b, factors, scales, scale] = pending;
   if (!out.defined()) out = at::empty_like(c);
   if (factors.defined()) {
     products.scaled_product(out, pending);
   } else {
     products.product(out, beta, c, alpha, a, b);
   }
+  if (scales.defined()) out.mul_(scales.mul(scale));
   return out;
 }
 
@@ -45,6 +46,10 @@ void Products::symmetric_product(const at::Tensor& out, double beta, const at::T
     }
   }
   mirror(out, panels);
+}
+
+bool Products::scaled_gram(const at::Tensor&, double, const at::Tensor&, const at::Tensor&) const {
+  return false;
 }
 
 bool Products::has_wide_squares(at::ScalarType) const { return false; }

@@ -21,6 +21,10 @@ struct PendingProduct {
   /// fp32 [(b,) 1, cols] or [(b,) rows, 1]: factors of c's columns or rows; undefined: none.
   /// Only for products with wide squares.
   at::Tensor factors = {};
+  /// fp32 [(b,) 1, 1], known to the device alone: the result is to be multiplied by scale scales.
+  /// Until then it may be of another size than the iterate; undefined: it need not be.
+  at::Tensor scales = {};
+  double scale = 1;
 };
 
 /// A symmetric matrix, [(b,) m, m], in fp32, and in a 16-bit dtype without its diagonal, to which
@@ -88,6 +92,16 @@ class Products {
                                  double alpha, const at::Tensor& a, const at::Tensor& b,
                                  std::int64_t panel_rows) const;
 
+  /// True if scaled_gram ever works.
+  virtual bool scales_grams() const { return false; }
+
+  /// out <- alpha factors a a', with `out` in a's dtype, of 16 bits, and the sums in fp32.
+  ///
+  /// @param factors  [(b,) 1, 1] fp32, contiguous, on the device.
+  /// @return         False if the backend lacks this for such a matrix: then it has done nothing.
+  virtual bool scaled_gram(const at::Tensor& out, double alpha, const at::Tensor& factors,
+                           const at::Tensor& a) const;
+
   /// True if this dtype, of 16 bits, has wide squares: then the three functions below work.
   /// They need contiguous squares.
   virtual bool has_wide_squares(at::ScalarType dtype) const;
@@ -122,7 +136,7 @@ class Products {
 /// True for the dtypes of matrices: fp64, fp32, bf16 and fp16.
 bool is_floating(at::ScalarType dtype);
 
-/// Computes the product.
+/// Computes the product, with its scales.
 /// @param out  of c's sizes and dtype, for the result; undefined: new memory.
 /// @return     the result.
 at::Tensor computed(const Products& products, const PendingProduct& pending, at::Tensor out = {});

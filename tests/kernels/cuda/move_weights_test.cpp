@@ -62,7 +62,7 @@ struct Case {
         u(s.span([&](auto... place) { return s.u_at(place...); }), 0x7fff) {
     std::mt19937 random(7);
     std::normal_distribution<float> normal;
-    for_each([&](std::size_t at_w, std::size_t at_u) {
+    for_each([&](std::size_t at_w, std::size_t at_u, std::int64_t) {
       w[at_w] = normal(random);
       u[at_u] = narrow(normal(random), format);
     });
@@ -73,7 +73,7 @@ struct Case {
     for (std::int64_t b = 0; b < shape.batch; ++b) {
       for (std::int64_t i = 0; i < shape.rows; ++i) {
         for (std::int64_t j = 0; j < shape.cols; ++j) {
-          function(shape.w_at(b, i, j), shape.u_at(b, i, j));
+          function(shape.w_at(b, i, j), shape.u_at(b, i, j), b);
         }
       }
     }
@@ -81,7 +81,7 @@ struct Case {
 
   std::vector<float> expected(float decay, float factor) const {
     std::vector<float> moved = w;
-    for_each([&](std::size_t at_w, std::size_t at_u) {
+    for_each([&](std::size_t at_w, std::size_t at_u, std::int64_t) {
       const float kept = decay * w[at_w];
       const float added = factor * wide(u[at_u], half);
       moved[at_w] = kept + added;
@@ -154,6 +154,31 @@ TEST_F(MoveWeightsTest, HasTheBitsOfAPlainLoop) {
         expect_same(w.values(), c.expected(0.99F, -0.0213F));
       }
     }
+  }
+}
+
+TEST_F(MoveWeightsTest, ScalesEachMatrix) {
+  for (const Shape& shape :
+       {Shape{5, 3, 10, 10, 30, 16, 64}, {6, 9, 12, 36, 324, 16, 480, 3, 12, 160}}) {
+    Case c(shape, Half::kBFloat16);
+    const OnGpu<std::uint8_t> applies({1});
+    const OnGpu<float> w(c.w);
+    const OnGpu<std::uint16_t> u(c.u);
+    const OnGpu<float> scales({0, 1, 0, 0.37F, 0, 4, 0, 1e-9F, 0, -3, 0, 1e30F});
+    MoveWeights move = description(c, w.data(), u.data(), applies.data());
+    move.scales = scales.data() + 1;
+    move.scale_stride = 2;
+    move_weights(move, 0, stream_);
+    ASSERT_EQ(synchronise(), 0) << found();
+    std::vector<float> wanted = c.w;
+    const std::vector<float> all = scales.values();
+    c.for_each([&](std::size_t at_w, std::size_t at_u, std::int64_t b) {
+      const float factor = move.factor * all[static_cast<std::size_t>(2 * b + 1)];
+      const float added = factor * wide(c.u[at_u], c.half);
+      const float kept = move.decay * c.w[at_w];
+      wanted[at_w] = kept + added;
+    });
+    expect_same(w.values(), wanted);
   }
 }
 
@@ -294,6 +319,7 @@ TEST_F(MoveWeightsTest, RefusesBadDescriptions) {
   refuses([](MoveWeights& m) { m.u = static_cast<const char*>(m.u) + 1; }, "u must be an address");
   refuses([](MoveWeights& m) { m.u_row_stride = -4; }, "strides of u");
   refuses([](MoveWeights& m) { m.applies = nullptr; }, "applies");
+  refuses([](MoveWeights& m) { m.scales = m.w, m.scale_stride = -1; }, "strides of scales");
   MoveWeights empty = good;
   empty.rows = 0;
   empty.w = nullptr;

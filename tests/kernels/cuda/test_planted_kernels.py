@@ -36,8 +36,8 @@ MOVE_WEIGHTS = [
     (
         "fused",
         "move_weights.h",
-        "p_.decay * w + p_.factor * Format::wide(u)",
-        "__builtin_fmaf(p_.decay, w, p_.factor * Format::wide(u))",
+        "p_.decay * w + factor_ * Format::wide(u)",
+        "__builtin_fmaf(p_.decay, w, factor_ * Format::wide(u))",
     ),
     ("lanes_swapped", "move_weights.h", "moved(four[i], update[i])", "moved(four[i], update[i ^ 1])"),
     (
@@ -49,6 +49,7 @@ MOVE_WEIGHTS = [
     ("one_thread_less", "move_weights.h", "block_x() * kMoveWeightsThreads", "block_x() * (kMoveWeightsThreads - 1)"),
     ("a_quarter_of_a_block", "move_weights.h", "machine::block_x() * 4 * kMove", "machine::block_x() * kMove"),
     ("entries_twice", "move_weights.h", "unit + i * kMoveWeightsThreads", "unit + i / 2 * kMoveWeightsThreads"),
+    ("scale_of_the_first_matrix", "move_weights.h", "p.scales + machine::block_y() * p.scale_stride", "p.scales"),
     ("quotient_by_half", "quotient.h", "std::uint32_t{2} * ", ""),
     (
         "w_batch_in_32_bits",
@@ -73,6 +74,20 @@ MOVE_WEIGHTS = [
         "move_weights.h",
         "(unit - row * units_a_row_) * p_.width",
         "((unit - row * units_a_row_) * p_.width & 0x3fffffff)",
+    ),
+]
+MULTIPLY = [
+    ("nothing", "multiply.h", "", ""),
+    ("factor_of_the_first_matrix", "multiply.h", "p.factors + machine::block_y() * p.factor_stride", "p.factors"),
+    ("halves_swapped", "multiply.h", "product(pair >> 16) << 16", "product(pair & 0xffffU) << 16"),
+    ("one_eight_more", "multiply.h", "eight < p.num_eights", "eight <= p.num_eights"),
+    ("one_eight_left_out", "multiply.h", "eight >= p.num_eights", "eight >= p.num_eights - 1"),
+    ("blocks_overlap", "multiply.h", "* kMultiplyThreads * kMultiplyEights", "* kMultiplyThreads"),
+    (
+        "matrix_in_32_bits",
+        "multiply.h",
+        "static_cast<std::int64_t>(machine::block_y()) * p.num_eights * 8",
+        "machine::block_y() * p.num_eights * 8",
     ),
 ]
 DIRECTION = [
@@ -318,6 +333,7 @@ DEVICE_80 = {"FAKE_CUDA_DEVICE": "80"}
 SMALL_DEVICE_90 = {"FAKE_CUDA_DEVICE": "90", "FAKE_CUDA_MULTIPROCESSORS": "8"}
 OF_TESTS = [
     ("MoveWeights*", DEVICE_80, MOVE_WEIGHTS),
+    ("Multiply*", DEVICE_80, MULTIPLY),
     ("Direction*", DEVICE_80, DIRECTION),
     ("SymmetricTest*", DEVICE_80, SYMMETRIC),
     ("Symmetric90*", SMALL_DEVICE_90, SYMMETRIC90),

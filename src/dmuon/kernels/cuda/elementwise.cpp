@@ -14,7 +14,8 @@ namespace {
 
 constexpr std::int64_t kMaxBatch = 65535;  // blocks along y
 // A block's indices beyond the matrix fit an int too.
-constexpr std::int64_t kMaxEntries = (std::int64_t{1} << 31) - 4 * kMoveWeightsThreads;
+constexpr std::int64_t kMaxEntries =
+    (std::int64_t{1} << 31) - std::int64_t{4} * kMoveWeightsThreads;
 
 bool aligned(const void* pointer, std::size_t bytes) {
   return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
@@ -147,6 +148,8 @@ void move_weights(const MoveWeights& move, int device, void* stream) {
   check_matrix("move_weights", "w", move.w, 4, w_strides);
   check_matrix("move_weights", "u", move.u, 2, u_strides);
   core::require(move.applies != nullptr, "move_weights: applies must be an address; got null");
+  if (move.scales != nullptr)
+    check_matrix("move_weights", "scales", move.scales, 4, {move.scale_stride, 0, 0});
 
   MoveWeightsParameters parameters{};
   parameters.w = move.w;
@@ -158,6 +161,8 @@ void move_weights(const MoveWeights& move, int device, void* stream) {
   parameters.u_row_stride = move.u_row_stride;
   parameters.u_inner_stride = move.u_inner_stride;
   parameters.u_batch_stride = move.u_batch_stride;
+  parameters.scales = move.scales;
+  parameters.scale_stride = move.scale_stride;
   parameters.inner_batch = static_cast<int>(move.inner_batch);
   parameters.rows = static_cast<int>(move.rows);
   parameters.cols = static_cast<int>(move.cols);
@@ -173,6 +178,26 @@ void move_weights(const MoveWeights& move, int device, void* stream) {
           .grid_x = static_cast<unsigned>(blocks),
           .grid_y = static_cast<unsigned>(move.batch),
           .threads = kMoveWeightsThreads,
+          .shared_bytes = 0},
+         &parameters, sizeof parameters, device, stream);
+}
+
+void multiply(const Multiply& multiply, int device, void* stream) {
+  check_sizes("multiply", multiply.batch, 1, 1, multiply.entries);
+  if (multiply.batch == 0 || multiply.entries == 0) return;
+  core::require(multiply.entries % 8 == 0, "multiply: entries must be a multiple of 8; got ",
+                multiply.entries);
+  check_matrix("multiply", "x", multiply.x, 16, {});
+  check_matrix("multiply", "factors", multiply.factors, 4, {multiply.factor_stride, 0, 0});
+  const MultiplyParameters parameters{.x = static_cast<std::uint16_t*>(multiply.x),
+                                      .factors = multiply.factors,
+                                      .factor_stride = multiply.factor_stride,
+                                      .num_eights = static_cast<int>(multiply.entries / 8)};
+  constexpr int kEights = kMultiplyThreads * kMultiplyEights;
+  launch({.kernel = multiply.format == Half::kFp16 ? "multiply_f16" : "multiply_bf16",
+          .grid_x = static_cast<unsigned>((parameters.num_eights + kEights - 1) / kEights),
+          .grid_y = static_cast<unsigned>(multiply.batch),
+          .threads = kMultiplyThreads,
           .shared_bytes = 0},
          &parameters, sizeof parameters, device, stream);
 }

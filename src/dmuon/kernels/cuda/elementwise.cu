@@ -2,6 +2,7 @@
 // fused multiply-adds, so that the host's emulation has the same bits.
 #include "dmuon/kernels/cuda/direction.h"
 #include "dmuon/kernels/cuda/move_weights.h"
+#include "dmuon/kernels/cuda/multiply.h"
 
 using namespace dmuon::kernels::cuda;
 
@@ -13,6 +14,16 @@ extern "C" __global__ void __launch_bounds__(kMoveWeightsThreads)
 extern "C" __global__ void __launch_bounds__(kMoveWeightsThreads)
     move_weights_bf16(const __grid_constant__ MoveWeightsParameters p) {
   device::MoveWeights<device::BFloat16>::run(p);
+}
+
+extern "C" __global__ void __launch_bounds__(kMultiplyThreads)
+    multiply_f16(const __grid_constant__ MultiplyParameters p) {
+  device::multiply<device::Fp16>(p);
+}
+
+extern "C" __global__ void __launch_bounds__(kMultiplyThreads)
+    multiply_bf16(const __grid_constant__ MultiplyParameters p) {
+  device::multiply<device::BFloat16>(p);
 }
 
 #define DMUON_DIRECTION(name, format, run, blocks)                        \

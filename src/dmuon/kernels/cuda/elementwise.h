@@ -10,8 +10,8 @@ namespace dmuon::kernels::cuda {
 // nothing and never waits, so a stream may be captured after `prepare` (library.h). Pointers are
 // the device's, and must stay valid until the kernel has run. Thread-safe.
 
-/// w <- decay w + factor u for each entry where *applies is not 0; otherwise no byte of w changes.
-/// decay w, factor u and their sum each round to fp32: no fused multiply-add.
+/// w <- decay w + (factor scale) u for each entry where *applies is not 0; otherwise no byte of w
+/// changes. Each product and the sum round to fp32: no fused multiply-add.
 /// Reads and writes w, reads u: 10 bytes an element.
 struct MoveWeights {
   std::int64_t batch = 1;
@@ -32,6 +32,8 @@ struct MoveWeights {
   std::int64_t u_batch_stride = 0;
   float decay = 1;
   float factor = 0;
+  const float* scales = nullptr;  ///< [batch] on the device, scale_stride apart; null: 1
+  std::int64_t scale_stride = 0;
   const std::uint8_t* applies = nullptr;  ///< one byte on the device
 };
 
@@ -40,6 +42,19 @@ struct MoveWeights {
 ///         entries, the batch exceeds 65535, or a matrix exceeds 2^31 - 1024 entries.
 /// @throws CudaError from `launch`.
 void move_weights(const MoveWeights& move, int device, void* stream);
+
+/// x <- factor x, rounded once to `format`. Reads and writes x: 4 bytes an element.
+struct Multiply {
+  std::int64_t batch = 1;
+  std::int64_t entries = 0;  ///< of a matrix, a multiple of 8
+  void* x = nullptr;         ///< [batch, entries] contiguous, at a multiple of 16 bytes
+  Half format = Half::kFp16;
+  const float* factors = nullptr;  ///< [batch] on the device, factor_stride apart
+  std::int64_t factor_stride = 0;
+};
+
+/// @throws as move_weights.
+void multiply(const Multiply& multiply, int device, void* stream);
 
 /// The momentum moves, and x becomes the direction (torch.optim.Muon's), scaled:
 ///

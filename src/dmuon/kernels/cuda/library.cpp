@@ -36,6 +36,8 @@ constexpr int kSymmetric90Major = 9;  // the only devices with these kernels
 constexpr std::array kKernels{
     Carried{"move_weights_f16", sizeof(MoveWeightsParameters), kElementwise},
     Carried{"move_weights_bf16", sizeof(MoveWeightsParameters), kElementwise},
+    Carried{"multiply_f16", sizeof(MultiplyParameters), kElementwise},
+    Carried{"multiply_bf16", sizeof(MultiplyParameters), kElementwise},
     Carried{"direction_f16", sizeof(DirectionParameters), kElementwise},
     Carried{"direction_again_f16", sizeof(DirectionParameters), kElementwise},
     Carried{"direction_bf16", sizeof(DirectionParameters), kElementwise},
@@ -176,11 +178,11 @@ TensorMap tensor_map(const Mapped& x) {
   const std::array<unsigned, 3> box{kSymmetric90Depth, static_cast<unsigned>(x.box_rows), 1};
   const std::array<unsigned, 3> ones{1, 1, 1};
   TensorMap map;  // not the caller's object, which GCC 12 does not always align
-  check(driver()->encode_tensor_map(
-            &map, x.format == Half::kFp16 ? kTensorFp16 : kTensorBFloat16, 3,
-            const_cast<void*>(x.data), sizes.data(), bytes.data(), box.data(), ones.data(),
-            kNoInterleave, kSwizzle128, kPromote256, kFillZeros),
-        "cuTensorMapEncodeTiled");
+  check(
+      driver()->encode_tensor_map(&map, x.format == Half::kFp16 ? kTensorFp16 : kTensorBFloat16, 3,
+                                  const_cast<void*>(x.data), sizes.data(), bytes.data(), box.data(),
+                                  ones.data(), kNoInterleave, kSwizzle128, kPromote256, kFillZeros),
+      "cuTensorMapEncodeTiled");
   return TensorMap(map);
 }
 

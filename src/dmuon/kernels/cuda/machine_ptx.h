@@ -54,6 +54,13 @@ DMUON_DEVICE void store_u16(uint16_t* p, uint16_t v) { *p = v; }
 DMUON_DEVICE void store_u16x4(uint16_t* p, const uint16_t (&v)[4]) {
   *reinterpret_cast<ushort4*>(p) = make_ushort4(v[0], v[1], v[2], v[3]);
 }
+DMUON_DEVICE void load_u16x8(uint32_t (&pairs)[4], const uint16_t* p) {
+  const uint4 four = *reinterpret_cast<const uint4*>(p);
+  pairs[0] = four.x;
+  pairs[1] = four.y;
+  pairs[2] = four.z;
+  pairs[3] = four.w;
+}
 DMUON_DEVICE void store_u16x8(uint16_t* p, const uint32_t (&pairs)[4]) {
   *reinterpret_cast<uint4*>(p) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
 }

@@ -9,8 +9,8 @@ enum class Half { kFp16, kBFloat16 };
 
 /// Divides by an integer of the host's, by a multiplication: quotient.h.
 struct Divisor {
-  std::uint32_t multiplier = 0;
-  int shift = 0;
+  std::uint32_t multiplier;
+  int shift;
 
   /// @param divisor  in [1, 2^31].
   static constexpr Divisor by(std::uint32_t divisor) {
@@ -21,8 +21,8 @@ struct Divisor {
   }
 };
 
-/// w <- decay w + factor u where *applies is not 0; else no byte of w is written. Each product and
-/// the sum round to fp32.
+/// w <- decay w + (factor scale) u where *applies is not 0; else no byte of w is written. Each
+/// product and the sum round to fp32.
 ///
 /// Grid: (blocks of kMoveWeightsThreads items of 4 entries, batch). An item is 4 neighbours of a
 /// row, or, with width 1, entries kMoveWeightsThreads apart. Matrix i of w begins at i /
@@ -38,6 +38,8 @@ struct MoveWeightsParameters {
   std::int64_t u_row_stride;
   std::int64_t u_inner_stride;
   std::int64_t u_batch_stride;
+  const float* scales;  ///< [batch], scale_stride words apart; null: 1
+  std::int64_t scale_stride;
   int inner_batch;
   int rows;
   int cols;
@@ -48,6 +50,19 @@ struct MoveWeightsParameters {
 };
 
 inline constexpr int kMoveWeightsThreads = 256;
+
+/// x <- factor x, rounded once; a factor for each matrix.
+///
+/// Grid: (blocks of kMultiplyThreads kMultiplyEights eights, batch).
+struct MultiplyParameters {
+  std::uint16_t* x;      ///< [batch][num_eights][8], aligned to 16 bytes
+  const float* factors;  ///< [batch], factor_stride words apart
+  std::int64_t factor_stride;
+  int num_eights;
+};
+
+inline constexpr int kMultiplyThreads = 256;
+inline constexpr int kMultiplyEights = 2;  ///< of a thread
 
 /// Words of fp32 that the direction kernels keep of each matrix.
 inline constexpr int kMemoWords = 4;
@@ -142,9 +157,9 @@ struct alignas(64) TensorMap {
   std::uint64_t words[16];
 };
 
-inline constexpr int kSymmetric90Tile = 128;   ///< rows of a block; a cluster of two has 256 x 256
-inline constexpr int kSymmetric90Depth = 64;   ///< entries of `inner` in a step
-inline constexpr int kSymmetric90Stages = 4;   ///< steps that lie in shared memory
+inline constexpr int kSymmetric90Tile = 128;  ///< rows of a block; a cluster of two has 256 x 256
+inline constexpr int kSymmetric90Depth = 64;  ///< entries of `inner` in a step
+inline constexpr int kSymmetric90Stages = 4;  ///< steps that lie in shared memory
 inline constexpr int kSymmetric90Threads = 384;
 inline constexpr int kSymmetric90OperandWords = kSymmetric90Tile * kSymmetric90Depth / 2;
 inline constexpr int kSymmetric90StagedWords = kSymmetric90Tile * kSymmetric90Tile / 2;

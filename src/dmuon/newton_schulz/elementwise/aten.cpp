@@ -72,13 +72,19 @@ class AtenElementwise final : public Elementwise {
   }
 
   void move_weights(const Tensor& weights, double decay, const Tensor& update, double factor,
-                    const Tensor& applies) const override {
+                    const Tensor& applies, const Tensor& scales) const override {
     const auto if_it_applies = [&](double value, double otherwise) {
       const auto scalar = [&](double x) { return at::scalar_tensor(x, weights.options()); };
       return at::where(applies, scalar(value), scalar(otherwise));
     };
     if (decay != 1) weights.mul_(if_it_applies(decay, 1));
-    weights.addcmul_(update, if_it_applies(factor, 0));
+    Tensor factors = if_it_applies(factor, 0);
+    if (scales.defined()) {
+      auto sizes = weights.sizes().vec();
+      sizes[sizes.size() - 1] = sizes[sizes.size() - 2] = 1;
+      factors = factors.mul(scales.reshape(sizes));
+    }
+    weights.addcmul_(update, factors);
   }
 };
 

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <limits>
 
+#include "dmuon/core/error.h"
 #include "dmuon/newton_schulz/elementwise.h"
 #include "dmuon/newton_schulz/elementwise/cpu_loops.h"
 
@@ -169,7 +170,8 @@ class CpuElementwise final : public Elementwise {
   }
 
   void move_weights(const Tensor& weights, double decay, const Tensor& update, double factor,
-                    const Tensor& applies) const override {
+                    const Tensor& applies, const Tensor& scales) const override {
+    core::invariant(!scales.defined(), "move_weights: a CPU's start has no scales");
     if (applies.item<bool>()) cpu::move_weights(weights, decay, update, factor);
   }
 };

@@ -91,36 +91,51 @@ class CudaElementwise final : public Elementwise {
     direction.partial = partial.data_ptr<float>();
     gpu::direction(direction, momentum.device().index(), current_stream(momentum.device()));
     const Tensor scales = memo.narrow(1, gpu::kMemoInverse, 1).unsqueeze(2);
-    if (momentum.dim() == 2) return {x.squeeze(0), 1, scales.squeeze(0)};
-    return {x, 1, scales};
+    if (momentum.dim() == 2) return {x.squeeze(0), 1, scales.squeeze(0), this};
+    return {x, 1, scales, this};
+  }
+
+  void multiply(const Tensor& x, const Tensor& factors) const override {
+    const std::int64_t batch = factors.numel();
+    gpu::multiply({.batch = batch,
+                   .entries = x.numel() / batch,
+                   .x = x.mutable_data_ptr(),
+                   .format = *half_of(x.scalar_type()),
+                   .factors = factors.const_data_ptr<float>(),
+                   .factor_stride = factors.stride(0)},
+                  x.device().index(), current_stream(x.device()));
   }
 
   void move_weights(const Tensor& weights, double decay, const Tensor& update, double factor,
-                    const Tensor& applies) const override {
+                    const Tensor& applies, const Tensor& scales) const override {
     const auto format = half_of(update.scalar_type());
     if (!format || !fits(weights) || !fits(update)) {
-      return aten_elementwise().move_weights(weights, decay, update, factor, applies);
+      return aten_elementwise().move_weights(weights, decay, update, factor, applies, scales);
     }
     if (weights.numel() == 0) return;
     const Batch batch(weights);
     const Batch updates(update);
-    gpu::move_weights({.batch = batch.size(),
-                       .rows = weights.size(-2),
-                       .cols = weights.size(-1),
-                       .w = weights.data_ptr<float>(),
-                       .w_row_stride = weights.stride(-2),
-                       .inner_batch = batch.inner,
-                       .w_inner_stride = batch.inner_stride,
-                       .w_batch_stride = batch.outer_stride,
-                       .u = update.const_data_ptr(),
-                       .u_format = *format,
-                       .u_row_stride = update.stride(-2),
-                       .u_inner_stride = updates.inner_stride,
-                       .u_batch_stride = updates.outer_stride,
-                       .decay = static_cast<float>(decay),
-                       .factor = static_cast<float>(factor),
-                       .applies = byte(applies)},
-                      weights.device().index(), current_stream(weights.device()));
+    gpu::MoveWeights move{.batch = batch.size(),
+                          .rows = weights.size(-2),
+                          .cols = weights.size(-1),
+                          .w = weights.data_ptr<float>(),
+                          .w_row_stride = weights.stride(-2),
+                          .inner_batch = batch.inner,
+                          .w_inner_stride = batch.inner_stride,
+                          .w_batch_stride = batch.outer_stride,
+                          .u = update.const_data_ptr(),
+                          .u_format = *format,
+                          .u_row_stride = update.stride(-2),
+                          .u_inner_stride = updates.inner_stride,
+                          .u_batch_stride = updates.outer_stride,
+                          .decay = static_cast<float>(decay),
+                          .factor = static_cast<float>(factor),
+                          .applies = byte(applies)};
+    if (scales.defined()) {
+      move.scales = scales.const_data_ptr<float>();
+      move.scale_stride = scales.stride(0);
+    }
+    gpu::move_weights(move, weights.device().index(), current_stream(weights.device()));
   }
 };
 

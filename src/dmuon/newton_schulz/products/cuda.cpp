@@ -67,30 +67,17 @@ class CudaProducts final : public Products {
     aten().product(out, beta, c, alpha, a, b);
   }
 
+  bool scales_grams() const override { return true; }
+
+  bool scaled_gram(const Tensor& out, double alpha, const Tensor& factors,
+                   const Tensor& a) const override {
+    return multiplied(out, 0, {}, alpha, factors, a, a.mT());
+  }
+
   void symmetric_product(const Tensor& out, double beta, const Tensor& c, double alpha,
                          const Tensor& a, const Tensor& b, std::int64_t) const override {
-    const bool adds = beta != 0;
-    const auto format = half_of(out.scalar_type());
-    std::optional<Operands> operands;
-    if (format && has_rows(out) && (!adds || (has_rows(c) && !c.is_same(out))))
-      operands = operands_of(a, b);
-    if (operands) {
-      gpu::Symmetric product{.batch = out.dim() == 2 ? 1 : out.size(0),
-                             .m = out.size(-1),
-                             .inner = a.size(-1),
-                             .format = *format,
-                             .alpha = alpha,
-                             .a = matrices(operands->a),
-                             .b = matrices(operands->b),
-                             .transposed = operands->transposed,
-                             .beta = beta,
-                             .out = out.mutable_data_ptr(),
-                             .out_row_stride = out.stride(-2),
-                             .out_batch_stride = out.dim() == 2 ? 0 : out.stride(0)};
-      if (adds) product.c = matrices(c);
-      if (multiply(product, out)) return;
-    }
-    aten().symmetric_product(out, beta, c, alpha, a, b, 0);
+    if (!multiplied(out, beta, c, alpha, {}, a, b))
+      aten().symmetric_product(out, beta, c, alpha, a, b, 0);
   }
 
  protected:
@@ -98,6 +85,32 @@ class CudaProducts final : public Products {
 
  private:
   static const Products& aten() { return aten_products(); }
+
+  // False if no kernel can.
+  static bool multiplied(const Tensor& out, double beta, const Tensor& c, double alpha,
+                         const Tensor& factors, const Tensor& a, const Tensor& b) {
+    const bool adds = beta != 0;
+    const auto format = half_of(out.scalar_type());
+    std::optional<Operands> operands;
+    if (format && has_rows(out) && (!adds || (has_rows(c) && !c.is_same(out))))
+      operands = operands_of(a, b);
+    if (!operands) return false;
+    gpu::Symmetric product{.batch = out.dim() == 2 ? 1 : out.size(0),
+                           .m = out.size(-1),
+                           .inner = a.size(-1),
+                           .format = *format,
+                           .alpha = alpha,
+                           .a = matrices(operands->a),
+                           .b = matrices(operands->b),
+                           .transposed = operands->transposed,
+                           .beta = beta,
+                           .out = out.mutable_data_ptr(),
+                           .out_row_stride = out.stride(-2),
+                           .out_batch_stride = out.dim() == 2 ? 0 : out.stride(0)};
+    if (adds) product.c = matrices(c);
+    if (factors.defined()) product.scale = factors.const_data_ptr<float>();
+    return multiply(product, out);
+  }
 
   // a and b' with rows side by side; or their transposes.
   struct Operands {

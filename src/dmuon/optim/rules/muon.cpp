@@ -52,7 +52,7 @@ void Muon::move(const Piece& slices, const at::Tensor& update, std::int64_t rows
   const double lr = adjusted_lr(options_, rows, cols, slices.transposed);
   newton_schulz::elementwise_of(slices.weights.device())
       .move_weights(slices.weights, 1 - options_.lr * options_.weight_decay, update, -lr,
-                    slices.applies);
+                    slices.applies, {});
 }
 
 }  // namespace dmuon::optim

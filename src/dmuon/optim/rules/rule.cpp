@@ -1,5 +1,7 @@
 #include "dmuon/optim/rules/rule.h"
 
+#include <utility>
+
 #include "dmuon/core/error.h"
 
 namespace dmuon::optim {
@@ -7,6 +9,13 @@ namespace {
 
 constexpr const char* kWhole =
     "Rule: this rule of update needs whole matrices: no tensor parallelism";
+
+// Without its padding.
+at::Tensor view(const at::Tensor& padded, at::IntArrayRef sizes) {
+  const std::int64_t rows = sizes[sizes.size() - 2];
+  const std::int64_t cols = sizes[sizes.size() - 1];
+  return padded.narrow(-2, 0, rows).narrow(-1, 0, cols).view(sizes);
+}
 
 }  // namespace
 
@@ -17,15 +26,18 @@ std::vector<std::int64_t> State::sizes_of(const layout::View& view) const {
 
 void Orthogonalised::add_to_weights(const Piece& piece, double decay, double factor) const {
   const at::Tensor& weights = piece.weights;
-  if (products->add_to_weights(weights, decay, factor, pending, piece.applies)) return;
-  elementwise->move_weights(weights, decay, computed(weights.sizes()), factor, piece.applies);
+  newton_schulz::PendingProduct product = pending;
+  const at::Tensor scales = std::exchange(product.scales, {});
+  if (!scales.defined() &&
+      products->add_to_weights(weights, decay, factor, product, piece.applies)) {
+    return;
+  }
+  const at::Tensor update = view(newton_schulz::computed(*products, product), weights.sizes());
+  elementwise->move_weights(weights, decay, update, factor * product.scale, piece.applies, scales);
 }
 
 at::Tensor Orthogonalised::computed(at::IntArrayRef sizes) const {
-  const std::int64_t rows = sizes[sizes.size() - 2];
-  const std::int64_t cols = sizes[sizes.size() - 1];
-  const at::Tensor padded = newton_schulz::computed(*products, pending);
-  return padded.narrow(-2, 0, rows).narrow(-1, 0, cols).view(sizes);
+  return view(newton_schulz::computed(*products, pending), sizes);
 }
 
 at::Tensor Rule::direction(const Piece& /*slices*/) const { throw core::InvalidArgument(kWhole); }

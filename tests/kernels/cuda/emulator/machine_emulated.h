@@ -59,6 +59,9 @@ inline void store_u16x4(uint16_t* p, const uint16_t (&v)[4], DMUON_SITE) {
 }
 inline uint32_t load_u32(const uint32_t* p, DMUON_SITE) { return load<uint32_t>(p, file, line); }
 inline void store_u32(uint32_t* p, uint32_t v, DMUON_SITE) { store(p, v, file, line); }
+inline void load_u16x8(uint32_t (&pairs)[4], const uint16_t* p, DMUON_SITE) {
+  std::memcpy(pairs, emulator::read(p, sizeof pairs, {file, line}), sizeof pairs);
+}
 inline void store_u16x8(uint16_t* p, const uint32_t (&pairs)[4], DMUON_SITE) {
   store(p, pairs, file, line);
 }

@@ -4,6 +4,7 @@
 
 #include "dmuon/kernels/cuda/direction.h"
 #include "dmuon/kernels/cuda/move_weights.h"
+#include "dmuon/kernels/cuda/multiply.h"
 #include "dmuon/kernels/cuda/symmetric80.h"
 #include "dmuon/kernels/cuda/symmetric90.h"
 
@@ -47,10 +48,20 @@ std::vector<Buffer> move_weights_buffers(const void* parameters, unsigned batch,
     const std::size_t outer = (batch - inner + inner_batch - 1) / inner_batch;
     buffers.push_back(matrices("w", p.w + inner * p.w_inner_stride, 4, outer, p.rows, p.cols,
                                p.w_row_stride, p.w_batch_stride, Access::kUpdate));
+    if (inner == 0 && p.scales != nullptr)
+      buffers.push_back(
+          matrices("scales", p.scales, 4, batch, 1, 1, 0, p.scale_stride, Access::kRead));
     buffers.push_back(matrices("u", p.u + inner * p.u_inner_stride, 2, outer, p.rows, p.cols,
                                p.u_row_stride, p.u_batch_stride, Access::kRead));
   }
   return buffers;
+}
+
+std::vector<Buffer> multiply_buffers(const void* parameters, unsigned batch, ToHost) {
+  const auto& p = *static_cast<const MultiplyParameters*>(parameters);
+  const std::size_t bytes = std::size_t{batch} * static_cast<std::size_t>(p.num_eights) * 16;
+  return {array("x", p.x, bytes, Access::kUpdate),
+          matrices("factors", p.factors, 4, batch, 1, 1, 0, p.factor_stride, Access::kRead)};
 }
 
 // What the kernels touch of one matrix. The second one may find that there is nothing to do.
@@ -165,6 +176,10 @@ const std::map<std::string, HostKernel>& kernels() {
       {"move_weights_bf16",
        kernel<MoveWeightsParameters, device::MoveWeights<device::BFloat16>::run>(
            move_weights_buffers)},
+      {"multiply_f16",
+       kernel<MultiplyParameters, device::multiply<device::Fp16>>(multiply_buffers)},
+      {"multiply_bf16",
+       kernel<MultiplyParameters, device::multiply<device::BFloat16>>(multiply_buffers)},
       {"direction_f16",
        kernel<DirectionParameters, device::Direction<device::Fp16>::run>(direction_buffers<false>)},
       {"direction_bf16", kernel<DirectionParameters, device::Direction<device::BFloat16>::run>(
