@@ -8,8 +8,10 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -28,7 +30,8 @@ from bench.text import Text
 T = TypeVar("T")
 
 NAMES = ("adamw", "muon_ag", "dmuon")
-LABELS = {"adamw": "AdamW", "muon_ag": "Muon-AG", "dmuon": "dmuon"}
+UNTUNED = "dmuon_untuned"  # dmuon, whatever `dmuon tune` has chosen
+LABELS = {"adamw": "AdamW", "muon_ag": "Muon-AG", "dmuon": "dmuon", UNTUNED: "untuned"}
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,8 @@ def open_cluster(mesh: str | None, tensor_parallel: int = 1) -> Cluster:
 
     With tensor parallelism this is the data-parallel mesh, of fewer ranks.
 
-    A mesh of one replica is made 1-D, so that nobody pays for collectives over groups of one.
+    A mesh of one replica is made 1-D, so that nobody pays for collectives over groups of one. If a process alone asks
+    for a mesh, it is FSDP2 on one rank.
     """
     kind = "cuda" if torch.cuda.is_available() else "cpu"
     num_ranks = int(os.environ.get("WORLD_SIZE", "1"))
@@ -79,13 +83,16 @@ def open_cluster(mesh: str | None, tensor_parallel: int = 1) -> Cluster:
             f"--mesh: expected G or RxG with a product of {num_ranks} ranks, --tp included; got {mesh} and "
             f"{tensor_parallel}"
         )
-    if num_ranks == 1:
+    if num_ranks == 1 and mesh is None:
         return Cluster(torch.device(kind), None, 0, 1)
     device = torch.device(kind)
     if kind == "cuda":
-        device = torch.device(kind, int(os.environ["LOCAL_RANK"]))
+        device = torch.device(kind, int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo")
+    alone: dict[str, Any] = {}
+    if "WORLD_SIZE" not in os.environ:
+        alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}  # type: ignore[attr-defined]
+    dist.init_process_group("cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo", **alone)
     sizes = sizes[1:] if sizes[0] == 1 and len(sizes) == 2 else sizes
     names = ("replicate", "shard")[-len(sizes) :]
     if tensor_parallel == 1:
@@ -117,11 +124,12 @@ class Rates:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of one training step on this rank."""
+    """Seconds of one training step on this rank, of the device; and until the host had issued it."""
 
     forward: float
     backward: float
     optimizer: float
+    host: float
 
     @property
     def step(self) -> float:
@@ -157,10 +165,11 @@ class Contender:
         # Without a mesh there is no FSDP2 to cast for us.
         self._autocast = dtype == "bf16" and cluster.mesh is None
         mp_policy = MixedPrecisionPolicy()
-        if dtype == "bf16":
+        if dtype == "bf16" and cluster.mesh is not None:
             mp_policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         torch.manual_seed(seed)
-        self.model = (Towers if config.towers == 2 else GPT)(config).to(cluster.device)
+        with cluster.device:  # where large models get their random weights faster
+            self.model = (Towers if config.towers == 2 else GPT)(config)
         self.routing = ""
         self.optimizer = self._build(mp_policy, rates, dedicate or {}, configure)
         self.scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
@@ -176,7 +185,7 @@ class Contender:
         betas, decay = (0.9, 0.95), rates.weight_decay
         if self._cluster.tensor is not None:
             parallelize(model, self._cluster.tensor)
-        if self.name == "dmuon":
+        if self.name in ("dmuon", UNTUNED):
             import dmuon
 
             dmuon.dedicate_params(model, mesh, mp_policy=mp_policy, **dedicate)  # the one line before fully_shard
@@ -202,12 +211,13 @@ class Contender:
                 return MuonAG(
                     matrices, rest, lr=rates.muon, weight_decay=decay, adamw_lr=rates.adamw, adamw_betas=betas
                 )
-            case "dmuon":
+            case "dmuon" | "dmuon_untuned":
                 if configure is not None:
                     configure(model)
-                optimizer: torch.optim.Optimizer = dmuon.Muon(
-                    model, lr=rates.muon, weight_decay=decay, adamw_lr=rates.adamw, adamw_betas=betas
-                )
+                with mock.patch.dict(os.environ, {"DMUON_CACHE_DIR": ""} if self.name == UNTUNED else {}):
+                    optimizer: torch.optim.Optimizer = dmuon.Muon(
+                        model, lr=rates.muon, weight_decay=decay, adamw_lr=rates.adamw, adamw_betas=betas
+                    )
                 self.routing = str(dmuon.routing_table(model))
                 return optimizer
         raise SystemExit(f"optimizer: expected one of {', '.join(NAMES)}; got {self.name}")
@@ -236,8 +246,8 @@ class Contender:
             losses.append(loss.detach())
             if self.scheduler is not None:
                 self.scheduler.step()
-        spans = clock.seconds()
-        times = [StepTimes(*spans[i : i + 3]) for i in range(0, len(spans), 4)]
+        spans, host = clock.seconds(), clock.host_seconds()
+        times = [StepTimes(*(*spans[i : i + 3], sum(host[i : i + 3]))) for i in range(0, len(spans), 4)]
         return times, self._cluster.mean(torch.stack(losses))
 
     @torch.no_grad()
@@ -263,17 +273,18 @@ class _Clock:
         self._instants: list[float] = []
 
     def mark(self) -> None:
+        self._instants.append(time.perf_counter())
         if self._cuda:
             event = torch.cuda.Event(enable_timing=True)
             event.record()
             self._events.append(event)
-        else:
-            self._instants.append(time.perf_counter())
 
     def seconds(self) -> list[float]:
         """Between each mark and the one after."""
-        if self._cuda:
-            torch.cuda.synchronize()
-            pairs = zip(self._events, self._events[1:], strict=False)
-            return [before.elapsed_time(after) / 1e3 for before, after in pairs]
-        return [after - before for before, after in zip(self._instants, self._instants[1:], strict=False)]
+        if not self._cuda:
+            return self.host_seconds()
+        torch.cuda.synchronize()
+        return [before.elapsed_time(after) / 1e3 for before, after in pairwise(self._events)]
+
+    def host_seconds(self) -> list[float]:
+        return [after - before for before, after in pairwise(self._instants)]

@@ -15,6 +15,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/async_device"))
 
 
+def open_fake_device() -> None:
+    """Lets torch's `fake` backend answer on the asynchronous device, whose memory then keeps what was written to it."""
+    importlib.import_module("async_device").configure(poison=False, races="off")
+    dist.Backend.backend_capability["fake"].append("emulated")
+
+
 @contextmanager
 def emulated_mesh(extents: str) -> Iterator[DeviceMesh]:
     """A mesh of nodes x ranks a node, "2x2" say, of all ranks."""

@@ -30,6 +30,7 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401  # which r
 import dmuon
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from bench.emulated import open_fake_device
 from bench.interleave import orders, paired_ratio
 from bench.provenance import provenance
 
@@ -75,7 +76,7 @@ class Projections(nn.Module):
 class Model(nn.Module):
     """Blocks alone, or between an embedding and a head."""
 
-    _x: Tensor
+    x: Tensor  # its input: on a GPU, FSDP2 calls no model without one
 
     def __init__(self, side: int, num_blocks: int, model: str) -> None:
         super().__init__()
@@ -86,10 +87,11 @@ class Model(nn.Module):
         )
         self.head = nn.Linear(side, VOCABULARY, bias=False) if is_whole else None
         x = torch.randint(0, VOCABULARY, (4,)) if is_whole else torch.randn(4, side)
-        self.register_buffer("_x", x, persistent=False)
+        self.register_buffer("x", x, persistent=False)
 
-    def forward(self) -> Tensor:
-        x = self._x if self.embedding is None else self.embedding(self._x)
+    def forward(self, x: Tensor) -> Tensor:
+        if self.embedding is not None:
+            x = self.embedding(x)
         for block in self.blocks:
             x = block(x)
         output: Tensor = x if self.head is None else self.head(x)
@@ -126,7 +128,7 @@ class Subject:
         spent = [0.0] * len(PARTS)
         for _ in range(num_steps):
             times = [time.process_time()]
-            loss = SCALE * self.model()
+            loss = SCALE * self.model(self.model.x)
             times.append(time.process_time())
             loss.backward()
             times.append(time.process_time())
@@ -195,7 +197,7 @@ def report(model: str, found: dict[str, list[list[float]]]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mesh", default="2x8", help="nodes x ranks a node, of which this process is the first")
-    parser.add_argument("--device", default="cpu", help="or cuda, where the host launches kernels")
+    parser.add_argument("--device", default="cpu", help="or cuda, where the host launches kernels; for tests emulated")
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--blocks", type=int, default=28)
     parser.add_argument("--side", type=int, default=32)
@@ -207,6 +209,8 @@ def main() -> None:
     facts = provenance()
     print("\n".join(f"{key}: {value}" for key, value in facts.items()))
     shape = tuple(int(extent) for extent in options.mesh.split("x"))
+    if options.device == "emulated":
+        open_fake_device()
     # A store that keeps what it is given: the engine's watch asks it.
     store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("fake", store=store, rank=0, world_size=math.prod(shape))

@@ -1,9 +1,11 @@
 """Step time of AdamW, Muon-AG and dmuon on one small GPT, in interleaved blocks.
 
     torchrun --nproc-per-node 4 bench/train_step.py --mesh 2x2 --json out/bench/2x2.json
+    python bench/train_step.py --mesh 1  # FSDP2 on one rank
 
-The first step of every block is not timed, see Contender.train. The ratio to AdamW is the median over
-the rounds of paired block times, with its order-statistic 95 % interval.
+"host" is the time until the host has issued a step, on a GPU; on CPUs it is the step's time. The first step of every
+block is not timed, see Contender.train. The ratio to AdamW is the median over the rounds of paired block times, with
+its order-statistic 95 % interval.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import dmuon
 from bench.contender import (
     LABELS,
     NAMES,
+    UNTUNED,
     Cluster,
     Contender,
     Rates,
@@ -40,7 +43,7 @@ from bench.provenance import provenance
 from bench.text import Text, load_text
 from bench.traffic import Traffic, read_traffic
 
-PARTS = ("step", "forward", "backward", "optimizer")
+PARTS = ("step", "forward", "backward", "optimizer", "host")
 WARM_STEPS = 4
 SETTLE_S = 0.03  # for what the kernel still has to send
 
@@ -235,7 +238,7 @@ def show_waits(label: str, row: dict[str, Any]) -> None:
 
 
 def show(summary: dict[str, Any]) -> None:
-    columns = f"{'step':>9}{'forward':>9}{'backward':>9}{'optim':>9}  {'x AdamW':22}"
+    columns = f"{'step':>9}{'forward':>9}{'backward':>9}{'optim':>9}{'host':>9}  {'x AdamW':22}"
     print(f"{'':9}{columns}{'MB sent: intra, max':>21}{'inter, max':>16}")
     for name, row in summary.items():
         ratio = str(Ratio(**row["ratio_to_adamw"])) if "ratio_to_adamw" in row and name != "adamw" else ""
@@ -257,7 +260,7 @@ def show(summary: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--optim", default=",".join(NAMES), help="comma-separated, of: %(default)s")
+    parser.add_argument("--optim", default=",".join(NAMES), help=f"comma-separated, of: %(default)s,{UNTUNED}")
     options = parser.parse_args()
     setting, facts = prepare(options)
     facts["Muon-AG iterates with"] = best_orthogonalize()[0]

@@ -50,7 +50,9 @@ def begin(mesh: Any) -> list[list[str]]:
 @pytest.fixture(scope="module")
 def gpus():
     pool = RankPool(4, device_type="emulated")
-    assert pool.run(begin, (4,)) == [[["aten", "cuda"], ["aten", "cuda"], ["aten"]] * 2] * 4
+    usual, preferred = ["aten", "cuda"], ["cuda", "aten"]  # the default comes first
+    found = [preferred if capability == 90 else usual for capability in CAPABILITIES]
+    assert pool.run(begin, (4,)) == [[names, names, ["aten"]] * 2 for names in found]
     yield pool
     pool.close()
 
@@ -255,21 +257,30 @@ def tuned(mesh: Any, kernels_take: float, error: float) -> str:
     ("kernels_take", "error", "chosen"), [(0.9, 0.0, "cuda"), (0.98, 0.0, ""), (0.9, 1e-4, "")], ids=str
 )
 def test_tuning_takes_kernels_where_they_are_exact_and_faster(gpus, kernels_take, error, chosen):
-    assert gpus.run(tuned, (4,), kernels_take=kernels_take, error=error) == [chosen] * 4
+    found = gpus.run(tuned, (4,), kernels_take=kernels_take, error=error)
+    assert found == ["" if capability == 90 else chosen for capability in CAPABILITIES]  # the default there
 
 
-def launches_of_training(mesh: Any, folder: str) -> int:
-    async_device.use_cuda_kernels(80)
+def untuned(mesh: Any, folder: str, capability: int) -> tuple[int, int, str]:
+    """Kernels that a step launches, words of a matrix's memo, and who multiplies a square matrix."""
+    async_device.use_cuda_kernels(capability)
     with mock.patch.dict(os.environ, DMUON_CACHE_DIR=folder):
         on_default_device(one_step, mesh, {})
     torch.emulated.synchronize()
-    return async_device.cuda_counts()["launches"]
+    device = torch.device("emulated", 0)
+    words = Tuned(torch.float16, ROWS, {}).memo_words(device)
+    return async_device.cuda_counts()["launches"], words, _C.choose(24, 24, ROWS, 5, device, torch.float16).backend
 
 
-def test_who_has_never_tuned_runs_no_kernel_not_even_their_test(tmp_path):
+@pytest.mark.parametrize("capability", [80, 90])
+def test_untuned_kernels_run_only_where_a_gpu_has_been_seen_to_win(tmp_path, capability):
     pool = RankPool(1, device_type="emulated")
-    assert pool.run(launches_of_training, (1,), folder=str(tmp_path)) == [0]
+    [(launches, words, backend)] = pool.run(untuned, (1,), folder=str(tmp_path), capability=capability)
     pool.close()
+    if capability == 90:
+        assert launches > 0 and words == 4 and backend == "cuda"
+    else:
+        assert (launches, words, backend) == (0, 0, "aten")  # not even their test ran
 
 
 def test_a_device_without_kernels_goes_on_by_aten():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,9 +19,18 @@ sys.path[:0] = [str(TESTS / folder) for folder in ("async_device", "newton_schul
     str(TESTS.parent)
 ]
 
+CYCLES = 2e9  # a second, at most, of a GPU's clock
+
 
 class NotHere(Exception):
     """This device cannot run the part; the words say why."""
+
+
+class Time(NamedTuple):
+    """Seconds of a call: of the device, and until the host has issued it."""
+
+    device: float
+    host: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +72,40 @@ class Device:
             self.synchronize()
             found.append(begin.elapsed_time(end) / 1e3)
         return statistics.median(found)
+
+    def times(self, calls: Mapping[str, Callable[[int], Any]], rounds: int = 5) -> dict[str, Time]:
+        """Median times on a GPU of contenders, which take turns. Calls get 0, 1, ..., for data of their own.
+
+        The device waits until the host has issued a block of calls, so a busy host makes no kernel look slow.
+        """
+        blocks = {name: self._first(call) for name, call in calls.items()}
+        found: dict[str, list[Time]] = {name: [] for name in calls}
+        names = list(calls)
+        for turn in range(rounds):
+            for at in range(len(names)):
+                name = names[(at + turn) % len(names)]
+                found[name].append(self._block(calls[name], *blocks[name]))
+        return {name: Time(*map(statistics.median, zip(*some, strict=True))) for name, some in found.items()}
+
+    def _first(self, call: Callable[[int], Any]) -> tuple[int, float]:
+        """The calls of a block of 2 ms or more, and the host's seconds for a call."""
+        for index in range(2):
+            call(index)
+        device, host = self._block(call, 2, 0.0)
+        return max(1, min(20, math.ceil(2e-3 / max(device, 1e-9)))), host
+
+    def _block(self, call: Callable[[int], Any], size: int, host: float) -> Time:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self.synchronize()
+        torch.cuda._sleep(int(2 * size * host * CYCLES))
+        begin.record()
+        issued = time.perf_counter()
+        for index in range(size):
+            call(index)
+        host = (time.perf_counter() - issued) / size
+        end.record()
+        self.synchronize()
+        return Time(begin.elapsed_time(end) / 1e3 / size, host)
 
     def kernels(self, call: Callable[[], Any]) -> int:
         """Returns the number of kernels that a call launches."""

@@ -36,6 +36,14 @@ class Findings:
         if not holds:
             self.failures.append(f"{claim}: {_short(found)}")
 
+    def attempt(self, section: Callable[[], None]) -> None:
+        """Runs a section of a part. If it raises, the part fails, and goes on with the next section."""
+        try:
+            section()
+        except Exception as error:
+            traceback.print_exc()
+            self.failures.append(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+
     def leave_out(self, what: str) -> None:
         """Something of the part that this device cannot show."""
         print(f"{NOT_HERE}: {what}", flush=True)

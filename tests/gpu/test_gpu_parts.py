@@ -13,6 +13,7 @@ import pytest
 
 pytestmark = pytest.mark.xdist_group("async_device")
 RUNNER = Path(__file__).with_name("gpu_run.py")
+DRIVER = RUNNER.parents[2] / "build/release/tests/kernels/cuda/driver/libcuda.so.1"
 RUN_S = 300  # for hangs
 
 
@@ -31,6 +32,27 @@ def test_a_part_leaves_its_figures_and_says_what_this_device_cannot_show(tmp_pat
     assert 0 < reports[0]["figures"][0]["furthest_from_the_cpu"] <= 2e-2
     assert "the allocator's retries" in reports[1]["not_on_this_device"][0]
     assert "not on this device: the allocator's retries" in done.stdout
+
+
+@pytest.mark.skipif(not DRIVER.exists(), reason="the fake CUDA driver is not built: no nvcc")
+def test_the_kernels_are_checked_by_the_fake_driver(tmp_path):
+    done = run(tmp_path, "kernels,steps")
+    assert done.returncode == 0, done.stdout + done.stderr
+    log = (tmp_path / "kernels.log").read_text()
+    for claim in ("ok: cuda X X' ", "ok: cuda R R ", "ok: cuda update ", "ok: cuda gram, rank 10", "zero stays zero"):
+        assert claim in log, claim
+    steps = json.loads((tmp_path / "steps.json").read_text())["figures"]
+    assert [figure["optimizer"] for figure in steps] == ["adamw", "dmuon_untuned", "dmuon"]
+
+
+def test_the_host_of_many_ranks_is_timed_on_a_device():
+    """Torch's `fake` backend has no options, so it names no timeout; on a device the engine asks for one."""
+    tiny = ["--device", "emulated", "--blocks", "2", "--side", "16", "--rounds", "1", "--steps", "1"]
+    program = [sys.executable, str(RUNNER.parents[2] / "bench/host_time.py"), *tiny]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=RUN_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for model in ("matrices     dmuon", "transformer  dmuon", "heads        64 heads"):
+        assert model in done.stdout
 
 
 def test_a_part_that_ends_early_fails_by_name(tmp_path, monkeypatch):

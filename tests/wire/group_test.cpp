@@ -42,7 +42,11 @@ class Grouping final : public c10d::Backend {
     return nullptr;
   }
   void abort() override { ++aborts_; }
+  c10::intrusive_ptr<Options> getBackendOptions() override {
+    return has_options_ ? nullptr : Backend::getBackendOptions();  // which throws
+  }
 
+  bool has_options_ = false;
   int failing_, open_ = 0, launches_ = 0, messages_ = 0, aborts_ = 0;
 };
 
@@ -72,6 +76,13 @@ TEST(Group, LaunchesMessagesTogetherWhereTheBackendCan) {
   for (Pending& message : broadcasts(&group, 3)) message.wait();
   EXPECT_EQ(backend->launches_, 1);
   EXPECT_EQ(backend->messages_, 3);
+}
+
+TEST(Group, HasNoTimeoutIfItsBackendDoesNotSay) {
+  const auto backend = c10::make_intrusive<Grouping>(-1);
+  EXPECT_EQ(group_over(backend).timeout(), watch::kNoTimeout);
+  backend->has_options_ = true;  // which are null, as those of torch's `fake` backend
+  EXPECT_EQ(group_over(backend).timeout(), watch::kNoTimeout);
 }
 
 // Part m of rank r has r + m + 1 values, or none; each says where it is from and goes to.

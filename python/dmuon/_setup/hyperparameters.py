@@ -61,7 +61,8 @@ class Tuned(NamedTuple):
 
     def memo_words(self, device: torch.device) -> int:
         """Returns the words of a matrix that choices keep from step to step. Untested kernels do not run for this."""
-        return _C.memo_words(device) if any(choice.elementwise for choice in self.choices.values()) else 0
+        kernels = any(choice.elementwise for choice in self.choices.values()) or _C.prefers_cuda_kernels(device)
+        return _C.memo_words(device) if kernels else 0
 
 
 PlainChoice = tuple[str, str, bool, int, str]

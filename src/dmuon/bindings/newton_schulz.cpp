@@ -1,3 +1,4 @@
+#include <ATen/core/grad_mode.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -9,10 +10,12 @@
 #include <vector>
 
 #include "dmuon/bindings/topics.h"
+#include "dmuon/core/named.h"
 #include "dmuon/newton_schulz/coefficients.h"
 #include "dmuon/newton_schulz/cuda_kernels.h"
 #include "dmuon/newton_schulz/elementwise.h"
 #include "dmuon/newton_schulz/orthogonalize.h"
+#include "dmuon/newton_schulz/products.h"
 
 namespace dmuon::bindings {
 namespace {
@@ -62,6 +65,15 @@ std::vector<ns::Choice> candidates(std::int64_t m, std::int64_t n,
   return ns::candidates(m, n, resolve(coefficients, num_steps), device, dtype);
 }
 
+void symmetric_product(const std::string& backend, std::int64_t panel_rows, const at::Tensor& out,
+                       double beta, const at::Tensor& c, double alpha, const at::Tensor& a,
+                       const at::Tensor& b) {
+  const at::NoGradGuard no_grad;
+  const auto all = ns::products_of(out.device(), out.scalar_type());
+  core::named(all, backend, "symmetric_product: backend must be", &ns::Products::name)
+      ->symmetric_product(out, beta, c, alpha, a, b, panel_rows);
+}
+
 at::Tensor orthogonalize(const at::Tensor& x, const PyCoefficients& coefficients, int num_steps,
                          double eps, std::optional<at::ScalarType> dtype,
                          std::optional<ns::Choice> choice, std::optional<ns::Form> form,
@@ -106,13 +118,18 @@ void init_newton_schulz(py::module_& module) {
   module.def("resolve_coefficients", &resolve_coefficients, py::arg("coefficients"),
              py::arg("num_steps"));
   module.def("default_ns_dtype", &default_dtype, py::arg("device"));
-  module.def("choose", &choose, py::arg("m"), py::arg("n"), py::arg("coefficients"),
-             py::arg("num_steps"), py::arg("device"), py::arg("dtype"));
   // Without the GIL: they may wait for another thread's self-test of kernels.
   const py::call_guard<py::gil_scoped_release> no_gil;
+  module.def("choose", &choose, py::arg("m"), py::arg("n"), py::arg("coefficients"),
+             py::arg("num_steps"), py::arg("device"), py::arg("dtype"), no_gil);
   module.def("elementwise", &elementwise, py::arg("device"), py::arg("dtype"), no_gil);
   module.def("memo_words", &ns::memo_words, py::arg("device"), no_gil);
   module.def("why_no_cuda_kernels", &ns::why_no_cuda_kernels, py::arg("device"), no_gil);
+  module.def("prefers_cuda_kernels", &ns::prefers_cuda_kernels, py::arg("device"), no_gil);
+  // For tests and benchmarks of single products: not checked.
+  module.def("symmetric_product", &symmetric_product, py::arg("backend"), py::arg("panel_rows"),
+             py::arg("out"), py::arg("beta"), py::arg("c"), py::arg("alpha"), py::arg("a"),
+             py::arg("b"), no_gil);
   module.def("candidates", &candidates, py::arg("m"), py::arg("n"), py::arg("coefficients"),
              py::arg("num_steps"), py::arg("device"), py::arg("dtype"),
              py::call_guard<py::gil_scoped_release>());

@@ -10,6 +10,8 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/version.h>
 
+#include <array>
+#include <atomic>
 #include <cstdlib>
 #include <exception>
 #include <map>
@@ -155,6 +157,21 @@ std::string why_no_cuda_kernels(c10::Device given) {
     TORCH_WARN("dmuon: ", reason, "; PyTorch's operators take their place");
   }
   return reason;
+}
+
+bool prefers_cuda_kernels(c10::Device given) {
+  enum Known : char { kUnknown, kNo, kYes };
+  static std::array<std::atomic<Known>, 64> known{};  // by index, because each update asks
+  const c10::Device device = with_index(given);
+  const auto index = static_cast<std::size_t>(device.index());  // -1, of no device, is large
+  const bool is_kept = index < known.size();
+  if (is_kept && known.at(index) != kUnknown) return known.at(index) == kYes;
+  // In this order: other devices run no kernel for the answer, not even a test.
+  const bool prefers = why_not_by_machine(device).empty() &&
+                       kernels::cuda::has_symmetric90(device.index()) &&
+                       why_no_cuda_kernels(device).empty();
+  if (is_kept) known.at(index) = prefers ? kYes : kNo;
+  return prefers;
 }
 
 }  // namespace dmuon::newton_schulz

@@ -17,6 +17,10 @@ namespace dmuon::newton_schulz {
 /// for the device. If they fail, there is a warning. Thread-safe.
 std::string why_no_cuda_kernels(c10::Device device);
 
+/// True where dmuon's kernels are the default: on devices with compute capability 9.0, where they
+/// have been seen to win (bench/README.md), if there is no reason above.
+bool prefers_cuda_kernels(c10::Device device);
+
 /// Returns the current stream's cudaStream_t, without a CUDA header or library. For devices without
 /// a reason above.
 void* current_stream(c10::Device device);

@@ -18,11 +18,10 @@ void Elementwise::multiply(const at::Tensor& x, const at::Tensor& factors) const
 }
 
 std::vector<const Elementwise*> elementwise_all(c10::Device device, at::ScalarType dtype) {
-  std::vector<const Elementwise*> all{&elementwise_of(device)};
-  const bool is_16_bit = c10::elementSize(dtype) == 2;
-  if (!device.is_cpu() && is_16_bit && why_no_cuda_kernels(device).empty())
-    all.push_back(&cuda_elementwise());
-  return all;
+  if (device.is_cpu() || !half_of(dtype)) return {&elementwise_of(device)};
+  if (prefers_cuda_kernels(device)) return {&cuda_elementwise(), &aten_elementwise()};
+  if (why_no_cuda_kernels(device).empty()) return {&aten_elementwise(), &cuda_elementwise()};
+  return {&aten_elementwise()};
 }
 
 std::int64_t memo_words(c10::Device device) {

@@ -116,7 +116,7 @@ std::vector<const Elementwise*> elementwise_all(c10::Device device, at::ScalarTy
 /// The most memo_words of those that work on this device.
 std::int64_t memo_words(c10::Device device);
 
-/// The default for tensors of this device.
+/// PyTorch's operators, or the CPU's kernels: for tensors of this device in any dtype.
 const Elementwise& elementwise_of(c10::Device device);
 
 }  // namespace dmuon::newton_schulz

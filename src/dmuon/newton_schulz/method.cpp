@@ -6,6 +6,7 @@
 
 #include "dmuon/core/error.h"
 #include "dmuon/core/named.h"
+#include "dmuon/newton_schulz/cuda_kernels.h"
 
 namespace dmuon::newton_schulz {
 namespace {
@@ -80,7 +81,10 @@ const Products& backend_named(const std::string& name, c10::Device device, at::S
 
 const Elementwise& elementwise_named(const std::string& name, c10::Device device,
                                      at::ScalarType dtype, std::string_view function) {
-  if (name.empty()) return elementwise_of(device);
+  if (name.empty()) {
+    const bool kernels = half_of(dtype) && !device.is_cpu() && prefers_cuda_kernels(device);
+    return kernels ? cuda_elementwise() : elementwise_of(device);
+  }
   const std::vector<const Elementwise*> all = elementwise_all(device, dtype);
   // Another rank's device may run what fails on this one: the rank goes on by the default.
   const bool is_missing = std::ranges::find(all, name, &Elementwise::name) == all.end();
@@ -121,7 +125,15 @@ std::vector<Choice> candidates(std::int64_t m, std::int64_t n, const Coefficient
 
 Choice choose(std::int64_t m, std::int64_t n, const Coefficients& coefficients, c10::Device device,
               at::ScalarType dtype) {
-  return candidates_of(default_products(device, dtype), m, n, coefficients, device, dtype).front();
+  Choice usual =
+      candidates_of(default_products(device, dtype), m, n, coefficients, device, dtype).front();
+  // Its symmetric products have the same error in the direct form alone.
+  if (usual.form == Form::kDirect && half_of(dtype) && !device.is_cpu() &&
+      prefers_cuda_kernels(device)) {
+    usual.backend = cuda_products().name();
+    usual.panel_rows = cuda_products().panel_rows(std::min(m, n), dtype).front();
+  }
+  return usual;
 }
 
 std::vector<Tensor> Method::pieces_of(const Tensor& batch) const {

@@ -55,7 +55,14 @@ Group::Group(c10::intrusive_ptr<c10d::ProcessGroup> group, std::string name, int
 }
 
 std::chrono::milliseconds Group::timeout() const {
-  return group_ ? backend_->getBackendOptions()->timeout : watch::kNoTimeout;
+  if (!group_) return watch::kNoTimeout;
+  try {
+    // Null with torch's `fake` backend.
+    const auto options = backend_->getBackendOptions();
+    return options ? options->timeout : watch::kNoTimeout;
+  } catch (const c10::Error&) {  // the backend has no options
+    return watch::kNoTimeout;
+  }
 }
 
 std::shared_future<void> Group::give_up(const std::string& why) {

@@ -62,7 +62,8 @@ class Group {
   int size() const { return size_; }
   const std::string& name() const { return name_; }
   c10::DeviceType device() const { return device_; }
-  /// The longest time that a message may take on a device; without end for a group of one.
+  /// The longest time that a message may take on a device; without end for a group of one, or if
+  /// the backend does not say.
   std::chrono::milliseconds timeout() const;
   Traffic traffic() const { return {num_messages_, num_bytes_}; }
 

@@ -6,12 +6,11 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
 from . import _extension
 
 _native = _extension.load()
-_DRIVER = Path(__file__).resolve().parents[3] / "build/release/tests/kernels/cuda/driver/libcuda.so.1"
+_DRIVER = _extension.folder().parent / "kernels/cuda/driver/libcuda.so.1"
 _loaded: list[ctypes.CDLL] = []
 
 

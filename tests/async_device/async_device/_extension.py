@@ -14,18 +14,22 @@ _NAME = "_async_device"
 _ROOT = Path(__file__).resolve().parents[3]
 
 
+def folder() -> Path:
+    """ASYNC_DEVICE_BUILD, or else the build folder of this clone."""
+    return Path(os.environ.get("ASYNC_DEVICE_BUILD", _ROOT / "build/release/tests/async_device"))
+
+
 def load() -> ModuleType:
-    """The module, from ASYNC_DEVICE_BUILD or else the build folder of this clone.
+    """The module, from `folder`.
 
     Raises:
         ImportError: it has not been built.
     """
     if _NAME in sys.modules:
         return sys.modules[_NAME]
-    folder = Path(os.environ.get("ASYNC_DEVICE_BUILD", _ROOT / "build/release/tests/async_device"))
-    found = sorted(folder.glob(f"{_NAME}*.so"))
+    found = sorted(folder().glob(f"{_NAME}*.so"))
     if not found:
-        raise ImportError(f"no {_NAME}*.so in {folder}: cmake --build build/release --target async_device")
+        raise ImportError(f"no {_NAME}*.so in {folder()}: cmake --build build/release --target async_device")
     spec = importlib.util.spec_from_file_location(_NAME, found[0])
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "dmuon/kernels/cuda/driver.h"
+#include "dmuon/kernels/cuda/parameters.h"
 
 namespace dmuon::kernels::cuda {
 namespace {
@@ -15,6 +16,16 @@ static_assert(sizeof(CUdevice) == sizeof(Device) && sizeof(CUstream) == sizeof(S
 static_assert(kMultiprocessors == static_cast<int>(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT));
 static_assert(kMajor == static_cast<int>(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR));
 static_assert(kMinor == static_cast<int>(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR));
+
+static_assert(kMostSharedBytes ==
+              static_cast<int>(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES));
+static_assert(sizeof(TensorMap) == sizeof(CUtensorMap));
+static_assert(kTensorFp16 == static_cast<int>(CU_TENSOR_MAP_DATA_TYPE_FLOAT16));
+static_assert(kTensorBFloat16 == static_cast<int>(CU_TENSOR_MAP_DATA_TYPE_BFLOAT16));
+static_assert(kNoInterleave == static_cast<int>(CU_TENSOR_MAP_INTERLEAVE_NONE));
+static_assert(kSwizzle128 == static_cast<int>(CU_TENSOR_MAP_SWIZZLE_128B));
+static_assert(kPromote256 == static_cast<int>(CU_TENSOR_MAP_L2_PROMOTION_L2_256B));
+static_assert(kFillZeros == static_cast<int>(CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
 
 static_assert(kProgrammaticSerialization ==
               static_cast<int>(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION));
@@ -57,6 +68,8 @@ DRIVER_HAS(set_current_context, cuCtxSetCurrent, "cuCtxSetCurrent");
 DRIVER_HAS(load_library, cuLibraryLoadData, "cuLibraryLoadData");
 DRIVER_HAS(get_kernel, cuLibraryGetKernel, "cuLibraryGetKernel");
 DRIVER_HAS(launch, cuLaunchKernelEx, "cuLaunchKernelEx");
+DRIVER_HAS(set_kernel_attribute, cuKernelSetAttribute, "cuKernelSetAttribute");
+DRIVER_HAS(encode_tensor_map, cuTensorMapEncodeTiled, "cuTensorMapEncodeTiled");
 DRIVER_HAS(error_name, cuGetErrorName, "cuGetErrorName");
 
 TEST(Abi, NamesErrorsAsTheDriverDoes) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -15,17 +16,27 @@ namespace {
 
 class SymmetricDescriptionTest : public GpuTest {};
 
+using Choices = std::vector<SymmetricChoice>;
+
+Choices of_family(const Choices& all, const std::string& family) {
+  Choices found;
+  std::ranges::copy_if(all, std::back_inserter(found), [&](const SymmetricChoice& one) {
+    return one.kernel.starts_with(family);
+  });
+  return found;
+}
+
+bool has(const Choices& choices, const SymmetricChoice& choice) {
+  return std::ranges::find(choices, choice) != choices.end();
+}
+
 TEST_F(SymmetricDescriptionTest, OffersSplitsWhereTilesDoNotFillTheDevice) {
   Symmetric product;
   product.m = 512;
   product.inner = 2048;
-  const auto few = candidates(product, 0);
-  const auto has = [](const auto& choices, const SymmetricChoice& choice) {
-    return std::ranges::find(choices, choice) != choices.end();
-  };
+  const Choices few = of_family(candidates(product, 0), "symmetric80");
   EXPECT_TRUE(has(few, {"symmetric80_64", 1}) && has(few, {"symmetric80_128", 1}));
   EXPECT_TRUE(has(few, {"symmetric80_128", 8}));
-  EXPECT_GT(few.front().splits, 1);
   for (const SymmetricChoice& choice : few) {
     const std::int64_t tiles = choice.kernel == "symmetric80_64" ? 36 : 10;
     const std::int64_t side = choice.kernel == "symmetric80_64" ? 64 : 128;
@@ -34,10 +45,49 @@ TEST_F(SymmetricDescriptionTest, OffersSplitsWhereTilesDoNotFillTheDevice) {
     EXPECT_EQ(workspace_bytes(product, choice, 0), parts * side * side * 4);
   }
   product.batch = 100;
-  EXPECT_EQ(candidates(product, 0).size(), 2U);  // the batch fills it
+  EXPECT_EQ(of_family(candidates(product, 0), "symmetric80").size(), 2U);  // the batch fills it
   product.batch = 1;
   product.inner = 8;
-  EXPECT_EQ(candidates(product, 0).size(), 2U);  // there is nothing to split
+  EXPECT_EQ(of_family(candidates(product, 0), "symmetric80").size(), 2U);  // nothing to split
+  product.m = 64;
+  product.inner = 1 << 16;
+  EXPECT_GT(candidates(product, 0).front().splits, 1);
+}
+
+TEST_F(SymmetricDescriptionTest, OffersRunsOfTheTilesThatFillNoRoundOfClusters) {
+  if (!has_symmetric90(0)) GTEST_SKIP() << "compute capability 9.0 alone";
+  const int clusters = num_multiprocessors(0) / 2;
+  ASSERT_GT(clusters, 12);
+  Symmetric product;
+  product.m = 600;  // 6 tiles of 256 x 256
+  product.inner = 4096;
+  const Choices six = of_family(candidates(product, 0), "symmetric90");
+  EXPECT_TRUE(has(six, {"symmetric90", 1}) && has(six, {"symmetric90", 12}));
+  EXPECT_EQ(num_tickets(product, {"symmetric90", 1}, 0), 0);
+  EXPECT_EQ(num_tickets(product, {"symmetric90", 12}, 0), 2 * 6);
+  EXPECT_EQ(workspace_bytes(product, {"symmetric90", 12}, 0), 2 * 6 * 2 * 128 * 256 * 4);
+  // 13 runs touch a tile at most four times: it has 64 steps, and the shortest run 29.
+  EXPECT_EQ(workspace_bytes(product, {"symmetric90", 13}, 0), 2 * 6 * 4 * 128 * 256 * 4);
+  product.batch = 3;
+  EXPECT_EQ(num_tickets(product, {"symmetric90", 12}, 0), 3 * 2 * 6);
+  product.transposed = true;
+  EXPECT_EQ(of_family(candidates(product, 0), "symmetric80").size(), 0U);
+  product.inner = 0;
+  EXPECT_TRUE(candidates(product, 0).empty());
+}
+
+TEST_F(SymmetricDescriptionTest, PutsFirstWhatAnH200RanFastest) {
+  if (num_multiprocessors(0) != 132 || !has_symmetric90(0)) GTEST_SKIP() << "another device";
+  const auto first = [](std::int64_t m, std::int64_t inner) {
+    Symmetric product;
+    product.m = m;
+    product.inner = inner;
+    return candidates(product, 0).front();
+  };
+  EXPECT_EQ(first(1024, 1024), (SymmetricChoice{"symmetric80_64", 1}));
+  EXPECT_EQ(first(2048, 2048), (SymmetricChoice{"symmetric90", 1}));
+  EXPECT_EQ(first(2048, 11008), (SymmetricChoice{"symmetric90", 66}));
+  EXPECT_EQ(first(8192, 8192), (SymmetricChoice{"symmetric90", 1}));
 }
 
 TEST_F(SymmetricDescriptionTest, RefusesBadDescriptions) {
@@ -71,6 +121,8 @@ TEST_F(SymmetricDescriptionTest, RefusesBadDescriptions) {
   refuses([](Symmetric& s, Choice&) { s.scale = reinterpret_cast<const float*>(2); }, "scale");
   refuses([](Symmetric&, Choice& c) { c.kernel = "fast"; }, "choice.kernel");
   refuses([](Symmetric&, Choice& c) { c.splits = 9; }, "choice.splits");
+  refuses([](Symmetric&, Choice& c) { c = {"symmetric90", 1025}; }, "choice.splits");
+  refuses([](Symmetric& s, Choice&) { s.transposed = true; }, "no transposed operands");
   refuses([](Symmetric&, Choice& c) { c.splits = 2; }, "workspace");
   Symmetric empty;
   symmetric(empty, {"symmetric80_64", 1}, nullptr, nullptr, 0, stream_);  // nothing to do

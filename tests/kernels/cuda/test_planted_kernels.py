@@ -182,28 +182,167 @@ SYMMETRIC = [
     (
         "mirrored_to_its_own_place",
         "staged_tile.h",
-        "place.col * kTile + mirrored_row",
-        "place.row * kTile + mirrored_row",
+        "place.col * kTile + chunk.row",
+        "place.row * kTile + chunk.row",
     ),
     ("mirrored_rows_mixed", "staged_tile.h", "lane % 8 / 2 * 8 + lane / 8 * 2 + lane % 2", "lane"),
-    ("asymmetric_on_the_diagonal", "staged_tile.h", "if (on_diagonal) take_lower", "if (false) take_lower"),
+    ("asymmetric_on_the_diagonal", "staged_tile.h", "if (place.row == place.col) take_lower", "if (false) take_lower"),
     ("upper_triangle_on_the_diagonal", "staged_tile.h", "col + 2 * i + 1 <= row", "col + 2 * i + 1 > row"),
-    ("eights_past_the_row", "staged_tile.h", "if (col + 8 <= m)", "if (col + 7 <= m)"),
-    ("one_entry_more", "staged_tile.h", "if (col + i < m)", "if (col + i <= m)"),
+    ("eights_past_the_row", "staged_tile.h", "if (row < m && col + 8 <= m)", "if (row < m && col + 7 <= m)"),
+    ("a_row_past_the_tile", "staged_tile.h", "place.row != place.col && row < m", "place.row != place.col && row <= m"),
+    (
+        "whole_tiles_mirrored_to_their_own_place",
+        "staged_tile.h",
+        "place.col * kTile * row_stride + place.row",
+        "place.row * kTile * row_stride + place.row",
+    ),
+    ("whole_by_its_first_row", "staged_tile.h", "(place.row + 1) * kTile <= m", "place.row * kTile < m"),
+    ("ends_above_the_diagonal", "staged_tile.h", "place.row != place.col || col <= row;", "true;"),
+    ("an_end_past_the_column", "staged_tile.h", "place.col * kTile + col >= m", "place.col * kTile + col > m"),
+    ("ends_in_each_tile", "staged_tile.h", "end == 0 || (m / 8 * 8) / kTile != place.row", "end == 0"),
     ("first_place_of_a_row", "triangle.h", "before(row) > index", "before(row) >= index"),
     ("bf16_multiplied_as_fp16", "formats.h", "machine::multiply_add_bf16", "machine::multiply_add_f16"),
 ]
-OF_TESTS = {"MoveWeights*": MOVE_WEIGHTS, "Multiply*": MULTIPLY, "Direction*": DIRECTION, "Symmetric*": SYMMETRIC}
-ALL = [(tests, *planted) for tests, all_of_them in OF_TESTS.items() for planted in all_of_them]
+HOPPER = "symmetric90.h"
+SHARES = "shares.h"
+SYMMETRIC90 = [
+    ("nothing", HOPPER, "", ""),
+    ("full_waits_for_two", HOPPER, "kFull + 2 * stage, 1)", "kFull + 2 * stage, 2)"),
+    ("empty_waits_for_three", HOPPER, "kEmpty + 2 * stage, 4)", "kEmpty + 2 * stage, 3)"),
+    ("no_fence_after_initialisation", HOPPER, "machine::mbarrier_init_fence();", ""),
+    (
+        "the_other_block_initialises_later",
+        HOPPER,
+        "machine::cluster_barrier();\n    machine::wait_for",
+        "machine::barrier();\n    machine::wait_for",
+    ),
+    ("no_wait_for_the_kernel_before", HOPPER, "machine::wait_for_kernel_before();", ""),
+    (
+        "leaves_its_cluster",
+        HOPPER,
+        "machine::cluster_barrier();  // no block leaves while the other one sends to it",
+        "",
+    ),
+    ("takes_too_many_registers", HOPPER, "take_registers<232>", "take_registers<240>"),
+    ("a_is_half_of_b_everywhere", HOPPER, "p_.one_operand && place.row == place.col;", "p_.one_operand;"),
+    ("b_is_taken_for_a", HOPPER, "p_.one_operand && place.row", "place.row"),
+    (
+        "no_wait_for_an_empty_stage",
+        HOPPER,
+        "machine::mbarrier_wait(kEmpty + 2 * stage, (fetched / kStages & 1) ^ 1);",
+        "",
+    ),
+    ("other_parity_of_empty", HOPPER, "(fetched / kStages & 1) ^ 1", "fetched / kStages & 1"),
+    ("phases_begin_anew_with_a_share", HOPPER, "fetched / kStages & 1", "(step - share.first) / kStages & 1"),
+    ("no_expectation", HOPPER, "machine::mbarrier_expect(full, 4 * (one ? 2 : 3) * kOperand);", ""),
+    ("expects_two_operands", HOPPER, "(one ? 2 : 3)", "2"),
+    ("expects_three_operands", HOPPER, "(one ? 2 : 3)", "3"),
+    ("half_of_b_in_the_others_place", HOPPER, "at + (1 + rank_) * kOperand", "at + (2 - rank_) * kOperand"),
+    ("b_to_itself_alone", HOPPER, "machine::copy_tile_to_both(at", "machine::copy_tile(at"),
+    ("a_to_both", HOPPER, "machine::copy_tile(at", "machine::copy_tile_to_both(at"),
+    ("a_of_the_other_block", HOPPER, "2 * place.row + rank_, share", "2 * place.row + 1 - rank_, share"),
+    ("boxes_swapped", HOPPER, "tile * kTile + box * kDepth", "tile * kTile + (kTransposed ? 1 - box : 0) * kDepth"),
+    ("a_box_alone", HOPPER, "to + box * (kOperand / 2)", "to"),
+    ("releases_its_own_stage_alone", HOPPER, "(step % kStages), rank)", "(step % kStages), machine::cluster_rank())"),
+    ("releases_too_early", HOPPER, "if (adds) release(taken - 1);", "if (adds) release(taken);"),
+    (
+        "releases_what_is_multiplied",
+        HOPPER,
+        "machine::wgmma_wait<1>();\n      if (adds) release(taken - 1);",
+        "if (adds) release(taken - 1);\n      machine::wgmma_wait<1>();",
+    ),
+    (
+        "last_step_not_released",
+        HOPPER,
+        "machine::wgmma_wait<0>();\n    release(taken - 1);",
+        "machine::wgmma_wait<0>();",
+    ),
+    (
+        "no_wait_for_a_full_stage",
+        HOPPER,
+        "machine::mbarrier_wait(kFull + 2 * (taken % kStages), taken / kStages & 1);",
+        "",
+    ),
+    ("other_parity_of_full", HOPPER, "taken / kStages & 1)", "(taken / kStages & 1) ^ 1)"),
+    ("no_wgmma_fence", HOPPER, "machine::wgmma_fence();", ""),
+    ("no_commit", HOPPER, "machine::wgmma_commit();", ""),
+    (
+        "sums_in_flight",
+        HOPPER,
+        "machine::wgmma_wait<0>();\n    release(taken - 1);",
+        "release(taken - 1);",
+    ),
+    ("sums_not_cleared", HOPPER, "adds || k > 0", "true"),
+    ("cleared_in_each_step", HOPPER, "adds || k > 0", "k > 0"),
+    ("rows_of_the_first_warpgroup", HOPPER, "machine::thread() / 128 * (kOperand / 2)", "0"),
+    ("a_of_the_first_block", HOPPER, "(one ? 1 + rank_ : 0)", "(one ? 1 : 0)"),
+    ("too_near_along_inner", HOPPER, "kTransposed ? 128 : 2;", "kTransposed ? 64 : 2;"),
+    ("a_step_left_out", HOPPER, "taken + shares_.num_steps()", "taken + shares_.num_steps() - 1"),
+    ("a_warpgroup_meets_alone", HOPPER, "named_barrier(1, kMul", "named_barrier(1 + machine::thread() / 128, 128 & kMul"),
+    ("any_part_changes_places", HOPPER, "keeps = mine < 2", "keeps = true"),
+    ("a_part_left_out", HOPPER, "part < num_parts", "part < num_parts - 1"),
+    ("its_own_part_twice", HOPPER, "if (keeps && part == mine) continue;", ""),
+    ("a_part_of_the_other_block", HOPPER, "most_parts * 2 + rank_)", "most_parts * 2)"),
+    (
+        "counts_before_all_have_stored",
+        HOPPER,
+        "meet();\n    if (machine::thread() == 0)\n      machine::shared_store(kTicketWord",
+        "if (machine::thread() == 0)\n      machine::shared_store(kTicketWord",
+    ),
+    (
+        "reads_the_ticket_early",
+        HOPPER,
+        "meet();\n    return machine::shared_load",
+        "return machine::shared_load",
+    ),
+    ("no_release_or_acquire", HOPPER, "atomic_add_fenced(ticket", "atomic_add(ticket"),
+    ("tickets_remain", HOPPER, "if (machine::thread() == 0) machine::store_u32(ticket, 0);", ""),
+    ("one_ticket_for_both_blocks", HOPPER, "p_.tickets + 2 * cut + rank_", "p_.tickets + 2 * cut"),
+    ("keeps_a_part_that_others_miss", HOPPER, "ended_before(ticket, 0) != last", "ended_before(ticket, 0) == 0"),
+    ("keeps_a_third_part", HOPPER, "share.part >= 2 || ", ""),
+    ("writes_upper_tiles", HOPPER, "place.col > place.row || ", ""),
+    ("stages_what_is_written", HOPPER, "meet();  // what was staged before has been written", ""),
+    ("writes_what_is_staged", HOPPER, "      meet();\n      Staged::write", "      Staged::write"),
+    ("c_past_its_rows", HOPPER, "p_.diagonal == 0 && is_whole", "p_.diagonal == 0"),
+    ("c_in_flight", HOPPER, "machine::wait_copies<0>();", ""),
+    ("row_stride_of_out", HOPPER, "i % 2 * 8 * p_.c_row_stride", "i % 2 * 8 * p_.out_row_stride"),
+    ("batch_stride_of_out", HOPPER, "p_.c + matrix * p_.c_batch", "p_.c + matrix * p_.out_batch"),
+    ("other_batch_stride_of_out", HOPPER, "p_.c + share.matrix * p_.c_batch", "p_.c + share.matrix * p_.out_batch"),
+    ("a_diagonal_in_each_tile", HOPPER, "place.row == place.col && row == col)", "row == col)"),
+    ("a_diagonal_beside_it", HOPPER, "row == col + 1)", "row == col - 1)"),
+    ("a_half_twice", HOPPER, "half * 64 + i * 2 + 1]", "i * 2 + 1]"),
+    ("scale_of_the_first_matrix", HOPPER, "p_.scale + share.matrix", "p_.scale"),
+    ("bf16_multiplied_as_fp16", "formats.h", "machine::multiply_64x256_bf16", "machine::multiply_64x256_f16"),
+    ("pair_swapped", "formats.h", "machine::bf16_pair_of(low, high)", "machine::bf16_pair_of(high, low)"),
+    ("a_unit_twice", SHARES, "unit_ += num_workers_;", "unit_ += num_workers_ - (unit_ > 0);"),
+    ("whole_tiles_of_one_matrix", SHARES, "{unit / of_.num_whole,", "{0,"),
+    ("a_share_past_its_tile", SHARES, "tile_end < end_ ? tile_end : end_", "end_"),
+    ("a_run_too_long", SHARES, "begin_of(after % of_.num_runs + 1)", "begin_of(after % of_.num_runs + 1) + 1"),
+    ("run_of_the_next_step", SHARES, "((std::int64_t{step} + 1) *", "((std::int64_t{step} + 2) *"),
+    ("parts_by_their_run", SHARES, "% of_.num_runs - first_run", "% of_.num_runs"),
+    ("a_part_too_many", SHARES, "- first_run + 1}", "- first_run + 2}"),
+    ("runs_of_one_matrix", SHARES, "{(unit - num_whole()) / of_.num_runs,", "{0,"),
+]
+# Tests, the device that runs them, and the bugs.
+DEVICE_80 = {"FAKE_CUDA_DEVICE": "80"}
+SMALL_DEVICE_90 = {"FAKE_CUDA_DEVICE": "90", "FAKE_CUDA_MULTIPROCESSORS": "8"}
+OF_TESTS = [
+    ("MoveWeights*", DEVICE_80, MOVE_WEIGHTS),
+    ("Multiply*", DEVICE_80, MULTIPLY),
+    ("Direction*", DEVICE_80, DIRECTION),
+    ("SymmetricTest*", DEVICE_80, SYMMETRIC),
+    ("Symmetric90*", SMALL_DEVICE_90, SYMMETRIC90),
+]
+ALL = [(tests, device, *planted) for tests, device, all_of_them in OF_TESTS for planted in all_of_them]
 
 
-def of_this_commit() -> list[tuple[str, str, str, str, str]]:
+def of_this_commit() -> list[tuple[str, dict[str, str], str, str, str, str]]:
     """Sources without a bug, and a quarter of the bugs, by the commit; `make test-kernels` tries all."""
     if os.environ.get("DMUON_PLANT_ALL"):
         return ALL
     command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
     commit = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
-    return [one for one in ALL if not one[3] or zlib.crc32((commit + one[0] + one[1]).encode()) % 4 == 0]
+    return [one for one in ALL if not one[4] or zlib.crc32((commit + one[0] + one[2]).encode()) % 4 == 0]
 
 
 PLANTED = of_this_commit()
@@ -226,13 +365,15 @@ def _driver(folder: Path, file: str, old: str, new: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tests", "name", "file", "old", "new"), PLANTED, ids=[f"{planted[0][:-1]}-{planted[1]}" for planted in PLANTED]
+    ("tests", "device", "name", "file", "old", "new"),
+    PLANTED,
+    ids=[f"{planted[0][:-1]}-{planted[2]}" for planted in PLANTED],
 )
-def test_a_planted_bug_is_found(tmp_path, tests, name, file, old, new):
+def test_a_planted_bug_is_found(tmp_path, tests, device, name, file, old, new):
     _driver(tmp_path, file, old, new)
     done = subprocess.run(
         [BUILT / "kernels_cuda_test", "--gtest_brief=1", "--gtest_fail_fast", f"--gtest_filter={tests}"],
-        env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "FAKE_CUDA_DEVICE": "80"},
+        env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path), **device},
         capture_output=True,
         text=True,
         timeout=120,

@@ -177,13 +177,13 @@ TensorMap tensor_map(const Mapped& x) {
       size(2 * x.row_stride), size(2 * (x.batch == 1 ? x.rows * x.row_stride : x.batch_stride))};
   const std::array<unsigned, 3> box{kSymmetric90Depth, static_cast<unsigned>(x.box_rows), 1};
   const std::array<unsigned, 3> ones{1, 1, 1};
-  TensorMap map;
+  TensorMap map;  // not the caller's object, which GCC 12 does not always align
   check(driver()->encode_tensor_map(
             &map, x.format == Half::kFp16 ? kTensorFp16 : kTensorBFloat16, 3,
             const_cast<void*>(x.data), sizes.data(), bytes.data(), box.data(), ones.data(),
             kNoInterleave, kSwizzle128, kPromote256, kFillZeros),
         "cuTensorMapEncodeTiled");
-  return map;
+  return TensorMap(map);
 }
 
 void launch(const Launch& launch, const void* parameters, std::size_t bytes, int device,

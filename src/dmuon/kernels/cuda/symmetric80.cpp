@@ -13,7 +13,8 @@ constexpr int kMaxSplits = 8;  // 2^20 rows have 2^27 tiles, and a tile may have
 constexpr std::array kSplits{1, 2, 3, 4, 6, kMaxSplits};
 constexpr int kBlocksAtOnce = 2;  // of a multiprocessor, as symmetric80.cu asks for
 constexpr double kLaunchUs = 4;
-constexpr double kSplitUs = 8;  // of parts of sums
+constexpr double kSplitUs = 8;   // of parts of sums
+constexpr double kFinishUs = 1;  // of a round of blocks
 // Multiply-adds of a multiprocessor in a microsecond, by what an H200 took.
 constexpr double kRate = 1.1e6;
 
@@ -43,10 +44,11 @@ bool has(const SymmetricChoice& choice, std::string& problem) {
 // Rounds of blocks that the device runs at once, times the multiplications of a block.
 double estimate(std::int64_t blocks, std::int64_t at_once, std::int64_t steps, int splits,
                 const SymmetricTile& shape) {
-  const auto multiplied = static_cast<double>(divided_up(blocks * splits, at_once) *
-                                              divided_up(steps, splits) * shape.tile * shape.tile *
+  const std::int64_t rounds = divided_up(blocks * splits, at_once);
+  const auto multiplied = static_cast<double>(divided_up(steps, splits) * shape.tile * shape.tile *
                                               shape.depth);
-  return kLaunchUs + (splits > 1 ? kSplitUs + splits : 0) + kBlocksAtOnce * multiplied / kRate;
+  return kLaunchUs + (splits > 1 ? kSplitUs + splits : 0) +
+         static_cast<double>(rounds) * (kBlocksAtOnce * multiplied / kRate + kFinishUs);
 }
 
 void add_candidates(std::vector<Estimate>& found, const Symmetric& product, int device) {

@@ -19,9 +19,9 @@ namespace gpu = kernels::cuda;
 // Rows of the tiles in which results are computed, by the larger of the kernels.
 constexpr std::int64_t kRowsOfTiles = gpu::kSymmetric80Large.tile;
 
-// Matrices with fewer rows go through the iteration in batches of about kUsualBatch.
+// Matrices with fewer rows go through the iteration in batches, of about this many.
 constexpr std::int64_t kSmall = 2048;
-constexpr std::int64_t kUsualBatch = 8;
+constexpr std::int64_t kUsualBatch = 16;
 
 // Rows side by side in memory, that start at multiples of 16 bytes.
 bool has_rows(const Tensor& x) {
@@ -133,8 +133,11 @@ class CudaProducts final : public Products {
     const int device = out.device().index();
     // The same for a matrix alone and in a batch, for equal bits. Small ones come in batches.
     gpu::Symmetric usual = product;
-    usual.batch = product.m < kSmall ? kUsualBatch : 1;
-    const std::vector<gpu::SymmetricChoice> choices = gpu::candidates(usual, device);
+    const bool is_small = product.m < kSmall;
+    usual.batch = is_small ? kUsualBatch : 1;
+    std::vector<gpu::SymmetricChoice> choices = gpu::candidates(usual, device);
+    // A batch fills the device without splits, which cost memory's time.
+    if (is_small) std::erase_if(choices, [](const auto& one) { return one.splits > 1; });
     if (choices.empty()) return false;
     const gpu::SymmetricChoice& choice = choices.front();
     Tensor workspace;

@@ -68,6 +68,7 @@ std::uint32_t atomic_add(std::uint32_t* address, std::uint32_t value, Site site)
   return running->atomic_add(address, value, site);
 }
 
+void wait_for_kernel_before() { running->wait_for_kernel_before(); }
 int cluster_rank() { return running->rank(); }
 void cluster_barrier(Site site) { running->cluster_barrier(site); }
 void named_barrier(int id, int threads, Site site) {

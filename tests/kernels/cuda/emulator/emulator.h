@@ -53,8 +53,9 @@ struct Grid {
   unsigned shared_bytes = 0;
   long only = -1;  ///< if not negative, the index of the block whose cluster runs alone, y * x's
                    ///< blocks + x
-  unsigned cluster = 1;    ///< blocks along x that make a cluster
-  unsigned registers = 0;  ///< a thread's at the beginning; 0: take_registers() is not checked
+  unsigned cluster = 1;       ///< blocks along x that make a cluster
+  bool begins_early = false;  ///< before the kernel in front of it has ended, for which it waits
+  unsigned registers = 0;     ///< a thread's at the beginning; 0: take_registers() is not checked
 };
 
 /// Runs `block_thread` once for each thread of the grid. The seed decides the order of blocks,
@@ -102,6 +103,9 @@ std::uint32_t atomic_add(std::uint32_t* address, std::uint32_t value, Site site)
 
 // Of compute capability 9.0. Words are the calling block's, unless a rank is named.
 
+/// Waits for the kernel in front. In a launch that begins early all threads do, and none touches
+/// global memory before a thread that it knows of has.
+void wait_for_kernel_before();
 int cluster_rank();
 void cluster_barrier(Site site);
 /// The barrier 1 to 15 of `threads` threads.

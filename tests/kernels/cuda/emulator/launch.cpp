@@ -92,6 +92,7 @@ void Launch::start_threads() {
   warpgroups_.assign(warpgroups, {});
   barriers_.assign(std::size_t{kNamedBarriers} * grid_.cluster + 1, {});
   acquired_.clear();
+  waited_.clear();
   for (SharedMemory& shared : shared_) shared.reset(grid_.shared_bytes);
   mbarriers_.reset(static_cast<int>(threads + warpgroups), nothing_);
   tiles_.reset();
@@ -171,6 +172,8 @@ void Launch::check_ended() {
                      " threads wait at a barrier or an instruction that the others do not reach");
     return;
   }
+  if (grid_.begins_early && waited_.size() < threads_.size())
+    report({"", 0}, "a thread has not waited for the kernel in front");
   for (const Multiplications& one : multiplications_)
     if (!one.empty()) report({"", 0}, "a warpgroup ends with multiplications in flight");
   mbarriers_.check_ended();

@@ -47,6 +47,7 @@ class Launch {
   void copy_tile(int word, const TensorMap& map, int mbarrier, const TileAt& at, bool to_both,
                  Site site);
 
+  void wait_for_kernel_before();
   void fence();
   void barrier(int id, int threads, Site site);
   void cluster_barrier(Site site);
@@ -77,6 +78,7 @@ class Launch {
     Released fenced_foreign;  // and of other clusters
     Released seen;            // by atomic operations since
     Copies copies;
+    bool has_waited = false;             // for the kernel in front, or knows of who has
     const Mbarrier* mbarrier = nullptr;  // that it waits for
     std::uint32_t parity = 0;
   };
@@ -108,6 +110,7 @@ class Launch {
   unsigned block() const { return cluster_ * grid_.cluster + static_cast<unsigned>(rank()); }
   Thread& me() { return threads_[static_cast<std::size_t>(current_)]; }
   std::string name(const Moment& moment) const;
+  void check_has_waited(Site site);
 
   void run_cluster(unsigned cluster);
   void start_threads();
@@ -141,6 +144,7 @@ class Launch {
   std::vector<Multiplications> multiplications_;
   std::vector<Registers> registers_;     // of each warpgroup
   std::vector<int> free_registers_;      // of each block
+  std::vector<Moment> waited_;           // for the kernel in front
   std::vector<std::vector<Sent>> sent_;  // to each block, by thread
   std::unordered_map<std::uint32_t*, Released> atomics_;
   Acquired acquired_;  // by the running cluster

@@ -94,6 +94,7 @@ void Launch::fence() {
 }
 
 std::uint32_t Launch::atomic_add(std::uint32_t* address, std::uint32_t value, Site site) {
+  check_has_waited(site);
   if (!global_.atomic(address, site)) return 0;
   Thread& own = me();
   Released& released = atomics_[address];

@@ -125,7 +125,7 @@ inline uint32_t atomic_add_fenced(uint32_t* p, uint32_t v, DMUON_SITE) {
 // Of compute capability 9.0.
 
 inline void let_next_kernel_begin() {}
-inline void wait_for_kernel_before() {}  // kernels run one after the other
+inline void wait_for_kernel_before() { emulator::wait_for_kernel_before(); }
 inline void prefetch_map(const TensorMap&) {}
 
 inline int cluster_rank() { return emulator::cluster_rank(); }
@@ -170,12 +170,12 @@ template <int kPending>
 void wgmma_wait(DMUON_SITE) {
   emulator::wait_multiplications(kPending, {file, line});
 }
-#define DMUON_MULTIPLY(cols, name, format)                                                \
-  template <bool kTransposed = false>                                                     \
-  void multiply_64x##cols##_##name(float(&sums)[cols / 2], uint64_t a, uint64_t b,        \
-                                   bool accumulate, DMUON_SITE) {                         \
+#define DMUON_MULTIPLY(cols, name, format)                                                   \
+  template <bool kTransposed = false>                                                        \
+  void multiply_64x##cols##_##name(float(&sums)[cols / 2], uint64_t a, uint64_t b,           \
+                                   bool accumulate, DMUON_SITE) {                            \
     emulator::multiply({sums, cols, a, b, accumulate, kTransposed, emulator::Narrow::format, \
-                        emulator::Site{file, line}});                                     \
+                        emulator::Site{file, line}});                                        \
   }
 DMUON_MULTIPLY(128, f16, kF16)
 DMUON_MULTIPLY(128, bf16, kBF16)

@@ -58,6 +58,7 @@ void Mbarriers::arrive(Mbarrier& mbarrier, std::uint32_t bytes, const Known& kno
     return report_.error(site, "more threads arrive at the mbarrier than the " +
                                    std::to_string(mbarrier.count) + " that it counts");
   }
+  if (bytes >= 1U << 20) report_.error(site, "an mbarrier expects less than 2^20 bytes");
   mbarrier.line = site.line;
   mbarrier.bytes += bytes;
   mbarrier.arrived = joined(mbarrier.arrived, known);

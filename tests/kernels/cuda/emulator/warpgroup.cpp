@@ -13,8 +13,8 @@ constexpr std::uint32_t kPoison = 0x7fd1e5e1;  // a NaN, which sums and products
 
 bool is(float value, std::uint32_t bits) { return std::memcmp(&value, &bits, 4) == 0; }
 
-// A matrix descriptor: an address, bytes from 8 rows of a tile to the next 8, and from a tile to the
-// next.
+// A matrix descriptor: an address, bytes from 8 rows of a tile to the next 8, and from a tile to
+// the next.
 struct Operand {
   int begin;
   int pitch;
@@ -22,7 +22,9 @@ struct Operand {
 
   // The word of the pair of entries (row, 2 i) and (row, 2 i + 1): the bits that count the row in
   // its group of 8 are added without carry to those that count the chunk of 16 bytes.
-  int word(int row, int i) const { return swizzled(begin + row / 8 * pitch + row % 8 * 128 + i * 4); }
+  int word(int row, int i) const {
+    return swizzled(begin + row / 8 * pitch + row % 8 * 128 + i * 4);
+  }
   // Transposed: of the entries (2 i, col) and (2 i + 1, col).
   int transposed_word(int i, int col) const {
     return swizzled(begin + i / 32 * next_tile + col / 8 * pitch + col % 8 * 128 + i % 32 * 4);
@@ -43,7 +45,8 @@ const char* decode(std::uint64_t descriptor, bool transposed, Operand& operand) 
   if (operand.pitch % 1024 != 0) return "groups of 8 rows that are not aligned to 1024 bytes";
   const int last = transposed ? 0 : 128 - 2 * kDepth;
   if (operand.begin % 128 > last) return "an operand past the row of 128 bytes";
-  if (transposed && operand.next_tile % 1024 != 0) return "tiles that are not aligned to 1024 bytes";
+  if (transposed && operand.next_tile % 1024 != 0)
+    return "tiles that are not aligned to 1024 bytes";
   return nullptr;
 }
 

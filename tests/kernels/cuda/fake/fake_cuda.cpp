@@ -224,9 +224,14 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
   // The emulator has no third dimension.
   if (config->gridDimZ != 1 || config->blockDimY != 1 || config->blockDimZ != 1)
     return CUDA_ERROR_NOT_SUPPORTED;
+  bool begins_early = false;
   for (unsigned i = 0; i < config->numAttrs; ++i) {
-    if (config->attrs[i].id != CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION)
+    const CUlaunchAttribute& attribute = config->attrs[i];
+    if (attribute.id != CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION ||
+        device.limits().capability < 90) {
       return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    begins_early = attribute.value.programmaticStreamSerializationAllowed != 0;
   }
   const auto* kernel = reinterpret_cast<const LoadedKernel*>(function);
   DMUON_RETURN_UNLESS(check_launch(device, *kernel, grid_x, grid_y, block_x, shared_bytes));
@@ -243,6 +248,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
                   .threads = block_x,
                   .shared_bytes = shared_bytes,
                   .cluster = static_cast<unsigned>(kernel->needs.cluster),
+                  .begins_early = begins_early,
                   .registers = static_cast<unsigned>(kernel->needs.registers)}});
   return CUDA_SUCCESS;
 }
