@@ -163,14 +163,15 @@ bool prefers_cuda_kernels(c10::Device given) {
   enum Known : char { kUnknown, kNo, kYes };
   static std::array<std::atomic<Known>, 64> known{};  // by index, because each update asks
   const c10::Device device = with_index(given);
-  const auto index = static_cast<std::size_t>(device.index());  // -1, of no device, is large
-  const bool is_kept = index < known.size();
-  if (is_kept && known.at(index) != kUnknown) return known.at(index) == kYes;
+  const std::int64_t index = device.index();
+  const bool is_kept = index >= 0 && index < std::ssize(known);
+  std::atomic<Known>& kept = known.at(static_cast<std::size_t>(is_kept ? index : 0));
+  if (is_kept && kept != kUnknown) return kept == kYes;
   // In this order: other devices run no kernel for the answer, not even a test.
   const bool prefers = why_not_by_machine(device).empty() &&
                        kernels::cuda::has_symmetric90(device.index()) &&
                        why_no_cuda_kernels(device).empty();
-  if (is_kept) known.at(index) = prefers ? kYes : kNo;
+  if (is_kept) kept = prefers ? kYes : kNo;
   return prefers;
 }
 

@@ -11,8 +11,8 @@
 namespace dmuon::kernels::cuda::device {
 namespace {
 
-using Tile = std::pair<int, int>;           // matrix, tile
-using Piece = std::tuple<int, int, int>;    // first, last, part
+using Tile = std::pair<int, int>;         // matrix, tile
+using Piece = std::tuple<int, int, int>;  // first, last, part
 using Pieces = std::map<Tile, std::vector<Piece>>;
 
 // The shares of all workers, by tile, in the order of their steps.

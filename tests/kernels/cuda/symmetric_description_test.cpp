@@ -20,9 +20,8 @@ using Choices = std::vector<SymmetricChoice>;
 
 Choices of_family(const Choices& all, const std::string& family) {
   Choices found;
-  std::ranges::copy_if(all, std::back_inserter(found), [&](const SymmetricChoice& one) {
-    return one.kernel.starts_with(family);
-  });
+  std::ranges::copy_if(all, std::back_inserter(found),
+                       [&](const SymmetricChoice& one) { return one.kernel.starts_with(family); });
   return found;
 }
 

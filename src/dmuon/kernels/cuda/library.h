@@ -45,11 +45,11 @@ struct Mapped {
 TensorMap tensor_map(const Mapped& mapped);
 
 struct Launch {
-  const char* kernel;  ///< a name in a .cu file
-  unsigned grid_x;
-  unsigned grid_y;
-  unsigned threads;  ///< a block's
-  unsigned shared_bytes;
+  const char* kernel = nullptr;  ///< a name in a .cu file
+  unsigned grid_x = 1;
+  unsigned grid_y = 1;
+  unsigned threads = 0;  ///< a block's
+  unsigned shared_bytes = 0;
   /// The kernel may begin before the one in front of it in the stream has ended, for whose end it
   /// waits itself. Compute capability 9.0 or later.
   bool begins_early = false;

@@ -11,9 +11,7 @@ namespace dmuon::kernels::cuda::machine {
 DMUON_DEVICE void let_next_kernel_begin() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
-DMUON_DEVICE void wait_for_kernel_before() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-}
+DMUON_DEVICE void wait_for_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // Blocks 2 i and 2 i + 1 along x make a cluster, and are its blocks 0 and 1.
 DMUON_DEVICE int cluster_rank() {
@@ -23,7 +21,8 @@ DMUON_DEVICE int cluster_rank() {
 }
 // All threads of both blocks. Relaxed: no memory is handed over by it.
 DMUON_DEVICE void cluster_barrier() {
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::
+                   : "memory");
 }
 // Barrier 1 to 15 of a block, for `threads` of its threads.
 DMUON_DEVICE void named_barrier(int id, int threads) {
@@ -127,25 +126,25 @@ DMUON_DEVICE void give_registers() {
 // next in sums 4 j and 4 j + 1, and 8 rows further in the two after these.
 #define DMUON_SUMS(i) "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3])
 #define DMUON_SUMS16(i) DMUON_SUMS(i), DMUON_SUMS(i + 4), DMUON_SUMS(i + 8), DMUON_SUMS(i + 12)
-#define DMUON_MULTIPLY_64X256(format)                                                           \
-  template <bool kTransposed>                                                                   \
-  DMUON_DEVICE void multiply_64x256_##format(float(&sums)[128], uint64_t a, uint64_t b,         \
-                                             bool accumulate) {                                 \
-    asm volatile(                                                                               \
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"                                       \
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32." #format "." #format                      \
-        " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "    \
-        "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, " \
-        "%35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, " \
-        "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, " \
-        "%69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, " \
-        "%86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, "    \
-        "%102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, "  \
-        "%116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "             \
-        "%128, %129, add, 1, 1, %131, %131;\n}"                                                 \
-        : DMUON_SUMS16(0), DMUON_SUMS16(16), DMUON_SUMS16(32), DMUON_SUMS16(48),                \
-          DMUON_SUMS16(64), DMUON_SUMS16(80), DMUON_SUMS16(96), DMUON_SUMS16(112)               \
-        : "l"(a), "l"(b), "r"(static_cast<uint32_t>(accumulate)), "n"(kTransposed ? 1 : 0));        \
+#define DMUON_MULTIPLY_64X256(format)                                                              \
+  template <bool kTransposed>                                                                      \
+  DMUON_DEVICE void multiply_64x256_##format(float(&sums)[128], uint64_t a, uint64_t b,            \
+                                             bool accumulate) {                                    \
+    asm volatile(                                                                                  \
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"                                          \
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32." #format "." #format                         \
+        " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, "       \
+        "%18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, "    \
+        "%35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, "    \
+        "%52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, "    \
+        "%69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, "    \
+        "%86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99, %100, %101, "       \
+        "%102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, "     \
+        "%116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "                \
+        "%128, %129, add, 1, 1, %131, %131;\n}"                                                    \
+        : DMUON_SUMS16(0), DMUON_SUMS16(16), DMUON_SUMS16(32), DMUON_SUMS16(48), DMUON_SUMS16(64), \
+          DMUON_SUMS16(80), DMUON_SUMS16(96), DMUON_SUMS16(112)                                    \
+        : "l"(a), "l"(b), "r"(static_cast<uint32_t>(accumulate)), "n"(kTransposed ? 1 : 0));       \
   }
 DMUON_MULTIPLY_64X256(f16)
 DMUON_MULTIPLY_64X256(bf16)

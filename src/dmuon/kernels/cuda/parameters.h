@@ -9,8 +9,8 @@ enum class Half { kFp16, kBFloat16 };
 
 /// Divides by an integer of the host's, by a multiplication: quotient.h.
 struct Divisor {
-  std::uint32_t multiplier = 0;
-  int shift = 0;
+  std::uint32_t multiplier;
+  int shift;
 
   /// @param divisor  in [1, 2^31].
   static constexpr Divisor by(std::uint32_t divisor) {

@@ -43,7 +43,8 @@ class Shares {
   /// The current share: computed anew, so that it takes no registers meanwhile.
   DMUON_DEVICE Share share() const {
     const int unit = machine::from_here(unit_);
-    if (unit < num_whole()) return {unit / of_.num_whole, unit % of_.num_whole, 0, of_.num_steps, 0, 1};
+    if (unit < num_whole())
+      return {unit / of_.num_whole, unit % of_.num_whole, 0, of_.num_steps, 0, 1};
     const int cut = share_begin_ / of_.num_steps;  // of the tiles that are cut
     const int begin = cut * of_.num_steps;
     const int first_run = run_of(begin);

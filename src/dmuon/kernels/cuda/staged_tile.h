@@ -154,7 +154,8 @@ struct StagedTile {
   }
 
   static DMUON_DEVICE std::uint16_t staged(int row, int col) {
-    return static_cast<std::uint16_t>(machine::shared_load(word_of(row, col & ~1)) >> 16 * (col & 1));
+    return static_cast<std::uint16_t>(machine::shared_load(word_of(row, col & ~1)) >>
+                                      16 * (col & 1));
   }
 };
 

@@ -45,8 +45,8 @@ bool has(const SymmetricChoice& choice, std::string& problem) {
 double estimate(std::int64_t blocks, std::int64_t at_once, std::int64_t steps, int splits,
                 const SymmetricTile& shape) {
   const std::int64_t rounds = divided_up(blocks * splits, at_once);
-  const auto multiplied = static_cast<double>(divided_up(steps, splits) * shape.tile * shape.tile *
-                                              shape.depth);
+  const auto multiplied =
+      static_cast<double>(divided_up(steps, splits) * shape.tile * shape.tile * shape.depth);
   return kLaunchUs + (splits > 1 ? kSplitUs + splits : 0) +
          static_cast<double>(rounds) * (kBlocksAtOnce * multiplied / kRate + kFinishUs);
 }
@@ -59,8 +59,8 @@ void add_candidates(std::vector<Estimate>& found, const Symmetric& product, int 
     const std::int64_t steps = divided_up(product.inner, form.shape.depth);
     for (const int splits : kSplits) {
       if (splits > 1 && (blocks * splits > at_once || splits > steps)) break;
-      found.push_back({estimate(blocks, at_once, steps, splits, form.shape),
-                       {std::string(form.name), splits}});
+      found.push_back(
+          {estimate(blocks, at_once, steps, splits, form.shape), {std::string(form.name), splits}});
     }
   }
 }
@@ -93,8 +93,7 @@ void launch_one(const Symmetric& product, const SymmetricChoice& choice, void* w
 }  // namespace
 
 const SymmetricFamily& symmetric80() {
-  static constexpr SymmetricFamily kFamily{has, add_candidates, scratch_bytes, tickets,
-                                           launch_one};
+  static constexpr SymmetricFamily kFamily{has, add_candidates, scratch_bytes, tickets, launch_one};
   return kFamily;
 }
 

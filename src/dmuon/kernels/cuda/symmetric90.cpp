@@ -7,7 +7,7 @@
 namespace dmuon::kernels::cuda {
 namespace {
 
-constexpr std::int64_t kTile = 2 * kSymmetric90Tile;  // a cluster's
+constexpr std::int64_t kTile = std::int64_t{2} * kSymmetric90Tile;  // a cluster's
 constexpr int kMaxRuns = 1024;
 constexpr std::int64_t kMostTiles = std::int64_t{1} << 30;
 constexpr std::int64_t kPartBytes = kSymmetric90Tile * kTile * 4;  // sums of a block
@@ -58,8 +58,7 @@ double estimate(const SharesOf& shares, std::int64_t clusters) {
   double us = kLaunchUs + static_cast<double>(rounds) * (shares.num_steps * kStepUs + kFinishUs);
   if (shares.num_runs == 0) return us;
   const std::int64_t runs = divided_up(std::int64_t{shares.batch} * shares.num_runs, clusters);
-  const double steps =
-      static_cast<double>(num_cut(shares)) * shares.num_steps / shares.num_runs;
+  const double steps = static_cast<double>(num_cut(shares)) * shares.num_steps / shares.num_runs;
   const double parts = kCutUs + static_cast<double>(most_parts(shares)) * kPartUs;
   const bool even = shares.num_runs % num_cut(shares) == 0;  // then a run touches one tile
   return us + static_cast<double>(runs) * (steps * kStepUs + kFinishUs + (even ? 1 : 2) * parts);
@@ -112,13 +111,14 @@ void launch_one(const Symmetric& product, const SymmetricChoice& choice, void* w
   parameters.a = map(product.a);
   parameters.b = product.a == product.b ? parameters.a : map(product.b);
   parameters.shares = shares_of(product, choice.splits, device);
-  core::require(parameters.shares.num_runs <= num_cut(parameters.shares) * parameters.shares.num_steps,
-                "symmetric: choice.splits must be at most ",
-                num_cut(parameters.shares) * parameters.shares.num_steps,
-                ", the steps that are cut; got ", choice.splits);
+  core::require(
+      parameters.shares.num_runs <= num_cut(parameters.shares) * parameters.shares.num_steps,
+      "symmetric: choice.splits must be at most ",
+      num_cut(parameters.shares) * parameters.shares.num_steps, ", the steps that are cut; got ",
+      choice.splits);
   parameters.most_parts = static_cast<int>(most_parts(parameters.shares));
-  const std::int64_t units = product.batch * (std::int64_t{parameters.shares.num_whole} +
-                                              parameters.shares.num_runs);
+  const std::int64_t units =
+      product.batch * (std::int64_t{parameters.shares.num_whole} + parameters.shares.num_runs);
   const std::int64_t clusters = std::min(num_clusters(device), units);
   const bool fp16 = product.format == Half::kFp16;
   const char* const straight = fp16 ? "symmetric90_f16" : "symmetric90_bf16";
@@ -135,8 +135,7 @@ void launch_one(const Symmetric& product, const SymmetricChoice& choice, void* w
 }  // namespace
 
 const SymmetricFamily& symmetric90() {
-  static constexpr SymmetricFamily kFamily{has, add_candidates, scratch_bytes, tickets,
-                                           launch_one};
+  static constexpr SymmetricFamily kFamily{has, add_candidates, scratch_bytes, tickets, launch_one};
   return kFamily;
 }
 

@@ -4,10 +4,10 @@
 
 using namespace dmuon::kernels::cuda;
 
-#define DMUON_SYMMETRIC(name, format, transposed)                                               \
+#define DMUON_SYMMETRIC(name, format, transposed)                                                \
   extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kSymmetric90Threads, 1) \
-      name(const __grid_constant__ Symmetric90Parameters p) {                                   \
-    device::Symmetric90<device::format, transposed>::run(p);                                    \
+      name(const __grid_constant__ Symmetric90Parameters p) {                                    \
+    device::Symmetric90<device::format, transposed>::run(p);                                     \
   }
 DMUON_SYMMETRIC(symmetric90_f16, Fp16, false)
 DMUON_SYMMETRIC(symmetric90_bf16, BFloat16, false)
