@@ -108,8 +108,8 @@ struct InOneDtype {
   // R <- X X' on the short side.
   void gram_product(const Tensor& r) const {
     const double scale = iterate.scale * iterate.scale;
-    const bool scales = iterate.scales.defined() && iterate.squares.defined() &&
-                        dtype == iterate.x.scalar_type();
+    const bool scales =
+        iterate.scales.defined() && iterate.squares.defined() && dtype == iterate.x.scalar_type();
     if (scales && iterate.products.scaled_gram(r, scale, iterate.squares, iterate.upright()))
       return;
     iterate.multiply();

@@ -14,7 +14,8 @@ namespace {
 
 constexpr std::int64_t kMaxBatch = 65535;  // blocks along y
 // A block's indices beyond the matrix fit an int too.
-constexpr std::int64_t kMaxEntries = (std::int64_t{1} << 31) - std::int64_t{4} * kMoveWeightsThreads;
+constexpr std::int64_t kMaxEntries =
+    (std::int64_t{1} << 31) - std::int64_t{4} * kMoveWeightsThreads;
 
 bool aligned(const void* pointer, std::size_t bytes) {
   return reinterpret_cast<std::uintptr_t>(pointer) % bytes == 0;
