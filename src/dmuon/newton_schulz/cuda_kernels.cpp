@@ -10,13 +10,16 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/version.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cstdlib>
 #include <exception>
 #include <map>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "dmuon/core/error.h"
 #include "dmuon/kernels/cuda/library.h"
@@ -129,6 +132,21 @@ void* current_stream(c10::Device device) {
 #else
   core::bug("this PyTorch does not show the stream of ", device);
 #endif
+}
+
+at::Tensor kept_zeros(std::int64_t count, const at::TensorOptions& options, void* stream) {
+  constexpr std::uint64_t kLeast = 1024;
+  static std::mutex mutex;
+  // Not freed when more are needed, because another thread may be about to use them; nor at the
+  // process's end, when the device may be gone.
+  static auto& kept = *new std::map<std::pair<c10::DeviceIndex, void*>, std::vector<Tensor>>();
+  const std::scoped_lock lock(mutex);
+  std::vector<Tensor>& of_stream = kept[{options.device().index(), stream}];
+  if (of_stream.empty() || of_stream.back().numel() < count) {
+    const std::uint64_t enough = std::bit_ceil(std::max(kLeast, static_cast<std::uint64_t>(count)));
+    of_stream.push_back(at::zeros({static_cast<std::int64_t>(enough)}, options));
+  }
+  return of_stream.back();
 }
 
 std::optional<kernels::cuda::Half> half_of(at::ScalarType dtype) {

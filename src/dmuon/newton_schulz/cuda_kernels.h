@@ -25,6 +25,11 @@ bool prefers_cuda_kernels(c10::Device device);
 /// a reason above.
 void* current_stream(c10::Device device);
 
+/// Returns at least `count` zeros for kernels that leave zeros behind. All calls for a stream get
+/// the same ones, so no kernel has to clear them each time. They are never freed. Thread-safe.
+/// @param stream  the device's current stream, on which nothing is being captured.
+at::Tensor kept_zeros(std::int64_t count, const at::TensorOptions& options, void* stream);
+
 /// The most matrices of a launch.
 inline constexpr std::int64_t kMostMatrices = 65535;
 

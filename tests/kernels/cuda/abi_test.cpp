@@ -70,6 +70,7 @@ DRIVER_HAS(get_kernel, cuLibraryGetKernel, "cuLibraryGetKernel");
 DRIVER_HAS(launch, cuLaunchKernelEx, "cuLaunchKernelEx");
 DRIVER_HAS(set_kernel_attribute, cuKernelSetAttribute, "cuKernelSetAttribute");
 DRIVER_HAS(encode_tensor_map, cuTensorMapEncodeTiled, "cuTensorMapEncodeTiled");
+DRIVER_HAS(is_capturing, cuStreamIsCapturing, "cuStreamIsCapturing");
 DRIVER_HAS(error_name, cuGetErrorName, "cuGetErrorName");
 
 TEST(Abi, NamesErrorsAsTheDriverDoes) {

@@ -46,6 +46,7 @@ struct Opened {
         !find(library, "cuLaunchKernelEx", driver.launch, why) ||
         !find(library, "cuKernelSetAttribute", driver.set_kernel_attribute, why) ||
         !find(library, "cuTensorMapEncodeTiled", driver.encode_tensor_map, why) ||
+        !find(library, "cuStreamIsCapturing", driver.is_capturing, why) ||
         !find(library, "cuGetErrorName", driver.error_name, why)) {
       return;
     }

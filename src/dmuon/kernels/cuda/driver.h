@@ -66,6 +66,7 @@ struct Driver {
                               const unsigned long* sizes, const unsigned long* byte_strides,
                               const unsigned* box, const unsigned* element_strides, int interleave,
                               int swizzle, int promotion, int fill);
+  Result (*is_capturing)(Stream stream, int* status);  ///< 0: no
   Result (*error_name)(Result result, const char** name);
 };
 

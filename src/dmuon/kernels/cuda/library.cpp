@@ -159,6 +159,12 @@ void prepare(int device) {
   on_device(device);
 }
 
+bool is_captured(void* stream) {
+  if (driver() == nullptr) throw core::CudaError("is_captured: " + why_no_driver());
+  int status = 0;
+  return driver()->is_capturing(stream, &status) != 0 || status != 0;
+}
+
 int num_multiprocessors(int device) {
   if (driver() == nullptr) throw core::CudaError("num_multiprocessors: " + why_no_driver());
   return attribute(kMultiprocessors, device);

@@ -44,6 +44,10 @@ struct Mapped {
 /// @throws CudaError if the driver refuses them.
 TensorMap tensor_map(const Mapped& mapped);
 
+/// True if what is added to the stream is captured, or cannot be added. Needs a current context, as
+/// a thread has that has used the device by PyTorch.
+bool is_captured(void* stream);
+
 struct Launch {
   const char* kernel = nullptr;  ///< a name in a .cu file
   unsigned grid_x = 1;

@@ -3,9 +3,13 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <optional>
+#include <tuple>
+#include <utility>
 #include <vector>
 
+#include "dmuon/kernels/cuda/library.h"
 #include "dmuon/kernels/cuda/symmetric.h"
 #include "dmuon/newton_schulz/cuda_kernels.h"
 #include "dmuon/newton_schulz/products.h"
@@ -131,27 +135,43 @@ class CudaProducts final : public Products {
   // False if no kernel of this device can.
   static bool multiply(const gpu::Symmetric& product, const Tensor& out) {
     const int device = out.device().index();
-    // The same for a matrix alone and in a batch, for equal bits. Small ones come in batches.
+    const std::optional<gpu::SymmetricChoice>& choice = choice_for(product, device);
+    if (!choice) return false;
+    void* const stream = current_stream(out.device());
+    Tensor workspace;
+    Tensor tickets;
+    if (choice->splits > 1) {
+      const auto words = out.options().dtype(at::kInt);
+      workspace = at::empty({gpu::workspace_bytes(product, *choice, device) / 4}, words);
+      const std::int64_t count = gpu::num_tickets(product, *choice, device);
+      // A captured product has zeros of its own, which its graph clears.
+      tickets =
+          gpu::is_captured(stream) ? at::zeros({count}, words) : kept_zeros(count, words, stream);
+    }
+    gpu::symmetric(
+        product, *choice, workspace.defined() ? workspace.mutable_data_ptr() : nullptr,
+        tickets.defined() ? static_cast<std::uint32_t*>(tickets.mutable_data_ptr()) : nullptr,
+        device, stream);
+    return true;
+  }
+
+  // The same for a matrix alone and in a batch, for equal bits. Small ones come in batches.
+  static const std::optional<gpu::SymmetricChoice>& choice_for(const gpu::Symmetric& product,
+                                                               int device) {
+    using Key = std::tuple<int, std::int64_t, std::int64_t, bool>;
+    thread_local std::map<Key, std::optional<gpu::SymmetricChoice>> known;
+    const Key key{device, product.m, product.inner, product.transposed};
+    const auto found = known.find(key);
+    if (found != known.end()) return found->second;
     gpu::Symmetric usual = product;
     const bool is_small = product.m < kSmall;
     usual.batch = is_small ? kUsualBatch : 1;
     std::vector<gpu::SymmetricChoice> choices = gpu::candidates(usual, device);
     // A batch fills the device without splits, which cost memory's time.
     if (is_small) std::erase_if(choices, [](const auto& one) { return one.splits > 1; });
-    if (choices.empty()) return false;
-    const gpu::SymmetricChoice& choice = choices.front();
-    Tensor workspace;
-    Tensor tickets;
-    if (choice.splits > 1) {
-      const auto words = out.options().dtype(at::kInt);
-      workspace = at::empty({gpu::workspace_bytes(product, choice, device) / 4}, words);
-      tickets = at::zeros({gpu::num_tickets(product, choice, device)}, words);
-    }
-    gpu::symmetric(
-        product, choice, workspace.defined() ? workspace.mutable_data_ptr() : nullptr,
-        tickets.defined() ? static_cast<std::uint32_t*>(tickets.mutable_data_ptr()) : nullptr,
-        device, current_stream(out.device()));
-    return true;
+    std::optional<gpu::SymmetricChoice> choice;
+    if (!choices.empty()) choice = std::move(choices.front());
+    return known.emplace(key, std::move(choice)).first->second;
   }
 };
 

@@ -94,6 +94,16 @@ CUresult cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode) {
   return CUDA_SUCCESS;
 }
 
+CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
+  DMUON_DEVICE_LOCKED;
+  DMUON_RETURN_UNLESS(ready(device));
+  const StreamState& state = device.streams[stream];
+  *status = !state.capturing ? CU_STREAM_CAPTURE_STATUS_NONE
+            : state.invalid  ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
+                             : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+  return CUDA_SUCCESS;
+}
+
 CUresult cuStreamEndCapture(CUstream stream, CUgraph* graph) {
   DMUON_DEVICE_LOCKED;
   DMUON_RETURN_UNLESS(ready(device));
