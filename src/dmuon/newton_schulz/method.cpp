@@ -51,7 +51,7 @@ std::vector<Choice> candidates_of(const Products& backend, std::int64_t m, std::
     found.push_back({std::string(backend.name()), form, false, panel_rows.front()});
   }
   const auto best = std::ranges::min_element(found, {}, [&](const Choice& choice) {
-    // No GPU has been seen to win by the segmented form: there `dmuon tune` alone chooses it.
+    // On an H200 the segmented form was at best as fast: there `dmuon tune` alone chooses it.
     if (choice.form == Form::kSegmented && !device.is_cpu())
       return std::numeric_limits<double>::infinity();
     return flops::orthogonalisation(m, n, *segments(choice.form), choice.form,
