@@ -181,9 +181,9 @@ bool prefers_cuda_kernels(c10::Device given) {
   enum Known : char { kUnknown, kNo, kYes };
   static std::array<std::atomic<Known>, 64> known{};  // by index, because each update asks
   const c10::Device device = with_index(given);
-  const std::int64_t index = device.index();
-  const bool is_kept = index >= 0 && index < std::ssize(known);
-  std::atomic<Known>& kept = known.at(static_cast<std::size_t>(is_kept ? index : 0));
+  const auto index = static_cast<unsigned char>(device.index());  // of no device: 255
+  const bool is_kept = index < known.size();
+  std::atomic<Known>& kept = known.at(is_kept ? index : 0);
   if (is_kept && kept != kUnknown) return kept == kYes;
   // In this order: other devices run no kernel for the answer, not even a test.
   const bool prefers = why_not_by_machine(device).empty() &&

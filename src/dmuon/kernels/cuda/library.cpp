@@ -183,7 +183,7 @@ TensorMap tensor_map(const Mapped& x) {
       size(2 * x.row_stride), size(2 * (x.batch == 1 ? x.rows * x.row_stride : x.batch_stride))};
   const std::array<unsigned, 3> box{kSymmetric90Depth, static_cast<unsigned>(x.box_rows), 1};
   const std::array<unsigned, 3> ones{1, 1, 1};
-  TensorMap map;  // not the caller's object, which GCC 12 does not always align
+  TensorMap map{};  // not the caller's object, which GCC 12 does not always align
   check(
       driver()->encode_tensor_map(&map, x.format == Half::kFp16 ? kTensorFp16 : kTensorBFloat16, 3,
                                   const_cast<void*>(x.data), sizes.data(), bytes.data(), box.data(),
