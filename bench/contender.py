@@ -30,8 +30,13 @@ from bench.text import Text
 T = TypeVar("T")
 
 NAMES = ("adamw", "muon_ag", "dmuon")
-UNTUNED = "dmuon_untuned"  # dmuon, whatever `dmuon tune` has chosen
-LABELS = {"adamw": "AdamW", "muon_ag": "Muon-AG", "dmuon": "dmuon", UNTUNED: "untuned"}
+LABELS = {"adamw": "AdamW", "muon_ag": "Muon-AG", "dmuon": "dmuon"}
+
+
+def label_of(name: str) -> str:
+    """The name to print. "dmuon@FOLDER" is dmuon with another DMUON_CACHE_DIR: other tuned choices, or none."""
+    base, at, folder = name.partition("@")
+    return LABELS[base] + at + Path(folder).name
 
 
 @dataclass(frozen=True)
@@ -185,7 +190,8 @@ class Contender:
         betas, decay = (0.9, 0.95), rates.weight_decay
         if self._cluster.tensor is not None:
             parallelize(model, self._cluster.tensor)
-        if self.name in ("dmuon", UNTUNED):
+        kind, at, folder = self.name.partition("@")
+        if kind == "dmuon":
             import dmuon
 
             dmuon.dedicate_params(model, mesh, mp_policy=mp_policy, **dedicate)  # the one line before fully_shard
@@ -194,7 +200,7 @@ class Contender:
             for block in () if isinstance(model, Towers) else model.blocks:
                 fully_shard(block, mesh=mesh, mp_policy=mp_policy)
             fully_shard(model, mesh=mesh, mp_policy=mp_policy)
-        match self.name:
+        match kind:
             case "adamw":
                 by_mesh: dict[Any, list[nn.Parameter]] = {}  # a fused kernel takes DTensors of one mesh
                 for weight in model.parameters():
@@ -211,10 +217,10 @@ class Contender:
                 return MuonAG(
                     matrices, rest, lr=rates.muon, weight_decay=decay, adamw_lr=rates.adamw, adamw_betas=betas
                 )
-            case "dmuon" | "dmuon_untuned":
+            case "dmuon":
                 if configure is not None:
                     configure(model)
-                with mock.patch.dict(os.environ, {"DMUON_CACHE_DIR": ""} if self.name == UNTUNED else {}):
+                with mock.patch.dict(os.environ, {"DMUON_CACHE_DIR": folder} if at else {}):
                     optimizer: torch.optim.Optimizer = dmuon.Muon(
                         model, lr=rates.muon, weight_decay=decay, adamw_lr=rates.adamw, adamw_betas=betas
                     )

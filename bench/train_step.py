@@ -26,13 +26,12 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import dmuon
 from bench.contender import (
-    LABELS,
     NAMES,
-    UNTUNED,
     Cluster,
     Contender,
     Rates,
     StepTimes,
+    label_of,
     mean_times,
     open_cluster,
 )
@@ -246,21 +245,23 @@ def show(summary: dict[str, Any]) -> None:
             row[f"sent_{kind}_bytes{which}"] / 1e6 for kind in ("intra", "inter") for which in ("", "_max")
         )
         sent = f"{intra:14.2f}{intra_max:7.2f}{inter:9.2f}{inter_max:7.2f}"
-        print(f"{LABELS[name]:9}" + "".join(f"{row[f'{part}_ms']:9.1f}" for part in PARTS) + f"  {ratio:22}{sent}")
+        print(f"{label_of(name):9}" + "".join(f"{row[f'{part}_ms']:9.1f}" for part in PARTS) + f"  {ratio:22}{sent}")
     for name, row in summary.items():
         if "above_adamw_ms" in row and name != "adamw":
-            show_above(LABELS[name], "AdamW", row["above_adamw_ms"])
+            show_above(label_of(name), "AdamW", row["above_adamw_ms"])
     for name, row in summary.items():
-        show_waits(LABELS[name], row)
+        show_waits(label_of(name), row)
         if row["stats"]:
-            print(f"{LABELS[name]}'s own counters on rank 0, per step (peak_*, current_*: as they stand):")
+            print(f"{label_of(name)}'s own counters on rank 0, per step (peak_*, current_*: as they stand):")
             for key, value in row["stats"].items():
                 print(f"  {key:24} {value:,.4g}" if abs(value) < 1e4 else f"  {key:24} {value:,.0f}")
 
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--optim", default=",".join(NAMES), help=f"comma-separated, of: %(default)s,{UNTUNED}")
+    parser.add_argument(
+        "--optim", default=",".join(NAMES), help="comma-separated, of: %(default)s, dmuon@FOLDER (see label_of)"
+    )
     options = parser.parse_args()
     setting, facts = prepare(options)
     facts["Muon-AG iterates with"] = best_orthogonalize()[0]

@@ -262,14 +262,14 @@ def test_tuning_takes_kernels_where_they_are_exact_and_faster(gpus, kernels_take
 
 
 def untuned(mesh: Any, folder: str, capability: int) -> tuple[int, int, str]:
-    """Kernels that a step launches, words of a matrix's memo, and who multiplies a square matrix."""
+    """Kernels that a step launches, words of a matrix's memo, and who multiplies a large square matrix."""
     async_device.use_cuda_kernels(capability)
     with mock.patch.dict(os.environ, DMUON_CACHE_DIR=folder):
         on_default_device(one_step, mesh, {})
     torch.emulated.synchronize()
     device = torch.device("emulated", 0)
     words = Tuned(torch.float16, ROWS, {}).memo_words(device)
-    return async_device.cuda_counts()["launches"], words, _C.choose(24, 24, ROWS, 5, device, torch.float16).backend
+    return async_device.cuda_counts()["launches"], words, _C.choose(4096, 4096, ROWS, 5, device, torch.float16).backend
 
 
 @pytest.mark.parametrize("capability", [80, 90])

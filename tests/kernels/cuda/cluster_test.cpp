@@ -27,6 +27,7 @@ std::string run(const Grid& grid, const std::vector<Buffer>& buffers,
 enum class Bug {
   kNone,
   kNoWaitForFull,
+  kOneWarpWaitsForFull,
   kNoWaitForEmpty,
   kNoRelease,
   kReleasesItsOwnBlock,
@@ -120,7 +121,8 @@ struct Ring {
   void multiply_step(float (&sums)[64], int step, Bug bug) const {
     const int stage = step % 2 * kStage;
     const auto parity = static_cast<unsigned>(step / 2 & 1);
-    if (bug != Bug::kNoWaitForFull)
+    const bool waits = bug != Bug::kOneWarpWaitsForFull || machine::thread() < 32;
+    if (bug != Bug::kNoWaitForFull && waits)
       machine::mbarrier_wait(kFull + 2 * (step % 2),
                              bug == Bug::kFullHasTheOtherParity ? parity ^ 1 : parity);
     if (bug == Bug::kStoresAnOperand && machine::thread() == 5) machine::shared_store(stage, 0);
@@ -221,6 +223,7 @@ TEST(Cluster, MultipliesInEveryOrder) {
 TEST(Cluster, FindsEachPlantedBug) {
   const std::pair<Bug, const char*> bugs[] = {
       {Bug::kNoWaitForFull, "multiplication of shared word"},
+      {Bug::kOneWarpWaitsForFull, "has not waited for"},
       {Bug::kNoWaitForEmpty, "more threads arrive at the mbarrier"},
       {Bug::kNoRelease, "deadlock"},
       {Bug::kReleasesItsOwnBlock, "overwrites shared word"},
@@ -252,6 +255,31 @@ TEST(Cluster, FindsEachPlantedBug) {
                                                     << all;
     }
   }
+}
+
+// Block 1 arrives at an mbarrier of block 0, which ends much later, but knows of the arrival only
+// if it waits for it.
+std::string arrives(bool waits) {
+  const auto block_thread = [waits] {
+    const bool first = machine::thread() == 0;
+    if (first) {
+      machine::mbarrier_init(0, 1);
+      machine::mbarrier_init_fence();
+    }
+    machine::cluster_barrier();
+    if (machine::cluster_rank() == 1) {
+      if (first) machine::mbarrier_arrive(0, 0);
+      return;
+    }
+    for (int i = 0; i < 20; ++i) machine::barrier();
+    if (waits) machine::mbarrier_wait(0, 0);
+  };
+  return run({.x = 2, .threads = 32, .shared_bytes = 16, .cluster = 2}, {}, block_thread, 1);
+}
+
+TEST(Cluster, KnowsThatNothingWillArriveBeforeItEnds) {
+  EXPECT_EQ(arrives(true), "");
+  EXPECT_NE(arrives(false).find("may have ended when this arrives"), std::string::npos);
 }
 
 }  // namespace

@@ -278,7 +278,12 @@ SYMMETRIC90 = [
     ("a_of_the_first_block", HOPPER, "(one ? 1 + rank_ : 0)", "(one ? 1 : 0)"),
     ("too_near_along_inner", HOPPER, "kTransposed ? 128 : 2;", "kTransposed ? 64 : 2;"),
     ("a_step_left_out", HOPPER, "taken + shares_.num_steps()", "taken + shares_.num_steps() - 1"),
-    ("a_warpgroup_meets_alone", HOPPER, "named_barrier(1, kMul", "named_barrier(1 + machine::thread() / 128, 128 & kMul"),
+    (
+        "a_warpgroup_meets_alone",
+        HOPPER,
+        "named_barrier(1, kMul",
+        "named_barrier(1 + machine::thread() / 128, 128 % kMul",
+    ),
     ("any_part_changes_places", HOPPER, "keeps = mine < 2", "keeps = true"),
     ("a_part_left_out", HOPPER, "part < num_parts", "part < num_parts - 1"),
     ("its_own_part_twice", HOPPER, "if (keeps && part == mine) continue;", ""),

@@ -62,10 +62,11 @@ std::string run(const std::vector<Buffer>& buffers, unsigned threads, unsigned s
 }
 
 // Thread 0 lets copies begin, which arrive at the mbarrier; all threads wait for them.
-void fetch(int mbarrier, std::uint32_t bytes, const std::function<void()>& copy) {
+void fetch(int mbarrier, std::uint32_t bytes, const std::function<void()>& copy,
+           bool fences = true) {
   if (machine::thread() == 0) {
     machine::mbarrier_init(mbarrier, 1);
-    machine::mbarrier_init_fence();
+    if (fences) machine::mbarrier_init_fence();
     machine::mbarrier_expect(mbarrier, bytes);
     copy();
   }
@@ -127,6 +128,9 @@ TEST(Tiles, FindBadCopies) {
   expect("of 5120", whole, copy(4096, matrix.map, 2));
   expect("in no cluster", whole, [&] { machine::copy_tile_to_both(256, matrix.map, 2, 0, 0, 0); });
   expect("which is an mbarrier", whole, copy(0, matrix.map, 2));
+  const std::string unfenced =
+      run({whole}, 32, 20480, [&] { fetch(2, 64 * 128, copy(256, matrix.map, 2), false); });
+  EXPECT_NE(unfenced.find("no fence after the initialisation"), std::string::npos);
 }
 
 // The fields of the PTX ISA's matrix descriptor for wgmma.
@@ -243,6 +247,27 @@ TEST(Wgmma, MultipliesTransposedOperands) {
       ASSERT_EQ(got[row][col], sum) << row << ", " << col;
     }
   }
+}
+
+TEST(Wgmma, NeedsAFenceAfterSumsWereTouched) {
+  const Matrix matrix(128, 64, 128);
+  const auto found = [&](bool fences) {
+    return run({matrix.buffer()}, 128, 4 * 256 * 40, [&] {
+      fetch(0, 128 * 128, [&] { machine::copy_tile(256, matrix.map, 0, 0, 0, 0); });
+      float sums[64];
+      machine::wgmma_fence();
+      for (int i = 0; i < 2; ++i) {
+        const std::uint64_t operand = machine::matrix_descriptor(256);
+        machine::multiply_64x128_f16(sums, operand, operand, false);
+        machine::wgmma_commit();
+        machine::wgmma_wait<0>();
+        sums[5] = 0;
+        if (fences) machine::wgmma_fence();
+      }
+    });
+  };
+  EXPECT_EQ(found(true), "");
+  EXPECT_NE(found(false).find("no wgmma_fence followed"), std::string::npos);
 }
 
 TEST(Wgmma, FindsBadOperands) {

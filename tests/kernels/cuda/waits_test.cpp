@@ -42,6 +42,23 @@ TEST(Waits, HasNamedBarriers) {
   EXPECT_NE(meets(1, 40, 40).find("whole warps"), std::string::npos);
 }
 
+// All of 96 threads load a word. Those of two warps meet, and one of them overwrites the word.
+TEST(Waits, FindsReadersThatDidNotComeToTheBarrier) {
+  const auto block_thread = [] {
+    const int t = machine::thread();
+    if (t == 0) machine::shared_store(0, 1);
+    machine::barrier();
+    machine::shared_load(0);
+    if (t >= 64) return;
+    machine::named_barrier(1, 64);
+    if (t == 40) machine::shared_store(0, 2);
+  };
+  const std::string all = run({.threads = 96, .shared_bytes = 16}, block_thread);
+  EXPECT_NE(all.find("race: overwrites shared word 0, loaded by block 0 thread 64"),
+            std::string::npos)
+      << all;
+}
+
 // A phase ends when all have arrived. Its parity passes until the next phase has ended.
 TEST(Waits, HasPhasesOfMbarriers) {
   std::vector<int> seen;

@@ -125,8 +125,8 @@ class CudaProducts final : public Products {
 
   static std::optional<Operands> operands_of(const Tensor& a, const Tensor& b) {
     // Rows of b' are those of X for X X', and b's own if b is symmetric itself.
-    const bool is_square = a.size(-1) == a.size(-2);
-    const Tensor other = is_square && has_rows(b) ? b : b.mT();
+    const bool is_symmetric = a.size(-1) == a.size(-2) && has_rows(a) && has_rows(b);
+    const Tensor other = is_symmetric ? b : b.mT();
     if (has_rows(a) && has_rows(other)) return Operands{a, other, false};
     if (has_rows(a.mT()) && has_rows(other.mT())) return Operands{a.mT(), other.mT(), true};
     return std::nullopt;
