@@ -79,14 +79,14 @@ struct Iterate {
   void multiply() {
     if (!scales.defined()) return;
     elementwise->multiply(x, scale == 1 ? scales : scales.mul(scale));
-    scales = Tensor();
+    scales = squares = Tensor();
     scale = factor = 1;
   }
 
  private:
-  // Entries are below 2^15, so the norm is below 2^15 times the root of their number. Makes it at
-  // most 2^14: later values have singular values of about 1 where X's norm is 1, and so norms that
-  // fp16 does not hold as entries only if they exceed 4.
+  // Entries are below 2^15, so the norm is below 2^15 times the root of their number. Returns what
+  // makes it less than 2^14. The next x then fits fp16, whose largest number is 2^16: an entry is
+  // at most the norm of this x times a singular value of the next X, which is about 1.
   static double factor_for(std::int64_t entries) {
     return std::exp2(-1 - std::ceil(std::log2(static_cast<double>(entries)) / 2));
   }
@@ -108,8 +108,7 @@ struct InOneDtype {
   // R <- X X' on the short side.
   void gram_product(const Tensor& r) const {
     const double scale = iterate.scale * iterate.scale;
-    const bool scales =
-        iterate.scales.defined() && iterate.squares.defined() && dtype == iterate.x.scalar_type();
+    const bool scales = iterate.squares.defined() && dtype == iterate.x.scalar_type();
     if (scales && iterate.products.scaled_gram(r, scale, iterate.squares, iterate.upright()))
       return;
     iterate.multiply();
