@@ -9,7 +9,7 @@ import gpu_others
 import torch
 from dmuon._planning.choices import Setting
 from dmuon._planning.tuning import _errors, _is_exact
-from dmuon._setup.hyperparameters import choice_of, plain_choice
+from dmuon._setup.hyperparameters import plain_choice
 from gpu_device import Device
 from gpu_part import Findings
 from gpu_products import COEFFICIENTS, PAST_CACHES, random, scaled
@@ -182,13 +182,19 @@ def _fastest_exact(ordered: list[_C.Choice], shape: tuple[int, int, int], settin
     while rows * cols * min(rows, cols) // factor**3 > EXACT_FLOPS:
         factor *= 2
 
-    def smaller(one: _C.Choice) -> _C.Choice:
-        backend, form, batched, panel_rows, elementwise = plain_choice(one)
-        return choice_of(backend, form, batched, panel_rows // factor if backend == "aten" else panel_rows, elementwise)
+    known = setting.candidates(rows // factor, cols // factor)
 
-    direct = [one for one in ordered if one.form == _C.Form.DIRECT]
+    def smaller(one: _C.Choice) -> _C.Choice | None:
+        """None if there is no such form. Below 2048 rows ATen has no panels: there the full product stands for them."""
+        like = [each for each in known if plain_choice(each)[:3] == plain_choice(one)[:3]]
+        return next((each for each in like if each.panel_rows == one.panel_rows), like[0] if like else None)
+
+    direct = [each for each in known if each.form == _C.Form.DIRECT]
     for one in ordered:
-        some = list(dict.fromkeys(map(smaller, (one, *direct))))
-        if _is_exact(smaller(one), _errors(rows // factor, cols // factor, setting, some), setting):
+        like = smaller(one)
+        if like is None:
+            continue
+        errors = _errors(rows // factor, cols // factor, setting, list(dict.fromkeys([like, *direct])))
+        if _is_exact(like, errors, setting):
             return one
     raise AssertionError("no candidate is exact")

@@ -151,6 +151,14 @@ def test_a_large_shape_is_not_even_begun_where_a_small_one_tells_that_it_would_n
     assert machine.now <= 5
 
 
+def test_an_accelerator_is_gauged_by_a_shape_that_takes_longer_than_its_launches(monkeypatch):
+    """Else the time of launches, times the ratio of FLOPs, would let no large shape begin."""
+    monkeypatch.setattr(tuning, "_seconds", lambda *_: 1e-3)  # what the host takes to issue them
+    cuda = SETTING._replace(device=torch.device("cuda"))
+    assert tuning._guessed_seconds((1, 4096, 4096), torch.empty(1 << 22), cuda) == pytest.approx(8e-3)
+    assert tuning._guessed_seconds((1, 4096, 4096), torch.empty(1 << 16), SETTING) == pytest.approx(4.096)
+
+
 def test_a_shape_whose_matrices_find_no_memory_says_so_and_others_are_tuned(machine, monkeypatch):
     made = tuning._random
 

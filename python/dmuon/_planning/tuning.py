@@ -26,7 +26,9 @@ _BLOCK_S = 2e-3  # the least seconds of a block of repeated calls
 _POOL_ELEMENTS = 1 << 24  # elements for batches, which take turns: 64 MiB, more than caches hold
 _MOST_ERROR = 1.3  # times the direct form's error
 _EXACT_FLOPS = 1 << 32  # of one product: larger matrices are compared with the direct form in fp32
-_GAUGE = (1, 256, 256)  # the shape whose time predicts the times of larger shapes before they run
+# The shape whose time predicts the times of larger shapes before they run. On accelerators it is one that takes longer
+# than the host needs to issue it.
+_GAUGE, _GAUGE_OF_ACCELERATORS = (1, 256, 256), (1, 2048, 2048)
 
 
 _Errors = dict[PlainChoice, list[float]]
@@ -101,7 +103,7 @@ def _measure(shape: Shape, setting: Setting, pool: Tensor, budget: _Budget) -> R
 
     least_runs = _LEAST_RUNS * (1 + len(others))
     try:
-        is_large = _work(shape) > _work(_GAUGE)
+        is_large = _work(shape) > _work(_gauge(setting))
         # Half, because larger products run at a higher rate.
         if is_large and least_runs * _guessed_seconds(shape, pool, setting) / 2 > budget.left():
             raise _NotReachedError(late)
@@ -147,9 +149,14 @@ def _work(shape: Shape) -> int:
 
 
 def _guessed_seconds(shape: Shape, pool: Tensor, setting: Setting) -> float:
-    gauge = pool[: math.prod(_GAUGE)].view(1, *_GAUGE)
-    choice = setting.candidates(*_GAUGE[1:])[0]
-    return min(_seconds(choice, gauge, setting, 1) for _ in range(3)) * _work(shape) / _work(_GAUGE)
+    gauge = _gauge(setting)
+    batches = pool[: math.prod(gauge)].view(1, *gauge)
+    choice = setting.candidates(*gauge[1:])[0]
+    return min(_seconds(choice, batches, setting, 1) for _ in range(3)) * _work(shape) / _work(gauge)
+
+
+def _gauge(setting: Setting) -> Shape:
+    return _GAUGE if setting.device.type == "cpu" else _GAUGE_OF_ACCELERATORS
 
 
 def _timed_number(number: int, rows: int, cols: int, setting: Setting) -> int:
