@@ -17,7 +17,7 @@ using Stream = void*;              ///< CUstream, which is a cudaStream_t
 
 enum DeviceAttribute { kMultiprocessors = 16, kMajor = 75, kMinor = 76 };
 enum KernelAttribute { kMostSharedBytes = 8 };
-// Of a tensor map.
+// The values of a tensor map.
 enum TensorType { kTensorFp16 = 6, kTensorBFloat16 = 9 };
 enum Interleave { kNoInterleave = 0 };
 enum Swizzle { kSwizzle128 = 3 };

@@ -42,7 +42,7 @@ constexpr std::int64_t divided_up(std::int64_t count, std::int64_t by) {
   return (count + by - 1) / by;
 }
 
-/// What all kernels are given alike: all but tiles, splits and scratch memory.
+/// Returns the parameters that all kernels share: all but tiles, splits and scratch memory.
 SymmetricParameters parameters_of(const Symmetric& product);
 
 }  // namespace dmuon::kernels::cuda

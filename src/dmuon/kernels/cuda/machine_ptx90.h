@@ -2,7 +2,7 @@
 
 #include "dmuon/kernels/cuda/parameters.h"
 
-// What only compute capability 9.0 has: included by machine_ptx.h.
+// Instructions of compute capability 9.0 alone. machine_ptx.h includes this header.
 namespace dmuon::kernels::cuda::machine {
 
 // A kernel that is launched early (Launch::begins_early) starts while the kernel before it in the
@@ -69,8 +69,8 @@ DMUON_DEVICE void prefetch_map(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// Copies the map's box at (col, row, matrix) to `word`, and counts its bytes at the mbarrier. What
-// lies beyond the matrix becomes zeros, which count too.
+// Copies the map's box at (col, row, matrix) to `word`, and counts its bytes at the mbarrier.
+// Entries beyond the matrix become zeros, which count too.
 DMUON_DEVICE void copy_tile(int word, const TensorMap& map, int mbarrier, int col, int row,
                             int matrix) {
   asm volatile(
@@ -90,10 +90,11 @@ DMUON_DEVICE void copy_tile_to_both(int word, const TensorMap& map, int mbarrier
       : "memory");
 }
 
-// An operand of multiply_64x256, in boxes of rows of 128 bytes whose chunks of 16 bytes lie in the
-// 128-byte swizzle; 8 rows are 1024 bytes, to which the first one is aligned. A box's rows have 64
-// columns of the operand, and adding 2 moves the descriptor by 16 columns; or, transposed, 64 rows
-// of it: then the next 64 rows are the next box, of 64 columns, and adding 128 moves it by 16.
+// Describes an operand of multiply_64x256. It consists of boxes whose rows have 128 bytes; chunks
+// of 16 bytes lie in the 128-byte swizzle. A box is aligned to 8 rows, 1024 bytes. A box's row has
+// 64 columns of a row of the operand, and adding 2 moves the descriptor by 16 columns. Transposed,
+// a box's row has 64 rows of a column, further rows are in the next box, and adding 128 moves the
+// descriptor by 16 columns.
 template <bool kTransposed>
 DMUON_DEVICE uint64_t matrix_descriptor(int word) {
   constexpr uint64_t kSwizzle128 = 1ULL << 62;

@@ -7,7 +7,7 @@
 
 namespace dmuon::kernels::cuda::device {
 
-/// What a worker computes at a time: steps [first, last) of a tile. If a tile has several parts,
+/// A worker computes steps [first, last) of a tile at a time. If a tile has several parts,
 /// their sums add up to the tile's.
 struct Share {
   int matrix;
@@ -20,7 +20,7 @@ struct Share {
 
 /// The shares of one of several workers, in the order in which it computes them.
 ///
-/// Of each matrix the first num_whole tiles are a share each. The steps of all others, one tile
+/// Each of a matrix's first num_whole tiles is one share. The steps of all others, one tile
 /// after the other, are cut into num_runs equal runs; a run has a share of each tile that it
 /// touches. Workers take whole tiles of all matrices in turns, then runs of all matrices. So a
 /// tile's parts, and thereby its bits, depend neither on the batch nor on the number of workers.
@@ -58,7 +58,7 @@ class Shares {
 
  private:
   DMUON_DEVICE int num_whole() const { return of_.batch * of_.num_whole; }
-  // Of a matrix, one tile after the other.
+  // The steps of a matrix's tiles that are cut, one tile after the other.
   DMUON_DEVICE int cut_steps() const { return (of_.num_tiles - of_.num_whole) * of_.num_steps; }
 
   DMUON_DEVICE bool next_unit() {

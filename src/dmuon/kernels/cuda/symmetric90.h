@@ -12,12 +12,11 @@ namespace dmuon::kernels::cuda::device {
 /// The symmetric product by what compute capability 9.0 alone has: TMA, clusters and wgmma.
 ///
 /// A cluster of two blocks computes a tile of 256 x 256 entries of the lower triangle, 128 rows a
-/// block, and then its next share (shares.h). Of a block's three warpgroups
-/// - the last one fetches: of each step the block's rows of a, and half of the tile's rows of b,
-///   which both blocks need, to both at once;
-/// - two multiply, 64 rows each, while the next kStages steps arrive.
+/// block, and then its next share (shares.h). A block has three warpgroups. The last one fetches
+/// each step: the block's rows of a, and half of the tile's rows of b, which it sends to both
+/// blocks. The other two multiply 64 rows each, while the next kStages steps arrive.
 ///
-/// With kTransposed a and b lie transposed in memory: rows of a step's operand are then along m.
+/// With kTransposed a and b lie transposed in memory: an operand's rows there are along m.
 ///
 /// If a tile has several parts, each cluster stores its sums in `partial`; the last one to end adds
 /// all parts in their order, so bits do not depend on who is last. Then the block scales the sums,
@@ -246,8 +245,8 @@ class Symmetric90 {
     }
   }
 
-  // What is added to the sums: nothing; c, of a tile that lies in it with all its entries; or c,
-  // which has been staged, if there is one, and the diagonal.
+  // The code adds to the sums: nothing; c, if all entries of the tile lie in it; or the staged c,
+  // if there is one, and the diagonal.
   enum Added { kSumsAlone, kWithC, kAnything };
 
   // Scales the sums of 128 columns, adds and rounds.
