@@ -261,26 +261,30 @@ def test_tuning_takes_kernels_where_they_are_exact_and_faster(gpus, kernels_take
     assert found == ["" if capability == 90 else chosen for capability in CAPABILITIES]  # the default there
 
 
-def untuned(mesh: Any, folder: str, capability: int) -> tuple[int, int, str]:
-    """Kernels that a step launches, words of a matrix's memo, and who multiplies a large square matrix."""
+SIDES = ((3584, 3584), (2048, 2048), (4096, 14336))
+
+
+def untuned(mesh: Any, folder: str, capability: int) -> tuple[int, int, list[str]]:
+    """Kernels that a step launches, words of a matrix's memo, and who multiplies matrices of SIDES."""
     async_device.use_cuda_kernels(capability)
     with mock.patch.dict(os.environ, DMUON_CACHE_DIR=folder):
         on_default_device(one_step, mesh, {})
     torch.emulated.synchronize()
     device = torch.device("emulated", 0)
     words = Tuned(torch.float16, ROWS, {}).memo_words(device)
-    return async_device.cuda_counts()["launches"], words, _C.choose(4096, 4096, ROWS, 5, device, torch.float16).backend
+    backends = [_C.choose(*sides, ROWS, 5, device, torch.float16).backend for sides in SIDES]
+    return async_device.cuda_counts()["launches"], words, backends
 
 
 @pytest.mark.parametrize("capability", [80, 90])
 def test_untuned_kernels_run_only_where_a_gpu_has_been_seen_to_win(tmp_path, capability):
     pool = RankPool(1, device_type="emulated")
-    [(launches, words, backend)] = pool.run(untuned, (1,), folder=str(tmp_path), capability=capability)
+    [(launches, words, backends)] = pool.run(untuned, (1,), folder=str(tmp_path), capability=capability)
     pool.close()
     if capability == 90:
-        assert launches > 0 and words == 4 and backend == "cuda"
+        assert launches > 0 and words == 4 and backends == ["cuda", "aten", "aten"]
     else:
-        assert (launches, words, backend) == (0, 0, "aten")  # not even their test ran
+        assert (launches, words, backends) == (0, 0, ["aten"] * 3)  # not even their test ran
 
 
 def test_a_device_without_kernels_goes_on_by_aten():

@@ -16,7 +16,7 @@ from dmuon._setup.ranks import Ranks
 
 logger = logging.getLogger("dmuon")
 
-VERSION = 8  # of the cached rows
+VERSION = 9  # of the cached rows
 
 Shape = tuple[int, int, int]  # matrices, rows, cols
 

@@ -60,7 +60,10 @@ class Tuned(NamedTuple):
         return [(*sides, *plain_choice(self.choices[sides])) for sides in sorted(self.choices)]
 
     def memo_words(self, device: torch.device) -> int:
-        """Returns the words of a matrix that choices keep from step to step. Untested kernels do not run for this."""
+        """Returns the words of a matrix that choices keep from step to step.
+
+        Kernels are tested for this only where they are tuned or the default.
+        """
         kernels = any(choice.elementwise for choice in self.choices.values()) or _C.prefers_cuda_kernels(device)
         return _C.memo_words(device) if kernels else 0
 

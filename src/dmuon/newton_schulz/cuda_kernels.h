@@ -8,6 +8,7 @@
 #include <string>
 
 #include "dmuon/kernels/cuda/parameters.h"
+#include "dmuon/kernels/cuda/symmetric.h"
 
 // What elementwise/cuda.cpp and products/cuda.cpp share.
 namespace dmuon::newton_schulz {
@@ -18,7 +19,8 @@ namespace dmuon::newton_schulz {
 std::string why_no_cuda_kernels(c10::Device device);
 
 /// True where dmuon's kernels are the default: on devices with compute capability 9.0, where they
-/// have been seen to win (bench/README.md), if there is no reason above.
+/// have been seen to win (tests/gpu/README.md), if there is no reason above. False during a capture
+/// if the answer is not known yet, because the kernels' test would spoil the capture. Thread-safe.
 bool prefers_cuda_kernels(c10::Device device);
 
 /// Returns the current stream's cudaStream_t, without a CUDA header or library. For devices without
@@ -27,8 +29,15 @@ void* current_stream(c10::Device device);
 
 /// Returns at least `count` zeros for kernels that leave zeros behind. All calls for a stream get
 /// the same ones, so no kernel has to clear them each time. They are never freed. Thread-safe.
-/// @param stream  the device's current stream, on which nothing is being captured.
+/// @param stream  the device's current stream, on which nothing is being captured. Not
+///                cudaStreamPerThread, one handle of several streams.
 at::Tensor kept_zeros(std::int64_t count, const at::TensorOptions& options, void* stream);
+
+/// Computes Products::symmetric_product by this kernel.
+/// @return  False if the kernel cannot, for its operands' strides: then it has done nothing.
+bool symmetric_product_by(const kernels::cuda::SymmetricChoice& choice, const at::Tensor& out,
+                          double beta, const at::Tensor& c, double alpha, const at::Tensor& a,
+                          const at::Tensor& b);
 
 /// The most matrices of a launch.
 inline constexpr std::int64_t kMostMatrices = 65535;

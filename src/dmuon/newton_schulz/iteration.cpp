@@ -85,7 +85,7 @@ struct Iterate {
 
  private:
   // Entries are below 2^15, so the norm is below 2^15 times the root of their number. Returns what
-  // makes it less than 2^14. The next x then fits fp16, whose largest number is 2^16: an entry is
+  // makes it less than 2^14. The next x then fits fp16, whose largest number is 65504: an entry is
   // at most the norm of this x times a singular value of the next X, which is about 1.
   static double factor_for(std::int64_t entries) {
     return std::exp2(-1 - std::ceil(std::log2(static_cast<double>(entries)) / 2));

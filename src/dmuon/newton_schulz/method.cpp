@@ -14,8 +14,8 @@ namespace {
 using at::Tensor;
 using core::require;
 
-// An H200 multiplied squares of 3584 rows and more faster by dmuon's kernels, and those of 2048 and
-// 1024 rows by ATen's.
+// An H200 took less time for squares of 3584 rows and more by dmuon's kernels, and for one of 2048
+// or 1024 rows by ATen's.
 constexpr std::int64_t kPreferredSide = 3072;
 
 // True if the backend has panels that omit a part of symmetric products.
@@ -128,9 +128,10 @@ std::vector<Choice> candidates(std::int64_t m, std::int64_t n, const Coefficient
 }
 
 Choice choose(std::int64_t m, std::int64_t n, const Coefficients& coefficients, c10::Device device,
-              at::ScalarType dtype) {
+              at::ScalarType dtype, std::optional<Form> form) {
   Choice usual =
       candidates_of(default_products(device, dtype), m, n, coefficients, device, dtype).front();
+  usual.form = form.value_or(usual.form);
   // Its symmetric products have the same error in the direct form alone.
   if (usual.form == Form::kDirect && std::min(m, n) >= kPreferredSide && half_of(dtype) &&
       !device.is_cpu() && prefers_cuda_kernels(device)) {
@@ -162,8 +163,9 @@ Method method_for(std::int64_t rows, std::int64_t cols, c10::Device device,
                   const IterationOptions& options, std::string_view function) {
   check(options, function);
   const auto& [name, chosen_form, batched, panel_rows, elementwise] =
-      options.choice ? *options.choice
-                     : choose(rows, cols, options.coefficients, device, options.dtype);
+      options.choice
+          ? *options.choice
+          : choose(rows, cols, options.coefficients, device, options.dtype, options.form);
   const Form form = options.form.value_or(chosen_form);
   const Products& backend = backend_named(name, device, options.dtype, function);
   require(!batched || backend.batched(std::min(rows, cols), options.dtype), function,

@@ -55,9 +55,11 @@ std::vector<Choice> candidates(std::int64_t m, std::int64_t n, const Coefficient
 
 /// Returns the candidate that `orthogonalize` takes by default: the default backend's form with the
 /// fewest FLOPs, batched if the backend does that, in its default panels. On accelerators it is
-/// never the segmented form.
+/// never the segmented form. Large matrices in the direct form are multiplied by dmuon's kernels
+/// where these are preferred (prefers_cuda_kernels).
+/// @param form  the form, if it is not to be chosen.
 Choice choose(std::int64_t m, std::int64_t n, const Coefficients& coefficients, c10::Device device,
-              at::ScalarType dtype);
+              at::ScalarType dtype, std::optional<Form> form = std::nullopt);
 
 /// A choice that was checked and looked up, for matrices of one shape.
 struct Method {

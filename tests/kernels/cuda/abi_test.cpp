@@ -12,6 +12,7 @@ namespace dmuon::kernels::cuda {
 namespace {
 
 static_assert(sizeof(CUresult) == sizeof(Result) && CUDA_SUCCESS == 0);
+static_assert(kInvalidContext == static_cast<int>(CUDA_ERROR_INVALID_CONTEXT));
 static_assert(sizeof(CUdevice) == sizeof(Device) && sizeof(CUstream) == sizeof(Stream));
 static_assert(kMultiprocessors == static_cast<int>(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT));
 static_assert(kMajor == static_cast<int>(CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR));

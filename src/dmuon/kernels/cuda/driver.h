@@ -9,6 +9,7 @@ namespace dmuon::kernels::cuda {
 // declaration with NVIDIA's cuda.h.
 
 using Result = int;  ///< CUresult; 0 is success
+inline constexpr Result kInvalidContext = 201;
 using Device = int;
 using Context = struct ContextTag*;
 using Library = struct LibraryTag*;

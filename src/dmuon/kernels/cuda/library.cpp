@@ -162,7 +162,9 @@ void prepare(int device) {
 bool is_captured(void* stream) {
   if (driver() == nullptr) throw core::CudaError("is_captured: " + why_no_driver());
   int status = 0;
-  return driver()->is_capturing(stream, &status) != 0 || status != 0;
+  const Result result = driver()->is_capturing(stream, &status);
+  if (result == kInvalidContext) return false;
+  return result != 0 || status != 0;
 }
 
 int num_multiprocessors(int device) {
@@ -173,6 +175,12 @@ int num_multiprocessors(int device) {
 bool has_symmetric90(int device) {
   if (driver() == nullptr) throw core::CudaError("has_symmetric90: " + why_no_driver());
   return attribute(kMajor, device) == kSymmetric90Major;
+}
+
+bool is_hopper(int device) {
+  int major = 0;
+  return driver() != nullptr && driver()->device_attribute(&major, kMajor, device) == 0 &&
+         major == kSymmetric90Major;
 }
 
 TensorMap tensor_map(const Mapped& x) {

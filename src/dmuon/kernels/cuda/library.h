@@ -25,9 +25,12 @@ void prepare(int device);
 /// @throws CudaError if the device does not answer.
 int num_multiprocessors(int device);
 
-/// True if the kernels of symmetric90.cu run on the device.
+/// True if the kernels of symmetric90.cu run on the device. Loads nothing.
 /// @throws CudaError if the device does not answer.
 bool has_symmetric90(int device);
+
+/// The same; false without a driver or an answer.
+bool is_hopper(int device);
 
 /// Matrices of 16-bit entries, [batch, rows, cols], as TMA shall find them; strides in entries.
 struct Mapped {
@@ -44,8 +47,8 @@ struct Mapped {
 /// @throws CudaError if the driver refuses them.
 TensorMap tensor_map(const Mapped& mapped);
 
-/// True if what is added to the stream is captured, or cannot be added. Needs a current context, as
-/// a thread has that has used the device by PyTorch.
+/// True if what is added to the stream is captured, or cannot be added. False in a thread without a
+/// context, which has added nothing.
 bool is_captured(void* stream);
 
 struct Launch {

@@ -18,18 +18,19 @@ constexpr std::int64_t kMaxInner = std::int64_t{1} << 30;
 std::array<const SymmetricFamily*, 2> families() { return {&symmetric90(), &symmetric80()}; }
 
 const SymmetricFamily& family_of(const SymmetricChoice& choice) {
-  for (const SymmetricFamily* family : families()) {
-    std::string problem;
-    if (!family->has(choice, problem)) continue;
-    core::require(problem.empty(), "symmetric: choice.splits must be ", problem, "; got ",
-                  choice.splits);
-    return *family;
-  }
-  core::require(false,
+  const auto all = families();
+  std::string problem;
+  const auto* const found = std::ranges::find_if(all, [&](const SymmetricFamily* family) {
+    problem.clear();
+    return family->has(choice, problem);
+  });
+  core::require(found != all.end(),
                 "symmetric: choice.kernel must be symmetric80_64, symmetric80_128 or symmetric90; "
                 "got ",
                 choice.kernel);
-  return symmetric80();
+  core::require(problem.empty(), "symmetric: choice.splits must be ", problem, "; got ",
+                choice.splits);
+  return **found;
 }
 
 void check_matrices(const char* name, const Matrices& x, std::int64_t cols) {

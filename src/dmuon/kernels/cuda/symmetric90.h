@@ -18,9 +18,10 @@ namespace dmuon::kernels::cuda::device {
 ///
 /// With kTransposed a and b lie transposed in memory: an operand's rows there are along m.
 ///
-/// If a tile has several parts, each cluster stores its sums in `partial`; the last one to end adds
-/// all parts in their order, so bits do not depend on who is last. Then the block scales the sums,
-/// adds c and the diagonal, rounds, and StagedTile writes one half of 128 columns after the other.
+/// If a tile has several parts, each block stores its sums in `partial`. For each half of the tile
+/// the last block to end adds all parts in their order, so bits do not depend on who is last. Then
+/// the block scales the sums, adds c and the diagonal, rounds, and StagedTile writes one half of
+/// 128 columns after the other.
 template <typename Format, bool kTransposed>
 class Symmetric90 {
  public:
@@ -72,7 +73,6 @@ class Symmetric90 {
       machine::take_registers<232>();
       multiply();
     }
-    machine::cluster_barrier();  // no block leaves while the other one sends to it
   }
 
   // The tile's rows are its columns, and a is b: then a block's a is half of b.
@@ -97,6 +97,13 @@ class Symmetric90 {
         fetch_operand<true>(of_b, all_.b, full, step, 2 * place.col + rank_, share.matrix);
       }
     }
+    wait_for_releases(fetched);
+  }
+
+  // A block must not end before the other one has released all of its stages.
+  static DMUON_DEVICE void wait_for_releases(int fetched) {
+    for (const int end = fetched + kStages; fetched < end; ++fetched)
+      machine::mbarrier_wait(kEmpty + fetched % kStages * 2, (fetched / kStages + 1) & 1);
   }
 
   // A step of kTile rows: in one box, or transposed in two.
@@ -183,9 +190,9 @@ class Symmetric90 {
     }
   }
 
-  // Returns how many parts of the tile have ended, and adds to it once all threads are here. Stores
-  // of this block come before, and those of the parts that have ended are visible.
-  static DMUON_DEVICE std::uint32_t ended_before(std::uint32_t* ticket, std::uint32_t more) {
+  // Adds to the parts of the tile that have ended, once all threads are here, and returns how many
+  // there were. Stores of this block come before; those of the parts that have ended are visible.
+  static DMUON_DEVICE std::uint32_t add_ended(std::uint32_t* ticket, std::uint32_t more) {
     meet();
     if (machine::thread() == 0)
       machine::shared_store(kTicketWord, machine::atomic_add_fenced(ticket, more));
@@ -193,7 +200,7 @@ class Symmetric90 {
     return machine::shared_load(kTicketWord);
   }
 
-  // True in the cluster that now has the sums of all parts.
+  // True in the block that now has the sums of all parts.
   DMUON_DEVICE bool add_parts(Sums& sums) const {
     const Share share = shares_.share();
     const SharesOf& of = all_.shares;
@@ -204,13 +211,13 @@ class Symmetric90 {
     std::uint32_t* const ticket = p_.tickets + 2 * cut + rank_;
     const auto last = static_cast<std::uint32_t>(share.num_parts - 1);
     // One of the first two parts, if all others have ended, stays in registers.
-    if (share.part >= 2 || ended_before(ticket, 0) != last) {
+    if (share.part >= 2 || add_ended(ticket, 0) != last) {
       DMUON_UNROLL
       for (int i = 0; i < 32; ++i) {
         const float four[4] = {sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]};
         machine::store_f32x4(parts + share.part * 2 * kPart + i * kMultipliers * 4, four);
       }
-      if (ended_before(ticket, 1) != last) return false;
+      if (add_ended(ticket, 1) != last) return false;
     }
     if (machine::thread() == 0) machine::store_u32(ticket, 0);
     add_in_order(sums, parts, share.part, share.num_parts);
