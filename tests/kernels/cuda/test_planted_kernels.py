@@ -303,7 +303,7 @@ SYMMETRIC90 = [
     ("no_release_or_acquire", HOPPER, "atomic_add_fenced(ticket", "atomic_add(ticket"),
     ("tickets_remain", HOPPER, "if (machine::thread() == 0) machine::store_u32(ticket, 0);", ""),
     ("one_ticket_for_both_blocks", HOPPER, "p_.tickets + 2 * cut + rank_", "p_.tickets + 2 * cut"),
-    ("keeps_a_part_that_others_miss", HOPPER, "ended_before(ticket, 0) != last", "ended_before(ticket, 0) == 0"),
+    ("keeps_a_part_that_others_miss", HOPPER, "add_ended(ticket, 0) != last", "add_ended(ticket, 0) == 0"),
     ("keeps_a_third_part", HOPPER, "share.part >= 2 || ", ""),
     ("writes_upper_tiles", HOPPER, "place.col > place.row || ", ""),
     ("stages_what_is_written", HOPPER, "meet();  // what was staged before has been written", ""),
