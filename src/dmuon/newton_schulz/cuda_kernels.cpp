@@ -11,13 +11,13 @@
 #include <torch/version.h>
 
 #include <algorithm>
-#include <array>
-#include <atomic>
 #include <bit>
 #include <cstdlib>
 #include <exception>
 #include <map>
 #include <mutex>
+#include <optional>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -79,24 +79,20 @@ bool products_pass(c10::Device device, at::ScalarType dtype) {
   const Tensor x =
       at::arange(2 * 300 * 200, options).mul_(0.7).sin_().view({2, 300, 200}).to(dtype);
   const double unit = dtype == at::kHalf ? 1e-3 : 8e-3;
-  const auto near_atens = [&](const Tensor& z, const Tensor& of) {
-    const Tensor r = at::empty_like(z);
-    const Tensor same = at::empty_like(z);
-    aten_products().symmetric_product(r, 0, r, 0.01, of, of.mT(), 0);
-    aten_products().symmetric_product(same, -1.5, r, 0.5, r, r, 0);
-    return near(z, same.to(at::kFloat), 4 * unit) && at::equal(z, z.mT());
-  };
   std::vector<kernels::cuda::SymmetricChoice> choices{
       {"symmetric80_64", 1}, {"symmetric80_64", 2}, {"symmetric80_128", 1}, {"symmetric80_128", 2}};
   if (kernels::cuda::has_symmetric90(device.index()))
     choices.insert(choices.end(), {{"symmetric90", 1}, {"symmetric90", 2}});
   for (const Tensor& of : {x, x.mT()}) {  // X' X has transposed operands
+    const Tensor r = at::empty({2, of.size(1), of.size(1)}, x.options());
+    const Tensor z = at::empty_like(r);
+    aten_products().symmetric_product(r, 0, r, 0.01, of, of.mT(), 0);
+    aten_products().symmetric_product(z, -1.5, r, 0.5, r, r, 0);
+    const Tensor same = z.to(at::kFloat);
     for (const auto& choice : choices) {
-      const Tensor r = at::empty({2, of.size(1), of.size(1)}, x.options());
-      const Tensor z = at::empty_like(r);
       if (!symmetric_product_by(choice, r, 0, r, 0.01, of, of.mT())) continue;
       symmetric_product_by(choice, z, -1.5, r, 0.5, r, r);
-      if (!near_atens(z, of)) return false;
+      if (!near(z, same, 4 * unit) || !at::equal(z, z.mT())) return false;
     }
   }
   return true;
@@ -123,6 +119,23 @@ std::string why_not_by_machine(c10::Device device) {
   if (!runs_cuda(device)) return core::message("dmuon's kernels are for CUDA, not for ", device);
   if (!kShowsStreams) return "dmuon's kernels need PyTorch 2.11 or newer";
   return kernels::cuda::unavailable(device.index());
+}
+
+// What why_no_cuda_kernels has found.
+struct Reasons {
+  std::mutex mutex;
+  std::unordered_map<c10::Device, std::string> by_device;
+};
+Reasons& reasons() {
+  static Reasons all;
+  return all;
+}
+
+std::optional<std::string> known_reason(c10::Device device) {
+  const std::scoped_lock lock(reasons().mutex);
+  const auto found = reasons().by_device.find(device);
+  if (found == reasons().by_device.end()) return std::nullopt;
+  return found->second;
 }
 
 std::string why_not_by_test(c10::Device device) {
@@ -170,19 +183,13 @@ std::optional<kernels::cuda::Half> half_of(at::ScalarType dtype) {
 
 std::string why_no_cuda_kernels(c10::Device given) {
   const c10::Device device = with_index(given);
-  static std::mutex mutex;
-  static std::map<std::string, std::string> known;  // by device
-  {
-    const std::scoped_lock lock(mutex);
-    const auto found = known.find(device.str());
-    if (found != known.end()) return found->second;
-  }
+  if (const std::optional<std::string> known = known_reason(device)) return *known;
   // Without the lock: PyTorch may take the GIL here.
   std::string reason = why_not_by_machine(device);
   const bool is_tested = reason.empty();
   if (is_tested) reason = why_not_by_test(device);
-  std::unique_lock lock(mutex);
-  const bool is_first = known.emplace(device.str(), reason).second;
+  std::unique_lock lock(reasons().mutex);
+  const bool is_first = reasons().by_device.emplace(device, reason).second;
   lock.unlock();
   if (is_first && is_tested && !reason.empty()) {
     TORCH_WARN("dmuon: ", reason, "; PyTorch's operators take their place");
@@ -191,24 +198,13 @@ std::string why_no_cuda_kernels(c10::Device given) {
 }
 
 bool prefers_cuda_kernels(c10::Device given) {
-  if (!runs_cuda(given)) return false;
-  enum Known : char { kUnknown, kNo, kYes };
-  static std::array<std::atomic<Known>, 128> known{};  // because each update asks
-  const c10::Device device = with_index(given);
-  if (!device.has_index() || device.index() >= 64) return false;
-  const std::size_t of_type = device.is_cuda() ? 0 : 64;
-  std::atomic<Known>& kept = known.at(of_type + static_cast<unsigned char>(device.index()));
-  if (kept != kUnknown) return kept == kYes;
   // No kernel runs on other devices, and none is loaded there.
-  if (!kShowsStreams || !kernels::cuda::is_hopper(device.index())) {
-    kept = kNo;
-    return false;
-  }
-  // A test would spoil a capture; and what spoils the test may pass.
-  if (kernels::cuda::is_captured(current_stream(device)) || !why_no_cuda_kernels(device).empty())
-    return false;
-  kept = kYes;
-  return true;
+  if (!kShowsStreams || !runs_cuda(given)) return false;
+  const c10::Device device = with_index(given);
+  if (!kernels::cuda::has_symmetric90(device.index())) return false;
+  const bool would_test = !known_reason(device);
+  if (would_test && kernels::cuda::is_captured(current_stream(device))) return false;
+  return why_no_cuda_kernels(device).empty();
 }
 
 }  // namespace dmuon::newton_schulz

@@ -39,9 +39,6 @@ bool symmetric_product_by(const kernels::cuda::SymmetricChoice& choice, const at
                           double beta, const at::Tensor& c, double alpha, const at::Tensor& a,
                           const at::Tensor& b);
 
-/// The most matrices of a launch.
-inline constexpr std::int64_t kMostMatrices = 65535;
-
 /// Returns nothing for dtypes of other sizes than 16 bits.
 std::optional<kernels::cuda::Half> half_of(at::ScalarType dtype);
 

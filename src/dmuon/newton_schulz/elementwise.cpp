@@ -18,10 +18,18 @@ void Elementwise::multiply(const at::Tensor& x, const at::Tensor& factors) const
 }
 
 std::vector<const Elementwise*> elementwise_all(c10::Device device, at::ScalarType dtype) {
-  if (device.is_cpu() || !half_of(dtype)) return {&elementwise_of(device)};
-  if (prefers_cuda_kernels(device)) return {&cuda_elementwise(), &aten_elementwise()};
-  if (why_no_cuda_kernels(device).empty()) return {&aten_elementwise(), &cuda_elementwise()};
-  return {&aten_elementwise()};
+  std::vector<const Elementwise*> all{&default_elementwise(device, dtype)};
+  if (all.front() == &cuda_elementwise()) {
+    all.push_back(&aten_elementwise());
+  } else if (!device.is_cpu() && half_of(dtype) && why_no_cuda_kernels(device).empty()) {
+    all.push_back(&cuda_elementwise());
+  }
+  return all;
+}
+
+const Elementwise& default_elementwise(c10::Device device, at::ScalarType dtype) {
+  return half_of(dtype) && prefers_cuda_kernels(device) ? cuda_elementwise()
+                                                        : elementwise_of(device);
 }
 
 std::int64_t memo_words(c10::Device device) {

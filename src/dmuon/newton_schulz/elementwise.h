@@ -113,6 +113,9 @@ std::int64_t aligned(std::int64_t side, at::ScalarType dtype);
 /// first.
 std::vector<const Elementwise*> elementwise_all(c10::Device device, at::ScalarType dtype);
 
+/// The first of elementwise_all. Tests no kernels where they are not the default.
+const Elementwise& default_elementwise(c10::Device device, at::ScalarType dtype);
+
 /// The most memo_words of those that work on this device.
 std::int64_t memo_words(c10::Device device);
 

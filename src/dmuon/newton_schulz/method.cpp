@@ -85,10 +85,7 @@ const Products& backend_named(const std::string& name, c10::Device device, at::S
 
 const Elementwise& elementwise_named(const std::string& name, c10::Device device,
                                      at::ScalarType dtype, std::string_view function) {
-  if (name.empty()) {
-    const bool kernels = half_of(dtype) && !device.is_cpu() && prefers_cuda_kernels(device);
-    return kernels ? cuda_elementwise() : elementwise_of(device);
-  }
+  if (name.empty()) return default_elementwise(device, dtype);
   const std::vector<const Elementwise*> all = elementwise_all(device, dtype);
   // Another rank's device may run what fails on this one: the rank goes on by the default.
   const bool is_missing = std::ranges::find(all, name, &Elementwise::name) == all.end();
@@ -134,7 +131,7 @@ Choice choose(std::int64_t m, std::int64_t n, const Coefficients& coefficients, 
   usual.form = form.value_or(usual.form);
   // Its symmetric products have the same error in the direct form alone.
   if (usual.form == Form::kDirect && std::min(m, n) >= kPreferredSide && half_of(dtype) &&
-      !device.is_cpu() && prefers_cuda_kernels(device)) {
+      prefers_cuda_kernels(device)) {
     usual.backend = cuda_products().name();
     usual.panel_rows = cuda_products().panel_rows(std::min(m, n), dtype).front();
   }

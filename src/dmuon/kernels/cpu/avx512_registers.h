@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "dmuon/core/divided_up.h"
+
 // The functions name their instruction set, so that all else is compiled for any processor; what is
 // inlined into them must name it too.
 #define DMUON_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
@@ -14,9 +16,7 @@ namespace dmuon::kernels::cpu::avx512 {
 
 constexpr std::int64_t kLanes = 16;  // words of a register: one fp32 or two bf16 entries each
 
-constexpr std::int64_t divided_up(std::int64_t value, std::int64_t by) {
-  return (value + by - 1) / by;
-}
+using core::divided_up;
 
 /// The first lanes, at most all.
 DMUON_AVX512_INLINE __mmask16 first(std::int64_t lanes) {

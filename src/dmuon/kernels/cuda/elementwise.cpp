@@ -5,6 +5,7 @@
 #include <tuple>
 #include <utility>
 
+#include "dmuon/core/divided_up.h"
 #include "dmuon/core/error.h"
 #include "dmuon/kernels/cuda/library.h"
 #include "dmuon/kernels/cuda/parameters.h"
@@ -12,7 +13,6 @@
 namespace dmuon::kernels::cuda {
 namespace {
 
-constexpr std::int64_t kMaxBatch = 65535;  // blocks along y
 // A block's indices beyond the matrix fit an int too.
 constexpr std::int64_t kMaxEntries =
     (std::int64_t{1} << 31) - std::int64_t{4} * kMoveWeightsThreads;
@@ -57,7 +57,7 @@ constexpr std::int64_t kBlocksAgain = 264;
 // Parts of a matrix.
 std::int64_t num_parts(const DirectionOf& direction) {
   constexpr std::int64_t kEntries = std::int64_t{4} * kDirectionThreads * kDirectionFours;
-  return (direction.x_rows * direction.x_cols + kEntries - 1) / kEntries;
+  return core::divided_up(direction.x_rows * direction.x_cols, kEntries);
 }
 
 Strides strides_of(const DirectionOf& direction) {
@@ -170,10 +170,10 @@ void move_weights(const MoveWeights& move, int device, void* stream) {
   parameters.decay = move.decay;
   parameters.factor = move.factor;
 
-  const std::int64_t units_a_row = (move.cols + parameters.width - 1) / parameters.width;
+  const std::int64_t units_a_row = core::divided_up(move.cols, parameters.width);
   parameters.units_a_row = Divisor::by(static_cast<std::uint32_t>(units_a_row));
   const std::int64_t of_block = std::int64_t{kMoveWeightsThreads} * (4 / parameters.width);
-  const std::int64_t blocks = (units_a_row * move.rows + of_block - 1) / of_block;
+  const std::int64_t blocks = core::divided_up(units_a_row * move.rows, of_block);
   launch({.kernel = move.u_format == Half::kFp16 ? "move_weights_f16" : "move_weights_bf16",
           .grid_x = static_cast<unsigned>(blocks),
           .grid_y = static_cast<unsigned>(move.batch),
@@ -195,7 +195,7 @@ void multiply(const Multiply& multiply, int device, void* stream) {
                                       .num_eights = static_cast<int>(multiply.entries / 8)};
   constexpr int kEights = kMultiplyThreads * kMultiplyEights;
   launch({.kernel = multiply.format == Half::kFp16 ? "multiply_f16" : "multiply_bf16",
-          .grid_x = static_cast<unsigned>((parameters.num_eights + kEights - 1) / kEights),
+          .grid_x = static_cast<unsigned>(core::divided_up(parameters.num_eights, kEights)),
           .grid_y = static_cast<unsigned>(multiply.batch),
           .threads = kMultiplyThreads,
           .shared_bytes = 0},

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "dmuon/core/divided_up.h"
 #include "dmuon/kernels/cuda/symmetric.h"
 
 // The families of kernels for symmetric products, which symmetric.cpp chooses among. It has checked
@@ -18,8 +19,8 @@ struct Estimate {
 
 /// One family: a source, and the choices that its kernels offer.
 struct SymmetricFamily {
-  /// True if the choice's kernel is of this family; `problem` says why its splits cannot be.
-  bool (*has)(const SymmetricChoice& choice, std::string& problem);
+  bool (*has)(const std::string& kernel);
+  int max_splits;
   void (*add_candidates)(std::vector<Estimate>& found, const Symmetric& product, int device);
   /// Scratch memory, where a choice has more than one split.
   std::int64_t (*workspace_bytes)(const Symmetric& product, const SymmetricChoice& choice,
@@ -34,12 +35,8 @@ const SymmetricFamily& symmetric90();
 
 /// The tiles of a lower triangle with m rows.
 constexpr std::int64_t num_tiles(std::int64_t m, std::int64_t tile) {
-  const std::int64_t rows = (m + tile - 1) / tile;
+  const std::int64_t rows = core::divided_up(m, tile);
   return rows * (rows + 1) / 2;
-}
-
-constexpr std::int64_t divided_up(std::int64_t count, std::int64_t by) {
-  return (count + by - 1) / by;
 }
 
 /// Returns the parameters that all kernels share: all but tiles, splits and scratch memory.

@@ -91,9 +91,9 @@ Kernel load_kernel(const Carried& carried, int device) {
 OnDevice load(int device) {
   OnDevice loaded;
   check(driver()->retain_primary(&loaded.context, device), "cuDevicePrimaryCtxRetain");
-  const bool is_hopper = attribute(kMajor, device) == kSymmetric90Major;
+  const bool has_all = has_symmetric90(device);
   for (std::size_t i = 0; i < kKernels.size(); ++i) {
-    if (is_hopper || kKernels.at(i).source != kSymmetric90)
+    if (has_all || kKernels.at(i).source != kSymmetric90)
       loaded.kernels.at(i) = load_kernel(kKernels.at(i), device);
   }
   return loaded;
@@ -173,11 +173,6 @@ int num_multiprocessors(int device) {
 }
 
 bool has_symmetric90(int device) {
-  if (driver() == nullptr) throw core::CudaError("has_symmetric90: " + why_no_driver());
-  return attribute(kMajor, device) == kSymmetric90Major;
-}
-
-bool is_hopper(int device) {
   int major = 0;
   return driver() != nullptr && driver()->device_attribute(&major, kMajor, device) == 0 &&
          major == kSymmetric90Major;

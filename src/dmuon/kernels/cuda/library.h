@@ -25,12 +25,9 @@ void prepare(int device);
 /// @throws CudaError if the device does not answer.
 int num_multiprocessors(int device);
 
-/// True if the kernels of symmetric90.cu run on the device. Loads nothing.
-/// @throws CudaError if the device does not answer.
+/// True if the kernels of symmetric90.cu run on the device; false without a driver or an answer.
+/// Loads nothing.
 bool has_symmetric90(int device);
-
-/// The same; false without a driver or an answer.
-bool is_hopper(int device);
 
 /// Matrices of 16-bit entries, [batch, rows, cols], as TMA shall find them; strides in entries.
 struct Mapped {
@@ -50,6 +47,9 @@ TensorMap tensor_map(const Mapped& mapped);
 /// True if what is added to the stream is captured, or cannot be added. False in a thread without a
 /// context, which has added nothing.
 bool is_captured(void* stream);
+
+/// The most matrices of a batch: blocks along y.
+inline constexpr std::int64_t kMaxBatch = 65535;
 
 struct Launch {
   const char* kernel = nullptr;  ///< a name in a .cu file

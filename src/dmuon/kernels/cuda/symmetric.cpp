@@ -7,11 +7,11 @@
 
 #include "dmuon/core/error.h"
 #include "dmuon/kernels/cuda/families.h"
+#include "dmuon/kernels/cuda/library.h"
 
 namespace dmuon::kernels::cuda {
 namespace {
 
-constexpr std::int64_t kMaxBatch = 65535;  // blocks along y
 constexpr std::int64_t kMaxRows = std::int64_t{1} << 20;
 constexpr std::int64_t kMaxInner = std::int64_t{1} << 30;
 
@@ -19,17 +19,15 @@ std::array<const SymmetricFamily*, 2> families() { return {&symmetric90(), &symm
 
 const SymmetricFamily& family_of(const SymmetricChoice& choice) {
   const auto all = families();
-  std::string problem;
-  const auto* const found = std::ranges::find_if(all, [&](const SymmetricFamily* family) {
-    problem.clear();
-    return family->has(choice, problem);
-  });
+  const auto* const found = std::ranges::find_if(
+      all, [&](const SymmetricFamily* family) { return family->has(choice.kernel); });
   core::require(found != all.end(),
                 "symmetric: choice.kernel must be symmetric80_64, symmetric80_128 or symmetric90; "
                 "got ",
                 choice.kernel);
-  core::require(problem.empty(), "symmetric: choice.splits must be ", problem, "; got ",
-                choice.splits);
+  const int most = (*found)->max_splits;
+  core::require(choice.splits >= 1 && choice.splits <= most,
+                "symmetric: choice.splits must be in [1, ", most, "]; got ", choice.splits);
   return **found;
 }
 

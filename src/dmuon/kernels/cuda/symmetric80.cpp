@@ -2,12 +2,13 @@
 #include <array>
 #include <string_view>
 
-#include "dmuon/core/error.h"
 #include "dmuon/kernels/cuda/families.h"
 #include "dmuon/kernels/cuda/library.h"
 
 namespace dmuon::kernels::cuda {
 namespace {
+
+using core::divided_up;
 
 constexpr int kMaxSplits = 8;  // 2^20 rows have 2^27 tiles, and a tile may have 8 blocks along x
 constexpr std::array kSplits{1, 2, 3, 4, 6, kMaxSplits};
@@ -29,17 +30,12 @@ constexpr std::array kForms{
     Form{"symmetric80_64", "symmetric80_64_f16", "symmetric80_64_bf16", kSymmetric80Small},
 };
 
-const Form* find(const SymmetricChoice& choice) {
-  const auto* const found = std::ranges::find(kForms, choice.kernel, &Form::name);
+const Form* find(const std::string& kernel) {
+  const auto* const found = std::ranges::find(kForms, kernel, &Form::name);
   return found == kForms.end() ? nullptr : found;
 }
 
-bool has(const SymmetricChoice& choice, std::string& problem) {
-  if (choice.splits < 1 || choice.splits > kMaxSplits) {
-    problem = core::message("in [1, ", kMaxSplits, "]");
-  }
-  return find(choice) != nullptr;
-}
+bool has(const std::string& kernel) { return find(kernel) != nullptr; }
 
 // Rounds of blocks that the device runs at once, times the multiplications of a block.
 double estimate(std::int64_t blocks, std::int64_t at_once, std::int64_t steps, int splits,
@@ -66,17 +62,17 @@ void add_candidates(std::vector<Estimate>& found, const Symmetric& product, int 
 }
 
 std::int64_t tickets(const Symmetric& product, const SymmetricChoice& choice, int) {
-  return product.batch * num_tiles(product.m, find(choice)->shape.tile);
+  return product.batch * num_tiles(product.m, find(choice.kernel)->shape.tile);
 }
 
 std::int64_t scratch_bytes(const Symmetric& product, const SymmetricChoice& choice, int device) {
-  const std::int64_t tile = find(choice)->shape.tile;
+  const std::int64_t tile = find(choice.kernel)->shape.tile;
   return tickets(product, choice, device) * choice.splits * tile * tile * 4;
 }
 
 void launch_one(const Symmetric& product, const SymmetricChoice& choice, void* workspace,
                 std::uint32_t* zeros, int device, void* stream) {
-  const Form& form = *find(choice);
+  const Form& form = *find(choice.kernel);
   SymmetricParameters parameters = parameters_of(product);
   parameters.num_tiles = static_cast<int>(num_tiles(product.m, form.shape.tile));
   parameters.splits = choice.splits;
@@ -93,7 +89,8 @@ void launch_one(const Symmetric& product, const SymmetricChoice& choice, void* w
 }  // namespace
 
 const SymmetricFamily& symmetric80() {
-  static constexpr SymmetricFamily kFamily{has, add_candidates, scratch_bytes, tickets, launch_one};
+  static constexpr SymmetricFamily kFamily{has,           kMaxSplits, add_candidates,
+                                           scratch_bytes, tickets,    launch_one};
   return kFamily;
 }
 

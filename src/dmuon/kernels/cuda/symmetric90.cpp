@@ -7,6 +7,8 @@
 namespace dmuon::kernels::cuda {
 namespace {
 
+using core::divided_up;
+
 constexpr std::int64_t kTile = std::int64_t{2} * kSymmetric90Tile;  // a cluster's
 constexpr int kMaxRuns = 1024;
 constexpr std::int64_t kMostTiles = std::int64_t{1} << 30;
@@ -24,12 +26,7 @@ std::int64_t num_steps(const Symmetric& product) {
   return divided_up(product.inner, kSymmetric90Depth);
 }
 
-bool has(const SymmetricChoice& choice, std::string& problem) {
-  if (choice.splits < 1 || choice.splits > kMaxRuns) {
-    problem = core::message("in [1, ", kMaxRuns, "]");
-  }
-  return choice.kernel == "symmetric90";
-}
+bool has(const std::string& kernel) { return kernel == "symmetric90"; }
 
 // With several runs, the tiles that fill no round of all clusters are cut.
 SharesOf shares_of(const Symmetric& product, int num_runs, int device) {
@@ -135,7 +132,8 @@ void launch_one(const Symmetric& product, const SymmetricChoice& choice, void* w
 }  // namespace
 
 const SymmetricFamily& symmetric90() {
-  static constexpr SymmetricFamily kFamily{has, add_candidates, scratch_bytes, tickets, launch_one};
+  static constexpr SymmetricFamily kFamily{has,           kMaxRuns, add_candidates,
+                                           scratch_bytes, tickets,  launch_one};
   return kFamily;
 }
 

@@ -90,20 +90,20 @@ class Symmetric90 {
         const int stage = fetched % kStages;
         const int at = kFirstStage + stage * kStage;
         const int full = kFull + 2 * stage;
-        machine::mbarrier_wait(kEmpty + 2 * stage, (fetched / kStages & 1) ^ 1);
+        wait_for_stage(fetched);
         machine::mbarrier_expect(full, 4 * (one ? 2 : 3) * kOperand);
         const int of_b = at + (1 + rank_) * kOperand;
         if (!one) fetch_operand<false>(at, all_.a, full, step, 2 * place.row + rank_, share.matrix);
         fetch_operand<true>(of_b, all_.b, full, step, 2 * place.col + rank_, share.matrix);
       }
     }
-    wait_for_releases(fetched);
+    // A block must not end before the other one has released all of its stages.
+    for (const int end = fetched + kStages; fetched < end; ++fetched) wait_for_stage(fetched);
   }
 
-  // A block must not end before the other one has released all of its stages.
-  static DMUON_DEVICE void wait_for_releases(int fetched) {
-    for (const int end = fetched + kStages; fetched < end; ++fetched)
-      machine::mbarrier_wait(kEmpty + fetched % kStages * 2, (fetched / kStages + 1) & 1);
+  // Until both blocks have released the step that was fetched to this one's stage before.
+  static DMUON_DEVICE void wait_for_stage(int step) {
+    machine::mbarrier_wait(kEmpty + 2 * (step % kStages), (step / kStages & 1) ^ 1);
   }
 
   // A step of kTile rows: in one box, or transposed in two.

@@ -3,6 +3,7 @@
 
 #include "dmuon/core/error.h"
 #include "dmuon/kernels/cuda/elementwise.h"
+#include "dmuon/kernels/cuda/library.h"
 #include "dmuon/newton_schulz/cuda_kernels.h"
 #include "dmuon/newton_schulz/elementwise.h"
 
@@ -28,7 +29,7 @@ constexpr std::int64_t kMaxEntries = 1LL << 30;  // of a matrix with its padding
 
 bool fits(const Tensor& x) {
   const std::int64_t padded = aligned(x.size(-2), at::kHalf) * aligned(x.size(-1), at::kHalf);
-  return x.dim() <= 4 && x.stride(-1) == 1 && Batch(x).size() <= kMostMatrices &&
+  return x.dim() <= 4 && x.stride(-1) == 1 && Batch(x).size() <= gpu::kMaxBatch &&
          padded <= kMaxEntries;
 }
 

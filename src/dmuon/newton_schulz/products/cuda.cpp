@@ -33,7 +33,7 @@ constexpr std::int64_t kMostScratch = std::int64_t{32} << 20;
 // Rows side by side in memory, that start at multiples of 16 bytes.
 bool has_rows(const Tensor& x) {
   const bool rows_fit = x.stride(-1) == 1 && x.stride(-2) >= x.size(-1) && x.stride(-2) % 8 == 0;
-  const bool batch_fits = x.dim() == 2 || (x.stride(0) % 8 == 0 && x.size(0) <= kMostMatrices);
+  const bool batch_fits = x.dim() == 2 || (x.stride(0) % 8 == 0 && x.size(0) <= gpu::kMaxBatch);
   return rows_fit && batch_fits && reinterpret_cast<std::uintptr_t>(x.const_data_ptr()) % 16 == 0;
 }
 
@@ -160,7 +160,7 @@ class CudaProducts final : public Products {
 
   std::int64_t at_once(std::int64_t rows, std::int64_t cols, std::int64_t count,
                        at::ScalarType dtype) const override {
-    return std::min(kMostMatrices, aten().at_once(rows, cols, count, dtype));
+    return std::min(gpu::kMaxBatch, aten().at_once(rows, cols, count, dtype));
   }
 
   void product(const Tensor& out, double beta, const Tensor& c, double alpha, const Tensor& a,
