@@ -16,12 +16,20 @@ WEIGHT_DECAY = 0.1
 
 # Options of dedicate_params that no trajectory may depend on. Each test names the schedule that it trains by, and they
 # name different ones. The defaults are spelt out too, so that a change of them changes no test.
-AHEAD = {"lookahead": 2, "node_copy": True, "reshard_after_forward": True}  # the defaults
-FAR_AHEAD = {"lookahead": 9, "node_copy": True, "reshard_after_forward": True}  # more units than a model here has
-ON_DEMAND = {"lookahead": 0, "node_copy": True, "reshard_after_forward": True}
-NO_COPY = {"lookahead": 3, "node_copy": False, "reshard_after_forward": True}
-KEPT = {"lookahead": 5, "node_copy": True, "reshard_after_forward": False}
-KEPT_NO_COPY = {"lookahead": 1, "node_copy": False, "reshard_after_forward": False}
+Schedule = dict[str, Any]
+
+
+def _schedule(lookahead: int, node_copy: bool, reshard: bool, late: bool) -> Schedule:
+    names = ("lookahead", "node_copy", "reshard_after_forward", "late_updates")
+    return dict(zip(names, (lookahead, node_copy, reshard, late), strict=True))
+
+
+AHEAD = _schedule(2, node_copy=True, reshard=True, late=True)  # the defaults on several nodes
+FAR_AHEAD = _schedule(9, node_copy=True, reshard=True, late=False)  # more units than a model here has
+ON_DEMAND = _schedule(0, node_copy=True, reshard=True, late=False)
+NO_COPY = _schedule(3, node_copy=False, reshard=True, late=True)
+KEPT = _schedule(5, node_copy=True, reshard=False, late=True)
+KEPT_NO_COPY = _schedule(1, node_copy=False, reshard=False, late=False)
 
 
 def dedicate(model: nn.Module, mesh: Any, schedule: dict[str, Any], **options: Any) -> None:

@@ -300,7 +300,6 @@ INSTANTIATE_TEST_SUITE_P(Meshes, EngineOnMesh,
                                          Mesh{2, 1}),
                          [](const auto& given) { return mesh_name(given.param); });
 
-// Runs micro-steps, all but the last under no_sync, on a mesh where units 1 and 2 are the host's.
 class FailsInApply final : public Update {
  public:
   explicit FailsInApply(bool fails) : fails_(fails) {}
@@ -345,6 +344,43 @@ TEST(Engine, EndsTheWaitsOfOthersWhereAnUpdateFails) {
   }
 }
 
+// It has come to the publications already, so its peer could wait for them until a timeout.
+TEST(Engine, RaisesOnAllRanksWhereALateUpdateFails) {
+  for (const Mesh mesh : {Mesh{1, 2}, Mesh{2, 1}}) {
+    Setting setting = setting_on(mesh);
+    setting.step.late_updates = true;
+    const auto start = Clock::now();
+    std::atomic<bool> raised = false;
+    wire::run_ranks(2, [&](int rank, const wire::StorePtr& store) {
+      const auto engine = make_engine(setting, store, rank);
+      set_masters(*engine, 1);
+      Model model(*engine);
+      model.step(kAll, 1);  // traced, so that a step sends weights
+      engine->agree();
+      engine->step(std::make_shared<FailsInApply>(rank == 1));
+      engine->end_step();
+      if (rank == 1) {
+        EXPECT_THROW(model.step(kAll, 1), std::domain_error);
+        while (!raised && Clock::now() - start < wire::kTimeout)  // its connections stay open
+          std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        return;
+      }
+      try {
+        model.step(kAll, 1);
+        ADD_FAILURE() << "did not raise";
+      } catch (const core::CommError& error) {
+        const std::string text = error.what();
+        EXPECT_NE(text.find("rank 1 of the mesh"), std::string::npos) << text;
+        EXPECT_NE(text.find("is over: the update of '"), std::string::npos) << text;
+        EXPECT_NE(text.find("in step 1 has failed: no memory"), std::string::npos) << text;
+      }
+      raised = true;
+    });
+    EXPECT_LT(Clock::now() - start, wire::kTimeout / 2);
+  }
+}
+
+// Runs micro-steps, all but the last under no_sync, on a mesh where units 1 and 2 are the host's.
 void expect_agreement(Mesh mesh, const std::vector<Units>& micro_steps, bool no_sync, bool agrees) {
   Setting setting = setting_on(mesh);
   setting.host_units = {UnitIndex(1), UnitIndex(2)};

@@ -54,6 +54,7 @@ TEST(PlanJson, KeepsNamesAndOptionsToTheLastBit) {
   options.max_units_in_flight = schedule::kMostUnits;
   options.node_copy = false;
   options.reshard_after_forward = false;
+  options.late_updates = true;
   options.on_cpu = true;
   options.ns_bytes = 4;
   options.ns_steps = 7;

@@ -62,6 +62,16 @@ TEST(BufferPeaks, CountIdleBlocksWhereTheyAreKept) {
   EXPECT_EQ(peaks(too_small, bytes, true).at_update, 21);
 }
 
+// A late update ends at the latest where its weights are awaited. The first unit's update is beside
+// its own weights; later ones come when the next unit's weights have been taken too.
+TEST(BufferEvents, CountALateUpdateInTheForward) {
+  const BufferBytes bytes{{10, 0, 0}, {100, 0, 0}, {1000, 0, 0}};
+  schedule::StepOptions options;
+  EXPECT_EQ(peaks(buffer_events(equal_units(3, 1, 2), options), bytes).at_update, 10);
+  options.late_updates = true;
+  EXPECT_EQ(peaks(buffer_events(equal_units(3, 1, 2), options), bytes).at_update, 1100);
+}
+
 // Whatever the options.
 TEST(BufferEvents, EndWithWhatWasSentAheadAlone) {
   for (const bool node_copy : {true, false}) {

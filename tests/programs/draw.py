@@ -152,6 +152,7 @@ def step(draw: Draw, frame: Frame, first: bool) -> Step:
         off=off,
         stays_off=bool(off) and rarely(draw, True, False),
         reloads=rarely(draw, True, False, 8),
+        reads=draw(st.sampled_from(["", "", "", "weights", "states", "momenta"])),
     )
 
 
@@ -164,6 +165,7 @@ def options(draw: Draw) -> Options:
         max_units_in_flight=draw(st.sampled_from([None, None, 2, 3])),
         strategy=draw(st.sampled_from(["load_balance", "round_robin", "lpt", "xor_layout", "rank0"])),
         division=draw(st.sampled_from(["by size", "none", "all"])),
+        late_updates=draw(st.sampled_from([True, False, None])),
     )
 
 

@@ -75,6 +75,9 @@ class Player:
         self.end(step, closes)
         for optimizer in self.side.optimizers:
             optimizer.zero_grad(set_to_none=not step.zeroed or step.reloads)
+        if step.reads:
+            for model, optimizer in zip(self.side.models, self.side.optimizers, strict=True):
+                self.note_all(self.side.read(step.reads, model, optimizer))
         for parameter in frozen:
             parameter.requires_grad_(True)
         for model in self.side.models if step.off else ():

@@ -65,6 +65,7 @@ class Step:
     stays_off: bool = False  # in the last micro-step too
     ends: str = "step"  # or "closure": the last micro-step is one; "discarded": the gradients are thrown away
     zeroed: bool = False  # the gradients are zeros afterwards; else none
+    reads: str = ""  # what is read after it, while an update may be late: or "weights", "states", "momenta"
     # Then saves everything and goes on with new models of the other options, and so of other owners.
     reloads: bool = False
 
@@ -79,6 +80,7 @@ class Options:
     max_units_in_flight: int | None = None
     strategy: str = "load_balance"
     division: str = "by size"  # of stacks of matrices; or "none"; "all": every matrix by itself
+    late_updates: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True)

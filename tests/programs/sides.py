@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn as nn
+from dmuon._setup.dedication import dedication_of
+from dmuon._setup.placeholder import OwnedTensor
 from model import INPUTS, Net, grouped, is_muons, make, selecting, several_of
 from plans import every_matrix_of
 from program import Options, Program
@@ -26,6 +28,16 @@ ADAMW_EPS = 1e-2
 ADAMW_LR = 1e-2
 MAX_NORM = 0.1
 GROUP = {"lr": LR / 4, "momentum": 0.8}  # of the matrices that are a group of their own
+
+
+def norm_of(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    squares = [tensor.double().square().sum() for tensor in tensors]
+    return torch.stack(squares).sum().sqrt() if squares else torch.zeros((), dtype=torch.float64)
+
+
+def own_states(optimizer: Any) -> list[torch.Tensor]:
+    states = (optimizer.state[p] for p in optimizer.state if isinstance(p, OwnedTensor))
+    return [tensor for state in states for tensor in state.values() if not isinstance(tensor, OwnedTensor)]
 
 
 def batch_of(step: int, micro: int, rank: int, number: int) -> torch.Tensor:
@@ -67,6 +79,13 @@ class Side:
     def set_flag(self, model: Net, flag: str, on: bool) -> None:
         """Sets a flag of FSDP2's."""
 
+    def read(self, what: str, model: Net, optimizer: Any) -> torch.Tensor:
+        """Returns [], the norm of all weights, or of the momenta of all matrices."""
+        return norm_of(self.weights(model).values() if what == "weights" else self.momenta(model, optimizer))
+
+    def momenta(self, model: Net, optimizer: Any) -> Iterable[torch.Tensor]:
+        return ()
+
     def clip(self, model: Net) -> torch.Tensor:
         return nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
 
@@ -104,6 +123,9 @@ class Reference(Side):
 
     def clip(self, model: Net) -> torch.Tensor:
         return super().clip(self._masters[model])
+
+    def momenta(self, model: Net, optimizer: Any) -> Iterable[torch.Tensor]:
+        return optimizer.buffers.values()  # type: ignore[no-any-return]
 
     def weights(self, model: Net) -> dict[str, torch.Tensor]:
         return super().weights(self._masters[model])
@@ -245,6 +267,19 @@ class Dmuon(OnRanks):
         for (model, optimizer), (weights, state) in zip(self.both(), states, strict=True):
             model.load_state_dict(weights)
             optimizer.load_state_dict(state)
+
+    def read(self, what: str, model: Net, optimizer: Any) -> torch.Tensor:
+        if what == "momenta":  # of this rank, at once and when nothing is under way any more
+            early = [tensor.clone() for tensor in own_states(optimizer)]
+            dedication_of(model, "read").runtime.engine.drain()
+            assert all(map(torch.equal, early, own_states(optimizer))), "opt.state did not wait for the update"
+        return super().read(what, model, optimizer)
+
+    def momenta(self, model: Net, optimizer: Any) -> Iterable[torch.Tensor]:
+        for state in optimizer.state_dict()["state"].values():
+            if "momentum_buffer" in state:
+                momentum = state["momentum_buffer"]
+                yield momentum.full_tensor() if isinstance(momentum, DTensor) else momentum
 
     def both(self) -> Iterator[tuple[Net, Any]]:
         return zip(self.models, self.optimizers, strict=True)

@@ -73,6 +73,41 @@ TEST_F(ResolverTest, WaitsForAStage1ThatNobodyUsedBeforeTheNextUpdate) {
           "finish update 2, publish inter 2");
 }
 
+// What a late update reads and writes is free before anything else reads or writes it.
+TEST_F(ResolverTest, FinishesALateUpdateInABackwardOrAStepAndInNoForward) {
+  const std::string finish = "finish update 0, finish update 1, finish update 2";
+  const auto begin = [&] {
+    recorder_.take();
+    Resolver resolver = make(1, {.late_updates = true});
+    trace(&resolver);
+    for (const bool training : {false, true}) {
+      resolver.begin_forward(training);
+      resolver.before_use(kA);
+      resolver.end_forward();
+      EXPECT_EQ(recorder_.take().find("finish update"), std::string::npos);
+    }
+    return resolver;
+  };
+  const auto finishes_in = [&](auto call) {
+    Resolver resolver = begin();
+    call(resolver);
+    EXPECT_NE(recorder_.take().find(finish), std::string::npos);
+    resolver.finish_update();
+    EXPECT_EQ(recorder_.take(), "");  // once
+  };
+  finishes_in([](Resolver& resolver) { resolver.finish_update(); });
+  finishes_in([](Resolver& resolver) { resolver.begin_backward(); });
+  finishes_in([](Resolver& resolver) { resolver.settle_step(); });
+  finishes_in([](Resolver& resolver) { resolver.publish(); });
+
+  Resolver resolver = begin();
+  resolver.step();
+  const std::string issued = recorder_.take();
+  EXPECT_LT(issued.find(finish), issued.find(update(0)));
+  resolver.finish_update();
+  EXPECT_EQ(recorder_.take(), finish);  // of the second step
+}
+
 // Whether the passes after it agree must not depend on what the first one kept.
 TEST_F(ResolverTest, TracesTheSameInABackwardThatKeepsWeights) {
   const auto traced = [&](bool keeps) {

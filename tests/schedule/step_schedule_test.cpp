@@ -24,16 +24,28 @@ TEST(UpdateSchedule, PublishesInForwardOrderAsSoonAsAUnitIsUpdated) {
             freed + updates +
                 ", finish update 2, publish inter 0, publish intra 0, finish update 1, "
                 "publish inter 1, finish update 0");
-  EXPECT_EQ(step(three_units(1, 2), {.lookahead = 2}),
-            freed + update(2) + ", " + update(0) + ", " + update(1) +
-                ", finish update 2, publish intra 0, finish update 0, finish update 1");
+  EXPECT_EQ(
+      step(three_units(1, 2), {.lookahead = 2}),
+      freed + updates + ", finish update 2, publish intra 0, finish update 1, finish update 0");
   EXPECT_EQ(step(three_units(2, 2), {.lookahead = 0}),
-            freed + update(0) + ", " + update(1) + ", " + update(2) +
-                ", finish update 0, finish update 1, finish update 2");
+            freed + updates + ", finish update 2, finish update 1, finish update 0");
   for (const Operation& operation :
        build_update_schedule(three_units(2, 2), batches, kForward, {})) {
     EXPECT_EQ(operation.version, operation.kind == Kind::kReshard ? 0 : 1);
   }
+}
+
+TEST(UpdateSchedule, WaitsForNoBatchIfUpdatesAreLate) {
+  const Batches batches = batches_of({{2}, {1}, {0, 2}});
+  const auto step = [&](const Layout& layout, const StepOptions& options) {
+    return text_of(build_update_schedule(layout, batches, kForward, options));
+  };
+  const std::string begin =
+      "reshard 0, reshard 1, reshard 2, " + update(2) + ", " + update(1) + ", " + update(0);
+  EXPECT_EQ(step(three_units(2, 2), {.late_updates = true}),
+            begin + ", publish inter 0, publish intra 0, publish inter 1, publish inter 2");
+  EXPECT_EQ(step(three_units(1, 2), {.late_updates = true}), begin + ", publish intra 0");
+  EXPECT_EQ(step(three_units(2, 2), {.lookahead = 0, .late_updates = true}), begin);
 }
 
 // Batch 0 touches unit 2, batch 1 unit 1, batch 2 units 0 and 2.

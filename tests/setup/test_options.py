@@ -11,8 +11,14 @@ import dmuon
 from dmuon import _plan
 
 SHOWN = {name: p.default for name, p in inspect.signature(dmuon.dedicate_params).parameters.items()}
-GIVEN = {name: SHOWN[name] for name in ("node_copy", "lookahead", "max_units_in_flight", "reshard_after_forward")}
-OTHER = {"node_copy": False, "lookahead": 5, "max_units_in_flight": 3, "reshard_after_forward": False}
+OTHER = {
+    "node_copy": False,
+    "lookahead": 5,
+    "max_units_in_flight": 3,
+    "reshard_after_forward": False,
+    "late_updates": True,
+}
+GIVEN = {name: SHOWN[name] for name in OTHER}
 
 
 def fields(native: object) -> dict[str, object]:

@@ -342,6 +342,7 @@ bool forget_reshard(Random* random, const Job&, Programs* programs) {
     if (filled <= last_before(program, i, Kind::kReshard, unit)) return false;
     for (int j = i + 1; j < program.num_issues(); ++j) {
       if (is(program, j, Kind::kPublishIntra, unit)) return true;
+      if (is(program, j, Kind::kReshard, unit)) return false;  // of a stage 1 that nobody awaited
     }
     return false;
   };

@@ -46,6 +46,7 @@ schedule::StepOptions draw_options(Random* random) {
   options.node_copy = !draw_one_in(random, 3);
   options.lookahead = draw_one_in(random, 2) ? draw(random, 0, 9) : draw(random, 0, 3);
   options.max_units_in_flight = draw_one_in(random, 3) ? draw(random, 2, 4) : 0;
+  options.late_updates = draw_one_in(random, 2);
   return options;
 }
 
@@ -249,7 +250,8 @@ std::ostream& operator<<(std::ostream& out, const Job& job) {
   out << "mesh " << job.layout.num_replicates << " x " << job.layout.num_shards << ", lookahead "
       << options.lookahead << ", max_units_in_flight " << options.max_units_in_flight
       << (options.node_copy ? "" : ", no node copies")
-      << (job.options.reshard_after_forward ? "" : ", no reshard after forward");
+      << (options.reshard_after_forward ? "" : ", no reshard after forward")
+      << (options.late_updates ? ", late updates" : "");
   for (const schedule::UnitLayout& unit : job.layout.units) {
     out << "\n  " << unit.name << (unit.host ? ", the host's: " : ": ") << unit.weight_size
         << " and " << unit.gradient_size << " bytes x";

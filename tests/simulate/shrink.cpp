@@ -104,6 +104,7 @@ void add_smaller_options(const Job& job, std::vector<Job>* smaller) {
   if (job.options.lookahead > 0) add([](Job* other) { --other->options.lookahead; });
   if (job.options.max_units_in_flight != 0)
     add([](Job* other) { other->options.max_units_in_flight = 0; });
+  if (job.options.late_updates) add([](Job* other) { other->options.late_updates = false; });
   if (!job.options.node_copy) add([](Job* other) { other->options.node_copy = true; });
   const auto keeps = [](const schedule::UnitLayout& unit) { return unit.kept_elements > 0; };
   if (std::any_of(job.layout.units.begin(), job.layout.units.end(), keeps)) {

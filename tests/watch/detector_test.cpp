@@ -115,6 +115,25 @@ TEST_F(DetectorTest, FindsAWaitForARankThatFailedInTheSameAgreement) {
   EXPECT_TRUE(contains(rank(0).error(), "rank 1 of the mesh has issued 0 operations, and is over"));
 }
 
+// Rank 1 has come to both publications, but the one that rank 0 waits for does not happen.
+TEST_F(DetectorTest, FindsAWaitForAnOperationThatARankTakesBack) {
+  make(2);
+  for (const std::size_t number : {0U, 1U}) {
+    rank(number).reach(What::kOperation, "publish of 'a'", now_);
+    rank(number).reach(What::kOperation, "publish of 'b'", now_);
+  }
+  rank(0).begin_wait(What::kOperation, 2, "publish of 'b'", now_);
+  rank(1).end_after(1, "its update has failed");
+  EXPECT_EQ(rank(1).report(1).words, (std::deque<std::string>{"publish of 'a'"}));
+  EXPECT_EQ(rank(1).report(1).hashes.size(), 1U);
+  reports_[1] = rank(1).report(1);
+  ranks_[1].dead = true;
+  intervals(6);
+  EXPECT_TRUE(contains(rank(0).error(),
+                       "rank 1 of the mesh has issued 1 operations, last publish "
+                       "of 'a', and is over: its update has failed"));
+}
+
 TEST_F(DetectorTest, NeedsNoDeadRankToFindACircleOfOthers) {
   make(4);
   ranks_[0].dead = true;

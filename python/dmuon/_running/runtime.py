@@ -14,6 +14,7 @@ from dmuon import _C
 from dmuon._planning.owner_plan import Plan
 from dmuon._running.copies import Copies
 from dmuon._running.owned_gradient import Gradient, GradientTensor
+from dmuon._running.owned_state import OwnedState
 from dmuon._running.plain_parameters import PlainParameters
 from dmuon._running.readers import LeafSource, UnitReaders, is_inside_itself
 from dmuon._running.step_agreement import StepAgreement
@@ -143,7 +144,7 @@ class Runtime:
                 state[name] = of_rank if leaf.slices is None else leaf.slices.as_dtensor(of_rank)
             else:
                 state[name] = OwnedTensor(f"{leaf.name}.{name}", shape, torch.float32, self.device, None)
-        return state
+        return OwnedState(state, self.engine)
 
     def meet(self, call: str) -> None:
         """Waits until all ranks have come to `call`, outside of passes. Collective."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn as nn
 
+from dmuon import _plan
 from dmuon._planning.choices import cached_choices
 from dmuon._planning.owner_plan import sizes_of
 from dmuon._planning.plan import inventory_of, make_plan
@@ -98,6 +99,8 @@ def start(
     device = device or torch.device(dedication.ranks.device_type)
     if dedication.ranks.size == 1:  # alone, the model may have gone anywhere since
         dedication.ranks = dataclasses.replace(dedication.ranks, device_type=device.type)
+    if dedication.late_updates is None:
+        dedication.schedule.late_updates = _plan.updates_late(device.type == "cpu", dedication.ranks.num_replicates)
     process_groups(dedication.ranks)  # collective, so outside of the agreement below
     shapes = {sizes_of(item) for item in inventory_of(dedication.leaves, units)}
     tuned = cached_choices(dedication.ranks, shapes, muon, device)

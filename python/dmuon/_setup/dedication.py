@@ -52,6 +52,7 @@ class Dedication:
     former: WeakIdKeyDictionary  # names of parameters that the model had, and that users may still have
     replaced: dict[int, str]  # names of those that an earlier fully_shard has replaced, by FSDP2's numbers
     meta_start: MetaStart | None = None  # until Muon, if the model was built on the meta device
+    late_updates: bool | None = None  # as given; `schedule` has it from Muon on
     ablation: Ablation = dataclasses.field(default_factory=Ablation)
     guards: list[Handle] = dataclasses.field(default_factory=list)  # against early use
     runtime: Any = None  # from Muon on a Runtime, whose class this package may not import
@@ -105,6 +106,7 @@ def dedicate_params(
     node_copy: bool = STEP.node_copy,
     lookahead: int = STEP.lookahead,
     max_units_in_flight: int | None = None,
+    late_updates: bool | None = None,
     sync_from_rank0: bool = AcrossRanks.sync_from_rank0,
     gradient_divide_factor: float | None = AcrossRanks.gradient_divide_factor,
     timeout: datetime.timedelta | None = None,
@@ -147,6 +149,10 @@ def dedicate_params(
             needed. With 1 or more, a unit's weights also travel inside the node while the previous unit computes.
         max_units_in_flight: the most units with packed weights or gradients in memory, 2 or more. None means
             lookahead + 2.
+        late_updates: True to let `step()` return before the weights are new: matrices are orthogonalised beside the
+            data loader and the next forward, which waits for each unit's weights where it uses them. What reads or
+            writes weights and states waits. The weights are the same to the bit. It takes the memory of one batch's
+            update during the forward. None means True on accelerators and on several nodes.
         sync_from_rank0: True to copy values from the first rank of the mesh at `Muon`: all matrices, and on every rank
             the parameters that no `fully_shard` manages. Stacks divided by experts come from the first rank with the
             same experts. Parameters under `fully_shard`, buffers and models built on the meta device do not change.
@@ -167,7 +173,7 @@ def dedicate_params(
     mesh_there, policy_there = mesh_and_policy_of(plain)
     mesh, mp_policy = mesh or mesh_there, mp_policy or policy_there
     ranks = resolve_ranks(mesh, plain, timeout, functools.partial(tensor_mesh_of, plain))
-    step = (node_copy, lookahead, max_units_in_flight, reshard_after_forward)
+    step = (node_copy, lookahead, max_units_in_flight, reshard_after_forward, late_updates)
     planning = Planning(strategy, plan, costs, layout_slack, max_memory_bytes)
     across_ranks = AcrossRanks(sync_from_rank0, gradient_divide_factor)
     policy = mp_policy or MixedPrecisionPolicy()
@@ -192,6 +198,7 @@ def dedicate_params(
     dedication = Dedication(
         ranks, mesh, leaves, table, policy, planning, across_ranks, schedule, known, chosen, attributes, *names
     )
+    dedication.late_updates = late_updates
     dedication.guards += [*guards(model, leaves), *attributes.handles]
     release(leaves, model)
     for place in [place for leaf in leaves for place in leaf.places]:

@@ -17,7 +17,11 @@ _PLAN = _plan.PlanOptions()
 
 
 def step_options(
-    node_copy: bool, lookahead: int, max_units_in_flight: int | None, reshard_after_forward: bool | None
+    node_copy: bool,
+    lookahead: int,
+    max_units_in_flight: int | None,
+    reshard_after_forward: bool | None,
+    late_updates: bool | None,
 ) -> _plan.StepOptions:
     """Returns the options of a step for engine and planner, as `dedicate_params` got them.
 
@@ -29,6 +33,9 @@ def step_options(
     _set(options, "lookahead", lookahead)
     _set(options, "max_units_in_flight", max_units_in_flight, or_none=True)
     options.reshard_after_forward = reshard_after_forward is not False
+    good = late_updates is None or isinstance(late_updates, bool)
+    _require(good, "late_updates", "True, False or None", late_updates)
+    options.late_updates = late_updates is True
     return options
 
 

@@ -138,7 +138,7 @@ void init_parts(py::module_& module) {
       .def("gather", &Transfers::gather, py::arg("leaf"), py::arg("name"), no_gil)
       .def("scatter", &Transfers::scatter, py::arg("leaf"), py::arg("name"), py::arg("value"),
            no_gil)
-      .def("owned_parts", &Transfers::owned_parts, py::arg("leaf"), py::arg("name"))
+      .def("owned_parts", &Transfers::owned_parts, py::arg("leaf"), py::arg("name"), no_gil)
       .def("to_shards", &Transfers::to_shards, py::arg("which"), py::arg("name"), py::arg("dtype"),
            no_gil)
       .def("from_shards", &Transfers::from_shards, py::arg("which"), py::arg("name"),
@@ -233,6 +233,7 @@ void add_step(EngineClass& engine) {
       .def_property_readonly("num_backwards", &Engine::num_backwards)
       .def("host_sums", &Engine::host_sums, kInside)
       .def("drain", &Engine::drain, no_gil)
+      .def("finish_update", &Engine::finish_update, no_gil)
       .def("settle", &Engine::settle, no_gil)
       .def("end_failed_backward", &Engine::end_failed_backward, no_gil)
       .def("settle_step", &Engine::settle_step, no_gil);

@@ -67,6 +67,7 @@ void Engine::compare(const std::optional<schedule::Trigger>& trigger) {
 
 void Engine::meet(const std::string& call) {
   settle();
+  finish_update();
   const auto name = static_cast<std::int64_t>(core::Hasher().add(call).value());
   require_all_at({kNoPass, kCall, name, next_comparison()}, call);
 }
@@ -76,6 +77,7 @@ void Engine::take_back(core::UnitIndex index, std::int64_t checksum) {
   const Compared here{open ? static_cast<int>(*open) : kNoPass, kChangeOfUnit0 - index.value(),
                       checksum, next_comparison()};
   require_all_at(here, described(here, layout()));
+  finish_update();
   executor_.take_back(index);
 }
 

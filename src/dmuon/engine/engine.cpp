@@ -26,7 +26,8 @@ Engine::Engine(EngineOptions options, wire::SharedMesh mesh, const plan::Plan& p
       executor_(std::move(mesh), plan, units, options.step.node_copy, options.device, sizes, cuts),
       resolver_(executor_.layout(), options.step, executor_.units_of_batches(), this),
       open_uses_(executor_.layout().units.size()),
-      transfers_(&executor_, num_host_shards(), [this] { drain(); }),
+      transfers_(
+          &executor_, num_host_shards(), [this] { drain(); }, [this] { finish_update(); }),
       host_sums_(options.host_replicates > 1),
       norms_(owned(), executor_.sliced(), this->mesh().shape(), this->mesh().slot(),
              this->mesh().tensor_rank(), num_host_shards()) {
@@ -63,6 +64,7 @@ void Engine::set_placeholders(core::Vector<core::LeafIndex, at::Tensor> placehol
 }
 
 void Engine::drain() {
+  finish_update();
   resolver_.finish_routes();
   executor_.drain();
   executor_.drain_lanes();
@@ -303,6 +305,7 @@ void Engine::zero_gradient(core::LeafIndex leaf) {
   host_sums_.clear_leaf();
   verdict_.reset();
   end_failed_backward();  // whose gradients would come later
+  finish_update();
   resolver_.finish_routes();
   for (const core::ParameterIndex part : leaves().at(leaf).parameters)
     executor_.zero_gradient(part);
@@ -363,12 +366,14 @@ core::Vector<core::LeafIndex, bool> Engine::kept() const {
 
 void Engine::scale_gradients(const at::Tensor& factor) {
   const c10::AutoGradMode no_grad(false);
+  finish_update();
   owned().scale_gradients(factor);
   if (verdict_) verdict_->scale(factor);
 }
 
 void Engine::scale_gradient(core::LeafIndex leaf, const at::Tensor& factor) {
   const c10::AutoGradMode no_grad(false);
+  finish_update();
   verdict_.reset();
   for (const core::ParameterIndex part : leaves().at(leaf).parameters) {
     if (owned().filled(part)) owned().of(part, wire::kGradient).mul_(factor);

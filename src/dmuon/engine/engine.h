@@ -168,10 +168,16 @@ class Engine : private schedule::Performer {
   void scale_gradient(core::LeafIndex leaf, const at::Tensor& factor);
 
   /// New weights, then their publication. Updates this rank's batches, in the order in which units
-  /// are waited for. Masters are new when this returns, and the first units travel. Every rank
-  /// calls it, in the same place of its program.
+  /// are waited for. Masters are new when this returns, and the first units travel. With
+  /// StepOptions::late_updates masters are new after finish_update(). Every rank calls it, in the
+  /// same place of its program.
   /// @param update  not null.
   void step(std::shared_ptr<Update> update);
+
+  /// Waits for the update of the last step, if it is late; on a device the current stream does. All
+  /// calls of this class wait that read or write owned tensors, and every backward does. A caller
+  /// that has such a tensor already waits itself.
+  void finish_update() { resolver_.finish_update(); }
 
   /// As step(), where the owners' weights have been changed by other means.
   void publish();

@@ -1,6 +1,5 @@
 #include "dmuon/engine/executor.h"
 
-#include <ATen/Parallel.h>
 #include <unistd.h>
 
 #include <utility>
@@ -125,27 +124,6 @@ void Executor::enqueue(const Operation& operation, wire::Work work) {
     mesh_.on_device->add({made.number, std::move(what)}, made.done, pool_->device());
 }
 
-// The ranks of a slot exchange slices in an update, and whoever waits for one waits for them.
-void Executor::set_update(std::shared_ptr<Update> update) {
-  update_ = std::move(update);
-  if (update_ && mesh_.tensor_parallel)
-    num_updates_ = mesh_.watch->reach(watch::Rendezvous::kUpdate, "");
-}
-
-void Executor::enqueue_update(const Operation& operation) {
-  core::invariant(update_ != nullptr, "Executor: no update for an operation on a batch");
-  enqueue(operation, [update = update_, kind = operation.kind, batch = operation.batch(),
-                      num_threads = at::get_num_threads()] {
-    // A thread keeps the number that it found when it first computed.
-    if (at::get_num_threads() != num_threads) at::set_num_threads(num_threads);
-    if (kind == Kind::kPrepare) update->prepare(batch);
-    if (kind == Kind::kGather) update->gather(batch);
-    if (kind == Kind::kOrthogonalise) update->orthogonalise(batch);
-    if (kind == Kind::kScatter) update->scatter(batch);
-    if (kind == Kind::kApply) update->apply(batch);
-  });
-}
-
 void Executor::await(const Operation& operation) {
   const wire::Instant started = profile_.clock().now();
   for (const schedule::Dependency& dependency : operation.after)
@@ -153,17 +131,9 @@ void Executor::await(const Operation& operation) {
   profile_.add({operation.kind, operation.subject, started, started, profile_.clock().now()});
 }
 
-// Waits for the subject's newest operation of the kind. Without tensor parallelism no other rank
-// takes part in an update.
 void Executor::finish(Kind kind, const schedule::Subject& subject) {
   const Newest& awaited = newest(kind, subject);
-  if (schedule::is_on_batch(kind)) {
-    if (!mesh_.tensor_parallel) return awaited.done.wait();
-    return finish(watch::Rendezvous::kUpdate, awaited.done, awaited.number, [&] {
-      return schedule::describe(kind, subject) + ", whose slices the ranks of a slot exchange, " +
-             when();
-    });
-  }
+  if (schedule::is_on_batch(kind)) return finish_update(kind, subject, awaited);
   finish(watch::Rendezvous::kOperation, awaited.done, awaited.number,
          [&] { return described(kind, std::get<core::UnitIndex>(subject)); });
 }
@@ -172,7 +142,14 @@ void Executor::finish(watch::Rendezvous what, const wire::Event& event, std::int
                       const std::function<std::string()>& where) {
   mesh_.watch->wait(what, number, where, [&](std::chrono::milliseconds most) {
     if (!event.wait_for(most)) return false;
-    event.wait();  // which throws what it threw
+    try {
+      event.wait();
+    } catch (const core::CommError&) {  // the wait's, which tells of it
+      throw;
+    } catch (const std::exception& error) {
+      tell_of_failed_update(error.what());
+      throw;
+    }
     return true;
   });
 }

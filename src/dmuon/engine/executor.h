@@ -137,7 +137,10 @@ class Executor {
   void await(const schedule::Operation& operation);
   std::string described(schedule::Kind kind, core::UnitIndex unit) const;
   static void take_gradients(UnitState* state);
+  std::string described(core::BatchIndex batch) const;
   void finish(schedule::Kind kind, const schedule::Subject& subject);
+  void finish_update(schedule::Kind kind, const schedule::Subject& subject, const Newest& awaited);
+  void tell_of_failed_update(const std::string& why);
   void finish(watch::Rendezvous what, const wire::Event& event, std::int64_t number,
               const std::function<std::string()>& where);
 
@@ -148,7 +151,9 @@ class Executor {
   core::Vector<core::UnitIndex, UnitState> states_;
   core::Vector<core::BatchIndex, schedule::PerKind<Newest>> batches_;
   std::shared_ptr<Update> update_;
-  std::int64_t num_updates_ = 0;  // by the Watch's count: with tensor parallelism alone
+  std::int64_t num_updates_ = 0;    // by the Watch's count: with tensor parallelism alone
+  std::int64_t before_update_ = 0;  // operations that this rank had come to, by the Watch's count
+  std::string update_when_;         // the newest update was
   Profile profile_;
   pid_t process_;  // that made it: a forked child has no lanes
   int model_;

@@ -57,6 +57,7 @@ void Transfers::scatter(core::LeafIndex leaf, const std::string& name,
 
 std::vector<Transfers::OwnedPart> Transfers::owned_parts(core::LeafIndex leaf,
                                                          const std::string& name) const {
+  finish_update_();
   wire::Owned& owned = executor_.owned();
   std::vector<OwnedPart> parts;
   for (const auto& [part, elements] : owned.parts_of(executor_.leaves().at(leaf), name))

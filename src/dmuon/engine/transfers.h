@@ -26,8 +26,13 @@ class Transfers {
   /// @param executor         outlives this.
   /// @param num_host_shards  chunks of a leaf in to_shards() and from_shards().
   /// @param drain            waits until nothing is in flight on the mesh's lanes.
-  Transfers(Executor* executor, int num_host_shards, std::function<void()> drain)
-      : executor_(*executor), num_host_shards_(num_host_shards), drain_(std::move(drain)) {}
+  /// @param finish_update    waits for the update of the last step.
+  Transfers(Executor* executor, int num_host_shards, std::function<void()> drain,
+            std::function<void()> finish_update)
+      : executor_(*executor),
+        num_host_shards_(num_host_shards),
+        drain_(std::move(drain)),
+        finish_update_(std::move(finish_update)) {}
 
   /// Returns the sizes of a leaf's whole named tensor; see wire::Owned.
   std::vector<std::int64_t> sizes_of(core::LeafIndex leaf, const std::string& name) const {
@@ -46,7 +51,7 @@ class Transfers {
     layout::Segment elements;  ///< of the leaf
     at::Tensor tensor;         ///< in sizes of its view
   };
-  /// Returns this rank's parts of a leaf's tensor, in order.
+  /// Returns this rank's parts of a leaf's tensor, in order. No update is under way then.
   std::vector<OwnedPart> owned_parts(core::LeafIndex leaf, const std::string& name) const;
 
   /// Returns this rank's shards, flat, as the host framework cuts its own parameters; see
@@ -64,6 +69,7 @@ class Transfers {
   Executor& executor_;
   int num_host_shards_;
   std::function<void()> drain_;
+  std::function<void()> finish_update_;
 };
 
 }  // namespace dmuon::engine

@@ -53,6 +53,7 @@ MuonUpdate::MuonUpdate(const wire::Owned& owned, std::vector<MuonGroup> groups,
       groups_(std::move(groups)),
       group_of_(std::move(group_of)),
       applies_(std::move(applies)),
+      gradient_factor_(owned.gradient_factor()),
       updates_(owned.batches().size()) {}
 
 // Mostly the whole batch is of one group.
@@ -71,7 +72,7 @@ std::vector<BatchUpdate> MuonUpdate::updates_of(const wire::OwnedBatch& batch) c
                 .gradient = part(wire::kGradient),
                 .applies = applies_,
                 .transposed = batch.view.transposed,
-                .gradient_factor = owned_.gradient_factor()};
+                .gradient_factor = gradient_factor_};
     if (batch.tensors.contains(kMemo)) piece.memo = part(kMemo);
     for (const State& state : of_these.rule->states()) piece.states.push_back(part(state.name));
     updates.emplace_back(of_these, std::move(piece), batch.view.column_blocks);

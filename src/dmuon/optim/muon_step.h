@@ -61,6 +61,7 @@ class MuonUpdate final : public engine::Update {
   std::vector<MuonGroup> groups_;
   core::Vector<core::ParameterIndex, int> group_of_;
   at::Tensor applies_;
+  at::Tensor gradient_factor_;
   core::Vector<core::BatchIndex, std::vector<BatchUpdate>> updates_;  // between the three calls
 };
 

@@ -40,6 +40,7 @@ SliceUpdate::SliceUpdate(const wire::Owned& owned, const wire::SlicedParameters&
       groups_(std::move(groups)),
       group_of_(std::move(group_of)),
       applies_(std::move(applies)),
+      gradient_factor_(owned.gradient_factor()),
       open_(owned.batches().size()) {}
 
 // A run ends where the owner, the shape of matrices, or the group of hyperparameters changes.
@@ -63,7 +64,7 @@ SliceUpdate::Open SliceUpdate::open(const wire::OwnedBatch& batch) const {
                 .gradient = part(wire::kGradient),
                 .applies = applies_,
                 .transposed = run.shape().transposed,
-                .gradient_factor = owned_.gradient_factor()};
+                .gradient_factor = gradient_factor_};
     for (const State& state : of_these.rule->states()) slice.states.push_back(part(state.name));
     open.runs.push_back(std::move(run));
     open.groups.push_back(&of_these);

@@ -59,6 +59,7 @@ class SliceUpdate final : public engine::Update {
   std::vector<MuonGroup> groups_;
   core::Vector<core::ParameterIndex, int> group_of_;
   at::Tensor applies_;
+  at::Tensor gradient_factor_;
   core::Vector<core::BatchIndex, Open> open_;
 };
 

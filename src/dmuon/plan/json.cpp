@@ -100,6 +100,7 @@ static void to_json(Json& json, const PlanOptions& options) {
           {"max_units_in_flight", options.max_units_in_flight},
           {"reshard_after_forward", options.reshard_after_forward}};
   if (options.reserve_bytes != 0) json["reserve_bytes"] = options.reserve_bytes;
+  if (options.late_updates) json["late_updates"] = true;
 }
 
 static void to_json(Json& json, const Batch& batch) {
@@ -181,6 +182,7 @@ PlanOptions options_of(const JsonReader& reader) {
   options.node_copy = reader.at("node_copy").boolean();
   options.max_units_in_flight = reader.at("max_units_in_flight").small(0, kMaxInt);
   options.reshard_after_forward = reader.at("reshard_after_forward").boolean();
+  if (const auto late = reader.find("late_updates")) options.late_updates = late->boolean();
   validate(options);
   return options;
 }

@@ -27,11 +27,14 @@ class Recorder final : public schedule::Performer {
   }
 
   void perform(const Operation& operation) override {
-    if (schedule::is_on_batch(operation.kind)) {
-      // A batch may still be updated when buffers are taken that are issued before this wait.
-      if (operation.kind == Kind::kFinishUpdate) events_.push_back({BufferEvent::Kind::kUpdate});
-      return;
-    }
+    // A batch may still be updated when buffers are taken that are issued before compute waits: for
+    // the batch, or for weights that it completes.
+    if (operation.kind == Kind::kApply) ++updates_;
+    if (operation.kind == Kind::kFinishUpdate) --updates_;
+    const bool waits = operation.kind == Kind::kFinishUpdate ||
+                       (operation.kind == Kind::kAwaitWeights && updates_ > 0);
+    if (waits) events_.push_back({BufferEvent::Kind::kUpdate});
+    if (schedule::is_on_batch(operation.kind)) return;
     const core::UnitIndex unit = operation.unit();
     switch (operation.kind) {
       case Kind::kPublishInter:
@@ -76,6 +79,7 @@ class Recorder final : public schedule::Performer {
 
   bool has_inter_;
   bool copies_nodes_;
+  int updates_ = 0;  // batches that compute has not waited for
   std::vector<BufferEvent> events_;
 };
 

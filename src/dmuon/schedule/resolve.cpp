@@ -64,7 +64,12 @@ void Resolver::serve(Trigger trigger) {
 }
 
 void Resolver::resolve(const Operation& operation) {
-  if (is_on_batch(operation.kind)) return performer_->perform(operation);
+  if (is_on_batch(operation.kind)) {
+    performer_->perform(operation);
+    if (operation.kind == Kind::kApply) updates_.push_back(operation.batch());
+    if (operation.kind == Kind::kFinishUpdate) std::erase(updates_, operation.batch());
+    return;
+  }
   Progress& unit = units_.at(operation.unit());
   switch (operation.kind) {
     case Kind::kPublishInter:

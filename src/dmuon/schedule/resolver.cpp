@@ -95,6 +95,7 @@ void Resolver::after_forward(core::UnitIndex unit) {
 
 void Resolver::begin_backward(bool keeps_weights) {
   settle();
+  finish_update();  // which reads the gradients that routes change
   forget_uses();
   keeps_weights_ = keeps_weights;
   issued_.add(std::int64_t{sync_}).add(std::int64_t{keeps_weights});
@@ -165,6 +166,7 @@ void Resolver::settle() {
 
 void Resolver::settle_step() {
   settle();
+  finish_update();
   const bool sync = sync_;
   if (order_.owes_backward()) {
     sync_ = forward_sync_;
@@ -181,10 +183,15 @@ void Resolver::settle_step() {
 
 void Resolver::renew(bool updates) {
   settle();
+  finish_update();
   ++version_;
   for (const Operation& operation : schedule_.step) {
     if (updates || !is_on_batch(operation.kind)) resolve(operation);
   }
+}
+
+void Resolver::finish_update() {
+  while (!updates_.empty()) resolve(Maker::finish_update(updates_.front()));
 }
 
 void Resolver::finish_routes() {

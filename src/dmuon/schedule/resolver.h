@@ -62,7 +62,8 @@ inline constexpr int kMostRead = 4;
 /// - kFinishRouteIntra runs if stage 1 of the unit's route is in flight; kFinishRouteInter if stage
 ///   2 is, after stage 1 has been finished.
 ///
-/// - Operations on batches run as they come, each once a step.
+/// - Operations on batches run as they come, each once a step. kFinishUpdate runs once after each
+///   kApply, in step() or later.
 ///
 /// "Issued" and "filled" mean the order of issue, not how far a lane has come. So ranks that cross
 /// the same triggers issue the same operations.
@@ -116,8 +117,12 @@ class Resolver {
   /// Before a step's agreement: settles, takes part in a backward that other ranks may have run
   /// while this rank's loss touched nothing, and sends on the partial sums.
   void settle_step();
-  /// Settles. Updates this rank's batches, and begins a new version of the weights.
+  /// Settles. Updates this rank's batches, and begins a new version of the weights. With
+  /// StepOptions::late_updates the batches may be under way when this returns.
   void step() { renew(/*updates=*/true); }
+  /// Lets compute wait for the batches of a late update. A backward, settle_step() and step() begin
+  /// with it; a forward does not. Comes before all else that reads or writes what owners hold.
+  void finish_update();
   /// As step(), where the owners' weights were changed by other means: updates no batch.
   void publish() { renew(/*updates=*/false); }
   /// Waits for all routes in the order of issue.
@@ -187,8 +192,9 @@ class Resolver {
   Order order_;
   StepSchedule schedule_;
   core::Vector<core::UnitIndex, Progress> units_;
-  bool has_host_ = false;                // any unit is a host unit
-  std::vector<core::UnitIndex> routes_;  // in flight, in order of issue
+  bool has_host_ = false;                  // any unit is a host unit
+  std::vector<core::UnitIndex> routes_;    // in flight, in order of issue
+  std::vector<core::BatchIndex> updates_;  // that compute has not waited for, in order of issue
   std::optional<Crossing> crossing_;
   int version_ = 0;
   bool sync_ = true;

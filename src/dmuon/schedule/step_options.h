@@ -16,12 +16,18 @@ struct StepOptions {
   /// Units whose packed weights or gradients may be in memory at once, 2 or more; 0: lookahead + 2.
   int max_units_in_flight = 0;
   bool reshard_after_forward = true;  ///< free weights between a unit's forward and its backward
+  /// step() does not wait for the update: the next forward waits for each unit's weights.
+  bool late_updates = false;
 
   int units_in_flight() const {
     return max_units_in_flight > 0 ? max_units_in_flight : lookahead + 2;
   }
   bool operator==(const StepOptions&) const = default;
 };
+
+/// Returns the value of StepOptions::late_updates where the user names none: true where an update
+/// finds waits to hide behind.
+inline bool updates_late(bool on_cpu, int num_replicates) { return !on_cpu || num_replicates > 1; }
 
 /// Checks the options.
 /// @param function  named in the error.

@@ -52,9 +52,10 @@ std::vector<Operation> build_update_schedule(const Layout& layout, const Batches
   // Node copies wait for nothing: the slow links have all of the next forward.
   if (options.node_copy && window.inter > 0) ahead = units.size();
   if (!maker.has_inter()) ahead = static_cast<std::size_t>(window.intra);
-  units.resize(std::min(units.size(), ahead));
   std::vector<core::BatchIndex> left = batches_by_unit(batches, units);
+  units.resize(std::min(units.size(), ahead));
   for (Operation& operation : maker.updates(left)) operations.push_back(std::move(operation));
+  if (options.late_updates) left.clear();
   const auto add = [&](Operation operation) {
     operation.version = 1;
     operations.push_back(std::move(operation));

@@ -61,8 +61,9 @@ PassSchedule build_pass_schedule(const Layout& layout, const Batches& batches, c
 ///    alone; with `lookahead` 0 for none.
 /// 4. Wait for the other batches.
 ///
-/// A publication is issued after the wait, so that a rank whose update fails has not come to it:
-/// its peers find out that they wait in vain.
+/// With StepOptions::late_updates compute waits for no batch here; Resolver::finish_update() does.
+/// A publication itself waits for its unit's batches. Else it is issued after compute has waited,
+/// so that a rank whose update fails has not come to it: its peers find out that they wait in vain.
 std::vector<Operation> build_update_schedule(const Layout& layout, const Batches& batches,
                                              const Trace& forward, const StepOptions& options);
 

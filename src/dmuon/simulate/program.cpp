@@ -49,6 +49,7 @@ class Rank : private schedule::Performer {
     }
     --event_;
     resolver_.settle();
+    resolver_.finish_update();
     program_.hash = resolver_.hash();
     return std::move(program_);
   }

@@ -59,6 +59,10 @@ bool Detector::end(const std::string& why, bool failed) {
   return true;
 }
 
+void Detector::end_after(std::int64_t last, const std::string& why) {
+  if (end(why)) own_.take_back_to(last);
+}
+
 Report Detector::report(std::int64_t now_ms) const {
   Report report = own_;
   report.stored_ms = now_ms;

@@ -138,6 +138,14 @@ void Report::issue(const std::string& what) {
   ++reached[static_cast<std::size_t>(Rendezvous::kOperation)];
 }
 
+void Report::take_back_to(std::int64_t last) {
+  std::int64_t& newest = reached[static_cast<std::size_t>(Rendezvous::kOperation)];
+  for (; newest > last; --newest) {
+    if (!hashes.empty()) hashes.pop_back();
+    if (!words.empty()) words.pop_back();
+  }
+}
+
 std::string to_text(const Report& report) {
   std::string hashes;
   for (const std::uint64_t hash : report.hashes) {
@@ -179,7 +187,8 @@ Report report_from(const std::string& text) {
 // Old reports give no false diagnosis:
 //
 // All ranks come to all rendezvous, of whatever kind, in one order. So each report has a position
-// in one sequence, and a rank's position only grows.
+// in one sequence, and a rank's position only grows. It takes operations back only when it is over,
+// if they do not happen.
 //
 // A rank that waits has come to the rendezvous that it waits for. So if it misses another rank, its
 // report has the later position, whenever the two were stored.

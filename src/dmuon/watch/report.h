@@ -35,6 +35,8 @@ struct Report {
 
   /// Comes to the next operation.
   void issue(const std::string& what);
+  /// Has come to the operations up to number `last` alone.
+  void take_back_to(std::int64_t last);
 };
 
 /// Returns the report as JSON: 1.5 KB if operations have words of 40 bytes and all windows are

@@ -76,12 +76,14 @@ void Watch::wait(Rendezvous what, std::int64_t number, const std::function<std::
   } catch (const core::CommError& error) {
     if (!waiting) waiting.emplace(this, what, number, where());
     const std::string text = error.what() + waiting->attendance();
-    end(error.what(), /*failed=*/true);  // first: give_up_ may wait for a device
-    give_up_(error.what());  // nothing can be sent any more, even if the caller catches this
+    end([&](Detector* of) { of->end(error.what(), /*failed=*/true); });
+    // Nothing can be sent any more, even if the caller catches this. Comes last: it may wait for a
+    // device.
+    give_up_(error.what());
     throw core::CommError(text);
   } catch (const std::exception& error) {  // of an operation of this rank, whose lane ends with it
     if (!waiting) waiting.emplace(this, what, number, where());
-    end(error.what(), /*failed=*/true);
+    end([&](Detector* of) { of->end(error.what(), /*failed=*/true); });
     throw;
   }
 }
@@ -128,10 +130,18 @@ std::string Watch::Waiting::attendance() const {
          (answered ? "" : "\n  (the store does not answer: what ranks told since is unknown)");
 }
 
-bool Watch::end(const std::string& why, bool failed) {
+bool Watch::over(const std::string& why) {
+  return end([&](Detector* of) { of->end(why); });
+}
+
+bool Watch::over_after(std::int64_t last, const std::string& why) {
+  return end([&](Detector* of) { of->end_after(last, why); });
+}
+
+bool Watch::end(const std::function<void(Detector*)>& tell) {
   if (!service_.runs()) return true;
   Lock lock = service_.lock();
-  detector_.end(why, failed);
+  tell(&detector_);
   return ask(lock, &asks_alarm_, steady_clock::now() + 2 * interval_) || lost_;
 }
 

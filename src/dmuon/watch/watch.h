@@ -98,12 +98,14 @@ class Watch {
   /// This rank comes to nothing more. Other ranks that wait for it raise.
   /// @return  False if the store does not answer within 2 intervals. Then the thread waits in it,
   ///          as after a partition of the network, and the destructor would wait too.
-  bool over(const std::string& why) { return end(why, /*failed=*/false); }
+  bool over(const std::string& why);
+  /// As over(). This rank's operations after number `last`, to which it has come, do not happen.
+  bool over_after(std::int64_t last, const std::string& why);
 
  private:
   using Lock = core::ServiceThread::Lock;
 
-  bool end(const std::string& why, bool failed);
+  bool end(const std::function<void(Detector*)>& tell);
   void run();
   void look(Lock& lock);
   void ask_device(Lock& lock);

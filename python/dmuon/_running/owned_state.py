@@ -1,0 +1,49 @@
+"""A leaf's state as `opt.state` has it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import ItemsView, ValuesView
+from typing import Any
+
+import torch
+
+from dmuon import _C
+
+
+class OwnedState(dict[str, torch.Tensor]):
+    """Names and tensors. A read waits for an update that is under way; tensors that were read earlier do not."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor], engine: _C.Engine) -> None:
+        """Does not keep the engine alive."""
+        super().__init__(tensors)
+        self._engine = weakref.ref(engine)
+
+    def _finish_update(self) -> None:
+        if (engine := self._engine()) is not None:
+            engine.finish_update()
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """Returns a tensor."""
+        self._finish_update()
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Returns a tensor, or `default`."""
+        self._finish_update()
+        return super().get(name, default)
+
+    def items(self) -> ItemsView[str, torch.Tensor]:  # type: ignore[override]
+        """Returns names and tensors."""
+        self._finish_update()
+        return super().items()
+
+    def values(self) -> ValuesView[torch.Tensor]:  # type: ignore[override]
+        """Returns the tensors."""
+        self._finish_update()
+        return super().values()
+
+    def __reduce__(self) -> Any:
+        """Copies and pickles as a plain dict."""
+        self._finish_update()
+        return dict, (dict(super().items()),)
