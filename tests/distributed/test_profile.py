@@ -81,19 +81,19 @@ def test_modules_compute_between_their_weights_and_their_release(ranks, mesh):
             assert [kind for kind in kinds if kind != "reshard"] == [k for k in 2 * step if k != "reshard"]
 
 
-def share_hidden(result, phase):
+def share_hidden(result, phases, of=frozenset({"intra", "inter"}), waits=WAITS):
     """1 - (time in which a lane was busy and compute waited) / (time in which a lane was busy), summed over ranks."""
     busy = waiting = 0.0
     for rank in range(4):
         mine = [(lane, kind, begin, end) for r, lane, kind, _, _, begin, end in result["spans"] if r == rank]
-        windows = [("phase", "", begin, end) for r, name, begin, end in result["phases"] if (r, name) == (rank, phase)]
+        windows = [("phase", "", begin, end) for r, name, begin, end in result["phases"] if r == rank and name in phases]
         edges = sorted({time for *_, begin, end in mine + windows for time in (begin, end)})
         for begin, end in itertools.pairwise(edges):
             inside = [(lane, kind) for lane, kind, left, right in mine + windows if left <= begin and end <= right]
             lanes = {lane for lane, _ in inside}
-            if "phase" in lanes and lanes & {"intra", "inter"}:
+            if "phase" in lanes and lanes & of:
                 busy += end - begin
-                waiting += (end - begin) * any(kind in WAITS for _, kind in inside)
+                waiting += (end - begin) * any(kind in waits for _, kind in inside)
     return 1 - waiting / busy if busy > 0 else math.nan
 
 
@@ -101,8 +101,11 @@ def test_what_is_hidden_is_the_share_of_busy_lanes_without_a_wait(ranks):
     results = ranks.run(record, (2, 2), steps=2)
     hidden = results[0]["hidden"]
     for phase in ("forward", "backward", "step"):
-        assert hidden[phase] == pytest.approx(share_hidden(results[0], phase), abs=1e-6, nan_ok=True)
+        assert hidden[phase] == pytest.approx(share_hidden(results[0], {phase}), abs=1e-6, nan_ok=True)
     assert not math.isnan(hidden["backward"])  # in a step nothing may be left to do for lanes
+    every = {"forward", "backward", "step", "between steps"}
+    updates = share_hidden(results[0], every, {"update"}, {*WAITS, "finish update"})
+    assert results[0]["hidden_updates"] == pytest.approx(updates, abs=1e-6)
     assert 0 < hidden[None] <= 1  # all of it, where ranks wait for their cores longer than for messages
     for result in results:
         assert result["hidden"][None] == hidden[None]
@@ -111,7 +114,9 @@ def test_what_is_hidden_is_the_share_of_busy_lanes_without_a_wait(ranks):
         for row, phase in zip(rows, ("forward", "backward", "step", "between steps", None), strict=False):
             assert row.startswith(phase or "all")
             assert row.endswith("" if math.isnan(hidden[phase]) else f" {hidden[phase]:.0%}")
-        kinds = {row[:15].strip() for row in rows[5:]}
+        assert rows[5].startswith("all, the updates")
+        assert rows[5].endswith(f" {results[0]['hidden_updates']:.0%}")
+        kinds = {row[:15].strip() for row in rows[6:]}
         assert {"publish inter", "publish intra", "route inter", "route intra", "optimizer step"} <= kinds
 
 

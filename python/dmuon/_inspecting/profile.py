@@ -17,6 +17,9 @@ from dmuon._inspecting.timeline import COMMUNICATION, LANES, PHASES, WAITS, Bar,
 from dmuon._running.runtime import Runtime, runtime_of
 from dmuon._setup.agreement import all_gather
 
+# By what is hidden: its lanes, and the waits of compute that show it.
+_HIDDEN = {"messages": (COMMUNICATION, WAITS), "updates": (("update",), (*WAITS, "finish update"))}
+
 
 class Profile:
     """The operations of all ranks while `dmuon.profile` was open. All ranks have the same after the context.
@@ -42,31 +45,35 @@ class Profile:
         """Number of optimizer steps that ended inside the context. A part after the last step does not count."""
         return min((len(record.steps) for record in self._records), default=0)
 
-    def hidden(self, phase: str | None = None) -> float:
-        """Returns the share of message lanes' busy time, over all ranks, in which compute did not wait.
+    def hidden(self, phase: str | None = None, of: str = "messages") -> float:
+        """Returns the share of lanes' busy time, over all ranks, in which compute did not wait.
 
-        NaN if no such lane was busy. Waits for updates, for FSDP2's messages and
-        for the step's agreement do not count.
+        NaN if no such lane was busy. Compute's waits in FSDP2 and in the step's agreement do not count.
 
         Args:
             phase: "forward", "backward", "step" or "between steps" to count that phase alone. None counts all.
+            of: "messages" for the lanes of messages, where waits for updates do not count, or "updates" for the lane
+                of updates, where all of dmuon's waits do.
 
         Raises:
-            ValueError: `phase` is none of these.
+            ValueError: `phase` or `of` is none of these.
         """
         if phase is not None and phase not in PHASES:
             raise ValueError(f"profile.hidden: phase: expected one of {PHASES} or None, got {phase!r}")
-        busy, waiting, _ = self._seconds(phase)
+        if of not in _HIDDEN:
+            raise ValueError(f"profile.hidden: of: expected one of {tuple(_HIDDEN)}, got {of!r}")
+        busy, waiting, _ = self._seconds(phase, of)
         return 1 - waiting / busy if busy > 0 else math.nan
 
-    def _seconds(self, phase: str | None) -> tuple[float, float, float]:
+    def _seconds(self, phase: str | None, of: str = "messages") -> tuple[float, float, float]:
         """Returns three sums over the ranks: lanes busy; lanes busy while compute waited; all time."""
+        lanes, waits = _HIDDEN[of]
         total = [0.0, 0.0, 0.0]
         for record in self._records:
             window = [(begin, end) for name, begin, end in record.phases if phase in (None, name)]
-            busy = common(record.intervals(lambda span: span.lane in COMMUNICATION), window)
+            busy = common(record.intervals(lambda span: span.lane in lanes), window)
             total[0] += length(busy)
-            total[1] += length(common(record.intervals(lambda span: span.kind in WAITS), busy))
+            total[1] += length(common(record.intervals(lambda span: span.kind in waits), busy))
             total[2] += length(window)
         return total[0], total[1], total[2]
 
@@ -81,6 +88,9 @@ class Profile:
             busy, waiting, all_of_it = (1e3 * seconds / shares for seconds in self._seconds(phase))
             hidden = "" if busy == 0 else f"{self.hidden(phase):.0%}"
             lines.append(f"{phase or 'all':18} {all_of_it:8.2f} {busy:11.2f} {waiting:14.2f} {hidden:>8}")
+        busy, waiting, _ = (1e3 * seconds / shares for seconds in self._seconds(None, "updates"))
+        hidden = "" if busy == 0 else f"{self.hidden(of='updates'):.0%}"
+        lines.append(f"{'all, the updates':18} {'':8} {busy:11.2f} {waiting:14.2f} {hidden:>8}")
         lines.append(f"{'':18} {'lane':>8} {'a step':>11} {'ms a step':>14} {'longest':>8}")
         for lane in LANES:
             for kind in dict.fromkeys(span.kind for span in self.spans if span.lane == lane):

@@ -90,6 +90,7 @@ def plan(
         table = from_file(costs, _plan.CostTable.from_json, "plan: costs: cannot read the table")
     options = _plan.PlanOptions()
     options.on_cpu = device == "cpu"
+    options.late_updates = _plan.updates_late(options.on_cpu, mesh[0])
     options.reserve_bytes = reserve_bytes(options.on_cpu)
     return Plan(decide(items, _plan.Mesh(*mesh), strategy, table, options))
 

@@ -382,12 +382,15 @@ void Engine::scale_gradient(core::LeafIndex leaf, const at::Tensor& factor) {
 
 void Engine::step(std::shared_ptr<Update> update) {
   settle();
+  finish_update();
   has_second_order_ = false;
   executor_.profile().set_phase(Phase::kStep);
   executor_.set_update(std::move(update));
   // Also after an error: what the update holds is of no more use.
-  const auto forget = c10::make_scope_exit([this] { executor_.set_update(nullptr); });
+  auto forget = c10::make_scope_exit([this] { executor_.set_update(nullptr); });
   resolver_.step();
+  // On a device the lane may still read what it holds, which compute has allocated.
+  if (options_.step.late_updates) forget.release();
 }
 
 void Engine::publish() {
