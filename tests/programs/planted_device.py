@@ -7,6 +7,9 @@ from planted_change import Planted
 LANE = "src/dmuon/wire/lane.cpp"
 AUTOGRAD = "src/dmuon/engine/autograd.cpp"
 BUFFER = "src/dmuon/wire/buffer.cpp"
+ENGINE = "src/dmuon/engine/engine.cpp"
+ENGINE_H = "src/dmuon/engine/engine.h"
+EXECUTOR_UPDATE = "src/dmuon/engine/executor_update.cpp"
 EXECUTOR_H = "src/dmuon/engine/executor.h"
 UNIT = "src/dmuon/engine/unit.cpp"
 EXECUTOR = "src/dmuon/engine/executor.cpp"
@@ -45,6 +48,22 @@ DEVICE = (
         "    case Kind::kAwaitWeights:\n      await(operation);\n",
         "    case Kind::kAwaitWeights:\n",
         "A module computes with weights that are on their way.",
+        on_device=True,
+    ),
+    Planted(
+        "readers_do_not_await_a_late_update",
+        ENGINE_H,
+        "  void finish_update() { resolver_.finish_update(); }\n",
+        "  void finish_update() {}\n",
+        "States, weights and norms are read while an update changes them.",
+        on_device=True,
+    ),
+    Planted(
+        "flag_of_a_late_update_freed_early",
+        ENGINE,
+        "  if (options_.step.late_updates) forget.release();\n",
+        "",
+        "Compute takes the memory of the flag that says if the step applies, before the lane has read it.",
         on_device=True,
     ),
     Planted(
@@ -97,9 +116,9 @@ DEVICE = (
     ),
     Planted(
         "device_does_not_wait_for_updates",
-        EXECUTOR,
-        "    if (!mesh_.tensor_parallel) return awaited.done.wait();\n",
-        "    if (!mesh_.tensor_parallel) return;\n",
+        EXECUTOR_UPDATE,
+        "  try {\n    awaited.done.wait();\n",
+        "  try {\n",
         "Compute changes gradients, or saves weights, while the update lane still works on them.",
         on_device=True,
     ),
