@@ -101,6 +101,44 @@ TEST(Division, BalancesMixturesWhoseExpertsAreDividedOverColumns) {
   }
 }
 
+// Returns the sum over units of the most that one of `num_places` has, if each unit's matrices go
+// to the place with least so far, the largest first. No counts of owners hinder that.
+double most_if_free(const plan::Inventory& inventory, int num_places, int weight_bytes) {
+  double sum = 0;
+  for (const auto& unit : plan::group_by_unit(inventory)) {
+    std::vector<std::int64_t> sizes;
+    for (const plan::ParameterIndex w : unit) sizes.push_back(inventory[w].num_elements());
+    std::sort(sizes.rbegin(), sizes.rend());
+    std::vector<std::int64_t> places(static_cast<std::size_t>(num_places));
+    for (const std::int64_t size : sizes) *std::min_element(places.begin(), places.end()) += size;
+    sum += static_cast<double>(*std::max_element(places.begin(), places.end())) * weight_bytes;
+  }
+  return sum;
+}
+
+TEST_P(ModelPlans, GiveNodesAndColumnsNearlyEqualBytesOfUnits) {
+  for (const plan::Mesh mesh : {plan::Mesh{2, 2}, {4, 2}, {2, 8}, {4, 8}, {8, 8}}) {
+    const plan::Inventory inventory = plan::divide(model(GetParam()).inventory, mesh);
+    const plan::CostTable costs =
+        plan::modelled_costs(plan::group_by_shape(inventory), device("a800-sxm4-80gb"));
+    const plan::Plan plan = plan::make_plan(inventory, mesh, "load_balance", costs);
+    double node = 0;
+    double column = 0;
+    for (const plan::UnitSpread& unit : plan.spread.units) {
+      node += static_cast<double>(unit.most_of_node);
+      column += static_cast<double>(unit.most_of_column);
+    }
+    const auto free = [&](int num_places) {
+      return most_if_free(inventory, num_places, plan.options.weight_bytes);
+    };
+    std::printf("%-14s %d x %d  busiest node %.3f, column %.3f x those without counts\n",
+                GetParam().c_str(), mesh.num_replicates, mesh.num_shards,
+                node / free(mesh.num_replicates), column / free(mesh.num_shards));
+    EXPECT_LE(node, 1.25 * free(mesh.num_replicates));
+    EXPECT_LE(column, 1.15 * free(mesh.num_shards));
+  }
+}
+
 TEST(Placement, LayoutSlackBuysSpreadWhereItIsScarce) {
   const plan::Inventory inventory = model("wall-oss-0.5").inventory;
   const plan::CostTable costs =

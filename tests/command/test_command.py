@@ -107,6 +107,30 @@ def test_the_table_shows_what_was_planned(succeeds, small):
     assert "small on 1x2\n" in text and "costs: by hand\n" in text and "makespan 1.400 ms" in text
 
 
+@pytest.mark.parametrize("rate", ["1Gbit", "1000 mbit", "1gbit/s"])
+def test_a_bandwidth_shows_the_time_between_nodes_and_saves_the_plan_alone(succeeds, tmp_path, rate):
+    arguments = ("plan", "--model", "qwen2.5-7b", "--mesh", "2x2")
+    file = tmp_path / "plan.json"
+    text = succeeds(*arguments, "--inter-bandwidth", rate, "--json", "--save", file)
+    plan = json.loads(text)
+    wire = plan.pop("wire")
+    assert plan == json.loads(file.read_text()) == json.loads(succeeds(*arguments, "--json"))
+    elements = sum(one["rows"] * one["cols"] for one in plan["assignments"])
+    assert wire["bytes_per_s"] == 125e6
+    assert wire["bound_ms"] == pytest.approx(elements * (2 + 4) / 2 / 125e6 * 1e3)
+    most = sum(unit["most_of_node"] for unit in plan["spread"]["units"])
+    assert (wire["publish_ms"], wire["route_ms"]) == pytest.approx((most / 125e3, 2 * most / 125e3))
+    shown = f"weights {wire['publish_ms']:.3f} ms and gradients {wire['route_ms']:.3f} ms a step, together at least"
+    assert shown in succeeds(*arguments, "--inter-bandwidth", rate)
+    assert "each way" not in succeeds(*arguments)
+
+
+@pytest.mark.parametrize("rate", ["1", "1GB", "0Gbit", "-1Gbit", "1Gibit", "1e3Gbit", "Gbit", "1Gbit extra"])
+def test_a_bandwidth_is_bits_a_second(complains, rate):
+    complains("--inter-bandwidth: expected bits a second such as", "plan", "--model", "pi0", "--mesh", "2x2",
+              f"--inter-bandwidth={rate}")
+
+
 @pytest.mark.parametrize(("name", "begin"), [("plan.svg", b"<?xml"), ("plan.PNG", b"\x89PNG")])
 def test_a_picture_is_drawn_in_the_format_of_its_ending(succeeds, small, tmp_path, name, begin):
     succeeds("plan", *small, "--plot", tmp_path / name)

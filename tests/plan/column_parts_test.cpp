@@ -105,5 +105,18 @@ TEST(ColumnParts, ChangeThePlansHash) {
   EXPECT_NE(hash(plan), before);
 }
 
+// Two parts a block, one in each column. By load alone both would have owners on one node.
+TEST(ColumnParts, OfABlockAreOnDifferentNodes) {
+  Inventory inventory;
+  for (const Parameter& parameter : mixture(8, 4, 2)) {
+    if (parameter.column) inventory.push_back(parameter);
+  }
+  const Plan plan = make_plan(inventory, {2, 2}, "load_balance", oracle::modelled(inventory));
+  EXPECT_EQ(plan.loads_ns, core::PerOwner<Nanoseconds>(4, plan.makespan_ns()));
+  for (const UnitSpread& unit : plan.spread.units) {
+    EXPECT_EQ(unit.most_of_node, unit.least_of_node) << unit.unit;
+  }
+}
+
 }  // namespace
 }  // namespace dmuon::plan

@@ -242,5 +242,38 @@ TEST(ColumnsAlike, GiveEveryColumnItsShareOfEachShape) {
   EXPECT_EQ(after.count(Owner(0), ShapeIndex(1)) + after.count(Owner(2), ShapeIndex(1)), 4);
 }
 
+// As above, a shape being four times the size of the other.
+TEST(ColumnsAlike, GiveEveryNodeItsShareOfTheBytes) {
+  const balance::Problem problem({{{8, {{1, 1}}, 40}, {8, {{1, 1}}, 10}}, 4});
+  balance::Assignment assignment(problem);
+  for (const int owner : {0, 1}) assignment.add(Owner(owner), ShapeIndex(0), 4);
+  for (const int owner : {2, 3}) assignment.add(Owner(owner), ShapeIndex(1), 4);
+  const balance::Assignment after = columns_alike(assignment, {2, 2});
+  EXPECT_EQ(after.bytes(Owner(0)) + after.bytes(Owner(1)), 200);
+  EXPECT_EQ(after.bytes(Owner(2)) + after.bytes(Owner(3)), 200);
+}
+
+// Blocks of a GPT on 2 x 2 ranks, of which two have the matrices `up` and two the matrices `down`,
+// in batches. Each node has half of every block, although every batch is of several blocks.
+TEST(Place, GivesNodesEqualBytesOfEveryUnit) {
+  Inventory inventory;
+  for (int block = 0; block < 8; ++block) {
+    for (const char* name : {"q", "k", "v", "out"}) {
+      inventory.push_back({core::message(block, name), {1, 4, 4}, block});
+    }
+    inventory.push_back({core::message(block, "up"), {1, 16, 4}, block});
+    inventory.push_back({core::message(block, "down"), {1, 4, 16}, block});
+  }
+  const CostTable costs{
+      "by hand",
+      {{{4, 4}, {{1, 5}, {8, 16}}}, {{16, 4}, {{1, 10}, {4, 18}}}, {{4, 16}, {{1, 10}, {4, 18}}}}};
+  const Plan plan = make_plan_from_counts(inventory, {2, 2}, "by hand",
+                                          {{8, 4, 0}, {8, 4, 0}, {8, 0, 4}, {8, 0, 4}}, costs);
+  EXPECT_EQ(plan.batches.size(), 8U);
+  for (const UnitSpread& unit : plan.spread.units) {
+    EXPECT_EQ(unit.most_of_node, unit.least_of_node) << unit.unit;
+  }
+}
+
 }  // namespace
 }  // namespace dmuon::plan

@@ -116,5 +116,16 @@ TEST(Spread, CountsTheWeightsOfEachColumn) {
             (core::PerShard<std::int64_t>{4 * (6 + 11), 4 * 35}));
 }
 
+// Owners 0 and 2 of 2 x 2 slots are column 0, owners 0 and 1 node 0.
+TEST(Spread, SaysWhatNodesAndColumnsHaveOfEachUnit) {
+  PlanOptions options;
+  options.weight_bytes = 2;
+  Inventory inventory = {
+      {"a", {1, 2, 3}, 7}, {"b", {1, 5, 1}, 4}, {"c", {1, 1, 4}, 7}, {"d", {1, 8, 1}, 7}};
+  inventory[ParameterIndex(3)].column = Shard(1);
+  const Spread found = spread(inventory, {2, 2}, {Owner(0), Owner(1), Owner(2), Owner(3)}, options);
+  EXPECT_EQ(found.units, (std::vector<UnitSpread>{{7, 36, 24, 12, 20}, {4, 10, 10, 0, 10}}));
+}
+
 }  // namespace
 }  // namespace dmuon::plan

@@ -48,12 +48,51 @@ def test_the_slowest_owner_comes_first_then_bound_gap_and_spread():
     assert lines[7] == f"makespan 1.800 ms, no plan is below {bound:.3f} ms, gap {(1.8 / bound - 1) * 100:.2f} %"
     assert lines[8] == "window of 2 units: 1.00 of 1 columns, 2.00 repeats, busiest column 1.00 x the mean"
     assert lines[9] == "weights of a column: 96.00 to 96.00 MiB"
-    assert len(lines) == 10
+    assert len(lines) == 16
+
+
+def test_units_show_what_travels_between_nodes_the_least_even_first():
+    """Of 32 MiB a matrix. One node owns all that it can: its bytes go one way, the other node's the other way."""
+    plan = by_hand()
+    lines = table(plan, 16).splitlines()[10:]
+    owned = [[0, 0], [0, 0]]  # [unit][node]
+    for item, owner in zip(plan.inventory, plan.owner, strict=True):
+        owned[item.unit][plan.mesh.replicate_of(owner)] += 32
+    most = [max(nodes) for nodes in owned]
+    assert lines[0] == (
+        f"units: busiest node {sum(most) / 96 * 2:.2f} x the mean, at worst 2.00 x; busiest column 1.00 x"
+    )
+    rows = [[float(word) for word in line.split()] for line in lines[3:5]]
+    assert rows[0][0] == max((0, 1), key=lambda unit: 2 * most[unit] - sum(owned[unit]))
+    for unit, weights, *nodes, column in rows:
+        busiest, idlest = max(owned[int(unit)]), min(owned[int(unit)])
+        assert (weights, column) == (busiest + idlest, 1.0)
+        assert nodes == [busiest, idlest, idlest, busiest]
+    assert lines[5] == "the figures are of weights; gradients travel the other way"
+    assert "... and 1 units" in table(plan, 1)
+
+
+def test_units_are_not_shown_for_one_node():
+    items = [_plan.Parameter("a", 4, 4, 0)]
+    costs = _plan.modelled_costs(items, "cpu")
+    text = table(_plan.make_plan(items, _plan.Mesh(1, 2), "rank0", costs, _plan.PlanOptions()), 16)
+    assert "unit" not in text.replace("window of 2 units", "")
+
+
+def test_a_bandwidth_adds_the_time_on_the_wire():
+    """Weights take 2 bytes an element and go twice a step without node copies, gradients 4. 1 MiB/s: a second a MiB."""
+    plan = by_hand()
+    most = sum(unit.most_of_node for unit in plan.spread.units) / 2**20
+    line = table(plan, 16, 2**20).splitlines()[-1]
+    assert line == (
+        f"between nodes at {2**23 / 1e9:g} Gbit/s each way: weights {most * 2e3:.3f} ms and gradients "
+        f"{most * 2e3:.3f} ms a step, together at least {4 * 48e3:.3f} ms"
+    )
 
 
 def test_at_most_max_rows_owners_are_shown():
     text = table(by_hand(), 1)
-    assert "... and 3 faster owners" in text and len(text.splitlines()) == 8
+    assert "... and 3 faster owners" in text and len(text.splitlines()) == 14
     assert "... and 4 faster owners" in table(by_hand(), -1)
     assert "..." not in table(by_hand(), 4)
 

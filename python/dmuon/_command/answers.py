@@ -33,9 +33,19 @@ def plan(arguments: argparse.Namespace) -> str:
     text = f"{made.to_json()}\n" if arguments.json or file is not None else ""
     if file is not None:
         _write(file, lambda: Path(file).write_text(text))
+    bandwidth = arguments.inter_bandwidth
+    if arguments.json and bandwidth is not None:
+        wire = made.wire_time(bandwidth)
+        times = {"publish_ms": wire.publish_ms, "route_ms": wire.route_ms, "bound_ms": wire.bound_ms}
+        text = _as_line(json.loads(text) | {"wire": times | {"bytes_per_s": bandwidth}})
     if picture is not None:
         _write(picture, lambda: pictures.save(made, picture, task.title, "--plot"))
-    return text if arguments.json else f"{task.title}\n{table(made, _MOST_ROWS)}"
+    return text if arguments.json else f"{task.title}\n{table(made, _MOST_ROWS, bandwidth)}"
+
+
+def _as_line(value: dict[str, Any]) -> str:
+    """Returns compact JSON with sorted keys, as plans have it."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False) + "\n"
 
 
 def _write(path: str, write: Callable[[], object]) -> None:

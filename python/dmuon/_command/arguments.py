@@ -45,6 +45,8 @@ def parser() -> argparse.ArgumentParser:
     )
     _add_task(plan, mesh_required=True)
     plan.add_argument("--strategy", type=_one_of(strategies()), default=strategies()[0], help=_STRATEGY_HELP)
+    words = "of a node's network in each direction, such as 1Gbit or 3.2Tbit a second: shows the time of its messages"
+    plan.add_argument("--inter-bandwidth", type=_bandwidth, metavar="RATE", help=words)
     plan.add_argument("--save", metavar="FILE", help="file for the plan (dedicate_params(..., plan=file))")
     plan.add_argument("--json", action="store_true", help="print the plan as JSON")
     plan.add_argument("--plot", metavar="FILE", help="file for a picture, such as plan.svg or plan.png")
@@ -176,6 +178,15 @@ def _number(expected: str, is_good: Callable[[float], bool]) -> Callable[[str], 
 
 _seconds = _number("seconds, more than 0 and at most 86400", lambda value: 0 < value <= 86_400)
 _share = _number("a number from 0 to 1", lambda value: 0 <= value <= 1)
+
+
+def _bandwidth(text: str) -> float:
+    """Reads bits a second from 1Gbit or 200mbit, as tools for networks write them. Returns bytes a second."""
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([kmgt])bit(?:/s)?", text.strip().lower(), re.ASCII)
+    value = float(match[1]) * 1000 ** ("kmgt".index(match[2]) + 1) / 8 if match else 0.0
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"expected bits a second such as 200Mbit, 1Gbit or 3.2Tbit; got {text!r}")
+    return value
 
 
 def _size(text: str) -> int:

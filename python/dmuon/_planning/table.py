@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dmuon import _plan
 
 _MIB = 1024.0 * 1024.0
+_MOST_UNITS = 8
 
 
 def mesh_text(mesh: _plan.Mesh) -> str:
@@ -27,12 +28,13 @@ def gap_text(plan: _plan.Plan) -> str:
     return f", gap {plan.gap * 100:.2f} %" if plan.bound_ns > 0 else ""
 
 
-def table(plan: _plan.Plan, max_rows: int) -> str:
+def table(plan: _plan.Plan, max_rows: int, inter_bandwidth: float | None = None) -> str:
     """Returns a table of the owners, the slowest first, then makespan, bound, gap and spread.
 
     Args:
         plan: the plan to show.
-        max_rows: the most owners to show.
+        max_rows: the most owners to show, and the most units, which are at most 8.
+        inter_bandwidth: bytes a second of a node in each direction. If given, the table has the wire time of a step.
     """
     mesh, loads, spread, batches = plan.mesh, plan.loads_ns, plan.spread, plan.batches
     num_batches = Counter(owner for owner, _ in batches)
@@ -61,4 +63,41 @@ def table(plan: _plan.Plan, max_rows: int) -> str:
         f", {spread.repeats:.2f} repeats, busiest column {spread.busiest_column:.2f} x the mean",
         f"weights of a column: {least:.2f} to {most:.2f} MiB",
     ]
+    lines += _between_nodes(plan, max_rows)
+    if inter_bandwidth is not None:
+        lines.append(_wire_text(plan.wire_time(inter_bandwidth), inter_bandwidth))
     return "\n".join(lines) + "\n"
+
+
+def _between_nodes(plan: _plan.Plan, max_rows: int) -> list[str]:
+    """Returns the bytes that units send between nodes, those first whose busiest node is furthest above the mean."""
+    num_nodes, num_columns, units = plan.mesh.num_replicates, plan.mesh.num_shards, plan.spread.units
+    if num_nodes == 1 or not units:
+        return []
+    order = sorted(units, key=lambda unit: unit.bytes - num_nodes * unit.most_of_node)
+    shown = order[: max(0, min(max_rows, _MOST_UNITS))]
+    sums = [sum(values) for values in zip(*((u.bytes, u.most_of_node, u.most_of_column) for u in units), strict=True)]
+    worst = max(unit.most_of_node / unit.bytes for unit in units) * num_nodes
+    lines = [
+        f"units: busiest node {sums[1] / sums[0] * num_nodes:.2f} x the mean, at worst {worst:.2f} x; "
+        f"busiest column {sums[2] / sums[0] * num_columns:.2f} x",
+        "        weights  busiest node, MiB  idlest node, MiB  column",
+        "  unit      MiB    sends  receives   sends  receives   x mean",
+    ]
+    for unit in shown:
+        nodes = [
+            f"{(num_nodes - 1) * own / _MIB:9.2f}{(unit.bytes - own) / _MIB:10.2f}"
+            for own in (unit.most_of_node, unit.least_of_node)
+        ]
+        column = unit.most_of_column / unit.bytes * num_columns
+        lines.append(f"{unit.unit:6d}{unit.bytes / _MIB:9.2f}{nodes[0]}{nodes[1]}{column:9.2f}")
+    if len(shown) < len(order):
+        lines.append(f"   ... and {len(order) - len(shown)} units that are as even or more")
+    return [*lines, "the figures are of weights; gradients travel the other way"]
+
+
+def _wire_text(wire: _plan.WireTime, bytes_per_s: float) -> str:
+    return (
+        f"between nodes at {bytes_per_s * 8 / 1e9:g} Gbit/s each way: weights {wire.publish_ms:.3f} ms and gradients "
+        f"{wire.route_ms:.3f} ms a step, together at least {wire.bound_ms:.3f} ms"
+    )

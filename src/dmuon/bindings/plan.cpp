@@ -9,6 +9,7 @@
 #include "dmuon/core/error.h"
 #include "dmuon/plan/division.h"
 #include "dmuon/plan/strategy.h"
+#include "dmuon/plan/wire_time.h"
 
 namespace dmuon::bindings {
 namespace py = pybind11;
@@ -172,13 +173,28 @@ std::vector<std::pair<core::Owner, std::vector<core::ParameterIndex>>> batches_o
 void init_results(py::module_& module) {
   using plan::Memory;
   using plan::Spread;
+  using plan::UnitSpread;
+  using plan::WireTime;
   const py::call_guard<py::gil_scoped_release> no_gil;
+
+  py::class_<UnitSpread>(module, "UnitSpread", "A unit's bytes, by where their owners are.")
+      .def_readonly("unit", &UnitSpread::unit)
+      .def_readonly("bytes", &UnitSpread::bytes)
+      .def_readonly("most_of_node", &UnitSpread::most_of_node)
+      .def_readonly("least_of_node", &UnitSpread::least_of_node)
+      .def_readonly("most_of_column", &UnitSpread::most_of_column);
 
   py::class_<Spread>(module, "Spread", "The spread of a window's matrices over columns.")
       .def_readonly("distinct_columns", &Spread::distinct_columns)
       .def_readonly("repeats", &Spread::repeats)
       .def_readonly("busiest_column", &Spread::busiest_column)
-      .def_readonly("column_bytes", &Spread::column_bytes);
+      .def_readonly("column_bytes", &Spread::column_bytes)
+      .def_readonly("units", &Spread::units);
+
+  py::class_<WireTime>(module, "WireTime", "Milliseconds of a step's messages between nodes.")
+      .def_readonly("publish_ms", &WireTime::publish_ms)
+      .def_readonly("route_ms", &WireTime::route_ms)
+      .def_readonly("bound_ms", &WireTime::bound_ms);
 
   py::class_<Memory>(module, "Memory", "Bytes of one rank.")
       .def_readonly("state", &Memory::state)
@@ -210,6 +226,7 @@ void init_results(py::module_& module) {
       .def(
           "to_json", [](const Plan& p) { return plan::to_json(p); }, no_gil)
       .def_static("from_json", &plan::from_json, py::arg("text"), no_gil)
+      .def("wire_time", &plan::wire_time, py::arg("bytes_per_s"))
       .def("require_fit", &plan::require_fit, py::arg("inventory"), py::arg("mesh"), no_gil)
       .def("hash", &plan::hash, no_gil);
 }

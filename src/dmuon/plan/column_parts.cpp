@@ -6,6 +6,7 @@
 
 #include "dmuon/balance/assignment.h"
 #include "dmuon/balance/solve.h"
+#include "dmuon/plan/spread_bytes.h"
 
 namespace dmuon::plan {
 namespace {
@@ -94,6 +95,10 @@ Decision decide_with_columns(const Plan& plan, const ShapeGroups& groups,
     assignment.add(decided.owner[w], groups.shape_of[index], 1);
   }
   deal(plan, groups, std::move(assignment), &decision.owner);
+  PerParameter<bool> movable;
+  for (const Parameter& parameter : plan.inventory) movable.push_back(parameter.column.has_value());
+  decision.owner = with_bytes_spread({plan.inventory, groups, problem, plan.mesh, plan.options},
+                                     std::move(decision.owner), movable);
   return decision;
 }
 

@@ -114,14 +114,22 @@ ShapeGroups group_by_shape(const Inventory& inventory) {
 }
 
 core::Vector<UnitIndex, std::vector<ParameterIndex>> group_by_unit(const Inventory& inventory) {
+  const PerParameter<UnitIndex> unit_of = units_of(inventory);
   core::Vector<UnitIndex, std::vector<ParameterIndex>> units;
-  std::map<int, UnitIndex> index_of;
   for (const ParameterIndex w : inventory.indices()) {
-    const auto [found, is_new] = index_of.try_emplace(inventory[w].unit, UnitIndex(units.size()));
-    if (is_new) units.emplace_back();
-    units[found->second].push_back(w);
+    if (!units.contains(unit_of[w])) units.emplace_back();
+    units[unit_of[w]].push_back(w);
   }
   return units;
+}
+
+PerParameter<UnitIndex> units_of(const Inventory& inventory) {
+  PerParameter<UnitIndex> unit_of;
+  std::map<int, UnitIndex> index_of;
+  for (const Parameter& matrix : inventory) {
+    unit_of.push_back(index_of.try_emplace(matrix.unit, UnitIndex(index_of.size())).first->second);
+  }
+  return unit_of;
 }
 
 }  // namespace dmuon::plan

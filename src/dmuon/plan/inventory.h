@@ -51,4 +51,7 @@ ShapeGroups group_by_shape(const Inventory& inventory);
 /// The matrices of each unit, units in the order of their first matrices.
 core::Vector<UnitIndex, std::vector<ParameterIndex>> group_by_unit(const Inventory& inventory);
 
+/// The unit of each matrix, numbered as by group_by_unit.
+PerParameter<UnitIndex> units_of(const Inventory& inventory);
+
 }  // namespace dmuon::plan

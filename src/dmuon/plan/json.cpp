@@ -109,12 +109,18 @@ static void to_json(Json& json, const Batch& batch) {
 
 static void to_json(Json& json, const Memory& memory) { json = memory.total(); }
 
+static void to_json(Json& json, const UnitSpread& unit) {
+  json = {{"unit", unit.unit},
+          {"bytes", unit.bytes},
+          {"most_of_node", unit.most_of_node},
+          {"least_of_node", unit.least_of_node},
+          {"most_of_column", unit.most_of_column}};
+}
+
 static void to_json(Json& json, const Spread& spread) {
-  json = {{"distinct_columns", spread.distinct_columns},
-          {"repeats", spread.repeats},
-          {"busiest_column", spread.busiest_column},
-          {"batch_units", spread.batch_units},
-          {"column_bytes", spread.column_bytes}};
+  json = {{"distinct_columns", spread.distinct_columns}, {"repeats", spread.repeats},
+          {"busiest_column", spread.busiest_column},     {"batch_units", spread.batch_units},
+          {"column_bytes", spread.column_bytes},         {"units", spread.units}};
 }
 
 namespace {

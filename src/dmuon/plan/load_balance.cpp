@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <set>
 #include <utility>
+#include <vector>
 
 #include "dmuon/balance/construct.h"
 #include "dmuon/balance/solve.h"
@@ -28,6 +30,15 @@ Candidate placed(const Problem& problem, const balance::Assignment& assignment, 
   return {std::move(owner), found.distinct_columns - kWorth * spent};
 }
 
+std::vector<int> counts_of(const balance::Assignment& assignment) {
+  std::vector<int> counts;
+  for (const Owner owner : assignment.problem().owners()) {
+    const auto& of_owner = assignment.counts(owner);
+    counts.insert(counts.end(), of_owner.begin(), of_owner.end());
+  }
+  return counts;
+}
+
 // Returns the least makespan of lpt, round_robin and xor_layout.
 balance::Nanoseconds simplest_makespan(const Problem& problem) {
   balance::Nanoseconds least = balance::kMaxTotalNs;
@@ -53,9 +64,11 @@ Decision load_balance(const Problem& problem) {
   const double slack = makespan * problem.options.layout_slack;
   if (problem.mesh.num_replicates == 1 || slack < 1) return {best.owner, solution.certificate};
   const balance::Nanoseconds most = simplest_makespan(problem);
+  std::set<std::vector<int>> seen;  // searches within wider limits often end at the same
   for (int part = 1; part <= kNumParts && best.columns < problem.mesh.num_shards; ++part) {
     const auto limit = static_cast<balance::Nanoseconds>(makespan + slack * part / kNumParts);
     for (const auto& other : balance::alternatives(problem.balance, std::min(limit, most))) {
+      if (!seen.insert(counts_of(other)).second) continue;
       const double spent = (static_cast<double>(other.makespan()) - makespan) / slack;
       Candidate candidate = placed(problem, other, spent);
       if (candidate.columns > best.columns) best = std::move(candidate);

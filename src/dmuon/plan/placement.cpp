@@ -8,12 +8,13 @@
 #include <vector>
 
 #include "dmuon/core/error.h"
+#include "dmuon/plan/crowding.h"
+#include "dmuon/plan/spread_bytes.h"
 
 namespace dmuon::plan {
 namespace {
 
 using balance::Assignment;
-using balance::Nanoseconds;
 using Columns = PerParameter<Shard>;
 
 // Returns the column of each owner of the assignment. Columns are alike if the sum of the squares
@@ -50,14 +51,11 @@ class Sequence {
   Sequence(const Inventory& inventory, const ShapeGroups& groups, const Assignment& assignment,
            Mesh mesh, const PlanOptions& options)
       : groups_(groups),
-        unit_of_(inventory.size()),
+        unit_of_(units_of(inventory)),
         stock_(mesh.num_shards, PerShape<int>(groups.shapes.size())) {
-    const auto units = group_by_unit(inventory);
-    for (const UnitIndex unit : units.indices()) {
-      for (const ParameterIndex w : units[unit]) unit_of_[w] = unit;
-    }
-    placed_.resize(units.size(), core::PerShard<int>(mesh.num_shards));
-    window_ = std::min(std::max(1, options.lookahead), units.size());
+    const int num_units = group_by_unit(inventory).size();
+    placed_.resize(num_units, core::PerShard<int>(mesh.num_shards));
+    window_ = std::min(std::max(1, options.lookahead), num_units);
     for (const Owner owner : mesh.owners()) {
       for (const ShapeIndex s : groups.shapes.indices()) {
         stock_[mesh.shard_of(owner)][s] += assignment.count(owner, s);
@@ -116,29 +114,45 @@ class Sequence {
   core::PerShard<PerShape<int>> whole_;
 };
 
-// Gives each matrix a rank of its column. First fills a batch that has begun. So its members are
-// close in execution order and early layers can be published early. Otherwise chooses the rank that
-// has waited longest, so that nodes rotate.
+// Gives each matrix a rank of its column.
+// - First fills a batch that has begun. So its members are close in execution order and early
+//   layers can be published early.
+// - Otherwise chooses the node that has least of the unit and of its window. So a unit travels in
+//   both directions of each link. Ranks that are ahead with the shape, by a matrix or more, wait.
+// - Among equals chooses the rank that has waited longest.
 class Turns {
  public:
-  Turns(const Assignment& assignment, Mesh mesh)
-      : left_(assignment), mesh_(mesh), last_(mesh.num_owners(), -1), batches_(mesh.num_owners()) {
+  Turns(const Inventory& inventory, const Assignment& assignment, Mesh mesh,
+        const PlanOptions& options)
+      : inventory_(inventory),
+        unit_of_(units_of(inventory)),
+        whole_(assignment),
+        left_(assignment),
+        mesh_(mesh),
+        last_(mesh.num_owners(), -1),
+        batches_(mesh.num_owners()),
+        crowding_(group_by_unit(inventory).size(), mesh.num_replicates, options.lookahead) {
     const balance::Problem& problem = assignment.problem();
+    given_.resize(mesh.num_shards, PerShape<std::int64_t>(problem.num_matrices().size()));
+    stock_ = given_;
     for (const Owner owner : mesh.owners()) {
       for (const ShapeIndex s : problem.shapes()) {
         batches_[owner].push_back(problem.time(s).batches(assignment.count(owner, s)));
+        stock_[mesh.shard_of(owner)][s] += assignment.count(owner, s);
       }
     }
   }
 
   /// @return std::nullopt if no rank of the column wants the shape.
   std::optional<Owner> take(Shard column, ShapeIndex shape, ParameterIndex now) {
-    std::optional<std::tuple<bool, int, Owner>> best;
+    ++given_[column][shape];
+    std::optional<std::tuple<bool, bool, std::int64_t, int, Owner>> best;
     for (const Replicate node : mesh_.replicates()) {
       for (int rank = 0; rank < mesh_.tensor_parallel; ++rank) {
         const Owner owner = mesh_.owner_at(node, column, rank);
         if (left_.count(owner, shape) == 0) continue;
-        const std::tuple key(!begun(owner, shape), last_[owner], owner);
+        const std::tuple key(!begun(owner, shape), ahead(owner, shape),
+                             crowding_.at(unit_of_[now], node), last_[owner], owner);
         if (!best || key < *best) best = key;
       }
     }
@@ -146,6 +160,7 @@ class Turns {
     const Owner owner = std::get<Owner>(*best);
     left_.add(owner, shape, -1);
     last_[owner] = now.value();
+    crowding_.add(unit_of_[now], mesh_.replicate_of(owner), inventory_[now].num_elements());
     return owner;
   }
 
@@ -158,30 +173,45 @@ class Turns {
     return left < 0;
   }
 
+  // True if it has a larger share of its matrices than its column has of those of all its ranks,
+  // this one included.
+  bool ahead(Owner owner, ShapeIndex shape) const {
+    const Shard column = mesh_.shard_of(owner);
+    const std::int64_t whole = whole_.count(owner, shape);
+    return (whole - left_.count(owner, shape)) * stock_[column][shape] >
+           given_[column][shape] * whole;
+  }
+
+  const Inventory& inventory_;
+  PerParameter<UnitIndex> unit_of_;
+  Assignment whole_;
   Assignment left_;
   Mesh mesh_;
   core::PerOwner<int> last_;                            // parameter that it got last
   core::PerOwner<PerShape<std::vector<int>>> batches_;  // sizes, largest first
+  core::PerShard<PerShape<std::int64_t>> given_;        // matrices so far
+  core::PerShard<PerShape<std::int64_t>> stock_;        // all matrices
+  Crowding<Replicate> crowding_;
 };
 
 }  // namespace
 
-// In each column gives the owner with the largest load to the node with the least load so far.
+// In each column gives the owner with most bytes to the node with fewest bytes so far.
 Assignment columns_alike(const Assignment& assignment, Mesh mesh) {
   const core::PerOwner<Shard> column_of = give_columns(assignment, mesh);
   Assignment result(assignment.problem());
-  core::Vector<Replicate, Nanoseconds> node_loads(mesh.num_replicates);
+  core::Vector<Replicate, std::int64_t> node_bytes(mesh.num_replicates);
   core::PerShard<int> num_placed(mesh.num_shards);
   std::vector<Replicate> nodes;
   for (const Owner owner : core::sorted_by(mesh.owners(), [&](Owner one) {
-         return std::pair(column_of[one], -assignment.load(one));
+         return std::pair(column_of[one], -assignment.bytes(one));
        })) {
     const int place = num_placed[column_of[owner]]++;
     if (place == 0) {
-      nodes = core::sorted_by(mesh.replicates(), [&](Replicate node) { return node_loads[node]; });
+      nodes = core::sorted_by(mesh.replicates(), [&](Replicate node) { return node_bytes[node]; });
     }
     const Replicate node = nodes.begin()[place % mesh.num_replicates];
-    node_loads[node] += assignment.load(owner);
+    node_bytes[node] += assignment.bytes(owner);
     const Owner rank = mesh.owner_at(node, column_of[owner], place / mesh.num_replicates);
     for (const ShapeIndex s : assignment.problem().shapes()) {
       result.add(rank, s, assignment.count(owner, s));
@@ -194,14 +224,15 @@ PerParameter<Owner> place(const Inventory& inventory, const ShapeGroups& groups,
                           const Assignment& assignment, Mesh mesh, const PlanOptions& options) {
   const Assignment arranged = columns_alike(assignment, mesh);
   const Columns columns = Sequence(inventory, groups, arranged, mesh, options).columns();
-  Turns turns(arranged, mesh);
+  Turns turns(inventory, arranged, mesh, options);
   PerParameter<Owner> owners;
   for (const ParameterIndex w : inventory.indices()) {
     const std::optional<Owner> owner = turns.take(columns[w], groups.shape_of[w], w);
     core::invariant(owner.has_value(), "place: no owner is left for '", inventory[w].name, "'");
     owners.push_back(*owner);
   }
-  return owners;
+  const Problem problem{inventory, groups, assignment.problem(), mesh, options};
+  return with_bytes_spread(problem, std::move(owners), PerParameter<bool>(inventory.size(), true));
 }
 
 }  // namespace dmuon::plan

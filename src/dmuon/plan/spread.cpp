@@ -37,6 +37,23 @@ class Touched {
   std::int64_t all_ = 0;
 };
 
+UnitSpread unit_spread(const std::vector<ParameterIndex>& unit, const Inventory& inventory,
+                       Mesh mesh, const PerParameter<Owner>& owner, const PlanOptions& options) {
+  core::Vector<Replicate, std::int64_t> nodes(mesh.num_replicates);
+  core::PerShard<std::int64_t> columns(mesh.num_shards);
+  UnitSpread found{.unit = inventory[unit.front()].unit};
+  for (const ParameterIndex w : unit) {
+    const std::int64_t bytes = inventory[w].num_elements() * options.weight_bytes;
+    found.bytes += bytes;
+    nodes[mesh.replicate_of(owner[w])] += bytes;
+    if (!inventory[w].column) columns[mesh.shard_of(owner[w])] += bytes;
+  }
+  found.most_of_node = *std::max_element(nodes.begin(), nodes.end());
+  found.least_of_node = *std::min_element(nodes.begin(), nodes.end());
+  found.most_of_column = *std::max_element(columns.begin(), columns.end());
+  return found;
+}
+
 }  // namespace
 
 Spread spread(const Inventory& inventory, Mesh mesh, const PerParameter<Owner>& owner,
@@ -47,6 +64,9 @@ Spread spread(const Inventory& inventory, Mesh mesh, const PerParameter<Owner>& 
     sum.column_bytes[mesh.shard_of(owner[w])] += inventory[w].num_elements() * options.weight_bytes;
   }
   const auto units = group_by_unit(inventory);
+  for (const auto& unit : units) {
+    sum.units.push_back(unit_spread(unit, inventory, mesh, owner, options));
+  }
   if (units.empty()) return sum;
   Touched touched(mesh.num_shards);
   const auto add_unit = [&](int unit, int count) {

@@ -1,0 +1,24 @@
+#pragma once
+
+#include "dmuon/plan/plan.h"
+
+namespace dmuon::plan {
+
+/// The time that one step's messages between nodes take on the wire, alone.
+struct WireTime {
+  double publish_ms = 0;  ///< weights: once a step with node copies, else at every unshard
+  double route_ms = 0;    ///< gradients, of one backward
+  double bound_ms = 0;    ///< of both, if every node sent and received equally many bytes
+};
+
+/// Estimates it. Each node sends and receives at the same time; units follow each other, and a unit
+/// takes as long as its busiest node.
+/// - A node receives all weights that it does not own. It sends its own weights to each other node,
+///   or on more than 4 nodes down a tree: log2(R) times.
+/// - A route is the reverse, but on CPUs without a tree.
+/// Latencies, and what trees pass on, are not counted.
+/// @param bytes_per_s  of a node in each direction, > 0.
+/// @throws InvalidArgument for another.
+WireTime wire_time(const Plan& plan, double bytes_per_s);
+
+}  // namespace dmuon::plan

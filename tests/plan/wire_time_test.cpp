@@ -1,0 +1,90 @@
+#include "dmuon/plan/wire_time.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "tests/plan/message_of.h"
+#include "tests/plan/oracle.h"
+
+namespace dmuon::plan {
+namespace {
+
+constexpr double kBytesPerS = 1000;  // so that a byte takes a millisecond
+
+// Two units of 3 + 1 and 2 + 2 bytes, one byte an element.
+Plan by_hand(int num_replicates, const std::vector<int>& owners) {
+  Plan plan;
+  plan.mesh = {num_replicates, 1};
+  plan.inventory = {
+      {"a", {1, 3, 1}, 0}, {"b", {1, 1, 1}, 0}, {"c", {1, 2, 1}, 1}, {"d", {1, 2, 1}, 1}};
+  plan.owner = oracle::owners(owners);
+  plan.options.weight_bytes = 1;
+  plan.options.gradient_bytes = 4;
+  plan.spread = spread(plan.inventory, plan.mesh, plan.owner, plan.options);
+  return plan;
+}
+
+TEST(WireTime, OfTwoNodesIsThatOfTheBusierDirection) {
+  const WireTime time = wire_time(by_hand(2, {0, 1, 0, 1}), kBytesPerS);
+  EXPECT_DOUBLE_EQ(time.publish_ms, 3 + 2);
+  EXPECT_DOUBLE_EQ(time.route_ms, 4 * (3 + 2));
+  EXPECT_DOUBLE_EQ(time.bound_ms, 5 * (2 + 2));
+}
+
+TEST(WireTime, MeetsItsBoundOnlyIfNodesSendEquallyMuch) {
+  Plan plan = by_hand(2, {0, 1, 0, 1});
+  plan.inventory[ParameterIndex(0)].view.rows = 1;
+  plan.spread = spread(plan.inventory, plan.mesh, plan.owner, plan.options);
+  const WireTime even = wire_time(plan, kBytesPerS);
+  EXPECT_DOUBLE_EQ(even.publish_ms + even.route_ms, even.bound_ms);
+  plan.owner[ParameterIndex(1)] = Owner(0);
+  plan.spread = spread(plan.inventory, plan.mesh, plan.owner, plan.options);
+  const WireTime uneven = wire_time(plan, kBytesPerS);
+  EXPECT_GT(uneven.publish_ms + uneven.route_ms, uneven.bound_ms);
+  EXPECT_DOUBLE_EQ(uneven.bound_ms, even.bound_ms);
+}
+
+// Three bytes go to three nodes, on eight nodes three times down a tree. With two bytes at one node
+// every other node still receives four.
+TEST(WireTime, CountsTheCopiesThatAnOwnerSends) {
+  EXPECT_DOUBLE_EQ(wire_time(by_hand(4, {0, 1, 2, 3}), kBytesPerS).publish_ms, 3 * 3 + 3 * 2);
+  EXPECT_DOUBLE_EQ(wire_time(by_hand(8, {0, 1, 2, 3}), kBytesPerS).publish_ms, 3 * 3 + 3 * 2);
+  EXPECT_DOUBLE_EQ(wire_time(by_hand(8, {0, 1, 2, 3}), kBytesPerS).bound_ms, 5 * 8 * 7 / 8.);
+  EXPECT_DOUBLE_EQ(wire_time(by_hand(5, {0, 1, 2, 3}), kBytesPerS).publish_ms, 3 * 3 + 3 * 2);
+  Plan plan = by_hand(8, {0, 1, 2, 3});
+  EXPECT_DOUBLE_EQ(wire_time(plan, kBytesPerS).route_ms, 4 * (3 * 3 + 3 * 2));
+  plan.options.on_cpu = true;
+  EXPECT_DOUBLE_EQ(wire_time(plan, kBytesPerS).route_ms, 4 * 7 * (3 + 2));
+  Plan received = by_hand(8, {0, 1, 2, 3});
+  received.inventory[ParameterIndex(0)].view.rows = 1;
+  received.inventory[ParameterIndex(1)].view.rows = 9;  // 3 copies of 9 bytes, or 10 received
+  received.owner[ParameterIndex(1)] = Owner(0);
+  received.spread = spread(received.inventory, received.mesh, received.owner, received.options);
+  EXPECT_DOUBLE_EQ(wire_time(received, kBytesPerS).publish_ms, 3 * 10 + 3 * 2);
+}
+
+TEST(WireTime, CountsEveryPublicationOfAStep) {
+  Plan plan = by_hand(2, {0, 1, 0, 1});
+  plan.options.node_copy = false;
+  EXPECT_DOUBLE_EQ(wire_time(plan, kBytesPerS).publish_ms, 2 * (3 + 2));
+  EXPECT_DOUBLE_EQ(wire_time(plan, kBytesPerS).bound_ms, 6 * (2 + 2));
+  plan.options.reshard_after_forward = false;
+  EXPECT_DOUBLE_EQ(wire_time(plan, kBytesPerS).publish_ms, 3 + 2);
+}
+
+TEST(WireTime, OfOneNodeIsNothing) {
+  const WireTime time = wire_time(by_hand(1, {0, 0, 0, 0}), kBytesPerS);
+  EXPECT_EQ(time.publish_ms + time.route_ms + time.bound_ms, 0);
+}
+
+TEST(WireTime, RefusesABandwidthThatIsNone) {
+  for (const double bad : {0., -1., std::numeric_limits<double>::infinity(),
+                           std::numeric_limits<double>::quiet_NaN()}) {
+    const std::string message = message_of([&] { wire_time(by_hand(2, {0, 1, 0, 1}), bad); });
+    EXPECT_NE(message.find("bytes_per_s"), std::string::npos) << bad;
+  }
+}
+
+}  // namespace
+}  // namespace dmuon::plan
