@@ -67,8 +67,8 @@ void Products::scaled_product(const at::Tensor&, const PendingProduct&) const {
   core::bug("scaled_product: the backend has no wide squares");
 }
 
-bool Products::add_to_weights(const at::Tensor&, double, double, const PendingProduct&,
-                              const at::Tensor&) const {
+bool Products::add_to_weights(const at::Tensor&, const Scalar&, const Scalar&,
+                              const PendingProduct&, const at::Tensor&) const {
   return false;
 }
 

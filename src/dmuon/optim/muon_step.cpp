@@ -53,11 +53,13 @@ MuonUpdate::MuonUpdate(const wire::Owned& owned, std::vector<MuonGroup> groups,
       groups_(std::move(groups)),
       group_of_(std::move(group_of)),
       applies_(std::move(applies)),
-      updates_(owned.batches().size()) {}
+      updates_(owned.batches().size()) {
+  for (const wire::OwnedBatch& batch : owned.batches()) runs_.push_back(runs_of(batch));
+}
 
 // Mostly the whole batch is of one group.
-std::vector<BatchUpdate> MuonUpdate::updates_of(const wire::OwnedBatch& batch) const {
-  std::vector<BatchUpdate> updates;
+std::vector<MuonUpdate::Run> MuonUpdate::runs_of(const wire::OwnedBatch& batch) {
+  std::vector<Run> runs;
   const std::size_t size = batch.parameters.size();
   const auto group = [&](std::size_t index) { return group_of_.at(batch.parameters[index]); };
   std::size_t end = 0;
@@ -66,21 +68,34 @@ std::vector<BatchUpdate> MuonUpdate::updates_of(const wire::OwnedBatch& batch) c
     while (end < size && group(end) == group(begin)) ++end;
     if (group(begin) < 0) continue;
     const MuonGroup& of_these = groups_.at(static_cast<std::size_t>(group(begin)));
-    const auto part = [&](const std::string& name) { return batch.part(name, begin, end); };
+    const layout::View& view = batch.view;
+    const std::size_t place = scalars_->add(
+        of_these.rule->scalars(view.rows, view.cols / view.column_blocks, view.transposed));
+    runs.push_back({begin, end, &of_these, place});
+  }
+  return runs;
+}
+
+std::vector<BatchUpdate> MuonUpdate::updates_of(core::BatchIndex index) const {
+  const wire::OwnedBatch& batch = owned_.batches()[index];
+  std::vector<BatchUpdate> updates;
+  for (const Run& run : runs_[index]) {
+    const auto part = [&](const std::string& name) { return batch.part(name, run.begin, run.end); };
     Piece piece{.weights = part(wire::kMaster),
                 .gradient = part(wire::kGradient),
                 .applies = applies_,
                 .transposed = batch.view.transposed,
                 .gradient_factor = owned_.gradient_factor()};
     if (batch.tensors.contains(kMemo)) piece.memo = part(kMemo);
-    for (const State& state : of_these.rule->states()) piece.states.push_back(part(state.name));
-    updates.emplace_back(of_these, std::move(piece), batch.view.column_blocks);
+    for (const State& state : run.group->rule->states()) piece.states.push_back(part(state.name));
+    updates.emplace_back(*run.group, std::move(piece), batch.view.column_blocks, scalars_,
+                         run.scalars);
   }
   return updates;
 }
 
 void MuonUpdate::prepare(core::BatchIndex batch) {
-  updates_.at(batch) = updates_of(owned_.batches()[batch]);
+  updates_.at(batch) = updates_of(batch);
   for (BatchUpdate& update : updates_[batch]) update.prepare();
 }
 

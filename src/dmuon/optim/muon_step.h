@@ -2,7 +2,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -55,12 +57,22 @@ class MuonUpdate final : public engine::Update {
   void apply(core::BatchIndex batch) override;
 
  private:
-  std::vector<BatchUpdate> updates_of(const wire::OwnedBatch& batch) const;
+  // Neighbours of one group, at places [begin, end) of a batch.
+  struct Run {
+    std::size_t begin;
+    std::size_t end;
+    const MuonGroup* group;
+    std::size_t scalars;  // their place in scalars_
+  };
+  std::vector<Run> runs_of(const wire::OwnedBatch& batch);
+  std::vector<BatchUpdate> updates_of(core::BatchIndex batch) const;
 
   const wire::Owned& owned_;
   std::vector<MuonGroup> groups_;
   core::Vector<core::ParameterIndex, int> group_of_;
   at::Tensor applies_;
+  std::shared_ptr<StepScalars> scalars_ = std::make_shared<StepScalars>();
+  core::Vector<core::BatchIndex, std::vector<Run>> runs_;
   core::Vector<core::BatchIndex, std::vector<BatchUpdate>> updates_;  // between the three calls
 };
 
