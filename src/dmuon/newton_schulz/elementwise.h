@@ -22,6 +22,7 @@ struct Start {
   /// Where it is defined, entries of x are below 2^15.
   at::Tensor scales = {};
   const Elementwise* elementwise = nullptr;  ///< of the scales
+  at::Tensor squares = {};                   ///< of the scales, contiguous; undefined: not known
 };
 
 /// How a momentum moves in one step. Tensors are fp32, of one matrix, [rows, cols], or of a batch,

@@ -4,6 +4,9 @@
 #include <c10/core/Device.h>
 
 #include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <utility>
 #include <vector>
 
 namespace dmuon::optim {
@@ -19,13 +22,19 @@ class StepScalars {
  public:
   /// Call it before on_device().
   std::size_t add(const std::vector<double>& numbers);
+  std::int64_t size() const { return std::ssize(numbers_); }
+
+  /// Puts the numbers into this memory, [at least size()] fp32 on the device, instead of new
+  /// memory. Call it before on_device().
+  void put_in(at::Tensor memory) { memory_ = std::move(memory); }
 
   /// Returns the address on the device of what add() returned `place` for; valid as long as this.
   const float* on_device(std::size_t place, c10::Device device);
 
  private:
   std::vector<double> numbers_;
-  at::Tensor on_device_;
+  at::Tensor memory_;
+  bool is_written_ = false;
 };
 
 }  // namespace dmuon::optim

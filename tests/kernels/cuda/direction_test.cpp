@@ -126,6 +126,7 @@ class DirectionTest : public GpuTest {
     const OnGpu<float> factor({step.factor});
     const OnGpu<std::uint8_t> applies({static_cast<std::uint8_t>(step.applies)});
     const OnGpu<float> rest({static_cast<float>(1 - step.mu)});
+    const OnGpu<float> squares(std::vector<float>(batch, 7));
     DirectionOf description = describe(shape, step);
     const OnGpu<float> partial(
         std::vector<float>(static_cast<std::size_t>(partial_words(description)), kNan));
@@ -134,6 +135,7 @@ class DirectionTest : public GpuTest {
     description.x = x.data();
     description.memo = memos.data();
     description.partial = partial.data();
+    description.squares = squares.data();
     description.rest = rest.data();
     description.gradient_factor = step.factor == 1 ? nullptr : factor.data();
     description.applies = applies.data();
@@ -145,6 +147,8 @@ class DirectionTest : public GpuTest {
       const float* const of_matrix = words.data() + b * kMemoWords;
       result.scale.push_back(of_matrix[kMemoScale]);
       result.inverse.push_back(of_matrix[kMemoInverse]);
+      const float square = of_matrix[kMemoInverse] * of_matrix[kMemoInverse];
+      EXPECT_TRUE(squares.values()[b] == square || std::isnan(square));
       EXPECT_EQ(of_matrix[kMemoGuess], of_matrix[kMemoScale]);
       EXPECT_EQ(std::bit_cast<std::uint32_t>(of_matrix[kMemoTicket]), 0U);
     }

@@ -71,22 +71,6 @@ TEST_F(LibraryTest, ACaptureRecordsALaunchAndReplaysIt) {
   EXPECT_EQ(row.w.values(), std::vector<float>(40, 7));
 }
 
-TEST_F(LibraryTest, AReplayReadsTheScalarsOfItsStep) {
-  const Row row;
-  void* graph = nullptr;
-  void* executable = nullptr;
-  ASSERT_EQ(call("cuStreamBeginCapture_v2", stream_, 0), 0);
-  row.add(stream_);
-  ASSERT_EQ(call("cuStreamEndCapture", stream_, &graph), 0);
-  ASSERT_EQ(call("cuGraphInstantiateWithFlags", &executable, graph, 0ULL), 0);
-  for (const float by : {2.F, 0.5F, -1.F}) {
-    write_scalars({{by}}, row.factor.data(), 0, stream_);
-    ASSERT_EQ(call("cuGraphLaunch", executable, stream_), 0);
-  }
-  EXPECT_EQ(synchronise(), 0);
-  EXPECT_EQ(row.w.values(), std::vector<float>(40, 2.5));
-}
-
 TEST_F(LibraryTest, AWaitInACaptureSpoilsTheCapture) {
   const Row row;
   void* graph = nullptr;

@@ -131,6 +131,7 @@ DIRECTION = [
     ("zero_matrix_divided", "direction.h", "norm == 0 ? 1.F : 1", "1"),
     ("other_end_at_a_half", "direction.h", "rest_ < 0.5F", "rest_ <= 0.5F"),
     ("scale_not_held", "direction.h", "exponent > 127 ? 127 : exponent", "exponent"),
+    ("square_of_the_first_matrix", "direction.h", "p_.squares + matrix_", "p_.squares"),
     ("x_in_32_bits", "direction.h", "static_cast<std::int64_t>(matrix_) * p.x_rows", "matrix_ * p.x_rows"),
     ("row_in_32_bits", "direction.h", "row * p_.row_stride", "int(row * p_.row_stride)"),
     (

@@ -209,6 +209,7 @@ class Direction {
     const float least = scale_ * p_.eps;
     const float inverse = norm == 0 ? 1.F : 1 / (norm < least ? least : norm);
     machine::store_f32(memo_ + kMemoInverse, inverse);
+    if (p_.squares != nullptr) machine::store_f32(p_.squares + matrix_, inverse * inverse);
     machine::store_f32(memo_ + (again_ ? kMemoGuess : kMemoScale), scale_for(sums.largest));
     machine::store_u32(ticket_word(), 0);
   }

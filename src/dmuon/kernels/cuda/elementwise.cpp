@@ -68,6 +68,7 @@ void check_direction(const DirectionOf& direction) {
   constexpr const char* kName = "direction";
   check_sizes(kName, direction.batch, direction.inner_batch, direction.rows, direction.cols);
   check_sizes(kName, direction.batch, direction.inner_batch, direction.x_rows, direction.x_cols);
+  if (direction.squares != nullptr) check_matrix(kName, "squares", direction.squares, 4, {});
   core::require(direction.x_rows >= direction.rows && direction.x_cols >= direction.cols &&
                     direction.x_cols % 4 == 0,
                 kName, ": x_rows and x_cols must be at least ", direction.rows, " and ",
@@ -94,6 +95,7 @@ DirectionParameters parameters_of(const DirectionOf& direction) {
   parameters.gradient_factor = direction.gradient_factor;
   parameters.applies = direction.applies;
   parameters.memo = direction.memo;
+  parameters.squares = direction.squares;
   parameters.partial = direction.partial;
   parameters.row_stride = direction.row_stride;
   parameters.inner_stride = direction.inner_stride;

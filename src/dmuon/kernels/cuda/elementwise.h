@@ -97,6 +97,7 @@ struct DirectionOf {
   std::int64_t x_rows = 0;
   std::int64_t x_cols = 0;      ///< a multiple of 4
   float* memo = nullptr;        ///< [batch, kMemoWords]; zeros before the first step
+  float* squares = nullptr;     ///< [batch] becomes memo[kMemoInverse] squared; null: not wanted
   float* partial = nullptr;     ///< partial_words(*this) words of scratch memory
   const float* rest = nullptr;  ///< one on the device, 1 - mu rounded to fp32
   bool nesterov = true;

@@ -98,6 +98,7 @@ struct DirectionParameters {
   const float* gradient_factor;  ///< of the gradient; null: 1
   const std::uint8_t* applies;
   float* memo;     ///< [batch][kMemoWords]
+  float* squares;  ///< [batch]: the squares of the memos' kMemoInverse; null: they are not wanted
   float* partial;  ///< [batch][num_parts][2]: the parts' sums of squares and largest entries
   std::int64_t row_stride;
   std::int64_t inner_stride;

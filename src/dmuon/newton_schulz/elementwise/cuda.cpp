@@ -1,4 +1,3 @@
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include "dmuon/kernels/cuda/library.h"
 #include "dmuon/newton_schulz/cuda_kernels.h"
 #include "dmuon/newton_schulz/elementwise.h"
+#include "dmuon/newton_schulz/scratch.h"
 
 namespace dmuon::newton_schulz {
 namespace {
@@ -47,7 +47,7 @@ Tensor written(std::initializer_list<Scalar> scalars, const Tensor& like) {
     return {};
   std::vector<double> values;
   for (const Scalar& one : scalars) values.push_back(one.value);
-  const Tensor out = at::empty({std::ssize(values)}, like.options());
+  const Tensor out = scratch_tensor({std::ssize(values)}, like.options());
   write_scalars(values, out);
   return out;
 }
@@ -77,10 +77,11 @@ class CudaElementwise final : public Elementwise {
     const std::int64_t size = batch.size();
     const std::int64_t rows = momentum.size(-2);
     const std::int64_t cols = momentum.size(-1);
-    const Tensor x = at::empty({size, aligned(rows, dtype), aligned(cols, dtype)},
-                               momentum.options().dtype(dtype));
+    const Tensor x = scratch_tensor({size, aligned(rows, dtype), aligned(cols, dtype)},
+                                    momentum.options().dtype(dtype));
     Tensor factor = given_factor;
     if (factor.defined()) factor = factor.to(at::kFloat);
+    if (!given.defined()) uses_pytorch("clears a memo");
     const Tensor memo = given.defined() ? given.view({size, memo_words()})
                                         : at::zeros({size, memo_words()}, momentum.options());
     core::invariant(memo.is_contiguous(), "the memo of ", size, " matrices is not contiguous");
@@ -104,12 +105,14 @@ class CudaElementwise final : public Elementwise {
     if (factor.defined()) direction.gradient_factor = factor.const_data_ptr<float>();
     const Tensor rest = written({{1 - mu.value, mu.on_device}}, momentum);
     direction.rest = rest.defined() ? rest.const_data_ptr<float>() : mu.on_device;
-    const Tensor partial = at::empty({gpu::partial_words(direction)}, momentum.options());
+    const Tensor squares = scratch_tensor({size, 1, 1}, momentum.options());
+    direction.squares = squares.data_ptr<float>();
+    const Tensor partial = scratch_tensor({gpu::partial_words(direction)}, momentum.options());
     direction.partial = partial.data_ptr<float>();
     gpu::direction(direction, momentum.device().index(), current_stream(momentum.device()));
     const Tensor scales = memo.narrow(1, gpu::kMemoInverse, 1).unsqueeze(2);
-    if (momentum.dim() == 2) return {x.squeeze(0), 1, scales.squeeze(0), this};
-    return {x, 1, scales, this};
+    if (momentum.dim() == 2) return {x.squeeze(0), 1, scales.squeeze(0), this, squares.squeeze(0)};
+    return {x, 1, scales, this, squares};
   }
 
   void multiply(const Tensor& x, const Tensor& factors) const override {

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -69,6 +70,10 @@ class Rule {
                                       bool /*transposed*/) const {
     return {};
   }
+
+  /// Returns all that `prepare` and `apply` depend on beside the piece and `scalars`, as bytes.
+  /// Nothing: a CUDA graph cannot hold them (BatchGraphs).
+  virtual std::optional<std::string> constants() const { return std::nullopt; }
 
   /// True if `prepare` and `direction` multiply each gradient by Piece::gradient_factor. If a rule
   /// does not, muon_step multiplies gradients before, in a pass over memory.

@@ -81,6 +81,8 @@ void direction_buffers_of(const DirectionParameters& p, int matrix, bool again, 
       value_at(memo + kMemoGuess, *to_host) == value_at(memo + kMemoScale, *to_host)) {
     return;
   }
+  if (p.squares != nullptr)
+    buffers.push_back(array("squares", p.squares + matrix, 4, Access::kChanges));
   const std::int64_t at =
       matrix / p.inner_batch * p.batch_stride + matrix % p.inner_batch * p.inner_stride;
   const auto part = [&](const char* name, const float* base, Access access) {
