@@ -1,6 +1,7 @@
 """A training step of a GPT under FSDP2 on one rank: fused AdamW beside dmuon by ATen, by its defaults, and tuned.
 
-bench/train_step.py measures the steps; "host" is the time until the host has issued one.
+bench/train_step.py measures the steps; "host" is the time until the host has issued one. A narrow GPT, whose step the
+host decides, has its batches launched and in CUDA graphs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from dmuon._planning.choices import Result, Setting, store
@@ -28,6 +30,7 @@ WIDTH = 4096
 SIDES = ((3 * WIDTH, WIDTH), (WIDTH, WIDTH), (4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH))
 TUNE_S = 25.0
 REAL = {"layers": 4, "width": WIDTH, "heads": 32, "sequence": 2048, "batch": 4, "rounds": 5, "steps": 3}
+NARROW = {"layers": 12, "width": 512, "heads": 8, "sequence": 512, "batch": 4, "rounds": 5, "steps": 3}
 SMALL = {"layers": 2, "width": 64, "heads": 2, "rounds": 3, "steps": 2}
 
 
@@ -43,28 +46,30 @@ def part(device: Device, findings: Findings) -> None:
             choose(findings, setting)
         names = {"adamw": "adamw", "dmuon, ATen": f"dmuon@{aten}", "dmuon, untuned": "dmuon@", "dmuon, tuned": "dmuon"}
         file = Path(folder, "steps.json")
-        options = [f"--{name}={value}" for name, value in (REAL if device.is_real else SMALL).items()]
-        program = [
-            sys.executable,
-            str(PROGRAM),
-            "--mesh",
-            "1",
-            "--optim",
-            ",".join(names.values()),
-            "--json",
-            str(file),
+        found = measured(REAL if device.is_real else SMALL, ",".join(names.values()), file)
+        graphs = [
+            measured(NARROW if device.is_real else SMALL, "adamw,dmuon", file, DMUON_CUDA_GRAPHS=value)["dmuon"]
+            for value in ("0", "1")
         ]
-        subprocess.run([*program, *options], check=True)
-        found = json.loads(file.read_text())["optimizers"]
     for name, key in names.items():
         ratio = found[key]["ratio_to_adamw"]
         parts = {f"{part}_ms": found[key][f"{part}_ms"] for part in PARTS}
         findings.figure(optimizer=name, **parts, x_adamw=ratio["median"], low=ratio["low"], high=ratio["high"])
+    for name, one in zip(("launches", "CUDA graphs"), graphs, strict=True):
+        findings.figure(narrow=name, **{f"{part}_ms": one[f"{part}_ms"] for part in PARTS})
     if device.is_real:
         ratio = found["dmuon"]["step_ms"] / found["dmuon@"]["step_ms"]
         findings.check("choices of `dmuon tune` make no step slower", ratio <= 1.02, ratio)
     else:
         findings.leave_out("steps of a GPU: these are times on the CPU")
+
+
+def measured(options: dict[str, int], optimizers: str, file: Path, **environment: str) -> dict[str, Any]:
+    """Returns what bench/train_step.py finds."""
+    program = [sys.executable, str(PROGRAM), "--mesh", "1", "--optim", optimizers, "--json", str(file)]
+    program += [f"--{name}={value}" for name, value in options.items()]
+    subprocess.run(program, check=True, env={**os.environ, **environment})
+    return json.loads(file.read_text())["optimizers"]  # type: ignore[no-any-return]
 
 
 def choose_aten(folder: Path, setting: Setting) -> None:

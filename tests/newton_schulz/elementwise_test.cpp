@@ -255,7 +255,7 @@ TEST_P(ElementwiseTest, MovesWeightsByADirectionOfAnyDtype) {
         for (const double decay : {1.0, 0.9}) {
           const Tensor expected = layout.to(at::kDouble).mul(decay).sub(direction, 0.25);
           const Tensor master = at::empty_like(layout).copy_(layout);
-          elementwise_.move_weights(master, decay, direction, -0.25, kTrue, {});
+          elementwise_.move_weights({master, decay, direction, -0.25, kTrue});
           expect_near(master, expected, toString(dtype));
         }
       }
@@ -274,7 +274,7 @@ TEST_P(ElementwiseTest, LeavesMomentumAndWeightsAloneWhereAStepDoesNotApply) {
     EXPECT_TRUE(direction.equal(before));
   }
   const Tensor master = before.clone();
-  elementwise_.move_weights(master, 0.5, random({2, 5, 7}, at::kBFloat16), -0.1, kFalse, {});
+  elementwise_.move_weights({master, 0.5, random({2, 5, 7}, at::kBFloat16), -0.1, kFalse});
   EXPECT_TRUE(master.equal(before));
 }
 
@@ -290,7 +290,7 @@ TEST(CpuElementwise, HasTheBitsOfPlainLoopsWhateverTheMachineAndTheNumberOfThrea
     const Tensor direction =
         cpu_elementwise().move_momentum({momentum, gradient, 0.9, true, kTrue});
     const Tensor master = start.clone();
-    cpu_elementwise().move_weights(master, 0.9, gradient, -0.1, kTrue, {});
+    cpu_elementwise().move_weights({master, 0.9, gradient, -0.1, kTrue});
     std::int64_t off = 0;
     for (std::int64_t i = 0; i < start.numel(); ++i) {
       const float m = start.const_data_ptr<float>()[i];

@@ -50,7 +50,7 @@ class Rows final : public Rule {
     at::Tensor rows = piece.states.front();
     rows.add_(moved.square().sum(-1, /*keepdim=*/true));
     moved = moved.div(rows);
-    update.elementwise->move_weights(piece.weights, 1, moved, -1, piece.applies, {});
+    update.elementwise->move_weights({piece.weights, 1, moved, -1, piece.applies});
   }
 };
 

@@ -203,8 +203,8 @@ ENGINE = (
     Planted(
         "learning_rate_of_the_stack",
         MUON,
-        "adjusted_lr(options_, weights.size(-2), weights.size(-1), piece.transposed);",
-        "adjusted_lr(options_, weights.numel() / weights.size(-1), weights.size(-1), piece.transposed);",
+        "scalars(weights.size(-2), weights.size(-1), piece.transposed);",
+        "scalars(weights.numel() / weights.size(-1), weights.size(-1), piece.transposed);",
         "Matrices that are updated together have the learning rate of one as tall as all of them.",
     ),
     Planted(
@@ -217,8 +217,8 @@ ENGINE = (
     Planted(
         "decay_by_adjusted_lr",
         MUON,
-        "add_to_weights(piece, 1 - options_.lr * options_.weight_decay",
-        "add_to_weights(piece, 1 - lr * options_.weight_decay",
+        "1 - options_.lr * options_.weight_decay",
+        "1 - adjust_lr(options_.adjust_lr, options_.lr, rows, cols) * options_.weight_decay",
         "Weights of matrices with more rows than columns decay too fast.",
     ),
 )

@@ -78,7 +78,10 @@ class Profile:
         return total[0], total[1], total[2]
 
     def summary(self) -> str:
-        """Returns two short tables, phases and kinds of operations, with means over ranks and steps."""
+        """Returns two short tables, phases and kinds of operations, with means over ranks and steps.
+
+        With DMUON_CUDA_GRAPHS=1 also a line for each batch that says if a CUDA graph updates it, and if not, why.
+        """
         shares = max(1, len(self._records) * self.num_steps)
         lines = [
             f"{self.num_steps} steps on {len(self._records)} ranks ({self._mesh}); ms a rank and step",
@@ -99,6 +102,8 @@ class Profile:
                     f"{kind:18} {lane:>8} {len(times) / shares:11.1f} {1e3 * sum(times) / shares:14.2f} "
                     f"{1e3 * max(times):8.2f}"
                 )
+        for record in self._records:
+            lines += [f"rank {record.rank}, {sentence}" for sentence in record.graphs]
         return "\n".join(lines)
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:

@@ -50,6 +50,7 @@ class Record:
     spans: list[Span]
     phases: list[tuple[str, float, float]]  # in order of time
     steps: list[Interval]  # each ends with its optimizer step
+    graphs: list[str] = dataclasses.field(default_factory=list)  # a sentence for each batch, with DMUON_CUDA_GRAPHS=1
 
     def intervals(self, wanted: Callable[[Span], bool]) -> list[Interval]:
         """Returns the times of the operations that are `wanted`."""
@@ -171,7 +172,8 @@ class Recorder:
         names = [phase for _, phase in self._marks]
         phases = list(zip(names, times, times[1:], strict=False))
         steps = [seconds(end) for end in self._steps]
-        return Record(rank, spans, phases, list(zip([times[0], *steps], steps, strict=False)))
+        graphs = self._runtime.graphs.reports() if self._runtime.graphs is not None else []
+        return Record(rank, spans, phases, list(zip([times[0], *steps], steps, strict=False)), graphs)
 
 
 def _pair(starts: list[float], ends: list[float]) -> list[Interval]:

@@ -240,7 +240,7 @@ class Muon(torch.optim.Optimizer):
             runtime.step_agreement.scale(grad_scale.double().reciprocal().float().to(runtime.device))
         finite = runtime.step_agreement.finite()
         groups, group_of = self._muon_groups(verdict.has_gradient)
-        _C.muon_step(runtime.engine, groups, group_of, finite)
+        _C.muon_step(runtime.engine, groups, group_of, finite, runtime.graphs)
         self._adamw.step(finite)
         self._skipped.add(finite)
         # After a forward without a backward FSDP2 would still compute with the old weights that it gathered.
@@ -308,8 +308,14 @@ class Muon(torch.optim.Optimizer):
         return self._runtime.plan
 
     def stats(self) -> dict[str, float]:
-        """Returns this rank's counters since construction: seconds by part, messages, bytes sent, peak bytes."""
-        return self._runtime.engine.statistics()
+        """Returns this rank's counters since construction: seconds by part, messages, bytes sent, peak bytes.
+
+        With DMUON_CUDA_GRAPHS=1 also the CUDA graphs of batches that were captured and launched.
+        """
+        counters = self._runtime.engine.statistics()
+        if (graphs := self._runtime.graphs) is not None:
+            counters |= {"graphs_captured": graphs.num_captures, "graphs_launched": graphs.num_launches}
+        return counters
 
     # ---- saving and loading ----
 

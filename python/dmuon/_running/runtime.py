@@ -13,6 +13,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from dmuon import _C
 from dmuon._planning.owner_plan import Plan
 from dmuon._running.copies import Copies
+from dmuon._running.graphs import batch_graphs
 from dmuon._running.owned_gradient import Gradient, GradientTensor
 from dmuon._running.owned_state import OwnedState
 from dmuon._running.plain_parameters import PlainParameters
@@ -78,6 +79,7 @@ class Runtime:
         )
         self.step_agreement.show_placeholders = self.show_placeholders
         self.step_agreement.copies = Copies(self.leaves, self.parts, self.ranks, device)
+        self.graphs = batch_graphs()
         states = _C.add_states(self.engine, tuned.memo_words(device))  # names of what owners keep for the rule
         self.placeholders = self._make_placeholders(dedication.meta_start)
         self._cast: list[Place] = []  # places of leaves whose compute dtype is another

@@ -20,6 +20,7 @@ from dmuon._running.casts import guard_casts
 from dmuon._running.checks import check_host_parameters, check_parameters, check_sentinels, check_units
 from dmuon._running.first_values import FirstValues
 from dmuon._running.given_groups import Given, first_groups
+from dmuon._running.graphs import wants_graphs
 from dmuon._running.hooks import add_hooks
 from dmuon._running.model_state import ModelState
 from dmuon._running.runtime import Runtime, find_runtime
@@ -57,6 +58,7 @@ def agreed_setup(
         if dedication.attributes is not None:
             dedication.attributes.give(model.modules())
         dedication.former.update(former)
+        wants_graphs()
         for group in (given.muon, given.adamw):
             check_group(group)
             facts.append(f"{settings_of(group)}")

@@ -42,8 +42,13 @@ void init_optim(py::module_& module) {
         return optim::add_states(engine, optim::Muon({}), memo_words);
       },
       py::arg("engine"), py::arg("memo_words"), no_gil);
+  py::class_<optim::BatchGraphs, std::shared_ptr<optim::BatchGraphs>>(module, "BatchGraphs")
+      .def(py::init<std::int64_t>(), py::arg("most_bytes"))
+      .def("reports", &optim::BatchGraphs::reports)
+      .def_property_readonly("num_captures", &optim::BatchGraphs::num_captures)
+      .def_property_readonly("num_launches", &optim::BatchGraphs::num_launches);
   module.def("muon_step", &optim::muon_step, py::arg("engine"), py::arg("groups"),
-             py::arg("group_of"), py::arg("applies"), no_gil);
+             py::arg("group_of"), py::arg("applies"), py::arg("graphs") = nullptr, no_gil);
   module.def("muon_update", &optim::muon_update, py::arg("master"), py::arg("momentum"),
              py::arg("gradient"), py::arg("group"), py::arg("applies"),
              py::arg("column_blocks") = 1, py::arg("transposed") = false,

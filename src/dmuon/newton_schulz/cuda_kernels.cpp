@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "dmuon/core/error.h"
+#include "dmuon/kernels/cuda/elementwise.h"
 #include "dmuon/kernels/cuda/library.h"
 #include "dmuon/newton_schulz/elementwise.h"
 #include "dmuon/newton_schulz/products.h"
@@ -66,8 +67,8 @@ bool elementwise_passes(c10::Device device, at::ScalarType dtype) {
     cuda_elementwise().multiply(start.x, start.scales);
     if (!near(start.x, same.x.to(at::kFloat), unit)) return false;
     const Tensor update = same.x.narrow(1, 0, 23).narrow(2, 0, 37).view({2, 2, 23, 37});
-    cuda_elementwise().move_weights(weights, 0.9, update, -0.1, applies, scales);
-    aten_elementwise().move_weights(same_weights, 0.9, update, -0.1, applies, scales);
+    cuda_elementwise().move_weights({weights, 0.9, update, -0.1, applies, scales});
+    aten_elementwise().move_weights({same_weights, 0.9, update, -0.1, applies, scales});
   }
   return near(momentum, same_momentum, 1e-6) && near(weights, same_weights, 1e-6);
 }
@@ -173,6 +174,13 @@ at::Tensor kept_zeros(std::int64_t count, const at::TensorOptions& options, void
     of_stream.push_back(at::zeros({static_cast<std::int64_t>(enough)}, options));
   }
   return of_stream.back();
+}
+
+void write_scalars(std::span<const double> numbers, const at::Tensor& out) {
+  std::vector<float> rounded;
+  for (const double number : numbers) rounded.push_back(static_cast<float>(number));
+  kernels::cuda::write_scalars(rounded, out.mutable_data_ptr<float>(), out.device().index(),
+                               current_stream(out.device()));
 }
 
 std::optional<kernels::cuda::Half> half_of(at::ScalarType dtype) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "dmuon/kernels/cuda/parameters.h"
@@ -32,6 +33,10 @@ void* current_stream(c10::Device device);
 /// @param stream  the device's current stream, on which nothing is being captured. Not
 ///                cudaStreamPerThread, one handle of several streams.
 at::Tensor kept_zeros(std::int64_t count, const at::TensorOptions& options, void* stream);
+
+/// out[i] <- numbers[i], rounded to fp32, on the current stream.
+/// @param out  [numbers] fp32, contiguous, on a device without a reason above.
+void write_scalars(std::span<const double> numbers, const at::Tensor& out);
 
 /// Computes Products::symmetric_product by this kernel.
 /// @return  False if the kernel cannot, for its operands' strides: then it has done nothing.

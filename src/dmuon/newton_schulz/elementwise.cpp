@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "dmuon/newton_schulz/cuda_kernels.h"
+#include "dmuon/newton_schulz/scratch.h"
 
 namespace dmuon::newton_schulz {
 
@@ -14,6 +15,7 @@ Start Elementwise::start(const MomentumStep& step, at::ScalarType dtype, double 
 }
 
 void Elementwise::multiply(const at::Tensor& x, const at::Tensor& factors) const {
+  uses_pytorch("multiplies matrices by their scales");
   x.mul_(factors);
 }
 

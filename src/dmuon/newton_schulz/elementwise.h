@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "dmuon/newton_schulz/scalar.h"
+
 namespace dmuon::newton_schulz {
 
 class Elementwise;
@@ -20,6 +22,7 @@ struct Start {
   /// Where it is defined, entries of x are below 2^15.
   at::Tensor scales = {};
   const Elementwise* elementwise = nullptr;  ///< of the scales
+  at::Tensor squares = {};                   ///< of the scales, contiguous; undefined: not known
 };
 
 /// How a momentum moves in one step. Tensors are fp32, of one matrix, [rows, cols], or of a batch,
@@ -27,7 +30,7 @@ struct Start {
 struct MomentumStep {
   at::Tensor momentum;
   at::Tensor gradient;
-  double mu = 0;
+  Scalar mu = 0;  ///< on the device lies 1 - mu
   bool nesterov = false;
   /// [] bool on the device. If it is false, the momentum keeps its values whatever the gradient
   /// holds.
@@ -39,6 +42,19 @@ struct MomentumStep {
   at::Tensor gradient_factor = {};
 };
 
+/// weights <- decay weights + factor scale scales update, in place.
+struct WeightStep {
+  at::Tensor weights;  ///< fp32 [..., rows, cols]; its matrices may lie apart in memory
+  Scalar decay = 1;
+  at::Tensor update;  ///< of weights' sizes, finite if the step does not apply; any dtype, strides
+  Scalar factor = 0;
+  /// [] bool on the device. If it is false, weights keep their values; one of zero may change its
+  /// sign.
+  at::Tensor applies;
+  at::Tensor scales = {};  ///< Start::scales of the same object, one a matrix; undefined: 1
+  double scale = 1;
+};
+
 /// Operations element by element on one kind of device. An object is stateless and thread-safe,
 /// works on the current stream, records no autograd, and never waits for an accelerator.
 ///
@@ -46,7 +62,7 @@ struct MomentumStep {
 ///     const Start start =
 ///         elementwise.start({momentum, gradient, mu, nesterov, applies}, dtype, eps);
 ///     ...  // orthogonalise
-///     elementwise.move_weights(weights, decay, update, -lr, applies, scales);
+///     elementwise.move_weights({weights, decay, update, -lr, applies, start.scales});
 ///
 class Elementwise {
  public:
@@ -85,15 +101,11 @@ class Elementwise {
   /// x <- factors x, where x and factors are as Start's x and scales.
   virtual void multiply(const at::Tensor& x, const at::Tensor& factors) const;
 
-  /// weights <- decay weights + factor scales update, in place.
-  /// @param weights  fp32 [..., rows, cols]; its matrices may lie apart in memory.
-  /// @param update   of weights' sizes, finite if the step does not apply; any dtype and strides.
-  /// @param applies  [] bool on the device. If it is false, weights keep their values; one of zero
-  ///                 may change its sign.
-  /// @param scales   Start::scales of this object's `start`, one a matrix; undefined: 1.
-  virtual void move_weights(const at::Tensor& weights, double decay, const at::Tensor& update,
-                            double factor, const at::Tensor& applies,
-                            const at::Tensor& scales) const = 0;
+  virtual void move_weights(const WeightStep& step) const = 0;
+
+  /// True if `start` and `move_weights` read Scalar::on_device. Where it is null, they write the
+  /// value to the device by a launch of their own.
+  virtual bool reads_scalars() const { return false; }
 };
 
 /// elementwise/cpu.cpp: one pass over memory each, with the same bits on every machine.

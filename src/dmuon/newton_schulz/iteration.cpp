@@ -1,7 +1,6 @@
 #include "dmuon/newton_schulz/iteration.h"
 
 #include <ATen/ops/add.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
 
 #include <cmath>
@@ -10,6 +9,8 @@
 #include <span>
 #include <utility>
 #include <vector>
+
+#include "dmuon/newton_schulz/scratch.h"
 
 namespace dmuon::newton_schulz {
 namespace {
@@ -33,7 +34,8 @@ struct Iterate {
         elementwise(start.elementwise) {
     if (!scales.defined()) return;
     factor = factor_for(x.size(-2) * x.size(-1));
-    if (products.scales_grams()) squares = scales.mul(scales);
+    if (!products.scales_grams()) return;
+    squares = start.squares.defined() ? std::move(start.squares) : scales.mul(scales);
   }
 
   const Products& products;
@@ -78,6 +80,7 @@ struct Iterate {
   // For products that know only the host's scale: X = x.
   void multiply() {
     if (!scales.defined()) return;
+    if (scale != 1) uses_pytorch("multiplies scales");
     elementwise->multiply(x, scale == 1 ? scales : scales.mul(scale));
     scales = squares = Tensor();
     scale = factor = 1;
@@ -102,7 +105,7 @@ struct InOneDtype {
   bool symmetric_mixed;
 
   Tensor square() const {
-    return at::empty(iterate.square_sizes(), iterate.x.options().dtype(dtype));
+    return scratch_tensor(iterate.square_sizes(), iterate.x.options().dtype(dtype));
   }
 
   // R <- X X' on the short side.
@@ -112,6 +115,7 @@ struct InOneDtype {
     if (scales && iterate.products.scaled_gram(r, scale, iterate.squares, iterate.upright()))
       return;
     iterate.multiply();
+    if (dtype != iterate.x.scalar_type()) uses_pytorch("converts matrices");
     const Tensor x = iterate.upright().to(dtype);
     iterate.products.symmetric_product(r, 0, r, iterate.scale * iterate.scale, x, x.mT(),
                                        panel_rows);
@@ -135,6 +139,7 @@ struct InOneDtype {
 
   // Q + a I, its diagonal in fp32: rounding a itself to 16 bits would shift every singular value.
   void add_identity(const Tensor& q, double a) const {
+    uses_pytorch("adds to diagonals");
     Tensor diagonal = q.diagonal(0, -2, -1);
     const auto wide_dtype = dtype == at::kDouble ? at::kDouble : at::kFloat;
     const Tensor wide = diagonal.to(wide_dtype, /*non_blocking=*/false, /*copy=*/true);
@@ -157,9 +162,9 @@ struct InFp32 {
     const std::vector<std::int64_t> sizes = iterate.square_sizes();
     const auto options = iterate.x.options();
     const auto wide = options.dtype(at::kFloat);
-    return {at::empty(sizes, wide),
-            at::empty(at::IntArrayRef(sizes).slice(0, sizes.size() - 1), wide),
-            at::empty(sizes, options)};
+    return {scratch_tensor(sizes, wide),
+            scratch_tensor(at::IntArrayRef(sizes).slice(0, sizes.size() - 1), wide),
+            scratch_tensor(sizes, options)};
   }
 
   void gram_product(const Square& r) const {
@@ -247,10 +252,10 @@ PendingProduct run(Iterate& iterate, const Kind& kind, const Steps& steps) {
 PendingProduct unchanged(Start start) {
   auto sizes = start.x.sizes().vec();
   sizes.back() = 0;
-  const Tensor a = at::empty(sizes, start.x.options());
+  const Tensor a = scratch_tensor(sizes, start.x.options());
   sizes.back() = start.x.size(-1);
   sizes[sizes.size() - 2] = 0;
-  const Tensor b = at::empty(sizes, a.options());
+  const Tensor b = scratch_tensor(sizes, a.options());
   return {start.scale, std::move(start.x), 0, a, b, {}, std::move(start.scales)};
 }
 

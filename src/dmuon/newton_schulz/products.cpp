@@ -1,11 +1,11 @@
 #include "dmuon/newton_schulz/products.h"
 
-#include <ATen/ops/empty_like.h>
 #include <cpuinfo.h>
 
 #include "dmuon/core/error.h"
 #include "dmuon/newton_schulz/cuda_kernels.h"
 #include "dmuon/newton_schulz/products/cpu.h"
+#include "dmuon/newton_schulz/scratch.h"
 
 namespace dmuon::newton_schulz {
 
@@ -16,13 +16,18 @@ bool is_floating(at::ScalarType dtype) {
 
 at::Tensor computed(const Products& products, const PendingProduct& pending, at::Tensor out) {
   const auto& [beta, c, alpha, a, b, factors, scales, scale] = pending;
-  if (!out.defined()) out = at::empty_like(c);
+  // Of an iteration without steps.
+  if (beta == 1 && alpha == 0 && !out.defined() && !scales.defined()) return c;
+  if (!out.defined()) out = scratch_tensor(c.sizes(), c.options());
   if (factors.defined()) {
     products.scaled_product(out, pending);
   } else {
     products.product(out, beta, c, alpha, a, b);
   }
-  if (scales.defined()) out.mul_(scales.mul(scale));
+  if (scales.defined()) {
+    uses_pytorch("multiplies matrices by their scales");
+    out.mul_(scales.mul(scale));
+  }
   return out;
 }
 
@@ -67,8 +72,8 @@ void Products::scaled_product(const at::Tensor&, const PendingProduct&) const {
   core::bug("scaled_product: the backend has no wide squares");
 }
 
-bool Products::add_to_weights(const at::Tensor&, double, double, const PendingProduct&,
-                              const at::Tensor&) const {
+bool Products::add_to_weights(const at::Tensor&, const Scalar&, const Scalar&,
+                              const PendingProduct&, const at::Tensor&) const {
   return false;
 }
 

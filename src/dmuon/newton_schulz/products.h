@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "dmuon/flops/newton_schulz.h"
+#include "dmuon/newton_schulz/scalar.h"
 
 namespace dmuon::newton_schulz {
 
@@ -124,7 +125,7 @@ class Products {
   ///                 padding, and are left out.
   /// @param applies  [] bool on the device, which nobody waits for.
   /// @return  False if the backend lacks this for such weights: then it has done nothing.
-  virtual bool add_to_weights(const at::Tensor& weights, double decay, double factor,
+  virtual bool add_to_weights(const at::Tensor& weights, const Scalar& decay, const Scalar& factor,
                               const PendingProduct& pending, const at::Tensor& applies) const;
 
  protected:

@@ -31,8 +31,9 @@ std::vector<Piece> pieces_of(const newton_schulz::Method& method, const Piece& b
 
 }  // namespace
 
-BatchUpdate::BatchUpdate(const MuonGroup& group, Piece batch, std::int64_t column_blocks)
-    : rule_(group.rule) {
+BatchUpdate::BatchUpdate(const MuonGroup& group, Piece batch, std::int64_t column_blocks,
+                         std::shared_ptr<StepScalars> scalars, std::size_t place)
+    : rule_(group.rule), scalars_(std::move(scalars)), place_(place) {
   if (column_blocks > 1) {
     for (at::Tensor* tensor : {&batch.weights, &batch.gradient, &batch.memo})
       if (tensor->defined()) *tensor = column_blocks_of(*tensor, column_blocks);
@@ -49,12 +50,18 @@ BatchUpdate::BatchUpdate(const MuonGroup& group, Piece batch, std::int64_t colum
   method_.emplace(
       newton_schulz::method_for(rows, cols, batch.weights.device(), options, kFunction));
   pieces_ = pieces_of(*method_, batch);
+  if (scalars_ != nullptr) return;
+  scalars_ = std::make_shared<StepScalars>();
+  place_ = scalars_->add(rule_->scalars(rows, cols, batch.transposed));
 }
 
 void BatchUpdate::prepare() {
   starts_.reserve(pieces_.size());
-  for (const Piece& piece : pieces_)
+  for (Piece& piece : pieces_) {
+    if (method_->elementwise.reads_scalars())
+      piece.scalars = scalars_->on_device(place_, piece.weights.device());
     starts_.push_back(rule_->prepare(method_->elementwise, piece, method_->dtype, method_->eps));
+  }
 }
 
 void BatchUpdate::orthogonalise() {

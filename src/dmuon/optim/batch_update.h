@@ -8,6 +8,7 @@
 
 #include "dmuon/newton_schulz/method.h"
 #include "dmuon/optim/rules/rule.h"
+#include "dmuon/optim/step_scalars.h"
 
 namespace dmuon::optim {
 
@@ -33,8 +34,11 @@ class BatchUpdate {
   /// @param batch          tensors [b, rows, cols], contiguous.
   /// @param column_blocks  divides cols: the number of equal blocks of columns of each matrix that
   ///                       are orthogonalised apart.
+  /// @param scalars        of the step, which other updates may share, with those of the group's
+  ///                       rule at `place`; null: this object's own.
   /// @throws InvalidArgument as newton_schulz::method_for.
-  BatchUpdate(const MuonGroup& group, Piece batch, std::int64_t column_blocks = 1);
+  BatchUpdate(const MuonGroup& group, Piece batch, std::int64_t column_blocks = 1,
+              std::shared_ptr<StepScalars> scalars = nullptr, std::size_t place = 0);
 
   void prepare();
   void orthogonalise();
@@ -44,6 +48,8 @@ class BatchUpdate {
   std::shared_ptr<const Rule> rule_;
   std::optional<newton_schulz::Method> method_;  // unset: no pieces
   std::vector<Piece> pieces_;
+  std::shared_ptr<StepScalars> scalars_;
+  std::size_t place_;
   std::vector<newton_schulz::Start> starts_;
   std::vector<Orthogonalised> orthogonalised_;
 };

@@ -2,13 +2,16 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "dmuon/engine/engine.h"
 #include "dmuon/engine/update.h"
+#include "dmuon/optim/batch_graphs.h"
 #include "dmuon/optim/batch_update.h"
 #include "dmuon/optim/rules/muon.h"
 
@@ -47,21 +50,40 @@ class MuonUpdate final : public engine::Update {
   /// @param group_of  group index; -1 leaves the parameter as it is. Neighbours of one group in a
   ///                  batch are updated together.
   /// @param applies   [] bool, on the engine's device: false leaves everything as it is.
+  /// @param graphs    of this optimizer's batches, on a device with dmuon's CUDA kernels; null:
+  ///                  each kernel is launched. A batch in a graph runs in apply().
   MuonUpdate(const wire::Owned& owned, std::vector<MuonGroup> groups,
-             core::Vector<core::ParameterIndex, int> group_of, at::Tensor applies);
+             core::Vector<core::ParameterIndex, int> group_of, at::Tensor applies,
+             std::shared_ptr<BatchGraphs> graphs = nullptr);
 
   void prepare(core::BatchIndex batch) override;
   void orthogonalise(core::BatchIndex batch) override;
   void apply(core::BatchIndex batch) override;
 
  private:
-  std::vector<BatchUpdate> updates_of(const wire::OwnedBatch& batch) const;
+  // Neighbours of one group, at places [begin, end) of a batch.
+  struct Run {
+    std::size_t begin;
+    std::size_t end;
+    const MuonGroup* group;
+    std::size_t scalars;  // their place in scalars_
+  };
+  std::vector<Run> runs_of(const wire::OwnedBatch& batch);
+  std::vector<BatchUpdate> updates_of(core::BatchIndex batch, const at::Tensor& applies,
+                                      const at::Tensor& gradient_factor) const;
+  bool takes_program(core::BatchIndex batch);
+  std::string key_of(core::BatchIndex batch) const;
 
   const wire::Owned& owned_;
   std::vector<MuonGroup> groups_;
   core::Vector<core::ParameterIndex, int> group_of_;
   at::Tensor applies_;
   at::Tensor gradient_factor_;
+  std::shared_ptr<StepScalars> scalars_ = std::make_shared<StepScalars>();
+  core::Vector<core::BatchIndex, std::vector<Run>> runs_;
+  std::shared_ptr<BatchGraphs> graphs_;
+  const BatchGraphs::Inputs* inputs_ = nullptr;                       // from the first batch on
+  core::Vector<core::BatchIndex, BatchGraphs::Program*> programs_;    // null: launches
   core::Vector<core::BatchIndex, std::vector<BatchUpdate>> updates_;  // between the three calls
 };
 
@@ -75,8 +97,10 @@ std::vector<std::string> add_states(engine::Engine& engine, const Rule& rule,
 
 /// Updates what this rank owns and publishes it (Engine::step). Every rank calls it, with equal
 /// arguments. Works on the current stream. If a rule takes no factor of gradients, multiplies it in
-/// before. The parameters are MuonUpdate's.
+/// before. The parameters are MuonUpdate's; without CUDA kernels, and with tensor parallelism,
+/// `graphs` remain without graphs.
 void muon_step(engine::Engine& engine, const std::vector<MuonGroup>& groups,
-               const core::Vector<core::ParameterIndex, int>& group_of, const at::Tensor& applies);
+               const core::Vector<core::ParameterIndex, int>& group_of, const at::Tensor& applies,
+               const std::shared_ptr<BatchGraphs>& graphs = nullptr);
 
 }  // namespace dmuon::optim

@@ -71,6 +71,10 @@ void enqueue(int device, void* given, const char* kernel, void (*run)(void*), vo
 void run_cuda_kernels() {
   function_of_the_fake<decltype(fake_cuda_executor)>("fake_cuda_executor")(
       &enqueue, Device::get().host_offset());
+  capture_checks = {
+      function_of_the_fake<decltype(fake_cuda_is_captured)>("fake_cuda_is_captured"),
+      function_of_the_fake<decltype(fake_cuda_forbids)>("fake_cuda_forbids"),
+  };
 }
 
 void misplace_cuda_kernels(bool misplaced) { is_misplaced = misplaced; }

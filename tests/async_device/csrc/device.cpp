@@ -7,6 +7,7 @@
 #include <cstring>
 #include <utility>
 
+#include "async_device/csrc/cuda_kernels.h"
 #include "async_device/csrc/settings.h"
 #include "async_device/csrc/statistics.h"
 
@@ -156,7 +157,10 @@ std::string Device::check_reuse(Stream* stream, Label label, const Block& block)
   return earlier ? describe_race(*earlier, access, block.bytes) : "";
 }
 
+// A graph of dmuon's kernels would lack the operation.
 void Device::enqueue(Stream* stream, Operation operation) {
+  if (capture_checks.is_captured != nullptr && capture_checks.is_captured(stream) != 0)
+    raise("'" + *operation.name + "' on a stream that is captured");
   const bool checks = settings().races != Races::kOff;
   const Label label{operation.name, operation.number, checks ? current_place() : 0};
   std::string race;
@@ -199,6 +203,8 @@ void Device::wait(Stream* stream, const EventPtr& event) {
 }
 
 Block* Device::allocate(int64_t bytes, int device) {
+  if (capture_checks.forbids != nullptr && capture_checks.forbids() != 0)
+    raise("memory is allocated during a capture");
   Stream* stream = current_stream(device);
   std::unique_lock lock(mutex_);
   if (memory_.has_waiting()) {

@@ -28,6 +28,7 @@ static_assert(kSwizzle128 == static_cast<int>(CU_TENSOR_MAP_SWIZZLE_128B));
 static_assert(kPromote256 == static_cast<int>(CU_TENSOR_MAP_L2_PROMOTION_L2_256B));
 static_assert(kFillZeros == static_cast<int>(CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
 
+static_assert(kThreadLocalCapture == static_cast<int>(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
 static_assert(kProgrammaticSerialization ==
               static_cast<int>(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION));
 static_assert(sizeof(LaunchAttribute) == sizeof(CUlaunchAttribute));
@@ -72,6 +73,12 @@ DRIVER_HAS(launch, cuLaunchKernelEx, "cuLaunchKernelEx");
 DRIVER_HAS(set_kernel_attribute, cuKernelSetAttribute, "cuKernelSetAttribute");
 DRIVER_HAS(encode_tensor_map, cuTensorMapEncodeTiled, "cuTensorMapEncodeTiled");
 DRIVER_HAS(is_capturing, cuStreamIsCapturing, "cuStreamIsCapturing");
+DRIVER_HAS(begin_capture, cuStreamBeginCapture, "cuStreamBeginCapture_v2");
+DRIVER_HAS(end_capture, cuStreamEndCapture, "cuStreamEndCapture");
+DRIVER_HAS(instantiate, cuGraphInstantiateWithFlags, "cuGraphInstantiateWithFlags");
+DRIVER_HAS(launch_graph, cuGraphLaunch, "cuGraphLaunch");
+DRIVER_HAS(destroy_executable, cuGraphExecDestroy, "cuGraphExecDestroy");
+DRIVER_HAS(destroy_graph, cuGraphDestroy, "cuGraphDestroy");
 DRIVER_HAS(error_name, cuGetErrorName, "cuGetErrorName");
 
 TEST(Abi, NamesErrorsAsTheDriverDoes) {

@@ -125,6 +125,8 @@ class DirectionTest : public GpuTest {
         memo != nullptr && !memo->empty() ? *memo : std::vector<float>(batch * kMemoWords));
     const OnGpu<float> factor({step.factor});
     const OnGpu<std::uint8_t> applies({static_cast<std::uint8_t>(step.applies)});
+    const OnGpu<float> rest({static_cast<float>(1 - step.mu)});
+    const OnGpu<float> squares(std::vector<float>(batch, 7));
     DirectionOf description = describe(shape, step);
     const OnGpu<float> partial(
         std::vector<float>(static_cast<std::size_t>(partial_words(description)), kNan));
@@ -133,6 +135,8 @@ class DirectionTest : public GpuTest {
     description.x = x.data();
     description.memo = memos.data();
     description.partial = partial.data();
+    description.squares = squares.data();
+    description.rest = rest.data();
     description.gradient_factor = step.factor == 1 ? nullptr : factor.data();
     description.applies = applies.data();
     direction(description, 0, stream_);
@@ -143,6 +147,8 @@ class DirectionTest : public GpuTest {
       const float* const of_matrix = words.data() + b * kMemoWords;
       result.scale.push_back(of_matrix[kMemoScale]);
       result.inverse.push_back(of_matrix[kMemoInverse]);
+      const float square = of_matrix[kMemoInverse] * of_matrix[kMemoInverse];
+      EXPECT_TRUE(squares.values()[b] == square || std::isnan(square));
       EXPECT_EQ(of_matrix[kMemoGuess], of_matrix[kMemoScale]);
       EXPECT_EQ(std::bit_cast<std::uint32_t>(of_matrix[kMemoTicket]), 0U);
     }
@@ -162,7 +168,6 @@ class DirectionTest : public GpuTest {
     description.x_format = step.format;
     description.x_rows = shape.x_rows;
     description.x_cols = shape.x_cols;
-    description.mu = step.mu;
     description.nesterov = step.nesterov;
     description.eps = step.eps;
     return description;
@@ -279,7 +284,9 @@ TEST_F(DirectionTest, FindsEntriesFarApart) {
       g.set(at, {1, 2, 3, 4});
       m.set(at, {3, 4, 5, 6});
     }
-    DirectionOf description = describe(shape, {.mu = 0.5});
+    const OnGpu<float> rest({0.5});
+    DirectionOf description = describe(shape, {});
+    description.rest = rest.data();
     description.gradient = g.data();
     description.momentum = m.data();
     description.x = x.data();
@@ -302,7 +309,9 @@ TEST_F(DirectionTest, WritesXFarFromItsBeginning) {
   const OnGpu<std::uint8_t> applies({0});
   const OnGpu<float> memo(std::vector<float>(3 * kMemoWords));
   Reserved<std::uint16_t> x(3 * kCols);
+  const OnGpu<float> rest({0.05F});
   DirectionOf description = describe(shape, {});
+  description.rest = rest.data();
   const OnGpu<float> partial(
       std::vector<float>(static_cast<std::size_t>(partial_words(description))));
   if (x.data() == nullptr) GTEST_SKIP() << "there is no memory of 6 GB";
@@ -358,6 +367,7 @@ TEST_F(DirectionTest, RefusesBadDescriptions) {
   const auto refuses = [&](auto change, const std::string& word) {
     DirectionOf bad = describe(shape, {});
     bad.gradient = bad.momentum = bad.memo = bad.partial = values.data();
+    bad.rest = values.data();
     bad.x = values.data();
     bad.applies = reinterpret_cast<const std::uint8_t*>(values.data());
     change(bad);
@@ -373,6 +383,7 @@ TEST_F(DirectionTest, RefusesBadDescriptions) {
   refuses([](DirectionOf& d) { d.x_rows = 7; }, "x_rows");
   refuses([](DirectionOf& d) { d.inner_batch = 0; }, "inner_batch");
   refuses([](DirectionOf& d) { d.memo = nullptr; }, "memo must be an address");
+  refuses([](DirectionOf& d) { d.rest = nullptr; }, "rest must be an address");
   refuses([](DirectionOf& d) { d.row_stride = -1; }, "strides of gradient");
 }
 

@@ -15,20 +15,28 @@
 namespace dmuon::kernels::cuda {
 namespace {
 
-// A row of ones and a direction of ones; one launch adds `factor` to each weight.
+// A row of ones and a direction of ones; `add` adds a number to each weight.
 struct Row {
   OnGpu<float> w{std::vector<float>(40, 1)};
   OnGpu<std::uint16_t> u{std::vector<std::uint16_t>(40, 0x3c00)};
   OnGpu<std::uint8_t> applies{{1}};
+  OnGpu<float> one{{1}};
+  OnGpu<float> factor{{0}};
 
-  void add(float factor, void* stream) const {
+  /// Two launches: a graph of them keeps `by`, but not the factor.
+  void add(float by, void* stream) const {
+    write_scalars({{by}}, factor.data(), 0, stream);
+    add(stream);
+  }
+  void add(void* stream) const {
     move_weights({.rows = 1,
                   .cols = 40,
                   .w = w.data(),
                   .w_row_stride = 40,
                   .u = u.data(),
                   .u_row_stride = 40,
-                  .factor = factor,
+                  .decay = one.data(),
+                  .factor = factor.data(),
                   .applies = applies.data()},
                  0, stream);
   }
@@ -109,6 +117,8 @@ TEST_F(LibraryTest, ErrorsNameTheKernelAndTheDriversWord) {
                    .w_row_stride = 40,
                    .u = row.u.data(),
                    .u_row_stride = 40,
+                   .decay = row.one.data(),
+                   .factor = row.one.data(),
                    .applies = row.applies.data()};
   const std::string error = error_of([&] { move_weights(move, 8, stream_); });
   EXPECT_NE(error.find("CUDA kernel move_weights_f16 on device 8"), std::string::npos) << error;

@@ -95,7 +95,11 @@ struct Case {
   std::vector<std::uint16_t> u;
 };
 
-MoveWeights description(const Case& c, float* w, const std::uint16_t* u,
+constexpr float kDecay = 0.99F;
+constexpr float kFactor = -0.0213F;
+
+/// @param scalars  decay and factor.
+MoveWeights description(const Case& c, float* w, const std::uint16_t* u, const float* scalars,
                         const std::uint8_t* applies) {
   return {.batch = c.shape.batch,
           .rows = c.shape.rows,
@@ -110,8 +114,8 @@ MoveWeights description(const Case& c, float* w, const std::uint16_t* u,
           .u_row_stride = c.shape.u_row_stride,
           .u_inner_stride = c.shape.u_inner_stride,
           .u_batch_stride = c.shape.u_batch_stride,
-          .decay = 0.99F,
-          .factor = -0.0213F,
+          .decay = scalars,
+          .factor = scalars + 1,
           .applies = applies};
 }
 
@@ -141,6 +145,7 @@ TEST_F(MoveWeightsTest, HasTheBitsOfAPlainLoop) {
       {1, 700, 1, 1, 0, 4, 0},                   // a column
   };
   const OnGpu<std::uint8_t> applies({1});
+  const OnGpu<float> scalars({kDecay, kFactor});
   for (const Half half : {Half::kFp16, Half::kBFloat16}) {
     for (const Shape& shape : shapes) {
       SCOPED_TRACE(testing::Message() << shape.batch << " x " << shape.rows << " x " << shape.cols);
@@ -149,9 +154,10 @@ TEST_F(MoveWeightsTest, HasTheBitsOfAPlainLoop) {
         seed(order);
         const OnGpu<float> w(c.w);
         const OnGpu<std::uint16_t> u(c.u);
-        move_weights(description(c, w.data(), u.data(), applies.data()), 0, stream_);
+        move_weights(description(c, w.data(), u.data(), scalars.data(), applies.data()), 0,
+                     stream_);
         ASSERT_EQ(synchronise(), 0) << found();
-        expect_same(w.values(), c.expected(0.99F, -0.0213F));
+        expect_same(w.values(), c.expected(kDecay, kFactor));
       }
     }
   }
@@ -162,20 +168,22 @@ TEST_F(MoveWeightsTest, ScalesEachMatrix) {
        {Shape{5, 3, 10, 10, 30, 16, 64}, {6, 9, 12, 36, 324, 16, 480, 3, 12, 160}}) {
     Case c(shape, Half::kBFloat16);
     const OnGpu<std::uint8_t> applies({1});
+    const OnGpu<float> scalars({kDecay, kFactor});
     const OnGpu<float> w(c.w);
     const OnGpu<std::uint16_t> u(c.u);
     const OnGpu<float> scales({0, 1, 0, 0.37F, 0, 4, 0, 1e-9F, 0, -3, 0, 1e30F});
-    MoveWeights move = description(c, w.data(), u.data(), applies.data());
+    MoveWeights move = description(c, w.data(), u.data(), scalars.data(), applies.data());
     move.scales = scales.data() + 1;
     move.scale_stride = 2;
+    move.scale = 64;  // of all matrices
     move_weights(move, 0, stream_);
     ASSERT_EQ(synchronise(), 0) << found();
     std::vector<float> wanted = c.w;
     const std::vector<float> all = scales.values();
     c.for_each([&](std::size_t at_w, std::size_t at_u, std::int64_t b) {
-      const float factor = move.factor * all[static_cast<std::size_t>(2 * b + 1)];
+      const float factor = kFactor * move.scale * all[static_cast<std::size_t>(2 * b + 1)];
       const float added = factor * wide(c.u[at_u], c.half);
-      const float kept = move.decay * c.w[at_w];
+      const float kept = kDecay * c.w[at_w];
       wanted[at_w] = kept + added;
     });
     expect_same(w.values(), wanted);
@@ -188,6 +196,7 @@ TEST_F(MoveWeightsTest, FindsEntriesFarApart) {
   Reserved<std::uint16_t> u(kFar + 4);
   if (w.data() == nullptr || u.data() == nullptr) GTEST_SKIP() << "there is no memory of 13 GB";
   const OnGpu<std::uint8_t> applies({1});
+  const OnGpu<float> one({1});
   const Shape shapes[] = {{1, 2, 4, kFar, 0, kFar, 0},
                           {2, 1, 4, 4, kFar, 4, kFar},
                           {2, 1, 4, 4, 0, 4, 0, 2, kFar, kFar}};
@@ -195,8 +204,8 @@ TEST_F(MoveWeightsTest, FindsEntriesFarApart) {
     SCOPED_TRACE(&shape - &shapes[0]);
     Case c({1, 1, 1, 1, 0, 1, 0}, Half::kFp16);
     c.shape = shape;
-    MoveWeights move = description(c, w.data(), u.data(), applies.data());
-    move.decay = move.factor = 1;
+    MoveWeights move = description(c, w.data(), u.data(), one.data(), applies.data());
+    move.decay = move.factor = one.data();
     w.set(0, {1, 2, 3, 4});
     w.set(kFar, {5, 6, 7, 8});
     u.set(0, std::vector<std::uint16_t>(4, machine::f16_of(1)));
@@ -214,6 +223,7 @@ TEST_F(MoveWeightsTest, TakesTheLargestMatrix) {
   Reserved<std::uint16_t> u(kMost);
   if (w.data() == nullptr || u.data() == nullptr) GTEST_SKIP() << "there is no memory of 13 GB";
   const OnGpu<std::uint8_t> applies({1});
+  const OnGpu<float> one({1});
   for (const int width : {4, 1}) {
     SCOPED_TRACE(width);
     w.set(kMost - 2, {1, 2});
@@ -224,7 +234,8 @@ TEST_F(MoveWeightsTest, TakesTheLargestMatrix) {
                   .w = w.data(),
                   .w_batch_stride = width,
                   .u = u.data(),
-                  .factor = 1,
+                  .decay = one.data(),
+                  .factor = one.data(),
                   .applies = applies.data()},
                  0, stream_);
     ASSERT_EQ(synchronise(), 0) << found();
@@ -238,11 +249,10 @@ TEST_F(MoveWeightsTest, RoundsEachOperation) {
   c.w[0] = 1 + 0x1p-12F;
   c.u[0] = machine::f16_of(-1);
   const OnGpu<std::uint8_t> applies({1});
+  const OnGpu<float> scalars({1 + 0x1p-12F, (1 + 0x1p-12F) * c.w[0]});
   const OnGpu<float> w(c.w);
   const OnGpu<std::uint16_t> u(c.u);
-  MoveWeights move = description(c, w.data(), u.data(), applies.data());
-  move.decay = 1 + 0x1p-12F;
-  move.factor = move.decay * c.w[0];
+  MoveWeights move = description(c, w.data(), u.data(), scalars.data(), applies.data());
   move_weights(move, 0, stream_);
   EXPECT_EQ(synchronise(), 0);
   EXPECT_EQ(w.values()[0], 0);
@@ -254,13 +264,14 @@ TEST_F(MoveWeightsTest, ConvertsEveryHalf) {
     for (std::size_t i = 0; i < c.u.size(); ++i) c.u[i] = static_cast<std::uint16_t>(i);
     for (float& w : c.w) w = 0;
     const OnGpu<std::uint8_t> applies({1});
+    const OnGpu<float> one({1});
     const OnGpu<float> w(c.w);
     const OnGpu<std::uint16_t> u(c.u);
-    MoveWeights move = description(c, w.data(), u.data(), applies.data());
-    move.factor = 1;
+    MoveWeights move = description(c, w.data(), u.data(), one.data(), applies.data());
+    move.factor = move.decay = one.data();
     move_weights(move, 0, stream_);
     ASSERT_EQ(synchronise(), 0) << found();
-    expect_same(w.values(), c.expected(move.decay, 1));
+    expect_same(w.values(), c.expected(1, 1));
   }
 }
 
@@ -268,9 +279,10 @@ TEST_F(MoveWeightsTest, ChangesNoBitWhereItDoesNotApply) {
   Case c({2, 21, 33, 33, 693, 40, 840}, Half::kBFloat16);
   c.w[5] = std::bit_cast<float>(0x7fa00001U);  // a NaN whose bits arithmetic would change
   const OnGpu<std::uint8_t> applies({0});
+  const OnGpu<float> scalars({kDecay, kFactor});
   const OnGpu<float> w(c.w);
   const OnGpu<std::uint16_t> u(c.u);
-  move_weights(description(c, w.data(), u.data(), applies.data()), 0, stream_);
+  move_weights(description(c, w.data(), u.data(), scalars.data(), applies.data()), 0, stream_);
   ASSERT_EQ(synchronise(), 0);
   const auto got = w.values();
   for (std::size_t i = 0; i < got.size(); ++i) {
@@ -284,22 +296,24 @@ TEST_F(MoveWeightsTest, MovesTenBytesAnEntry) {
   counts();
   const Case c({2, 8, 64, 64, 512, 64, 512}, Half::kFp16);
   const OnGpu<std::uint8_t> applies({1});
+  const OnGpu<float> scalars({kDecay, kFactor});
   const OnGpu<float> w(c.w);
   const OnGpu<std::uint16_t> u(c.u);
-  move_weights(description(c, w.data(), u.data(), applies.data()), 0, stream_);
+  move_weights(description(c, w.data(), u.data(), scalars.data(), applies.data()), 0, stream_);
   ASSERT_EQ(synchronise(), 0);
   const FakeCounts found = counts();
   EXPECT_EQ(found.launches, 1U);
-  EXPECT_EQ(found.bytes_read, 1024U * 6 + 1);
+  EXPECT_EQ(found.bytes_read, 1024U * 6 + 1 + 8);
   EXPECT_EQ(found.bytes_written, 1024U * 4);
 }
 
 TEST_F(MoveWeightsTest, RefusesBadDescriptions) {
   const Case c({1, 4, 4, 4, 0, 4, 0}, Half::kFp16);
   const OnGpu<std::uint8_t> applies({1});
+  const OnGpu<float> scalars({kDecay, kFactor});
   const OnGpu<float> w(c.w);
   const OnGpu<std::uint16_t> u(c.u);
-  const MoveWeights good = description(c, w.data(), u.data(), applies.data());
+  const MoveWeights good = description(c, w.data(), u.data(), scalars.data(), applies.data());
   const auto refuses = [&](auto change, const std::string& word) {
     MoveWeights bad = good;
     change(bad);
@@ -319,6 +333,8 @@ TEST_F(MoveWeightsTest, RefusesBadDescriptions) {
   refuses([](MoveWeights& m) { m.u = static_cast<const char*>(m.u) + 1; }, "u must be an address");
   refuses([](MoveWeights& m) { m.u_row_stride = -4; }, "strides of u");
   refuses([](MoveWeights& m) { m.applies = nullptr; }, "applies");
+  refuses([](MoveWeights& m) { m.decay = nullptr; }, "decay must be an address");
+  refuses([](MoveWeights& m) { m.factor = nullptr; }, "factor must be an address");
   refuses([](MoveWeights& m) { m.scales = m.w, m.scale_stride = -1; }, "strides of scales");
   MoveWeights empty = good;
   empty.rows = 0;
@@ -331,14 +347,16 @@ TEST_F(MoveWeightsTest, OnADescriptionBeyondTheMemoryTheFakeDriverReportsAnIlleg
   if (driver_function<void()>("fake_cuda_errors") == nullptr) GTEST_SKIP() << "costs the context";
   const Case c({1, 4, 4, 4, 0, 4, 0}, Half::kFp16);
   const OnGpu<std::uint8_t> applies({1});
+  const OnGpu<float> scalars({kDecay, kFactor});
   const OnGpu<float> w(c.w);
   const OnGpu<std::uint16_t> u(c.u);
-  MoveWeights bad = description(c, w.data(), u.data(), applies.data());
+  MoveWeights bad = description(c, w.data(), u.data(), scalars.data(), applies.data());
   bad.rows = 60;
   move_weights(bad, 0, stream_);
   EXPECT_EQ(synchronise(), 700);
   EXPECT_NE(found().find("w lies outside the device's memory"), std::string::npos);
-  bad = description(c, const_cast<float*>(c.w.data()), u.data(), applies.data());  // the host's
+  bad = description(c, const_cast<float*>(c.w.data()), u.data(), scalars.data(),
+                    applies.data());  // the host's
   move_weights(bad, 0, stream_);
   EXPECT_EQ(synchronise(), 700);
   EXPECT_NE(found().find("w lies outside the device's memory"), std::string::npos);

@@ -36,8 +36,8 @@ MOVE_WEIGHTS = [
     (
         "fused",
         "move_weights.h",
-        "p_.decay * w + factor_ * Format::wide(u)",
-        "__builtin_fmaf(p_.decay, w, factor_ * Format::wide(u))",
+        "decay_ * w + factor_ * Format::wide(u)",
+        "__builtin_fmaf(decay_, w, factor_ * Format::wide(u))",
     ),
     ("lanes_swapped", "move_weights.h", "moved(four[i], update[i])", "moved(four[i], update[i ^ 1])"),
     (
@@ -49,6 +49,8 @@ MOVE_WEIGHTS = [
     ("one_thread_less", "move_weights.h", "block_x() * kMoveWeightsThreads", "block_x() * (kMoveWeightsThreads - 1)"),
     ("a_quarter_of_a_block", "move_weights.h", "machine::block_x() * 4 * kMove", "machine::block_x() * kMove"),
     ("entries_twice", "move_weights.h", "unit + i * kMoveWeightsThreads", "unit + i / 2 * kMoveWeightsThreads"),
+    ("decay_for_the_factor", "move_weights.h", "load_f32(p.factor)", "load_f32(p.decay)"),
+    ("scale_of_all_left_out", "move_weights.h", "(p.factor) * p.scale", "(p.factor)"),
     ("scale_of_the_first_matrix", "move_weights.h", "p.scales + machine::block_y() * p.scale_stride", "p.scales"),
     ("quotient_by_half", "quotient.h", "std::uint32_t{2} * ", ""),
     (
@@ -75,6 +77,12 @@ MOVE_WEIGHTS = [
         "(unit - row * units_a_row_) * p_.width",
         "((unit - row * units_a_row_) * p_.width & 0x3fffffff)",
     ),
+]
+SCALARS = [
+    ("nothing", "write_scalars.h", "", ""),
+    ("one_more", "write_scalars.h", "i < p.count", "i <= p.count"),
+    ("the_first_threads_alone", "write_scalars.h", "i += kScalarsThreads", "i += kMostScalars"),
+    ("a_place_further", "write_scalars.h", "p.values[i]", "p.values[i ^ 1]"),
 ]
 MULTIPLY = [
     ("nothing", "multiply.h", "", ""),
@@ -121,8 +129,9 @@ DIRECTION = [
     ("blocks_of_columns_confused", "direction.h", "matrix_ % p.inner_batch", "matrix_ / p.inner_batch"),
     ("eps_not_scaled", "direction.h", "scale_ * p_.eps", "p_.eps"),
     ("zero_matrix_divided", "direction.h", "norm == 0 ? 1.F : 1", "1"),
-    ("other_end_at_a_half", "direction.h", "p_.rest < 0.5F", "p_.rest <= 0.5F"),
+    ("other_end_at_a_half", "direction.h", "rest_ < 0.5F", "rest_ <= 0.5F"),
     ("scale_not_held", "direction.h", "exponent > 127 ? 127 : exponent", "exponent"),
+    ("square_of_the_first_matrix", "direction.h", "p_.squares + matrix_", "p_.squares"),
     ("x_in_32_bits", "direction.h", "static_cast<std::int64_t>(matrix_) * p.x_rows", "matrix_ * p.x_rows"),
     ("row_in_32_bits", "direction.h", "row * p_.row_stride", "int(row * p_.row_stride)"),
     (
@@ -338,6 +347,7 @@ DEVICE_80 = {"FAKE_CUDA_DEVICE": "80"}
 SMALL_DEVICE_90 = {"FAKE_CUDA_DEVICE": "90", "FAKE_CUDA_MULTIPROCESSORS": "8"}
 OF_TESTS = [
     ("MoveWeights*", DEVICE_80, MOVE_WEIGHTS),
+    ("WriteScalars*", DEVICE_80, SCALARS),
     ("Multiply*", DEVICE_80, MULTIPLY),
     ("Direction*", DEVICE_80, DIRECTION),
     ("SymmetricTest*", DEVICE_80, SYMMETRIC),

@@ -60,6 +60,7 @@ class Direction {
         first_(matrix_ / p.inner_batch * p.batch_stride + matrix_ % p.inner_batch * p.inner_stride),
         x_(p.x + static_cast<std::int64_t>(matrix_) * p.x_rows * p.x_cols),
         applies_(machine::load_u8(p.applies) != 0),
+        rest_(machine::load_f32(p.rest)),
         factor_(p.gradient_factor == nullptr ? 1.F : machine::load_f32(p.gradient_factor)) {
     const float guess = machine::load_f32(memo_ + (again ? kMemoScale : kMemoGuess));
     scale_ = guess == 0 ? 1.F : guess;
@@ -149,8 +150,8 @@ class Direction {
   // with one rounding at it: m has the bits of torch.lerp.
   DMUON_DEVICE float moved(float gradient, float& m) const {
     const float to = applies_ ? factor_ * gradient : m;
-    const bool near = p_.rest < 0.5F;
-    const float weight = near ? p_.rest : -p_.kept;
+    const bool near = rest_ < 0.5F;
+    const float weight = near ? rest_ : -(1 - rest_);
     if (!again_) m = machine::multiply_add(weight, to - m, near ? m : to);
     const float ahead = machine::multiply_add(-weight, m - to, near ? m : to);
     return p_.nesterov ? ahead : m;
@@ -208,6 +209,7 @@ class Direction {
     const float least = scale_ * p_.eps;
     const float inverse = norm == 0 ? 1.F : 1 / (norm < least ? least : norm);
     machine::store_f32(memo_ + kMemoInverse, inverse);
+    if (p_.squares != nullptr) machine::store_f32(p_.squares + matrix_, inverse * inverse);
     machine::store_f32(memo_ + (again_ ? kMemoGuess : kMemoScale), scale_for(sums.largest));
     machine::store_u32(ticket_word(), 0);
   }
@@ -234,6 +236,7 @@ class Direction {
   std::int64_t first_;
   std::uint16_t* x_;
   bool applies_;
+  float rest_;  // 1 - mu
   float factor_;
   float scale_;
 };

@@ -47,6 +47,12 @@ struct Opened {
         !find(library, "cuKernelSetAttribute", driver.set_kernel_attribute, why) ||
         !find(library, "cuTensorMapEncodeTiled", driver.encode_tensor_map, why) ||
         !find(library, "cuStreamIsCapturing", driver.is_capturing, why) ||
+        !find(library, "cuStreamBeginCapture_v2", driver.begin_capture, why) ||
+        !find(library, "cuStreamEndCapture", driver.end_capture, why) ||
+        !find(library, "cuGraphInstantiateWithFlags", driver.instantiate, why) ||
+        !find(library, "cuGraphLaunch", driver.launch_graph, why) ||
+        !find(library, "cuGraphExecDestroy", driver.destroy_executable, why) ||
+        !find(library, "cuGraphDestroy", driver.destroy_graph, why) ||
         !find(library, "cuGetErrorName", driver.error_name, why)) {
       return;
     }

@@ -25,6 +25,7 @@ enum Swizzle { kSwizzle128 = 3 };
 enum Promotion { kPromote256 = 3 };  ///< what L2 reads at once, in bytes
 enum Fill { kFillZeros = 0 };        ///< for entries beyond the tensor
 
+enum CaptureMode { kThreadLocalCapture = 1 };
 enum LaunchAttributeId { kProgrammaticSerialization = 6 };
 
 struct LaunchAttribute {  ///< CUlaunchAttribute
@@ -68,6 +69,12 @@ struct Driver {
                               const unsigned* box, const unsigned* element_strides, int interleave,
                               int swizzle, int promotion, int fill);
   Result (*is_capturing)(Stream stream, int* status);  ///< 0: no
+  Result (*begin_capture)(Stream stream, int mode);
+  Result (*end_capture)(Stream stream, void** graph);
+  Result (*instantiate)(void** executable, void* graph, unsigned long long flags);
+  Result (*launch_graph)(void* executable, Stream stream);
+  Result (*destroy_executable)(void* executable);
+  Result (*destroy_graph)(void* graph);
   Result (*error_name)(Result result, const char** name);
 };
 

@@ -68,6 +68,7 @@ void check_direction(const DirectionOf& direction) {
   constexpr const char* kName = "direction";
   check_sizes(kName, direction.batch, direction.inner_batch, direction.rows, direction.cols);
   check_sizes(kName, direction.batch, direction.inner_batch, direction.x_rows, direction.x_cols);
+  if (direction.squares != nullptr) check_matrix(kName, "squares", direction.squares, 4, {});
   core::require(direction.x_rows >= direction.rows && direction.x_cols >= direction.cols &&
                     direction.x_cols % 4 == 0,
                 kName, ": x_rows and x_cols must be at least ", direction.rows, " and ",
@@ -79,6 +80,7 @@ void check_direction(const DirectionOf& direction) {
         {"x", direction.x, 8},
         {"memo", direction.memo, 4},
         {"partial", direction.partial, 8},
+        {"rest", direction.rest, 4},
         {"applies", direction.applies, 1}}) {
     check_matrix(kName, name, data, bytes, strides_of(direction));
   }
@@ -89,9 +91,11 @@ DirectionParameters parameters_of(const DirectionOf& direction) {
   parameters.gradient = direction.gradient;
   parameters.momentum = direction.momentum;
   parameters.x = static_cast<std::uint16_t*>(direction.x);
+  parameters.rest = direction.rest;
   parameters.gradient_factor = direction.gradient_factor;
   parameters.applies = direction.applies;
   parameters.memo = direction.memo;
+  parameters.squares = direction.squares;
   parameters.partial = direction.partial;
   parameters.row_stride = direction.row_stride;
   parameters.inner_stride = direction.inner_stride;
@@ -106,8 +110,6 @@ DirectionParameters parameters_of(const DirectionOf& direction) {
   const std::int64_t again = std::max<std::int64_t>(1, kBlocksAgain / direction.batch);
   parameters.num_parts = static_cast<int>(parts);
   parameters.blocks_again = static_cast<int>(std::min(parts, again));
-  parameters.rest = static_cast<float>(1 - direction.mu);
-  parameters.kept = 1 - parameters.rest;
   parameters.eps = static_cast<float>(direction.eps);
   parameters.nesterov = direction.nesterov;
   const auto whole = [&](const float* data) {
@@ -118,6 +120,19 @@ DirectionParameters parameters_of(const DirectionOf& direction) {
 }
 
 }  // namespace
+
+void write_scalars(std::span<const float> values, float* out, int device, void* stream) {
+  check_matrix("write_scalars", "out", out, 4, {});
+  while (!values.empty()) {
+    const std::size_t count = std::min<std::size_t>(values.size(), kMostScalars);
+    ScalarsParameters parameters{.out = out, .count = static_cast<int>(count), .values = {}};
+    std::ranges::copy(values.first(count), parameters.values);
+    launch({.kernel = "write_scalars", .threads = kScalarsThreads}, &parameters, sizeof parameters,
+           device, stream);
+    values = values.subspan(count);
+    out += count;
+  }
+}
 
 std::int64_t partial_words(const DirectionOf& direction) {
   return 2 * direction.batch * num_parts(direction);
@@ -148,6 +163,8 @@ void move_weights(const MoveWeights& move, int device, void* stream) {
   check_matrix("move_weights", "w", move.w, 4, w_strides);
   check_matrix("move_weights", "u", move.u, 2, u_strides);
   core::require(move.applies != nullptr, "move_weights: applies must be an address; got null");
+  check_matrix("move_weights", "decay", move.decay, 4, {});
+  check_matrix("move_weights", "factor", move.factor, 4, {});
   if (move.scales != nullptr)
     check_matrix("move_weights", "scales", move.scales, 4, {move.scale_stride, 0, 0});
 
@@ -155,6 +172,8 @@ void move_weights(const MoveWeights& move, int device, void* stream) {
   parameters.w = move.w;
   parameters.u = static_cast<const std::uint16_t*>(move.u);
   parameters.applies = move.applies;
+  parameters.decay = move.decay;
+  parameters.factor = move.factor;
   parameters.w_row_stride = move.w_row_stride;
   parameters.w_inner_stride = move.w_inner_stride;
   parameters.w_batch_stride = move.w_batch_stride;
@@ -167,8 +186,7 @@ void move_weights(const MoveWeights& move, int device, void* stream) {
   parameters.rows = static_cast<int>(move.rows);
   parameters.cols = static_cast<int>(move.cols);
   parameters.width = in_fours(move.w, 4, w_strides) && in_fours(move.u, 2, u_strides) ? 4 : 1;
-  parameters.decay = move.decay;
-  parameters.factor = move.factor;
+  parameters.scale = move.scale;
 
   const std::int64_t units_a_row = core::divided_up(move.cols, parameters.width);
   parameters.units_a_row = Divisor::by(static_cast<std::uint32_t>(units_a_row));

@@ -3,15 +3,28 @@
 #include "dmuon/kernels/cuda/direction.h"
 #include "dmuon/kernels/cuda/move_weights.h"
 #include "dmuon/kernels/cuda/multiply.h"
+#include "dmuon/kernels/cuda/write_scalars.h"
 
 using namespace dmuon::kernels::cuda;
 
-extern "C" __global__ void __launch_bounds__(kMoveWeightsThreads)
+// Blocks that fill a multiprocessor, so registers do not limit the loads in flight.
+#if __CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1200
+constexpr int kMoveWeightsBlocks = 1536 / kMoveWeightsThreads;
+#else
+constexpr int kMoveWeightsBlocks = 2048 / kMoveWeightsThreads;
+#endif
+
+extern "C" __global__ void __launch_bounds__(kScalarsThreads)
+    write_scalars(const __grid_constant__ ScalarsParameters p) {
+  device::write_scalars(p);
+}
+
+extern "C" __global__ void __launch_bounds__(kMoveWeightsThreads, kMoveWeightsBlocks)
     move_weights_f16(const __grid_constant__ MoveWeightsParameters p) {
   device::MoveWeights<device::Fp16>::run(p);
 }
 
-extern "C" __global__ void __launch_bounds__(kMoveWeightsThreads)
+extern "C" __global__ void __launch_bounds__(kMoveWeightsThreads, kMoveWeightsBlocks)
     move_weights_bf16(const __grid_constant__ MoveWeightsParameters p) {
   device::MoveWeights<device::BFloat16>::run(p);
 }

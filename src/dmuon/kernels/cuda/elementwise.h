@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "dmuon/kernels/cuda/parameters.h"
 
@@ -10,8 +11,15 @@ namespace dmuon::kernels::cuda {
 // nothing and never waits, so a stream may be captured after `prepare` (library.h). Pointers are
 // the device's, and must stay valid until the kernel has run. Thread-safe.
 
-/// w <- decay w + (factor scale) u for each entry where *applies is not 0; otherwise no byte of w
-/// changes. Each product and the sum round to fp32: no fused multiply-add.
+/// Writes numbers to the device, where the kernels below read those that change from step to step.
+/// The launches carry them, so no memory of the host has to live until these have run: one launch
+/// for each kMostScalars (parameters.h).
+/// @param out  [values] on the device.
+/// @throws as move_weights.
+void write_scalars(std::span<const float> values, float* out, int device, void* stream);
+
+/// w <- *decay w + (*factor scale scales[b]) u for each entry where *applies is not 0; otherwise no
+/// byte of w changes. Each product and the sum round to fp32: no fused multiply-add.
 /// Reads and writes w, reads u: 10 bytes an element.
 struct MoveWeights {
   std::int64_t batch = 1;
@@ -30,8 +38,9 @@ struct MoveWeights {
   std::int64_t u_row_stride = 0;
   std::int64_t u_inner_stride = 0;
   std::int64_t u_batch_stride = 0;
-  float decay = 1;
-  float factor = 0;
+  const float* decay = nullptr;   ///< one on the device
+  const float* factor = nullptr;  ///< one on the device
+  float scale = 1;
   const float* scales = nullptr;  ///< [batch] on the device, scale_stride apart; null: 1
   std::int64_t scale_stride = 0;
   const std::uint8_t* applies = nullptr;  ///< one byte on the device
@@ -58,8 +67,8 @@ void multiply(const Multiply& multiply, int device, void* stream);
 
 /// The momentum moves, and x becomes the direction (torch.optim.Muon's), scaled:
 ///
-///     momentum <- momentum + (1 - mu) (factor gradient - momentum)
-///     d = factor gradient + mu (momentum - factor gradient) with nesterov, else momentum
+///     momentum <- momentum + rest (factor gradient - momentum)
+///     d = factor gradient + (1 - rest) (momentum - factor gradient) with nesterov, else momentum
 ///     x = s d;  memo[kMemoInverse] = 1 / max(|x|, s eps), or 1 of a zero matrix
 ///
 /// Without a gradient factor momentum has the bits of torch.lerp.
@@ -86,10 +95,11 @@ struct DirectionOf {
       nullptr;  ///< [batch, x_rows, x_cols] contiguous; what is beyond the matrix becomes zeros
   Half x_format = Half::kFp16;
   std::int64_t x_rows = 0;
-  std::int64_t x_cols = 0;   ///< a multiple of 4
-  float* memo = nullptr;     ///< [batch, kMemoWords]; zeros before the first step
-  float* partial = nullptr;  ///< partial_words(*this) words of scratch memory
-  double mu = 0;
+  std::int64_t x_cols = 0;      ///< a multiple of 4
+  float* memo = nullptr;        ///< [batch, kMemoWords]; zeros before the first step
+  float* squares = nullptr;     ///< [batch] becomes memo[kMemoInverse] squared; null: not wanted
+  float* partial = nullptr;     ///< partial_words(*this) words of scratch memory
+  const float* rest = nullptr;  ///< one on the device, 1 - mu rounded to fp32
   bool nesterov = true;
   double eps = 0;
   const float* gradient_factor = nullptr;  ///< one on the device; null: 1

@@ -34,6 +34,7 @@ struct Carried {
 };
 constexpr int kSymmetric90Major = 9;  // the only devices with these kernels
 constexpr std::array kKernels{
+    Carried{"write_scalars", sizeof(ScalarsParameters), kElementwise},
     Carried{"move_weights_f16", sizeof(MoveWeightsParameters), kElementwise},
     Carried{"move_weights_bf16", sizeof(MoveWeightsParameters), kElementwise},
     Carried{"multiply_f16", sizeof(MultiplyParameters), kElementwise},

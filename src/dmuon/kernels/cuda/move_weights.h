@@ -36,11 +36,13 @@ class MoveWeights {
         inner_(machine::block_y() % p.inner_batch),
         w_(p.w + outer_ * p.w_batch_stride + inner_ * p.w_inner_stride),
         u_(p.u + outer_ * p.u_batch_stride + inner_ * p.u_inner_stride),
+        decay_(machine::load_f32(p.decay)),
         factor_(factor_of(p)) {}
 
   static DMUON_DEVICE float factor_of(const MoveWeightsParameters& p) {
-    if (p.scales == nullptr) return p.factor;
-    return p.factor * machine::load_f32(p.scales + machine::block_y() * p.scale_stride);
+    const float factor = machine::load_f32(p.factor) * p.scale;
+    if (p.scales == nullptr) return factor;
+    return factor * machine::load_f32(p.scales + machine::block_y() * p.scale_stride);
   }
 
   DMUON_DEVICE Place place(int unit) const {
@@ -50,7 +52,7 @@ class MoveWeights {
   }
 
   DMUON_DEVICE float moved(float w, std::uint16_t u) const {
-    return p_.decay * w + factor_ * Format::wide(u);
+    return decay_ * w + factor_ * Format::wide(u);
   }
 
   DMUON_DEVICE void neighbours(int unit) const {
@@ -93,6 +95,7 @@ class MoveWeights {
   int inner_;
   float* w_;
   const std::uint16_t* u_;
+  float decay_;
   float factor_;
 };
 

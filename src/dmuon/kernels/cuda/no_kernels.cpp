@@ -1,4 +1,5 @@
 #include "dmuon/core/error.h"
+#include "dmuon/kernels/cuda/graph.h"
 #include "dmuon/kernels/cuda/library.h"
 
 // A build without a working nvcc compiles this file instead of driver.cpp and library.cpp.
@@ -16,5 +17,9 @@ bool is_captured(void*) { throw core::CudaError(kReason); }
 bool has_symmetric90(int) { return false; }
 TensorMap tensor_map(const Mapped&) { throw core::CudaError(kReason); }
 void launch(const Launch&, const void*, std::size_t, int, void*) { throw core::CudaError(kReason); }
+
+Graph::Graph(void*, const std::function<void()>&) { throw core::CudaError(kReason); }
+Graph::~Graph() = default;
+void Graph::launch(void*) const { throw core::CudaError(kReason); }
 
 }  // namespace dmuon::kernels::cuda

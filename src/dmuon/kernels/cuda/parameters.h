@@ -21,8 +21,20 @@ struct Divisor {
   }
 };
 
-/// w <- decay w + (factor scale) u where *applies is not 0; else no byte of w is written. Each
-/// product and the sum round to fp32.
+/// out[i] <- values[i] for i < count. The launch itself carries the values.
+///
+/// Grid: (1, 1).
+inline constexpr int kMostScalars = 480;
+struct ScalarsParameters {
+  float* out;
+  int count;  ///< at most kMostScalars
+  float values[kMostScalars];
+};
+
+inline constexpr int kScalarsThreads = 128;
+
+/// w <- *decay w + (*factor scale scales[b]) u where *applies is not 0; else no byte of w is
+/// written. Each product and the sum round to fp32.
 ///
 /// Grid: (blocks of kMoveWeightsThreads items of 4 entries, batch). An item is 4 neighbours of a
 /// row, or, with width 1, entries kMoveWeightsThreads apart. Matrix i of w begins at i /
@@ -32,6 +44,8 @@ struct MoveWeightsParameters {
   float* w;                ///< [batch][rows][cols]
   const std::uint16_t* u;  ///< [batch][rows][cols], in the kernel's 16-bit format
   const std::uint8_t* applies;
+  const float* decay;
+  const float* factor;
   std::int64_t w_row_stride;  ///< strides in elements
   std::int64_t w_inner_stride;
   std::int64_t w_batch_stride;
@@ -45,8 +59,7 @@ struct MoveWeightsParameters {
   int cols;
   int width;            ///< 4 if each row of w is aligned to 16 bytes and each of u to 8; else 1
   Divisor units_a_row;  ///< of `width` entries, the last one perhaps of fewer
-  float decay;
-  float factor;
+  float scale;
 };
 
 inline constexpr int kMoveWeightsThreads = 256;
@@ -81,9 +94,11 @@ struct DirectionParameters {
   const float* gradient;         ///< [batch][rows][cols]
   float* momentum;               ///< [batch][rows][cols], strides as gradient's
   std::uint16_t* x;              ///< [batch][x_rows][x_cols], in the kernel's 16-bit format
+  const float* rest;             ///< 1 - mu
   const float* gradient_factor;  ///< of the gradient; null: 1
   const std::uint8_t* applies;
   float* memo;     ///< [batch][kMemoWords]
+  float* squares;  ///< [batch]: the squares of the memos' kMemoInverse; null: they are not wanted
   float* partial;  ///< [batch][num_parts][2]: the parts' sums of squares and largest entries
   std::int64_t row_stride;
   std::int64_t inner_stride;
@@ -96,8 +111,6 @@ struct DirectionParameters {
   Divisor fours_a_row;  ///< of x
   int num_parts;
   int blocks_again;  ///< in [1, num_parts]
-  float rest;        ///< 1 - mu
-  float kept;        ///< 1 - rest
   float eps;
   bool nesterov;
   bool in_fours;  ///< rows of gradient and momentum are fours, aligned to 16 bytes

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "dmuon/newton_schulz/elementwise.h"
+#include "dmuon/newton_schulz/scratch.h"
 
 namespace dmuon::newton_schulz {
 namespace {
@@ -37,6 +38,7 @@ class AtenElementwise final : public Elementwise {
   // converts while it reads, so x is read twice and nothing of its size is allocated but the
   // result.
   Tensor normalise(const Tensor& given, at::ScalarType dtype, double eps) const override {
+    uses_pytorch("normalises directions");
     if (given.size(0) == 0) return given.to(dtype);
     // No dtype holds the squares of fp64: divide such matrices by their largest entries first.
     const bool wide = given.scalar_type() == at::kDouble;
@@ -57,7 +59,9 @@ class AtenElementwise final : public Elementwise {
   }
 
   Tensor move_momentum(const MomentumStep& step) const override {
-    const auto& [momentum, gradient, mu, nesterov, applies, memo, factor] = step;
+    uses_pytorch("moves momenta");
+    const auto& [momentum, gradient, scalar, nesterov, applies, memo, factor] = step;
+    const double mu = scalar.value;
     // If the step does not apply, the momentum moves towards itself and stays finite.
     Tensor direction;
     if (factor.defined()) {
@@ -71,14 +75,16 @@ class AtenElementwise final : public Elementwise {
     return direction.lerp_(momentum, mu);
   }
 
-  void move_weights(const Tensor& weights, double decay, const Tensor& update, double factor,
-                    const Tensor& applies, const Tensor& scales) const override {
-    const auto if_it_applies = [&](double value, double otherwise) {
+  void move_weights(const WeightStep& step) const override {
+    uses_pytorch("moves weights");
+    const auto& [weights, decay, update, factor, applies, scales, scale] = step;
+    const auto if_it_applies = [&applies = applies, &weights = weights](double value,
+                                                                        double otherwise) {
       const auto scalar = [&](double x) { return at::scalar_tensor(x, weights.options()); };
       return at::where(applies, scalar(value), scalar(otherwise));
     };
-    if (decay != 1) weights.mul_(if_it_applies(decay, 1));
-    Tensor factors = if_it_applies(factor, 0);
+    if (decay.value != 1) weights.mul_(if_it_applies(decay.value, 1));
+    Tensor factors = if_it_applies(factor.value * scale, 0);
     if (scales.defined()) {
       auto sizes = weights.sizes().vec();
       sizes[sizes.size() - 1] = sizes[sizes.size() - 2] = 1;

@@ -142,7 +142,8 @@ class CpuElementwise final : public Elementwise {
 
   // A CPU reads `applies` and the factor without waiting.
   Tensor move_momentum(const MomentumStep& step) const override {
-    const auto& [momentum, gradient, mu, nesterov, applies, memo, factor] = step;
+    const auto& [momentum, gradient, scalar, nesterov, applies, memo, factor] = step;
+    const double mu = scalar.value;
     if (!applies.item<bool>()) return momentum;
     if (!nesterov) return momentum.lerp_(product(gradient, factor), 1 - mu);
     return cpu::move_momentum(momentum, gradient, value_of(factor), mu);
@@ -151,7 +152,8 @@ class CpuElementwise final : public Elementwise {
   // One pass for a matrix by itself. Caches hold a batch, so there a second pass costs little, and
   // products have one scale for all matrices.
   Start start(const MomentumStep& step, at::ScalarType dtype, double eps) const override {
-    const auto& [momentum, gradient, mu, nesterov, applies, memo, factor] = step;
+    const auto& [momentum, gradient, scalar, nesterov, applies, memo, factor] = step;
+    const double mu = scalar.value;
     const bool fuses = momentum.dim() == 2 && (dtype == at::kFloat || dtype == at::kBFloat16) &&
                        momentum.stride(1) == 1 && gradient.stride(1) == 1;
     if (!fuses || !applies.item<bool>()) {
@@ -169,10 +171,10 @@ class CpuElementwise final : public Elementwise {
     return {normalise(direction.unsqueeze(0), dtype, eps).squeeze(0)};
   }
 
-  void move_weights(const Tensor& weights, double decay, const Tensor& update, double factor,
-                    const Tensor& applies, const Tensor& scales) const override {
+  void move_weights(const WeightStep& step) const override {
+    const auto& [weights, decay, update, factor, applies, scales, scale] = step;
     core::invariant(!scales.defined(), "move_weights: a CPU's start has no scales");
-    if (applies.item<bool>()) cpu::move_weights(weights, decay, update, factor);
+    if (applies.item<bool>()) cpu::move_weights(weights, decay.value, update, factor.value * scale);
   }
 };
 

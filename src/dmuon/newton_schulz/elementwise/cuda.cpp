@@ -1,11 +1,15 @@
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <initializer_list>
+#include <vector>
 
 #include "dmuon/core/error.h"
 #include "dmuon/kernels/cuda/elementwise.h"
 #include "dmuon/kernels/cuda/library.h"
 #include "dmuon/newton_schulz/cuda_kernels.h"
 #include "dmuon/newton_schulz/elementwise.h"
+#include "dmuon/newton_schulz/scratch.h"
 
 namespace dmuon::newton_schulz {
 namespace {
@@ -37,6 +41,17 @@ const std::uint8_t* byte(const Tensor& applies) {
   return static_cast<const std::uint8_t*>(applies.const_data_ptr());
 }
 
+// Scalars on the device, [scalars]: those that are not there yet are written. Undefined: all are.
+Tensor written(std::initializer_list<Scalar> scalars, const Tensor& like) {
+  if (std::ranges::all_of(scalars, [](const Scalar& one) { return one.on_device != nullptr; }))
+    return {};
+  std::vector<double> values;
+  for (const Scalar& one : scalars) values.push_back(one.value);
+  const Tensor out = scratch_tensor({std::ssize(values)}, like.options());
+  write_scalars(values, out);
+  return out;
+}
+
 // kernels/cuda where they serve, else ATen's operators.
 class CudaElementwise final : public Elementwise {
  public:
@@ -62,10 +77,11 @@ class CudaElementwise final : public Elementwise {
     const std::int64_t size = batch.size();
     const std::int64_t rows = momentum.size(-2);
     const std::int64_t cols = momentum.size(-1);
-    const Tensor x = at::empty({size, aligned(rows, dtype), aligned(cols, dtype)},
-                               momentum.options().dtype(dtype));
+    const Tensor x = scratch_tensor({size, aligned(rows, dtype), aligned(cols, dtype)},
+                                    momentum.options().dtype(dtype));
     Tensor factor = given_factor;
     if (factor.defined()) factor = factor.to(at::kFloat);
+    if (!given.defined()) uses_pytorch("clears a memo");
     const Tensor memo = given.defined() ? given.view({size, memo_words()})
                                         : at::zeros({size, memo_words()}, momentum.options());
     core::invariant(memo.is_contiguous(), "the memo of ", size, " matrices is not contiguous");
@@ -83,17 +99,20 @@ class CudaElementwise final : public Elementwise {
                                .x_rows = x.size(1),
                                .x_cols = x.size(2),
                                .memo = memo.data_ptr<float>(),
-                               .mu = mu,
                                .nesterov = nesterov,
                                .eps = eps,
                                .applies = byte(applies)};
     if (factor.defined()) direction.gradient_factor = factor.const_data_ptr<float>();
-    const Tensor partial = at::empty({gpu::partial_words(direction)}, momentum.options());
+    const Tensor rest = written({{1 - mu.value, mu.on_device}}, momentum);
+    direction.rest = rest.defined() ? rest.const_data_ptr<float>() : mu.on_device;
+    const Tensor squares = scratch_tensor({size, 1, 1}, momentum.options());
+    direction.squares = squares.data_ptr<float>();
+    const Tensor partial = scratch_tensor({gpu::partial_words(direction)}, momentum.options());
     direction.partial = partial.data_ptr<float>();
     gpu::direction(direction, momentum.device().index(), current_stream(momentum.device()));
     const Tensor scales = memo.narrow(1, gpu::kMemoInverse, 1).unsqueeze(2);
-    if (momentum.dim() == 2) return {x.squeeze(0), 1, scales.squeeze(0), this};
-    return {x, 1, scales, this};
+    if (momentum.dim() == 2) return {x.squeeze(0), 1, scales.squeeze(0), this, squares.squeeze(0)};
+    return {x, 1, scales, this, squares};
   }
 
   void multiply(const Tensor& x, const Tensor& factors) const override {
@@ -107,31 +126,34 @@ class CudaElementwise final : public Elementwise {
                   x.device().index(), current_stream(x.device()));
   }
 
-  void move_weights(const Tensor& weights, double decay, const Tensor& update, double factor,
-                    const Tensor& applies, const Tensor& scales) const override {
+  bool reads_scalars() const override { return true; }
+
+  void move_weights(const WeightStep& step) const override {
+    const auto& [weights, decay, update, factor, applies, scales, scale] = step;
     const auto format = half_of(update.scalar_type());
-    if (!format || !fits(weights) || !fits(update)) {
-      return aten_elementwise().move_weights(weights, decay, update, factor, applies, scales);
-    }
+    if (!format || !fits(weights) || !fits(update)) return aten_elementwise().move_weights(step);
     if (weights.numel() == 0) return;
     const Batch batch(weights);
     const Batch updates(update);
-    gpu::MoveWeights move{.batch = batch.size(),
-                          .rows = weights.size(-2),
-                          .cols = weights.size(-1),
-                          .w = weights.data_ptr<float>(),
-                          .w_row_stride = weights.stride(-2),
-                          .inner_batch = batch.inner,
-                          .w_inner_stride = batch.inner_stride,
-                          .w_batch_stride = batch.outer_stride,
-                          .u = update.const_data_ptr(),
-                          .u_format = *format,
-                          .u_row_stride = update.stride(-2),
-                          .u_inner_stride = updates.inner_stride,
-                          .u_batch_stride = updates.outer_stride,
-                          .decay = static_cast<float>(decay),
-                          .factor = static_cast<float>(factor),
-                          .applies = byte(applies)};
+    const Tensor own = written({decay, factor}, weights);
+    gpu::MoveWeights move{
+        .batch = batch.size(),
+        .rows = weights.size(-2),
+        .cols = weights.size(-1),
+        .w = weights.data_ptr<float>(),
+        .w_row_stride = weights.stride(-2),
+        .inner_batch = batch.inner,
+        .w_inner_stride = batch.inner_stride,
+        .w_batch_stride = batch.outer_stride,
+        .u = update.const_data_ptr(),
+        .u_format = *format,
+        .u_row_stride = update.stride(-2),
+        .u_inner_stride = updates.inner_stride,
+        .u_batch_stride = updates.outer_stride,
+        .decay = own.defined() ? own.const_data_ptr<float>() : decay.on_device,
+        .factor = own.defined() ? own.const_data_ptr<float>() + 1 : factor.on_device,
+        .scale = static_cast<float>(scale),
+        .applies = byte(applies)};
     if (scales.defined()) {
       move.scales = scales.const_data_ptr<float>();
       move.scale_stride = scales.stride(0);

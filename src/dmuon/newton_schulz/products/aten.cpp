@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "dmuon/newton_schulz/products.h"
+#include "dmuon/newton_schulz/scratch.h"
 
 namespace dmuon::newton_schulz {
 namespace {
@@ -86,6 +87,7 @@ class AtenProducts final : public Products {
 
   void product(const Tensor& out, double beta, const Tensor& c, double alpha, const Tensor& a,
                const Tensor& b) const override {
+    uses_pytorch("multiplies matrices");
     // With out as its own addend ATen accumulates in place, whatever out's strides.
     if (beta != 0 && !out.is_same(c)) out.copy_(c);
     const SumsInFp32 guard;

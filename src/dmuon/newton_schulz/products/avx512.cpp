@@ -168,7 +168,7 @@ class Avx512Products final : public CpuProducts {
     multiply(out, pending, /*symmetric=*/false);
   }
 
-  bool add_to_weights(const Tensor& weights, double decay, double factor,
+  bool add_to_weights(const Tensor& weights, const Scalar& decay, const Scalar& factor,
                       const PendingProduct& pending, const Tensor& applies) const override {
     if (!kernels_multiply(pending.c.scalar_type()) || weights.dim() > 3 ||
         weights.stride(-1) != 1) {
@@ -176,9 +176,9 @@ class Avx512Products final : public CpuProducts {
     }
     if (!applies.item<bool>()) return true;
     PendingProduct scaled = pending;
-    scaled.beta *= factor;
-    scaled.alpha *= factor;
-    multiply(weights, scaled, /*symmetric=*/false, decay);
+    scaled.beta *= factor.value;
+    scaled.alpha *= factor.value;
+    multiply(weights, scaled, /*symmetric=*/false, decay.value);
     return true;
   }
 };

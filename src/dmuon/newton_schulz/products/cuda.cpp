@@ -1,4 +1,3 @@
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 #include "dmuon/kernels/cuda/symmetric.h"
 #include "dmuon/newton_schulz/cuda_kernels.h"
 #include "dmuon/newton_schulz/products.h"
+#include "dmuon/newton_schulz/scratch.h"
 
 namespace dmuon::newton_schulz {
 namespace {
@@ -106,10 +106,11 @@ void launch(const gpu::Symmetric& product, const gpu::SymmetricChoice& choice, c
   const std::int64_t tickets = gpu::num_tickets(one, choice, device);
   const std::int64_t at_once = std::clamp(kMostScratch / bytes, std::int64_t{1}, product.batch);
   const auto words = out.options().dtype(at::kInt);
-  const Tensor workspace = at::empty({at_once * bytes / 4}, words);
-  // A captured product has zeros of its own, which its graph clears.
-  const Tensor zeros = gpu::is_captured(stream) ? at::zeros({at_once * tickets}, words)
-                                                : kept_zeros(at_once * tickets, words, stream);
+  const Tensor workspace = scratch_tensor({at_once * bytes / 4}, words);
+  // A product in a graph of PyTorch's has zeros of its own, which that graph clears.
+  const Tensor zeros = gpu::is_captured(stream) && !uses_scratch()
+                           ? at::zeros({at_once * tickets}, words)
+                           : kept_zeros(at_once * tickets, words, stream);
   for (std::int64_t first = 0; first < product.batch; first += at_once) {
     gpu::symmetric(part_of(product, first, std::min(at_once, product.batch - first)), choice,
                    workspace.mutable_data_ptr(),

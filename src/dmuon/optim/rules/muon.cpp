@@ -5,10 +5,11 @@
 namespace dmuon::optim {
 namespace {
 
-double adjusted_lr(const MuonOptions& options, std::int64_t rows, std::int64_t cols,
-                   bool transposed) {
-  if (transposed) std::swap(rows, cols);
-  return adjust_lr(options.adjust_lr, options.lr, rows, cols);
+// Places of scalars().
+enum { kRest, kDecay, kFactor };
+
+const float* on_device(const Piece& piece, int place) {
+  return piece.scalars == nullptr ? nullptr : piece.scalars + place;
 }
 
 std::array<std::int64_t, 2> matrix_sizes(std::int64_t rows, std::int64_t cols) {
@@ -22,10 +23,16 @@ const std::vector<State>& Muon::states() const {
   return kStates;
 }
 
+std::vector<double> Muon::scalars(std::int64_t rows, std::int64_t cols, bool transposed) const {
+  if (transposed) std::swap(rows, cols);
+  return {1 - options_.momentum, 1 - options_.lr * options_.weight_decay,
+          -adjust_lr(options_.adjust_lr, options_.lr, rows, cols)};
+}
+
 newton_schulz::MomentumStep Muon::step_of(const Piece& piece) const {
   return {.momentum = piece.states.front(),
           .gradient = piece.gradient,
-          .mu = options_.momentum,
+          .mu = {options_.momentum, on_device(piece, kRest)},
           .nesterov = options_.nesterov,
           .applies = piece.applies,
           .memo = piece.memo,
@@ -39,8 +46,9 @@ newton_schulz::Start Muon::prepare(const newton_schulz::Elementwise& elementwise
 
 void Muon::apply(const Piece& piece, const Orthogonalised& update) const {
   const at::Tensor& weights = piece.weights;
-  const double lr = adjusted_lr(options_, weights.size(-2), weights.size(-1), piece.transposed);
-  update.add_to_weights(piece, 1 - options_.lr * options_.weight_decay, -lr);
+  const std::vector<double> numbers = scalars(weights.size(-2), weights.size(-1), piece.transposed);
+  update.add_to_weights(piece, {numbers[kDecay], on_device(piece, kDecay)},
+                        {numbers[kFactor], on_device(piece, kFactor)});
 }
 
 at::Tensor Muon::direction(const Piece& slices) const {
@@ -49,10 +57,9 @@ at::Tensor Muon::direction(const Piece& slices) const {
 
 void Muon::move(const Piece& slices, const at::Tensor& update, std::int64_t rows,
                 std::int64_t cols) const {
-  const double lr = adjusted_lr(options_, rows, cols, slices.transposed);
+  const std::vector<double> numbers = scalars(rows, cols, slices.transposed);
   newton_schulz::elementwise_of(slices.weights.device())
-      .move_weights(slices.weights, 1 - options_.lr * options_.weight_decay, update, -lr,
-                    slices.applies, {});
+      .move_weights({slices.weights, numbers[kDecay], update, numbers[kFactor], slices.applies});
 }
 
 }  // namespace dmuon::optim

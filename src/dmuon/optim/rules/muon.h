@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,11 @@ class Muon final : public Rule {
 
   const std::vector<State>& states() const override;
   bool takes_gradient_factor() const override { return true; }
+  std::optional<std::string> constants() const override {
+    return options_.nesterov ? "muon, nesterov" : "muon";
+  }
+  /// Returns 1 - mu, the factor of the weights, and the factor of the update.
+  std::vector<double> scalars(std::int64_t rows, std::int64_t cols, bool transposed) const override;
   newton_schulz::Start prepare(const newton_schulz::Elementwise& elementwise, const Piece& piece,
                                at::ScalarType dtype, double eps) const override;
   void apply(const Piece& piece, const Orthogonalised& update) const override;

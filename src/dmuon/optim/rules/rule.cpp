@@ -24,7 +24,8 @@ std::vector<std::int64_t> State::sizes_of(const layout::View& view) const {
   return {state_rows, state_cols * view.column_blocks};
 }
 
-void Orthogonalised::add_to_weights(const Piece& piece, double decay, double factor) const {
+void Orthogonalised::add_to_weights(const Piece& piece, const newton_schulz::Scalar& decay,
+                                    const newton_schulz::Scalar& factor) const {
   const at::Tensor& weights = piece.weights;
   newton_schulz::PendingProduct product = pending;
   const at::Tensor scales = std::exchange(product.scales, {});
@@ -33,7 +34,7 @@ void Orthogonalised::add_to_weights(const Piece& piece, double decay, double fac
     return;
   }
   const at::Tensor update = view(newton_schulz::computed(*products, product), weights.sizes());
-  elementwise->move_weights(weights, decay, update, factor * product.scale, piece.applies, scales);
+  elementwise->move_weights({weights, decay, update, factor, piece.applies, scales, product.scale});
 }
 
 at::Tensor Orthogonalised::computed(at::IntArrayRef sizes) const {

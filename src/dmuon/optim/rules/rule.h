@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,8 @@ struct Piece {
   bool transposed = false;  ///< True if weights are stored as [in, out]
   /// See newton_schulz::MomentumStep. Undefined unless Rule::takes_gradient_factor.
   at::Tensor gradient_factor = {};
+  /// Rule::scalars on the device, in fp32; null: the kernels of this piece read none there.
+  const float* scalars = nullptr;
 };
 
 /// The orthogonalised update of a piece. Its last product is not computed yet.
@@ -44,7 +47,8 @@ struct Orthogonalised {
 
   /// weights <- decay weights + factor update, in place. If the backend can, the last product goes
   /// straight into the weights and is never rounded to the iteration's dtype.
-  void add_to_weights(const Piece& piece, double decay, double factor) const;
+  void add_to_weights(const Piece& piece, const newton_schulz::Scalar& decay,
+                      const newton_schulz::Scalar& factor) const;
 
   /// Computes the update, of the iteration's dtype.
   /// @param sizes  of the piece's weights.
@@ -59,6 +63,17 @@ class Rule {
   virtual ~Rule() = default;
 
   virtual const std::vector<State>& states() const = 0;
+
+  /// Returns the numbers of this step that kernels read on the device, as Piece::scalars, for
+  /// matrices of these sizes.
+  virtual std::vector<double> scalars(std::int64_t /*rows*/, std::int64_t /*cols*/,
+                                      bool /*transposed*/) const {
+    return {};
+  }
+
+  /// Returns all that `prepare` and `apply` depend on beside the piece and `scalars`, as bytes.
+  /// Nothing: a CUDA graph cannot hold them (BatchGraphs).
+  virtual std::optional<std::string> constants() const { return std::nullopt; }
 
   /// True if `prepare` and `direction` multiply each gradient by Piece::gradient_factor. If a rule
   /// does not, muon_step multiplies gradients before, in a pass over memory.

@@ -21,8 +21,7 @@ inline CUresult ready(const Device& device) {
 // The same for a call that no capture allows: it waits, allocates or loads.
 inline CUresult ready_to_wait(Device& device) {
   const CUresult result = ready(device);
-  if (result != CUDA_SUCCESS || device.captures == 0) return result;
-  device.invalidate_captures();
+  if (result != CUDA_SUCCESS || !device.invalidate_captures()) return result;
   return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 

@@ -41,23 +41,26 @@ Device::Device() : version_(from_environment("FAKE_CUDA_VERSION", 13000)) {
              from_environment("FAKE_CUDA_MULTIPROCESSORS", 108)};
 }
 
-void Device::enqueue(void* stream, Task task) {
-  StreamState& state = streams[stream];
-  if (state.capturing) {
-    state.captured.push_back(std::move(task));
-  } else {
-    state.queue.push_back(std::move(task));
+bool Device::invalidate_captures() {
+  bool found = false;
+  for (auto& [stream, state] : streams) {
+    if (!state.capturing || (state.local && state.capturer != std::this_thread::get_id())) continue;
+    state.invalid = found = true;
   }
-}
-
-void Device::invalidate_captures() {
-  for (auto& [stream, state] : streams) state.invalid = state.invalid || state.capturing;
+  return found;
 }
 
 void Device::launch(int which, void* stream, Work work) {
-  if (executor == nullptr || streams[stream].capturing) {
-    return enqueue(stream, [this, work = std::move(work)] { run(work); });
+  StreamState& state = streams[stream];
+  if (state.capturing) return state.captured.push_back({which, std::move(work)});
+  for (const auto& [other, of_other] : streams) {
+    if (of_other.capturing && of_other.capturer == std::this_thread::get_id()) {
+      fail(CUDA_ERROR_STREAM_CAPTURE_UNJOINED,
+           work.kernel->name + ": is launched beside the capture of its thread");
+    }
   }
+  if (executor == nullptr)
+    return state.queue.push_back([this, work = std::move(work)] { run(work); });
   const auto buffers = work.kernel->host->buffers(work.parameters.get(), work.grid.y, {});
   const auto regions = regions_of(buffers);
   auto* task = new Task([this, work] {

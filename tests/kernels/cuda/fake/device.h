@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -41,11 +42,19 @@ struct Work {
 
 using Task = std::function<void()>;
 
+/// A launch on a device.
+struct Launched {
+  int device;
+  Work work;
+};
+
 struct StreamState {
   std::deque<Task> queue;
   bool capturing = false;
   bool invalid = false;  ///< what it captures
-  std::vector<Task> captured;
+  std::vector<Launched> captured;
+  std::thread::id capturer;
+  bool local = false;  ///< the capture forbids its own thread alone what no capture allows
 };
 
 /// All devices, which are alike. Work runs in the calls that wait for it. Its functions are called
@@ -54,11 +63,11 @@ class Device {
  public:
   static Device& get();
 
-  std::mutex mutex;
+  std::recursive_mutex mutex;  ///< an executor may ask about captures
   bool initialised = false;
   unsigned seed = 1;
   long only_block = -1;
-  int captures = 0;  ///< streams that are being captured
+  int graphs = 0;  ///< graphs and executable ones that have not been destroyed
   FakeCounts counts{};
   std::string errors;
   /// Makes what a handle points to.
@@ -78,11 +87,11 @@ class Device {
 
   const Limits& limits() const { return limits_; }
   int version() const { return version_; }
-  /// Adds a task to a stream, or to what it captures.
-  void enqueue(void* stream, Task task);
-  /// Spoils what streams capture, as a call does that no capture allows.
-  void invalidate_captures();
-  /// Adds a launch to a stream, or hands it to the executor.
+  /// Spoils the captures that forbid this thread to wait, allocate or load. Returns true if there
+  /// are any.
+  bool invalidate_captures();
+  /// Adds a launch to a stream or to what it captures, or hands it to the executor. Reports a
+  /// launch beside the capture of its own thread, which no event joins to it.
   void launch(int which, void* stream, Work work);
   void synchronise(void* stream);
   void synchronise();

@@ -39,6 +39,14 @@ const char* fake_cuda_errors();
 /// come, in any thread. `regions` are all bytes that the kernel may touch. May throw.
 using FakeExecutor = void (*)(int device, void* stream, const char* kernel, void (*run)(void*),
                               void* argument, const FakeRegion* regions, int num_regions);
+/// True if launches on this stream are captured: no operator of another device may use it then.
+int fake_cuda_is_captured(void* stream);
+/// Spoils the captures that forbid the calling thread to wait or to allocate memory, which it is
+/// about to do. Returns 1 if there are any.
+int fake_cuda_forbids();
+/// Returns how many graphs, executable ones included, have not been destroyed.
+int fake_cuda_graphs();
+
 /// Hands all later launches to an executor. `to_host` is added to an address of the device to get
 /// the host's; addresses are then not compared with what cuMemAlloc gave.
 void fake_cuda_executor(FakeExecutor executor, std::ptrdiff_t to_host);

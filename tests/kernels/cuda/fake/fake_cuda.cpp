@@ -84,6 +84,22 @@ const char* fake_cuda_errors() {
   return told.empty() ? nullptr : told.c_str();
 }
 
+int fake_cuda_is_captured(void* stream) {
+  DMUON_DEVICE_LOCKED;
+  const auto found = device.streams.find(stream);
+  return found != device.streams.end() && found->second.capturing ? 1 : 0;
+}
+
+int fake_cuda_forbids() {
+  DMUON_DEVICE_LOCKED;
+  return device.invalidate_captures() ? 1 : 0;
+}
+
+int fake_cuda_graphs() {
+  DMUON_DEVICE_LOCKED;
+  return device.graphs;
+}
+
 void fake_cuda_executor(FakeExecutor executor, std::ptrdiff_t to_host) {
   DMUON_DEVICE_LOCKED;
   device.executor = executor;
@@ -136,7 +152,8 @@ CUresult cuGetErrorName(CUresult result, const char** name) {
       {CUDA_ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED"},
       {CUDA_ERROR_SYSTEM_DRIVER_MISMATCH, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"},
       {CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"},
-      {CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"}};
+      {CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED"},
+      {CUDA_ERROR_STREAM_CAPTURE_UNJOINED, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED"}};
   const auto found = kNames.find(result);
   *name = found == kNames.end() ? nullptr : found->second;
   return *name == nullptr ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
@@ -163,10 +180,7 @@ CUresult cuCtxSetCurrent(CUcontext context) {
 CUresult cuLibraryLoadData(CUlibrary* library, const void* code, CUjit_option*, void**, unsigned,
                            CUlibraryOption*, void**, unsigned) {
   DMUON_DEVICE_LOCKED;
-  if (device.captures > 0) {
-    device.invalidate_captures();
-    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-  }
+  if (device.invalidate_captures()) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   auto cubins = read(code);
   if (cubins.empty()) return CUDA_ERROR_INVALID_IMAGE;
   *library = reinterpret_cast<CUlibrary>(device.keep(LibraryState{std::move(cubins), {}}));

@@ -14,8 +14,9 @@ namespace {
 // From so many bytes on only what is touched takes memory.
 constexpr std::size_t kReserved = std::size_t{1} << 30;
 
+// The launches with their arguments, which are not looked at again. The memory is.
 struct GraphState {
-  std::vector<Task> tasks;
+  std::vector<Launched> launches;
 };
 
 }  // namespace
@@ -83,14 +84,15 @@ CUresult cuStreamSynchronize(CUstream stream) {
   return static_cast<CUresult>(device.sticky);
 }
 
-CUresult cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode) {
+CUresult cuStreamBeginCapture(CUstream stream, CUstreamCaptureMode mode) {
   DMUON_DEVICE_LOCKED;
   DMUON_RETURN_UNLESS(ready(device));
   StreamState& state = device.streams[stream];
   if (stream == nullptr || state.capturing) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   state.capturing = true;
   state.invalid = false;
-  ++device.captures;
+  state.capturer = std::this_thread::get_id();
+  state.local = mode == CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
   return CUDA_SUCCESS;
 }
 
@@ -106,29 +108,47 @@ CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus* status) {
 
 CUresult cuStreamEndCapture(CUstream stream, CUgraph* graph) {
   DMUON_DEVICE_LOCKED;
-  DMUON_RETURN_UNLESS(ready(device));
+  *graph = nullptr;
   StreamState& state = device.streams[stream];
   if (!state.capturing) return CUDA_ERROR_INVALID_VALUE;
+  if (state.local && state.capturer != std::this_thread::get_id())
+    return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
   state.capturing = false;
-  --device.captures;
   auto captured = std::exchange(state.captured, {});
-  *graph = nullptr;
+  DMUON_RETURN_UNLESS(ready(device));
   if (state.invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-  *graph = reinterpret_cast<CUgraph>(device.keep(GraphState{std::move(captured)}));
+  *graph = reinterpret_cast<CUgraph>(new GraphState{std::move(captured)});
+  ++device.graphs;
   return CUDA_SUCCESS;
 }
 
 CUresult cuGraphInstantiate(CUgraphExec* executable, CUgraph graph, unsigned long long) {
-  *executable = reinterpret_cast<CUgraphExec>(graph);
+  DMUON_DEVICE_LOCKED;
+  DMUON_RETURN_UNLESS(ready(device));
+  *executable =
+      reinterpret_cast<CUgraphExec>(new GraphState(*reinterpret_cast<const GraphState*>(graph)));
+  ++device.graphs;
   return CUDA_SUCCESS;
+}
+
+CUresult cuGraphDestroy(CUgraph graph) {
+  DMUON_DEVICE_LOCKED;
+  delete reinterpret_cast<GraphState*>(graph);
+  --device.graphs;
+  return CUDA_SUCCESS;
+}
+
+// What was launched goes on.
+CUresult cuGraphExecDestroy(CUgraphExec executable) {
+  return cuGraphDestroy(reinterpret_cast<CUgraph>(executable));
 }
 
 CUresult cuGraphLaunch(CUgraphExec executable, CUstream stream) {
   DMUON_DEVICE_LOCKED;
   DMUON_RETURN_UNLESS(ready(device));
-  for (const Task& task : reinterpret_cast<const GraphState*>(executable)->tasks) {
-    device.enqueue(stream, task);
-  }
+  if (device.streams[stream].capturing) return CUDA_ERROR_NOT_SUPPORTED;  // a graph in a graph
+  for (const auto& [which, work] : reinterpret_cast<const GraphState*>(executable)->launches)
+    device.launch(which, stream, work);
   return CUDA_SUCCESS;
 }
 

@@ -7,6 +7,7 @@
 #include "dmuon/kernels/cuda/multiply.h"
 #include "dmuon/kernels/cuda/symmetric80.h"
 #include "dmuon/kernels/cuda/symmetric90.h"
+#include "dmuon/kernels/cuda/write_scalars.h"
 
 namespace dmuon::kernels::cuda::fake {
 namespace {
@@ -39,10 +40,17 @@ T value_at(const T* address, std::ptrdiff_t to_host) {
   return *reinterpret_cast<const T*>(reinterpret_cast<const char*>(address) + to_host);
 }
 
+std::vector<Buffer> scalars_buffers(const void* parameters, unsigned, ToHost) {
+  const auto& p = *static_cast<const ScalarsParameters*>(parameters);
+  return {array("scalars", p.out, 4 * static_cast<std::size_t>(p.count), Access::kWrite)};
+}
+
 std::vector<Buffer> move_weights_buffers(const void* parameters, unsigned batch, ToHost to_host) {
   const auto& p = *static_cast<const MoveWeightsParameters*>(parameters);
   std::vector<Buffer> buffers{array("applies", p.applies, 1, Access::kRead)};
   if (to_host && value_at(p.applies, *to_host) == 0) return buffers;
+  buffers.push_back(array("decay", p.decay, 4, Access::kRead));
+  buffers.push_back(array("factor", p.factor, 4, Access::kRead));
   const auto inner_batch = static_cast<unsigned>(p.inner_batch);
   for (unsigned inner = 0; inner < std::min(inner_batch, batch); ++inner) {
     const std::size_t outer = (batch - inner + inner_batch - 1) / inner_batch;
@@ -73,6 +81,8 @@ void direction_buffers_of(const DirectionParameters& p, int matrix, bool again, 
       value_at(memo + kMemoGuess, *to_host) == value_at(memo + kMemoScale, *to_host)) {
     return;
   }
+  if (p.squares != nullptr)
+    buffers.push_back(array("squares", p.squares + matrix, 4, Access::kChanges));
   const std::int64_t at =
       matrix / p.inner_batch * p.batch_stride + matrix % p.inner_batch * p.inner_stride;
   const auto part = [&](const char* name, const float* base, Access access) {
@@ -91,7 +101,8 @@ void direction_buffers_of(const DirectionParameters& p, int matrix, bool again, 
 template <bool kAgain>
 std::vector<Buffer> direction_buffers(const void* parameters, unsigned batch, ToHost to_host) {
   const auto& p = *static_cast<const DirectionParameters*>(parameters);
-  std::vector<Buffer> buffers{array("applies", p.applies, 1, Access::kRead)};
+  std::vector<Buffer> buffers{array("applies", p.applies, 1, Access::kRead),
+                              array("rest", p.rest, 4, Access::kRead)};
   if (p.gradient_factor != nullptr)
     buffers.push_back(array("gradient factor", p.gradient_factor, 4, Access::kRead));
   for (unsigned matrix = 0; matrix < batch; ++matrix)
@@ -171,6 +182,7 @@ HostKernel symmetric90() {
 
 const std::map<std::string, HostKernel>& kernels() {
   static const std::map<std::string, HostKernel> kKernels{
+      {"write_scalars", kernel<ScalarsParameters, device::write_scalars>(scalars_buffers)},
       {"move_weights_f16",
        kernel<MoveWeightsParameters, device::MoveWeights<device::Fp16>::run>(move_weights_buffers)},
       {"move_weights_bf16",
