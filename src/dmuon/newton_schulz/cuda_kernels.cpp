@@ -79,10 +79,10 @@ bool products_pass(c10::Device device, at::ScalarType dtype) {
   const Tensor x =
       at::arange(2 * 300 * 200, options).mul_(0.7).sin_().view({2, 300, 200}).to(dtype);
   const double unit = dtype == at::kHalf ? 1e-3 : 8e-3;
-  std::vector<kernels::cuda::SymmetricChoice> choices{
-      {"symmetric80_64", 1}, {"symmetric80_64", 2}, {"symmetric80_128", 1}, {"symmetric80_128", 2}};
-  if (kernels::cuda::has_symmetric90(device.index()))
-    choices.insert(choices.end(), {{"symmetric90", 1}, {"symmetric90", 2}});
+  std::vector<kernels::cuda::ProductChoice> choices{
+      {"product80_64", 1}, {"product80_64", 2}, {"product80_128", 1}, {"product80_128", 2}};
+  if (kernels::cuda::has_product90(device.index()))
+    choices.insert(choices.end(), {{"product90", 1}, {"product90", 2}});
   for (const Tensor& of : {x, x.mT()}) {  // X' X has transposed operands
     const Tensor r = at::empty({2, of.size(1), of.size(1)}, x.options());
     const Tensor z = at::empty_like(r);
@@ -90,8 +90,8 @@ bool products_pass(c10::Device device, at::ScalarType dtype) {
     aten_products().symmetric_product(z, -1.5, r, 0.5, r, r, 0);
     const Tensor same = z.to(at::kFloat);
     for (const auto& choice : choices) {
-      if (!symmetric_product_by(choice, r, 0, r, 0.01, of, of.mT())) continue;
-      symmetric_product_by(choice, z, -1.5, r, 0.5, r, r);
+      if (!product_by(choice, r, 0, r, 0.01, of, of.mT())) continue;
+      product_by(choice, z, -1.5, r, 0.5, r, r);
       if (!near(z, same, 4 * unit) || !at::equal(z, z.mT())) return false;
     }
   }
@@ -201,7 +201,7 @@ bool prefers_cuda_kernels(c10::Device given) {
   // No kernel runs on other devices, and none is loaded there.
   if (!kShowsStreams || !runs_cuda(given)) return false;
   const c10::Device device = with_index(given);
-  if (!kernels::cuda::has_symmetric90(device.index())) return false;
+  if (!kernels::cuda::has_product90(device.index())) return false;
   const bool would_test = !known_reason(device);
   if (would_test && kernels::cuda::is_captured(current_stream(device))) return false;
   return why_no_cuda_kernels(device).empty();

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "dmuon/kernels/cuda/parameters.h"
-#include "dmuon/kernels/cuda/symmetric.h"
+#include "dmuon/kernels/cuda/product.h"
 
 // What elementwise/cuda.cpp and products/cuda.cpp share.
 namespace dmuon::newton_schulz {
@@ -35,7 +35,7 @@ at::Tensor kept_zeros(std::int64_t count, const at::TensorOptions& options, void
 
 /// Computes Products::symmetric_product by this kernel.
 /// @return  False if the kernel cannot, for its operands' strides: then it has done nothing.
-bool symmetric_product_by(const kernels::cuda::SymmetricChoice& choice, const at::Tensor& out,
+bool product_by(const kernels::cuda::ProductChoice& choice, const at::Tensor& out,
                           double beta, const at::Tensor& c, double alpha, const at::Tensor& a,
                           const at::Tensor& b);
 

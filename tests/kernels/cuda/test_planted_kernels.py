@@ -138,7 +138,7 @@ DIRECTION = [
         "int(matrix_ / p.inner_batch * p.batch_stride)",
     ),
 ]
-KERNEL = "symmetric80.h"
+KERNEL = "product80.h"
 SYMMETRIC = [
     ("nothing", KERNEL, "", ""),
     ("no_wait", KERNEL, "machine::wait_copies<kStages - 2>();", ""),
@@ -203,7 +203,7 @@ SYMMETRIC = [
     ("first_place_of_a_row", "triangle.h", "before(row) > index", "before(row) >= index"),
     ("bf16_multiplied_as_fp16", "formats.h", "machine::multiply_add_bf16", "machine::multiply_add_f16"),
 ]
-HOPPER = "symmetric90.h"
+HOPPER = "product90.h"
 SHARES = "shares.h"
 SYMMETRIC90 = [
     ("nothing", HOPPER, "", ""),

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "dmuon/kernels/cuda/library.h"
-#include "dmuon/kernels/cuda/symmetric.h"
+#include "dmuon/kernels/cuda/product.h"
 #include "dmuon/newton_schulz/cuda_kernels.h"
 #include "dmuon/newton_schulz/products.h"
 
@@ -21,7 +21,7 @@ using at::Tensor;
 namespace gpu = kernels::cuda;
 
 // Rows of the tiles in which results are computed, by the larger of the kernels.
-constexpr std::int64_t kRowsOfTiles = gpu::kSymmetric80Large.tile;
+constexpr std::int64_t kRowsOfTiles = gpu::kProduct80Large.tile;
 
 // Matrices with fewer rows go through the iteration in batches, of about this many.
 constexpr std::int64_t kSmall = 2048;
@@ -58,7 +58,7 @@ std::optional<Operands> operands_of(const Tensor& a, const Tensor& b) {
 }
 
 // Returns nothing for dtypes and strides that the kernels lack.
-std::optional<gpu::Symmetric> described(const Tensor& out, double beta, const Tensor& c,
+std::optional<gpu::Product> described(const Tensor& out, double beta, const Tensor& c,
                                         double alpha, const Tensor& a, const Tensor& b) {
   const bool adds = beta != 0;
   const auto format = half_of(out.scalar_type());
@@ -66,7 +66,7 @@ std::optional<gpu::Symmetric> described(const Tensor& out, double beta, const Te
   if (format && has_rows(out) && (!adds || (has_rows(c) && !c.is_same(out))))
     operands = operands_of(a, b);
   if (!operands) return std::nullopt;
-  gpu::Symmetric product{.batch = out.dim() == 2 ? 1 : out.size(0),
+  gpu::Product product{.batch = out.dim() == 2 ? 1 : out.size(0),
                          .m = out.size(-1),
                          .inner = a.size(-1),
                          .format = *format,
@@ -83,7 +83,7 @@ std::optional<gpu::Symmetric> described(const Tensor& out, double beta, const Te
 }
 
 // The matrices [first, first + count) of the batch.
-gpu::Symmetric part_of(gpu::Symmetric product, std::int64_t first, std::int64_t count) {
+gpu::Product part_of(gpu::Product product, std::int64_t first, std::int64_t count) {
   const auto moved = [&](const void* data, std::int64_t batch_stride) {
     return static_cast<const std::uint16_t*>(data) + first * batch_stride;
   };
@@ -96,11 +96,11 @@ gpu::Symmetric part_of(gpu::Symmetric product, std::int64_t first, std::int64_t 
 }
 
 // A batch that is cut goes in parts that share scratch memory.
-void launch(const gpu::Symmetric& product, const gpu::SymmetricChoice& choice, const Tensor& out) {
+void launch(const gpu::Product& product, const gpu::ProductChoice& choice, const Tensor& out) {
   const int device = out.device().index();
   void* const stream = current_stream(out.device());
-  if (choice.splits == 1) return gpu::symmetric(product, choice, nullptr, nullptr, device, stream);
-  gpu::Symmetric one = product;
+  if (choice.splits == 1) return gpu::compute(product, choice, nullptr, nullptr, device, stream);
+  gpu::Product one = product;
   one.batch = 1;
   const std::int64_t bytes = gpu::workspace_bytes(one, choice, device);
   const std::int64_t tickets = gpu::num_tickets(one, choice, device);
@@ -111,26 +111,26 @@ void launch(const gpu::Symmetric& product, const gpu::SymmetricChoice& choice, c
   const Tensor zeros = gpu::is_captured(stream) ? at::zeros({at_once * tickets}, words)
                                                 : kept_zeros(at_once * tickets, words, stream);
   for (std::int64_t first = 0; first < product.batch; first += at_once) {
-    gpu::symmetric(part_of(product, first, std::min(at_once, product.batch - first)), choice,
+    gpu::compute(part_of(product, first, std::min(at_once, product.batch - first)), choice,
                    workspace.mutable_data_ptr(),
                    static_cast<std::uint32_t*>(zeros.mutable_data_ptr()), device, stream);
   }
 }
 
 // The same for a matrix alone and in a batch, for equal bits. Small ones come in batches.
-const std::optional<gpu::SymmetricChoice>& choice_for(const gpu::Symmetric& product, int device) {
+const std::optional<gpu::ProductChoice>& choice_for(const gpu::Product& product, int device) {
   using Key = std::tuple<int, std::int64_t, std::int64_t, bool>;
-  thread_local std::map<Key, std::optional<gpu::SymmetricChoice>> known;
+  thread_local std::map<Key, std::optional<gpu::ProductChoice>> known;
   const Key key{device, product.m, product.inner, product.transposed};
   const auto found = known.find(key);
   if (found != known.end()) return found->second;
-  gpu::Symmetric usual = product;
+  gpu::Product usual = product;
   const bool is_small = product.m < kSmall;
   usual.batch = is_small ? kUsualBatch : 1;
-  std::vector<gpu::SymmetricChoice> choices = gpu::candidates(usual, device);
+  std::vector<gpu::ProductChoice> choices = gpu::candidates(usual, device);
   // A batch fills the device without splits, which cost memory's time.
   if (is_small) std::erase_if(choices, [](const auto& one) { return one.splits > 1; });
-  std::optional<gpu::SymmetricChoice> choice;
+  std::optional<gpu::ProductChoice> choice;
   if (!choices.empty()) choice = std::move(choices.front());
   return known.emplace(key, std::move(choice)).first->second;
 }
@@ -190,10 +190,10 @@ class CudaProducts final : public Products {
   // False if no kernel can.
   static bool multiplied(const Tensor& out, double beta, const Tensor& c, double alpha,
                          const Tensor& factors, const Tensor& a, const Tensor& b) {
-    std::optional<gpu::Symmetric> product = described(out, beta, c, alpha, a, b);
+    std::optional<gpu::Product> product = described(out, beta, c, alpha, a, b);
     if (!product) return false;
     if (factors.defined()) product->scale = factors.const_data_ptr<float>();
-    const std::optional<gpu::SymmetricChoice>& choice = choice_for(*product, out.device().index());
+    const std::optional<gpu::ProductChoice>& choice = choice_for(*product, out.device().index());
     if (choice) launch(*product, *choice, out);
     return choice.has_value();
   }
@@ -201,10 +201,10 @@ class CudaProducts final : public Products {
 
 }  // namespace
 
-bool symmetric_product_by(const gpu::SymmetricChoice& choice, const Tensor& out, double beta,
+bool product_by(const gpu::ProductChoice& choice, const Tensor& out, double beta,
                           const Tensor& c, double alpha, const Tensor& a, const Tensor& b) {
-  const std::optional<gpu::Symmetric> product = described(out, beta, c, alpha, a, b);
-  if (!product || (product->transposed && !choice.kernel.starts_with("symmetric90"))) return false;
+  const std::optional<gpu::Product> product = described(out, beta, c, alpha, a, b);
+  if (!product || (product->transposed && !choice.kernel.starts_with("product90"))) return false;
   launch(*product, choice, out);
   return true;
 }
