@@ -72,7 +72,39 @@ bool elementwise_passes(c10::Device device, at::ScalarType dtype) {
   return near(momentum, same_momentum, 1e-6) && near(weights, same_weights, 1e-6);
 }
 
-// R = X X' and Z = b R + c R R beside ATen's, of two matrices.
+// X, R = X X', Z = b R + c R R and a X + Z X by ATen, of two matrices with the short side first.
+struct Step {
+  explicit Step(const Tensor& upright)
+      : x(upright),
+        r(at::empty({2, x.size(1), x.size(1)}, x.options())),
+        z(at::empty_like(r)),
+        next(at::empty_like(x)) {
+    aten_products().symmetric_product(r, 0, r, 0.01, x, x.mT(), 0);
+    aten_products().symmetric_product(z, -1.5, r, 0.5, r, r, 0);
+    aten_products().product(next, 2, x, 0.1, z, x);
+  }
+
+  Tensor x, r, z, next;
+};
+
+// Beside a step by ATen. For a tall matrix the last product is X Z.
+bool product_passes(const kernels::cuda::ProductChoice& choice, const Step& step, double unit) {
+  const auto& [x, r, z, next] = step;
+  const Tensor ours = at::empty_like(r);
+  const Tensor product = at::empty_like(r);
+  if (product_by(choice, true, ours, 0, r, 0.01, x, x.mT())) {
+    product_by(choice, true, product, -1.5, ours, 0.5, ours, ours);
+    if (!near(product, z.to(at::kFloat), 4 * unit) || !at::equal(product, product.mT()))
+      return false;
+  }
+  const bool tall = x.stride(-1) != 1;
+  const Tensor lying = tall ? x.mT() : x;
+  const Tensor moved = at::empty_like(lying);
+  const bool computes = tall ? product_by(choice, false, moved, 2, lying, 0.1, lying, z.mT())
+                             : product_by(choice, false, moved, 2, lying, 0.1, z, lying);
+  return !computes || near(tall ? moved.mT() : moved, next.to(at::kFloat), 2 * unit);
+}
+
 bool products_pass(c10::Device device, at::ScalarType dtype) {
   const at::NoGradGuard no_grad;
   const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
@@ -84,22 +116,39 @@ bool products_pass(c10::Device device, at::ScalarType dtype) {
   if (kernels::cuda::has_product90(device.index()))
     choices.insert(choices.end(), {{"product90", 1}, {"product90", 2}});
   for (const Tensor& of : {x, x.mT()}) {  // X' X has transposed operands
-    const Tensor r = at::empty({2, of.size(1), of.size(1)}, x.options());
-    const Tensor z = at::empty_like(r);
-    aten_products().symmetric_product(r, 0, r, 0.01, of, of.mT(), 0);
-    aten_products().symmetric_product(z, -1.5, r, 0.5, r, r, 0);
-    const Tensor same = z.to(at::kFloat);
-    for (const auto& choice : choices) {
-      if (!product_by(choice, r, 0, r, 0.01, of, of.mT())) continue;
-      product_by(choice, z, -1.5, r, 0.5, r, r);
-      if (!near(z, same, 4 * unit) || !at::equal(z, z.mT())) return false;
+    const Step step(of);
+    if (!std::ranges::all_of(
+            choices, [&](const auto& choice) { return product_passes(choice, step, unit); })) {
+      return false;
     }
   }
   return true;
 }
 
+// The last product that moves weights beside the same one and a move, by a bit.
+bool fused_passes(c10::Device device, at::ScalarType dtype) {
+  const at::NoGradGuard no_grad;
+  const Tensor weights = numbers(device, 1.3);
+  const Tensor same = weights.clone();
+  const auto of = [&](double step) {
+    const auto options = weights.options();
+    return at::arange(4 * 24 * 40, options).mul_(step).sin_().view({4, 24, 40}).to(dtype);
+  };
+  const Tensor x = of(0.7);
+  const Tensor q = of(1.1).matmul(x.mT());
+  const Tensor scales = at::arange(1, 5, weights.options()).view({4, 1, 1});
+  const Tensor applies = at::full({}, true, weights.options().dtype(at::kBool));
+  const PendingProduct product{2, x, 0.1, q, x, {}, scales, 0.5};
+  if (!cuda_fused_products().add_to_weights(weights, 0.9, -0.1, product, applies)) return false;
+  const Tensor u = computed(cuda_full_products(), {2, x, 0.1, q, x});
+  const Tensor update = u.narrow(1, 0, 23).narrow(2, 0, 37).view({2, 2, 23, 37});
+  cuda_elementwise().move_weights(same, 0.9, update, -0.05, applies, scales);
+  return at::equal(weights, same);
+}
+
 bool passes(c10::Device device, at::ScalarType dtype) {
-  return elementwise_passes(device, dtype) && products_pass(device, dtype);
+  return elementwise_passes(device, dtype) && products_pass(device, dtype) &&
+         fused_passes(device, dtype);
 }
 
 // The second is of tests: a device of the same streams, with a driver that emulates kernels.

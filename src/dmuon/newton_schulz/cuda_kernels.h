@@ -33,11 +33,11 @@ void* current_stream(c10::Device device);
 ///                cudaStreamPerThread, one handle of several streams.
 at::Tensor kept_zeros(std::int64_t count, const at::TensorOptions& options, void* stream);
 
-/// Computes Products::symmetric_product by this kernel.
+/// Computes Products::symmetric_product, or Products::product, by this kernel.
 /// @return  False if the kernel cannot, for its operands' strides: then it has done nothing.
-bool product_by(const kernels::cuda::ProductChoice& choice, const at::Tensor& out,
-                          double beta, const at::Tensor& c, double alpha, const at::Tensor& a,
-                          const at::Tensor& b);
+bool product_by(const kernels::cuda::ProductChoice& choice, bool symmetric, const at::Tensor& out,
+                double beta, const at::Tensor& c, double alpha, const at::Tensor& a,
+                const at::Tensor& b);
 
 /// Returns nothing for dtypes of other sizes than 16 bits.
 std::optional<kernels::cuda::Half> half_of(at::ScalarType dtype);

@@ -148,6 +148,10 @@ std::vector<ProductChoice> candidates(const Product& product, int device) {
   return choices;
 }
 
+bool computes(const ProductChoice& choice, const Product& product) {
+  return family_of(choice).takes(product, choice.kernel);
+}
+
 std::int64_t workspace_bytes(const Product& product, const ProductChoice& choice, int device) {
   const ProductFamily& family = family_of(choice);
   return choice.splits == 1 ? 0 : family.workspace_bytes(product, choice, device);

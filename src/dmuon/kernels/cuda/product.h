@@ -80,6 +80,11 @@ struct ProductChoice {
 /// @throws CudaError if the device does not answer.
 std::vector<ProductChoice> candidates(const Product& product, int device);
 
+/// False if the choice's kernel does not read the operands as they lie, or computes no such
+/// product.
+/// @throws InvalidArgument if there is no such choice.
+bool computes(const ProductChoice& choice, const Product& product);
+
 /// Returns the bytes of scratch memory that a choice needs, on the device; 0 with one split.
 /// @throws InvalidArgument if there is no such choice.
 std::int64_t workspace_bytes(const Product& product, const ProductChoice& choice, int device);

@@ -43,7 +43,7 @@ struct Orthogonalised {
   newton_schulz::PendingProduct pending;
 
   /// weights <- decay weights + factor update, in place. If the backend can, the last product goes
-  /// straight into the weights and is never rounded to the iteration's dtype.
+  /// straight into the weights: see Products::add_to_weights.
   void add_to_weights(const Piece& piece, double decay, double factor) const;
 
   /// Computes the update, of the iteration's dtype.
