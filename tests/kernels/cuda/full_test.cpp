@@ -47,6 +47,7 @@ TEST_F(FullTest, MovesWeightsAsMoveWeightsDoes) {
   expect_moves({2, 136, 136, 70, true, true}, {131, 133}, kSplit);           // padding left out
   expect_moves({4, 16, 128, 40, true, true}, {16, 125, 2}, kWhole);          // blocks of columns
   expect_moves({4, 128, 128, 8, true, false}, {128, 128, 2, 4}, kWhole);
+  expect_moves({1, 136, 136, 8, true, false}, {131, 132, 1, 4}, kWhole);  // in fours, not whole
   expect_moves({1, 128, 136, 8, true, false}, {128, 136, 1, 1, 1, false}, kWhole);  // not in fours
 }
 
