@@ -45,15 +45,14 @@ def fastest_last_product(
 
     See `fastest_elementwise` for the other arguments. Only FULL has a twin.
     """
-    backend, *others = plain_choice(choice)
-    if backend != FULL:
+    if choice.backend != FULL:
         return choice
-    names = (FULL, FUSED)
-    sides = [_Update(choice_of(one, *others), choice.elementwise, gradients, setting, 1) for one in names]
+    both = [choice, choice_of(FUSED, *plain_choice(choice)[1:])]
+    sides = [_Update(one, choice.elementwise, gradients, setting, steps=1) for one in both]
     if not sides[1].is_near(sides[0]):
         return choice
     rounds = in_turns([0, 1], lambda at: sides[at].seconds(), may_go_on)
-    return choice_of(names[winner(rounds)[0]], *others)
+    return both[winner(rounds)[0]]
 
 
 class _Update:
